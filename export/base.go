@@ -20,20 +20,19 @@ import (
 )
 
 const (
-	// inheritTime bounds how long the next worker waits for a killed worker to end and for
-	// its mount to be unmounted; inheritPoll is the time between two attempts.
+	// inheritTime bounds the wait of the next worker for the end of a killed worker and for the
+	// unmount of its mount; inheritPoll is the time between two attempts.
 	inheritTime = 30 * time.Second
 	inheritPoll = 200 * time.Millisecond
-	// leavePatience is how long a worker that ends waits for its pool to be closed before it
-	// aborts the calls of its mounts, and how long it then waits again. The driver kills it
-	// after intervals.stopTimeout.
+	// leavePatience is the time that an ending worker waits for its pool to be closed before it
+	// aborts the calls of its mounts, and again after that. The driver kills the worker after
+	// intervals.stopTimeout.
 	leavePatience = 1600 * time.Millisecond
 )
 
-// bases are the base mounts of one pool's workers. Each is at a path with the ID of its
-// worker's process. A process that is killed while it has a file of a silent server open does
-// not end before that file is closed, which waits for the server; the next worker can make
-// that wait fail only through a path.
+// bases are the base mounts of the workers of one pool. The path of each contains the ID of its worker's
+// process. A process that is killed while it has a file of a silent server open does not end before that
+// file is closed, which waits for the server. The next worker aborts that wait through the path.
 type bases struct {
 	dir, prefix string
 	silent      bool
@@ -71,7 +70,7 @@ func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, versio
 	return root, version, nil
 }
 
-// all are the existing base mounts by path, with the process that made each.
+// all returns the existing base mounts by path, with the process that made each.
 func (b *bases) all() map[string]processID {
 	found := map[string]processID{}
 	paths, err := filepath.Glob(filepath.Join(b.dir, b.prefix+"*"))
@@ -87,12 +86,12 @@ func (b *bases) all() map[string]processID {
 	return found
 }
 
-// clear unmounts what this process does not use any more, and starts to unmount what other
-// processes left.
+// clear removes the base mounts of this process that are not in use, and starts to remove those of other
+// processes.
 func (b *bases) clear(ctx context.Context) {
 	for path, maker := range b.all() {
 		if maker == self() {
-			_ = removeMount(path) // a busy one is removed by the next call
+			_ = removeMount(path) // a mount in use is removed by a later call
 			continue
 		}
 		go b.inherit(ctx, path, maker)
@@ -104,8 +103,8 @@ func (b *bases) inherit(ctx context.Context, path string, maker processID) {
 	ctx, cancel := context.WithTimeout(ctx, inheritTime)
 	defer cancel()
 	if b.silent {
-		// What a worker has acknowledged is durable: aborting its calls loses nothing.
-		if err := mount.AbortNFS(ctx, path, maker.gone); err != nil {
+		// Acknowledged writes of a worker are durable, so aborting its calls loses no data.
+		if err := mount.AbortNFS(ctx, path, maker.ended); err != nil {
 			klog.FromContext(ctx).Error(err, "A killed worker still waits for its server", "pid", maker.pid)
 			return
 		}
@@ -122,7 +121,7 @@ func (b *bases) inherit(ctx context.Context, path string, maker processID) {
 	}
 }
 
-// removeMount unmounts what is mounted at a path, and removes the directory.
+// removeMount unmounts the mount at a path, if one exists, and removes the directory.
 func removeMount(path string) error {
 	e, err := mount.OnPath(path)
 	if err == nil && e != nil {
@@ -134,9 +133,9 @@ func removeMount(path string) error {
 	return mount.RemoveTarget(path)
 }
 
-// leave unmounts the mounts of this process: closed is closed when the pool is. If that takes
-// long the server is silent, and the calls that wait for it are aborted; otherwise the process
-// could not end.
+// leave removes the mounts of this process after the pool was closed, which closes closed. If that takes long,
+// the server is silent, and leave aborts the calls that wait for it, because otherwise the process could not
+// end.
 func (b *bases) leave(closed <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*leavePatience)
 	defer cancel()
@@ -151,14 +150,14 @@ func (b *bases) leave(closed <-chan struct{}) {
 		return // the next worker aborts the calls of this one through its mounts
 	}
 	for path := range b.own() {
-		// A pool that was mounted again may still be open: it is closed when the process ends.
+		// A pool that was mounted again may still be open; the end of the process closes it.
 		if mount.DetachNFS(path) == nil {
 			_ = mount.RemoveTarget(path)
 		}
 	}
 }
 
-// own are the base mounts of this process.
+// own returns the base mounts of this process.
 func (b *bases) own() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for path, maker := range b.all() {

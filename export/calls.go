@@ -19,8 +19,8 @@ const (
 	// maxCalls is the maximum number of concurrent calls in a worker process, and so of threads
 	// that may hang.
 	maxCalls = 64
-	// overtime is how long a call may continue after its caller has cancelled it before the
-	// mounts are tested. answerTime is the timeout of that test.
+	// overtime is the time after which the mounts are tested if a canceled call continues. answerTime is
+	// the timeout of that test.
 	overtime   = time.Minute
 	answerTime = 10 * time.Second
 )
@@ -110,6 +110,6 @@ func (w *workerProcess) mounts() ([]string, error) {
 func (w *workerProcess) abort(method string) {
 	select {
 	case w.stuck <- fmt.Errorf("%s still hangs long after it was cancelled, and the mounts do not answer although server %s does: the filesystem that it exports may hang: see the log of the server", method, w.job.Pool.NFS.Server):
-	default: // another call has done it
+	default: // another call has ended the process
 	}
 }

@@ -15,7 +15,7 @@ func TestHangs(t *testing.T) {
 			}
 			return true
 		}) {
-			t.Error("given up")
+			t.Error("the call was aborted")
 		}
 		if asked < 3 {
 			t.Errorf("asked %d times", asked)
@@ -24,14 +24,14 @@ func TestHangs(t *testing.T) {
 	t.Run("hangs", func(t *testing.T) {
 		asked := 0
 		if !hangs(make(chan struct{}), time.Millisecond, func() bool { asked++; return asked < 3 }) {
-			t.Error("not given up")
+			t.Error("the call was not aborted")
 		}
 	})
 	t.Run("returned", func(t *testing.T) {
 		returned := make(chan struct{})
 		close(returned)
 		if hangs(returned, time.Hour, func() bool { t.Error("asked"); return false }) {
-			t.Error("given up")
+			t.Error("the call was aborted")
 		}
 	})
 }

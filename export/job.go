@@ -31,7 +31,7 @@ type Job struct {
 	MountsDir string
 	// KubeletDir is empty outside Kubernetes.
 	KubeletDir string
-	// SilentSince is when the server stopped answering; zero: it answers.
+	// SilentSince is the time since which the server does not answer; zero: it answers.
 	SilentSince time.Time
 	// SilentFor is the time since SilentSince at the start of the process. ReadJob computes
 	// SilentSince from it, so that a change of the clock does not end the outage.
@@ -53,7 +53,7 @@ func ReadJob(decode func(any) error) (job Job, err error) {
 // Report is the state of a worker's pool. It is JSON in the manifest of the worker's GetPluginInfo
 // (ReportKey).
 type Report struct {
-	// Err is why the pool is not open; empty: it is open.
+	// Err is the reason why the pool is not open; empty: it is open.
 	Err string
 	// Version is the negotiated version of NFS.
 	Version string

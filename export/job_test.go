@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestSilentFor: how long a server has been silent does not depend on the clock, which
-// may be set between a worker's start and its end, or be wrong at one of them.
+// TestSilentFor: the duration of an outage does not depend on the clock, which may be set while a worker
+// starts.
 func TestSilentFor(t *testing.T) {
 	for _, wrong := range []time.Duration{-48 * time.Hour, 0, 48 * time.Hour} {
 		b, err := json.Marshal(Job{SilentSince: time.Now().Add(wrong), SilentFor: time.Minute})
@@ -24,6 +24,6 @@ func TestSilentFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if job, err := ReadJob(func(v any) error { return json.Unmarshal(b, v) }); err != nil || !job.SilentSince.IsZero() {
-		t.Errorf("one that answers: %v, %v", job.SilentSince, err)
+		t.Errorf("a server that answers: %v, %v", job.SilentSince, err)
 	}
 }

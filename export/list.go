@@ -11,19 +11,21 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// page returns one page: first the entries of the local pools, which are one list, then those of each
-// configured nfs pool. Pools that only StorageClasses name are not listed. An incomplete list is an error.
-// A token is the ID of the last entry, which contains the pool.
-func page[E any](ctx context.Context, r *Relay, req proto.Message, list relay.List[E]) (proto.Message, error) {
-	first, err := r.Pools.listedIn(req.(interface{ GetStartingToken() string }).GetStartingToken())
-	if err != nil {
-		return nil, err
+// page returns the row.merge of a list: first the entries of the local pools, which are one list, then those
+// of each configured nfs pool. Pools that only StorageClasses name are not listed. An incomplete list is an
+// error. A token is the ID of the last entry, which contains the pool.
+func page[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
+	return func(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
+		first, err := r.Pools.listedIn(req.(interface{ GetStartingToken() string }).GetStartingToken())
+		if err != nil {
+			return nil, err
+		}
+		sections := []paging.Section[E]{list.Section(r.Local)}
+		for _, c := range r.Pools.options.Pools {
+			sections = append(sections, list.Section(r.at(r.Pools.byName(c.Name))))
+		}
+		return list.Fill(ctx, req, paging.MaxPage, sections[first:]...)
 	}
-	sections := []paging.Section[E]{list.Section(r.Local)}
-	for _, c := range r.Pools.options.Pools {
-		sections = append(sections, list.Section(r.at(r.Pools.byName(c.Name))))
-	}
-	return list.Fill(ctx, req, paging.MaxPage, sections[first:]...)
 }
 
 // at returns the service of a worker; Local if w is nil.
@@ -49,17 +51,10 @@ func (ps *Pools) listedIn(token string) (int, error) {
 	return 0, paging.StaleToken(token)
 }
 
-// merged returns the row.merge of a list.
-func merged[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
-	return func(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-		return page(ctx, r, req, list)
-	}
-}
-
 // listSnapshots is the row.merge of ListSnapshots. With a filter, the pool of the filter's ID answers.
 func listSnapshots(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
 	if q := req.(*csi.ListSnapshotsRequest); q.GetSnapshotId() == "" && q.GetSourceVolumeId() == "" {
-		return page(ctx, r, q, relay.Snapshots)
+		return page(relay.Snapshots)(ctx, r, q)
 	}
 	w, err := ofIDs(r.Pools, req)
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 // kinds are the kinds of volumes here.
 var kinds = backend.Kinds{loop.Kind, nfs.Kind}
 
-// TestMain is also the program that the tests' workers run.
+// TestMain also runs as the program of the tests' workers.
 func TestMain(m *testing.M) {
 	if isChild, err := reexec.Run(os.Args, map[string]reexec.Role{Role: runFake}); isChild {
 		if err != nil {
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// fake serves volumes that do what their names say.
+// fake serves volumes whose names select the behaviour of a call.
 type fake struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
@@ -96,7 +96,7 @@ func (f *fake) context() map[string]string {
 	return map[string]string{"pid": strconv.Itoa(os.Getpid()), "pool": f.job.Pool.Name, "silent": strconv.FormatBool(!f.job.SilentSince.IsZero())}
 }
 
-// act blocks as a hung server makes a thread block, or ends the process.
+// act blocks the thread, as a silent server does, or ends the process.
 func (f *fake) act(id string) {
 	switch {
 	case strings.HasSuffix(id, ":hang"):
@@ -116,7 +116,7 @@ func (f *fake) ControllerGetVolumeHealth(_ context.Context, req *csi.ControllerG
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId()}}, nil
 }
 
-// ListVolumes has two volumes.
+// ListVolumes lists two volumes.
 func (f *fake) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	return listOf(req, "nfs:"+f.job.Pool.Name+":a", "nfs:"+f.job.Pool.Name+":b")
 }
@@ -160,7 +160,7 @@ func listOf(req *csi.ListVolumesRequest, ids ...string) (*csi.ListVolumesRespons
 	return resp, nil
 }
 
-// nfsServer answers the NULL call, or not.
+// nfsServer answers the NULL call unless it is silent.
 type nfsServer struct {
 	tb   testing.TB
 	port int
@@ -242,13 +242,13 @@ func (s *nfsServer) answer(conn net.Conn) {
 	_, _ = conn.Write(reply)
 }
 
-// testIntervals are short, so that tests do not wait long.
+// testIntervals are short, so that tests are fast.
 var testIntervals = intervals{
 	check: 20 * time.Millisecond, fastPing: 50 * time.Millisecond, slowPing: 500 * time.Millisecond, silentAfter: time.Second,
 	idleTime: time.Hour, reportTimeout: time.Second, restartDelay: 50 * time.Millisecond, stopTimeout: 2 * time.Second,
 }
 
-// world is a driver's workers, one for each of some servers.
+// world has the workers of a driver, one for each server.
 type world struct {
 	*Pools
 	relay      *Relay
@@ -278,7 +278,7 @@ func newWorld(t *testing.T, intervals intervals, servers ...*nfsServer) *world {
 	return w
 }
 
-// get looks a volume up, and returns its context.
+// get calls ControllerGetVolume, and returns the volume context.
 func (w *world) get(ctx context.Context, id string) (map[string]string, error) {
 	resp, err := w.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
 	return resp.GetVolume().GetVolumeContext(), err
@@ -311,7 +311,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waiting for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }

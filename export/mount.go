@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// baseOptions follow those of the configuration, for the mount through which a pool's records
-// are read: what another node wrote must be visible at once, and nothing there is executed.
+// baseOptions follow those of the configuration, for the mount through which a pool's records are read: the
+// writes of other nodes must be visible at once, and no file is executed.
 var baseOptions = []string{"lookupcache=none", "actimeo=0", "nosharecache", "hard", "nosuid", "nodev", "noexec"}
 
 func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, error) {
@@ -27,9 +27,9 @@ func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, e
 	return fs, version, nil
 }
 
-// Mount mounts an export for its records, at no path: the mount ends with the process, or
-// when the directory is closed. The process may hang until it is killed. Errors wrap those of
-// mount.MountNFS, and the kind of error that a call returns.
+// Mount mounts an export for its records, at no path. The mount ends with the process, or when the directory
+// is closed. The process may hang until it is killed. Errors wrap those of mount.MountNFS, and an error kind
+// of package volume.
 func Mount(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
 	fs, version, err := mountExport(ctx, c)
 	if err != nil {
@@ -40,8 +40,8 @@ func Mount(ctx context.Context, c pool.Config) (root *os.File, version string, e
 	return root, version, err
 }
 
-// explain is backend.ExplainMount, but bad options come from the configuration, which no caller
-// can change.
+// explain is backend.ExplainMount, except that invalid options are from the configuration, which no caller can
+// change.
 func explain(err error) error {
 	if errors.Is(err, mount.ErrBadOption) {
 		return volume.Errorf(volume.ErrPrecondition, "nfs.mountOptions: %w", err)

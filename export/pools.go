@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Options holds what the workers of a driver need.
+// Options are the options of the workers of a driver.
 type Options struct {
 	// Pools are the nfs pools of the configuration.
 	Pools []pool.Config
@@ -26,7 +26,7 @@ type Options struct {
 	// Program is the program of a worker process, which runs Role; empty: the pools are
 	// unavailable.
 	Program string
-	// Refused is why no export may be mounted for pods; nil: exports may be mounted.
+	// Refused is the reason why no export may be mounted for pods; nil: exports may be mounted.
 	Refused error
 }
 

@@ -13,13 +13,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// key is the pool that a worker is for; empty for none.
+// key returns the pool of a worker; empty without a worker.
 func key(w *Worker) string {
 	if w == nil {
 		return ""
@@ -63,10 +64,10 @@ func TestByParameters(t *testing.T) {
 	}
 }
 
-func TestOnNode(t *testing.T) {
+func TestForNode(t *testing.T) {
 	testenv.RequireRoot(t)
 	w := newWorld(t, defaultIntervals, startServer(t))
-	elsewhere := filepath.Join(t.TempDir(), "elsewhere") // mounted, and not of a server
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere") // a mount without an NFS server
 	if err := os.Mkdir(elsewhere, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -86,19 +87,19 @@ func TestOnNode(t *testing.T) {
 		{"nfs pool", "nfs:nas0:v", static, nil, elsewhere, "nas0", nil},
 		{"image in an nfs pool", "loop:nas0:v", nil, nil, "", "nas0", nil},
 		{"export", "nfs:=nas.lan=/e:v", nil, nil, "", "=nas.lan=/e", nil},
-		{"pool that is not here", "nfs:gone:v", nil, nil, "/nowhere", "", volume.ErrUnavailable},
+		{"unknown pool", "nfs:missing:v", nil, nil, "/nowhere", "", volume.ErrUnavailable},
 		{"static", "other#handle", static, nil, "/nowhere", "static other.lan", nil},
 		{"static at a port", "other#handle", static, []string{"vers=4,port=2050"}, "", "static other.lan port=2050", nil},
 		{"static over RDMA", "other#handle", static, []string{"rdma", "port=20049"}, "", "static other.lan proto=rdma", nil},
 		{"static in another case", "other#handle", map[string]string{"Server": "Other.lan", "SHARE": "/s"}, nil, "/nowhere", "static other.lan", nil},
-		{"static of no share", "other#handle", map[string]string{"server": "other.lan"}, nil, "/nowhere", "static other.lan", nil},
-		{"share of no server", "other#handle", map[string]string{"share": "/s"}, nil, "/nowhere", "", volume.ErrInvalid},
-		{"static of no server", "other#handle", map[string]string{"server": "a/b", "share": "/s"}, nil, "", "", volume.ErrInvalid},
-		{"nothing is known of it", "other#handle", nil, nil, "/nowhere", "", nil},
-		{"something else is mounted", "other#handle", nil, nil, elsewhere, "", nil},
+		{"static without a share", "other#handle", map[string]string{"server": "other.lan"}, nil, "/nowhere", "static other.lan", nil},
+		{"share without a server", "other#handle", map[string]string{"share": "/s"}, nil, "/nowhere", "", volume.ErrInvalid},
+		{"static with an invalid server", "other#handle", map[string]string{"server": "a/b", "share": "/s"}, nil, "", "", volume.ErrInvalid},
+		{"unknown volume", "other#handle", nil, nil, "/nowhere", "", nil},
+		{"another filesystem at the path", "other#handle", nil, nil, elsewhere, "", nil},
 		{"relative path", "other#handle", nil, nil, "a/b", "", nil},
 		{"no ID", "", static, nil, "", "", nil},
-		{"inline, of whatever server its pod says", "csi-0", inline, nil, "", "", nil},
+		{"inline, with a server from the pod", "csi-0", inline, nil, "", "", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := w.forNode(tc.id, tc.context, tc.flags, tc.path)
@@ -116,46 +117,50 @@ func TestStatic(t *testing.T) {
 		VolumeId: "handle", StagingTargetPath: "/nowhere", VolumeContext: map[string]string{"server": "localhost", "share": "/s"},
 	})
 	if status.Code(err) != codes.DataLoss || status.Convert(err).Message() != "static localhost" {
-		t.Errorf("it did not reach the worker: %v", err)
+		t.Errorf("the call did not reach the worker: %v", err)
 	}
 	for _, s := range w.States() {
 		if s.Report != nil {
-			t.Errorf("it is taken for a pool: %+v", s)
+			t.Errorf("the server is reported as a pool: %+v", s)
 		}
 	}
 }
 
-// TestListVolumes: pages of all sizes show all volumes once.
-func TestListVolumes(t *testing.T) {
+// TestLists: pages of all sizes contain each volume and each snapshot once.
+func TestLists(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
-	want := []string{"loop:p.01234567:a", "loop:p.01234567:b", "loop:p.01234567:c", "nfs:nas0:a", "nfs:nas0:b", "nfs:nas1:a", "nfs:nas1:b"}
+	testPages(t, w, relay.Volumes, "loop:p.01234567:a", "loop:p.01234567:b", "loop:p.01234567:c", "nfs:nas0:a", "nfs:nas0:b", "nfs:nas1:a", "nfs:nas1:b")
+	testPages(t, w, relay.Snapshots, "loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001", "nfs:nas0:s", "nfs:nas0:t.000", "nfs:nas1:s", "nfs:nas1:t.000")
+}
+
+func testPages[E any](t *testing.T, w *world, list relay.List[E], want ...string) {
+	t.Helper()
 	for size := range int32(9) {
 		var got []string
 		token := ""
 		for pages := 0; pages == 0 || token != ""; pages++ {
-			resp, err := w.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: size})
+			entries, next, err := list.Page(t.Context(), w.relay, token, size)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := len(resp.GetEntries()); pages > len(want) || size > 0 && n > int(size) {
-				t.Fatalf("page %d of at most %d entries has %d", pages, size, n)
+			if n := len(entries); pages > len(want) || size > 0 && n > int(size) {
+				t.Fatalf("%s: page %d of at most %d entries has %d", list.Method, pages, size, n)
 			}
-			for _, e := range resp.GetEntries() {
-				got = append(got, e.GetVolume().GetVolumeId())
+			for _, e := range entries {
+				got = append(got, list.ID(e))
 			}
-			token = resp.GetNextToken()
+			token = next
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("pages of %d: %q", size, got)
+			t.Errorf("%s: pages of %d: %q", list.Method, size, got)
 		}
 	}
-	_, err := w.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "nfs:gone:v"})
-	if !errors.Is(err, volume.ErrStaleToken) {
-		t.Errorf("a token of no pool: %v", err)
+	if _, _, err := list.Page(t.Context(), w.relay, "nfs:missing:s.000", 0); !errors.Is(err, volume.ErrStaleToken) {
+		t.Errorf("%s: a token of no pool: %v", list.Method, err)
 	}
 }
 
-// TestIncompleteList: with a silent server there is no list.
+// TestIncompleteList: a list fails while a server is silent.
 func TestIncompleteList(t *testing.T) {
 	server := startServer(t)
 	w := newWorld(t, testIntervals, startServer(t), server)
@@ -169,7 +174,7 @@ func TestIncompleteList(t *testing.T) {
 	}
 }
 
-// TestMounts: of the mount table those of the pool tell where its server is.
+// TestMounts: the endpoints of a server are those of the pool's mounts in the mount table.
 func TestMounts(t *testing.T) {
 	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/"}}
 	static := pool.Config{Name: "static fd00::1 port=2050", NFS: &pool.NFS{Server: "fd00::1", Export: "/", MountOptions: []string{"port=2050"}}}
@@ -209,7 +214,7 @@ func tableOf(entries ...*mount.Entry) func(func(*mount.Entry) bool) ([]*mount.En
 	}
 }
 
-// TestPing: a server is where it is mounted from, not where its name leads.
+// TestPing: a server is pinged at the addresses of its mounts, and at those of its name without mounts.
 func TestPing(t *testing.T) {
 	alive, dead := startServer(t), startServer(t)
 	dead.refuse()
@@ -218,17 +223,17 @@ func TestPing(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name, server string
-		named        *nfsServer // where the name leads
+		named        *nfsServer // at the address of the name
 		mounts       []*mount.Entry
 		answers      bool
 	}{
 		{"nothing is mounted", "localhost", alive, nil, true},
-		{"nothing is mounted, and it is dead", "localhost", dead, nil, false},
-		{"nothing is mounted, and the name leads nowhere", "nas.invalid", dead, nil, true},
-		{"the name leads nowhere", "nas", alive, []*mount.Entry{from(alive)}, true},
-		{"the name leads elsewhere", "nas", alive, []*mount.Entry{from(dead)}, false},
+		{"nothing is mounted, and the server is dead", "localhost", dead, nil, false},
+		{"nothing is mounted, and the name has no address", "nas.invalid", dead, nil, true},
+		{"the name has no address", "nas", alive, []*mount.Entry{from(alive)}, true},
+		{"the name has another address", "nas", alive, []*mount.Entry{from(dead)}, false},
 		{"one of two addresses is dead", "nas", alive, []*mount.Entry{from(alive), from(dead)}, false},
-		{"cannot be asked", "nas", dead, []*mount.Entry{nfsEntry("nas:/e", "proto=rdma,addr=127.0.0.1")}, true},
+		{"cannot be pinged", "nas", dead, []*mount.Entry{nfsEntry("nas:/e", "proto=rdma,addr=127.0.0.1")}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newServer(Job{Pool: pool.Config{NFS: &pool.NFS{Server: tc.server, Export: "/e", MountOptions: []string{fmt.Sprintf("port=%d", tc.named.port)}}}})
@@ -240,7 +245,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// TestRefused: what is refused is mounting; what is mounted can be taken down.
+// TestRefused: calls that mount are refused; calls that unmount are not.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t))
 	w.options.Refused = volume.Errorf(volume.ErrPrecondition, "no NFS here")

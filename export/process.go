@@ -24,7 +24,7 @@ type process struct {
 	service  relay.Service // its Controller and Node services
 	node     csi.NodeClient
 	identity csi.IdentityClient
-	// ctx ends when the process cannot answer calls any more; its cause is the reason.
+	// ctx ends when the process cannot answer calls any more. Its cause is the reason.
 	ctx  context.Context
 	fail context.CancelCauseFunc
 
@@ -53,8 +53,7 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 	return p, p.connect(child.Conn)
 }
 
-// connect creates the clients. There is one connection: when it breaks, the process cannot be used
-// any more.
+// connect creates the clients. The process cannot be used after its only connection has ended.
 func (p *process) connect(ours net.Conn) (err error) {
 	var dialed atomic.Bool
 	p.conn, err = grpc.NewClient("passthrough:///worker", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
@@ -74,7 +73,7 @@ func (p *process) connect(ours net.Conn) (err error) {
 	return nil
 }
 
-// broken reports whether a call failed because the connection broke. The client learns that shortly
+// broken reports whether a call failed because the connection broke. The state of the client changes shortly
 // after the call.
 func (p *process) broken(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
@@ -82,7 +81,7 @@ func (p *process) broken(ctx context.Context) bool {
 	return p.conn.WaitForStateChange(ctx, connectivity.Ready)
 }
 
-// report asks the process for its report.
+// report requests the report of the process.
 func (p *process) report(ctx context.Context) (Report, error) {
 	var r Report
 	resp, err := p.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})

@@ -39,9 +39,9 @@ func parseProcessID(s string) (p processID, err error) {
 	return p, err
 }
 
-// gone reports whether the process has ended, with all its files closed. A process without a
+// ended reports whether the process has ended, with all its files closed. A process without a
 // start time is of an earlier version and was started before this one.
-func (p processID) gone() bool {
+func (p processID) ended() bool {
 	start, err := startOf(p.pid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH):

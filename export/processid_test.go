@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestProcessGone: a process that has the ID of one that ended is not that one.
-func TestProcessGone(t *testing.T) {
+// TestProcessEnded: a process that has the PID of an ended process is not that process.
+func TestProcessEnded(t *testing.T) {
 	c := exec.CommandContext(t.Context(), "sleep", "1000")
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -30,20 +30,20 @@ func TestProcessGone(t *testing.T) {
 	if again, err := parseProcessID(p.String()); err != nil || again != p {
 		t.Errorf("%v was read as %v, %v", p, again, err)
 	}
-	if p.gone() {
-		t.Error("it is gone while it runs")
+	if p.ended() {
+		t.Error("a running process has ended")
 	}
-	if earlier := (processID{p.pid, p.start - 1}); !earlier.gone() {
-		t.Error("one that was started earlier is not gone")
+	if earlier := (processID{p.pid, p.start - 1}); !earlier.ended() {
+		t.Error("an earlier process with the PID has not ended")
 	}
 	_ = c.Process.Kill()
 	_ = c.Wait()
-	if !p.gone() {
-		t.Error("it is not gone after its end")
+	if !p.ended() {
+		t.Error("the process has not ended after its end")
 	}
 }
 
-// TestOwnBases: a base mount of an earlier process with this one's ID is not its own.
+// TestOwnBases: a base mount of an earlier process with this process's PID is not its own.
 func TestOwnBases(t *testing.T) {
 	b, err := newBases(t.TempDir(), "nas", false)
 	if err != nil {
@@ -57,12 +57,12 @@ func TestOwnBases(t *testing.T) {
 		}
 	}
 	if got := slices.Collect(b.own()); !slices.Equal(got, []string{own}) {
-		t.Errorf("its own are %q", got)
+		t.Errorf("the own base mounts are %q", got)
 	}
 }
 
-// TestBasesWithoutStartTime: a version that recorded no start times named its base mounts
-// by process IDs alone. They are removed, and never taken for this process's own.
+// TestBasesWithoutStartTime: base mounts of a version that recorded only PIDs are removed, and never count as
+// those of this process.
 func TestBasesWithoutStartTime(t *testing.T) {
 	testenv.RequireRoot(t)
 	b, err := newBases(t.TempDir(), "nas", false)
@@ -78,7 +78,7 @@ func TestBasesWithoutStartTime(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.UMOUNT_NOFOLLOW) })
 	if got := slices.Collect(b.own()); len(got) != 0 {
-		t.Errorf("its own are %q", got)
+		t.Errorf("the own base mounts are %q", got)
 	}
 	b.clear(t.Context())
 	for end := time.Now().Add(inheritTime); ; time.Sleep(time.Millisecond) {
@@ -87,30 +87,30 @@ func TestBasesWithoutStartTime(t *testing.T) {
 			return
 		}
 		if err != nil || time.Now().After(end) {
-			t.Fatalf("%s is left: %v", at, err)
+			t.Fatalf("%s was not removed: %v", at, err)
 		}
 	}
 }
 
-// TestProcessGoneWithoutStartTime: a process that runs may be the maker of a base mount of
-// an earlier version if it was started before this process.
-func TestProcessGoneWithoutStartTime(t *testing.T) {
+// TestProcessEndedWithoutStartTime: a running process may have made a base mount of an earlier version if it was
+// started before this process.
+func TestProcessEndedWithoutStartTime(t *testing.T) {
 	c := exec.CommandContext(t.Context(), "sleep", "1000")
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
 	for name, tc := range map[string]struct {
-		pid  int
-		gone bool
+		pid   int
+		ended bool
 	}{
 		"started before": {os.Getppid(), false},
 		"this one":       {os.Getpid(), true},
 		"started later":  {c.Process.Pid, true},
 	} {
 		p, err := parseProcessID(strconv.Itoa(tc.pid))
-		if err != nil || p.gone() != tc.gone {
-			t.Errorf("%s: %+v, %v: gone is %v", name, p, err, p.gone())
+		if err != nil || p.ended() != tc.ended {
+			t.Errorf("%s: %+v, %v: ended is %v", name, p, err, p.ended())
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// openPatience is how long a call waits for a pool that is being opened.
+// openPatience bounds the wait of a call for a pool that is being opened.
 const openPatience = 10 * time.Second
 
 // StagingPath returns the path where a kubelet stages a volume of a driver.
@@ -89,15 +89,15 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 	if !w.job.Static && w.job.SilentSince.IsZero() { // otherwise no pool is opened
 		go w.backends.Thaw(ctx, w.pools.AwaitReady)
 	}
-	gone := make(chan struct{})
+	disconnected := make(chan struct{})
 	go func() {
-		defer close(gone)
+		defer close(disconnected)
 		_ = server.Serve(connection) // returns when the connection ends
 	}()
 	select {
 	case err := <-w.stuck:
 		return err // at once: a call hangs
-	case <-gone:
+	case <-disconnected:
 	}
 	stop()
 	w.bases.leave(closed) //nolint:contextcheck // it runs after the end of the context
@@ -109,7 +109,7 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 func (w *workerProcess) awaitPool(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if !w.job.Static && !strings.HasPrefix(info.FullMethod, "/csi.v1.Identity/") {
 		patience, cancel := context.WithTimeout(ctx, openPatience)
-		_ = w.pools.AwaitReady(patience) // the pool's own error says more
+		_ = w.pools.AwaitReady(patience) // the error of the pool is more specific
 		switch info.FullMethod {
 		case csi.Controller_CreateVolume_FullMethodName, csi.Controller_GetCapacity_FullMethodName:
 			w.pools.Initialise(patience)

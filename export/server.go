@@ -26,10 +26,10 @@ func newServer(job Job) *server {
 	return &server{job: job, endpoint: mount.ParseEndpoint(job.Pool.NFS.MountOptions), table: mount.Table}
 }
 
-// ping returns nil if the server answers, or if that cannot be determined. If the node has mounts
-// from the server, the server must answer at the addresses of all of them: these mounts hang, and
-// lose data if they are given up, even if the server's name has another address now. Otherwise one
-// address of the name is enough, and a name that cannot be resolved is no error.
+// ping returns nil if the server answers, or if that cannot be determined. If the node has mounts from the
+// server, the server must answer at the addresses of all of them, even if its name has another address now:
+// these mounts hang, and lose data if they are unmounted by force. Otherwise one address of the name is
+// enough, and a name that cannot be resolved is no error.
 func (s *server) ping(ctx context.Context) error {
 	mounted, err := s.mounted()
 	if err == nil && len(mounted) > 0 {
@@ -43,8 +43,8 @@ func (s *server) ping(ctx context.Context) error {
 	return err
 }
 
-// pingAll pings endpoints in parallel. It returns how many answer, and the error of one that does
-// not.
+// pingAll pings endpoints in parallel. It returns the number of those that answer, and an error of the
+// others.
 func pingAll(ctx context.Context, all []mount.Endpoint) (answers int, err error) {
 	errs := make(chan error, len(all))
 	for _, at := range all {

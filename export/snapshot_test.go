@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// The fake answers by saying in an ID whose it is.
+// The fake returns the name of its pool as an ID or as the text of an error.
 
 func (f *fake) CreateSnapshot(context.Context, *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: f.job.Pool.Name}}, nil
@@ -80,13 +80,12 @@ func (l *local) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) 
 	return snapshotsOf(req, "local", "loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001")
 }
 
-// allocated makes the call of that name, and gives each message to send.
+// allocated calls GetMetadataAllocated, and send after each message.
 func (w *world) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequest, send func()) error {
 	return w.relay.Stream(ctx, csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, req, func(any) error { send(); return nil })
 }
 
-// TestSnapshotCalls go to the worker of the pool that an ID names; others are the local
-// ones' own.
+// TestSnapshotCalls: the worker of the pool in an ID answers; Local answers for local pools.
 func TestSnapshotCalls(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	c, ctx := relaytest.Controller(w.relay), t.Context()
@@ -132,8 +131,8 @@ func TestSnapshotCalls(t *testing.T) {
 		if got, err := call("nas1"); err != nil || got != "nas1" {
 			t.Errorf("%s: answered by %q, %v", name, got, err)
 		}
-		if _, err := call("gone"); !errors.Is(err, volume.ErrUnavailable) {
-			t.Errorf("%s in a pool that is not here: %v", name, err)
+		if _, err := call("missing"); !errors.Is(err, volume.ErrUnavailable) {
+			t.Errorf("%s in an unknown pool: %v", name, err)
 		}
 		if got, err := call("p.01234567"); status.Code(err) != codes.Unimplemented && got != "local" {
 			t.Errorf("%s in a local pool: %q, %v", name, got, err)
@@ -154,7 +153,7 @@ func TestSnapshotCalls(t *testing.T) {
 	}
 }
 
-// saying is the text of an error of a code, or the error if it is another.
+// saying returns the text of an error with a code, and any other error.
 func saying(err error, code codes.Code) (string, error) {
 	if status.Code(err) == code {
 		return status.Convert(err).Message(), nil
@@ -169,37 +168,7 @@ func first(resp *csi.ListSnapshotsResponse) string {
 	return resp.GetEntries()[0].GetSnapshot().GetSnapshotId()
 }
 
-// TestListSnapshots: pages of all sizes show all snapshots once.
-func TestListSnapshots(t *testing.T) {
-	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
-	want := []string{"loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001", "nfs:nas0:s", "nfs:nas0:t.000", "nfs:nas1:s", "nfs:nas1:t.000"}
-	for size := range int32(9) {
-		var got []string
-		token := ""
-		for pages := 0; pages == 0 || token != ""; pages++ {
-			resp, err := w.controller.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: token, MaxEntries: size})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if n := len(resp.GetEntries()); pages > len(want) || size > 0 && n > int(size) {
-				t.Fatalf("page %d of at most %d entries has %d", pages, size, n)
-			}
-			for _, e := range resp.GetEntries() {
-				got = append(got, e.GetSnapshot().GetSnapshotId())
-			}
-			token = resp.GetNextToken()
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("pages of %d: %q", size, got)
-		}
-	}
-	_, err := w.controller.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "nfs:gone:s.000"})
-	if !errors.Is(err, volume.ErrStaleToken) {
-		t.Errorf("a token of no pool: %v", err)
-	}
-}
-
-// TestStreamOfLostWorker: a stream whose worker ends is not taken for a whole one.
+// TestStreamOfLostWorker: a stream fails if its worker ends.
 func TestStreamOfLostWorker(t *testing.T) {
 	w := newWorld(t, testIntervals, startServer(t))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -210,10 +179,10 @@ func TestStreamOfLostWorker(t *testing.T) {
 		}
 	})
 	if status.Code(err) != codes.Canceled {
-		t.Errorf("a call that its caller gives up: %v", err)
+		t.Errorf("a canceled call: %v", err)
 	}
 	err = w.allocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:exit", MaxResults: 3}, func() {})
 	if !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("of a worker that ended: %v", err)
+		t.Errorf("a call to a worker that ended: %v", err)
 	}
 }

@@ -26,18 +26,18 @@ type intervals struct {
 	fastPing time.Duration
 	// slowPing is the interval of all other pings, and of reports.
 	slowPing time.Duration
-	// silentAfter is how long pings remain unanswered before the server counts as silent: a
+	// silentAfter is the time without an answer to pings after which the server counts as silent. A
 	// server that restarts answers earlier.
 	silentAfter time.Duration
-	// idleTime is how long the worker of a pool that is in no configuration runs without a
-	// call.
+	// idleTime is the time without a call after which the worker of a pool that is in no configuration
+	// ends.
 	idleTime time.Duration
-	// reportTimeout bounds how long a worker takes to report about its pool.
+	// reportTimeout bounds a request for the report of a worker.
 	reportTimeout time.Duration
 	// restartDelay is the time before a worker that ended soon after its start is started
 	// again. It doubles with each such start, up to maxRetry.
 	restartDelay time.Duration
-	// stopTimeout is how long a worker takes to end before it is killed.
+	// stopTimeout is the time after which a worker that has not ended is killed.
 	stopTimeout time.Duration
 }
 
@@ -47,9 +47,8 @@ var defaultIntervals = intervals{
 }
 
 const (
-	// maxAbandoned is the maximum number of processes of a pool that were killed and have not
-	// ended, if another is to be started: one of their threads waits in the kernel, where no
-	// signal reaches it.
+	// maxAbandoned bounds the processes of a pool that were killed and have not ended, because a thread
+	// waits in the kernel, where no signal reaches it. No process is started while there are as many.
 	maxAbandoned = 2
 	// maxRetry is the maximum delay before a worker that ends repeatedly is started again.
 	maxRetry = 30 * time.Second
@@ -81,8 +80,8 @@ type Worker struct {
 	// lastCall is the start of the last call, pinged that of the last ping, lastCheck that of
 	// the last check.
 	lastCall, pinged, lastCheck time.Time
-	// unansweredSince is when the first ping after the last answer was sent; zero: the last
-	// ping was answered.
+	// unansweredSince is the time of the first ping after the last answer; zero: the last ping was
+	// answered.
 	unansweredSince time.Time
 	pingErr         error // of the last failed ping
 	// silentSince is zero while the server answers.
@@ -95,7 +94,7 @@ type Worker struct {
 
 	starts      map[string]int // by reason
 	startReason string         // of the next start
-	// report and health are the last ones of the process, which was asked at reported.
+	// report and health are the last ones of the process, requested at reported.
 	report    *Report
 	health    []*csi.NodeGetStorageHealthResponse_StorageBackendHealth
 	reported  time.Time
@@ -400,7 +399,7 @@ func (w *Worker) markAnswering() {
 	}
 }
 
-// reportDue reports whether it is time for a report. A pool that is not open is asked more often.
+// reportDue reports whether it is time for a report. The interval is shorter for a pool that is not open.
 func (w *Worker) reportDue(now time.Time) bool {
 	if w.process == nil || w.process.silent || w.reporting || w.job.Static {
 		return false
@@ -412,7 +411,7 @@ func (w *Worker) reportDue(now time.Time) bool {
 	return now.Sub(w.reported) >= every
 }
 
-// requestReport asks the process for its report and the health of its storage.
+// requestReport requests the report of the process and the health of its storage.
 func (w *Worker) requestReport(p *process) {
 	ctx, cancel := context.WithTimeout(p.ctx, w.intervals.reportTimeout)
 	defer cancel()

@@ -26,12 +26,12 @@ func wantUnavailable(t *testing.T, err error, says ...string) {
 	}
 	for _, s := range says {
 		if !strings.Contains(err.Error(), s) {
-			t.Errorf("error %q does not say %q", err, s)
+			t.Errorf("error %q does not contain %q", err, s)
 		}
 	}
 }
 
-// within fails the test if a call is not answered soon.
+// within returns the result of a call, and fails the test if the call takes too long.
 func within(t *testing.T, atMost time.Duration, call <-chan error) error {
 	t.Helper()
 	select {
@@ -57,7 +57,7 @@ func threads(t *testing.T) int {
 	return len(all)
 }
 
-// TestCalls: they reach the pool's worker, and come back as it answered.
+// TestCalls: calls reach the pool's worker, and its responses and errors are returned.
 func TestCalls(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	first, err := w.get(t.Context(), "nfs:nas0:v")
@@ -88,8 +88,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// TestSilentServer: what waits for it is answered, what concerns it is refused, and
-// nothing else notices. When it is back all is as before.
+// TestSilentServer: calls that wait for a silent server fail, and calls for it are refused. Calls for other
+// servers are not affected. When the server answers again, its calls succeed.
 func TestSilentServer(t *testing.T) {
 	for name, tc := range map[string]struct{ off, on func(*nfsServer) }{
 		"silent":  {func(s *nfsServer) { s.setSilent(true) }, func(s *nfsServer) { s.setSilent(false) }},
@@ -117,7 +117,7 @@ func TestSilentServer(t *testing.T) {
 			}
 			await(t, "the end of the process", func() bool { return !alive(first["pid"]) })
 			if n := threads(t); n > before+4 {
-				t.Errorf("%d threads, %d at first", n, before)
+				t.Errorf("%d threads, %d before", n, before)
 			}
 			await(t, "the end of goroutines", func() bool { return runtime.NumGoroutine() <= goroutines+80 })
 			start := time.Now()
@@ -132,7 +132,7 @@ func TestSilentServer(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			if err := w.unstage(t.Context(), "nfs:nas0:v"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "silent since") {
-				t.Errorf("teardown did not reach a worker that knows: %v", err)
+				t.Errorf("the teardown did not reach a worker for a silent server: %v", err)
 			}
 			health, err := w.controller.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "nfs:nas0:v"})
 			if got := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(got) != 1 || got[0].GetReason() != "ServerSilent" {
@@ -143,7 +143,7 @@ func TestSilentServer(t *testing.T) {
 			}
 			tc.on(bad)
 			var now map[string]string
-			await(t, "the server to be back", func() bool { now, err = w.get(t.Context(), "nfs:nas0:v"); return err == nil })
+			await(t, "the server to answer", func() bool { now, err = w.get(t.Context(), "nfs:nas0:v"); return err == nil })
 			if now["silent"] != "false" || now["pid"] == first["pid"] {
 				t.Errorf("%v after %v", now, first)
 			}
@@ -154,7 +154,7 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestServerRestart: a server that is away for a moment is not given up.
+// TestServerRestart: a server that restarts quickly does not count as silent.
 func TestServerRestart(t *testing.T) {
 	server := startServer(t)
 	slow := testIntervals
@@ -166,14 +166,14 @@ func TestServerRestart(t *testing.T) {
 	}
 	call := w.begin(t.Context(), "nfs:nas0:hang")
 	server.refuse()
-	await(t, "doubt", func() bool {
+	await(t, "a failed ping", func() bool {
 		w := w.byName("nas0")
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return w.pingErr != nil
 	})
 	server.listen()
-	await(t, "the end of doubt", func() bool {
+	await(t, "an answered ping", func() bool {
 		w := w.byName("nas0")
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -190,8 +190,8 @@ func TestServerRestart(t *testing.T) {
 	}
 }
 
-// TestEndedByItself: its calls say so, and why; the next one has a new process.
-func TestEndedByItself(t *testing.T) {
+// TestWorkerEnds: calls to a process that ends fail with the reason; the next call starts a new process.
+func TestWorkerEnds(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t))
 	hanging := w.begin(t.Context(), "nfs:nas0:hang")
 	await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
@@ -204,8 +204,8 @@ func TestEndedByItself(t *testing.T) {
 	}
 }
 
-// TestBroken: a worker that never works is not started with every call.
-func TestBroken(t *testing.T) {
+// TestBrokenWorker: a worker that always ends at once is not started by every call.
+func TestBrokenWorker(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t))
 	w.options.Pools[0].MaxVolumes = brokenPool
 	_, err := w.get(t.Context(), "nfs:nas0:v")
@@ -215,12 +215,12 @@ func TestBroken(t *testing.T) {
 		wantUnavailable(t, err, "the worker of nas0 is broken")
 	}
 	if n := w.of("nas0").Starts[startEnded]; n > 10 {
-		t.Errorf("it was started %d times", n)
+		t.Errorf("the worker was started %d times", n)
 	}
 }
 
-// immortal has the processes of a pool outlive their ends while their server answers,
-// as if a thread waited in the kernel. It returns what ends each.
+// immortal makes the processes of a pool survive a kill while their server answers, as if a thread waited in
+// the kernel. It returns the functions that end them.
 func (w *world) immortal(t *testing.T, pool string) *[]func() {
 	t.Helper()
 	var kills []func()
@@ -242,8 +242,8 @@ func (w *world) immortal(t *testing.T, pool string) *[]func() {
 	return &kills
 }
 
-// TestAbandonedAndSilent: only the process that is started for a silent server ends
-// those before, so it is started however many there are, and when a call asks for none.
+// TestAbandonedAndSilent: the process for a silent server ends the abandoned processes. It is started however
+// many of them exist, and without a call.
 func TestAbandonedAndSilent(t *testing.T) {
 	server := startServer(t)
 	w := newWorld(t, testIntervals, server)
@@ -255,10 +255,10 @@ func TestAbandonedAndSilent(t *testing.T) {
 		server.setSilent(true)
 		await(t, "a process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running && s.Abandoned == n+1 })
 		server.setSilent(false)
-		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == n+1 })
+		await(t, "the server to answer", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == n+1 })
 	}
 	if _, err := w.get(t.Context(), "nfs:nas0:v"); err == nil {
-		t.Error("a process was started though none of those before ends")
+		t.Error("a process was started although the abandoned ones have not ended")
 	}
 	server.setSilent(true)
 	await(t, "another process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running })
@@ -267,7 +267,7 @@ func TestAbandonedAndSilent(t *testing.T) {
 	}
 }
 
-// TestAbandoned: of processes that do not die there are never many.
+// TestAbandoned: the number of killed processes that have not ended is bounded.
 func TestAbandoned(t *testing.T) {
 	server := startServer(t)
 	w := newWorld(t, testIntervals, server)
@@ -281,7 +281,7 @@ func TestAbandoned(t *testing.T) {
 		server.setSilent(true)
 		wantUnavailable(t, within(t, 10*time.Second, call), "has not answered since")
 		server.setSilent(false)
-		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(*kills) })
+		await(t, "the server to answer", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(*kills) })
 	}
 	if s := w.of("nas0"); s.Abandoned != maxAbandoned {
 		t.Fatalf("%+v", s)
@@ -295,13 +295,13 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// TestResting: a worker that only a StorageClass or a volume's context needs ends when
-// it has had no call for long, one of the configuration stays.
-func TestResting(t *testing.T) {
-	lazy := testIntervals
-	lazy.idleTime = 100 * time.Millisecond
-	w := newWorld(t, lazy, startServer(t))
-	stays, err := w.get(t.Context(), "nfs:nas0:v")
+// TestIdleWorker: a worker that only a StorageClass or a volume context needs ends after a time without calls;
+// the worker of a configured pool does not.
+func TestIdleWorker(t *testing.T) {
+	short := testIntervals
+	short.idleTime = 100 * time.Millisecond
+	w := newWorld(t, short, startServer(t))
+	configured, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,20 +309,20 @@ func TestResting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	goes, err := w.get(t.Context(), "nfs:"+direct+":v")
-	if err != nil || goes["pool"] != direct {
-		t.Fatalf("%v, %v", goes, err)
+	idle, err := w.get(t.Context(), "nfs:"+direct+":v")
+	if err != nil || idle["pool"] != direct {
+		t.Fatalf("%v, %v", idle, err)
 	}
-	await(t, "the end of the process", func() bool { return !alive(goes["pid"]) && len(w.States()) == 1 })
-	if !alive(stays["pid"]) {
-		t.Error("the configured pool's has ended too")
+	await(t, "the end of the process", func() bool { return !alive(idle["pid"]) && len(w.States()) == 1 })
+	if !alive(configured["pid"]) {
+		t.Error("the worker of the configured pool has ended too")
 	}
-	if again, err := w.get(t.Context(), "nfs:"+direct+":v"); err != nil || again["pid"] == goes["pid"] {
+	if again, err := w.get(t.Context(), "nfs:"+direct+":v"); err != nil || again["pid"] == idle["pid"] {
 		t.Errorf("the next call: %v, %v", again, err)
 	}
 }
 
-// TestStop: the processes end with the driver, whatever they do.
+// TestStop: the processes end with the driver, also during a call.
 func TestStop(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	idle, err := w.get(t.Context(), "nfs:nas0:v")

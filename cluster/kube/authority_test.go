@@ -30,7 +30,7 @@ const (
 	madeLabel     = driver + "/made"
 )
 
-// controller is one replica.
+// controller is a replica of the controller, or a node's driver.
 type controller struct {
 	*pki.Directory
 	log  *logged
@@ -56,29 +56,29 @@ func keepAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
 	}
 }
 
-// TestKeyIsNotLogged: at no verbosity is the CA's key in the log.
+// TestKeyIsNotLogged: the log does not contain the CA's key at any verbosity.
 func TestKeyIsNotLogged(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		log, _ := startAt(t, 10, keepAuthority(c, pki.OpenDirectory(t.TempDir())))
 		time.Sleep(day)
 		if log.count("Created a certificate authority") == 0 {
-			t.Fatalf("nothing was made:\n%s", log)
+			t.Fatalf("no CA was created:\n%s", log)
 		}
 		if log.count("tls.key") != 0 {
-			t.Errorf("a key is in the log:\n%s", log)
+			t.Errorf("the log contains a key:\n%s", log)
 		}
 	})
 }
 
-// newCA is a CA of a life that has just begun.
-func newCA(t *testing.T, life time.Duration) (cert, key []byte) {
+// newCA returns a CA that is valid from now on for a lifetime.
+func newCA(t *testing.T, lifetime time.Duration) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: driver}, SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now(), NotAfter: time.Now().Add(life),
+		Subject: pkix.Name{CommonName: driver}, SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now(), NotAfter: time.Now().Add(lifetime),
 		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
@@ -101,7 +101,7 @@ func putCA(c *cluster, cert, key []byte, labels object) {
 	c.put(secretPath, object{"metadata": object{"labels": labels}, "type": "kubernetes.io/tls", "data": object{"tls.crt": cert, "tls.key": key}})
 }
 
-// caCert is what the Secret has.
+// caCert returns the CA certificate in the Secret.
 func caCert(t *testing.T, c *cluster) []byte {
 	t.Helper()
 	cert, err := base64.StdEncoding.DecodeString(text(c.get(secretPath), "data", "tls.crt"))
@@ -113,7 +113,7 @@ func caCert(t *testing.T, c *cluster) []byte {
 
 func published(c *cluster) string { return text(c.get(configMapPath), "data", "ca.crt") }
 
-// signedBy tells whether a directory's certificate is of a CA.
+// signedBy tells whether a CA signed a directory's certificate.
 func signedBy(t *testing.T, d *pki.Directory, ca []byte) bool {
 	t.Helper()
 	if err := d.Usable(); err != nil {
@@ -157,7 +157,7 @@ func roots(t *testing.T, d *pki.Directory) string {
 	return string(roots)
 }
 
-// TestAuthority: from nothing, and with every call failing at first.
+// TestAuthority: a controller creates all objects, also if its first calls fail.
 func TestAuthority(t *testing.T) {
 	for name, fail := range map[string]map[string][]int{
 		"at once":       {},
@@ -176,22 +176,22 @@ func TestAuthority(t *testing.T) {
 					t.Errorf("the Secret is %v", secret)
 				}
 				if left := time.Until(parseCert(t, ca).NotAfter); left < 9*365*day {
-					t.Errorf("the CA is good for %s", left)
+					t.Errorf("the CA is valid for %s", left)
 				}
 				if published(c) != string(ca) || roots(t, k.Directory) != string(ca) || !signedBy(t, k.Directory, ca) {
-					t.Errorf("published is %s, here %s", published(c), roots(t, k.Directory))
+					t.Errorf("published %s, the controller trusts %s", published(c), roots(t, k.Directory))
 				}
 				leaf := parseCert(t, []byte(cert(t, k.Directory)))
 				if leaf.URIs[0].String() != "spiffe://"+driver+"/controller" || !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) {
-					t.Errorf("the controller's certificate is of %v for %v", leaf.URIs, leaf.ExtKeyUsage)
+					t.Errorf("the controller's certificate names %v, for %v", leaf.URIs, leaf.ExtKeyUsage)
 				}
 			})
 		})
 	}
 }
 
-// TestTwoControllers: the CA is whose Secret was first, also if the other has seen
-// none.
+// TestTwoControllers: all replicas use the CA of the first Secret, also a replica that read no Secret before it
+// created one.
 func TestTwoControllers(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		a, b := startController(t, c), startController(t, c)
@@ -211,20 +211,20 @@ func TestTwoControllers(t *testing.T) {
 		if !signedBy(t, k.Directory, theirs) || published(c) != string(theirs) || c.called("POST secrets") == 0 || c.called("POST configmaps") == 0 {
 			t.Errorf("published: %s, theirs: %s", published(c), theirs)
 		}
-		if k.log.count("tried again") != 0 {
-			t.Errorf("nothing was wrong:\n%s", k.log)
+		if k.log.count("retrying") != 0 {
+			t.Errorf("an error was logged:\n%s", k.log)
 		}
 	})
 }
 
-// TestSecretGarbage: nothing is written over it, and nothing of what is good lost.
-func TestSecretGarbage(t *testing.T) {
+// TestInvalidSecret: the controller does not replace an invalid Secret, and keeps its valid certificates.
+func TestInvalidSecret(t *testing.T) {
 	for name, spoil := range map[string]func(cert, key []byte) (c, k []byte){
 		"no certificate":    func(_, key []byte) (c, k []byte) { return []byte("garbage"), key },
 		"no key":            func(cert, _ []byte) (c, k []byte) { return cert, nil },
-		"another CA's key":  func(cert, _ []byte) (c, k []byte) { _, other := newCA(t, day); return cert, other },
-		"long expired":      func(_, _ []byte) (c, k []byte) { return newCA(t, -time.Minute) },
-		"empty, both of it": func(_, _ []byte) (c, k []byte) { return []byte{}, []byte{} },
+		"key of another CA": func(cert, _ []byte) (c, k []byte) { _, other := newCA(t, day); return cert, other },
+		"expired":           func(_, _ []byte) (c, k []byte) { return newCA(t, -time.Minute) },
+		"both empty":        func(_, _ []byte) (c, k []byte) { return []byte{}, []byte{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -235,25 +235,25 @@ func TestSecretGarbage(t *testing.T) {
 				putCA(c, garbage, key, nil)
 				time.Sleep(time.Hour)
 				if got := caCert(t, c); !bytes.Equal(got, garbage) {
-					t.Errorf("written over: %s", got)
+					t.Errorf("the Secret was replaced by %s", got)
 				}
 				if cert(t, k.Directory) != good || published(c) != bundle {
-					t.Error("what was good is lost")
+					t.Error("a valid certificate was lost")
 				}
 				if k.log.count("secrets/trivet-ca") != 1 {
-					t.Errorf("want one line of it:\n%s", k.log)
+					t.Errorf("want one line about it:\n%s", k.log)
 				}
 				c.remove(secretPath)
 				time.Sleep(time.Hour)
 				if !signedBy(t, k.Directory, caCert(t, c)) || !strings.HasPrefix(published(c), bundle) {
-					t.Errorf("a new CA: published is %s", published(c))
+					t.Errorf("with a new CA, published %s", published(c))
 				}
 			})
 		})
 	}
 }
 
-// TestConfigMapEdited: the CA comes back into it, whatever was done to it.
+// TestConfigMapEdited: the controller restores the CA certificate after any change of the ConfigMap.
 func TestConfigMapEdited(t *testing.T) {
 	for name, edit := range map[string]func(c *cluster){
 		"garbage": func(c *cluster) { c.put(configMapPath, object{"data": object{"ca.crt": "garbage"}}) },
@@ -269,22 +269,22 @@ func TestConfigMapEdited(t *testing.T) {
 				edit(c)
 				time.Sleep(time.Second)
 				if ca := string(caCert(t, c)); published(c) != ca || roots(t, k.Directory) != ca || cert(t, k.Directory) != good {
-					t.Errorf("published is %q, here %q, the CA %q", published(c), roots(t, k.Directory), ca)
+					t.Errorf("published %q, the controller trusts %q, the CA is %q", published(c), roots(t, k.Directory), ca)
 				}
 			})
 		})
 	}
 }
 
-// TestConfigMapKeeps: other data, and the CAs that others have added.
-func TestConfigMapKeeps(t *testing.T) {
+// TestConfigMapMerged: the ConfigMap keeps other data and other CA certificates.
+func TestConfigMapMerged(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		other, _ := newCA(t, 365*day)
 		c.put(configMapPath, object{"data": object{"ca.crt": string(other), "note": "mine"}})
 		k := startController(t, c)
 		synctest.Wait()
 		if want := string(other) + string(caCert(t, c)); published(c) != want || roots(t, k.Directory) != want || text(c.get(configMapPath), "data", "note") != "mine" {
-			t.Errorf("it is %v", c.get(configMapPath))
+			t.Errorf("the ConfigMap is %v", c.get(configMapPath))
 		}
 	})
 }
@@ -307,7 +307,7 @@ func TestControllerRenews(t *testing.T) {
 		startControllerIn(t, c, k.Directory)
 		time.Sleep(day)
 		if cert(t, k.Directory) != second {
-			t.Error("made anew by a new process")
+			t.Error("a new process issued another certificate")
 		}
 		time.Sleep(365 * day)
 		if err := k.Usable(); err != nil {
@@ -316,7 +316,8 @@ func TestControllerRenews(t *testing.T) {
 	})
 }
 
-// TestNewCA: whoever puts it there, all trust it before it is shown to them.
+// TestNewCA: the controller publishes a new CA certificate before it presents a certificate of that CA, and
+// does not renew a CA of another program.
 func TestNewCA(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		k := startController(t, c)
@@ -326,20 +327,19 @@ func TestNewCA(t *testing.T) {
 		putCA(c, theirs, key, object{madeLabel: fingerprint(old)})
 		synctest.Wait()
 		if both := string(old) + string(theirs); published(c) != both || roots(t, k.Directory) != both {
-			t.Errorf("published is %s", published(c))
+			t.Errorf("published %s", published(c))
 		}
 		time.Sleep(4 * time.Minute)
 		if cert(t, k.Directory) != shown {
-			t.Error("shown too early")
+			t.Error("the new certificate was issued too early")
 		}
 		time.Sleep(2 * time.Minute)
 		if !signedBy(t, k.Directory, theirs) {
-			t.Error("still the old one's")
+			t.Error("the certificate is still of the old CA")
 		}
-		// It is somebody else's: not renewed, until its end.
 		time.Sleep(29 * day)
 		if got := caCert(t, c); !bytes.Equal(got, theirs) {
-			t.Error("renewed what is somebody else's")
+			t.Error("the CA of another program was renewed")
 		}
 		if err := k.Usable(); err != nil {
 			t.Error(err)
@@ -349,30 +349,30 @@ func TestNewCA(t *testing.T) {
 		}
 		time.Sleep(2 * day)
 		if k.log.count("expired") != 1 || published(c) != string(old)+string(theirs) {
-			t.Errorf("want one line of it:\n%s", k.log)
+			t.Errorf("want one line about it:\n%s", k.log)
 		}
 	})
 }
 
-// TestNewCABeforeOld: a controller that has no good certificate does not wait.
-func TestNewCABeforeOld(t *testing.T) {
+// TestNewCAWithoutCertificate: a controller without a valid certificate uses a new CA without a delay.
+func TestNewCAWithoutCertificate(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		k := startController(t, c)
 		synctest.Wait()
 		theirs, key := newCA(t, 30*day)
 		k.stop()
 		putCA(c, theirs, key, nil)
-		c.put(configMapPath, object{"data": object{"ca.crt": string(theirs)}}) // the old one is trusted no more
+		c.put(configMapPath, object{"data": object{"ca.crt": string(theirs)}}) // the old CA is not trusted any more
 		startControllerIn(t, c, k.Directory)
 		synctest.Wait()
 		if !signedBy(t, k.Directory, theirs) || roots(t, k.Directory) != string(theirs) {
-			t.Error("still the old one's")
+			t.Error("the certificate is still of the old CA")
 		}
 	})
 }
 
-// TestOwnCARenewed: at two thirds of its life, by one of two replicas, and even if
-// none has run since it expired. Of the old one nothing stays when it has expired.
+// TestOwnCARenewed: one of two replicas renews the CA after two thirds of its lifetime, or later if no replica
+// ran. An expired CA certificate is not trusted.
 func TestOwnCARenewed(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		old, key := newCA(t, 90*day)
@@ -388,11 +388,11 @@ func TestOwnCARenewed(t *testing.T) {
 			t.Errorf("not renewed: %v", c.get(secretPath))
 		}
 		if !signedBy(t, a.Directory, next) || !signedBy(t, b.Directory, next) {
-			t.Error("still the old one's")
+			t.Error("the certificate is still of the old CA")
 		}
 		time.Sleep(40 * day)
 		if published(c) != string(next) || roots(t, a.Directory) != string(next) || roots(t, b.Directory) != string(next) {
-			t.Errorf("published is %s, the CA %s", published(c), next)
+			t.Errorf("published %s, the CA is %s", published(c), next)
 		}
 	})
 	bubble(t, func(t *testing.T, c *cluster) {
@@ -408,7 +408,7 @@ func TestOwnCARenewed(t *testing.T) {
 	})
 }
 
-// TestControllerWithoutAPIServer: what is there stays, and is good as long as it is.
+// TestControllerWithoutAPIServer: the certificates remain in use while the API server does not answer.
 func TestControllerWithoutAPIServer(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		k := startController(t, c)
@@ -423,7 +423,7 @@ func TestControllerWithoutAPIServer(t *testing.T) {
 		c.goAway(false)
 		time.Sleep(time.Hour)
 		if !signedBy(t, k.Directory, theirs) || !strings.Contains(published(c), string(theirs)) {
-			t.Error("the new CA was not seen")
+			t.Error("the new CA is not in use")
 		}
 		if n := k.log.count("connection refused"); n > 6 {
 			t.Errorf("%d lines:\n%s", n, k.log)

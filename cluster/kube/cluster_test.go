@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,9 +28,8 @@ import (
 
 type object = map[string]any
 
-// cluster stands in for the API server: it keeps objects, and answers as that does
-// to lists, watches, creations and merge patches. It is reached without a network,
-// so that tests can use a clock of their own (testing/synctest).
+// cluster is a fake API server: it stores objects, and answers lists, watches, creations and patches. It uses
+// no network, so that tests can use the clock of testing/synctest.
 type cluster struct {
 	mu      sync.Mutex
 	objects map[string]object // by path
@@ -37,9 +37,9 @@ type cluster struct {
 	changed chan struct{} // closed with the next change
 	cut     chan struct{} // closed when all watches are cut
 	away    bool
-	fail    map[string][]int  // per "METHOD resource": statuses of the next answers
-	before  map[string]func() // per "METHOD resource": runs before the next call is looked at
-	calls   map[string]int    // per "METHOD resource"
+	fail    map[string][]int  // by "METHOD resource": statuses of the next responses
+	before  map[string]func() // by "METHOD resource": called before the next request is handled
+	calls   map[string]int    // by "METHOD resource"
 }
 
 type event struct {
@@ -54,7 +54,7 @@ func newCluster() *cluster {
 	}
 }
 
-// user is the way to a cluster for one who is in a pod, or nobody.
+// user is a client of a cluster with the identity of a pod, or without one.
 type user struct {
 	*cluster
 	pod object
@@ -76,7 +76,7 @@ func (u user) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// target is what a path is about.
+// target is the object or the list that a path names.
 type target struct {
 	resource, list, object, subresource string
 }
@@ -126,7 +126,7 @@ func (u user) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// count notes a call, and returns what is to run before it.
+// count counts a call, and returns the function to call before it.
 func (c *cluster) count(call string) func() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +158,7 @@ func (u user) post(w http.ResponseWriter, r *http.Request, t target) {
 	answer(w, u.store(path, o))
 }
 
-// identity is what the API server says of who made a request.
+// identity returns the fields by which the API server identifies the client of a request.
 func (u user) identity() object {
 	metadata := u.pod["metadata"].(object)
 	return object{
@@ -171,6 +171,10 @@ func (u user) identity() object {
 }
 
 func (u user) patch(w http.ResponseWriter, r *http.Request, t target, there object) {
+	if r.Header.Get("Content-Type") == "application/json-patch+json" {
+		u.patchTaints(w, r, t, there)
+		return
+	}
 	p := decode(r.Body)
 	metadata, _ := p["metadata"].(object)
 	switch {
@@ -183,7 +187,25 @@ func (u user) patch(w http.ResponseWriter, r *http.Request, t target, there obje
 	}
 }
 
-// merge is RFC 7396 without deletion. The objects stay as they are.
+// patchTaints applies a JSON patch (RFC 6902) that tests and replaces the taints of a node.
+func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, there object) {
+	var ops []struct {
+		Op, Path string
+		Value    []any
+	}
+	if err := json.NewDecoder(r.Body).Decode(&ops); err != nil || len(ops) != 2 || ops[0].Op != "test" || ops[1].Op != "replace" ||
+		ops[0].Path != "/spec/taints" || ops[1].Path != "/spec/taints" || ops[1].Value == nil {
+		refuse(w, http.StatusBadRequest)
+		return
+	}
+	if !reflect.DeepEqual(any(ops[0].Value), field(there, "spec", "taints")) {
+		refuse(w, http.StatusUnprocessableEntity)
+		return
+	}
+	answer(w, u.store(t.object, merge(there, object{"spec": object{"taints": ops[1].Value}})))
+}
+
+// merge is RFC 7396 without deletion. It does not change its arguments.
 func merge(into, patch object) object {
 	out := maps.Clone(into)
 	for k, v := range patch {
@@ -199,7 +221,7 @@ func merge(into, patch object) object {
 	return out
 }
 
-// store puts an object there, as a new version.
+// store stores an object as a new version.
 func (c *cluster) store(path string, o object) object {
 	kind := "ADDED"
 	if c.objects[path] != nil {
@@ -217,7 +239,7 @@ func (c *cluster) happen(e event) {
 	c.changed = make(chan struct{})
 }
 
-// put is store from outside, with defaults for what tests leave out.
+// put is store for tests, with defaults for fields that tests omit.
 func (c *cluster) put(path string, o object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -240,7 +262,7 @@ func (c *cluster) get(path string) object {
 	return c.objects[path]
 }
 
-// paths are those of objects in a list, sorted.
+// paths returns the sorted paths of the objects in a list.
 func (c *cluster) paths(list string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -260,7 +282,7 @@ func (c *cluster) called(call string) int {
 	return c.calls[call]
 }
 
-// goAway refuses connections and cuts those that are open.
+// goAway refuses new connections and closes open ones.
 func (c *cluster) goAway(away bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,7 +349,7 @@ func selected(r *http.Request, t target, path string, o object) bool {
 	return true
 }
 
-// watch begins with what is there, or after a version, and goes on until it is cut.
+// watch begins with the current objects, or after a version, and ends when it is cut.
 func (u user) watch(r *http.Request) (*http.Response, error) {
 	t := parse(r.URL.Path)
 	u.count("WATCH " + t.resource)
@@ -393,6 +415,17 @@ func (c *cluster) initial(*http.Request) ([]event, int) {
 	return out, len(c.events)
 }
 
+func answer(w http.ResponseWriter, object any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(object)
+}
+
+func refuse(w http.ResponseWriter, code int, reason ...string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": strings.Join(reason, ""), "message": "requested by the test"})
+}
+
 func decode(r io.Reader) object {
 	var o object
 	if err := json.NewDecoder(r).Decode(&o); err != nil {
@@ -401,7 +434,7 @@ func decode(r io.Reader) object {
 	return o
 }
 
-// plain is an object as it looks after a way through JSON.
+// plain returns an object after encoding and decoding as JSON.
 func plain(o object) object {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -410,7 +443,7 @@ func plain(o object) object {
 	return decode(bytes.NewReader(b))
 }
 
-// logged is what was logged.
+// logged is the log of a test.
 type logged struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -422,7 +455,7 @@ func (l *logged) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// count tells how many lines have a text.
+// count returns the number of lines that contain a text.
 func (l *logged) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -441,19 +474,19 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// bubble runs a test with a clock of its own, which goes on when nothing else does.
+// bubble runs a test with the clock of testing/synctest, which advances while all goroutines wait.
 func bubble(t *testing.T, test func(t *testing.T, c *cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, newCluster()) })
 }
 
-// start runs something until the test ends or stop is called.
+// start calls run, and ends its context when the test ends or stop is called.
 func start(t *testing.T, run func(context.Context)) (log *logged, stop func()) {
 	t.Helper()
 	return startAt(t, 0, run)
 }
 
-// startAt is start with a verbosity of the log.
+// startAt is start with a log verbosity.
 func startAt(t *testing.T, verbosity int, run func(context.Context)) (log *logged, stop func()) {
 	t.Helper()
 	log = &logged{}

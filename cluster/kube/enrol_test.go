@@ -19,14 +19,14 @@ import (
 
 const podsPath = "/api/v1/namespaces/" + namespace + "/pods/"
 
-// putPod is a pod of the driver on a node.
+// putPod creates a pod of the driver on a node.
 func putPod(c *cluster, name, uid, node string) object {
 	pod := object{"metadata": object{"name": name, "uid": uid}, "spec": object{"nodeName": node}, "status": object{"phase": "Running"}}
 	c.put(podsPath+name, pod)
 	return pod
 }
 
-// startNode runs a node's side in a pod of its own, as node.
+// startNode starts Enrol for a node, in a pod.
 func startNode(t *testing.T, c *cluster, node string, pod object) controller {
 	t.Helper()
 	return startNodeIn(t, c, node, pod, pki.OpenDirectory(t.TempDir()))
@@ -40,7 +40,7 @@ func startNodeIn(t *testing.T, c *cluster, node string, pod object, dir *pki.Dir
 	return controller{dir, log, stop}
 }
 
-// shake tells whether a controller and a node know each other.
+// shake returns the errors of a handshake of a controller and a node.
 func shake(t *testing.T, of, to *pki.Directory, node string) error {
 	t.Helper()
 	a, b := net.Pipe()
@@ -71,11 +71,11 @@ func requests(c *cluster) []object {
 	return out
 }
 
-// TestEnrol: node and controller find to each other, in any order.
+// TestEnrol: the order in which node and controller start is not relevant.
 func TestEnrol(t *testing.T) {
 	for _, nodeFirst := range []bool{true, false} {
 		bubble(t, func(t *testing.T, c *cluster) {
-			name := "worker/1 ä" // no Node is called that, yet URIs must hold it
+			name := "worker/1 ä" // URIs must be able to contain it
 			pod := putPod(c, "p", "uid", name)
 			var n, k controller
 			if nodeFirst {
@@ -96,13 +96,13 @@ func TestEnrol(t *testing.T) {
 			}
 			leaf := parseCert(t, []byte(cert(t, n.Directory)))
 			if !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || time.Until(leaf.NotAfter) > 30*day {
-				t.Errorf("it is for %v until %s", leaf.ExtKeyUsage, leaf.NotAfter)
+				t.Errorf("the certificate is for %v until %s", leaf.ExtKeyUsage, leaf.NotAfter)
 			}
 		})
 	}
 }
 
-// TestEnrolOnce: a process that starts again asks for nothing, and renews in time.
+// TestEnrolOnce: a process that is restarted requests no new certificate before the renewal is due.
 func TestEnrolOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		pod := putPod(c, "p", "uid", "n")
@@ -126,7 +126,7 @@ func TestEnrolOnce(t *testing.T) {
 	})
 }
 
-// TestRotation: at no moment do controller and node not know each other.
+// TestRotation: controller and node accept each other at all times.
 func TestRotation(t *testing.T) {
 	for name, rotate := range map[string]func(t *testing.T, c *cluster){
 		"replaced": func(t *testing.T, c *cluster) { cert, key := newCA(t, 365*day); putCA(c, cert, key, nil) },
@@ -158,8 +158,8 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// TestDistrusted: a CA that somebody takes out of the ConfigMap, because its key is
-// known, is good for nothing any more at once.
+// TestDistrusted: a CA that an administrator removes from the ConfigMap, for example because its key was
+// disclosed, is not trusted any more.
 func TestDistrusted(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		pod := putPod(c, "p", "uid", "n")
@@ -179,8 +179,8 @@ func TestDistrusted(t *testing.T) {
 	})
 }
 
-// TestPublishedGarbage replaces nothing on the node.
-func TestPublishedGarbage(t *testing.T) {
+// TestInvalidConfigMap: an invalid or missing list of CA certificates replaces nothing on the node.
+func TestInvalidConfigMap(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		pod := putPod(c, "p", "uid", "n")
 		k, n := startController(t, c), startNode(t, c, "n", pod)
@@ -200,8 +200,8 @@ func TestPublishedGarbage(t *testing.T) {
 	})
 }
 
-// TestOwnGarbage: what is on the node's disk and is not its own is replaced.
-func TestOwnGarbage(t *testing.T) {
+// TestInvalidFiles: the node replaces invalid certificates, and those of another node.
+func TestInvalidFiles(t *testing.T) {
 	otherKey, _, err := pki.NewRequest(pki.NodeURI(driver, "n"))
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestOwnGarbage(t *testing.T) {
 			})
 		})
 	}
-	// A node that was renamed is another.
+	// A renamed node is another node.
 	bubble(t, func(t *testing.T, c *cluster) {
 		k, n := startController(t, c), startNode(t, c, "n", putPod(c, "p", "uid", "n"))
 		synctest.Wait()
@@ -241,21 +241,21 @@ func TestOwnGarbage(t *testing.T) {
 	})
 }
 
-// TestEnrolRefused: the reason is logged once, and Kubernetes is not filled with
-// requests; it goes on when the reason is gone.
+// TestEnrolRefused: the reason is logged once, the number of requests is bounded, and the node receives a
+// certificate when the reason no longer exists.
 func TestEnrolRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		pod := putPod(c, "p", "uid", "elsewhere")
 		k, n := startController(t, c), startNode(t, c, "n", pod)
 		time.Sleep(day)
 		if n.log.count("CertificateSigningRequest denied: the request is for spiffe://csi.trivet.dev/node/n") != 1 {
-			t.Errorf("want one line of it:\n%s", n.log)
+			t.Errorf("want one line about it:\n%s", n.log)
 		}
 		if got := len(requests(c)); got < 10 || got > 400 {
 			t.Errorf("%d requests in a day", got)
 		}
 		if err := n.Usable(); err == nil {
-			t.Error("it has a certificate")
+			t.Error("the node has a certificate")
 		}
 		putPod(c, "p", "uid", "n")
 		time.Sleep(time.Hour)
@@ -265,8 +265,8 @@ func TestEnrolRefused(t *testing.T) {
 	})
 }
 
-// TestEnrolUnanswered: without a controller there is one request, until Kubernetes
-// throws it away or somebody does.
+// TestEnrolUnanswered: without a controller there is one request at a time. It is replaced after it expired or
+// was deleted.
 func TestEnrolUnanswered(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		pod := putPod(c, "p", "uid", "n")
@@ -289,7 +289,7 @@ func TestEnrolUnanswered(t *testing.T) {
 	})
 }
 
-// TestEnrolForbidden, and errors of the server.
+// TestEnrolForbidden: calls are retried after refusals and server errors.
 func TestEnrolForbidden(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		for _, call := range []string{"WATCH certificatesigningrequests", "GET certificatesigningrequests", "POST certificatesigningrequests", "WATCH configmaps", "GET configmaps"} {
@@ -305,8 +305,8 @@ func TestEnrolForbidden(t *testing.T) {
 	})
 }
 
-// TestNotOurCertificate: what a signer gives for another's key or name is not taken.
-func TestNotOurCertificate(t *testing.T) {
+// TestForeignCertificate: a node refuses a certificate for another key or another name.
+func TestForeignCertificate(t *testing.T) {
 	for _, who := range []string{"n", "another"} {
 		bubble(t, func(t *testing.T, c *cluster) {
 			ca, err := pki.NewAuthority(driver)
@@ -339,13 +339,14 @@ func TestNotOurCertificate(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			if _, _, _, err := n.Read(); err == nil || n.log.count("signer csi.trivet.dev/node: ") != 1 {
-				t.Errorf("%s's certificate was taken:\n%s", who, n.log)
+				t.Errorf("the certificate of %s was accepted:\n%s", who, n.log)
 			}
 		})
 	}
 }
 
-// TestNodeWithoutAPIServer: its certificates stay, and are renewed when it is back.
+// TestNodeWithoutAPIServer: the certificates remain in use while the API server does not answer, and are renewed
+// when it answers again.
 func TestNodeWithoutAPIServer(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		pod := putPod(c, "p", "uid", "n")

@@ -19,7 +19,7 @@ const (
 	endpointsPath = "/apis/discovery.k8s.io/v1/namespaces/" + namespace + "/endpointslices/"
 )
 
-// updates are the lists of hosts that were told.
+// updates are the lists of hosts that update received.
 type updates struct {
 	mu  sync.Mutex
 	all [][]kube.Host
@@ -31,7 +31,7 @@ func (u *updates) add(hosts []kube.Host) {
 	u.all = append(u.all, hosts)
 }
 
-// expect waits until nothing happens any more.
+// expect waits until all goroutines wait, and fails the test unless the last of n updates is want.
 func (u *updates) expect(t *testing.T, what string, n int, want ...kube.Host) {
 	t.Helper()
 	synctest.Wait()
@@ -86,15 +86,15 @@ func TestHosts(t *testing.T) {
 
 		c.put(nodesPath+"is", node(object{"news": "none"}))
 		c.put(endpointsPath+"one", slice(on("is", "10.0.0.1", ready)))
-		u.expect(t, "nothing new", 1, is, was)
+		u.expect(t, "irrelevant changes", 1, is, was)
 
 		c.put(endpointsPath+"two", slice(on("was", "fd00::2", ready)))
 		was.Address = "[fd00::2]:9811"
-		u.expect(t, "a driver comes", 2, is, was)
+		u.expect(t, "a driver starts", 2, is, was)
 
 		c.put(endpointsPath+"one", slice(on("is", "10.0.0.1", ending), on("is", "10.0.0.3", broken)))
 		is.Address = "10.0.0.3:9811"
-		u.expect(t, "another pod follows", 3, is, was)
+		u.expect(t, "another pod replaces the first", 3, is, was)
 
 		c.put(nodesPath+"never", node(registered))
 		u.expect(t, "a node registers", 4, is, kube.Host{Name: "never"}, was)
@@ -109,25 +109,24 @@ func TestHosts(t *testing.T) {
 
 		c.remove(endpointsPath + "two")
 		was.Address = ""
-		u.expect(t, "its driver goes", n+1, was)
+		u.expect(t, "its driver ends", n+1, was)
 	})
 }
 
-// TestHostsOfManyEndpoints: which of two is a node's driver does not depend on the
-// order in which they are listed.
+// TestHostsOfManyEndpoints: the choice between two endpoints of a node does not depend on their order.
 func TestHostsOfManyEndpoints(t *testing.T) {
 	noAddress := object{"nodeName": "n", "addresses": []any{}, "conditions": ready}
 	for name, tc := range map[string]struct {
 		endpoints []object
 		want      string
 	}{
-		"ready before not ready":     {[]object{on("n", "10.0.0.1", broken), on("n", "10.0.0.2", ready)}, "10.0.0.2:9811"},
-		"not ready before ending":    {[]object{on("n", "10.0.0.1", ending), on("n", "10.0.0.2", broken)}, "10.0.0.2:9811"},
-		"ending before no address":   {[]object{noAddress, on("n", "10.0.0.2", ending)}, "10.0.0.2:9811"},
-		"two alike":                  {[]object{on("n", "10.0.0.2", ready), on("n", "10.0.0.1", ready)}, "10.0.0.1:9811"},
-		"one without a node":         {[]object{{"addresses": []any{"10.0.0.1"}, "conditions": ready}, on("n", "10.0.0.2", ready)}, "10.0.0.2:9811"},
-		"none that has an address":   {[]object{noAddress}, ""},
-		"ended, and its pod is back": {[]object{on("n", "10.0.0.1", ending), on("n", "10.0.0.1", ready)}, "10.0.0.1:9811"},
+		"ready before not ready":   {[]object{on("n", "10.0.0.1", broken), on("n", "10.0.0.2", ready)}, "10.0.0.2:9811"},
+		"not ready before ending":  {[]object{on("n", "10.0.0.1", ending), on("n", "10.0.0.2", broken)}, "10.0.0.2:9811"},
+		"ending before no address": {[]object{noAddress, on("n", "10.0.0.2", ending)}, "10.0.0.2:9811"},
+		"two alike":                {[]object{on("n", "10.0.0.2", ready), on("n", "10.0.0.1", ready)}, "10.0.0.1:9811"},
+		"no node":                  {[]object{{"addresses": []any{"10.0.0.1"}, "conditions": ready}, on("n", "10.0.0.2", ready)}, "10.0.0.2:9811"},
+		"no address":               {[]object{noAddress}, ""},
+		"replaced at one address":  {[]object{on("n", "10.0.0.1", ending), on("n", "10.0.0.1", ready)}, "10.0.0.1:9811"},
 	} {
 		for _, reversed := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, reversed), func(t *testing.T) {
@@ -155,8 +154,8 @@ func TestNoHosts(t *testing.T) {
 	})
 }
 
-// TestHostsWaitForAll: half of what there is to know would look like nodes without
-// drivers.
+// TestHostsWaitForAll: no hosts are reported before both Nodes and EndpointSlices are read. Otherwise hosts
+// would appear to have no driver.
 func TestHostsWaitForAll(t *testing.T) {
 	for _, hidden := range []string{"nodes", "endpointslices"} {
 		bubble(t, func(t *testing.T, c *cluster) {
@@ -169,13 +168,14 @@ func TestHostsWaitForAll(t *testing.T) {
 			time.Sleep(time.Hour)
 			u.expect(t, hidden, 1, kube.Host{Name: "n", Address: "10.0.0.1:9811"})
 			if log.count("retrying") != 1 {
-				t.Errorf("want one line of %s:\n%s", hidden, log)
+				t.Errorf("want one line about %s:\n%s", hidden, log)
 			}
 		})
 	}
 }
 
-// TestHostsWithoutAPIServer: hosts stay, and everything goes on when it is back.
+// TestHostsWithoutAPIServer: the hosts do not change while the API server does not answer, and are updated
+// when it answers again.
 func TestHostsWithoutAPIServer(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		c.put(nodesPath+"n", node(registered))
@@ -192,7 +192,7 @@ func TestHostsWithoutAPIServer(t *testing.T) {
 		last := u.all[len(u.all)-1]
 		u.mu.Unlock()
 		if want := []kube.Host{{Name: "m"}, {Name: "n", Address: "10.0.0.1:9811"}}; !reflect.DeepEqual(last, want) {
-			t.Errorf("back: %v, want %v", last, want)
+			t.Errorf("after the outage: %v, want %v", last, want)
 		}
 		if n := log.count("connection refused"); n != 2 {
 			t.Errorf("%d lines, want one per watch:\n%s", n, log)
@@ -200,7 +200,7 @@ func TestHostsWithoutAPIServer(t *testing.T) {
 	})
 }
 
-// TestHostsNoConnection: it ends when it is told to.
+// TestHostsNoConnection: without a connection, WatchHosts ends when its context does.
 func TestHostsNoConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *cluster) {
 		u := &updates{}

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestKubelet looks at real mounts, as the kubelet makes them for a container.
+// TestKubelet uses real mounts, as the kubelet makes them for a container.
 func TestKubelet(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	if err := os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750); err != nil {
@@ -24,10 +24,10 @@ func TestKubelet(t *testing.T) {
 	for _, tc := range []struct {
 		name, dir, uid, dirSays string
 	}{
-		{"ours", dir, "uid", ""},
-		{"another pod's", dir, "other", `kubernetes.kubeletDir "` + dir + `" is not the directory`},
+		{"own directory", dir, "uid", ""},
+		{"no such pod", dir, "other", `kubernetes.kubeletDir "` + dir + `" is not the directory`},
 		{"a file", dir, "file", "is not the directory"},
-		{"none", dir + "/none", "uid", "is not the directory"},
+		{"missing", dir + "/none", "uid", "is not the directory"},
 		{"no UID", dir, "", "POD_UID"},
 	} {
 		if err := (kube.Kubelet{Dir: tc.dir, PodUID: tc.uid}).CheckDir(); !says(err, tc.dirSays) {
@@ -45,8 +45,7 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
-// TestPluginsUnshared: volumes are staged below plugins, which may be a mount of its
-// own.
+// TestPluginsUnshared: volumes are staged below plugins, which may be a separate mount.
 func TestPluginsUnshared(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	plugins := filepath.Join(dir, "plugins")
@@ -68,8 +67,8 @@ func TestPluginsUnshared(t *testing.T) {
 	}
 }
 
-// says tells whether an error is ErrPrecondition and has a text; an empty one
-// wants no error.
+// says tells whether an error is ErrPrecondition and contains a text; if the text is empty, whether there is
+// no error.
 func says(err error, text string) bool {
 	if text == "" {
 		return err == nil

@@ -15,7 +15,7 @@ import (
 
 const ownersPath = "/api/v1/namespaces/" + namespace + "/configmaps/trivet-pools"
 
-// ownersOf are those of a controller's replica.
+// ownersOf returns the record of a replica of the controller.
 func ownersOf(t *testing.T, c *cluster) (o *kube.PoolOwners, stop func()) {
 	t.Helper()
 	o = kube.NewPoolOwners(namespace, "trivet-pools")
@@ -38,8 +38,7 @@ func knows(t *testing.T, o *kube.PoolOwners, want map[string]string) {
 	}
 }
 
-// TestPoolOwners: what is recorded stays, over the end of a controller too, until an
-// administrator changes it.
+// TestPoolOwners: entries are kept until an administrator changes them, also when the controller restarts.
 func TestPoolOwners(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		o, stop := ownersOf(t, c)
@@ -56,9 +55,9 @@ func TestPoolOwners(t *testing.T) {
 	})
 }
 
-// TestPoolOwnersOfTwo: of two replicas that record one pool at once the first counts.
+// TestPoolOwnersOfTwo: if two replicas record one pool concurrently, the first entry is kept.
 func TestPoolOwnersOfTwo(t *testing.T) {
-	for name, before := range map[string]object{"the first of all": nil, "one more": {"data": object{"disk.9": "z"}}} {
+	for name, before := range map[string]object{"first entry": nil, "further entry": {"data": object{"disk.9": "z"}}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
 				want := map[string]string{"disk.0": "a", "disk.1": "b"}
@@ -81,8 +80,8 @@ func TestPoolOwnersOfTwo(t *testing.T) {
 	}
 }
 
-// TestPoolOwnersAway: while the API server is away nothing is recorded, and what was read
-// stays known.
+// TestPoolOwnersAway: while the API server does not answer, no entry is added, and Known returns the last
+// entries read.
 func TestPoolOwnersAway(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		c.put(ownersPath, object{"data": object{"disk.0": "a"}})
@@ -92,21 +91,21 @@ func TestPoolOwnersAway(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := o.Record(ctx, map[string]string{"disk.1": "b"}); err == nil {
-			t.Error("it was recorded")
+			t.Error("the owner was recorded")
 		}
 		knows(t, o, map[string]string{"disk.0": "a"})
 		late, _ := ownersOf(t, c)
 		if err := late.Record(ctx, map[string]string{"disk.0": "impostor"}); err == nil || !strings.Contains(err.Error(), "check that the API server is reachable") {
-			t.Errorf("before anything was read: %v", err)
+			t.Errorf("before the first read: %v", err)
 		}
 		c.goAway(false)
 		record(t, o, "disk.1", "b")
-		record(t, late, "disk.0", "impostor") // which waits for what there is
+		record(t, late, "disk.0", "impostor") // it waits for the first read
 		knows(t, late, map[string]string{"disk.0": "a", "disk.1": "b"})
 	})
 }
 
-// TestPoolOwnersRefused: what the API server refuses is told, and not tried again here.
+// TestPoolOwnersRefused: Record returns the refusal of the API server, and does not retry.
 func TestPoolOwnersRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		c.fail["POST configmaps"] = []int{http.StatusForbidden}
@@ -118,8 +117,8 @@ func TestPoolOwnersRefused(t *testing.T) {
 	})
 }
 
-// TestPoolOwnersOfMany: 500 nodes with names of 63 bytes and four pools each are written
-// together, and are far from the 1 MiB that a ConfigMap may have.
+// TestPoolOwnersOfMany: 500 nodes with names of 63 bytes and four pools each are recorded by few writes, and
+// their entries are much smaller than the 1 MiB of a ConfigMap.
 func TestPoolOwnersOfMany(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		o, _ := ownersOf(t, c)
@@ -141,7 +140,7 @@ func TestPoolOwnersOfMany(t *testing.T) {
 	})
 }
 
-// TestMoveCommand: the command is one that a shell takes apart as it is meant.
+// TestMoveCommand: a shell can run the command.
 func TestMoveCommand(t *testing.T) {
 	o := kube.NewPoolOwners(namespace, "trivet-pools")
 	want := `kubectl -n trivet-system patch configmap trivet-pools --type=merge -p '{"data":{"disk.01234567":"b2"}}'`

@@ -19,7 +19,7 @@ import (
 
 const requestsPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests/"
 
-// request is what the pod p of node n makes.
+// request is the request of pod p on node n.
 func request(t *testing.T) object {
 	t.Helper()
 	_, csr, err := pki.NewRequest(pki.NodeURI(driver, "n"))
@@ -36,8 +36,8 @@ func request(t *testing.T) object {
 	}}
 }
 
-// asks makes the bytes of a request with those names.
-func asks(t *testing.T, curve elliptic.Curve, template *x509.CertificateRequest) []byte {
+// encoded returns a certificate request (PEM).
+func encoded(t *testing.T, curve elliptic.Curve, template *x509.CertificateRequest) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(curve, rand.Reader)
 	if err != nil {
@@ -70,38 +70,38 @@ func extra(key string, value ...any) func(r, pod object) {
 	}
 }
 
-func TestStrangers(t *testing.T) {
+func TestRefusedRequests(t *testing.T) {
 	own := pki.NodeURI(driver, "n")
 	for name, tc := range map[string]struct {
 		change  func(r, pod object)
 		message string
 	}{
 		"another service account":   {spec("username", "system:serviceaccount:"+namespace+":default"), "requested by"},
-		"of another namespace":      {spec("username", "system:serviceaccount:default:trivet-node"), "requested by"},
-		"a person":                  {spec("username", "trivet-node"), "requested by"},
+		"service account elsewhere": {spec("username", "system:serviceaccount:default:trivet-node"), "requested by"},
+		"a user":                    {spec("username", "trivet-node"), "requested by"},
 		"no pod":                    {spec("extra", object{}), "not bound to a pod"},
 		"no pod's name":             {extra("pod-name"), "not bound to a pod"},
 		"no pod's UID":              {extra("pod-uid"), "not bound to a pod"},
 		"two pods":                  {extra("pod-uid", "uid", "uid"), "not bound to a pod"},
-		"a pod that is gone":        {extra("pod-name", "gone"), "does not exist"},
-		"a pod that was":            {extra("pod-uid", "before"), "does not exist"},
+		"a deleted pod":             {extra("pod-name", "deleted"), "does not exist"},
+		"a pod with another UID":    {extra("pod-uid", "before"), "does not exist"},
 		"a pod that has ended":      {func(_, pod object) { pod["status"].(object)["phase"] = "Succeeded" }, "has ended"},
 		"a pod that has failed":     {func(_, pod object) { pod["status"].(object)["phase"] = "Failed" }, "has ended"},
-		"a pod on no node":          {func(_, pod object) { pod["spec"].(object)["nodeName"] = "" }, "not scheduled"},
+		"a pod without a node":      {func(_, pod object) { pod["spec"].(object)["nodeName"] = "" }, "not scheduled"},
 		"another node's pod":        {func(_, pod object) { pod["spec"].(object)["nodeName"] = "m" }, "the request is for spiffe://csi.trivet.dev/node/n"},
 		"for clients":               {spec("usages", []any{"client auth", "digital signature"}), "usages"},
-		"for clients too":           {spec("usages", []any{"client auth", "digital signature", "server auth"}), "usages"},
-		"for less":                  {spec("usages", []any{"server auth"}), "usages"},
-		"to be a CA":                {spec("usages", []any{"cert sign", "digital signature", "server auth"}), "usages"},
-		"to be the controller":      {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.ControllerURI(driver)}})), "the request is for"},
-		"of another driver":         {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.NodeURI("other.example.com", "n")}})), "the request is for"},
-		"two names":                 {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own, pki.NodeURI(driver, "m")}})), "one URI"},
-		"no name":                   {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{})), "one URI"},
-		"a host name too":           {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, DNSNames: []string{"n"}})), "one URI"},
-		"a mail address too":        {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, EmailAddresses: []string{"n@example.com"}})), "one URI"},
-		"another kind of key":       {spec("request", asks(t, elliptic.P384(), &x509.CertificateRequest{URIs: []*url.URL{own}})), "P-256"},
+		"for clients and servers":   {spec("usages", []any{"client auth", "digital signature", "server auth"}), "usages"},
+		"too few usages":            {spec("usages", []any{"server auth"}), "usages"},
+		"for a CA":                  {spec("usages", []any{"cert sign", "digital signature", "server auth"}), "usages"},
+		"the controller's name":     {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.ControllerURI(driver)}})), "the request is for"},
+		"name of another driver":    {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.NodeURI("other.example.com", "n")}})), "the request is for"},
+		"two names":                 {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own, pki.NodeURI(driver, "m")}})), "one URI"},
+		"no name":                   {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{})), "one URI"},
+		"an added host name":        {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, DNSNames: []string{"n"}})), "one URI"},
+		"an added mail address":     {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, EmailAddresses: []string{"n@example.com"}})), "one URI"},
+		"another kind of key":       {spec("request", encoded(t, elliptic.P384(), &x509.CertificateRequest{URIs: []*url.URL{own}})), "P-256"},
 		"garbage":                   {spec("request", []byte("garbage")), "PEM"},
-		"a request that is damaged": {func(r, _ object) { damage(r["spec"].(object)["request"].([]byte)) }, "certificate request"},
+		"a damaged request":         {func(r, _ object) { damage(r["spec"].(object)["request"].([]byte)) }, "certificate request"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -109,23 +109,23 @@ func TestStrangers(t *testing.T) {
 				tc.change(r, pod)
 				c.put(podsPath+"p", pod)
 				c.put(requestsPath+"r", r)
-				approved := merge(plain(r), object{"status": object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAPerson"}}}})
+				approved := merge(plain(r), object{"status": object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}})
 				c.put(requestsPath+"approved", approved)
 				k := startController(t, c)
 				time.Sleep(time.Minute)
 				got := c.get(requestsPath + "r")
 				if !slices.Equal(conditions(got), []string{"Denied True Refused"}) || field(got, "status", "certificate") != nil {
-					t.Errorf("it is %v", got["status"])
+					t.Errorf("the status is %v", got["status"])
 				}
 				if !strings.Contains(text(got, "status"), tc.message) {
-					t.Errorf("it is %v, want %q", got["status"], tc.message)
+					t.Errorf("the status is %v, want %q", got["status"], tc.message)
 				}
 				got = c.get(requestsPath + "approved")
-				if !slices.Equal(conditions(got), []string{"Approved True ByAPerson", "Failed True Refused"}) || field(got, "status", "certificate") != nil {
-					t.Errorf("approved by a person it is %v", got["status"])
+				if !slices.Equal(conditions(got), []string{"Approved True ByAUser", "Failed True Refused"}) || field(got, "status", "certificate") != nil {
+					t.Errorf("the status of the approved request is %v", got["status"])
 				}
 				if k.log.count("Refused") != 2 || k.log.count("retrying") != 0 {
-					t.Errorf("want two lines of it:\n%s", k.log)
+					t.Errorf("want two lines about it:\n%s", k.log)
 				}
 			})
 		})
@@ -141,17 +141,17 @@ func damage(request []byte) {
 	}
 }
 
-// TestSigned: also what a person has approved, and after errors.
+// TestSigned: pending requests and those that a user has approved are signed, also after errors.
 func TestSigned(t *testing.T) {
 	for name, tc := range map[string]struct {
 		status object
 		fail   map[string][]int
 		want   []string
 	}{
-		"pending":     {nil, nil, []string{"Approved True NodePod"}},
-		"approved":    {object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAPerson"}}}, nil, []string{"Approved True ByAPerson"}},
-		"errors":      {nil, map[string][]int{"GET pods": {500, 403}, "PATCH certificatesigningrequests": {500, 403, 503}}, []string{"Approved True NodePod"}},
-		"half of two": {nil, map[string][]int{"GET pods": {500}}, []string{"Approved True NodePod"}},
+		"pending":   {nil, nil, []string{"Approved True NodePod"}},
+		"approved":  {object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}, nil, []string{"Approved True ByAUser"}},
+		"errors":    {nil, map[string][]int{"GET pods": {500, 403}, "PATCH certificatesigningrequests": {500, 403, 503}}, []string{"Approved True NodePod"}},
+		"one error": {nil, map[string][]int{"GET pods": {500}}, []string{"Approved True NodePod"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -185,8 +185,8 @@ func expectSigned(t *testing.T, c *cluster, path string, want []string) {
 	}
 }
 
-// TestNotAsked: other signers' requests, and those that are settled, stay as they are.
-func TestNotAsked(t *testing.T) {
+// TestIgnoredRequests: requests to other signers, and answered requests, are not changed.
+func TestIgnoredRequests(t *testing.T) {
 	for name, change := range map[string]func(r object){
 		"another signer's": func(r object) { r["spec"].(object)["signerName"] = "example.com/node" },
 		"denied":           func(r object) { r["status"] = object{"conditions": []any{object{"type": "Denied"}}} },
@@ -202,15 +202,15 @@ func TestNotAsked(t *testing.T) {
 				startController(t, c)
 				time.Sleep(time.Minute)
 				if c.called("PATCH certificatesigningrequests") != 0 {
-					t.Errorf("it is %v", c.get(requestsPath + "r")["status"])
+					t.Errorf("the status is %v", c.get(requestsPath + "r")["status"])
 				}
 			})
 		})
 	}
 }
 
-// TestOthersSign: of two replicas one signs, and the other has nothing to say.
-func TestOthersSign(t *testing.T) {
+// TestSignedByAnotherReplica: a request that another replica signs, or that is deleted, is no error.
+func TestSignedByAnotherReplica(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		putPod(c, "p", "uid", "n")
 		k := startController(t, c)

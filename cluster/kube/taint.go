@@ -18,41 +18,38 @@ func StartupTaint(driver string) string { return driver + "/agent-not-ready" }
 func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), node, driver string) {
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", node, "taint", StartupTaint(driver))
 	errs := errorLog{log: log, message: "Removing the startup taint failed; retrying"}
-	try := func(ctx context.Context) (done bool, _ error) {
-		removed, done, err := tryRemoveTaint(ctx, connect, node, driver)
+	_ = backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		done, err := tryRemoveTaint(ctx, log, connect, node, driver)
 		errs.report(ctx, err)
-		if removed {
-			log.Info("Removed the startup taint: the kubelet has registered the driver")
-		}
 		return done, nil
-	}
-	_ = backoff.DelayFunc().Until(ctx, true, true, try) // it fails only when ctx ends
+	}) // it fails only when ctx ends
 }
 
 // tryRemoveTaint returns done if the driver is registered and the node does not have the taint.
-func tryRemoveTaint(ctx context.Context, connect func() (*Client, error), node, driver string) (removed, done bool, err error) {
+func tryRemoveTaint(ctx context.Context, log klog.Logger, connect func() (*Client, error), node, driver string) (done bool, err error) {
 	c, err := connect()
 	if err != nil {
-		return false, false, err
+		return false, err
 	}
 	registered, err := c.CSINode(ctx, node)
 	if err != nil {
-		return false, false, fmt.Errorf("reading csinodes/%s: %w", node, err)
+		return false, fmt.Errorf("reading csinodes/%s: %w", node, err)
 	}
 	if d, ok := registered.Driver(driver); !ok || d.NodeID != node {
-		return false, false, nil
+		return false, nil
 	}
 	n, err := c.Node(ctx, node)
 	if err != nil {
-		return false, false, fmt.Errorf("reading nodes/%s: %w", node, err)
+		return false, fmt.Errorf("reading nodes/%s: %w", node, err)
 	}
 	if !n.HasTaint(StartupTaint(driver)) {
-		return false, true, nil
+		return true, nil
 	}
 	if err := c.patchNode(ctx, node, withoutTaint(n, StartupTaint(driver))); err != nil {
-		return false, false, fmt.Errorf("patching nodes/%s: %w", node, err)
+		return false, fmt.Errorf("patching nodes/%s: %w", node, err)
 	}
-	return true, true, nil
+	log.Info("Removed the startup taint: the kubelet has registered the driver")
+	return true, nil
 }
 
 // withoutTaint returns a JSON patch (RFC 6902). The API server refuses it if the node's taints

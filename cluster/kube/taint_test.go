@@ -2,18 +2,9 @@ package kube_test
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"reflect"
-	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"k8s.io/client-go/rest"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -21,7 +12,10 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-const driver = "csi.trivet.dev"
+const (
+	driver       = "csi.trivet.dev"
+	csiNodesPath = "/apis/storage.k8s.io/v1/csinodes/"
+)
 
 type taint = map[string]any
 
@@ -31,143 +25,83 @@ var (
 	foreign      = taint{"key": "example.com/gpu", "effect": "NoSchedule", "fieldOfTomorrow": "kept"}
 )
 
-// server stands in for the API server, with one node.
-type server struct {
-	mu         sync.Mutex
-	registered string // the node ID in CSINode; empty: the driver is not there
-	taints     []taint
-	fail       map[string][]int // per "METHOD resource": statuses of the next answers
-	before     func()           // runs before the next patch is looked at
-	patches    int
+// putTainted creates the node n with taints. The kubelet has registered the driver there with a node ID; it
+// has not if the node ID is empty.
+func putTainted(c *cluster, nodeID string, taints ...taint) {
+	drivers := []object{}
+	if nodeID != "" {
+		drivers = append(drivers, object{"name": driver, "nodeID": nodeID})
+	}
+	c.put(csiNodesPath+"n", object{"spec": object{"drivers": drivers}})
+	c.put(nodesPath+"n", object{"spec": object{"taints": taints}})
 }
 
-func (s *server) client(t *testing.T) func() (*kube.Client, error) {
+// wantTaints fails the test unless the node n has these taints after a number of PATCH calls.
+func wantTaints(t *testing.T, c *cluster, patches int, want []taint) {
 	t.Helper()
-	web := httptest.NewServer(s)
-	t.Cleanup(web.Close)
-	return func() (*kube.Client, error) { return kube.New(&rest.Config{Host: web.URL}) }
-}
-
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	resource := map[string]string{
-		"/api/v1/nodes/n": "nodes", "/apis/storage.k8s.io/v1/csinodes/n": "csinodes",
-	}[r.URL.Path]
-	key := r.Method + " " + resource
-	if next := s.fail[key]; len(next) > 0 {
-		s.fail[key] = next[1:]
-		refuse(w, next[0])
-		return
+	got := field(c.get(nodesPath+"n"), "spec", "taints")
+	if n := c.called("PATCH nodes"); n != patches || !reflect.DeepEqual(got, plain(object{"taints": want})["taints"]) {
+		t.Errorf("after %d patches the node has %v, want %v after %d", n, got, want, patches)
 	}
-	switch key {
-	case "GET nodes":
-		answer(w, map[string]any{"kind": "Node", "apiVersion": "v1", "metadata": taint{"name": "n"}, "spec": map[string]any{"taints": s.taints}})
-	case "GET csinodes":
-		var drivers []map[string]any
-		if s.registered != "" {
-			drivers = append(drivers, map[string]any{"name": driver, "nodeID": s.registered})
-		}
-		answer(w, map[string]any{"kind": "CSINode", "apiVersion": "storage.k8s.io/v1", "metadata": taint{"name": "n"}, "spec": map[string]any{"drivers": drivers}})
-	case "PATCH nodes":
-		s.patch(w, r)
-	default:
-		refuse(w, http.StatusNotFound)
-	}
-}
-
-// patch does what the API server does with a patch of a test and a replacement.
-func (s *server) patch(w http.ResponseWriter, r *http.Request) {
-	s.patches++
-	if s.before != nil {
-		s.before()
-		s.before = nil
-	}
-	var ops []struct {
-		Op, Path string
-		Value    []taint
-	}
-	b, err := io.ReadAll(r.Body)
-	if err = errors.Join(err, json.Unmarshal(b, &ops)); err != nil || len(ops) != 2 || ops[0].Op != "test" || ops[1].Op != "replace" ||
-		ops[0].Path != "/spec/taints" || ops[1].Path != "/spec/taints" || ops[1].Value == nil ||
-		r.Header.Get("Content-Type") != "application/json-patch+json" {
-		refuse(w, http.StatusBadRequest)
-		return
-	}
-	if !reflect.DeepEqual(ops[0].Value, s.taints) {
-		refuse(w, http.StatusUnprocessableEntity)
-		return
-	}
-	s.taints = ops[1].Value
-	answer(w, map[string]any{"kind": "Node", "apiVersion": "v1", "metadata": taint{"name": "n"}})
-}
-
-func answer(w http.ResponseWriter, object any) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(object)
-}
-
-func refuse(w http.ResponseWriter, code int, reason ...string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": strings.Join(reason, ""), "message": "as told"})
 }
 
 func TestRemoveStartupTaint(t *testing.T) {
 	for name, tc := range map[string]struct {
-		server  *server
+		taints  []taint
+		fail    map[string][]int
 		want    []taint
 		patches int
 	}{
-		"alone":              {&server{taints: []taint{startup}}, []taint{}, 1},
-		"among others":       {&server{taints: []taint{startup, foreign, startupOther}}, []taint{foreign}, 1},
-		"no such taint":      {&server{taints: []taint{foreign}}, []taint{foreign}, 0},
-		"no taints":          {&server{}, nil, 0},
-		"forbidden at first": {&server{taints: []taint{startup}, fail: map[string][]int{"GET csinodes": {403}, "GET nodes": {403}, "PATCH nodes": {403}}}, []taint{}, 1},
-		"server errors":      {&server{taints: []taint{startup}, fail: map[string][]int{"GET csinodes": {500, 503}, "PATCH nodes": {500}}}, []taint{}, 1},
-		"conflict":           {&server{taints: []taint{startup}, fail: map[string][]int{"PATCH nodes": {409}}}, []taint{}, 1},
-		"no CSINode yet":     {&server{taints: []taint{startup}, fail: map[string][]int{"GET csinodes": {404, 404}}}, []taint{}, 1},
+		"alone":              {[]taint{startup}, nil, []taint{}, 1},
+		"among others":       {[]taint{startup, foreign, startupOther}, nil, []taint{foreign}, 1},
+		"no such taint":      {[]taint{foreign}, nil, []taint{foreign}, 0},
+		"no taints":          {nil, nil, nil, 0},
+		"forbidden at first": {[]taint{startup}, map[string][]int{"GET csinodes": {403}, "GET nodes": {403}, "PATCH nodes": {403}}, []taint{}, 2},
+		"server errors":      {[]taint{startup}, map[string][]int{"GET csinodes": {500, 503}, "PATCH nodes": {500}}, []taint{}, 2},
+		"conflict":           {[]taint{startup}, map[string][]int{"PATCH nodes": {409}}, []taint{}, 2},
+		"no CSINode yet":     {[]taint{startup}, map[string][]int{"GET csinodes": {404, 404}}, []taint{}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tc.server.registered = "n"
-			kube.RemoveStartupTaint(t.Context(), tc.server.client(t), "n", driver)
-			if !reflect.DeepEqual(tc.server.taints, tc.want) || tc.server.patches != tc.patches {
-				t.Errorf("after %d patches the node has %v, want %v", tc.server.patches, tc.server.taints, tc.want)
-			}
+			bubble(t, func(t *testing.T, c *cluster) {
+				putTainted(c, "n", tc.taints...)
+				c.fail = tc.fail
+				kube.RemoveStartupTaint(t.Context(), user{cluster: c}.connect, "n", driver)
+				wantTaints(t, c, tc.patches, tc.want)
+			})
 		})
 	}
 }
 
-// TestTaintSetMeanwhile: a taint that is set between reading and writing stays.
+// TestTaintSetMeanwhile: a taint that is set between the read and the write of the taints is kept.
 func TestTaintSetMeanwhile(t *testing.T) {
-	s := &server{registered: "n", taints: []taint{startup}}
-	s.before = func() { s.taints = []taint{startup, foreign} }
-	kube.RemoveStartupTaint(t.Context(), s.client(t), "n", driver)
-	if want := []taint{foreign}; !reflect.DeepEqual(s.taints, want) || s.patches != 2 {
-		t.Errorf("after %d patches the node has %v, want %v", s.patches, s.taints, want)
+	bubble(t, func(t *testing.T, c *cluster) {
+		putTainted(c, "n", startup)
+		c.before["PATCH nodes"] = func() { putTainted(c, "n", startup, foreign) }
+		kube.RemoveStartupTaint(t.Context(), user{cluster: c}.connect, "n", driver)
+		wantTaints(t, c, 2, []taint{foreign})
+	})
+}
+
+// TestTaintKeptUntilRegistered: the taint is kept while the kubelet has not registered the driver, or has
+// registered it with the ID of another node.
+func TestTaintKeptUntilRegistered(t *testing.T) {
+	for _, nodeID := range []string{"", "other"} {
+		bubble(t, func(t *testing.T, c *cluster) {
+			putTainted(c, nodeID, startup)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			kube.RemoveStartupTaint(ctx, user{cluster: c}.connect, "n", driver)
+			wantTaints(t, c, 0, []taint{startup})
+		})
 	}
 }
 
-// TestTaintStaysUntilRegistered: neither a kubelet without the driver nor one that
-// knows it by another node's name is enough.
-func TestTaintStaysUntilRegistered(t *testing.T) {
-	for _, registered := range []string{"", "other"} {
-		s := &server{registered: registered, taints: []taint{startup}}
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		kube.RemoveStartupTaint(ctx, s.client(t), "n", driver)
-		cancel()
-		if len(s.taints) != 1 || s.patches != 0 {
-			t.Errorf("registered as %q: the node has %v after %d patches", registered, s.taints, s.patches)
-		}
-	}
-}
-
-// TestNoConnection: without a way to the API server it ends when it is told to.
+// TestNoConnection: without a connection to the API server, RemoveStartupTaint ends when its context does.
 func TestNoConnection(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	kube.RemoveStartupTaint(ctx, kube.InCluster, "n", driver)
 	if ctx.Err() == nil {
-		t.Error("it gave up")
+		t.Error("it ended early")
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // TestAbsentNode: calls for an absent node, its volumes and their snapshots fail with the reason, calls
-// for other nodes succeed, and when the node is back its volumes are served as before.
+// for other nodes succeed, and when the node answers again, its volumes are served as before.
 func TestAbsentNode(t *testing.T) {
 	for name, tc := range map[string]struct {
 		leave  func(*world)
@@ -46,7 +46,7 @@ func TestAbsentNode(t *testing.T) {
 				w.drivers["a"].Stop(w.t)
 			},
 			codes.FailedPrecondition,
-			[]string{`its node "a" is gone`, "docs/kubernetes.md"},
+			[]string{`its node "a" no longer exists`, "docs/kubernetes.md"},
 			codes.ResourceExhausted, codes.OK,
 		},
 	} {
@@ -101,15 +101,15 @@ func TestUnknownPool(t *testing.T) {
 	must(t, w.get(w.make("a", "v")))
 }
 
-// TestRestartedController: a new controller knows from the record which node had the pools of
-// a node that is gone.
+// TestRestartedController: a new controller reads from the record which node had a pool, also if that node no
+// longer exists.
 func TestRestartedController(t *testing.T) {
 	w := newCluster(t, "a")
 	id := w.make("a", "v")
 	w.forget("a")
 	w.restart()
 	w.tell()
-	w.refused("a", id, codes.FailedPrecondition, `its node "a" is gone`)
+	w.refused("a", id, codes.FailedPrecondition, `its node "a" no longer exists`)
 	w.restartWith("a", w.pool("fresh", "fresh", "1Gi"))
 	w.register("a")
 	w.know()
@@ -117,8 +117,8 @@ func TestRestartedController(t *testing.T) {
 	must(t, w.get(w.make("a", "w", inPool("fresh"))))
 }
 
-// TestNodesUnknown: before the router has been told the nodes, it reports nothing as missing,
-// and volumes can be detached.
+// TestNodesUnknown: before SetHosts was called, the router reports no pool as missing, and volumes can be
+// detached.
 func TestNodesUnknown(t *testing.T) {
 	w := newWorld(t)
 	if w.Ready() {

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// capacity is what can still be created on a node, in bytes.
+// capacity is the free capacity of a node in bytes.
 type capacity struct {
 	node *node
 	// most and least bound the size of one volume, total the size of all together.
@@ -64,7 +64,7 @@ type capacityRequest interface {
 	GetVolumeCapabilities() []*csi.VolumeCapability
 }
 
-// capacities asks nodes for their capacity in the pools of a name. The largest is first.
+// capacities requests the capacity of nodes in the pools of a name. The largest is first.
 func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req capacityRequest) []capacity {
 	var mu sync.Mutex
 	var out []capacity
@@ -81,7 +81,7 @@ func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req
 	return out
 }
 
-// capacityOf asks a node for its capacity. A node has none in closed pools, and none in pools that
+// capacityOf requests the capacity of a node. A node has none in closed pools, and none in pools that
 // it does not serve.
 func (s *Server) capacityOf(ctx context.Context, n *node, pool string, req capacityRequest) capacity {
 	if v := n.viewFor(ctx, pool); v.known && !v.open(pool) {

@@ -24,7 +24,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 	live := reachable(candidates)
 	switch {
 	case len(candidates) == 0:
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite %v: there is no such node now", req.GetAccessibilityRequirements().GetRequisite())
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite %v: no such node exists now", req.GetAccessibilityRequirements().GetRequisite())
 	case len(unasked) > 0:
 		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s were not asked yet whether they have volume %q: try again", quoted(names(unasked)), spec.CoName)
 	case len(live) == 0:
@@ -96,7 +96,7 @@ type call struct {
 	at   time.Time
 }
 
-// unconfirmedTime is how long a call is recorded. Orchestrators retry within minutes.
+// unconfirmedTime is the time for which a call is recorded. Orchestrators retry within minutes.
 const unconfirmedTime = time.Hour
 
 // record records the result of a call.

@@ -257,7 +257,7 @@ type proxy struct {
 	conns []net.Conn
 }
 
-// proxy puts a proxy in front of a node, which the router is told by tell or know.
+// proxy puts a proxy in front of a node. tell or know gives its address to the router.
 func (w *world) proxy(node string) *proxy {
 	w.t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")

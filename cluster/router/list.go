@@ -247,7 +247,7 @@ func incomplete(reason string) error {
 	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", reason)
 }
 
-// complete fails if a node or a pool is unavailable. It asks these nodes again first.
+// complete fails if a node or a pool is unavailable. It first requests the pools of these nodes again.
 func (ns *nodes) complete(ctx context.Context, all []*node) error {
 	silent, closed := unavailable(all, "")
 	ns.ask(ctx, slices.Concat(silent, closed))
@@ -256,7 +256,7 @@ func (ns *nodes) complete(ctx context.Context, all []*node) error {
 	case len(silent) > 0:
 		return incomplete(fmt.Sprintf("no answer from %s", quoted(names(silent))))
 	case len(closed) > 0:
-		return incomplete(fmt.Sprintf("a pool is not open on %s: see the driver's log there", quoted(names(closed))))
+		return incomplete(fmt.Sprintf("a pool is not open on %s: check the driver's log there", quoted(names(closed))))
 	}
 	return nil
 }

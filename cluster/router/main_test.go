@@ -69,8 +69,8 @@ func (o *owners) Record(ctx context.Context, owners map[string]string) error {
 
 func (o *owners) MoveCommand(pool, node string) string { return o.Load().MoveCommand(pool, node) }
 
-// newCluster starts a driver for each node and waits until the router knows their pools. A
-// node is "name" or "name:size"; see start.
+// newCluster starts a driver for each node and waits until the router has their pools. A node is "name" or
+// "name:size"; see start.
 func newCluster(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	w := newWorld(t)
@@ -82,7 +82,7 @@ func newCluster(t *testing.T, nodes ...string) *world {
 	return w
 }
 
-// newWorld returns a router that has not been told the nodes.
+// newWorld returns a router without nodes.
 func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 	t.Helper()
 	w := &world{
@@ -183,7 +183,7 @@ func (w *world) closedPool(name, dir string) pool.Config {
 }
 
 // start starts the driver of a node. Without pools it has the pool default of 1 GiB in the
-// directory of the node's name. The router is told the node by tell or know.
+// directory of the node's name. tell or know gives the node to the router.
 func (w *world) start(name string, pools ...pool.Config) *backendtest.Driver {
 	w.t.Helper()
 	return w.startWith(name, loop.Kind, pools...)
@@ -202,7 +202,7 @@ func (w *world) startWith(name string, kind backend.Kind, pools ...pool.Config) 
 	return w.drivers[name]
 }
 
-// kill stops the driver of a node and waits until the router has noticed.
+// kill stops the driver of a node and waits until the router is not connected to it.
 func (w *world) kill(name string) {
 	w.t.Helper()
 	w.drivers[name].Stop(w.t)
@@ -243,7 +243,7 @@ func (w *world) forget(names ...string) {
 	w.tell()
 }
 
-// know gives the router its nodes and waits until it knows their pools.
+// know gives the router its nodes and waits until it has their pools.
 func (w *world) know() {
 	w.t.Helper()
 	w.tell()

@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// A node is asked for its pools every askInterval; askTimeout bounds one call.
+	// The pools of a node are requested every askInterval; askTimeout bounds one request.
 	askInterval = 30 * time.Second
 	askTimeout  = 5 * time.Second
 	// freshness is the age up to which an answer is used when a pool is not found.
@@ -69,12 +69,12 @@ type node struct {
 
 	mu      sync.Mutex
 	address string
-	// asked is the time of the last question. known tells whether the node has ever answered.
+	// asked is the time of the last request. known tells whether the node has ever answered.
 	asked time.Time
 	known bool
 	// pools are the configured pools. A closed pool has an empty UUID.
 	pools []poolKey
-	// lastError is the error of the last question.
+	// lastError is the error of the last request.
 	lastError error
 }
 
@@ -124,8 +124,8 @@ func resolved(address string) (state resolver.State) {
 	return state
 }
 
-// run keeps the connection until ctx ends. It asks for the pools after each change of the
-// connection and every askInterval, and then calls asked.
+// run keeps the connection until ctx ends. It requests the pools after each change of the connection and every
+// askInterval, and then calls asked.
 func (n *node) run(ctx context.Context, asked func(context.Context)) {
 	defer n.conn.Close()
 	for ctx.Err() == nil {
@@ -143,8 +143,8 @@ func (n *node) run(ctx context.Context, asked func(context.Context)) {
 	}
 }
 
-// ask asks the node for its pools, unless it was asked less than maxAge ago. Concurrent calls wait
-// for each other until their contexts end.
+// ask requests the pools of the node, unless the last request is younger than maxAge. Concurrent calls wait for
+// each other until their contexts end.
 func (n *node) ask(ctx context.Context, maxAge time.Duration) {
 	select {
 	case n.asking <- struct{}{}:
@@ -170,7 +170,7 @@ func (n *node) ask(ctx context.Context, maxAge time.Duration) {
 	}
 }
 
-// setError stores the result of a question and logs changes.
+// setError stores the error of a request and logs changes.
 func (n *node) setError(ctx context.Context, err error) {
 	n.mu.Lock()
 	before := n.lastError
@@ -217,8 +217,8 @@ func (n *node) view() view {
 	return view{n.pools, !n.asked.IsZero(), n.known, n.lastError}
 }
 
-// viewFor is view for a call for the pools of a name. It asks the node again if one of them is closed, because
-// the node may have opened it since.
+// viewFor is view for a call for the pools of a name. If one of them is closed, it requests the pools again,
+// because the node may have opened it since.
 func (n *node) viewFor(ctx context.Context, pool string) view {
 	v := n.view()
 	if v.known && !v.closed(pool) {
@@ -267,7 +267,7 @@ func (n *node) explain(ctx context.Context, err error) error {
 	n.mu.Unlock()
 	switch {
 	case address == "":
-		return status.Errorf(s.Code(), "node %q: its driver is not running: look at the driver's pod on that node; if the node is gone for good, delete its Node object", n.name)
+		return status.Errorf(s.Code(), "node %q: its driver is not running: check the driver's pod on that node; if the node no longer exists, delete its Node object", n.name)
 	case s.Code() == codes.Unavailable && !n.connected():
 		return status.Errorf(s.Code(), "node %q cannot be reached at %s: %s", n.name, address, s.Message())
 	}

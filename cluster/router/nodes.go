@@ -154,8 +154,8 @@ func (ns *nodes) announcing(key poolKey) []*node {
 	return ns.announced[key]
 }
 
-// forID returns the node that serves the pool of a volume or snapshot. If there is none, it first asks
-// again for pools: the nodes that announce the pool and its owner, or all nodes if none announces it.
+// forID returns the node that serves the pool of a volume or snapshot. If there is none, it first requests the
+// pools again from the nodes that announce the pool and from its owner, or from all nodes if none announces it.
 func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
 	if n, _ := ns.serving(ctx, key); n != nil {
@@ -179,7 +179,7 @@ func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	return n, err
 }
 
-// ask asks nodes for their pools.
+// ask requests the pools of nodes.
 func (ns *nodes) ask(ctx context.Context, all []*node) {
 	_ = each(ctx, all, func(ctx context.Context, n *node) error {
 		n.ask(ctx, freshness)
@@ -209,16 +209,16 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	silent, closed := unavailable(all, id.Pool)
 	switch {
 	case owner != "" && n == nil:
-		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, owner, key)
+		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q no longer exists, and no other node has pool %s: restore the node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, owner, key)
 	case len(silent) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, quoted(names(silent)))
 	case len(closed) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, quoted(names(closed)))
+		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: check the driver's log there", id, key, id.Pool, quoted(names(closed)))
 	}
-	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: bring its node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
+	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
 }
 
-// unavailable returns the nodes that did not answer the last question, and those with a closed pool of
+// unavailable returns the nodes that did not answer the last request, and those with a closed pool of
 // a name; of any name if it is empty.
 func unavailable(all []*node, pool string) (silent, closed []*node) {
 	for _, n := range all {

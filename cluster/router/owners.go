@@ -86,13 +86,12 @@ func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
 	}
 	n, err = ns.servingRecorded(key)
 	if errors.Is(err, errUnrecorded) {
-		err = volume.Errorf(volume.ErrPrecondition, "pool %s: its node has %d pools on record, and gets no more: remove those that are gone from the record (docs/kubernetes.md, \"Which node has a pool\")", key, maxPoolsPerNode)
+		err = volume.Errorf(volume.ErrPrecondition, "pool %s: its node has %d pools on record, which is the maximum: remove those that no longer exist from the record (docs/kubernetes.md, \"Which node has a pool\")", key, maxPoolsPerNode)
 	}
 	return n, err
 }
 
-// servingRecorded is serving without a write: it fails with errUnrecorded if the pool has to be
-// recorded.
+// servingRecorded is serving without a write: it fails with errUnrecorded if the pool must be recorded.
 func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 	owner, announcing := ns.owner(key), ns.announcing(key)
 	i := slices.IndexFunc(announcing, func(n *node) bool { return n.name == owner })
@@ -145,7 +144,7 @@ func (ns *nodes) notYet(key poolKey, announcing *node, silent []*node) error {
 	if len(silent) > 1 {
 		others = fmt.Sprintf(" (nor have %d other nodes)", len(silent)-1)
 	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and node %q has not answered%s: %s. Bring that node back, or delete its Node object if it is gone; or, only if no other node has the pool, record it: %s (docs/kubernetes.md, \"Which node has a pool\")",
+	return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and node %q has not answered%s: %s. Restore that node, or delete its Node object if it no longer exists; or, only if no other node has the pool, record it: %s (docs/kubernetes.md, \"Which node has a pool\")",
 		key, announcing.name, silent[0].name, others, reason, ns.owners.MoveCommand(key.String(), announcing.name))
 }
 
@@ -255,7 +254,7 @@ func OpenOwners(root *os.Root) (*FileOwners, error) {
 		return o, nil
 	}
 	if err := cmp.Or(err, json.Unmarshal(b, &o.known)); err != nil {
-		return nil, fmt.Errorf("%s: %w: restore the file; without it the owners of all pools are recorded anew", o.path(), err)
+		return nil, fmt.Errorf("%s: %w: restore the file; without it the owners of all pools are recorded again", o.path(), err)
 	}
 	return o, nil
 }

@@ -110,7 +110,7 @@ func TestPoolOnTwoNodes(t *testing.T) {
 	wantCode(t, w.listError(), codes.Unavailable, bothAnnounce, `Only if "NODE" has the original disk`, w.poolID("a", "default"), `to "NODE"`)
 	w.wantImages(map[string]int{"a": 1, "b": 1})
 	must(t, w.get(w.make("c", "w")))
-	w.kill("b") // it may come back with the pool
+	w.kill("b") // it may announce the pool again
 	w.refused("a", id, codes.FailedPrecondition, bothAnnounce)
 	w.restartWith("b", w.pool("fresh", "fresh", "1Gi"))
 	await(t, "the end of the conflict", func() bool { return w.get(id) == nil })
@@ -209,8 +209,8 @@ func TestManifests(t *testing.T) {
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `recorded for node "a", and "b" announces it`)
 }
 
-// TestImpostor: a node that announces the pool of a node that is gone gets no call for it, and
-// does not become its owner.
+// TestImpostor: a node that announces the pool of a removed node receives no call for it, and does not become
+// its owner.
 func TestImpostor(t *testing.T) {
 	w := newCluster(t, "a")
 	id := w.make("a", "v")
@@ -232,7 +232,7 @@ func TestImpostor(t *testing.T) {
 	await(t, "node a", func() bool { return w.get(id) == nil })
 }
 
-// TestManyPools: a node that announces many pools gets no more than 100 entries in the record, and new pools of
+// TestManyPools: the record contains at most 100 pools of a node, and new pools of
 // other nodes are recorded.
 func TestManyPools(t *testing.T) {
 	w := newWorld(t)

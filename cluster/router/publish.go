@@ -26,7 +26,7 @@ func (s *Server) publishVolume(ctx context.Context, req *csi.ControllerPublishVo
 			return nil, err
 		}
 		if s.nodes.named(req.GetNodeId()) == nil {
-			return nil, volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node now", req.GetNodeId())
+			return nil, volume.Errorf(volume.ErrNotFound, "node_id %q: no such node exists now", req.GetNodeId())
 		}
 		return relay.Call[*csi.ControllerPublishVolumeResponse](ctx, s.shared, csi.Controller_ControllerPublishVolume_FullMethodName, req)
 	}

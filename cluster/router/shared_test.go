@@ -70,7 +70,7 @@ func TestSharedVolumes(t *testing.T) {
 		must(t, w.publish("a", id))
 		must(t, w.publish("b", id))
 		wantCode(t, w.publish("c", id), codes.NotFound, `node_id "c"`)
-		must(t, w.unpublish("c", id)) // the node may be gone
+		must(t, w.unpublish("c", id)) // the node may have been removed
 		must(t, w.delete(id))
 		publish := "ControllerPublishVolume " + id
 		if want := []string{publish, publish, "ControllerUnpublishVolume " + id, "DeleteVolume " + id}; !slices.Equal(s.ids, want) {

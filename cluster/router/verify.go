@@ -89,8 +89,8 @@ func (ns *nodes) verifyGroup(ctx context.Context, n *node, group *csi.VolumeGrou
 	return nil
 }
 
-// verifyID rejects an ID whose pool the node does not serve. id is empty if text is not an ID. The
-// node is asked for its pools again, because it may have opened the pool since.
+// verifyID rejects an ID whose pool the node does not serve. id is empty if text is not an ID. It requests the
+// pools of the node again, because the node may have opened the pool since.
 func (ns *nodes) verifyID(ctx context.Context, n *node, id volume.ID, text string) error {
 	if key := keyOf(id); key.uuid != "" {
 		err := ns.serves(ctx, n, key)
@@ -110,7 +110,7 @@ func (n *node) verifyAnswer(got, want string) error {
 	if got == want {
 		return nil
 	}
-	return n.rejected("answered with %q when %q was asked for", got, want)
+	return n.rejected("answered with %q when %q was requested", got, want)
 }
 
 // verifyResponse rejects a node's response that has other IDs than the request, or that is about another

@@ -17,7 +17,7 @@ func TestWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	// What a writer that was killed left behind is in nobody's way.
+	// The temporary file of a killed writer is replaced.
 	if err := os.WriteFile(filepath.Join(dir, "record.tmp"), []byte("half and much longer"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -30,16 +30,16 @@ func TestWrite(t *testing.T) {
 		}
 	}
 	if err := atomicfile.Write(root, "missing/record", nil); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("in a folder that is not there: %v", err)
+		t.Errorf("in a missing directory: %v", err)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
 }
 
-// TestWriteThroughNothing: a link or a pipe where the temporary file goes is replaced,
-// neither followed nor waited for.
-func TestWriteThroughNothing(t *testing.T) {
+// TestWriteOverLink: a link or a pipe with the name of the temporary file is replaced. The link is not followed,
+// and the pipe is not opened.
+func TestWriteOverLink(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -65,11 +65,11 @@ func TestWriteThroughNothing(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(other); string(b) != "another's" || err != nil {
-		t.Errorf("the other has %q, %v", b, err)
+		t.Errorf("the other file contains %q, %v", b, err)
 	}
 }
 
-// TestWriteFails: the old content stays, and nothing else.
+// TestWriteFails: a failed write keeps the old content, and removes the temporary file.
 func TestWriteFails(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -81,7 +81,7 @@ func TestWriteFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := atomicfile.Write(root, "record", []byte("new")); err == nil {
-		t.Error("a folder was replaced by a file")
+		t.Error("a directory was replaced by a file")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v, %v", entries, err)

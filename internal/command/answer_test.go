@@ -18,8 +18,7 @@ func sh(script string) command.Command {
 	return command.Command{Name: "sh", Args: []string{"-c", script}}
 }
 
-// TestAnswer: what a program prints to its standard output is its answer, however it
-// ends, and no more of it is read than was to be.
+// TestAnswer: the standard output of a program is returned whether or not it fails, up to the limit.
 func TestAnswer(t *testing.T) {
 	for _, tc := range []struct {
 		name, script, answer, says string
@@ -28,7 +27,7 @@ func TestAnswer(t *testing.T) {
 		{"success", "echo yes; echo noise >&2", "yes\n", "", 0},
 		{"failure", "echo no; echo why >&2; exit 3", "no\n", "why", 3},
 		{"too much", "yes", strings.Repeat("y\n", 50), "more than 100 bytes", 0},
-		{"a child that stays", "echo yes; sleep 1000 & echo $! >" + filepath.Join(t.TempDir(), "pid"), "yes\n", "", 0},
+		{"remaining child", "echo yes; sleep 1000 & echo $! >" + filepath.Join(t.TempDir(), "pid"), "yes\n", "", 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			answer, err := sh(tc.script).Answer(t.Context(), 100)
@@ -49,12 +48,12 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// end kills the process whose number a file has; it must live.
+// end kills the process whose PID a file contains. The process must run.
 func end(t *testing.T, file string) {
 	t.Helper()
 	pid := number(t, file)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Errorf("process %d was ended with its parent: %v", pid, err)
+		t.Errorf("process %d ended with its parent: %v", pid, err)
 	}
 }
 
@@ -71,8 +70,8 @@ func number(t *testing.T, file string) int {
 	return pid
 }
 
-// TestAnswerLate: a program that hangs is killed with all that it has started.
-func TestAnswerLate(t *testing.T) {
+// TestAnswerCanceled: a program that hangs is killed with the processes that it has started.
+func TestAnswerCanceled(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -87,5 +86,5 @@ func TestAnswerLate(t *testing.T) {
 	if answer != "part\n" || !errors.Is(err, context.Canceled) {
 		t.Errorf("%q, %v", answer, err)
 	}
-	awaitGone(t, number(t, file))
+	awaitEnd(t, number(t, file))
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 )
 
-// TestMain is also a program that starts a child and then waits to be killed.
+// TestMain also runs as a program that starts a child and then waits to be killed.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "parent" || os.Args[1] == "detaching") {
 		sleep := command.Command{Name: "sleep", Args: []string{"1000"}}
@@ -34,20 +34,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func awaitGone(t *testing.T, pid int) {
+func awaitEnd(t *testing.T, pid int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || strings.Contains(string(stat), ") Z ") { // nobody waits for an orphan here
+		if err != nil || strings.Contains(string(stat), ") Z ") { // no parent waits for an orphan here
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("process %d lives on", pid)
+			t.Fatalf("process %d does not end", pid)
 		}
 	}
 }
 
-// TestChild: it reads its input, has its files, and its end is told with the reason.
+// TestChild: a child reads its input and inherits its files. The error of its end contains the reason.
 func TestChild(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -64,9 +64,9 @@ func TestChild(t *testing.T) {
 	}
 	<-child.Done()
 	if err := child.Err(); err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "it broke") {
-		t.Errorf("its end: %v", err)
+		t.Errorf("the child ended with %v", err)
 	}
-	child.Kill() // it is no error, and kills nobody else
+	child.Kill() // after the end: no error, and no other process is killed
 }
 
 func TestChildKilled(t *testing.T) {
@@ -75,16 +75,16 @@ func TestChildKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if child.Err() != nil {
-		t.Errorf("it has ended: %v", child.Err())
+		t.Errorf("the child has ended: %v", child.Err())
 	}
 	child.Kill()
 	<-child.Done()
 	if child.Err() == nil {
-		t.Error("its end is no error")
+		t.Error("the end of a killed child is no error")
 	}
 }
 
-// orphan is the child of a parent that was killed.
+// orphan returns the child of a killed parent.
 func orphan(t *testing.T, word string) (pid int) {
 	t.Helper()
 	parent := exec.Command(os.Args[0], word)
@@ -110,19 +110,19 @@ func orphan(t *testing.T, word string) (pid int) {
 	return pid
 }
 
-// TestChildOfTheDead: a child dies with its parent, however that dies.
-func TestChildOfTheDead(t *testing.T) { awaitGone(t, orphan(t, "parent")) }
+// TestChildOfKilledParent: a child ends with its parent, also if the parent is killed.
+func TestChildOfKilledParent(t *testing.T) { awaitEnd(t, orphan(t, "parent")) }
 
-// TestDetached: one that is detached lives on, in a session of its own.
+// TestDetached: a detached child continues in its own session.
 func TestDetached(t *testing.T) {
 	pid := orphan(t, "detaching")
 	if group, err := syscall.Getpgid(pid); err != nil || group != pid {
-		t.Errorf("it is in group %d: %v", group, err)
+		t.Errorf("the child is in group %d: %v", group, err)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Error(err)
 	}
-	awaitGone(t, pid)
+	awaitEnd(t, pid)
 }
 
 func TestChildMissing(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/connlimit"
 )
 
-// conn is a connection from an address, which notes that it was closed.
+// conn is a connection from an address, which records that it was closed.
 type conn struct {
 	net.Conn
 	from   net.TCPAddr
@@ -23,7 +23,7 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// TestLimit: who is closed when one too many comes.
+// TestLimit: the connections that are closed when there are too many.
 func TestLimit(t *testing.T) {
 	for name, tc := range map[string]struct {
 		from   []byte // last bytes of addresses; at most four are held
@@ -31,7 +31,7 @@ func TestLimit(t *testing.T) {
 	}{
 		"none":                     {[]byte{1, 1, 1, 1}, nil},
 		"the oldest":               {[]byte{1, 1, 1, 1, 1, 1}, []int{0, 1}},
-		"the oldest of the most":   {[]byte{2, 1, 1, 1, 3, 1}, []int{1, 2}},
+		"oldest of most frequent":  {[]byte{2, 1, 1, 1, 3, 1}, []int{1, 2}},
 		"the newcomer's own":       {[]byte{1, 2, 3, 2, 2}, []int{1}},
 		"the oldest of all, alike": {[]byte{1, 2, 3, 4, 5, 6}, []int{0, 1}},
 	} {
@@ -89,8 +89,8 @@ func TestLimitOfNetworks(t *testing.T) {
 	}
 }
 
-// TestLimitForgets: what is removed counts no more.
-func TestLimitForgets(t *testing.T) {
+// TestLimitRemove: removed connections do not count.
+func TestLimitRemove(t *testing.T) {
 	limit := connlimit.New(1)
 	for i := range 1000 {
 		c := &conn{from: net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: 1}}

@@ -1,6 +1,6 @@
-// Package crashpoint lists the points at which test/crash kills the driver: after each step that
-// has a persistent effect. In the normal binary Here does nothing and is inlined. A binary that is
-// built with the tag `crashpoints` kills itself at the point that TRIVET_CRASH_AT names.
+// Package crashpoint lists the points at which test/crash kills the driver: after each step with a persistent
+// effect. In the normal binary Here does nothing and is inlined. A binary with the build tag `crashpoints` kills
+// itself at the point that TRIVET_CRASH_AT names.
 package crashpoint
 
 // Point is the name of a place in a mutating path.
@@ -9,36 +9,36 @@ type Point string
 // The points by call, in the order in which they are reached. A comment describes the state at the
 // point.
 const (
-	CreateReserved    Point = "create-reserved"    // temporary folder made, nothing in it
+	CreateReserved    Point = "create-reserved"    // temporary directory made, empty
 	CreateImage       Point = "create-image"       // image made, no record
 	ClaimEntry        Point = "claim-entry"        // record in tmp, first sector of a disk's mark written
 	ClaimMarked       Point = "claim-marked"       // a disk's mark complete, not committed
 	CreateLimited     Point = "create-limited"     // directory made and limited, no record
 	CreatePlaced      Point = "create-placed"      // directory moved to its subDir, not committed
-	CreateBuilt       Point = "create-built"       // all made and durable, not committed
+	CreateBuilt       Point = "create-built"       // complete and durable, not committed
 	CreateCommitted   Point = "create-committed"   // renamed into place, rename not yet durable
 	CreateDone        Point = "create-done"        // durable, not answered
-	FreezeFrozen      Point = "freeze-frozen"      // filesystems frozen, nothing of them copied
-	SnapshotData      Point = "snapshot-data"      // data of a snapshot made and durable, record not
-	SnapshotBuilt     Point = "snapshot-built"     // all of a snapshot made and durable, not committed
+	FreezeFrozen      Point = "freeze-frozen"      // filesystems frozen, not copied
+	SnapshotData      Point = "snapshot-data"      // data of a snapshot durable, no record
+	SnapshotBuilt     Point = "snapshot-built"     // snapshot complete and durable, not committed
 	SnapshotCommitted Point = "snapshot-committed" // renamed into place, rename not yet durable
 	SnapshotDone      Point = "snapshot-done"      // durable, not answered
 	SnapshotDeleted   Point = "snapshot-deleted"   // a snapshot in the trash, rename not yet durable
 	AttachWritten     Point = "attach-written"     // attach record written under a temporary name
 	AttachLinked      Point = "attach-linked"      // attach record in place
-	DetachRemoved     Point = "detach-removed"     // attach record gone
-	StageLocked       Point = "stage-locked"       // image locked, nothing written
+	DetachRemoved     Point = "detach-removed"     // attach record removed
+	StageLocked       Point = "stage-locked"       // image locked, not written
 	StageFormatting   Point = "stage-formatting"   // intent to format durable
 	StageHalfFormat   Point = "stage-half-format"  // filesystem body written, no superblock
-	StageFormatted    Point = "stage-formatted"    // filesystem complete, not marked so
-	StageIdentified   Point = "stage-identified"   // a copied filesystem has its own identity, not marked so
-	StageNoted        Point = "stage-noted"        // second table of a disk's mark says that there may be data, first not
-	StageMarked       Point = "stage-marked"       // marked as formatted
-	StageBound        Point = "stage-bound"        // loop device bound, not yet all that it is to be
+	StageFormatted    Point = "stage-formatted"    // filesystem complete, not recorded
+	StageIdentified   Point = "stage-identified"   // identity of a copied filesystem changed, not recorded
+	StageNoted        Point = "stage-noted"        // only the second table of a disk's mark records possible data
+	StageMarked       Point = "stage-marked"       // recorded as formatted
+	StageBound        Point = "stage-bound"        // loop device bound, not completely configured
 	StageAttached     Point = "stage-attached"     // loop device bound
 	StageMounted      Point = "stage-mounted"      // filesystem mounted, attached to no path
-	StageDone         Point = "stage-done"         // at the staging path, not answered
-	PublishTarget     Point = "publish-target"     // target made, nothing mounted on it
+	StageDone         Point = "stage-done"         // mounted at the staging path, not answered
+	PublishTarget     Point = "publish-target"     // target made, not mounted
 	PublishReadOnly   Point = "publish-read-only"  // read-only device made for a block target
 	PublishDone       Point = "publish-done"       // bound, not answered
 	GrowImage         Point = "grow-image"         // image grown, record old
@@ -46,17 +46,17 @@ const (
 	GrowRecord        Point = "grow-record"        // record written, not answered
 	GrowDevice        Point = "grow-device"        // device follows the image, filesystem old
 	GrowDone          Point = "grow-done"          // filesystem grown, not answered
-	UnpublishGone     Point = "unpublish-gone"     // unmounted, target still there
-	UnpublishTarget   Point = "unpublish-target"   // target removed, a read-only device still there
-	UnpublishDone     Point = "unpublish-done"     // all gone, not answered
-	UnstageMount      Point = "unstage-mount"      // unmounted, device not yet free
+	UnpublishGone     Point = "unpublish-gone"     // unmounted, target exists
+	UnpublishTarget   Point = "unpublish-target"   // target removed, a read-only device exists
+	UnpublishDone     Point = "unpublish-done"     // all removed, not answered
+	UnstageMount      Point = "unstage-mount"      // unmounted, device in use
 	UnstageGone       Point = "unstage-gone"       // device free, not answered
 	DeleteRenamed     Point = "delete-renamed"     // in the trash, rename not yet durable
 	DeleteDone        Point = "delete-done"        // durable, not answered
-	ReapRemoved       Point = "reap-removed"       // data of a directory removed, its limit not given back
-	ReapStarted       Point = "reap-started"       // trash entry half removed
+	ReapRemoved       Point = "reap-removed"       // data of a directory removed, its quota ID not released
+	ReapStarted       Point = "reap-started"       // trash entry partly removed
 	ReapZeroed        Point = "reap-zeroed"        // a part of a disk zeroed, and recorded
-	ReapErasing       Point = "reap-erasing"       // a disk wiped, its mark half removed
+	ReapErasing       Point = "reap-erasing"       // disk wiped, mark partly removed
 )
 
 // All lists every point; test/crash fails if one of them is never reached.

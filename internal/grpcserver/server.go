@@ -7,7 +7,6 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-csi/trivet/internal/relay"
 )
@@ -37,21 +36,6 @@ func Chain(interceptors ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(interceptors...), grpc.ChainStreamInterceptor(streams...)}
 }
 
-// readStream is a stream whose request has been read.
-type readStream struct {
-	grpc.ServerStream
-	ctx     context.Context
-	request proto.Message
-}
-
-func (s *readStream) Context() context.Context { return s.ctx }
-
-// RecvMsg passes the request to the handler.
-func (s *readStream) RecvMsg(m any) error {
-	proto.Merge(m.(proto.Message), s.request)
-	return nil
-}
-
 // readRequest reads the request before the interceptors run. Otherwise the handler reads it after them.
 func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	request, err := relay.NewRequest(info.FullMethod)
@@ -61,16 +45,16 @@ func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
 	if err := stream.RecvMsg(request); err != nil {
 		return err
 	}
-	return handler(srv, &readStream{stream, stream.Context(), request})
+	return handler(srv, relay.RequestStream{ServerStream: stream, Ctx: stream.Context(), Request: request})
 }
 
-// onStream returns an interceptor for streams from one for calls. It does not see the responses.
+// onStream converts an interceptor for calls to one for streams, which does not receive the responses.
 func onStream(intercept grpc.UnaryServerInterceptor) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		s := stream.(*readStream)
+		s := stream.(relay.RequestStream)
 		unary := &grpc.UnaryServerInfo{Server: srv, FullMethod: info.FullMethod}
-		_, err := intercept(s.ctx, s.request, unary, func(ctx context.Context, _ any) (any, error) {
-			return nil, handler(srv, &readStream{s.ServerStream, ctx, s.request})
+		_, err := intercept(s.Ctx, s.Request, unary, func(ctx context.Context, _ any) (any, error) {
+			return nil, handler(srv, relay.RequestStream{ServerStream: s.ServerStream, Ctx: ctx, Request: s.Request})
 		})
 		return err
 	}

@@ -94,8 +94,8 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestFillWhileChanged: an entry that is there all the time is listed once, whatever comes
-// and goes.
+// TestFillWhileChanged: an entry that exists all the time is listed once, whatever entries are created and
+// deleted.
 func TestFillWhileChanged(t *testing.T) {
 	s := newShop(6, 6, 6)
 	kept := map[string]int{}
@@ -111,7 +111,7 @@ func TestFillWhileChanged(t *testing.T) {
 		if token = next; token == "" {
 			break
 		}
-		for i, section := range s.sections { // the entry of the token goes, and another comes
+		for i, section := range s.sections { // the entry of the token is deleted, and another is created
 			section = slices.DeleteFunc(section, func(e string) bool { return e == token })
 			section = append(section, fmt.Sprintf("%d-%03d+%d", i, round, round))
 			slices.Sort(section)
@@ -131,7 +131,7 @@ func TestFillWhileChanged(t *testing.T) {
 	}
 }
 
-// TestFillEarly: a full page asks no more sections than the first few.
+// TestFillEarly: only the first few sections are called if they fill the page.
 func TestFillEarly(t *testing.T) {
 	s := newShop(slices.Repeat([]int{10}, 100)...)
 	if _, _, err := s.page(t.Context(), "", 10, 32, 1000); err != nil || s.calls > 4 {
@@ -150,7 +150,7 @@ func TestFillFails(t *testing.T) {
 		t.Errorf("%q, %q, %v", entries, next, err)
 	}
 	if _, _, err := newShop(1).page(t.Context(), "7-000", 1, 1, 1); !errors.Is(err, volume.ErrStaleToken) {
-		t.Errorf("a token of a section that is gone: %v", err)
+		t.Errorf("a token of a section that does not exist: %v", err)
 	}
 }
 

@@ -164,25 +164,32 @@ func (l local) Stream(ctx context.Context, method string, req proto.Message, sen
 	if !ok {
 		return unserved(method)
 	}
-	return m.Handler(l.server, localStream{ctx: ctx, req: req, send: send})
+	return m.Handler(l.server, localStream{RequestStream{Ctx: ctx, Request: req}, send})
 }
 
-// localStream passes a request to a handler, and its responses to send.
-type localStream struct {
+// RequestStream is the stream of a call whose request has been read.
+type RequestStream struct {
 	grpc.ServerStream
-	ctx  context.Context
-	req  proto.Message
+	Ctx     context.Context
+	Request proto.Message
+}
+
+// Context implements grpc.ServerStream.
+func (s RequestStream) Context() context.Context { return s.Ctx }
+
+// RecvMsg passes the request to the handler.
+func (s RequestStream) RecvMsg(m any) error {
+	proto.Merge(m.(proto.Message), s.Request)
+	return nil
+}
+
+// localStream passes the responses of a handler to send.
+type localStream struct {
+	RequestStream
 	send func(any) error
 }
 
-func (s localStream) Context() context.Context { return s.ctx }
-
 func (s localStream) SendMsg(m any) error { return s.send(m) }
-
-func (s localStream) RecvMsg(m any) error {
-	proto.Merge(m.(proto.Message), s.req)
-	return nil
-}
 
 // Register registers a Service as the implementation of gRPC services.
 func Register(r grpc.ServiceRegistrar, s Service, services ...*grpc.ServiceDesc) {

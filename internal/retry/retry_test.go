@@ -17,7 +17,7 @@ func TestFor(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ctx      context.Context
 		patience time.Duration
-		busy     int // how often the step asks to be tried again
+		busy     int // the number of failures before the step succeeds
 		want     error
 		steps    int
 	}{
@@ -41,8 +41,8 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// TestForGivesUp: an error that is not to be tried again is returned as it is.
-func TestForGivesUp(t *testing.T) {
+// TestForFails: an error that must not be retried is returned unchanged.
+func TestForFails(t *testing.T) {
 	if err := retry.For(t.Context(), time.Minute, func() (bool, error) { return false, errBusy }); !errors.Is(err, errBusy) {
 		t.Error(err)
 	}

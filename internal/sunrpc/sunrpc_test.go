@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// reply is a record in fragments of the given words, with the call's xid first.
+// reply returns a record in fragments of words. The first word is the xid of the call.
 func reply(xid uint32, fragments ...[]uint32) []byte {
 	var out []byte
 	for i, words := range fragments {
@@ -30,8 +30,8 @@ func reply(xid uint32, fragments ...[]uint32) []byte {
 	return out
 }
 
-// serve answers one call on a TCP port with what answer makes of its xid, and
-// then keeps the connection.
+// serve answers one call on a TCP port with the reply that answer returns for its xid, and then keeps the
+// connection.
 func serve(t *testing.T, answer func(xid uint32) []byte) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -52,7 +52,7 @@ func serve(t *testing.T, answer func(xid uint32) []byte) (address string) {
 		if _, err := conn.Write(answer(binary.BigEndian.Uint32(call[4:]))); err != nil {
 			return
 		}
-		_, _ = io.Copy(io.Discard, conn) // until the caller hangs up
+		_, _ = io.Copy(io.Discard, conn) // until the caller closes the connection
 	}()
 	return l.Addr().String()
 }
@@ -68,7 +68,7 @@ func TestPing(t *testing.T) {
 		{"two fragments", func(x uint32) []byte { return reply(x, []uint32{1, 0}, []uint32{0, 0, 0}) }, nil},
 		{"program mismatch", func(x uint32) []byte { return reply(x, []uint32{1, 0, 0, 0, 2, 3, 4}) }, nil},
 		{"denied", func(x uint32) []byte { return reply(x, []uint32{1, 1, 1, 5}) }, nil},
-		{"another call's", func(x uint32) []byte { return reply(x+1, []uint32{1, 0, 0, 0, 0}) }, ErrMalformed},
+		{"other call", func(x uint32) []byte { return reply(x+1, []uint32{1, 0, 0, 0, 0}) }, ErrMalformed},
 		{"no reply", func(x uint32) []byte { return reply(x, []uint32{0, 0, 0, 0, 0}) }, ErrMalformed},
 		{"short", func(x uint32) []byte { return reply(x, []uint32{1}) }, ErrMalformed},
 		{"long verifier", func(x uint32) []byte { return reply(x, []uint32{1, 0, 0, 0xffffffff, 0}) }, ErrMalformed},
@@ -85,14 +85,14 @@ func TestPing(t *testing.T) {
 	}
 }
 
-func TestPingNobody(t *testing.T) {
+func TestPingWithoutServer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = l.Close()
 	if err := Ping(t.Context(), l.Addr().String(), NFSProgram, 4); err == nil {
-		t.Error("nobody answered the ping")
+		t.Error("a ping without a server succeeded")
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -125,7 +125,7 @@ func TestPort(t *testing.T) {
 	}
 }
 
-// FuzzReply: whatever comes back is parsed or refused within bounds.
+// FuzzReply: any received data is parsed or refused within bounds.
 func FuzzReply(f *testing.F) {
 	f.Add(reply(1, []uint32{1, 0, 0, 0, 0, 7}))
 	f.Add(reply(1, []uint32{1, 1, 0}))

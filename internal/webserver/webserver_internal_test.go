@@ -56,7 +56,7 @@ func TestAnswerIsNotCut(t *testing.T) {
 	for range maxConnections {
 		dial(t, l)
 	}
-	_ = first.SetReadDeadline(time.Now().Add(requestTime / 2)) // it is not the timeout that closes it
+	_ = first.SetReadDeadline(time.Now().Add(requestTime / 2)) // earlier than the timeout that closes it
 	if _, err := first.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 		t.Errorf("the oldest idle connection: %v", err)
 	}
