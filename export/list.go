@@ -41,7 +41,7 @@ func (r *Relay) at(w *Worker) relay.Service {
 func (ps *Pools) listedIn(token string) (int, error) {
 	id, err := volume.ParseSnapshotID(token) // or a volume's
 	if err != nil || !id.Shared() {
-		return 0, nil //nolint:nilerr // Local refuses what is not a token
+		return 0, nil //nolint:nilerr // Local refuses an invalid token
 	}
 	for i, c := range ps.options.Pools {
 		if c.Name == id.Pool {

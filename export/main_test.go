@@ -284,6 +284,16 @@ func (w *world) get(ctx context.Context, id string) (map[string]string, error) {
 	return resp.GetVolume().GetVolumeContext(), err
 }
 
+// mustGet is get without an error.
+func (w *world) mustGet(t *testing.T, id string) map[string]string {
+	t.Helper()
+	volumeContext, err := w.get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return volumeContext
+}
+
 func (w *world) begin(ctx context.Context, id string) <-chan error {
 	done := make(chan error, 1)
 	go func() {

@@ -219,7 +219,7 @@ func (w *Worker) start() error {
 }
 
 // abandonedLimit returns the limit of w.abandoned for a start. While the server is silent the limit is
-// one higher: a process that starts then unmounts what the abandoned processes wait for.
+// one higher: a process that starts then unmounts the mounts for which the abandoned processes wait.
 func (w *Worker) abandonedLimit() int {
 	if w.silentSince.IsZero() {
 		return maxAbandoned

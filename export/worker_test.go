@@ -98,14 +98,8 @@ func TestSilentServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bad, good := startServer(t), startServer(t)
 			w := newWorld(t, testIntervals, bad, good)
-			first, err := w.get(t.Context(), "nfs:nas0:v")
-			if err != nil {
-				t.Fatal(err)
-			}
-			other, err := w.get(t.Context(), "nfs:nas1:v")
-			if err != nil {
-				t.Fatal(err)
-			}
+			first := w.mustGet(t, "nfs:nas0:v")
+			other := w.mustGet(t, "nfs:nas1:v")
 			goroutines, before := runtime.NumGoroutine(), threads(t)
 			tc.off(bad)
 			var calls []<-chan error
@@ -121,7 +115,7 @@ func TestSilentServer(t *testing.T) {
 			}
 			await(t, "the end of goroutines", func() bool { return runtime.NumGoroutine() <= goroutines+80 })
 			start := time.Now()
-			_, err = w.get(t.Context(), "nfs:nas0:v")
+			_, err := w.get(t.Context(), "nfs:nas0:v")
 			wantUnavailable(t, err, "has not answered since")
 			_, err = w.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", Parameters: map[string]string{"pool": "nas0"}})
 			wantUnavailable(t, err, "has not answered since")
@@ -160,10 +154,7 @@ func TestServerRestart(t *testing.T) {
 	slow := testIntervals
 	slow.silentAfter = 5 * time.Second
 	w := newWorld(t, slow, server)
-	before, err := w.get(t.Context(), "nfs:nas0:v")
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := w.mustGet(t, "nfs:nas0:v")
 	call := w.begin(t.Context(), "nfs:nas0:hang")
 	server.refuse()
 	await(t, "a failed ping", func() bool {
@@ -249,9 +240,7 @@ func TestAbandonedAndSilent(t *testing.T) {
 	w := newWorld(t, testIntervals, server)
 	kills := w.immortal(t, "nas0")
 	for n := range maxAbandoned {
-		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
-			t.Fatal(err)
-		}
+		w.mustGet(t, "nfs:nas0:v")
 		server.setSilent(true)
 		await(t, "a process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running && s.Abandoned == n+1 })
 		server.setSilent(false)
@@ -273,9 +262,7 @@ func TestAbandoned(t *testing.T) {
 	w := newWorld(t, testIntervals, server)
 	kills := w.immortal(t, "nas0")
 	for range maxAbandoned {
-		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
-			t.Fatal(err)
-		}
+		w.mustGet(t, "nfs:nas0:v")
 		call := w.begin(t.Context(), "nfs:nas0:hang")
 		await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
 		server.setSilent(true)
@@ -301,10 +288,7 @@ func TestIdleWorker(t *testing.T) {
 	short := testIntervals
 	short.idleTime = 100 * time.Millisecond
 	w := newWorld(t, short, startServer(t))
-	configured, err := w.get(t.Context(), "nfs:nas0:v")
-	if err != nil {
-		t.Fatal(err)
-	}
+	configured := w.mustGet(t, "nfs:nas0:v")
 	direct, err := volume.DirectPool("localhost", "/e")
 	if err != nil {
 		t.Fatal(err)
@@ -325,14 +309,8 @@ func TestIdleWorker(t *testing.T) {
 // TestStop: the processes end with the driver, also during a call.
 func TestStop(t *testing.T) {
 	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
-	idle, err := w.get(t.Context(), "nfs:nas0:v")
-	if err != nil {
-		t.Fatal(err)
-	}
-	busy, err := w.get(t.Context(), "nfs:nas1:v")
-	if err != nil {
-		t.Fatal(err)
-	}
+	idle := w.mustGet(t, "nfs:nas0:v")
+	busy := w.mustGet(t, "nfs:nas1:v")
 	call := w.begin(t.Context(), "nfs:nas1:hang")
 	await(t, "the call", func() bool { return w.of("nas1").Calls == 1 })
 	w.cancel()
@@ -341,6 +319,6 @@ func TestStop(t *testing.T) {
 		t.Error("the call was answered")
 	}
 	await(t, "the end of the processes", func() bool { return !alive(idle["pid"]) && !alive(busy["pid"]) })
-	_, err = w.get(t.Context(), "nfs:nas0:v")
+	_, err := w.get(t.Context(), "nfs:nas0:v")
 	wantUnavailable(t, err, "stopping")
 }

@@ -211,7 +211,7 @@ func (k *authorityKeeper) issueOwn(ctx context.Context, ca *pki.Authority, roots
 }
 
 // ownWait returns the time until the controller needs a new certificate, 0 if its certificate
-// is not valid. A valid one is not replaced before the nodes know the CA.
+// is not valid. A valid one is not replaced before the nodes can have read the CA certificate.
 func (k *authorityKeeper) ownWait(ca *pki.Authority, roots []byte) time.Duration {
 	leaf, wait := validLeaf(k.Certificates, pki.ControllerURI(k.Driver), roots)
 	if leaf == nil {

@@ -73,22 +73,13 @@ func TestKeyIsNotLogged(t *testing.T) {
 // newCA returns a CA that is valid from now on for a lifetime.
 func newCA(t *testing.T, lifetime time.Duration) (cert, key []byte) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	private := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: driver}, SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now(), NotAfter: time.Now().Add(lifetime),
 		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must(x509.CreateCertificate(rand.Reader, template, template, private.Public(), private))(t)
+	pkcs8 := must(x509.MarshalPKCS8PrivateKey(private))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
@@ -104,16 +95,13 @@ func putCA(c *cluster, cert, key []byte, labels object) {
 // caCert returns the CA certificate in the Secret.
 func caCert(t *testing.T, c *cluster) []byte {
 	t.Helper()
-	cert, err := base64.StdEncoding.DecodeString(text(c.get(secretPath), "data", "tls.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must(base64.StdEncoding.DecodeString(text(c.get(secretPath), "data", "tls.crt")))(t)
 	return cert
 }
 
 func published(c *cluster) string { return text(c.get(configMapPath), "data", "ca.crt") }
 
-// signedBy tells whether a CA signed a directory's certificate.
+// signedBy reports whether a CA signed a directory's certificate.
 func signedBy(t *testing.T, d *pki.Directory, ca []byte) bool {
 	t.Helper()
 	if err := d.Usable(); err != nil {
@@ -132,10 +120,7 @@ func parseCert(t *testing.T, b []byte) *x509.Certificate {
 	if block == nil {
 		t.Fatalf("no PEM: %q", b)
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must(x509.ParseCertificate(block.Bytes))(t)
 	return cert
 }
 

@@ -501,6 +501,17 @@ func startAt(t *testing.T, verbosity int, run func(context.Context)) (log *logge
 	return log, stop
 }
 
+// must returns a value, and fails the test if there is an error.
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
 func field(o object, path ...string) any {
 	for _, name := range path[:len(path)-1] {
 		o, _ = o[name].(object)

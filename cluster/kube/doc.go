@@ -9,12 +9,11 @@
 // ConfigMap. A node requests its certificate by a CertificateSigningRequest with the token of
 // its pod, so the API server itself vouches for the node.
 //
-// Objects are read through the dynamic client, and Nodes through the metadata client, into
-// structures that have only the fields in use, and only those stay in memory: the complete
-// types would double what the client adds to the binary. Informers are built by hand for the
-// same reason: client-go's informer factories, dynamic ones too, import all types.
+// Objects are read through the dynamic client, and Nodes through the metadata client, into structures that
+// contain only the fields in use. The complete types would double the size that the client adds to the binary.
+// Informers are built by hand for the same reason: client-go's informer factories import all types.
 //
-// Failed calls are retried until they succeed, and an error is logged once while it stays the
-// same. No volume operation depends on this package: while the API server does not answer,
-// hosts and certificates stay as they are.
+// Failed calls are retried until they succeed. An error is logged once until another error or a success. No
+// volume operation depends on this package: while the API server does not answer, hosts and certificates do not
+// change.
 package kube

@@ -309,10 +309,7 @@ func TestEnrolForbidden(t *testing.T) {
 func TestForeignCertificate(t *testing.T) {
 	for _, who := range []string{"n", "another"} {
 		bubble(t, func(t *testing.T, c *cluster) {
-			ca, err := pki.NewAuthority(driver)
-			if err != nil {
-				t.Fatal(err)
-			}
+			ca := must(pki.NewAuthority(driver))(t)
 			_, request, err := pki.NewRequest(pki.NodeURI(driver, who))
 			if err != nil {
 				t.Fatal(err)
@@ -330,10 +327,7 @@ func TestForeignCertificate(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				cert, err := ca.Issue(pub, pki.NodeURI(driver, who), x509.ExtKeyUsageServerAuth, day)
-				if err != nil {
-					t.Fatal(err)
-				}
+				cert := must(ca.Issue(pub, pki.NodeURI(driver, who), x509.ExtKeyUsageServerAuth, day))(t)
 				o := c.get(path)
 				c.put(path, merge(o, object{"status": object{"certificate": cert}}))
 			}

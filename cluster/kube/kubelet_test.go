@@ -67,7 +67,7 @@ func TestPluginsUnshared(t *testing.T) {
 	}
 }
 
-// says tells whether an error is ErrPrecondition and contains a text; if the text is empty, whether there is
+// says reports whether an error is ErrPrecondition and contains a text; if the text is empty, whether there is
 // no error.
 func says(err error, text string) bool {
 	if text == "" {

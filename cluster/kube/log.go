@@ -16,7 +16,7 @@ func withoutBodies(ctx context.Context) context.Context {
 	return klog.NewContext(ctx, log.WithSink(cappedSink{log.GetSink()}))
 }
 
-// cappedSink drops what is logged at bodyLevel and above.
+// cappedSink drops log lines at bodyLevel and above.
 type cappedSink struct{ logr.LogSink }
 
 // Enabled implements logr.LogSink.

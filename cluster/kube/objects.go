@@ -18,8 +18,7 @@ type Meta struct {
 type Node struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
-		// Taints keep all their fields, so that they can be written back with fields that
-		// this program does not know.
+		// Taints keep all their fields, so that unknown fields are written back.
 		Taints []map[string]any `json:"taints"`
 	} `json:"spec"`
 }

@@ -14,7 +14,7 @@ import (
 // server does not get more load.
 var backoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Cap: 30 * time.Second, Steps: math.MaxInt32}
 
-// errorLog logs an error once while it stays the same.
+// errorLog logs an error once until another error or a success.
 type errorLog struct {
 	log     klog.Logger
 	message string

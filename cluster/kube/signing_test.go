@@ -39,14 +39,8 @@ func request(t *testing.T) object {
 // encoded returns a certificate request (PEM).
 func encoded(t *testing.T, curve elliptic.Curve, template *x509.CertificateRequest) []byte {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(curve, rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must(ecdsa.GenerateKey(curve, rand.Reader))(t)
+	der := must(x509.CreateCertificateRequest(rand.Reader, template, key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 

@@ -20,7 +20,7 @@ import (
 // not change.
 type watched[T any] struct{ informer cache.SharedIndexInformer }
 
-// kept is the part of an object that stays in memory: the fields of its key, and the view.
+// kept is the part of an object that is kept in memory: the fields of its key, and the view.
 type kept[T any] struct {
 	metav1.ObjectMeta
 	view T
@@ -62,7 +62,7 @@ func watchOne[T any](ctx context.Context, c *Client, kind schema.GroupVersionRes
 	return watchObjects(ctx, kind.Resource+"/"+name, c.watches.Resource(kind).Namespace(namespace), only, whole[T], changed)
 }
 
-// keep converts objects to the part that stays in memory. Informers call it again for its own results.
+// keep converts objects to kept. Informers call it again with its own results.
 func keep[T any](see func(runtime.Object) (T, error)) cache.TransformFunc {
 	return func(o any) (any, error) {
 		object, ok := o.(runtime.Object)
@@ -78,7 +78,7 @@ func keep[T any](see func(runtime.Object) (T, error)) cache.TransformFunc {
 	}
 }
 
-// listWatch logs each error once while it stays the same.
+// listWatch logs each error once until another error or a success.
 func listWatch[L runtime.Object](ctx context.Context, what string, from resource[L], only metav1.ListOptions) *cache.ListWatch {
 	errs := errorLog{log: klog.FromContext(ctx), message: "Watching " + what + " failed; retrying"}
 	narrow := func(o metav1.ListOptions) metav1.ListOptions {

@@ -137,7 +137,7 @@ func Remaining(certPEM []byte) (left, of time.Duration, err error) {
 	return time.Until(cert.NotAfter), cert.NotAfter.Sub(cert.NotBefore), nil
 }
 
-// isAuthority tells whether a certificate may sign others. A certificate without key usages is not
+// isAuthority reports whether a certificate may sign others. A certificate without key usages is not
 // limited to any.
 func isAuthority(cert *x509.Certificate) bool {
 	return cert.BasicConstraintsValid && cert.IsCA && (cert.KeyUsage == 0 || cert.KeyUsage&x509.KeyUsageCertSign != 0)

@@ -32,14 +32,8 @@ func caTemplate() *x509.Certificate {
 
 func TestParseAuthority(t *testing.T) {
 	ca := newAuthority(t)
-	cert, key, err := ca.PEM()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, otherKey, err := newAuthority(t).PEM()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert, key := must2(ca.PEM())(t)
+	_, otherKey := must2(newAuthority(t).PEM())(t)
 	leaf, leafKey := newPair(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	signed := func(change func(*x509.Certificate)) (cert, key []byte) {
 		template := caTemplate()
@@ -91,10 +85,7 @@ func TestParseAuthority(t *testing.T) {
 func TestAuthorityKeys(t *testing.T) {
 	rsaKey := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
 	ecKey := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
-	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, edKey := must2(ed25519.GenerateKey(rand.Reader))(t)
 	for _, tc := range []struct {
 		block pem.Block
 		pub   any
@@ -110,10 +101,7 @@ func TestAuthorityKeys(t *testing.T) {
 			t.Errorf("%s: %v", tc.block.Type, err)
 			continue
 		}
-		cert, key, err := ca.PEM()
-		if err != nil {
-			t.Fatal(err)
-		}
+		cert, key := must2(ca.PEM())(t)
 		again := must[*pki.Authority](t)(pki.ParseAuthority(cert, key))
 		server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 		client, _ := newDirectory(t, again, controller, x509.ExtKeyUsageClientAuth)
@@ -127,14 +115,8 @@ func TestLifetimes(t *testing.T) {
 		start := time.Now()
 		ca := newAuthority(t)
 		const years10, week = 10 * 365 * 24 * time.Hour, 7 * 24 * time.Hour
-		_, request, err := pki.NewRequest(nodeA)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pub, who, err := pki.ParseRequest(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, request := must2(pki.NewRequest(nodeA))(t)
+		pub, who := must2(pki.ParseRequest(request))(t)
 		issue := func() []byte {
 			return must[[]byte](t)(ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, week))
 		}
@@ -159,10 +141,7 @@ func TestLifetimes(t *testing.T) {
 		time.Sleep(time.Until(caEnd.Add(-time.Hour)))
 		span(issue(), caEnd.Add(-2*time.Hour), caEnd)
 		span(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week)) // expired
-		cert, key, err := ca.PEM()
-		if err != nil {
-			t.Fatal(err)
-		}
+		cert, key := must2(ca.PEM())(t)
 
 		time.Sleep(2 * time.Hour)
 		if _, err := ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, week); !errors.Is(err, volume.ErrPrecondition) || !says(err, "expired on") {
@@ -208,10 +187,7 @@ func TestOpenSSL(t *testing.T) {
 			t.Errorf("the CA has no %q:\n%s", want, text)
 		}
 	}
-	_, request, err := pki.NewRequest(nodeA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, request := must2(pki.NewRequest(nodeA))(t)
 	testenv.Run(t, "openssl", "req", "-verify", "-noout", "-in", write("request", request))
 }
 
@@ -270,10 +246,7 @@ func FuzzJoinRoots(f *testing.F) {
 // FuzzParseAuthority: the PEM of a parsed CA parses to the same CA.
 func FuzzParseAuthority(f *testing.F) {
 	ca := newAuthority(f)
-	cert, key, err := ca.PEM()
-	if err != nil {
-		f.Fatal(err)
-	}
+	cert, key := must2(ca.PEM())(f)
 	leaf, leafKey := newPair(f, ca, controller, x509.ExtKeyUsageClientAuth)
 	f.Add(cert, key)
 	f.Add(leaf, leafKey)

@@ -26,7 +26,7 @@ const maxAge = time.Second
 
 // Directory contains a process's certificate and key (tls.crt, tls.key) and the CA certificates that
 // it trusts (ca.crt), all PEM. Changed files are read again. While they are incomplete or do not
-// match, the previous content stays in use.
+// match, the previous content remains in use.
 type Directory struct {
 	path string
 
@@ -104,7 +104,7 @@ func (d *Directory) Read() (cert, key, roots []byte, err error) {
 	return cert, key, roots, cmp.Or(certErr, keyErr, rootsErr)
 }
 
-// Write replaces files atomically, one by one. A file whose content is nil stays. A certificate and
+// Write replaces files atomically, one by one. A file whose content is nil is not changed. A certificate and
 // its key must be written in one call.
 func (d *Directory) Write(cert, key, roots []byte) error {
 	d.mu.Lock()

@@ -40,6 +40,16 @@ func must[T any](tb testing.TB) func(T, error) T {
 	}
 }
 
+func must2[A, B any](a A, b B, err error) func(testing.TB) (A, B) {
+	return func(tb testing.TB) (A, B) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return a, b
+	}
+}
+
 func newAuthority(tb testing.TB) *pki.Authority {
 	tb.Helper()
 	return must[*pki.Authority](tb)(pki.NewAuthority(driverName))
@@ -69,10 +79,7 @@ func parse(tb testing.TB, certPEM []byte) *x509.Certificate {
 // newPair requests a certificate from an authority as a node does.
 func newPair(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (cert, key []byte) {
 	tb.Helper()
-	key, request, err := pki.NewRequest(who)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	key, request := must2(pki.NewRequest(who))(tb)
 	pub, asked, err := pki.ParseRequest(request)
 	if err != nil || asked.String() != who.String() {
 		tb.Fatalf("asked for %s, parsed %s: %v", who, asked, err)
@@ -98,10 +105,7 @@ func sign(tb testing.TB, ca *pki.Authority, template *x509.Certificate) tls.Cert
 	key := must[*ecdsa.PrivateKey](tb)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	issuer := tls.Certificate{Leaf: template, PrivateKey: key}
 	if ca != nil {
-		cert, caKey, err := ca.PEM()
-		if err != nil {
-			tb.Fatal(err)
-		}
+		cert, caKey := must2(ca.PEM())(tb)
 		issuer = must[tls.Certificate](tb)(tls.X509KeyPair(cert, caKey))
 	}
 	der := must[[]byte](tb)(x509.CreateCertificate(rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey))
@@ -147,7 +151,7 @@ func agree(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
 	return state
 }
 
-// says tells whether an error contains a text; if the text is empty, whether there is no error.
+// says reports whether an error contains a text; if the text is empty, whether there is no error.
 func says(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""

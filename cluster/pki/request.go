@@ -60,7 +60,7 @@ func ParseRequest(request []byte) (crypto.PublicKey, *url.URL, error) {
 	return pub, csr.URIs[0], nil
 }
 
-// namesOneURI compares bytes, because x509 ignores kinds of names that it does not know.
+// namesOneURI compares bytes, because x509 ignores unknown kinds of names.
 func namesOneURI(csr *x509.CertificateRequest) bool {
 	if len(csr.URIs) != 1 {
 		return false

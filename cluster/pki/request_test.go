@@ -36,10 +36,7 @@ func TestParseRequest(t *testing.T) {
 	p256 := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	p384 := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
 	rsaKey := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
-	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, edKey := must2(ed25519.GenerateKey(rand.Reader))(t)
 	one := []*url.URL{nodeA}
 	uri := generalName(6, nodeA.String())
 	for _, tc := range []struct {
@@ -83,10 +80,7 @@ func TestParseRequest(t *testing.T) {
 }
 
 func TestParseRequestText(t *testing.T) {
-	_, request, err := pki.NewRequest(nodeA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, request := must2(pki.NewRequest(nodeA))(t)
 	block, _ := pem.Decode(request)
 	forged := bytes.Clone(block.Bytes)
 	forged[len(forged)-1] ^= 1 // in the signature
@@ -117,10 +111,7 @@ func TestParseRequestText(t *testing.T) {
 func FuzzParseRequest(f *testing.F) {
 	ca := newAuthority(f)
 	for _, who := range []*url.URL{controller, nodeA, pki.NodeURI(driverName, "rack/1 ü")} {
-		_, request, err := pki.NewRequest(who)
-		if err != nil {
-			f.Fatal(err)
-		}
+		_, request := must2(pki.NewRequest(who))(f)
 		f.Add(request)
 	}
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\n-----END CERTIFICATE REQUEST-----\n"))

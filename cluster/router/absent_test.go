@@ -92,7 +92,7 @@ func TestUnknownPool(t *testing.T) {
 	w.start("b", w.closedPool("closed", "closed"))
 	w.tell()
 	w.up("a")
-	await(t, "node b", func() bool { return code(w.get("loop:other.01234567:v")) == codes.FailedPrecondition })
+	await(t, "an answer of b", func() bool { return code(w.get("loop:other.01234567:v")) == codes.FailedPrecondition })
 	w.refused("b", "loop:closed.01234567:v", codes.Unavailable, `pool "closed" is closed on "b"`)
 	wantCode(t, w.listError(), codes.Unavailable, "incomplete", `not open on "b"`)
 	w.wantNoCapacity("b")
@@ -139,9 +139,9 @@ func TestNodesUnknown(t *testing.T) {
 	w.wantListed(0)
 }
 
-// TestNodesNotAskedYet: a new controller creates no volume before it has asked all nodes. Nodes that
-// failed to answer count as asked.
-func TestNodesNotAskedYet(t *testing.T) {
+// TestNodesNotReportedYet: a new controller creates no volume before it has requested the pools of all nodes, with
+// or without an answer.
+func TestNodesNotReportedYet(t *testing.T) {
 	w := newWorld(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and answers nothing
 	must(t, err)
@@ -151,19 +151,19 @@ func TestNodesNotAskedYet(t *testing.T) {
 		hosts = append(hosts, router.Host{Name: fmt.Sprintf("n%d", i), Address: silent.Addr().String()})
 	}
 	w.SetHosts(hosts)
-	wantCode(t, w.create("v"), codes.Unavailable, " more were not asked yet")
+	wantCode(t, w.create("v"), codes.Unavailable, " more have not reported yet")
 }
 
-// TestNodeNotAskedYet: a volume is not created again because the node that has it was not
-// asked yet.
-func TestNodeNotAskedYet(t *testing.T) {
+// TestNodeNotReportedYet: a volume is not created again because the node that has it has not
+// reported its pools yet.
+func TestNodeNotReportedYet(t *testing.T) {
 	w := newCluster(t, "a:4Gi", "b")
 	id := w.make("b", "v")
 	w.forget("b")
 	p := w.proxy("b")
 	p.gate.Lock()
 	w.tell()
-	wantCode(t, w.create("v"), codes.Unavailable, `nodes "b" were not asked yet`)
+	wantCode(t, w.create("v"), codes.Unavailable, `nodes "b" have not reported yet`)
 	p.gate.Unlock()
 	w.know()
 	if got := w.created("v").GetVolumeId(); got != id {

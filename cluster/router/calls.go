@@ -98,8 +98,8 @@ func (s *Server) Stream(ctx context.Context, method string, req proto.Message, s
 	return nil
 }
 
-// failed adds the node to the error of a call. If the node's pools may have changed, it asks for them,
-// so that the retry finds them.
+// failed adds the node to the error of a call. If the node's pools may have changed, it requests
+// them, so that the retry finds them.
 func (n *node) failed(ctx context.Context, err error) error {
 	if code := status.Code(err); n.connected() && (code == codes.Unavailable || code == codes.FailedPrecondition) {
 		n.ask(ctx, freshness)

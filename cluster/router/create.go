@@ -26,7 +26,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 	case len(candidates) == 0:
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite %v: no such node exists now", req.GetAccessibilityRequirements().GetRequisite())
 	case len(unasked) > 0:
-		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s were not asked yet whether they have volume %q: try again", quoted(names(unasked)), spec.CoName)
+		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s have not reported yet whether they have volume %q: try again", quoted(names(unasked)), spec.CoName)
 	case len(live) == 0:
 		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", quoted(names(candidates)))
 	}
@@ -56,8 +56,8 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 }
 
 // createAgain repeats the call on the node that may have created the volume in a call without a response.
-// done is false if there is no such node, or if it does not have the volume. The node is not the preferred
-// one of every retry, so it receives the requirements without the preference.
+// done is false if there is no such node, or if it does not have the volume. A retry
+// may prefer another node, so the node receives the requirements without the preference.
 func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (resp *csi.CreateVolumeResponse, done bool, err error) {
 	n := s.unconfirmed.node(all, spec.CoName)
 	if n == nil {
@@ -158,11 +158,11 @@ func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) 
 	return found, err
 }
 
-// has tells whether a node has a volume. Pools that the node does not serve do not count.
+// has reports whether a node has a volume. Pools that the node does not serve do not count.
 func (ns *nodes) has(ctx context.Context, n *node, spec volume.Spec) (bool, error) {
 	v := n.viewFor(ctx, spec.Parameters.Pool)
 	if !v.known {
-		return false, volume.Errorf(volume.ErrUnavailable, "node %q did not say whether it has volume %q: try again", n.name, spec.CoName)
+		return false, volume.Errorf(volume.ErrUnavailable, "node %q did not report whether it has volume %q: try again", n.name, spec.CoName)
 	}
 	found := false
 	for _, key := range v.named(spec.Parameters.Pool) {

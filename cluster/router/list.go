@@ -90,7 +90,7 @@ func sharedSection[E any](s *Server, from source[E]) paging.Section[E] {
 	}
 }
 
-// localSection lists the node-local pools, each as sections of its own.
+// localSection lists the node-local pools. Each pool has one section per backend.
 func localSection[E any](s *Server, from source[E]) paging.Section[E] {
 	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
 		parts, after, err := s.partsAfter(ctx, token, from.parse)

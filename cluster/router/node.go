@@ -44,7 +44,7 @@ func (k poolKey) compare(other poolKey) int {
 	return cmp.Or(strings.Compare(k.uuid, other.uuid), strings.Compare(k.name, other.name))
 }
 
-// valid tells whether volume IDs can contain the name and the UUID.
+// valid reports whether volume IDs can contain the name and the UUID.
 func (k poolKey) valid() bool {
 	id := volume.ID{Backend: "any", Pool: k.name, PoolUUID: k.uuid, Name: "any"}
 	parsed, err := volume.ParseID(id.String())
@@ -69,7 +69,7 @@ type node struct {
 
 	mu      sync.Mutex
 	address string
-	// asked is the time of the last request. known tells whether the node has ever answered.
+	// asked is the time of the last request. known reports whether the node has ever answered.
 	asked time.Time
 	known bool
 	// pools are the configured pools. A closed pool has an empty UUID.
@@ -125,8 +125,8 @@ func resolved(address string) (state resolver.State) {
 }
 
 // run keeps the connection until ctx ends. It requests the pools after each change of the connection and every
-// askInterval, and then calls asked.
-func (n *node) run(ctx context.Context, asked func(context.Context)) {
+// askInterval, and then calls answered.
+func (n *node) run(ctx context.Context, answered func(context.Context)) {
 	defer n.conn.Close()
 	for ctx.Err() == nil {
 		state := n.conn.GetState()
@@ -135,7 +135,7 @@ func (n *node) run(ctx context.Context, asked func(context.Context)) {
 		}
 		if state == connectivity.Ready || state == connectivity.TransientFailure {
 			n.ask(ctx, 0)
-			asked(ctx)
+			answered(ctx)
 		}
 		waiting, cancel := context.WithTimeout(ctx, askInterval)
 		n.conn.WaitForStateChange(waiting, state)
@@ -233,19 +233,19 @@ func (v view) named(name string) []poolKey {
 	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return name != "" && k.name != name })
 }
 
-// open tells whether one of the pools of a name is open.
+// open reports whether one of the pools of a name is open.
 func (v view) open(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
 func (v view) has(name string) bool { return len(v.named(name)) > 0 }
 
-// closed tells whether one of the pools of a name is not open.
+// closed reports whether one of the pools of a name is not open.
 func (v view) closed(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid == "" })
 }
 
-// connected tells whether a call would be sent at once.
+// connected reports whether a call would be sent at once.
 func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
 // explain adds the node to an error whose cause may be the connection, and returns other errors

@@ -136,7 +136,7 @@ func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
 
 // notYet refuses a pool that is not recorded yet because nodes have not answered.
 func (ns *nodes) notYet(key poolKey, announcing *node, silent []*node) error {
-	reason := "it was not asked yet"
+	reason := "its pools were not requested yet"
 	if err := silent[0].view().lastError; err != nil {
 		reason = status.Convert(err).Message()
 	}
@@ -151,7 +151,7 @@ func (ns *nodes) notYet(key poolKey, announcing *node, silent []*node) error {
 // owner returns the name of the node that a pool is recorded for; empty if there is none.
 func (ns *nodes) owner(key poolKey) string { return ns.owners.Known()[key.String()] }
 
-// foreign tells whether a pool is recorded for another node.
+// foreign reports whether a pool is recorded for another node.
 func (ns *nodes) foreign(n *node, key poolKey) bool {
 	owner := ns.owner(key)
 	return owner != "" && owner != n.name

@@ -46,7 +46,7 @@ func New(ctx context.Context, o Options) *Server {
 // SetHosts replaces the nodes.
 func (s *Server) SetHosts(hosts []Host) { s.nodes.set(hosts) }
 
-// Ready tells whether SetHosts was called.
+// Ready reports whether SetHosts was called.
 func (s *Server) Ready() bool {
 	_, err := s.nodes.all()
 	return err == nil
@@ -64,7 +64,7 @@ var withheld = []csi.ControllerServiceCapability_RPC_Type{
 }
 
 // getCapabilities returns all capabilities of this version, whether or not a pool has them now,
-// because sidecars ask only once.
+// because sidecars request them only once.
 func (s *Server) getCapabilities(ctx context.Context, req *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp, err := relay.Call[*csi.ControllerGetCapabilitiesResponse](ctx, s.shared, csi.Controller_ControllerGetCapabilities_FullMethodName, req)
 	if err != nil {
@@ -82,7 +82,7 @@ func nodeLocal(text string) (id volume.ID, local bool) {
 	return id, err == nil && !id.Shared()
 }
 
-// isShared tells whether a StorageClass names or defines a shared pool.
+// isShared reports whether a StorageClass names or defines a shared pool.
 func (s *Server) isShared(p volume.Parameters) bool {
 	return s.kinds.Shared(p) || slices.Contains(s.sharedPools, p.Pool)
 }

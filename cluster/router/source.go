@@ -57,8 +57,8 @@ func (s *Server) callCopying(ctx context.Context, sources []volume.ID, method st
 	return s.shared.Call(ctx, method, req)
 }
 
-// inUse tells whether an error may mean that a volume is staged. A controller on the volume's node
-// sees the device but not the mount, as while a volume is being staged (ErrPending).
+// inUse reports whether an error may mean that a volume is staged. A controller on the volume's node
+// finds the device but not the mount, as while a volume is being staged (ErrPending).
 func inUse(err error) bool {
 	code := status.Code(err)
 	return errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrPending) || code == codes.FailedPrecondition || code == codes.Aborted

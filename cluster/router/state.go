@@ -3,7 +3,7 @@ package router
 // State describes the router's connection to a node.
 type State struct {
 	Name string
-	// Connected tells whether a call would be sent at once.
+	// Connected reports whether a call would be sent at once.
 	Connected bool
 	// Shared is the number of its pools that another node announces too or is recorded for.
 	Shared int

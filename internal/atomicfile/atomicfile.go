@@ -1,4 +1,4 @@
-// Package atomicfile replaces small files atomically: a reader sees the old or the new content,
+// Package atomicfile replaces small files atomically: a reader reads the old or the new content,
 // also after a power failure.
 package atomicfile
 
@@ -15,7 +15,7 @@ import (
 func Write(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
 	err := writeNew(root, tmp, data)
-	if errors.Is(err, fs.ErrExist) { // a killed writer left it; a link that has this name must not be followed
+	if errors.Is(err, fs.ErrExist) { // of a killed writer; a link of this name must not be followed
 		_ = root.Remove(tmp)
 		err = writeNew(root, tmp, data)
 	}

@@ -22,7 +22,7 @@ type Child struct {
 	err    error // once done is closed
 }
 
-// Start starts the program with input as its standard input. Its output goes to the standard error
+// Start starts the program with input as its standard input. It writes its output to the standard error
 // of this process. The caller may close the files in Hold.
 func (c Command) Start(input []byte) (*Child, error) {
 	child, err := c.child()

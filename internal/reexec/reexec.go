@@ -44,7 +44,7 @@ type Process struct {
 // maxHeader bounds the memory that a child allocates for its header.
 const maxHeader = 16 << 20
 
-// header is what the parent sends first.
+// header is the first data that the parent sends.
 type header struct {
 	Args  json.RawMessage
 	Files []string // their names

@@ -52,9 +52,8 @@ func Ping(ctx context.Context, address string, program, version uint32) error {
 	return err
 }
 
-// Port asks the portmapper at address, a host:port, for the port of a program
-// over proto, TCP or UDP (PMAPPROC_GETPORT, RFC 1833 section 3). It is 0 if the
-// program is not registered.
+// Port returns the port of a program over proto, TCP or UDP, from the portmapper at address, a host:port
+// (PMAPPROC_GETPORT, RFC 1833 section 3). It is 0 if the program is not registered.
 func Port(ctx context.Context, address string, program, version, proto uint32) (int, error) {
 	result, err := call(ctx, address, PortmapProgram, portmapVersion, getPort, program, version, proto, 0)
 	if err != nil {

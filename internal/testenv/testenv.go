@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/mountns"
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/internal/testenv/mountns"
 )
 
 // withoutVariable lists the features that a run omits, separated by commas: root, ext4-growth, other-driver,

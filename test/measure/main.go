@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/internal/testenv/mountns"
+	"github.com/trivet-csi/trivet/internal/mountns"
 )
 
 // Main runs a benchmark. With the name of a role as the first argument, the process takes

@@ -1,4 +1,4 @@
-// Package relaytest has the typed clients of a relay.Service in this process, for tests.
+// Package relaytest contains the typed clients of a relay.Service in this process, for tests.
 package relaytest
 
 import (
@@ -25,7 +25,7 @@ func Node(s relay.Service) csi.NodeClient { return csi.NewNodeClient(conn{s}) }
 
 type conn struct{ service relay.Service }
 
-// Invoke implements grpc.ClientConnInterface. Errors stay what they are in this process.
+// Invoke implements grpc.ClientConnInterface. Errors are not converted to status codes.
 func (c conn) Invoke(ctx context.Context, method string, req, reply any, _ ...grpc.CallOption) error {
 	resp, err := c.service.Call(ctx, method, req.(proto.Message))
 	if err == nil {

@@ -88,7 +88,7 @@ func (l *Link) ServeLocks(tb testing.TB) {
 	hold(tb, start, stateScript+"echo ready\nexec sleep infinity >&2\n")
 }
 
-// has tells whether a text of /proc/fs/nfsd/clients describes the client at the other end of the link.
+// has reports whether a text of /proc/fs/nfsd/clients describes the client at the other end of the link.
 func (l *Link) has(info string) bool {
 	return strings.Contains(info, `"`+l.Address()+":") || strings.Contains(info, `"[`+l.Address6()+"]:")
 }

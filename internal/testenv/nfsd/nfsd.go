@@ -39,7 +39,7 @@ type Options struct {
 	MkfsOptions, MountOptions []string
 	// Without lists the versions that the server does not support: 3, 4.0, 4.1, 4.2.
 	Without []string
-	// NoTracking omits nfsdcld: a restarted server does not know its clients and their locks.
+	// NoTracking omits nfsdcld: a restarted server has no record of its clients and their locks.
 	NoTracking bool
 	// Lease is the time for which the server keeps the state of a silent NFSv4 client, and waits for
 	// clients after a restart: at least 10 s, the default.

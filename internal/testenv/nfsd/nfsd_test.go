@@ -138,7 +138,7 @@ func mounted(t *testing.T, node *nfsd.Node, options, source string) string {
 	return at
 }
 
-// answers tells whether the server answers within a time.
+// answers reports whether the server answers within a time.
 func answers(t *testing.T, at string, within time.Duration) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
