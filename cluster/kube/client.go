@@ -130,11 +130,6 @@ func (c *Client) Serves(ctx context.Context, group, version string) (bool, error
 	return err == nil, err
 }
 
-func (c *Client) patchNode(ctx context.Context, name string, patch []byte) error {
-	_, err := c.api.Resource(nodes).Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
-	return err
-}
-
 // create creates an object. kind is the API's name of its kind.
 func create(ctx context.Context, resource dynamic.ResourceInterface, apiVersion, kind string, object map[string]any) error {
 	object["apiVersion"], object["kind"] = apiVersion, kind
@@ -149,26 +144,19 @@ func put(ctx context.Context, resource dynamic.ResourceInterface, kind, name str
 		_, err := patch[struct{}](ctx, resource, of, fields)
 		return err
 	}
-	metadata, _ := fields["metadata"].(map[string]any)
-	fields["metadata"] = merged(metadata, "name", name)
-	return create(ctx, resource, "v1", kind, fields)
-}
-
-// merged adds an entry to a map, which may be nil.
-func merged(m map[string]any, key string, value any) map[string]any {
-	if m == nil {
-		m = map[string]any{}
+	if err := unstructured.SetNestedField(fields, name, "metadata", "name"); err != nil {
+		return err
 	}
-	m[key] = value
-	return m
+	return create(ctx, resource, "v1", kind, fields)
 }
 
 // patch changes fields of an object (JSON merge patch, RFC 7396) and returns the new object.
 // If the object changed since it was read, the error is apierrors.IsConflict.
 func patch[T any](ctx context.Context, resource dynamic.ResourceInterface, of Meta, fields map[string]any, subresources ...string) (T, error) {
 	var none T
-	metadata, _ := fields["metadata"].(map[string]any)
-	fields["metadata"] = merged(metadata, "resourceVersion", of.ResourceVersion)
+	if err := unstructured.SetNestedField(fields, of.ResourceVersion, "metadata", "resourceVersion"); err != nil {
+		return none, err
+	}
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return none, err

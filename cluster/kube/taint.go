@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
@@ -45,7 +47,8 @@ func tryRemoveTaint(ctx context.Context, log klog.Logger, connect func() (*Clien
 	if !n.HasTaint(StartupTaint(driver)) {
 		return true, nil
 	}
-	if err := c.patchNode(ctx, node, withoutTaint(n, StartupTaint(driver))); err != nil {
+	patch := withoutTaint(n, StartupTaint(driver))
+	if _, err := c.api.Resource(nodes).Patch(ctx, node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 		return false, fmt.Errorf("patching nodes/%s: %w", node, err)
 	}
 	log.Info("Removed the startup taint: the kubelet has registered the driver")

@@ -111,10 +111,9 @@ func (n *node) setAddress(address string) {
 	same := address == n.address
 	n.address = address
 	n.mu.Unlock()
-	if same {
-		return
+	if !same {
+		n.addresses.UpdateState(resolved(address))
 	}
-	n.addresses.UpdateState(resolved(address))
 }
 
 func resolved(address string) (state resolver.State) {
