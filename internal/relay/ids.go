@@ -36,7 +36,7 @@ func IDs(req proto.Message) ([]volume.ID, error) {
 		return nil, nil
 	}
 	if foreign != nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // of another driver
 	}
 	return []volume.ID{id}, nil
 }
