@@ -60,7 +60,7 @@ func (b *building) commit(entry string, to *os.File, name, token string, read fu
 		return err
 	case beneath.IsNotExist(failed):
 		return volume.Errorf(volume.ErrUnavailable, "%s %q in pool %q: another process has removed its incomplete folder: try again", kind, name, b.cfg.Name)
-	case errors.Is(failed, fs.ErrExist): // EEXIST and ENOTEMPTY: another process deletes it now
+	case errors.Is(failed, fs.ErrExist): // EEXIST, ENOTEMPTY: another process is deleting it
 		return volume.Errorf(ErrExists, "%s %q in pool %q is being deleted by another process: try again", kind, name, b.cfg.Name)
 	}
 	return failed
@@ -72,7 +72,7 @@ func (b *building) Discard(ctx context.Context, entry string) error {
 	return b.medium.Exclusively(ctx, func(func(func() error) error) error { return b.abandon(ctx, entry, "") })
 }
 
-// abandon removes an entry of tmp. own is the name of its volume; empty: not known. An entry
+// abandon removes an entry of tmp. own is the name of its volume; empty: unknown. An entry
 // that another process could still commit is moved to the trash by one rename, so that a commit
 // finds all of it or nothing. An entry that takes time to be removed is moved there too.
 //
@@ -92,8 +92,8 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	if err != nil {
 		return err
 	}
-	// The quota ID of a directory is released when the directory is gone, and snapshots may be
-	// large.
+	// The quota ID of a directory is released after the directory is removed, and snapshots may
+	// be large.
 	later := onStorage || b.hasDirectory(entry) || strings.HasSuffix(entry, snapshotSuffix)
 	if !later && b.medium.SoleWriter() {
 		return b.deleted.removeTree(ctx, b.tmp, entry)
@@ -122,7 +122,7 @@ func (b *building) hasDirectory(entry string) bool {
 
 // removePlaced removes the directory that a failed create has moved to its place outside the
 // volume's folder, if it is empty and belongs to no volume. own is the volume of that create;
-// empty: not known. In a shared pool no other process makes or removes such volumes meanwhile.
+// empty: unknown. In a shared pool no other process makes or removes such volumes meanwhile.
 func (b *building) removePlaced(entry, own string) error {
 	subDir, err := b.files.Read(b.tmp, entry+"/"+placingFile)
 	if err != nil || volume.CheckSubDir(string(subDir)) != nil {

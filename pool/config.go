@@ -15,7 +15,7 @@ import (
 // Config is one pool in the configuration file.
 type Config struct {
 	Name string `yaml:"name"`
-	// One of Directory, NFS and Section is set, and says where the pool is.
+	// One of Directory, NFS and Section is set. It is the place of the pool.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
 	// Section is nil for a pool that has its data in its directory. Its key in the
@@ -26,7 +26,7 @@ type Config struct {
 	Size string `yaml:"size"`
 	// Reserve is never promised to volumes: a size, or a percentage of the pool's size.
 	Reserve string `yaml:"reserve"`
-	// Overcommit is how often each byte may be promised; 0 stands for 1.
+	// Overcommit is the number of times that each byte may be promised; 0 means 1.
 	Overcommit float64 `yaml:"overcommit"`
 	// MaxVolumes bounds the number of volumes; 0: no bound.
 	MaxVolumes int `yaml:"maxVolumes"`
@@ -34,11 +34,11 @@ type Config struct {
 	UUID string `yaml:"uuid"`
 	// RequireMount refuses a directory that is not a mount point.
 	RequireMount bool `yaml:"requireMount"`
-	// Quota says whether directory volumes are limited to their size: QuotaAuto (the default),
-	// QuotaRequired or QuotaOff.
+	// Quota is QuotaAuto (the default), QuotaRequired or QuotaOff: whether directory volumes are
+	// limited to their size.
 	Quota string `yaml:"quota"`
-	// FreezeLimit is how long a filesystem may be frozen while it is copied for a snapshot
-	// (time.ParseDuration); 0s: it is never frozen. Empty: DefaultFreezeLimit.
+	// FreezeLimit is the longest time for which a filesystem is frozen while it is copied for a
+	// snapshot (time.ParseDuration); 0s: it is never frozen. Empty: DefaultFreezeLimit.
 	FreezeLimit string `yaml:"freezeLimit"`
 	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to have one.
 	Ephemeral bool `yaml:"ephemeral"`
@@ -63,11 +63,11 @@ type NFS struct {
 	MountOptions []string `yaml:"mountOptions"`
 	// Init makes the export a pool when it is first used, if it is empty.
 	Init bool `yaml:"init"`
-	// Fencing says what prevents two nodes from writing one image: FencingLocks (the default)
-	// or FencingNone.
+	// Fencing prevents two nodes from writing one image: FencingLocks (the default) or
+	// FencingNone.
 	Fencing string `yaml:"fencing"`
-	// Outage is how long the server may not answer before NodeUnstageVolume discards data
-	// that was not sent to it (time.ParseDuration).
+	// Outage is the time without an answer of the server after which NodeUnstageVolume discards
+	// data that was not sent to it (time.ParseDuration).
 	Outage string `yaml:"outage"`
 }
 
@@ -242,7 +242,7 @@ func DirectConfig(name string) (c Config, ok bool) {
 	return Config{Name: name, NFS: &NFS{Server: server, Export: share, Init: true}}, ok
 }
 
-// raiseOvercommit tells an administrator where to raise the overcommit.
+// raiseOvercommit is the instruction to raise the overcommit, for errors.
 func (c Config) raiseOvercommit() string {
 	if volume.IsDirectPool(c.Name) {
 		return "make " + c.place() + " a pool in the driver's configuration, with an overcommit"

@@ -197,7 +197,7 @@ func (p *Pool) moveData(entry string, parent *os.File, subDir string) error {
 		}
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return unmovable(subDir, err, "use another "+volume.ParamSubDir+", or make the directory there yourself, and it is adopted")
+		return unmovable(subDir, err, "use another "+volume.ParamSubDir+", or create the directory there, and the driver adopts it")
 	}
 	if err == nil {
 		err = p.medium.SyncNames(parent)
@@ -259,7 +259,7 @@ func unmovable(subDir string, err error, remedy string) error {
 }
 
 // Status is statx(2) of a directory that this process has just opened or changed. The server's
-// reply to that contained the attributes, so it is not asked again.
+// reply to that contained the attributes, so no second request is sent.
 func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
@@ -269,10 +269,10 @@ func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	return uint32(st.Mode), st.Uid, st.Gid, err
 }
 
-// Remove deletes a volume by one rename of its folder, durable when it returns. The folder goes
+// Remove deletes a volume by one rename of its folder, durable when it returns. It moves the folder
 // to the trash: its space is freed in the background, and counts as promised until then. With
-// onDelete archive or retain it goes, with the record, to archived/<name>.<time>.<random> or
-// retained/<name>.<time>.<random>; a retained subDir is not moved. ErrPrecondition for a volume
+// onDelete archive or retain it moves the folder, with the record, to archived/<name>.<time>.<random>
+// or retained/<name>.<time>.<random>; a retained subDir is not moved. ErrPrecondition for a volume
 // that is published, or whose directory contains another volume's. The caller holds the lock of
 // the volume's image.
 func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
@@ -329,7 +329,7 @@ func (p *Pool) fetchData(v volume.Volume) error {
 		err = beneath.MoveUnique(parent, name, folder, DataDir)
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return unmovable(v.Directory.SubDir, err, "set its quota project to that of the pool's folder "+volumesDir+", or remove it yourself")
+		return unmovable(v.Directory.SubDir, err, "set its quota project to that of the pool's folder "+volumesDir+", or remove the directory")
 	}
 	if err != nil {
 		return beneath.IgnoreGone(err)

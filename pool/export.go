@@ -18,7 +18,7 @@ import (
 // exportOpener opens an export.
 type exportOpener struct {
 	Config
-	// canCreate: this process makes the export a pool if need be.
+	// canCreate: this process makes the export a pool if it is none.
 	canCreate bool
 }
 
@@ -82,11 +82,11 @@ func (o *exportOpener) checkName(m marker) error {
 	case m.Name == o.Name || m.Name == "" || direct && madeDirect:
 		return nil
 	case direct:
-		return volume.Errorf(volume.ErrPrecondition, "%s is the pool %q of a configuration: give the StorageClass %s: %[2]s in place of %[4]s and %[5]s", o.place(), m.Name, volume.ParamPool, volume.ParamServer, volume.ParamShare)
+		return volume.Errorf(volume.ErrPrecondition, "%s is the pool %q of a configuration: set %s: %[2]s in the StorageClass in place of %[4]s and %[5]s", o.place(), m.Name, volume.ParamPool, volume.ParamServer, volume.ParamShare)
 	case madeDirect:
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the volumes of StorageClasses that give it as %s and %s: go on with those, or export another directory for this pool", o.Name, o.place(), volume.ParamServer, volume.ParamShare)
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the volumes of StorageClasses that name it by %s and %s: use those parameters, or export another directory for this pool", o.Name, o.place(), volume.ParamServer, volume.ParamShare)
 	}
-	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, which the IDs of its volumes have: name it so in the configuration, or export another directory for this pool", o.Name, o.place(), m.Name)
+	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, and the IDs of its volumes contain that name: use that name in the configuration, or export another directory for this pool", o.Name, o.place(), m.Name)
 }
 
 // errNotMade is of an export that no configuration names and that has no pool yet.
@@ -153,9 +153,9 @@ func (o *exportOpener) create(root *os.Root) (string, error) {
 	return m.UUID, err
 }
 
-// refuseForeignFiles refuses an export that contains files of others. An export that a
-// StorageClass names may have been used with another driver: there only files with the names
-// of the pool's own folders are refused.
+// refuseForeignFiles refuses an export that contains foreign files. An export that a StorageClass
+// names may have been used with another driver: there only files with the names of the pool's own
+// folders are refused.
 func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
 	c := o.Config
 	entries, err := fs.ReadDir(root.FS(), ".")
@@ -170,7 +170,7 @@ func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
 		case e == ".trivet":
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the folder %s of a pool and no %s: restore that from a backup", c.Name, c.place(), e, markerFile)
 		case direct && ours:
-			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has a %q that is not this driver's, and a pool needs that name: rename it, or share a directory of its own", c.Name, c.place(), e)
+			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s contains %q, which this driver did not create, and a pool needs that name: rename it, or share another directory", c.Name, c.place(), e)
 		case !direct && e != "lost+found" && !strings.HasPrefix(e, markerFile+"."):
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool and not empty (it has %q): export an empty directory", c.Name, c.place(), e)
 		}

@@ -24,7 +24,7 @@ func (i *Images) openIn(dir *os.File, path, name string, flag int) (*os.File, er
 	case beneath.IsNotExist(err):
 		return nil, i.noImage(name)
 	case errors.Is(err, beneath.ErrIrregular):
-		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, i.cfg.Name, i.ImagePath(name))
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: restore the image", name, i.cfg.Name, i.ImagePath(name))
 	}
 	return image, i.medium.Explain(err)
 }

@@ -28,7 +28,7 @@ type Jobs struct {
 	treeCopies *semaphore.Weighted
 }
 
-// MaxTreeCopies is how many directories are copied file by file into one pool at a time.
+// MaxTreeCopies is the number of directories that are copied file by file into one pool at a time.
 const MaxTreeCopies = 4
 
 func newJobs(pool string) *Jobs {
@@ -85,8 +85,8 @@ func (j *Job) AwaitSlot(ctx context.Context) error {
 // copyLogInterval is how often a copy under way is logged.
 const copyLogInterval = 30 * time.Second
 
-// Do does what makes something of a name, or joins whoever does, and waits for its end;
-// if ctx ends before it is ErrPending, and goes on. do is to stop when its context ends.
+// Do starts the job of a name, or joins the running one, and waits for its end. If ctx ends first,
+// the job continues, and the error is ErrPending. do must stop when its context ends.
 func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) error {
 	j, err := s.job(ctx, name, do)
 	if err != nil {
@@ -101,12 +101,12 @@ func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context,
 			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied into the pool, and no more are copied at a time; retry: the call joins the queued copy",
 				name, s.pool, MaxTreeCopies)
 		}
-		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and it is waited for",
+		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and the call joins the running copy",
 			name, s.pool, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
 	}
 }
 
-// job joins a job, or begins it.
+// job joins a running job, or starts one.
 func (s *Jobs) job(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) (*Job, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +137,7 @@ func (s *Jobs) job(ctx context.Context, name string, do func(ctx context.Context
 	return j, nil
 }
 
-// run makes an error of a panic: it would end every call of the process, not this one's.
+// run turns a panic into an error of the job: a panic ends the process, with all other calls.
 func (j *Job) run(ctx context.Context, do func(ctx context.Context, j *Job) error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -155,13 +155,13 @@ func (j *Job) leave() {
 		return
 	}
 	select {
-	case <-j.alone: // somebody joined it, and gave up as well
+	case <-j.alone: // another call has joined and left since
 	default:
 		close(j.alone)
 	}
 }
 
-// Cancel ends what Do does for a name, and returns when nothing of it is left.
+// Cancel ends the job of a name, and waits for its end.
 func (s *Jobs) Cancel(name string) {
 	s.mu.Lock()
 	j := s.running[name]
@@ -172,7 +172,7 @@ func (s *Jobs) Cancel(name string) {
 	}
 }
 
-// close cancels all, and lets none begin.
+// close cancels all jobs, and prevents new ones.
 func (s *Jobs) close() {
 	s.mu.Lock()
 	s.closed = true

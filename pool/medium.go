@@ -27,7 +27,7 @@ type Medium interface {
 	ConfirmAbsence() error
 	// Explain turns an error about the medium into the error of a call.
 	Explain(err error) error
-	// Inconclusive tells whether an error of reading a file says nothing about the file.
+	// Inconclusive tells whether an error of reading a file does not depend on the file.
 	// Unreadable turns such an error into the error of a call.
 	Inconclusive(err error) bool
 	Unreadable(err error) error
@@ -143,10 +143,10 @@ func (m *localMedium) Check() error {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.Directory.Path, err)
 	}
 	if st.Dev != m.dev || st.Ino != m.ino {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", c.Name, c.Directory.Path)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted, or another one mounted over it? Mount the disk again and restart the driver", c.Name, c.Directory.Path)
 	}
 	if err := m.CheckMarker(); err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): put the pool's own %s (uuid %s) back", c.Name, c.place(), err, markerFile, m.uuid)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is missing or belongs to another pool (%w): restore the pool's own %s (uuid %s)", c.Name, c.place(), err, markerFile, m.uuid)
 	}
 	return nil
 }

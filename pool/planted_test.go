@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// plants are what somebody may put where the driver had a file.
+// plants make foreign files in place of a file of the driver.
 var plants = map[string]func(path string) error{
 	"pipe":   func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	"device": func(path string) error { return syscall.Mknod(path, syscall.S_IFCHR|0o600, 1<<8|5) }, // /dev/zero
@@ -203,7 +203,7 @@ func TestOtherName(t *testing.T) {
 	addDirectory(t, e.open(t), "v", "", volume.OnDeleteDelete)
 	other := e
 	other.cfg.Name = "other"
-	other.refuses(t, true, volume.ErrPrecondition, `"nas"`, "name it so")
+	other.refuses(t, true, volume.ErrPrecondition, `"nas"`, "use that name")
 	name, err := volume.DirectPool("nas.lan", "/tank")
 	must(t, err)
 	direct := e

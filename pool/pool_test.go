@@ -122,7 +122,7 @@ func TestDiskNotMounted(t *testing.T) {
 	p := e.open(t)
 	add(t, p, "v")
 	p.Close()
-	// What an unmounted disk looks like: the path, and nothing in it.
+	// The path of an unmounted disk is an empty directory.
 	elsewhere := filepath.Join(t.TempDir(), "pool")
 	e.cfg.Directory.Path = elsewhere
 	e.refuses(t, volume.ErrPrecondition, "is its disk mounted?", elsewhere)
@@ -193,11 +193,11 @@ func TestGuard(t *testing.T) {
 			must(t, os.Rename(path, path+".away"))
 			must(t, os.Mkdir(path, 0o755))
 		},
-		"another mounted over it": func(t *testing.T, path string) {
+		"another one mounted over it": func(t *testing.T, path string) {
 			testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", path)
 			t.Cleanup(func() { testenv.Run(t, "umount", path) })
 		},
-		"marker gone": func(t *testing.T, path string) { must(t, os.Remove(filepath.Join(path, "pool.json"))) },
+		"marker missing": func(t *testing.T, path string) { must(t, os.Remove(filepath.Join(path, "pool.json"))) },
 		"marker of another": func(t *testing.T, path string) {
 			must(t, os.WriteFile(filepath.Join(path, "pool.json"), []byte(`{"version":1,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`), 0o600))
 		},
@@ -382,10 +382,10 @@ func TestMaxVolumes(t *testing.T) {
 	v := add(t, p, "v")
 	wantError(t, p.Create(t.Context(), record(p, "w", 1<<20), image(1<<20)), volume.ErrExhausted, "maxVolumes of 1")
 	if u := usage(t, p); !u.Full {
-		t.Errorf("a full pool says %+v", u)
+		t.Errorf("the usage of a full pool is %+v", u)
 	}
 	must(t, p.Remove(t.Context(), v))
-	await(t, "the volume to be gone", func() bool { return usage(t, p).Volumes == 0 })
+	await(t, "the volume to be removed", func() bool { return usage(t, p).Volumes == 0 })
 	add(t, p, "w")
 }
 

@@ -51,7 +51,7 @@ func directoryVolume(p *Pool, name string, size int64) volume.Volume {
 	return v
 }
 
-// dataOf is where a volume's data lies.
+// dataOf is the path of a volume's data.
 func (l place) dataOf(v volume.Volume) string { return filepath.Join(l.at, DirectoryPath(v)) }
 
 func write(t *testing.T, path string, size int64) {
@@ -202,7 +202,7 @@ func TestOthersGroups(t *testing.T) {
 		testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", first+i), disk)
 	}
 	if err := p.CreateDirectory(t.Context(), directoryVolume(p, "v", 64<<20), nil, nothing); err == nil {
-		t.Fatal("it has found an ID that nobody has")
+		t.Fatal("the create found a free ID")
 	}
 	l.awaitTrash(t)
 	groups := filepath.Join("/sys/fs/btrfs", strings.TrimSpace(testenv.Run(t, "findmnt", "-n", "-o", "UUID", disk)), "qgroups")

@@ -176,7 +176,7 @@ func (p *Pool) notAVolume(name string) error {
 	if _, err := beneath.Stat(p.volumes, name); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is not the folder of a volume: move it away", p.cfg.place(), volumesDir, name)
+	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is not the folder of a volume: move it out of the pool", p.cfg.place(), volumesDir, name)
 }
 
 // Leftovers counts the entries of tmp and of the trash. A driver clears both when it starts.

@@ -16,11 +16,11 @@ const (
 	// reapDelay is the time before removals begin. Each delete waits for the journal, and a
 	// burst of deletes should not also wait for the removal of the first volumes.
 	reapDelay = 200 * time.Millisecond
-	// reapAtOnce is how many entries are removed at once: three huge ones do not delay the
-	// others.
+	// reapAtOnce is the number of entries that are removed at once: three huge ones do not delay
+	// the others.
 	reapAtOnce = 4
 	// firstRetry and lastRetry bound the back-off of an entry that could not be removed.
-	// Data that the filesystem removes in the background is often gone after the first.
+	// Data that the filesystem removes in the background is often removed after the first.
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = time.Minute
 	// stuckTries is the number of failed attempts after which no call waits for an entry.
@@ -34,8 +34,8 @@ type trashEntry struct {
 	name  string // of its folder in the trash
 	tries int    // failed attempts
 	err   error
-	// relimit are the volumes whose limits have to be set after the removal. Only the
-	// goroutine that removes the entry changes it.
+	// relimit are the volumes whose limits must be set after the removal. Only the goroutine
+	// that removes the entry changes it.
 	relimit []volume.ID
 }
 

@@ -44,7 +44,7 @@ func TestSecluded(t *testing.T) {
 	}
 }
 
-// enterable lets every user reach a directory, and enter it.
+// enterable gives every user access to a directory.
 func enterable(t *testing.T, dir string) {
 	t.Helper()
 	for at := dir; at != "/"; at = filepath.Dir(at) {

@@ -153,8 +153,8 @@ func (s *Set) Run(ctx context.Context) {
 	all.Wait()
 }
 
-// readyPatience is how long a pool whose disk hangs keeps the driver of the other pools from
-// being ready.
+// readyPatience is the longest time for which a pool whose disk hangs prevents the driver from being
+// ready.
 const readyPatience = 30 * time.Second
 
 func (s *Set) becomeReady(patience time.Duration) {
@@ -296,8 +296,8 @@ func newOnce() once {
 	return once{c, sync.OnceFunc(func() { close(c) })}
 }
 
-// claimPatience is how long a pool waits for those before it in the configuration, whose disks
-// may hang.
+// claimPatience is the longest time for which a pool waits for the pools before it in the
+// configuration, whose disks may hang.
 const claimPatience = 2 * time.Second
 
 // claim refuses a pool with the UUID of another slot: one of them is a copy. If both are being

@@ -43,7 +43,7 @@ func TestReadyBesideHangingPool(t *testing.T) {
 	}
 }
 
-// somewhere is a section that says where its pool's data lies.
+// somewhere is a section that describes the place of its pool's data.
 type somewhere struct{ Section }
 
 func (somewhere) String() string { return "somewhere" }

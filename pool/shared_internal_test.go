@@ -288,7 +288,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 			t.Errorf("unpublished meanwhile: %v", err)
 		}
 		if err := p.Attachments.checkFailedLink("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
-			t.Errorf("another's attachment, gone before it was read: %v", err)
+			t.Errorf("another's attachment, removed before it was read: %v", err)
 		}
 		must(t, p.Attachments.Attach("v", a))
 		if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) {
@@ -310,14 +310,14 @@ func TestInconclusive(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EIO, syscall.ESTALE} {
 		if !p.inconclusive(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
-			t.Errorf("%v is taken for damage", errno)
+			t.Errorf("%v counts as damage", errno)
 		}
 	}
 	if _, err := p.readRecord("none"); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("a volume that is not there: %v", err)
 	}
 	if _, err := p.readRecord("none" + strings.Repeat("/x", 5000)); errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("a folder that cannot be looked at: %v", err)
+		t.Errorf("a folder that cannot be read: %v", err)
 	}
 }
 
@@ -326,7 +326,7 @@ func TestInconclusive(t *testing.T) {
 func TestRemoveUnwritable(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
-	must(t, os.Chmod(dir, 0o711)) //nolint:gosec // the other user has to get to it
+	must(t, os.Chmod(dir, 0o711)) //nolint:gosec // the other user needs access
 	p := openExportDir(t, dir)
 	tree := filepath.Join(dir, tmpDir, "tree")
 	must(t, os.MkdirAll(filepath.Join(tree, "a/b/c"), 0o700))

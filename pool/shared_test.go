@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// export stands for an export: a directory that each process mounts for itself.
+// export simulates an export: a directory that each process opens separately.
 type export struct {
 	dir string
 	cfg pool.Config
@@ -165,7 +165,7 @@ func TestDirectInit(t *testing.T) {
 	_, err = s.ByID(volume.ID{Backend: "nfs", Pool: name, Name: "made-up"})
 	wantError(t, err, volume.ErrUnavailable, "not a pool")
 	if e.names(t, ".") != "pvc-1" {
-		t.Errorf("without a volume to make the export has got %q", e.names(t, "."))
+		t.Errorf("without a new volume the export contains %q", e.names(t, "."))
 	}
 	s.Initialise(t.Context())
 	p, err := s.Named(name)
@@ -246,7 +246,7 @@ func TestReplacedExport(t *testing.T) {
 	}
 	_, err = p.Lookup("none")
 	wantError(t, err, volume.ErrUnavailable, "marker")
-	await(t, "the pool to be given up", func() bool { return s.States()[0].Pool == nil })
+	await(t, "the pool to be closed", func() bool { return s.States()[0].Pool == nil })
 	_, err = s.ByID(v.ID)
 	wantError(t, err, volume.ErrUnavailable)
 	for _, name := range []string{"pool.json", ".trivet", "volumes", "snapshots"} {
@@ -407,7 +407,7 @@ func TestAttachAtOnce(t *testing.T) {
 			}
 		}
 		for n, err := range errs {
-			// Pending: another was in the way, and is gone.
+			// Pending: a conflicting attachment was removed meanwhile.
 			if err != nil && !errors.Is(err, volume.ErrPrecondition) && !errors.Is(err, volume.ErrPending) {
 				t.Errorf("node %d: %v", n, err)
 			}
@@ -543,13 +543,13 @@ func TestHostileExport(t *testing.T) {
 	}
 	must(t, p.Remove(t.Context(), deep))
 	e.awaitEmptyTrash(t)
-	// A record says that another's directory is its own.
+	// A record contains the directory of another volume.
 	thief := addDirectory(t, p, "thief", "mine", volume.OnDeleteDelete)
 	owner := addDirectory(t, p, "owner", "theirs", volume.OnDeleteDelete)
 	thief.Directory.SubDir = "theirs"
 	wantError(t, p.Remove(t.Context(), thief), volume.ErrPrecondition, "owner")
 	if !e.has("theirs") || !e.has("volumes/victim/data/precious") || owner.ID == victim.ID {
-		t.Error("another's data is gone")
+		t.Error("another volume's data was removed")
 	}
 }
 
@@ -716,7 +716,7 @@ func TestUnreadRecord(t *testing.T) {
 	wantError(t, b.CreateDirectory(t.Context(), y, nil, open777), volume.ErrPrecondition, "onDelete=retain")
 	must(t, b.Remove(t.Context(), other))
 
-	// What lies in its own folder is nowhere else.
+	// A directory in the volume's folder is not outside it.
 	must(t, os.WriteFile(filepath.Join(e.dir, "volumes/own/volume.json"), nil, 0o600))
 	c := e.open(t)
 	addDirectory(t, c, "z", "ns/free", volume.OnDeleteDelete)

@@ -68,8 +68,8 @@ func ancestryOf(dir *os.File) (ancestry []inode, err error) {
 	}
 }
 
-// inside tells whether a directory is in another one: the other is one of its ancestors, or the
-// path on their filesystem says so.
+// inside tells whether a directory is in another one: the other is one of its ancestors, or its path
+// on their filesystem is a prefix.
 func (p site) inside(other site) bool {
 	if other.own != (inode{}) && slices.Contains(p.above, other.own) {
 		return true

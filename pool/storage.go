@@ -64,12 +64,12 @@ type Device struct {
 	Size, Unwiped int64
 	// State is one word of a closed list. Detail explains it, and may be empty.
 	State, Detail string
-	// Advice says how to fix the state; empty if nothing needs to be done.
+	// Advice is the instruction to fix the state; empty if nothing needs to be done.
 	Advice string
 }
 
-// Arrange returns the configurations of the pools of one node. Each one with a section knows the
-// pools of its kind that come before it (Earlier).
+// Arrange returns the configurations of the pools of one node. Each one with a section has the pools
+// of its kind that precede it (Earlier).
 func Arrange(configs []Config) []Config {
 	configs = slices.Clone(configs)
 	for i, c := range configs {
@@ -83,7 +83,7 @@ func Arrange(configs []Config) []Config {
 	return configs
 }
 
-// Earlier are the pools of the same kind that come before this one in the configuration.
+// Earlier are the pools of the same kind that precede this one in the configuration.
 func (c Config) Earlier() []Config { return c.earlier }
 
 // Within is the configuration with the directory of the pool's records set.
@@ -107,7 +107,7 @@ func (t *Trash) AwaitEmpty() {
 }
 
 // buildOnStorage makes the record durable, and then calls build, which creates the data on the
-// storage. After a crash the record identifies the data that has to be freed.
+// storage. After a crash the record identifies the data that must be freed.
 func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *os.Root) error) error {
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err

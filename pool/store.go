@@ -126,7 +126,7 @@ func (s *store) notFound(kind, name string) error {
 	return volume.Errorf(volume.ErrNotFound, "%s %q is not in pool %q", kind, name, s.cfg.Name)
 }
 
-// inconclusive tells whether an error of reading a file says nothing about the file.
+// inconclusive tells whether an error of reading a file does not depend on the file.
 func (s *store) inconclusive(err error) bool {
 	if errors.Is(err, beneath.ErrIrregular) {
 		return false
@@ -153,7 +153,7 @@ func (s *store) readIn(dir *os.File, name, file string) (b []byte, there bool, e
 	return b, true, err
 }
 
-// List returns up to limit volumes of a backend whose names come after `after`, in the order of
+// List returns up to limit volumes of a backend whose names are greater than `after`, in the order of
 // their names, and whether there are more. A volume whose record cannot be read has only its ID.
 func (s *store) List(backend, after string, limit int) (volumes []volume.Volume, more bool, err error) {
 	names, err := beneath.Names(s.volumes, ".")
@@ -185,8 +185,8 @@ func (s *store) List(backend, after string, limit int) (volumes []volume.Volume,
 	return volumes, false, nil
 }
 
-// probably is the backend of what is in a folder whose record cannot be read. The directory
-// of a volume on an export can be outside of its folder.
+// probably returns the probable backend of a folder whose record cannot be read. On an export the
+// directory of a volume can be outside its folder.
 func (s *store) probably(dir *os.File, folder string) string {
 	if s.storage != nil {
 		return s.cfg.Section.Backend()
@@ -331,7 +331,7 @@ func (s *store) OpenDirectory(v volume.Volume) (*os.File, error) {
 		}
 		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its directory %s is missing: restore it", v.ID.Name, s.cfg.Name, path)
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EXDEV):
-		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: a part of %s is not the directory that this driver made (%w): put that back", v.ID.Name, s.cfg.Name, path, err)
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: a part of %s is not the directory that this driver made (%w): restore that directory", v.ID.Name, s.cfg.Name, path, err)
 	case s.inconclusive(err):
 		return nil, s.medium.Unreadable(err)
 	}

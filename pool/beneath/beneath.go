@@ -57,7 +57,7 @@ func (f Files) openFD(dir *os.File, path string, flag int, mode uint32) (int, er
 }
 
 // ErrIrregular means that a path is not the regular file that the driver made there.
-var ErrIrregular = errors.New("it is not a regular file, so not what this driver made")
+var ErrIrregular = errors.New("it is not a regular file, so this driver did not make it")
 
 // irregular adds ErrIrregular to an error of opening a path that is not a regular file. The errno
 // depends on the type of the file and on the flags.
@@ -85,8 +85,8 @@ func (f Files) Open(dir *os.File, path string, flag int, mode uint32) (*os.File,
 	return file, nil
 }
 
-// checkRegular refuses a descriptor that is not a regular file. The client knows the type since the
-// open, so DONT_SYNC saves a request to the server.
+// checkRegular refuses a descriptor that is not a regular file. The open returned the type to the NFS
+// client, so DONT_SYNC saves a request to the server.
 func checkRegular(fd int) error {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Accounting says how a ledger determines the capacity of its pool.
+// Accounting is the method by which a ledger determines the capacity of its pool.
 type Accounting int
 
 const (
@@ -33,7 +33,7 @@ type Config struct {
 	// Size bounds the pool below its filesystem's size; 0: no bound.
 	Size    int64
 	Reserve Reserve
-	// Overcommit is how often each byte may be promised; 0 stands for 1.
+	// Overcommit is the number of times that each byte may be promised; 0 means 1.
 	Overcommit float64
 	// MaxVolumes bounds the number of volumes; 0: no bound.
 	MaxVolumes int
@@ -190,7 +190,7 @@ func (l *Ledger) checkSubDir(dir string, r Reservation) error {
 		switch {
 		case otherDir == dir || other.Retain && r.Retain:
 		case other.Unread && !r.Retain:
-			return volume.Errorf(volume.ErrPrecondition, "%s %q: it may be the directory of volume %q, whose record cannot be read: run the driver that wrote %s/volume.json, restore it from a backup, or, if there is no such volume any more, move its folder away",
+			return volume.Errorf(volume.ErrPrecondition, "%s %q: it may be the directory of volume %q, whose record cannot be read: run the driver that wrote %s/volume.json, restore it from a backup, or, if the volume no longer exists, move its folder out of the pool",
 				volume.ParamSubDir, r.SubDir, path.Base(otherDir), otherDir)
 		case other.SubDir != "" && overlap(other.SubDir, r.SubDir):
 			return volume.Errorf(volume.ErrPrecondition, "%s %q: %s of volume %q is there: use another, or %s=%s for both",

@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// UnknownBackend stands for the backend of a volume whose record cannot be read.
+// UnknownBackend is the backend of a volume whose record cannot be read.
 const UnknownBackend = "unknown"
 
 // Reservation is the entry of the ledger for one folder of a pool.

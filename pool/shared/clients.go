@@ -61,13 +61,13 @@ func (e *Export) readClient(path string) (c client, err error) {
 		return c, e.foreign(path, err)
 	}
 	if err := json.Unmarshal(b, &c); err != nil || c.Node == "" {
-		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not what a driver wrote there (%w): remove it", e.Name, path, errors.Join(err))
+		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a file that a driver wrote (%w): remove it", e.Name, path, errors.Join(err))
 	}
 	return c, nil
 }
 
-// linkClient makes the file if there is none, and returns what it then contains. If the reply
-// to the link is lost, the file is found.
+// linkClient makes the file if there is none, and returns its content. If the reply to the link is
+// lost, the file exists nevertheless.
 func (e *Export) linkClient(path string, c client) (client, error) {
 	b, err := json.Marshal(c)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 //
 // A delegation belongs to the NFS client, and all processes of a node are one client, though
 // each has a mount of its own: what another process of this node writes or renames does not
-// recall it. With a delegation a file was seen unchanged for ever, whatever actimeo and
-// lookupcache say (tried on Linux 6.1). A server that delegates writes leaves flock(2) to the
+// recall it. With a delegation a file appears unchanged for ever, with any actimeo and
+// lookupcache (tried on Linux 6.1). A server that delegates writes leaves flock(2) to the
 // client, which checks only its own mount.
 func OpenFlags(dir *os.File) (int, error) {
 	var st unix.Statfs_t

@@ -44,7 +44,7 @@ type Pool struct {
 	// Replaced is called when the export does not have the pool any more.
 	Replaced func()
 	// Refresh sets the ledger to what the folders contain. grown tells whether the record of a
-	// known volume has to be read again.
+	// known volume must be read again.
 	Refresh func(ctx context.Context, grown func(volume string) bool) error
 	// Discard removes an entry of tmp whose process has ended.
 	Discard func(ctx context.Context, entry string) error
@@ -94,10 +94,10 @@ func (e *Export) Check() error {
 		return nil
 	case errors.Is(err, unix.ESTALE):
 		e.pool.Replaced()
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s was replaced or exported anew (%w): it is being mounted again", e.Name, e.Place, err)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s was replaced or exported again (%w): it is being mounted again", e.Name, e.Place, err)
 	case beneath.IsNotExist(err) || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrDamaged):
 		e.pool.Replaced()
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): is the pool's disk mounted at the server? Put its own pool.json (uuid %s) back", e.Name, e.Place, err, e.UUID)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is missing or belongs to another pool (%w): is the pool's disk mounted at the server? Restore its own pool.json (uuid %s)", e.Name, e.Place, err, e.UUID)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
@@ -118,7 +118,7 @@ func (e *Export) Explain(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: it was changed by another process meanwhile: %w: try again", e.Name, err)
 }
 
-// ExplainWrite says why the export of a pool cannot be written to.
+// ExplainWrite explains an error of writing to the export of a pool.
 func ExplainWrite(pool, place string, err error) error {
 	switch {
 	case err == nil:
@@ -131,7 +131,7 @@ func ExplainWrite(pool, place string, err error) error {
 	return fmt.Errorf("pool %q: %s: %w", pool, place, err)
 }
 
-// ExplainWrite turns an error of writing to the export into what a call answers.
+// ExplainWrite turns an error of writing to the export into the error of a call.
 func (e *Export) ExplainWrite(err error) error { return ExplainWrite(e.Name, e.Place, err) }
 
 // Recover is Sweep: NFS has made durable what can be read.
@@ -154,7 +154,7 @@ func (e *Export) Unreadable(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
 
-// Inconclusive tells whether an error of reading a file says nothing about the file: the server
+// Inconclusive tells whether an error of reading a file does not depend on the file: the server
 // does not answer, or does not permit this node to read.
 func (e *Export) Inconclusive(err error) bool {
 	inconclusive := []error{unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
@@ -206,7 +206,7 @@ func NoLocks(err error) bool {
 // foreign is the error for a file of the pool that is not the one that the driver made.
 func (e *Export) foreign(path string, err error) error {
 	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) || errors.Is(err, unix.ENOTDIR) {
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s/%s: %w: remove what is there", e.Name, e.Place, path, err)
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s/%s: %w: remove that file", e.Name, e.Place, path, err)
 	}
 	return fmt.Errorf("pool %q: %w", e.Name, err)
 }

@@ -247,7 +247,7 @@ func testTwoPools(t *testing.T, server *nfsd.Server) {
 	v := m.directory(t, "first", "v")
 	other := start(t, server.Node(t, "node-2"), "node-2", "- name: second\n  nfs: {server: '"+server.Address6()+"', export: "+export+", init: true}\n")
 	_, err := other.createOnceOpen(t, "w", mib, filesystem("", manyNodes), directoryIn("second"))
-	wantCode(t, err, codes.Unavailable, `"first"`, "name it so")
+	wantCode(t, err, codes.Unavailable, `"first"`, "use that name")
 	_, err = other.createOnceOpen(t, "w", mib, filesystem("", manyNodes), map[string]string{"server": server.Address(), "share": export})
 	wantCode(t, err, codes.Unavailable, "pool: first")
 	must(t, m.delete(t, v))
