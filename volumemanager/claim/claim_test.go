@@ -85,7 +85,7 @@ func TestBinding(t *testing.T) {
 		"named is missing":   {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", `"b": no such volume`},
 		"named is too small": {naming, []*corev1.PersistentVolume{newVolume("b", "1Mi", "")}, "", "capacity 1Mi is less than 1Gi"},
 		"prebound":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{prebound, newVolume("a", "1Gi", "")}, "v", ""},
-		"another's":          {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{others}, "", "is free"},
+		"of another claim":   {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{others}, "", "is free"},
 		"class":              {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "")}, "", `StorageClass "fast" is in no manifest`},
 		"same class":         {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "fast")}, "v", ""},
 		"mode":               {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{block}, "", "volumeMode Block is not Filesystem"},
@@ -110,9 +110,8 @@ func TestBinding(t *testing.T) {
 // only restricts a volume to machines with a label.
 func only(v *corev1.PersistentVolume, label, value string) *corev1.PersistentVolume {
 	requirement := corev1.NodeSelectorRequirement{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
-	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-		{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}},
-	}}}
+	term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}}
+	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}}
 	return v
 }
 
@@ -285,8 +284,8 @@ func TestUncertain(t *testing.T) {
 	}
 }
 
-// TestOtherProvisioner: a volume that one driver may have created is not requested from another,
-// which does not know of it.
+// TestOtherProvisioner: a volume that one driver may have created is not requested from another
+// driver, which has no record of it.
 func TestOtherProvisioner(t *testing.T) {
 	w := newWorld(t)
 	w.add(newClass("fast"))

@@ -1,6 +1,7 @@
 package claim_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -96,11 +97,7 @@ func TestHistories(t *testing.T) {
 
 func number(t *testing.T, variable string, fallback int) int {
 	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return fallback
-	}
-	n, err := strconv.Atoi(text)
+	n, err := strconv.Atoi(cmp.Or(os.Getenv(variable), strconv.Itoa(fallback)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,25 +216,30 @@ func (h *history) fail() {
 
 // useSome acts as the reconciler: a volume that Volume returns for a pod is in use.
 func (h *history) useSome() {
+	for claim, volume := range h.requested() {
+		h.use(volume, true)
+		h.checkRecorded(claim, volume)
+	}
+}
+
+// requested returns the volumes that Volume returns for pods, by the names of their claims.
+func (h *history) requested() map[string]string {
+	volumes := map[string]string{}
 	for _, pod := range h.objects.Pods {
 		for _, v := range pod.Spec.Volumes {
 			if _, pv, err := h.life.controller.Volume(named(v.Name)); err == nil {
-				h.use(pv.Name, true)
-				h.checkRecorded(v.Name, pv.Name)
+				volumes[v.Name] = pv.Name
 			}
 		}
 	}
+	return volumes
 }
 
 // unuse ends the use of volumes that no pod uses.
 func (h *history) unuse() {
 	inUse := map[string]bool{}
-	for _, pod := range h.objects.Pods {
-		for _, v := range pod.Spec.Volumes {
-			if _, pv, err := h.life.controller.Volume(named(v.Name)); err == nil {
-				inUse[pv.Name] = true
-			}
-		}
+	for _, volume := range h.requested() {
+		inUse[volume] = true
 	}
 	h.mu.Lock()
 	h.inUse = inUse

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -135,21 +136,17 @@ func (w *world) use(name string, used bool) {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: newObjects()}
-	w.driver = &driver{w: w, volumes: map[string]*backing{}}
-	w.start()
-	t.Cleanup(func() { w.stop() })
-	return w
-}
-
-func newObjects() *manifest.Objects {
-	return &manifest.Objects{
+	w := &world{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: &manifest.Objects{
 		Complete: true,
 		Pods:     map[types.NamespacedName]*corev1.Pod{},
 		Claims:   map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
 		Volumes:  map[string]*corev1.PersistentVolume{},
 		Classes:  map[string]*storagev1.StorageClass{},
-	}
+	}}
+	w.driver = &driver{w: w, volumes: map[string]*backing{}}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
 }
 
 func (w *world) start() {
@@ -266,14 +263,7 @@ func (w *world) actCount() int {
 // status returns the state of all claims and volumes for failure messages.
 func (w *world) status() string {
 	claims, volumes := w.life.controller.Status()
-	text := ""
-	for _, c := range claims {
-		text += fmt.Sprintf("\n%+v", c)
-	}
-	for _, v := range volumes {
-		text += fmt.Sprintf("\n%+v", v)
-	}
-	return text
+	return fmt.Sprintf("claims %+v, volumes %+v", claims, volumes)
 }
 
 // add adds or replaces manifests.
@@ -334,22 +324,20 @@ func (w *world) removeVolume() {
 
 func (w *world) claim(name string) claim.ClaimStatus {
 	claims, _ := w.life.controller.Status()
-	for _, c := range claims {
-		if c.Namespace == "default" && c.Name == name {
-			return c
-		}
-	}
-	return claim.ClaimStatus{}
+	return find(claims, func(c claim.ClaimStatus) bool { return c.Namespace == "default" && c.Name == name })
 }
 
 func (w *world) volume(name string) claim.VolumeStatus {
 	_, volumes := w.life.controller.Status()
-	for _, v := range volumes {
-		if v.Name == name {
-			return v
-		}
+	return find(volumes, func(v claim.VolumeStatus) bool { return v.Name == name })
+}
+
+// find returns the element that satisfies a condition; zero if there is none.
+func find[T any](all []T, condition func(T) bool) (found T) {
+	if i := slices.IndexFunc(all, condition); i >= 0 {
+		found = all[i]
 	}
-	return claim.VolumeStatus{}
+	return found
 }
 
 func key(o metav1.Object) types.NamespacedName {

@@ -26,9 +26,7 @@ func manyFiles(tb testing.TB, n int) (dir string) {
 	deadline := time.Now().Add(10 * time.Second)
 	for {
 		info, err := os.Stat(filepath.Join(dir, fmt.Sprintf("%d.yaml", n-1)))
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 		if stampOf(info) != (stamp{}) {
 			return dir
 		}

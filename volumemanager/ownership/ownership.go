@@ -25,8 +25,8 @@ const (
 )
 
 // Set changes the group of all files below dir to args.FSGroup. dir itself is changed last, when
-// the rest is durable: FSGroupChangeOnRootMismatch looks at dir only, and must not take an
-// interrupted call for a complete one. Directories get the mode bits 02770, other files except
+// the rest is durable: FSGroupChangeOnRootMismatch checks dir only, and must repeat an
+// interrupted call. Directories get the mode bits 02770, other files except
 // symbolic links 0660. Links are not followed, and other mounts below dir are not changed. Set does
 // nothing without FSGroup.
 func Set(ctx context.Context, dir string, args plugins.MounterArgs) error {

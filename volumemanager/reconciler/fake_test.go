@@ -47,8 +47,8 @@ type ground struct {
 	pending map[string]bool
 	log     []string
 	limit   int64
-	// gone is set while the driver is not registered.
-	gone bool
+	// unregistered is set while the driver is not registered.
+	unregistered bool
 	// zone is the topology that the registered driver reports.
 	zone string
 }
@@ -64,24 +64,18 @@ type result struct {
 
 func newGround(root string) *ground {
 	return &ground{
-		paths:    plugins.Paths{Root: root},
-		unstaged: map[string]bool{},
-		handles:  map[string]string{},
-		attached: map[string]bool{},
-		devices:  map[string]bool{},
-		mounts:   map[state.ID]string{},
-		sizes:    map[string]string{},
-		alone:    map[string]bool{},
-		pending:  map[string]bool{},
+		paths: plugins.Paths{Root: root}, mounts: map[state.ID]string{},
+		unstaged: map[string]bool{}, attached: map[string]bool{}, devices: map[string]bool{}, alone: map[string]bool{},
+		pending: map[string]bool{}, handles: map[string]string{}, sizes: map[string]string{},
 	}
 }
 
 // do runs an operation on a volume, of one pod if the ID has one. check and effect run with mu held.
 func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, check func(), effect func() error) error {
-	g.begin(operation, volume, id, check)
+	script := g.begin(operation, volume, id, check)
 	defer g.end(volume, id)
 	var how result
-	if script := g.getScript(); script != nil {
+	if script != nil {
 		how = script(operation)
 	}
 	if how.takes > 0 {
@@ -104,7 +98,8 @@ func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, 
 	return how.err
 }
 
-func (g *ground) begin(operation, volume string, id state.ID, check func()) {
+// begin records a call, and returns the script for it.
+func (g *ground) begin(operation, volume string, id state.ID, check func()) func(string) result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.log = append(g.log, strings.TrimSpace(operation+" "+volume+" "+string(id.Pod)))
@@ -116,6 +111,7 @@ func (g *ground) begin(operation, volume string, id state.ID, check func()) {
 	}
 	g.pending[volume+"|"+owner(id)] = true
 	check()
+	return g.script
 }
 
 func (g *ground) end(volume string, id state.ID) {
@@ -134,12 +130,6 @@ func owner(id state.ID) string {
 
 func (g *ground) handleOf(name string) string { return cmp.Or(g.handles[name], "h-"+name) }
 
-func (g *ground) getScript() func(string) result {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.script
-}
-
 func (g *ground) setScript(script func(string) result) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -150,7 +140,7 @@ func (g *ground) node() *corev1.Node {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := plugins.Node("here")
-	if !g.gone {
+	if !g.unregistered {
 		n.Labels["zone"] = g.zone
 	}
 	return n
@@ -175,10 +165,20 @@ func (g *ground) calls() []string {
 	return log
 }
 
-func (g *ground) setGone(gone bool) {
+// count returns the number of operations of one kind since the last call of calls, as calls does.
+func (g *ground) count(operation string) (n int) {
+	for _, o := range g.calls() {
+		if strings.HasPrefix(o, operation+" ") {
+			n++
+		}
+	}
+	return n
+}
+
+func (g *ground) setUnregistered(unregistered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.gone = gone
+	g.unregistered = unregistered
 }
 
 // mounted reports whether a pod has a volume.
@@ -346,7 +346,7 @@ func (f full) NeedsAttach(*plugins.Spec) (bool, error) { return f.NeedsDeviceMou
 func (f full) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.gone {
+	if f.unregistered {
 		return false, errors.New("driver full is not registered: start it")
 	}
 	return spec == nil || !f.unstaged[handle(spec)], nil

@@ -132,6 +132,14 @@ func (m *manager) wantPhase(t *testing.T, pod, volume string, phase state.Phase,
 	return v
 }
 
+// wantMounted fails the test if a volume of pod a is not mounted, or has another message.
+func (m *manager) wantMounted(t *testing.T, volume, message string) {
+	t.Helper()
+	if s := m.wantPhase(t, "a", volume, state.Mounted); s.Message != message {
+		t.Errorf("status: %+v", s)
+	}
+}
+
 func (m *manager) volume(t *testing.T, pod, volume string) reconciler.VolumeStatus {
 	t.Helper()
 	_, volumes, _ := m.PodReady(key(pod))

@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -39,13 +40,9 @@ var modelVolumes = []string{"fs1", "fsduplicate", "fs2", "fs3", "fsalone", "disk
 // TestRandomHistories: no forbidden operation occurs, and in the end exactly the desired volumes are
 // mounted. TRIVET_TEST_HISTORIES is the number of histories.
 func TestRandomHistories(t *testing.T) {
-	histories, steps := uint64(100), 40
-	if many := os.Getenv("TRIVET_TEST_HISTORIES"); many != "" {
-		var err error
-		if histories, err = strconv.ParseUint(many, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
+	const steps = 40
+	histories, err := strconv.ParseUint(cmp.Or(os.Getenv("TRIVET_TEST_HISTORIES"), "100"), 10, 64)
+	must(t, err)
 	root := t.TempDir()
 	for seed := range histories {
 		ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -110,7 +107,7 @@ func (h *history) step() {
 		h.c.setAway(h.IntN(2) == 0)
 		h.m.Wake()
 	case 2:
-		h.setGone(h.IntN(2) == 0)
+		h.setUnregistered(h.IntN(2) == 0)
 	default:
 		h.change()
 	}
@@ -133,8 +130,8 @@ func (h *history) restart() {
 	h.update()
 }
 
-func (h *history) setGone(gone bool) {
-	h.g.setGone(gone)
+func (h *history) setUnregistered(unregistered bool) {
+	h.g.setUnregistered(unregistered)
 	h.m.Retry()
 }
 
@@ -187,7 +184,7 @@ func (h *history) desired() map[state.ID]string {
 func (h *history) end() {
 	h.g.setScript(nil)
 	h.c.setAway(false)
-	h.setGone(false)
+	h.setUnregistered(false)
 	// One pod keeps the ReadWriteOncePod volume.
 	for _, name := range slices.Sorted(maps.Keys(h.pods))[min(1, len(h.pods)):] {
 		p := h.pods[name].DeepCopy()

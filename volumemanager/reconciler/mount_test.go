@@ -68,23 +68,17 @@ func withSubPaths(subPaths ...string) *corev1.Pod {
 	return p
 }
 
-func mountsBelow(t *testing.T, dir string) []string {
-	t.Helper()
-	table, err := mount.Table(func(e *mount.Entry) bool { return strings.HasPrefix(e.Mountpoint, dir+"/") })
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []string
-	for _, e := range table {
-		all = append(all, strings.TrimPrefix(e.Mountpoint, dir+"/"))
-	}
-	slices.Sort(all)
-	return all
-}
-
+// wantMounts fails the test unless pod a has these mounts below its directory.
 func wantMounts(t *testing.T, g *ground, want ...string) {
 	t.Helper()
-	if got := mountsBelow(t, g.paths.Pod("uid-a")); !slices.Equal(got, want) {
+	dir := g.paths.Pod("uid-a") + "/"
+	table, err := mount.Table(func(e *mount.Entry) bool { return strings.HasPrefix(e.Mountpoint, dir) })
+	must(t, err)
+	var got []string
+	for _, e := range table {
+		got = append(got, strings.TrimPrefix(e.Mountpoint, dir))
+	}
+	if slices.Sort(got); !slices.Equal(got, want) {
 		t.Errorf("mounts: %q, want %q", got, want)
 	}
 }

@@ -139,14 +139,8 @@ func TestErrors(t *testing.T) {
 				if s.RetryAt.Before(time.Now()) || s.Message == "" {
 					t.Errorf("status: %+v", s)
 				}
-				tries := 0
-				for _, o := range g.calls() {
-					if strings.HasPrefix(o, c.operation+" ") {
-						tries++
-					}
-				}
-				if tries != 5 { // after 0, 0.5, 1.5, 3.5 and 7.5 s
-					t.Errorf("tried %d times", tries)
+				if n := g.count(c.operation); n != 5 { // after 0, 0.5, 1.5, 3.5 and 7.5 s
+					t.Errorf("tried %d times", n)
 				}
 				if all := m.events.List(); len(all) != 1 || all[0].Count != 5 {
 					t.Errorf("events: %+v", all)
@@ -195,7 +189,9 @@ func TestAddedWhileUnmounting(t *testing.T) {
 		g.setScript(func(string) result { return result{takes: time.Second} })
 		m.Update(objects())
 		time.Sleep(time.Second / 2)
-		m.wantUnmounting(t)
+		if s := m.Status(); len(s) != 1 || s[0].Phase != state.Unmounting {
+			t.Errorf("status: %+v", s)
+		}
 		m.Update(objects(pod("a", "fs")))
 		time.Sleep(10 * time.Second)
 		m.wantReady(t, "a")
@@ -203,20 +199,13 @@ func TestAddedWhileUnmounting(t *testing.T) {
 	})
 }
 
-func (m *manager) wantUnmounting(t *testing.T) {
-	t.Helper()
-	if s := m.Status(); len(s) != 1 || s[0].Phase != state.Unmounting {
-		t.Errorf("status: %+v", s)
-	}
-}
-
 // TestRestart: volumes on disk that are desired are set up again without being torn down; the others
 // are torn down when the manifests are complete.
 func TestRestart(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		c := newClaims("fs", "gone", "disk", "device")
+		c := newClaims("fs", "removed", "disk", "device")
 		m := start(t, g, c, full{g}, plain{ground: g})
-		m.apply(pod("a", "fs", "e", "disk"), pod("b", "gone", "e", "device"))
+		m.apply(pod("a", "fs", "e", "disk"), pod("b", "removed", "e", "device"))
 		m.wantReady(t, "a", "b")
 		m.stop()
 		g.calls()
@@ -228,13 +217,13 @@ func TestRestart(t *testing.T) {
 		c.setAway(true)
 		settle()
 		wantCalls(t, g)
-		if !m.InUse("gone") || !m.InUse("disk") || m.InUse("e2") {
+		if !m.InUse("removed") || !m.InUse("disk") || m.InUse("e2") {
 			t.Error("InUse is wrong for volumes on disk")
 		}
 		m.apply(pod("a", "fs", "e", "disk"))
 		wantCalls(t, g,
 			"SetUp e uid-a", // the other volumes of pod a are unknown
-			"TearDown h-gone uid-b", "UnmountDevice h-gone", "Detach h-gone", "TearDown e uid-b",
+			"TearDown h-removed uid-b", "UnmountDevice h-removed", "Detach h-removed", "TearDown e uid-b",
 			"TearDown h-device uid-b", "UnmountDevice h-device", "Detach h-device")
 		c.setAway(false)
 		m.Wake()
@@ -343,11 +332,11 @@ func TestVolumeLimitWhileWaiting(t *testing.T) {
 
 func TestDriverRegistered(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.gone = true
+		g.unregistered = true
 		m := start(t, g, newClaims("fs"), full{g})
 		m.apply(pod("a", "fs"))
 		m.wantPhase(t, "a", "fs", state.Pending, "not registered")
-		g.setGone(false)
+		g.setUnregistered(false)
 		m.Retry()
 		settle()
 		m.wantReady(t, "a")
@@ -379,9 +368,9 @@ func TestAffinity(t *testing.T) {
 		for volume, zone := range map[string]string{"fs": "a", "fs2": "b", "disk": "a"} {
 			c.set(only(newClaims(volume).volumes[volume], zone))
 		}
-		g.gone, g.zone = true, "a"
-		toggle := func(m *manager, gone bool) {
-			g.setGone(gone)
+		g.unregistered, g.zone = true, "a"
+		toggle := func(m *manager, unregistered bool) {
+			g.setUnregistered(unregistered)
 			m.Retry()
 			settle()
 		}
@@ -419,9 +408,8 @@ func TestAffinity(t *testing.T) {
 // only restricts a volume to machines of a zone.
 func only(v *corev1.PersistentVolume, zone string) *corev1.PersistentVolume {
 	requirement := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}
-	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-		{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}},
-	}}}
+	term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}}
+	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}}
 	return v
 }
 
@@ -454,15 +442,11 @@ func TestExpand(t *testing.T) {
 		m.Wake()
 		settle()
 		m.wantReady(t, "a")
-		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != errBroken.Error() {
-			t.Errorf("status: %+v", s)
-		}
+		m.wantMounted(t, "fs", errBroken.Error())
 		g.setScript(nil)
 		time.Sleep(time.Second)
 		wantSizes(t, g, c, "2Gi")
-		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != "" {
-			t.Errorf("status: %+v", s)
-		}
+		m.wantMounted(t, "fs", "")
 		g.calls()
 		m.Wake()
 		time.Sleep(5 * time.Minute)
@@ -495,13 +479,7 @@ func TestExpandOnMount(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		m.wantReady(t, "a")
 		wantSizes(t, g, c, "1Gi")
-		n := 0
-		for _, o := range g.calls() {
-			if strings.HasPrefix(o, "NodeExpand") {
-				n++
-			}
-		}
-		if n != 1 {
+		if n := g.count("NodeExpand"); n != 1 {
 			t.Errorf("expanded %d times", n)
 		}
 	})
@@ -527,14 +505,10 @@ func TestRemounts(t *testing.T) {
 			g.setScript(failing("SetUp", result{err: err}))
 			time.Sleep(70 * time.Second)
 			m.wantReady(t, "a")
-			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != errBroken.Error() {
-				t.Errorf("status: %+v", s)
-			}
+			m.wantMounted(t, "e", errBroken.Error())
 			g.setScript(nil)
 			time.Sleep(3 * time.Minute)
-			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != "" {
-				t.Errorf("status: %+v", s)
-			}
+			m.wantMounted(t, "e", "")
 		}
 	})
 }
@@ -562,9 +536,7 @@ func TestWarning(t *testing.T) {
 		m := start(t, g, newClaims(), plain{ground: g, warning: "no limit: use another filesystem"})
 		m.Update(objects(pod("a", "e")))
 		time.Sleep(2 * time.Minute)
-		if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != "no limit: use another filesystem" {
-			t.Errorf("status: %+v", s)
-		}
+		m.wantMounted(t, "e", "no limit: use another filesystem")
 	})
 }
 
@@ -687,7 +659,7 @@ func TestUnknownFiles(t *testing.T) {
 	})
 }
 
-// TestLeftByPlugin: a volume that a plugin left although it reported that nothing is set up is found
+// TestLeftByPlugin: a volume that a plugin has set up although it reported a certain failure is found
 // and torn down.
 func TestLeftByPlugin(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {

@@ -57,8 +57,8 @@ func (p Populator) Populate(objects *manifest.Objects) *DesiredStateOfWorld {
 }
 
 func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifest.Objects) {
-	wanted := &Pod{Pod: pod}
-	d.Pods[pod.UID] = wanted
+	desired := &Pod{Pod: pod}
+	d.Pods[pod.UID] = desired
 	uses := usesOf(pod)
 	names := map[string]*PodVolume{}
 	for i := range pod.Spec.Volumes {
@@ -67,12 +67,12 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifes
 		if v.Err == nil {
 			v.Err = v.collides(names)
 		}
-		wanted.Volumes = append(wanted.Volumes, v)
+		desired.Volumes = append(desired.Volumes, v)
 		d.add(v)
-		wanted.Unknown = wanted.Unknown || !v.Known()
+		desired.Unknown = desired.Unknown || !v.Known()
 	}
-	wanted.findCopies(objects)
-	d.Volumes = append(d.Volumes, wanted.Volumes...)
+	desired.findCopies(objects)
+	d.Volumes = append(d.Volumes, desired.Volumes...)
 }
 
 // findCopies finds the volumes that other claims of the pod copy. Kubernetes attaches none before
@@ -143,15 +143,15 @@ func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use, obje
 	if v.Device, err = deviceOf(kind, v.Spec); err != nil {
 		return err
 	}
-	if err := v.checkPowers(); err != nil {
+	if err := v.checkSupport(); err != nil {
 		return err
 	}
 	return p.use(v, uses, objects)
 }
 
-// checkPowers returns an error if the plugin does not support the requested PersistentVolume.
+// checkSupport returns an error if the plugin does not support the requested PersistentVolume.
 // ReadWriteOncePod is enforced only for plugins that support it.
-func (v *PodVolume) checkPowers() error {
+func (v *PodVolume) checkSupport() error {
 	if v.Spec.PersistentVolume == nil {
 		return nil
 	}

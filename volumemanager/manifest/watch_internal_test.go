@@ -1,4 +1,4 @@
-package manifest_test
+package manifest
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -31,13 +30,6 @@ spec:
 // aPod returns a YAML document with a pod.
 func aPod(name, version string) string { return "---\n" + fmt.Sprintf(pod, name, version) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.WriteFile(path, []byte(text), 0o600))
@@ -52,8 +44,8 @@ func replace(t *testing.T, path, text string) {
 
 type watched struct {
 	t    *testing.T
-	ch   <-chan *manifest.Objects
-	last *manifest.Objects
+	ch   <-chan *Objects
+	last *Objects
 }
 
 func watch(t *testing.T, dir string) *watched { return resynced(t, dir, time.Hour) }
@@ -61,7 +53,7 @@ func watch(t *testing.T, dir string) *watched { return resynced(t, dir, time.Hou
 func resynced(t *testing.T, dir string, resync time.Duration) *watched {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	ch, err := manifest.Watch(ctx, dir, resync)
+	ch, err := Watch(ctx, dir, resync)
 	must(t, err)
 	t.Cleanup(func() {
 		cancel()
@@ -72,7 +64,7 @@ func resynced(t *testing.T, dir string, resync time.Duration) *watched {
 }
 
 // until waits for Objects that satisfy a condition.
-func (w *watched) until(what string, condition func(o *manifest.Objects) bool) *manifest.Objects {
+func (w *watched) until(what string, condition func(o *Objects) bool) *Objects {
 	w.t.Helper()
 	deadline := time.After(20 * time.Second)
 	for {
@@ -87,7 +79,7 @@ func (w *watched) until(what string, condition func(o *manifest.Objects) bool) *
 	}
 }
 
-func describe(o *manifest.Objects) string {
+func describe(o *Objects) string {
 	if o == nil {
 		return "nothing"
 	}
@@ -95,7 +87,7 @@ func describe(o *manifest.Objects) string {
 }
 
 // versions returns the pods, sorted, each as name=version.
-func versions(o *manifest.Objects) (all []string) {
+func versions(o *Objects) (all []string) {
 	for name, pod := range o.Pods {
 		all = append(all, name.Name+"="+pod.Labels["version"])
 	}
@@ -103,15 +95,15 @@ func versions(o *manifest.Objects) (all []string) {
 	return all
 }
 
-func has(pods ...string) func(*manifest.Objects) bool {
-	return func(o *manifest.Objects) bool {
+func has(pods ...string) func(*Objects) bool {
+	return func(o *Objects) bool {
 		return o.Complete && slices.Equal(versions(o), pods) && len(o.Problems) == 0
 	}
 }
 
 // hasProblem is has with one problem, whose text contains words.
-func hasProblem(complete bool, words string, pods ...string) func(*manifest.Objects) bool {
-	return func(o *manifest.Objects) bool {
+func hasProblem(complete bool, words string, pods ...string) func(*Objects) bool {
+	return func(o *Objects) bool {
 		return o.Complete == complete && slices.Equal(versions(o), pods) && len(o.Problems) == 1 &&
 			strings.Contains(fmt.Sprint(o.Problems[0]), words)
 	}
@@ -214,8 +206,8 @@ immutable: %t
 `
 
 // hasFrozen reports whether both objects have the values, and each of so many problems contains words.
-func hasFrozen(port, key string, problems int, words string) func(*manifest.Objects) bool {
-	return func(o *manifest.Objects) bool {
+func hasFrozen(port, key string, problems int, words string) func(*Objects) bool {
+	return func(o *Objects) bool {
 		web, tls := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "tls"}
 		for _, p := range o.Problems {
 			if !strings.Contains(p.Message, words) {
@@ -247,11 +239,11 @@ func TestWatchImmutable(t *testing.T) {
 	put("82", "m", false)
 	w.until("making it mutable", hasFrozen("82", "m", 2, "immutable"))
 	replace(t, file, strings.Replace(fmt.Sprintf(frozen, "82", true, "m", true), "name: web", "name: web, labels: {a: b}", 1))
-	w.until("an edit of labels", func(o *manifest.Objects) bool {
+	w.until("an edit of labels", func(o *Objects) bool {
 		return hasFrozen("82", "m", 0, "")(o) && o.ConfigMaps[types.NamespacedName{Namespace: "default", Name: "web"}].Labels["a"] == "b"
 	})
 	replace(t, file, aPod("one", "1"))
-	w.until("a removal", func(o *manifest.Objects) bool { return len(o.ConfigMaps)+len(o.Secrets) == 0 })
+	w.until("a removal", func(o *Objects) bool { return len(o.ConfigMaps)+len(o.Secrets) == 0 })
 	put("90", "z", true)
 	w.until("new objects", hasFrozen("90", "z", 0, ""))
 }
@@ -355,7 +347,7 @@ func TestWatchSlowReader(t *testing.T) {
 	}
 	var before string
 	for {
-		o := slow.until("any", func(o *manifest.Objects) bool { return o.Complete })
+		o := slow.until("any", func(o *Objects) bool { return o.Complete })
 		if now := versions(o)[0]; now < before {
 			t.Fatalf("%s came after %s", now, before)
 		} else if before = now; now == "one=3" {
