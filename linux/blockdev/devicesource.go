@@ -21,18 +21,18 @@ import (
 type DeviceSource struct {
 	// Path is the path of the device node.
 	Path string
-	// FSType is the type of the filesystem; empty for a raw device.
+	// FSType is the type of the filesystem. It is empty for a raw device.
 	FSType string
-	// Commit returns once what was written to the storage of the device is durable, and
-	// recorded as such; nil if nothing was written. It may run while the device is being
-	// mounted. Mount shows the device only after it.
+	// Commit returns once the writes to the storage of the device are durable and recorded. It is
+	// nil if nothing was written. It may run while the device is being mounted. The mount gets
+	// its path only after Commit.
 	Commit func() error
-	// Abort makes what waits for the storage of the device fail, until its context ends or
-	// the device is free; nil if the storage always answers.
+	// Abort fails the calls that wait for the storage of the device, until its context ends or
+	// the device is free. It is nil if the storage is not on a server.
 	Abort func(context.Context) error
-	// Created says that the filesystem was just created, as large as the device.
+	// Created means that the filesystem was just created, as large as the device.
 	Created bool
-	// Hold keeps the device bound until it is mounted; nil for a device that stays bound.
+	// Hold keeps the device bound until it is mounted. It is nil for a device that stays bound.
 	Hold io.Closer
 }
 
@@ -52,8 +52,8 @@ func (d *DeviceSource) Close() error {
 	return d.Hold.Close()
 }
 
-// Mount implements mount.Source. If the device is larger than its filesystem, that grows
-// before it is shown.
+// Mount implements mount.Source. If the device is larger than its filesystem, the filesystem grows before
+// the mount gets its path.
 func (d *DeviceSource) Mount(_ context.Context, target string, o mount.Options) (err error) {
 	committed := make(chan error, 1)
 	if d.Commit == nil {
@@ -125,7 +125,7 @@ func (d *DeviceSource) Shows(path string) (bool, error) {
 		return true, nil
 	}
 	st, err := mount.Statfs(path)
-	if err != nil || !mount.IsBtrfs(&st) {
+	if err != nil || st.Type != unix.BTRFS_SUPER_MAGIC {
 		return false, err
 	}
 	root, err := os.Open(path)
@@ -136,8 +136,8 @@ func (d *DeviceSource) Shows(path string) (bool, error) {
 	return d.contains(root)
 }
 
-// contains tells whether an open directory is of the filesystem on the device. A btrfs is
-// asked for its device: its st_dev is a number of its own.
+// contains reports whether an open directory is on the filesystem of the device. For a btrfs it reads the path
+// of the device, because st_dev is not the number of the device.
 func (d *DeviceSource) contains(dir *os.File) (bool, error) {
 	var st, node unix.Stat_t
 	if err := errors.Join(unix.Fstat(int(dir.Fd()), &st), unix.Stat(d.Path, &node)); err != nil {
@@ -147,19 +147,19 @@ func (d *DeviceSource) contains(dir *os.File) (bool, error) {
 		return true, nil
 	}
 	on, _, err := sys.BtrfsDevice(dir)
-	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) { // no btrfs
+	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) { // not a btrfs
 		return false, nil
 	}
 	if err != nil || on == d.Path {
 		return err == nil, err
 	}
-	// btrfs may know the device by another name, which udev has given it.
+	// btrfs may return another name of the device, which udev created.
 	err = unix.Stat(on, &st)
 	return err == nil && st.Rdev == node.Rdev, err
 }
 
-// Owns implements mount.Source. It accepts mounts of the filesystem and of the device node:
-// whether the device is a raw one may not be known.
+// Owns implements mount.Source. It accepts mounts of the filesystem and of the device node, because the caller
+// may not have the type of the volume.
 func (d *DeviceSource) Owns(path string) (bool, error) {
 	ok, err := (&DeviceSource{Path: d.Path}).Shows(path)
 	if !mount.IsBroken(err) {
@@ -174,8 +174,8 @@ func (d *DeviceSource) Matcher([]*mount.Entry) (func(*mount.Entry) bool, error) 
 	return func(e *mount.Entry) bool { return mount.IsOfDevice(e, d.Path) }, nil
 }
 
-// Unmount implements mount.Source. A process that was killed and waits for a silent server
-// keeps the path busy until the requests that it waits for fail.
+// Unmount implements mount.Source. A process that was killed and waits for a server that does not respond
+// keeps the path busy until its requests fail.
 func (d *DeviceSource) Unmount(ctx context.Context, path string, abandon mount.Abandon) error {
 	if d.Abort == nil {
 		return mount.UnmountIdle(ctx, path)
@@ -191,8 +191,7 @@ func (d *DeviceSource) UnmountLast(ctx context.Context, path string, abandon mou
 	return mount.UnmountAborting(ctx, path, abandon, d.Abort)
 }
 
-// Grow implements mount.Source. It needs a mount that is writable: a read-only bind mount
-// would refuse.
+// Grow implements mount.Source. It needs a writable mount.
 func (d *DeviceSource) Grow() error {
 	if d.FSType == "" {
 		return nil
@@ -215,7 +214,7 @@ func (d *DeviceSource) growAt(path string) error {
 		return err
 	}
 	defer root.Close()
-	// Something else may be mounted over it, which must not be grown instead.
+	// Another mount may cover it, which must not be grown instead.
 	ok, err := d.contains(root)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: %s does not show the filesystem on %s: unmount what covers it", mount.ErrCannotGrow, path, d.Path)
@@ -239,13 +238,14 @@ func (d *DeviceSource) Problems() ([]mount.Problem, error) {
 	if err != nil || len(mounts) == 0 {
 		return nil, err
 	}
+	m := mounts[0]
 	var found []mount.Problem
 	report := func(kind mount.ProblemKind, format string, a ...any) {
-		found = append(found, mount.Problem{Kind: kind, Message: fmt.Sprintf("%s on %s ", mounts[0].FSType, d.Path) + fmt.Sprintf(format, a...)})
+		found = append(found, mount.Problem{Kind: kind, Message: fmt.Sprintf("%s on %s ", m.FSType, d.Path) + fmt.Sprintf(format, a...)})
 	}
-	m := mounts[0]
 	if n := recordedErrors(m, d.Path); n > 0 {
-		report(mount.RecordedErrors, "has recorded %d errors: ext4 is checked when the volume is staged again; for btrfs see btrfs device stats %s", n, m.Mountpoint)
+		report(mount.RecordedErrors, "has recorded %d errors: ext4 is checked when the volume is staged again; for btrfs see btrfs device stats %s",
+			n, m.Mountpoint)
 	}
 	if madeReadOnly(m) {
 		report(mount.MadeReadOnly, "has become read-only after an error: see the kernel's log, then unstage the volume and stage it again")
@@ -256,14 +256,13 @@ func (d *DeviceSource) Problems() ([]mount.Problem, error) {
 	return found, nil
 }
 
-// madeReadOnly tells whether a filesystem that is mounted writable accepts no writes any
-// more; since Linux 6.14 ext4 has an option of its own for that.
+// madeReadOnly reports whether a filesystem with a writable mount became read-only. Since Linux 6.14 ext4 has
+// a separate option for that.
 func madeReadOnly(m *mount.Entry) bool {
 	return !hasOption(m.Options, "ro") && (hasOption(m.VFSOptions, "ro") || hasOption(m.VFSOptions, "emergency_ro"))
 }
 
-// recordedErrors counts the errors that a filesystem has recorded of itself; xfs records
-// none, it shuts down.
+// recordedErrors counts the errors that a filesystem has recorded. xfs records none, it shuts down.
 func recordedErrors(m *mount.Entry, device string) uint64 {
 	switch m.FSType {
 	case "ext4": // kernel documentation, ABI/testing/sysfs-fs-ext4

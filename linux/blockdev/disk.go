@@ -19,13 +19,13 @@ import (
 
 // Disk is a whole disk of this node, as FindDisks found it.
 type Disk struct {
-	// Path is a name that it was found by, Name the kernel's.
+	// Path is the path by which the disk was found, Name the name of the kernel.
 	Path, Name string
-	// Size is in bytes, 0 without a medium; SectorSize is its logical block's.
+	// Size is in bytes, 0 without a medium. SectorSize is the size of a logical block.
 	Size       int64
 	SectorSize int
-	// Identity is the identity that the hardware reports; empty if it reports none. It does
-	// not depend on the path or the name.
+	// Identity is the identity that the hardware reports. It is empty if the hardware reports
+	// none. It does not depend on the path or the name.
 	Identity string
 
 	number uint64
@@ -34,16 +34,16 @@ type Disk struct {
 
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
 
-// Same tells whether both are the same disk, which was not pulled in between.
+// Same reports whether both are the same disk, which was not removed meanwhile.
 func (d Disk) Same(other Disk) bool { return d.number == other.number && d.seq == other.seq }
 
-// OneDisk tells whether both are the same disk, possibly by different paths.
+// OneDisk reports whether both are the same disk, possibly on different paths to it.
 func (d Disk) OneDisk(other Disk) bool {
 	return d.number == other.number || d.Identity != "" && d.Identity == other.Identity
 }
 
-// FindDisks finds the disks whose device nodes match globs, each once, in the order of the
-// globs. It skips partitions, and what is not a block device.
+// FindDisks finds the disks whose device nodes match globs, each once, in the order of the globs. It skips
+// partitions and files that are not block devices.
 func FindDisks(globs []string) ([]Disk, error) {
 	var disks []Disk
 	for _, glob := range globs {
@@ -64,9 +64,9 @@ func FindDisks(globs []string) ([]Disk, error) {
 	return disks, nil
 }
 
-// notHardware are the prefixes of the kernel's names of devices that consist of files,
-// other disks or servers, and of drives for media. They are examined only if a glob matches
-// them: opening a loop device keeps it, and opening a floppy drive starts it.
+// notHardware matches the kernel's names of devices that consist of files, other disks or servers, and of
+// drives with removable media. They are examined only if a glob matches them: opening a loop device
+// keeps it bound, and opening a floppy drive starts it.
 var notHardware = regexp.MustCompile(`^(loop|ram|zram|dm-|md|bcache|drbd|zd|nbd|rbd|rnbd|ublkb|nullb|zloop|sr|fd)`)
 
 // everyDisk lists all disks of this node.
@@ -92,8 +92,7 @@ func everyDisk() ([]Disk, error) {
 	return disks, nil
 }
 
-// readDisk examines the device at a path; ok is false if it is not a whole disk, or was
-// pulled meanwhile.
+// readDisk examines the device at a path. ok is false if it is not a whole disk, or was removed meanwhile.
 func readDisk(path string) (d Disk, ok bool, err error) {
 	number, err := nodeNumber(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTBLK) || errors.Is(err, unix.ELOOP) {
@@ -120,7 +119,7 @@ func readDisk(path string) (d Disk, ok bool, err error) {
 	return d, err == nil, err
 }
 
-// measure reads what may change while the disk is present.
+// measure reads the properties that may change while the disk is present.
 func (d *Disk) measure() error {
 	size, err := readNumber(d.sys("size"))
 	if err != nil {
@@ -136,14 +135,14 @@ func (d *Disk) measure() error {
 	return nil
 }
 
-// identities are the files in sysfs with the identity of a disk: NVMe, SCSI and ATA, MMC,
-// virtio (kernel documentation, ABI/stable/sysfs-block, ABI/testing/sysfs-*).
+// identities are the files in sysfs with the identity of a disk: NVMe, SCSI and ATA, MMC, virtio (kernel
+// documentation, ABI/stable/sysfs-block, ABI/testing/sysfs-*).
 var identities = []string{"wwid", "device/wwid", "device/cid", "serial"}
 
-// identity is the hardware's identity of a disk, or the file of a loop device.
+// identity returns the identity that the hardware reports, or the file of a loop device.
 func (d *Disk) identity() string {
 	read := func(file string) string {
-		b, _ := os.ReadFile(d.sys(file)) // fails for some disks that have the file
+		b, _ := os.ReadFile(d.sys(file)) // reading fails for some disks with the file
 		return strings.TrimSpace(string(b))
 	}
 	for _, file := range identities {
@@ -157,38 +156,37 @@ func (d *Disk) identity() string {
 	return ""
 }
 
-// Room is the size in bytes that a claim of the disk has for data.
+// Room returns the size in bytes of the data of a claim of the disk.
 func (d Disk) Room() int64 { return Room(d.Size, d.SectorSize) }
 
-// ErrDiskBusy means that something has the disk, or a partition of it, open.
+// ErrDiskBusy means that a program or the kernel has the disk or a partition of it open.
 var ErrDiskBusy = errors.New("disk is in use")
 
-// ErrDiskGone means that the disk was pulled, or replaced by another.
+// ErrDiskGone means that the disk was removed, or replaced by another.
 var ErrDiskGone = errors.New("disk is gone")
 
 // open opens the disk, if it is still this one.
 func (d Disk) open(flag int) (*os.File, error) {
-	fd, err := open(d.Path, flag)
+	f, err := os.OpenFile(d.Path, flag, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskBusy)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
 		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskGone)
 	case err != nil:
-		return nil, &fs.PathError{Op: "open", Path: d.Path, Err: err}
+		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), d.Path)
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Rdev != d.number || !d.backs(f) {
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Rdev != d.number || !d.backs(f) {
 		_ = f.Close()
 		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskGone)
 	}
 	return f, nil
 }
 
-// backs tells whether an open device is this disk or its partition, and not one that got
-// its device number after the disk was pulled. On kernels without sequence numbers only the
-// hardware's identity tells. While the device is open, no other device gets its number.
+// backs reports whether an open device is this disk or its partition, and not another disk that got the
+// device number after this disk was removed. Without sequence numbers it compares the identity of the
+// hardware. While the device is open, no other device gets its number.
 func (d Disk) backs(f *os.File) bool {
 	if d.seq == 0 {
 		return d.identity() == d.Identity
@@ -197,11 +195,10 @@ func (d Disk) backs(f *os.File) bool {
 	return err == nil && seq == d.seq
 }
 
-// OpenExclusive opens the disk for writing by the caller alone until it is closed: no other
-// program mounts it or a partition of it, or makes a RAID of it (open(2), O_EXCL), and udev
-// does not probe it (systemd, BLOCK_DEVICE_LOCKING). Reads return what is on the disk, not
-// what was cached before another path to it was written. ErrDiskBusy if something has it
-// open for over a second.
+// OpenExclusive opens the disk for exclusive writing: until it is closed, no other program can mount it or
+// a partition of it, or add it to a RAID (open(2), O_EXCL), and udev does not probe it (systemd,
+// BLOCK_DEVICE_LOCKING). It drops the page cache, which may be older than writes on another path to the
+// disk. ErrDiskBusy if another program has the disk open for over a second.
 func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	f, err := d.openLocked(ctx, os.O_RDWR|os.O_EXCL)
 	if err != nil {
@@ -213,7 +210,7 @@ func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	return f, nil
 }
 
-// openLocked opens the disk, and locks its node. What is mounted from it may stay.
+// openLocked opens the disk and locks its node. It does not affect mounts.
 func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) {
 	err = retry.For(ctx, busyTimeout, func() (bool, error) {
 		if f, err = d.open(flag); err != nil {
@@ -247,8 +244,8 @@ func (d Disk) readMark() (Mark, error) {
 	return ReadMark(f, d.Size, d.SectorSize)
 }
 
-// Probe reads the beginning of the disk past the caches. The errors are those of read(2),
-// such as EIO, and ErrDiskLate.
+// Probe reads the beginning of the disk with direct I/O. The errors are those of read(2), such as EIO, and
+// ErrDiskLate.
 func (d Disk) Probe() error {
 	_, err := request(d, func() (struct{}, error) {
 		f, err := d.open(os.O_RDONLY | unix.O_DIRECT)
@@ -256,7 +253,7 @@ func (d Disk) Probe() error {
 			return struct{}{}, err
 		}
 		defer f.Close()
-		return struct{}{}, probe(int(f.Fd()), d.Path)
+		return struct{}{}, probe(f)
 	})
 	return err
 }

@@ -7,19 +7,18 @@ import (
 	"time"
 )
 
-// requestTimeout is how long a disk has to respond: a disk that hangs must not delay the
-// others, and a sleeping disk needs some seconds to spin up.
+// requestTimeout is the time within which a disk must respond. A disk that hangs must not delay the others,
+// and a sleeping disk needs some seconds to spin up.
 const requestTimeout = 10 * time.Second
 
 // ErrDiskLate means that the disk does not answer.
 var ErrDiskLate = errors.New("disk does not answer")
 
-// requestLocks contains a lock for each device number, so that a disk that hangs gets no
-// further requests.
+// requestLocks holds a lock for each device number, so that a disk that hangs gets no further requests.
 var requestLocks sync.Map
 
-// request calls do, which accesses a disk. ErrDiskLate if it does not return within
-// requestTimeout; a later result is dropped.
+// request calls do, which accesses a disk. ErrDiskLate if it does not return within requestTimeout. A later
+// result is dropped.
 func request[T any](d Disk, do func() (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -24,17 +24,15 @@ type Claim struct {
 	file *os.File
 }
 
-// Claim opens the disk exclusively, and verifies that it is free (ErrDiskBusy if not). It
-// writes nothing.
+// Claim opens the disk exclusively and verifies that it is free. ErrDiskBusy if it is not. It writes
+// nothing.
 func (d Disk) Claim(ctx context.Context) (*Claim, error) {
 	f, err := d.OpenExclusive(ctx)
 	if err != nil {
 		return nil, err
 	}
-	err = d.checkFree(f)
-	if err != nil {
-		_ = f.Close()
-		return nil, err
+	if err := d.checkFree(f); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return &Claim{Disk: d, GUID: NewGUID(), file: f}, nil
 }
@@ -55,8 +53,8 @@ func (d Disk) checkFree(f *os.File) error {
 // ErrDiskRefuses means that the disk cannot be written.
 var ErrDiskRefuses = errors.New("disk cannot be written")
 
-// Mark writes the mark. From then on every caller sees the disk as claimed. ErrDiskRefuses
-// if it cannot be written.
+// Mark writes the mark. From then on the disk is claimed for every caller. ErrDiskRefuses if it cannot be
+// written.
 func (c *Claim) Mark(name string) error {
 	m, err := WriteMark(c.file, Mark{GUID: c.GUID, Name: name}, c.Disk.Size, c.Disk.SectorSize)
 	if err != nil {
@@ -73,23 +71,23 @@ func (c *Claim) Close() error { return c.file.Close() }
 type Claimed struct {
 	// GUID is the GUID in its mark.
 	GUID string
-	// Identity is the identity of the disk when it was claimed; empty if unknown.
+	// Identity is the identity of the disk when it was claimed. It is empty if unknown.
 	Identity string
 }
 
-// isNot tells whether a disk is not the claimed one, regardless of its mark.
+// isNot reports whether a disk has another identity than the claimed disk.
 func (c Claimed) isNot(d Disk) bool { return c.Identity != "" && d.Identity != c.Identity }
 
-// ErrDiskUnread means that a disk cannot be read which may be that of a claim.
+// ErrDiskUnread means that a disk cannot be read that may be the claimed one.
 var ErrDiskUnread = errors.New("disk cannot be read")
 
 // ErrDiskOther means that the disk with the mark of a claim is not the claimed one.
 var ErrDiskOther = errors.New("not the disk that was claimed")
 
-// FindClaim finds the disk of a claim among those of the globs for a caller that changes
-// it, and so accepts no doubt about any of them. ErrDiskGone if none has its mark,
-// ErrNoMark if the claimed disk is there without it, ErrDiskBusy if two have it,
-// ErrDiskOther if a copy has it, ErrDiskUnread if a disk that may have it cannot be read.
+// FindClaim finds the disk of a claim among the disks of the globs for a caller that changes the disk. It
+// returns an error if there is any doubt: ErrDiskGone if no disk has the mark, ErrNoMark if the claimed
+// disk is present without it, ErrDiskBusy if two disks have it, ErrDiskOther if a copy has it,
+// ErrDiskUnread if a disk that may have it cannot be read.
 func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	disks, err := FindDisks(globs)
 	if err != nil {
@@ -112,9 +110,8 @@ func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	return d, m, err
 }
 
-// SearchClaim finds the disk of a claim among those of the globs, else among all disks. It
-// skips disks that cannot be read. ErrDiskGone if no disk has its mark, ErrDiskBusy if two
-// do.
+// SearchClaim finds the disk of a claim among the disks of the globs, and then among all disks. It skips
+// disks that cannot be read. ErrDiskGone if no disk has the mark, ErrDiskBusy if two disks have it.
 func SearchClaim(globs []string, guid string) (Disk, Mark, error) {
 	disks, err := FindDisks(globs)
 	if err != nil {
@@ -165,11 +162,12 @@ func pick(marks []markOf, guid string) (Disk, Mark, error) {
 	case 1:
 		return found[0].disk, found[0].mark, nil
 	}
-	return found[0].disk, found[0].mark, fmt.Errorf("%s and %s both have the mark of %s, so one is a copy: %w", found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
+	return found[0].disk, found[0].mark, fmt.Errorf("%s and %s both have the mark of %s, so one is a copy: %w",
+		found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
 }
 
-// Attach creates a device node of the claim's partition (PartitionPath), and returns it
-// open. ErrNoMark if the disk no longer has the mark of the claim.
+// Attach creates a device node of the partition of a claim (PartitionPath) and opens it. ErrNoMark if the
+// disk no longer has the mark of the claim.
 func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -187,20 +185,18 @@ func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	if err := makePartitionNode(node, p.number); err != nil {
 		return nil, err
 	}
-	path := PartitionPath(node)
-	fd, err := open(path, unix.O_RDWR)
+	f, err := os.OpenFile(PartitionPath(node), os.O_RDWR, 0)
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), path)
 	if !d.backs(f) {
 		return nil, errors.Join(fmt.Errorf("%s: %w", d.Path, ErrDiskGone), f.Close())
 	}
 	return f, nil
 }
 
-// OpenData opens the claim's partition without a permanent node. ErrNoMark if the disk no
-// longer has the mark of the claim.
+// OpenData opens the partition of a claim without a permanent node. ErrNoMark if the disk no longer has the
+// mark of the claim.
 func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
 	node := "opening." + NewGUID().String()
 	f, err := d.Attach(ctx, guid, node)
@@ -218,8 +214,8 @@ func (d Disk) verify(disk *os.File, guid string) (Mark, error) {
 	return m, nil
 }
 
-// Hide removes the partition of a claim from what the kernel knows. ErrDiskBusy if
-// something has it open for over a second.
+// Hide removes the partition of a claim from the kernel's partitions. ErrDiskBusy if a program has it open
+// for over a second.
 func (d Disk) Hide(ctx context.Context) error {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -232,9 +228,8 @@ func (d Disk) Hide(ctx context.Context) error {
 	})
 }
 
-// Detach undoes Attach, also for a disk that is gone. It is no error if nothing is
-// attached. ErrDiskBusy while something has the partition open. An empty GUID stands for an
-// unknown one.
+// Detach undoes Attach, also for a removed disk. It is no error if nothing is attached. ErrDiskBusy while a
+// program has the partition open. An empty GUID means that the GUID is unknown.
 func Detach(ctx context.Context, guid, node string) error {
 	present, d, err := present(guid, node)
 	if err != nil {
@@ -248,14 +243,14 @@ func Detach(ctx context.Context, guid, node string) error {
 	return removePartitionNode(node)
 }
 
-// Present tells whether a claim is attached under a node's name, and whether its disk is
-// gone or cannot be read any more. It decides by the node alone.
-func Present(guid, node string) (ok, gone bool, err error) {
+// Present reports whether a claim is attached with the name of a node, and whether its disk was removed or
+// cannot be read. It uses only the node.
+func Present(guid, node string) (ok, removed bool, err error) {
 	ok, d, err := present(guid, node)
 	return ok, ok && d == nil, err
 }
 
-// present is Present, and also returns the disk if it is there.
+// present also returns the disk, nil if it was removed or cannot be read.
 func present(guid, node string) (ok bool, d *Disk, err error) {
 	number, err := nodeNumber(PartitionPath(node))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -264,23 +259,23 @@ func present(guid, node string) (ok bool, d *Disk, err error) {
 	if err != nil {
 		return false, nil, err
 	}
-	found, there, err := diskOf(number)
-	if err != nil || !there {
+	found, exists, err := diskOf(number)
+	if err != nil || !exists {
 		return err == nil, nil, err
 	}
 	m, err := found.Mark()
 	switch {
 	case err == nil && (guid == "" || m.GUID.String() == guid):
 		return true, &found, nil
-	case err != nil && !errors.Is(err, ErrNoMark): // the disk fails; what uses it may be detached
+	case err != nil && !errors.Is(err, ErrNoMark): // the disk fails: it may be detached
 		return true, nil, nil
 	}
-	// The number belongs to the disk while it is mounted. Otherwise it may be another disk's.
+	// The number belongs to the disk while it is mounted. Otherwise another disk may have it.
 	mounts, err := mount.OfDevice(PartitionPath(node))
 	return err == nil && len(mounts) > 0, nil, err
 }
 
-// diskOf is the disk of the partition with a device number; ok is false if there is none.
+// diskOf returns the disk of the partition with a device number. ok is false if there is none.
 func diskOf(number uint64) (Disk, bool, error) {
 	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -292,8 +287,7 @@ func diskOf(number uint64) (Disk, bool, error) {
 	return readDisk("/dev/" + strings.ReplaceAll(filepath.Base(filepath.Dir(dir)), "!", "/"))
 }
 
-// SetUsed records durably on the claimed disk that it may have data from now on. The disk
-// may be in use.
+// SetUsed durably records on the claimed disk that it may have data from now on. The disk may be in use.
 func (d Disk) SetUsed(ctx context.Context, guid string) error {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -307,7 +301,7 @@ func (d Disk) SetUsed(ctx context.Context, guid string) error {
 	return UseMark(disk, m, d.Size, d.SectorSize)
 }
 
-// KernelName is the kernel's name of the device of a node.
+// KernelName returns the kernel's name of the device of a node.
 func KernelName(node string) (string, error) {
 	number, err := nodeNumber(node)
 	if err != nil {

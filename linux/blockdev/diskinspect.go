@@ -21,12 +21,12 @@ type Reason string
 const (
 	DiskFree        Reason = "free"
 	DiskClaimed     Reason = "claimed"     // it has a mark
-	DiskEmpty       Reason = "no-medium"   // it has no size, or too little
+	DiskEmpty       Reason = "no-medium"   // it has no medium, or is too small
 	DiskReadOnly    Reason = "read-only"   // it does not accept writes
-	DiskUnsupported Reason = "unsupported" // it can have no partitions
+	DiskUnsupported Reason = "unsupported" // it cannot have partitions
 	DiskSwap        Reason = "swap"
 	DiskMounted     Reason = "mounted"
-	DiskHeld        Reason = "held"        // by LVM, a RAID, dm-crypt or the like
+	DiskHeld        Reason = "held"        // by another block device, such as LVM, RAID or dm-crypt
 	DiskPartitioned Reason = "partitioned" // not by a claim
 	DiskBusy        Reason = "busy"        // a program has it open exclusively
 	DiskNotBlank    Reason = "not-blank"
@@ -36,13 +36,13 @@ const (
 // Finding is the result of Inspect.
 type Finding struct {
 	Reason Reason
-	// Detail describes the reason; empty for a free disk.
+	// Detail describes the reason. It is empty for a free disk.
 	Detail string
 	Mark   Mark // of a claimed disk
 }
 
-// Inspect tells whether the disk is free: nothing on it is recognized by any program, and
-// nothing has it open. It changes nothing. A disk that does not answer is unreadable.
+// Inspect determines whether the disk is free: it has no known format, and no program or device uses it. It
+// changes nothing. A disk that does not respond is unreadable.
 func (d Disk) Inspect() Finding {
 	f, err := request(d, func() (Finding, error) { return d.inspect(), nil })
 	if err != nil {
@@ -57,7 +57,7 @@ func (d Disk) inspect() Finding {
 	}
 	disk, err := d.open(os.O_RDONLY)
 	if err != nil {
-		return cmp.Or(d.inspectUse(), unreadable(err)) // the kernel may know what uses it
+		return cmp.Or(d.inspectUse(), unreadable(err)) // the use of the disk may explain the error
 	}
 	defer disk.Close()
 	mark, err := ReadMark(disk, d.Size, d.SectorSize)
@@ -75,13 +75,13 @@ func (d Disk) inspect() Finding {
 
 func unreadable(err error) Finding { return Finding{Reason: DiskUnreadable, Detail: err.Error()} }
 
-// inspectKernel tells by sysfs whether the disk can be claimed at all.
+// inspectKernel checks in sysfs whether the disk can be claimed.
 func (d Disk) inspectKernel() Finding {
 	readOnly, err := readNumber(d.sys("ro"))
 	if err != nil {
 		return unreadable(err)
 	}
-	// 1: the disk itself and no partition (kernel documentation,
+	// A value of 1 means that the disk can have no partition (kernel documentation,
 	// ABI/testing/sysfs-block).
 	minors, err := readNumber(d.sys("ext_range"))
 	if err != nil {
@@ -95,15 +95,14 @@ func (d Disk) inspectKernel() Finding {
 	case minors <= 1:
 		return Finding{Reason: DiskUnsupported, Detail: "the kernel has no partitions on disks of this kind"}
 	}
-	// Zones are written from their beginning on (kernel documentation,
-	// ABI/stable/sysfs-block).
+	// Zones can only be written sequentially (kernel documentation, ABI/stable/sysfs-block).
 	if zoned, err := os.ReadFile(d.sys("queue/zoned")); err == nil && strings.TrimSpace(string(zoned)) != "none" {
 		return Finding{Reason: DiskUnsupported, Detail: "it is zoned, and cannot be written anywhere"}
 	}
 	return Finding{}
 }
 
-// inspectUse finds what uses a disk that is not claimed.
+// inspectUse finds the user of a disk that is not claimed.
 func (d Disk) inspectUse() Finding {
 	if f := d.inspectUsers(); f.Reason != "" {
 		return f
@@ -119,7 +118,7 @@ func (d Disk) inspectUse() Finding {
 	return Finding{}
 }
 
-// inspectUsers is inspectUse for a disk that the caller may have open.
+// inspectUsers is inspectUse for a disk that the caller has open.
 func (d Disk) inspectUsers() Finding {
 	parts, err := d.partitions()
 	if err != nil {
@@ -144,7 +143,7 @@ func names(parts []partition) []string {
 	return out
 }
 
-// inspectUser finds what uses a disk or a partition.
+// inspectUser finds the user of a disk or a partition.
 func inspectUser(name, disk string) Finding {
 	dir := disk
 	if filepath.Base(disk) != name {
@@ -178,8 +177,8 @@ func inspectUser(name, disk string) Finding {
 	return inspectSwap(name, number)
 }
 
-// mountedAt is the mount point of a filesystem on a device, or of its node, such as a pod's
-// raw device; empty if this process sees none.
+// mountedAt returns the mount point of a filesystem on a device, or of its node, such as the raw device of a
+// pod. It is empty if the mount namespace of this process has none.
 func mountedAt(number uint64) (string, error) {
 	found, err := mount.Table(func(e *mount.Entry) bool {
 		return unix.Mkdev(uint32(e.Major), uint32(e.Minor)) == number || showsNode(e, number)
@@ -190,8 +189,8 @@ func mountedAt(number uint64) (string, error) {
 	return found[0].Mountpoint, nil
 }
 
-// showsNode tells whether a mount shows only a node of the device, and not the whole
-// filesystem with the node.
+// showsNode reports whether a mount shows only a node of the device, and not the whole filesystem with the
+// node.
 func showsNode(e *mount.Entry, number uint64) bool {
 	if e.Root == "/" || e.FSType != "devtmpfs" && e.FSType != "tmpfs" {
 		return false
@@ -200,9 +199,9 @@ func showsNode(e *mount.Entry, number uint64) bool {
 	return err == nil && at == number
 }
 
-// loopOn is the loop device whose storage is a device; empty if there is none. Only backing
-// files below /dev are examined: others may be on a server that hangs, and the node that a
-// kubelet binds to a loop device is a mount.
+// loopOn returns the loop device whose storage is a device, "" if there is none. It examines only backing
+// files below /dev: others may be on a server that does not respond, and mountedAt finds the node that
+// a kubelet binds to a loop device.
 func loopOn(number uint64) (string, error) {
 	loops, err := BoundLoops(func(file string) bool {
 		if !strings.HasPrefix(file, "/dev/") {

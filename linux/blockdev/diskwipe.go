@@ -9,23 +9,22 @@ import (
 
 // WipeOptions are the options of Wipe.
 type WipeOptions struct {
-	// Keep leaves the data and overwrites only what a format is recognised by.
+	// Keep leaves the data and overwrites only the places of signatures.
 	Keep bool
-	// Release lets the disk give the storage back (ZeroRange).
+	// Release allows the disk to release the storage (ZeroRange).
 	Release bool
-	// From is the offset that Progress was last called with; 0 for a first call.
+	// From is the last offset that Progress received, 0 for a first call.
 	From int64
-	// Progress is called while the disk is being zeroed, with the offset up to which it is
-	// zero and durable.
+	// Progress receives the offset up to which the disk is zero and durable while Wipe zeroes it.
 	Progress func(upTo int64) error
-	// Wiped is called before the mark is removed. Later, Unmark does the rest.
+	// Wiped is called before the mark is removed. After it, Unmark completes an interrupted call.
 	Wiped func() error
 }
 
-// Wipe removes the data of a claimed disk, and its mark last, so that it is free.
-// ErrDiskBusy while something has the disk open, ErrNoMark if its mark is not complete,
-// because it may belong to another now, ErrNotBlank if something has been written since an
-// earlier call zeroed it: start from the beginning.
+// Wipe removes the data of a claimed disk, and then its mark, so that the disk is free. ErrDiskBusy while a
+// program has the disk open. ErrNoMark if the mark is not complete, because the disk may have another
+// owner. ErrNotBlank if the disk was written to after an earlier call zeroed it: start from the
+// beginning.
 func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -51,8 +50,7 @@ func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	return EraseMark(disk, d.Size, d.SectorSize)
 }
 
-// Unmark removes the rest of the mark of a disk without data. ErrNotBlank if the disk has a
-// signature.
+// Unmark removes the rest of the mark of a disk without data. ErrNotBlank if the disk has a signature.
 func (d Disk) Unmark(ctx context.Context, guid string) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -72,13 +70,13 @@ func (d Disk) Unmark(ctx context.Context, guid string) error {
 	return EraseMark(disk, d.Size, d.SectorSize)
 }
 
-// data is the range between the tables.
+// data returns the range between the tables.
 func (d Disk) data() span {
 	t := newTable(d.Size, d.SectorSize)
 	return span{(2 + t.entrySectors()) * t.sector, t.backupEntries() * t.sector}
 }
 
-// dataPlaces are diskPlaces between the tables.
+// dataPlaces returns diskPlaces between the tables.
 func (d Disk) dataPlaces() []span {
 	var places []span
 	data := d.data()
@@ -90,7 +88,7 @@ func (d Disk) dataPlaces() []span {
 	return places
 }
 
-// wipeData zeroes everything between the tables.
+// wipeData zeroes the range between the tables.
 func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error {
 	if o.Keep {
 		return zeroIn(disk, d.dataPlaces())
@@ -102,8 +100,8 @@ func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error 
 	return requireZerosIn(disk, d.dataPlaces())
 }
 
-// Clearing is the commands for an administrator to clear a disk that is not needed. None of
-// them forces: each refuses a disk in use.
+// Clearing returns the commands by which an administrator clears an unused disk. Each of them refuses a
+// disk in use.
 func (d Disk) Clearing() string {
 	steps := fmt.Sprintf("wipefs -a %s && blkdiscard --zeroout %[1]s", d.Path)
 	if parts, err := d.partitions(); err != nil || len(parts) > 0 {

@@ -23,17 +23,16 @@ const (
 	gib = 1 << 30
 )
 
-// minSize is the smallest device in bytes for a useful filesystem: mkfs.xfs refuses less, the
-// kernel resizes no btrfs to less (BTRFS_IOC_RESIZE), and a 4 MiB ext4 journal needs it.
+// minSize is the smallest size in bytes for each filesystem: mkfs.xfs refuses less, the kernel resizes no
+// btrfs to less (BTRFS_IOC_RESIZE), and an ext4 journal of 4 MiB needs it.
 var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 256 * mib}
 
-// MinSize is the smallest size in bytes that Format accepts for a filesystem; 0 if it
-// cannot make that type.
+// MinSize returns the smallest size in bytes that Format accepts for a filesystem. It is 0 for an
+// unsupported type.
 func MinSize(fsType string) int64 { return minSize[fsType] }
 
-// mkfsOptions are the options that CheckOptions accepts, by filesystem, each with the
-// pattern of its value. None of them names another device, a file, a size or the block
-// size.
+// mkfsOptions are the options that CheckOptions accepts, by filesystem, each with the pattern of its value.
+// None of them sets another device, a file, a size or the block size.
 var mkfsOptions = map[string]map[string]*regexp.Regexp{
 	"ext4": {
 		"-i": regexp.MustCompile(`^[0-9]{4,9}$`),      // bytes per inode
@@ -51,7 +50,7 @@ var mkfsOptions = map[string]map[string]*regexp.Regexp{
 	},
 }
 
-// CheckOptions verifies options for mkfs of fsType, on a filesystem of size bytes.
+// CheckOptions verifies options of mkfs for a filesystem of size bytes.
 func CheckOptions(fsType string, words []string, size int64) error {
 	if len(words)%2 != 0 {
 		return fmt.Errorf("%q: each option needs a value", words)
@@ -68,7 +67,7 @@ func CheckOptions(fsType string, words []string, size int64) error {
 	return nil
 }
 
-// checkFit refuses options that mkfs would refuse for the size, after the volume exists.
+// checkFit refuses options that mkfs would refuse for the size once the volume exists.
 func checkFit(fsType, option, value string, size int64) error {
 	const inodeSize, minPerInode, maxPerInode, minDup = 256, 1024, 64 * mib, 512 * mib
 	switch fsType + " " + option {
@@ -99,18 +98,18 @@ func NewFormatter() *Formatter { return &Formatter{} }
 // FormatSpec describes the filesystem to create.
 type FormatSpec struct {
 	FSType     string
-	SectorSize int // logical block size in bytes of the device it will be on
+	SectorSize int // logical block size in bytes of the device
 	Options    []string
-	// Stale: there may be old data between the places where signatures are (see
-	// RequireNoSignature), as on a disk that had others.
+	// Stale means that there may be old data between the places of signatures (see
+	// RequireNoSignature), as on a disk that was used before.
 	Stale bool
-	// KeepAllocated: the blocks of an image stay allocated when it is wiped.
+	// KeepAllocated means that the blocks of an image stay allocated when it is wiped.
 	KeepAllocated bool
 }
 
-// Format creates a filesystem on a blank image that is open for writing by the caller
-// alone. It is not durable until the image is synced. A call that fails or is interrupted
-// leaves the image half formatted: wipe it before the next.
+// Format creates a filesystem on a blank image that only the caller has open for writing. It is not durable
+// until the image is synced. A call that fails or is interrupted leaves an incomplete filesystem: wipe
+// the image before the next call.
 func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
 	size, err := Size(image)
 	if err != nil {
@@ -134,19 +133,19 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	})
 }
 
-// mkfsRetryTime is how long mkfs is repeated because of otherDeviceLost.
+// mkfsRetryTime is the time for which mkfs is repeated because of otherDeviceLost.
 const mkfsRetryTime = 2 * time.Second
 
-// otherDeviceLost tells whether mkfs.btrfs failed because of another loop device, before it
-// wrote anything: it reads the backing file of every device in the mount table, and fails
-// if one was unmounted and detached meanwhile.
+// otherDeviceLost reports whether mkfs.btrfs failed because of another loop device, before its first write.
+// It reads the backing file of every device in the mount table, and fails if one was unmounted and
+// detached meanwhile.
 func otherDeviceLost(err error) bool {
 	var failed *command.Error
 	return errors.As(err, &failed) && failed.Name == "mkfs.btrfs" &&
 		strings.Contains(failed.Output, "cannot check mount status")
 }
 
-// inheritedPath is the path by which a program opens the first file that it inherits.
+// inheritedPath is the path of the first file that a program inherits.
 const inheritedPath = "/proc/self/fd/3"
 
 func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) {
@@ -166,10 +165,10 @@ func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) 
 	return cmd, nil
 }
 
-// ext4Args sets everything, so that no mke2fs.conf changes the result: blocks of 4 KiB for
-// every size, a journal large enough after growth, a separate checksum seed so that the
-// UUID can change, and no zeroing, because a new image reads as zeros. On other devices the
-// kernel zeroes the inode tables after the mount, and mke2fs the journal.
+// ext4Args sets all parameters, so that no mke2fs.conf changes the result: blocks of 4 KiB for every size, a
+// journal that is large enough after growth, a separate checksum seed so that the UUID can change, and
+// no zeroing, because a new image reads as zeros. On stale devices the kernel zeroes the inode tables
+// after the mount, and mke2fs zeroes the journal.
 func ext4Args(size int64, stale bool, options []string) []string {
 	extended := "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1"
 	if stale {
@@ -184,8 +183,8 @@ func ext4Args(size int64, stale bool, options []string) []string {
 	return append(args, options...)
 }
 
-// journalSize is the size of an ext4 journal in bytes: that of mke2fs for large
-// filesystems, and more for small ones, which may grow.
+// journalSize returns the size of an ext4 journal in bytes. It is the default of mke2fs for large filesystems,
+// and larger for small ones, which may grow.
 func journalSize(size int64) int64 {
 	switch {
 	case size < 128*mib:
@@ -199,9 +198,9 @@ func journalSize(size int64) int64 {
 	}
 }
 
-// Resize sets the size of an image in bytes, and allocates all its blocks if allocate is
-// set (fallocate(2)). syscall.EFBIG if the filesystem has no files of that size,
-// syscall.EOPNOTSUPP if it cannot allocate.
+// Resize sets the size of an image in bytes. If allocate is set, it allocates all blocks (fallocate(2)).
+// syscall.EFBIG if the size is too large for the filesystem, syscall.EOPNOTSUPP if the filesystem cannot
+// allocate.
 func Resize(image *os.File, size int64, allocate bool) error {
 	if allocate {
 		return unix.Fallocate(int(image.Fd()), 0, 0, size)
@@ -209,9 +208,9 @@ func Resize(image *os.File, size int64, allocate bool) error {
 	return image.Truncate(size)
 }
 
-// WipeImage makes an image blank. Its blocks stay allocated if keepAllocated is set. Where
-// the filesystem cannot punch holes (NFS before 4.2) the image is truncated and extended
-// again: an interrupted call leaves it short.
+// WipeImage makes an image blank. Its blocks stay allocated if keepAllocated is set. If the filesystem cannot
+// punch holes (NFS before 4.2), WipeImage truncates the image and extends it again: an interrupted call
+// leaves it short.
 func WipeImage(image *os.File, keepAllocated bool) error {
 	size, err := Size(image)
 	if err != nil {
@@ -236,9 +235,8 @@ func WipeImage(image *os.File, keepAllocated bool) error {
 // ErrUnclean means that the filesystem has errors that an automatic check must not repair.
 var ErrUnclean = errors.New("filesystem has errors that cannot be repaired automatically")
 
-// Check repairs what is safe to repair of a filesystem that was not unmounted, on an image
-// that is open, locked and not attached. A clean one costs one read. xfs and btrfs recover
-// when they are mounted.
+// Check makes the safe repairs of a filesystem that was not unmounted, on an image that is open, locked and
+// not attached. A clean filesystem needs one read. xfs and btrfs recover when they are mounted.
 func Check(ctx context.Context, image *os.File, fsType string) error {
 	sb, err := ReadSuperblock(image, fsType)
 	if err != nil || !sb.Dirty {
@@ -247,8 +245,7 @@ func Check(ctx context.Context, image *os.File, fsType string) error {
 	return preen(ctx, image)
 }
 
-// preen replays the journal of an ext4, and repairs what is safe to repair if the
-// filesystem is marked unclean.
+// preen replays the journal of an ext4, and makes the safe repairs if the filesystem is marked unclean.
 func preen(ctx context.Context, image *os.File) error {
 	err := command.Command{Name: "e2fsck", Args: []string{"-p", inheritedPath}, Hold: []*os.File{image}}.Run(ctx)
 	var failed *command.Error

@@ -125,7 +125,7 @@ func TestFormatStale(t *testing.T) {
 			f := newImage(t, 400*mib)
 			_, err := f.WriteAt(bytes.Repeat([]byte{0xff}, 300<<20), 16*mib)
 			must(t, err)
-			must(t, blockdev.EraseSignatures(f))
+			must(t, blockdev.EraseIncomplete(f))
 			must(t, blockdev.RequireNoSignature(f))
 			must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096, Stale: true}))
 			dir := t.TempDir()

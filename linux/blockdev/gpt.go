@@ -27,33 +27,31 @@ func NewGUID() GUID {
 	return g
 }
 
-// String is the GUID in lower case, as in /dev/disk/by-partuuid.
+// String returns the GUID in lower case, as in /dev/disk/by-partuuid.
 func (g GUID) String() string {
 	le := binary.LittleEndian
 	return fmt.Sprintf("%08x-%04x-%04x-%x-%x", le.Uint32(g[0:]), le.Uint16(g[4:]), le.Uint16(g[6:]), g[8:10], g[10:])
 }
 
-// markType is the type of the partition of a claimed disk,
-// e855209b-c0f3-4ca6-ac51-2bca4d5e1291. It must never change, because it identifies claimed
-// disks.
+// markType is the type of the partition of a claimed disk, e855209b-c0f3-4ca6-ac51-2bca4d5e1291. It must
+// never change, because it identifies claimed disks.
 var markType = GUID{0x9b, 0x20, 0x55, 0xe8, 0xf3, 0xc0, 0xa6, 0x4c, 0xac, 0x51, 0x2b, 0xca, 0x4d, 0x5e, 0x12, 0x91}
 
-// Mark is the mark of a claimed disk: a GUID partition table with one partition, which has
-// the data.
+// Mark is the mark of a claimed disk: a GUID partition table with one partition, which has the data.
 type Mark struct {
 	// GUID is the GUID of the partition, which identifies the claim.
 	GUID GUID
 	// Name is the name of the partition, up to 36 UTF-16 units.
 	Name string
-	// Start and Size are the partition's, in bytes.
+	// Start and Size describe the partition, in bytes.
 	Start, Size int64
-	// Complete: a header has valid checksums. A mark that is being written or removed has only
-	// its entry, and then only GUID is valid.
+	// Complete means that a header has valid checksums. A mark that is being written or removed
+	// has only its entry, and then only GUID and Used are valid.
 	Complete bool
-	// Damaged: the first of the two tables is not valid.
+	// Damaged means that the first of the two tables is not valid.
 	Damaged bool
-	// Used: there may be data. This is recorded on the disk before its first use, because the
-	// records of its owner may be restored from a backup.
+	// Used means that there may be data. It is recorded on the disk before its first use, because
+	// the records of its owner may be restored from a backup.
 	Used bool
 	// otherHeader is the sector of the header of the other table.
 	otherHeader int64
@@ -62,7 +60,7 @@ type Mark struct {
 // ErrNoMark means that the disk is not claimed.
 var ErrNoMark = errors.New("no mark of a claim")
 
-// Places and values of the table (UEFI specification 2.10, section 5.3).
+// Offsets and values of the table (UEFI specification 2.10, section 5.3).
 const (
 	gptHeaderSize  = 92
 	gptEntrySize   = 128
@@ -73,15 +71,15 @@ const (
 	gptNameUnits   = 36
 	partitionAlign = mib
 
-	// usedBit is an attribute of the entry; bits 48 to 63 are the partition type's own.
+	// usedBit is an attribute of the entry. The partition type defines the bits 48 to 63.
 	usedBit = 1 << 48
 
-	// protectiveType is that of the partition in a protective master boot record, at
+	// protectiveType is the type of the partition in a protective master boot record, at
 	// protectiveAt (section 5.2.3).
 	protectiveType, protectiveAt = 0xEE, 446 + 4
 )
 
-// table is the places of the parts of a GPT on a disk, in sectors.
+// table computes the places of the parts of a GPT on a disk, in sectors.
 type table struct {
 	sector, sectors int64
 }
@@ -90,31 +88,31 @@ func newTable(size int64, sector int) table {
 	return table{int64(sector), size / int64(sector)}
 }
 
-// entrySectors is the size of the array of entries.
+// entrySectors returns the size of the array of entries.
 func (t table) entrySectors() int64 { return (gptEntryBytes + t.sector - 1) / t.sector }
 
 func (t table) last() int64          { return t.sectors - 1 }
 func (t table) backupEntries() int64 { return t.last() - t.entrySectors() }
 
-// room is the place of the data of a claimed disk in bytes: everything between the tables,
-// aligned to a MiB; size 0 if there is no space.
+// room returns the range of the data of a claimed disk in bytes: the range between the tables, aligned to a
+// MiB. The size is 0 if there is no space.
 func (t table) room() (start, size int64) {
 	end := t.backupEntries() * t.sector / partitionAlign * partitionAlign
 	return partitionAlign, max(0, end-partitionAlign)
 }
 
-// Room is the size in bytes that a claimed disk of a size has for data.
+// Room returns the size in bytes of the data of a claimed disk of a size.
 func Room(size int64, sector int) int64 {
 	_, n := newTable(size, sector).room()
 	return n
 }
 
-// ReadMark reads the mark of a disk of a size in bytes. ErrNoMark if it is not claimed; any
-// doubt, also a failed read, is another error.
+// ReadMark reads the mark of a disk of a size in bytes. ErrNoMark if it is not claimed. Any doubt, also a
+// failed read, is another error.
 //
-// Only the entry of the first table makes a disk claimed: it is in one sector, which is
-// written atomically, first of all, and removed last. If another boot record was written
-// since, the entry is a leftover.
+// A disk is claimed by the entry of the first table. The entry is in one sector, which is written
+// atomically and first, and removed last. If another boot record was written since, the entry is not
+// valid any more.
 func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	if _, room := t.room(); room == 0 {
@@ -173,8 +171,7 @@ func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 	return m, err
 }
 
-// parse reads the mark from the entries of a valid table: one partition of type markType on
-// this disk.
+// parse reads the mark from the entries of a valid table: one partition of type markType within the disk.
 func (t table) parse(entries []byte) (Mark, error) {
 	le := binary.LittleEndian
 	first, last := le.Uint64(entries[32:]), le.Uint64(entries[40:])
@@ -195,7 +192,7 @@ func (t table) parse(entries []byte) (Mark, error) {
 	}, nil
 }
 
-// entries is the array with only the partition of the mark.
+// entries returns the array with the partition of the mark.
 func (t table) entries(m Mark) []byte {
 	b, le := make([]byte, t.entrySectors()*t.sector), binary.LittleEndian
 	copy(b, markType[:])
@@ -212,7 +209,7 @@ func (t table) entries(m Mark) []byte {
 	return b
 }
 
-// header is the header in sector at, whose copy is in sector other.
+// header returns the header for sector at, whose copy is in sector other.
 func (t table) header(entries []byte, m Mark, at, other, where int64) []byte {
 	b, le := make([]byte, t.sector), binary.LittleEndian
 	copy(b, gptSignature)
@@ -222,7 +219,7 @@ func (t table) header(entries []byte, m Mark, at, other, where int64) []byte {
 	le.PutUint64(b[32:], uint64(other))
 	le.PutUint64(b[40:], uint64(2+t.entrySectors()))  // first usable
 	le.PutUint64(b[48:], uint64(t.backupEntries()-1)) // last usable
-	copy(b[56:], m.GUID[:])                           // the disk's: one partition, one identity
+	copy(b[56:], m.GUID[:])                           // the disk has the GUID of its only partition
 	le.PutUint64(b[72:], uint64(where))
 	le.PutUint32(b[80:], gptEntries)
 	le.PutUint32(b[84:], gptEntrySize)
@@ -231,8 +228,8 @@ func (t table) header(entries []byte, m Mark, at, other, where int64) []byte {
 	return b
 }
 
-// protective is the master boot record that protects the disk from tools without GPT
-// support (UEFI specification 2.10, section 5.2.3).
+// protective returns the master boot record that protects the disk from tools without GPT support (UEFI
+// specification 2.10, section 5.2.3).
 func (t table) protective() []byte {
 	b, le := make([]byte, t.sector), binary.LittleEndian
 	e := b[446:]
@@ -243,8 +240,8 @@ func (t table) protective() []byte {
 	return b
 }
 
-// WriteMark claims a blank disk of a size in bytes durably. GUID and Name are given, the
-// rest is returned. The caller has the disk open (OpenExclusive).
+// WriteMark durably claims a blank disk of a size in bytes. The caller sets GUID and Name of m, and has the
+// disk open (OpenExclusive).
 func WriteMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	m.Start, m.Size = t.room()
@@ -270,9 +267,9 @@ func WriteMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	return m, err
 }
 
-// GrowMark makes the partition of a claimed disk as large as the disk has become, durably.
-// One of the tables is valid at each moment, and the second table of the smaller disk does
-// not become data.
+// GrowMark durably resizes the partition of a claimed disk to the current size of the disk. One of the
+// tables is valid at each moment. The second table of the smaller disk is zeroed, so that it does not
+// become data.
 func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	_, room := t.room()
@@ -297,8 +294,8 @@ func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	return m, t.write(disk, t.protective(), 0)
 }
 
-// UseMark records durably in the mark of a claimed disk that it may have data from now on.
-// One of the tables is valid at each moment.
+// UseMark durably records in the mark of a claimed disk that it may have data from now on. One of the tables
+// is valid at each moment.
 func UseMark(disk *os.File, m Mark, size int64, sector int) error {
 	t := newTable(size, sector)
 	if !m.Damaged { // the disk may have grown since
@@ -334,8 +331,8 @@ func (t table) write(disk *os.File, b []byte, at int64) error {
 	return nil
 }
 
-// EraseMark frees a disk durably: it zeroes the tables, and the entry last. The caller has
-// the disk open (OpenExclusive).
+// EraseMark durably frees a disk: it zeroes the tables, and the entry last. The caller has the disk open
+// (OpenExclusive).
 func EraseMark(disk *os.File, size int64, sector int) error {
 	t := newTable(size, sector)
 	for _, part := range []struct{ at, sectors int64 }{

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// GrowFilesystem makes a mounted filesystem as large as its device. root is a directory of
-// it. A filesystem of that size is no error. ext4 needs CAP_SYS_RESOURCE.
+// GrowFilesystem makes a mounted filesystem as large as its device. root is a directory of the
+// filesystem. A filesystem of that size is no error. ext4 needs CAP_SYS_RESOURCE.
 func GrowFilesystem(root, device *os.File, fsType string) error {
 	size, err := Size(device)
 	if err == nil {
@@ -33,9 +33,9 @@ func GrowFilesystem(root, device *os.File, fsType string) error {
 }
 
 func growExt4(root, device *os.File, size int64) error {
-	// A mounted ext4 keeps its superblock in the device's page cache: this reads the
+	// A mounted ext4 keeps its superblock in the page cache of the device, so this reads the
 	// current state.
-	sb, err := readExt4(device)
+	sb, err := ReadSuperblock(device, "ext4")
 	if err != nil {
 		return err
 	}
@@ -44,8 +44,7 @@ func growExt4(root, device *os.File, size int64) error {
 		return nil
 	}
 	err = sys.ResizeExt4(root, blocks)
-	// mke2fs and the kernel leave a tail unused that is too short for the tables of a
-	// block group.
+	// mke2fs and the kernel do not use a tail that is too short for the tables of a block group.
 	const minGroupBlocks = 2048
 	tail := have%blocksPerGroup == 0 && blocks-have < minGroupBlocks
 	if tail && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EPERM)) {
@@ -67,7 +66,7 @@ func growXFS(root *os.File, size int64) error {
 		return nil
 	}
 	err = sys.GrowXFS(root, geometry, blocks)
-	// The kernel leaves a tail unused that is too short for an allocation group.
+	// The kernel does not use a tail that is too short for an allocation group.
 	const minGroupBlocks = 64
 	if errors.Is(err, unix.EINVAL) && blocks-geometry.DataBlocks < minGroupBlocks {
 		return nil
@@ -84,8 +83,8 @@ func growBtrfs(root *os.File, size int64) error {
 	return sys.GrowBtrfs(root)
 }
 
-// Reflinks tells whether files of a mounted filesystem can share blocks. root is a
-// directory of it.
+// Reflinks reports whether files of a mounted filesystem can share blocks. root is a directory of the
+// filesystem.
 func Reflinks(root *os.File, fsType string) (bool, error) {
 	switch fsType {
 	case "btrfs":

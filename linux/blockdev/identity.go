@@ -7,13 +7,15 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
+
+	"github.com/google/uuid"
 )
 
-// ErrForeign means that the filesystem was not created by Format, and that its identity cannot
-// be changed in its superblocks alone.
+// ErrForeign means that the filesystem was not created by Format, and that its UUID cannot be changed by
+// changing only its superblocks.
 var ErrForeign = errors.New("filesystem was created with other settings than the driver's")
 
-// Places and values in the superblocks (linux/fs/ext4/ext4.h, uapi/linux/btrfs_tree.h).
+// Offsets and values in the superblocks (linux/fs/ext4/ext4.h, uapi/linux/btrfs_tree.h).
 const (
 	extSuperSize    = 1024
 	extIncompat     = 0x60
@@ -29,13 +31,12 @@ const (
 	btrfsHasMetadata  = 1 << 10 // BTRFS_FEATURE_INCOMPAT_METADATA_UUID
 )
 
-// Reidentify gives the filesystem on a copy of an image a new UUID, durably, so that both
-// can be mounted on one node. The copy is open for writing by the caller alone, and may be
-// of a filesystem in use: nothing in its journal is lost. An interrupted call is repeated.
-// ErrUnclean if an ext4 has errors, ErrForeign if Format did not make it.
+// Reidentify durably gives the filesystem on a copy of an image a new UUID, so that both can be mounted
+// on one node. Only the caller has the copy open for writing. It may be a copy of a filesystem in use:
+// the content of its journal is kept. An interrupted call must be repeated. ErrUnclean if an ext4 has
+// errors, ErrForeign if Format did not create the filesystem.
 //
-// An xfs keeps its UUID, which is in its log and in all its metadata, and is mounted with
-// nouuid.
+// An xfs keeps its UUID, which is in its log and in all its metadata, and is mounted with nouuid.
 func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 	var err error
 	switch fsType {
@@ -57,11 +58,11 @@ func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 	return nil
 }
 
-// reidentifyExt4 changes the superblocks, the primary one last. The journal is replayed
-// before, because it may contain an old superblock. The hash seed stays, because the
-// indexes of directories depend on it.
+// reidentifyExt4 changes the superblocks, the primary one last. It replays the journal first, because
+// that may contain an old superblock. The hash seed stays, because the indexes of directories depend on
+// it.
 func reidentifyExt4(ctx context.Context, image *os.File) error {
-	sb, err := readExt4(image)
+	sb, err := ReadSuperblock(image, "ext4")
 	if err != nil {
 		return err
 	}
@@ -72,13 +73,13 @@ func reidentifyExt4(ctx context.Context, image *os.File) error {
 		if err := preen(ctx, image); err != nil {
 			return err
 		}
-		if sb, err = readExt4(image); err != nil {
+		if sb, err = ReadSuperblock(image, "ext4"); err != nil {
 			return err
 		}
 	}
-	uuid := newUUID()
+	id := uuid.New()
 	for _, offset := range append(backupsOf(sb.Size), extSuperOffset) {
-		if err := rewriteExt4(image, offset, uuid); err != nil {
+		if err := rewriteExt4(image, offset, id); err != nil {
 			return err
 		}
 	}
@@ -86,54 +87,52 @@ func reidentifyExt4(ctx context.Context, image *os.File) error {
 }
 
 // rewriteExt4 changes the superblock at an offset, if one is there.
-func rewriteExt4(image *os.File, offset int64, uuid []byte) error {
+func rewriteExt4(image *os.File, offset int64, id uuid.UUID) error {
 	super, err := readAt(image, offset, extSuperSize)
-	if err != nil || binary.LittleEndian.Uint16(super[0x38:]) != extMagic {
+	if err != nil || !superblockFormats["ext4"].isIn(super) {
 		return err
 	}
-	_, err = image.WriteAt(setIdentity(super, uuid, super[superHashSeed:superHashSeed+16]), offset)
+	_, err = image.WriteAt(setIdentity(super, id, super[superHashSeed:superHashSeed+16]), offset)
 	return err
 }
 
-// reidentifyBtrfs changes the superblocks, the primary one last. The metadata keeps its
-// UUID, and so does a log that is not replayed yet (metadata_uuid, Linux 5.0). `btrfstune
-// -m` does the same with two transactions, and the result of one with a log tree cannot be
-// mounted (btrfs-progs 6.2).
+// reidentifyBtrfs changes the superblocks, the primary one last. The metadata and a log that is not
+// replayed yet keep their UUID (metadata_uuid, Linux 5.0). `btrfstune -m` does the same with two
+// transactions, but breaks a filesystem with a log tree (btrfs-progs 6.2).
 func reidentifyBtrfs(image *os.File) error {
-	sb, err := readBtrfs(image)
+	sb, err := ReadSuperblock(image, "btrfs")
 	if err != nil {
 		return err
 	}
-	uuid := newUUID()
+	id := uuid.New()
 	for _, offset := range []int64{256 * gib, 64 * mib} {
 		if offset+btrfsSuperSize > sb.Size {
 			continue
 		}
-		// The kernel leaves a backup alone that is damaged, and makes it anew.
-		if err := rewriteBtrfs(image, offset, uuid); err != nil && !errors.Is(err, ErrForeign) {
+		// The kernel ignores a damaged backup and writes it again.
+		if err := rewriteBtrfs(image, offset, id); err != nil && !errors.Is(err, ErrForeign) {
 			return err
 		}
 	}
-	return rewriteBtrfs(image, btrfsSuper, uuid)
+	return rewriteBtrfs(image, btrfsSuper, id)
 }
 
-// rewriteBtrfs changes the superblock at an offset; ErrForeign if none with a valid CRC-32C
-// is there.
-func rewriteBtrfs(image *os.File, offset int64, uuid []byte) error {
+// rewriteBtrfs changes the superblock at an offset. ErrForeign if there is none with a valid CRC-32C.
+func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	super, err := readAt(image, offset, btrfsSuperSize)
 	if err != nil {
 		return err
 	}
 	le := binary.LittleEndian
 	sum := func() uint32 { return crc32.Checksum(super[btrfsFSID:], castagnoli) }
-	if string(super[btrfsMagicAt:btrfsMagicAt+8]) != btrfsMagic || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
+	if !superblockFormats["btrfs"].isIn(super) || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
 		return fmt.Errorf("no superblock with a CRC-32C at byte %d: %w", offset, ErrForeign)
 	}
 	if features := le.Uint64(super[btrfsIncompat:]); features&btrfsHasMetadata == 0 {
 		le.PutUint64(super[btrfsIncompat:], features|btrfsHasMetadata)
 		copy(super[btrfsMetadataUUID:], super[btrfsFSID:btrfsFSID+16])
 	}
-	copy(super[btrfsFSID:], uuid)
+	copy(super[btrfsFSID:], id[:])
 	le.PutUint32(super, sum())
 	_, err = image.WriteAt(super, offset)
 	return err

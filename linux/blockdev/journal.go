@@ -7,12 +7,11 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// FormatJournal records outside of a device whether a filesystem is being created on it.
-// The record decides what a later call does with the content of the device: what an
-// interrupted mkfs has left is erased, and data of any other origin is kept. Its functions
-// return when the record is durable.
+// FormatJournal records outside of a device whether a filesystem is being created on it. With the record a
+// later call erases the content of an interrupted mkfs, and keeps any other data. The functions return
+// when the record is durable.
 type FormatJournal struct {
-	// Interrupted: an earlier call has called Begin, and not End.
+	// Interrupted means that an earlier call has called Begin, and not End.
 	Interrupted bool
 	// Begin records that the filesystem is being created. It may be recorded already.
 	Begin func() error
@@ -20,8 +19,8 @@ type FormatJournal struct {
 	End func() error
 }
 
-// Prepare makes sure that a device is blank, and then calls Begin. It erases what an
-// interrupted call has left; other data is ErrNotBlank.
+// Prepare requires that a device is blank, and then calls Begin. It erases the content of an interrupted
+// mkfs. Other data is ErrNotBlank.
 func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	var err error
 	switch {
@@ -43,8 +42,8 @@ func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	return err
 }
 
-// FormatPrepared is Format for a device after Prepare. commit makes the filesystem durable,
-// and then calls End.
+// FormatPrepared is Format for a device after Prepare. commit makes the filesystem durable, and then calls
+// End.
 func (f *Formatter) FormatPrepared(ctx context.Context, device *os.File, spec FormatSpec, j FormatJournal) (commit func() error, err error) {
 	if err := f.Format(ctx, device, spec); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -21,9 +22,9 @@ import (
 const (
 	loopControl = "/dev/loop-control"
 	loopMajor   = 7
-	// maxTag is the room for a tag in loop_info64.lo_file_name, with its NUL.
+	// maxTag is the size of loop_info64.lo_file_name without the final NUL.
 	maxTag = unix.LO_NAME_SIZE - 1
-	// busyTimeout is how long to wait for a device that others are about to close.
+	// busyTimeout is the time to wait for a device that other processes are about to close.
 	busyTimeout = time.Second
 )
 
@@ -31,14 +32,13 @@ const (
 type LoopConfig struct {
 	// SectorSize is the logical block size in bytes, 512 or 4096.
 	SectorSize int
-	// Tag identifies the device, in up to 63 bytes that the kernel keeps with it. It is the
-	// same in every mount namespace; the path in sysfs is not.
+	// Tag identifies the device. The kernel stores up to 63 bytes with it. Unlike the path in
+	// sysfs, the tag is the same in every mount namespace.
 	Tag      string
 	ReadOnly bool
-	// AutoClear frees the device at its last close, so that a killed process leaves none
-	// behind.
+	// AutoClear frees the device at its last close, also that of a killed process.
 	AutoClear bool
-	// KeepAllocated makes the device refuse discards, so that the image stays allocated.
+	// KeepAllocated disables discards, so that the image stays allocated.
 	KeepAllocated bool
 }
 
@@ -48,17 +48,23 @@ type Loop struct {
 	file   *os.File
 }
 
-// LoopPath is the path of a loop device.
+// LoopPath returns the path of a loop device.
 func LoopPath(number int) string { return "/dev/loop" + strconv.Itoa(number) }
 
 func sysLoop(number int, file string) string {
 	return "/sys/block/loop" + strconv.Itoa(number) + "/" + file
 }
 
-// AttachLoop binds an open image to a free loop device and returns the device open: it
-// stays bound at least until Close. It uses direct I/O if the image supports that in
-// sectors of this size (see directIOAlign). The kernel keeps the image's open file, and with
-// it any flock(2) on it, while the device is bound.
+// readLoop reads an attribute of a loop device in sysfs (kernel documentation, ABI/stable/sysfs-block).
+func readLoop(number int, file string) (string, error) {
+	b, err := os.ReadFile(sysLoop(number, file))
+	return strings.TrimSpace(string(b)), err
+}
+
+// AttachLoop binds an open image to a free loop device and returns the open device, which stays bound at
+// least until Close. It uses direct I/O if the image supports that in sectors of this size (see
+// directIOAlign). The kernel keeps the open file of the image, and any flock(2) on it, while the device
+// is bound.
 func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	if len(c.Tag) > maxTag {
 		return nil, fmt.Errorf("loop device: tag of %d bytes, at most %d fit", len(c.Tag), maxTag)
@@ -68,8 +74,8 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	// LOOP_CONFIGURE syncs the image as well, but until that is done LOOP_CTL_GET_FREE returns
-	// the same device to other processes.
+	// LOOP_CONFIGURE syncs the image as well, but meanwhile LOOP_CTL_GET_FREE returns the same
+	// device to other processes.
 	if err := image.Sync(); err != nil {
 		return nil, fmt.Errorf("loop device: %w", err)
 	}
@@ -107,9 +113,9 @@ func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, err
 }
 
-// reservations are the numbers of free devices that calls of this process are binding.
-// LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound it,
-// which takes as long as the image's disk takes to sync.
+// reservations holds the numbers of free devices that calls of this process are binding.
+// LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound it, which lasts
+// until the image is synced.
 type reservations struct {
 	mu      sync.Mutex
 	numbers map[int]bool
@@ -117,8 +123,7 @@ type reservations struct {
 
 var reserved = reservations{numbers: map[int]bool{}}
 
-// reserve reserves a free device until release. It adds a device if all free ones are
-// reserved.
+// reserve reserves a free device until release. It adds a device if all free devices are reserved.
 func (r *reservations) reserve(control *os.File) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,7 +149,7 @@ func (r *reservations) release(number int) {
 }
 
 func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
-	// A device that is not open for writing is bound read-only.
+	// The kernel binds a device that is not open for writing read-only.
 	l, err := openLoop(number, os.O_RDWR)
 	if err != nil {
 		return nil, err
@@ -168,14 +173,16 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, nil
 }
 
-// verify verifies what the kernel may ignore silently, and sets what LOOP_CONFIGURE cannot.
+// verify checks the settings that the kernel may ignore silently, and applies those that LOOP_CONFIGURE
+// does not support.
 func (l *Loop) verify(image *os.File, c LoopConfig) error {
 	info, err := l.Status()
 	if err != nil {
 		return err
 	}
 	if !info.DirectIO && directIOAlign(image) <= uint32(c.SectorSize) {
-		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number))
+		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O: put the pool on one that does (ext4, xfs, btrfs)",
+			LoopPath(l.Number))
 	}
 	crashpoint.Here(crashpoint.StageBound)
 	if c.KeepAllocated {
@@ -184,10 +191,10 @@ func (l *Loop) verify(image *os.File, c LoopConfig) error {
 	return nil
 }
 
-// directIOAlign is the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN);
-// 0 if the kernel does not report it, or the file does not support it. On xfs it grows from a
-// sector to a block when blocks of the file become shared, and stays so afterwards: a
-// device with smaller sectors is buffered from then on.
+// directIOAlign returns the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN). It is
+// 0 if the kernel does not report it or the file does not support direct I/O. On xfs it grows
+// permanently from a sector to a block when blocks of the file become shared. A device with smaller
+// sectors is buffered from then on.
 func directIOAlign(f *os.File) uint32 {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -197,9 +204,9 @@ func directIOAlign(f *os.File) uint32 {
 	return st.Dio_offset_align
 }
 
-// forbidDiscards makes a bound device refuse discards. This cannot be undone: without
-// discards the kernel has a granularity of 0, and accepts only a limit that is a multiple
-// of it (tried on Linux 6.18). See removeWithoutDiscards.
+// forbidDiscards disables the discards of a bound device. This cannot be undone: without discards the
+// granularity is 0, and the kernel accepts only multiples of it as the limit (tested with Linux 6.18).
+// See removeWithoutDiscards.
 func (l *Loop) forbidDiscards() error {
 	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("loop device: %w: run the driver privileged, with a writable /sys", err)
@@ -207,26 +214,26 @@ func (l *Loop) forbidDiscards() error {
 	return nil
 }
 
-// removeWithoutDiscards removes a free device that refuses discards because of an earlier image; the
-// kernel creates a new one of that number on demand. A device that was never bound has no
-// hardware limit either.
+// removeWithoutDiscards removes a free device whose discards were disabled for an earlier image. The
+// kernel creates a new device with the number on demand. A device that was never bound has no hardware
+// limit either.
 func removeWithoutDiscards(control *os.File, number int) (removed bool, err error) {
 	defer func() {
-		// Another process has removed it.
+		// Another process has removed the device.
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
 			removed, err = true, nil
 		}
 	}()
-	limit, err := readQueue(number, "discard_max_bytes")
+	limit, err := readLoop(number, "queue/discard_max_bytes")
 	if err != nil || limit != "0" {
 		return false, err
 	}
-	hardware, err := readQueue(number, "discard_max_hw_bytes")
+	hardware, err := readLoop(number, "queue/discard_max_hw_bytes")
 	if err != nil || hardware == "0" {
 		return false, err
 	}
 	err = sys.RemoveLoop(control, number)
-	if errors.Is(err, unix.EBUSY) { // another process has it open; it is used without discards
+	if errors.Is(err, unix.EBUSY) { // another process has it open: use it without discards
 		return false, nil
 	}
 	if err != nil {
@@ -235,61 +242,36 @@ func removeWithoutDiscards(control *os.File, number int) (removed bool, err erro
 	return true, nil
 }
 
-// readQueue reads a limit of the request queue of a device (kernel documentation,
-// ABI/stable/sysfs-block).
-func readQueue(number int, limit string) (string, error) {
-	b, err := os.ReadFile(sysLoop(number, "queue/"+limit))
-	return strings.TrimSpace(string(b)), err
-}
-
-// OpenLoop opens a loop device, bound or not, for reading. It creates a missing device
-// node: in a container /dev is not updated by the kernel.
+// OpenLoop opens a loop device for reading, also if it is not bound. It creates a missing device node,
+// because the kernel does not update /dev of a container.
 func OpenLoop(number int) (*Loop, error) { return openLoop(number, os.O_RDONLY) }
 
 func openLoop(number, flag int) (*Loop, error) {
-	fd, err := openNode(number, flag)
-	if err != nil {
-		return nil, err
-	}
-	return &Loop{Number: number, file: os.NewFile(uintptr(fd), LoopPath(number))}, nil
-}
-
-func openNode(number, flag int) (fd int, err error) {
 	path := LoopPath(number)
-	fd, err = open(path, flag)
+	f, err := os.OpenFile(path, flag, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = makeNode(path, number); err == nil {
-			fd, err = open(path, flag)
+			f, err = os.OpenFile(path, flag, 0)
 		}
 	}
 	if err != nil {
-		return -1, fmt.Errorf("loop device: %w", &fs.PathError{Op: "open", Path: path, Err: err})
+		return nil, fmt.Errorf("loop device: %w", err)
 	}
-	return fd, nil
-}
-
-// open is open(2), restarted when a signal interrupts it.
-func open(path string, flag int) (int, error) {
-	for {
-		fd, err := unix.Open(path, flag|unix.O_CLOEXEC, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return fd, err
-		}
-	}
+	return &Loop{Number: number, file: f}, nil
 }
 
 func makeNode(path string, number int) error {
 	err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(number))))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("%s is missing and cannot be made: %w", path, err)
+		return fmt.Errorf("%s is missing and cannot be created: %w", path, err)
 	}
 	return nil
 }
 
-// File is the open device.
+// File returns the open device.
 func (l *Loop) File() *os.File { return l.file }
 
-// Close closes the device. With AutoClear, and if nothing else has it open, that frees it.
+// Close closes the device. With AutoClear the last close frees it.
 func (l *Loop) Close() error { return l.file.Close() }
 
 // LoopStatus is the state of a bound device.
@@ -300,7 +282,7 @@ type LoopStatus struct {
 	AutoClear bool
 }
 
-// Status reads the device's state; unix.ENXIO if it is not bound.
+// Status reads the state of the device. unix.ENXIO if it is not bound.
 func (l *Loop) Status() (LoopStatus, error) {
 	info, err := sys.LoopStatus(l.file)
 	if err != nil {
@@ -314,10 +296,10 @@ func (l *Loop) Status() (LoopStatus, error) {
 	}, nil
 }
 
-// UpdateSize makes the device as large as its image has become (LOOP_SET_CAPACITY).
+// UpdateSize sets the size of the device to the size of its image (LOOP_SET_CAPACITY).
 func (l *Loop) UpdateSize() error { return sys.ResizeLoop(l.file) }
 
-// GrowLoop makes a device smaller than size bytes as large as its image has become.
+// GrowLoop sets the size of a device with less than size bytes to the size of its image.
 func GrowLoop(number int, size int64) error {
 	l, err := OpenLoop(number)
 	if err != nil {
@@ -343,8 +325,8 @@ func (l *Loop) clear() error {
 	return err
 }
 
-// disableAutoClear clears the flag AUTOCLEAR, which the kernel sets when a device that others have open
-// is cleared.
+// disableAutoClear clears the flag AUTOCLEAR, which the kernel sets when a device that other processes
+// have open is cleared.
 func (l *Loop) disableAutoClear() error {
 	info, err := sys.LoopStatus(l.file)
 	if err != nil {
@@ -354,17 +336,17 @@ func (l *Loop) disableAutoClear() error {
 	return sys.SetLoopStatus(l.file, info)
 }
 
-// ErrDeviceBusy means that something has the device open, so that it is still bound.
+// ErrDeviceBusy means that a process has the device open, so that it is still bound.
 var ErrDeviceBusy = errors.New("device is still in use")
 
 func busy(number int) error {
 	device := LoopPath(number)
-	return fmt.Errorf("%s: %w: some process has it open or mounted in a namespace of its own (grep %[1]s /proc/*/mountinfo)", device, ErrDeviceBusy)
+	return fmt.Errorf("%s: %w: some process has it open or mounted in a namespace of its own (grep %[1]s /proc/*/mountinfo)",
+		device, ErrDeviceBusy)
 }
 
-// DetachLoop frees the device with the tag, and returns when it is free. If others have it
-// open for a second, it stays as it is: ErrDeviceBusy. A device with another tag is not
-// touched.
+// DetachLoop frees the device with the tag, and returns when it is free. If other processes have it open
+// for a second, it stays unchanged: ErrDeviceBusy. A device with another tag is not changed.
 func DetachLoop(ctx context.Context, number int, tag string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		freed, err := tryDetach(number, tag)
@@ -375,8 +357,8 @@ func DetachLoop(ctx context.Context, number int, tag string) error {
 	})
 }
 
-// tryDetach clears a device through the descriptor by which it read the tag: while that is
-// open, the number cannot be bound to another image.
+// tryDetach reads the tag and clears the device through the same descriptor. While that is open, the
+// number cannot be bound to another image.
 func tryDetach(number int, tag string) (freed bool, err error) {
 	l, err := OpenLoop(number)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
@@ -392,8 +374,8 @@ func tryDetach(number int, tag string) (freed bool, err error) {
 	return !Bound(number), nil
 }
 
-// clearTagged clears the device if it has the tag. The kernel frees it now or when it is
-// closed; if others have it open, the kernel only sets AUTOCLEAR, which is cleared again.
+// clearTagged clears the device if it has the tag. The kernel frees it now or when it is closed. If other
+// processes have it open, the kernel only sets AUTOCLEAR, which clearTagged clears again.
 func (l *Loop) clearTagged(tag string) (ours bool, err error) {
 	before, err := l.Status()
 	switch {
@@ -417,20 +399,17 @@ func (l *Loop) clearTagged(tag string) (ours bool, err error) {
 	return true, err
 }
 
-// RecoverLoop completes what AttachLoop may not have finished for a bound device without
-// AutoClear: the device stays when it is closed, and refuses discards if keepAllocated is
-// set. ok tells whether the device has the tag.
+// RecoverLoop completes an interrupted AttachLoop for a device without AutoClear: the device stays bound
+// when it is closed, and discards are disabled if keepAllocated is set. ok reports whether the device
+// has the tag.
 func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error) {
+	var status LoopStatus
 	l, err := OpenLoop(number)
-	if errors.Is(err, unix.ENXIO) { // it is being freed
-		return false, nil
+	if err == nil {
+		defer l.Close()
+		status, err = l.Status()
 	}
-	if err != nil {
-		return false, err
-	}
-	defer l.Close()
-	status, err := l.Status()
-	if errors.Is(err, unix.ENXIO) || (err == nil && status.Tag != tag) {
+	if errors.Is(err, unix.ENXIO) || err == nil && status.Tag != tag { // ENXIO: it is not bound, or being freed
 		return false, nil
 	}
 	if err == nil && status.AutoClear {
@@ -442,23 +421,20 @@ func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error
 	return err == nil, err
 }
 
-// DiskSeq is the sequence number of the device, which changes with each image; empty if the
-// kernel has none.
+// DiskSeq returns the sequence number of the device, which changes with each image. It is empty if the
+// kernel has no sequence numbers.
 func DiskSeq(number int) string {
-	b, err := os.ReadFile(sysLoop(number, "diskseq"))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
+	seq, _ := readLoop(number, "diskseq")
+	return seq
 }
 
-// Bound tells whether the device is bound to an image.
+// Bound reports whether the device is bound to an image.
 func Bound(number int) bool {
 	_, err := os.Stat(sysLoop(number, "loop/backing_file"))
 	return err == nil
 }
 
-// AwaitFree returns when the device is no longer bound as it was at seq, or ErrDeviceBusy
+// AwaitFree returns when the device is no longer bound to the image of seq (DiskSeq), or ErrDeviceBusy
 // after a second.
 func AwaitFree(ctx context.Context, number int, seq string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
@@ -472,13 +448,11 @@ func AwaitFree(ctx context.Context, number int, seq string) error {
 // BoundLoop is a loop device that is bound to an image.
 type BoundLoop struct {
 	Number int
-	// BackingFile is the path of the image in the mount namespace that sysfs shows.
-	BackingFile string
-	// Deleted: the image was removed.
+	// Deleted means that the image was removed.
 	Deleted bool
 }
 
-// BoundLoops lists the bound loop devices whose backing file accept accepts by its path.
+// BoundLoops lists the bound loop devices for whose backing file accept returns true.
 func BoundLoops(accept func(backingFile string) bool) ([]BoundLoop, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
@@ -491,61 +465,56 @@ func BoundLoops(accept func(backingFile string) bool) ([]BoundLoop, error) {
 		if !isLoop || err != nil {
 			continue
 		}
-		b, err := os.ReadFile(sysLoop(number, "loop/backing_file"))
+		file, err := readLoop(number, "loop/backing_file")
 		if err != nil {
 			continue
 		}
-		file, deleted := strings.CutSuffix(strings.TrimSpace(string(b)), " (deleted)")
+		file, deleted := strings.CutSuffix(file, " (deleted)")
 		if accept(file) {
-			bound = append(bound, BoundLoop{number, file, deleted})
+			bound = append(bound, BoundLoop{number, deleted})
 		}
 	}
 	return bound, nil
 }
 
-// LoopTag is the tag of a device; empty if it is not bound.
+// LoopTag returns the tag of a device. It is empty if the device is not bound.
 func LoopTag(number int) (string, error) {
+	var status LoopStatus
 	l, err := OpenLoop(number)
-	if errors.Is(err, unix.ENXIO) { // it is being freed
-		return "", nil
+	if err == nil {
+		defer l.Close()
+		status, err = l.Status()
 	}
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	status, err := l.Status()
-	if errors.Is(err, unix.ENXIO) {
+	if errors.Is(err, unix.ENXIO) { // it is not bound, or being freed
 		return "", nil
 	}
 	return status.Tag, err
 }
 
-// Probe reads the beginning of the image of a loop device past the caches. The errors are
-// those of read(2), such as EIO.
+// Probe reads the beginning of the image of a loop device with direct I/O. The errors are those of
+// read(2), such as EIO.
 func Probe(number int) error {
-	fd, err := openNode(number, unix.O_RDONLY|unix.O_DIRECT)
+	l, err := openLoop(number, os.O_RDONLY|unix.O_DIRECT)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
-	return probe(fd, LoopPath(number))
+	defer l.Close()
+	return probe(l.file)
 }
 
-// probe reads the beginning of an open device past the caches.
-func probe(fd int, path string) error {
-	// open(2) on O_DIRECT wants memory aligned as well; a page is.
+// probe reads the beginning of a device that is open with O_DIRECT.
+func probe(f *os.File) error {
+	// O_DIRECT requires aligned memory (open(2)), such as a page.
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		return fmt.Errorf("probing %s: mmap: %w", path, err)
+		return fmt.Errorf("probing %s: mmap: %w", f.Name(), err)
 	}
 	defer func() { _ = unix.Munmap(page) }()
-	if _, err := unix.Pread(fd, page, 0); err != nil {
-		return &fs.PathError{Op: "read", Path: path, Err: err}
+	if _, err := f.ReadAt(page, 0); err != nil && !errors.Is(err, io.EOF) {
+		return err
 	}
 	return nil
 }
 
-// Size is the size of a block device, or of an image, in bytes.
-func Size(f *os.File) (int64, error) {
-	return f.Seek(0, 2)
-}
+// Size returns the size of a block device or an image in bytes.
+func Size(f *os.File) (int64, error) { return f.Seek(0, io.SeekEnd) }

@@ -13,20 +13,20 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// LoopTags finds loop devices by their tags. It remembers the device of each tag, and asks
-// the kernel each time whether the device still has that tag.
+// LoopTags finds loop devices by their tags. It caches the device of each tag, and verifies each time that
+// the device still has the tag.
 type LoopTags struct {
 	accept func(backingFile string) bool
 
 	mu      sync.Mutex
 	numbers map[string]int
-	// scanned: all devices have been examined at least once.
+	// scanned means that all devices have been examined at least once.
 	scanned bool
 }
 
-// NewLoopTags returns a LoopTags for devices whose backing file accept accepts by its path
-// (BoundLoops). Other devices are never examined: reading their tag asks for attributes of
-// the backing file, which may be on a server that does not answer.
+// NewLoopTags returns a LoopTags for devices for whose backing file accept returns true (BoundLoops). It
+// never examines other devices: reading a tag reads attributes of the backing file, which may be on a
+// server that does not respond.
 func NewLoopTags(accept func(backingFile string) bool) *LoopTags {
 	return &LoopTags{accept: accept, numbers: map[string]int{}}
 }
@@ -44,9 +44,8 @@ func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
 	return t.scan(tag)
 }
 
-// FindKnown is Find for a device that rarely exists, so that its absence must be cheap to
-// detect: after one scan of all devices it does not search for a device that another process
-// has bound since.
+// FindKnown is Find for a device that rarely exists, whose absence must be cheap to detect. After one scan of
+// all devices it does not find a device that another process has bound since.
 func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
 	t.mu.Lock()
 	_, known := t.numbers[tag]
@@ -58,7 +57,7 @@ func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
 	return t.Find(tag)
 }
 
-// scan remembers the tags of all devices, and returns the device of one tag.
+// scan caches the tags of all devices and returns the device of one tag.
 func (t *LoopTags) scan(tag string) (int, bool, error) {
 	bound, err := BoundLoops(t.accept)
 	if err != nil {
@@ -85,14 +84,14 @@ func (t *LoopTags) scan(tag string) (int, bool, error) {
 	return 0, false, unreadable
 }
 
-// Forget forgets the device of a tag.
+// Forget removes a tag from the cache.
 func (t *LoopTags) Forget(tag string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.numbers, tag)
 }
 
-// Attach is AttachLoop, and remembers the device.
+// Attach is AttachLoop and caches the device.
 func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	l, err := AttachLoop(ctx, image, c)
 	if err != nil {
@@ -104,9 +103,8 @@ func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*L
 	return l, nil
 }
 
-// AttachReadOnly returns the read-only device with a tag. If there is none, it
-// attaches one to the device that open opens, with sectors of sectorSize bytes. It stays
-// until Detach.
+// AttachReadOnly returns the read-only device with a tag. If there is none, it attaches one to the device that
+// open opens, with sectors of sectorSize bytes. It stays until Detach.
 func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize int, open func() (*os.File, error)) (mount.BlockDevice, error) {
 	number, ok, err := t.FindKnown(tag)
 	if err == nil && ok {
@@ -148,7 +146,7 @@ func (t *LoopTags) Detach(ctx context.Context, tag string) error {
 	return DetachLoop(ctx, number, tag)
 }
 
-// DetachUnmounted is Detach for a device that FindKnown finds. It leaves a mounted device.
+// DetachUnmounted is Detach for a device that FindKnown finds. It does not change a mounted device.
 func (t *LoopTags) DetachUnmounted(ctx context.Context, tag string) error {
 	if _, ok, err := t.FindKnown(tag); err != nil || !ok {
 		return err

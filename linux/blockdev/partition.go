@@ -18,14 +18,14 @@ import (
 // partitionNumber is the number of the one partition of a claimed disk.
 const partitionNumber = 1
 
-// partition is what the kernel knows of a partition.
+// partition is a partition of the kernel.
 type partition struct {
 	name        string
 	number      uint64 // of its device
 	start, size int64
 }
 
-// partitions lists the partitions of a disk that the kernel knows.
+// partitions lists the kernel's partitions of a disk.
 func (d Disk) partitions() ([]partition, error) {
 	entries, err := os.ReadDir(d.sys(""))
 	if err != nil {
@@ -49,7 +49,7 @@ func (d Disk) partitions() ([]partition, error) {
 	return out, nil
 }
 
-// sysSector is the unit of sysfs in bytes, whatever the sectors of the disk are.
+// sysSector is the unit of sysfs in bytes. It does not depend on the sectors of the disk.
 const sysSector = 512
 
 func readNumber(path string) (int64, error) {
@@ -73,8 +73,8 @@ func readDev(path string) (uint64, error) {
 	return unix.Mkdev(major, minor), nil
 }
 
-// showPartition makes the kernel know the partition of a claimed disk in its full size.
-// Only kernels that read partition tables know it already.
+// showPartition adds the partition of a claimed disk to the kernel's partitions in its full size. Kernels
+// that read partition tables have added it already.
 func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
 	p, err := d.knownPartition(m)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,8 +92,7 @@ func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
 	return d.knownPartition(m)
 }
 
-// knownPartition is the partition of a claim as the kernel knows it; fs.ErrNotExist if the
-// kernel does not know it.
+// knownPartition returns the kernel's partition of a claim. fs.ErrNotExist if the kernel has none.
 func (d Disk) knownPartition(m Mark) (partition, error) {
 	all, err := d.partitions()
 	if err != nil {
@@ -103,20 +102,20 @@ func (d Disk) knownPartition(m Mark) (partition, error) {
 		return partition{}, fs.ErrNotExist
 	}
 	if len(all) > 1 || all[0].start != m.Start {
-		return partition{}, fmt.Errorf("%s: the kernel knows other partitions than its table has: %w", d.Path, ErrDiskBusy)
+		return partition{}, fmt.Errorf("%s: the kernel has other partitions than its table: %w", d.Path, ErrDiskBusy)
 	}
 	return all[0], nil
 }
 
-// hidePartition removes the partition of a claimed disk from what the kernel knows.
-// ErrDiskBusy while it is mounted, or a program has it open.
+// hidePartition removes the partition of a claimed disk from the kernel's partitions. ErrDiskBusy while it
+// is mounted or a program has it open.
 func (d Disk) hidePartition(disk *os.File) error {
 	all, err := d.partitions()
 	if err != nil || len(all) == 0 {
 		return err
 	}
 	if len(all) > 1 || all[0].start != partitionAlign {
-		return fmt.Errorf("%s: the kernel knows other partitions than a claim's: %w", d.Path, ErrDiskBusy)
+		return fmt.Errorf("%s: the kernel has other partitions than that of a claim: %w", d.Path, ErrDiskBusy)
 	}
 	err = sys.DeletePartition(disk, partitionNumber)
 	switch {
@@ -128,17 +127,16 @@ func (d Disk) hidePartition(disk *os.File) error {
 	return nil
 }
 
-// nodesDir contains the device nodes of claimed disks in use, with names that the caller
-// gives: the kernel reuses the name of a pulled disk for the next one, and these nodes stay
-// when a disk is pulled, so that its mounts remain known. On devtmpfs they vanish at a
-// reboot, as do the mounts.
+// nodesDir contains the device nodes of claimed disks in use. The caller chooses their names, because the
+// kernel reuses the name of a removed disk for the next one. The nodes stay when a disk is removed, so
+// that its mounts can be found. On devtmpfs the nodes are removed by a reboot, as are the mounts.
 const nodesDir = "/dev/trivet"
 
-// PartitionPath is the device node of a claimed disk's data, while it is in use.
+// PartitionPath returns the path of the device node of a claimed disk in use.
 func PartitionPath(node string) string { return filepath.Join(nodesDir, node) }
 
-// IsPartitionPath tells whether a path can be that of PartitionPath, possibly in another
-// mount namespace.
+// IsPartitionPath reports whether a path can be a result of PartitionPath, possibly in another mount
+// namespace.
 func IsPartitionPath(path string) bool {
 	return filepath.Base(filepath.Dir(path)) == filepath.Base(nodesDir)
 }
@@ -146,7 +144,7 @@ func IsPartitionPath(path string) bool {
 // makePartitionNode creates the node, or replaces one of another device.
 func makePartitionNode(node string, number uint64) error {
 	path := PartitionPath(node)
-	if have, err := nodeNumber(path); err == nil && have == number {
+	if current, err := nodeNumber(path); err == nil && current == number {
 		return nil
 	}
 	if err := os.MkdirAll(nodesDir, 0o755); err != nil {
@@ -161,7 +159,7 @@ func makePartitionNode(node string, number uint64) error {
 	return nil
 }
 
-// removePartitionNode removes the node; it is no error if there is none.
+// removePartitionNode removes the node. It is no error if there is none.
 func removePartitionNode(node string) error {
 	if err := os.Remove(PartitionPath(node)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -169,8 +167,7 @@ func removePartitionNode(node string) error {
 	return nil
 }
 
-// nodeNumber is the device number of a block device's node; fs.ErrNotExist if there
-// is none.
+// nodeNumber returns the device number of the node of a block device. fs.ErrNotExist if there is none.
 func nodeNumber(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -183,11 +180,4 @@ func nodeNumber(path string) (uint64, error) {
 }
 
 // OpenPartition opens an attached partition for reading.
-func OpenPartition(node string) (*os.File, error) {
-	path := PartitionPath(node)
-	fd, err := open(path, os.O_RDONLY)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
+func OpenPartition(node string) (*os.File, error) { return os.Open(PartitionPath(node)) }

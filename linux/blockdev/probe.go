@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotBlank means that there is data where a filesystem should be created.
+// ErrNotBlank means that a device or image on which a filesystem is to be created has data.
 var ErrNotBlank = errors.New("not blank")
 
-// RequireBlank proves that an image contains only zeros: it reads everything but holes. Any
-// doubt, also a failed read, is an error.
+// RequireBlank proves that an image contains only zeros: it reads all bytes except holes. Any doubt,
+// also a failed read, is an error.
 //
-// A filesystem without holes (NFS before 4.2, and some servers of 4.2) reports the whole
-// image as data. There the proof is that no block is allocated and that the places of
-// signatures read as zeros: some servers count blocks seconds late.
+// A filesystem without holes (NFS before 4.2, and some servers of 4.2) reports the whole image as data.
+// There RequireBlank requires that no block is allocated, and that both ends read as zeros, because some
+// servers update the number of blocks seconds later.
 func RequireBlank(image *os.File) error {
 	size, err := Size(image)
 	if err != nil {
@@ -52,8 +52,8 @@ func RequireBlank(image *os.File) error {
 	return nil
 }
 
-// holesUnknown tells whether an image without an allocated block is reported as data from
-// its beginning to its end.
+// holesUnknown reports whether an image without an allocated block is reported as data from its beginning
+// to its end.
 func holesUnknown(image *os.File, size int64) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
@@ -73,7 +73,7 @@ func requireZeros(image *os.File, start, end int64) error {
 	return requireZerosWith(image, make([]byte, 256<<10), span{start, end})
 }
 
-// requireZerosWith is requireZeros with a buffer for each read.
+// requireZerosWith is requireZeros with a buffer for the reads.
 func requireZerosWith(image *os.File, buf []byte, s span) error {
 	for at := s.start; at < s.end; {
 		n, err := image.ReadAt(buf[:min(int64(len(buf)), s.end-at)], at)
@@ -91,11 +91,11 @@ func requireZerosWith(image *os.File, buf []byte, s span) error {
 	return nil
 }
 
-// Places and values of the superblocks (linux/fs/ext4/ext4.h, xfs_format.h,
-// uapi/linux/btrfs_tree.h).
+// Offsets and values of the superblocks (linux/fs/ext4/ext4.h, xfs_format.h, uapi/linux/btrfs_tree.h).
 const (
 	extSuperOffset = 1024
-	extMagic       = 0xEF53
+	extMagicAt     = 0x38
+	extMagic       = "\x53\xef"
 	extStateValid  = 0x1
 	extStateError  = 0x2
 	btrfsSuper     = 64 << 10
@@ -105,72 +105,66 @@ const (
 
 // Superblock is the state of a filesystem on a device.
 type Superblock struct {
-	FSType string
 	// Size is the size of the filesystem in bytes.
 	Size int64
-	// Dirty: it must be checked before it is mounted, because it has recorded errors, or was
-	// not unmounted and has no journal.
+	// Dirty means that the filesystem must be checked before it is mounted, because it has
+	// recorded errors, or was not unmounted and has no journal.
 	Dirty bool
-	// incompat are the incompatible features of an ext4.
+	// incompat has the incompatible features of an ext4.
 	incompat uint32
 }
 
-// ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is
-// none.
-func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
-	switch fsType {
-	case "ext4":
-		return readExt4(f)
-	case "xfs":
-		return readXFS(f)
-	case "btrfs":
-		return readBtrfs(f)
-	}
-	return Superblock{}, fmt.Errorf("filesystem %q: %w", fsType, ErrNoFS)
+// superblockFormat describes the superblock of a filesystem on a device.
+type superblockFormat struct {
+	offset  int64
+	size    int
+	magicAt int
+	magic   string
+	parse   func(super []byte) Superblock
+}
+
+var superblockFormats = map[string]superblockFormat{
+	"ext4": {extSuperOffset, extSuperSize, extMagicAt, extMagic, parseExt4},
+	"xfs": {0, 16, 0, xfsMagic, func(super []byte) Superblock {
+		be := binary.BigEndian
+		return Superblock{Size: int64(be.Uint64(super[8:])) * int64(be.Uint32(super[4:]))}
+	}},
+	"btrfs": {btrfsSuper, 0x80, btrfsMagicAt, btrfsMagic, func(super []byte) Superblock {
+		return Superblock{Size: int64(binary.LittleEndian.Uint64(super[0x70:]))}
+	}},
 }
 
 // ErrNoFS means that there is no filesystem of the expected type.
 var ErrNoFS = errors.New("no such filesystem there")
 
-func readExt4(f io.ReaderAt) (Superblock, error) {
-	b := make([]byte, extSuperSize)
-	if _, err := f.ReadAt(b, extSuperOffset); err != nil {
+// ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is none.
+func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
+	format, ok := superblockFormats[fsType]
+	if !ok {
+		return Superblock{}, fmt.Errorf("filesystem %q: %w", fsType, ErrNoFS)
+	}
+	super := make([]byte, format.size)
+	if _, err := f.ReadAt(super, format.offset); err != nil {
 		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
 	}
+	if !format.isIn(super) {
+		return Superblock{}, fmt.Errorf("%s: %w", fsType, ErrNoFS)
+	}
+	return format.parse(super), nil
+}
+
+// isIn reports whether a superblock has the magic of the format.
+func (f superblockFormat) isIn(super []byte) bool {
+	return bytes.HasPrefix(super[f.magicAt:], []byte(f.magic))
+}
+
+func parseExt4(super []byte) Superblock {
 	le := binary.LittleEndian
-	if le.Uint16(b[0x38:]) != extMagic {
-		return Superblock{}, fmt.Errorf("ext4: %w", ErrNoFS)
-	}
-	blocks := uint64(le.Uint32(b[0x150:]))<<32 | uint64(le.Uint32(b[0x4:]))
-	state := le.Uint16(b[0x3A:])
+	blocks := uint64(le.Uint32(super[0x150:]))<<32 | uint64(le.Uint32(super[0x4:]))
+	state := le.Uint16(super[0x3A:])
 	return Superblock{
-		FSType: "ext4",
-		Size:   int64(blocks << (10 + le.Uint32(b[0x18:])&0x3f)),
-		Dirty:  state&extStateValid == 0 || state&extStateError != 0,
-
-		incompat: le.Uint32(b[extIncompat:]),
-	}, nil
-}
-
-func readXFS(f io.ReaderAt) (Superblock, error) {
-	b := make([]byte, 16)
-	if _, err := f.ReadAt(b, 0); err != nil {
-		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
+		Size:     int64(blocks << (10 + le.Uint32(super[0x18:])&0x3f)),
+		Dirty:    state&extStateValid == 0 || state&extStateError != 0,
+		incompat: le.Uint32(super[extIncompat:]),
 	}
-	if string(b[:4]) != xfsMagic {
-		return Superblock{}, fmt.Errorf("xfs: %w", ErrNoFS)
-	}
-	be := binary.BigEndian
-	return Superblock{FSType: "xfs", Size: int64(be.Uint64(b[8:])) * int64(be.Uint32(b[4:]))}, nil
-}
-
-func readBtrfs(f io.ReaderAt) (Superblock, error) {
-	b := make([]byte, 0x80)
-	if _, err := f.ReadAt(b, btrfsSuper); err != nil {
-		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
-	}
-	if string(b[btrfsMagicAt:btrfsMagicAt+8]) != btrfsMagic {
-		return Superblock{}, fmt.Errorf("btrfs: %w", ErrNoFS)
-	}
-	return Superblock{FSType: "btrfs", Size: int64(binary.LittleEndian.Uint64(b[0x70:]))}, nil
 }

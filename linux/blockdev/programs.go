@@ -8,26 +8,26 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 )
 
-// Program is one that this package starts.
+// Program is a program that this package starts.
 type Program struct {
 	Name string
-	// Package has it, in Debian and most distributions.
+	// Package is the name of its package in Debian and most distributions.
 	Package string
-	// Least is the oldest version that knows the options it is given; empty: any.
+	// Least is the oldest version that supports the options in use. It is empty for any version.
 	Least string
 }
 
-// Programs are all that this package starts.
+// Programs are all programs that this package starts.
 var Programs = []Program{
 	{"mkfs.ext4", "e2fsprogs", "1.47"}, // -E assume_storage_prezeroed
-	{"e2fsck", "e2fsprogs", "1.47"},    // what mkfs.ext4 of that version makes
+	{"e2fsck", "e2fsprogs", "1.47"},    // the filesystems of mkfs.ext4 1.47
 	{"mkfs.xfs", "xfsprogs", "5.10"},
 	{"mkfs.btrfs", "btrfs-progs", ""},
 }
 
 var versionPattern = regexp.MustCompile(`[0-9]+\.[0-9]+(\.[0-9]+)*`)
 
-// Version asks the program for its version.
+// Version returns the version that the program reports.
 func (p Program) Version(ctx context.Context) (string, error) {
 	out, err := command.Command{Name: p.Name, Args: []string{"-V"}}.Output(ctx)
 	if err != nil {
@@ -35,7 +35,7 @@ func (p Program) Version(ctx context.Context) (string, error) {
 	}
 	version := versionPattern.FindString(out)
 	if version == "" {
-		return "", fmt.Errorf("%s -V names no version: %q", p.Name, out)
+		return "", fmt.Errorf("%s -V reports no version: %q", p.Name, out)
 	}
 	return version, nil
 }

@@ -10,31 +10,28 @@ import (
 // span is a range of bytes of a disk.
 type span struct{ start, end int64 }
 
-// edge is how much is read at either end of a disk: more than most formats need. spot is
-// how much is read at the place of a copy further inside.
+// edge is the number of bytes that are read at each end of a disk, more than most formats need. spot is
+// the number of bytes that are read at the place of a copy further inside.
 const (
 	edge = 1 * mib
 	spot = 16 << 10
 )
 
-// signaturePlaces are the places of signatures on a device of a size: its ends, and those of
-// copies further inside. On a device with zeros in all of them no program finds a format.
+// signaturePlaces returns the places of signatures on a device of a size: both ends, and the places of
+// copies further inside. On a device with zeros in all of them no program recognizes a format.
 //
-// LUKS2 keeps its second header at up to 4 MiB, VMFS and UDF one of theirs at 1 MiB,
-// ext2 to ext4 their superblocks in the groups 1 (at 8 MiB with the smallest blocks) and
-// the powers of 3, 5 and 7 (sparse_super), btrfs at 64 MiB and 256 GiB, Ceph's BlueStore
-// its label at 1, 10, 100 and 1000 GiB.
+// LUKS2 has its second header at up to 4 MiB, VMFS and UDF have one at 1 MiB, ext2 to ext4 have
+// superblocks in group 1 (at 8 MiB with the smallest blocks) and in the groups that are powers of 3, 5
+// and 7 (sparse_super), btrfs at 64 MiB and 256 GiB. Ceph's BlueStore has its label at 1, 10, 100 and
+// 1000 GiB.
 func signaturePlaces(size int64) []span {
 	places := []span{{0, edge}, {size - edge, size}}
 	at := func(offset int64) { places = append(places, span{offset, offset + spot}) }
 	for _, offset := range []int64{1 * mib, 2 * mib, 4 * mib, 8 * mib, 64 * mib, 256 * gib, gib, 10 * gib, 100 * gib, 1000 * gib} {
 		at(offset)
 	}
-	at(blocksPerGroup * blockSize)
-	for _, base := range []int64{3, 5, 7} {
-		for group := base; group < size/(blocksPerGroup*blockSize); group *= base {
-			at(group * blocksPerGroup * blockSize)
-		}
+	for _, offset := range backupsOf(size) {
+		at(offset)
 	}
 	return clip(places, size)
 }
@@ -53,7 +50,7 @@ func clip(places []span, size int64) []span {
 	return out
 }
 
-// diskPlaces are the places of a disk, and of the partition that a claim would create.
+// diskPlaces returns the places of a disk and of the partition that a claim would create.
 func diskPlaces(size int64, sector int) []span {
 	places := signaturePlaces(size)
 	start, room := newTable(size, sector).room()
@@ -63,9 +60,9 @@ func diskPlaces(size int64, sector int) []span {
 	return clip(places, size)
 }
 
-// RequireNoSignature proves that a device has zeros in all places by which programs
-// recognize a filesystem, a partition table, a RAID or the like. Any doubt, also a failed
-// read, is an error. Between those places there may be old data.
+// RequireNoSignature proves that a device has zeros in all places by which programs recognize a
+// filesystem, a partition table, a RAID and similar formats. Any doubt, also a failed read, is an error.
+// Between those places there may be old data.
 func RequireNoSignature(device *os.File) error {
 	size, err := Size(device)
 	if err != nil {
@@ -83,17 +80,9 @@ func requireZerosIn(device *os.File, places []span) error {
 	return nil
 }
 
-// EraseSignatures writes zeros to all places that RequireNoSignature reads.
-func EraseSignatures(device *os.File) error {
-	size, err := Size(device)
-	if err != nil {
-		return err
-	}
-	return zeroIn(device, signaturePlaces(size))
-}
-
-// EraseIncomplete erases the incomplete filesystem that an interrupted mkfs has left.
-// ErrNotBlank if the device has a signature of another format: it has been used since.
+// EraseIncomplete erases the incomplete filesystem of an interrupted mkfs. It writes zeros to all places
+// that RequireNoSignature reads. ErrNotBlank if the device has the signature of another format, which
+// means that it was used since.
 func EraseIncomplete(device *os.File) error {
 	size, err := Size(device)
 	if err != nil {
@@ -107,7 +96,7 @@ func EraseIncomplete(device *os.File) error {
 	return zeroIn(device, signaturePlaces(size))
 }
 
-// zeroIn writes zeros, durably.
+// zeroIn durably writes zeros.
 func zeroIn(device *os.File, places []span) error {
 	zeros := make([]byte, mib)
 	for _, p := range places {
@@ -120,7 +109,7 @@ func zeroIn(device *os.File, places []span) error {
 	return device.Sync()
 }
 
-// signature is the mark of a format.
+// signature identifies a format.
 type signature struct {
 	name  string
 	magic string
@@ -129,16 +118,15 @@ type signature struct {
 
 func fixed(offsets ...int64) func(int64) []int64 { return func(int64) []int64 { return offsets } }
 
-// Filesystems that Format makes.
+// Filesystems that Format creates.
 const (
 	anExt  = "an ext2, ext3 or ext4"
 	anXFS  = "an xfs"
 	aBtrfs = "a btrfs"
 )
 
-// knownSignatures name what is on a disk that is not blank, in error messages. A disk with
-// another content is not blank either. The values are those of libblkid and of the formats'
-// documents.
+// knownSignatures are the formats that error messages name for a disk that is not blank. A disk with any
+// other content is not blank either. The values are from libblkid and the documents of the formats.
 var knownSignatures = []signature{
 	{"a LUKS volume", "LUKS\xba\xbe", fixed(0)},
 	{"a LUKS volume (secondary header)", "SKUL\xba\xbe", fixed(16<<10, 32<<10, 64<<10, 128<<10, 256<<10, 512<<10, 1<<20, 2<<20, 4<<20)},
@@ -151,7 +139,7 @@ var knownSignatures = []signature{
 	{"a bcache or bcachefs device", "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", fixed(4096 + 24)},
 	{"a Ceph BlueStore", "bluestore block device", fixed(0)},
 	{"swap space", "SWAPSPACE2", fixed(4096-10, 16384-10, 65536-10)},
-	{anExt, "\x53\xef", fixed(extSuperOffset + 0x38)},
+	{anExt, extMagic, fixed(extSuperOffset + extMagicAt)},
 	{anXFS, xfsMagic, fixed(0)},
 	{aBtrfs, btrfsMagic, fixed(btrfsSuper+btrfsMagicAt, 64*mib+btrfsMagicAt, 256*gib+btrfsMagicAt)},
 	{"an F2FS", "\x10\x20\xf5\xf2", fixed(1024)},
@@ -161,7 +149,7 @@ var knownSignatures = []signature{
 	{"a boot sector or partition table", "\x55\xaa", fixed(510)},
 }
 
-// zfsUberblocks is where the rings of uberblocks begin in the four labels.
+// zfsUberblocks returns the offsets of the uberblocks in the four labels.
 func zfsUberblocks(size int64) []int64 {
 	const label, ring, slots = 256 << 10, 128 << 10, 128
 	end := size &^ (label - 1)
@@ -174,7 +162,7 @@ func zfsUberblocks(size int64) []int64 {
 	return at
 }
 
-// contentName names the content of a disk that is not blank, for error messages.
+// contentName returns a name for the content of a disk that is not blank, for error messages.
 func contentName(disk *os.File, size int64) string {
 	for _, s := range knownSignatures {
 		if s.isOn(disk, size) {

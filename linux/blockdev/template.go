@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/google/uuid"
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 
@@ -23,10 +24,10 @@ import (
 )
 
 const (
-	// maxTemplateDevice is the largest device in bytes that is formatted by
-	// template. mkfs takes about 1 ms per GiB, a template about 0.5 MiB.
+	// maxTemplateDevice is the largest device in bytes that is formatted by a template. mkfs needs
+	// about 1 ms per GiB, a template about 0.5 MiB.
 	maxTemplateDevice = 16 * gib
-	// maxTemplateBytes bounds what all templates together hold in memory.
+	// maxTemplateBytes limits the memory of all templates.
 	maxTemplateBytes = 8 * mib
 
 	blockSize      = 4096
@@ -40,9 +41,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// template is an empty ext4 of one size: its blocks that are not zero. With
-// metadata_csum_seed only the checksum of the superblock depends on the UUID, so that each
-// copy can have its own.
+// template holds the blocks of an empty ext4 of one size that are not zero. With metadata_csum_seed only
+// the checksum of the superblock depends on the UUID, so that each copy can have its own.
 type template struct {
 	extents []extent // all but the first block
 	first   []byte   // the block with the primary superblock
@@ -67,15 +67,14 @@ type cached struct {
 	t   *template
 }
 
-// get returns the template for an ext4 of size bytes, and makes it with mke2fs if the cache
-// has none.
+// get returns the template for an ext4 of size bytes. If the cache has none, it creates one with mke2fs.
 func (c *templates) get(ctx context.Context, size int64, options []string) (*template, error) {
 	key := strconv.FormatInt(size, 10) + " " + strings.Join(options, " ")
 	if t := c.lookup(key); t != nil {
 		return t, nil
 	}
-	// Callers that ask for the same template share one mke2fs, which must not
-	// end with the context of the first caller.
+	// Callers with the same key share one mke2fs, which must not end with the context of the
+	// first caller.
 	made := c.flight.DoChan(key, func() (any, error) {
 		t, err := makeTemplate(context.WithoutCancel(ctx), size, options)
 		if err == nil {
@@ -120,7 +119,7 @@ func (c *templates) insert(key string, t *template) {
 	}
 }
 
-// makeTemplate runs mke2fs on a file in memory and keeps what it wrote.
+// makeTemplate runs mke2fs on a file in memory and keeps the blocks that it wrote.
 func makeTemplate(ctx context.Context, size int64, options []string) (*template, error) {
 	fd, err := unix.MemfdCreate("trivet-ext4-template", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -166,7 +165,7 @@ func readTemplate(f *os.File, size int64) (*template, error) {
 			}
 		}
 	}
-	if t.first == nil || binary.LittleEndian.Uint16(t.first[extSuperOffset+0x38:]) != extMagic {
+	if t.first == nil || !superblockFormats["ext4"].isIn(t.first[extSuperOffset:]) {
 		return nil, fmt.Errorf("ext4 template: mkfs.ext4 wrote no superblock: %w", ErrNoFS)
 	}
 	t.backups = slices.DeleteFunc(backupsOf(size), func(offset int64) bool { return t.super(offset) == nil })
@@ -188,8 +187,8 @@ func (t *template) add(offset int64, block []byte) {
 	t.extents = append(t.extents, extent{offset, block})
 }
 
-// backupsOf are the offsets of backup superblocks in an ext4 of a size: in the groups 1 and
-// the powers of 3, 5 and 7 (sparse_super).
+// backupsOf returns the offsets of backup superblocks in an ext4 of a size. They are in group 1 and in the
+// groups that are powers of 3, 5 and 7 (sparse_super).
 func backupsOf(size int64) []int64 {
 	groups := (size/blockSize + blocksPerGroup - 1) / blocksPerGroup
 	var offsets []int64
@@ -207,11 +206,11 @@ func backupsOf(size int64) []int64 {
 	return offsets
 }
 
-// super is the superblock at an offset; nil if the template has none there.
+// super returns the superblock at an offset, nil if the template has none there.
 func (t *template) super(offset int64) []byte {
 	for _, e := range t.extents {
 		if in := offset - e.offset; in >= 0 && in+extSuperSize <= int64(len(e.data)) {
-			if super := e.data[in : in+extSuperSize]; binary.LittleEndian.Uint16(super[0x38:]) == extMagic {
+			if super := e.data[in : in+extSuperSize]; superblockFormats["ext4"].isIn(super) {
 				return super
 			}
 		}
@@ -219,10 +218,10 @@ func (t *template) super(offset int64) []byte {
 	return nil
 }
 
-// write copies the template to a blank image, with a new UUID and hash seed, and the
-// primary superblock last.
+// write copies the template to a blank image, with a new UUID and hash seed. It writes the primary
+// superblock last.
 func (t *template) write(image *os.File) error {
-	uuid, seed := newUUID(), make([]byte, 16)
+	id, seed := uuid.New(), make([]byte, 16)
 	_, _ = rand.Read(seed) // never fails (crypto/rand)
 	for _, e := range t.extents {
 		if _, err := image.WriteAt(e.data, e.offset); err != nil {
@@ -230,29 +229,21 @@ func (t *template) write(image *os.File) error {
 		}
 	}
 	for _, offset := range t.backups {
-		if _, err := image.WriteAt(setIdentity(bytes.Clone(t.super(offset)), uuid, seed), offset); err != nil {
+		if _, err := image.WriteAt(setIdentity(bytes.Clone(t.super(offset)), id, seed), offset); err != nil {
 			return err
 		}
 	}
 	crashpoint.Here(crashpoint.StageHalfFormat)
 	first := bytes.Clone(t.first)
-	setIdentity(first[extSuperOffset:extSuperOffset+extSuperSize], uuid, seed)
+	setIdentity(first[extSuperOffset:extSuperOffset+extSuperSize], id, seed)
 	_, err := image.WriteAt(first, 0)
 	return err
 }
 
-// newUUID returns a random UUID (RFC 9562, version 4).
-func newUUID() []byte {
-	uuid := make([]byte, 16)
-	_, _ = rand.Read(uuid) // never fails (crypto/rand)
-	uuid[6], uuid[8] = uuid[6]&0x0f|0x40, uuid[8]&0x3f|0x80
-	return uuid
-}
-
-// setIdentity puts an identity into a superblock and updates its checksum: the crc32c of
-// everything before it, with an initial value of all ones and without the final inversion.
-func setIdentity(super, uuid, seed []byte) []byte {
-	copy(super[superUUID:], uuid)
+// setIdentity puts a UUID and a hash seed into a superblock and updates its checksum: the crc32c of the
+// bytes before it, with an initial value of all ones and without the final inversion.
+func setIdentity(super []byte, id uuid.UUID, seed []byte) []byte {
+	copy(super[superUUID:], id[:])
 	copy(super[superHashSeed:], seed)
 	sum := ^crc32.Checksum(super[:superChecksum], castagnoli)
 	binary.LittleEndian.PutUint32(super[superChecksum:], sum)

@@ -12,22 +12,19 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// zeroStep is how many bytes are zeroed and verified at once.
+// zeroStep is the number of bytes that are zeroed and verified in one step.
 const zeroStep = 64 * mib
 
-// ZeroRange makes the bytes of a block device from start to end read as zeros, whatever
-// they held before. With release the device may give the storage back, if it guarantees
-// that the range then reads as zeros.
+// ZeroRange makes the bytes of a block device from start to end read as zeros. With release the device
+// may release the storage if it guarantees that the range then reads as zeros.
 //
-// The result is verified: before each step a pattern is written to the beginning, the middle
-// and the end of what is zeroed next, and read back from the device afterwards. A method
-// that fails, or that leaves the pattern, is replaced by the next, stricter one; the last
-// writes the zeros itself.
+// The result is verified: before each step ZeroRange writes a pattern to the beginning, the middle and
+// the end of the step, and reads these places from the device afterwards. If a method fails or leaves
+// the pattern, the next, stricter method replaces it. The last method writes zeros.
 //
-// After each step progress is called with the offset up to which everything is zero and
-// durable. An interrupted call continues when that offset is passed as start. The
-// error is that of ctx or progress if one of them ended the call, and ErrNotBlank if the
-// device keeps its data even when zeros are written to it.
+// After each step ZeroRange calls progress with the offset up to which all bytes are zero and durable. To
+// continue an interrupted call, pass that offset as start. The error is the error of ctx or progress if
+// that ended the call, and ErrNotBlank if the device keeps its data even if zeros are written.
 func ZeroRange(ctx context.Context, device *os.File, start, end int64, release bool, progress func(upTo int64) error) error {
 	methods := []zeroMethod{zeroOut, overwrite}
 	if release {
@@ -57,9 +54,9 @@ func ZeroRange(ctx context.Context, device *os.File, start, end int64, release b
 // zeroMethod makes a range read as zeros.
 type zeroMethod func(device *os.File, s span) error
 
-// punchOut lets the device release the range. For this mode the kernel uses only
-// operations after which the device guarantees zeros, and never writes them itself
-// (blkdev_issue_zeroout with BLKDEV_ZERO_NOFALLBACK). BLKDISCARD guarantees nothing.
+// punchOut releases the range. For this mode the kernel uses only operations after which the device
+// guarantees zeros, and never writes zeros itself (blkdev_issue_zeroout with BLKDEV_ZERO_NOFALLBACK).
+// BLKDISCARD guarantees nothing.
 func punchOut(device *os.File, s span) error {
 	err := unix.Fallocate(int(device.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, s.start, s.end-s.start)
 	if err != nil {
@@ -81,11 +78,11 @@ func overwrite(device *os.File, s span) error { return zeroIn(device, []span{s})
 // zeroing is one call of ZeroRange.
 type zeroing struct {
 	device *os.File
-	// direct is the same device past the page cache.
+	// direct is the same device, open with O_DIRECT.
 	direct  *os.File
 	methods []zeroMethod
-	// pattern is what a sample is overwritten with, sample what it is read into; both lie
-	// in memory that O_DIRECT accepts.
+	// pattern overwrites each sample, and sample is the buffer for reading it. Both are aligned
+	// for O_DIRECT.
 	pattern, sample []byte
 }
 
@@ -94,7 +91,7 @@ func newZeroing(device *os.File, methods []zeroMethod) (*zeroing, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := open(sys.Path(device), os.O_RDWR|unix.O_DIRECT)
+	fd, err := unix.Open(sys.Path(device), os.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening %s for direct I/O: %w", device.Name(), err)
 	}
@@ -114,8 +111,8 @@ func (z *zeroing) close() {
 	_ = z.direct.Close()
 }
 
-// step zeroes a range by the first method that does. The last method decides: a disk may
-// fail a command with any error, and still take writes.
+// step zeroes a range by the first method that succeeds. Only the error of the last method counts: a disk
+// may fail a command with any error and still accept writes.
 func (z *zeroing) step(s span) error {
 	for {
 		err := z.try(s)
@@ -147,8 +144,8 @@ func (z *zeroing) try(s span) error {
 	return nil
 }
 
-// samples are the beginning, the middle and the end of a range. Both ends of it are
-// multiples of a sector, and so are theirs.
+// samples returns the beginning, the middle and the end of a range. As in the range, their ends are
+// multiples of a sector.
 func (z *zeroing) samples(s span) []span {
 	size := int64(len(z.sample))
 	middle := s.start + (s.end-s.start)/2/size*size

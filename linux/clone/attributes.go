@@ -10,14 +10,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// plainFlags are the flags of chattr(1) that prevent no change. Others are the filesystem's
-// own, or belong to what cannot be copied: verity, encryption, project IDs.
+// plainFlags are the flags of chattr(1) that are copied and do not prevent changes. The filesystem sets
+// the others itself, or they are part of features that cannot be copied: verity, encryption, project
+// IDs.
 const plainFlags = sys.FlagCompress | sys.FlagSync | sys.FlagNoDump | sys.FlagNoAtime |
 	sys.FlagNoCompress | sys.FlagDirSync | sys.FlagTopDir | sys.FlagNoCOW
 
-// copyAttributes copies owner, extended attributes, mode and times, in this order: chown(2)
-// clears set-user-ID and capabilities, an ACL changes the mode, and all of them may change
-// times.
+// copyAttributes copies owner, extended attributes, mode and times. The order matters: chown(2) clears
+// set-user-ID and capabilities, an ACL changes the mode, and each step may change the times.
 func (c *treeCopy) copyAttributes(dst, src *os.File, st *unix.Stat_t) error {
 	if err := unix.Fchownat(int(dst.Fd()), "", int(st.Uid), int(st.Gid), unix.AT_EMPTY_PATH); err != nil {
 		return fail("fchownat", dst, err)
@@ -34,10 +34,10 @@ func (c *treeCopy) copyAttributes(dst, src *os.File, st *unix.Stat_t) error {
 	return fail("utimensat", dst, unix.UtimesNanoAt(int(dst.Fd()), "", times, unix.AT_EMPTY_PATH))
 }
 
-// xattrMax is the largest size in bytes of all names together, and of one value (xattr(7)).
+// xattrMax is the maximum size in bytes of all names together, and of one value (xattr(7)).
 const xattrMax = 64 << 10
 
-// xfsACL is the prefix of the names by which xfs lists an ACL again, in its own format
+// xfsACL is the prefix of the names by which xfs lists ACLs a second time, in its own format
 // (fs/xfs/xfs_xattr.c).
 const xfsACL = "trusted.SGI_ACL_"
 

@@ -15,22 +15,22 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// compareBlock is the size in bytes of the blocks that are compared, compareBuffer that of
-// one read.
+// compareBlock is the size in bytes of the blocks that are compared, compareBuffer the size of one
+// read.
 const (
 	compareBlock  = 64 << 10
 	compareBuffer = 1 << 20
 )
 
-// Delta yields the ranges from an offset on in which newer may differ from older, up to
-// newer's size: in order, and so that they neither overlap nor touch. A file with older's
-// content, cut to newer's size, and newer's content in those ranges, equals newer. Behind
-// older's end, everything else reads as zeros.
+// Delta yields the ranges from an offset to the end of newer in which newer may differ from older. The
+// ranges are in order, and neither overlap nor touch. A file with the content of older, truncated to
+// the size of newer, and with the content of newer in those ranges, equals newer. Behind the end of
+// older, all bytes outside of the ranges are zeros.
 //
-// Both must be snapshots that do not change. If both are immutable (SetImmutable) on one xfs
-// or btrfs, equal content is detected by its address on the disk and not read; compressed data
-// counts as different. Otherwise both are read and compared. An error is the last that
-// Delta yields, and is ctx.Err() if ctx ended.
+// Both must be snapshots that do not change. If both are immutable (SetImmutable) on one xfs or btrfs,
+// Delta detects equal content by its address on the disk and does not read it. Compressed data then
+// counts as different. Otherwise it reads and compares both. After an error it yields no more. The
+// error is ctx.Err() if ctx ended.
 func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
 		p, err := newPair(older, newer)
@@ -54,9 +54,9 @@ func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Ran
 // pair holds two images that are compared.
 type pair struct {
 	older, newer *os.File
-	// common is how many bytes both have, size how many newer has.
+	// common is the smaller size in bytes, size is the size of newer.
 	common, size int64
-	// fixed: equal addresses on the disk mean equal content.
+	// fixed means that equal addresses on the disk imply equal content.
 	fixed bool
 }
 
@@ -74,9 +74,9 @@ func newPair(older, newer *os.File) (*pair, error) {
 	return p, err
 }
 
-// comparableAddresses tells whether the extents of two files can be compared by their addresses:
-// the files are on one device of a filesystem whose files share blocks. A file that is not immutable
-// may have been overwritten in place.
+// comparableAddresses reports whether two files can be compared by the addresses of their extents: they
+// are immutable, and on one device of a filesystem whose files share blocks. A file that is not
+// immutable may have been overwritten in place.
 func comparableAddresses(older, newer *os.File) (bool, error) {
 	oldDev, oldFixed, err := deviceOf(older)
 	if err != nil {
@@ -86,8 +86,8 @@ func comparableAddresses(older, newer *os.File) (bool, error) {
 	return oldFixed && newFixed && oldDev == newDev, err
 }
 
-// deviceOf returns the device of a file, and whether its blocks cannot change. A realtime file
-// of xfs is on another device of the same filesystem.
+// deviceOf returns the device of a file, and reports whether its blocks are fixed. A realtime file of
+// xfs is on another device of the same filesystem.
 func deviceOf(f *os.File) (dev uint64, fixed bool, err error) {
 	st, err := stat(f)
 	if err != nil {
@@ -136,7 +136,7 @@ func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	}
 }
 
-// window reads the runs of both from an offset on, up to where both are complete.
+// window reads the runs of both from an offset up to the offset at which both are complete.
 func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns []run, upTo int64, err error) {
 	oldExtents, upTo, err := readExtents(older, p.older, from, p.common)
 	if err != nil {
@@ -146,14 +146,14 @@ func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns
 	return runs(oldExtents, from, upTo), runs(newExtents, from, upTo), upTo, err
 }
 
-// unmoved tells whether older's map is still what was read before newer's: btrfs also moves
-// immutable files (btrfs-balance(8)), and newer may have received an address that older had.
+// unmoved reports whether the map of older is the same as before the map of newer was read. btrfs also
+// moves immutable files (btrfs-balance(8)), and newer may have received a former address of older.
 func (p *pair) unmoved(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
 	extents, _, err := readExtents(older, p.older, from, upTo)
 	return err == nil && slices.Equal(before, runs(extents, from, upTo)), err
 }
 
-// differing yields where two maps of one window differ.
+// differing yields the ranges in which two maps of one window differ.
 func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		for from < end {
@@ -172,7 +172,7 @@ func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
 // nowhere is the shift of a run without data.
 const nowhere = math.MinInt64
 
-// runAt is the run that an offset is in, and those from it on.
+// runAt returns the run at an offset, and the runs from there on.
 func runAt(runs []run, at, end int64) ([]run, run) {
 	for len(runs) > 0 && runs[0].end <= at {
 		runs = runs[1:]
@@ -188,8 +188,7 @@ func runAt(runs []run, at, end int64) ([]run, run) {
 
 func sameContent(a, b run) bool { return a.shift == b.shift && !a.unaddressable && !b.unaddressable }
 
-// compared yields the blocks between two offsets that differ, of those with data in
-// either.
+// compared yields the differing blocks between two offsets. It reads only ranges with data in either.
 func (p *pair) compared(ctx context.Context, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		older, newer := make([]byte, compareBuffer), make([]byte, compareBuffer)
@@ -216,7 +215,7 @@ func (p *pair) compared(ctx context.Context, from, end int64) iter.Seq2[Range, e
 	}
 }
 
-// nextData is the first range with data in either.
+// nextData returns the first range with data in either.
 func (p *pair) nextData(from, end int64) (Range, error) {
 	a, err := nextData(p.older, from, end)
 	if err != nil {

@@ -12,7 +12,7 @@ var (
 	ErrNotShared = errors.New("the filesystem cannot share blocks between the files")
 	// ErrNotSubvolume means that a directory is not the root of a btrfs subvolume.
 	ErrNotSubvolume = errors.New("not a btrfs subvolume")
-	// ErrTooSmall means that a device is smaller than what is copied to it.
+	// ErrTooSmall means that a device is smaller than the source of the copy.
 	ErrTooSmall = errors.New("the device is too small")
 )
 

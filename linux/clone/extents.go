@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// unaddressable are the flags of extents whose physical address is unknown, or not unique.
+// unaddressable are the flags of extents whose physical address is unknown or not unique.
 const unaddressable = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded | sys.ExtentEncrypted |
 	sys.ExtentNotAligned | sys.ExtentInline | sys.ExtentTail
 
 func extentEnd(e *sys.Extent) int64 { return int64(e.Logical + e.Length) }
 
-// readExtents reads the extents of a file between two offsets, and up to where they are
-// complete: end, or before it if there are more. The next call overwrites them.
+// readExtents reads the extents of a file between two offsets. It also returns the offset up to which
+// they are complete, which is less than end if there are more. The next call overwrites them.
 func readExtents(m *sys.ExtentMap, f *os.File, from, end int64) ([]sys.Extent, int64, error) {
 	found, err := m.Read(f, from, end)
 	if err != nil {
@@ -39,15 +39,14 @@ type Range struct{ Offset, Length int64 }
 
 func (r Range) end() int64 { return r.Offset + r.Length }
 
-// run is a contiguous range of data. shift is its offset on the disk minus that in the
-// file.
+// run is a contiguous range of data. shift is its offset on the disk minus its offset in the file.
 type run struct {
 	from, end, shift int64
 	unaddressable    bool
 }
 
-// runs joins the extents with data between two offsets, because the kernel may divide them
-// differently in each call. Blocks that were never written read as zeros, and are no data.
+// runs joins the extents with data between two offsets, because the kernel may divide them differently
+// in each call. Blocks that were never written read as zeros and are not data.
 func runs(extents []sys.Extent, from, end int64) []run {
 	var out []run
 	for i := range extents {
@@ -72,10 +71,9 @@ func runs(extents []sys.Extent, from, end int64) []run {
 	return out
 }
 
-// Allocated yields the ranges of f with data between two offsets: in order, and so that they
-// neither overlap nor touch. Everything else reads as zeros. Dirty pages count as data. The
-// memory does not grow with the number of extents. An error is the last that it yields, and
-// is ctx.Err() if ctx ended.
+// Allocated yields the ranges of f with data between two offsets, in order. The ranges neither overlap
+// nor touch. All other bytes read as zeros. Dirty pages count as data. The memory does not grow with
+// the number of extents. After an error it yields no more. The error is ctx.Err() if ctx ended.
 func Allocated(ctx context.Context, f *os.File, from, size int64) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
 		end, err := sizeOf(f)
@@ -128,8 +126,8 @@ func seekData(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range,
 	}
 }
 
-// nextData is the first range with data between two offsets, empty and at the end if there
-// is none. Where holes are not known, as on a block device, everything is data.
+// nextData returns the first range with data between two offsets. It is empty and at the end if there
+// is none. On files without information about holes, such as block devices, all bytes are data.
 func nextData(f *os.File, from, end int64) (Range, error) {
 	if from >= end {
 		return Range{end, 0}, nil
@@ -174,10 +172,10 @@ func joined(ranges iter.Seq2[Range, error]) iter.Seq2[Range, error] {
 	}
 }
 
-// Unshared is how many bytes of f are in blocks that no other file has. ok is false where
-// the filesystem does not tell, as NFS.
+// Unshared returns the number of bytes of f in blocks that no other file shares. ok is false if the
+// filesystem, such as NFS, does not report it.
 func Unshared(f *os.File) (bytes int64, ok bool, err error) {
-	const end = 1<<63 - 1 // blocks behind the end of the file count, too
+	const end = 1<<63 - 1 // blocks behind the end of the file count too
 	m := new(sys.ExtentMap)
 	for from := int64(0); from < end; {
 		extents, upTo, err := readExtents(m, f, from, end)

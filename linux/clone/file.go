@@ -14,42 +14,41 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// chunk is how many bytes are copied between two checks of the context.
+// chunk is the number of bytes that are copied between two checks of the context.
 const chunk = 8 << 20
 
 // Options of a copy.
 type Options struct {
-	// Unshared copies the bytes also where blocks could be shared: the copy takes its space
-	// now, and none later.
+	// Unshared copies the bytes even if blocks could be shared. The copy then allocates all
+	// its space at once.
 	Unshared bool
-	// OnlyShared copies nothing where blocks cannot be shared (ErrNotShared).
+	// OnlyShared copies nothing if blocks cannot be shared (ErrNotShared).
 	OnlyShared bool
-	// Progress is called repeatedly with the bytes copied so far; nil for no report.
+	// Progress is called repeatedly with the number of bytes copied so far. It may be nil.
 	Progress func(bytes int64)
 }
 
 // Result describes a finished copy.
 type Result struct {
-	// Shared: all files of the copy share their blocks with the source.
+	// Shared means that all files of the copy share their blocks with the source.
 	Shared bool
-	// Bytes is what is allocated to the copy, shared blocks included: the most that it can
-	// take.
+	// Bytes is the size that is allocated to the copy, including shared blocks.
 	Bytes int64
 }
 
-// File copies the content of src to dst, holes included. dst is a new empty regular file
-// open for writing, src one open for reading. Blocks are shared where the filesystem can
-// (ioctl_ficlone(2)), which copies the state of one instant; else the data is copied, by the
-// filesystem or its server where they can (copy_file_range(2)), and src must not be written
-// to meanwhile.
+// File copies the content of src to dst, including holes. dst is a new empty regular file open for
+// writing, src a regular file open for reading. If the filesystem supports it, the files share their
+// blocks (ioctl_ficlone(2)), and the copy has the state of one moment. Otherwise the data is copied, by
+// the filesystem or its server if they support it (copy_file_range(2)), and no process may write to
+// src meanwhile.
 //
-// Either may be a block device. To a device every byte is written, also zeros, since it may
-// hold anything; what a larger device holds behind them stays.
+// Each of the two may be a block device. All bytes are written to a device, including zeros, since it
+// may have other content. The content of a larger device behind them stays.
 //
-// dst is durable when File returns, and has src's FS_NOCOW_FL if its filesystem has that
-// flag: btrfs shares no blocks of files that differ in it. After an error dst has a part of
-// the copy. It is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than src. A
-// dst that is not empty, or what is neither file nor device, is refused.
+// dst is durable when File returns, and has the FS_NOCOW_FL of src if its filesystem has that flag:
+// btrfs shares no blocks between files that differ in it. After an error dst has a part of the copy.
+// The error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than src. File
+// refuses a dst that is not empty, and a dst or src that is neither a file nor a device.
 func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	c, err := newFileCopy(dst, src, o)
 	if err != nil {
@@ -69,10 +68,10 @@ type fileCopy struct {
 	Options
 	dst, src *os.File
 	size     int64
-	// plain: one of the two is a device; device: dst is one.
+	// plain means that dst or src is a device, device that dst is.
 	plain, device bool
 	shared        bool
-	// offload: the kernel has not refused to copy.
+	// offload means that the kernel has not refused copy_file_range(2).
 	offload bool
 	buf     []byte
 	done    int64
@@ -99,13 +98,13 @@ func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
 	return c, err
 }
 
-// run copies. The copy is not durable yet.
+// run copies the content. The copy is not durable yet.
 func (c *fileCopy) run(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if c.plain {
-		return c.copyAll(ctx)
+		return c.copyData(ctx)
 	}
 	if err := copyFlags(c.dst, c.src, sys.FlagNoCOW); err != nil && !sys.Unsupported(err) {
 		return err
@@ -139,23 +138,15 @@ func (c *fileCopy) finish() (Result, error) {
 	return r, err
 }
 
-// refused tells whether an error says that the kernel, a filesystem or a server cannot copy
-// these two files by itself (ioctl_ficlone(2), copy_file_range(2)). Reading and writing may
+// refused reports whether an error means that the kernel, the filesystem or the server cannot share or
+// copy the blocks of these two files (ioctl_ficlone(2), copy_file_range(2)). Reading and writing may
 // still work.
 func refused(err error) bool {
 	return sys.Unsupported(err) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL) ||
 		errors.Is(err, unix.EBADF) || errors.Is(err, unix.ETXTBSY)
 }
 
-// copyAll also copies holes.
-func (c *fileCopy) copyAll(ctx context.Context) error {
-	c.offload = false // the kernel copies no devices
-	if err := c.makeRoom(); err != nil {
-		return err
-	}
-	return c.copyRange(ctx, Range{Length: c.size})
-}
-
+// makeRoom makes dst large enough for the copy.
 func (c *fileCopy) makeRoom() error {
 	if !c.device {
 		return c.dst.Truncate(c.size)
@@ -167,16 +158,20 @@ func (c *fileCopy) makeRoom() error {
 	return err
 }
 
-// copyData copies the data between holes.
+// copyData copies the data between holes. If dst or src is a device, it also copies holes.
 func (c *fileCopy) copyData(ctx context.Context) error {
-	if err := c.dst.Truncate(c.size); err != nil {
+	if err := c.makeRoom(); err != nil {
 		return err
 	}
+	if c.plain {
+		c.offload = false // the kernel copies no devices
+		return c.copyRange(ctx, Range{Length: c.size})
+	}
 	for r, err := range seekData(ctx, c.src, 0, c.size) {
-		if err != nil {
-			return err
+		if err == nil {
+			err = c.copyRange(ctx, r)
 		}
-		if err := c.copyRange(ctx, r); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -205,7 +200,7 @@ func (c *fileCopy) report(bytes int64) {
 	}
 }
 
-// copyChunk copies some bytes. The kernel also returns 0 where it cannot copy
+// copyChunk copies up to length bytes. The kernel may also return 0 if it cannot copy
 // (copy_file_range(2), BUGS).
 func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
 	if !c.offload {
@@ -235,7 +230,7 @@ func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 		}
 		return 0, err
 	}
-	// Zeros stay holes also where the filesystem reports none, as NFS before 4.2.
+	// Zeros stay holes also if the filesystem reports no holes, such as NFS before 4.2.
 	if !c.device && zero(b[:n]) {
 		return int64(n), nil
 	}
@@ -243,5 +238,5 @@ func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 	return int64(n), err
 }
 
-// zero tells whether all bytes are 0: the first is, and each equals the one before.
+// zero reports whether all bytes are 0: the first is 0, and each equals the one before it.
 func zero(b []byte) bool { return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }

@@ -11,8 +11,8 @@ import (
 // locks are the attributes that prevent a file from being changed, linked and moved.
 const locks = sys.AttrImmutable | sys.AttrAppend
 
-// SetImmutable sets or clears the attribute immutable of an open file. ok is false where
-// the filesystem has no such attribute, as NFS. EPERM without CAP_LINUX_IMMUTABLE.
+// SetImmutable sets or clears the attribute immutable of an open file. ok is false if the filesystem,
+// such as NFS, does not support the attribute. EPERM without CAP_LINUX_IMMUTABLE.
 func SetImmutable(f *os.File, on bool) (ok bool, err error) {
 	var attributes uint32
 	if on {
@@ -25,14 +25,14 @@ func SetImmutable(f *os.File, on bool) (ok bool, err error) {
 	return err == nil, err
 }
 
-// setAttributes replaces those attributes of a file that are in mask.
+// setAttributes replaces the attributes of a file that are in mask.
 func setAttributes(f *os.File, mask, attributes uint32) error {
 	_, err := sys.ChangeAttributes(f, func(a *sys.Attributes) { a.Flags = a.Flags&^mask | attributes })
 	return err
 }
 
-// locksOf reads the locks of a file that may be open by O_PATH; 0 where the filesystem has
-// none.
+// locksOf reads the locks of a file, which may be open by O_PATH. It returns 0 if the filesystem has no
+// such attributes.
 func locksOf(f *os.File) (uint32, error) {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
@@ -46,7 +46,7 @@ func locksOf(f *os.File) (uint32, error) {
 	return l, fail("statx", f, err)
 }
 
-// inodeFlags are the flags of chattr(1); 0 where the filesystem has none.
+// inodeFlags reads the flags of chattr(1). It returns 0 if the filesystem has no flags.
 func inodeFlags(f *os.File) (int, error) {
 	n, err := sys.InodeFlags(f)
 	if sys.Unsupported(err) {
@@ -55,8 +55,8 @@ func inodeFlags(f *os.File) (int, error) {
 	return n, err
 }
 
-// copyFlags gives dst the flags of mask that src has. It clears flags before it sets
-// others: btrfs sets NOCOW on no file that is compressed.
+// copyFlags copies the flags in mask from src to dst. It clears flags before it sets others: btrfs
+// refuses NOCOW for a compressed file.
 func copyFlags(dst, src *os.File, mask int) error {
 	srcFlags, err := inodeFlags(src)
 	if err != nil {

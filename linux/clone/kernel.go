@@ -20,7 +20,7 @@ func fail(op string, f *os.File, err error) error {
 	return &fs.PathError{Op: op, Path: f.Name(), Err: err}
 }
 
-// sizeOf is the size in bytes of a file or a block device.
+// sizeOf returns the size in bytes of a file or a block device.
 func sizeOf(f *os.File) (int64, error) { return f.Seek(0, unix.SEEK_END) }
 
 func stat(f *os.File) (st unix.Stat_t, err error) {
@@ -28,7 +28,7 @@ func stat(f *os.File) (st unix.Stat_t, err error) {
 	return st, fail("fstat", f, err)
 }
 
-// filesystemType is the type of the filesystem of a file (statfs(2)).
+// filesystemType returns the type of the filesystem of a file (statfs(2)).
 func filesystemType(f *os.File) (int64, error) {
 	var st unix.Statfs_t
 	err := unix.Fstatfs(int(f.Fd()), &st)
@@ -38,8 +38,8 @@ func filesystemType(f *os.File) (int64, error) {
 // blockUnit is the unit of st_blocks in bytes (stat(3type)).
 const blockUnit = 512
 
-// openat opens a path that neither leaves dir nor crosses a link or a mount. Its name is
-// that of dir: a deep path would be long.
+// openat opens a path that neither leaves dir nor crosses a link or a mount. The name of the file is
+// the name of dir, because the path of a deep file is long.
 func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error) {
 	fd, err := sys.OpenFD(dir, path, sys.OneMount, flags, mode)
 	if err != nil {
@@ -48,12 +48,11 @@ func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error)
 	return os.NewFile(uintptr(fd), dir.Name()), nil
 }
 
-// leaseBreak is longer than the kernel waits for the holder of a lease (fcntl(2),
+// leaseBreak is longer than the time that the kernel waits for the holder of a lease (fcntl(2),
 // proc_sys_fs(5), lease-break-time).
 const leaseBreak = time.Minute
 
-// reopen opens for reading the regular file that is open by O_PATH, whatever has its name
-// now.
+// reopen opens a regular file that is open by O_PATH for reading, independent of its name.
 func reopen(ctx context.Context, node *os.File) (*os.File, error) {
 	var fd int
 	err := retry.For(ctx, leaseBreak, func() (again bool, err error) {

@@ -13,14 +13,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
-// links holds the copies of files whose other names are still to be copied, as additional
-// hard links in a temporary directory of the copy. They are not held in memory, because a
-// tree has any number of such files, and their other names may be outside of the tree.
+// links holds the copies of files with further names that are not copied yet, as additional hard links
+// in a temporary directory of the copy. They are not held in memory, because a tree can have any number
+// of such files, and their other names may be outside of the tree.
 type links struct {
 	// root is the root of the copy.
 	root *os.File
-	// name is the name of the temporary directory in root, dir is that directory; nil
-	// until there is a link.
+	// name is the name of the temporary directory in root, dir is that directory. It is nil
+	// until the first link.
 	name string
 	dir  *os.File
 }
@@ -40,12 +40,11 @@ func linkOf(e *entry) (l link, err error) {
 	return l, err
 }
 
-// String is the name of the link in the temporary directory.
+// String returns the name of the link in the temporary directory.
 func (l link) String() string { return fmt.Sprintf("%d.%d", l.inode, l.locks) }
 
-// add links the copy of a file as the name of e. found is false if there is no copy yet.
-// The last name takes the place of the additional link, so that the copy never has more
-// links than the source.
+// add links the copy of a file as the name of e. found is false if there is no copy yet. The last name
+// replaces the additional link, so that the copy never has more links than the source.
 func (ls *links) add(l link, e *entry) (found bool, err error) {
 	if ls.dir == nil {
 		return false, nil
@@ -67,7 +66,7 @@ func (ls *links) add(l link, e *entry) (found bool, err error) {
 	})
 }
 
-// store stores the copy that has the name of e.
+// store creates the additional link to the copy with the name of e.
 func (ls *links) store(l link, e *entry) error {
 	if err := ls.open(); err != nil {
 		return err
@@ -75,7 +74,7 @@ func (ls *links) store(l link, e *entry) error {
 	return fail("linkat", ls.dir, unix.Linkat(int(e.dst.Fd()), e.Name, int(ls.dir.Fd()), l.String(), 0))
 }
 
-// open creates the temporary directory, whose name nothing in the source can have.
+// open creates the temporary directory. Its name is random, so that the source has no such name.
 func (ls *links) open() (err error) {
 	if ls.dir != nil {
 		return nil
@@ -88,24 +87,24 @@ func (ls *links) open() (err error) {
 	return err
 }
 
-// release removes a copy from the temporary directory, and sets its locks.
-func (ls *links) release(l link, take func() error) error {
+// release removes a copy from the temporary directory by remove, and sets its locks.
+func (ls *links) release(l link, remove func() error) error {
 	if l.locks == 0 {
-		return take()
+		return remove()
 	}
 	f, err := openat(ls.dir, l.String(), unix.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := take(); err != nil {
+	if err := remove(); err != nil {
 		return err
 	}
 	return setAttributes(f, locks, l.locks)
 }
 
-// end removes the temporary directory, and the links to copies whose source has more names
-// outside of the tree.
+// end removes the temporary directory, and the additional links to copies whose source has further
+// names outside of the tree.
 func (ls *links) end(ctx context.Context) error {
 	if ls.dir == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// IsSubvolume tells whether an open directory is the root of a btrfs subvolume.
+// IsSubvolume reports whether an open directory is the root of a btrfs subvolume.
 func IsSubvolume(dir *os.File) (bool, error) {
 	fsType, err := filesystemType(dir)
 	if err != nil {
@@ -21,15 +21,15 @@ func IsSubvolume(dir *os.File) (bool, error) {
 	return err == nil && fsType == unix.BTRFS_SUPER_MAGIC && st.Ino == sys.BtrfsRootInode, err
 }
 
-// Subvolume makes a snapshot of the btrfs subvolume whose root is src, as name in the
-// directory parent (ioctl_btrfs(2), BTRFS_IOC_SNAP_CREATE_V2). It has the state of src at
-// one instant, dirty pages included, and is durable. Both directories are open for reading
-// (not O_PATH), and on one filesystem. A writable snapshot is not immutable or append-only:
-// it could be neither moved nor given an owner.
+// Subvolume creates a snapshot of the btrfs subvolume whose root is src, as name in the directory
+// parent (ioctl_btrfs(2), BTRFS_IOC_SNAP_CREATE_V2). It has the state of src at one moment, including
+// dirty pages, and is durable. Both directories are open for reading (not O_PATH) and on one
+// filesystem. A writable snapshot is neither immutable nor append-only, so that it can be moved and
+// its owner can change.
 //
-// ErrNotSubvolume if src is not a root; ErrUncopyable, with the path of one, if subvolumes
-// are in it at any depth, because a snapshot has empty directories in their place;
-// fs.ErrExist if the name exists.
+// The error is ErrNotSubvolume if src is not a root, fs.ErrExist if the name exists, and
+// ErrUncopyable, with a path, if src contains subvolumes at any depth: in a snapshot they are empty
+// directories.
 func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error {
 	ok, err := IsSubvolume(src)
 	if err != nil {
@@ -44,7 +44,7 @@ func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error 
 	if err := sys.SnapshotSubvolume(parent, name, src, readOnly); err != nil {
 		return err
 	}
-	// A tenant may have created one just before the snapshot.
+	// A tenant may have created a subvolume just before the snapshot.
 	err = requireNoneWithin(src)
 	if err == nil && !readOnly {
 		err = unlock(parent, name)
@@ -65,7 +65,7 @@ func unlock(parent *os.File, name string) error {
 	return err
 }
 
-// requireNoneWithin examines the subvolumes directly in one: deeper ones are in one of them.
+// requireNoneWithin reads the subvolumes directly in a subvolume. Deeper ones are within those.
 func requireNoneWithin(src *os.File) error {
 	refs, err := sys.SubvolumesWithin(src)
 	if err != nil {
@@ -81,7 +81,7 @@ func errNested(dir, name string) error {
 	return errUncopyable("%q has the subvolume %s in it, which a copy would leave out: replace it by a plain directory, or delete it (btrfs subvolume delete)", dir, name)
 }
 
-// nameOf is the path of a subvolume in another, or its number if the path is too long.
+// nameOf returns the path of a subvolume in another, or its ID if the path is too long.
 func nameOf(src *os.File, ref sys.SubvolumeRef) string {
 	path, err := sys.SubvolumePath(src, ref)
 	if err != nil {

@@ -12,29 +12,26 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
-// maxDepth is how many directories deep a tree is copied.
+// maxDepth is the depth in directories up to which a tree is copied.
 const maxDepth = 10000
 
-// Tree copies the content of the directory src into the empty directory dst, both open for
-// reading, and src's own owner, mode, times and extended attributes onto dst.
+// Tree copies the content of the directory src into the empty directory dst, and the owner, mode, times
+// and extended attributes of src to dst. Both are open for reading.
 //
-// It copies everything: owners, modes, times of access and change to the nanosecond,
-// extended attributes of all namespaces with ACLs and capabilities, hard links within the
-// tree, holes, symbolic links, pipes, sockets, device nodes, and the flags of chattr(1).
-// Files are copied as File does. It does not copy project IDs (dst's is inherited), flags
-// that are the filesystem's own, and, on dst itself, immutable and append-only, with which
-// it could not be moved.
+// It copies owners, modes, times of access and change to the nanosecond, extended attributes of all
+// namespaces with ACLs and capabilities, hard links within the tree, holes, symbolic links, pipes,
+// sockets, device nodes, and the flags of chattr(1). Files are copied as by File. It does not copy
+// project IDs (files inherit the ID of dst), flags that the filesystem sets, and, on dst itself,
+// immutable and append-only, which would prevent moving it.
 //
-// Nothing in src is trusted, and src is not written to; only reading a symbolic link may
-// change its time of access. Links are not followed, pipes and devices not opened. If
-// another process changes the tree meanwhile, the copy has some of each state, or Tree
-// fails.
+// Nothing in src is trusted, and src is not written to. Only reading a symbolic link may change its
+// time of access. Tree follows no links and opens no pipes and devices. If another process changes the
+// tree meanwhile, the copy has parts of several states, or Tree fails.
 //
-// dst is durable when Tree returns, by one syncfs(2) of its filesystem; on NFS closing each
-// file has flushed it as well. After an error dst has a part of the copy. The error is
-// ctx.Err() if ctx ended, and ErrUncopyable, with the path, if something is mounted in src,
-// if a btrfs subvolume is in it, if a directory was moved meanwhile, or is more than 10000
-// deep.
+// dst is durable when Tree returns: it calls syncfs(2) on the filesystem, and on NFS closing each file
+// flushes it as well. After an error dst has a part of the copy. The error is ctx.Err() if ctx ended,
+// and ErrUncopyable, with the path, if src has a mount point, a btrfs subvolume, a directory that was
+// moved meanwhile, or more than 10000 levels.
 func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	st, err := stat(src)
 	if err != nil {
@@ -65,33 +62,34 @@ type treeCopy struct {
 	source string
 	// dev is the filesystem that all of the tree is on.
 	dev uint64
-	// dirs are the directories of the copy, from its root to the current one, states those
-	// of the source, as they were when they were opened.
+	// dirs are the directories of the copy, from its root to the current one. states are the
+	// states of the source directories when they were opened.
 	dirs   tree.Stack
 	states []unix.Stat_t
 	links  links
 	xattrs xattrCopy
 
 	files, shared int
-	// bytes is what is allocated to the copy, copied how much of it was copied or shared.
+	// bytes is the size that is allocated to the copy, copied the part that was copied or
+	// shared.
 	bytes, copied int64
 }
 
-// entry is something in a directory of the source.
+// entry is an entry of a directory of the source.
 type entry struct {
 	*tree.Entry
-	// dst is the directory of the copy.
+	// dst is the corresponding directory of the copy.
 	dst *os.File
-	// node is open by O_PATH, which has no effects and waits for nothing.
+	// node is open by O_PATH, which has no side effects and does not block.
 	node *os.File
 	st   unix.Stat_t
 }
 
 func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
-// begin opens the root of the copy anew: the caller's file keeps its offset.
+// begin opens the root of the copy again, so that the offset of dst does not change.
 func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
-	// What is created in dst would inherit it.
+	// Files that are created in dst would inherit it.
 	err := unix.Removexattr(sys.Path(dst), "system.posix_acl_default")
 	if err != nil && !errors.Is(err, unix.ENODATA) && !sys.Unsupported(err) {
 		return fail("removexattr", dst, err)
@@ -143,7 +141,7 @@ func (c *treeCopy) open(e *entry) (err error) {
 	return err
 }
 
-// errForeign is the error of what is on another filesystem, but is not mounted there.
+// errForeign returns the error for an entry that is on another filesystem but is not a mount point.
 func (c *treeCopy) errForeign(e *entry) error {
 	if nested, err := IsSubvolume(e.node); err == nil && nested {
 		return errNested(c.source, strconv.Quote(e.Path()))
@@ -151,7 +149,7 @@ func (c *treeCopy) errForeign(e *entry) error {
 	return errUncopyable("it is on another filesystem, which a copy would leave out: move it away")
 }
 
-// enter creates a directory, and opens the source.
+// enter creates a directory and opens its source.
 func (c *treeCopy) enter(e *entry) (*os.File, error) {
 	if len(c.states) >= maxDepth {
 		return nil, errUncopyable("it is more than %d directories deep: move it up", maxDepth)
@@ -194,7 +192,7 @@ func (c *treeCopy) Leave(e *tree.Entry, src *os.File) (again bool, err error) {
 	return false, copyLocks(dst, src)
 }
 
-// copyOther copies anything but a directory.
+// copyOther copies an entry that is not a directory.
 func (c *treeCopy) copyOther(e *entry) error {
 	if e.kind() == unix.S_IFREG {
 		return c.copyFile(e)
@@ -202,7 +200,7 @@ func (c *treeCopy) copyOther(e *entry) error {
 	return c.copyNode(e)
 }
 
-// copyLinked copies a file with several names at the first, and adds the others.
+// copyLinked copies a file with several names. The first name copies the file, the others are linked.
 func (c *treeCopy) copyLinked(e *entry) error {
 	l, err := linkOf(e)
 	if err != nil {
@@ -217,8 +215,7 @@ func (c *treeCopy) copyLinked(e *entry) error {
 	return c.links.store(l, e)
 }
 
-// finish copies all attributes that need no flag, the times last, since everything else
-// changes them, and counts the copy.
+// finish copies the attributes and adds the copy to the count of bytes.
 func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
 	if err := c.copyAttributes(dst, src, st); err != nil {
 		return err
@@ -253,7 +250,7 @@ func (c *treeCopy) fill(e *entry, dst, src *os.File) error {
 	if err := c.finish(dst, src, &e.st); err != nil {
 		return err
 	}
-	if e.st.Nlink > 1 { // links sets the locks when the copy has all its names
+	if e.st.Nlink > 1 { // links.release sets the locks when the copy has all its names
 		return nil
 	}
 	return copyLocks(dst, src)
@@ -283,7 +280,7 @@ func (c *treeCopy) copyBytes(dst, src *os.File) error {
 	return err
 }
 
-// copyNode copies what has no content: a link, pipe, socket or device.
+// copyNode copies a link, pipe, socket or device node.
 func (c *treeCopy) copyNode(e *entry) error {
 	if err := makeNode(e); err != nil {
 		return err
@@ -309,7 +306,7 @@ func makeNode(e *entry) error {
 	return fail("symlinkat", e.dst, unix.Symlinkat(string(target[:n]), dir, e.Name))
 }
 
-// copyLocks makes immutable and append-only what its source is, after everything else.
+// copyLocks copies the attributes immutable and append-only. It must be the last change of the copy.
 func copyLocks(dst, src *os.File) error {
 	srcLocks, err := locksOf(src)
 	if err != nil || srcLocks == 0 {

@@ -1,8 +1,8 @@
-// Package freeze keeps filesystems frozen while they are copied (fsfreeze(8)), and never
-// longer. A freeze outlives the process that requested it, so a process of its own, the
-// guardian, holds it: it thaws on request, when the driver dies, and after a time limit. If
-// the guardian is killed, the driver thaws. If both are killed, as when the driver is the
-// first process of a container, a note tells the next driver what to thaw.
+// Package freeze freezes filesystems while they are copied (fsfreeze(8)), and guarantees that they
+// are thawed afterwards. A freeze outlives the process that requested it. A separate process, the
+// guardian, therefore holds it: it thaws on request, when the driver dies, and after a time limit.
+// If the guardian is killed, the driver thaws. If both are killed, for example with the container of
+// the driver, a note lists the filesystems that the next driver thaws.
 //
 // A process that ends a freeze must not wait for a write to a frozen filesystem.
 package freeze
@@ -24,18 +24,18 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// errNotFrozen is how FITHAW fails on a filesystem that is not frozen.
+// errNotFrozen is the error of FITHAW on a filesystem that is not frozen.
 var errNotFrozen = unix.EINVAL
 
-// ErrExpired means that the filesystems were thawed before the caller did: what was copied
-// is not the state of one moment.
+// ErrExpired means that the filesystems were thawed before the caller thawed them: a copy is not
+// the state of one moment.
 var ErrExpired = errors.New("the filesystems were thawed too early")
 
 // Target is a mounted filesystem.
 type Target struct {
 	// Root is a directory of it, open for reading. The caller keeps it.
 	Root *os.File
-	// Name is unique; Recover finds the filesystem by it.
+	// Name is unique. Recover finds the filesystem by this name.
 	Name string
 }
 
@@ -53,19 +53,18 @@ type Frozen struct {
 	targets []Target // with descriptors of their own
 	note    *os.File
 	child   *reexec.Process
-	// ended receives nil once all are frozen, and then the result; after a failure only
-	// the result.
+	// ended receives nil once all are frozen, and then the result. After a failure it receives
+	// only the result.
 	ended chan error
 	done  chan struct{}
 	err   error // once done is closed
 }
 
-// Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed
-// after limit, whatever the caller does. If one cannot be frozen, none is when Freeze
-// returns: syscall.EBUSY if another process has frozen it, and that freeze remains;
-// syscall.EOPNOTSUPP if its type cannot be frozen. If ctx or limit (ErrExpired) end first,
-// the frozen ones are thawed at once, and one whose dirty pages the kernel is still writing
-// is thawed when that is done.
+// Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed after
+// limit in any case. If one cannot be frozen, all others are thawed when Freeze returns:
+// syscall.EBUSY if another process has frozen it (that freeze remains), syscall.EOPNOTSUPP if its
+// type cannot be frozen. If ctx or limit (ErrExpired) ends first, the frozen ones are thawed at once.
+// A filesystem whose dirty pages the kernel is still writing is thawed afterwards.
 //
 // A filesystem cannot be unmounted until it is thawed (EBUSY).
 func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (*Frozen, error) {
@@ -89,8 +88,8 @@ func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Ta
 	}
 }
 
-// Thaw thaws all filesystems, and returns when that is done; a second call returns the same.
-// ErrExpired if one was thawed before: by the limit, because the guardian was killed, or by
+// Thaw thaws all filesystems and waits until they are thawed. A second call returns the same result.
+// ErrExpired if a filesystem was thawed before: by the limit, because the guardian was killed, or by
 // another process.
 func (z *Frozen) Thaw() error {
 	z.hangUp()
@@ -98,7 +97,7 @@ func (z *Frozen) Thaw() error {
 	return z.err
 }
 
-// start starts a guardian, which freezes.
+// start starts a guardian, which freezes the filesystems.
 func (f *Freezer) start(limit time.Duration, targets []Target) (*Frozen, error) {
 	z := &Frozen{ended: make(chan error, 2), done: make(chan struct{})}
 	err := z.dup(targets)
@@ -120,9 +119,13 @@ func (f *Freezer) start(limit time.Duration, targets []Target) (*Frozen, error) 
 
 // run starts the guardian.
 func (z *Frozen) run(program string, limit time.Duration) (err error) {
-	guardian := reexec.Child{Program: program, Role: Role, Label: []string{z.note.Name()}, Args: order{limit, z.note.Name()}, Files: []*os.File{z.note}, Detached: true}
+	note := z.note.Name()
+	guardian := reexec.Child{
+		Program: program, Role: Role, Label: []string{note}, Args: order{limit, note}, Files: []*os.File{z.note}, Detached: true,
+	}
 	for _, t := range z.targets {
-		guardian.Label, guardian.Files = append(guardian.Label, t.Name), append(guardian.Files, t.Root)
+		guardian.Label = append(guardian.Label, t.Name)
+		guardian.Files = append(guardian.Files, t.Root)
 	}
 	z.child, err = guardian.Start()
 	return err
@@ -151,11 +154,11 @@ func (z *Frozen) release() {
 	}
 }
 
-// hangUp tells the guardian to thaw. The death of the driver looks the same to it.
+// hangUp requests the thaw. The guardian cannot distinguish it from the death of the driver.
 func (z *Frozen) hangUp() { _ = z.child.Conn.CloseWrite() } // fails only if the guardian has ended
 
-// attend waits for the guardian. One that ended without its last report may have left
-// frozen what it reported, and the next filesystem.
+// attend waits for the guardian. After a guardian that ended without its last report, the
+// filesystems that it reported and the next one may still be frozen.
 func (z *Frozen) attend() {
 	frozen, last := z.listen()
 	<-z.child.Done()
@@ -190,16 +193,22 @@ func (z *Frozen) listen() (frozen int, last *report) {
 
 // thaw thaws the first n filesystems in place of the guardian.
 func (z *Frozen) thaw(n int) error {
-	var errs []error
+	var err error
 	for _, t := range z.targets[:min(n, len(z.targets))] {
-		if err := sys.Thaw(t.Root); err != nil && !errors.Is(err, errNotFrozen) {
-			errs = append(errs, fmt.Errorf("thawing %s: %w", t.Name, err))
-		}
+		err = errors.Join(err, thaw(t.Root, t.Name))
 	}
-	if errs == nil {
-		return os.Remove(z.note.Name())
+	if err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	return os.Remove(z.note.Name())
+}
+
+// thaw thaws a filesystem that may not be frozen.
+func thaw(root *os.File, name string) error {
+	if err := sys.Thaw(root); err != nil && !errors.Is(err, errNotFrozen) {
+		return fmt.Errorf("thawing %s: %w", name, err)
+	}
+	return nil
 }
 
 // refusal explains why the kernel refused to freeze.

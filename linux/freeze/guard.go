@@ -16,30 +16,30 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Role is that of the guardian (Guard). The names of the note and of the filesystems follow it
-// in the list of processes.
+// Role is the role of the guardian (Guard). In the list of processes the names of the note and of the
+// filesystems follow it.
 const Role = "freeze-guard"
 
-// report is a message from the guardian to the driver: one for each frozen filesystem, and
-// a last one.
+// report is a message from the guardian to the driver. The guardian sends one for each frozen
+// filesystem and a last one.
 type report struct {
-	// Last: all filesystems are thawed, and the note is removed.
+	// Last means that all filesystems are thawed and the note is removed.
 	Last bool `json:"last,omitempty"`
-	// Errno is why the next filesystem could not be frozen, in the last report.
+	// Errno, in the last report, is the reason why the next filesystem could not be frozen.
 	Errno syscall.Errno `json:"errno,omitempty"`
-	// Early: the time limit ended the freeze, or another process thawed a filesystem.
+	// Early means that the time limit ended the freeze, or that another process thawed a
+	// filesystem.
 	Early bool `json:"early,omitempty"`
 }
 
-// order is what the guardian is told. Its files are the note, which it keeps locked, and the
-// filesystems.
+// order holds the arguments of the guardian. Its files are the note, which it keeps locked, and
+// directories of the filesystems.
 type order struct {
 	Limit time.Duration
 	Note  string
 }
 
-// guardian keeps filesystems frozen. It writes to no file, since that could be on one of
-// them.
+// guardian keeps filesystems frozen. It writes to no file, because a file could be on one of them.
 type guardian struct {
 	conn  *net.UnixConn
 	over  chan struct{} // closed when the freeze ends
@@ -57,10 +57,10 @@ func Guard(in reexec.Input) error {
 		return err
 	}
 	if len(in.Files) < 1 {
-		return errors.New("there is no note")
+		return errors.New("the guardian received no note")
 	}
 	defer in.Files[0].Close()
-	signal.Ignore() // all: only SIGKILL ends it before it has thawed
+	signal.Ignore() // all signals: only SIGKILL ends it before it has thawed
 	g := &guardian{conn: in.Conn, over: make(chan struct{})}
 	if err := g.conn.SetReadDeadline(time.Now().Add(o.Limit)); err != nil {
 		return err
@@ -84,8 +84,8 @@ func (g *guardian) await() {
 	close(g.over)
 }
 
-// freezeAll freezes one filesystem after the other, and returns when the freeze ends: with
-// the errno of the one that could not be frozen, or 0.
+// freezeAll freezes one filesystem after the other, and returns when the freeze ends. It returns the
+// errno of the filesystem that could not be frozen, or 0.
 func (g *guardian) freezeAll(roots []*os.File) syscall.Errno {
 	out := json.NewEncoder(g.conn)
 	for _, root := range roots {
@@ -108,8 +108,8 @@ func (g *guardian) freezeAll(roots []*os.File) syscall.Errno {
 	return 0
 }
 
-// hold freezes a filesystem, and thaws it when the freeze ends. A freeze that hangs in the
-// kernel delays no other.
+// hold freezes a filesystem, and thaws it when the freeze ends. It runs in a goroutine for each
+// filesystem, so that a freeze that hangs in the kernel delays no other.
 func (g *guardian) hold(root *os.File, frozen chan<- error) {
 	err := sys.Freeze(root)
 	frozen <- err

@@ -15,14 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 const notePrefix = "freeze-"
 
-// writeNote records what will be frozen. The file is locked while the driver or the
-// guardian has it open: until one of them has thawed. It is complete before anything is
-// frozen, and need not be durable, since no freeze survives a power failure.
+// writeNote records the names of the filesystems before they are frozen. The file is locked while the
+// driver or the guardian has it open, that is until one of them has thawed. It need not be durable,
+// since no freeze survives a power failure.
 func writeNote(dir string, targets []Target) (note *os.File, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -46,11 +45,11 @@ func writeNote(dir string, targets []Target) (note *os.File, err error) {
 // guardianPatience is how long Recover waits for a guardian that has lost its driver.
 const guardianPatience = 5 * time.Second
 
-// Recover thaws what a driver that was killed together with its guardian has left frozen.
-// The next driver calls it when it starts. find opens a directory of the filesystem of a
-// name, which Recover closes; nil and no error if that filesystem no longer exists. A
-// filesystem that was unmounted while frozen still exists and keeps its device in use until
-// it is mounted again and thawed: find must do that.
+// Recover thaws the filesystems that stayed frozen because a driver and its guardian were killed. The
+// next driver calls it when it starts. find opens a directory of the filesystem with a name, which
+// Recover closes. It returns nil and no error if the filesystem no longer exists. A filesystem that
+// was unmounted while frozen still exists and keeps its device in use until it is mounted again and
+// thawed: find must mount it.
 //
 // A note whose filesystems cannot be thawed remains for the next call.
 func (f *Freezer) Recover(ctx context.Context, find func(name string) (*os.File, error)) error {
@@ -82,21 +81,22 @@ func recoverNote(ctx context.Context, path string, find func(name string) (*os.F
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	names, err := readNote(note)
+	b, err := io.ReadAll(note)
 	if err != nil {
 		return err
 	}
-	var errs []error
+	var names []string
+	_ = json.Unmarshal(b, &names) // an incomplete note has no names: no filesystem was frozen
 	for _, name := range names {
-		errs = append(errs, thawFound(name, find))
+		err = errors.Join(err, thawFound(name, find))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return err
 	}
 	return os.Remove(path)
 }
 
-// awaitGuardian takes a note's lock.
+// awaitGuardian locks a note.
 func awaitGuardian(ctx context.Context, note *os.File) error {
 	err := retry.For(ctx, guardianPatience, func() (again bool, err error) {
 		err = unix.Flock(int(note.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -108,17 +108,6 @@ func awaitGuardian(ctx context.Context, note *os.File) error {
 	return err
 }
 
-// readNote reads the names; none from an incomplete note, with which nothing was frozen.
-func readNote(note *os.File) ([]string, error) {
-	b, err := io.ReadAll(note)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	_ = json.Unmarshal(b, &names) // leaves names empty when it fails
-	return names, nil
-}
-
 func thawFound(name string, find func(name string) (*os.File, error)) error {
 	root, err := find(name)
 	if err != nil {
@@ -128,8 +117,5 @@ func thawFound(name string, find func(name string) (*os.File, error)) error {
 		return nil
 	}
 	defer root.Close()
-	if err := sys.Thaw(root); err != nil && !errors.Is(err, errNotFrozen) {
-		return fmt.Errorf("thawing %s: %w", name, err)
-	}
-	return nil
+	return thaw(root, name)
 }

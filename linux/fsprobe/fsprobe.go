@@ -1,5 +1,5 @@
-// Package fsprobe tests which operations a filesystem supports, in a writable directory of
-// it. Each test creates files there, and removes them.
+// Package fsprobe tests which operations a filesystem supports. Each test creates files in a writable
+// directory of the filesystem and removes them.
 package fsprobe
 
 import (
@@ -15,96 +15,77 @@ import (
 const (
 	probeFile = "probe"
 	otherFile = "probe.other"
-	// blockSize is a multiple of every filesystem's block.
+	// blockSize is a multiple of the block size of every filesystem.
 	blockSize = 64 << 10
 )
 
-// scratch creates a file that done removes.
-func scratch(dir *os.Root, name string) (f *os.File, done func(), err error) {
-	f, err = dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// withFile runs a test with a new file, which it removes afterwards.
+func withFile(dir *os.Root, name string, test func(f *os.File) (bool, error)) (bool, error) {
+	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, nil, err
+		return false, err
 	}
-	return f, func() {
+	defer func() {
 		f.Close()
 		_ = dir.Remove(name)
-	}, nil
+	}()
+	return test(f)
 }
 
-// Clones tells whether files can share blocks (ioctl_ficlone(2)).
+// Clones reports whether files can share blocks (ioctl_ficlone(2)).
 func Clones(dir *os.Root) (bool, error) {
-	from, done, err := scratch(dir, probeFile)
-	if err != nil {
-		return false, err
-	}
-	defer done()
-	if err := write(from, 0); err != nil {
-		return false, err
-	}
-	to, done, err := scratch(dir, otherFile)
-	if err != nil {
-		return false, err
-	}
-	defer done()
-	return supported(sys.ShareBlocks(to, from))
+	return withFile(dir, probeFile, func(from *os.File) (bool, error) {
+		if err := write(from, 0); err != nil {
+			return false, err
+		}
+		return withFile(dir, otherFile, func(to *os.File) (bool, error) { return supported(sys.ShareBlocks(to, from)) })
+	})
 }
 
-// ShowsHoles tells whether the holes of a file can be found (lseek(2), SEEK_DATA).
+// ShowsHoles reports whether the holes of a file can be found (lseek(2), SEEK_DATA).
 func ShowsHoles(dir *os.Root) (bool, error) {
-	f, done, err := scratch(dir, probeFile)
-	if err != nil {
-		return false, err
-	}
-	defer done()
-	const hole = 16 * blockSize
-	if err := write(f, hole); err != nil {
-		return false, err
-	}
-	data, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_DATA)
-	if ok, err := supported(err); !ok {
-		return false, err
-	}
-	return data > 0, nil
+	return withFile(dir, probeFile, func(f *os.File) (bool, error) {
+		if err := write(f, 16*blockSize); err != nil {
+			return false, err
+		}
+		data, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_DATA)
+		ok, err := supported(err)
+		return ok && data > 0, err
+	})
 }
 
-// Allocates tells whether blocks can be preallocated (fallocate(2)).
+// Allocates reports whether blocks can be preallocated (fallocate(2)).
 func Allocates(dir *os.Root) (bool, error) {
-	f, done, err := scratch(dir, probeFile)
-	if err != nil {
-		return false, err
-	}
-	defer done()
-	return supported(unix.Fallocate(int(f.Fd()), 0, 0, blockSize))
+	return withFile(dir, probeFile, func(f *os.File) (bool, error) {
+		return supported(unix.Fallocate(int(f.Fd()), 0, 0, blockSize))
+	})
 }
 
-// LocksReach tells whether a flock(2) on a file in dir is effective in other, the same
-// directory in a mount that shares no cache with that of dir. Then the server has the lock,
-// and it is effective on every node.
+// LocksReach reports whether a flock(2) on a file in dir is effective in other, the same directory in
+// a mount that shares no cache with the mount of dir. In that case the server holds the lock, and it
+// is effective on every node.
 func LocksReach(dir, other *os.Root) (bool, error) {
-	f, done, err := scratch(dir, probeFile)
-	if err != nil {
+	return withFile(dir, probeFile, func(f *os.File) (bool, error) {
+		if ok, err := supported(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)); !ok {
+			return false, err
+		}
+		same, err := other.OpenFile(probeFile, os.O_RDWR, 0)
+		if err != nil {
+			return false, err
+		}
+		defer same.Close()
+		err = unix.Flock(int(same.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return true, nil
+		}
 		return false, err
-	}
-	defer done()
-	if ok, err := supported(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)); !ok {
-		return false, err
-	}
-	same, err := other.OpenFile(probeFile, os.O_RDWR, 0)
-	if err != nil {
-		return false, err
-	}
-	defer same.Close()
-	err = unix.Flock(int(same.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return true, nil
-	}
-	return false, err
+	})
 }
 
 // ErrNotPermitted means that this process may not act as another user (CAP_SETUID).
 var ErrNotPermitted = errors.New("acting as another user is not permitted")
 
-// OwnerOf returns the owner of a file that a user creates: a server may map users to others
+// OwnerOf returns the owner of a file that a user creates. A server may map users to others
 // (exports(5), squashing). All users must have write permission for the directory.
 func OwnerOf(dir *os.Root, uid int) (owner uint32, err error) {
 	type result struct {

@@ -10,19 +10,18 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// ErrLeadsOut means: a symbolic link in a path leads out of the directory that it must stay in.
+// ErrLeadsOut means that a symbolic link in a path leads out of the directory.
 var ErrLeadsOut = errors.New("a symbolic link in it leads out of the volume")
 
-// OpenBeneath opens a path below an open directory with O_PATH, to be bound (BindOpen).
-// Links are followed only while they stay below the directory, even if another process changes them
-// meanwhile (openat2(2), RESOLVE_BENEATH). Other links are ErrLeadsOut; all absolute ones
-// are.
+// OpenBeneath opens a path below an open directory with O_PATH, for BindOpen. It follows only links that
+// stay below the directory, even if another process changes them meanwhile (openat2(2),
+// RESOLVE_BENEATH). Other links, including all absolute ones, are ErrLeadsOut.
 func OpenBeneath(dir *os.File, path string) (*os.File, error) {
 	return inside(sys.Open(dir, path, sys.Beneath, unix.O_PATH))
 }
 
-// MakeBeneath creates a directory with mode in an open one, and opens it as OpenBeneath
-// does. An existing directory is opened as it is.
+// MakeBeneath creates a directory with a mode in an open directory, and opens it with O_PATH. It opens
+// an existing directory without changing it.
 func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) {
 	err := mkdir(dir, name, mode)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -40,9 +39,8 @@ func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) 
 	return made, nil
 }
 
-// mkdir is mkdirat(2) without the umask, so that a directory has its mode from the start:
-// nothing would correct it if this process were killed before chmod(2). CLONE_FS of
-// unshare(2) gives the thread a umask of its own.
+// mkdir is mkdirat(2) without the umask. The directory has its mode from the start, even if this process
+// is killed before chmod(2). CLONE_FS of unshare(2) gives the thread its own umask.
 func mkdir(dir *os.File, name string, mode os.FileMode) error {
 	bits := uint32(mode.Perm())
 	if mode&os.ModeSticky != 0 {
@@ -69,14 +67,13 @@ func inside(f *os.File, err error) (*os.File, error) {
 	return f, err
 }
 
-// BindOpen mounts an open file or directory at target, as Bind does, without the mounts
-// below it.
+// BindOpen is Bind for an open file or directory. It does not include the mounts below it.
 func BindOpen(f *os.File, target string, o Options) error {
 	return bindTree(int(f.Fd()), "", unix.AT_EMPTY_PATH, f.Name(), target, o)
 }
 
-// Clear unmounts everything at a path, one mount over the other, and removes the path
-// (RemoveTarget). It is no error if the path does not exist.
+// Clear removes all mounts at a path and then the path (RemoveTarget). It is no error if the path does
+// not exist.
 func Clear(path string) error {
 	for {
 		mounted, err := OnPath(path)

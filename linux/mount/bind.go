@@ -4,13 +4,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bind mounts source, a directory or a file, at target, with the attributes in o and those
-// of the mount that source is on. The target never shows the source without them.
+// Bind mounts source, a directory or a file, at target, with the attributes in o and the attributes of
+// the mount that contains source. The target never shows the source without them.
 func Bind(source, target string, o Options) error {
 	return bindTree(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW, source, target, o)
 }
 
-// bindTree binds what open_tree(2) opens at dir and path; source is its name in errors.
+// bindTree binds the file that open_tree(2) opens at dir and path. source is its name in errors.
 func bindTree(dir int, path string, flags uint, source, target string, o Options) error {
 	fail := func(op string, err error) error {
 		return &Error{Op: op, Source: source, Target: target, Err: err}
@@ -31,8 +31,8 @@ func bindTree(dir int, path string, flags uint, source, target string, o Options
 	return nil
 }
 
-// mountAttr sets attributes. Those for the access time are an enumeration: the old value
-// must be cleared in the same call (mount_setattr(2)).
+// mountAttr sets attributes. The attributes for the access time are an enumeration, whose old value must
+// be cleared in the same call (mount_setattr(2)).
 func mountAttr(attr uint64) *unix.MountAttr {
 	a := &unix.MountAttr{Attr_set: attr}
 	if attr&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {

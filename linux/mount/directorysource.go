@@ -17,20 +17,20 @@ import (
 
 // DirectorySource is a directory of a filesystem of this node.
 type DirectorySource struct {
-	// Base is an open directory above it, which the caller closes; nil if it is not
-	// available.
+	// Base is an open directory above the source, which the caller closes. It is nil if that is
+	// not available.
 	Base *os.File
-	// Path is below Base. Everything at it and below it belongs to the source.
+	// Path is below Base. The directories at Path and below it belong to the source.
 	Path string
-	// AnyPath: the path is not known. Owns then accepts every directory below Base, except
-	// Base itself and the neighbours of Path; Matcher does not.
+	// AnyPath means that the path is unknown. Owns then accepts every directory below Base,
+	// except Base itself and the neighbours of Path. Matcher does not.
 	AnyPath bool
-	// Dir is open (O_PATH) if the source is to be mounted; nil otherwise.
+	// Dir is open (O_PATH) for Mount. It may be nil if the source is not mounted.
 	Dir *os.File
-	// Dev and Ino are st_dev and st_ino of the directory; 0 if it does not exist. A btrfs
-	// subvolume has an st_dev of its own, which the mount table does not show.
+	// Dev and Ino are st_dev and st_ino of the directory, 0 if it does not exist. A btrfs
+	// subvolume has its own st_dev, which the mount table does not show.
 	Dev, Ino uint64
-	// Hold is closed with the source; nil if there is nothing to close.
+	// Hold is closed with the source. It may be nil.
 	Hold io.Closer
 }
 
@@ -47,7 +47,7 @@ func (d *DirectorySource) Close() error {
 	return d.Hold.Close()
 }
 
-// Mount implements Source. What is mounted below the directory does not come along.
+// Mount implements Source. It does not include the mounts below the directory.
 func (d *DirectorySource) Mount(_ context.Context, target string, o Options) error {
 	if len(o.Data) > 0 {
 		err := fmt.Errorf("%w: %s is an option of a filesystem, and this is a directory of one", ErrBadOption, strings.Join(o.Data, ","))
@@ -57,7 +57,7 @@ func (d *DirectorySource) Mount(_ context.Context, target string, o Options) err
 	return bindTree(int(d.Dir.Fd()), "", unix.AT_EMPTY_PATH, d.Path, target, o)
 }
 
-// Attributes implements Source: a bind mount has those of the mount that Base is on.
+// Attributes implements Source. A bind mount has the attributes of the mount that contains Base.
 func (d *DirectorySource) Attributes(o Options) (Options, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(d.Base.Fd()), &st); err != nil {
@@ -94,9 +94,9 @@ func (d *DirectorySource) Matcher(table []*Entry) (func(*Entry) bool, error) {
 	return d.matcher(table, false)
 }
 
-// matcher compares where mounts lie on the filesystem that Base is on: that is the same in
-// every mount of the filesystem, and in every container. The root of a mount whose
-// directory was removed has the suffix "//deleted".
+// matcher compares the roots of mounts of the filesystem that contains Base. A root is the same in every
+// mount of the filesystem and in every container. The root of a mount whose directory was removed has
+// the suffix "//deleted".
 func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bool, error) {
 	if d.Base == nil {
 		return d.hasPath, nil
@@ -113,15 +113,16 @@ func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bo
 		switch {
 		case e.Major != base.Major || e.Minor != base.Minor:
 			return false
-		case anyPath && e.Root != base.Path && location.IsBelow(e.Root, base.Path) && !location.IsBelow(e.Root, path.Dir(own)):
+		case anyPath && e.Root != base.Path && location.IsBelow(e.Root, base.Path) &&
+			!location.IsBelow(e.Root, path.Dir(own)):
 			return true
 		}
 		return location.IsBelow(e.Root, own)
 	}, nil
 }
 
-// hasPath reports whether a mount shows Path on any filesystem. It is for a directory whose
-// own filesystem is not known any more.
+// hasPath reports whether a mount shows Path on any filesystem. It is for a directory whose filesystem
+// is unknown.
 func (d *DirectorySource) hasPath(e *Entry) bool {
 	return strings.Contains(e.Root+"/", "/"+d.Path+"/")
 }
@@ -137,8 +138,7 @@ func (*DirectorySource) Unmount(ctx context.Context, path string, _ Abandon) err
 	return UnmountIdle(ctx, path)
 }
 
-// UnmountLast implements Source: the filesystem stays mounted, and has all that was
-// written.
+// UnmountLast implements Source. The filesystem of the directory stays mounted and has all writes.
 func (*DirectorySource) UnmountLast(ctx context.Context, path string, _ Abandon) error {
 	return UnmountIdle(ctx, path)
 }
@@ -150,7 +150,8 @@ func unreachable(s Source) ([]Problem, error) {
 		return nil, err
 	}
 	if err := CheckReadable(mounts[0].Mountpoint); err != nil {
-		return []Problem{{Unreachable, fmt.Sprintf("%s at %s does not answer: %v", mounts[0].Source, mounts[0].Mountpoint, ExplainStale(err))}}, nil
+		m := mounts[0]
+		return []Problem{{Unreachable, fmt.Sprintf("%s at %s does not answer: %v", m.Source, m.Mountpoint, ExplainStale(err))}}, nil
 	}
 	return nil, nil
 }
@@ -168,8 +169,8 @@ func CheckReadable(dir string) error {
 	return nil
 }
 
-// ErrStale means: the server does not know the directory any more (ESTALE).
-var ErrStale = errors.New("the directory was removed on the server, or another filesystem was exported in its place: restore it there; pods get it back when they are started anew")
+// ErrStale means that the directory no longer exists on the server (ESTALE).
+var ErrStale = errors.New("the directory was removed on the server, or another filesystem was exported in its place: restore it there; pods get it back when they are started again")
 
 // ExplainStale adds ErrStale to an error that has ESTALE.
 func ExplainStale(err error) error {

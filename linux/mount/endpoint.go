@@ -12,13 +12,13 @@ import (
 
 // Endpoint is the address of an NFS server, and the protocol to reach it.
 type Endpoint struct {
-	// Address is an IP address; empty if none is known yet.
+	// Address is an IP address. It is empty if the address is unknown.
 	Address string
-	// Port is empty for the default port of the protocol, and if the portmapper returns it.
+	// Port is empty for the default port of the protocol, and for a port from the portmapper.
 	Port string
-	// Proto is rdma or udp; empty: TCP.
+	// Proto is rdma or udp, or empty for TCP.
 	Proto string
-	// Portmapped: the portmapper returns the port. Only version 3 uses it.
+	// Portmapped means that the portmapper returns the port. Only version 3 uses it.
 	Portmapped bool
 }
 
@@ -28,7 +28,7 @@ const (
 	portmapPort = "111"
 )
 
-// ParseEndpoint reads an endpoint from mount options. Each may be several words separated by
+// ParseEndpoint reads an endpoint from mount options. Each option may be several words separated by
 // commas, as in the mount table.
 func ParseEndpoint(options []string) Endpoint {
 	var e Endpoint
@@ -55,8 +55,7 @@ func ParseEndpoint(options []string) Endpoint {
 	return e
 }
 
-// protoOf is the protocol that a word sets: `proto=rdma` is also written `rdma` (nfs(5));
-// empty if it sets none.
+// protoOf returns the protocol that a word sets, or "". nfs(5) accepts `proto=rdma` and `rdma`.
 func protoOf(word string) string {
 	key, value, _ := strings.Cut(word, "=")
 	switch key {
@@ -68,7 +67,7 @@ func protoOf(word string) string {
 	return ""
 }
 
-// nonDefault returns a port unless it is the default one of the protocol, or invalid.
+// nonDefault returns a port, or "" if it is invalid or the default port of the protocol.
 func nonDefault(port, proto string) string {
 	n, err := strconv.ParseUint(port, 10, 16)
 	isDefault := proto != "rdma" && port == nfsPort || proto == "rdma" && port == rdmaPort
@@ -78,8 +77,8 @@ func nonDefault(port, proto string) string {
 	return port
 }
 
-// Ping makes the NULL call of NFS over a connection of its own, not through a mount. It
-// returns nil if the server answers, or cannot be asked because its protocol is not TCP.
+// Ping makes the NULL call of NFS over a new connection, not through a mount. It returns nil if the
+// server responds. It also returns nil for other protocols than TCP, which it cannot check.
 func (e Endpoint) Ping(ctx context.Context) error {
 	if e.Proto != "" {
 		return nil
@@ -98,14 +97,14 @@ func (e Endpoint) Ping(ctx context.Context) error {
 	return sunrpc.Ping(ctx, net.JoinHostPort(e.Address, port), sunrpc.NFSProgram, version)
 }
 
-// NFSEndpoint is the endpoint that an NFS mount uses.
+// NFSEndpoint returns the endpoint of an NFS mount.
 func NFSEndpoint(e *Entry) Endpoint { return ParseEndpoint([]string{e.VFSOptions}) }
 
-// pingTimeout allows for a lost packet: a TCP handshake then takes 1 s.
+// pingTimeout allows for a lost packet, with which a TCP handshake takes 1 s.
 const pingTimeout = 2 * time.Second
 
-// Answers reports whether the server of an NFS mount answers at the address of the mount
-// within 2 s, or cannot be asked.
+// Answers reports whether the server of an NFS mount responds at the address of the mount within 2 s, or
+// cannot be checked.
 func Answers(ctx context.Context, e *Entry) bool {
 	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()

@@ -3,7 +3,6 @@ package mount
 import (
 	"errors"
 	"fmt"
-	"strings"
 )
 
 // Error is a mount operation that failed. It unwraps to the errno.
@@ -18,25 +17,20 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Op)
-	if e.FSType != "" {
-		fmt.Fprintf(&b, " type %s", e.FSType)
+	text := e.Op
+	for _, part := range [][2]string{{" type ", e.FSType}, {" ", e.Source}, {" at ", e.Target}} {
+		if part[1] != "" {
+			text += part[0] + part[1]
+		}
 	}
-	if e.Source != "" {
-		fmt.Fprintf(&b, " %s", e.Source)
-	}
-	if e.Target != "" {
-		fmt.Fprintf(&b, " at %s", e.Target)
-	}
-	fmt.Fprintf(&b, ": %v", e.Err)
+	text += fmt.Sprintf(": %v", e.Err)
 	if e.Log != "" {
-		fmt.Fprintf(&b, " (kernel: %s)", e.Log)
+		text += " (kernel: " + e.Log + ")"
 	}
-	return b.String()
+	return text
 }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ErrBadOption means: neither mount(8) nor the filesystem knows the mount flag.
+// ErrBadOption means that mount(8) or the filesystem does not accept the mount flag.
 var ErrBadOption = errors.New("mount option not accepted")

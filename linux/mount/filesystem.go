@@ -3,57 +3,60 @@ package mount
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Detached is a mounted filesystem that has no path yet. If it is closed, or the process
-// dies, before MoveTo, the kernel unmounts it.
+// Detached is a mounted filesystem that has no path yet. The kernel unmounts it if it is closed, or the
+// process dies, before MoveTo.
 type Detached struct {
 	fd     int
 	source string
 	fsType string
 }
 
-// Filesystem mounts the filesystem on a device without showing it anywhere. Errors are
-// *Error with the messages of the kernel; ErrBadOption if it refused an option.
+// Filesystem mounts the filesystem on a device without a path. Errors are *Error with the messages of
+// the kernel, and ErrBadOption if the kernel refused an option.
 func Filesystem(device, fsType string, o Options) (*Detached, error) {
-	fail := func(op string, fsfd int, err error) (*Detached, error) {
-		e := &Error{Op: op, Source: device, FSType: fsType, Err: err}
-		if fsfd >= 0 {
-			e.Log = kernelLog(fsfd)
-		}
-		return nil, e
+	hasOptions := len(o.Data) > 0
+	if fsType == "xfs" { // copies of an image have the same UUID, of which the kernel mounts only one (xfs(5))
+		o.Data = append(slices.Clone(o.Data), "nouuid")
 	}
+	return detached(device, fsType, o, func(err error) error {
+		if hasOptions && errors.Is(err, unix.EINVAL) {
+			return errors.Join(ErrBadOption, err)
+		}
+		return err
+	})
+}
+
+// detached mounts a filesystem. explain adds the reason to the error of the mount.
+func detached(source, fsType string, o Options, explain func(error) error) (*Detached, error) {
 	fsfd, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return fail("fsopen", -1, err)
+		return nil, &Error{Op: "fsopen", Source: source, FSType: fsType, Err: err}
 	}
 	defer unix.Close(fsfd)
-	if err := configure(fsfd, device, o); err != nil {
-		return fail("mount", fsfd, err)
+	fail := func(op string, err error) (*Detached, error) {
+		return nil, &Error{Op: op, Source: source, FSType: fsType, Log: kernelLog(fsfd), Err: err}
 	}
-	if fsType == "xfs" { // copies of an image have the same UUID, of which the kernel mounts only one (xfs(5))
-		if err := unix.FsconfigSetFlag(fsfd, "nouuid"); err != nil {
-			return fail("mount", fsfd, err)
-		}
+	if err := configure(fsfd, source, o); err != nil {
+		return fail("mount", err)
 	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {
-		if len(o.Data) > 0 && errors.Is(err, unix.EINVAL) {
-			err = errors.Join(ErrBadOption, err)
-		}
-		return fail("mount", fsfd, err)
+		return fail("mount", explain(err))
 	}
 	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, int(o.Attr))
 	if err != nil {
-		return fail("fsmount", fsfd, err)
+		return fail("fsmount", err)
 	}
-	return &Detached{fd: fd, source: device, fsType: fsType}, nil
+	return &Detached{fd: fd, source: source, fsType: fsType}, nil
 }
 
-func configure(fsfd int, device string, o Options) error {
-	if err := unix.FsconfigSetString(fsfd, "source", device); err != nil {
+func configure(fsfd int, source string, o Options) error {
+	if err := unix.FsconfigSetString(fsfd, "source", source); err != nil {
 		return err
 	}
 	if o.IsReadOnly() {
@@ -102,7 +105,7 @@ func (d *Detached) OpenRoot() (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.source), nil
 }
 
-// MoveTo shows the mount at target.
+// MoveTo moves the mount to target.
 func (d *Detached) MoveTo(target string) error {
 	if err := unix.MoveMount(d.fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return &Error{Op: "move_mount", Source: d.source, Target: target, FSType: d.fsType, Err: err}
@@ -110,11 +113,10 @@ func (d *Detached) MoveTo(target string) error {
 	return nil
 }
 
-// Close releases the mount; one that was not moved is unmounted.
+// Close releases the mount. A mount that was not moved is unmounted.
 func (d *Detached) Close() error { return unix.Close(d.fd) }
 
-// SyncFilesystem makes durable what was written to the filesystem of an open directory
-// (syncfs(2)).
+// SyncFilesystem makes all writes to the filesystem of an open directory durable (syncfs(2)).
 func SyncFilesystem(dir *os.File) error {
 	if err := unix.Syncfs(int(dir.Fd())); err != nil {
 		return &Error{Op: "syncfs", Target: dir.Name(), Err: err}

@@ -14,27 +14,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// abortEvery is the time between two umount2(2) with MNT_FORCE. Each ends the calls that are
-// waiting then; calls behind them follow.
+// abortEvery is the time between two umount2(2) with MNT_FORCE. Each ends the calls that are waiting at
+// that time.
 const abortEvery = 200 * time.Millisecond
 
-// busyWithin is how long a mount may stay busy after its dirty pages were discarded.
+// busyWithin is the time for which a mount may stay busy after its dirty pages were discarded.
 const busyWithin = 10 * time.Second
 
 // errChanged means: another process unmounted the mount, or mounted on top of it.
 var errChanged = errors.New("the mount changed meanwhile: try again")
 
-// forced are the mounts that are being unmounted by force, by path.
+// forced holds the forced unmounts in progress by path.
 var forced singleflight.Group
 
-// ForceUnmountNFS unmounts the NFS mount at path without its server. Writes that the server
-// does not have are lost: the caller has decided that. Calls through other mounts of the same
-// filesystem fail too. It returns when the mount is gone, or ErrUnmounting when ctx ends: the
-// work then continues, and another call for the path joins it. EBUSY if a process that can
-// still run has files open there. It is no error if nothing is mounted there.
+// ForceUnmountNFS unmounts the NFS mount at path without its server. Writes that the server does not
+// have are lost. Calls through other mounts of the same filesystem fail too. It returns when the mount
+// is removed, or ErrUnmounting when ctx ends: the work then continues, and another call for the path
+// joins it. EBUSY if a process that can still run has files open there. It is no error if nothing is
+// mounted there.
 func ForceUnmountNFS(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
-	result := forced.DoChan(path, func() (any, error) { return nil, forceUnmount(path) }) //nolint:contextcheck // it continues when the call ends, and another call joins it
+	//nolint:contextcheck // the work continues after the call, and another call joins it
+	result := forced.DoChan(path, func() (any, error) { return nil, forceUnmount(path) })
 	select {
 	case r := <-result:
 		return r.Err
@@ -43,8 +44,8 @@ func ForceUnmountNFS(ctx context.Context, path string) error {
 	}
 }
 
-// forceUnmount retries while the mount is busy: a killed process that waits in close(2) ends
-// only when its dirty pages were discarded.
+// forceUnmount retries while the mount is busy: a killed process that waits in close(2) ends only when
+// its dirty pages were discarded.
 func forceUnmount(path string) error {
 	var err error
 	for begin := time.Now(); time.Since(begin) < busyWithin; time.Sleep(abortEvery) {
@@ -55,9 +56,9 @@ func forceUnmount(path string) error {
 	return err
 }
 
-// tryForceUnmount discards the dirty pages first, while a descriptor keeps the mount busy.
-// Once the mount is detached no path leads to it, and its last writes would wait for the
-// server in the unmounting thread, which no signal ends.
+// tryForceUnmount discards the dirty pages first, while a descriptor keeps the mount busy. A detached
+// mount has no path by which its last writes could be aborted: they would wait for the server in the
+// unmounting thread, which no signal ends.
 func tryForceUnmount(path string) error {
 	h, err := holdNFS(path)
 	if err != nil || h == nil {
@@ -81,9 +82,9 @@ func tryForceUnmount(path string) error {
 	return h.unmount(unix.MNT_FORCE)
 }
 
-// DetachNFS removes the NFS mount at path without its server, and aborts no call: a file that
-// is being closed there is closed when the server is back. It is for a mount without dirty
-// pages. It is no error if nothing is mounted there.
+// DetachNFS removes the NFS mount at path without its server and aborts no call. A file that is being
+// closed there is closed when the server responds again. It is for a mount without dirty pages. It is no
+// error if nothing is mounted there.
 func DetachNFS(path string) error {
 	h, err := holdNFS(filepath.Clean(path))
 	if err != nil || h == nil {
@@ -93,8 +94,8 @@ func DetachNFS(path string) error {
 	return h.unmount(unix.MNT_DETACH)
 }
 
-// unmount returns when the mount is detached. After the last mount of a server the kernel
-// ends its session there, and the unmounting thread waits some minutes for a silent one.
+// unmount returns when the mount is detached. After the last mount of a server the kernel ends its
+// session there, and the unmounting thread waits some minutes for a server that does not respond.
 func (h *held) unmount(how int) error {
 	unmounted := make(chan error, 1)
 	go func() { unmounted <- unix.Unmount(h.path, how|unix.UMOUNT_NOFOLLOW) }()
@@ -115,8 +116,8 @@ func (h *held) unmount(how int) error {
 	}
 }
 
-// AbortNFS repeatedly makes the calls fail that wait at the NFS mount at path, until done
-// returns true or ctx ends. The mount stays. It is no error if nothing is mounted there.
+// AbortNFS repeatedly fails the calls that wait at the NFS mount at path, until done returns true or ctx
+// ends. The mount stays. It is no error if nothing is mounted there.
 func AbortNFS(ctx context.Context, path string, done func() bool) error {
 	h, err := holdNFS(filepath.Clean(path))
 	if err != nil || h == nil {
@@ -133,7 +134,7 @@ type held struct {
 	at   *Entry
 }
 
-// holdNFS keeps the mount at path busy; nil if there is none.
+// holdNFS keeps the mount at path busy. It returns nil if there is none.
 func holdNFS(path string) (*held, error) {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -143,14 +144,14 @@ func holdNFS(path string) (*held, error) {
 	if !IsNFS(e) {
 		return nil, h.fail("umount2 by force", errors.New("only NFS mounts are unmounted by force"))
 	}
-	// O_PATH does not ask the server.
+	// O_PATH makes no call to the server.
 	if h.fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
 		return nil, h.fail("open", err)
 	}
 	return h, nil
 }
 
-// abort makes the waiting calls of a mount fail until done returns true.
+// abort fails the waiting calls of a mount until done returns true.
 func (h *held) abort(ctx context.Context, done func() bool) error {
 	tick := time.NewTicker(abortEvery)
 	defer tick.Stop()
@@ -168,11 +169,11 @@ func (h *held) abort(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// flush writes the dirty pages, or discards them while abort runs. syncfs(2) needs a
-// descriptor that is open for reading, and opening one asks the server. A remount without
-// data begins with the same sync and does not ask the server; fsconfig(2) does with version
-// 3. The remount sets the flags of the filesystem, which stay the same, and the flags of this
-// mount, which may differ and are restored at once.
+// flush writes the dirty pages, or discards them while abort runs. syncfs(2) needs a descriptor that is
+// open for reading, and opening one calls the server. A remount without data begins with the same sync
+// and makes no call to the server; fsconfig(2) makes one with version 3. The remount sets the flags of
+// the filesystem to the same values. It also sets the flags of this mount, which may differ and are
+// restored at once.
 func (h *held) flush() {
 	now, _ := ParseFlags([]string{h.at.Options})
 	const restored = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW
@@ -182,7 +183,8 @@ func (h *held) flush() {
 	}
 	_ = unix.Mount("", fmt.Sprintf("/proc/self/fd/%d", h.fd), "", unix.MS_REMOUNT|flags, "")
 	if err := unix.MountSetattr(h.fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: now.Attr & restored}); err != nil {
-		klog.Background().Error(h.fail("restoring flags by mount_setattr", err), "Restoring the flags of an NFS mount that is being unmounted by force failed", "flags", h.at.Options)
+		err = h.fail("restoring flags by mount_setattr", err)
+		klog.Background().Error(err, "Restoring the flags of an NFS mount during a forced unmount failed", "flags", h.at.Options)
 	}
 }
 

@@ -15,10 +15,10 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Info describes what is at a path.
+// Info describes the file at a path.
 type Info struct {
 	Exists bool
-	// IsMount: the path is the root of a mount, which may be a file (statx(2),
+	// IsMount means that the path is the root of a mount, which may be a file (statx(2),
 	// STATX_ATTR_MOUNT_ROOT).
 	IsMount bool
 	// Mode has the type bits of st_mode.
@@ -30,17 +30,18 @@ type Info struct {
 	MountID uint64
 }
 
-// IsDir reports whether the path is a directory; a link to one is not.
+// IsDir reports whether the path is a directory. A link to a directory is not.
 func (i Info) IsDir() bool { return i.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 // IsBlock reports whether the path is a block device node.
 func (i Info) IsBlock() bool { return i.Mode&unix.S_IFMT == unix.S_IFBLK }
 
-// Inspect describes what is at a path. It does not follow a link at the end of the path, and
-// does not trigger an automount. It is no error if the path does not exist.
+// Inspect describes the file at a path. It does not follow a link at the end of the path and does not
+// trigger an automount. It is no error if the path does not exist.
 func Inspect(path string) (Info, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+	const flags, mask = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS | unix.STATX_MNT_ID
+	err := unix.Statx(unix.AT_FDCWD, path, flags, mask, &st)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return Info{}, nil
 	}
@@ -79,22 +80,19 @@ func IsBroken(err error) bool {
 	return errors.As(err, &errno) && mountutils.IsCorruptedMnt(errno)
 }
 
-// IsBtrfs reports whether statfs found a btrfs.
-func IsBtrfs(st *unix.Statfs_t) bool { return st.Type == unix.BTRFS_SUPER_MAGIC }
-
 // IsTmpfs reports whether statfs found a filesystem in memory.
 func IsTmpfs(st *unix.Statfs_t) bool { return st.Type == unix.TMPFS_MAGIC }
 
 // Entry is a line of the mount table.
 type Entry = mountinfo.Info
 
-// Table returns the entries of the mount table that keep accepts. It takes 3 µs for each
-// mount: not for hot paths.
+// Table returns the entries of the mount table for which keep returns true. It needs 3 µs for each
+// mount, too much for hot paths.
 func Table(keep func(*Entry) bool) ([]*Entry, error) {
 	return mountinfo.GetMounts(func(e *Entry) (skip, stop bool) { return !keep(e), false })
 }
 
-// wholeTable is for answers that need several mounts.
+// wholeTable returns all entries of the mount table.
 func wholeTable() ([]*Entry, error) { return Table(func(*Entry) bool { return true }) }
 
 // OfDevice returns the mounts of the filesystem on a block device, and the bind mounts of
@@ -103,8 +101,8 @@ func OfDevice(device string) ([]*Entry, error) {
 	return Table(func(e *Entry) bool { return IsOfDevice(e, device) })
 }
 
-// OpenShown opens the root of a mount by its path; nil if the path does not show the mount:
-// something may be mounted over it.
+// OpenShown opens the root of a mount by its path. It returns nil if the path does not show the mount,
+// for example because another mount covers it.
 func OpenShown(e *Entry) *os.File {
 	root, err := os.Open(e.Mountpoint)
 	if err != nil {
@@ -119,15 +117,16 @@ func OpenShown(e *Entry) *os.File {
 	return root
 }
 
-// IsOfDevice reports whether a mount is of the filesystem on a block device, or a bind mount
-// of its device node.
+// IsOfDevice reports whether a mount shows the filesystem on a block device, or is a bind mount of its
+// device node.
 func IsOfDevice(e *Entry, device string) bool {
 	node := "/" + strings.TrimPrefix(device, "/dev/")
-	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) || e.FSType == "btrfs" && sameDevice(e.Source, device)
+	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) ||
+		e.FSType == "btrfs" && sameDevice(e.Source, device)
 }
 
-// sameDevice reports whether two device nodes are of one device: udev renames the device of a
-// mounted btrfs.
+// sameDevice reports whether two device nodes belong to one device: udev renames the device of a mounted
+// btrfs.
 func sameDevice(a, b string) bool {
 	var one, other unix.Stat_t
 	if unix.Stat(a, &one) != nil || unix.Stat(b, &other) != nil {
@@ -136,9 +135,9 @@ func sameDevice(a, b string) bool {
 	return one.Mode&unix.S_IFMT == unix.S_IFBLK && other.Mode&unix.S_IFMT == unix.S_IFBLK && one.Rdev == other.Rdev
 }
 
-// Elsewhere returns the mountpoints of a source, except those at the same place as the mount
-// with the given ID (0: none). A place has several paths if a directory above it is mounted
-// twice. Mounts are at one place if they have the same path on the same parent filesystem.
+// Elsewhere returns the mountpoints of a source, except those at the same place as the mount with the
+// given ID (0: none). A place has several paths if a directory above it is mounted twice. Mounts are at
+// the same place if they have the same path on the same parent filesystem.
 func Elsewhere(source Source, mountID uint64) ([]string, error) {
 	table, err := wholeTable()
 	if err != nil {
@@ -151,8 +150,8 @@ func Elsewhere(source Source, mountID uint64) ([]string, error) {
 	return elsewhere(table, shows, mountID), nil
 }
 
-// Beside returns the other mountpoints of the filesystem (major:minor) of a mount, in the
-// sense of Elsewhere.
+// Beside returns the other mountpoints of the filesystem (major:minor) of a mount, with the exceptions of
+// Elsewhere.
 func Beside(e *Entry) ([]string, error) {
 	table, err := wholeTable()
 	if err != nil {
@@ -177,7 +176,7 @@ func elsewhere(table []*Entry, shows func(*Entry) bool, mountID uint64) []string
 	return paths
 }
 
-// place is the parent filesystem of a mountpoint and the path there; empty for no mount.
+// place returns the parent filesystem of a mountpoint and the path there, and "" for no mount.
 func place(e *Entry, byID map[int]*Entry) string {
 	if e == nil {
 		return ""
@@ -190,11 +189,11 @@ func place(e *Entry, byID map[int]*Entry) string {
 	return fmt.Sprintf("%d:%d %s", parent.Major, parent.Minor, filepath.Join(parent.Root, below))
 }
 
-// isDeviceFS reports whether /dev may be on a filesystem, on a host or in a container.
+// isDeviceFS reports whether a filesystem can be mounted at /dev, on a host or in a container.
 func isDeviceFS(fsType string) bool { return fsType == "devtmpfs" || fsType == "tmpfs" }
 
-// IsMountPoint reports whether something is mounted at a path, without asking what is mounted
-// there: its server may not answer. A link at the end of the path is not followed.
+// IsMountPoint reports whether a path is a mount point. It does not access the mounted filesystem,
+// because its server may not respond. It does not follow a link at the end of the path.
 func IsMountPoint(path string) (bool, error) {
 	parent, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -216,8 +215,8 @@ func IsMountPoint(path string) (bool, error) {
 	return false, f.Close()
 }
 
-// RemoveTarget removes an unmounted target: an empty directory or a file, never more. It is
-// no error if the target does not exist.
+// RemoveTarget removes an unmounted target, which is an empty directory or a file. It is no error if the
+// target does not exist.
 func RemoveTarget(path string) error {
 	err := os.Remove(path) // unlink(2) or rmdir(2)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,7 +1,6 @@
 package mount
 
 import (
-	"context"
 	"errors"
 	"strings"
 )
@@ -16,8 +15,8 @@ type NFS struct {
 	Options []string
 }
 
-// String is the directory as the mount table shows it: server:/path, with brackets around
-// an IPv6 address.
+// String returns the directory in the format of the mount table: server:/path, with brackets around an
+// IPv6 address.
 func (n NFS) String() string {
 	if strings.Contains(n.Server, ":") {
 		return "[" + n.Server + "]:" + n.Path
@@ -25,7 +24,7 @@ func (n NFS) String() string {
 	return n.Server + ":" + n.Path
 }
 
-// ParseNFSSource parses what String returned.
+// ParseNFSSource parses a result of String.
 func ParseNFSSource(s string) (server, path string, ok bool) {
 	server, path, ok = strings.Cut(s, ":/")
 	if rest, bracketed := strings.CutPrefix(s, "["); bracketed {
@@ -60,21 +59,9 @@ var (
 	ErrNoNFS = errors.New("this kernel has no NFS client: load or install its nfs module")
 )
 
-// CheckNFSOptions returns ErrBadOption for mount flags that would mount something else, that
-// only mount.nfs(8) understands, or that MountNFS sets itself. The kernel checks the others
-// when it mounts.
+// CheckNFSOptions returns ErrBadOption for mount flags that would mount another directory, that only
+// mount.nfs(8) supports, or that MountNFS sets itself. The kernel checks the others when it mounts.
 func CheckNFSOptions(words []string) error {
 	_, err := parseNFSOptions(words)
 	return err
-}
-
-// MountNFS mounts a directory of a server without showing it anywhere, with attr
-// (MOUNT_ATTR_*) on the mount, and returns the version of NFS that is used, such as "4.2".
-// Without a version in the options that is the highest of 4.2, 4.1, 4.0 and 3 that the
-// server supports. When ctx ends before the kernel has mounted, one thread remains until the
-// kernel times out. Errors are *Error with one of ErrServerName, ErrServerSilent,
-// ErrExportMissing, ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS, ErrMayNotMount or
-// ErrBadOption where that is the reason.
-func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) { //nolint:revive // NFS alone is the type
-	return mountNFS(ctx, n, attr)
 }

@@ -1,7 +1,6 @@
 package mount
 
 import (
-	"cmp"
 	"errors"
 	"io/fs"
 	"os"
@@ -23,21 +22,19 @@ func ClientIdentity() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	own, err := readIdentifier(netIdentifier)
-	if err != nil {
-		return "", err
-	}
-	module, err := readIdentifier(moduleIdentifier)
-	if err != nil {
-		return "", err
-	}
-	if id := cmp.Or(own, module); id != "" {
-		return id + "/" + host, nil
+	for _, path := range []string{netIdentifier, moduleIdentifier} {
+		id, err := readIdentifier(path)
+		if err != nil {
+			return "", err
+		}
+		if id != "" {
+			return id + "/" + host, nil
+		}
 	}
 	return host, nil
 }
 
-// readIdentifier reads an identifier; empty if it is not set, or this kernel lacks it.
+// readIdentifier reads an identifier. It is empty if it is not set or this kernel lacks it.
 func readIdentifier(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,13 +15,19 @@ import (
 	"github.com/trivet-csi/trivet/internal/sunrpc"
 )
 
-// answerWithin is how long an address of a server has to answer before the next one is
+// answerWithin is the time within which an address of a server must respond before the next one is
 // tried. A TCP handshake with two lost packets takes 3 s.
 const answerWithin = 5 * time.Second
 
-// mountNFS tries the addresses of the server until one answers, and there the versions until
-// one is supported.
-func mountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {
+// MountNFS mounts a directory of a server without a path, with attr (MOUNT_ATTR_*) on the mount, and
+// returns the version of NFS that is used, such as "4.2". Without a version in the options this is the
+// highest of 4.2, 4.1, 4.0 and 3 that the server supports. When ctx ends before the kernel has mounted,
+// one thread remains until the kernel times out. Errors are *Error with one of ErrServerName,
+// ErrServerSilent, ErrExportMissing, ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS,
+// ErrMayNotMount or ErrBadOption if that is the reason.
+//
+//nolint:revive // NFS alone is the type
+func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {
 	fail := func(op string, err error) (*Detached, string, error) {
 		return nil, "", &Error{Op: op, Source: n.String(), FSType: "nfs", Err: err}
 	}
@@ -30,11 +36,9 @@ func mountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 		return nil, "", err
 	}
 	o.Attr |= attr
-	fsfd, err := openClient() // an error of this node is returned before a server is waited for
-	if err != nil {
+	if err := checkClient(); err != nil { // an error of this node is returned before the call waits for a server
 		return fail("fsopen", err)
 	}
-	unix.Close(fsfd)
 	addresses, err := resolve(ctx, n.Server, o.proto())
 	if err != nil {
 		return fail("resolve", err)
@@ -50,10 +54,9 @@ func mountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 	return fail("call", fmt.Errorf("%w (%w)", ErrServerSilent, errors.Join(silent...)))
 }
 
-// resolve returns the addresses of a server in the family of proto: the kernel refuses
-// others.
+// resolve returns the addresses of a server in the family of proto. The kernel refuses others.
 func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
-	addresses, err := lookUp(ctx, server)
+	addresses, err := addressesOf(ctx, server)
 	if err != nil {
 		return nil, fmt.Errorf("%w (%w)", ErrServerName, err)
 	}
@@ -67,7 +70,7 @@ func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
 	return addresses, nil
 }
 
-func lookUp(ctx context.Context, server string) ([]netip.Addr, error) {
+func addressesOf(ctx context.Context, server string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(server); err == nil {
 		return []netip.Addr{a.Unmap()}, nil
 	}
@@ -78,8 +81,8 @@ func lookUp(ctx context.Context, server string) ([]netip.Addr, error) {
 	return addresses, err
 }
 
-// ping checks that the server answers before the kernel tries to mount, which takes minutes
-// if the server does not. Only TCP can be checked.
+// ping checks that the server responds before the kernel tries to mount. If the server does not
+// respond, the kernel tries for minutes. Only TCP can be checked.
 func (o nfsOptions) ping(ctx context.Context, address netip.Addr) error {
 	proto := o.proto()
 	if proto != "" && proto != "tcp" && proto != "tcp6" {
@@ -116,7 +119,7 @@ func (n NFS) mountFrom(ctx context.Context, address netip.Addr, o nfsOptions) (*
 	return nil, "", err
 }
 
-// statdRuns asks the portmapper of this node whether rpc.statd runs.
+// statdRuns reports whether rpc.statd is registered with the portmapper of this node.
 func statdRuns(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -149,56 +152,40 @@ func (n NFS) create(ctx context.Context, address netip.Addr, version string, o n
 	}
 }
 
-func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (*Detached, error) {
-	fail := func(op string, fsfd int, err error) (*Detached, error) {
-		e := &Error{Op: op, Source: n.String(), FSType: "nfs", Err: err}
-		if fsfd >= 0 {
-			e.Log = kernelLog(fsfd)
-		}
-		return nil, e
-	}
-	fsfd, err := openClient()
-	if err != nil {
-		return fail("fsopen", -1, err)
-	}
-	defer unix.Close(fsfd)
+// mountVersion mounts from one address with one version. The option vers= changes the type nfs to nfs4.
+func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (d *Detached, err error) {
 	if o.Data, err = withAddresses(address, version, o); err != nil {
-		return fail("mount", -1, err)
+		return nil, &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: err}
 	}
-	if err := configure(fsfd, n.String(), o.Options); err != nil {
-		return fail("mount", fsfd, err)
-	}
-	if err := unix.FsconfigCreate(fsfd); err != nil {
-		return fail("mount", fsfd, explain(err))
-	}
-	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, int(o.Attr))
-	if err != nil {
-		return fail("fsmount", fsfd, err)
-	}
-	return &Detached{fd: fd, source: n.String(), fsType: "nfs"}, nil
+	return detached(n.String(), "nfs", o.Options, explain)
 }
 
-// openClient opens a filesystem context. Its type becomes nfs4 by vers=.
-func openClient() (fsfd int, err error) {
-	fsfd, err = unix.Fsopen("nfs", unix.FSOPEN_CLOEXEC)
+// checkClient checks that this process may mount NFS and that the kernel supports it.
+func checkClient() error {
+	fsfd, err := unix.Fsopen("nfs", unix.FSOPEN_CLOEXEC)
 	switch {
 	case errors.Is(err, unix.ENODEV):
-		err = fmt.Errorf("%w (%w)", ErrNoNFS, err)
+		return fmt.Errorf("%w (%w)", ErrNoNFS, err)
 	case errors.Is(err, unix.EPERM):
-		err = fmt.Errorf("%w (%w)", ErrMayNotMount, err)
+		return fmt.Errorf("%w (%w)", ErrMayNotMount, err)
+	case err != nil:
+		return err
 	}
-	return fsfd, err
+	return unix.Close(fsfd)
 }
 
-// withAddresses adds the options that mount.nfs(8) would add: the kernel resolves nothing, and
-// asks mountd over UDP by default.
+// withAddresses adds the options that mount.nfs(8) would add: the kernel does not resolve names, and
+// uses UDP for mountd by default.
 func withAddresses(address netip.Addr, version string, o nfsOptions) ([]string, error) {
 	words := append(slices.Clone(o.Data), "vers="+version, "addr="+address.String())
 	if version == "3" {
-		if o.value("mountproto") == "" {
-			words = append(words, "mountproto="+tcpOf(address))
+		if o.value("mountproto") != "" {
+			return words, nil
 		}
-		return words, nil
+		if address.Is6() {
+			return append(words, "mountproto=tcp6"), nil
+		}
+		return append(words, "mountproto=tcp"), nil
 	}
 	local, err := localAddress(address)
 	if err != nil {
@@ -207,15 +194,8 @@ func withAddresses(address netip.Addr, version string, o nfsOptions) ([]string, 
 	return append(words, "clientaddr="+local.String()), nil
 }
 
-func tcpOf(address netip.Addr) string {
-	if address.Is6() {
-		return "tcp6"
-	}
-	return "tcp"
-}
-
-// localAddress is the address of this node towards a server, for the callbacks of version
-// 4.0. Connecting a UDP socket sends nothing.
+// localAddress returns the address of this node on the route to a server, for the callbacks of version
+// 4.0. Connecting a UDP socket sends no packet.
 func localAddress(server netip.Addr) (netip.Addr, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server, 2049)))
 	if err != nil {

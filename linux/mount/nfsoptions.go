@@ -13,13 +13,13 @@ type nfsOptions struct {
 	versions []string
 }
 
-// notForNFS are the options that CheckNFSOptions refuses, with the reason.
+// notForNFS maps the options that CheckNFSOptions refuses to the reason.
 var notForNFS = map[string]string{
 	"addr":        setByDriver,
 	"clientaddr":  setByDriver,
 	"mountaddr":   setByDriver,
 	"mounthost":   setByDriver,
-	"sharecache":  "each volume has a mount of its own (nosharecache), so that one can be torn down without the others",
+	"sharecache":  "each volume has its own mount (nosharecache), so that each can be unmounted without the others",
 	"bg":          forMountNFS,
 	"fg":          forMountNFS,
 	"retry":       forMountNFS,
@@ -38,7 +38,7 @@ func badNFSOption(word, reason string) error {
 	return &Error{Op: "checking NFS mount option " + word, FSType: "nfs", Err: fmt.Errorf("%w: %s", ErrBadOption, reason)}
 }
 
-// parseNFSOptions sorts mount flags, with the version apart.
+// parseNFSOptions separates mount flags and the version.
 func parseNFSOptions(flags []string) (nfsOptions, error) {
 	parsed, err := ParseFlags(flags)
 	if err != nil {
@@ -69,8 +69,8 @@ func parseNFSOptions(flags []string) (nfsOptions, error) {
 	return o, err
 }
 
-// versionIn parses a word that sets the version, such as vers=4.2, v4.2 or minorversion=2;
-// ok is false for any other word.
+// versionIn parses a word that sets the version, such as vers=4.2, v4.2 or minorversion=2. ok is false
+// for any other word.
 func versionIn(word string) (value string, minor, ok bool) {
 	key, value, _ := strings.Cut(word, "=")
 	switch {
@@ -117,7 +117,7 @@ func nfsVersions(major, minor string) ([]string, error) {
 	}
 }
 
-// value returns the value of the last word `key=value`; empty if there is none.
+// value returns the value of the last word `key=value`, or "" if there is none.
 func (o nfsOptions) value(key string) string {
 	for _, word := range slices.Backward(o.Data) {
 		if k, v, ok := strings.Cut(word, "="); ok && k == key {
@@ -127,7 +127,7 @@ func (o nfsOptions) value(key string) string {
 	return ""
 }
 
-// proto returns the protocol that the last word for one sets; empty if there is none.
+// proto returns the protocol that the last such word sets, or "" if there is none.
 func (o nfsOptions) proto() string {
 	for _, word := range slices.Backward(o.Data) {
 		if proto := protoOf(word); proto != "" {
@@ -137,8 +137,8 @@ func (o nfsOptions) proto() string {
 	return ""
 }
 
-// locksThroughServer reports whether version 3 would ask the server for locks of either kind,
-// which needs rpc.statd.
+// locksThroughServer reports whether version 3 would request locks of either kind from the server, which
+// needs rpc.statd.
 func (o nfsOptions) locksThroughServer() bool {
 	locks := true
 	for _, word := range o.Data {

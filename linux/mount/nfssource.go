@@ -13,16 +13,17 @@ import (
 // NFSSource is a directory of a server.
 type NFSSource struct {
 	NFS
-	// AnyPath: the path is not known. Mounts of every directory below NFS are the source's.
+	// AnyPath means that the path is unknown. Mounts of every directory below NFS then belong to
+	// the source.
 	AnyPath bool
-	// Verify checks the root directory of a mount before the mount is shown; nil if nothing
-	// is known of the directory.
+	// Verify checks the root directory of a mount before the mount gets a path. It is nil if
+	// there is nothing to compare with.
 	Verify func(root *os.File) error
 }
 
 var _ Source = (*NFSSource)(nil)
 
-// NFSAt returns the directory of a server that is mounted at path; nil if there is none.
+// NFSAt returns the directory of a server that is mounted at path, nil if there is none.
 func NFSAt(path string) (*NFSSource, error) {
 	e, err := OnPath(path)
 	if err != nil || e == nil || !IsNFS(e) {
@@ -38,9 +39,9 @@ func NFSAt(path string) (*NFSSource, error) {
 // Close implements Source.
 func (*NFSSource) Close() error { return nil }
 
-// Mount implements Source. The mount table tells afterwards which path the kernel found,
-// if it followed a symbolic link: a user who can write above the directory may have created one,
-// and nfs(5) has no option to follow none. With version 3 the server follows links unseen.
+// Mount implements Source. A user with write permission above the directory may have created a symbolic
+// link, and nfs(5) has no option to follow none. The mount table shows the path that the kernel
+// followed. With version 3 the server follows links, and the table does not show it.
 func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err := n.mountUnchecked(ctx, target, o); err != nil {
 		return err
@@ -49,7 +50,8 @@ func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err != nil || e == nil || n.owns(e) {
 		return err
 	}
-	err = fmt.Errorf("%w: a part of this path is a symbolic link, and the server has %s there: use that path if it is meant", ErrOtherDirectory, e.Source)
+	err = fmt.Errorf("%w: a part of this path is a symbolic link, and the server has %s there: use that path if it is meant",
+		ErrOtherDirectory, e.Source)
 	return errors.Join(&Error{Op: "mount", Source: n.String(), Target: target, FSType: "nfs", Err: err}, Unmount(target))
 }
 
@@ -85,7 +87,7 @@ func (n *NFSSource) Attributes(o Options) (Options, error) {
 	return o, err
 }
 
-// Shows implements Source. The path itself is not touched: its server may not answer.
+// Shows implements Source. It does not access the path, because its server may not respond.
 func (n *NFSSource) Shows(path string) (bool, error) {
 	e, err := OnPath(path)
 	return err == nil && e != nil && n.owns(e), err
@@ -113,17 +115,17 @@ func (n *NFSSource) Problems() ([]Problem, error) { return unreachable(n) }
 // Grow implements Source.
 func (*NFSSource) Grow() error { return nil }
 
-// Unmount implements Source. A process that was killed and waits for a silent server
-// keeps the path busy. If the server is given up and the only other mount is the last one,
-// the calls that wait are aborted through that one.
+// Unmount implements Source. A process that was killed and waits for a server that does not respond
+// keeps the path busy. If abandon abandons the server and only one other mount is left, the waiting
+// calls are aborted through that mount.
 func (n *NFSSource) Unmount(ctx context.Context, path string, abandon Abandon) error {
 	return UnmountBusy(ctx, path, abandon, func(ctx context.Context, beside string) error {
 		return AbortNFS(context.WithoutCancel(ctx), beside, func() bool { return ctx.Err() != nil })
 	})
 }
 
-// UnmountLast implements Source. What is dirty is written while the mount still exists: an
-// unmount that waits for the server could not be repeated.
+// UnmountLast implements Source. It writes dirty pages while the mount still exists: an unmount that
+// waits for the server could not be repeated.
 func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abandon) error {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -138,7 +140,8 @@ func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abando
 		return err
 	}
 	if len(beside) > 0 {
-		return &Error{Op: "umount2", Source: e.Source, Target: path, FSType: e.FSType, Err: fmt.Errorf("%w at %s", ErrMountedElsewhere, beside[0])}
+		err := fmt.Errorf("%w at %s", ErrMountedElsewhere, beside[0])
+		return &Error{Op: "umount2", Source: e.Source, Target: path, FSType: e.FSType, Err: err}
 	}
 	if force {
 		return ForceUnmountNFS(ctx, path)
@@ -149,8 +152,8 @@ func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abando
 	return UnmountIdle(ctx, path)
 }
 
-// abandonMount decides for one mount. A server may have several addresses, and one that
-// answers at the address of the mount is not given up: it still receives what was written.
+// abandonMount decides for one mount. A server may have several addresses. A server that responds at
+// the address of the mount is not abandoned: it still receives writes.
 func abandonMount(ctx context.Context, e *Entry, abandon Abandon) (bool, error) {
 	force, err := abandon.decide()
 	if (force || err != nil) && IsNFS(e) && Answers(ctx, e) {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are mount flags, sorted by what they apply to.
+// Options are mount flags, separated into flags of the mount and options of the filesystem.
 type Options struct {
 	// Attr holds the flags of the mount itself (MOUNT_ATTR_*, fsmount(2)).
 	Attr uint64
@@ -27,17 +27,19 @@ var attributes = map[string]uint64{
 	"ro":          unix.MOUNT_ATTR_RDONLY,
 }
 
-// defaults are flags that change nothing, or that only mount(8) understands.
-var defaults = []string{"defaults", "rw", "suid", "dev", "exec", "async", "relatime", "diratime", "symfollow", "auto", "noauto", "nofail", "_netdev"}
+// defaults are flags without effect, or flags that only mount(8) uses.
+var defaults = []string{
+	"defaults", "rw", "suid", "dev", "exec", "async", "relatime", "diratime", "symfollow", "auto", "noauto", "nofail", "_netdev",
+}
 
-// forbidden are flags that would mount something else.
+// forbidden are flags that would mount another source.
 var forbidden = []string{
 	"bind", "rbind", "remount", "move", "shared", "private", "slave", "unbindable", "loop", "offset", "sizelimit", "user", "users",
 	"source", "device", "logdev", "rtdev", "journal_path", "journal_dev", "subvol", "subvolid",
 }
 
-// ParseFlags sorts mount flags. A flag that would change what is mounted is ErrBadOption. The
-// kernel checks the options of the filesystem when it mounts.
+// ParseFlags separates mount flags. A flag that would mount another source is ErrBadOption. The kernel
+// checks the options of the filesystem when it mounts.
 func ParseFlags(flags []string) (Options, error) {
 	var o Options
 	for _, flag := range flags {
@@ -86,8 +88,7 @@ var statfsFlags = map[uint64]int64{
 	unix.MOUNT_ATTR_NOSYMFOLLOW: 0x2000, // ST_NOSYMFOLLOW (linux/statfs.h)
 }
 
-// MatchAttr reports whether a mount with the given statfs flags has exactly the attributes in
-// o.
+// MatchAttr reports whether a mount with the given statfs flags has exactly the attributes in o.
 func (o Options) MatchAttr(flags int64) bool {
 	for attr, flag := range statfsFlags {
 		if (o.Attr&attr == attr) != (flags&flag != 0) {

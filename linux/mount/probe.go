@@ -2,8 +2,8 @@ package mount
 
 import "golang.org/x/sys/unix"
 
-// Probe makes the system calls of a bind mount on a detached copy of the root mount, which is
-// gone when it returns. An error is the reason why this process cannot mount.
+// Probe makes the system calls of a bind mount on a temporary detached copy of the root mount. An error
+// is the reason why this process cannot mount.
 func Probe() error {
 	fail := func(op string, err error) error { return &Error{Op: op, Source: "/", Err: err} }
 	fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
@@ -21,7 +21,7 @@ func Probe() error {
 	return unix.Close(fsfd)
 }
 
-// At returns the mount that a path is on. It follows a link at the end of the path.
+// At returns the mount that contains a path. It follows a link at the end of the path.
 func At(path string) (*Entry, error) {
 	at, err := Inspect(path + "/.")
 	if err != nil {

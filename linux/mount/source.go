@@ -6,47 +6,47 @@ import (
 	"slices"
 )
 
-// Source is storage that can be mounted on this node: a block device
-// (blockdev.DeviceSource), a directory of this node (DirectorySource) or a directory of
-// an NFS server (NFSSource).
+// Source is storage that can be mounted on this node: a block device (blockdev.DeviceSource), a
+// directory of this node (DirectorySource), a directory of an NFS server (NFSSource) or memory
+// (MemorySource).
 type Source interface {
 	// String names the source in errors and logs.
 	String() string
-	// Mount mounts the source at target. The target never shows it without o, nor
-	// anything other than the source. After an error nothing is mounted. Errors are
-	// *Error, with one of the sentinel errors of this package where that is the reason.
+	// Mount mounts the source at target. The target never shows the source without o, nor
+	// another source. After an error nothing is mounted. Errors are *Error, with one of the
+	// sentinel errors of this package if that is the reason.
 	Mount(ctx context.Context, target string, o Options) error
-	// Close releases what keeps the source available until it is mounted.
+	// Close releases the resources that keep the source available until it is mounted.
 	Close() error
 	// Attributes adds to o the attributes that every mount of the source has.
 	Attributes(o Options) (Options, error)
 
-	// Shows reports whether the mount at path shows the source as it is now.
+	// Shows reports whether the mount at path shows the source in its current state.
 	Shows(path string) (bool, error)
-	// Owns reports whether the mount at path is one of the source, even if the source was
+	// Owns reports whether the mount at path is a mount of the source, even if the source was
 	// replaced or removed since, or the mounted filesystem is broken.
 	Owns(path string) (bool, error)
-	// Matcher returns a function that tells which entries of a mount table are mounts of
+	// Matcher returns a function that reports whether an entry of a mount table is a mount of
 	// the source.
 	Matcher(table []*Entry) (func(*Entry) bool, error)
-	// Problems reports what is wrong with the mounted source.
+	// Problems returns the problems of the mounted source.
 	Problems() ([]Problem, error)
-	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow where no
-	// mount of it allows that. A directory has nothing to grow.
+	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow if no mount of it
+	// allows that. It does nothing for a directory.
 	Grow() error
 
 	// Unmount removes the mount at path; other mounts of the source may remain. EBUSY if
 	// a process uses it.
 	Unmount(ctx context.Context, path string, abandon Abandon) error
-	// UnmountLast removes the last mount of the source. The storage has all that was
-	// written when it returns, unless abandon said that this is given up. ErrMountedElsewhere
-	// if a directory of a server has other mounts.
+	// UnmountLast removes the last mount of the source. When it returns, the storage has all
+	// writes, unless abandon decided to discard them. ErrMountedElsewhere if a directory of a
+	// server has other mounts.
 	UnmountLast(ctx context.Context, path string, abandon Abandon) error
 }
 
-// Abandon reports whether a server that does not answer is given up, and with it what was
-// not written there yet. An error means that nothing may be unmounted now. A nil Abandon
-// gives up no server.
+// Abandon reports whether a server that does not respond is abandoned, which discards the writes that
+// it does not have yet. An error means that nothing may be unmounted now. A nil Abandon abandons no
+// server.
 type Abandon func() (bool, error)
 
 func (a Abandon) decide() (bool, error) {
@@ -59,11 +59,11 @@ func (a Abandon) decide() (bool, error) {
 // BlockDevice is a Source that has a device node.
 type BlockDevice interface {
 	Source
-	// Node is the path of the device node.
+	// Node returns the path of the device node.
 	Node() string
 }
 
-// Problem is something that is wrong with a mounted source.
+// Problem is a problem of a mounted source.
 type Problem struct {
 	Kind    ProblemKind
 	Message string
@@ -73,30 +73,30 @@ type Problem struct {
 type ProblemKind int
 
 const (
-	// RecordedErrors means: the filesystem has recorded errors of itself.
+	// RecordedErrors means that the filesystem has recorded errors.
 	RecordedErrors ProblemKind = iota
-	// MadeReadOnly means: the filesystem accepts no writes any more.
+	// MadeReadOnly means that the filesystem became read-only.
 	MadeReadOnly
-	// ShutDown means: the filesystem of a device does not answer.
+	// ShutDown means that the filesystem of a device does not respond.
 	ShutDown
-	// Unreachable means: the directory does not answer.
+	// Unreachable means that the directory does not respond.
 	Unreachable
 )
 
 var (
-	// ErrCannotGrow means: no mount allows the filesystem to grow.
+	// ErrCannotGrow means that no mount allows the filesystem to grow.
 	ErrCannotGrow = errors.New("the filesystem cannot grow now")
-	// ErrDamaged means: the kernel cannot mount what is on the device.
+	// ErrDamaged means that the kernel cannot mount the content of the device.
 	ErrDamaged = errors.New("the filesystem is damaged or is none")
-	// ErrNoFilesystem means: the kernel lacks the filesystem.
+	// ErrNoFilesystem means that the kernel lacks the filesystem.
 	ErrNoFilesystem = errors.New("this kernel does not have the filesystem")
-	// ErrOtherDirectory means: another directory than the source was mounted.
+	// ErrOtherDirectory means that a directory other than the source was mounted.
 	ErrOtherDirectory = errors.New("the server mounts another directory")
-	// ErrMountedElsewhere means: the source has other mounts.
+	// ErrMountedElsewhere means that the source has other mounts.
 	ErrMountedElsewhere = errors.New("it is still mounted")
-	// ErrNotWritten means: the server does not have everything that was written.
+	// ErrNotWritten means that the server does not have all writes.
 	ErrNotWritten = errors.New("what was written is not on the server yet")
-	// ErrUnmounting means: the unmount continues when the call ends, and another call joins it.
+	// ErrUnmounting means that the unmount continues after the call, and another call joins it.
 	ErrUnmounting = errors.New("the mount is still being unmounted by force, because its server does not answer: try again")
 )
 
@@ -113,8 +113,8 @@ func Of(s Source) ([]*Entry, error) {
 	return slices.DeleteFunc(table, func(e *Entry) bool { return !matches(e) }), nil
 }
 
-// HasAttributes reports whether the mount of a source at path has the attributes that Mount
-// gives it with o.
+// HasAttributes reports whether the mount of a source at path has the attributes that Mount sets with
+// o.
 func HasAttributes(s Source, path string, o Options) (bool, error) {
 	wanted, err := s.Attributes(o)
 	if err != nil {

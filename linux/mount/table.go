@@ -8,9 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/location"
 )
 
-// OnPath returns the topmost mount at exactly that path, nil if there is none. It reads the
-// mount table and accesses only the parent of the path: the server of what is mounted there
-// may not answer.
+// OnPath returns the topmost mount at exactly the path, nil if there is none. It reads the mount table
+// and accesses only the parent of the path, because the server of a mount at the path may not respond.
 func OnPath(path string) (*Entry, error) {
 	entries, err := byMountpoint(path, func(mountpoint, at string) bool { return mountpoint == at })
 	if err != nil {
@@ -19,7 +18,7 @@ func OnPath(path string) (*Entry, error) {
 	return topmost(entries), nil
 }
 
-// Below returns the mounts at a path and below it. It accesses paths as OnPath does.
+// Below returns the mounts at a path and below it. It accesses only the parent of the path.
 func Below(path string) ([]*Entry, error) { return byMountpoint(path, location.IsBelow) }
 
 // byMountpoint compares mountpoints with a path whose parent has no links.
@@ -36,7 +35,7 @@ func byMountpoint(path string, matches func(mountpoint, at string) bool) ([]*Ent
 	return Table(func(e *Entry) bool { return matches(e.Mountpoint, at) })
 }
 
-// topmost is the entry that has no other mounted on it; nil if there are no entries.
+// topmost returns the entry on which no other is mounted, nil if there are no entries.
 func topmost(entries []*Entry) *Entry {
 	below := map[int]bool{}
 	for _, e := range entries {

@@ -12,12 +12,12 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// MemoryLimit limits a filesystem in memory: its bytes, rounded up to pages, and its files.
-// Without Inodes the limit of the kernel applies: half as many as the machine has pages.
+// MemoryLimit limits the bytes, rounded up to pages, and the files of a filesystem in memory. Without
+// Inodes the limit of the kernel applies: half the number of pages of the machine.
 type MemoryLimit struct{ Bytes, Inodes int64 }
 
-// MemoryFor returns a limit with one file for each page of bytes, and at least 1024: the
-// kernel keeps a file in memory that does not count for the filesystem.
+// MemoryFor returns a limit with one file for each page of bytes, and at least 1024 files. The memory
+// that the kernel needs for a file does not count for the size of the filesystem.
 func MemoryFor(bytes int64) MemoryLimit { return MemoryLimit{bytes, max(1024, bytes/4096)} }
 
 func (l MemoryLimit) words() []string {
@@ -31,9 +31,9 @@ func (l MemoryLimit) words() []string {
 // memoryAttributes are the attributes of every filesystem in memory.
 const memoryAttributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
-// Memory creates a filesystem in memory that has no path yet; the mount table calls it name.
-// It is not swapped out if the kernel supports that (tmpfs(5), noswap; Linux 6.4). Its root
-// is writable for everybody.
+// Memory creates a filesystem in memory without a path. Its source in the mount table is name. It is not
+// swapped out if the kernel supports that (tmpfs(5), noswap, Linux 6.4). All users can write to its
+// root.
 func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 	o.Attr |= memoryAttributes
 	words := append(limit.words(), "mode=0777")
@@ -48,8 +48,8 @@ func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 
 const memoryType = "tmpfs"
 
-// ResizeMemory changes the limit of the filesystem in memory that is mounted at path. It fails
-// if more than that is in it. Without Inodes their limit stays.
+// ResizeMemory changes the limit of the filesystem in memory that is mounted at path. It fails if the
+// content is larger. Without Inodes the limit of files stays.
 func ResizeMemory(path string, limit MemoryLimit) error {
 	fail := func(op string, err error) error { return &Error{Op: op, Target: path, FSType: memoryType, Err: err} }
 	fsfd, err := unix.Fspick(unix.AT_FDCWD, path, unix.FSPICK_CLOEXEC|unix.FSPICK_SYMLINK_NOFOLLOW)
@@ -69,14 +69,13 @@ func ResizeMemory(path string, limit MemoryLimit) error {
 	return nil
 }
 
-// IsMemory reports whether an entry is of a filesystem that Memory created with that name; nil
-// is not.
+// IsMemory reports whether an entry is a filesystem that Memory created with a name. It returns false
+// for nil.
 func IsMemory(e *Entry, name string) bool {
 	return e != nil && e.FSType == memoryType && e.Source == name
 }
 
-// MemorySource is a filesystem in memory. It consists of its mount alone, which the mount
-// table calls Name; unmounting removes it.
+// MemorySource is a filesystem in memory. Its source in the mount table is Name. Unmounting removes it.
 type MemorySource struct {
 	Name string
 	// Size is in bytes.
@@ -128,7 +127,7 @@ func (m *MemorySource) Matcher([]*Entry) (func(*Entry) bool, error) { return m.o
 
 func (m *MemorySource) owns(e *Entry) bool { return IsMemory(e, m.Name) }
 
-// Problems implements Source: memory has none.
+// Problems implements Source.
 func (*MemorySource) Problems() ([]Problem, error) { return nil, nil }
 
 // Grow implements Source.

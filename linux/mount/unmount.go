@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// idleWithin is how long a mount may stay busy that nothing uses: a call for its
-	// usage, or a process that was just killed, may still have it open.
+	// idleWithin is the time for which an unused mount may stay busy: a call for its usage, or a
+	// process that was just killed, may still have it open.
 	idleWithin = 100 * time.Millisecond
-	// abortedWithin is how long a mount may stay busy once the calls of its users fail.
+	// abortedWithin is the time for which a mount may stay busy once the calls of its users fail.
 	abortedWithin = 10 * time.Second
-	// flushWithin is how long one call of NFSUnmounter waits for a server that answers
-	// slowly. The flush continues, and the next call joins it.
+	// flushWithin is the time for which one call of NFSUnmounter waits for a slow server. The
+	// flush continues, and the next call joins it.
 	flushWithin = 30 * time.Second
 )
 
@@ -35,7 +35,7 @@ func Unmount(path string) error {
 	return nil
 }
 
-// UnmountIdle is Unmount for a path that nothing should use. It retries on EBUSY for idleWithin.
+// UnmountIdle is Unmount for an unused path. It retries on EBUSY for idleWithin.
 func UnmountIdle(ctx context.Context, path string) error {
 	return retry.For(ctx, idleWithin, func() (bool, error) {
 		err := Unmount(path)
@@ -43,10 +43,9 @@ func UnmountIdle(ctx context.Context, path string) error {
 	})
 }
 
-// UnmountBusy is UnmountIdle for a mount whose storage is on a server. While the path is
-// busy, abandon gives up the server, and exactly one other mount shows the filesystem,
-// abort makes the calls fail that wait for the server, until its context ends. With more
-// mounts, others would wait for the server too.
+// UnmountBusy is UnmountIdle for a mount whose storage is on a server. If the path is busy, abandon
+// abandons the server, and exactly one other mount shows the filesystem, abort fails the calls that
+// wait for the server, until its context ends. With more mounts, calls of other users would fail too.
 func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(ctx context.Context, beside string) error) error {
 	busy := UnmountIdle(ctx, path)
 	if !errors.Is(busy, unix.EBUSY) {
@@ -74,9 +73,9 @@ func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(c
 		func() bool { return false })
 }
 
-// UnmountAborting unmounts the filesystem of a device whose storage is on a server, and
-// has the writes fail that the unmount waits for if abandon gives up the server. abort
-// does that until its context ends or the device is free.
+// UnmountAborting unmounts the filesystem of a device whose storage is on a server. If abandon abandons
+// the server, abort fails the writes that the unmount waits for, until its context ends or the device is
+// free.
 func UnmountAborting(ctx context.Context, path string, abandon Abandon, abort func(context.Context) error) error {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -96,14 +95,14 @@ func UnmountAborting(ctx context.Context, path string, abandon Abandon, abort fu
 	})
 }
 
-// Aborting runs a step that waits for storage which does not answer, and abort, which
-// makes fail what the step waits for, until its context ends or there is nothing left to
-// abort. In that case the step is not waited for if done says that it had its effect.
+// Aborting runs step, which waits for storage that does not respond, and abort, which fails the calls
+// that step waits for. abort runs until its context ends or there is nothing left to abort. In the
+// latter case Aborting returns without waiting for step if done reports that step had its effect.
 func Aborting(ctx context.Context, abort, step func(context.Context) error, done func() bool) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	aborted, stepped := make(chan struct{}), make(chan error, 1)
-	go func() { defer close(aborted); _ = abort(until) }() // the step reports how it ended
+	go func() { defer close(aborted); _ = abort(until) }() // the result of the step is returned
 	go func() { stepped <- step(ctx) }()
 	select {
 	case err := <-stepped:
@@ -118,17 +117,17 @@ func Aborting(ctx context.Context, abort, step func(context.Context) error, done
 	}
 }
 
-// flushing holds the flushes in progress by path: a thread that waits for a server cannot be
+// flushing holds the flushes in progress by path. A thread that waits for a server cannot be
 // interrupted, so each path has at most one.
 var flushing singleflight.Group
 
-// flush returns when the server of an NFS mount has all that was written, or when ctx ends
-// (ErrNotWritten): the flush then continues, and the next call joins it. It does not unmount:
-// when a call has ended, another one may have mounted or published the volume again.
+// flush returns when the server of an NFS mount has all writes, or when ctx ends (ErrNotWritten). In the
+// latter case the flush continues, and the next call joins it. It does not unmount: after the end of a
+// call, another one may have mounted or published the volume again.
 func flush(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
 	done := flushing.DoChan(path, func() (any, error) {
-		// A server that does not know the directory any more accepts nothing, now or later.
+		// A server without the directory accepts no writes, now or later.
 		if err := syncMount(path); err != nil && !errors.Is(err, unix.ESTALE) {
 			return nil, fmt.Errorf("%w: %w", ErrNotWritten, err)
 		}
@@ -151,31 +150,30 @@ func syncMount(path string) error {
 	return SyncFilesystem(dir)
 }
 
-// NFSUnmounter unmounts NFS mounts whose servers may be silent. Its methods are safe for
-// concurrent use.
+// NFSUnmounter unmounts NFS mounts whose servers may not respond. Its methods are safe for concurrent
+// use.
 type NFSUnmounter struct {
-	// Patience is how long a server may be silent before a mount is given up, and with it
-	// what was written and not flushed.
+	// Patience is the time after which a mount is unmounted although its server does not respond.
+	// Writes that were not flushed are then lost.
 	Patience time.Duration
 
 	mu sync.Mutex
-	// silent has since when servers have been silent, by the path of the mount.
+	// silent holds the times since when servers have not responded, by the path of the mount.
 	silent map[string]time.Time
 }
 
-// NewNFSUnmounter makes an unmounter whose Patience is two minutes.
+// NewNFSUnmounter returns an unmounter whose Patience is two minutes.
 func NewNFSUnmounter() *NFSUnmounter {
 	return &NFSUnmounter{Patience: 2 * time.Minute, silent: map[string]time.Time{}}
 }
 
-// Unmount removes the NFS mounts at a path, one over the other, and returns what is
-// mounted there then, which is no NFS mount; nil if nothing is. It returns once the server
-// has what was written. A server that is silent for longer than Patience is given up
-// (ForceUnmountNFS); before that the call fails. The mount itself is not asked whether its
-// server answers: that call would wait with it.
+// Unmount removes all NFS mounts at a path. It returns the remaining mount at the path, which is not an
+// NFS mount, or nil. When it returns, the server has all writes. If a server does not respond, the call
+// fails until Patience has passed, and then unmounts by force (ForceUnmountNFS). It does not check the
+// server through the mount, because that call would block too.
 //
-// There is no lazy unmount (MNT_DETACH): it would not tell whether what was written
-// arrives, and the machine would keep a mount without a path.
+// It does not use the lazy unmount (MNT_DETACH), which does not report whether the writes reach the
+// server, and leaves a mount without a path.
 func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error) {
 	for {
 		at, err := OnPath(path)
@@ -206,16 +204,17 @@ func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) erro
 	if err != nil {
 		return err
 	}
-	if len(beside) > 0 { // nothing is lost with this mount, and force would fail the calls of others
+	if len(beside) > 0 { // no write is lost with this mount, and force would fail the calls of others
 		return Unmount(path)
 	}
 	if left := u.Patience - u.silentFor(path); left > 0 {
-		return fmt.Errorf("the server of %s does not answer, and may not have all that was written: it is given up in %s", at.Source, left.Round(time.Second))
+		return fmt.Errorf("the server of %s does not answer, and may not have all that was written: it is given up in %s",
+			at.Source, left.Round(time.Second))
 	}
 	return ForceUnmountNFS(ctx, path)
 }
 
-// silentFor is how long the server of a path has been silent.
+// silentFor returns the time for which the server of a path has not responded.
 func (u *NFSUnmounter) silentFor(path string) time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -2,7 +2,6 @@ package quota
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,9 +26,9 @@ const (
 	fidRoot        = 0x4d // FILEID_BTRFS_WITHOUT_PARENT
 )
 
-// subvolumes limits directories that are subvolumes, by simple quotas. Subvolume N, which
-// is the qgroup 0/N, is put into a qgroup 1/N that has the limit: the kernel puts the
-// subvolumes that a tenant creates in it into 1/N as well.
+// subvolumes limits directories that are subvolumes, by simple quotas. Subvolume N, which is the
+// qgroup 0/N, is a member of the qgroup 1/N, which has the limit. The kernel adds the subvolumes that a
+// tenant creates in subvolume N to 1/N.
 type subvolumes struct {
 	dir   *os.File
 	sysfs string // the directory of the filesystem in sysfs
@@ -40,12 +39,8 @@ func newSubvolumes(dir *os.File) (*subvolumes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &subvolumes{dir: dir, sysfs: "/sys/fs/btrfs/" + formatUUID(id)}, nil
-}
-
-func formatUUID(b [16]byte) string {
-	s := hex.EncodeToString(b[:])
-	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+	uuid := fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+	return &subvolumes{dir: dir, sysfs: "/sys/fs/btrfs/" + uuid}, nil
 }
 
 func group(id uint64) uint64 { return 1<<levelShift | id }
@@ -80,13 +75,13 @@ func (s *subvolumes) checkOverride() error {
 
 func (s *subvolumes) read(file string) (string, error) {
 	b, err := os.ReadFile(s.sysfs + "/" + file)
-	if errors.Is(err, unix.ENODEV) { // quotas were switched off between open and read
+	if errors.Is(err, unix.ENODEV) { // quotas were switched off between open(2) and read(2)
 		err = fs.ErrNotExist
 	}
 	return strings.TrimSpace(string(b)), err
 }
 
-// makeDir creates a subvolume; the kernel gives it mode 0777 & ^umask.
+// makeDir creates a subvolume. The kernel creates it with mode 0777 & ^umask.
 func (s *subvolumes) makeDir(parent *os.File, name string) error {
 	dir, err := reopen(parent)
 	if err != nil {
@@ -104,7 +99,7 @@ func (s *subvolumes) makeDir(parent *os.File, name string) error {
 	return made.Chmod(dirMode)
 }
 
-// subvolume is the ID of the subvolume whose root is dir; 0 if dir is not a root.
+// subvolume returns the ID of the subvolume whose root is dir, 0 if dir is not a root.
 func subvolume(dir *os.File) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -116,8 +111,8 @@ func subvolume(dir *os.File) (uint64, error) {
 	return sys.SubvolumeID(dir)
 }
 
-// allocate uses the ID of the subvolume for the qgroup. btrfs reuses the IDs of removed
-// subvolumes after a mount, so a qgroup or a record of it may exist.
+// allocate uses the ID of the subvolume for the qgroup. After a mount btrfs reuses the IDs of removed
+// subvolumes, so a qgroup with the ID or a record of it may exist.
 func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := subvolume(dir)
 	if err == nil && id == 0 {
@@ -138,7 +133,7 @@ func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool)
 	return id, nil
 }
 
-// removeGroup also removes a qgroup from those that it is in. EBUSY if it has members, or
+// removeGroup also removes a qgroup from the qgroups that contain it. EBUSY if it has members or
 // belongs to a subvolume.
 func (s *subvolumes) removeGroup(qgroup uint64) error {
 	return ignore(sys.RemoveQgroup(s.dir, qgroup), unix.ENOENT)
@@ -159,10 +154,10 @@ func ignore(err, expected error) error {
 	return err
 }
 
-// commit makes qgroups durable: no log contains them, so fsync(2) of a file does not. A
-// kernel thread commits, and one that is about to sleep misses the request for 30 seconds
-// (transaction_kthread, fs/btrfs/disk-io.c). The request is repeated by another thread,
-// because the one that made it waits until the commit has begun.
+// commit makes qgroups durable. No log contains them, so fsync(2) of a file does not. A kernel thread
+// commits, and a thread that is about to sleep misses the request for 30 seconds (transaction_kthread,
+// fs/btrfs/disk-io.c). Another goroutine repeats the request, because the first one waits until the
+// commit has begun.
 func (s *subvolumes) commit() error {
 	begun := make(chan error, 1)
 	var transaction uint64
@@ -184,8 +179,8 @@ func (s *subvolumes) commit() error {
 	}
 }
 
-// requestCommit requests a commit without waiting for it. It uses a descriptor of its own,
-// because it may outlive the filesystem's.
+// requestCommit requests a commit without waiting for it. It opens its own descriptor, because it may
+// outlive the FS.
 func (s *subvolumes) requestCommit() {
 	dir, err := reopen(s.dir)
 	if err != nil {
@@ -197,7 +192,7 @@ func (s *subvolumes) requestCommit() {
 	}()
 }
 
-// set also restores removed qgroups: they vanish when quotas are switched off and on.
+// set also restores removed qgroups: switching quotas off removes them.
 func (s *subvolumes) set(id uint64, l Limit) error {
 	if err := ignore(sys.CreateQgroup(s.dir, group(id)), unix.EEXIST); err != nil {
 		return err
@@ -211,7 +206,7 @@ func (s *subvolumes) set(id uint64, l Limit) error {
 	return s.commit()
 }
 
-// assignAll puts a subvolume and those in it into a qgroup.
+// assignAll adds a subvolume and the subvolumes in it to a qgroup.
 func (s *subvolumes) assignAll(id, to uint64) error {
 	if err := s.assign(id, to); err != nil {
 		return err
@@ -223,7 +218,7 @@ func (s *subvolumes) assignAll(id, to uint64) error {
 	return err
 }
 
-// usage is read from sysfs, which also shows what the next commit writes, and dirty pages.
+// usage reads sysfs, which also counts the changes of the next commit and dirty pages.
 func (s *subvolumes) usage(id uint64) (u Usage, err error) {
 	var flags int64
 	for _, f := range []struct {
@@ -257,8 +252,7 @@ func (s *subvolumes) number(id uint64, file string) (int64, error) {
 	return int64(n), err
 }
 
-// id ignores a subvolume that is not in the qgroup of its ID: a qgroup of that number
-// belongs to another user.
+// id ignores a subvolume that is not in the qgroup of its ID: that qgroup was not created by allocate.
 func (s *subvolumes) id(dir *os.File) (uint64, error) {
 	id, err := subvolume(dir)
 	if err != nil || id == 0 {
@@ -313,12 +307,12 @@ func (s *subvolumes) removeMembers(qgroup uint64) error {
 	}
 }
 
-// members lists the first qgroups in one.
+// members lists the first members of a qgroup.
 func (s *subvolumes) members(qgroup uint64) ([]uint64, error) {
 	return s.related(qgroup, 0, group(0)-1)
 }
 
-// related lists the first qgroups in a range that are in a qgroup, or that it is in.
+// related lists the first qgroups of a range that are members of a qgroup or contain it.
 func (s *subvolumes) related(qgroup, from, to uint64) ([]uint64, error) {
 	found, err := sys.SearchBtrfs(s.dir, sys.BtrfsKeys{
 		Tree: quotaTree, MinObject: qgroup, MaxObject: qgroup, MinOffset: from, MaxOffset: to,
@@ -331,7 +325,7 @@ func (s *subvolumes) related(qgroup, from, to uint64) ([]uint64, error) {
 	return offsets, err
 }
 
-// generation is part of the handle of an inode; kernels before 6.2 compare it.
+// generation reads the generation in the handle of an inode. Kernels before 6.2 compare it.
 func (s *subvolumes) generation(id, inode uint64) (uint32, error) {
 	found, err := sys.SearchBtrfs(s.dir, sys.BtrfsKeys{
 		Tree: id, MinObject: inode, MaxObject: inode, MaxTrans: math.MaxUint64, MinType: inodeItem, MaxType: inodeItem,

@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// The range of project IDs is above those that people and /etc/projid use.
+// The range of project IDs is above the IDs that administrators and /etc/projid use.
 const (
 	minProject = 1 << 24
 	maxProject = 1<<31 - 1
 )
 
-// projects limits directories by project quota. ext4 answers the commands of XFS
-// (fs/quota/quota.c in the kernel), so both use the same calls.
+// projects limits directories by project quota. ext4 supports the commands of XFS (fs/quota/quota.c in
+// the kernel), so both use the same calls.
 type projects struct {
 	kind Kind
 	dir  *os.File
@@ -28,7 +28,7 @@ type projects struct {
 	pick     func() uint32
 }
 
-// locks has a lock for each filesystem, by its st_dev.
+// locks holds a lock for each filesystem, by its st_dev.
 var locks sync.Map
 
 func newProjects(kind Kind, dir *os.File) (*projects, error) {
@@ -71,9 +71,8 @@ func (p *projects) errNotEnforced() error {
 	return errors.New("this ext4 counts what projects use, but enforces no limit: mount it with the option prjquota")
 }
 
-// allocate gives a directory an unused project ID. If another process chooses the same ID at
-// the same moment, both notice once both directories have it, and both choose another
-// before they set a limit.
+// allocate gives a directory an unused project ID. If another process chooses the same ID at the same
+// time, both detect it once both directories have the ID, and choose another before they set a limit.
 func (p *projects) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := p.chooseLimited(dir, l, taken)
 	if err != nil {
@@ -111,7 +110,7 @@ func (p *projects) choose(dir *os.File, taken func(id uint64) bool) (uint32, err
 	return 0, fmt.Errorf("no free project ID in %d tries between %d and %d", tries, minProject, maxProject)
 }
 
-// tryID gives the directory an ID, and tells whether nothing else has it.
+// tryID gives the directory an ID, and reports whether no other file has that ID.
 func (p *projects) tryID(dir *os.File, id uint32) (alone bool, err error) {
 	before, err := p.get(id)
 	if err != nil || before.Blocks|before.Inodes != 0 || limited(before) {
@@ -136,7 +135,7 @@ func limited(q sys.ProjectQuota) bool {
 	return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0
 }
 
-// get reads the quota of an ID: zero if the kernel has no record of it.
+// get reads the quota of an ID. It is zero if the kernel has no record of the ID.
 func (p *projects) get(id uint32) (sys.ProjectQuota, error) {
 	q, err := sys.GetProjectQuota(p.dir, id)
 	if errors.Is(err, unix.ENOENT) {
@@ -145,7 +144,7 @@ func (p *projects) get(id uint32) (sys.ProjectQuota, error) {
 	return q, p.explain(err)
 }
 
-// explain adds what to do about quotas that cannot be read.
+// explain adds the remedy to the error of quotas that cannot be read.
 func (p *projects) explain(err error) error {
 	if !errors.Is(err, unix.EUCLEAN) && !errors.Is(err, unix.EIO) {
 		return err
@@ -157,13 +156,13 @@ func (p *projects) explain(err error) error {
 	return fmt.Errorf("%w: %w: unmount the filesystem and run %s on its device", ErrDamaged, err, check)
 }
 
-// limit sets the limits of an ID; zero is none.
+// limit sets the limits of an ID. Zero is no limit.
 func (p *projects) limit(id uint32, l Limit) error {
 	return p.explain(sys.SetProjectLimits(p.dir, id, quotaBlocks(l.Bytes), uint64(l.Inodes)))
 }
 
-// quotaBlocks rounds up to the blocks of 1 KiB in which ext4 stores limits. XFS rounds up
-// to its own blocks.
+// quotaBlocks rounds up to 1 KiB, the unit in which ext4 stores limits. XFS rounds up to its own
+// blocks.
 func quotaBlocks(bytes int64) uint64 {
 	const block = 1024
 	return (uint64(bytes) + block - 1) / block * (block / sys.QuotaBlock)
@@ -182,7 +181,7 @@ func (p *projects) set(id uint64, l Limit) error {
 
 func ours(id uint64) bool { return id >= minProject && id <= maxProject }
 
-// project refuses IDs that allocate does not choose; 0 would set the default limits.
+// project refuses IDs that allocate does not choose. ID 0 would set the default limits.
 func project(id uint64) (uint32, error) {
 	if !ours(id) {
 		return 0, fmt.Errorf("project ID %d is not between %d and %d, the range that this driver uses", id, minProject, maxProject)
@@ -190,9 +189,8 @@ func project(id uint64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// syncQuota makes earlier changes of quotas durable. A limit has no file for fsync(2), but
-// the journals of XFS and ext4 are ordered: to sync a later change of a directory syncs the
-// limit too.
+// syncQuota makes earlier changes of quotas durable. A limit has no file for fsync(2). The journals of
+// XFS and ext4 are ordered, so syncing a later change of a directory syncs the limit too.
 func syncQuota(dir *os.File) error {
 	times := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}
 	if err := unix.UtimesNanoAt(int(dir.Fd()), ".", times, 0); err != nil {
@@ -213,8 +211,8 @@ func (p *projects) usage(id uint64) (Usage, error) {
 	}, err
 }
 
-// id ignores IDs outside the range: a directory below a project of the administrator
-// inherits that one.
+// id ignores IDs outside the range: a directory below a project of the administrator inherits the ID
+// of that project.
 func (p *projects) id(dir *os.File) (uint64, error) {
 	a, err := sys.GetAttributes(dir)
 	if id := uint64(a.Project); ours(id) {
@@ -223,7 +221,7 @@ func (p *projects) id(dir *os.File) (uint64, error) {
 	return 0, err
 }
 
-// release need not be durable: an ID whose limit returns after a crash is not chosen again.
+// release need not be durable: allocate does not choose an ID whose limit is back after a crash.
 func (p *projects) release(id uint64) error {
 	project, err := project(id)
 	if err != nil {

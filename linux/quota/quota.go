@@ -13,11 +13,10 @@ import (
 // Kind is the mechanism that limits directories on a filesystem.
 type Kind string
 
-// The kinds of limits. A project quota can be evaded: the owner of a file on XFS may give
-// it another project, and ext4 exempts CAP_SYS_RESOURCE. A simple quota counts the metadata
-// of a subvolume too, and can be evaded by creating a subvolume with qgroups of the
-// caller's choice (BTRFS_IOC_SUBVOL_CREATE_V2), which needs no capability. A write beyond
-// the limit fails with EDQUOT, or with ENOSPC on XFS.
+// The kinds of limits. A project quota can be evaded: the owner of a file on XFS may change its
+// project, and ext4 exempts CAP_SYS_RESOURCE. A simple quota also counts the metadata of a subvolume.
+// It can be evaded by creating a subvolume with chosen qgroups (BTRFS_IOC_SUBVOL_CREATE_V2), which
+// needs no capability. A write beyond the limit fails with EDQUOT, or with ENOSPC on XFS.
 const (
 	None  Kind = ""
 	XFS   Kind = "xfs-project"
@@ -25,8 +24,8 @@ const (
 	Btrfs Kind = "btrfs-simple"
 )
 
-// ErrBusy means that data still counts on the ID. btrfs frees removed data in the background, and an
-// open file counts until it is closed.
+// ErrBusy means that data still counts towards the ID. btrfs frees removed data in the background, and
+// a removed file counts until it is closed.
 var ErrBusy = errors.New("data still counts on the quota ID")
 
 // ErrDamaged means that the filesystem's record of projects and limits cannot be read.
@@ -42,24 +41,24 @@ type Limit struct {
 	Inodes int64
 }
 
-// Usage is what counts on an ID, and the limit in force as the kernel reports it, possibly
-// rounded up to the filesystem's block. A limit of zero is no limit.
+// Usage is the usage of an ID and its limit as the kernel reports it, possibly rounded up to a block
+// of the filesystem. A limit of zero is no limit.
 type Usage struct {
 	Bytes, Inodes int64
 	Limit         Limit
 }
 
-// FS is a filesystem whose directories may be limited. It holds a directory of it open.
+// FS is a filesystem that may limit directories. It holds a directory of the filesystem open.
 type FS struct {
 	kind   Kind
 	reason string
 	dir    *os.File
 	limits limits
-	// subvolumes is set for every btrfs, whether or not it limits directories.
+	// subvolumes is set for every btrfs, even if it does not limit directories.
 	subvolumes *subvolumes
 }
 
-// limits is how a kind of filesystem limits directories.
+// limits is the mechanism by which a kind of filesystem limits directories.
 type limits interface {
 	check() error
 	allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error)
@@ -69,7 +68,7 @@ type limits interface {
 	release(id uint64) error
 }
 
-// Open examines the filesystem of dir, which the caller keeps.
+// Open examines the filesystem of dir, which the caller closes.
 func Open(dir *os.File) (*FS, error) {
 	own, err := reopen(dir)
 	if err != nil {
@@ -81,21 +80,16 @@ func Open(dir *os.File) (*FS, error) {
 		own.Close()
 		return nil, err
 	}
-	f.use(kind)
-	return f, nil
-}
-
-// use selects a kind if its limits are in force.
-func (f *FS) use(kind Kind) {
 	if err := f.limits.check(); err != nil {
 		f.reason = err.Error()
 		f.limits = nothing{f.reason}
-		return
+		return f, nil
 	}
 	f.kind = kind
+	return f, nil
 }
 
-// find finds the kind that the filesystem supports, whether or not it is in force.
+// find finds the kind that the filesystem supports, even if it is not in force.
 func (f *FS) find() (kind Kind, err error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.dir.Fd()), &st); err != nil {
@@ -121,18 +115,18 @@ func (f *FS) find() (kind Kind, err error) {
 // Close closes the directory that the FS holds.
 func (f *FS) Close() error { return f.dir.Close() }
 
-// Kind is the kind of limits in force.
+// Kind returns the kind of limits in force.
 func (f *FS) Kind() Kind { return f.kind }
 
-// Why is the reason why Kind is None, and what to do about it.
+// Why returns the reason why Kind is None and the remedy.
 func (f *FS) Why() string { return f.reason }
 
-// Check asks the kernel whether limits are still in force: an administrator may have
-// switched them off. The error says what to do about it.
+// Check checks that limits are still in force: an administrator may have switched them off. The error
+// has the remedy.
 func (f *FS) Check() error { return f.limits.check() }
 
-// MakeDir creates a directory with mode 0700 that Allocate can limit: on btrfs a
-// subvolume, limited or not.
+// MakeDir creates a directory with mode 0700 that Allocate can limit. On btrfs it creates a
+// subvolume, also if limits are not in force.
 func (f *FS) MakeDir(parent *os.File, name string) error {
 	if f.subvolumes != nil {
 		return f.subvolumes.makeDir(parent, name)
@@ -143,9 +137,9 @@ func (f *FS) MakeDir(parent *os.File, name string) error {
 	return nil
 }
 
-// Allocate limits an empty directory from MakeDir by an ID of its own, durably. It chooses
-// no ID that is in use on the filesystem, or that taken reports, which is called under a
-// lock. After an error the directory has no limit, but may have an ID: remove it.
+// Allocate durably limits an empty directory from MakeDir by a new ID. It chooses no ID that is in use
+// on the filesystem or for which taken returns true. It calls taken under a lock. After an error the
+// directory has no limit, but may have an ID: remove it.
 func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uint64, err error) {
 	if err := l.check(); err != nil {
 		return 0, err
@@ -166,7 +160,7 @@ func (l Limit) check() error {
 	return nil
 }
 
-// Set sets the limit of an ID, whatever it was, durably.
+// Set durably replaces the limit of an ID.
 func (f *FS) Set(id uint64, l Limit) error {
 	if err := l.check(); err != nil {
 		return err
@@ -174,41 +168,37 @@ func (f *FS) Set(id uint64, l Limit) error {
 	return f.limits.set(id, l)
 }
 
-// Usage is what counts on an ID; zero for an unknown ID.
+// Usage returns the usage of an ID. It is zero for an unknown ID.
 func (f *FS) Usage(id uint64) (Usage, error) { return f.limits.usage(id) }
 
-// ID is the ID that Allocate gave a directory; 0 for none.
-func (f *FS) ID(dir *os.File) (uint64, error) {
+// ID returns the ID that Allocate gave a directory, 0 for none.
+func (f *FS) ID(dir *os.File) (uint64, error) { return readID(dir, f.limits.id) }
+
+func readID(dir *os.File, read func(dir *os.File) (uint64, error)) (uint64, error) {
 	dir, err := reopen(dir)
 	if err != nil {
 		return 0, err
 	}
 	defer dir.Close()
-	return f.limits.id(dir)
+	return read(dir)
 }
 
-// Has tells whether a directory has an ID, also while no limit is in force.
+// Has reports whether a directory has an ID, also while no limit is in force.
 func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
-	own, err := reopen(dir)
-	if err != nil {
-		return false, err
-	}
-	defer own.Close()
 	read := f.limits.id
 	if f.subvolumes != nil {
 		read = subvolume
 	}
-	have, err := read(own)
-	return err == nil && have == id, err
+	current, err := readID(dir, read)
+	return err == nil && current == id, err
 }
 
-// Release gives an ID back whose data is removed: ErrBusy if some is left. An unknown ID is
-// no error.
+// Release frees an ID after the data is removed. ErrBusy if data still counts. An unknown ID is no
+// error.
 func (f *FS) Release(id uint64) error { return f.limits.release(id) }
 
-// RemoveDir destroys a subvolume of btrfs at once, with its content and the subvolumes in
-// it. For any other directory it changes nothing and done is false. What is mounted there
-// is not touched (EXDEV).
+// RemoveDir destroys a subvolume of btrfs in one step, with its content and the subvolumes in it. For
+// any other directory it changes nothing and done is false. It does not change a mount point (EXDEV).
 func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 	if f.subvolumes == nil {
 		return false, nil
@@ -216,7 +206,7 @@ func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 	return f.subvolumes.removeDir(parent, name)
 }
 
-// nothing limits no directory.
+// nothing is for filesystems that limit no directories.
 type nothing struct{ reason string }
 
 func (n nothing) check() error { return errors.New(n.reason) }
@@ -231,11 +221,11 @@ func (n nothing) id(*os.File) (uint64, error) { return 0, nil }
 
 func (n nothing) release(uint64) error { return nil }
 
-// reopen opens a directory for reading that may be open by O_PATH alone, which ioctl(2)
-// and fsync(2) refuse.
+// reopen opens a directory for reading. The caller may have it open by O_PATH, which ioctl(2) and
+// fsync(2) refuse.
 func reopen(dir *os.File) (*os.File, error) { return openDir(dir, ".") }
 
-// openDir opens a directory in parent: no link, and nothing mounted there.
+// openDir opens a directory in parent. It follows no link and enters no mount.
 func openDir(parent *os.File, name string) (*os.File, error) {
 	return sys.Open(parent, name, sys.OneMount, unix.O_RDONLY|unix.O_DIRECTORY)
 }

@@ -12,16 +12,15 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// removeDir destroys a subvolume and the subvolumes in it. A tenant may have nested them
-// deeper than a path can name, and have protected them: each is opened by its number, and
-// its protection is cleared.
+// removeDir destroys a subvolume and the subvolumes in it. A tenant may have nested them deeper than a
+// path can name, and may have protected them. Each is opened by its ID, and its protection is cleared.
 func (s *subvolumes) removeDir(parent *os.File, name string) (done bool, err error) {
 	dir, err := openDir(parent, name)
 	if err != nil {
 		return false, err
 	}
 	id, err := subvolume(dir)
-	dir.Close() // while it is open, the kernel frees nothing
+	dir.Close() // the kernel frees no space while it is open
 	if err != nil || id == 0 {
 		return false, err
 	}
@@ -36,7 +35,7 @@ func (s *subvolumes) removeDir(parent *os.File, name string) (done bool, err err
 	return true, s.commit() // the kernel frees the space after the commit
 }
 
-// destroyLimited clears the limit if it is in the way: changing a flag takes space.
+// destroyLimited clears the limit if it prevents the removal: changing a flag needs space.
 func (s *subvolumes) destroyLimited(parent *os.File, id uint64) error {
 	err := s.destroy(parent, id)
 	if !errors.Is(err, unix.EDQUOT) {
@@ -48,7 +47,7 @@ func (s *subvolumes) destroyLimited(parent *os.File, id uint64) error {
 	return s.destroy(parent, id)
 }
 
-// destroy destroys a subvolume in a directory, after those in it.
+// destroy destroys the subvolumes in a subvolume, and then the subvolume.
 func (s *subvolumes) destroy(parent *os.File, id uint64) error {
 	name, err := s.empty(id)
 	if err != nil {
@@ -57,7 +56,7 @@ func (s *subvolumes) destroy(parent *os.File, id uint64) error {
 	return sys.DestroySubvolume(parent, name)
 }
 
-// empty destroys the subvolumes in one, and returns its name.
+// empty destroys the subvolumes in a subvolume and returns the name of that.
 func (s *subvolumes) empty(id uint64) (name string, err error) {
 	if name, err = s.unlock(id); err != nil {
 		return "", err
@@ -92,7 +91,7 @@ func (s *subvolumes) destroyWithin(id uint64, ref sys.SubvolumeRef) error {
 	return sys.DestroySubvolume(dir, name)
 }
 
-// within lists up to 255 subvolumes that are in one.
+// within lists up to 255 subvolumes in a subvolume.
 func (s *subvolumes) within(id uint64) ([]sys.SubvolumeRef, error) {
 	root, err := s.open(id, sys.BtrfsRootInode)
 	if err != nil {
@@ -102,7 +101,7 @@ func (s *subvolumes) within(id uint64) ([]sys.SubvolumeRef, error) {
 	return sys.SubvolumesWithin(root)
 }
 
-// unlock clears the protection of a subvolume, and returns its name.
+// unlock clears the protection of a subvolume and returns its name.
 func (s *subvolumes) unlock(id uint64) (name string, err error) {
 	root, err := s.open(id, sys.BtrfsRootInode)
 	if err != nil {
@@ -119,8 +118,8 @@ func (s *subvolumes) unlock(id uint64) (name string, err error) {
 	return name, err
 }
 
-// open opens a directory of a subvolume by its inode, wherever it is: by a handle such
-// as name_to_handle_at(2) returns (struct btrfs_fid in the kernel).
+// open opens a directory of a subvolume by its inode, at any path. It uses a handle as returned by
+// name_to_handle_at(2) (struct btrfs_fid in the kernel).
 func (s *subvolumes) open(id, inode uint64) (*os.File, error) {
 	generation, err := s.generation(id, inode)
 	if err != nil {

@@ -31,44 +31,41 @@ type blkpgArg struct {
 	data              *blkpgPartition
 }
 
-// ZeroOut has the device write zeros, or the kernel where the device cannot. The range stays
-// allocated (BLKZEROOUT, block/ioctl.c).
+// ZeroOut writes zeros. The range stays allocated (BLKZEROOUT, block/ioctl.c).
 func ZeroOut(device *os.File, start, length int64) error {
-	arg := [2]uint64{uint64(start), uint64(length)}
-	return ioctl(device, "BLKZEROOUT", unix.BLKZEROOUT, unsafe.Pointer(&arg))
+	return ioctl(device, "BLKZEROOUT", unix.BLKZEROOUT, unsafe.Pointer(&[2]uint64{uint64(start), uint64(length)}))
 }
 
-// SectorSize is the logical block size of a device in bytes (BLKSSZGET).
+// SectorSize returns the logical block size of a device in bytes (BLKSSZGET).
 func SectorSize(device *os.File) (int, error) {
 	size, err := unix.IoctlGetInt(int(device.Fd()), unix.BLKSSZGET)
 	return size, wrap("BLKSSZGET", device, err)
 }
 
-// FlushBuffers writes and drops what the page cache holds of a device (BLKFLSBUF).
+// FlushBuffers writes the cached pages of a device and drops them from the page cache (BLKFLSBUF).
 func FlushBuffers(device *os.File) error { return ioctl(device, "BLKFLSBUF", unix.BLKFLSBUF, nil) }
 
-// DiskSequence is the number that the kernel gives a disk when it appears or its medium
-// changes, and gives to no other disk until the next boot (BLKGETDISKSEQ, Linux 5.15). A
-// partition has the number of its disk.
+// DiskSequence returns the number that the kernel assigns when a disk appears or its medium changes
+// (BLKGETDISKSEQ, Linux 5.15). No other disk has it until the next boot. A partition has the number
+// of its disk.
 func DiskSequence(device *os.File) (n uint64, err error) {
 	err = ioctl(device, "BLKGETDISKSEQ", blkGetDiskSeq, unsafe.Pointer(&n))
 	return n, err
 }
 
-// AddPartition adds a partition to what the kernel knows of a disk, in bytes
-// (BLKPG_ADD_PARTITION). The table on the disk is not changed.
+// AddPartition adds a partition to the kernel's partitions of a disk (BLKPG_ADD_PARTITION). Start
+// and length are in bytes. The partition table on the disk does not change.
 func AddPartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_ADD_PARTITION", blkpgAddPartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// ResizePartition changes the size that the kernel knows of a partition
-// (BLKPG_RESIZE_PARTITION).
+// ResizePartition resizes one of the kernel's partitions (BLKPG_RESIZE_PARTITION).
 func ResizePartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_RESIZE_PARTITION", blkpgResizePartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// DeletePartition removes a partition from what the kernel knows of a disk
-// (BLKPG_DEL_PARTITION). EBUSY while it is in use, ENXIO if there is none.
+// DeletePartition removes a partition from the kernel's partitions of a disk
+// (BLKPG_DEL_PARTITION). EBUSY while it is in use, ENXIO if it does not exist.
 func DeletePartition(disk *os.File, number int32) error {
 	return changePartition(disk, "BLKPG_DEL_PARTITION", blkpgDeletePartition, blkpgPartition{number: number})
 }

@@ -105,52 +105,44 @@ type (
 
 // CreateSubvolume creates a subvolume in a directory.
 func CreateSubvolume(dir *os.File, name string) error {
-	return volumeCall(dir, "BTRFS_IOC_SUBVOL_CREATE", btrfsSubvolCreate, name)
-}
-
-// DestroySubvolume removes a subvolume from a directory. ENOTEMPTY if others are in it. Its
-// space is freed in the background.
-func DestroySubvolume(dir *os.File, name string) error {
-	return volumeCall(dir, "BTRFS_IOC_SNAP_DESTROY", btrfsSnapDestroy, name)
-}
-
-func volumeCall(dir *os.File, op string, request uint, name string) error {
 	var args volArgs
-	if len(name) >= len(args.name) {
-		return &fs.PathError{Op: op, Path: join(dir, name), Err: unix.ENAMETOOLONG}
-	}
-	copy(args.name[:], name)
-	return named(ioctl(dir, op, request, unsafe.Pointer(&args)), name)
+	return namedCall(dir, "BTRFS_IOC_SUBVOL_CREATE", btrfsSubvolCreate, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// named adds the name in a directory that a call was about to its error.
-func named(err error, name string) error {
-	var failed *fs.PathError
-	if errors.As(err, &failed) {
-		failed.Path += "/" + name
-	}
-	return err
+// DestroySubvolume removes a subvolume from a directory: ENOTEMPTY if it contains others. The
+// kernel frees its space in the background.
+func DestroySubvolume(dir *os.File, name string) error {
+	var args volArgs
+	return namedCall(dir, "BTRFS_IOC_SNAP_DESTROY", btrfsSnapDestroy, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// SnapshotSubvolume makes a snapshot of the subvolume whose root is src, as name in dir.
+// SnapshotSubvolume creates a snapshot of the subvolume whose root is src, as name in dir.
 func SnapshotSubvolume(dir *os.File, name string, src *os.File, readOnly bool) error {
-	const op = "BTRFS_IOC_SNAP_CREATE_V2"
 	args := volArgsV2{fd: int64(src.Fd())}
 	if readOnly {
 		args.flags = btrfsSnapReadOnly
 	}
-	if len(name) >= len(args.name) {
-		return &fs.PathError{Op: op, Path: join(dir, name), Err: unix.ENAMETOOLONG}
-	}
-	copy(args.name[:], name)
-	return named(ioctl(dir, op, btrfsSnapCreateV2, unsafe.Pointer(&args)), name)
+	return namedCall(dir, "BTRFS_IOC_SNAP_CREATE_V2", btrfsSnapCreateV2, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// SubvolumeRef is a subvolume, and the directory of its parent that it is in, by number.
+// namedCall is ioctl(2) on a name in a directory, which it copies to a field of args. An error has
+// the path of the name.
+func namedCall(dir *os.File, op string, request uint, name string, field []byte, args unsafe.Pointer) error {
+	err := error(unix.ENAMETOOLONG)
+	if len(name) < len(field) {
+		copy(field, name)
+		err = errors.Unwrap(ioctl(dir, op, request, args))
+	}
+	if err != nil {
+		return &fs.PathError{Op: op, Path: join(dir, name), Err: err}
+	}
+	return nil
+}
+
+// SubvolumeRef identifies a subvolume and the directory of the parent subvolume that contains it.
 type SubvolumeRef struct{ Tree, Dir uint64 }
 
-// SubvolumesWithin lists up to 255 subvolumes that are directly within the one whose root
-// is open.
+// SubvolumesWithin lists up to 255 subvolumes directly within the one whose root is open.
 func SubvolumesWithin(root *os.File) ([]SubvolumeRef, error) {
 	var refs rootRefs
 	err := ioctl(root, "BTRFS_IOC_GET_SUBVOL_ROOTREF", btrfsSubvolRootRef, unsafe.Pointer(&refs))
@@ -160,7 +152,7 @@ func SubvolumesWithin(root *os.File) ([]SubvolumeRef, error) {
 	return slices.Clone(refs.refs[:refs.n]), nil
 }
 
-// SubvolumePath is the path of a subvolume within another, below that one's root.
+// SubvolumePath returns the path of a subvolume below the root of the subvolume that contains it.
 func SubvolumePath(root *os.File, ref SubvolumeRef) (string, error) {
 	args := lookupUser{dir: ref.Dir, tree: ref.Tree}
 	if err := ioctl(root, "BTRFS_IOC_INO_LOOKUP_USER", btrfsInoLookupUser, unsafe.Pointer(&args)); err != nil {
@@ -169,7 +161,7 @@ func SubvolumePath(root *os.File, ref SubvolumeRef) (string, error) {
 	return unix.ByteSliceToString(args.path[:]) + unix.ByteSliceToString(args.name[:]), nil
 }
 
-// SubvolumeID is the ID of the subvolume that an open file is in.
+// SubvolumeID returns the ID of the subvolume that contains an open file.
 func SubvolumeID(f *os.File) (uint64, error) {
 	args := inoLookup{object: BtrfsRootInode}
 	err := ioctl(f, "BTRFS_IOC_INO_LOOKUP", btrfsInoLookup, unsafe.Pointer(&args))
@@ -204,7 +196,7 @@ func BtrfsDevice(root *os.File) (path string, size int64, err error) {
 	return unix.ByteSliceToString(info.path[:]), int64(info.totalBytes), err
 }
 
-// BtrfsErrors counts the errors that a mounted btrfs has recorded of its first device.
+// BtrfsErrors counts the errors that a mounted btrfs has recorded for its first device.
 func BtrfsErrors(root *os.File) (n uint64, err error) {
 	stats := devStats{devID: 1}
 	stats.items = uint64(len(stats.values))
@@ -224,41 +216,37 @@ func GrowBtrfs(root *os.File) error {
 	return ioctl(root, "BTRFS_IOC_RESIZE", btrfsResize, unsafe.Pointer(&args))
 }
 
-// CreateQgroup creates a qgroup. EEXIST if there is one, ENOTCONN if quotas are off.
+// CreateQgroup creates a qgroup. EEXIST if it exists, ENOTCONN if quotas are off.
 func CreateQgroup(root *os.File, id uint64) error {
-	args := [2]uint64{1, id}
-	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&args))
+	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{1, id}))
 }
 
-// RemoveQgroup removes a qgroup, also from those that it is in. EBUSY if it has members or
-// belongs to a subvolume, ENOENT if there is none.
+// RemoveQgroup removes a qgroup, also from the qgroups that contain it. EBUSY if it has members
+// or belongs to a subvolume, ENOENT if it does not exist.
 func RemoveQgroup(root *os.File, id uint64) error {
-	args := [2]uint64{0, id}
-	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&args))
+	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{0, id}))
 }
 
-// AssignQgroup puts a qgroup into another. EEXIST if it is there.
+// AssignQgroup adds a qgroup to another. EEXIST if that contains it.
 func AssignQgroup(root *os.File, member, group uint64) error {
-	args := [3]uint64{1, member, group}
-	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&args))
+	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{1, member, group}))
 }
 
-// UnassignQgroup takes a qgroup out of another. ENOENT if it is not there.
+// UnassignQgroup removes a qgroup from another. ENOENT if that does not contain it.
 func UnassignQgroup(root *os.File, member, group uint64) error {
-	args := [3]uint64{0, member, group}
-	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&args))
+	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{0, member, group}))
 }
 
 // NoQgroupLimit clears a limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
 const NoQgroupLimit = ^uint64(0)
 
-// LimitQgroup limits what a qgroup references, in bytes.
+// LimitQgroup limits the bytes that a qgroup references.
 func LimitQgroup(root *os.File, id, bytes uint64) error {
 	args := [6]uint64{id, btrfsLimitReferenced, bytes}
 	return ioctl(root, "BTRFS_IOC_QGROUP_LIMIT", btrfsQgroupLimit, unsafe.Pointer(&args))
 }
 
-// StartBtrfsCommit begins to commit the running transaction, and returns its number.
+// StartBtrfsCommit begins to commit the running transaction and returns the number of it.
 func StartBtrfsCommit(root *os.File) (transaction uint64, err error) {
 	err = ioctl(root, "BTRFS_IOC_START_SYNC", btrfsStartSync, unsafe.Pointer(&transaction))
 	return transaction, err
@@ -269,8 +257,8 @@ func WaitBtrfsCommit(root *os.File, transaction uint64) error {
 	return ioctl(root, "BTRFS_IOC_WAIT_SYNC", btrfsWaitSync, unsafe.Pointer(&transaction))
 }
 
-// BtrfsKeys is struct btrfs_ioctl_search_key up to its types: the range of keys that a
-// search finds, each from and to.
+// BtrfsKeys is struct btrfs_ioctl_search_key up to the types. It limits the keys that a search
+// finds.
 type BtrfsKeys struct {
 	Tree                 uint64
 	MinObject, MaxObject uint64

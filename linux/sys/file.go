@@ -58,8 +58,8 @@ func GetAttributes(f *os.File) (a Attributes, err error) {
 	return a, err
 }
 
-// ChangeAttributes changes the attributes of a file (ioctl_fsgetxattr(2)), and tells
-// whether they differ from before.
+// ChangeAttributes changes the attributes of a file (ioctl_fsgetxattr(2)) and reports whether they
+// differ from before.
 func ChangeAttributes(f *os.File, change func(*Attributes)) (changed bool, err error) {
 	a, err := GetAttributes(f)
 	if err != nil {
@@ -73,8 +73,8 @@ func ChangeAttributes(f *os.File, change func(*Attributes)) (changed bool, err e
 	return err == nil, err
 }
 
-// MakeMutable clears the attributes immutable and append-only, either of which keeps a file
-// from being changed, linked, moved and removed, and tells whether one was set.
+// MakeMutable clears the attributes immutable and append-only, and reports whether one was set.
+// Each of them prevents a file from being changed, linked, moved and removed.
 func MakeMutable(f *os.File) (changed bool, err error) {
 	return ChangeAttributes(f, func(a *Attributes) { a.Flags &^= AttrImmutable | AttrAppend })
 }
@@ -109,7 +109,7 @@ const (
 // MaxExtents is how many extents an ExtentMap holds.
 const MaxExtents = 1024
 
-// ExtentMap is struct fiemap with room for extents. One is reused for many calls.
+// ExtentMap is struct fiemap with space for extents. It can be reused.
 type ExtentMap struct {
 	start, length  uint64
 	flags          uint32
@@ -118,9 +118,8 @@ type ExtentMap struct {
 	extents        [MaxExtents]Extent
 }
 
-// Read reads the first extents of a file between two offsets, after it has written the
-// file's dirty pages (FIEMAP_FLAG_SYNC; kernel documentation, filesystems/fiemap.rst). The
-// next call overwrites them.
+// Read writes the dirty pages of a file and then reads its first extents between two offsets
+// (FIEMAP_FLAG_SYNC; kernel documentation, filesystems/fiemap.rst). The next call overwrites them.
 func (m *ExtentMap) Read(f *os.File, from, end int64) ([]Extent, error) {
 	const sync = 1 << 0 // FIEMAP_FLAG_SYNC
 	m.start, m.length = uint64(from), uint64(end-from)

@@ -36,8 +36,8 @@ func wrap(op string, f *os.File, err error) error {
 	return &fs.PathError{Op: op, Path: f.Name(), Err: err}
 }
 
-// Unsupported tells whether an error says that the kernel, the filesystem or the device
-// does not know the call.
+// Unsupported reports whether an error means that the kernel, the filesystem or the device does
+// not support the call.
 func Unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.ENOSYS)
 }

@@ -6,20 +6,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FreeLoop is the number of an unbound loop device, which the kernel creates if there is
-// none (LOOP_CTL_GET_FREE, loop(4)). It returns the same number until the device is bound.
+// FreeLoop returns the number of an unbound loop device, which the kernel creates if necessary
+// (LOOP_CTL_GET_FREE, loop(4)). It returns the same number until the device is bound.
 func FreeLoop(control *os.File) (int, error) {
 	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 	return number, wrap("LOOP_CTL_GET_FREE", control, err)
 }
 
-// AddLoop creates a loop device (LOOP_CTL_ADD). EEXIST if there is one.
+// AddLoop creates a loop device (LOOP_CTL_ADD). EEXIST if it exists.
 func AddLoop(control *os.File, number int) error {
 	return ioctlInt(control, "LOOP_CTL_ADD", unix.LOOP_CTL_ADD, number)
 }
 
 // RemoveLoop removes an unbound loop device (LOOP_CTL_REMOVE). EBUSY while it is open or
-// bound, ENODEV if there is none.
+// bound, ENODEV if it does not exist.
 func RemoveLoop(control *os.File, number int) error {
 	return ioctlInt(control, "LOOP_CTL_REMOVE", unix.LOOP_CTL_REMOVE, number)
 }
@@ -45,8 +45,8 @@ func ResizeLoop(device *os.File) error {
 	return ioctlInt(device, "LOOP_SET_CAPACITY", unix.LOOP_SET_CAPACITY, 0)
 }
 
-// ClearLoop unbinds a loop device (LOOP_CLR_FD), or sets LO_FLAGS_AUTOCLEAR while others
-// have it open. ENXIO if it is unbound.
+// ClearLoop unbinds a loop device (LOOP_CLR_FD). While other descriptors of it are open it only
+// sets LO_FLAGS_AUTOCLEAR. ENXIO if it is unbound.
 func ClearLoop(device *os.File) error {
 	return ioctlInt(device, "LOOP_CLR_FD", unix.LOOP_CLR_FD, 0)
 }

@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Scope limits how openat2(2) resolves a path below a directory. Every scope refuses to
-// leave the directory, whatever changes meanwhile: EXDEV.
+// Scope limits how openat2(2) resolves a path below a directory. No scope leaves the directory
+// (EXDEV), even if another process changes the path meanwhile.
 type Scope uint64
 
 // The scopes, from the widest to the narrowest.
 const (
 	// Beneath follows symbolic links that stay below the directory, and enters mounts.
 	Beneath Scope = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
-	// NoLinks follows no symbolic link: ELOOP. O_PATH with O_NOFOLLOW opens the last part
-	// of the path also if that is a link.
+	// NoLinks follows no symbolic link: ELOOP. O_PATH with O_NOFOLLOW opens a link at the end of
+	// the path itself.
 	NoLinks = Beneath | unix.RESOLVE_NO_SYMLINKS
 	// OneMount is NoLinks, and enters no mount: EXDEV.
 	OneMount = NoLinks | unix.RESOLVE_NO_XDEV
@@ -40,20 +40,20 @@ func Create(dir *os.File, path string, scope Scope, flags int, mode uint32) (*os
 	return os.NewFile(uintptr(fd), join(dir, path)), nil
 }
 
-// OpenFD is Create without an os.File, which costs two system calls more.
+// OpenFD is Create without an os.File, which needs two more system calls.
 func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int, error) {
 	return openat2(dir, path, unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: uint64(scope)})
 }
 
-// OpenParent opens the parent of a directory for reading. It enters no mount: EXDEV. The
-// directory may have been moved: the caller verifies which parent it got.
+// OpenParent opens the parent of a directory for reading. It enters no mount: EXDEV. Another process
+// may have moved the directory, so the caller verifies the parent.
 func OpenParent(dir *os.File, flags int) (int, error) {
 	const resolve = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 	return openat2(dir, "..", unix.OpenHow{Flags: uint64(flags), Resolve: resolve})
 }
 
-// OpenDirectory opens a directory by its absolute path, in which no part may be a symbolic
-// link: ELOOP.
+// OpenDirectory opens a directory by its absolute path. ELOOP if a part of the path is a symbolic
+// link.
 func OpenDirectory(path string) (*os.File, error) {
 	top, err := os.Open("/")
 	if err != nil {
@@ -68,7 +68,7 @@ func OpenDirectory(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// openat2 repeats the call if a rename raced with it, or while a lease is being broken.
+// openat2 repeats the call if a rename raced with it, or while the kernel breaks a lease.
 func openat2(dir *os.File, path string, how unix.OpenHow) (int, error) {
 	how.Flags |= unix.O_CLOEXEC
 	for {
@@ -95,6 +95,6 @@ func join(dir *os.File, path string) string {
 	return dir.Name() + "/" + path
 }
 
-// Path is a path of an open file that works without its name, also for a file that is
-// open by O_PATH alone, and for a symbolic link itself (proc_pid_fd(5)).
+// Path returns a path of an open file that does not depend on the name of the file. It also works
+// for O_PATH, and for a symbolic link itself (proc_pid_fd(5)).
 func Path(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Commands of quotactl(2) and uapi/linux/dqblk_xfs.h, which ext4 answers too.
+// Commands of quotactl(2) and uapi/linux/dqblk_xfs.h, which ext4 supports too.
 const (
 	prjQuota    = 2           // PRJQUOTA
 	qXGetQuota  = 'X'<<8 + 3  // Q_XGETQUOTA
@@ -60,7 +60,7 @@ func ProjectQuotaState(dir *os.File) (flags uint16, err error) {
 	return s.flags, err
 }
 
-// GetProjectQuota reads what a project uses and its limits (Q_XGETQUOTA). ENOENT if the
+// GetProjectQuota reads the usage and the limits of a project (Q_XGETQUOTA). ENOENT if the
 // filesystem has no record of the project.
 func GetProjectQuota(dir *os.File, id uint32) (q ProjectQuota, err error) {
 	err = quotactl(dir, "Q_XGETQUOTA", qXGetQuota, id, unsafe.Pointer(&q))
@@ -74,7 +74,7 @@ func SetProjectLimits(dir *os.File, id uint32, blocks, inodes uint64) error {
 	return quotactl(dir, "Q_XSETQLIM", qXSetQLim, id, unsafe.Pointer(&q))
 }
 
-// HasQuotactl tells whether the kernel has quotactl_fd(2) (Linux 5.14, CONFIG_QUOTA).
+// HasQuotactl reports whether the kernel has quotactl_fd(2) (Linux 5.14, CONFIG_QUOTA).
 func HasQuotactl() bool {
 	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, noFile, qXGetQStatV<<8|prjQuota, 0, 0, 0, 0)
 	return !errors.Is(errno, unix.ENOSYS)

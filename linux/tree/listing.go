@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listing reads the names in a directory. It continues after the last one also in a
-// directory that was closed and opened again: the offset of a directory entry is valid in
-// every open file of the directory (getdents64(2)).
+// listing reads the names in a directory. It continues after the last name also in a directory that
+// was closed and opened again: the offset of a directory entry is valid for every open file of the
+// directory (getdents64(2)).
 type listing struct {
 	buf, rest []byte
 	offset    int64
@@ -21,7 +21,7 @@ type listing struct {
 // forget frees the buffer.
 func (l *listing) forget() { l.buf, l.rest = nil, nil }
 
-// next is the next name and its type (DT_*, readdir(3)), and io.EOF after the last.
+// next returns the next name and its type (DT_*, readdir(3)), and io.EOF after the last.
 func (l *listing) next(dir *os.File) (name string, kind uint8, err error) {
 	const (
 		offsetAt = unsafe.Offsetof(unix.Dirent{}.Off)

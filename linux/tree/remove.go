@@ -89,15 +89,15 @@ func (r *removal) Visit(e *Entry) (*os.File, error) {
 		if errors.Is(err, unix.EXDEV) {
 			err = ErrMounted
 		}
-		r.count(e, ignoreGone(err))
+		r.count(e, ignoreMissing(err))
 		return nil, nil
 	}
 	r.levels = append(r.levels, tally{})
 	return dir, nil
 }
 
-// Leave implements Handler. It requests another read of a directory that may not be empty: a read
-// may miss names while others are removed (readdir(3)).
+// Leave implements Handler. It requests another read of a directory that may not be empty, because a
+// read may miss names while others are removed (readdir(3)).
 func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
 	n := len(r.levels) - 1
 	t := r.levels[n]
@@ -146,7 +146,7 @@ func (r *removal) fail(err error) {
 // unlink removes an entry. A directory must be empty.
 func (r *removal) unlink(e *Entry, flags int) error {
 	try := func() error {
-		return ignoreGone(os.NewSyscallError("unlinkat", unix.Unlinkat(int(e.Dir.Fd()), e.Name, flags)))
+		return ignoreMissing(os.NewSyscallError("unlinkat", unix.Unlinkat(int(e.Dir.Fd()), e.Name, flags)))
 	}
 	err := try()
 	kept := r.keepRoot && len(e.in.levels) == 1
@@ -162,9 +162,8 @@ func (r *removal) unlink(e *Entry, flags int) error {
 	return err
 }
 
-// ignoreGone ignores the errors of names that another process has removed; ESTALE is that
-// of NFS.
-func ignoreGone(err error) error {
+// ignoreMissing ignores the errors for names that another process has removed. NFS returns ESTALE.
+func ignoreMissing(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE) {
 		return nil
 	}
@@ -189,15 +188,14 @@ func makeAccessible(e *Entry) error {
 	return os.Chmod(sys.Path(f), 0o700)
 }
 
-// makeMutable makes an entry mutable, and the directory that it is in, and tells whether
-// one was not.
+// makeMutable makes an entry and its directory mutable, and reports whether it changed one of them.
 func makeMutable(e *Entry) bool {
 	changed, _ := sys.MakeMutable(e.Dir)
 	return MakeMutable(e.Dir, e.Name) || changed
 }
 
-// MakeMutable clears the attributes immutable and append-only of a file or directory in
-// another, and tells whether it had one.
+// MakeMutable clears the attributes immutable and append-only of a file or directory in dir, and
+// reports whether one was set.
 func MakeMutable(dir *os.File, name string) bool {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)

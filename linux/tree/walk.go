@@ -14,32 +14,31 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Entry is a name in a directory of a tree. It is valid until the function returns that it
-// was passed to.
+// Entry is a name in a directory of a tree. It is valid until the handler returns.
 type Entry struct {
 	// Dir is the directory that has the name, open for reading; nil for the root.
 	Dir  *os.File
 	Name string
-	// Type is what the directory says of it (DT_*, readdir(3)).
+	// Type is the type in the directory entry (DT_*, readdir(3)).
 	Type uint8
-	// Node and Info are set by Walk: the open file, by O_PATH alone if it is no directory,
-	// and its state. Both are nil for what is mounted there.
+	// Node is the open file and Info its state. Walk sets both; both are nil for a mount point.
+	// Unless the file is a directory, Node is open by O_PATH alone.
 	Node *os.File
 	Info fs.FileInfo
 
 	in *walk
 }
 
-// Mounted tells of an entry of Walk whether something is mounted there.
+// Mounted reports whether an entry of Walk is a mount point.
 func (e *Entry) Mounted() bool { return e.Node == nil }
 
-// Chown changes the owner and the group; -1 keeps one. Of a link it changes the link.
+// Chown changes the owner and the group, -1 for no change. It does not follow a link.
 func (e *Entry) Chown(uid, gid int) error { return os.Chown(sys.Path(e.Node), uid, gid) }
 
-// Chmod changes the mode of anything but a link, which has none.
+// Chmod changes the mode. A link has no mode.
 func (e *Entry) Chmod(mode fs.FileMode) error { return os.Chmod(sys.Path(e.Node), mode) }
 
-// Path is the path from the root. A long path is shortened in the middle.
+// Path returns the path from the root. A long path is shortened in the middle.
 func (e *Entry) Path() string {
 	const most = 400
 	names := make([]string, 0, len(e.in.levels)+1)
@@ -68,25 +67,25 @@ func (e *Entry) wrap(err error) error {
 
 // Handler handles the entries of a tree.
 type Handler interface {
-	// Visit handles a name, and returns an open directory to descend into, which the walk
-	// closes, or nil.
+	// Visit handles a name. It returns an open directory for the walk to enter and to close, or
+	// nil.
 	Visit(e *Entry) (*os.File, error)
-	// Leave handles a directory after its content, and last the root, whose entry has no
-	// Dir. again reads the directory once more.
+	// Leave handles a directory after its content. The last one is the root, whose entry has no
+	// Dir. If again is true, the walk reads the directory once more.
 	Leave(e *Entry, dir *os.File) (again bool, err error)
 }
 
-// Descend walks the tree of an open directory, which the caller keeps. It ends with the
-// first error, to which it adds the path from the root, or with ctx.Err().
+// Descend walks the tree of an open directory, which the caller closes. It ends with the first error,
+// to which it adds the path from the root, or with ctx.Err().
 func Descend(ctx context.Context, root *os.File, h Handler) error {
 	return (&walk{handler: h}).from(ctx, root)
 }
 
-// walk holds the directories from the root to the current one on the heap: a tenant may
-// create more of them than a stack has room for.
+// walk holds the directories from the root to the current one on the heap: a tenant may create more
+// of them than a call stack can hold.
 type walk struct {
 	handler Handler
-	// tolerant: a directory that is removed meanwhile has no more names.
+	// tolerant means that a directory that is removed meanwhile is treated as read.
 	tolerant bool
 	dirs     Stack
 	levels   []*level
@@ -98,7 +97,7 @@ type level struct {
 	list listing
 }
 
-// from walks a directory that the caller keeps.
+// from walks a directory that the caller closes.
 func (w *walk) from(ctx context.Context, root *os.File) error {
 	dir, err := OpenDir(root, ".")
 	if err != nil {
@@ -107,7 +106,7 @@ func (w *walk) from(ctx context.Context, root *os.File) error {
 	return w.run(ctx, &Entry{}, dir)
 }
 
-// run walks the directory of an entry, and closes it.
+// run walks the directory of an entry and closes it.
 func (w *walk) run(ctx context.Context, e *Entry, dir *os.File) error {
 	defer w.dirs.Close()
 	e.in = w
@@ -173,16 +172,15 @@ func (w *walk) leave(root *Entry) error {
 	return e.wrap(w.push(&level{name: l.name}, dir))
 }
 
-// removed tells whether reading a directory failed because it is removed (getdents64(2)).
+// removed reports whether reading a directory failed because it is removed (getdents64(2)).
 func removed(dir *os.File, err error) bool {
 	var st unix.Stat_t
 	return errors.Is(err, unix.ESTALE) || unix.Fstat(int(dir.Fd()), &st) == nil && st.Nlink == 0
 }
 
-// Walk calls visit for everything in an open directory, not for the directory itself:
-// first for the content of a directory, then for that. It may miss what is created or
-// removed meanwhile. It ends with the first error, to which it adds the path, or with
-// ctx.Err().
+// Walk calls visit for every entry below an open directory, not for the directory itself. It visits
+// a directory after its content. It may miss entries that are created or removed meanwhile. It ends
+// with the first error, to which it adds the path, or with ctx.Err().
 func Walk(ctx context.Context, root *os.File, visit func(*Entry) error) error {
 	err := (&walk{handler: visitor(visit), tolerant: true}).from(ctx, root)
 	if err != nil {
