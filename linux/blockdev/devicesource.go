@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -270,12 +269,8 @@ func recordedErrors(m *mount.Entry, device string) uint64 {
 		if err != nil {
 			return 0
 		}
-		b, err := os.ReadFile("/sys/fs/ext4/" + name + "/errors_count")
-		if err != nil {
-			return 0
-		}
-		n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
-		return n
+		n, _ := readNumber("/sys/fs/ext4/" + name + "/errors_count")
+		return uint64(n)
 	case "btrfs":
 		root, err := os.Open(m.Mountpoint)
 		if err != nil {

@@ -10,8 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestDeviceSource: the mounts of a device's filesystem and of its node are told apart, and
-// from those of others.
+// TestDeviceSource: a source distinguishes mounts of its filesystem, of its device node, and of other sources.
 func TestDeviceSource(t *testing.T) {
 	at := testenv.Filesystem(t, "btrfs", "128M")
 	e, err := mount.OnPath(at)
@@ -33,7 +32,7 @@ func TestDeviceSource(t *testing.T) {
 		{path: node, raw: true, owned: true},
 		{path: foreign},
 		{path: dir}, // not mounted
-		{path: filepath.Join(dir, "gone")},
+		{path: filepath.Join(dir, "missing")},
 	} {
 		shows, err := filesystem.Shows(tc.path)
 		must(t, err)

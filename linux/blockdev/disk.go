@@ -45,20 +45,27 @@ func (d Disk) OneDisk(other Disk) bool {
 // FindDisks finds the disks whose device nodes match globs, each once, in the order of the globs. It skips
 // partitions and files that are not block devices.
 func FindDisks(globs []string) ([]Disk, error) {
-	var disks []Disk
+	var paths []string
 	for _, glob := range globs {
-		paths, err := filepath.Glob(glob)
+		found, err := filepath.Glob(glob)
 		if err != nil {
 			return nil, fmt.Errorf("%q: %w", glob, err)
 		}
-		for _, path := range paths {
-			d, ok, err := readDisk(path)
-			if err != nil {
-				return nil, err
-			}
-			if ok && !slices.ContainsFunc(disks, d.OneDisk) {
-				disks = append(disks, d)
-			}
+		paths = append(paths, found...)
+	}
+	return readDisks(paths, 0)
+}
+
+// readDisks examines the devices at paths, and returns each disk of at least a size once.
+func readDisks(paths []string, least int64) ([]Disk, error) {
+	var disks []Disk
+	for _, path := range paths {
+		d, ok, err := readDisk(path)
+		if err != nil {
+			return nil, err
+		}
+		if ok && d.Size >= least && !slices.ContainsFunc(disks, d.OneDisk) {
+			disks = append(disks, d)
 		}
 	}
 	return disks, nil
@@ -75,22 +82,17 @@ func everyDisk() ([]Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	var disks []Disk
+	var paths []string
 	for _, e := range entries {
-		if notHardware.MatchString(e.Name()) {
-			continue
-		}
-		// A slash in a disk's name is a ! in sysfs.
-		d, ok, err := readDisk("/dev/" + strings.ReplaceAll(e.Name(), "!", "/"))
-		if err != nil {
-			return nil, err
-		}
-		if ok && d.Size > 0 && !slices.ContainsFunc(disks, d.OneDisk) {
-			disks = append(disks, d)
+		if !notHardware.MatchString(e.Name()) {
+			paths = append(paths, devicePath(e.Name()))
 		}
 	}
-	return disks, nil
+	return readDisks(paths, 1) // without drives that have no medium
 }
+
+// devicePath returns the device node of a name in sysfs, in which a slash is a "!".
+func devicePath(name string) string { return "/dev/" + strings.ReplaceAll(name, "!", "/") }
 
 // readDisk examines the device at a path. ok is false if it is not a whole disk, or was removed meanwhile.
 func readDisk(path string) (d Disk, ok bool, err error) {
@@ -141,17 +143,15 @@ var identities = []string{"wwid", "device/wwid", "device/cid", "serial"}
 
 // identity returns the identity that the hardware reports, or the file of a loop device.
 func (d *Disk) identity() string {
-	read := func(file string) string {
-		b, _ := os.ReadFile(d.sys(file)) // reading fails for some disks with the file
-		return strings.TrimSpace(string(b))
-	}
 	for _, file := range identities {
-		if identity := read(file); identity != "" {
+		identity, _ := readText(d.sys(file)) // reading fails for some disks with the file
+		if identity != "" {
 			return identity
 		}
 	}
-	if file := read("loop/backing_file"); file != "" {
-		return file + " from " + read("loop/offset")
+	if file, _ := readText(d.sys("loop/backing_file")); file != "" {
+		offset, _ := readText(d.sys("loop/offset"))
+		return file + " from " + offset
 	}
 	return ""
 }
@@ -163,7 +163,7 @@ func (d Disk) Room() int64 { return Room(d.Size, d.SectorSize) }
 var ErrDiskBusy = errors.New("disk is in use")
 
 // ErrDiskGone means that the disk was removed, or replaced by another.
-var ErrDiskGone = errors.New("disk is gone")
+var ErrDiskGone = errors.New("disk was removed or replaced")
 
 // open opens the disk, if it is still this one.
 func (d Disk) open(flag int) (*os.File, error) {

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestReplaced: a disk that was found is not taken for another one that has its device
-// number since, also on kernels that number no disks.
+// TestReplaced: a Disk does not open another disk that has got its device number, also on kernels without sequence
+// numbers.
 func TestReplaced(t *testing.T) {
 	for name, before := range map[string]func(*Disk){
 		"by its sequence number": func(*Disk) {},
@@ -28,7 +28,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// replacedDisk is a disk that was found before another was put in its place.
+// replacedDisk returns a Disk whose device number belongs to another disk now.
 func replacedDisk(t *testing.T) Disk {
 	t.Helper()
 	for {
@@ -44,6 +44,6 @@ func replacedDisk(t *testing.T) Disk {
 		if testenv.PlugIn(t, image+"-2") == device {
 			return disks[0]
 		}
-		// Another program took the device; the next one may be left alone.
+		// Another program uses the device: try the next one.
 	}
 }

@@ -55,22 +55,46 @@ func writeAt(t *testing.T, path string, b []byte, at int64) {
 	must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
-func wantReason(t *testing.T, d blockdev.Disk, want blockdev.Reason, says string) {
+func requireReason(t *testing.T, d blockdev.Disk, want blockdev.Reason, detail string) {
 	t.Helper()
-	if f := d.Inspect(); f.Reason != want || !strings.Contains(f.Detail, says) {
-		t.Errorf("%s is %s (%s), want %s (%s)", d.Path, f.Reason, f.Detail, want, says)
+	if f := d.Inspect(); f.Reason != want || !strings.Contains(f.Detail, detail) {
+		t.Errorf("%s is %s (%s), want %s (%s)", d.Path, f.Reason, f.Detail, want, detail)
 	}
 }
 
-// TestDiskLife: a blank disk is free, a claimed one is found by what it says, and
-// once wiped it is free again, whatever its sectors are.
+// requirePresent checks the result of blockdev.Present for a disk that is attached, or was.
+func requirePresent(t *testing.T, guid string, want, wantRemoved bool) {
+	t.Helper()
+	if present, removed, err := blockdev.Present(guid, guid); present != want || removed != wantRemoved || err != nil {
+		t.Errorf("present %t, removed %t: %v", present, removed, err)
+	}
+}
+
+// attachDisk attaches a claimed disk, which no process has open.
+func attachDisk(t *testing.T, d blockdev.Disk, guid string) {
+	t.Helper()
+	part, err := d.Attach(t.Context(), guid, guid)
+	must(t, err)
+	must(t, part.Close())
+}
+
+// grown is a disk after its image got twice its size.
+func grown(t *testing.T, d blockdev.Disk, image string) blockdev.Disk {
+	t.Helper()
+	must(t, os.Truncate(image, 2*diskSize))
+	testenv.Run(t, "losetup", "-c", d.Path)
+	return findDisk(t, d.Path)
+}
+
+// TestDiskLife: a blank disk is free, a claimed disk is found by its mark, and a wiped disk is free again, for all
+// sizes of sectors.
 func TestDiskLife(t *testing.T) {
 	for _, sector := range []string{"512", "4096"} {
 		t.Run(sector, func(t *testing.T) {
 			d, image := newDisk(t, "-b", sector)
-			wantReason(t, d, blockdev.DiskFree, "")
+			requireReason(t, d, blockdev.DiskFree, "")
 			guid := claim(t, d)
-			wantReason(t, d, blockdev.DiskClaimed, guid)
+			requireReason(t, d, blockdev.DiskClaimed, guid)
 			found, m, err := blockdev.FindClaim([]string{d.Path}, blockdev.Claimed{GUID: guid, Identity: d.Identity})
 			must(t, err)
 			if !found.Same(d) || m.Name != "a volume" || !m.Complete || m.Damaged || m.Used || m.Size != d.Room() || m.Size%mib != 0 {
@@ -92,25 +116,18 @@ func TestDiskLife(t *testing.T) {
 				t.Errorf("detached an open partition: %v", err)
 			}
 			must(t, part.Close())
-			if present, gone, err := blockdev.Present(guid, guid); !present || gone || err != nil {
-				t.Errorf("present %t, gone %t: %v", present, gone, err)
-			}
+			requirePresent(t, guid, true, false)
 			must(t, blockdev.Detach(t.Context(), guid, guid))
-			if present, _, err := blockdev.Present(guid, guid); present || err != nil {
-				t.Errorf("present after it was detached: %v", err)
-			}
+			requirePresent(t, guid, false, false)
 
 			must(t, d.Wipe(t.Context(), guid, wiping(nil)))
-			wantReason(t, d, blockdev.DiskFree, "")
-			f, err := os.Open(image)
-			must(t, err)
-			defer f.Close()
-			must(t, blockdev.RequireBlank(f))
+			requireReason(t, d, blockdev.DiskFree, "")
+			requireBlankImage(t, image)
 		})
 	}
 }
 
-// checkTable has libblkid read a table.
+// checkTable reads a partition table with libblkid.
 func checkTable(t *testing.T, image, sector string) {
 	t.Helper()
 	out := testenv.Run(t, "partx", "--raw", "--noheadings", "--output", "NR,START,TYPE,NAME", "--sector-size", sector, image)
@@ -119,7 +136,7 @@ func checkTable(t *testing.T, image, sector string) {
 	}
 }
 
-// TestInspect: whatever may be on a disk, it is not free, and it is said why.
+// TestInspect: a disk with any content is not free, and the detail names the content.
 func TestInspect(t *testing.T) {
 	label := func(offset int64, magic string) func(*testing.T, string) {
 		return func(t *testing.T, dev string) { writeAt(t, dev, []byte(magic), (offset+diskSize)%diskSize) }
@@ -128,8 +145,8 @@ func TestInspect(t *testing.T) {
 		return func(t *testing.T, dev string) { testenv.Run(t, name, append(args, dev)...) }
 	}
 	for name, tc := range map[string]struct {
-		make func(t *testing.T, device string)
-		says string
+		make   func(t *testing.T, device string)
+		detail string
 	}{
 		"ext4":                {run("mkfs.ext4", "-q"), "ext4"},
 		"xfs":                 {run("mkfs.xfs", "-q"), "xfs"},
@@ -160,33 +177,26 @@ func TestInspect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d, _ := newDisk(t)
 			tc.make(t, d.Path)
-			wantReason(t, d, blockdev.DiskNotBlank, tc.says)
-			before := written(t, d)
-			if _, err := d.Claim(t.Context()); err == nil {
-				t.Error("it was claimed")
-			}
-			if written(t, d) != before {
-				t.Error("it was written to")
-			}
+			requireReason(t, d, blockdev.DiskNotBlank, tc.detail)
+			requireNoClaim(t, d, blockdev.ErrNotBlank)
 		})
 	}
 }
 
-// TestInspectPlaces: on a large disk random data is seen wherever something keeps what it
-// is known by: counted from the disk's beginning and end, and from those of the partition
-// that a claim makes.
+// TestInspectPlaces: random data on a large disk is detected in all places of signatures, at their offsets from the
+// beginning and the end of the disk, and of the partition that a claim creates.
 func TestInspectPlaces(t *testing.T) {
 	const gib, tib = 1 << 30, 1 << 40
 	device, _, _ := testenv.Disk(t, 2*tib)
 	d := findDisk(t, device)
-	wantReason(t, d, blockdev.DiskFree, "")
+	requireReason(t, d, blockdev.DiskFree, "")
 	places := []int64{
 		0, 510, 512, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, // labels and first superblocks
 		mib, 2 * mib, 4 * mib, // second headers of LUKS2
 		8*mib + 1<<10,       // the first copy of an ext4's with blocks of 1 KiB
 		64 * mib, 256 * gib, // mirrors of a btrfs
 		gib, 10 * gib, 100 * gib, 1000 * gib, // labels of Ceph's BlueStore
-		-1 << 10, -4 << 10, -8 << 10, -64 << 10, -128 << 10, -256 << 10, -512 << 10, // what lies at the end
+		-1 << 10, -4 << 10, -8 << 10, -64 << 10, -128 << 10, -256 << 10, -512 << 10, // formats with metadata at the end
 	}
 	places = append(places, backupsOfExt4(t, d)...)
 	for _, part := range []struct{ start, size int64 }{{0, d.Size}, {mib, d.Room()}} {
@@ -196,32 +206,31 @@ func TestInspectPlaces(t *testing.T) {
 			_, _ = rand.Read(random)
 			writeAt(t, d.Path, random, at)
 			if c, err := d.Claim(t.Context()); !errors.Is(err, blockdev.ErrNotBlank) {
-				t.Fatalf("with data at byte %d it was claimed: %+v, %v", at, c, err)
+				t.Fatalf("claimed with data at byte %d: %+v, %v", at, c, err)
 			}
 			writeAt(t, d.Path, make([]byte, len(random)), at)
 		}
 	}
-	wantReason(t, d, blockdev.DiskFree, "")
+	requireReason(t, d, blockdev.DiskFree, "")
 }
 
-// backupsOfExt4 are where mke2fs would put copies of the superblock.
+// backupsOfExt4 returns the offsets at which mke2fs would write copies of the superblock.
 func backupsOfExt4(t *testing.T, d blockdev.Disk) (places []int64) {
 	t.Helper()
 	const blockSize = 4096
-	_, said, _ := strings.Cut(testenv.Run(t, "mkfs.ext4", "-n", "-b", strconv.Itoa(blockSize), d.Path), "backups stored on blocks:")
-	for _, word := range strings.FieldsFunc(said, func(r rune) bool { return r < '0' || r > '9' }) {
+	_, list, _ := strings.Cut(testenv.Run(t, "mkfs.ext4", "-n", "-b", strconv.Itoa(blockSize), d.Path), "backups stored on blocks:")
+	for _, word := range strings.FieldsFunc(list, func(r rune) bool { return r < '0' || r > '9' }) {
 		block, err := strconv.ParseInt(word, 10, 64)
 		must(t, err)
 		places = append(places, block*blockSize)
 	}
 	if len(places) < 10 {
-		t.Fatalf("mkfs.ext4 tells of copies at %d", places)
+		t.Fatalf("mkfs.ext4 lists copies at %d", places)
 	}
 	return places
 }
 
-// written counts the sectors that were ever written to a disk (kernel documentation,
-// block/stat.rst).
+// written returns the number of sectors that were written to a disk (kernel documentation, block/stat.rst).
 func written(t *testing.T, d blockdev.Disk) string {
 	t.Helper()
 	b, err := os.ReadFile("/sys/class/block/" + d.Name + "/stat")
@@ -237,7 +246,7 @@ func TestInspectUse(t *testing.T) {
 		testenv.Run(t, "mkfs.ext4", "-q", d.Path)
 		must(t, unix.Mount(d.Path, dir, "ext4", 0, ""))
 		t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
-		wantReason(t, d, blockdev.DiskMounted, dir)
+		requireReason(t, d, blockdev.DiskMounted, dir)
 		if _, err := d.OpenExclusive(t.Context()); !errors.Is(err, blockdev.ErrDiskBusy) {
 			t.Errorf("opened: %v", err)
 		}
@@ -252,19 +261,19 @@ func TestInspectUse(t *testing.T) {
 			must(t, unix.Unmount(dir, 0))
 			testenv.Run(t, "btrfs", "device", "scan", "--forget", first.Path)
 		})
-		wantReason(t, d, blockdev.DiskMounted, "btrfs")
+		requireReason(t, d, blockdev.DiskMounted, "btrfs")
 	})
 	t.Run("swap", func(t *testing.T) {
 		d, _ := newDisk(t)
 		testenv.Run(t, "mkswap", d.Path)
 		testenv.Run(t, "swapon", d.Path)
 		t.Cleanup(func() { testenv.Run(t, "swapoff", d.Path) })
-		wantReason(t, d, blockdev.DiskSwap, "swap")
+		requireReason(t, d, blockdev.DiskSwap, "swap")
 	})
 	t.Run("partition", func(t *testing.T) {
 		d, _ := newDisk(t)
 		testenv.Run(t, "addpart", d.Path, "1", "2048", "8192")
-		wantReason(t, d, blockdev.DiskPartitioned, "p1")
+		requireReason(t, d, blockdev.DiskPartitioned, "p1")
 	})
 	t.Run("raw device of a pod", func(t *testing.T) {
 		d, _ := newDisk(t)
@@ -272,51 +281,51 @@ func TestInspectUse(t *testing.T) {
 		must(t, os.WriteFile(target, nil, 0o600))
 		must(t, unix.Mount(d.Path, target, "", unix.MS_BIND, ""))
 		t.Cleanup(func() { must(t, unix.Unmount(target, 0)) })
-		wantReason(t, d, blockdev.DiskMounted, target)
-		wantUnclaimed(t, d)
+		requireReason(t, d, blockdev.DiskMounted, target)
+		requireNoClaim(t, d, blockdev.ErrDiskBusy)
 	})
 	t.Run("behind a loop device", func(t *testing.T) {
 		d, _ := newDisk(t)
 		loop := testenv.PlugIn(t, d.Path)
-		wantReason(t, d, blockdev.DiskHeld, loop)
-		wantUnclaimed(t, d)
+		requireReason(t, d, blockdev.DiskHeld, loop)
+		requireNoClaim(t, d, blockdev.ErrDiskBusy)
 	})
 	t.Run("exclusive", func(t *testing.T) {
 		d, _ := newDisk(t)
 		f, err := d.OpenExclusive(t.Context())
 		must(t, err)
 		t.Cleanup(func() { must(t, f.Close()) })
-		wantReason(t, d, blockdev.DiskBusy, "")
-		wantUnclaimed(t, d)
+		requireReason(t, d, blockdev.DiskBusy, "")
+		requireNoClaim(t, d, blockdev.ErrDiskBusy)
 	})
 	t.Run("read-only", func(t *testing.T) {
 		d, _ := newDisk(t, "-r")
-		wantReason(t, d, blockdev.DiskReadOnly, "read-only")
+		requireReason(t, d, blockdev.DiskReadOnly, "read-only")
 	})
 	t.Run("too small", func(t *testing.T) {
 		device, _, _ := testenv.Disk(t, mib)
-		wantReason(t, findDisk(t, device), blockdev.DiskEmpty, "")
+		requireReason(t, findDisk(t, device), blockdev.DiskEmpty, "")
 	})
 	t.Run("read errors", func(t *testing.T) {
 		d, image := newDisk(t)
-		must(t, os.Truncate(image, 64*mib)) // the loop driver has it fail beyond
-		wantReason(t, d, blockdev.DiskUnreadable, "input/output error")
+		must(t, os.Truncate(image, 64*mib)) // the loop driver fails reads beyond the end
+		requireReason(t, d, blockdev.DiskUnreadable, "input/output error")
 	})
 }
 
-// wantUnclaimed wants a disk not to be had, and not to be written to.
-func wantUnclaimed(t *testing.T, d blockdev.Disk) {
+// requireNoClaim requires that a claim of a disk fails and does not write to it.
+func requireNoClaim(t *testing.T, d blockdev.Disk, want error) {
 	t.Helper()
 	before := written(t, d)
-	if _, err := d.Claim(t.Context()); !errors.Is(err, blockdev.ErrDiskBusy) {
-		t.Errorf("claimed: %v", err)
+	if _, err := d.Claim(t.Context()); !errors.Is(err, want) {
+		t.Errorf("claim: %v, want %v", err, want)
 	}
 	if written(t, d) != before {
-		t.Error("it was written to")
+		t.Error("the claim wrote to the disk")
 	}
 }
 
-// TestFindDisks: each disk once, partitions and files left out, links followed.
+// TestFindDisks: FindDisks returns each disk once and no partitions and files. It follows links.
 func TestFindDisks(t *testing.T) {
 	d, _ := newDisk(t)
 	claim(t, d)
@@ -334,8 +343,8 @@ func TestFindDisks(t *testing.T) {
 	}
 }
 
-// TestRootDisk: a disk that is run from is mounted by its partition, which a glob for it
-// matches too; it is not free, nor is any that this machine has.
+// TestRootDisk: a disk with a mounted partition, which its glob matches too, is not free. The disks of this machine
+// are not free either.
 func TestRootDisk(t *testing.T) {
 	root, _ := newDisk(t)
 	testenv.Run(t, "addpart", root.Path, "1", "2048", "204800")
@@ -343,14 +352,14 @@ func TestRootDisk(t *testing.T) {
 	dir := t.TempDir()
 	must(t, unix.Mount(root.Path+"p1", dir, "ext4", unix.MS_RDONLY, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
-	// Not Path + "*": that of loop1 matches loop10, which is another test's.
+	// Not Path + "*": for loop1 this matches loop10, which another test may use.
 	disks, err := blockdev.FindDisks([]string{root.Path, root.Path + "p*", "/dev/vd*", "/dev/sd*", "/dev/nvme*"})
 	must(t, err)
 	if len(disks) == 0 || !disks[0].Same(root) {
 		t.Fatalf("found %+v", disks)
 	}
-	wantReason(t, root, blockdev.DiskMounted, dir)
-	wantUnclaimed(t, root)
+	requireReason(t, root, blockdev.DiskMounted, dir)
+	requireNoClaim(t, root, blockdev.ErrDiskBusy)
 	for _, d := range disks {
 		if f := d.Inspect(); f.Reason == blockdev.DiskFree {
 			t.Errorf("%s is free", d.Path)
@@ -358,37 +367,30 @@ func TestRootDisk(t *testing.T) {
 	}
 }
 
-// TestPulled: a disk that was pulled is known by its node until that is forgotten, and
-// another in its place is another.
-func TestPulled(t *testing.T) {
+// TestDiskRemoved: an attached disk that was removed is present until Detach. When it is inserted again, it is
+// another Disk with the same mark.
+func TestDiskRemoved(t *testing.T) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	d := findDisk(t, device)
 	guid := claim(t, d)
-	part, err := d.Attach(t.Context(), guid, guid)
-	must(t, err)
-	must(t, part.Close())
+	attachDisk(t, d, guid)
 	pull()
 	if _, _, err := blockdev.SearchClaim([]string{device}, guid); !errors.Is(err, blockdev.ErrDiskGone) {
 		t.Errorf("found: %v", err)
 	}
-	if present, gone, err := blockdev.Present(guid, guid); !present || !gone || err != nil {
-		t.Errorf("present %t, gone %t: %v", present, gone, err)
-	}
+	requirePresent(t, guid, true, true)
 	if err := d.Wipe(t.Context(), guid, wiping(nil)); err == nil {
-		t.Error("wiped a disk that is gone")
+		t.Error("wiped a removed disk")
 	}
 	again := findDisk(t, testenv.PlugIn(t, image))
 	if m, err := again.Mark(); err != nil || m.GUID.String() != guid || again.Same(d) {
-		t.Errorf("it came back as %+v: %v", m, err)
+		t.Errorf("the inserted disk has the mark %+v: %v", m, err)
 	}
-	if part, err = again.Attach(t.Context(), guid, guid); err != nil {
-		t.Fatal(err)
-	}
-	must(t, part.Close())
+	attachDisk(t, again, guid)
 	must(t, blockdev.Detach(t.Context(), guid, guid))
 }
 
-// copyOf makes another disk say what a claimed one does.
+// copyOf copies the mark of a claimed disk to another disk.
 func copyOf(t *testing.T, image string) blockdev.Disk {
 	t.Helper()
 	b := make([]byte, 2*mib)
@@ -401,8 +403,8 @@ func copyOf(t *testing.T, image string) blockdev.Disk {
 	return twin
 }
 
-// TestCopy: of a disk and its copy neither is taken for the volume's.
-func TestCopy(t *testing.T) {
+// TestCopiedMark: if two disks have the mark of a claim, neither is used.
+func TestCopiedMark(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
 	twin := copyOf(t, image)
@@ -415,8 +417,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestFindClaim: what is to be changed is surely the disk that was claimed: no copy of it,
-// wherever that is, while the disk itself is gone or does not read.
+// TestFindClaim: FindClaim returns only the disk that was claimed, and no copy of it if the disk was removed or
+// cannot be read.
 func TestFindClaim(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
@@ -435,24 +437,23 @@ func TestFindClaim(t *testing.T) {
 			t.Errorf("%s: found %s, %v; want %v", name, found.Path, err, want)
 		}
 	}
-	find("itself", known, nil, d)
-	find("beside one that is surely another", known, nil, d, other)
-	find("beside one that may be it", unknown, blockdev.ErrDiskUnread, d, other)
-	find("pulled", known, blockdev.ErrDiskGone, other)
-	find("pulled, its copy there", known, blockdev.ErrDiskOther, twin)
+	find("the disk", known, nil, d)
+	find("beside another disk", known, nil, d, other)
+	find("beside a disk that may be the claimed one", unknown, blockdev.ErrDiskUnread, d, other)
+	find("removed", known, blockdev.ErrDiskGone, other)
+	find("removed, copy present", known, blockdev.ErrDiskOther, twin)
 	must(t, os.Truncate(image, 0))
-	find("broken", known, blockdev.ErrDiskUnread, d)
-	find("broken, its copy there", known, blockdev.ErrDiskUnread, d, twin)
+	find("unreadable", known, blockdev.ErrDiskUnread, d)
+	find("unreadable, copy present", known, blockdev.ErrDiskUnread, d, twin)
 	if found, _, err := blockdev.SearchClaim([]string{d.Path, twin.Path}, guid); err != nil || !found.Same(twin) {
-		t.Errorf("to attach there is %s, %v", found.Path, err)
+		t.Errorf("SearchClaim found %s, %v", found.Path, err)
 	}
 	must(t, os.Truncate(image, diskSize))
 	find("blank", known, blockdev.ErrNoMark, d)
-	find("blank, its copy there", known, blockdev.ErrDiskOther, d, twin)
+	find("blank, copy present", known, blockdev.ErrDiskOther, d, twin)
 }
 
-// TestTwoPaths: a disk that is reached by two ways is one, and what was written by one of
-// them is seen by the other.
+// TestTwoPaths: a disk with two paths is found once, and writes on one path are visible on the other.
 func TestTwoPaths(t *testing.T) {
 	d, image := newDisk(t)
 	second := findDisk(t, testenv.PlugIn(t, image))
@@ -461,18 +462,17 @@ func TestTwoPaths(t *testing.T) {
 	if len(disks) != 1 || !d.OneDisk(second) || d.Same(second) {
 		t.Errorf("%+v", disks)
 	}
-	keep, err := os.Open(second.Path) // and so what is cached of it
+	cache, err := os.Open(second.Path) // keeps the page cache of the second path
 	must(t, err)
-	defer keep.Close()
-	wantReason(t, second, blockdev.DiskFree, "")
+	defer cache.Close()
+	requireReason(t, second, blockdev.DiskFree, "")
 	claim(t, d)
 	if _, err := second.Claim(t.Context()); !errors.Is(err, blockdev.ErrDiskBusy) {
 		t.Errorf("claimed twice: %v", err)
 	}
 }
 
-// TestRepurposed: a disk with other content is not wiped for what is
-// left of its mark.
+// TestRepurposed: a disk that got other content is not wiped, although a part of its mark is left.
 func TestRepurposed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		make func(t *testing.T, d blockdev.Disk)
@@ -491,9 +491,9 @@ func TestRepurposed(t *testing.T) {
 			testenv.Run(t, "wipefs", "-q", "-a", d.Path)
 			tc.make(t, d)
 			testenv.Run(t, "mkfs.ext4", "-q", d.Path+"p1")
-			wantReason(t, d, tc.want, "")
+			requireReason(t, d, tc.want, "")
 			o := wiping(nil)
-			o.Wiped = func() error { t.Error("it was wiped"); return nil }
+			o.Wiped = func() error { t.Error("the disk was wiped"); return nil }
 			if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNoMark) {
 				t.Errorf("wiped: %v", err)
 			}
@@ -510,27 +510,24 @@ func TestRepurposed(t *testing.T) {
 		if err := d.Wipe(t.Context(), guid, wiping(nil)); !errors.Is(err, blockdev.ErrNoMark) {
 			t.Errorf("wiped: %v", err)
 		}
-		must(t, d.Unmark(t.Context(), guid)) // of which it is known that it has no data
+		must(t, d.Unmark(t.Context(), guid)) // the disk has no data
 		must(t, hidden(d))
-		wantReason(t, d, blockdev.DiskFree, "")
+		requireReason(t, d, blockdev.DiskFree, "")
 	})
 }
 
 func hidden(d blockdev.Disk) error {
 	if _, err := os.Stat(d.Path + "p1"); err == nil {
-		return errors.New("its partition is still there")
+		return errors.New("its partition still exists")
 	}
 	return nil
 }
 
-// TestUsed: that there is data is said by the disk until it is wiped, whatever its size
-// became in between.
+// TestUsed: the mark records the use of a disk, also after the disk has grown and in the second table.
 func TestUsed(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
-	must(t, os.Truncate(image, 2*diskSize))
-	testenv.Run(t, "losetup", "-c", d.Path)
-	d = findDisk(t, d.Path)
+	d = grown(t, d, image)
 	for range 2 {
 		must(t, d.SetUsed(t.Context(), guid))
 		if m, err := d.Mark(); err != nil || !m.Used || !m.Complete || m.Damaged || m.Name != "a volume" || m.Size >= d.Room() {
@@ -541,52 +538,38 @@ func TestUsed(t *testing.T) {
 	must(t, err)
 	writeAt(t, d.Path, make([]byte, 512), 512)
 	if m, err := d.Mark(); err != nil || !m.Used || !m.Damaged || m.Size != d.Room() {
-		t.Errorf("the second table says %+v, %v", m, err)
+		t.Errorf("the second table has %+v, %v", m, err)
 	}
 }
 
-// TestDying: who has a disk that does not read any more can go.
-func TestDying(t *testing.T) {
+// TestDetachUnreadable: an unreadable disk can be detached.
+func TestDetachUnreadable(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
-	part, err := d.Attach(t.Context(), guid, guid)
-	must(t, err)
-	must(t, part.Close())
+	attachDisk(t, d, guid)
 	must(t, os.Truncate(image, 0))
-	if present, gone, err := blockdev.Present(guid, guid); !present || !gone || err != nil {
-		t.Errorf("present %t, gone %t: %v", present, gone, err)
-	}
+	requirePresent(t, guid, true, true)
 	must(t, blockdev.Detach(t.Context(), guid, guid))
-	if present, _, err := blockdev.Present(guid, guid); present || err != nil {
-		t.Errorf("present after it was detached: %v", err)
-	}
+	requirePresent(t, guid, false, false)
 }
 
-// TestPresentWithoutMark: a raw device that a pod has is present though its mark is gone,
-// and is not when the pod is.
+// TestPresentWithoutMark: a raw device without its mark is present while it is mounted, and not afterwards.
 func TestPresentWithoutMark(t *testing.T) {
 	d, _ := newDisk(t)
 	guid := claim(t, d)
-	part, err := d.Attach(t.Context(), guid, guid)
-	must(t, err)
-	must(t, part.Close())
+	attachDisk(t, d, guid)
 	t.Cleanup(func() { must(t, blockdev.Detach(context.WithoutCancel(t.Context()), guid, guid)) })
 	target := filepath.Join(t.TempDir(), "pod")
 	must(t, os.WriteFile(target, nil, 0o600))
 	must(t, unix.Mount(blockdev.PartitionPath(guid), target, "", unix.MS_BIND, ""))
 	writeAt(t, d.Path, make([]byte, mib), 0)
 	writeAt(t, d.Path, make([]byte, mib), diskSize-mib)
-	present, gone, err := blockdev.Present(guid, guid)
-	must(t, errors.Join(err, unix.Unmount(target, 0)))
-	if !present || !gone {
-		t.Errorf("present %t, gone %t", present, gone)
-	}
-	if present, _, err := blockdev.Present(guid, guid); present || err != nil {
-		t.Errorf("present %t: %v", present, err)
-	}
+	requirePresent(t, guid, true, true)
+	must(t, unix.Unmount(target, 0))
+	requirePresent(t, guid, false, false)
 }
 
-// TestGrow: partition and tables follow the disk, while the partition is in use.
+// TestGrow: Grow resizes the partition and moves the second table while the partition is in use.
 func TestGrow(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
@@ -598,15 +581,13 @@ func TestGrow(t *testing.T) {
 	})
 	_, err = part.WriteAt([]byte("kept"), d.Room()-4)
 	must(t, err)
-	must(t, os.Truncate(image, 2*diskSize))
-	testenv.Run(t, "losetup", "-c", d.Path)
-	larger := findDisk(t, d.Path)
+	larger := grown(t, d, image)
 	size, err := larger.Grow(t.Context(), guid)
 	must(t, err)
-	have, err := blockdev.Size(part)
+	current, err := blockdev.Size(part)
 	must(t, err)
-	if size != larger.Room() || have != size {
-		t.Errorf("%d bytes, partition %d, want %d", size, have, larger.Room())
+	if size != larger.Room() || current != size {
+		t.Errorf("%d bytes, partition %d, want %d", size, current, larger.Room())
 	}
 	checkTable(t, image, "512")
 	tail := make([]byte, larger.Room()-d.Room()+4)
@@ -622,7 +603,7 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-// wiping are the options of a wipe by the default; at, if it is not nil, gets each offset of its progress.
+// wiping returns the default options of a wipe. at receives the offsets of the progress, and may be nil.
 func wiping(at *[]int64) blockdev.WipeOptions {
 	return blockdev.WipeOptions{
 		Release: true,
@@ -646,7 +627,7 @@ func put(t *testing.T, d blockdev.Disk, guid, content string, at int64) {
 	must(t, d.Hide(t.Context()))
 }
 
-// requireBlankImage proves that nothing is left on a disk.
+// requireBlankImage requires that an image has no data.
 func requireBlankImage(t *testing.T, image string) {
 	t.Helper()
 	f, err := os.Open(image)
@@ -655,7 +636,7 @@ func requireBlankImage(t *testing.T, image string) {
 	must(t, blockdev.RequireBlank(f))
 }
 
-// TestWipeLeavesNothing: no byte of a deleted volume is left, whatever the disk can do.
+// TestWipeLeavesNothing: Wipe removes all data, with and without the support of discards.
 func TestWipeLeavesNothing(t *testing.T) {
 	testenv.RequireRoot(t)
 	discards := func(t *testing.T) (device, image string) {
@@ -677,14 +658,14 @@ func TestWipeLeavesNothing(t *testing.T) {
 				o := wiping(nil)
 				o.Release = release
 				must(t, d.Wipe(t.Context(), guid, o))
-				wantReason(t, d, blockdev.DiskFree, "")
+				requireReason(t, d, blockdev.DiskFree, "")
 				requireBlankImage(t, image)
 			})
 		}
 	}
 }
 
-// TestWipeKeep: only what a format is recognised by is overwritten.
+// TestWipeKeep: with Keep only the places of signatures are overwritten.
 func TestWipeKeep(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
@@ -694,20 +675,19 @@ func TestWipeKeep(t *testing.T) {
 	must(t, errors.Join(part.Close(), blockdev.Detach(t.Context(), guid, guid)))
 	put(t, d, guid, "kept", 100*mib)
 	must(t, d.Wipe(t.Context(), guid, blockdev.WipeOptions{Keep: true, Wiped: func() error { return nil }}))
-	wantReason(t, d, blockdev.DiskFree, "")
+	requireReason(t, d, blockdev.DiskFree, "")
 	f, err := os.Open(image)
 	must(t, err)
 	defer f.Close()
-	have := make([]byte, 4)
-	_, err = f.ReadAt(have, (100+1)*mib)
+	middle := make([]byte, 4)
+	_, err = f.ReadAt(middle, (100+1)*mib)
 	must(t, err)
-	if string(have) != "kept" {
-		t.Errorf("in the middle there is %q", have)
+	if string(middle) != "kept" {
+		t.Errorf("the middle has %q", middle)
 	}
 }
 
-// TestWipeAgain: a call that ended early leaves the disk claimed, and the next one
-// continues where it stopped.
+// TestWipeAgain: after an interrupted call the disk is claimed, and the next call continues at the last offset.
 func TestWipeAgain(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
@@ -716,7 +696,7 @@ func TestWipeAgain(t *testing.T) {
 	if err := d.Wipe(ended, guid, wiping(nil)); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	wantReason(t, d, blockdev.DiskClaimed, guid)
+	requireReason(t, d, blockdev.DiskClaimed, guid)
 
 	put(t, d, guid, "secret", 100*mib)
 	put(t, d, guid, "secret", 400*mib)
@@ -726,33 +706,32 @@ func TestWipeAgain(t *testing.T) {
 	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, stop) {
 		t.Errorf("%v", err)
 	}
-	wantReason(t, d, blockdev.DiskClaimed, guid)
+	requireReason(t, d, blockdev.DiskClaimed, guid)
 	var at []int64
 	o = wiping(&at)
 	o.From = stopped
 	must(t, d.Wipe(t.Context(), guid, o))
 	if len(at) == 0 || at[0] <= stopped || !slices.IsSorted(at) {
-		t.Errorf("after %d it went to %v", stopped, at)
+		t.Errorf("progress %v, continued at %d", at, stopped)
 	}
-	wantReason(t, d, blockdev.DiskFree, "")
+	requireReason(t, d, blockdev.DiskFree, "")
 	requireBlankImage(t, image)
 }
 
-// TestWipeTouched: a disk that was written to after it was zeroed is not taken for
-// wiped.
-func TestWipeTouched(t *testing.T) {
+// TestWipeWritten: Wipe fails if the disk was written to after it was zeroed.
+func TestWipeWritten(t *testing.T) {
 	d, _ := newDisk(t)
 	guid := claim(t, d)
-	put(t, d, guid, "anything", 0)
+	put(t, d, guid, "data", 0)
 	o := wiping(nil)
 	o.From = d.Size
 	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNotBlank) {
 		t.Errorf("%v", err)
 	}
-	wantReason(t, d, blockdev.DiskClaimed, guid)
+	requireReason(t, d, blockdev.DiskClaimed, guid)
 }
 
-// diskWithoutDiscard makes a disk of 160 MiB on a file that can have no holes made.
+// diskWithoutDiscard creates a disk of 160 MiB on a file that does not support hole punching.
 func diskWithoutDiscard(t *testing.T) (device, image string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -761,7 +740,7 @@ func diskWithoutDiscard(t *testing.T) (device, image string) {
 	image = filepath.Join(dir, "disk")
 	must(t, os.WriteFile(image, nil, 0o600))
 	must(t, os.Truncate(image, 160*mib))
-	device = testenv.Run(t, "losetup", "-f", "--show", image) // of a ramfs there is no direct I/O
+	device = testenv.Run(t, "losetup", "-f", "--show", image) // ramfs does not support direct I/O
 	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
 	if out, err := testenv.Output("", "blkdiscard", device); err == nil {
 		t.Fatalf("%s discards: %s", device, out)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -284,7 +283,7 @@ func diskOf(number uint64) (Disk, bool, error) {
 	if err != nil {
 		return Disk{}, false, err
 	}
-	return readDisk("/dev/" + strings.ReplaceAll(filepath.Base(filepath.Dir(dir)), "!", "/"))
+	return readDisk(devicePath(filepath.Base(filepath.Dir(dir))))
 }
 
 // SetUsed durably records on the claimed disk that it may have data from now on. The disk may be in use.

@@ -96,7 +96,7 @@ func (d Disk) inspectKernel() Finding {
 		return Finding{Reason: DiskUnsupported, Detail: "the kernel has no partitions on disks of this kind"}
 	}
 	// Zones can only be written sequentially (kernel documentation, ABI/stable/sysfs-block).
-	if zoned, err := os.ReadFile(d.sys("queue/zoned")); err == nil && strings.TrimSpace(string(zoned)) != "none" {
+	if zoned, err := readText(d.sys("queue/zoned")); err == nil && zoned != "none" {
 		return Finding{Reason: DiskUnsupported, Detail: "it is zoned, and cannot be written anywhere"}
 	}
 	return Finding{}

@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/lru"
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -89,11 +91,12 @@ func checkFit(fsType, option, value string, size int64) error {
 
 // Formatter creates filesystems on images.
 type Formatter struct {
-	templates templates
+	making    singleflight.Group
+	templates *lru.Cache // of *template
 }
 
 // NewFormatter returns a formatter with an empty template cache.
-func NewFormatter() *Formatter { return &Formatter{} }
+func NewFormatter() *Formatter { return &Formatter{templates: lru.New(maxTemplates)} }
 
 // FormatSpec describes the filesystem to create.
 type FormatSpec struct {
@@ -116,7 +119,7 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 		return err
 	}
 	if spec.FSType == "ext4" && size <= maxTemplateDevice && !spec.Stale {
-		t, err := f.templates.get(ctx, size, spec.Options)
+		t, err := f.template(ctx, size, spec.Options)
 		if err != nil {
 			return err
 		}

@@ -19,26 +19,34 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func newImage(t *testing.T, size int64) *os.File {
+func newImage(tb testing.TB, size int64) *os.File {
+	tb.Helper()
+	f, err := os.Create(filepath.Join(tb.TempDir(), "image"))
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, f.Close()) })
+	must(tb, f.Truncate(size))
+	return f
+}
+
+// newFilesystem creates a filesystem on a new image.
+func newFilesystem(t *testing.T, fsType string, size int64, options ...string) *os.File {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
-	must(t, err)
-	t.Cleanup(func() { must(t, f.Close()) })
-	must(t, f.Truncate(size))
+	f := newImage(t, size)
+	spec := blockdev.FormatSpec{FSType: fsType, SectorSize: 4096, Options: options}
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, spec))
 	return f
 }
 
 const mib, gib = int64(1) << 20, int64(1) << 30
 
-// TestTemplate: a copy of a template is an ext4 without a fault, of the size of
-// its device, with an identity of its own.
+// TestTemplate: a copy of a template is an ext4 without errors, with the size of its device and its own UUID.
 func TestTemplate(t *testing.T) {
 	formatter := blockdev.NewFormatter()
 	uuids := map[string]bool{}
@@ -50,7 +58,7 @@ func TestTemplate(t *testing.T) {
 			info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
 			for _, want := range []string{"Block size:               4096", "Inode size:	          256", "Reserved block count:     0", "metadata_csum_seed"} {
 				if !strings.Contains(info, want) {
-					t.Errorf("dumpe2fs does not say %q", want)
+					t.Errorf("dumpe2fs does not print %q", want)
 				}
 			}
 			uuid := field(t, info, "Filesystem UUID:")
@@ -58,7 +66,7 @@ func TestTemplate(t *testing.T) {
 				t.Errorf("UUID %s twice", uuid)
 			}
 			uuids[uuid] = true
-			// Every backup has the identity too (e2fsck(8), -b).
+			// Every backup has the UUID too (e2fsck(8), -b).
 			for _, group := range strings.Fields(testenv.Run(t, "sh", "-c", "dumpe2fs "+f.Name()+" 2>/dev/null | sed -n 's/.*Backup superblock at \\([0-9]*\\).*/\\1/p'")) {
 				if backup := testenv.Run(t, "dumpe2fs", "-h", "-o", "superblock="+group, "-o", "blocksize=4096", f.Name()); field(t, backup, "Filesystem UUID:") != uuid {
 					t.Errorf("the superblock at %s has another UUID", group)
@@ -82,18 +90,17 @@ func field(t *testing.T, text, name string) string {
 	return strings.TrimSpace(value)
 }
 
-// TestFormatLarge: above the templates' sizes mkfs makes the same filesystem.
+// TestFormatLarge: for devices that are too large for a template, mkfs creates the same filesystem.
 func TestFormatLarge(t *testing.T) {
-	f := newImage(t, 17*gib)
-	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096, Options: []string{"-m", "1"}}))
+	f := newFilesystem(t, "ext4", 17*gib, "-m", "1")
 	info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
 	if field(t, info, "Block size:") != "4096" || field(t, info, "Reserved block count:") == "0" {
 		t.Error(info)
 	}
 }
 
-// TestFormatBesideLostDevice: mkfs.btrfs looks at every device in the mount table,
-// and one that was detached after its name was read there is no reason to fail.
+// TestFormatBesideLostDevice: Format does not fail if mkfs.btrfs, which examines every device in the mount table, finds
+// a device that was detached meanwhile.
 func TestFormatBesideLostDevice(t *testing.T) {
 	testenv.RequireRoot(t)
 	const number = 250 // a number that mkfs.btrfs accepts as a loop device, and that is not in use
@@ -110,10 +117,9 @@ func TestFormatBesideLostDevice(t *testing.T) {
 	began := time.Now()
 	time.AfterFunc(while, func() { _ = unmount() })
 
-	f := newImage(t, 128*mib)
-	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "btrfs", SectorSize: 4096}))
+	newFilesystem(t, "btrfs", 128*mib)
 	if time.Since(began) < while {
-		t.Error("mkfs.btrfs did not look at the device: nothing was tested")
+		t.Error("mkfs.btrfs did not examine the device, as the test requires")
 	}
 }
 
@@ -135,16 +141,14 @@ func TestFormatStale(t *testing.T) {
 				must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), bytes.Repeat([]byte{1}, 5000), 0o644))
 			}
 			testenv.Run(t, "umount", dir)
-			check := map[string][]string{"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"}}[fsType]
-			testenv.Run(t, check[0], append(check[1:], f.Name())...)
+			checkClean(t, fsType, f.Name())
 			testenv.Run(t, "mount", "-o", "loop", f.Name(), dir)
 		})
 	}
 }
 
 func TestFormatOptions(t *testing.T) {
-	f := newImage(t, gib)
-	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096, Options: []string{"-N", "1024"}}))
+	f := newFilesystem(t, "ext4", gib, "-N", "1024")
 	if got := field(t, testenv.Run(t, "dumpe2fs", "-h", f.Name()), "Inode count:"); got != "1024" {
 		t.Errorf("%s inodes", got)
 	}
@@ -222,7 +226,15 @@ func TestWipe(t *testing.T) {
 	}
 }
 
-// attach binds an image and frees it when the test ends.
+// discardLimit returns the limit of discards of a loop device.
+func discardLimit(t *testing.T, l *blockdev.Loop) string {
+	t.Helper()
+	b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
+	must(t, err)
+	return strings.TrimSpace(string(b))
+}
+
+// attach binds an image to a loop device.
 func attach(t *testing.T, f *os.File, c blockdev.LoopConfig) *blockdev.Loop {
 	t.Helper()
 	l, err := blockdev.AttachLoop(t.Context(), f, c)
@@ -245,10 +257,10 @@ func TestLoop(t *testing.T) {
 		t.Errorf("grown, the device has %d bytes: %v", size, err)
 	}
 	if size, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/logical_block_size"); strings.TrimSpace(string(size)) != "512" || err != nil {
-		t.Errorf("its sectors have %s bytes: %v", size, err)
+		t.Errorf("the sector size is %s bytes: %v", size, err)
 	}
 	must(t, blockdev.Probe(l.Number))
-	// The lock outlives our descriptor, and ends with the device.
+	// The lock outlives the descriptor, and ends with the device.
 	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
 	must(t, err)
 	defer other.Close()
@@ -259,7 +271,7 @@ func TestLoop(t *testing.T) {
 	must(t, l.Close())
 	must(t, blockdev.DetachLoop(t.Context(), number, "trivet:test"))
 	if blockdev.Bound(number) {
-		t.Error("detached, it is still bound")
+		t.Error("the detached device is still bound")
 	}
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
 	must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB))
@@ -276,7 +288,7 @@ func TestAutoClear(t *testing.T) {
 	must(t, blockdev.AwaitFree(t.Context(), l.Number, seq))
 }
 
-// TestDetachInUse: a device that a process has open is not changed.
+// TestDetachInUse: DetachLoop does not change a device that a process has open.
 func TestDetachInUse(t *testing.T) {
 	testenv.RequireRoot(t)
 	const tag = "trivet:used"
@@ -289,7 +301,7 @@ func TestDetachInUse(t *testing.T) {
 	}
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, "trivet:another"))
 	if !blockdev.Bound(user.Number) {
-		t.Error("another's device was freed")
+		t.Error("a device with another tag was freed")
 	}
 	must(t, user.Close())
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
@@ -299,47 +311,43 @@ func TestDetachInUse(t *testing.T) {
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
 }
 
-// TestDiscardsComeBack: a thin image is never given a device that a thick one
-// has made refuse discards.
-func TestDiscardsComeBack(t *testing.T) {
+// TestDiscardsEnabled: a thin image never gets a device whose discards were disabled for a thick image.
+func TestDiscardsEnabled(t *testing.T) {
 	testenv.RequireRoot(t)
 	limit := func(keep bool) string {
 		l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:discard", KeepAllocated: keep})
-		b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
-		must(t, err)
+		limit := discardLimit(t, l)
 		must(t, l.Close())
 		must(t, blockdev.DetachLoop(t.Context(), l.Number, "trivet:discard"))
-		return strings.TrimSpace(string(b))
+		return limit
 	}
 	for range 3 {
 		if got := limit(true); got != "0" {
 			t.Errorf("thick: discard_max_bytes is %s", got)
 		}
 		if got := limit(false); got == "0" {
-			t.Error("thin: the device takes no discards")
+			t.Error("thin: the device does not support discards")
 		}
 	}
 }
 
-// TestRecover: a device that was bound by a call that was cut off becomes what it
-// should be; another's is left alone.
+// TestRecover: RecoverLoop completes an interrupted AttachLoop, and does not change a device with another tag.
 func TestRecover(t *testing.T) {
 	testenv.RequireRoot(t)
 	const tag = "trivet:recover"
 	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag, AutoClear: true})
 	if ok, err := blockdev.RecoverLoop(l.Number, "trivet:another", true); ok || err != nil {
-		t.Errorf("another's tag: %t, %v", ok, err)
+		t.Errorf("another tag: %t, %v", ok, err)
 	}
 	if status, err := l.Status(); err != nil || !status.AutoClear {
-		t.Errorf("another's device was changed to %+v: %v", status, err)
+		t.Errorf("with another tag the device was changed to %+v: %v", status, err)
 	}
 	if ok, err := blockdev.RecoverLoop(l.Number, tag, true); !ok || err != nil {
-		t.Errorf("its own tag: %t, %v", ok, err)
+		t.Errorf("its tag: %t, %v", ok, err)
 	}
 	must(t, l.Close())
-	limit, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
-	if !blockdev.Bound(l.Number) || strings.TrimSpace(string(limit)) != "0" || err != nil {
-		t.Errorf("closed, it is bound %t and discards %s bytes: %v", blockdev.Bound(l.Number), limit, err)
+	if limit := discardLimit(t, l); !blockdev.Bound(l.Number) || limit != "0" {
+		t.Errorf("after the close: bound %t, limit of discards %s", blockdev.Bound(l.Number), limit)
 	}
 	must(t, blockdev.DetachLoop(t.Context(), l.Number, tag))
 	if ok, err := blockdev.RecoverLoop(l.Number, tag, false); ok || err != nil {
@@ -349,6 +357,6 @@ func TestRecover(t *testing.T) {
 
 func TestLongTag(t *testing.T) {
 	if _, err := blockdev.AttachLoop(t.Context(), newImage(t, mib), blockdev.LoopConfig{SectorSize: 4096, Tag: strings.Repeat("x", 64)}); err == nil {
-		t.Error("a tag that the kernel would cut was taken")
+		t.Error("a tag that the kernel would truncate was accepted")
 	}
 }

@@ -11,35 +11,25 @@ import (
 
 func marked(tb testing.TB, size int64, sector int) (*os.File, blockdev.Mark) {
 	tb.Helper()
-	f, err := os.Create(tb.TempDir() + "/disk")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = f.Close() })
-	if err := f.Truncate(size); err != nil {
-		tb.Fatal(err)
-	}
+	f := newImage(tb, size)
 	m, err := blockdev.WriteMark(f, blockdev.Mark{GUID: blockdev.NewGUID(), Name: "pvc-ä"}, size, sector)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return f, m
 }
 
-// torn is a disk of which only the first writes arrived, each of whole sectors.
+// torn is the content of a disk after an interrupted sequence of writes of whole sectors.
 type torn struct{ b []byte }
 
 func (d torn) ReadAt(b []byte, at int64) (int, error) { return bytes.NewReader(d.b).ReadAt(b, at) }
 
-// TestMarkTorn: whatever sectors of a mark arrived when the power went, in the order in
-// which they are flushed, the disk is blank or claimed by this GUID.
+// TestMarkTorn: after a power failure during WriteMark, with any of the sectors that are not flushed yet, the disk is
+// blank or claimed with the GUID.
 func TestMarkTorn(t *testing.T) {
 	const size, sector = 8 * mib, 512
 	f, m := marked(t, size, sector)
 	full := make([]byte, size)
-	if _, err := f.ReadAt(full, 0); err != nil {
-		t.Fatal(err)
-	}
+	_, err := f.ReadAt(full, 0)
+	must(t, err)
 	entry := make([]byte, size)
 	copy(entry[2*sector:3*sector], full[2*sector:])
 	for at := int64(0); at < size; at += sector {
@@ -64,8 +54,7 @@ func TestMarkTorn(t *testing.T) {
 	}
 }
 
-// TestUseTorn: whatever of a changed mark arrived, in the order in which it is flushed,
-// the disk is claimed by this GUID, and once all has it is used.
+// TestUseTorn: after a power failure during UseMark the disk is claimed with the GUID. After all writes it is used.
 func TestUseTorn(t *testing.T) {
 	const size, sector = 8 * mib, 512
 	f, _ := marked(t, size, sector)
@@ -92,20 +81,17 @@ func TestUseTorn(t *testing.T) {
 	}
 }
 
-// FuzzReadMark: whatever a disk says, what is taken from it lies on the disk.
+// FuzzReadMark: for any content, the partition of a mark is within the disk.
 func FuzzReadMark(f *testing.F) {
 	const size = 4 * mib
 	for _, sector := range []int{512, 4096} {
 		disk, _ := marked(f, size, sector)
-		b := make([]byte, 64<<10)
-		if _, err := disk.ReadAt(b, 0); err != nil {
-			f.Fatal(err)
-		}
-		tail := make([]byte, 64<<10)
-		if _, err := disk.ReadAt(tail, size-int64(len(tail))); err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b, tail, sector == 4096)
+		head, tail := make([]byte, 64<<10), make([]byte, 64<<10)
+		_, err := disk.ReadAt(head, 0)
+		must(f, err)
+		_, err = disk.ReadAt(tail, size-int64(len(tail)))
+		must(f, err)
+		f.Add(head, tail, sector == 4096)
 	}
 	f.Fuzz(func(t *testing.T, head, tail []byte, large bool) {
 		sector := map[bool]int{false: 512, true: 4096}[large]

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// TestHeld: a blank disk that is a part of another device, whole or by its partition, is
-// not free, and that device is none that could be claimed.
+// TestHeld: a blank disk is not free if the disk or its partition is a part of another device. That device cannot be
+// claimed.
 func TestHeld(t *testing.T) {
 	testenv.Run(t, "modprobe", "dm_mod")
 	for name, partition := range map[string]string{"disk": "", "partition": "p1"} {
@@ -21,9 +21,9 @@ func TestHeld(t *testing.T) {
 			}
 			testenv.Run(t, "dmsetup", "create", name, "--table", "0 8192 linear "+d.Path+partition+" 0")
 			t.Cleanup(func() { testenv.Run(t, "dmsetup", "remove", name) })
-			wantReason(t, d, blockdev.DiskHeld, d.Name+partition+" is a part of dm-")
-			wantUnclaimed(t, d)
-			wantReason(t, findDisk(t, "/dev/mapper/"+name), blockdev.DiskUnsupported, "no partitions")
+			requireReason(t, d, blockdev.DiskHeld, d.Name+partition+" is a part of dm-")
+			requireNoClaim(t, d, blockdev.ErrDiskBusy)
+			requireReason(t, findDisk(t, "/dev/mapper/"+name), blockdev.DiskUnsupported, "no partitions")
 		})
 	}
 }

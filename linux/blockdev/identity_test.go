@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// checkers find every fault of a filesystem that is not mounted, and change nothing.
+// checkers find all errors of a filesystem that is not mounted, and change nothing.
 var checkers = map[string][]string{
 	"ext4":  {"e2fsck", "-fn"},
 	"xfs":   {"xfs_repair", "-n"},
@@ -42,23 +43,16 @@ func mountImage(t *testing.T, fsType, image string) (dir string, unmount func())
 	dir = t.TempDir()
 	options := map[string]string{"ext4": "loop", "xfs": "loop,nouuid", "btrfs": "loop,commit=300"}[fsType]
 	testenv.Run(t, "mount", "-t", fsType, "-o", options, image, dir)
-	mounted := true
-	unmount = func() {
-		if mounted {
-			mounted = false
-			must(t, unix.Unmount(dir, 0))
-		}
-	}
+	unmount = sync.OnceFunc(func() { must(t, unix.Unmount(dir, 0)) })
 	t.Cleanup(unmount)
 	return dir, unmount
 }
 
-// inUse is an image whose filesystem is mounted, and has files that are in its
-// journal alone: they were fsynced after the last commit.
+// inUse creates an image whose filesystem is mounted. Some of its files are only in its journal: they were synced
+// after the last commit.
 func inUse(t *testing.T, fsType string, size int64) (image string) {
 	t.Helper()
-	f := newImage(t, size)
-	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096}))
+	f := newFilesystem(t, fsType, size)
 	dir, _ := mountImage(t, fsType, f.Name())
 	for i := range 500 {
 		must(t, os.WriteFile(filepath.Join(dir, "old"+strconv.Itoa(i)), content(i), 0o600))
@@ -92,7 +86,7 @@ func writeSynced(t *testing.T, path string, b []byte) {
 	must(t, f.Sync())
 }
 
-// twin is a copy of an image, open for writing.
+// twin creates a copy of an image and opens it for writing.
 func twin(t *testing.T, image string) *os.File {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "copy")
@@ -115,8 +109,8 @@ func requireFiles(t *testing.T, dir string) {
 	}
 }
 
-// TestReidentify: a copy of a filesystem in use, and a copy of the copy, are mounted
-// beside the first with all that was fsynced.
+// TestReidentify: a copy of a filesystem in use, and a copy of the copy, can be mounted beside the original, and have
+// all synced files.
 func TestReidentify(t *testing.T) {
 	testenv.RequireRoot(t)
 	for fsType, size := range map[string]int64{"ext4": gib, "xfs": 400 * mib, "btrfs": 400 * mib} {
@@ -145,7 +139,7 @@ func TestReidentify(t *testing.T) {
 	}
 }
 
-// TestReidentifyDevice: also through a loop device, which is then mounted.
+// TestReidentifyDevice: Reidentify works on a loop device, which can then be mounted.
 func TestReidentifyDevice(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"ext4", "btrfs"} {
@@ -164,15 +158,15 @@ func TestReidentifyDevice(t *testing.T) {
 	}
 }
 
-// TestReidentifyAgain: whatever a call that was cut off has written of its
-// superblocks, the next one makes a filesystem without a fault.
+// TestReidentifyAgain: for any subset of the superblocks that an interrupted call has written, the next call results in
+// a filesystem without errors.
 func TestReidentifyAgain(t *testing.T) {
 	testenv.RequireRoot(t)
 	const attempts = 6
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			before := twin(t, inUse(t, fsType, gib))
-			if fsType == "ext4" { // what replaying changes is e2fsck's to make whole
+			if fsType == "ext4" { // e2fsck must replay the journal before the comparison
 				must(t, blockdev.Reidentify(t.Context(), before, fsType))
 			}
 			after := twin(t, before.Name())
@@ -199,7 +193,7 @@ func TestReidentifyAgain(t *testing.T) {
 	}
 }
 
-// differences are the blocks of b that differ from a's, by their offsets.
+// differences returns the blocks of b that differ from a, by their offsets.
 func differences(t *testing.T, a, b *os.File) map[int64][]byte {
 	t.Helper()
 	const block = 4096
@@ -217,8 +211,8 @@ func differences(t *testing.T, a, b *os.File) map[int64][]byte {
 	}
 }
 
-// TestReidentifyBackups: each superblock has the new UUID, also those that came with
-// growing, and that of a btrfs at 256 GiB.
+// TestReidentifyBackups: each superblock has the new UUID, also the ones that were created by growing, and the one of a
+// btrfs at 256 GiB.
 func TestReidentifyBackups(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("ext4", func(t *testing.T) {
@@ -236,8 +230,7 @@ func TestReidentifyBackups(t *testing.T) {
 		checkClean(t, "ext4", f.Name())
 	})
 	t.Run("btrfs", func(t *testing.T) {
-		f := newImage(t, 257*gib)
-		must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "btrfs", SectorSize: 4096}))
+		f := newFilesystem(t, "btrfs", 257*gib)
 		must(t, blockdev.Reidentify(t.Context(), f, "btrfs"))
 		for _, mirror := range []string{"0", "1", "2"} {
 			info := testenv.Run(t, "btrfs", "inspect-internal", "dump-super", "-s", mirror, f.Name())
@@ -258,7 +251,7 @@ func TestReidentifyRefuses(t *testing.T) {
 		{"nothing", "ext4", nil, blockdev.ErrNoFS},
 		{"nothing", "btrfs", nil, blockdev.ErrNoFS},
 		{"another type", "zfs", nil, blockdev.ErrNoFS},
-		{"checksums made with the UUID", "ext4", []string{"mkfs.ext4", "-q", "-O", "^metadata_csum_seed"}, blockdev.ErrForeign},
+		{"checksums with the UUID", "ext4", []string{"mkfs.ext4", "-q", "-O", "^metadata_csum_seed"}, blockdev.ErrForeign},
 		{"other checksums", "btrfs", []string{"mkfs.btrfs", "-q", "--csum", "sha256"}, blockdev.ErrForeign},
 	} {
 		t.Run(tc.fsType+" "+tc.name, func(t *testing.T) {

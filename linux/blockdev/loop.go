@@ -56,10 +56,7 @@ func sysLoop(number int, file string) string {
 }
 
 // readLoop reads an attribute of a loop device in sysfs (kernel documentation, ABI/stable/sysfs-block).
-func readLoop(number int, file string) (string, error) {
-	b, err := os.ReadFile(sysLoop(number, file))
-	return strings.TrimSpace(string(b)), err
-}
+func readLoop(number int, file string) (string, error) { return readText(sysLoop(number, file)) }
 
 // AttachLoop binds an open image to a free loop device and returns the open device, which stays bound at
 // least until Close. It uses direct I/O if the image supports that in sectors of this size (see

@@ -18,8 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// stalled is an image on a disk that stops answering at its second fsync(2), the one of
-// LOOP_CONFIGURE.
+// stalled is an image on a disk that stops responding at the second fsync(2), which LOOP_CONFIGURE makes.
 type stalled struct {
 	fs.MemRegularFile
 	syncs          atomic.Int32
@@ -45,25 +44,18 @@ func (s *stalled) open(t *testing.T) *os.File {
 			root.AddChild("image", root.NewPersistentInode(ctx, s, fs.StableAttr{Mode: syscall.S_IFREG}), true)
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		// The kernel frees the loop device a moment after its last close.
-		err := retry.For(context.Background(), 5*time.Second, func() (bool, error) { return true, server.Unmount() })
-		if err != nil {
-			t.Error(err)
-		}
+		// The kernel frees the loop device a short time after its last close.
+		must(t, retry.For(context.Background(), 5*time.Second, func() (bool, error) { return true, server.Unmount() }))
 	})
 	f, err := os.OpenFile(filepath.Join(dir, "image"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return f
 }
 
-// TestAttachBesideStalledDisk attaches other images while LOOP_CONFIGURE waits for the disk
-// of one, each to a device of its own.
+// TestAttachBesideStalledDisk: while LOOP_CONFIGURE waits for the disk of one image, other images are attached, each to
+// its own device.
 func TestAttachBesideStalledDisk(t *testing.T) {
 	testenv.RequireRoot(t)
 	s := &stalled{reached: make(chan struct{}), until: make(chan struct{})}
@@ -83,14 +75,12 @@ func TestAttachBesideStalledDisk(t *testing.T) {
 		_ = image.Close()
 	}()
 	<-s.reached
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // far more than it takes
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // much longer than necessary
 	defer cancel()
 	numbers := map[int]bool{}
 	for range 3 {
 		l, err := blockdev.AttachLoop(ctx, newImage(t, mib), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer l.Close()
 		numbers[l.Number] = true
 	}
@@ -99,7 +89,7 @@ func TestAttachBesideStalledDisk(t *testing.T) {
 	}
 }
 
-// TestRenamedImage grows a device whose image was renamed, and another file has its name.
+// TestRenamedImage grows a device whose image was renamed, while another file has the old name.
 func TestRenamedImage(t *testing.T) {
 	testenv.RequireRoot(t)
 	f := newImage(t, 64*mib)
@@ -121,8 +111,7 @@ func TestRenamedImage(t *testing.T) {
 	}
 }
 
-// TestLoopTags attaches a read-only device once, finds it in other processes too, and frees
-// it unless it is mounted.
+// TestLoopTags: a read-only device is attached once, is found by other processes, and is freed unless it is mounted.
 func TestLoopTags(t *testing.T) {
 	testenv.RequireRoot(t)
 	const tag = "trivet:tags"
@@ -142,7 +131,7 @@ func TestLoopTags(t *testing.T) {
 		t.Errorf("attached again: %s, %v, want %s", again, err, device)
 	}
 	if _, ok, err := late.FindKnown(tag); ok || err != nil {
-		t.Errorf("a device of another process is known: %v", err)
+		t.Errorf("found the device of another process: %v", err)
 	}
 	if number, ok, err := late.Find(tag); blockdev.LoopPath(number) != device || !ok || err != nil {
 		t.Errorf("found %d, %t: %v, want %s", number, ok, err, device)
@@ -157,6 +146,6 @@ func TestLoopTags(t *testing.T) {
 	must(t, syscall.Unmount(dir, 0))
 	must(t, late.DetachUnmounted(t.Context(), tag))
 	if _, ok, err := tags.Find(tag); ok || err != nil {
-		t.Errorf("it is still attached: %v", err)
+		t.Errorf("the device is still attached: %v", err)
 	}
 }

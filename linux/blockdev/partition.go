@@ -52,12 +52,18 @@ func (d Disk) partitions() ([]partition, error) {
 // sysSector is the unit of sysfs in bytes. It does not depend on the sectors of the disk.
 const sysSector = 512
 
-func readNumber(path string) (int64, error) {
+// readText reads an attribute in sysfs.
+func readText(path string) (string, error) {
 	b, err := os.ReadFile(path)
+	return strings.TrimSpace(string(b)), err
+}
+
+func readNumber(path string) (int64, error) {
+	text, err := readText(path)
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return strconv.ParseInt(text, 10, 64)
 }
 
 // readDev reads a device number in the format of sysfs, major:minor.

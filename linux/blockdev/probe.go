@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // ErrNotBlank means that a device or image on which a filesystem is to be created has data.
@@ -33,16 +35,9 @@ func RequireBlank(image *os.File) error {
 		return errors.Join(requireZeros(image, 0, min(size, edge)), requireZeros(image, max(0, size-edge), size))
 	}
 	for at := int64(0); at < size; {
-		start, err := unix.Seek(int(image.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // a hole to the end
-			return nil
-		}
+		start, end, err := sys.NextData(image, at, size)
 		if err != nil {
-			return fmt.Errorf("probing %s: SEEK_DATA: %w", image.Name(), err)
-		}
-		end, err := unix.Seek(int(image.Fd()), start, unix.SEEK_HOLE)
-		if err != nil {
-			return fmt.Errorf("probing %s: SEEK_HOLE: %w", image.Name(), err)
+			return fmt.Errorf("probing an image: %w", err)
 		}
 		if err := requireZeros(image, start, end); err != nil {
 			return err
@@ -135,7 +130,7 @@ var superblockFormats = map[string]superblockFormat{
 }
 
 // ErrNoFS means that there is no filesystem of the expected type.
-var ErrNoFS = errors.New("no such filesystem there")
+var ErrNoFS = errors.New("no filesystem of that type")
 
 // ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is none.
 func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {

@@ -27,6 +27,6 @@ func TestProgramVersion(t *testing.T) {
 		}
 	}
 	if _, err := (blockdev.Program{Name: "none"}).Version(t.Context()); !errors.Is(err, command.ErrMissing) {
-		t.Errorf("a program that is not there: %v", err)
+		t.Errorf("a missing program: %v", err)
 	}
 }

@@ -13,22 +13,21 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/google/uuid"
-	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 const (
 	// maxTemplateDevice is the largest device in bytes that is formatted by a template. mkfs needs
 	// about 1 ms per GiB, a template about 0.5 MiB.
 	maxTemplateDevice = 16 * gib
-	// maxTemplateBytes limits the memory of all templates.
-	maxTemplateBytes = 8 * mib
+	// maxTemplates limits the memory of all templates to about 8 MiB.
+	maxTemplates = 16
 
 	blockSize      = 4096
 	blocksPerGroup = 8 * blockSize
@@ -47,7 +46,6 @@ type template struct {
 	extents []extent // all but the first block
 	first   []byte   // the block with the primary superblock
 	backups []int64  // offsets of the other superblocks
-	bytes   int64
 }
 
 type extent struct {
@@ -55,30 +53,18 @@ type extent struct {
 	data   []byte
 }
 
-// templates is a cache of templates that evicts the least recently used.
-type templates struct {
-	flight singleflight.Group
-	mu     sync.Mutex
-	used   []cached // oldest first
-}
-
-type cached struct {
-	key string
-	t   *template
-}
-
-// get returns the template for an ext4 of size bytes. If the cache has none, it creates one with mke2fs.
-func (c *templates) get(ctx context.Context, size int64, options []string) (*template, error) {
+// template returns the template for an ext4 of size bytes. If the cache has none, it creates one with mke2fs.
+func (f *Formatter) template(ctx context.Context, size int64, options []string) (*template, error) {
 	key := strconv.FormatInt(size, 10) + " " + strings.Join(options, " ")
-	if t := c.lookup(key); t != nil {
-		return t, nil
+	if t, ok := f.templates.Get(key); ok {
+		return t.(*template), nil
 	}
 	// Callers with the same key share one mke2fs, which must not end with the context of the
 	// first caller.
-	made := c.flight.DoChan(key, func() (any, error) {
+	made := f.making.DoChan(key, func() (any, error) {
 		t, err := makeTemplate(context.WithoutCancel(ctx), size, options)
 		if err == nil {
-			c.insert(key, t)
+			f.templates.Add(key, t)
 		}
 		return t, err
 	})
@@ -90,32 +76,6 @@ func (c *templates) get(ctx context.Context, size int64, options []string) (*tem
 			return nil, r.Err
 		}
 		return r.Val.(*template), nil
-	}
-}
-
-func (c *templates) lookup(key string) *template {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, e := range c.used {
-		if e.key == key {
-			c.used = append(append(c.used[:i:i], c.used[i+1:]...), e)
-			return e.t
-		}
-	}
-	return nil
-}
-
-func (c *templates) insert(key string, t *template) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.used = append(c.used, cached{key, t})
-	total := int64(0)
-	for _, e := range c.used {
-		total += e.t.bytes
-	}
-	for len(c.used) > 1 && total > maxTemplateBytes {
-		total -= c.used[0].t.bytes
-		c.used = c.used[1:]
 	}
 }
 
@@ -143,17 +103,10 @@ func makeTemplate(ctx context.Context, size int64, options []string) (*template,
 func readTemplate(f *os.File, size int64) (*template, error) {
 	t := &template{}
 	zeros := make([]byte, blockSize)
-	for at := int64(0); ; {
-		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			break
-		}
+	for at := int64(0); at < size; {
+		start, end, err := sys.NextData(f, at, size)
 		if err != nil {
-			return nil, fmt.Errorf("ext4 template: SEEK_DATA: %w", err)
-		}
-		end, err := unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
-		if err != nil {
-			return nil, fmt.Errorf("ext4 template: SEEK_HOLE: %w", err)
+			return nil, fmt.Errorf("ext4 template: %w", err)
 		}
 		for at = start; at < end; at += blockSize {
 			block := make([]byte, min(blockSize, size-at))
@@ -173,7 +126,6 @@ func readTemplate(f *os.File, size int64) (*template, error) {
 }
 
 func (t *template) add(offset int64, block []byte) {
-	t.bytes += int64(len(block))
 	if offset == 0 {
 		t.first = block
 		return

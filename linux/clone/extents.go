@@ -126,26 +126,10 @@ func seekData(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range,
 	}
 }
 
-// nextData returns the first range with data between two offsets. It is empty and at the end if there
-// is none. On files without information about holes, such as block devices, all bytes are data.
+// nextData is sys.NextData.
 func nextData(f *os.File, from, end int64) (Range, error) {
-	if from >= end {
-		return Range{end, 0}, nil
-	}
-	start, err := unix.Seek(int(f.Fd()), from, unix.SEEK_DATA)
-	switch {
-	case errors.Is(err, unix.ENXIO), err == nil && start >= end:
-		return Range{end, 0}, nil
-	case errors.Is(err, unix.EINVAL):
-		return Range{from, end - from}, nil
-	case err != nil:
-		return Range{}, fail("SEEK_DATA", f, err)
-	}
-	stop, err := unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
-	if err != nil {
-		return Range{}, fail("SEEK_HOLE", f, err)
-	}
-	return Range{start, min(stop, end) - start}, nil
+	start, stop, err := sys.NextData(f, from, end)
+	return Range{start, stop - start}, err
 }
 
 // joined joins ranges that touch.

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// collect reads ranges to their end, and holds them to what is promised of all.
+// collect reads all ranges, and requires that they are in order and within the limits.
 func collect(tb testing.TB, ranges iter.Seq2[clone.Range, error], from, end int64) []clone.Range {
 	tb.Helper()
 	var all []clone.Range
@@ -51,7 +51,7 @@ type history struct {
 
 const historyBlock = 4 * kib
 
-// step is one change: it writes, takes away, or enlarges.
+// step makes one random change.
 func (h *history) step() error {
 	at := h.Int64N(h.size/historyBlock) * historyBlock
 	length := min((1+h.Int64N(1+h.Int64N(40)))*historyBlock, h.size-at)
@@ -69,7 +69,7 @@ func (h *history) step() error {
 	case 5:
 		_, err := h.image.WriteAt(make([]byte, length), at)
 		return err
-	case 6: // not in blocks
+	case 6: // not aligned to blocks
 		_, err := h.image.WriteAt(h.bytes(1+h.IntN(3000)), h.Int64N(h.size-3000))
 		return err
 	case 7:
@@ -79,7 +79,7 @@ func (h *history) step() error {
 	return err
 }
 
-// bytes are such that some can be compressed.
+// bytes returns data, of which some can be compressed.
 func (h *history) bytes(n int) []byte {
 	b := bytes.Repeat([]byte{byte(h.Uint32())}, n)
 	if h.IntN(2) == 0 {
@@ -111,7 +111,7 @@ func content(tb testing.TB, f *os.File) []byte {
 	return b
 }
 
-// apply returns the content of older, with newer's content in the ranges.
+// apply returns the content of older, with the content of newer in the ranges.
 func apply(older, newer []byte, ranges []clone.Range) []byte {
 	out := make([]byte, len(newer))
 	copy(out, older)
@@ -121,7 +121,7 @@ func apply(older, newer []byte, ranges []clone.Range) []byte {
 	return out
 }
 
-// histories is how many random histories a test goes through on each filesystem.
+// histories returns the number of random histories on each filesystem.
 func histories(tb testing.TB) int {
 	tb.Helper()
 	if n, err := strconv.Atoi(os.Getenv("TRIVET_TEST_HISTORIES")); err == nil {
@@ -133,8 +133,8 @@ func histories(tb testing.TB) int {
 	return 40
 }
 
-// TestDelta: whatever happened to an image, older with the delta is newer, and what is not
-// allocated is zeros. Where blocks are shared, and none is compressed, the delta is small.
+// TestDelta: for random changes of an image, older with the delta equals newer, and bytes that are not allocated are
+// zeros. The delta is small unless data is compressed.
 func TestDelta(t *testing.T) {
 	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
 		var changed, all int64
@@ -148,7 +148,7 @@ func TestDelta(t *testing.T) {
 	})
 }
 
-// history goes through one, and returns how much changed of how much there is.
+// history tests one random history, and returns the size of the delta and of the image.
 func (g ground) history(t *testing.T, dir string, seed uint64) (changed, all int64) {
 	t.Helper()
 	h := &history{Rand: rand.New(rand.NewPCG(seed, 0)), size: 2*mib + int64(seed%2)*500}
@@ -176,22 +176,22 @@ func (g ground) history(t *testing.T, dir string, seed uint64) (changed, all int
 	oldBytes, newBytes := content(t, older), content(t, newer)
 	got := apply(oldBytes, newBytes, rest)
 	if !bytes.Equal(got[from:], newBytes[from:]) {
-		t.Errorf("history %d: the delta from %d lacks something", seed, from)
+		t.Errorf("history %d: the delta from %d is not complete", seed, from)
 	}
 	return total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)), h.size
 }
 
-// compare holds one delta, and what is allocated of newer, to the two contents.
+// compare checks one delta and the allocated ranges of newer against the content of both.
 func (g ground) compare(t *testing.T, seed uint64, older, newer *os.File) {
 	t.Helper()
 	oldBytes, newBytes := content(t, older), content(t, newer)
 	size := int64(len(newBytes))
 	delta := collect(t, clone.Delta(t.Context(), older, newer, 0), 0, size)
 	if got := apply(oldBytes, newBytes, delta); sha256.Sum256(got) != sha256.Sum256(newBytes) {
-		t.Errorf("history %d: the delta from %s to %s lacks something", seed, older.Name(), newer.Name())
+		t.Errorf("history %d: the delta from %s to %s is not complete", seed, older.Name(), newer.Name())
 	}
 	if got := apply(nil, newBytes, collect(t, clone.Allocated(t.Context(), newer, 0, size), 0, size)); !bytes.Equal(got, newBytes) {
-		t.Errorf("history %d: what is allocated of %s lacks something", seed, newer.Name())
+		t.Errorf("history %d: the allocated ranges of %s are not complete", seed, newer.Name())
 	}
 }
 
@@ -218,7 +218,7 @@ func TestDeltaSame(t *testing.T) {
 				t.Errorf("%s: %d bytes differ", name, n)
 			}
 		}
-		// What may be written to is read.
+		// Files that are not immutable are read.
 		_, err := clone.SetImmutable(newer, false)
 		must(t, err)
 		if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)); n == 0 || n > 64*kib {
@@ -228,7 +228,7 @@ func TestDeltaSame(t *testing.T) {
 	})
 }
 
-// TestDeltaAcross: equal places on different filesystems are nothing equal.
+// TestDeltaAcross: equal addresses on different filesystems do not mean equal content.
 func TestDeltaAcross(t *testing.T) {
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		var files []*os.File
@@ -246,7 +246,7 @@ func TestDeltaAcross(t *testing.T) {
 	}
 }
 
-// TestWindows: more extents than are held at once, and a stop in between.
+// TestWindows: files with more extents than an ExtentMap holds, and iterations that end early.
 func TestWindows(t *testing.T) {
 	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
 		const pieces = 3000
@@ -265,7 +265,7 @@ func TestWindows(t *testing.T) {
 
 		ctx, cancel := context.WithCancel(t.Context())
 		for _, ranges := range []iter.Seq2[clone.Range, error]{clone.Delta(ctx, older, newer, 0), clone.Allocated(ctx, newer, 0, gib)} {
-			for _, err := range ranges { // which may be left
+			for _, err := range ranges { // the loop may end early
 				must(t, err)
 				break
 			}
@@ -277,7 +277,7 @@ func TestWindows(t *testing.T) {
 				last = err
 			}
 			if !errors.Is(last, context.Canceled) {
-				t.Errorf("after its end: %v", last)
+				t.Errorf("with an ended context: %v", last)
 			}
 		}
 		remove(t, older, newer)
@@ -297,7 +297,7 @@ func (g ground) requireDelta(t *testing.T, older, newer *os.File, pieces int64) 
 	}
 	for i := range pieces / 3 {
 		if !seen[i*192*kib] && !seen[i*192*kib+4*kib] {
-			t.Fatalf("what was written at %d is not in the delta", i*192*kib)
+			t.Fatalf("the write at %d is not in the delta", i*192*kib)
 		}
 	}
 	if !g.compress && int64(len(delta)) != pieces/3 {
@@ -305,7 +305,7 @@ func (g ground) requireDelta(t *testing.T, older, newer *os.File, pieces int64) 
 	}
 }
 
-// TestUnshared counts what a file has for itself.
+// TestUnshared: Unshared counts the blocks that no other file shares.
 func TestUnshared(t *testing.T) {
 	eachGround(t, "512M", func(t *testing.T, g ground, dir string) {
 		f := g.image(t, filepath.Join(dir, "image"))
@@ -332,12 +332,11 @@ func TestUnshared(t *testing.T) {
 		want(c, mib)
 	})
 	if _, ok, err := clone.Unshared(open(t, "/proc/self/status")); ok || err != nil {
-		t.Errorf("of what has no extents: %t, %v", ok, err)
+		t.Errorf("a file without extents: %t, %v", ok, err)
 	}
 }
 
-// BenchmarkDelta is of two snapshots of an image of 1 TiB, with 10,000 extents that
-// changed.
+// BenchmarkDelta compares two snapshots of an image of 1 TiB with 10,000 changed extents.
 func BenchmarkDelta(b *testing.B) {
 	for _, g := range grounds[:2] {
 		b.Run(g.name, func(b *testing.B) {

@@ -26,7 +26,7 @@ func random(n int64) []byte {
 	return b
 }
 
-// sparse writes an image of 3 GiB with little in it, and a hole at its end.
+// sparse writes an image of 3 GiB with little data, and a hole at its end.
 func sparse(tb testing.TB, f *os.File) {
 	tb.Helper()
 	for _, at := range []int64{0, 10 * mib, gib + 5000, 2 * gib} {
@@ -37,7 +37,7 @@ func sparse(tb testing.TB, f *os.File) {
 	must(tb, f.Sync())
 }
 
-// dataOf is a file's size, where it has data, and the sum of that.
+// dataOf returns the size of a file, the ranges with data, and the hash of the data.
 func dataOf(tb testing.TB, f *os.File) (size int64, at []int64, sum [32]byte) {
 	tb.Helper()
 	size, err := f.Seek(0, io.SeekEnd)
@@ -66,27 +66,22 @@ func requireSame(tb testing.TB, a, b *os.File) {
 	}
 }
 
-// TestFile: a copy has content, size and holes of its source, and shares its blocks where
-// that can be and was not forbidden.
+// TestFile: a copy has the content, size and holes of its source. It shares its blocks if the filesystem supports
+// that, unless the options forbid it.
 func TestFile(t *testing.T) {
 	eachGround(t, "512M", func(t *testing.T, g ground, dir string) {
 		src := g.image(t, filepath.Join(dir, "src"))
 		sparse(t, src)
 		for name, o := range map[string]clone.Options{"shared": {}, "unshared": {Unshared: true}} {
-			var told int64
-			o.Progress = func(bytes int64) {
-				if bytes < told {
-					t.Errorf("progress goes from %d to %d", told, bytes)
-				}
-				told = bytes
-			}
+			var reported int64
+			o.Progress = increasing(t, &reported)
 			dst := create(t, filepath.Join(dir, name))
 			got, err := clone.File(t.Context(), dst, open(t, src.Name()), o)
 			must(t, err)
 			requireSame(t, src, dst)
 			want := g.reflink && !o.Unshared
-			if got.Shared != want || got.Bytes != blocks(t, dst) || told == 0 {
-				t.Errorf("%s: %+v, %d bytes allocated, %d told", name, got, blocks(t, dst), told)
+			if got.Shared != want || got.Bytes != blocks(t, dst) || reported == 0 {
+				t.Errorf("%s: %+v, %d bytes allocated, %d reported", name, got, blocks(t, dst), reported)
 			}
 			if shared, all := sharedExtents(t, dst.Name()); all == 0 || want && shared != all || !want && shared != 0 {
 				t.Errorf("%s: %d of %d extents are shared", name, shared, all)
@@ -98,7 +93,17 @@ func TestFile(t *testing.T) {
 	})
 }
 
-// TestFileNoCOW: what a directory's files inherit does not keep a copy from sharing.
+// increasing is a Progress that stores each report, and requires that it does not decrease.
+func increasing(t *testing.T, reported *int64) func(bytes int64) {
+	return func(bytes int64) {
+		if bytes < *reported {
+			t.Errorf("progress from %d to %d", *reported, bytes)
+		}
+		*reported = bytes
+	}
+}
+
+// TestFileNoCOW: copies share blocks also in a directory whose files inherit other flags.
 func TestFileNoCOW(t *testing.T) {
 	dir := filesystem(t, "btrfs", "256M")
 	for attribute, to := range map[string]string{"+C": "nocow", "+c": "compressed"} {
@@ -117,7 +122,7 @@ func TestFileNoCOW(t *testing.T) {
 	}
 }
 
-// TestFileAcross copies from each kind of filesystem to each, and small files.
+// TestFileAcross copies files of several sizes from each kind of filesystem to each.
 func TestFileAcross(t *testing.T) {
 	dirs := map[string]string{}
 	for _, fsType := range []string{"xfs", "btrfs", "ext4"} {
@@ -142,25 +147,25 @@ func TestFileAcross(t *testing.T) {
 	}
 }
 
-// TestFileCancel: a copy ends soon after its context.
+// TestFileCancel: a copy ends soon after its context ended.
 func TestFileCancel(t *testing.T) {
 	dir := filesystem(t, "ext4", "512M")
 	src := create(t, filepath.Join(dir, "src"))
 	const size = 100 * mib
 	write(t, src, 0, random(size))
 	ctx, cancel := context.WithCancel(t.Context())
-	var told int64
-	o := clone.Options{Progress: func(bytes int64) { told = bytes; cancel() }}
+	var reported int64
+	o := clone.Options{Progress: func(bytes int64) { reported = bytes; cancel() }}
 	_, err := clone.File(ctx, create(t, filepath.Join(dir, "dst")), src, o)
-	if !errors.Is(err, context.Canceled) || told == 0 || told > size/2 {
-		t.Errorf("after %d of %d bytes: %v", told, size, err)
+	if !errors.Is(err, context.Canceled) || reported == 0 || reported > size/2 {
+		t.Errorf("after %d of %d bytes: %v", reported, size, err)
 	}
 	if _, err := clone.File(ctx, create(t, filepath.Join(dir, "other")), src, o); !errors.Is(err, context.Canceled) {
-		t.Errorf("begun after its end: %v", err)
+		t.Errorf("with an ended context: %v", err)
 	}
 }
 
-// TestFileDevice: between images and disks every byte is copied, over what was there.
+// TestFileDevice: between images and disks all bytes are copied over the old content.
 func TestFileDevice(t *testing.T) {
 	const size = 64 * mib
 	disk := func(fill byte, size int64) *os.File {
@@ -194,14 +199,14 @@ func TestFileDevice(t *testing.T) {
 	got, err := clone.File(t.Context(), back, first, clone.Options{})
 	must(t, err)
 	if st, err := back.Stat(); err != nil || st.Size() != size || sum(back) != sum(image) || got.Bytes > size/2 {
-		t.Errorf("back from a disk: %+v, %v", got, err)
+		t.Errorf("from a disk to a file: %+v, %v", got, err)
 	}
 	if _, err := clone.File(t.Context(), small, image, clone.Options{}); !errors.Is(err, clone.ErrTooSmall) {
 		t.Errorf("to a disk that is too small: %v", err)
 	}
 }
 
-// TestFileRefuses what is no image, and what has something in it.
+// TestFileRefuses: File refuses files that are not images, and a destination that is not empty.
 func TestFileRefuses(t *testing.T) {
 	dir := t.TempDir()
 	src, full := create(t, filepath.Join(dir, "src")), create(t, filepath.Join(dir, "full"))
@@ -221,16 +226,16 @@ func TestSetImmutable(t *testing.T) {
 	eachGround(t, "512M", func(t *testing.T, g ground, dir string) {
 		f := g.image(t, filepath.Join(dir, "image"))
 		for _, on := range []bool{true, true, false, false} {
-			took, err := clone.SetImmutable(f, on)
+			ok, err := clone.SetImmutable(f, on)
 			must(t, err)
 			err = os.Truncate(f.Name(), 1)
-			if !took || errors.Is(err, unix.EPERM) != on {
-				t.Errorf("immutable %t: took %t, then truncate: %v", on, took, err)
+			if !ok || errors.Is(err, unix.EPERM) != on {
+				t.Errorf("immutable %t: %t, then truncate: %v", on, ok, err)
 			}
 		}
 	})
 	f := open(t, "/proc/self/status")
-	if took, err := clone.SetImmutable(f, true); took || err != nil {
-		t.Errorf("without flags: %t, %v", took, err)
+	if ok, err := clone.SetImmutable(f, true); ok || err != nil {
+		t.Errorf("without flags: %t, %v", ok, err)
 	}
 }

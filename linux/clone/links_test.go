@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// TestTreeManyLinks: memory does not grow with the number of hard links, also where the
-// other name of each file is outside of the tree.
+// TestTreeManyLinks: memory does not grow with the number of hard links, also if the other name of each file is
+// outside of the tree.
 func TestTreeManyLinks(t *testing.T) {
 	const files = 20_000
 	dir := filesystem(t, "xfs", "1G")
@@ -44,7 +44,7 @@ func TestTreeManyLinks(t *testing.T) {
 		t.Errorf("%d files were copied, of %d", copied, files)
 	}
 	if most > before+files/10 {
-		t.Errorf("%d objects are in memory for %d files, %d before", most, files, before)
+		t.Errorf("%d objects in memory for %d files, %d before", most, files, before)
 	}
 	for _, sub := range []string{"first", "second"} {
 		a, b := inodes(t, filepath.Join(src, sub)), inodes(t, filepath.Join(to, sub))
@@ -85,8 +85,8 @@ func inodes(tb testing.TB, dir string) map[string]uint64 {
 	return found
 }
 
-// TestTreeLockedLinks: immutable and append-only are copied with files of several names,
-// whether all of the names are in the tree or not.
+// TestTreeLockedLinks: immutable and append-only are copied with files of several names, also if one of the names
+// is outside of the tree.
 func TestTreeLockedLinks(t *testing.T) {
 	eachGround(t, "512M", func(t *testing.T, _ ground, dir string) {
 		src, whole, outside := mkdir(t, dir, "src"), mkdir(t, dir, "src", "whole"), mkdir(t, dir, "outside")
@@ -122,7 +122,7 @@ func TestTreeLockedLinks(t *testing.T) {
 	})
 }
 
-// TestTreeMostLinks: a file is copied that has as many names as its filesystem allows.
+// TestTreeMostLinks: a file is copied that has the maximum number of names of its filesystem.
 func TestTreeMostLinks(t *testing.T) {
 	dir := filesystem(t, "ext4", "512M")
 	src := mkdir(t, dir, "src")

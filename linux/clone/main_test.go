@@ -22,12 +22,12 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// ground is a filesystem to copy on.
+// ground is a kind of filesystem under test.
 type ground struct {
 	name, fsType string
 	options      []string
-	// reflink: files share blocks; compress: not all of them are where they seem to be;
-	// nocow: images are NOCOW.
+	// reflink means that files share blocks, compress that data is compressed, nocow that images
+	// are NOCOW.
 	reflink, compress, nocow bool
 }
 
@@ -44,14 +44,13 @@ func (g ground) mount(tb testing.TB, size string) string {
 	return filesystem(tb, g.fsType, size, g.options...)
 }
 
-// filesystem is testenv.Filesystem on a disk in memory: here much is made durable, and
-// nothing depends on it.
+// filesystem is testenv.Filesystem on a disk in memory: these tests sync often, and need no durability.
 func filesystem(tb testing.TB, fsType, size string, options ...string) string {
 	tb.Helper()
 	testenv.RequireRoot(tb)
 	memory := tb.TempDir()
 	must(tb, unix.Mount("tmpfs", memory, "tmpfs", 0, ""))
-	// The loop device may have its file a moment longer.
+	// The loop device may keep its file open for a short time.
 	tb.Cleanup(func() { must(tb, unix.Unmount(memory, unix.MNT_DETACH)) })
 	image, dir := filepath.Join(memory, "disk"), mkdir(tb, memory, "mnt")
 	testenv.Run(tb, "truncate", "-s", size, image)
@@ -68,7 +67,7 @@ func eachGround(t *testing.T, size string, test func(t *testing.T, g ground, dir
 	}
 }
 
-// image makes an empty file, NOCOW where the ground has such.
+// image creates an empty file, which is NOCOW if the ground requires it.
 func (g ground) image(tb testing.TB, path string) *os.File {
 	tb.Helper()
 	f := create(tb, path)
@@ -114,7 +113,7 @@ func blocks(tb testing.TB, f *os.File) int64 {
 	return st.Blocks * 512
 }
 
-// sharedExtents counts extents as filefrag(8) has them.
+// sharedExtents counts the extents that filefrag(8) lists.
 func sharedExtents(tb testing.TB, path string) (shared, all int) {
 	tb.Helper()
 	for line := range strings.Lines(testenv.Run(tb, "filefrag", "-v", path)) {

@@ -16,15 +16,15 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// TestNFS: a server shares blocks, copies by itself or is written to, as it can; all else
-// is as on a disk.
+// TestNFS: depending on the server, it shares blocks, copies data, or receives the data. The results are the same as
+// on a disk.
 func TestNFS(t *testing.T) {
 	for _, tc := range []struct {
 		name, version, reflink string
 		shared                 bool
 	}{{"shared", "4.2", "1", true}, {"copied", "4.2", "0", false}, {"written", "3,nolock", "1", false}} {
 		t.Run(tc.name, func(t *testing.T) {
-			// Reading on a server touches times there, whatever a client asks for.
+			// Reading changes times of access on the server, independent of the flags of the client.
 			s := nfsd.Start(t, nfsd.Options{MkfsOptions: []string{"-m", "reflink=" + tc.reflink}, MountOptions: []string{"noatime"}})
 			at := t.TempDir()
 			testenv.Run(t, "mount", "-t", "nfs", "-o", "vers="+tc.version, s.Address()+":"+s.Export(t, "tank"), at)
@@ -51,8 +51,8 @@ func testFileNFS(t *testing.T, dir string, shared, holes bool) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
-	if took, err := clone.SetImmutable(src, true); took || err != nil {
-		t.Errorf("immutable: %t, %v", took, err)
+	if ok, err := clone.SetImmutable(src, true); ok || err != nil {
+		t.Errorf("immutable: %t, %v", ok, err)
 	}
 	if _, ok, err := clone.Unshared(src); ok || err != nil {
 		t.Errorf("unshared: %t, %v", ok, err)

@@ -26,34 +26,30 @@ func copyTree(tb testing.TB, src string, o clone.Options) (string, clone.Result,
 	return to, r, err
 }
 
-// TestTree: a copy of a tree with everything in it is that tree.
+// TestTree: a copy of a tree with all kinds of files equals the tree.
 func TestTree(t *testing.T) {
 	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
 		for seed := range uint64(3) {
 			src := mkdir(t, dir, fmt.Sprint(seed))
 			treetest.Make(t, src, seed)
 			for name, o := range map[string]clone.Options{"shared": {}, "unshared": {Unshared: true}} {
-				told := int64(0)
-				o.Progress = func(bytes int64) {
-					if bytes < told {
-						t.Errorf("progress goes from %d to %d", told, bytes)
-					}
-					told = bytes
-				}
+				var reported int64
+				o.Progress = increasing(t, &reported)
 				to, got, err := copyTree(t, src, o)
 				must(t, err)
 				treetest.Compare(t, src, to)
 				used := allocated(t, to)
-				// A filesystem may have taken a few blocks for itself since.
-				if got.Shared != (g.reflink && !o.Unshared) || got.Bytes > used || got.Bytes < used-64*kib || told == 0 || told > used {
-					t.Errorf("%s: %+v, %d bytes are allocated, %d told", name, got, used, told)
+				// The filesystem may have allocated a few blocks for metadata since.
+				if got.Shared != (g.reflink && !o.Unshared) || got.Bytes > used || got.Bytes < used-64*kib ||
+					reported == 0 || reported > used {
+					t.Errorf("%s: %+v, %d bytes are allocated, %d reported", name, got, used, reported)
 				}
 			}
 		}
 	})
 }
 
-// allocated is du(1), which counts a file with several names once.
+// allocated returns the result of du(1), which counts a file with several names once.
 func allocated(tb testing.TB, dir string) (bytes int64) {
 	tb.Helper()
 	_, err := fmt.Sscan(testenv.Run(tb, "du", "-s", "-B1", dir), &bytes)
@@ -61,7 +57,7 @@ func allocated(tb testing.TB, dir string) (bytes int64) {
 	return bytes
 }
 
-// TestTreeInherits: what dst gives to what is made in it, src's own does not get.
+// TestTreeInherits: the copies do not inherit the ACL, mode and flags of dst.
 func TestTreeInherits(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	src, dst := mkdir(t, dir, "src"), mkdir(t, dir, "dst")
@@ -95,30 +91,30 @@ func TestTreeAcross(t *testing.T) {
 	}
 }
 
-// TestTreeUntouched: the source is as it was, times of access included.
-func TestTreeUntouched(t *testing.T) {
+// TestTreeUnchanged: Tree does not change the source, including times of access.
+func TestTreeUnchanged(t *testing.T) {
 	dir := filesystem(t, "ext4", "512M", "strictatime")
 	src := mkdir(t, dir, "src")
 	for i := range 5 {
 		f := filepath.Join(mkdir(t, src, fmt.Sprint(i)), "file")
 		must(t, os.WriteFile(f, random(10000), 0o600))
 	}
-	look := func() string {
+	list := func() string {
 		return testenv.Run(t, "find", src, "-printf", "%p %A@ %T@ %C@ %s\n")
 	}
-	_ = look() // which touches the directories
+	_ = list() // changes the times of access of the directories
 	testenv.Run(t, "mount", "-o", "remount,noatime", dir)
-	before := look()
+	before := list()
 	testenv.Run(t, "mount", "-o", "remount,strictatime", dir)
 	_, _, err := copyTree(t, src, clone.Options{})
 	must(t, err)
 	testenv.Run(t, "mount", "-o", "remount,noatime", dir)
-	if after := look(); after != before {
+	if after := list(); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }
 
-// TestTreeMounted: what is mounted in a tree is named, whatever it is.
+// TestTreeMounted: the error names the mount point in a tree, for all kinds of mounts.
 func TestTreeMounted(t *testing.T) {
 	dir := filesystem(t, "ext4", "256M")
 	for name, mount := range map[string]func(at, file string) error{
@@ -149,7 +145,7 @@ func TestTreeMounted(t *testing.T) {
 	}
 }
 
-// TestTreeDeep: neither open files nor memory grow with the depth, and there is an end.
+// TestTreeDeep: the number of open files does not grow with the depth, and the depth is limited.
 func TestTreeDeep(t *testing.T) {
 	for _, fsType := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
@@ -178,12 +174,11 @@ func TestTreeDeep(t *testing.T) {
 	src := mkdir(t, filesystem(t, "xfs", "1G"), "src")
 	makeDeep(t, src, 10_001)
 	if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || len(err.Error()) > 1000 {
-		t.Errorf("deeper than may be: %.2000v", err)
+		t.Errorf("deeper than the limit: %.2000v", err)
 	}
 }
 
-// makeDeep makes directories in each other, some with long names, each with files that
-// have their depth in them.
+// makeDeep creates nested directories, some with long names. Each has files with their depth as content.
 func makeDeep(t *testing.T, dir string, depth int, files ...string) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -209,7 +204,7 @@ func makeDeep(t *testing.T, dir string, depth int, files ...string) {
 
 type deep struct{ depth, names, bytes int }
 
-// countDeep counts what makeDeep made, and whatever else is there.
+// countDeep counts the files and directories of makeDeep and any others.
 func countDeep(t *testing.T, dir string) (d deep) {
 	t.Helper()
 	at, err := os.Open(dir)
@@ -239,7 +234,7 @@ func countDeep(t *testing.T, dir string) (d deep) {
 	}
 }
 
-// TestTreeWide: a directory with very many files takes no memory for each.
+// TestTreeWide: memory does not grow with the number of files in a directory.
 func TestTreeWide(t *testing.T) {
 	files := 100_000
 	if testing.Short() {
@@ -251,31 +246,30 @@ func TestTreeWide(t *testing.T) {
 	for i := range files {
 		must(t, unix.Mknodat(int(at.Fd()), fmt.Sprintf("%0200d", i), unix.S_IFREG|0o600, 0))
 	}
-	held := func() uint64 {
+	heapSize := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	before, most, n := held(), uint64(0), 0
+	before, most, n := heapSize(), uint64(0), 0
 	to, _, err := copyTree(t, src, clone.Options{Progress: func(int64) {
 		if n++; n%5000 == 0 {
-			most = max(most, held())
+			most = max(most, heapSize())
 		}
 	}})
 	must(t, err)
 	if grown := int64(most) - int64(before); grown > 8*mib {
-		t.Errorf("%d bytes more are held", grown)
+		t.Errorf("the heap grew by %d bytes", grown)
 	}
 	names, err := open(t, to).Readdirnames(-1)
 	must(t, err)
 	if len(names) != files || n != files {
-		t.Errorf("%d names, progress told %d times", len(names), n)
+		t.Errorf("%d names, %d reports of progress", len(names), n)
 	}
 }
 
-// TestTreeLeases: a tenant that keeps a lease on a file is waited for no longer than the
-// kernel lets it keep it, and the copy ends with its context before.
+// TestTreeLeases: a copy that waits for the lease of a tenant on a file ends with its context.
 func TestTreeLeases(t *testing.T) {
 	src := mkdir(t, filesystem(t, "ext4", "256M"), "src")
 	path := filepath.Join(src, "leased")
@@ -287,7 +281,7 @@ func TestTreeLeases(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until a process waits for it
+		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until another process waits for the lease
 			lease, _ = unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
 		}
 		cancel()
@@ -319,7 +313,7 @@ func subvolume(t *testing.T, path ...string) string {
 	return at
 }
 
-// TestSubvolume: a snapshot is what its source was.
+// TestSubvolume: a snapshot equals its source.
 func TestSubvolume(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	src, parent := subvolume(t, dir, "src"), open(t, dir)
@@ -335,7 +329,7 @@ func TestSubvolume(t *testing.T) {
 			t.Errorf("%s: writing: %v", name, err)
 		}
 		if err := clone.Subvolume(parent, name, open(t, src), readOnly); !errors.Is(err, os.ErrExist) {
-			t.Errorf("a second: %v", err)
+			t.Errorf("an existing name: %v", err)
 		}
 	}
 	must(t, os.Remove(filepath.Join(dir, "writable", "new")))
@@ -344,7 +338,7 @@ func TestSubvolume(t *testing.T) {
 	must(t, clone.Subvolume(parent, "unlocked", open(t, src), false))
 	must(t, os.Rename(filepath.Join(dir, "unlocked"), filepath.Join(dir, "moved")))
 	if err := clone.Subvolume(parent, strings.Repeat("n", 5000), open(t, src), true); !errors.Is(err, unix.ENAMETOOLONG) {
-		t.Errorf("a name too long: %v", err)
+		t.Errorf("a long name: %v", err)
 	}
 	for _, path := range []string{mkdir(t, dir, "plain"), "/proc", filesystem(t, "ext4", "64M")} {
 		if ok, err := clone.IsSubvolume(open(t, path)); ok || err != nil {
@@ -356,8 +350,7 @@ func TestSubvolume(t *testing.T) {
 	}
 }
 
-// TestNested: a subvolume in another is named, at any depth, by whichever way the two are
-// copied.
+// TestNested: the errors of Subvolume and Tree name a subvolume in another, at any depth.
 func TestNested(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	parent := open(t, dir)
@@ -369,7 +362,7 @@ func TestNested(t *testing.T) {
 		}
 		subvolume(t, at, "inner")
 		if depth > 3 {
-			makeDeep(t, at, depth) // and one deeper than a path goes
+			makeDeep(t, at, depth) // a subvolume whose path is longer than PATH_MAX
 			deepest(t, at, func(fd int) {
 				testenv.Run(t, "btrfs", "-q", "subvolume", "create", fmt.Sprintf("/proc/%d/fd/%d/other", os.Getpid(), fd))
 			})
@@ -380,7 +373,7 @@ func TestNested(t *testing.T) {
 			t.Errorf("%s: snapshot: %v", name, err)
 		}
 		if _, err := os.Stat(filepath.Join(dir, name+"-snapshot")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: a snapshot is there: %v", name, err)
+			t.Errorf("%s: a snapshot exists: %v", name, err)
 		}
 		if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), wantName) {
 			t.Errorf("%s: tree: %v", name, err)
@@ -388,7 +381,7 @@ func TestNested(t *testing.T) {
 	}
 }
 
-// deepest opens the last of what makeDeep made.
+// deepest opens the deepest directory of makeDeep.
 func deepest(t *testing.T, dir string, use func(fd int)) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,8 +24,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/freeze"
 )
 
-// driverWord makes this program a driver that freezes what it is told of and then waits to be
-// killed.
+// driverWord is the argument with which this program is a driver: it freezes the filesystems in its arguments and
+// then waits until it is killed.
 const driverWord = "driver"
 
 func TestMain(m *testing.M) {
@@ -38,20 +39,20 @@ func TestMain(m *testing.M) {
 		fmt.Println(drive(os.Args[2], os.Args[3:]))
 		select {}
 	}
-	// The race detector makes each process last a second longer, also the guardians.
+	// The race detector delays the end of each process by a second, also of the guardians.
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 		panic(err)
 	}
 	testenv.Main(m)
 }
 
-// long is a limit that no test reaches, and soon one that it does.
+// long is a limit that no test reaches, soon is a limit that tests reach.
 const (
 	long = 10 * time.Minute
 	soon = 300 * time.Millisecond
 )
 
-// drive freezes the filesystems at the paths, which are their names.
+// drive freezes the filesystems at the paths, and uses the paths as their names.
 func drive(notes string, paths []string) error {
 	var targets []freeze.Target
 	for _, path := range paths {
@@ -72,7 +73,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newFilesystem mounts a filesystem; what a failed test has left frozen is thawed.
+// newFilesystem mounts a filesystem, and thaws it at the end of the test.
 func newFilesystem(t *testing.T, fsType string) string {
 	t.Helper()
 	size := map[string]string{"ext4": "64M", "xfs": "300M", "btrfs": "128M"}[fsType]
@@ -89,7 +90,7 @@ func target(t *testing.T, dir string) freeze.Target {
 	return freeze.Target{Root: root, Name: dir}
 }
 
-// isFrozen asks the kernel, which has no other way to tell: a second freeze is EBUSY.
+// isFrozen reports whether a filesystem is frozen: a second freeze fails with EBUSY.
 func isFrozen(t *testing.T, dir string) bool {
 	t.Helper()
 	out, err := testenv.Output(dir, "fsfreeze", "--freeze", dir)
@@ -103,7 +104,7 @@ func isFrozen(t *testing.T, dir string) bool {
 	return true
 }
 
-// requireWritable writes to a filesystem, which waits for as long as it is frozen.
+// requireWritable writes to a filesystem. The write blocks while the filesystem is frozen.
 func requireWritable(t *testing.T, dir string) {
 	t.Helper()
 	wrote := make(chan error, 1)
@@ -112,11 +113,11 @@ func requireWritable(t *testing.T, dir string) {
 	case err := <-wrote:
 		must(t, err)
 	case <-time.After(20 * time.Second):
-		t.Fatalf("%s stayed frozen", dir)
+		t.Fatalf("%s is still frozen", dir)
 	}
 }
 
-// guardians are the processes that guard what is frozen under a directory for notes.
+// guardians returns the guardians with notes in a directory.
 func guardians(t *testing.T, notes string) []int {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -135,17 +136,25 @@ func guardians(t *testing.T, notes string) []int {
 	return pids
 }
 
-func kill(t *testing.T, pid int) {
+func killGuardians(t *testing.T, notes string) {
 	t.Helper()
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	for _, pid := range guardians(t, notes) {
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
 }
 
-// eventually waits for what another process is about to do.
-func eventually(t *testing.T, what string, is func() bool) {
+// awaitNoGuardian waits until all guardians have ended.
+func awaitNoGuardian(t *testing.T, notes string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	eventually(t, "the guardian has ended", func() bool { return len(guardians(t, notes)) == 0 })
+}
+
+// eventually waits until a condition is true.
+func eventually(t *testing.T, condition string, isTrue func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !isTrue(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not so: %s", what)
+			t.Fatalf("timed out: %s", condition)
 		}
 	}
 }
@@ -163,7 +172,7 @@ func notesIn(t *testing.T, dir string) []string {
 	return names
 }
 
-// requireOver tells whether nothing is left of a freeze.
+// requireOver requires that the filesystems are thawed, and that no note and no guardian are left.
 func requireOver(t *testing.T, notes string, dirs ...string) {
 	t.Helper()
 	for _, dir := range dirs {
@@ -180,51 +189,62 @@ func requireOver(t *testing.T, notes string, dirs ...string) {
 	}
 }
 
-func TestFreeze(t *testing.T) {
+// eachType runs a test for each type of filesystem.
+func eachType(t *testing.T, test func(t *testing.T, fsType string)) {
+	t.Helper()
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			one, two := newFilesystem(t, fsType), newFilesystem(t, fsType)
-			notes := filepath.Join(t.TempDir(), "notes")
-			z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), long, target(t, one), target(t, two))
-			must(t, err)
-			for _, dir := range []string{one, two} {
-				if !isFrozen(t, dir) {
-					t.Errorf("%s is not frozen", dir)
-				}
-				if err := unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
-					t.Errorf("unmounting what is frozen: %v", err)
-				}
-			}
-			if n := len(notesIn(t, notes)); n != 1 {
-				t.Errorf("%d notes", n)
-			}
-			must(t, z.Thaw())
-			must(t, z.Thaw())
-			requireOver(t, notes, one, two)
-		})
+		t.Run(fsType, func(t *testing.T) { test(t, fsType) })
 	}
 }
 
-// TestFreezeLoop: again and again, while somebody writes.
-func TestFreezeLoop(t *testing.T) {
-	const rounds = 70
-	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			dir, notes := newFilesystem(t, fsType), t.TempDir()
-			ctx, stop := context.WithCancel(t.Context())
-			written := make(chan error, 1)
-			go func() { written <- write(ctx, filepath.Join(dir, "file")) }()
-			f, root := freeze.New(reexec.Self, notes), target(t, dir)
-			for range rounds {
-				z, err := f.Freeze(t.Context(), long, root)
-				must(t, err)
-				must(t, z.Thaw())
-			}
-			stop()
-			must(t, <-written)
-			requireOver(t, notes, dir)
-		})
+// freezeDirs freezes filesystems.
+func freezeDirs(t *testing.T, notes string, limit time.Duration, dirs ...string) *freeze.Frozen {
+	t.Helper()
+	var targets []freeze.Target
+	for _, dir := range dirs {
+		targets = append(targets, target(t, dir))
 	}
+	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), limit, targets...)
+	must(t, err)
+	return z
+}
+
+func TestFreeze(t *testing.T) {
+	eachType(t, func(t *testing.T, fsType string) {
+		one, two := newFilesystem(t, fsType), newFilesystem(t, fsType)
+		notes := filepath.Join(t.TempDir(), "notes")
+		z := freezeDirs(t, notes, long, one, two)
+		for _, dir := range []string{one, two} {
+			if !isFrozen(t, dir) {
+				t.Errorf("%s is not frozen", dir)
+			}
+			if err := unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
+				t.Errorf("unmounting a frozen filesystem: %v", err)
+			}
+		}
+		if n := len(notesIn(t, notes)); n != 1 {
+			t.Errorf("%d notes", n)
+		}
+		must(t, z.Thaw())
+		must(t, z.Thaw())
+		requireOver(t, notes, one, two)
+	})
+}
+
+// TestFreezeWhileWriting: a filesystem is frozen and thawed repeatedly while a process writes to it.
+func TestFreezeWhileWriting(t *testing.T) {
+	eachType(t, func(t *testing.T, fsType string) {
+		dir, notes := newFilesystem(t, fsType), t.TempDir()
+		ctx, stop := context.WithCancel(t.Context())
+		written := make(chan error, 1)
+		go func() { written <- write(ctx, filepath.Join(dir, "file")) }()
+		for range 70 {
+			must(t, freezeDirs(t, notes, long, dir).Thaw())
+		}
+		stop()
+		must(t, <-written)
+		requireOver(t, notes, dir)
+	})
 }
 
 func write(ctx context.Context, path string) error {
@@ -238,8 +258,7 @@ func write(ctx context.Context, path string) error {
 
 func TestLimit(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
-	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), soon, target(t, dir))
-	must(t, err)
+	z := freezeDirs(t, notes, soon, dir)
 	requireWritable(t, dir)
 	for range 2 {
 		if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) {
@@ -249,11 +268,10 @@ func TestLimit(t *testing.T) {
 	requireOver(t, notes, dir)
 }
 
-// TestThawedByOthers: an administrator's thaw is told.
+// TestThawedByOthers: Thaw reports that another process has thawed.
 func TestThawedByOthers(t *testing.T) {
 	dir, notes := newFilesystem(t, "xfs"), t.TempDir()
-	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), long, target(t, dir))
-	must(t, err)
+	z := freezeDirs(t, notes, long, dir)
 	testenv.Run(t, "fsfreeze", "--unfreeze", dir)
 	if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) {
 		t.Errorf("%v", err)
@@ -261,7 +279,7 @@ func TestThawedByOthers(t *testing.T) {
 	requireOver(t, notes, dir)
 }
 
-// TestRefused: if one cannot be frozen none is, and the freeze of somebody else stays.
+// TestRefused: if one filesystem cannot be frozen, all are thawed. The freeze of another process stays.
 func TestRefused(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
 	taken := newFilesystem(t, "ext4")
@@ -283,19 +301,19 @@ func TestRefused(t *testing.T) {
 			}
 			requireOver(t, notes, dir)
 			if !isFrozen(t, taken) {
-				t.Error("it was thawed")
+				t.Error("the freeze of another process was thawed")
 			}
 		})
 	}
 	testenv.Run(t, "fsfreeze", "--unfreeze", taken)
 }
 
-// TestNoGuardian: nothing is frozen that nobody would thaw.
+// TestNoGuardian: without a guardian no filesystem is frozen.
 func TestNoGuardian(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
 	for _, program := range []string{"/nowhere/program", "true", "false"} {
 		if _, err := freeze.New(program, notes).Freeze(t.Context(), long, target(t, dir)); err == nil {
-			t.Errorf("%s guards", program)
+			t.Errorf("%s is a guardian", program)
 		}
 		requireOver(t, notes, dir)
 	}
@@ -303,15 +321,14 @@ func TestNoGuardian(t *testing.T) {
 
 func TestGuardAlone(t *testing.T) {
 	if freeze.Guard(reexec.Input{}) == nil {
-		t.Error("it guards without a driver")
+		t.Error("the guardian runs without a driver")
 	}
 }
 
-// TestSignals: what a terminal or a container sends to all does not end a freeze.
+// TestSignals: signals that a terminal or a container sends to all processes do not end a freeze.
 func TestSignals(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
-	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), long, target(t, dir))
-	must(t, err)
+	z := freezeDirs(t, notes, long, dir)
 	for _, pid := range guardians(t, notes) {
 		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
 			must(t, syscall.Kill(pid, signal))
@@ -319,7 +336,7 @@ func TestSignals(t *testing.T) {
 		group, err := syscall.Getpgid(pid)
 		must(t, err)
 		if group == syscall.Getpgrp() {
-			t.Error("it is in the driver's group")
+			t.Error("the guardian is in the process group of the driver")
 		}
 	}
 	must(t, z.Thaw())
@@ -328,11 +345,8 @@ func TestSignals(t *testing.T) {
 
 func TestGuardianKilled(t *testing.T) {
 	one, two, notes := newFilesystem(t, "ext4"), newFilesystem(t, "xfs"), t.TempDir()
-	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), long, target(t, one), target(t, two))
-	must(t, err)
-	for _, pid := range guardians(t, notes) {
-		kill(t, pid)
-	}
+	z := freezeDirs(t, notes, long, one, two)
+	killGuardians(t, notes)
 	requireWritable(t, one)
 	requireWritable(t, two)
 	if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) || !strings.Contains(err.Error(), "killed") {
@@ -341,7 +355,7 @@ func TestGuardianKilled(t *testing.T) {
 	requireOver(t, notes, one, two)
 }
 
-// startDriver starts a driver, and returns when it has frozen, or is dead.
+// startDriver starts a driver, and returns when it has frozen the filesystems or has died.
 func startDriver(t *testing.T, crashAt crashpoint.Point, notes string, dirs ...string) *exec.Cmd {
 	t.Helper()
 	driver := exec.Command("/proc/self/exe", append([]string{driverWord, notes}, dirs...)...)
@@ -360,23 +374,21 @@ func startDriver(t *testing.T, crashAt crashpoint.Point, notes string, dirs ...s
 	return driver
 }
 
-// TestDriverKilled: what it has frozen is thawed, and no note is left. With the tag
-// crashpoints it kills itself.
+// TestDriverKilled: after the driver was killed, its filesystems are thawed and no note is left. With the build
+// tag crashpoints the driver kills itself.
 func TestDriverKilled(t *testing.T) {
-	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			one, two, notes := newFilesystem(t, fsType), newFilesystem(t, fsType), t.TempDir()
-			driver := startDriver(t, crashpoint.FreezeFrozen, notes, one, two)
-			_ = driver.Process.Kill()
-			requireWritable(t, one)
-			requireWritable(t, two)
-			eventually(t, "the guardian has ended", func() bool { return len(guardians(t, notes)) == 0 })
-			requireOver(t, notes, one, two)
-		})
-	}
+	eachType(t, func(t *testing.T, fsType string) {
+		one, two, notes := newFilesystem(t, fsType), newFilesystem(t, fsType), t.TempDir()
+		driver := startDriver(t, crashpoint.FreezeFrozen, notes, one, two)
+		_ = driver.Process.Kill()
+		requireWritable(t, one)
+		requireWritable(t, two)
+		awaitNoGuardian(t, notes)
+		requireOver(t, notes, one, two)
+	})
 }
 
-// isStopped tells whether no thread of a process runs (proc_pid_stat(5)).
+// isStopped reports whether all threads of a process are stopped (proc_pid_stat(5)).
 func isStopped(t *testing.T, pid int) bool {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
@@ -387,65 +399,62 @@ func isStopped(t *testing.T, pid int) bool {
 	})
 }
 
-// frozenByTheDead leaves filesystems frozen, as a container does that is killed.
-func frozenByTheDead(t *testing.T, notes string, dirs ...string) {
+// leaveFrozen kills a driver and its guardian, as with a container, and leaves filesystems frozen.
+func leaveFrozen(t *testing.T, notes string, dirs ...string) {
 	t.Helper()
 	driver := startDriver(t, "", notes, dirs...)
 	pids := guardians(t, notes)
 	if len(pids) != 1 {
 		t.Fatalf("guardians %v", pids)
 	}
-	must(t, syscall.Kill(pids[0], syscall.SIGSTOP)) // it must not see its driver die first
+	must(t, syscall.Kill(pids[0], syscall.SIGSTOP)) // it must not detect the death of its driver first
 	eventually(t, "the guardian has stopped", func() bool { return isStopped(t, pids[0]) })
 	must(t, driver.Process.Kill())
 	_ = driver.Wait()
-	kill(t, pids[0])
-	eventually(t, "the guardian has ended", func() bool { return len(guardians(t, notes)) == 0 })
+	killGuardians(t, notes)
+	awaitNoGuardian(t, notes)
 	for _, dir := range dirs {
 		if !isFrozen(t, dir) {
-			t.Fatalf("%s is not frozen: nothing is tested", dir)
+			t.Fatalf("%s is not frozen, as the test requires", dir)
 		}
 	}
 }
 
-// open finds a filesystem by the name that drive has given it.
+// open opens a filesystem by the name from drive.
 func open(name string) (*os.File, error) { return os.Open(name) }
 
 func TestRecover(t *testing.T) {
-	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			one, two, notes := newFilesystem(t, fsType), newFilesystem(t, fsType), t.TempDir()
-			frozenByTheDead(t, notes, one, two)
-			f := freeze.New(reexec.Self, notes)
-			failing := errors.New("the pool is away")
-			err := f.Recover(t.Context(), func(name string) (*os.File, error) {
-				if name == two {
-					return nil, failing
-				}
-				return os.Open(name)
-			})
-			if !errors.Is(err, failing) || len(notesIn(t, notes)) != 1 {
-				t.Errorf("%v, and notes %v", err, notesIn(t, notes))
+	eachType(t, func(t *testing.T, fsType string) {
+		one, two, notes := newFilesystem(t, fsType), newFilesystem(t, fsType), t.TempDir()
+		leaveFrozen(t, notes, one, two)
+		f := freeze.New(reexec.Self, notes)
+		failing := errors.New("the pool is unavailable")
+		err := f.Recover(t.Context(), func(name string) (*os.File, error) {
+			if name == two {
+				return nil, failing
 			}
-			requireWritable(t, one)
-			must(t, f.Recover(t.Context(), open))
-			requireOver(t, notes, one, two)
-			must(t, f.Recover(t.Context(), open))
+			return os.Open(name)
 		})
-	}
+		if !errors.Is(err, failing) || len(notesIn(t, notes)) != 1 {
+			t.Errorf("%v, and notes %v", err, notesIn(t, notes))
+		}
+		requireWritable(t, one)
+		must(t, f.Recover(t.Context(), open))
+		requireOver(t, notes, one, two)
+		must(t, f.Recover(t.Context(), open))
+	})
 }
 
-// TestRecoverUnmounted: an unmounted filesystem stays frozen, and so is it when it is
-// mounted again.
+// TestRecoverUnmounted: a filesystem stays frozen while it is unmounted and when it is mounted again.
 func TestRecoverUnmounted(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
 	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", dir)
-	frozenByTheDead(t, notes, dir)
+	leaveFrozen(t, notes, dir)
 	// A killed process closes its files shortly after its command line is empty.
 	eventually(t, "the filesystem is not in use", func() bool { return unix.Unmount(dir, 0) == nil })
 	must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	if !isFrozen(t, dir) {
-		t.Error("it is not frozen")
+		t.Error("the filesystem is not frozen after the mount")
 	}
 	must(t, freeze.New(reexec.Self, notes).Recover(t.Context(), open))
 	requireOver(t, notes, dir)
@@ -454,39 +463,36 @@ func TestRecoverUnmounted(t *testing.T) {
 func TestRecoverNotes(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
 	f := freeze.New(reexec.Self, notes)
-	var asked []string
+	var found []string
 	find := func(name string) (*os.File, error) {
-		asked = append(asked, name)
+		found = append(found, name)
 		return nil, nil
 	}
 	must(t, f.Recover(t.Context(), find))
 	must(t, os.Mkdir(notes, 0o700))
-	for name, content := range map[string]string{"freeze-1": `["gone"]`, "freeze-2": "", "freeze-3": `["cut`, "other": `["x"]`} {
+	for name, content := range map[string]string{"freeze-1": `["removed"]`, "freeze-2": "", "freeze-3": `["cut`, "other": `["x"]`} {
 		must(t, os.WriteFile(filepath.Join(notes, name), []byte(content), 0o600))
 	}
 	must(t, f.Recover(t.Context(), find))
-	if left := notesIn(t, notes); !slices.Equal(left, []string{"other"}) || !slices.Equal(asked, []string{"gone"}) {
-		t.Errorf("left %v, asked for %v", left, asked)
+	if left := notesIn(t, notes); !slices.Equal(left, []string{"other"}) || !slices.Equal(found, []string{"removed"}) {
+		t.Errorf("notes %v are left, find was called for %v", left, found)
 	}
 }
 
-// TestRecoverBesideGuardian: what a guardian still has is left to it.
+// TestRecoverBesideGuardian: Recover does not thaw the filesystems of a running guardian.
 func TestRecoverBesideGuardian(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
-	f := freeze.New(reexec.Self, notes)
-	z, err := f.Freeze(t.Context(), long, target(t, dir))
-	must(t, err)
+	z := freezeDirs(t, notes, long, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	if err := f.Recover(ctx, open); err == nil || !isFrozen(t, dir) {
-		t.Errorf("it was thawed: %v", err)
+	if err := freeze.New(reexec.Self, notes).Recover(ctx, open); err == nil || !isFrozen(t, dir) {
+		t.Errorf("the filesystem was thawed: %v", err)
 	}
 	must(t, z.Thaw())
 	requireOver(t, notes, dir)
 }
 
-// hanging is a filesystem that cannot be frozen until release is called: its image is
-// on one that is frozen.
+// hanging creates a filesystem whose freeze hangs until release is called: its image is on a frozen filesystem.
 func hanging(t *testing.T) (dir string, release func()) {
 	t.Helper()
 	below := testenv.Filesystem(t, "ext4", "256M")
@@ -497,37 +503,28 @@ func hanging(t *testing.T) (dir string, release func()) {
 	t.Cleanup(func() { testenv.Run(t, "umount", dir) })
 	must(t, os.WriteFile(filepath.Join(dir, "dirty"), make([]byte, 1<<20), 0o600))
 	testenv.Run(t, "fsfreeze", "--freeze", below)
-	frozen := true
-	release = func() {
-		if frozen {
-			frozen = false
-			testenv.Run(t, "fsfreeze", "--unfreeze", below)
-		}
-	}
+	release = sync.OnceFunc(func() { testenv.Run(t, "fsfreeze", "--unfreeze", below) })
 	t.Cleanup(release)
 	return dir, release
 }
 
-// TestHang: a freeze that hangs in the kernel ends by its limit or with the call, what
-// was frozen before is thawed then, and itself when the kernel is done.
+// TestHang: a freeze that hangs in the kernel ends with its limit or with the call. The filesystems that were
+// frozen before are thawed at once, and the hanging one when the kernel has frozen it.
 func TestHang(t *testing.T) {
-	for name, end := range map[string]func(context.Context) (context.Context, context.CancelFunc, time.Duration, error){
-		"limit": func(ctx context.Context) (context.Context, context.CancelFunc, time.Duration, error) {
-			ctx, cancel := context.WithCancel(ctx)
-			return ctx, cancel, soon, freeze.ErrExpired
-		},
-		"call": func(ctx context.Context) (context.Context, context.CancelFunc, time.Duration, error) {
-			ctx, cancel := context.WithTimeout(ctx, soon)
-			return ctx, cancel, long, context.DeadlineExceeded
-		},
+	for name, tc := range map[string]struct {
+		limit, timeout time.Duration
+		want           error
+	}{
+		"limit": {soon, long, freeze.ErrExpired},
+		"call":  {long, soon, context.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, notes := newFilesystem(t, "ext4"), t.TempDir()
 			hung, release := hanging(t)
-			ctx, cancel, limit, want := end(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
 			defer cancel()
-			_, err := freeze.New(reexec.Self, notes).Freeze(ctx, limit, target(t, first), target(t, hung))
-			if !errors.Is(err, want) {
+			_, err := freeze.New(reexec.Self, notes).Freeze(ctx, tc.limit, target(t, first), target(t, hung))
+			if !errors.Is(err, tc.want) {
 				t.Errorf("%v", err)
 			}
 			requireWritable(t, first)
@@ -536,14 +533,13 @@ func TestHang(t *testing.T) {
 			}
 			release()
 			requireWritable(t, hung)
-			eventually(t, "the guardian has ended", func() bool { return len(guardians(t, notes)) == 0 })
+			awaitNoGuardian(t, notes)
 			requireOver(t, notes, first, hung)
 		})
 	}
 }
 
-// TestHangKilled: a guardian that is killed while the kernel freezes leaves that frozen,
-// and the driver thaws it.
+// TestHangKilled: if the guardian is killed while the kernel freezes a filesystem, the driver thaws it.
 func TestHangKilled(t *testing.T) {
 	first, notes := newFilesystem(t, "ext4"), t.TempDir()
 	hung, release := hanging(t)
@@ -551,9 +547,7 @@ func TestHangKilled(t *testing.T) {
 	if !errors.Is(err, freeze.ErrExpired) {
 		t.Errorf("%v", err)
 	}
-	for _, pid := range guardians(t, notes) {
-		kill(t, pid)
-	}
+	killGuardians(t, notes)
 	release()
 	requireWritable(t, hung)
 	eventually(t, "the driver has removed the note", func() bool { return len(notesIn(t, notes)) == 0 })

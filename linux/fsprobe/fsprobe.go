@@ -3,9 +3,9 @@
 package fsprobe
 
 import (
+	"cmp"
 	"errors"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -88,32 +88,20 @@ var ErrNotPermitted = errors.New("acting as another user is not permitted")
 // OwnerOf returns the owner of a file that a user creates. A server may map users to others
 // (exports(5), squashing). All users must have write permission for the directory.
 func OwnerOf(dir *os.Root, uid int) (owner uint32, err error) {
-	type result struct {
-		owner uint32
-		err   error
-	}
-	done := make(chan result)
-	go func() {
-		// setfsuid(2) changes only this thread, which ends with the goroutine.
-		runtime.LockOSThread()
+	err = sys.OnOwnThread(func() error {
 		if err := actAs(uid); err != nil {
-			done <- result{err: err}
-			return
+			return err
 		}
-		owner, err := ownerOfNew(dir)
-		done <- result{owner, err}
-	}()
-	r := <-done
-	if errors.Is(r.err, ErrNotPermitted) {
-		return 0, r.err
+		owner, err = ownerOfNew(dir)
+		return err
+	})
+	if errors.Is(err, ErrNotPermitted) {
+		return 0, err
 	}
-	if err := dir.Remove(probeFile); err != nil && r.err == nil {
-		r.err = err
-	}
-	return r.owner, r.err
+	return owner, cmp.Or(err, dir.Remove(probeFile))
 }
 
-// actAs changes the filesystem user and group of this thread.
+// actAs changes the filesystem user and group of this thread (setfsuid(2)).
 func actAs(uid int) error {
 	for _, set := range []func(int) (int, error){unix.SetfsgidRetGid, unix.SetfsuidRetUid} {
 		if _, err := set(uid); err != nil {

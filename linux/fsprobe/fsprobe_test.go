@@ -17,15 +17,10 @@ func TestFilesystems(t *testing.T) {
 		fsType string
 		clones bool
 	}{{"xfs", true}, {"ext4", false}} {
-		path := testenv.Filesystem(t, tc.fsType, "320M")
-		dir, err := os.OpenRoot(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer dir.Close()
+		dir := openRoot(t, testenv.Filesystem(t, tc.fsType, "320M"))
 		before := names(t, dir)
-		for name, look := range map[string]struct {
-			at   func(*os.Root) (bool, error)
+		for name, probe := range map[string]struct {
+			run  func(*os.Root) (bool, error)
 			want bool
 		}{
 			"clones":    {fsprobe.Clones, tc.clones},
@@ -33,7 +28,7 @@ func TestFilesystems(t *testing.T) {
 			"allocates": {fsprobe.Allocates, true},
 			"locks":     {func(dir *os.Root) (bool, error) { return fsprobe.LocksReach(dir, dir) }, true},
 		} {
-			if got, err := look.at(dir); err != nil || got != look.want {
+			if got, err := probe.run(dir); err != nil || got != probe.want {
 				t.Errorf("%s %s: %t, %v", tc.fsType, name, got, err)
 			}
 		}
@@ -47,11 +42,7 @@ func TestFilesystems(t *testing.T) {
 func TestOwner(t *testing.T) {
 	testenv.RequireRoot(t)
 	path := t.TempDir()
-	dir, err := os.OpenRoot(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
+	dir := openRoot(t, path)
 	for _, up := range []string{path, path + "/.."} {
 		if err := os.Chmod(up, 0o777); err != nil {
 			t.Fatal(err)
@@ -59,33 +50,33 @@ func TestOwner(t *testing.T) {
 	}
 	for _, uid := range []int{54321, 0} {
 		if owner, err := fsprobe.OwnerOf(dir, uid); err != nil || int(owner) != uid {
-			t.Errorf("made by %d: %d, %v", uid, owner, err)
+			t.Errorf("created by %d: owner %d, %v", uid, owner, err)
 		}
 	}
 	if left := names(t, dir); len(left) > 0 {
-		t.Errorf("%v", left)
+		t.Errorf("%v are left", left)
 	}
 }
 
-// TestOtherDirectory: a lock that is not seen does not reach.
-func TestOtherDirectory(t *testing.T) {
-	one, two := t.TempDir(), t.TempDir()
-	a, err := os.OpenRoot(one)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	b, err := os.OpenRoot(two)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
+// TestLocksOfOtherDirectory: a lock on another file is not effective.
+func TestLocksOfOtherDirectory(t *testing.T) {
+	a, b := openRoot(t, t.TempDir()), openRoot(t, t.TempDir())
 	if err := b.WriteFile("probe", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if reach, err := fsprobe.LocksReach(a, b); reach || err != nil {
 		t.Errorf("%t, %v", reach, err)
 	}
+}
+
+func openRoot(t *testing.T, path string) *os.Root {
+	t.Helper()
+	dir, err := os.OpenRoot(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	return dir
 }
 
 func names(t *testing.T, dir *os.Root) []string {

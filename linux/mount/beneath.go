@@ -3,7 +3,6 @@ package mount
 import (
 	"errors"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -46,17 +45,13 @@ func mkdir(dir *os.File, name string, mode os.FileMode) error {
 	if mode&os.ModeSticky != 0 {
 		bits |= unix.S_ISVTX
 	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+	return sys.OnOwnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			done <- os.NewSyscallError("unshare", err)
-			return
+			return os.NewSyscallError("unshare", err)
 		}
 		unix.Umask(0)
-		done <- unix.Mkdirat(int(dir.Fd()), name, bits)
-	}()
-	return <-done
+		return unix.Mkdirat(int(dir.Fd()), name, bits)
+	})
 }
 
 // inside adds ErrLeadsOut to the error of a path that leads out of its directory.

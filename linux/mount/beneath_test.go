@@ -12,8 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestMakeBeneath: a directory never has another mode than it is to have, whoever is killed
-// meanwhile and whatever the umask.
+// TestMakeBeneath: a directory has its mode at every moment, independent of the umask.
 func TestMakeBeneath(t *testing.T) {
 	testenv.RequireRoot(t)
 	const mode = 0o777 | fs.ModeSetgid | fs.ModeSticky
@@ -30,7 +29,7 @@ func TestMakeBeneath(t *testing.T) {
 				info, err := os.Lstat(at)
 				if err == nil {
 					if info.Mode() != mode|fs.ModeDir {
-						t.Errorf("it is %v", info.Mode())
+						t.Errorf("the mode is %v", info.Mode())
 					}
 					return
 				}
@@ -44,17 +43,17 @@ func TestMakeBeneath(t *testing.T) {
 			return
 		}
 	}
-	must(t, os.Chmod(path, 0o700)) // which gives no bits to what is in it
+	must(t, os.Chmod(path, 0o700)) // so that new entries inherit no bits
 	made, err := mount.MakeBeneath(dir, "other", mode)
 	must(t, err)
 	defer made.Close()
 	if info, err := made.Stat(); err != nil || info.Mode() != mode|fs.ModeDir {
-		t.Errorf("it is %v, %v", info, err)
+		t.Errorf("the new directory is %v, %v", info, err)
 	}
 	again, err := mount.MakeBeneath(dir, "other", 0o700)
 	must(t, err)
 	defer again.Close()
 	if info, err := again.Stat(); err != nil || info.Mode() != mode|fs.ModeDir {
-		t.Errorf("one that was there is %v, %v", info, err)
+		t.Errorf("the existing directory is %v, %v", info, err)
 	}
 }

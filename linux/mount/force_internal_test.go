@@ -8,15 +8,14 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestFlushKeepsFlags: what writes dirty pages changes neither the flags of the mount nor
-// those of its filesystem.
+// TestFlushKeepsFlags: flush keeps the flags of the mount and of its filesystem.
 func TestFlushKeepsFlags(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("mount", func(t *testing.T) { testFlushKeepsFlags(t, 0) })
 	t.Run("filesystem", func(t *testing.T) { testFlushKeepsFlags(t, unix.MS_RDONLY) })
 }
 
-// testFlushKeepsFlags flushes a mount that is read-only, of a filesystem with other flags.
+// testFlushKeepsFlags flushes a read-only mount of a filesystem with other flags.
 func testFlushKeepsFlags(t *testing.T, ofFilesystem uintptr) {
 	filesystem, bound := t.TempDir(), t.TempDir()
 	mounted := func(err error, at string) {

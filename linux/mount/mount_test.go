@@ -33,7 +33,7 @@ func TestParseFlags(t *testing.T) {
 	}{
 		{"none", nil, 0, nil, true},
 		{"attributes", []string{"noexec", "nodev,nosuid"}, unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, nil, true},
-		{"words of the filesystem", []string{"discard", "data=ordered,commit=5"}, 0, []string{"discard", "data=ordered", "commit=5"}, true},
+		{"options of the filesystem", []string{"discard", "data=ordered,commit=5"}, 0, []string{"discard", "data=ordered", "commit=5"}, true},
 		{"defaults", []string{"defaults,rw,relatime", "_netdev", "x-systemd.automount", ""}, 0, nil, true},
 		{"read-only", []string{"ro"}, unix.MOUNT_ATTR_RDONLY, nil, true},
 		{"bind", []string{"noexec,bind"}, 0, nil, false},
@@ -95,7 +95,7 @@ func TestBind(t *testing.T) {
 		}
 	}
 	if err := os.WriteFile(filepath.Join(target, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("writing to it: %v", err)
+		t.Errorf("writing through a read-only mount: %v", err)
 	}
 	must(t, os.WriteFile(filepath.Join(source, "x"), nil, 0o600))
 	var from, to unix.Statfs_t
@@ -108,20 +108,14 @@ func TestBind(t *testing.T) {
 	must(t, mount.RemoveTarget(target))
 	must(t, mount.RemoveTarget(target))
 	if err := mount.Unmount(source + "/x"); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("unmounting what is no mount: %v", err)
+		t.Errorf("unmounting a path that is not a mount point: %v", err)
 	}
 }
 
-// TestDetached: a filesystem that is mounted and shown nowhere goes when it is
-// closed.
+// TestDetached: closing a detached mount unmounts it, unless it was moved to a path.
 func TestDetached(t *testing.T) {
-	testenv.RequireRoot(t)
-	dir := t.TempDir()
-	image := filepath.Join(dir, "image")
-	testenv.Run(t, "truncate", "-s", "64M", image)
-	testenv.Run(t, "mkfs.ext4", "-q", image)
-	device := testenv.Run(t, "losetup", "-f", "--show", image)
-	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	device, _, _ := testenv.Disk(t, 64<<20)
+	testenv.Run(t, "mkfs.ext4", "-q", device)
 	d, err := mount.Filesystem(device, "ext4", mount.Options{})
 	must(t, err)
 	root, err := d.OpenRoot()
@@ -129,31 +123,26 @@ func TestDetached(t *testing.T) {
 	must(t, root.Close())
 	must(t, d.Close())
 	if entries, err := mount.OfDevice(device); err != nil || len(entries) > 0 {
-		t.Errorf("closed, it is mounted at %v: %v", entries, err)
+		t.Errorf("after Close: mounts %v, %v", entries, err)
 	}
 	d, err = mount.Filesystem(device, "ext4", mount.Options{Data: []string{"commit=7"}})
 	must(t, err)
-	target := filepath.Join(dir, "target")
-	must(t, os.Mkdir(target, 0o755))
+	target := t.TempDir()
 	must(t, d.MoveTo(target))
 	must(t, d.Close())
 	entries, err := mount.OfDevice(device)
 	if err != nil || len(entries) != 1 || entries[0].Mountpoint != target || !strings.Contains(entries[0].VFSOptions, "commit=7") {
-		t.Errorf("moved, it is mounted at %+v: %v", entries, err)
+		t.Errorf("after MoveTo: mounts %+v, %v", entries, err)
 	}
 	must(t, mount.Unmount(target))
 }
 
-// TestTwins: an xfs is mounted beside its copy, which has its UUID.
-func TestTwins(t *testing.T) {
-	testenv.RequireRoot(t)
-	image := filepath.Join(t.TempDir(), "image")
-	testenv.Run(t, "truncate", "-s", "300M", image)
-	testenv.Run(t, "mkfs.xfs", "-q", image)
+// TestMountCopy: an xfs and its copy with the same UUID can be mounted at the same time.
+func TestMountCopy(t *testing.T) {
+	original, image, _ := testenv.Disk(t, 300<<20)
+	testenv.Run(t, "mkfs.xfs", "-q", original)
 	testenv.Run(t, "cp", image, image+".copy")
-	for _, name := range []string{image, image + ".copy"} {
-		device := testenv.Run(t, "losetup", "-f", "--show", name)
-		t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	for _, device := range []string{original, testenv.PlugIn(t, image+".copy")} {
 		d, err := mount.Filesystem(device, "xfs", mount.Options{})
 		must(t, err)
 		t.Cleanup(func() { must(t, d.Close()) })
@@ -161,11 +150,7 @@ func TestTwins(t *testing.T) {
 }
 
 func TestFilesystemErrors(t *testing.T) {
-	testenv.RequireRoot(t)
-	image := filepath.Join(t.TempDir(), "image")
-	testenv.Run(t, "truncate", "-s", "64M", image)
-	device := testenv.Run(t, "losetup", "-f", "--show", image)
-	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	device, _, _ := testenv.Disk(t, 64<<20)
 	for _, tc := range []struct {
 		fsType string
 		data   []string
@@ -191,7 +176,7 @@ func TestFilesystemErrors(t *testing.T) {
 func TestForceUnmountOther(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	if err := mount.ForceUnmountNFS(t.Context(), dir); err == nil {
-		t.Error("another filesystem was unmounted by force")
+		t.Error("a filesystem other than NFS was unmounted by force")
 	}
 	must(t, mount.ForceUnmountNFS(t.Context(), filepath.Join(dir, "none", "such")))
 }

@@ -29,7 +29,7 @@ func TestIsMountPoint(t *testing.T) {
 	}
 	for name, want := range map[string]bool{
 		"plain": false, "file": false, "mounted": true, "mounted-file": true, "link": false,
-		"mounted/below": false, "gone": false, "gone/gone": false, "file/below": false,
+		"mounted/below": false, "missing": false, "missing/below": false, "file/below": false,
 	} {
 		if is, err := mount.IsMountPoint(filepath.Join(dir, name)); is != want || err != nil {
 			t.Errorf("%s: %t, %v", name, is, err)

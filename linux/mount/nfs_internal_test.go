@@ -32,7 +32,7 @@ func TestNFSVersionsToTry(t *testing.T) {
 	}
 }
 
-// TestNFSWith: the last to speak of the version decides, and of all else both do.
+// TestNFSWith: the last version replaces earlier ones, and other options are combined.
 func TestNFSWith(t *testing.T) {
 	for _, tc := range []struct{ before, flags, versions, data string }{
 		{"nfsvers=4.2,hard", "nfsvers=4.1", "4.1", "hard"},
@@ -53,7 +53,7 @@ func TestNFSWith(t *testing.T) {
 	}
 }
 
-// TestProto: nfs(5) has two ways to say it.
+// TestProto: nfs(5) has two spellings of the protocol.
 func TestProto(t *testing.T) {
 	for words, want := range map[string]string{"": "", "hard": "", "rdma": "rdma", "proto=rdma,port=20049": "rdma", "tcp,proto=tcp6": "tcp6"} {
 		o, err := parseNFSOptions([]string{words})
@@ -109,7 +109,7 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%v: %v", errno, err)
 		}
 	}
-	if err := explain(unix.ENOMEM); err != error(unix.ENOMEM) { //nolint:errorlint // it must come as it is
+	if err := explain(unix.ENOMEM); err != error(unix.ENOMEM) { //nolint:errorlint // the error must be unchanged
 		t.Errorf("ENOMEM became %v", err)
 	}
 }
@@ -123,6 +123,6 @@ func TestTopmost(t *testing.T) {
 		t.Errorf("another order: %+v", got)
 	}
 	if got := topmost(nil); got != nil {
-		t.Errorf("of none: %+v", got)
+		t.Errorf("no entries: %+v", got)
 	}
 }

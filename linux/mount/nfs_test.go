@@ -36,7 +36,7 @@ func TestNFSSource(t *testing.T) {
 	}
 }
 
-// FuzzParseNFSSource: what is taken apart is put together the same.
+// FuzzParseNFSSource: String returns the text that was parsed.
 func FuzzParseNFSSource(f *testing.F) {
 	for _, s := range []string{"nas:/a", "[::1]:/", "[a:b:/c", ":/", "a:/]:/b", "[[::]:/", "[x]:/y"} {
 		f.Add(s)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,14 +22,24 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// serve starts a server, and returns what it exports.
+// serve starts a server with one export.
 func serve(t *testing.T, o nfsd.Options) (*nfsd.Server, mount.NFS) {
 	t.Helper()
 	s := nfsd.Start(t, o)
 	return s, mount.NFS{Server: s.Address(), Path: s.Export(t, "tank"), Options: []string{"nosharecache", "hard"}}
 }
 
-// mounted shows an NFS mount at a new directory until the test ends.
+// mountError returns the error of mounting an export.
+func mountError(t *testing.T, n mount.NFS) error {
+	t.Helper()
+	d, _, err := mount.MountNFS(t.Context(), n, 0)
+	if err == nil {
+		must(t, d.Close())
+	}
+	return err
+}
+
+// mounted mounts an export at a new directory until the test ends.
 func mounted(t *testing.T, n mount.NFS) (at, version string) {
 	t.Helper()
 	d, version, err := mount.MountNFS(t.Context(), n, 0)
@@ -64,10 +75,10 @@ func TestNFSVersions(t *testing.T) {
 				}
 				endpoint := mount.NFSEndpoint(e)
 				if (endpoint != mount.Endpoint{Address: export.Server, Portmapped: want == "3"}) || !mount.Answers(t.Context(), e) {
-					t.Errorf("its server is at %+v, by %s, and answers: %t", endpoint, e.VFSOptions, mount.Answers(t.Context(), e))
+					t.Errorf("endpoint %+v from options %s, answers: %t", endpoint, e.VFSOptions, mount.Answers(t.Context(), e))
 				}
 				if beside, err := mount.Beside(e); err != nil || len(beside) != 0 {
-					t.Errorf("the same filesystem is at %q too, %v", beside, err)
+					t.Errorf("other mounts of the filesystem: %q, %v", beside, err)
 				}
 				must(t, os.WriteFile(filepath.Join(at, "file"), []byte(want), 0o600))
 				must(t, mount.Unmount(at))
@@ -79,7 +90,7 @@ func TestNFSVersions(t *testing.T) {
 	}
 }
 
-// TestNFSNegotiation: without a version it is the highest that the server has.
+// TestNFSNegotiation: without a version in the options the highest version of the server is used.
 func TestNFSNegotiation(t *testing.T) {
 	for want, without := range map[string][]string{
 		"4.2": nil, "4.1": {"4.2"}, "4.0": {"4.2", "4.1"}, "3": {"4.2", "4.1", "4.0"},
@@ -91,12 +102,8 @@ func TestNFSNegotiation(t *testing.T) {
 				t.Errorf("version %s, want %s", version, want)
 			}
 			for _, missing := range without {
-				d, _, err := mount.MountNFS(t.Context(), export.With([]string{"nfsvers=" + missing}), 0)
-				if err == nil {
-					must(t, d.Close())
-				}
-				if !errors.Is(err, mount.ErrNFSVersion) {
-					t.Errorf("asked for %s: %v", missing, err)
+				if err := mountError(t, export.With([]string{"nfsvers=" + missing})); !errors.Is(err, mount.ErrNFSVersion) {
+					t.Errorf("nfsvers=%s: %v", missing, err)
 				}
 			}
 		})
@@ -133,7 +140,7 @@ func TestNFSErrors(t *testing.T) {
 	}{
 		{"missing, 4", missing.With([]string{"nfsvers=4"}), []error{mount.ErrExportMissing}},
 		{"missing, 3", missing.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportMissing, mount.ErrExportDenied}},
-		// Version 4 hides what is exported to others only.
+		// Version 4 hides exports to other clients.
 		{"denied, 4", denied.With([]string{"nfsvers=4"}), []error{mount.ErrExportDenied, mount.ErrExportMissing}},
 		{"denied, 3", denied.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportDenied}},
 		{"no such name", unknown, []error{mount.ErrServerName}},
@@ -143,16 +150,9 @@ func TestNFSErrors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			begin := time.Now()
-			d, _, err := mount.MountNFS(t.Context(), tc.n, 0)
-			if err == nil {
-				must(t, d.Close())
-			}
-			ok := false
-			for _, want := range tc.want {
-				ok = ok || errors.Is(err, want)
-			}
+			err := mountError(t, tc.n)
 			var e *mount.Error
-			if !ok || !errors.As(err, &e) {
+			if !slices.ContainsFunc(tc.want, func(want error) bool { return errors.Is(err, want) }) || !errors.As(err, &e) {
 				t.Errorf("%v, want %v", err, tc.want)
 			}
 			t.Logf("after %s: %v", time.Since(begin).Round(time.Millisecond), err)
@@ -160,16 +160,12 @@ func TestNFSErrors(t *testing.T) {
 	}
 }
 
-// TestNFSStatd: locks of version 3 need rpc.statd, and that is told when mounting.
+// TestNFSStatd: a mount with locks of version 3 fails without rpc.statd.
 func TestNFSStatd(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	export = export.With([]string{"nfsvers=3"})
-	d, _, err := mount.MountNFS(t.Context(), export, 0)
-	if err == nil {
-		must(t, d.Close())
-	}
-	if !errors.Is(err, mount.ErrNoStatd) {
-		t.Errorf("without it: %v", err)
+	if err := mountError(t, export); !errors.Is(err, mount.ErrNoStatd) {
+		t.Errorf("without rpc.statd: %v", err)
 	}
 	s.Link().ServeLocks(t)
 	mounted(t, export)
@@ -179,17 +175,13 @@ func TestNFSSilentServer(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	s.Link().Cut(t)
 	begin := time.Now()
-	d, _, err := mount.MountNFS(t.Context(), export, 0)
-	if err == nil {
-		must(t, d.Close())
-	}
+	err := mountError(t, export)
 	if took := time.Since(begin); !errors.Is(err, mount.ErrServerSilent) || took > 8*time.Second {
 		t.Errorf("after %s: %v", took, err)
 	}
 }
 
-// writer is a process that has a file of a mount open, and writes 20 MiB to it
-// when told to.
+// writer is a process with an open file on a mount. It writes 20 MiB when begin is closed.
 type writer struct {
 	*exec.Cmd
 	begin io.Closer
@@ -204,13 +196,13 @@ func newWriter(t *testing.T, at string, words ...string) writer {
 	must(t, err)
 	must(t, c.Start())
 	if line, err := bufio.NewReader(stderr).ReadString('\n'); line != "open\n" {
-		t.Fatalf("the writer says %q, %v", line, err)
+		t.Fatalf("the writer prints %q, %v", line, err)
 	}
 	return writer{c, stdin}
 }
 
-// TestForceUnmountNFS: with the server silent, a mount with dirty pages that
-// nobody writes any more is torn down, and a neighbour's writer is not harmed.
+// TestForceUnmountNFS: a mount with dirty pages is unmounted while its server does not respond. A process that
+// writes to another mount of the server continues.
 func TestForceUnmountNFS(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
@@ -258,8 +250,8 @@ func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
 	}
 }
 
-// TestForceUnmountLast: with its last mount the kernel's client of a server ends,
-// which would like to tell the server.
+// TestForceUnmountLast: the unmount of the last mount of a server does not wait for the end of the session on
+// the server.
 func TestForceUnmountLast(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
@@ -277,7 +269,7 @@ func TestForceUnmountLast(t *testing.T) {
 	}
 }
 
-// dirtyKiB is what the page cache holds that is not written yet.
+// dirtyKiB returns the size of the dirty pages.
 func dirtyKiB(t *testing.T) int {
 	t.Helper()
 	info, err := os.ReadFile("/proc/meminfo")
@@ -299,7 +291,7 @@ func TestAbortNFS(t *testing.T) {
 	at, _ := mounted(t, export)
 	s.Link().Cut(t)
 	if e, err := mount.OnPath(at); err != nil || mount.Answers(t.Context(), e) {
-		t.Errorf("a server that is cut off answers, %v", err)
+		t.Errorf("a server without network answers, %v", err)
 	}
 	created := make(chan error, 1)
 	go func() { created <- os.WriteFile(filepath.Join(at, "aborted"), nil, 0o600) }()
@@ -319,5 +311,5 @@ func TestAbortNFS(t *testing.T) {
 	if e, err := mount.OnPath(at); e == nil || err != nil {
 		t.Errorf("the mount table has %+v, %v", e, err)
 	}
-	must(t, mount.AbortNFS(t.Context(), filepath.Dir(at), func() bool { t.Error("asked without a mount"); return true }))
+	must(t, mount.AbortNFS(t.Context(), filepath.Dir(at), func() bool { t.Error("done was called without a mount"); return true }))
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestNFSSourceAttributes: a mount has the attributes of its export and of the request.
+// TestNFSSourceAttributes: a mount has the attributes of its source and of the request.
 func TestNFSSourceAttributes(t *testing.T) {
 	for _, tc := range []struct {
 		source Source
@@ -34,19 +34,19 @@ func TestNFSSourceAttributes(t *testing.T) {
 	}
 }
 
-// TestAbandonMount: only a mount whose own server does not answer is given up.
+// TestAbandonMount: only a mount whose own server does not respond is abandoned.
 func TestAbandonMount(t *testing.T) {
 	outage := errors.New("not now")
 	alive, dead := entryAt(serve(t)), entryAt(closed(t))
 	for _, tc := range []struct {
-		name  string
-		says  Abandon
-		e     *Entry
-		force bool
-		err   error
+		name    string
+		abandon Abandon
+		e       *Entry
+		force   bool
+		err     error
 	}{
 		{"no server", nil, dead, false, nil},
-		{"it answers", func() (bool, error) { return false, nil }, dead, false, nil},
+		{"not abandoned", func() (bool, error) { return false, nil }, dead, false, nil},
 		{"silent", func() (bool, error) { return true, nil }, dead, true, nil},
 		{"silent elsewhere", func() (bool, error) { return true, nil }, alive, false, nil},
 		{"outage", func() (bool, error) { return false, outage }, dead, false, outage},
@@ -54,19 +54,19 @@ func TestAbandonMount(t *testing.T) {
 		{"an image's filesystem", func() (bool, error) { return true, nil }, &Entry{FSType: "ext4"}, true, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if force, err := abandonMount(t.Context(), tc.e, tc.says); force != tc.force || !errors.Is(err, tc.err) {
+			if force, err := abandonMount(t.Context(), tc.e, tc.abandon); force != tc.force || !errors.Is(err, tc.err) {
 				t.Errorf("%t, %v", force, err)
 			}
 		})
 	}
 }
 
-// entryAt is a mount from a server on this node.
+// entryAt returns a mount from a server on this node.
 func entryAt(address net.Addr) *Entry {
 	return &Entry{FSType: "nfs4", VFSOptions: fmt.Sprintf("vers=4.2,port=%d,addr=127.0.0.1", address.(*net.TCPAddr).Port)}
 }
 
-// closed is an address where nobody listens.
+// closed returns an address without a listener.
 func closed(t *testing.T) net.Addr {
 	t.Helper()
 	l := listen(t)
@@ -86,7 +86,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// serve answers NULL calls of RPC (RFC 5531, section 9).
+// serve replies to NULL calls of RPC (RFC 5531, section 9).
 func serve(t *testing.T) net.Addr {
 	t.Helper()
 	l := listen(t)

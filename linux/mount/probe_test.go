@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestProbe: it works for root, and leaves no mount.
+// TestProbe: Probe succeeds for root and leaves no mount.
 func TestProbe(t *testing.T) {
 	testenv.RequireRoot(t)
 	count := func() int {
@@ -31,9 +31,9 @@ func TestAt(t *testing.T) {
 	}
 	above, err := mount.At(filepath.Dir(dir))
 	if err != nil || above.ID == at.ID {
-		t.Errorf("above it: %+v, %v", above, err)
+		t.Errorf("its parent: %+v, %v", above, err)
 	}
 	if _, err := mount.At(filepath.Join(dir, "none")); err == nil {
-		t.Error("a path that is not there is on a mount")
+		t.Error("a missing path has a mount")
 	}
 }

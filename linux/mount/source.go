@@ -87,7 +87,7 @@ var (
 	// ErrCannotGrow means that no mount allows the filesystem to grow.
 	ErrCannotGrow = errors.New("the filesystem cannot grow now")
 	// ErrDamaged means that the kernel cannot mount the content of the device.
-	ErrDamaged = errors.New("the filesystem is damaged or is none")
+	ErrDamaged = errors.New("the filesystem is damaged or missing")
 	// ErrNoFilesystem means that the kernel lacks the filesystem.
 	ErrNoFilesystem = errors.New("this kernel does not have the filesystem")
 	// ErrOtherDirectory means that a directory other than the source was mounted.
@@ -95,7 +95,7 @@ var (
 	// ErrMountedElsewhere means that the source has other mounts.
 	ErrMountedElsewhere = errors.New("it is still mounted")
 	// ErrNotWritten means that the server does not have all writes.
-	ErrNotWritten = errors.New("what was written is not on the server yet")
+	ErrNotWritten = errors.New("the server does not have all writes yet")
 	// ErrUnmounting means that the unmount continues after the call, and another call joins it.
 	ErrUnmounting = errors.New("the mount is still being unmounted by force, because its server does not answer: try again")
 )

@@ -13,12 +13,12 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// shownMemory shows a new filesystem in memory at a path of the test.
-func shownMemory(t *testing.T, size int64, o mount.Options) string {
+// mountedMemory mounts a new filesystem in memory until the test ends.
+func mountedMemory(t *testing.T, limit mount.MemoryLimit, o mount.Options) string {
 	t.Helper()
 	testenv.RequireRoot(t)
 	at := t.TempDir()
-	fs, err := mount.Memory("trivet:test", mount.MemoryFor(size), o)
+	fs, err := mount.Memory("trivet:test", limit, o)
 	must(t, err)
 	must(t, fs.MoveTo(at))
 	must(t, fs.Close())
@@ -26,7 +26,7 @@ func shownMemory(t *testing.T, size int64, o mount.Options) string {
 	return at
 }
 
-// fill writes until there is no room, and returns how much there was.
+// fill writes to a file until ENOSPC and returns the number of bytes.
 func fill(t *testing.T, path string) (n int64) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -56,9 +56,9 @@ func isMemoryAs(t *testing.T, at string, size int64, o mount.Options) bool {
 
 func TestMemory(t *testing.T) {
 	const size = 2<<20 - 1
-	at := shownMemory(t, size, mount.Options{})
+	at := mountedMemory(t, mount.MemoryFor(size), mount.Options{})
 	if n := fill(t, filepath.Join(at, "file")); n != 2<<20 {
-		t.Errorf("it took %d bytes", n)
+		t.Errorf("%d bytes were written", n)
 	}
 	e, err := mount.OnPath(at)
 	must(t, err)
@@ -87,10 +87,10 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestMemoryInodes: empty files cannot take the node's memory either.
+// TestMemoryInodes: the number of files is limited, because empty files need memory too.
 func TestMemoryInodes(t *testing.T) {
 	for size, want := range map[int64]uint64{1: 1024, 64 << 20: 16384} {
-		at := shownMemory(t, size, mount.Options{})
+		at := mountedMemory(t, mount.MemoryFor(size), mount.Options{})
 		st, err := mount.Statfs(at)
 		must(t, err)
 		if st.Files != want {
@@ -99,15 +99,9 @@ func TestMemoryInodes(t *testing.T) {
 	}
 }
 
-// TestMemoryKernelInodes: without a bound of the caller's it is the kernel's, also later.
+// TestMemoryKernelInodes: without Inodes the limit of the kernel applies, also after a resize.
 func TestMemoryKernelInodes(t *testing.T) {
-	testenv.RequireRoot(t)
-	at := t.TempDir()
-	fs, err := mount.Memory("trivet:test", mount.MemoryLimit{Bytes: 1 << 20}, mount.Options{})
-	must(t, err)
-	must(t, fs.MoveTo(at))
-	must(t, fs.Close())
-	t.Cleanup(func() { must(t, mount.Unmount(at)) })
+	at := mountedMemory(t, mount.MemoryLimit{Bytes: 1 << 20}, mount.Options{})
 	before, err := mount.Statfs(at)
 	must(t, err)
 	must(t, mount.ResizeMemory(at, mount.MemoryLimit{Bytes: 2 << 20}))
@@ -118,16 +112,16 @@ func TestMemoryKernelInodes(t *testing.T) {
 }
 
 func TestMemoryReadOnly(t *testing.T) {
-	at := shownMemory(t, 1<<20, mount.Options{}.ReadOnly())
+	at := mountedMemory(t, mount.MemoryFor(1<<20), mount.Options{}.ReadOnly())
 	if err := os.WriteFile(filepath.Join(at, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing: %v", err)
 	}
 	if !isMemoryAs(t, at, 1<<20, mount.Options{}.ReadOnly()) {
-		t.Error("it is not mounted as asked for")
+		t.Error("the mount does not have the requested options")
 	}
 }
 
-// TestMemoryLeavesNothing: what was not shown is gone when it is closed.
+// TestMemoryLeavesNothing: closing a filesystem that was not moved removes it.
 func TestMemoryLeavesNothing(t *testing.T) {
 	testenv.RequireRoot(t)
 	fs, err := mount.Memory("trivet:unseen", mount.MemoryFor(1<<20), mount.Options{})
@@ -139,35 +133,35 @@ func TestMemoryLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestResizeMemory: what is in it stays, and it is never smaller than that.
+// TestResizeMemory: a resize keeps the content, and fails if the content is larger.
 func TestResizeMemory(t *testing.T) {
-	at := shownMemory(t, 1<<20, mount.Options{})
+	at := mountedMemory(t, mount.MemoryFor(1<<20), mount.Options{})
 	file := filepath.Join(at, "file")
 	fill(t, file)
 	must(t, mount.ResizeMemory(at, mount.MemoryFor(64<<20)))
 	if !isMemoryAs(t, at, 64<<20, mount.Options{}) {
-		t.Error("it does not have its new size")
+		t.Error("the filesystem does not have its new size")
 	}
 	if st, err := mount.Statfs(at); err != nil || st.Files != 16384 {
 		t.Errorf("%d inodes, %v", st.Files, err)
 	}
 	if n := fill(t, filepath.Join(at, "more")); n != 63<<20 {
-		t.Errorf("it took %d bytes more", n)
+		t.Errorf("%d more bytes were written", n)
 	}
 	if err := mount.ResizeMemory(at, mount.MemoryFor(1<<20)); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("smaller than what is in it: %v", err)
+		t.Errorf("smaller than the content: %v", err)
 	}
 	if info, err := os.Stat(file); err != nil || info.Size() != 1<<20 {
 		t.Errorf("%v, %v", info, err)
 	}
 	if err := mount.ResizeMemory(t.TempDir(), mount.MemoryFor(1<<20)); err == nil {
-		t.Error("what is no mount was resized")
+		t.Error("a directory that is not a mount point was resized")
 	}
 }
 
-// TestBelow: also what is mounted below through a link above the path.
+// TestBelow: Below returns the mounts at and below a path, also for a path with a link.
 func TestBelow(t *testing.T) {
-	at := shownMemory(t, 1<<20, mount.Options{})
+	at := mountedMemory(t, mount.MemoryFor(1<<20), mount.Options{})
 	inner := filepath.Join(at, "dir", "inner")
 	must(t, os.MkdirAll(inner, 0o755))
 	must(t, mount.Bind(filepath.Join(at, "dir"), inner, mount.Options{}))

@@ -208,7 +208,7 @@ func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) erro
 		return Unmount(path)
 	}
 	if left := u.Patience - u.silentFor(path); left > 0 {
-		return fmt.Errorf("the server of %s does not answer, and may not have all that was written: it is given up in %s",
+		return fmt.Errorf("the server of %s does not answer, and may not have all writes: it is unmounted by force in %s",
 			at.Source, left.Round(time.Second))
 	}
 	return ForceUnmountNFS(ctx, path)

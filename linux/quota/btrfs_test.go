@@ -23,7 +23,7 @@ const (
 	enableSimple  = 4
 )
 
-// quotaCtl switches quotas on or off: the program of Debian 12 knows no simple ones.
+// quotaCtl switches quotas on or off. The btrfs-progs of Debian 12 have no simple quotas.
 func quotaCtl(t *testing.T, path string, command uint64) {
 	t.Helper()
 	const btrfsIocQuotaCtl = 0xc0109428 // _IOWR(0x94, 40, struct btrfs_ioctl_quota_ctl_args)
@@ -45,7 +45,7 @@ func btrfsDisk(t *testing.T) *disk {
 func TestBtrfs(t *testing.T) {
 	const metadata = 256 << 10
 	d := btrfsDisk(t)
-	g := lookFor(t, Btrfs, d.at)
+	g := openedAs(t, Btrfs, d.at)
 	t.Run("root", func(t *testing.T) { testWriter(t, g, asRoot, metadata) })
 	t.Run("nobody", func(t *testing.T) { testWriter(t, g, asNobody, metadata) })
 	t.Run("parallel", func(t *testing.T) { testParallel(t, g) })
@@ -59,10 +59,10 @@ func TestBtrfs(t *testing.T) {
 	t.Run("off", func(t *testing.T) { testOffAndOn(t, g) })
 }
 
-// A crash leaves what was written to the disk: a copy of it.
+// TestBtrfsCrash: limits are durable. A copy of the disk has the state after a crash.
 func TestBtrfsCrash(t *testing.T) {
 	d := btrfsDisk(t)
-	g := lookFor(t, Btrfs, d.at)
+	g := openedAs(t, Btrfs, d.at)
 	testDurable(t, d, g, func() {
 		testenv.Run(t, "cp", "--sparse=always", d.image, d.image+".crashed")
 		g.close()
@@ -73,9 +73,9 @@ func TestBtrfsCrash(t *testing.T) {
 
 func TestBtrfsWhy(t *testing.T) {
 	at := testenv.Filesystem(t, "btrfs", "256M")
-	wantNone(t, at, "btrfs quota enable --simple")
+	requireNone(t, at, "btrfs quota enable --simple")
 	quotaCtl(t, at, enableClassic)
-	wantNone(t, at, "btrfs quota disable")
+	requireNone(t, at, "btrfs quota disable")
 }
 
 func subvolumeCreate(t *testing.T, path ...string) string {
@@ -85,8 +85,8 @@ func subvolumeCreate(t *testing.T, path ...string) string {
 	return at
 }
 
-// testNested: subvolumes that somebody makes in one count with it, and go with it,
-// whatever their owner did to keep them.
+// testNested: subvolumes that a tenant creates in a limited one count towards its limit and are removed with
+// it, also if the tenant has protected them.
 func testNested(t *testing.T, g *ground) {
 	const limit = 16 * mib
 	path, id := g.limited(t, "nested", Limit{Bytes: limit})
@@ -105,7 +105,7 @@ func testNested(t *testing.T, g *ground) {
 		testenv.Run(t, "btrfs", "property", "set", s, "ro", "true")
 	}
 	if members, err := g.fs.subvolumes.members(group(id)); err != nil || len(members) != 5 {
-		t.Errorf("the members are %v, %v, want 5", members, err)
+		t.Errorf("members %v, %v, want 5", members, err)
 	}
 	g.remove(t, "nested")
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -114,14 +114,15 @@ func testNested(t *testing.T, g *ground) {
 	g.release(t, id)
 }
 
-// asNobodyIn lets nobody write to a directory.
+// asNobodyIn gives the user nobody write permission for a directory.
 func asNobodyIn(t *testing.T, dir string) []string {
 	t.Helper()
 	must(t, os.Chmod(dir, 0o777))
 	return asNobody
 }
 
-// testDeep: more subvolumes than the kernel lists at once, and deeper than a path goes.
+// testDeep: RemoveDir destroys more subvolumes than the kernel lists at once, and deeper ones than a path can
+// name.
 func testDeep(t *testing.T, g *ground) {
 	_, id := g.limited(t, "deep", Limit{Bytes: 64 * mib})
 	at, err := openDir(g.dir, "deep")
@@ -142,7 +143,7 @@ func testDeep(t *testing.T, g *ground) {
 	g.release(t, id)
 }
 
-// testMounted: a subvolume that is mounted at the name of a directory is not its.
+// testMounted: RemoveDir does not remove a subvolume that is mounted at a directory.
 func testMounted(t *testing.T, g *ground) {
 	path, id := g.limited(t, "elsewhere", Limit{Bytes: mib})
 	dir := g.made(t, "mounted")
@@ -153,59 +154,59 @@ func testMounted(t *testing.T, g *ground) {
 	if done, err := g.fs.RemoveDir(g.dir, "mounted"); done || !errors.Is(err, unix.EXDEV) {
 		t.Errorf("remove: %t, %v, want EXDEV", done, err)
 	}
-	if carried := g.idOf(t, "elsewhere"); carried != id {
-		t.Errorf("it carries %d, was given %d", carried, id)
+	if got := g.idOf(t, "elsewhere"); got != id {
+		t.Errorf("ID %d, want %d", got, id)
 	}
 }
 
-// testPlain: a directory that is no subvolume has no limit, and is not removed.
+// testPlain: a directory that is not a subvolume gets no limit, and RemoveDir does not remove it.
 func testPlain(t *testing.T, g *ground) {
 	must(t, unix.Mkdirat(int(g.dir.Fd()), "plain", dirMode))
 	dir, err := openDir(g.dir, "plain")
 	must(t, err)
 	defer dir.Close()
 	if id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate gave %d", id)
+		t.Errorf("allocate returned %d", id)
 	}
 	if id, err := g.fs.ID(dir); id != 0 || err != nil {
-		t.Errorf("it carries %d, %v", id, err)
+		t.Errorf("ID %d, %v", id, err)
 	}
 	if done, err := g.fs.RemoveDir(g.dir, "plain"); done || err != nil {
 		t.Errorf("remove: %t, %v", done, err)
 	}
 	if err := g.fs.MakeDir(g.dir, "plain"); !errors.Is(err, os.ErrExist) {
-		t.Errorf("made again: %v", err)
+		t.Errorf("created again: %v", err)
 	}
 }
 
-// testTakenGroup: what others have is theirs, and the next directory has another ID.
+// testTakenGroup: Allocate refuses an ID with a record or with a qgroup of another user.
 func testTakenGroup(t *testing.T, g *ground) {
 	recorded := g.made(t, "recorded")
 	if id, err := g.fs.Allocate(recorded, Limit{Bytes: mib}, func(uint64) bool { return true }); err == nil {
-		t.Errorf("it was given %d, which is taken", id)
+		t.Errorf("allocate returned %d, which is taken", id)
 	}
 	recorded.Close()
-	theirs := g.made(t, "theirs")
-	defer theirs.Close()
-	id, err := subvolume(theirs)
+	foreign := g.made(t, "foreign")
+	defer foreign.Close()
+	id, err := subvolume(foreign)
 	must(t, err)
 	testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", id), g.path)
-	if id, err := g.fs.Allocate(theirs, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("it was given %d, of which there was a qgroup", id)
+	if id, err := g.fs.Allocate(foreign, Limit{Bytes: mib}, noneTaken); err == nil {
+		t.Errorf("allocate returned %d, which has a qgroup", id)
 	}
 	if u := g.usage(t, id); u != (Usage{}) {
-		t.Errorf("the others' qgroup has %+v", u)
+		t.Errorf("the qgroup of another user has %+v", u)
 	}
-	if id := g.idOf(t, "theirs"); id != 0 {
-		t.Errorf("it carries %d, which is of others", id)
+	if id := g.idOf(t, "foreign"); id != 0 {
+		t.Errorf("ID %d, which belongs to another user", id)
 	}
-	for _, name := range []string{"recorded", "theirs"} {
+	for _, name := range []string{"recorded", "foreign"} {
 		g.remove(t, name)
 	}
 	g.limited(t, "next", Limit{Bytes: mib})
 }
 
-// testUnassign: a qgroup that its subvolume is taken out of can be removed.
+// testUnassign: a qgroup without its subvolume can be removed.
 func testUnassign(t *testing.T, g *ground) {
 	_, id := g.limited(t, "unassigned", Limit{Bytes: mib})
 	s := g.fs.subvolumes
@@ -213,16 +214,16 @@ func testUnassign(t *testing.T, g *ground) {
 		must(t, s.unassign(id, group(id)))
 	}
 	must(t, s.removeGroup(group(id)))
-	if carried := g.idOf(t, "unassigned"); carried != 0 {
-		t.Errorf("it carries %d", carried)
+	if id := g.idOf(t, "unassigned"); id != 0 {
+		t.Errorf("ID %d", id)
 	}
 	g.remove(t, "unassigned")
 }
 
-// TestBtrfsUnlinked: what was removed by its name alone is freed before the kernel
-// commits by itself, after 30 seconds.
+// TestBtrfsUnlinked: Release frees an ID whose directory was removed by rmdir(2). It does not wait for the
+// periodic commit of the kernel, every 30 seconds.
 func TestBtrfsUnlinked(t *testing.T) {
-	g := lookFor(t, Btrfs, btrfsDisk(t).at)
+	g := openedAs(t, Btrfs, btrfsDisk(t).at)
 	path, id := g.limited(t, "unlinked", Limit{Bytes: mib})
 	must(t, os.Remove(path))
 	must(t, retry.For(t.Context(), 20*time.Second, func() (bool, error) {
@@ -231,8 +232,7 @@ func TestBtrfsUnlinked(t *testing.T) {
 	}))
 }
 
-// testOffAndOn: with quotas switched off and on again limits can be put back, for what
-// is written from then on.
+// testOffAndOn: after quotas were switched off and on, Set restores a limit for later writes.
 func testOffAndOn(t *testing.T, g *ground) {
 	const limit = 16 * mib
 	path, id := g.limited(t, "off", Limit{Bytes: limit})
@@ -256,7 +256,7 @@ func testOffAndOn(t *testing.T, g *ground) {
 	g.release(t, id)
 }
 
-// TestOverride has a sysfs of its own: to write to the kernel's takes CAP_SYS_RESOURCE.
+// TestOverride uses a directory in place of sysfs: writing to sysfs needs CAP_SYS_RESOURCE.
 func TestOverride(t *testing.T) {
 	s := &subvolumes{sysfs: t.TempDir()}
 	must(t, os.Mkdir(filepath.Join(s.sysfs, "qgroups"), 0o755))

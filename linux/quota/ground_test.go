@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -59,14 +60,14 @@ func (d *disk) unmount(t *testing.T) {
 	}
 }
 
-// ground is a filesystem that may limit directories.
+// ground is a filesystem under test.
 type ground struct {
 	fs   *FS
 	dir  *os.File
 	path string
 }
 
-func look(t *testing.T, path string) *ground {
+func opened(t *testing.T, path string) *ground {
 	t.Helper()
 	dir, err := os.Open(path)
 	must(t, err)
@@ -77,10 +78,10 @@ func look(t *testing.T, path string) *ground {
 	return g
 }
 
-// lookFor is look where a kind must be in force.
-func lookFor(t *testing.T, kind Kind, path string) *ground {
+// openedAs opens a filesystem and requires that a kind is in force.
+func openedAs(t *testing.T, kind Kind, path string) *ground {
 	t.Helper()
-	g := look(t, path)
+	g := opened(t, path)
 	if g.fs.Kind() != kind {
 		t.Fatalf("%s has kind %q (%s), want %q", path, g.fs.Kind(), g.fs.Why(), kind)
 	}
@@ -95,18 +96,18 @@ func (g *ground) close() {
 
 func noneTaken(uint64) bool { return false }
 
-// limited makes a directory that is kept to a limit.
+// limited creates a directory with a limit.
 func (g *ground) limited(t *testing.T, name string, l Limit) (path string, id uint64) {
 	t.Helper()
 	dir := g.made(t, name)
-	defer dir.Close() // what is open is not freed
+	defer dir.Close() // the kernel frees no open directory
 	id, err := g.fs.Allocate(dir, l, noneTaken)
 	must(t, err)
 	must(t, dir.Chmod(0o777))
 	return dir.Name(), id
 }
 
-// made makes a directory that is to be limited.
+// made creates a directory without a limit.
 func (g *ground) made(t *testing.T, name string) *os.File {
 	t.Helper()
 	must(t, g.fs.MakeDir(g.dir, name))
@@ -123,7 +124,7 @@ func (g *ground) usage(t *testing.T, id uint64) Usage {
 	return u
 }
 
-// idOf is what the directory of a name carries.
+// idOf returns the ID of a directory.
 func (g *ground) idOf(t *testing.T, name string) uint64 {
 	t.Helper()
 	dir, err := os.Open(filepath.Join(g.path, name))
@@ -134,13 +135,13 @@ func (g *ground) idOf(t *testing.T, name string) uint64 {
 	return id
 }
 
-// remove removes a directory as the driver does.
+// remove removes a directory by RemoveDir, or by name where RemoveDir is not supported.
 func (g *ground) remove(t *testing.T, name string) {
 	t.Helper()
 	done, err := g.fs.RemoveDir(g.dir, name)
 	must(t, err)
 	if done != (g.fs.Kind() == Btrfs) {
-		t.Errorf("%s: removed at once: %t", name, done)
+		t.Errorf("%s: RemoveDir: %t", name, done)
 	}
 	if !done {
 		must(t, os.RemoveAll(filepath.Join(g.path, name)))
@@ -149,11 +150,11 @@ func (g *ground) remove(t *testing.T, name string) {
 
 const btrfsIocSync = 0x9408 // _IO(0x94, 8)
 
-// release gives an ID back. The filesystem frees in the background what was removed.
+// release releases an ID. It retries, because the filesystem frees removed data in the background.
 func (g *ground) release(t *testing.T, id uint64) {
 	t.Helper()
 	must(t, retry.For(t.Context(), time.Minute, func() (bool, error) {
-		if g.fs.Kind() == Btrfs { // or it waits for the next commit, 30 seconds
+		if g.fs.Kind() == Btrfs { // do not wait 30 seconds for the next commit
 			rawIoctl(t, g.dir, btrfsIocSync, nil)
 		}
 		err := g.fs.Release(id)
@@ -161,20 +162,20 @@ func (g *ground) release(t *testing.T, id uint64) {
 	}))
 }
 
-// Who writes is the beginning of a command.
+// The users that write. Each is the beginning of a command.
 var (
 	asRoot   []string
 	asNobody = []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
-	// ext4 lets root with CAP_SYS_RESOURCE write past every limit.
+	// ext4 does not limit root with CAP_SYS_RESOURCE.
 	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
 )
 
-// fill writes a file until that is refused, and returns the bytes that it has then.
+// fill writes a file until a write is refused, and returns its size.
 func fill(t *testing.T, path string, as []string) int64 {
 	t.Helper()
-	words := append(append([]string(nil), as...), "dd", "if=/dev/zero", "of="+filepath.Base(path), "bs=64k", "conv=fsync")
+	words := slices.Concat(as, []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=64k", "conv=fsync"})
 	c := exec.Command(words[0], words[1:]...)
-	c.Dir = filepath.Dir(path) // nobody cannot come there by the path
+	c.Dir = filepath.Dir(path) // the user nobody has no permission for the path
 	c.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := c.CombinedOutput()
 	full := strings.Contains(string(out), "Disk quota exceeded") || strings.Contains(string(out), "No space left on device")
@@ -188,8 +189,8 @@ func fill(t *testing.T, path string, as []string) int64 {
 
 const mib = 1 << 20
 
-// testWriter: who writes is stopped at the limit, and can go on when that has grown. The
-// slack is what the filesystem itself needs at most, in bytes.
+// testWriter: writes stop at the limit, and continue after the limit was raised. slack is the maximum overhead of
+// the filesystem in bytes.
 func testWriter(t *testing.T, g *ground, as []string, slack int64) {
 	const limit, grown = 16 * mib, 24 * mib
 	path, id := g.limited(t, "writer", Limit{Bytes: limit})
@@ -209,7 +210,7 @@ func testWriter(t *testing.T, g *ground, as []string, slack int64) {
 	must(t, g.fs.Set(id, Limit{Bytes: grown}))
 	check(first+fill(t, filepath.Join(path, "second"), as), grown)
 	if after := g.usage(t, beside); after != before {
-		t.Errorf("the one beside has %+v, had %+v", after, before)
+		t.Errorf("the other directory has %+v, had %+v", after, before)
 	}
 	for name, id := range map[string]uint64{"writer": id, "beside": beside} {
 		g.remove(t, name)
@@ -217,7 +218,7 @@ func testWriter(t *testing.T, g *ground, as []string, slack int64) {
 	}
 }
 
-// testParallel: no two get one ID.
+// testParallel: parallel calls get different IDs.
 func testParallel(t *testing.T, g *ground) {
 	const n = 32
 	dirs := make([]*os.File, n)
@@ -238,8 +239,8 @@ func testParallel(t *testing.T, g *ground) {
 			t.Errorf("%s has the ID %d, as has %q", name, id, of[id])
 		}
 		of[id] = name
-		if carried := g.idOf(t, name); carried != id {
-			t.Errorf("%s carries the ID %d, was given %d", name, carried, id)
+		if got := g.idOf(t, name); got != id {
+			t.Errorf("%s has the ID %d, want %d", name, got, id)
 		}
 		dirs[i].Close()
 	}
@@ -249,8 +250,7 @@ func testParallel(t *testing.T, g *ground) {
 	}
 }
 
-// testRelease: an ID is given back when nothing counts on it, which what is deleted and
-// open does.
+// testRelease: an ID can be released when no data counts on it. A removed file counts until it is closed.
 func testRelease(t *testing.T, g *ground) {
 	path, id := g.limited(t, "released", Limit{Bytes: 16 * mib})
 	f, err := os.Create(filepath.Join(path, "file"))
@@ -258,16 +258,16 @@ func testRelease(t *testing.T, g *ground) {
 	defer f.Close()
 	_, err = f.Write(make([]byte, mib))
 	must(t, errors.Join(err, f.Sync()))
-	wantBusy := func(when string) {
+	requireBusy := func(when string) {
 		t.Helper()
 		if err := g.fs.Release(id); !errors.Is(err, ErrBusy) {
 			t.Errorf("release %s: %v, want busy", when, err)
 		}
 	}
-	wantBusy("of a file")
+	requireBusy("with a file")
 	g.remove(t, "released")
 	must(t, unix.Syncfs(int(g.dir.Fd())))
-	wantBusy("of an open file")
+	requireBusy("with an open file")
 	f.Close()
 	g.release(t, id)
 	if u := g.usage(t, id); u != (Usage{}) {
@@ -276,8 +276,7 @@ func testRelease(t *testing.T, g *ground) {
 	must(t, g.fs.Release(id))
 }
 
-// testDurable: what was said to be limited is so after a crash, which gives the image to
-// mount again.
+// testDurable: limits are in force after a crash. crash prepares the disk for the next mount.
 func testDurable(t *testing.T, d *disk, g *ground, crash func()) {
 	_, allocated := g.limited(t, "allocated", Limit{Bytes: 16 * mib})
 	_, grown := g.limited(t, "grown", Limit{Bytes: 16 * mib})
@@ -285,13 +284,13 @@ func testDurable(t *testing.T, d *disk, g *ground, crash func()) {
 	kind := g.fs.Kind()
 	crash()
 	d.mount(t)
-	g = lookFor(t, kind, d.at)
+	g = openedAs(t, kind, d.at)
 	for name, want := range map[string]struct {
 		id    uint64
 		bytes int64
 	}{"allocated": {allocated, 16 * mib}, "grown": {grown, 24 * mib}} {
 		if id := g.idOf(t, name); id != want.id {
-			t.Errorf("%s carries the ID %d, was given %d", name, id, want.id)
+			t.Errorf("%s has the ID %d, want %d", name, id, want.id)
 		}
 		if u := g.usage(t, want.id); u.Limit.Bytes != want.bytes {
 			t.Errorf("%s has %+v, want %d bytes", name, u, want.bytes)
@@ -299,10 +298,10 @@ func testDurable(t *testing.T, d *disk, g *ground, crash func()) {
 	}
 }
 
-// wantNone checks that a filesystem limits nothing, and says a remedy.
-func wantNone(t *testing.T, path, remedy string) {
+// requireNone checks that a filesystem limits no directories, and that the reason has a remedy.
+func requireNone(t *testing.T, path, remedy string) {
 	t.Helper()
-	g := look(t, path)
+	g := opened(t, path)
 	if g.fs.Kind() != None || !strings.Contains(g.fs.Why(), remedy) {
 		t.Errorf("%s: kind %q, why %q, want none and %q", path, g.fs.Kind(), g.fs.Why(), remedy)
 	}
@@ -311,10 +310,10 @@ func wantNone(t *testing.T, path, remedy string) {
 	}
 	dir := g.made(t, "unlimited")
 	if id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate gave %d", id)
+		t.Errorf("allocate returned %d", id)
 	}
 	if id := g.idOf(t, "unlimited"); id != 0 {
-		t.Errorf("it carries %d", id)
+		t.Errorf("ID %d", id)
 	}
 	must(t, g.fs.Release(1<<24))
 	if done, err := g.fs.RemoveDir(g.dir, "unlimited"); done != (g.fs.subvolumes != nil) || err != nil {
@@ -322,7 +321,7 @@ func wantNone(t *testing.T, path, remedy string) {
 	}
 }
 
-// rawIoctl is for requests that only tests make.
+// rawIoctl makes requests that only tests use.
 func rawIoctl(t *testing.T, f *os.File, request uint, arg unsafe.Pointer) {
 	t.Helper()
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(request), uintptr(arg)); errno != 0 {

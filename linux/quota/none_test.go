@@ -14,7 +14,7 @@ func TestNone(t *testing.T) {
 		at := t.TempDir()
 		testenv.Run(t, "mount", "-t", "tmpfs", "none", at)
 		t.Cleanup(func() { testenv.Run(t, "umount", at) })
-		wantNone(t, at, "use XFS, ext4 or btrfs")
+		requireNone(t, at, "use XFS, ext4 or btrfs")
 		t.Run("overlay", func(t *testing.T) {
 			for _, d := range []string{"lower", "upper", "work", "merged"} {
 				must(t, os.Mkdir(filepath.Join(at, d), 0o755))
@@ -22,16 +22,16 @@ func TestNone(t *testing.T) {
 			merged := filepath.Join(at, "merged")
 			testenv.Run(t, "mount", "-t", "overlay", "-o", "lowerdir="+at+"/lower,upperdir="+at+"/upper,workdir="+at+"/work", "none", merged)
 			t.Cleanup(func() { testenv.Run(t, "umount", merged) })
-			wantNone(t, merged, "use XFS, ext4 or btrfs")
+			requireNone(t, merged, "use XFS, ext4 or btrfs")
 		})
 	})
-	t.Run("ext4", func(t *testing.T) { wantNone(t, testenv.Filesystem(t, "ext4", "64M"), "tune2fs -O project,quota") })
-	t.Run("xfs", func(t *testing.T) { wantNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota") })
+	t.Run("ext4", func(t *testing.T) { requireNone(t, testenv.Filesystem(t, "ext4", "64M"), "tune2fs -O project,quota") })
+	t.Run("xfs", func(t *testing.T) { requireNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota") })
 }
 
-// A limit that the kernel would take for none is refused.
+// TestLimits: values that the kernel treats as no limit are refused.
 func TestLimits(t *testing.T) {
-	g := look(t, t.TempDir())
+	g := opened(t, t.TempDir())
 	for _, l := range []Limit{{}, {Bytes: -1}, {Bytes: 1, Inodes: -1}} {
 		if err := l.check(); err == nil {
 			t.Errorf("%+v is a limit", l)

@@ -19,8 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// projectDisk is a filesystem with project quota: ext4 gets its features by the remedy
-// that Why names.
+// projectDisk creates a filesystem with project quota. For ext4 it uses the remedy from Why.
 func projectDisk(t *testing.T, fsType string) *disk {
 	t.Helper()
 	d := newDisk(t, fsType, "512M", "prjquota")
@@ -36,7 +35,7 @@ func TestProjects(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			const block = 4096
 			d := projectDisk(t, fsType)
-			g := lookFor(t, kind, d.at)
+			g := openedAs(t, kind, d.at)
 			root := asRoot
 			if kind == Ext4 {
 				root = asPlainRoot
@@ -56,7 +55,7 @@ func TestProjects(t *testing.T) {
 	}
 }
 
-// A crash leaves what is in the journal on the disk.
+// TestProjectsCrash: limits are durable. After the shutdown the disk has the content of the journal.
 func TestProjectsCrash(t *testing.T) {
 	const (
 		goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN
@@ -65,7 +64,7 @@ func TestProjectsCrash(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
 			d := projectDisk(t, fsType)
-			g := look(t, d.at)
+			g := opened(t, d.at)
 			testDurable(t, d, g, func() {
 				how := uint32(noFlush)
 				rawIoctl(t, g.dir, goingDown, unsafe.Pointer(&how))
@@ -77,17 +76,17 @@ func TestProjectsCrash(t *testing.T) {
 }
 
 func TestProjectsWhy(t *testing.T) {
-	wantNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota")
-	wantNone(t, testenv.Filesystem(t, "xfs", "512M", "pqnoenforce"), "not pqnoenforce")
-	wantNone(t, testenv.Filesystem(t, "ext4", "64M"), "tune2fs -O project,quota")
+	requireNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota")
+	requireNone(t, testenv.Filesystem(t, "xfs", "512M", "pqnoenforce"), "not pqnoenforce")
+	requireNone(t, testenv.Filesystem(t, "ext4", "64M"), "tune2fs -O project,quota")
 	counting := newDisk(t, "ext4", "64M")
 	testenv.Run(t, "tune2fs", "-O", "project,quota", "-Q", "prjquota", counting.image)
 	counting.mount(t)
-	wantNone(t, counting.at, "with the option prjquota")
-	wantNone(t, testenv.Filesystem(t, "btrfs", "256M"), "Linux 6.7")
+	requireNone(t, counting.at, "with the option prjquota")
+	requireNone(t, testenv.Filesystem(t, "btrfs", "256M"), "Linux 6.7")
 }
 
-// testStatfs: the directory shows the limit as its size.
+// testStatfs: statfs(2) of the directory returns the limit as its size.
 func testStatfs(t *testing.T, g *ground) {
 	path, id := g.limited(t, "statfs", Limit{Bytes: 16 * mib, Inodes: 1000})
 	var st unix.Statfs_t
@@ -99,11 +98,11 @@ func testStatfs(t *testing.T, g *ground) {
 	g.release(t, id)
 }
 
-// testInodes: the inodes end before the bytes, and can be more later.
+// testInodes: the limit of inodes applies, can be raised, and can be removed.
 func testInodes(t *testing.T, g *ground) {
 	path, id := g.limited(t, "inodes", Limit{Bytes: 16 * mib, Inodes: 10})
 	testenv.Run(t, "chown", "-R", "65534", path)
-	made := func() int {
+	createFiles := func() int {
 		testenv.Run(t, "bash", "-c", "cd "+path+" && "+strings.Join(asNobody, " ")+" bash -c 'for i in {1..30}; do : > $i; done' 2> /dev/null || :")
 		names, err := os.ReadDir(path)
 		must(t, err)
@@ -111,33 +110,33 @@ func testInodes(t *testing.T, g *ground) {
 	}
 	for _, limit := range []int64{10, 20} {
 		must(t, g.fs.Set(id, Limit{Bytes: 16 * mib, Inodes: limit}))
-		if n := made(); n != int(limit)-1 { // the directory is one
-			t.Errorf("%d files were made, the limit is %d inodes", n, limit)
+		if n := createFiles(); n != int(limit)-1 { // the directory counts too
+			t.Errorf("%d files were created, the limit is %d inodes", n, limit)
 		}
 		if u := g.usage(t, id); u.Inodes != limit || u.Limit.Inodes != limit {
 			t.Errorf("the usage is %+v, the limit %d inodes", u, limit)
 		}
 	}
 	must(t, g.fs.Set(id, Limit{Bytes: 16 * mib}))
-	if n := made(); n != 30 {
-		t.Errorf("%d files were made without a limit of inodes", n)
+	if n := createFiles(); n != 30 {
+		t.Errorf("%d files were created without a limit of inodes", n)
 	}
 	g.remove(t, "inodes")
 	g.release(t, id)
 }
 
-// testRounding: what was asked for is there, and less than a block more.
+// testRounding: a limit is rounded up by less than a block.
 func testRounding(t *testing.T, g *ground) {
-	const asked, block = 16*mib - 1, 4096
-	_, id := g.limited(t, "rounding", Limit{Bytes: asked})
-	if u := g.usage(t, id); u.Limit.Bytes < asked || u.Limit.Bytes >= asked+block {
-		t.Errorf("the limit is %d, asked for %d", u.Limit.Bytes, asked)
+	const requested, block = 16*mib - 1, 4096
+	_, id := g.limited(t, "rounding", Limit{Bytes: requested})
+	if u := g.usage(t, id); u.Limit.Bytes < requested || u.Limit.Bytes >= requested+block {
+		t.Errorf("the limit is %d, requested %d", u.Limit.Bytes, requested)
 	}
 	g.remove(t, "rounding")
 	g.release(t, id)
 }
 
-// picking has IDs picked as listed, round and round.
+// picking makes the IDs the next ones to be picked, repeatedly.
 func (g *ground) picking(ids ...uint32) {
 	p := g.fs.limits.(*projects)
 	p.pick = func() uint32 {
@@ -147,7 +146,7 @@ func (g *ground) picking(ids ...uint32) {
 	}
 }
 
-// testOthers: IDs that others use are not taken, whatever they use them for.
+// testOthers: Allocate does not choose an ID that is in use in any way.
 func testOthers(t *testing.T, g *ground) {
 	const used, limited, both, recorded, free = minProject + 1, minProject + 2, minProject + 3, minProject + 4, minProject + 5
 	p := g.fs.limits.(*projects)
@@ -167,13 +166,13 @@ func testOthers(t *testing.T, g *ground) {
 	defer dir.Close()
 	id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, func(id uint64) bool { return id == recorded })
 	if err != nil || id != free {
-		t.Errorf("allocate gave %d, %v, want %d", id, err, free)
+		t.Errorf("allocate returned %d, %v, want %d", id, err, free)
 	}
 	g.picking(used)
 	again := g.made(t, "again")
 	defer again.Close()
 	if id, err := g.fs.Allocate(again, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate gave %d, which is used", id)
+		t.Errorf("allocate returned %d, which is in use", id)
 	}
 	limit := Limit{Inodes: 1000}
 	for id, want := range map[uint64]Usage{used: {Inodes: 1}, limited: {Limit: limit}, both: {Inodes: 1, Limit: limit}} {
@@ -183,8 +182,7 @@ func testOthers(t *testing.T, g *ground) {
 	}
 }
 
-// testProcesses: another process does not hold the lock. Both pick the same IDs, and
-// none is shared.
+// testProcesses: processes that do not share the lock and pick the same IDs get different IDs.
 func testProcesses(t *testing.T, g *ground) {
 	const n, tries = 4, 20
 	for try := range tries {
@@ -208,7 +206,7 @@ func testProcesses(t *testing.T, g *ground) {
 	}
 }
 
-// counting picks IDs one after the other.
+// counting picks consecutive IDs.
 func counting(from uint32) func() uint32 {
 	return func() uint32 {
 		from++
@@ -216,13 +214,13 @@ func counting(from uint32) func() uint32 {
 	}
 }
 
-// testForeign: IDs that are not from the driver's range are none of its.
+// testForeign: IDs outside of the range of the driver are refused.
 func testForeign(t *testing.T, g *ground) {
 	dir := g.made(t, "foreign")
 	defer dir.Close()
 	must(t, setProject(dir, 42))
 	if id, err := g.fs.ID(dir); id != 0 || err != nil {
-		t.Errorf("it carries %d, %v", id, err)
+		t.Errorf("ID %d, %v", id, err)
 	}
 	for _, id := range []uint64{0, 42, 1 << 32, 1<<32 | minProject} {
 		if err := g.fs.Set(id, Limit{Bytes: mib}); err == nil {
@@ -234,7 +232,7 @@ func testForeign(t *testing.T, g *ground) {
 	}
 }
 
-// testOff: somebody switches enforcement off.
+// testOff: Check fails after an administrator has switched enforcement off.
 func testOff(t *testing.T, g *ground) {
 	const qXQuotaOff = 'X'<<8 + 2
 	g.limited(t, "off", Limit{Bytes: mib})

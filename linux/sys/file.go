@@ -1,6 +1,7 @@
 package sys
 
 import (
+	"errors"
 	"os"
 	"unsafe"
 
@@ -82,6 +83,25 @@ func MakeMutable(f *os.File) (changed bool, err error) {
 // ShareBlocks makes the whole of dst share the blocks of src (ioctl_ficlone(2)).
 func ShareBlocks(dst, src *os.File) error {
 	return wrap("FICLONE", dst, unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())))
+}
+
+// NextData returns the first range with data between two offsets (lseek(2), SEEK_DATA). It is empty and at the end if
+// there is none. On files without information about holes, such as block devices, all bytes are data.
+func NextData(f *os.File, from, end int64) (start, stop int64, err error) {
+	if from >= end {
+		return end, end, nil
+	}
+	start, err = unix.Seek(int(f.Fd()), from, unix.SEEK_DATA)
+	switch {
+	case errors.Is(err, unix.ENXIO), err == nil && start >= end:
+		return end, end, nil
+	case errors.Is(err, unix.EINVAL):
+		return from, end, nil
+	case err != nil:
+		return 0, 0, wrap("SEEK_DATA", f, err)
+	}
+	stop, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
+	return start, min(stop, end), wrap("SEEK_HOLE", f, err)
 }
 
 // Extent is struct fiemap_extent.

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSizes: each structure has the size that the number of its ioctl says. What the calls
-// do is tested where they are used.
+// TestSizes: each structure has the size in the number of its ioctl. The packages that use the calls test them.
 func TestSizes(t *testing.T) {
 	for request, size := range map[uint]uintptr{
 		fsIocFSGetXattr:     unsafe.Sizeof(Attributes{}),
@@ -61,7 +60,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestScopes: what each scope refuses.
+// TestScopes: each scope refuses the paths that leave it.
 func TestScopes(t *testing.T) {
 	path := t.TempDir()
 	must(t, os.MkdirAll(path+"/a/b", 0o700))
@@ -107,7 +106,7 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// TestErrors: an error names the call and the file, and has the errno.
+// TestErrors: an error has the call, the file and the errno.
 func TestErrors(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	must(t, err)
@@ -123,7 +122,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestItems: the result of a tree search ends where the kernel says, and within the buffer.
+// TestItems: parseItems reads the number of items that the kernel returned, and never beyond the buffer.
 func TestItems(t *testing.T) {
 	b := append(searchItem(7, 0), searchItem(8, 5)...)
 	if got, err := parseItems(b, 2); err != nil || len(got) != 2 || got[0].Offset != 7 || got[1].Offset != 8 || len(got[1].Data) != 5 {
@@ -147,7 +146,7 @@ func FuzzItems(f *testing.F) {
 	})
 }
 
-// searchItem is struct btrfs_ioctl_search_header with as many bytes after it.
+// searchItem returns a struct btrfs_ioctl_search_header and size bytes.
 func searchItem(offset uint64, size uint32) []byte {
 	b := make([]byte, 16, 32+size)
 	b = binary.NativeEndian.AppendUint64(b, offset)

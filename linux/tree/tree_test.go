@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
@@ -36,7 +36,7 @@ func open(t *testing.T, dir string) *os.File {
 	return f
 }
 
-// deep creates nested directories, more than a path can name.
+// deep creates nested directories. Their path may be longer than PATH_MAX.
 func deep(t *testing.T, dir string, levels int) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -76,8 +76,8 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// TestWalkManyFiles: every name is visited once, also if a listing takes several reads and
-// directories are closed meanwhile.
+// TestWalkManyFiles: Walk visits every name once, also if a listing needs several reads and directories are
+// closed meanwhile.
 func TestWalkManyFiles(t *testing.T) {
 	dir := t.TempDir()
 	const files = 3000
@@ -109,8 +109,8 @@ func TestWalkManyFiles(t *testing.T) {
 	must(t, tree.Empty(t.Context(), open(t, dir)))
 }
 
-// TestWalkGone: a directory that is removed while it is read has no more names.
-func TestWalkGone(t *testing.T) {
+// TestWalkRemoved: a directory that is removed while it is read has no more names.
+func TestWalkRemoved(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(dir+"/a", 0o755))
 	must(t, os.WriteFile(dir+"/a/file", nil, 0o644))
@@ -128,7 +128,7 @@ func TestWalkGone(t *testing.T) {
 	}
 }
 
-func TestWalkEnds(t *testing.T) {
+func TestWalkCanceled(t *testing.T) {
 	dir := t.TempDir()
 	deep(t, dir, 10)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -143,7 +143,7 @@ func TestWalkEnds(t *testing.T) {
 	}
 }
 
-// TestRemoveHostile: everything that a tenant leaves is removed, and nothing outside.
+// TestRemoveHostile: Remove removes all entries that a tenant can create, and nothing outside of the tree.
 func TestRemoveHostile(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -166,7 +166,7 @@ func TestRemoveHostile(t *testing.T) {
 			deep(t, dir, 5000)
 			must(t, tree.Remove(t.Context(), open(t, base), "volume"))
 			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("it is still there: %v", err)
+				t.Errorf("the tree was not removed: %v", err)
 			}
 			if b, err := os.ReadFile(outside + "/kept"); err != nil || string(b) != "kept" {
 				t.Errorf("outside has %q, %v", b, err)
@@ -176,8 +176,8 @@ func TestRemoveHostile(t *testing.T) {
 	}
 }
 
-// TestRemoveMounted: nothing is removed from what is mounted in a tree, be it another
-// filesystem or a directory of the same one.
+// TestRemoveMounted: Remove does not remove the content of mounts in a tree, also of a bind mount of the same
+// filesystem.
 func TestRemoveMounted(t *testing.T) {
 	base := testenv.Filesystem(t, "ext4", "32M")
 	dir, other := base+"/volume", base+"/other"
@@ -192,7 +192,7 @@ func TestRemoveMounted(t *testing.T) {
 	t.Cleanup(func() { must(t, unix.Unmount(dir+"/memory", 0)) })
 	must(t, os.WriteFile(dir+"/memory/kept", nil, 0o600))
 	if err := tree.Remove(t.Context(), open(t, base), "volume"); !errors.Is(err, tree.ErrMounted) {
-		t.Errorf("removing says %v", err)
+		t.Errorf("removing the tree: %v", err)
 	}
 	for _, kept := range []string{other + "/kept", dir + "/memory/kept"} {
 		if _, err := os.Stat(kept); err != nil {
@@ -203,12 +203,11 @@ func TestRemoveMounted(t *testing.T) {
 		t.Errorf("the rest was not removed: %v", err)
 	}
 	if err := tree.Remove(t.Context(), open(t, dir), "bound"); !errors.Is(err, tree.ErrMounted) {
-		t.Errorf("removing the mount itself says %v", err)
+		t.Errorf("removing the mount point: %v", err)
 	}
 }
 
-// TestRemoveWhileSwapped: nothing outside is removed while a tenant swaps a directory for a
-// link.
+// TestRemoveWhileSwapped: Remove does not leave the tree while a tenant exchanges a directory and a link.
 func TestRemoveWhileSwapped(t *testing.T) {
 	base := t.TempDir()
 	dir, outside := base+"/volume", base+"/outside"
@@ -237,8 +236,7 @@ func TestRemoveWhileSwapped(t *testing.T) {
 	}
 }
 
-// TestEmptyLocked: the mode of the directory that is emptied is not changed, also where it
-// does not let names be removed.
+// TestEmptyLocked: Empty does not change the mode of the directory, also if the mode prevents the removal.
 func TestEmptyLocked(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -247,17 +245,11 @@ func TestEmptyLocked(t *testing.T) {
 	must(t, os.Chown(dir, user, user))
 	must(t, os.Chmod(dir, 0o500))
 	f := open(t, dir)
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
-		if err := syscall.Setfsuid(user); err != nil {
-			done <- err
-			return
-		}
-		done <- tree.Empty(t.Context(), f)
-	}()
-	if err := <-done; !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("it says %v", err)
+	err := sys.OnOwnThread(func() error {
+		return errors.Join(syscall.Setfsuid(user), tree.Empty(t.Context(), f))
+	})
+	if !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("emptying the directory: %v", err)
 	}
 	if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o500 {
 		t.Errorf("the mode is %v: %v", st.Mode(), err)
