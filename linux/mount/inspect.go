@@ -139,29 +139,25 @@ func sameDevice(a, b string) bool {
 // given ID (0: none). A place has several paths if a directory above it is mounted twice. Mounts are at
 // the same place if they have the same path on the same parent filesystem.
 func Elsewhere(source Source, mountID uint64) ([]string, error) {
-	table, err := wholeTable()
-	if err != nil {
-		return nil, err
-	}
-	shows, err := source.Matcher(table)
-	if err != nil {
-		return nil, err
-	}
-	return elsewhere(table, shows, mountID), nil
+	return elsewhere(source.Matcher, mountID)
 }
 
 // Beside returns the other mountpoints of the filesystem (major:minor) of a mount, with the exceptions of
 // Elsewhere.
 func Beside(e *Entry) ([]string, error) {
+	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
+	return elsewhere(func([]*Entry) (func(*Entry) bool, error) { return same, nil }, uint64(e.ID))
+}
+
+func elsewhere(matcher func([]*Entry) (func(*Entry) bool, error), mountID uint64) ([]string, error) {
 	table, err := wholeTable()
 	if err != nil {
 		return nil, err
 	}
-	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
-	return elsewhere(table, same, uint64(e.ID)), nil
-}
-
-func elsewhere(table []*Entry, shows func(*Entry) bool, mountID uint64) []string {
+	shows, err := matcher(table)
+	if err != nil {
+		return nil, err
+	}
 	byID := map[int]*Entry{}
 	for _, e := range table {
 		byID[e.ID] = e
@@ -173,7 +169,7 @@ func elsewhere(table []*Entry, shows func(*Entry) bool, mountID uint64) []string
 			paths = append(paths, e.Mountpoint)
 		}
 	}
-	return paths
+	return paths, nil
 }
 
 // place returns the parent filesystem of a mountpoint and the path there, and "" for no mount.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -16,36 +15,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// Commands of BTRFS_IOC_QUOTA_CTL (uapi/linux/btrfs.h).
-const (
-	enableClassic = 1
-	disable       = 2
-	enableSimple  = 4
-)
-
-// quotaCtl switches quotas on or off. The btrfs-progs of Debian 12 have no simple quotas.
-func quotaCtl(t *testing.T, path string, command uint64) {
-	t.Helper()
-	const btrfsIocQuotaCtl = 0xc0109428 // _IOWR(0x94, 40, struct btrfs_ioctl_quota_ctl_args)
-	dir, err := os.Open(path)
-	must(t, err)
-	defer dir.Close()
-	args := [2]uint64{command}
-	rawIoctl(t, dir, btrfsIocQuotaCtl, unsafe.Pointer(&args))
-}
-
-func btrfsDisk(t *testing.T) *disk {
-	t.Helper()
-	d := newDisk(t, "btrfs", "512M")
-	d.mount(t)
-	quotaCtl(t, d.at, enableSimple)
-	return d
-}
-
 func TestBtrfs(t *testing.T) {
 	const metadata = 256 << 10
-	d := btrfsDisk(t)
-	g := openedAs(t, Btrfs, d.at)
+	g := openedAs(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
 	t.Run("root", func(t *testing.T) { testWriter(t, g, asRoot, metadata) })
 	t.Run("nobody", func(t *testing.T) { testWriter(t, g, asNobody, metadata) })
 	t.Run("parallel", func(t *testing.T) { testParallel(t, g) })
@@ -61,7 +33,9 @@ func TestBtrfs(t *testing.T) {
 
 // TestBtrfsCrash: limits are durable. A copy of the disk has the state after a crash.
 func TestBtrfsCrash(t *testing.T) {
-	d := btrfsDisk(t)
+	d := newDisk(t, "btrfs", "512M")
+	d.mount(t)
+	testenv.SwitchQuotas(t, d.at, true)
 	g := openedAs(t, Btrfs, d.at)
 	testDurable(t, d, g, func() {
 		testenv.Run(t, "cp", "--sparse=always", d.image, d.image+".crashed")
@@ -74,7 +48,7 @@ func TestBtrfsCrash(t *testing.T) {
 func TestBtrfsWhy(t *testing.T) {
 	at := testenv.Filesystem(t, "btrfs", "256M")
 	requireNone(t, at, "btrfs quota enable --simple")
-	quotaCtl(t, at, enableClassic)
+	testenv.Run(t, "btrfs", "quota", "enable", at)
 	requireNone(t, at, "btrfs quota disable")
 }
 
@@ -97,7 +71,8 @@ func testNested(t *testing.T, g *ground) {
 	fixed := subvolumeCreate(t, folder, "fixed")
 	testenv.Run(t, "btrfs", "subvolume", "snapshot", "-r", fixed, filepath.Join(inner, "snapshot"))
 	testenv.Run(t, "chattr", "+i", fixed, folder, path)
-	fill(t, filepath.Join(inner, "file"), asNobodyIn(t, inner))
+	must(t, os.Chmod(inner, 0o777))
+	fill(t, filepath.Join(inner, "file"), asNobody)
 	if u := g.usage(t, id); u.Bytes > limit || u.Bytes < limit-mib {
 		t.Errorf("the usage is %+v, the limit %d", u, limit)
 	}
@@ -112,13 +87,6 @@ func testNested(t *testing.T, g *ground) {
 		t.Errorf("after removal: %v", err)
 	}
 	g.release(t, id)
-}
-
-// asNobodyIn gives the user nobody write permission for a directory.
-func asNobodyIn(t *testing.T, dir string) []string {
-	t.Helper()
-	must(t, os.Chmod(dir, 0o777))
-	return asNobody
 }
 
 // testDeep: RemoveDir destroys more subvolumes than the kernel lists at once, and deeper ones than a path can
@@ -223,7 +191,7 @@ func testUnassign(t *testing.T, g *ground) {
 // TestBtrfsUnlinked: Release frees an ID whose directory was removed by rmdir(2). It does not wait for the
 // periodic commit of the kernel, every 30 seconds.
 func TestBtrfsUnlinked(t *testing.T) {
-	g := openedAs(t, Btrfs, btrfsDisk(t).at)
+	g := openedAs(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
 	path, id := g.limited(t, "unlinked", Limit{Bytes: mib})
 	must(t, os.Remove(path))
 	must(t, retry.For(t.Context(), 20*time.Second, func() (bool, error) {
@@ -237,7 +205,7 @@ func testOffAndOn(t *testing.T, g *ground) {
 	const limit = 16 * mib
 	path, id := g.limited(t, "off", Limit{Bytes: limit})
 	inner := subvolumeCreate(t, path, "inner")
-	quotaCtl(t, g.path, disable)
+	testenv.SwitchQuotas(t, g.path, false)
 	if err := g.fs.Check(); err == nil || !strings.Contains(err.Error(), "btrfs quota enable --simple") {
 		t.Errorf("check of quotas that are off: %v", err)
 	}
@@ -245,7 +213,7 @@ func testOffAndOn(t *testing.T, g *ground) {
 		t.Error("a limit was set with quotas off")
 	}
 	must(t, g.fs.Release(id))
-	quotaCtl(t, g.path, enableSimple)
+	testenv.SwitchQuotas(t, g.path, true)
 	must(t, g.fs.Check())
 	must(t, g.fs.Set(id, Limit{Bytes: limit}))
 	fill(t, filepath.Join(inner, "file"), asRoot)
