@@ -133,7 +133,7 @@ func wantFull(t *testing.T, got, size int64) {
 // testFull: a volume holds its size and no more. Another volume is not affected. An expanded
 // volume holds more.
 func testFull(t *testing.T, d *Driver, kind Kind) {
-	for name, as := range map[string][]string{"root": kind.target.Limits.root(), "nobody": asNobody} {
+	for name, as := range map[string][]string{"root": kind.target.Limits.root(), "unprivileged": asNobody} {
 		t.Run(name, func(t *testing.T) { testFullAs(t, d, kind, as) })
 	}
 }

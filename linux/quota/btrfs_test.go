@@ -19,7 +19,7 @@ func TestBtrfs(t *testing.T) {
 	const metadata = 256 << 10
 	g := openedAs(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
 	t.Run("root", func(t *testing.T) { testWriter(t, g, asRoot, metadata) })
-	t.Run("nobody", func(t *testing.T) { testWriter(t, g, asNobody, metadata) })
+	t.Run("unprivileged user", func(t *testing.T) { testWriter(t, g, asNobody, metadata) })
 	t.Run("parallel", func(t *testing.T) { testParallel(t, g) })
 	t.Run("release", func(t *testing.T) { testRelease(t, g) })
 	t.Run("nested", func(t *testing.T) { testNested(t, g) })

@@ -41,7 +41,7 @@ func TestProjects(t *testing.T) {
 				root = asPlainRoot
 			}
 			t.Run("root", func(t *testing.T) { testWriter(t, g, root, 2*block) })
-			t.Run("nobody", func(t *testing.T) { testWriter(t, g, asNobody, 2*block) })
+			t.Run("unprivileged user", func(t *testing.T) { testWriter(t, g, asNobody, 2*block) })
 			t.Run("parallel", func(t *testing.T) { testParallel(t, g) })
 			t.Run("release", func(t *testing.T) { testRelease(t, g) })
 			t.Run("statfs", func(t *testing.T) { testStatfs(t, g) })
