@@ -80,7 +80,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	content := pattern(5)
 	write(t, l.data(l.target), content)
 	_, err := l.expand(t.Context(), 2*gib)
-	wantCode(t, err, codes.OutOfRange, "required_bytes", device, "enlarge it")
+	wantCode(t, err, codes.OutOfRange, "required_bytes", device, "enlarge the disk")
 	enlarge(2 * diskSize)
 	for range 2 {
 		resp, err := l.expand(t.Context(), 2*gib)
@@ -330,13 +330,13 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 		code   codes.Code
 		says   string
 	}{
-		"larger":     {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * gib }, codes.AlreadyExists, "idem-disk"},
-		"filesystem": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherFilesystem().Capability(writer) }, codes.AlreadyExists, "idem-disk"},
-		"block":      {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherMode().Capability(writer) }, codes.AlreadyExists, "block"},
-		"wipe":       {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "zero" }, codes.AlreadyExists, "wipe"},
-		"directory":  {func(r *csi.CreateVolumeRequest) { r.Parameters["subDir"] = "x" }, codes.InvalidArgument, "subDir"},
-		"image":      {func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" }, codes.InvalidArgument, "allocation"},
-		"wipe how":   {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "twice" }, codes.InvalidArgument, "wipe"},
+		"larger":       {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * gib }, codes.AlreadyExists, "idem-disk"},
+		"filesystem":   {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherFilesystem().Capability(writer) }, codes.AlreadyExists, "idem-disk"},
+		"block":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherMode().Capability(writer) }, codes.AlreadyExists, "block"},
+		"wipe":         {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "zero" }, codes.AlreadyExists, "wipe"},
+		"directory":    {func(r *csi.CreateVolumeRequest) { r.Parameters["subDir"] = "x" }, codes.InvalidArgument, "subDir"},
+		"image":        {func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" }, codes.InvalidArgument, "allocation"},
+		"invalid wipe": {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "twice" }, codes.InvalidArgument, "wipe"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := base()
@@ -364,19 +364,19 @@ func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
 		{"any", nil, codes.OK},
 		{"one byte", &csi.CapacityRange{RequiredBytes: 1}, codes.OK},
 		{"too large", &csi.CapacityRange{RequiredBytes: 1 << 50}, codes.ResourceExhausted},
-		{"above anything", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.ResourceExhausted},
+		{"above the largest size", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.ResourceExhausted},
 		{"every disk is larger", &csi.CapacityRange{RequiredBytes: gib / 2, LimitBytes: gib / 2}, codes.ResourceExhausted},
 		{"limit below any volume", &csi.CapacityRange{LimitBytes: 1 << 20}, tooSmall},
 		{"negative", &csi.CapacityRange{RequiredBytes: -1}, codes.InvalidArgument},
 		{"limit below required", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, codes.InvalidArgument},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v, err := create(t, d, &csi.CreateVolumeRequest{
-				Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.Parameters(),
-			})
+			req := kind.request(t)
+			req.CapacityRange = tc.r
+			v, err := create(t, d, req)
 			wantCode(t, err, tc.code)
 			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()) {
-				t.Errorf("%v, and the capacity went from %d to %d", v, free, capacity(t, d, kind))
+				t.Errorf("%v, and the capacity changed from %d to %d", v, free, capacity(t, d, kind))
 			}
 		})
 		await(t, "all disks to be free again", allFree)

@@ -54,9 +54,10 @@ func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_Acces
 // newLifeWith is newLife for a class with other parameters.
 func newLifeWith(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode, parameters map[string]string) *life {
 	t.Helper()
-	return newLifeOf(t, d, kind, &csi.CreateVolumeRequest{
+	l, _ := newLifeOf(t, d, kind, &csi.CreateVolumeRequest{
 		CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(mode)}, Parameters: parameters,
 	})
+	return l
 }
 
 // newSized is newLife for a size.
@@ -64,11 +65,12 @@ func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *l
 	t.Helper()
 	req := kind.request(t, more...)
 	req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
-	return newLifeOf(t, d, kind, req)
+	l, _ := newLifeOf(t, d, kind, req)
+	return l
 }
 
 // newLifeOf is newLife for a request, which gets a name.
-func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest) *life {
+func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest) (*life, *csi.Volume) {
 	t.Helper()
 	dir := t.TempDir()
 	l := &life{d: d, kind: kind, cap: req.GetVolumeCapabilities()[0], staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
@@ -78,7 +80,7 @@ func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest)
 	must(t, err)
 	l.id = resp.GetVolume().GetVolumeId()
 	t.Cleanup(func() { l.end(t) })
-	return l
+	return l, resp.GetVolume()
 }
 
 // request is a request for a new volume of the kind.

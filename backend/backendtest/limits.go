@@ -441,9 +441,7 @@ func testAdopted(t *testing.T, d *Driver, kind Kind) {
 
 	required := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
 	must(t, os.Mkdir(filepath.Join(required.Pool(), "there"), 0o755))
-	_, err := required.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters("subDir", "there"),
-	})
+	_, err := required.Control.CreateVolume(t.Context(), kind.request(t, "subDir", "there"))
 	wantCode(t, err, codes.FailedPrecondition, "subDir", "there", "required")
 	newLifeWith(t, required, kind, multiWriter, kind.Parameters("subDir", "new")).wantEnforced(t, "cooperative")
 
@@ -547,10 +545,9 @@ func (l *life) wantKept(t *testing.T, size int64) {
 func testMoved(t *testing.T, _ *Driver, kind Kind) {
 	const size, elsewhere = 48 * mib, "node-2.example"
 	d := kind.start(t, "20G", func(*driver.Options) {})
-	made, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-		VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.Parameters(),
-	})
+	req := kind.request(t)
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
+	made, err := d.Control.CreateVolume(t.Context(), req)
 	must(t, err)
 	v := made.GetVolume()
 	l := &life{d: d, kind: kind, cap: kind.Capability(multiWriter), id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}

@@ -55,7 +55,7 @@ func (d *Driver) wantEmpty(t *testing.T) {
 // testRemoved: nothing is left of the volumes and snapshots of the rows before.
 func testRemoved(t *testing.T, d *Driver, _ Kind) { d.wantEmpty(t) }
 
-// snapshotRequest asks for a snapshot of a new name.
+// snapshotRequest is a request for a snapshot with a new name.
 func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateSnapshotRequest {
 	t.Helper()
 	r := &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: newName(t), Parameters: map[string]string{}}
@@ -65,7 +65,7 @@ func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateS
 	return r
 }
 
-// snapshot makes a snapshot, which is deleted when the test ends.
+// snapshot creates a snapshot, which is deleted when the test ends.
 func (l *life) snapshot(t *testing.T, parameters ...string) *csi.Snapshot {
 	t.Helper()
 	s, err := l.d.snapshot(t, snapshotRequest(t, l.id, parameters...))
@@ -105,32 +105,24 @@ func fromVolume(l *life) *csi.VolumeContentSource {
 	}}
 }
 
-// copyRequest is a request for a volume made of a source; size 0: that of the source.
+// copyRequest is a request for a volume from a source; size 0: that of the source.
 func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64, more ...string) *csi.CreateVolumeRequest {
 	t.Helper()
-	r := &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeContentSource: of, VolumeCapabilities: []*csi.VolumeCapability{k.Capability(multiWriter)}, Parameters: k.Parameters(more...),
-	}
+	r := k.request(t, more...)
+	r.VolumeContentSource = of
 	if size > 0 {
 		r.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
 	}
 	return r
 }
 
-// restore makes a volume of a source. It is taken down when the test ends.
+// restore creates a volume from a source. It is removed when the test ends.
 func (d *Driver) restore(t *testing.T, kind Kind, of *csi.VolumeContentSource, size int64, more ...string) *life {
 	t.Helper()
-	req := kind.copyRequest(t, of, size, more...)
-	resp, err := d.Control.CreateVolume(t.Context(), req)
-	must(t, err)
-	v := resp.GetVolume()
+	l, v := newLifeOf(t, d, kind, kind.copyRequest(t, of, size, more...))
 	if v.GetContentSource().String() != of.String() || v.GetCapacityBytes() < size {
 		t.Errorf("a volume of %v is %v", of, v)
 	}
-	dir := t.TempDir()
-	l := &life{d: d, kind: kind, cap: req.GetVolumeCapabilities()[0], id: v.GetVolumeId(), staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
-	must(t, os.Mkdir(l.staging, 0o755))
-	t.Cleanup(func() { l.end(t) })
 	return l
 }
 
