@@ -132,14 +132,14 @@ func testControllerArguments(t *testing.T, l *life) {
 	d, ctx := l.d, t.Context()
 	grow := &csi.CapacityRange{RequiredBytes: 2 * gib}
 	for id, code := range foreign(l.id) {
-		gone := code // for calls that remove a volume
-		if gone == codes.NotFound {
-			gone = codes.OK
+		removal := code // for calls that remove a volume
+		if removal == codes.NotFound {
+			removal = codes.OK
 		}
 		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-		wantCode(t, err, gone)
+		wantCode(t, err, removal)
 		_, err = d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: Node})
-		wantCode(t, err, gone)
+		wantCode(t, err, removal)
 		_, err = d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: l.cap})
 		wantCode(t, err, code)
 		_, err = d.Control.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}})

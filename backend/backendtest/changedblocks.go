@@ -135,7 +135,7 @@ func wantZerosOutside(t *testing.T, content []byte, blocks []*csi.BlockMetadata)
 		clear(rest[b.GetByteOffset():][:b.GetSizeBytes()])
 	}
 	if !bytes.Equal(rest, make([]byte, len(rest))) {
-		t.Error("something is not zero, and not in what is allocated")
+		t.Error("a block outside the allocated ranges is not zero")
 	}
 }
 

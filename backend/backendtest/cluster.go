@@ -39,7 +39,7 @@ func NewCluster(tb testing.TB) *Cluster {
 }
 
 // StartCluster starts a driver for each pool directory and the controller's driver, and waits
-// until the controller knows all pools. All are stopped when the test ends.
+// until the controller has found all pools. All are stopped when the test ends.
 func StartCluster(tb testing.TB, pools []string, kinds ...backend.Kind) *Cluster {
 	tb.Helper()
 	c := NewCluster(tb)

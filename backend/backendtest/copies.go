@@ -183,7 +183,7 @@ func testFullPool(t *testing.T, _ *Driver, kind Kind) {
 		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, of, 0))
 		wantCode(t, err, codes.ResourceExhausted, "no room")
 	}
-	await(t, "what was promised to come back", func() bool { return capacity(t, d, kind) == before })
+	await(t, "the reservation to be released", func() bool { return capacity(t, d, kind) == before })
 	await(t, "tmp and trash to be empty", func() bool { return len(d.under(t, ".trivet/tmp"))+len(d.under(t, ".trivet/trash")) == 0 })
 	must(t, os.Remove(ballast))
 }

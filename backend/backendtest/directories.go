@@ -386,7 +386,7 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 func (d *Driver) find(t *testing.T, name string) []string {
 	t.Helper()
 	var found []string
-	_ = filepath.WalkDir(d.Pool(), func(path string, e os.DirEntry, err error) error { // what goes meanwhile is gone
+	_ = filepath.WalkDir(d.Pool(), func(path string, e os.DirEntry, err error) error { // files can be removed meanwhile
 		if err == nil && e.Name() == name {
 			found = append(found, path)
 		}

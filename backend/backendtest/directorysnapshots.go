@@ -127,7 +127,7 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.Mkdir(below, 0o755))
 	testenv.Run(t, "mount", "--bind", outside, below)
 	defer testenv.Run(t, "umount", below)
-	if kind.Has(Subvolumes) { // of which a snapshot has what is below
+	if kind.Has(Subvolumes) { // a snapshot of a subvolume includes the files below
 		mounted.snapshot(t)
 	} else {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, mounted.id))
@@ -221,7 +221,7 @@ func testLimitedCopy(t *testing.T, d *Driver, kind Kind) {
 		func() { remove(t, d, whole.id) },
 	} {
 		must(t, os.Remove(file))
-		write(t, file, make([]byte, size-slack)) // what others share of the former is nothing that it has
+		write(t, file, make([]byte, size-slack)) // the old blocks belong to the volumes that share them
 		l.wantReasons(t, nil, nil)
 		drop()
 	}
@@ -230,7 +230,7 @@ func testLimitedCopy(t *testing.T, d *Driver, kind Kind) {
 	})
 	l.wantReasons(t, nil, nil)
 	must(t, os.Remove(file))
-	await(t, "what was deleted to be given back", func() bool {
+	await(t, "the deleted data to be freed", func() bool {
 		testenv.Run(t, "sync", "-f", l.target)
 		return l.stats(t)[csi.VolumeUsage_BYTES].GetUsed() < slack
 	})

@@ -107,7 +107,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 }
 
-// testDiskHealth: problems of a disk are reported, and a pod can end when its disk is gone.
+// testDiskHealth: problems of a disk are reported, and a pod can end when its disk was removed.
 func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	link := filepath.Join(t.TempDir(), "disk")
@@ -128,7 +128,7 @@ func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	l.down(t)
 	pull()
 	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskMissing" || len(control) != 1 {
-		t.Errorf("of a disk that is gone the node finds %q, the controller %q", node, control)
+		t.Errorf("for a removed disk the node reports %q, the controller %q", node, control)
 	}
 	wantCode(t, l.stage(t.Context()), codes.Unavailable, "insert the disk again")
 	_, err = l.expand(t.Context(), 2*gib)

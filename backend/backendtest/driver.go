@@ -87,7 +87,7 @@ func (d *Driver) start(tb testing.TB) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	d.cancel, d.done = cancel, make(chan error, 1)
 	go func() { d.done <- driver.Run(ctx, d.Options) }()
-	// The first attempt may come before the socket is there.
+	// The first attempt may precede the creation of the socket.
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}
 	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(soon))
 	if err != nil {
@@ -165,7 +165,7 @@ func captureLog() {
 	})
 }
 
-// Log returns what was logged so far.
+// Log returns the log so far.
 func Log() string {
 	klog.Flush()
 	logBuffer.mu.Lock()

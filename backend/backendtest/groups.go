@@ -145,7 +145,7 @@ func testGroupMembers(t *testing.T, d *Driver, g *csi.VolumeGroupSnapshot) {
 	wantCode(t, err, codes.InvalidArgument, "snapshot_ids")
 }
 
-// testGroupOfPools: a group is in one pool, and no volume of another pool can be made of it.
+// testGroupOfPools: a group is in one pool, and no volume in another pool can be created from it.
 func testGroupOfPools(t *testing.T, _ *Driver, kind Kind) {
 	change, other := otherPool(t)
 	d := kind.start(t, "20G", change)

@@ -87,7 +87,7 @@ func writeBeyond(t *testing.T, l *life, had int64) {
 	must(t, f.Sync())
 	got := make([]byte, len(content))
 	if _, err := f.ReadAt(got, had); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("past %d bytes there is not what was written: %v", had, err)
+		t.Errorf("the content after %d bytes differs from the written content: %v", had, err)
 	}
 }
 

@@ -154,7 +154,7 @@ func testClone(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testSnapshotLife: snapshots of volumes in all states outlive their volumes. Volumes made of
+// testSnapshotLife: snapshots of volumes in all states outlive their volumes. Volumes created from
 // snapshots outlive the snapshots.
 func testSnapshotLife(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
@@ -254,7 +254,7 @@ func testSnapshotLedger(t *testing.T, _ *Driver, kind Kind) {
 		wantCode(t, err, codes.ResourceExhausted, "room")
 	}
 	if again := capacity(t, d, kind); again != after {
-		t.Errorf("what was refused changed the capacity from %d to %d", after, again)
+		t.Errorf("the refused request changed the capacity from %d to %d", after, again)
 	}
 	for _, s := range made {
 		d.drop(t, s)

@@ -40,7 +40,7 @@ const (
 	Shared    // every node reaches the medium
 
 	Expand        // volumes grow
-	Clones        // volumes are made of volumes
+	Clones        // volumes are created from volumes
 	Snapshots     // volumes have snapshots
 	LiveCopies    // volumes are copied while they are in use
 	FullCopies    // a copy writes all bytes: the medium shares no blocks

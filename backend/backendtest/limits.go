@@ -461,7 +461,7 @@ func testKept(t *testing.T, d *Driver, kind Kind) {
 		d.withQuota(t, func(fs *quota.FS) error {
 			u, err := fs.Usage(id)
 			if u.Limit.Bytes != size || u.Bytes == 0 {
-				t.Errorf("%v: what is kept counts as %+v", more, u)
+				t.Errorf("%v: the kept directory counts as %+v", more, u)
 			}
 			return err
 		})

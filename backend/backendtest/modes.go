@@ -145,7 +145,7 @@ func testStageElsewhere(t *testing.T, d *Driver, kind Kind) {
 }
 
 // testPublishAgain publishes at one path with the same arguments, with others, and without the
-// calls that must come first.
+// calls that must precede.
 func testPublishAgain(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, "not staged")

@@ -100,7 +100,7 @@ func recorded(t *testing.T, volumes ...*life) (numbers []int64) {
 			must(t, err)
 			b := make([]byte, recordSize)
 			if _, err := f.ReadAt(b, at[i]); err != nil && !errors.Is(err, io.EOF) {
-				t.Errorf("reading what was recorded: %v", err)
+				t.Errorf("reading the recorded numbers: %v", err)
 			}
 			f.Close()
 			numbers = append(numbers, int64(binary.LittleEndian.Uint64(b)))
@@ -116,11 +116,11 @@ func wantMoment(t *testing.T, since, until int64, volumes ...*life) {
 	numbers := recorded(t, volumes...)
 	last := numbers[len(numbers)-1]
 	if last < since || numbers[0] > until+1 {
-		t.Errorf("what was recorded is %v, want %d at least and %d at most", numbers, since, until+1)
+		t.Errorf("the recorded numbers are %v, want %d at least and %d at most", numbers, since, until+1)
 	}
 	for i, n := range numbers {
 		if n > numbers[0] || n < last || n-last > 1 || i > 0 && n > numbers[i-1] {
-			t.Errorf("what was recorded is of no one moment: %v", numbers)
+			t.Errorf("the recorded numbers are not of one moment: %v", numbers)
 			return
 		}
 	}

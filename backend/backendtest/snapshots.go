@@ -185,7 +185,7 @@ func (d *Driver) awaitShared(t *testing.T, kind Kind) {
 	kind.target.awaitPool(t, d)
 }
 
-// testSources: a volume is made of a snapshot or of a volume only if their properties fit.
+// testSources: a volume is created from a snapshot or a volume only if their properties match.
 func testSources(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	s := l.snapshot(t)

@@ -12,7 +12,7 @@ import (
 )
 
 // testSplitServices serves controller and node from two drivers, as in a cluster. Controller
-// calls take account of what is staged on the node.
+// calls consider the volumes that are staged on the node.
 func testSplitServices(t *testing.T, _ *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "20G", Volumes: 1, Each: gib})
 	m.Config.Name = kind.target.Pool

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// realDisks are the disks of a virtual machine on a bus. Its kernel reads partition tables
-// by itself.
+// realDisks are the disks of a virtual machine on a bus. Its kernel scans partition tables
+// automatically.
 func realDisks(bus, glob string) backendtest.Target {
 	target := loopDisks()
 	target.Name, target.Guest, target.Growing, target.Plug = "disks-"+bus, true, nil, nil
@@ -44,9 +44,9 @@ func pullSCSI(tb testing.TB, disk string) (back func()) {
 	return func() { write("/sys/class/scsi_host/host"+host+"/scan", "- - -") }
 }
 
-// growingNVMe makes a disk of a file that this machine serves to itself by NVMe over TCP
-// (kernel documentation, ABI/testing/configfs-nvmet): as with any LUN, the kernel is told
-// from outside that it has grown.
+// growingNVMe creates a disk from a file that this machine exports to itself by NVMe over TCP
+// (kernel documentation, ABI/testing/configfs-nvmet): a notification
+// tells the kernel the new size, as with any LUN.
 func growingNVMe(tb testing.TB, size int64) (device string, enlarge func(size int64)) {
 	tb.Helper()
 	const (

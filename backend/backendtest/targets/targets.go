@@ -56,7 +56,7 @@ var All = []backendtest.Target{
 	{
 		Name: "nfs", Guest: true, Backend: nfs.Kind, Pool: backendtest.SharedPool, Class: class(nfs.Name, backendtest.SharedPool),
 		Powers: directories | backendtest.Shared | backendtest.Static, Kinds: backendtest.Directories(),
-		Prepare: onExports("noatime"), Options: serve, // the server changes what is only read
+		Prepare: onExports("noatime"), Options: serve, // the server would change files that are only read
 		Except: map[string]string{
 			"ControllerArguments": "an ID of another form may be the handle of a static volume",
 			"NodeArguments":       "an ID of another form may be the handle of a static volume",
