@@ -100,13 +100,13 @@ func (ps *Pools) FindOrCreate(spec volume.Spec, create func(*pool.Pool) (volume.
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	v, err := ps.Existing(p, spec)
+	v, err := ps.existing(p, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return v, err
 	}
 	v, err = create(p)
 	if errors.Is(err, pool.ErrExists) {
-		return ps.Existing(p, spec)
+		return ps.existing(p, spec)
 	}
 	return v, ps.Explain(p, err)
 }
@@ -117,7 +117,7 @@ func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	if err := p.Jobs.Do(ctx, spec.Name(), create); err != nil {
 		return volume.Volume{}, err
 	}
-	return ps.Existing(p, spec)
+	return ps.existing(p, spec)
 }
 
 // NewVolume returns the fields of a new volume's record that all kinds have.
@@ -158,9 +158,9 @@ func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.
 	return ps.Explain(p, err)
 }
 
-// Existing returns the volume that spec requests. It returns ErrNotFound if no pool has a volume
+// existing returns the volume that spec requests. It returns ErrNotFound if no pool has a volume
 // of that name, ErrIncompatible if that volume differs or is in another pool than p.
-func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
+func (ps *Pools) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	v, err := p.Lookup(spec.Name())
 	if errors.Is(err, volume.ErrNotFound) {
 		if other := ps.Set.OtherWith(p, spec.Name()); other != nil {
