@@ -48,7 +48,8 @@ func (d *Devices) Capacity(_ context.Context, q CapacityQuery) (Capacity, error)
 
 // ReadOnlyDevice implements BlockProvider: a read-only loop device on the volume's device.
 func (d *Devices) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
-	return d.Loops.AttachReadOnly(ctx, d.ReadOnlyTag(v.ID), v.SectorSize, func() (*os.File, error) { return d.OpenDevice(v) })
+	open := func() (*os.File, error) { return d.OpenDevice(v) }
+	return d.Loops.AttachReadOnly(ctx, d.ReadOnlyTag(v.ID), v.SectorSize, open)
 }
 
 // PresentReadOnly implements BlockProvider.

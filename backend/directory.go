@@ -87,7 +87,9 @@ func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volu
 	return d.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
 		v := d.NewDirectory(p, spec, asked)
 		create := func(ctx context.Context, content *pool.Content) error {
-			return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error { return d.Prepare(dir, made, asked, v.Directory) })
+			return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error {
+				return d.Prepare(dir, made, asked, v.Directory)
+			})
 		}
 		if spec.Source == nil {
 			v.Capacity, err = spec.Capacity.Choose(d.Bounds)
@@ -112,7 +114,9 @@ func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volu
 // NewDirectory is NewVolume for a directory. PrepareDirectory completes the record.
 func (ps *Pools) NewDirectory(p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) volume.Volume {
 	v := ps.NewVolume(p, spec)
-	v.Directory = &volume.Directory{SubDir: asked.SubDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete), Mode: defaultMode}
+	v.Directory = &volume.Directory{
+		SubDir: asked.SubDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete), Mode: defaultMode,
+	}
 	return v
 }
 

@@ -113,7 +113,9 @@ func (ps *Pools) FindOrCreate(spec volume.Spec, create func(*pool.Pool) (volume.
 
 // CopyAsJob creates a volume from a source for FindOrCreate. The job continues if the call ends, and
 // the next call joins it.
-func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec, create func(context.Context, *pool.Job) error) (volume.Volume, error) {
+func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec,
+	create func(context.Context, *pool.Job) error,
+) (volume.Volume, error) {
 	if err := p.Jobs.Do(ctx, spec.Name(), create); err != nil {
 		return volume.Volume{}, err
 	}

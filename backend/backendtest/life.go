@@ -73,7 +73,10 @@ func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *l
 func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest) (*life, *csi.Volume) {
 	t.Helper()
 	dir := t.TempDir()
-	l := &life{d: d, kind: kind, cap: req.GetVolumeCapabilities()[0], staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
+	l := &life{
+		d: d, kind: kind, cap: req.GetVolumeCapabilities()[0],
+		staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target"),
+	}
 	must(t, os.Mkdir(l.staging, 0o755))
 	req.Name = newName(t)
 	resp, err := d.Control.CreateVolume(t.Context(), req)
@@ -110,7 +113,9 @@ func (l *life) delete(ctx context.Context) error {
 
 // publishTo controller-publishes the volume to a node.
 func (l *life) publishTo(ctx context.Context, node string) error {
-	_, err := l.d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Secrets: l.secrets})
+	_, err := l.d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Secrets: l.secrets,
+	})
 	return err
 }
 

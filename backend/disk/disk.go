@@ -98,7 +98,8 @@ func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spe
 func (b *Backend) volumeOn(p *pool.Pool, spec volume.Spec, c *claim) volume.Volume {
 	v := b.NewVolume(p, spec)
 	v.Capacity, v.SectorSize = c.Disk.Room(), c.Disk.SectorSize
-	v.Section = &section{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: wipeMode(spec.Parameters.Get(paramWipe))}
+	wipe := wipeMode(spec.Parameters.Get(paramWipe))
+	v.Section = &section{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: wipe}
 	return v
 }
 
