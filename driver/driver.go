@@ -155,10 +155,7 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func newDriver(background context.Context, o Options) (*Driver, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	if err := o.checkKubelet(); err != nil {
+	if err := cmp.Or(o.validate(), o.checkKubelet()); err != nil {
 		return nil, err
 	}
 	state, err := openState(o)

@@ -222,14 +222,21 @@ func TestSocket(t *testing.T) {
 	}
 	second := options(t)
 	second.Endpoint = o.Endpoint
-	if err := driver.Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another driver is listening on that socket") {
-		t.Errorf("a second driver on the socket: %v", err)
-	}
+	wantRefused(t, second, "another driver is listening on that socket")
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
 		t.Errorf("the first driver after that: %v", err)
 	}
 }
 
+// wantRefused fails the test unless the driver does not start, with an error that contains the text.
+func wantRefused(t *testing.T, o driver.Options, says string) {
+	t.Helper()
+	if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v does not contain %q", err, says)
+	}
+}
+
+// TestRunRefuses: invalid options, and a socket path or state directory that is a file.
 func TestRunRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, []byte("precious"), 0o600))
@@ -256,9 +263,7 @@ func TestRunRefuses(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			o := options(t)
 			tc.change(&o)
-			if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("error %v does not say %q", err, tc.says)
-			}
+			wantRefused(t, o, tc.says)
 		})
 	}
 	if b, err := os.ReadFile(file); string(b) != "precious" {
@@ -330,9 +335,7 @@ func TestKubelet(t *testing.T) {
 	o := options(t)
 	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir, StartupTaint: true}
 	testenv.Run(t, "mount", "--make-private", dir)
-	if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "mountPropagation: Bidirectional") {
-		t.Errorf("on a private mount: %v", err)
-	}
+	wantRefused(t, o, "mountPropagation: Bidirectional")
 	testenv.Run(t, "mount", "--make-shared", dir)
 	d := backendtest.StartWith(t, o)
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
