@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -254,12 +255,7 @@ func (at *Attachments) attachedFiles(name string) ([]string, error) {
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
-	var files []string
-	for _, n := range names {
-		if n == singleFile || strings.HasPrefix(n, singleFile+".") {
-			files = append(files, n)
-		}
-	}
+	files := slices.DeleteFunc(names, func(n string) bool { return n != singleFile && !strings.HasPrefix(n, singleFile+".") })
 	return files, at.medium.Explain(err)
 }
 

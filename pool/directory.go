@@ -173,19 +173,15 @@ func (p *Pool) placeData(entry, subDir string) error {
 		return misplaced(subDir, err)
 	}
 	defer parent.Close()
-	from, err := beneath.OpenRoot(p.tmp, entry)
+	root, err := beneath.OpenRoot(p.tmp, entry)
 	if err != nil {
 		return err
 	}
-	defer from.Close()
-	if err := writeSynced(from, placingFile, []byte(subDir)); err != nil {
+	defer root.Close()
+	if err := writeSynced(root, placingFile, []byte(subDir)); err != nil {
 		return err
 	}
-	return p.moveData(entry, parent, subDir)
-}
-
-func (p *Pool) moveData(entry string, parent *os.File, subDir string) error {
-	from, err := beneath.OpenDir(p.tmp, entry)
+	from, err := root.Open(".")
 	if err != nil {
 		return err
 	}

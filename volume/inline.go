@@ -119,13 +119,8 @@ func (in *Inline) set(key, value string) (err error) {
 
 // Class returns the equivalent StorageClass parameters for a kind.
 func (in Inline) Class(kind string) map[string]string {
-	class := map[string]string{ParamBackend: kind}
-	if in.Pool != "" {
-		class[ParamPool] = in.Pool
-	}
-	if in.FSType != "" {
-		class[ParamFSType] = in.FSType
-	}
+	class := map[string]string{ParamBackend: kind, ParamPool: in.Pool, ParamFSType: in.FSType}
+	maps.DeleteFunc(class, func(_, value string) bool { return value == "" })
 	return class
 }
 

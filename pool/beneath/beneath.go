@@ -217,7 +217,7 @@ func makeAccessible(dir *os.File, name string) error {
 
 // IgnoreGone is err, or nil if that is IsGone.
 func IgnoreGone(err error) error {
-	if err == nil || IsGone(err) {
+	if IsGone(err) {
 		return nil
 	}
 	return err
@@ -229,11 +229,10 @@ func IsGone(err error) bool { return IsNotExist(err) || errors.Is(err, unix.ESTA
 
 // Rename moves a name from one open directory into another.
 func Rename(from *os.File, name string, to *os.File, newName string) error {
-	err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), newName)
-	if err == nil {
-		return nil
+	if err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), newName); err != nil {
+		return &os.LinkError{Op: "rename", Old: from.Name() + "/" + name, New: to.Name() + "/" + newName, Err: err}
 	}
-	return &os.LinkError{Op: "rename", Old: from.Name() + "/" + name, New: to.Name() + "/" + newName, Err: err}
+	return nil
 }
 
 // MoveUnique is Rename to a unique name: it was done if that name exists, even if the call failed.

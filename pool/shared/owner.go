@@ -36,11 +36,9 @@ type entry struct{ volume, owner, rest string }
 const growSuffix = ".grow"
 
 func parseEntry(s string) (e entry, ok bool) {
-	parts := strings.SplitN(s, ".", 3)
-	if len(parts) != 3 {
-		return entry{}, false
-	}
-	return entry{parts[0], parts[1], parts[2]}, true
+	e.volume, s, _ = strings.Cut(s, ".")
+	e.owner, e.rest, ok = strings.Cut(s, ".")
+	return e, ok
 }
 
 // bytes is the number of reserved bytes.
