@@ -16,7 +16,6 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/operation"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
-	"github.com/trivet-csi/trivet/volumemanager/subpath"
 )
 
 // sync compares the actual state with disk and mount table. mu is held, so no operation changes the
@@ -235,14 +234,8 @@ func (r *Reconciler) removeDirectories() {
 func (r *Reconciler) removeDirectory(pod types.UID) error {
 	dir := r.paths.Pod(pod)
 	// SubPaths of volumes without a directory in the pod's directory (hostPath).
-	subPaths, err := below(filepath.Join(dir, "volume-subpaths"), 3)
-	if err != nil {
+	if err := unbindBelow(filepath.Join(dir, "volume-subpaths"), 3, nil); err != nil {
 		return err
-	}
-	for _, p := range subPaths {
-		if err := subpath.Unbind(p.path); err != nil {
-			return err
-		}
 	}
 	for _, part := range []struct {
 		name  string

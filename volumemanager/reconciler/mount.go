@@ -170,7 +170,15 @@ func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume,
 // unbindSubPaths unbinds the subPaths of a volume except those in keep. If keep is empty, it removes
 // the empty directories too.
 func unbindSubPaths(dir string, keep map[string]bool) error {
-	targets, err := below(dir, 2)
+	if err := unbindBelow(dir, 2, keep); err != nil || len(keep) > 0 {
+		return err
+	}
+	return removeEmpty(dir, 1)
+}
+
+// unbindBelow unbinds the subPaths at a depth below dir except those in keep.
+func unbindBelow(dir string, depth int, keep map[string]bool) error {
+	targets, err := below(dir, depth)
 	if err != nil {
 		return err
 	}
@@ -181,9 +189,6 @@ func unbindSubPaths(dir string, keep map[string]bool) error {
 		if err := subpath.Unbind(t.path); err != nil {
 			return err
 		}
-	}
-	if len(keep) == 0 {
-		return removeEmpty(dir, 1)
 	}
 	return nil
 }

@@ -32,8 +32,10 @@ type VolumeStatus struct {
 	RetryAt time.Time `json:"retryAt,omitzero"`
 }
 
-func (s *VolumeStatus) setProgress(p state.Progress) {
+// with returns the status with a reported state.
+func (s VolumeStatus) with(p state.Progress) VolumeStatus {
 	s.Phase, s.Message, s.Since, s.RetryAt = cmp.Or(p.Phase, state.Pending), p.Message, p.Since, p.RetryAt
+	return s
 }
 
 // Status returns the desired volumes, and then volumes that are not desired and not yet removed.
@@ -74,7 +76,7 @@ func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
 	}
 	m := r.actual.Mounts[v.ID]
 	if m != nil {
-		s.setProgress(m.Progress)
+		s = s.with(m.Progress)
 		s.Path = m.Place.Path
 	}
 	switch {
@@ -108,22 +110,18 @@ func (r *Reconciler) undesired() []VolumeStatus {
 			continue
 		}
 		s := VolumeStatus{Pod: m.Pod, UID: id.Pod, Volume: id.Name, Plugin: id.Plugin, Path: m.Place.Path}
-		s.setProgress(m.Progress)
-		all = append(all, s)
+		all = append(all, s.with(m.Progress))
 	}
 	for _, d := range r.actual.Devices {
 		if len(r.desired.Devices[d.Name]) > 0 || d.UsedBy(nil) != nil || !d.Exists() {
 			continue
 		}
 		s := VolumeStatus{Volume: d.Spec.Name(), PersistentVolume: d.Spec.Name(), Plugin: d.Plugin.Name(), Path: d.Place.Path}
-		s.setProgress(d.Progress)
-		all = append(all, s)
+		all = append(all, s.with(d.Progress))
 	}
 	for uid, p := range r.actual.Pods {
 		if p.Phase == state.Failed {
-			s := VolumeStatus{UID: uid, Path: r.paths.Pod(uid)}
-			s.setProgress(*p)
-			all = append(all, s)
+			all = append(all, VolumeStatus{UID: uid, Path: r.paths.Pod(uid)}.with(*p))
 		}
 	}
 	slices.SortFunc(all, func(a, b VolumeStatus) int {
