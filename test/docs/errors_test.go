@@ -1,0 +1,194 @@
+package docs_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// ignored are texts of docs/errors.md that are no literals of the source.
+var ignored = []string{
+	// Of the kernel, of Go and of Kubernetes.
+	"signal: killed", "OOMKilled", "no space left on device",
+	"client didn't provide a certificate", "tls: client offered only unsupported versions", "first record does not look like a TLS handshake",
+	`volume mode "Ephemeral" not supported by driver`, "ValidatingAdmissionPolicy", "denied request",
+	// A path, and names of fields before a value.
+	"attached/node", "volume_context.pool", "parameter subDir", "parameter mode", "option pool", "option size", "option subDir",
+}
+
+var (
+	quoted = regexp.MustCompile("`[^`]+`")
+	verb   = regexp.MustCompile(`%[-+# 0-9.]*[a-zA-Z]|%\[\d+\][a-zA-Z]`)
+	letter = regexp.MustCompile(`[a-zA-Z]`)
+)
+
+// TestErrorsDocumented: the source contains every text that docs/errors.md quotes as a
+// message. The dots of a quoted text stand for the values of a message.
+func TestErrorsDocumented(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/errors.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := literals(t)
+	found := 0
+	for line := range strings.Lines(string(page)) {
+		messages, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+		if !strings.HasPrefix(line, "| ") {
+			continue
+		}
+		for _, text := range quoted.FindAllString(messages, -1) {
+			found++
+			for part := range strings.SplitSeq(strings.Trim(text, "`"), "…") {
+				part = strings.Trim(part, ` :;,."'=[]`)
+				if !slices.Contains(ignored, part) && !occurs(part, all) {
+					t.Errorf("docs/errors.md quotes %s: no message contains %q", text, part)
+				}
+			}
+		}
+	}
+	if found < 300 {
+		t.Errorf("found only %d texts: the pattern misses them", found)
+	}
+}
+
+// occurs reports whether a message contains a text, with values in place of its verbs.
+func occurs(part string, messages []message) bool {
+	if len(letter.FindAllString(part, -1)) < 4 {
+		return true // too short to identify a message
+	}
+	words := wordsOf(part)
+	return slices.ContainsFunc(messages, func(m message) bool {
+		return strings.Contains(m.text, part) || verb.MatchString(m.text) && m.formats(words)
+	})
+}
+
+// message is a string literal of the source, and its words.
+type message struct {
+	text  string
+	words []word
+}
+
+// word is a word of a message. A word with a verb has a pattern.
+type word struct {
+	text    string
+	pattern *regexp.Regexp
+}
+
+func newMessage(text string) message {
+	m := message{text: text}
+	for _, w := range wordsOf(text) {
+		one := word{text: w}
+		if pieces := verb.Split(w, -1); len(pieces) > 1 {
+			for i := range pieces {
+				pieces[i] = regexp.QuoteMeta(pieces[i])
+			}
+			one.pattern = regexp.MustCompile("^" + strings.Join(pieces, ".+") + "$")
+		}
+		m.words = append(m.words, one)
+	}
+	return m
+}
+
+func wordsOf(text string) (words []string) {
+	for w := range strings.FieldsSeq(text) {
+		words = append(words, strings.Trim(w, `:;,."'()[]`))
+	}
+	return words
+}
+
+// formats reports whether some words of the message result in a text, with one word for each
+// verb. At least two words, and half of all, must be without a verb.
+func (m message) formats(text []string) bool {
+	for i := range len(m.words) - len(text) + 1 {
+		exact := 0
+		for k, w := range text {
+			own := m.words[i+k]
+			if own.pattern == nil && own.text != w || own.pattern != nil && !own.pattern.MatchString(w) {
+				exact = -1
+				break
+			}
+			if own.pattern == nil {
+				exact++
+			}
+		}
+		if exact >= 2 && 2*exact >= len(text) {
+			return true
+		}
+	}
+	return false
+}
+
+// literals returns the string literals of the source, joined where the source joins them, and
+// the texts of the chart.
+func literals(t *testing.T) (all []message) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(root, path)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || name == "test" || name == "bin"):
+			return filepath.SkipDir
+		case strings.HasPrefix(name, "deploy/chart/") && !d.IsDir():
+			text, err := os.ReadFile(path)
+			for line := range strings.Lines(string(text)) {
+				all = append(all, newMessage(line))
+			}
+			return err
+		case d.IsDir(), !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if x, ok := n.(ast.Expr); ok {
+				if text := literal(x); text != "" && utf8.ValidString(text) {
+					all = append(all, newMessage(text))
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// literal returns the text of an expression of string literals. Other operands are verbs.
+func literal(x ast.Expr) string {
+	switch x := x.(type) {
+	case *ast.BasicLit:
+		if x.Kind == token.STRING {
+			text, _ := strconv.Unquote(x.Value)
+			return text
+		}
+	case *ast.BinaryExpr:
+		if x.Op == token.ADD {
+			left, right := literal(x.X), literal(x.Y)
+			if left+right != "" {
+				return orVerb(left) + orVerb(right)
+			}
+		}
+	}
+	return ""
+}
+
+func orVerb(text string) string {
+	if text == "" {
+		return "%s"
+	}
+	return text
+}
