@@ -3,11 +3,11 @@ package crash
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
 
-	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/test/sixthkind"
 )
@@ -31,15 +31,24 @@ const (
 )
 
 // poll calls try until it succeeds, and returns the last error after patience. A final error
-// ends it at once.
+// ends it at once. The short interval is a part of the tests: it finds states that last briefly.
 func poll(try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return retry.For(context.Background(), patience, func() (again bool, err error) {
-		err = try(ctx)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		err := try(ctx)
 		var end finalError
-		return err != nil && !errors.As(err, &end), err
-	})
+		if err == nil || errors.As(err, &end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("still so after %v: %w", patience, err)
+		case <-tick.C:
+		}
+	}
 }
 
 // finalError is an error that a retry does not resolve.
