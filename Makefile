@@ -42,7 +42,7 @@ check: lint ## Run vet, lint and every test that needs no root, no mounts and no
 test-vm: deps-test ## Run the suites that take a VM and minutes: NFS, project quotas, whole disks (as root; an hour)
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
-# Somebody else's driver is built and tested by hand (docs/volume-manager.md). ext4 grows
+# Drivers of other projects are built and tested by hand (docs/volume-manager.md). ext4 grows
 # online with CAP_SYS_RESOURCE (bit 24) only: where the kernel does not give it, those
 # tests are left out here; test/vm runs them in any case.
 without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)

@@ -41,8 +41,8 @@ func quotes(b docs.Block) error {
 	return err
 }
 
-// TestPlan: each block says what it is, and each block of commands is in the plan once, as
-// one that a test runs or as one with a reason why none does.
+// TestPlan: each block has a known language, and each block of commands is in the plan once: in a
+// session, or in Nowhere with the reason.
 func TestPlan(t *testing.T) {
 	all, err := docs.Read(root)
 	if err != nil {
@@ -67,7 +67,7 @@ func TestPlan(t *testing.T) {
 	}
 	for name := range commands(t) {
 		if _, excused := docs.Nowhere[name]; excused == run[name] {
-			t.Errorf("%s: want it in a session of the plan, or else in Nowhere with the reason", name)
+			t.Errorf("%s: add it to a session of the plan, or to Nowhere with the reason", name)
 		}
 	}
 	for name := range docs.Nowhere {
@@ -93,7 +93,7 @@ func parsesAsYAML(b docs.Block) error {
 	}
 }
 
-// TestMachine runs sessions as printed, each on a clean machine.
+// TestMachine runs sessions unmodified, each on a clean machine.
 func TestMachine(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, s := range docs.Machine {
@@ -143,8 +143,8 @@ var (
 	optional    = strings.NewReplacer("[", "", "]", "", "TIME", "1s")
 )
 
-// TestParse: the program takes the flags of all of its commands in the documentation, also
-// of those that no test runs.
+// TestParse: the program accepts the flags of all of its commands in the documentation, also of
+// those that no test runs.
 func TestParse(t *testing.T) {
 	all, err := docs.Read(root)
 	if err != nil {

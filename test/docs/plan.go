@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Session is a script: blocks of commands, with what a reader does between them.
+// Session is a script: blocks of commands, and the steps of a reader between them.
 type Session struct {
 	Name  string
 	Steps []Step
@@ -13,11 +13,10 @@ type Session struct {
 	Filesystems []string
 }
 
-// Step is a block, or else commands of the test itself: what a block needs, and what has to
-// be so after it.
+// Step is a block, or commands of the test itself: a block's set-up, or a check after it.
 type Step struct {
 	Block string
-	// Values are what a reader puts in place of words: old, new, old, new.
+	// Values are the replacements that a reader makes: old, new, old, new.
 	Values []string
 	Shell  string
 }

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestAPIServerAway: while the API server does not answer, for as long as the sidecars
-// lose their leases, the router serves the nodes that it knows; then everything goes
-// on, and no driver was restarted.
+// TestAPIServerAway: while the API server does not answer, until the sidecars lose their leases,
+// the router serves the nodes that it has recorded. Then all calls succeed again, and no driver
+// was restarted.
 func TestAPIServerAway(t *testing.T) {
 	ns := newNamespace(t, "away")
 	waitDriver(t)
@@ -52,7 +52,7 @@ func TestAPIServerAway(t *testing.T) {
 func signal(t *testing.T, s syscall.Signal, pids []int) {
 	t.Helper()
 	if len(pids) == 0 {
-		t.Fatal("nobody to signal")
+		t.Fatal("no process to signal")
 	}
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, s); err != nil {
@@ -70,9 +70,7 @@ func routerOf(t *testing.T, pod []int) csi.ControllerClient {
 		t.Fatalf("no driver among the processes %v", pod)
 	}
 	conn, err := grpc.NewClient(fmt.Sprintf("unix:/proc/%d/root/csi/csi.sock", drivers[i]), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return csi.NewControllerClient(conn)
 }

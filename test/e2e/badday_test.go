@@ -36,9 +36,7 @@ func TestRefusesToStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			installed(t)
 			for _, n := range nodes() {
-				if err := os.MkdirAll(n.path(other)+"/plugins_registry", 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.MkdirAll(n.path(other)+"/plugins_registry", 0o755))
 				t.Cleanup(func() { mustRemove(t, n.path(other)) })
 			}
 			broken(t, day.change...)
@@ -244,9 +242,7 @@ func doctorInCopy(t *testing.T, of string) string {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 

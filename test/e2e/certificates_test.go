@@ -31,8 +31,8 @@ const (
 	certificatesDir = stateDir + "/certificates"
 )
 
-// TestCertificates: each node has a certificate in its own name from the installation's
-// CA, nobody gets one in another's name, and nobody without the controller's gets in.
+// TestCertificates: each node has a certificate for its own name from the installation's CA. A
+// request for another name is denied, and only clients with the controller's certificate connect.
 func TestCertificates(t *testing.T) {
 	installed(t)
 	waitDriver(t)
@@ -89,9 +89,7 @@ func (n node) certificate(t *testing.T) *x509.Certificate {
 	t.Helper()
 	block, _ := pem.Decode([]byte(read(t, filepath.Join(n.path(certificatesDir), "tls.crt"))))
 	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cert
 }
 
@@ -107,9 +105,7 @@ func signedBy(cert *x509.Certificate, roots string) error {
 func askAs(t *testing.T, n node, name string) string {
 	t.Helper()
 	_, request, err := pki.NewRequest(pki.NodeURI(driverName, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pod := clientOf(t, n)
 	csr, err := pod.CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "stranger-"},
@@ -118,9 +114,7 @@ func askAs(t *testing.T, n node, name string) string {
 			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	requests := client.CertificatesV1().CertificateSigningRequests()
 	t.Cleanup(func() { _ = requests.Delete(context.Background(), csr.Name, metav1.DeleteOptions{}) })
 	var why string
@@ -143,25 +137,17 @@ func askAs(t *testing.T, n node, name string) string {
 func clientOf(t *testing.T, n node) kubernetes.Interface {
 	t.Helper()
 	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), n.driverPod(t), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	token, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config = rest.AnonymousClientConfig(config)
 	config.BearerToken = token.Status.Token
 	c, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -170,35 +156,23 @@ func pairOf(t *testing.T, n node) *tls.Certificate {
 	t.Helper()
 	dir := n.path(certificatesDir)
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &pair
 }
 
-// forged is the controller's certificate from a CA of somebody's own.
+// forged is a certificate for the controller from another CA.
 func forged(t *testing.T) *tls.Certificate {
 	t.Helper()
 	ca, err := pki.NewAuthority(driverName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	key, request, err := pki.NewRequest(pki.ControllerURI(driverName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pub, who, err := pki.ParseRequest(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cert, err := ca.Issue(pub, who, x509.ExtKeyUsageClientAuth, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &pair
 }
 
@@ -240,9 +214,8 @@ func checkRefused(t *testing.T, n node, cert *tls.Certificate, why string) {
 	}
 }
 
-// TestNewAuthority begins anew with another CA, as docs/kubernetes.md says: then
-// everything works with it and the old one is trusted no more, while a pod writes all
-// the time.
+// TestNewAuthority replaces the CA as docs/kubernetes.md says, while a pod writes. All calls then
+// work with the new CA, and the old one is no longer trusted.
 func TestNewAuthority(t *testing.T) {
 	ns := newNamespace(t, "authority")
 	waitDriver(t)

@@ -29,9 +29,7 @@ func try(ctx context.Context, command string, args ...string) (string, error) {
 func run(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	out, err := try(t.Context(), command, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }
 
@@ -55,14 +53,11 @@ func feed(ctx context.Context, input string, args ...string) (string, error) {
 func pipe(t *testing.T, input string, args ...string) string {
 	t.Helper()
 	out, err := feed(t.Context(), input, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }
 
-// eventually asks until want is satisfied, and fails with the last answer after
-// patience.
+// eventually polls until a condition is satisfied, and fails with the last state after patience.
 func eventually(t *testing.T, patience time.Duration, what string, satisfied func() (seen string, ok bool)) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -78,8 +73,8 @@ func eventually(t *testing.T, patience time.Duration, what string, satisfied fun
 	}
 }
 
-// newNamespace makes a namespace that is gone, with all that is in it, at the end
-// of the test; then nothing may be left of any volume.
+// newNamespace creates a namespace, and deletes it with its objects at the end of the test. Then no
+// part of any volume may be left.
 func newNamespace(t *testing.T, name string) string {
 	t.Helper()
 	installed(t)
@@ -137,8 +132,8 @@ func in(t *testing.T, ns, pod, command string) string {
 // workloads are the driver's, as the manifests have them.
 var workloads = []string{"daemonset/trivet-node", "deployment/trivet-controller"}
 
-// waitDriver waits until all of the driver's pods are ready, and each kubelet
-// knows the driver.
+// waitDriver waits until all of the driver's pods are ready, and each kubelet has registered the
+// driver.
 func waitDriver(t *testing.T) {
 	t.Helper()
 	for _, w := range workloads {
@@ -162,9 +157,7 @@ func waitRegistered(t *testing.T, n node) {
 func driverPods(t *testing.T, labels string) []string {
 	t.Helper()
 	all, err := client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=trivet," + labels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, pod := range all.Items {
 		if pod.DeletionTimestamp == nil {
@@ -198,8 +191,8 @@ func restarts(t *testing.T) string {
 		`jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[?(@.name=="trivet")].restartCount}{"\n"}{end}`)
 }
 
-// remove deletes what a file holds and waits until it is gone. It is for the end of
-// a test, when the test's context is over.
+// remove deletes the objects of a file and waits until they no longer exist. It is for the end of
+// a test, when the test's context has ended.
 func remove(t *testing.T, ns, path string) {
 	t.Helper()
 	if out, err := try(context.Background(), "kubectl", "-n", ns, "delete", "-f", path, "--ignore-not-found", "--timeout=3m"); err != nil {

@@ -15,9 +15,7 @@ import (
 // die ends the node's kubelet and all of its containers, and keeps them so until revive.
 func (n node) die(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(n.stopped(), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(n.stopped(), nil, 0o600))
 	t.Cleanup(func() { n.revive(t) })
 	if kill(n.kubelet()...) == 0 || kill(n.contained()...) == 0 {
 		t.Fatalf("%s has no kubelet or no containers to kill", n.name)
@@ -71,8 +69,8 @@ func TestDeadNode(t *testing.T) {
 	waitDriver(t)
 }
 
-// checkServes makes, uses and deletes volumes, with a pod and without, which have to be
-// on that node, as the other one is not there.
+// checkServes creates, uses and deletes volumes, with a pod and without. They must be on that
+// node, because the other one is down.
 func checkServes(t *testing.T, ns string, n node) {
 	t.Helper()
 	moveIn(t, ns, tenant{name: "meanwhile"})

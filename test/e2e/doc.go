@@ -1,9 +1,8 @@
-// Package e2e runs Trivet in a real Kubernetes, as its users do: the rendered
-// manifests and the chart unmodified, the examples as they stand, the driver
-// killed, the node drained, the chart upgraded, and the days on which somebody
-// configured something wrong.
+// Package e2e runs Trivet in a real Kubernetes cluster: the rendered manifests, the chart and the
+// examples unmodified. It kills the driver, drains a node, upgrades the chart, and makes mistakes
+// in the configuration.
 //
-// The tests have the build tag e2e, want a cluster of two nodes (KUBECONFIG) and run
-// beside its control plane, where they see the processes, mounts and files of both:
-// test/e2e/run brings such a cluster up, gives its nodes disks, and starts them there.
+// The tests have the build tag e2e. They need a cluster of two nodes (KUBECONFIG) and run beside
+// its control plane, where they see the processes, mounts and files of both nodes. test/e2e/run
+// creates such a cluster with disks and starts the tests there.
 package e2e

@@ -15,9 +15,7 @@ import (
 func TestDocumentation(t *testing.T) {
 	const root = "../.."
 	commands, err := docs.Commands(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	kubectl(t, "delete", "-f", manifests, "--ignore-not-found", "--timeout=3m")
 	t.Cleanup(func() {
 		_, _ = try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait") // of a session that failed
@@ -26,9 +24,7 @@ func TestDocumentation(t *testing.T) {
 	for _, s := range docs.Cluster {
 		done := t.Run(s.Name, func(t *testing.T) {
 			script, err := s.Script(commands)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
 			cmd.Dir = root
 			out, err := cmd.CombinedOutput()

@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// TestExamples applies every example as it stands and looks at what its pod sees; of
-// those that want an NFS server, or what the manifests do not have, the API server alone
-// says what it thinks; TestLocal runs the latter, and TestSnapshots those of an API that
-// the server does not have here.
+// TestExamples applies every example unmodified and checks its pod. Examples that need an NFS
+// server, or settings that the manifests lack, are only validated by the API server; TestLocal and
+// TestSnapshots run the latter.
 func TestExamples(t *testing.T) {
 	checks := map[string]func(t *testing.T, ns, path string){
 		"mount.yaml":       checkMount,
@@ -26,9 +25,7 @@ func TestExamples(t *testing.T) {
 	}
 	accepted := []string{"disks", "inline", "nfs"}
 	entries, err := os.ReadDir(examples)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range entries {
 		if e.Name() == "README.md" || e.Name() == "volume-manager" { // of which package volumemanager's tests are
 			continue
@@ -44,7 +41,7 @@ func TestExamples(t *testing.T) {
 			}
 			check := checks[e.Name()]
 			if check == nil {
-				t.Fatal("an example that nothing looks at")
+				t.Fatal("no check for this example")
 			}
 			name, _, _ := strings.Cut(e.Name(), ".")
 			check(t, newNamespace(t, "example-"+name), path)

@@ -35,7 +35,7 @@ func TestFailover(t *testing.T) {
 	for round := range rounds {
 		was := leader(t.Context())
 		if was == "" {
-			t.Fatal("nobody leads")
+			t.Fatal("there is no leader")
 		}
 		var all []string
 		for i := range claims {
@@ -59,9 +59,7 @@ func TestFailover(t *testing.T) {
 	made := 0
 	for _, n := range nodes() {
 		names, err := n.inPool("volumes")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		made += len(names)
 	}
 	if made != rounds*claims {

@@ -48,9 +48,7 @@ func (n node) installFlexVolume(t *testing.T) {
 	dir := filepath.Join(n.dir, "flexvolume", "trivet~trivet")
 	config := fmt.Sprintf("pools:\n- {name: flexvolume, directory: {path: %s}, quota: off}\n", flexPool)
 	must := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	must(os.MkdirAll(n.path(filepath.Dir(flexPool)), 0o700))
 	must(os.MkdirAll(dir, 0o755))

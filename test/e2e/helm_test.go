@@ -152,23 +152,18 @@ func change(t *testing.T, path, before, after string) {
 	if !strings.Contains(text, before) {
 		t.Fatalf("%s does not hold %q", path, before)
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(text, before, after, 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(strings.Replace(text, before, after, 1)), 0o644))
 }
 
 // numbers is how many the pod of counting has written.
 func numbers(t *testing.T, ns string) int {
 	t.Helper()
 	n, err := strconv.Atoi(in(t, ns, "counting", "wc -l </data/numbers"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
-// mountOf tells the mounts of the only volume in the namespace apart from any that
-// would be made anew.
+// mountOf identifies the mount of the only volume in the namespace, so that a new mount differs.
 func mountOf(t *testing.T, ns string) string {
 	t.Helper()
 	volume := kubectl(t, "-n", ns, "get", "pvc", "counting", "-o", "jsonpath={.spec.volumeName}")

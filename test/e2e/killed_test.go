@@ -100,9 +100,8 @@ func wholeLife(ctx context.Context, ns, name string) error {
 	return err
 }
 
-// killAtRandom kills one at random of the processes found, or all of them, which
-// somebody starts again, after waits between two bounds, until ctx ends. It returns how
-// often.
+// killAtRandom kills one of the found processes, or all of them, after random waits between two
+// bounds, until ctx ends. Their supervisors start them again. It returns the number of kills.
 func killAtRandom(ctx context.Context, least, most time.Duration, find func() []int, all bool) int {
 	kills := 0
 	for {

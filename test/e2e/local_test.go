@@ -105,7 +105,7 @@ func checkText(t *testing.T, ns, pod, path, want string) {
 	})
 }
 
-// checkKept starts the pod of an example anew: it finds what was written before.
+// checkKept starts the pod of an example again: the volume has the data of the first pod.
 func checkKept(t *testing.T, ns, pod, path string) {
 	t.Helper()
 	in(t, ns, pod, "echo kept >/data/kept && sync /data/kept")
@@ -127,12 +127,8 @@ func growDisk(t *testing.T, ns, claim string, size int) {
 		t.Fatalf("disks of volumes: %q", marked)
 	}
 	device, err := os.Readlink(n.path(storage + "/disks/" + marked[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(n.path(storage+"/images/"+marked[0]), int64(size)<<20); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Truncate(n.path(storage+"/images/"+marked[0]), int64(size)<<20))
 	run(t, "losetup", "--set-capacity", device)
 	// The mark takes some of the disk.
 	kubectl(t, "-n", ns, "patch", "pvc", claim, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":"%dMi"}}}}`, size-8))

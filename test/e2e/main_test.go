@@ -30,9 +30,9 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// They drain nodes and kill kubelets: never in a cluster that somebody uses.
+	// The tests drain nodes and kill kubelets, so they need a cluster of their own.
 	if os.Getenv("TRIVET_E2E_STATE") == "" {
-		fmt.Fprintln(os.Stderr, "these tests wreck the cluster that they run in: start them by test/e2e/run, in one of their own")
+		fmt.Fprintln(os.Stderr, "these tests damage the cluster that they run in: start them with test/e2e/run, which creates one")
 		os.Exit(1)
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))

@@ -64,14 +64,10 @@ func (n node) path(file string) string {
 func (n node) mounts(t *testing.T, wanted func(mountpoint string) bool) []*mountinfo.Info {
 	t.Helper()
 	f, err := os.Open(filepath.Join("/proc", strings.TrimSpace(read(t, filepath.Join(n.dir, "pid"))), "mountinfo"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !wanted(m.Mountpoint), false })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return mounts
 }
 

@@ -16,7 +16,7 @@ type parityCase struct {
 	// spec and container are more fields of the pod's spec and of its container.
 	spec, container string
 	volumes         []string
-	// refused: the pod does not get its volumes, or not as it wants them.
+	// refused: the pod does not get its volumes, or not as requested.
 	refused bool
 }
 
@@ -73,7 +73,7 @@ const parityObjects = `
 `
 
 // parityChanges replace objects of before. An API server refuses those of immutable
-// objects; the manager has to leave them out.
+// objects; the manager must ignore them.
 var parityChanges = []struct {
 	manifest string
 	refused  bool

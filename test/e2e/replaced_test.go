@@ -127,8 +127,8 @@ func TestCopiedDisk(t *testing.T) {
 	moveIn(t, ns, tenant{name: "there", node: owner.name})
 }
 
-// TestPoolOwnersRights: what is on record is the controller's to add to, and nobody's pod to
-// write from a node.
+// TestPoolOwnersRights: the controller may add to the record of pools, and the nodes' pods may not
+// write it.
 func TestPoolOwnersRights(t *testing.T) {
 	installed(t)
 	for account, rights := range map[string]map[string]string{

@@ -28,16 +28,14 @@ const (
 func TestNodeRights(t *testing.T) {
 	installed(t)
 	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), driverPods(t, ofNodes)[0], metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	own, other := pod.Spec.NodeName, ""
 	for _, n := range nodes() {
 		if n.name != own {
 			other = n.name
 		}
 		t.Cleanup(func() { resetNode(t, n.name) })
-		// Nobody removes it: the driver looks for it when it starts, and at no other time.
+		// The taint stays: the driver checks for it only when it starts.
 		kubectl(t, "taint", "node", n.name, startupTaint+"=:PreferNoSchedule", "example.com/other=kept:PreferNoSchedule")
 		kubectl(t, "label", "node", n.name, "example.com/kept=yes")
 	}
@@ -103,9 +101,7 @@ func token(t *testing.T, account string, pod *corev1.Pod) string {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
 	}
 	answer, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, request, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return answer.Status.Token
 }
 
@@ -115,9 +111,7 @@ func as(t *testing.T, token string) kubernetes.Interface {
 	config := rest.AnonymousClientConfig(clusterConfig)
 	config.BearerToken = token
 	c, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 

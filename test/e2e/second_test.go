@@ -104,7 +104,7 @@ func checkForwarded(t *testing.T, owner, other node, volumes []string) {
 			}
 		}
 		if strings.Contains(others, volume) {
-			t.Errorf("the driver on %s has to do with %s of %s", other.name, volume, owner.name)
+			t.Errorf("the log of the driver on %s mentions volume %s of %s", other.name, volume, owner.name)
 		}
 	}
 }

@@ -68,8 +68,7 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// installSnapshots gives the cluster the API of snapshots, and the driver what it wants for
-// it.
+// installSnapshots installs the snapshot API in the cluster, and the driver with snapshots.
 func installSnapshots(t *testing.T) {
 	t.Helper()
 	api := filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "snapshots.yaml")
@@ -95,9 +94,7 @@ func waitLogged(t *testing.T, ns, pod, log string) (lines int) {
 	t.Helper()
 	count := func() int {
 		n, err := strconv.Atoi(in(t, ns, pod, "wc -l <"+log))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return n
 	}
 	begin := count()
@@ -301,9 +298,7 @@ func controllerSocket(t *testing.T) *grpc.ClientConn {
 	uid := kubectl(t, "-n", namespace, "get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
 	n := nodeNamed(t, nodeOf(t, namespace, pod))
 	dir, err := os.Open(n.path("/var/lib/kubelet/pods/" + uid + "/volumes/kubernetes.io~empty-dir/plugin-dir"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { dir.Close() })
 	// Its path is longer than an address may be.
 	conn, err := grpc.NewClient("passthrough:///socket", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -311,9 +306,7 @@ func controllerSocket(t *testing.T) *grpc.ClientConn {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/csi.sock", dir.Fd()))
 		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }

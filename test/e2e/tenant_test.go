@@ -13,7 +13,7 @@ import (
 type tenant struct {
 	name   string // the claim's, and the pod's
 	pod    string // the pod's, if it is another
-	node   string // the pod has to be there; empty: anywhere
+	node   string // of the pod; empty: any
 	class  string // empty: trivet-loop
 	size   string // empty: 32Mi
 	volume string // the claim wants this one; empty: a new one

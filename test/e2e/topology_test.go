@@ -95,9 +95,7 @@ func creations(t *testing.T) map[string]uint64 {
 	for _, n := range nodes() {
 		parser := expfmt.NewTextParser(model.UTF8Validation)
 		families, err := parser.TextToMetricFamilies(strings.NewReader(n.metrics(t)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range families["csi_plugin_operations_seconds"].GetMetric() {
 			labels := map[string]string{}
 			for _, l := range m.GetLabel() {
@@ -115,18 +113,12 @@ func creations(t *testing.T) map[string]uint64 {
 func (n node) metrics(t *testing.T) string {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.driverAddress(t)+":9810/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 

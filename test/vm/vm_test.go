@@ -1,5 +1,5 @@
-// Package vm runs in a virtual machine what the kernel of a build machine may
-// not do. See README.md.
+// Package vm runs tests in a virtual machine that the kernel of a build machine may not support.
+// See README.md.
 package vm
 
 import (
@@ -31,10 +31,9 @@ const (
 	sanityTest = "^TestSanity$"
 	growthTest = "^TestConformance$/^images-xfs$/^ext4$/^(OnlineGrowth|OfflineGrowth|Live|SnapshotLife)$"
 
-	// The host may also have to build, and to download a kernel.
+	// The host may also build the programs and download a kernel.
 	hostReserve = 6 * time.Minute
-	// A program of the guest ends itself this much before the guest is ended, and
-	// says where it was.
+	// A program of the guest ends this long before the guest, and prints its stacks.
 	dumpReserve = 15 * time.Second
 
 	// onDisk has temporary files on the guest's disk: the root there is an overlay,
@@ -44,7 +43,7 @@ const (
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
 )
 
-// sanityDisks are as many on a bus, and as large, as test/sanity wants them.
+// sanityDisks are the disks that test/sanity needs on each bus.
 var sanityDisks = slices.Repeat([]string{"322M"}, 5)
 
 // guest is a virtual machine that runs test programs one after the other.
@@ -54,8 +53,8 @@ type guest struct {
 	nvme     []string // those of disks on NVMe
 	scsi     []string // and on SCSI
 	prelude  string   // what bash does first
-	driver   bool     // the programs want one: TRIVET_TEST_DRIVER names it
-	crashing bool     // and one with its crash points: TRIVET_TEST_CRASHING
+	driver   bool     // the programs need a driver: TRIVET_TEST_DRIVER names it
+	crashing bool     // the programs need a driver with crash points: TRIVET_TEST_CRASHING
 	limit    time.Duration
 	// long: it runs with -long alone.
 	long     bool
@@ -64,8 +63,8 @@ type guest struct {
 
 var long = flag.Bool("long", false, "run the guests too that take minutes each")
 
-// program is the tests of a package, built with the tag vm. Of those that each of want
-// describes one at least must have passed, and none may be skipped.
+// program is the tests of a package, built with the tag vm. For each expression of want, a test
+// that matches must have passed. No test may be skipped.
 type program struct {
 	pkg  string
 	args []string
@@ -269,14 +268,14 @@ func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) }
 // quote makes one word of the shell of a text.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// check judges what the programs of a guest have said.
+// check checks the output of the programs of a guest.
 func check(t *testing.T, g guest, out string) {
 	t.Helper()
 	t.Log(out)
 	for _, p := range g.programs {
 		for _, want := range p.want {
 			if !want.MatchString(out) {
-				t.Errorf("nothing of %s matches %s: no test ran", p.pkg, want)
+				t.Errorf("no output of %s matches %s: the test did not run or did not pass", p.pkg, want)
 			}
 		}
 	}

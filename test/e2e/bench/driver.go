@@ -24,7 +24,7 @@ type spent struct {
 	seconds float64
 }
 
-// scrape adds up what the drivers at the URLs say.
+// scrape adds up the metrics of the drivers at the URLs.
 func scrape(ctx context.Context, urls string) (driverShare, error) {
 	if urls == "" {
 		return nil, nil
@@ -77,8 +77,8 @@ func (d driverShare) since(before driverShare) driverShare {
 	return delta
 }
 
-// total is the time of all calls together. Calls run side by side: it is more than
-// anybody waited.
+// total is the sum of the times of all calls. Calls run in parallel, so it exceeds the waiting
+// time.
 func (d driverShare) total() time.Duration {
 	var seconds float64
 	for _, s := range d {

@@ -2,8 +2,8 @@
 // a claim each take to be ready and to be gone again, beside as many pods with an
 // emptyDir in the same minutes, and where the time goes.
 //
-// It wants a cluster (KUBECONFIG) with Trivet in it; test/e2e/run brings one up and
-// starts it there.
+// It needs a cluster (KUBECONFIG) with Trivet; test/e2e/run creates one and starts the command
+// there.
 package main
 
 import (

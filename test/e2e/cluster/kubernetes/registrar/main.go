@@ -164,7 +164,7 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, status *registra
 		klog.InfoS("Registered", "driver", r.name)
 		return &registration.RegistrationStatusResponse{}, nil
 	}
-	// The kubelet asks again only when the socket is made anew: end.
+	// The kubelet retries only after the socket is created again: end.
 	select {
 	case r.failed <- fmt.Errorf("the kubelet refused %s: %s", r.name, status.Error):
 	default:
