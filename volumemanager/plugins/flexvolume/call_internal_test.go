@@ -1,7 +1,6 @@
 package flexvolume
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,21 +9,22 @@ import (
 
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// scripted is a driver that is a shell script.
+var must = plugintest.Must
+
+// scripted returns a driver that is a shell script.
 func scripted(t *testing.T, script string) *driver {
 	t.Helper()
 	dir := t.TempDir()
 	at := filepath.Join(dir, "acme~disk")
-	if err := errors.Join(os.Mkdir(at, 0o755), os.WriteFile(filepath.Join(at, "disk"), []byte("#!/bin/sh\n"+script+"\n"), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(at, 0o755))
+	must(t, os.WriteFile(filepath.Join(at, "disk"), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	return New(nil, mount.NewNFSUnmounter(), dir, nil).Named("acme/disk").(*driver)
 }
 
-// TestAnswers: what a driver may print, and what that means. Nothing that is secret is in
-// an error.
+// TestAnswers: the result of a call for each output of a driver. Errors contain no secrets.
 func TestAnswers(t *testing.T) {
 	const secret = "aGlkZGVu"
 	for _, tc := range []struct {
@@ -55,31 +55,26 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("%+v, %v (uncertain %t); want %q", a, err, plugins.Uncertain(err), tc.says)
 			}
 			if err != nil && strings.Contains(err.Error(), secret) {
-				t.Errorf("it tells a secret: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
 	}
 }
 
-// TestHang: a driver that hangs is ended, with what it has started.
+// TestHang: a driver that hangs is killed, with its child processes.
 func TestHang(t *testing.T) {
 	d := scripted(t, "echo '{'; sleep 1000 & wait")
 	d.callTime = 100 * time.Millisecond
-	if _, err := d.call(t.Context(), nil, "mount"); !plugins.Uncertain(err) || !strings.Contains(err.Error(), "no answer within 100ms") {
-		t.Error(err)
-	}
+	_, err := d.call(t.Context(), nil, "mount")
+	plugintest.WantUncertain(t, err, "no answer within 100ms")
 }
 
-// TestProbe: init is asked once for each executable.
+// TestProbe: init is called once for each version of the executable.
 func TestProbe(t *testing.T) {
 	counted := filepath.Join(t.TempDir(), "inits")
 	d := scripted(t, "echo x >>"+counted+`; echo '{"status":"Success","capabilities":{"attach":false}}'`)
 	inits := func() int {
-		b, err := os.ReadFile(counted)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(b) / 2
+		return len(plugintest.Value(os.ReadFile(counted))(t)) / 2
 	}
 	for range 3 {
 		if c, err := d.can(t.Context()); err != nil || c.Attach || !c.FSGroup || !c.RequiresFSResize {
@@ -91,18 +86,14 @@ func TestProbe(t *testing.T) {
 	}
 	other := "#!/bin/sh\necho x >>" + counted + `; echo '{"status":"Success"}'`
 	next := d.executable() + ".new"
-	if err := errors.Join(os.WriteFile(next, []byte(other), 0o755), os.Rename(next, d.executable())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(next, []byte(other), 0o755))
+	must(t, os.Rename(next, d.executable()))
 	if c, err := d.can(t.Context()); err != nil || !c.Attach {
 		t.Errorf("after the executable was replaced: %+v, %v", c, err)
 	}
-	if err := os.Remove(d.executable()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.can(t.Context()); err == nil || !strings.Contains(err.Error(), "put its executable there") {
-		t.Errorf("after it was removed: %v", err)
-	}
+	must(t, os.Remove(d.executable()))
+	_, err := d.can(t.Context())
+	plugintest.WantError(t, err, "put its executable there")
 }
 
 func TestNames(t *testing.T) {
@@ -119,7 +110,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestConcerns: what drivers write beside their executables is nobody's business.
+// TestConcerns: other files beside the executables are ignored.
 func TestConcerns(t *testing.T) {
 	p := New(nil, mount.NewNFSUnmounter(), "/plugins/", nil)
 	for path, want := range map[string]bool{
@@ -136,18 +127,15 @@ func TestConcerns(t *testing.T) {
 	}
 }
 
-// TestLate: nobody waits long for init; who gave up is told when it has answered.
+// TestLate: a call does not wait long for init. changed is called when init has answered.
 func TestLate(t *testing.T) {
 	release := filepath.Join(t.TempDir(), "release")
 	d := scripted(t, "until [ -e "+release+" ]; do sleep 0.01; done; echo '{\"status\":\"Success\"}'")
 	changed := make(chan struct{})
 	d.changed = func() { close(changed) }
-	if _, err := d.can(t.Context()); err == nil || !strings.Contains(err.Error(), "no answer yet") {
-		t.Error(err)
-	}
-	if err := os.WriteFile(release, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	_, err := d.can(t.Context())
+	plugintest.WantError(t, err, "no answer yet")
+	must(t, os.WriteFile(release, nil, 0o600))
 	<-changed
 	if c, err := d.can(t.Context()); err != nil || !c.Attach {
 		t.Errorf("%+v, %v", c, err)

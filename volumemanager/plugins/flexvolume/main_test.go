@@ -7,10 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,37 +16,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// host is a manager with one Secret.
-type host struct {
-	paths  plugins.Paths
-	secret *corev1.Secret
-}
-
-func (h *host) Paths() plugins.Paths { return h.paths }
-func (h *host) NodeName() string     { return "node-1" }
-
-func (h *host) ConfigMap(string, string) (*corev1.ConfigMap, error) { return nil, plugins.ErrNotFound }
-
-func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
-	if h.secret == nil || h.secret.Namespace != namespace || h.secret.Name != name {
-		return nil, plugins.ErrNotFound
-	}
-	return h.secret, nil
-}
-
-func (h *host) CSIDriver(string) *storagev1.CSIDriver { return nil }
-
-func (h *host) Token(*corev1.Pod, []string, time.Duration) (string, time.Time, error) {
-	return "", time.Time{}, plugins.ErrNotFound
-}
-
 // machine has a directory of drivers, and a manager's root.
 type machine struct {
-	*host
+	*plugintest.Host
 	t   *testing.T
 	dir string
 	log string // the calls of scripts
@@ -56,24 +31,23 @@ type machine struct {
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	return &machine{&host{paths: plugins.Paths{Root: t.TempDir()}}, t, t.TempDir(), filepath.Join(t.TempDir(), "calls")}
+	return &machine{plugintest.NewHost(t.TempDir()), t, t.TempDir(), filepath.Join(t.TempDir(), "calls")}
 }
 
-// registry has the plugin as a manager has it that was just started.
+// registry returns the registry of a manager that was just started.
 func (m *machine) registry() plugins.Registry {
-	return plugins.Registry{flexvolume.New(m.host, mount.NewNFSUnmounter(), m.dir, nil)}
+	return plugins.Registry{flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, nil)}
 }
 
-// of is the plugin of a spec.
+// of returns the plugin of a spec.
 func (m *machine) of(spec *plugins.Spec) plugins.AttachableVolumePlugin {
 	m.t.Helper()
-	p, err := m.registry().ForSpec(spec)
-	must(m.t, err)
+	p := plugintest.Value(m.registry().ForSpec(spec))(m.t)
 	return p.(plugins.AttachableVolumePlugin)
 }
 
-// install makes the driver acme/disk of a shell script; what it does is one case for each call. Each
-// is logged with its arguments.
+// install installs the driver acme/disk, a shell script with a case for each call. It logs each call
+// with its arguments.
 func (m *machine) install(cases ...string) {
 	m.t.Helper()
 	dir := filepath.Join(m.dir, "acme~disk")
@@ -91,11 +65,10 @@ echo '{"status":"Not supported"}'; exit 1
 	must(m.t, os.Rename(file+".new", file))
 }
 
-// calls are those since the last time, without options.
+// calls returns the calls since the last time, without options.
 func (m *machine) calls() []string {
 	m.t.Helper()
-	b, err := os.ReadFile(m.log)
-	must(m.t, err)
+	b := plugintest.Value(os.ReadFile(m.log))(m.t)
 	must(m.t, os.Remove(m.log))
 	var calls []string
 	for line := range strings.Lines(string(b)) {
@@ -126,31 +99,15 @@ func (m *machine) setUp(spec *plugins.Spec, args plugins.MounterArgs) (string, e
 	return mounter.Path(), mounter.SetUp(m.t.Context(), args)
 }
 
-// tearDown needs the directory of the volume alone.
+// tearDown needs only the path of the volume.
 func (m *machine) tearDown(path string) error {
 	m.t.Helper()
-	p, err := m.registry().ByName(plugins.Unescape(filepath.Base(filepath.Dir(path))))
-	must(m.t, err)
-	u, err := p.NewUnmounter(filepath.Base(path), pod.UID)
-	must(m.t, err)
+	p := plugintest.Value(m.registry().ByName(plugins.Unescape(filepath.Base(filepath.Dir(path)))))(m.t)
+	u := plugintest.Value(p.NewUnmounter(filepath.Base(path), pod.UID))(m.t)
 	return u.TearDown(m.t.Context())
 }
 
-func (m *machine) wantGone(path string) {
-	m.t.Helper()
-	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		m.t.Errorf("%s: %v", path, err)
-	}
-}
-
-func mounted(t *testing.T, path string) bool {
-	t.Helper()
-	at, err := mount.OnPath(path)
-	must(t, err)
-	return at != nil
-}
-
-// unmounted takes away what a test leaves mounted on purpose.
+// unmounted unmounts a path when the test ends.
 func unmounted(t *testing.T, path string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -176,9 +133,4 @@ func inline(name string, source corev1.FlexVolumeSource) *plugins.Spec {
 	return &plugins.Spec{Volume: &corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{FlexVolume: &source}}}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = plugintest.Must

@@ -11,11 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 const (
@@ -24,39 +24,36 @@ const (
 	unmounts   = `unmount) umount "$2" && ok;;`
 )
 
-// options are those of the last call to mount.
+// options returns the options of the last call to mount.
 func (m *machine) options() (o map[string]string) {
 	m.t.Helper()
-	b, err := os.ReadFile(filepath.Join(m.dir, "acme~disk", "disk.options"))
-	must(m.t, err)
+	b := plugintest.Value(os.ReadFile(filepath.Join(m.dir, "acme~disk", "disk.options")))(m.t)
 	must(m.t, json.Unmarshal(b, &o))
 	return o
 }
 
-// TestMount: a driver that only mounts gets what a kubelet gives it, is there without a
-// restart, and the volume is where a kubelet has it.
+// TestMount: a driver that only mounts gets the arguments that a kubelet passes, is found without a
+// restart, and the volume has the kubelet's path.
 func TestMount(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
-	m.secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "key"}, Type: "acme/disk", Data: map[string][]byte{"user": []byte("me")}}
+	m.Secrets["shop/key"] = &corev1.Secret{Type: "acme/disk", Data: map[string][]byte{"user": []byte("me")}}
 	spec := inline("data", corev1.FlexVolumeSource{
 		Driver: "acme/disk", FSType: "ext4", Options: map[string]string{"disk": "7"}, SecretRef: &corev1.LocalObjectReference{Name: "key"},
 	})
-	if _, err := m.setUp(spec, plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "is not installed") {
-		t.Errorf("without a driver: %v", err)
-	}
+	_, err := m.setUp(spec, plugins.MounterArgs{})
+	plugintest.WantError(t, err, "is not installed")
 	m.install(initMounts, mounts, unmounts)
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
 		t.Errorf("%t, %v", needs, err)
 	}
 	group := int64(1234)
-	path, err := m.setUp(spec, plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
-	if path != m.paths.Root+"/pods/"+string(pod.UID)+"/volumes/acme~disk/data" || !mounted(t, path) {
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
+	if path != m.Root+"/pods/"+string(pod.UID)+"/volumes/acme~disk/data" || plugintest.MountAt(t, path) == nil {
 		t.Errorf("%s is not mounted", path)
 	}
 	if info, err := os.Stat(path); err != nil || info.Sys().(*syscall.Stat_t).Gid != 1234 {
-		t.Errorf("its group: %+v, %v", info, err)
+		t.Errorf("group: %+v, %v", info, err)
 	}
 	for key, want := range map[string]string{
 		"kubernetes.io/fsType": "ext4", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "data", "disk": "7",
@@ -70,34 +67,31 @@ func TestMount(t *testing.T) {
 	if len(m.options()) != 10 {
 		t.Errorf("%v", m.options())
 	}
-	_, err = m.setUp(spec, plugins.MounterArgs{}) // it is mounted
-	must(t, err)
+	plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t) // it is mounted
 	must(t, m.tearDown(path))
 	must(t, m.tearDown(path))
-	m.wantGone(path)
+	plugintest.WantMissing(t, path)
 	m.wantCalls("init", "init", "mount "+path+" OPTIONS", "init", "unmount "+path)
 }
 
-// TestGroupOnce: the files of a volume that is mounted are its pod's.
+// TestGroupOnce: a later call does not change the modes of files in a mounted volume.
 func TestGroupOnce(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	m.install(initMounts, mounts, unmounts)
 	spec, group := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"}), int64(1234)
-	path, err := m.setUp(spec, plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
 	key := filepath.Join(path, "key")
 	must(t, os.WriteFile(key, nil, 0o600))
-	_, err = m.setUp(spec, plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
+	plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
 	if info, err := os.Stat(key); err != nil || info.Mode() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
 	must(t, m.tearDown(path))
 }
 
-// TestChanged: a pod's own volume that was changed is not taken for the one that is
-// mounted, also after a restart; one that was taken down may be another.
+// TestChanged: a changed inline volume is refused while the earlier one is mounted, also after a
+// restart. After TearDown it is mounted.
 func TestChanged(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
@@ -105,89 +99,70 @@ func TestChanged(t *testing.T) {
 	of := func(name, disk string) *plugins.Spec {
 		return inline(name, corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"disk": disk}})
 	}
-	beside, err := m.setUp(of("data-0123456789abcdef", "9"), plugins.MounterArgs{})
-	must(t, err)
-	path, err := m.setUp(of("data", "7"), plugins.MounterArgs{})
-	must(t, err)
-	var invalid *plugins.InvalidError
-	if _, err := m.setUp(of("data", "8"), plugins.MounterArgs{}); !errors.As(err, &invalid) || !strings.Contains(err.Error(), "it was changed") {
-		t.Errorf("changed: %v", err)
-	}
+	beside := plugintest.Value(m.setUp(of("data-0123456789abcdef", "9"), plugins.MounterArgs{}))(t)
+	path := plugintest.Value(m.setUp(of("data", "7"), plugins.MounterArgs{}))(t)
+	_, err := m.setUp(of("data", "8"), plugins.MounterArgs{})
+	plugintest.WantInvalid(t, err, "it was changed")
+	plugintest.Value(m.setUp(of("data", "7"), plugins.MounterArgs{}))(t)
+	must(t, mount.Unmount(path)) // by hand
+	plugintest.Value(m.setUp(of("data", "8"), plugins.MounterArgs{}))(t)
 	_, err = m.setUp(of("data", "7"), plugins.MounterArgs{})
-	must(t, err)
-	must(t, mount.Unmount(path)) // somebody does
-	_, err = m.setUp(of("data", "8"), plugins.MounterArgs{})
-	must(t, err)
-	if _, err := m.setUp(of("data", "7"), plugins.MounterArgs{}); !errors.As(err, &invalid) {
-		t.Errorf("changed back: %v", err)
-	}
+	plugintest.WantInvalid(t, err, "it was changed")
 	must(t, m.tearDown(path))
-	_, err = m.setUp(of("data", "7"), plugins.MounterArgs{})
-	must(t, err)
+	plugintest.Value(m.setUp(of("data", "7"), plugins.MounterArgs{}))(t)
 	must(t, m.tearDown(path))
 	must(t, m.tearDown(beside))
-	if left, err := os.ReadDir(m.paths.PodPlugin(pod.UID, "acme/disk")); err != nil || len(left) > 0 {
-		t.Errorf("it left %v, %v", left, err)
-	}
+	plugintest.WantEntries(t, m.Paths().PodPlugin(pod.UID, "acme/disk"), 0)
 }
 
-// TestLies: what a driver says is held against the mount table.
-func TestLies(t *testing.T) {
+// TestFalseReports: the result of a call is compared with the mount table.
+func TestFalseReports(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
 	m.install(initMounts, `mount) ok;;`, `unmount) ok;;`)
 	path, err := m.setUp(spec, plugins.MounterArgs{})
-	if !plugins.Uncertain(err) || !strings.Contains(err.Error(), "reported success but nothing is mounted at "+path) {
-		t.Errorf("mount: %v", err)
-	}
+	plugintest.WantUncertain(t, err, "reported success but nothing is mounted at "+path)
 	must(t, m.tearDown(path))
-	m.wantGone(path)
+	plugintest.WantMissing(t, path)
 
 	m.install(initMounts, `mount) mount -t tmpfs none "$2"; echo '{"status":"Failure","message":"late"}'; exit 1;;`, `unmount) ok;;`)
 	unmounted(t, path)
-	if _, err = m.setUp(spec, plugins.MounterArgs{}); !plugins.Uncertain(err) || !strings.Contains(err.Error(), `"late"`) {
-		t.Errorf("mounted and failed: %v", err)
-	}
-	if err := m.tearDown(path); err == nil || !strings.Contains(err.Error(), "is still mounted") {
-		t.Errorf("unmount: %v", err)
-	}
+	_, err = m.setUp(spec, plugins.MounterArgs{})
+	plugintest.WantUncertain(t, err, `"late"`)
+	plugintest.WantError(t, m.tearDown(path), "is still mounted")
 	m.install(initMounts, unmounts)
 	must(t, m.tearDown(path))
 
 	m.install(initMounts, `mount) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`)
-	if _, err = m.setUp(spec, plugins.MounterArgs{}); err == nil || plugins.Uncertain(err) {
-		t.Errorf("failed: %v", err)
-	}
-	m.wantGone(path)
+	_, err = m.setUp(spec, plugins.MounterArgs{})
+	plugintest.WantCertain(t, err, "no disk")
+	plugintest.WantMissing(t, path)
 }
 
-// TestNotInstalled: what is mounted by a driver that is gone stays, and says so; where
-// nothing is, nothing is needed of it.
+// TestNotInstalled: a volume whose driver was removed stays mounted, with an error. A directory
+// without a mount is removed without the driver.
 func TestNotInstalled(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
 	m.install(initMounts, mounts)
-	path, err := m.setUp(spec, plugins.MounterArgs{})
-	must(t, err)
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
 	unmounted(t, path)
 	must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
-	if err := m.tearDown(path); err == nil || !strings.Contains(err.Error(), "put its executable at "+m.dir+"/acme~disk/disk") {
-		t.Error(err)
-	}
-	m.install(initMounts) // which leaves unmounting to others
+	plugintest.WantError(t, m.tearDown(path), "put its executable at "+m.dir+"/acme~disk/disk")
+	m.install(initMounts) // a driver without the call unmount
 	must(t, m.tearDown(path))
 	must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
 	must(t, os.MkdirAll(path, 0o750))
 	must(t, m.tearDown(path))
-	m.wantGone(path)
+	plugintest.WantMissing(t, path)
 }
 
-// TestRefused: what no driver should get.
+// TestRefused: specs that are not passed to a driver.
 func TestRefused(t *testing.T) {
 	m := newMachine(t)
-	m.secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "key"}, Type: "Opaque"}
+	m.Secrets["shop/key"] = &corev1.Secret{Type: "Opaque"}
 	block := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	mode := corev1.PersistentVolumeBlock
 	block.PersistentVolume.Spec.VolumeMode = &mode
@@ -205,18 +180,16 @@ func TestRefused(t *testing.T) {
 		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "key"}}), `has type "Opaque": set it to acme/disk`},
 		{block, "volumeMode Block"},
 	} {
-		var invalid *plugins.InvalidError
-		if _, err := m.setUp(tc.spec, plugins.MounterArgs{}); !errors.As(err, &invalid) || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%v does not say %q", err, tc.says)
-		}
+		_, err := m.setUp(tc.spec, plugins.MounterArgs{})
+		plugintest.WantInvalid(t, err, tc.says)
 	}
-	missing := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "gone"}})
+	missing := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "missing"}})
 	if _, err := m.setUp(missing, plugins.MounterArgs{}); !errors.Is(err, plugins.ErrNotFound) {
 		t.Error(err)
 	}
 }
 
-// attaches is a driver that has all calls: its disk is a file in a loop device.
+// attaches returns the cases of a driver with all calls, whose disk is a loop device.
 func attaches(image string) []string {
 	return []string{
 		`init) ok;;`,
@@ -241,33 +214,30 @@ func newImage(t *testing.T) string {
 	return image
 }
 
-// TestAttach: a driver with all calls, each as a kubelet makes it; and all of it known
-// again after a restart.
+// TestAttach: a driver with all calls gets them as from a kubelet. After a restart its volumes are
+// found on disk.
 func TestAttach(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	image := newImage(t)
 	m.install(append(attaches(image),
 		`mountdevice) mount "$3" "$2" && ok;;`, `unmountdevice) umount "$2" && ok;;`,
-		`mount) mount --bind `+m.paths.Root+`/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv "$2" && ok;;`, unmounts,
+		`mount) mount --bind `+m.Root+`/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv "$2" && ok;;`, unmounts,
 		`expandvolume) echo '{"status":"Success","volumeNewSize":'$(($4+1))'}'; exit;;`, `expandfs) ok;;`)...)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	p := m.of(spec)
 	if needs, err := p.NeedsAttach(spec); !needs || err != nil {
 		t.Fatalf("%t, %v", needs, err)
 	}
-	attachment, err := p.Attach(t.Context(), spec)
-	must(t, err)
+	attachment := plugintest.Value(p.Attach(t.Context(), spec))(t)
 	device := attachment["device"]
 	must(t, p.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
-	path, err := m.setUp(spec, plugins.MounterArgs{})
-	must(t, err)
-	at := m.paths.Root + "/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv"
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
+	at := m.Root + "/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv"
 	m.wantCalls("init", "getvolumename OPTIONS", "attach OPTIONS node-1", "waitforattach "+device+" OPTIONS",
 		"mountdevice "+at+" "+device+" OPTIONS", "init", "mount "+path+" OPTIONS")
 
-	again, err := m.of(spec).Attach(t.Context(), spec)
-	must(t, err)
+	again := plugintest.Value(m.of(spec).Attach(t.Context(), spec))(t)
 	if again["device"] != device {
 		t.Errorf("attached again as %v", again)
 	}
@@ -281,7 +251,7 @@ func TestAttach(t *testing.T) {
 	must(t, p.Detach(t.Context(), back))
 	must(t, p.Detach(t.Context(), back))
 	m.wantCalls("unmount "+path, "unmountdevice "+at, "detach pv node-1")
-	m.wantGone(at)
+	plugintest.WantMissing(t, at)
 	if all, err := m.registry().All(); len(all) != 1 || err != nil {
 		t.Errorf("%v, %v", all, err)
 	}
@@ -301,16 +271,13 @@ func (m *machine) expand(spec *plugins.Spec, path, at, device string) {
 	m.wantCalls("init", "expandvolume OPTIONS "+at+" 419430400 335544320", "expandfs OPTIONS "+device+" "+at+" 419430401 335544320")
 }
 
-// found is the only volume that a manager finds when it starts.
+// found returns the only volume that a manager finds when it starts.
 func (m *machine) found() *plugins.Spec {
 	m.t.Helper()
-	all, err := m.registry().All()
-	must(m.t, err)
+	all := plugintest.Value(m.registry().All())(m.t)
 	p := all[0].(plugins.AttachableVolumePlugin)
-	attached, err := p.Attachments()
-	must(m.t, err)
-	mounted, err := p.DeviceMounts()
-	must(m.t, err)
+	attached := plugintest.Value(p.Attachments())(m.t)
+	mounted := plugintest.Value(p.DeviceMounts())(m.t)
 	if len(attached) != 1 || len(mounted) != 1 || attached[0].VolumeName != mounted[0].VolumeName {
 		m.t.Fatalf("attached %v, mounted %v", attached, mounted)
 	}
@@ -321,8 +288,7 @@ func (m *machine) found() *plugins.Spec {
 	return spec
 }
 
-// TestDefaults: a driver that attaches and leaves all else to others, as it does in a
-// kubelet; of a pod's own volume.
+// TestDefaults: an inline volume of a driver that only attaches, as in a kubelet.
 func TestDefaults(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
@@ -336,29 +302,27 @@ func TestDefaults(t *testing.T) {
 	m.install(own...)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", FSType: "xfs", ReadOnly: true})
 	p := m.of(spec)
-	attachment, err := p.Attach(t.Context(), spec)
-	must(t, err)
+	attachment := plugintest.Value(p.Attach(t.Context(), spec))(t)
 	must(t, p.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
-	path, err := m.setUp(spec, plugins.MounterArgs{})
-	must(t, err)
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
 	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("writing read-only: %v", err)
 	}
 	must(t, m.tearDown(path))
 	back := m.found()
 	if back.Name() != "data" {
-		t.Errorf("it is called %q", back.Name())
+		t.Errorf("the name is %q", back.Name())
 	}
 	must(t, p.UnmountDevice(t.Context(), back))
 	must(t, p.Detach(t.Context(), back))
 	other := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", FSType: "xfs", Options: map[string]string{"disk": "8"}})
 	one, _ := p.VolumeName(spec)
 	if two, err := p.VolumeName(other); one == two || err != nil {
-		t.Errorf("two volumes of one name: %q, %v", two, err)
+		t.Errorf("two volumes have the name %q, %v", two, err)
 	}
 }
 
-// TestGrow: the filesystem of a driver that does not support expandfs is grown.
+// TestGrow: the plugin expands the filesystem of a driver without the call expandfs.
 func TestGrow(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
@@ -366,11 +330,9 @@ func TestGrow(t *testing.T) {
 	m.install(append(attaches(image), `expandvolume) truncate -s "$4" `+image+` && losetup -c $(losetup -n -O NAME -j `+image+`) && ok;;`)...)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk", FSType: "xfs"})
 	p := m.of(spec)
-	attachment, err := p.Attach(t.Context(), spec)
-	must(t, err)
+	attachment := plugintest.Value(p.Attach(t.Context(), spec))(t)
 	must(t, p.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
-	path, err := m.setUp(spec, plugins.MounterArgs{})
-	must(t, err)
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
 	before := size(t, path)
 	want := resource.MustParse("640Mi")
 	_, node, err := p.(plugins.ExpandableVolumePlugin).Expand(t.Context(), spec.PersistentVolume, want)
@@ -379,7 +341,7 @@ func TestGrow(t *testing.T) {
 	}
 	must(t, p.(plugins.NodeExpandableVolumePlugin).NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: path, Size: want}))
 	if after := size(t, path); after < before*3/2 {
-		t.Errorf("it had %d bytes, and has %d", before, after)
+		t.Errorf("%d bytes before, %d bytes after", before, after)
 	}
 	must(t, m.tearDown(path))
 	must(t, p.UnmountDevice(t.Context(), spec))
@@ -393,7 +355,7 @@ func size(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// TestAttachFailed: what is certainly not attached is not written down; all else is.
+// TestAttachFailed: a volume that may be attached keeps its record.
 func TestAttachFailed(t *testing.T) {
 	m := newMachine(t)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
@@ -410,13 +372,13 @@ func TestAttachFailed(t *testing.T) {
 		left, listed := p.Attachments()
 		must(t, listed)
 		if plugins.Uncertain(err) != (says == "garbage") || len(left) > 0 != plugins.Uncertain(err) {
-			t.Errorf("%s: uncertain %t, written down %v", says, plugins.Uncertain(err), left)
+			t.Errorf("%s: uncertain %t, records %v", says, plugins.Uncertain(err), left)
 		}
 		must(t, p.Detach(t.Context(), spec))
 	}
 }
 
-// TestOwnExecutable: the program's own executable, driven by the manager.
+// TestOwnExecutable: this program as a FlexVolume driver.
 func TestOwnExecutable(t *testing.T) {
 	m := newMachine(t)
 	fs := testenv.Filesystem(t, "xfs", "2G")
@@ -430,8 +392,7 @@ func TestOwnExecutable(t *testing.T) {
 		t.Fatalf("%t, %v", needs, err)
 	}
 	group := int64(1234)
-	path, err := m.setUp(spec, plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
+	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
 	must(t, os.WriteFile(filepath.Join(path, "file"), []byte("kept"), 0o600))
 	before, want := size(t, path), resource.MustParse("640Mi")
 	got, node, err := m.of(spec).(plugins.ExpandableVolumePlugin).Expand(t.Context(), spec.PersistentVolume, want)
@@ -440,14 +401,11 @@ func TestOwnExecutable(t *testing.T) {
 	}
 	must(t, m.of(spec).(plugins.NodeExpandableVolumePlugin).NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: path, Size: want}))
 	if after := size(t, path); after < before*3/2 {
-		t.Errorf("it had %d bytes, and has %d", before, after)
+		t.Errorf("%d bytes before, %d bytes after", before, after)
 	}
 	must(t, m.tearDown(path))
-	m.wantGone(path)
-	path, err = m.setUp(spec, plugins.MounterArgs{})
-	must(t, err)
-	if b, err := os.ReadFile(filepath.Join(path, "file")); string(b) != "kept" || err != nil {
-		t.Errorf("%q, %v", b, err)
-	}
+	plugintest.WantMissing(t, path)
+	path = plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
+	plugintest.WantText(t, filepath.Join(path, "file"), "kept")
 	must(t, m.tearDown(path))
 }

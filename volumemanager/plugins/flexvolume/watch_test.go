@@ -13,13 +13,13 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
 )
 
-// TestRun: a driver that comes, and another in its place, is told of, also where there was
-// no directory of drivers.
+// TestRun: changed is called when a driver is installed and when it is replaced, also if the
+// directory of drivers did not exist.
 func TestRun(t *testing.T) {
 	m := newMachine(t)
-	m.dir = filepath.Join(m.dir, "not", "there")
+	m.dir = filepath.Join(m.dir, "not", "yet")
 	changed := make(chan struct{}, 100)
-	p := flexvolume.New(m.host, mount.NewNFSUnmounter(), m.dir, func() { changed <- struct{}{} })
+	p := flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, func() { changed <- struct{}{} })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- p.Run(ctx) }()
@@ -41,11 +41,11 @@ func TestRun(t *testing.T) {
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
 		t.Errorf("%t, %v", needs, err)
 	}
-	for told := false; !told; { // and the driver's own
+	for again := false; !again; { // until the driver's directory is watched
 		m.install(initMounts, mounts)
 		select {
 		case <-changed:
-			told = true
+			again = true
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

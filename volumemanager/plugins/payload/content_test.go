@@ -1,26 +1,25 @@
 package payload_test
 
 import (
-	"errors"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestContent: what pods see of each kind. The umask has no part in it.
+// TestContent: the content of each kind of volume. The umask has no effect.
 func TestContent(t *testing.T) {
 	before := syscall.Umask(0o077)
 	t.Cleanup(func() { syscall.Umask(before) })
 	h := newHost(t)
 	h.configMap("web", map[string]string{"port": "80", "host": "::"})
-	h.configMaps["web"].BinaryData = map[string][]byte{"icon": {0xff, 0}}
+	h.ConfigMaps["shop/web"].BinaryData = map[string][]byte{"icon": {0xff, 0}}
 	h.secret("tls", map[string]string{"key": "k", "cert": "c"})
 	private := item("key", "private/deep/key")
 	private.Mode = new(int32(0o400))
@@ -60,15 +59,14 @@ func TestContent(t *testing.T) {
 			ofConfigMap("web", item("port", "all/port")), ofSecret("tls", item("key", "all/key")), ofToken("all/token"),
 			ofDownward(fieldItem("all/name", "metadata.name")),
 		), plugins.MounterArgs{}, map[string]string{
-			"all": "drwxr-xr-x 0:0", "all/port": "-rw-r--r-- 0:0 80", "all/key": "-rw-r--r-- 0:0 k", "all/name": "-rw-r--r-- 0:0 web", "all/token": "-rw-r--r-- 0:0 token for , 1h0m0s",
+			"all": "drwxr-xr-x 0:0", "all/port": "-rw-r--r-- 0:0 80", "all/key": "-rw-r--r-- 0:0 k", "all/name": "-rw-r--r-- 0:0 web", "all/token": "-rw-r--r-- 0:0 token of 4711 for , 1h0m0s",
 		}},
 		{"nothing", projectedVolume(), plugins.MounterArgs{}, map[string]string{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			at := h.shown(t, tc.volume, newPod(), tc.args)
 			wantContent(t, at, tc.want)
-			info, err := os.Stat(at)
-			must(t, err)
+			info := plugintest.Value(os.Stat(at))(t)
 			want := os.ModeDir | 0o777
 			if tc.volume.ConfigMap == nil {
 				want |= os.ModeSticky
@@ -77,13 +75,13 @@ func TestContent(t *testing.T) {
 				want |= os.ModeSetgid
 			}
 			if info.Mode() != want {
-				t.Errorf("the volume is %s, want %s", info.Mode(), want)
+				t.Errorf("the mode of the volume is %s, want %s", info.Mode(), want)
 			}
 		})
 	}
 }
 
-// TestSamePath: of sources and items with one path the last one counts, with its mode.
+// TestSamePath: of several sources and items with one path, the last one applies, with its mode.
 func TestSamePath(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"port": "80", "host": "::"})
@@ -100,7 +98,7 @@ func TestSamePath(t *testing.T) {
 		{"items", configMapVolume("web", item("port", "a"), private), map[string]string{"a": "-r-------- 0:0 ::"}},
 		{"items, not cleaned", secretVolume("tls", item("port", "a"), item("port", ".//a")), map[string]string{"a": "-rw-r--r-- 0:0 k"}},
 		{"an item and a key", projectedVolume(ofSecret("tls", item("port", "host")), ofConfigMap("web")), map[string]string{"port": "-rw-r--r-- 0:0 80", "host": "-rw-r--r-- 0:0 ::"}},
-		{"a token", projectedVolume(ofConfigMap("web", item("port", "a")), ofToken("a")), map[string]string{"a": "-rw-r--r-- 0:0 token for , 1h0m0s"}},
+		{"a token", projectedVolume(ofConfigMap("web", item("port", "a")), ofToken("a")), map[string]string{"a": "-rw-r--r-- 0:0 token of 4711 for , 1h0m0s"}},
 		{"downward items", downwardVolume(fieldItem("a", "metadata.uid"), fieldItem("a", "metadata.name")), map[string]string{"a": "-rw-r--r-- 0:0 web"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -119,7 +117,7 @@ func TestDefaultMode(t *testing.T) {
 	})
 }
 
-// TestTokenOwner: a token is for the one user of the pod, and its group.
+// TestTokenOwner: only the common user of all containers and the fsGroup can read a token.
 func TestTokenOwner(t *testing.T) {
 	user := func(id int64) corev1.Container {
 		return corev1.Container{SecurityContext: &corev1.SecurityContext{RunAsUser: &id}}
@@ -131,12 +129,12 @@ func TestTokenOwner(t *testing.T) {
 		args plugins.MounterArgs
 		want string
 	}{
-		{"nobody's", corev1.PodSpec{Containers: []corev1.Container{{}}}, plugins.MounterArgs{}, "-rw-r--r-- 0:0"},
-		{"the pod's", corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(1000))}, Containers: []corev1.Container{{}}}, plugins.MounterArgs{}, "-rw------- 1000:0"},
-		{"all containers'", corev1.PodSpec{InitContainers: []corev1.Container{user(1000)}, Containers: []corev1.Container{user(1000)}}, group, "-rw-r----- 1000:2000"},
-		{"two users'", corev1.PodSpec{Containers: []corev1.Container{user(1000), user(1001)}}, plugins.MounterArgs{}, "-rw-r--r-- 0:0"},
-		{"one is not told", corev1.PodSpec{Containers: []corev1.Container{user(1000), {}}}, plugins.MounterArgs{}, "-rw-r--r-- 0:0"},
-		{"a group's", corev1.PodSpec{Containers: []corev1.Container{{}}}, group, "-rw-r----- 0:2000"},
+		{"no user", corev1.PodSpec{Containers: []corev1.Container{{}}}, plugins.MounterArgs{}, "-rw-r--r-- 0:0"},
+		{"the pod's user", corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(1000))}, Containers: []corev1.Container{{}}}, plugins.MounterArgs{}, "-rw------- 1000:0"},
+		{"the containers' user", corev1.PodSpec{InitContainers: []corev1.Container{user(1000)}, Containers: []corev1.Container{user(1000)}}, group, "-rw-r----- 1000:2000"},
+		{"two users", corev1.PodSpec{Containers: []corev1.Container{user(1000), user(1001)}}, plugins.MounterArgs{}, "-rw-r--r-- 0:0"},
+		{"one container without a user", corev1.PodSpec{Containers: []corev1.Container{user(1000), {}}}, plugins.MounterArgs{}, "-rw-r--r-- 0:0"},
+		{"fsGroup", corev1.PodSpec{Containers: []corev1.Container{{}}}, group, "-rw-r----- 0:2000"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h, pod := newHost(t), newPod()
@@ -144,7 +142,7 @@ func TestTokenOwner(t *testing.T) {
 			source := ofToken("token")
 			source.ServiceAccountToken.Audience, source.ServiceAccountToken.ExpirationSeconds = "vault", new(int64(600))
 			at := h.shown(t, projectedVolume(source), pod, tc.args)
-			wantContent(t, at, map[string]string{"token": tc.want + " token for vault, 10m0s"})
+			wantContent(t, at, map[string]string{"token": tc.want + " token of 4711 for vault, 10m0s"})
 		})
 	}
 }
@@ -167,14 +165,12 @@ func TestOptional(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := h.setUp(t, tc.volume, newPod(), plugins.MounterArgs{})
-			if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "optional") {
-				t.Errorf("error %v, want %s", err, tc.says)
-			}
-			gone(t, h.paths.PodVolume("4711", h.plugin(t, tc.volume).Name(), "data"))
+			plugintest.WantError(t, err, tc.says, "optional")
+			gone(t, h.Paths().PodVolume("4711", h.plugin(t, tc.volume).Name(), "data"))
 			setOptional(&tc.volume)
 			at := h.shown(t, tc.volume, newPod(), plugins.MounterArgs{})
 			if got := content(t, at); len(got) > 1 || tc.want != "" && got[tc.want] == "" {
-				t.Errorf("it has %q, want %q", got, tc.want)
+				t.Errorf("the volume contains %q, want %q", got, tc.want)
 			}
 		})
 	}
@@ -191,7 +187,7 @@ func setOptional(v *corev1.Volume) {
 	}
 }
 
-// TestInvalid: what only a changed manifest mends.
+// TestInvalid: errors that need a change of the manifest.
 func TestInvalid(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"port": "80", "host": "::"})
@@ -211,10 +207,10 @@ func TestInvalid(t *testing.T) {
 		says   string
 	}{
 		{"absolute path", configMapVolume("web", item("port", "/etc/port")), `configMap.items[0].path "/etc/port"`},
-		{"path out", configMapVolume("web", item("port", "a/../../port")), `configMap.items[0].path`},
-		{"path up inside", configMapVolume("web", item("port", "a/../port")), `configMap.items[0].path`},
+		{"path out of the volume", configMapVolume("web", item("port", "a/../../port")), `configMap.items[0].path`},
+		{"path with ..", configMapVolume("web", item("port", "a/../port")), `configMap.items[0].path`},
 		{"hidden path", secretVolume("tls", item("port", "..data/port")), `secret.items[0].path "..data/port"`},
-		{"hidden path behind a dot", secretVolume("tls", item("port", "./..data/port")), `secret.items[0].path`},
+		{"hidden path after a dot", secretVolume("tls", item("port", "./..data/port")), `secret.items[0].path`},
 		{"no path", secretVolume("tls", item("port", "")), `secret.items[0].path ""`},
 		{"the volume itself", secretVolume("tls", item("port", "./")), `secret.items[0].path "./"`},
 		{"zero byte", secretVolume("tls", item("port", "a\x00b")), `secret.items[0].path`},
@@ -228,8 +224,8 @@ func TestInvalid(t *testing.T) {
 		{"no name", configMapVolume(""), "configMap: the name is missing"},
 		{"two projected items at one path", projectedVolume(ofConfigMap("web", item("port", "a")), ofSecret("tls", item("port", "a"))), `projected.sources[1]: path "a": another item has the same path`},
 		{"two downward items at one path", projectedVolume(ofDownward(fieldItem("a", "metadata.name"), fieldItem("a", "metadata.uid"))), `projected.sources[0]: path "a"`},
-		{"file where a directory is", configMapVolume("web", item("port", "a/b"), item("host", "a")), `path "a"`},
-		{"directory where a file is", configMapVolume("web", item("port", "a"), item("host", "a/b/c")), `path "a/b/c"`},
+		{"file at the path of a directory", configMapVolume("web", item("port", "a/b"), item("host", "a")), `path "a"`},
+		{"directory at the path of a file", configMapVolume("web", item("port", "a"), item("host", "a/b/c")), `path "a/b/c"`},
 		{"no source", projectedVolume(corev1.VolumeProjection{}), "projected.sources[0]: want one of"},
 		{"two sources", projectedVolume(two), "projected.sources[0]: want one of"},
 		{"trust bundle", projectedVolume(corev1.VolumeProjection{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}), "clusterTrustBundle"},
@@ -243,12 +239,8 @@ func TestInvalid(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := h.setUp(t, tc.volume, newPod(), plugins.MounterArgs{})
-			if _, ok := errors.AsType[*plugins.InvalidError](err); !ok || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("error %v, want an invalid %s", err, tc.says)
-			}
-			if entries, err := os.ReadDir(h.paths.Root); err != nil || len(entries) > 0 {
-				t.Errorf("it made %v, %v", entries, err)
-			}
+			plugintest.WantInvalid(t, err, tc.says)
+			plugintest.WantEntries(t, h.Root, 0)
 		})
 	}
 }
@@ -261,7 +253,8 @@ func resourceItem(container, of, divisor string) corev1.DownwardAPIVolumeFile {
 	return corev1.DownwardAPIVolumeFile{Path: "value", ResourceFieldRef: s}
 }
 
-// TestResources: rounded up, requests as high as limits, limits as high as the machine.
+// TestResources: values are rounded up. Missing requests are the limits, and missing limits are the
+// resources of the machine.
 func TestResources(t *testing.T) {
 	pod := newPod()
 	pod.Spec.InitContainers = []corev1.Container{{Name: "init", Resources: corev1.ResourceRequirements{Limits: quantities("cpu", "1500m", "hugepages-2Mi", "4Mi")}}}
@@ -292,7 +285,7 @@ func TestResources(t *testing.T) {
 			}
 		})
 	}
-	for name, tc := range map[string]struct{ container, resource, divisor, says string }{
+	for _, tc := range map[string]struct{ container, resource, divisor, says string }{
 		"no container":     {"other", "limits.cpu", "", `containerName "other"`},
 		"no resource":      {"web", "limits.gpu", "", `resource "limits.gpu"`},
 		"neither":          {"web", "cpu", "", `resource "cpu"`},
@@ -301,9 +294,7 @@ func TestResources(t *testing.T) {
 		"negative divisor": {"web", "limits.memory", "-1", `divisor "-1"`},
 	} {
 		_, err := newHost(t).setUp(t, downwardVolume(resourceItem(tc.container, tc.resource, tc.divisor)), pod, plugins.MounterArgs{})
-		if _, ok := errors.AsType[*plugins.InvalidError](err); !ok || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%s: error %v", name, err)
-		}
+		plugintest.WantInvalid(t, err, tc.says)
 	}
 }
 
@@ -315,10 +306,10 @@ func quantities(words ...string) corev1.ResourceList {
 	return list
 }
 
-// TestTokenRefreshed: the file has what the signer gives now.
+// TestTokenRefreshed: the file contains the newest token.
 func TestTokenRefreshed(t *testing.T) {
 	h, token := newHost(t), "first"
-	h.token = func([]string, time.Duration) (string, error) { return token, nil }
+	h.Tokens = func() string { return token }
 	v := projectedVolume(ofToken("token"))
 	at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 	token = "second"

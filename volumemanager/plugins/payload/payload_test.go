@@ -2,34 +2,26 @@ package payload_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/payload"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// host is what the manifests have: objects of one namespace by name.
-type host struct {
-	paths      plugins.Paths
-	configMaps map[string]*corev1.ConfigMap
-	secrets    map[string]*corev1.Secret
-	token      func(audiences []string, lifetime time.Duration) (string, error)
-}
+// host is a manager with objects of namespace shop.
+type host struct{ *plugintest.Host }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
@@ -37,48 +29,15 @@ func newHost(t *testing.T) *host {
 	return hostAt(t.TempDir())
 }
 
-func hostAt(root string) *host {
-	return &host{
-		paths: plugins.Paths{Root: root}, configMaps: map[string]*corev1.ConfigMap{}, secrets: map[string]*corev1.Secret{},
-		token: func(audiences []string, lifetime time.Duration) (string, error) {
-			return fmt.Sprintf("token for %s, %s", strings.Join(audiences, ","), lifetime), nil
-		},
-	}
-}
-
-func (h *host) Paths() plugins.Paths { return h.paths }
-
-func (h *host) NodeName() string { return "node-1" }
-
-func (h *host) CSIDriver(string) *storagev1.CSIDriver { return nil }
-
-func (h *host) ConfigMap(_, name string) (*corev1.ConfigMap, error) {
-	if o, ok := h.configMaps[name]; ok {
-		return o, nil
-	}
-	return nil, plugins.ErrNotFound
-}
-
-func (h *host) Secret(_, name string) (*corev1.Secret, error) {
-	if o, ok := h.secrets[name]; ok {
-		return o, nil
-	}
-	return nil, plugins.ErrNotFound
-}
-
-func (h *host) Token(_ *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time, error) {
-	token, err := h.token(audiences, lifetime)
-	return token, time.Now().Add(lifetime), err
-}
+func hostAt(root string) *host { return &host{plugintest.NewHost(root)} }
 
 func (h *host) plugin(t *testing.T, v corev1.Volume) plugins.VolumePlugin {
 	t.Helper()
-	p, err := plugins.Registry(payload.New(h)).ForSpec(&plugins.Spec{Volume: &v})
-	must(t, err)
+	p := plugintest.Value(plugins.Registry(payload.New(h)).ForSpec(&plugins.Spec{Volume: &v}))(t)
 	return p
 }
 
-// setUp does what the manager does, each time with what it has then.
+// setUp sets a volume up with the current content of the manifests.
 func (h *host) setUp(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugins.MounterArgs) (path string, err error) {
 	t.Helper()
 	m, err := h.plugin(t, v).NewMounter(&plugins.Spec{Volume: &v}, pod)
@@ -90,16 +49,14 @@ func (h *host) setUp(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugin
 
 func (h *host) tearDown(t *testing.T, v corev1.Volume) error {
 	t.Helper()
-	u, err := h.plugin(t, v).NewUnmounter(v.Name, newPod().UID)
-	must(t, err)
+	u := plugintest.Value(h.plugin(t, v).NewUnmounter(v.Name, newPod().UID))(t)
 	return u.TearDown(context.Background())
 }
 
 // shown sets a volume up until the test ends.
 func (h *host) shown(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugins.MounterArgs) (path string) {
 	t.Helper()
-	path, err := h.setUp(t, v, pod, args)
-	must(t, err)
+	path = plugintest.Value(h.setUp(t, v, pod, args))(t)
 	t.Cleanup(func() {
 		must(t, h.tearDown(t, v))
 		gone(t, path)
@@ -109,21 +66,13 @@ func (h *host) shown(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugin
 
 func gone(t *testing.T, path string) {
 	t.Helper()
-	mounts, err := mount.Below(path)
-	if err != nil || len(mounts) > 0 {
-		t.Errorf("mounts %v, %v", mounts, err)
+	if mounts := plugintest.Value(mount.Below(path))(t); len(mounts) > 0 {
+		t.Errorf("mounts: %v", mounts)
 	}
-	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
-	}
+	plugintest.WantMissing(t, path)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = plugintest.Must
 
 func newPod() *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -133,19 +82,22 @@ func newPod() *corev1.Pod {
 }
 
 func (h *host) configMap(name string, data map[string]string) {
-	h.configMaps[name] = &corev1.ConfigMap{Data: data}
+	h.ConfigMaps["shop/"+name] = &corev1.ConfigMap{Data: data}
 }
 
 func (h *host) secret(name string, data map[string]string) {
-	h.secrets[name] = &corev1.Secret{Data: asBytes(data)}
+	h.Secrets["shop/"+name] = &corev1.Secret{Data: plugintest.Bytes(data)}
 }
 
-func asBytes(data map[string]string) map[string][]byte {
-	b := map[string][]byte{}
-	for k, v := range data {
-		b[k] = []byte(v)
-	}
-	return b
+// both gives a ConfigMap and a Secret the same name and content.
+func (h *host) both(name string, data map[string]string) {
+	h.configMap(name, data)
+	h.secret(name, data)
+}
+
+// onDiskAndInMemory are volumes of a ConfigMap and a Secret with the name web.
+func onDiskAndInMemory() map[string]corev1.Volume {
+	return map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")}
 }
 
 func volume(source corev1.VolumeSource) corev1.Volume {
@@ -192,12 +144,11 @@ func fieldItem(path, of string) corev1.DownwardAPIVolumeFile {
 	return corev1.DownwardAPIVolumeFile{Path: path, FieldRef: &corev1.ObjectFieldSelector{FieldPath: of}}
 }
 
-// content is what a pod sees: files by path, through links, with mode, owner and group.
+// content returns the files that a pod reads, by path, with mode, owner and group. It follows links.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	entries, err := os.ReadDir(dir)
-	must(t, err)
+	entries := plugintest.Value(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "..") {
 			continue
@@ -210,19 +161,16 @@ func content(t *testing.T, dir string) map[string]string {
 func describe(t *testing.T, found map[string]string, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	info, err := os.Stat(path)
-	must(t, err)
+	info := plugintest.Value(os.Stat(path))(t)
 	st := info.Sys().(*syscall.Stat_t)
 	owners := fmt.Sprintf("%s %d:%d", info.Mode(), st.Uid, st.Gid)
 	if !info.IsDir() {
-		b, err := os.ReadFile(path)
-		must(t, err)
+		b := plugintest.Value(os.ReadFile(path))(t)
 		found[name] = owners + " " + string(b)
 		return
 	}
 	found[name] = owners
-	entries, err := os.ReadDir(path)
-	must(t, err)
+	entries := plugintest.Value(os.ReadDir(path))(t)
 	for _, e := range entries {
 		describe(t, found, dir, filepath.Join(name, e.Name()))
 	}
@@ -231,17 +179,14 @@ func describe(t *testing.T, found map[string]string, dir, name string) {
 func wantContent(t *testing.T, dir string, want map[string]string) {
 	t.Helper()
 	if got := content(t, dir); !maps.Equal(got, want) {
-		t.Errorf("%s has\n%q, want\n%q", dir, got, want)
+		t.Errorf("%s contains\n%q, want\n%q", dir, got, want)
 	}
 }
 
-// only makes sure that there is nothing in a volume but its version and links.
+// only requires that a volume contains nothing except one version, its link, and links for users.
 func only(t *testing.T, dir string, names int) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != names+2 {
-		t.Errorf("%d names and a version are %v, %v", names, entries, err)
-	}
+	plugintest.WantEntries(t, dir, names+2)
 }
 
 func TestMain(m *testing.M) {

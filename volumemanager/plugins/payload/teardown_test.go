@@ -12,13 +12,13 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/payload"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestMemory: what may be secret is on no disk, and gone with the volume.
+// TestMemory: content that may be secret is in memory only.
 func TestMemory(t *testing.T) {
 	h := newHost(t)
-	h.configMap("web", map[string]string{"a": "1"})
-	h.secret("web", map[string]string{"a": "1"})
+	h.both("web", map[string]string{"a": "1"})
 	for _, tc := range []struct {
 		volume corev1.Volume
 		memory bool
@@ -31,11 +31,10 @@ func TestMemory(t *testing.T) {
 	} {
 		t.Run(tc.path, func(t *testing.T) {
 			at := h.shown(t, tc.volume, newPod(), plugins.MounterArgs{})
-			if want := filepath.Join(h.paths.Root, "pods/4711/volumes", tc.path, "data"); at != want {
-				t.Errorf("it is at %s, want %s", at, want)
+			if want := filepath.Join(h.Paths().Root, "pods/4711/volumes", tc.path, "data"); at != want {
+				t.Errorf("the volume is at %s, want %s", at, want)
 			}
-			e, err := mount.OnPath(at)
-			must(t, err)
+			e := plugintest.MountAt(t, at)
 			if (e != nil && e.FSType == "tmpfs") != tc.memory {
 				t.Errorf("%+v", e)
 			}
@@ -43,23 +42,19 @@ func TestMemory(t *testing.T) {
 				return
 			}
 			must(t, mount.Unmount(at))
-			if entries, err := os.ReadDir(at); err != nil || len(entries) > 0 {
-				t.Errorf("below it the disk has %v, %v", entries, err)
-			}
+			plugintest.WantEntries(t, at, 0)
 		})
 	}
 }
 
-// TestTearDown is repeated, and done for what was never there or is there by half.
+// TestTearDown: TearDown is idempotent, also for a volume that was never or not completely set up.
 func TestTearDown(t *testing.T) {
 	h := newHost(t)
-	h.configMap("web", map[string]string{"a": "1"})
-	h.secret("web", map[string]string{"a": "1"})
-	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+	h.both("web", map[string]string{"a": "1"})
+	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			must(t, h.tearDown(t, v))
-			at, err := h.setUp(t, v, newPod(), plugins.MounterArgs{})
-			must(t, err)
+			at := plugintest.Value(h.setUp(t, v, newPod(), plugins.MounterArgs{}))(t)
 			for range 2 {
 				must(t, h.tearDown(t, v))
 				gone(t, at)
@@ -71,47 +66,37 @@ func TestTearDown(t *testing.T) {
 	}
 }
 
-// TestOtherMount: what is mounted there by others is neither written to nor removed.
+// TestOtherMount: another mount at the volume's path is neither written to nor removed.
 func TestOtherMount(t *testing.T) {
 	h := newHost(t)
-	h.configMap("web", map[string]string{"a": "1"})
-	h.secret("web", map[string]string{"a": "1"})
-	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+	h.both("web", map[string]string{"a": "1"})
+	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
-			other, at := testenv.Filesystem(t, "ext4", "16M"), h.paths.PodVolume("4711", h.plugin(t, v).Name(), "data")
+			other, at := testenv.Filesystem(t, "ext4", "16M"), h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")
 			must(t, os.WriteFile(filepath.Join(other, "precious"), nil, 0o600))
 			must(t, os.MkdirAll(at, 0o750))
 			must(t, mount.Bind(other, at, mount.Options{}))
 			_, err := h.setUp(t, v, newPod(), plugins.MounterArgs{})
-			if err == nil || !strings.Contains(err.Error(), at) || !strings.Contains(err.Error(), "unmount it") {
-				t.Errorf("set up: %v", err)
-			}
-			if err := h.tearDown(t, v); err == nil || !strings.Contains(err.Error(), "unmount it") {
-				t.Errorf("torn down: %v", err)
-			}
-			if entries, err := os.ReadDir(other); err != nil || len(entries) != 2 { // lost+found too
-				t.Errorf("it has %v, %v", entries, err)
-			}
+			plugintest.WantError(t, err, at, "unmount it")
+			plugintest.WantError(t, h.tearDown(t, v), "unmount it")
+			plugintest.WantEntries(t, other, 2) // with lost+found
 			must(t, mount.Unmount(at))
 			must(t, h.tearDown(t, v))
 		})
 	}
 }
 
-// TestOtherMemory: a filesystem in memory that others have mounted there is not written to;
-// of the volume's own what is missing comes back.
+// TestOtherMemory: another filesystem in memory is not written to. In the volume's own filesystem,
+// missing files are written again.
 func TestOtherMemory(t *testing.T) {
 	h := newHost(t)
 	h.secret("web", map[string]string{"a": "1"})
-	other, at := memoryDisk(t), h.paths.PodVolume("4711", "kubernetes.io/secret", "data")
+	other, at := memoryDisk(t), h.Paths().PodVolume("4711", "kubernetes.io/secret", "data")
 	must(t, os.MkdirAll(at, 0o750))
 	must(t, mount.Bind(other, at, mount.Options{}))
-	if _, err := h.setUp(t, secretVolume("web"), newPod(), plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "unmount it") {
-		t.Errorf("set up: %v", err)
-	}
-	if entries, err := os.ReadDir(other); err != nil || len(entries) > 0 {
-		t.Errorf("it wrote %v, %v", entries, err)
-	}
+	_, err := h.setUp(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	plugintest.WantError(t, err, "unmount it")
+	plugintest.WantEntries(t, other, 0)
 	must(t, mount.Unmount(at))
 	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	must(t, os.Remove(filepath.Join(at, "..data")))
@@ -119,24 +104,21 @@ func TestOtherMemory(t *testing.T) {
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
 }
 
-// TestBeneath: what others wrote to the directory while nothing was mounted stays.
+// TestBeneath: files in the directory below the mount stay.
 func TestBeneath(t *testing.T) {
 	h := newHost(t)
 	h.secret("web", map[string]string{"a": "1"})
-	at, err := h.setUp(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
-	must(t, err)
+	at := plugintest.Value(h.setUp(t, secretVolume("web"), newPod(), plugins.MounterArgs{}))(t)
 	must(t, mount.Unmount(at))
 	file := filepath.Join(at, "precious")
 	must(t, os.WriteFile(file, nil, 0o600))
 	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
-	if err := h.tearDown(t, secretVolume("web")); err == nil || !strings.Contains(err.Error(), at) || !strings.Contains(err.Error(), "remove them") {
-		t.Errorf("torn down: %v", err)
-	}
+	plugintest.WantError(t, h.tearDown(t, secretVolume("web")), at, "remove them")
 	must(t, os.Remove(file))
 }
 
-// TestMountBelow: what is mounted in a volume, or linked from it, is not the volume's.
+// TestMountBelow: mounts in a volume, and targets of links in it, are not removed.
 func TestMountBelow(t *testing.T) {
 	h, other := newHost(t), t.TempDir()
 	precious := filepath.Join(other, "precious")
@@ -147,24 +129,19 @@ func TestMountBelow(t *testing.T) {
 	below := filepath.Join(at, "..old", "below")
 	must(t, os.MkdirAll(below, 0o755))
 	must(t, mount.Bind(other, below, mount.Options{}))
-	if err := h.tearDown(t, configMapVolume("web")); err == nil || !strings.Contains(err.Error(), below) {
-		t.Errorf("torn down: %v", err)
-	}
+	plugintest.WantError(t, h.tearDown(t, configMapVolume("web")), below)
 	h.configMap("web", map[string]string{"a": "2"})
-	if _, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), below) {
-		t.Errorf("set up: %v", err)
-	}
+	_, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	plugintest.WantError(t, err, below)
 	must(t, mount.Unmount(below))
 	h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 2"})
 	only(t, at, 1)
-	if _, err := os.Stat(precious); err != nil {
-		t.Error(err)
-	}
+	plugintest.WantText(t, precious, "")
 }
 
-// TestContainersDirectory: the mount point that a container runtime made for another
-// volume is left alone, and goes with the volume.
+// TestContainersDirectory: a mount point that a container runtime has created stays until the volume
+// is removed.
 func TestContainersDirectory(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"a": "1"})
@@ -181,68 +158,63 @@ func TestContainersDirectory(t *testing.T) {
 	wantContent(t, at, map[string]string{"inner": "drwxr-xr-x 0:0"})
 }
 
-// TestNotADirectory: what is in the way is not removed, nor written through.
+// TestNotADirectory: a link at the volume's path is neither removed nor followed.
 func TestNotADirectory(t *testing.T) {
 	h, other := newHost(t), t.TempDir()
-	h.configMap("web", map[string]string{"a": "1"})
-	h.secret("web", map[string]string{"a": "1"})
-	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+	h.both("web", map[string]string{"a": "1"})
+	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
-			at := h.paths.PodVolume("4711", h.plugin(t, v).Name(), "data")
+			at := h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")
 			must(t, os.MkdirAll(filepath.Dir(at), 0o750))
 			must(t, os.Symlink(other, at))
-			if _, err := h.setUp(t, v, newPod(), plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), at) {
-				t.Errorf("set up: %v", err)
-			}
-			if entries, err := os.ReadDir(other); err != nil || len(entries) > 0 {
-				t.Errorf("it wrote %v, %v", entries, err)
-			}
+			_, err := h.setUp(t, v, newPod(), plugins.MounterArgs{})
+			plugintest.WantError(t, err, at)
+			plugintest.WantEntries(t, other, 0)
 		})
 	}
 }
 
-// TestFull: a volume that there is no room for is not there.
+// TestFull: on a full disk, a new volume is not created, and an existing one keeps its content.
 func TestFull(t *testing.T) {
 	h := newHost(t)
 	disk := memoryDisk(t)
-	h.paths = plugins.Paths{Root: disk}
+	h.Root = disk
 	h.configMap("web", map[string]string{"a": strings.Repeat("x", 2<<20)})
-	at := h.paths.PodVolume("4711", "kubernetes.io/configmap", "data")
+	at := h.Paths().PodVolume("4711", "kubernetes.io/configmap", "data")
 	if _, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{}); err == nil {
-		t.Error("it fits")
+		t.Error("a content larger than the disk was written")
 	}
 	gone(t, at)
 	h.configMap("web", map[string]string{"a": "1"})
 	h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	h.configMap("web", map[string]string{"a": strings.Repeat("x", 2<<20)})
 	if _, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{}); err == nil {
-		t.Error("it fits")
+		t.Error("a content larger than the disk was written")
 	}
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
 }
 
-// memoryDisk is a small filesystem.
+// memoryDisk returns a small filesystem in memory.
 func memoryDisk(t *testing.T) string {
 	t.Helper()
 	at := t.TempDir()
-	disk, err := mount.Memory("trivet:test", mount.MemoryFor(1<<20), mount.Options{})
-	must(t, err)
+	disk := plugintest.Value(mount.Memory("trivet:test", mount.MemoryFor(1<<20), mount.Options{}))(t)
 	must(t, disk.MoveTo(at))
 	must(t, disk.Close())
 	t.Cleanup(func() { must(t, mount.Unmount(at)) })
 	return at
 }
 
-// TestUnmounterRefuses names that lead elsewhere.
+// TestUnmounterRefuses: a name that is not one part of a path is refused.
 func TestUnmounterRefuses(t *testing.T) {
 	h := newHost(t)
 	for _, p := range payload.New(h) {
 		for _, name := range []string{"", ".", "..", "a/b", "/"} {
 			if _, err := p.NewUnmounter(name, "4711"); err == nil {
-				t.Errorf("%s takes volume %q", p.Name(), name)
+				t.Errorf("%s accepts volume %q", p.Name(), name)
 			}
 			if _, err := p.NewUnmounter("data", newPod().UID+"/"); err == nil {
-				t.Errorf("%s takes a pod with a slash", p.Name())
+				t.Errorf("%s accepts a pod UID with a slash", p.Name())
 			}
 		}
 	}

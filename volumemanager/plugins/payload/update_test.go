@@ -21,20 +21,19 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/payload"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestUpdate: what was changed, added and removed is so in the volume; what was there by
-// accident is gone.
+// TestUpdate: a volume has the changed, added and removed keys. Unknown links are removed.
 func TestUpdate(t *testing.T) {
-	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			set := func(data map[string]string) { h.configMap("web", data); h.secret("web", data) }
-			set(map[string]string{"a": "1", "b": "2"})
+			h.both("web", map[string]string{"a": "1", "b": "2"})
 			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 			must(t, os.Symlink("nowhere", filepath.Join(at, "c")))
 			must(t, os.Symlink("..data/b", filepath.Join(at, "accident")))
-			set(map[string]string{"b": "3", "c": "4"})
+			h.both("web", map[string]string{"b": "3", "c": "4"})
 			h.shown(t, v, newPod(), plugins.MounterArgs{})
 			wantContent(t, at, map[string]string{"b": "-rw-r--r-- 0:0 3", "c": "-rw-r--r-- 0:0 4"})
 			only(t, at, 2)
@@ -45,44 +44,41 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestInTheWay: where a key gets the name of a directory that a subPath has made, the
-// directory stays, all other keys are updated, and a warning says so; also in the next
-// process.
-func TestInTheWay(t *testing.T) {
-	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+// TestKeyOfSubPath: a key gets the name of a directory that a subPath has created. The directory
+// stays, all other keys are updated, and there is a warning; also in the next process.
+func TestKeyOfSubPath(t *testing.T) {
+	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			set := func(data map[string]string) { h.configMap("web", data); h.secret("web", data) }
-			set(map[string]string{"a": "1"})
+			h.both("web", map[string]string{"a": "1"})
 			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
-			way := filepath.Join(at, "m")
-			must(t, os.Mkdir(way, 0o755))
-			must(t, os.WriteFile(filepath.Join(way, "file"), []byte("kept"), 0o644))
-			set(map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
+			dir := filepath.Join(at, "m")
+			must(t, os.Mkdir(dir, 0o755))
+			must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o644))
+			h.both("web", map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
 			want := map[string]string{"m": "drwxr-xr-x 0:0", "m/file": "-rw-r--r-- 0:0 kept"}
 			for _, key := range []string{"b", "c", "x", "z"} {
 				want[key] = "-rw-r--r-- 0:0 2"
 			}
 			for range 3 {
-				m, err := h.plugin(t, v).NewMounter(&plugins.Spec{Volume: &v}, newPod())
-				must(t, err)
+				m := plugintest.Value(h.plugin(t, v).NewMounter(&plugins.Spec{Volume: &v}, newPod()))(t)
 				must(t, m.SetUp(t.Context(), plugins.MounterArgs{}))
 				wantContent(t, at, want)
 				warnings := m.(plugins.Warner).Warnings()
 				if len(warnings) != 1 || !strings.Contains(warnings[0], `"m"`) {
-					t.Errorf("the warnings are %q", warnings)
+					t.Errorf("warnings: %q", warnings)
 				}
 			}
-			must(t, os.RemoveAll(way))
+			must(t, os.RemoveAll(dir))
 			h.shown(t, v, newPod(), plugins.MounterArgs{})
 			if got := content(t, at)["m"]; got != "-rw-r--r-- 0:0 2" {
-				t.Errorf("when the directory is gone, m is %q", got)
+				t.Errorf("after the directory was removed, m is %q", got)
 			}
 		})
 	}
 }
 
-// TestUpdateOfItems: a file becomes a directory, and the other way.
+// TestUpdateOfItems: a file is replaced by a directory, and a directory by a file.
 func TestUpdateOfItems(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"a": "1"})
@@ -98,13 +94,12 @@ func TestUpdateOfItems(t *testing.T) {
 	wantContent(t, at, map[string]string{"-": "-rw-r--r-- 0:0 1"})
 }
 
-// TestUnchanged: nothing is written when nothing has changed.
+// TestUnchanged: nothing is written if the content is unchanged.
 func TestUnchanged(t *testing.T) {
 	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web", item("a", "x/y")), "in memory": secretVolume("web", item("a", "x/y"))} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.configMap("web", map[string]string{"a": "1"})
-			h.secret("web", map[string]string{"a": "1"})
+			h.both("web", map[string]string{"a": "1"})
 			args := plugins.MounterArgs{FSGroup: new(int64(2000))}
 			at := h.shown(t, v, newPod(), args)
 			before := changes(t, at)
@@ -116,7 +111,7 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
-// changes is when each file, directory and link was last changed in any way.
+// changes returns the attributes of each file, directory and link, with the times of changes.
 func changes(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -128,7 +123,7 @@ func changes(t *testing.T, dir string) map[string]string {
 		found[path] = fmt.Sprintf("%+v", info.Sys())
 		return err
 	}))
-	// Looking at a file may change when it was last looked at, no more.
+	// Reading a file may change only the access time.
 	for path, s := range found {
 		before, rest, _ := strings.Cut(s, "Atim:")
 		_, rest, _ = strings.Cut(rest, "}")
@@ -137,7 +132,7 @@ func changes(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// TestGrow: what outgrows the memory that it began with.
+// TestGrow: content that is larger than the initial filesystem in memory.
 func TestGrow(t *testing.T) {
 	h := newHost(t)
 	for _, data := range []map[string]string{
@@ -166,7 +161,7 @@ func many(n int) map[string]string {
 	return data
 }
 
-// generation is content that is of one moment: each of its files has the same number.
+// generation returns a content whose files all have the same number.
 func generation(n int) map[string]string {
 	data := map[string]string{}
 	for _, key := range []string{"a", "b", "c", "d"} {
@@ -178,8 +173,8 @@ func generation(n int) map[string]string {
 	return data
 }
 
-// readGeneration reads a volume as a pod does that wants one moment: through one link
-// resolved. What it reads may be removed meanwhile: it begins again.
+// readGeneration reads one version of a volume: it resolves the link once. If the version is removed
+// meanwhile, it starts again.
 func readGeneration(dir string) (n int, err error) {
 	for {
 		version, err := os.Readlink(filepath.Join(dir, "..data"))
@@ -210,20 +205,18 @@ func readGeneration(dir string) (n int, err error) {
 	}
 }
 
-// TestReaders: who reads while it is replaced sees one version or the other, never an
-// older one than before.
+// TestReaders: while the content is replaced, a reader gets the old version or the new one, and never
+// an older one than before.
 func TestReaders(t *testing.T) {
-	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.configMap("web", generation(0))
-			h.secret("web", generation(0))
+			h.both("web", generation(0))
 			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 			stop, result := make(chan struct{}), make(chan error, 1)
 			go func() { result <- readUntil(at, stop) }()
 			for n := range 300 {
-				h.configMap("web", generation(n))
-				h.secret("web", generation(n))
+				h.both("web", generation(n))
 				if _, err := h.setUp(t, v, newPod(), plugins.MounterArgs{}); err != nil {
 					t.Error(err)
 					break
@@ -254,15 +247,14 @@ func readUntil(dir string, stop <-chan struct{}) error {
 	}
 }
 
-// writerDir makes the test binary one that replaces the content of volumes below a
-// directory until it is killed.
+// writerDir is a variable with a directory: the test binary replaces the content of volumes below
+// it until it is killed.
 const writerDir = "TRIVET_TEST_PAYLOAD_WRITER"
 
 func writeForever(dir string) {
 	h := hostAt(dir)
 	for n := 0; ; n++ {
-		h.configMap("web", generation(n))
-		h.secret("web", generation(n))
+		h.both("web", generation(n))
 		for _, v := range []corev1.Volume{configMapVolume("web"), secretVolume("web")} {
 			if err := setUpOnce(h, v); err != nil {
 				fmt.Println(err)
@@ -286,28 +278,27 @@ func setUpOnce(h *host, v corev1.Volume) error {
 	return m.SetUp(context.Background(), plugins.MounterArgs{})
 }
 
-// TestKill: a process that is killed anywhere leaves the old version or the new one, and
-// what it leaves beside that is cleared by the next.
+// TestKill: a process that is killed at any point leaves the old version or the new one. The next
+// process removes other remains.
 func TestKill(t *testing.T) {
 	h := newHost(t)
 	volumes := []corev1.Volume{configMapVolume("web"), secretVolume("web")}
 	for _, v := range volumes {
 		t.Cleanup(func() { must(t, h.tearDown(t, v)) })
 	}
-	beside := 0
+	remains := 0
 	for range 30 {
-		kill(t, h.paths.Root)
+		kill(t, h.Root)
 		for _, v := range volumes {
-			at := h.paths.PodVolume("4711", h.plugin(t, v).Name(), "data")
+			at := h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")
 			if _, err := readGeneration(at); err != nil {
 				t.Error(err)
 			}
-			beside += leftovers(t, at)
+			remains += leftovers(t, at)
 		}
 	}
-	t.Logf("%d things were left beside", beside)
-	h.configMap("web", generation(1))
-	h.secret("web", generation(1))
+	t.Logf("%d other remains", remains)
+	h.both("web", generation(1))
 	for _, v := range volumes {
 		at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 		if n, err := readGeneration(at); n != 1 || err != nil {
@@ -317,17 +308,16 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// kill runs a writer, and kills it at some moment after its first round.
+// kill runs a writer, and kills it at a random time after its first round.
 func kill(t *testing.T, dir string) {
 	t.Helper()
 	c := exec.Command(os.Args[0])
 	c.Env = append(os.Environ(), writerDir+"="+dir)
-	out, err := c.StdoutPipe()
-	must(t, err)
+	out := plugintest.Value(c.StdoutPipe())(t)
 	must(t, c.Start())
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() || lines.Text() != "0" {
-		t.Errorf("the writer says %q", lines.Text())
+		t.Errorf("the writer printed %q", lines.Text())
 	}
 	for range rand.IntN(3) {
 		lines.Scan()
@@ -337,13 +327,11 @@ func kill(t *testing.T, dir string) {
 	_ = c.Wait()
 }
 
-// leftovers counts what a volume has beside its version.
+// leftovers counts the remains in a volume beside its current version.
 func leftovers(t *testing.T, dir string) (n int) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	current, err := os.Readlink(filepath.Join(dir, "..data"))
-	must(t, err)
+	entries := plugintest.Value(os.ReadDir(dir))(t)
+	current := plugintest.Value(os.Readlink(filepath.Join(dir, "..data")))(t)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "..") && e.Name() != "..data" && e.Name() != current {
 			n++
@@ -352,26 +340,26 @@ func leftovers(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// TestLeftovers: each step that may be the last one of a process.
+// TestLeftovers: a process is killed after each step.
 func TestLeftovers(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		leave func(at string) error
 	}{
-		{"half a version", func(at string) error {
-			return errors.Join(os.Mkdir(filepath.Join(at, "..half"), 0o700), os.WriteFile(filepath.Join(at, "..half", "a"), []byte("hal"), 0o600))
+		{"an incomplete version", func(at string) error {
+			return errors.Join(os.Mkdir(filepath.Join(at, "..part"), 0o700), os.WriteFile(filepath.Join(at, "..part", "a"), []byte("par"), 0o600))
 		}},
 		{"a version not yet linked", func(at string) error { return os.Mkdir(filepath.Join(at, "..next"), 0o755) }},
 		{"a link not yet renamed", func(at string) error { return os.Symlink("..next", filepath.Join(at, "..data_tmp")) }},
-		{"no links of users", func(at string) error { return os.Remove(filepath.Join(at, "a")) }},
+		{"no link for users", func(at string) error { return os.Remove(filepath.Join(at, "a")) }},
 		{"no version", func(at string) error { return os.Remove(filepath.Join(at, "..data")) }},
-		{"a version that is gone", func(at string) error {
-			return errors.Join(os.Remove(filepath.Join(at, "..data")), os.Symlink("..gone", filepath.Join(at, "..data")))
+		{"a missing version", func(at string) error {
+			return errors.Join(os.Remove(filepath.Join(at, "..data")), os.Symlink("..missing", filepath.Join(at, "..data")))
 		}},
-		{"a version that leads out", func(at string) error {
+		{"a link out of the volume", func(at string) error {
 			return errors.Join(os.Remove(filepath.Join(at, "..data")), os.Symlink("../..", filepath.Join(at, "..data")))
 		}},
-		{"nothing but a directory", func(at string) error {
+		{"an empty directory", func(at string) error {
 			entries, err := os.ReadDir(at)
 			for _, e := range entries {
 				err = errors.Join(err, os.RemoveAll(filepath.Join(at, e.Name())))
@@ -380,11 +368,10 @@ func TestLeftovers(t *testing.T) {
 		}},
 		{"content changed by others", func(at string) error { return os.WriteFile(filepath.Join(at, "a"), []byte("other"), 0o600) }},
 	} {
-		for kind, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+		for kind, v := range onDiskAndInMemory() {
 			t.Run(tc.name+" "+kind, func(t *testing.T) {
 				h := newHost(t)
-				h.configMap("web", generation(1))
-				h.secret("web", generation(1))
+				h.both("web", generation(1))
 				at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 				must(t, tc.leave(at))
 				h.shown(t, v, newPod(), plugins.MounterArgs{})
@@ -397,7 +384,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestReboot: what was in memory is there again.
+// TestReboot: after a reboot the content in memory is written again.
 func TestReboot(t *testing.T) {
 	h := newHost(t)
 	h.secret("web", map[string]string{"a": "1"})
