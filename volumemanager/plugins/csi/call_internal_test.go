@@ -6,7 +6,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestRedacted: a driver that cuts a secret out of its request does not show it.
+// TestRedacted: messages of drivers are returned without secrets of the request.
 func TestRedacted(t *testing.T) {
 	const tokens = `{"vault":{"token":"eyJh.bGci","expirationTimestamp":null}}`
 	for name, test := range map[string]struct {
@@ -17,7 +17,7 @@ func TestRedacted(t *testing.T) {
 		"a part of another":     {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"user": "admin", "key": "admin123"}}, "admin123?", "***?"},
 		"a token":               {&csi.NodePublishVolumeRequest{VolumeContext: map[string]string{tokensKey: tokens}}, "eyJh.bGci has expired", "*** has expired"},
 		"a token among secrets": {&csi.NodePublishVolumeRequest{Secrets: map[string]string{tokensKey: tokens}}, "eyJh.bGci has expired", "*** has expired"},
-		"nothing":               {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"key": ""}}, "no", "no"},
+		"empty secret":          {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"key": ""}}, "no", "no"},
 	} {
 		if got := redacted(test.message, test.request); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)

@@ -16,10 +16,10 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// errLie makes the fake say that it did what it did not.
-var errLie = errors.New("success, it says")
+// errFalseSuccess makes a call return success without an effect.
+var errFalseSuccess = errors.New("false success")
 
-// fake is a driver that mounts a tmpfs for each volume, and does as it is told otherwise.
+// fake is a driver that mounts a tmpfs for each volume. Its calls can be replaced.
 type fake struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -32,9 +32,9 @@ type fake struct {
 	name   string
 	nodeID string
 	ready  bool
-	// script has what a call does instead, by its name.
+	// script holds the replacements of calls, by name.
 	script map[string]func(context.Context, any) error
-	// requests has the last one of each call; calls all their names.
+	// requests holds the last request of each call; calls holds the names of all calls.
 	requests map[string]any
 	calls    []string
 	created  *csi.Volume
@@ -44,11 +44,11 @@ type fake struct {
 	control  []csi.ControllerServiceCapability_RPC_Type
 }
 
-// newFake serves a driver that can all that the plugin knows of.
+// newFake serves a driver with all capabilities that the plugin uses.
 func newFake(t *testing.T, h *host) *fake {
 	t.Helper()
 	f := &fake{
-		path: filepath.Join(filepath.Dir(h.root), "csi.sock"), name: driverName, nodeID: "fake-node", ready: true,
+		path: filepath.Join(filepath.Dir(h.Root), "csi.sock"), name: driverName, nodeID: "fake-node", ready: true,
 		script: map[string]func(context.Context, any) error{}, requests: map[string]any{},
 		plugin: []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS},
 		nodeCan: []csi.NodeServiceCapability_RPC_Type{
@@ -65,7 +65,7 @@ func newFake(t *testing.T, h *host) *fake {
 	return f
 }
 
-// registeredFake is a host with a fake that is registered.
+// registeredFake returns a host with a registered fake.
 func registeredFake(t *testing.T) (*host, *fake) {
 	t.Helper()
 	h := newHost(t)
@@ -84,7 +84,7 @@ func (f *fake) start(t *testing.T) {
 	})
 }
 
-// on makes a call do something else; nil as it did.
+// on replaces a call; nil restores it.
 func (f *fake) on(call string, do func(context.Context, any) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,14 +96,14 @@ func (f *fake) fails(call string, err error) {
 	f.on(call, func(context.Context, any) error { return err })
 }
 
-// set changes what the driver is.
+// set changes the fields of the driver.
 func (f *fake) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-// asked is the last request of a call; nil if there was none.
+// asked returns the last request of a call; nil if there was none.
 func asked[R any](f *fake) *R {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,7 +111,7 @@ func asked[R any](f *fake) *R {
 	return r
 }
 
-// count tells how often a call was made.
+// count returns the number of calls with a name.
 func (f *fake) count(call string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,7 +123,7 @@ func (f *fake) count(call string) (n int) {
 	return n
 }
 
-// scripted notes a call. done: it is over.
+// scripted records a call, and makes its replacement. done: there was one.
 func (f *fake) scripted(ctx context.Context, request any) (done bool, err error) {
 	name := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", request), "*csi."), "Request")
 	f.mu.Lock()
@@ -135,7 +135,7 @@ func (f *fake) scripted(ctx context.Context, request any) (done bool, err error)
 		return false, nil
 	}
 	err = do(ctx, request)
-	if errors.Is(err, errLie) {
+	if errors.Is(err, errFalseSuccess) {
 		err = nil
 	}
 	return true, err

@@ -20,25 +20,25 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/csi"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 const (
 	driverName = "fake.example.com"
-	nodeName   = "node-1"
-	// patience is how long anything may take that is waited for.
+	nodeName   = plugintest.NodeName
+	// patience is the time limit of each wait.
 	patience = time.Minute
 )
 
-// host is a manager's side of the plugin, and the directories of a machine.
+// host is a manager with the plugin, and the directories of a machine.
 type host struct {
 	*csi.Plugin
-	root, registry string
-	secrets        map[string]map[string]string
-	objects        map[string]*storagev1.CSIDriver
-	changes        atomic.Int32
+	*plugintest.Host
+	registry string
+	changes  atomic.Int32
 }
 
-// newHost runs a plugin on a machine of its own until the test ends.
+// newHost runs a plugin on its own machine until the test ends.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	h := newMachine(t)
@@ -49,17 +49,13 @@ func newHost(t *testing.T) *host {
 // newMachine is a host without a plugin.
 func newMachine(t *testing.T) *host {
 	t.Helper()
-	// Names of sockets have 107 bytes at most: the test's own directory may be too long.
-	dir, err := os.MkdirTemp("", "host")
-	must(t, err)
+	// The path of a socket has at most 107 bytes: the directory of t.TempDir may be too long.
+	dir := plugintest.Value(os.MkdirTemp("", "host"))(t)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	return &host{
-		root: filepath.Join(dir, "root"), registry: filepath.Join(dir, "registry"),
-		secrets: map[string]map[string]string{}, objects: map[string]*storagev1.CSIDriver{},
-	}
+	return &host{Host: plugintest.NewHost(filepath.Join(dir, "root")), registry: filepath.Join(dir, "registry")}
 }
 
-// start is a manager that knows nothing but what the disk has.
+// start starts a manager, which has only the records on disk.
 func (h *host) start(t *testing.T) {
 	t.Helper()
 	h.Plugin = csi.New(h, csi.Options{Registry: h.registry, Changed: func() { h.changes.Add(1) }})
@@ -73,33 +69,17 @@ func (h *host) start(t *testing.T) {
 	})
 }
 
-func (h *host) Paths() plugins.Paths { return plugins.Paths{Root: h.root} }
-func (h *host) NodeName() string     { return nodeName }
-
-func (h *host) ConfigMap(string, string) (*corev1.ConfigMap, error) {
-	return nil, plugins.ErrNotFound
+// setSecret sets the Secret <namespace>/<name>.
+func (h *host) setSecret(key string, values map[string]string) {
+	h.Secrets[key] = &corev1.Secret{Data: plugintest.Bytes(values)}
 }
 
-func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
-	values, ok := h.secrets[namespace+"/"+name]
-	if !ok {
-		return nil, plugins.ErrNotFound
-	}
-	data := map[string][]byte{}
-	for key, value := range values {
-		data[key] = []byte(value)
-	}
-	return &corev1.Secret{Data: data}, nil
+// setDriver sets the CSIDriver object of the fake.
+func (h *host) setDriver(spec storagev1.CSIDriverSpec) {
+	h.CSIDrivers[driverName] = &storagev1.CSIDriver{Spec: spec}
 }
 
-func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.objects[name] }
-
-func (h *host) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time, error) {
-	token := fmt.Sprintf("token of %s for %s, %s", pod.UID, strings.Join(audiences, ","), lifetime)
-	return token, time.Unix(0, 0).Add(lifetime), nil
-}
-
-// registrar is what a node-driver-registrar serves.
+// registrar is a node-driver-registrar.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	info *registration.PluginInfo
@@ -118,8 +98,7 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// announce serves a registrar in the registry. stop removes its socket, as one does that
-// ends.
+// announce serves a registrar in the registry. stop removes its socket, as a registrar that ends.
 func (h *host) announce(t *testing.T, file string, info *registration.PluginInfo) (r *registrar, stop func()) {
 	t.Helper()
 	r = &registrar{info: info, told: make(chan *registration.RegistrationStatus, 1)}
@@ -128,11 +107,10 @@ func (h *host) announce(t *testing.T, file string, info *registration.PluginInfo
 	return r, stop
 }
 
-// serve listens on a Unix socket until the test ends, or stop.
+// serve serves on a Unix socket until stop is called or the test ends.
 func serve(t *testing.T, path string, register func(*grpc.Server)) (stop func()) {
 	t.Helper()
-	listener, err := net.Listen("unix", path)
-	must(t, err)
+	listener := plugintest.Value(net.Listen("unix", path))(t)
 	server := grpc.NewServer()
 	register(server)
 	go func() { _ = server.Serve(listener) }() // ends with Stop
@@ -140,12 +118,12 @@ func serve(t *testing.T, path string, register func(*grpc.Server)) (stop func())
 	return server.Stop
 }
 
-// info is a registrar's answer for the driver at an endpoint.
+// info returns a registrar's answer for the driver at an endpoint.
 func info(name, endpoint string, versions ...string) *registration.PluginInfo {
 	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: name, Endpoint: endpoint, SupportedVersions: versions}
 }
 
-// status waits for a state of a socket.
+// status waits until the status of a socket meets a condition.
 func (h *host) status(t *testing.T, file string, ok func(csi.DriverStatus) bool) csi.DriverStatus {
 	t.Helper()
 	var last csi.DriverStatus
@@ -169,7 +147,7 @@ func failing(text string) func(csi.DriverStatus) bool {
 	return func(s csi.DriverStatus) bool { return strings.Contains(s.Error, text) }
 }
 
-// waitFor tries until there is no error.
+// waitFor retries a function until it returns no error.
 func waitFor(t *testing.T, try func() error) {
 	t.Helper()
 	limit := time.NewTimer(patience)
@@ -183,49 +161,19 @@ func waitFor(t *testing.T, try func() error) {
 		}
 		select {
 		case <-limit.C:
-			t.Fatalf("still so after %v: %v", patience, err)
+			t.Fatalf("timed out after %v: %v", patience, err)
 		case <-tick.C:
 		}
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wantError wants an error with words in it.
-func wantError(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error; want one with %q", words)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q lacks %q", err, w)
-		}
-	}
-}
-
-// certain wants an error after which all is as it was; uncertain one after which it may
-// not be.
-func certain(t *testing.T, err error, words ...string) {
-	t.Helper()
-	wantError(t, err, words...)
-	if plugins.Uncertain(err) {
-		t.Errorf("%v: it is uncertain", err)
-	}
-}
-
-func uncertain(t *testing.T, err error, words ...string) {
-	t.Helper()
-	wantError(t, err, words...)
-	if !plugins.Uncertain(err) {
-		t.Errorf("%v: it is not uncertain", err)
-	}
-}
+var (
+	must      = plugintest.Must
+	wantError = plugintest.WantError
+	certain   = plugintest.WantCertain
+	uncertain = plugintest.WantUncertain
+	gone      = plugintest.WantMissing
+)
 
 func pod(name string) *corev1.Pod {
 	return &corev1.Pod{
@@ -234,7 +182,7 @@ func pod(name string) *corev1.Pod {
 	}
 }
 
-// persistent is a PersistentVolume of a driver.
+// persistent returns a PersistentVolume of a driver.
 func persistent(driver, name, handle string) *plugins.Spec {
 	return &plugins.Spec{PersistentVolume: &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -245,7 +193,7 @@ func persistent(driver, name, handle string) *plugins.Spec {
 	}}
 }
 
-// device makes a raw device of a spec.
+// device changes a spec to a raw device.
 func device(spec *plugins.Spec) *plugins.Spec {
 	mode := corev1.PersistentVolumeBlock
 	spec.PersistentVolume.Spec.VolumeMode = &mode
@@ -262,20 +210,18 @@ func inline(driver, name string, attributes map[string]string) *plugins.Spec {
 // setUp sets a volume up for a pod.
 func (h *host) setUp(ctx context.Context, t *testing.T, spec *plugins.Spec, pod *corev1.Pod, args plugins.MounterArgs) (path string, err error) {
 	t.Helper()
-	m, err := h.NewMounter(spec, pod)
-	must(t, err)
+	m := plugintest.Value(h.NewMounter(spec, pod))(t)
 	return m.Path(), m.SetUp(ctx, args)
 }
 
 func (h *host) tearDown(t *testing.T, name string, pod *corev1.Pod) error {
 	t.Helper()
-	u, err := h.NewUnmounter(name, pod.UID)
-	must(t, err)
+	u := plugintest.Value(h.NewUnmounter(name, pod.UID))(t)
 	return u.TearDown(t.Context())
 }
 
-// nothingLeft wants no file and no mount below a directory; empty directories are the
-// manager's.
+// nothingLeft requires that a directory contains no file and no mount. The manager removes empty
+// directories.
 func nothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -283,33 +229,25 @@ func nothingLeft(t *testing.T, dir string) {
 			return nil
 		}
 		if err == nil && !d.IsDir() {
-			t.Errorf("left behind: %s", path)
+			t.Errorf("not removed: %s", path)
 		}
 		return err
 	}))
 	if at := mounts(t, dir); len(at) > 0 {
-		t.Errorf("left mounted: %v", at)
+		t.Errorf("still mounted: %v", at)
 	}
 }
 
-// mounts are those at or below a directory.
+// mounts returns the mount points at or below a directory.
 func mounts(t *testing.T, dir string) (at []string) {
 	t.Helper()
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	must(t, err)
+	table := plugintest.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for line := range strings.Lines(string(table)) {
 		if point := strings.Fields(line)[4]; strings.HasPrefix(point+"/", dir+"/") {
 			at = append(at, point)
 		}
 	}
 	return at
-}
-
-func gone(t *testing.T, path string) {
-	t.Helper()
-	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		t.Errorf("%s is there: %v", path, err)
-	}
 }
 
 func registeredAs(nodeID string) func(csi.DriverStatus) bool {

@@ -11,8 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestMountpoints: what was mounted before the call is seen, and what was unmounted is
-// not, however many ask at once.
+// TestMountpoints: concurrent calls return the mounts that existed when each call started.
 func TestMountpoints(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir, err := filepath.EvalSymlinks(t.TempDir())

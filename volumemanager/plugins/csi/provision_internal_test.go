@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// TestClassifyCreateError: what CreateVolume's codes say of the volume of this call, and of the calls
-// before it.
+// TestClassifyCreateError: the certainty of the volume of this call and of earlier calls, by the code of
+// CreateVolume.
 func TestClassifyCreateError(t *testing.T) {
 	for code, want := range map[codes.Code]struct{ uncertain, refused bool }{
 		codes.InvalidArgument:   {false, true},

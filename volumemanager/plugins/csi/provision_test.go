@@ -16,9 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// options are those of a claim for a size.
+// options returns the options of a claim for a size.
 func options(driver, name, size string, parameters map[string]string) plugins.ProvisionOptions {
 	return plugins.ProvisionOptions{
 		PVName: "pvc-" + name,
@@ -35,7 +36,7 @@ func options(driver, name, size string, parameters map[string]string) plugins.Pr
 
 func TestProvision(t *testing.T) {
 	h, f := registeredFake(t)
-	h.secrets["team/admin-claim"] = map[string]string{"key": "admin"}
+	h.setSecret("team/admin-claim", map[string]string{"key": "admin"})
 	f.created = &csi.Volume{
 		VolumeId: "made", CapacityBytes: 2 << 30, VolumeContext: map[string]string{"a": "b"},
 		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "here"}}},
@@ -50,10 +51,9 @@ func TestProvision(t *testing.T) {
 	retain := corev1.PersistentVolumeReclaimRetain
 	o.Class.ReclaimPolicy, o.Class.MountOptions = &retain, []string{"noatime"}
 	if !h.Provisions(o.Class) {
-		t.Error("the class is its own")
+		t.Error("the plugin does not support the class")
 	}
-	pv, err := h.Provision(t.Context(), o)
-	must(t, err)
+	pv := plugintest.Value(h.Provision(t.Context(), o))(t)
 	r := asked[csi.CreateVolumeRequest](f)
 	parameters := map[string]string{
 		"type": "fast", "csi.storage.k8s.io/pv/name": "pvc-claim", "csi.storage.k8s.io/pvc/name": "claim", "csi.storage.k8s.io/pvc/namespace": "team",
@@ -77,7 +77,7 @@ func TestProvision(t *testing.T) {
 	}
 }
 
-// TestProvisionGarbage: a volume that is not as asked is deleted, and why is said.
+// TestProvisionGarbage: a volume that does not match the request is deleted, with an error.
 func TestProvisionGarbage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		made    *csi.Volume
@@ -113,15 +113,15 @@ func TestProvisionGarbage(t *testing.T) {
 			if n := f.count("DeleteVolume"); (n == 1) != tc.deleted {
 				t.Errorf("%d deletions", n)
 			}
-			f.fails("DeleteVolume", status.Error(codes.Internal, "it stays"))
+			f.fails("DeleteVolume", status.Error(codes.Internal, "scripted"))
 			if _, err := h.Provision(t.Context(), o); tc.deleted {
-				uncertain(t, err, tc.want, "it stays")
+				uncertain(t, err, tc.want, "scripted")
 			}
 		})
 	}
 }
 
-// TestProvisionRefused: what cannot be made is not asked for.
+// TestProvisionRefused: CreateVolume is not called for an invalid or unsupported request.
 func TestProvisionRefused(t *testing.T) {
 	h, f := registeredFake(t)
 	for name, tc := range map[string]struct {
@@ -144,7 +144,7 @@ func TestProvisionRefused(t *testing.T) {
 		"chosen by claim": {func(o *plugins.ProvisionOptions) {
 			o.Class.Parameters = secretOf("provisioner", "${pvc.annotations['example.com/login']}")
 		}, true, "example.com/login"},
-		"no Secret": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("provisioner", "gone") }, false, "vault/gone"},
+		"no Secret": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("provisioner", "missing") }, false, "vault/missing"},
 		"not here": {func(o *plugins.ProvisionOptions) {
 			o.Class.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{"there"}}}}}
 		}, true, "allowedTopologies"},
@@ -163,10 +163,10 @@ func TestProvisionRefused(t *testing.T) {
 		})
 	}
 	if n := f.count("CreateVolume"); n != 0 {
-		t.Errorf("%d volumes made", n)
+		t.Errorf("%d calls of CreateVolume", n)
 	}
 	if h.Provisions(&storagev1.StorageClass{Provisioner: "kubernetes.io/no-provisioner"}) {
-		t.Error("a provisioner of Kubernetes itself")
+		t.Error("an in-tree provisioner is supported")
 	}
 }
 
@@ -174,8 +174,8 @@ func secretOf(kind, name string) map[string]string {
 	return map[string]string{"csi.storage.k8s.io/" + kind + "-secret-name": name, "csi.storage.k8s.io/" + kind + "-secret-namespace": "vault"}
 }
 
-// TestNoController: a driver without a controller service makes, attaches and grows
-// nothing here, nor does one that has it elsewhere.
+// TestNoController: a driver without a controller service at its endpoint creates, attaches and expands
+// no volumes.
 func TestNoController(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
 		h := newHost(t)
@@ -219,7 +219,7 @@ func TestExpand(t *testing.T) {
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
 	for _, name := range []string{"controller", "node"} {
-		h.secrets["vault/"+name] = map[string]string{"key": name}
+		h.setSecret("vault/"+name, map[string]string{"key": name})
 	}
 	spec.PersistentVolume.Spec.CSI.ControllerExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "controller"}
 	spec.PersistentVolume.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "node"}
@@ -247,7 +247,7 @@ func TestNeedsAttach(t *testing.T) {
 	if needs, err := h.NeedsAttach(spec); !needs || err != nil {
 		t.Errorf("by default: %v, %v", needs, err)
 	}
-	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{AttachRequired: &no}}
+	h.setDriver(storagev1.CSIDriverSpec{AttachRequired: &no})
 	if needs, err := h.NeedsAttach(spec); needs || err != nil {
 		t.Errorf("attachRequired is false: %v, %v", needs, err)
 	}

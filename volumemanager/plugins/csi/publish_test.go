@@ -19,54 +19,52 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestLies: a driver is believed what the mount table says.
-func TestLies(t *testing.T) {
+// TestFalseReports: the result of a call is compared with the mount table.
+func TestFalseReports(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec, p := persistent(driverName, "pv", "handle"), pod("one")
-	f.fails("NodePublishVolume", errLie)
+	f.fails("NodePublishVolume", errFalseSuccess)
 	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
 	uncertain(t, err, "nothing is mounted", path)
 	f.on("NodePublishVolume", nil)
-	_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	must(t, err)
+	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 
-	f.fails("NodeUnpublishVolume", errLie)
+	f.fails("NodeUnpublishVolume", errFalseSuccess)
 	wantError(t, h.tearDown(t, "pv", p), "still mounted", path)
 	f.on("NodeUnpublishVolume", nil)
 	must(t, h.tearDown(t, "pv", p))
 	must(t, h.tearDown(t, "pv", p))
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 	gone(t, filepath.Dir(path))
 }
 
-// TestBlockLies is TestLies for raw devices.
-func TestBlockLies(t *testing.T) {
+// TestBlockFalseReports is TestFalseReports for raw devices.
+func TestBlockFalseReports(t *testing.T) {
 	h, f := registeredFake(t)
 	spec, p := device(persistent(driverName, "pv", "handle")), pod("one")
-	m, err := h.NewBlockVolumeMapper(spec, p)
-	must(t, err)
+	m := plugintest.Value(h.NewBlockVolumeMapper(spec, p))(t)
 	must(t, m.SetUpDevice(t.Context(), nil))
-	f.fails("NodePublishVolume", errLie)
+	f.fails("NodePublishVolume", errFalseSuccess)
 	uncertain(t, m.MapPodDevice(t.Context()), "no block device")
 	f.on("NodePublishVolume", func(_ context.Context, r any) error {
 		return os.WriteFile(r.(*csi.NodePublishVolumeRequest).GetTargetPath(), []byte("not a device"), 0o600)
 	})
 	uncertain(t, m.MapPodDevice(t.Context()), "no block device")
-	u, err := h.NewBlockVolumeUnmapper("pv", p.UID)
-	must(t, err)
-	f.fails("NodeUnpublishVolume", errLie)
+	u := plugintest.Value(h.NewBlockVolumeUnmapper("pv", p.UID))(t)
+	f.fails("NodeUnpublishVolume", errFalseSuccess)
 	wantError(t, u.UnmapPodDevice(t.Context()), "12 bytes")
 	f.on("NodeUnpublishVolume", nil)
 	must(t, u.UnmapPodDevice(t.Context()))
 	must(t, h.UnmountDevice(t.Context(), spec))
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// TestErrors: after an error that is final nothing is left; after another all is as the
-// call may have left it, and can be undone.
+// TestErrors: after a final error nothing is left. After another error, what the call may have done
+// can be undone.
 func TestErrors(t *testing.T) {
 	for _, tc := range []struct {
 		code  codes.Code
@@ -91,51 +89,47 @@ func TestErrors(t *testing.T) {
 				want = certain
 			}
 			for _, call := range []string{"NodeStageVolume", "NodePublishVolume", "ControllerPublishVolume"} {
-				f.fails(call, status.Error(tc.code, "as told"))
+				f.fails(call, status.Error(tc.code, "scripted"))
 			}
 			_, err := h.Attach(t.Context(), spec)
-			want(t, err, driverName, "ControllerPublishVolume", tc.code.String(), "as told")
+			want(t, err, driverName, "ControllerPublishVolume", tc.code.String(), "scripted")
 			want(t, h.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{}), "NodeStageVolume")
 			_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
 			want(t, err, "NodePublishVolume")
 			if tc.final {
-				nothingLeft(t, h.root)
+				nothingLeft(t, h.Root)
 			}
 			h.takeDown(t, p)
 		})
 	}
 }
 
-// takeDown undoes all that the disk has, as a manager does that has just started.
+// takeDown removes all volumes that are found on disk, as a manager that has just started.
 func (h *host) takeDown(t *testing.T, pods ...*corev1.Pod) {
 	t.Helper()
 	for _, p := range pods {
-		dirs, err := filepath.Glob(h.Paths().PodVolumes(p.UID, h.Name()) + "/*")
-		must(t, err)
+		dirs := plugintest.Value(filepath.Glob(h.Paths().PodVolumes(p.UID, h.Name()) + "/*"))(t)
 		for _, dir := range dirs {
 			must(t, h.tearDown(t, filepath.Base(dir), p))
 		}
 	}
-	staged, err := h.DeviceMounts()
-	must(t, err)
+	staged := plugintest.Value(h.DeviceMounts())(t)
 	for _, s := range staged {
 		must(t, h.UnmountDevice(t.Context(), s.Spec))
 	}
-	attached, err := h.Attachments()
-	must(t, err)
+	attached := plugintest.Value(h.Attachments())(t)
 	for _, a := range attached {
 		must(t, h.Detach(t.Context(), a.Spec))
 	}
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// TestErrorLater: a volume that may be mounted is not forgotten by a final error.
+// TestErrorLater: after a final error, a volume that may be mounted keeps its record.
 func TestErrorLater(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec, p := persistent(driverName, "pv", "handle"), pod("one")
-	_, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	must(t, err)
+	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 	f.fails("NodePublishVolume", status.Error(codes.Internal, "later"))
 	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
 	uncertain(t, err, "later")
@@ -148,8 +142,7 @@ func TestErrorLater(t *testing.T) {
 	}
 }
 
-// TestHang: a driver that does not answer is left alone in time, and another call is not
-// kept waiting.
+// TestHang: a call to a driver that does not answer ends in time, and does not block other calls.
 func TestHang(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
@@ -175,18 +168,17 @@ func TestHang(t *testing.T) {
 		hangs <- err
 	}()
 	<-entered
-	_, err := h.setUp(t.Context(), t, persistent(driverName, "pv2", "other"), p, plugins.MounterArgs{})
-	must(t, err)
+	plugintest.Value(h.setUp(t.Context(), t, persistent(driverName, "pv2", "other"), p, plugins.MounterArgs{}))(t)
 	uncertain(t, <-hangs, "DeadlineExceeded")
 	f.on("NodePublishVolume", nil)
 	h.takeDown(t, p)
 }
 
-// TestSecretsAreNotShown: a driver that repeats what it was asked is not quoted.
+// TestSecretsAreNotShown: errors contain no secrets, even if a driver quotes its request.
 func TestSecretsAreNotShown(t *testing.T) {
 	h, f := registeredFake(t)
-	h.secrets["team/login"] = map[string]string{"password": "hunter2"}
-	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}}}}
+	h.setSecret("team/login", map[string]string{"password": "hunter2"})
+	h.setDriver(storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}}})
 	spec := persistent(driverName, "pv", "handle")
 	spec.PersistentVolume.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "team", Name: "login"}
 	f.on("NodePublishVolume", func(_ context.Context, request any) error {
@@ -198,21 +190,21 @@ func TestSecretsAreNotShown(t *testing.T) {
 	if text := err.Error(); strings.Contains(text, "hunter2") || strings.Contains(text, "token of") || len(text) > 2000 {
 		t.Errorf("%d bytes: %.300s", len(text), text)
 	}
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// TestPublishRequest: the driver gets what the kubelet would give it.
+// TestPublishRequest: the requests are those of a kubelet.
 func TestPublishRequest(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	yes, seconds := true, int64(900)
-	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
+	h.setDriver(storagev1.CSIDriverSpec{
 		PodInfoOnMount: &yes, RequiresRepublish: &yes,
 		TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}, {Audience: "short", ExpirationSeconds: &seconds}},
-	}}
-	h.secrets["vault/attach"] = map[string]string{"key": "attach"}
-	h.secrets["vault/stage"] = map[string]string{"key": "stage"}
-	h.secrets["vault/publish"] = map[string]string{"key": "publish"}
+	})
+	h.setSecret("vault/attach", map[string]string{"key": "attach"})
+	h.setSecret("vault/stage", map[string]string{"key": "stage"})
+	h.setSecret("vault/publish", map[string]string{"key": "publish"})
 	spec := persistent(driverName, "pv", "handle")
 	pv := &spec.PersistentVolume.Spec
 	pv.MountOptions = []string{"noatime"}
@@ -222,15 +214,13 @@ func TestPublishRequest(t *testing.T) {
 	pv.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "publish"}
 	spec.ReadOnly = true
 	if !h.Remounts(spec) {
-		t.Error("requiresRepublish is not seen")
+		t.Error("requiresRepublish has no effect")
 	}
 
-	attachment, err := h.Attach(t.Context(), spec)
-	must(t, err)
+	attachment := plugintest.Value(h.Attach(t.Context(), spec))(t)
 	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
 	p := pod("one")
-	_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	must(t, err)
+	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 	if r := asked[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() || r.GetSecrets()["key"] != "attach" {
 		t.Errorf("attached with %v", r)
 	}
@@ -258,12 +248,11 @@ func TestPublishRequest(t *testing.T) {
 		t.Errorf("published with %v", publish)
 	}
 
-	h.objects[driverName].Spec.ServiceAccountTokenInSecrets = &yes
-	_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	must(t, err)
+	h.CSIDrivers[driverName].Spec.ServiceAccountTokenInSecrets = &yes
+	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 	publish = asked[csi.NodePublishVolumeRequest](f)
 	if _, ok := publish.GetVolumeContext()["csi.storage.k8s.io/serviceAccount.tokens"]; ok || len(publish.GetSecrets()) != 2 {
-		t.Errorf("tokens belong among the secrets: %v", publish)
+		t.Errorf("the tokens are not among the secrets: %v", publish)
 	}
 	h.takeDown(t, p)
 	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "attach" {
@@ -271,21 +260,21 @@ func TestPublishRequest(t *testing.T) {
 	}
 }
 
-// TestSecretMissing: nothing is called without a Secret, but for calls that take away.
+// TestSecretMissing: without a Secret, only calls that remove something are made.
 func TestSecretMissing(t *testing.T) {
 	h, f := registeredFake(t)
-	ref := &corev1.SecretReference{Namespace: "vault", Name: "gone"}
+	ref := &corev1.SecretReference{Namespace: "vault", Name: "missing"}
 	spec := persistent(driverName, "pv", "handle")
 	spec.PersistentVolume.Spec.CSI.NodePublishSecretRef = ref
 	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
-	certain(t, err, "vault/gone")
+	certain(t, err, "vault/missing")
 	if !errors.Is(err, plugins.ErrNotFound) || f.count("NodePublishVolume") != 0 {
 		t.Errorf("%v, %d calls", err, f.count("NodePublishVolume"))
 	}
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 
 	spec.PersistentVolume.Annotations = map[string]string{
-		"volume.kubernetes.io/provisioner-deletion-secret-name": "gone", "volume.kubernetes.io/provisioner-deletion-secret-namespace": "vault",
+		"volume.kubernetes.io/provisioner-deletion-secret-name": "missing", "volume.kubernetes.io/provisioner-deletion-secret-namespace": "vault",
 	}
 	must(t, h.Delete(t.Context(), spec.PersistentVolume))
 }
@@ -318,13 +307,12 @@ func TestGroup(t *testing.T) {
 			}
 			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
 			h.status(t, "fake-reg.sock", registered)
-			h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{FSGroupPolicy: tc.policy}}
+			h.setDriver(storagev1.CSIDriverSpec{FSGroupPolicy: tc.policy})
 			spec, p := persistent(driverName, "pv", "handle"), pod("one")
 			spec.ReadOnly = tc.readOnly
 			spec.PersistentVolume.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{tc.mode}
 			spec.PersistentVolume.Spec.CSI.FSType = tc.fsType
-			path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{FSGroup: &group})
-			must(t, err)
+			path := plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{FSGroup: &group}))(t)
 			var st syscall.Stat_t
 			must(t, syscall.Stat(path, &st))
 			if (int64(st.Gid) == group) != tc.want {
@@ -332,7 +320,7 @@ func TestGroup(t *testing.T) {
 			}
 			asks := asked[csi.NodePublishVolumeRequest](f).GetVolumeCapability().GetMount().GetVolumeMountGroup()
 			if (asks == "4711") != tc.delegate {
-				t.Errorf("the driver is asked for %q", asks)
+				t.Errorf("the driver was called with group %q", asks)
 			}
 			h.takeDown(t, p)
 		})
@@ -346,20 +334,19 @@ func TestInline(t *testing.T) {
 	_, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
 	certain(t, err, "volumeLifecycleModes")
 	yes := true
-	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
+	h.setDriver(storagev1.CSIDriverSpec{
 		PodInfoOnMount: &yes, VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral},
-	}}
+	})
 	_, err = h.setUp(t.Context(), t, persistent(driverName, "pv", "handle"), p, plugins.MounterArgs{})
 	certain(t, err, "Persistent")
-	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	must(t, err)
+	path := plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 	r := asked[csi.NodePublishVolumeRequest](f)
 	// sha256 of the pod's UID and the volume's name, as makeVolumeHandle of the kubelet.
 	const handle = "csi-093048c50afd7d39b40b0903de5456069ad41a610a4d887add0a73863ad5d8fc"
 	if r.GetVolumeId() != handle || r.GetVolumeContext()["csi.storage.k8s.io/ephemeral"] != "true" || r.GetStagingTargetPath() != "" {
 		t.Errorf("published with %v", r)
 	}
-	if want := h.root + "/pods/uid-one/volumes/kubernetes.io~csi/scratch/mount"; path != want {
+	if want := h.Root + "/pods/uid-one/volumes/kubernetes.io~csi/scratch/mount"; path != want {
 		t.Errorf("at %s, want %s", path, want)
 	}
 	if attach, err := h.NeedsAttach(spec); attach || err != nil {
@@ -371,7 +358,7 @@ func TestInline(t *testing.T) {
 	h.takeDown(t, p)
 }
 
-// TestInvalid: what paths would be made of is looked at before.
+// TestInvalid: values that become parts of paths are validated.
 func TestInvalid(t *testing.T) {
 	h := newHost(t)
 	evil := pod("one")
@@ -392,16 +379,14 @@ func TestInvalid(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := h.NewMounter(tc.spec, tc.pod)
-			if _, ok := errors.AsType[*plugins.InvalidError](err); !ok {
-				t.Errorf("%v", err)
-			}
+			plugintest.WantInvalid(t, err)
 		})
 	}
 	if _, err := h.NewUnmounter("../x", "uid"); err == nil {
-		t.Error("a name with a slash is taken down")
+		t.Error("a name with a slash was accepted")
 	}
 	if _, err := h.NewBlockVolumeMapper(device(persistent(driverName, "staging", "handle")), pod("one")); err == nil {
-		t.Error("a device in another's directory")
+		t.Error("a device with a reserved name was accepted")
 	}
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }

@@ -12,30 +12,28 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 // mountAll attaches, stages and publishes a volume for a pod.
 func (h *host) mountAll(t *testing.T, spec *plugins.Spec) (path string) {
 	t.Helper()
-	attachment, err := h.Attach(t.Context(), spec)
-	must(t, err)
+	attachment := plugintest.Value(h.Attach(t.Context(), spec))(t)
 	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
-	path, err = h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
-	must(t, err)
+	path = plugintest.Value(h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{}))(t)
 	return path
 }
 
-// TestRecords: they are where the kubelet has them, and say what it says.
+// TestRecords: records have the kubelet's paths and keys.
 func TestRecords(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, _ := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
 	path := h.mountAll(t, spec)
-	staging, err := h.DeviceMountPath(spec)
-	must(t, err)
+	staging := plugintest.Value(h.DeviceMountPath(spec))(t)
 	// sha256 of "handle".
 	const hash = "c2a116aa910d147bd5bdacc2f1cc4430148955f450654ed756e9c93de1b1e1d2"
-	if staging != h.root+"/plugins/kubernetes.io/csi/"+driverName+"/"+hash+"/globalmount" {
+	if staging != h.Root+"/plugins/kubernetes.io/csi/"+driverName+"/"+hash+"/globalmount" {
 		t.Errorf("staged at %s", staging)
 	}
 	for dir, want := range map[string]map[string]string{
@@ -43,8 +41,7 @@ func TestRecords(t *testing.T) {
 		filepath.Dir(staging): {"specVolID": "pv", "volumeHandle": "handle", "driverName": driverName},
 	} {
 		got := map[string]string{}
-		b, err := os.ReadFile(filepath.Join(dir, "vol_data.json"))
-		must(t, err)
+		b := plugintest.Value(os.ReadFile(filepath.Join(dir, "vol_data.json")))(t)
 		must(t, json.Unmarshal(b, &got))
 		for key, value := range want {
 			if got[key] != value {
@@ -57,43 +54,39 @@ func TestRecords(t *testing.T) {
 		t.Errorf("attachment %+v", a)
 	}
 	for _, list := range []func() ([]plugins.DeviceMount, error){h.DeviceMounts, h.Attachments} {
-		all, err := list()
-		must(t, err)
+		all := plugintest.Value(list())(t)
 		if len(all) != 1 || all[0].VolumeName != driverName+"^handle" || all[0].Spec.Name() != "pv" {
 			t.Errorf("%+v", all)
 		}
 	}
-	h.start(t) // one that knows nothing
+	h.start(t) // a manager that has only the records
 	h.status(t, "fake-reg.sock", registered)
 	h.takeDown(t, pod("one"))
 }
 
 func (h *host) attachment(t *testing.T) (a storagev1.VolumeAttachment) {
 	t.Helper()
-	b, err := os.ReadFile(h.attachmentFile(t))
-	must(t, err)
+	b := plugintest.Value(os.ReadFile(h.attachmentFile(t)))(t)
 	must(t, json.Unmarshal(b, &a))
 	return a
 }
 
 func (h *host) attachmentFile(t *testing.T) string {
 	t.Helper()
-	files, err := filepath.Glob(h.root + "/volume-manager/attachments/*.json")
-	must(t, err)
+	files := plugintest.Value(filepath.Glob(h.Root + "/volume-manager/attachments/*.json"))(t)
 	if len(files) != 1 {
 		t.Fatalf("attachments: %v", files)
 	}
 	return files[0]
 }
 
-// TestTornRecord: a volume whose record is torn is found by the others.
+// TestTornRecord: other records identify a volume whose record is torn.
 func TestTornRecord(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
 	path := h.mountAll(t, spec)
-	staging, err := h.DeviceMountPath(spec)
-	must(t, err)
+	staging := plugintest.Value(h.DeviceMountPath(spec))(t)
 	tear(t, filepath.Join(filepath.Dir(path), "vol_data.json"))
 	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
 	h.takeDown(t, pod("one"))
@@ -110,22 +103,20 @@ func tear(t *testing.T, file string) {
 	must(t, os.WriteFile(file, []byte(`{"volumeHandle":`), 0o600))
 }
 
-// TestLostRecord: what nothing tells of any more is said, is never unmounted by guess, and
-// goes once it is not mounted.
+// TestLostRecord: a volume without any record is reported, and not unmounted. A new call for the volume
+// restores its records.
 func TestLostRecord(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
 	path := h.mountAll(t, spec)
-	staging, err := h.DeviceMountPath(spec)
-	must(t, err)
+	staging := plugintest.Value(h.DeviceMountPath(spec))(t)
 	must(t, os.Remove(filepath.Join(filepath.Dir(path), "vol_data.json")))
 	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
 	tear(t, h.attachmentFile(t))
 
 	wantError(t, h.tearDown(t, "pv", pod("one")), "by hand", path)
-	staged, err := h.DeviceMounts()
-	must(t, err)
+	staged := plugintest.Value(h.DeviceMounts())(t)
 	if len(staged) != 1 {
 		t.Fatalf("staged: %+v", staged)
 	}
@@ -133,14 +124,13 @@ func TestLostRecord(t *testing.T) {
 	if name, err := h.VolumeName(staged[0].Spec); err != nil || name != staged[0].VolumeName {
 		t.Errorf("%s, %v", name, err)
 	}
-	attached, err := h.Attachments()
-	must(t, err)
+	attached := plugintest.Value(h.Attachments())(t)
 	wantError(t, h.Detach(t.Context(), attached[0].Spec), "by hand")
-	if at := mounts(t, h.root); len(at) != 2 {
+	if at := mounts(t, h.Root); len(at) != 2 {
 		t.Errorf("mounts %v", at)
 	}
 
-	// Who still has the manifest mends it all.
+	// A manager with the manifest restores the records.
 	h.mountAll(t, spec)
 	h.takeDown(t, pod("one"))
 	if n := f.count("ControllerUnpublishVolume"); n != 1 {
@@ -148,12 +138,11 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestNothingMounted: directories without records go when nothing is mounted there.
+// TestNothingMounted: directories without records are removed if nothing is mounted there.
 func TestNothingMounted(t *testing.T) {
 	h, _ := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
-	staging, err := h.DeviceMountPath(spec)
-	must(t, err)
+	staging := plugintest.Value(h.DeviceMountPath(spec))(t)
 	must(t, os.MkdirAll(staging, 0o750))
 	must(t, os.MkdirAll(h.Paths().PodVolume("uid-one", h.Name(), "pv")+"/mount", 0o750))
 	must(t, os.WriteFile(filepath.Dir(staging)+"/vol_data.json.tmp", nil, 0o600))
@@ -162,13 +151,12 @@ func TestNothingMounted(t *testing.T) {
 	gone(t, h.Paths().PodVolume("uid-one", h.Name(), "pv"))
 }
 
-// TestContentStays: what somebody has put below a path is nobody's to remove.
+// TestContentStays: files at a path that is not mounted are not removed.
 func TestContentStays(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec, p := persistent(driverName, "pv", "handle"), pod("one")
-	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	must(t, err)
+	path := plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 	f.on("NodeUnpublishVolume", nil)
 	must(t, h.tearDown(t, "pv", p))
 	must(t, os.MkdirAll(path, 0o750))
@@ -179,27 +167,25 @@ func TestContentStays(t *testing.T) {
 	}
 }
 
-// TestNodeRenamed: a volume is detached from the ID that it was attached to, and not while
-// it is mounted.
+// TestNodeRenamed: a volume is detached from the node ID to which it was attached, and not while it is
+// mounted.
 func TestNodeRenamed(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
-	attachment, err := h.Attach(t.Context(), spec)
-	must(t, err)
+	attachment := plugintest.Value(h.Attach(t.Context(), spec))(t)
 	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
 	f.stop()
 	f.set(func() { f.nodeID = "renamed" })
 	f.start(t)
 	h.status(t, "fake-reg.sock", registeredAs("renamed"))
-	_, err = h.Attach(t.Context(), spec)
+	_, err := h.Attach(t.Context(), spec)
 	wantError(t, err, "remove the pods")
 	if n := f.count("ControllerUnpublishVolume"); n != 0 {
 		t.Errorf("detached %d times while it was mounted", n)
 	}
 	must(t, h.UnmountDevice(t.Context(), spec))
-	_, err = h.Attach(t.Context(), spec)
-	must(t, err)
+	plugintest.Value(h.Attach(t.Context(), spec))(t)
 	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" {
 		t.Errorf("detached from %v", r)
 	}
@@ -208,11 +194,11 @@ func TestNodeRenamed(t *testing.T) {
 		t.Errorf("detached from %v", r)
 	}
 	must(t, h.Detach(t.Context(), spec))
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// TestPublishedStaysAttached: nothing is detached, or deleted, while a pod has it on this
-// machine, by whatever name; nor by a manager that knows nothing but what the disk has.
+// TestPublishedStaysAttached: a volume is neither detached nor deleted while it is published on this
+// machine under any name, also after a restart.
 func TestPublishedStaysAttached(t *testing.T) {
 	testenv.RequireRoot(t)
 	for name, tc := range map[string]struct {
@@ -231,28 +217,26 @@ func TestPublishedStaysAttached(t *testing.T) {
 			if tc.unstaged {
 				f.set(func() { f.nodeCan = nil })
 			}
-			if tc.linked { // which the mount table does not have
-				link := filepath.Join(filepath.Dir(h.root), "link")
+			if tc.linked { // the mount table contains the path without the link
+				link := filepath.Join(filepath.Dir(h.Root), "link")
 				must(t, os.Symlink(".", link))
-				h.root = filepath.Join(link, "root")
+				h.Root = filepath.Join(link, "root")
 			}
 			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
 			h.status(t, "fake-reg.sock", registered)
-			_, err := h.Attach(t.Context(), tc.spec)
-			must(t, err)
+			plugintest.Value(h.Attach(t.Context(), tc.spec))(t)
 			takeDown := h.publish(t, tc.spec)
-			found, err := h.Attachments()
-			must(t, err)
-			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
-			wantError(t, h.Delete(t.Context(), persistent(driverName, "pv", "handle").PersistentVolume), "handle", h.root, "remove the pods")
+			found := plugintest.Value(h.Attachments())(t)
+			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.Root, "remove the pods")
+			wantError(t, h.Delete(t.Context(), persistent(driverName, "pv", "handle").PersistentVolume), "handle", h.Root, "remove the pods")
 			h.start(t)
 			h.status(t, "fake-reg.sock", registered)
-			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
+			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.Root, "remove the pods")
 			f.stop()
 			f.set(func() { f.nodeID = "renamed" })
 			f.start(t)
 			h.status(t, "fake-reg.sock", registeredAs("renamed"))
-			_, err = h.Attach(t.Context(), tc.spec)
+			_, err := h.Attach(t.Context(), tc.spec)
 			wantError(t, err, "handle", "remove the pods", "restore the node ID")
 			if detached, deleted := f.count("ControllerUnpublishVolume"), f.count("DeleteVolume"); detached+deleted > 0 {
 				t.Errorf("detached %d times, deleted %d times", detached, deleted)
@@ -264,38 +248,32 @@ func TestPublishedStaysAttached(t *testing.T) {
 	}
 }
 
-// publish gives a volume to a pod, as one of its kind.
+// publish publishes a filesystem or a raw device to a pod.
 func (h *host) publish(t *testing.T, spec *plugins.Spec) (takeDown func()) {
 	t.Helper()
 	if !spec.Block() {
-		_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
-		must(t, err)
+		plugintest.Value(h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{}))(t)
 		return func() {}
 	}
-	m, err := h.NewBlockVolumeMapper(spec, pod("one"))
-	must(t, err)
+	m := plugintest.Value(h.NewBlockVolumeMapper(spec, pod("one")))(t)
 	must(t, m.SetUpDevice(t.Context(), nil))
 	must(t, m.MapPodDevice(t.Context()))
 	return func() {
-		u, err := h.NewBlockVolumeUnmapper(spec.Name(), pod("one").UID)
-		must(t, err)
+		u := plugintest.Value(h.NewBlockVolumeUnmapper(spec.Name(), pod("one").UID))(t)
 		must(t, u.UnmapPodDevice(t.Context()))
 	}
 }
 
-// TestTornRecordOfDevice: a pod's record tells what is staged where the one there is torn.
+// TestTornRecordOfDevice: a pod's record identifies a staged volume whose record is torn.
 func TestTornRecordOfDevice(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
 	must(t, h.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{}))
-	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
-	must(t, err)
-	staging, err := h.DeviceMountPath(spec)
-	must(t, err)
+	plugintest.Value(h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{}))(t)
+	staging := plugintest.Value(h.DeviceMountPath(spec))(t)
 	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
-	staged, err := h.DeviceMounts()
-	must(t, err)
+	staged := plugintest.Value(h.DeviceMounts())(t)
 	if len(staged) != 1 || staged[0].VolumeName != driverName+"^handle" || staged[0].VolumeName != h.PodVolumeName("pv", "uid-one", false) {
 		t.Errorf("staged: %+v", staged)
 	}
@@ -304,18 +282,16 @@ func TestTornRecordOfDevice(t *testing.T) {
 	if r := asked[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
 		t.Errorf("unstaged %v", r)
 	}
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// TestFoundTooSoon: a directory that is found before its record is written is that of a
-// volume which is just brought up, and stays.
-func TestFoundTooSoon(t *testing.T) {
+// TestFoundBeforeRecord: a directory that is found before its record is written stays.
+func TestFoundBeforeRecord(t *testing.T) {
 	h, f := registeredFake(t)
 	spec := device(persistent(driverName, "pv", "handle"))
-	data := h.root + "/plugins/kubernetes.io/csi/volumeDevices/pv/data"
+	data := h.Root + "/plugins/kubernetes.io/csi/volumeDevices/pv/data"
 	must(t, os.MkdirAll(data, 0o750))
-	found, err := h.DeviceMounts()
-	must(t, err)
+	found := plugintest.Value(h.DeviceMounts())(t)
 	must(t, h.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{}))
 	must(t, h.UnmountDevice(t.Context(), found[0].Spec))
 	if _, err := os.Stat(data + "/vol_data.json"); err != nil {
@@ -325,37 +301,34 @@ func TestFoundTooSoon(t *testing.T) {
 	if n := f.count("NodeUnstageVolume"); n != 1 {
 		t.Errorf("unstaged %d times", n)
 	}
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// TestTornAttachmentRemoved: a torn record that somebody has removed, as the error says, is
-// of nothing any more.
+// TestTornAttachmentRemoved: after a torn record was removed by hand, as the error requires, Detach
+// succeeds.
 func TestTornAttachmentRemoved(t *testing.T) {
 	h, _ := registeredFake(t)
-	_, err := h.Attach(t.Context(), persistent(driverName, "pv", "handle"))
-	must(t, err)
+	plugintest.Value(h.Attach(t.Context(), persistent(driverName, "pv", "handle")))(t)
 	file := h.attachmentFile(t)
 	tear(t, file)
-	found, err := h.Attachments()
-	must(t, err)
+	found := plugintest.Value(h.Attachments())(t)
 	wantError(t, h.Detach(t.Context(), found[0].Spec), "remove the file")
 	must(t, os.Remove(file))
 	must(t, h.Detach(t.Context(), found[0].Spec))
 }
 
-// TestOtherDriver: a pod's volume that becomes another driver's is not forgotten by its own.
+// TestOtherDriver: a volume whose driver is changed in the manifest keeps its record.
 func TestOtherDriver(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	h.announce(t, "other-reg.sock", info("other.example.com", serveOther(t, h, f), "1.0.0"))
 	h.status(t, "other-reg.sock", registered)
 	for _, name := range []string{driverName, "other.example.com"} {
-		h.objects[name] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}}}
+		h.CSIDrivers[name] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}}}
 	}
 	p := pod("one")
-	path, err := h.setUp(t.Context(), t, inline(driverName, "scratch", nil), p, plugins.MounterArgs{})
-	must(t, err)
-	_, err = h.setUp(t.Context(), t, inline("other.example.com", "scratch", nil), p, plugins.MounterArgs{})
+	path := plugintest.Value(h.setUp(t.Context(), t, inline(driverName, "scratch", nil), p, plugins.MounterArgs{}))(t)
+	_, err := h.setUp(t.Context(), t, inline("other.example.com", "scratch", nil), p, plugins.MounterArgs{})
 	certain(t, err, driverName, "another name")
 	_, err = h.setUp(t.Context(), t, inline(driverName, "scratch", map[string]string{"size": "1Gi"}), p, plugins.MounterArgs{})
 	certain(t, err, "undo the change")
@@ -365,11 +338,11 @@ func TestOtherDriver(t *testing.T) {
 	}
 }
 
-// serveOther is the socket of a driver that is like f, but for its name.
+// serveOther serves a driver with another name than f, and returns its socket.
 func serveOther(t *testing.T, h *host, f *fake) string {
 	t.Helper()
 	other := &fake{
-		path: filepath.Join(filepath.Dir(h.root), "other.sock"), name: "other.example.com", nodeID: f.nodeID, ready: true,
+		path: filepath.Join(filepath.Dir(h.Root), "other.sock"), name: "other.example.com", nodeID: f.nodeID, ready: true,
 		script: map[string]func(context.Context, any) error{}, requests: map[string]any{},
 	}
 	other.start(t)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 func TestRegistration(t *testing.T) {
@@ -35,7 +36,7 @@ func TestRegistration(t *testing.T) {
 		t.Errorf("the registrar was told %v", told)
 	}
 	if needs, err := h.NeedsDeviceMount(spec); !needs || err != nil {
-		t.Errorf("it stages: %v, %v", needs, err)
+		t.Errorf("the driver stages: %v, %v", needs, err)
 	}
 	if limit, of := h.AttachLimit(spec); limit != 7 || of != driverName {
 		t.Errorf("attach limit %d of %s", limit, of)
@@ -49,12 +50,12 @@ func TestRegistration(t *testing.T) {
 		return nil
 	})
 	if all := h.Drivers(); len(all) != 0 {
-		t.Errorf("still there: %+v", all)
+		t.Errorf("drivers: %+v", all)
 	}
 }
 
-// TestRefusedRegistration: what cannot be a driver is told so, is seen in status, and keeps
-// nobody else from registering.
+// TestRefusedRegistration: the registrar of an invalid driver gets the error, which is in the status.
+// Other drivers are registered.
 func TestRefusedRegistration(t *testing.T) {
 	h, f := registeredFake(t)
 	for name, tc := range map[string]struct {
@@ -66,7 +67,7 @@ func TestRefusedRegistration(t *testing.T) {
 		"name":     {info("../evil", f.path, "1.0.0"), "domain name"},
 		"reserved": {info("volumeDevices", f.path, "1.0.0"), "domain name"},
 		"other":    {info("other.example.com", f.path, "1.0.0"), driverName},
-		"endpoint": {info("gone.example.com", f.path+".gone", "1.0.0"), "no such file"},
+		"endpoint": {info("missing.example.com", f.path+".missing", "1.0.0"), "no such file"},
 		"twice":    {info(driverName, f.path, "1.0.0"), "registered already"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,11 +79,11 @@ func TestRefusedRegistration(t *testing.T) {
 		})
 	}
 	if _, err := h.NeedsDeviceMount(persistent(driverName, "pv", "handle")); err != nil {
-		t.Errorf("the one that was there: %v", err)
+		t.Errorf("the registered driver: %v", err)
 	}
 }
 
-// TestLongPaths: of a socket that cannot be connected to for its length that is said.
+// TestLongPaths: the error of a socket with a long path states the limit.
 func TestLongPaths(t *testing.T) {
 	h, f := registeredFake(t)
 	long := filepath.Join(filepath.Dir(f.path), strings.Repeat("d", 100))
@@ -93,7 +94,7 @@ func TestLongPaths(t *testing.T) {
 	h.registry = long
 	must(t, os.Mkdir(long, 0o750))
 	h.start(t)
-	// The name that a container has for it may be shorter.
+	// The path in a container may be shorter.
 	short := filepath.Join(filepath.Dir(f.path), "short")
 	must(t, os.Symlink(long, short))
 	serve(t, filepath.Join(short, "fake-reg.sock"), func(*grpc.Server) {})
@@ -101,7 +102,7 @@ func TestLongPaths(t *testing.T) {
 	h.status(t, "fake-reg.sock", failing("--plugins-registry"))
 }
 
-// TestWithoutInotify: drivers come and go where the registry cannot be watched, later.
+// TestWithoutInotify: without inotify, drivers are registered and removed at the next scan.
 func TestWithoutInotify(t *testing.T) {
 	testenv.RequireRoot(t)
 	const inside = "TRIVET_TEST_WITHOUT_INOTIFY"
@@ -113,7 +114,7 @@ func TestWithoutInotify(t *testing.T) {
 		again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 		out, err := again.CombinedOutput()
 		if said := strings.Count(string(out), "max_user_instances"); err != nil || said != 1 {
-			t.Errorf("%v; it is said %d times:\n%s", err, said, out)
+			t.Errorf("%v; logged %d times:\n%s", err, said, out)
 		}
 		return
 	}
@@ -132,14 +133,13 @@ func TestWithoutInotify(t *testing.T) {
 	})
 }
 
-// TestDeadSocket: a socket that nobody listens on is tried again until somebody does.
+// TestDeadSocket: a socket without a listener is retried.
 func TestDeadSocket(t *testing.T) {
 	h := newHost(t)
 	f := newFake(t, h)
 	path := filepath.Join(h.registry, "fake-reg.sock")
 	must(t, os.MkdirAll(h.registry, 0o750))
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	must(t, err)
+	listener := plugintest.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	listener.SetUnlinkOnClose(false)
 	must(t, listener.Close())
 	h.status(t, "fake-reg.sock", failing("connection refused"))
@@ -148,8 +148,8 @@ func TestDeadSocket(t *testing.T) {
 	h.status(t, "fake-reg.sock", registered)
 }
 
-// TestNewerVersion: of two drivers of one name the one with the higher version is used, and
-// when it goes the other is again.
+// TestNewerVersion: of two drivers with one name, the one with the higher version is used. When it is
+// removed, the other one is used again.
 func TestNewerVersion(t *testing.T) {
 	h, f := registeredFake(t)
 	newer := &fake{path: f.path + "2", name: driverName, nodeID: "newer", ready: true, script: f.script, requests: map[string]any{}}
@@ -172,8 +172,7 @@ func TestNotReady(t *testing.T) {
 	h.status(t, "fake-reg.sock", registered)
 }
 
-// TestDriverRestarts: the registrar's socket stays, and the driver is asked again what it
-// is.
+// TestDriverRestarts: a driver is queried again after a restart; its registrar's socket stays.
 func TestDriverRestarts(t *testing.T) {
 	h, f := registeredFake(t)
 	f.stop()
@@ -184,12 +183,12 @@ func TestDriverRestarts(t *testing.T) {
 	h.status(t, "fake-reg.sock", registeredAs("renamed"))
 	waitFor(t, func() error {
 		if n := h.changes.Load(); n < 2 {
-			return fmt.Errorf("it came, and came back: %d changes", n)
+			return fmt.Errorf("%d changes after registration and restart", n)
 		}
 		return nil
 	})
 	if needs, err := h.NeedsDeviceMount(persistent(driverName, "pv", "handle")); needs || err != nil {
-		t.Errorf("it does not stage any more: %v, %v", needs, err)
+		t.Errorf("the driver no longer stages: %v, %v", needs, err)
 	}
 
 	f.stop()
@@ -204,5 +203,5 @@ func TestDriverRestarts(t *testing.T) {
 	f.start(t)
 	h.status(t, "fake-reg.sock", registered)
 	must(t, h.tearDown(t, "pv", pod("one")))
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }

@@ -20,35 +20,32 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 const trivetName = "csi.trivet.dev"
 
-// trivet is the driver of this project in a process of its own, with a pool on an xfs.
+// trivet is this project's driver in its own process, with a pool on xfs.
 type trivet struct {
 	*host
-	t                    *testing.T // of the whole test, not of its parts
+	t                    *testing.T // of the whole test, not of a subtest
 	binary, socket, pool string
 	log                  *os.File
 	process              *exec.Cmd
 }
 
-// newTrivet runs a driver that is registered, until the test ends.
+// newTrivet runs a registered driver until the test ends.
 func newTrivet(t *testing.T) *trivet {
 	t.Helper()
 	d := &trivet{t: t, binary: filepath.Join(t.TempDir(), "trivet"), pool: filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")}
-	build := exec.Command("go", "build", "-o", d.binary, "github.com/trivet-csi/trivet/cmd/trivet")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must(t, testenv.Build(d.binary))
 	d.host = newHost(t)
 	yes := true
-	d.objects[trivetName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
+	d.CSIDrivers[trivetName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
 		PodInfoOnMount:       &yes,
 		VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral},
 	}}
-	base := filepath.Dir(d.root)
+	base := filepath.Dir(d.Root)
 	d.socket = filepath.Join(base, "trivet.sock")
 	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, ephemeral: true}]\n", d.pool)
 	must(t, os.WriteFile(filepath.Join(base, "config.yaml"), []byte(config), 0o600))
@@ -64,7 +61,7 @@ func newTrivet(t *testing.T) *trivet {
 
 func (d *trivet) run(t *testing.T) {
 	t.Helper()
-	base := filepath.Dir(d.root)
+	base := filepath.Dir(d.Root)
 	d.process = exec.Command(d.binary, "driver", "--endpoint", "unix://"+d.socket, "--node-id", nodeName,
 		"--config", filepath.Join(base, "config.yaml"), "--state-dir", filepath.Join(base, "state"), "--http-address", "", "-v", "2")
 	d.process.Stdout, d.process.Stderr = d.log, d.log
@@ -73,7 +70,7 @@ func (d *trivet) run(t *testing.T) {
 
 func (d *trivet) kill() {
 	_ = d.process.Process.Kill()
-	_ = d.process.Wait() // how it ended is known
+	_ = d.process.Wait() // the error is that it was killed
 }
 
 func (d *trivet) end(t *testing.T) {
@@ -87,14 +84,13 @@ func (d *trivet) end(t *testing.T) {
 	must(t, d.log.Close())
 }
 
-// clear takes away what a failed test left.
+// clear unmounts volumes and frees loop devices after a failed test.
 func (d *trivet) clear(t *testing.T) {
 	t.Helper()
-	for _, at := range slices.Backward(mounts(t, d.root)) {
+	for _, at := range slices.Backward(mounts(t, d.Root)) {
 		t.Logf("unmounting %s: %v", at, syscall.Unmount(at, 0))
 	}
-	images, err := filepath.Glob(d.pool + "/volumes/*/image")
-	must(t, err)
+	images := plugintest.Value(filepath.Glob(d.pool + "/volumes/*/image"))(t)
 	for _, image := range images {
 		for _, device := range strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image)) {
 			t.Logf("freeing %s: %v", device, exec.Command("losetup", "-d", device).Run())
@@ -102,14 +98,13 @@ func (d *trivet) clear(t *testing.T) {
 	}
 }
 
-// step makes a call while the driver is killed and comes back, until it succeeds.
+// step kills and restarts the driver, and retries a call until it succeeds.
 func (d *trivet) step(t *testing.T, call func(context.Context) error) {
 	t.Helper()
 	d.kill()
 	d.run(t)
 	waitFor(t, func() error { return call(t.Context()) })
-	// Again: nothing may depend on its being the first. The driver may just be asked whether
-	// it is ready.
+	// The call is idempotent. The manager may be querying the driver.
 	waitFor(t, func() error { return call(t.Context()) })
 }
 
@@ -126,10 +121,9 @@ func (d *trivet) provision(t *testing.T, o plugins.ProvisionOptions) *plugins.Sp
 // bring attaches and stages a volume.
 func (d *trivet) bring(t *testing.T, spec *plugins.Spec) {
 	t.Helper()
-	needs, err := d.NeedsAttach(spec)
-	must(t, err)
+	needs := plugintest.Value(d.NeedsAttach(spec))(t)
 	if !needs {
-		t.Error("the driver publishes, and is not asked to")
+		t.Error("the volume needs no attaching")
 	}
 	var attachment plugins.Attachment
 	d.step(t, func(ctx context.Context) (err error) {
@@ -151,8 +145,7 @@ func (d *trivet) publish(t *testing.T, spec *plugins.Spec, p *corev1.Pod, args p
 	return path
 }
 
-// remove takes a volume down by what the disk has, in a manager that knows no more, and
-// deletes it.
+// remove unmounts the volumes that a restarted manager finds on disk, and deletes them.
 func (d *trivet) remove(t *testing.T, specs []*plugins.Spec, pods ...*corev1.Pod) {
 	t.Helper()
 	d.start(d.t)
@@ -160,12 +153,11 @@ func (d *trivet) remove(t *testing.T, specs []*plugins.Spec, pods ...*corev1.Pod
 	d.kill()
 	d.run(t)
 	waitFor(t, func() error { return d.undo(t, pods) })
-	nothingLeft(t, d.root)
+	nothingLeft(t, d.Root)
 	for _, spec := range specs {
 		d.step(t, func(ctx context.Context) error { return d.Delete(ctx, spec.PersistentVolume) })
 	}
-	left, err := os.ReadDir(filepath.Join(d.pool, "volumes"))
-	must(t, err)
+	left := plugintest.Value(os.ReadDir(filepath.Join(d.pool, "volumes")))(t)
 	if len(left) > 0 {
 		t.Errorf("volumes left: %v", left)
 	}
@@ -174,32 +166,27 @@ func (d *trivet) remove(t *testing.T, specs []*plugins.Spec, pods ...*corev1.Pod
 func (d *trivet) undo(t *testing.T, pods []*corev1.Pod) error {
 	t.Helper()
 	for _, p := range pods {
-		dirs, err := filepath.Glob(d.Paths().PodVolumes(p.UID, d.Name()) + "/*")
-		must(t, err)
+		dirs := plugintest.Value(filepath.Glob(d.Paths().PodVolumes(p.UID, d.Name()) + "/*"))(t)
 		for _, dir := range dirs {
 			if err := d.tearDown(t, filepath.Base(dir), p); err != nil {
 				return err
 			}
 		}
-		links, err := filepath.Glob(d.Paths().PodDevice(p.UID, d.Name(), "*"))
-		must(t, err)
+		links := plugintest.Value(filepath.Glob(d.Paths().PodDevice(p.UID, d.Name(), "*")))(t)
 		for _, link := range links {
-			u, err := d.NewBlockVolumeUnmapper(filepath.Base(link), p.UID)
-			must(t, err)
+			u := plugintest.Value(d.NewBlockVolumeUnmapper(filepath.Base(link), p.UID))(t)
 			if err := u.UnmapPodDevice(t.Context()); err != nil {
 				return err
 			}
 		}
 	}
-	staged, err := d.DeviceMounts()
-	must(t, err)
+	staged := plugintest.Value(d.DeviceMounts())(t)
 	for _, s := range staged {
 		if err := d.UnmountDevice(t.Context(), s.Spec); err != nil {
 			return err
 		}
 	}
-	attached, err := d.Attachments()
-	must(t, err)
+	attached := plugintest.Value(d.Attachments())(t)
 	for _, a := range attached {
 		if err := d.Detach(t.Context(), a.Spec); err != nil {
 			return err
@@ -208,12 +195,11 @@ func (d *trivet) undo(t *testing.T, pods []*corev1.Pod) error {
 	return nil
 }
 
-// TestTrivet drives this project's driver through all that a volume can go through, with
-// the driver killed before each call.
+// TestTrivet makes all calls for a volume to this project's driver, which is killed before each call.
 func TestTrivet(t *testing.T) {
 	testenv.RequireRoot(t)
 	d := newTrivet(t)
-	// ext4 grows where the kernel lets this process (CAP_SYS_RESOURCE): test/crash does that.
+	// Growing ext4 needs CAP_SYS_RESOURCE: test/crash tests it.
 	t.Run("ext4", func(t *testing.T) { d.filesystem(t, "ext4", "32Mi", "32Mi") })
 	t.Run("xfs", func(t *testing.T) { d.filesystem(t, "xfs", "300Mi", "400Mi") })
 	t.Run("block", d.block)
@@ -266,16 +252,15 @@ func (d *trivet) grow(t *testing.T, spec *plugins.Spec, path, larger string) {
 		return err
 	})
 	if !node {
-		t.Error("the node has nothing to do")
+		t.Error("the node need not expand the volume")
 	}
-	staging, err := d.DeviceMountPath(spec)
-	must(t, err)
+	staging := plugintest.Value(d.DeviceMountPath(spec))(t)
 	d.step(t, func(ctx context.Context) error {
 		return d.NodeExpand(ctx, spec, plugins.NodeExpandOptions{Path: path, DeviceMountPath: staging, Size: actual})
 	})
 }
 
-// atLeast is what a filesystem of a size has for files and itself.
+// atLeast returns the minimum size of the filesystem on a device of a size.
 func atLeast(size string) int64 {
 	q := resource.MustParse(size)
 	return q.Value() * 8 / 10
@@ -290,9 +275,7 @@ func bytesOf(t *testing.T, path string) int64 {
 
 func wantContent(t *testing.T, path string) {
 	t.Helper()
-	if b, err := os.ReadFile(path + "/data"); string(b) != "precious" {
-		t.Errorf("%s: %q, %v", path, b, err)
-	}
+	plugintest.WantText(t, path+"/data", "precious")
 }
 
 func (d *trivet) block(t *testing.T) {
@@ -302,17 +285,15 @@ func (d *trivet) block(t *testing.T) {
 	spec := d.provision(t, o)
 	d.bring(t, spec)
 	one := pod("block-one")
-	m, err := d.NewBlockVolumeMapper(spec, one)
-	must(t, err)
-	attachment, err := d.Attach(t.Context(), spec)
-	must(t, err)
+	m := plugintest.Value(d.NewBlockVolumeMapper(spec, one))(t)
+	attachment := plugintest.Value(d.Attach(t.Context(), spec))(t)
 	d.step(t, func(ctx context.Context) error { return m.SetUpDevice(ctx, attachment) })
 	d.step(t, m.MapPodDevice)
-	if want := d.root + "/pods/uid-block-one/volumeDevices/kubernetes.io~csi/" + spec.Name(); m.Path() != want {
+	if want := d.Root + "/pods/uid-block-one/volumeDevices/kubernetes.io~csi/" + spec.Name(); m.Path() != want {
 		t.Errorf("at %s, want %s", m.Path(), want)
 	}
 	to, err := os.Readlink(m.Path())
-	if want := d.root + "/plugins/kubernetes.io/csi/volumeDevices/publish/" + spec.Name() + "/uid-block-one"; to != want || err != nil {
+	if want := d.Root + "/plugins/kubernetes.io/csi/volumeDevices/publish/" + spec.Name() + "/uid-block-one"; to != want || err != nil {
 		t.Errorf("a link to %s, want %s: %v", to, want, err)
 	}
 	writeDevice(t, m.Path())
@@ -325,10 +306,8 @@ func (d *trivet) block(t *testing.T) {
 
 func writeDevice(t *testing.T, path string) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
-	must(t, err)
-	_, err = f.Write([]byte("precious"))
-	must(t, err)
+	f := plugintest.Value(os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0))(t)
+	plugintest.Value(f.Write([]byte("precious")))(t)
 	must(t, f.Close())
 }
 
@@ -340,24 +319,21 @@ func (d *trivet) inline(t *testing.T) {
 	d.remove(t, nil, one)
 }
 
-// control talks to the driver beside the plugin, which makes no snapshots.
+// control returns a client of the driver, because the plugin takes no snapshots.
 func (d *trivet) control(t *testing.T) csi.ControllerClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
-	must(t, err)
+	conn := plugintest.Value(grpc.NewClient("unix:"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost")))(t)
 	t.Cleanup(func() { must(t, conn.Close()) })
 	return csi.NewControllerClient(conn)
 }
 
 func (d *trivet) snapshot(t *testing.T, spec *plugins.Spec) (id string) {
 	t.Helper()
-	r, err := d.control(t).CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "of-" + spec.Name(), SourceVolumeId: spec.PersistentVolume.Spec.CSI.VolumeHandle})
-	must(t, err)
+	r := plugintest.Value(d.control(t).CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "of-" + spec.Name(), SourceVolumeId: spec.PersistentVolume.Spec.CSI.VolumeHandle}))(t)
 	return r.GetSnapshot().GetSnapshotId()
 }
 
 func (d *trivet) drop(t *testing.T, id string) {
 	t.Helper()
-	_, err := d.control(t).DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
-	must(t, err)
+	plugintest.Value(d.control(t).DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id}))(t)
 }

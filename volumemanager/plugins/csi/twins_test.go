@@ -25,8 +25,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
-// TestTwoVolumesOfOneHandle: two PersistentVolumes are one volume for the driver. After a
-// restart it stays staged as long as a pod has it by either name.
+// TestTwoVolumesOfOneHandle: two PersistentVolumes are one volume of the driver. After a restart it
+// stays staged while a pod has it under either name.
 func TestTwoVolumesOfOneHandle(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
@@ -39,12 +39,12 @@ func TestTwoVolumesOfOneHandle(t *testing.T) {
 
 	h.start(t)
 	h.status(t, "fake-reg.sock", registered)
-	c.setAway(true) // so that it is the disk that tells what the other pod has
+	c.setAway(true) // the manager finds the other pod's volume on disk only
 	m = h.reconcile(t, c)
 	m.Update(manifests("two"))
-	waitFor(t, func() error { // until it has looked at the device, too
+	waitFor(t, func() error { // until the device was checked, too
 		if _, err := os.Lstat(h.Paths().Pod("uid-one")); !os.IsNotExist(err) {
-			return fmt.Errorf("the first pod is there: %w", err)
+			return fmt.Errorf("the directory of the first pod exists: %w", err)
 		}
 		return nil
 	})
@@ -55,26 +55,26 @@ func TestTwoVolumesOfOneHandle(t *testing.T) {
 	m.Update(manifests())
 	waitFor(t, func() error {
 		if _, down := m.StateDiff(); down > 0 {
-			return fmt.Errorf("%d to take down", down)
+			return fmt.Errorf("%d volumes to unmount", down)
 		}
 		return nil
 	})
 	m.stop()
-	nothingLeft(t, h.root)
+	nothingLeft(t, h.Root)
 }
 
-// unstageUnused makes the driver refuse what a manager must not ask for.
+// unstageUnused fails the test if a published volume is unstaged.
 func unstageUnused(t *testing.T, h *host, f *fake) {
 	t.Helper()
 	f.on("NodeUnstageVolume", func(_ context.Context, r any) error {
-		if at := mounts(t, h.root+"/pods"); len(at) > 0 {
-			t.Errorf("it is unstaged while it is published at %v", at)
+		if at := mounts(t, h.Root+"/pods"); len(at) > 0 {
+			t.Errorf("unstaged while published at %v", at)
 		}
 		return syscall.Unmount(r.(*csi.NodeUnstageVolumeRequest).GetStagingTargetPath(), 0)
 	})
 }
 
-// twins has a PersistentVolume of its name for each claim, all with one handle.
+// twins returns a PersistentVolume for each claim, all with one handle.
 type twins struct {
 	mu   sync.Mutex
 	away bool
@@ -90,7 +90,7 @@ func (c *twins) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.away {
-		return nil, nil, errors.New("it is not bound")
+		return nil, nil, errors.New("the claim is not bound")
 	}
 	return &corev1.PersistentVolumeClaim{}, persistent(driverName, "pv-"+key.Name, "handle").PersistentVolume, nil
 }
@@ -124,7 +124,7 @@ func (h *host) reconcile(t *testing.T, c reconciler.Claims) *manager {
 	return &manager{r, h, stop}
 }
 
-// manifests have pods with a claim of their name.
+// manifests returns pods, each with a claim of the same name.
 func manifests(names ...string) *manifest.Objects {
 	o := &manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{}}
 	for _, name := range names {
@@ -136,11 +136,11 @@ func manifests(names ...string) *manifest.Objects {
 	return o
 }
 
-// awaitMounts waits until so many are there, of pods and of the machine.
+// awaitMounts waits until the pods and the machine have n mounts.
 func (m *manager) awaitMounts(t *testing.T, n int) {
 	t.Helper()
 	waitFor(t, func() error {
-		if at := mounts(t, m.h.root); len(at) != n {
+		if at := mounts(t, m.h.Root); len(at) != n {
 			return fmt.Errorf("mounts %q, want %d", at, n)
 		}
 		return nil

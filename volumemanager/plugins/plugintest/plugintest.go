@@ -98,12 +98,11 @@ func Value[T any](v T, err error) func(*testing.T) T {
 	}
 }
 
-// WantError requires an error whose text contains all words.
+// WantError requires an error whose text contains all words. It ends the test if there is no error.
 func WantError(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Errorf("no error, want one with %q", words)
-		return
+		t.Fatalf("no error, want one with %q", words)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
