@@ -37,7 +37,7 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 		return actual, false, err
 	}
 	if got := answer.GetCapacityBytes(); got < size.Value() {
-		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the %d asked for: see the driver's log", d.name, v.handle, got, size.Value())
+		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, v.handle, got, size.Value())
 	}
 	return *resource.NewQuantity(answer.GetCapacityBytes(), resource.BinarySI), answer.GetNodeExpansionRequired(), nil
 }

@@ -53,7 +53,7 @@ func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*co
 	}
 	created := answer.GetVolume()
 	if created.GetVolumeId() == "" {
-		return nil, &plugins.UncertainError{Err: fmt.Errorf("driver %s: CreateVolume: the answer has no volume ID: see the driver's log", d.name)}
+		return nil, &plugins.UncertainError{Err: fmt.Errorf("driver %s: CreateVolume: the response has no volume ID: check the driver's log", d.name)}
 	}
 	if why := checkCreated(d, created, request); why != nil {
 		_, err := call(ctx, d, d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: created.GetVolumeId(), Secrets: request.GetSecrets()})
@@ -192,21 +192,21 @@ func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bo
 // checkCreated refuses a volume that is too small, lacks its content, or is not accessible from
 // this node.
 func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeRequest) error {
-	asked := request.GetCapacityRange().GetRequiredBytes()
+	requested := request.GetCapacityRange().GetRequiredBytes()
 	switch size := created.GetCapacityBytes(); {
-	case size != 0 && size < asked: // 0: unknown
-		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the %d asked for: see the driver's log", d.name, created.GetVolumeId(), size, asked)
+	case size != 0 && size < requested: // 0: unknown
+		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, created.GetVolumeId(), size, requested)
 	case request.GetVolumeContentSource() != nil && created.GetContentSource() == nil:
-		return fmt.Errorf("driver %s: CreateVolume: volume %s does not say that it has its source's content: see the driver's log", d.name, created.GetVolumeId())
-	case !d.reaches(created.GetAccessibleTopology()):
-		return fmt.Errorf("driver %s: CreateVolume: volume %s is at %v, where this node (%v) does not reach it: look at the parameters of the StorageClass", d.name, created.GetVolumeId(), created.GetAccessibleTopology(), d.info().topology)
+		return fmt.Errorf("driver %s: CreateVolume: the response for volume %s does not contain its source, so the volume may lack the source's content: check the driver's log", d.name, created.GetVolumeId())
+	case !d.accesses(created.GetAccessibleTopology()):
+		return fmt.Errorf("driver %s: CreateVolume: volume %s is at %v, which this node (%v) cannot access: check the parameters of the StorageClass", d.name, created.GetVolumeId(), created.GetAccessibleTopology(), d.info().topology)
 	}
 	return nil
 }
 
-// reaches reports whether this node is in one of the topologies. No topologies include every
+// accesses reports whether this node is in one of the topologies. No topologies include every
 // node.
-func (d *driver) reaches(topologies []*csi.Topology) bool {
+func (d *driver) accesses(topologies []*csi.Topology) bool {
 	return !d.hasTopology() || len(topologies) == 0 || slices.ContainsFunc(topologies, func(t *csi.Topology) bool {
 		return inTopology(d.info().topology, t.GetSegments())
 	})

@@ -275,7 +275,7 @@ func (p *Plugin) addDriver(ctx context.Context, s *registrarSocket, info *regist
 	s.name = info.GetName()
 	p.mu.Unlock()
 	if info.GetType() != registration.CSIPlugin {
-		return nil, fmt.Errorf("registrar %s: type %q: only %s is known here", s.path, info.GetType(), registration.CSIPlugin)
+		return nil, fmt.Errorf("registrar %s: type %q: only %s is supported", s.path, info.GetType(), registration.CSIPlugin)
 	}
 	if !validDriver(info.GetName()) {
 		return nil, fmt.Errorf("registrar %s: driver name %q: want a domain name of at most 63 characters", s.path, info.GetName())
