@@ -30,7 +30,7 @@ func TestHangs(t *testing.T) {
 	t.Run("returned", func(t *testing.T) {
 		returned := make(chan struct{})
 		close(returned)
-		if hangs(returned, time.Hour, func() bool { t.Error("asked"); return false }) {
+		if hangs(returned, time.Hour, func() bool { t.Error("the function was called"); return false }) {
 			t.Error("the call was aborted")
 		}
 	})
