@@ -230,9 +230,9 @@ func (d *Driver) makeServers(background context.Context) {
 		identityServer.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodeListTimeout }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
 		relay.Register(d.server, d.router, relay.ControllerServices...)
-	case o.isForwardedTo():
-		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls...)...)
-		own := &member{Service: exports.Local, exports: exports}
+	case o.receivesForwarded():
+		d.forwarded = grpc.NewServer(append(d.forwardingServerOptions(), calls...)...)
+		own := &forwardedService{Service: exports.Local, exports: exports}
 		relay.Register(d.forwarded, own, relay.ControllerServices...)
 		relay.Register(d.server, own, relay.ControllerServices...) // for FlexVolume
 		csi.RegisterIdentityServer(d.forwarded, identityServer)
@@ -310,7 +310,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		tasks.Go(func() { d.serveHTTP(ctx, web) })
 	}
 	if d.router != nil {
-		tasks.Go(func() { d.followHosts(ctx) })
+		tasks.Go(func() { d.updateHosts(ctx) })
 		if owners, ok := d.owners.(*kube.PoolOwners); ok {
 			tasks.Go(func() { owners.Run(ctx, kube.InCluster) })
 		}
@@ -321,7 +321,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		return
 	}
 	if k.Authority != "" {
-		tasks.Go(func() { d.keepCertificates(ctx) })
+		tasks.Go(func() { d.renewCertificates(ctx) })
 	}
 	if k.StartupTaint && d.options.serves("node") {
 		tasks.Go(func() {

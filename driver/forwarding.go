@@ -32,14 +32,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// handshakeTime is the timeout of a TLS handshake.
-const handshakeTime = 5 * time.Second
+// handshakeTimeout limits the TLS handshake of a connection to the forwarding port.
+const handshakeTimeout = 5 * time.Second
 
-// forwards reports whether this is the controller's driver, which sends calls to the nodes'
-// drivers. isForwardedTo reports whether this is the driver of such a node.
+// forwards reports whether this driver runs with --services controller. Such a driver forwards calls to
+// the drivers of the nodes.
 func (o Options) forwards() bool { return !o.serves("node") }
 
-func (o Options) isForwardedTo() bool { return !o.serves("controller") }
+// receivesForwarded reports whether this driver runs with --services node. Such a driver receives calls
+// from the controller's driver.
+func (o Options) receivesForwarded() bool { return !o.serves("controller") }
 
 // identity returns the URI in this driver's certificate.
 func (o Options) identity() *url.URL {
@@ -55,10 +57,10 @@ func (o Options) checkForwarding() error {
 	switch {
 	case o.forwards():
 		return o.checkController(f, cmp.Or(o.Config.Kubernetes, &Kubernetes{}))
-	case o.isForwardedTo():
+	case o.receivesForwarded():
 		return o.checkNode(f)
 	case f != nil:
-		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node no call is forwarded: remove the section, or use one of the services")
+		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node calls are not forwarded: remove the section forwarding, or use --services controller or --services node")
 	}
 	return nil
 }
@@ -67,9 +69,9 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 	local := slices.IndexFunc(o.Config.Pools, func(p pool.Config) bool { return !p.Shared() })
 	switch {
 	case f == nil:
-		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, but the configuration has no section forwarding: add it, or use --services controller,node for one node")
+		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of the nodes, but the configuration has no section forwarding: add it, or use --services controller,node for one node")
 	case local >= 0:
-		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a directory of a node, but --services controller serves no node: configure it for --services node, and only nfs pools here", local, o.Config.Pools[local].Name)
+		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a directory of a node, but --services controller serves no node: configure the pool for --services node, and configure only nfs pools for --services controller", local, o.Config.Pools[local].Name)
 	case f.Listen != "":
 		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
 	case len(f.Nodes) == 0 && k.NodeService == "":
@@ -79,7 +81,7 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 	case (k.NodeService == "") != (k.PoolOwners == ""):
 		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeService %q and kubernetes.poolOwners %q must be set together: the Service of the nodes, and the ConfigMap that records the node of each pool", k.NodeService, k.PoolOwners)
 	case k.Authority != "" && k.NodeServiceAccount == "":
-		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: set the service account of the nodes' pods, whose certificates kubernetes.authority %q signs", k.Authority)
+		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: set it to the service account of the node pods: kubernetes.authority %q signs certificates only for that account", k.Authority)
 	}
 	return nil
 }
@@ -87,7 +89,7 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 func (o Options) checkNode(f *Forwarding) error {
 	switch {
 	case f == nil || f.Listen == "":
-		return volume.Errorf(volume.ErrInvalid, "--services node creates volumes only for the controller's driver: set forwarding.listen, or use --services controller,node")
+		return volume.Errorf(volume.ErrInvalid, "--services node cannot receive the calls of the controller's driver without an address: set forwarding.listen, or use --services controller,node")
 	case o.Config.Pools == nil:
 		return errNoPools
 	case len(f.Nodes) > 0:
@@ -96,19 +98,22 @@ func (o Options) checkNode(f *Forwarding) error {
 	return nil
 }
 
-// forwardedOptions returns the options of a server that only the controller's driver may call.
-func (d *Driver) forwardedOptions() []grpc.ServerOption {
+// forwardingServerOptions returns the options of the gRPC server for forwarded calls. Only the controller's
+// driver may call it.
+func (d *Driver) forwardingServerOptions() []grpc.ServerOption {
 	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
 	return []grpc.ServerOption{
 		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: connlimit.New(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}}),
-		grpc.ConnectionTimeout(handshakeTime),
-		// These reduce the memory of the controller's connections, of which it may have
-		// hundreds. crypto/tls keeps a buffer for the largest record that it has received.
-		// Each deadline is another header for HPACK's table.
+		grpc.ConnectionTimeout(handshakeTimeout),
+		// These reduce the memory of each connection in the controller's driver, which may
+		// have hundreds of connections. There, crypto/tls keeps a buffer of the size of the
+		// largest record received: a small write buffer here limits the size of records. The
+		// HPACK encoder there would add each call's deadline to its table: size 0 disables
+		// the table.
 		grpc.WriteBufferSize(4 << 10), grpc.HeaderTableSize(0),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// These close the connection of a controller that does not answer, and bound how
-		// long a connection outlives its certificate.
+		// These close the connection if the controller's driver does not answer, and bound
+		// the time that a connection remains open after its certificate expired.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: time.Hour}),
 	}
 }
@@ -117,10 +122,9 @@ func (d *Driver) forwardedOptions() []grpc.ServerOption {
 // Each holds memory and a descriptor.
 const maxHandshakes = 256
 
-var errTooManyHandshakes = fmt.Errorf("more than %d connections have not completed the TLS handshake: the oldest is closed", maxHandshakes)
+var errTooManyHandshakes = fmt.Errorf("more than %d connections have not completed the TLS handshake: the server closed the oldest connection of the address that has the most", maxHandshakes)
 
-// guardedCredentials limits the number of unauthenticated connections and logs those that the
-// server refuses.
+// guardedCredentials limits the number of unauthenticated connections, and logs refused connections.
 type guardedCredentials struct {
 	credentials.TransportCredentials
 	handshakes *connlimit.Limit
@@ -146,18 +150,18 @@ func (c *guardedCredentials) Clone() credentials.TransportCredentials {
 	return &guardedCredentials{c.TransportCredentials.Clone(), c.handshakes, c.refusals}
 }
 
-// refusalLog logs each kind of refusal at most once per refusalInterval. Errors that differ only
-// in numbers, such as times and ports, are of one kind.
+// refusalLog logs each kind of refusal at most once per refusalInterval. A kind consists of the address
+// of the peer and the error text without numbers such as times and ports.
 type refusalLog struct {
 	mu   sync.Mutex
-	last map[string]time.Time // when a kind was last logged
+	last map[string]time.Time // time of the last log line, by kind
 }
 
 const (
 	refusalInterval = 10 * time.Minute
-	// maxRefusals bounds the memory and the log lines that unauthenticated peers can cause in
+	// maxRefusalKinds bounds the memory and the log lines that unauthenticated peers can cause in
 	// one interval.
-	maxRefusals = 1000
+	maxRefusalKinds = 1000
 )
 
 func (r *refusalLog) log(from net.Addr, err error) {
@@ -170,21 +174,21 @@ func (r *refusalLog) log(from net.Addr, err error) {
 	}
 }
 
-// due reports whether a kind of refusal is to be logged, and records that it is.
+// due reports whether a kind of refusal must be logged now. If so, it records the time.
 func (r *refusalLog) due(kind string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	maps.DeleteFunc(r.last, func(_ string, at time.Time) bool { return time.Since(at) >= refusalInterval })
-	if _, logged := r.last[kind]; logged || len(r.last) == maxRefusals {
+	if _, logged := r.last[kind]; logged || len(r.last) == maxRefusalKinds {
 		return false
 	}
 	r.last[kind] = time.Now()
 	return true
 }
 
-// keepCertificates maintains this driver's certificate with the Kubernetes API until ctx ends.
+// renewCertificates obtains this driver's certificate through the Kubernetes API, and renews it until ctx ends.
 // The controller's driver also signs the certificates of the nodes.
-func (d *Driver) keepCertificates(ctx context.Context) {
+func (d *Driver) renewCertificates(ctx context.Context) {
 	o, k := d.options, d.config.Kubernetes
 	if o.forwards() {
 		kube.KeepAuthority(ctx, kube.InCluster, kube.AuthorityOptions{
@@ -198,8 +202,8 @@ func (d *Driver) keepCertificates(ctx context.Context) {
 	})
 }
 
-// poolOwners returns the record of the node of each pool: a ConfigMap, or a file in the state
-// directory.
+// poolOwners opens the record that assigns each pool to a node. The record is a ConfigMap or a file in the
+// state directory.
 func (d *Driver) poolOwners() (router.Owners, error) {
 	if k := d.config.Kubernetes; k != nil && k.PoolOwners != "" {
 		return kube.NewPoolOwners(d.options.Namespace, k.PoolOwners), nil
@@ -207,8 +211,8 @@ func (d *Driver) poolOwners() (router.Owners, error) {
 	return router.OpenOwners(d.state)
 }
 
-// followHosts keeps the router's list of nodes up to date until ctx ends.
-func (d *Driver) followHosts(ctx context.Context) {
+// updateHosts sets the router's list of nodes, and updates it until ctx ends.
+func (d *Driver) updateHosts(ctx context.Context) {
 	if nodes := d.config.Forwarding.Nodes; len(nodes) > 0 {
 		var hosts []router.Host
 		for _, n := range nodes {
@@ -226,23 +230,23 @@ func (d *Driver) followHosts(ctx context.Context) {
 	})
 }
 
-// member is the Service that a node's driver serves to the controller's driver. It answers the calls
-// for the node's own pools and, for shared pools, those that copy a volume: only the node where
-// the volume is staged can freeze it.
-type member struct {
+// forwardedService is the relay.Service that the driver of a node provides to the controller's driver. It
+// answers calls for the node's local pools. For shared pools it answers only calls that copy a volume,
+// because only the node where the volume is staged can freeze its filesystem.
+type forwardedService struct {
 	relay.Service
 	exports *export.Relay
 }
 
 // Call implements relay.Service.
-func (m *member) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+func (s *forwardedService) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	switch r := req.(type) {
 	case *csi.CreateSnapshotRequest, *csi.CreateVolumeGroupSnapshotRequest:
-		return m.exports.Call(ctx, method, req)
+		return s.exports.Call(ctx, method, req)
 	case *csi.CreateVolumeRequest:
 		if id, err := volume.ParseID(r.GetVolumeContentSource().GetVolume().GetVolumeId()); err == nil && id.Shared() {
-			return m.exports.Call(ctx, method, req)
+			return s.exports.Call(ctx, method, req)
 		}
 	}
-	return m.Service.Call(ctx, method, req)
+	return s.Service.Call(ctx, method, req)
 }

@@ -440,7 +440,7 @@ func TestRoles(t *testing.T) {
 		{"node with nodes", "node", func(o *driver.Options) {
 			o.Config.Forwarding = &driver.Forwarding{Listen: ":1", Nodes: nodes}
 		}, "forwarding.nodes is for --services controller: remove it"},
-		{"both", "controller,node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Listen: ":1"} }, "no call is forwarded: remove the section"},
+		{"both", "controller,node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Listen: ":1"} }, "calls are not forwarded: remove the section forwarding"},
 		{"address in use", "node", func(o *driver.Options) {
 			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 			must(t, err)

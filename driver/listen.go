@@ -34,7 +34,7 @@ func (o Options) listen(ctx context.Context) (p ports, err error) {
 	if p.socket, err = listenSocket(ctx, o.Endpoint); err != nil {
 		return p, err
 	}
-	if o.isForwardedTo() {
+	if o.receivesForwarded() {
 		if p.forwarding, err = listenTCP(ctx, "forwarding.listen", o.Config.Forwarding.Listen); err != nil {
 			return p, err
 		}
