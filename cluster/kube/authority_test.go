@@ -33,7 +33,7 @@ const (
 // controller is a replica of the controller, or a node's driver.
 type controller struct {
 	*pki.Directory
-	log  *logged
+	log  *logBuffer
 	stop func()
 }
 
@@ -59,7 +59,7 @@ func keepAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
 // TestKeyIsNotLogged: the log does not contain the CA's key at any verbosity.
 func TestKeyIsNotLogged(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
-		log, _ := startAt(t, 10, keepAuthority(c, pki.OpenDirectory(t.TempDir())))
+		log, _ := startVerbose(t, 10, keepAuthority(c, pki.OpenDirectory(t.TempDir())))
 		time.Sleep(day)
 		if log.count("Created a certificate authority") == 0 {
 			t.Fatalf("no CA was created:\n%s", log)
@@ -398,14 +398,14 @@ func TestControllerWithoutAPIServer(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		k := startController(t, c)
 		synctest.Wait()
-		c.goAway(true)
+		c.setUnreachable(true)
 		time.Sleep(3 * time.Hour)
 		if err := k.Usable(); err != nil {
 			t.Error(err)
 		}
 		theirs, key := newCA(t, 365*day)
 		putCA(c, theirs, key, nil)
-		c.goAway(false)
+		c.setUnreachable(false)
 		time.Sleep(time.Hour)
 		if !signedBy(t, k.Directory, theirs) || !strings.Contains(published(c), string(theirs)) {
 			t.Error("the new CA is not in use")

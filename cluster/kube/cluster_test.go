@@ -31,15 +31,15 @@ type object = map[string]any
 // cluster is a fake API server: it stores objects, and answers lists, watches, creations and patches. It uses
 // no network, so that tests can use the clock of testing/synctest.
 type cluster struct {
-	mu      sync.Mutex
-	objects map[string]object // by path
-	events  []event
-	changed chan struct{} // closed with the next change
-	cut     chan struct{} // closed when all watches are cut
-	away    bool
-	fail    map[string][]int  // by "METHOD resource": statuses of the next responses
-	before  map[string]func() // by "METHOD resource": called before the next request is handled
-	calls   map[string]int    // by "METHOD resource"
+	mu          sync.Mutex
+	objects     map[string]object // by path
+	events      []event
+	changed     chan struct{} // closed and replaced at each change
+	cut         chan struct{} // closed to end all watches, and replaced
+	unreachable bool
+	fail        map[string][]int  // by "METHOD resource": statuses of the next responses
+	before      map[string]func() // by "METHOD resource": called before the next request is handled
+	calls       map[string]int    // by "METHOD resource"
 }
 
 type event struct {
@@ -65,7 +65,7 @@ func (u user) connect() (*kube.Client, error) {
 }
 
 func (u user) RoundTrip(r *http.Request) (*http.Response, error) {
-	if u.isAway() {
+	if u.isUnreachable() {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
 	}
 	if r.URL.Query().Get("watch") != "" {
@@ -102,32 +102,32 @@ func parse(path string) target {
 
 func (u user) serve(w http.ResponseWriter, r *http.Request) {
 	t := parse(r.URL.Path)
-	if before := u.count(r.Method + " " + t.resource); before != nil {
+	if before := u.countCall(r.Method + " " + t.resource); before != nil {
 		before()
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if code := u.failure(r.Method + " " + t.resource); code != 0 {
+	if code := u.nextFailure(r.Method + " " + t.resource); code != 0 {
 		refuse(w, code)
 		return
 	}
-	there := u.objects[t.object]
+	current := u.objects[t.object]
 	switch {
 	case r.Method == http.MethodPost:
 		u.post(w, r, t)
 	case t.object == "":
 		u.list(w, r, t)
-	case there == nil:
+	case current == nil:
 		refuse(w, http.StatusNotFound)
 	case r.Method == http.MethodPatch:
-		u.patch(w, r, t, there)
+		u.patch(w, r, t, current)
 	default:
-		answer(w, there)
+		answer(w, current)
 	}
 }
 
-// count counts a call, and returns the function to call before it.
-func (c *cluster) count(call string) func() {
+// countCall counts a call, and removes and returns its function in before.
+func (c *cluster) countCall(call string) func() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls[call]++
@@ -136,7 +136,8 @@ func (c *cluster) count(call string) func() {
 	return before
 }
 
-func (c *cluster) failure(call string) int {
+// nextFailure removes and returns the first status in fail for a call; 0 if there is none.
+func (c *cluster) nextFailure(call string) int {
 	next := c.fail[call]
 	if len(next) == 0 {
 		return 0
@@ -158,7 +159,8 @@ func (u user) post(w http.ResponseWriter, r *http.Request, t target) {
 	answer(w, u.store(path, o))
 }
 
-// identity returns the fields by which the API server identifies the client of a request.
+// identity returns the fields that the API server adds to the spec of a CertificateSigningRequest to
+// identify its client.
 func (u user) identity() object {
 	metadata := u.pod["metadata"].(object)
 	return object{
@@ -170,9 +172,9 @@ func (u user) identity() object {
 	}
 }
 
-func (u user) patch(w http.ResponseWriter, r *http.Request, t target, there object) {
+func (u user) patch(w http.ResponseWriter, r *http.Request, t target, current object) {
 	if r.Header.Get("Content-Type") == "application/json-patch+json" {
-		u.patchTaints(w, r, t, there)
+		u.patchTaints(w, r, t, current)
 		return
 	}
 	p := decode(r.Body)
@@ -180,15 +182,15 @@ func (u user) patch(w http.ResponseWriter, r *http.Request, t target, there obje
 	switch {
 	case r.Header.Get("Content-Type") != "application/merge-patch+json":
 		refuse(w, http.StatusUnsupportedMediaType)
-	case metadata["resourceVersion"] != there["metadata"].(object)["resourceVersion"]:
+	case metadata["resourceVersion"] != current["metadata"].(object)["resourceVersion"]:
 		refuse(w, http.StatusConflict, "Conflict")
 	default:
-		answer(w, u.store(t.object, merge(there, p)))
+		answer(w, u.store(t.object, merge(current, p)))
 	}
 }
 
 // patchTaints applies a JSON patch (RFC 6902) that tests and replaces the taints of a node.
-func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, there object) {
+func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, current object) {
 	var ops []struct {
 		Op, Path string
 		Value    []any
@@ -198,14 +200,14 @@ func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, ther
 		refuse(w, http.StatusBadRequest)
 		return
 	}
-	if !reflect.DeepEqual(any(ops[0].Value), field(there, "spec", "taints")) {
+	if !reflect.DeepEqual(any(ops[0].Value), field(current, "spec", "taints")) {
 		refuse(w, http.StatusUnprocessableEntity)
 		return
 	}
-	answer(w, u.store(t.object, merge(there, object{"spec": object{"taints": ops[1].Value}})))
+	answer(w, u.store(t.object, merge(current, object{"spec": object{"taints": ops[1].Value}})))
 }
 
-// merge is RFC 7396 without deletion. It does not change its arguments.
+// merge applies a JSON merge patch (RFC 7396) without deletions. It does not change its arguments.
 func merge(into, patch object) object {
 	out := maps.Clone(into)
 	for k, v := range patch {
@@ -221,7 +223,7 @@ func merge(into, patch object) object {
 	return out
 }
 
-// store stores an object as a new version.
+// store sets the object at a path, with a new resourceVersion, and adds an event. The caller holds mu.
 func (c *cluster) store(path string, o object) object {
 	kind := "ADDED"
 	if c.objects[path] != nil {
@@ -229,22 +231,22 @@ func (c *cluster) store(path string, o object) object {
 	}
 	o = merge(o, object{"metadata": object{"resourceVersion": strconv.Itoa(len(c.events) + 1)}})
 	c.objects[path] = o
-	c.happen(event{kind, path, o})
+	c.addEvent(event{kind, path, o})
 	return o
 }
 
-func (c *cluster) happen(e event) {
+func (c *cluster) addEvent(e event) {
 	c.events = append(c.events, e)
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// put is store for tests, with defaults for fields that tests omit.
+// put stores an object for a test, with defaults for fields that the test omits.
 func (c *cluster) put(path string, o object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name := path[strings.LastIndex(path, "/")+1:]
-	c.store(path, merge(object{"apiVersion": "v1", "kind": "Any", "metadata": object{"name": name}}, plain(o)))
+	c.store(path, merge(object{"apiVersion": "v1", "kind": "Any", "metadata": object{"name": name}}, viaJSON(o)))
 }
 
 func (c *cluster) remove(path string) {
@@ -252,7 +254,7 @@ func (c *cluster) remove(path string) {
 	defer c.mu.Unlock()
 	if o := c.objects[path]; o != nil {
 		delete(c.objects, path)
-		c.happen(event{"DELETED", path, merge(o, object{"metadata": object{"resourceVersion": strconv.Itoa(len(c.events) + 1)}})})
+		c.addEvent(event{"DELETED", path, merge(o, object{"metadata": object{"resourceVersion": strconv.Itoa(len(c.events) + 1)}})})
 	}
 }
 
@@ -282,26 +284,26 @@ func (c *cluster) called(call string) int {
 	return c.calls[call]
 }
 
-// goAway refuses new connections and closes open ones.
-func (c *cluster) goAway(away bool) {
+// setUnreachable ends all watches. While unreachable, the API server refuses connections.
+func (c *cluster) setUnreachable(unreachable bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.away = away
+	c.unreachable = unreachable
 	close(c.cut)
 	c.cut = make(chan struct{})
 }
 
-func (c *cluster) isAway() bool {
+func (c *cluster) isUnreachable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.away
+	return c.unreachable
 }
 
 func (c *cluster) list(w http.ResponseWriter, r *http.Request, t target) {
 	items := []any{}
 	for path, o := range c.objects {
 		if selected(r, t, path, o) {
-			items = append(items, shown(r, o))
+			items = append(items, representation(r, o))
 		}
 	}
 	list := object{"apiVersion": "v1", "kind": "AnyList", "metadata": object{"resourceVersion": strconv.Itoa(len(c.events))}, "items": items}
@@ -311,11 +313,13 @@ func (c *cluster) list(w http.ResponseWriter, r *http.Request, t target) {
 	answer(w, list)
 }
 
+// onlyMetadata reports whether a request accepts only metadata of objects.
 func onlyMetadata(r *http.Request) bool {
 	return strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata")
 }
 
-func shown(r *http.Request, o object) object {
+// representation returns an object, or its metadata if the request accepts only that.
+func representation(r *http.Request, o object) object {
 	if !onlyMetadata(r) {
 		return o
 	}
@@ -330,31 +334,32 @@ func selected(r *http.Request, t target, path string, o object) bool {
 	metadata := o["metadata"].(object)
 	for _, selector := range []string{q.Get("fieldSelector"), q.Get("labelSelector")} {
 		key, want, _ := strings.Cut(selector, "=")
-		var is any
+		var got any
 		switch key {
 		case "":
 			continue
 		case "metadata.name":
-			is = metadata["name"]
+			got = metadata["name"]
 		case "spec.signerName":
-			is = o["spec"].(object)["signerName"]
+			got = o["spec"].(object)["signerName"]
 		default:
 			labels, _ := metadata["labels"].(object)
-			is = labels[key]
+			got = labels[key]
 		}
-		if is != want {
+		if got != want {
 			return false
 		}
 	}
 	return true
 }
 
-// watch begins with the current objects, or after a version, and ends when it is cut.
+// watch answers a watch request. The events begin with the current objects (sendInitialEvents), or after
+// resourceVersion, and end when cut is closed.
 func (u user) watch(r *http.Request) (*http.Response, error) {
 	t := parse(r.URL.Path)
-	u.count("WATCH " + t.resource)
+	u.countCall("WATCH " + t.resource)
 	u.mu.Lock()
-	code := u.failure("WATCH " + t.resource)
+	code := u.nextFailure("WATCH " + t.resource)
 	cut := u.cut
 	u.mu.Unlock()
 	if code != 0 {
@@ -376,22 +381,22 @@ func (u user) stream(r *http.Request, t target, to *json.Encoder, cut chan struc
 		var initial []event
 		initial, next = u.initial(r)
 		for _, e := range initial {
-			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": shown(r, e.object)}) != nil {
+			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": representation(r, e.object)}) != nil {
 				return
 			}
 		}
 		end := object{"apiVersion": "v1", "kind": "Any", "metadata": object{"resourceVersion": strconv.Itoa(next), "annotations": object{"k8s.io/initial-events-end": "true"}}}
-		if to.Encode(object{"type": "BOOKMARK", "object": shown(r, end)}) != nil {
+		if to.Encode(object{"type": "BOOKMARK", "object": representation(r, end)}) != nil {
 			return
 		}
 	}
 	for {
 		u.mu.Lock()
-		news, changed := u.events[next:], u.changed
+		events, changed := u.events[next:], u.changed
 		next = len(u.events)
 		u.mu.Unlock()
-		for _, e := range news {
-			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": shown(r, e.object)}) != nil {
+		for _, e := range events {
+			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": representation(r, e.object)}) != nil {
 				return
 			}
 		}
@@ -434,8 +439,8 @@ func decode(r io.Reader) object {
 	return o
 }
 
-// plain returns an object after encoding and decoding as JSON.
-func plain(o object) object {
+// viaJSON encodes an object as JSON and decodes it, so that it has the types of a decoded object.
+func viaJSON(o object) object {
 	b, err := json.Marshal(o)
 	if err != nil {
 		panic(err)
@@ -443,20 +448,20 @@ func plain(o object) object {
 	return decode(bytes.NewReader(b))
 }
 
-// logged is the log of a test.
-type logged struct {
+// logBuffer contains the log of a test.
+type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *logged) Write(b []byte) (int, error) {
+func (l *logBuffer) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(b)
 }
 
 // count returns the number of lines that contain a text.
-func (l *logged) count(text string) int {
+func (l *logBuffer) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := 0
@@ -468,28 +473,29 @@ func (l *logged) count(text string) int {
 	return n
 }
 
-func (l *logged) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-// bubble runs a test with the clock of testing/synctest, which advances while all goroutines wait.
+// bubble runs a test with the clock of testing/synctest, which advances only while all
+// goroutines of the test are blocked.
 func bubble(t *testing.T, test func(t *testing.T, c *cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, newCluster()) })
 }
 
-// start calls run, and ends its context when the test ends or stop is called.
-func start(t *testing.T, run func(context.Context)) (log *logged, stop func()) {
+// start calls run in a goroutine. The context of run is canceled when the test ends or stop is called.
+func start(t *testing.T, run func(context.Context)) (log *logBuffer, stop func()) {
 	t.Helper()
-	return startAt(t, 0, run)
+	return startVerbose(t, 0, run)
 }
 
-// startAt is start with a log verbosity.
-func startAt(t *testing.T, verbosity int, run func(context.Context)) (log *logged, stop func()) {
+// startVerbose is start with a log verbosity.
+func startVerbose(t *testing.T, verbosity int, run func(context.Context)) (log *logBuffer, stop func()) {
 	t.Helper()
-	log = &logged{}
+	log = &logBuffer{}
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity)))))
 	done := make(chan struct{})
 	go func() {
@@ -501,7 +507,7 @@ func startAt(t *testing.T, verbosity int, run func(context.Context)) (log *logge
 	return log, stop
 }
 
-// must returns a value, and fails the test if there is an error.
+// must returns a function that returns v, or fails the test if err is not nil.
 func must[T any](v T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
@@ -512,6 +518,7 @@ func must[T any](v T, err error) func(*testing.T) T {
 	}
 }
 
+// field returns the value at a path of field names; nil if there is none.
 func field(o object, path ...string) any {
 	for _, name := range path[:len(path)-1] {
 		o, _ = o[name].(object)
@@ -519,4 +526,5 @@ func field(o object, path ...string) any {
 	return o[path[len(path)-1]]
 }
 
+// text returns the value at a path of field names as a string.
 func text(o object, path ...string) string { return fmt.Sprint(field(o, path...)) }

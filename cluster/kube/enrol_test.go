@@ -346,7 +346,7 @@ func TestNodeWithoutAPIServer(t *testing.T) {
 		pod := putPod(c, "p", "uid", "n")
 		k, n := startController(t, c), startNode(t, c, "n", pod)
 		time.Sleep(day)
-		c.goAway(true)
+		c.setUnreachable(true)
 		time.Sleep(3 * time.Hour)
 		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
 			t.Error(err)
@@ -360,7 +360,7 @@ func TestNodeWithoutAPIServer(t *testing.T) {
 		startControllerIn(t, c, k.Directory)
 		startNodeIn(t, c, "n", pod, n.Directory)
 		time.Sleep(time.Hour)
-		c.goAway(false)
+		c.setUnreachable(false)
 		time.Sleep(time.Hour)
 		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
 			t.Error(err)

@@ -42,7 +42,7 @@ func (u *updates) expect(t *testing.T, what string, n int, want ...kube.Host) {
 	}
 }
 
-func watchHosts(t *testing.T, c *cluster) (*updates, *logged) {
+func watchHosts(t *testing.T, c *cluster) (*updates, *logBuffer) {
 	t.Helper()
 	u := &updates{}
 	log, _ := start(t, func(ctx context.Context) {
@@ -181,12 +181,12 @@ func TestHostsWithoutAPIServer(t *testing.T) {
 		c.put(nodesPath+"n", node(registered))
 		u, log := watchHosts(t, c)
 		u.expect(t, "at first", 1, kube.Host{Name: "n"})
-		c.goAway(true)
+		c.setUnreachable(true)
 		time.Sleep(time.Hour)
 		c.put(endpointsPath+"one", slice(on("n", "10.0.0.1", ready)))
 		c.put(nodesPath+"m", node(registered))
 		u.expect(t, "away", 1, kube.Host{Name: "n"})
-		c.goAway(false)
+		c.setUnreachable(false)
 		time.Sleep(time.Hour)
 		u.mu.Lock()
 		last := u.all[len(u.all)-1]

@@ -17,11 +17,12 @@ type Kubelet struct {
 	PodUID string
 }
 
-// ownPod is the directory that the kubelet created for this pod. It proves that Dir belongs to
-// the kubelet that runs the pod.
-func (k Kubelet) ownPod() string { return filepath.Join(k.Dir, "pods", k.PodUID) }
+// ownPodDir is the directory that the kubelet creates for this pod. If it exists, Dir belongs to the
+// kubelet that runs this pod.
+func (k Kubelet) ownPodDir() string { return filepath.Join(k.Dir, "pods", k.PodUID) }
 
-// StagingPath is the staging path of a volume with a filesystem (makeDeviceMountPath in k8s.io/kubernetes/pkg/volume/csi, since 1.24).
+// StagingPath returns the staging path of a filesystem volume, as the kubelet computes it since
+// Kubernetes 1.24 (makeDeviceMountPath in k8s.io/kubernetes/pkg/volume/csi).
 func (k Kubelet) StagingPath(driver, volumeID string) string {
 	return filepath.Join(k.Dir, "plugins/kubernetes.io/csi", driver, fmt.Sprintf("%x", sha256.Sum256([]byte(volumeID))), "globalmount")
 }
@@ -29,14 +30,14 @@ func (k Kubelet) StagingPath(driver, volumeID string) string {
 // CheckDir returns ErrPrecondition if Dir is not the directory of the kubelet that runs this pod.
 func (k Kubelet) CheckDir() error {
 	if k.PodUID == "" {
-		return volume.Errorf(volume.ErrPrecondition, "kubernetes: the environment variable POD_UID is not set: set it by the downward API (metadata.uid), or remove the section if no kubelet runs the driver")
+		return volume.Errorf(volume.ErrPrecondition, "kubernetes: the environment variable POD_UID is not set: set it with the downward API (metadata.uid), or remove the section kubernetes if no kubelet runs the driver")
 	}
-	at, err := mount.Inspect(k.ownPod())
+	at, err := mount.Inspect(k.ownPodDir())
 	if err != nil {
 		return err
 	}
 	if !at.IsDir() {
-		return volume.Errorf(volume.ErrPrecondition, "kubernetes.kubeletDir %q is not the directory of the kubelet that runs this pod: it does not contain pods/%s: set it to the kubelet's --root-dir, and mount that at the same path into the container", k.Dir, k.PodUID)
+		return volume.Errorf(volume.ErrPrecondition, "kubernetes.kubeletDir %q is not the directory of the kubelet that runs this pod: it does not contain pods/%s: set it to the kubelet's --root-dir, and mount that directory at the same path in the container", k.Dir, k.PodUID)
 	}
 	return nil
 }
@@ -44,10 +45,10 @@ func (k Kubelet) CheckDir() error {
 // CheckPropagation returns ErrPrecondition if mounts made by this process below Dir do not
 // propagate to the node (mount_namespaces(7)).
 func (k Kubelet) CheckPropagation() error {
-	if err := k.checkShared(k.ownPod()); err != nil {
+	if err := k.checkShared(k.ownPodDir()); err != nil {
 		return err
 	}
-	// The kubelet stages volumes and publishes raw devices there.
+	// The kubelet stages volumes and publishes block volumes below plugins, which may be a separate mount.
 	plugins := filepath.Join(k.Dir, "plugins")
 	if at, err := mount.Inspect(plugins); err != nil || !at.Exists {
 		return err

@@ -87,7 +87,7 @@ func TestPoolOwnersAway(t *testing.T) {
 		c.put(ownersPath, object{"data": object{"disk.0": "a"}})
 		o, _ := ownersOf(t, c)
 		knows(t, o, map[string]string{"disk.0": "a"})
-		c.goAway(true)
+		c.setUnreachable(true)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := o.Record(ctx, map[string]string{"disk.1": "b"}); err == nil {
@@ -98,7 +98,7 @@ func TestPoolOwnersAway(t *testing.T) {
 		if err := late.Record(ctx, map[string]string{"disk.0": "impostor"}); err == nil || !strings.Contains(err.Error(), "check that the API server is reachable") {
 			t.Errorf("before the first read: %v", err)
 		}
-		c.goAway(false)
+		c.setUnreachable(false)
 		record(t, o, "disk.1", "b")
 		record(t, late, "disk.0", "impostor") // it waits for the first read
 		knows(t, late, map[string]string{"disk.0": "a", "disk.1": "b"})

@@ -103,7 +103,7 @@ func TestRefusedRequests(t *testing.T) {
 				tc.change(r, pod)
 				c.put(podsPath+"p", pod)
 				c.put(requestsPath+"r", r)
-				approved := merge(plain(r), object{"status": object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}})
+				approved := merge(viaJSON(r), object{"status": object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}})
 				c.put(requestsPath+"approved", approved)
 				k := startController(t, c)
 				time.Sleep(time.Minute)
@@ -155,7 +155,7 @@ func TestSigned(t *testing.T) {
 					c.fail = map[string][]int{}
 				}
 				for _, path := range []string{"r", "s"} {
-					c.put(requestsPath+path, merge(plain(request(t)), object{"status": tc.status}))
+					c.put(requestsPath+path, merge(viaJSON(request(t)), object{"status": tc.status}))
 				}
 				startController(t, c)
 				time.Sleep(time.Minute)
@@ -209,7 +209,7 @@ func TestSignedByAnotherReplica(t *testing.T) {
 		putPod(c, "p", "uid", "n")
 		k := startController(t, c)
 		synctest.Wait()
-		signed := merge(plain(request(t)), object{"status": object{"certificate": []byte("signed")}})
+		signed := merge(viaJSON(request(t)), object{"status": object{"certificate": []byte("signed")}})
 		c.before["GET pods"] = func() { c.put(requestsPath+"r", signed) }
 		c.put(requestsPath+"r", request(t))
 		deleted := requestsPath + "s"

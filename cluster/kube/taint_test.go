@@ -20,13 +20,13 @@ const (
 type taint = map[string]any
 
 var (
-	startup      = taint{"key": driver + "/agent-not-ready", "effect": "NoSchedule"}
-	startupOther = taint{"key": driver + "/agent-not-ready", "effect": "NoExecute", "value": "yes", "timeAdded": "2026-11-20T12:00:00Z"}
-	foreign      = taint{"key": "example.com/gpu", "effect": "NoSchedule", "fieldOfTomorrow": "kept"}
+	startup          = taint{"key": driver + "/agent-not-ready", "effect": "NoSchedule"}
+	startupNoExecute = taint{"key": driver + "/agent-not-ready", "effect": "NoExecute", "value": "yes", "timeAdded": "2026-11-20T12:00:00Z"}
+	foreign          = taint{"key": "example.com/gpu", "effect": "NoSchedule", "futureField": "kept"}
 )
 
-// putTainted creates the node n with taints. The kubelet has registered the driver there with a node ID; it
-// has not if the node ID is empty.
+// putTainted creates the Node n with taints, and its CSINode. The CSINode lists the driver with a node ID; if
+// the node ID is empty, it does not list the driver.
 func putTainted(c *cluster, nodeID string, taints ...taint) {
 	drivers := []object{}
 	if nodeID != "" {
@@ -36,12 +36,12 @@ func putTainted(c *cluster, nodeID string, taints ...taint) {
 	c.put(nodesPath+"n", object{"spec": object{"taints": taints}})
 }
 
-// wantTaints fails the test unless the node n has these taints after a number of PATCH calls.
+// wantTaints fails the test unless the node n has the wanted taints, after the wanted number of PATCH calls.
 func wantTaints(t *testing.T, c *cluster, patches int, want []taint) {
 	t.Helper()
 	got := field(c.get(nodesPath+"n"), "spec", "taints")
-	if n := c.called("PATCH nodes"); n != patches || !reflect.DeepEqual(got, plain(object{"taints": want})["taints"]) {
-		t.Errorf("after %d patches the node has %v, want %v after %d", n, got, want, patches)
+	if n := c.called("PATCH nodes"); n != patches || !reflect.DeepEqual(got, viaJSON(object{"taints": want})["taints"]) {
+		t.Errorf("taints %v after %d patches, want %v after %d", got, n, want, patches)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestRemoveStartupTaint(t *testing.T) {
 		patches int
 	}{
 		"alone":              {[]taint{startup}, nil, []taint{}, 1},
-		"among others":       {[]taint{startup, foreign, startupOther}, nil, []taint{foreign}, 1},
+		"among others":       {[]taint{startup, foreign, startupNoExecute}, nil, []taint{foreign}, 1},
 		"no such taint":      {[]taint{foreign}, nil, []taint{foreign}, 0},
 		"no taints":          {nil, nil, nil, 0},
 		"forbidden at first": {[]taint{startup}, map[string][]int{"GET csinodes": {403}, "GET nodes": {403}, "PATCH nodes": {403}}, []taint{}, 2},
@@ -72,8 +72,8 @@ func TestRemoveStartupTaint(t *testing.T) {
 	}
 }
 
-// TestTaintSetMeanwhile: a taint that is set between the read and the write of the taints is kept.
-func TestTaintSetMeanwhile(t *testing.T) {
+// TestTaintAddedConcurrently: a taint that another client adds between the driver's GET and PATCH is kept.
+func TestTaintAddedConcurrently(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		putTainted(c, "n", startup)
 		c.before["PATCH nodes"] = func() { putTainted(c, "n", startup, foreign) }
@@ -96,12 +96,13 @@ func TestTaintKeptUntilRegistered(t *testing.T) {
 	}
 }
 
-// TestNoConnection: without a connection to the API server, RemoveStartupTaint ends when its context does.
+// TestNoConnection: without a connection to the API server, RemoveStartupTaint returns when its
+// context ends.
 func TestNoConnection(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	kube.RemoveStartupTaint(ctx, kube.InCluster, "n", driver)
 	if ctx.Err() == nil {
-		t.Error("it ended early")
+		t.Error("RemoveStartupTaint returned before its context ended")
 	}
 }

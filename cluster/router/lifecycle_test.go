@@ -16,20 +16,20 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// twoNodes starts the controller's driver and those of two nodes.
+// twoNodes starts the controller's driver and the drivers of two nodes.
 func twoNodes(t *testing.T) *backendtest.Cluster {
 	t.Helper()
 	dir := testenv.Filesystem(t, "xfs", "64G")
 	return backendtest.StartCluster(t, []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}, loop.Kind)
 }
 
-// TestLife: a volume on the second of two nodes, from its creation to its deletion.
-func TestLife(t *testing.T) {
+// TestVolumeLifecycle creates, publishes, stages, expands and deletes a volume on the second of two nodes.
+func TestVolumeLifecycle(t *testing.T) {
 	c := twoNodes(t)
 	d, ctx := c.Member(1), t.Context()
 	ok := func(_ proto.Message, err error) { t.Helper(); must(t, err) }
-	fails := func(code codes.Code, says string) func(proto.Message, error) {
-		return func(_ proto.Message, err error) { t.Helper(); wantCode(t, err, code, says) }
+	fails := func(code codes.Code, text string) func(proto.Message, error) {
+		return func(_ proto.Message, err error) { t.Helper(); wantCode(t, err, code, text) }
 	}
 	xfs := backendtest.Kind{FSType: "xfs"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 	req := request("v", preferring("node-2.example"), sized(512*mib))
@@ -40,7 +40,7 @@ func TestLife(t *testing.T) {
 	publish := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "node-2.example", VolumeCapability: xfs, Readonly: true}
 	published, err := d.Control.ControllerPublishVolume(ctx, publish)
 	if err != nil || published.GetPublishContext()["csi.trivet.dev/readonly"] != "true" {
-		t.Errorf("published read-only with %v, %v", published, err)
+		t.Errorf("a read-only publication: %v, %v", published, err)
 	}
 	publish.NodeId = "node-1.example"
 	fails(codes.NotFound, "node-2.example")(d.Control.ControllerPublishVolume(ctx, publish))
@@ -52,18 +52,18 @@ func TestLife(t *testing.T) {
 	ok(d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: xfs}))
 	must(t, os.WriteFile(filepath.Join(target, "file"), []byte("content"), 0o600))
 	fails(codes.FailedPrecondition, "in use")(d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}))
-	grown, err := d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1024 * mib}})
-	if err != nil || grown.GetCapacityBytes() != 1024*mib || !grown.GetNodeExpansionRequired() {
-		t.Errorf("expanded: %v, %v", grown, err)
+	expanded, err := d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1024 * mib}})
+	if err != nil || expanded.GetCapacityBytes() != 1024*mib || !expanded.GetNodeExpansionRequired() {
+		t.Errorf("expanded: %v, %v", expanded, err)
 	}
 	ok(d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target}))
 	stats, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
 	if err != nil || stats.GetUsage()[0].GetTotal() < 700*mib {
 		t.Errorf("stats: %v, %v", stats, err)
 	}
-	got, err := d.Control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
-	if err != nil || got.GetVolume().GetCapacityBytes() != 1024*mib || got.GetStatus() != nil {
-		t.Errorf("got %v, %v", got, err)
+	volume, err := d.Control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+	if err != nil || volume.GetVolume().GetCapacityBytes() != 1024*mib || volume.GetStatus() != nil {
+		t.Errorf("the volume: %v, %v", volume, err)
 	}
 	ok(d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}))
 	ok(d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}))
@@ -93,11 +93,11 @@ func TestOneVolumePerName(t *testing.T) {
 	list, err := c.Router.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must(t, err)
 	if len(list.GetEntries()) != 1 {
-		t.Fatalf("there are %v", list)
+		t.Fatalf("got %d volumes, want 1: %v", len(list.GetEntries()), list)
 	}
 	for _, id := range ids {
 		if id != "" && id != list.GetEntries()[0].GetVolume().GetVolumeId() {
-			t.Errorf("answered %s, there is %v", id, list)
+			t.Errorf("CreateVolume returned %s, but the list has %v", id, list)
 		}
 	}
 }
@@ -107,17 +107,17 @@ func TestCapabilities(t *testing.T) {
 	c := twoNodes(t)
 	resp, err := c.Router.Control.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	must(t, err)
-	has := map[csi.ControllerServiceCapability_RPC_Type]bool{}
-	for _, one := range resp.GetCapabilities() {
-		has[one.GetRpc().GetType()] = true
+	advertised := map[csi.ControllerServiceCapability_RPC_Type]bool{}
+	for _, c := range resp.GetCapabilities() {
+		advertised[c.GetRpc().GetType()] = true
 	}
 	for capability, want := range map[csi.ControllerServiceCapability_RPC_Type]bool{
 		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME: true, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME: true,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY: true, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH: true,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES: false, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY: false,
 	} {
-		if has[capability] != want {
-			t.Errorf("%v is advertised: %t, want %t", capability, has[capability], want)
+		if advertised[capability] != want {
+			t.Errorf("%v is advertised: %t, want %t", capability, advertised[capability], want)
 		}
 	}
 }
