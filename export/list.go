@@ -11,35 +11,35 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// page returns the row.merge of a list: first the entries of the local pools, which are one list, then those
-// of each configured nfs pool. Pools that only StorageClasses name are not listed. An incomplete list is an
-// error. A token is the ID of the last entry, which contains the pool.
-func page[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
+// mergePages returns a row.merge for a list. The list has one section for all local pools, and then a section
+// for each configured nfs pool. Pools that only a StorageClass names are not listed. If a section fails, the
+// call fails. A token is the ID of the last entry of a page: it identifies the section.
+func mergePages[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
 	return func(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-		first, err := r.Pools.listedIn(req.(interface{ GetStartingToken() string }).GetStartingToken())
+		first, err := r.Pools.sectionOf(req.(interface{ GetStartingToken() string }).GetStartingToken())
 		if err != nil {
 			return nil, err
 		}
 		sections := []paging.Section[E]{list.Section(r.Local)}
 		for _, c := range r.Pools.options.Pools {
-			sections = append(sections, list.Section(r.at(r.Pools.byName(c.Name))))
+			sections = append(sections, list.Section(r.serviceOf(r.Pools.byName(c.Name))))
 		}
 		return list.Fill(ctx, req, paging.MaxPage, sections[first:]...)
 	}
 }
 
-// at returns the service of a worker; Local if w is nil.
-func (r *Relay) at(w *Worker) relay.Service {
+// serviceOf returns the service of a worker; Local if w is nil.
+func (r *Relay) serviceOf(w *Worker) relay.Service {
 	if w == nil {
 		return r.Local
 	}
 	return workerService{worker: w}
 }
 
-// listedIn returns the section in which a list continues after a token: 0 for the local pools, 1
-// for the first nfs pool (ErrStaleToken).
-func (ps *Pools) listedIn(token string) (int, error) {
-	id, err := volume.ParseSnapshotID(token) // or a volume's
+// sectionOf returns the index of the section that a token identifies: 0 for the local pools, 1 for the
+// first configured nfs pool. It returns ErrStaleToken if the nfs pool is not configured.
+func (ps *Pools) sectionOf(token string) (int, error) {
+	id, err := volume.ParseSnapshotID(token) // also parses volume IDs
 	if err != nil || !id.Shared() {
 		return 0, nil //nolint:nilerr // Local refuses an invalid token
 	}
@@ -51,20 +51,21 @@ func (ps *Pools) listedIn(token string) (int, error) {
 	return 0, paging.StaleToken(token)
 }
 
-// listSnapshots is the row.merge of ListSnapshots. With a filter, the pool of the filter's ID answers.
+// listSnapshots is the row.merge of ListSnapshots. A request with a filter goes to the pool
+// of the ID in the filter.
 func listSnapshots(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
 	if q := req.(*csi.ListSnapshotsRequest); q.GetSnapshotId() == "" && q.GetSourceVolumeId() == "" {
-		return page(relay.Snapshots)(ctx, r, q)
+		return mergePages(relay.Snapshots)(ctx, r, q)
 	}
 	w, err := ofIDs(r.Pools, req)
 	if err != nil {
 		return nil, err
 	}
-	return r.at(w).Call(ctx, relay.Snapshots.Method, req)
+	return r.serviceOf(w).Call(ctx, relay.Snapshots.Method, req)
 }
 
-// storageHealth adds the last reports of the workers and the silent servers to the response of
-// Local. CSI requires one message per status and reason.
+// storageHealth returns the response of Local with two additions: the health that each worker reported
+// last, and the servers that do not answer. CSI requires one entry per status and reason.
 func storageHealth(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
 	resp, err := relay.Call[*csi.NodeGetStorageHealthResponse](ctx, r.Local, csi.Node_NodeGetStorageHealth_FullMethodName, req)
 	if err != nil {

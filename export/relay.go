@@ -41,8 +41,8 @@ var rows = map[string]row{
 	csi.Controller_CreateVolume_FullMethodName:               {worker: ofParameters},
 	csi.Controller_GetCapacity_FullMethodName:                {worker: ofParameters},
 	csi.Controller_ControllerGetVolumeHealth_FullMethodName:  {silent: silentVolume},
-	csi.Controller_ListVolumes_FullMethodName:                {merge: page(relay.Volumes)},
-	csi.Controller_ControllerListVolumeHealth_FullMethodName: {merge: page(relay.VolumeHealths)},
+	csi.Controller_ListVolumes_FullMethodName:                {merge: mergePages(relay.Volumes)},
+	csi.Controller_ControllerListVolumeHealth_FullMethodName: {merge: mergePages(relay.VolumeHealths)},
 	csi.Controller_ListSnapshots_FullMethodName:              {merge: listSnapshots},
 
 	csi.Node_NodeStageVolume_FullMethodName:      {worker: toMount},

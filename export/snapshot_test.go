@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// The fake returns the name of its pool as an ID or as the text of an error.
+// These methods of fake return the name of their pool, as an ID or as an error message. The name shows which
+// worker answered.
 
 func (f *fake) CreateSnapshot(context.Context, *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: f.job.Pool.Name}}, nil
@@ -29,7 +30,7 @@ func (f *fake) DeleteSnapshot(context.Context, *csi.DeleteSnapshotRequest) (*csi
 }
 
 func (f *fake) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	return snapshotsOf(req, f.job.Pool.Name, "nfs:"+f.job.Pool.Name+":s", "nfs:"+f.job.Pool.Name+":t.000")
+	return snapshotPage(req, f.job.Pool.Name, "nfs:"+f.job.Pool.Name+":s", "nfs:"+f.job.Pool.Name+":t.000")
 }
 
 func (f *fake) CreateVolumeGroupSnapshot(context.Context, *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
@@ -58,9 +59,10 @@ func (f *fake) GetMetadataDelta(_ *csi.GetMetadataDeltaRequest, stream csi.Snaps
 	return stream.Send(&csi.GetMetadataDeltaResponse{VolumeCapacityBytes: 7})
 }
 
-func snapshotsOf(req *csi.ListSnapshotsRequest, of string, ids ...string) (*csi.ListSnapshotsResponse, error) {
+// snapshotPage returns a page of ids. If the request has a filter, it returns only the entry filtered.
+func snapshotPage(req *csi.ListSnapshotsRequest, filtered string, ids ...string) (*csi.ListSnapshotsResponse, error) {
 	if req.GetSnapshotId() != "" || req.GetSourceVolumeId() != "" {
-		ids = []string{of}
+		ids = []string{filtered}
 	}
 	resp := &csi.ListSnapshotsResponse{}
 	for _, id := range ids {
@@ -77,12 +79,12 @@ func snapshotsOf(req *csi.ListSnapshotsRequest, of string, ids ...string) (*csi.
 }
 
 func (l *local) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	return snapshotsOf(req, "local", "loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001")
+	return snapshotPage(req, "local", "loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001")
 }
 
-// allocated calls GetMetadataAllocated, and send after each message.
-func (w *world) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequest, send func()) error {
-	return w.relay.Stream(ctx, csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, req, func(any) error { send(); return nil })
+// allocated calls GetMetadataAllocated, and calls received after each message.
+func (w *world) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequest, received func()) error {
+	return w.relay.Stream(ctx, csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, req, func(any) error { received(); return nil })
 }
 
 // TestSnapshotCalls: the worker of the pool in an ID answers; Local answers for local pools.
@@ -101,15 +103,15 @@ func TestSnapshotCalls(t *testing.T) {
 		},
 		"delete": func(pool string) (string, error) {
 			_, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: inPool(pool, "s")})
-			return saying(err, codes.InvalidArgument)
+			return messageOf(err, codes.InvalidArgument)
 		},
-		"list one": func(pool string) (string, error) {
+		"list by snapshot ID": func(pool string) (string, error) {
 			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: inPool(pool, "s")})
-			return first(resp), err
+			return firstID(resp), err
 		},
-		"list of one": func(pool string) (string, error) {
+		"list by volume ID": func(pool string) (string, error) {
 			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SourceVolumeId: inPool(pool, "v")})
-			return first(resp), err
+			return firstID(resp), err
 		},
 		"create group": func(pool string) (string, error) {
 			resp, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{inPool(pool, "v"), inPool(pool, "w")}})
@@ -121,10 +123,10 @@ func TestSnapshotCalls(t *testing.T) {
 		},
 		"delete group": func(pool string) (string, error) {
 			_, err := c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: inPool(pool, "g.group")})
-			return saying(err, codes.InvalidArgument)
+			return messageOf(err, codes.InvalidArgument)
 		},
 		"allocated": func(pool string) (string, error) {
-			return saying(w.allocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: inPool(pool, "s")}, func() {}), codes.OutOfRange)
+			return messageOf(w.allocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: inPool(pool, "s")}, func() {}), codes.OutOfRange)
 		},
 	}
 	for name, call := range calls {
@@ -140,7 +142,7 @@ func TestSnapshotCalls(t *testing.T) {
 	}
 	_, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{inPool("nas0", "v"), inPool("nas1", "v")}})
 	if !errors.Is(err, volume.ErrPrecondition) {
-		t.Errorf("a group in two pools: %v", err)
+		t.Errorf("a group snapshot of volumes in two pools: %v", err)
 	}
 	var changed []int64
 	delta := &csi.GetMetadataDeltaRequest{BaseSnapshotId: inPool("nas1", "s"), TargetSnapshotId: inPool("nas1", "t")}
@@ -149,27 +151,27 @@ func TestSnapshotCalls(t *testing.T) {
 		return nil
 	})
 	if err != nil || !slices.Equal(changed, []int64{7}) {
-		t.Errorf("changed: %v, %v", changed, err)
+		t.Errorf("delta: %v, %v", changed, err)
 	}
 }
 
-// saying returns the text of an error with a code, and any other error.
-func saying(err error, code codes.Code) (string, error) {
+// messageOf returns the message of an error that has the code. It returns any other error as an error.
+func messageOf(err error, code codes.Code) (string, error) {
 	if status.Code(err) == code {
 		return status.Convert(err).Message(), nil
 	}
 	return "", err
 }
 
-func first(resp *csi.ListSnapshotsResponse) string {
+func firstID(resp *csi.ListSnapshotsResponse) string {
 	if len(resp.GetEntries()) == 0 {
 		return ""
 	}
 	return resp.GetEntries()[0].GetSnapshot().GetSnapshotId()
 }
 
-// TestStreamOfLostWorker: a stream fails if its worker ends.
-func TestStreamOfLostWorker(t *testing.T) {
+// TestStreamFails: a stream fails if the call is canceled or the worker exits.
+func TestStreamFails(t *testing.T) {
 	w := newWorld(t, testIntervals, startServer(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	messages := 0
@@ -183,6 +185,6 @@ func TestStreamOfLostWorker(t *testing.T) {
 	}
 	err = w.allocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:exit", MaxResults: 3}, func() {})
 	if !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("a call to a worker that ended: %v", err)
+		t.Errorf("a call to a worker that exits: %v", err)
 	}
 }
