@@ -11,13 +11,13 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// errFailures ends the doctor with status 1. The table contains the reasons.
-var errFailures = errors.New("some checks failed: see the failures above")
+// errChecksFailed makes the command exit with status 1. The output contains the reasons.
+var errChecksFailed = errors.New("some checks failed: see the failures above")
 
 func runDoctor(args []string) error {
 	flags := flag.NewFlagSet("trivet doctor", flag.ContinueOnError)
 	config, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
-	name := flags.String("driver-name", os.Getenv(driverNameVariable), "expected `name` of the driver; the default is $"+driverNameVariable+", else the name that the driver reports, or "+driver.DefaultName)
+	name := flags.String("driver-name", os.Getenv(driverNameVariable), "expected `name` of the driver (default: $"+driverNameVariable+"); if empty, the name that the driver reports, or "+driver.DefaultName+" if no driver answers")
 	server, export := exportFlags(flags)
 	format := outputFlag(flags, "table", "json")
 	if err := parse(flags, args); err != nil {
@@ -35,7 +35,7 @@ func runDoctor(args []string) error {
 			Name: os.Getenv("POD_NAME"), UID: os.Getenv("POD_UID"),
 		},
 	}
-	checks, err := examinations(o, *server, *export)
+	checks, err := runChecks(o, *server, *export)
 	if err != nil {
 		return err
 	}
@@ -50,13 +50,14 @@ func runDoctor(args []string) error {
 		return err
 	}
 	if doctor.Failed(checks) {
-		return errFailures
+		return errChecksFailed
 	}
 	return nil
 }
 
-// examinations makes the checks of the configuration or, if flags name an export, of that export.
-func examinations(o doctor.Options, server, export string) ([]doctor.Check, error) {
+// runChecks runs all checks of the configuration. If the flags name an export, it runs only the checks of
+// that export.
+func runChecks(o doctor.Options, server, export string) ([]doctor.Check, error) {
 	if server == "" && export == "" {
 		return doctor.Run(context.Background(), o), nil
 	}
