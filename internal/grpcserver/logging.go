@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// bodyLevel is the verbosity from which requests and responses are logged, without the fields
-// that the CSI specification marks as secret.
+// bodyLevel is the lowest log verbosity that includes requests and responses. Fields that the CSI
+// specification marks as secret are removed.
 const bodyLevel = 4
 
 // LogCalls is the interceptor that logs one line for each call.
@@ -41,26 +41,27 @@ func LogCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler 
 	return resp, nil
 }
 
-// Subject returns the ID in a request, or the name of the object that it creates.
+// Subject returns the kind of the object that a request concerns, and the ID of the object. If the request
+// creates the object, Subject returns its name instead of an ID.
 func Subject(req any) (kind, id string) {
-	const ofVolume, ofSnapshot = "volume", "snapshot"
+	const kindVolume, kindSnapshot = "volume", "snapshot"
 	switch r := req.(type) {
 	case interface{ GetVolumeId() string }:
-		return ofVolume, r.GetVolumeId()
+		return kindVolume, r.GetVolumeId()
 	case interface{ GetSnapshotId() string }:
-		return ofSnapshot, r.GetSnapshotId()
+		return kindSnapshot, r.GetSnapshotId()
 	case interface{ GetGroupSnapshotId() string }:
-		return ofSnapshot, r.GetGroupSnapshotId()
+		return kindSnapshot, r.GetGroupSnapshotId()
 	case interface{ GetTargetSnapshotId() string }:
-		return ofSnapshot, r.GetTargetSnapshotId()
+		return kindSnapshot, r.GetTargetSnapshotId()
 	case *csi.CreateSnapshotRequest:
-		return ofSnapshot, r.GetName()
+		return kindSnapshot, r.GetName()
 	case *csi.CreateVolumeGroupSnapshotRequest:
-		return ofSnapshot, r.GetName()
+		return kindSnapshot, r.GetName()
 	case interface{ GetName() string }:
-		return ofVolume, r.GetName()
+		return kindVolume, r.GetName()
 	}
-	return ofVolume, ""
+	return kindVolume, ""
 }
 
 // RecoverPanics is the interceptor that converts a panic to an error.
