@@ -191,7 +191,7 @@ func (r *refusalLog) due(kind string) bool {
 func (d *Driver) renewCertificates(ctx context.Context) {
 	o, k := d.options, d.config.Kubernetes
 	if o.forwards() {
-		kube.KeepAuthority(ctx, kube.InCluster, kube.AuthorityOptions{
+		kube.MaintainAuthority(ctx, kube.InCluster, kube.AuthorityOptions{
 			Namespace: o.Namespace, Name: k.Authority, Driver: o.Name,
 			NodeServiceAccount: k.NodeServiceAccount, Certificates: d.certificates,
 		})

@@ -23,12 +23,12 @@ import (
 const (
 	controllerLifetime = 7 * 24 * time.Hour
 	nodeLifetime       = 30 * 24 * time.Hour
-	// propagationDelay is the time between the publication of a new CA certificate and the first use of
-	// a certificate that it signed, so that the nodes can read it.
+	// propagationDelay is the time for which the controller keeps a valid certificate after a new CA
+	// certificate is published. The nodes need this time to read the new CA certificate.
 	propagationDelay = 5 * time.Minute
-	// brokenPause is long: an invalid CA usually becomes valid by a change of its Secret, and
-	// the watch reports that.
-	brokenPause = time.Hour
+	// invalidCAInterval is the interval at which an invalid CA is parsed again. It is long because the
+	// watch reports changes of the Secret.
+	invalidCAInterval = time.Hour
 )
 
 // Keys of the Secret (type kubernetes.io/tls) and of the ConfigMap.
@@ -38,25 +38,25 @@ const (
 	rootsKey = "ca.crt"
 )
 
-// AuthorityOptions names the objects that hold the certificate authority (CA) of an
-// installation.
+// AuthorityOptions configures the certificate authority (CA) of an installation.
 type AuthorityOptions struct {
-	// Namespace is the installation's. Name is the name of the Secret that holds the CA and
-	// of the ConfigMap that holds all trusted CA certificates.
+	// Namespace is the namespace of the installation. Name is the name of the Secret that holds the CA
+	// and of the ConfigMap that holds all trusted CA certificates.
 	Namespace, Name string
-	Driver          string
+	Driver          string // name of the CSI driver
 	// NodeServiceAccount is the service account of the node pods.
 	NodeServiceAccount string
-	// Certificates holds the controller's own certificate and key.
+	// Certificates is the directory of the controller's certificate and key.
 	Certificates *pki.Directory
 }
 
-// KeepAuthority maintains the certificates of an installation on the controller's side, until ctx ends. It
-// creates the CA if none exists, publishes its certificate, issues the controller's certificate and those
-// that nodes request, and renews a certificate that it created after two thirds of the lifetime. Several
-// replicas may run it concurrently. It uses a CA that another program put into the Secret, and does not
-// renew that CA. While the API server does not answer, the certificates do not change.
-func KeepAuthority(ctx context.Context, connect func() (*Client, error), o AuthorityOptions) {
+// MaintainAuthority maintains the CA of an installation until ctx ends. It creates the CA if none exists,
+// publishes the CA certificate, and issues certificates to the controller and to the nodes that request
+// one. It renews the controller's certificate, and a CA that this driver created, when two thirds of the
+// lifetime have passed. It uses a CA that another program put into the Secret, but does not renew that CA.
+// Several replicas may run MaintainAuthority concurrently. While the API server does not answer, no
+// certificate changes.
+func MaintainAuthority(ctx context.Context, connect func() (*Client, error), o AuthorityOptions) {
 	ctx = withoutBodies(ctx)
 	c := dial(ctx, connect)
 	if c == nil {
@@ -64,10 +64,10 @@ func KeepAuthority(ctx context.Context, connect func() (*Client, error), o Autho
 	}
 	changed := newSignal()
 	bySigner := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", signerName(o.Driver)).String()}
-	k := &authorityKeeper{
+	k := &authorityReconciler{
 		AuthorityOptions: o,
 		client:           c,
-		broken:           errorLog{log: klog.FromContext(ctx), message: "The certificate authority is invalid: put a valid CA into the Secret, or delete the Secret and a new CA is created"},
+		invalidCA:        errorLog{log: klog.FromContext(ctx), message: "The certificate authority is invalid: put a valid CA into the Secret, or delete the Secret so that the driver creates a new CA"},
 		secret:           watchOne[secret](ctx, c, secrets, o.Namespace, o.Name, changed),
 		published:        watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Name, changed),
 		requests:         watchObjects(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, whole[signingRequest], changed),
@@ -75,53 +75,53 @@ func KeepAuthority(ctx context.Context, connect func() (*Client, error), o Autho
 	reconcileLoop(ctx, changed, backoff, "Maintaining the certificate authority failed; retrying", k.reconcile)
 }
 
-// authorityKeeper reconciles all objects each time one of them changes.
-type authorityKeeper struct {
+// authorityReconciler reconciles all objects each time one of them changes.
+type authorityReconciler struct {
 	AuthorityOptions
 	client    *Client
 	secret    watched[secret]
 	published watched[configMap]
 	requests  watched[signingRequest]
 
-	broken errorLog // the CA in the Secret is invalid
-	// current is the CA certificate, which this process first read at since.
+	invalidCA errorLog // logs why the CA in the Secret is invalid
+	// current is the current CA certificate. since is the time when this process first read it.
 	current []byte
 	since   time.Time
 }
 
-// reconcile returns how long to wait for the next call if nothing changes.
-func (k *authorityKeeper) reconcile(ctx context.Context) (time.Duration, error) {
+// reconcile returns the time until the next call, unless an object changes earlier.
+func (k *authorityReconciler) reconcile(ctx context.Context) (time.Duration, error) {
 	if !k.secret.synced() || !k.published.synced() || !k.requests.synced() {
 		return nodeLifetime, nil
 	}
-	s, there := k.secret.one()
-	if !there {
-		return nodeLifetime, k.makeCA(ctx, s)
+	s, exists := k.secret.one()
+	if !exists {
+		return nodeLifetime, k.createCA(ctx, s)
 	}
-	left, of, err := pki.Remaining(s.Data[certKey])
-	if err == nil && left <= of/3 && k.created(s) {
-		return nodeLifetime, k.makeCA(ctx, s)
+	left, total, err := pki.Lifetime(s.Data[certKey])
+	if err == nil && left <= total/3 && k.created(s) {
+		return nodeLifetime, k.createCA(ctx, s)
 	}
 	ca, err := pki.ParseAuthority(s.Data[certKey], s.Data[keyKey])
 	if err != nil {
 		if left < 0 {
-			err = errors.New("the CA has expired") // the original error contains the current time and would be logged each time
+			err = errors.New("the CA has expired") // the original error contains the current time, so every call would log it
 		}
-		k.broken.report(ctx, fmt.Errorf("secrets/%s: %w", k.Name, err))
-		return brokenPause, nil
+		k.invalidCA.report(ctx, fmt.Errorf("secrets/%s: %w", k.Name, err))
+		return invalidCAInterval, nil
 	}
-	k.broken.report(ctx, nil)
+	k.invalidCA.report(ctx, nil)
 	roots, err := k.publish(ctx, ca)
 	if err != nil {
 		return 0, err
 	}
-	wait, err := k.issueOwn(ctx, ca, roots)
+	wait, err := k.issueForController(ctx, ca, roots)
 	return wait, errors.Join(err, k.answerRequests(ctx, ca))
 }
 
-// makeCA creates a CA, or replaces the one in a Secret. The result arrives by the watch, because another
-// replica may have been first. The label marks a CA that this driver created.
-func (k *authorityKeeper) makeCA(ctx context.Context, old secret) error {
+// createCA creates a CA and writes it to the Secret. It does not return the CA: the watch reports the
+// current one, which another replica may have created. The label marks a CA that this driver created.
+func (k *authorityReconciler) createCA(ctx context.Context, old secret) error {
 	ca, err := pki.NewAuthority(k.Driver)
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func (k *authorityKeeper) makeCA(ctx context.Context, old secret) error {
 	if err != nil {
 		return err
 	}
-	doing, done := "creating", "Created a certificate authority"
+	operation, logMessage := "creating", "Created a certificate authority"
 	fields := map[string]any{
 		"metadata": map[string]any{"labels": map[string]any{k.label(): fingerprint(cert)}},
 		"data":     map[string]any{certKey: cert, keyKey: key},
@@ -138,32 +138,33 @@ func (k *authorityKeeper) makeCA(ctx context.Context, old secret) error {
 	if old.Metadata.Name == "" {
 		fields["type"] = "kubernetes.io/tls"
 	} else {
-		doing, done = "renewing", "Renewed the certificate authority"
+		operation, logMessage = "renewing", "Renewed the certificate authority"
 	}
-	if err := put(ctx, k.in(secrets), "Secret", k.Name, old.Metadata, fields); err != nil {
-		return fmt.Errorf("%s secrets/%s: %w", doing, k.Name, err)
+	if err := put(ctx, k.namespaced(secrets), "Secret", k.Name, old.Metadata, fields); err != nil {
+		return fmt.Errorf("%s secrets/%s: %w", operation, k.Name, err)
 	}
-	klog.FromContext(ctx).Info(done, "secret", k.Name)
+	klog.FromContext(ctx).Info(logMessage, "secret", k.Name)
 	return nil
 }
 
-// created reports whether makeCA created the CA. If an administrator replaced the CA, the label is
-// the fingerprint of another certificate.
-func (k *authorityKeeper) created(s secret) bool {
+// created reports whether this driver created the CA. If an administrator replaced the CA, the label
+// contains the fingerprint of another certificate.
+func (k *authorityReconciler) created(s secret) bool {
 	return s.Metadata.Labels[k.label()] == fingerprint(s.Data[certKey])
 }
 
-func (k *authorityKeeper) label() string { return k.Driver + "/made" }
+func (k *authorityReconciler) label() string { return k.Driver + "/made" }
 
-// fingerprint returns 32 characters: a label's value has at most 63.
+// fingerprint returns 32 hexadecimal digits, because a label value has at most 63 characters.
 func fingerprint(cert []byte) string {
 	sum := sha256.Sum256(cert)
 	return hex.EncodeToString(sum[:16])
 }
 
-// publish adds the CA certificate to the trusted ones, removes expired ones, and then trusts
-// the result in this process. It runs before any certificate is issued.
-func (k *authorityKeeper) publish(ctx context.Context, ca *pki.Authority) ([]byte, error) {
+// publish adds the CA certificate to the trusted CA certificates in the ConfigMap and removes expired
+// ones. It writes the trusted CA certificates to the controller's directory too, and returns them. It must
+// run before a certificate is issued.
+func (k *authorityReconciler) publish(ctx context.Context, ca *pki.Authority) ([]byte, error) {
 	cert, _, err := ca.PEM()
 	if err != nil {
 		return nil, err
@@ -175,7 +176,7 @@ func (k *authorityKeeper) publish(ctx context.Context, ca *pki.Authority) ([]byt
 	roots := pki.JoinRoots([]byte(p.Data[rootsKey]), cert)
 	if p.Data[rootsKey] != string(roots) {
 		data := map[string]any{"data": map[string]any{rootsKey: string(roots)}}
-		if err := put(ctx, k.in(configMaps), "ConfigMap", k.Name, p.Metadata, data); err != nil {
+		if err := put(ctx, k.namespaced(configMaps), "ConfigMap", k.Name, p.Metadata, data); err != nil {
 			return nil, fmt.Errorf("writing configmaps/%s: %w", k.Name, err)
 		}
 	}
@@ -183,14 +184,14 @@ func (k *authorityKeeper) publish(ctx context.Context, ca *pki.Authority) ([]byt
 	return roots, err
 }
 
-// issueOwn issues the controller's own certificate if it is due, and returns the time until
-// the next one.
-func (k *authorityKeeper) issueOwn(ctx context.Context, ca *pki.Authority, roots []byte) (time.Duration, error) {
-	if wait := k.ownWait(ca, roots); wait > 0 {
+// issueForController issues a certificate to the controller if one is due. It returns the time until
+// the next one is due.
+func (k *authorityReconciler) issueForController(ctx context.Context, ca *pki.Authority, roots []byte) (time.Duration, error) {
+	if wait := k.untilNextIssue(ca, roots); wait > 0 {
 		return wait, nil
 	}
-	who := pki.ControllerURI(k.Driver)
-	key, request, err := pki.NewRequest(who)
+	identity := pki.ControllerURI(k.Driver)
+	key, request, err := pki.NewRequest(identity)
 	if err != nil {
 		return 0, err
 	}
@@ -198,7 +199,7 @@ func (k *authorityKeeper) issueOwn(ctx context.Context, ca *pki.Authority, roots
 	if err != nil {
 		return 0, err
 	}
-	cert, err := ca.Issue(pub, who, x509.ExtKeyUsageClientAuth, controllerLifetime)
+	cert, err := ca.Issue(pub, identity, x509.ExtKeyUsageClientAuth, controllerLifetime)
 	if err != nil {
 		return 0, err
 	}
@@ -210,9 +211,10 @@ func (k *authorityKeeper) issueOwn(ctx context.Context, ca *pki.Authority, roots
 	return max(wait, minWait), err
 }
 
-// ownWait returns the time until the controller needs a new certificate, 0 if its certificate
-// is not valid. A valid one is not replaced before the nodes can have read the CA certificate.
-func (k *authorityKeeper) ownWait(ca *pki.Authority, roots []byte) time.Duration {
+// untilNextIssue returns the time until the controller needs a new certificate. It returns 0 if the
+// current certificate is not valid. A valid certificate is kept for at least
+// propagationDelay after this process first read the CA certificate.
+func (k *authorityReconciler) untilNextIssue(ca *pki.Authority, roots []byte) time.Duration {
 	leaf, wait := validLeaf(k.Certificates, pki.ControllerURI(k.Driver), roots)
 	if leaf == nil {
 		return 0
@@ -223,7 +225,7 @@ func (k *authorityKeeper) ownWait(ca *pki.Authority, roots []byte) time.Duration
 	return max(wait, propagationDelay-time.Since(k.since))
 }
 
-func (k *authorityKeeper) answerRequests(ctx context.Context, ca *pki.Authority) error {
+func (k *authorityReconciler) answerRequests(ctx context.Context, ca *pki.Authority) error {
 	var errs []error
 	for _, r := range k.requests.all() {
 		if err := k.answer(ctx, ca, r); err != nil && !lostRace(err) && !apierrors.IsNotFound(err) {
@@ -233,6 +235,6 @@ func (k *authorityKeeper) answerRequests(ctx context.Context, ca *pki.Authority)
 	return errors.Join(errs...)
 }
 
-func (k *authorityKeeper) in(kind schema.GroupVersionResource) dynamic.ResourceInterface {
-	return k.client.api.Resource(kind).Namespace(k.Namespace)
+func (k *authorityReconciler) namespaced(resource schema.GroupVersionResource) dynamic.ResourceInterface {
+	return k.client.api.Resource(resource).Namespace(k.Namespace)
 }

@@ -50,7 +50,7 @@ func startControllerIn(t *testing.T, c *cluster, dir *pki.Directory) controller 
 
 func keepAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
 	return func(ctx context.Context) {
-		kube.KeepAuthority(ctx, user{cluster: c}.connect, kube.AuthorityOptions{
+		kube.MaintainAuthority(ctx, user{cluster: c}.connect, kube.AuthorityOptions{
 			Namespace: namespace, Name: "trivet-ca", Driver: driver, NodeServiceAccount: "trivet-node", Certificates: dir,
 		})
 	}

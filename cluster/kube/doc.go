@@ -2,7 +2,7 @@
 // objects that concern a CSI driver, the startup taint of a node, the checks of the kubelet's
 // directory, the addresses of the drivers on nodes (WatchHosts), the record of pool owners
 // (PoolOwners), and the distribution of the certificates by which controller and nodes identify
-// each other (KeepAuthority on the controller's side, Enrol on the node's).
+// each other (MaintainAuthority on the controller's side, Enrol on the node's).
 //
 // Package pki defines the content of the certificates; this package distributes them. The CA
 // is in a Secret that only the controller may read. The trusted CA certificates are in a

@@ -83,12 +83,12 @@ func (e *enrolment) keepRoots(context.Context) (time.Duration, error) {
 
 // keepOwn gets a certificate if it is due, and returns the time until the next one.
 func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
-	who := pki.NodeURI(e.Driver, e.Node)
+	identity := pki.NodeURI(e.Driver, e.Node)
 	_, _, roots, _ := e.Certificates.Read() // an unreadable file is replaced by keepRoots
-	if _, wait := validLeaf(e.Certificates, who, roots); wait > 0 {
+	if _, wait := validLeaf(e.Certificates, identity, roots); wait > 0 {
 		return wait, nil
 	}
-	key, request, err := pki.NewRequest(who)
+	key, request, err := pki.NewRequest(identity)
 	if err != nil {
 		return 0, err
 	}
@@ -96,13 +96,13 @@ func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, err := owned(cert, key, who); err != nil {
+	if _, err := owned(cert, key, identity); err != nil {
 		return 0, fmt.Errorf("signer %s: %w", signerName(e.Driver), err)
 	}
 	if err := e.Certificates.Write(cert, key, nil); err != nil {
 		return 0, err
 	}
-	klog.FromContext(ctx).Info("Got a certificate", "identity", who)
+	klog.FromContext(ctx).Info("Got a certificate", "identity", identity)
 	// The CA certificate may be published a moment later.
 	wait, err := untilRenewal(cert)
 	return max(wait, minWait), err

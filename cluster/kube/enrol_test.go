@@ -307,17 +307,17 @@ func TestEnrolForbidden(t *testing.T) {
 
 // TestForeignCertificate: a node refuses a certificate for another key or another name.
 func TestForeignCertificate(t *testing.T) {
-	for _, who := range []string{"n", "another"} {
+	for _, identity := range []string{"n", "another"} {
 		bubble(t, func(t *testing.T, c *cluster) {
 			ca := must(pki.NewAuthority(driver))(t)
-			_, request, err := pki.NewRequest(pki.NodeURI(driver, who))
+			_, request, err := pki.NewRequest(pki.NodeURI(driver, identity))
 			if err != nil {
 				t.Fatal(err)
 			}
 			n := startNode(t, c, "n", putPod(c, "p", "uid", "n"))
 			synctest.Wait()
 			for _, path := range c.paths(requestsPath) {
-				if who == "another" {
+				if identity == "another" {
 					request, err = base64.StdEncoding.DecodeString(text(c.get(path), "spec", "request"))
 					if err != nil {
 						t.Fatal(err)
@@ -327,13 +327,13 @@ func TestForeignCertificate(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				cert := must(ca.Issue(pub, pki.NodeURI(driver, who), x509.ExtKeyUsageServerAuth, day))(t)
+				cert := must(ca.Issue(pub, pki.NodeURI(driver, identity), x509.ExtKeyUsageServerAuth, day))(t)
 				o := c.get(path)
 				c.put(path, merge(o, object{"status": object{"certificate": cert}}))
 			}
 			time.Sleep(time.Minute)
 			if _, _, _, err := n.Read(); err == nil || n.log.count("signer csi.trivet.dev/node: ") != 1 {
-				t.Errorf("the certificate of %s was accepted:\n%s", who, n.log)
+				t.Errorf("the certificate of %s was accepted:\n%s", identity, n.log)
 			}
 		})
 	}

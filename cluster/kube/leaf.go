@@ -14,24 +14,24 @@ import (
 // minWait bounds how often certificates are issued while the CA is about to expire.
 const minWait = time.Minute
 
-// owned parses a certificate. It fails if the certificate is not for the identity who or does
+// owned parses a certificate. It fails if the certificate is not for the given identity or does
 // not match the key.
-func owned(cert, key []byte, who *url.URL) (*x509.Certificate, error) {
+func owned(cert, key []byte, identity *url.URL) (*x509.Certificate, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		return nil, err
 	}
-	if uris := pair.Leaf.URIs; len(uris) != 1 || uris[0].String() != who.String() {
-		return nil, fmt.Errorf("the certificate is for %v, expected %s", uris, who)
+	if uris := pair.Leaf.URIs; len(uris) != 1 || uris[0].String() != identity.String() {
+		return nil, fmt.Errorf("the certificate is for %v, expected %s", uris, identity)
 	}
 	return pair.Leaf, nil
 }
 
 // validLeaf returns the certificate in a directory and the time until its renewal; nil if the certificate
-// cannot be read, is not for the identity who, or is not trusted by the roots. Without roots it is trusted.
-func validLeaf(d *pki.Directory, who *url.URL, roots []byte) (*x509.Certificate, time.Duration) {
+// cannot be read, is not for the given identity, or is not trusted by the roots. Without roots it is trusted.
+func validLeaf(d *pki.Directory, identity *url.URL, roots []byte) (*x509.Certificate, time.Duration) {
 	cert, key, _, _ := d.Read() // an unreadable certificate is not valid
-	leaf, err := owned(cert, key, who)
+	leaf, err := owned(cert, key, identity)
 	if err != nil || len(roots) > 0 && trusted(leaf, roots) != nil {
 		return nil, 0
 	}
@@ -61,6 +61,6 @@ func trusted(leaf *x509.Certificate, roots []byte) error {
 
 // untilRenewal returns the time until two thirds of a certificate's (PEM) lifetime are over.
 func untilRenewal(cert []byte) (time.Duration, error) {
-	left, of, err := pki.Remaining(cert)
-	return left - of/3, err
+	left, total, err := pki.Lifetime(cert)
+	return left - total/3, err
 }

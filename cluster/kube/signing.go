@@ -15,13 +15,13 @@ import (
 	"github.com/trivet-csi/trivet/cluster/pki"
 )
 
-// signerName is the signer in the requests of nodes.
+// signerName returns the signer of the nodes' CertificateSigningRequests.
 func signerName(driver string) string { return driver + "/node" }
 
 // nodeUsages are the key usages of a node's certificate, sorted.
 var nodeUsages = []string{"digital signature", "server auth"}
 
-// Fields in which the API server names the pod whose token authenticated a request.
+// Keys of spec.extra. The API server sets them to the pod to which the requester's token is bound.
 const (
 	extraPodName = "authentication.kubernetes.io/pod-name"
 	extraPodUID  = "authentication.kubernetes.io/pod-uid"
@@ -34,27 +34,27 @@ const (
 	failed   = "Failed"
 )
 
-// refusedError is the reason why a request gets no certificate.
+// refusedError is the reason to refuse a request.
 type refusedError string
 
 func (e refusedError) Error() string { return string(e) }
 
 func refused(format string, a ...any) error { return refusedError(fmt.Sprintf(format, a...)) }
 
-// answer signs or refuses a request to this signer, unless it has been answered.
-func (k *authorityKeeper) answer(ctx context.Context, ca *pki.Authority, r signingRequest) error {
+// answer signs or refuses a request, unless it was already signed, denied or marked as failed.
+func (k *authorityReconciler) answer(ctx context.Context, ca *pki.Authority, r signingRequest) error {
 	if r.answered() {
 		return nil
 	}
-	pub, who, err := k.check(ctx, r)
-	var why refusedError
+	pub, identity, err := k.check(ctx, r)
+	var reason refusedError
 	switch {
-	case errors.As(err, &why):
-		return k.refuse(ctx, r, string(why))
+	case errors.As(err, &reason):
+		return k.refuse(ctx, r, string(reason))
 	case err != nil:
 		return err
 	}
-	return k.sign(ctx, ca, r, pub, who)
+	return k.sign(ctx, ca, r, pub, identity)
 }
 
 func (r signingRequest) answered() bool {
@@ -63,16 +63,16 @@ func (r signingRequest) answered() bool {
 	return isDenied || isFailed || len(r.Status.Certificate) > 0
 }
 
-// check refuses a request that does not come from the driver's pod on the node that the request
-// names, even if another client approved the request.
-func (k *authorityKeeper) check(ctx context.Context, r signingRequest) (crypto.PublicKey, *url.URL, error) {
+// check returns the public key and the identity in a request for a node's certificate. It refuses a
+// request that the driver's pod on that node did not create, even if another client approved it.
+func (k *authorityReconciler) check(ctx context.Context, r signingRequest) (crypto.PublicKey, *url.URL, error) {
 	if want := "system:serviceaccount:" + k.Namespace + ":" + k.NodeServiceAccount; r.Spec.Username != want {
 		return nil, nil, refused("requested by %q, expected %q", r.Spec.Username, want)
 	}
 	if usages := slices.Sorted(slices.Values(r.Spec.Usages)); !slices.Equal(usages, nodeUsages) {
 		return nil, nil, refused("usages are %q, expected %q", usages, nodeUsages)
 	}
-	pub, who, err := pki.ParseRequest(r.Spec.Request)
+	pub, identity, err := pki.ParseRequest(r.Spec.Request)
 	if err != nil {
 		return nil, nil, refusedError(err.Error())
 	}
@@ -80,14 +80,14 @@ func (k *authorityKeeper) check(ctx context.Context, r signingRequest) (crypto.P
 	if err != nil {
 		return nil, nil, err
 	}
-	if want := pki.NodeURI(k.Driver, node); who.String() != want.String() {
-		return nil, nil, refused("the request is for %s, but its pod runs on %s", who, want)
+	if want := pki.NodeURI(k.Driver, node); identity.String() != want.String() {
+		return nil, nil, refused("the request is for %s, but its pod runs on %s", identity, want)
 	}
-	return pub, who, nil
+	return pub, identity, nil
 }
 
-// nodeOf returns the node of the pod that made a request.
-func (k *authorityKeeper) nodeOf(ctx context.Context, r signingRequest) (string, error) {
+// nodeOf returns the node of the pod that created a request.
+func (k *authorityReconciler) nodeOf(ctx context.Context, r signingRequest) (string, error) {
 	name, uid := r.Spec.Extra[extraPodName], r.Spec.Extra[extraPodUID]
 	if len(name) != 1 || len(uid) != 1 {
 		return "", refused("the token of the request is not bound to a pod: use the token that the kubelet projects into the driver's pod")
@@ -99,47 +99,47 @@ func (k *authorityKeeper) nodeOf(ctx context.Context, r signingRequest) (string,
 	case err != nil:
 		return "", fmt.Errorf("reading pods/%s: %w", name[0], err)
 	case pod.Metadata.UID != uid[0]:
-		return "", refused("requested by pod %s with UID %s, which does not exist: the pod of that name has UID %s", name[0], uid[0], pod.Metadata.UID)
+		return "", refused("requested by pod %s with UID %s, but that pod does not exist: the current pod %[1]s has UID %[3]s", name[0], uid[0], pod.Metadata.UID)
 	case pod.Status.Phase == "Succeeded" || pod.Status.Phase == "Failed":
-		return "", refused("requested by pod %s, which has ended: %s", name[0], pod.Status.Phase)
+		return "", refused("requested by pod %s, which has ended (phase %s)", name[0], pod.Status.Phase)
 	case pod.Spec.NodeName == "":
 		return "", refused("requested by pod %s, which is not scheduled", name[0])
 	}
 	return pod.Spec.NodeName, nil
 }
 
-func (k *authorityKeeper) sign(ctx context.Context, ca *pki.Authority, r signingRequest, pub crypto.PublicKey, who *url.URL) error {
-	if _, is := r.condition(approved); !is {
+func (k *authorityReconciler) sign(ctx context.Context, ca *pki.Authority, r signingRequest, pub crypto.PublicKey, identity *url.URL) error {
+	if _, isApproved := r.condition(approved); !isApproved {
 		var err error
-		if r, err = k.condition(ctx, r, "approval", approved, "NodePod", "requested by the driver's pod on that node"); err != nil {
+		if r, err = k.addCondition(ctx, r, "approval", approved, "NodePod", "requested by the driver's pod on the node that the request names"); err != nil {
 			return err
 		}
 	}
-	cert, err := ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, nodeLifetime)
+	cert, err := ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, nodeLifetime)
 	if err != nil {
 		return err
 	}
 	if _, err := patch[signingRequest](ctx, k.client.api.Resource(signingRequests), r.Metadata, map[string]any{"status": map[string]any{"certificate": cert}}, "status"); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Issued a node's certificate", "request", r.Metadata.Name, "identity", who)
+	klog.FromContext(ctx).Info("Issued a node's certificate", "request", r.Metadata.Name, "identity", identity)
 	return nil
 }
 
-// refuse denies a request. An approved request cannot be denied: it is marked as failed.
-func (k *authorityKeeper) refuse(ctx context.Context, r signingRequest, why string) error {
-	subresource, kind := "approval", denied
-	if _, is := r.condition(approved); is {
-		subresource, kind = "status", failed
+// refuse denies a request, or marks an approved request as failed, because it cannot be denied any more.
+func (k *authorityReconciler) refuse(ctx context.Context, r signingRequest, reason string) error {
+	subresource, conditionType := "approval", denied
+	if _, isApproved := r.condition(approved); isApproved {
+		subresource, conditionType = "status", failed
 	}
-	if _, err := k.condition(ctx, r, subresource, kind, "Refused", why); err != nil {
+	if _, err := k.addCondition(ctx, r, subresource, conditionType, "Refused", reason); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Refused a request for a node's certificate", "request", r.Metadata.Name, "reason", why)
+	klog.FromContext(ctx).Info("Refused a request for a node's certificate", "request", r.Metadata.Name, "reason", reason)
 	return nil
 }
 
-func (k *authorityKeeper) condition(ctx context.Context, r signingRequest, subresource, kind, reason, message string) (signingRequest, error) {
-	conditions := append(slices.Clone(r.Status.Conditions), map[string]any{"type": kind, "status": "True", "reason": reason, "message": message})
+func (k *authorityReconciler) addCondition(ctx context.Context, r signingRequest, subresource, conditionType, reason, message string) (signingRequest, error) {
+	conditions := append(slices.Clone(r.Status.Conditions), map[string]any{"type": conditionType, "status": "True", "reason": reason, "message": message})
 	return patch[signingRequest](ctx, k.client.api.Resource(signingRequests), r.Metadata, map[string]any{"status": map[string]any{"conditions": conditions}}, subresource)
 }

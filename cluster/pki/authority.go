@@ -19,7 +19,7 @@ import (
 
 const (
 	authorityLifetime = 10 * 365 * 24 * time.Hour
-	// backdate is the clock skew that certificates tolerate.
+	// backdate is the time from NotBefore to the issue of a certificate. It allows for clock skew.
 	backdate = time.Hour
 )
 
@@ -57,14 +57,14 @@ func NewAuthority(driver string) (*Authority, error) {
 	return &Authority{cert, key}, err
 }
 
-// ParseAuthority reads a CA (PEM). Its certificate is the first in cert. It fails with ErrInvalid if
-// the CA cannot sign.
+// ParseAuthority parses a CA (PEM). It uses the first certificate in cert, and fails with ErrInvalid if
+// that certificate cannot sign others now.
 func ParseAuthority(cert, key []byte) (*Authority, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		return nil, volume.Errorf(volume.ErrInvalid, "CA: %w: a certificate and its private key (PEM) are needed", err)
 	}
-	if !isAuthority(pair.Leaf) {
+	if !canSign(pair.Leaf) {
 		return nil, volume.Errorf(volume.ErrInvalid, "CA: certificate %q is not a CA certificate: it needs basic constraint CA:TRUE and key usage certSign", pair.Leaf.Subject)
 	}
 	if err := checkTime(pair.Leaf, time.Now()); err != nil {
@@ -82,9 +82,9 @@ func (a *Authority) PEM() (cert, key []byte, err error) {
 // Certificate returns the CA's certificate.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// Issue signs a certificate (PEM) that binds a public key to the URI who, for one extended key usage.
-// It expires after lifetime, or with the CA's certificate if that is earlier.
-func (a *Authority) Issue(pub crypto.PublicKey, who *url.URL, usage x509.ExtKeyUsage, lifetime time.Duration) ([]byte, error) {
+// Issue returns a signed certificate (PEM) for a public key, a URI as identity and one extended key usage.
+// The certificate expires after lifetime or together with the CA's certificate, whichever is earlier.
+func (a *Authority) Issue(pub crypto.PublicKey, identity *url.URL, usage x509.ExtKeyUsage, lifetime time.Duration) ([]byte, error) {
 	now := time.Now()
 	if err := checkTime(a.cert, now); err != nil {
 		return nil, volume.Errorf(volume.ErrPrecondition, "CA: certificate %q: %w", a.cert.Subject, err)
@@ -95,7 +95,7 @@ func (a *Authority) Issue(pub crypto.PublicKey, who *url.URL, usage x509.ExtKeyU
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{usage},
 		BasicConstraintsValid: true,
-		URIs:                  []*url.URL{who},
+		URIs:                  []*url.URL{identity},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, pub, a.key)
 	if err != nil {
@@ -104,15 +104,15 @@ func (a *Authority) Issue(pub crypto.PublicKey, who *url.URL, usage x509.ExtKeyU
 	return encodeCertificate(der), nil
 }
 
-// JoinRoots concatenates bundles of CA certificates (PEM) in their order, each certificate once. It
-// leaves out expired certificates and those that are not of CAs.
+// JoinRoots concatenates bundles of CA certificates (PEM) and keeps their order. It omits duplicates,
+// expired certificates and certificates that are not CA certificates.
 func JoinRoots(bundles ...[]byte) []byte {
 	var joined []byte
 	for _, bundle := range bundles {
 		for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
 			root := encodeCertificate(block.Bytes)
 			cert, err := x509.ParseCertificate(block.Bytes)
-			if err != nil || block.Type != certificateBlock || !isAuthority(cert) || !time.Now().Before(cert.NotAfter) {
+			if err != nil || block.Type != certificateBlock || !canSign(cert) || !time.Now().Before(cert.NotAfter) {
 				continue
 			}
 			if !bytes.Contains(joined, root) {
@@ -123,9 +123,9 @@ func JoinRoots(bundles ...[]byte) []byte {
 	return joined
 }
 
-// Remaining returns the remaining and the total lifetime of the first certificate in certPEM. left is
-// negative if it has expired.
-func Remaining(certPEM []byte) (left, of time.Duration, err error) {
+// Lifetime returns the remaining and the total lifetime of the first certificate in certPEM. left is
+// negative if the certificate has expired.
+func Lifetime(certPEM []byte) (left, total time.Duration, err error) {
 	block, _ := pem.Decode(certPEM)
 	if block == nil {
 		return 0, 0, volume.Errorf(volume.ErrInvalid, "certificate: a PEM block %s is needed", certificateBlock)
@@ -137,9 +137,9 @@ func Remaining(certPEM []byte) (left, of time.Duration, err error) {
 	return time.Until(cert.NotAfter), cert.NotAfter.Sub(cert.NotBefore), nil
 }
 
-// isAuthority reports whether a certificate may sign others. A certificate without key usages is not
-// limited to any.
-func isAuthority(cert *x509.Certificate) bool {
+// canSign reports whether a certificate may sign other certificates. Without the key usage extension,
+// all key usages are allowed.
+func canSign(cert *x509.Certificate) bool {
 	return cert.BasicConstraintsValid && cert.IsCA && (cert.KeyUsage == 0 || cert.KeyUsage&x509.KeyUsageCertSign != 0)
 }
 

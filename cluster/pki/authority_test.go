@@ -116,9 +116,9 @@ func TestLifetimes(t *testing.T) {
 		ca := newAuthority(t)
 		const years10, week = 10 * 365 * 24 * time.Hour, 7 * 24 * time.Hour
 		_, request := must2(pki.NewRequest(nodeA))(t)
-		pub, who := must2(pki.ParseRequest(request))(t)
+		pub, identity := must2(pki.ParseRequest(request))(t)
 		issue := func() []byte {
-			return must[[]byte](t)(ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, week))
+			return must[[]byte](t)(ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, week))
 		}
 		span := func(certPEM []byte, notBefore, notAfter time.Time) {
 			t.Helper()
@@ -126,7 +126,7 @@ func TestLifetimes(t *testing.T) {
 			if !cert.NotBefore.Equal(notBefore) || !cert.NotAfter.Equal(notAfter) {
 				t.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, notBefore, notAfter)
 			}
-			left, of, err := pki.Remaining(certPEM)
+			left, of, err := pki.Lifetime(certPEM)
 			if left != time.Until(notAfter) || of != notAfter.Sub(notBefore) || err != nil {
 				t.Errorf("%s left of %s: %v", left, of, err)
 			}
@@ -144,7 +144,7 @@ func TestLifetimes(t *testing.T) {
 		cert, key := must2(ca.PEM())(t)
 
 		time.Sleep(2 * time.Hour)
-		if _, err := ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, week); !errors.Is(err, volume.ErrPrecondition) || !says(err, "expired on") {
+		if _, err := ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, week); !errors.Is(err, volume.ErrPrecondition) || !says(err, "expired on") {
 			t.Errorf("an expired CA issued: %v", err)
 		}
 		if _, err := pki.ParseAuthority(cert, key); !says(err, "expired on") {
@@ -158,7 +158,7 @@ func TestLifetimes(t *testing.T) {
 
 func TestRemaining(t *testing.T) {
 	for _, in := range []string{"", "garbage", string(encode(nil)), string(keyPEM(t, sign(t, nil, caTemplate())))} {
-		if _, _, err := pki.Remaining([]byte(in)); !errors.Is(err, volume.ErrInvalid) {
+		if _, _, err := pki.Lifetime([]byte(in)); !errors.Is(err, volume.ErrInvalid) {
 			t.Errorf("%q: %v", in, err)
 		}
 	}

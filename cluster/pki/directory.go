@@ -80,8 +80,8 @@ func (d *Directory) Usable() error {
 	return nil
 }
 
-// UsableAs is Usable, and fails if the certificate does not name who.
-func (d *Directory) UsableAs(who *url.URL) error {
+// UsableAs is Usable, and fails if the certificate does not name the identity.
+func (d *Directory) UsableAs(identity *url.URL) error {
 	if err := d.Usable(); err != nil {
 		return err
 	}
@@ -89,8 +89,8 @@ func (d *Directory) UsableAs(who *url.URL) error {
 	if err != nil {
 		return err
 	}
-	if got := names(c.pair.Leaf); got != who.String() {
-		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: replace it by this driver's certificate", d.file(certFile), got, who)
+	if got := names(c.pair.Leaf); got != identity.String() {
+		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: replace it by this driver's certificate", d.file(certFile), got, identity)
 	}
 	return nil
 }
@@ -139,13 +139,13 @@ func (d *Directory) pair() (*tls.Certificate, error) {
 	return c.pair, err
 }
 
-func (d *Directory) accept(who *url.URL, usage x509.ExtKeyUsage) func(tls.ConnectionState) error {
+func (d *Directory) accept(identity *url.URL, usage x509.ExtKeyUsage) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		c, err := d.current()
 		if err != nil {
 			return err
 		}
-		return verify(s.PeerCertificates, c.roots, who, usage)
+		return verify(s.PeerCertificates, c.roots, identity, usage)
 	}
 }
 

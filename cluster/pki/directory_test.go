@@ -161,7 +161,7 @@ func TestExpiry(t *testing.T) {
 			t.Error(err)
 		}
 		for d, s := range map[*pki.Directory]side{n.server: serverSide, n.client: clientSide} {
-			cert, key := newPair(t, n.ca, s.who, s.usage)
+			cert, key := newPair(t, n.ca, s.identity, s.usage)
 			if err := d.Write(cert, key, nil); err != nil {
 				t.Fatal(err)
 			}

@@ -77,22 +77,22 @@ func parse(tb testing.TB, certPEM []byte) *x509.Certificate {
 }
 
 // newPair requests a certificate from an authority as a node does.
-func newPair(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (cert, key []byte) {
+func newPair(tb testing.TB, ca *pki.Authority, identity *url.URL, usage x509.ExtKeyUsage) (cert, key []byte) {
 	tb.Helper()
-	key, request := must2(pki.NewRequest(who))(tb)
+	key, request := must2(pki.NewRequest(identity))(tb)
 	pub, asked, err := pki.ParseRequest(request)
-	if err != nil || asked.String() != who.String() {
-		tb.Fatalf("asked for %s, parsed %s: %v", who, asked, err)
+	if err != nil || asked.String() != identity.String() {
+		tb.Fatalf("asked for %s, parsed %s: %v", identity, asked, err)
 	}
 	return must[[]byte](tb)(ca.Issue(pub, asked, usage, 7*24*time.Hour)), key
 }
 
 // newDirectory returns a directory with a new certificate of ca that trusts ca.
-func newDirectory(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (d *pki.Directory, path string) {
+func newDirectory(tb testing.TB, ca *pki.Authority, identity *url.URL, usage x509.ExtKeyUsage) (d *pki.Directory, path string) {
 	tb.Helper()
 	path = filepath.Join(tb.TempDir(), "certificates")
 	d = pki.OpenDirectory(path)
-	cert, key := newPair(tb, ca, who, usage)
+	cert, key := newPair(tb, ca, identity, usage)
 	if err := d.Write(cert, key, rootsOf(ca)); err != nil {
 		tb.Fatal(err)
 	}

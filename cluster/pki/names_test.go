@@ -20,14 +20,14 @@ func TestNames(t *testing.T) {
 		} {
 			uris["node "+node] = pki.NodeURI(driver, node)
 		}
-		for who, uri := range uris {
+		for identity, uri := range uris {
 			if other, ok := seen[uri.String()]; ok {
-				t.Errorf("%q of %q and %s are both %s", who, driver, other, uri)
+				t.Errorf("%q of %q and %s are both %s", identity, driver, other, uri)
 			}
-			seen[uri.String()] = who
+			seen[uri.String()] = identity
 			cert, _ := newPair(t, ca, uri, x509.ExtKeyUsageServerAuth)
 			if got := parse(t, cert).URIs; len(got) != 1 || got[0].String() != uri.String() {
-				t.Errorf("%q of %q: %s became %s", who, driver, uri, got)
+				t.Errorf("%q of %q: %s became %s", identity, driver, uri, got)
 			}
 		}
 	}

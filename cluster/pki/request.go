@@ -22,12 +22,12 @@ var subjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 const uriTag = 6
 
 // NewRequest creates a private key and the request for a certificate that names its owner (both PEM).
-func NewRequest(who *url.URL) (key, request []byte, err error) {
+func NewRequest(identity *url.URL) (key, request []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{who}}, private)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{identity}}, private)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -22,12 +22,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// rawNames returns a subject alternative name extension that x509 does not write.
-func rawNames(tb testing.TB, names ...asn1.RawValue) []pkix.Extension {
+// sanExtension returns a subject alternative name extension. x509.CreateCertificateRequest does not
+// encode all kinds of names.
+func sanExtension(tb testing.TB, names ...asn1.RawValue) []pkix.Extension {
 	tb.Helper()
 	return []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: must[[]byte](tb)(asn1.Marshal(names))}}
 }
 
+// generalName returns a GeneralName (RFC 5280, section 4.2.1.6).
 func generalName(tag int, text string) asn1.RawValue {
 	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: tag, IsCompound: tag == 0 || tag == 4, Bytes: []byte(text)}
 }
@@ -37,7 +39,7 @@ func TestParseRequest(t *testing.T) {
 	p384 := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
 	rsaKey := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
 	_, edKey := must2(ed25519.GenerateKey(rand.Reader))(t)
-	one := []*url.URL{nodeA}
+	oneURI := []*url.URL{nodeA}
 	uri := generalName(6, nodeA.String())
 	for _, tc := range []struct {
 		name     string
@@ -45,84 +47,85 @@ func TestParseRequest(t *testing.T) {
 		template x509.CertificateRequest
 		want     string
 	}{
-		{"right", p256, x509.CertificateRequest{URIs: one}, ""},
-		{"with a subject, which is not taken over", p256, x509.CertificateRequest{URIs: one, Subject: pkix.Name{CommonName: "x"}}, ""},
-		{"written by hand", p256, x509.CertificateRequest{ExtraExtensions: rawNames(t, uri)}, ""},
+		{"valid", p256, x509.CertificateRequest{URIs: oneURI}, ""},
+		{"with a subject, which is ignored", p256, x509.CertificateRequest{URIs: oneURI, Subject: pkix.Name{CommonName: "x"}}, ""},
+		{"extension encoded by the test", p256, x509.CertificateRequest{ExtraExtensions: sanExtension(t, uri)}, ""},
 		{"no URI", p256, x509.CertificateRequest{}, "exactly one URI"},
 		{"two URIs", p256, x509.CertificateRequest{URIs: []*url.URL{nodeA, nodeB}}, "exactly one URI"},
-		{"one URI twice", p256, x509.CertificateRequest{URIs: []*url.URL{nodeA, nodeA}}, "exactly one URI"},
-		{"DNS name", p256, x509.CertificateRequest{URIs: one, DNSNames: []string{"a"}}, "exactly one URI"},
-		{"DNS name alone", p256, x509.CertificateRequest{DNSNames: []string{"a"}}, "exactly one URI"},
-		{"IP address", p256, x509.CertificateRequest{URIs: one, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}}, "exactly one URI"},
-		{"email address", p256, x509.CertificateRequest{URIs: one, EmailAddresses: []string{"a@b.c"}}, "exactly one URI"},
-		{"other name", p256, x509.CertificateRequest{ExtraExtensions: rawNames(t, uri, generalName(0, "\x06\x01\x2a"))}, "exactly one URI"},
-		{"directory name", p256, x509.CertificateRequest{ExtraExtensions: rawNames(t, generalName(4, "0\x00"), uri)}, "exactly one URI"},
-		{"registered ID", p256, x509.CertificateRequest{ExtraExtensions: rawNames(t, uri, generalName(8, "\x2a"))}, "exactly one URI"},
-		{"URI in another spelling", p256, x509.CertificateRequest{ExtraExtensions: rawNames(t, generalName(6, "SPIFFE://csi.trivet.dev/node/a"))}, "exactly one URI"},
-		{"P-384", p384, x509.CertificateRequest{URIs: one}, "ECDSA P-256 is needed"},
-		{"RSA", rsaKey, x509.CertificateRequest{URIs: one}, "key is RSA: ECDSA P-256 is needed"},
-		{"Ed25519", edKey, x509.CertificateRequest{URIs: one}, "ECDSA P-256 is needed"},
+		{"the same URI twice", p256, x509.CertificateRequest{URIs: []*url.URL{nodeA, nodeA}}, "exactly one URI"},
+		{"URI and DNS name", p256, x509.CertificateRequest{URIs: oneURI, DNSNames: []string{"a"}}, "exactly one URI"},
+		{"DNS name only", p256, x509.CertificateRequest{DNSNames: []string{"a"}}, "exactly one URI"},
+		{"URI and IP address", p256, x509.CertificateRequest{URIs: oneURI, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}}, "exactly one URI"},
+		{"URI and email address", p256, x509.CertificateRequest{URIs: oneURI, EmailAddresses: []string{"a@b.c"}}, "exactly one URI"},
+		{"URI and otherName", p256, x509.CertificateRequest{ExtraExtensions: sanExtension(t, uri, generalName(0, "\x06\x01\x2a"))}, "exactly one URI"},
+		{"directoryName and URI", p256, x509.CertificateRequest{ExtraExtensions: sanExtension(t, generalName(4, "0\x00"), uri)}, "exactly one URI"},
+		{"URI and registeredID", p256, x509.CertificateRequest{ExtraExtensions: sanExtension(t, uri, generalName(8, "\x2a"))}, "exactly one URI"},
+		{"URI with an uppercase scheme", p256, x509.CertificateRequest{ExtraExtensions: sanExtension(t, generalName(6, "SPIFFE://csi.trivet.dev/node/a"))}, "exactly one URI"},
+		{"P-384", p384, x509.CertificateRequest{URIs: oneURI}, "ECDSA P-256 is needed"},
+		{"RSA", rsaKey, x509.CertificateRequest{URIs: oneURI}, "key is RSA: ECDSA P-256 is needed"},
+		{"Ed25519", edKey, x509.CertificateRequest{URIs: oneURI}, "ECDSA P-256 is needed"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, &tc.template, tc.key))
-			pub, who, err := pki.ParseRequest(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+			pub, identity, err := pki.ParseRequest(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 			if !says(err, tc.want) {
-				t.Fatalf("%v, want %q", err, tc.want)
+				t.Fatalf("got error %v, want %q", err, tc.want)
 			}
-			if err != nil && (!errors.Is(err, volume.ErrInvalid) || pub != nil || who != nil) {
-				t.Errorf("%v with %v, %v", err, pub, who)
+			if err != nil && (!errors.Is(err, volume.ErrInvalid) || pub != nil || identity != nil) {
+				t.Errorf("got error %v, key %v, URI %v; want ErrInvalid without key and URI", err, pub, identity)
 			}
-			if err == nil && (who.String() != nodeA.String() || !p256.PublicKey.Equal(pub)) {
-				t.Errorf("it is of %s, key %v", who, pub)
+			if err == nil && (identity.String() != nodeA.String() || !p256.PublicKey.Equal(pub)) {
+				t.Errorf("got URI %s, key %v", identity, pub)
 			}
 		})
 	}
 }
 
-func TestParseRequestText(t *testing.T) {
+func TestParseRequestEncoding(t *testing.T) {
 	_, request := must2(pki.NewRequest(nodeA))(t)
 	block, _ := pem.Decode(request)
-	forged := bytes.Clone(block.Bytes)
-	forged[len(forged)-1] ^= 1 // in the signature
-	renamed := bytes.Replace(block.Bytes, []byte("/node/a"), []byte("/node/b"), 1)
+	badSignature := bytes.Clone(block.Bytes)
+	badSignature[len(badSignature)-1] ^= 1
+	changedURI := bytes.Replace(block.Bytes, []byte("/node/a"), []byte("/node/b"), 1)
 	csr := func(der []byte) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	}
 	for _, tc := range []struct{ name, in, want string }{
-		{"right", string(request), ""},
-		{"blank lines after it", string(request) + "\n\n", ""},
+		{"valid", string(request), ""},
+		{"trailing blank lines", string(request) + "\n\n", ""},
 		{"empty", "", "exactly one PEM block"},
 		{"garbage", "garbage", "exactly one PEM block"},
-		{"twice", string(request) + string(request), "exactly one PEM block"},
-		{"more after it", string(request) + "x", "exactly one PEM block"},
-		{"another block", string(rootsOf(newAuthority(t))), "exactly one PEM block"},
+		{"two requests", string(request) + string(request), "exactly one PEM block"},
+		{"trailing text", string(request) + "x", "exactly one PEM block"},
+		{"certificate instead of a request", string(rootsOf(newAuthority(t))), "exactly one PEM block"},
 		{"empty block", string(csr(nil)), "certificate request: "},
-		{"cut short", string(csr(block.Bytes[:len(block.Bytes)-1])), "certificate request: "},
-		{"forged signature", string(csr(forged)), "certificate request: "},
-		{"another name, signed for this one", string(csr(renamed)), "certificate request: "},
+		{"truncated", string(csr(block.Bytes[:len(block.Bytes)-1])), "certificate request: "},
+		{"changed signature", string(csr(badSignature)), "certificate request: "},
+		{"URI changed after the signature", string(csr(changedURI)), "certificate request: "},
 	} {
 		if _, _, err := pki.ParseRequest([]byte(tc.in)); !says(err, tc.want) || (err != nil && !errors.Is(err, volume.ErrInvalid)) {
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+			t.Errorf("%s: got error %v, want %q", tc.name, err, tc.want)
 		}
 	}
 }
 
-// FuzzParseRequest: a certificate can be issued for every parsed request.
+// FuzzParseRequest: Issue succeeds for every request that ParseRequest accepts.
 func FuzzParseRequest(f *testing.F) {
 	ca := newAuthority(f)
-	for _, who := range []*url.URL{controller, nodeA, pki.NodeURI(driverName, "rack/1 ü")} {
-		_, request := must2(pki.NewRequest(who))(f)
+	for _, identity := range []*url.URL{controller, nodeA, pki.NodeURI(driverName, "rack/1 ü")} {
+		_, request := must2(pki.NewRequest(identity))(f)
 		f.Add(request)
 	}
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\n-----END CERTIFICATE REQUEST-----\n"))
 	f.Fuzz(func(t *testing.T, request []byte) {
-		if pub, who, err := pki.ParseRequest(request); err == nil {
-			granted(t, ca, pub, who)
+		if pub, identity, err := pki.ParseRequest(request); err == nil {
+			wantIssued(t, ca, pub, identity)
 		}
 	})
 }
 
-// FuzzRequestNames signs requests for any names: the certificate for a parsed one has one name.
+// FuzzRequestNames: ParseRequest rejects a request with arbitrary names, or its certificate has exactly
+// one name.
 func FuzzRequestNames(f *testing.F) {
 	ca := newAuthority(f)
 	key := must[*ecdsa.PrivateKey](f)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -132,27 +135,28 @@ func FuzzRequestNames(f *testing.F) {
 		{generalName(6, "//user:pass@host:1/%2F?q#f")},
 		{generalName(6, nodeA.String()), generalName(0, "\x06\x01\x2a")},
 	} {
-		f.Add(rawNames(f, names...)[0].Value)
+		f.Add(sanExtension(f, names...)[0].Value)
 	}
 	f.Fuzz(func(t *testing.T, names []byte) {
-		template := &x509.CertificateRequest{ExtraExtensions: rawNames(t)}
+		template := &x509.CertificateRequest{ExtraExtensions: sanExtension(t)}
 		template.ExtraExtensions[0].Value = names
 		der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 		if err != nil {
 			return
 		}
-		if pub, who, err := pki.ParseRequest(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})); err == nil {
-			granted(t, ca, pub, who)
+		if pub, identity, err := pki.ParseRequest(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})); err == nil {
+			wantIssued(t, ca, pub, identity)
 		}
 	})
 }
 
-// granted fails the test unless the certificate has the name and the key, and no other names.
-func granted(t *testing.T, ca *pki.Authority, pub crypto.PublicKey, who *url.URL) {
+// wantIssued fails the test unless the CA issues a certificate that contains the identity as its only
+// name, and the key, and that is not a CA certificate.
+func wantIssued(t *testing.T, ca *pki.Authority, pub crypto.PublicKey, identity *url.URL) {
 	t.Helper()
-	got := parse(t, must[[]byte](t)(ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, time.Hour)))
+	got := parse(t, must[[]byte](t)(ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, time.Hour)))
 	names := len(got.URIs) + len(got.DNSNames) + len(got.IPAddresses) + len(got.EmailAddresses)
-	if names != 1 || got.URIs[0].String() != who.String() || !got.PublicKey.(*ecdsa.PublicKey).Equal(pub) || got.IsCA {
-		t.Errorf("%s became %s, key %v", who, got.URIs, got.PublicKey)
+	if names != 1 || got.URIs[0].String() != identity.String() || !got.PublicKey.(*ecdsa.PublicKey).Equal(pub) || got.IsCA {
+		t.Errorf("certificate for %s: got URIs %s, %d names, key %v, CA %v", identity, got.URIs, names, got.PublicKey, got.IsCA)
 	}
 }

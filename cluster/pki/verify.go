@@ -16,8 +16,8 @@ var purposes = map[x509.ExtKeyUsage]string{
 }
 
 // verify accepts a chain whose leaf is valid now, signed below roots, for the usage, and names
-// only who. Errors contain names from a certificate only if its signature is valid.
-func verify(chain []*x509.Certificate, roots *x509.CertPool, who *url.URL, usage x509.ExtKeyUsage) error {
+// only that identity. Errors contain names from a certificate only if its signature is valid.
+func verify(chain []*x509.Certificate, roots *x509.CertPool, identity *url.URL, usage x509.ExtKeyUsage) error {
 	now := time.Now()
 	leaf, intermediates := chain[0], x509.NewCertPool()
 	for _, c := range chain[1:] {
@@ -32,10 +32,10 @@ func verify(chain []*x509.Certificate, roots *x509.CertPool, who *url.URL, usage
 	}
 	// Verify accepts a certificate without usages.
 	if err != nil || !slices.Contains(leaf.ExtKeyUsage, usage) {
-		return fmt.Errorf("certificate of %s is not for %s, expected is %s", names(leaf), purposes[usage], who)
+		return fmt.Errorf("certificate of %s is not for %s, expected is %s", names(leaf), purposes[usage], identity)
 	}
-	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != who.String() {
-		return fmt.Errorf("certificate of %s, expected is %s", names(leaf), who)
+	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != identity.String() {
+		return fmt.Errorf("certificate of %s, expected is %s", names(leaf), identity)
 	}
 	return nil
 }

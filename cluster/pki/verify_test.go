@@ -13,9 +13,9 @@ import (
 
 // side is one end of a connection.
 type side struct {
-	name  string
-	who   *url.URL
-	usage x509.ExtKeyUsage
+	name     string
+	identity *url.URL
+	usage    x509.ExtKeyUsage
 }
 
 var (
@@ -54,7 +54,7 @@ func (s side) template() *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{s.usage}, URIs: []*url.URL{s.who},
+		ExtKeyUsage: []x509.ExtKeyUsage{s.usage}, URIs: []*url.URL{s.identity},
 	}
 }
 
@@ -96,28 +96,28 @@ func TestVerify(t *testing.T) {
 			"certificate is not valid before 2000-01-01T00:00:01Z, the clock here says 2000-01-01T00:00:00Z: check the clocks",
 		},
 		{"the other side's", right, func(c *x509.Certificate, s side) {
-			c.URIs, c.ExtKeyUsage = []*url.URL{s.other().who}, []x509.ExtKeyUsage{s.other().usage}
+			c.URIs, c.ExtKeyUsage = []*url.URL{s.other().identity}, []x509.ExtKeyUsage{s.other().usage}
 		}, " is not for "},
 		{"the other side's usage", right, func(c *x509.Certificate, s side) { c.ExtKeyUsage = []x509.ExtKeyUsage{s.other().usage} }, " is not for "},
 		{"no usage", right, usages(), " is not for "},
 		{"any usage", right, usages(x509.ExtKeyUsageAny), " is not for "},
-		{"the other side's name", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().who} }, ", expected is spiffe://csi.trivet.dev/"},
+		{"the other side's name", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().identity} }, ", expected is spiffe://csi.trivet.dev/"},
 		{"another node's", right, uris(nodeB), "certificate of spiffe://csi.trivet.dev/node/b, expected is spiffe://csi.trivet.dev/"},
 		{"another driver's", right, func(c *x509.Certificate, s side) {
-			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "other", Path: s.who.Path}}
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "other", Path: s.identity.Path}}
 		}, "certificate of spiffe://other/"},
 		{"another scheme", right, func(c *x509.Certificate, s side) {
-			c.URIs = []*url.URL{{Scheme: "https", Host: s.who.Host, Path: s.who.Path}}
+			c.URIs = []*url.URL{{Scheme: "https", Host: s.identity.Host, Path: s.identity.Path}}
 		}, "certificate of https://"},
-		{"two URIs", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.who, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected is "},
-		{"one URI twice", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.who, s.who} }, ", expected is "},
-		{"no URI", right, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.who.Host} }, "certificate of no URI, expected is "},
+		{"two URIs", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected is "},
+		{"one URI twice", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, s.identity} }, ", expected is "},
+		{"no URI", right, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.identity.Host} }, "certificate of no URI, expected is "},
 	} {
 		for _, s := range []side{clientSide, serverSide} {
 			t.Run(s.name+"/"+tc.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					ca := newAuthority(t)
-					judge, _ := newDirectory(t, ca, s.other().who, s.other().usage)
+					judge, _ := newDirectory(t, ca, s.other().identity, s.other().usage)
 					template := s.template()
 					if tc.change != nil {
 						tc.change(template, s)
