@@ -18,31 +18,31 @@ import (
 // for other nodes succeed, and when the node answers again, its volumes are served as before.
 func TestAbsentNode(t *testing.T) {
 	for name, tc := range map[string]struct {
-		leave  func(*world)
+		leave  func(*testCluster)
 		code   codes.Code
 		says   []string
 		create codes.Code // of a volume that prefers the node
 		lists  codes.Code
 	}{
 		"dead": {
-			func(w *world) { w.kill("a") },
+			func(w *testCluster) { w.stopDriver("a") },
 			codes.Unavailable,
 			[]string{`node "a" cannot be reached`},
 			codes.Unavailable, codes.Unavailable,
 		},
 		"no driver": {
-			func(w *world) {
+			func(w *testCluster) {
 				w.drivers["a"].Stop(w.t)
 				w.setHost("a", "")
-				w.down("a")
+				w.awaitDisconnect("a")
 			},
 			codes.Unavailable,
 			[]string{`node "a": its driver is not running`},
 			codes.Unavailable, codes.Unavailable,
 		},
 		"removed": {
-			func(w *world) {
-				w.forget("a")
+			func(w *testCluster) {
+				w.removeHosts("a")
 				w.drivers["a"].Stop(w.t)
 			},
 			codes.FailedPrecondition,
@@ -52,18 +52,18 @@ func TestAbsentNode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newCluster(t, "a", "b")
-			onA, onB := w.make("a", "v"), w.make("b", "v")
+			onA, onB := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v")
 			s, onBSnapshot, g := w.snapshot("s", onA), w.snapshot("s", onB), w.group("g", onA).GetGroupSnapshotId()
 			must(t, w.publish("a", onA))
 			creations := []proto.Message{&csi.CreateSnapshotRequest{Name: "t", SourceVolumeId: onA}, groupRequest("t", onA)}
-			restore := request("copy", ofSnapshot(s), preferring("b", "a"))
+			restore := request("copy", fromSnapshot(s), preferring("b", "a"))
 			lists := []proto.Message{&csi.ListVolumesRequest{}, &csi.ListSnapshotsRequest{}}
 			tc.leave(w)
-			w.refused("a", onA, tc.code, tc.says...)
-			w.allRefused(slices.Concat(deletions(s, g), reads(s, g), creations), tc.code, tc.says...)
+			w.wantRefused("a", onA, tc.code, tc.says...)
+			w.wantAllRefused(slices.Concat(deletions(s, g), reads(s, g), creations), tc.code, tc.says...)
 			wantCode(t, w.send(restore), codes.Unavailable, tc.says...) // the volume may exist already
 			wantCode(t, w.create("w", preferring("a", "b")), tc.create, `"a"`)
-			w.allRefused(lists, tc.lists, "incomplete", `"a"`)
+			w.wantAllRefused(lists, tc.lists, "incomplete", `"a"`)
 			for _, req := range append(volumeRequests(onB)[1:], getSnapshot(onBSnapshot)) {
 				must(t, w.send(req))
 			}
@@ -71,10 +71,10 @@ func TestAbsentNode(t *testing.T) {
 			if tc.lists == codes.OK {
 				w.wantListed(1)
 			}
-			w.register("a")
+			w.addHost("a")
 			wantCode(t, w.delete(onA), codes.Unavailable, `"a"`)
 			w.drivers["a"].Restart(t)
-			w.up("a")
+			w.awaitNode("a")
 			must(t, w.get(onA))
 			w.wantListed(2)
 			for _, req := range append(creations, restore, deletions(s, g)[0]) {
@@ -87,54 +87,54 @@ func TestAbsentNode(t *testing.T) {
 // TestUnknownPool: a pool that no node has may be on a node that does not answer. A closed pool has no
 // capacity, so that the scheduler places no pod there.
 func TestUnknownPool(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a")
 	w.start("b", w.closedPool("closed", "closed"))
-	w.tell()
-	w.up("a")
+	w.updateHosts()
+	w.awaitNode("a")
 	await(t, "an answer of b", func() bool { return code(w.get("loop:other.01234567:v")) == codes.FailedPrecondition })
-	w.refused("b", "loop:closed.01234567:v", codes.Unavailable, `pool "closed" is closed on "b"`)
+	w.wantRefused("b", "loop:closed.01234567:v", codes.Unavailable, `pool "closed" is closed on "b"`)
 	wantCode(t, w.listError(), codes.Unavailable, "incomplete", `not open on "b"`)
 	w.wantNoCapacity("b")
 	w.setHost("c", backendtest.FreeAddress(t))
-	w.refused("c", unknownVolume, codes.Unavailable, `those that do not answer are "c"`)
-	must(t, w.get(w.make("a", "v")))
+	w.wantRefused("c", unknownVolume, codes.Unavailable, `those that do not answer are "c"`)
+	must(t, w.get(w.mustCreateOn("a", "v")))
 }
 
 // TestRestartedController: a new controller reads from the record which node had a pool, also if that node no
 // longer exists.
 func TestRestartedController(t *testing.T) {
 	w := newCluster(t, "a")
-	id := w.make("a", "v")
-	w.forget("a")
+	id := w.mustCreateOn("a", "v")
+	w.removeHosts("a")
 	w.restart()
-	w.tell()
-	w.refused("a", id, codes.FailedPrecondition, `its node "a" no longer exists`)
+	w.updateHosts()
+	w.wantRefused("a", id, codes.FailedPrecondition, `its node "a" no longer exists`)
 	w.restartWith("a", w.pool("fresh", "fresh", "1Gi"))
-	w.register("a")
-	w.know()
-	w.refused("a", id, codes.FailedPrecondition, "no node has pool default.")
-	must(t, w.get(w.make("a", "w", inPool("fresh"))))
+	w.addHost("a")
+	w.updateHostsAndWait()
+	w.wantRefused("a", id, codes.FailedPrecondition, "no node has pool default.")
+	must(t, w.get(w.mustCreateOn("a", "w", inPool("fresh"))))
 }
 
 // TestNodesUnknown: before SetHosts was called, the router reports no pool as missing, and volumes can be
 // detached.
 func TestNodesUnknown(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	if w.Ready() {
 		t.Error("the router is ready")
 	}
 	const says = "not known yet"
-	w.refused("a", unknownVolume, codes.Unavailable, says)
+	w.wantRefused("a", unknownVolume, codes.Unavailable, says)
 	wantCode(t, w.create("v", preferring("a")), codes.Unavailable, says)
 	_, err := w.capacity("a")
 	wantCode(t, err, codes.Unavailable, says)
 	wantCode(t, w.listError(), codes.Unavailable, says)
-	w.tell() // no nodes
+	w.updateHosts() // no nodes
 	if !w.Ready() {
 		t.Error("the router is not ready")
 	}
-	w.refused("a", unknownVolume, codes.FailedPrecondition, "no node has pool default.01234567")
+	w.wantRefused("a", unknownVolume, codes.FailedPrecondition, "no node has pool default.01234567")
 	wantCode(t, w.create("v"), codes.ResourceExhausted)
 	w.wantListed(0)
 }
@@ -142,7 +142,7 @@ func TestNodesUnknown(t *testing.T) {
 // TestNodesNotReportedYet: a new controller creates no volume before it has requested the pools of all nodes, with
 // or without an answer.
 func TestNodesNotReportedYet(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and answers nothing
 	must(t, err)
 	defer func() { _ = silent.Close() }()
@@ -158,15 +158,15 @@ func TestNodesNotReportedYet(t *testing.T) {
 // reported its pools yet.
 func TestNodeNotReportedYet(t *testing.T) {
 	w := newCluster(t, "a:4Gi", "b")
-	id := w.make("b", "v")
-	w.forget("b")
+	id := w.mustCreateOn("b", "v")
+	w.removeHosts("b")
 	p := w.proxy("b")
 	p.gate.Lock()
-	w.tell()
+	w.updateHosts()
 	wantCode(t, w.create("v"), codes.Unavailable, `nodes "b" have not reported yet`)
 	p.gate.Unlock()
-	w.know()
-	if got := w.created("v").GetVolumeId(); got != id {
+	w.updateHostsAndWait()
+	if got := w.mustCreate("v").GetVolumeId(); got != id {
 		t.Errorf("created %s, want %s", got, id)
 	}
 }

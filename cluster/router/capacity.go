@@ -15,16 +15,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// capacity is the free capacity of a node in bytes.
+// capacity is the capacity of a node in bytes.
 type capacity struct {
 	node *node
-	// most and least bound the size of one volume, total the size of all together.
-	most, least, total int64
-	err                error // the capacity is not known
+	// maxVolume and minVolume are the limits of the size of one volume. total is the free capacity.
+	maxVolume, minVolume, total int64
+	err                         error // the reason why the capacity is not known
 }
 
-// getCapacity answers GetCapacity. A shared pool has the same capacity for every topology. A node
-// without the pool has none; a node that does not answer makes the call fail (ErrUnavailable).
+// getCapacity answers GetCapacity. The capacity of a shared pool does not depend on the topology. A node
+// without the pool has capacity 0. If a node does not answer, the call fails with ErrUnavailable.
 func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := s.kinds.Parse(req.GetParameters())
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if value, given := nodeOf(req.GetAccessibleTopology()); given {
+	if value, given := nodeSegment(req.GetAccessibleTopology()); given {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n.topology != value })
 	} else if err := s.nodes.complete(ctx, nodes); err != nil {
 		return nil, err
@@ -48,23 +48,24 @@ func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			return nil, c.err
 		}
 		sum.total += c.total
-		sum.most = max(sum.most, c.most)
-		sum.least = max(sum.least, c.least)
+		sum.maxVolume = max(sum.maxVolume, c.maxVolume)
+		sum.minVolume = max(sum.minVolume, c.minVolume)
 	}
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: sum.total,
-		MaximumVolumeSize: wrapperspb.Int64(sum.most),
-		MinimumVolumeSize: wrapperspb.Int64(sum.least),
+		MaximumVolumeSize: wrapperspb.Int64(sum.maxVolume),
+		MinimumVolumeSize: wrapperspb.Int64(sum.minVolume),
 	}, nil
 }
 
-// capacityRequest is a GetCapacity or a CreateVolume.
+// capacityRequest is a GetCapacityRequest or a CreateVolumeRequest.
 type capacityRequest interface {
 	GetParameters() map[string]string
 	GetVolumeCapabilities() []*csi.VolumeCapability
 }
 
-// capacities requests the capacity of nodes in the pools of a name. The largest is first.
+// capacities requests the capacity of nodes in the pools of a name, or in all pools if pool is empty. The
+// node with the largest total is first.
 func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req capacityRequest) []capacity {
 	var mu sync.Mutex
 	var out []capacity
@@ -81,8 +82,8 @@ func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req
 	return out
 }
 
-// capacityOf requests the capacity of a node. A node has none in closed pools, and none in pools that
-// it does not serve.
+// capacityOf requests the capacity of a node in the pools of a name. The capacity is 0 if none of these
+// pools is open, or if the node does not serve them.
 func (s *Server) capacityOf(ctx context.Context, n *node, pool string, req capacityRequest) capacity {
 	if v := n.viewFor(ctx, pool); v.known && !v.open(pool) {
 		return capacity{node: n}
@@ -96,7 +97,7 @@ func (s *Server) capacityOf(ctx context.Context, n *node, pool string, req capac
 	resp, err := n.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: req.GetParameters(), VolumeCapabilities: req.GetVolumeCapabilities()})
 	return capacity{
 		node: n, total: resp.GetAvailableCapacity(),
-		most: resp.GetMaximumVolumeSize().GetValue(), least: resp.GetMinimumVolumeSize().GetValue(),
+		maxVolume: resp.GetMaximumVolumeSize().GetValue(), minVolume: resp.GetMinimumVolumeSize().GetValue(),
 		err: n.explain(ctx, err),
 	}
 }

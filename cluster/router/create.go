@@ -42,7 +42,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 	}
 	var failed error
 	for _, c := range s.capacities(ctx, live, spec.Parameters.Pool, req) {
-		if c.err != nil || c.most < max(1, spec.Capacity.Required) {
+		if c.err != nil || c.maxVolume < max(1, spec.Capacity.Required) {
 			failed = cmp.Or(failed, c.err, retryable(s.nodes.servesNamed(ctx, c.node, spec.Parameters.Pool)))
 			continue
 		}

@@ -17,12 +17,12 @@ import (
 // TestTopology: a volume is created on the first preferred node or not at all; without a
 // preference, on a node of requisite.
 func TestTopology(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a", w.pool("default", "a", "4Gi"), w.pool("fast", "fast", "4Gi"))
 	w.start("b")
-	w.know()
+	w.updateHostsAndWait()
 	onB := "loop:" + w.poolID("b", "default")
-	if v := w.created("v", preferring("b", "a")); v.GetVolumeId() != onB+":v" || nodeOf(v) != "b" {
+	if v := w.mustCreate("v", preferring("b", "a")); v.GetVolumeId() != onB+":v" || nodeOf(v) != "b" {
 		t.Errorf("created %v, want it in %s", v, onB)
 	}
 	for name, tc := range map[string]struct {
@@ -40,14 +40,14 @@ func TestTopology(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, w.create("w", tc.changes...), tc.want, tc.says) })
 	}
-	w.wantImages(map[string]int{"a": 0, "fast": 0, "b": 1})
-	if id := w.created("r", within("b", "c")).GetVolumeId(); id != onB+":r" {
+	w.wantVolumes(map[string]int{"a": 0, "fast": 0, "b": 1})
+	if id := w.mustCreate("r", within("b", "c")).GetVolumeId(); id != onB+":r" {
 		t.Errorf("created %s, want it in %s", id, onB)
 	}
-	if id := w.make("a", "w", inPool("fast")); id != "loop:"+w.poolID("a", "fast")+":w" {
+	if id := w.mustCreateOn("a", "w", inPool("fast")); id != "loop:"+w.poolID("a", "fast")+":w" {
 		t.Errorf("created %s, want it in pool fast", id)
 	}
-	w.kill("b")
+	w.stopDriver("b")
 	wantCode(t, w.create("x", within("b", "c")), codes.Unavailable, `"b"`)
 }
 
@@ -55,9 +55,9 @@ func TestTopology(t *testing.T) {
 // the call fails with INVALID_ARGUMENT instead of waiting for capacity.
 func TestNoNodeLocalPool(t *testing.T) {
 	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e"}}
-	w := newWorld(t, func(o *router.Options) { o.SharedPools = []string{nas.Name} })
+	w := newEmptyCluster(t, func(o *router.Options) { o.SharedPools = []string{nas.Name} })
 	w.start("a", nas)
-	w.know()
+	w.updateHostsAndWait()
 	for name, place := range map[string]change{"preferring": preferring("a"), "within": within("a"), "anywhere": anywhere} {
 		t.Run(name, func(t *testing.T) {
 			wantCode(t, w.create("v", place), codes.InvalidArgument, `("nas") in pool`)
@@ -69,21 +69,21 @@ func TestNoNodeLocalPool(t *testing.T) {
 // TestMostCapacity: without a topology the node with most capacity gets the volume, and a
 // repeated call returns the same volume. Nodes that do not answer are left out.
 func TestMostCapacity(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a")
 	w.start("b", w.pool("default", "b", "2Gi"))
 	w.start("c", w.pool("other", "c", "8Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	wantOn := func(node, name string, changes ...change) {
 		t.Helper()
-		if got := nodeOf(w.created(name, append(changes, inPool("default"))...)); got != node {
+		if got := nodeOf(w.mustCreate(name, append(changes, inPool("default"))...)); got != node {
 			t.Errorf("%s is on %s, want %s", name, got, node)
 		}
 	}
 	wantOn("b", "big", sized(1600*mib))
 	wantOn("b", "big", sized(1600*mib)) // a has more capacity now
 	wantOn("a", "second")
-	w.wantImages(map[string]int{"a": 1, "b": 1, "c": 0})
+	w.wantVolumes(map[string]int{"a": 1, "b": 1, "c": 0})
 	wantCode(t, w.create("third", inPool("default"), sized(1024*mib)), codes.ResourceExhausted, "required_bytes")
 	w.drivers["b"].Stop(t)
 	await(t, "the fourth volume", func() bool {
@@ -98,23 +98,23 @@ func TestMostCapacity(t *testing.T) {
 
 // TestNextNode: if the node with most capacity cannot create the volume, the next one does.
 func TestNextNode(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a")
 	full := w.pool("default", "b", "4Gi")
 	full.MaxVolumes = 1
 	w.start("b", full)
-	w.know()
-	w.make("b", "first")
-	if got := nodeOf(w.created("second")); got != "a" {
+	w.updateHostsAndWait()
+	w.mustCreateOn("b", "first")
+	if got := nodeOf(w.mustCreate("second")); got != "a" {
 		t.Errorf("created on %s, want a", got)
 	}
 }
 
 func TestCapacity(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a", w.pool("default", "a", "1Gi"), w.pool("fast", "fast", "512Mi"))
 	w.start("b", w.pool("default", "b", "2Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	capacity := func(node, pool string) *csi.GetCapacityResponse {
 		t.Helper()
 		// external-provisioner sends all parameters of a class.
@@ -140,7 +140,7 @@ func TestCapacity(t *testing.T) {
 		}
 	}
 	wantCode(t, w.send(&csi.GetCapacityRequest{Parameters: map[string]string{"colour": "red"}}), codes.InvalidArgument, "colour")
-	w.kill("b")
+	w.stopDriver("b")
 	for _, node := range []string{"b", ""} {
 		_, err := w.capacity(node)
 		wantCode(t, err, codes.Unavailable, `"b"`)
@@ -148,25 +148,25 @@ func TestCapacity(t *testing.T) {
 	if got := capacity("a", "default"); got.String() != onA.String() {
 		t.Errorf("a, while b is down: %v, want %v", got, onA)
 	}
-	w.forget("b")
+	w.removeHosts("b")
 	if got := capacity("", "default"); got.String() != onA.String() {
 		t.Errorf("all nodes, without b: %v, want %v", got, onA)
 	}
 }
 
-// unconfirmed is a world where node a creates the volume v, and the call for it was canceled.
+// unconfirmed is a test cluster where node a creates the volume v, and the call for it was canceled.
 type unconfirmed struct {
-	*world
+	*testCluster
 	node  *blocked // a
 	retry change   // of the repeated calls
 }
 
 func newUnconfirmed(t *testing.T, first, retry change) *unconfirmed {
 	t.Helper()
-	u := &unconfirmed{newWorld(t), newBlocked(), retry}
+	u := &unconfirmed{newEmptyCluster(t), newBlocked(), retry}
 	u.startWith("a", u.node.kind(), u.pool("default", "a", "2Gi"))
 	u.start("b", u.pool("default", "b", "1900Mi"))
-	u.know()
+	u.updateHostsAndWait()
 	ctx, cancel := context.WithCancel(t.Context())
 	call := make(chan error, 1)
 	go func() { call <- u.sendWith(ctx, request("v", first)) }()
@@ -214,7 +214,7 @@ func (u *unconfirmed) wantOn(node string) {
 		return true
 	})
 	if node == "a" {
-		u.wantImages(map[string]int{"b": 0})
+		u.wantVolumes(map[string]int{"b": 0})
 	}
 }
 
@@ -227,17 +227,17 @@ func TestUnconfirmedCreate(t *testing.T) {
 			u.finishAndDie()
 			u.refused(codes.Unavailable, unknown)
 			u.start("a", u.pool("default", "a", "2Gi"))
-			u.tell()
+			u.updateHosts()
 			u.wantOn("a")
 		},
 		"removed": func(u *unconfirmed) {
 			u.finishAndDie()
 			u.refused(codes.Unavailable, unknown)
-			u.forget("a")
+			u.removeHosts("a")
 			u.wantOn("b")
 		},
 		"under way": func(u *unconfirmed) {
-			u.make("a", "other", sized(512*mib)) // b has more capacity now
+			u.mustCreateOn("a", "other", sized(512*mib)) // b has more capacity now
 			u.refused(codes.Aborted, "still under way")
 			u.finish()
 			u.wantOn("a")
@@ -250,21 +250,21 @@ func TestUnconfirmedCreate(t *testing.T) {
 		"no disk": func(u *unconfirmed) {
 			u.finishAndDie()
 			u.start("a", u.closedPool("default", "a"))
-			u.tell()
+			u.updateHosts()
 			u.refused(codes.Unavailable, "requireMount")
 		},
 		"again": func(u *unconfirmed) {
 			u.finishAndDie()
-			u.forget("a")
-			u.register("a")
+			u.removeHosts("a")
+			u.addHost("a")
 			u.refused(codes.Unavailable, unknown)
 		},
 		// The router's refusal to call a node is no answer of the node.
 		"disk moved": func(u *unconfirmed) {
 			u.finish()
-			u.move("a", "c")
+			u.replaceOwner("a", "c")
 			u.refused(codes.Unavailable, `is recorded for node "c", and "a" announces it`)
-			u.kill("a")
+			u.stopDriver("a")
 			for range 3 {
 				u.refused(codes.Unavailable, `"a"`)
 			}
@@ -282,20 +282,20 @@ func TestUnconfirmedCreate(t *testing.T) {
 		for range 2 {
 			u.refused(codes.ResourceExhausted, "requisite")
 		}
-		u.wantImages(map[string]int{"a": 1, "b": 0})
+		u.wantVolumes(map[string]int{"a": 1, "b": 0})
 	})
 	t.Run("excluded empty", func(t *testing.T) {
 		u := newUnconfirmed(t, preferring("a"), preferring("b"))
 		u.node.release <- errors.New("no volume")
 		u.wantOn("b")
-		u.wantImages(map[string]int{"a": 0, "b": 1})
+		u.wantVolumes(map[string]int{"a": 0, "b": 1})
 	})
 }
 
 // TestPublishedBeforeForwarding: a volume that a node published before a controller called it
 // is unpublished on the node too, and can be deleted.
 func TestPublishedBeforeForwarding(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	a := w.start("a")
 	forwarded := a.Options
 	a.Stop(t)
@@ -309,7 +309,7 @@ func TestPublishedBeforeForwarding(t *testing.T) {
 	a.Stop(t)
 	a.Options = forwarded
 	a.Restart(t)
-	w.know()
+	w.updateHostsAndWait()
 	wantCode(t, w.delete(id), codes.FailedPrecondition, "published")
 	must(t, w.unpublish("a", id))
 	must(t, w.delete(id))

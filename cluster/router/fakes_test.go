@@ -44,7 +44,7 @@ type fakeNode struct {
 var own = volume.ID{Backend: "loop", Pool: "default", PoolUUID: "fedcba98", Name: "v"}
 
 // fake starts a fakeNode as node b.
-func (w *world) fake() *fakeNode {
+func (w *testCluster) fake() *fakeNode {
 	w.t.Helper()
 	dir := w.t.TempDir()
 	w.Certify(w.t, dir, pki.NodeURI(backendtest.DriverName, "b"), x509.ExtKeyUsageServerAuth)
@@ -131,12 +131,12 @@ type fakeShared struct {
 	listError error
 }
 
-// newSharedWorld returns a world with the shared pool nas and no nodes.
-func newSharedWorld(t *testing.T) (*world, *fakeShared) {
+// newSharedCluster returns a test cluster with the shared pool nas and no nodes.
+func newSharedCluster(t *testing.T) (*testCluster, *fakeShared) {
 	t.Helper()
 	s := &fakeShared{volumes: []string{"loop:nas:x", "nfs:nas:y", "nfs:nas:z"}}
 	s.answer(&csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: s.volumes[0]}}, &csi.GetCapacityResponse{AvailableCapacity: 7})
-	return newWorld(t, sharedBy(s)), s
+	return newEmptyCluster(t, sharedBy(s)), s
 }
 
 func sharedBy(s relay.Service) func(*router.Options) {
@@ -234,14 +234,14 @@ func (b *blocked) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	return v, err
 }
 
-// blockedGet returns a world with the nodes a and b, and a call for a volume that is blocked on
+// blockedGet returns a test cluster with the nodes a and b, and a call for a volume that is blocked on
 // node a.
-func blockedGet(t *testing.T) (w *world, b *blocked, id string, call <-chan error) {
+func blockedGet(t *testing.T) (w *testCluster, b *blocked, id string, call <-chan error) {
 	t.Helper()
-	w, b = newWorld(t), newBlocked()
+	w, b = newEmptyCluster(t), newBlocked()
 	w.startWith("a", b.kind())
 	w.start("b")
-	w.know()
+	w.updateHostsAndWait()
 	id = "loop:" + w.poolID("a", "default") + ":blocked"
 	return w, b, id, w.beginBlocked(t.Context(), b, id)
 }
@@ -257,8 +257,8 @@ type proxy struct {
 	conns []net.Conn
 }
 
-// proxy puts a proxy in front of a node. tell or know gives its address to the router.
-func (w *world) proxy(node string) *proxy {
+// proxy puts a proxy in front of a node. updateHosts gives the router the proxy's address.
+func (w *testCluster) proxy(node string) *proxy {
 	w.t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
 	must(w.t, err)

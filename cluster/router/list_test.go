@@ -20,17 +20,17 @@ func invalidTokens(id string) []string {
 	return []string{"nonsense", "loop:", "loop:p:v-0", "disk:p.01234567:v-0", id + "\x00", "x" + id, "pool " + id}
 }
 
-// fourPools returns a world with three nodes and four pools, and the volumes in them.
-func fourPools(t *testing.T) (w *world, ids []string) {
+// fourPools returns a test cluster with three nodes and four pools, and the volumes in them.
+func fourPools(t *testing.T) (w *testCluster, ids []string) {
 	t.Helper()
-	w = newWorld(t)
+	w = newEmptyCluster(t)
 	w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
 	w.start("b", w.pool("r", "r", "1Gi"))
 	w.start("c", w.pool("s", "empty", "1Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	for where, n := range map[[2]string]int{{"a", "p"}: 3, {"a", "q"}: 1, {"b", "r"}: 4} {
 		for i := range n {
-			ids = append(ids, w.make(where[0], fmt.Sprintf("%s-%d", where[1], i), inPool(where[1])))
+			ids = append(ids, w.mustCreateOn(where[0], fmt.Sprintf("%s-%d", where[1], i), inPool(where[1])))
 		}
 	}
 	return w, ids
@@ -60,11 +60,11 @@ func TestPages(t *testing.T) {
 // and deleted between the pages.
 func TestPagesWithChanges(t *testing.T) {
 	w, ids := fourPools(t)
-	seen, err := pages(t.Context(), w, relay.Volumes, 1, func(page int, token string) {
+	seen, err := listAll(t.Context(), w, relay.Volumes, 1, func(page int, token string) {
 		must(t, w.delete(token)) // the last one listed
 		if page < 4 {            // one is before the next page, one is after it
-			w.make("a", fmt.Sprintf("a-%d", page), inPool("p"))
-			w.make("b", fmt.Sprintf("z-%d", page), inPool("r"))
+			w.mustCreateOn("a", fmt.Sprintf("a-%d", page), inPool("p"))
+			w.mustCreateOn("b", fmt.Sprintf("z-%d", page), inPool("r"))
 		}
 	})
 	must(t, err)
@@ -84,14 +84,14 @@ func TestPagesOfMovedPool(t *testing.T) {
 	w, ids := fourPools(t)
 	whole, err := w.list(0)
 	must(t, err)
-	seen, err := pages(t.Context(), w, relay.Volumes, 1, func(page int, _ string) {
+	seen, err := listAll(t.Context(), w, relay.Volumes, 1, func(page int, _ string) {
 		if page == 3 {
 			a := w.drivers["a"].Options.Config.Pools
 			w.drivers["a"].Stop(t)
-			w.forget("a")
+			w.removeHosts("a")
 			w.restartWith("b", append(slices.Clone(w.drivers["b"].Options.Config.Pools), a...)...)
-			w.move("a", "b")
-			w.know()
+			w.replaceOwner("a", "b")
+			w.updateHostsAndWait()
 		}
 	})
 	if err != nil || !slices.Equal(seen, whole) || len(whole) != len(ids) {
@@ -108,8 +108,8 @@ func TestIncompleteList(t *testing.T) {
 		wantCode(t, w.send(&csi.ControllerListVolumeHealthRequest{}), codes.Unavailable, "incomplete", `"late"`)
 	}
 	w.start("late", w.pool("late", "late", "1Gi"))
-	w.know()
-	id := w.make("late", "v", inPool("late"))
+	w.updateHostsAndWait()
+	id := w.mustCreateOn("late", "v", inPool("late"))
 	if ids, err := w.list(1); err != nil || !slices.Contains(ids, id) {
 		t.Errorf("listed %q, %v", ids, err)
 	}
@@ -124,7 +124,7 @@ func TestHealthList(t *testing.T) {
 		must(t, os.Remove(filepath.Join(w.dir, image, "image")))
 	}
 	for size := range int32(5) {
-		if ids, err := pages(t.Context(), w, relay.VolumeHealths, size); err != nil || len(ids) != 3 || len(slices.Compact(sorted(ids))) != 3 {
+		if ids, err := listAll(t.Context(), w, relay.VolumeHealths, size); err != nil || len(ids) != 3 || len(slices.Compact(sorted(ids))) != 3 {
 			t.Errorf("pages of %d: %q, %v", size, ids, err)
 		}
 	}
@@ -140,13 +140,13 @@ func TestHealthList(t *testing.T) {
 
 // TestPoolOpenedLater: a list becomes complete before the next periodic question to the nodes.
 func TestPoolOpenedLater(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	b := w.fake()
-	w.know()
-	w.forget("b")
+	w.updateHostsAndWait()
+	w.removeHosts("b")
 	b.announce(map[string]string{"default": ""})
 	b.refuse(nil) // forgets the calls
-	w.register("b")
+	w.addHost("b")
 
 	awaitWithin(t, 10*time.Second, "another question for the pools", func() bool {
 		err := w.listError()

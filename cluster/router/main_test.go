@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -35,24 +36,23 @@ func TestMain(m *testing.M) { backendtest.Main(m) }
 
 const ownersFile = "pool-owners.json"
 
-// world is a router and the drivers of nodes, whose pools are on one XFS filesystem.
-type world struct {
+// testCluster is a router and the drivers of its nodes. All pools are on one XFS filesystem.
+type testCluster struct {
 	*backendtest.Cluster
 	*router.Server
 	controllerserver.Clients
 	t         *testing.T
 	dir       string   // contains the pools' directories
-	state     *os.Root // of the controller
+	state     *os.Root // state directory of the controller
 	options   router.Options
 	drivers   map[string]*backendtest.Driver
 	addresses map[string]string // of the drivers, by node
-	hosts     map[string]string // the nodes of the router, with the addresses that it is given
+	hosts     map[string]string // argument of SetHosts: addresses by node
 	owners    *owners
-	stop      func() // ends the router
+	stop      func() // stops the router
 }
 
-// owners are FileOwners that an administrator may change, and that cannot be written while
-// unavailable is set.
+// owners is a router.FileOwners that a test can replace. Record fails while unavailable is set.
 type owners struct {
 	atomic.Pointer[router.FileOwners]
 	unavailable atomic.Bool
@@ -69,23 +69,23 @@ func (o *owners) Record(ctx context.Context, owners map[string]string) error {
 
 func (o *owners) MoveCommand(pool, node string) string { return o.Load().MoveCommand(pool, node) }
 
-// newCluster starts a driver for each node and waits until the router has their pools. A node is "name" or
-// "name:size"; see start.
-func newCluster(t *testing.T, nodes ...string) *world {
+// newCluster starts a driver with one pool for each node, and waits until the router knows the pools. A
+// node is "name" or "name:size"; the size is that of the pool.
+func newCluster(t *testing.T, nodes ...string) *testCluster {
 	t.Helper()
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	for _, node := range nodes {
 		name, size, _ := strings.Cut(node, ":")
 		w.start(name, w.pool("default", name, cmp.Or(size, "1Gi")))
 	}
-	w.know()
+	w.updateHostsAndWait()
 	return w
 }
 
-// newWorld returns a router without nodes.
-func newWorld(t *testing.T, change ...func(*router.Options)) *world {
+// newEmptyCluster starts a router without nodes.
+func newEmptyCluster(t *testing.T, change ...func(*router.Options)) *testCluster {
 	t.Helper()
-	w := &world{
+	w := &testCluster{
 		Cluster: backendtest.NewCluster(t), t: t, dir: testenv.Filesystem(t, "xfs", "64G"), owners: &owners{},
 		drivers: map[string]*backendtest.Driver{}, addresses: map[string]string{}, hosts: map[string]string{},
 	}
@@ -94,7 +94,7 @@ func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 	certificates := pki.OpenDirectory(state)
 	w.state = openRoot(t, state)
 	w.options = router.Options{
-		Shared: noPools(t), Kinds: backend.Kinds{loop.Kind, nfs.Kind}, Owners: w.owners,
+		Shared: serviceWithoutPools(t), Kinds: backend.Kinds{loop.Kind, nfs.Kind}, Owners: w.owners,
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},
@@ -106,8 +106,8 @@ func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 	return w
 }
 
-// noPools serves no pool.
-func noPools(t *testing.T) relay.Service {
+// serviceWithoutPools returns a controller service without pools.
+func serviceWithoutPools(t *testing.T) relay.Service {
 	t.Helper()
 	return relay.Controller(controllerserver.New(backend.Kinds{loop.Kind}.Registry(pool.NewSet(nil, nil, openRoot(t, t.TempDir()))), "", 1))
 }
@@ -120,8 +120,8 @@ func openRoot(t *testing.T, dir string) *os.Root {
 	return root
 }
 
-// restart replaces the router by a new one with the same nodes.
-func (w *world) restart() {
+// restart replaces the router with a new one that has the same nodes.
+func (w *testCluster) restart() {
 	w.t.Helper()
 	if w.stop != nil {
 		w.stop()
@@ -136,27 +136,27 @@ func (w *world) restart() {
 	w.t.Cleanup(w.stop)
 	w.Server, w.Clients = server, relaytest.Controller(server)
 	if len(w.hosts) > 0 {
-		w.tell()
+		w.updateHosts()
 	}
 }
 
-// loseOwners restarts the router without the record of owners.
-func (w *world) loseOwners() {
+// removeOwners deletes the recorded owners of all pools and restarts the router.
+func (w *testCluster) removeOwners() {
 	w.t.Helper()
 	w.stop()
 	must(w.t, w.state.Remove(ownersFile))
 	w.restart()
 }
 
-func (w *world) readOwners() {
+func (w *testCluster) readOwners() {
 	w.t.Helper()
 	file, err := router.OpenOwners(w.state)
 	must(w.t, err)
 	w.owners.Store(file)
 }
 
-// move replaces the owner of pools, as an administrator does.
-func (w *world) move(from, to string) {
+// replaceOwner replaces the owner of all pools of the node from, as an administrator does.
+func (w *testCluster) replaceOwner(from, to string) {
 	w.t.Helper()
 	b, err := w.state.ReadFile(ownersFile)
 	must(w.t, err)
@@ -164,32 +164,33 @@ func (w *world) move(from, to string) {
 	w.readOwners()
 }
 
-// record records the owner of a pool, as an administrator does.
-func (w *world) record(pool, node string) {
+// recordOwner records the owner of a pool, as an administrator does.
+func (w *testCluster) recordOwner(pool, node string) {
 	w.t.Helper()
 	must(w.t, w.owners.Load().Record(w.t.Context(), map[string]string{pool: node}))
 }
 
-// pool returns a pool of a name and size in a directory of w.dir.
-func (w *world) pool(name, dir, size string) pool.Config {
+// pool returns the configuration of a pool in the subdirectory dir of w.dir.
+func (w *testCluster) pool(name, dir, size string) pool.Config {
 	return pool.Config{Name: name, Directory: pool.Directory{Path: filepath.Join(w.dir, dir)}, Size: size}
 }
 
-// closedPool returns a pool that does not open, because nothing is mounted at its directory.
-func (w *world) closedPool(name, dir string) pool.Config {
+// closedPool returns the configuration of a pool that cannot be opened, because nothing is mounted at its
+// directory.
+func (w *testCluster) closedPool(name, dir string) pool.Config {
 	p := w.pool(name, dir, "2Gi")
 	p.RequireMount = true
 	return p
 }
 
-// start starts the driver of a node. Without pools it has the pool default of 1 GiB in the
-// directory of the node's name. tell or know gives the node to the router.
-func (w *world) start(name string, pools ...pool.Config) *backendtest.Driver {
+// start starts the driver of a node. Without pools, the driver has one pool: "default", 1 GiB, in the
+// subdirectory named after the node. updateHosts adds the node to the router.
+func (w *testCluster) start(name string, pools ...pool.Config) *backendtest.Driver {
 	w.t.Helper()
 	return w.startWith(name, loop.Kind, pools...)
 }
 
-func (w *world) startWith(name string, kind backend.Kind, pools ...pool.Config) *backendtest.Driver {
+func (w *testCluster) startWith(name string, kind backend.Kind, pools ...pool.Config) *backendtest.Driver {
 	w.t.Helper()
 	if len(pools) == 0 {
 		pools = []pool.Config{w.pool("default", name, "1Gi")}
@@ -202,23 +203,23 @@ func (w *world) startWith(name string, kind backend.Kind, pools ...pool.Config) 
 	return w.drivers[name]
 }
 
-// kill stops the driver of a node and waits until the router is not connected to it.
-func (w *world) kill(name string) {
+// stopDriver stops the driver of a node and waits until the router is disconnected from the node.
+func (w *testCluster) stopDriver(name string) {
 	w.t.Helper()
 	w.drivers[name].Stop(w.t)
-	w.down(name)
+	w.awaitDisconnect(name)
 }
 
 // restartWith restarts the driver of a node with other pools.
-func (w *world) restartWith(name string, pools ...pool.Config) {
+func (w *testCluster) restartWith(name string, pools ...pool.Config) {
 	w.t.Helper()
 	w.drivers[name].Stop(w.t)
 	w.drivers[name].Options.Config.Pools = pools
 	w.drivers[name].Restart(w.t)
 }
 
-// tell gives the router its nodes.
-func (w *world) tell() {
+// updateHosts sets the nodes of the router to w.hosts.
+func (w *testCluster) updateHosts() {
 	var hosts []router.Host
 	for name, address := range w.hosts {
 		hosts = append(hosts, router.Host{Name: name, Address: address})
@@ -226,63 +227,64 @@ func (w *world) tell() {
 	w.SetHosts(hosts)
 }
 
-// setHost gives the router a node with an address.
-func (w *world) setHost(name, address string) {
+// setHost adds a node to the router, or changes its address.
+func (w *testCluster) setHost(name, address string) {
 	w.hosts[name] = address
-	w.tell()
+	w.updateHosts()
 }
 
-// register gives the router a node with the address of its driver.
-func (w *world) register(name string) { w.setHost(name, w.addresses[name]) }
+// addHost adds a node to the router, with the address of the node's driver.
+func (w *testCluster) addHost(name string) { w.setHost(name, w.addresses[name]) }
 
-// forget takes nodes from the router.
-func (w *world) forget(names ...string) {
+// removeHosts removes nodes from the router.
+func (w *testCluster) removeHosts(names ...string) {
 	for _, name := range names {
 		delete(w.hosts, name)
 	}
-	w.tell()
+	w.updateHosts()
 }
 
-// know gives the router its nodes and waits until it has their pools.
-func (w *world) know() {
+// updateHostsAndWait sets the nodes of the router to w.hosts and waits until the router knows their pools.
+func (w *testCluster) updateHostsAndWait() {
 	w.t.Helper()
-	w.tell()
-	w.up("")
+	w.updateHosts()
+	w.awaitNode("")
 }
 
-// down waits until the router is not connected to a node.
-func (w *world) down(name string) {
+// awaitDisconnect waits until the router is disconnected from a node.
+func (w *testCluster) awaitDisconnect(name string) {
 	w.t.Helper()
-	await(w.t, "the end of the connection to "+name, func() bool {
+	await(w.t, "the router to disconnect from node "+name, func() bool {
 		return !slices.ContainsFunc(w.States(), func(s router.State) bool { return s.Name == name && s.Connected })
 	})
 }
 
-// up waits until a node answers; all nodes if the name is empty.
-func (w *world) up(name string) {
+// awaitNode waits until the router knows the capacity of a node, or of all nodes if the name is empty.
+func (w *testCluster) awaitNode(name string) {
 	w.t.Helper()
-	await(w.t, "node "+name, func() bool {
+	await(w.t, "the capacity of node "+strconv.Quote(name), func() bool {
 		_, err := w.capacity(name)
 		return err == nil
 	})
 }
 
-// poolID returns NAME.UUID of a pool of a node, as volume IDs contain it.
-func (w *world) poolID(node, pool string) string {
+// poolID returns the pool part (NAME.UUID) of the IDs of volumes in a node's pool.
+func (w *testCluster) poolID(node, pool string) string {
 	w.t.Helper()
 	info, err := w.drivers[node].Identity.GetPluginInfo(w.t.Context(), &csi.GetPluginInfoRequest{})
 	must(w.t, err)
 	return pool + "." + identity.Pools(info.GetManifest())[pool]
 }
 
-// wantImages fails the test unless the pools in directories have these numbers of volumes.
-func (w *world) wantImages(want map[string]int) {
+// wantVolumes fails the test unless the pools contain these numbers of volumes. The keys of want are
+// subdirectories of w.dir.
+func (w *testCluster) wantVolumes(want map[string]int) {
 	w.t.Helper()
 	for dir, n := range want {
 		entries, err := os.ReadDir(filepath.Join(w.dir, dir, "volumes"))
 		must(w.t, err)
 		if len(entries) != n {
-			w.t.Errorf("directory %s has volumes %v, want %d", dir, entries, n)
+			w.t.Errorf("pool directory %s contains volumes %v, want %d volumes", dir, entries, n)
 		}
 	}
 }
@@ -294,7 +296,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// await waits until a condition holds, 30 seconds at most.
+// await waits up to 30 seconds until a condition holds.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	awaitWithin(t, 30*time.Second, what, holds)
@@ -314,7 +316,7 @@ func awaitWithin(t *testing.T, limit time.Duration, what string, holds func() bo
 // awaitError repeats a call until its error contains a text.
 func awaitError(t *testing.T, text string, call func() error) {
 	t.Helper()
-	await(t, text, func() bool {
+	await(t, "error "+strconv.Quote(text), func() bool {
 		err := call()
 		return err != nil && strings.Contains(err.Error(), text)
 	})

@@ -19,24 +19,24 @@ const bothAnnounce = `nodes "a", "b"`
 // TestMovedPool: a pool that was moved to another node is served there after an administrator
 // has recorded it, and not before.
 func TestMovedPool(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a", w.pool("disk", "disk", "1Gi"))
 	w.start("b")
-	w.know()
-	id, pool := w.make("a", "v", inPool("disk")), w.poolID("a", "disk")
+	w.updateHostsAndWait()
+	id, pool := w.mustCreateOn("a", "v", inPool("disk")), w.poolID("a", "disk")
 	w.drivers["a"].Stop(t)
 	w.start("b2", w.pool("disk", "disk", "1Gi"))
-	w.tell()
-	w.down("a")
-	w.refused("a", id, codes.Unavailable, `node "a" cannot be reached`)
-	w.forget("a")
+	w.updateHosts()
+	w.awaitDisconnect("a")
+	w.wantRefused("a", id, codes.Unavailable, `node "a" cannot be reached`)
+	w.removeHosts("a")
 	awaitError(t, `"b2" announces it`, func() error { return w.get(id) })
-	w.refused("b2", id, codes.FailedPrecondition, "pool "+pool+` is recorded for node "a"`, `"b2" announces it`, "trivet doctor")
+	w.wantRefused("b2", id, codes.FailedPrecondition, "pool "+pool+` is recorded for node "a"`, `"b2" announces it`, "trivet doctor")
 	wantCode(t, w.create("w", preferring("b2"), inPool("disk")), codes.Unavailable, `"a"`, `"b2"`)
 	w.wantNoCapacity("b2")
 	wantCode(t, w.listError(), codes.Unavailable, "incomplete", `"a"`, "Only if the disk was moved", `set "`+pool+`" to "b2"`)
-	w.move("a", "b2")
-	w.know()
+	w.replaceOwner("a", "b2")
+	w.updateHostsAndWait()
 	must(t, w.publish("b2", id))
 	wantCode(t, w.publish("a", id), codes.NotFound, `on node "b2"`)
 	got, err := w.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
@@ -45,14 +45,14 @@ func TestMovedPool(t *testing.T) {
 		t.Errorf("got %v, want it on b2", got)
 	}
 	must(t, w.delete(id))
-	w.wantImages(map[string]int{"disk": 0})
+	w.wantVolumes(map[string]int{"disk": 0})
 }
 
 // copyPool stops node a, copies its pool to the directory of node b, and returns the ID of a
 // volume in it.
-func (w *world) copyPool() (id string) {
+func (w *testCluster) copyPool() (id string) {
 	w.t.Helper()
-	id = w.make("a", "v")
+	id = w.mustCreateOn("a", "v")
 	w.drivers["a"].Stop(w.t)
 	testenv.Run(w.t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
 	return id
@@ -64,21 +64,21 @@ func TestCopiedPool(t *testing.T) {
 	w := newCluster(t, "a:4Gi", "c")
 	id := w.copyPool()
 	w.drivers["a"].Restart(t)
-	w.up("a")
+	w.awaitNode("a")
 	w.start("b", w.pool("default", "b", "5Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	await(t, "the log", func() bool {
 		return strings.Contains(backendtest.Log(), "A node announces a pool that is recorded for another node")
 	})
 	must(t, w.publish("a", id))
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `recorded for node "a", and "b" announces it`)
 	w.wantNoCapacity("b")
-	if got := nodeOf(w.created("w")); got != "a" { // b has most capacity
+	if got := nodeOf(w.mustCreate("w")); got != "a" { // b has most capacity
 		t.Errorf("created on %s, want a", got)
 	}
 	w.wantListed(2)
 	must(t, w.delete(id))
-	w.wantImages(map[string]int{"a": 1, "b": 1})
+	w.wantVolumes(map[string]int{"a": 1, "b": 1})
 	w.restartWith("b", w.pool("fresh", "fresh", "1Gi"))
 	await(t, "the other pool of b", func() bool { return w.create("x", preferring("b"), inPool("fresh")) == nil })
 }
@@ -90,7 +90,7 @@ func TestPoolOnTwoNodes(t *testing.T) {
 	id := w.copyPool()
 	w.drivers["a"].Restart(t)
 	w.start("b", w.pool("default", "b", "4Gi"))
-	w.loseOwners()
+	w.removeOwners()
 	awaitError(t, bothAnnounce, func() error {
 		err := w.get(id)
 		if err == nil {
@@ -101,17 +101,17 @@ func TestPoolOnTwoNodes(t *testing.T) {
 	if !strings.Contains(backendtest.Log(), "A pool is served by no node") {
 		t.Error("nothing was logged")
 	}
-	w.refused("a", id, codes.FailedPrecondition, bothAnnounce)
+	w.wantRefused("a", id, codes.FailedPrecondition, bothAnnounce)
 	for _, node := range []string{"a", "b"} {
 		wantCode(t, w.create("w", preferring(node)), codes.Unavailable, bothAnnounce)
 		w.wantNoCapacity(node)
 	}
 	wantCode(t, w.create("w", within("a", "b")), codes.Unavailable, bothAnnounce)
 	wantCode(t, w.listError(), codes.Unavailable, bothAnnounce, `Only if "NODE" has the original disk`, w.poolID("a", "default"), `to "NODE"`)
-	w.wantImages(map[string]int{"a": 1, "b": 1})
-	must(t, w.get(w.make("c", "w")))
-	w.kill("b") // it may announce the pool again
-	w.refused("a", id, codes.FailedPrecondition, bothAnnounce)
+	w.wantVolumes(map[string]int{"a": 1, "b": 1})
+	must(t, w.get(w.mustCreateOn("c", "w")))
+	w.stopDriver("b") // it may announce the pool again
+	w.wantRefused("a", id, codes.FailedPrecondition, bothAnnounce)
 	w.restartWith("b", w.pool("fresh", "fresh", "1Gi"))
 	await(t, "the end of the conflict", func() bool { return w.get(id) == nil })
 	must(t, w.publish("a", id))
@@ -125,7 +125,7 @@ func TestSilentOriginal(t *testing.T) {
 	id := w.copyPool()
 	w.start("b", w.pool("default", "b", "4Gi"))
 	pool := w.poolID("b", "default")
-	w.loseOwners()
+	w.removeOwners()
 	awaitError(t, `not recorded yet for node "b"`, func() error {
 		err := w.delete(id)
 		if err == nil {
@@ -133,41 +133,41 @@ func TestSilentOriginal(t *testing.T) {
 		}
 		return err
 	})
-	w.refused("b", id, codes.Unavailable, "pool "+pool+" is not recorded yet", `node "a" has not answered`, "delete its Node object", `set "`+pool+`" to "b"`)
+	w.wantRefused("b", id, codes.Unavailable, "pool "+pool+" is not recorded yet", `node "a" has not answered`, "delete its Node object", `set "`+pool+`" to "b"`)
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, "not recorded yet", `node "a" has not answered`)
 	if known := w.owners.Known(); len(known) > 0 {
 		t.Errorf("recorded: %v", known)
 	}
 	w.drivers["a"].Restart(t)
 	awaitError(t, bothAnnounce, func() error { return w.get(id) })
-	w.record(pool, "a")
+	w.recordOwner(pool, "a")
 	must(t, w.get(id))
 	must(t, w.delete(id))
-	w.wantImages(map[string]int{"a": 0, "b": 1})
+	w.wantVolumes(map[string]int{"a": 0, "b": 1})
 }
 
 // TestNodeNeverAnswered: while a node has never answered, no pool is recorded, unless an
 // administrator records it. A node on record for a pool delays no other pool of that name.
 func TestNodeNeverAnswered(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.addresses["dead"] = backendtest.FreeAddress(t)
 	w.start("a")
 	w.start("b")
-	w.register("dead")
+	w.addHost("dead")
 	const says = `node "dead" has not answered`
 	for _, node := range []string{"a", "b"} {
 		awaitError(t, says, func() error { return w.create("v", preferring(node)) })
 		wantCode(t, w.create("v", preferring(node)), codes.Unavailable, says)
 	}
-	w.record(w.poolID("a", "default"), "a")
-	must(t, w.get(w.make("a", "v")))
+	w.recordOwner(w.poolID("a", "default"), "a")
+	must(t, w.get(w.mustCreateOn("a", "v")))
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, says)
-	w.forget("dead")
-	must(t, w.get(w.make("b", "w")))
+	w.removeHosts("dead")
+	must(t, w.get(w.mustCreateOn("b", "w")))
 
-	w.record("default.01234567", "dead")
+	w.recordOwner("default.01234567", "dead")
 	w.start("c")
-	w.register("dead")
+	w.addHost("dead")
 	await(t, "node c", func() bool { return w.create("x", preferring("c")) == nil })
 }
 
@@ -175,36 +175,36 @@ func TestNodeNeverAnswered(t *testing.T) {
 // are not.
 func TestOwnersUnavailable(t *testing.T) {
 	w := newCluster(t, "a")
-	id := w.make("a", "v")
+	id := w.mustCreateOn("a", "v")
 	w.owners.unavailable.Store(true)
 	w.start("b")
-	w.tell()
+	w.updateHosts()
 	awaitError(t, "could not be recorded", func() error { return w.create("w", preferring("b")) })
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, "the API server is unavailable")
 	must(t, w.get(id))
-	must(t, w.get(w.make("a", "x")))
-	w.wantImages(map[string]int{"b": 0})
+	must(t, w.get(w.mustCreateOn("a", "x")))
+	w.wantVolumes(map[string]int{"b": 0})
 	w.owners.unavailable.Store(false)
-	must(t, w.get(w.make("b", "w")))
+	must(t, w.get(w.mustCreateOn("b", "w")))
 }
 
 // TestManifests: a node that announces the pool of another node gets no calls for it, and what is invalid
 // in a manifest is ignored.
 func TestManifests(t *testing.T) {
 	w := newCluster(t, "a")
-	onA := w.make("a", "v")
+	onA := w.mustCreateOn("a", "v")
 	b := w.fake()
 	b.answer(&csi.GetPluginInfoResponse{Manifest: map[string]string{
 		"": "", "pool.": "", "pool.default": own.PoolUUID, "pool.A": "01234567", "pool.x": "xxxxxxxx", "pool.y": strings.Repeat("0", 1<<20), "pool.z:": "01234567",
 	}}, &csi.ControllerGetVolumeResponse{Volume: on(own.String(), "b")})
-	w.know()
+	w.updateHostsAndWait()
 	must(t, w.get(own.String()))
 	must(t, w.get(onA))
-	w.forget("b")
+	w.removeHosts("b")
 	_, uuid, _ := strings.Cut(w.poolID("a", "default"), ".")
 	b.announce(map[string]string{"default": uuid})
-	w.register("b")
-	w.know()
+	w.addHost("b")
+	w.updateHostsAndWait()
 	must(t, w.publish("a", onA))
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `recorded for node "a", and "b" announces it`)
 }
@@ -213,13 +213,13 @@ func TestManifests(t *testing.T) {
 // its owner.
 func TestImpostor(t *testing.T) {
 	w := newCluster(t, "a")
-	id := w.make("a", "v")
+	id := w.mustCreateOn("a", "v")
 	_, uuid, _ := strings.Cut(w.poolID("a", "default"), ".")
-	w.forget("a")
+	w.removeHosts("a")
 	b := w.fake()
 	b.announce(map[string]string{"default": uuid})
 	b.answer(&csi.ControllerGetVolumeResponse{Volume: on(id, "b")})
-	w.tell()
+	w.updateHosts()
 	await(t, "the impostor's manifest", func() bool {
 		_, manifests := b.called()
 		return manifests > 0
@@ -228,24 +228,24 @@ func TestImpostor(t *testing.T) {
 	if calls, _ := b.called(); len(calls) > 0 {
 		t.Errorf("the impostor was called: %q", calls)
 	}
-	w.register("a")
+	w.addHost("a")
 	await(t, "node a", func() bool { return w.get(id) == nil })
 }
 
 // TestManyPools: the record contains at most 100 pools of a node, and new pools of
 // other nodes are recorded.
 func TestManyPools(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	pools := map[string]string{}
 	for i := range 1000 {
 		pools[fmt.Sprintf("pool-%d", i)] = fmt.Sprintf("%08x", i)
 	}
 	w.fake().announce(pools)
-	w.tell()
+	w.updateHosts()
 	await(t, "the record", func() bool { return len(w.owners.Known()) > 0 })
 	w.start("a")
-	w.know()
-	must(t, w.get(w.make("a", "v")))
+	w.updateHostsAndWait()
+	must(t, w.get(w.mustCreateOn("a", "v")))
 	if n := len(w.owners.Known()); n != 101 {
 		t.Errorf("%d pools are on record, want 101", n)
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // createVolume answers CreateVolume. A volume with a source is created on the source's node. A
-// node-local volume with a preferred topology is created on the first preferred node or not at all,
-// because the scheduler has placed the pod there. Without a preference the router selects the node.
+// node-local volume with a preferred topology is created only on the first preferred node, because the
+// scheduler has placed the pod there. Without a preferred topology the router selects the node.
 func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	spec, err := controllerserver.CreateSpec(s.kinds, req)
 	if err != nil {
@@ -31,40 +31,41 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.poolExists(all, spec.Parameters.Pool); err != nil {
+	if err := s.requirePool(all, spec.Parameters.Pool); err != nil {
 		return nil, err
 	}
 	requirements := req.GetAccessibilityRequirements()
 	if preferred := requirements.GetPreferred(); len(preferred) > 0 {
-		if value, given := nodeOf(preferred[0]); given {
+		if value, given := nodeSegment(preferred[0]); given {
 			return s.createAt(ctx, all, value, spec, req)
 		}
 	}
 	return s.createAnywhere(ctx, all, within(all, requirements.GetRequisite()), spec, req)
 }
 
-// nodeOf returns the value of a node in a topology.
-func nodeOf(t *csi.Topology) (value string, given bool) {
+// nodeSegment returns the value of the driver's topology key in a topology.
+func nodeSegment(t *csi.Topology) (value string, given bool) {
 	value, given = t.GetSegments()[translate.TopologyKey]
 	return value, given
 }
 
-// within returns the nodes that a requisite topology allows; all if it is empty.
+// within returns the nodes that match one of the requisite topologies. Without requisite topologies it
+// returns all nodes.
 func within(all []*node, requisite []*csi.Topology) []*node {
 	if len(requisite) == 0 {
 		return all
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool {
 		return !slices.ContainsFunc(requisite, func(t *csi.Topology) bool {
-			value, given := nodeOf(t)
+			value, given := nodeSegment(t)
 			return !given || value == n.topology
 		})
 	})
 }
 
-// poolExists refuses the name of a pool that no node has, and no name if no node has a pool
-// (ErrInvalid), once all nodes have announced their pools.
-func (s *Server) poolExists(all []*node, pool string) error {
+// requirePool fails with ErrInvalid if no node has a pool of a name. With an empty name it fails if no node
+// has any pool. It does not fail while there are no nodes, or while a node has not announced its pools.
+func (s *Server) requirePool(all []*node, pool string) error {
 	for _, n := range all {
 		if v := n.view(); !v.known || v.has(pool) {
 			return nil
@@ -75,12 +76,13 @@ func (s *Server) poolExists(all []*node, pool string) error {
 	}
 	shared := cmp.Or(quoted(s.sharedPools), "none")
 	if pool == "" {
-		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a node-local pool, and no node has one: name one of the controller's nfs pools (%s) in %[1]s, or add one to the nodes", volume.ParamPool, shared)
+		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, so the volume needs a node-local pool, but no node has a pool: set one of the controller's nfs pools (%s) in %[1]s, or configure a pool on the nodes", volume.ParamPool, shared)
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass, or the configuration", volume.ParamPool, pool, shared)
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass or the configuration of the nodes", volume.ParamPool, pool, shared)
 }
 
-// createAt creates a volume on the node with a topology value, unless another node may have it.
+// createAt creates a volume on the node with a topology value. A node that may have
+// created the volume in an earlier call without a response receives the call first.
 func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
 	if i < 0 {
@@ -96,8 +98,8 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 	return s.createOn(ctx, n, spec, req)
 }
 
-// createOn creates a volume on a node if the node serves the pool. It records whether the node may have
-// created the volume without a confirmation.
+// createOn creates a volume on a node if the node serves the pool. If the call fails although the node
+// may have created the volume, createOn records the node.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := s.nodes.servesNamed(ctx, n, spec.Parameters.Pool); err != nil {
 		return nil, retryable(err)
@@ -115,8 +117,8 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	return resp, nil
 }
 
-// retryable makes an error of a create ErrUnavailable: the volume may exist, so the orchestrator must
-// retry the call.
+// retryable converts an error of CreateVolume to ErrUnavailable: the volume may exist, so the
+// orchestrator must retry the call.
 func retryable(err error) error {
 	if err == nil {
 		return nil

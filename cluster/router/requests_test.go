@@ -19,13 +19,13 @@ import (
 
 const mib = int64(1) << 20
 
-// unknownVolume is in a pool that no node has.
+// unknownVolume is the ID of a volume in a pool that no node has.
 const unknownVolume = "loop:default.01234567:v"
 
-// change changes a request.
+// change modifies a CreateVolumeRequest.
 type change = func(*csi.CreateVolumeRequest)
 
-// request returns a request for a volume of 32 MiB.
+// request returns a CreateVolumeRequest for 32 MiB.
 func request(name string, changes ...change) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
@@ -65,13 +65,13 @@ func sized(bytes int64) change {
 	return func(req *csi.CreateVolumeRequest) { req.CapacityRange.RequiredBytes = bytes }
 }
 
-func ofSnapshot(id string) change {
+func fromSnapshot(id string) change {
 	return func(req *csi.CreateVolumeRequest) {
 		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 	}
 }
 
-func ofVolume(id string) change {
+func fromVolume(id string) change {
 	return func(req *csi.CreateVolumeRequest) {
 		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	}
@@ -85,7 +85,7 @@ func topologies(nodes []string) []*csi.Topology {
 	return out
 }
 
-// methods are the full method names of the controller's calls, by the type of the request.
+// methods maps request types to the full method names of the controller's calls.
 var methods = func() map[string]string {
 	all := map[string]string{}
 	for _, d := range relay.ControllerServices {
@@ -99,10 +99,10 @@ var methods = func() map[string]string {
 	return all
 }()
 
-// send makes the call that a request belongs to.
-func (w *world) send(req proto.Message) error { return w.sendWith(w.t.Context(), req) }
+// send calls the method that has this request type.
+func (w *testCluster) send(req proto.Message) error { return w.sendWith(w.t.Context(), req) }
 
-func (w *world) sendWith(ctx context.Context, req proto.Message) error {
+func (w *testCluster) sendWith(ctx context.Context, req proto.Message) error {
 	method := methods[string(req.ProtoReflect().Descriptor().FullName())]
 	if strings.HasPrefix(method, "/"+csi.SnapshotMetadata_ServiceDesc.ServiceName) {
 		return w.Stream(ctx, method, req, func(any) error { return nil })
@@ -111,23 +111,23 @@ func (w *world) sendWith(ctx context.Context, req proto.Message) error {
 	return err
 }
 
-// create sends a request for a volume.
-func (w *world) create(name string, changes ...change) error {
+// create calls CreateVolume.
+func (w *testCluster) create(name string, changes ...change) error {
 	return w.send(request(name, changes...))
 }
 
-// created creates a volume.
-func (w *world) created(name string, changes ...change) *csi.Volume {
+// mustCreate creates a volume, and fails the test if the call fails.
+func (w *testCluster) mustCreate(name string, changes ...change) *csi.Volume {
 	w.t.Helper()
 	resp, err := w.CreateVolume(w.t.Context(), request(name, changes...))
 	must(w.t, err)
 	return resp.GetVolume()
 }
 
-// make creates a volume on a node and returns its ID.
-func (w *world) make(node, name string, changes ...change) string {
+// mustCreateOn creates a volume on a node and returns its ID.
+func (w *testCluster) mustCreateOn(node, name string, changes ...change) string {
 	w.t.Helper()
-	return w.created(name, append(changes, preferring(node))...).GetVolumeId()
+	return w.mustCreate(name, append(changes, preferring(node))...).GetVolumeId()
 }
 
 // nodeOf returns the node of a volume.
@@ -136,7 +136,7 @@ func nodeOf(v *csi.Volume) string {
 }
 
 // capacity returns the capacity of a node; of all nodes if the name is empty.
-func (w *world) capacity(node string) (*csi.GetCapacityResponse, error) {
+func (w *testCluster) capacity(node string) (*csi.GetCapacityResponse, error) {
 	req := &csi.GetCapacityRequest{}
 	if node != "" {
 		req.AccessibleTopology = translate.Topology(node)
@@ -144,10 +144,10 @@ func (w *world) capacity(node string) (*csi.GetCapacityResponse, error) {
 	return w.GetCapacity(w.t.Context(), req)
 }
 
-func (w *world) wantNoCapacity(node string) {
+func (w *testCluster) wantNoCapacity(node string) {
 	w.t.Helper()
 	if got, err := w.capacity(node); err != nil || got.GetAvailableCapacity() != 0 {
-		w.t.Errorf("capacity of node %q: %v, %v", node, got, err)
+		w.t.Errorf("capacity of node %q: got %v, %v, want 0", node, got, err)
 	}
 }
 
@@ -155,19 +155,20 @@ func getRequest(id string) proto.Message {
 	return &csi.ControllerGetVolumeRequest{VolumeId: id}
 }
 
-func (w *world) get(id string) error { return w.send(getRequest(id)) }
+func (w *testCluster) get(id string) error { return w.send(getRequest(id)) }
 
-func (w *world) delete(id string) error { return w.send(&csi.DeleteVolumeRequest{VolumeId: id}) }
+func (w *testCluster) delete(id string) error { return w.send(&csi.DeleteVolumeRequest{VolumeId: id}) }
 
-func (w *world) publish(node, id string) error {
+func (w *testCluster) publish(node, id string) error {
 	return w.send(&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()})
 }
 
-func (w *world) unpublish(node, id string) error {
+func (w *testCluster) unpublish(node, id string) error {
 	return w.send(&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
 }
 
-// volumeRequests are the calls for one volume that its node answers; the first one deletes it.
+// volumeRequests returns the requests that the router forwards to the volume's node. The first request
+// deletes the volume.
 func volumeRequests(id string) []proto.Message {
 	return []proto.Message{
 		&csi.DeleteVolumeRequest{VolumeId: id},
@@ -178,26 +179,27 @@ func volumeRequests(id string) []proto.Message {
 	}
 }
 
-// refused fails the test unless every call for a volume, and its publication to a node, fails
-// alike, and its unpublication succeeds.
-func (w *world) refused(node, id string, want codes.Code, says ...string) {
+// wantRefused fails the test unless all volumeRequests and ControllerPublishVolume fail with the code and
+// the texts, and ControllerUnpublishVolume succeeds.
+func (w *testCluster) wantRefused(node, id string, want codes.Code, says ...string) {
 	w.t.Helper()
-	w.allRefused(append(volumeRequests(id), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()}), want, says...)
+	w.wantAllRefused(append(volumeRequests(id), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()}), want, says...)
 	must(w.t, w.unpublish(node, id))
 }
 
-func (w *world) allRefused(requests []proto.Message, want codes.Code, says ...string) {
+func (w *testCluster) wantAllRefused(requests []proto.Message, want codes.Code, says ...string) {
 	w.t.Helper()
 	for _, req := range requests {
 		if wantCode(w.t, w.send(req), want, says...); w.t.Failed() {
-			w.t.Fatalf("the call was %T", req)
+			w.t.Fatalf("request type: %T", req)
 		}
 	}
 }
 
-// pages lists everything by pages of a size; 0: of the largest. Each function is called after a page
-// that is not the last, with its number from 0 and its token.
-func pages[E any](ctx context.Context, s relay.Service, list relay.List[E], size int32, after ...func(page int, token string)) (ids []string, err error) {
+// listAll returns the IDs of all entries. It requests pages of size entries, or of the maximum size if size
+// is 0. It calls the functions after each page except the last, with the number of that page (the first
+// is 0) and the token of the next page.
+func listAll[E any](ctx context.Context, s relay.Service, list relay.List[E], size int32, after ...func(page int, token string)) (ids []string, err error) {
 	for page, token := 0, ""; ; page++ {
 		entries, next, err := list.Page(ctx, s, token, size)
 		if err != nil {
@@ -215,18 +217,18 @@ func pages[E any](ctx context.Context, s relay.Service, list relay.List[E], size
 	}
 }
 
-// list lists all volumes by pages of a size.
-func (w *world) list(size int32) ([]string, error) {
-	return pages(w.t.Context(), w, relay.Volumes, size)
+// list returns the IDs of all volumes. See listAll for size.
+func (w *testCluster) list(size int32) ([]string, error) {
+	return listAll(w.t.Context(), w, relay.Volumes, size)
 }
 
-func (w *world) listError() error {
+func (w *testCluster) listError() error {
 	_, err := w.list(0)
 	return err
 }
 
-// wantListed fails the test unless a list has as many volumes.
-func (w *world) wantListed(want int) {
+// wantListed fails the test unless ListVolumes returns want volumes.
+func (w *testCluster) wantListed(want int) {
 	w.t.Helper()
 	if ids, err := w.list(0); err != nil || len(ids) != want {
 		w.t.Errorf("listed %q, %v, want %d volumes", ids, err, want)
@@ -235,7 +237,7 @@ func (w *world) wantListed(want int) {
 
 func sorted(ids []string) []string { return slices.Sorted(slices.Values(ids)) }
 
-// code returns the code that the driver makes of an error.
+// code returns the gRPC status code to which the driver converts an error.
 func code(err error) codes.Code {
 	_, err = grpcserver.TranslateErrors(context.Background(), nil, nil, func(context.Context, any) (any, error) { return nil, err })
 	return status.Code(err)

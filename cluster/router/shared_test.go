@@ -22,7 +22,7 @@ import (
 // TestSharedClasses: these classes are of shared pools, whether or not the nodes are known,
 // and whatever topology is requested.
 func TestSharedClasses(t *testing.T) {
-	w, s := newSharedWorld(t)
+	w, s := newSharedCluster(t)
 	for name, parameters := range map[string]map[string]string{
 		"named":  {"pool": "nas"},
 		"nfs":    {"backend": "nfs"},
@@ -31,7 +31,7 @@ func TestSharedClasses(t *testing.T) {
 		"inside": {"backend": "loop", "server": "nas.lan", "share": "/export"},
 	} {
 		s.ids = nil
-		if v := w.created(name, preferring("a"), with(parameters)); v.GetVolumeId() != s.volumes[0] || !slices.Equal(s.ids, []string{"CreateVolume " + name}) {
+		if v := w.mustCreate(name, preferring("a"), with(parameters)); v.GetVolumeId() != s.volumes[0] || !slices.Equal(s.ids, []string{"CreateVolume " + name}) {
 			t.Errorf("%s: created %v; calls %q", name, v, s.ids)
 		}
 		for _, where := range []*csi.Topology{nil, translate.Topology("nowhere")} {
@@ -45,8 +45,8 @@ func TestSharedClasses(t *testing.T) {
 	wantCode(t, w.create("v"), codes.Unavailable, "not known yet")
 
 	w.start("a", w.pool("p", "p", "1Gi"))
-	w.know()
-	if id := w.make("a", "v"); !strings.HasPrefix(id, "loop:p.") {
+	w.updateHostsAndWait()
+	if id := w.mustCreateOn("a", "v"); !strings.HasPrefix(id, "loop:p.") {
 		t.Errorf("a class without a pool: %s", id)
 	}
 	wantCode(t, w.create("v", inPool("nsa")), codes.InvalidArgument, `pool="nsa"`, `nfs pools of the controller are "nas"`)
@@ -55,7 +55,7 @@ func TestSharedClasses(t *testing.T) {
 // TestSharedVolumes: calls by IDs of shared and of unknown volumes go to the shared service. A
 // shared volume can be published to every node that exists.
 func TestSharedVolumes(t *testing.T) {
-	w, s := newSharedWorld(t)
+	w, s := newSharedCluster(t)
 	direct, err := volume.DirectPool("fd00::1", "/export/of all")
 	must(t, err)
 	ids := []string{"nfs:nas:v", "loop:nas:v", "nfs:" + direct + ":v", "static-volume"}
@@ -63,7 +63,7 @@ func TestSharedVolumes(t *testing.T) {
 		wantCode(t, w.publish("a", id), codes.Unavailable, "not known yet")
 	}
 	w.start("a")
-	w.know()
+	w.updateHostsAndWait()
 	w.setHost("b", "") // its driver is not running
 	for _, id := range ids {
 		s.ids = nil
@@ -83,23 +83,23 @@ func TestSharedVolumes(t *testing.T) {
 // TestSharedPages: pages of every size contain each volume of nodes and of shared pools once, and an
 // error of the shared service is an error of the list.
 func TestSharedPages(t *testing.T) {
-	w, s := newSharedWorld(t)
-	w.tell()
+	w, s := newSharedCluster(t)
+	w.updateHosts()
 	if got, err := w.list(0); err != nil || !slices.Equal(got, s.volumes) {
 		t.Errorf("without nodes: %q, %v", got, err)
 	}
 	w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	var ids []string
 	for i := range 3 {
-		ids = append(ids, w.make("a", fmt.Sprintf("v-%d", i), inPool("p")))
+		ids = append(ids, w.mustCreateOn("a", fmt.Sprintf("v-%d", i), inPool("p")))
 	}
 	ids = append(ids, s.volumes...)
 	for size := range int32(len(ids) + 2) {
 		if got, err := w.list(size); err != nil || !slices.Equal(got, ids) {
 			t.Errorf("pages of %d: %q, %v", size, got, err)
 		}
-		if got, err := pages(t.Context(), w, relay.VolumeHealths, size); err != nil || !slices.Equal(got, s.volumes) { // the others are healthy
+		if got, err := listAll(t.Context(), w, relay.VolumeHealths, size); err != nil || !slices.Equal(got, s.volumes) { // the others are healthy
 			t.Errorf("health, pages of %d: %q, %v", size, got, err)
 		}
 	}
@@ -125,11 +125,11 @@ type stagedShared struct {
 	nodes   map[string][]string // to which volumes are published
 }
 
-// newStagedShared returns a world with the shared pool nas and no nodes.
-func newStagedShared(t *testing.T) (*world, *stagedShared) {
+// newStagedShared returns a test cluster with the shared pool nas and no nodes.
+func newStagedShared(t *testing.T) (*testCluster, *stagedShared) {
 	t.Helper()
 	s := &stagedShared{refusal: errInUse, node: &fakeNode{}}
-	return newWorld(t, sharedBy(s)), s
+	return newEmptyCluster(t, sharedBy(s)), s
 }
 
 // errInUse is the refusal of a worker.
@@ -167,7 +167,7 @@ func TestStagedVolumes(t *testing.T) {
 	w, s := newStagedShared(t)
 	b := w.fake()
 	s.node = b
-	w.know()
+	w.updateHostsAndWait()
 	w.setHost("c", backendtest.FreeAddress(t)) // does not answer
 	w.setHost("d", "")
 	const v, other, nowhere, two, away, stopped, gone = "loop:nas:v", "loop:nas:w", "loop:nas:nowhere", "loop:nas:two", "loop:nas:away", "loop:nas:stopped", "loop:nas:gone"
@@ -183,7 +183,7 @@ func TestStagedVolumes(t *testing.T) {
 		}
 	}
 	clone := func(id string) (string, error) {
-		resp, err := w.CreateVolume(t.Context(), request("n", inPool("nas"), ofVolume(id)))
+		resp, err := w.CreateVolume(t.Context(), request("n", inPool("nas"), fromVolume(id)))
 		return resp.GetVolume().GetVolumeId(), err
 	}
 	const groupOfMore = "group of more"
@@ -242,14 +242,14 @@ func TestStagedVolumes(t *testing.T) {
 func TestNodeServesCopies(t *testing.T) {
 	w, s := newStagedShared(t)
 	w.start("a", w.pool("p", "p", "1Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	const v = "loop:nas:v"
 	s.nodes = map[string][]string{v: {"a"}}
 	const relayed = `configuration here has no nfs pool "nas"`
 	wantCode(t, w.send(&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v}), codes.Unavailable, `node "a"`, relayed)
 	wantCode(t, w.send(groupRequest("g", v)), codes.Unavailable, `node "a"`, relayed)
-	wantCode(t, w.create("copy", inPool("nas"), ofVolume(v)), codes.InvalidArgument, `"nas"`) // of the class
-	own := w.make("a", "own")
+	wantCode(t, w.create("copy", inPool("nas"), fromVolume(v)), codes.InvalidArgument, `"nas"`) // of the class
+	own := w.mustCreateOn("a", "own")
 	must(t, w.get(own))
-	must(t, w.create("own-copy", ofVolume(own)))
+	must(t, w.create("own-copy", fromVolume(own)))
 }

@@ -17,14 +17,14 @@ import (
 )
 
 // begin starts a ControllerGetVolume.
-func (w *world) begin(ctx context.Context, id string) <-chan error {
+func (w *testCluster) begin(ctx context.Context, id string) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- w.sendWith(ctx, getRequest(id)) }()
 	return done
 }
 
 // beginBlocked starts a ControllerGetVolume and waits until its handler is blocked.
-func (w *world) beginBlocked(ctx context.Context, b *blocked, id string) <-chan error {
+func (w *testCluster) beginBlocked(ctx context.Context, b *blocked, id string) <-chan error {
 	call := w.begin(ctx, id)
 	<-b.entered
 	return call
@@ -46,7 +46,7 @@ func TestSlowNode(t *testing.T) {
 	w, b, id, patient := blockedGet(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	call := w.beginBlocked(ctx, b, id)
-	onB := w.make("b", "v")
+	onB := w.mustCreateOn("b", "v")
 	must(t, w.get(onB))
 	must(t, w.publish("b", onB))
 	must(t, w.unpublish("a", id))
@@ -103,7 +103,7 @@ func TestCodes(t *testing.T) {
 func TestMovedDriver(t *testing.T) {
 	w, b, id, call := blockedGet(t)
 	w.start("a", w.pool("default", "a2", "1Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	await(t, "the new pool", func() bool {
 		return w.create("w", preferring("a")) == nil && w.get("loop:"+w.poolID("a", "default")+":w") == nil
 	})
@@ -117,7 +117,7 @@ func TestMovedDriver(t *testing.T) {
 // code other than CANCELLED.
 func TestRemovedUnderWay(t *testing.T) {
 	w, b, _, call := blockedGet(t)
-	w.forget("a")
+	w.removeHosts("a")
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
 	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the blocked call ended with %v", err)
@@ -128,8 +128,8 @@ func TestRemovedUnderWay(t *testing.T) {
 func TestCutUnderWay(t *testing.T) {
 	w, b, id, direct := blockedGet(t)
 	p := w.proxy("a")
-	w.tell()
-	w.up("a")
+	w.updateHosts()
+	w.awaitNode("a")
 	await(t, "a connection through the proxy", func() bool { return p.connections() > 0 })
 	call := w.beginBlocked(t.Context(), b, id)
 	p.cut()
@@ -157,14 +157,14 @@ func TestCutUnderWay(t *testing.T) {
 	wantCode(t, <-direct, codes.NotFound)
 }
 
-// proxied returns a world with node b, and with node a behind a proxy.
-func proxied(t *testing.T) (*world, *proxy) {
+// proxied returns a test cluster with node b, and with node a behind a proxy.
+func proxied(t *testing.T) (*testCluster, *proxy) {
 	t.Helper()
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a")
 	w.start("b")
 	p := w.proxy("a")
-	w.know()
+	w.updateHostsAndWait()
 	return w, p
 }
 
@@ -172,7 +172,7 @@ func proxied(t *testing.T) (*world, *proxy) {
 // and no calls to other nodes.
 func TestHalfOpen(t *testing.T) {
 	w, p := proxied(t)
-	onA, onB, stays := w.make("a", "v"), w.make("b", "v"), w.make("a", "stays")
+	onA, onB, stays := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v"), w.mustCreateOn("a", "stays")
 	p.gate.Lock()
 	patient, cancel := context.WithCancel(t.Context())
 	calls := []<-chan error{w.begin(patient, onA), w.begin(patient, onA)}
@@ -185,7 +185,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 	must(t, w.get(onB))
 	must(t, w.publish("b", onB))
-	w.make("b", "w")
+	w.mustCreateOn("b", "w")
 	for _, call := range calls {
 		wantUnderWay(t, call)
 	}
@@ -242,7 +242,7 @@ func TestRemovedNodesLeaveNothing(t *testing.T) {
 			_, err := w.capacity(name)
 			wantCode(t, err, codes.Unavailable, `"`+name+`"`)
 		}
-		w.forget("b", "c", "d", "e")
+		w.removeHosts("b", "c", "d", "e")
 	}
 	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
@@ -250,7 +250,7 @@ func TestRemovedNodesLeaveNothing(t *testing.T) {
 // TestHostsChangeUnderLoad changes the nodes while calls are made, for the race detector.
 func TestHostsChangeUnderLoad(t *testing.T) {
 	w := newCluster(t, "a", "b")
-	onA, onB := w.make("a", "v"), w.make("b", "v")
+	onA, onB := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v")
 	stop := make(chan struct{})
 	var tasks sync.WaitGroup
 	for _, call := range []func() error{
@@ -276,13 +276,13 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 		})
 	}
 	for range 50 {
-		w.forget("a")
+		w.removeHosts("a")
 		w.setHost("a", "")
-		w.register("a")
+		w.addHost("a")
 	}
 	close(stop)
 	tasks.Wait()
-	w.know()
+	w.updateHostsAndWait()
 	must(t, w.get(onA))
 	must(t, w.get(onB))
 }
@@ -291,10 +291,10 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 // and they succeed when it transfers again.
 func TestHalfOpenIsDetected(t *testing.T) {
 	w, p := proxied(t)
-	id := w.make("a", "v")
+	id := w.mustCreateOn("a", "v")
 	p.gate.Lock()
 	wantCode(t, w.get(id), codes.Unavailable, `node "a"`) // without a deadline
-	w.down("a")
+	w.awaitDisconnect("a")
 	wantCode(t, w.get(id), codes.Unavailable, `node "a" cannot be reached`)
 	p.gate.Unlock()
 	await(t, "the node", func() bool { return w.get(id) == nil })

@@ -16,7 +16,7 @@ import (
 )
 
 // snapshot creates a snapshot and returns its ID.
-func (w *world) snapshot(name, of string) string {
+func (w *testCluster) snapshot(name, of string) string {
 	w.t.Helper()
 	resp, err := w.CreateSnapshot(w.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: of})
 	must(w.t, err)
@@ -28,7 +28,7 @@ func groupRequest(name string, of ...string) *csi.CreateVolumeGroupSnapshotReque
 }
 
 // group creates a group snapshot.
-func (w *world) group(name string, of ...string) *csi.VolumeGroupSnapshot {
+func (w *testCluster) group(name string, of ...string) *csi.VolumeGroupSnapshot {
 	w.t.Helper()
 	resp, err := w.CreateVolumeGroupSnapshot(w.t.Context(), groupRequest(name, of...))
 	must(w.t, err)
@@ -73,11 +73,11 @@ func (o ofSource) Call(ctx context.Context, method string, req proto.Message) (p
 
 // TestSnapshots: snapshots of volumes on the second of two nodes.
 func TestSnapshots(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a", w.pool("p", "p", "1Gi"))
 	w.start("b", w.pool("q", "q", "1Gi"), w.pool("r", "r", "1Gi"))
-	w.know()
-	onA, onB := w.make("a", "v"), w.make("b", "v", inPool("q"))
+	w.updateHostsAndWait()
+	onA, onB := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v", inPool("q"))
 	created, err := w.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: onB})
 	must(t, err)
 	s := created.GetSnapshot().GetSnapshotId()
@@ -98,9 +98,9 @@ func TestSnapshots(t *testing.T) {
 	wantCode(t, w.send(groupRequest("g", onB, onB)), codes.InvalidArgument, "twice")
 
 	// A volume is created on the node of its source, whatever is preferred.
-	for name, source := range map[string]change{"of-snapshot": ofSnapshot(s), "of-volume": ofVolume(onB), "of-member": ofSnapshot(group.GetSnapshots()[0].GetSnapshotId())} {
+	for name, source := range map[string]change{"of-snapshot": fromSnapshot(s), "of-volume": fromVolume(onB), "of-member": fromSnapshot(group.GetSnapshots()[0].GetSnapshotId())} {
 		for i, place := range []change{preferring("a", "b"), within("b"), anywhere, inPool("r")} {
-			if v := w.created(fmt.Sprintf("%s-%d", name, i), source, place); nodeOf(v) != "b" || v.GetContentSource() == nil {
+			if v := w.mustCreate(fmt.Sprintf("%s-%d", name, i), source, place); nodeOf(v) != "b" || v.GetContentSource() == nil {
 				t.Errorf("%s %d: created %v", name, i, v)
 			}
 		}
@@ -108,10 +108,10 @@ func TestSnapshots(t *testing.T) {
 		wantCode(t, w.create("none", source, with(map[string]string{"server": "nas.lan", "share": "/e"})), codes.InvalidArgument, "volume_content_source")
 		wantCode(t, w.create("none", source, inPool("p")), codes.InvalidArgument, "pool")
 	}
-	wantCode(t, w.create("none", ofSnapshot("loop:nas:s")), codes.InvalidArgument, "volume_content_source")
-	wantCode(t, w.create("none", ofSnapshot(s+"x")), codes.NotFound)
-	wantCode(t, w.create("none", ofSnapshot("s")), codes.NotFound)
-	w.wantImages(map[string]int{"p": 1, "q": 1 + 9, "r": 3})
+	wantCode(t, w.create("none", fromSnapshot("loop:nas:s")), codes.InvalidArgument, "volume_content_source")
+	wantCode(t, w.create("none", fromSnapshot(s+"x")), codes.NotFound)
+	wantCode(t, w.create("none", fromSnapshot("s")), codes.NotFound)
+	w.wantVolumes(map[string]int{"p": 1, "q": 1 + 9, "r": 3})
 
 	for range 2 {
 		for _, req := range deletions(s, group.GetGroupSnapshotId()) {
@@ -123,38 +123,38 @@ func TestSnapshots(t *testing.T) {
 		for _, req := range append(deletions(foreign, foreign), listSnapshot(foreign)) {
 			must(t, w.send(req))
 		}
-		w.allRefused([]proto.Message{getSnapshot(foreign), allocated(foreign), getGroup(foreign)}, codes.NotFound)
+		w.wantAllRefused([]proto.Message{getSnapshot(foreign), allocated(foreign), getGroup(foreign)}, codes.NotFound)
 	}
 }
 
 // TestSnapshotPages: pages of every size contain each snapshot of all nodes once and in the
 // same order.
 func TestSnapshotPages(t *testing.T) {
-	w := newWorld(t)
+	w := newEmptyCluster(t)
 	w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
 	w.start("b", w.pool("r", "r", "1Gi"))
-	w.know()
+	w.updateHostsAndWait()
 	var ids []string
 	volumes := map[string]string{}
 	for pool, node := range map[string]string{"p": "a", "q": "a", "r": "b"} {
-		v := w.make(node, "v-"+pool, inPool(pool))
+		v := w.mustCreateOn(node, "v-"+pool, inPool(pool))
 		volumes[pool] = v
 		ids = append(ids, w.snapshot("s", v), w.snapshot("s-s", v))
-		for _, s := range w.group("s", v, w.make(node, "w-"+pool, inPool(pool))).GetSnapshots() {
+		for _, s := range w.group("s", v, w.mustCreateOn(node, "w-"+pool, inPool(pool))).GetSnapshots() {
 			ids = append(ids, s.GetSnapshotId())
 		}
 	}
-	whole, err := pages(t.Context(), w, relay.Snapshots, 0)
+	whole, err := listAll(t.Context(), w, relay.Snapshots, 0)
 	must(t, err)
 	if !slices.Equal(sorted(whole), sorted(ids)) {
 		t.Fatalf("listed %q, want %q", whole, ids)
 	}
 	for size := range int32(len(ids) + 2) {
-		if got, err := pages(t.Context(), w, relay.Snapshots, size); err != nil || !slices.Equal(got, whole) {
+		if got, err := listAll(t.Context(), w, relay.Snapshots, size); err != nil || !slices.Equal(got, whole) {
 			t.Errorf("pages of %d: %q, %v", size, got, err)
 		}
 		for pool, v := range volumes {
-			if got, err := pages(t.Context(), ofSource{w, v}, relay.Snapshots, size); err != nil || len(got) != 3 || !strings.Contains(got[2], ":"+pool+".") {
+			if got, err := listAll(t.Context(), ofSource{w, v}, relay.Snapshots, size); err != nil || len(got) != 3 || !strings.Contains(got[2], ":"+pool+".") {
 				t.Errorf("of %s, pages of %d: %q, %v", v, size, got, err)
 			}
 		}

@@ -17,13 +17,13 @@ import (
 // rejected is in the error for a response that a node must not give.
 const rejected = "check which driver runs"
 
-// fakeAndReal returns a world with node a, a volume there, and the fakeNode b.
-func fakeAndReal(t *testing.T) (w *world, onA string, b *fakeNode) {
+// fakeAndReal returns a test cluster with node a, a volume there, and the fakeNode b.
+func fakeAndReal(t *testing.T) (w *testCluster, onA string, b *fakeNode) {
 	t.Helper()
 	w = newCluster(t, "a")
-	onA = w.make("a", "v")
+	onA = w.mustCreateOn("a", "v")
 	b = w.fake()
-	w.know()
+	w.updateHostsAndWait()
 	return w, onA, b
 }
 
@@ -71,7 +71,7 @@ func TestRejectedVolumes(t *testing.T) {
 	}
 	says(on(own.String(), "b"))
 	must(t, w.get(own.String()))
-	if id := w.make("b", "v"); id != own.String() {
+	if id := w.mustCreateOn("b", "v"); id != own.String() {
 		t.Errorf("created %s, want %s", id, own)
 	}
 	must(t, w.get(onA))
@@ -168,7 +168,7 @@ func TestRejectedSnapshots(t *testing.T) {
 			} {
 				wantCode(t, err, codes.Unavailable, `node "b"`, rejected)
 			}
-			if ids, err := pages(t.Context(), w, relay.Snapshots, 0); err == nil {
+			if ids, err := listAll(t.Context(), w, relay.Snapshots, 0); err == nil {
 				t.Errorf("passed on: %q", ids)
 			}
 		})
@@ -184,7 +184,7 @@ func TestRejectedSnapshots(t *testing.T) {
 	// A snapshot whose record cannot be read has no source.
 	for _, s := range []*csi.Snapshot{valid, of(func(s *csi.Snapshot) { s.SourceVolumeId, s.ReadyToUse = "", false })} {
 		lists(s)
-		if ids, err := pages(t.Context(), w, relay.Snapshots, 0); err != nil || len(ids) != 2 {
+		if ids, err := listAll(t.Context(), w, relay.Snapshots, 0); err != nil || len(ids) != 2 {
 			t.Errorf("%v: %q, %v", s, ids, err)
 		}
 	}
@@ -193,7 +193,7 @@ func TestRejectedSnapshots(t *testing.T) {
 // TestCertificateOfAnotherNode: a node is identified by its certificate, not by its address.
 func TestCertificateOfAnotherNode(t *testing.T) {
 	w := newCluster(t, "a")
-	onA := w.make("a", "v")
+	onA := w.mustCreateOn("a", "v")
 	w.setHost("b", w.addresses["a"])
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `node "b" cannot be reached`, "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b")
 	must(t, w.get(onA))
