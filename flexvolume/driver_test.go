@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// driver is a running driver.
+// driver is a driver process and clients of its CSI services.
 type driver struct {
 	controller csi.ControllerClient
 	node       csi.NodeClient
@@ -33,7 +33,7 @@ var capability = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 }
 
-// startDriver starts a driver on the socket that the executable uses, and waits until it serves.
+// startDriver starts a driver on the socket that the executable uses, and waits until it is ready.
 func (k *kubelet) startDriver(config string) *driver {
 	k.t.Helper()
 	c := exec.Command(program, "driver", "--endpoint", "unix://"+k.socket, "--node-id", "n", "--config", config, "--state-dir", k.t.TempDir(), "--http-address", "")
@@ -59,70 +59,70 @@ func (d *driver) kill() {
 	_ = d.process.Wait()
 }
 
-// claimed is a volume that CSI created and mounted at a target.
-type claimed struct{ id, staging, target string }
+// csiVolume is a volume that is created and mounted by CSI calls.
+type csiVolume struct{ id, staging, target string }
 
-func (k *kubelet) claim(d *driver, name string) claimed {
+func (k *kubelet) createAndMount(d *driver, name string) csiVolume {
 	k.t.Helper()
 	created, err := d.controller.CreateVolume(k.t.Context(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeCapabilities: []*csi.VolumeCapability{capability},
 	})
 	must(k.t, err)
-	c := claimed{created.GetVolume().GetVolumeId(), k.t.TempDir(), filepath.Join(k.t.TempDir(), "target")}
-	_, err = d.node.NodeStageVolume(k.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging, VolumeCapability: capability})
+	v := csiVolume{created.GetVolume().GetVolumeId(), k.t.TempDir(), filepath.Join(k.t.TempDir(), "target")}
+	_, err = d.node.NodeStageVolume(k.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability})
 	must(k.t, err)
-	_, err = d.node.NodePublishVolume(k.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging, TargetPath: c.target, VolumeCapability: capability})
+	_, err = d.node.NodePublishVolume(k.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability})
 	must(k.t, err)
-	return c
+	return v
 }
 
-func (k *kubelet) drop(d *driver, c claimed) {
+func (k *kubelet) unmountAndDelete(d *driver, v csiVolume) {
 	k.t.Helper()
-	_, err := d.node.NodeUnpublishVolume(k.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: c.id, TargetPath: c.target})
+	_, err := d.node.NodeUnpublishVolume(k.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
 	must(k.t, err)
-	_, err = d.node.NodeUnstageVolume(k.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging})
+	_, err = d.node.NodeUnstageVolume(k.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
 	must(k.t, err)
-	_, err = d.controller.DeleteVolume(k.t.Context(), &csi.DeleteVolumeRequest{VolumeId: c.id})
+	_, err = d.controller.DeleteVolume(k.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
 	must(k.t, err)
 }
 
-// TestOnePool: a pool serves CSI and FlexVolume concurrently. While the driver does not run, an
-// on-demand driver serves FlexVolume; when the driver starts again, it takes over the pool, even
-// during calls. No pod can mount a volume of CSI by its name.
-func TestOnePool(t *testing.T) {
+// TestPoolSharedWithCSI: CSI and FlexVolume use one pool concurrently. While the driver does not run, an
+// on-demand driver serves FlexVolume calls. When the driver starts again, it takes over the pool, even if
+// FlexVolume calls are in progress. A FlexVolume call cannot mount a CSI volume by the volume's name.
+func TestPoolSharedWithCSI(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
-	of := func(volume string) string { return options("size", "32Mi", "volume", volume) }
+	volumeOptions := func(volume string) string { return options("size", "32Mi", "volume", volume) }
 	d := k.startDriver(config)
-	csiVolume := k.claim(d, "pvc-1")
-	k.write(filepath.Join(csiVolume.target, "file"), "csi")
+	pvc := k.createAndMount(d, "pvc-1")
+	k.write(filepath.Join(pvc.target, "file"), "csi")
 	web, db := k.target("web"), k.target("db")
-	k.succeed("loop", "mount", web, of("one"))
+	k.succeed("loop", "mount", web, volumeOptions("one"))
 	k.write(filepath.Join(web, "file"), "flexvolume")
-	k.wantDrivers(0)
-	k.refuse("has no namespace in its record", "loop", "mount", db, of("pvc-1"))
+	k.wantOnDemandDrivers(0)
+	k.refuse("has no namespace in its record", "loop", "mount", db, volumeOptions("pvc-1"))
 	k.refuse("has no namespace in its record", "loop", "mount", k.target("db"), options("volume", "pvc-1"))
-	k.read(filepath.Join(csiVolume.target, "file"), "csi")
+	k.read(filepath.Join(pvc.target, "file"), "csi")
 
 	d.kill()
 	db = k.target("db")
-	k.succeed("loop", "mount", db, of("one"))
-	k.wantDrivers(1)
-	k.wantStateDirClosed()
+	k.succeed("loop", "mount", db, volumeOptions("one"))
+	k.wantOnDemandDrivers(1)
+	k.wantStateDirCloseOnExec()
 	k.read(filepath.Join(db, "file"), "flexvolume")
-	k.read(filepath.Join(csiVolume.target, "file"), "csi")
+	k.read(filepath.Join(pvc.target, "file"), "csi")
 
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		for at := k.target("busy"); ; {
+		for busy := k.target("busy"); ; {
 			select {
 			case <-stop:
 				return
 			default:
-				k.succeed("loop", "mount", at, of("two"))
-				k.succeed("loop", "unmount", at)
-				at = k.target("busy")
+				k.succeed("loop", "mount", busy, volumeOptions("two"))
+				k.succeed("loop", "unmount", busy)
+				busy = k.target("busy")
 			}
 		}
 	}()
@@ -131,10 +131,10 @@ func TestOnePool(t *testing.T) {
 	time.Sleep(time.Second)
 	close(stop)
 	<-stopped
-	k.drop(d, csiVolume)
+	k.unmountAndDelete(d, pvc)
 	k.succeed("loop", "unmount", web)
 	k.succeed("loop", "unmount", db)
-	k.wantDrivers(0)
+	k.wantOnDemandDrivers(0)
 }
 
 // awaitPool waits until a driver serves the pool.
@@ -151,74 +151,74 @@ func (k *kubelet) awaitPool(d *driver) {
 	}
 }
 
-// TestOtherPool: a pool of the driver and a pool of FlexVolume's configuration have one name. No call
-// uses the wrong pool.
-func TestOtherPool(t *testing.T) {
+// TestSamePoolName: the driver and the FlexVolume configuration have different pools with the same name.
+// No call uses the wrong pool.
+func TestSamePoolName(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
-	at := k.target("web")
-	k.succeed("loop", "mount", at, options("size", "32Mi"))
-	k.succeed("loop", "unmount", at)
+	web := k.target("web")
+	k.succeed("loop", "mount", web, options("size", "32Mi"))
+	k.succeed("loop", "unmount", web)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	k.write(config, "pools: [{name: flex, directory: {path: "+k.pool+"2}, size: 100Mi}]\n")
 	d := k.startDriver(config)
 	k.refuse("give the two pools different names", "loop", "mount", k.target("web"), options("size", "32Mi"))
 	d.kill()
-	at = k.target("web")
-	k.succeed("loop", "mount", at, options())
+	web = k.target("web")
+	k.succeed("loop", "mount", web, options())
 
-	must(t, os.Remove(filepath.Join(k.state, "uuids", "flex.uuid"))) // as after an upgrade
+	must(t, os.Remove(filepath.Join(k.state, "uuids", "flex.uuid"))) // earlier versions recorded no UUID
 	k.awaitIdle()
 	d = k.startDriver(config)
 	k.refuse("give the two pools different names", "loop", "mount", k.target("db"), options("size", "32Mi"))
 	d.kill()
-	k.succeed("loop", "unmount", at)
+	k.succeed("loop", "unmount", web)
 }
 
-// TestSecondPool: the running driver serves one of two pools. The on-demand driver serves the other
-// pool, and both pools after the running driver has ended.
+// TestSecondPool: while the running driver serves one of two pools, the on-demand driver serves only the
+// other pool. After the running driver has ended, the on-demand driver serves both pools.
 func TestSecondPool(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
-	first := filepath.Join(t.TempDir(), "config.yaml")
-	one := "pools:\n- {name: flex, directory: {path: " + k.pool + "}, size: 500Mi}\n"
-	k.write(first, one)
-	k.write(config, one+"- {name: second, directory: {path: "+k.pool+"2}, size: 500Mi}\n")
-	d := k.startDriver(first)
-	at, second := k.target("web"), k.target("db")
+	running := filepath.Join(t.TempDir(), "config.yaml")
+	firstPool := "pools:\n- {name: flex, directory: {path: " + k.pool + "}, size: 500Mi}\n"
+	k.write(running, firstPool)
+	k.write(config, firstPool+"- {name: second, directory: {path: "+k.pool+"2}, size: 500Mi}\n")
+	d := k.startDriver(running)
+	first, second := k.target("web"), k.target("db")
 	k.succeed("loop", "mount", second, options("pool", "second", "volume", "two", "size", "32Mi"))
-	before := k.drivers()
+	before := k.onDemandDrivers()
 	time.Sleep(1500 * time.Millisecond)
-	if after := k.drivers(); len(before) != 1 || !slices.Equal(before, after) {
-		t.Errorf("the on-demand drivers were %v, and are %v", before, after)
+	if after := k.onDemandDrivers(); len(before) != 1 || !slices.Equal(before, after) {
+		t.Errorf("got on-demand drivers %v after %v, want the same single process", after, before)
 	}
-	k.succeed("loop", "mount", at, options("pool", "flex", "volume", "one", "size", "32Mi"))
+	k.succeed("loop", "mount", first, options("pool", "flex", "volume", "one", "size", "32Mi"))
 	k.succeed("loop", "unmount", second)
 	d.kill()
-	k.succeed("loop", "unmount", at)
-	at, second = k.target("web"), k.target("db")
-	k.succeed("loop", "mount", at, options("pool", "flex", "volume", "one"))
+	k.succeed("loop", "unmount", first)
+	first, second = k.target("web"), k.target("db")
+	k.succeed("loop", "mount", first, options("pool", "flex", "volume", "one"))
 	k.succeed("loop", "mount", second, options("pool", "second", "volume", "two"))
-	k.succeed("loop", "unmount", at)
+	k.succeed("loop", "unmount", first)
 	k.succeed("loop", "unmount", second)
 }
 
-// TestUnlistedPool: if the configuration lists pools, no call accepts another pool of the
-// running driver. With `pools: []` calls accept all of them. A mounted volume can be unmounted
-// in any case.
+// TestUnlistedPool: if the FlexVolume configuration lists pools, calls for another pool of the running
+// driver fail. With `pools: []` calls for all pools of the running driver succeed. A mounted volume can be
+// unmounted in both cases.
 func TestUnlistedPool(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	running := filepath.Join(t.TempDir(), "config.yaml")
 	k.write(running, "pools: [{name: private, directory: {path: "+k.pool+"2}, size: 500Mi}]\n")
 	k.startDriver(running)
 	private := options("pool", "private", "size", "32Mi")
-	refused := func() {
-		const says = `option pool="private": must be one of the pools ["flex"] of the configuration of FlexVolume`
-		k.refuse(says, "loop", "mount", k.target("web"), private)
-		k.refuse(says, "loop", "expandvolume", private, "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
-		k.refuse(says, "loop", "expandfs", private, "", "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
-		k.refuse(says, "loop", "assign", "shop", private)
+	checkRefused := func() {
+		const message = `option pool="private": must be one of the pools ["flex"] of the configuration of FlexVolume`
+		k.refuse(message, "loop", "mount", k.target("web"), private)
+		k.refuse(message, "loop", "expandvolume", private, "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
+		k.refuse(message, "loop", "expandfs", private, "", "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
+		k.refuse(message, "loop", "assign", "shop", private)
 	}
-	refused()
+	checkRefused()
 
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
 	listed, err := os.ReadFile(config)
@@ -227,15 +227,15 @@ func TestUnlistedPool(t *testing.T) {
 	k.refuse(`option pool="other": must be one of the pools ["private"] of the driver at `, "loop", "mount", k.target("web"), options("pool", "other"))
 	web, db := k.target("web"), k.target("db")
 	k.succeed("loop", "mount", web, private)
-	k.succeed("loop", "mount", db, options()) // the only pool
+	k.succeed("loop", "mount", db, options()) // without a pool: the driver has only one
 	k.write(config, string(listed))
-	refused()
+	checkRefused()
 	k.succeed("loop", "unmount", web)
 	k.succeed("loop", "unmount", db)
 }
 
-// TestPoolRemoved: a volume can be unmounted when no driver serves its pool any more, and init does not
-// wait for a driver.
+// TestPoolRemoved: a volume can be unmounted after its pool was removed from the configuration, and init
+// does not wait for a driver.
 func TestPoolRemoved(t *testing.T) {
 	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	for _, driver := range []string{"loop", "local"} {
@@ -251,7 +251,7 @@ func (k *kubelet) poolRemoved(driver string) {
 	k.succeed(driver, "mount", web, options("volume", driver, "size", "160Mi"))
 	k.succeed(driver, "mount", db, options("volume", driver))
 	k.awaitIdle()
-	must(k.t, syscall.Unmount(db, 0)) // as if a call to unmount had been killed
+	must(k.t, syscall.Unmount(db, 0)) // as after an unmount call that was killed
 	k.write(config, "pools: []\n")
 	began := time.Now()
 	k.succeed(driver, "init")
@@ -267,16 +267,17 @@ func (k *kubelet) poolRemoved(driver string) {
 	k.succeed(driver, "unmount", web)
 }
 
-// TestShareOnDemand: the on-demand driver serves a call without a pool, as for a directory of a server:
-// the running driver may be configured to refuse NFS.
-func TestShareOnDemand(t *testing.T) {
+// TestNFSOnDemand: the on-demand driver serves calls without a pool, such as for an NFS export, because
+// the configuration of the running driver may refuse NFS.
+func TestNFSOnDemand(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	k.startDriver(filepath.Join(k.plugins, "trivet~loop", "config.yaml"))
 	k.succeed("nfs", "unmount", k.target("web"))
-	k.wantDrivers(1)
+	k.wantOnDemandDrivers(1)
 }
 
-// TestDriverKilled: the on-demand driver is killed during calls, which another driver completes.
+// TestDriverKilled: if the on-demand driver is killed during a call, the call succeeds with a new
+// on-demand driver.
 func TestDriverKilled(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -287,52 +288,52 @@ func TestDriverKilled(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(70 * time.Millisecond):
-				for _, pid := range k.drivers() {
+				for _, pid := range k.onDemandDrivers() {
 					_ = syscall.Kill(pid, syscall.SIGKILL)
 				}
 			}
 		}
 	}()
 	for range 10 {
-		at := k.target("web")
-		k.succeed("loop", "mount", at, options("size", "32Mi"))
-		k.succeed("loop", "unmount", at)
+		web := k.target("web")
+		k.succeed("loop", "mount", web, options("size", "32Mi"))
+		k.succeed("loop", "unmount", web)
 	}
 	close(stop)
 	<-stopped
 }
 
-// wantDrivers checks the number of running on-demand drivers.
-func (k *kubelet) wantDrivers(want int) {
+// wantOnDemandDrivers checks the number of running on-demand drivers.
+func (k *kubelet) wantOnDemandDrivers(want int) {
 	k.t.Helper()
-	if got := k.drivers(); len(got) != want {
+	if got := k.onDemandDrivers(); len(got) != want {
 		k.t.Errorf("%d on-demand drivers run, want %d", len(got), want)
 	}
 }
 
-// wantStateDirClosed checks that programs of the on-demand driver do not inherit its descriptor of the
-// state directory.
-func (k *kubelet) wantStateDirClosed() {
+// wantStateDirCloseOnExec checks that the on-demand driver's file descriptor of the state directory (3)
+// is not inherited by the programs that the driver runs.
+func (k *kubelet) wantStateDirCloseOnExec() {
 	k.t.Helper()
-	for _, pid := range k.drivers() {
+	for _, pid := range k.onDemandDrivers() {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/3", pid))
 		must(k.t, err)
 		var pos, flags int
 		_, err = fmt.Sscanf(string(b), "pos:\t%d\nflags:\t%o\n", &pos, &flags)
 		must(k.t, err)
 		if flags&syscall.O_CLOEXEC == 0 {
-			k.t.Errorf("descriptor 3 is inherited: %s", b)
+			k.t.Errorf("file descriptor 3 is not close-on-exec: %s", b)
 		}
 	}
 }
 
-// drivers returns the process IDs of the on-demand drivers of this kubelet.
-func (k *kubelet) drivers() (pids []int) {
+// onDemandDrivers returns the process IDs of this kubelet's on-demand drivers.
+func (k *kubelet) onDemandDrivers() (pids []int) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	must(k.t, err)
 	for _, f := range files {
 		b, err := os.ReadFile(f)
-		if words := strings.Split(string(b), "\x00"); err == nil && len(words) > 1 && words[1] == "flexvolume-driver" && strings.Contains(string(b), k.state) {
+		if args := strings.Split(string(b), "\x00"); err == nil && len(args) > 1 && args[1] == "flexvolume-driver" && strings.Contains(string(b), k.state) {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
 			must(k.t, err)
 			pids = append(pids, pid)
@@ -341,8 +342,8 @@ func (k *kubelet) drivers() (pids []int) {
 	return pids
 }
 
-// TestMigration follows docs/flexvolume.md: the driver receives the pool, and a PersistentVolume with a
-// csi source uses the volume that FlexVolume created.
+// TestMigration follows docs/flexvolume.md: the driver is configured with the pool of FlexVolume, and a
+// PersistentVolume with a csi source uses a volume that FlexVolume created.
 func TestMigration(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	web := k.target("web")
@@ -365,13 +366,13 @@ func TestMigration(t *testing.T) {
 	must(t, err)
 }
 
-// volumeID returns the ID of the only volume, as in the documentation.
+// volumeID returns the ID of the only volume. It runs the command that docs/flexvolume.md gives.
 func (k *kubelet) volumeID(config string) string {
 	k.t.Helper()
 	out := testenv.Run(k.t, program, "volumes", "--config", config, "--state-dir", k.state, "-o", "json")
 	var list []struct{ ID, Name string }
 	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 || list[0].Name != "pv" {
-		k.t.Fatalf("%s: %v", out, err)
+		k.t.Fatalf("trivet volumes printed %s (%v), want one volume named pv", out, err)
 	}
 	return list[0].ID
 }
