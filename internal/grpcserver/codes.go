@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// table is the only place where errors become status codes. The first match counts, so that
-// an error of this driver takes precedence over the errno that it wraps.
-var table = []struct {
+// statusCodes maps errors to gRPC status codes. The first match applies: an error of this driver takes
+// precedence over an errno that it wraps. Do not map errors to status codes elsewhere.
+var statusCodes = []struct {
 	err  error
 	code codes.Code
 }{
@@ -41,10 +41,10 @@ var table = []struct {
 // toStatus converts a domain error to a gRPC error. status.details stays empty, as the CSI
 // specification requires ("Error Scheme").
 func toStatus(err error) error {
-	if _, ok := status.FromError(err); ok { // nil too
+	if _, ok := status.FromError(err); ok { // also if err is nil
 		return err
 	}
-	for _, row := range table {
+	for _, row := range statusCodes {
 		if errors.Is(err, row.err) {
 			return status.Error(row.code, err.Error())
 		}
