@@ -101,11 +101,11 @@ func (d device) wantGone(t *testing.T) {
 }
 
 // device returns the volume's only loop device.
-func (v *subject) device(t *testing.T) device {
+func (s *subject) device(t *testing.T) device {
 	t.Helper()
-	numbers := bound(v.image())
+	numbers := bound(s.image())
 	if len(numbers) != 1 {
-		t.Fatalf("%s is bound to the loop devices %v, want one", v.image(), numbers)
+		t.Fatalf("%s is bound to the loop devices %v, want one", s.image(), numbers)
 	}
 	return deviceNow(numbers[0])
 }
@@ -331,19 +331,19 @@ func (r *cycles) retry(ctx context.Context, call func(context.Context) error) er
 
 // checkOwn returns an error unless the staged volume has one device and its own content. The first
 // call writes the content.
-func (v *subject) checkOwn(first bool) error {
-	numbers := bound(v.image())
+func (s *subject) checkOwn(first bool) error {
+	numbers := bound(s.image())
 	if len(numbers) != 1 {
 		return fmt.Errorf("it has the loop devices %v", numbers)
 	}
-	path, flag := filepath.Join(v.staging, "content"), os.O_WRONLY|os.O_CREATE
-	if v.cap.GetBlock() != nil {
+	path, flag := filepath.Join(s.staging, "content"), os.O_WRONLY|os.O_CREATE
+	if s.cap.GetBlock() != nil {
 		path, flag = devicePath(numbers[0]), os.O_WRONLY
 		if a := sys(numbers[0], "loop/autoclear"); a != "0" {
 			return fmt.Errorf("%s has autoclear %q", path, a)
 		}
 	}
-	content := bytes.Repeat([]byte(v.id+"\n"), 512)
+	content := bytes.Repeat([]byte(s.id+"\n"), 512)
 	if !first {
 		return readBack(path, content)
 	}
@@ -605,15 +605,15 @@ func TestStageOfMarkedDevice(t *testing.T) {
 
 // mark clears the volume's device while it is open: the kernel frees it when the returned file is
 // closed.
-func (v *subject) mark(t *testing.T) *os.File {
+func (s *subject) mark(t *testing.T) *os.File {
 	t.Helper()
-	own := v.device(t)
+	own := s.device(t)
 	holder := own.hold(t, os.O_RDONLY)
 	testenv.Run(t, "losetup", "-d", devicePath(own.number))
 	if a := sys(own.number, "loop/autoclear"); a != "1" || !own.there() {
 		t.Fatalf("%s has autoclear %q after it was cleared", devicePath(own.number), a)
 	}
-	if !slices.Contains(bound(v.image()), own.number) {
+	if !slices.Contains(bound(s.image()), own.number) {
 		t.Fatalf("%s is not the volume's any more", devicePath(own.number))
 	}
 	return holder

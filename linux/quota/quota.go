@@ -83,7 +83,7 @@ func Open(dir *os.File) (*FS, error) {
 	if err := f.limits.check(); err != nil {
 		f.reason = err.Error()
 		f.limits = nothing{f.reason}
-		return f, nil
+		return f, nil //nolint:nilerr // the directories have no limits, and the reason is recorded
 	}
 	f.kind = kind
 	return f, nil

@@ -193,7 +193,7 @@ func (e *Export) readPage() (page, error) {
 	}
 	var p page
 	if json.Unmarshal(b[:n], &p) != nil {
-		return page{}, nil
+		p = page{}
 	}
 	return p, nil
 }

@@ -39,8 +39,8 @@ type ready struct {
 }
 
 // Probe implements csi.IdentityServer.
-func (ready) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+func (ready) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, ctx.Err()
 }
 
 // serveFloor is a floor's process.

@@ -122,16 +122,19 @@ func (o options) parts() []part {
 // diskSize is the size of the filesystem in bytes.
 const diskSize = 256 << 30
 
+func hasSimpleQuotas() bool {
+	_, err := os.Stat("/sys/fs/btrfs/features/simple_quota")
+	return err == nil
+}
+
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
 	all := func(g *measure.Ground) { p.measure(ctx, &ground{g, p.fsType, o.served}, o, out) }
 	if p.fsType == "" {
 		return measure.OnExport(ctx, nfsServer+":/", all)
 	}
-	if p.fsType == btrfs {
-		if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
-			fmt.Fprintln(out, "Left out, measurements on btrfs: the kernel has no simple quotas of btrfs (Linux 6.7)")
-			return nil
-		}
+	if p.fsType == btrfs && !hasSimpleQuotas() {
+		fmt.Fprintln(out, "Left out, measurements on btrfs: the kernel has no simple quotas of btrfs (Linux 6.7)")
+		return nil
 	}
 	return measure.OnFilesystem(ctx, p.fsType, diskSize, func(g *measure.Ground) {
 		if p.fsType == btrfs {

@@ -41,7 +41,9 @@ func printTarget(ctx context.Context, g *ground, o options, out io.Writer) {
 	}
 	for i, k := range target.Volumes() {
 		r := measureKind(ctx, g, o, k, fmt.Sprintf("kind%d", i))
-		fmt.Fprintf(out, "### %s %s\n\n%d volumes of 1 GiB, %d passes; times in µs.\n\n%s\n", target.Name, k.Name(), r.volumes, r.passes, r.tables("####"))
+		fmt.Fprintln(out, "###", target.Name, k.Name()+"\n")
+		fmt.Fprintln(out, r.volumes, "volumes of 1 GiB,", r.passes, "passes; times in µs.\n")
+		fmt.Fprintln(out, r.tables("####"))
 	}
 }
 

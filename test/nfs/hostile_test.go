@@ -76,7 +76,7 @@ func (s *siege) wantVictims(t *testing.T) {
 	for _, v := range []*vol{s.victim, s.image} {
 		s.up(t, v)
 		wantText(t, s.file(v, "precious"), v.name)
-		s.machine.remove(t, v)
+		s.remove(t, v)
 	}
 	s.awaitTrash(t)
 	for _, dir := range []string{s.server.Dir("/other"), filepath.Join(s.server.Dir("/"), "unexported")} {

@@ -89,10 +89,10 @@ func (h *host) secret(name string, data map[string]string) {
 	h.Secrets["shop/"+name] = &corev1.Secret{Data: plugintest.Bytes(data)}
 }
 
-// both gives a ConfigMap and a Secret the same name and content.
-func (h *host) both(name string, data map[string]string) {
-	h.configMap(name, data)
-	h.secret(name, data)
+// both gives a ConfigMap and a Secret with the name web the same content.
+func (h *host) both(data map[string]string) {
+	h.configMap("web", data)
+	h.secret("web", data)
 }
 
 // onDiskAndInMemory are volumes of a ConfigMap and a Secret with the name web.

@@ -18,7 +18,7 @@ import (
 // TestMemory: content that may be secret is in memory only.
 func TestMemory(t *testing.T) {
 	h := newHost(t)
-	h.both("web", map[string]string{"a": "1"})
+	h.both(map[string]string{"a": "1"})
 	for _, tc := range []struct {
 		volume corev1.Volume
 		memory bool
@@ -50,7 +50,7 @@ func TestMemory(t *testing.T) {
 // TestTearDown: TearDown is idempotent, also for a volume that was never or not completely set up.
 func TestTearDown(t *testing.T) {
 	h := newHost(t)
-	h.both("web", map[string]string{"a": "1"})
+	h.both(map[string]string{"a": "1"})
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			must(t, h.tearDown(t, v))
@@ -69,7 +69,7 @@ func TestTearDown(t *testing.T) {
 // TestOtherMount: another mount at the volume's path is neither written to nor removed.
 func TestOtherMount(t *testing.T) {
 	h := newHost(t)
-	h.both("web", map[string]string{"a": "1"})
+	h.both(map[string]string{"a": "1"})
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			other, at := testenv.Filesystem(t, "ext4", "16M"), h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")
@@ -161,7 +161,7 @@ func TestContainersDirectory(t *testing.T) {
 // TestNotADirectory: a link at the volume's path is neither removed nor followed.
 func TestNotADirectory(t *testing.T) {
 	h, other := newHost(t), t.TempDir()
-	h.both("web", map[string]string{"a": "1"})
+	h.both(map[string]string{"a": "1"})
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			at := h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")

@@ -29,11 +29,11 @@ func TestUpdate(t *testing.T) {
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both("web", map[string]string{"a": "1", "b": "2"})
+			h.both(map[string]string{"a": "1", "b": "2"})
 			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 			must(t, os.Symlink("nowhere", filepath.Join(at, "c")))
 			must(t, os.Symlink("..data/b", filepath.Join(at, "accident")))
-			h.both("web", map[string]string{"b": "3", "c": "4"})
+			h.both(map[string]string{"b": "3", "c": "4"})
 			h.shown(t, v, newPod(), plugins.MounterArgs{})
 			wantContent(t, at, map[string]string{"b": "-rw-r--r-- 0:0 3", "c": "-rw-r--r-- 0:0 4"})
 			only(t, at, 2)
@@ -50,12 +50,12 @@ func TestKeyOfSubPath(t *testing.T) {
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both("web", map[string]string{"a": "1"})
+			h.both(map[string]string{"a": "1"})
 			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 			dir := filepath.Join(at, "m")
 			must(t, os.Mkdir(dir, 0o755))
 			must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o644))
-			h.both("web", map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
+			h.both(map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
 			want := map[string]string{"m": "drwxr-xr-x 0:0", "m/file": "-rw-r--r-- 0:0 kept"}
 			for _, key := range []string{"b", "c", "x", "z"} {
 				want[key] = "-rw-r--r-- 0:0 2"
@@ -99,7 +99,7 @@ func TestUnchanged(t *testing.T) {
 	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web", item("a", "x/y")), "in memory": secretVolume("web", item("a", "x/y"))} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both("web", map[string]string{"a": "1"})
+			h.both(map[string]string{"a": "1"})
 			args := plugins.MounterArgs{FSGroup: new(int64(2000))}
 			at := h.shown(t, v, newPod(), args)
 			before := changes(t, at)
@@ -211,12 +211,12 @@ func TestReaders(t *testing.T) {
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both("web", generation(0))
+			h.both(generation(0))
 			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 			stop, result := make(chan struct{}), make(chan error, 1)
 			go func() { result <- readUntil(at, stop) }()
 			for n := range 300 {
-				h.both("web", generation(n))
+				h.both(generation(n))
 				if _, err := h.setUp(t, v, newPod(), plugins.MounterArgs{}); err != nil {
 					t.Error(err)
 					break
@@ -254,7 +254,7 @@ const writerDir = "TRIVET_TEST_PAYLOAD_WRITER"
 func writeForever(dir string) {
 	h := hostAt(dir)
 	for n := 0; ; n++ {
-		h.both("web", generation(n))
+		h.both(generation(n))
 		for _, v := range []corev1.Volume{configMapVolume("web"), secretVolume("web")} {
 			if err := setUpOnce(h, v); err != nil {
 				fmt.Println(err)
@@ -298,7 +298,7 @@ func TestKill(t *testing.T) {
 		}
 	}
 	t.Logf("%d other remains", remains)
-	h.both("web", generation(1))
+	h.both(generation(1))
 	for _, v := range volumes {
 		at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 		if n, err := readGeneration(at); n != 1 || err != nil {
@@ -371,7 +371,7 @@ func TestLeftovers(t *testing.T) {
 		for kind, v := range onDiskAndInMemory() {
 			t.Run(tc.name+" "+kind, func(t *testing.T) {
 				h := newHost(t)
-				h.both("web", generation(1))
+				h.both(generation(1))
 				at := h.shown(t, v, newPod(), plugins.MounterArgs{})
 				must(t, tc.leave(at))
 				h.shown(t, v, newPod(), plugins.MounterArgs{})
