@@ -41,8 +41,8 @@ func printTarget(ctx context.Context, g *ground, o options, out io.Writer) {
 	}
 	for i, k := range target.Volumes() {
 		r := measureKind(ctx, g, o, k, fmt.Sprintf("kind%d", i))
-		fmt.Fprintln(out, "###", target.Name, k.Name()+"\n")
-		fmt.Fprintln(out, r.volumes, "volumes of 1 GiB,", r.passes, "passes; times in µs.\n")
+		heading := fmt.Sprintf("### %s %s\n\n%d volumes of 1 GiB, %d passes; times in µs.\n", target.Name, k.Name(), r.volumes, r.passes)
+		fmt.Fprintln(out, heading)
 		fmt.Fprintln(out, r.tables("####"))
 	}
 }
