@@ -326,8 +326,9 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool
 	}
 	// A call was killed before it wrote the record.
 	if b, err := t.files.Read(folder, quotaFile); err == nil {
-		id, _ = strconv.ParseUint(string(b), 10, 64)
-		return id, false
+		if id, err := strconv.ParseUint(string(b), 10, 64); err == nil { // the file was written completely
+			return id, false
+		}
 	}
 	if err != nil {
 		return 0, false
