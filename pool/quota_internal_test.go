@@ -114,6 +114,35 @@ func TestDeepRecord(t *testing.T) {
 	}
 }
 
+// TestKilledInQuotaFile: the quota ID of an entry of the trash is released although the driver was killed
+// before it wrote the ID to the file.
+func TestKilledInQuotaFile(t *testing.T) {
+	l := newPlace(t, testenv.SimpleQuotas(t, "512M"))
+	l.open(t).Close()
+	entry := filepath.Join(l.at, trashDir, "killed")
+	must(t, os.Mkdir(entry, 0o700))
+	folder, err := os.Open(entry)
+	must(t, err)
+	defer folder.Close()
+	fs, err := quota.Open(folder)
+	must(t, err)
+	defer fs.Close()
+	must(t, fs.MakeDir(folder, DataDir))
+	data, err := os.Open(filepath.Join(entry, DataDir))
+	must(t, err)
+	id, err := fs.Allocate(data, quota.Limit{Bytes: 1 << 20}, func(uint64) bool { return false })
+	must(t, errors.Join(err, data.Close()))
+	must(t, os.WriteFile(filepath.Join(entry, quotaFile), nil, 0o600))
+	l.open(t)
+	await(t, "the entry to be removed", func() bool {
+		_, err := os.Lstat(entry)
+		return os.IsNotExist(err)
+	})
+	if u, err := fs.Usage(id); err != nil || u.Limit.Bytes != 0 {
+		t.Errorf("qgroup 1/%d still limits: %+v, %v", id, u, err)
+	}
+}
+
 // TestForeignBesideLimited: the usage of a new volume does not count as foreign use, and the ledger
 // has its quota ID.
 func TestForeignBesideLimited(t *testing.T) {
