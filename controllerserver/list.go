@@ -42,7 +42,7 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 // chunk is the minimum number of objects that are read at a time: each read sorts a whole pool.
 const chunk = 256
 
-// listing lists objects, which are volumes or snapshots.
+// listing describes how to list objects, which are volumes or snapshots.
 type listing[O any] struct {
 	backends []backend.Backend // that have such objects
 	without  []string          // names of the other backends, whose pools list nothing
@@ -106,7 +106,7 @@ func fill[O, E any](ctx context.Context, l listing[O], token string, limit int, 
 
 // fillFrom is the paging.Section of one backend, or of one pool of it.
 func fillFrom[O, E any](ctx context.Context, l listing[O], b backend.Backend, token string, limit int, entry func(backend.Backend, O) (*E, error)) (found []listed[E], next string, err error) {
-	after, onePool, _ := l.position(token) // resume has parsed it
+	after, onePool, _ := l.position(token) // resume has checked the token
 	for {
 		objects, more, err := l.list(b, ctx, after, max(limit, chunk))
 		if err != nil {
@@ -168,17 +168,17 @@ func (l listing[O]) resume(token string) ([]backend.Backend, error) {
 
 func samePool(a, b volume.ID) bool { return a.Pool == b.Pool && a.PoolUUID == b.PoolUUID }
 
-// poolToken begins tokens for one pool.
-const poolToken = "pool "
+// poolTokenPrefix begins tokens for one pool.
+const poolTokenPrefix = "pool "
 
 // PoolToken is a starting_token for the volumes or snapshots of one backend in one pool,
 // after an ID whose name may be empty. The controller's driver lists the pools of many nodes
-// with it; an orchestrator receives one only for the snapshots of one volume.
-func PoolToken(after volume.ID) string { return poolToken + after.String() }
+// with such tokens. An orchestrator receives one only for the snapshots of one volume.
+func PoolToken(after volume.ID) string { return poolTokenPrefix + after.String() }
 
 // ParsePoolToken is the inverse of PoolToken (ErrStaleToken).
 func ParsePoolToken(token string) (volume.ID, error) {
-	text, ok := strings.CutPrefix(token, poolToken)
+	text, ok := strings.CutPrefix(token, poolTokenPrefix)
 	if !ok {
 		return volume.ID{}, paging.StaleToken(token)
 	}
@@ -186,7 +186,7 @@ func ParsePoolToken(token string) (volume.ID, error) {
 	if nameless {
 		text = rest + ":-"
 	}
-	id, err := volume.ParseSnapshotID(text) // or a volume's
+	id, err := volume.ParseSnapshotID(text) // volume IDs have the same format
 	if err != nil {
 		return volume.ID{}, paging.StaleToken(token)
 	}

@@ -1,6 +1,6 @@
 // Package controllerserver is the CSI Controller service. A handler validates
-// its request, finds the backend, makes one call and converts the result. Only backends use
-// disks.
+// its request, finds the backend, makes one call and converts the result. Only backends
+// access storage.
 package controllerserver
 
 import (
@@ -29,8 +29,8 @@ type Server struct {
 	// Release unstages a volume that is being deleted, if it is staged on this node and not
 	// in use, and reports whether it did. nil: a staged volume is not deleted.
 	Release func(ctx context.Context, id volume.ID) (bool, error)
-	// Nodes reports whether a node exists, if all nodes can reach the pools: their volumes
-	// have no topology. nil: the pools are on this node.
+	// Nodes reports whether a node exists. It is set if all nodes can reach the pools: the
+	// volumes then have no topology. nil: the pools are on this node.
 	Nodes func(node string) bool
 }
 
@@ -101,7 +101,7 @@ func (s *Server) backendOf(id string) (backend.Backend, volume.ID, error) {
 }
 
 // message converts a volume. The same volume always gives the same message. The volume context
-// is the same even if the record cannot be read.
+// does not change if the record cannot be read.
 func (s *Server) message(v volume.Volume) *csi.Volume {
 	enforced := backend.EnforcedHard
 	if b, err := s.backends.ByName(v.ID.Backend); err == nil {

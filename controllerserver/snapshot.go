@@ -87,7 +87,7 @@ func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	return &csi.DeleteSnapshotResponse{}, err
 }
 
-// refuseMember returns why a snapshot of a group is not deleted; nil if the group does not exist.
+// refuseMember returns the error of deleting a member of a group alone; nil if the group does not exist.
 func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.ID) error {
 	_, err := b.Snapshots(ctx, group)
 	switch {
@@ -125,8 +125,8 @@ func (s *Server) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsReques
 	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, err
 }
 
-func snapshotEntry(_ backend.Backend, one volume.Snapshot) (*csi.ListSnapshotsResponse_Entry, error) {
-	return &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotMessage(one)}, nil
+func snapshotEntry(_ backend.Backend, snapshot volume.Snapshot) (*csi.ListSnapshotsResponse_Entry, error) {
+	return &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotMessage(snapshot)}, nil
 }
 
 func (s *Server) snapshots() listing[volume.Snapshot] {
@@ -134,7 +134,7 @@ func (s *Server) snapshots() listing[volume.Snapshot] {
 		list: func(b backend.Backend, ctx context.Context, after volume.ID, limit int) ([]volume.Snapshot, bool, error) {
 			return b.(backend.Snapshotter).ListSnapshots(ctx, after, limit)
 		},
-		id: func(one volume.Snapshot) volume.ID { return one.ID }, parse: volume.ParseSnapshotID,
+		id: func(snapshot volume.Snapshot) volume.ID { return snapshot.ID }, parse: volume.ParseSnapshotID,
 	}
 	for _, b := range s.backends.All() {
 		if _, can := b.(backend.Snapshotter); can {
@@ -146,8 +146,8 @@ func (s *Server) snapshots() listing[volume.Snapshot] {
 	return l
 }
 
-// listOne lists the snapshot with the ID of a request, if it is one of the source that the
-// request names. There is no second page.
+// listOne lists the snapshot with the ID of a request. The list is empty if the request also has
+// the ID of another source volume. There is no second page.
 func (s *Server) listOne(ctx context.Context, req *csi.ListSnapshotsRequest) ([]*csi.ListSnapshotsResponse_Entry, error) {
 	if _, err := paging.Limit(req.GetMaxEntries()); err != nil {
 		return nil, err
@@ -155,14 +155,14 @@ func (s *Server) listOne(ctx context.Context, req *csi.ListSnapshotsRequest) ([]
 	if token := req.GetStartingToken(); token != "" {
 		return nil, paging.StaleToken(token)
 	}
-	_, one, err := s.snapshot(ctx, req.GetSnapshotId())
+	_, snapshot, err := s.snapshot(ctx, req.GetSnapshotId())
 	if errors.Is(err, volume.ErrNotFound) {
 		return nil, nil
 	}
-	if source := req.GetSourceVolumeId(); err != nil || source != "" && source != one.Source.String() {
+	if source := req.GetSourceVolumeId(); err != nil || source != "" && source != snapshot.Source.String() {
 		return nil, err
 	}
-	return []*csi.ListSnapshotsResponse_Entry{{Snapshot: snapshotMessage(one)}}, nil
+	return []*csi.ListSnapshotsResponse_Entry{{Snapshot: snapshotMessage(snapshot)}}, nil
 }
 
 // listOfSource lists the snapshots of a volume, which are in its pool. The volume itself may
@@ -183,7 +183,7 @@ func (s *Server) listOfSource(ctx context.Context, req *csi.ListSnapshotsRequest
 		return nil, "", nil
 	}
 	_, err = b.Get(ctx, id)
-	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // unknown
+	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // the snapshots are unknown
 		return nil, "", err
 	}
 	id.Name = ""
@@ -191,11 +191,11 @@ func (s *Server) listOfSource(ctx context.Context, req *csi.ListSnapshotsRequest
 	if after, err := ParsePoolToken(token); err != nil || after.Backend != id.Backend || !samePool(after, id) {
 		return nil, "", paging.StaleToken(token)
 	}
-	return fill(ctx, s.snapshots(), token, limit, func(b backend.Backend, one volume.Snapshot) (*csi.ListSnapshotsResponse_Entry, error) {
-		if one.Source.String() != req.GetSourceVolumeId() {
+	return fill(ctx, s.snapshots(), token, limit, func(b backend.Backend, snapshot volume.Snapshot) (*csi.ListSnapshotsResponse_Entry, error) {
+		if snapshot.Source.String() != req.GetSourceVolumeId() {
 			return nil, nil
 		}
-		return snapshotEntry(b, one)
+		return snapshotEntry(b, snapshot)
 	})
 }
 
@@ -249,9 +249,9 @@ func (s *Server) snapshot(ctx context.Context, text string) (backend.Snapshotter
 	if err != nil {
 		return nil, volume.Snapshot{}, err
 	}
-	for _, one := range set.Members() {
-		if one.ID == id {
-			return b, one, nil
+	for _, snapshot := range set.Members() {
+		if snapshot.ID == id {
+			return b, snapshot, nil
 		}
 	}
 	return nil, volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, set.ID)
@@ -265,15 +265,15 @@ func setID(id volume.ID) volume.ID {
 
 // snapshotMessage converts a snapshot. A snapshot whose record cannot be read has only an ID,
 // and is not ready.
-func snapshotMessage(one volume.Snapshot) *csi.Snapshot {
-	m := &csi.Snapshot{SnapshotId: one.ID.String(), SizeBytes: one.Size}
-	if one.Group != (volume.ID{}) {
-		m.GroupSnapshotId = one.Group.String()
+func snapshotMessage(snapshot volume.Snapshot) *csi.Snapshot {
+	m := &csi.Snapshot{SnapshotId: snapshot.ID.String(), SizeBytes: snapshot.Size}
+	if snapshot.Group != (volume.ID{}) {
+		m.GroupSnapshotId = snapshot.Group.String()
 	}
-	if one.Source == (volume.ID{}) {
+	if snapshot.Source == (volume.ID{}) {
 		return m
 	}
-	m.SourceVolumeId, m.CreationTime, m.ReadyToUse = one.Source.String(), timestamppb.New(one.Created), true
+	m.SourceVolumeId, m.CreationTime, m.ReadyToUse = snapshot.Source.String(), timestamppb.New(snapshot.Created), true
 	return m
 }
 
@@ -311,8 +311,8 @@ func (s *Server) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateV
 }
 
 // GroupArgs converts a CreateVolumeGroupSnapshotRequest. The volumes must be in one pool and of
-// one backend, because only these can be snapshotted at one moment (ErrPrecondition: CSI
-// specification, "Cannot snapshot multiple volumes together"). Other errors are ErrInvalid, and
+// one backend, because only such volumes can be snapshotted at the same moment (ErrPrecondition:
+// CSI specification, "Cannot snapshot multiple volumes together"). Other errors are ErrInvalid, and
 // ErrNotFound for an ID that is not from this driver.
 func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, []volume.ID, error) {
 	spec, err := snapshotSpec(req)
@@ -349,7 +349,7 @@ func (s *Server) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteV
 	switch {
 	case errors.Is(err, volume.ErrNotFound):
 		return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
-	case errors.Is(err, volume.ErrDamaged): // its members are unknown
+	case errors.Is(err, volume.ErrDamaged): // the members are unknown and cannot be compared
 	case err != nil:
 		return nil, err
 	}
@@ -367,7 +367,7 @@ func (s *Server) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeG
 
 // group returns the group of a request. ErrInvalid if the request names snapshots, and they are
 // not the members of the group (CSI specification, "Snapshot list mismatch"). With ErrDamaged the
-// set has its ID.
+// returned set has only an ID.
 func (s *Server) group(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
@@ -396,8 +396,8 @@ func checkMembers(set volume.SnapshotSet, named []string) error {
 		return nil
 	}
 	have := make([]string, len(set.Snapshots))
-	for i, one := range set.Snapshots {
-		have[i] = one.ID.String()
+	for i, snapshot := range set.Snapshots {
+		have[i] = snapshot.ID.String()
 	}
 	if !slices.Equal(slices.Sorted(slices.Values(have)), slices.Sorted(slices.Values(named))) {
 		return volume.Errorf(volume.ErrInvalid, "snapshot_ids is %q, but group %s has %q: give these, or none", named, set.ID, have)
@@ -408,8 +408,8 @@ func checkMembers(set volume.SnapshotSet, named []string) error {
 // groupMessage converts a group.
 func groupMessage(set volume.SnapshotSet) *csi.VolumeGroupSnapshot {
 	m := &csi.VolumeGroupSnapshot{GroupSnapshotId: set.ID.String(), CreationTime: timestamppb.New(set.Created), ReadyToUse: true}
-	for _, one := range set.Members() {
-		m.Snapshots = append(m.Snapshots, snapshotMessage(one))
+	for _, snapshot := range set.Members() {
+		m.Snapshots = append(m.Snapshots, snapshotMessage(snapshot))
 	}
 	return m
 }

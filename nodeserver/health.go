@@ -53,8 +53,8 @@ func (s *Server) outageHealth(id string, err error) (*csi.NodeGetVolumeHealthRes
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(id, found)}, nil
 }
 
-// nodeConditions checks the device and the mounts of a volume on this node. A volume must be present
-// only if the request has a path of it.
+// nodeConditions checks the device and the mounts of a volume on this node. A missing device is a
+// condition only if the request has a path of the volume.
 func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req *csi.NodeGetVolumeHealthRequest) ([]backend.Condition, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {
@@ -106,7 +106,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		}
 		if mounted {
 			source, err := owner(ctx, b, v, path)
-			mounted = source != nil || err != nil // Problems reports a broken filesystem
+			mounted = source != nil || err != nil // an error is not a missing mount: Problems reports it
 		}
 		if !mounted {
 			missing = append(missing, path)
@@ -236,7 +236,7 @@ func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// explainStale adds the meaning of ESTALE to an error.
+// explainStale explains ESTALE, and wraps it in ErrPrecondition.
 func explainStale(err error) error {
 	if err = mount.ExplainStale(err); errors.Is(err, mount.ErrStale) {
 		return volume.Errorf(volume.ErrPrecondition, "%w", err)

@@ -16,9 +16,8 @@ import (
 )
 
 // publishInline creates an inline volume and mounts it at its target. The kubelet does not
-// stage inline volumes, and forgets one whose call failed with a final error. A failed call
-// therefore removes what it created (Kubernetes, pkg/volume/util/types,
-// IsOperationFinishedError).
+// stage inline volumes. After a final error it does not unpublish the volume, so a failed call
+// removes what it created (Kubernetes, pkg/volume/util/types, IsOperationFinishedError).
 func (s *Server) publishInline(ctx context.Context, r request, volumeContext map[string]string) error {
 	in, err := volume.ParseInline(volumeContext)
 	if err != nil {
@@ -50,7 +49,7 @@ func (s *Server) publishInPool(ctx context.Context, r request, in volume.Inline,
 	b, v, err := s.inline(r.id)
 	switch {
 	case err == nil:
-		return s.publishAgain(ctx, b, v, r, in)
+		return s.publishExisting(ctx, b, v, r, in)
 	case errors.Is(err, volume.ErrDamaged):
 	case at.IsMount:
 		err = errOtherMount(r)
@@ -63,9 +62,9 @@ func (s *Server) publishInPool(ctx context.Context, r request, in volume.Inline,
 	return err
 }
 
-// publishAgain mounts a volume that exists, unless it is mounted. The configuration of new
+// publishExisting mounts a volume that exists, unless it is mounted. The configuration of new
 // volumes does not apply to it.
-func (s *Server) publishAgain(ctx context.Context, b backend.Backend, v volume.Volume, r request, in volume.Inline) error {
+func (s *Server) publishExisting(ctx context.Context, b backend.Backend, v volume.Volume, r request, in volume.Inline) error {
 	if in.Pool != "" && in.Pool != v.ID.Pool {
 		return volume.Errorf(volume.ErrIncompatible, "volume_context.%s=%q: volume %s is in another pool: unpublish it first", volume.ParamPool, in.Pool, v.ID)
 	}
@@ -150,13 +149,13 @@ func (s *Server) undo(ctx context.Context, r request, at mount.Info) error {
 	return err
 }
 
-// isMissing reports whether err means that no inline volume was found. One may be in a pool
-// that is not open.
+// isMissing reports whether err means that no inline volume was found. The volume may still be
+// in a pool that is not open.
 func isMissing(err error) bool {
 	return errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrUnavailable)
 }
 
-// inline finds an inline volume by the kubelet's ID. Errors are those of
+// inline finds an inline volume by the ID that the kubelet generated. Errors are those of
 // backend.InlineProvider.
 func (s *Server) inline(id string) (b backend.Backend, v volume.Volume, err error) {
 	err = volume.Errorf(volume.ErrNotFound, "inline volume %.80q is not on this node", id)
@@ -165,19 +164,19 @@ func (s *Server) inline(id string) (b backend.Backend, v volume.Volume, err erro
 		if !can {
 			continue
 		}
-		found, missing := provider.Inline(id)
-		if missing == nil {
+		found, findErr := provider.Inline(id)
+		if findErr == nil {
 			return candidate, found, nil
 		}
-		if !errors.Is(missing, volume.ErrNotFound) {
-			b, v, err = candidate, found, missing
+		if !errors.Is(findErr, volume.ErrNotFound) {
+			b, v, err = candidate, found, findErr
 		}
 	}
 	return b, v, err
 }
 
-// unpublishInline unmounts the volume with an ID that the kubelet generated from its target. It
-// removes the volume if it is an inline volume.
+// unpublishInline unmounts a volume whose ID has the format of an inline volume's ID. It removes
+// the volume if it is an inline volume: the ID of a static volume may have the same format.
 func (s *Server) unpublishInline(ctx context.Context, id, target string) error {
 	unrecorded, err := s.unrecorded(id, target)
 	if err != nil {
@@ -194,8 +193,8 @@ func (s *Server) unpublishInline(ctx context.Context, id, target string) error {
 	return err
 }
 
-// unpublishInPool unmounts and removes an inline volume of a pool. One whose record is
-// damaged is kept for an administrator to inspect. The call succeeds, so that the pod terminates.
+// unpublishInPool unmounts and removes an inline volume of a pool. A volume whose record is
+// damaged is kept for inspection, but the call succeeds, so that the pod terminates.
 func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
 	if err := s.cleanUp(ctx, ctx, id); err != nil {
 		return err
@@ -234,7 +233,7 @@ func discard(ctx context.Context, b backend.Backend, v volume.Volume) error {
 
 // detachUnmounted detaches a volume. ErrPrecondition while it is mounted anywhere.
 func detachUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	at, err := mountpoints(ctx, b, v)
+	at, err := volumeMounts(ctx, b, v)
 	if err != nil {
 		return err
 	}
@@ -248,8 +247,8 @@ func detachUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) er
 	return nil
 }
 
-// mountpoints returns the mounts of a volume.
-func mountpoints(ctx context.Context, b backend.Backend, v volume.Volume) ([]*mount.Entry, error) {
+// volumeMounts returns the mounts of a volume. There are none if it is not attached.
+func volumeMounts(ctx context.Context, b backend.Backend, v volume.Volume) ([]*mount.Entry, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil || !ok {
 		return nil, err
@@ -257,8 +256,8 @@ func mountpoints(ctx context.Context, b backend.Backend, v volume.Volume) ([]*mo
 	return mount.Of(source)
 }
 
-// cleanups records which inline volumes this process has cleaned up. Others may be left by
-// an earlier process.
+// cleanups records which inline volumes this process has cleaned up. The remains of others may
+// be from an earlier process.
 type cleanups struct {
 	mu      sync.Mutex
 	ids     map[string]*cleanup
@@ -267,7 +266,7 @@ type cleanups struct {
 
 // cleanup is the state of one inline volume.
 type cleanup struct {
-	lock chan struct{} // has room for one holder, which may change done
+	lock chan struct{} // capacity 1: a send locks done, a receive unlocks it
 	done bool
 }
 
@@ -282,7 +281,7 @@ func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
 	}
 	c.mu.Unlock()
 	select {
-	case v.lock <- struct{}{}: // free: also for a call whose deadline is over
+	case v.lock <- struct{}{}: // a free lock is acquired even after the deadline of the call
 		return v, nil
 	default:
 	}
@@ -302,9 +301,9 @@ func (c *cleanups) forget(id string) {
 	delete(c.ids, id)
 }
 
-// cleanUp removes what an earlier process left of an inline volume, once. A mounted volume
-// belongs to a pod and stays. A volume that is not mounted was left by an interrupted call or by
-// a restart of the node. waiting limits the wait for other calls for the volume.
+// cleanUp removes an inline volume that an earlier process left, once for each volume. A mounted
+// volume belongs to a pod and stays. A volume that is not mounted was left by an interrupted call
+// or by a restart of the node. The context waiting limits the wait for other calls for the volume.
 func (s *Server) cleanUp(ctx, waiting context.Context, id string) error {
 	state, err := s.cleaned.acquire(waiting, id)
 	if err != nil {
@@ -326,7 +325,7 @@ func (s *Server) cleanUp(ctx, waiting context.Context, id string) error {
 }
 
 func discardUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	at, err := mountpoints(ctx, b, v)
+	at, err := volumeMounts(ctx, b, v)
 	if err != nil || len(at) > 0 {
 		return err
 	}
@@ -334,7 +333,7 @@ func discardUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) e
 }
 
 // CleanUpInline removes the inline volumes that earlier processes left, each in its own
-// goroutine: a volume whose disk does not answer delays no other. It returns when all are
+// goroutine: a volume whose disk does not answer does not delay others. It returns when all are
 // removed, or after wait. After an error, the caller must call it again: a volume is still in use
 // or being removed, or a pool that may contain inline volumes is not open.
 func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
@@ -362,14 +361,14 @@ func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// Wait waits for the goroutines that CleanUpInline started. They use the pools.
+// Wait waits for the goroutines that CleanUpInline started. Close the pools only afterwards.
 func (s *Server) Wait() { s.cleaned.running.Wait() }
 
-// memoryName returns the source of an inline volume in memory in the mount table. Nothing else
-// identifies the volume.
+// memoryName returns the mount source (proc_pid_mountinfo(5)) of an inline volume in memory. Only
+// the mount source identifies the volume.
 func memoryName(id string) string { return "trivet:" + id }
 
-// publishMemory mounts an inline volume in memory. It consists of the mount alone.
+// publishMemory mounts an inline volume in memory. The volume consists only of this mount.
 func (s *Server) publishMemory(ctx context.Context, r request, in volume.Inline, at mount.Info) error {
 	if err := checkMemory(r); err != nil {
 		return err

@@ -78,7 +78,7 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	if at.IsMount {
 		return checkPublished(v, r, staged, at)
 	}
-	if err := onePath(v, r, staged, source); err != nil {
+	if err := checkOnePath(v, r, staged, source); err != nil {
 		return err
 	}
 	return mountTarget(r, at, prepareDir, func() error { return mount.Bind(r.staging, r.target, r.options) })
@@ -104,7 +104,7 @@ func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 	if at.Dev != staged.Dev || at.Ino != staged.Ino {
 		return volume.Errorf(volume.ErrIncompatible, "target_path %q is a mount of something other than volume %s: unmount it, or use another path", r.target, v.ID)
 	}
-	below, err := mount.Statfs(r.staging)
+	stagedStat, err := mount.Statfs(r.staging)
 	if err != nil {
 		return err
 	}
@@ -112,16 +112,16 @@ func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 	if err != nil {
 		return err
 	}
-	if !r.options.With(below.Flags).MatchAttr(st.Flags) {
+	if !r.options.With(stagedStat.Flags).MatchAttr(st.Flags) {
 		return volume.Errorf(volume.ErrIncompatible, "volume %s is published at %q, but not as requested (readonly %t, mount_flags %q): unpublish it first", v.ID, r.target, r.readOnly, r.capability.MountFlags)
 	}
 	return nil
 }
 
-// onePath refuses to publish a volume at a second path if its access mode allows only one
+// checkOnePath refuses to publish a volume at a second path if its access mode allows only one
 // (CSI specification, NodePublishVolume). For other modes the mount table is not read.
 // staged is the staging mount, if the source has one.
-func onePath(v volume.Volume, r request, staged mount.Info, source mount.Source) error {
+func checkOnePath(v volume.Volume, r request, staged mount.Info, source mount.Source) error {
 	if !r.capability.Mode.OnePath() {
 		return nil
 	}
@@ -145,8 +145,8 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 	if err != nil {
 		return err
 	}
-	if !at.IsMount { // the mode is checked before a device is made
-		if err := onePathBlock(ctx, provider, v, r, device); err != nil {
+	if !at.IsMount { // check the mode before creating a device
+		if err := checkOnePathBlock(ctx, provider, v, r, device); err != nil {
 			return err
 		}
 	}
@@ -163,17 +163,17 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 	return err
 }
 
-// onePathBlock is onePath for a raw volume, which may be published by its own device or by
-// its read-only device.
-func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device mount.BlockDevice) error {
-	if err := onePath(v, r, mount.Info{}, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
+// checkOnePathBlock is checkOnePath for a raw volume. Either its own device or its read-only device
+// may be published.
+func checkOnePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device mount.BlockDevice) error {
+	if err := checkOnePath(v, r, mount.Info{}, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
 		return err
 	}
 	readOnly, ok, err := p.PresentReadOnly(ctx, v)
 	if err != nil || !ok {
 		return err
 	}
-	return onePath(v, r, mount.Info{}, readOnly)
+	return checkOnePath(v, r, mount.Info{}, readOnly)
 }
 
 func publishNode(v volume.Volume, r request, at mount.Info, device mount.BlockDevice) error {
@@ -233,9 +233,9 @@ func (s *Server) unpublishAt(ctx context.Context, b backend.Backend, v volume.Vo
 	return nil
 }
 
-// releaseReadOnly frees the read-only device of a raw volume if this was its last target. A
-// call that was interrupted may have left the device without a mount. A volume whose record
-// cannot be read may be a raw one.
+// releaseReadOnly frees the read-only device of a raw volume if this was its last target. An
+// interrupted call may have left the device without a mount. A volume without a readable record
+// is treated as raw.
 func releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	provider, ok := b.(backend.BlockProvider)
 	if !ok || !v.Block && v.Version != 0 {
@@ -244,7 +244,7 @@ func releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume) er
 	return provider.ReleaseReadOnly(ctx, v)
 }
 
-// removeTarget removes the target that publish created, and nothing that has content.
+// removeTarget removes the target that publish created. It refuses a target that has content.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	if errors.Is(err, os.ErrNotExist) {
@@ -315,7 +315,7 @@ func unusablePath(field string, err error) error {
 	return fmt.Errorf("%s: %w", field, err)
 }
 
-// verifyOwnership returns nil if no other node has had a volume since it was staged here.
+// verifyOwnership returns nil if no other node has owned the volume since it was staged on this node.
 func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	verifier, ok := b.(backend.OwnershipVerifier)
 	if !ok {
@@ -325,7 +325,7 @@ func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) er
 }
 
 // mountedSource returns the source of a volume that is mounted at path; nil if nothing is
-// mounted there. Another mount is an error: it is not unmounted.
+// mounted there. A mount of something else is an error, because it must not be unmounted.
 func mountedSource(ctx context.Context, b backend.Backend, v volume.Volume, field, path string) (mount.Source, error) {
 	mounted, err := mount.IsMountPoint(path)
 	if err != nil || !mounted {
@@ -338,8 +338,8 @@ func mountedSource(ctx context.Context, b backend.Backend, v volume.Volume, fiel
 	return source, err
 }
 
-// owner returns the source of the volume whose mount is at path; nil if the mount is not
-// the volume's.
+// owner returns the source of the volume if the mount at path belongs to the volume; otherwise
+// nil.
 func owner(ctx context.Context, b backend.Backend, v volume.Volume, path string) (mount.Source, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil || !ok {
@@ -371,7 +371,7 @@ func errForeignMount(field, path string) error {
 	return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it stays mounted; %s is mounted there: if the pool of the volume was there, configure that location again until its volumes are unstaged", field, path, e.Source)
 }
 
-// explainUnmount adds the error of package volume to an error of unmounting.
+// explainUnmount wraps an error of unmounting in the matching error of package volume.
 func explainUnmount(field, path string, err error) error {
 	switch {
 	case err == nil:

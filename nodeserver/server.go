@@ -25,15 +25,15 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Abandon reports whether a server that does not answer is abandoned. ErrUnavailable: nothing
-	// may be unmounted now.
+	// Abandon reports whether a storage server that does not respond is abandoned. ErrUnavailable
+	// if nothing may be unmounted now.
 	Abandon mount.Abandon
 	// InlineMemory is the largest inline volume in memory, in bytes; 0 allows none.
 	InlineMemory int64
 	cleaned      cleanups
 }
 
-// New returns the service for one node; maxVolumes is what NodeGetInfo reports.
+// New returns the service for one node. NodeGetInfo reports maxVolumes.
 func New(backends *backend.Registry, node string, maxVolumes int) *Server {
 	return &Server{backends: backends, node: node, maxVolumes: maxVolumes, cleaned: cleanups{ids: map[string]*cleanup{}}}
 }
@@ -71,8 +71,8 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 }
 
 // forTeardown finds a volume that is to be unmounted from path. A pod must terminate even if the
-// record of the volume is unreadable or its pool is unavailable. The ID is then enough to find its
-// mounts and its device.
+// record of the volume is unreadable or its pool is unavailable. Then the backend finds the mounts
+// and the device by the ID.
 func (s *Server) forTeardown(ctx context.Context, id, path string) (backend.Backend, volume.Volume, error) {
 	b, parsed, err := s.backends.ByID(id)
 	if errors.Is(err, volume.ErrNotFound) { // the ID is not from this driver
@@ -122,7 +122,7 @@ func (unrecorded) Detach(context.Context, volume.Volume) error { return nil }
 // (ErrNotFound). A static volume may have an ID like that of an inline volume.
 func (s *Server) findMounted(ctx context.Context, id string, paths ...string) (backend.Backend, volume.Volume, error) {
 	b, v, err := s.find(ctx, id)
-	if _, foreign := volume.ParseID(id); foreign == nil || !isMissing(err) {
+	if _, parseErr := volume.ParseID(id); parseErr == nil || !isMissing(err) {
 		return b, v, err
 	}
 	for _, path := range paths {
@@ -145,7 +145,7 @@ func (s *Server) find(ctx context.Context, id string) (backend.Backend, volume.V
 	return s.backends.Volume(ctx, id)
 }
 
-// requireIDAndAbsolute refuses a request without volume_id, or with a path that absolute refuses.
+// requireIDAndAbsolute refuses a request without volume_id, or without an absolute path.
 func requireIDAndAbsolute(id, field, path string) error {
 	return cmp.Or(translate.Required("volume_id", id), absolute(field, path))
 }
@@ -179,8 +179,8 @@ type request struct {
 	readOnly   bool
 }
 
-// newRequest reads the fields that stage and publish have in common (ErrInvalid). field is the
-// name of the field with path, which is the staging path.
+// newRequest reads the fields that stage and publish have in common (ErrInvalid). path is
+// the staging path, and field is the name of its field in the request.
 func newRequest(id, field, path string, c *csi.VolumeCapability, readOnly bool) (request, error) {
 	r := request{id: id, staging: path, field: field}
 	err := requireIDAndAbsolute(id, field, path)

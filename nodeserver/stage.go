@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// NodeStageVolume implements csi.NodeServer: it makes the only mount of the volume on this node. For
-// a raw volume it makes the device.
+// NodeStageVolume implements csi.NodeServer: it mounts the volume at its staging path, once on this
+// node. For a raw volume it attaches the device.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	r, err := newRequest(req.GetVolumeId(), stagingField, req.GetStagingTargetPath(), req.GetVolumeCapability(), false)
 	if err != nil {
@@ -65,7 +65,7 @@ func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r 
 	return errors.Join(err, source.Close())
 }
 
-// explainMount adds the error of package volume to an error of mounting.
+// explainMount wraps an error of mounting in the matching error of package volume.
 func explainMount(v volume.Volume, r request, err error) error {
 	switch {
 	case errors.Is(err, mount.ErrBadOption):
@@ -132,10 +132,10 @@ func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volu
 	return explainUnmount(stagingField, staging, source.UnmountLast(ctx, staging, s.Abandon))
 }
 
-// Release unstages a volume that is being deleted and has no attachment, if the kubelet
-// forgot it: its only mount is at the path where the kubelet stages it, so no pod uses it. A
-// kubelet that dies between unpublishing and unstaging leaves such volumes: after its restart it
-// searches only the directories of its pods.
+// Release unstages a volume that is being deleted and has no attachment, if the kubelet did not
+// unstage it: its only mount is at its staging path, so no pod uses it. A kubelet that dies
+// between unpublishing and unstaging leaves such volumes, because after its restart it searches
+// only the directories of its pods.
 //
 // It reports whether it released the volume. ErrInUse if the volume is mounted elsewhere,
 // ErrPrecondition if a process uses its device; the volume may then have been unmounted,
@@ -158,7 +158,7 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 			return false, volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", id, m.Mountpoint)
 		}
 	}
-	for range mounts { // there may be several, one over the other
+	for range mounts { // several mounts may be stacked
 		if err := s.unstageAt(ctx, b, v, stagingPath); err != nil {
 			return false, err
 		}

@@ -23,11 +23,11 @@ type DeviceSource struct {
 	// FSType is the type of the filesystem. It is empty for a raw device.
 	FSType string
 	// Commit returns once the writes to the storage of the device are durable and recorded. It is
-	// nil if nothing was written. It may run while the device is being mounted. The mount gets
-	// its path only after Commit.
+	// nil if nothing was written. It may run while the device is being mounted. The mount is
+	// attached to its path only after Commit.
 	Commit func() error
-	// Abort fails the calls that wait for the storage of the device, until its context ends or
-	// the device is free. It is nil if the storage is not on a server.
+	// Abort makes the requests fail that wait for the storage of the device. It returns when its
+	// context ends or the device is free. It is nil if the storage is not on a server.
 	Abort func(context.Context) error
 	// Created means that the filesystem was just created, as large as the device.
 	Created bool
@@ -52,7 +52,7 @@ func (d *DeviceSource) Close() error {
 }
 
 // Mount implements mount.Source. If the device is larger than its filesystem, the filesystem grows before
-// the mount gets its path.
+// the mount is attached to its path.
 func (d *DeviceSource) Mount(_ context.Context, target string, o mount.Options) (err error) {
 	committed := make(chan error, 1)
 	if d.Commit == nil {
@@ -157,8 +157,8 @@ func (d *DeviceSource) contains(dir *os.File) (bool, error) {
 	return err == nil && st.Rdev == node.Rdev, err
 }
 
-// Owns implements mount.Source. It accepts mounts of the filesystem and of the device node, because the caller
-// may not have the type of the volume.
+// Owns implements mount.Source. It accepts mounts of the filesystem and of the device node, because FSType may
+// be unknown.
 func (d *DeviceSource) Owns(path string) (bool, error) {
 	ok, err := (&DeviceSource{Path: d.Path}).Shows(path)
 	if !mount.IsBroken(err) {
@@ -173,8 +173,8 @@ func (d *DeviceSource) Matcher([]*mount.Entry) (func(*mount.Entry) bool, error) 
 	return func(e *mount.Entry) bool { return mount.IsOfDevice(e, d.Path) }, nil
 }
 
-// Unmount implements mount.Source. A process that was killed and waits for a server that does not respond
-// keeps the path busy until its requests fail.
+// Unmount implements mount.Source. A killed process whose requests wait for an unresponsive server keeps the
+// path busy until the requests fail.
 func (d *DeviceSource) Unmount(ctx context.Context, path string, abandon mount.Abandon) error {
 	if d.Abort == nil {
 		return mount.UnmountIdle(ctx, path)
@@ -213,7 +213,7 @@ func (d *DeviceSource) growAt(path string) error {
 		return err
 	}
 	defer root.Close()
-	// Another mount may cover it, which must not be grown instead.
+	// Another mount may cover the path. Its filesystem must not grow.
 	ok, err := d.contains(root)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: %s does not show the filesystem on %s: unmount what covers it", mount.ErrCannotGrow, path, d.Path)
@@ -261,7 +261,7 @@ func madeReadOnly(m *mount.Entry) bool {
 	return !hasOption(m.Options, "ro") && (hasOption(m.VFSOptions, "ro") || hasOption(m.VFSOptions, "emergency_ro"))
 }
 
-// recordedErrors counts the errors that a filesystem has recorded. xfs records none, it shuts down.
+// recordedErrors counts the errors that a filesystem has recorded. xfs records no errors, but shuts down.
 func recordedErrors(m *mount.Entry, device string) uint64 {
 	switch m.FSType {
 	case "ext4": // kernel documentation, ABI/testing/sysfs-fs-ext4

@@ -19,7 +19,7 @@ import (
 
 // Disk is a whole disk of this node, as FindDisks found it.
 type Disk struct {
-	// Path is the path by which the disk was found, Name the name of the kernel.
+	// Path is the path by which the disk was found. Name is its kernel name, such as sda.
 	Path, Name string
 	// Size is in bytes, 0 without a medium. SectorSize is the size of a logical block.
 	Size       int64
@@ -34,7 +34,7 @@ type Disk struct {
 
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
 
-// Same reports whether both are the same disk, which was not removed meanwhile.
+// Same reports whether both are the same disk, and the disk was not removed in between.
 func (d Disk) Same(other Disk) bool { return d.number == other.number && d.seq == other.seq }
 
 // OneDisk reports whether both are the same disk, possibly on different paths to it.
@@ -56,23 +56,23 @@ func FindDisks(globs []string) ([]Disk, error) {
 	return readDisks(paths, 0)
 }
 
-// readDisks examines the devices at paths, and returns each disk of at least a size once.
-func readDisks(paths []string, least int64) ([]Disk, error) {
+// readDisks examines the devices at paths, and returns each disk of at least minBytes once.
+func readDisks(paths []string, minBytes int64) ([]Disk, error) {
 	var disks []Disk
 	for _, path := range paths {
 		d, ok, err := readDisk(path)
 		if err != nil {
 			return nil, err
 		}
-		if ok && d.Size >= least && !slices.ContainsFunc(disks, d.OneDisk) {
+		if ok && d.Size >= minBytes && !slices.ContainsFunc(disks, d.OneDisk) {
 			disks = append(disks, d)
 		}
 	}
 	return disks, nil
 }
 
-// notHardware matches the kernel's names of devices that consist of files, other disks or servers, and of
-// drives with removable media. They are examined only if a glob matches them: opening a loop device
+// notHardware matches the kernel's names of devices that are backed by files, other disks or servers, and
+// of drives with removable media. They are examined only if a glob matches them: opening a loop device
 // keeps it bound, and opening a floppy drive starts it.
 var notHardware = regexp.MustCompile(`^(loop|ram|zram|dm-|md|bcache|drbd|zd|nbd|rbd|rnbd|ublkb|nullb|zloop|sr|fd)`)
 
@@ -91,7 +91,7 @@ func everyDisk() ([]Disk, error) {
 	return readDisks(paths, 1) // without drives that have no medium
 }
 
-// devicePath returns the device node of a name in sysfs, in which a slash is a "!".
+// devicePath returns the device node of a name in sysfs, which has "!" for each slash.
 func devicePath(name string) string { return "/dev/" + strings.ReplaceAll(name, "!", "/") }
 
 // readDisk examines the device at a path. ok is false if it is not a whole disk, or was removed meanwhile.
@@ -137,14 +137,14 @@ func (d *Disk) measure() error {
 	return nil
 }
 
-// identities are the files in sysfs with the identity of a disk: NVMe, SCSI and ATA, MMC, virtio (kernel
+// identityFiles are the files in sysfs with the identity of a disk: NVMe, SCSI and ATA, MMC, virtio (kernel
 // documentation, ABI/stable/sysfs-block, ABI/testing/sysfs-*).
-var identities = []string{"wwid", "device/wwid", "device/cid", "serial"}
+var identityFiles = []string{"wwid", "device/wwid", "device/cid", "serial"}
 
-// identity returns the identity that the hardware reports, or the file of a loop device.
+// identity returns the identity that the hardware reports, or the backing file of a loop device.
 func (d *Disk) identity() string {
-	for _, file := range identities {
-		identity, _ := readText(d.sys(file)) // reading fails for some disks with the file
+	for _, file := range identityFiles {
+		identity, _ := readText(d.sys(file)) // some disks have the file, but reading it fails
 		if identity != "" {
 			return identity
 		}
@@ -156,7 +156,7 @@ func (d *Disk) identity() string {
 	return ""
 }
 
-// Room returns the size in bytes of the data of a claim of the disk.
+// Room returns the size in bytes of the partition that a claim creates on the disk.
 func (d Disk) Room() int64 { return Room(d.Size, d.SectorSize) }
 
 // ErrDiskBusy means that a program or the kernel has the disk or a partition of it open.
@@ -165,7 +165,7 @@ var ErrDiskBusy = errors.New("disk is in use")
 // ErrDiskGone means that the disk was removed, or replaced by another.
 var ErrDiskGone = errors.New("disk was removed or replaced")
 
-// open opens the disk, if it is still this one.
+// open opens the disk. ErrDiskGone if it was removed or replaced.
 func (d Disk) open(flag int) (*os.File, error) {
 	f, err := os.OpenFile(d.Path, flag, 0)
 	switch {
@@ -197,7 +197,7 @@ func (d Disk) backs(f *os.File) bool {
 
 // OpenExclusive opens the disk for exclusive writing: until it is closed, no other program can mount it or
 // a partition of it, or add it to a RAID (open(2), O_EXCL), and udev does not probe it (systemd,
-// BLOCK_DEVICE_LOCKING). It drops the page cache, which may be older than writes on another path to the
+// BLOCK_DEVICE_LOCKING). It drops the page cache, which may be stale after writes on another path to the
 // disk. ErrDiskBusy if another program has the disk open for over a second.
 func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	f, err := d.openLocked(ctx, os.O_RDWR|os.O_EXCL)
@@ -210,7 +210,7 @@ func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	return f, nil
 }
 
-// openLocked opens the disk and locks its node. It does not affect mounts.
+// openLocked opens the disk and locks it with flock(2), which does not affect mounts.
 func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) {
 	err = retry.For(ctx, busyTimeout, func() (bool, error) {
 		if f, err = d.open(flag); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// Claim is a free disk that the caller holds until Close.
+// Claim is a free disk that is open exclusively until Close.
 type Claim struct {
 	Disk Disk
 	GUID GUID
@@ -52,8 +52,7 @@ func (d Disk) checkFree(f *os.File) error {
 // ErrDiskRefuses means that the disk cannot be written.
 var ErrDiskRefuses = errors.New("disk cannot be written")
 
-// Mark writes the mark. From then on the disk is claimed for every caller. ErrDiskRefuses if it cannot be
-// written.
+// Mark durably writes the mark, which claims the disk. ErrDiskRefuses if the mark cannot be written.
 func (c *Claim) Mark(name string) error {
 	m, err := WriteMark(c.file, Mark{GUID: c.GUID, Name: name}, c.Disk.Size, c.Disk.SectorSize)
 	if err != nil {
@@ -63,7 +62,7 @@ func (c *Claim) Mark(name string) error {
 	return err
 }
 
-// Close closes the disk.
+// Close closes the disk, which ends the exclusive access.
 func (c *Claim) Close() error { return c.file.Close() }
 
 // Claimed identifies the disk of a claim.
@@ -77,7 +76,7 @@ type Claimed struct {
 // isNot reports whether a disk has another identity than the claimed disk.
 func (c Claimed) isNot(d Disk) bool { return c.Identity != "" && d.Identity != c.Identity }
 
-// ErrDiskUnread means that a disk cannot be read that may be the claimed one.
+// ErrDiskUnread means that a disk that may be the claimed one cannot be read.
 var ErrDiskUnread = errors.New("disk cannot be read")
 
 // ErrDiskOther means that the disk with the mark of a claim is not the claimed one.
@@ -85,8 +84,8 @@ var ErrDiskOther = errors.New("not the disk that was claimed")
 
 // FindClaim finds the disk of a claim among the disks of the globs for a caller that changes the disk. It
 // returns an error if there is any doubt: ErrDiskGone if no disk has the mark, ErrNoMark if the claimed
-// disk is present without it, ErrDiskBusy if two disks have it, ErrDiskOther if a copy has it,
-// ErrDiskUnread if a disk that may have it cannot be read.
+// disk is present without the mark, ErrDiskBusy if two disks have it, ErrDiskOther if only a copy of the
+// claimed disk has it, ErrDiskUnread if a disk that may have it cannot be read.
 func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	disks, err := FindDisks(globs)
 	if err != nil {
@@ -98,7 +97,7 @@ func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 			return m.disk, Mark{}, fmt.Errorf("%s, which may be %s: %w: %s", m.disk.Path, c.GUID, ErrDiskUnread, m.err.Error())
 		}
 	}
-	d, m, err := pick(marks, c.GUID)
+	d, m, err := findGUID(marks, c.GUID)
 	if err == nil && c.isNot(d) {
 		err = fmt.Errorf("%s has the mark of %s and is %q, claimed was %q: %w", d.Path, c.GUID, d.Identity, c.Identity, ErrDiskOther)
 	}
@@ -116,40 +115,41 @@ func SearchClaim(globs []string, guid string) (Disk, Mark, error) {
 	if err != nil {
 		return Disk{}, Mark{}, err
 	}
-	d, m, err := pick(readMarks(disks), guid)
+	d, m, err := findGUID(readMarks(disks), guid)
 	if !errors.Is(err, ErrDiskGone) {
 		return d, m, err
 	}
 	if disks, err = everyDisk(); err != nil {
 		return Disk{}, Mark{}, err
 	}
-	return pick(readMarks(disks), guid)
+	return findGUID(readMarks(disks), guid)
 }
 
-// markOf is the mark of a disk, or the error of reading it.
-type markOf struct {
+// markResult is the mark of a disk, or the error of reading it.
+type markResult struct {
 	disk Disk
 	mark Mark
 	err  error
 }
 
 // readMarks reads the marks of all disks in parallel.
-func readMarks(disks []Disk) []markOf {
-	marks := make([]markOf, len(disks))
+func readMarks(disks []Disk) []markResult {
+	marks := make([]markResult, len(disks))
 	var all sync.WaitGroup
 	for i, d := range disks {
 		all.Go(func() {
 			m, err := d.Mark()
-			marks[i] = markOf{d, m, err}
+			marks[i] = markResult{d, m, err}
 		})
 	}
 	all.Wait()
 	return marks
 }
 
-// pick picks the disk whose mark has a GUID.
-func pick(marks []markOf, guid string) (Disk, Mark, error) {
-	var found []markOf
+// findGUID returns the only disk whose mark has the GUID. ErrDiskGone if there is none, ErrDiskBusy if there
+// are several.
+func findGUID(marks []markResult, guid string) (Disk, Mark, error) {
+	var found []markResult
 	for _, m := range marks {
 		if m.err == nil && m.mark.GUID.String() == guid {
 			found = append(found, m)
@@ -165,7 +165,7 @@ func pick(marks []markOf, guid string) (Disk, Mark, error) {
 		found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
 }
 
-// Attach creates a device node of the partition of a claim (PartitionPath) and opens it. ErrNoMark if the
+// Attach creates a device node for the partition of a claim (PartitionPath) and opens it. ErrNoMark if the
 // disk no longer has the mark of the claim.
 func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
@@ -227,7 +227,7 @@ func (d Disk) Hide(ctx context.Context) error {
 	})
 }
 
-// Detach undoes Attach, also for a removed disk. It is no error if nothing is attached. ErrDiskBusy while a
+// Detach undoes Attach, even if the disk was removed. It is no error if nothing is attached. ErrDiskBusy while a
 // program has the partition open. An empty GUID means that the GUID is unknown.
 func Detach(ctx context.Context, guid, node string) error {
 	present, d, err := present(guid, node)
@@ -242,14 +242,14 @@ func Detach(ctx context.Context, guid, node string) error {
 	return removePartitionNode(node)
 }
 
-// Present reports whether a claim is attached with the name of a node, and whether its disk was removed or
-// cannot be read. It uses only the node.
+// Present reports whether a claim is attached as a node, and whether its disk was removed or cannot be read.
+// It does not search for the disk.
 func Present(guid, node string) (ok, removed bool, err error) {
 	ok, d, err := present(guid, node)
 	return ok, ok && d == nil, err
 }
 
-// present also returns the disk, nil if it was removed or cannot be read.
+// present is Present, and returns the disk: nil if it was removed or cannot be read.
 func present(guid, node string) (ok bool, d *Disk, err error) {
 	number, err := nodeNumber(PartitionPath(node))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -266,10 +266,11 @@ func present(guid, node string) (ok bool, d *Disk, err error) {
 	switch {
 	case err == nil && (guid == "" || m.GUID.String() == guid):
 		return true, &found, nil
-	case err != nil && !errors.Is(err, ErrNoMark): // the disk fails: it may be detached
+	case err != nil && !errors.Is(err, ErrNoMark): // Detach does not need to read the disk
 		return true, nil, nil
 	}
-	// The number belongs to the disk while it is mounted. Otherwise another disk may have it.
+	// While a device is mounted, no other device gets its number. Otherwise the number may now
+	// belong to another disk.
 	mounts, err := mount.OfDevice(PartitionPath(node))
 	return err == nil && len(mounts) > 0, nil, err
 }
@@ -286,7 +287,7 @@ func diskOf(number uint64) (Disk, bool, error) {
 	return readDisk(devicePath(filepath.Base(filepath.Dir(dir))))
 }
 
-// SetUsed durably records on the claimed disk that it may have data from now on. The disk may be in use.
+// SetUsed durably records on the claimed disk that it may contain data from now on. The disk may be in use.
 func (d Disk) SetUsed(ctx context.Context, guid string) error {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -300,7 +301,7 @@ func (d Disk) SetUsed(ctx context.Context, guid string) error {
 	return UseMark(disk, m, d.Size, d.SectorSize)
 }
 
-// KernelName returns the kernel's name of the device of a node.
+// KernelName returns the kernel name of the device of a device node, such as sda1.
 func KernelName(node string) (string, error) {
 	number, err := nodeNumber(node)
 	if err != nil {

@@ -57,7 +57,7 @@ func (d Disk) inspect() Finding {
 	}
 	disk, err := d.open(os.O_RDONLY)
 	if err != nil {
-		return cmp.Or(d.inspectUse(), unreadable(err)) // the use of the disk may explain the error
+		return cmp.Or(d.inspectUsersAndOpen(), unreadable(err)) // the use of the disk may explain the error
 	}
 	defer disk.Close()
 	mark, err := ReadMark(disk, d.Size, d.SectorSize)
@@ -67,7 +67,7 @@ func (d Disk) inspect() Finding {
 	case !errors.Is(err, ErrNoMark):
 		return unreadable(err)
 	}
-	if f := d.inspectUse(); f.Reason != "" {
+	if f := d.inspectUsersAndOpen(); f.Reason != "" {
 		return f
 	}
 	return d.inspectContent(disk)
@@ -102,8 +102,8 @@ func (d Disk) inspectKernel() Finding {
 	return Finding{}
 }
 
-// inspectUse finds the user of a disk that is not claimed.
-func (d Disk) inspectUse() Finding {
+// inspectUsersAndOpen is inspectUsers, and also opens the disk exclusively to detect other users.
+func (d Disk) inspectUsersAndOpen() Finding {
 	if f := d.inspectUsers(); f.Reason != "" {
 		return f
 	}
@@ -118,14 +118,14 @@ func (d Disk) inspectUse() Finding {
 	return Finding{}
 }
 
-// inspectUsers is inspectUse for a disk that the caller has open.
+// inspectUsers finds a user of a disk that is not claimed. The caller may have the disk open exclusively.
 func (d Disk) inspectUsers() Finding {
 	parts, err := d.partitions()
 	if err != nil {
 		return unreadable(err)
 	}
 	for _, name := range append([]string{d.Name}, names(parts)...) {
-		if f := inspectUser(name, d.sys("")); f.Reason != "" {
+		if f := inspectDevice(name, d.sys("")); f.Reason != "" {
 			return f
 		}
 	}
@@ -143,11 +143,11 @@ func names(parts []partition) []string {
 	return out
 }
 
-// inspectUser finds the user of a disk or a partition.
-func inspectUser(name, disk string) Finding {
-	dir := disk
-	if filepath.Base(disk) != name {
-		dir = filepath.Join(disk, name)
+// inspectDevice finds a user of a disk or a partition. diskDir is the directory of the disk in sysfs.
+func inspectDevice(name, diskDir string) Finding {
+	dir := diskDir
+	if filepath.Base(diskDir) != name {
+		dir = filepath.Join(diskDir, name)
 	}
 	if holders, err := os.ReadDir(filepath.Join(dir, "holders")); err != nil || len(holders) > 0 {
 		if err != nil {
@@ -177,8 +177,8 @@ func inspectUser(name, disk string) Finding {
 	return inspectSwap(name, number)
 }
 
-// mountedAt returns the mount point of a filesystem on a device, or of its node, such as the raw device of a
-// pod. It is empty if the mount namespace of this process has none.
+// mountedAt returns the path of a mount of the filesystem on a device, or of a bind mount of the device node,
+// such as the raw device of a pod. It is empty if the mount namespace of this process has neither.
 func mountedAt(number uint64) (string, error) {
 	found, err := mount.Table(func(e *mount.Entry) bool {
 		return unix.Mkdev(uint32(e.Major), uint32(e.Minor)) == number || showsNode(e, number)
@@ -189,8 +189,8 @@ func mountedAt(number uint64) (string, error) {
 	return found[0].Mountpoint, nil
 }
 
-// showsNode reports whether a mount shows only a node of the device, and not the whole filesystem with the
-// node.
+// showsNode reports whether a mount is a bind mount of a node of the device. A mount of the filesystem that
+// contains the node is not.
 func showsNode(e *mount.Entry, number uint64) bool {
 	if e.Root == "/" || e.FSType != "devtmpfs" && e.FSType != "tmpfs" {
 		return false
@@ -199,9 +199,9 @@ func showsNode(e *mount.Entry, number uint64) bool {
 	return err == nil && at == number
 }
 
-// loopOn returns the loop device whose storage is a device, "" if there is none. It examines only backing
-// files below /dev: others may be on a server that does not respond, and mountedAt finds the node that
-// a kubelet binds to a loop device.
+// loopOn returns the loop device whose backing file is a device, "" if there is none. It examines only
+// backing files below /dev, because others may be on a server that does not respond. If a kubelet
+// attached the bind mount of a node to a loop device, mountedAt finds that mount.
 func loopOn(number uint64) (string, error) {
 	loops, err := BoundLoops(func(file string) bool {
 		if !strings.HasPrefix(file, "/dev/") {
@@ -217,7 +217,7 @@ func loopOn(number uint64) (string, error) {
 }
 
 func inspectSwap(name string, number uint64) Finding {
-	swaps, err := os.ReadFile("/proc/swaps") // proc(5); the first line is a title
+	swaps, err := os.ReadFile("/proc/swaps") // proc(5); the first line is a header
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return unreadable(err)
 	}
@@ -230,7 +230,7 @@ func inspectSwap(name string, number uint64) Finding {
 	return Finding{}
 }
 
-// inspectContent proves that an unused disk is blank.
+// inspectContent determines whether an unused disk is blank.
 func (d Disk) inspectContent(disk *os.File) Finding {
 	err := requireZerosIn(disk, diskPlaces(d.Size, d.SectorSize))
 	switch {

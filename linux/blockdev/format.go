@@ -25,8 +25,8 @@ const (
 	gib = 1 << 30
 )
 
-// minSize is the smallest size in bytes for each filesystem: mkfs.xfs refuses less, the kernel resizes no
-// btrfs to less (BTRFS_IOC_RESIZE), and an ext4 journal of 4 MiB needs it.
+// minSize is the smallest size in bytes for each filesystem. mkfs.xfs and BTRFS_IOC_RESIZE refuse smaller
+// sizes, and ext4 needs 16 MiB for a journal of 4 MiB.
 var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 256 * mib}
 
 // MinSize returns the smallest size in bytes that Format accepts for a filesystem. It is 0 for an
@@ -103,15 +103,15 @@ type FormatSpec struct {
 	FSType     string
 	SectorSize int // logical block size in bytes of the device
 	Options    []string
-	// Stale means that there may be old data between the places of signatures (see
-	// RequireNoSignature), as on a disk that was used before.
+	// Stale means that a device without signatures (RequireNoSignature) may contain old data
+	// elsewhere, such as a disk that was used before.
 	Stale bool
 	// KeepAllocated means that the blocks of an image stay allocated when it is wiped.
 	KeepAllocated bool
 }
 
-// Format creates a filesystem on a blank image that only the caller has open for writing. It is not durable
-// until the image is synced. A call that fails or is interrupted leaves an incomplete filesystem: wipe
+// Format creates a filesystem on a blank image that only the caller has open for writing. The filesystem is
+// not durable until the image is synced. A call that fails or is interrupted leaves an incomplete filesystem: wipe
 // the image before the next call.
 func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
 	size, err := Size(image)
@@ -136,12 +136,12 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	})
 }
 
-// mkfsRetryTime is the time for which mkfs is repeated because of otherDeviceLost.
+// mkfsRetryTime is the time for which Format retries mkfs after otherDeviceLost.
 const mkfsRetryTime = 2 * time.Second
 
 // otherDeviceLost reports whether mkfs.btrfs failed because of another loop device, before its first write.
-// It reads the backing file of every device in the mount table, and fails if one was unmounted and
-// detached meanwhile.
+// mkfs.btrfs reads the backing file of every device in the mount table, and fails if one of them is
+// unmounted and detached meanwhile.
 func otherDeviceLost(err error) bool {
 	var failed *command.Error
 	return errors.As(err, &failed) && failed.Name == "mkfs.btrfs" &&
@@ -238,8 +238,9 @@ func WipeImage(image *os.File, keepAllocated bool) error {
 // ErrUnclean means that the filesystem has errors that an automatic check must not repair.
 var ErrUnclean = errors.New("filesystem has errors that cannot be repaired automatically")
 
-// Check makes the safe repairs of a filesystem that was not unmounted, on an image that is open, locked and
-// not attached. A clean filesystem needs one read. xfs and btrfs recover when they are mounted.
+// Check makes the safe repairs of a filesystem that was not cleanly unmounted. The image is open,
+// locked and not attached. If the filesystem is clean, Check reads only the superblock. xfs and btrfs
+// recover when they are mounted.
 func Check(ctx context.Context, image *os.File, fsType string) error {
 	sb, err := ReadSuperblock(image, fsType)
 	if err != nil || !sb.Dirty {

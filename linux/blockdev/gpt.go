@@ -37,7 +37,7 @@ func (g GUID) String() string {
 // never change, because it identifies claimed disks.
 var markType = GUID{0x9b, 0x20, 0x55, 0xe8, 0xf3, 0xc0, 0xa6, 0x4c, 0xac, 0x51, 0x2b, 0xca, 0x4d, 0x5e, 0x12, 0x91}
 
-// Mark is the mark of a claimed disk: a GUID partition table with one partition, which has the data.
+// Mark is the mark of a claimed disk: a GUID partition table with one partition, which contains the data.
 type Mark struct {
 	// GUID is the GUID of the partition, which identifies the claim.
 	GUID GUID
@@ -45,15 +45,15 @@ type Mark struct {
 	Name string
 	// Start and Size describe the partition, in bytes.
 	Start, Size int64
-	// Complete means that a header has valid checksums. A mark that is being written or removed
-	// has only its entry, and then only GUID and Used are valid.
+	// Complete means that a header has valid checksums. While a mark is written or removed, the
+	// disk may have only its entry: then only GUID and Used are valid.
 	Complete bool
 	// Damaged means that the first of the two tables is not valid.
 	Damaged bool
-	// Used means that there may be data. It is recorded on the disk before its first use, because
-	// the records of its owner may be restored from a backup.
+	// Used means that the partition may contain data. It is recorded on the disk before the first
+	// use, because the record of the volume may be restored from an older backup.
 	Used bool
-	// otherHeader is the sector of the header of the other table.
+	// otherHeader is the sector of the other header, from the header that was read (AlternateLBA).
 	otherHeader int64
 }
 
@@ -79,9 +79,10 @@ const (
 	protectiveType, protectiveAt = 0xEE, 446 + 4
 )
 
-// table computes the places of the parts of a GPT on a disk, in sectors.
+// table computes the locations of the parts of a GPT on a disk, in sectors.
 type table struct {
-	sector, sectors int64
+	sector  int64 // bytes of a sector
+	sectors int64 // number of sectors of the disk
 }
 
 func newTable(size int64, sector int) table {
@@ -101,18 +102,18 @@ func (t table) room() (start, size int64) {
 	return partitionAlign, max(0, end-partitionAlign)
 }
 
-// Room returns the size in bytes of the data of a claimed disk of a size.
+// Room returns the size in bytes of the partition on a claimed disk of size bytes.
 func Room(size int64, sector int) int64 {
 	_, n := newTable(size, sector).room()
 	return n
 }
 
-// ReadMark reads the mark of a disk of a size in bytes. ErrNoMark if it is not claimed. Any doubt, also a
-// failed read, is another error.
+// ReadMark reads the mark of a disk of size bytes. ErrNoMark means that the disk is certainly not claimed.
+// If that is uncertain, for example after a failed read, the error is another one.
 //
-// A disk is claimed by the entry of the first table. The entry is in one sector, which is written
-// atomically and first, and removed last. If another boot record was written since, the entry is not
-// valid any more.
+// The entry of the first table claims the disk. The entry is in one sector, which is written atomically.
+// It is written first and removed last. If another program has written a boot record since, an entry
+// without a valid table is ignored.
 func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	if _, room := t.room(); room == 0 {
@@ -141,7 +142,7 @@ func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 
 func isUsed(entry []byte) bool { return binary.LittleEndian.Uint64(entry[48:])&usedBit != 0 }
 
-// read reads the table whose header is in a sector.
+// read reads the table whose header is in sector at.
 func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 	header := make([]byte, t.sector)
 	if _, err := disk.ReadAt(header, at*t.sector); err != nil {
@@ -154,13 +155,13 @@ func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 		crc32.ChecksumIEEE(header[:gptHeaderSize]) != sum || le.Uint64(header[24:]) != uint64(at) {
 		return Mark{}, ErrNoMark
 	}
-	where := le.Uint64(header[72:])
+	entriesAt := le.Uint64(header[72:])
 	if le.Uint32(header[80:]) != gptEntries || le.Uint32(header[84:]) != gptEntrySize ||
-		where < 2 || where > uint64(t.sectors-t.entrySectors()) {
+		entriesAt < 2 || entriesAt > uint64(t.sectors-t.entrySectors()) {
 		return Mark{}, ErrNoMark
 	}
 	entries := make([]byte, gptEntryBytes)
-	if _, err := disk.ReadAt(entries, int64(where)*t.sector); err != nil {
+	if _, err := disk.ReadAt(entries, int64(entriesAt)*t.sector); err != nil {
 		return Mark{}, fmt.Errorf("reading the partition table: %w", err)
 	}
 	if crc32.ChecksumIEEE(entries) != le.Uint32(header[88:]) {
@@ -192,7 +193,7 @@ func (t table) parse(entries []byte) (Mark, error) {
 	}, nil
 }
 
-// entries returns the array with the partition of the mark.
+// entries returns the partition entry array with the one partition of the mark.
 func (t table) entries(m Mark) []byte {
 	b, le := make([]byte, t.entrySectors()*t.sector), binary.LittleEndian
 	copy(b, markType[:])
@@ -209,8 +210,9 @@ func (t table) entries(m Mark) []byte {
 	return b
 }
 
-// header returns the header for sector at, whose copy is in sector other.
-func (t table) header(entries []byte, m Mark, at, other, where int64) []byte {
+// header returns the header for sector at. The other header is in sector other, and the entries begin in
+// sector entriesAt.
+func (t table) header(entries []byte, m Mark, at, other, entriesAt int64) []byte {
 	b, le := make([]byte, t.sector), binary.LittleEndian
 	copy(b, gptSignature)
 	le.PutUint32(b[8:], gptRevision)
@@ -219,8 +221,8 @@ func (t table) header(entries []byte, m Mark, at, other, where int64) []byte {
 	le.PutUint64(b[32:], uint64(other))
 	le.PutUint64(b[40:], uint64(2+t.entrySectors()))  // first usable
 	le.PutUint64(b[48:], uint64(t.backupEntries()-1)) // last usable
-	copy(b[56:], m.GUID[:])                           // the disk has the GUID of its only partition
-	le.PutUint64(b[72:], uint64(where))
+	copy(b[56:], m.GUID[:])                           // the disk GUID is that of its only partition
+	le.PutUint64(b[72:], uint64(entriesAt))
 	le.PutUint32(b[80:], gptEntries)
 	le.PutUint32(b[84:], gptEntrySize)
 	le.PutUint32(b[88:], crc32.ChecksumIEEE(entries[:gptEntryBytes]))
@@ -240,8 +242,8 @@ func (t table) protective() []byte {
 	return b
 }
 
-// WriteMark durably claims a blank disk of a size in bytes. The caller sets GUID and Name of m, and has the
-// disk open (OpenExclusive).
+// WriteMark durably claims a blank disk of size bytes. The caller sets GUID and Name of m, and opens the
+// disk with OpenExclusive.
 func WriteMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	m.Start, m.Size = t.room()
@@ -267,9 +269,9 @@ func WriteMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	return m, err
 }
 
-// GrowMark durably resizes the partition of a claimed disk to the current size of the disk. One of the
-// tables is valid at each moment. The second table of the smaller disk is zeroed, so that it does not
-// become data.
+// GrowMark durably resizes the partition of a claimed disk to the current size of the disk. At least one
+// table is valid at each moment. GrowMark zeroes the second table for the old size, because the
+// partition may now contain its sectors.
 func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	_, room := t.room()
@@ -294,11 +296,11 @@ func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	return m, t.write(disk, t.protective(), 0)
 }
 
-// UseMark durably records in the mark of a claimed disk that it may have data from now on. One of the tables
-// is valid at each moment.
+// UseMark durably records in the mark of a claimed disk that the partition may contain data from now on. At
+// least one table is valid at each moment.
 func UseMark(disk *os.File, m Mark, size int64, sector int) error {
 	t := newTable(size, sector)
-	if !m.Damaged { // the disk may have grown since
+	if !m.Damaged { // the disk may be larger than when the tables were written
 		t.sectors = m.otherHeader + 1
 	}
 	if t.backupEntries()*t.sector < m.Start+m.Size {
@@ -314,15 +316,15 @@ func UseMark(disk *os.File, m Mark, size int64, sector int) error {
 }
 
 func (t table) writeBackup(disk *os.File, m Mark, entries []byte) error {
-	where := t.backupEntries()
-	return t.write(disk, append(bytes.Clone(entries), t.header(entries, m, t.last(), 1, where)...), where)
+	entriesAt := t.backupEntries()
+	return t.write(disk, append(bytes.Clone(entries), t.header(entries, m, t.last(), 1, entriesAt)...), entriesAt)
 }
 
 func (t table) writePrimary(disk *os.File, m Mark, entries []byte) error {
 	return t.write(disk, append(t.header(entries, m, 1, t.last(), 2), entries...), 1)
 }
 
-// write writes sectors durably.
+// write durably writes b, beginning in sector at.
 func (t table) write(disk *os.File, b []byte, at int64) error {
 	_, err := disk.WriteAt(b, at*t.sector)
 	if err = cmp.Or(err, disk.Sync()); err != nil {
@@ -331,8 +333,8 @@ func (t table) write(disk *os.File, b []byte, at int64) error {
 	return nil
 }
 
-// EraseMark durably frees a disk: it zeroes the tables, and the entry last. The caller has the disk open
-// (OpenExclusive).
+// EraseMark durably frees a disk: it zeroes the tables, the sector of the entry last. The caller opens the
+// disk with OpenExclusive.
 func EraseMark(disk *os.File, size int64, sector int) error {
 	t := newTable(size, sector)
 	for _, part := range []struct{ at, sectors int64 }{

@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrForeign means that the filesystem was not created by Format, and that its UUID cannot be changed by
-// changing only its superblocks.
+// ErrForeign means that Format did not create the filesystem, and that rewriting only its superblocks cannot
+// change its UUID.
 var ErrForeign = errors.New("filesystem was created with other settings than the driver's")
 
 // Offsets and values in the superblocks (linux/fs/ext4/ext4.h, uapi/linux/btrfs_tree.h).
@@ -32,8 +32,8 @@ const (
 )
 
 // Reidentify durably gives the filesystem on a copy of an image a new UUID, so that both can be mounted
-// on one node. Only the caller has the copy open for writing. It may be a copy of a filesystem in use:
-// the content of its journal is kept. An interrupted call must be repeated. ErrUnclean if an ext4 has
+// on one node. Only the caller has the copy open for writing. The copied filesystem may have been in
+// use: the content of its journal is kept. An interrupted call must be repeated. ErrUnclean if an ext4 has
 // errors, ErrForeign if Format did not create the filesystem.
 //
 // An xfs keeps its UUID, which is in its log and in all its metadata, and is mounted with nouuid.
@@ -58,8 +58,8 @@ func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 	return nil
 }
 
-// reidentifyExt4 changes the superblocks, the primary one last. It replays the journal first, because
-// that may contain an old superblock. The hash seed stays, because the indexes of directories depend on
+// reidentifyExt4 changes the superblocks, the primary one last. It first replays the journal, which may
+// contain an old superblock. The hash seed stays, because the indexes of directories depend on
 // it.
 func reidentifyExt4(ctx context.Context, image *os.File) error {
 	sb, err := ReadSuperblock(image, "ext4")

@@ -32,11 +32,11 @@ const (
 type LoopConfig struct {
 	// SectorSize is the logical block size in bytes, 512 or 4096.
 	SectorSize int
-	// Tag identifies the device. The kernel stores up to 63 bytes with it. Unlike the path in
-	// sysfs, the tag is the same in every mount namespace.
+	// Tag identifies the device. The kernel stores it with the device, up to 63 bytes. Unlike the
+	// path in sysfs, the tag is the same in every mount namespace.
 	Tag      string
 	ReadOnly bool
-	// AutoClear frees the device at its last close, also that of a killed process.
+	// AutoClear frees the device at its last close. The kernel also closes it for a killed process.
 	AutoClear bool
 	// KeepAllocated disables discards, so that the image stays allocated.
 	KeepAllocated bool
@@ -59,9 +59,9 @@ func sysLoop(number int, file string) string {
 func readLoop(number int, file string) (string, error) { return readText(sysLoop(number, file)) }
 
 // AttachLoop binds an open image to a free loop device and returns the open device, which stays bound at
-// least until Close. It uses direct I/O if the image supports that in sectors of this size (see
-// directIOAlign). The kernel keeps the open file of the image, and any flock(2) on it, while the device
-// is bound.
+// least until Close. The device uses direct I/O if the image supports direct I/O in sectors of
+// c.SectorSize (see directIOAlign). While the device is bound, the kernel keeps the open file of the
+// image and any flock(2) on it.
 func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	if len(c.Tag) > maxTag {
 		return nil, fmt.Errorf("loop device: tag of %d bytes, at most %d fit", len(c.Tag), maxTag)
@@ -71,8 +71,8 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	// LOOP_CONFIGURE syncs the image as well, but meanwhile LOOP_CTL_GET_FREE returns the same
-	// device to other processes.
+	// This sync shortens the sync in LOOP_CONFIGURE, during which LOOP_CTL_GET_FREE returns the
+	// same device to other processes.
 	if err := image.Sync(); err != nil {
 		return nil, fmt.Errorf("loop device: %w", err)
 	}
@@ -95,7 +95,7 @@ func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
 	}
 	defer reserved.release(number)
 	if !c.KeepAllocated {
-		removed, err := removeWithoutDiscards(control, number)
+		removed, err := removeIfDiscardsForbidden(control, number)
 		if removed {
 			return nil, fmt.Errorf("%s: %w", LoopPath(number), errTaken)
 		}
@@ -111,8 +111,8 @@ func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
 }
 
 // reservations holds the numbers of free devices that calls of this process are binding.
-// LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound it, which lasts
-// until the image is synced.
+// LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound the device. Binding
+// takes as long as the sync of the image.
 type reservations struct {
 	mu      sync.Mutex
 	numbers map[int]bool
@@ -146,7 +146,7 @@ func (r *reservations) release(number int) {
 }
 
 func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
-	// The kernel binds a device that is not open for writing read-only.
+	// If the device is not open for writing, the kernel makes the binding read-only.
 	l, err := openLoop(number, os.O_RDWR)
 	if err != nil {
 		return nil, err
@@ -164,15 +164,15 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 		_ = l.Close()
 		return nil, err
 	}
-	if err := l.verify(image, c); err != nil {
+	if err := l.finishConfiguration(image, c); err != nil {
 		return nil, errors.Join(err, l.clear(), l.Close())
 	}
 	return l, nil
 }
 
-// verify checks the settings that the kernel may ignore silently, and applies those that LOOP_CONFIGURE
-// does not support.
-func (l *Loop) verify(image *os.File, c LoopConfig) error {
+// finishConfiguration verifies the settings that the kernel may ignore silently, and applies those that
+// LOOP_CONFIGURE does not support.
+func (l *Loop) finishConfiguration(image *os.File, c LoopConfig) error {
 	info, err := l.Status()
 	if err != nil {
 		return err
@@ -189,9 +189,9 @@ func (l *Loop) verify(image *os.File, c LoopConfig) error {
 }
 
 // directIOAlign returns the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN). It is
-// 0 if the kernel does not report it or the file does not support direct I/O. On xfs it grows
-// permanently from a sector to a block when blocks of the file become shared. A device with smaller
-// sectors is buffered from then on.
+// 0 if the kernel does not report it or the file does not support direct I/O. On xfs the alignment grows
+// permanently from a sector to a block when the file shares blocks (reflink). From then on, a loop
+// device with smaller sectors uses buffered I/O.
 func directIOAlign(f *os.File) uint32 {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -201,9 +201,9 @@ func directIOAlign(f *os.File) uint32 {
 	return st.Dio_offset_align
 }
 
-// forbidDiscards disables the discards of a bound device. This cannot be undone: without discards the
-// granularity is 0, and the kernel accepts only multiples of it as the limit (tested with Linux 6.18).
-// See removeWithoutDiscards.
+// forbidDiscards disables the discards of a bound device. This cannot be undone: it sets the discard
+// granularity to 0, and the kernel accepts only multiples of the granularity as the limit (tested with
+// Linux 6.18). See removeIfDiscardsForbidden.
 func (l *Loop) forbidDiscards() error {
 	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("loop device: %w: run the driver privileged, with a writable /sys", err)
@@ -211,10 +211,10 @@ func (l *Loop) forbidDiscards() error {
 	return nil
 }
 
-// removeWithoutDiscards removes a free device whose discards were disabled for an earlier image. The
-// kernel creates a new device with the number on demand. A device that was never bound has no hardware
-// limit either.
-func removeWithoutDiscards(control *os.File, number int) (removed bool, err error) {
+// removeIfDiscardsForbidden removes a free device whose discards were disabled for an earlier image. The
+// kernel creates a new device with this number on demand. A device that was never bound is kept: its
+// hardware limit is also 0.
+func removeIfDiscardsForbidden(control *os.File, number int) (removed bool, err error) {
 	defer func() {
 		// Another process has removed the device.
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
@@ -239,7 +239,7 @@ func removeWithoutDiscards(control *os.File, number int) (removed bool, err erro
 	return true, nil
 }
 
-// OpenLoop opens a loop device for reading, also if it is not bound. It creates a missing device node,
+// OpenLoop opens a loop device for reading, bound or not. It creates a missing device node,
 // because the kernel does not update /dev of a container.
 func OpenLoop(number int) (*Loop, error) { return openLoop(number, os.O_RDONLY) }
 
@@ -296,7 +296,7 @@ func (l *Loop) Status() (LoopStatus, error) {
 // UpdateSize sets the size of the device to the size of its image (LOOP_SET_CAPACITY).
 func (l *Loop) UpdateSize() error { return sys.ResizeLoop(l.file) }
 
-// GrowLoop sets the size of a device with less than size bytes to the size of its image.
+// GrowLoop sets the size of a device to the size of its image, if the device has less than size bytes.
 func GrowLoop(number int, size int64) error {
 	l, err := OpenLoop(number)
 	if err != nil {
@@ -322,8 +322,8 @@ func (l *Loop) clear() error {
 	return err
 }
 
-// disableAutoClear clears the flag AUTOCLEAR, which the kernel sets when a device that other processes
-// have open is cleared.
+// disableAutoClear unsets the flag AUTOCLEAR. LOOP_CLR_FD sets this flag if other processes have the
+// device open.
 func (l *Loop) disableAutoClear() error {
 	info, err := sys.LoopStatus(l.file)
 	if err != nil {
@@ -333,7 +333,7 @@ func (l *Loop) disableAutoClear() error {
 	return sys.SetLoopStatus(l.file, info)
 }
 
-// ErrDeviceBusy means that a process has the device open, so that it is still bound.
+// ErrDeviceBusy means that the device is still bound, because a process has it open.
 var ErrDeviceBusy = errors.New("device is still in use")
 
 func busy(number int) error {
@@ -342,8 +342,9 @@ func busy(number int) error {
 		device, ErrDeviceBusy)
 }
 
-// DetachLoop frees the device with the tag, and returns when it is free. If other processes have it open
-// for a second, it stays unchanged: ErrDeviceBusy. A device with another tag is not changed.
+// DetachLoop frees the device if it has the tag, and returns when it is free. ErrDeviceBusy if other
+// processes have it open for over a second: the device then stays bound. A device with another tag is
+// not changed.
 func DetachLoop(ctx context.Context, number int, tag string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		freed, err := tryDetach(number, tag)
@@ -354,8 +355,8 @@ func DetachLoop(ctx context.Context, number int, tag string) error {
 	})
 }
 
-// tryDetach reads the tag and clears the device through the same descriptor. While that is open, the
-// number cannot be bound to another image.
+// tryDetach reads the tag and clears the device through the same descriptor. While the descriptor
+// is open, the device cannot be bound to another image.
 func tryDetach(number int, tag string) (freed bool, err error) {
 	l, err := OpenLoop(number)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
@@ -372,7 +373,7 @@ func tryDetach(number int, tag string) (freed bool, err error) {
 }
 
 // clearTagged clears the device if it has the tag. The kernel frees it now or when it is closed. If other
-// processes have it open, the kernel only sets AUTOCLEAR, which clearTagged clears again.
+// processes have it open, the kernel only sets AUTOCLEAR, and clearTagged restores the flag.
 func (l *Loop) clearTagged(tag string) (ours bool, err error) {
 	before, err := l.Status()
 	switch {
@@ -431,8 +432,8 @@ func Bound(number int) bool {
 	return err == nil
 }
 
-// AwaitFree returns when the device is no longer bound to the image of seq (DiskSeq), or ErrDeviceBusy
-// after a second.
+// AwaitFree returns when the device is not bound, or its sequence number (DiskSeq) is no longer seq.
+// ErrDeviceBusy after a second.
 func AwaitFree(ctx context.Context, number int, seq string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {
@@ -449,7 +450,7 @@ type BoundLoop struct {
 	Deleted bool
 }
 
-// BoundLoops lists the bound loop devices for whose backing file accept returns true.
+// BoundLoops lists the bound loop devices. It skips a device if accept returns false for its backing file.
 func BoundLoops(accept func(backingFile string) bool) ([]BoundLoop, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {

@@ -24,8 +24,8 @@ type LoopTags struct {
 	scanned bool
 }
 
-// NewLoopTags returns a LoopTags for devices for whose backing file accept returns true (BoundLoops). It
-// never examines other devices: reading a tag reads attributes of the backing file, which may be on a
+// NewLoopTags returns a LoopTags for the devices that BoundLoops returns for accept. It never examines
+// other devices: reading a tag reads attributes of the backing file, which may be on a
 // server that does not respond.
 func NewLoopTags(accept func(backingFile string) bool) *LoopTags {
 	return &LoopTags{accept: accept, numbers: map[string]int{}}
@@ -44,8 +44,8 @@ func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
 	return t.scan(tag)
 }
 
-// FindKnown is Find for a device that rarely exists, whose absence must be cheap to detect. After one scan of
-// all devices it does not find a device that another process has bound since.
+// FindKnown is Find, but does not scan all devices again for a tag that is not cached. After the first scan,
+// it does not find a device that another process binds. It suits a tag that rarely has a device.
 func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
 	t.mu.Lock()
 	_, known := t.numbers[tag]
@@ -103,8 +103,8 @@ func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*L
 	return l, nil
 }
 
-// AttachReadOnly returns the read-only device with a tag. If there is none, it attaches one to the device that
-// open opens, with sectors of sectorSize bytes. It stays until Detach.
+// AttachReadOnly returns the read-only device with a tag. If there is none, it binds one to the device that
+// open opens, with sectors of sectorSize bytes. The read-only device stays bound until Detach.
 func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize int, open func() (*os.File, error)) (mount.BlockDevice, error) {
 	number, ok, err := t.FindKnown(tag)
 	if err == nil && ok {
@@ -114,19 +114,19 @@ func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize in
 	if err != nil || ok {
 		return &DeviceSource{Path: LoopPath(number)}, err
 	}
-	below, err := open()
+	backing, err := open()
 	if err != nil {
 		return nil, err
 	}
-	defer below.Close()
-	l, err := t.Attach(ctx, below, LoopConfig{SectorSize: sectorSize, Tag: tag, ReadOnly: true})
+	defer backing.Close()
+	l, err := t.Attach(ctx, backing, LoopConfig{SectorSize: sectorSize, Tag: tag, ReadOnly: true})
 	if err != nil {
 		return nil, err
 	}
 	return &DeviceSource{Path: LoopPath(l.Number)}, l.Close()
 }
 
-// ErrDeviceMounted means that a device, or its node, is mounted.
+// ErrDeviceMounted means that a device is mounted, or that its node is bind-mounted.
 var ErrDeviceMounted = errors.New("is still mounted")
 
 // Detach is DetachLoop for the device with a tag. It is no error if there is none.

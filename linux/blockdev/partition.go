@@ -18,7 +18,7 @@ import (
 // partitionNumber is the number of the one partition of a claimed disk.
 const partitionNumber = 1
 
-// partition is a partition of the kernel.
+// partition is a partition that the kernel has registered.
 type partition struct {
 	name        string
 	number      uint64 // of its device
@@ -49,7 +49,7 @@ func (d Disk) partitions() ([]partition, error) {
 	return out, nil
 }
 
-// sysSector is the unit of sysfs in bytes. It does not depend on the sectors of the disk.
+// sysSector is the unit of sizes in sysfs, in bytes. It does not depend on the sector size of the disk.
 const sysSector = 512
 
 // readText reads an attribute in sysfs.
@@ -135,7 +135,7 @@ func (d Disk) hidePartition(disk *os.File) error {
 
 // nodesDir contains the device nodes of claimed disks in use. The caller chooses their names, because the
 // kernel reuses the name of a removed disk for the next one. The nodes stay when a disk is removed, so
-// that its mounts can be found. On devtmpfs the nodes are removed by a reboot, as are the mounts.
+// that its mounts can be found. A reboot removes the nodes, which are on devtmpfs, and the mounts.
 const nodesDir = "/dev/trivet"
 
 // PartitionPath returns the path of the device node of a claimed disk in use.
@@ -147,7 +147,7 @@ func IsPartitionPath(path string) bool {
 	return filepath.Base(filepath.Dir(path)) == filepath.Base(nodesDir)
 }
 
-// makePartitionNode creates the node, or replaces one of another device.
+// makePartitionNode creates the node. It replaces an existing node of another device.
 func makePartitionNode(node string, number uint64) error {
 	path := PartitionPath(node)
 	if current, err := nodeNumber(path); err == nil && current == number {

@@ -16,12 +16,12 @@ import (
 // ErrNotBlank means that a device or image on which a filesystem is to be created has data.
 var ErrNotBlank = errors.New("not blank")
 
-// RequireBlank proves that an image contains only zeros: it reads all bytes except holes. Any doubt,
-// also a failed read, is an error.
+// RequireBlank returns an error unless an image contains only zeros. It reads all bytes except holes. A
+// failed read is also an error.
 //
-// A filesystem without holes (NFS before 4.2, and some servers of 4.2) reports the whole image as data.
-// There RequireBlank requires that no block is allocated, and that both ends read as zeros, because some
-// servers update the number of blocks seconds later.
+// A filesystem that cannot report holes (NFS before 4.2, and some servers of 4.2) reports the whole image
+// as data. Then RequireBlank requires that no block is allocated. It also requires zeros at both ends,
+// because some servers update the number of blocks seconds later.
 func RequireBlank(image *os.File) error {
 	size, err := Size(image)
 	if err != nil {
@@ -47,8 +47,8 @@ func RequireBlank(image *os.File) error {
 	return nil
 }
 
-// holesUnknown reports whether an image without an allocated block is reported as data from its beginning
-// to its end.
+// holesUnknown reports whether the filesystem cannot report holes: it reports an image without allocated
+// blocks as data.
 func holesUnknown(image *os.File, size int64) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
@@ -98,14 +98,14 @@ const (
 	xfsMagic       = "XFSB"
 )
 
-// Superblock is the state of a filesystem on a device.
+// Superblock contains fields of the superblock of a filesystem.
 type Superblock struct {
 	// Size is the size of the filesystem in bytes.
 	Size int64
 	// Dirty means that the filesystem must be checked before it is mounted, because it has
 	// recorded errors, or was not unmounted and has no journal.
 	Dirty bool
-	// incompat has the incompatible features of an ext4.
+	// incompat contains the incompat feature flags of an ext4.
 	incompat uint32
 }
 

@@ -10,17 +10,17 @@ import (
 // span is a range of bytes of a disk.
 type span struct{ start, end int64 }
 
-// edge is the number of bytes that are read at each end of a disk, more than most formats need. spot is
-// the number of bytes that are read at the place of a copy further inside.
+// edge is the number of bytes that are read at each end of a disk, which is more than most formats need.
+// spot is the number of bytes that are read at each place between the ends.
 const (
 	edge = 1 * mib
 	spot = 16 << 10
 )
 
-// signaturePlaces returns the places of signatures on a device of a size: both ends, and the places of
-// copies further inside. On a device with zeros in all of them no program recognizes a format.
+// signaturePlaces returns the places of signatures on a device of size bytes: both ends, and the places
+// of copies between them. If all these places contain zeros, no program recognizes a format.
 //
-// LUKS2 has its second header at up to 4 MiB, VMFS and UDF have one at 1 MiB, ext2 to ext4 have
+// LUKS2 has its second header at up to 4 MiB, VMFS and UDF have a signature at 1 MiB, ext2 to ext4 have
 // superblocks in group 1 (at 8 MiB with the smallest blocks) and in the groups that are powers of 3, 5
 // and 7 (sparse_super), btrfs at 64 MiB and 256 GiB. Ceph's BlueStore has its label at 1, 10, 100 and
 // 1000 GiB.
@@ -50,7 +50,7 @@ func clip(places []span, size int64) []span {
 	return out
 }
 
-// diskPlaces returns the places of a disk and of the partition that a claim would create.
+// diskPlaces returns the signature places of a disk and of the partition that a claim would create.
 func diskPlaces(size int64, sector int) []span {
 	places := signaturePlaces(size)
 	start, room := newTable(size, sector).room()
@@ -60,9 +60,9 @@ func diskPlaces(size int64, sector int) []span {
 	return clip(places, size)
 }
 
-// RequireNoSignature proves that a device has zeros in all places by which programs recognize a
-// filesystem, a partition table, a RAID and similar formats. Any doubt, also a failed read, is an error.
-// Between those places there may be old data.
+// RequireNoSignature returns an error unless the device has zeros in all places by which programs
+// recognize a filesystem, a partition table, a RAID and similar formats. A failed read is also an error.
+// The device may contain old data between those places.
 func RequireNoSignature(device *os.File) error {
 	size, err := Size(device)
 	if err != nil {
@@ -82,7 +82,7 @@ func requireZerosIn(device *os.File, places []span) error {
 
 // EraseIncomplete erases the incomplete filesystem of an interrupted mkfs. It writes zeros to all places
 // that RequireNoSignature reads. ErrNotBlank if the device has the signature of another format, which
-// means that it was used since.
+// means that another program used it after mkfs.
 func EraseIncomplete(device *os.File) error {
 	size, err := Size(device)
 	if err != nil {
@@ -96,7 +96,7 @@ func EraseIncomplete(device *os.File) error {
 	return zeroIn(device, signaturePlaces(size))
 }
 
-// zeroIn durably writes zeros.
+// zeroIn durably writes zeros to the places.
 func zeroIn(device *os.File, places []span) error {
 	zeros := make([]byte, mib)
 	for _, p := range places {

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// maxTemplateDevice is the largest device in bytes that is formatted by a template. mkfs needs
-	// about 1 ms per GiB, a template about 0.5 MiB.
+	// maxTemplateDevice is the largest device in bytes that is formatted from a template. mkfs
+	// takes about 1 ms per GiB, and a template occupies about 0.5 MiB of memory.
 	maxTemplateDevice = 16 * gib
 	// maxTemplates limits the memory of all templates to about 8 MiB.
 	maxTemplates = 16
@@ -41,7 +41,7 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // template holds the blocks of an empty ext4 of one size that are not zero. With metadata_csum_seed only
-// the checksum of the superblock depends on the UUID, so that each copy can have its own.
+// the checksum of the superblock depends on the UUID, so that each copy can have its own UUID.
 type template struct {
 	extents []extent // all but the first block
 	first   []byte   // the block with the primary superblock
@@ -158,7 +158,7 @@ func backupsOf(size int64) []int64 {
 	return offsets
 }
 
-// super returns the superblock at an offset, nil if the template has none there.
+// super returns the superblock at an offset. It is nil if the template has none there.
 func (t *template) super(offset int64) []byte {
 	for _, e := range t.extents {
 		if in := offset - e.offset; in >= 0 && in+extSuperSize <= int64(len(e.data)) {

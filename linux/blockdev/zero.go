@@ -15,16 +15,16 @@ import (
 // zeroStep is the number of bytes that are zeroed and verified in one step.
 const zeroStep = 64 * mib
 
-// ZeroRange makes the bytes of a block device from start to end read as zeros. With release the device
-// may release the storage if it guarantees that the range then reads as zeros.
+// ZeroRange makes the bytes of a block device from start to end read as zeros. If release is set, the
+// device may release the storage, provided that it guarantees that the range then reads as zeros.
 //
 // The result is verified: before each step ZeroRange writes a pattern to the beginning, the middle and
 // the end of the step, and reads these places from the device afterwards. If a method fails or leaves
 // the pattern, the next, stricter method replaces it. The last method writes zeros.
 //
 // After each step ZeroRange calls progress with the offset up to which all bytes are zero and durable. To
-// continue an interrupted call, pass that offset as start. The error is the error of ctx or progress if
-// that ended the call, and ErrNotBlank if the device keeps its data even if zeros are written.
+// continue an interrupted call, pass that offset as start. ZeroRange returns the error of ctx or progress
+// if that ended the call. ErrNotBlank if the device keeps its data even if zeros are written.
 func ZeroRange(ctx context.Context, device *os.File, start, end int64, release bool, progress func(upTo int64) error) error {
 	methods := []zeroMethod{zeroOut, overwrite}
 	if release {
@@ -65,7 +65,7 @@ func punchOut(device *os.File, s span) error {
 	return nil
 }
 
-// zeroOut keeps the storage allocated (BLKDEV_ZERO_NOUNMAP).
+// zeroOut zeroes the range and keeps the storage allocated (BLKDEV_ZERO_NOUNMAP).
 func zeroOut(device *os.File, s span) error {
 	if err := sys.ZeroOut(device, s.start, s.end-s.start); err != nil {
 		return fmt.Errorf("zeroing %s at byte %d: %w", device.Name(), s.start, err)
@@ -81,7 +81,7 @@ type zeroing struct {
 	// direct is the same device, open with O_DIRECT.
 	direct  *os.File
 	methods []zeroMethod
-	// pattern overwrites each sample, and sample is the buffer for reading it. Both are aligned
+	// pattern is written to each sample, and sample is the buffer for reading it. Both are aligned
 	// for O_DIRECT.
 	pattern, sample []byte
 }
@@ -144,8 +144,8 @@ func (z *zeroing) try(s span) error {
 	return nil
 }
 
-// samples returns the beginning, the middle and the end of a range. As in the range, their ends are
-// multiples of a sector.
+// samples returns the beginning, the middle and the end of a range. Like the range, they are aligned to
+// sectors.
 func (z *zeroing) samples(s span) []span {
 	size := int64(len(z.sample))
 	middle := s.start + (s.end-s.start)/2/size*size
