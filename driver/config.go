@@ -96,16 +96,16 @@ type Kubernetes struct {
 	// StartupTaint enables the removal of the node's startup taint once the driver is
 	// registered.
 	StartupTaint bool `yaml:"startupTaint"`
-	// NFS allows mounts of NFS servers that StorageClasses and PersistentVolumes name. Their
-	// connections are in the network namespace of the driver's pod, which must be the node's:
-	// the mounts outlive the pod.
+	// NFS allows mounts of NFS servers that StorageClasses and PersistentVolumes name. The driver's
+	// pod must use the host network: the mounts outlive the pod, and their connections are in its
+	// network namespace.
 	NFS bool `yaml:"nfs"`
-	// Authority is the name of the Secret and of the ConfigMap of the certificate authority
+	// Authority is the name of both the Secret and the ConfigMap of the certificate authority
 	// in the driver's namespace. Empty: the driver does not get its certificates from
 	// Kubernetes.
 	Authority string `yaml:"authority"`
 	// NodeService is the headless Service of the nodes' drivers. NodeServiceAccount is the
-	// service account of their pods. Both are for the controller's driver.
+	// service account of their pods. Only the controller's driver uses them.
 	NodeService        string `yaml:"nodeService"`
 	NodeServiceAccount string `yaml:"nodeServiceAccount"`
 	// PoolOwners is the name of the ConfigMap in the driver's namespace where the controller's
@@ -113,7 +113,7 @@ type Kubernetes struct {
 	PoolOwners string `yaml:"poolOwners"`
 }
 
-// needsNamespace reports whether the driver uses objects of its own namespace.
+// needsNamespace reports whether the driver uses objects in its own namespace.
 func (k *Kubernetes) needsNamespace() bool { return k.Authority != "" || k.NodeService != "" }
 
 const defaultKubeletDir = "/var/lib/kubelet"
@@ -139,8 +139,8 @@ func LoadConfig(path string, optional bool, stateDir string, kinds backend.Kinds
 	return c, nil
 }
 
-// ParseConfig parses a configuration and validates it. Unknown keys are errors. ErrInvalid is
-// returned with the line and the key.
+// ParseConfig parses a configuration and validates it. Unknown keys are errors. An error is
+// ErrInvalid and contains the line and the key.
 func ParseConfig(b []byte, kinds backend.Kinds) (Config, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
@@ -158,7 +158,7 @@ func ParseConfig(b []byte, kinds backend.Kinds) (Config, error) {
 	if c.Kubernetes != nil && c.Kubernetes.KubeletDir == "" {
 		c.Kubernetes.KubeletDir = defaultKubeletDir
 	}
-	if err := c.joinShares(&doc); err != nil {
+	if err := c.resolveShares(&doc); err != nil {
 		return Config{}, err
 	}
 	if err := c.decodeSections(&doc, kinds); err != nil {
@@ -167,7 +167,7 @@ func ParseConfig(b []byte, kinds backend.Kinds) (Config, error) {
 	return c, c.validate(&doc)
 }
 
-// checkPoolList refuses pools as a map by name, which is their form in the chart's values.
+// checkPoolList returns an error if pools is a map by name, as in the chart's values.
 func checkPoolList(doc *yaml.Node) error {
 	if len(doc.Content) == 0 {
 		return nil
@@ -178,8 +178,8 @@ func checkPoolList(doc *yaml.Node) error {
 	return nil
 }
 
-// joinShares sets export from share, a second name of the same key.
-func (c Config) joinShares(doc *yaml.Node) error {
+// resolveShares copies the value of nfs.share, an alias of nfs.export, to nfs.export.
+func (c Config) resolveShares(doc *yaml.Node) error {
 	for i, p := range c.Pools {
 		switch n := p.NFS; {
 		case n == nil || n.Share == "":
@@ -192,8 +192,8 @@ func (c Config) joinShares(doc *yaml.Node) error {
 	return nil
 }
 
-// decodeSections decodes the sections of pools that belong to one kind of volume. The keys
-// that no kind has are unknown.
+// decodeSections decodes the pool sections that belong to one kind of volume. A key that no kind
+// defines is an error.
 func (c Config) decodeSections(doc *yaml.Node, kinds backend.Kinds) error {
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -215,8 +215,8 @@ func (c Config) decodeSections(doc *yaml.Node, kinds backend.Kinds) error {
 	return nil
 }
 
-// decodeStrictly refuses unknown keys, which yaml.Node.Decode ignores. Errors have the lines
-// of the file.
+// decodeStrictly fails on unknown keys, which yaml.Node.Decode ignores. Line numbers in errors are
+// those of the file.
 func decodeStrictly(n *yaml.Node, into any) error {
 	b, err := yaml.Marshal(n)
 	if err != nil {
@@ -238,7 +238,7 @@ func keyLine(doc *yaml.Node, i int, key string) int {
 	return at.Line
 }
 
-// errNoPools is returned if the configuration does not set pools at all.
+// errNoPools is returned if the configuration sets neither pools nor forwarding.
 var errNoPools = volume.Errorf(volume.ErrInvalid, "pools: at least one is required; use `pools: []` if all volumes are on NFS servers that StorageClasses name")
 
 func (c Config) validate(doc *yaml.Node) error {
@@ -266,7 +266,7 @@ func (c Config) validate(doc *yaml.Node) error {
 }
 
 func (c Config) validatePools(doc *yaml.Node) error {
-	names, places := map[string]bool{}, map[string]string{}
+	names, locations := map[string]bool{}, map[string]string{}
 	for i, p := range c.Pools {
 		if key, err := p.Validate(); err != nil {
 			return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
@@ -277,23 +277,23 @@ func (c Config) validatePools(doc *yaml.Node) error {
 		if err := checkMountOptions(doc, i, p); err != nil {
 			return err
 		}
-		key, place := placeOf(p)
-		if other, taken := places[place]; taken {
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q already has that location, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, place, other, p.Name)
+		key, at := canonicalLocation(p)
+		if other, taken := locations[at]; taken {
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q already has that location, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, at, other, p.Name)
 		}
 		for _, other := range c.Pools[:i] {
-			if key, err := checkPair(p, other); err != nil {
+			if key, err := checkOverlap(p, other); err != nil {
 				return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
 			}
 		}
-		names[p.Name], places[place] = true, p.Name
+		names[p.Name], locations[at] = true, p.Name
 	}
 	return nil
 }
 
-// placeOf returns the canonical location of a pool's volumes and the key that sets it. The
+// canonicalLocation returns the canonical location of a pool's volumes and the key that sets it. The
 // configuration of the pool must be valid.
-func placeOf(p pool.Config) (key, place string) {
+func canonicalLocation(p pool.Config) (key, at string) {
 	if p.Section != nil { // the name of the pool determines the location of its records
 		return string(p.Kind()), string(p.Kind()) + " of pool " + p.Name
 	}
@@ -304,21 +304,21 @@ func placeOf(p pool.Config) (key, place string) {
 	return "nfs.export", mount.NFS{Server: serverOf(p), Path: export}.String()
 }
 
-// checkPair refuses two pools of which one is inside the other, or which may both promise the
-// space of one filesystem of a server. The error begins with the key at fault. Pools that are
-// nested through symbolic links or mounts are detected when they are opened.
-func checkPair(p, other pool.Config) (key string, err error) {
+// checkOverlap returns an error if one pool is inside the other, or if both may allocate the space
+// of one filesystem of a server. The error concerns the line of key. Nesting through symbolic
+// links or mounts is detected when the pools are opened.
+func checkOverlap(p, other pool.Config) (key string, err error) {
 	if p.Section != nil || other.Section != nil || p.Shared() != other.Shared() {
 		return "", nil
 	}
-	key, place := placeOf(p)
-	_, others := placeOf(other)
+	key, at := canonicalLocation(p)
+	_, otherAt := canonicalLocation(other)
 	inner, outer := p.Name, other.Name
-	if location.IsBelow(others, place) {
+	if location.IsBelow(otherAt, at) {
 		inner, outer = other.Name, p.Name
 	}
-	if location.IsBelow(place, others) || location.IsBelow(others, place) {
-		return key, volume.Errorf(volume.ErrInvalid, "%s %q: pool %q is inside pool %q: give each pool a directory outside all other pools", key, place, inner, outer)
+	if location.IsBelow(at, otherAt) || location.IsBelow(otherAt, at) {
+		return key, volume.Errorf(volume.ErrInvalid, "%s %q: pool %q is inside pool %q: give each pool a directory outside all other pools", key, at, inner, outer)
 	}
 	if p.Shared() && serverOf(p) == serverOf(other) && (p.Size == "" || other.Size == "") {
 		return "nfs", volume.Errorf(volume.ErrInvalid, "size: pools %q and %q are exports of server %s, and a driver cannot detect whether they are on one filesystem: give both a size whose sum does not exceed that filesystem", other.Name, p.Name, serverOf(p))
@@ -327,17 +327,17 @@ func checkPair(p, other pool.Config) (key string, err error) {
 }
 
 func serverOf(p pool.Config) string {
-	server, _ := volume.CanonicalServer(p.NFS.Server) // it is valid
+	server, _ := volume.CanonicalServer(p.NFS.Server) // validated before
 	return server
 }
 
-// checkMountOptions refuses mount options that are not allowed for an export.
+// checkMountOptions returns an error for mount options that are not allowed for an export.
 func checkMountOptions(doc *yaml.Node, i int, p pool.Config) error {
 	if !p.Shared() {
 		return nil
 	}
-	for j, word := range p.NFS.MountOptions {
-		if err := mount.CheckNFSOptions([]string{word}); err != nil {
+	for j, option := range p.NFS.MountOptions {
+		if err := mount.CheckNFSOptions([]string{option}); err != nil {
 			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].nfs.mountOptions[%d]: %w", lineOf(doc, "pools", i, "nfs", "mountOptions", j), i, j, err)
 		}
 	}
@@ -407,7 +407,7 @@ func lineOf(doc *yaml.Node, path ...any) int {
 	return at.Line
 }
 
-// child returns the value of a mapping's key or a sequence's item; nil if it does not exist.
+// child returns the value of a key in a mapping, or an item of a sequence; nil if it does not exist.
 func child(at *yaml.Node, step any) *yaml.Node {
 	if i, ok := step.(int); ok {
 		if at.Kind == yaml.SequenceNode && i < len(at.Content) {

@@ -1,5 +1,5 @@
 // Package driver runs the driver's process: its configuration, the gRPC servers with their
-// interceptors, HTTP, start and shutdown. It contains no logic of CSI calls.
+// interceptors, HTTP, start and shutdown. It implements no CSI calls.
 package driver
 
 import (
@@ -33,16 +33,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// defaultDrainTime is the timeout of running calls after the driver receives a signal to stop, and
-// closeTime the timeout of closing its pools after that. Together they are shorter than the 30 seconds
-// after which Kubernetes kills a pod.
+// defaultDrainTime limits the running calls after a signal to stop. closeTime limits the closing of the
+// pools after that. Their sum is less than the default termination grace period of a pod, 30 s.
 const (
 	defaultDrainTime = 20 * time.Second
 	closeTime        = 5 * time.Second
 )
 
 // nodeListTimeout is how long the controller's driver stays unready without a list of nodes.
-// After that it is ready: restarting it would not make the API server answer.
+// After that it is ready: a restart of the driver would not make the API server answer.
 const nodeListTimeout = 30 * time.Second
 
 // maxNodeID is the maximum length of a node ID in bytes (CSI specification, NodeGetInfo).
@@ -62,7 +61,7 @@ type Options struct {
 	Registry string
 	Name     string
 	Version  string
-	Services []string // of "controller" and "node"
+	Services []string // "controller", "node" or both
 	// DrainTime is the timeout of running calls at shutdown; 0: 20 s.
 	DrainTime time.Duration
 	// IdleTime is how long the driver runs without a connection before it ends; 0: forever.
@@ -246,7 +245,7 @@ func (d *Driver) makeServers(background context.Context) {
 }
 
 func (d *Driver) serveNode(controller *controllerserver.Server) {
-	// Volumes without a record are on NFS servers: workers serve them.
+	// Static volumes (without a record) are on NFS servers, so workers serve them.
 	node := nodeserver.New(d.backends.WithoutStatic(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	node.InlineMemory = d.config.inlineMemory()
 	d.node = node
@@ -294,7 +293,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 	pools, closePools := context.WithCancel(context.WithoutCancel(ctx))
 	tasks.Go(func() { d.pools.Run(pools) })
 	tasks.Go(func() {
-		defer closePools() // the tasks before use the pools
+		defer closePools() // after the calls below, which use the pools
 		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
 			d.cleanUpInline(ctx)
@@ -388,22 +387,22 @@ func (d *Driver) ready() error {
 // cleanUpInterval is the time between two attempts to remove orphaned inline volumes.
 const cleanUpInterval = 10 * time.Second
 
-// cleanUpInline removes orphaned inline volumes: those of before a restart of the node, and those
-// that a driver was creating when it was killed. The kubelet does not unpublish all of them.
+// cleanUpInline removes inline volumes that were orphaned by a restart of the node, or by a kill of
+// the driver during their creation. The kubelet does not unpublish all of them.
 func (d *Driver) cleanUpInline(ctx context.Context) {
 	if d.pools.AwaitReady(ctx) != nil {
 		return
 	}
 	tick := time.NewTicker(cleanUpInterval)
 	defer tick.Stop()
-	logged := ""
+	lastLogged := ""
 	for {
 		err := d.node.CleanUpInline(ctx, cleanUpInterval)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if err.Error() != logged {
-			logged = err.Error()
+		if err.Error() != lastLogged {
+			lastLogged = err.Error()
 			klog.FromContext(ctx).Error(err, "Removing orphaned inline volumes failed; retrying", "interval", cleanUpInterval)
 		}
 		select {

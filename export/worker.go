@@ -21,21 +21,20 @@ import (
 type intervals struct {
 	// check is the interval between two checks of a worker.
 	check time.Duration
-	// fastPing is the interval of pings while a call takes longer than fastPing or the
-	// server does not answer.
+	// fastPing is the ping interval while the server does not answer or a call has been running for
+	// longer than fastPing.
 	fastPing time.Duration
 	// slowPing is the interval of all other pings, and of reports.
 	slowPing time.Duration
-	// silentAfter is the time without an answer to pings after which the server counts as silent. A
-	// server that restarts answers earlier.
+	// silentAfter is the time without an answer to pings after which the server counts as silent. It is
+	// longer than a restart of the server.
 	silentAfter time.Duration
-	// idleTime is the time without a call after which the worker of a pool that is in no configuration
-	// ends.
+	// idleTime is the time without a call after which the worker of an unconfigured pool ends.
 	idleTime time.Duration
-	// reportTimeout bounds a request for the report of a worker.
+	// reportTimeout limits a request for the report of a worker.
 	reportTimeout time.Duration
-	// restartDelay is the time before a worker that ended soon after its start is started
-	// again. It doubles with each such start, up to maxRetry.
+	// restartDelay is the delay before a restart of a worker that ended soon after its start. It
+	// doubles with each such restart, up to maxRetry.
 	restartDelay time.Duration
 	// stopTimeout is the time after which a worker that has not ended is killed.
 	stopTimeout time.Duration
@@ -47,17 +46,17 @@ var defaultIntervals = intervals{
 }
 
 const (
-	// maxAbandoned bounds the processes of a pool that were killed and have not ended, because a thread
-	// waits in the kernel, where no signal reaches it. No process is started while there are as many.
+	// maxAbandoned limits the killed processes of a pool that have not ended, because a thread sleeps
+	// uninterruptibly in the kernel. At the limit no process is started.
 	maxAbandoned = 2
 	// maxRetry is the maximum delay before a worker that ends repeatedly is started again.
 	maxRetry = 30 * time.Second
 )
 
-// The reasons for which a process was started, as in the metrics.
+// The reasons for the start of a process, as in the metrics.
 const (
 	startFirst     = "first"
-	startEnded     = "ended"     // the process before had ended
+	startEnded     = "ended"     // the previous process had ended
 	startSilent    = "silent"    // the server had become silent
 	startAnswering = "answering" // a silent server answered again
 )
@@ -68,7 +67,7 @@ type Worker struct {
 	server    *server
 	intervals intervals
 	launch    func(Job) (*process, error)
-	ctx       context.Context // ends when the driver does
+	ctx       context.Context // ends with the driver, or when the worker is closed
 	stop      context.CancelFunc
 
 	mu      sync.Mutex
@@ -77,8 +76,7 @@ type Worker struct {
 	// abandoned is the number of processes that were killed and have not ended.
 	abandoned int
 	calls     map[*call]struct{} // running
-	// lastCall is the start of the last call, pinged that of the last ping, lastCheck that of
-	// the last check.
+	// lastCall, pinged and lastCheck are the start times of the last call, ping and check.
 	lastCall, pinged, lastCheck time.Time
 	// unansweredSince is the time of the first ping after the last answer; zero: the last ping was
 	// answered.
@@ -94,7 +92,7 @@ type Worker struct {
 
 	starts      map[string]int // by reason
 	startReason string         // of the next start
-	// report and health are the last ones of the process, requested at reported.
+	// report and health are the last ones received. reported is the time of the last request.
 	report    *Report
 	health    []*csi.NodeGetStorageHealthResponse_StorageBackendHealth
 	reported  time.Time
@@ -113,8 +111,8 @@ func newWorker(ctx context.Context, job Job, intervals intervals, launch func(Jo
 	return w
 }
 
-// workerService is the relay.Service of a worker's process. While the server is silent it makes
-// only calls that unpublish or unstage a volume.
+// workerService is the relay.Service of a worker's process. While the server is silent, calls fail
+// unless teardown is set (unpublish and unstage).
 type workerService struct {
 	worker   *Worker
 	teardown bool
@@ -137,17 +135,17 @@ func (s workerService) Stream(ctx context.Context, method string, req proto.Mess
 	return s.invoke(ctx, func(ctx context.Context, p *process) error { return p.service.Stream(ctx, method, req, send) })
 }
 
-// invoke makes one call in the process. If the process ends first, the error is the reason.
+// invoke makes one call in the process. If the process ends during the call, the error is the cause.
 func (s workerService) invoke(ctx context.Context, do func(context.Context, *process) error) error {
 	p, release, err := s.worker.acquire(s.teardown)
 	if err != nil {
 		return err
 	}
 	defer release()
-	under, cancel := context.WithCancel(ctx)
+	callCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)() //nolint:contextcheck // the process may end before the call
-	err = do(under, p)
+	err = do(callCtx, p)
 	switch {
 	case err == nil, ctx.Err() != nil:
 		return err
@@ -159,7 +157,7 @@ func (s workerService) invoke(ctx context.Context, do func(context.Context, *pro
 	return err
 }
 
-// acquire registers a call and returns the process for it, which is started if none runs.
+// acquire registers a call and returns the process. It starts a process if none runs.
 func (w *Worker) acquire(teardown bool) (p *process, release func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +181,7 @@ func (w *Worker) errorf(format string, args ...any) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: "+format, append([]any{w.job.Pool.Name}, args...)...)
 }
 
-// errSilent is the error of a call for a silent server.
+// errSilent returns the error of a call for a silent server.
 func (w *Worker) errSilent() error {
 	return w.errorf("server %s has not answered since %s (%s): %w: check that it runs, and the network to it",
 		w.job.Pool.NFS.Server, w.silentSince.Format(time.DateTime), time.Since(w.silentSince).Round(time.Second), w.pingErr)
@@ -218,8 +216,8 @@ func (w *Worker) start() error {
 	return nil
 }
 
-// abandonedLimit returns the limit of w.abandoned for a start. While the server is silent the limit is
-// one higher: a process that starts then unmounts the mounts for which the abandoned processes wait.
+// abandonedLimit returns the limit of w.abandoned for a start. It is one higher while the server is
+// silent, because the new process unmounts the mounts that block the abandoned processes.
 func (w *Worker) abandonedLimit() int {
 	if w.silentSince.IsZero() {
 		return maxAbandoned
@@ -241,7 +239,7 @@ func (w *Worker) awaitEnd(p *process) {
 	p.conn.Close()
 }
 
-// exited updates the state when a process ends that was not killed.
+// exited updates the state when a process has ended without being killed.
 func (w *Worker) exited(p *process) {
 	w.process = nil
 	w.lastExit = p.exit()
@@ -274,7 +272,7 @@ func (w *Worker) connectionLost(p *process) error {
 	return context.Cause(p.ctx)
 }
 
-// kill kills a process; its calls fail with err. reason is that of the next start.
+// kill kills p if it is the current process. Its calls fail with err. reason is for the next start.
 func (w *Worker) kill(p *process, reason string, err error) {
 	if p == nil || w.process != p {
 		return
@@ -315,7 +313,7 @@ func (w *Worker) close() {
 func (w *Worker) check(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if now.Sub(w.lastCheck) > w.intervals.silentAfter/2 { // this process was suspended and could not receive an answer
+	if now.Sub(w.lastCheck) > w.intervals.silentAfter/2 { // the driver was suspended and could not receive an answer
 		w.unansweredSince = time.Time{}
 	}
 	w.lastCheck = now
@@ -477,8 +475,7 @@ func (w *Worker) state() State {
 	}
 }
 
-// closeIfIdle closes the worker to new calls if it has had none for idleTime, and reports whether
-// it did.
+// closeIfIdle makes new calls fail if there was no call for idleTime, and reports whether it did so.
 func (w *Worker) closeIfIdle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -27,29 +27,29 @@ import (
 )
 
 const (
-	// answerTime is the timeout of querying a driver for its pools.
+	// answerTime is the timeout of a request for the pools of a driver.
 	answerTime = 10 * time.Second
 	// openTime limits the wait for a pool that is not open yet. A driver that is ending may still
-	// hold it.
+	// have it open.
 	openTime = 15 * time.Second
 	// pollTime is the interval between two attempts.
 	pollTime = 20 * time.Millisecond
 	// yieldPoll is the interval at which an on-demand driver queries the running driver.
 	yieldPoll = 500 * time.Millisecond
-	// startPause is how long a call waits before it starts the on-demand driver again after it
-	// ended because another process holds its lock. It doubles up to startPauseMax.
+	// startPause is the delay before a call restarts an on-demand driver that ended because another
+	// process holds its lock. The delay doubles up to startPauseMax.
 	startPause    = 500 * time.Millisecond
 	startPauseMax = 5 * time.Second
 )
 
 // connection is the connection to the driver that serves a pool: the running driver if it
-// serves the pool, otherwise the on-demand driver. When a driver ends, its successor is
-// found and the interrupted call is repeated, since all calls are idempotent.
+// serves the pool, otherwise the on-demand driver. If that driver ends, connection finds its
+// successor and repeats the interrupted call: all calls are idempotent.
 type connection struct {
 	executable *Executable
 	dir        *os.File // the state directory
 	pool       string   // empty: the on-demand driver serves the call
-	socket     string   // of the driver, for messages
+	socket     string   // of the driver, for error texts
 	conn       *grpc.ClientConn
 	started    *command.Child
 	pause      time.Duration // before the next start
@@ -76,7 +76,7 @@ func (c *connection) close() {
 // another call may be ending.
 func (c *connection) find(ctx context.Context) (err error) {
 	e := c.executable
-	private := fmt.Sprintf("/proc/self/fd/%d/%s", c.dir.Fd(), e.OnDemand.Socket) // socket paths are limited to 107 bytes
+	onDemandSocket := fmt.Sprintf("/proc/self/fd/%d/%s", c.dir.Fd(), e.OnDemand.Socket) // socket paths are limited to 107 bytes
 	for {
 		if c.pool != "" { // the running driver may be configured to refuse calls without a pool
 			if c.conn, err = dial(ctx, e.Socket, c.pool); err == nil {
@@ -87,7 +87,7 @@ func (c *connection) find(ctx context.Context) (err error) {
 				return fmt.Errorf("driver at %s: %w", e.Socket, err)
 			}
 		}
-		if c.conn, err = dial(ctx, private, c.pool); err == nil {
+		if c.conn, err = dial(ctx, onDemandSocket, c.pool); err == nil {
 			c.socket = filepath.Join(e.StateDir, e.OnDemand.Socket)
 			return nil
 		}
@@ -125,8 +125,8 @@ func (c *connection) start() (err error) {
 	return err
 }
 
-// mustPause reports whether it is too early to start the on-demand driver again after one that this
-// call started ended with status 0: another process holds the lock, and may be ending.
+// mustPause reports whether the delay before a restart has not passed yet. It is called after the
+// on-demand driver ended with status 0, because another process, which may be ending, holds the lock.
 func (c *connection) mustPause() bool {
 	if c.startAfter.IsZero() {
 		c.pause = min(max(2*c.pause, startPause), startPauseMax)
@@ -148,7 +148,7 @@ func (c *connection) lastLogLine() string {
 
 // Invoke implements grpc.ClientConnInterface. An error contains only the message of the driver.
 func (c *connection) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	for busy := time.Now().Add(lockTime); ; {
+	for retryUntil := time.Now().Add(lockTime); ; {
 		if c.conn == nil {
 			if err := c.find(ctx); err != nil {
 				return err
@@ -158,8 +158,8 @@ func (c *connection) Invoke(ctx context.Context, method string, args, reply any,
 		switch {
 		case err == nil:
 			return nil
-		case status.Code(err) == codes.Aborted && time.Now().Before(busy) && sleep(ctx, pollTime) == nil:
-			continue // the same call of a killed process is being completed
+		case status.Code(err) == codes.Aborted && time.Now().Before(retryUntil) && sleep(ctx, pollTime) == nil:
+			continue // the driver still runs the same call of a killed process
 		case status.Code(err) != codes.Unavailable || ctx.Err() != nil || c.alive(ctx):
 			return callError{status.Convert(err)}
 		}
@@ -169,11 +169,11 @@ func (c *connection) Invoke(ctx context.Context, method string, args, reply any,
 
 // alive reports whether the driver still answers.
 func (c *connection) alive(ctx context.Context) bool {
-	_, err := servedPools(ctx, c.conn)
+	_, err := queryPools(ctx, c.conn)
 	return err == nil
 }
 
-// NewStream implements grpc.ClientConnInterface. No call here is a stream.
+// NewStream implements grpc.ClientConnInterface. It always fails.
 func (c *connection) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, status.Error(codes.Unimplemented, "streams are not used")
 }
@@ -184,10 +184,11 @@ type callError struct{ *status.Status }
 func (e callError) Error() string              { return e.Message() }
 func (e callError) GRPCStatus() *status.Status { return e.Status }
 
-// errNotServed: no driver listens on a socket, or it does not serve the pool.
+// errNotServed: no driver listens on a socket, or the driver there does not serve the pool.
 var errNotServed = errors.New("no driver serves the pool")
 
-// dial connects to the driver at a socket if it serves a pool (errNotServed).
+// dial connects to the driver at a socket. It returns errNotServed if the driver does not serve the
+// pool. An empty pool matches every driver.
 func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
 	open := func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -202,21 +203,21 @@ func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	pools, err := servedPools(ctx, conn)
+	pools, err := queryPools(ctx, conn)
 	_, serves := pools[pool]
 	switch {
 	case err == nil && (serves || pool == ""):
 		return conn, nil
-	case err == nil || status.Code(err) == codes.Unavailable: // it is ending
+	case err == nil || status.Code(err) == codes.Unavailable: // the driver is ending
 		err = errNotServed
 	}
 	_ = conn.Close()
 	return nil, err
 }
 
-// servedPools returns the UUIDs of a driver's pools by name. The UUID of a pool that is not open is
+// queryPools returns the UUIDs of a driver's pools by name. The UUID of a pool that is not open is
 // empty.
-func servedPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string]string, error) {
+func queryPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
@@ -241,16 +242,16 @@ func runningPools(ctx context.Context, socket string) ([]string, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	pools, err := servedPools(ctx, conn)
-	if status.Code(err) == codes.Unavailable { // it is ending
+	pools, err := queryPools(ctx, conn)
+	if status.Code(err) == codes.Unavailable { // the driver is ending
 		return nil, nil
 	}
 	return slices.Sorted(maps.Keys(pools)), err
 }
 
-// AwaitChange returns when the driver at a socket serves other pools of the list than before, or ctx
-// ends. The on-demand driver then ends: it must not hold a pool of that driver, and its successor
-// must serve the pools that the driver no longer serves.
+// AwaitChange returns when the subset of pools that the driver at a socket serves differs from before,
+// or ctx ends. The on-demand driver then ends: it must not hold a pool of that driver, and its
+// successor must serve the pools that the driver no longer serves.
 func AwaitChange(ctx context.Context, socket string, pools, before []string) {
 	for sleep(ctx, yieldPoll) == nil {
 		if served, err := PoolsServed(ctx, socket, pools); err == nil && !slices.Equal(served, before) {
@@ -259,16 +260,16 @@ func AwaitChange(ctx context.Context, socket string, pools, before []string) {
 	}
 }
 
-// poolUUID returns the UUID of the connection's pool when the pool is open. The driver also validates
+// poolUUID waits until the connection's pool is open, and returns its UUID. The driver also validates
 // the parameters.
 func (c *connection) poolUUID(ctx context.Context, parameters map[string]string) (string, error) {
-	patient, cancel := context.WithTimeout(ctx, openTime)
+	limited, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	for {
 		_, err := c.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: parameters})
 		if err == nil {
 			var pools map[string]string
-			if pools, err = servedPools(ctx, c); err == nil {
+			if pools, err = queryPools(ctx, c); err == nil {
 				err = errNotServed
 			}
 			if uuid := pools[c.pool]; uuid != "" {
@@ -278,16 +279,16 @@ func (c *connection) poolUUID(ctx context.Context, parameters map[string]string)
 		if !errors.Is(err, errNotServed) && status.Code(err) != codes.Unavailable {
 			return "", err
 		}
-		if sleep(patient, 10*pollTime) != nil {
+		if sleep(limited, 10*pollTime) != nil {
 			return "", volume.Errorf(volume.ErrUnavailable, "driver at %s: pool %q is not open: %w", c.socket, c.pool, err)
 		}
 	}
 }
 
-// checkUUID refuses a pool if another pool had its name before: the drivers that serve FlexVolume
-// in turn would have two pools of one name, and would create a volume of one pool again in the
-// other. Before the first use, mounted volumes identify the earlier pool: earlier versions recorded
-// no UUID.
+// checkUUID returns an error if another pool had the same name before. Otherwise the running driver
+// and the on-demand driver could have two pools with one name, and a volume of one pool would be
+// created again in the other. If no UUID is recorded, that of the mounted volumes is recorded: earlier
+// versions recorded none.
 func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
 	name := filepath.Join(uuidsDir, pool+".uuid")
 	known, err := fs.ReadFile(state.FS(), name)

@@ -21,15 +21,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// lockTime limits how long a call waits for other calls that concern the same pool.
+// lockTime limits how long a call waits for other calls for the same pool.
 const lockTime = 90 * time.Second
 
-// session is one running call. It holds the lock of its pool or of its directory of a server, so that
-// no other process changes the same records and staging mounts.
+// session is one running call. It holds the lock of the volume's pool, or of the directory of a
+// server, so that no other process changes the same records and staging mounts.
 type session struct {
 	*connection
 	state    *os.Root
-	stateDir *os.File // the same directory
+	stateDir *os.File // state as an open file
 	lock     *os.File
 	lockName string
 }
@@ -84,13 +84,13 @@ func (e *Executable) openState() (*os.Root, error) {
 	return state, nil
 }
 
-// lockFile waits for a lock, which is released when the file is closed.
-func lockFile(ctx context.Context, state *os.Root, name string, patience time.Duration) (*os.File, error) {
+// lockFile waits for a lock until the timeout. Closing the file releases the lock.
+func lockFile(ctx context.Context, state *os.Root, name string, timeout time.Duration) (*os.File, error) {
 	f, err := state.OpenFile(filepath.Join(locksDir, name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	err = retry.For(ctx, patience, func() (bool, error) {
+	err = retry.For(ctx, timeout, func() (bool, error) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		return errors.Is(err, syscall.EWOULDBLOCK), err
 	})
@@ -101,7 +101,7 @@ func lockFile(ctx context.Context, state *os.Root, name string, patience time.Du
 	return f, nil
 }
 
-// id returns the ID of the volume of this node that options describe. The volume need not exist.
+// id returns the ID of the node-local volume that options describe. The volume need not exist.
 func (s *session) id(ctx context.Context, o options) (string, error) {
 	uuid, err := s.poolUUID(ctx, o.parameters)
 	if err == nil {
@@ -110,8 +110,8 @@ func (s *session) id(ctx context.Context, o options) (string, error) {
 	return volume.ID{Backend: o.kind, Pool: o.pool, PoolUUID: uuid, Name: volume.NameFor(o.name)}.String(), err
 }
 
-// volume returns the ID of the volume that options describe. It creates the volume if options have a
-// size. The volume must belong to the namespace of the pod.
+// volume returns the ID of the volume that options describe. It creates a missing volume if options
+// have a size. The volume must belong to the namespace of the pod.
 func (s *session) volume(ctx context.Context, o options) (string, error) {
 	if o.share != nil {
 		return o.handle(), nil
@@ -123,8 +123,8 @@ func (s *session) volume(ctx context.Context, o options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The namespace is verified before any other call for the volume: a call that fails
-	// later unstages the volume, which may be in use by others.
+	// The namespace is verified before any other call for the volume: a call that fails later
+	// unstages the volume, which other pods may use.
 	resp, err := s.controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{o.capability()},
 		Parameters: map[string]string{volume.ParamNamespace: o.namespace},
@@ -140,7 +140,7 @@ func (s *session) volume(ctx context.Context, o options) (string, error) {
 	return id, nil
 }
 
-// explainMissing adds to ErrNotFound how to name or create a volume.
+// explainMissing adds to a NotFound error how to select or create a volume.
 func explainMissing(err error) error {
 	if status.Code(err) != codes.NotFound {
 		return err
@@ -148,8 +148,8 @@ func explainMissing(err error) error {
 	return fmt.Errorf("%w: set option %s to an existing volume, or set option %s to create it", err, optionVolume, optionSize)
 }
 
-// create creates a volume of this node. Every user who may create pods can trigger it, so its
-// directory is in the volume's own folder: a subDir could be a directory of another user.
+// create creates a node-local volume. It rejects subDir, which could be a directory of another user:
+// every user who may create pods can trigger the call.
 func (s *session) create(ctx context.Context, o options) error {
 	if dir := o.parameters[volume.ParamSubDir]; dir != "" {
 		return volume.Errorf(volume.ErrInvalid, "option %s=%q: the directory could belong to another user: remove the option, or create the volume with a StorageClass", volume.ParamSubDir, dir)
@@ -163,7 +163,7 @@ func (s *session) create(ctx context.Context, o options) error {
 	return err
 }
 
-// assign gives a volume to a namespace. It refuses a mounted volume that belongs to a namespace.
+// assign sets the namespace of a volume. It fails if the volume has a namespace and is mounted.
 func (s *session) assign(ctx context.Context, o options, namespace string) error {
 	if o.share != nil {
 		return volume.Errorf(volume.ErrInvalid, "a directory of a server belongs to no namespace: the server controls access")
@@ -187,14 +187,14 @@ func (s *session) assign(ctx context.Context, o options, namespace string) error
 	return explainMissing(err)
 }
 
-// mount stages the volume once for all pods, and publishes it at the target's directory. A
-// call that fails leaves what was there before.
+// mount stages the volume once for all pods, and publishes it at the target's directory. If it
+// fails, it restores the previous state of the directory.
 func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	before, err := mount.OnPath(t.Path)
 	if err != nil {
 		return err
 	}
-	if err := s.vacate(ctx, t, before != nil); err != nil {
+	if err := s.releasePrevious(ctx, t, before != nil); err != nil {
 		return err
 	}
 	if err := s.record(t); err != nil {
@@ -217,9 +217,9 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	return err
 }
 
-// vacate releases another volume that a killed call left for a directory: only the record shows it.
-// A mounted volume is an error.
-func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
+// releasePrevious releases another volume that the record of the directory names: a killed call left
+// the record. It fails if that volume is mounted there.
+func (s *session) releasePrevious(ctx context.Context, t target, mounted bool) error {
 	recorded, err := readTarget(s.state.FS(), recordName(t.Path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, volume.ErrDamaged):
@@ -251,7 +251,7 @@ func (s *session) stage(ctx context.Context, t target, o options) error {
 	return err
 }
 
-// expand makes the volume's storage at least as large as size, and returns its size.
+// expand grows the volume's storage to at least size bytes, and returns its size in bytes.
 func (s *session) expand(ctx context.Context, o options, size int64) (int64, error) {
 	if o.share != nil {
 		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: expand its filesystem")
@@ -282,20 +282,20 @@ func (s *session) expandFilesystem(ctx context.Context, o options) error {
 	return err
 }
 
-// outage is how long a server may not answer before its directories are unmounted by force. Data that
-// the server has not received is then lost.
+// outage is the time without an answer after which the directories of a server are unmounted by force.
+// Data that the server has not received is then lost.
 const outage = 2 * time.Minute
 
 // sweepTime limits sweep: a kubelet waits for the answer to init before it uses other plugins.
 const sweepTime = 10 * time.Second
 
-// release undoes mount, and cleans up after killed calls with the same lock.
+// release undoes mount, and cleans up after killed calls that held the same lock.
 func (s *session) release(ctx context.Context, t target) error {
 	all, err := targets(ctx, s.state)
 	if err != nil {
 		return err
 	}
-	err = s.takeDown(ctx, t, all)
+	err = s.tearDown(ctx, t, all)
 	for _, other := range all {
 		if other.lock() == s.lockName && other.Path != t.Path {
 			s.clear(ctx, other, all)
@@ -309,43 +309,43 @@ func (s *session) release(ctx context.Context, t target) error {
 func (s *session) clear(ctx context.Context, t target, all []target) {
 	at, err := mount.OnPath(t.Path)
 	if err == nil && at == nil {
-		err = s.takeDown(ctx, t, all)
+		err = s.tearDown(ctx, t, all)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to clean up after a killed call", "volume", t.Volume, "path", t.Path)
 	}
 }
 
-// takeDown unmounts a volume from one directory, and unstages it if it is mounted at no other recorded
-// directory, even if the directory cannot be removed. It removes the record last: the record is
-// needed to clean up after a killed call.
-func (s *session) takeDown(ctx context.Context, t target, all []target) error {
+// tearDown unmounts a volume from one directory, and unstages it if no other recorded directory uses
+// it, even if the directory cannot be removed. It removes the record last: the record is needed to
+// clean up after a killed call.
+func (s *session) tearDown(ctx context.Context, t target, all []target) error {
 	used, err := usedElsewhere(t, all)
 	if err != nil {
 		return err
 	}
 	forced := false
 	if !used {
-		if forced, err = s.giveUp(ctx, t); err != nil {
+		if forced, err = s.checkOutage(ctx, t); err != nil {
 			return err
 		}
 	}
-	_, kept := s.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: t.Volume, TargetPath: t.Path})
+	_, unpublishErr := s.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: t.Volume, TargetPath: t.Path})
 	if at, err := mount.OnPath(t.Path); at != nil || err != nil {
-		return errors.Join(kept, err)
+		return errors.Join(unpublishErr, err)
 	}
 	if !used {
 		if err := s.unstage(ctx, t.Volume, forced); err != nil {
 			return err
 		}
 	}
-	return errors.Join(kept, s.forget(t))
+	return errors.Join(unpublishErr, s.forget(t))
 }
 
 func (s *session) unstage(ctx context.Context, id string, force bool) error {
 	staging := s.staging(id)
 	if force {
-		if err := forceUnmount(ctx, staging); err != nil {
+		if err := forceUnmountStaging(ctx, staging); err != nil {
 			return err
 		}
 	}
@@ -369,27 +369,27 @@ func usedElsewhere(t target, all []target) (bool, error) {
 	return false, nil
 }
 
-// giveUp fails while the server of a directory does not answer. After the outage it reports that the
-// directory must be unmounted by force. It precedes all other steps: a kubelet identifies a volume
-// by its directory, and makes no further call after the directory is removed. The record contains
-// the time, because no driver runs permanently.
-func (s *session) giveUp(ctx context.Context, t target) (force bool, err error) {
+// checkOutage fails while the server of a directory does not answer. After outage it unmounts the
+// directory by force, and force is true for the staging mount. It must precede all other steps: a
+// kubelet makes no further call after the directory is removed. The record contains the time, because
+// no driver runs permanently.
+func (s *session) checkOutage(ctx context.Context, t target) (force bool, err error) {
 	at, err := mount.OnPath(s.staging(t.Volume))
 	if err != nil {
 		return false, err
 	}
 	silent := t.Pool == "" && at != nil && mount.IsNFS(at) && !mount.Answers(ctx, at)
-	took, err := s.silentFor(t, silent)
+	elapsed, err := s.silentFor(t, silent)
 	if err != nil || !silent {
 		return false, err
 	}
-	if left := outage - took; left > 0 {
+	if left := outage - elapsed; left > 0 {
 		return false, volume.Errorf(volume.ErrUnavailable, "the server of %s does not answer, and may not have received all written data: the volume stays mounted, and is unmounted by force in %v", at.Source, left)
 	}
-	return true, free(ctx, t.Path)
+	return true, forceUnmountTarget(ctx, t.Path)
 }
 
-// silentFor returns how long the server of a target has not answered, according to its record.
+// silentFor returns how long the server of a target has not answered. It keeps the start in the record.
 func (s *session) silentFor(t target, silent bool) (time.Duration, error) {
 	now, err := sinceBoot()
 	if err != nil || silent == (t.Silent != 0) {
@@ -402,20 +402,19 @@ func (s *session) silentFor(t target, silent bool) (time.Duration, error) {
 	return 0, s.record(t)
 }
 
-// sinceBoot returns the uptime in seconds. No mount is older, and setting the clock does not change
-// it.
+// sinceBoot returns the uptime in seconds. Unlike the wall clock it cannot be set, and no mount is older.
 func sinceBoot() (int64, error) {
 	var i syscall.Sysinfo_t
 	err := syscall.Sysinfo(&i)
 	return int64(i.Uptime), os.NewSyscallError("sysinfo", err) //nolint:unconvert // 32 bits on some machines
 }
 
-// abandon reports that the server is abandoned.
+// abandon is the mount.Abandon for a server that is always abandoned.
 func abandon() (force bool, err error) { return true, nil }
 
-// free unmounts a target of a server that does not answer. A killed program that waits for the server
-// keeps the target busy until its I/O fails.
-func free(ctx context.Context, path string) error {
+// forceUnmountTarget unmounts a target of a server that does not answer. A killed program that waits
+// for the server keeps the target busy until its I/O fails.
+func forceUnmountTarget(ctx context.Context, path string) error {
 	n, err := mount.NFSAt(path)
 	if err != nil || n == nil {
 		return err
@@ -427,8 +426,8 @@ func free(ctx context.Context, path string) error {
 	return err
 }
 
-// forceUnmount unmounts a staged directory of a server that does not answer.
-func forceUnmount(ctx context.Context, staging string) error {
+// forceUnmountStaging unmounts the staging mount of a server that does not answer.
+func forceUnmountStaging(ctx context.Context, staging string) error {
 	n, err := mount.NFSAt(staging)
 	if err != nil || n == nil {
 		return err

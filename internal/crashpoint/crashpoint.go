@@ -3,17 +3,17 @@
 // itself at the point that TRIVET_CRASH_AT names.
 package crashpoint
 
-// Point is the name of a place in a mutating path.
+// Point names a point in a call that changes persistent state.
 type Point string
 
 // The points by call, in the order in which they are reached. A comment describes the state at the
-// point.
+// point; "not answered" means that the call has not returned.
 const (
-	CreateReserved    Point = "create-reserved"    // temporary directory made, empty
-	CreateImage       Point = "create-image"       // image made, no record
-	ClaimEntry        Point = "claim-entry"        // record in tmp, first sector of a disk's mark written
-	ClaimMarked       Point = "claim-marked"       // a disk's mark complete, not committed
-	CreateLimited     Point = "create-limited"     // directory made and limited, no record
+	CreateReserved    Point = "create-reserved"    // empty temporary directory created
+	CreateImage       Point = "create-image"       // image created, no record
+	ClaimEntry        Point = "claim-entry"        // record in tmp, first sector of a disk's partition tables written
+	ClaimMarked       Point = "claim-marked"       // a disk's partition tables complete, not committed
+	CreateLimited     Point = "create-limited"     // directory with a quota created, no record
 	CreatePlaced      Point = "create-placed"      // directory moved to its subDir, not committed
 	CreateBuilt       Point = "create-built"       // complete and durable, not committed
 	CreateCommitted   Point = "create-committed"   // renamed into place, rename not yet durable
@@ -27,36 +27,36 @@ const (
 	AttachWritten     Point = "attach-written"     // attach record written under a temporary name
 	AttachLinked      Point = "attach-linked"      // attach record in place
 	DetachRemoved     Point = "detach-removed"     // attach record removed
-	StageLocked       Point = "stage-locked"       // image locked, not written
+	StageLocked       Point = "stage-locked"       // image locked, filesystem not written
 	StageFormatting   Point = "stage-formatting"   // intent to format durable
 	StageHalfFormat   Point = "stage-half-format"  // filesystem body written, no superblock
 	StageFormatted    Point = "stage-formatted"    // filesystem complete, not recorded
 	StageIdentified   Point = "stage-identified"   // identity of a copied filesystem changed, not recorded
-	StageNoted        Point = "stage-noted"        // only the second table of a disk's mark records possible data
+	StageNoted        Point = "stage-noted"        // only a disk's backup partition table records that it may contain data
 	StageMarked       Point = "stage-marked"       // recorded as formatted
-	StageBound        Point = "stage-bound"        // loop device bound, not completely configured
-	StageAttached     Point = "stage-attached"     // loop device bound
+	StageBound        Point = "stage-bound"        // loop device bound, discards not disabled
+	StageAttached     Point = "stage-attached"     // loop device or partition attached
 	StageMounted      Point = "stage-mounted"      // filesystem mounted, attached to no path
 	StageDone         Point = "stage-done"         // mounted at the staging path, not answered
-	PublishTarget     Point = "publish-target"     // target made, not mounted
-	PublishReadOnly   Point = "publish-read-only"  // read-only device made for a block target
-	PublishDone       Point = "publish-done"       // bound, not answered
-	GrowImage         Point = "grow-image"         // image grown, record old
-	GrowBackup        Point = "grow-backup"        // second table of a disk's mark grown, first old
+	PublishTarget     Point = "publish-target"     // target created, not mounted
+	PublishReadOnly   Point = "publish-read-only"  // read-only device for a block target created
+	PublishDone       Point = "publish-done"       // mounted at the target, not answered
+	GrowImage         Point = "grow-image"         // image grown, record unchanged
+	GrowBackup        Point = "grow-backup"        // a disk's backup partition table grown, primary unchanged
 	GrowRecord        Point = "grow-record"        // record written, not answered
-	GrowDevice        Point = "grow-device"        // device follows the image, filesystem old
+	GrowDevice        Point = "grow-device"        // device grown, filesystem unchanged
 	GrowDone          Point = "grow-done"          // filesystem grown, not answered
 	UnpublishGone     Point = "unpublish-gone"     // unmounted, target exists
-	UnpublishTarget   Point = "unpublish-target"   // target removed, a read-only device exists
+	UnpublishTarget   Point = "unpublish-target"   // target removed, read-only device not removed
 	UnpublishDone     Point = "unpublish-done"     // all removed, not answered
-	UnstageMount      Point = "unstage-mount"      // unmounted, device in use
-	UnstageGone       Point = "unstage-gone"       // device free, not answered
+	UnstageMount      Point = "unstage-mount"      // unmounted, device not detached
+	UnstageGone       Point = "unstage-gone"       // device detached, not answered
 	DeleteRenamed     Point = "delete-renamed"     // in the trash, rename not yet durable
 	DeleteDone        Point = "delete-done"        // durable, not answered
 	ReapRemoved       Point = "reap-removed"       // data of a directory removed, its quota ID not released
 	ReapStarted       Point = "reap-started"       // trash entry partly removed
 	ReapZeroed        Point = "reap-zeroed"        // a part of a disk zeroed, and recorded
-	ReapErasing       Point = "reap-erasing"       // disk wiped, mark partly removed
+	ReapErasing       Point = "reap-erasing"       // disk wiped, partition tables partly removed
 )
 
 // All lists every point; test/crash fails if one of them is never reached.
