@@ -1,8 +1,8 @@
 // Package backend is the contract between the CSI services and the kinds of storage, the registry
 // of the kinds, and the code that several kinds share.
 //
-// The features beyond Backend are optional interfaces, found by type assertion. The driver
-// advertises the features that some kind has. No service distinguishes kinds by name, and no
+// Features that not every backend has are optional interfaces, found by type assertion. The driver
+// advertises a feature if at least one kind has it. No service distinguishes kinds by name, and no
 // backend imports gRPC or another backend.
 package backend
 
@@ -24,45 +24,46 @@ type Backend interface {
 	// Create creates a volume, or returns the existing one if it satisfies spec (otherwise
 	// ErrIncompatible). The returned volume is durable.
 	Create(ctx context.Context, spec volume.Spec) (volume.Volume, error)
-	// Delete removes a volume. It succeeds if there is none. ErrPrecondition while the volume is
-	// controller-published, ErrInUse while a device or a program of this node uses it.
+	// Delete removes a volume. It succeeds if the volume does not exist. ErrPrecondition while the
+	// volume is controller-published, ErrInUse while a device or a program of this node uses it.
 	Delete(ctx context.Context, id volume.ID) error
 	// Get reads the record of a volume (ErrNotFound, ErrDamaged).
 	Get(ctx context.Context, id volume.ID) (volume.Volume, error)
-	// List returns up to limit volumes in a stable order, those after one (the zero ID: all),
-	// and whether there are more. A volume with an unreadable record has only its ID.
+	// List returns up to limit volumes in a stable order, beginning after the volume with the ID
+	// after (the zero ID: with the first volume). more reports whether more volumes follow. A
+	// volume with an unreadable record has only its ID.
 	List(ctx context.Context, after volume.ID, limit int) (volumes []volume.Volume, more bool, err error)
-	// Capacity returns how much can still be created with these parameters.
+	// Capacity returns the capacity that is available for new volumes with these parameters.
 	Capacity(ctx context.Context, q CapacityQuery) (Capacity, error)
 
 	// Attach makes the volume available on this node: formatted, checked, bound to a
 	// device. The caller mounts the source, unless it is a raw device, and closes it.
 	Attach(ctx context.Context, v volume.Volume) (mount.Source, error)
 	// Present finds the current source of the volume on this node; ok is false if there is
-	// none. A directory is always present. If the record of v cannot be read, its ID is enough
-	// to recognize the mounts of the volume.
+	// none. A directory is always present. If the record of the volume cannot be read, v has only
+	// the ID, which is enough to recognize the mounts of the volume.
 	Present(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error)
 	// Detach undoes Attach before it returns (ErrPrecondition if the volume is still in use).
-	// It is called when the volume has no mounts any more.
+	// The caller has unmounted the volume.
 	Detach(ctx context.Context, v volume.Volume) error
 }
 
-// CapacityQuery has the parameters of GetCapacity.
+// CapacityQuery contains the parameters of GetCapacity.
 type CapacityQuery struct {
 	Parameters volume.Parameters
-	// FSType and Block are those of the requested capabilities.
+	// FSType and Block describe the requested volume capabilities.
 	FSType string
 	Block  bool
 }
 
-// Capacity is how much can still be created, in bytes.
+// Capacity is the capacity that is available for new volumes, in bytes.
 type Capacity struct {
 	Available int64
 	// Max and Min bound the size of one volume.
 	Max, Min int64
 }
 
-// Publication says where and how a volume is controller-published.
+// Publication is the controller-publication of a volume to a node.
 type Publication struct {
 	Node     string
 	ReadOnly bool
@@ -70,11 +71,11 @@ type Publication struct {
 	MultiNode bool
 }
 
-// Publisher records where volumes are controller-published.
+// Publisher records the nodes to which volumes are controller-published.
 type Publisher interface {
 	// Publish records a publication. ErrIncompatible if there is a different one for the
-	// node, ErrPrecondition if the volume is published to another node and they exclude each
-	// other.
+	// node, ErrPrecondition if the volume is published to another node and the two publications
+	// exclude each other.
 	Publish(ctx context.Context, v volume.Volume, p Publication) error
 	// Unpublish removes the publication; an empty node means all nodes.
 	Unpublish(ctx context.Context, id volume.ID, node string) error
@@ -96,14 +97,15 @@ type Expander interface {
 	ResizeDevice(ctx context.Context, v volume.Volume) error
 }
 
-// NamespaceSetter records the namespace that a volume of FlexVolume belongs to.
+// NamespaceSetter records the namespace to which a FlexVolume volume belongs.
 type NamespaceSetter interface {
-	// SetNamespace is ErrPrecondition if another namespace than change requires is on record.
+	// SetNamespace returns ErrPrecondition if change.Before is set and is not the recorded namespace.
 	SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error
 }
 
-// EnforcedHard, EnforcedCooperative and EnforcedNot say what limits volumes to their capacity:
-// their device, a quota that a sufficiently privileged process can exceed, or nothing.
+// EnforcedHard means that the device limits a volume to its capacity, EnforcedCooperative that a
+// quota limits it, which a sufficiently privileged process can exceed, and EnforcedNot that nothing
+// limits it.
 const (
 	EnforcedHard        = "hard"
 	EnforcedCooperative = "cooperative"
@@ -113,19 +115,19 @@ const (
 // Limiter reports how volumes are limited to their capacity. The volumes of other backends are
 // EnforcedHard.
 type Limiter interface {
-	// Enforced is a value of the volume's context and never changes. If the record of v cannot
-	// be read, its ID is enough.
+	// Enforced returns a value for the volume context, which never changes for a volume. If the
+	// record cannot be read, v has only the ID.
 	Enforced(v volume.Volume) string
 }
 
-// Meter measures volumes that are a part of a filesystem.
+// Meter measures volumes that share a filesystem with other volumes.
 type Meter interface {
 	// Measure returns the size and the usage of a volume; ok is false if only the statistics of
 	// the filesystem apply.
 	Measure(ctx context.Context, v volume.Volume) (m Measure, ok bool, err error)
 }
 
-// Measure is the size of a volume and its usage; 0 inodes: any number.
+// Measure is the size of a volume and its usage. If Inodes is 0, the number of inodes is not limited.
 type Measure struct {
 	Bytes, UsedBytes   int64
 	Inodes, UsedInodes int64
@@ -137,14 +139,14 @@ type BlockProvider interface {
 	// ReadOnlyDevice returns the read-only device of the volume, and creates it if there is
 	// none.
 	ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error)
-	// PresentReadOnly returns that device; ok is false if there is none.
+	// PresentReadOnly finds the read-only device; ok is false if there is none.
 	PresentReadOnly(ctx context.Context, v volume.Volume) (device mount.BlockDevice, ok bool, err error)
-	// ReleaseReadOnly frees that device, unless it is still published.
+	// ReleaseReadOnly frees the read-only device, unless it is still published.
 	ReleaseReadOnly(ctx context.Context, v volume.Volume) error
 }
 
-// StaticProvider serves volumes that an administrator describes and the driver did
-// not create: they have no record.
+// StaticProvider serves volumes that the driver did not create and an administrator describes
+// in a PersistentVolume: they have no record.
 type StaticProvider interface {
 	// StaticVolume reads a volume from its context; ok is false if the context describes no
 	// static volume. Invalid values are ErrInvalid.
@@ -154,14 +156,15 @@ type StaticProvider interface {
 	StaticAt(path string) (mount.Source, error)
 }
 
-// OwnershipVerifier has volumes that this node can lose while they are attached.
+// OwnershipVerifier is implemented by backends whose volumes this node can lose while they are
+// attached.
 type OwnershipVerifier interface {
 	// VerifyOwnership returns nil if this node has owned the volume since it was attached.
 	// Otherwise the volume must be unstaged (ErrPrecondition).
 	VerifyOwnership(ctx context.Context, v volume.Volume) error
 }
 
-// HealthChecker finds the problems of volumes and pools.
+// HealthChecker reports the problems of volumes and pools.
 type HealthChecker interface {
 	// Health examines the volume's data in the pool.
 	Health(ctx context.Context, v volume.Volume) []Condition
@@ -170,11 +173,11 @@ type HealthChecker interface {
 	StorageHealth(ctx context.Context) []Condition
 }
 
-// OutageReporter has volumes whose pools can be unavailable for long, for example while a server
-// does not answer.
+// OutageReporter is implemented by backends whose pools can be unavailable for a long time, for
+// example while a server does not answer.
 type OutageReporter interface {
-	// Outage returns the conditions of a volume whose lookup failed with err; none if err is
-	// the final result.
+	// Outage returns the conditions of a volume whose lookup failed with err. If it returns none,
+	// the health call returns err.
 	Outage(id volume.ID, err error) []Condition
 }
 
@@ -195,7 +198,7 @@ type Condition struct {
 	Severity Severity
 	Reason   Reason
 	Message  string
-	// Pool is the pool of which all volumes have the condition; empty: the volume alone.
+	// Pool is the pool whose volumes all have the condition; empty: only one volume has it.
 	Pool string
 }
 
@@ -204,40 +207,42 @@ func PoolUnavailable(err error) Condition {
 	return Condition{Severity: Inaccessible, Reason: ReasonPoolUnavailable, Message: err.Error()}
 }
 
-// Snapshotter creates snapshots of volumes. Its Create also creates volumes from a snapshot or a
-// volume (Spec.Source).
+// Snapshotter creates snapshots of volumes. The Create of such a backend also creates volumes from
+// a snapshot or a volume (Spec.Source).
 type Snapshotter interface {
-	// Snapshot creates one snapshot of each volume, all as of the same moment, or returns the
-	// existing ones if they are of these volumes (otherwise ErrIncompatible). Without spec.Group
-	// there is one volume. A group is created completely or not at all. The returned set is
-	// durable. ErrPrecondition if the use of a volume prevents a consistent copy, ErrPending
-	// while a long copy continues: a retry waits for its end.
-	Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error)
-	// DeleteSnapshots removes a set: a single snapshot, or a group. It succeeds if there is none.
+	// Snapshot creates one snapshot of each volume, all at the same point in time, or returns
+	// the existing snapshots if they are of these volumes (otherwise ErrIncompatible). Without
+	// spec.Group there is one volume. A group is created completely or not at all. The returned set
+	// is durable. ErrPrecondition if the use of a volume prevents a consistent copy, ErrPending
+	// while a long copy continues: a retry joins it.
+	Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error)
+	// DeleteSnapshots removes a set: a single snapshot, or a group. It succeeds if the set does not
+	// exist.
 	DeleteSnapshots(ctx context.Context, id volume.ID) error
 	// Snapshots reads the record of a set (ErrNotFound, ErrDamaged).
 	Snapshots(ctx context.Context, id volume.ID) (volume.SnapshotSet, error)
-	// ListSnapshots returns up to limit snapshots, including those of groups, in a stable order,
-	// those after one (the zero ID: all), and whether there are more. The order of the pools is
+	// ListSnapshots is List for snapshots, including those of groups. The order of the pools is
 	// that of List.
 	ListSnapshots(ctx context.Context, after volume.ID, limit int) (snapshots []volume.Snapshot, more bool, err error)
 }
 
-// Cloner copies volumes, and has no snapshots. A Snapshotter copies both.
+// Cloner copies volumes, and does not support snapshots. A Snapshotter copies volumes and snapshots.
 type Cloner interface {
 	// CheckSource refuses a source that cannot be copied (ErrInvalid).
 	CheckSource(s volume.Source) error
 }
 
-// ChangeTracker lists the allocated ranges of snapshots, and the changed ranges between two.
+// ChangeTracker lists the allocated ranges of a snapshot, and the changed ranges between two
+// snapshots.
 type ChangeTracker interface {
-	// Allocated yields the ranges of a snapshot with data in order, from an offset in bytes on.
+	// Allocated yields, in order, the ranges of a snapshot that contain data, beginning at the
+	// offset from, in bytes.
 	Allocated(ctx context.Context, s volume.Snapshot, from int64) iter.Seq2[clone.Range, error]
-	// Changed yields the ranges where a snapshot may differ from an older one of the same volume.
+	// Changed yields the ranges in which a snapshot may differ from an older one of the same volume.
 	Changed(ctx context.Context, older, newer volume.Snapshot, from int64) iter.Seq2[clone.Range, error]
 }
 
-// Thawer has filesystems that a snapshot freezes for a short time.
+// Thawer is implemented by backends that freeze filesystems for a short time during a snapshot.
 type Thawer interface {
 	// Thaw thaws the filesystems that a killed driver left frozen.
 	Thaw(ctx context.Context) error

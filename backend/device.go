@@ -19,7 +19,7 @@ import (
 // A backend embeds it.
 type Devices struct {
 	Pools
-	// Raw bounds raw volumes. Its granule is that of all volumes.
+	// Raw are the bounds of raw volumes. Its granule applies to all volumes.
 	Raw       volume.Bounds
 	Formatter *blockdev.Formatter
 	Loops     *blockdev.LoopTags
@@ -29,7 +29,7 @@ type Devices struct {
 	OpenDevice func(volume.Volume) (*os.File, error)
 }
 
-// Bounds bounds volumes with a filesystem, or raw volumes.
+// Bounds returns the bounds of volumes with a filesystem, or of raw volumes.
 func (d *Devices) Bounds(fsType string, block bool) volume.Bounds {
 	b := d.Raw
 	if !block {
@@ -86,8 +86,8 @@ type Filesystem struct {
 	spec   blockdev.FormatSpec
 }
 
-// FilesystemOf reads the state of the volume's filesystem. path is the image or device that
-// error messages name. The type and the mkfs options in spec are those of the volume.
+// FilesystemOf reads the state of the volume's filesystem. Error messages contain path, the image or
+// device. FilesystemOf sets the type and the mkfs options in spec.
 func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.FormatSpec) (*Filesystem, error) {
 	spec.FSType, spec.Options = v.FSType, v.MkfsOptions
 	f := &Filesystem{Volume: v, images: p.Images, path: path, spec: spec}
@@ -124,7 +124,7 @@ func (f *Filesystem) journal() blockdev.FormatJournal {
 	}
 }
 
-// Blank tells whether the volume needs a new filesystem.
+// Blank reports whether the volume needs a new filesystem.
 func (f *Filesystem) Blank() bool {
 	return !f.Volume.Block && f.State != pool.Formatted && f.State != pool.Cloned
 }
@@ -144,8 +144,8 @@ func (f *Filesystem) Prepare(device *os.File) error {
 }
 
 // Complete is called after Prepare. It creates a new filesystem, checks an existing one, or gives a
-// cloned one a new UUID. The device may be another descriptor of the same storage. commit makes the
-// changes durable, and records them; it is nil if there are none.
+// cloned one a new UUID. The device may be another one than in Prepare, of the same storage. commit
+// makes the changes durable, and records them; it is nil if there are none.
 func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter, device *os.File) (commit func() error, err error) {
 	switch {
 	case f.Volume.Block:
@@ -166,7 +166,7 @@ func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter
 	return commit, nil
 }
 
-// Check checks a filesystem that was not cleanly unmounted, and makes the repairs that are safe. It
+// Check checks a filesystem that was not cleanly unmounted, and makes only safe repairs. It
 // continues after ctx ends, because it may take longer than the deadline of a call. The next call
 // then finds a clean filesystem.
 func (f *Filesystem) Check(ctx context.Context, device *os.File) error {

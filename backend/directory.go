@@ -58,37 +58,37 @@ type Directories struct {
 	Bounds volume.Bounds
 	// Source returns the location of a volume.
 	Source func(volume.Volume) (mount.Source, error)
-	// Prepare is PrepareDirectory, or calls it.
-	Prepare func(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error
+	// Prepare is PrepareDirectory, or a function that calls it.
+	Prepare func(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error
 	// Copy opens the origin of a new volume and calls c.Create.
 	Copy func(ctx context.Context, c *DirectoryCopy) error
 }
 
-// DirectoryCopy is the creation of a volume that is a copy.
+// DirectoryCopy describes the creation of a volume as a copy of its origin.
 type DirectoryCopy struct {
 	Pool   *pool.Pool
 	Job    *pool.Job
 	Origin *Origin
 	// Volume is the record of the new volume.
 	Volume volume.Volume
-	// Create creates the volume with a content.
+	// Create creates the volume with the given content.
 	Create func(context.Context, *pool.Content) error
 }
 
 // Create implements Backend.
 func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	asked, err := spec.Parameters.Directory()
+	requested, err := spec.Parameters.Directory()
 	if err == nil {
-		asked.SubDir, err = asked.ExpandSubDir()
+		requested.SubDir, err = requested.ExpandSubDir()
 	}
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	return d.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
-		v := d.NewDirectory(p, spec, asked)
+		v := d.NewDirectory(p, spec, requested)
 		create := func(ctx context.Context, content *pool.Content) error {
-			return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error {
-				return d.Prepare(dir, made, asked, v.Directory)
+			return p.CreateDirectory(ctx, v, content, func(dir *os.File, created bool) error {
+				return d.Prepare(dir, created, requested, v.Directory)
 			})
 		}
 		if spec.Source == nil {
@@ -111,11 +111,11 @@ func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volu
 	})
 }
 
-// NewDirectory is NewVolume for a directory. PrepareDirectory completes the record.
-func (ps *Pools) NewDirectory(p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) volume.Volume {
+// NewDirectory is NewVolume for a directory. PrepareDirectory sets the mode and owner in the record.
+func (ps *Pools) NewDirectory(p *pool.Pool, spec volume.Spec, requested volume.DirectoryParameters) volume.Volume {
 	v := ps.NewVolume(p, spec)
 	v.Directory = &volume.Directory{
-		SubDir: asked.SubDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete), Mode: defaultMode,
+		SubDir: requested.SubDir, OnDelete: cmp.Or(requested.OnDelete, volume.OnDeleteDelete), Mode: defaultMode,
 	}
 	return v
 }
@@ -130,8 +130,8 @@ func (d *Directories) Delete(ctx context.Context, id volume.ID) error {
 	})
 }
 
-// CheckUnused returns ErrInUse if a volume is mounted on this node. A directory that is retained
-// may be mounted for another volume, and is not removed.
+// CheckUnused returns ErrInUse if a volume is mounted on this node. It does not check a directory
+// that is retained: the directory is not removed, and another volume may have mounted it.
 func (d *Directories) CheckUnused(v volume.Volume) error {
 	if v.Directory != nil && v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain {
 		return nil
@@ -173,7 +173,7 @@ func (d *Directories) Expand(ctx context.Context, v volume.Volume, r volume.Rang
 func (d *Directories) ResizeDevice(context.Context, volume.Volume) error { return nil }
 
 // NodeDirectory returns the location of a directory in a pool of this node. If the record cannot
-// be read or the pool is not open, the source suffices to identify the volume's mounts.
+// be read or the pool is not open, the source can only identify the volume's mounts.
 func (ps *Pools) NodeDirectory(v volume.Volume) (*mount.DirectorySource, error) {
 	source := &mount.DirectorySource{Path: pool.FolderPath(v.ID.Name), AnyPath: v.Directory == nil}
 	if v.Directory != nil && v.Directory.SubDir != "" {
@@ -207,7 +207,7 @@ func (ps *Pools) NodeDirectory(v volume.Volume) (*mount.DirectorySource, error) 
 }
 
 // AttachNodeDirectory opens a directory in a pool of this node. The volume is locked until the
-// source is closed, so that no copy begins before it is mounted.
+// source is closed, so that no copy of it begins before it is mounted.
 func (ps *Pools) AttachNodeDirectory(ctx context.Context, p *pool.Pool, v volume.Volume) (mount.Source, error) {
 	lock, err := p.LockVolume(ctx, v.ID.Name)
 	if err != nil {
@@ -227,17 +227,17 @@ func (ps *Pools) AttachNodeDirectory(ctx context.Context, p *pool.Pool, v volume
 }
 
 // PrepareDirectory sets the requested mode and owner of a volume's directory, and records the
-// result. A directory that existed before (made is false) keeps what the request does not specify.
+// result. A directory that existed before (created is false) keeps what the request does not specify.
 // An error of changing the owner is a *os.PathError with Op "fchown".
-func PrepareDirectory(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
-	if err := chown(dir, asked); err != nil {
+func PrepareDirectory(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error {
+	if err := chown(dir, requested); err != nil {
 		return err
 	}
 	mode := uint32(defaultMode)
-	if asked.Mode != nil {
-		mode = *asked.Mode
+	if requested.Mode != nil {
+		mode = *requested.Mode
 	}
-	if made || asked.Mode != nil { // after chown(2), which clears bits
+	if created || requested.Mode != nil { // after chown(2), which clears the set-ID bits
 		if err := syscall.Fchmod(int(dir.Fd()), mode); err != nil {
 			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
 		}
@@ -249,19 +249,19 @@ func PrepareDirectory(dir *os.File, made bool, asked volume.DirectoryParameters,
 	return err
 }
 
-// chown changes the owner if the current one differs: a server that maps all users to one refuses
-// chown(2) even without a change.
-func chown(dir *os.File, asked volume.DirectoryParameters) error {
+// chown changes the owner if the current one differs: an NFS server that maps all users to one refuses
+// chown(2) even if nothing changes.
+func chown(dir *os.File, requested volume.DirectoryParameters) error {
 	_, uid, gid, err := pool.Status(dir)
 	if err != nil {
 		return err
 	}
 	toUID, toGID := uid, gid
-	if asked.UID != nil {
-		toUID = *asked.UID
+	if requested.UID != nil {
+		toUID = *requested.UID
 	}
-	if asked.GID != nil {
-		toGID = *asked.GID
+	if requested.GID != nil {
+		toGID = *requested.GID
 	}
 	if toUID == uid && toGID == gid {
 		return nil

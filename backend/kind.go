@@ -16,7 +16,7 @@ import (
 type Kind struct {
 	// Name is the kind's name in StorageClasses, volume IDs and metrics.
 	Name string
-	// Doc says in a phrase what the volumes are, for docs/parameters.md.
+	// Doc is a phrase that describes the volumes, for docs/parameters.md.
 	Doc string
 	// Media are the kinds of pools that can hold the kind's volumes. If they include exports,
 	// the kind takes the parameters server and share.
@@ -31,29 +31,29 @@ type Kind struct {
 	Directories bool
 	// FSTypes are the values of fsType that a request for a directory may have.
 	FSTypes []string
-	// MountFlags are the lists of volume.MountFlags with the flags of directories. A volume
-	// that has a device takes the flags of its filesystem.
+	// MountFlags are the keys of volume.MountFlags whose flags the directories accept. A volume
+	// that has a device accepts the flags of its filesystem.
 	MountFlags []string
-	// CheckMountFlags refuses flags of these lists that the directories cannot have
+	// CheckMountFlags refuses those of these flags that the directories do not support
 	// (ErrInvalid). It may be nil.
 	CheckMountFlags func(flags []string) error
 	// SharedModes are the MULTI_NODE access modes that volumes in an export support.
 	SharedModes []volume.AccessMode
-	// Parameters are the StorageClass parameters of the kind alone.
+	// Parameters are the StorageClass parameters of the kind, without those that Takes adds.
 	Parameters []Parameter
 	// Check refuses parameters that contradict each other (ErrInvalid). It may be nil.
 	Check func(volume.Parameters) error
 	// Examine reports for trivet doctor whether this node meets the requirements of the kind.
 	// It may be nil.
 	Examine func() []Finding
-	// New creates the backend. It does not fail: that a pool cannot be used is a state of the
-	// pool.
+	// New creates the backend. It does not fail: a pool that cannot be used is reported as the
+	// state of that pool.
 	New func(*pool.Set) Backend
 }
 
 // Finding is a result of Kind.Examine.
 type Finding struct {
-	// Name is what was examined, Found its state.
+	// Name is the examined requirement, Found its state.
 	Name, Found string
 	// Advice says how to fix the state; empty: nothing is wrong.
 	Advice string
@@ -66,7 +66,7 @@ func (k Kind) OnExports() bool {
 	return len(k.Media) > 0 && !slices.ContainsFunc(k.Media, func(m pool.Kind) bool { return m != pool.KindExport })
 }
 
-// Takes are all StorageClass parameters of the kind.
+// Takes returns all documented StorageClass parameters of the kind.
 func (k Kind) Takes() []Parameter {
 	all := commonParameters
 	if slices.Contains(k.Media, pool.KindExport) {
@@ -75,6 +75,7 @@ func (k Kind) Takes() []Parameter {
 	return slices.Concat(all, k.Parameters)
 }
 
+// takes finds a parameter that the kind accepts, documented or not.
 func (k Kind) takes(key string) (Parameter, bool) {
 	all := append(k.Takes(), namespaceParameter)
 	i := slices.IndexFunc(all, func(p Parameter) bool { return p.Key == key })
@@ -84,11 +85,11 @@ func (k Kind) takes(key string) (Parameter, bool) {
 	return all[i], true
 }
 
-// Kinds are the kinds that a program serves, in the order of lists. The first is the default of
-// a StorageClass without a backend.
+// Kinds are the kinds that a program serves, in the order in which they are listed. The first is
+// the default for a StorageClass without a backend.
 type Kinds []Kind
 
-// PoolSection returns an empty section of a kind of pool; nil if no kind has it.
+// PoolSection returns an empty configuration section for a kind of pool; nil if it has none.
 func (ks Kinds) PoolSection(kind pool.Kind) pool.Section {
 	for _, k := range ks {
 		if k.PoolSection != nil && k.Media[0] == kind {
@@ -107,7 +108,7 @@ func (ks Kinds) Registry(pools *pool.Set) *Registry {
 	return r
 }
 
-// Forms are the forms of the kinds' records.
+// Forms returns the formats of the kinds' records.
 func (ks Kinds) Forms() volume.Forms {
 	var forms volume.Forms
 	for _, k := range ks {
@@ -119,7 +120,7 @@ func (ks Kinds) Forms() volume.Forms {
 	return forms
 }
 
-// Names are the names of the kinds.
+// Names returns the names of the kinds.
 func (ks Kinds) Names() []string {
 	var names []string
 	for _, k := range ks {
@@ -128,7 +129,7 @@ func (ks Kinds) Names() []string {
 	return names
 }
 
-// Named returns the kind with a name (ErrInvalid).
+// Named returns the kind with a name (ErrInvalid if there is none).
 func (ks Kinds) Named(name string) (Kind, error) {
 	i := slices.IndexFunc(ks, func(k Kind) bool { return k.Name == name })
 	if i >= 0 {
@@ -138,10 +139,10 @@ func (ks Kinds) Named(name string) (Kind, error) {
 		volume.ParamBackend, name, strings.Join(ks.Names(), ", "), didYouMean(name, ks.Names()))
 }
 
-// OnNodes are the kinds whose volumes pools of a node can hold.
+// OnNodes returns the kinds whose volumes can be in pools of a node.
 func (ks Kinds) OnNodes() Kinds { return slices.DeleteFunc(slices.Clone(ks), Kind.OnExports) }
 
-// For is the first kind whose volumes a pool can hold.
+// For returns the first kind whose volumes can be in a pool with this configuration.
 func (ks Kinds) For(c pool.Config) (Kind, bool) {
 	i := slices.IndexFunc(ks, func(k Kind) bool { return slices.Contains(k.Media, c.Kind()) })
 	if i < 0 {
@@ -150,8 +151,8 @@ func (ks Kinds) For(c pool.Config) (Kind, bool) {
 	return ks[i], true
 }
 
-// Shared reports whether volumes with these parameters are on an export, if the named pool
-// is not in the configuration.
+// Shared reports whether volumes with these parameters are on an export. It is for parameters
+// whose pool is not in the configuration.
 func (ks Kinds) Shared(p volume.Parameters) bool {
 	_, _, direct := volume.ParseDirectPool(p.Pool)
 	k, err := ks.Named(p.Backend)
@@ -186,9 +187,9 @@ func (k Kind) CheckCapability(c volume.Capability) error {
 }
 
 // Supports refuses a capability that a volume cannot have (ErrPrecondition, ErrInvalid for a
-// mount flag). A capability without a filesystem requests the volume's own.
+// mount flag). A capability without a filesystem type matches every filesystem type.
 func (k Kind) Supports(v volume.Volume, c volume.Capability) error {
-	if k.Directories || v.Block == c.Block { // the switch below reports different modes
+	if k.Directories || v.Block == c.Block { // the switch below reports different volume modes
 		if err := k.checkFlags(c.MountFlags, k.flagLists(v.FSType)); err != nil {
 			return err
 		}
@@ -218,7 +219,7 @@ func (k Kind) checkFlags(flags, lists []string) error {
 	return err
 }
 
-// flagLists are the lists of volume.MountFlags with the flags of a volume.
+// flagLists returns the keys of volume.MountFlags whose flags a volume accepts.
 func (k Kind) flagLists(fsType string) []string {
 	if k.Directories {
 		return k.MountFlags
@@ -249,7 +250,7 @@ func (ks Kinds) CheckCapabilities(spec volume.Spec) error {
 // Registry finds the backend of a volume or a request.
 type Registry struct {
 	kinds         Kinds
-	backends      []Backend // one of each kind, in their order
+	backends      []Backend // one for each kind, in the order of kinds
 	withoutStatic bool      // static volumes are not found
 }
 
@@ -259,13 +260,13 @@ func (r *Registry) WithoutStatic() *Registry {
 	return &Registry{kinds: r.kinds, backends: r.backends, withoutStatic: true}
 }
 
-// Kinds are the kinds of the backends.
+// Kinds returns the kinds of the backends.
 func (r *Registry) Kinds() Kinds { return r.kinds }
 
-// All are the registered backends.
+// All returns the registered backends.
 func (r *Registry) All() []Backend { return r.backends }
 
-// ByName returns the backend with a name (ErrInvalid).
+// ByName returns the backend with a name (ErrInvalid if there is none).
 func (r *Registry) ByName(name string) (Backend, error) {
 	if i := slices.IndexFunc(r.backends, func(b Backend) bool { return b.Name() == name }); i >= 0 {
 		return r.backends[i], nil
@@ -274,7 +275,7 @@ func (r *Registry) ByName(name string) (Backend, error) {
 	return nil, err
 }
 
-// CheckCapability calls Kind.CheckCapability of the kind of a backend.
+// CheckCapability calls Kind.CheckCapability of the backend's kind.
 func (r *Registry) CheckCapability(b Backend, c volume.Capability) error {
 	return r.kinds[slices.Index(r.backends, b)].CheckCapability(c)
 }
@@ -321,12 +322,12 @@ func (r *Registry) Described(ctx context.Context, text string, volumeContext map
 	if err == nil {
 		return b, v, false, nil
 	}
-	if _, foreign := volume.ParseID(text); foreign == nil || r.withoutStatic {
+	if _, invalid := volume.ParseID(text); invalid == nil || r.withoutStatic {
 		return b, v, false, err
 	}
 	for _, b := range r.backends {
-		provider, can := b.(StaticProvider)
-		if !can {
+		provider, ok := b.(StaticProvider)
+		if !ok {
 			continue
 		}
 		if v, ok, err := provider.StaticVolume(text, volumeContext); ok || err != nil {
@@ -347,8 +348,8 @@ func As[T any](r *Registry) []T {
 	return with
 }
 
-// Thaw thaws the filesystems that a process left frozen when it was killed during a snapshot. It
-// waits until ready returns nil: then the pools are open.
+// Thaw thaws the filesystems that a process left frozen when it was killed during a snapshot. ready
+// waits until the pools are open; if it returns an error, Thaw does nothing.
 func (r *Registry) Thaw(ctx context.Context, ready func(context.Context) error) {
 	if ready(ctx) != nil {
 		return

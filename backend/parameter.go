@@ -16,7 +16,8 @@ type Parameter struct {
 	Values []string
 	Valid  func(value string) bool
 	Want   string
-	// Default is the value without the parameter; empty: Doc says what applies then.
+	// Default is the value if the class does not set the parameter. If it is empty, Doc describes
+	// the default.
 	Default string
 	// Doc is one line for docs/parameters.md.
 	Doc string
@@ -37,13 +38,13 @@ func (p Parameter) want() string {
 	return p.Want
 }
 
-// either lists alternatives, of which there are at least two.
+// either joins at least two words with commas and "or".
 func either(words []string) string {
 	last := len(words) - 1
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// commonParameters are parameters of every kind.
+// commonParameters are the parameters that every kind has.
 var commonParameters = []Parameter{
 	{
 		Key: volume.ParamBackend, Valid: anything, Want: "the name of a backend",
@@ -55,10 +56,11 @@ var commonParameters = []Parameter{
 	},
 }
 
-// namespaceParameter is a parameter of every kind that StorageClasses do not document.
+// namespaceParameter is a parameter of every kind. It is not documented, because only FlexVolume sets
+// it.
 var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.ValidNamespace, Want: "a namespace: 1 to 63 of a-z, 0-9 and -"}
 
-// exportParameters name an export in place of a pool. parseExport reads them.
+// exportParameters specify an export in place of a pool. parseExport reads them.
 var exportParameters = []Parameter{
 	{
 		Key: volume.ParamServer, Valid: anything, Want: "a name or an address",
@@ -83,7 +85,7 @@ var (
 	}
 )
 
-// anything accepts every value: the reader of the value checks it together with other values.
+// anything accepts every value. It is for parameters that are checked later, with other values.
 func anything(string) bool { return true }
 
 // Parse reads StorageClass parameters. The error (ErrInvalid) names the key, the value,
@@ -105,7 +107,7 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 		case known:
 			err = p.check(value)
 		case !strings.HasPrefix(key, volume.ProvisionerPrefix) || key == volume.ParamFSType && value != "" && !slices.Contains(k.FSTypes, value):
-			err = ks.misplaced(k, key, value)
+			err = ks.refuse(k, key, value)
 		}
 		if err != nil {
 			return volume.Parameters{}, err
@@ -121,8 +123,8 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 	return out, err
 }
 
-// of returns the kind of a class. A class of csi-driver-nfs names an export and no backend: it
-// is of the first kind that only exports can hold.
+// of returns the kind of a class. A class of csi-driver-nfs specifies an export and no backend: its
+// kind is the first one whose volumes only exports can hold.
 func (ks Kinds) of(class map[string]string) (Kind, error) {
 	name, given := class[volume.ParamBackend]
 	if given || len(ks) == 0 {
@@ -135,25 +137,25 @@ func (ks Kinds) of(class map[string]string) (Kind, error) {
 	return ks[i], nil
 }
 
-// taking returns the names of the kinds that have a parameter.
-func (ks Kinds) taking(key string) (names []string) {
+// withParameter returns the names of the kinds that have a parameter.
+func (ks Kinds) withParameter(key string) (names []string) {
 	for _, k := range ks {
-		if _, takes := k.takes(key); takes {
+		if _, ok := k.takes(key); ok {
 			names = append(names, k.Name)
 		}
 	}
 	return names
 }
 
-// misplaced refuses a parameter that a kind does not have. An empty value of a parameter
-// of another kind is ignored.
-func (ks Kinds) misplaced(k Kind, key, value string) error {
+// refuse returns an error for a parameter that the kind does not have (ErrInvalid). It accepts an
+// empty value if another kind has the parameter.
+func (ks Kinds) refuse(k Kind, key, value string) error {
 	var known []string
 	for _, p := range k.Takes() {
 		known = append(known, p.Key)
 	}
 	takes := fmt.Sprintf("backend %s takes %s", k.Name, strings.Join(known, ", "))
-	others := ks.taking(key)
+	others := ks.withParameter(key)
 	switch {
 	case others == nil:
 		return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q is unknown: %s%s", printable(key), value, takes, didYouMean(key, known))
@@ -163,7 +165,7 @@ func (ks Kinds) misplaced(k Kind, key, value string) error {
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q is of backend %s, this class has backend %s: remove one of them; %s", key, value, strings.Join(others, " and "), k.Name, takes)
 }
 
-// printable returns a key for an error: quoted unless it is a plain word.
+// printable returns a key for an error message, quoted unless it is a plain word.
 func printable(key string) string {
 	if quoted := fmt.Sprintf("%.80q", key); quoted != `"`+key+`"` || strings.Contains(key, " ") || key == "" {
 		return quoted
@@ -171,7 +173,7 @@ func printable(key string) string {
 	return key
 }
 
-// parseExport converts server and share to the name of a pool.
+// parseExport sets the pool to the direct pool (volume.DirectPool) of server and share.
 func parseExport(p *volume.Parameters, class map[string]string) error {
 	server := class[volume.ParamServer]
 	share, err := volume.Share(class)

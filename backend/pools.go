@@ -25,7 +25,8 @@ type Pools struct {
 	Explain func(*pool.Pool, error) error
 }
 
-// NoRoom is ErrExhausted, with the pool, for an error of a full filesystem.
+// NoRoom converts the error of a full filesystem to ErrExhausted, and names the pool. It returns any
+// other error unchanged.
 func NoRoom(p *pool.Pool, err error) error {
 	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
@@ -36,7 +37,7 @@ func NoRoom(p *pool.Pool, err error) error {
 // Name implements Backend.
 func (ps *Pools) Name() string { return ps.Backend }
 
-// own are the pools that the backend can use.
+// own returns the states of the pools that the backend can use.
 func (ps *Pools) own() []pool.State {
 	return slices.DeleteFunc(ps.Set.States(), func(s pool.State) bool {
 		c, _ := ps.Set.Config(s.Name)
@@ -44,7 +45,7 @@ func (ps *Pools) own() []pool.State {
 	})
 }
 
-// Named returns the pool with a name; for an empty name the first that the backend can use.
+// Named returns the pool with a name, or for an empty name the first pool that the backend can use.
 // ErrInvalid if there is no such pool.
 func (ps *Pools) Named(name string) (*pool.Pool, error) {
 	var names []string
@@ -111,8 +112,8 @@ func (ps *Pools) FindOrCreate(spec volume.Spec, create func(*pool.Pool) (volume.
 	return v, ps.Explain(p, err)
 }
 
-// CopyAsJob creates a volume from a source for FindOrCreate. The job continues if the call ends, and
-// the next call joins it.
+// CopyAsJob creates a volume from a source for FindOrCreate. The job continues if the call ends. A
+// retry of the call joins the job.
 func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec,
 	create func(context.Context, *pool.Job) error,
 ) (volume.Volume, error) {
@@ -122,7 +123,7 @@ func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec,
 	return ps.existing(p, spec)
 }
 
-// NewVolume returns the fields of a new volume's record that all kinds have.
+// NewVolume returns a new volume's record with the fields that all kinds have.
 func (ps *Pools) NewVolume(p *pool.Pool, spec volume.Spec) volume.Volume {
 	v := volume.Volume{
 		Version:   volume.RecordVersion,
@@ -139,8 +140,8 @@ func (ps *Pools) NewVolume(p *pool.Pool, spec volume.Spec) volume.Volume {
 	return v
 }
 
-// DeleteUnpublished implements Delete. remove is called for an existing volume that is not
-// published. It refuses a volume that is in use. A running copy into the volume is canceled.
+// DeleteUnpublished implements Delete. It cancels a running copy into the volume. It calls remove
+// for an existing volume that is not published; remove must refuse a volume that is in use.
 func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.Volume) error) error {
 	p, err := ps.Set.ByID(id)
 	if err != nil {
@@ -189,14 +190,14 @@ func (ps *Pools) List(_ context.Context, after volume.ID, limit int) ([]volume.V
 
 // listed concatenates the results of list for each pool.
 func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool, backend, after string, limit int) ([]T, bool, error)) ([]T, bool, error) {
-	if c, there := ps.Set.Config(after.Pool); there && !ps.Own(c) {
-		return nil, false, nil // the controller's driver lists each pool with each backend
+	if c, ok := ps.Set.Config(after.Pool); ok && !ps.Own(c) {
+		return nil, false, nil // the controller requests the list of each pool from every backend
 	}
 	found := after == volume.ID{}
 	var out []T
 	for _, s := range ps.own() {
 		if s.Err != nil {
-			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %s", s.Err.Error()) // not wrapped: a list waits for no pool
+			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %s", s.Err.Error()) // not wrapped: the call must not wait until the pool is open
 		}
 		name := ""
 		if !found {
@@ -219,9 +220,9 @@ func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool
 	return out, false, nil
 }
 
-// Room is the result of Capacity for volumes within bounds in the pool that the parameters name:
-// zero for a pool that this driver does not have, because another driver may have it.
-func (ps *Pools) Room(parameters volume.Parameters, b volume.Bounds) (Capacity, error) {
+// Room implements Capacity for volumes within bounds. For a pool that this driver does not have, the
+// result is zero and no error: another driver may have that pool.
+func (ps *Pools) Room(parameters volume.Parameters, bounds volume.Bounds) (Capacity, error) {
 	p, err := ps.Named(parameters.Pool)
 	if errors.Is(err, volume.ErrInvalid) {
 		return Capacity{}, nil
@@ -237,13 +238,13 @@ func (ps *Pools) Room(parameters volume.Parameters, b volume.Bounds) (Capacity, 
 		return Capacity{}, ps.Explain(p, err)
 	}
 	if u.Full {
-		return Capacity{Min: b.Min}, nil
+		return Capacity{Min: bounds.Min}, nil
 	}
-	return Capacity{Available: u.Room / b.Granule * b.Granule, Max: u.Largest / b.Granule * b.Granule, Min: b.Min}, nil
+	return Capacity{Available: u.Room / bounds.Granule * bounds.Granule, Max: u.Largest / bounds.Granule * bounds.Granule, Min: bounds.Min}, nil
 }
 
-// Grow implements Expand. grow is called for a volume that is too small, while its
-// folder is locked, and returns its new size.
+// Grow implements Expand. It calls grow for a volume that is too small, while the volume's folder is
+// locked. grow returns the new size of the volume.
 func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow func(*pool.Pool, volume.Volume) (int64, error)) (volume.Volume, error) {
 	if err := r.Validate(); err != nil {
 		return v, err
@@ -257,7 +258,7 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 		return v, errors.Join(WithinLimit(v.Capacity, r), p.SyncVolume(v.ID.Name), p.CompleteGrowth(ctx, v.ID.Name))
 	}
 	size, err := grow(p, v)
-	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // callers retry RESOURCE_EXHAUSTED without end
+	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // callers retry RESOURCE_EXHAUSTED forever
 		err = volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
 	}
 	if err == nil {
@@ -288,12 +289,14 @@ func WithinLimit(size int64, r volume.Range) error {
 }
 
 // Publish implements Publisher.
-func (ps *Pools) Publish(_ context.Context, v volume.Volume, at Publication) error {
+func (ps *Pools) Publish(_ context.Context, v volume.Volume, publication Publication) error {
 	p, err := ps.Set.ByID(v.ID)
 	if err != nil {
 		return err
 	}
-	return ps.Explain(p, p.Attachments.Attach(v.ID.Name, pool.Attachment{Node: at.Node, ReadOnly: at.ReadOnly, MultiNode: at.MultiNode}))
+	return ps.Explain(p, p.Attachments.Attach(v.ID.Name, pool.Attachment{
+		Node: publication.Node, ReadOnly: publication.ReadOnly, MultiNode: publication.MultiNode,
+	}))
 }
 
 // Unpublish implements Publisher.
@@ -314,9 +317,9 @@ func (ps *Pools) PublishedNodes(_ context.Context, v volume.Volume) ([]string, e
 	if err != nil {
 		return nil, err
 	}
-	at, err := p.Attachments.List(v.ID.Name)
+	attachments, err := p.Attachments.List(v.ID.Name)
 	var nodes []string
-	for _, a := range at {
+	for _, a := range attachments {
 		nodes = append(nodes, a.Node)
 	}
 	return nodes, err
@@ -333,8 +336,8 @@ func (ps *Pools) PublishedCount() int {
 	return n
 }
 
-// Outage implements OutageReporter. A pool of this node is unavailable only while it is
-// being opened, or until an administrator mounts its disk: then the call fails.
+// Outage implements OutageReporter. It returns none for a pool of this node, so that the call fails:
+// such a pool is unavailable only while it is being opened, or until an administrator mounts its disk.
 func (ps *Pools) Outage(id volume.ID, err error) []Condition {
 	if !id.Shared() || !errors.Is(err, volume.ErrUnavailable) {
 		return nil
@@ -351,7 +354,7 @@ func (ps *Pools) Examine(v volume.Volume, checks ...Check) []Condition {
 	if err != nil {
 		return []Condition{PoolUnavailable(err)}
 	}
-	if v.Version == 0 { // listed by its ID alone
+	if v.Version == 0 { // the record cannot be read
 		_, err := p.Lookup(v.ID.Name)
 		return []Condition{{Severity: DataLoss, Reason: ReasonRecordDamaged, Message: fmt.Sprint(err)}}
 	}
@@ -364,8 +367,8 @@ func (ps *Pools) Examine(v volume.Volume, checks ...Check) []Condition {
 	return found
 }
 
-// AlmostFull warns before writes to thin volumes fail: a process that writes to a thin image gets
-// the error only from fsync. It is a Check.
+// AlmostFull is a Check that warns before writes to thin volumes fail: a process that writes to a
+// thin image gets the error only from fsync(2).
 func AlmostFull(p *pool.Pool, _ volume.Volume) *Condition {
 	u, err := p.Usage()
 	if err != nil || !u.Low() {
@@ -395,7 +398,7 @@ func trashStuck(p *pool.Pool) *Condition {
 	}
 }
 
-// OpenPools are the open pools that the backend can use.
+// OpenPools returns the open pools that the backend can use.
 func (ps *Pools) OpenPools() []*pool.Pool {
 	var open []*pool.Pool
 	for _, s := range ps.own() {

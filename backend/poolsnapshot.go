@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Cut is one operation that copies volumes into the snapshots of a set.
+// Cut is an operation that copies volumes into the snapshots of a set.
 type Cut struct {
 	Pool *pool.Pool
 	// Of holds the source volumes. Set.Snapshots and Folders have one element for each volume, in
@@ -31,21 +31,21 @@ func (c *Cut) SetCreated() { c.Set.Created = time.Now().UTC() }
 
 // Take implements Snapshotter.Snapshot. expect returns the expected record of a snapshot, with the
 // expected number of bytes. cut creates the data of all snapshots of the set.
-func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec,
+func (ps *Pools) Take(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec,
 	expect func(*pool.Pool, volume.Volume) (volume.Snapshot, error), cut func(context.Context, *Cut) error,
 ) (volume.SnapshotSet, error) {
-	p, err := ps.Set.ByID(of[0].ID)
+	p, err := ps.Set.ByID(volumes[0].ID)
 	if err != nil {
 		return volume.SnapshotSet{}, err
 	}
 	id := p.ID(ps.Backend, spec.Name())
-	have, err := existingSet(p, id, of, spec)
+	have, err := existingSet(p, id, volumes, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, ps.Explain(p, err)
 	}
 	err = p.Jobs.Do(ctx, pool.SnapshotJob(id.Name), func(ctx context.Context, j *pool.Job) error {
 		set := volume.SnapshotSet{Version: volume.RecordVersion, ID: id, CoName: spec.CoName, Created: time.Now().UTC()}
-		for i, v := range of {
+		for i, v := range volumes {
 			s, err := expect(p, v)
 			if err != nil {
 				return err
@@ -57,19 +57,19 @@ func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.Snaps
 			set.Snapshots = append(set.Snapshots, s)
 		}
 		return p.Snapshots.Create(ctx, &set, func(folders []*os.Root) error {
-			return cut(ctx, &Cut{Pool: p, Of: of, Set: &set, Folders: folders, Spec: spec, Job: j})
+			return cut(ctx, &Cut{Pool: p, Of: volumes, Set: &set, Folders: folders, Spec: spec, Job: j})
 		})
 	})
 	if err != nil && !errors.Is(err, pool.ErrExists) {
 		return volume.SnapshotSet{}, ps.Explain(p, err)
 	}
-	have, err = existingSet(p, id, of, spec)
+	have, err = existingSet(p, id, volumes, spec)
 	return have, ps.Explain(p, err)
 }
 
 // existingSet returns the existing set for spec. It returns ErrNotFound if no set has this ID, and
 // ErrIncompatible if the set has another name or other source volumes.
-func existingSet(p *pool.Pool, id volume.ID, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+func existingSet(p *pool.Pool, id volume.ID, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
 	set, err := p.Snapshots.Set(id)
 	if err != nil {
 		return set, err
@@ -81,8 +81,8 @@ func existingSet(p *pool.Pool, id volume.ID, of []volume.Volume, spec volume.Sna
 	for _, s := range set.Snapshots {
 		sources = append(sources, s.Source)
 	}
-	for _, v := range of {
-		if !slices.Contains(sources, v.ID) || len(of) != len(sources) {
+	for _, v := range volumes {
+		if !slices.Contains(sources, v.ID) || len(volumes) != len(sources) {
 			return set, volume.Errorf(volume.ErrIncompatible, "snapshot %q exists, of %v: use another name, or delete it", spec.CoName, sources)
 		}
 	}
@@ -122,11 +122,11 @@ func (ps *Pools) ListSnapshots(_ context.Context, after volume.ID, limit int) ([
 	})
 }
 
-// Origin is the snapshot or the volume that a new volume is copied from.
+// Origin is the snapshot or the volume from which a new volume is copied.
 type Origin struct {
 	Pool *pool.Pool
-	// Snapshot is nil if the origin is a volume. Otherwise Volume has only the fields of the device
-	// and the capacity.
+	// Snapshot is nil if the origin is a volume. Otherwise only the capacity and the fields of the
+	// device are set in Volume.
 	Snapshot *volume.Snapshot
 	Volume   volume.Volume
 }
@@ -156,7 +156,7 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	return o, err
 }
 
-// CheckDevice returns ErrInvalid if spec requests another volume mode or filesystem than the origin's.
+// CheckDevice returns ErrInvalid if spec requests another volume mode or filesystem than the origin has.
 func (o *Origin) CheckDevice(spec volume.Spec) error {
 	switch {
 	case spec.Block() != o.Volume.Block:
@@ -167,9 +167,9 @@ func (o *Origin) CheckDevice(spec volume.Spec) error {
 	return nil
 }
 
-// Choose returns the capacity of the new volume, as spec.Capacity.Choose does. It returns
-// ErrOutOfRange if that is below the origin's capacity. The required capacity is rounded up before
-// the comparison, so a request with the same required capacity as the origin's succeeds.
+// Choose returns the capacity of the new volume (volume.Range.Choose). It returns ErrOutOfRange if
+// that is below the origin's capacity. The required capacity is rounded up before the comparison, so
+// a request that requires as much as the request for the origin did succeeds.
 func (o *Origin) Choose(spec volume.Spec, b volume.Bounds) (int64, error) {
 	if err := o.CheckLimit(spec); err != nil {
 		return 0, err
@@ -197,7 +197,7 @@ func (o *Origin) tooSmall(spec volume.Spec) error {
 	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: request as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
 }
 
-// Directory opens a directory that is the origin, to read it.
+// Directory opens the directory of the origin for reading.
 func (o *Origin) Directory() (*os.File, error) {
 	if o.Snapshot != nil {
 		return o.Pool.Snapshots.OpenDirectory(*o.Snapshot)
@@ -205,7 +205,7 @@ func (o *Origin) Directory() (*os.File, error) {
 	return o.Pool.OpenData(o.Volume)
 }
 
-// CutDirectories locks all volumes, and then calls cut for each with its open directory.
+// CutDirectories locks all volumes, and then calls cut with the open directory of each volume.
 func (c *Cut) CutDirectories(lock func(volume.Volume) (io.Closer, error), cut func(i int, from *os.File) error) error {
 	for _, v := range c.Of {
 		l, err := lock(v)
@@ -227,7 +227,8 @@ func (c *Cut) CutDirectories(lock func(volume.Volume) (io.Closer, error), cut fu
 	return nil
 }
 
-// CutDirectory copies a directory, which does not change during the copy, as the snapshot with index i.
+// CutDirectory copies a directory to the snapshot with index i. The directory must not change during
+// the copy.
 func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
 	if err := c.Folders[i].Mkdir(pool.DataDir, 0o700); err != nil {
 		return err
@@ -237,7 +238,7 @@ func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
 		return err
 	}
 	defer to.Close()
-	made, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
-	c.Set.Snapshots[i].Bytes, c.Set.Snapshots[i].Shared = made.Bytes, made.Shared
+	result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+	c.Set.Snapshots[i].Bytes, c.Set.Snapshots[i].Shared = result.Bytes, result.Shared
 	return pool.CopyError(err)
 }

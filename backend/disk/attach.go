@@ -41,7 +41,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
-	if v.Block { // a raw device stays attached while no program has it open
+	if v.Block { // a raw device stays attached after it is closed
 		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
 	}
 	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
@@ -53,7 +53,7 @@ type holding struct {
 	v      volume.Volume
 }
 
-// Close releases the disk. If nothing is mounted from it, it is detached.
+// Close closes the device, and detaches the disk if nothing is mounted from it.
 func (h *holding) Close() error {
 	err := h.device.Close()
 	mounts, mountsErr := mount.OfDevice(h.device.Name())
@@ -85,8 +85,8 @@ type attachedVolume struct {
 	device *os.File
 }
 
-// prepare checks the size of the device, and creates its filesystem if necessary. The returned
-// function makes its writes durable; it is nil if nothing was written.
+// prepare checks the size of the device, and creates the filesystem if necessary. commit makes the
+// writes durable; it is nil if nothing was written.
 func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func() error, err error) {
 	if err := a.syncCapacity(ctx); err != nil {
 		return nil, err
@@ -101,8 +101,8 @@ func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func()
 	if len(mounts) > 0 {
 		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", a.v.ID, mounts[0].Mountpoint)
 	}
-	// Every supported filesystem has blocks of at least 4096 bytes, so sectors of 4096 bytes are
-	// valid on disks with smaller ones too.
+	// Every supported filesystem has blocks of at least 4096 bytes, so this sector size is valid even
+	// on a disk with smaller sectors.
 	fs, err := backend.FilesystemOf(a.p, a.v, a.device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
 	if err != nil {
 		return nil, err
@@ -142,9 +142,9 @@ func (a *attachedVolume) setUsed(ctx context.Context) error {
 	return explain(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
 }
 
-// checkFormatted checks an existing filesystem. If the disk says that it exists, and the record does
-// not, checkFormatted also updates the record: a call was interrupted after the disk was marked, or
-// the record was restored from a backup.
+// checkFormatted checks an existing filesystem. If the disk is marked as used and the record does
+// not say that it is formatted, checkFormatted also updates the record: a call was interrupted after
+// it marked the disk, or the record was restored from a backup.
 func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
 	if err := fs.Check(ctx, a.device); err != nil {
 		return err
@@ -235,8 +235,8 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	})
 }
 
-// ResizeDevice implements backend.Expander: it makes the kernel's partition as large as the
-// volume, and the read-only device on it.
+// ResizeDevice implements backend.Expander: it grows the kernel's partition, and the read-only device
+// on the partition, to the size of the volume.
 func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {

@@ -18,48 +18,48 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// claim is a free disk that is reserved for a new volume. Until it is closed, no other call of
-// the pool takes a disk, because two device nodes may name the same one.
+// claim is a free disk that is reserved for a new volume. Until it is closed, no other call claims a
+// disk of the pool, because two device nodes may be the same disk.
 type claim struct {
 	*blockdev.Claim
 	claiming *semaphore.Weighted
 }
 
-// Close releases the disk.
+// Close releases the disk, and lets other calls claim disks.
 func (c *claim) Close() error {
 	defer c.claiming.Release(1)
 	return c.Claim.Close()
 }
 
-// claimDisk claims the smallest free disk whose size is in the range and at least minimum bytes.
-// The caller closes the claim. It waits a limited time for disks that are being wiped, and returns
-// ErrExhausted if no disk is free.
-func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, least int64) (*claim, error) {
+// claimDisk claims the smallest free disk whose size is in the range and at least minSize bytes.
+// The caller closes the claim. claimDisk waits a limited time for disks that are being wiped, and
+// returns ErrExhausted if no disk is free.
+func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, minSize int64) (*claim, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	if r.Limit > 0 && r.Limit < least {
-		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind is %d bytes: raise it", r.Limit, least)
+	if r.Limit > 0 && r.Limit < minSize {
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind is %d bytes: raise it", r.Limit, minSize)
 	}
 	s := of(p)
-	c, err := s.claimAfter(ctx, p.Check, r, least)
+	c, err := s.claimAfter(ctx, p.Check, r, minSize)
 	if !errors.Is(err, volume.ErrExhausted) {
 		return c, err
 	}
-	// The lock is not held during the wait, so that other calls can claim free disks.
+	// The semaphore is not held during the wait, so that other calls can claim free disks.
 	p.Trash.AwaitEmpty()
-	return s.claimAfter(ctx, s.Scan, r, least)
+	return s.claimAfter(ctx, s.Scan, r, minSize)
 }
 
-// claimAfter runs a step and claims a free disk, while no other call does.
-func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Range, least int64) (*claim, error) {
+// claimAfter runs step, and then claims a free disk. No other call does so at the same time.
+func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Range, minSize int64) (*claim, error) {
 	if err := s.claiming.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	err := step()
 	if err == nil {
 		var c *blockdev.Claim
-		if c, err = s.takeFree(ctx, r, least); err == nil {
+		if c, err = s.takeFree(ctx, r, minSize); err == nil {
 			return &claim{c, s.claiming}, nil
 		}
 	}
@@ -67,13 +67,13 @@ func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Ra
 	return nil, err
 }
 
-// takeFree takes a disk that was free at the last scan.
-func (s *storage) takeFree(ctx context.Context, r volume.Range, least int64) (*blockdev.Claim, error) {
+// takeFree claims the smallest suitable disk that was free at the last scan.
+func (s *storage) takeFree(ctx context.Context, r volume.Range, minSize int64) (*blockdev.Claim, error) {
 	all := s.states()
 	slices.SortStableFunc(all, func(a, b state) int { return cmp.Compare(a.disk.Room(), b.disk.Room()) })
 	free, wiping := 0, 0
-	for _, is := range all {
-		switch is.state {
+	for _, st := range all {
+		switch st.state {
 		case blockdev.DiskFree:
 			free++
 		case diskWiping:
@@ -82,20 +82,20 @@ func (s *storage) takeFree(ctx context.Context, r volume.Range, least int64) (*b
 		default:
 			continue
 		}
-		if room := is.disk.Room(); room < least || !r.Holds(room) {
+		if room := st.disk.Room(); room < minSize || !r.Holds(room) {
 			continue
 		}
-		c, err := is.disk.Claim(ctx)
+		c, err := st.disk.Claim(ctx)
 		if err == nil {
 			return c, nil
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", is.disk.Path)
+		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", st.disk.Path)
 	}
 	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: of %d disks that match, %d are free and %d are being wiped: add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
-		s.cfg.Name, max(r.Required, least), atMost(r.Limit), len(all), free, wiping)
+		s.cfg.Name, max(r.Required, minSize), atMost(r.Limit), len(all), free, wiping)
 }
 
 func atMost(limit int64) string {
@@ -106,11 +106,11 @@ func atMost(limit int64) string {
 }
 
 // create creates a volume on a claimed disk. It returns ErrDiskRefuses if the disk cannot be
-// written: that disk does not count as free until the next scan, and the caller may claim another.
+// written. Then the disk is not free until the next scan, and the caller may claim another one.
 // fill, if not nil, writes the content to the disk, and records the state of the filesystem in dir.
 func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill func(dir *os.Root) error) error {
 	s := of(p)
-	marked := sync.OnceFunc(func() {
+	release := sync.OnceFunc(func() {
 		_ = c.Claim.Close() // other processes can open the disk from now on
 		s.rescan(c.Disk.Path)
 		c.claiming.Release(1)
@@ -119,17 +119,17 @@ func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill f
 		if err := c.Mark(v.CoName); err != nil || fill == nil {
 			return err
 		}
-		marked()
+		release() // the mark reserves the disk
 		return fillMarked(dir, fill)
 	})
-	marked()
+	release()
 	if errors.Is(err, blockdev.ErrDiskRefuses) {
 		s.saw(state{disk: c.Disk, state: blockdev.DiskUnreadable, detail: err.Error()})
 	}
 	return err
 }
 
-// fillMarked fills a disk. If the volume is not committed, the disk is wiped.
+// fillMarked calls fill. If the volume is not created, the disk is wiped, because copyingFile exists.
 func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
 	if err := note(dir, copyingFile); err != nil {
 		return err

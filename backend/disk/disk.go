@@ -1,11 +1,11 @@
 // Package disk is the backend of volumes that are whole disks of one node, one blank disk
 // for each volume, with a filesystem or as a raw device.
 //
-// Its pools (disks in the configuration) have their records in the state directory. A disk
-// carries a GUID partition table with one partition of the driver's own type, whose GUID
-// the record has: the data is the partition, so that a pod with the raw device cannot write
-// to that mark. The record is durable before the first sector of the mark is written, and
-// the mark is removed last; so after a crash a disk is blank, or some record has its GUID.
+// The records of its pools (disks in the configuration) are in the state directory. The mark of a
+// disk is a GUID partition table with one partition of the driver's own type. The record contains
+// the GUID of the partition. The partition contains the data, so that a pod with the raw device
+// cannot overwrite the mark. The record is durable before the first sector of the mark is written,
+// and wiping removes the mark last; so after a crash a disk is blank, or a record has its GUID.
 package disk
 
 import (
@@ -51,7 +51,7 @@ var Kind = backend.Kind{
 	New: New,
 }
 
-// New creates the backend on the pools. It ignores those that have no disks.
+// New creates the backend on the pools. It ignores pools that have no disks.
 func New(pools *pool.Set) backend.Backend {
 	own := func(c pool.Config) bool {
 		_, disks := c.Section.(*Disks)
@@ -70,7 +70,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		if spec.Source != nil {
 			return b.createFrom(ctx, p, spec)
 		}
-		// A disk that cannot be written is skipped.
+		// Each try claims another disk, because a disk that cannot be written is not free any more.
 		for tries := len(of(p).states()); ; tries-- {
 			v, err := b.createEmpty(ctx, p, spec)
 			if !errors.Is(err, blockdev.ErrDiskRefuses) || tries <= 1 {

@@ -10,16 +10,16 @@ import (
 type section struct {
 	// GUID is the GUID of the partition with the data. The driver finds the disk by it.
 	GUID string `json:"guid"`
-	// Identity is what the hardware of the disk reports as its identity. It may be empty.
+	// Identity is the identity that the hardware of the disk reports. It may be empty.
 	Identity string `json:"identity,omitempty"`
-	// Wipe is what happens to the data when the volume is deleted.
+	// Wipe is the way in which the data is erased after the volume is deleted.
 	Wipe wipeMode `json:"wipe"`
 }
 
 // paramWipe is the StorageClass parameter with a wipeMode.
 const paramWipe = "wipe"
 
-// wipeMode is what happens to the data of a disk when its volume is deleted.
+// wipeMode is the way in which the data of a disk is erased after its volume is deleted.
 type wipeMode string
 
 const (
@@ -38,7 +38,7 @@ var forms = volume.Forms{{Name: Name, Section: newSection}}
 
 func newSection() volume.Section { return new(section) }
 
-// sectionOf returns the section of a volume's record; an empty one while the record cannot be
+// sectionOf returns the section of a volume's record, or an empty section if the record cannot be
 // read.
 func sectionOf(v volume.Volume) *section {
 	if s, ok := v.Section.(*section); ok {

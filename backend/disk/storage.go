@@ -17,19 +17,19 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// The states of a disk beside those of package blockdev. One of a volume or in the
-// trash is claimed.
+// The states of a disk in addition to those of package blockdev. A disk of an existing volume is
+// blockdev.DiskClaimed.
 const (
-	// diskOrphaned has a mark, and no record here has its GUID.
+	// diskOrphaned has a mark, and no record on this node has its GUID.
 	diskOrphaned blockdev.Reason = "orphaned"
-	// diskWiping was of a volume that is deleted.
+	// diskWiping is the disk of a deleted volume, and is not wiped completely.
 	diskWiping blockdev.Reason = "wiping"
-	// diskOtherPool has a volume of another pool, or belongs to an earlier pool of the
+	// diskOtherPool has a volume of another pool, or also matches a pool that is earlier in the
 	// configuration.
 	diskOtherPool blockdev.Reason = "other-pool"
 )
 
-// state is a matching disk and its state.
+// state is the state of a disk that matches the configuration.
 type state struct {
 	disk  blockdev.Disk
 	state blockdev.Reason
@@ -44,13 +44,13 @@ type storage struct {
 	cfg   pool.Config
 	match []string
 
-	// claiming is acquired by the call that claims and marks a free disk.
+	// claiming is held by the call that claims and marks a free disk.
 	claiming *semaphore.Weighted
 	// scanning is locked during a scan, so that an older result does not replace a newer one.
 	scanning sync.Mutex
 
 	mu   sync.Mutex
-	seen []state
+	seen []state // the result of the last scan
 }
 
 // of returns the storage of a pool of disks.
@@ -88,44 +88,45 @@ func (s *storage) rescan(path string) {
 	defer s.scanning.Unlock()
 	found, err := blockdev.FindDisks([]string{path})
 	if err != nil || len(found) == 0 {
-		return // until the next scan
+		return // the next scan inspects the disk
 	}
 	if seen, err := s.inspect(found); err == nil {
 		s.saw(seen[0])
 	}
 }
 
-func (s *storage) saw(is state) {
+// saw replaces the state of one disk.
+func (s *storage) saw(current state) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.seen {
-		if s.seen[i].disk.Same(is.disk) {
-			s.seen[i] = is
+		if s.seen[i].disk.Same(current.disk) {
+			s.seen[i] = current
 		}
 	}
 }
 
-// inspect inspects disks. A disk with a volume belongs to that volume, whichever pools match it.
-// The records are read after all marks: a record is written before its mark and removed
-// after it.
+// inspect determines the states of disks. A disk with a volume belongs to the pool of that volume,
+// even if other pools match it. The records are read after all marks, because a record is written
+// before the mark of its disk, and removed after the mark.
 func (s *storage) inspect(found []blockdev.Disk) ([]state, error) {
 	seen, marks := make([]state, len(found)), make([]blockdev.Mark, len(found))
-	var all sync.WaitGroup
+	var group sync.WaitGroup
 	for i, d := range found {
-		all.Go(func() {
+		group.Go(func() {
 			f := d.Inspect()
 			seen[i], marks[i] = state{disk: d, state: f.Reason, detail: f.Detail}, f.Mark
 		})
 	}
-	all.Wait()
+	group.Wait()
 	records, unreadable := s.records()
 	for i, d := range found {
 		if seen[i].state == blockdev.DiskClaimed {
-			if seen[i] = s.claimant(d, marks[i], records[marks[i].GUID.String()], unreadable); seen[i].state != diskOrphaned {
+			if seen[i] = s.claimedState(d, marks[i], records[marks[i].GUID.String()], unreadable); seen[i].state != diskOrphaned {
 				continue
 			}
 		}
-		other, err := s.earlierWith(d)
+		other, err := s.earlierPool(d)
 		if err != nil {
 			return nil, err
 		}
@@ -136,14 +137,15 @@ func (s *storage) inspect(found []blockdev.Disk) ([]state, error) {
 	return seen, nil
 }
 
-// earlierWith returns the earlier pool that matches a disk, or empty.
-func (s *storage) earlierWith(d blockdev.Disk) (string, error) {
+// earlierPool returns the name of the pool that matches a disk and is earlier in the configuration;
+// empty if there is none.
+func (s *storage) earlierPool(d blockdev.Disk) (string, error) {
 	for _, other := range s.cfg.Earlier() {
-		theirs, err := blockdev.FindDisks(other.Section.(*Disks).Match)
+		disks, err := blockdev.FindDisks(other.Section.(*Disks).Match)
 		if err != nil {
 			return "", err
 		}
-		if slices.ContainsFunc(theirs, d.OneDisk) {
+		if slices.ContainsFunc(disks, d.OneDisk) {
 			return other.Name, nil
 		}
 	}
@@ -157,19 +159,19 @@ type record struct {
 }
 
 // records returns the records of all pools of disks that were ever configured, keyed by the GUID
-// of the disk. If several have one GUID, the record of this pool is used. unreadable has the errors of
-// the records that cannot be read.
+// of the disk. If several records have the same GUID, the record of this pool is used. unreadable
+// contains the errors of the records that cannot be read.
 func (s *storage) records() (byGUID map[string]record, unreadable []error) {
 	byGUID = map[string]record{}
-	all := filepath.Dir(s.cfg.Directory.Path)
+	parent := filepath.Dir(s.cfg.Directory.Path)
 	add := func(name string) {
-		found, errs := pool.RecordsIn(forms, filepath.Join(all, name))
+		found, errs := pool.RecordsIn(forms, filepath.Join(parent, name))
 		unreadable = append(unreadable, errs...)
 		for _, r := range found {
 			byGUID[sectionOf(r.Volume).GUID] = record{r, name}
 		}
 	}
-	pools, err := os.ReadDir(all)
+	pools, err := os.ReadDir(parent)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a missing directory: no pool was opened yet
 		unreadable = append(unreadable, err)
 	}
@@ -180,9 +182,10 @@ func (s *storage) records() (byGUID map[string]record, unreadable []error) {
 	return byGUID, unreadable
 }
 
-// claimant returns the owner of a marked disk. While a record cannot be read, no disk is orphaned: its
-// record may be that one, and the advice for an orphaned disk destroys the data.
-func (s *storage) claimant(d blockdev.Disk, m blockdev.Mark, r record, unreadable []error) state {
+// claimedState returns the state of a disk with a mark. While a record cannot be read, no disk is
+// reported as orphaned: the unreadable record may be that of the disk, and the advice for an orphaned
+// disk destroys its data.
+func (s *storage) claimedState(d blockdev.Disk, m blockdev.Mark, r record, unreadable []error) state {
 	name := filepath.Base(r.Folder)
 	switch {
 	case r.Folder == "" && len(unreadable) > 0:
@@ -201,12 +204,12 @@ func (s *storage) claimant(d blockdev.Disk, m blockdev.Mark, r record, unreadabl
 	}
 }
 
-// Usage implements pool.Storage: a disk counts with the size of its data partition.
+// Usage implements pool.Storage. The size of a disk is the size of its data partition.
 func (s *storage) Usage(u ledger.Usage) ledger.Usage {
-	for _, is := range s.states() {
-		if is.state == blockdev.DiskFree {
-			u.Room += is.disk.Room()
-			u.Largest = max(u.Largest, is.disk.Room())
+	for _, st := range s.states() {
+		if st.state == blockdev.DiskFree {
+			u.Room += st.disk.Room()
+			u.Largest = max(u.Largest, st.disk.Room())
 		}
 	}
 	u.Used, u.Free, u.Total = u.Promised, u.Room, u.Promised+u.Room
@@ -222,9 +225,9 @@ func (s *storage) Find(v volume.Volume) (device string, used int64, err error) {
 // Devices implements pool.Storage.
 func (s *storage) Devices() []pool.Device {
 	var devices []pool.Device
-	for _, is := range s.states() {
-		d := pool.Device{Path: is.disk.Path, Size: is.disk.Size, State: string(is.state), Detail: is.detail}
-		switch is.state {
+	for _, st := range s.states() {
+		d := pool.Device{Path: st.disk.Path, Size: st.disk.Size, State: string(st.state), Detail: st.detail}
+		switch st.state {
 		case diskOrphaned:
 			d.Advice = "no volume gets the disk as it is"
 		case diskOtherPool:
@@ -232,7 +235,7 @@ func (s *storage) Devices() []pool.Device {
 		case blockdev.DiskUnreadable:
 			d.Advice = "check the kernel log and the disk's own log (smartctl)"
 		case diskWiping:
-			d.Unwiped = is.disk.Size - is.wiped
+			d.Unwiped = st.disk.Size - st.wiped
 		default: // free, claimed by a volume, or in use by another program
 		}
 		devices = append(devices, d)
@@ -243,8 +246,8 @@ func (s *storage) Devices() []pool.Device {
 // Summary implements pool.Storage.
 func (s *storage) Summary(u ledger.Usage) (found, advice string) {
 	all, free := s.states(), 0
-	for _, is := range all {
-		if is.state == blockdev.DiskFree {
+	for _, st := range all {
+		if st.state == blockdev.DiskFree {
 			free++
 		}
 	}
@@ -257,8 +260,9 @@ func (s *storage) Summary(u ledger.Usage) (found, advice string) {
 	return fmt.Sprintf("%d of %d disks are free, the largest with %s for a volume", free, len(all), volume.FormatSize(u.Largest)), ""
 }
 
-// locate finds the disk of a volume under any device node. It returns ErrUnavailable if the disk is
-// missing, ErrDamaged if its mark is damaged, ErrPrecondition if two disks have the mark.
+// locate finds the disk of a volume. The disk need not match the configuration. It returns
+// ErrUnavailable if the disk is missing, ErrDamaged if its mark is damaged, ErrPrecondition if two
+// disks have the mark.
 func (s *storage) locate(v volume.Volume) (blockdev.Disk, blockdev.Mark, error) {
 	d, m, err := blockdev.SearchClaim(s.match, sectionOf(v).GUID)
 	return d, m, s.explain(v, d, m, err)

@@ -18,9 +18,9 @@ import (
 
 // Names of empty files in a volume's folder that record the state of its disk.
 const (
-	// wipedFile: the data is wiped, and the mark may be removed already.
+	// wipedFile: the data is wiped, and the mark may already be removed.
 	wipedFile = "wiped"
-	// unusedFile: the disk was claimed for a volume that was not created. It may have a mark.
+	// unusedFile: the disk was claimed for a volume that was not created. The disk may have a mark.
 	unusedFile = "unused"
 	// wipingFile contains the offset in bytes up to which the disk is zeroed.
 	wipingFile = "wiping"
@@ -28,10 +28,10 @@ const (
 	copyingFile = "copying"
 )
 
-// Abandon implements pool.Storage. If no data was copied to the disk, only its mark is removed.
+// Abandon implements pool.Storage. If no data was copied to the disk, Reclaim removes only the mark.
 func (s *storage) Abandon(folder *os.Root) error {
-	filled, err := noted(folder, copyingFile)
-	if err == nil && !filled {
+	copied, err := noted(folder, copyingFile)
+	if err == nil && !copied {
 		err = note(folder, unusedFile)
 	}
 	return err
@@ -39,13 +39,13 @@ func (s *storage) Abandon(folder *os.Root) error {
 
 // Reclaim implements pool.Storage: it wipes and frees the disk of a deleted volume.
 func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) error {
-	v, there, err := pool.ReadTrashed(forms, folder)
+	v, ok, err := pool.ReadTrashed(forms, folder)
 	switch {
 	case err != nil && !errors.Is(err, volume.ErrDamaged):
 		return fmt.Errorf("%s: %w", path, err)
 	case err != nil:
 		return errors.Join(fmt.Errorf("%s has no readable record of a disk: restore the record from a backup; or remove that folder, and trivet doctor shows its disk as orphaned", path), err)
-	case !there: // the disk was wiped
+	case !ok: // the disk was wiped
 		return nil
 	}
 	if err := s.wipeDisk(ctx, v, folder); err != nil {
@@ -54,7 +54,7 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 	return nil
 }
 
-// wipeDisk wipes a disk that was verified to be the volume's.
+// wipeDisk verifies that a disk is the volume's, and wipes it.
 func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root) error {
 	wiped, err := noted(folder, wipedFile)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 		return err
 	}
 	d, m, err := blockdev.FindClaim(s.match, claimed(v))
-	// A disk without an identity can be verified by its mark only.
+	// A disk without an identity can be verified only by its mark.
 	unmarked := errors.Is(err, blockdev.ErrNoMark) || errors.Is(err, blockdev.ErrDiskGone) && sectionOf(v).Identity == ""
 	switch {
 	case unmarked && (wiped || unused):
@@ -81,13 +81,13 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 		return d.Unmark(ctx, sectionOf(v).GUID)
 	}
 	err = wipe(ctx, d, v, folder)
-	if errors.Is(err, blockdev.ErrNotBlank) { // the disk has data where zeros were written
-		_ = folder.Remove(wipingFile) // the next attempt starts again
+	if errors.Is(err, blockdev.ErrNotBlank) { // the disk was written to after it was zeroed
+		_ = folder.Remove(wipingFile) // the next attempt starts at offset 0
 	}
 	return err
 }
 
-// wipe wipes a disk from where an earlier call, or an earlier driver, stopped.
+// wipe wipes a disk, and continues at the offset that an interrupted call has recorded.
 func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root) error {
 	var saved time.Time
 	return d.Wipe(ctx, sectionOf(v).GUID, blockdev.WipeOptions{
@@ -107,8 +107,8 @@ func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root
 	})
 }
 
-// wipedUpTo reads the offset up to which a disk is wiped. Without a valid record it is 0: starting
-// again is safe.
+// wipedUpTo returns the recorded offset up to which a disk is wiped, or 0 if there is no valid one:
+// to start again is safe.
 func wipedUpTo(folder fs.FS) int64 {
 	b, err := fs.ReadFile(folder, wipingFile)
 	if err != nil {
@@ -121,7 +121,7 @@ func wipedUpTo(folder fs.FS) int64 {
 // saveInterval is the interval in which the progress of a wipe is recorded.
 const saveInterval = 30 * time.Second
 
-// note durably creates an empty file in a folder.
+// note durably creates an empty file in a volume's folder.
 func note(folder *os.Root, name string) error {
 	if err := folder.WriteFile(name, nil, 0o600); err != nil {
 		return err
@@ -129,6 +129,7 @@ func note(folder *os.Root, name string) error {
 	return atomicfile.Sync(folder, ".")
 }
 
+// noted reports whether note has created the file.
 func noted(folder *os.Root, name string) (bool, error) {
 	_, err := folder.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {

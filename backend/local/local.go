@@ -1,6 +1,6 @@
-// Package local is the backend of volumes that are directories of a filesystem of one node. Where
-// the filesystem supports it (project quota of XFS and ext4, simple quotas of btrfs), each
-// directory is limited to its capacity. Elsewhere the capacity is not enforced.
+// Package local is the backend of volumes that are directories of a filesystem of one node. If the
+// filesystem supports it (project quota of XFS and ext4, simple quotas of btrfs), each directory is
+// limited to its capacity. Otherwise the capacity is not enforced.
 //
 // A volume's directory is `data` in the volume's folder, or the subDir of its class. It is
 // bind-mounted at the staging path from a descriptor that was opened beneath the pool, so that no
@@ -22,7 +22,7 @@ import (
 // Name is the backend's name.
 const Name = "local"
 
-// bounds allows for quotas in blocks, and for the blocks of an empty directory.
+// bounds are multiples of the block size of quotas. The minimum exceeds the size of an empty directory.
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
 
 // Backend creates volumes that are directories of a filesystem of this node.
@@ -50,10 +50,10 @@ var Kind = backend.Kind{
 
 // New creates the backend on the pools. It ignores pools that are not directories of this node.
 func New(pools *pool.Set) backend.Backend {
-	local := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
+	own := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
 	b := &Backend{}
 	b.Directories = backend.Directories{
-		Pools:  backend.Pools{Backend: Name, Set: pools, Own: local, Explain: backend.NoRoom},
+		Pools:  backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom},
 		Bounds: bounds, Prepare: backend.PrepareDirectory, Copy: b.copyFrom,
 		Source: func(v volume.Volume) (mount.Source, error) { return b.NodeDirectory(v) },
 	}
@@ -74,7 +74,7 @@ func (b *Backend) Enforced(v volume.Volume) string {
 	return backend.EnforcedNot
 }
 
-// checkMountFlags refuses the flags of filesystems that are not flags of a bind mount.
+// checkMountFlags refuses filesystem-specific mount flags: a bind mount cannot have them.
 func checkMountFlags(words []string) error {
 	if flags, err := mount.ParseFlags(words); err == nil && len(flags.Data) > 0 {
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories and have no filesystem of their own that could have %s: remove that from mountOptions", words, Name, strings.Join(flags.Data, ","))
@@ -82,8 +82,8 @@ func checkMountFlags(words []string) error {
 	return nil
 }
 
-// Create implements backend.Backend. It also raises the limits of the volumes whose data the volume
-// shares.
+// Create implements backend.Backend. It also raises the limits of the volumes with which the new
+// volume shares data.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	v, err := b.Directories.Create(ctx, spec)
 	if err != nil || v.Source == nil || len(v.Source.Owners) == 0 {
@@ -96,11 +96,11 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	return v, err
 }
 
-// Capacity implements backend.Backend. A pool that needs limits and cannot enforce them has no
-// capacity.
+// Capacity implements backend.Backend. A pool whose configuration requires limits has no capacity if
+// its filesystem cannot enforce them.
 func (b *Backend) Capacity(ctx context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
 	room, err := b.Directories.Capacity(ctx, q)
-	if err != nil || room.Min == 0 { // another node's pool
+	if err != nil || room.Min == 0 { // the pool is of another node
 		return room, err
 	}
 	p, err := b.Named(q.Parameters.Pool)
@@ -115,7 +115,7 @@ func (b *Backend) Capacity(ctx context.Context, q backend.CapacityQuery) (backen
 }
 
 // Attach implements backend.Backend. It restores a limit that was changed, if the filesystem has
-// limits now. A volume without a limit can be attached; its health reports that.
+// limits now. A volume whose limit is not in force can be attached, and Health reports it.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
 	p, err := b.Usable(v.ID)
 	if err != nil {
@@ -144,7 +144,7 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	return b.Examine(v, backend.DirectoryHealth, quotaCondition, backend.AlmostFull)
 }
 
-// quotaCondition reports a volume whose limit is not in force as it was at its creation.
+// quotaCondition reports a volume whose limit is not in force as recorded.
 func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	err := p.Quotas.Check(v)
 	if err == nil {

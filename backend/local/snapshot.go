@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Snapshot implements backend.Snapshotter for directories. A single subvolume of btrfs can be in use.
-// A directory, or several subvolumes, cannot: their snapshot would not show one point in time.
-func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	set, err := b.Take(ctx, of, spec, expect, b.cut)
+// Snapshot implements backend.Snapshotter for directories. Only a single btrfs subvolume can be in use:
+// the snapshot of any other directory, or of several subvolumes, would not show one point in time.
+func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+	set, err := b.Take(ctx, volumes, spec, expect, b.cut)
 	if err != nil {
 		return set, err
 	}
@@ -23,20 +23,20 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 	if err != nil {
 		return set, err
 	}
-	for _, one := range set.Snapshots {
-		if err := p.Quotas.Relimit(one.Writers()...); err != nil {
+	for _, s := range set.Snapshots {
+		if err := p.Quotas.Relimit(s.Writers()...); err != nil {
 			return set, err
 		}
 	}
 	return set, nil
 }
 
-// expect returns the expected size of a snapshot. For a directory without a limit the size is known
+// expect returns the expected record of a snapshot. The size of a directory without a limit is known
 // only after the copy.
 func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	u, _, err := p.Quotas.Usage(v)
 	s := volume.Snapshot{Directory: true, Bytes: u.Bytes}
-	if v.Source != nil && len(v.Source.Owners) > 0 { // in addition to its own data
+	if v.Source != nil && len(v.Source.Owners) > 0 { // the volume's usage does not include the data that it shares
 		s.Bytes, s.Owners = s.Bytes+v.Source.Shared, v.Source.Owners
 	}
 	return s, err
@@ -55,8 +55,8 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		func(i int, from *os.File) error { return b.cutOne(ctx, c, i, from) })
 }
 
-// awaitSlot waits for a slot to copy a directory. A subvolume in the destination's pool needs none,
-// because btrfs creates a snapshot of it immediately.
+// awaitSlot waits for a slot to copy a directory. It does not wait for a subvolume in the destination's
+// pool, because btrfs creates a snapshot of that immediately.
 func awaitSlot(ctx context.Context, j *pool.Job, samePool bool, open func() (*os.File, error)) error {
 	if !samePool {
 		return j.AwaitSlot(ctx)
@@ -92,7 +92,7 @@ func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int, from *os.Fi
 		return err
 	}
 	defer folder.Close()
-	if v.Directory.Quota == nil { // its usage is unknown
+	if v.Directory.Quota == nil { // the usage of the volume is unknown
 		s.Bytes = v.Capacity
 	}
 	s.Shared = true
@@ -109,8 +109,8 @@ func (b *Backend) quiet(v volume.Volume) error {
 	return err
 }
 
-// copyFrom copies a snapshot or another volume to the directory of a new volume. A source volume cannot be
-// staged during the copy.
+// copyFrom copies a snapshot or another volume to the directory of a new volume. The source volume
+// is locked during the copy, so that it cannot be staged.
 func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error {
 	o := c.Origin
 	if err := awaitSlot(ctx, c.Job, o.Pool == c.Pool, o.Directory); err != nil {
@@ -128,7 +128,7 @@ func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error 
 		return err
 	}
 	defer from.Close()
-	if err := owe(c.Pool, c.Volume.Source, o, from); err != nil {
+	if err := recordShared(c.Pool, c.Volume.Source, o, from); err != nil {
 		return err
 	}
 	return c.Create(ctx, &pool.Content{Dir: from, Copy: func(to *os.File) error {
@@ -137,18 +137,18 @@ func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error 
 				return err
 			}
 		}
-		made, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
-		if made.Shared {
-			c.Volume.Source.Shared = made.Bytes
+		result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+		if result.Shared {
+			c.Volume.Source.Shared = result.Bytes
 		}
 		return err
 	}})
 }
 
-// owe records the data that a copy shares, and the volumes with which btrfs counts it: the copy of a
-// subvolume is a snapshot, and btrfs counts each block with the subvolume that wrote it. Limits in
-// another pool do not depend on that.
-func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) error {
+// recordShared records in source the size of the data that a copy shares, and the volumes that have
+// written this data: the copy of a subvolume is a snapshot, and btrfs counts each block as usage of
+// the subvolume that wrote it. The volumes are recorded only if they are in the same pool.
+func recordShared(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) error {
 	subvolume, err := clone.IsSubvolume(from)
 	if err != nil || !subvolume {
 		return err
@@ -158,12 +158,12 @@ func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) 
 	}
 	s := o.Snapshot
 	if s == nil {
-		of, err := expect(o.Pool, o.Volume)
+		expected, err := expect(o.Pool, o.Volume)
 		if err != nil {
 			return err
 		}
-		of.Source = o.Volume.ID
-		s = &of
+		expected.Source = o.Volume.ID
+		s = &expected
 	}
 	if source.Shared = s.Bytes; o.Pool == p {
 		source.Owners = s.Writers()

@@ -17,17 +17,18 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// tagPrefix begins every tag of this driver.
+// tagPrefix is the prefix of every tag of this driver.
 const tagPrefix = "trivet:"
 
-// readOnlySuffix ends the tag of a read-only device, which is stacked on the volume's own device.
+// readOnlySuffix is the suffix of the tag of a read-only device, which is stacked on the volume's own
+// device.
 const readOnlySuffix = ":ro"
 
-// nodeMark precedes the node in the tag of a volume in a shared pool: drivers of several
-// nodes may run on one kernel.
+// nodeMark precedes the node in the tag of a volume in a shared pool: several nodes may run on one
+// kernel.
 const nodeMark = "@"
 
-// Tag is the tag of a volume's device, without the node.
+// Tag returns the tag of a volume's device, without the node.
 func Tag(id volume.ID) string {
 	sum := sha256.Sum256([]byte(id.String()))
 	return tagPrefix + hex.EncodeToString(sum[:20])
@@ -39,7 +40,7 @@ func (d Device) VolumeTag() string {
 	return tag
 }
 
-// tag is Tag, with this node if the volume is in a shared pool.
+// tag returns Tag, and adds this node if the volume is in a shared pool.
 func (b *Backend) tag(id volume.ID) string {
 	if !id.Shared() {
 		return Tag(id)
@@ -60,12 +61,12 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	}
 	image, err := p.Images.Lock(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
-		source, ok, busy := b.attached(ctx, v)
-		if errors.Is(busy, blockdev.ErrDeviceBusy) {
-			busy = errors.Join(err, busy)
+		source, ok, attachedErr := b.attached(ctx, v)
+		if errors.Is(attachedErr, blockdev.ErrDeviceBusy) {
+			attachedErr = errors.Join(err, attachedErr)
 		}
-		if ok || busy != nil {
-			return source, busy
+		if ok || attachedErr != nil {
+			return source, attachedErr
 		}
 		image, err = p.Images.AwaitLock(ctx, v.ID.Name)
 	}
@@ -76,8 +77,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 }
 
 // attached finds the volume's device on this node. Only a raw device can be attached again. The
-// device of a filesystem is freed by its last unmount, and attached waits until the kernel
-// has done so.
+// kernel frees the device of a filesystem after its last unmount, and attached waits for that.
 func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
@@ -85,7 +85,7 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	}
 	device := blockdev.LoopPath(number)
 	if v.Block {
-		// The call that attached it, or one that detached it, may have been interrupted.
+		// The call that attached or detached the device may have been interrupted.
 		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), allocationOf(v) == thick); ok || err != nil {
 			return &blockdev.DeviceSource{Path: device}, ok, err
 		}
@@ -100,10 +100,10 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	return nil, false, blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
 }
 
-// attachLocked attaches a locked image. It closes the image after an error, else the source
-// does.
+// attachLocked attaches a locked image. It closes the image after an error; otherwise closing the
+// source closes it.
 func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (mount.Source, error) {
-	// The size of the image must not change after it was checked.
+	// The size of the image must not change after prepare has checked it.
 	lock, err := p.LockVolume(ctx, v.ID.Name)
 	if err != nil {
 		return nil, errors.Join(err, image.Close())
@@ -132,9 +132,9 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := backend.Closers{device, image}
 	if p.Shared() {
-		// mkfs and fsck run on the device: if they ran on the image, they would open their own
-		// descriptors. After an NFS lock is lost, the server refuses writes only through the
-		// descriptor that held the lock, and the device uses that descriptor.
+		// mkfs and fsck run on the device, which writes through the locked descriptor. On the image
+		// they would open their own descriptors. After the lock is lost, the server refuses only
+		// writes through the descriptor that held the lock.
 		if commit, err = fs.Complete(ctx, b.Formatter, device.File()); err != nil {
 			return nil, errors.Join(err, hold.Close())
 		}
@@ -142,9 +142,9 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	return &blockdev.DeviceSource{Path: blockdev.LoopPath(device.Number), FSType: v.FSType, Commit: commit, Created: fs.Blank(), Hold: hold}, nil
 }
 
-// prepare verifies the locked image of a volume, and that it is blank if it has no
-// filesystem yet. It reads the record again: before the lock was taken, the volume may have
-// been deleted or expanded.
+// prepare verifies the locked image of a volume, and prepares an image without a filesystem for
+// mkfs. It reads the record again, because the volume may have been deleted or expanded before the
+// image was locked.
 func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*backend.Filesystem, error) {
 	v, err := p.ByID(id)
 	if err != nil {
@@ -194,7 +194,7 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 }
 
 // Detach implements backend.Backend. The kernel frees the device of a filesystem after its
-// last unmount. Detach frees a raw device; after an error it remains as it was.
+// last unmount. Detach frees a raw device; after an error the device is unchanged.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if v.ID.Shared() {
 		return b.detachShared(ctx, v)
@@ -216,7 +216,7 @@ func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
 	return nil
 }
 
-// unlocked tells whether the image is not locked, so that no device is bound to it.
+// unlocked reports whether the image is not locked, so that no device is bound to it.
 func (b *Backend) unlocked(v volume.Volume) bool {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
@@ -229,7 +229,8 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	return image.Close() == nil
 }
 
-// openDevice opens the volume's device. A read-only device on it keeps it bound, and with it the lock.
+// openDevice opens the volume's device. A read-only device that is stacked on it keeps it bound, so
+// that the image remains locked.
 func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil {

@@ -10,16 +10,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// recoverLostLocks is nfs.recover_lost_locks (kernel documentation,
+// recoverLostLocks is the kernel parameter nfs.recover_lost_locks (kernel documentation,
 // admin-guide/kernel-parameters.txt).
 const recoverLostLocks = "/sys/module/nfs/parameters/recover_lost_locks"
 
 // The lock on an image in a shared pool fences a node if the server revokes the lock when the
-// node's lease expires, and then refuses writes under that lock. NFS 4.1 and later do so,
-// unless this node is configured otherwise.
+// node's lease expires, and then refuses writes under that lock. NFS servers do so with version 4.1
+// and later, unless this node is configured otherwise.
 
-// checkFencing verifies that locks fence, and registers this node's identity at the export, so
-// that no two nodes have the same (ErrPrecondition). It does nothing if the configuration
+// checkFencing verifies that locks fence, and registers this node's NFS client identity at the export,
+// so that no two nodes have the same identity (ErrPrecondition). It does nothing if the configuration
 // leaves fencing to the administrator.
 func (b *Backend) checkFencing(p *pool.Pool) error {
 	if p.Config().NFS.Fencing == pool.FencingNone {
@@ -50,7 +50,7 @@ func checkVersion(p *pool.Pool, version string) error {
 		p.Name(), version, pool.FencingNone)
 }
 
-// localLocks are the mount flags with which flock(2) is local to the node (nfs(5)).
+// localLocks are the mount options with which flock(2) is local to the node (nfs(5)).
 var localLocks = []string{"nolock", "local_lock=flock", "local_lock=all"}
 
 func checkLocal(p *pool.Pool) error {
@@ -64,7 +64,7 @@ func checkLocal(p *pool.Pool) error {
 	return nil
 }
 
-// checkMounted verifies the flags of a mount.
+// checkMounted refuses a mount with locks that are local to the node.
 func checkMounted(p *pool.Pool, e *mount.Entry) error {
 	if p.Config().NFS.Fencing == pool.FencingNone || strings.Contains(e.VFSOptions, "local_lock=none") {
 		return nil
@@ -72,7 +72,7 @@ func checkMounted(p *pool.Pool, e *mount.Entry) error {
 	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is mounted with locks that other nodes do not see (%s): remove lock flags from mountOptions", p.Name(), e.Source, e.VFSOptions)
 }
 
-// checkRecovery refuses a kernel that reclaims a lost lock, which another node may have held
+// checkRecovery refuses a kernel that reclaims lost locks: another node may have held the lock
 // meanwhile.
 func checkRecovery() error {
 	b, err := os.ReadFile(recoverLostLocks)

@@ -1,11 +1,11 @@
-// Package loop is the backend of volumes that are image files, attached as loop
-// block devices: hard capacity, any filesystem or a raw device, on any directory
-// that does direct I/O, or on an NFS export.
+// Package loop is the backend of volumes that are image files, attached as loop devices. The capacity
+// is enforced. A volume has any supported filesystem, or is a raw device. A pool is a directory that
+// supports direct I/O, or an NFS export.
 //
-// The flock on the image fences it: the loop driver keeps the locked descriptor open, so the
-// lock exists exactly as long as the device. Only the holder of the lock writes, deletes or
-// checks the image. Over NFS the writes of the device carry the lock, and the server refuses
-// them after it has revoked the lock.
+// flock(2) fences the image: the loop driver keeps the locked descriptor open, so the lock exists
+// exactly as long as the device. Only the holder of the lock writes, deletes or checks the image.
+// Over NFS the writes of the device carry the lock, and the server refuses them after it has revoked
+// the lock.
 //
 // The image of a volume in an nfs pool is written only through its device, also by mkfs and
 // fsck: a second open file of the image would write without the lock.
@@ -30,8 +30,8 @@ import (
 // Name is the backend's name.
 const Name = "loop"
 
-// bounds are those of raw devices. 4096 is the block size of all supported filesystems, and the
-// largest sector size.
+// bounds are the size limits of raw devices. 4096 is the block size of all supported filesystems, and
+// the largest sector size.
 var bounds = volume.Bounds{Min: 4096, Granule: 4096}
 
 // Backend creates loop volumes in directory pools, or in one nfs pool.
@@ -69,12 +69,12 @@ var Kind = backend.Kind{
 	New:     New,
 }
 
-// New returns the backend for the pools.
+// New creates the backend on the pools.
 func New(pools *pool.Set) backend.Backend {
-	files := func(c pool.Config) bool { return c.Section == nil }
+	own := func(c pool.Config) bool { return c.Section == nil }
 	b := &Backend{}
 	b.Devices = backend.Devices{
-		Pools: backend.Pools{Backend: Name, Set: pools, Own: files, Explain: backend.NoRoom},
+		Pools: backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom},
 		Raw:   bounds, Formatter: blockdev.NewFormatter(), Loops: blockdev.NewLoopTags(isImage),
 		ReadOnlyTag: func(id volume.ID) string { return b.tag(id) + readOnlySuffix }, OpenDevice: b.openDevice,
 	}
@@ -102,9 +102,9 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	})
 }
 
-// sectorSize is the sector size of a volume's device in bytes: 4096 under a filesystem,
-// whose blocks have that size. Users of raw devices may depend on 512. Direct I/O allows it
-// if the pool's disk has such sectors, and over NFS.
+// sectorSize returns the sector size of a volume's device in bytes: 4096, the block size of the
+// filesystems, or 512 for a raw device if direct I/O in the pool supports it (over NFS always), because
+// programs may depend on 512.
 func sectorSize(p *pool.Pool, block bool) int {
 	if block && (p.Shared() || p.DirectIOAlign() <= 512) {
 		return 512
@@ -137,8 +137,8 @@ func resize(f *os.File, size int64, a allocation) error {
 	return err
 }
 
-// Delete implements backend.Backend. It locks the image first, because writes to the device
-// of a removed image would be lost.
+// Delete implements backend.Backend. It locks the image first: the data that a device writes to a
+// removed image would be lost.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
 		image, err := p.Images.Lock(v.ID.Name)
@@ -164,8 +164,8 @@ func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volu
 	return p.Remove(ctx, v)
 }
 
-// Expand implements backend.Expander. An image that an interrupted call has made larger keeps its
-// size: its device may have that size already.
+// Expand implements backend.Expander. An image that an interrupted call has enlarged keeps its size,
+// because its device may already have that size.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
 		size, err := r.Choose(bounds)
@@ -194,14 +194,14 @@ func growImage(image *os.File, v volume.Volume, current, size int64) error {
 		return image.Sync()
 	}
 	if err := resize(image, size, allocationOf(v)); err != nil {
-		// fallocate may have grown it in part. No device has the new size yet.
+		// fallocate(2) may have enlarged the image partially. No device has the new size yet.
 		return errors.Join(err, image.Truncate(current))
 	}
 	return image.Sync()
 }
 
-// checkSize returns the size of an image in bytes. ErrDamaged if that is less than the
-// capacity of its volume, or the image has another name (checkLinks).
+// checkSize returns the size of an image in bytes. ErrDamaged if the size is less than the
+// capacity of the volume, or the image has several hard links (checkLinks).
 func checkSize(image *os.File, v volume.Volume) (int64, error) {
 	if err := checkLinks(image, v); err != nil {
 		return 0, err
@@ -241,7 +241,8 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	return b.Examine(v, checks...)
 }
 
-// ownerCondition reports a device on this node whose volume another node owns, or has owned.
+// ownerCondition reports a volume that is attached on this node, but is published only to another node
+// or has lost the lock on its image.
 func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	if !p.Shared() || b.Set.NodeID() == "" {
 		return nil

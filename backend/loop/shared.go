@@ -55,7 +55,8 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 }
 
 // attachPrivate attaches the image in dir, the root of its private mount. ErrUnavailable if
-// another node has the lock: if that node is down, its lease at the server expires.
+// another node holds the lock. If that node is down, the server releases the lock when the lease of
+// the node expires.
 func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (mount.Source, error) {
 	e, err := privateMount(b.privatePath(v.ID))
 	if err == nil && e == nil {
@@ -78,7 +79,7 @@ func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volu
 	if err != nil {
 		return nil, err
 	}
-	// Before it was locked, the volume may have been published to another node.
+	// The volume may have been published to another node before the image was locked.
 	if err := b.checkOwner(p, v); err != nil {
 		return nil, errors.Join(err, image.Close())
 	}
@@ -100,10 +101,10 @@ func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and no longer to node %q: publish it here first", v.ID, attachments[0].Node, b.Set.NodeID())
 }
 
-// checkLock verifies that the volume's device on this node, if there is one, still has the
-// lock on its image. After the server has revoked it, the kernel fails all I/O of the device,
-// but an idle filesystem on it does not detect that: it still shows its cached content,
-// although another node may have changed the volume.
+// checkLock verifies that the volume's device on this node, if there is one, still holds the lock
+// on the image. After the server has revoked the lock, the kernel fails all I/O of the device. An
+// idle filesystem does not detect that, and still returns cached data, although another node may
+// have changed the volume.
 func (b *Backend) checkLock(v volume.Volume) error {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
@@ -128,11 +129,10 @@ func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
 	return b.checkLock(v)
 }
 
-// abort makes all requests that wait for the image of a volume fail, until ctx ends or the
-// device has released the image. Then it stops, because the kernel returns the lock to the
-// server: without that no node gets the lock while this one runs. It does nothing if the
-// server answers at the address of the mount, so that dirty pages are still written. Only the
-// ID of v is used.
+// abort aborts all pending requests for the image of a volume, until ctx ends or the device has
+// released the image. Then it stops: the kernel must return the lock to the server, or no other node
+// gets the lock while this node runs. If the server answers at the address of the mount, abort does
+// nothing, so that dirty pages are written. Only the ID of v is used.
 func (b *Backend) abort(ctx context.Context, v volume.Volume) error {
 	path := b.privatePath(v.ID)
 	if e, err := privateMount(path); err != nil || e == nil || mount.Answers(ctx, e) {
@@ -141,14 +141,14 @@ func (b *Backend) abort(ctx context.Context, v volume.Volume) error {
 	return mount.AbortNFS(context.WithoutCancel(ctx), path, func() bool { return ctx.Err() != nil || !b.bound(v) })
 }
 
-// bound tells whether the volume has a device on this node, or may have one after an error.
+// bound reports whether the volume has a device on this node. It returns true if that is unknown.
 func (b *Backend) bound(v volume.Volume) bool {
 	_, ok, err := b.Loops.Find(b.tag(v.ID))
 	return ok || err != nil
 }
 
-// detachShared frees the volume's devices, and then unmounts the private mount. Teardown
-// decides whether by force. Only the ID of v is used.
+// detachShared frees the volume's devices, and then unmounts the private mount, by force if
+// pool.Set.Teardown requires it. Only the ID of v is used.
 func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
 	force, err := b.Set.Teardown(v.ID.Pool)
 	if err != nil {
@@ -164,22 +164,23 @@ func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
 	return b.unmountPrivate(ctx, v.ID)
 }
 
-// forcedUnmountTime is how long a filesystem may take to unmount when all its writes fail.
+// forcedUnmountTime is the timeout for the unmount of a filesystem whose writes are aborted.
 const forcedUnmountTime = 10 * time.Second
 
-// freeByForce returns when the devices are free. The process that freed them may still wait
-// for the server to accept that the lock is released.
+// freeByForce frees the volume's devices, and aborts the requests that delay this. It returns when
+// the devices are free. Its goroutine may still wait until the server confirms the release of the
+// lock.
 func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
-	abort, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	freed, aborted := make(chan error, 1), make(chan error, 1)
 	go func() {
-		freed <- retry.For(abort, forcedUnmountTime, func() (bool, error) {
+		freed <- retry.For(ctx, forcedUnmountTime, func() (bool, error) {
 			err := b.detachDevices(ctx, v)
 			return errors.Is(err, blockdev.ErrDeviceBusy), err
 		})
 	}()
-	go func() { aborted <- b.abort(abort, v) }()
+	go func() { aborted <- b.abort(ctx, v) }()
 	select {
 	case err := <-freed:
 		stop()
@@ -192,8 +193,8 @@ func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 	}
 }
 
-// detachByForce is detachShared for a server that does not answer: requests of the devices
-// that wait for it fail.
+// detachByForce is detachShared for a server that does not answer. The pending
+// requests of the devices fail.
 func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if err := b.freeByForce(ctx, v); err != nil {
 		return err
@@ -210,10 +211,10 @@ func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 }
 
 // The image of a volume in a shared pool is opened through a private mount, which has a
-// superblock of its own: aborting the requests to a silent server affects no other volume.
-// The mount is at a path, so that it outlives the process and the next process finds it.
+// superblock of its own: aborting its requests affects no other volume. It is mounted at a path, so
+// that the next process of the driver finds it.
 
-// releaseTime is how long to wait for a private mount or the lock of an image: the kernel
+// releaseTime is the timeout for unmounting a private mount and for locking an image: the kernel
 // closes the image a moment after it has freed the device.
 const releaseTime = 2 * time.Second
 
@@ -222,7 +223,7 @@ func (b *Backend) privatePath(id volume.ID) string {
 	return filepath.Join(b.Set.MountsDir(), strings.TrimPrefix(b.tag(id), tagPrefix))
 }
 
-// imageSource is the folder of a volume on its server.
+// imageSource returns the NFS address and mount options of a volume's folder.
 func imageSource(p *pool.Pool, name string) mount.NFS {
 	c := p.Config().NFS
 	return mount.NFS{
@@ -232,8 +233,8 @@ func imageSource(p *pool.Pool, name string) mount.NFS {
 	}
 }
 
-// mountPrivate creates the private mount of a volume without a device, and opens its root. It
-// removes a mount that another process has left at the path.
+// mountPrivate creates the private mount of a volume that has no device, and opens its root. It
+// first removes a mount that another process has left there.
 func (b *Backend) mountPrivate(ctx context.Context, p *pool.Pool, id volume.ID) (*os.Root, error) {
 	if err := b.unmountPrivate(ctx, id); err != nil {
 		return nil, err
@@ -270,8 +271,8 @@ func openRoot(m *mount.Detached) (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-// unmountPrivate removes the private mount of a volume, and its mount point. It is no error if
-// there is none.
+// unmountPrivate removes the private mount of a volume, and its mount point. It succeeds if there
+// is none.
 func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 	target := b.privatePath(id)
 	err := retry.For(ctx, releaseTime, func() (again bool, err error) {
@@ -280,7 +281,7 @@ func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 			return false, err
 		}
 		err = mount.Unmount(target)
-		// Another mount may be below it, or another call may have unmounted it already.
+		// Another mount may be stacked below this one, or another call may have unmounted it.
 		return err == nil || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EINVAL), err
 	})
 	if errors.Is(err, syscall.EBUSY) {
@@ -292,11 +293,11 @@ func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 	return mount.RemoveTarget(target)
 }
 
-// privateMount is the private mount at a path; nil if there is none.
+// privateMount returns the private mount at a path; nil if there is none.
 func privateMount(path string) (*mount.Entry, error) {
 	e, err := mount.OnPath(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e == nil {
-		return nil, nil //nolint:nilnil // no mount is an answer
+		return nil, nil //nolint:nilnil // nil: no mount
 	}
 	if err == nil && !mount.IsNFS(e) {
 		err = volume.Errorf(volume.ErrPrecondition, "%s is a mount of type %s, which this driver did not create: unmount it", path, e.FSType)
@@ -304,8 +305,8 @@ func privateMount(path string) (*mount.Entry, error) {
 	return e, err
 }
 
-// sweep removes the private mounts of the pool that an earlier process has left without a
-// device.
+// sweep removes the private mounts of the pool that have no device. An earlier process has left
+// them.
 func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	log := klog.FromContext(ctx)
 	volumes := imageSource(p, "").String() + "/"
@@ -317,7 +318,7 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 		return
 	}
 	for _, e := range left {
-		// A device that was bound in another container does not keep the mount busy.
+		// Unmount does not fail with EBUSY if the device was bound in another container.
 		if _, bound, err := b.Loops.Find(tagPrefix + filepath.Base(e.Mountpoint)); err != nil || bound {
 			continue
 		}
@@ -331,8 +332,8 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	}
 }
 
-// revalidate makes the kernel request the size of a volume's image from the server, for
-// UpdateSize. The mount caches no attributes, but an open file may.
+// revalidate makes the kernel request the size of a volume's image from the server, before
+// blockdev.GrowLoop. The mount caches no attributes, but an open file may.
 func (b *Backend) revalidate(id volume.ID) error {
 	_, err := os.Lstat(filepath.Join(b.privatePath(id), pool.ImageFile))
 	return err

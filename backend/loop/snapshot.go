@@ -19,8 +19,8 @@ import (
 )
 
 // Snapshot implements backend.Snapshotter.
-func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	return b.Take(ctx, of, spec, expectedSnapshot, b.cut)
+func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+	return b.Take(ctx, volumes, spec, expectedSnapshot, b.cut)
 }
 
 // expectedSnapshot returns the record of a snapshot before it is taken. Bytes is the allocated size
@@ -41,7 +41,7 @@ func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	return s, err
 }
 
-// cut copies the images of volumes, all as of the same moment.
+// cut copies the images of volumes, all at the same point in time.
 func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	all, err := b.openSources(ctx, c.Pool, c.Of)
 	if err != nil {
@@ -73,8 +73,8 @@ func createImage(p *pool.Pool, dir *os.Root) (*os.File, error) {
 	return dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 }
 
-// source is an image that is copied. Until it is closed, no other call attaches, expands or
-// formats it.
+// source is an image that is copied. No other call attaches, expands or formats the image until the
+// source is closed.
 type source struct {
 	p     *pool.Pool
 	v     volume.Volume
@@ -109,17 +109,17 @@ func (all sources) close() {
 	}
 }
 
-// formatted tells whether the image has a complete filesystem.
+// formatted reports whether the image has a complete filesystem.
 func (s *source) formatted() bool {
 	return !s.v.Block && (s.state == pool.Formatted || s.state == pool.Cloned)
 }
 
-// blank tells whether the image has no data to copy, because its filesystem is not complete.
+// blank reports whether the image has no data to copy, because it has no complete filesystem.
 func (s *source) blank() bool { return !s.v.Block && !s.formatted() }
 
-func (b *Backend) openSources(ctx context.Context, p *pool.Pool, of []volume.Volume) (sources, error) {
+func (b *Backend) openSources(ctx context.Context, p *pool.Pool, volumes []volume.Volume) (sources, error) {
 	var all sources
-	for _, v := range of {
+	for _, v := range volumes {
 		lock, err := p.LockVolume(ctx, v.ID.Name)
 		if err == nil {
 			all = append(all, &source{p: p, v: v, lock: lock})
@@ -152,8 +152,8 @@ func (b *Backend) openSource(s *source) (err error) {
 	return err
 }
 
-// openStaged opens an image that is locked by its device on this node. It returns inUse if the
-// volume has no device on this node.
+// openStaged opens an image that is locked by the volume's device on this node. It returns the error
+// inUse if there is no such device.
 func (b *Backend) openStaged(s *source, inUse error) error {
 	number, ok, err := b.Loops.Find(b.tag(s.v.ID))
 	if err != nil {
@@ -173,15 +173,15 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 		return nil
 	}
 	s.root, err = openMounted(s.device.File())
-	err = errors.Join(err, s.device.Close()) // while it is open, an unmount does not free the device
+	err = errors.Join(err, s.device.Close()) // an open descriptor would keep the device bound after an unmount
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: try again", s.v.ID)
 	}
 	return err
 }
 
-// openMounted opens the root of the filesystem that is mounted from a device; nil if this
-// process sees no mount of it.
+// openMounted opens the root of the filesystem that is mounted from a device; nil if the device is
+// not mounted in this mount namespace.
 func openMounted(device *os.File) (*os.File, error) {
 	mounts, err := mount.OfDevice(device.Name())
 	if err != nil {
@@ -199,13 +199,14 @@ func openMounted(device *os.File) (*os.File, error) {
 type copyOptions struct {
 	pool *pool.Pool
 	// freeze: staged filesystems are frozen even if the copy shares blocks.
-	freeze   bool
+	freeze bool
+	// unshared: the copy shares no blocks with its source.
 	unshared bool
 	job      *pool.Job
 }
 
-// copyAll copies images so that all copies show the same moment. The copy of a single image that
-// shares blocks is atomic, and needs no freeze unless c.freeze is set. In all other cases, staged
+// copyAll copies images, all at the same point in time. The copy of a single image that shares
+// blocks is atomic, and needs no freeze unless c.freeze is set. In all other cases, staged
 // filesystems are frozen during the copy.
 func (b *Backend) copyAll(ctx context.Context, c copyOptions, all sources) error {
 	if err := all.flush(); err != nil {
@@ -223,8 +224,8 @@ func (b *Backend) copyAll(ctx context.Context, c copyOptions, all sources) error
 	return b.copyFrozen(ctx, c, all)
 }
 
-// flush writes the dirty pages of staged sources, so that the copies have all data that was
-// written before.
+// flush writes the dirty pages of staged sources, so that the copies contain all data that was
+// written before the copy.
 func (all sources) flush() error {
 	for _, s := range all {
 		var err error
@@ -241,7 +242,7 @@ func (all sources) flush() error {
 	return nil
 }
 
-// copyEach copies the images one after the other.
+// copyEach copies the images one after the other. onlyShared is clone.Options.OnlyShared.
 func copyEach(ctx context.Context, c copyOptions, all sources, onlyShared bool) error {
 	o := clone.Options{Unshared: c.unshared, OnlyShared: onlyShared, Progress: c.job.Progress}
 	for _, s := range all {
@@ -258,8 +259,8 @@ func copyEach(ctx context.Context, c copyOptions, all sources, onlyShared bool) 
 	return nil
 }
 
-// copyFrozen copies images while their staged filesystems are frozen. ErrPrecondition if that
-// is not possible, or takes longer than the limit of the pool.
+// copyFrozen copies images while their staged filesystems are frozen. ErrPrecondition if they cannot
+// be frozen, or if the copy takes longer than the freeze limit of the pool.
 func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) error {
 	limit := c.pool.Config().FreezeTime()
 	var targets []freeze.Target
@@ -282,24 +283,24 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) er
 	if err != nil {
 		return c.notFrozen(all, err)
 	}
-	within, cancel := context.WithTimeout(ctx, limit)
+	copyCtx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	go func() { // end the freeze when no call waits for the copy
+	go func() { // cancels the copy, which ends the freeze, when no call waits for it any more
 		select {
 		case <-c.job.Alone():
 			cancel()
-		case <-within.Done():
+		case <-copyCtx.Done():
 		}
 	}()
-	err = copyEach(within, c, all, false)
-	thawed := frozen.Thaw()
-	if errors.Is(within.Err(), context.DeadlineExceeded) || errors.Is(thawed, freeze.ErrExpired) {
+	err = copyEach(copyCtx, c, all, false)
+	thawErr := frozen.Thaw()
+	if errors.Is(copyCtx.Err(), context.DeadlineExceeded) || errors.Is(thawErr, freeze.ErrExpired) {
 		return c.tooLong(all)
 	}
-	return errors.Join(err, thawed)
+	return errors.Join(err, thawErr)
 }
 
-// notFrozen explains why a filesystem could not be frozen.
+// notFrozen returns ErrPrecondition if err means that a filesystem cannot be frozen, or not long enough.
 func (c copyOptions) notFrozen(all sources, err error) error {
 	switch {
 	case errors.Is(err, freeze.ErrExpired):
@@ -358,7 +359,7 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 	return to.Sync()
 }
 
-// copyOrigin copies an origin, and tells whether it has a complete filesystem.
+// copyOrigin copies an origin. formatted reports whether the origin has a complete filesystem.
 func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File, c copyOptions) (formatted bool, err error) {
 	if s := o.Snapshot; s != nil {
 		from, err := o.Pool.Snapshots.OpenImage(*s)
@@ -393,11 +394,11 @@ func (b *Backend) Changed(ctx context.Context, older, newer volume.Snapshot, fro
 	})
 }
 
-// ranges keeps the images of snapshots open while ranges in them are read.
-func (b *Backend) ranges(of []volume.Snapshot, read func([]*os.File) iter.Seq2[clone.Range, error]) iter.Seq2[clone.Range, error] {
+// ranges opens the images of snapshots, and keeps them open while read yields their ranges.
+func (b *Backend) ranges(snapshots []volume.Snapshot, read func([]*os.File) iter.Seq2[clone.Range, error]) iter.Seq2[clone.Range, error] {
 	return func(yield func(clone.Range, error) bool) {
 		var files []*os.File
-		for _, s := range of {
+		for _, s := range snapshots {
 			p, err := b.Set.ByID(s.ID)
 			var f *os.File
 			if err == nil {

@@ -13,8 +13,8 @@ import (
 )
 
 // prepare calls backend.PrepareDirectory, and checks that the server keeps users and modes.
-func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
-	if made {
+func prepare(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error {
+	if created {
 		_, owner, _, err := pool.Status(dir)
 		if err == nil {
 			err = checkSquash(dir, owner)
@@ -23,7 +23,7 @@ func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *
 			return err
 		}
 	}
-	err := backend.PrepareDirectory(dir, made, asked, record)
+	err := backend.PrepareDirectory(dir, created, requested, record)
 	var failed *os.PathError
 	if errors.As(err, &failed) && failed.Op == "fchown" && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)) {
 		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): export with no_root_squash, or remove them from the class",
@@ -32,24 +32,24 @@ func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *
 	if err != nil {
 		return err
 	}
-	return given(asked, record)
+	return given(requested, record)
 }
 
 // given refuses a server that reported success but maps users or forces modes.
-func given(asked volume.DirectoryParameters, have *volume.Directory) error {
+func given(requested volume.DirectoryParameters, have *volume.Directory) error {
 	for _, c := range []struct {
-		key    string
-		format string
-		asked  *uint32
-		have   uint32
+		key       string
+		format    string
+		requested *uint32
+		have      uint32
 	}{
-		{volume.ParamMode, "%04o", asked.Mode, have.Mode},
-		{volume.ParamUID, "%d", asked.UID, have.UID},
-		{volume.ParamGID, "%d", asked.GID, have.GID},
+		{volume.ParamMode, "%04o", requested.Mode, have.Mode},
+		{volume.ParamUID, "%d", requested.UID, have.UID},
+		{volume.ParamGID, "%d", requested.GID, have.GID},
 	} {
-		if c.asked != nil && *c.asked != c.have {
+		if c.requested != nil && *c.requested != c.have {
 			return volume.Errorf(volume.ErrPrecondition, "parameter %s="+c.format+": the server gave the directory "+c.format+" instead: configure it to keep users and modes (no_root_squash, no all_squash, no ID mapping, no forced modes), or remove %[1]s from the class",
-				c.key, *c.asked, c.have)
+				c.key, *c.requested, c.have)
 		}
 	}
 	return nil
@@ -62,30 +62,30 @@ func stat(dir *os.File) (st syscall.Stat_t, err error) {
 	return st, nil
 }
 
-// stranger is a user ID that no server has a reason to map, unless it maps all users.
+// stranger is a user ID that a server maps only if it maps all users.
 const stranger = 64321
 
-// checkSquash refuses a server that maps root and keeps other users: the kubelet could not apply a
-// pod's fsGroup, which it does as root. A server that maps all users to one is accepted.
+// checkSquash refuses a server that maps root and no other users: the kubelet, which runs as root,
+// could not apply a pod's fsGroup. checkSquash accepts a server that maps all users to one.
 func checkSquash(dir *os.File, owner uint32) error {
 	if int(owner) == os.Geteuid() {
 		return nil
 	}
-	other, err := ownerOfMade(dir, stranger)
+	other, err := ownerOfNewFile(dir, stranger)
 	if err != nil || other == owner {
 		return err
 	}
 	return volume.Errorf(volume.ErrPrecondition, "the server maps this node's root to user %d: export with no_root_squash, or map all users with all_squash", owner)
 }
 
-// ownerOfMade creates a file as another user, removes it, and returns its owner.
-func ownerOfMade(dir *os.File, uid int) (owner uint32, err error) {
+// ownerOfNewFile creates a file as the user uid, removes it, and returns its owner.
+func ownerOfNewFile(dir *os.File, uid int) (owner uint32, err error) {
 	if err := syscall.Fchmod(int(dir.Fd()), 0o777); err != nil {
 		return 0, err
 	}
 	const name = ".trivet-owner"
 	path := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
-	err = as(uid, func() error {
+	err = runAs(uid, func() error {
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return err
@@ -101,12 +101,12 @@ func ownerOfMade(dir *os.File, uid int) (owner uint32, err error) {
 	return owner, err
 }
 
-// as runs f with the filesystem identity of another user (setfsuid(2)) on a thread of its own. The
+// runAs runs f with the filesystem identity of another user (setfsuid(2)) on its own thread. The
 // thread ends afterwards, so that no other goroutine runs with that identity.
-func as(uid int, f func() error) error {
+func runAs(uid int, f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with this goroutine
 		if err := errors.Join(syscall.Setfsgid(uid), syscall.Setfsuid(uid)); err != nil {
 			done <- err
 			return

@@ -1,5 +1,5 @@
 // Package nfs is the backend of volumes that are directories of an export, which many nodes can use
-// at once. Their capacity is not enforced: an export has only the size of its filesystem.
+// at once. Their capacity is not enforced: the only limit is the size of the export's filesystem.
 //
 // A volume's directory is `data` in the volume's folder, or the subDir of its class. That path
 // itself is mounted, so that the mount gives no access to parent directories. Only root can enter a
@@ -61,8 +61,8 @@ func New(pools *pool.Set) backend.Backend {
 	return b
 }
 
-// Enforced implements backend.Limiter. The driver does not set quotas on the server, whose
-// administrator may.
+// Enforced implements backend.Limiter. The driver sets no quotas on the server. The server's
+// administrator may set them.
 func (b *Backend) Enforced(volume.Volume) string { return backend.EnforcedNot }
 
 // checkMountFlags refuses NFS options that the driver sets or does not support.
@@ -77,10 +77,10 @@ func checkMountFlags(words []string) error {
 	return nil
 }
 
-// explain adds the remedy for an errno of an export.
+// explain adds the remedy to an errno of an export.
 func explain(p *pool.Pool, err error) error {
-	for kind, reason := range reasons {
-		if errors.Is(err, kind) && !volume.HasKind(err) {
+	for errno, reason := range reasons {
+		if errors.Is(err, errno) && !volume.HasKind(err) {
 			return volume.Errorf(reason.kind, "pool %q: %w: %s", p.Name(), err, reason.remedy)
 		}
 	}
@@ -106,12 +106,12 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	return b.Examine(v, backend.DirectoryHealth, backend.AlmostFull)
 }
 
-// ownSuperblock gives each mount its own superblock, so that one can be aborted without the other
-// mounts of the server.
+// ownSuperblock gives each mount its own superblock, so that aborting its requests does not affect
+// other mounts of the server.
 const ownSuperblock = "nosharecache"
 
 // Attach implements backend.Backend. It opens the directory beneath the pool without following links.
-// The directory that is then mounted by path must be the same.
+// The volume is mounted by path: source.Verify checks that the mount shows the same directory.
 func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, error) {
 	source, err := b.source(v)
 	if err != nil || isStatic(v) {
@@ -134,8 +134,8 @@ func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, erro
 	return source, nil
 }
 
-// identity identifies a directory in every mount of its server. The device number does not, because
-// each mount has its own.
+// identity identifies a directory in all mounts from its server. It does not contain the device
+// number, which differs between mounts.
 type identity struct {
 	ino    uint64
 	handle string
@@ -172,8 +172,8 @@ func (b *Backend) StaticAt(path string) (mount.Source, error) {
 // Detach implements backend.Backend. A mounted NFS volume has nothing to detach.
 func (b *Backend) Detach(context.Context, volume.Volume) error { return nil }
 
-// source returns the location of a volume on its server. The pool need not be open. If only the ID
-// is known, the source matches any path in the pool.
+// source returns the location of a volume on its server. The pool need not be open. If v has only the
+// ID, the source matches any path in the pool.
 func (b *Backend) source(v volume.Volume) (*mount.NFSSource, error) {
 	c, ok := b.Set.Config(v.ID.Pool)
 	if !ok {
