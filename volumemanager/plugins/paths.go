@@ -13,13 +13,13 @@ import (
 // registrars and other programs depend on them.
 type Paths struct{ Root string }
 
-// Pods contains a directory for each pod, named by its UID.
+// Pods returns the directory of all pods. The name of a pod's directory is its UID.
 func (p Paths) Pods() string { return filepath.Join(p.Root, "pods") }
 
 // Pod returns the directory of a pod.
 func (p Paths) Pod(uid types.UID) string { return filepath.Join(p.Pods(), string(uid)) }
 
-// PodVolumes contains a directory for each of a pod's volumes of one plugin.
+// PodVolumes returns the directory of a pod's volumes of one plugin.
 func (p Paths) PodVolumes(uid types.UID, plugin string) string {
 	return filepath.Join(p.Pod(uid), "volumes", Escape(plugin))
 }
@@ -29,13 +29,13 @@ func (p Paths) PodVolume(uid types.UID, plugin, name string) string {
 	return filepath.Join(p.PodVolumes(uid, plugin), name)
 }
 
-// CheckedPodVolume is PodVolume for names of a manifest. It returns an *InvalidError if one of
-// them cannot be a part of a path.
+// CheckedPodVolume is PodVolume for unvalidated parameters. It returns an *InvalidError if uid or name
+// is not a valid path component.
 func (p Paths) CheckedPodVolume(uid types.UID, plugin, name string) (string, error) {
 	return p.PodVolume(uid, plugin, name), checkNames(uid, name)
 }
 
-// CheckedPodDevice is PodDevice for names of a manifest, as CheckedPodVolume is PodVolume.
+// CheckedPodDevice is PodDevice with the validation of CheckedPodVolume.
 func (p Paths) CheckedPodDevice(uid types.UID, plugin, name string) (string, error) {
 	return p.PodDevice(uid, plugin, name), checkNames(uid, name)
 }
@@ -49,13 +49,13 @@ func (p Paths) PodDevice(uid types.UID, plugin, name string) string {
 	return filepath.Join(p.Pod(uid), "volumeDevices", Escape(plugin), name)
 }
 
-// PodPlugin returns the directory for other files of a plugin for a pod.
+// PodPlugin returns the directory of a plugin's other files for one pod.
 func (p Paths) PodPlugin(uid types.UID, plugin string) string {
 	return filepath.Join(p.Pod(uid), "plugins", Escape(plugin))
 }
 
-// PodSubPaths contains the mounts of a volume's subPaths, as <container>/<index of the
-// volumeMount>. The name is the Spec's.
+// PodSubPaths returns the directory of the mounts of a volume's subPaths, with the paths
+// <container>/<index of the volumeMount>. The parameter name is Spec.Name.
 func (p Paths) PodSubPaths(uid types.UID, name string) string {
 	return filepath.Join(p.Pod(uid), "volume-subpaths", name)
 }
@@ -69,7 +69,7 @@ func Escape(plugin string) string { return strings.ReplaceAll(plugin, "/", "~") 
 // Unescape undoes Escape.
 func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
 
-// CheckPart returns an *InvalidError if the value of a field cannot be one part of a path.
+// CheckPart returns an *InvalidError if the value of a field is not a valid path component.
 func CheckPart(field, value string) error {
 	if value == "" || value == "." || value == ".." || len(value) > 253 || strings.ContainsAny(value, "/\x00") {
 		return Invalidf("%s %q: want a name that is one part of a path, of at most 253 bytes", field, value)

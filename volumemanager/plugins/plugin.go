@@ -10,20 +10,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// VolumePlugin is one kind of volume. All methods are safe for concurrent use. None blocks except
+// VolumePlugin supports one type of volume. Its methods are safe for concurrent use, and block only
 // on disk I/O.
 type VolumePlugin interface {
 	// Name returns the kubelet's name, such as kubernetes.io/empty-dir.
 	Name() string
-	// CanSupport reports whether a spec is of this kind. Each spec is of one kind only.
+	// CanSupport reports whether the plugin supports a spec. Only one plugin supports each spec.
 	CanSupport(spec *Spec) bool
-	// NewMounter refuses a spec that is not valid, with an *InvalidError.
+	// NewMounter returns an *InvalidError for an invalid spec.
 	NewMounter(spec *Spec, pod *corev1.Pod) (Mounter, error)
-	// NewUnmounter needs only what is on disk, because the manifest may be removed. The name is
+	// NewUnmounter needs no manifest, because it may have been removed. The parameter name is
 	// Spec.Name.
 	NewUnmounter(name string, pod types.UID) (Unmounter, error)
 	// Remounts reports whether SetUp must be repeated while the pod runs, because the content may
-	// change: ConfigMaps, and drivers that require it.
+	// change: for example a ConfigMap, or a CSI driver with requiresRepublish.
 	Remounts(spec *Spec) bool
 }
 
@@ -36,9 +36,9 @@ type Mounter interface {
 	SetUp(ctx context.Context, args MounterArgs) error
 }
 
-// Warner is a Mounter that may set a volume up with less than was requested.
+// Warner is a Mounter whose SetUp can succeed without a requested feature, such as a size limit.
 type Warner interface {
-	// Warnings returns what the last SetUp could not provide, with the remedy.
+	// Warnings describes each feature that the last SetUp did not provide, and the remedy.
 	Warnings() []string
 }
 
@@ -49,49 +49,50 @@ type MounterArgs struct {
 }
 
 // Unmounter unmounts a volume from one pod. TearDown is idempotent, also undoes an incomplete
-// SetUp, and leaves nothing at Paths.PodVolume. It removes directories with rmdir(2) only,
-// except content that the plugin itself created.
+// SetUp, and leaves nothing at Paths.PodVolume. It removes directories with rmdir(2) only, unless
+// the plugin itself created their content.
 type Unmounter interface {
 	TearDown(ctx context.Context) error
 }
 
-// PersistentVolumePlugin is a kind of PersistentVolumes.
+// PersistentVolumePlugin is a VolumePlugin that supports PersistentVolumes.
 type PersistentVolumePlugin interface {
 	VolumePlugin
 	AccessModes() []corev1.PersistentVolumeAccessMode
 }
 
-// DeviceMountableVolumePlugin is a kind that is mounted once for all pods of the node, before it
-// is set up for each.
+// DeviceMountableVolumePlugin is a VolumePlugin that can mount a volume once for all pods of the
+// node, before SetUp for each pod.
 type DeviceMountableVolumePlugin interface {
 	VolumePlugin
-	// NeedsDeviceMount reports whether this volume does: not every driver stages.
+	// NeedsDeviceMount reports whether a volume needs a device mount: not every CSI driver stages
+	// volumes.
 	NeedsDeviceMount(spec *Spec) (bool, error)
-	// VolumeName returns a name that all specs of one volume share, and no other volume of the
-	// plugin has: driver and handle. It makes no call to the driver. It is not called for an
-	// inline volume without attach and device mount.
+	// VolumeName returns a name that is unique for each volume of the plugin, such as driver and
+	// handle. All specs of one volume have the same VolumeName. It makes no call to the driver. It
+	// is not called for an inline volume without attach and device mount.
 	VolumeName(spec *Spec) (string, error)
 	DeviceMounter
 	// DeviceMounts returns the volumes that may be mounted for all pods according to the records
-	// on disk, also those whose specs were removed.
+	// on disk, including volumes whose specs were removed.
 	DeviceMounts() ([]DeviceMount, error)
 }
 
-// PodVolumeNamer is a kind where several PersistentVolumes can be one volume.
+// PodVolumeNamer is a plugin for which several PersistentVolumes can refer to one volume.
 type PodVolumeNamer interface {
 	DeviceMountableVolumePlugin
-	// PodVolumeName returns the VolumeName of the volume that a pod may have under a name
-	// (Spec.Name); empty if no record contains it.
+	// PodVolumeName returns the VolumeName of the volume that may be mounted in the pod with the
+	// name Spec.Name; empty if no record contains it.
 	PodVolumeName(name string, pod types.UID, block bool) string
 }
 
-// DeviceMount is a volume that is mounted for all pods.
+// DeviceMount is a volume that may be mounted for all pods, or attached to the node.
 type DeviceMount struct {
 	VolumeName string
-	// Spec contains what is on disk: enough to unmount and to detach the volume. Its Name is the
-	// name in the pods' directories.
+	// Spec contains the part of the spec that is recorded on disk. It suffices to unmount and to
+	// detach the volume. Spec.Name is the volume's name in the pods' directories.
 	Spec *Spec
-	// Block: it is a raw device.
+	// Block is true for a raw device.
 	Block bool
 }
 
@@ -99,7 +100,8 @@ type DeviceMount struct {
 type DeviceMounter interface {
 	// DeviceMountPath returns a path below Paths.Plugin.
 	DeviceMountPath(spec *Spec) (string, error)
-	// MountDevice takes the result of Attach. Errors are as those of SetUp.
+	// MountDevice takes the result of Attach. Its errors have the same meaning as those of
+	// Mounter.SetUp.
 	MountDevice(ctx context.Context, spec *Spec, attachment Attachment, args MounterArgs) error
 	// UnmountDevice needs only the spec that DeviceMounts returns.
 	UnmountDevice(ctx context.Context, spec *Spec) error
@@ -108,25 +110,25 @@ type DeviceMounter interface {
 // Attachment is a controller's result for an attached volume: the publish context of CSI.
 type Attachment map[string]string
 
-// AttachableVolumePlugin is a kind that a controller attaches to the node.
+// AttachableVolumePlugin is a VolumePlugin whose volumes a controller can attach to the node.
 type AttachableVolumePlugin interface {
 	DeviceMountableVolumePlugin
-	// NeedsAttach reports whether this volume must be attached.
+	// NeedsAttach reports whether a volume must be attached.
 	NeedsAttach(spec *Spec) (bool, error)
 	Attacher
 	// Attachments returns the volumes that may be attached according to the records on disk.
 	Attachments() ([]DeviceMount, error)
 }
 
-// Attacher attaches a volume to the node. A durable record precedes the call to the controller.
-// Its methods are idempotent.
+// Attacher attaches a volume to the node. It writes a durable record before it calls the
+// controller. Its methods are idempotent.
 type Attacher interface {
 	Attach(ctx context.Context, spec *Spec) (Attachment, error)
 	// Detach needs only the spec that Attachments returns.
 	Detach(ctx context.Context, spec *Spec) error
 }
 
-// BlockVolumePlugin is a kind that can be a raw device.
+// BlockVolumePlugin is a VolumePlugin whose volumes can be raw devices.
 type BlockVolumePlugin interface {
 	VolumePlugin
 	NewBlockVolumeMapper(spec *Spec, pod *corev1.Pod) (BlockVolumeMapper, error)
@@ -135,35 +137,36 @@ type BlockVolumePlugin interface {
 
 // BlockVolumeMapper publishes a raw device to one pod.
 type BlockVolumeMapper interface {
-	// Path returns Paths.PodDevice: a symbolic link to the device.
+	// Path returns Paths.PodDevice: the path of a symbolic link to the device.
 	Path() string
 	// SetUpDevice stages the device once for all pods. MapPodDevice publishes it to the pod. Both
-	// are idempotent. Errors are as those of Mounter.SetUp.
+	// are idempotent. Their errors have the same meaning as those of Mounter.SetUp.
 	SetUpDevice(ctx context.Context, attachment Attachment) error
 	MapPodDevice(ctx context.Context) error
 }
 
-// BlockVolumeUnmapper unpublishes a raw device from one pod. It is idempotent.
-// DeviceMounter.UnmountDevice undoes SetUpDevice, for a spec with volumeMode Block.
+// BlockVolumeUnmapper unpublishes a raw device from one pod. It is idempotent. To undo SetUpDevice,
+// call DeviceMounter.UnmountDevice with a spec of volumeMode Block.
 type BlockVolumeUnmapper interface {
 	UnmapPodDevice(ctx context.Context) error
 }
 
-// AttachLimiter is a kind with a maximum number of volumes for each node.
+// AttachLimiter is a VolumePlugin with a maximum number of volumes for each node.
 type AttachLimiter interface {
-	// AttachLimit returns the limit of the spec's driver (0: none), and the driver's name.
+	// AttachLimit returns the limit of the spec's driver (0 if there is none), and the driver's
+	// name.
 	AttachLimit(spec *Spec) (limit int64, driver string)
 }
 
-// ProvisionableVolumePlugin is a kind whose volumes can be created.
+// ProvisionableVolumePlugin is a VolumePlugin that can create volumes.
 type ProvisionableVolumePlugin interface {
 	VolumePlugin
 	// Provisions reports whether the plugin serves the provisioner of a StorageClass.
 	Provisions(class *storagev1.StorageClass) bool
 	// Provision creates a volume, or finds the existing one with the name of the
-	// PersistentVolume. After an *UncertainError the volume may exist: repeat the same call, or
-	// delete the volume. That remains so until a call succeeds or fails with a *RefusedError.
-	// Any other error changes nothing.
+	// PersistentVolume. After an *UncertainError the volume may exist until a later call succeeds
+	// or fails with a *RefusedError: repeat the same call, or delete the volume. Any other error
+	// means that this call created nothing.
 	Provision(ctx context.Context, o ProvisionOptions) (*corev1.PersistentVolume, error)
 }
 
@@ -172,7 +175,7 @@ type ProvisionOptions struct {
 	PVName string
 	Claim  *corev1.PersistentVolumeClaim
 	Class  *storagev1.StorageClass
-	// Source is the source of the content; none for an empty volume.
+	// Source is the source of the volume's content. It has no field set for an empty volume.
 	Source ProvisionSource
 }
 
@@ -182,28 +185,29 @@ type ProvisionSource struct {
 	SnapshotHandle string
 }
 
-// DeletableVolumePlugin is a kind whose volumes can be deleted, with their data.
+// DeletableVolumePlugin is a VolumePlugin that can delete volumes with their data.
 type DeletableVolumePlugin interface {
 	VolumePlugin
 	Delete(ctx context.Context, pv *corev1.PersistentVolume) error
 }
 
-// RecyclableVolumePlugin is a kind whose volumes can be scrubbed: their content is removed, so
+// RecyclableVolumePlugin is a VolumePlugin that can recycle volumes: it removes their content, so
 // that another claim can use them.
 type RecyclableVolumePlugin interface {
 	VolumePlugin
 	Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 }
 
-// ExpandableVolumePlugin is a kind whose volumes a controller expands.
+// ExpandableVolumePlugin is a VolumePlugin whose volumes a controller can expand.
 type ExpandableVolumePlugin interface {
 	VolumePlugin
 	// Expand returns the new size, which may be larger than requested, and whether the node must
 	// expand the volume too.
-	Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error)
+	Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, nodeExpandRequired bool, err error)
 }
 
-// NodeExpandableVolumePlugin is a kind whose device or filesystem is expanded on the node.
+// NodeExpandableVolumePlugin is a VolumePlugin that expands the device or the filesystem of a volume
+// on the node.
 type NodeExpandableVolumePlugin interface {
 	VolumePlugin
 	// NodeExpand is called while the volume is mounted.
@@ -212,7 +216,7 @@ type NodeExpandableVolumePlugin interface {
 
 // NodeExpandOptions are the paths of a volume and its requested size.
 type NodeExpandOptions struct {
-	Path            string // of a pod's mount or device
+	Path            string // path of a pod's mount or raw device
 	DeviceMountPath string
 	Size            resource.Quantity
 }
@@ -221,10 +225,10 @@ type NodeExpandOptions struct {
 type Host interface {
 	Paths() Paths
 	NodeName() string
-	// ConfigMap and Secret return objects of the manifests (ErrNotFound).
+	// ConfigMap and Secret return an object of the manifests, or ErrNotFound if there is none.
 	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
 	Secret(namespace, name string) (*corev1.Secret, error)
-	// CSIDriver returns an object of the manifests; nil if there is none.
+	// CSIDriver returns the CSIDriver object of the manifests; nil if there is none.
 	CSIDriver(name string) *storagev1.CSIDriver
 	// Token signs a service-account token that is bound to a pod, as the TokenRequest API
 	// does.

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// retryInterval is the interval between queries of a driver that reconnected and is not ready.
+// retryInterval is the interval between queries of a driver that is reconnected but not ready.
 const retryInterval = time.Second
 
 // driver is a registered driver with its connection.
@@ -37,11 +37,11 @@ type driver struct {
 
 	mu   sync.Mutex
 	last driverInfo
-	// failed is why the registered driver cannot be used; nil if it can.
+	// failed is the reason why the registered driver cannot be used; nil if it can be used.
 	failed error
 }
 
-// driverInfo is what a driver reports about itself. It is immutable.
+// driverInfo is the information that a driver reports about itself. It is immutable.
 type driverInfo struct {
 	nodeID   string
 	limit    int64
@@ -51,8 +51,8 @@ type driverInfo struct {
 	control  map[csi.ControllerServiceCapability_RPC_Type]bool
 }
 
-// dial connects to a Unix socket, and reconnects automatically. The path may have any
-// character, since it is not parsed as a URL.
+// dial connects to a Unix socket, and reconnects automatically. The path may contain any
+// character, because it is not parsed as a URL.
 func dial(path string) (*grpc.ClientConn, error) {
 	if err := plugins.CheckSocket(path); err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func newDriver(name, endpoint string, v *version.Version) (*driver, error) {
 	}, nil
 }
 
-// info returns what the driver last reported about itself.
+// info returns the last information that the driver reported about itself.
 func (d *driver) info() driverInfo {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,7 +97,7 @@ func (d *driver) controllerCan(c csi.ControllerServiceCapability_RPC_Type) bool 
 	return d.info().control[c]
 }
 
-// refresh queries the driver. A failure is kept as the reason why the driver cannot be used.
+// refresh queries the driver. It keeps an error as the reason why the driver cannot be used.
 func (d *driver) refresh(ctx context.Context) error {
 	a, err := d.query(ctx)
 	d.mu.Lock()
@@ -139,8 +139,8 @@ func (d *driver) query(ctx context.Context) (driverInfo, error) {
 	return a, nil
 }
 
-// controllerCapabilities returns none if the Controller service has another endpoint: a plugin
-// need not serve it at each of its endpoints (csi-spec, "Architecture").
+// controllerCapabilities returns nil if this endpoint does not serve the Controller service: a driver
+// may serve it at another endpoint (csi-spec, "Architecture").
 func (d *driver) controllerCapabilities(ctx context.Context) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
 	control, err := call(ctx, d, d.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
 	if failed, ok := errors.AsType[*CallError](err); ok && failed.Code == codes.Unimplemented {
@@ -154,11 +154,11 @@ func (d *driver) controllerCapabilities(ctx context.Context) (map[csi.Controller
 	}), nil
 }
 
-// identify checks that the expected driver answers, and that it is ready.
+// identify checks that the expected driver serves the endpoint, and that it is ready.
 func (d *driver) identify(ctx context.Context) error {
-	soon, cancel := context.WithTimeout(ctx, connectTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	info, err := call(soon, d, d.identity.GetPluginInfo, &csi.GetPluginInfoRequest{})
+	info, err := call(callCtx, d, d.identity.GetPluginInfo, &csi.GetPluginInfoRequest{})
 	if err != nil {
 		return err
 	}
@@ -178,30 +178,30 @@ func (d *driver) identify(ctx context.Context) error {
 // watch queries the driver after each interruption of the connection, until ctx ends or the
 // connection is closed. It calls ready when the driver is ready again.
 func (d *driver) watch(ctx context.Context, ready func()) {
-	away := false
+	interrupted := false
 	for ctx.Err() == nil {
 		state := d.conn.GetState()
 		switch state {
 		case connectivity.Shutdown:
 			return
 		case connectivity.Ready:
-			if away && d.refresh(ctx) == nil {
-				away = false
+			if interrupted && d.refresh(ctx) == nil {
+				interrupted = false
 				ready()
 			}
 		case connectivity.Idle:
 			d.conn.Connect()
-			away = true
+			interrupted = true
 		default:
-			away = true
+			interrupted = true
 		}
-		pause, cancel := context.WithTimeout(ctx, retryInterval)
-		d.conn.WaitForStateChange(pause, state)
+		waitCtx, cancel := context.WithTimeout(ctx, retryInterval)
+		d.conn.WaitForStateChange(waitCtx, state)
 		cancel()
 	}
 }
 
-// capabilities returns the names of all capabilities in csi-spec, sorted.
+// capabilities returns the driver's capabilities by their names in csi-spec, sorted.
 func (a driverInfo) capabilities() []string {
 	var names []string
 	for c := range a.nodes {
@@ -224,7 +224,7 @@ func set[C any, K comparable](all []C, key func(C) K) map[K]bool {
 	return keys
 }
 
-// inTopology reports whether a node with the segments is in a topology.
+// inTopology reports whether a node with these segments is in a topology.
 func inTopology(segments, topology map[string]string) bool {
 	for key, value := range topology {
 		if segments[key] != value {
@@ -234,7 +234,7 @@ func inTopology(segments, topology map[string]string) bool {
 	return true
 }
 
-// merged returns both maps in one. The entries of second take precedence.
+// merged returns a map with the entries of both maps. For equal keys the entry of second is used.
 func merged(first, second map[string]string) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, first)

@@ -17,8 +17,8 @@ const Name = "kubernetes.io/csi"
 type Options struct {
 	// Registry is the directory of the registrars' sockets.
 	Registry string
-	// Changed is called when a driver is registered or reconnects: failed calls may succeed
-	// now. It must not block, and may be nil.
+	// Changed is called when a driver is registered or reconnects, because failed calls may
+	// succeed then. It must not block, and may be nil.
 	Changed func()
 }
 
@@ -29,8 +29,8 @@ type Plugin struct {
 	changed  func()
 	mountTable
 
-	// recording is read-locked while a record is written, and locked while a directory without
-	// a readable record is removed.
+	// recording is read-locked while a record is written, and write-locked while a directory
+	// without a readable record is removed.
 	recording sync.RWMutex
 	// records holds the records by directory. It is complete once scanned is true.
 	records  sync.Map
@@ -64,7 +64,7 @@ func New(host plugins.Host, o Options) *Plugin {
 	return &Plugin{host: host, registry: o.Registry, changed: o.Changed, drivers: map[string]*driver{}, registrars: map[string]*registrarSocket{}}
 }
 
-// Name is kubernetes.io/csi.
+// Name returns kubernetes.io/csi.
 func (p *Plugin) Name() string { return Name }
 
 // CanSupport reports whether a spec has a csi source.
@@ -86,7 +86,7 @@ func (p *Plugin) Remounts(spec *plugins.Spec) bool {
 	return republish != nil && *republish
 }
 
-// NewMounter validates the fields that become parts of paths and calls.
+// NewMounter validates the fields that are used in paths and in calls.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	v, err := newVolume(spec, pod)
 	if err != nil {
@@ -123,9 +123,10 @@ func driverOf(spec *plugins.Spec) string {
 	return spec.Volume.CSI.Driver
 }
 
-// driverName is domain name notation (csi-spec, GetPluginInfo). The name becomes a directory.
+// driverName matches domain name notation (csi-spec, GetPluginInfo). The name is also the name of a
+// directory.
 var driverName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9.]{0,61}[A-Za-z0-9])?$`)
 
-// validDriver reports whether a name can be a driver's. volumeDevices is another directory
-// beside those of the drivers.
+// validDriver reports whether a driver can have a name. The name volumeDevices is reserved: its
+// directory is next to those of the drivers.
 func validDriver(name string) bool { return driverName.MatchString(name) && name != devicesDir }

@@ -26,8 +26,8 @@ const (
 	provisionerIdentity     = "storage.kubernetes.io/csiProvisionerIdentity"
 )
 
-// Provisions reports whether the class's provisioner can be the name of a driver. The names of
-// in-tree provisioners contain a slash.
+// Provisions reports whether the class's provisioner is a valid name of a driver. Names of in-tree
+// provisioners are not valid, because they contain a slash.
 func (p *Plugin) Provisions(class *storagev1.StorageClass) bool {
 	return validDriver(class.Provisioner)
 }
@@ -55,20 +55,20 @@ func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*co
 	if created.GetVolumeId() == "" {
 		return nil, &plugins.UncertainError{Err: fmt.Errorf("driver %s: CreateVolume: the response has no volume ID: check the driver's log", d.name)}
 	}
-	if why := checkCreated(d, created, request); why != nil {
+	if mismatch := checkCreated(d, created, request); mismatch != nil {
 		_, err := call(ctx, d, d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: created.GetVolumeId(), Secrets: request.GetSecrets()})
 		if err != nil {
-			return nil, &plugins.UncertainError{Err: errors.Join(why, err)}
+			return nil, &plugins.UncertainError{Err: errors.Join(mismatch, err)}
 		}
-		return nil, &plugins.RefusedError{Err: why}
+		return nil, &plugins.RefusedError{Err: mismatch}
 	}
 	return p.persistentVolume(d, created, parameters, request, o), nil
 }
 
-// classifyCreateError determines what a failed CreateVolume says about the volume. A final code
-// means that this call created nothing. Only a code that refuses the request itself
-// (*plugins.RefusedError) also covers the same call before a restart of the driver or of this
-// program. Codes for faults, lack of space and existing volumes do not.
+// classifyCreateError determines whether the volume may exist after a failed CreateVolume. A final
+// code means that this call created nothing. Only a code that refuses the request itself
+// (*plugins.RefusedError) means the same for earlier calls, before a restart of the driver or of
+// this program. Codes for faults, lack of space and existing volumes do not.
 func classifyCreateError(err error) error {
 	failed, ok := errors.AsType[*CallError](err)
 	if !ok {
@@ -92,7 +92,7 @@ func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugins.Prov
 	if err != nil {
 		return nil, err
 	}
-	where, err := d.accessibility(o.Class)
+	topology, err := d.topologyRequirement(o.Class)
 	if err != nil {
 		return nil, err
 	}
@@ -104,11 +104,11 @@ func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugins.Prov
 		Parameters:                parameters.driver,
 		Secrets:                   secrets,
 		VolumeContentSource:       contentSource(o.Source),
-		AccessibilityRequirements: where,
+		AccessibilityRequirements: topology,
 	}, nil
 }
 
-// checkProvision refuses what the driver's capabilities do not include.
+// checkProvision returns an error for a request that the driver does not support.
 func checkProvision(d *driver, o plugins.ProvisionOptions) error {
 	source := o.Source
 	switch {
@@ -159,13 +159,13 @@ func contentSource(source plugins.ProvisionSource) *csi.VolumeContentSource {
 	return nil
 }
 
-// hasTopology reports whether the driver restricts where its volumes are accessible.
+// hasTopology reports whether the driver's volumes may be inaccessible from some nodes.
 func (d *driver) hasTopology() bool {
 	return d.info().plugin[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS]
 }
 
-// accessibility requires a volume that this node can access.
-func (d *driver) accessibility(class *storagev1.StorageClass) (*csi.TopologyRequirement, error) {
+// topologyRequirement requires a volume that this node can access; nil without topology.
+func (d *driver) topologyRequirement(class *storagev1.StorageClass) (*csi.TopologyRequirement, error) {
 	if !d.hasTopology() {
 		return nil, nil
 	}
@@ -176,11 +176,11 @@ func (d *driver) accessibility(class *storagev1.StorageClass) (*csi.TopologyRequ
 	if len(segments) == 0 {
 		return nil, nil
 	}
-	here := []*csi.Topology{{Segments: segments}}
-	return &csi.TopologyRequirement{Requisite: here, Preferred: here}, nil
+	thisNode := []*csi.Topology{{Segments: segments}}
+	return &csi.TopologyRequirement{Requisite: thisNode, Preferred: thisNode}, nil
 }
 
-// allowed reports whether a node matches one of the terms. No terms match every node.
+// allowed reports whether a node matches one of the terms. An empty list matches every node.
 func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bool {
 	return len(terms) == 0 || slices.ContainsFunc(terms, func(term corev1.TopologySelectorTerm) bool {
 		return !slices.ContainsFunc(term.MatchLabelExpressions, func(r corev1.TopologySelectorLabelRequirement) bool {
@@ -198,15 +198,15 @@ func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeReque
 		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, created.GetVolumeId(), size, requested)
 	case request.GetVolumeContentSource() != nil && created.GetContentSource() == nil:
 		return fmt.Errorf("driver %s: CreateVolume: the response for volume %s does not contain its source, so the volume may lack the source's content: check the driver's log", d.name, created.GetVolumeId())
-	case !d.accesses(created.GetAccessibleTopology()):
+	case !d.canAccess(created.GetAccessibleTopology()):
 		return fmt.Errorf("driver %s: CreateVolume: volume %s is at %v, which this node (%v) cannot access: check the parameters of the StorageClass", d.name, created.GetVolumeId(), created.GetAccessibleTopology(), d.info().topology)
 	}
 	return nil
 }
 
-// accesses reports whether this node is in one of the topologies. No topologies include every
+// canAccess reports whether this node is in one of the topologies. An empty list includes every
 // node.
-func (d *driver) accesses(topologies []*csi.Topology) bool {
+func (d *driver) canAccess(topologies []*csi.Topology) bool {
 	return !d.hasTopology() || len(topologies) == 0 || slices.ContainsFunc(topologies, func(t *csi.Topology) bool {
 		return inTopology(d.info().topology, t.GetSegments())
 	})
@@ -258,7 +258,7 @@ func (p *Plugin) csiSource(d *driver, created *csi.Volume, parameters *parameter
 	}
 }
 
-// nodeAffinity has a term for each topology; nil without any.
+// nodeAffinity returns a node affinity with one term for each topology; nil if there are no terms.
 func nodeAffinity(topologies []*csi.Topology) *corev1.VolumeNodeAffinity {
 	var terms []corev1.NodeSelectorTerm
 	for _, t := range topologies {
@@ -276,7 +276,7 @@ func nodeAffinity(topologies []*csi.Topology) *corev1.VolumeNodeAffinity {
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: terms}}
 }
 
-// Delete calls DeleteVolume. A volume that is mounted on this node is not deleted.
+// Delete calls DeleteVolume. It returns an error while the volume is in use on this node.
 func (p *Plugin) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
 	v, err := newVolume(&plugins.Spec{PersistentVolume: pv}, nil)
 	if err != nil {

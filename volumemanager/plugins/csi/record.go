@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// record is vol_data.json, with the keys of the kubelet and two more. All values are strings, as
-// the kubelet requires. It exists from before the call that it describes until after the call
-// that undoes it.
+// record is the content of vol_data.json, with the keys of the kubelet and two more. All values are
+// strings, as the kubelet requires. A record is written before the call that it describes, and removed
+// after the call that undoes it.
 type record struct {
 	Name       string                        `json:"specVolID,omitempty"`
 	Handle     string                        `json:"volumeHandle"`
@@ -31,7 +31,7 @@ type record struct {
 	FSGroup string `json:"trivet.dev/fsGroup,omitempty"`
 }
 
-// readRecord reads the record in a directory (fs.ErrNotExist).
+// readRecord reads the record in a directory. It returns fs.ErrNotExist if there is none.
 func readRecord(dir string) (record, error) {
 	var r record
 	file := filepath.Join(dir, recordFile)
@@ -44,7 +44,7 @@ func readRecord(dir string) (record, error) {
 	return r, nil
 }
 
-// writeRecord writes a record. fresh: there was no record before, not even a torn one.
+// writeRecord writes a record. fresh is true if there was no record before, not even a torn one.
 func (p *Plugin) writeRecord(dir string, r record) (fresh bool, err error) {
 	p.recording.RLock()
 	defer p.recording.RUnlock()
@@ -74,7 +74,7 @@ func removeFile(dir, name string) error {
 }
 
 // makeDirs creates a directory and its parents durably. It does not access an existing directory,
-// which may be a mount of an unreachable server.
+// because that may be a mount of an unreachable server.
 func makeDirs(dir string) error {
 	err := os.Mkdir(dir, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -117,7 +117,7 @@ func (p *Plugin) otherRecords() []record {
 }
 
 // findRecord reads the record in a directory. If that fails, it returns another record that
-// matches, or the error of the first.
+// matches. If none matches, it returns the error of the read.
 func (p *Plugin) findRecord(dir string, matches func(record) bool) (record, error) {
 	r, err := readRecord(dir)
 	if err == nil {
@@ -131,7 +131,7 @@ func (p *Plugin) findRecord(dir string, matches func(record) bool) (record, erro
 	return record{}, err
 }
 
-// recordDirs returns the directories for records of staged volumes, also those without a record.
+// recordDirs returns the directories for records of staged volumes, including those without a record.
 func (p *Plugin) recordDirs() ([]string, error) {
 	drivers, err := names(p.ownDir())
 	if err != nil {
@@ -139,17 +139,17 @@ func (p *Plugin) recordDirs() ([]string, error) {
 	}
 	var dirs []string
 	for _, driver := range drivers {
-		of := filepath.Join(p.ownDir(), driver)
-		volumes, err := names(of)
+		driverDir := filepath.Join(p.ownDir(), driver)
+		volumes, err := names(driverDir)
 		if err != nil {
 			return nil, err
 		}
 		for _, v := range volumes {
 			switch {
 			case driver != devicesDir && stagedName.MatchString(v):
-				dirs = append(dirs, filepath.Join(of, v))
+				dirs = append(dirs, filepath.Join(driverDir, v))
 			case driver == devicesDir && v != stagingDir && v != publishDir:
-				dirs = append(dirs, filepath.Join(of, v, dataDir))
+				dirs = append(dirs, filepath.Join(driverDir, v, dataDir))
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func (p *Plugin) recordDirs() ([]string, error) {
 // stagedName matches the directory of a staged filesystem: a hash.
 var stagedName = regexp.MustCompile("^[0-9a-f]{64}$")
 
-// names returns the names of the directories in a directory; none if it does not exist.
+// names returns the names of the subdirectories of a directory; none if the directory does not exist.
 func names(dir string) ([]string, error) {
 	entries, err := plugins.Entries(dir)
 	var names []string

@@ -22,12 +22,12 @@ import (
 )
 
 const (
-	// resync is the interval between scans of the registry without an event.
+	// resync is the interval between periodic scans of the registry. Events trigger other scans.
 	resync = 10 * time.Second
 	// A failed registration is retried after firstWait. The interval doubles up to lastWait.
 	firstWait = 500 * time.Millisecond
 	lastWait  = 10 * time.Second
-	// socketTarget names the connection in gRPC's errors.
+	// socketTarget is the name of the connection in gRPC errors.
 	socketTarget = "socket"
 )
 
@@ -40,9 +40,9 @@ type DriverStatus struct {
 	NodeID     string            `json:"nodeID,omitempty"`
 	MaxVolumes int64             `json:"maxVolumes,omitempty"`
 	Topology   map[string]string `json:"topology,omitempty"`
-	// Capabilities have their names of csi-spec, such as Node/STAGE_UNSTAGE_VOLUME.
+	// Capabilities have the names of csi-spec, such as Node/STAGE_UNSTAGE_VOLUME.
 	Capabilities []string `json:"capabilities,omitempty"`
-	// Error is why the driver cannot be used, or what else is wrong with it.
+	// Error is the reason why the driver cannot be used, or another problem of its registration.
 	Error string `json:"error,omitempty"`
 }
 
@@ -102,18 +102,18 @@ func (p *Plugin) driver(name string) (*driver, error) {
 }
 
 // Run registers drivers until ctx ends, as a kubelet's plugin manager does: it queries each
-// socket in the registry by the API pluginregistration/v1. If the registry cannot be watched,
-// Run scans it at each resync.
+// socket in the registry through the API pluginregistration/v1. If the registry cannot be watched,
+// Run only scans it periodically (resync).
 func (p *Plugin) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
-	var missed <-chan error
+	var watchErrors <-chan error
 	watch := func(string) error { return nil }
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The plugin registry cannot be watched: raise fs.inotify.max_user_instances, and start again", "directory", p.registry, "interval", resync)
 	} else {
 		defer func() { _ = watcher.Close() }()
-		events, missed, watch = watcher.Events, watcher.Errors, watcher.Add
+		events, watchErrors, watch = watcher.Events, watcher.Errors, watcher.Add
 	}
 	defer func() {
 		for _, s := range p.running() {
@@ -128,7 +128,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-events:
-		case err = <-missed: // the queue may have overflowed
+		case err = <-watchErrors: // events may be lost: the queue may have overflowed
 		case <-tick.C:
 		}
 		if err != nil {
@@ -137,16 +137,16 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// scanRegistry starts to serve each new socket, and stops for sockets that were removed or
-// replaced. It first watches the directory again, which may have been replaced.
+// scanRegistry starts a registration for each new socket, and ends that of each socket that was
+// removed or replaced. It first renews the watch, because the directory may have been replaced.
 func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {
 		return err
 	}
-	unwatched := watch(p.registry)
+	watchErr := watch(p.registry)
 	sockets, err := sockets(p.registry)
 	if err != nil {
-		return errors.Join(unwatched, err)
+		return errors.Join(watchErr, err)
 	}
 	running := p.running()
 	for path, s := range running {
@@ -160,7 +160,7 @@ func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error)
 			p.startRegistrar(ctx, path, file)
 		}
 	}
-	return unwatched
+	return watchErr
 }
 
 func (p *Plugin) running() map[string]*registrarSocket {
@@ -169,8 +169,8 @@ func (p *Plugin) running() map[string]*registrarSocket {
 	return maps.Clone(p.registrars)
 }
 
-// sockets returns the sockets in a directory by path. It omits hidden ones, which registrars
-// rename later.
+// sockets returns the sockets in a directory by path. It omits hidden sockets, because registrars
+// rename them later.
 func sockets(dir string) (map[string]os.FileInfo, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -233,8 +233,8 @@ func (p *Plugin) serve(ctx context.Context, s *registrarSocket) {
 	}
 }
 
-// register reads the driver of a socket, connects to the driver, and notifies the registrar of
-// the result. An error beside a driver means that only the notification failed.
+// register queries the registrar of a socket, connects to its driver, and notifies the registrar
+// of the result. If it returns both a driver and an error, only the notification failed.
 func (p *Plugin) register(ctx context.Context, s *registrarSocket) (*driver, error) {
 	conn, err := dial(s.path)
 	if err != nil {
@@ -242,26 +242,26 @@ func (p *Plugin) register(ctx context.Context, s *registrarSocket) (*driver, err
 	}
 	defer conn.Close()
 	registrar := registration.NewRegistrationClient(conn)
-	soon, cancel := context.WithTimeout(ctx, connectTimeout)
-	info, err := registrar.GetInfo(soon, &registration.InfoRequest{})
+	callCtx, cancel := context.WithTimeout(ctx, connectTimeout)
+	info, err := registrar.GetInfo(callCtx, &registration.InfoRequest{})
 	cancel()
 	if err != nil {
 		return nil, p.setState(s, nil, fmt.Errorf("registrar %s: GetInfo: %w: remove the socket if its driver no longer exists", s.path, err))
 	}
 	d, err := p.addDriver(ctx, s, info)
-	answer := &registration.RegistrationStatus{PluginRegistered: err == nil}
+	result := &registration.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
-		answer.Error = err.Error()
+		result.Error = err.Error()
 	}
-	soon, cancel = context.WithTimeout(ctx, connectTimeout)
+	callCtx, cancel = context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	if _, told := registrar.NotifyRegistrationStatus(soon, answer); told != nil && err == nil {
-		err = fmt.Errorf("registrar %s: NotifyRegistrationStatus: %w", s.path, told)
+	if _, notifyErr := registrar.NotifyRegistrationStatus(callCtx, result); notifyErr != nil && err == nil {
+		err = fmt.Errorf("registrar %s: NotifyRegistrationStatus: %w", s.path, notifyErr)
 	}
 	return d, p.setState(s, d, err)
 }
 
-// setState sets the state that status returns.
+// setState sets the driver and the error that status reports, and returns the error.
 func (p *Plugin) setState(s *registrarSocket, d *driver, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -269,7 +269,8 @@ func (p *Plugin) setState(s *registrarSocket, d *driver, err error) error {
 	return err
 }
 
-// addDriver validates a registrar's answer, and connects to its driver.
+// addDriver validates a registrar's answer, connects to its driver, and adds the driver to
+// Plugin.drivers.
 func (p *Plugin) addDriver(ctx context.Context, s *registrarSocket, info *registration.PluginInfo) (*driver, error) {
 	p.mu.Lock()
 	s.name = info.GetName()
@@ -310,8 +311,8 @@ func newestVersion(versions []string) *version.Version {
 	return newest
 }
 
-// replaceDriver makes a driver the one with its name. As in the kubelet, of two drivers with one
-// name the higher version remains, and of equal versions the earlier one.
+// replaceDriver registers a driver under its name. As in the kubelet, it replaces an earlier driver
+// of that name only if the new version is higher.
 func (p *Plugin) replaceDriver(d *driver) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -321,12 +322,12 @@ func (p *Plugin) replaceDriver(d *driver) error {
 	}
 	p.drivers[d.name] = d
 	if old != nil {
-		_ = old.conn.Close() // ends its keepDriver
+		_ = old.conn.Close() // its keepDriver then returns
 	}
 	return nil
 }
 
-// keepDriver keeps a driver registered until ctx ends, or another driver takes its name.
+// keepDriver keeps a driver registered until ctx ends, or until another driver replaces it.
 func (p *Plugin) keepDriver(ctx context.Context, s *registrarSocket, d *driver) {
 	p.changed()
 	d.watch(ctx, p.changed)

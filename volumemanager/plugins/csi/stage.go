@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NeedsDeviceMount reports whether the driver stages volumes. A raw device always needs it for
-// its record, which all pods share.
+// NeedsDeviceMount reports whether the driver stages volumes. A raw device always needs a
+// device mount, because all pods share its record.
 func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	if spec.PersistentVolume == nil {
 		return false, nil
@@ -105,8 +105,8 @@ func (d *driver) groupFor(args plugins.MounterArgs) *int64 {
 	return nil
 }
 
-// UnmountDevice calls NodeUnstageVolume; also for a driver that no longer stages, if the path is
-// mounted. A volume whose record is torn, and that no other record names, cannot be unstaged:
+// UnmountDevice calls NodeUnstageVolume if the driver stages volumes, or if the staging path is
+// mounted. A volume whose record is torn, and that no other record identifies, cannot be unstaged:
 // its directories are removed if they are not mounted.
 func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	if dir, ok := tornRecord(spec); ok {
@@ -124,11 +124,11 @@ func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	if err != nil {
 		return err
 	}
-	is, err := p.mounted(staging)
+	isMounted, err := p.mounted(staging)
 	if err != nil {
 		return err
 	}
-	if is || d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
+	if isMounted || d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
 		request := &csi.NodeUnstageVolumeRequest{VolumeId: v.handle, StagingTargetPath: staging}
 		if _, err := call(ctx, d, d.node.NodeUnstageVolume, request); err != nil {
 			return err
@@ -148,12 +148,12 @@ func (p *Plugin) removeStaged(staging, data string) error {
 	if err := p.removeRecord(data); err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Dir(data)) // fails while other volumes are in it
+	_ = os.Remove(filepath.Dir(data)) // fails while it contains other volumes
 	return nil
 }
 
-// unmountTorn keeps a directory that has a record: a call was about to write it when the
-// directory was found.
+// unmountTorn removes the directory of a torn record if nothing is mounted. It keeps the directory if
+// a concurrent call has written a valid record meanwhile.
 func (p *Plugin) unmountTorn(dir string) error {
 	p.recording.Lock()
 	defer p.recording.Unlock()
@@ -161,11 +161,11 @@ func (p *Plugin) unmountTorn(dir string) error {
 		return nil
 	}
 	staging := p.stagedAt(dir)
-	is, err := p.mounted(staging)
+	isMounted, err := p.mounted(staging)
 	if err != nil {
 		return err
 	}
-	if is {
+	if isMounted {
 		return fmt.Errorf("%s is missing or torn: the volume mounted at %s is unknown, so its driver cannot unmount it: unmount it and remove %s by hand", filepath.Join(dir, recordFile), staging, dir)
 	}
 	return p.removeStaged(staging, dir)
@@ -179,7 +179,7 @@ func (p *Plugin) stagedAt(dir string) string {
 	return filepath.Join(dir, globalMount)
 }
 
-// DeviceMounts returns the volumes with a record, and those with a directory for one.
+// DeviceMounts returns the volumes with a record, and those with a record directory only.
 func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	dirs, err := p.recordDirs()
 	if err != nil {
@@ -212,9 +212,9 @@ func (p *Plugin) deviceMount(dir string) plugins.DeviceMount {
 	return plugins.DeviceMount{VolumeName: volumeName(r.Driver, r.Handle), Spec: r.spec(block), Block: block}
 }
 
-// publishedRecord returns the record of a pod whose volume is staged in a directory without a
-// record: the directory's name follows from driver and handle. If there is none, it returns
-// the given error.
+// publishedRecord searches the records in pods for the volume that is staged in a directory without
+// a valid record: driver and handle determine the directory's path. If no record matches, it returns
+// the error torn.
 func (p *Plugin) publishedRecord(dir string, torn error) (record, error) {
 	published, _, _ := p.podRecords()
 	for _, r := range published {
@@ -240,8 +240,8 @@ func (r record) spec(block bool) *plugins.Spec {
 	}}
 }
 
-// tornSpec returns the spec of a volume whose record has an unknown content. The path of the record
-// is its name; no PersistentVolume can have such a name.
+// tornSpec returns the spec of a volume whose record is torn. The spec's name is the path of the
+// record, which is not a valid name of a PersistentVolume.
 func tornSpec(path string) *plugins.Spec { return record{Name: path}.spec(false) }
 
 func tornRecord(spec *plugins.Spec) (path string, ok bool) {

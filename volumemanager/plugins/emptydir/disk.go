@@ -17,10 +17,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// noLimit replaces a limit that was removed from the manifest, in bytes.
+// noLimit is the limit, in bytes, of a directory whose sizeLimit was removed from the manifest.
 const noLimit = 1 << 60
 
-// setUpDisk creates the directory unless it has a record. Without a record no pod has used it.
+// setUpDisk creates the directory, or updates the limit of a directory that has a record. No pod has
+// used a directory without a record.
 func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.MounterArgs) error {
 	if err := m.makeParent(); err != nil {
 		return err
@@ -28,7 +29,7 @@ func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.Mount
 	_, err := os.Lstat(m.path)
 	switch {
 	case err == nil && rec != nil:
-		return m.relimit(rec)
+		return m.updateLimit(rec)
 	case err == nil:
 		err = m.removeIncomplete(ctx)
 	case errors.Is(err, fs.ErrNotExist):
@@ -41,8 +42,8 @@ func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.Mount
 	return m.make(ctx, args)
 }
 
-// removeIncomplete removes the directory of an interrupted call, which is empty. Another directory
-// is not the volume's.
+// removeIncomplete removes the empty directory of an interrupted call. A directory that is not empty
+// does not belong to the volume.
 func (m *mounter) removeIncomplete(ctx context.Context) error {
 	entries, err := os.ReadDir(m.path)
 	if err != nil {
@@ -58,12 +59,12 @@ func (m *mounter) removeIncomplete(ctx context.Context) error {
 func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
 	rec := &record{}
 	err := m.p.withQuota(func(fs *quota.FS) error {
-		above, err := os.Open(filepath.Dir(m.path))
+		parent, err := os.Open(filepath.Dir(m.path))
 		if err != nil {
 			return err
 		}
-		defer above.Close()
-		if err := fs.MakeDir(above, filepath.Base(m.path)); err != nil {
+		defer parent.Close()
+		if err := fs.MakeDir(parent, filepath.Base(m.path)); err != nil {
 			return err
 		}
 		if m.size == 0 {
@@ -84,7 +85,7 @@ func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
 	return m.p.save(m.key, rec)
 }
 
-// allocate limits the directory if the filesystem supports it.
+// allocate limits the size of the directory if the filesystem supports quotas.
 func (m *mounter) allocate(fs *quota.FS) (*record, error) {
 	if fs.Kind() == quota.None {
 		m.warn(fs.Why())
@@ -112,13 +113,13 @@ func (m *mounter) warn(why string) {
 	m.warnings = append(m.warnings, fmt.Sprintf("emptyDir.sizeLimit %s is not enforced: %s", m.limit, why))
 }
 
-// relimit changes the limit of a directory to that in the manifest.
-func (m *mounter) relimit(rec *record) error {
+// updateLimit changes the limit of a directory to the limit in the manifest.
+func (m *mounter) updateLimit(rec *record) error {
 	if rec.ID == 0 && m.size == 0 {
 		return nil
 	}
 	return m.p.withQuota(func(fs *quota.FS) error {
-		why, err := m.unlimited(fs, rec)
+		why, err := m.whyUnlimited(fs, rec)
 		if err != nil || why != "" {
 			if why != "" && m.size != 0 {
 				m.warn(why)
@@ -140,8 +141,8 @@ func (m *mounter) relimit(rec *record) error {
 	})
 }
 
-// unlimited returns why a directory is not limited; empty if it is limited.
-func (m *mounter) unlimited(fs *quota.FS, rec *record) (why string, err error) {
+// whyUnlimited returns the reason why a directory has no limit; empty if it has a limit.
+func (m *mounter) whyUnlimited(fs *quota.FS, rec *record) (why string, err error) {
 	switch {
 	case fs.Kind() == quota.None:
 		return fs.Why(), nil
@@ -162,17 +163,17 @@ func (m *mounter) unlimited(fs *quota.FS, rec *record) (why string, err error) {
 	return why, err
 }
 
-// releaseTimeout limits the wait for the release of an ID without a record. After that the ID
-// stays unused.
+// releaseTimeout limits the wait for the release of a quota ID without a record. After the timeout the
+// ID stays unused.
 const releaseTimeout = 10 * time.Second
 
-// removeDisk removes the directory and releases its ID. The ID is recorded before the directory is
-// removed, unless the disk is full.
+// removeDisk removes the directory and releases its quota ID. It records the ID before it removes the
+// directory, unless the disk is full.
 func (v *volume) removeDisk(ctx context.Context) error {
-	above, err := os.Open(filepath.Dir(v.path))
+	parent, err := os.Open(filepath.Dir(v.path))
 	if err == nil {
-		defer above.Close()
-		err = v.p.withQuota(func(fs *quota.FS) error { return v.removeIn(ctx, fs, above) })
+		defer parent.Close()
+		err = v.p.withQuota(func(fs *quota.FS) error { return v.removeDir(ctx, fs, parent) })
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -184,22 +185,22 @@ func (v *volume) removeDisk(ctx context.Context) error {
 	return nil
 }
 
-func (v *volume) removeIn(ctx context.Context, fs *quota.FS, above *os.File) error {
+func (v *volume) removeDir(ctx context.Context, fs *quota.FS, parent *os.File) error {
 	name := filepath.Base(v.path)
 	info, err := os.Lstat(v.path)
 	if err != nil {
 		return err
 	}
 	if !info.IsDir() {
-		return tree.Remove(ctx, above, name)
+		return tree.Remove(ctx, parent, name)
 	}
 	unrecorded, err := v.recordID(fs)
 	if err != nil {
 		return err
 	}
-	done, err := fs.RemoveDir(above, name)
+	done, err := fs.RemoveDir(parent, name)
 	if err == nil && !done {
-		err = tree.Remove(ctx, above, name)
+		err = tree.Remove(ctx, parent, name)
 	}
 	if err != nil || unrecorded == 0 {
 		return err
@@ -210,9 +211,9 @@ func (v *volume) removeIn(ctx context.Context, fs *quota.FS, above *os.File) err
 	})
 }
 
-// recordID records the ID of a directory without a record, which an interrupted call left. It
-// returns an ID that cannot be recorded because the disk is full: a full disk must not prevent
-// the removal of a pod.
+// recordID records the quota ID of a directory without a record, which an interrupted call left. If
+// the disk is full, it returns the ID instead, because a full disk must not prevent the removal of a
+// pod.
 func (v *volume) recordID(fs *quota.FS) (unrecorded uint64, err error) {
 	if r, err := v.p.load(v.key); err != nil || r != nil {
 		return 0, err

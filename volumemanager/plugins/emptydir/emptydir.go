@@ -21,16 +21,17 @@ import (
 // Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/empty-dir"
 
-// mode is the mode of a volume's directory: containers run as any user.
+// mode is the mode of a volume's directory, because containers may run as any user.
 const mode = 0o777
 
-// Plugin is the volume plugin for emptyDir. It keeps a record of each volume on disk below
-// Paths.Plugin.
+// Plugin is the volume plugin for emptyDir. Below Paths.Plugin it keeps a record of each
+// volume with the default medium.
 type Plugin struct {
 	host plugins.Host
-	// recording is held while records and the IDs in them change.
+	// recording is held while a quota ID is allocated, and while a record is removed.
 	recording sync.Mutex
-	// swept: no record is left of a volume that was removed before this process started.
+	// swept is true once no records remain of volumes that were removed before this process
+	// started.
 	swept atomic.Bool
 }
 
@@ -66,9 +67,9 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	case m.medium == corev1.StorageMediumDefault:
 		return m, nil
 	case m.medium == corev1.StorageMediumMemory:
-		asked := m.size
-		if m.size, err = memorySize(asked, pod); m.size != asked {
-			m.limit = "" // a smaller bound is in force
+		requested := m.size
+		if m.size, err = memorySize(requested, pod); m.size != requested {
+			m.limit = "" // a smaller limit applies
 		}
 		return m, err
 	case m.medium == corev1.StorageMediumHugePages, strings.HasPrefix(string(m.medium), string(corev1.StorageMediumHugePagesPrefix)):
@@ -86,7 +87,7 @@ func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, er
 // volume is the path of a pod's volume, and the key of its record.
 type volume struct {
 	p *Plugin
-	// key names the volume's record; a UID has no dot.
+	// key is the name of the volume's record: <pod UID>.<volume name>. A UID has no dot.
 	key, path string
 }
 
@@ -149,7 +150,7 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// checkMedium refuses an existing volume on another medium.
+// checkMedium returns an *plugins.InvalidError if the volume exists on another medium.
 func (m *mounter) checkMedium(at *mount.Entry, rec *record) error {
 	have := "the disk"
 	switch {
@@ -164,7 +165,7 @@ func (m *mounter) checkMedium(at *mount.Entry, rec *record) error {
 	return plugins.Invalidf("emptyDir.medium %q: the volume is already on %s, and its content stays there: change it back, or give the pod another metadata.uid", m.medium, have)
 }
 
-// fsType returns the filesystem type for the medium, as in the mount table.
+// fsType returns the medium's filesystem type in the mount table; "the disk" for the default medium.
 func (m *mounter) fsType() string {
 	switch {
 	case m.page != 0:
@@ -175,8 +176,8 @@ func (m *mounter) fsType() string {
 	return "the disk"
 }
 
-// TearDown removes the volume with its content. It fails without a change while something other
-// than the volume is mounted there.
+// TearDown removes the volume with its content. It changes nothing and fails while there is a mount
+// at or below the path that the plugin did not create.
 func (v *volume) TearDown(ctx context.Context) error {
 	for {
 		mounts, err := mount.Below(v.path)

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Types of filesystems.
+// Filesystem types in the mount table.
 const (
 	memory    = "tmpfs"
 	hugePages = "hugetlbfs"
@@ -30,7 +30,7 @@ const (
 // source is the source of the filesystem in the mount table.
 const source = "empty-dir"
 
-// setUpMemory mounts the filesystem if it is not mounted, or changes its size.
+// setUpMemory mounts the filesystem if it is not mounted. Otherwise it changes the size of a tmpfs.
 func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugins.MounterArgs) error {
 	var err error
 	switch {
@@ -42,7 +42,7 @@ func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugins
 	if err != nil {
 		return err
 	}
-	// Only the root shows whether a call was interrupted. The rest belongs to the pod.
+	// The root directory shows whether a call was interrupted. The other files belong to the pod.
 	args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	return ownership.Set(ctx, m.path, args)
 }
@@ -63,8 +63,8 @@ func memorySize(limit int64, pod *corev1.Pod) (int64, error) {
 // containers, has a limit.
 func podMemory(pod *corev1.Pod) int64 {
 	unlimited := func(c corev1.Container) bool { return c.Resources.Limits.Memory().IsZero() }
-	own := pod.Spec.Resources
-	if (own == nil || own.Limits.Memory().IsZero()) &&
+	podResources := pod.Spec.Resources
+	if (podResources == nil || podResources.Limits.Memory().IsZero()) &&
 		(slices.ContainsFunc(pod.Spec.InitContainers, unlimited) || slices.ContainsFunc(pod.Spec.Containers, unlimited)) {
 		return 0
 	}
@@ -100,7 +100,7 @@ func (m *mounter) filesystem() (*mount.Detached, error) {
 	return mount.Filesystem(source, hugePages, mount.Options{Data: words})
 }
 
-// tmpfs has the kernel's default mode: only the owner of a file may remove it.
+// tmpfs creates a tmpfs with the kernel's default mode: only the owner of a file may remove it.
 func (m *mounter) tmpfs() (*mount.Detached, error) {
 	detached, err := mount.Memory(source, mount.MemoryLimit{Bytes: m.size}, mount.Options{})
 	if err != nil {
@@ -129,14 +129,14 @@ func (m *mounter) resize() error {
 }
 
 // pageSize returns the size of a medium's huge pages in bytes. As in a kubelet, the containers must
-// request that size. A medium without a size has the only size that they request.
+// request that size. For the medium HugePages, which names no size, they must request exactly one size.
 func pageSize(medium corev1.StorageMedium, pod *corev1.Pod) (int64, error) {
-	asked := requestedPages(pod)
+	requested := requestedPages(pod)
 	if medium == corev1.StorageMediumHugePages {
-		if len(asked) != 1 {
-			return 0, plugins.Invalidf("emptyDir.medium %q: the containers request %d sizes of huge pages (resources.requests, hugepages-<size>): request one size, or name it: HugePages-2Mi", medium, len(asked))
+		if len(requested) != 1 {
+			return 0, plugins.Invalidf("emptyDir.medium %q: the containers request %d sizes of huge pages (resources.requests, hugepages-<size>): request one size, or name it: HugePages-2Mi", medium, len(requested))
 		}
-		for size := range asked {
+		for size := range requested {
 			return size, nil
 		}
 	}
@@ -145,7 +145,7 @@ func pageSize(medium corev1.StorageMedium, pod *corev1.Pod) (int64, error) {
 	if err != nil || size.Value() <= 0 {
 		return 0, plugins.Invalidf("emptyDir.medium %q: want a page size, as in HugePages-2Mi", medium)
 	}
-	if !asked[size.Value()] {
+	if !requested[size.Value()] {
 		return 0, plugins.Invalidf("emptyDir.medium %q: no container requests such pages: add hugepages-%s to its resources.requests", medium, text)
 	}
 	return size.Value(), nil

@@ -15,10 +15,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// record describes a volume on disk. It is written once the volume is complete, and removed after
-// the directory is removed and its ID is released.
+// record describes a volume with the default medium. It is written once the volume is complete, and
+// removed after the directory is removed and its quota ID is released.
 type record struct {
-	// Kind and ID are the quota that limits the directory to Bytes; empty without a limit.
+	// Kind and ID identify the quota that limits the directory to Bytes; all are empty without a
+	// limit.
 	Kind  quota.Kind `json:"kind,omitempty"`
 	ID    uint64     `json:"id,omitempty"`
 	Bytes int64      `json:"bytes,omitempty"`
@@ -61,7 +62,7 @@ func (p *Plugin) keys() ([]string, error) {
 	return keys, err
 }
 
-// ids returns the IDs in all records.
+// ids returns the quota IDs in all records.
 func (p *Plugin) ids() (map[uint64]bool, error) {
 	keys, err := p.keys()
 	if err != nil {
@@ -76,10 +77,9 @@ func (p *Plugin) ids() (map[uint64]bool, error) {
 	return ids, nil
 }
 
-// forget releases the ID of a volume whose directory was removed, and removes its record
-// (quota.ErrBusy while data still counts on the ID). It reads the record before it checks the
-// directory, because a concurrent SetUp creates the directory first, and then waits until the
-// old record is removed.
+// forget releases the quota ID of a volume whose directory was removed, and removes its record. It
+// returns quota.ErrBusy while data is still charged to the ID. It reads the record before it checks
+// the directory, because a concurrent SetUp creates the directory before it writes a new record.
 func (p *Plugin) forget(key string) error {
 	p.recording.Lock()
 	defer p.recording.Unlock()
@@ -105,8 +105,8 @@ func (p *Plugin) forget(key string) error {
 	return os.Remove(filepath.Join(p.records(), key+suffix))
 }
 
-// sweep removes the records of removed volumes whose IDs were busy when the manager ended. The next
-// call retries what failed. After a complete success, later calls do nothing.
+// sweep removes the records of removed volumes whose quota IDs were busy when the previous manager
+// ended. After an error, the next call tries again. After a success, later calls do nothing.
 func (p *Plugin) sweep() {
 	if p.swept.Load() {
 		return
@@ -118,7 +118,7 @@ func (p *Plugin) sweep() {
 	p.swept.Store(err == nil)
 }
 
-// withQuota calls f with the quotas of the pods' filesystem.
+// withQuota calls f with the quotas of the filesystem that contains the pods' directories.
 func (p *Plugin) withQuota(f func(*quota.FS) error) error {
 	dir, err := os.Open(p.host.Paths().Pods())
 	if err != nil {

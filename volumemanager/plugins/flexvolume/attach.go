@@ -18,10 +18,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// deviceKey is the key of the device's path in an Attachment; empty if the driver returns none.
+// deviceKey is the key of the device's path in an Attachment. The path is empty if the driver returns
+// none.
 const deviceKey = "device"
 
-// NeedsAttach reports the driver's capability attach.
+// NeedsAttach reports whether the driver has the capability attach.
 func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	if err := check(spec); err != nil {
 		return false, err
@@ -33,8 +34,8 @@ func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
 // NeedsDeviceMount returns NeedsAttach: a driver that attaches also has device mounts.
 func (d *driver) NeedsDeviceMount(spec *plugins.Spec) (bool, error) { return d.NeedsAttach(spec) }
 
-// Attach makes the calls getvolumename, attach and waitforattach. The driver need not support them.
-// The record is written before.
+// Attach writes the record, and then makes the calls getvolumename, attach and waitforattach. The
+// driver need not support these calls.
 func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	name, err := d.VolumeName(spec)
 	if err != nil {
@@ -44,45 +45,45 @@ func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attach
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if fresh {
 		r = d.newRecord(spec)
-		err = d.write(name, r)
+		err = d.writeRecord(name, r)
 	}
 	if err != nil {
 		return nil, err
 	}
 	device, err := d.attach(ctx, spec, r)
 	if err != nil {
-		if fresh && !plugins.Uncertain(err) && d.forget(name) == nil {
+		if fresh && !plugins.Uncertain(err) && d.removeRecord(name) == nil {
 			return nil, err
 		}
 		return nil, &plugins.UncertainError{Err: err}
 	}
 	r.Status.Attached, r.Status.AttachmentMetadata = true, map[string]string{deviceKey: device}
-	if err := d.write(name, r); err != nil {
+	if err := d.writeRecord(name, r); err != nil {
 		return nil, &plugins.UncertainError{Err: err}
 	}
 	return r.Status.AttachmentMetadata, nil
 }
 
-// attach attaches a volume unless it still is, and returns its device.
+// attach attaches a volume unless it is still attached, and returns its device.
 func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.VolumeAttachment) (string, error) {
-	asked := options(spec, nil)
-	// A kubelet makes this call too, and ignores the name.
-	if _, err := d.call(ctx, nil, "getvolumename", asked); err != nil && !errors.Is(err, errNotSupported) {
+	callOptions := options(spec, nil)
+	// As in a kubelet, the returned name is ignored.
+	if _, err := d.call(ctx, nil, "getvolumename", callOptions); err != nil && !errors.Is(err, errNotSupported) {
 		return "", err
 	}
 	device := r.Status.AttachmentMetadata[deviceKey]
-	still, err := d.attached(ctx, r, asked)
+	isAttached, err := d.attached(ctx, r, callOptions)
 	if err != nil {
 		return "", err
 	}
-	if !still {
-		a, err := d.call(ctx, nil, "attach", asked, d.host.NodeName())
+	if !isAttached {
+		a, err := d.call(ctx, nil, "attach", callOptions, d.host.NodeName())
 		if err != nil && !errors.Is(err, errNotSupported) {
 			return "", err
 		}
 		device = a.Device
 	}
-	a, err := d.call(ctx, nil, "waitforattach", device, asked)
+	a, err := d.call(ctx, nil, "waitforattach", device, callOptions)
 	switch {
 	case errors.Is(err, errNotSupported):
 		return device, nil
@@ -94,12 +95,13 @@ func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.Vo
 	return a.Device, nil
 }
 
-// attached reports whether an attached volume is still attached, by the call isattached.
-func (d *driver) attached(ctx context.Context, r *storagev1.VolumeAttachment, asked string) (bool, error) {
+// attached makes the call isattached for a volume whose record says that it is attached, and reports
+// whether it still is.
+func (d *driver) attached(ctx context.Context, r *storagev1.VolumeAttachment, callOptions string) (bool, error) {
 	if !r.Status.Attached {
 		return false, nil
 	}
-	a, err := d.call(ctx, nil, "isattached", asked, d.host.NodeName())
+	a, err := d.call(ctx, nil, "isattached", callOptions, d.host.NodeName())
 	if errors.Is(err, errNotSupported) {
 		return false, nil
 	}
@@ -119,7 +121,7 @@ func (d *driver) Detach(ctx context.Context, spec *plugins.Spec) error {
 	if err != nil && !errors.Is(err, errNotSupported) {
 		return err
 	}
-	return d.forget(name)
+	return d.removeRecord(name)
 }
 
 // DeviceMountPath returns plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<name>.
@@ -128,8 +130,8 @@ func (d *driver) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	return filepath.Join(d.host.Paths().Plugin(Name), d.name, "mounts", name), err
 }
 
-// MountDevice makes the call mountdevice. If the driver does not support it, the plugin mounts the
-// device, if there is one.
+// MountDevice makes the call mountdevice. If the driver does not support the call, the plugin
+// mounts the device itself, if there is one.
 func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, _ plugins.MounterArgs) error {
 	path, err := d.DeviceMountPath(spec)
 	if err != nil {
@@ -174,22 +176,22 @@ func (d *driver) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	if err != nil {
 		return err
 	}
-	if at, err := mount.OnPath(path); at == nil && err == nil { // as in a kubelet, no call is made
+	if at, err := mount.OnPath(path); at == nil && err == nil { // as in a kubelet, the driver is not called
 		return mount.RemoveTarget(path)
 	}
 	return d.takeDown(ctx, "unmountdevice", path)
 }
 
-// DeviceMounts returns the Attachments whose device mount has a directory.
+// DeviceMounts returns those Attachments for which the directory of the device mount exists.
 func (d *driver) DeviceMounts() ([]plugins.DeviceMount, error) {
 	all, err := d.Attachments()
 	var mounted []plugins.DeviceMount
 	for _, m := range all {
-		path, e := d.DeviceMountPath(m.Spec)
-		if e == nil {
-			_, e = os.Lstat(path)
+		path, statErr := d.DeviceMountPath(m.Spec)
+		if statErr == nil {
+			_, statErr = os.Lstat(path)
 		}
-		if !errors.Is(e, fs.ErrNotExist) { // after another error it may be mounted
+		if !errors.Is(statErr, fs.ErrNotExist) { // after another error the volume may be mounted
 			mounted = append(mounted, m)
 		}
 	}
@@ -204,9 +206,9 @@ func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
 		if !ok {
 			continue
 		}
-		r, damaged := d.record(name)
-		if damaged != nil {
-			err = errors.Join(err, damaged)
+		r, readErr := d.record(name)
+		if readErr != nil {
+			err = errors.Join(err, readErr)
 			continue
 		}
 		all = append(all, plugins.DeviceMount{VolumeName: name, Spec: specOf(r)})
@@ -216,7 +218,7 @@ func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
 
 // Members returns the drivers with records.
 func (p *Plugin) Members() (all []plugins.VolumePlugin, err error) {
-	entries, err := plugins.Entries(p.allRecords())
+	entries, err := plugins.Entries(p.recordsRoot())
 	for _, e := range entries {
 		if member := p.Named(plugins.Unescape(e.Name())); member != nil {
 			all = append(all, member)
@@ -225,11 +227,12 @@ func (p *Plugin) Members() (all []plugins.VolumePlugin, err error) {
 	return all, err
 }
 
-func (d *drivers) allRecords() string {
+// recordsRoot returns the directory of the records of all drivers.
+func (d *drivers) recordsRoot() string {
 	return filepath.Join(d.host.Paths().Root, "volume-manager", "flexvolume")
 }
 
-func (d *driver) recordsDir() string { return filepath.Join(d.allRecords(), plugins.Escape(d.name)) }
+func (d *driver) recordsDir() string { return filepath.Join(d.recordsRoot(), plugins.Escape(d.name)) }
 
 const recordSuffix = ".json"
 
@@ -237,7 +240,7 @@ func (d *driver) recordFile(name string) string {
 	return filepath.Join(d.recordsDir(), name+recordSuffix)
 }
 
-// newRecord returns a record with the name of the PersistentVolume or the inline volume.
+// newRecord returns a record that has the name of the PersistentVolume or of the inline volume.
 func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
 	r := plugins.NewAttachment(d.host, spec.Name(), d.name, corev1.PersistentVolumeSource{FlexVolume: sourceOf(spec)})
 	if spec.PersistentVolume != nil {
@@ -254,14 +257,14 @@ func specOf(r *storagev1.VolumeAttachment) *plugins.Spec {
 		pv.Spec.FlexVolume = s
 		return &plugins.Spec{PersistentVolume: pv}
 	}
-	own := &corev1.FlexVolumeSource{Driver: s.Driver, FSType: s.FSType, ReadOnly: s.ReadOnly, Options: s.Options}
+	inline := &corev1.FlexVolumeSource{Driver: s.Driver, FSType: s.FSType, ReadOnly: s.ReadOnly, Options: s.Options}
 	if s.SecretRef != nil {
-		own.SecretRef = &corev1.LocalObjectReference{Name: s.SecretRef.Name}
+		inline.SecretRef = &corev1.LocalObjectReference{Name: s.SecretRef.Name}
 	}
-	return &plugins.Spec{Volume: &corev1.Volume{Name: r.Name, VolumeSource: corev1.VolumeSource{FlexVolume: own}}}
+	return &plugins.Spec{Volume: &corev1.Volume{Name: r.Name, VolumeSource: corev1.VolumeSource{FlexVolume: inline}}}
 }
 
-// record reads the record of a volume (fs.ErrNotExist).
+// record reads the record of a volume. It returns fs.ErrNotExist if there is none.
 func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
 	file := d.recordFile(name)
 	r := new(storagev1.VolumeAttachment)
@@ -269,7 +272,7 @@ func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if in := r.Spec.Source.InlineVolumeSpec; err == nil && (in == nil || in.FlexVolume == nil || r.Name == "") {
+	if inline := r.Spec.Source.InlineVolumeSpec; err == nil && (inline == nil || inline.FlexVolume == nil || r.Name == "") {
 		err = fmt.Errorf("%s: the name of the volume is missing", file)
 	}
 	if err != nil {
@@ -278,11 +281,11 @@ func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
 	return r, nil
 }
 
-func (d *driver) write(name string, r *storagev1.VolumeAttachment) error {
+func (d *driver) writeRecord(name string, r *storagev1.VolumeAttachment) error {
 	if err := os.MkdirAll(d.recordsDir(), 0o700); err != nil {
 		return err
 	}
 	return atomicfile.WriteJSON(d.recordsDir(), name+recordSuffix, r)
 }
 
-func (d *driver) forget(name string) error { return mount.RemoveTarget(d.recordFile(name)) }
+func (d *driver) removeRecord(name string) error { return mount.RemoveTarget(d.recordFile(name)) }

@@ -28,13 +28,14 @@ type mounter struct {
 	pod  *corev1.Pod
 }
 
-// Path returns Paths.PodVolume with the driver as plugin.
+// Path returns Paths.PodVolume with the driver's name as the plugin's name.
 func (m *mounter) Path() string {
 	return m.host.Paths().PodVolume(m.pod.UID, m.name, m.spec.Name())
 }
 
-// SetUp makes the call mount unless the path is mounted, and then applies the pod's fsGroup unless
-// the driver does. For a driver without the call mount it bind-mounts the device mount.
+// SetUp makes the call mount unless the path is mounted, and then applies the pod's fsGroup if the
+// driver has the capability fsGroup. If the driver does not support the call, SetUp bind-mounts the
+// device mount.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	c, err := m.can(ctx)
 	if err != nil {
@@ -58,16 +59,16 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 }
 
 // giveToGroup applies the fsGroup to the whole volume once, and writes a note. Later calls check
-// only the root, because the pod may have changed the rest.
+// only the root directory, because the pod may have changed other files.
 func (m *mounter) giveToGroup(ctx context.Context, args plugins.MounterArgs) error {
-	given, err := m.notedGroup(*args.FSGroup)
+	applied, err := m.notedGroup(*args.FSGroup)
 	if err != nil {
 		return err
 	}
-	if given {
+	if applied {
 		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	}
-	if err := ownership.Set(ctx, m.Path(), args); err != nil || given {
+	if err := ownership.Set(ctx, m.Path(), args); err != nil || applied {
 		return err
 	}
 	return m.noteGroup(*args.FSGroup)
@@ -91,7 +92,7 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.Mounte
 	return checkMounted(m.name, m.Path())
 }
 
-// bind bind-mounts the device mount.
+// bind bind-mounts the device mount to the pod's path.
 func (m *mounter) bind(c capabilities) error {
 	if !c.Attach {
 		return fmt.Errorf("driver %s supports neither mount nor attach: use another", m.name)
@@ -106,22 +107,22 @@ func (m *mounter) bind(c capabilities) error {
 	return mount.Bind(from, m.Path(), mountOptions(m.spec))
 }
 
-// failed returns the error of a failed call: an *plugins.UncertainError if the path is mounted.
-// Otherwise it removes the directory that was created for the call.
+// failed returns the error of a failed call, as an *plugins.UncertainError if the path may be mounted.
+// After any other error it removes the directory that was created for the call.
 func failed(err error, path string) error {
-	at, unknown := mount.OnPath(path)
+	at, tableErr := mount.OnPath(path)
 	switch {
 	case plugins.Uncertain(err):
 		return err
-	case at != nil || unknown != nil:
-		return &plugins.UncertainError{Err: errors.Join(err, unknown)}
+	case at != nil || tableErr != nil:
+		return &plugins.UncertainError{Err: errors.Join(err, tableErr)}
 	}
-	_ = mount.RemoveTarget(path) // fails if the driver left files there, which it must remove
+	_ = mount.RemoveTarget(path) // fails if the driver left files there: only the driver may remove them
 	return err
 }
 
-// checkMounted returns an *plugins.UncertainError unless something is mounted at a path, as the
-// driver reported.
+// checkMounted returns an *plugins.UncertainError if nothing is mounted at a path although the driver
+// reported success.
 func checkMounted(driver, path string) error {
 	at, err := mount.OnPath(path)
 	if err == nil && at == nil {
@@ -133,7 +134,7 @@ func checkMounted(driver, path string) error {
 	return nil
 }
 
-// NewUnmounter needs only the names.
+// NewUnmounter needs no manifest.
 func (d *driver) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	if err := plugins.CheckPart("the volume's name", name); err != nil {
 		return nil, err
@@ -147,8 +148,8 @@ type unmounter struct {
 	name string
 }
 
-// TearDown makes the call unmount while the directory exists, also if it is not mounted, because the
-// driver may have done a part of its work.
+// TearDown makes the call unmount if the directory exists, even if it is not mounted, because the
+// driver may have completed a part of the call mount.
 func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
 		return err
@@ -156,9 +157,9 @@ func (u *unmounter) TearDown(ctx context.Context) error {
 	return u.unnote(u.pod, u.name)
 }
 
-// takeDown makes a call that unmounts a path, unmounts it itself if the driver does not support the
-// call, and removes it. It makes no call to a driver that is no longer installed if the path is
-// not mounted.
+// takeDown makes a call that unmounts a path, and removes the path. If the driver does not support the
+// call, takeDown unmounts the path itself. If the path is not mounted and the driver is no longer
+// installed, takeDown makes no call.
 func (d *driver) takeDown(ctx context.Context, call, path string) error {
 	at, err := mount.OnPath(path)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Name is the name of the family. The directories of pods have the names of the drivers.
+// Name is the name of the plugin family. A pod's directories have the names of the drivers instead.
 const Name = "kubernetes.io/flexvolume"
 
 // Plugin is a plugins.Family with a member for each FlexVolume driver.
@@ -26,7 +26,7 @@ type drivers struct {
 	servers  *mount.NFSUnmounter
 	dir      string
 	changed  func()
-	callTime time.Duration // see callTime
+	callTime time.Duration // the constant callTime except in tests
 
 	mu     sync.Mutex
 	probes map[string]*probe // by driver
@@ -41,11 +41,11 @@ var (
 )
 
 // New creates the plugin for the drivers in a directory: a kubelet's --volume-plugin-dir, which
-// contains <vendor>~<driver>/<driver> for each. servers unmounts NFS mounts for drivers without
-// the call unmount. changed is called when failed calls may succeed now: a driver was installed
-// (while Run runs), or has answered late.
-func New(host plugins.Host, servers *mount.NFSUnmounter, dir string, changed func()) *Plugin {
-	return &Plugin{&drivers{host: host, servers: servers, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
+// contains <vendor>~<driver>/<driver> for each. nfs unmounts NFS mounts for drivers without the call
+// unmount. changed is called when failed calls may succeed now: after a driver was installed (while
+// Run runs), or answered late.
+func New(host plugins.Host, nfs *mount.NFSUnmounter, dir string, changed func()) *Plugin {
+	return &Plugin{&drivers{host: host, servers: nfs, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
 }
 
 // Name returns kubernetes.io/flexvolume.
@@ -59,7 +59,7 @@ func (p *Plugin) Of(spec *plugins.Spec) plugins.VolumePlugin {
 	return &driver{p.drivers, sourceOf(spec).Driver}
 }
 
-// Named returns the plugin of a driver: <vendor>/<driver>.
+// Named returns the plugin of the driver <vendor>/<driver>; nil if the name is invalid.
 func (p *Plugin) Named(name string) plugins.VolumePlugin {
 	if checkDriver(name) != nil {
 		return nil
@@ -77,7 +77,7 @@ func (p *Plugin) NewUnmounter(name string, _ types.UID) (plugins.Unmounter, erro
 	return nil, fmt.Errorf("volume %s: it belongs to a driver of %s: use the plugin of that driver", name, Name)
 }
 
-// Remounts returns false, as for all drivers.
+// Remounts returns false, as the plugins of all drivers do.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 // driver is the plugin of one driver.
@@ -115,7 +115,8 @@ var (
 	ownPattern    = regexp.MustCompile(`^kubernetes\.io(/|$)`)
 )
 
-// maxDriver is below the maximum length of a directory name (NAME_MAX, linux/limits.h).
+// maxDriver is the maximum length of a driver's name in bytes. It is below the maximum length of a
+// directory name (NAME_MAX, linux/limits.h).
 const maxDriver = 240
 
 func checkDriver(name string) error {

@@ -22,14 +22,14 @@ const (
 	optionReadWrite      = "kubernetes.io/readwrite"
 	optionName           = "kubernetes.io/pvOrVolumeName"
 	optionFSGroup        = "kubernetes.io/mounterArgs.FsGroup"
-	optionSecret         = "kubernetes.io/secret/" // and a key
+	optionSecret         = "kubernetes.io/secret/" // followed by the key
 	optionPodName        = "kubernetes.io/pod.name"
 	optionPodNamespace   = "kubernetes.io/pod.namespace"
 	optionPodUID         = "kubernetes.io/pod.uid"
 	optionServiceAccount = "kubernetes.io/serviceAccount.name"
 )
 
-// sourceOf returns the flexVolume of a spec, in the form of a PersistentVolume; nil if there is
+// sourceOf returns the flexVolume of a spec, converted to that of a PersistentVolume; nil if there is
 // none.
 func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
 	if spec.PersistentVolume != nil {
@@ -46,7 +46,8 @@ func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
 	return s
 }
 
-// maxVolume is the maximum length of a file name (NAME_MAX, linux/limits.h) without suffixes.
+// maxVolume is the maximum length of a volume's name in bytes: that of a file name (NAME_MAX,
+// linux/limits.h) without the suffixes of the record and its temporary file.
 const maxVolume = 255 - len(recordSuffix) - len(".tmp")
 
 // check validates a spec.
@@ -75,7 +76,7 @@ func check(spec *plugins.Spec) error {
 
 func readOnly(spec *plugins.Spec) bool { return spec.ReadOnly || sourceOf(spec).ReadOnly }
 
-// mountOptions returns the options of mounts that the plugin itself makes.
+// mountOptions returns the options of the mounts that the plugin itself creates.
 func mountOptions(spec *plugins.Spec) (o mount.Options) {
 	if readOnly(spec) {
 		return o.ReadOnly()
@@ -83,7 +84,7 @@ func mountOptions(spec *plugins.Spec) (o mount.Options) {
 	return o
 }
 
-// options returns the options of a spec as a kubelet passes them, with extra ones.
+// options returns the options of a spec and the extra options as JSON, as a kubelet passes them.
 func options(spec *plugins.Spec, extra map[string]string) string {
 	s := sourceOf(spec)
 	all := map[string]string{optionFSType: s.FSType, optionReadWrite: "rw", optionName: spec.Name()}
@@ -96,7 +97,7 @@ func options(spec *plugins.Spec, extra map[string]string) string {
 	return string(b)
 }
 
-// podOptions returns the additional options of a call to mount, and the secrets in them.
+// podOptions returns the additional options of the call mount, and the secret values in them.
 func (d *driver) podOptions(spec *plugins.Spec, pod *corev1.Pod, args plugins.MounterArgs) (extra map[string]string, hidden secrets, err error) {
 	extra = map[string]string{
 		optionPodName: pod.Name, optionPodNamespace: pod.Namespace, optionPodUID: string(pod.UID),
@@ -121,8 +122,8 @@ func (d *driver) podOptions(spec *plugins.Spec, pod *corev1.Pod, args plugins.Mo
 	return extra, hidden, nil
 }
 
-// secret returns the values of a Secret. Like a kubelet it requires the type to be the driver's
-// name, so that a volume cannot make a driver expose other secrets.
+// secret returns the values of a Secret. Like a kubelet, it requires that the Secret's type is the
+// driver's name, so that a volume cannot make a driver expose other secrets.
 func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[string][]byte, error) {
 	if ref.Namespace != "" {
 		namespace = ref.Namespace
@@ -141,7 +142,7 @@ func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[stri
 const sumLength = 16
 
 // VolumeName returns the name of the PersistentVolume, as in a kubelet. For an inline volume it adds
-// a hash of the source, which distinguishes it from volumes of other pods.
+// a hash of the source, to distinguish the volume from volumes of other pods.
 func (d *driver) VolumeName(spec *plugins.Spec) (string, error) {
 	if err := check(spec); err != nil {
 		return "", err

@@ -78,7 +78,8 @@ func (unmounter) TearDown(context.Context) error { return nil }
 
 // Recycle removes the content of the directory. It removes symbolic links in it and does not
 // follow them. No part of the path may be a symbolic link, because a pod with access to a
-// parent directory could have created it. A mount in the directory stays and is an error.
+// parent directory could have created it. Recycle keeps a mount in the directory, and returns
+// an error.
 func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	path := pv.Spec.HostPath.Path
 	if err := plugins.CheckAbsolute("hostPath.path", path); err != nil {
@@ -98,7 +99,7 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 	return tree.Empty(ctx, dir)
 }
 
-// kind is the meaning of a type.
+// kind contains the requirements of a hostPath.type.
 type kind struct {
 	mode        fs.FileMode
 	description string
@@ -131,7 +132,8 @@ type mounter struct {
 // Path returns the hostPath itself.
 func (m *mounter) Path() string { return m.path }
 
-// SetUp checks that the path has the type, or creates it. It follows symbolic links, as a kubelet
+// SetUp checks that the path has the requested type. It creates a missing path only for the types
+// DirectoryOrCreate and FileOrCreate. It follows symbolic links, as a kubelet
 // does. It does not change owners or modes.
 func (m *mounter) SetUp(context.Context, plugins.MounterArgs) error {
 	if m.kind == corev1.HostPathUnset {

@@ -17,11 +17,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// known are the filesystems that can be created, and recognized.
+// known contains the filesystem types that the plugin can create and recognize.
 var known = []string{"ext4", "xfs", "btrfs"}
 
-// prepare makes sure that a device is not in use and has a filesystem, and returns the type
-// of the filesystem.
+// prepare requires that a device is not in use, checks its filesystem or creates one if the device
+// is blank, and returns the type of the filesystem.
 func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (fsType string, err error) {
 	exclusive, err := os.OpenFile(path, os.O_RDWR|syscall.O_EXCL, 0)
 	if errors.Is(err, syscall.EBUSY) {
@@ -60,7 +60,7 @@ type formatting struct {
 	spec   *plugins.Spec
 	device *os.File
 	fsType string
-	// interrupted: the record says that a filesystem was being created on this device.
+	// interrupted is true if the record shows an incomplete mkfs on this device.
 	interrupted bool
 }
 
@@ -72,8 +72,8 @@ func (f *formatting) journal() blockdev.FormatJournal {
 	return blockdev.FormatJournal{Interrupted: f.interrupted, Begin: f.begin, End: f.end}
 }
 
-// inspect finds out which filesystem a device has, or is formatted with if it is blank. A
-// blank device is recorded as being formatted.
+// inspect sets fsType to the type of the device's filesystem, or of the filesystem to create if the
+// device is blank. For a blank device it writes the record.
 func (f *formatting) inspect() (blank bool, err error) {
 	requested := ""
 	if t := f.spec.PersistentVolume.Spec.Local.FSType; t != nil {
@@ -94,7 +94,7 @@ func (f *formatting) inspect() (blank bool, err error) {
 	}
 	err = f.journal().Prepare(f.device, f.formatSpec())
 	switch {
-	case errors.Is(err, blockdev.ErrNotBlank) && blockdev.MinSize(f.fsType) == 0: // the kernel may support it
+	case errors.Is(err, blockdev.ErrNotBlank) && blockdev.MinSize(f.fsType) == 0: // not in known, but the kernel may support it
 		return false, nil
 	case errors.Is(err, blockdev.ErrNotBlank):
 		return false, fmt.Errorf("local.path: %w, and has no %s: nothing was changed; clear it by hand (wipefs -a) if its data is not needed", err, strings.Join(known, ", "))
@@ -102,15 +102,15 @@ func (f *formatting) inspect() (blank bool, err error) {
 	return true, err
 }
 
-// filesystem returns the type of the device's filesystem; empty if it is unknown or
-// incomplete. mkfs writes the superblock last, except for xfs, whose superblock has a flag
-// while mkfs runs (sb_inprogress).
+// filesystem returns the type of the device's filesystem; empty if it is unknown or incomplete.
+// mkfs writes the superblock last, except mkfs.xfs, which sets the flag sb_inprogress in the
+// superblock until it is done.
 func (f *formatting) filesystem() string {
 	for _, fsType := range known {
 		if _, err := blockdev.ReadSuperblock(f.device, fsType); err != nil {
 			continue
 		}
-		const inProgress = 126
+		const inProgress = 126 // offset of sb_inprogress in bytes
 		flag := make([]byte, 1)
 		if _, err := f.device.ReadAt(flag, inProgress); fsType != "xfs" || err == nil && flag[0] == 0 {
 			return fsType
@@ -125,22 +125,22 @@ func (f *formatting) checkFit() error {
 	if err != nil {
 		return err
 	}
-	least := blockdev.MinSize(f.fsType)
-	if least == 0 {
+	minSize := blockdev.MinSize(f.fsType)
+	if minSize == 0 {
 		return plugins.Invalidf("local.fsType %q: the device is blank, and only %s can be created: correct it, or create the filesystem by hand", f.fsType, strings.Join(known, ", "))
 	}
-	if size < least {
-		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another", f.fsType, size, least)
+	if size < minSize {
+		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another", f.fsType, size, minSize)
 	}
 	return nil
 }
 
-// check repairs what is safe to repair of a filesystem that was not unmounted.
+// check checks a filesystem that was not unmounted, and makes only safe repairs.
 func (f *formatting) check(ctx context.Context) error {
 	if blockdev.MinSize(f.fsType) == 0 {
 		return nil
 	}
-	// A check may take long, and an interrupted one has no use.
+	// A check may take long, and must start again after an interruption.
 	err := blockdev.Check(context.WithoutCancel(ctx), f.device, f.fsType)
 	if errors.Is(err, blockdev.ErrUnclean) {
 		return fmt.Errorf("local.path %s: %w: examine it with the tools of %s", f.device.Name(), err, f.fsType)
@@ -148,8 +148,8 @@ func (f *formatting) check(ctx context.Context) error {
 	return err
 }
 
-// record identifies the device on which a filesystem is being created: only on that device
-// an incomplete filesystem is erased. It is unique until the machine reboots.
+// record identifies the device on which a filesystem is being created, because an incomplete
+// filesystem is erased only on that device. A record is valid until the machine reboots.
 type record struct {
 	Boot     string `json:"boot"`
 	Device   uint64 `json:"device"`
@@ -171,7 +171,7 @@ func (f *formatting) record() (r record, err error) {
 	return r, err
 }
 
-// records is the directory of the records, which have the names of PersistentVolumes.
+// records returns the directory of the records. Each record has the name of its PersistentVolume.
 func (f *formatting) records() string {
 	return filepath.Join(f.p.host.Paths().Plugin(Name), "formatting")
 }
@@ -191,7 +191,8 @@ func (f *formatting) begin() error {
 	return atomicfile.WriteJSON(f.records(), f.spec.Name(), r)
 }
 
-// end removes the record durably: after a reboot it would prevent the use of the volume.
+// end removes the record durably, because a record from before a reboot prevents the use of the
+// volume.
 func (f *formatting) end() error {
 	root, err := os.OpenRoot(f.records())
 	if err != nil {
@@ -204,8 +205,8 @@ func (f *formatting) end() error {
 	return atomicfile.Sync(root, ".")
 }
 
-// readRecord reports whether a filesystem was being created on this device. A record from
-// before a reboot does not identify the device: then the device must be blank.
+// readRecord reports whether a filesystem was being created on this device. A record from before a
+// reboot does not identify the device, so the device must then be blank.
 func (f *formatting) readRecord() (interrupted bool, err error) {
 	path := filepath.Join(f.records(), f.spec.Name())
 	var recorded record

@@ -23,8 +23,8 @@ import (
 // Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/local-volume"
 
-// Plugin is the volume plugin for local. A directory is bind-mounted for each pod. A block device
-// with a filesystem is mounted once for all pods. A raw device needs no mount.
+// Plugin is the volume plugin for local volumes. A directory is bind-mounted for each pod. A block
+// device with a filesystem is mounted once for all pods. A raw device needs no mount.
 type Plugin struct {
 	host      plugins.Host
 	formatter *blockdev.Formatter
@@ -52,7 +52,7 @@ func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-// Remounts returns false: the pod has the directory or filesystem itself.
+// Remounts returns false: the pod uses the directory or filesystem directly.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 // NewMounter validates the spec.
@@ -78,8 +78,8 @@ func check(spec *plugins.Spec) error {
 	return plugins.CheckAbsolute("local.path", spec.PersistentVolume.Spec.Local.Path)
 }
 
-// optionsOf parses the PersistentVolume's mountOptions. They are validated against a closed list
-// only for known filesystems.
+// optionsOf parses the PersistentVolume's mountOptions. Only for the filesystems in known, it
+// returns an error for an option that is not in a closed list.
 func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 	words := spec.PersistentVolume.Spec.MountOptions
 	options, err := mount.ParseFlags(words)
@@ -100,7 +100,7 @@ func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 }
 
 // resolve returns the directory or block device of local.path, and its type. It follows symbolic
-// links: the administrator chose the path.
+// links, because the administrator chose the path.
 func resolve(spec *plugins.Spec) (path string, mode fs.FileMode, err error) {
 	given := spec.PersistentVolume.Spec.Local.Path
 	if path, err = filepath.EvalSymlinks(given); err != nil {
@@ -127,7 +127,7 @@ type mounter struct {
 func (m *mounter) Path() string { return m.path }
 
 // SetUp applies the pod's fsGroup and bind-mounts the source. It does not change an existing bind
-// mount, whose source has the group already.
+// mount, because the source already has the group.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	source, options, err := m.source()
 	if err != nil {
@@ -163,17 +163,18 @@ func (m *mounter) source() (string, mount.Options, error) {
 		}
 		return path, m.options, nil
 	}
-	at, err := m.p.DeviceMountPath(m.spec)
+	deviceMount, err := m.p.DeviceMountPath(m.spec)
 	if err != nil {
 		return "", mount.Options{}, err
 	}
-	if mounted, err := isMountOf(at, path); err != nil || !mounted {
-		return "", mount.Options{}, errors.Join(err, fmt.Errorf("the device %s is not mounted at %s: the manager retries", path, at))
+	if mounted, err := isMountOf(deviceMount, path); err != nil || !mounted {
+		return "", mount.Options{}, errors.Join(err, fmt.Errorf("the device %s is not mounted at %s: the manager retries", path, deviceMount))
 	}
-	return at, mount.Options{Attr: m.options.Attr}, nil
+	return deviceMount, mount.Options{Attr: m.options.Attr}, nil
 }
 
-// isBound reports whether the source is mounted for the pod. Another mount there is an error.
+// isBound reports whether the source is mounted at the pod's path. It returns an error if another mount
+// is there.
 func (m *mounter) isBound(source string) (bool, error) {
 	have, err := mount.Inspect(m.path)
 	if err != nil || !have.IsMount {

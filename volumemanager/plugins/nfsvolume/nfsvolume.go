@@ -18,8 +18,8 @@ import (
 // Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/nfs"
 
-// ownSuperblock gives each mount its own superblock, so that one can be aborted without the other
-// mounts of the server.
+// ownSuperblock gives each mount its own superblock, so that an abort of one mount does not affect
+// other mounts of the server.
 const ownSuperblock = "nosharecache"
 
 // Plugin is the volume plugin for nfs.
@@ -28,7 +28,7 @@ type Plugin struct {
 	servers *mount.NFSUnmounter
 
 	mu sync.Mutex
-	// busy holds the mounts that a call is scrubbing or unmounting.
+	// busy holds the mounts that a call is recycling or unmounting.
 	busy map[string]bool
 }
 
@@ -37,9 +37,9 @@ var (
 	_ plugins.RecyclableVolumePlugin = (*Plugin)(nil)
 )
 
-// New creates the plugin. servers unmounts its mounts.
-func New(host plugins.Host, servers *mount.NFSUnmounter) *Plugin {
-	return &Plugin{host: host, servers: servers, busy: map[string]bool{}}
+// New creates the plugin. It unmounts volumes with nfs.
+func New(host plugins.Host, nfs *mount.NFSUnmounter) *Plugin {
+	return &Plugin{host: host, servers: nfs, busy: map[string]bool{}}
 }
 
 // Name returns kubernetes.io/nfs.
@@ -107,8 +107,8 @@ type mounter struct {
 // Path returns the path of the mount.
 func (m *mounter) Path() string { return m.path }
 
-// SetUp mounts the server's directory. It does not access an existing mount, whose server may be
-// unreachable. It does not change owners or modes, which the server controls.
+// SetUp mounts the server's directory. It does not access an existing mount, because its server
+// may be unreachable. It does not change owners or modes, because the server controls them.
 func (m *mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 	at, err := mount.OnPath(m.path)
 	if err != nil {
@@ -130,7 +130,8 @@ func (m *mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 	return nil
 }
 
-// check refuses another mount than the volume. The kernel shows a source without trailing slash.
+// check returns an error if the mount is not that of the volume. The kernel shows a source without
+// trailing slash.
 func (m *mounter) check(at *mount.Entry) error {
 	trim := func(source string) string { return strings.TrimRight(source, "/") }
 	if !mount.IsNFS(at) || trim(at.Source) != trim(m.export.String()) {
@@ -155,7 +156,7 @@ type unmounter struct {
 	path string
 }
 
-// TearDown unmounts as mount.NFSUnmounter does.
+// TearDown unmounts the volume with mount.NFSUnmounter, and removes the empty directory.
 func (u *unmounter) TearDown(ctx context.Context) error { return u.p.unmount(ctx, u.path) }
 
 // unmount unmounts a path and removes the empty directory.

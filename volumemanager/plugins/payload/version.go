@@ -16,9 +16,9 @@ import (
 	dirtree "github.com/trivet-csi/trivet/linux/tree"
 )
 
-// The layout is that of a kubelet, on which programs that watch for changes depend: each version of
-// the content has its own directory, dataLink points to the current one, and the names that users
-// see are links through it.
+// The layout is that of a kubelet, because programs that watch for changes depend on it. Each version
+// of the content has its own directory, dataLink points to the current version, and the names that
+// users see are links through dataLink.
 //
 //	..2026_01_31_12_00_00.123/key
 //	..data -> ..2026_01_31_12_00_00.123
@@ -29,11 +29,11 @@ const (
 	newLink  = "..data_tmp"
 )
 
-// replace makes want the content of the volume by one rename. It writes nothing if the content is
-// unchanged. A call that fails or is killed at any point leaves the old version or the new one. The
-// next call removes other remains.
+// replace replaces the content of the volume with want by one rename. It writes nothing if the content
+// is unchanged. A call that fails or is killed at any point leaves the old version or the new one. The
+// next call removes other leftovers.
 func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
-	if err := ownRoot(root, v.root(want[""])); err != nil {
+	if err := setRootAttributes(root, v.root(want[""])); err != nil {
 		return err
 	}
 	current, have, err := version(root)
@@ -41,7 +41,7 @@ func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 		return err
 	}
 	if !maps.Equal(have, want) {
-		// Remains of killed calls may use the space that this version needs.
+		// Leftovers of killed calls may occupy the space that this version needs.
 		if err := sweep(ctx, root, current); err != nil {
 			return err
 		}
@@ -55,17 +55,17 @@ func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 	return sweep(ctx, root, current)
 }
 
-// root returns the attributes of the volume's root from those of a version's root: a kubelet keeps
-// the versions in an emptyDir.
-func (v *volume) root(of node) node {
-	of.mode |= 0o777
+// root returns the attributes of the volume's root from those of a version's root. The mode is that of
+// an emptyDir, in which a kubelet keeps the versions.
+func (v *volume) root(versionRoot node) node {
+	versionRoot.mode |= 0o777
 	if !v.onDisk {
-		of.mode |= fs.ModeSticky
+		versionRoot.mode |= fs.ModeSticky
 	}
-	return of
+	return versionRoot
 }
 
-func ownRoot(root *os.Root, want node) error {
+func setRootAttributes(root *os.Root, want node) error {
 	have, err := readNode(root, ".")
 	if err != nil || have == want {
 		return err
@@ -73,7 +73,7 @@ func ownRoot(root *os.Root, want node) error {
 	return want.own(root, ".")
 }
 
-// version returns the current version and its content. It is no error if there is none.
+// version returns the current version and its content. A missing version is not an error.
 func version(root *os.Root) (name string, content tree, err error) {
 	name, err = root.Readlink(dataLink)
 	if err != nil || !isVersion(name) {
@@ -106,20 +106,20 @@ func add(root *os.Root, content tree) (name string, err error) {
 	return name, root.Rename(newLink, dataLink)
 }
 
-// link creates the links that users see, and removes obsolete ones. Other files stay, as with a
-// kubelet: a directory that was created for a subPath belongs to a container.
+// link creates the links that users see, and removes obsolete links. As in a kubelet, it keeps other
+// files: a directory that was created for a subPath belongs to a container.
 func link(root *os.Root, tops map[string]bool) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		to, err := root.Readlink(e.Name())
+		target, err := root.Readlink(e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), hidden):
 		case err != nil:
 			delete(tops, e.Name())
-		case tops[e.Name()] && to == filepath.Join(dataLink, e.Name()):
+		case tops[e.Name()] && target == filepath.Join(dataLink, e.Name()):
 			delete(tops, e.Name())
 		default:
 			if err := root.Remove(e.Name()); err != nil {
@@ -135,7 +135,7 @@ func link(root *os.Root, tops map[string]bool) error {
 	return nil
 }
 
-// sweep removes all versions but the current one.
+// sweep removes all versions except the current one, and an unused newLink.
 func sweep(ctx context.Context, root *os.Root, current string) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -152,8 +152,8 @@ func sweep(ctx context.Context, root *os.Root, current string) error {
 	return nil
 }
 
-// removeAll removes a file or directory tree unless it contains a mount. A mount that appears
-// meanwhile stays.
+// removeAll removes a file or directory tree unless it contains a mount. It does not remove a mount
+// that appears meanwhile.
 func removeAll(ctx context.Context, root *os.Root, name string) error {
 	mounts, err := mount.Below(filepath.Join(root.Name(), name))
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 // NodeName is the node of a Host.
 const NodeName = "node-1"
 
-// Host is a plugins.Host with the objects in its maps. ConfigMaps and Secrets have the keys
-// <namespace>/<name>.
+// Host is a fake plugins.Host that returns the objects in its maps. The keys of ConfigMaps and Secrets
+// are <namespace>/<name>.
 type Host struct {
 	Root       string
 	ConfigMaps map[string]*corev1.ConfigMap
@@ -32,7 +32,7 @@ type Host struct {
 	Tokens func() string
 }
 
-// NewHost returns a host without objects.
+// NewHost returns a Host without objects.
 func NewHost(root string) *Host {
 	return &Host{Root: root, ConfigMaps: map[string]*corev1.ConfigMap{}, Secrets: map[string]*corev1.Secret{}, CSIDrivers: map[string]*storagev1.CSIDriver{}}
 }
@@ -63,7 +63,7 @@ func find[T any](all map[string]*T, key string) (*T, error) {
 // CSIDriver returns an object of the map.
 func (h *Host) CSIDriver(name string) *storagev1.CSIDriver { return h.CSIDrivers[name] }
 
-// Token returns a token that expires after its lifetime in 1970.
+// Token returns a token whose lifetime starts at the Unix epoch.
 func (h *Host) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time, error) {
 	token := fmt.Sprintf("token of %s for %s, %s", pod.UID, strings.Join(audiences, ","), lifetime)
 	if h.Tokens != nil {
@@ -72,7 +72,7 @@ func (h *Host) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration
 	return token, time.Unix(0, 0).Add(lifetime), nil
 }
 
-// Bytes returns the data of a Secret.
+// Bytes converts strings to the data of a Secret.
 func Bytes(data map[string]string) map[string][]byte {
 	all := map[string][]byte{}
 	for key, value := range data {
@@ -120,7 +120,7 @@ func WantInvalid(t *testing.T, err error, words ...string) {
 	}
 }
 
-// WantCertain is WantError for an error that is not uncertain.
+// WantCertain is WantError for an error that is not a *plugins.UncertainError.
 func WantCertain(t *testing.T, err error, words ...string) {
 	t.Helper()
 	WantError(t, err, words...)
@@ -138,7 +138,7 @@ func WantUncertain(t *testing.T, err error, words ...string) {
 	}
 }
 
-// WantText requires a file with a content.
+// WantText requires that a file exists with exactly the content want.
 func WantText(t *testing.T, path, want string) {
 	t.Helper()
 	if b, err := os.ReadFile(path); err != nil || string(b) != want {
@@ -154,7 +154,7 @@ func WantEntries(t *testing.T, dir string, n int) {
 	}
 }
 
-// WantMissing requires a path that does not exist.
+// WantMissing requires that a path does not exist.
 func WantMissing(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
