@@ -69,8 +69,8 @@ func TestPoolToInit(t *testing.T) {
 	}{
 		{names: []string{"nas"}, want: pool.NFS{Server: "nas.lan", Export: "/e"}},
 		{server: "[FD00::1]", export: "/e/", want: pool.NFS{Server: "fd00::1", Export: "/e"}},
-		{server: "nas", export: "e", err: `--export="e": want`},
-		{server: "nas/x", export: "/e", err: `--server="nas/x": want`},
+		{server: "nas", export: "e", err: `--export="e": expected`},
+		{server: "nas/x", export: "/e", err: `--server="nas/x": expected`},
 		{server: "nas", export: "/e", names: []string{"nas"}, err: `unexpected argument "nas"`},
 		{err: "give the name of one pool"},
 		{names: []string{"missing"}, err: `pool "missing" is not in`},
