@@ -150,7 +150,7 @@ func checkSource(b backend.Backend, s volume.Source) error {
 		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s cannot create a volume from another volume or from a snapshot: remove it", b.Name())
 	}
 	if s.ID.Backend != b.Name() {
-		return volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, but parameter %s=%q names another backend: use a StorageClass of backend %s", s, volume.ParamBackend, b.Name(), s.ID.Backend)
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, but parameter %s=%q names another backend: use a StorageClass of backend %s", &s, volume.ParamBackend, b.Name(), s.ID.Backend)
 	}
 	if clones {
 		return cloner.CheckSource(s)

@@ -56,7 +56,11 @@ func (i *Images) BeginFormat(name string) error {
 // MarkCloned records the state Cloned in the folder of a volume in tmp. It is durable when the
 // volume is.
 func MarkCloned(dir *os.Root) error {
-	return dir.WriteFile(string(Cloned), nil, 0o600)
+	f, err := dir.OpenFile(string(Cloned), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // EndFormat records the state Formatted durably. The filesystem must be durable before.

@@ -134,7 +134,8 @@ func (f Form) decode(b []byte) (v Volume, err error) {
 	if f.Section != nil {
 		v.Section = f.Section()
 	}
-	return v, decodeRecord(b, &v, &v.Version)
+	err = decodeRecord(b, &v, &v.Version)
+	return v, err
 }
 
 // check refuses values that no driver wrote in the fields that all volumes have.

@@ -14,7 +14,7 @@ import (
 // CheckSource implements backend.Cloner.
 func (b *Backend) CheckSource(s volume.Source) error {
 	if s.Snapshot {
-		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v: there are no snapshots of whole disks", s)
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v: there are no snapshots of whole disks", &s)
 	}
 	return nil
 }

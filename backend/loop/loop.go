@@ -172,12 +172,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 		if err != nil {
 			return 0, err
 		}
-		image, err := p.Images.Open(v.ID.Name, os.O_RDWR)
-		if err != nil {
-			return 0, err
-		}
-		defer image.Close()
-		current, err := checkSize(image, v)
+		current, err := imageSize(p, v)
 		if err != nil {
 			return 0, err
 		}
@@ -185,12 +180,32 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 		if err := backend.WithinLimit(size, r); err != nil {
 			return 0, err
 		}
-		return size, p.Grow(ctx, v, size, func() error { return growImage(image, v, current, size) })
+		return size, p.Grow(ctx, v, size, func() error { return growImage(p, v, size) })
 	})
 }
 
-func growImage(image *os.File, v volume.Volume, current, size int64) error {
-	if current == size {
+func imageSize(p *pool.Pool, v volume.Volume) (int64, error) {
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
+	if err != nil {
+		return 0, err
+	}
+	defer image.Close()
+	return checkSize(image, v)
+}
+
+// growImage reads the size again: on an export without locks, another node may have made the image
+// larger while the bytes were reserved, and truncate(2) would remove its data.
+func growImage(p *pool.Pool, v volume.Volume, size int64) error {
+	image, err := p.Images.Open(v.ID.Name, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	current, err := checkSize(image, v)
+	if err != nil {
+		return err
+	}
+	if current >= size {
 		return image.Sync()
 	}
 	if err := resize(image, size, allocationOf(v)); err != nil {

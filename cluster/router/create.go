@@ -120,12 +120,14 @@ func (u *unconfirmed) add(coName string, n *node) {
 	u.calls[coName] = call{n.name, time.Now()}
 }
 
-// node returns the node that may have a volume; nil if there is none or the node no longer exists.
+// node returns the node that may have a volume; nil if there is none, or if the node no
+// longer exists, or if the call is too old.
 func (u *unconfirmed) node(all []*node, coName string) *node {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	i := slices.IndexFunc(all, func(n *node) bool { return n.name == u.calls[coName].node })
-	if i < 0 {
+	last := u.calls[coName]
+	i := slices.IndexFunc(all, func(n *node) bool { return n.name == last.node })
+	if i < 0 || time.Since(last.at) >= unconfirmedTime {
 		delete(u.calls, coName)
 		return nil
 	}

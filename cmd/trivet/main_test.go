@@ -46,7 +46,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"doctor", "-o", "xml"}, 1, `"xml" for flag -o: must be one of table, json`},
 		{[]string{"doctor", "-o", "yaml"}, 1, `"yaml" for flag -o: must be one of table, json`},
 		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "some checks failed"},
-		{[]string{"doctor", "--server", "nas", "--export", "e"}, 1, `--export="e": want the export's absolute path`},
+		{[]string{"doctor", "--server", "nas", "--export", "e"}, 1, `--export="e": expected the export's absolute path`},
 		{[]string{"doctor", "--server", "127.0.0.1", "--export", "/e", "-o", "json"}, 1, `"name": "export 127.0.0.1:/e, server"`},
 		{[]string{"pool"}, 1, "trivet pool init [--config FILE] NAME"},
 		{[]string{"pool", "--help"}, 0, "usage: trivet pool init"},

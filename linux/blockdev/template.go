@@ -26,8 +26,10 @@ const (
 	// maxTemplateDevice is the largest device in bytes that is formatted from a template. mkfs
 	// takes about 1 ms per GiB, and a template occupies about 0.5 MiB of memory.
 	maxTemplateDevice = 16 * gib
-	// maxTemplates limits the memory of all templates to about 8 MiB.
-	maxTemplates = 16
+	// maxTemplates and maxTemplateSize limit the memory of the cache to 16 MiB. Options of mkfs can
+	// make a template larger: it is not kept.
+	maxTemplates    = 16
+	maxTemplateSize = 1 << 20
 
 	blockSize      = 4096
 	blocksPerGroup = 8 * blockSize
@@ -63,7 +65,7 @@ func (f *Formatter) template(ctx context.Context, size int64, options []string) 
 	// first caller.
 	made := f.making.DoChan(key, func() (any, error) {
 		t, err := makeTemplate(context.WithoutCancel(ctx), size, options)
-		if err == nil {
+		if err == nil && t.size() <= maxTemplateSize {
 			f.templates.Add(key, t)
 		}
 		return t, err
@@ -123,6 +125,15 @@ func readTemplate(f *os.File, size int64) (*template, error) {
 	}
 	t.backups = slices.DeleteFunc(backupsOf(size), func(offset int64) bool { return t.super(offset) == nil })
 	return t, nil
+}
+
+// size returns the memory of the template in bytes.
+func (t *template) size() int {
+	size := len(t.first)
+	for _, e := range t.extents {
+		size += len(e.data)
+	}
+	return size
 }
 
 func (t *template) add(offset int64, block []byte) {

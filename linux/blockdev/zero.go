@@ -91,11 +91,11 @@ func newZeroing(device *os.File, methods []zeroMethod) (*zeroing, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Open(sys.Path(device), os.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	direct, err := os.OpenFile(sys.Path(device), os.O_RDWR|unix.O_DIRECT, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening %s for direct I/O: %w", device.Name(), err)
 	}
-	z := &zeroing{device: device, direct: os.NewFile(uintptr(fd), device.Name()), methods: methods}
+	z := &zeroing{device: device, direct: direct, methods: methods}
 	size := max(os.Getpagesize(), sector)
 	memory, err := unix.Mmap(-1, 0, 2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
