@@ -15,22 +15,23 @@ import (
 // Config is one pool in the configuration file.
 type Config struct {
 	Name string `yaml:"name"`
-	// One of Directory, NFS and Section is set. It is the place of the pool.
+	// One of Directory, NFS and Section is set, and describes where the pool is.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
 	// Section is nil for a pool that has its data in its directory. Its key in the
-	// configuration is a Kind. Sections has all such keys until they are decoded.
+	// configuration is a Kind. Sections contains these keys before they are decoded.
 	Section  Section        `yaml:"-" json:"-"`
 	Sections map[string]any `yaml:",inline" json:"-"`
-	// Size bounds the pool below its filesystem's size; empty: that size.
+	// Size limits the pool to less than its filesystem's size; empty: no limit.
 	Size string `yaml:"size"`
-	// Reserve is never promised to volumes: a size, or a percentage of the pool's size.
+	// Reserve is the space that is never promised to volumes: a size, or a percentage of the
+	// pool's size.
 	Reserve string `yaml:"reserve"`
 	// Overcommit is the number of times that each byte may be promised; 0 means 1.
 	Overcommit float64 `yaml:"overcommit"`
-	// MaxVolumes bounds the number of volumes; 0: no bound.
+	// MaxVolumes is the largest number of volumes; 0: no limit.
 	MaxVolumes int `yaml:"maxVolumes"`
-	// UUID pins the pool's identity; empty: the one found the first time.
+	// UUID is the UUID that the pool must have; empty: the one found the first time.
 	UUID string `yaml:"uuid"`
 	// RequireMount refuses a directory that is not a mount point.
 	RequireMount bool `yaml:"requireMount"`
@@ -57,22 +58,22 @@ type NFS struct {
 	Server string `yaml:"server"`
 	// Export is the absolute path on the server.
 	Export string `yaml:"export"`
-	// Share is the name of Export in StorageClasses. If it is set, Export has the same value.
+	// Share is another key for Export, named as in StorageClasses. If it is set, it sets Export.
 	Share string `yaml:"share"`
 	// MountOptions are used for every mount of the export.
 	MountOptions []string `yaml:"mountOptions"`
-	// Init makes the export a pool when it is first used, if it is empty.
+	// Init creates the pool on the export at the first use, if the export is empty.
 	Init bool `yaml:"init"`
 	// Fencing prevents two nodes from writing one image: FencingLocks (the default) or
 	// FencingNone.
 	Fencing string `yaml:"fencing"`
 	// Outage is the time without an answer of the server after which NodeUnstageVolume discards
-	// data that was not sent to it (time.ParseDuration).
+	// data that was not sent to the server (time.ParseDuration).
 	Outage string `yaml:"outage"`
 }
 
 const (
-	// FencingLocks needs locks that the server releases with a node's lease.
+	// FencingLocks uses locks that the server releases when a node's lease expires.
 	FencingLocks = "locks"
 	// FencingNone leaves fencing to the administrator.
 	FencingNone = "none"
@@ -105,7 +106,7 @@ func (c Config) FreezeTime() time.Duration {
 	return d
 }
 
-// Kind is what a pool consists of.
+// Kind is the kind of a pool: where its data is.
 type Kind string
 
 // The kinds of pools that have their data in their directory. The kind of any other pool is the
@@ -162,7 +163,7 @@ func (c Config) Validate() (key string, err error) {
 	return c.validateLimits()
 }
 
-// validateMedium checks that the pool has one medium, and no key of another one.
+// validateMedium checks that the pool has one medium, and no key that only other media support.
 func (c Config) validateMedium() (key string, err error) {
 	switch {
 	case c.NFS != nil && c.Directory.Path != "":

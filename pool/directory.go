@@ -41,10 +41,9 @@ func DirectoryPath(v volume.Volume) string {
 // hasSubDir tells whether a volume's data is outside its folder.
 func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.SubDir != "" }
 
-// CreateDirectory is Create for a volume that is a directory, which is a copy of content, or
-// empty if that is nil. prepare sets the directory's mode and owner; empty is false for a copy,
-// and for a directory that existed and is adopted. ErrPrecondition if the directory's place is
-// taken, or its path contains a link.
+// CreateDirectory is Create for a directory volume. The directory is a copy of content, or empty if
+// content is nil. prepare sets its mode and owner; empty is false for a copy, and for an existing
+// directory that is adopted. ErrPrecondition if the directory's path is in use, or contains a link.
 //
 // In a node-local pool the directory is limited to the volume's capacity, unless it is adopted
 // or the filesystem cannot limit it; see Limits.
@@ -92,14 +91,14 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Co
 type Content struct {
 	// Dir is the open directory that is copied.
 	Dir *os.File
-	// Copy copies it into an empty directory. It is not called if the filesystem has cloned
+	// Copy copies Dir into an empty directory. It is not called if the filesystem has cloned
 	// the whole directory.
 	Copy func(to *os.File) error
-	// cloned: the filesystem has made the directory with its content.
+	// cloned: the filesystem has cloned the whole directory.
 	cloned bool
 }
 
-// makeDir makes the directory DataDir, with its content if the filesystem can clone that.
+// makeDir makes the directory DataDir, with its content if the filesystem can clone the content.
 func (c *Content) makeDir(fs *quota.FS, parent *os.File) error {
 	if c == nil {
 		return fs.MakeDir(parent, DataDir)
@@ -145,7 +144,7 @@ func (p *Pool) refuseAdoption(v volume.Volume) error {
 	return err
 }
 
-// adopt prepares the directory that exists at the place of the volume's; false if there is none.
+// adopt prepares the directory that already exists at the volume's subDir; false if there is none.
 func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, empty bool) error) (bool, error) {
 	if !hasSubDir(v) {
 		return false, nil
@@ -165,8 +164,8 @@ func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, empty bool) err
 	return true, prepare(dir, false)
 }
 
-// placeData moves a prepared directory from an entry of tmp to its place outside the volume's
-// folder, so that it never appears there incomplete.
+// placeData moves a prepared directory from an entry of tmp to its subDir outside the volume's
+// folder, so that subDir is never incomplete.
 func (p *Pool) placeData(entry, subDir string) error {
 	parent, err := p.makeParents(path.Dir(subDir))
 	if err != nil {
@@ -188,7 +187,7 @@ func (p *Pool) placeData(entry, subDir string) error {
 	defer from.Close()
 	err = beneath.Rename(from, DataDir, parent, path.Base(subDir))
 	if err != nil {
-		if _, left := beneath.Stat(from, DataDir); beneath.IsNotExist(left) { // the reply was lost
+		if _, statErr := beneath.Stat(from, DataDir); beneath.IsNotExist(statErr) { // the reply was lost
 			err = nil
 		}
 	}
@@ -205,11 +204,11 @@ func (p *Pool) placeData(entry, subDir string) error {
 	return nil
 }
 
-// placingFile is written to an entry of tmp before its data is moved to a place outside, and
-// contains that place.
+// placingFile is a file in an entry of tmp. It is written before the entry's data is moved to a
+// subDir outside the volume's folder, and contains that subDir.
 const placingFile = "placing"
 
-// makeParents opens a folder of the pool, and makes the folders of its path that are missing.
+// makeParents opens a folder of the pool, and makes the missing folders of its path.
 func (p *Pool) makeParents(dir string) (*os.File, error) {
 	at, err := beneath.OpenDir(p.dir, ".")
 	if err != nil || dir == "." {
@@ -240,7 +239,7 @@ func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
 	return beneath.OpenDir(at, name)
 }
 
-// misplaced explains why a volume's directory cannot be opened or made at its place.
+// misplaced explains why a volume's directory cannot be opened or made at its subDir.
 func misplaced(subDir string, err error) error {
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of it is a link or not a directory: remove that, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
@@ -283,7 +282,7 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 		}
 		return p.medium.Explain(p.removeFolder(v))
 	}
-	// Meanwhile no other process may make a volume with this directory.
+	// No other process may make a volume with this directory during the removal.
 	ctx = context.WithoutCancel(ctx)
 	return p.medium.Explain(p.medium.Exclusively(ctx, func(recheck func(func() error) error) error {
 		err := recheck(func() error { return p.ledger.CheckSubDir(dir, ledger.OfVolume(v)) })
@@ -300,7 +299,7 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	}))
 }
 
-// fetchData moves a volume's data from outside into its folder, unless an earlier call to delete
+// fetchData moves a volume's data from its subDir into its folder, unless an earlier call to delete
 // the volume has done that.
 func (p *Pool) fetchData(v volume.Volume) error {
 	if _, err := beneath.Stat(p.volumes, v.ID.Name+"/"+DataDir); err == nil {
@@ -362,7 +361,7 @@ func (p *Pool) removeTo(v volume.Volume, dir string) error {
 	return errors.Join(p.volumes.Sync(), to.Sync(), p.dir.Sync())
 }
 
-// takeOut is the rename that deletes a volume. It succeeds if another process has deleted it.
+// takeOut deletes a volume: it renames its folder. It succeeds if another process has deleted it.
 func (p *Pool) takeOut(name string, to *os.File, newName string) error {
 	err := beneath.MoveUnique(p.volumes, name, to, newName)
 	if beneath.IsNotExist(err) && !p.medium.SoleWriter() {

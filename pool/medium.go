@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Medium hides who writes a pool: one process that has its lock, in a directory of this node
-// (localMedium), or several processes on an export (shared.Export).
+// Medium is a directory of this node, to which only the process with the pool's lock writes
+// (localMedium), or an export, to which several processes write (shared.Export).
 type Medium interface {
 	// Check verifies that the open directory is still the pool: ErrUnavailable if not. Every
 	// call that changes the pool begins with it.
@@ -27,54 +27,54 @@ type Medium interface {
 	ConfirmAbsence() error
 	// Explain turns an error about the medium into the error of a call.
 	Explain(err error) error
-	// Inconclusive tells whether an error of reading a file does not depend on the file.
+	// Inconclusive tells whether an error of reading a file says nothing about the file.
 	// Unreadable turns such an error into the error of a call.
 	Inconclusive(err error) bool
 	Unreadable(err error) error
 
 	// ExplainWrite turns an error of writing to the medium into the error of a call.
 	ExplainWrite(err error) error
-	// Recover clears what ended processes were making. After it, all that can be read is
-	// durable.
+	// Recover removes the incomplete entries of ended processes. When it returns, all that can
+	// be read is durable.
 	Recover(ctx context.Context) error
 
 	// ID returns the ID of a volume in this pool.
 	ID(backend, name string) volume.ID
 
-	// Space reads what the pool's filesystem has.
+	// Space reads the size and the free space of the pool's filesystem.
 	Space() (ledger.Space, error)
-	// DirectIOAlign is the smallest sector of direct I/O, in bytes.
+	// DirectIOAlign is the smallest unit of direct I/O, in bytes.
 	DirectIOAlign() int
 	// FolderMode is the mode of the folders above a volume's subDir.
 	FolderMode() uint32
 
 	// SyncNames makes the names in a directory durable.
 	SyncNames(dir *os.File) error
-	// SyncFiles makes files and directories durable that were written before. On an export it
-	// opens nothing: the server may grant a delegation for each file that is opened.
+	// SyncFiles makes written files and directories durable. On an export it opens no files: the
+	// server may grant a delegation for each opened file.
 	SyncFiles(dir *os.Root, names ...string) error
 	// Link calls link, which gives a written file a name in a folder. Both are durable when
 	// it returns without an error.
 	Link(file, folder *os.File, link func() error) error
-	// OpenLock opens the file whose lock is the volume's.
+	// OpenLock opens the file that is locked for a volume.
 	OpenLock(name string) (*os.File, error)
 
-	// Entry returns the name in tmp of a volume or set, for which some bytes are reserved.
+	// Entry returns the name in tmp for a volume or set that reserves some bytes.
 	Entry(name string, bytes int64, suffix string) (string, error)
 	// SoleWriter tells whether no other process can write to the pool.
 	SoleWriter() bool
 	// Reserve reserves bytes for a folder in the ledger. show makes the reservation visible to
 	// other processes; meanwhile no other process reserves anything.
 	Reserve(ctx context.Context, dir string, r ledger.Reservation, show func() error) error
-	// ReservedElsewhere has the reservations of other processes, by folder.
+	// ReservedElsewhere returns the reservations of other processes, by folder.
 	ReservedElsewhere() (map[string]ledger.Reservation, error)
 	// Exclusively calls f while no other process makes or removes a volume whose directory is
-	// outside its folder. recheck calls a check of the ledger, and if it fails, once more with
-	// a refreshed ledger.
+	// outside its folder. recheck calls a check of the ledger. If the check fails, it refreshes
+	// the ledger and calls the check again.
 	Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error
-	// AnnounceGrowth makes the bytes that are reserved for a volume beyond its record visible
-	// to other processes, until CompleteGrowth, after its record has the new capacity, or
-	// WithdrawGrowth.
+	// AnnounceGrowth shows other processes the bytes that are reserved for a volume beyond its
+	// recorded capacity. CompleteGrowth ends this after the record has the new capacity,
+	// WithdrawGrowth at any time.
 	AnnounceGrowth(name string, more int64) error
 	CompleteGrowth(ctx context.Context, name string) error
 	WithdrawGrowth(name string) error
@@ -87,7 +87,7 @@ type Medium interface {
 	Close()
 }
 
-// localMedium is a directory of this node, which one process writes.
+// localMedium is a directory of this node, to which one process writes.
 type localMedium struct {
 	*store
 	dev, ino uint64
@@ -95,7 +95,7 @@ type localMedium struct {
 	measure func() error
 	// discard removes an entry of tmp.
 	discard func(ctx context.Context, entry string) error
-	// file is a regular file of the pool: its statfs(2) shows the whole filesystem.
+	// file is a regular file of the pool: for it, statfs(2) shows the whole filesystem.
 	file *os.File
 	lock *os.File // nil for a pool that is only read
 }
@@ -114,7 +114,7 @@ func (m *localMedium) takeLock(ctx context.Context) error {
 	return nil
 }
 
-// Recover needs no sweep of owners: this process has the lock, so no other one makes entries.
+// Recover discards all entries of tmp: this process has the lock, so no other one makes entries.
 func (m *localMedium) Recover(ctx context.Context) error {
 	if err := unix.Syncfs(int(m.volumes.Fd())); err != nil {
 		return fmt.Errorf("syncfs: %w", err)
@@ -135,7 +135,7 @@ func (m *localMedium) ID(backend, name string) volume.ID {
 	return volume.ID{Backend: backend, Pool: m.cfg.Name, PoolUUID: m.ShortUUID(), Name: name}
 }
 
-// Check compares the directory at the pool's path, and its marker.
+// Check verifies that the pool's path is still the open directory, and that the marker is valid.
 func (m *localMedium) Check() error {
 	c := m.cfg
 	var st unix.Stat_t
@@ -169,7 +169,7 @@ func (*localMedium) Inconclusive(error) bool { return false }
 
 func (*localMedium) Unreadable(err error) error { return err }
 
-// Space distinguishes the pool's directory, which may have a project quota.
+// Space reads both extents: the pool's directory may have a project quota.
 func (m *localMedium) Space() (s ledger.Space, err error) {
 	if s.Here, err = ledger.ExtentOf(m.volumes.Fd()); err == nil {
 		s.Whole, err = ledger.ExtentOf(m.file.Fd())
@@ -190,14 +190,14 @@ func (m *localMedium) DirectIOAlign() int {
 	return int(st.Dio_offset_align)
 }
 
-// FolderMode gives access only to root: a user of the node could run set-user-ID files of a
-// tenant.
+// FolderMode gives access only to root: otherwise a user of the node could run set-user-ID files
+// of a tenant.
 func (*localMedium) FolderMode() uint32 { return 0o700 }
 
 func (*localMedium) SyncNames(dir *os.File) error { return dir.Sync() }
 
-// SyncFiles syncs one file after the other: the journal's first commit contains all of them, so
-// the other calls do nothing.
+// SyncFiles syncs one file after the other: the first sync commits the journal with all of them,
+// so the others have nothing to do.
 func (*localMedium) SyncFiles(dir *os.Root, names ...string) error {
 	for _, name := range names {
 		if err := atomicfile.Sync(dir, name); err != nil {
@@ -207,7 +207,7 @@ func (*localMedium) SyncFiles(dir *os.Root, names ...string) error {
 	return nil
 }
 
-// Link makes file and name durable after the link: one commit of the journal contains both.
+// Link syncs the file and the folder after the link: one commit of the journal contains both.
 func (*localMedium) Link(file, folder *os.File, link func() error) error {
 	if err := link(); err != nil {
 		return err
@@ -219,7 +219,7 @@ func (m *localMedium) OpenLock(name string) (*os.File, error) {
 	return m.root.Open(FolderPath(name))
 }
 
-// Entry is the name of the volume or set: there is one writer.
+// Entry adds only the suffix to the name: the pool has one writer.
 func (*localMedium) Entry(name string, _ int64, suffix string) (string, error) {
 	return name + suffix, nil
 }
@@ -250,7 +250,7 @@ func (*localMedium) HoldTrash() (release func(), err error) { return func() {}, 
 // foreignInterval is the time between two measurements of the foreign use.
 const foreignInterval = time.Minute
 
-// Maintain measures the foreign use, if this pool does so for its filesystem.
+// Maintain measures the foreign use periodically, if this pool leads on its filesystem (Leads).
 func (m *localMedium) Maintain(ctx context.Context, log klog.Logger) {
 	tick := time.NewTicker(foreignInterval)
 	defer tick.Stop()

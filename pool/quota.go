@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// QuotaAuto limits directories where the filesystem can, and is the default.
+	// QuotaAuto limits directories if the filesystem supports it. It is the default.
 	QuotaAuto = "auto"
 	// QuotaRequired refuses to make a directory that cannot be limited.
 	QuotaRequired = "required"
@@ -25,12 +25,12 @@ const (
 )
 
 const (
-	// inodeBytes is the capacity in bytes for which a volume may have one inode, as with
-	// mke2fs(8).
+	// inodeBytes is the capacity in bytes for each inode that a volume may have, like the
+	// bytes-per-inode of mke2fs(8).
 	inodeBytes = 16 << 10
 	// minInodes is the smallest limit of inodes.
 	minInodes = 1024
-	// allocateTries is how often a directory is made again because another volume has its ID.
+	// allocateTries is the number of attempts to make a directory with a quota ID.
 	allocateTries = 3
 )
 
@@ -40,8 +40,7 @@ var (
 	ErrQuotaOff = errors.New("quota not in force")
 	// ErrQuotaChanged means that the limit is not the one that the driver has set.
 	ErrQuotaChanged = errors.New("quota changed")
-	// ErrQuotaLost means that the directory does not have its quota ID any more: it was
-	// copied, or a user of the volume has changed the ID.
+	// ErrQuotaLost means that the directory no longer has its quota ID: it was copied, or a user of the volume has changed the ID.
 	ErrQuotaLost = errors.New("quota lost")
 )
 
@@ -52,8 +51,8 @@ type Quotas struct {
 	limiting sync.RWMutex
 }
 
-// limitOf is the limit of a directory. btrfs counts data that only snapshots and copies still
-// have as usage of the volume that wrote it, so the limit is raised by that.
+// limitOf is the limit of a directory. On btrfs, data that only snapshots and copies still contain
+// counts as usage of the volume that wrote it, so the limit is raised by that.
 func (q *Quotas) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
 	l := quota.Limit{Bytes: v.Capacity, Inodes: max(minInodes, v.Capacity/inodeBytes)}
 	if kind == quota.Btrfs {
@@ -93,7 +92,7 @@ func (q *Quotas) Enforces() (kind quota.Kind, err error) {
 	return kind, err
 }
 
-// inForce returns why directories are not limited now; nil if they are.
+// inForce returns nil if directories are limited now, and otherwise the reason why not.
 func inForce(fs *quota.FS) error {
 	if fs.Kind() == quota.None {
 		return errors.New(fs.Why())
@@ -114,7 +113,7 @@ func (q *Quotas) Limits() (bool, error) {
 	return true, nil
 }
 
-// makeData makes a volume's directory in its folder in tmp, as a copy of content unless that is
+// makeData makes a volume's directory in its folder in tmp, as a copy of content unless content is
 // nil. It limits the directory if the filesystem can, and sets v.Directory.Quota.
 func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*os.File, error) {
 	parent, err := folder.Open(".")
@@ -126,7 +125,7 @@ func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*
 	if err != nil {
 		return nil, err
 	}
-	if !limits { // on btrfs it is a subvolume nevertheless, for its snapshots
+	if !limits { // on btrfs the directory is a subvolume nevertheless, for its snapshots
 		if err := q.withQuota(func(fs *quota.FS) error { return content.makeDir(fs, parent) }); err != nil {
 			return nil, err
 		}
@@ -141,9 +140,9 @@ func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*
 	return data, err
 }
 
-// makeLimited makes a directory with a limit. That of a copy is twice its size until limitCopy:
-// xfs clones a block only if the quota has room for a copy of it. It has one inode more, for a
-// temporary directory of clone.Tree.
+// makeLimited makes a directory with a limit. Until limitCopy, a copy has twice its limit of bytes,
+// because XFS clones a block only if the quota has room for a copy of the block, and one inode
+// more, for a temporary directory of clone.Tree.
 func (q *Quotas) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume, content *Content) (data *os.File, err error) {
 	for range allocateTries {
 		if err = content.makeDir(fs, parent); err != nil {
@@ -157,35 +156,34 @@ func (q *Quotas) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume, con
 			limit.Bytes *= 2
 			limit.Inodes++
 		}
-		id, failed := fs.Allocate(data, limit, q.ledger.HasQuota)
-		if failed == nil {
+		id, allocateErr := fs.Allocate(data, limit, q.ledger.HasQuota)
+		if allocateErr == nil {
 			v.Directory.Quota = &volume.Quota{Kind: string(fs.Kind()), ID: id}
 			return data, nil
 		}
-		done, removed := fs.RemoveDir(parent, DataDir)
+		done, removeErr := fs.RemoveDir(parent, DataDir)
 		if !done {
-			removed = errors.Join(removed, unix.Unlinkat(int(parent.Fd()), DataDir, unix.AT_REMOVEDIR))
+			removeErr = errors.Join(removeErr, unix.Unlinkat(int(parent.Fd()), DataDir, unix.AT_REMOVEDIR))
 		}
-		err = errors.Join(failed, data.Close(), removed)
+		err = errors.Join(allocateErr, data.Close(), removeErr)
 	}
 	return nil, fmt.Errorf("pool %q: limiting the directory: %w", q.cfg.Name, err)
 }
 
-// GrowDirectory is Grow for a directory, whose limit is raised.
+// GrowDirectory is Grow for a directory volume. It raises the limit of the directory.
 func (p *Pool) GrowDirectory(ctx context.Context, v volume.Volume, capacity int64) error {
-	recorded := func() {}
-	defer func() { recorded() }()
+	unlock := func() {}
+	defer func() { unlock() }()
 	return p.Grow(ctx, v, capacity, func() error {
 		p.Quotas.limiting.Lock() // until the capacity is recorded: relimit reads the record
-		recorded = p.Quotas.limiting.Unlock
+		unlock = p.Quotas.limiting.Unlock
 		v.Capacity = capacity
 		return p.Quotas.setQuota(v)
 	})
 }
 
-// setQuota sets the limit of a volume's directory durably. ErrPrecondition if the filesystem does
-// not limit directories any more, or the directory does not have its ID, which may be another
-// volume's now.
+// setQuota sets the limit of a volume's directory durably. ErrPrecondition if the filesystem no
+// longer limits directories, or if the directory no longer has its ID: another volume may have it.
 func (q *Quotas) setQuota(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -215,7 +213,7 @@ func checkKind(fs *quota.FS, v volume.Volume) error {
 }
 
 // Relimit sets the limits of volumes again, after their snapshots or copies were made or
-// removed, or a limit was changed. Volumes that this pool does not have are left out.
+// removed, or a limit was changed. It skips volumes that are not in this pool.
 func (q *Quotas) Relimit(volumes ...volume.ID) error {
 	q.limiting.Lock()
 	defer q.limiting.Unlock()
@@ -237,8 +235,8 @@ func (q *Quotas) relimit(volumes []volume.ID) error {
 	return nil
 }
 
-// limitCopy sets the limit of a complete copy. ErrOutOfRange if it uses more than that. It does
-// nothing for a directory without a limit.
+// limitCopy sets the limit of a complete copy. ErrOutOfRange if the usage of the copy exceeds the
+// limit. It does nothing for a directory without a limit.
 func (q *Quotas) limitCopy(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -305,7 +303,8 @@ func (q *Quotas) checkID(fs *quota.FS, v volume.Volume) error {
 	return err
 }
 
-// Usage is the usage of a limited volume; ok is false if the volume is not limited, or not now.
+// Usage is the usage of a limited volume; ok is false if the volume has no limit, or
+// the filesystem does not enforce it now.
 func (q *Quotas) Usage(v volume.Volume) (u quota.Usage, ok bool, err error) {
 	if v.Directory == nil || v.Directory.Quota == nil {
 		return u, false, nil
@@ -335,6 +334,6 @@ func (q *Quotas) Has(name string) bool {
 	return err == nil && id != 0
 }
 
-// quotaFile in an entry of the trash has the quota ID of its directory, if the entry has no
-// record.
+// quotaFile is a file in an entry of the trash that has no record. It contains the quota ID of the
+// entry's directory.
 const quotaFile = "quota"

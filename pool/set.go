@@ -26,8 +26,8 @@ import (
 // retryInterval is the time between two attempts to open a pool.
 const retryInterval = 2 * time.Second
 
-// Set has the pools of a configuration. It opens them in the background, and tries again to
-// open those that fail. Until a pool is open, calls for it fail with the reason.
+// Set contains the pools of a configuration. It opens them in the background, and retries those
+// that fail to open. Until a pool is open, calls for it fail with the reason.
 type Set struct {
 	forms  volume.Forms
 	state  *os.Root
@@ -37,10 +37,10 @@ type Set struct {
 
 	filesystems ledger.Filesystems
 
-	// names are those of all pools in the configuration.
+	// names are the names of all pools in the configuration, for errors.
 	names []string
 
-	// mayCreate: a StorageClass names the export; see Initialise.
+	// mayCreate allows an attempt to create the pool on an export; see Initialise.
 	mayCreate atomic.Bool
 	// retry starts the next attempt to open a pool at once.
 	retry chan struct{}
@@ -54,19 +54,19 @@ type Set struct {
 // slot is one pool of a Set, open or not.
 type slot struct {
 	cfg Config
-	// uuid is claimed by the pool, open or being opened; empty for exports.
+	// uuid is the UUID that the pool has claimed; empty for exports.
 	uuid string
-	// site is the pool's place, once it was compared with those of the other pools. placed
-	// happens then, or at the end of the first attempt.
+	// site is the location of the pool's directory; nil until it was compared with those of the
+	// other pools. placed happens then, or at the end of the first attempt.
 	site   *site
 	placed once
-	// endExpect ends what expect began.
+	// endExpect allows the pools of the filesystem to reserve bytes again; see expect.
 	endExpect func()
 	// refused: the last attempt failed, and an administrator must act before another one can succeed.
 	refused bool
 	// claimed happens when the pool has claimed its UUID, or at the end of the first attempt.
 	claimed once
-	// attempted happens at the end of the first attempt. pool and err are its outcome.
+	// attempted happens at the end of the first attempt. pool and err are the outcome of the last.
 	attempted once
 	pool      *Pool
 	err       error
@@ -127,8 +127,8 @@ type openingError struct {
 
 func (e *openingError) Unwrap() error { return e.error }
 
-// AwaitAttempt waits for the end of the first attempt to open the pool that a call failed for,
-// or for the end of ctx. It returns false if err is no such failure, or ctx ended first.
+// AwaitAttempt waits until the first attempt to open a pool has ended. err is the error of a call
+// for that pool. It returns false if err has another cause, or if ctx ends first.
 func AwaitAttempt(ctx context.Context, err error) bool {
 	var opening *openingError
 	if !errors.As(err, &opening) {
@@ -142,8 +142,8 @@ func AwaitAttempt(ctx context.Context, err error) bool {
 	}
 }
 
-// Run opens all pools at once, and tries again to open those that fail, until ctx ends. Then
-// it closes them.
+// Run opens all pools concurrently, and retries those that fail, until ctx ends. Then it closes
+// all pools.
 func (s *Set) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, slot := range s.pools {
@@ -153,8 +153,8 @@ func (s *Set) Run(ctx context.Context) {
 	all.Wait()
 }
 
-// readyPatience is the longest time for which a pool whose disk hangs prevents the driver from being
-// ready.
+// readyPatience is the longest time for which a pool with a hanging disk delays the readiness of
+// the driver.
 const readyPatience = 30 * time.Second
 
 func (s *Set) becomeReady(patience time.Duration) {
@@ -162,8 +162,8 @@ func (s *Set) becomeReady(patience time.Duration) {
 	close(s.ready)
 }
 
-// keepOpen opens one pool and closes it at the end of ctx. If its export was replaced, it is
-// opened again.
+// keepOpen opens one pool and closes it at the end of ctx. It opens the pool again after its
+// export was replaced.
 func (s *Set) keepOpen(ctx context.Context, slot *slot) {
 	defer slot.attempted.close()
 	if !s.shared.SilentSince.IsZero() {
@@ -217,7 +217,7 @@ func (s *Set) tryOpen(ctx context.Context, slot *slot) bool {
 }
 
 // openLocal opens a pool of this node. Until it is open or refused, no pool on its filesystem
-// promises anything: another driver, which is ending, may still reserve bytes in it.
+// reserves bytes: another driver that is stopping may still reserve bytes in it.
 func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	defer own.placed.close()
 	defer own.claimed.close()
@@ -230,7 +230,7 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	if !own.refused {
 		own.expect(l)
 	}
-	if err = s.place(own, c, at); err == nil {
+	if err = s.claimSite(own, c, at); err == nil {
 		awaitAll(s.pools, func(slot *slot) once { return slot.placed }, claimPatience)
 		p, err = openOn(ctx, s.forms, c, s.state, l, func(uuid string) error {
 			err := s.claim(own, uuid)
@@ -253,22 +253,22 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	return p, err
 }
 
-// refuses tells whether an administrator must act before a pool can be opened. Another driver
-// that has the pool open may be ending.
+// refuses tells whether an administrator must act before a pool can be opened. A pool that is
+// locked (EWOULDBLOCK) is only retried: the other driver may be stopping.
 func refuses(err error) bool {
 	return (errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrDamaged)) && !errors.Is(err, unix.EWOULDBLOCK)
 }
 
-// expect keeps the pools of a filesystem from promising anything until endExpect is called.
+// expect prevents the pools on the filesystem of l from reserving bytes until endExpect is called.
 func (own *slot) expect(l *ledger.Ledger) {
-	before := own.endExpect
+	endPrevious := own.endExpect
 	own.endExpect = l.Expect(own.cfg.Name)
-	before()
+	endPrevious()
 }
 
-// place refuses a pool that is inside another one, or contains another one. The first of the
-// two in the configuration is served.
-func (s *Set) place(own *slot, c Config, at site) error {
+// claimSite refuses a pool whose directory is inside that of another pool, or contains it. The
+// first of the two pools in the configuration is opened.
+func (s *Set) claimSite(own *slot, c Config, at site) error {
 	defer own.placed.close()
 	awaitAll(s.before(own), func(slot *slot) once { return slot.placed }, claimPatience)
 	s.mu.Lock()
@@ -285,7 +285,7 @@ func (s *Set) place(own *slot, c Config, at site) error {
 	return nil
 }
 
-// once is an event that happens once: its channel is closed then.
+// once is an event that happens once. Its channel is closed when it happens.
 type once struct {
 	c     chan struct{}
 	close func()
@@ -296,12 +296,12 @@ func newOnce() once {
 	return once{c, sync.OnceFunc(func() { close(c) })}
 }
 
-// claimPatience is the longest time for which a pool waits for the pools before it in the
-// configuration, whose disks may hang.
+// claimPatience is the longest time for which a pool waits for an event of the other pools,
+// whose disks may hang.
 const claimPatience = 2 * time.Second
 
 // claim refuses a pool with the UUID of another slot: one of them is a copy. If both are being
-// opened, the first in the configuration is served.
+// opened, the first in the configuration wins.
 func (s *Set) claim(own *slot, uuid string) error {
 	defer own.claimed.close()
 	awaitAll(s.before(own), func(slot *slot) once { return slot.claimed }, claimPatience)
@@ -316,22 +316,22 @@ func (s *Set) claim(own *slot, uuid string) error {
 	return nil
 }
 
-// before are the pools before own in the configuration.
+// before returns the pools that precede own in the configuration.
 func (s *Set) before(own *slot) []*slot { return s.pools[:slices.Index(s.pools, own)] }
 
-// awaitAll waits until an event has happened for all of some pools, at most for a time.
+// awaitAll waits until an event has happened for all given pools, or patience has passed.
 func awaitAll(pools []*slot, event func(*slot) once, patience time.Duration) {
-	over := time.After(patience)
+	timeout := time.After(patience)
 	for _, slot := range pools {
 		select {
 		case <-event(slot).c:
-		case <-over:
+		case <-timeout:
 			return
 		}
 	}
 }
 
-// AwaitReady waits until Ready. It returns the error of ctx if ctx ends first.
+// AwaitReady waits until Ready returns true. It returns the error of ctx if ctx ends first.
 func (s *Set) AwaitReady(ctx context.Context) error {
 	select {
 	case <-s.ready:
@@ -341,7 +341,8 @@ func (s *Set) AwaitReady(ctx context.Context) error {
 	}
 }
 
-// Ready tells whether the first attempt to open each pool has ended, or readyPatience is over.
+// Ready tells whether the first attempt to open each pool has ended, or readyPatience has
+// passed.
 func (s *Set) Ready() bool {
 	select {
 	case <-s.ready:
@@ -352,8 +353,7 @@ func (s *Set) Ready() bool {
 }
 
 // Named returns the pool with the name that a StorageClass gives, or the first pool for an
-// empty name. ErrInvalid if the configuration has no such pool; the pool's own error if it is
-// not open.
+// empty name. ErrInvalid if the configuration has no such pool, ErrUnavailable if it is not open.
 func (s *Set) Named(name string) (*Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -370,7 +370,7 @@ func (s *Set) Named(name string) (*Pool, error) {
 }
 
 // ByID returns the pool of a volume. ErrUnavailable for a pool that this node does not have:
-// the volume may exist on another node, or after the pool's disk is mounted.
+// the volume may be on another node, or on a disk that is not mounted.
 func (s *Set) ByID(id volume.ID) (*Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -388,8 +388,8 @@ func (s *Set) ByID(id volume.ID) (*Pool, error) {
 	return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q with uuid %s… is not on this node: is it in the configuration, and its disk mounted?", id, id.Pool, id.PoolUUID)
 }
 
-// OtherWith returns an open pool other than own that has a volume of a name; nil if there is
-// none.
+// OtherWith returns an open pool other than own that contains a volume with the name; nil if
+// there is none.
 func (s *Set) OtherWith(own *Pool, name string) *Pool {
 	for _, state := range s.States() {
 		if state.Pool == nil || state.Pool == own {
@@ -402,7 +402,7 @@ func (s *Set) OtherWith(own *Pool, name string) *Pool {
 	return nil
 }
 
-// unavailable turns the reason why a pool is not open into the error of a call for it.
+// unavailable makes the error of a call from the reason why the pool is not open.
 func unavailable(err error) error {
 	if err == nil || errors.Is(err, volume.ErrUnavailable) {
 		return err
@@ -410,7 +410,8 @@ func unavailable(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "%w", err)
 }
 
-// UUIDs are the short UUIDs of all pools, by name; empty for a pool that is not open.
+// UUIDs returns the short UUIDs of all pools, by name; empty for a pool that is not open or fails
+// Check.
 func (s *Set) UUIDs() map[string]string {
 	uuids := map[string]string{}
 	for _, state := range s.States() {

@@ -33,7 +33,7 @@ type Section interface {
 	Open(c Config) Storage
 }
 
-// Storage is the medium that has the data of one pool's volumes. The record of a volume is
+// Storage stores the data of one pool's volumes. The record of a volume is
 // durable before any of its data exists on the storage.
 type Storage interface {
 	// Scan reads the state of the storage. It is called when the pool is opened, and every
@@ -41,8 +41,8 @@ type Storage interface {
 	Scan() error
 	// Usage adds the capacity of the storage to the usage that the ledger reports.
 	Usage(u ledger.Usage) ledger.Usage
-	// Find returns the device that has a volume's data, and the volume's usage of the storage
-	// in bytes. If err is not nil, device and used may be empty.
+	// Find returns the device with a volume's data, and the volume's usage of the storage in
+	// bytes. If err is not nil, device and used may be empty.
 	Find(v volume.Volume) (device string, used int64, err error)
 	// Abandon prepares the folder of an incomplete volume for its move to the trash.
 	Abandon(folder *os.Root) error
@@ -62,14 +62,14 @@ type Device struct {
 	// Size and Unwiped are in bytes. Unwiped is the part of a deleted volume that is not wiped
 	// yet.
 	Size, Unwiped int64
-	// State is one word of a closed list. Detail explains it, and may be empty.
+	// State is one of a fixed set of words. Detail explains it, and may be empty.
 	State, Detail string
 	// Advice is the instruction to fix the state; empty if nothing needs to be done.
 	Advice string
 }
 
-// Arrange returns the configurations of the pools of one node. Each one with a section has the pools
-// of its kind that precede it (Earlier).
+// Arrange returns the configurations of the pools of one node, and sets Earlier in each one that has
+// a section.
 func Arrange(configs []Config) []Config {
 	configs = slices.Clone(configs)
 	for i, c := range configs {
@@ -83,10 +83,10 @@ func Arrange(configs []Config) []Config {
 	return configs
 }
 
-// Earlier are the pools of the same kind that precede this one in the configuration.
+// Earlier returns the pools of the same kind that precede this one in the configuration.
 func (c Config) Earlier() []Config { return c.earlier }
 
-// Within is the configuration with the directory of the pool's records set.
+// Within returns the configuration with the directory of the pool's records, if it has a section.
 func (c Config) Within(stateDir string) Config {
 	if c.Section != nil {
 		c.Directory.Path = c.Section.Records(stateDir, c.Name)

@@ -21,26 +21,26 @@ import (
 type store struct {
 	cfg  Config
 	uuid string
-	// forms are those of the records in the pool.
+	// forms describe the records in the pool.
 	forms volume.Forms
-	// version is that of the NFS protocol; empty for a directory pool.
+	// version is the negotiated version of NFS; empty for a directory pool.
 	version string
 	files   beneath.Files
 	medium  Medium
 	storage Storage // nil: the data is in the pool's directory
 	ledger  *ledger.Ledger
 	root    *os.Root
-	// These folders stay open: each commit calls fsync on them, and reads begin there.
+	// These folders stay open: commits call fsync(2) on them, and files are opened relative to them.
 	dir, volumes, snapshots, tmp, trash *os.File
 
 	markerMu sync.Mutex
 	marker   markerStat
 }
 
-// Storage has the data of the volumes; nil if the pool's directory has it.
+// Storage is where the pool's volumes store their data; nil: in the pool's directory.
 func (s *store) Storage() Storage { return s.storage }
 
-// OpenData is OpenDirectory for reading the content of the directory.
+// OpenData opens a directory volume's data for reading; see OpenDirectory.
 func (s *store) OpenData(v volume.Volume) (*os.File, error) {
 	at, err := s.OpenDirectory(v)
 	if err != nil {
@@ -60,11 +60,11 @@ func (s *store) Dir() *os.File { return s.dir }
 // Version is the negotiated version of NFS; empty for a directory pool.
 func (s *store) Version() string { return s.version }
 
-// Shared tells whether the pool is on an export, which all nodes reach.
+// Shared tells whether the pool is on an export, which all nodes mount.
 func (s *store) Shared() bool { return s.cfg.Shared() }
 
-// SyncVolumes makes the names of all volumes durable. A call that finds that an earlier call,
-// which failed or was killed, has made or deleted the volume calls it before it answers.
+// SyncVolumes makes the names of all volumes durable. A CSI call uses it before it answers that the
+// volume was made or deleted earlier: the earlier call may have ended before its sync.
 func (s *store) SyncVolumes() error {
 	if err := s.volumes.Sync(); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (s *store) SyncVolumes() error {
 }
 
 // ByID is Lookup for an ID. ErrNotFound also if the volume with that name has another ID: a
-// pool has volumes of several backends.
+// pool can contain volumes of several backends.
 func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 	v, err := s.Lookup(id.Name)
 	if err == nil && v.ID != id {
@@ -93,18 +93,18 @@ func (s *store) Lookup(name string) (volume.Volume, error) {
 	return v, err
 }
 
-// readRecord is Lookup for a record with any ID.
+// readRecord is Lookup without the check of the ID.
 func (s *store) readRecord(name string) (volume.Volume, error) {
 	return parseIn(s, "volume", s.volumes, name, recordFile, s.forms.ParseVolume)
 }
 
-// parseIn reads and parses the record of a volume or snapshot, in one of the folders of dir.
+// parseIn reads and parses the record dir/name/file of a volume or set of snapshots.
 func parseIn[T any](s *store, kind string, dir *os.File, name, file string, parse func([]byte) (T, error)) (record T, err error) {
-	b, there, err := s.readIn(dir, name, file)
+	b, exists, err := s.readIn(dir, name, file)
 	switch {
-	case !there && err == nil:
+	case !exists && err == nil:
 		return record, s.notFound(kind, name)
-	case !there, err != nil && s.inconclusive(err):
+	case !exists, err != nil && s.inconclusive(err):
 		return record, s.medium.Unreadable(err)
 	case beneath.IsNotExist(err):
 		return record, volume.Errorf(volume.ErrDamaged, "%s %q in pool %q has no %s: restore it from a backup; its data was not touched", kind, name, s.cfg.Name, file)
@@ -126,18 +126,18 @@ func (s *store) notFound(kind, name string) error {
 	return volume.Errorf(volume.ErrNotFound, "%s %q is not in pool %q", kind, name, s.cfg.Name)
 }
 
-// inconclusive tells whether an error of reading a file does not depend on the file.
+// inconclusive tells whether an error of reading a file says nothing about the file.
 func (s *store) inconclusive(err error) bool {
 	if errors.Is(err, beneath.ErrIrregular) {
 		return false
 	}
-	own := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
-	return slices.ContainsFunc(own, func(e error) bool { return errors.Is(err, e) }) || s.medium.Inconclusive(err)
+	lacksResources := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
+	return slices.ContainsFunc(lacksResources, func(e error) bool { return errors.Is(err, e) }) || s.medium.Inconclusive(err)
 }
 
-// readIn reads a file in one of the folders of dir. there is false if the folder does not
-// exist, or with an error if that cannot be told.
-func (s *store) readIn(dir *os.File, name, file string) (b []byte, there bool, err error) {
+// readIn reads the file dir/name/file. exists is false if the folder dir/name does not exist; with
+// an error, it is not known whether the folder exists.
+func (s *store) readIn(dir *os.File, name, file string) (b []byte, exists bool, err error) {
 	for range 2 { // another process may make the folder between Read and Stat
 		if b, err = s.files.Read(dir, name+"/"+file); !beneath.IsNotExist(err) {
 			break
@@ -185,15 +185,15 @@ func (s *store) List(backend, after string, limit int) (volumes []volume.Volume,
 	return volumes, false, nil
 }
 
-// probably returns the probable backend of a folder whose record cannot be read. On an export the
-// directory of a volume can be outside its folder.
+// probably returns the probable backend of a folder whose record cannot be read. On an export a
+// folder without data can be that of a directory volume: its data can be elsewhere.
 func (s *store) probably(dir *os.File, folder string) string {
 	if s.storage != nil {
 		return s.cfg.Section.Backend()
 	}
-	_, noImage := beneath.Stat(dir, folder+"/"+ImageFile)
-	_, noData := beneath.Stat(dir, folder+"/"+DataDir)
-	return s.forms.Guess(s.cfg.Shared(), noImage != nil && (s.cfg.Shared() || noData == nil))
+	_, imageErr := beneath.Stat(dir, folder+"/"+ImageFile)
+	_, dataErr := beneath.Stat(dir, folder+"/"+DataDir)
+	return s.forms.Guess(s.cfg.Shared(), imageErr != nil && (s.cfg.Shared() || dataErr == nil))
 }
 
 // rewrite replaces a volume's record.
@@ -215,13 +215,13 @@ func (s *store) rewrite(v volume.Volume) error {
 	return atomicfile.Write(root, recordFile, record)
 }
 
-// SyncVolume makes a volume's record and attachments durable, which a failed or killed call may
-// have written without that.
+// SyncVolume makes a volume's record and attachments durable. A call that failed or was killed may
+// have written them without a sync.
 func (s *store) SyncVolume(name string) error {
 	if _, err := beneath.Stat(s.volumes, name); err != nil {
 		return err
 	}
-	// A volume need not have these.
+	// These are optional.
 	for _, path := range []string{attachedPath(name, singleFile), name + "/" + attachedDir} {
 		if err := s.medium.SyncFiles(s.root, volumesDir+"/"+path); err != nil && !beneath.IsNotExist(err) {
 			return err
@@ -245,27 +245,26 @@ func (s *store) ImagePath(name string) string {
 	return s.cfg.place() + "/" + volumePath(name, ImageFile)
 }
 
-// OpenFlags adds the flags that the medium needs to those of opening a file.
+// OpenFlags adds the open(2) flags that the medium needs to flag.
 func (s *store) OpenFlags(flag int) int { return s.files.Flags | flag }
 
 // UUID is the pool's identity.
 func (s *store) UUID() string { return s.uuid }
 
-// Space reads what the pool's filesystem has.
+// Space reads the size and the free space of the pool's filesystem.
 func (s *store) Space() (ledger.Space, error) { return s.medium.Space() }
 
-// recount sets the ledger to what the disk has of a volume: a call that failed may have had
-// an effect.
+// recount updates the ledger from a volume's record on the disk: a failed call may have changed
+// the volume.
 func (s *store) recount(name string) {
 	r, err := s.volumeReservation(name)
 	s.ledger.Recount(FolderPath(name), r, err)
 }
 
 // volumeReservation reads a volume's reservation. ErrNotFound if the volume does not exist,
-// ErrUnavailable if that cannot be told. In a direct pool the volumes count that were made under
+// ErrUnavailable if that is not known. A direct pool also counts the volumes that were made under
 // another name of the server. A volume whose record cannot be read counts with the size of its
-// image. Without an image, and without data in its folder, its directory may be anywhere
-// (Unread).
+// image. If its folder contains neither an image nor data, its directory is not known (Unread).
 func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
 	v, err := s.readRecord(name)
 	if err == nil && (v.ID == s.ID(v.ID.Backend, name) || s.alias(v.ID, name)) {
@@ -284,7 +283,7 @@ func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
 	return r, nil
 }
 
-// alias tells whether an ID names this pool's volume by another direct name of the export.
+// alias tells whether an ID names this pool's volume under another direct name of the export.
 func (s *store) alias(id volume.ID, name string) bool {
 	return volume.IsDirectPool(s.cfg.Name) && volume.IsDirectPool(id.Pool) && id.Name == name
 }
@@ -293,11 +292,11 @@ func (s *store) alias(id volume.ID, name string) bool {
 // begins with it. A shared pool that was replaced is opened again (see Set).
 func (s *store) Check() error { return s.medium.Check() }
 
-// CheckMarker verifies the marker. It reads the file only if that has changed since it was last
+// CheckMarker verifies the marker. It reads the file only if the file has changed since the last
 // read.
 func (s *store) CheckMarker() error {
 	var st unix.Statx_t
-	// The lookup of the name returns the attributes: DONT_SYNC saves a second request to a server.
+	// The lookup of the name returns the attributes, so DONT_SYNC saves a second request to the server.
 	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC
 	if err := unix.Statx(int(s.dir.Fd()), markerFile, flags, unix.STATX_BASIC_STATS, &st); err != nil {
 		return err

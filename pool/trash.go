@@ -40,13 +40,13 @@ type Trash struct {
 	*store
 	quotas *Quotas
 	reaper *reaper
-	// maintained: this process maintains the pool: it clears what ended processes left, and
-	// empties the trash.
+	// maintained: this process maintains the pool. It removes the entries of ended processes
+	// and empties the trash.
 	maintained bool
 }
 
-// movedToTrash moves the reservation of a folder to its entry in the trash, and queues that. r is
-// the reservation of a folder that the ledger lacks.
+// movedToTrash moves the reservation of a folder to its entry in the trash, and queues the entry.
+// r is used if the ledger does not have the folder.
 func (t *Trash) movedToTrash(dir, entry string, r ledger.Reservation) {
 	t.ledger.Move(dir, trashDir+"/"+entry, r)
 	t.reaper.add(entry)
@@ -84,8 +84,8 @@ func (p *Pool) startTasks(ctx context.Context) error {
 // reapInterval is the time between two listings of the trash: other processes may add entries.
 const reapInterval = 30 * time.Second
 
-// reap empties the trash until ctx ends, unless another process does. Entries on storage are all
-// reclaimed at once: each may take hours to be wiped, or wait for a device that is missing.
+// reap empties the trash until ctx ends, unless another process empties it. All entries on storage
+// are reclaimed concurrently: each may take hours to wipe, or wait for a missing device.
 func (t *Trash) reap(ctx context.Context, log klog.Logger) {
 	limit := reapAtOnce
 	if t.storage != nil {
@@ -158,10 +158,10 @@ func (t *Trash) dropRemovedTrash() {
 	t.reaper.drop(removed)
 }
 
-// AwaitTrash waits until the trash contains only stuck entries, whichever process empties it, at
-// most ledger.DrainTime. A process that does not empty it cannot tell which entries of other
-// processes are stuck, and waits only for its own. It returns false if the trash was empty when
-// the ledger was read, and is empty now.
+// AwaitTrash waits up to ledger.DrainTime until the trash contains only stuck entries; any process
+// may empty it. A process that does not maintain the pool cannot tell which entries of other
+// processes are stuck, and waits only for its own. AwaitTrash returns false if there was nothing to
+// wait for.
 func (t *Trash) AwaitTrash() bool {
 	notify(t.reaper.hurry)
 	end, waited := time.Now().Add(ledger.DrainTime), t.ledger.HasTrash()
@@ -199,7 +199,7 @@ func (t *Trash) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
 	}
 }
 
-// Errors has an error for each entry that cannot be removed.
+// Errors returns an error for each entry that cannot be removed.
 func (t *Trash) Errors() []error {
 	var errs []error
 	for _, e := range t.reaper.stuck() {
@@ -304,15 +304,15 @@ func (t *Trash) removeOne(ctx context.Context, fs *quota.FS, folder *os.File, na
 	return t.removeFolder(ctx, folder, name)
 }
 
-// quotaIn is the quota ID of the volume in an entry; 0: none. retained: the directory with the
+// quotaIn returns the quota ID of the volume in an entry; 0: none. retained: the directory with the
 // ID is not deleted, and keeps its limit.
 func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool) {
 	data, err := beneath.OpenDir(folder, DataDir)
 	if err == nil {
 		defer data.Close()
 	}
-	v, unread := t.readVolume(folder, recordFile)
-	if unread == nil && v.Directory != nil && v.Directory.Quota != nil {
+	v, recordErr := t.readVolume(folder, recordFile)
+	if recordErr == nil && v.Directory != nil && v.Directory.Quota != nil {
 		id = v.Directory.Quota.ID
 		if v.Directory.Quota.Kind != string(fs.Kind()) { // copied from another filesystem, or quota is off
 			return 0, false
@@ -340,8 +340,8 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool
 	return id, false
 }
 
-// writeQuotaFile records the ID for the time after the directory's removal. If that fails, the ID
-// may never be released.
+// writeQuotaFile records the ID, because the directory is removed before the ID is released. If
+// writing fails, the ID may never be released.
 func (t *Trash) writeQuotaFile(folder *os.File, id uint64) {
 	f, err := t.files.Open(folder, quotaFile, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -12,14 +12,15 @@ import (
 // ParamConsistency is the key of Consistency in a VolumeSnapshotClass.
 const ParamConsistency = "consistency"
 
-// Consistency is the state in which a snapshot shows a volume that is in use.
+// Consistency is the state of the data in a snapshot of a volume that is in use.
 type Consistency string
 
 const (
-	// ConsistencyCrash is the state after a power failure at one moment. It contains all that was
-	// written before the call.
+	// ConsistencyCrash is the state after a power failure at one moment. It contains all data that
+	// was written before the call.
 	ConsistencyCrash Consistency = "crash"
-	// ConsistencyFrozen is the state after a clean unmount: the filesystem is frozen meanwhile.
+	// ConsistencyFrozen is the state after a clean unmount: the filesystem is frozen while the
+	// snapshot is made.
 	ConsistencyFrozen Consistency = "frozen"
 )
 
@@ -50,7 +51,7 @@ func ParseSnapshotParameters(in map[string]string) (SnapshotParameters, error) {
 type SnapshotSpec struct {
 	// CoName is the orchestrator's name, in full.
 	CoName string
-	// Group: the request is for a group, which may be of one volume.
+	// Group: the request is for a group, which may contain only one snapshot.
 	Group      bool
 	Parameters SnapshotParameters
 }
@@ -76,10 +77,10 @@ var (
 // GroupName returns the name of a group of snapshots in its ID, for the orchestrator's name.
 func GroupName(coName string) string { return NameFor(coName) + groupSuffix }
 
-// IsGroup tells whether a name is of a group of snapshots.
+// IsGroup tells whether a name is that of a group of snapshots.
 func IsGroup(name string) bool { return groupNamePattern.MatchString(name) }
 
-// ValidSetName tells whether the driver makes a set of snapshots of that name.
+// ValidSetName tells whether the driver can have made a set of snapshots with that name.
 func ValidSetName(name string) bool { return namePattern.MatchString(name) || IsGroup(name) }
 
 // MemberName is the name of one snapshot of a group.
@@ -110,8 +111,7 @@ type SnapshotSet struct {
 	CoName    string     `json:"name"`
 	Created   time.Time  `json:"created"`
 	Snapshots []Snapshot `json:"snapshots"`
-	// Token identifies the call that made the set, among calls of several processes that make a set of
-	// the same name.
+	// Token identifies the call that made the set: several processes may make a set with the same name.
 	Token string `json:"token,omitempty"`
 }
 
@@ -120,29 +120,28 @@ type Snapshot struct {
 	ID ID `json:"id"`
 	// Source is the volume that was copied.
 	Source ID `json:"source"`
-	// Size is the smallest capacity of a volume that is made from it, in bytes.
+	// Size is the smallest capacity of a volume that is made from the snapshot, in bytes.
 	Size int64 `json:"sizeBytes"`
-	// Bytes is the space that it can use, in bytes: all of its data, also data that it shares with others.
+	// Bytes is the space that the snapshot can use, in bytes. Data that it shares is included.
 	Bytes int64 `json:"allocatedBytes"`
-	// Shared: it shared its data with the volume when it was made.
+	// Shared: the snapshot shared its data with the volume when it was made.
 	Shared bool `json:"shared,omitempty"`
-	// Owners are the volumes besides Source that have written its data, if the filesystem counts the data
-	// as their usage.
+	// Owners are the volumes other than Source that have written data of the snapshot, if the filesystem
+	// counts the data as their usage.
 	Owners []ID `json:"owners,omitempty"`
-	// Directory: it is a directory. Only images have the fields below.
+	// Directory: the snapshot is a directory. Only images have the fields from Block to Formatted.
 	Directory  bool   `json:"directory,omitempty"`
 	Block      bool   `json:"block,omitempty"`
 	FSType     string `json:"fsType,omitempty"`
 	SectorSize int    `json:"sectorSize,omitempty"`
-	// Formatted: the filesystem was complete. Otherwise there was none.
+	// Formatted: the image contains a complete filesystem; otherwise it contains none.
 	Formatted bool `json:"formatted,omitempty"`
-	// Created is that of the set, and Group the ID of the set if that is a group.
+	// Created is the time of the set. Group is the ID of the set, if the set is a group.
 	Created time.Time `json:"-"`
 	Group   ID        `json:"-"`
 }
 
-// Writers are all volumes that have written the snapshot's data, as far as the filesystem counts the data
-// as their usage.
+// Writers are Source and Owners.
 func (s Snapshot) Writers() []ID { return append([]ID{s.Source}, s.Owners...) }
 
 // IsGroup tells whether the set is a group.
@@ -197,16 +196,16 @@ func (fs Forms) ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 }
 
 // check refuses values that no driver wrote in snapshot number i of a set.
-func (s Snapshot) check(form Form, of SnapshotSet, i int) error {
-	want := of.ID
-	if of.IsGroup() {
-		want.Name = MemberName(of.ID.Name, i)
+func (s Snapshot) check(form Form, set SnapshotSet, i int) error {
+	want := set.ID
+	if set.IsGroup() {
+		want.Name = MemberName(set.ID.Name, i)
 	}
 	source := s.Source
 	source.Name = want.Name
 	switch {
 	case s.ID != want, source != want, !namePattern.MatchString(s.Source.Name):
-		return Errorf(ErrDamaged, "record of %s has snapshot %s of volume %s", of.ID, s.ID, s.Source)
+		return Errorf(ErrDamaged, "record of %s has snapshot %s of volume %s", set.ID, s.ID, s.Source)
 	case s.Size <= 0, s.Bytes < 0:
 		return Errorf(ErrDamaged, "record of snapshot %s has sizeBytes %d, allocatedBytes %d", s.ID, s.Size, s.Bytes)
 	case !s.Directory && len(s.Owners) > 0:

@@ -1,10 +1,9 @@
 // Package ledger counts the bytes that the pools of this process have promised to volumes
 // and snapshots, and refuses to promise a byte twice. The pools on one filesystem share
-// one lock and one measurement of foreign use.
+// one lock and one measurement of foreign use, which is all usage except that of the pools' volumes.
 //
-// A ledger can be read from the disk again. The reservation of a folder is always set to a value,
-// never changed by a difference. This package reads no records and removes nothing: the pool does
-// that.
+// A ledger can be read from the disk again. The reservation of a folder is always set to an absolute
+// value. The pool reads the records and removes the folders, not this package.
 package ledger
 
 import (
@@ -22,32 +21,33 @@ type Pool interface {
 	Space() (Space, error)
 	// Used measures the usage of the pool's volumes, in bytes.
 	Used() (int64, error)
-	// Drain waits until the pool's trash contains only stuck entries, at most for a time.
+	// Drain waits until the pool's trash contains only stuck entries, or atMost has passed.
 	Drain(atMost time.Duration)
 }
 
-// Ledger has the reservations of one pool: for each folder the values of its record, or those that
-// a call under way has reserved. Folders in the trash count until their space is free.
+// Ledger contains the reservations of one pool. The reservation of a folder has the values of its
+// record, or those that a running call has reserved. Folders in the trash count until their space
+// is free.
 type Ledger struct {
 	// All ledgers on the filesystem share its lock.
 	*filesystem
 	config Config
-	// pool is nil until the pool's directory is open; complete: its volumes have been read.
+	// pool is nil until the pool's directory is open. complete: its volumes have been read.
 	pool     Pool
 	complete bool
-	// used is the usage of the pool's volumes, foreignHere the foreign use of the space that
-	// statfs(2) shows for the pool's directory, at the last measurement.
+	// used is the usage of the pool's volumes at the last measurement, in bytes. foreignHere is
+	// the foreign use of the extent that statfs(2) shows for the pool's directory.
 	used, foreignHere int64
 
 	reservations map[string]Reservation // by folder, below the pool
 	promised     int64
-	// snapshots is the number of snapshots, sets that of their folders.
+	// snapshots is the number of snapshots, sets the number of their folders.
 	snapshots, sets int
 	// attached are the controller-published volumes of a node-local pool, by folder.
 	attached map[string]bool
 	// pending are the folders that this process is making, growing or removing. touched are
-	// those that were pending at any time since a reading of the folders began: what was read
-	// of them may be outdated.
+	// those that were pending at any time since a reading of the folders began: the values that
+	// were read may be outdated.
 	pending, touched map[string]bool
 	readers          int
 }
@@ -101,8 +101,8 @@ func (l *Ledger) remove(dir string) {
 	delete(l.reservations, dir)
 }
 
-// Move moves the reservation of a folder to its entry in the trash. r is the reservation of a
-// folder that the ledger lacks.
+// Move moves the reservation of a folder to its entry in the trash. r is used if the ledger does
+// not have the folder.
 func (l *Ledger) Move(dir, entry string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -197,7 +197,7 @@ func (l *Ledger) Lacks(dir string) bool {
 	return !there && !l.pending[dir]
 }
 
-// Reservations is a copy of all reservations, by folder.
+// Reservations returns a copy of all reservations, by folder.
 func (l *Ledger) Reservations() map[string]Reservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,13 +221,13 @@ func (l *Ledger) HasTrash() bool {
 	return l.find(func(r Reservation) bool { return r.Trashed && r.Bytes > 0 }) != ""
 }
 
-// HasQuota tells whether a volume has a quota ID, also one in the trash.
+// HasQuota tells whether any volume has a quota ID, volumes in the trash included.
 func (l *Ledger) HasQuota(id uint64) bool {
 	return l.find(func(r Reservation) bool { return r.Quota.ID == id }) != ""
 }
 
-// SharedOf is how much of the data that a volume has written may be in snapshots and copies, in
-// bytes.
+// SharedOf returns the size of the data that a volume has written and that may be in snapshots or
+// copies, in bytes.
 func (l *Ledger) SharedOf(v volume.ID) (sum int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -276,7 +276,7 @@ func (l *Ledger) SetAttached(dir string, attached bool) {
 	}
 }
 
-// AttachedCount is the number of controller-published volumes of a backend.
+// AttachedCount returns the number of controller-published volumes of a backend.
 func (l *Ledger) AttachedCount(backend string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

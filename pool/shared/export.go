@@ -1,5 +1,5 @@
-// Package shared is a pool on an export that several processes write, of several nodes.
-// None of them has the pool's lock:
+// Package shared implements a pool on an NFS export to which processes on several nodes write. No
+// process locks the whole pool. These files are locked, or have an owner:
 //
 //	.trivet/owners/<token>    held by a process that makes entries in .trivet/tmp
 //	.trivet/ledger            held by a process that reserves bytes
@@ -7,9 +7,9 @@
 //	.trivet/clients/<hash>    the node that an NFS client identity belongs to
 //	volumes/<name>/lock       held by a call that grows, stages or copies the volume
 //
-// If two processes make the same volume, a rename or link of one succeeds. The locks only prevent
-// useless attempts, and promising one byte twice. Over NFS a reply may be lost: whether a step was
-// done is found out from its result, which has a unique name or token.
+// If two processes make the same volume, the rename or link of only one succeeds. The locks only
+// prevent useless attempts, and that one byte is promised twice. An NFS reply may be lost, so the
+// result of each step has a unique name or token, which shows whether the step was done.
 //
 // This package does not read records: the pool does.
 package shared
@@ -30,32 +30,32 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// OwnersDir has a file for each process that makes entries in tmp. The name is the process's token,
+// OwnersDir contains a file for each process that makes entries in tmp. The name is the process's token,
 // and the file is locked while the process lives.
 const OwnersDir = ".trivet/owners"
 
-// tmpDir has incomplete volumes and snapshots.
+// tmpDir contains incomplete volumes and snapshots.
 const tmpDir = ".trivet/tmp"
 
 // Pool has the operations of a pool that its Export needs.
 type Pool struct {
-	// CheckMarker verifies that the export still has the pool's marker.
+	// CheckMarker verifies that the export still contains the pool's marker.
 	CheckMarker func() error
-	// Replaced is called when the export does not have the pool any more.
+	// Replaced is called when the export no longer contains the pool.
 	Replaced func()
-	// Refresh sets the ledger to what the folders contain. grown tells whether the record of a
+	// Refresh updates the ledger from the pool's folders. grown tells whether the record of a
 	// known volume must be read again.
 	Refresh func(ctx context.Context, grown func(volume string) bool) error
 	// Discard removes an entry of tmp whose process has ended.
 	Discard func(ctx context.Context, entry string) error
-	// AwaitTrash waits a few seconds until the trash is empty, whichever process empties it.
+	// AwaitTrash waits a few seconds until the trash is empty; any process may empty it.
 	// It returns false if there was nothing to wait for.
 	AwaitTrash func() bool
 }
 
 // Config describes a pool to its Export.
 type Config struct {
-	// Name and UUID are the pool's, and Place its server and path, for errors.
+	// Name and UUID are those of the pool. Place is its server and path, for errors.
 	Name, UUID, Place string
 	Root              *os.Root
 	// Dir, Volumes and Tmp are the pool's open folders. The caller closes them.
@@ -64,7 +64,7 @@ type Config struct {
 	Ledger            *ledger.Ledger
 }
 
-// Export is one process among those that write to a pool.
+// Export is this process's access to a pool to which other processes also write.
 type Export struct {
 	Config
 	pool         Pool
@@ -73,12 +73,12 @@ type Export struct {
 	trash        trashLock
 }
 
-// New makes this process one of a pool's writers. It does not write.
+// New returns the Export of a pool. It does not write to the pool.
 func New(c Config, p Pool) *Export {
 	return &Export{Config: c, pool: p, owner: owner{growing: map[string]string{}}}
 }
 
-// Close ends this process's ownership.
+// Close removes this process from the owners, and closes the ledger file.
 func (e *Export) Close() {
 	e.Disown()
 	if f := e.transactions.file; f != nil {
@@ -86,7 +86,7 @@ func (e *Export) Close() {
 	}
 }
 
-// Check verifies that the export still has the pool. If not, it calls Replaced.
+// Check verifies that the export still contains the pool. If not, it calls Replaced.
 func (e *Export) Check() error {
 	err := e.pool.CheckMarker()
 	switch {
@@ -102,8 +102,8 @@ func (e *Export) Check() error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
 
-// ConfirmAbsence is Check before a call answers that a volume does not exist: another
-// export would have none of the pool's volumes.
+// ConfirmAbsence calls Check before a call answers that a volume does not exist: a wrong export
+// contains none of the pool's volumes.
 func (e *Export) ConfirmAbsence() error { return e.Check() }
 
 // Explain turns ESTALE into the error of a call: the server exports another directory, or another
@@ -134,7 +134,7 @@ func ExplainWrite(pool, place string, err error) error {
 // ExplainWrite turns an error of writing to the export into the error of a call.
 func (e *Export) ExplainWrite(err error) error { return ExplainWrite(e.Name, e.Place, err) }
 
-// Recover is Sweep: NFS has made durable what can be read.
+// Recover is Sweep: over NFS, all that can be read is already durable.
 func (e *Export) Recover(ctx context.Context) error { return e.Sweep(ctx) }
 
 // ID returns the ID of a volume: the export is the same on every node, so the ID does not
@@ -154,14 +154,14 @@ func (e *Export) Unreadable(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
 
-// Inconclusive tells whether an error of reading a file does not depend on the file: the server
+// Inconclusive tells whether an error of reading a file says nothing about the file: the server
 // does not answer, or does not permit this node to read.
 func (e *Export) Inconclusive(err error) bool {
 	inconclusive := []error{unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
 	return slices.ContainsFunc(inconclusive, func(e error) bool { return errors.Is(err, e) })
 }
 
-// Space reads what the server shows of the export's filesystem.
+// Space reads the size and the free space of the export's filesystem, as the server reports them.
 func (e *Export) Space() (ledger.Space, error) {
 	all, err := ledger.ExtentOf(e.Volumes.Fd())
 	if err != nil {
@@ -170,7 +170,7 @@ func (e *Export) Space() (ledger.Space, error) {
 	return ledger.Space{Here: all, Whole: all}, err
 }
 
-// DirectIOAlign is the smallest sector of direct I/O: NFS requires no alignment.
+// DirectIOAlign is the smallest unit of direct I/O, in bytes: NFS requires no alignment.
 func (e *Export) DirectIOAlign() int { return 512 }
 
 // SyncNames does nothing: an NFS server makes names durable before it replies.
@@ -179,7 +179,7 @@ func (e *Export) SyncNames(*os.File) error { return nil }
 // SyncFiles does nothing: an NFS client makes files durable when they are closed.
 func (e *Export) SyncFiles(*os.Root, ...string) error { return nil }
 
-// Link makes the file durable before the link, with which it becomes visible to other processes.
+// Link makes the file durable before it calls link, which makes the file visible to other processes.
 func (e *Export) Link(file, _ *os.File, link func() error) error {
 	if err := file.Sync(); err != nil {
 		return e.Explain(err)
@@ -187,7 +187,7 @@ func (e *Export) Link(file, _ *os.File, link func() error) error {
 	return link()
 }
 
-// OpenLock opens the lock file of a volume: NFS has no locks of directories.
+// OpenLock opens the lock file of a volume: NFS cannot lock directories.
 func (e *Export) OpenLock(name string) (*os.File, error) {
 	const lock = "lock"
 	f, err := e.Files.Open(e.Volumes, name+"/"+lock, os.O_RDWR|os.O_CREATE, 0o600)
@@ -197,13 +197,13 @@ func (e *Export) OpenLock(name string) (*os.File, error) {
 	return f, err
 }
 
-// NoLocks tells whether an error of flock(2) means that the server has no locks (NFSv3 without its
-// lock service).
+// NoLocks tells whether an error of flock(2) means that the server does not support locks
+// (NFSv3 without its lock service).
 func NoLocks(err error) bool {
 	return errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// foreign is the error for a file of the pool that is not the one that the driver made.
+// foreign returns the error for a file that is in the place of one of the driver's files.
 func (e *Export) foreign(path string, err error) error {
 	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) || errors.Is(err, unix.ENOTDIR) {
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s/%s: %w: remove that file", e.Name, e.Place, path, err)
@@ -240,5 +240,5 @@ func (e *Export) Maintain(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// FolderMode gives access to the users of other clients, which the server may not map to root.
+// FolderMode allows access to all users: the users of other clients need not be root on the server.
 func (e *Export) FolderMode() uint32 { return 0o755 }
