@@ -20,8 +20,8 @@ import (
 
 const (
 	attachedDir = "attached"
-	// singleFile is the attachment of a volume that is published to one node at most: if two
-	// calls make it, one link(2) succeeds.
+	// singleFile is the attachment of a volume that is published to at most one node: if two calls
+	// make it, only one link(2) succeeds.
 	singleFile = "node"
 
 	attachmentVersion = 1
@@ -53,7 +53,7 @@ type Attachments struct{ *store }
 
 // Attach records that the volume is controller-published. ErrIncompatible if it is published to
 // the same node in another way, ErrPrecondition if to another node, unless both are MultiNode.
-// ErrNotFound or ErrPending if it was deleted or unpublished meanwhile.
+// ErrNotFound if the volume was deleted meanwhile, ErrPending if it was unpublished meanwhile.
 func (at *Attachments) Attach(name string, requested Attachment) error {
 	if err := at.Check(); err != nil {
 		return err
@@ -77,8 +77,8 @@ func (at *Attachments) Attach(name string, requested Attachment) error {
 	if err := at.linkAttachment(name, requested); err != nil {
 		return err
 	}
-	// Another process may have made an attachment of the other kind at the same time. Then both
-	// processes remove theirs.
+	// Another process may have made an attachment with another MultiNode at the same time. Then
+	// both processes remove theirs.
 	if err := at.checkOthers(name, requested); err != nil {
 		return errors.Join(err, at.removeAttachment(name, requested.file()))
 	}
@@ -98,7 +98,7 @@ func (a Attachment) compare(existing Attachment, name string) error {
 }
 
 // checkOthers refuses an attachment that is not compatible with the volume's other ones, or that
-// another process has removed. Only in a shared pool does a volume have several.
+// another process has removed. A volume can have several attachments only in a shared pool.
 func (at *Attachments) checkOthers(name string, requested Attachment) error {
 	if at.medium.SoleWriter() {
 		return nil
@@ -195,8 +195,8 @@ func (at *Attachments) writeTmp(entry string, b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// checkFailedLink finds out whether the attachment exists although link(2) failed: the reply may
-// have been lost, or another process has made the same one, and may have removed it since.
+// checkFailedLink checks whether the attachment exists although link(2) failed: the reply may have
+// been lost, or another process has made the same attachment, and may have removed it again.
 func (at *Attachments) checkFailedLink(name string, requested Attachment, failed error) error {
 	existing, err := at.attachment(name, requested.file())
 	if beneath.IsNotExist(err) && errors.Is(failed, unix.EEXIST) {
@@ -259,8 +259,8 @@ func (at *Attachments) attachedFiles(name string) ([]string, error) {
 	return files, at.medium.Explain(err)
 }
 
-// attachment reads one attachment. An empty file counts as missing: the power failed before the
-// call that made it had answered.
+// attachment reads one attachment. An empty file counts as missing: power failed before the call
+// that made the file answered.
 func (at *Attachments) attachment(name, file string) (Attachment, error) {
 	b, err := at.files.Read(at.volumes, attachedPath(name, file))
 	if beneath.IsNotExist(err) || (err == nil && len(b) == 0) {
@@ -328,9 +328,9 @@ func (at *Attachments) Detach(name, node string) error {
 	return nil // the volume does not exist
 }
 
-// belongsTo tells whether an attachment is of a node; an empty node means any.
+// belongsTo tells whether an attachment is for a node; an empty node means any.
 func (at *Attachments) belongsTo(name, file, node string) (bool, error) {
-	if file == (Attachment{Node: node, MultiNode: true}).file() { // whatever it contains
+	if file == (Attachment{Node: node, MultiNode: true}).file() { // the name identifies the node
 		return true, nil
 	}
 	if file != singleFile && node != "" {
@@ -361,7 +361,7 @@ func (at *Attachments) removeAttachment(name, file string) error {
 	return at.medium.SyncNames(dir)
 }
 
-// count sets in the ledger which volumes are controller-published, if it counts them.
+// count records the controller-published volumes in the ledger, if the ledger counts them.
 func (at *Attachments) count() error {
 	if !at.ledger.CountsAttached() {
 		return nil

@@ -24,8 +24,8 @@ const (
 	lockFile   = ".trivet/lock"
 )
 
-// Pool is an open pool. Its methods, and those of its parts, may be called at once from many
-// goroutines, but for one volume by one mutating call at a time.
+// Pool is an open pool. Its methods, and those of its parts, are safe for concurrent use, but each
+// volume permits only one mutating call at a time.
 type Pool struct {
 	*store
 	Attachments *Attachments
@@ -39,16 +39,16 @@ type Pool struct {
 	accounts *accounts
 
 	base *os.File // keeps an export's mount alive; nil for a directory pool
-	// replaced happens when the directory that is open is no longer the pool.
+	// replaced happens when the open directory is no longer the pool.
 	replaced once
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup
 }
 
-// Open opens a pool: it makes the pool on its first use, takes its lock, clears what a crash left,
-// rebuilds the ledger and starts to empty the trash. state is the node's state directory. claim,
-// if not nil, is called with the pool's UUID before a pool that exists is changed, and can refuse
-// it.
+// Open opens a pool: it makes the pool on its first use, takes its lock, removes the leftovers of a
+// crash, rebuilds the ledger and starts to empty the trash. state is the node's state directory.
+// claim, if not nil, is called with the pool's UUID before an existing pool is changed, and can
+// refuse the pool.
 //
 // ErrPrecondition for a disk that is not mounted, a foreign or missing marker, a directory that is
 // not empty, or a pool that another driver writes.
@@ -135,12 +135,12 @@ func newPool(forms volume.Forms, c Config, account ledger.Config, root *os.Root,
 	return p
 }
 
-// opener does what differs between the kinds of pools when one is opened: directories of
-// this node (directoryOpener) and exports (exportOpener).
+// opener has the steps of opening a pool that differ between directories of this node
+// (directoryOpener) and exports (exportOpener).
 type opener interface {
 	// checkName refuses a marker that has the name of another pool.
 	checkName(m marker) error
-	// mayCreate refuses to make a pool of a directory without a marker.
+	// mayCreate returns an error if no pool may be created in a directory without a marker.
 	mayCreate() error
 	// create makes the directory a pool. ErrPrecondition if it contains other files.
 	create(root *os.Root) (uuid string, err error)
@@ -149,9 +149,9 @@ type opener interface {
 	openMedium(ctx context.Context, p *Pool) (Medium, error)
 }
 
-// open identifies the pool and opens its medium. accept is called with the UUID before
-// anything is changed in a pool that exists. The process that maintains the pool then clears
-// what ended processes left, reads the records and starts the background work.
+// open identifies the pool and opens its medium. accept is called with the UUID before an existing
+// pool is changed. The process that maintains the pool then removes the leftovers of ended
+// processes, reads the records and starts the background work.
 func (p *Pool) open(ctx context.Context, o opener, known knownPool, accept func(uuid string) error) (err error) {
 	if p.uuid, err = identify(p.root, p.cfg, o, known); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (p *Pool) open(ctx context.Context, o opener, known knownPool, accept func(
 	return p.startTasks(ctx)
 }
 
-// readRecords reads the records into the ledger.
+// readRecords reads the volumes and their attachments into the ledger.
 func (p *Pool) readRecords(ctx context.Context) error {
 	if err := p.accounts.rebuildLedger(ctx); err != nil {
 		return err
@@ -183,7 +183,7 @@ func (p *Pool) readRecords(ctx context.Context) error {
 type directoryOpener struct {
 	Config
 	stat unix.Stat_t
-	// write: this process makes the pool if need be, and writes it.
+	// write: this process makes the pool on its first use, and writes to it.
 	write bool
 }
 
@@ -234,7 +234,7 @@ func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, erro
 		return m, nil
 	}
 	if err = m.takeLock(ctx); err == nil {
-		err = p.seclude()
+		err = p.restrictAccess()
 	}
 	if err != nil {
 		m.Close()
@@ -243,9 +243,9 @@ func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, erro
 	return m, nil
 }
 
-// seclude removes the access of all users but the owner to the pool's directory: a user of the
+// restrictAccess makes the pool's directory accessible only to its owner: otherwise a user of the
 // node could run set-user-ID files of a tenant.
-func (p *Pool) seclude() error {
+func (p *Pool) restrictAccess() error {
 	st, err := p.root.Stat(".")
 	if err == nil && st.Mode().Perm()&0o077 != 0 {
 		err = p.root.Chmod(".", st.Mode()&^0o077)
@@ -278,7 +278,7 @@ func (p *Pool) openFolders() (err error) {
 }
 
 // flockPatiently takes a lock, and waits up to a second for it: a driver that was killed while it
-// started a program may leave a child for a moment, which has its descriptors and locks.
+// started a program may briefly leave a child process with its descriptors and locks.
 func flockPatiently(ctx context.Context, f *os.File) error {
 	return retry.For(ctx, time.Second, func() (bool, error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -305,5 +305,5 @@ func (p *Pool) Close() {
 	_ = p.root.Close()
 }
 
-// DirectIOAlign is the smallest sector of direct I/O on files of this pool, in bytes.
+// DirectIOAlign is the smallest unit of direct I/O on files of this pool, in bytes.
 func (p *Pool) DirectIOAlign() int { return p.medium.DirectIOAlign() }

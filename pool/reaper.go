@@ -16,16 +16,16 @@ const (
 	// reapDelay is the time before removals begin. Each delete waits for the journal, and a
 	// burst of deletes should not also wait for the removal of the first volumes.
 	reapDelay = 200 * time.Millisecond
-	// reapAtOnce is the number of entries that are removed at once: three huge ones do not delay
-	// the others.
+	// reapAtOnce is the number of entries that are removed concurrently, so that up to three huge
+	// ones do not delay the others.
 	reapAtOnce = 4
 	// firstRetry and lastRetry bound the back-off of an entry that could not be removed.
-	// Data that the filesystem removes in the background is often removed after the first.
+	// firstRetry is short: data that the filesystem removes in the background is often gone then.
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = time.Minute
 	// stuckTries is the number of failed attempts after which no call waits for an entry.
 	stuckTries = 5
-	// loggedTries is the number of failed attempts of which one is logged.
+	// loggedTries is the number of failed attempts from one that is logged to the next.
 	loggedTries = 60
 )
 
@@ -39,13 +39,13 @@ type trashEntry struct {
 	relimit []volume.ID
 }
 
-// reaper has the entries of the trash, and the order in which they are removed.
+// reaper contains the entries of the trash, and the order in which they are removed.
 type reaper struct {
 	mu      sync.Mutex
 	entries map[string]*trashEntry
 	queue   []*trashEntry
-	// awaited counts the entries with fewer than stuckTries failed attempts. drained is
-	// closed when there is none, and nil at first.
+	// awaited counts the entries with fewer than stuckTries failed attempts. drained is closed
+	// when awaited falls to zero, and nil before the first entry.
 	awaited int
 	drained chan struct{}
 	// wake announces a new entry, hurry a call that waits for the trash.
@@ -56,7 +56,7 @@ func newReaper() *reaper {
 	return &reaper{entries: map[string]*trashEntry{}, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}
 }
 
-// add queues entries. It does not change those that it has already.
+// add queues entries. It does not change entries that were added before.
 func (r *reaper) add(names ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,12 +104,12 @@ func (r *reaper) finish(e *trashEntry) {
 func (r *reaper) remove(e *trashEntry) {
 	delete(r.entries, e.name)
 	if e.tries < stuckTries {
-		r.awaitOneLess()
+		r.decrementAwaited()
 	}
 }
 
-// queued are the entries that are not being removed now, by name, without those whose folder
-// was removed.
+// queued returns the queued entries by name. It omits those whose folder is already removed and
+// whose limits must still be set.
 func (r *reaper) queued() map[string]*trashEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +122,7 @@ func (r *reaper) queued() map[string]*trashEntry {
 	return queued
 }
 
-// drop removes those of some entries that are still queued.
+// drop removes the given entries that are still queued.
 func (r *reaper) drop(removed map[string]*trashEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +141,7 @@ func (r *reaper) retry(e *trashEntry, err error) {
 	defer r.mu.Unlock()
 	e.err = err
 	if e.tries++; e.tries == stuckTries {
-		r.awaitOneLess()
+		r.decrementAwaited()
 	}
 	time.AfterFunc(backOff(e.tries), func() {
 		r.mu.Lock()
@@ -151,7 +151,7 @@ func (r *reaper) retry(e *trashEntry, err error) {
 	})
 }
 
-func (r *reaper) awaitOneLess() {
+func (r *reaper) decrementAwaited() {
 	if r.awaited--; r.awaited == 0 {
 		close(r.drained)
 	}
@@ -164,7 +164,7 @@ func backOff(tries int) time.Duration {
 	return d - rand.N(d/2)
 }
 
-// drain waits until the trash contains only stuck entries, at most for a time.
+// drain waits until the trash contains only stuck entries, or atMost has passed.
 func (r *reaper) drain(atMost time.Duration) {
 	r.mu.Lock()
 	awaited, drained := r.awaited, r.drained
@@ -194,7 +194,7 @@ func (r *reaper) stuck() []trashEntry {
 	return stuck
 }
 
-// waitsFor tells whether drain would wait for one of some entries. unknown is the result for
+// waitsFor tells whether drain would wait for any of the named entries. unknown is the result for
 // entries that were not added.
 func (r *reaper) waitsFor(names []string, unknown bool) bool {
 	r.mu.Lock()

@@ -66,7 +66,8 @@ type slot struct {
 	refused bool
 	// claimed happens when the pool has claimed its UUID, or at the end of the first attempt.
 	claimed once
-	// attempted happens at the end of the first attempt. pool and err are the outcome of the last.
+	// attempted happens at the end of the first attempt. pool and err are the outcome of the
+	// last attempt.
 	attempted once
 	pool      *Pool
 	err       error

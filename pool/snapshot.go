@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// snapshotsDir has a folder for each set of snapshots, which has a numbered folder for
-	// each snapshot.
+	// snapshotsDir contains a folder for each set of snapshots, with a numbered folder for each
+	// snapshot.
 	snapshotsDir = "snapshots"
 	snapshotFile = "snapshot.json"
 	// snapshotSuffix ends the names of sets in tmp.
@@ -41,10 +41,9 @@ type Snapshots struct {
 	building *building
 }
 
-// Create makes a set of snapshots. At the call, Bytes of each has its expected size. build makes
-// the data of all of them durable, each in a folder of its own, and writes the actual sizes into
-// the set. One rename commits the set, as for a volume. ErrExists if another process has made it
-// meanwhile.
+// Create makes a set of snapshots. Bytes of each snapshot must be its expected size. build makes
+// durable data of each snapshot in its folder, and writes the actual sizes into the set. One rename
+// commits the set, as for a volume. ErrExists if another process has made the set meanwhile.
 func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
 	if err := sn.Check(); err != nil {
 		return err
@@ -69,7 +68,7 @@ func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build 
 	return sn.medium.Explain(err)
 }
 
-// recountSet sets the ledger to what the disk has of a set.
+// recountSet updates the ledger from a set's record on the disk.
 func (sn *Snapshots) recountSet(name string) {
 	r, err := sn.setReservation(name)
 	sn.ledger.Recount(snapshotDir(name), r, err)
@@ -140,8 +139,8 @@ func (sn *Snapshots) buildEntry(ctx context.Context, entry string, set *volume.S
 	return sn.medium.SyncFiles(dir, names...)
 }
 
-// writeSet writes the record, not durably. The process that clears the entry after a crash reads
-// it. Others read it only after the commit.
+// writeSet writes the record without a sync. Before the commit, only a process that discards the
+// entry after a crash reads the record.
 func writeSet(dir *os.Root, set volume.SnapshotSet) error {
 	b, err := set.Marshal()
 	if err != nil {
@@ -233,14 +232,14 @@ func (sn *Snapshots) List(backend, after string, limit int) (out []volume.Snapsh
 	return out, false, nil
 }
 
-// setNames are the names of all sets, in the order of the names of their snapshots.
+// setNames returns the names of all sets, in the order of the names of their snapshots.
 func (sn *Snapshots) setNames() ([]string, error) {
 	names, err := beneath.Names(sn.snapshots, ".")
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(lastName(a), lastName(b)) })
 	return names, err
 }
 
-// lastName is not less than the name of any snapshot in a set.
+// lastName is the greatest name that a snapshot of a set can have.
 func lastName(set string) string {
 	if volume.IsGroup(set) {
 		return volume.MemberName(set, 999)
@@ -258,7 +257,7 @@ func (sn *Snapshots) damagedSet(name string) volume.SnapshotSet {
 	return set
 }
 
-// snapshotPath is the path of a snapshot's folder below the snapshots.
+// snapshotPath is the path of a snapshot's folder below snapshotsDir.
 func snapshotPath(s volume.Snapshot) string {
 	set := volume.SetOf(s.ID.Name)
 	if !volume.IsGroup(set) {
@@ -326,8 +325,8 @@ func (sn *Snapshots) setReservation(name string) (ledger.Reservation, error) {
 	return r, nil
 }
 
-// measureSet measures what a set uses, in bytes. Shared data counts with the volume that wrote
-// it. Directories count with their recorded size.
+// measureSet measures the usage of a set, in bytes. Shared data counts as usage of the volume that
+// wrote it. Snapshots that share no data count with their recorded size.
 func (sn *Snapshots) measureSet(dir string, r ledger.Reservation) (sum int64) {
 	for i, one := range r.Snapshots {
 		switch {
@@ -340,7 +339,7 @@ func (sn *Snapshots) measureSet(dir string, r ledger.Reservation) (sum int64) {
 	return sum
 }
 
-// unshared is how much of an image no other file has, in bytes.
+// unshared returns the size of an image's data that no other file shares, in bytes.
 func (sn *Snapshots) unshared(path string) int64 {
 	f, err := sn.files.Open(sn.dir, path, os.O_RDONLY, 0)
 	if err != nil {

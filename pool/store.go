@@ -37,7 +37,7 @@ type store struct {
 	marker   markerStat
 }
 
-// Storage is where the pool's volumes store their data; nil: in the pool's directory.
+// Storage stores the data of the volumes; nil if the data is in the pool's directory.
 func (s *store) Storage() Storage { return s.storage }
 
 // OpenData opens a directory volume's data for reading; see OpenDirectory.
@@ -131,8 +131,8 @@ func (s *store) inconclusive(err error) bool {
 	if errors.Is(err, beneath.ErrIrregular) {
 		return false
 	}
-	lacksResources := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
-	return slices.ContainsFunc(lacksResources, func(e error) bool { return errors.Is(err, e) }) || s.medium.Inconclusive(err)
+	processErrors := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
+	return slices.ContainsFunc(processErrors, func(e error) bool { return errors.Is(err, e) }) || s.medium.Inconclusive(err)
 }
 
 // readIn reads the file dir/name/file. exists is false if the folder dir/name does not exist; with

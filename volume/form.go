@@ -12,13 +12,12 @@ import (
 type Form struct {
 	// Name is the kind's name, as in volume IDs.
 	Name string
-	// OnNodes and OnExports tell whether directory pools of a node, and exports, can hold
-	// the volumes.
+	// OnNodes: directory pools of a node can contain the volumes. OnExports: exports can.
 	OnNodes, OnExports bool
 	// Directory: the volumes are directories; others have a device.
 	Directory bool
-	// Section returns an empty section, a pointer that the section of a record is decoded
-	// into; nil: the records have no section.
+	// Section returns a pointer to an empty section, into which the section of a record is
+	// decoded; nil: the records have no section.
 	Section func() Section
 }
 
@@ -32,11 +31,11 @@ type Section interface {
 	Parameters() map[string]string
 }
 
-// Forms are the forms of all kinds in a program.
+// Forms are the forms of all kinds that a program supports.
 type Forms []Form
 
 // Guess returns the first kind of directories, or of devices, that an export or a directory pool
-// of a node can hold; empty if there is none.
+// of a node can contain; empty if there is none.
 func (fs Forms) Guess(onExport, directory bool) string {
 	for _, f := range fs {
 		if f.Directory == directory && (onExport && f.OnExports || !onExport && f.OnNodes) {
@@ -56,7 +55,7 @@ func (fs Forms) find(kind string) Form {
 	return Form{}
 }
 
-// of returns the form of a record with an ID (ErrDamaged).
+// of returns the form of a record with an ID. ErrDamaged if no form matches the ID.
 func (fs Forms) of(id ID) (Form, error) {
 	form := fs.find(id.Backend)
 	if form.Name == "" {
@@ -79,7 +78,7 @@ func DecodeStrictly(b []byte, into any) error {
 }
 
 // decodeRecord decodes a record strictly. version points to its version. Errors are ErrDamaged and
-// state the version found, also if the rest of the record is in an unknown format.
+// state the version found, even if the rest of the record is in an unknown format.
 func decodeRecord(b []byte, record any, version *int) error {
 	err := DecodeStrictly(b, record)
 	switch {

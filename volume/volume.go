@@ -31,8 +31,8 @@ func (s Spec) Name() string {
 	return NameFor(s.CoName)
 }
 
-// CheckID refuses (ErrInvalid) a volume whose ID would exceed MaxIDLength, which only the name of a direct
-// pool can cause.
+// CheckID returns ErrInvalid if the volume's ID would exceed MaxIDLength. Only the name of a direct pool
+// can be that long.
 func (s Spec) CheckID() error {
 	id := ID{Backend: s.Parameters.Backend, Pool: s.Parameters.Pool, Name: NameFor(s.CoName)}
 	if n := len(id.String()); n > MaxIDLength {
@@ -81,13 +81,13 @@ type Volume struct {
 	Directory *Directory `json:"directory,omitempty"`
 	// Section is the part that only the volume's kind uses; nil if the kind has no section.
 	Section Section `json:"section,omitempty"`
-	// Token identifies the call that made the volume, among calls of several processes that make a
-	// volume of the same name.
+	// Token identifies the call that made the volume: several processes may make a volume with the
+	// same name.
 	Token string `json:"token,omitempty"`
 	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
 	// Namespace is the only namespace for whose pods FlexVolume mounts the volume; empty: FlexVolume does
-	// not mount it. CSI ignores it, because there a claim determines who uses a volume.
+	// not mount it. CSI ignores it: there, a PersistentVolumeClaim determines which pods use the volume.
 	Namespace string `json:"namespace,omitempty"`
 	// Source is nil for a volume that was made empty.
 	Source  *Source   `json:"source,omitempty"`
@@ -96,22 +96,22 @@ type Volume struct {
 
 // Directory is the part of the record that only directories have.
 type Directory struct {
-	// SubDir is its path in the pool; empty: it is in the volume's folder.
+	// SubDir is the path of the directory in the pool; empty: it is in the volume's folder.
 	SubDir   string   `json:"subDir,omitempty"`
 	OnDelete OnDelete `json:"onDelete"`
 	// Mode, UID and GID are those of the directory when it was made.
 	Mode uint32 `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
-	// Quota limits it to its capacity; nil: it has no limit.
+	// Quota limits the directory to the volume's capacity; nil: there is no limit.
 	Quota *Quota `json:"quota,omitempty"`
 }
 
 // Quota is the limit of a directory in its filesystem.
 type Quota struct {
-	// Kind is the quota.Kind that enforces it.
+	// Kind is the quota.Kind that enforces the limit.
 	Kind string `json:"kind"`
-	// ID identifies it in the filesystem, as long as data with this ID exists.
+	// ID identifies the limit in the filesystem, as long as data with this ID exists.
 	ID uint64 `json:"id"`
 }
 
@@ -161,8 +161,8 @@ func sameSource(a, b *Source) bool {
 	return a.Snapshot == b.Snapshot && a.ID == b.ID
 }
 
-// satisfiesDirectory is Satisfies for the parameters of directories. A parameter that the request does not
-// have matches every value.
+// satisfiesDirectory is Satisfies for the parameters of directories. If the request has no mode, uid or
+// gid, every value matches.
 func (v Volume) satisfiesDirectory(s Spec) error {
 	p, err := s.Parameters.Directory()
 	if err != nil {

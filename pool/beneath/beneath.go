@@ -24,12 +24,12 @@ const maxRecord = 64 << 10
 
 // Files opens regular files.
 type Files struct {
-	// Flags are added to those of each open.
+	// Flags are added to the flags of each open(2).
 	Flags int
 }
 
-// Read reads a small file in three system calls. os.Root needs fourteen, for every lookup of a
-// volume.
+// Read reads a small file with three system calls; os.Root needs fourteen. Every lookup of a volume
+// calls Read.
 func (f Files) Read(dir *os.File, path string) ([]byte, error) {
 	fd, err := f.openFD(dir, path, unix.O_RDONLY, 0)
 	if err != nil {
@@ -168,13 +168,13 @@ func Inodes(at *os.File, dir string) (map[string]uint64, error) {
 	}
 }
 
-// addInodes parses what getdents64(2) returned.
+// addInodes parses entries that getdents64(2) returned.
 func addInodes(inodes map[string]uint64, entries []byte) {
-	const name = int(unsafe.Offsetof(unix.Dirent{}.Name))
-	for len(entries) > name {
+	const nameOffset = int(unsafe.Offsetof(unix.Dirent{}.Name))
+	for len(entries) > nameOffset {
 		e := entries[:binary.NativeEndian.Uint16(entries[unsafe.Offsetof(unix.Dirent{}.Reclen):])]
 		entries = entries[len(e):]
-		switch s := unix.ByteSliceToString(e[name:]); s {
+		switch s := unix.ByteSliceToString(e[nameOffset:]); s {
 		case ".", "..":
 		default:
 			inodes[s] = binary.NativeEndian.Uint64(e)
@@ -215,7 +215,7 @@ func makeAccessible(dir *os.File, name string) error {
 	return os.Chmod(sys.Path(f), 0o700)
 }
 
-// IgnoreGone is err, or nil if that is IsGone.
+// IgnoreGone returns err, or nil if IsGone(err).
 func IgnoreGone(err error) error {
 	if IsGone(err) {
 		return nil
@@ -235,14 +235,14 @@ func Rename(from *os.File, name string, to *os.File, newName string) error {
 	return nil
 }
 
-// MoveUnique is Rename to a unique name: it was done if that name exists, even if the call failed.
-// Over NFS the reply may be lost, and the client's repetition of the call fails then.
+// MoveUnique is Rename to a unique name. It succeeds if the new name exists, even if rename(2) failed:
+// over NFS the reply may be lost, and then the client's retransmission fails.
 func MoveUnique(from *os.File, name string, to *os.File, newName string) error {
 	err := Rename(from, name, to, newName)
 	if err == nil {
 		return nil
 	}
-	if _, there := Stat(to, newName); there == nil {
+	if _, statErr := Stat(to, newName); statErr == nil {
 		return nil
 	}
 	return err

@@ -30,12 +30,12 @@ const (
 type Config struct {
 	Name       string
 	Accounting Accounting
-	// Size bounds the pool below its filesystem's size; 0: no bound.
+	// Size limits the pool to less than its filesystem's size, in bytes; 0: no limit.
 	Size    int64
 	Reserve Reserve
 	// Overcommit is the number of times that each byte may be promised; 0 means 1.
 	Overcommit float64
-	// MaxVolumes bounds the number of volumes; 0: no bound.
+	// MaxVolumes is the largest number of volumes; 0: no limit.
 	MaxVolumes int
 	// RaiseOvercommit tells an administrator how to raise the overcommit.
 	RaiseOvercommit string
@@ -43,7 +43,7 @@ type Config struct {
 
 func (c Config) overcommit() float64 { return cmp.Or(c.Overcommit, 1) }
 
-// Reserve is never promised to volumes: bytes, or a percentage of the pool.
+// Reserve is the space that is never promised to volumes: bytes, or a percentage of the pool.
 type Reserve struct{ Bytes, Percent int64 }
 
 func (r Reserve) of(total int64) int64 { return r.Bytes + total/100*r.Percent }
@@ -52,20 +52,21 @@ func (r Reserve) of(total int64) int64 { return r.Bytes + total/100*r.Percent }
 type Usage struct {
 	// Total is the size of the pool: of its filesystem, or as configured.
 	Total int64
-	// Used is what its filesystem has allocated, also to others, Free what the driver can
-	// allocate.
+	// Used is the allocated space of its filesystem, foreign use included. Free is the space that
+	// the driver can allocate.
 	Used, Free int64
 	// Promised is the sum of the sizes of all volumes and snapshots.
 	Promised int64
-	// Room is what can still be promised, Largest the largest possible volume.
+	// Room is the space that can still be promised. Largest is the size of the largest possible
+	// volume.
 	Room, Largest int64
-	// Reserve is never promised.
+	// Reserve is the space that is never promised.
 	Reserve int64
 	// OtherPools is the share of other pools on the filesystem: the bytes that they promised,
 	// divided by their overcommit, or the usage of their volumes, if that is more.
 	OtherPools int64
 	Volumes    int
-	// Snapshots counts those of groups one by one.
+	// Snapshots counts every member of a group.
 	Snapshots int
 	// Full: the pool has maxVolumes volumes.
 	Full bool
@@ -74,8 +75,8 @@ type Usage struct {
 	Attached int
 }
 
-// Low tells whether thin volumes of this pool may soon not get the space that was promised to
-// them: Free is below the reserve.
+// Low tells whether Free is below the reserve: thin volumes may soon not get the space that was
+// promised to them.
 func (u Usage) Low() bool { return u.Free < u.Reserve }
 
 // Usage is the pool's capacity on a filesystem with the space s.
@@ -180,8 +181,8 @@ func (l *Ledger) describeOtherPools(u Usage) string {
 	return fmt.Sprintf(", %s for pool %s on the same filesystem", volume.FormatSize(u.OtherPools), strings.Join(names, ", "))
 }
 
-// checkSubDir refuses a directory outside the volume's folder that is the same as another
-// volume's, inside it or around it, or may be. Volumes with onDelete retain may share one.
+// checkSubDir refuses a directory outside the volume's folder that overlaps, or may overlap, the
+// directory of another volume. Volumes with onDelete retain may share a directory.
 func (l *Ledger) checkSubDir(dir string, r Reservation) error {
 	if r.SubDir == "" {
 		return nil
@@ -212,7 +213,8 @@ func (l *Ledger) CheckSubDir(dir string, r Reservation) error {
 	return l.checkSubDir(dir, r)
 }
 
-// IfSubDirFree calls f if no folder but dir has the directory. It is not reserved meanwhile.
+// IfSubDirFree calls f if no folder other than dir has a directory that overlaps subDir. No call
+// reserves such a directory while f runs.
 func (l *Ledger) IfSubDirFree(dir, subDir string, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

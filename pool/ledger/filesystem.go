@@ -11,23 +11,23 @@ import (
 	"github.com/trivet-csi/trivet/internal/location"
 )
 
-// Filesystems has the filesystems of the pools of one process. The pools on one filesystem share
+// Filesystems contains the filesystems of the pools of one process. The pools on one filesystem share
 // its space.
 type Filesystems struct {
 	mu  sync.Mutex
 	all map[location.Location]*filesystem // by their roots
 }
 
-// filesystem has the ledgers of the pools on one filesystem.
+// filesystem contains the ledgers of the pools on one filesystem.
 type filesystem struct {
 	// mu is also the lock of the ledgers: between reading the free space and reserving it no
-	// other pool on the filesystem reserves anything.
+	// other pool on the filesystem reserves bytes.
 	mu      sync.Mutex
 	ledgers []*Ledger
-	// unread has the names of pools whose records were not read yet. Until their channels are
-	// closed, no pool on the filesystem reserves anything.
+	// unread contains the names of the pools whose records are not read yet, until their channels
+	// are closed. While it is not empty, no pool on the filesystem reserves bytes.
 	unread map[chan struct{}]string
-	// foreign is the usage of others than the pools' volumes at the last measurement, in bytes.
+	// foreign is the foreign use at the last measurement, in bytes.
 	foreign int64
 
 	measuring sync.Mutex
@@ -69,14 +69,14 @@ func (l *Ledger) Leave() {
 	l.ledgers = slices.DeleteFunc(l.ledgers, func(other *Ledger) bool { return other == l })
 }
 
-// counted are the ledgers of pools whose records were read.
+// counted returns the ledgers of the pools whose records were read.
 func (s *filesystem) counted() []*Ledger {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(s.ledgers), func(l *Ledger) bool { return !l.complete })
 }
 
-// Expect prevents all pools on the filesystem from reserving anything until read is called: the
+// Expect prevents all pools on the filesystem from reserving bytes until read is called: the
 // records of the named pool are not read yet.
 func (l *Ledger) Expect(pool string) (read func()) {
 	c := make(chan struct{})
@@ -96,7 +96,7 @@ func (l *Ledger) Expect(pool string) (read func()) {
 	}
 }
 
-// firstUnread is the first pool, by name, whose records are not read yet.
+// firstUnread returns the first pool, by name, whose records are not read yet.
 func (s *filesystem) firstUnread() (name string, read <-chan struct{}) {
 	for c, pool := range s.unread {
 		if name == "" || pool < name {
@@ -106,9 +106,9 @@ func (s *filesystem) firstUnread() (name string, read <-chan struct{}) {
 	return name, read
 }
 
-// awaitRead waits until the records of all pools on the filesystem are read, at most for a time.
+// awaitRead waits until the records of all pools on the filesystem are read, or patience has passed.
 func (s *filesystem) awaitRead(patience time.Duration) {
-	over := time.After(patience)
+	timeout := time.After(patience)
 	for {
 		s.mu.Lock()
 		_, read := s.firstUnread()
@@ -118,13 +118,13 @@ func (s *filesystem) awaitRead(patience time.Duration) {
 		}
 		select {
 		case <-read:
-		case <-over:
+		case <-timeout:
 			return
 		}
 	}
 }
 
-// drain waits until the trash of all pools contains only stuck entries, at most for a time.
+// drain waits until the trash of all pools contains only stuck entries, or atMost has passed.
 func (s *filesystem) drain(atMost time.Duration) {
 	end := time.Now().Add(atMost)
 	for _, l := range s.counted() {
@@ -132,7 +132,7 @@ func (s *filesystem) drain(atMost time.Duration) {
 	}
 }
 
-// otherPools is the sum of the shares of all pools but own, in bytes.
+// otherPools returns the sum of the shares of all pools other than own, in bytes.
 func (s *filesystem) otherPools(own *Ledger) (sum int64) {
 	for _, l := range s.ledgers {
 		if l != own {
@@ -142,7 +142,7 @@ func (s *filesystem) otherPools(own *Ledger) (sum int64) {
 	return sum
 }
 
-// share is what a pool takes of its filesystem: the bytes that it promised, divided by its
+// share is the part of its filesystem that a pool takes: the bytes that it promised, divided by its
 // overcommit, or the usage of its volumes, if that is more.
 func (l *Ledger) share() int64 {
 	if l.pool == nil {
@@ -192,7 +192,7 @@ type measured struct {
 	used  int64
 }
 
-// measureOwn measures one pool. Together with an error it returns the last usage.
+// measureOwn measures one pool. With an error, it returns the usage of the last measurement.
 func (l *Ledger) measureOwn() (m measured, err error) {
 	if m.used, err = l.pool.Used(); err == nil {
 		m.space, err = l.pool.Space()
@@ -221,7 +221,7 @@ type Extent struct{ Total, Free int64 }
 func (e Extent) used() int64 { return e.Total - e.Free }
 
 // ExtentOf reads the size of the filesystem of a descriptor, without the blocks that are reserved
-// for root: with them a node still works when its disk is full.
+// for root: these blocks keep a node working when its disk is full.
 func ExtentOf(fd uintptr) (Extent, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(fd), &st); err != nil {

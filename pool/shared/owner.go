@@ -18,18 +18,18 @@ import (
 	"github.com/trivet-csi/trivet/pool/ledger"
 )
 
-// owner is this process among those that write to the pool. Its entries in tmp have its token in
-// their names, so that other processes can tell when their process has ended.
+// owner identifies this process to the others that write to the pool. Its entries in tmp have its
+// token in their names. Its locked file shows that the process lives.
 type owner struct {
 	mu    sync.Mutex
 	token string
 	file  *os.File
-	// growing has the entries of tmp that announce growth, by volume.
+	// growing contains the entries of tmp that announce growth, by volume.
 	growing map[string]string
 }
 
-// entry is the name of an entry of tmp: `<volume>.<owner>.<bytes><suffix>`. rest has the number
-// of reserved bytes and the suffix.
+// entry is the name of an entry of tmp: `<volume>.<owner>.<bytes><suffix>`. rest is
+// `<bytes><suffix>`; bytes is the number of reserved bytes.
 type entry struct{ volume, owner, rest string }
 
 // growSuffix ends the name of an entry that announces growth.
@@ -51,18 +51,18 @@ func (e entry) bytes() int64 {
 	return n
 }
 
-// Entry returns the name in tmp of a volume or set, for which some bytes are reserved. It begins
-// with the name of the volume, or of the set without the suffix of groups.
+// Entry returns the name in tmp for a volume or set that reserves some bytes. It begins with the name
+// of the volume, or of the set without the suffix of groups.
 func (e *Export) Entry(name string, bytes int64, suffix string) (string, error) {
 	name, _, _ = strings.Cut(name, ".")
 	token, err := e.token()
 	return name + "." + token + "." + strconv.FormatInt(bytes, 10) + suffix, err
 }
 
-// SoleWriter is false: a process that lives, but counted as ended, may still commit an entry.
+// SoleWriter is false: a process that counts as ended may still live and commit an entry.
 func (e *Export) SoleWriter() bool { return false }
 
-// token makes this process an owner when it first writes.
+// token returns this process's token. The first call makes the process an owner.
 func (e *Export) token() (string, error) {
 	o := &e.owner
 	o.mu.Lock()
@@ -79,11 +79,11 @@ func (e *Export) token() (string, error) {
 	return o.token, nil
 }
 
-// lockOwner locks an owner's file (EWOULDBLOCK: the owner lives). Without locks every process can
-// be an owner, and none sweeps.
+// lockOwner locks an owner's file (EWOULDBLOCK: the owner lives). If the server does not support
+// locks, every process can be an owner, and none sweeps.
 func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
 	path := OwnersDir + "/" + token
-	mode := uint32(0) // openat2(2) refuses one without O_CREAT
+	mode := uint32(0) // openat2(2) refuses a mode without O_CREAT
 	if flag&os.O_CREATE != 0 {
 		mode = 0o600
 	}
@@ -96,7 +96,7 @@ func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
 		err = nil
 	}
 	if err == nil {
-		_, err = e.Root.Lstat(path) // a sweep may have removed it before it was locked
+		_, err = e.Root.Lstat(path) // a sweep may have removed the file before it was locked
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -119,7 +119,7 @@ func (e *Export) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(owners, own) { // for another process this one counted as ended
+	if !slices.Contains(owners, own) { // another process took this one for ended
 		e.Disown()
 	}
 	for _, token := range owners {
@@ -153,7 +153,7 @@ func (e *Export) sweepOwner(ctx context.Context, token string, names []string) e
 	return nil
 }
 
-// sweepEntries discards the entries of some owners, and those without an owner in their names.
+// sweepEntries discards the entries of the ended owners, and those without an owner in their names.
 func (e *Export) sweepEntries(ctx context.Context, names []string, ended func(owner string) bool) error {
 	for _, name := range names {
 		parsed, ok := parseEntry(name)
@@ -176,7 +176,7 @@ func (e *Export) sweepEntries(ctx context.Context, names []string, ended func(ow
 // nfsRemoved is the prefix of files that a Linux client has removed while they were open.
 const nfsRemoved = ".nfs"
 
-// Disown ends this process's ownership.
+// Disown removes this process from the owners.
 func (e *Export) Disown() {
 	o := &e.owner
 	o.mu.Lock()
@@ -189,7 +189,8 @@ func (e *Export) Disown() {
 	o.file = nil
 }
 
-// ReservedElsewhere has the reservations of other processes for what they make or grow, by folder.
+// ReservedElsewhere returns the reservations of other processes for volumes and sets that they make
+// or grow, by folder.
 func (e *Export) ReservedElsewhere() (map[string]ledger.Reservation, error) {
 	names, err := beneath.Names(e.Tmp, ".")
 	if err != nil {
@@ -207,8 +208,8 @@ func (e *Export) ReservedElsewhere() (map[string]ledger.Reservation, error) {
 	return all, nil
 }
 
-// AnnounceGrowth makes the bytes that are reserved for a volume beyond its record visible to other
-// processes, until CompleteGrowth or WithdrawGrowth, or a sweep after the end of this process.
+// AnnounceGrowth shows other processes the bytes that are reserved for a volume beyond its recorded
+// capacity. CompleteGrowth, WithdrawGrowth, or a sweep after the end of this process ends this.
 func (e *Export) AnnounceGrowth(name string, more int64) error {
 	entry, err := e.Entry(name, more, growSuffix)
 	if err != nil {
@@ -236,7 +237,7 @@ func (e *Export) CompleteGrowth(ctx context.Context, name string) error {
 	return e.WithdrawGrowth(name)
 }
 
-// WithdrawGrowth removes the announcement.
+// WithdrawGrowth removes the entry of AnnounceGrowth.
 func (e *Export) WithdrawGrowth(name string) error {
 	entry := e.owner.growthOf(name)
 	if entry == "" {

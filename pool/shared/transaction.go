@@ -22,35 +22,35 @@ import (
 const (
 	// ledgerFile is locked by a process that reserves bytes.
 	ledgerFile = ".trivet/ledger"
-	// ledgerPage is its size in bytes.
+	// ledgerPage is the size of the ledger file in bytes.
 	ledgerPage = 4096
-	// growthsKept is how many grown volumes it names.
+	// growthsKept is the number of grown volumes that the ledger file names.
 	growthsKept = 32
-	// ledgerPatience is how long a call waits for that lock. The server releases the lock
-	// of a node that died with the node's lease.
+	// ledgerPatience is the longest time for which a call waits for the lock of the ledger file.
+	// The server releases the lock of a dead node when the node's lease expires.
 	ledgerPatience = 20 * time.Second
-	// joinTime is how long callers may join a transaction that has begun. After that it
-	// must end, so that other processes get the lock.
+	// joinTime is the time for which callers may join a transaction after its begin. Then the
+	// transaction must end, so that other processes get the lock.
 	joinTime = 100 * time.Millisecond
 )
 
-// page is the content of the ledger file. It tells whether another process has reserved anything
+// page is the content of the ledger file. It shows whether another process has reserved bytes
 // since this one last read the folders.
 type page struct {
-	// Writer identifies the first transaction after one of another process.
+	// Writer changes at the first transaction that follows one of another process.
 	Writer string `json:"writer"`
-	// Growths counts the volumes that grew; Grown names the last of them.
+	// Growths counts the growths of volumes; Grown names the last volumes that grew.
 	Growths int      `json:"growths"`
 	Grown   []string `json:"grown,omitempty"`
 }
 
-// transactions are the times in which this process has the lock of the ledger file. Each takes a
-// few round trips to the server, and concurrent calls share one.
+// transactions has the state of this process's transactions. During a transaction the process has
+// the lock of the ledger file. The lock takes a few round trips, so concurrent calls share one.
 type transactions struct {
 	mu      sync.Mutex
 	current *transaction
 	file    *os.File
-	// seen is the page at the last time when the ledger agreed with the folders.
+	// seen is the page at the last refresh of the ledger.
 	seen  page
 	count int
 }
@@ -62,11 +62,11 @@ type transaction struct {
 	over    chan struct{} // closed when the lock is released
 	err     error
 	space   ledger.Space
-	found   page // from the transaction before
-	page    page // from this transaction
+	found   page // of the previous transaction
+	page    page // of this transaction
 
-	// refresh sets the ledger to what the folders contain, if another process has reserved anything
-	// since the ledger last agreed with them.
+	// refresh updates the ledger from the folders, if another process has had a transaction since
+	// the last refresh.
 	refresh func() error
 
 	reread    sync.Once
@@ -124,8 +124,8 @@ func (e *Export) leave(t *transaction) {
 	close(t.over)
 }
 
-// begin takes the lock and records that in the page. Without locks two processes may promise
-// the same bytes.
+// begin takes the lock and records that in the page. If the server does not support locks, two
+// processes may promise the same bytes.
 func (e *Export) begin(ctx context.Context, t *transaction) (err error) {
 	token, err := e.token()
 	if err != nil {
@@ -150,15 +150,15 @@ func (e *Export) begin(ctx context.Context, t *transaction) (err error) {
 	return nil
 }
 
-// signPage reads the page of the transaction before, and records in it that this process has had
-// one, unless the page records that already.
+// signPage reads the page of the previous transaction. It writes a new Writer of this process,
+// unless no other process has had a transaction since the last refresh.
 func (e *Export) signPage(t *transaction, token string) (err error) {
 	s := &e.transactions
 	if t.found, err = e.readPage(); err != nil {
 		return err
 	}
 	t.page = t.found
-	if s.seen.Writer != "" && t.found.Writer == s.seen.Writer { // no other process has had one since
+	if s.seen.Writer != "" && t.found.Writer == s.seen.Writer {
 		return nil
 	}
 	s.count++
@@ -183,8 +183,8 @@ func (e *Export) lockLedger(ctx context.Context) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: locking %s: %w", e.Name, ledgerFile, err)
 }
 
-// readPage reads the page of the transaction before. If it cannot be parsed, it is empty, and all
-// folders must be read.
+// readPage reads the page of the previous transaction. If the page cannot be parsed, readPage returns
+// an empty page, and all folders are read.
 func (e *Export) readPage() (page, error) {
 	b := make([]byte, ledgerPage)
 	n, err := unix.Pread(int(e.transactions.file.Fd()), b, 0)
@@ -225,7 +225,7 @@ func (e *Export) recordGrowth(ctx context.Context, name string) error {
 		if err := e.writePage(next); err != nil {
 			return err
 		}
-		if s.seen.Writer == t.page.Writer { // all growth of others is known, and so is this
+		if s.seen.Writer == t.page.Writer { // this process knows all growths, this one included
 			s.seen.Growths = next.Growths
 		}
 		t.page = next
@@ -252,8 +252,8 @@ func (e *Export) refreshIfStale(ctx context.Context, t *transaction) error {
 	return nil
 }
 
-// recheck calls a check of the ledger, and if it fails, once more after the folders were read
-// again: other processes do not announce what they remove.
+// recheck calls a check of the ledger. If the check fails, it reads the folders and calls the check
+// again: other processes do not announce removals.
 func (e *Export) recheck(ctx context.Context, t *transaction, check func() error) error {
 	err := check()
 	if err == nil {
@@ -281,8 +281,8 @@ func (p page) grownSince(seen page) func(name string) bool {
 	return func(name string) bool { return grown[name] }
 }
 
-// Reserve reserves bytes for a folder in the ledger, and calls show to make that visible to other
-// processes. Meanwhile none of them reserves anything.
+// Reserve reserves bytes for a folder in the ledger, and calls show to make the reservation visible
+// to other processes. No other process reserves bytes until show has returned.
 func (e *Export) Reserve(ctx context.Context, dir string, r ledger.Reservation, show func() error) error {
 	reserve := func(t *transaction) error {
 		if err := t.refresh(); err != nil {
