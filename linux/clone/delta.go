@@ -15,22 +15,22 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// compareBlock is the size in bytes of the blocks that are compared, compareBuffer the size of one
-// read.
+// compareBlock is the size of the blocks that are compared. compareBuffer is the size of one read. Both
+// are in bytes.
 const (
 	compareBlock  = 64 << 10
 	compareBuffer = 1 << 20
 )
 
 // Delta yields the ranges from an offset to the end of newer in which newer may differ from older. The
-// ranges are in order, and neither overlap nor touch. A file with the content of older, truncated to
-// the size of newer, and with the content of newer in those ranges, equals newer. Behind the end of
-// older, all bytes outside of the ranges are zeros.
+// ranges are in order, and neither overlap nor touch. A copy of older equals newer after it is truncated
+// to the size of newer and these ranges are copied from newer. Behind the end of older, all bytes outside
+// of the ranges are zeros.
 //
 // Both must be snapshots that do not change. If both are immutable (SetImmutable) on one xfs or btrfs,
 // Delta detects equal content by its address on the disk and does not read it. Compressed data then
-// counts as different. Otherwise it reads and compares both. After an error it yields no more. The
-// error is ctx.Err() if ctx ended.
+// counts as different. Otherwise Delta reads and compares both. After an error it yields no more ranges.
+// The error is ctx.Err() if ctx ended.
 func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
 		p, err := newPair(older, newer)
@@ -54,7 +54,7 @@ func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Ran
 // pair holds two images that are compared.
 type pair struct {
 	older, newer *os.File
-	// common is the smaller size in bytes, size is the size of newer.
+	// common is the size of the smaller image, size is the size of newer, both in bytes.
 	common, size int64
 	// fixed means that equal addresses on the disk imply equal content.
 	fixed bool
@@ -104,7 +104,7 @@ func deviceOf(f *os.File) (dev uint64, fixed bool, err error) {
 	return st.Dev, a.Flags&(sys.AttrImmutable|sys.AttrRealtime) == sys.AttrImmutable, err
 }
 
-// changed yields the differences within the size of both.
+// changed yields the differences up to the end of the smaller image.
 func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	if p.fixed {
 		return p.moved(ctx, from)
@@ -112,7 +112,8 @@ func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] 
 	return p.compared(ctx, from, p.common)
 }
 
-// moved yields the ranges whose addresses differ.
+// moved yields the ranges whose addresses differ. Where addresses change meanwhile, it compares the
+// content.
 func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		var older, newer sys.ExtentMap
@@ -123,7 +124,7 @@ func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 				return
 			}
 			ranges := differing(oldRuns, newRuns, from, upTo)
-			if again, err := p.unmoved(&older, oldRuns, from, upTo); err != nil || !again {
+			if stable, err := p.unmoved(&older, oldRuns, from, upTo); err != nil || !stable {
 				ranges = p.compared(ctx, from, upTo)
 			}
 			for r, err := range ranges {
@@ -136,7 +137,8 @@ func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	}
 }
 
-// window reads the runs of both from an offset up to the offset at which both are complete.
+// window reads the runs of both images between from and upTo, the offset up to which both extent maps
+// are complete.
 func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns []run, upTo int64, err error) {
 	oldExtents, upTo, err := readExtents(older, p.older, from, p.common)
 	if err != nil {
@@ -146,8 +148,9 @@ func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns
 	return runs(oldExtents, from, upTo), runs(newExtents, from, upTo), upTo, err
 }
 
-// unmoved reports whether the map of older is the same as before the map of newer was read. btrfs also
-// moves immutable files (btrfs-balance(8)), and newer may have received a former address of older.
+// unmoved reports whether the map of older is the same as before the map of newer was read. btrfs moves
+// the blocks of immutable files too (btrfs-balance(8)), and newer may have received a former address of
+// older.
 func (p *pair) unmoved(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
 	extents, _, err := readExtents(older, p.older, from, upTo)
 	return err == nil && slices.Equal(before, runs(extents, from, upTo)), err
@@ -172,7 +175,7 @@ func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
 // nowhere is the shift of a run without data.
 const nowhere = math.MinInt64
 
-// runAt returns the run at an offset, and the runs from there on.
+// runAt returns the runs that end behind an offset, and the run at the offset.
 func runAt(runs []run, at, end int64) ([]run, run) {
 	for len(runs) > 0 && runs[0].end <= at {
 		runs = runs[1:]
@@ -188,7 +191,8 @@ func runAt(runs []run, at, end int64) ([]run, run) {
 
 func sameContent(a, b run) bool { return a.shift == b.shift && !a.unaddressable && !b.unaddressable }
 
-// compared yields the differing blocks between two offsets. It reads only ranges with data in either.
+// compared yields the differing blocks between two offsets. It reads only ranges with data in at least
+// one of the images.
 func (p *pair) compared(ctx context.Context, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		older, newer := make([]byte, compareBuffer), make([]byte, compareBuffer)
@@ -215,7 +219,7 @@ func (p *pair) compared(ctx context.Context, from, end int64) iter.Seq2[Range, e
 	}
 }
 
-// nextData returns the first range with data in either.
+// nextData returns the first range with data in at least one of the images.
 func (p *pair) nextData(from, end int64) (Range, error) {
 	a, err := nextData(p.older, from, end)
 	if err != nil {

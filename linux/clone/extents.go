@@ -17,8 +17,8 @@ const unaddressable = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded
 
 func extentEnd(e *sys.Extent) int64 { return int64(e.Logical + e.Length) }
 
-// readExtents reads the extents of a file between two offsets. It also returns the offset up to which
-// they are complete, which is less than end if there are more. The next call overwrites them.
+// readExtents reads the first extents of a file between two offsets into m. It also returns the offset up
+// to which they are complete. The next call with m overwrites them.
 func readExtents(m *sys.ExtentMap, f *os.File, from, end int64) ([]sys.Extent, int64, error) {
 	found, err := m.Read(f, from, end)
 	if err != nil {
@@ -61,7 +61,7 @@ func runs(extents []sys.Extent, from, end int64) []run {
 		if r.from >= r.end {
 			continue
 		}
-		from = r.end // an extent that the kernel reports twice counts once
+		from = r.end // the kernel may report an extent twice
 		if n := len(out); n > 0 && out[n-1].end == r.from && out[n-1].shift == r.shift && out[n-1].unaddressable == r.unaddressable {
 			out[n-1].end = r.end
 		} else {
@@ -73,7 +73,7 @@ func runs(extents []sys.Extent, from, end int64) []run {
 
 // Allocated yields the ranges of f with data between two offsets, in order. The ranges neither overlap
 // nor touch. All other bytes read as zeros. Dirty pages count as data. The memory does not grow with
-// the number of extents. After an error it yields no more. The error is ctx.Err() if ctx ended.
+// the number of extents. After an error it yields no more ranges. The error is ctx.Err() if ctx ended.
 func Allocated(ctx context.Context, f *os.File, from, size int64) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
 		end, err := sizeOf(f)
@@ -109,7 +109,7 @@ func data(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, err
 	}
 }
 
-// seekData is data by SEEK_DATA and SEEK_HOLE (lseek(2)), for filesystems without FIEMAP.
+// seekData does the same as data with SEEK_DATA and SEEK_HOLE (lseek(2)), for filesystems without FIEMAP.
 func seekData(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		for from < end {
@@ -126,13 +126,13 @@ func seekData(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range,
 	}
 }
 
-// nextData is sys.NextData.
+// nextData is sys.NextData with a Range as the result.
 func nextData(f *os.File, from, end int64) (Range, error) {
 	start, stop, err := sys.NextData(f, from, end)
 	return Range{start, stop - start}, err
 }
 
-// joined joins ranges that touch.
+// joined yields ranges, and joins those that touch.
 func joined(ranges iter.Seq2[Range, error]) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		var last Range

@@ -17,7 +17,7 @@ import (
 // chunk is the number of bytes that are copied between two checks of the context.
 const chunk = 8 << 20
 
-// Options of a copy.
+// Options are the options of a copy.
 type Options struct {
 	// Unshared copies the bytes even if blocks could be shared. The copy then allocates all
 	// its space at once.
@@ -38,17 +38,17 @@ type Result struct {
 
 // File copies the content of src to dst, including holes. dst is a new empty regular file open for
 // writing, src a regular file open for reading. If the filesystem supports it, the files share their
-// blocks (ioctl_ficlone(2)), and the copy has the state of one moment. Otherwise the data is copied, by
+// blocks (ioctl_ficlone(2)), and the copy is a consistent snapshot. Otherwise the data is copied, by
 // the filesystem or its server if they support it (copy_file_range(2)), and no process may write to
 // src meanwhile.
 //
-// Each of the two may be a block device. All bytes are written to a device, including zeros, since it
-// may have other content. The content of a larger device behind them stays.
+// dst and src may also be block devices. File writes all bytes to a device, including zeros, because the
+// device may have other content. A larger device keeps its content behind the copy.
 //
-// dst is durable when File returns, and has the FS_NOCOW_FL of src if its filesystem has that flag:
-// btrfs shares no blocks between files that differ in it. After an error dst has a part of the copy.
-// The error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than src. File
-// refuses a dst that is not empty, and a dst or src that is neither a file nor a device.
+// dst is durable when File returns. File sets FS_NOCOW_FL of dst as on src if the filesystem has that
+// flag, because btrfs shares no blocks between files that differ in it. After an error dst contains a
+// part of the copy. The error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than
+// src. File rejects a dst that is not empty, and a dst or src that is neither a file nor a device.
 func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	c, err := newFileCopy(dst, src, o)
 	if err != nil {
@@ -63,18 +63,19 @@ func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	return c.finish()
 }
 
-// fileCopy is one copy of one file.
+// fileCopy is the state of one call of File, or of one file that Tree copies.
 type fileCopy struct {
 	Options
 	dst, src *os.File
 	size     int64
-	// plain means that dst or src is a device, device that dst is.
-	plain, device bool
-	shared        bool
+	// anyDevice means that dst or src is a block device. dstDevice means that dst is one.
+	anyDevice, dstDevice bool
+	shared               bool
 	// offload means that the kernel has not refused copy_file_range(2).
 	offload bool
 	buf     []byte
-	done    int64
+	// done is the number of bytes for Progress.
+	done int64
 }
 
 func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
@@ -86,7 +87,7 @@ func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
 		}
 		switch kind := st.Mode & unix.S_IFMT; {
 		case kind == unix.S_IFBLK:
-			c.plain, c.device = true, c.device || f == dst
+			c.anyDevice, c.dstDevice = true, c.dstDevice || f == dst
 		case kind != unix.S_IFREG:
 			return nil, fmt.Errorf("%q is neither a file nor a block device: only those are copied byte by byte", f.Name())
 		case f == dst && st.Size != 0:
@@ -103,7 +104,7 @@ func (c *fileCopy) run(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if c.plain {
+	if c.anyDevice {
 		return c.copyData(ctx)
 	}
 	if err := copyFlags(c.dst, c.src, sys.FlagNoCOW); err != nil && !sys.Unsupported(err) {
@@ -125,9 +126,9 @@ func (c *fileCopy) run(ctx context.Context) error {
 	return c.copyData(ctx)
 }
 
-// finish returns the result.
+// finish returns the result. It reports the progress of a copy that shares blocks.
 func (c *fileCopy) finish() (Result, error) {
-	if c.device {
+	if c.dstDevice {
 		return Result{Bytes: c.size}, nil
 	}
 	st, err := stat(c.dst)
@@ -139,16 +140,16 @@ func (c *fileCopy) finish() (Result, error) {
 }
 
 // refused reports whether an error means that the kernel, the filesystem or the server cannot share or
-// copy the blocks of these two files (ioctl_ficlone(2), copy_file_range(2)). Reading and writing may
-// still work.
+// copy the blocks of these two files (ioctl_ficlone(2), copy_file_range(2)). Copying with read(2) and
+// write(2) may still work.
 func refused(err error) bool {
 	return sys.Unsupported(err) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL) ||
 		errors.Is(err, unix.EBADF) || errors.Is(err, unix.ETXTBSY)
 }
 
-// makeRoom makes dst large enough for the copy.
+// makeRoom extends a file dst to the size of src. ErrTooSmall if dst is a smaller device.
 func (c *fileCopy) makeRoom() error {
-	if !c.device {
+	if !c.dstDevice {
 		return c.dst.Truncate(c.size)
 	}
 	room, err := sizeOf(c.dst)
@@ -163,8 +164,8 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 	if err := c.makeRoom(); err != nil {
 		return err
 	}
-	if c.plain {
-		c.offload = false // the kernel copies no devices
+	if c.anyDevice {
+		c.offload = false // copy_file_range(2) rejects devices
 		return c.copyRange(ctx, Range{Length: c.size})
 	}
 	for r, err := range seekData(ctx, c.src, 0, c.size) {
@@ -200,8 +201,8 @@ func (c *fileCopy) report(bytes int64) {
 	}
 }
 
-// copyChunk copies up to length bytes. The kernel may also return 0 if it cannot copy
-// (copy_file_range(2), BUGS).
+// copyChunk copies up to length bytes. copy_file_range(2) may return 0 instead of an error if the
+// kernel cannot copy (BUGS).
 func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
 	if !c.offload {
 		return c.readWrite(at, length)
@@ -230,8 +231,8 @@ func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 		}
 		return 0, err
 	}
-	// Zeros stay holes also if the filesystem reports no holes, such as NFS before 4.2.
-	if !c.device && zero(b[:n]) {
+	// Zeros become holes even if the filesystem does not report holes, such as NFS before 4.2.
+	if !c.dstDevice && zero(b[:n]) {
 		return int64(n), nil
 	}
 	n, err = c.dst.WriteAt(b[:n], at)

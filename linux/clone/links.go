@@ -13,22 +13,23 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
-// links holds the copies of files with further names that are not copied yet, as additional hard links
-// in a temporary directory of the copy. They are not held in memory, because a tree can have any number
-// of such files, and their other names may be outside of the tree.
+// links holds one additional hard link to the copy of each file whose other names are not copied yet. The
+// links are in a temporary directory of the copy, and not in memory: a tree can have any number of such
+// files, and their other names may be outside of the tree.
 type links struct {
 	// root is the root of the copy.
 	root *os.File
-	// name is the name of the temporary directory in root, dir is that directory. It is nil
-	// until the first link.
+	// name is the name of the temporary directory in root. dir is that directory, nil until the
+	// first link is stored.
 	name string
 	dir  *os.File
 }
 
-// link identifies a file with several names.
+// link identifies a file with several hard links.
 type link struct {
 	inode uint64
-	// locks are set on the copy when it has all its names.
+	// locks are the immutable and append-only attributes, which are set on the copy when it has all
+	// its names.
 	locks uint32
 }
 
@@ -43,8 +44,8 @@ func linkOf(e *entry) (l link, err error) {
 // String returns the name of the link in the temporary directory.
 func (l link) String() string { return fmt.Sprintf("%d.%d", l.inode, l.locks) }
 
-// add links the copy of a file as the name of e. found is false if there is no copy yet. The last name
-// replaces the additional link, so that the copy never has more links than the source.
+// add creates the name of e as a hard link to the copy of the file. found is false if there is no copy
+// yet. The last name replaces the additional link, so that the copy never has more links than the source.
 func (ls *links) add(l link, e *entry) (found bool, err error) {
 	if ls.dir == nil {
 		return false, nil
@@ -66,7 +67,7 @@ func (ls *links) add(l link, e *entry) (found bool, err error) {
 	})
 }
 
-// store creates the additional link to the copy with the name of e.
+// store creates the additional link to the copy. The copy has the name of e.
 func (ls *links) store(l link, e *entry) error {
 	if err := ls.open(); err != nil {
 		return err
@@ -87,7 +88,7 @@ func (ls *links) open() (err error) {
 	return err
 }
 
-// release removes a copy from the temporary directory by remove, and sets its locks.
+// release calls remove, which removes the additional link, and sets the locks of the copy.
 func (ls *links) release(l link, remove func() error) error {
 	if l.locks == 0 {
 		return remove()
@@ -103,8 +104,8 @@ func (ls *links) release(l link, remove func() error) error {
 	return setAttributes(f, locks, l.locks)
 }
 
-// end removes the temporary directory, and the additional links to copies whose source has further
-// names outside of the tree.
+// end removes the temporary directory, and the additional links that are left: their source has names
+// outside of the tree.
 func (ls *links) end(ctx context.Context) error {
 	if ls.dir == nil {
 		return nil
@@ -118,7 +119,7 @@ func (ls *links) end(ctx context.Context) error {
 		if released == 0 || !errors.Is(err, unix.ENOTEMPTY) {
 			return fail("rmdir", ls.root, err)
 		}
-		// A listing may miss names while others are removed (readdir(3)).
+		// Reading the directory may miss names while others are removed (readdir(3)).
 	}
 }
 

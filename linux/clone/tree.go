@@ -12,26 +12,26 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
-// maxDepth is the depth in directories up to which a tree is copied.
+// maxDepth is the maximum depth of a copied tree, in directories.
 const maxDepth = 10000
 
 // Tree copies the content of the directory src into the empty directory dst, and the owner, mode, times
 // and extended attributes of src to dst. Both are open for reading.
 //
-// It copies owners, modes, times of access and change to the nanosecond, extended attributes of all
-// namespaces with ACLs and capabilities, hard links within the tree, holes, symbolic links, pipes,
+// It copies owners, modes, access and modification times with nanoseconds, extended attributes of all
+// namespaces including ACLs and capabilities, hard links within the tree, holes, symbolic links, pipes,
 // sockets, device nodes, and the flags of chattr(1). Files are copied as by File. It does not copy
-// project IDs (files inherit the ID of dst), flags that the filesystem sets, and, on dst itself,
-// immutable and append-only, which would prevent moving it.
+// project IDs (files inherit the ID of dst) and flags that the filesystem sets. dst itself does not get
+// the flags immutable and append-only, which would prevent moving it.
 //
-// Nothing in src is trusted, and src is not written to. Only reading a symbolic link may change its
-// time of access. Tree follows no links and opens no pipes and devices. If another process changes the
-// tree meanwhile, the copy has parts of several states, or Tree fails.
+// Tree does not trust the content of src and does not write to src; only reading a symbolic link may
+// change the access time of the link. Tree follows no links and opens no pipes and devices. If another
+// process changes the tree meanwhile, the copy mixes several states, or Tree fails.
 //
-// dst is durable when Tree returns: it calls syncfs(2) on the filesystem, and on NFS closing each file
-// flushes it as well. After an error dst has a part of the copy. The error is ctx.Err() if ctx ended,
-// and ErrUncopyable, with the path, if src has a mount point, a btrfs subvolume, a directory that was
-// moved meanwhile, or more than 10000 levels.
+// dst is durable when Tree returns: Tree calls syncfs(2) on the filesystem, and on NFS closing each file
+// flushes it as well. After an error dst contains a part of the copy. The error is ctx.Err() if ctx
+// ended, and ErrUncopyable, with the path, if src contains a mount point, a btrfs subvolume, a directory
+// that was moved meanwhile, or more than 10000 levels.
 func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	st, err := stat(src)
 	if err != nil {
@@ -55,12 +55,12 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	return Result{Shared: c.files > 0 && c.shared == c.files, Bytes: c.bytes}, nil
 }
 
-// treeCopy is one copy of a tree. It is the tree.Handler of the source.
+// treeCopy is the tree.Handler that copies each entry of the source.
 type treeCopy struct {
 	Options
 	ctx    context.Context
 	source string
-	// dev is the filesystem that all of the tree is on.
+	// dev is st_dev of the source. Every entry must have it.
 	dev uint64
 	// dirs are the directories of the copy, from its root to the current one. states are the
 	// states of the source directories when they were opened.
@@ -70,8 +70,7 @@ type treeCopy struct {
 	xattrs xattrCopy
 
 	files, shared int
-	// bytes is the size that is allocated to the copy, copied the part that was copied or
-	// shared.
+	// bytes is the space that is allocated to the copy. copied is the number of bytes for Progress.
 	bytes, copied int64
 }
 
@@ -80,7 +79,7 @@ type entry struct {
 	*tree.Entry
 	// dst is the corresponding directory of the copy.
 	dst *os.File
-	// node is open by O_PATH, which has no side effects and does not block.
+	// node is opened with O_PATH, which has no side effects and does not block.
 	node *os.File
 	st   unix.Stat_t
 }
@@ -89,7 +88,7 @@ func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
 // begin opens the root of the copy again, so that the offset of dst does not change.
 func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
-	// Files that are created in dst would inherit it.
+	// Files that are created in dst would inherit the default ACL.
 	err := unix.Removexattr(sys.Path(dst), "system.posix_acl_default")
 	if err != nil && !errors.Is(err, unix.ENODATA) && !sys.Unsupported(err) {
 		return fail("removexattr", dst, err)
@@ -123,7 +122,7 @@ func (c *treeCopy) Visit(in *tree.Entry) (*os.File, error) {
 	return nil, c.copyOther(e)
 }
 
-// open opens an entry by O_PATH.
+// open opens the node of an entry. ErrUncopyable if the entry is a mount point or on another filesystem.
 func (c *treeCopy) open(e *entry) (err error) {
 	e.node, err = openat(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.EXDEV) {
@@ -149,7 +148,7 @@ func (c *treeCopy) errForeign(e *entry) error {
 	return errUncopyable("it is on another filesystem, which a copy would leave out: move it away")
 }
 
-// enter creates a directory and opens its source.
+// enter creates the copy of a directory, and returns the open source directory.
 func (c *treeCopy) enter(e *entry) (*os.File, error) {
 	if len(c.states) >= maxDepth {
 		return nil, errUncopyable("it is more than %d directories deep: move it up", maxDepth)
@@ -200,7 +199,8 @@ func (c *treeCopy) copyOther(e *entry) error {
 	return c.copyNode(e)
 }
 
-// copyLinked copies a file with several names. The first name copies the file, the others are linked.
+// copyLinked copies a file with several hard links. The first name is copied, and the others are linked
+// to that copy.
 func (c *treeCopy) copyLinked(e *entry) error {
 	l, err := linkOf(e)
 	if err != nil {
@@ -215,13 +215,13 @@ func (c *treeCopy) copyLinked(e *entry) error {
 	return c.links.store(l, e)
 }
 
-// finish copies the attributes and adds the copy to the count of bytes.
+// finish copies the attributes and adds the allocated space of the copy to c.bytes.
 func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
 	if err := c.copyAttributes(dst, src, st); err != nil {
 		return err
 	}
-	made, err := stat(dst)
-	c.bytes += made.Blocks * blockUnit
+	dstStat, err := stat(dst)
+	c.bytes += dstStat.Blocks * blockUnit
 	return err
 }
 
@@ -235,7 +235,7 @@ func (c *treeCopy) copyFile(e *entry) error {
 	if err != nil {
 		return err
 	}
-	// NFS reports at the close whether the server has the file (close(2)).
+	// On NFS, close(2) reports failed writes.
 	return errors.Join(c.fill(e, dst, src), dst.Close())
 }
 
@@ -280,7 +280,7 @@ func (c *treeCopy) copyBytes(dst, src *os.File) error {
 	return err
 }
 
-// copyNode copies a link, pipe, socket or device node.
+// copyNode copies a symbolic link, pipe, socket or device node.
 func (c *treeCopy) copyNode(e *entry) error {
 	if err := makeNode(e); err != nil {
 		return err

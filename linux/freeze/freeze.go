@@ -1,8 +1,8 @@
 // Package freeze freezes filesystems while they are copied (fsfreeze(8)), and guarantees that they
-// are thawed afterwards. A freeze outlives the process that requested it. A separate process, the
-// guardian, therefore holds it: it thaws on request, when the driver dies, and after a time limit.
-// If the guardian is killed, the driver thaws. If both are killed, for example with the container of
-// the driver, a note lists the filesystems that the next driver thaws.
+// are thawed afterwards. A freeze outlives the process that requested it. Therefore a separate process,
+// the guardian, freezes the filesystems. It thaws them on request, when the driver dies, and after a time
+// limit. If the guardian is killed, the driver thaws them. If both are killed, for example with the
+// container of the driver, the next driver thaws the filesystems that are listed in a file, the note.
 //
 // A process that ends a freeze must not wait for a write to a frozen filesystem.
 package freeze
@@ -27,13 +27,13 @@ import (
 // errNotFrozen is the error of FITHAW on a filesystem that is not frozen.
 var errNotFrozen = unix.EINVAL
 
-// ErrExpired means that the filesystems were thawed before the caller thawed them: a copy is not
-// the state of one moment.
+// ErrExpired means that the filesystems were thawed before the caller thawed them: a copy of them may
+// be inconsistent.
 var ErrExpired = errors.New("the filesystems were thawed too early")
 
 // Target is a mounted filesystem.
 type Target struct {
-	// Root is a directory of it, open for reading. The caller keeps it.
+	// Root is a directory of the filesystem, open for reading. The caller closes it.
 	Root *os.File
 	// Name is unique. Recover finds the filesystem by this name.
 	Name string
@@ -44,27 +44,28 @@ type Freezer struct {
 	program, notes string
 }
 
-// New returns a freezer. The program has Guard as a role (reexec.Run). The directory of the
-// notes is created if it is missing, and must not be on a filesystem that is ever frozen.
+// New returns a freezer. program must run Guard for Role (reexec.Run). notes is the directory of the
+// notes. It is created if it is missing, and must not be on a filesystem that is ever frozen.
 func New(program, notes string) *Freezer { return &Freezer{program: program, notes: notes} }
 
-// Frozen holds the filesystems that one call has frozen.
+// Frozen holds the filesystems that one call of Freeze has frozen.
 type Frozen struct {
-	targets []Target // with descriptors of their own
+	targets []Target // with duplicates of the descriptors
 	note    *os.File
-	child   *reexec.Process
-	// ended receives nil once all are frozen, and then the result. After a failure it receives
-	// only the result.
-	ended chan error
-	done  chan struct{}
-	err   error // once done is closed
+	child   *reexec.Process // the guardian
+	// results receives nil when all are frozen, and the result when the guardian has ended. If a
+	// filesystem cannot be frozen, it receives only the result.
+	results chan error
+	done    chan struct{}
+	err     error // valid after done is closed
 }
 
 // Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed after
-// limit in any case. If one cannot be frozen, all others are thawed when Freeze returns:
-// syscall.EBUSY if another process has frozen it (that freeze remains), syscall.EOPNOTSUPP if its
-// type cannot be frozen. If ctx or limit (ErrExpired) ends first, the frozen ones are thawed at once.
-// A filesystem whose dirty pages the kernel is still writing is thawed afterwards.
+// limit in any case. If one cannot be frozen, Freeze thaws all others before it returns. The error is
+// syscall.EBUSY if another process has frozen that filesystem (that freeze remains), and
+// syscall.EOPNOTSUPP if its type cannot be frozen. If ctx or limit (ErrExpired) ends first, the frozen
+// ones are thawed at once. If the kernel is still writing dirty pages of a filesystem, the thaw follows
+// when they are written.
 //
 // A filesystem cannot be unmounted until it is thawed (EBUSY).
 func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (*Frozen, error) {
@@ -75,7 +76,7 @@ func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Ta
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: not all were frozen within %v: retry when less is being written", ErrExpired, limit))
 	defer cancel()
 	select {
-	case err := <-z.ended:
+	case err := <-z.results:
 		if err != nil {
 			<-z.done
 			return nil, err
@@ -97,15 +98,15 @@ func (z *Frozen) Thaw() error {
 	return z.err
 }
 
-// start starts a guardian, which freezes the filesystems.
+// start writes the note and starts a guardian, which freezes the filesystems.
 func (f *Freezer) start(limit time.Duration, targets []Target) (*Frozen, error) {
-	z := &Frozen{ended: make(chan error, 2), done: make(chan struct{})}
+	z := &Frozen{results: make(chan error, 2), done: make(chan struct{})}
 	err := z.dup(targets)
 	if err == nil {
 		z.note, err = writeNote(f.notes, targets)
 	}
 	if err == nil {
-		if err = z.run(f.program, limit); err != nil {
+		if err = z.startGuardian(f.program, limit); err != nil {
 			err = errors.Join(err, os.Remove(z.note.Name()))
 		}
 	}
@@ -113,12 +114,11 @@ func (f *Freezer) start(limit time.Duration, targets []Target) (*Frozen, error) 
 		z.release()
 		return nil, err
 	}
-	go z.attend()
+	go z.awaitEnd()
 	return z, nil
 }
 
-// run starts the guardian.
-func (z *Frozen) run(program string, limit time.Duration) (err error) {
+func (z *Frozen) startGuardian(program string, limit time.Duration) (err error) {
 	note := z.note.Name()
 	guardian := reexec.Child{
 		Program: program, Role: Role, Label: []string{note}, Args: order{limit, note}, Files: []*os.File{z.note}, Detached: true,
@@ -154,12 +154,12 @@ func (z *Frozen) release() {
 	}
 }
 
-// hangUp requests the thaw. The guardian cannot distinguish it from the death of the driver.
+// hangUp requests the thaw. It has the same effect on the guardian as the death of the driver.
 func (z *Frozen) hangUp() { _ = z.child.Conn.CloseWrite() } // fails only if the guardian has ended
 
-// attend waits for the guardian. After a guardian that ended without its last report, the
-// filesystems that it reported and the next one may still be frozen.
-func (z *Frozen) attend() {
+// awaitEnd waits until the guardian ends, and sets the result. If the guardian ends without a last
+// report, the filesystems that it reported and the next one may still be frozen.
+func (z *Frozen) awaitEnd() {
 	frozen, last := z.listen()
 	<-z.child.Done()
 	switch {
@@ -172,10 +172,11 @@ func (z *Frozen) attend() {
 	}
 	z.release()
 	close(z.done)
-	z.ended <- z.err
+	z.results <- z.err
 }
 
-// listen counts the frozen filesystems until the last report, which is nil if there is none.
+// listen counts the filesystems that the guardian reports as frozen, until the last report. last is nil
+// if the guardian ends without one.
 func (z *Frozen) listen() (frozen int, last *report) {
 	for in := json.NewDecoder(z.child.Conn); ; {
 		var r report
@@ -186,7 +187,7 @@ func (z *Frozen) listen() (frozen int, last *report) {
 			return frozen, &r
 		}
 		if frozen++; frozen == len(z.targets) {
-			z.ended <- nil
+			z.results <- nil
 		}
 	}
 }
@@ -211,7 +212,7 @@ func thaw(root *os.File, name string) error {
 	return nil
 }
 
-// refusal explains why the kernel refused to freeze.
+// refusal returns the error for a filesystem that the kernel did not freeze.
 func refusal(name string, errno syscall.Errno) error {
 	err := fmt.Errorf("freezing %s: FIFREEZE: %w", name, errno)
 	switch errno {

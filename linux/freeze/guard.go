@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Role is the role of the guardian (Guard). In the list of processes the names of the note and of the
-// filesystems follow it.
+// Role is the name of the role of the guardian (Guard). In the process list it is followed by the path
+// of the note and the names of the filesystems.
 const Role = "freeze-guard"
 
 // report is a message from the guardian to the driver. The guardian sends one for each frozen
@@ -32,8 +32,8 @@ type report struct {
 	Early bool `json:"early,omitempty"`
 }
 
-// order holds the arguments of the guardian. Its files are the note, which it keeps locked, and
-// directories of the filesystems.
+// order holds the arguments of the guardian. The files of the guardian are the note, which it keeps
+// locked, and one directory of each filesystem.
 type order struct {
 	Limit time.Duration
 	Note  string
@@ -49,8 +49,8 @@ type guardian struct {
 	errs  []error
 }
 
-// Guard is the guardian: it freezes, waits until the driver hangs up or dies or the time limit
-// passes, and thaws.
+// Guard is the guardian: it freezes the filesystems, waits until the driver hangs up or dies or the
+// time limit passes, and thaws them.
 func Guard(in reexec.Input) error {
 	var o order
 	if err := in.Decode(&o); err != nil {
@@ -108,8 +108,8 @@ func (g *guardian) freezeAll(roots []*os.File) syscall.Errno {
 	return 0
 }
 
-// hold freezes a filesystem, and thaws it when the freeze ends. It runs in a goroutine for each
-// filesystem, so that a freeze that hangs in the kernel delays no other.
+// hold freezes a filesystem, and thaws it when the freeze ends. Each filesystem has its own goroutine, so
+// that a freeze that hangs in the kernel does not delay the thaw of the others.
 func (g *guardian) hold(root *os.File, frozen chan<- error) {
 	err := sys.Freeze(root)
 	frozen <- err

@@ -17,20 +17,20 @@ import (
 
 // DirectorySource is a directory of a filesystem of this node.
 type DirectorySource struct {
-	// Base is an open directory above the source, which the caller closes. It is nil if that is
-	// not available.
+	// Base is an open directory above the source. The caller closes it. It is nil if the
+	// directory is not available.
 	Base *os.File
-	// Path is below Base. The directories at Path and below it belong to the source.
+	// Path is relative to Base. The directories at Path and below it belong to the source.
 	Path string
-	// AnyPath means that the path is unknown. Owns then accepts every directory below Base,
-	// except Base itself and the neighbours of Path. Matcher does not.
+	// AnyPath means that the path is unknown. Owns then also accepts the directories below Base
+	// that are not in the parent directory of Path. Matcher ignores AnyPath.
 	AnyPath bool
-	// Dir is open (O_PATH) for Mount. It may be nil if the source is not mounted.
+	// Dir is the source directory, opened with O_PATH. Only Mount needs it.
 	Dir *os.File
 	// Dev and Ino are st_dev and st_ino of the directory, 0 if it does not exist. A btrfs
 	// subvolume has its own st_dev, which the mount table does not show.
 	Dev, Ino uint64
-	// Hold is closed with the source. It may be nil.
+	// Hold is closed by Close. It may be nil.
 	Hold io.Closer
 }
 
@@ -47,7 +47,7 @@ func (d *DirectorySource) Close() error {
 	return d.Hold.Close()
 }
 
-// Mount implements Source. It does not include the mounts below the directory.
+// Mount implements Source. The target does not show the mounts below the directory.
 func (d *DirectorySource) Mount(_ context.Context, target string, o Options) error {
 	if len(o.Data) > 0 {
 		err := fmt.Errorf("%w: %s is an option of a filesystem, and this is a directory of one", ErrBadOption, strings.Join(o.Data, ","))
@@ -94,9 +94,9 @@ func (d *DirectorySource) Matcher(table []*Entry) (func(*Entry) bool, error) {
 	return d.matcher(table, false)
 }
 
-// matcher compares the roots of mounts of the filesystem that contains Base. A root is the same in every
-// mount of the filesystem and in every container. The root of a mount whose directory was removed has
-// the suffix "//deleted".
+// matcher compares the roots of the mounts of the filesystem that contains Base. The root of a directory
+// is the same in every mount of the filesystem and in every container. If the directory was removed, the
+// root has the suffix "//deleted".
 func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bool, error) {
 	if d.Base == nil {
 		return d.hasPath, nil
@@ -121,8 +121,8 @@ func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bo
 	}, nil
 }
 
-// hasPath reports whether a mount shows Path on any filesystem. It is for a directory whose filesystem
-// is unknown.
+// hasPath reports whether a mount shows Path on any filesystem. It is used if the filesystem of the
+// directory is unknown.
 func (d *DirectorySource) hasPath(e *Entry) bool {
 	return strings.Contains(e.Root+"/", "/"+d.Path+"/")
 }
@@ -156,7 +156,7 @@ func unreachable(s Source) ([]Problem, error) {
 	return nil, nil
 }
 
-// CheckReadable reads a directory.
+// CheckReadable returns an error if a directory cannot be read.
 func CheckReadable(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -172,7 +172,7 @@ func CheckReadable(dir string) error {
 // ErrStale means that the directory no longer exists on the server (ESTALE).
 var ErrStale = errors.New("the directory was removed on the server, or another filesystem was exported in its place: restore it there; pods get it back when they are started again")
 
-// ExplainStale adds ErrStale to an error that has ESTALE.
+// ExplainStale adds ErrStale to an error that wraps ESTALE.
 func ExplainStale(err error) error {
 	if !errors.Is(err, unix.ESTALE) {
 		return err

@@ -14,27 +14,27 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// abortEvery is the time between two umount2(2) with MNT_FORCE. Each ends the calls that are waiting at
-// that time.
+// abortEvery is the time between two calls of umount2(2) with MNT_FORCE. Each fails only the NFS calls
+// that are waiting at that time.
 const abortEvery = 200 * time.Millisecond
 
 // busyWithin is the time for which a mount may stay busy after its dirty pages were discarded.
 const busyWithin = 10 * time.Second
 
-// errChanged means: another process unmounted the mount, or mounted on top of it.
+// errChanged means that another process unmounted the mount, or mounted over it.
 var errChanged = errors.New("the mount changed meanwhile: try again")
 
 // forced holds the forced unmounts in progress by path.
 var forced singleflight.Group
 
-// ForceUnmountNFS unmounts the NFS mount at path without its server. Writes that the server does not
-// have are lost. Calls through other mounts of the same filesystem fail too. It returns when the mount
-// is removed, or ErrUnmounting when ctx ends: the work then continues, and another call for the path
-// joins it. EBUSY if a process that can still run has files open there. It is no error if nothing is
-// mounted there.
+// ForceUnmountNFS unmounts the NFS mount at path without waiting for its server. Writes that the server
+// has not received are lost. Calls through other mounts of the same filesystem fail too. It returns when
+// the mount is removed, or ErrUnmounting when ctx ends: the unmount then continues, and another call for
+// the path joins it. EBUSY if a process that was not killed has files open there. It is no error if
+// nothing is mounted there.
 func ForceUnmountNFS(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
-	//nolint:contextcheck // the work continues after the call, and another call joins it
+	//nolint:contextcheck // the unmount continues after the call, and another call joins it
 	result := forced.DoChan(path, func() (any, error) { return nil, forceUnmount(path) })
 	select {
 	case r := <-result:
@@ -44,8 +44,8 @@ func ForceUnmountNFS(ctx context.Context, path string) error {
 	}
 }
 
-// forceUnmount retries while the mount is busy: a killed process that waits in close(2) ends only when
-// its dirty pages were discarded.
+// forceUnmount retries while the mount is busy: a killed process that waits in close(2) ends only after
+// its dirty pages are discarded.
 func forceUnmount(path string) error {
 	var err error
 	for begin := time.Now(); time.Since(begin) < busyWithin; time.Sleep(abortEvery) {
@@ -57,8 +57,8 @@ func forceUnmount(path string) error {
 }
 
 // tryForceUnmount discards the dirty pages first, while a descriptor keeps the mount busy. A detached
-// mount has no path by which its last writes could be aborted: they would wait for the server in the
-// unmounting thread, which no signal ends.
+// mount has no path through which its last writes could be aborted. They would block the unmounting
+// thread, which no signal interrupts.
 func tryForceUnmount(path string) error {
 	h, err := holdNFS(path)
 	if err != nil || h == nil {
@@ -82,9 +82,9 @@ func tryForceUnmount(path string) error {
 	return h.unmount(unix.MNT_FORCE)
 }
 
-// DetachNFS removes the NFS mount at path without its server and aborts no call. A file that is being
-// closed there is closed when the server responds again. It is for a mount without dirty pages. It is no
-// error if nothing is mounted there.
+// DetachNFS removes the NFS mount at path without waiting for its server, and aborts no calls. Use it
+// only for a mount without dirty pages. A close(2) that waits for the server ends when the server
+// responds again. It is no error if nothing is mounted there.
 func DetachNFS(path string) error {
 	h, err := holdNFS(filepath.Clean(path))
 	if err != nil || h == nil {
@@ -94,11 +94,11 @@ func DetachNFS(path string) error {
 	return h.unmount(unix.MNT_DETACH)
 }
 
-// unmount returns when the mount is detached. After the last mount of a server the kernel ends its
-// session there, and the unmounting thread waits some minutes for a server that does not respond.
-func (h *held) unmount(how int) error {
+// unmount returns when the mount is detached. If it was the last mount of the server, the kernel then
+// ends its session with the server: if that does not respond, umount2(2) returns minutes later.
+func (h *held) unmount(flags int) error {
 	unmounted := make(chan error, 1)
-	go func() { unmounted <- unix.Unmount(h.path, how|unix.UMOUNT_NOFOLLOW) }()
+	go func() { unmounted <- unix.Unmount(h.path, flags|unix.UMOUNT_NOFOLLOW) }()
 	tick := time.NewTicker(abortEvery)
 	defer tick.Stop()
 	for {
@@ -116,7 +116,7 @@ func (h *held) unmount(how int) error {
 	}
 }
 
-// AbortNFS repeatedly fails the calls that wait at the NFS mount at path, until done returns true or ctx
+// AbortNFS repeatedly fails the waiting calls of the NFS mount at path, until done returns true or ctx
 // ends. The mount stays. It is no error if nothing is mounted there.
 func AbortNFS(ctx context.Context, path string, done func() bool) error {
 	h, err := holdNFS(filepath.Clean(path))
@@ -134,7 +134,7 @@ type held struct {
 	at   *Entry
 }
 
-// holdNFS keeps the mount at path busy. It returns nil if there is none.
+// holdNFS keeps the NFS mount at path busy. It returns nil if nothing is mounted there.
 func holdNFS(path string) (*held, error) {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -144,7 +144,7 @@ func holdNFS(path string) (*held, error) {
 	if !IsNFS(e) {
 		return nil, h.fail("umount2 by force", errors.New("only NFS mounts are unmounted by force"))
 	}
-	// O_PATH makes no call to the server.
+	// open(2) with O_PATH sends no request to the server.
 	if h.fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
 		return nil, h.fail("open", err)
 	}
@@ -169,11 +169,11 @@ func (h *held) abort(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// flush writes the dirty pages, or discards them while abort runs. syncfs(2) needs a descriptor that is
-// open for reading, and opening one calls the server. A remount without data begins with the same sync
-// and makes no call to the server; fsconfig(2) makes one with version 3. The remount sets the flags of
-// the filesystem to the same values. It also sets the flags of this mount, which may differ and are
-// restored at once.
+// flush writes the dirty pages, or discards them while abort runs. It does not use syncfs(2), which
+// needs a descriptor that is open for reading: opening one sends a request to the server. A remount by
+// mount(2) without data starts with the same sync and sends no request; fsconfig(2) sends one with
+// version 3. The remount keeps the flags of the filesystem. It overwrites the flags of this mount, which
+// may differ and are restored at once.
 func (h *held) flush() {
 	now, _ := ParseFlags([]string{h.at.Options})
 	const restored = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW

@@ -21,16 +21,16 @@ type Info struct {
 	// IsMount means that the path is the root of a mount, which may be a file (statx(2),
 	// STATX_ATTR_MOUNT_ROOT).
 	IsMount bool
-	// Mode has the type bits of st_mode.
+	// Mode is st_mode, with the type bits.
 	Mode uint32
 	// Dev is st_dev; Rdev is the device of a device node.
 	Dev, Rdev uint64
 	Ino       uint64
-	// MountID is the number of the mount in the mount table.
+	// MountID is the ID of the mount in the mount table.
 	MountID uint64
 }
 
-// IsDir reports whether the path is a directory. A link to a directory is not.
+// IsDir reports whether the path is a directory. It is false for a symbolic link to a directory.
 func (i Info) IsDir() bool { return i.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 // IsBlock reports whether the path is a block device node.
@@ -73,21 +73,21 @@ func Statfs(path string) (unix.Statfs_t, error) {
 	}
 }
 
-// IsBroken reports whether the error of a stat or open means that the mounted filesystem is
-// broken and still mounted.
+// IsBroken reports whether the error of stat(2) or open(2) means that the filesystem is still mounted
+// but broken.
 func IsBroken(err error) bool {
 	var errno unix.Errno
 	return errors.As(err, &errno) && mountutils.IsCorruptedMnt(errno)
 }
 
-// IsTmpfs reports whether statfs found a filesystem in memory.
+// IsTmpfs reports whether the result of statfs(2) is of a tmpfs.
 func IsTmpfs(st *unix.Statfs_t) bool { return st.Type == unix.TMPFS_MAGIC }
 
 // Entry is a line of the mount table.
 type Entry = mountinfo.Info
 
-// Table returns the entries of the mount table for which keep returns true. It needs 3 µs for each
-// mount, too much for hot paths.
+// Table returns the entries of the mount table for which keep returns true. It takes 3 µs for each
+// mount of the node, too long for hot paths.
 func Table(keep func(*Entry) bool) ([]*Entry, error) {
 	return mountinfo.GetMounts(func(e *Entry) (skip, stop bool) { return !keep(e), false })
 }
@@ -125,8 +125,8 @@ func IsOfDevice(e *Entry, device string) bool {
 		e.FSType == "btrfs" && sameDevice(e.Source, device)
 }
 
-// sameDevice reports whether two device nodes belong to one device: udev renames the device of a mounted
-// btrfs.
+// sameDevice reports whether two device nodes belong to one device. The path of the device in a btrfs
+// mount may differ, because udev changes it.
 func sameDevice(a, b string) bool {
 	var one, other unix.Stat_t
 	if unix.Stat(a, &one) != nil || unix.Stat(b, &other) != nil {
@@ -135,15 +135,15 @@ func sameDevice(a, b string) bool {
 	return one.Mode&unix.S_IFMT == unix.S_IFBLK && other.Mode&unix.S_IFMT == unix.S_IFBLK && one.Rdev == other.Rdev
 }
 
-// Elsewhere returns the mountpoints of a source, except those at the same place as the mount with the
-// given ID (0: none). A place has several paths if a directory above it is mounted twice. Mounts are at
-// the same place if they have the same path on the same parent filesystem.
+// Elsewhere returns the mount points of a source, except those at the same place as the mount with the
+// given ID (0: no exception). Mounts are at the same place if they have the same path on the same parent
+// filesystem. A place has several paths if a directory above it is mounted twice.
 func Elsewhere(source Source, mountID uint64) ([]string, error) {
 	return elsewhere(source.Matcher, mountID)
 }
 
-// Beside returns the other mountpoints of the filesystem (major:minor) of a mount, with the exceptions of
-// Elsewhere.
+// Beside returns the mount points of the filesystem (major:minor) of a mount, except those at the same
+// place as that mount, as Elsewhere does.
 func Beside(e *Entry) ([]string, error) {
 	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
 	return elsewhere(func([]*Entry) (func(*Entry) bool, error) { return same, nil }, uint64(e.ID))
@@ -172,7 +172,7 @@ func elsewhere(matcher func([]*Entry) (func(*Entry) bool, error), mountID uint64
 	return paths, nil
 }
 
-// place returns the parent filesystem of a mountpoint and the path there, and "" for no mount.
+// place returns the parent filesystem of a mount and the path of the mount point there, and "" for nil.
 func place(e *Entry, byID map[int]*Entry) string {
 	if e == nil {
 		return ""

@@ -19,9 +19,9 @@ import (
 // tried. A TCP handshake with two lost packets takes 3 s.
 const answerWithin = 5 * time.Second
 
-// MountNFS mounts a directory of a server without a path, with attr (MOUNT_ATTR_*) on the mount, and
-// returns the version of NFS that is used, such as "4.2". Without a version in the options this is the
-// highest of 4.2, 4.1, 4.0 and 3 that the server supports. When ctx ends before the kernel has mounted,
+// MountNFS creates a detached mount of a directory of a server, with the attributes attr (MOUNT_ATTR_*).
+// It also returns the NFS version in use, such as "4.2". Without a version in the options this is the
+// highest of 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted,
 // one thread remains until the kernel times out. Errors are *Error with one of ErrServerName,
 // ErrServerSilent, ErrExportMissing, ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS,
 // ErrMayNotMount or ErrBadOption if that is the reason.
@@ -36,7 +36,7 @@ func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 		return nil, "", err
 	}
 	o.Attr |= attr
-	if err := checkClient(); err != nil { // an error of this node is returned before the call waits for a server
+	if err := checkClient(); err != nil { // errors of this node are returned without waiting for a server
 		return fail("fsopen", err)
 	}
 	addresses, err := resolve(ctx, n.Server, o.proto())
@@ -54,7 +54,8 @@ func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 	return fail("call", fmt.Errorf("%w (%w)", ErrServerSilent, errors.Join(silent...)))
 }
 
-// resolve returns the addresses of a server in the family of proto. The kernel refuses others.
+// resolve returns the addresses of a server in the address family of proto. The kernel rejects other
+// addresses.
 func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
 	addresses, err := addressesOf(ctx, server)
 	if err != nil {
@@ -81,8 +82,8 @@ func addressesOf(ctx context.Context, server string) ([]netip.Addr, error) {
 	return addresses, err
 }
 
-// ping checks that the server responds before the kernel tries to mount. If the server does not
-// respond, the kernel tries for minutes. Only TCP can be checked.
+// ping checks that the server responds, because the kernel would try for minutes to mount from a server
+// that does not respond. Servers are checked only over TCP.
 func (o nfsOptions) ping(ctx context.Context, address netip.Addr) error {
 	proto := o.proto()
 	if proto != "" && proto != "tcp" && proto != "tcp6" {
@@ -109,7 +110,7 @@ func (n NFS) mountFrom(ctx context.Context, address netip.Addr, o nfsOptions) (*
 			return nil, "", &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: ErrNoStatd}
 		}
 		var d *Detached
-		if d, err = n.create(ctx, address, version, o); err == nil {
+		if d, err = n.mountInBackground(ctx, address, version, o); err == nil {
 			return d, version, nil
 		}
 		if !errors.Is(err, ErrNFSVersion) {
@@ -127,8 +128,9 @@ func statdRuns(ctx context.Context) bool {
 	return err == nil && port > 0
 }
 
-// create mounts in a thread that remains if ctx ends first.
-func (n NFS) create(ctx context.Context, address netip.Addr, version string, o nfsOptions) (*Detached, error) {
+// mountInBackground mounts in a goroutine. If ctx ends first, the goroutine continues and closes the
+// mount.
+func (n NFS) mountInBackground(ctx context.Context, address netip.Addr, version string, o nfsOptions) (*Detached, error) {
 	type result struct {
 		d   *Detached
 		err error
@@ -152,7 +154,8 @@ func (n NFS) create(ctx context.Context, address netip.Addr, version string, o n
 	}
 }
 
-// mountVersion mounts from one address with one version. The option vers= changes the type nfs to nfs4.
+// mountVersion mounts from one address with one version. The kernel changes the type nfs to nfs4 if the
+// option vers= requires that.
 func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (d *Detached, err error) {
 	if o.Data, err = withAddresses(address, version, o); err != nil {
 		return nil, &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: err}
@@ -209,7 +212,7 @@ func localAddress(server netip.Addr) (netip.Addr, error) {
 	return local.Unmap(), nil
 }
 
-// reasons maps errnos of mounting NFS to their meanings.
+// reasons holds the errnos of a failed NFS mount by their meaning.
 var reasons = map[error][]unix.Errno{
 	ErrServerSilent:  {unix.ETIMEDOUT, unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.EHOSTDOWN, unix.ENETUNREACH, unix.ENETDOWN, unix.EIO, unix.EPIPE},
 	ErrExportMissing: {unix.ENOENT, unix.ENOTDIR, unix.ESTALE},
@@ -218,7 +221,7 @@ var reasons = map[error][]unix.Errno{
 	ErrBadOption:     {unix.EINVAL},
 }
 
-// explain adds the meaning of an errno.
+// explain adds the meaning of its errno to an error.
 func explain(err error) error {
 	for reason, errnos := range reasons {
 		if slices.ContainsFunc(errnos, func(e unix.Errno) bool { return errors.Is(err, e) }) {

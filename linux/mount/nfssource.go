@@ -10,20 +10,20 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// NFSSource is a directory of a server.
+// NFSSource is a directory of an NFS server.
 type NFSSource struct {
 	NFS
-	// AnyPath means that the path is unknown. Mounts of every directory below NFS then belong to
-	// the source.
+	// AnyPath means that the path is unknown. Mounts of every directory below NFS.Path then
+	// belong to the source.
 	AnyPath bool
-	// Verify checks the root directory of a mount before the mount gets a path. It is nil if
-	// there is nothing to compare with.
+	// Verify checks the root directory of a mount before Mount attaches the mount to its target.
+	// It is nil if there is nothing to compare with.
 	Verify func(root *os.File) error
 }
 
 var _ Source = (*NFSSource)(nil)
 
-// NFSAt returns the directory of a server that is mounted at path, nil if there is none.
+// NFSAt returns the directory of an NFS server that is mounted at path, nil if there is none.
 func NFSAt(path string) (*NFSSource, error) {
 	e, err := OnPath(path)
 	if err != nil || e == nil || !IsNFS(e) {
@@ -39,9 +39,10 @@ func NFSAt(path string) (*NFSSource, error) {
 // Close implements Source.
 func (*NFSSource) Close() error { return nil }
 
-// Mount implements Source. A user with write permission above the directory may have created a symbolic
-// link, and nfs(5) has no option to follow none. The mount table shows the path that the kernel
-// followed. With version 3 the server follows links, and the table does not show it.
+// Mount implements Source. It fails if the kernel mounted another directory: a user with write permission
+// above the directory may have created a symbolic link, and nfs(5) has no option that prevents following
+// it. The mount table shows the resolved path. With version 3 the server follows links, and the mount
+// table does not show the resolved path.
 func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err := n.mountUnchecked(ctx, target, o); err != nil {
 		return err
@@ -115,9 +116,9 @@ func (n *NFSSource) Problems() ([]Problem, error) { return unreachable(n) }
 // Grow implements Source.
 func (*NFSSource) Grow() error { return nil }
 
-// Unmount implements Source. A process that was killed and waits for a server that does not respond
-// keeps the path busy. If abandon abandons the server and only one other mount is left, the waiting
-// calls are aborted through that mount.
+// Unmount implements Source. A killed process that waits for a server that does not respond keeps the
+// path busy. If abandon returns true and only one other mount is left, the waiting calls are aborted
+// through that mount.
 func (n *NFSSource) Unmount(ctx context.Context, path string, abandon Abandon) error {
 	return UnmountBusy(ctx, path, abandon, func(ctx context.Context, beside string) error {
 		return AbortNFS(context.WithoutCancel(ctx), beside, func() bool { return ctx.Err() != nil })
@@ -125,7 +126,7 @@ func (n *NFSSource) Unmount(ctx context.Context, path string, abandon Abandon) e
 }
 
 // UnmountLast implements Source. It writes dirty pages while the mount still exists: an unmount that
-// waits for the server could not be repeated.
+// waits for the server could not be retried.
 func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abandon) error {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -152,8 +153,8 @@ func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abando
 	return UnmountIdle(ctx, path)
 }
 
-// abandonMount decides for one mount. A server may have several addresses. A server that responds at
-// the address of the mount is not abandoned: it still receives writes.
+// abandonMount reports whether to abandon the server of one mount. A server may have several addresses.
+// A server that responds at the address of the mount still receives writes, and is not abandoned.
 func abandonMount(ctx context.Context, e *Entry, abandon Abandon) (bool, error) {
 	force, err := abandon.decide()
 	if (force || err != nil) && IsNFS(e) && Answers(ctx, e) {

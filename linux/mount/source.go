@@ -12,13 +12,13 @@ import (
 type Source interface {
 	// String names the source in errors and logs.
 	String() string
-	// Mount mounts the source at target. The target never shows the source without o, nor
-	// another source. After an error nothing is mounted. Errors are *Error, with one of the
-	// sentinel errors of this package if that is the reason.
+	// Mount mounts the source at target. The target never shows the source without the options
+	// o, and never shows another source. After an error nothing is mounted. Errors are *Error,
+	// with one of the sentinel errors of this package if that is the reason.
 	Mount(ctx context.Context, target string, o Options) error
 	// Close releases the resources that keep the source available until it is mounted.
 	Close() error
-	// Attributes adds to o the attributes that every mount of the source has.
+	// Attributes returns o with the attributes that every mount of the source has.
 	Attributes(o Options) (Options, error)
 
 	// Shows reports whether the mount at path shows the source in its current state.
@@ -31,21 +31,21 @@ type Source interface {
 	Matcher(table []*Entry) (func(*Entry) bool, error)
 	// Problems returns the problems of the mounted source.
 	Problems() ([]Problem, error)
-	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow if no mount of it
-	// allows that. It does nothing for a directory.
+	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow if no mount of the
+	// filesystem allows that. It does nothing for a directory.
 	Grow() error
 
 	// Unmount removes the mount at path; other mounts of the source may remain. EBUSY if
-	// a process uses it.
+	// a process uses the mount.
 	Unmount(ctx context.Context, path string, abandon Abandon) error
 	// UnmountLast removes the last mount of the source. When it returns, the storage has all
-	// writes, unless abandon decided to discard them. ErrMountedElsewhere if a directory of a
-	// server has other mounts.
+	// writes, unless abandon returned true. ErrMountedElsewhere if a directory of an NFS server
+	// has other mounts.
 	UnmountLast(ctx context.Context, path string, abandon Abandon) error
 }
 
-// Abandon reports whether a server that does not respond is abandoned, which discards the writes that
-// it does not have yet. An error means that nothing may be unmounted now. A nil Abandon abandons no
+// Abandon reports whether to abandon a server that does not respond. That discards the writes that the
+// server has not received. An error means that nothing may be unmounted now. A nil Abandon abandons no
 // server.
 type Abandon func() (bool, error)
 
@@ -88,9 +88,9 @@ var (
 	ErrCannotGrow = errors.New("the filesystem cannot grow now")
 	// ErrDamaged means that the kernel cannot mount the content of the device.
 	ErrDamaged = errors.New("the filesystem is damaged or missing")
-	// ErrNoFilesystem means that the kernel lacks the filesystem.
+	// ErrNoFilesystem means that the kernel does not support the filesystem type.
 	ErrNoFilesystem = errors.New("this kernel does not have the filesystem")
-	// ErrOtherDirectory means that a directory other than the source was mounted.
+	// ErrOtherDirectory means that the server mounted a directory other than the source.
 	ErrOtherDirectory = errors.New("the server mounts another directory")
 	// ErrMountedElsewhere means that the source has other mounts.
 	ErrMountedElsewhere = errors.New("it is still mounted")

@@ -12,35 +12,34 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// MemoryLimit limits the bytes, rounded up to pages, and the files of a filesystem in memory. Without
-// Inodes the limit of the kernel applies: half the number of pages of the machine.
+// MemoryLimit limits a tmpfs. Bytes is rounded up to pages. Without Inodes the default of the kernel
+// applies: half the number of memory pages of the node.
 type MemoryLimit struct{ Bytes, Inodes int64 }
 
-// MemoryFor returns a limit with one file for each page of bytes, and at least 1024 files. The memory
-// that the kernel needs for a file does not count for the size of the filesystem.
+// MemoryFor returns a limit with one inode for each 4 KiB, and at least 1024 inodes. The kernel memory of
+// an inode does not count towards Bytes.
 func MemoryFor(bytes int64) MemoryLimit { return MemoryLimit{bytes, max(1024, bytes/4096)} }
 
-func (l MemoryLimit) words() []string {
-	words := []string{fmt.Sprintf("size=%d", l.Bytes)}
+func (l MemoryLimit) mountOptions() []string {
+	options := []string{fmt.Sprintf("size=%d", l.Bytes)}
 	if l.Inodes > 0 {
-		words = append(words, fmt.Sprintf("nr_inodes=%d", l.Inodes))
+		options = append(options, fmt.Sprintf("nr_inodes=%d", l.Inodes))
 	}
-	return words
+	return options
 }
 
-// memoryAttributes are the attributes of every filesystem in memory.
+// memoryAttributes are the mount attributes of every tmpfs.
 const memoryAttributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
-// Memory creates a filesystem in memory without a path. Its source in the mount table is name. It is not
-// swapped out if the kernel supports that (tmpfs(5), noswap, Linux 6.4). All users can write to its
-// root.
+// Memory creates a detached mount of a new tmpfs. Its source in the mount table is name. Its content is
+// not swapped out if the kernel supports noswap (tmpfs(5), Linux 6.4). All users can write to its root.
 func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 	o.Attr |= memoryAttributes
-	words := append(limit.words(), "mode=0777")
-	o.Data = slices.Concat(words, []string{"noswap"})
+	options := append(limit.mountOptions(), "mode=0777")
+	o.Data = slices.Concat(options, []string{"noswap"})
 	fs, err := Filesystem(name, memoryType, o)
 	if errors.Is(err, ErrBadOption) {
-		o.Data = words
+		o.Data = options
 		return Filesystem(name, memoryType, o)
 	}
 	return fs, err
@@ -48,8 +47,8 @@ func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 
 const memoryType = "tmpfs"
 
-// ResizeMemory changes the limit of the filesystem in memory that is mounted at path. It fails if the
-// content is larger. Without Inodes the limit of files stays.
+// ResizeMemory changes the limit of the tmpfs that is mounted at path. It fails if the content is larger.
+// Without Inodes the limit of inodes stays.
 func ResizeMemory(path string, limit MemoryLimit) error {
 	fail := func(op string, err error) error { return &Error{Op: op, Target: path, FSType: memoryType, Err: err} }
 	fsfd, err := unix.Fspick(unix.AT_FDCWD, path, unix.FSPICK_CLOEXEC|unix.FSPICK_SYMLINK_NOFOLLOW)
@@ -57,8 +56,8 @@ func ResizeMemory(path string, limit MemoryLimit) error {
 		return fail("fspick", err)
 	}
 	defer unix.Close(fsfd)
-	for _, word := range limit.words() {
-		key, value, _ := strings.Cut(word, "=")
+	for _, option := range limit.mountOptions() {
+		key, value, _ := strings.Cut(option, "=")
 		if err := unix.FsconfigSetString(fsfd, key, value); err != nil {
 			return fail("resize", err)
 		}
@@ -69,13 +68,12 @@ func ResizeMemory(path string, limit MemoryLimit) error {
 	return nil
 }
 
-// IsMemory reports whether an entry is a filesystem that Memory created with a name. It returns false
-// for nil.
+// IsMemory reports whether an entry is a tmpfs that Memory created with a name. It returns false for nil.
 func IsMemory(e *Entry, name string) bool {
 	return e != nil && e.FSType == memoryType && e.Source == name
 }
 
-// MemorySource is a filesystem in memory. Its source in the mount table is Name. Unmounting removes it.
+// MemorySource is a tmpfs. Its source in the mount table is Name. Unmounting it discards its content.
 type MemorySource struct {
 	Name string
 	// Size is in bytes.
@@ -107,7 +105,7 @@ func (*MemorySource) Attributes(o Options) (Options, error) {
 	return o, nil
 }
 
-// Shows implements Source: the filesystem must have the size of the source.
+// Shows implements Source. The tmpfs must have the size of the source.
 func (m *MemorySource) Shows(path string) (bool, error) {
 	if ok, err := m.Owns(path); !ok || err != nil {
 		return false, err

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	// idleWithin is the time for which an unused mount may stay busy: a call for its usage, or a
-	// process that was just killed, may still have it open.
+	// idleWithin is the time for which an unused mount may stay busy: a call that reads its usage,
+	// or a process that was just killed, may still have it open.
 	idleWithin = 100 * time.Millisecond
-	// abortedWithin is the time for which a mount may stay busy once the calls of its users fail.
+	// abortedWithin is the time for which a mount may stay busy while the calls of its users are
+	// aborted.
 	abortedWithin = 10 * time.Second
 	// flushWithin is the time for which one call of NFSUnmounter waits for a slow server. The
 	// flush continues, and the next call joins it.
 	flushWithin = 30 * time.Second
 )
 
-// Unmount removes the mount at path without following a link there. The filesystem stays
-// mounted if it has other mounts.
+// Unmount removes the mount at path, and does not follow a symbolic link at path. The filesystem
+// stays mounted if it has other mounts.
 func Unmount(path string) error {
 	if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
 		return &Error{Op: "umount2", Target: path, Err: err}
@@ -43,9 +44,10 @@ func UnmountIdle(ctx context.Context, path string) error {
 	})
 }
 
-// UnmountBusy is UnmountIdle for a mount whose storage is on a server. If the path is busy, abandon
-// abandons the server, and exactly one other mount shows the filesystem, abort fails the calls that
-// wait for the server, until its context ends. With more mounts, calls of other users would fail too.
+// UnmountBusy is UnmountIdle for a mount whose storage is on a server. If the path stays busy and
+// abandon returns true, abort fails the calls that wait for the server, until its context ends. abort
+// is called only if the filesystem has exactly one other mount, at the path beside: with more mounts,
+// calls of other users would fail too.
 func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(ctx context.Context, beside string) error) error {
 	busy := UnmountIdle(ctx, path)
 	if !errors.Is(busy, unix.EBUSY) {
@@ -73,9 +75,9 @@ func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(c
 		func() bool { return false })
 }
 
-// UnmountAborting unmounts the filesystem of a device whose storage is on a server. If abandon abandons
-// the server, abort fails the writes that the unmount waits for, until its context ends or the device is
-// free.
+// UnmountAborting unmounts the filesystem of a device whose storage is on a server. If abandon returns
+// true, abort fails the writes that the unmount waits for, until its context ends or the device is
+// unused.
 func UnmountAborting(ctx context.Context, path string, abandon Abandon, abort func(context.Context) error) error {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -95,14 +97,14 @@ func UnmountAborting(ctx context.Context, path string, abandon Abandon, abort fu
 	})
 }
 
-// Aborting runs step, which waits for storage that does not respond, and abort, which fails the calls
-// that step waits for. abort runs until its context ends or there is nothing left to abort. In the
-// latter case Aborting returns without waiting for step if done reports that step had its effect.
+// Aborting runs step and abort concurrently. step waits for storage that does not respond. abort fails
+// the calls that step waits for, until its context ends or nothing is left to abort. If abort returns
+// first and done reports that step has taken effect, Aborting does not wait for step.
 func Aborting(ctx context.Context, abort, step func(context.Context) error, done func() bool) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	aborted, stepped := make(chan struct{}), make(chan error, 1)
-	go func() { defer close(aborted); _ = abort(until) }() // the result of the step is returned
+	go func() { defer close(aborted); _ = abort(until) }() // only the error of step is returned
 	go func() { stepped <- step(ctx) }()
 	select {
 	case err := <-stepped:
@@ -117,13 +119,13 @@ func Aborting(ctx context.Context, abort, step func(context.Context) error, done
 	}
 }
 
-// flushing holds the flushes in progress by path. A thread that waits for a server cannot be
-// interrupted, so each path has at most one.
+// flushing holds the flushes in progress by path. A path has at most one flush, because a thread that
+// waits for a server cannot be interrupted.
 var flushing singleflight.Group
 
 // flush returns when the server of an NFS mount has all writes, or when ctx ends (ErrNotWritten). In the
-// latter case the flush continues, and the next call joins it. It does not unmount: after the end of a
-// call, another one may have mounted or published the volume again.
+// latter case the flush continues, and the next call joins it. The flush does not unmount, because
+// another call may have mounted or published the volume again meanwhile.
 func flush(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
 	done := flushing.DoChan(path, func() (any, error) {
@@ -158,7 +160,7 @@ type NFSUnmounter struct {
 	Patience time.Duration
 
 	mu sync.Mutex
-	// silent holds the times since when servers have not responded, by the path of the mount.
+	// silent holds the time at which a server was first seen not to respond, by the path of the mount.
 	silent map[string]time.Time
 }
 
@@ -168,12 +170,12 @@ func NewNFSUnmounter() *NFSUnmounter {
 }
 
 // Unmount removes all NFS mounts at a path. It returns the remaining mount at the path, which is not an
-// NFS mount, or nil. When it returns, the server has all writes. If a server does not respond, the call
-// fails until Patience has passed, and then unmounts by force (ForceUnmountNFS). It does not check the
-// server through the mount, because that call would block too.
+// NFS mount, or nil. After a normal unmount the server has all writes. If a server does not respond,
+// calls fail until Patience has passed; the next call unmounts by force (ForceUnmountNFS). Unmount does
+// not check the server through the mount, because that check would block too.
 //
-// It does not use the lazy unmount (MNT_DETACH), which does not report whether the writes reach the
-// server, and leaves a mount without a path.
+// Unmount does not unmount lazily (MNT_DETACH): a lazy unmount does not report whether the writes reach
+// the server, and leaves a mount without a path.
 func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error) {
 	for {
 		at, err := OnPath(path)
@@ -204,7 +206,7 @@ func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) erro
 	if err != nil {
 		return err
 	}
-	if len(beside) > 0 { // no write is lost with this mount, and force would fail the calls of others
+	if len(beside) > 0 { // the other mounts keep the dirty pages, and MNT_FORCE would fail their calls
 		return Unmount(path)
 	}
 	if left := u.Patience - u.silentFor(path); left > 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Numbers of uapi/linux/btrfs_tree.h.
+// Constants of uapi/linux/btrfs_tree.h and linux/exportfs.h.
 const (
 	quotaTree      = 8    // BTRFS_QUOTA_TREE_OBJECTID
 	inodeItem      = 1    // BTRFS_INODE_ITEM_KEY
@@ -26,9 +26,9 @@ const (
 	fidRoot        = 0x4d // FILEID_BTRFS_WITHOUT_PARENT
 )
 
-// subvolumes limits directories that are subvolumes, by simple quotas. Subvolume N, which is the
-// qgroup 0/N, is a member of the qgroup 1/N, which has the limit. The kernel adds the subvolumes that a
-// tenant creates in subvolume N to 1/N.
+// subvolumes limits directories that are subvolumes, by simple quotas. The qgroup 1/N holds the limit of
+// subvolume N. Its members are 0/N, the qgroup of the subvolume itself, and the qgroups of subvolumes
+// that a tenant creates in it, which the kernel adds.
 type subvolumes struct {
 	dir   *os.File
 	sysfs string // the directory of the filesystem in sysfs
@@ -43,6 +43,7 @@ func newSubvolumes(dir *os.File) (*subvolumes, error) {
 	return &subvolumes{dir: dir, sysfs: "/sys/fs/btrfs/" + uuid}, nil
 }
 
+// group returns the qgroup 1/N of subvolume N.
 func group(id uint64) uint64 { return 1<<levelShift | id }
 
 func (s *subvolumes) check() error {
@@ -81,7 +82,7 @@ func (s *subvolumes) read(file string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// makeDir creates a subvolume. The kernel creates it with mode 0777 & ^umask.
+// makeDir creates a subvolume and sets its mode. The kernel creates it with mode 0777 & ^umask.
 func (s *subvolumes) makeDir(parent *os.File, name string) error {
 	dir, err := reopen(parent)
 	if err != nil {
@@ -112,7 +113,7 @@ func subvolume(dir *os.File) (uint64, error) {
 }
 
 // allocate uses the ID of the subvolume for the qgroup. After a mount btrfs reuses the IDs of removed
-// subvolumes, so a qgroup with the ID or a record of it may exist.
+// subvolumes, so the ID may still have a qgroup, or be recorded for another volume (taken).
 func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := subvolume(dir)
 	if err == nil && id == 0 {
@@ -133,8 +134,8 @@ func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool)
 	return id, nil
 }
 
-// removeGroup also removes a qgroup from the qgroups that contain it. EBUSY if it has members or
-// belongs to a subvolume.
+// removeGroup deletes a qgroup and its assignments to other qgroups. EBUSY if it has members or belongs
+// to a subvolume.
 func (s *subvolumes) removeGroup(qgroup uint64) error {
 	return ignore(sys.RemoveQgroup(s.dir, qgroup), unix.ENOENT)
 }
@@ -154,10 +155,10 @@ func ignore(err, expected error) error {
 	return err
 }
 
-// commit makes qgroups durable. No log contains them, so fsync(2) of a file does not. A kernel thread
-// commits, and a thread that is about to sleep misses the request for 30 seconds (transaction_kthread,
-// fs/btrfs/disk-io.c). Another goroutine repeats the request, because the first one waits until the
-// commit has begun.
+// commit makes qgroups durable. fsync(2) of a file does not, because the log of btrfs does not contain
+// qgroups. If the kernel thread that commits is about to sleep, it misses the request for 30 seconds
+// (transaction_kthread, fs/btrfs/disk-io.c). Another goroutine repeats the request, because the first
+// request blocks until the commit begins.
 func (s *subvolumes) commit() error {
 	begun := make(chan error, 1)
 	var transaction uint64
@@ -192,7 +193,7 @@ func (s *subvolumes) requestCommit() {
 	}()
 }
 
-// set also restores removed qgroups: switching quotas off removes them.
+// set also creates missing qgroups again: switching quotas off removes them.
 func (s *subvolumes) set(id uint64, l Limit) error {
 	if err := ignore(sys.CreateQgroup(s.dir, group(id)), unix.EEXIST); err != nil {
 		return err
@@ -218,7 +219,7 @@ func (s *subvolumes) assignAll(id, to uint64) error {
 	return err
 }
 
-// usage reads sysfs, which also counts the changes of the next commit and dirty pages.
+// usage reads sysfs, which also counts uncommitted changes and dirty pages.
 func (s *subvolumes) usage(id uint64) (u Usage, err error) {
 	var flags int64
 	for _, f := range []struct {
@@ -233,7 +234,7 @@ func (s *subvolumes) usage(id uint64) (u Usage, err error) {
 		return Usage{}, nil
 	}
 	reserved, err := s.number(id, "rsv_data")
-	if errors.Is(err, fs.ErrNotExist) { // removed in the meantime
+	if errors.Is(err, fs.ErrNotExist) { // the qgroup was removed meanwhile
 		return Usage{}, nil
 	}
 	u.Bytes += reserved
@@ -252,7 +253,7 @@ func (s *subvolumes) number(id uint64, file string) (int64, error) {
 	return int64(n), err
 }
 
-// id ignores a subvolume that is not in the qgroup of its ID: that qgroup was not created by allocate.
+// id returns 0 for a subvolume N that is not a member of the qgroup 1/N: allocate did not limit it.
 func (s *subvolumes) id(dir *os.File) (uint64, error) {
 	id, err := subvolume(dir)
 	if err != nil || id == 0 {
@@ -292,7 +293,8 @@ func (s *subvolumes) release(id uint64) error {
 	return err
 }
 
-// removeMembers removes the qgroups of removed subvolumes, which kernels before 6.10 keep.
+// removeMembers deletes the members of a qgroup. They belong to removed subvolumes; kernels before 6.10
+// keep such qgroups.
 func (s *subvolumes) removeMembers(qgroup uint64) error {
 	for {
 		members, err := s.members(qgroup)
@@ -307,12 +309,13 @@ func (s *subvolumes) removeMembers(qgroup uint64) error {
 	}
 }
 
-// members lists the first members of a qgroup.
+// members lists the members of a qgroup that one search finds.
 func (s *subvolumes) members(qgroup uint64) ([]uint64, error) {
 	return s.related(qgroup, 0, group(0)-1)
 }
 
-// related lists the first qgroups of a range that are members of a qgroup or contain it.
+// related lists the qgroups between two IDs that are members of a qgroup or contain it, as far as one
+// search finds them.
 func (s *subvolumes) related(qgroup, from, to uint64) ([]uint64, error) {
 	found, err := sys.SearchBtrfs(s.dir, sys.BtrfsKeys{
 		Tree: quotaTree, MinObject: qgroup, MaxObject: qgroup, MinOffset: from, MaxOffset: to,
@@ -325,7 +328,8 @@ func (s *subvolumes) related(qgroup, from, to uint64) ([]uint64, error) {
 	return offsets, err
 }
 
-// generation reads the generation in the handle of an inode. Kernels before 6.2 compare it.
+// generation reads the generation of an inode. A file handle contains it, and kernels before 6.2 check
+// it.
 func (s *subvolumes) generation(id, inode uint64) (uint32, error) {
 	found, err := sys.SearchBtrfs(s.dir, sys.BtrfsKeys{
 		Tree: id, MinObject: inode, MaxObject: inode, MaxTrans: math.MaxUint64, MinType: inodeItem, MaxType: inodeItem,
@@ -336,5 +340,5 @@ func (s *subvolumes) generation(id, inode uint64) (uint32, error) {
 	if len(found) != 1 || len(found[0].Data) < 8 {
 		return 0, fmt.Errorf("inode %d of subvolume %d: %w", inode, id, unix.ESTALE)
 	}
-	return uint32(binary.NativeEndian.Uint64(found[0].Data)), nil // #nosec G115 -- i_generation has as many bits
+	return uint32(binary.NativeEndian.Uint64(found[0].Data)), nil // #nosec G115 -- i_generation has 32 bits
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// The range of project IDs is above the IDs that administrators and /etc/projid use.
+// The range of project IDs. It is above the IDs that administrators use and /etc/projid contains.
 const (
 	minProject = 1 << 24
 	maxProject = 1<<31 - 1
@@ -23,7 +23,7 @@ const (
 type projects struct {
 	kind Kind
 	dir  *os.File
-	// choosing is held while an ID is chosen and until it has its limit.
+	// choosing is locked from the choice of an ID until the ID has its limit.
 	choosing *sync.Mutex
 	pick     func() uint32
 }
@@ -71,8 +71,8 @@ func (p *projects) errNotEnforced() error {
 	return errors.New("this ext4 counts what projects use, but enforces no limit: mount it with the option prjquota")
 }
 
-// allocate gives a directory an unused project ID. If another process chooses the same ID at the same
-// time, both detect it once both directories have the ID, and choose another before they set a limit.
+// allocate gives a directory an unused project ID. If two processes choose the same ID at the same time,
+// they detect it when both directories have the ID, and choose another ID before they set a limit.
 func (p *projects) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := p.chooseLimited(dir, l, taken)
 	if err != nil {
@@ -84,7 +84,7 @@ func (p *projects) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (
 	return uint64(id), nil
 }
 
-// chooseLimited chooses an ID and sets its limit.
+// chooseLimited gives a directory an unused ID, and sets the limit of the ID.
 func (p *projects) chooseLimited(dir *os.File, l Limit, taken func(id uint64) bool) (uint32, error) {
 	p.choosing.Lock()
 	defer p.choosing.Unlock()
@@ -110,7 +110,7 @@ func (p *projects) choose(dir *os.File, taken func(id uint64) bool) (uint32, err
 	return 0, fmt.Errorf("no free project ID in %d tries between %d and %d", tries, minProject, maxProject)
 }
 
-// tryID gives the directory an ID, and reports whether no other file has that ID.
+// tryID gives a directory an ID if the ID is unused. alone means that no other file has the ID.
 func (p *projects) tryID(dir *os.File, id uint32) (alone bool, err error) {
 	before, err := p.get(id)
 	if err != nil || before.Blocks|before.Inodes != 0 || limited(before) {
@@ -144,7 +144,7 @@ func (p *projects) get(id uint32) (sys.ProjectQuota, error) {
 	return q, p.explain(err)
 }
 
-// explain adds the remedy to the error of quotas that cannot be read.
+// explain adds ErrDamaged and the remedy to an error that means that quotas cannot be read.
 func (p *projects) explain(err error) error {
 	if !errors.Is(err, unix.EUCLEAN) && !errors.Is(err, unix.EIO) {
 		return err
@@ -179,18 +179,19 @@ func (p *projects) set(id uint64, l Limit) error {
 	return syncQuota(p.dir)
 }
 
-func ours(id uint64) bool { return id >= minProject && id <= maxProject }
+func inRange(id uint64) bool { return id >= minProject && id <= maxProject }
 
-// project refuses IDs that allocate does not choose. ID 0 would set the default limits.
+// project converts an ID. It rejects IDs that allocate does not choose: ID 0 would set the default
+// limits.
 func project(id uint64) (uint32, error) {
-	if !ours(id) {
+	if !inRange(id) {
 		return 0, fmt.Errorf("project ID %d is not between %d and %d, the range that this driver uses", id, minProject, maxProject)
 	}
 	return uint32(id), nil
 }
 
-// syncQuota makes earlier changes of quotas durable. A limit has no file for fsync(2). The journals of
-// XFS and ext4 are ordered, so syncing a later change of a directory syncs the limit too.
+// syncQuota makes earlier changes of quotas durable. fsync(2) needs a file, and a limit has none. The
+// journals of XFS and ext4 are ordered, so syncing a later change of a directory syncs the limit too.
 func syncQuota(dir *os.File) error {
 	times := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}
 	if err := unix.UtimesNanoAt(int(dir.Fd()), ".", times, 0); err != nil {
@@ -211,17 +212,17 @@ func (p *projects) usage(id uint64) (Usage, error) {
 	}, err
 }
 
-// id ignores IDs outside the range: a directory below a project of the administrator inherits the ID
-// of that project.
+// id returns 0 for an ID outside the range: a directory below a project of the administrator inherits
+// the ID of that project.
 func (p *projects) id(dir *os.File) (uint64, error) {
 	a, err := sys.GetAttributes(dir)
-	if id := uint64(a.Project); ours(id) {
+	if id := uint64(a.Project); inRange(id) {
 		return id, err
 	}
 	return 0, err
 }
 
-// release need not be durable: allocate does not choose an ID whose limit is back after a crash.
+// release need not be durable: if the limit is back after a crash, allocate does not choose the ID.
 func (p *projects) release(id uint64) error {
 	project, err := project(id)
 	if err != nil {

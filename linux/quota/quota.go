@@ -37,12 +37,12 @@ const dirMode = 0o700
 // Limit is the limit of a directory.
 type Limit struct {
 	Bytes int64
-	// Inodes is 0 for no limit. btrfs has no limit of inodes.
+	// Inodes is 0 for no limit. btrfs ignores it.
 	Inodes int64
 }
 
-// Usage is the usage of an ID and its limit as the kernel reports it, possibly rounded up to a block
-// of the filesystem. A limit of zero is no limit.
+// Usage is the usage of an ID and its limit. The limit may be rounded up to a block of the filesystem.
+// A limit of zero is no limit.
 type Usage struct {
 	Bytes, Inodes int64
 	Limit         Limit
@@ -58,7 +58,7 @@ type FS struct {
 	subvolumes *subvolumes
 }
 
-// limits is the mechanism by which a kind of filesystem limits directories.
+// limits is the implementation of a Kind.
 type limits interface {
 	check() error
 	allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error)
@@ -75,22 +75,22 @@ func Open(dir *os.File) (*FS, error) {
 		return nil, err
 	}
 	f := &FS{dir: own}
-	kind, err := f.find()
+	kind, err := f.detect()
 	if err != nil {
 		own.Close()
 		return nil, err
 	}
 	if err := f.limits.check(); err != nil {
 		f.reason = err.Error()
-		f.limits = nothing{f.reason}
+		f.limits = unlimited{f.reason}
 		return f, nil //nolint:nilerr // the directories have no limits, and the reason is recorded
 	}
 	f.kind = kind
 	return f, nil
 }
 
-// find finds the kind that the filesystem supports, even if it is not in force.
-func (f *FS) find() (kind Kind, err error) {
+// detect sets f.limits and returns the kind that the filesystem supports, even if it is not in force.
+func (f *FS) detect() (kind Kind, err error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.dir.Fd()), &st); err != nil {
 		return None, &os.PathError{Op: "fstatfs", Path: f.dir.Name(), Err: err}
@@ -105,7 +105,7 @@ func (f *FS) find() (kind Kind, err error) {
 		f.limits = f.subvolumes
 		return Btrfs, err
 	default:
-		f.limits = nothing{fmt.Sprintf("a filesystem of type %#x (statfs(2)) cannot limit directories: use XFS, ext4 or btrfs", st.Type)}
+		f.limits = unlimited{fmt.Sprintf("a filesystem of type %#x (statfs(2)) cannot limit directories: use XFS, ext4 or btrfs", st.Type)}
 		return None, nil
 	}
 	f.limits, err = newProjects(kind, f.dir)
@@ -121,12 +121,12 @@ func (f *FS) Kind() Kind { return f.kind }
 // Why returns the reason why Kind is None and the remedy.
 func (f *FS) Why() string { return f.reason }
 
-// Check checks that limits are still in force: an administrator may have switched them off. The error
-// has the remedy.
+// Check returns an error with the remedy if limits are not in force: an administrator may have switched
+// them off.
 func (f *FS) Check() error { return f.limits.check() }
 
 // MakeDir creates a directory with mode 0700 that Allocate can limit. On btrfs it creates a
-// subvolume, also if limits are not in force.
+// subvolume, even if limits are not in force.
 func (f *FS) MakeDir(parent *os.File, name string) error {
 	if f.subvolumes != nil {
 		return f.subvolumes.makeDir(parent, name)
@@ -137,9 +137,9 @@ func (f *FS) MakeDir(parent *os.File, name string) error {
 	return nil
 }
 
-// Allocate durably limits an empty directory from MakeDir by a new ID. It chooses no ID that is in use
-// on the filesystem or for which taken returns true. It calls taken under a lock. After an error the
-// directory has no limit, but may have an ID: remove it.
+// Allocate gives an empty directory of MakeDir a new ID, and durably sets the limit of the ID. It
+// chooses no ID that is in use on the filesystem or for which taken returns true. It calls taken under a
+// lock. After an error remove the directory: it has no limit, but may have an ID.
 func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uint64, err error) {
 	if err := l.check(); err != nil {
 		return 0, err
@@ -152,7 +152,7 @@ func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uin
 	return f.limits.allocate(dir, l, taken)
 }
 
-// check refuses values that the kernel reads as no limit.
+// check rejects values that the kernel treats as no limit.
 func (l Limit) check() error {
 	if l.Bytes <= 0 || l.Inodes < 0 {
 		return fmt.Errorf("a limit of %d bytes and %d inodes: give at least 1 byte, and 0 inodes for no limit of inodes", l.Bytes, l.Inodes)
@@ -183,7 +183,7 @@ func readID(dir *os.File, read func(dir *os.File) (uint64, error)) (uint64, erro
 	return read(dir)
 }
 
-// Has reports whether a directory has an ID, also while no limit is in force.
+// Has reports whether a directory has an ID, even if limits are not in force.
 func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
 	read := f.limits.id
 	if f.subvolumes != nil {
@@ -193,12 +193,12 @@ func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
 	return err == nil && current == id, err
 }
 
-// Release frees an ID after the data is removed. ErrBusy if data still counts. An unknown ID is no
-// error.
+// Release frees an ID whose data was removed. ErrBusy if data still counts towards the ID. An unknown ID
+// is no error.
 func (f *FS) Release(id uint64) error { return f.limits.release(id) }
 
 // RemoveDir destroys a subvolume of btrfs in one step, with its content and the subvolumes in it. For
-// any other directory it changes nothing and done is false. It does not change a mount point (EXDEV).
+// any other directory it changes nothing and done is false. EXDEV if the directory is a mount point.
 func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 	if f.subvolumes == nil {
 		return false, nil
@@ -206,23 +206,23 @@ func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 	return f.subvolumes.removeDir(parent, name)
 }
 
-// nothing is for filesystems that limit no directories.
-type nothing struct{ reason string }
+// unlimited implements limits for filesystems that do not limit directories.
+type unlimited struct{ reason string }
 
-func (n nothing) check() error { return errors.New(n.reason) }
+func (n unlimited) check() error { return errors.New(n.reason) }
 
-func (n nothing) allocate(*os.File, Limit, func(uint64) bool) (uint64, error) { return 0, n.check() }
+func (n unlimited) allocate(*os.File, Limit, func(uint64) bool) (uint64, error) { return 0, n.check() }
 
-func (n nothing) set(uint64, Limit) error { return n.check() }
+func (n unlimited) set(uint64, Limit) error { return n.check() }
 
-func (n nothing) usage(uint64) (Usage, error) { return Usage{}, n.check() }
+func (n unlimited) usage(uint64) (Usage, error) { return Usage{}, n.check() }
 
-func (n nothing) id(*os.File) (uint64, error) { return 0, nil }
+func (n unlimited) id(*os.File) (uint64, error) { return 0, nil }
 
-func (n nothing) release(uint64) error { return nil }
+func (n unlimited) release(uint64) error { return nil }
 
-// reopen opens a directory for reading. The caller may have it open by O_PATH, which ioctl(2) and
-// fsync(2) refuse.
+// reopen opens a directory for reading. The caller may have opened it with O_PATH, which is not enough
+// for ioctl(2) and fsync(2).
 func reopen(dir *os.File) (*os.File, error) { return openDir(dir, ".") }
 
 // openDir opens a directory in parent. It follows no link and enters no mount.

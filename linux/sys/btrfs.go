@@ -58,7 +58,7 @@ type (
 		n    uint8
 		_    [7]byte
 	}
-	// subvolInfo has the times left out.
+	// subvolInfo omits the UUIDs, transactions and times after the flags.
 	subvolInfo struct {
 		tree        uint64
 		name        [256]byte
@@ -125,8 +125,8 @@ func SnapshotSubvolume(dir *os.File, name string, src *os.File, readOnly bool) e
 	return namedCall(dir, "BTRFS_IOC_SNAP_CREATE_V2", btrfsSnapCreateV2, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// namedCall is ioctl(2) on a name in a directory, which it copies to a field of args. An error has
-// the path of the name.
+// namedCall copies a name to field, which is a part of args, and calls ioctl(2) on the directory.
+// Errors contain the path of the name.
 func namedCall(dir *os.File, op string, request uint, name string, field []byte, args unsafe.Pointer) error {
 	err := error(unix.ENAMETOOLONG)
 	if len(name) < len(field) {
@@ -142,11 +142,11 @@ func namedCall(dir *os.File, op string, request uint, name string, field []byte,
 // SubvolumeRef identifies a subvolume and the directory of the parent subvolume that contains it.
 type SubvolumeRef struct{ Tree, Dir uint64 }
 
-// SubvolumesWithin lists up to 255 subvolumes directly within the one whose root is open.
+// SubvolumesWithin lists up to 255 direct children of the subvolume whose root is open.
 func SubvolumesWithin(root *os.File) ([]SubvolumeRef, error) {
 	var refs rootRefs
 	err := ioctl(root, "BTRFS_IOC_GET_SUBVOL_ROOTREF", btrfsSubvolRootRef, unsafe.Pointer(&refs))
-	if err != nil && !errors.Is(err, unix.EOVERFLOW) { // EOVERFLOW: there are more
+	if err != nil && !errors.Is(err, unix.EOVERFLOW) { // EOVERFLOW: more than 255 children
 		return nil, err
 	}
 	return slices.Clone(refs.refs[:refs.n]), nil
@@ -168,8 +168,8 @@ func SubvolumeID(f *os.File) (uint64, error) {
 	return args.tree, err
 }
 
-// SubvolumeInfo reads the name of the subvolume whose root is open, and whether it is
-// read-only.
+// SubvolumeInfo returns the name of the subvolume whose root is open. readOnly means that the
+// subvolume is read-only.
 func SubvolumeInfo(root *os.File) (name string, readOnly bool, err error) {
 	var info subvolInfo
 	err = ioctl(root, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsSubvolInfo, unsafe.Pointer(&info))
@@ -182,21 +182,21 @@ func MakeSubvolumeWritable(root *os.File) error {
 	return ioctl(root, "BTRFS_IOC_SUBVOL_SETFLAGS", btrfsSubvolSetFlags, unsafe.Pointer(&flags))
 }
 
-// BtrfsUUID is the UUID of a mounted btrfs.
+// BtrfsUUID returns the UUID of a mounted btrfs.
 func BtrfsUUID(root *os.File) ([16]byte, error) {
 	var info fsInfo
 	err := ioctl(root, "BTRFS_IOC_FS_INFO", btrfsFSInfo, unsafe.Pointer(&info))
 	return info.id, err
 }
 
-// BtrfsDevice is the path and the size in bytes of the first device of a mounted btrfs.
+// BtrfsDevice returns the path and the size in bytes of the first device of a mounted btrfs.
 func BtrfsDevice(root *os.File) (path string, size int64, err error) {
 	info := devInfo{devID: 1}
 	err = ioctl(root, "BTRFS_IOC_DEV_INFO", btrfsDevInfo, unsafe.Pointer(&info))
 	return unix.ByteSliceToString(info.path[:]), int64(info.totalBytes), err
 }
 
-// BtrfsErrors counts the errors that a mounted btrfs has recorded for its first device.
+// BtrfsErrors returns the number of errors that a mounted btrfs has recorded for its first device.
 func BtrfsErrors(root *os.File) (n uint64, err error) {
 	stats := devStats{devID: 1}
 	stats.items = uint64(len(stats.values))
@@ -221,23 +221,23 @@ func CreateQgroup(root *os.File, id uint64) error {
 	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{1, id}))
 }
 
-// RemoveQgroup removes a qgroup, also from the qgroups that contain it. EBUSY if it has members
-// or belongs to a subvolume, ENOENT if it does not exist.
+// RemoveQgroup deletes a qgroup and its assignments to other qgroups. EBUSY if it has members or
+// belongs to a subvolume, ENOENT if it does not exist.
 func RemoveQgroup(root *os.File, id uint64) error {
 	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{0, id}))
 }
 
-// AssignQgroup adds a qgroup to another. EEXIST if that contains it.
+// AssignQgroup adds the qgroup member to the qgroup group. EEXIST if it is a member already.
 func AssignQgroup(root *os.File, member, group uint64) error {
 	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{1, member, group}))
 }
 
-// UnassignQgroup removes a qgroup from another. ENOENT if that does not contain it.
+// UnassignQgroup removes the qgroup member from the qgroup group. ENOENT if it is not a member.
 func UnassignQgroup(root *os.File, member, group uint64) error {
 	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{0, member, group}))
 }
 
-// NoQgroupLimit clears a limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
+// NoQgroupLimit is the value of LimitQgroup that clears the limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
 const NoQgroupLimit = ^uint64(0)
 
 // LimitQgroup limits the bytes that a qgroup references.
@@ -246,7 +246,7 @@ func LimitQgroup(root *os.File, id, bytes uint64) error {
 	return ioctl(root, "BTRFS_IOC_QGROUP_LIMIT", btrfsQgroupLimit, unsafe.Pointer(&args))
 }
 
-// StartBtrfsCommit begins to commit the running transaction and returns the number of it.
+// StartBtrfsCommit starts the commit of the running transaction and returns the transaction ID.
 func StartBtrfsCommit(root *os.File) (transaction uint64, err error) {
 	err = ioctl(root, "BTRFS_IOC_START_SYNC", btrfsStartSync, unsafe.Pointer(&transaction))
 	return transaction, err
@@ -257,8 +257,8 @@ func WaitBtrfsCommit(root *os.File, transaction uint64) error {
 	return ioctl(root, "BTRFS_IOC_WAIT_SYNC", btrfsWaitSync, unsafe.Pointer(&transaction))
 }
 
-// BtrfsKeys is struct btrfs_ioctl_search_key up to the types. It limits the keys that a search
-// finds.
+// BtrfsKeys is the range of keys that a search finds: the fields of struct btrfs_ioctl_search_key
+// up to max_type.
 type BtrfsKeys struct {
 	Tree                 uint64
 	MinObject, MaxObject uint64
@@ -273,7 +273,8 @@ type BtrfsItem struct {
 	Data   []byte
 }
 
-// SearchBtrfs finds the first items of a tree of a mounted btrfs.
+// SearchBtrfs returns the first items of a mounted btrfs in a range of keys, as many as fit in one
+// buffer.
 func SearchBtrfs(root *os.File, keys BtrfsKeys) ([]BtrfsItem, error) {
 	args := searchArgs{key: keys, n: ^uint32(0)}
 	if err := ioctl(root, "BTRFS_IOC_TREE_SEARCH", btrfsTreeSearch, unsafe.Pointer(&args)); err != nil {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests of uapi/linux/fs.h and uapi/linux/fiemap.h that x/sys lacks.
+// Ioctl requests of uapi/linux/fs.h and uapi/linux/fiemap.h that x/sys lacks.
 const (
 	fsIocFSGetXattr = 0x801c581f // FS_IOC_FSGETXATTR
 	fsIocFSSetXattr = 0x401c5820 // FS_IOC_FSSETXATTR
@@ -59,8 +59,8 @@ func GetAttributes(f *os.File) (a Attributes, err error) {
 	return a, err
 }
 
-// ChangeAttributes changes the attributes of a file (ioctl_fsgetxattr(2)) and reports whether they
-// differ from before.
+// ChangeAttributes changes the attributes of a file (ioctl_fsgetxattr(2)), and reports whether any of
+// them changed.
 func ChangeAttributes(f *os.File, change func(*Attributes)) (changed bool, err error) {
 	a, err := GetAttributes(f)
 	if err != nil {
@@ -85,8 +85,9 @@ func ShareBlocks(dst, src *os.File) error {
 	return wrap("FICLONE", dst, unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())))
 }
 
-// NextData returns the first range with data between two offsets (lseek(2), SEEK_DATA). It is empty and at the end if
-// there is none. On files without information about holes, such as block devices, all bytes are data.
+// NextData returns the first range with data between two offsets (lseek(2), SEEK_DATA). If there is none,
+// it returns an empty range at end. On files without information about holes, such as block devices, all
+// bytes are data.
 func NextData(f *os.File, from, end int64) (start, stop int64, err error) {
 	if from >= end {
 		return end, end, nil
@@ -126,10 +127,10 @@ const (
 	ExtentShared     = 1 << 13
 )
 
-// MaxExtents is how many extents an ExtentMap holds.
+// MaxExtents is the maximum number of extents of an ExtentMap.
 const MaxExtents = 1024
 
-// ExtentMap is struct fiemap with space for extents. It can be reused.
+// ExtentMap is struct fiemap with space for MaxExtents extents. It can be reused.
 type ExtentMap struct {
 	start, length  uint64
 	flags          uint32
@@ -138,7 +139,7 @@ type ExtentMap struct {
 	extents        [MaxExtents]Extent
 }
 
-// Read writes the dirty pages of a file and then reads its first extents between two offsets
+// Read writes the dirty pages of a file and then returns its first extents between two offsets
 // (FIEMAP_FLAG_SYNC; kernel documentation, filesystems/fiemap.rst). The next call overwrites them.
 func (m *ExtentMap) Read(f *os.File, from, end int64) ([]Extent, error) {
 	const sync = 1 << 0 // FIEMAP_FLAG_SYNC

@@ -17,10 +17,10 @@ var ErrMounted = errors.New("something is mounted there: unmount it")
 // Remove removes a name from an open directory, and its content if it is a directory. A
 // missing name is no error. Links are removed, not followed. Mount points and the content of
 // mounts are not removed (ErrMounted). Remove skips each entry that it cannot remove, and returns
-// the error of the first.
+// the first error.
 //
-// If permissions or the attributes immutable and append-only prevent the removal, Remove changes
-// them.
+// Remove changes permissions and clears the attributes immutable and append-only if they prevent the
+// removal.
 func Remove(ctx context.Context, dir *os.File, name string) error {
 	return Remover{}.Remove(ctx, dir, name)
 }
@@ -34,15 +34,15 @@ func Empty(ctx context.Context, dir *os.File) error {
 	return nil
 }
 
-// Remover removes trees in which some directories cannot be removed name by name.
+// Remover removes trees in which some directories can be removed only as a whole.
 type Remover struct {
 	// Destroy removes a directory, with its content, in one operation. It is called after the
-	// removal by name has failed with EPERM or EROFS, and reports whether it removed the
+	// removal by unlinkat(2) has failed with EPERM or EROFS, and reports whether it removed the
 	// directory. It is nil if the filesystem has no such operation.
 	Destroy func(parent *os.File, name string) bool
 }
 
-// Remove does the same as the function Remove, and calls r.Destroy where it is needed.
+// Remove does the same as the function Remove, and also calls r.Destroy.
 func (r Remover) Remove(ctx context.Context, dir *os.File, name string) error {
 	s := &removal{destroy: r.Destroy, levels: make([]tally, 1)}
 	e := &Entry{Dir: dir, Name: name, in: &walk{}}
@@ -59,7 +59,8 @@ func (r Remover) Remove(ctx context.Context, dir *os.File, name string) error {
 	return nil
 }
 
-// removal is the handler that removes. It has a tally for each directory of the walk.
+// removal is the Handler that removes entries. It has a tally for each directory from the root to the
+// current one.
 type removal struct {
 	destroy func(parent *os.File, name string) bool
 	// keepRoot means that the root of the walk is kept, with its mode.
@@ -77,7 +78,7 @@ type tally struct {
 func (r *removal) Visit(e *Entry) (*os.File, error) {
 	if e.Type != unix.DT_DIR {
 		if err := r.unlink(e, 0); !errors.Is(err, unix.EISDIR) {
-			r.count(e, err)
+			r.record(e, err)
 			return nil, nil
 		}
 	}
@@ -89,15 +90,15 @@ func (r *removal) Visit(e *Entry) (*os.File, error) {
 		if errors.Is(err, unix.EXDEV) {
 			err = ErrMounted
 		}
-		r.count(e, ignoreMissing(err))
+		r.record(e, ignoreMissing(err))
 		return nil, nil
 	}
 	r.levels = append(r.levels, tally{})
 	return dir, nil
 }
 
-// Leave implements Handler. It requests another read of a directory that may not be empty, because a
-// read may miss names while others are removed (readdir(3)).
+// Leave implements Handler. It requests another read of a directory that may not be empty, because
+// reading may miss names while others are removed (readdir(3)).
 func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
 	n := len(r.levels) - 1
 	t := r.levels[n]
@@ -124,12 +125,12 @@ func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
 		r.fail(err) // err already contains the path
 		return false, nil
 	}
-	r.count(e, err)
+	r.record(e, err)
 	return false, nil
 }
 
-// count counts the result for an entry in the tally of its directory.
-func (r *removal) count(e *Entry, err error) {
+// record adds the result for an entry to the tally of its directory.
+func (r *removal) record(e *Entry, err error) {
 	if err != nil {
 		r.fail(e.wrap(err))
 		return
@@ -143,14 +144,15 @@ func (r *removal) fail(err error) {
 	}
 }
 
-// unlink removes an entry. A directory must be empty.
+// unlink removes an entry. If permissions or attributes prevent that, it changes them. A directory must
+// be empty.
 func (r *removal) unlink(e *Entry, flags int) error {
 	try := func() error {
 		return ignoreMissing(os.NewSyscallError("unlinkat", unix.Unlinkat(int(e.Dir.Fd()), e.Name, flags)))
 	}
 	err := try()
 	kept := r.keepRoot && len(e.in.levels) == 1
-	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // a server may deny root what the owner may do
+	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // an NFS server may apply the mode to root
 		err = try()
 	}
 	if errors.Is(err, unix.EPERM) && makeMutable(e) {
@@ -162,7 +164,8 @@ func (r *removal) unlink(e *Entry, flags int) error {
 	return err
 }
 
-// ignoreMissing ignores the errors for names that another process has removed. NFS returns ESTALE.
+// ignoreMissing returns nil for the errors of names that another process has removed. NFS returns
+// ESTALE.
 func ignoreMissing(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE) {
 		return nil

@@ -16,13 +16,13 @@ import (
 
 // Entry is a name in a directory of a tree. It is valid until the handler returns.
 type Entry struct {
-	// Dir is the directory that has the name, open for reading; nil for the root.
+	// Dir is the directory that contains the name, open for reading; nil for the root.
 	Dir  *os.File
 	Name string
 	// Type is the type in the directory entry (DT_*, readdir(3)).
 	Type uint8
 	// Node is the open file and Info its state. Walk sets both; both are nil for a mount point.
-	// Unless the file is a directory, Node is open by O_PATH alone.
+	// Node is opened with O_PATH if it is not a directory.
 	Node *os.File
 	Info fs.FileInfo
 
@@ -35,7 +35,7 @@ func (e *Entry) Mounted() bool { return e.Node == nil }
 // Chown changes the owner and the group, -1 for no change. It does not follow a link.
 func (e *Entry) Chown(uid, gid int) error { return os.Chown(sys.Path(e.Node), uid, gid) }
 
-// Chmod changes the mode. A link has no mode.
+// Chmod changes the mode. Do not call it for a symbolic link, which has no mode.
 func (e *Entry) Chmod(mode fs.FileMode) error { return os.Chmod(sys.Path(e.Node), mode) }
 
 // Path returns the path from the root. A long path is shortened in the middle.
@@ -67,11 +67,11 @@ func (e *Entry) wrap(err error) error {
 
 // Handler handles the entries of a tree.
 type Handler interface {
-	// Visit handles a name. It returns an open directory for the walk to enter and to close, or
-	// nil.
+	// Visit handles an entry. If it returns an open directory, the walk enters and closes that
+	// directory.
 	Visit(e *Entry) (*os.File, error)
-	// Leave handles a directory after its content. The last one is the root, whose entry has no
-	// Dir. If again is true, the walk reads the directory once more.
+	// Leave handles a directory after its content. The last call is for the root, whose entry
+	// has no Dir. If again is true, the walk reads the directory once more.
 	Leave(e *Entry, dir *os.File) (again bool, err error)
 }
 
@@ -85,7 +85,7 @@ func Descend(ctx context.Context, root *os.File, h Handler) error {
 // of them than a call stack can hold.
 type walk struct {
 	handler Handler
-	// tolerant means that a directory that is removed meanwhile is treated as read.
+	// tolerant means that it is no error if a directory is removed while the walk reads it.
 	tolerant bool
 	dirs     Stack
 	levels   []*level
@@ -106,18 +106,18 @@ func (w *walk) from(ctx context.Context, root *os.File) error {
 	return w.run(ctx, &Entry{}, dir)
 }
 
-// run walks the directory of an entry and closes it.
-func (w *walk) run(ctx context.Context, e *Entry, dir *os.File) error {
+// run walks the directory of the entry root and closes it.
+func (w *walk) run(ctx context.Context, root *Entry, dir *os.File) error {
 	defer w.dirs.Close()
-	e.in = w
-	if err := w.push(&level{name: e.Name}, dir); err != nil {
+	root.in = w
+	if err := w.push(&level{name: root.Name}, dir); err != nil {
 		return err
 	}
 	for len(w.levels) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := w.step(e); err != nil {
+		if err := w.step(root); err != nil {
 			return err
 		}
 	}
@@ -132,16 +132,16 @@ func (w *walk) push(l *level, dir *os.File) error {
 	return w.dirs.Push(dir)
 }
 
-// step handles the next name, or leaves the directory.
+// step handles the next entry of the current directory, or leaves the directory if there is none.
 func (w *walk) step(root *Entry) error {
 	dir := w.dirs.Top()
-	here := &Entry{in: w}
+	current := &Entry{in: w}
 	name, kind, err := w.levels[len(w.levels)-1].list.next(dir)
 	if errors.Is(err, io.EOF) || err != nil && w.tolerant && removed(dir, err) {
 		return w.leave(root)
 	}
 	if err != nil {
-		return here.wrap(err)
+		return current.wrap(err)
 	}
 	e := &Entry{Dir: dir, Name: name, Type: kind, in: w}
 	into, err := w.handler.Visit(e)
@@ -151,7 +151,7 @@ func (w *walk) step(root *Entry) error {
 	return e.wrap(w.push(&level{name: name}, into))
 }
 
-// leave leaves the current directory.
+// leave calls Leave for the current directory, and makes its parent the current one.
 func (w *walk) leave(root *Entry) error {
 	n := len(w.levels) - 1
 	l := w.levels[n]
@@ -172,7 +172,7 @@ func (w *walk) leave(root *Entry) error {
 	return e.wrap(w.push(&level{name: l.name}, dir))
 }
 
-// removed reports whether reading a directory failed because it is removed (getdents64(2)).
+// removed reports whether reading a directory failed because the directory was removed (getdents64(2)).
 func removed(dir *os.File, err error) bool {
 	var st unix.Stat_t
 	return errors.Is(err, unix.ESTALE) || unix.Fstat(int(dir.Fd()), &st) == nil && st.Nlink == 0
