@@ -80,8 +80,8 @@ type listed[E any] struct {
 	token string
 }
 
-// fill is page with a token and a limit. A token is the ID of an object, or one of
-// PoolToken.
+// fill is page with a token and a limit. A token is the ID of an object, or a result
+// of PoolToken.
 func fill[O, E any](ctx context.Context, l listing[O], token string, limit int, entry func(backend.Backend, O) (*E, error)) ([]*E, string, error) {
 	backends, err := l.resume(token)
 	if err != nil {

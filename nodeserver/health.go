@@ -122,7 +122,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 }
 
 // NodeGetStorageHealth implements csi.NodeServer. CSI requires one message for each status
-// and reason, so pools with the same condition share one.
+// and reason, so pools with the same condition share one message.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
 	byReason := map[backend.Reason]*csi.NodeGetStorageHealthResponse_StorageBackendHealth{}

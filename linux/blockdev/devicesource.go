@@ -26,8 +26,8 @@ type DeviceSource struct {
 	// nil if nothing was written. It may run while the device is being mounted. The mount is
 	// attached to its path only after Commit.
 	Commit func() error
-	// Abort makes the requests fail that wait for the storage of the device. It returns when its
-	// context ends or the device is free. It is nil if the storage is not on a server.
+	// Abort makes requests that wait for the storage of the device fail, until its context ends
+	// or the device is free. It is nil if the storage is not on a server.
 	Abort func(context.Context) error
 	// Created means that the filesystem was just created, as large as the device.
 	Created bool

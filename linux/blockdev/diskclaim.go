@@ -243,7 +243,7 @@ func Detach(ctx context.Context, guid, node string) error {
 }
 
 // Present reports whether a claim is attached as a node, and whether its disk was removed or cannot be read.
-// It does not search for the disk.
+// It examines only the device of the node.
 func Present(guid, node string) (ok, removed bool, err error) {
 	ok, d, err := present(guid, node)
 	return ok, ok && d == nil, err

@@ -95,8 +95,8 @@ func (t table) entrySectors() int64 { return (gptEntryBytes + t.sector - 1) / t.
 func (t table) last() int64          { return t.sectors - 1 }
 func (t table) backupEntries() int64 { return t.last() - t.entrySectors() }
 
-// room returns the range of the data of a claimed disk in bytes: the range between the tables, aligned to a
-// MiB. The size is 0 if there is no space.
+// room returns the range of the partition of a claimed disk in bytes: the range between the tables, aligned
+// to a MiB. The size is 0 if there is no space.
 func (t table) room() (start, size int64) {
 	end := t.backupEntries() * t.sector / partitionAlign * partitionAlign
 	return partitionAlign, max(0, end-partitionAlign)

@@ -343,7 +343,7 @@ func busy(number int) error {
 }
 
 // DetachLoop frees the device if it has the tag, and returns when it is free. ErrDeviceBusy if other
-// processes have it open for over a second: the device then stays bound. A device with another tag is
+// processes have it open for over a second: the device then stays unchanged. A device with another tag is
 // not changed.
 func DetachLoop(ctx context.Context, number int, tag string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
