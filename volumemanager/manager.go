@@ -57,7 +57,7 @@ const resync = 5 * time.Minute
 var ErrRunning = errors.New("another volume manager uses it")
 
 // ErrForeign is returned if the root directory has pods and no manager has used it. A manager would
-// unmount and remove their volumes.
+// unmount and remove the volumes of these pods.
 var ErrForeign = errors.New("it contains pods of another program, such as a kubelet")
 
 // Manager is a running volume manager.
@@ -124,9 +124,9 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	m.metrics = newMetrics(m)
 	m.executor = operation.New(ctx, m.done)
 	m.csi = csi.New(m.host, csi.Options{Registry: o.Registry, Changed: m.retry})
-	servers := mount.NewNFSUnmounter()
-	m.nfs = nfsvolume.New(m.host, servers)
-	m.flexVolumes = flexvolume.New(m.host, servers, o.FlexVolumes, m.retry)
+	unmounter := mount.NewNFSUnmounter()
+	m.nfs = nfsvolume.New(m.host, unmounter)
+	m.flexVolumes = flexvolume.New(m.host, unmounter, o.FlexVolumes, m.retry)
 	registry := m.plugins()
 	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
 	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims, m.Node)
@@ -219,7 +219,7 @@ func (m *Manager) syncManifests(objects <-chan *manifest.Objects) func(context.C
 }
 
 // sync syncs the claims and wakes the reconciler. updated has the new manifests; nil if they have not
-// changed. again is the time of the next sync if nothing changes; zero for none.
+// changed. again is the time of the next sync if nothing changes before; zero for none.
 func (m *Manager) sync(ctx context.Context, updated *manifest.Objects) (again time.Time) {
 	if updated == nil {
 		again = m.claims.Sync(ctx)
@@ -234,7 +234,7 @@ func (m *Manager) sync(ctx context.Context, updated *manifest.Objects) (again ti
 	return again
 }
 
-// after fires at a time; never if it is zero.
+// after returns a channel that fires at t; it never fires if t is zero.
 func after(t time.Time) <-chan time.Time {
 	if t.IsZero() {
 		return nil
@@ -245,7 +245,7 @@ func after(t time.Time) <-chan time.Time {
 // stateDir is the directory of the manager's own files.
 func stateDir(root string) string { return filepath.Join(root, "volume-manager") }
 
-// checkOwner returns ErrForeign for a root directory with pods that no manager has used.
+// checkOwner returns ErrForeign if the root directory has pods and no manager has used it.
 func checkOwner(root string) error {
 	if _, err := os.Lstat(stateDir(root)); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -260,7 +260,7 @@ func checkOwner(root string) error {
 	return err
 }
 
-// lockDir locks the directory until the file is closed or the process ends.
+// lockDir locks the directory until the returned file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -112,8 +112,8 @@ func ReadStatus(ctx context.Context, root string) (s Status, err error) {
 	return s, get(ctx, root, "/status", &s)
 }
 
-// AwaitPod waits until all volumes of a pod are mounted, or the timeout; then the pod is not ready. While
-// no manager uses the root directory, it waits for one.
+// AwaitPod waits until all volumes of a pod are mounted. After the timeout it returns a status that is
+// not ready. While no manager uses the root directory, it waits for one.
 func AwaitPod(ctx context.Context, root string, pod types.NamespacedName, timeout time.Duration) (s PodStatus, err error) {
 	deadline := time.Now().Add(timeout)
 	for {

@@ -43,8 +43,8 @@ func (p *pass) syncClaim(claim *corev1.PersistentVolumeClaim) outcome {
 	return p.syncBound(claim, record)
 }
 
-// ofPod reports whether a claim belongs to a generic ephemeral volume. It is deleted with its pod,
-// and another pod of that name gets another claim.
+// ofPod reports whether a claim belongs to a generic ephemeral volume. Such a claim is deleted with
+// its pod, and another pod of the same name gets another claim.
 func ofPod(claim *corev1.PersistentVolumeClaim) bool {
 	owner := metav1.GetControllerOf(claim)
 	return owner != nil && owner.Kind == "Pod"
@@ -82,8 +82,8 @@ func (p *pass) syncUnbound(claim *corev1.PersistentVolumeClaim) outcome {
 	return p.provision(claim, nil)
 }
 
-// earlierVolume returns a volume whose binding to the claim was interrupted, or, if it still
-// matches, a volume that the claim had before it was removed.
+// earlierVolume returns a volume whose binding to the claim was interrupted. If there is none, it
+// returns a matching volume that the claim had before the claim was removed and added again.
 func (p *pass) earlierVolume(claim *corev1.PersistentVolumeClaim) *volume {
 	for _, v := range p.claimed[claim.UID] {
 		if v.Status.Phase == corev1.VolumeBound && (!v.lost || !p.objects.Complete) {
@@ -132,7 +132,7 @@ func (p *pass) bindNamed(claim *corev1.PersistentVolumeClaim) outcome {
 	return p.bind(claim, v)
 }
 
-// noMatch says why no free volume matches a claim, for the first three of them.
+// noMatch says why no free volume matches a claim. It gives the reasons for the first three volumes.
 func (p *pass) noMatch(claim *corev1.PersistentVolumeClaim) string {
 	const shown = 3
 	free := p.free[className(claim)]
@@ -206,7 +206,7 @@ func className(claim *corev1.PersistentVolumeClaim) string {
 	return ptr.Deref(claim.Spec.StorageClassName, "")
 }
 
-// bind starts to bind a claim to a volume, and withholds the volume from other claims.
+// bind starts to bind a claim to a volume. No other claim of this pass gets the volume.
 func (p *pass) bind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 	class := v.Spec.StorageClassName
 	p.free[class] = slices.DeleteFunc(p.free[class], func(o *volume) bool { return o == v })
@@ -222,8 +222,8 @@ func (p *pass) bind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 	return waiting("is being bound to volume %s", v.Name)
 }
 
-// bind writes both directions. It writes the volume first: after an interruption, no other claim
-// gets the volume.
+// bind records the binding in the volume and in the claim. It writes the volume first, so that no
+// other claim gets the volume after an interruption.
 func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
 	return c.writeBoth(keyOf(claim), record, v, func() error {
 		bound := v.DeepCopy()
@@ -236,8 +236,8 @@ func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume
 	})
 }
 
-// writeVolume locks a volume and calls write, unless the volume's record has changed since the
-// pass read it. Then the next pass decides again.
+// writeVolume locks a volume and calls write. If the volume's record has changed since the pass read
+// it, write is not called: the next pass decides again.
 func (c *Controller) writeVolume(v *volume, write func() error) error {
 	c.records.LockKey(v.Name)
 	defer func() { _ = c.records.UnlockKey(v.Name) }()
@@ -328,8 +328,7 @@ func lost(record *corev1.PersistentVolumeClaim, v *volume, format string, args .
 	return o
 }
 
-// immutableChange returns a message if a field of a bound claim was changed that must not change;
-// otherwise "".
+// immutableChange returns a message if an immutable field of a bound claim was changed; otherwise "".
 func immutableChange(claim, record *corev1.PersistentVolumeClaim) string {
 	name, class := claim.Spec.VolumeName, claim.Spec.StorageClassName
 	var field string

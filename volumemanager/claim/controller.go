@@ -2,16 +2,17 @@
 // machine what kube-controller-manager, external-provisioner and external-resizer do for a
 // cluster.
 //
-// Each decision is written to the store before it is executed or reported, in an order from
-// which a restart continues. A claim is recorded as Pending before its volume is created, and
-// the volume is recorded before the claim is Bound. A volume is recorded as Released before its
-// claim is removed, and is removed after its data is deleted. So Sync decides from manifests and
-// store alone, and each operation checks the records again before it writes.
+// Each decision is written to the store before it is executed or reported. The order of the
+// writes allows a restarted manager to continue. A claim is recorded as Pending before its volume
+// is created, and the volume is recorded before the claim is Bound. A volume is recorded as
+// Released before its claim is removed, and is removed after its data is deleted. So Sync needs
+// only the manifests and the store, and each operation checks the records again before it writes.
 //
-// A UID identifies a claim. It is derived from the name unless the manifest sets it, so a claim
-// that is added again gets its volume back, unless deletion of the volume has begun. A retained
-// volume is bound to another claim if its manifest names that claim in spec.claimRef. A volume of
-// a manifest is available to any claim after the manifest was removed and added again.
+// A claim is identified by its UID, which is derived from its name unless the manifest sets it. So a
+// claim that is added again gets its volume back, unless deletion of the volume has begun. A
+// retained volume is bound to another claim if its manifest names that claim in spec.claimRef. A
+// volume that a manifest declares is available to any claim after that manifest was removed and
+// added again.
 package claim
 
 import (
@@ -41,11 +42,12 @@ const (
 	provisionedBy = "pv.kubernetes.io/provisioned-by"
 	// storageProvisioner is Kubernetes' annotation for the provisioner of a claim's volume.
 	storageProvisioner = "volume.kubernetes.io/storage-provisioner"
-	// fromManifest marks the record of a volume that a manifest declares. Without the manifest
-	// the volume is lost.
+	// fromManifest marks the record of a volume that a manifest declares. The volume is lost after
+	// that manifest is removed.
 	fromManifest = "trivet.dev/manifest"
 	// reclaim marks a volume whose data is being deleted or scrubbed (reclaimBegun), or was
-	// deleted while a manifest still declares it (reclaimDone). It is not bound to a claim.
+	// deleted while a manifest still declares it (reclaimDone). Such a volume is not bound to a
+	// claim.
 	reclaim      = "trivet.dev/reclaim"
 	reclaimBegun = "begun"
 	reclaimDone  = "done"
@@ -55,7 +57,7 @@ const (
 const maxWrites = 64
 
 // Store persists claims and volumes; package store implements it. Returned objects are never
-// modified: each write replaces the object, so pointers can be compared.
+// modified: each write replaces the object, so equal pointers mean that nothing was written.
 type Store interface {
 	Claim(key types.NamespacedName) (*corev1.PersistentVolumeClaim, error)
 	Claims() []*corev1.PersistentVolumeClaim
@@ -71,8 +73,8 @@ type Store interface {
 type Machine interface {
 	// Node returns the machine's name and labels as a Node.
 	Node() *corev1.Node
-	// InUse reports whether a volume is in use: from before Controller.Volume returns it for a
-	// pod until no part of it is left on the machine.
+	// InUse reports whether a volume is in use. The use begins before Controller.Volume returns the
+	// volume for a pod, and ends when no part of the volume is left on the machine.
 	InUse(pvName string) bool
 }
 
@@ -84,11 +86,11 @@ type Controller struct {
 	events     *event.Recorder
 	machine    Machine
 
-	// syncing serializes Sync. Machine's methods may block on other locks, so only Sync, which
-	// calls them, holds it.
+	// syncing serializes Sync. Only Sync holds it, because Sync calls Machine's methods, which may
+	// block on other locks.
 	syncing sync.Mutex
-	// records serializes, for each volume, an operation's last check of the records of the volume
-	// and its claim with its writes.
+	// records has a lock for each volume. An operation holds the lock from its last check of the
+	// records of the volume and its claim until its writes are done.
 	records keymutex.KeyMutex
 
 	// mu guards the fields below. It is never held during a blocking call.
@@ -159,8 +161,8 @@ func (c *Controller) Retry() {
 	}
 }
 
-// sameDependencies reports whether the objects are equal that operations depend on besides their
-// own claim and volume.
+// sameDependencies reports whether a and b have equal classes, drivers, secrets and snapshots.
+// Operations depend on these besides their own claim and volume.
 func sameDependencies(a, b *manifest.Objects) bool {
 	return reflect.DeepEqual(a.Classes, b.Classes) && reflect.DeepEqual(a.Drivers, b.Drivers) &&
 		reflect.DeepEqual(a.Secrets, b.Secrets) && reflect.DeepEqual(a.Snapshots, b.Snapshots) &&
@@ -242,11 +244,11 @@ func claimObject(key types.NamespacedName) string { return "claim " + key.String
 
 func volumeObject(name string) string { return "volume " + name }
 
-// ClaimStatus is the state of a claim for users.
+// ClaimStatus is the state of a claim that is shown to users.
 type ClaimStatus struct { //nolint:revive // VolumeStatus exists too
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Phase is a phase of Kubernetes, or Terminating if the claim is in no manifest any more.
+	// Phase is a Kubernetes claim phase, or Terminating if the claim was removed from the manifests.
 	Phase    string `json:"phase"`
 	Volume   string `json:"volume,omitempty"`
 	Capacity string `json:"capacity,omitempty"`
@@ -254,10 +256,10 @@ type ClaimStatus struct { //nolint:revive // VolumeStatus exists too
 	Message string `json:"message,omitempty"`
 }
 
-// VolumeStatus is the state of a PersistentVolume for users.
+// VolumeStatus is the state of a PersistentVolume that is shown to users.
 type VolumeStatus struct {
 	Name string `json:"name"`
-	// Phase is a phase of Kubernetes. A volume that cannot be reclaimed is Failed.
+	// Phase is a Kubernetes volume phase. A volume that cannot be reclaimed is Failed.
 	Phase         string `json:"phase"`
 	Claim         string `json:"claim,omitempty"`
 	Class         string `json:"class,omitempty"`
@@ -268,7 +270,7 @@ type VolumeStatus struct {
 
 const terminating = "Terminating"
 
-// condition is the part of a state that is reported as an event when it changes.
+// condition is the part of an outcome whose changes are recorded as events.
 type condition struct {
 	phase   string
 	message string
@@ -279,7 +281,7 @@ type condition struct {
 // outcome is the state of a claim or of a volume after a pass.
 type outcome struct {
 	condition
-	// claim is nil for a volume.
+	// claim is nil in the outcome of a volume.
 	claim  *corev1.PersistentVolumeClaim
 	volume *corev1.PersistentVolume
 	// usable is set if pods may use the volume.
@@ -302,8 +304,8 @@ func blocked(format string, args ...any) outcome {
 type view struct {
 	claims  map[types.NamespacedName]outcome
 	volumes map[string]outcome
-	// conflicts has a message for each pod whose generic ephemeral volume has the name of a claim
-	// that is not its own.
+	// conflicts has a message for each pod that has a generic ephemeral volume whose claim name is
+	// already used by another claim.
 	conflicts map[string]string
 }
 
@@ -330,8 +332,8 @@ func (c *Controller) publish(ctx context.Context, view view) {
 	}
 }
 
-// recordChange records an event if a condition has changed. A new object without a message is no
-// event.
+// recordChange records an event if a condition has changed. It records none for a new object without
+// a message.
 func (c *Controller) recordChange(ctx context.Context, object, kind string, old, now condition) {
 	if now.message != old.message || old.phase != "" && now.phase != old.phase {
 		c.events.Record(ctx, event.Event{Warning: now.warning, Object: object, Reason: kind + now.phase, Message: cmp.Or(now.message, "it is "+now.phase)})

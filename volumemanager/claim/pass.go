@@ -24,11 +24,12 @@ type pass struct {
 	c       *Controller
 	objects *manifest.Objects
 	node    *corev1.Node
-	// records are the claims in the store, desired those of manifests and of generic ephemeral
-	// volumes.
+	// records are the claims in the store. desired are the claims of manifests and of generic
+	// ephemeral volumes.
 	records, desired map[types.NamespacedName]*corev1.PersistentVolumeClaim
 	volumes          map[string]*volume
-	// sources maps sourceOf to the volumes that have a claim; nil before the first use.
+	// sources holds the volumes that have a claim, keyed by sourceOf. It is nil before the first
+	// use.
 	sources map[string][]*volume
 	// claimed holds volumes by the UID in their claimRef.
 	claimed map[types.UID][]*volume
@@ -36,8 +37,8 @@ type pass struct {
 	prebound map[types.NamespacedName]*volume
 	// free holds volumes without a claimRef by class, sorted by capacity.
 	free map[string][]*volume
-	// users has one pod for each claim that pods use, copies one unbound claim for each claim that
-	// it copies.
+	// users has one pod for each claim that pods use. copies has, for each claim that is a data
+	// source, one unbound claim that copies it.
 	users, copies map[types.NamespacedName]string
 	releasing     map[types.NamespacedName]bool
 	defaultClass  string
@@ -52,8 +53,8 @@ type volume struct {
 	*corev1.PersistentVolume
 	// record is the volume in the store, or nil.
 	record *corev1.PersistentVolume
-	// manifest is set if a manifest declares the volume; lost is set if only an earlier manifest
-	// did.
+	// manifest is set if a manifest declares the volume; lost is set if the manifest that declared
+	// it was removed.
 	manifest, lost bool
 	// edited is set if the source in the manifest was changed after the volume was bound.
 	edited bool
@@ -187,7 +188,7 @@ func (p *pass) addPods() {
 				p.view.conflicts["pod "+name] = fmt.Sprintf("volume %s: a manifest declares claim %s, which is the name of the volume's own claim: rename the volume or the claim", v.Name, key)
 				continue
 			}
-			if user := p.users[key]; user == "" || name < user { // the same pod in each pass
+			if user := p.users[key]; user == "" || name < user { // choose the same pod in each pass
 				p.users[key] = name
 			}
 		}
@@ -207,8 +208,8 @@ func Of(pod *corev1.Pod, v *corev1.Volume) types.NamespacedName {
 	}
 }
 
-// CopyOf returns the claim whose volume is the source of a pod's volume, according to the
-// manifests; zero if it has no such source.
+// CopyOf returns the claim from whose volume a pod's volume is copied, according to the manifests;
+// zero if there is none.
 func CopyOf(pod *corev1.Pod, v *corev1.Volume, objects *manifest.Objects) (source types.NamespacedName) {
 	claim := objects.Claims[Of(pod, v)]
 	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {

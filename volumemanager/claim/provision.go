@@ -80,8 +80,8 @@ func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.Stor
 	return class, provisioner, nil
 }
 
-// checkNameFree returns an error if a volume of this name exists. Such a volume belongs to an earlier
-// claim with the same UID.
+// checkNameFree returns an error if a volume of this name exists, which belongs to an earlier claim
+// with the same UID.
 func (p *pass) checkNameFree(name string) error {
 	v := p.volumes[name]
 	if v == nil {
@@ -94,10 +94,10 @@ func (p *pass) checkNameFree(name string) error {
 	return fmt.Errorf("volume %s of an earlier claim with this UID exists, but does not match: change the claim back, or set another metadata.uid", name)
 }
 
-// provision records the claim as Pending before the call, because the volume may exist from then
-// on. It removes the record in two cases: the plugin refused the request, or this is the first call
-// and its failure is certain. In all other cases an earlier call may have created the volume. It does
-// nothing if the claim was recorded differently since the pass began: the next pass decides again.
+// provision records the claim as Pending before it calls the plugin, because the volume may exist
+// from then on. It removes the record in two cases: the plugin refused the request, or this is the
+// first call and certainly failed. In all other cases a call may have created the volume. provision
+// does nothing if the claim's record has changed since the pass began: the next pass decides again.
 func (c *Controller) provision(ctx context.Context, provisioner plugins.ProvisionableVolumePlugin, o plugins.ProvisionOptions, record *corev1.PersistentVolumeClaim) error {
 	key := keyOf(o.Claim)
 	if current, err := c.store.Claim(key); err != nil || current != record {
@@ -125,7 +125,7 @@ func (c *Controller) provision(ctx context.Context, provisioner plugins.Provisio
 	return c.store.PutClaim(boundTo(o.Claim, v))
 }
 
-// provisioned completes a plugin's volume with the fields that are the same for all plugins.
+// provisioned sets the fields of a new volume that do not depend on the plugin.
 func provisioned(v *corev1.PersistentVolume, o plugins.ProvisionOptions) *corev1.PersistentVolume {
 	v = v.DeepCopy()
 	v.Name, v.Namespace = o.PVName, ""
@@ -149,7 +149,7 @@ func dataSource(claim *corev1.PersistentVolumeClaim) *corev1.TypedObjectReferenc
 	return nil
 }
 
-// claimSource returns the claim whose volume is copied.
+// claimSource returns the claim whose volume is copied; false if the data source is not a claim.
 func claimSource(claim *corev1.PersistentVolumeClaim) (types.NamespacedName, bool) {
 	ref := dataSource(claim)
 	if ref == nil || groupOf(ref) != "" || ref.Kind != "PersistentVolumeClaim" {

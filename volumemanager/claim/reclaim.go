@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// syncRemovedClaim removes a claim that is in no manifest any more. The claim stays, and pods may
-// use its volume, while a pod of the manifests uses it, while a claim copies it, or while the
-// volume is in use on the machine. If the volume may exist, it is provisioned first, so that it
-// can be reclaimed.
+// syncRemovedClaim removes a claim that was removed from the manifests. The claim stays, and pods may
+// use its volume, while a pod of the manifests uses the claim, while another claim copies it, or
+// while the volume is in use on the machine. If it is unknown whether the volume exists, the volume
+// is provisioned first, so that it can be reclaimed.
 func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 	key := keyOf(record)
 	v, err := p.volumeOf(record)
@@ -97,7 +97,8 @@ func (c *Controller) release(record *corev1.PersistentVolumeClaim, v *volume) er
 	})
 }
 
-// released returns the record of a released volume. From then on its data may be destroyed.
+// released returns the record of a released volume. After it is written, the volume's data may be
+// destroyed.
 func released(v *volume) *corev1.PersistentVolume {
 	r := v.DeepCopy()
 	r.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased}
@@ -107,8 +108,8 @@ func released(v *volume) *corev1.PersistentVolume {
 	return r
 }
 
-// destroysData reports whether reclaiming a volume deletes or scrubs its data. The data of a volume
-// whose manifest was removed first is kept, as Kubernetes keeps that of a deleted PersistentVolume.
+// destroysData reports whether reclaiming a volume deletes or scrubs its data. The data is kept if
+// the volume's manifest was removed, as Kubernetes keeps the data of a deleted PersistentVolume.
 func destroysData(v *volume) bool {
 	policy := v.Spec.PersistentVolumeReclaimPolicy
 	return !v.lost && (policy == corev1.PersistentVolumeReclaimDelete || policy == corev1.PersistentVolumeReclaimRecycle)
@@ -142,13 +143,13 @@ func (p *pass) syncVolume(v *volume) condition {
 func (p *pass) hasClaim(v *volume) bool {
 	ref := v.Spec.ClaimRef
 	if record := p.records[refKey(ref)]; record != nil && record.UID == ref.UID {
-		return holds(record, v) || v.Status.Phase == corev1.VolumeBound
+		return mayBeBound(record, v) || v.Status.Phase == corev1.VolumeBound
 	}
 	return p.isDesired(ref) && v.Annotations[reclaim] == "" && !v.lost
 }
 
-// holds reports whether a recorded claim is bound to a volume, or may be about to be.
-func holds(record *corev1.PersistentVolumeClaim, v *volume) bool {
+// mayBeBound reports whether a recorded claim is bound to a volume, or may be about to be bound to it.
+func mayBeBound(record *corev1.PersistentVolumeClaim, v *volume) bool {
 	name := record.Spec.VolumeName
 	return record.UID == v.Spec.ClaimRef.UID && (name == "" || name == v.Name)
 }
@@ -187,7 +188,7 @@ func (p *pass) reclaim(v *volume) condition {
 // the writes of bind, or the volume's policy was changed since the release.
 func (c *Controller) releaseWithoutClaim(v *volume) error {
 	return c.writeVolume(v, func() error {
-		if record, err := c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil || record != nil && holds(record, v) {
+		if record, err := c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil || record != nil && mayBeBound(record, v) {
 			return err
 		}
 		return c.putVolume(v, released(v))
@@ -201,7 +202,7 @@ func (p *pass) forget(v *volume) condition {
 	})
 }
 
-// destroyData deletes or scrubs the data of a volume, and then records that.
+// destroyData deletes or scrubs the data of a volume, and then records the deletion or scrubbing.
 func (p *pass) destroyData(v *volume) condition {
 	plugin, err := p.pluginOf(v)
 	if err != nil {
@@ -212,20 +213,20 @@ func (p *pass) destroyData(v *volume) condition {
 	}
 	var operation string
 	var destroy func(context.Context, *corev1.PersistentVolume) error
-	var record func(*volume) error
+	var recordResult func(*volume) error
 	switch v.Spec.PersistentVolumeReclaimPolicy {
 	case corev1.PersistentVolumeReclaimDelete:
 		deleter, ok := plugin.(plugins.DeletableVolumePlugin)
 		if !ok {
 			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Delete: %s cannot delete volumes: set Retain", plugin.Name()))
 		}
-		operation, destroy, record = "volume_delete", deleter.Delete, p.c.recordDeleted
+		operation, destroy, recordResult = "volume_delete", deleter.Delete, p.c.recordDeleted
 	case corev1.PersistentVolumeReclaimRecycle:
 		recycler, ok := plugin.(plugins.RecyclableVolumePlugin)
 		if !ok {
 			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Recycle: %s cannot scrub volumes: set Retain", plugin.Name()))
 		}
-		operation, destroy, record = "volume_recycle", recycler.Recycle, p.c.recordScrubbed
+		operation, destroy, recordResult = "volume_recycle", recycler.Recycle, p.c.recordScrubbed
 	default:
 		return p.retainRemainder(v)
 	}
@@ -236,12 +237,12 @@ func (p *pass) destroyData(v *volume) condition {
 		if err := destroy(ctx, v.PersistentVolume); err != nil {
 			return err
 		}
-		return record(v)
+		return recordResult(v)
 	})
 }
 
-// recordDeleted removes a deleted volume from the store. If a manifest still declares the volume,
-// its record stays, because the volume would be free for a claim.
+// recordDeleted removes a deleted volume from the store. If a manifest still declares the volume, the
+// record stays: without it, a claim could be bound to the deleted volume.
 func (c *Controller) recordDeleted(v *volume) error {
 	if !v.manifest {
 		return c.store.RemoveVolume(v.Name)
@@ -260,7 +261,7 @@ func (c *Controller) recordScrubbed(v *volume) error {
 	return c.putVolume(v, scrubbed)
 }
 
-// duplicate returns another PersistentVolume of the same volume that has a claim, or nil.
+// duplicate returns another PersistentVolume that has a claim and the same source, or nil.
 func (p *pass) duplicate(v *volume) *volume {
 	if p.sources == nil {
 		p.sources = map[string][]*volume{}
@@ -279,7 +280,7 @@ func (p *pass) duplicate(v *volume) *volume {
 	return nil
 }
 
-// sourceOf returns a string that is equal for all PersistentVolumes of one volume. Driver and
+// sourceOf returns a string that is equal for all PersistentVolumes with the same source. Driver and
 // handle identify a CSI volume (csi-spec, Volume.volume_id).
 func sourceOf(v *volume) string {
 	source := v.Spec.PersistentVolumeSource
@@ -289,8 +290,9 @@ func sourceOf(v *volume) string {
 	return source.String()
 }
 
-// retainRemainder keeps the remaining data of a volume whose policy was changed to Retain after its
-// data began to be destroyed. It records the policy, so that it also applies without the manifest.
+// retainRemainder keeps the remaining data of a volume whose policy was changed to Retain after the
+// deletion of its data began. It records the policy, so that the policy also applies after the
+// manifest is removed.
 func (p *pass) retainRemainder(v *volume) condition {
 	policy := v.Spec.PersistentVolumeReclaimPolicy
 	if v.record.Spec.PersistentVolumeReclaimPolicy != policy {
@@ -305,7 +307,7 @@ func failed(err error) condition {
 	return condition{phase: string(corev1.VolumeFailed), message: err.Error(), warning: true}
 }
 
-// runVolume starts an operation with a volume that has no claim.
+// runVolume starts an operation on a volume that has no claim.
 func (p *pass) runVolume(v *volume, name string, do func(ctx context.Context) error) condition {
 	if err := p.run(volumeObject(v.Name), name, p.pluginName(v), do); err != nil {
 		return failed(err)

@@ -29,7 +29,8 @@ type Machine struct {
 // Variables are the variables of a container by name.
 type Variables map[string]variable
 
-// variable holds a value, or the error why it is unknown. The error fails only its users.
+// variable holds a value, or the error that says why the value is unknown. The error is returned only
+// if the variable is used.
 type variable struct {
 	value string
 	err   error
@@ -70,7 +71,7 @@ func (m Machine) addAll(v Variables, pod *corev1.Pod, at *field.Path, source cor
 
 func (m Machine) add(v Variables, pod *corev1.Pod, container *corev1.Container, at *field.Path, e *corev1.EnvVar) (err error) {
 	if e.ValueFrom == nil {
-		v[e.Name] = v.of(e.Value)
+		v[e.Name] = v.resolve(e.Value)
 		return nil
 	}
 	at = at.Child("valueFrom")
@@ -95,28 +96,28 @@ func (m Machine) add(v Variables, pod *corev1.Pod, container *corev1.Container, 
 	return err
 }
 
-// field returns no addresses, because there is no pod network. The default service account is that of an
-// API server.
-func (m Machine) field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector) (variable, error) {
-	switch of.FieldPath {
+// field returns no addresses, because there is no pod network. The default service account is the one
+// that an API server sets.
+func (m Machine) field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectFieldSelector) (variable, error) {
+	switch selector.FieldPath {
 	case "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs":
-		return variable{err: plugins.Invalidf("%s.fieldPath %q: pods have no addresses here: give the variable a value", at, of.FieldPath)}, nil
+		return variable{err: plugins.Invalidf("%s.fieldPath %q: pods have no addresses here: give the variable a value", at, selector.FieldPath)}, nil
 	}
-	value, err := downward.Field(at, pod, of, map[string]string{
+	value, err := downward.Field(at, pod, selector, map[string]string{
 		"spec.nodeName":           m.Node,
 		"spec.serviceAccountName": cmp.Or(pod.Spec.ServiceAccountName, "default"),
 	})
 	return variable{value: value}, err
 }
 
-// resource returns a resource of the container, or of the container that of names. A container
-// without a limit has the limit of the pod.
-func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Container, of *corev1.ResourceFieldSelector) (string, error) {
-	of = of.DeepCopy()
-	of.ContainerName = cmp.Or(of.ContainerName, container.Name)
-	return downward.Resource(at, pod, of, func(name corev1.ResourceName) (resource.Quantity, error) {
-		if whole := pod.Spec.Resources; whole != nil && !whole.Limits.Name(name, resource.BinarySI).IsZero() {
-			return whole.Limits[name], nil
+// resource returns a resource of the container that selector names; the default is container. A
+// container without a limit has the limit of the pod.
+func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Container, selector *corev1.ResourceFieldSelector) (string, error) {
+	selector = selector.DeepCopy()
+	selector.ContainerName = cmp.Or(selector.ContainerName, container.Name)
+	return downward.Resource(at, pod, selector, func(name corev1.ResourceName) (resource.Quantity, error) {
+		if ofPod := pod.Spec.Resources; ofPod != nil && !ofPod.Limits.Name(name, resource.BinarySI).IsZero() {
+			return ofPod.Limits[name], nil
 		}
 		return downward.Machine(m.Dir)(name)
 	})
@@ -177,8 +178,8 @@ func (v Variables) addKey(name, key string, from object) error {
 	return nil
 }
 
-// Expand replaces the variables of a subPathExpr. Each must have a value: a path with an empty
-// part is another path, at worst the whole volume.
+// Expand replaces the variables of a subPathExpr. Each variable must have a value: an empty one would
+// select another path, at worst the whole volume.
 func (v Variables) Expand(expression string) (string, error) {
 	return expand(expression, func(name string) (string, error) {
 		known, ok := v[name]
@@ -192,9 +193,9 @@ func (v Variables) Expand(expression string) (string, error) {
 	})
 }
 
-// of returns the variable of a value that may refer to others. An unknown reference stays as it
-// is.
-func (v Variables) of(value string) variable {
+// resolve returns a variable with a value in which references to other variables are replaced. An
+// unknown reference is not replaced.
+func (v Variables) resolve(value string) variable {
 	value, err := expand(value, func(name string) (string, error) {
 		if known, ok := v[name]; ok {
 			return known.value, known.err

@@ -35,7 +35,8 @@ type document struct {
 	json  bool
 }
 
-// decode decodes a file. After an error none of its objects is valid: the file may be incomplete.
+// decode decodes a file. After an error none of the file's objects is used: the file may be
+// incomplete.
 func decode(data []byte, isJSON bool) ([]entry, error) {
 	if !utf8.Valid(data) {
 		return nil, errors.New("it is not UTF-8: save it as UTF-8 text")
@@ -64,8 +65,8 @@ func decode(data []byte, isJSON bool) ([]entry, error) {
 	return all, nil
 }
 
-// split returns the documents of a YAML stream (YAML 1.1 §9.1), which may be empty. The parser reads
-// the first document and ignores others.
+// split returns the documents of a YAML stream (YAML 1.1 §9.1), because the parser ignores all but the
+// first one. A document may be empty.
 func split(data []byte) (documents []document) {
 	start, lines := 0, 0
 	for at, line := 0, 0; at < len(data); line++ {
@@ -132,7 +133,7 @@ type header struct {
 	} `json:"metadata"`
 }
 
-// list contains several objects, as kubectl writes them.
+// list is a List, the object in which kubectl writes several objects.
 type list struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
@@ -149,7 +150,7 @@ func (d document) decode(raw []byte) ([]entry, error) {
 		return []entry{e}, err
 	}
 	var l list
-	if err := d.strictly(raw, &l, ""); err != nil {
+	if err := d.decodeStrict(raw, &l, ""); err != nil {
 		return nil, err
 	}
 	entries := make([]entry, len(l.Items))
@@ -166,7 +167,7 @@ func (d document) header(raw []byte, at string) (head header, err error) {
 		return head, d.explain(raw, &head, at, err)
 	}
 	if head.Kind == "" {
-		return head, d.wrong(join(at, "kind"), "it is missing: set one of "+kindNames())
+		return head, d.errorAt(join(at, "kind"), "it is missing: set one of "+kindNames())
 	}
 	return head, nil
 }
@@ -191,7 +192,7 @@ func (d document) object(raw []byte, at string) (entry, error) {
 		return e, nil
 	}
 	o := k.empty()
-	if err := d.strictly(raw, o, at); err != nil {
+	if err := d.decodeStrict(raw, o, at); err != nil {
 		return entry{}, err
 	}
 	if errs := append(completeMeta(head.Kind, k, o), k.complete(o)...); len(errs) > 0 {
@@ -202,8 +203,8 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	return e, nil
 }
 
-// strictly decodes without unknown fields, duplicate fields and case-insensitive names.
-func (d document) strictly(raw []byte, into any, at string) error {
+// decodeStrict returns an error for unknown fields, duplicate fields, and names with the wrong case.
+func (d document) decodeStrict(raw []byte, into any, at string) error {
 	errs, err := strict.UnmarshalStrict(raw, into)
 	if err != nil {
 		return d.explain(raw, into, at, err)
@@ -213,7 +214,7 @@ func (d document) strictly(raw []byte, into any, at string) error {
 		if in, ok := errors.AsType[strict.FieldError](err); ok {
 			path := in.FieldPath()
 			in.SetFieldPath(path[strings.LastIndex(path, ".")+1:])
-			errs[i] = d.wrong(join(at, path), in.Error()+": remove it, or correct its name")
+			errs[i] = d.errorAt(join(at, path), in.Error()+": remove it, or correct its name")
 		}
 	}
 	if len(errs) > 0 {
@@ -222,91 +223,91 @@ func (d document) strictly(raw []byte, into any, at string) error {
 	return nil
 }
 
-// aliases matches the quoted values in parser errors about YAML aliases. A value that begins with an
-// asterisk may be a password.
+// aliases matches the quoted values in parser errors about YAML aliases. They must not be shown: a
+// value that begins with an asterisk may be a password.
 var aliases = regexp.MustCompile("(unknown anchor) '.*?'|`.*`")
 
-// explainYAML says why the document is not valid YAML. It parses the document again after as many empty
-// lines as precede it in the file, so that the parser reports the right line.
+// explainYAML says why the document is not valid YAML. It parses the document again, with an empty line
+// for each line before it in the file, so that the parser reports the right line.
 func (d document) explainYAML() error {
 	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), d.lines), d.text...))
-	reason, ofYAML := strings.CutPrefix(fmt.Sprint(err), "yaml: ")
-	if !ofYAML { // the error contains values
-		return d.wrong("", "a key is null or a list, or a number is infinite, which JSON does not allow")
+	reason, isYAML := strings.CutPrefix(fmt.Sprint(err), "yaml: ")
+	if !isYAML { // the error is of the conversion to JSON and contains values
+		return d.errorAt("", "a key is null or a list, or a number is infinite, which JSON does not allow")
 	}
 	reason = strings.Join(strings.Fields(strings.TrimPrefix(reason, "unmarshal errors:")), " ")
 	return errors.New(aliases.ReplaceAllString(reason, "$1 …"))
 }
 
-// explain returns an error that names the field because of which an object cannot be decoded.
+// explain returns an error that names the field that cannot be decoded.
 func (d document) explain(raw []byte, into any, at string, err error) error {
 	if isSyntax, offset := strict.SyntaxErrorOffset(err); isSyntax {
 		return fmt.Errorf("line %d: %w", 1+bytes.Count(raw[:min(int(offset), len(raw))], []byte("\n")), err)
 	}
 	var value any
 	if err := json.Unmarshal(raw, &value); err != nil {
-		return d.wrong(at, err.Error())
+		return d.errorAt(at, err.Error())
 	}
-	path, reason := blame(reflect.TypeOf(into).Elem(), value, "")
+	path, reason := findInvalid(reflect.TypeOf(into).Elem(), value, "")
 	if reason == "" { // err may contain values of a Secret
 		reason = "a value does not have the type of its field"
 	}
-	return d.wrong(join(at, path), reason)
+	return d.errorAt(join(at, path), reason)
 }
 
-// wrong returns an error with the line and path of a field.
-func (d document) wrong(path, what string) error {
+// errorAt returns an error with the line and path of a field.
+func (d document) errorAt(path, message string) error {
 	if path == "" {
-		return fmt.Errorf("line %d: %s", d.line(path), what)
+		return fmt.Errorf("line %d: %s", d.line(path), message)
 	}
-	return fmt.Errorf("line %d: %s: %s", d.line(path), path, what)
+	return fmt.Errorf("line %d: %s: %s", d.line(path), path, message)
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
-// blame finds the first value that its type cannot hold, and says why. It is needed because custom
-// decoders, for example of quantities, do not report the field. The reason contains no value of a
-// Secret.
-func blame(t reflect.Type, value any, path string) (field, reason string) {
+// findInvalid returns the path of the first value that does not fit its type, and the reason. It is
+// needed because custom decoders, for example of quantities, do not report the field. The reason
+// contains no value of a Secret.
+func findInvalid(t reflect.Type, value any, path string) (field, reason string) {
 	if value == nil {
 		return "", ""
 	}
 	if t.Kind() == reflect.Pointer {
-		return blame(t.Elem(), value, path)
+		return findInvalid(t.Elem(), value, path)
 	}
 	fields, isMap := value.(map[string]any)
 	items, isList := value.([]any)
 	switch {
 	case reflect.PointerTo(t).Implements(unmarshaler):
-		return path, blameValue(t, value)
+		return path, checkValue(t, value)
 	case isMap && t.Kind() == reflect.Struct:
-		return blameFields(t, fields, path)
+		return findInvalidField(t, fields, path)
 	case isMap && t.Kind() == reflect.Map:
 		for _, k := range slices.Sorted(maps.Keys(fields)) {
-			if field, reason = blame(t.Elem(), fields[k], join(path, k)); reason != "" {
+			if field, reason = findInvalid(t.Elem(), fields[k], join(path, k)); reason != "" {
 				return field, reason
 			}
 		}
 		return "", ""
 	case isList && t.Kind() == reflect.Slice:
 		for i, item := range items {
-			if field, reason = blame(t.Elem(), item, fmt.Sprintf("%s[%d]", path, i)); reason != "" {
+			if field, reason = findInvalid(t.Elem(), item, fmt.Sprintf("%s[%d]", path, i)); reason != "" {
 				return field, reason
 			}
 		}
 		return "", ""
 	default:
-		return path, blameValue(t, value)
+		return path, checkValue(t, value)
 	}
 }
 
-func blameFields(t reflect.Type, value map[string]any, path string) (field, reason string) {
+func findInvalidField(t reflect.Type, value map[string]any, path string) (field, reason string) {
 	for f := range t.Fields() {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Anonymous && (name == "" || options == "inline") {
-			field, reason = blameFields(f.Type, value, path)
+			field, reason = findInvalidField(f.Type, value, path)
 		} else {
-			field, reason = blame(f.Type, value[name], join(path, name))
+			field, reason = findInvalid(f.Type, value[name], join(path, name))
 		}
 		if reason != "" {
 			return field, reason
@@ -315,8 +316,8 @@ func blameFields(t reflect.Type, value map[string]any, path string) (field, reas
 	return "", ""
 }
 
-// blameValue says why a single value cannot be decoded; "" if it can.
-func blameValue(t reflect.Type, value any) string {
+// checkValue says why a single value cannot be decoded; "" if it can.
+func checkValue(t reflect.Type, value any) string {
 	raw, err := json.Marshal(value)
 	if err == nil {
 		err = json.Unmarshal(raw, reflect.New(t).Interface())
@@ -345,7 +346,7 @@ var typeNames = map[reflect.Kind]string{
 }
 
 // line returns the line of a path in the file, counted from 1. If the path does not exist, it returns
-// that of the longest part that does.
+// the line of the longest existing prefix.
 func (d document) line(path string) int {
 	var root yamlnode.Node
 	if yamlnode.Unmarshal(d.text, &root) != nil || len(root.Content) == 0 {

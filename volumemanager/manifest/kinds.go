@@ -25,10 +25,10 @@ import (
 // defaults and UIDs, and without the status of pods, claims and volumes. They are shared and must not
 // be modified.
 type Objects struct {
-	// Complete is set when every file was read successfully at least once, and every object of the
-	// start was valid at least once. Until then a missing object is not a removed one: nothing must be
-	// unmounted or deleted. If a file or an object becomes invalid later, its last valid version
-	// applies.
+	// Complete is set when every file was read successfully at least once, and every object that
+	// existed at the start was valid at least once. Until then a missing object does not count as
+	// removed: nothing must be unmounted or deleted. If a file or an object becomes invalid later, its
+	// last valid version applies.
 	Complete bool
 
 	Pods             map[types.NamespacedName]*corev1.Pod
@@ -67,8 +67,8 @@ type kind struct {
 	apiVersion string
 	namespaced bool
 	empty      func() metav1.Object
-	// complete sets the defaults of an API server, and returns the errors for which it would refuse the
-	// object.
+	// complete sets the defaults of an API server, and returns the errors for which an API server
+	// would reject the object.
 	complete func(metav1.Object) field.ErrorList
 	put      func(*Objects, metav1.Object)
 }
@@ -80,18 +80,18 @@ const (
 
 // kinds are the supported kinds. Another apiVersion of one of them is an error.
 var kinds = map[string]kind{
-	"Pod":                   of("v1", namespaced, completePod, func(to *Objects, o *corev1.Pod) { set(&to.Pods, nameOf(o), o) }),
-	"PersistentVolumeClaim": of("v1", namespaced, completeClaim, func(to *Objects, o *claim) { set(&to.Claims, nameOf(o), o) }),
-	"PersistentVolume":      of("v1", clusterWide, completeVolume, func(to *Objects, o *corev1.PersistentVolume) { set(&to.Volumes, o.Name, o) }),
-	"ConfigMap":             of("v1", namespaced, completeConfigMap, func(to *Objects, o *corev1.ConfigMap) { set(&to.ConfigMaps, nameOf(o), o) }),
-	"Secret":                of("v1", namespaced, completeSecret, func(to *Objects, o *corev1.Secret) { set(&to.Secrets, nameOf(o), o) }),
-	"StorageClass":          of("storage.k8s.io/v1", clusterWide, completeClass, func(to *Objects, o *class) { set(&to.Classes, o.Name, o) }),
-	"CSIDriver":             of("storage.k8s.io/v1", clusterWide, completeDriver, func(to *Objects, o *driver) { set(&to.Drivers, o.Name, o) }),
-	"VolumeSnapshot":        of("snapshot.storage.k8s.io/v1", namespaced, completeSnapshot, func(to *Objects, o *snapshot) { set(&to.Snapshots, nameOf(o), o) }),
-	"VolumeSnapshotContent": of("snapshot.storage.k8s.io/v1", clusterWide, completeContent, func(to *Objects, o *content) { set(&to.SnapshotContents, o.Name, o) }),
+	"Pod":                   newKind("v1", namespaced, completePod, func(to *Objects, o *corev1.Pod) { set(&to.Pods, nameOf(o), o) }),
+	"PersistentVolumeClaim": newKind("v1", namespaced, completeClaim, func(to *Objects, o *claim) { set(&to.Claims, nameOf(o), o) }),
+	"PersistentVolume":      newKind("v1", clusterWide, completeVolume, func(to *Objects, o *corev1.PersistentVolume) { set(&to.Volumes, o.Name, o) }),
+	"ConfigMap":             newKind("v1", namespaced, completeConfigMap, func(to *Objects, o *corev1.ConfigMap) { set(&to.ConfigMaps, nameOf(o), o) }),
+	"Secret":                newKind("v1", namespaced, completeSecret, func(to *Objects, o *corev1.Secret) { set(&to.Secrets, nameOf(o), o) }),
+	"StorageClass":          newKind("storage.k8s.io/v1", clusterWide, completeClass, func(to *Objects, o *class) { set(&to.Classes, o.Name, o) }),
+	"CSIDriver":             newKind("storage.k8s.io/v1", clusterWide, completeDriver, func(to *Objects, o *driver) { set(&to.Drivers, o.Name, o) }),
+	"VolumeSnapshot":        newKind("snapshot.storage.k8s.io/v1", namespaced, completeSnapshot, func(to *Objects, o *snapshot) { set(&to.Snapshots, nameOf(o), o) }),
+	"VolumeSnapshotContent": newKind("snapshot.storage.k8s.io/v1", clusterWide, completeContent, func(to *Objects, o *content) { set(&to.SnapshotContents, o.Name, o) }),
 }
 
-func of[T any, P interface {
+func newKind[T any, P interface {
 	*T
 	metav1.Object
 }](apiVersion string, namespaced bool, complete func(P) field.ErrorList, put func(*Objects, P),
@@ -105,29 +105,30 @@ func of[T any, P interface {
 	}
 }
 
-// groups has all kinds in the API groups of the supported ones.
+// groups contains all kinds in the API groups of the supported kinds.
 var groups = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	utilruntime.Must(errors.Join(corev1.AddToScheme(s), storagev1.AddToScheme(s), snapshotv1.AddToScheme(s)))
 	return s
 }()
 
-// isForeign reports whether an unsupported kind may exist. The kinds of other API groups are unknown.
+// isForeign reports whether an unsupported kind exists, or may exist because its API group is not in
+// groups.
 func isForeign(t metav1.TypeMeta) bool {
 	kind := t.GroupVersionKind().GroupKind()
 	return !groups.IsGroupRegistered(kind.Group) ||
 		groups.Recognizes(kind.WithVersion("v1")) && !strings.HasSuffix(kind.Kind, "List")
 }
 
-// namespace returns the namespace of an object for the one that its manifest has.
-func (k kind) namespace(given string) string {
-	if k.namespaced && given == "" {
+// namespace returns the namespace of an object whose manifest has the namespace inManifest.
+func (k kind) namespace(inManifest string) string {
+	if k.namespaced && inManifest == "" {
 		return metav1.NamespaceDefault
 	}
 	if !k.namespaced {
 		return ""
 	}
-	return given
+	return inManifest
 }
 
 func nameOf(o metav1.Object) types.NamespacedName {
@@ -180,7 +181,7 @@ func uidOf(k key) types.UID {
 	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))
 }
 
-// all returns the errors of a check of package validation.
+// all converts the messages of check, a function of package validation, to errors.
 func all(path *field.Path, value string, check func(string) []string) (errs field.ErrorList) {
 	for _, message := range check(value) {
 		errs = append(errs, field.Invalid(path, value, message))

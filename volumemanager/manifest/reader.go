@@ -21,20 +21,20 @@ import (
 // maxSize is the maximal size of a file in bytes.
 const maxSize = 10 << 20
 
-// reader reads a directory, and again the files that have changed.
+// reader reads a directory. After the first time it reads only the files that have changed.
 type reader struct {
 	dir   string
 	files map[string]*file
 	// found is set after the directory was read once, complete after Objects were complete once.
 	found, complete bool
-	// dev is the filesystem of the directory.
+	// dev is the device number of the directory's filesystem.
 	dev uint64
 	// problem is the problem of the directory itself.
 	problem string
-	// last holds the objects of the last Objects, paths their files.
+	// last holds the objects of the last merge, paths the files that contain them.
 	last  map[key]metav1.Object
 	paths map[key]string
-	// missing holds the objects of last that are in no file any more, with the time when they
+	// missing holds the objects of last that disappeared from the files, with the times when they
 	// disappeared.
 	missing map[key]time.Time
 }
@@ -49,15 +49,15 @@ type file struct {
 	sum     [sha256.Size]byte
 }
 
-// stamp identifies a version of a file. The zero stamp equals that of no version.
+// stamp identifies a version of a file. The zero stamp matches no version.
 type stamp struct {
 	dev, ino     uint64
 	size         int64
 	mtime, ctime syscall.Timespec
 }
 
-// granularity is longer than that of the kernel's timestamps. A file that changes twice within it may
-// have the same stamp.
+// granularity is longer than the granularity of the kernel's file timestamps. A file that changes
+// twice within this time may have the same stamp.
 const granularity = 20 * time.Millisecond
 
 func stampOf(info fs.FileInfo) stamp {
@@ -69,7 +69,7 @@ func stampOf(info fs.FileInfo) stamp {
 }
 
 // read reads the directory. It returns nil if nothing has changed since the last call. notWatched is
-// the error because of which changes may be noticed late, or nil.
+// the error of watching the directory, or nil. After such an error, changes may be noticed late.
 func (r *reader) read(notWatched error) *Objects {
 	first := r.files == nil
 	if first {
@@ -187,8 +187,8 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 // power failure.
 var errEmpty = errors.New("it is empty: fill it, or remove it if it should have no object")
 
-// noObject is the problem of a file without objects, which may be incomplete. It is accepted if it
-// still has none when it is read again.
+// noObject is the problem of a file without objects, which may be incomplete. The file is accepted if
+// it still has no objects at the next read.
 const noObject = "it has no object"
 
 // checkKinds returns an error if an object was replaced with one of the same name whose kind is not
@@ -262,16 +262,16 @@ func (r *reader) merge() *Objects {
 	}
 	switch {
 	case r.problem != "":
-		m.complain(r.dir, "", r.problem)
+		m.addProblem(r.dir, "", r.problem)
 	case len(r.files) == 0 && !r.complete: // the directory may not be mounted yet
-		m.complain(r.dir, "", "it has no manifests: until it has one, nothing is unmounted or deleted")
+		m.addProblem(r.dir, "", "it has no manifests: until it has one, nothing is unmounted or deleted")
 		m.objects.Complete = false
 	}
 	names := slices.Sorted(maps.Keys(r.files))
 	for _, name := range names {
-		m.complainFile(filepath.Join(r.dir, name), r.files[name])
+		m.addFileProblem(filepath.Join(r.dir, name), r.files[name])
 	}
-	// Known objects take precedence over a copy of their manifest.
+	// An object that was in the same file before takes precedence over a copy in another file.
 	for _, known := range []bool{true, false} {
 		for _, name := range names {
 			path := filepath.Join(r.dir, name)
@@ -293,9 +293,9 @@ func (r *reader) isKnown(path string, e entry) bool {
 	return r.paths[e.key] == path && (e.object == nil || e.object.GetUID() == r.last[e.key].GetUID())
 }
 
-// keepMissing keeps objects that are in no file any more for patience: some programs remove a file
-// before they write it again, and readdir(3) may miss a file that is being renamed. An object stays as
-// long as an object of the same name has a mistyped kind.
+// keepMissing keeps objects that disappeared from the files for the duration of patience: some
+// programs remove a file before they write it again, and readdir(3) may miss a file that is being
+// renamed. It keeps an object longer while an object of the same name has a mistyped kind.
 func (r *reader) keepMissing(m *merger) {
 	missing := make(map[key]time.Time)
 	for k, o := range r.last {
@@ -303,7 +303,7 @@ func (r *reader) keepMissing(m *merger) {
 			continue
 		}
 		if path, mistyped := m.typos[k.name]; mistyped && m.put(k, o) == nil {
-			m.complain(path, k.String(), "no file has it any more, and an object of its name in this file has a mistyped kind: until that is fixed, its last valid version applies")
+			m.addProblem(path, k.String(), "no file has it any more, and an object of its name in this file has a mistyped kind: until that is fixed, its last valid version applies")
 			continue
 		}
 		since, known := r.missing[k]
@@ -323,21 +323,21 @@ type merger struct {
 	objects *Objects
 	byKey   map[key]metav1.Object
 	files   map[key]string
-	uids    map[key]key       // keyed by kind and, as the name, UID
+	uids    map[key]key       // the name in the key of the map is the UID
 	typos   map[string]string // the files of objects with a mistyped kind, keyed by the objects' names
 }
 
-func (m *merger) complain(file, object, message string) {
+func (m *merger) addProblem(file, object, message string) {
 	m.objects.Problems = append(m.objects.Problems, Problem{file, object, message})
 }
 
-// complainFile adds the problem of a file.
-func (m *merger) complainFile(path string, f *file) {
+// addFileProblem adds the problem of a file, if it has one.
+func (m *merger) addFileProblem(path string, f *file) {
 	switch {
 	case f.problem != "" && f.valid:
-		m.complain(path, "", f.problem+": until it is fixed, the last valid version of the file applies")
+		m.addProblem(path, "", f.problem+": until it is fixed, the last valid version of the file applies")
 	case f.problem != "":
-		m.complain(path, "", f.problem+": until it is fixed, nothing is unmounted or deleted, because this file may declare it")
+		m.addProblem(path, "", f.problem+": until it is fixed, nothing is unmounted or deleted, because this file may declare it")
 		m.objects.Complete = false
 	}
 }
@@ -354,10 +354,10 @@ func (m *merger) addEntry(path string, e entry) {
 			m.leaveOut(path, e)
 			return
 		}
-		m.complain(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
+		m.addProblem(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
 	}
-	if first, twice := m.files[e.key]; twice {
-		m.complain(path, e.key.String(), fmt.Sprintf("%s has it too and takes precedence: remove one of them", first))
+	if first, duplicate := m.files[e.key]; duplicate {
+		m.addProblem(path, e.key.String(), fmt.Sprintf("%s has it too and takes precedence: remove one of them", first))
 		return
 	}
 	if err := m.put(e.key, object); err != nil {
@@ -366,7 +366,7 @@ func (m *merger) addEntry(path string, e entry) {
 			m.leaveOut(path, e)
 			return
 		}
-		m.complain(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
+		m.addProblem(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
 	}
 	m.files[e.key] = path
 }
@@ -374,7 +374,7 @@ func (m *merger) addEntry(path string, e entry) {
 // put adds an object. It returns an error if another one of its kind has the same UID.
 func (m *merger) put(k key, object metav1.Object) error {
 	uid := key{kind: k.kind, name: string(object.GetUID())}
-	if other, twice := m.uids[uid]; twice {
+	if other, duplicate := m.uids[uid]; duplicate {
 		return fmt.Errorf("metadata.uid: %q is the UID of %s: remove or change it", uid.name, other)
 	}
 	m.uids[uid], m.byKey[k] = k, object
@@ -382,16 +382,16 @@ func (m *merger) put(k key, object metav1.Object) error {
 	return nil
 }
 
-// leaveOut handles an object that was never valid. If it exists since the start, an earlier manager may
-// have mounted its volumes.
+// leaveOut omits an object that was never valid. If Objects were never complete, they stay incomplete,
+// because an earlier manager may have mounted the volumes of the object.
 func (m *merger) leaveOut(path string, e entry) {
 	if e.mistyped {
 		m.typos[e.key.name] = path
 	}
 	if e.foreign || m.started {
-		m.complain(path, e.key.String(), e.problem+": it is ignored")
+		m.addProblem(path, e.key.String(), e.problem+": it is ignored")
 		return
 	}
-	m.complain(path, e.key.String(), e.problem+": until it is fixed, nothing is unmounted or deleted")
+	m.addProblem(path, e.key.String(), e.problem+": until it is fixed, nothing is unmounted or deleted")
 	m.objects.Complete = false
 }

@@ -17,7 +17,7 @@ const (
 	quiet = 100 * time.Millisecond
 	// patience is the maximal time to wait for quiet, and for a missing object to appear again.
 	patience = time.Second
-	// pollPeriod is the interval at which a directory is read that cannot be watched.
+	// pollPeriod is the interval at which a directory that cannot be watched is read.
 	pollPeriod = 5 * time.Second
 )
 
@@ -27,7 +27,7 @@ const (
 //
 // Manifests are files *.yaml, *.yml and *.json that are not hidden, and symbolic links to files inside
 // the directory, as in a mounted ConfigMap. If two files have the same object, the first by name takes
-// precedence. Of an invalid file or object, and of a missing directory, the last valid version applies.
+// precedence. For an invalid file or object, and a missing directory, the last valid version applies.
 // While the directory cannot be watched (inotify(7), /proc interfaces) it is read every 5 s, and
 // Objects has a problem.
 func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objects, error) {
@@ -59,7 +59,7 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		notWatched := w.follow()
+		notWatched := w.addWatches()
 		if objects := w.read(notWatched); objects != nil {
 			w.publish(objects)
 		}
@@ -74,9 +74,9 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 	}
 }
 
-// follow watches the directory and its parent, whose events show that the path has become another
-// directory. The next read sees changes that happen before follow returns.
-func (w *watcher) follow() error {
+// addWatches watches the directory and its parent. Events of the parent show that the path has become
+// another directory. The next read sees changes that happen before addWatches returns.
+func (w *watcher) addWatches() error {
 	if w.notify == nil {
 		notify, err := fsnotify.NewWatcher()
 		if err != nil {
@@ -105,7 +105,7 @@ func (w *watcher) publish(objects *Objects) {
 // wait returns when the directory must be read again, or ctx has ended. After an event it waits until
 // the directory is quiet, at most for patience.
 func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
-	var still, deadline <-chan time.Time
+	var quietTimer, deadline <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -114,7 +114,7 @@ func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 			return
 		case <-soon:
 			return
-		case <-still:
+		case <-quietTimer:
 			return
 		case <-deadline:
 			return
@@ -128,7 +128,7 @@ func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 		if deadline == nil {
 			tick, soon, deadline = nil, nil, time.After(patience)
 		}
-		still = time.After(quiet)
+		quietTimer = time.After(quiet)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Operation is work that may take long.
+// Operation is work that may take a long time.
 type Operation struct {
 	// Name is the kind of operation: volume_mount, volume_unmount, device_mount, device_unmount,
 	// volume_attach, volume_detach, volume_expand, volume_provision, volume_delete,
@@ -26,10 +26,10 @@ type Operation struct {
 	Object string
 	// Routine operations are logged only if they fail.
 	Routine bool
-	// Do has its own time limit, and returns soon after ctx ends.
+	// Do must have its own time limit, and must return soon after ctx ends.
 	Do func(ctx context.Context) error
-	// After, if not nil, is called with the error of Do when the key is free again. A panic
-	// is an error.
+	// After, if not nil, is called with the error of Do when the key is free again. A panic of Do
+	// is converted to an error.
 	After func(ctx context.Context, err error)
 }
 
@@ -45,12 +45,12 @@ type BackoffError struct {
 }
 
 func (e *BackoffError) Error() string {
-	return fmt.Sprintf("%v (tried again %s)", e.Last, e.Until.Format(time.RFC3339))
+	return fmt.Sprintf("%v (next retry at %s)", e.Last, e.Until.Format(time.RFC3339))
 }
 
 func (e *BackoffError) Unwrap() error { return e.Last }
 
-// The kubelet's values.
+// The delays of the back-off, as in the kubelet.
 const (
 	firstDelay = 500 * time.Millisecond
 	maxDelay   = 2*time.Minute + 2*time.Second
@@ -122,7 +122,7 @@ func (e *Executor) run(ctx context.Context, key string, o Operation) {
 	}
 }
 
-// do turns a panic into an error: a bug in one plugin must not stop the others.
+// do converts a panic to an error: a bug in one plugin must not stop the others.
 func do(ctx context.Context, o Operation) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -155,7 +155,7 @@ func (e *Executor) finish(key, operation string, err error) (until time.Time) {
 	return until
 }
 
-// sweep drops failures that were not retried for a long time, because their objects do not exist any
+// sweep removes failures that were not retried for maxDelay, because their objects do not exist any
 // more.
 func (e *Executor) sweep() {
 	now := time.Now()
@@ -189,6 +189,6 @@ func (e *Executor) Forget(key string) {
 func (e *Executor) Wait() {
 	<-e.ctx.Done()
 	e.mu.Lock()
-	e.mu.Unlock() //nolint:staticcheck // a call of Run that has checked the context starts its operation before
+	e.mu.Unlock() //nolint:staticcheck // wait until a call of Run that has checked the context has started its operation
 	e.running.Wait()
 }

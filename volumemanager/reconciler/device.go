@@ -13,17 +13,17 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// prepareDevice starts the next step of attaching and mounting a volume's device. It reports whether
-// the device is ready for a pod. The device is nil if the volume has none.
+// prepareDevice starts the next step of attaching and mounting a volume's device. ready is set if the
+// device is ready for a pod. d is nil if the volume has no device.
 func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state.DeviceVolume, ready bool) {
 	if v.Device == "" {
 		return nil, true
 	}
-	kind := v.Plugin.(plugins.DeviceMountableVolumePlugin)
-	d = r.actual.Device(v.Device, kind, v.Spec)
+	plugin := v.Plugin.(plugins.DeviceMountableVolumePlugin)
+	d = r.actual.Device(v.Device, plugin, v.Spec)
 	if m.Mounted == state.No {
 		m.Link(d)
-	} else { // the mount may be of another device, which stays until that is ruled out
+	} else { // the mount may use another device, which must not be released before that is ruled out
 		m.AddCandidate(d)
 	}
 	if m.Mounted == state.Yes && d.Attached != state.Uncertain && d.Mounted != state.Uncertain {
@@ -33,7 +33,7 @@ func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state
 		m.Report(state.Pending, err.Error(), time.Time{})
 		return d, false
 	}
-	attach, mount, err := state.Needs(kind, v.Spec)
+	attach, mount, err := state.Needs(plugin, v.Spec)
 	if err != nil {
 		m.Report(state.Pending, err.Error(), time.Time{})
 		return d, false
@@ -135,12 +135,12 @@ func setUpDevice(ctx context.Context, v *state.PodVolume, attachment plugins.Att
 		}
 		return place, mapper.SetUpDevice(ctx, attachment)
 	}
-	kind := v.Plugin.(plugins.DeviceMounter)
-	path, err := kind.DeviceMountPath(v.Spec)
+	plugin := v.Plugin.(plugins.DeviceMounter)
+	path, err := plugin.DeviceMountPath(v.Spec)
 	if err != nil {
 		return place, err
 	}
-	if err := kind.MountDevice(ctx, v.Spec, attachment, v.Args); err != nil {
+	if err := plugin.MountDevice(ctx, v.Spec, attachment, v.Args); err != nil {
 		return place, err
 	}
 	if place, err = placeOf(path, nil); err != nil {
@@ -162,8 +162,8 @@ func (r *Reconciler) detach(d *state.DeviceVolume) {
 }
 
 // startDevice starts an operation that changes part, which is d.Attached or d.Mounted. During the
-// operation, and after a panic, part is Uncertain. do returns a function that records its success
-// with mu held.
+// operation, and after a panic, part is Uncertain. do returns a function that is called with mu held
+// after success.
 func (r *Reconciler) startDevice(d *state.DeviceVolume, name, reason string, running state.Phase, part *state.Certainty, do func(context.Context) (func(), error)) {
 	before := *part
 	started := r.start(task{
@@ -192,7 +192,7 @@ func (r *Reconciler) startDevice(d *state.DeviceVolume, name, reason string, run
 	}
 }
 
-// sizeOf returns where the volume's size on this machine is stored.
+// sizeOf returns a pointer to the volume's size on this machine, in d or, if d is nil, in m.
 func sizeOf(m *state.Mount, d *state.DeviceVolume) *resource.Quantity {
 	if d != nil {
 		return &d.Expanded
@@ -201,7 +201,7 @@ func sizeOf(m *state.Mount, d *state.DeviceVolume) *resource.Quantity {
 }
 
 // expand starts to expand a mounted volume on the machine if its capacity has grown. The volume
-// stays mounted if that fails.
+// stays mounted if the expansion fails.
 func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
 	size := sizeOf(m, d)
 	expander, ok := v.Plugin.(plugins.NodeExpandableVolumePlugin)

@@ -27,8 +27,8 @@ func (r *Reconciler) sync(ctx context.Context) {
 	r.syncAt = nextSync()
 }
 
-// reconstruct adds volumes that are on disk and not in the actual state: after a restart, and if a
-// plugin has left them by mistake. They are possibly mounted.
+// reconstruct adds volumes that are on disk and not in the actual state: after a restart, or if a
+// plugin failed to remove them. They count as possibly mounted.
 func (r *Reconciler) reconstruct(ctx context.Context) {
 	entries, err := os.ReadDir(r.paths.Pods())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -47,8 +47,8 @@ func (r *Reconciler) reconstruct(ctx context.Context) {
 	r.findDevices(ctx)
 }
 
-func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, kind string, block bool) {
-	found, err := below(filepath.Join(r.paths.Pod(pod), kind), 2)
+func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, dir string, block bool) {
+	found, err := below(filepath.Join(r.paths.Pod(pod), dir), 2)
 	if err != nil {
 		r.recordUnknown(ctx, r.paths.Pod(pod), err)
 	}
@@ -96,21 +96,21 @@ func (r *Reconciler) findDevices(ctx context.Context) {
 		r.recordUnknown(ctx, r.paths.Root, err)
 	}
 	for _, p := range all {
-		kind, ok := p.(plugins.DeviceMountableVolumePlugin)
+		plugin, ok := p.(plugins.DeviceMountableVolumePlugin)
 		if !ok {
 			continue
 		}
 		added := map[*state.DeviceVolume]bool{}
-		mounts, err := kind.DeviceMounts()
+		mounts, err := plugin.DeviceMounts()
 		if err != nil {
 			r.recordUnknown(ctx, r.paths.Plugin(p.Name()), err)
 		}
 		for _, m := range mounts {
-			if d := r.addDevice(kind, m, added); d != nil {
+			if d := r.addDevice(plugin, m, added); d != nil {
 				d.Mounted, d.Spec = state.Uncertain, m.Spec
 			}
 		}
-		attachable, ok := kind.(plugins.AttachableVolumePlugin)
+		attachable, ok := plugin.(plugins.AttachableVolumePlugin)
 		if !ok {
 			continue
 		}
@@ -119,7 +119,7 @@ func (r *Reconciler) findDevices(ctx context.Context) {
 			r.recordUnknown(ctx, r.paths.Plugin(p.Name()), err)
 		}
 		for _, a := range attachments {
-			if d := r.addDevice(kind, a, added); d != nil {
+			if d := r.addDevice(plugin, a, added); d != nil {
 				d.Attached = state.Uncertain
 			}
 		}
@@ -128,24 +128,24 @@ func (r *Reconciler) findDevices(ctx context.Context) {
 
 // addDevice adds a device that was found on disk. It returns nil if the device was in the actual
 // state before this search; added holds the devices of this search.
-func (r *Reconciler) addDevice(kind plugins.DeviceMountableVolumePlugin, m plugins.DeviceMount, added map[*state.DeviceVolume]bool) *state.DeviceVolume {
-	name := state.DeviceName(kind, m.VolumeName)
+func (r *Reconciler) addDevice(plugin plugins.DeviceMountableVolumePlugin, m plugins.DeviceMount, added map[*state.DeviceVolume]bool) *state.DeviceVolume {
+	name := state.DeviceName(plugin, m.VolumeName)
 	d := r.actual.Devices[name]
 	if d != nil && !added[d] {
 		return nil
 	}
 	if d == nil {
-		d = r.actual.Device(name, kind, m.Spec)
+		d = r.actual.Device(name, plugin, m.Spec)
 		added[d] = true
 	}
-	if limiter, ok := kind.(plugins.AttachLimiter); ok {
+	if limiter, ok := plugin.(plugins.AttachLimiter); ok {
 		_, driver := limiter.AttachLimit(m.Spec)
-		d.Driver = state.DeviceName(kind, driver)
+		d.Driver = state.DeviceName(plugin, driver)
 	}
 	return d
 }
 
-// recordUnknown records an event for something that the manager does not change.
+// recordUnknown records an event for a path that the manager cannot identify and does not change.
 func (r *Reconciler) recordUnknown(ctx context.Context, path string, err error) {
 	r.events.Record(ctx, event.Event{
 		Warning: true, Object: "directory " + path, Reason: "Unknown",
@@ -233,7 +233,7 @@ func (r *Reconciler) removeDirectories() {
 
 func (r *Reconciler) removeDirectory(pod types.UID) error {
 	dir := r.paths.Pod(pod)
-	// SubPaths of volumes without a directory in the pod's directory (hostPath).
+	// These are subPaths of volumes that have no directory in the pod's directory (hostPath).
 	if err := unbindBelow(filepath.Join(dir, "volume-subpaths"), 3, nil); err != nil {
 		return err
 	}
@@ -248,8 +248,8 @@ func (r *Reconciler) removeDirectory(pod types.UID) error {
 	return nil
 }
 
-// entry is a directory entry. It is not accessed for its type: it may be a mount of a server that
-// does not answer.
+// entry is a directory entry. Its type comes from readdir(3), because stat(2) may block on a mount
+// whose server does not respond.
 type entry struct {
 	path string
 	fs.DirEntry

@@ -61,15 +61,15 @@ func (r *Reconciler) mountVolume(v *state.PodVolume) {
 }
 
 // checkAffinity returns an error if a PersistentVolume cannot be used on this machine. It does not
-// check one that may be mounted, because a driver may be registered later, or be removed.
+// check a volume that may be mounted, because its driver may be registered later, or be removed.
 func (r *Reconciler) checkAffinity(v *state.PodVolume, m *state.Mount) error {
 	if v.Spec.PersistentVolume == nil || m.Mounted != state.No {
 		return nil
 	}
 	err := plugins.CheckAffinity(v.Spec.PersistentVolume, r.machine)
-	if kind, ok := v.Plugin.(plugins.AttachableVolumePlugin); ok && err != nil {
-		if _, _, unregistered := state.Needs(kind, v.Spec); unregistered != nil {
-			return unregistered // the driver reports the machine's topology
+	if plugin, ok := v.Plugin.(plugins.AttachableVolumePlugin); ok && err != nil {
+		if _, _, unregistered := state.Needs(plugin, v.Spec); unregistered != nil {
+			return unregistered // the topology is unknown until the driver registers
 		}
 	}
 	return err
@@ -84,7 +84,7 @@ func markMounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume)
 	m.Report(state.Mounted, m.Warning, time.Time{})
 }
 
-// mountTask mounts a volume, or changes a mounted one to what is desired now.
+// mountTask returns the task that mounts a volume, or updates a mounted one to the desired state.
 func (r *Reconciler) mountTask(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) task {
 	before, last, round := m.Mounted, m.Last, r.round
 	return task{
@@ -134,8 +134,8 @@ func (r *Reconciler) setUp(ctx context.Context, v, last *state.PodVolume) (place
 	return place, warning, nil
 }
 
-// mapDevice maps a raw device into a pod. It calls SetUpDevice unless the volume has a DeviceVolume,
-// for which that was done.
+// mapDevice maps a raw device into a pod. It first calls SetUpDevice, unless the volume has a
+// DeviceVolume, for which mountDevice has called SetUpDevice.
 func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error) {
 	mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
 	if err != nil {
@@ -149,8 +149,8 @@ func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error)
 	return mapper.Path(), mapper.MapPodDevice(ctx)
 }
 
-// bindSubPaths binds the subPaths of containers. It unbinds those that are not desired any more and,
-// as they may differ, those that the last set-up did not have.
+// bindSubPaths binds the subPaths of containers. It first unbinds those that are not desired any
+// more, and those that differ from the last set-up.
 func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume, volume string) error {
 	keep := map[string]bool{}
 	for _, s := range v.SubPaths {
@@ -193,7 +193,7 @@ func unbindBelow(dir string, depth int, keep map[string]bool) error {
 	return nil
 }
 
-// placeOf returns which of the paths are mount points.
+// placeOf returns the Place of a volume: its path, and the mount points among path and subPaths.
 func placeOf(path string, subPaths []state.SubPath) (state.Place, error) {
 	place := state.Place{Path: path}
 	paths := []string{path}
@@ -245,14 +245,14 @@ func (r *Reconciler) unmountVolume(m *state.Mount) {
 	}
 }
 
-// tearDown unmounts a volume of a pod and, if subPaths is set, its subPaths before.
+// tearDown unmounts a volume of a pod. If subPaths is set, it first unbinds the subPaths.
 func (r *Reconciler) tearDown(ctx context.Context, id state.ID, subPaths bool) error {
-	kind, err := r.registry.ByName(id.Plugin)
+	plugin, err := r.registry.ByName(id.Plugin)
 	if err != nil {
 		return err
 	}
 	if id.Block {
-		unmapper, err := kind.(plugins.BlockVolumePlugin).NewBlockVolumeUnmapper(id.Name, id.Pod)
+		unmapper, err := plugin.(plugins.BlockVolumePlugin).NewBlockVolumeUnmapper(id.Name, id.Pod)
 		if err != nil {
 			return err
 		}
@@ -263,7 +263,7 @@ func (r *Reconciler) tearDown(ctx context.Context, id state.ID, subPaths bool) e
 			return err
 		}
 	}
-	unmounter, err := kind.NewUnmounter(id.Name, id.Pod)
+	unmounter, err := plugin.NewUnmounter(id.Name, id.Pod)
 	if err != nil {
 		return err
 	}

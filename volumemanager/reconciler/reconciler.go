@@ -2,8 +2,8 @@
 // volumes that are not desired, then mounts desired ones, then unmounts and detaches devices that no
 // pod uses.
 //
-// A pass evaluates the whole state and starts operations, one at a time for each volume; it waits
-// for none. The actual state is on disk and in the mount table: after a restart, everything found
+// A pass evaluates the whole state and starts operations, one at a time for each volume. It does not
+// wait for them. The actual state is reconstructed from disk after a restart: each volume found
 // there counts as possibly mounted.
 package reconciler
 
@@ -60,25 +60,26 @@ type Reconciler struct {
 	stale atomic.Bool
 
 	// populating is held during calls of Claims, and locked before mu. Claims must not call InUse
-	// with a lock held that Claims.Volume needs.
+	// while it holds a lock that Claims.Volume needs.
 	populating sync.Mutex
 	objects    *manifest.Objects
 
 	mu      sync.Mutex
 	desired *state.DesiredStateOfWorld
 	actual  *state.ActualStateOfWorld
-	// round counts the changes after which volumes with VolumePlugin.Remounts are set up again.
+	// round is incremented when volumes whose plugin returns true from Remounts must be set up
+	// again.
 	round uint64
-	// syncAt is the time of the next sync, next that of the next pass.
+	// syncAt is the time of the next sync, next the time of the next pass.
 	syncAt, next time.Time
-	// machine is the result of node in this pass.
+	// machine is the Node that node returned in this pass.
 	machine *corev1.Node
-	// removing has the subPath directories of volumes that are being unmounted.
+	// removing holds the subPath directories of volumes that are being unmounted.
 	removing map[string]bool
-	// drivers holds the devices that count for the volume limit of each driver.
+	// drivers holds, for each driver, the devices that count towards its volume limit.
 	drivers map[string]map[*state.DeviceVolume]bool
-	// reported holds the errors of desired volumes for which events were recorded, and
-	// reportedState their desired state.
+	// reported holds the errors of the volumes of reportedState, which is the desired state that
+	// reportErrors evaluated last.
 	reported      map[volumeName]string
 	reportedState *state.DesiredStateOfWorld
 }
@@ -118,7 +119,7 @@ func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.signal()
 }
 
-// Wake reports that the volumes of claims, or their sizes, may have changed.
+// Wake starts a pass. Call it when the volumes of claims, or their sizes, may have changed.
 func (r *Reconciler) Wake() {
 	r.stale.Store(true)
 	r.signal()
@@ -137,7 +138,7 @@ func (r *Reconciler) Retry() {
 	r.signal()
 }
 
-// populate computes the desired state; populating is held.
+// populate computes the desired state. The caller holds populating.
 func (r *Reconciler) populate() {
 	if r.objects == nil {
 		return
@@ -176,7 +177,7 @@ func Rest(ctx context.Context, start time.Time) {
 	pause(ctx, nil, min(pauseFactor*time.Since(start), maxPause))
 }
 
-// pause waits for a change, at most for a time.
+// pause waits until changed receives, atMost has passed, or ctx ends.
 func pause(ctx context.Context, changed <-chan struct{}, atMost time.Duration) {
 	timer := time.NewTimer(atMost)
 	defer timer.Stop()
@@ -320,7 +321,8 @@ func (r *Reconciler) start(t task) bool {
 	return true
 }
 
-// setUpResult returns the state after an attempt to set something up.
+// setUpResult returns the certainty that a mount or an attachment exists after an attempt to set it
+// up.
 func setUpResult(before state.Certainty, err error) state.Certainty {
 	switch {
 	case err == nil:

@@ -12,12 +12,13 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// VolumeStatus is the state of a volume of a pod, or of a device that no pod uses; that has no Pod.
+// VolumeStatus is the state of a volume of a pod, or of a device that no pod uses. A device has no
+// Pod.
 type VolumeStatus struct {
 	// Pod is namespace and name; empty for a pod that was only found on disk.
 	Pod string    `json:"pod,omitempty"`
 	UID types.UID `json:"uid,omitempty"`
-	// Volume is the name in the pod, while the pod is desired.
+	// Volume is the volume's name in the pod; if the volume is not desired, the name of its Spec.
 	Volume           string      `json:"volume"`
 	PersistentVolume string      `json:"persistentVolume,omitempty"`
 	Plugin           string      `json:"plugin,omitempty"`
@@ -28,7 +29,7 @@ type VolumeStatus struct {
 	// Message is the last error, or what the volume waits for, and what to do.
 	Message string    `json:"message,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
-	// RetryAt is the time of the next retry; zero: the next change.
+	// RetryAt is as in state.Progress.
 	RetryAt time.Time `json:"retryAt,omitzero"`
 }
 
@@ -49,8 +50,8 @@ func (r *Reconciler) Status() []VolumeStatus {
 	return append(all, r.undesired()...)
 }
 
-// PodReady reports whether all volumes of a pod are mounted, their states, and whether the pod is in
-// the manifests.
+// PodReady returns the states of a pod's volumes. ready is set if all of them are mounted, known if
+// the pod is in the manifests.
 func (r *Reconciler) PodReady(pod types.NamespacedName) (ready bool, volumes []VolumeStatus, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,7 +89,7 @@ func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
 	return s
 }
 
-// phaseOf returns the phase of a volume with an error: Failed if the manifest is invalid.
+// phaseOf returns the phase of a volume with an error: Failed if the manifest is invalid, else Pending.
 func phaseOf(err error) state.Phase {
 	if _, invalid := errors.AsType[*plugins.InvalidError](err); invalid {
 		return state.Failed

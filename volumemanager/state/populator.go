@@ -75,8 +75,8 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifes
 	d.Volumes = append(d.Volumes, desired.Volumes...)
 }
 
-// findCopies finds the volumes that other claims of the pod copy. Kubernetes attaches none before
-// all claims of the pod are bound.
+// findCopies sets Copy of the volumes that unbound claims of the pod copy. Kubernetes attaches no
+// volume of a pod before all claims of the pod are bound.
 func (p *Pod) findCopies(objects *manifest.Objects) {
 	copies := map[types.NamespacedName]string{}
 	for i, v := range p.Volumes {
@@ -105,8 +105,8 @@ func (d *DesiredStateOfWorld) add(v *PodVolume) {
 	}
 }
 
-// collides returns an error for a volume with the path of another one of the pod. Two volumes may
-// use one claim if both request it in the same way.
+// collides returns an error if another volume of the pod has the same path. Two volumes may use the
+// same claim if both request it in the same way.
 func (v *PodVolume) collides(names map[string]*PodVolume) error {
 	before, taken := names[v.Spec.Name()]
 	if !taken {
@@ -125,28 +125,28 @@ func (v *PodVolume) collides(names map[string]*PodVolume) error {
 
 // resolve sets the fields of a volume, as far as they are known.
 func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use, objects *manifest.Objects) error {
-	if err := segments(string(v.Pod.UID)); err != nil {
+	if err := checkSegment(string(v.Pod.UID)); err != nil {
 		return plugins.Invalidf("metadata.uid %q: %v", v.Pod.UID, err)
 	}
 	if err := p.specify(v, source); err != nil {
 		return err
 	}
-	if err := segments(v.Spec.Name()); err != nil {
+	if err := checkSegment(v.Spec.Name()); err != nil {
 		return plugins.Invalidf("the volume's name %q: %v", v.Spec.Name(), err)
 	}
-	kind, err := p.Registry.ForSpec(v.Spec)
+	plugin, err := p.Registry.ForSpec(v.Spec)
 	if err != nil {
 		return err
 	}
-	v.Plugin, v.Args = kind, argsOf(v.Pod)
-	v.ID = ID{Pod: v.Pod.UID, Plugin: kind.Name(), Name: v.Spec.Name(), Block: v.Spec.Block()}
-	if v.Device, err = deviceOf(kind, v.Spec); err != nil {
+	v.Plugin, v.Args = plugin, argsOf(v.Pod)
+	v.ID = ID{Pod: v.Pod.UID, Plugin: plugin.Name(), Name: v.Spec.Name(), Block: v.Spec.Block()}
+	if v.Device, err = deviceOf(plugin, v.Spec); err != nil {
 		return err
 	}
 	if err := v.checkSupport(); err != nil {
 		return err
 	}
-	return p.use(v, uses, objects)
+	return p.resolveUses(v, uses, objects)
 }
 
 // checkSupport returns an error if the plugin does not support the requested PersistentVolume.
@@ -182,7 +182,7 @@ func argsOf(pod *corev1.Pod) plugins.MounterArgs {
 	return args
 }
 
-// specify returns the spec of the claim's volume, or of the inline volume.
+// specify sets the Spec of v, and the fields that depend on its claim.
 func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 	name := claim.Of(v.Pod, source)
 	if name == (types.NamespacedName{}) {
@@ -203,10 +203,10 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 	return nil
 }
 
-// deviceOf returns the name of a volume's DeviceVolume, if it has one. A PersistentVolume is resolved
-// without its driver, which may not run yet: its devices on the machine must be identified anyway.
-func deviceOf(kind plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
-	mountable, ok := kind.(plugins.DeviceMountableVolumePlugin)
+// deviceOf returns the name of a volume's DeviceVolume, or "". For a PersistentVolume it does not ask
+// the driver, which may not run yet: existing devices on the machine must be identified anyway.
+func deviceOf(plugin plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
+	mountable, ok := plugin.(plugins.DeviceMountableVolumePlugin)
 	if !ok {
 		return "", nil
 	}
@@ -220,34 +220,34 @@ func deviceOf(kind plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return DeviceName(kind, name), nil
+	return DeviceName(plugin, name), nil
 }
 
 // DeviceName returns a unique name: the plugin's name and the VolumeName.
-func DeviceName(kind plugins.VolumePlugin, volumeName string) string {
-	return kind.Name() + "/" + volumeName
+func DeviceName(plugin plugins.VolumePlugin, volumeName string) string {
+	return plugin.Name() + "/" + volumeName
 }
 
 // Needs reports whether a volume must be attached, and whether it is mounted once for all pods.
-func Needs(kind plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) (attach, mount bool, err error) {
-	if attachable, ok := kind.(plugins.AttachableVolumePlugin); ok {
+func Needs(plugin plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) (attach, mount bool, err error) {
+	if attachable, ok := plugin.(plugins.AttachableVolumePlugin); ok {
 		if attach, err = attachable.NeedsAttach(spec); err != nil {
 			return false, false, err
 		}
 	}
-	mount, err = kind.NeedsDeviceMount(spec)
+	mount, err = plugin.NeedsDeviceMount(spec)
 	return attach, mount, err
 }
 
-// segments returns an error if name is not a single path component.
-func segments(name string) error {
+// checkSegment returns an error if name is not a single path component.
+func checkSegment(name string) error {
 	if wrong := content.IsPathSegmentName(name); name == "" || len(wrong) > 0 {
 		return fmt.Errorf("it must be a name without slashes: %v", wrong)
 	}
 	return nil
 }
 
-// use is a volumeMount of a container, or (mount is nil) a volumeDevice.
+// use is a volumeMount of a container, or a volumeDevice if mount is nil.
 type use struct {
 	container *corev1.Container
 	index     int
@@ -272,8 +272,8 @@ func usesOf(pod *corev1.Pod) map[string][]use {
 	return uses
 }
 
-// use checks how the containers use a volume, and resolves its subPaths.
-func (p Populator) use(v *PodVolume, uses []use, objects *manifest.Objects) error {
+// resolveUses checks how the containers use a volume, and resolves its subPaths.
+func (p Populator) resolveUses(v *PodVolume, uses []use, objects *manifest.Objects) error {
 	for _, u := range uses {
 		switch {
 		case v.ID.Block && u.mount != nil:
@@ -306,7 +306,7 @@ func (p Populator) subPath(v *PodVolume, u use, objects *manifest.Objects) error
 	if sub == "" {
 		return nil
 	}
-	if err := segments(u.container.Name); err != nil {
+	if err := checkSegment(u.container.Name); err != nil {
 		return plugins.Invalidf("the container's name %q: %v", u.container.Name, err)
 	}
 	v.SubPaths = append(v.SubPaths, SubPath{

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// ID identifies a volume of a pod, as its path does.
+// ID identifies a volume of a pod. The volume's path contains the same fields.
 type ID struct {
 	Pod types.UID
 	// Plugin is the name of the plugin, Name the name of the Spec.
@@ -26,7 +26,7 @@ type ID struct {
 	Block bool
 }
 
-// String returns a text for people. It is unique.
+// String returns a readable text that is unique for each ID.
 func (id ID) String() string {
 	kind := "volume"
 	if id.Block {
@@ -40,12 +40,12 @@ type DesiredStateOfWorld struct {
 	// Complete is set if the manifests are complete: a missing volume is not desired
 	// (manifest.Objects).
 	Complete bool
-	// Volumes are sorted by the names of their pods, and by their order in the pod.
+	// Volumes are sorted by the namespace and name of the pod, then by their order in the pod.
 	Volumes []*PodVolume
 	Pods    map[types.UID]*Pod
-	// ByID holds the volumes whose ID is known. Two volumes of a pod may have one ID.
+	// ByID holds the volumes whose ID is known. Two volumes of a pod may have the same ID.
 	ByID map[ID]*PodVolume
-	// Devices holds the volumes of each device, keyed by its name.
+	// Devices holds the volumes of each device, keyed by the device's name.
 	Devices map[string][]*PodVolume
 	// Persistent holds the names of all PersistentVolumes in use.
 	Persistent map[string]bool
@@ -55,7 +55,8 @@ type DesiredStateOfWorld struct {
 type Pod struct {
 	*corev1.Pod
 	Volumes []*PodVolume
-	// Unknown is set if a volume is not resolved yet: each existing volume of the pod may be it.
+	// Unknown is set if a volume is not resolved yet: any existing volume of the pod may be that
+	// volume.
 	Unknown bool
 }
 
@@ -72,7 +73,7 @@ type PodVolume struct {
 	ID     ID
 	Spec   *plugins.Spec
 	Plugin plugins.VolumePlugin
-	// Device is the name of its DeviceVolume, or empty.
+	// Device is the name of the volume's DeviceVolume, or empty.
 	Device   string
 	Args     plugins.MounterArgs
 	SubPaths []SubPath
@@ -82,8 +83,8 @@ type PodVolume struct {
 	Resized bool
 	// Alone is set if only one pod may use it at a time (ReadWriteOncePod).
 	Alone bool
-	// Copy is another claim of the pod that will be a copy of this volume, or empty. Some drivers
-	// do not copy a volume in use.
+	// Copy is the name of another claim of the pod, to which this volume will be copied, or empty.
+	// Some drivers do not copy a volume in use.
 	Copy string
 }
 
@@ -95,15 +96,15 @@ type SubPath struct {
 	MountPath string `json:"mountPath"`
 	SubPath   string `json:"subPath"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
-	// Path is its path on this machine.
+	// Path is the target of the bind mount on this machine.
 	Path string `json:"path"`
 }
 
 // Known reports whether the volume is resolved.
 func (v *PodVolume) Known() bool { return v.ID != ID{} }
 
-// SetUpLike reports whether a volume that was set up as o needs no further set-up for v. Both have
-// one ID.
+// SetUpLike reports whether a volume that was set up for o needs no further set-up for v. v and o
+// must have the same ID.
 func (v *PodVolume) SetUpLike(o *PodVolume) bool {
 	return v == o || reflect.DeepEqual(v.Args, o.Args) && reflect.DeepEqual(v.SubPaths, o.SubPaths) && sameSource(v.Spec, o.Spec)
 }
@@ -119,11 +120,11 @@ func sameSource(a, b *plugins.Spec) bool {
 	return reflect.DeepEqual(one.PersistentVolumeSource, other.PersistentVolumeSource) && reflect.DeepEqual(one.MountOptions, other.MountOptions)
 }
 
-// Certainty says whether something exists.
+// Certainty says whether a mount or an attachment exists.
 type Certainty int
 
 const (
-	// No means that neither it nor a part of it exists.
+	// No means that no part of it exists.
 	No Certainty = iota
 	// Uncertain means that it may exist in whole or in part. If it is not desired, it is torn down as if
 	// it existed; if it is desired, it is set up as if it did not exist.
@@ -132,7 +133,7 @@ const (
 	Yes
 )
 
-// Phase is the phase of a volume, for people.
+// Phase is the phase of a volume that is shown to users.
 type Phase string
 
 // The phases.
@@ -152,7 +153,7 @@ type Progress struct {
 	Since time.Time
 	// Message says what the volume waits for, or is the last error.
 	Message string
-	// RetryAt is the time of the next retry; zero: the next change.
+	// RetryAt is the time of the next retry. If it is zero, the next change triggers the retry.
 	RetryAt time.Time
 	// Busy is set while an operation is pending.
 	Busy bool
@@ -173,12 +174,12 @@ type ActualStateOfWorld struct {
 	// Pods holds the pods that have or may have a directory.
 	Pods map[types.UID]*Progress
 
-	// found holds the mounts that were found on disk, keyed by what the disk says about their
-	// device.
+	// found holds the mounts that were found on disk.
 	found map[foundKey][]*Mount
 }
 
-// foundKey is the name of a device or, if that is unknown, the names of plugin and volume.
+// foundKey identifies the device of a found mount: by the device's name or, if that is unknown, by
+// the names of plugin and volume.
 type foundKey struct{ device, plugin, name string }
 
 // NewActual returns an empty state.
@@ -191,24 +192,24 @@ type Mount struct {
 	ID ID
 	// Pod is the pod's namespace and name; empty if the mount was only found on disk.
 	Pod string
-	// Mounted is Yes if all its subPaths are mounted too.
+	// Mounted is Yes only if all subPaths of the volume are mounted too.
 	Mounted Certainty
 	// Last is the desired volume of the last set-up; nil if unknown.
 	Last *PodVolume
-	// Round is the reconciler's round of the last set-up.
+	// Round is the value of the reconciler's round counter at the last set-up.
 	Round uint64
 	// Place is the location in the pod's directory.
 	Place Place
-	// Expanded is the size on this machine; zero if unknown.
+	// Expanded is the volume's size on this machine; zero if unknown.
 	Expanded resource.Quantity
 	// Warning says how a mounted volume differs from the request.
 	Warning string
 	Progress
 
-	// devices holds its device, or several candidates while the device is unknown: the disk does
-	// not name it, or the pod now requests another device that is not set up yet.
+	// devices holds the device of the mount, or several candidates: if the device was not recorded
+	// on disk, or if the pod now requests another device that is not set up yet.
 	devices map[*DeviceVolume]bool
-	// found is its key in ActualStateOfWorld.found.
+	// found is the mount's key in ActualStateOfWorld.found.
 	found foundKey
 }
 
@@ -228,9 +229,9 @@ type DeviceVolume struct {
 	// Name is unique: it consists of the plugin's name and the VolumeName.
 	Name   string
 	Plugin plugins.DeviceMountableVolumePlugin
-	// Spec is the spec of the last set-up. It suffices to tear the volume down.
+	// Spec is the spec of the last set-up. It is sufficient for the tear-down.
 	Spec *plugins.Spec
-	// Driver is the driver whose volume limit counts it, or empty.
+	// Driver is the driver whose volume limit includes this volume, or empty.
 	Driver     string
 	Attached   Certainty
 	Attachment plugins.Attachment
@@ -244,7 +245,7 @@ type DeviceVolume struct {
 	mounts map[*Mount]bool
 }
 
-// Mount returns a volume of a pod. A new one is not mounted.
+// Mount returns a volume of a pod, and adds a missing one as not mounted.
 func (a *ActualStateOfWorld) Mount(id ID) *Mount {
 	m := a.Mounts[id]
 	if m == nil {
@@ -254,8 +255,8 @@ func (a *ActualStateOfWorld) Mount(id ID) *Mount {
 	return m
 }
 
-// AddFound adds a volume of a pod that was found on disk, with the name of its device. If the name
-// is empty, each device with the volume's name is a candidate.
+// AddFound adds a volume of a pod that was found on disk. device is the name of its device. If it is
+// empty, each device with the names of the volume and its plugin is a candidate.
 func (a *ActualStateOfWorld) AddFound(id ID, device string) {
 	m := a.Mount(id)
 	m.Mounted, m.found = Uncertain, foundKey{device: device}
@@ -281,13 +282,13 @@ func (a *ActualStateOfWorld) Forget(m *Mount) {
 	}
 }
 
-// Device returns a volume of the machine. A new one is not attached.
-func (a *ActualStateOfWorld) Device(name string, kind plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) *DeviceVolume {
+// Device returns a volume of the machine, and adds a missing one as not attached.
+func (a *ActualStateOfWorld) Device(name string, plugin plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) *DeviceVolume {
 	d := a.Devices[name]
 	if d != nil {
 		return d
 	}
-	d = &DeviceVolume{Name: name, Plugin: kind, Spec: spec, mounts: map[*Mount]bool{}}
+	d = &DeviceVolume{Name: name, Plugin: plugin, Spec: spec, mounts: map[*Mount]bool{}}
 	a.Devices[name] = d
 	for _, key := range d.keys() {
 		for _, m := range a.found[key] {
@@ -299,12 +300,12 @@ func (a *ActualStateOfWorld) Device(name string, kind plugins.DeviceMountableVol
 	return d
 }
 
-// keys returns the keys under which its mounts may have been found.
+// keys returns the keys in ActualStateOfWorld.found of mounts that may use the device.
 func (d *DeviceVolume) keys() []foundKey {
 	return []foundKey{{device: d.Name}, {plugin: d.Plugin.Name(), name: d.Spec.Name()}}
 }
 
-// Link sets the only device of a mount.
+// Link makes d the only device of the mount.
 func (m *Mount) Link(d *DeviceVolume) {
 	if m.devices[d] && len(m.devices) == 1 {
 		return
@@ -344,16 +345,16 @@ func (d *DeviceVolume) OperationPending() bool {
 	return busy
 }
 
-// Matches reports whether the device is set up as a pod needs it: as a filesystem, or as a raw
-// device, which is specific to its PersistentVolume.
+// Matches reports whether the device is set up as a pod requires: as a filesystem or as a raw
+// device. A raw device must also be of the same PersistentVolume.
 func (d *DeviceVolume) Matches(v *PodVolume) bool {
 	return d.Spec.Block() == v.ID.Block && (!v.ID.Block || d.Spec.Name() == v.Spec.Name())
 }
 
-// UsedBy returns a mount other than but that uses or may use the device, or nil.
-func (d *DeviceVolume) UsedBy(but *Mount) *Mount {
+// UsedBy returns a mount that uses or may use the device, or nil. It ignores the mount except.
+func (d *DeviceVolume) UsedBy(except *Mount) *Mount {
 	for m := range d.mounts {
-		if m != but && (m.Mounted != No || m.Busy) {
+		if m != except && (m.Mounted != No || m.Busy) {
 			return m
 		}
 	}

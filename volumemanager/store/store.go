@@ -2,7 +2,8 @@
 // each, durable before a call returns. A file contains the object as kubectl shows it, spec and
 // status.
 //
-// The package does not interpret the objects. It reads them once, and one process writes.
+// The package does not interpret the objects. Open reads the files; later reads use memory. Only one
+// process may write the files.
 package store
 
 import (
@@ -29,8 +30,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
-// Store holds claims and volumes. The caller must not change objects that it returns. It copies
-// the objects that it stores. It is safe for concurrent use, except two writes of one object.
+// Store holds claims and volumes. The caller must not change returned objects. Store copies the
+// objects that it stores. It is safe for concurrent use, except for two writes of the same object.
 type Store struct {
 	volumes *kind[*corev1.PersistentVolume]
 	claims  *kind[*corev1.PersistentVolumeClaim]
@@ -80,10 +81,11 @@ func (s *Store) Claim(key types.NamespacedName) (*corev1.PersistentVolumeClaim, 
 // Claims returns the readable claims, sorted by namespace and name.
 func (s *Store) Claims() []*corev1.PersistentVolumeClaim { return s.claims.all() }
 
-// PutClaim creates or replaces a claim as PutVolume does a volume.
+// PutClaim creates or replaces a claim durably. A file that cannot be read is not replaced.
 func (s *Store) PutClaim(c *corev1.PersistentVolumeClaim) error { return s.claims.put(c.DeepCopy()) }
 
-// RemoveClaim removes a claim as RemoveVolume does a volume.
+// RemoveClaim removes a claim durably; it returns nil if there is none. A file that cannot be read is
+// not removed.
 func (s *Store) RemoveClaim(key types.NamespacedName) error { return s.claims.remove(key) }
 
 // Problems returns the files that could not be read when the store was opened, sorted by name.
@@ -109,12 +111,12 @@ type kind[T object] struct {
 
 	mu      sync.RWMutex
 	objects map[string]T
-	// broken holds the errors of files that cannot be read. They are never written.
+	// broken holds the errors of files that cannot be read. Such files are never written.
 	broken map[string]error
 }
 
-// openKind reads a directory, and creates a missing one. Only root can access it, because it shows
-// where volumes are.
+// openKind reads a directory, and creates a missing one. Only root can access the directory, because
+// its files contain the locations of volumes.
 func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -142,7 +144,7 @@ func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
 	return k, nil
 }
 
-// read is strict: a field that it ignored would be lost when the object is written again.
+// read rejects unknown fields: they would be lost when the object is written again.
 func (k *kind[T]) read(file string) (o T, err error) {
 	data, err := k.root.ReadFile(file)
 	if err != nil {
@@ -159,8 +161,8 @@ func (k *kind[T]) read(file string) (o T, err error) {
 	if got, want := o.GetObjectKind().GroupVersionKind(), corev1.SchemeGroupVersion.WithKind(k.name); got != want {
 		return o, fmt.Errorf("kind %q is not %q", got, want)
 	}
-	if right := fileOf(keyOf(o)); file != right {
-		return o, fmt.Errorf("it contains %s %s, whose file must be named %s: rename the file", k.name, keyOf(o), right)
+	if want := fileOf(keyOf(o)); file != want {
+		return o, fmt.Errorf("it contains %s %s, whose file must be named %s: rename the file", k.name, keyOf(o), want)
 	}
 	return o, nil
 }
@@ -169,17 +171,17 @@ func keyOf(o object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// longest is the maximal length of a file name (NAME_MAX, linux/limits.h) without suffixes.
-const longest = 255 - len(suffix) - len(".tmp")
+// maxName is the maximal length of a file name (NAME_MAX, linux/limits.h) without suffixes.
+const maxName = 255 - len(suffix) - len(".tmp")
 
-// fileOf is unambiguous, because neither a namespace nor a name contains an underscore. The name
-// of an object may be longer than a file name can be.
+// fileOf returns the name of an object's file. It is unique, because neither a namespace nor a name
+// contains an underscore. If it would be too long for a file name, it is replaced with its hash.
 func fileOf(key types.NamespacedName) string {
 	name := key.Name
 	if key.Namespace != "" {
 		name = key.Namespace + "_" + name
 	}
-	if len(name) > longest {
+	if len(name) > maxName {
 		name = fmt.Sprintf("_%x", sha256.Sum256([]byte(name)))
 	}
 	return name + suffix
@@ -189,11 +191,11 @@ func (k *kind[T]) get(key types.NamespacedName) (T, error) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	file := fileOf(key)
-	return k.objects[file], k.readable(file)
+	return k.objects[file], k.readError(file)
 }
 
-// readable returns the error of a file that could not be read. mu is held.
-func (k *kind[T]) readable(file string) error {
+// readError returns the error of a file that could not be read, or nil. The caller holds mu.
+func (k *kind[T]) readError(file string) error {
 	if err := k.broken[file]; err != nil {
 		return fmt.Errorf("%s cannot be read: %w: fix the file, or move it away, and restart", filepath.Join(k.root.Name(), file), err)
 	}
@@ -252,7 +254,7 @@ func (k *kind[T]) problems() (problems []manifest.Problem) {
 	defer k.mu.RUnlock()
 	for file := range k.broken {
 		path := filepath.Join(k.root.Name(), file)
-		problems = append(problems, manifest.Problem{File: path, Object: k.name, Message: k.readable(file).Error()})
+		problems = append(problems, manifest.Problem{File: path, Object: k.name, Message: k.readError(file).Error()})
 	}
 	return problems
 }

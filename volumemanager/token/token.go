@@ -20,10 +20,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// algorithm is the one that OpenID Connect Discovery 1.0, §3, requires of each issuer.
+// algorithm is the signing algorithm that each issuer must support (OpenID Connect Discovery 1.0, §3).
 const algorithm = jose.RS256
 
-// maxAge bounds the age of a returned token, however long it is valid.
+// maxAge is the maximum age of a returned token, even if the token is valid for longer.
 const maxAge = 24 * time.Hour
 
 // Signer signs tokens. It is safe for concurrent use.
@@ -33,7 +33,7 @@ type Signer struct {
 	signer jose.Signer
 
 	mu     sync.Mutex
-	issued map[request]answer
+	issued map[request]issuedToken
 }
 
 // Open reads the key in dir, and creates it the first time. Only root can read it. issuer is the
@@ -51,7 +51,7 @@ func Open(dir, issuer string) (*Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Signer{issuer: issuer, public: key.Public(), signer: signer, issued: map[request]answer{}}, nil
+	return &Signer{issuer: issuer, public: key.Public(), signer: signer, issued: map[request]issuedToken{}}, nil
 }
 
 // request holds the claims of a token except its times.
@@ -62,9 +62,10 @@ type request struct {
 	lifetime                time.Duration
 }
 
-type answer struct {
-	token        string
-	expires, due time.Time
+// issuedToken is a token that is returned again until renewAt.
+type issuedToken struct {
+	token            string
+	expires, renewAt time.Time
 }
 
 // Token returns a token of a pod's service account, bound to the pod as in the TokenRequest API,
@@ -80,10 +81,10 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a, ok := s.issued[r]; ok && now.Before(a.due) {
+	if a, ok := s.issued[r]; ok && now.Before(a.renewAt) {
 		return a.token, a.expires, nil
 	}
-	maps.DeleteFunc(s.issued, func(_ request, a answer) bool { return !now.Before(a.due) })
+	maps.DeleteFunc(s.issued, func(_ request, a issuedToken) bool { return !now.Before(a.renewAt) })
 	a, err := s.sign(r, audiences, now)
 	if err != nil {
 		return "", time.Time{}, err
@@ -92,7 +93,7 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	return a.token, a.expires, nil
 }
 
-func (s *Signer) sign(r request, audiences []string, now time.Time) (answer, error) {
+func (s *Signer) sign(r request, audiences []string, now time.Time) (issuedToken, error) {
 	claims := jwt.Claims{
 		Issuer:    s.issuer,
 		Subject:   fmt.Sprintf("system:serviceaccount:%s:%s", r.namespace, r.account),
@@ -108,8 +109,8 @@ func (s *Signer) sign(r request, audiences []string, now time.Time) (answer, err
 		"serviceaccount": reference{r.account, s.accountUID(r)},
 	}}
 	token, err := jwt.Signed(s.signer).Claims(claims).Claims(bound).Serialize()
-	due := now.Add(min(r.lifetime/5*4, maxAge))
-	return answer{token, claims.Expiry.Time(), due}, err
+	renewAt := now.Add(min(r.lifetime/5*4, maxAge))
+	return issuedToken{token, claims.Expiry.Time(), renewAt}, err
 }
 
 type reference struct {
@@ -122,8 +123,8 @@ func (s *Signer) accountUID(r request) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(s.issuer+"/"+r.namespace+"/"+r.account)).String()
 }
 
-// The paths of Discovery and JWKS below the issuer's URL (OpenID Connect Discovery 1.0, §4; the
-// second as in Kubernetes).
+// The paths of Discovery (OpenID Connect Discovery 1.0, §4) and of JWKS (as in Kubernetes) below the
+// issuer's URL.
 const (
 	DiscoveryPath = "/.well-known/openid-configuration"
 	JWKSPath      = "/openid/v1/jwks"
