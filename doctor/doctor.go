@@ -1,9 +1,9 @@
 // Package doctor checks the node, the state directory, the pools, the driver, and in Kubernetes the
 // objects of the cluster, and suggests fixes.
 //
-// It changes nothing, except that it writes a scratch directory to exports, and may run beside a
-// serving driver. Functions that read facts are separate from functions that judge them, so that
-// tables test the latter.
+// It changes nothing except a scratch directory on exports, so it may run beside a serving driver.
+// Functions that read facts are separate from functions that judge them, so that table tests cover
+// the latter.
 package doctor
 
 import (
@@ -49,7 +49,7 @@ func warning(name, seen, remedy string) Check { return Check{name, Warning, seen
 
 func failure(name, seen, remedy string) Check { return Check{name, Failure, seen, remedy} }
 
-// advised is a warning if there is advice.
+// advised returns a warning if there is advice, otherwise OK.
 func advised(name, seen, advice string) Check {
 	if advice != "" {
 		return warning(name, seen, advice)
@@ -63,16 +63,16 @@ type remedy struct {
 	text string
 }
 
-// judgeError is a failure if there is an error. Its remedy is the first in known that matches the
-// error, else otherwise. Without an error, seen and args describe what works.
-func judgeError(name string, err error, known []remedy, otherwise, seen string, args ...any) Check {
+// judgeError returns a failure if there is an error. Its remedy is the first in known that matches the
+// error, or fallback. Without an error, it returns OK with seen and args.
+func judgeError(name string, err error, known []remedy, fallback, seen string, args ...any) Check {
 	if err == nil {
 		return ok(name, seen, args...)
 	}
 	if i := slices.IndexFunc(known, func(r remedy) bool { return errors.Is(err, r.err) }); i >= 0 {
-		otherwise = known[i].text
+		fallback = known[i].text
 	}
-	return failure(name, err.Error(), otherwise)
+	return failure(name, err.Error(), fallback)
 }
 
 // Options configures Run.
@@ -135,10 +135,10 @@ func Run(ctx context.Context, o Options) []Check {
 	return append(checks, kubernetesChecks(ctx, o, driverName, config)...)
 }
 
-// exportPatience is the multiple of Options.Patience for an export, which is mounted several times.
+// exportPatience multiplies Options.Patience for an export, which is mounted several times.
 const exportPatience = 3
 
-// ExportChecks checks an export. If it hangs, the result contains the checks until then.
+// ExportChecks checks an export. If one hangs, the result contains the checks before it and a failure.
 func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 	var checks []Check
 	ctx, cancel := context.WithTimeout(ctx, exportPatience*o.Patience)
@@ -170,8 +170,8 @@ func hangs(name string, err error) Check {
 // errTimeout is returned for a read that takes too long.
 var errTimeout = errors.New("no answer")
 
-// Within calls read, and returns an error if it takes longer than atMost. The goroutine then remains:
-// a read of a disk that hangs cannot be ended.
+// Within calls read, and returns an error if read takes longer than atMost. The goroutine then remains:
+// a read of a disk that hangs cannot be aborted.
 func Within[T any](atMost time.Duration, read func() (T, error)) (result T, err error) {
 	type answer struct {
 		result T

@@ -49,7 +49,7 @@ func (e Export) source() string {
 // server returns the name of the server, or its address without brackets.
 func (e Export) server() string { return strings.Trim(e.Config.NFS.Server, "[]") }
 
-// examination is the examination of one export.
+// examination checks one export and reports the results.
 type examination struct {
 	Export
 	forms  volume.Forms
@@ -115,9 +115,9 @@ func (x examination) checkPool(ctx context.Context, root *os.File) {
 	x.report(judgeSpace(x.name()+", space", facts.usage))
 	x.report(judgeVolumes(x.name()+", volumes", facts))
 	x.report(judgeLeftovers(x.name()+", leftovers", facts, x.Serving))
-	if some := facts.directories[:min(len(facts.directories), quotaSamples)]; len(some) > 0 {
-		limited, err := countLimited(p, root, some)
-		x.report(judgeQuota(x.name()+", quota", limited, len(some), err))
+	if sample := facts.directories[:min(len(facts.directories), quotaSamples)]; len(sample) > 0 {
+		limited, err := countLimited(p, root, sample)
+		x.report(judgeQuota(x.name()+", quota", limited, len(sample), err))
 	}
 	if x.Node != "" && x.Config.NFS.Fencing != pool.FencingNone {
 		identity, registered, err := readIdentity(p)
@@ -128,8 +128,8 @@ func (x examination) checkPool(ctx context.Context, root *os.File) {
 // quotaSamples is the number of directories that are checked for a quota.
 const quotaSamples = 10
 
-// countLimited counts the directories with a quota on the server: their size differs from that of the
-// export.
+// countLimited counts the directories with a quota on the server: those whose size in statfs(2) differs
+// from the size of the export.
 func countLimited(p *pool.Pool, root *os.File, directories []volume.Volume) (limited int, err error) {
 	var whole, one syscall.Statfs_t
 	if err := syscall.Fstatfs(int(root.Fd()), &whole); err != nil {
@@ -176,9 +176,9 @@ func (x examination) checkServer(ctx context.Context) bool {
 }
 
 // portOf returns the NFS port from the mount options, by default 2049.
-func portOf(words []string) string {
-	for _, w := range slices.Backward(words) {
-		if port, ok := strings.CutPrefix(w, "port="); ok && port != "0" {
+func portOf(options []string) string {
+	for _, o := range slices.Backward(options) {
+		if port, ok := strings.CutPrefix(o, "port="); ok && port != "0" {
 			return port
 		}
 	}
@@ -202,8 +202,8 @@ type served struct {
 	err     error
 }
 
-// versionPatience limits the attempt with one version: the kernel retries long if a server lacks
-// version 3.
+// versionPatience limits the attempt with one version: the kernel retries for a long time if a server
+// lacks version 3.
 const versionPatience = 4 * time.Second
 
 // tryVersions mounts with each version.
@@ -228,15 +228,15 @@ func (x examination) tryVersion(ctx context.Context, version string) error {
 	return err
 }
 
-func namesVersion(word string) bool {
-	key, _, _ := strings.Cut(word, "=")
-	return key == "vers" || key == "nfsvers" || key == "minorversion" || word == "v3" || strings.HasPrefix(word, "v4")
+func namesVersion(option string) bool {
+	key, _, _ := strings.Cut(option, "=")
+	return key == "vers" || key == "nfsvers" || key == "minorversion" || option == "v3" || strings.HasPrefix(option, "v4")
 }
 
 // scratchPrefix is the prefix of the name of the directory that is created on the export.
 const scratchPrefix = ".trivet-doctor."
 
-// tryExport tests the operations of drivers in a scratch directory.
+// tryExport tests the operations that drivers need, in a scratch directory.
 func (x examination) tryExport(ctx context.Context, top *os.File) {
 	root, err := openRoot(top)
 	if err != nil {
@@ -269,11 +269,11 @@ func (x examination) tryExport(ctx context.Context, top *os.File) {
 	x.report(judgeLocks(x.name()+", locks", x.tryLocks(ctx, dir, scratch)))
 }
 
-// staleAfter is the age from which a scratch directory is left over.
+// staleAfter is the age after which a scratch directory is orphaned.
 const staleAfter = 10 * time.Minute
 
-// removeStale removes the scratch directories of killed processes, by the server's clock. It ignores
-// errors.
+// removeStale removes the scratch directories of killed processes. Their age is by the server's clock.
+// It ignores errors.
 func removeStale(root *os.Root, own string) {
 	now, err := root.Stat(own)
 	if err != nil {
@@ -375,16 +375,16 @@ const lockPatience = 5 * time.Second
 
 // tryLocks tests whether a lock through one mount is visible through another.
 func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch string) feature {
-	other, err := x.mountedAgain(ctx, scratch)
+	other, err := x.mountAgain(ctx, scratch)
 	if err != nil {
 		return feature{err: err}
 	}
 	defer other.Close()
-	reach, err := Within(lockPatience, func() (bool, error) { return fsprobe.LocksReach(dir, other) })
-	return feature{have: reach, err: err}
+	visible, err := Within(lockPatience, func() (bool, error) { return fsprobe.LocksReach(dir, other) })
+	return feature{have: visible, err: err}
 }
 
-func (x examination) mountedAgain(ctx context.Context, scratch string) (*os.Root, error) {
+func (x examination) mountAgain(ctx context.Context, scratch string) (*os.Root, error) {
 	top, _, err := export.Mount(ctx, x.Config)
 	if err != nil {
 		return nil, err

@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// inheritTime bounds the wait of the next worker for the end of a killed worker and for the
-	// unmount of its mount; inheritPoll is the time between two attempts.
+	// inheritTime limits how long the next worker waits for a killed worker to end and for its mount
+	// to be unmounted. inheritPoll is the time between two attempts.
 	inheritTime = 30 * time.Second
 	inheritPoll = 200 * time.Millisecond
-	// leavePatience is the time that an ending worker waits for its pool to be closed before it
-	// aborts the calls of its mounts, and again after that. The driver kills the worker after
+	// leavePatience is how long an ending worker waits for its pool to close before it aborts the NFS
+	// calls of its mounts, and how long it waits after that. The driver kills the worker after
 	// intervals.stopTimeout.
 	leavePatience = 1600 * time.Millisecond
 )
 
 // bases are the base mounts of the workers of one pool. The path of each contains the ID of its worker's
-// process. A process that is killed while it has a file of a silent server open does not end before that
-// file is closed, which waits for the server. The next worker aborts that wait through the path.
+// process. A killed process with an open file of a silent server ends only after the close of that file,
+// which waits for the server. The next worker aborts that wait through the path.
 type bases struct {
 	dir, prefix string
 	silent      bool
@@ -48,7 +48,7 @@ func newBases(stateDir, poolName string, silent bool) (*bases, error) {
 	return &bases{dir: filepath.Join(dir, "exports"), prefix: hex.EncodeToString(sum[:8]) + ".", silent: silent}, nil
 }
 
-// mount is Mount at a path of this process.
+// mount is Mount at a new path for this process.
 func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
 	b.clear(ctx)
 	fs, version, err := mountExport(ctx, c)
@@ -70,7 +70,7 @@ func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, versio
 	return root, version, nil
 }
 
-// all returns the existing base mounts by path, with the process that made each.
+// all returns the existing base mounts by path, with the process that created each.
 func (b *bases) all() map[string]processID {
 	found := map[string]processID{}
 	paths, err := filepath.Glob(filepath.Join(b.dir, b.prefix+"*"))
@@ -133,9 +133,9 @@ func removeMount(path string) error {
 	return mount.RemoveTarget(path)
 }
 
-// leave removes the mounts of this process after the pool was closed, which closes closed. If that takes long,
-// the server is silent, and leave aborts the calls that wait for it, because otherwise the process could not
-// end.
+// leave removes the mounts of this process when the pool is closed, which the channel closed signals. If that
+// takes longer than leavePatience, the server is silent, and leave aborts the NFS calls that wait for it:
+// otherwise the process could not end.
 func (b *bases) leave(closed <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*leavePatience)
 	defer cancel()

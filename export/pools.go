@@ -43,7 +43,7 @@ type Pools struct {
 	workers map[string]*Worker // by pool; see staticKey
 }
 
-// New returns the pools without a running worker process. All processes end with ctx.
+// New returns the pools. No worker process runs yet. All processes end with ctx.
 func New(ctx context.Context, o Options) *Pools { return newPools(ctx, o, defaultIntervals) }
 
 func newPools(ctx context.Context, o Options, intervals intervals) *Pools {
@@ -62,7 +62,7 @@ func (ps *Pools) Start() {
 	}
 }
 
-// Wait returns when all workers have ended, after the end of the context that New was given.
+// Wait returns when all workers have ended. They end with the context of New.
 func (ps *Pools) Wait() { ps.tasks.Wait() }
 
 // States returns the states of all workers, ordered by the names of their pools.
@@ -93,8 +93,8 @@ func (ps *Pools) configured(name string) (pool.Config, bool) {
 	return ps.options.Pools[i], true
 }
 
-// byName returns the worker of a pool of the configuration, or of a pool whose name contains its
-// export; nil for any other name.
+// byName returns the worker of a pool of the configuration, or of a direct pool, whose name contains
+// its export; nil for any other name.
 func (ps *Pools) byName(name string) *Worker {
 	c, ok := ps.configured(name)
 	if !ok {
@@ -110,7 +110,7 @@ func (ps *Pools) byName(name string) *Worker {
 const staticKey = "static "
 
 // static returns the worker for the static volumes of a server with the same port and protocol
-// (ErrInvalid for a bad server).
+// (ErrInvalid for an invalid server).
 func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	server, err := volume.CanonicalServer(server)
 	if err != nil {
@@ -169,7 +169,7 @@ func (ps *Pools) supervise() {
 // retire removes a worker that is idle, unless its pool is in the configuration, and reports
 // whether it did.
 func (ps *Pools) retire(w *Worker) bool {
-	if _, stays := ps.configured(w.job.Pool.Name); stays {
+	if _, configured := ps.configured(w.job.Pool.Name); configured {
 		return false
 	}
 	ps.mu.Lock()

@@ -25,7 +25,7 @@ type Relay struct {
 
 // row describes how a call is answered.
 type row struct {
-	// worker returns the worker that answers, or nil if Local answers; nil: ofIDs.
+	// worker returns the worker that answers, or nil if Local answers. The default is ofIDs.
 	worker func(*Pools, proto.Message) (*Worker, error)
 	// teardown: the worker answers even if its server is silent.
 	teardown bool
@@ -35,7 +35,7 @@ type row struct {
 	merge func(context.Context, *Relay, proto.Message) (proto.Message, error)
 }
 
-// rows has the calls that the IDs in the request do not route. Local answers calls without an ID, for
+// rows contains the calls that are not routed by the IDs in the request. Local answers calls without an ID, for
 // example those for capabilities, which are the same for all pools.
 var rows = map[string]row{
 	csi.Controller_CreateVolume_FullMethodName:               {worker: ofParameters},
@@ -83,7 +83,7 @@ func (r *Relay) Stream(ctx context.Context, method string, req proto.Message, se
 	return service.Stream(ctx, method, req, send)
 }
 
-// route returns the service that answers a call, and its worker; nil if that is Local.
+// route returns the service that answers a call, and its worker; the worker of Local is nil.
 func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error) {
 	worker := row.worker
 	if worker == nil {
@@ -98,8 +98,8 @@ func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error
 
 type volumeCall interface{ GetVolumeId() string }
 
-// ofParameters returns the worker for new volumes with the parameters of a request; nil if they
-// are not in an nfs pool (ErrInvalid).
+// ofParameters returns the worker for new volumes with the parameters of a request; nil if Local
+// answers. It returns ErrInvalid if the parameters need an nfs pool that does not exist.
 func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	p, err := ps.options.Kinds.Parse(req.(interface{ GetParameters() map[string]string }).GetParameters())
 	if err != nil {
@@ -120,7 +120,7 @@ func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s needs an nfs pool, and the configuration has no such one (it has %s)", volume.ParamPool, p.Pool, p.Backend, ps.names())
 }
 
-// ofIDs returns the worker of the pool of the IDs in a request (ErrUnavailable); nil if it contains none.
+// ofIDs is byID for the IDs in a request. The worker is nil if the request contains none.
 func ofIDs(ps *Pools, req proto.Message) (*Worker, error) {
 	ids, err := relay.IDs(req)
 	if len(ids) == 0 || err != nil {
@@ -129,7 +129,8 @@ func ofIDs(ps *Pools, req proto.Message) (*Worker, error) {
 	return ps.byID(ids[0])
 }
 
-// byID returns the worker of the pool in an ID (ErrUnavailable); nil if the pool is node-local.
+// byID returns the worker of the pool in an ID; nil if the pool is node-local. It returns ErrUnavailable
+// if the configuration has no such pool.
 func (ps *Pools) byID(id volume.ID) (*Worker, error) {
 	if !id.Shared() {
 		return nil, nil //nolint:nilnil // Local answers
@@ -171,9 +172,9 @@ func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 	return ps.forNode(req.(volumeCall).GetVolumeId(), nil, nil, path)
 }
 
-// forNode returns the worker for a call of the Node service; nil if Local answers. A static volume
-// has no record. It is found by its volume context or, in calls without one, by the mount at path;
-// so is a volume whose pool is no longer in the configuration.
+// forNode returns the worker for a call of the Node service; nil if Local answers. For a static volume,
+// which has no record, the volume context or, in calls without one, the mount at path determines the
+// worker. For a volume of a pool that is no longer configured, the mount at path does.
 func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
 	var unknownPool error
 	if id, err := volume.ParseID(text); err == nil {
@@ -183,12 +184,12 @@ func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []s
 		}
 		unknownPool = err
 	}
-	if volume.IsInline(volumeContext) { // the user of a pod writes it: it must not select a server
+	if volume.IsInline(volumeContext) { // the author of the pod writes the context: it must not select a server
 		return nil, nil //nolint:nilnil // Local answers
 	}
 	server := volume.Attribute(volumeContext, volume.ParamServer)
 	share, shareErr := volume.Share(volumeContext)
-	if unknownPool == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker refuses two shares
+	if unknownPool == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker reports shareErr
 		w, err := ps.static(server, mount.ParseEndpoint(flags))
 		if err != nil {
 			return nil, volume.Errorf(volume.ErrInvalid, "volume_context.%w", err)
@@ -201,7 +202,7 @@ func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []s
 	return nil, unknownPool
 }
 
-// byMount returns the worker for the NFS mount at a path, by the mount table; nil if there is none.
+// byMount returns the worker for the NFS mount at a path in the mount table; nil if there is none.
 func (ps *Pools) byMount(path string) (*Worker, error) {
 	if !filepath.IsAbs(path) {
 		return nil, nil //nolint:nilnil // Local answers

@@ -1,12 +1,12 @@
-// Package flexvolume answers the calls of a FlexVolume executable. Each call is a process,
-// and a client of a CSI driver's socket: of the running driver if that serves the volume's
-// pool, otherwise of an on-demand driver, which the call starts and which ends when idle.
+// Package flexvolume answers the calls of a FlexVolume executable. Each call is a process
+// that connects to a CSI driver: to the running driver if it serves the volume's pool,
+// otherwise to an on-demand driver. A call starts the on-demand driver, which ends when idle.
 // The on-demand driver always serves directories of servers.
 // The state between calls is the mount table and a record for each directory where a volume is
 // mounted.
 //
-// The convention is the kubelet's: the call and its arguments are the words of the command
-// line, the answer is one line of JSON on the standard output
+// The interface is that of the kubelet: the command line contains the call and its arguments,
+// and the answer is one line of JSON on the standard output
 // (kubernetes/community, contributors/devel/sig-storage/flexvolume.md).
 package flexvolume
 
@@ -25,7 +25,7 @@ import (
 // Status is the outcome of a call.
 type Status string
 
-// The statuses of a kubelet. For a call that is NotSupported it does the default itself.
+// The statuses that a kubelet knows. For NotSupported the kubelet does the default action itself.
 const (
 	Success      Status = "Success"
 	Failure      Status = "Failure"
@@ -51,28 +51,28 @@ type Capabilities struct {
 	RequiresFSResize bool `json:"requiresFSResize"`
 }
 
-// StateDirVariable of the environment names the state directory.
+// StateDirVariable is the environment variable with the path of the state directory.
 const StateDirVariable = "TRIVET_FLEXVOLUME_STATE_DIR"
 
-// Executable is the program in one directory of a kubelet's volume plugins.
+// Executable is this program as installed in one directory of a kubelet's volume plugins.
 type Executable struct {
 	// Kind is the kind of all its volumes; empty: their options name it.
 	Kind string
-	// DefaultKind is the kind of a volume on a node whose options name none; ServerKind is
+	// DefaultKind is the kind of a node-local volume whose options name no kind. ServerKind is
 	// the kind of the directories of servers.
 	DefaultKind, ServerKind string
 	// StateDir contains the staging mounts, and the records.
 	StateDir string
 	// Socket is the path of the running driver's socket.
 	Socket string
-	// OnDemand is the driver that calls start if the running driver does not serve the pool.
+	// OnDemand is the driver that a call starts if the running driver does not serve the pool.
 	OnDemand OnDemand
 }
 
-// OnDemand is a driver that calls start, and which ends when idle.
+// OnDemand describes a driver that a call starts and that ends when idle.
 type OnDemand struct {
-	// Command starts it, with the state directory as descriptor 3. It exits with status 0
-	// if another one runs.
+	// Command starts the driver, with the state directory as descriptor 3. The driver exits
+	// with status 0 if another one runs.
 	Command []string
 	// Socket is the name of its socket in the state directory.
 	Socket string
@@ -81,7 +81,7 @@ type OnDemand struct {
 	Pools []string
 }
 
-// call is a call that the executable answers, with the number of its arguments.
+// call is the implementation of a call, with the number of required arguments.
 type call struct {
 	arguments int
 	do        func(e *Executable, ctx context.Context, args []string) (Answer, error)
@@ -124,7 +124,7 @@ func (e *Executable) Answer(ctx context.Context, words []string) (a Answer) {
 
 // init also cleans up after killed calls.
 func (e *Executable) init(ctx context.Context, _ []string) (Answer, error) {
-	if err := e.sweep(ctx); err != nil { // volumes can be used anyway
+	if err := e.sweep(ctx); err != nil { // volumes can be used without the clean-up
 		klog.FromContext(ctx).Error(err, "Failed to clean up after killed calls; the next call retries")
 	}
 	onServer := e.Kind != "" && e.Kind == e.ServerKind
@@ -176,7 +176,7 @@ func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error)
 	}
 	pool := t.Pool
 	if !e.served(ctx, pool) {
-		pool = "" // a driver finds the mounts and devices of a volume by its ID
+		pool = "" // the on-demand driver finds the mounts and devices of a volume by its ID
 	}
 	s, err := e.begin(ctx, t, pool, lockTime)
 	if err != nil {
@@ -200,7 +200,7 @@ func (e *Executable) expandVolume(ctx context.Context, args []string) (Answer, e
 }
 
 // expandFilesystem OPTIONS DEVICE DIR SIZE OLD expands the filesystem of a mounted volume. If
-// the volume is not mounted, the next mount does it.
+// the volume is not mounted, the next mount expands it.
 func (e *Executable) expandFilesystem(ctx context.Context, args []string) (Answer, error) {
 	return Answer{}, e.withVolume(ctx, args[0], func(s *session, o options) error { return s.expandFilesystem(ctx, o) })
 }

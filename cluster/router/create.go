@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createAnywhere creates a volume on the candidate with most capacity. If a node has the volume
+// createAnywhere creates a volume on the candidate with the most capacity. If a node has the volume
 // already, or may have it, that node gets the call.
 func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	unasked := slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.view().asked })
@@ -56,8 +56,8 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 }
 
 // createAgain repeats the call on the node that may have created the volume in a call without a response.
-// done is false if there is no such node, or if it does not have the volume. A retry
-// may prefer another node, so the node receives the requirements without the preference.
+// done is false if there is no such node, or if it does not have the volume. It
+// omits the preferred topologies, because a retry may prefer another node.
 func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (resp *csi.CreateVolumeResponse, done bool, err error) {
 	n := s.unconfirmed.node(all, spec.CoName)
 	if n == nil {
@@ -141,7 +141,7 @@ func reachable(all []*node) []*node {
 }
 
 // withVolume returns the reachable node that has a volume; nil if none has. It fails if a node does not
-// answer, because the volume could be created twice.
+// answer, because otherwise the volume could be created twice.
 func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 	var mu sync.Mutex
 	var found *node
@@ -152,7 +152,7 @@ func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) 
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if found == nil || n.name < found.name { // the same one each time
+		if found == nil || n.name < found.name { // deterministic for retries
 			found = n
 		}
 		return nil

@@ -20,9 +20,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// source describes a list. Node-local pools precede the others, in the order of their UUIDs, which does not
-// change when a pool moves to another node; a token is the ID of the last entry. Shared pools follow in
-// the order of their service.
+// source describes a list. Node-local pools come first, ordered by UUID: the order does not change when a
+// pool moves to another node. Their token is the ID of the last entry. Shared pools follow in the order of
+// their service.
 type source[E any] struct {
 	relay.List[E]
 	// parse reads the ID of an entry.
@@ -34,8 +34,8 @@ type source[E any] struct {
 // sharedToken is the prefix of tokens of the shared pools.
 const sharedToken = "shared "
 
-// maxPage bounds the entries of a page and of one call to a node. A list keeps fanOut times as many in
-// memory.
+// maxPage bounds the entries of a page and of one call to a node. A list keeps up to fanOut times as many
+// in memory.
 const maxPage = 1000
 
 func (s *Server) listVolumes(ctx context.Context, req *csi.ListVolumesRequest) (proto.Message, error) {
@@ -66,7 +66,7 @@ func (s *Server) listSnapshots(ctx context.Context, req *csi.ListSnapshotsReques
 	})
 }
 
-// listPage returns the response with one page.
+// listPage returns one page of a list.
 func listPage[E any](ctx context.Context, s *Server, req proto.Message, from source[E]) (proto.Message, error) {
 	sections := []paging.Section[E]{localSection(s, from)}
 	token := req.(interface{ GetStartingToken() string }).GetStartingToken()
@@ -107,7 +107,7 @@ func localSection[E any](s *Server, from source[E]) paging.Section[E] {
 	}
 }
 
-// poolPart is the part of a pool that one backend has. It is listed by calls to the pool's node.
+// poolPart is the part of a pool that belongs to one backend. The pool's node lists it.
 type poolPart struct {
 	poolKey
 	backend string
@@ -122,8 +122,8 @@ func (p poolPart) compare(o poolPart) int {
 	return cmp.Or(p.poolKey.compare(o.poolKey), strings.Compare(p.backend, o.backend))
 }
 
-// listPart lists the entries of a part after an ID. It rejects entries of other parts and in the
-// wrong order.
+// listPart lists the entries of a part after an ID. It rejects entries of other parts and
+// entries in the wrong order.
 func listPart[E any](ctx context.Context, p poolPart, after string, limit int, from source[E]) ([]E, string, error) {
 	last := p.id("")
 	if after != "" {
@@ -148,8 +148,8 @@ func listPart[E any](ctx context.Context, p poolPart, after string, limit int, f
 	return entries, next, err
 }
 
-// failed returns the error for a failed call. The router made the token: if the node refuses it
-// (ABORTED), the node no longer has the pool.
+// failed returns the error for a failed call. A node that rejects the token of the router
+// (ABORTED) no longer has the pool.
 func (p poolPart) failed(ctx context.Context, err error) error {
 	if status.Code(err) == codes.Aborted {
 		p.node.ask(ctx, freshness)
@@ -172,8 +172,8 @@ func (p poolPart) verifyNext(last volume.ID, text string, parse func(string) (vo
 	return id, nil
 }
 
-// readToken returns the ID in a node's token. It must be that of the last entry or after it, so that
-// the list ends.
+// readToken returns the ID in a node's token. The ID must be that of the last entry or a later one, so
+// that the list ends.
 func (p poolPart) readToken(token string, last volume.ID, entries int, parse func(string) (volume.ID, error)) (string, error) {
 	if token == "" {
 		return "", nil

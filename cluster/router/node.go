@@ -31,7 +31,7 @@ const (
 	// The pools of a node are requested every askInterval; askTimeout bounds one request.
 	askInterval = 30 * time.Second
 	askTimeout  = 5 * time.Second
-	// freshness is the age up to which an answer is used when a pool is not found.
+	// freshness is the maximum age of an answer that is used instead of a new request.
 	freshness = time.Second
 )
 
@@ -56,7 +56,7 @@ func (k poolKey) String() string { return k.name + "." + k.uuid }
 // node is the connection to a node's driver, and the pools that it announced last.
 type node struct {
 	name string
-	// topology is the node's value in topologies.
+	// topology is the node's value in CSI topologies.
 	topology   string
 	conn       *grpc.ClientConn
 	addresses  *manual.Resolver
@@ -105,7 +105,7 @@ func newNode(name, address string, config *tls.Config, changed func()) (*node, e
 	return n, nil
 }
 
-// setAddress changes the address for later calls. It is empty while no driver runs.
+// setAddress changes the address for later calls. An empty address means that no driver runs.
 func (n *node) setAddress(address string) {
 	n.mu.Lock()
 	same := address == n.address
@@ -216,8 +216,8 @@ func (n *node) view() view {
 	return view{n.pools, !n.asked.IsZero(), n.known, n.lastError}
 }
 
-// viewFor is view for a call for the pools of a name. If one of them is closed, it requests the pools again,
-// because the node may have opened it since.
+// viewFor is view for a call for the pools with a name. If the node has not answered or one of these pools is
+// closed, it requests the pools again, because the node may have opened it since.
 func (n *node) viewFor(ctx context.Context, pool string) view {
 	v := n.view()
 	if v.known && !v.closed(pool) {
@@ -227,7 +227,7 @@ func (n *node) viewFor(ctx context.Context, pool string) view {
 	return n.view()
 }
 
-// named returns the pools of a name; all if it is empty.
+// named returns the pools with a name; all if the name is empty.
 func (v view) named(name string) []poolKey {
 	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return name != "" && k.name != name })
 }
@@ -248,8 +248,8 @@ func (v view) closed(name string) bool {
 func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
 // explain adds the node to an error whose cause may be the connection, and returns other errors
-// unchanged. CANCELLED becomes UNAVAILABLE unless the caller canceled: the connection or the node's
-// driver ended.
+// unchanged. CANCELLED becomes UNAVAILABLE unless the caller canceled, because the connection or
+// the node's driver ended.
 func (n *node) explain(ctx context.Context, err error) error {
 	s, _ := status.FromError(err) // of nil: OK
 	switch s.Code() {

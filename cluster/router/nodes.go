@@ -39,8 +39,8 @@ type nodes struct {
 	isSet  bool // set was called
 	byName map[string]*node
 	sorted []*node // by name; replaced, never changed
-	// announced are the nodes that announce an open pool, and answered the nodes whose announcements
-	// it contains. Both are replaced, never changed.
+	// announced contains the nodes that announce each open pool. answered contains the nodes whose
+	// announcements it includes. Both are replaced, never changed.
 	announced map[poolKey][]*node
 	answered  map[*node]bool
 
@@ -140,7 +140,7 @@ func (ns *nodes) all() ([]*node, error) {
 	return ns.sorted, nil
 }
 
-// named returns the node of a name; nil if there is none.
+// named returns the node with a name; nil if there is none.
 func (ns *nodes) named(name string) *node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
@@ -154,8 +154,8 @@ func (ns *nodes) announcing(key poolKey) []*node {
 	return ns.announced[key]
 }
 
-// forID returns the node that serves the pool of a volume or snapshot. If there is none, it first requests the
-// pools again from the nodes that announce the pool and from its owner, or from all nodes if none announces it.
+// forID returns the node that serves the pool of a volume or snapshot. If there is none, it requests the pools
+// again: from the nodes that announce the pool and from its owner, or from all nodes if none announces it.
 func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
 	if n, _ := ns.serving(ctx, key); n != nil {
@@ -197,8 +197,8 @@ func each(ctx context.Context, all []*node, do func(context.Context, *node) erro
 	return group.Wait()
 }
 
-// missing returns the reason why no node has the pool of a volume or snapshot. The volume may exist:
-// it is never ErrNotFound.
+// missing returns the error for a volume or snapshot whose pool no node has. It is never ErrNotFound,
+// because the volume may exist.
 func (ns *nodes) missing(id volume.ID, all []*node) error {
 	key := keyOf(id)
 	owner := ns.owner(key)
@@ -218,8 +218,8 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
 }
 
-// unavailable returns the nodes that did not answer the last request, and those with a closed pool of
-// a name; of any name if it is empty.
+// unavailable returns the nodes that did not answer the last request, and those with a closed pool
+// of the given name. An empty name matches all pools.
 func unavailable(all []*node, pool string) (silent, closed []*node) {
 	for _, n := range all {
 		switch v := n.view(); {
@@ -241,7 +241,7 @@ func names(nodes []*node) []string {
 	return names
 }
 
-// quoted joins the first few of names.
+// quoted quotes the names and joins the first five.
 func quoted(names []string) string {
 	out := make([]string, len(names))
 	for i, name := range names {

@@ -21,12 +21,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Owners is the durable record of the pools' nodes. An entry is written once. Only an administrator
-// changes or removes it.
+// Owners durably records the owner of each pool: the only node that may serve it. An entry is
+// written once. Only an administrator changes or removes it.
 type Owners interface {
-	// Known returns the names of nodes by pool. The caller must not change the map.
+	// Known returns the names of the owners by pool. The caller must not change the map.
 	Known() map[string]string
-	// Record adds entries for pools that have none. When it returns nil, Known has them.
+	// Record adds entries for pools that have none. After it returns nil, Known returns them.
 	Record(ctx context.Context, owners map[string]string) error
 	// MoveCommand returns the command by which an administrator records another node.
 	MoveCommand(pool, node string) string
@@ -38,8 +38,8 @@ const maxPoolsPerNode = 100
 // errUnrecorded means that a pool has no owner, and the one node that announces it can be recorded.
 var errUnrecorded = errors.New("the pool has no owner yet")
 
-// ownerError refuses a pool that no node serves until an administrator has recorded an owner, or
-// until another node no longer announces the pool.
+// ownerError is the error for a pool that no node serves until an administrator records an owner,
+// or until another node no longer announces the pool.
 type ownerError struct {
 	error
 	candidate string // the node to record
@@ -48,25 +48,25 @@ type ownerError struct {
 
 func (e *ownerError) Unwrap() error { return e.error }
 
-// moved refuses a pool that is recorded for one node and announced by others.
+// moved returns the error for a pool that is recorded for one node and announced by others.
 func moved(key poolKey, owner string, announcing ...*node) error {
-	return refuse(announcing, "the disk was moved",
+	return newOwnerError(announcing, "the disk was moved",
 		"pool %s is recorded for node %q, and %s announces it: if its disk was moved, record the new node (`trivet doctor` in the controller's pod prints the command); if not, that node must not be trusted (docs/kubernetes.md, \"Which node has a pool\")",
 		key, owner, quoted(names(announcing)))
 }
 
-// conflict refuses a pool that several nodes announce and that is recorded for none.
+// conflict returns the error for a pool without an owner that several nodes announce.
 func conflict(key poolKey, announcing []*node) error {
 	remedy := "one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there"
 	if silent, _ := unavailable(announcing, key.name); len(silent) > 0 {
 		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", quoted(names(silent)))
 	}
-	return refuse(announcing, `"NODE" has the original disk`,
+	return newOwnerError(announcing, `"NODE" has the original disk`,
 		"pool %s is on nodes %s: %s; or record the node that has the original (`trivet doctor` in the controller's pod prints the command)",
 		key, quoted(names(announcing)), remedy)
 }
 
-func refuse(announcing []*node, condition, format string, args ...any) error {
+func newOwnerError(announcing []*node, condition, format string, args ...any) error {
 	candidate := "NODE" // a placeholder
 	if len(announcing) == 1 {
 		candidate = announcing[0].name
@@ -91,7 +91,7 @@ func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
 	return n, err
 }
 
-// servingRecorded is serving without a write: it fails with errUnrecorded if the pool must be recorded.
+// servingRecorded is serving without a write. It returns errUnrecorded if the pool must be recorded.
 func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 	owner, announcing := ns.owner(key), ns.announcing(key)
 	i := slices.IndexFunc(announcing, func(n *node) bool { return n.name == owner })
@@ -106,7 +106,7 @@ func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 		return nil, conflict(key, announcing)
 	}
 	if silent := ns.possibleOwners(ns.unanswered(), key.name); len(silent) > 0 {
-		return nil, ns.notYet(key, announcing[0], silent)
+		return nil, ns.notRecordedYet(key, announcing[0], silent)
 	}
 	return nil, errUnrecorded
 }
@@ -118,8 +118,8 @@ func (ns *nodes) unanswered() []*node {
 	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.answered[n] })
 }
 
-// possibleOwners returns those of the unanswered nodes that may have a pool of a name, because no
-// pool of that name is recorded for them. While there are any, no such pool is recorded: the node that
+// possibleOwners returns the unanswered nodes that may have a pool with a name, because none with that
+// name is recorded for them. While such a node exists, no pool with the name is recorded: the node that
 // announces it may have a copy.
 func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
 	if len(unanswered) == 0 {
@@ -134,8 +134,8 @@ func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
 	return slices.DeleteFunc(slices.Clone(unanswered), func(n *node) bool { return onRecord[n.name] })
 }
 
-// notYet refuses a pool that is not recorded yet because nodes have not answered.
-func (ns *nodes) notYet(key poolKey, announcing *node, silent []*node) error {
+// notRecordedYet returns the error for a pool that is not recorded yet because nodes have not answered.
+func (ns *nodes) notRecordedYet(key poolKey, announcing *node, silent []*node) error {
 	reason := "its pools were not requested yet"
 	if err := silent[0].view().lastError; err != nil {
 		reason = status.Convert(err).Message()
@@ -157,7 +157,7 @@ func (ns *nodes) foreign(n *node, key poolKey) bool {
 	return owner != "" && owner != n.name
 }
 
-// serves fails unless a node serves a pool.
+// serves returns an error unless n serves the pool.
 func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
 	serving, err := ns.serving(ctx, key)
 	switch {
@@ -169,7 +169,7 @@ func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
 	return volume.Errorf(volume.ErrUnavailable, "node %q does not have pool %s", n.name, key)
 }
 
-// servesNamed fails unless a node serves all of its open pools of a name.
+// servesNamed returns an error unless n serves all of its open pools with a name.
 func (ns *nodes) servesNamed(ctx context.Context, n *node, pool string) error {
 	for _, key := range n.viewFor(ctx, pool).named(pool) {
 		if key.uuid == "" {
@@ -183,7 +183,7 @@ func (ns *nodes) servesNamed(ctx context.Context, n *node, pool string) error {
 }
 
 // record records the owners of all pools that can be recorded. Concurrent calls wait for each other,
-// and one write serves them.
+// and one write covers the pools of all.
 func (ns *nodes) record(ctx context.Context) error {
 	select {
 	case ns.recording <- struct{}{}:
@@ -198,8 +198,8 @@ func (ns *nodes) record(ctx context.Context) error {
 	return ns.owners.Record(ctx, missing)
 }
 
-// recordNew is record for use after each answer of a node. It logs the error, because it is called
-// again after the next answer.
+// recordNew calls record after an answer of a node. It only logs an error, because the next answer
+// repeats the call.
 func (ns *nodes) recordNew(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -208,15 +208,15 @@ func (ns *nodes) recordNew(ctx context.Context) {
 	}
 }
 
-// unrecorded returns the owners to record, by pool: of each pool without an owner that one node
-// announces, if no unanswered node may have it. A node gets no more than maxPoolsPerNode.
+// unrecorded returns the owners to record, by pool: for each pool without an owner, the only node that
+// announces it. It omits pools that an unanswered node may have, or that exceed maxPoolsPerNode.
 func (ns *nodes) unrecorded() map[string]string {
 	known := ns.owners.Known()
 	count := map[string]int{}
 	for _, name := range known {
 		count[name]++
 	}
-	unanswered := ns.unanswered() // before announced, which then contains the pools of all other nodes
+	unanswered := ns.unanswered() // read first, so that announced contains the pools of all other nodes
 	ns.mu.RLock()
 	announced := ns.announced
 	ns.mu.RUnlock()
@@ -237,7 +237,7 @@ func (ns *nodes) unrecorded() map[string]string {
 	return missing
 }
 
-// FileOwners is Owners in a file, for a controller outside Kubernetes.
+// FileOwners implements Owners in a file, for a controller outside Kubernetes.
 type FileOwners struct {
 	root  *os.Root
 	mu    sync.Mutex

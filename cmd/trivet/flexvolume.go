@@ -32,9 +32,9 @@ import (
 // minutes.
 const flexvolumeTime = 110 * time.Second
 
-// The configuration of a FlexVolume executable is the first of these that exists:
-// $TRIVET_FLEXVOLUME_CONFIG, flexvolumeBeside in the executable's own directory,
-// flexvolumeConfig, and the driver's.
+// The configuration of a FlexVolume executable is $TRIVET_FLEXVOLUME_CONFIG if that is set,
+// otherwise the first existing file of flexvolumeBeside in the executable's own directory,
+// flexvolumeConfig, and the driver's configuration.
 const (
 	flexvolumeBeside   = "config.yaml"
 	flexvolumeConfig   = "/etc/trivet/flexvolume.yaml"
@@ -44,8 +44,8 @@ const (
 	flexvolumeEndpointVariable = "TRIVET_FLEXVOLUME_ENDPOINT"
 )
 
-// flexvolumeDir is the directory of a program that a kubelet runs as a FlexVolume
-// driver: <vendor>~<driver>; empty for any other.
+// flexvolumeDir returns the directory of the program if that is named <vendor>~<driver>, as
+// for a FlexVolume driver of a kubelet; empty otherwise.
 func flexvolumeDir(program string) string {
 	dir := filepath.Dir(program)
 	vendor, name, ok := strings.Cut(filepath.Base(dir), "~")
@@ -72,13 +72,13 @@ a namespace. Only pods of that namespace can mount the volume.
 `
 
 // runFlexvolume answers one call in one line. The name of dir, the directory of the executable,
-// determines the backend. Without dir, options determine it.
+// determines the backend. Without dir, the options of the call determine it.
 func runFlexvolume(dir string, words []string) error {
 	if asksForHelp(words) {
 		fmt.Print(flexvolumeUsage)
 		return errHelp
 	}
-	quietBesideAnswer()
+	discardMixedLog()
 	return answerInTime(os.Stdout, func(ctx context.Context) flexvolume.Answer { return answerFlexvolume(ctx, dir, words) })
 }
 
@@ -107,9 +107,9 @@ func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) e
 // errAnswered ends the process with status 1. The answer contains the reason.
 var errAnswered = errors.New("the call failed")
 
-// quietBesideAnswer discards the log if it would be mixed with the answer: a kubelet reads
+// discardMixedLog discards the log if it would be mixed with the answer: a kubelet reads
 // standard output and standard error as one.
-func quietBesideAnswer() {
+func discardMixedLog() {
 	out, err := os.Stdout.Stat()
 	if err != nil {
 		return
@@ -160,7 +160,7 @@ func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
 	return e, err
 }
 
-// loadFlexvolumeConfig loads a configuration with the node-local pools alone: FlexVolume
+// loadFlexvolumeConfig loads a configuration with only the node-local pools: FlexVolume
 // mounts a directory of a server without a pool.
 func loadFlexvolumeConfig(path, stateDir string) (driver.Config, error) {
 	config, err := loadConfig(path, stateDir)
@@ -190,10 +190,10 @@ const (
 	onDemandCommand = "flexvolume-driver"
 	// onDemandIdle is how long the on-demand driver waits without a call before it ends.
 	onDemandIdle = 3 * time.Second
-	// onDemandLog is the size in bytes at which the log is truncated.
+	// onDemandLog is the size in bytes above which a starting driver truncates the log.
 	onDemandLog = 1 << 20
-	// onDemandDir is the path of the state directory, which the driver inherits as descriptor 3:
-	// the path of its socket is short however long that of the directory is.
+	// onDemandDir is the path of the state directory, which the driver inherits as descriptor 3.
+	// It keeps the path of the socket short, even if the path of the directory is long.
 	onDemandDir   = "/proc/self/fd/3"
 	onDemandDirFD = 3
 )
@@ -224,7 +224,7 @@ func runOnDemandDriver(args []string) error {
 	if *socket == "" {
 		return errors.New("it is for this program's own use")
 	}
-	syscall.CloseOnExec(onDemandDirFD) // programs that it runs do not need the state directory
+	syscall.CloseOnExec(onDemandDirFD) // programs that the driver runs do not need the state directory
 	lock, err := lockOnDemand(*stateDir, *socket)
 	if err != nil || lock == nil {
 		return err
@@ -283,7 +283,7 @@ func lockOnDemand(stateDir, socket string) (*os.File, error) {
 }
 
 // logOnDemand sends the log to a file: the process outlives the call that started it. It also
-// leaves that call's directory, which may be on a filesystem that is to be unmounted.
+// changes the working directory to /: that of the call may be on a filesystem to unmount.
 func logOnDemand(stateDir string) error {
 	path := filepath.Join(stateDir, flexvolume.LogFile)
 	mode := os.O_WRONLY | os.O_CREATE | os.O_APPEND

@@ -24,14 +24,14 @@ const Self = "/proc/self/exe"
 
 // Child describes a child.
 type Child struct {
-	Program string // Self, or another that calls Run
+	Program string // Self, or another program that calls Run
 	Role    string
-	Label   []string // arguments that the child ignores, for lists of processes
+	Label   []string // arguments that the child ignores; lists of processes show them
 	Args    any
 	Files   []*os.File // the caller closes them
 	// Detached: the child continues when this process ends. Otherwise the kernel kills it.
 	Detached bool
-	// Quiet keeps the child's output off standard error. The error of its end contains it.
+	// Quiet keeps the child's output off standard error. The error of its exit contains the output.
 	Quiet bool
 }
 
@@ -91,7 +91,7 @@ func (c Child) Start() (*Process, error) {
 // connection is the child's descriptor of the connection. The descriptors of Files follow.
 const connection = 3
 
-// Input is what a child gets from its parent.
+// Input is the data that a child receives from its parent.
 type Input struct {
 	args  json.RawMessage
 	Conn  *net.UnixConn
@@ -104,7 +104,7 @@ func (in Input) Decode(args any) error { return json.Unmarshal(in.args, args) }
 // Role runs in a child. The child ends when it returns.
 type Role func(Input) error
 
-// Run runs the role that arguments[1] names. isChild is false if it names none; arguments[0] is the
+// Run runs the role that arguments[1] names. isChild is false if it is not a role; arguments[0] is the
 // program.
 func Run(arguments []string, roles map[string]Role) (isChild bool, err error) {
 	if len(arguments) < 2 || roles[arguments[1]] == nil {

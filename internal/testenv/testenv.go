@@ -24,15 +24,15 @@ import (
 const withoutVariable = "TRIVET_TEST_WITHOUT"
 
 // IsWithout reports whether this run omits a feature.
-func IsWithout(what string) bool {
-	return slices.Contains(strings.Split(os.Getenv(withoutVariable), ","), what)
+func IsWithout(feature string) bool {
+	return slices.Contains(strings.Split(os.Getenv(withoutVariable), ","), feature)
 }
 
 // Require skips a test if the run omits a feature.
-func Require(tb testing.TB, what string) {
+func Require(tb testing.TB, feature string) {
 	tb.Helper()
-	if IsWithout(what) {
-		tb.Skipf("%s omits %s", withoutVariable, what)
+	if IsWithout(feature) {
+		tb.Skipf("%s omits %s", withoutVariable, feature)
 	}
 }
 
@@ -46,7 +46,7 @@ func RequireRoot(tb testing.TB) {
 	}
 }
 
-// Run runs a program and fails the test if it fails.
+// Run runs a program and returns its output. It fails the test if the program fails.
 func Run(tb testing.TB, name string, args ...string) string {
 	tb.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -56,8 +56,8 @@ func Run(tb testing.TB, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Mkfs creates a filesystem; the last argument is the image or device. mkfs.btrfs fails if another loop
-// device is removed while it reads the mount table, and is repeated then.
+// Mkfs creates a filesystem; the last argument is the image or device. It repeats mkfs.btrfs, which fails if
+// another loop device is removed while mkfs.btrfs reads the mount table.
 func Mkfs(tb testing.TB, fsType string, args ...string) {
 	tb.Helper()
 	words := append([]string{"mkfs." + fsType, "-q"}, args...)
@@ -101,7 +101,7 @@ func filesystem(tb testing.TB, fsType, size string, mkfs []string, mountOptions 
 	return dir
 }
 
-// ImageOf returns the image of a filesystem of this package.
+// ImageOf returns the image of a filesystem that this package mounted at a directory.
 func ImageOf(dir string) string { return filepath.Join(filepath.Dir(dir), "disk") }
 
 func mount(tb testing.TB, dir string, options ...string) {
@@ -109,7 +109,7 @@ func mount(tb testing.TB, dir string, options ...string) {
 	Run(tb, "mount", "-o", strings.Join(append([]string{"loop"}, options...), ","), ImageOf(dir), dir)
 }
 
-// unmount waits for programs that are ending with their driver: until then they have files open.
+// unmount retries while programs that end with their driver have files open.
 func unmount(tb testing.TB, dir string) {
 	tb.Helper()
 	err := retry.For(context.Background(), 5*time.Second, func() (bool, error) {
@@ -121,7 +121,7 @@ func unmount(tb testing.TB, dir string) {
 	}
 }
 
-// State is the state that a test may leak.
+// State lists the resources that a test may leak.
 type State struct {
 	Mounts []string
 	Loops  []string
@@ -156,8 +156,8 @@ func Snapshot() (State, error) {
 	return s, err
 }
 
-// Leaked returns an error that lists the state in s that is not in before. The Go runtime opens a few
-// descriptors (the poller, the random device).
+// Leaked returns an error that lists the state in s that is not in before. It tolerates the few
+// descriptors that the Go runtime opens (the poller, the random device).
 func (s State) Leaked(before State) error {
 	var leaks []string
 	for _, m := range s.Mounts {
@@ -180,7 +180,7 @@ func (s State) Leaked(before State) error {
 	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
 }
 
-// Main runs the tests of a package, such as a *testing.M, in a separate directory and mount namespace, and
+// Main runs the tests of a package (m is a *testing.M) in a separate directory and mount namespace, and
 // fails the package if they leak state.
 func Main(m interface{ Run() int }) {
 	code, err := run(m)
@@ -199,7 +199,7 @@ func run(m interface{ Run() int }) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	// Remove fails if a mount is left in the directory, and does not remove its content.
+	// Unlike RemoveAll, Remove fails if a mount is left in the directory, and keeps its content.
 	defer func() { err = errors.Join(err, os.Remove(dir)) }()
 	if err := os.Setenv("TMPDIR", dir); err != nil {
 		return 1, err

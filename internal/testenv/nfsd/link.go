@@ -17,7 +17,7 @@ var nodeScript string
 type Link struct {
 	server *Server
 	pid    int // a process at the other end
-	n      int // the number among the links of the server, from 2
+	n      int // index among the links of the server, from 2
 }
 
 // link creates the link from the server to the network namespace of a process.
@@ -28,11 +28,11 @@ func (s *Server) link(tb testing.TB, pid int) *Link {
 	here, there := l.device("s"), l.device("c")
 	ip(tb, s.pid, fmt.Sprintf("link add %s type veth peer name %s netns %d", here, there, pid))
 	l.Restore(tb)
-	ip(tb, pid, end(there, l.Address(), s.Address(), l.Address6(), s.Address6())...)
+	ip(tb, pid, endCommands(there, l.Address(), s.Address(), l.Address6(), s.Address6())...)
 	return l
 }
 
-// device is the name of an end of the link.
+// device returns the name of the device at an end of the link: s (server) or c (client).
 func (l *Link) device(end string) string {
 	return fmt.Sprintf("nfs%d%s%d", l.server.n, end, l.n)
 }
@@ -43,8 +43,8 @@ func (l *Link) Address() string { return fmt.Sprintf("10.90.%d.%d", l.server.n, 
 // Address6 is the IPv6 address at the client's end.
 func (l *Link) Address6() string { return fmt.Sprintf("fd90:0:0:%x::%x", l.server.n, l.n) }
 
-// Cut drops all packets between the client and the server until Restore, which runs at the latest before the
-// clean-up functions that the test has registered so far.
+// Cut drops all packets between the client and the server until Restore. The clean-up of the test also calls
+// Restore, before the clean-up functions that are registered so far.
 func (l *Link) Cut(tb testing.TB) {
 	tb.Helper()
 	tb.Cleanup(func() { l.Restore(tb) })
@@ -55,12 +55,12 @@ func (l *Link) Cut(tb testing.TB) {
 func (l *Link) Restore(tb testing.TB) {
 	tb.Helper()
 	s := l.server
-	ip(tb, s.pid, end(l.device("s"), s.Address(), l.Address(), s.Address6(), l.Address6())...)
+	ip(tb, s.pid, endCommands(l.device("s"), s.Address(), l.Address(), s.Address6(), l.Address6())...)
 }
 
-// end returns the commands of ip(8) that configure one end of a link. A device that was down has lost its
+// endCommands returns the commands of ip(8) that configure one end of a link. A device that was down has lost its
 // routes and its IPv6 addresses.
-func end(device, own, peer, own6, peer6 string) []string {
+func endCommands(device, own, peer, own6, peer6 string) []string {
 	return []string{
 		fmt.Sprintf("addr replace %s/32 dev %s", own, device),
 		fmt.Sprintf("addr replace %s/128 dev %s nodad", own6, device),
@@ -94,7 +94,7 @@ func (l *Link) has(info string) bool {
 }
 
 // Node is a client machine: a hostname, a network with one link to the server, and a sysfs of that network,
-// which gives it a separate identity as an NFS client. It has the files and mounts of the test.
+// which gives it a separate identity as an NFS client. It shares the files and mounts of the test.
 type Node struct {
 	*Link
 }
@@ -106,7 +106,7 @@ func (s *Server) Node(tb testing.TB, hostname string) *Node {
 	return &Node{s.link(tb, hold(tb, start, nodeScript, hostname))}
 }
 
-// Command returns a program to run in the node. Its directory is the root directory, whatever Dir is.
+// Command returns a program to run in the node. Its working directory is /, even if Dir is set.
 func (n *Node) Command(name string, args ...string) *exec.Cmd {
 	command := slices.Concat(enter(n.pid, "net", "uts", "mount"), []string{name}, args)
 	return exec.Command(command[0], command[1:]...)

@@ -1,5 +1,5 @@
 // Package nfsd provides the kernel's NFS server and clients of it for tests. Each runs in separate namespaces,
-// and the link between them can be cut. It needs the virtual machine of test/vm, whose kernel has NFS.
+// and the link between them can be cut. The package needs the virtual machine of test/vm, whose kernel has NFS.
 package nfsd
 
 import (
@@ -35,21 +35,20 @@ var (
 
 // Options are the options of a server. The zero value is valid.
 type Options struct {
-	// MkfsOptions are for mkfs.xfs, MountOptions for the mount of its filesystem.
+	// MkfsOptions are for mkfs.xfs, MountOptions for the mount of the server's filesystem.
 	MkfsOptions, MountOptions []string
 	// Without lists the versions that the server does not support: 3, 4.0, 4.1, 4.2.
 	Without []string
 	// NoTracking omits nfsdcld: a restarted server has no record of its clients and their locks.
 	NoTracking bool
-	// Lease is the time for which the server keeps the state of a silent NFSv4 client, and waits for
-	// clients after a restart: at least 10 s, the default.
+	// Lease is the NFSv4 lease time and the grace period after a restart: at least 10 s, the default.
 	Lease time.Duration
 }
 
-// Server is an NFS server in a separate network namespace, with one xfs that contains all exports.
+// Server is an NFS server in a separate network namespace, with one XFS filesystem that contains all exports.
 type Server struct {
 	options Options
-	n       int    // the number among this process's servers
+	n       int    // index among the servers of this process, from 1
 	root    string // the root of its filesystem, which contains the exports
 	pid     int    // a process in its namespaces
 	links   int
@@ -131,8 +130,8 @@ func awaitFree(tb testing.TB, disk string) {
 func (s *Server) hold(tb testing.TB) (pid int) {
 	tb.Helper()
 	conf := filepath.Join(tb.TempDir(), "nfs.conf")
-	// NFSv4 exports the root of the filesystem too. That of the machine may be one that cannot be exported,
-	// such as an overlay, so the exports have another root.
+	// NFSv4 also exports the root. The root filesystem of the machine may not be exportable, for example an
+	// overlay, so rootdir is another directory.
 	text := "[general]\npipefs-directory=/run/rpc_pipefs\n[exports]\nrootdir=" + s.root + "\n"
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		tb.Fatal(err)
@@ -146,7 +145,7 @@ func (s *Server) hold(tb testing.TB) (pid int) {
 	return hold(tb, start, stateScript+serverScript, conf, lease, tracking)
 }
 
-// Serve starts the kernel's threads after Stop. With tracking, clients reclaim their locks in the grace
+// Serve starts the kernel's NFS threads after Stop. Unless NoTracking is set, clients reclaim their locks in the grace
 // period, which ends when all have done so, or by EndGrace.
 func (s *Server) Serve(tb testing.TB) {
 	tb.Helper()
@@ -157,13 +156,13 @@ func (s *Server) Serve(tb testing.TB) {
 	s.run(tb, "rpc.nfsd", append(args, "4")...)
 }
 
-// Stop ends the kernel's threads: the server's machine runs, but refuses connections.
+// Stop ends the kernel's NFS threads. The server's addresses then refuse connections.
 func (s *Server) Stop(tb testing.TB) {
 	tb.Helper()
 	s.run(tb, "rpc.nfsd", "0")
 }
 
-// Restart is Stop and Serve.
+// Restart stops and starts the kernel's NFS threads.
 func (s *Server) Restart(tb testing.TB) {
 	tb.Helper()
 	s.Stop(tb)
@@ -196,16 +195,16 @@ func (s *Server) Expire(tb testing.TB, l *Link) {
 	}
 }
 
-// Export exports a directory of the server's filesystem, which is created if it is missing, to all clients,
-// and returns its path for all versions. Options of exports(5) follow rw,no_root_squash,insecure,
-// no_subtree_check and take precedence.
+// Export exports a directory to all clients, and returns its path, which is the same for all NFS versions. It
+// creates a missing directory. Options of exports(5) follow rw,no_root_squash,insecure,no_subtree_check and
+// take precedence.
 func (s *Server) Export(tb testing.TB, name string, options ...string) string {
 	tb.Helper()
 	export := "/" + name
 	if err := os.MkdirAll(s.Dir(export), 0o755); err != nil {
 		tb.Fatal(err)
 	}
-	if s.fsids[export] == 0 { // 0 would be the root
+	if s.fsids[export] == 0 { // fsid=0 would be the NFSv4 root
 		s.fsids[export] = len(s.fsids) + 1
 	}
 	options = append([]string{"rw", "no_root_squash", "insecure", "no_subtree_check", fmt.Sprintf("fsid=%d", s.fsids[export])}, options...)
@@ -213,7 +212,7 @@ func (s *Server) Export(tb testing.TB, name string, options ...string) string {
 	return export
 }
 
-// Unexport removes an export: its clients get ESTALE, new ones ENOENT or EACCES. Export restores it with the
+// Unexport removes an export: existing mounts get ESTALE, new mounts ENOENT or EACCES. Export restores it with the
 // same file handles.
 func (s *Server) Unexport(tb testing.TB, export string) {
 	tb.Helper()
