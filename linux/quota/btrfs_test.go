@@ -3,7 +3,6 @@ package quota
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 func TestBtrfs(t *testing.T) {
@@ -30,7 +28,6 @@ func TestBtrfs(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { testPlain(t, g) })
 	t.Run("taken", func(t *testing.T) { testTakenGroup(t, g) })
 	t.Run("unassign", func(t *testing.T) { testUnassign(t, g) })
-	t.Run("interrupted", func(t *testing.T) { testInterrupted(t, g) })
 	t.Run("off", func(t *testing.T) { testOffAndOn(t, g) })
 }
 
@@ -189,21 +186,6 @@ func testUnassign(t *testing.T, g *ground) {
 		t.Errorf("ID %d", id)
 	}
 	g.remove(t, "unassigned")
-}
-
-// testInterrupted: the removal of a directory removes the qgroup of an allocate that was killed before it
-// assigned the subvolume.
-func testInterrupted(t *testing.T, g *ground) {
-	dir := g.made(t, "interrupted")
-	s := g.fs.subvolumes
-	id, err := subvolume(dir)
-	must(t, err)
-	must(t, sys.CreateQgroup(s.dir, group(id)))
-	dir.Close()
-	g.remove(t, "interrupted")
-	if _, err := s.number(id, "referenced"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("qgroup 1/%d still exists: %v", id, err)
-	}
 }
 
 // TestBtrfsUnlinked: Release frees an ID whose directory was removed by rmdir(2). It does not wait for the

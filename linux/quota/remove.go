@@ -29,20 +29,10 @@ func (s *subvolumes) removeDir(parent *os.File, name string) (done bool, err err
 		return false, err
 	}
 	defer parent.Close()
-	if err := errors.Join(s.removeUnused(id), s.destroyLimited(parent, id)); err != nil {
+	if err := s.destroyLimited(parent, id); err != nil {
 		return false, fmt.Errorf("%s/%s: %w", parent.Name(), name, err)
 	}
 	return true, s.commit() // the kernel frees the space after the commit
-}
-
-// removeUnused removes the qgroup of a subvolume if it has no members: an interrupted allocate has not
-// assigned the subvolume to it, so no record has its ID.
-func (s *subvolumes) removeUnused(id uint64) error {
-	members, err := s.members(group(id))
-	if err == nil && len(members) == 0 {
-		err = ignore(s.removeGroup(group(id)), unix.EBUSY) // release removes it
-	}
-	return ignore(ignore(err, unix.ENOTCONN), unix.ENOENT) // quotas are off
 }
 
 // destroyLimited clears the limit if it prevents the removal: changing a flag needs space.
