@@ -126,7 +126,7 @@ func TestKilledInQuotaFile(t *testing.T) {
 	defer folder.Close()
 	fs, err := quota.Open(folder)
 	must(t, err)
-	defer fs.Close()
+	defer func() { must(t, fs.Close()) }()
 	must(t, fs.MakeDir(folder, DataDir))
 	data, err := os.Open(filepath.Join(entry, DataDir))
 	must(t, err)

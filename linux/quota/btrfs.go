@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Constants of uapi/linux/btrfs_tree.h and linux/exportfs.h.
+// Constants of uapi/linux/btrfs_tree.h; fidRoot is a type of file handles (open_by_handle_at(2)).
 const (
 	quotaTree      = 8    // BTRFS_QUOTA_TREE_OBJECTID
 	inodeItem      = 1    // BTRFS_INODE_ITEM_KEY
