@@ -222,13 +222,13 @@ func TestCopySlots(t *testing.T) {
 	for range pool.MaxTreeCopies {
 		<-begun
 	}
-	for _, name := range []string{"queued", "cancelled"} {
+	for _, name := range []string{"kept", "cancelled"} {
 		go func() { ended <- b.Jobs.Do(t.Context(), name, work) }()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		await(t, name+" to be queued", func() bool {
 			err := b.Jobs.Do(ctx, name, work)
-			return errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), "queued")
+			return errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), " is queued: ")
 		})
 	}
 	if u, err := b.Usage(); err != nil || u.Copies != pool.MaxTreeCopies {

@@ -47,6 +47,7 @@ func wantNothing(t *testing.T, g *ground, m interface{ StateDiff() (int, int) })
 func TestLifeOfAPod(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs", "disk")
+		g.setScript(func(string) result { return result{takes: time.Second} })
 		m := start(t, g, c, full{g}, plain{ground: g})
 		if ready, _, known := m.PodReady(key("web")); ready || known {
 			t.Error("a pod without a manifest is known")
@@ -55,7 +56,7 @@ func TestLifeOfAPod(t *testing.T) {
 		if up, down := m.StateDiff(); up != 3 || down != 0 || !m.InUse("fs") || m.InUse("other") {
 			t.Errorf("%d to mount, %d to unmount", up, down)
 		}
-		settle()
+		time.Sleep(time.Minute / 2)
 		m.wantReady(t, "web")
 		wantCalls(t, g,
 			"Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-web",
@@ -69,7 +70,8 @@ func TestLifeOfAPod(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		wantCalls(t, g)
-		m.apply()
+		m.Update(objects())
+		time.Sleep(time.Minute / 2)
 		wantCalls(t, g,
 			"TearDown h-fs uid-web", "UnmountDevice h-fs", "Detach h-fs",
 			"TearDown h-disk uid-web", "UnmountDevice h-disk", "Detach h-disk", "TearDown e uid-web")
