@@ -65,7 +65,7 @@ func holesUnknown(image *os.File, size int64) (bool, error) {
 }
 
 func requireZeros(image *os.File, start, end int64) error {
-	return requireZerosWith(image, make([]byte, 256<<10), span{start, end})
+	return requireZerosWith(image, make([]byte, min(256<<10, end-start)), span{start, end})
 }
 
 // requireZerosWith is requireZeros with a buffer for the reads.
