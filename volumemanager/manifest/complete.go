@@ -25,45 +25,46 @@ func completePod(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	for i := range pod.Spec.Volumes {
 		at, v := spec.Child("volumes").Index(i), &pod.Spec.Volumes[i]
-		errs = append(errs, unique(at.Child("name"), v.Name, volumes)...)
+		errs = append(errs, checkUnique(at.Child("name"), v.Name, volumes)...)
 		errs = append(errs, completeSource(at, &v.VolumeSource)...)
 	}
-	// An incomplete manifest has no containers.
+	// A truncated manifest may lack the containers.
 	if len(pod.Spec.Containers) == 0 {
 		errs = append(errs, field.Required(spec.Child("containers"), "a pod needs at least one container with a name"))
 	}
 	return append(errs, checkContainers(spec, &pod.Spec, volumes)...)
 }
 
-// unique checks a name that becomes the name of a directory, and adds it to taken.
-func unique(at *field.Path, name string, taken sets.Set[string]) field.ErrorList {
+// checkUnique checks that a name is not in taken and is valid as the name of a directory, and adds it
+// to taken.
+func checkUnique(at *field.Path, name string, taken sets.Set[string]) field.ErrorList {
 	if taken.Has(name) {
 		return field.ErrorList{field.Duplicate(at, name)}
 	}
 	taken.Insert(name)
-	return all(at, name, validation.IsDNS1123Label)
+	return validate(at, name, validation.IsDNS1123Label)
 }
 
 func completeSource(at *field.Path, source *corev1.VolumeSource) field.ErrorList {
-	errs := oneOf(at, *source)
+	errs := checkOneSource(at, *source)
 	if c := source.PersistentVolumeClaim; c != nil {
-		errs = append(errs, subdomain(at.Child("persistentVolumeClaim", "claimName"), c.ClaimName)...)
+		errs = append(errs, checkSubdomain(at.Child("persistentVolumeClaim", "claimName"), c.ClaimName)...)
 	}
 	if c := source.CSI; c != nil {
-		errs = append(errs, driverName(at.Child("csi", "driver"), c.Driver)...)
+		errs = append(errs, checkDriverName(at.Child("csi", "driver"), c.Driver)...)
 	}
 	if e := source.Ephemeral; e != nil {
 		at := at.Child("ephemeral", "volumeClaimTemplate")
 		if e.VolumeClaimTemplate == nil {
-			return append(errs, field.Required(at, "the claim is created from it"))
+			return append(errs, field.Required(at, "the volume's claim is created from this template"))
 		}
 		errs = append(errs, completeClaimSpec(at.Child("spec"), &e.VolumeClaimTemplate.Spec)...)
 	}
 	return errs
 }
 
-// oneOf checks that exactly one field is set in a struct of pointers.
-func oneOf(at *field.Path, source any) field.ErrorList {
+// checkOneSource checks that exactly one field is set in a struct of pointers.
+func checkOneSource(at *field.Path, source any) field.ErrorList {
 	var set []string
 	for f, v := range reflect.ValueOf(source).Fields() {
 		if !v.IsNil() {
@@ -77,16 +78,16 @@ func oneOf(at *field.Path, source any) field.ErrorList {
 	case 1:
 		return nil
 	default:
-		return field.ErrorList{field.Forbidden(at, "it has the sources "+strings.Join(set, " and ")+": remove all but one")}
+		return field.ErrorList{field.Forbidden(at, "only one source is allowed, not "+strings.Join(set, " and ")+": remove all but one")}
 	}
 }
 
 func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[string]) (errs field.ErrorList) {
 	names := sets.New[string]()
 	check := func(at *field.Path, c *corev1.Container) {
-		// The name becomes the name of a directory of subPaths.
-		errs = append(errs, unique(at.Child("name"), c.Name, names)...)
-		errs = append(errs, checkUses(at, c, volumes)...)
+		// The paths of subPath mounts contain the container's name.
+		errs = append(errs, checkUnique(at.Child("name"), c.Name, names)...)
+		errs = append(errs, checkVolumeNames(at, c, volumes)...)
 	}
 	for i := range pod.InitContainers {
 		check(spec.Child("initContainers").Index(i), &pod.InitContainers[i])
@@ -100,7 +101,7 @@ func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[str
 	return errs
 }
 
-func checkUses(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (errs field.ErrorList) {
+func checkVolumeNames(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (errs field.ErrorList) {
 	checkName := func(at *field.Path, name string) {
 		if !volumes.Has(name) {
 			errs = append(errs, field.Invalid(at, name, "spec.volumes has no volume of this name: add it, or correct the name"))
@@ -109,8 +110,8 @@ func checkUses(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (e
 	for i, m := range c.VolumeMounts {
 		at := at.Child("volumeMounts").Index(i)
 		checkName(at.Child("name"), m.Name)
-		errs = append(errs, inside(at.Child("subPath"), m.SubPath)...)
-		errs = append(errs, inside(at.Child("subPathExpr"), m.SubPathExpr)...)
+		errs = append(errs, checkSubPath(at.Child("subPath"), m.SubPath)...)
+		errs = append(errs, checkSubPath(at.Child("subPathExpr"), m.SubPathExpr)...)
 	}
 	for i, d := range c.VolumeDevices {
 		checkName(at.Child("volumeDevices").Index(i).Child("name"), d.Name)
@@ -118,7 +119,7 @@ func checkUses(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (e
 	return errs
 }
 
-func inside(at *field.Path, sub string) field.ErrorList {
+func checkSubPath(at *field.Path, sub string) field.ErrorList {
 	if path.IsAbs(sub) || slices.Contains(strings.Split(sub, "/"), "..") {
 		return field.ErrorList{field.Invalid(at, sub, "must be relative to the volume and must not contain ..")}
 	}
@@ -137,14 +138,14 @@ func completeVolume(pv *corev1.PersistentVolume) field.ErrorList {
 	pv.Status = corev1.PersistentVolumeStatus{}
 	at, spec := field.NewPath("spec"), &pv.Spec
 	spec.PersistentVolumeReclaimPolicy = cmp.Or(spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
-	errs := append(oneOf(at, spec.PersistentVolumeSource), modes(at, spec.AccessModes, &spec.VolumeMode)...)
-	errs = append(errs, size(at.Child("capacity"), spec.Capacity)...)
-	errs = append(errs, among(at.Child("persistentVolumeReclaimPolicy"), spec.PersistentVolumeReclaimPolicy,
+	errs := append(checkOneSource(at, spec.PersistentVolumeSource), checkModes(at, spec.AccessModes, &spec.VolumeMode)...)
+	errs = append(errs, checkSize(at.Child("capacity"), spec.Capacity)...)
+	errs = append(errs, checkSupported(at.Child("persistentVolumeReclaimPolicy"), spec.PersistentVolumeReclaimPolicy,
 		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
 	if csi := spec.CSI; csi != nil {
-		errs = append(errs, driverName(at.Child("csi", "driver"), csi.Driver)...)
+		errs = append(errs, checkDriverName(at.Child("csi", "driver"), csi.Driver)...)
 		if csi.VolumeHandle == "" {
-			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), "the driver identifies the volume by it"))
+			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), "the driver identifies the volume by this handle"))
 		}
 	}
 	return errs
@@ -156,27 +157,27 @@ func completeClaim(c *claim) field.ErrorList {
 }
 
 func completeClaimSpec(at *field.Path, spec *corev1.PersistentVolumeClaimSpec) field.ErrorList {
-	errs := append(modes(at, spec.AccessModes, &spec.VolumeMode), size(at.Child("resources", "requests"), spec.Resources.Requests)...)
+	errs := append(checkModes(at, spec.AccessModes, &spec.VolumeMode), checkSize(at.Child("resources", "requests"), spec.Resources.Requests)...)
 	if spec.VolumeName != "" {
-		errs = append(errs, subdomain(at.Child("volumeName"), spec.VolumeName)...)
+		errs = append(errs, checkSubdomain(at.Child("volumeName"), spec.VolumeName)...)
 	}
 	return errs
 }
 
-// modes checks access modes and volume mode, and sets the default of the volume mode.
-func modes(at *field.Path, access []corev1.PersistentVolumeAccessMode, mode **corev1.PersistentVolumeMode) (errs field.ErrorList) {
+// checkModes checks access modes and volume mode, and sets the default of the volume mode.
+func checkModes(at *field.Path, access []corev1.PersistentVolumeAccessMode, mode **corev1.PersistentVolumeMode) (errs field.ErrorList) {
 	fillPointer(mode, corev1.PersistentVolumeFilesystem)
 	if len(access) == 0 {
 		errs = append(errs, field.Required(at.Child("accessModes"), "for example ReadWriteOnce"))
 	}
 	for i, m := range access {
-		errs = append(errs, among(at.Child("accessModes").Index(i), m,
+		errs = append(errs, checkSupported(at.Child("accessModes").Index(i), m,
 			corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOncePod)...)
 	}
-	return append(errs, among(at.Child("volumeMode"), **mode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)...)
+	return append(errs, checkSupported(at.Child("volumeMode"), **mode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)...)
 }
 
-func size(at *field.Path, list corev1.ResourceList) field.ErrorList {
+func checkSize(at *field.Path, list corev1.ResourceList) field.ErrorList {
 	at = at.Key(string(corev1.ResourceStorage))
 	storage, set := list[corev1.ResourceStorage]
 	switch {
@@ -195,8 +196,8 @@ func completeClass(c *class) (errs field.ErrorList) {
 	if c.Provisioner == "" {
 		errs = append(errs, field.Required(field.NewPath("provisioner"), "the name of a CSI driver, or kubernetes.io/no-provisioner"))
 	}
-	errs = append(errs, among(field.NewPath("reclaimPolicy"), *c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
-	return append(errs, among(field.NewPath("volumeBindingMode"), *c.VolumeBindingMode, storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
+	errs = append(errs, checkSupported(field.NewPath("reclaimPolicy"), *c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
+	return append(errs, checkSupported(field.NewPath("volumeBindingMode"), *c.VolumeBindingMode, storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
 }
 
 func completeDriver(d *driver) field.ErrorList {
@@ -210,37 +211,37 @@ func completeDriver(d *driver) field.ErrorList {
 	if len(spec.VolumeLifecycleModes) == 0 {
 		spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	}
-	errs := driverName(field.NewPath("metadata", "name"), d.Name)
-	errs = append(errs, among(at.Child("fsGroupPolicy"), *spec.FSGroupPolicy,
+	errs := checkDriverName(field.NewPath("metadata", "name"), d.Name)
+	errs = append(errs, checkSupported(at.Child("fsGroupPolicy"), *spec.FSGroupPolicy,
 		storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy)...)
 	for i, m := range spec.VolumeLifecycleModes {
-		errs = append(errs, among(at.Child("volumeLifecycleModes").Index(i), m, storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral)...)
+		errs = append(errs, checkSupported(at.Child("volumeLifecycleModes").Index(i), m, storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral)...)
 	}
 	return errs
 }
 
 func completeSnapshot(s *snapshot) field.ErrorList {
-	return oneOf(field.NewPath("spec", "source"), s.Spec.Source)
+	return checkOneSource(field.NewPath("spec", "source"), s.Spec.Source)
 }
 
 func completeContent(c *content) field.ErrorList {
 	at := field.NewPath("spec")
-	errs := append(oneOf(at.Child("source"), c.Spec.Source), driverName(at.Child("driver"), c.Spec.Driver)...)
-	return append(errs, among(at.Child("deletionPolicy"), c.Spec.DeletionPolicy,
+	errs := append(checkOneSource(at.Child("source"), c.Spec.Source), checkDriverName(at.Child("driver"), c.Spec.Driver)...)
+	return append(errs, checkSupported(at.Child("deletionPolicy"), c.Spec.DeletionPolicy,
 		snapshotv1.VolumeSnapshotContentDelete, snapshotv1.VolumeSnapshotContentRetain)...)
 }
 
-// driverName checks the name of a CSI driver (csi-spec, GetPluginInfoResponse.name; Kubernetes allows
-// no underscores). It is also the name of a directory.
-func driverName(at *field.Path, name string) field.ErrorList {
+// checkDriverName checks the name of a CSI driver (csi-spec, GetPluginInfoResponse.name), which
+// becomes the name of a directory. Like Kubernetes, it allows no underscores.
+func checkDriverName(at *field.Path, name string) field.ErrorList {
 	const maxLength = 63
 	if len(name) > maxLength {
 		return field.ErrorList{field.TooLong(at, name, maxLength)}
 	}
-	return subdomain(at, strings.ToLower(name))
+	return checkSubdomain(at, strings.ToLower(name))
 }
 
-func among[T ~string](at *field.Path, value T, valid ...T) field.ErrorList {
+func checkSupported[T ~string](at *field.Path, value T, valid ...T) field.ErrorList {
 	if slices.Contains(valid, value) {
 		return nil
 	}
@@ -249,7 +250,7 @@ func among[T ~string](at *field.Path, value T, valid ...T) field.ErrorList {
 
 func completeConfigMap(o *corev1.ConfigMap) field.ErrorList {
 	data, binary := field.NewPath("data"), field.NewPath("binaryData")
-	errs := append(keys(data, o.Data), keys(binary, o.BinaryData)...)
+	errs := append(checkKeys(data, o.Data), checkKeys(binary, o.BinaryData)...)
 	for _, k := range slices.Sorted(maps.Keys(o.BinaryData)) {
 		if _, both := o.Data[k]; both {
 			errs = append(errs, field.Invalid(binary.Key(k), k, "data has this key too: remove one"))
@@ -260,7 +261,7 @@ func completeConfigMap(o *corev1.ConfigMap) field.ErrorList {
 
 // completeSecret merges stringData into data. A key in both has the value of stringData.
 func completeSecret(o *corev1.Secret) field.ErrorList {
-	errs := append(keys(field.NewPath("data"), o.Data), keys(field.NewPath("stringData"), o.StringData)...)
+	errs := append(checkKeys(field.NewPath("data"), o.Data), checkKeys(field.NewPath("stringData"), o.StringData)...)
 	if o.Data == nil {
 		o.Data = make(map[string][]byte)
 	}
@@ -272,8 +273,9 @@ func completeSecret(o *corev1.Secret) field.ErrorList {
 	return errs
 }
 
-// immutableChange returns a message if an immutable object was changed, which an API server refuses;
-// otherwise "". An object with another UID is another object.
+// immutableChange returns a message if the data or the field immutable of an immutable ConfigMap or
+// Secret was changed; otherwise "". An API server refuses such a change. An object with another UID
+// is a new object.
 func immutableChange(before, after metav1.Object) string {
 	changed := false
 	switch b := before.(type) {
@@ -287,14 +289,14 @@ func immutableChange(before, after metav1.Object) string {
 	if !changed || before.GetUID() != after.GetUID() {
 		return ""
 	}
-	return "immutable: true: its data and this field cannot be changed: give the new object another name, or remove this one first"
+	return "the object is immutable (immutable: true), so its data and this field cannot change: undo the change, or give the changed object another name, or remove the old object first"
 }
 
 func isSet(flag *bool) bool { return flag != nil && *flag }
 
-func keys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
+func checkKeys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
 	for _, k := range slices.Sorted(maps.Keys(data)) {
-		errs = append(errs, all(at.Key(k), k, validation.IsConfigMapKey)...)
+		errs = append(errs, validate(at.Key(k), k, validation.IsConfigMapKey)...)
 	}
 	return errs
 }

@@ -31,12 +31,12 @@ type entry struct {
 // document is one YAML or JSON document of a file.
 type document struct {
 	text  []byte
-	lines int // the number of lines before it
+	lines int // the number of lines before the document
 	json  bool
 }
 
-// decode decodes a file. After an error none of the file's objects is used: the file may be
-// incomplete.
+// decode decodes a file. If one document is invalid, decode returns no entries, because the file may
+// be incomplete.
 func decode(data []byte, isJSON bool) ([]entry, error) {
 	if !utf8.Valid(data) {
 		return nil, errors.New("it is not UTF-8: save it as UTF-8 text")
@@ -65,8 +65,8 @@ func decode(data []byte, isJSON bool) ([]entry, error) {
 	return all, nil
 }
 
-// split returns the documents of a YAML stream (YAML 1.1 §9.1), because the parser ignores all but the
-// first one. A document may be empty.
+// split returns the documents of a YAML stream (YAML 1.1 §9.1). The parser reads only the first
+// document of its input. A document may be empty.
 func split(data []byte) (documents []document) {
 	start, lines := 0, 0
 	for at, line := 0, 0; at < len(data); line++ {
@@ -232,7 +232,7 @@ var aliases = regexp.MustCompile("(unknown anchor) '.*?'|`.*`")
 func (d document) explainYAML() error {
 	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), d.lines), d.text...))
 	reason, isYAML := strings.CutPrefix(fmt.Sprint(err), "yaml: ")
-	if !isYAML { // the error is of the conversion to JSON and contains values
+	if !isYAML { // the conversion to JSON failed; its error contains values
 		return d.errorAt("", "a key is null or a list, or a number is infinite, which JSON does not allow")
 	}
 	reason = strings.Join(strings.Fields(strings.TrimPrefix(reason, "unmarshal errors:")), " ")
@@ -316,7 +316,7 @@ func findInvalidField(t reflect.Type, value map[string]any, path string) (field,
 	return "", ""
 }
 
-// checkValue says why a single value cannot be decoded; "" if it can.
+// checkValue returns the reason why a single value cannot be decoded; "" if it can be decoded.
 func checkValue(t reflect.Type, value any) string {
 	raw, err := json.Marshal(value)
 	if err == nil {
@@ -360,7 +360,7 @@ func (d document) line(path string) int {
 	return d.lines + line
 }
 
-// descend follows the first element of a path, which may contain dots.
+// descend follows the first element of a path. A mapping key may contain dots.
 func descend(from *yamlnode.Node, fromLine int, path string) (line int, to *yamlnode.Node, rest string) {
 	switch from.Kind {
 	case yamlnode.MappingNode:

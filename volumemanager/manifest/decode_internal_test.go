@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestDecodeBroken(t *testing.T) {
+func TestDecodeInvalid(t *testing.T) {
 	const head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 	for name, c := range map[string]struct {
 		text string
@@ -17,12 +17,12 @@ func TestDecodeBroken(t *testing.T) {
 			head + "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n  - name: a\n    emptyDirr: {}\n", false,
 			`document 2, line 11: spec.volumes[0].emptyDirr: unknown field "emptyDirr"`,
 		},
-		"case":           {"apiVersion: v1\nkind: ConfigMap\nMetadata: {name: a}\n", false, `line 3: Metadata: unknown field`},
-		"duplicate key":  {head + "---\n# a comment\n" + head + "kind: Pod\n", false, `document 2, line 9: key "kind" already set`},
-		"not YAML":       {"\n\n---\n\n\na: [\n", false, "document 1, line 6"},
-		"wrong type":     {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n    a: 1\n", false, "line 5: spec.volumes: must be a list, not object"},
-		"number":         {head + "data:\n  a.b: 1\n", false, "line 5: data.a.b: must be a string, not number: put it in quotes"},
-		"in an embedded": {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n  - emptyDir:\n      medium: 1\n", false, "line 7: spec.volumes[0].emptyDir.medium: must be a string"},
+		"wrong case":          {"apiVersion: v1\nkind: ConfigMap\nMetadata: {name: a}\n", false, `line 3: Metadata: unknown field`},
+		"duplicate key":       {head + "---\n# a comment\n" + head + "kind: Pod\n", false, `document 2, line 9: key "kind" already set`},
+		"not YAML":            {"\n\n---\n\n\na: [\n", false, "document 1, line 6"},
+		"wrong type":          {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n    a: 1\n", false, "line 5: spec.volumes: must be a list, not object"},
+		"number for a string": {head + "data:\n  a.b: 1\n", false, "line 5: data.a.b: must be a string, not number: put it in quotes"},
+		"embedded field":      {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n  - emptyDir:\n      medium: 1\n", false, "line 7: spec.volumes[0].emptyDir.medium: must be a string"},
 		"quantity": {
 			"apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: a}\nspec:\n  resources:\n    requests:\n      storage: 10 GB\n", false,
 			`line 7: spec.resources.requests.storage: "10 GB": quantities must match`,
@@ -36,12 +36,12 @@ func TestDecodeBroken(t *testing.T) {
 			`line 7: items[0].dato: unknown field "dato"`,
 		},
 		"JSON":               {"{\"kind\":\n\"Pod\",\n}", true, "document 1, line 3: invalid character"},
-		"two in a JSON file": {"{}\n{}", true, "line 2: invalid character"},
+		"two JSON documents": {"{}\n{}", true, "line 2: invalid character"},
 		"duplicate in JSON":  {"{\"apiVersion\": \"v1\", \"kind\": \"ConfigMap\",\n\"data\": {\"a\": \"1\",\n\"a\": \"2\"}}", true, `data.a: duplicate field "a"`},
 	} {
 		entries, err := decode([]byte(c.text), c.json)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v and %v, want %q", name, entries, err, c.want)
+			t.Errorf("%s: got entries %v, error %v; want an error with %q", name, entries, err, c.want)
 		}
 	}
 }
@@ -60,10 +60,10 @@ func TestDecodeKeepsSecrets(t *testing.T) {
 				message += e.problem
 			}
 			if strings.Contains(message, "hunter2") || strings.Contains(message, "4242") {
-				t.Errorf("%s: %s is in the message: %s", field, value, message)
+				t.Errorf("%s: %s: the message contains the value: %s", field, value, message)
 			}
 			if err == nil && (len(entries) != 1 || entries[0].object != nil && !strings.Contains(value, "!")) {
-				t.Errorf("%s: %s became %v", field, value, entries)
+				t.Errorf("%s: %s: got entries %v, want one with a problem", field, value, entries)
 			}
 		}
 	}
@@ -88,21 +88,21 @@ func TestSplit(t *testing.T) {
 			}
 		}
 		if strings.Join(got, "|") != want {
-			t.Errorf("%q: %q, want %q", text, strings.Join(got, "|"), want)
+			t.Errorf("%q: got %q, want %q", text, strings.Join(got, "|"), want)
 		}
 	}
 }
 
-// TestSplitAsParser: documents are separated as the parser does it.
+// TestSplitAsParser: split separates two documents wherever the YAML parser does.
 func TestSplitAsParser(t *testing.T) {
 	const a, b = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b}}"
 	for _, between := range []string{"\n---\n", "\r---\r", "\r\n--- ", "\n...\n", "\n...\n---\n", "\u2029---\u2029", "\n---\t", "\n--- # next\n", "\n---\n---\n", "\n---\n# nothing\n---\n", "\n--- |\n x\n---\n"} {
 		entries, err := decode([]byte(a+between+b), false)
 		if err != nil && strings.Contains(between, "|") {
-			continue // a document that is a string
+			continue // the document between the two is a string and not an object
 		}
 		if err != nil || len(entries) != 2 || entries[1].key.name != "b" {
-			t.Errorf("%q: %v, %v", between, entries, err)
+			t.Errorf("%q: got entries %v, error %v; want ConfigMaps a and b", between, entries, err)
 		}
 	}
 }

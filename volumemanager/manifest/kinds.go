@@ -27,8 +27,8 @@ import (
 type Objects struct {
 	// Complete is set when every file was read successfully at least once, and every object that
 	// existed at the start was valid at least once. Until then a missing object does not count as
-	// removed: nothing must be unmounted or deleted. If a file or an object becomes invalid later, its
-	// last valid version applies.
+	// removed, so nothing must be unmounted or deleted. If a file or an object becomes invalid later,
+	// its last valid version applies.
 	Complete bool
 
 	Pods             map[types.NamespacedName]*corev1.Pod
@@ -70,7 +70,8 @@ type kind struct {
 	// complete sets the defaults of an API server, and returns the errors for which an API server
 	// would reject the object.
 	complete func(metav1.Object) field.ErrorList
-	put      func(*Objects, metav1.Object)
+	// put adds an object to the map of its kind.
+	put func(*Objects, metav1.Object)
 }
 
 const (
@@ -120,7 +121,8 @@ func isForeign(t metav1.TypeMeta) bool {
 		groups.Recognizes(kind.WithVersion("v1")) && !strings.HasSuffix(kind.Kind, "List")
 }
 
-// namespace returns the namespace of an object whose manifest has the namespace inManifest.
+// namespace returns the namespace of an object: inManifest, or the default one if inManifest is
+// empty. It returns "" for a cluster-wide kind.
 func (k kind) namespace(inManifest string) string {
 	if k.namespaced && inManifest == "" {
 		return metav1.NamespaceDefault
@@ -154,19 +156,19 @@ var uidPattern = regexp.MustCompile(`^[A-Za-z0-9-]{1,63}$`)
 
 // completeMeta checks the metadata of any kind. It sets a missing namespace to default, and derives a
 // missing UID from the name.
-func completeMeta(name string, k kind, o metav1.Object) (errs field.ErrorList) {
+func completeMeta(kindName string, k kind, o metav1.Object) (errs field.ErrorList) {
 	meta := field.NewPath("metadata")
-	errs = append(errs, subdomain(meta.Child("name"), o.GetName())...)
+	errs = append(errs, checkSubdomain(meta.Child("name"), o.GetName())...)
 	if !k.namespaced && o.GetNamespace() != "" {
-		errs = append(errs, field.Forbidden(meta.Child("namespace"), "a "+name+" has no namespace: remove it"))
+		errs = append(errs, field.Forbidden(meta.Child("namespace"), "a "+kindName+" has no namespace: remove this field"))
 	}
 	o.SetNamespace(k.namespace(o.GetNamespace()))
 	if k.namespaced {
-		errs = append(errs, all(meta.Child("namespace"), o.GetNamespace(), validation.IsDNS1123Label)...)
+		errs = append(errs, validate(meta.Child("namespace"), o.GetNamespace(), validation.IsDNS1123Label)...)
 	}
 	switch uid := o.GetUID(); {
 	case uid == "":
-		o.SetUID(uidOf(key{name, o.GetNamespace(), o.GetName()}))
+		o.SetUID(uidOf(key{kindName, o.GetNamespace(), o.GetName()}))
 	case !uidPattern.MatchString(string(uid)):
 		errs = append(errs, field.Invalid(meta.Child("uid"), uid, "must be 1 to 63 letters, digits and dashes, or absent"))
 	}
@@ -181,17 +183,17 @@ func uidOf(k key) types.UID {
 	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))
 }
 
-// all converts the messages of check, a function of package validation, to errors.
-func all(path *field.Path, value string, check func(string) []string) (errs field.ErrorList) {
+// validate converts the messages of check, a function of package validation, to errors.
+func validate(path *field.Path, value string, check func(string) []string) (errs field.ErrorList) {
 	for _, message := range check(value) {
 		errs = append(errs, field.Invalid(path, value, message))
 	}
 	return errs
 }
 
-func subdomain(path *field.Path, name string) field.ErrorList {
+func checkSubdomain(path *field.Path, name string) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(path, "")}
 	}
-	return all(path, name, validation.IsDNS1123Subdomain)
+	return validate(path, name, validation.IsDNS1123Subdomain)
 }

@@ -46,7 +46,7 @@ func TestInvalid(t *testing.T) {
 		podHead + "  volumes: [{name: ../b, emptyDir: {}}]":                                                                  `spec.volumes[0].name: Invalid value: "../b"`,
 		podHead + "  volumes: [{name: b, emptyDir: {}}, {name: b, emptyDir: {}}]":                                            `spec.volumes[1].name: Duplicate value: "b"`,
 		podHead + "  volumes: [{name: b}]":                                                                                   "spec.volumes[0]: Required value: set one source",
-		podHead + "  volumes: [{name: b, emptyDir: {}, hostPath: {path: /}}]":                                                "it has the sources hostPath and emptyDir: remove all but one",
+		podHead + "  volumes: [{name: b, emptyDir: {}, hostPath: {path: /}}]":                                                "only one source is allowed, not hostPath and emptyDir: remove all but one",
 		podHead + "  volumes: [{name: b, csi: {driver: ../..}}]":                                                             `spec.volumes[0].csi.driver: Invalid value: "../.."`,
 		podHead + "  volumes: [{name: b, persistentVolumeClaim: {claimName: a/b}}]":                                          `spec.volumes[0].persistentVolumeClaim.claimName: Invalid value: "a/b"`,
 		podHead + "  volumes: [{name: b, ephemeral: {}}]":                                                                    "spec.volumes[0].ephemeral.volumeClaimTemplate: Required",
@@ -82,13 +82,13 @@ func TestInvalid(t *testing.T) {
 	} {
 		o := readFiles(t, "a.yaml", text)
 		if len(o.Problems) != 1 || !strings.Contains(o.Problems[0].Message, want) {
-			t.Errorf("%s\n%v, want %s", text, o.Problems, want)
+			t.Errorf("%s\ngot problems %v, want %s", text, o.Problems, want)
 		}
 		if foreign := strings.Contains(want, "Deployment"); o.Complete != foreign {
-			t.Errorf("%s\ncomplete %t", text, o.Complete)
+			t.Errorf("%s\ngot complete %t, want %t", text, o.Complete, foreign)
 		}
 		if n := len(o.Pods) + len(o.Claims) + len(o.Volumes) + len(o.Classes) + len(o.ConfigMaps) + len(o.Secrets) + len(o.Drivers) + len(o.Snapshots) + len(o.SnapshotContents); n != 0 {
-			t.Errorf("%s\nis not ignored", text)
+			t.Errorf("%s\nthe object was added, want it ignored", text)
 		}
 	}
 }
@@ -128,34 +128,35 @@ metadata: {name: a}
 spec: {driver: a.b, deletionPolicy: Retain, source: {snapshotHandle: a}, volumeSnapshotRef: {namespace: default, name: a}}
 `)
 	if !o.Complete || len(o.Problems) > 0 {
-		t.Fatalf("%t, %v", o.Complete, o.Problems)
+		t.Fatalf("got complete %t, problems %v; want complete, no problems", o.Complete, o.Problems)
 	}
 	id := types.NamespacedName{Namespace: "default", Name: "a"}
 	pod, claim, pv, class, driver := o.Pods[id], o.Claims[id], o.Volumes["a"], o.Classes["a"], o.Drivers["a.b"]
 	secret := o.Secrets[id]
 	for what, ok := range map[string]bool{
-		"the ConfigMap's namespace":     o.ConfigMaps[types.NamespacedName{Namespace: "other", Name: "a"}] != nil,
-		"the Secret's strings":          string(secret.Data["a"]) == "a" && string(secret.Data["b"]) == "c" && secret.StringData == nil,
-		"the Secret's type":             secret.Type == corev1.SecretTypeOpaque,
-		"the pod's status":              pod.Status.Phase == "",
-		"the claim's status and mode":   claim.Status.Phase == "" && *claim.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
-		"the template's mode":           *pod.Spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
-		"the volume's policy and mode":  pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && *pv.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
-		"the class's policy and mode":   *class.ReclaimPolicy == corev1.PersistentVolumeReclaimDelete && *class.VolumeBindingMode == storagev1.VolumeBindingImmediate,
-		"the driver attaches":           *driver.Spec.AttachRequired && !*driver.Spec.PodInfoOnMount && !*driver.Spec.RequiresRepublish && !*driver.Spec.SELinuxMount,
-		"the driver's policy and life":  *driver.Spec.FSGroupPolicy == storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy && slices.Equal(driver.Spec.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}),
-		"the snapshot, with its status": *o.Snapshots[id].Status.ReadyToUse,
-		"the content":                   *o.SnapshotContents["a"].Spec.Source.SnapshotHandle == "a",
-		"UIDs":                          uidPattern.MatchString(string(pod.UID)) && pod.UID != claim.UID && claim.UID != pv.UID,
-		"the UID of earlier releases":   pod.UID == "a35e61ec-44aa-8c59-a842-045806167094",
+		"the ConfigMap's namespace":                o.ConfigMaps[types.NamespacedName{Namespace: "other", Name: "a"}] != nil,
+		"the Secret's stringData":                  string(secret.Data["a"]) == "a" && string(secret.Data["b"]) == "c" && secret.StringData == nil,
+		"the Secret's type":                        secret.Type == corev1.SecretTypeOpaque,
+		"the pod's status":                         pod.Status.Phase == "",
+		"the claim's status and volumeMode":        claim.Status.Phase == "" && *claim.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
+		"the volumeClaimTemplate's volumeMode":     *pod.Spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
+		"the volume's policy and volumeMode":       pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && *pv.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
+		"the class's policy and binding mode":      *class.ReclaimPolicy == corev1.PersistentVolumeReclaimDelete && *class.VolumeBindingMode == storagev1.VolumeBindingImmediate,
+		"the driver's bool fields":                 *driver.Spec.AttachRequired && !*driver.Spec.PodInfoOnMount && !*driver.Spec.RequiresRepublish && !*driver.Spec.SELinuxMount,
+		"the driver's fsGroupPolicy and lifecycle": *driver.Spec.FSGroupPolicy == storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy && slices.Equal(driver.Spec.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}),
+		"the snapshot, with its status":            *o.Snapshots[id].Status.ReadyToUse,
+		"the content":                              *o.SnapshotContents["a"].Spec.Source.SnapshotHandle == "a",
+		"UIDs":                                     uidPattern.MatchString(string(pod.UID)) && pod.UID != claim.UID && claim.UID != pv.UID,
+		"a UID that is the same in all releases":   pod.UID == "a35e61ec-44aa-8c59-a842-045806167094",
 	} {
 		if !ok {
-			t.Errorf("%s: wrong", what)
+			t.Errorf("%s: not as an API server would set it", what)
 		}
 	}
 }
 
-// TestDuplicates: of duplicate objects and UIDs, the first takes precedence.
+// TestDuplicates: if several files contain the same object, or objects with the same UID, the first
+// file by name takes precedence.
 func TestDuplicates(t *testing.T) {
 	pod := func(name, uid, label string) string {
 		return fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, uid: %q, labels: {in: %s}}\nspec: {containers: [{name: app}]}\n", name, uid, label)
@@ -167,20 +168,20 @@ func TestDuplicates(t *testing.T) {
 	}
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"one in a", "two in a"}) || o.Complete {
-		t.Errorf("%v, complete %t", got, o.Complete)
+		t.Errorf("got pods %v, complete %t; want one and two of a.yaml, incomplete", got, o.Complete)
 	}
 	want := []Problem{
-		{"a.yaml", "Pod default/one", "a.yaml has it too and takes precedence: remove one of them"},
-		{"b.yaml", "Pod default/one", "a.yaml has it too and takes precedence: remove one of them"},
-		{"b.yaml", "Pod default/three", `metadata.uid: "3" is the UID of Pod default/two: remove or change it: until it is fixed, nothing is unmounted or deleted`},
+		{"a.yaml", "Pod default/one", "a.yaml contains the same object and takes precedence: remove one of them"},
+		{"b.yaml", "Pod default/one", "a.yaml contains the same object and takes precedence: remove one of them"},
+		{"b.yaml", "Pod default/three", `metadata.uid: "3" is the UID of Pod default/two: remove this field, or change its value: until this is fixed, nothing is unmounted or deleted`},
 	}
 	if !slices.Equal(o.Problems, want) {
-		t.Errorf("%q", o.Problems)
+		t.Errorf("got problems %q, want %q", o.Problems, want)
 	}
 }
 
-// FuzzDecode: each input results in objects or a problem, and the names of accepted objects do not lead
-// out of a directory.
+// FuzzDecode: each input results in an error or in entries, and each entry has either an object or a
+// problem. No name in an accepted object leads out of a directory when it is used in a path.
 func FuzzDecode(f *testing.F) {
 	for _, text := range []string{
 		podHead + "  volumes: [{name: b, emptyDir: {}}]\n",
@@ -196,23 +197,23 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, isJSON bool) {
 		entries, err := decode(data, isJSON)
 		if err != nil && (entries != nil || err.Error() == "") {
-			t.Fatalf("%v and %v", entries, err)
+			t.Fatalf("got entries %v and error %q, want no entries and an error with a text", entries, err)
 		}
 		for _, e := range entries {
 			if (e.object == nil) == (e.problem == "") {
-				t.Fatalf("%+v has an object and a problem, or neither", e)
+				t.Fatalf("entry %+v has both an object and a problem, or neither", e)
 			}
-			for _, part := range parts(e.object) {
+			for _, part := range pathParts(e.object) {
 				if part == "" || part == "." || part == ".." || path.Base(part) != part {
-					t.Errorf("%s has %q", e.key, part)
+					t.Errorf("%s contains %q, which is not a single path component", e.key, part)
 				}
 			}
 		}
 	})
 }
 
-// parts returns the strings of an object that become parts of paths.
-func parts(o metav1.Object) (all []string) {
+// pathParts returns the strings of an object that become parts of paths.
+func pathParts(o metav1.Object) (all []string) {
 	if o == nil {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 // maxSize is the maximal size of a file in bytes.
 const maxSize = 10 << 20
 
-// reader reads a directory. After the first time it reads only the files that have changed.
+// reader reads the manifests of a directory. After the first read it reads only changed files.
 type reader struct {
 	dir   string
 	files map[string]*file
@@ -29,7 +29,7 @@ type reader struct {
 	found, complete bool
 	// dev is the device number of the directory's filesystem.
 	dev uint64
-	// problem is the problem of the directory itself.
+	// problem says why the directory cannot be read or watched; otherwise "".
 	problem string
 	// last holds the objects of the last merge, paths the files that contain them.
 	last  map[key]metav1.Object
@@ -39,14 +39,15 @@ type reader struct {
 	missing map[key]time.Time
 }
 
-// file is the last valid version of a file.
+// file is the state of a manifest file.
 type file struct {
-	entries []entry
-	valid   bool // it was valid at least once
+	entries []entry // of the last valid version
+	valid   bool    // at least one version was valid
 	// problem says why the current version is not valid; otherwise "".
 	problem string
-	stamp   stamp
-	sum     [sha256.Size]byte
+	// stamp and sum identify the current version; zero if unknown.
+	stamp stamp
+	sum   [sha256.Size]byte
 }
 
 // stamp identifies a version of a file. The zero stamp matches no version.
@@ -56,20 +57,21 @@ type stamp struct {
 	mtime, ctime syscall.Timespec
 }
 
-// granularity is longer than the granularity of the kernel's file timestamps. A file that changes
-// twice within this time may have the same stamp.
-const granularity = 20 * time.Millisecond
+// minStampAge is longer than the granularity of the kernel's file timestamps. Two changes within this
+// time may result in the same timestamps.
+const minStampAge = 20 * time.Millisecond
 
+// stampOf returns the stamp of a file; zero if the file has just changed.
 func stampOf(info fs.FileInfo) stamp {
 	st := info.Sys().(*syscall.Stat_t)
-	if time.Since(time.Unix(st.Ctim.Unix())) < granularity {
+	if time.Since(time.Unix(st.Ctim.Unix())) < minStampAge {
 		return stamp{}
 	}
 	return stamp{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}
 }
 
 // read reads the directory. It returns nil if nothing has changed since the last call. notWatched is
-// the error of watching the directory, or nil. After such an error, changes may be noticed late.
+// the error for which the directory is not watched, or nil.
 func (r *reader) read(notWatched error) *Objects {
 	first := r.files == nil
 	if first {
@@ -79,9 +81,9 @@ func (r *reader) read(notWatched error) *Objects {
 	problem := ""
 	switch {
 	case err != nil:
-		problem = fmt.Sprintf("the directory cannot be read: %v: create it, or correct --manifests; until then its last content applies", err)
+		problem = fmt.Sprintf("the directory cannot be read: %v: create or mount it, or correct --manifests; until then its last content applies", err)
 	case notWatched != nil:
-		problem = fmt.Sprintf("changes are noticed late: %v", notWatched)
+		problem = fmt.Sprintf("the directory is read only every %v: %v", pollPeriod, notWatched)
 	}
 	if !first && !changed && problem == r.problem && !r.missingExpired() {
 		return nil
@@ -138,7 +140,7 @@ func (r *reader) list(root *os.Root) (map[string]bool, error) {
 	}
 	dev := info.Sys().(*syscall.Stat_t).Dev
 	if len(names) == 0 && len(r.files) > 0 && dev != r.dev {
-		return nil, errors.New("it is on another filesystem than before and has no manifests")
+		return nil, errors.New("it has no manifests and is on another filesystem than before")
 	}
 	r.dev = dev
 	return names, nil
@@ -183,22 +185,22 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 	return true
 }
 
-// errEmpty is the error of a file that its writer has not filled yet, or whose content was lost in a
-// power failure.
-var errEmpty = errors.New("it is empty: fill it, or remove it if it should have no object")
+// errEmpty is the error of an empty file: its writer has not filled it yet, or its content was lost
+// in a power failure.
+var errEmpty = errors.New("the file is empty: write the manifest again, or remove the file")
 
-// noObject is the problem of a file without objects, which may be incomplete. The file is accepted if
-// it still has no objects at the next read.
-const noObject = "it has no object"
+// noObject is the problem of a file that has text, but no objects, and may be incomplete. The file is
+// accepted if it still has no objects at the next read.
+const noObject = "the file has no objects"
 
 // checkKinds returns an error if an object was replaced with one of the same name whose kind is not
-// supported. That is probably a mistake in the kind.
+// supported, because the new kind is probably a mistake.
 func (f *file) checkKinds(entries []entry) error {
 	for _, e := range entries {
 		for _, old := range f.entries {
 			kept := slices.ContainsFunc(entries, func(e entry) bool { return e.key == old.key })
 			if e.foreign && !old.foreign && !old.mistyped && old.key.name == e.key.name && !kept {
-				return fmt.Errorf("%s has become a %s, which is not supported: correct its kind, or put the new object into another file", old.key, e.key.kind)
+				return fmt.Errorf("%s has become a %s, which is not supported: correct the kind, or put the new object into another file", old.key, e.key.kind)
 			}
 		}
 	}
@@ -211,7 +213,7 @@ func (f *file) setProblem(problem string) (changed bool) {
 	return changed
 }
 
-// unsettled reports whether the directory must be read again soon, even without a change.
+// unsettled reports whether the directory must be read again after maxWait, even without a change.
 func (r *reader) unsettled() bool {
 	for _, f := range r.files {
 		if f.problem == noObject {
@@ -221,10 +223,10 @@ func (r *reader) unsettled() bool {
 	return len(r.missing) > 0
 }
 
-// missingExpired reports whether an object has been missing for patience.
+// missingExpired reports whether an object has been missing for at least maxWait.
 func (r *reader) missingExpired() bool {
 	for _, since := range r.missing {
-		if time.Since(since) >= patience {
+		if time.Since(since) >= maxWait {
 			return true
 		}
 	}
@@ -236,7 +238,7 @@ func (r *reader) missingExpired() bool {
 func load(root *os.Root, name string) ([]byte, stamp, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not wait for the writer of a pipe
 	if err != nil {
-		return nil, stamp{}, fmt.Errorf("%w: it must be a readable file of this directory", err)
+		return nil, stamp{}, fmt.Errorf("%w: the file must be a readable file of this directory", err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
@@ -245,11 +247,11 @@ func load(root *os.Root, name string) ([]byte, stamp, error) {
 	}
 	current := stampOf(info)
 	if !info.Mode().IsRegular() {
-		return nil, current, fmt.Errorf("it is not a regular file (%s): remove it or rename it", info.Mode().Type())
+		return nil, current, fmt.Errorf("not a regular file (%s): remove or rename it", info.Mode().Type())
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	if len(data) > maxSize {
-		return nil, current, fmt.Errorf("it has more than %d MiB: split it into several files", maxSize>>20)
+		return nil, current, fmt.Errorf("the file has more than %d MiB: split it into several files", maxSize>>20)
 	}
 	return data, current, err
 }
@@ -264,7 +266,7 @@ func (r *reader) merge() *Objects {
 	case r.problem != "":
 		m.addProblem(r.dir, "", r.problem)
 	case len(r.files) == 0 && !r.complete: // the directory may not be mounted yet
-		m.addProblem(r.dir, "", "it has no manifests: until it has one, nothing is unmounted or deleted")
+		m.addProblem(r.dir, "", "the directory has no manifests: until it has one, nothing is unmounted or deleted")
 		m.objects.Complete = false
 	}
 	names := slices.Sorted(maps.Keys(r.files))
@@ -288,14 +290,14 @@ func (r *reader) merge() *Objects {
 	return m.objects
 }
 
-// isKnown reports whether an object was in the same file before, with the same UID.
+// isKnown reports whether a file contained an object, with the same UID, at the last merge.
 func (r *reader) isKnown(path string, e entry) bool {
 	return r.paths[e.key] == path && (e.object == nil || e.object.GetUID() == r.last[e.key].GetUID())
 }
 
-// keepMissing keeps objects that disappeared from the files for the duration of patience: some
-// programs remove a file before they write it again, and readdir(3) may miss a file that is being
-// renamed. It keeps an object longer while an object of the same name has a mistyped kind.
+// keepMissing keeps objects that disappeared from the files for maxWait, because some programs remove
+// a file before they write it again, and readdir(3) may miss a file that is being renamed. While an
+// object of the same name has a mistyped kind, the missing object is kept longer.
 func (r *reader) keepMissing(m *merger) {
 	missing := make(map[key]time.Time)
 	for k, o := range r.last {
@@ -303,14 +305,14 @@ func (r *reader) keepMissing(m *merger) {
 			continue
 		}
 		if path, mistyped := m.typos[k.name]; mistyped && m.put(k, o) == nil {
-			m.addProblem(path, k.String(), "no file has it any more, and an object of its name in this file has a mistyped kind: until that is fixed, its last valid version applies")
+			m.addProblem(path, k.String(), "the object is in no file any more, and this file has an object of the same name with a mistyped kind: until the kind is corrected, the last valid version of the object applies")
 			continue
 		}
 		since, known := r.missing[k]
 		if !known {
 			since = time.Now()
 		}
-		if time.Since(since) < patience && m.put(k, o) == nil {
+		if time.Since(since) < maxWait && m.put(k, o) == nil {
 			missing[k] = since
 		}
 	}
@@ -318,12 +320,12 @@ func (r *reader) keepMissing(m *merger) {
 }
 
 type merger struct {
-	last    map[key]metav1.Object
-	started bool // Objects were complete once
+	last    map[key]metav1.Object // the objects of the last merge
+	started bool                  // Objects were complete once
 	objects *Objects
 	byKey   map[key]metav1.Object
-	files   map[key]string
-	uids    map[key]key       // the name in the key of the map is the UID
+	files   map[key]string    // the file of each object
+	uids    map[key]key       // the object of each UID; the UID is the name in the map's key
 	typos   map[string]string // the files of objects with a mistyped kind, keyed by the objects' names
 }
 
@@ -335,12 +337,14 @@ func (m *merger) addProblem(file, object, message string) {
 func (m *merger) addFileProblem(path string, f *file) {
 	switch {
 	case f.problem != "" && f.valid:
-		m.addProblem(path, "", f.problem+": until it is fixed, the last valid version of the file applies")
+		m.addProblem(path, "", f.problem+": until this is fixed, the last valid version of the file applies")
 	case f.problem != "":
-		m.addProblem(path, "", f.problem+": until it is fixed, nothing is unmounted or deleted, because this file may declare it")
+		m.addProblem(path, "", f.problem+": until this is fixed, nothing is unmounted or deleted, because this file may declare volumes in use")
 		m.objects.Complete = false
 	}
 }
+
+const lastApplies = ": until this is fixed, the last valid version of the object applies"
 
 func (m *merger) addEntry(path string, e entry) {
 	object := e.object
@@ -354,10 +358,10 @@ func (m *merger) addEntry(path string, e entry) {
 			m.leaveOut(path, e)
 			return
 		}
-		m.addProblem(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
+		m.addProblem(path, e.key.String(), e.problem+lastApplies)
 	}
 	if first, duplicate := m.files[e.key]; duplicate {
-		m.addProblem(path, e.key.String(), fmt.Sprintf("%s has it too and takes precedence: remove one of them", first))
+		m.addProblem(path, e.key.String(), fmt.Sprintf("%s contains the same object and takes precedence: remove one of them", first))
 		return
 	}
 	if err := m.put(e.key, object); err != nil {
@@ -366,16 +370,16 @@ func (m *merger) addEntry(path string, e entry) {
 			m.leaveOut(path, e)
 			return
 		}
-		m.addProblem(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
+		m.addProblem(path, e.key.String(), e.problem+lastApplies)
 	}
 	m.files[e.key] = path
 }
 
-// put adds an object. It returns an error if another one of its kind has the same UID.
+// put adds an object. It returns an error if another object of its kind has the same UID.
 func (m *merger) put(k key, object metav1.Object) error {
 	uid := key{kind: k.kind, name: string(object.GetUID())}
 	if other, duplicate := m.uids[uid]; duplicate {
-		return fmt.Errorf("metadata.uid: %q is the UID of %s: remove or change it", uid.name, other)
+		return fmt.Errorf("metadata.uid: %q is the UID of %s: remove this field, or change its value", uid.name, other)
 	}
 	m.uids[uid], m.byKey[k] = k, object
 	kinds[k.kind].put(m.objects, object)
@@ -389,9 +393,9 @@ func (m *merger) leaveOut(path string, e entry) {
 		m.typos[e.key.name] = path
 	}
 	if e.foreign || m.started {
-		m.addProblem(path, e.key.String(), e.problem+": it is ignored")
+		m.addProblem(path, e.key.String(), e.problem+": the object is ignored")
 		return
 	}
-	m.addProblem(path, e.key.String(), e.problem+": until it is fixed, nothing is unmounted or deleted")
+	m.addProblem(path, e.key.String(), e.problem+": until this is fixed, nothing is unmounted or deleted")
 	m.objects.Complete = false
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// manyFiles creates files of one pod each, with four volumes, that are old enough to have stamps.
+// manyFiles creates n files of one pod with four volumes each, and waits until they have stamps.
 func manyFiles(tb testing.TB, n int) (dir string) {
 	tb.Helper()
 	dir = tb.TempDir()
@@ -31,7 +31,7 @@ func manyFiles(tb testing.TB, n int) (dir string) {
 			return dir
 		}
 		if time.Now().After(deadline) {
-			tb.Fatal("the last file has no stamp")
+			tb.Fatal("the last file still has a zero stamp")
 		}
 	}
 }
@@ -52,29 +52,29 @@ func TestReread(t *testing.T) {
 	r := reader{dir: dir}
 	first := r.read(nil)
 	if len(first.Pods) != n || !first.Complete || len(first.Problems) > 0 {
-		t.Fatalf("%d pods, complete %t, %v", len(first.Pods), first.Complete, first.Problems)
+		t.Fatalf("first read: got %d pods, complete %t, problems %v; want %d pods, complete, no problems", len(first.Pods), first.Complete, first.Problems, n)
 	}
 	if again := r.read(nil); again != nil {
-		t.Error("Objects without a change")
+		t.Error("read returned Objects although nothing had changed")
 	}
 	edit(t, dir, 7, "2")
 	second := r.read(nil)
 	if second == nil {
-		t.Fatal("no Objects after a change")
+		t.Fatal("read returned nil after a file had changed")
 	}
 	for name, pod := range second.Pods {
 		if edited := name.Name == "pod-7"; (pod != first.Pods[name]) != edited || (pod.Labels["version"] == "2") != edited {
-			t.Errorf("%s: the same object %t, version %s", name, pod == first.Pods[name], pod.Labels["version"])
+			t.Errorf("%s: got version %s, decoded again %t; want the new version only of pod-7, and only pod-7 decoded again", name, pod.Labels["version"], pod != first.Pods[name])
 		}
 	}
 	// Writing the same content again is no change.
 	edit(t, dir, 8, "1")
 	if again := r.read(nil); again != nil {
-		t.Error("Objects after the same content was written")
+		t.Error("read returned Objects although the content had not changed")
 	}
 }
 
-// TestRereadAtOnce: changes within one timestamp and of the same size are noticed.
+// TestRereadAtOnce: a change is noticed even if the file keeps its size and its timestamps.
 func TestRereadAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	r := reader{dir: dir}
@@ -88,7 +88,7 @@ func TestRereadAtOnce(t *testing.T) {
 	}
 }
 
-// BenchmarkReread measures a read of 1000 files after none, one or all have changed.
+// BenchmarkReread measures a read of 1000 files of which none, one or all have changed.
 func BenchmarkReread(b *testing.B) {
 	const n = 1000
 	for name, changes := range map[string]int{"none": 0, "one": 1, "all": n} {
@@ -104,15 +104,15 @@ func BenchmarkReread(b *testing.B) {
 				}
 				b.StartTimer()
 				if o := r.read(nil); (o == nil) != (changes == 0) {
-					b.Fatal(o)
+					b.Fatalf("got Objects %t, want %t", o != nil, changes > 0)
 				}
 			}
 		})
 	}
 }
 
-// reread writes files, removes those with an empty text, reads the directory, and returns the pods,
-// each as name=uid.
+// reread writes files, given as alternating names and texts, and removes those with an empty text. It
+// reads the directory and returns the pods, each as name=uid.
 func reread(t *testing.T, r *reader, files ...string) (pods []string, o *Objects) {
 	t.Helper()
 	for i := 0; i < len(files); i += 2 {
@@ -124,7 +124,7 @@ func reread(t *testing.T, r *reader, files ...string) (pods []string, o *Objects
 		}
 	}
 	if o = r.read(nil); o == nil {
-		t.Fatal("no Objects")
+		t.Fatal("read returned nil, want Objects")
 	}
 	for name, pod := range o.Pods {
 		pods = append(pods, name.Name+"="+string(pod.UID))
@@ -144,43 +144,43 @@ func uidPod(kind, name, uid string) string {
 	return fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {name: %s, uid: %q}\nspec: {containers: [{name: app}]}\n", kind, name, uid)
 }
 
-// TestMissing: a missing object stays for patience, unless another has its UID.
+// TestMissing: a missing object applies for maxWait, unless another object has its UID.
 func TestMissing(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
 	reread(t, r, "a.yaml", uidPod("Pod", "one", "1"), "b.yaml", uidPod("Pod", "two", "2"))
 	if pods, _ := reread(t, r, "a.yaml", ""); !slices.Equal(pods, []string{"one=1", "two=2"}) || !r.unsettled() {
-		t.Errorf("after a removal: %v", pods)
+		t.Errorf("after the removal of a.yaml: got pods %v, want both", pods)
 	}
 	if o := r.read(nil); o != nil {
-		t.Errorf("without a change: %v", o.Pods)
+		t.Errorf("without a change: got pods %v, want nil", o.Pods)
 	}
 	for k := range r.missing {
-		r.missing[k] = r.missing[k].Add(-patience)
+		r.missing[k] = r.missing[k].Add(-maxWait)
 	}
 	if pods, _ := reread(t, r); !slices.Equal(pods, []string{"two=2"}) || r.unsettled() {
-		t.Errorf("after patience: %v", pods)
+		t.Errorf("after maxWait: got pods %v, want only two=2", pods)
 	}
 	if pods, _ := reread(t, r, "b.yaml", uidPod("Pod", "three", "2")); !slices.Equal(pods, []string{"three=2"}) {
-		t.Errorf("another name: %v", pods)
+		t.Errorf("another pod with the UID of two: got pods %v, want only three=2", pods)
 	}
 }
 
-// TestCopied: a known object takes precedence over a copy of its manifest.
+// TestCopied: an object that was read before takes precedence over a copy of its manifest.
 func TestCopied(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
 	reread(t, r, "b.yaml", uidPod("Pod", "one", "1"), "c.yaml", uidPod("Pod", "two", "2"))
 	for what, text := range map[string]string{"name": uidPod("Pod", "one", "3"), "uid": uidPod("Pod", "other", "1")} {
 		if pods, o := reread(t, r, "a.yaml", text); !slices.Equal(pods, []string{"one=1", "two=2"}) || len(o.Problems) != 1 || o.Problems[0].File != filepath.Join(r.dir, "a.yaml") {
-			t.Errorf("a copy with the same %s: %v, %v", what, pods, o.Problems)
+			t.Errorf("a copy with the same %s: got pods %v, problems %v; want the pods unchanged and a problem of a.yaml", what, pods, o.Problems)
 		}
 	}
 	if pods, o := reread(t, r, "a.yaml", "", "b.yaml", uidPod("Pod", "one", "2")); !slices.Equal(pods, []string{"one=1", "two=2"}) || len(o.Problems) != 1 {
-		t.Errorf("UID of another pod: %v, %v", pods, o.Problems)
+		t.Errorf("after an edit to the UID of another pod: got pods %v, problems %v; want the pods unchanged and one problem", pods, o.Problems)
 	}
 }
 
-// TestMistypedKind: the last valid version of an object with a mistyped kind stays, in its file or in
-// another. An unsupported kind that exists is no mistake.
+// TestMistypedKind: if the kind of an object is mistyped, in its file or in another file, the last
+// valid version of the object applies. An unsupported kind that exists is not mistyped.
 func TestMistypedKind(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
 	reread(t, r, "a.yaml", uidPod("Pod", "one", "1"), "b.yaml", uidPod("Pod", "two", "2"))
@@ -189,25 +189,25 @@ func TestMistypedKind(t *testing.T) {
 		{"a.yaml", "", "c.yaml", uidPod("Pood", "one", "1")},
 		{"c.yaml", uidPod("PodList", "one", "1")},
 	} {
-		for range 2 { // it stays at the next read too
+		for range 2 { // the second read must not change the result
 			pods, o := reread(t, r, files...)
 			if !slices.Equal(pods, []string{"one=1", "two=2"}) || !o.Complete || len(o.Problems) != 2 || r.unsettled() {
-				t.Errorf("%v: %v, complete %t, %v", files, pods, o.Complete, o.Problems)
+				t.Errorf("%v: got pods %v, complete %t, problems %v; want both pods, complete, two problems", files, pods, o.Complete, o.Problems)
 			}
 			files = []string{"b.yaml", uidPod("Pod", "two", "2") + "# again\n"}
 		}
 		reread(t, r, "b.yaml", uidPod("Pod", "two", "2"))
 	}
 	if _, o := reread(t, r, "c.yaml", uidPod("Pod", "one", "1")+uidPod("Service", "one", "4")); len(o.Problems) != 1 || r.files["c.yaml"].problem != "" {
-		t.Errorf("a Service of its name: %v", o.Problems)
+		t.Errorf("a Service with the name of the pod, beside the pod: got problems %v, want one", o.Problems)
 	}
 	if pods, o := reread(t, r, "c.yaml", uidPod("Service", "one", "4")); !slices.Equal(pods, []string{"one=1", "two=2"}) || !strings.Contains(o.Problems[0].Message, "has become a Service") {
-		t.Errorf("a Service in its place: %v, %v", pods, o.Problems)
+		t.Errorf("a Service with the name of the pod, in place of the pod: got pods %v, problems %v; want both pods and a problem", pods, o.Problems)
 	}
 }
 
-// TestMistypedAtStart: Objects are incomplete while an object of the start has a mistyped kind. An
-// unsupported kind that exists, or may exist, does not matter.
+// TestMistypedAtStart: while an object in the first files has a mistyped kind, Objects are incomplete.
+// An unsupported kind that exists, or may exist, does not make them incomplete.
 func TestMistypedAtStart(t *testing.T) {
 	const object = "apiVersion: %s\nkind: %s\nmetadata: {name: data}\n"
 	for _, kind := range [][2]string{
@@ -220,11 +220,11 @@ func TestMistypedAtStart(t *testing.T) {
 	} {
 		r := &reader{dir: t.TempDir()}
 		_, o := reread(t, r, "a.yaml", fmt.Sprintf(object, kind[0], kind[1]))
-		if o.Complete || len(o.Problems) != 1 || o.Problems[0].File != filepath.Join(r.dir, "a.yaml") || !strings.Contains(o.Problems[0].Message, "until it is fixed, nothing is unmounted or deleted") {
-			t.Errorf("%s: complete %t, %v", kind, o.Complete, o.Problems)
+		if o.Complete || len(o.Problems) != 1 || o.Problems[0].File != filepath.Join(r.dir, "a.yaml") || !strings.Contains(o.Problems[0].Message, "until this is fixed, nothing is unmounted or deleted") {
+			t.Errorf("%s: got complete %t, problems %v; want incomplete, one problem of a.yaml", kind, o.Complete, o.Problems)
 		}
 		if _, o := reread(t, r, "a.yaml", uidPod("Pod", "one", "1")); !o.Complete || len(o.Problems) != 0 {
-			t.Errorf("%s fixed: complete %t, %v", kind, o.Complete, o.Problems)
+			t.Errorf("%s after the fix: got complete %t, problems %v; want complete, no problems", kind, o.Complete, o.Problems)
 		}
 	}
 	for _, kind := range [][2]string{
@@ -236,27 +236,27 @@ func TestMistypedAtStart(t *testing.T) {
 	} {
 		r := &reader{dir: t.TempDir()}
 		if _, o := reread(t, r, "a.yaml", fmt.Sprintf(object, kind[0], kind[1])); !o.Complete || len(o.Problems) != 1 {
-			t.Errorf("%s: complete %t, %v", kind, o.Complete, o.Problems)
+			t.Errorf("%s: got complete %t, problems %v; want complete, one problem", kind, o.Complete, o.Problems)
 		}
 	}
 }
 
-// TestNotMounted: objects are not removed while the filesystem of the directory is not mounted.
+// TestNotMounted: the objects stay while the filesystem that contains the directory is unmounted.
 func TestNotMounted(t *testing.T) {
 	testenv.RequireRoot(t)
 	r := &reader{dir: t.TempDir()}
 	if _, o := reread(t, r); o.Complete || len(o.Problems) != 1 {
-		t.Errorf("no manifests: complete %t, %v", o.Complete, o.Problems)
+		t.Errorf("before the mount: got complete %t, problems %v; want incomplete, one problem", o.Complete, o.Problems)
 	}
 	memory, err := mount.Memory("manifests", mount.MemoryFor(1<<20), mount.Options{})
 	must(t, err)
 	must(t, errors.Join(memory.MoveTo(r.dir), memory.Close()))
 	t.Cleanup(func() { _ = mount.Unmount(r.dir) })
 	if pods, o := reread(t, r, "a.yaml", uidPod("Pod", "one", "1")); !o.Complete || !slices.Equal(pods, []string{"one=1"}) {
-		t.Errorf("mounted: complete %t, %v", o.Complete, pods)
+		t.Errorf("while mounted: got complete %t, pods %v; want complete, one=1", o.Complete, pods)
 	}
 	must(t, mount.Unmount(r.dir))
 	if pods, o := reread(t, r); !o.Complete || !slices.Equal(pods, []string{"one=1"}) || len(o.Problems) != 1 || len(r.missing) != 0 {
-		t.Errorf("unmounted: %v, %v", pods, o.Problems)
+		t.Errorf("after the unmount: got pods %v, problems %v; want one=1 and one problem", pods, o.Problems)
 	}
 }

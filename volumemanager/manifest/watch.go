@@ -13,23 +13,24 @@ import (
 )
 
 const (
-	// quiet is the time without events after which the directory is read.
-	quiet = 100 * time.Millisecond
-	// patience is the maximal time to wait for quiet, and for a missing object to appear again.
-	patience = time.Second
+	// quietPeriod is the time without further events after which the directory is read.
+	quietPeriod = 100 * time.Millisecond
+	// maxWait is the maximal time from the first event to the read. A missing object also applies for
+	// this time.
+	maxWait = time.Second
 	// pollPeriod is the interval at which a directory that cannot be watched is read.
 	pollPeriod = 5 * time.Second
 )
 
-// Watch reads a directory's manifests, and again after each change and each resync period, which must
-// be positive. It sends the first Objects at once and later ones when they differ; a slow receiver
-// gets only the latest. The channel is closed after ctx ends.
+// Watch reads the manifests of a directory, and reads them again after each change and after each
+// resync period, which must be positive. It sends the first Objects at once, and later ones only if
+// they differ. A slow receiver gets only the latest Objects. The channel is closed after ctx ends.
 //
 // Manifests are files *.yaml, *.yml and *.json that are not hidden, and symbolic links to files inside
-// the directory, as in a mounted ConfigMap. If two files have the same object, the first by name takes
-// precedence. For an invalid file or object, and a missing directory, the last valid version applies.
-// While the directory cannot be watched (inotify(7), /proc interfaces) it is read every 5 s, and
-// Objects has a problem.
+// the directory, as in a mounted ConfigMap. If two files declare the same object, the file that
+// declared it first takes precedence, or the first by name. For an invalid file or object, and a
+// missing directory, the last valid version applies. While the directory cannot be watched
+// (inotify(7), /proc interfaces) it is read every pollPeriod, and Problems says so.
 func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objects, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -66,7 +67,7 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 		var soon <-chan time.Time
 		switch {
 		case w.unsettled():
-			soon = time.After(patience)
+			soon = time.After(maxWait)
 		case notWatched != nil:
 			soon = time.After(pollPeriod)
 		}
@@ -74,8 +75,8 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 	}
 }
 
-// addWatches watches the directory and its parent. Events of the parent show that the path has become
-// another directory. The next read sees changes that happen before addWatches returns.
+// addWatches watches the directory and its parent. Events of the parent show that another directory
+// is now at the path. The next read sees changes that happen before addWatches returns.
 func (w *watcher) addWatches() error {
 	if w.notify == nil {
 		notify, err := fsnotify.NewWatcher()
@@ -103,7 +104,7 @@ func (w *watcher) publish(objects *Objects) {
 }
 
 // wait returns when the directory must be read again, or ctx has ended. After an event it waits until
-// the directory is quiet, at most for patience.
+// no event arrives for quietPeriod, at most for maxWait.
 func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 	var quietTimer, deadline <-chan time.Time
 	for {
@@ -126,9 +127,9 @@ func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 			klog.FromContext(ctx).V(1).Info("A change of the manifests may have been missed; reading them again", "err", err)
 		}
 		if deadline == nil {
-			tick, soon, deadline = nil, nil, time.After(patience)
+			tick, soon, deadline = nil, nil, time.After(maxWait)
 		}
-		quietTimer = time.After(quiet)
+		quietTimer = time.After(quietPeriod)
 	}
 }
 
