@@ -7,12 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// BenchmarkSync measures a pass over bound claims without anything to do. Manifests declare half of
+// BenchmarkSync measures a pass over bound claims that need no operation. Manifests declare half of
 // the volumes.
 func BenchmarkSync(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			w := newWorld(b)
+			f := newFixture(b)
 			for i := range n {
 				name := fmt.Sprintf("c%d", i)
 				v, c := newVolume("v-"+name, "1Gi", ""), newClaim(name, "1Gi", "")
@@ -22,20 +22,20 @@ func BenchmarkSync(b *testing.B) {
 				c.Status.Capacity = v.Spec.Capacity
 				if i%2 == 0 {
 					v.Annotations = map[string]string{"trivet.dev/manifest": "true"}
-					w.objects.Volumes[v.Name] = v
+					f.objects.Volumes[v.Name] = v
 				}
-				w.objects.Claims[key(c)] = c
-				if err := w.life.store.Store.PutVolume(v); err != nil {
+				f.objects.Claims[key(c)] = c
+				if err := f.manager.store.Store.PutVolume(v); err != nil {
 					b.Fatal(err)
 				}
-				if err := w.life.store.Store.PutClaim(c); err != nil {
+				if err := f.manager.store.Store.PutClaim(c); err != nil {
 					b.Fatal(err)
 				}
 			}
-			w.restartAndSettle()
-			w.bound("c1", "v-c1")
+			f.restartAndSettle()
+			f.checkBound("c1", "v-c1")
 			for b.Loop() {
-				w.life.controller.Sync(b.Context())
+				f.manager.controller.Sync(b.Context())
 			}
 		})
 	}

@@ -18,8 +18,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// syncClaim binds a desired claim. A claim that is added again with the same UID is the same
-// claim: it is bound to its volume again, unless deletion or scrubbing of the data has begun.
+// syncClaim binds a desired claim, and expands its volume if the claim is already bound. A claim that
+// is added again with the same UID is bound to its earlier volume, unless deletion or scrubbing of
+// the data has begun.
 func (p *pass) syncClaim(claim *corev1.PersistentVolumeClaim) outcome {
 	key := keyOf(claim)
 	record := p.records[key]
@@ -34,7 +35,7 @@ func (p *pass) syncClaim(claim *corev1.PersistentVolumeClaim) outcome {
 	}
 	switch {
 	case record.UID != claim.UID && !ofPod(record) && !ofPod(claim):
-		return blocked("metadata.uid was %s and is %s, which is another claim with another volume: set it back, or remove the claim first, which releases its volume", record.UID, claim.UID)
+		return blocked("metadata.uid was %s and is %s, which makes it another claim with another volume: set the UID back, or remove the claim first, which releases its volume", record.UID, claim.UID)
 	case record.UID != claim.UID:
 		return waiting("waits until the earlier claim of this name, UID %s, is deleted: %s", record.UID, p.syncRemovedClaim(record).message)
 	case record.Spec.VolumeName == "":
@@ -50,9 +51,9 @@ func ofPod(claim *corev1.PersistentVolumeClaim) bool {
 	return owner != nil && owner.Kind == "Pod"
 }
 
-// syncUnbound finds a claim's volume in the order of Kubernetes: a volume with the claim's UID,
-// the volume that the claim names, a volume that names the claim, the smallest free volume that
-// matches, a new volume.
+// syncUnbound finds a volume for an unbound claim. As in Kubernetes, the order of preference is: a
+// volume with the claim's UID, the volume that the claim names, a volume that names the claim, the
+// smallest free volume that matches, a new volume.
 func (p *pass) syncUnbound(claim *corev1.PersistentVolumeClaim) outcome {
 	claim = claim.DeepCopy()
 	if claim.Spec.StorageClassName == nil {
@@ -82,8 +83,9 @@ func (p *pass) syncUnbound(claim *corev1.PersistentVolumeClaim) outcome {
 	return p.provision(claim, nil)
 }
 
-// earlierVolume returns a volume whose binding to the claim was interrupted. If there is none, it
-// returns a matching volume that the claim had before the claim was removed and added again.
+// earlierVolume returns a volume that names the claim's UID, or nil: a volume whose binding to the
+// claim was interrupted or, if there is none, a matching volume that was bound to the claim before the
+// claim was removed and added again.
 func (p *pass) earlierVolume(claim *corev1.PersistentVolumeClaim) *volume {
 	for _, v := range p.claimed[claim.UID] {
 		if v.Status.Phase == corev1.VolumeBound && (!v.lost || !p.objects.Complete) {
@@ -104,7 +106,7 @@ func (p *pass) earlierVolume(claim *corev1.PersistentVolumeClaim) *volume {
 // bindPrebound binds a claim to a volume whose manifest names the claim.
 func (p *pass) bindPrebound(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 	if reason := cmp.Or(incompatible(claim, v.PersistentVolume), p.affinityMismatch(v)); reason != "" {
-		return blocked("volume %s names it in spec.claimRef, but does not match: %s: change one of them", v.Name, reason)
+		return blocked("volume %s names the claim in spec.claimRef, but does not match: %s: change the claim or the volume", v.Name, reason)
 	}
 	return p.bind(claim, v)
 }
@@ -120,19 +122,19 @@ func (p *pass) bindNamed(claim *corev1.PersistentVolumeClaim) outcome {
 	case v.unreadable != nil:
 		return blocked("%v", v.unreadable)
 	case v.bindingTo != "":
-		return blocked("spec.volumeName %q: it is being bound to claim %s: name another", v.Name, v.bindingTo)
+		return blocked("spec.volumeName %q: the volume is being bound to claim %s: name another volume", v.Name, v.bindingTo)
 	case v.Annotations[reclaim] != "":
-		return blocked("spec.volumeName %q: its data is being deleted: name another", v.Name)
+		return blocked("spec.volumeName %q: the data of the volume is being deleted: name another volume", v.Name)
 	case ref != nil && (refKey(ref) != keyOf(claim) || ref.UID != "" && ref.UID != claim.UID):
-		return blocked("spec.volumeName %q: it belongs to claim %s (UID %q): name another", v.Name, refKey(ref), ref.UID)
+		return blocked("spec.volumeName %q: the volume belongs to claim %s (UID %q): name another volume", v.Name, refKey(ref), ref.UID)
 	}
 	if reason := p.mismatch(claim, v); reason != "" {
-		return blocked("spec.volumeName %q: it does not match: %s", v.Name, reason)
+		return blocked("spec.volumeName %q: the volume does not match: %s: change the claim or the volume", v.Name, reason)
 	}
 	return p.bind(claim, v)
 }
 
-// noMatch says why no free volume matches a claim. It gives the reasons for the first three volumes.
+// noMatch says why no free volume matches a claim: for the three smallest volumes, the reason of each.
 func (p *pass) noMatch(claim *corev1.PersistentVolumeClaim) string {
 	const shown = 3
 	free := p.free[className(claim)]
@@ -149,12 +151,13 @@ func (p *pass) noMatch(claim *corev1.PersistentVolumeClaim) string {
 	return "no volume matches: " + strings.Join(reasons, "; ")
 }
 
-// mismatch says why a claim cannot be bound to a volume that does not name it; "" if it can.
+// mismatch says why a claim cannot be bound to a volume that does not name it; "" if nothing prevents
+// it.
 func (p *pass) mismatch(claim *corev1.PersistentVolumeClaim, v *volume) string {
 	return cmp.Or(claimMismatch(claim, v.PersistentVolume), p.affinityMismatch(v))
 }
 
-// claimMismatch is mismatch without the volume's nodeAffinity.
+// claimMismatch is like mismatch, but ignores the volume's nodeAffinity.
 func claimMismatch(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	if v.Spec.StorageClassName != className(claim) {
 		return fmt.Sprintf("its storageClassName %q is not %q", v.Spec.StorageClassName, className(claim))
@@ -172,7 +175,8 @@ func claimMismatch(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolu
 	return incompatible(claim, v)
 }
 
-// incompatible says why a claim cannot use a volume even if the volume names it; "" if it can.
+// incompatible says why a claim cannot be bound even to a volume that names it; "" if nothing prevents
+// it.
 func incompatible(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	for _, mode := range claim.Spec.AccessModes {
 		if !slices.Contains(v.Spec.AccessModes, mode) {
@@ -189,8 +193,8 @@ func incompatible(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolum
 	return ""
 }
 
-// affinityMismatch says why a volume cannot be used on this machine; "" if it can. It is not
-// called for bound volumes: drivers may not have reported their topology yet.
+// affinityMismatch says why a volume cannot be used on this machine; "" if nothing prevents it. It is
+// not called for bound volumes, because drivers may not have reported their topology yet.
 func (p *pass) affinityMismatch(v *volume) string {
 	if err := plugins.CheckAffinity(v.PersistentVolume, p.node); err != nil {
 		return err.Error()
@@ -206,7 +210,8 @@ func className(claim *corev1.PersistentVolumeClaim) string {
 	return ptr.Deref(claim.Spec.StorageClassName, "")
 }
 
-// bind starts to bind a claim to a volume. No other claim of this pass gets the volume.
+// bind starts the operation that binds a claim to a volume. No other claim of this pass gets the
+// volume.
 func (p *pass) bind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 	class := v.Spec.StorageClassName
 	p.free[class] = slices.DeleteFunc(p.free[class], func(o *volume) bool { return o == v })
@@ -217,13 +222,13 @@ func (p *pass) bind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 		return p.c.bind(claim, record, v)
 	})
 	if err != nil {
-		return blocked("binding it to volume %s: %v", v.Name, err)
+		return blocked("binding the claim to volume %s: %v", v.Name, err)
 	}
 	return waiting("is being bound to volume %s", v.Name)
 }
 
-// bind records the binding in the volume and in the claim. It writes the volume first, so that no
-// other claim gets the volume after an interruption.
+// bind records the binding in the volume and then in the claim. In this order, no other claim gets the
+// volume if the manager is killed between the two writes.
 func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
 	return c.writeBoth(keyOf(claim), record, v, func() error {
 		bound := v.DeepCopy()
@@ -237,7 +242,7 @@ func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume
 }
 
 // writeVolume locks a volume and calls write. If the volume's record has changed since the pass read
-// it, write is not called: the next pass decides again.
+// it, write is not called, and the next pass decides again.
 func (c *Controller) writeVolume(v *volume, write func() error) error {
 	c.records.LockKey(v.Name)
 	defer func() { _ = c.records.UnlockKey(v.Name) }()
@@ -247,7 +252,7 @@ func (c *Controller) writeVolume(v *volume, write func() error) error {
 	return write()
 }
 
-// writeBoth is writeVolume for an operation that depends on the claim's record too.
+// writeBoth is like writeVolume, but also does not call write if the claim's record has changed.
 func (c *Controller) writeBoth(key types.NamespacedName, record *corev1.PersistentVolumeClaim, v *volume, write func() error) error {
 	return c.writeVolume(v, func() error {
 		if claim, err := c.store.Claim(key); err != nil || claim != record {
@@ -257,7 +262,8 @@ func (c *Controller) writeBoth(key types.NamespacedName, record *corev1.Persiste
 	})
 }
 
-// putVolume writes a new record of v. It marks the record of a volume that a manifest declares.
+// putVolume writes a new record of v. If a manifest declares the volume, the record gets the annotation
+// fromManifest.
 func (c *Controller) putVolume(v *volume, record *corev1.PersistentVolume) error {
 	if v.manifest {
 		metav1.SetMetaDataAnnotation(&record.ObjectMeta, fromManifest, "true")
@@ -283,7 +289,7 @@ func boundTo(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) *c
 	return bound
 }
 
-// syncBound checks the binding of a claim that has a volume, and expands the volume.
+// syncBound checks the binding of a bound claim, and expands its volume.
 func (p *pass) syncBound(claim, record *corev1.PersistentVolumeClaim) outcome {
 	v, err := p.volumeOf(record)
 	if err != nil {
@@ -295,7 +301,7 @@ func (p *pass) syncBound(claim, record *corev1.PersistentVolumeClaim) outcome {
 	ref := v.Spec.ClaimRef
 	switch {
 	case v.lost && p.objects.Complete:
-		return lost(record, v, "its volume %s is in no manifest any more: add it again", v.Name)
+		return lost(record, v, "its volume %s is in no manifest any more: add its manifest again", v.Name)
 	case ref == nil, ref.UID == "" && refKey(ref) == keyOf(claim): // the volume's record was removed by hand
 		return p.bind(record, v)
 	case ref.UID != claim.UID:
@@ -308,7 +314,7 @@ func (p *pass) syncBound(claim, record *corev1.PersistentVolumeClaim) outcome {
 	return p.syncSize(claim, record, v)
 }
 
-// volumeOf returns the volume that a recorded claim names, nil if it does not exist.
+// volumeOf returns the volume that a recorded claim names; nil if the volume does not exist.
 func (p *pass) volumeOf(record *corev1.PersistentVolumeClaim) (*volume, error) {
 	if v := p.volumes[record.Spec.VolumeName]; v != nil {
 		return v, v.unreadable

@@ -20,40 +20,41 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// bound fails the test if a claim is not bound to the volume; "" means that it must be unbound.
-func (w *world) bound(name, volume string) {
-	w.t.Helper()
-	c, v, err := w.life.controller.Volume(named(name))
+// checkBound fails the test if a claim is not bound to the volume. If volume is "", the claim must be
+// unbound.
+func (f *fixture) checkBound(name, volume string) {
+	f.t.Helper()
+	c, v, err := f.manager.controller.Volume(named(name))
 	if volume == "" {
 		if err == nil {
-			w.t.Errorf("claim %s is bound to %s", name, v.Name)
+			f.t.Errorf("claim %s is bound to volume %s, want it unbound", name, v.Name)
 		}
 		return
 	}
 	if err != nil {
-		w.t.Errorf("claim %s: %v", name, err)
+		f.t.Errorf("claim %s is not bound, want volume %s: %v", name, volume, err)
 		return
 	}
 	if v.Name != volume || c.Spec.VolumeName != volume || v.Spec.ClaimRef.UID != c.UID {
-		w.t.Errorf("claim %s has %s, want %s", name, v.Name, volume)
+		f.t.Errorf("claim %s: got volume %s, want %s; the claim names volume %s, the volume has the claim UID %s", name, v.Name, volume, c.Spec.VolumeName, v.Spec.ClaimRef.UID)
 	}
 }
 
-// says fails the test if a message lacks one of the words.
-func (w *world) says(message string, words ...string) {
-	w.t.Helper()
+// checkMessage fails the test if a message lacks one of the words.
+func (f *fixture) checkMessage(message string, words ...string) {
+	f.t.Helper()
 	for _, word := range words {
 		if !strings.Contains(message, word) {
-			w.t.Errorf("message %q does not contain %q", message, word)
+			f.t.Errorf("message %q does not contain %q", message, word)
 		}
 	}
 }
 
 // checkEmpty fails the test if the driver has volumes or the store has records.
-func (w *world) checkEmpty() {
-	w.t.Helper()
-	if len(w.driver.volumes)+len(w.life.store.Claims())+len(w.life.store.Volumes()) > 0 {
-		w.t.Errorf("not removed: %v, %s", w.driver.volumes, w.status())
+func (f *fixture) checkEmpty() {
+	f.t.Helper()
+	if len(f.driver.volumes)+len(f.manager.store.Claims())+len(f.manager.store.Volumes()) > 0 {
+		f.t.Errorf("got volumes of the driver %v, records %s; want none", f.driver.volumes, f.status())
 	}
 }
 
@@ -79,44 +80,44 @@ func TestBinding(t *testing.T) {
 		want    string
 		message string
 	}{
-		"smallest that fits": {newClaim("c", "2Gi", ""), []*corev1.PersistentVolume{newVolume("a", "9Gi", ""), newVolume("b", "3Gi", ""), newVolume("d", "1Gi", "")}, "b", ""},
-		"first by name":      {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{newVolume("b", "1Gi", ""), newVolume("a", "1Gi", "")}, "a", ""},
-		"named":              {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", ""), newVolume("b", "3Gi", "")}, "b", ""},
-		"named is missing":   {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", `"b": no such volume`},
-		"named is too small": {naming, []*corev1.PersistentVolume{newVolume("b", "1Mi", "")}, "", "capacity 1Mi is less than 1Gi"},
-		"prebound":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{prebound, newVolume("a", "1Gi", "")}, "v", ""},
-		"of another claim":   {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{others}, "", "is free"},
-		"class":              {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "")}, "", `StorageClass "fast" is in no manifest`},
-		"same class":         {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "fast")}, "v", ""},
-		"mode":               {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{block}, "", "volumeMode Block is not Filesystem"},
-		"access modes":       {many, []*corev1.PersistentVolume{newVolume("v", "1Gi", "")}, "", "ReadWriteMany"},
-		"selector":           {selecting, []*corev1.PersistentVolume{newVolume("a", "1Gi", ""), labelled}, "v", ""},
-		"selector of none":   {selecting, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", "disk=ssd"},
+		"smallest volume that is large enough":     {newClaim("c", "2Gi", ""), []*corev1.PersistentVolume{newVolume("a", "9Gi", ""), newVolume("b", "3Gi", ""), newVolume("d", "1Gi", "")}, "b", ""},
+		"first of equal volumes by name":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{newVolume("b", "1Gi", ""), newVolume("a", "1Gi", "")}, "a", ""},
+		"volumeName":                               {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", ""), newVolume("b", "3Gi", "")}, "b", ""},
+		"volumeName of a missing volume":           {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", `"b": no such volume`},
+		"volumeName of a volume that is too small": {naming, []*corev1.PersistentVolume{newVolume("b", "1Mi", "")}, "", "capacity 1Mi is less than 1Gi"},
+		"claimRef with the claim's name":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{prebound, newVolume("a", "1Gi", "")}, "v", ""},
+		"claimRef with another claim":              {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{others}, "", "is free"},
+		"other class":                              {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "")}, "", `StorageClass "fast" is in no manifest`},
+		"same class":                               {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "fast")}, "v", ""},
+		"other volumeMode":                         {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{block}, "", "volumeMode Block is not Filesystem"},
+		"other accessModes":                        {many, []*corev1.PersistentVolume{newVolume("v", "1Gi", "")}, "", "ReadWriteMany"},
+		"matching selector":                        {selecting, []*corev1.PersistentVolume{newVolume("a", "1Gi", ""), labelled}, "v", ""},
+		"selector without a match":                 {selecting, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", "disk=ssd"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			f := newFixture(t)
 			for _, v := range row.volumes {
-				w.add(v)
+				f.add(v)
 			}
-			w.apply(row.claim)
-			w.bound("c", row.want)
-			w.says(w.claim("c").Message, row.message)
-			w.restart()
-			w.bound("c", row.want)
+			f.apply(row.claim)
+			f.checkBound("c", row.want)
+			f.checkMessage(f.claim("c").Message, row.message)
+			f.restart()
+			f.checkBound("c", row.want)
 		})
 	}
 }
 
-// only restricts a volume to machines with a label.
-func only(v *corev1.PersistentVolume, label, value string) *corev1.PersistentVolume {
+// withAffinity restricts a volume to machines with a label.
+func withAffinity(v *corev1.PersistentVolume, label, value string) *corev1.PersistentVolume {
 	requirement := corev1.NodeSelectorRequirement{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
 	term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}}
 	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}}
 	return v
 }
 
-// TestAffinity: no claim is bound to a volume of another machine, even if one names the other. A
-// bound claim keeps its volume.
+// TestAffinity: no claim is bound to a volume whose nodeAffinity does not match the machine, even if
+// the claim names the volume or the volume names the claim. A bound claim keeps its volume.
 func TestAffinity(t *testing.T) {
 	naming := newClaim("c", "1Gi", "")
 	naming.Spec.VolumeName = "v"
@@ -129,132 +130,132 @@ func TestAffinity(t *testing.T) {
 		claim  *corev1.PersistentVolumeClaim
 		volume *corev1.PersistentVolume
 	}{
-		"fitting":           {newClaim("c", "1Gi", ""), newVolume("v", "1Gi", "")},
-		"named":             {naming, newVolume("v", "1Gi", "")},
-		"prebound":          {newClaim("c", "1Gi", ""), prebound("")},
-		"prebound by a UID": {newClaim("c", "1Gi", ""), prebound("uid-c")},
+		"neither names the other":    {newClaim("c", "1Gi", ""), newVolume("v", "1Gi", "")},
+		"claim names volume":         {naming, newVolume("v", "1Gi", "")},
+		"volume names claim":         {newClaim("c", "1Gi", ""), prebound("")},
+		"volume names claim and UID": {newClaim("c", "1Gi", ""), prebound("uid-c")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.apply(only(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
-			w.bound("c", "")
-			w.says(w.claim("c").Message, "v", "nodeAffinity: it does not match this node", "kubernetes.io/hostname=here")
+			f := newFixture(t)
+			f.apply(withAffinity(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
+			f.checkBound("c", "")
+			f.checkMessage(f.claim("c").Message, "v", "nodeAffinity: it does not match this node", "kubernetes.io/hostname=here")
 
-			w.apply(only(row.volume.DeepCopy(), "zone", "a"))
-			w.bound("c", "")
-			w.zone = "a" // the driver registers
-			w.settle()
-			w.bound("c", "v")
-			w.zone = ""
-			w.restartAndSettle()
-			w.bound("c", "v")
-			w.deleteClaim("c")
-			if phase := w.volume("v").Phase; phase != "Released" {
-				t.Errorf("phase %s", phase)
+			f.apply(withAffinity(row.volume.DeepCopy(), "zone", "a"))
+			f.checkBound("c", "")
+			f.zone = "a" // the driver registers
+			f.settle()
+			f.checkBound("c", "v")
+			f.zone = ""
+			f.restartAndSettle()
+			f.checkBound("c", "v")
+			f.deleteClaim("c")
+			if phase := f.volume("v").Phase; phase != "Released" {
+				t.Errorf("phase of the volume: got %s, want Released", phase)
 			}
-			w.apply(newClaim("c", "1Gi", ""), newVolume("another", "1Gi", ""))
-			w.bound("c", "v")
+			f.apply(newClaim("c", "1Gi", ""), newVolume("another", "1Gi", ""))
+			f.checkBound("c", "v")
 		})
 	}
 }
 
 // TestDefaultClass: the newest default class applies.
 func TestDefaultClass(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	for i, name := range []string{"a", "b"} {
 		class := newClass(name)
 		class.Annotations = map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}
 		class.CreationTimestamp = metav1.Unix(int64(i), 0)
-		w.add(class)
+		f.add(class)
 	}
 	c := newClaim("c", "1Gi", "")
 	c.Spec.StorageClassName = nil
-	w.apply(c, newClaim("static", "1Gi", ""))
-	w.bound("c", "pvc-uid-c")
-	if got := w.volume("pvc-uid-c").Class; got != "b" {
-		t.Errorf("class %q", got)
+	f.apply(c, newClaim("static", "1Gi", ""))
+	f.checkBound("c", "pvc-uid-c")
+	if got := f.volume("pvc-uid-c").Class; got != "b" {
+		t.Errorf("class of the volume: got %q, want b, the newest default class", got)
 	}
-	w.bound("static", "")
+	f.checkBound("static", "")
 }
 
-// TestTwoClaims: of two claims, the first one gets the volume, and keeps it when an older claim or
-// one that names the volume is added.
+// TestTwoClaims: if several claims match a volume, the first by name gets it. It keeps the volume when
+// a claim is added that is first by name and names the volume.
 func TestTwoClaims(t *testing.T) {
 	for _, name := range []string{"", "v"} {
-		w := newWorld(t)
-		w.objects.Volumes["v"] = newVolume("v", "1Gi", "")
+		f := newFixture(t)
+		f.objects.Volumes["v"] = newVolume("v", "1Gi", "")
 		for _, c := range []string{"b", "c", "d"} {
 			claim := newClaim(c, "1Gi", "")
 			claim.Spec.VolumeName = name
-			w.objects.Claims[named(c)] = claim
+			f.objects.Claims[named(c)] = claim
 		}
-		w.update()
-		w.settle()
-		w.bound("b", "v")
-		w.bound("c", "")
-		older := newClaim("a", "1Gi", "")
-		older.Spec.VolumeName = "v"
-		w.apply(older)
-		w.restartAndSettle()
-		w.bound("b", "v")
-		w.bound("a", "")
-		w.says(w.claim("a").Message, "default/b", "name another")
+		f.update()
+		f.settle()
+		f.checkBound("b", "v")
+		f.checkBound("c", "")
+		later := newClaim("a", "1Gi", "")
+		later.Spec.VolumeName = "v"
+		f.apply(later)
+		f.restartAndSettle()
+		f.checkBound("b", "v")
+		f.checkBound("a", "")
+		f.checkMessage(f.claim("a").Message, "default/b", "name another")
 	}
 }
 
 func TestProvision(t *testing.T) {
-	w := newWorld(t)
-	w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-	if c := w.claim("c"); c.Phase != "Pending" || !strings.Contains(c.Message, "being provisioned") {
-		t.Errorf("%+v", c)
+	f := newFixture(t)
+	f.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
+	if c := f.claim("c"); c.Phase != "Pending" || !strings.Contains(c.Message, "being provisioned") {
+		t.Errorf("claim during the provisioning: got %+v", c)
 	}
-	w.settle()
-	w.bound("c", "pvc-uid-c")
-	if c := w.claim("c"); c.Phase != "Bound" || c.Capacity != "1Gi" || c.Message != "" {
-		t.Errorf("%+v", c)
+	f.settle()
+	f.checkBound("c", "pvc-uid-c")
+	if c := f.claim("c"); c.Phase != "Bound" || c.Capacity != "1Gi" || c.Message != "" {
+		t.Errorf("claim after the provisioning: got %+v", c)
 	}
-	if v := w.volume("pvc-uid-c"); v.Phase != "Bound" || v.Claim != "default/c" || v.ReclaimPolicy != "Delete" {
-		t.Errorf("%+v", v)
+	if v := f.volume("pvc-uid-c"); v.Phase != "Bound" || v.Claim != "default/c" || v.ReclaimPolicy != "Delete" {
+		t.Errorf("volume after the provisioning: got %+v", v)
 	}
-	w.deleteClaim("c")
-	w.checkEmpty()
-	if w.claim("c") != (claim.ClaimStatus{}) || w.volume("pvc-uid-c") != (claim.VolumeStatus{}) {
-		t.Errorf("removed, but in the status: %s", w.status())
+	f.deleteClaim("c")
+	f.checkEmpty()
+	if f.claim("c") != (claim.ClaimStatus{}) || f.volume("pvc-uid-c") != (claim.VolumeStatus{}) {
+		t.Errorf("the status still contains the removed claim or its volume: %s", f.status())
 	}
-	if _, _, err := w.life.controller.Volume(named("c")); !errors.Is(err, plugins.ErrNotFound) {
-		t.Errorf("missing claim: %v", err)
+	if _, _, err := f.manager.controller.Volume(named("c")); !errors.Is(err, plugins.ErrNotFound) {
+		t.Errorf("missing claim: got error %v, want %v", err, plugins.ErrNotFound)
 	}
 }
 
 // TestProvisionFails: a certain failure leaves no record and is reported.
 func TestProvisionFails(t *testing.T) {
-	w := newWorld(t)
-	w.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
+	f := newFixture(t)
+	f.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
 	other := newClass("other")
 	other.Provisioner = "unknown.test"
-	w.add(newClass("fast"), other, newClaim("c", "1Gi", "fast"), newClaim("d", "1Gi", "other"))
-	w.wait()
-	again := w.sync()
+	f.add(newClass("fast"), other, newClaim("c", "1Gi", "fast"), newClaim("d", "1Gi", "other"))
+	f.wait()
+	again := f.sync()
 	if again.IsZero() {
-		t.Error("Sync returned no time for the retry")
+		t.Error("Sync returned a zero time, want the time of the retry")
 	}
-	w.says(w.claim("c").Message, "no room")
-	w.says(w.claim("d").Message, "unknown.test", "no volume plugin")
-	if claims := w.life.store.Claims(); len(claims) > 0 {
-		t.Errorf("recorded: %v", claims)
+	f.checkMessage(f.claim("c").Message, "no room")
+	f.checkMessage(f.claim("d").Message, "unknown.test", "no volume plugin")
+	if claims := f.manager.store.Claims(); len(claims) > 0 {
+		t.Errorf("recorded claims: got %v, want none", claims)
 	}
-	w.driver.fails = nil
+	f.driver.fails = nil
 	// A changed class ends the back-off.
 	changed := newClass("fast")
 	changed.Parameters = map[string]string{"pool": "other"}
-	w.add(changed)
-	w.wait()
-	w.sync()
-	w.bound("c", "pvc-uid-c")
+	f.add(changed)
+	f.wait()
+	f.sync()
+	f.checkBound("c", "pvc-uid-c")
 }
 
-// TestUncertain: a claim that is removed while its volume may exist is cleaned up, also if the
-// manager was killed and the driver was not registered meanwhile.
+// TestUncertain: if a claim is removed while its volume may exist, the claim and a created volume are
+// deleted, even if the manager is killed and the driver is not registered in the meantime.
 func TestUncertain(t *testing.T) {
 	uncertain := &plugins.UncertainError{Err: errors.New("timeout")}
 	for name, results := range map[string][]result{
@@ -263,85 +264,84 @@ func TestUncertain(t *testing.T) {
 		"refused":     {{skip: true, err: uncertain}, {skip: true, err: &plugins.RefusedError{Err: errors.New("too large")}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.driver.fails = func(string) (r result) {
+			f := newFixture(t)
+			f.driver.fails = func(string) (r result) {
 				if len(results) > 0 {
 					r, results = results[0], results[1:]
 				}
 				return r
 			}
-			w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-			w.wait()
-			w.removeClaim("c")
-			w.restart()
-			w.says(w.claim("c").Message, "may have been created")
-			w.settle()
+			f.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
+			f.wait()
+			f.removeClaim("c")
+			f.restart()
+			f.checkMessage(f.claim("c").Message, "may have been created")
+			f.settle()
 			if len(results) > 0 {
-				t.Errorf("not called: %v", results)
+				t.Errorf("%d expected calls were not made", len(results))
 			}
-			w.checkEmpty()
+			f.checkEmpty()
 		})
 	}
 }
 
-// TestOtherProvisioner: a volume that one driver may have created is not requested from another
-// driver, which has no record of it.
+// TestOtherProvisioner: while one driver may have created a claim's volume, no other driver is called.
 func TestOtherProvisioner(t *testing.T) {
-	w := newWorld(t)
-	w.add(newClass("fast"))
-	w.driver.fails = func(string) result {
-		w.kill()
+	f := newFixture(t)
+	f.add(newClass("fast"))
+	f.driver.fails = func(string) result {
+		f.kill()
 		return result{err: errKilled}
 	}
-	w.apply(newClaim("c", "1Gi", "fast"))
-	w.driver.fails = nil
+	f.apply(newClaim("c", "1Gi", "fast"))
+	f.driver.fails = nil
 	other := newClass("fast")
 	other.Provisioner = otherDriver
-	w.add(other)
-	w.restartAndSettle()
-	w.bound("c", "")
-	w.says(w.claim("c").Message, "may have been created by "+driverName, otherDriver, "set it back")
-	w.deleteClaim("c")
-	if len(w.life.store.Claims()) != 1 {
-		t.Errorf("the claim was removed: %s", w.status())
+	f.add(other)
+	f.restartAndSettle()
+	f.checkBound("c", "")
+	f.checkMessage(f.claim("c").Message, "may have been created by "+driverName, otherDriver, "set it back")
+	f.deleteClaim("c")
+	if len(f.manager.store.Claims()) != 1 {
+		t.Errorf("the record of the claim was removed although its volume may exist: %s", f.status())
 	}
-	w.apply(newClass("fast"))
-	w.checkEmpty()
+	f.apply(newClass("fast"))
+	f.checkEmpty()
 }
 
-// TestUncertainEdit: while the volume may exist, a larger request applies later, a smaller one at
-// once.
+// TestUncertainEdit: if the claim's request is edited while its volume may exist, CreateVolume is
+// repeated with the earlier size if the new one is larger, and with the new size if it is smaller.
 func TestUncertainEdit(t *testing.T) {
 	for size, requested := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
-		w := newWorld(t)
-		w.driver.fails = func(string) result {
+		f := newFixture(t)
+		f.driver.fails = func(string) result {
 			return result{skip: true, err: &plugins.UncertainError{Err: errors.New("timeout")}}
 		}
-		w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-		w.wait()
-		w.driver.fails = nil
-		w.apply(newClaim("c", size, "fast"))
-		w.bound("c", "pvc-uid-c")
-		if got := w.driver.requests[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(requested)) != 0 {
-			t.Errorf("requested %s", got)
+		f.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
+		f.wait()
+		f.driver.fails = nil
+		f.apply(newClaim("c", size, "fast"))
+		f.checkBound("c", "pvc-uid-c")
+		if got := f.driver.requests[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(requested)) != 0 {
+			t.Errorf("claim edited to %s: got a request of %s, want %s", size, got, requested)
 		}
-		if c := w.claim("c"); c.Capacity != size {
-			t.Errorf("%+v", c)
+		if c := f.claim("c"); c.Capacity != size {
+			t.Errorf("got claim %+v, want capacity %s", c, size)
 		}
 	}
 }
 
 func TestWaitForFirstConsumer(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	late := newClass("late")
 	late.VolumeBindingMode = new(storagev1.VolumeBindingWaitForFirstConsumer)
-	w.apply(late, newVolume("v", "1Gi", "late"), newClaim("c", "1Gi", "late"), newClaim("d", "1Gi", "late"))
-	w.bound("c", "")
-	w.says(w.claim("c").Message, "first pod")
-	w.apply(newPod("p", "d"))
-	w.bound("d", "v")
-	w.apply(newPod("p", "c", "d"))
-	w.bound("c", "pvc-uid-c")
+	f.apply(late, newVolume("v", "1Gi", "late"), newClaim("c", "1Gi", "late"), newClaim("d", "1Gi", "late"))
+	f.checkBound("c", "")
+	f.checkMessage(f.claim("c").Message, "first pod")
+	f.apply(newPod("p", "d"))
+	f.checkBound("d", "v")
+	f.apply(newPod("p", "c", "d"))
+	f.checkBound("c", "pvc-uid-c")
 }
 
 func ephemeralPod(name, uid string) *corev1.Pod {
@@ -355,343 +355,344 @@ func ephemeralPod(name, uid string) *corev1.Pod {
 // TestEphemeral: the claim of a generic ephemeral volume exists as long as its pod, and belongs to
 // this pod only.
 func TestEphemeral(t *testing.T) {
-	w := newWorld(t)
-	w.apply(newClass("fast"), ephemeralPod("p", "1"))
-	c, v, err := w.life.controller.Volume(named("p-scratch"))
-	if err != nil || !metav1.IsControlledBy(c, w.objects.Pods[named("p")]) {
-		t.Fatalf("%+v, %v", c, err)
+	f := newFixture(t)
+	f.apply(newClass("fast"), ephemeralPod("p", "1"))
+	c, v, err := f.manager.controller.Volume(named("p-scratch"))
+	if err != nil || !metav1.IsControlledBy(c, f.objects.Pods[named("p")]) {
+		t.Fatalf("got claim %+v, error %v; want a claim that the pod controls", c, err)
 	}
-	w.use(v.Name, true)
-	w.apply(ephemeralPod("p", "2"))
-	w.bound("p-scratch", "")
-	w.says(w.claim("p-scratch").Message, "earlier claim", "in use")
-	w.use(v.Name, false)
-	w.settle()
-	if _, now, err := w.life.controller.Volume(named("p-scratch")); err != nil || now.Name == v.Name {
-		t.Errorf("volume of the new pod: %v, %v", now, err)
+	f.setInUse(v.Name, true)
+	f.apply(ephemeralPod("p", "2"))
+	f.checkBound("p-scratch", "")
+	f.checkMessage(f.claim("p-scratch").Message, "earlier claim", "in use")
+	f.setInUse(v.Name, false)
+	f.settle()
+	if _, now, err := f.manager.controller.Volume(named("p-scratch")); err != nil || now.Name == v.Name {
+		t.Errorf("volume of the new pod: got %v, error %v; want a new volume", now, err)
 	}
-	w.removePod("p")
-	w.settle()
-	w.checkEmpty()
+	f.removePod("p")
+	f.settle()
+	f.checkEmpty()
 
-	w.apply(newClaim("p-scratch", "1Gi", "fast"), ephemeralPod("p", "3"))
-	w.bound("p-scratch", "pvc-uid-p-scratch")
-	if events := w.events.List(); !slices.ContainsFunc(events, func(e event.Event) bool {
+	f.apply(newClaim("p-scratch", "1Gi", "fast"), ephemeralPod("p", "3"))
+	f.checkBound("p-scratch", "pvc-uid-p-scratch")
+	if events := f.events.List(); !slices.ContainsFunc(events, func(e event.Event) bool {
 		return e.Warning && e.Object == "pod default/p" && strings.Contains(e.Message, "rename")
 	}) {
-		t.Errorf("no event of the conflict: %+v", events)
+		t.Errorf("got events %+v, want a warning about the conflict of claim names", events)
 	}
 }
 
-// TestOtherUID: setting a UID in a manifest, as kubectl does, does not remove the claim.
+// TestOtherUID: a UID that is added to a claim's manifest does not remove the existing claim. The
+// output of kubectl contains UIDs.
 func TestOtherUID(t *testing.T) {
-	w := newWorld(t)
-	w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
+	f := newFixture(t)
+	f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
 	c := newClaim("c", "1Gi", "fast")
 	c.UID = "other"
-	w.apply(c)
-	w.bound("c", "")
-	w.says(w.claim("c").Message, "metadata.uid", "set it back")
-	if w.driver.volumes["pvc-uid-c"] == nil {
-		t.Fatal("its volume was deleted")
+	f.apply(c)
+	f.checkBound("c", "")
+	f.checkMessage(f.claim("c").Message, "metadata.uid", "set the UID back")
+	if f.driver.volumes["pvc-uid-c"] == nil {
+		t.Fatal("the volume of the existing claim was deleted")
 	}
-	w.apply(newClaim("c", "1Gi", "fast"))
-	w.bound("c", "pvc-uid-c")
-	w.deleteClaim("c")
-	w.apply(c)
-	w.bound("c", "pvc-other")
+	f.apply(newClaim("c", "1Gi", "fast"))
+	f.checkBound("c", "pvc-uid-c")
+	f.deleteClaim("c")
+	f.apply(c)
+	f.checkBound("c", "pvc-other")
 }
 
 // TestProtected: a removed claim stays while a pod of the manifests uses it, while its volume is in
 // use, and until every manifest was read.
 func TestProtected(t *testing.T) {
-	w := newWorld(t)
-	w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"), newPod("p", "c"))
-	w.use("pvc-uid-c", true)
-	w.deleteClaim("c")
-	w.bound("c", "pvc-uid-c")
-	w.says(w.claim("c").Message, "default/p", "remove the pod")
-	w.removePod("p")
-	w.settle()
-	if w.claim("c").Phase != "Terminating" || len(w.driver.volumes) != 1 {
-		t.Errorf("in use: %s", w.status())
+	f := newFixture(t)
+	f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"), newPod("p", "c"))
+	f.setInUse("pvc-uid-c", true)
+	f.deleteClaim("c")
+	f.checkBound("c", "pvc-uid-c")
+	f.checkMessage(f.claim("c").Message, "default/p", "remove the pod")
+	f.removePod("p")
+	f.settle()
+	if f.claim("c").Phase != "Terminating" || len(f.driver.volumes) != 1 {
+		t.Errorf("while the volume is in use: got %s, want the claim Terminating, and the volume in the driver", f.status())
 	}
-	w.objects.Complete = false
-	w.use("pvc-uid-c", false)
-	w.restartAndSettle()
-	if len(w.driver.volumes) != 1 {
-		t.Errorf("deleted before all manifests were read: %s", w.status())
+	f.objects.Complete = false
+	f.setInUse("pvc-uid-c", false)
+	f.restartAndSettle()
+	if len(f.driver.volumes) != 1 {
+		t.Errorf("deleted before all manifests were read: %s", f.status())
 	}
 	// A claim that is added again is the same claim.
-	w.objects.Complete = true
-	w.apply(newClaim("c", "1Gi", "fast"))
-	w.bound("c", "pvc-uid-c")
-	w.deleteClaim("c")
-	w.checkEmpty()
+	f.objects.Complete = true
+	f.apply(newClaim("c", "1Gi", "fast"))
+	f.checkBound("c", "pvc-uid-c")
+	f.deleteClaim("c")
+	f.checkEmpty()
 }
 
 // TestAddedAgain: a claim that is added again after the deletion of its volume has begun is a new
 // claim.
 func TestAddedAgain(t *testing.T) {
-	w := newWorld(t)
-	w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
-	first := w.driver.volumes["pvc-uid-c"]
-	w.driver.fails = func(call string) result { return result{skip: call == "Delete", err: errors.New("busy")} }
-	w.removeClaim("c")
+	f := newFixture(t)
+	f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
+	first := f.driver.volumes["pvc-uid-c"]
+	f.driver.fails = func(call string) result { return result{skip: call == "Delete", err: errors.New("busy")} }
+	f.removeClaim("c")
 	for range 3 {
-		w.wait()
-		w.sync()
+		f.wait()
+		f.sync()
 	}
-	if v := w.volume("pvc-uid-c"); v.Phase != "Failed" || !strings.Contains(v.Message, "busy") {
-		t.Errorf("%+v", v)
+	if v := f.volume("pvc-uid-c"); v.Phase != "Failed" || !strings.Contains(v.Message, "busy") {
+		t.Errorf("volume after failed deletions: got %+v, want phase Failed and the error", v)
 	}
-	w.add(newClaim("c", "1Gi", "fast"))
-	w.restart()
-	w.says(w.claim("c").Message, "waits until volume pvc-uid-c of an earlier claim with this UID")
-	w.wait() // for the failing call
-	w.driver.fails = nil
-	w.settle()
-	w.bound("c", "pvc-uid-c")
-	if first.deletes != 1 || w.driver.volumes["pvc-uid-c"] == first {
-		t.Errorf("deleted %d times", first.deletes)
+	f.add(newClaim("c", "1Gi", "fast"))
+	f.restart()
+	f.checkMessage(f.claim("c").Message, "waits until volume pvc-uid-c of an earlier claim with this UID")
+	f.wait() // until the failing call has ended
+	f.driver.fails = nil
+	f.settle()
+	f.checkBound("c", "pvc-uid-c")
+	if first.deletes != 1 || f.driver.volumes["pvc-uid-c"] == first {
+		t.Errorf("the first volume was deleted %d times, want once, and replaced with a new one", first.deletes)
 	}
 }
 
-// TestRetain: a retained volume is bound to its claim again, or to another one that its manifest
-// names.
+// TestRetain: a retained volume is bound to its earlier claim again, or to another claim that the
+// volume's manifest names.
 func TestRetain(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	keep := newClass("keep")
 	keep.ReclaimPolicy = new(corev1.PersistentVolumeReclaimRetain)
-	w.apply(keep, newClaim("c", "1Gi", "keep"))
+	f.apply(keep, newClaim("c", "1Gi", "keep"))
 	for range 2 {
-		w.deleteClaim("c")
-		w.restartAndSettle()
-		if v := w.volume("pvc-uid-c"); v.Phase != "Released" || len(w.driver.volumes) != 1 {
-			t.Errorf("%+v", v)
+		f.deleteClaim("c")
+		f.restartAndSettle()
+		if v := f.volume("pvc-uid-c"); v.Phase != "Released" || len(f.driver.volumes) != 1 {
+			t.Errorf("volume without its claim: got %+v, %d volumes in the driver; want it Released and in the driver", v, len(f.driver.volumes))
 		}
-		w.apply(newClaim("c", "1Gi", "keep"))
-		w.bound("c", "pvc-uid-c")
+		f.apply(newClaim("c", "1Gi", "keep"))
+		f.checkBound("c", "pvc-uid-c")
 	}
-	w.deleteClaim("c")
+	f.deleteClaim("c")
 	other := newClaim("other", "1Gi", "keep")
 	other.Spec.VolumeName = "pvc-uid-c"
-	w.apply(other)
-	w.bound("other", "")
-	record, err := w.life.store.Volume("pvc-uid-c")
+	f.apply(other)
+	f.checkBound("other", "")
+	record, err := f.manager.store.Volume("pvc-uid-c")
 	if err != nil {
 		t.Fatal(err)
 	}
-	given := record.DeepCopy()
-	given.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "other"}
-	w.apply(given)
-	w.bound("other", "pvc-uid-c")
+	declared := record.DeepCopy()
+	declared.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "other"}
+	f.apply(declared)
+	f.checkBound("other", "pvc-uid-c")
 }
 
-// TestStaticDelete: a deleted volume that a manifest still declares is not free.
+// TestStaticDelete: a deleted volume that a manifest still declares is not bound to another claim.
 func TestStaticDelete(t *testing.T) {
-	w := newWorld(t)
-	w.driver.volumes["v"] = &backing{size: resource.MustParse("1Gi")}
-	w.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
-	w.bound("c", "v")
-	w.deleteClaim("c")
-	if len(w.driver.volumes) > 0 {
-		t.Errorf("not deleted: %s", w.status())
+	f := newFixture(t)
+	f.driver.volumes["v"] = &driverVolume{size: resource.MustParse("1Gi")}
+	f.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
+	f.checkBound("c", "v")
+	f.deleteClaim("c")
+	if len(f.driver.volumes) > 0 {
+		t.Errorf("the driver's volume was not deleted: %s", f.status())
 	}
-	w.apply(newClaim("d", "1Gi", ""), newClaim("c", "1Gi", ""))
-	w.restartAndSettle()
-	w.bound("c", "")
-	w.bound("d", "")
-	w.says(w.volume("v").Message, "remove its manifest")
-	w.removeVolume()
-	w.settle()
-	if len(w.life.store.Volumes()) > 0 {
-		t.Errorf("not removed: %s", w.status())
+	f.apply(newClaim("d", "1Gi", ""), newClaim("c", "1Gi", ""))
+	f.restartAndSettle()
+	f.checkBound("c", "")
+	f.checkBound("d", "")
+	f.checkMessage(f.volume("v").Message, "remove its manifest")
+	f.removeVolume()
+	f.settle()
+	if len(f.manager.store.Volumes()) > 0 {
+		t.Errorf("the record of the volume was not removed: %s", f.status())
 	}
-	w.apply(newVolume("v", "1Gi", ""))
-	w.bound("c", "v")
+	f.apply(newVolume("v", "1Gi", ""))
+	f.checkBound("c", "v")
 }
 
 // TestPolicyChanged: if the policy is changed to Retain after deletion has begun, the remaining data
-// is kept, also without the manifest.
+// is kept, even after the volume's manifest is removed.
 func TestPolicyChanged(t *testing.T) {
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle} {
-		w := newWorld(t)
-		w.driver.volumes["v"] = &backing{retain: true}
-		w.apply(withPolicy(newVolume("v", "1Gi", ""), policy), newClaim("c", "1Gi", ""))
-		w.bound("c", "v")
-		w.driver.fails = func(string) result { // killed before the call
-			w.kill()
+		f := newFixture(t)
+		f.driver.volumes["v"] = &driverVolume{retain: true}
+		f.apply(withPolicy(newVolume("v", "1Gi", ""), policy), newClaim("c", "1Gi", ""))
+		f.checkBound("c", "v")
+		f.driver.fails = func(string) result { // killed before the call
+			f.kill()
 			return result{skip: true, err: errKilled}
 		}
-		w.deleteClaim("c")
-		w.driver.fails = nil
-		w.add(newVolume("v", "1Gi", ""))
-		w.restartAndSettle()
-		w.says(w.volume("v").Message, "was changed to Retain", "the remaining data is kept")
-		w.removeVolume()
-		w.settle()
-		if v := w.driver.volumes["v"]; v == nil || v.scrubs > 0 || len(w.life.store.Volumes()) > 0 {
-			t.Errorf("%s: the driver has %+v, %s", policy, v, w.status())
+		f.deleteClaim("c")
+		f.driver.fails = nil
+		f.add(newVolume("v", "1Gi", ""))
+		f.restartAndSettle()
+		f.checkMessage(f.volume("v").Message, "was changed to Retain", "the remaining data is kept")
+		f.removeVolume()
+		f.settle()
+		if v := f.driver.volumes["v"]; v == nil || v.scrubs > 0 || len(f.manager.store.Volumes()) > 0 {
+			t.Errorf("policy changed from %s: got driver volume %+v, records %s; want the volume unchanged and no records", policy, v, f.status())
 		}
 	}
 }
 
-// TestDuplicate: of two PersistentVolumes of one volume, the release of one does not delete the data
-// while the other is bound.
+// TestDuplicate: if two PersistentVolumes have the same source, the release of one does not delete the
+// data while the other is bound.
 func TestDuplicate(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	duplicate := newVolume("duplicate", "1Gi", "b")
 	duplicate.Spec.CSI.VolumeHandle = "v"
-	w.driver.volumes["v"] = &backing{}
-	w.apply(withPolicy(newVolume("v", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete), duplicate, newClaim("c", "1Gi", "a"), newClaim("d", "1Gi", "b"))
-	w.deleteClaim("c")
-	w.restartAndSettle()
-	w.says(w.volume("v").Message, "duplicate", "claim default/d")
-	w.bound("d", "duplicate")
-	if w.driver.volumes["v"] == nil {
+	f.driver.volumes["v"] = &driverVolume{}
+	f.apply(withPolicy(newVolume("v", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete), duplicate, newClaim("c", "1Gi", "a"), newClaim("d", "1Gi", "b"))
+	f.deleteClaim("c")
+	f.restartAndSettle()
+	f.checkMessage(f.volume("v").Message, "duplicate", "claim default/d")
+	f.checkBound("d", "duplicate")
+	if f.driver.volumes["v"] == nil {
 		t.Error("a bound volume was deleted")
 	}
-	w.deleteClaim("d")
-	if w.driver.volumes["v"] != nil {
-		t.Errorf("not deleted: %s", w.status())
+	f.deleteClaim("d")
+	if f.driver.volumes["v"] != nil {
+		t.Errorf("the driver's volume was not deleted after both releases: %s", f.status())
 	}
 }
 
 func TestRecycle(t *testing.T) {
-	w := newWorld(t)
-	w.driver.volumes["v"] = &backing{}
-	w.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle), newClaim("c", "1Gi", ""))
-	w.apply(newClaim("d", "1Gi", ""))
-	w.bound("d", "")
-	w.deleteClaim("c")
-	w.bound("d", "v")
-	if w.driver.volumes["v"].scrubs != 1 {
-		t.Errorf("scrubbed %d times", w.driver.volumes["v"].scrubs)
+	f := newFixture(t)
+	f.driver.volumes["v"] = &driverVolume{}
+	f.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle), newClaim("c", "1Gi", ""))
+	f.apply(newClaim("d", "1Gi", ""))
+	f.checkBound("d", "")
+	f.deleteClaim("c")
+	f.checkBound("d", "v")
+	if f.driver.volumes["v"].scrubs != 1 {
+		t.Errorf("the volume was scrubbed %d times, want once", f.driver.volumes["v"].scrubs)
 	}
 }
 
 // TestUnsupportedPolicy: a policy that the plugin does not support is reported and not applied.
 func TestUnsupportedPolicy(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	v := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle)
 	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
-	w.apply(v, newClaim("c", "1Gi", ""))
-	w.bound("c", "v")
-	w.deleteClaim("c")
-	if v := w.volume("v"); v.Phase != "Failed" || v.Message == "" {
-		t.Errorf("%+v", v)
+	f.apply(v, newClaim("c", "1Gi", ""))
+	f.checkBound("c", "v")
+	f.deleteClaim("c")
+	if v := f.volume("v"); v.Phase != "Failed" || v.Message == "" {
+		t.Errorf("got volume %+v, want phase Failed and a message", v)
 	}
 }
 
 // TestLost: a claim is lost while its volume's manifest is missing. The volume is not changed, and
 // Volume still returns it for pods that have it mounted.
 func TestLost(t *testing.T) {
-	w := newWorld(t)
-	w.driver.volumes["v"] = &backing{}
+	f := newFixture(t)
+	f.driver.volumes["v"] = &driverVolume{}
 	v := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete)
-	w.apply(v, newClaim("c", "1Gi", ""))
-	w.objects.Complete = false
-	w.removeVolume()
-	w.settle()
-	w.bound("c", "v")
-	w.objects.Complete = true
-	w.update()
-	w.settle()
-	if c := w.claim("c"); c.Phase != "Lost" {
-		t.Errorf("%+v", c)
+	f.apply(v, newClaim("c", "1Gi", ""))
+	f.objects.Complete = false
+	f.removeVolume()
+	f.settle()
+	f.checkBound("c", "v")
+	f.objects.Complete = true
+	f.update()
+	f.settle()
+	if c := f.claim("c"); c.Phase != "Lost" {
+		t.Errorf("got claim %+v, want phase Lost", c)
 	}
-	if _, was, err := w.life.controller.Volume(named("c")); err == nil || was == nil || was.Name != "v" {
-		t.Errorf("volume of a lost claim: %v, %v", was, err)
+	if _, was, err := f.manager.controller.Volume(named("c")); err == nil || was == nil || was.Name != "v" {
+		t.Errorf("volume of a lost claim: got %v, error %v; want v and an error", was, err)
 	}
-	w.apply(v)
-	w.bound("c", "v")
-	w.removeVolume()
-	w.deleteClaim("c")
-	if len(w.driver.volumes) != 1 || len(w.life.store.Volumes())+len(w.life.store.Claims()) > 0 {
-		t.Errorf("%v, %s", w.driver.volumes, w.status())
+	f.apply(v)
+	f.checkBound("c", "v")
+	f.removeVolume()
+	f.deleteClaim("c")
+	if len(f.driver.volumes) != 1 || len(f.manager.store.Volumes())+len(f.manager.store.Claims()) > 0 {
+		t.Errorf("got volumes of the driver %v, records %s; want the volume kept and no records", f.driver.volumes, f.status())
 	}
 }
 
 // TestEdited: the source of a bound volume does not change.
 func TestEdited(t *testing.T) {
-	w := newWorld(t)
-	w.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
+	f := newFixture(t)
+	f.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
 	other := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete)
 	other.Spec.CSI.VolumeHandle = "other"
-	w.driver.volumes["other"] = &backing{}
+	f.driver.volumes["other"] = &driverVolume{}
 	moved := newClaim("c", "1Gi", "elsewhere")
-	w.apply(other, moved)
-	if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Spec.CSI.VolumeHandle != "v" {
-		t.Errorf("%v, %v", v, err)
+	f.apply(other, moved)
+	if _, v, err := f.manager.controller.Volume(named("c")); err != nil || v.Spec.CSI.VolumeHandle != "v" {
+		t.Errorf("got volume %v, error %v; want the handle v", v, err)
 	}
-	w.says(w.volume("v").Message, "change it back")
-	w.says(w.claim("c").Message, "storageClassName", "change it back")
-	w.deleteClaim("c")
-	if w.driver.volumes["other"] == nil {
-		t.Error("another volume was deleted")
+	f.checkMessage(f.volume("v").Message, "change the source back")
+	f.checkMessage(f.claim("c").Message, "storageClassName", "change it back")
+	f.deleteClaim("c")
+	if f.driver.volumes["other"] == nil {
+		t.Error("the volume of the changed source was deleted")
 	}
 }
 
 func TestExpand(t *testing.T) {
 	for _, node := range []bool{false, true} {
-		w := newWorld(t)
-		w.driver.node = node
-		w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
-		w.apply(newClaim("c", "2Gi", "fast"))
-		_, v, err := w.life.controller.Volume(named("c"))
+		f := newFixture(t)
+		f.driver.node = node
+		f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
+		f.apply(newClaim("c", "2Gi", "fast"))
+		_, v, err := f.manager.controller.Volume(named("c"))
 		if err != nil || v.Spec.Capacity.Storage().String() != "2Gi" || (v.Annotations[plugins.NodeExpandAnnotation] == "true") != node {
-			t.Errorf("%v, %v", v, err)
+			t.Errorf("after the expansion by the driver: got volume %v, error %v; want capacity 2Gi, node expansion needed %t", v, err, node)
 		}
 		if node {
-			if c := w.claim("c"); c.Capacity != "1Gi" || c.Phase != "Bound" {
-				t.Errorf("before the expansion on the node: %+v", c)
+			if c := f.claim("c"); c.Capacity != "1Gi" || c.Phase != "Bound" {
+				t.Errorf("before the expansion on the node: got claim %+v, want it Bound with 1Gi", c)
 			}
-			w.restart()
-			w.life.controller.NodeExpanded("pvc-uid-c", resource.MustParse("1Gi"))
-			w.settle()
-			if w.claim("c").Capacity != "1Gi" {
-				t.Error("expanded although the node reported less")
+			f.restart()
+			f.manager.controller.NodeExpanded("pvc-uid-c", resource.MustParse("1Gi"))
+			f.settle()
+			if f.claim("c").Capacity != "1Gi" {
+				t.Error("the claim's capacity has changed although the node reported only 1Gi")
 			}
-			w.life.controller.NodeExpanded("pvc-uid-c", resource.MustParse("2Gi"))
-			w.settle()
-			if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Annotations[plugins.NodeExpandAnnotation] != "" {
-				t.Errorf("%v, %v", v, err)
+			f.manager.controller.NodeExpanded("pvc-uid-c", resource.MustParse("2Gi"))
+			f.settle()
+			if _, v, err := f.manager.controller.Volume(named("c")); err != nil || v.Annotations[plugins.NodeExpandAnnotation] != "" {
+				t.Errorf("after the expansion on the node: got volume %v, error %v; want no annotation %s", v, err, plugins.NodeExpandAnnotation)
 			}
 		}
-		w.restart()
-		if c := w.claim("c"); c.Capacity != "2Gi" || c.Message != "" {
-			t.Errorf("%+v", c)
+		f.restart()
+		if c := f.claim("c"); c.Capacity != "2Gi" || c.Message != "" {
+			t.Errorf("got claim %+v, want capacity 2Gi and no message", c)
 		}
-		w.apply(newClaim("c", "1Gi", "fast"))
-		w.bound("c", "pvc-uid-c")
-		w.says(w.claim("c").Message, "less than the previous 2Gi", "set it back")
+		f.apply(newClaim("c", "1Gi", "fast"))
+		f.checkBound("c", "pvc-uid-c")
+		f.checkMessage(f.claim("c").Message, "less than the previous 2Gi", "set it back")
 	}
 }
 
 // TestNotExpanded: a failed expansion is reported, and the claim stays bound.
 func TestNotExpanded(t *testing.T) {
-	w := newWorld(t)
+	f := newFixture(t)
 	fixed := newClass("fixed")
 	fixed.AllowVolumeExpansion = nil
-	w.apply(fixed, newClass("fast"), newVolume("v", "1Gi", ""), newClaim("a", "1Gi", "fixed"), newClaim("b", "1Gi", ""), newClaim("c", "1Gi", "fast"))
-	w.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
-	w.add(newClaim("a", "2Gi", "fixed"), newClaim("b", "2Gi", ""), newClaim("c", "2Gi", "fast"))
-	w.wait()
-	w.sync()
-	w.says(w.claim("a").Message, "allowVolumeExpansion")
-	w.says(w.claim("b").Message, "allowVolumeExpansion")
-	w.says(w.claim("c").Message, "no room")
+	f.apply(fixed, newClass("fast"), newVolume("v", "1Gi", ""), newClaim("a", "1Gi", "fixed"), newClaim("b", "1Gi", ""), newClaim("c", "1Gi", "fast"))
+	f.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
+	f.add(newClaim("a", "2Gi", "fixed"), newClaim("b", "2Gi", ""), newClaim("c", "2Gi", "fast"))
+	f.wait()
+	f.sync()
+	f.checkMessage(f.claim("a").Message, "allowVolumeExpansion")
+	f.checkMessage(f.claim("b").Message, "allowVolumeExpansion")
+	f.checkMessage(f.claim("c").Message, "no room")
 	for _, name := range []string{"a", "b", "c"} {
-		if c := w.claim(name); c.Phase != "Bound" || c.Capacity != "1Gi" {
-			t.Errorf("%+v", c)
+		if c := f.claim(name); c.Phase != "Bound" || c.Capacity != "1Gi" {
+			t.Errorf("got claim %+v, want it Bound with 1Gi", c)
 		}
 	}
 }
 
 func TestSource(t *testing.T) {
-	w := newWorld(t)
-	w.objects.Snapshots = map[types.NamespacedName]*snapshotv1.VolumeSnapshot{
+	f := newFixture(t)
+	f.objects.Snapshots = map[types.NamespacedName]*snapshotv1.VolumeSnapshot{
 		named("s"): {Spec: snapshotv1.VolumeSnapshotSpec{Source: snapshotv1.VolumeSnapshotSource{VolumeSnapshotContentName: new("content")}}},
 		named("x"): {Spec: snapshotv1.VolumeSnapshotSpec{Source: snapshotv1.VolumeSnapshotSource{VolumeSnapshotContentName: new("content")}}},
 		named("y"): {Spec: snapshotv1.VolumeSnapshotSpec{Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: new("c")}}},
@@ -700,7 +701,7 @@ func TestSource(t *testing.T) {
 	content.Spec.Driver = driverName
 	content.Spec.VolumeSnapshotRef = corev1.ObjectReference{Namespace: "default", Name: "s"}
 	content.Spec.Source.SnapshotHandle = new("handle")
-	w.objects.SnapshotContents = map[string]*snapshotv1.VolumeSnapshotContent{"content": content}
+	f.objects.SnapshotContents = map[string]*snapshotv1.VolumeSnapshotContent{"content": content}
 
 	snapshot := func(name, of string) *corev1.PersistentVolumeClaim {
 		c := newClaim(name, "1Gi", "fast")
@@ -709,31 +710,31 @@ func TestSource(t *testing.T) {
 	}
 	copied := newClaim("copy", "1Gi", "fast")
 	copied.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "original"}
-	odd := newClaim("odd", "1Gi", "fast")
-	odd.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "p"}
-	w.apply(newClass("fast"), snapshot("a", "s"), snapshot("b", "x"), snapshot("c", "y"), snapshot("d", "z"), copied, odd)
-	w.bound("a", "pvc-uid-a")
-	w.says(w.claim("b").Message, "spec.volumeSnapshotRef")
-	w.says(w.claim("c").Message, "volumeSnapshotContentName")
-	w.says(w.claim("d").Message, "in no manifest")
-	w.says(w.claim("odd").Message, "Pod")
-	w.says(w.claim("copy").Message, "default/original")
-	if got := w.driver.requests[0].Source; got.SnapshotHandle != "handle" {
-		t.Errorf("%+v", got)
+	ofPod := newClaim("of-pod", "1Gi", "fast")
+	ofPod.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "p"}
+	f.apply(newClass("fast"), snapshot("a", "s"), snapshot("b", "x"), snapshot("c", "y"), snapshot("d", "z"), copied, ofPod)
+	f.checkBound("a", "pvc-uid-a")
+	f.checkMessage(f.claim("b").Message, "spec.volumeSnapshotRef")
+	f.checkMessage(f.claim("c").Message, "volumeSnapshotContentName")
+	f.checkMessage(f.claim("d").Message, "in no manifest")
+	f.checkMessage(f.claim("of-pod").Message, "Pod")
+	f.checkMessage(f.claim("copy").Message, "default/original")
+	if got := f.driver.requests[0].Source; got.SnapshotHandle != "handle" {
+		t.Errorf("source of the first call: got %+v, want snapshot handle", got)
 	}
-	w.apply(newClaim("original", "1Gi", "fast"))
-	w.bound("copy", "pvc-uid-copy")
-	last := w.driver.requests[len(w.driver.requests)-1]
+	f.apply(newClaim("original", "1Gi", "fast"))
+	f.checkBound("copy", "pvc-uid-copy")
+	last := f.driver.requests[len(f.driver.requests)-1]
 	if last.Source.Volume == nil || last.Source.Volume.Name != "pvc-uid-original" {
-		t.Errorf("%+v", last.Source)
+		t.Errorf("source of the last call: got %+v, want volume pvc-uid-original", last.Source)
 	}
 }
 
 // TestSourceRemoved: a volume is not deleted while it is being copied.
 func TestSourceRemoved(t *testing.T) {
-	w := newWorld(t)
-	w.apply(newClass("fast"), newClaim("original", "1Gi", "fast"))
-	w.driver.fails = func(call string) result {
+	f := newFixture(t)
+	f.apply(newClass("fast"), newClaim("original", "1Gi", "fast"))
+	f.driver.fails = func(call string) result {
 		if call != "Provision" {
 			return result{}
 		}
@@ -741,20 +742,20 @@ func TestSourceRemoved(t *testing.T) {
 	}
 	copied := newClaim("copy", "1Gi", "fast")
 	copied.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "original"}
-	w.add(copied)
-	w.wait()
-	w.removeClaim("original")
-	w.wait()
-	w.sync()
-	if w.driver.volumes["pvc-uid-original"] == nil {
-		t.Error("deleted while it was being copied")
+	f.add(copied)
+	f.wait()
+	f.removeClaim("original")
+	f.wait()
+	f.sync()
+	if f.driver.volumes["pvc-uid-original"] == nil {
+		t.Error("the source volume was deleted while it was being copied")
 	}
-	w.says(w.claim("original").Message, "claim default/copy")
-	w.driver.fails = nil
-	w.settle()
-	w.bound("copy", "pvc-uid-copy")
-	if w.driver.volumes["pvc-uid-original"] != nil {
-		t.Error("not deleted after the copy")
+	f.checkMessage(f.claim("original").Message, "claim default/copy")
+	f.driver.fails = nil
+	f.settle()
+	f.checkBound("copy", "pvc-uid-copy")
+	if f.driver.volumes["pvc-uid-original"] != nil {
+		t.Error("the source volume was not deleted after it had been copied")
 	}
 }
 
@@ -762,27 +763,27 @@ func TestSourceRemoved(t *testing.T) {
 func TestUnreadable(t *testing.T) {
 	for file, word := range map[string]string{"persistentvolumes/pvc-uid-c.json": "pvc-uid-c.json", "persistentvolumeclaims/default_c.json": "default_c.json"} {
 		for _, declared := range []bool{true, false} {
-			w := newWorld(t)
-			w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
-			w.stop()
-			if err := os.WriteFile(filepath.Join(w.dir, file), []byte("{"), 0o600); err != nil {
+			f := newFixture(t)
+			f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
+			f.stop()
+			if err := os.WriteFile(filepath.Join(f.dir, file), []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			if !declared {
-				delete(w.objects.Claims, named("c"))
+				delete(f.objects.Claims, named("c"))
 			}
-			w.broken = true
-			w.start()
-			w.settle()
-			w.bound("c", "")
-			if len(w.driver.volumes) != 1 {
-				t.Errorf("%s: deleted", file)
+			f.broken = true
+			f.start()
+			f.settle()
+			f.checkBound("c", "")
+			if len(f.driver.volumes) != 1 {
+				t.Errorf("%s is unreadable: the volume was deleted from the driver", file)
 			}
 			if declared {
-				w.says(w.claim("c").Message, word)
+				f.checkMessage(f.claim("c").Message, word)
 			}
-			if b, err := os.ReadFile(filepath.Join(w.dir, file)); err != nil || string(b) != "{" {
-				t.Errorf("%s: %q, %v", file, b, err)
+			if b, err := os.ReadFile(filepath.Join(f.dir, file)); err != nil || string(b) != "{" {
+				t.Errorf("content of %s: got %q, error %v; want it unchanged", file, b, err)
 			}
 		}
 	}

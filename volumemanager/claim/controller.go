@@ -8,11 +8,10 @@
 // Released before its claim is removed, and is removed after its data is deleted. So Sync needs
 // only the manifests and the store, and each operation checks the records again before it writes.
 //
-// A claim is identified by its UID, which is derived from its name unless the manifest sets it. So a
-// claim that is added again gets its volume back, unless deletion of the volume has begun. A
-// retained volume is bound to another claim if its manifest names that claim in spec.claimRef. A
-// volume that a manifest declares is available to any claim after that manifest was removed and
-// added again.
+// A claim is identified by its UID, which is derived from its name unless the manifest sets one. So a
+// claim that is added again gets its volume back, unless deletion of the volume has begun. A retained
+// volume is bound to another claim if the volume's manifest names that claim in spec.claimRef. If the
+// manifest of a volume is removed and added again, the volume is available to any claim.
 package claim
 
 import (
@@ -42,11 +41,11 @@ const (
 	provisionedBy = "pv.kubernetes.io/provisioned-by"
 	// storageProvisioner is Kubernetes' annotation for the provisioner of a claim's volume.
 	storageProvisioner = "volume.kubernetes.io/storage-provisioner"
-	// fromManifest marks the record of a volume that a manifest declares. The volume is lost after
-	// that manifest is removed.
+	// fromManifest marks the record of a volume that a manifest declares. If that manifest is
+	// removed, the claim of the volume is Lost.
 	fromManifest = "trivet.dev/manifest"
-	// reclaim marks a volume whose data is being deleted or scrubbed (reclaimBegun), or was
-	// deleted while a manifest still declares it (reclaimDone). Such a volume is not bound to a
+	// reclaim marks a volume whose data is being deleted or scrubbed (reclaimBegun), or was deleted
+	// although a manifest still declares the volume (reclaimDone). Such a volume is not bound to a
 	// claim.
 	reclaim      = "trivet.dev/reclaim"
 	reclaimBegun = "begun"
@@ -73,8 +72,8 @@ type Store interface {
 type Machine interface {
 	// Node returns the machine's name and labels as a Node.
 	Node() *corev1.Node
-	// InUse reports whether a volume is in use. The use begins before Controller.Volume returns the
-	// volume for a pod, and ends when no part of the volume is left on the machine.
+	// InUse reports whether a volume is in use. A volume is in use from before Controller.Volume
+	// returns it for a pod until no part of it is set up on the machine any more.
 	InUse(pvName string) bool
 }
 
@@ -86,11 +85,11 @@ type Controller struct {
 	events     *event.Recorder
 	machine    Machine
 
-	// syncing serializes Sync. Only Sync holds it, because Sync calls Machine's methods, which may
-	// block on other locks.
+	// syncing serializes Sync. No other method may lock it, because Sync calls Machine's methods,
+	// which may block on other locks.
 	syncing sync.Mutex
-	// records has a lock for each volume. An operation holds the lock from its last check of the
-	// records of the volume and its claim until its writes are done.
+	// records has a lock for each volume. An operation holds the lock while it checks the records of
+	// the volume and its claim for the last time and then writes them.
 	records keymutex.KeyMutex
 
 	// mu guards the fields below. It is never held during a blocking call.
@@ -98,8 +97,7 @@ type Controller struct {
 	objects  *manifest.Objects
 	view     view
 	expanded map[string]nodeSize
-	// releasing holds the claims that an operation is about to remove; their records may still
-	// exist.
+	// releasing holds the claims that an operation is removing; their records may still exist.
 	releasing map[types.NamespacedName]bool
 }
 
@@ -118,7 +116,7 @@ func New(store Store, plugins plugins.Registry, operations *operation.Executor, 
 	}
 }
 
-// Update replaces the manifests and calls Sync.
+// Update replaces the manifests and returns the result of Sync.
 func (c *Controller) Update(ctx context.Context, objects *manifest.Objects) (again time.Time) {
 	c.mu.Lock()
 	old := c.objects
@@ -169,9 +167,9 @@ func sameDependencies(a, b *manifest.Objects) bool {
 		reflect.DeepEqual(a.SnapshotContents, b.SnapshotContents)
 }
 
-// Sync checks all claims and volumes and starts the operations that are due. Call it when an
-// operation ends, when the use of a volume changes, and at the returned time unless that is zero.
-// It writes nothing itself and blocks only on Machine.
+// Sync checks all claims and volumes and starts the operations that are due. It must be called when
+// an operation ends, when a volume comes into use or goes out of use, and at the returned time unless
+// that is zero. Sync itself writes nothing and blocks only on Machine.
 func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	c.syncing.Lock()
 	defer c.syncing.Unlock()
@@ -197,10 +195,10 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	return p.again
 }
 
-// Volume returns a claim and the volume that it is bound to, as recorded in the store. The error
-// says why the claim has no volume and what to do. It wraps plugins.ErrNotFound if the claim does
-// not exist. If the claim has lost its volume, both the last known volume and an error are
-// returned. The returned objects are shared and must not be modified.
+// Volume returns a claim and the volume that the claim is bound to, as recorded in the store. The
+// error says why the claim has no volume and what to do. The error wraps plugins.ErrNotFound if the
+// claim does not exist. If the claim has lost its volume, Volume returns both the last known volume
+// and an error. The returned objects are shared and must not be modified.
 func (c *Controller) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,8 +213,8 @@ func (c *Controller) Volume(key types.NamespacedName) (*corev1.PersistentVolumeC
 	return o.claim, o.volume, err
 }
 
-// NodeExpanded reports the size of a volume's filesystem or device on the machine. An operation of
-// the next Sync records it.
+// NodeExpanded stores the size of a volume's filesystem or device on the machine in memory. The next
+// Sync starts an operation that records the end of the expansion.
 func (c *Controller) NodeExpanded(pvName string, size resource.Quantity) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,8 +230,8 @@ func (c *Controller) currentRecord(name string) *corev1.PersistentVolume {
 	return record
 }
 
-// nodeExpanded reports whether the size on the machine is at least the volume's capacity.
-func (c *Controller) nodeExpanded(v *volume) bool {
+// isExpandedOnNode reports whether the size on the machine is at least the volume's capacity.
+func (c *Controller) isExpandedOnNode(v *volume) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e, ok := c.expanded[v.Name]
@@ -332,8 +330,8 @@ func (c *Controller) publish(ctx context.Context, view view) {
 	}
 }
 
-// recordChange records an event if a condition has changed. It records none for a new object without
-// a message.
+// recordChange records an event if a condition has changed. A new object without a message causes no
+// event.
 func (c *Controller) recordChange(ctx context.Context, object, kind string, old, now condition) {
 	if now.message != old.message || old.phase != "" && now.phase != old.phase {
 		c.events.Record(ctx, event.Event{Warning: now.warning, Object: object, Reason: kind + now.phase, Message: cmp.Or(now.message, "it is "+now.phase)})
@@ -372,8 +370,8 @@ func (c *Controller) Status() (claims []ClaimStatus, volumes []VolumeStatus) {
 	return claims, volumes
 }
 
-// run starts an operation, unless one with the same object is running. During the back-off it
-// returns the error of the last attempt.
+// run starts an operation, unless one with the same object is running. During the back-off after a
+// failure, it returns the error of the last attempt.
 func (p *pass) run(object, name, pluginName string, do func(ctx context.Context) error) error {
 	err := p.c.operations.Run(object, operation.Operation{Name: name, Plugin: pluginName, Object: object, Do: do})
 	if errors.Is(err, operation.ErrPending) {
@@ -392,7 +390,8 @@ func (p *pass) pluginOf(v *volume) (plugins.VolumePlugin, error) {
 	return p.c.plugins.ForSpec(&plugins.Spec{PersistentVolume: v.PersistentVolume})
 }
 
-// pluginName returns the name of a volume's plugin for metrics and log, "" if there is none.
+// pluginName returns the name of a volume's plugin for metrics and logs; "" if no plugin supports the
+// volume.
 func (p *pass) pluginName(v *volume) string {
 	plugin, err := p.pluginOf(v)
 	if err != nil {

@@ -17,75 +17,75 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
-// settleAfterKill settles, and again after a restart if the process is killed.
-func (w *world) settleAfterKill() {
-	w.t.Helper()
-	w.settle()
-	if w.dead() {
-		w.restartAndSettle()
+// settleAfterKill settles. If the process is killed meanwhile, it starts a new one and settles again.
+func (f *fixture) settleAfterKill() {
+	f.t.Helper()
+	f.settle()
+	if f.dead() {
+		f.restartAndSettle()
 	}
 }
 
-// TestKilled: if the manager is killed before any write or call, the next one completes the
+// TestKilled: if the manager is killed before any write or call, the restarted manager completes the
 // lifecycle.
 func TestKilled(t *testing.T) {
 	for n := 1; ; n++ {
-		w := newWorld(t)
-		w.driver.node = true
-		w.driver.volumes["static"], w.driver.volumes["recycled"] = &backing{}, &backing{}
-		w.killAt(n)
-		w.lifecycle()
-		survived := w.killIn > 0
+		f := newFixture(t)
+		f.driver.node = true
+		f.driver.volumes["static"], f.driver.volumes["recycled"] = &driverVolume{}, &driverVolume{}
+		f.killAt(n)
+		f.lifecycle()
+		survived := f.killIn > 0
 		if t.Failed() {
-			t.Fatalf("killed before act %d: %s", n, w.status())
+			t.Fatalf("killed before write or call %d: %s", n, f.status())
 		}
 		if survived {
-			t.Logf("killed before each of %d acts", n-1)
+			t.Logf("killed before each of %d writes and calls", n-1)
 			break
 		}
 	}
 }
 
-// lifecycle binds, provisions, expands, deletes and scrubs, and checks each result.
-func (w *world) lifecycle() {
-	w.t.Helper()
-	w.add(newClass("fast"),
+// lifecycle binds, provisions, expands, deletes and scrubs volumes, and checks each result.
+func (f *fixture) lifecycle() {
+	f.t.Helper()
+	f.add(newClass("fast"),
 		withPolicy(newVolume("static", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete),
 		withPolicy(newVolume("recycled", "1Gi", "b"), corev1.PersistentVolumeReclaimRecycle),
 		newClaim("dynamic", "1Gi", "fast"), newClaim("static", "1Gi", "a"), newClaim("recycled", "1Gi", "b"))
-	w.settleAfterKill()
-	w.bound("dynamic", "pvc-uid-dynamic")
-	w.bound("static", "static")
-	w.bound("recycled", "recycled")
+	f.settleAfterKill()
+	f.checkBound("dynamic", "pvc-uid-dynamic")
+	f.checkBound("static", "static")
+	f.checkBound("recycled", "recycled")
 
-	w.add(newClaim("dynamic", "2Gi", "fast"))
-	w.settleAfterKill()
-	w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi"))
-	w.settleAfterKill()
-	if _, v, err := w.life.controller.Volume(named("dynamic")); err == nil && v.Annotations[plugins.NodeExpandAnnotation] != "" {
-		w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the restarted manager expands on the node again
-		w.settleAfterKill()
+	f.add(newClaim("dynamic", "2Gi", "fast"))
+	f.settleAfterKill()
+	f.manager.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi"))
+	f.settleAfterKill()
+	if _, v, err := f.manager.controller.Volume(named("dynamic")); err == nil && v.Annotations[plugins.NodeExpandAnnotation] != "" {
+		f.manager.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the restarted manager expands on the node again
+		f.settleAfterKill()
 	}
-	if c := w.claim("dynamic"); c.Capacity != "2Gi" || c.Message != "" {
-		w.t.Errorf("expanded: %+v", c)
+	if c := f.claim("dynamic"); c.Capacity != "2Gi" || c.Message != "" {
+		f.t.Errorf("claim after the expansion: got %+v, want capacity 2Gi and no message", c)
 	}
 
 	for _, name := range []string{"dynamic", "static", "recycled"} {
-		w.removeClaim(name)
+		f.removeClaim(name)
 	}
-	w.settleAfterKill()
-	if v := w.driver.volumes["recycled"]; len(w.driver.volumes) != 1 || v == nil || v.scrubs == 0 {
-		w.t.Errorf("the driver has %v", w.driver.volumes)
+	f.settleAfterKill()
+	if v := f.driver.volumes["recycled"]; len(f.driver.volumes) != 1 || v == nil || v.scrubs == 0 {
+		f.t.Errorf("volumes of the driver: got %v, want only recycled, scrubbed", f.driver.volumes)
 	}
-	if w.volume("recycled").Phase != "Available" || len(w.life.store.Claims()) > 0 {
-		w.t.Errorf("not reclaimed: %s", w.status())
+	if f.volume("recycled").Phase != "Available" || len(f.manager.store.Claims()) > 0 {
+		f.t.Errorf("after the removal of all claims: got %s, want no claims, and volume recycled Available", f.status())
 	}
 }
 
 // TestHistories runs random histories of edited manifests, failing and uncertain calls, and kills.
-// After each, every claim has one volume that matches, no volume has two claims, and the driver has
-// exactly the claims' and the retained volumes. TRIVET_TEST_HISTORIES is the number of histories,
-// TRIVET_TEST_SEED the first seed.
+// After each history, every claim has one volume that matches, no volume has two claims, and the
+// driver has only the volumes of claims and the retained volumes. TRIVET_TEST_HISTORIES is the number
+// of histories, TRIVET_TEST_SEED the first seed.
 func TestHistories(t *testing.T) {
 	for seed := range number(t, "TRIVET_TEST_HISTORIES", 60) {
 		seed += number(t, "TRIVET_TEST_SEED", 0)
@@ -105,7 +105,7 @@ func number(t *testing.T, variable string, fallback int) int {
 }
 
 type history struct {
-	*world
+	*fixture
 	random *rand.Rand
 }
 
@@ -113,7 +113,7 @@ const retained = "retained"
 
 func newHistory(t *testing.T, seed int) *history {
 	t.Helper()
-	h := &history{world: newWorld(t), random: rand.New(rand.NewPCG(uint64(seed), 8))}
+	h := &history{fixture: newFixture(t), random: rand.New(rand.NewPCG(uint64(seed), 8))}
 	late, keep := newClass("late"), newClass(retained)
 	late.VolumeBindingMode = new(storagev1.VolumeBindingWaitForFirstConsumer)
 	keep.ReclaimPolicy = new(corev1.PersistentVolumeReclaimRetain)
@@ -122,7 +122,7 @@ func newHistory(t *testing.T, seed int) *history {
 		policy := []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimRecycle}[i%2]
 		name := fmt.Sprintf("static-%d", i)
 		h.add(withPolicy(newVolume(name, fmt.Sprintf("%dGi", 1+i/2), "static"), policy))
-		h.driver.volumes[name] = &backing{retain: true}
+		h.driver.volumes[name] = &driverVolume{retain: true}
 	}
 	return h
 }
@@ -138,13 +138,13 @@ func (h *history) run() {
 	h.driver.fails = nil
 	h.driver.mu.Unlock()
 	h.killAt(0)
-	h.unuse()
+	h.endUse()
 	h.settleAfterKill()
 	h.check()
 	clear(h.objects.Pods)
 	clear(h.objects.Claims)
 	h.update()
-	h.unuse()
+	h.endUse()
 	h.settleAfterKill()
 	h.checkRetained()
 }
@@ -166,7 +166,7 @@ func (h *history) step() {
 	case 6:
 		h.removePod("p-" + name)
 	case 7:
-		h.unuse()
+		h.endUse()
 	case 8:
 		h.fail()
 	case 9:
@@ -174,15 +174,15 @@ func (h *history) step() {
 	case 10:
 		h.restart()
 	case 11:
-		h.settleSome()
+		h.syncSome()
 	}
-	h.useSome()
+	h.useVolumes()
 }
 
-// settleSome syncs a few times, and may not wait for the operations.
-func (h *history) settleSome() {
+// syncSome syncs up to three times, and waits for the operations after some of the passes.
+func (h *history) syncSome() {
 	for range h.random.IntN(4) {
-		h.life.controller.Retry()
+		h.manager.controller.Retry()
 		h.sync()
 		if h.random.IntN(2) == 0 {
 			h.wait()
@@ -190,7 +190,8 @@ func (h *history) settleSome() {
 	}
 }
 
-// fail makes some of the next calls fail, executed or not, with a certain or uncertain error.
+// fail makes some of the next calls fail. A failing call may be executed, and its error may be
+// uncertain.
 func (h *history) fail() {
 	h.driver.mu.Lock()
 	defer h.driver.mu.Unlock()
@@ -214,20 +215,20 @@ func (h *history) fail() {
 	}
 }
 
-// useSome acts as the reconciler: a volume that Volume returns for a pod is in use.
-func (h *history) useSome() {
+// useVolumes does what the reconciler does: a volume that Volume returns for a pod is in use.
+func (h *history) useVolumes() {
 	for claim, volume := range h.requested() {
-		h.use(volume, true)
+		h.setInUse(volume, true)
 		h.checkRecorded(claim, volume)
 	}
 }
 
-// requested returns the volumes that Volume returns for pods, by the names of their claims.
+// requested returns the volumes that Volume returns for pods, keyed by the names of their claims.
 func (h *history) requested() map[string]string {
 	volumes := map[string]string{}
 	for _, pod := range h.objects.Pods {
 		for _, v := range pod.Spec.Volumes {
-			if _, pv, err := h.life.controller.Volume(named(v.Name)); err == nil {
+			if _, pv, err := h.manager.controller.Volume(named(v.Name)); err == nil {
 				volumes[v.Name] = pv.Name
 			}
 		}
@@ -235,8 +236,8 @@ func (h *history) requested() map[string]string {
 	return volumes
 }
 
-// unuse ends the use of volumes that no pod uses.
-func (h *history) unuse() {
+// endUse ends the use of volumes that no pod requests any more.
+func (h *history) endUse() {
 	inUse := map[string]bool{}
 	for _, volume := range h.requested() {
 		inUse[volume] = true
@@ -247,7 +248,7 @@ func (h *history) unuse() {
 	h.sync()
 }
 
-// checkRecorded checks that a volume that Volume returned is recorded.
+// checkRecorded checks that the files of the store contain a binding that Volume returned.
 func (h *history) checkRecorded(name, volume string) {
 	s, err := store.Open(h.dir)
 	if err != nil {
@@ -256,18 +257,18 @@ func (h *history) checkRecorded(name, volume string) {
 	defer func() { _ = s.Close() }()
 	c, err := s.Claim(named(name))
 	if err != nil || c == nil || c.Spec.VolumeName != volume {
-		h.t.Fatalf("Volume returned %s, recorded is %v, %v", volume, c, err)
+		h.t.Fatalf("recorded claim %s: got %v, error %v; want it bound to volume %s", name, c, err, volume)
 	}
 	if v, err := s.Volume(volume); err != nil || v == nil || v.Spec.ClaimRef.UID != c.UID {
-		h.t.Fatalf("claim %s has %s, recorded is %v, %v", name, volume, v, err)
+		h.t.Fatalf("recorded volume %s: got %v, error %v; want it bound to claim %s", volume, v, err, name)
 	}
 }
 
-// check checks a settled history.
+// check checks the result of a history after it has settled.
 func (h *history) check() {
 	volumes := map[string]string{}
 	for key, c := range h.objects.Claims {
-		bound, v, err := h.life.controller.Volume(key)
+		bound, v, err := h.manager.controller.Volume(key)
 		if err != nil {
 			h.checkUnbound(c, err)
 			continue
@@ -277,19 +278,19 @@ func (h *history) check() {
 		}
 		volumes[v.Name] = key.String()
 		if v.Spec.ClaimRef.UID != c.UID {
-			h.t.Errorf("claim %s has volume %s: %+v", key, v.Name, v.Spec)
+			h.t.Errorf("claim %s is bound to volume %s, which is bound to another claim: %+v", key, v.Name, v.Spec)
 		}
 		actual, requested := v.Spec.Capacity.Storage(), bound.Spec.Resources.Requests.Storage()
 		if actual.Cmp(*requested) < 0 && *bound.Spec.StorageClassName != "static" {
-			h.t.Errorf("claim %s requests %s and has %s", key, requested, actual)
+			h.t.Errorf("capacity of claim %s: got %s, want at least %s", key, actual, requested)
 		}
 		if h.driver.volumes[v.Name] == nil {
-			h.t.Errorf("claim %s: its volume %s does not exist", key, v.Name)
+			h.t.Errorf("volume %s of claim %s does not exist in the driver", v.Name, key)
 		}
 	}
-	for _, v := range h.life.store.Volumes() {
+	for _, v := range h.manager.store.Volumes() {
 		if v.Status.Phase == corev1.VolumeBound && volumes[v.Name] == "" && !h.protected(v.Spec.ClaimRef.Name) {
-			h.t.Errorf("volume %s is bound, but no claim has it: %+v", v.Name, v.Spec.ClaimRef)
+			h.t.Errorf("volume %s is Bound, but no claim is bound to it: claimRef %+v", v.Name, v.Spec.ClaimRef)
 		}
 	}
 	h.checkLeaks()
@@ -298,64 +299,65 @@ func (h *history) check() {
 	}
 }
 
-// protected reports whether a pod uses a claim. Such a claim stays when its manifest is removed.
+// protected reports whether a pod uses a claim, so that the claim stays when its manifest is removed.
 func (h *history) protected(name string) bool { return h.objects.Pods[named("p-"+name)] != nil }
 
 func (h *history) checkUnbound(c *corev1.PersistentVolumeClaim, err error) {
 	if before := h.volume("pvc-" + string(c.UID)); before.Phase == "Released" && before.Class == retained {
-		return // its earlier volume exists and does not match
+		return // the volume that it had earlier still exists, and is too small for it
 	}
 	switch class := *c.Spec.StorageClassName; class {
 	case "late":
 		if h.protected(c.Name) {
-			h.t.Errorf("claim %s has a pod and is not bound: %v", c.Name, err)
+			h.t.Errorf("a pod uses claim %s, but the claim is not bound: %v", c.Name, err)
 		}
 	case "static":
 		for name, v := range h.objects.Volumes {
 			status := h.volume(name)
 			if status.Phase == "Available" && v.Spec.Capacity.Storage().Cmp(*c.Spec.Resources.Requests.Storage()) >= 0 {
-				h.t.Errorf("claim %s is not bound to %s: %v", c.Name, name, err)
+				h.t.Errorf("claim %s is not bound, although volume %s is available: %v", c.Name, name, err)
 			}
 		}
 	default:
-		h.t.Errorf("claim %s: %v", c.Name, err)
+		h.t.Errorf("claim %s is not bound: %v", c.Name, err)
 	}
 }
 
-// checkLeaks checks that all volumes of the driver are recorded, at least as ones that may exist.
+// checkLeaks checks that each volume of the driver has a manifest, a record, or the record of a claim
+// whose volume may exist.
 func (h *history) checkLeaks() {
 	recorded := map[string]bool{}
-	for _, v := range h.life.store.Volumes() {
+	for _, v := range h.manager.store.Volumes() {
 		recorded[v.Name] = true
 	}
-	for _, c := range h.life.store.Claims() {
+	for _, c := range h.manager.store.Claims() {
 		recorded["pvc-"+string(c.UID)] = true
 	}
 	for name := range h.driver.volumes {
 		if h.objects.Volumes[name] == nil && !recorded[name] {
-			h.t.Errorf("volume %s has leaked", name)
+			h.t.Errorf("volume %s has no record", name)
 		}
 	}
 }
 
-// checkRetained checks a settled history without claims: only retained volumes exist.
+// checkRetained checks, after all claims were removed, that only retained volumes exist.
 func (h *history) checkRetained() {
-	if claims := h.life.store.Claims(); len(claims) > 0 {
-		h.t.Errorf("claims were not removed: %v", claims)
+	if claims := h.manager.store.Claims(); len(claims) > 0 {
+		h.t.Errorf("recorded claims: got %v, want none", claims)
 	}
-	for _, v := range h.life.store.Volumes() {
+	for _, v := range h.manager.store.Volumes() {
 		if v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
-			h.t.Errorf("volume %s was not removed: %+v", v.Name, v.Status)
+			h.t.Errorf("volume %s has policy Delete and is still recorded: %+v", v.Name, v.Status)
 		}
 	}
 	for name, v := range h.driver.volumes {
 		if !v.retain {
-			h.t.Errorf("volume %s has leaked", name)
+			h.t.Errorf("volume %s was not deleted from the driver", name)
 		}
 	}
 	for name := range h.objects.Volumes {
 		if h.driver.volumes[name] == nil {
-			h.t.Errorf("volume %s was deleted", name)
+			h.t.Errorf("volume %s was deleted from the driver although its manifest exists", name)
 		}
 	}
 	h.checkLeaks()

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// syncSize expands the volume of a bound claim to the requested size. The claim's status is
-// updated last, after the volume's capacity and after the expansion on the node.
+// syncSize expands the volume of a bound claim to the requested size. The volume's capacity is updated
+// first, and the claim's status last, after the expansion on the node.
 func (p *pass) syncSize(claim, record *corev1.PersistentVolumeClaim, v *volume) outcome {
 	requested, recorded, actual := request(claim), request(record), capacity(v.PersistentVolume)
 	reported := record.Status.Capacity[corev1.ResourceStorage]
@@ -21,8 +21,8 @@ func (p *pass) syncSize(claim, record *corev1.PersistentVolumeClaim, v *volume) 
 	switch {
 	case requested.Cmp(actual) > 0:
 		o.message, err = p.expand(claim, record, v)
-	case v.Annotations[plugins.NodeExpandAnnotation] != "" && !p.c.nodeExpanded(v):
-		o.message = fmt.Sprintf("volume %s has %s; its filesystem is expanded when a pod has mounted it", v.Name, actual.String())
+	case v.Annotations[plugins.NodeExpandAnnotation] != "" && !p.c.isExpandedOnNode(v):
+		o.message = fmt.Sprintf("volume %s has %s; its filesystem or device is expanded when a pod has mounted it", v.Name, actual.String())
 	case v.Annotations[plugins.NodeExpandAnnotation] != "" || reported.Cmp(actual) != 0 || requested.Cmp(recorded) > 0:
 		err = p.run(claimObject(keyOf(claim)), "volume_bind", p.pluginName(v), func(context.Context) error {
 			size := requested
@@ -44,7 +44,7 @@ func (p *pass) syncSize(claim, record *corev1.PersistentVolumeClaim, v *volume) 
 	return o
 }
 
-// withRequest returns the claim with a storage request of size.
+// withRequest returns the claim, or a copy of it, with a storage request of size.
 func withRequest(claim *corev1.PersistentVolumeClaim, size resource.Quantity) *corev1.PersistentVolumeClaim {
 	old := request(claim)
 	if old.Cmp(size) == 0 {
@@ -60,7 +60,7 @@ func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (m
 	larger := fmt.Sprintf("spec.resources.requests.storage %s is more than the %s of volume %s", size.String(), actual.String(), v.Name)
 	class := p.objects.Classes[className(record)]
 	if class == nil || class.AllowVolumeExpansion == nil || !*class.AllowVolumeExpansion {
-		return "", fmt.Errorf("%s, and StorageClass %q does not allow expansion: set allowVolumeExpansion there, or reduce the request", larger, className(record))
+		return "", fmt.Errorf("%s, and StorageClass %q does not allow expansion: set allowVolumeExpansion: true in the class, or reduce the request", larger, className(record))
 	}
 	plugin, err := p.pluginOf(v)
 	if err != nil {
@@ -68,7 +68,7 @@ func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (m
 	}
 	expander, ok := plugin.(plugins.ExpandableVolumePlugin)
 	if !ok {
-		return "", fmt.Errorf("%s, and %s cannot expand it: reduce the request", larger, plugin.Name())
+		return "", fmt.Errorf("%s, and plugin %s cannot expand volumes: reduce the request", larger, plugin.Name())
 	}
 	err = p.run(claimObject(keyOf(claim)), "volume_expand", plugin.Name(), func(ctx context.Context) error {
 		return p.c.expand(ctx, expander, v, size)
@@ -79,8 +79,8 @@ func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (m
 	return fmt.Sprintf("volume %s is being expanded to %s", v.Name, size.String()), nil
 }
 
-// expand expands a volume. One write records the new size and whether the node must expand the
-// volume too.
+// expand expands a volume. It records the new size, and whether the node must expand the volume too,
+// in one write.
 func (c *Controller) expand(ctx context.Context, expander plugins.ExpandableVolumePlugin, v *volume, size resource.Quantity) error {
 	actual, node, err := expander.Expand(ctx, v.PersistentVolume, size)
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Controller) expand(ctx context.Context, expander plugins.ExpandableVolu
 	})
 }
 
-// finishExpansion records the completed expansion on the node, then the claim's new capacity.
+// finishExpansion records first that the node has expanded the volume, and then the claim's capacity.
 func (c *Controller) finishExpansion(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
 	return c.writeBoth(keyOf(claim), record, v, func() error {
 		if v.Annotations[plugins.NodeExpandAnnotation] != "" {

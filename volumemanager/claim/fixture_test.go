@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
-// The test driver is the provisioner of both names.
+// Both names are provisioners of the test driver.
 const (
 	driverName  = "driver.test"
 	otherDriver = "other.test"
@@ -32,303 +32,304 @@ const (
 
 var errKilled = errors.New("killed")
 
-// world is a machine with a driver and a controller that tests can kill.
-type world struct {
+// fixture is a machine with a driver, and a manager process that tests can kill.
+type fixture struct {
 	t       testing.TB
 	dir     string
 	driver  *driver
 	objects *manifest.Objects
-	life    *life
+	manager *manager
 	events  *event.Recorder
 
 	mu     sync.Mutex
 	inUse  map[string]bool
-	acts   int // writes to the store and calls to the driver that began or ended
-	killIn int // acts until the process is killed; 0 for never
+	steps  int // counts the begins and the ends of writes to the store and of calls to the driver
+	killIn int // the number of the next write or call before which the process is killed; 0 for never
 
 	zone   string // the driver's topology
 	broken bool   // the store has unreadable files
 }
 
-// life is one process of the controller.
-type life struct {
-	store      *mortalStore
+// manager is a process with a controller.
+type manager struct {
+	store      *killableStore
 	operations *operation.Executor
 	controller *claim.Controller
 	end        context.CancelFunc
 	done       chan struct{}
-	dead       bool            // guarded by world.mu
+	dead       bool            // the process was killed; guarded by fixture.mu
 	keys       map[string]bool // all keys that operations may have
 }
 
-// mortalStore is a store whose process can be killed before a write.
-type mortalStore struct {
+// killableStore is a store whose process can be killed before a write.
+type killableStore struct {
 	*store.Store
-	w *world
-	l *life
+	f *fixture
+	m *manager
 }
 
-func (s *mortalStore) write(do func() error) error {
-	if err := s.w.act(s.l); err != nil {
+func (s *killableStore) write(do func() error) error {
+	if err := s.f.startStep(s.m); err != nil {
 		return err
 	}
-	defer s.w.acted()
+	defer s.f.endStep()
 	return do()
 }
 
-func (s *mortalStore) PutClaim(c *corev1.PersistentVolumeClaim) error {
+func (s *killableStore) PutClaim(c *corev1.PersistentVolumeClaim) error {
 	return s.write(func() error { return s.Store.PutClaim(c) })
 }
 
-func (s *mortalStore) RemoveClaim(key types.NamespacedName) error {
+func (s *killableStore) RemoveClaim(key types.NamespacedName) error {
 	return s.write(func() error { return s.Store.RemoveClaim(key) })
 }
 
-func (s *mortalStore) PutVolume(v *corev1.PersistentVolume) error {
+func (s *killableStore) PutVolume(v *corev1.PersistentVolume) error {
 	return s.write(func() error { return s.Store.PutVolume(v) })
 }
 
-func (s *mortalStore) RemoveVolume(name string) error {
+func (s *killableStore) RemoveVolume(name string) error {
 	return s.write(func() error { return s.Store.RemoveVolume(name) })
 }
 
-// act counts a write or call, and fails if the process is dead or is killed by it.
-func (w *world) act(l *life) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.acts++
-	if w.killIn > 0 {
-		if w.killIn--; w.killIn == 0 {
-			l.dead = true
+// startStep counts the begin of a write or call. It returns errKilled if the process is killed before
+// the write or call, or was killed earlier.
+func (f *fixture) startStep(m *manager) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.steps++
+	if f.killIn > 0 {
+		if f.killIn--; f.killIn == 0 {
+			m.dead = true
 		}
 	}
-	if l.dead {
+	if m.dead {
 		return errKilled
 	}
 	return nil
 }
 
-func (w *world) acted() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.acts++
+func (f *fixture) endStep() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.steps++
 }
 
-func (w *world) Node() *corev1.Node {
+func (f *fixture) Node() *corev1.Node {
 	node := plugins.Node("here")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	node.Labels["zone"] = w.zone
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	node.Labels["zone"] = f.zone
 	return node
 }
 
-func (w *world) InUse(name string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.inUse[name]
+func (f *fixture) InUse(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.inUse[name]
 }
 
-func (w *world) use(name string, used bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.inUse[name] = used
+func (f *fixture) setInUse(name string, used bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inUse[name] = used
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: &manifest.Objects{
+	f := &fixture{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: &manifest.Objects{
 		Complete: true,
 		Pods:     map[types.NamespacedName]*corev1.Pod{},
 		Claims:   map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
 		Volumes:  map[string]*corev1.PersistentVolume{},
 		Classes:  map[string]*storagev1.StorageClass{},
 	}}
-	w.driver = &driver{w: w, volumes: map[string]*backing{}}
-	w.start()
-	t.Cleanup(func() { w.stop() })
-	return w
+	f.driver = &driver{f: f, volumes: map[string]*driverVolume{}}
+	f.start()
+	t.Cleanup(func() { f.stop() })
+	return f
 }
 
-func (w *world) start() {
-	w.t.Helper()
-	s, err := store.Open(w.dir)
+func (f *fixture) start() {
+	f.t.Helper()
+	s, err := store.Open(f.dir)
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	if len(s.Problems()) > 0 != w.broken {
-		w.t.Fatalf("problems: %v", s.Problems())
+	if len(s.Problems()) > 0 != f.broken {
+		f.t.Fatalf("got problems %v of the store, want any: %t", s.Problems(), f.broken)
 	}
 	ctx, end := context.WithCancel(context.Background())
-	l := &life{end: end, done: make(chan struct{}, 1<<16), keys: map[string]bool{}}
-	l.store = &mortalStore{Store: s, w: w, l: l}
-	l.operations = operation.New(ctx, func(operation.Operation, error, time.Duration) { l.done <- struct{}{} })
-	w.events = &event.Recorder{}
-	l.controller = claim.New(l.store, plugins.Registry{&process{driver: w.driver, l: l}}, l.operations, w.events, w)
-	w.life = l
-	w.update()
+	m := &manager{end: end, done: make(chan struct{}, 1<<16), keys: map[string]bool{}}
+	m.store = &killableStore{Store: s, f: f, m: m}
+	m.operations = operation.New(ctx, func(operation.Operation, error, time.Duration) { m.done <- struct{}{} })
+	f.events = &event.Recorder{}
+	m.controller = claim.New(m.store, plugins.Registry{&pluginClient{driver: f.driver, m: m}}, m.operations, f.events, f)
+	f.manager = m
+	f.update()
 }
 
-func (w *world) stop() {
-	w.life.end()
-	w.life.operations.Wait()
-	_ = w.life.store.Close()
+func (f *fixture) stop() {
+	f.manager.end()
+	f.manager.operations.Wait()
+	_ = f.manager.store.Close()
 }
 
 // restart kills the process and starts another one.
-func (w *world) restart() {
-	w.t.Helper()
-	w.kill()
-	w.stop()
-	w.start()
+func (f *fixture) restart() {
+	f.t.Helper()
+	f.kill()
+	f.stop()
+	f.start()
 }
 
-func (w *world) kill() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.life.dead, w.killIn = true, 0
+func (f *fixture) kill() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.manager.dead, f.killIn = true, 0
 }
 
 // killAt kills the process before its n-th write or call from now; never if n is 0.
-func (w *world) killAt(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.killIn = n
+func (f *fixture) killAt(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.killIn = n
 }
 
-func (w *world) dead() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.life.dead
+func (f *fixture) dead() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.manager.dead
 }
 
-// update calls Update with a copy of the manifests.
-func (w *world) update() {
-	o := *w.objects
+// update passes a copy of the manifests to the controller.
+func (f *fixture) update() {
+	o := *f.objects
 	o.Pods, o.Claims = maps.Clone(o.Pods), maps.Clone(o.Claims)
 	o.Volumes, o.Classes = maps.Clone(o.Volumes), maps.Clone(o.Classes)
-	w.life.controller.Update(context.Background(), &o)
-	w.life.addKeys()
+	f.manager.controller.Update(context.Background(), &o)
+	f.manager.addKeys()
 }
 
-// sync calls Sync. Tests call it instead of Sync, so that wait knows all operations.
-func (w *world) sync() (again time.Time) {
-	defer w.life.addKeys()
-	return w.life.controller.Sync(context.Background())
+// sync calls Sync and then addKeys. Tests must not call Sync directly, because wait needs the keys.
+func (f *fixture) sync() (again time.Time) {
+	defer f.manager.addKeys()
+	return f.manager.controller.Sync(context.Background())
 }
 
-// addKeys adds the keys of the last pass. An operation can run longer than its claim or volume
-// is in the status.
-func (l *life) addKeys() {
-	claims, volumes := l.controller.Status()
+// addKeys adds the keys of the last pass. They are kept, because an operation can still run after its
+// claim or volume has disappeared from the status.
+func (m *manager) addKeys() {
+	claims, volumes := m.controller.Status()
 	for _, c := range claims {
-		l.keys["claim "+c.Namespace+"/"+c.Name] = true
+		m.keys["claim "+c.Namespace+"/"+c.Name] = true
 	}
 	for _, v := range volumes {
-		l.keys["volume "+v.Name] = true
+		m.keys["volume "+v.Name] = true
 	}
 }
 
 // wait returns when no operation runs.
-func (w *world) wait() {
-	for key := range w.life.keys {
-		for w.life.operations.Pending(key) {
-			<-w.life.done
+func (f *fixture) wait() {
+	for key := range f.manager.keys {
+		for f.manager.operations.Pending(key) {
+			<-f.manager.done
 		}
 	}
 }
 
-// settle syncs, without back-offs, until nothing is written or called any more. It waits for
-// earlier operations first: after its last write an operation still blocks others.
-func (w *world) settle() {
-	w.t.Helper()
-	w.wait()
+// settle syncs, without back-offs, until nothing is written or called any more. First it waits for
+// earlier operations: until they end, they block operations with the same key.
+func (f *fixture) settle() {
+	f.t.Helper()
+	f.wait()
 	for range 200 {
-		before := w.actCount()
-		w.life.controller.Retry()
-		w.sync()
-		w.wait()
-		if w.actCount() == before || w.dead() {
+		before := f.stepCount()
+		f.manager.controller.Retry()
+		f.sync()
+		f.wait()
+		if f.stepCount() == before || f.dead() {
 			return
 		}
 	}
-	w.t.Fatalf("operations do not end: %s", w.status())
+	f.t.Fatalf("after 200 passes there are still new writes or calls: %s", f.status())
 }
 
-func (w *world) actCount() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.acts
+func (f *fixture) stepCount() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.steps
 }
 
 // status returns the state of all claims and volumes for failure messages.
-func (w *world) status() string {
-	claims, volumes := w.life.controller.Status()
+func (f *fixture) status() string {
+	claims, volumes := f.manager.controller.Status()
 	return fmt.Sprintf("claims %+v, volumes %+v", claims, volumes)
 }
 
 // add adds or replaces manifests.
-func (w *world) add(objects ...any) {
-	w.t.Helper()
+func (f *fixture) add(objects ...any) {
+	f.t.Helper()
 	for _, o := range objects {
 		switch o := o.(type) {
 		case *corev1.Pod:
-			w.objects.Pods[key(o)] = o
+			f.objects.Pods[key(o)] = o
 		case *corev1.PersistentVolumeClaim:
-			w.objects.Claims[key(o)] = o
+			f.objects.Claims[key(o)] = o
 		case *corev1.PersistentVolume:
-			w.objects.Volumes[o.Name] = o
+			f.objects.Volumes[o.Name] = o
 		case *storagev1.StorageClass:
-			w.objects.Classes[o.Name] = o
+			f.objects.Classes[o.Name] = o
 		default:
-			w.t.Fatalf("not a manifest's object: %T", o)
+			f.t.Fatalf("add does not support objects of type %T", o)
 		}
 	}
-	w.update()
+	f.update()
 }
 
-func (w *world) removeClaim(name string) {
-	delete(w.objects.Claims, named(name))
-	w.update()
+func (f *fixture) removeClaim(name string) {
+	delete(f.objects.Claims, named(name))
+	f.update()
 }
 
-// apply adds manifests and settles.
-func (w *world) apply(objects ...any) {
-	w.t.Helper()
-	w.add(objects...)
-	w.settle()
+// apply adds or replaces manifests and settles.
+func (f *fixture) apply(objects ...any) {
+	f.t.Helper()
+	f.add(objects...)
+	f.settle()
 }
 
 // deleteClaim removes the manifest of a claim and settles.
-func (w *world) deleteClaim(name string) {
-	w.t.Helper()
-	w.removeClaim(name)
-	w.settle()
+func (f *fixture) deleteClaim(name string) {
+	f.t.Helper()
+	f.removeClaim(name)
+	f.settle()
 }
 
-func (w *world) restartAndSettle() {
-	w.t.Helper()
-	w.restart()
-	w.settle()
+func (f *fixture) restartAndSettle() {
+	f.t.Helper()
+	f.restart()
+	f.settle()
 }
 
-func (w *world) removePod(name string) {
-	delete(w.objects.Pods, named(name))
-	w.update()
+func (f *fixture) removePod(name string) {
+	delete(f.objects.Pods, named(name))
+	f.update()
 }
 
-// removeVolume removes the manifest of volume v.
-func (w *world) removeVolume() {
-	delete(w.objects.Volumes, "v")
-	w.update()
+// removeVolume removes the manifest of the volume named v.
+func (f *fixture) removeVolume() {
+	delete(f.objects.Volumes, "v")
+	f.update()
 }
 
-func (w *world) claim(name string) claim.ClaimStatus {
-	claims, _ := w.life.controller.Status()
+func (f *fixture) claim(name string) claim.ClaimStatus {
+	claims, _ := f.manager.controller.Status()
 	return find(claims, func(c claim.ClaimStatus) bool { return c.Namespace == "default" && c.Name == name })
 }
 
-func (w *world) volume(name string) claim.VolumeStatus {
-	_, volumes := w.life.controller.Status()
+func (f *fixture) volume(name string) claim.VolumeStatus {
+	_, volumes := f.manager.controller.Status()
 	return find(volumes, func(v claim.VolumeStatus) bool { return v.Name == name })
 }
 
@@ -389,13 +390,13 @@ func newPod(name string, claims ...string) *corev1.Pod {
 	return pod
 }
 
-// driver holds volumes. It outlives the processes of the controller.
+// driver holds volumes. It outlives the manager's processes.
 type driver struct {
-	w  *world
+	f  *fixture
 	mu sync.Mutex
 	// volumes are keyed by handle.
-	volumes map[string]*backing
-	// fails, if set, returns the result of a call.
+	volumes map[string]*driverVolume
+	// fails, if set, decides whether a call fails.
 	fails func(call string) result
 	// node is set if the node must expand volumes too.
 	node bool
@@ -403,8 +404,8 @@ type driver struct {
 	requests []plugins.ProvisionOptions
 }
 
-// backing is a volume in the driver.
-type backing struct {
+// driverVolume is a volume in the driver.
+type driverVolume struct {
 	size    resource.Quantity
 	retain  bool
 	scrubs  int
@@ -417,26 +418,26 @@ type result struct {
 	err  error
 }
 
-// process is the driver's plugin in one process of the controller.
-type process struct {
-	plugins.VolumePlugin // nil: the package does not call its methods
+// pluginClient is the plugin through which one process of the manager calls the driver.
+type pluginClient struct {
+	plugins.VolumePlugin // nil, because package claim does not call the other methods
 	*driver
-	l *life
+	m *manager
 }
 
-func (p *process) Name() string { return "kubernetes.io/csi" }
+func (p *pluginClient) Name() string { return "kubernetes.io/csi" }
 
-func (p *process) CanSupport(spec *plugins.Spec) bool {
+func (p *pluginClient) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
 
-func (p *process) Provisions(class *storagev1.StorageClass) bool {
+func (p *pluginClient) Provisions(class *storagev1.StorageClass) bool {
 	return class.Provisioner == driverName || class.Provisioner == otherDriver
 }
 
-// call executes do unless fails skips it. A dead process makes no calls.
-func (p *process) call(name string, do func() error) error {
-	if err := p.w.act(p.l); err != nil {
+// call executes do unless fails skips it. A killed process makes no calls.
+func (p *pluginClient) call(name string, do func() error) error {
+	if err := p.f.startStep(p.m); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -453,12 +454,12 @@ func (p *process) call(name string, do func() error) error {
 	return r.err
 }
 
-func (p *process) Provision(_ context.Context, o plugins.ProvisionOptions) (*corev1.PersistentVolume, error) {
+func (p *pluginClient) Provision(_ context.Context, o plugins.ProvisionOptions) (*corev1.PersistentVolume, error) {
 	size := o.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	err := p.call("Provision", func() error {
 		p.requests = append(p.requests, o)
 		if p.volumes[o.PVName] == nil {
-			p.volumes[o.PVName] = &backing{size: size, retain: o.Class.ReclaimPolicy != nil && *o.Class.ReclaimPolicy == corev1.PersistentVolumeReclaimRetain}
+			p.volumes[o.PVName] = &driverVolume{size: size, retain: o.Class.ReclaimPolicy != nil && *o.Class.ReclaimPolicy == corev1.PersistentVolumeReclaimRetain}
 		}
 		actual := p.volumes[o.PVName].size
 		if actual.Cmp(size) < 0 {
@@ -475,15 +476,15 @@ func (p *process) Provision(_ context.Context, o plugins.ProvisionOptions) (*cor
 	return v, nil
 }
 
-func (p *process) Delete(_ context.Context, pv *corev1.PersistentVolume) error {
+func (p *pluginClient) Delete(_ context.Context, pv *corev1.PersistentVolume) error {
 	handle := pv.Spec.CSI.VolumeHandle
 	return p.call("Delete", func() error {
 		v := p.volumes[handle]
-		if p.w.InUse(pv.Name) {
-			p.w.t.Errorf("volume %s is deleted while it is in use", pv.Name)
+		if p.f.InUse(pv.Name) {
+			p.f.t.Errorf("volume %s is deleted while it is in use", pv.Name)
 		}
 		if v != nil && v.retain || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
-			p.w.t.Errorf("volume %s is deleted although it must be retained", pv.Name)
+			p.f.t.Errorf("volume %s is deleted although it must be retained", pv.Name)
 		}
 		if v != nil {
 			v.deletes++
@@ -493,10 +494,10 @@ func (p *process) Delete(_ context.Context, pv *corev1.PersistentVolume) error {
 	})
 }
 
-func (p *process) Recycle(_ context.Context, pv *corev1.PersistentVolume) error {
+func (p *pluginClient) Recycle(_ context.Context, pv *corev1.PersistentVolume) error {
 	return p.call("Recycle", func() error {
-		if p.w.InUse(pv.Name) {
-			p.w.t.Errorf("volume %s is scrubbed while it is in use", pv.Name)
+		if p.f.InUse(pv.Name) {
+			p.f.t.Errorf("volume %s is scrubbed while it is in use", pv.Name)
 		}
 		if v := p.volumes[pv.Spec.CSI.VolumeHandle]; v != nil {
 			v.scrubs++
@@ -505,7 +506,7 @@ func (p *process) Recycle(_ context.Context, pv *corev1.PersistentVolume) error 
 	})
 }
 
-func (p *process) Expand(_ context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
+func (p *pluginClient) Expand(_ context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
 	err := p.call("Expand", func() error {
 		v := p.volumes[pv.Spec.CSI.VolumeHandle]
 		if v == nil {

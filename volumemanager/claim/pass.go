@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// pass is one evaluation of manifests and store by Sync.
+// pass is one evaluation of the manifests and the store by Sync.
 type pass struct {
 	c       *Controller
 	objects *manifest.Objects
@@ -37,13 +37,14 @@ type pass struct {
 	prebound map[types.NamespacedName]*volume
 	// free holds volumes without a claimRef by class, sorted by capacity.
 	free map[string][]*volume
-	// users has one pod for each claim that pods use. copies has, for each claim that is a data
-	// source, one unbound claim that copies it.
+	// users maps each claim that pods use to one of these pods. copies maps each data source to one
+	// unbound claim whose volume is copied from it.
 	users, copies map[types.NamespacedName]string
 	releasing     map[types.NamespacedName]bool
 	defaultClass  string
 
-	view  view
+	view view
+	// again is the time at which Sync must be called again; zero if no operation must be retried.
 	again time.Time
 }
 
@@ -53,8 +54,7 @@ type volume struct {
 	*corev1.PersistentVolume
 	// record is the volume in the store, or nil.
 	record *corev1.PersistentVolume
-	// manifest is set if a manifest declares the volume; lost is set if the manifest that declared
-	// it was removed.
+	// manifest is set if a manifest declares the volume. lost is set if such a manifest was removed.
 	manifest, lost bool
 	// edited is set if the source in the manifest was changed after the volume was bound.
 	edited bool
@@ -64,8 +64,8 @@ type volume struct {
 	unreadable error
 }
 
-// newPass reads releasing before the records, and claims before volumes: operations write them in
-// the opposite order, so a bound claim has a volume.
+// newPass reads releasing before the records, and claims before volumes. Operations write them in the
+// opposite order, so the volume of each bound claim is found.
 func (c *Controller) newPass(objects *manifest.Objects) *pass {
 	p := &pass{
 		c: c, objects: objects, node: c.machine.Node(), view: newView(),
@@ -133,9 +133,9 @@ func (p *pass) indexVolumes() {
 	}
 }
 
-// merge combines the manifest and the record of a volume. The source of a volume with a claim does
-// not change, as in Kubernetes: otherwise other data would be mounted or deleted. A manifest can
-// assign a released volume to another claim.
+// merge combines the manifest and the record of a volume. As in Kubernetes, the source of a volume
+// with a claim does not change, because otherwise other data would be mounted or deleted. A manifest
+// can assign a released volume to another claim.
 func merge(declared, record *corev1.PersistentVolume) *corev1.PersistentVolume {
 	v := new(*declared)
 	v.Annotations = maps.Clone(declared.Annotations)
@@ -185,7 +185,7 @@ func (p *pass) addPods() {
 			case p.desired[key] == nil:
 				p.desired[key] = ephemeralClaim(pod, v)
 			case !metav1.IsControlledBy(p.desired[key], pod):
-				p.view.conflicts["pod "+name] = fmt.Sprintf("volume %s: a manifest declares claim %s, which is the name of the volume's own claim: rename the volume or the claim", v.Name, key)
+				p.view.conflicts["pod "+name] = fmt.Sprintf("volume %s: a manifest declares claim %s, but the claim of this generic ephemeral volume has the same name: rename the volume or the claim", v.Name, key)
 				continue
 			}
 			if user := p.users[key]; user == "" || name < user { // choose the same pod in each pass
@@ -195,8 +195,8 @@ func (p *pass) addPods() {
 	}
 }
 
-// Of returns the claim of a pod's volume; zero if it has none. The claim of a generic
-// ephemeral volume is named after the pod and the volume, as in Kubernetes.
+// Of returns the key of the claim of a pod's volume; zero if the volume has no claim. As in
+// Kubernetes, the claim of a generic ephemeral volume is named after the pod and the volume.
 func Of(pod *corev1.Pod, v *corev1.Volume) types.NamespacedName {
 	switch {
 	case v.PersistentVolumeClaim != nil:
@@ -208,8 +208,8 @@ func Of(pod *corev1.Pod, v *corev1.Volume) types.NamespacedName {
 	}
 }
 
-// CopyOf returns the claim from whose volume a pod's volume is copied, according to the manifests;
-// zero if there is none.
+// CopyOf returns the key of the claim from whose volume a pod's volume is copied, according to the
+// manifests; zero if the volume is not a copy.
 func CopyOf(pod *corev1.Pod, v *corev1.Volume, objects *manifest.Objects) (source types.NamespacedName) {
 	claim := objects.Claims[Of(pod, v)]
 	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
@@ -221,8 +221,8 @@ func CopyOf(pod *corev1.Pod, v *corev1.Volume, objects *manifest.Objects) (sourc
 	return source
 }
 
-// ephemeralClaim returns the claim that Kubernetes creates from a volumeClaimTemplate. Its UID
-// depends on the pod's UID, so another pod gets another claim.
+// ephemeralClaim returns the claim that Kubernetes creates from a volumeClaimTemplate. The UID of the
+// claim depends on the pod's UID, so another pod gets another claim.
 func ephemeralClaim(pod *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
 	template := v.Ephemeral.VolumeClaimTemplate.DeepCopy()
 	claim := &corev1.PersistentVolumeClaim{
@@ -265,8 +265,8 @@ func (p *pass) sortedClaims() []*corev1.PersistentVolumeClaim {
 	})
 }
 
-// defaultClass returns the newest class that is annotated as default. Among equally old ones it is
-// the first by name.
+// defaultClass returns the name of the newest class that is annotated as default; "" if there is none.
+// If several are equally new, it returns the first by name.
 func defaultClass(classes map[string]*storagev1.StorageClass) string {
 	var found *storagev1.StorageClass
 	for _, name := range slices.Sorted(maps.Keys(classes)) {

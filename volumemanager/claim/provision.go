@@ -20,11 +20,11 @@ import (
 // volumeName is the name that external-provisioner gives to a claim's volume.
 func volumeName(claim *corev1.PersistentVolumeClaim) string { return "pvc-" + string(claim.UID) }
 
-// continueProvisioning continues with a claim whose volume may exist. It repeats CreateVolume with the
-// recorded size. If the claim now requests more, the volume is expanded after it is bound. If the
-// claim now requests less, the smaller size is used at once: the pool may lack space for the recorded
-// size, and an existing larger volume satisfies the smaller request (CSI specification, CreateVolume,
-// capacity_range).
+// continueProvisioning binds a recorded claim to its volume, or repeats CreateVolume with the recorded
+// size if the volume may exist. If the claim now requests more, the volume is expanded after it is
+// bound. If the claim now requests less, CreateVolume is repeated with the smaller size, because the
+// pool may lack space for the recorded size. An existing larger volume satisfies the smaller request
+// (csi-spec, CreateVolume, capacity_range).
 func (p *pass) continueProvisioning(record *corev1.PersistentVolumeClaim, requested resource.Quantity) outcome {
 	if v := p.volumes[volumeName(record)]; v != nil && v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == record.UID {
 		return p.bind(record, v)
@@ -61,7 +61,7 @@ func (p *pass) provision(claim, record *corev1.PersistentVolumeClaim) outcome {
 	return waiting("volume %s is being provisioned by %s", o.PVName, class.Provisioner)
 }
 
-// provisioner returns a claim's class and the plugin that provisions its volumes.
+// provisioner returns a claim's class and the plugin that provisions volumes of that class.
 func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.StorageClass, plugins.ProvisionableVolumePlugin, error) {
 	name := className(claim)
 	class := p.objects.Classes[name]
@@ -69,7 +69,7 @@ func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.Stor
 	case name == "":
 		return nil, nil, fmt.Errorf("%s, and the claim has no StorageClass, so no volume is provisioned: set spec.storageClassName, or add a volume", p.noMatch(claim))
 	case class == nil:
-		return nil, nil, fmt.Errorf("%s, and StorageClass %q is in no manifest: add it", p.noMatch(claim), name)
+		return nil, nil, fmt.Errorf("%s, and StorageClass %q is in no manifest: add the class", p.noMatch(claim), name)
 	case claim.Spec.Selector != nil:
 		return nil, nil, fmt.Errorf("%s, and no volume is provisioned for a claim with spec.selector: remove the selector, or add a volume", p.noMatch(claim))
 	}
@@ -80,8 +80,8 @@ func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.Stor
 	return class, provisioner, nil
 }
 
-// checkNameFree returns an error if a volume of this name exists, which belongs to an earlier claim
-// with the same UID.
+// checkNameFree returns an error if a volume of this name exists. Such a volume belongs to an earlier
+// claim with the same UID.
 func (p *pass) checkNameFree(name string) error {
 	v := p.volumes[name]
 	if v == nil {
@@ -95,9 +95,9 @@ func (p *pass) checkNameFree(name string) error {
 }
 
 // provision records the claim as Pending before it calls the plugin, because the volume may exist
-// from then on. It removes the record in two cases: the plugin refused the request, or this is the
-// first call and certainly failed. In all other cases a call may have created the volume. provision
-// does nothing if the claim's record has changed since the pass began: the next pass decides again.
+// after the call. It removes the record in two cases: the plugin refused the request, or the first
+// call certainly failed. In all other cases a call may have created the volume. If the claim's record
+// has changed since the pass began, provision does nothing, because the next pass decides again.
 func (c *Controller) provision(ctx context.Context, provisioner plugins.ProvisionableVolumePlugin, o plugins.ProvisionOptions, record *corev1.PersistentVolumeClaim) error {
 	key := keyOf(o.Claim)
 	if current, err := c.store.Claim(key); err != nil || current != record {
@@ -125,7 +125,7 @@ func (c *Controller) provision(ctx context.Context, provisioner plugins.Provisio
 	return c.store.PutClaim(boundTo(o.Claim, v))
 }
 
-// provisioned sets the fields of a new volume that do not depend on the plugin.
+// provisioned returns a copy of a new volume with the fields set that do not depend on the plugin.
 func provisioned(v *corev1.PersistentVolume, o plugins.ProvisionOptions) *corev1.PersistentVolume {
 	v = v.DeepCopy()
 	v.Name, v.Namespace = o.PVName, ""
@@ -149,7 +149,8 @@ func dataSource(claim *corev1.PersistentVolumeClaim) *corev1.TypedObjectReferenc
 	return nil
 }
 
-// claimSource returns the claim whose volume is copied; false if the data source is not a claim.
+// claimSource returns the claim from whose volume a claim's volume is copied; false if the data source
+// is not a claim.
 func claimSource(claim *corev1.PersistentVolumeClaim) (types.NamespacedName, bool) {
 	ref := dataSource(claim)
 	if ref == nil || groupOf(ref) != "" || ref.Kind != "PersistentVolumeClaim" {
@@ -167,7 +168,7 @@ func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 		return plugins.ProvisionSource{}, nil
 	}
 	if ptr.Deref(ref.Namespace, claim.Namespace) != claim.Namespace {
-		return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSourceRef.namespace %q: it must be the claim's", *ref.Namespace)
+		return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSourceRef.namespace %q: it must be the claim's namespace %q", *ref.Namespace, claim.Namespace)
 	}
 	if key, ok := claimSource(claim); ok {
 		v, err := p.sourceVolume(key)
@@ -177,7 +178,7 @@ func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 		handle, err := p.snapshotHandle(types.NamespacedName{Namespace: claim.Namespace, Name: ref.Name}, class)
 		return plugins.ProvisionSource{SnapshotHandle: handle}, err
 	}
-	return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSource %s %s/%s: volumes are copied from a PersistentVolumeClaim or a VolumeSnapshot only", ref.Name, groupOf(ref), ref.Kind)
+	return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSource: kind %s of API group %q cannot be copied: use a PersistentVolumeClaim or a VolumeSnapshot", ref.Kind, groupOf(ref))
 }
 
 func (p *pass) sourceVolume(key types.NamespacedName) (*corev1.PersistentVolume, error) {
@@ -190,7 +191,7 @@ func (p *pass) sourceVolume(key types.NamespacedName) (*corev1.PersistentVolume,
 		return nil, err
 	}
 	if v == nil || v.lost || v.Annotations[reclaim] != "" {
-		return nil, fmt.Errorf("spec.dataSource %s: the volume of that claim does not exist any more: name another", key.Name)
+		return nil, fmt.Errorf("spec.dataSource %s: the volume of that claim does not exist any more: use another claim", key.Name)
 	}
 	return v.PersistentVolume, nil
 }
@@ -200,7 +201,7 @@ func (p *pass) sourceVolume(key types.NamespacedName) (*corev1.PersistentVolume,
 func (p *pass) snapshotHandle(key types.NamespacedName, class *storagev1.StorageClass) (string, error) {
 	snapshot := p.objects.Snapshots[key]
 	if snapshot == nil {
-		return "", fmt.Errorf("spec.dataSource: VolumeSnapshot %s is in no manifest: add it", key)
+		return "", fmt.Errorf("spec.dataSource: VolumeSnapshot %s is in no manifest: add its manifest", key)
 	}
 	name := ptr.Deref(snapshot.Spec.Source.VolumeSnapshotContentName, "")
 	if name == "" && snapshot.Status != nil {
@@ -211,10 +212,10 @@ func (p *pass) snapshotHandle(key types.NamespacedName, class *storagev1.Storage
 	}
 	content := p.objects.SnapshotContents[name]
 	if content == nil {
-		return "", fmt.Errorf("VolumeSnapshotContent %s of VolumeSnapshot %s is in no manifest: add it", name, key)
+		return "", fmt.Errorf("VolumeSnapshotContent %s of VolumeSnapshot %s is in no manifest: add its manifest", name, key)
 	}
 	if ref := content.Spec.VolumeSnapshotRef; ref.Namespace != key.Namespace || ref.Name != key.Name {
-		return "", fmt.Errorf("VolumeSnapshotContent %s: spec.volumeSnapshotRef is %s/%s, not %s: make them the same", name, ref.Namespace, ref.Name, key)
+		return "", fmt.Errorf("VolumeSnapshotContent %s: spec.volumeSnapshotRef is %s/%s: set it to VolumeSnapshot %s, or use the content of that VolumeSnapshot", name, ref.Namespace, ref.Name, key)
 	}
 	if content.Spec.Driver != class.Provisioner {
 		return "", fmt.Errorf("VolumeSnapshotContent %s: spec.driver %q is not the provisioner %q of StorageClass %s: use a class with that provisioner", name, content.Spec.Driver, class.Provisioner, class.Name)
@@ -224,7 +225,7 @@ func (p *pass) snapshotHandle(key types.NamespacedName, class *storagev1.Storage
 		handle = cmp.Or(ptr.Deref(content.Status.SnapshotHandle, ""), handle)
 	}
 	if handle == "" {
-		return "", fmt.Errorf("VolumeSnapshotContent %s: it has no snapshotHandle: set spec.source.snapshotHandle", name)
+		return "", fmt.Errorf("VolumeSnapshotContent %s has no snapshot handle: set spec.source.snapshotHandle", name)
 	}
 	return handle, nil
 }

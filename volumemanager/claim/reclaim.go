@@ -13,10 +13,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// syncRemovedClaim removes a claim that was removed from the manifests. The claim stays, and pods may
-// use its volume, while a pod of the manifests uses the claim, while another claim copies it, or
-// while the volume is in use on the machine. If it is unknown whether the volume exists, the volume
-// is provisioned first, so that it can be reclaimed.
+// syncRemovedClaim removes the record of a claim that was removed from the manifests. The claim stays,
+// and pods may use its volume, while a pod of the manifests uses the claim, while another claim is
+// being copied from it, while the volume is in use on the machine, and while the manifests are
+// incomplete. If it is unknown whether the volume exists, the volume is provisioned first, so that it
+// can be reclaimed.
 func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 	key := keyOf(record)
 	v, err := p.volumeOf(record)
@@ -31,14 +32,14 @@ func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 	case err != nil:
 		return blocked("%v", err)
 	case !p.objects.Complete:
-		o.message = "it is in no readable manifest: nothing is deleted before every manifest was read"
+		o.message = "its manifest is missing; nothing is deleted until every manifest was read"
 	case user != "" && p.desired[key] == nil:
 		o.message = fmt.Sprintf("its manifest was removed, but pod %s still uses it: remove the pod, or add the claim again", user)
 	case copying != "":
-		o.message = copying + " is being created from it"
+		o.message = copying + " is being copied from it"
 	case record.Spec.VolumeName == "":
 		o = p.continueProvisioning(record, request(record))
-		o.phase, o.message = terminating, "its volume may have been created, which is determined before it is deleted: "+o.message
+		o.phase, o.message = terminating, "its volume may have been created, so the creation is repeated before the deletion: "+o.message
 	case p.c.machine.InUse(record.Spec.VolumeName):
 		o.message = "its volume is still in use on this machine"
 	default:
@@ -47,14 +48,14 @@ func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 	return o
 }
 
-// release starts to release a claim's volume and to remove the claim.
+// release starts the operation that releases a claim's volume and removes the claim.
 func (p *pass) release(record *corev1.PersistentVolumeClaim, v *volume) outcome {
 	if v == nil {
 		v = &volume{PersistentVolume: &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: record.Spec.VolumeName}}}
 	}
 	key := keyOf(record)
 	if p.c.operations.Pending(claimObject(key)) {
-		return deleting("waits until another operation with its volume ends")
+		return deleting("waits until another operation of the claim ends")
 	}
 	p.c.setReleasing(key, true)
 	err := p.run(claimObject(key), "volume_release", p.pluginName(v), func(context.Context) error {
@@ -97,8 +98,8 @@ func (c *Controller) release(record *corev1.PersistentVolumeClaim, v *volume) er
 	})
 }
 
-// released returns the record of a released volume. After it is written, the volume's data may be
-// destroyed.
+// released returns the record of a released volume. After this record is written, the volume's data
+// may be destroyed.
 func released(v *volume) *corev1.PersistentVolume {
 	r := v.DeepCopy()
 	r.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased}
@@ -119,7 +120,7 @@ func destroysData(v *volume) bool {
 func (p *pass) syncVolume(v *volume) condition {
 	current := condition{phase: string(v.Status.Phase)}
 	if v.edited {
-		current.message, current.warning = "its source was changed in its manifest, which has no effect while a claim has it: change it back", true
+		current.message, current.warning = "the source in its manifest was changed, which has no effect while a claim is bound to the volume: change the source back", true
 	}
 	ref := v.Spec.ClaimRef
 	switch {
@@ -139,7 +140,8 @@ func (p *pass) syncVolume(v *volume) condition {
 	return current
 }
 
-// hasClaim reports whether a volume has a claim, or may be about to be bound to one.
+// hasClaim reports whether a volume is bound to a claim, or may soon be bound to the claim that it
+// names.
 func (p *pass) hasClaim(v *volume) bool {
 	ref := v.Spec.ClaimRef
 	if record := p.records[refKey(ref)]; record != nil && record.UID == ref.UID {
@@ -148,7 +150,7 @@ func (p *pass) hasClaim(v *volume) bool {
 	return p.isDesired(ref) && v.Annotations[reclaim] == "" && !v.lost
 }
 
-// mayBeBound reports whether a recorded claim is bound to a volume, or may be about to be bound to it.
+// mayBeBound reports whether a recorded claim is bound to a volume, or may soon be bound to it.
 func mayBeBound(record *corev1.PersistentVolumeClaim, v *volume) bool {
 	name := record.Spec.VolumeName
 	return record.UID == v.Spec.ClaimRef.UID && (name == "" || name == v.Name)
@@ -159,11 +161,11 @@ func (p *pass) isDesired(ref *corev1.ObjectReference) bool {
 	return claim != nil && claim.UID == ref.UID
 }
 
-// reclaim applies the reclaim policy.
+// reclaim applies the reclaim policy to a volume without a claim.
 func (p *pass) reclaim(v *volume) condition {
 	current := condition{phase: string(v.Status.Phase)}
 	if _, err := p.c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil {
-		current.message, current.warning = fmt.Sprintf("it is not reclaimed: %v", err), true
+		current.message, current.warning = fmt.Sprintf("the volume is not reclaimed: %v", err), true
 		return current
 	}
 	policy, progress := v.Spec.PersistentVolumeReclaimPolicy, v.Annotations[reclaim]
@@ -173,19 +175,19 @@ func (p *pass) reclaim(v *volume) condition {
 	case v.lost && (progress != reclaimBegun || policy == corev1.PersistentVolumeReclaimRetain):
 		return p.forget(v)
 	case progress == reclaimDone:
-		current.message = "its data is deleted: remove its manifest"
+		current.message = "its data was deleted, but its manifest still exists: remove its manifest"
 	case progress == reclaimBegun:
 		return p.destroyData(v)
 	case v.Status.Phase == corev1.VolumeBound || destroysData(v):
 		return p.runVolume(v, "volume_release", func(context.Context) error { return p.c.releaseWithoutClaim(v) })
 	default:
-		current.message = "it is retained: add its claim again, or set spec.claimRef in a manifest of the volume to a claim whose spec.volumeName names the volume"
+		current.message = "the volume is retained: add its claim again, or add a manifest of the volume whose spec.claimRef names another claim, and name the volume in that claim's spec.volumeName"
 	}
 	return current
 }
 
-// releaseWithoutClaim releases a volume whose claim is not recorded: the manager was killed between
-// the writes of bind, or the volume's policy was changed since the release.
+// releaseWithoutClaim releases a volume whose claim is not recorded. Either the manager was killed
+// between the writes of bind, or the volume's policy was changed from Retain after the release.
 func (c *Controller) releaseWithoutClaim(v *volume) error {
 	return c.writeVolume(v, func() error {
 		if record, err := c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil || record != nil && mayBeBound(record, v) {
@@ -195,7 +197,7 @@ func (c *Controller) releaseWithoutClaim(v *volume) error {
 	})
 }
 
-// forget removes the record of a volume without manifest and claim.
+// forget removes the record of a volume that has no manifest and no claim.
 func (p *pass) forget(v *volume) condition {
 	return p.runVolume(v, "volume_release", func(context.Context) error {
 		return p.c.writeVolume(v, func() error { return p.c.store.RemoveVolume(v.Name) })
@@ -209,7 +211,7 @@ func (p *pass) destroyData(v *volume) condition {
 		return failed(err)
 	}
 	if other := p.duplicate(v); other != nil {
-		return failed(fmt.Errorf("PersistentVolume %s is the same volume and belongs to claim %s: remove that claim first, or set persistentVolumeReclaimPolicy Retain in a manifest of this one", other.Name, refKey(other.Spec.ClaimRef)))
+		return failed(fmt.Errorf("PersistentVolume %s has the same source and belongs to claim %s: remove that claim first, or set persistentVolumeReclaimPolicy: Retain in a manifest of this volume", other.Name, refKey(other.Spec.ClaimRef)))
 	}
 	var operation string
 	var destroy func(context.Context, *corev1.PersistentVolume) error
@@ -290,9 +292,9 @@ func sourceOf(v *volume) string {
 	return source.String()
 }
 
-// retainRemainder keeps the remaining data of a volume whose policy was changed to Retain after the
-// deletion of its data began. It records the policy, so that the policy also applies after the
-// manifest is removed.
+// retainRemainder keeps the remaining data of a volume whose policy was changed to Retain after
+// deletion had begun. It records the policy, so that the policy still applies after the manifest is
+// removed.
 func (p *pass) retainRemainder(v *volume) condition {
 	policy := v.Spec.PersistentVolumeReclaimPolicy
 	if v.record.Spec.PersistentVolumeReclaimPolicy != policy {
