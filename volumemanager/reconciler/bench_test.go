@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// BenchmarkReconcile measures the loop with mounted volumes: after an operation (pass), after a
-// change of claims (populate), and each minute (sync).
+// BenchmarkReconcile measures the parts of Run while all volumes are mounted. Run calls pass after each
+// operation, populate after a change of claims, and sync once a minute.
 func BenchmarkReconcile(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		m := manyVolumes(b, n)
@@ -30,12 +30,12 @@ func BenchmarkReconcile(b *testing.B) {
 	}
 }
 
-// manyVolumes returns a stopped manager with n mounted volumes, four for each pod, half of them
-// PersistentVolumes.
+// manyVolumes returns a stopped manager with n mounted volumes. Each pod has two PersistentVolumes and
+// two emptyDirs.
 func manyVolumes(b *testing.B, n int) *manager {
 	b.Helper()
-	g := newGround(b.TempDir())
-	g.wrong = b.Errorf
+	host := newFakeHost(b.TempDir())
+	host.reportForbidden = b.Errorf
 	c := newClaims()
 	manifests := objects()
 	for i := range n / 4 {
@@ -45,11 +45,11 @@ func manyVolumes(b *testing.B, n int) *manager {
 		p := pod(fmt.Sprint("pod-", i), one, other, "e1", "e2")
 		manifests.Pods[key(p.Name)] = p
 	}
-	m := start(b, g, c, full{g}, plain{ground: g})
+	m := start(b, host, c, fullPlugin{host}, plainPlugin{fakeHost: host})
 	began := time.Now()
 	m.Update(manifests)
 	err := retry.For(b.Context(), 5*time.Minute, func() (bool, error) {
-		if up, _ := m.StateDiff(); up > 0 {
+		if toMount, _ := m.StateDiff(); toMount > 0 {
 			return true, errors.New("volumes are not mounted yet")
 		}
 		return false, nil

@@ -13,8 +13,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// prepareDevice starts the next step of attaching and mounting a volume's device. ready is set if the
-// device is ready for a pod. d is nil if the volume has no device.
+// prepareDevice returns the device of a volume; nil if the volume needs none. It reports whether the
+// device is ready for the mount of a pod. If not, it starts the next step of attaching and mounting
+// the device.
 func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state.DeviceVolume, ready bool) {
 	if v.Device == "" {
 		return nil, true
@@ -23,7 +24,7 @@ func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state
 	d = r.actual.Device(v.Device, plugin, v.Spec)
 	if m.Mounted == state.No {
 		m.Link(d)
-	} else { // the mount may use another device, which must not be released before that is ruled out
+	} else { // the mount may use another device, which must not be released as long as this is unknown
 		m.AddCandidate(d)
 	}
 	if m.Mounted == state.Yes && d.Attached != state.Uncertain && d.Mounted != state.Uncertain {
@@ -54,14 +55,15 @@ func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state
 	return d, false
 }
 
-// admit returns an error if a volume must wait for other pods: another pod uses the volume
-// exclusively or in the other volumeMode, or the driver's volume limit is reached.
+// admit returns an error if a volume must wait for other pods. Either the claim is ReadWriteOncePod
+// and another pod uses it, or the device is set up for another PersistentVolume or volumeMode, or the
+// driver's volume limit is reached.
 func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) error {
-	if other := d.UsedBy(m); v.Alone && other != nil && m.Mounted == state.No {
-		return fmt.Errorf("its claim is ReadWriteOncePod, and pod %s uses it: remove that pod", other.Owner())
+	if other := d.UsedBy(m); v.Exclusive && other != nil && m.Mounted == state.No {
+		return fmt.Errorf("the claim has access mode ReadWriteOncePod, and pod %s uses it: remove that pod", other.Owner())
 	}
 	if d.Mounted != state.No && !d.Matches(v) {
-		return fmt.Errorf("waits until no pod uses the volume as PersistentVolume %s with its volumeMode", d.Spec.Name())
+		return fmt.Errorf("the volume is set up as PersistentVolume %s, or with another volumeMode: waits until no pod uses it and it is unmounted", d.Spec.Name())
 	}
 	limiter, ok := v.Plugin.(plugins.AttachLimiter)
 	if !ok || d.Exists() {
@@ -70,13 +72,13 @@ func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVo
 	limit, driver := limiter.AttachLimit(v.Spec)
 	d.Driver = state.DeviceName(v.Plugin, driver)
 	if counted := r.drivers[d.Driver]; limit > 0 && !counted[d] && int64(len(counted)) >= limit {
-		return fmt.Errorf("driver %s can have %d volumes on this machine, and the limit is reached: remove pods", driver, limit)
+		return fmt.Errorf("driver %s can have %d volumes on this machine, and the limit is reached: remove pods that use its volumes", driver, limit)
 	}
 	r.countDevice(d)
 	return nil
 }
 
-// countDevices counts the devices of each driver.
+// countDevices computes drivers.
 func (r *Reconciler) countDevices() {
 	r.drivers = map[string]map[*state.DeviceVolume]bool{}
 	for _, d := range r.actual.Devices {
@@ -93,8 +95,8 @@ func (r *Reconciler) countDevice(d *state.DeviceVolume) {
 	r.drivers[d.Driver][d] = true
 }
 
-// releaseDevice starts the next step of unmounting and detaching a device that no pod uses or
-// desires.
+// releaseDevice starts the next step of releasing a device that no pod uses. It unmounts the device if
+// no desired volume needs it as it is set up, and detaches it if no desired volume needs it at all.
 func (r *Reconciler) releaseDevice(d *state.DeviceVolume) {
 	if !r.desired.Complete || d.OperationPending() || d.UsedBy(nil) != nil {
 		return
@@ -151,7 +153,7 @@ func setUpDevice(ctx context.Context, v *state.PodVolume, attachment plugins.Att
 
 func (r *Reconciler) unmountDevice(d *state.DeviceVolume) {
 	r.startDevice(d, "device_unmount", "FailedUnmountDevice", state.Unmounting, &d.Mounted, func(ctx context.Context) (func(), error) {
-		return func() { d.Expanded = resource.Quantity{} }, d.Plugin.UnmountDevice(ctx, d.Spec)
+		return func() { d.NodeSize = resource.Quantity{} }, d.Plugin.UnmountDevice(ctx, d.Spec)
 	})
 }
 
@@ -162,8 +164,8 @@ func (r *Reconciler) detach(d *state.DeviceVolume) {
 }
 
 // startDevice starts an operation that changes part, which is d.Attached or d.Mounted. During the
-// operation, and after a panic, part is Uncertain. do returns a function that is called with mu held
-// after success.
+// operation, and after a panic, part is Uncertain. If do succeeds, the function that it returns is
+// called with mu held.
 func (r *Reconciler) startDevice(d *state.DeviceVolume, name, reason string, running state.Phase, part *state.Certainty, do func(context.Context) (func(), error)) {
 	before := *part
 	started := r.start(task{
@@ -195,13 +197,13 @@ func (r *Reconciler) startDevice(d *state.DeviceVolume, name, reason string, run
 // sizeOf returns a pointer to the volume's size on this machine, in d or, if d is nil, in m.
 func sizeOf(m *state.Mount, d *state.DeviceVolume) *resource.Quantity {
 	if d != nil {
-		return &d.Expanded
+		return &d.NodeSize
 	}
-	return &m.Expanded
+	return &m.NodeSize
 }
 
-// expand starts to expand a mounted volume on the machine if its capacity has grown. The volume
-// stays mounted if the expansion fails.
+// expand starts the expansion of a mounted volume on the machine if the volume's capacity has grown.
+// If the expansion fails, the volume stays mounted.
 func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
 	size := sizeOf(m, d)
 	expander, ok := v.Plugin.(plugins.NodeExpandableVolumePlugin)

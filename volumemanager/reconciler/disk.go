@@ -18,17 +18,17 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// sync compares the actual state with disk and mount table. mu is held, so no operation changes the
-// state meanwhile.
+// sync compares the actual state with the disk and the mount table. The caller holds mu, so no
+// operation changes the state at the same time.
 func (r *Reconciler) sync(ctx context.Context) {
-	r.round++
+	r.generation++
 	r.reconstruct(ctx)
 	r.verify(ctx)
 	r.syncAt = nextSync()
 }
 
-// reconstruct adds volumes that are on disk and not in the actual state: after a restart, or if a
-// plugin failed to remove them. They count as possibly mounted.
+// reconstruct adds volumes that are on disk and not in the actual state. Such volumes exist after a
+// restart, or if a plugin failed to remove them. They count as possibly mounted.
 func (r *Reconciler) reconstruct(ctx context.Context) {
 	entries, err := os.ReadDir(r.paths.Pods())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -36,7 +36,7 @@ func (r *Reconciler) reconstruct(ctx context.Context) {
 	}
 	for _, e := range entries {
 		if !e.IsDir() {
-			r.recordUnknown(ctx, filepath.Join(r.paths.Pods(), e.Name()), errors.New("it is not the directory of a pod"))
+			r.recordUnknown(ctx, filepath.Join(r.paths.Pods(), e.Name()), errors.New("not the directory of a pod"))
 			continue
 		}
 		pod := types.UID(e.Name())
@@ -66,8 +66,8 @@ func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, dir string,
 	}
 }
 
-// identify returns the name of a volume's device, if it is recorded on disk; otherwise "". It returns
-// an error if e is not a volume of a pod.
+// identify returns the name of a volume's device if the name is recorded on disk; otherwise "". It
+// returns an error if e is not a volume of a pod.
 func (r *Reconciler) identify(id state.ID, e fs.DirEntry) (device string, err error) {
 	p, err := r.registry.ByName(id.Plugin)
 	if err != nil {
@@ -76,11 +76,11 @@ func (r *Reconciler) identify(id state.ID, e fs.DirEntry) (device string, err er
 	_, supportsBlock := p.(plugins.BlockVolumePlugin)
 	switch {
 	case !id.Block && !e.IsDir():
-		return "", errors.New("it is not the directory of a volume")
+		return "", errors.New("not the directory of a volume")
 	case id.Block && e.Type() != fs.ModeSymlink:
-		return "", errors.New("it is not a link to a device")
+		return "", errors.New("not a link to a device")
 	case id.Block && !supportsBlock:
-		return "", errors.New("its plugin does not support raw devices")
+		return "", fmt.Errorf("plugin %s does not support raw devices", id.Plugin)
 	}
 	if namer, ok := p.(plugins.PodVolumeNamer); ok {
 		if name := namer.PodVolumeName(id.Name, id.Pod, id.Block); name != "" {
@@ -126,8 +126,8 @@ func (r *Reconciler) findDevices(ctx context.Context) {
 	}
 }
 
-// addDevice adds a device that was found on disk. It returns nil if the device was in the actual
-// state before this search; added holds the devices of this search.
+// addDevice adds a device that was found on disk, and returns it. It returns nil if the device was in
+// the actual state before this search. added holds the devices that this search has added.
 func (r *Reconciler) addDevice(plugin plugins.DeviceMountableVolumePlugin, m plugins.DeviceMount, added map[*state.DeviceVolume]bool) *state.DeviceVolume {
 	name := state.DeviceName(plugin, m.VolumeName)
 	d := r.actual.Devices[name]
@@ -145,16 +145,17 @@ func (r *Reconciler) addDevice(plugin plugins.DeviceMountableVolumePlugin, m plu
 	return d
 }
 
-// recordUnknown records an event for a path that the manager cannot identify and does not change.
+// recordUnknown records an event for a path that the volume manager cannot identify and does not
+// change.
 func (r *Reconciler) recordUnknown(ctx context.Context, path string, err error) {
 	r.events.Record(ctx, event.Event{
 		Warning: true, Object: "directory " + path, Reason: "Unknown",
-		Message: fmt.Sprintf("%v: it is not changed: check what it is, and remove it by hand", err),
+		Message: fmt.Sprintf("%v: the volume manager does not change this path: check what it is, and remove it by hand", err),
 	})
 }
 
-// verify finds volumes and devices that another program has unmounted. They become Uncertain, so
-// that desired ones are mounted again.
+// verify finds volumes and devices that another program has unmounted, and raw devices whose link was
+// removed. They become Uncertain, so that desired ones are set up again.
 func (r *Reconciler) verify(ctx context.Context) {
 	table, err := mount.Table(func(*mount.Entry) bool { return true })
 	if err != nil {
@@ -192,7 +193,7 @@ func (r *Reconciler) warnUnmounted(ctx context.Context, object, volume, path str
 	r.warn(ctx, object, "Unmounted", volume, fmt.Errorf("%s is not mounted any more, and is mounted again if a pod uses it: find the program that unmounts it", path))
 }
 
-// directory returns the state of a pod's directory.
+// directory returns the state of a pod's directory. A missing state is added.
 func (r *Reconciler) directory(pod types.UID) *state.Progress {
 	if r.actual.Pods[pod] == nil {
 		r.actual.Pods[pod] = &state.Progress{}
@@ -233,7 +234,7 @@ func (r *Reconciler) removeDirectories() {
 
 func (r *Reconciler) removeDirectory(pod types.UID) error {
 	dir := r.paths.Pod(pod)
-	// These are subPaths of volumes that have no directory in the pod's directory (hostPath).
+	// The remaining subPaths are of volumes that have no directory in the pod's directory (hostPath).
 	if err := unbindBelow(filepath.Join(dir, "volume-subpaths"), 3, nil); err != nil {
 		return err
 	}
@@ -255,7 +256,7 @@ type entry struct {
 	fs.DirEntry
 }
 
-// below returns the entries at a depth below dir. It follows no links.
+// below returns the entries at a depth below dir, which may be missing. It follows no links.
 func below(dir string, depth int) (found []entry, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -277,8 +278,8 @@ func below(dir string, depth int) (found []entry, err error) {
 	return found, err
 }
 
-// removeEmpty removes a directory and the directories in it, down to a depth, if they are empty. It
-// removes no files and no mounts.
+// removeEmpty removes a directory and the directories in it, down to a depth. It returns an error if
+// a file, a mount or a deeper directory exists, and does not remove that.
 func removeEmpty(dir string, depth int) error {
 	for ; depth > 0; depth-- {
 		found, err := below(dir, depth)
@@ -294,7 +295,7 @@ func removeEmpty(dir string, depth int) error {
 	return removeDir(dir)
 }
 
-// removeDir removes an empty directory, with rmdir(2). A missing one is no error.
+// removeDir removes an empty directory with rmdir(2). A missing directory is not an error.
 func removeDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -303,7 +304,7 @@ func removeDir(dir string) error {
 	if err == nil && info.IsDir() {
 		err = os.Remove(dir)
 	} else if err == nil {
-		err = errors.New("it is not a directory")
+		err = errors.New("not a directory")
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remains of a removed pod: %s: %w: check what it is, and remove it by hand", dir, err)

@@ -2,11 +2,11 @@ package reconciler
 
 import "context"
 
-// Pass, Populate and Sync are the parts of the loop for the benchmark.
+// Pass exports pass for the benchmark.
 func (r *Reconciler) Pass(ctx context.Context) { r.pass(ctx) }
 
-// Populate computes the desired state.
+// Populate exports populate for the benchmark.
 func (r *Reconciler) Populate() { r.populate() }
 
-// Sync compares the actual state with the disk.
+// Sync exports sync for the benchmark.
 func (r *Reconciler) Sync(ctx context.Context) { r.sync(ctx) }

@@ -21,29 +21,29 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// ground is a machine with fake plugins. It outlives managers. As with real plugins, a file or
-// directory exists for what may be set up.
-type ground struct {
+// fakeHost is a machine with fake plugins. It outlives managers. Like real plugins, the fake plugins
+// keep a file or directory for each volume that may be set up.
+type fakeHost struct {
 	paths plugins.Paths
-	// script returns the result of an operation; nil: all succeed.
+	// script returns the result of an operation. If it is nil, all operations succeed.
 	script func(operation string) result
-	// wrong reports a forbidden operation.
-	wrong func(format string, args ...any)
+	// reportForbidden reports a forbidden operation.
+	reportForbidden func(format string, args ...any)
 	// desired, if set, reports whether a pod has requested a volume for some time.
 	desired func(state.ID) bool
-	// unstaged has the handles of volumes without a device mount.
+	// unstaged contains the handles of volumes that need no device mount.
 	unstaged map[string]bool
-	// handles has the handles of volumes x whose handle is not h-x.
+	// handles contains the handles of volumes by name. The default handle of volume x is h-x.
 	handles map[string]string
 
 	mu       sync.Mutex
 	attached map[string]bool
 	devices  map[string]bool
-	// mounts has the handle of each mount.
-	mounts map[state.ID]string
-	sizes  map[string]string
-	alone  map[string]bool
-	// pending has the running operations.
+	// mounts contains the handle of each mounted volume.
+	mounts    map[state.ID]string
+	sizes     map[string]string
+	exclusive map[string]bool
+	// pending contains the running operations.
 	pending map[string]bool
 	log     []string
 	limit   int64
@@ -53,74 +53,75 @@ type ground struct {
 	zone string
 }
 
-// result is how an operation ends.
+// result is the scripted result of an operation.
 type result struct {
-	takes time.Duration
+	takes time.Duration // the duration
 	err   error
 	// done is set if the operation takes effect although it fails.
 	done  bool
 	panic bool
 }
 
-func newGround(root string) *ground {
-	return &ground{
+func newFakeHost(root string) *fakeHost {
+	return &fakeHost{
 		paths: plugins.Paths{Root: root}, mounts: map[state.ID]string{},
-		unstaged: map[string]bool{}, attached: map[string]bool{}, devices: map[string]bool{}, alone: map[string]bool{},
+		unstaged: map[string]bool{}, attached: map[string]bool{}, devices: map[string]bool{}, exclusive: map[string]bool{},
 		pending: map[string]bool{}, handles: map[string]string{}, sizes: map[string]string{},
 	}
 }
 
-// do runs an operation on a volume, of one pod if the ID has one. check and effect run with mu held.
-func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, check func(), effect func() error) error {
-	script := g.begin(operation, volume, id, check)
-	defer g.end(volume, id)
-	var how result
+// do runs an operation on a volume. If the ID is not zero, the operation concerns only the volume of
+// that pod. check runs before the operation, effect if it takes effect, both with mu held.
+func (h *fakeHost) do(ctx context.Context, operation, volume string, id state.ID, check func(), effect func() error) error {
+	script := h.begin(operation, volume, id, check)
+	defer h.end(volume, id)
+	var r result
 	if script != nil {
-		how = script(operation)
+		r = script(operation)
 	}
-	if how.takes > 0 {
+	if r.takes > 0 {
 		select {
 		case <-ctx.Done():
-			how.err = &plugins.UncertainError{Err: ctx.Err()}
-		case <-time.After(how.takes):
+			r.err = &plugins.UncertainError{Err: ctx.Err()}
+		case <-time.After(r.takes):
 		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if how.err == nil && !how.panic || how.done {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r.err == nil && !r.panic || r.done {
 		if err := effect(); err != nil {
 			return err
 		}
 	}
-	if how.panic {
+	if r.panic {
 		panic("scripted")
 	}
-	return how.err
+	return r.err
 }
 
-// begin records a call, and returns the script for it.
-func (g *ground) begin(operation, volume string, id state.ID, check func()) func(string) result {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.log = append(g.log, strings.TrimSpace(operation+" "+volume+" "+string(id.Pod)))
-	for other := range g.pending {
-		name, whose, _ := strings.Cut(other, "|")
-		if name == volume && (whose == "" || id.Pod == "" || whose == owner(id)) {
-			g.wrong("%s of %s while %s is pending", operation, volume, other)
+// begin records the begin of an operation and returns the current script.
+func (h *fakeHost) begin(operation, volume string, id state.ID, check func()) func(string) result {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.log = append(h.log, strings.TrimSpace(operation+" "+volume+" "+string(id.Pod)))
+	for other := range h.pending {
+		name, pod, _ := strings.Cut(other, "|")
+		if name == volume && (pod == "" || id.Pod == "" || pod == owner(id)) {
+			h.reportForbidden("%s of %s while %s is pending", operation, volume, other)
 		}
 	}
-	g.pending[volume+"|"+owner(id)] = true
+	h.pending[volume+"|"+owner(id)] = true
 	check()
-	return g.script
+	return h.script
 }
 
-func (g *ground) end(volume string, id state.ID) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.pending, volume+"|"+owner(id))
+func (h *fakeHost) end(volume string, id state.ID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.pending, volume+"|"+owner(id))
 }
 
-// owner returns the volume of a pod that an operation is for; empty for all pods.
+// owner returns the pod and the name of a volume; empty for an operation that concerns all pods.
 func owner(id state.ID) string {
 	if id.Pod == "" {
 		return ""
@@ -128,46 +129,46 @@ func owner(id state.ID) string {
 	return string(id.Pod) + "/" + id.Name
 }
 
-func (g *ground) handleOf(name string) string { return cmp.Or(g.handles[name], "h-"+name) }
+func (h *fakeHost) handleOf(name string) string { return cmp.Or(h.handles[name], "h-"+name) }
 
-func (g *ground) setScript(script func(string) result) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.script = script
+func (h *fakeHost) setScript(script func(string) result) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.script = script
 }
 
-func (g *ground) node() *corev1.Node {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (h *fakeHost) node() *corev1.Node {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	n := plugins.Node("here")
-	if !g.unregistered {
-		n.Labels["zone"] = g.zone
+	if !h.unregistered {
+		n.Labels["zone"] = h.zone
 	}
 	return n
 }
 
-// left returns the attached and mounted volumes as text; empty if there are none.
-func (g *ground) left() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.attached)+len(g.devices)+len(g.mounts) == 0 {
+// existing returns the attached and mounted volumes as text; empty if there are none.
+func (h *fakeHost) existing() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.attached)+len(h.devices)+len(h.mounts) == 0 {
 		return ""
 	}
-	return fmt.Sprint(g.attached, g.devices, g.mounts)
+	return fmt.Sprint(h.attached, h.devices, h.mounts)
 }
 
 // calls returns the operations since the last call of calls.
-func (g *ground) calls() []string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	log := g.log
-	g.log = nil
+func (h *fakeHost) calls() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	log := h.log
+	h.log = nil
 	return log
 }
 
-// count returns the number of operations of one kind since the last call of calls, as calls does.
-func (g *ground) count(operation string) (n int) {
-	for _, o := range g.calls() {
+// count returns the number of operations of one kind since the last call of calls. It calls calls.
+func (h *fakeHost) count(operation string) (n int) {
+	for _, o := range h.calls() {
 		if strings.HasPrefix(o, operation+" ") {
 			n++
 		}
@@ -175,76 +176,76 @@ func (g *ground) count(operation string) (n int) {
 	return n
 }
 
-func (g *ground) setUnregistered(unregistered bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.unregistered = unregistered
+func (h *fakeHost) setUnregistered(unregistered bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.unregistered = unregistered
 }
 
-// mounted reports whether a pod has a volume.
-func (g *ground) mounted(volume string) bool {
-	return slices.Contains(slices.Collect(maps.Values(g.mounts)), volume)
+// mounted reports whether a volume is mounted for a pod. The caller holds mu.
+func (h *fakeHost) mounted(volume string) bool {
+	return slices.Contains(slices.Collect(maps.Values(h.mounts)), volume)
 }
 
-func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, show func(path string) error) error {
-	other := func() bool { return g.mounts[id] != "" && g.mounts[id] != volume }
-	return g.do(ctx, "SetUp", volume, id, func() {
-		if staged && !g.devices[volume] && !other() {
-			g.wrong("SetUp of %s before its device is mounted", id)
+func (h *fakeHost) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, create func(path string) error) error {
+	usesOther := func() bool { return h.mounts[id] != "" && h.mounts[id] != volume }
+	return h.do(ctx, "SetUp", volume, id, func() {
+		if staged && !h.devices[volume] && !usesOther() {
+			h.reportForbidden("SetUp of %s before its device is mounted", id)
 		}
-		for other, v := range g.mounts {
-			if g.alone[volume] && v == volume && other.Pod != id.Pod {
-				g.wrong("SetUp of %s, which %s uses exclusively", id, other)
+		for other, v := range h.mounts {
+			if h.exclusive[volume] && v == volume && other.Pod != id.Pod {
+				h.reportForbidden("SetUp of %s, which %s uses exclusively", id, other)
 			}
 		}
 	}, func() error {
-		if other() {
-			return plugins.Invalidf("it was changed: set it back")
+		if usesOther() {
+			return plugins.Invalidf("the volume was changed: undo the change")
 		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		if err := show(path); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := create(path); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
-		g.mounts[id] = volume
+		h.mounts[id] = volume
 		return nil
 	})
 }
 
-func (g *ground) tearDown(ctx context.Context, id state.ID, volume, path string) error {
-	return g.do(ctx, "TearDown", volume, id, func() {
-		if g.desired != nil && g.desired(id) {
-			g.wrong("TearDown of %s, which is desired", id)
+func (h *fakeHost) tearDown(ctx context.Context, id state.ID, volume, path string) error {
+	return h.do(ctx, "TearDown", volume, id, func() {
+		if h.desired != nil && h.desired(id) {
+			h.reportForbidden("TearDown of %s, which is desired", id)
 		}
 	}, func() error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		delete(g.mounts, id)
+		delete(h.mounts, id)
 		return nil
 	})
 }
 
-// record records on disk that a volume may be attached or mounted.
-func (g *ground) record(kind, volume, text string) error {
-	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
+// record records on disk that a volume may be attached (kind attachments) or mounted (kind devices).
+func (h *fakeHost) record(kind, volume, text string) error {
+	dir := filepath.Join(h.paths.Plugin("test/full"), kind)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, volume), []byte(text), 0o644)
 }
 
-func (g *ground) unrecord(kind, volume string) error {
-	err := os.Remove(filepath.Join(g.paths.Plugin("test/full"), kind, volume))
+func (h *fakeHost) unrecord(kind, volume string) error {
+	err := os.Remove(filepath.Join(h.paths.Plugin("test/full"), kind, volume))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-func (g *ground) recorded(kind string) (all []plugins.DeviceMount, err error) {
-	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
+func (h *fakeHost) recorded(kind string) (all []plugins.DeviceMount, err error) {
+	dir := filepath.Join(h.paths.Plugin("test/full"), kind)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -261,38 +262,38 @@ func (g *ground) recorded(kind string) (all []plugins.DeviceMount, err error) {
 	return all, err
 }
 
-// plain is a plugin for emptyDirs.
-type plain struct {
-	*ground
+// plainPlugin is a plugin for emptyDirs.
+type plainPlugin struct {
+	*fakeHost
 	remounts bool
 	warning  string
 }
 
-func (plain) Name() string { return "test/plain" }
-func (plain) CanSupport(spec *plugins.Spec) bool {
+func (plainPlugin) Name() string { return "test/plain" }
+func (plainPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
-func (p plain) Remounts(*plugins.Spec) bool { return p.remounts }
-func (p plain) id(pod types.UID, name string) state.ID {
+func (p plainPlugin) Remounts(*plugins.Spec) bool { return p.remounts }
+func (p plainPlugin) id(pod types.UID, name string) state.ID {
 	return state.ID{Pod: pod, Plugin: p.Name(), Name: name}
 }
 
-func (p plain) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
+func (p plainPlugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	id := p.id(pod.UID, spec.Name())
-	m := mounter{p.ground, id, spec.Name(), false, p.paths.PodVolume(pod.UID, p.Name(), spec.Name())}
+	m := mounter{p.fakeHost, id, spec.Name(), false, p.paths.PodVolume(pod.UID, p.Name(), spec.Name())}
 	if p.warning != "" {
 		return warner{m, p.warning}, nil
 	}
 	return m, nil
 }
 
-func (p plain) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
-	return mounter{p.ground, p.id(pod, name), name, false, p.paths.PodVolume(pod, p.Name(), name)}, nil
+func (p plainPlugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
+	return mounter{p.fakeHost, p.id(pod, name), name, false, p.paths.PodVolume(pod, p.Name(), name)}, nil
 }
 
-// mounter implements the interfaces for a volume of a pod.
+// mounter implements Mounter, Unmounter and the interfaces for raw devices, for a volume of a pod.
 type mounter struct {
-	*ground
+	*fakeHost
 	id     state.ID
 	volume string
 	staged bool
@@ -322,28 +323,27 @@ type warner struct {
 
 func (w warner) Warnings() []string { return []string{w.warning} }
 
-// full is a plugin for PersistentVolumes that implements all optional interfaces. The handle of
-// volume x is h-x, unless ground.handles has another.
-type full struct{ *ground }
+// fullPlugin is a plugin for PersistentVolumes that implements all optional interfaces.
+type fullPlugin struct{ *fakeHost }
 
-func (full) Name() string { return "test/full" }
-func (full) CanSupport(spec *plugins.Spec) bool {
+func (fullPlugin) Name() string { return "test/full" }
+func (fullPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
-func (full) Remounts(*plugins.Spec) bool { return false }
-func (full) VolumeName(spec *plugins.Spec) (string, error) {
+func (fullPlugin) Remounts(*plugins.Spec) bool { return false }
+func (fullPlugin) VolumeName(spec *plugins.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
 
-func (f full) PodVolumeName(name string, pod types.UID, block bool) string {
+func (f fullPlugin) PodVolumeName(name string, pod types.UID, block bool) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mounts[state.ID{Pod: pod, Plugin: f.Name(), Name: name, Block: block}]
 }
 
-func (f full) NeedsAttach(*plugins.Spec) (bool, error) { return f.NeedsDeviceMount(nil) }
+func (f fullPlugin) NeedsAttach(*plugins.Spec) (bool, error) { return f.NeedsDeviceMount(nil) }
 
-func (f full) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
+func (f fullPlugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.unregistered {
@@ -352,39 +352,39 @@ func (f full) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	return spec == nil || !f.unstaged[handle(spec)], nil
 }
 
-func (full) AccessModes() []corev1.PersistentVolumeAccessMode {
+func (fullPlugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
 }
 
-func (f full) AttachLimit(*plugins.Spec) (limit int64, driver string) { return f.limit, "full" }
+func (f fullPlugin) AttachLimit(*plugins.Spec) (limit int64, driver string) { return f.limit, "full" }
 
 func handle(spec *plugins.Spec) string { return spec.PersistentVolume.Spec.CSI.VolumeHandle }
 
-func (f full) mounter(name string, pod types.UID, block bool) mounter {
+func (f fullPlugin) mounter(name string, pod types.UID, block bool) mounter {
 	id := state.ID{Pod: pod, Plugin: f.Name(), Name: name, Block: block}
 	path := f.paths.PodVolume(pod, f.Name(), name)
 	if block {
 		path = f.paths.PodDevice(pod, f.Name(), name)
 	}
 	volume := f.handleOf(name)
-	return mounter{f.ground, id, volume, !f.unstaged[volume], path}
+	return mounter{f.fakeHost, id, volume, !f.unstaged[volume], path}
 }
 
-func (f full) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
+func (f fullPlugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	m := f.mounter(spec.Name(), pod.UID, false)
 	m.volume = handle(spec)
 	return m, nil
 }
 
-func (f full) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
+func (f fullPlugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	return f.mounter(name, pod, false), nil
 }
 
-func (f full) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
+func (f fullPlugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
 	return mapper{f.mounter(spec.Name(), pod.UID, true), spec}, nil
 }
 
-func (f full) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.BlockVolumeUnmapper, error) {
+func (f fullPlugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.BlockVolumeUnmapper, error) {
 	return f.mounter(name, pod, true), nil
 }
 
@@ -394,10 +394,10 @@ type mapper struct {
 }
 
 func (m mapper) SetUpDevice(ctx context.Context, a plugins.Attachment) error {
-	return full{m.ground}.MountDevice(ctx, m.spec, a, plugins.MounterArgs{})
+	return fullPlugin{m.fakeHost}.MountDevice(ctx, m.spec, a, plugins.MounterArgs{})
 }
 
-func (f full) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
+func (f fullPlugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	h := handle(spec)
 	err := f.do(ctx, "Attach", h, state.ID{}, func() {}, func() error {
 		f.attached[h] = true
@@ -406,11 +406,11 @@ func (f full) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachmen
 	return plugins.Attachment{"of": h}, err
 }
 
-func (f full) Detach(ctx context.Context, spec *plugins.Spec) error {
+func (f fullPlugin) Detach(ctx context.Context, spec *plugins.Spec) error {
 	h := handle(spec)
 	return f.do(ctx, "Detach", h, state.ID{}, func() {
 		if f.devices[h] || f.mounted(h) {
-			f.wrong("Detach of %s, which is mounted", h)
+			f.reportForbidden("Detach of %s, which is mounted", h)
 		}
 	}, func() error {
 		delete(f.attached, h)
@@ -418,15 +418,15 @@ func (f full) Detach(ctx context.Context, spec *plugins.Spec) error {
 	})
 }
 
-func (f full) DeviceMountPath(spec *plugins.Spec) (string, error) {
+func (f fullPlugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	return filepath.Join(f.paths.Plugin(f.Name()), "devices", handle(spec)), nil
 }
 
-func (f full) MountDevice(ctx context.Context, spec *plugins.Spec, a plugins.Attachment, _ plugins.MounterArgs) error {
+func (f fullPlugin) MountDevice(ctx context.Context, spec *plugins.Spec, a plugins.Attachment, _ plugins.MounterArgs) error {
 	h := handle(spec)
 	return f.do(ctx, "MountDevice", h, state.ID{}, func() {
 		if !f.attached[h] || a["of"] != h {
-			f.wrong("MountDevice of %s, which is not attached: %v", h, a)
+			f.reportForbidden("MountDevice of %s, which is not attached: %v", h, a)
 		}
 	}, func() error {
 		f.devices[h] = true
@@ -434,11 +434,11 @@ func (f full) MountDevice(ctx context.Context, spec *plugins.Spec, a plugins.Att
 	})
 }
 
-func (f full) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
+func (f fullPlugin) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	h := handle(spec)
 	return f.do(ctx, "UnmountDevice", h, state.ID{}, func() {
 		if f.mounted(h) {
-			f.wrong("UnmountDevice of %s, which a pod uses", h)
+			f.reportForbidden("UnmountDevice of %s, which a pod uses", h)
 		}
 	}, func() error {
 		delete(f.devices, h)
@@ -446,14 +446,14 @@ func (f full) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	})
 }
 
-func (f full) DeviceMounts() ([]plugins.DeviceMount, error) { return f.recorded("devices") }
-func (f full) Attachments() ([]plugins.DeviceMount, error)  { return f.recorded("attachments") }
+func (f fullPlugin) DeviceMounts() ([]plugins.DeviceMount, error) { return f.recorded("devices") }
+func (f fullPlugin) Attachments() ([]plugins.DeviceMount, error)  { return f.recorded("attachments") }
 
-func (f full) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
+func (f fullPlugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
 	h := handle(spec)
 	return f.do(ctx, "NodeExpand", h, state.ID{}, func() {
 		if !f.mounted(h) || !f.devices[h] || o.Path == "" || o.DeviceMountPath == "" {
-			f.wrong("NodeExpand of %s, which is not mounted: %+v", h, o)
+			f.reportForbidden("NodeExpand of %s, which is not mounted: %+v", h, o)
 		}
 	}, func() error {
 		f.sizes[h] = o.Size.String()
@@ -466,16 +466,16 @@ type claims struct {
 	mu       sync.Mutex
 	volumes  map[string]*corev1.PersistentVolume
 	expanded map[string]string
-	// away is set while no claim is bound.
-	away bool
+	// unbound is set if no claim is bound now.
+	unbound bool
 }
 
 func (c *claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	pv := c.volumes[key.Name]
-	if pv == nil || c.away {
-		return nil, nil, fmt.Errorf("claim %s: it is not bound: create a volume", key)
+	if pv == nil || c.unbound {
+		return nil, nil, fmt.Errorf("claim %s is not bound: create a volume", key)
 	}
 	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}, pv, nil
 }
@@ -492,8 +492,8 @@ func (c *claims) set(pv *corev1.PersistentVolume) {
 	c.volumes[pv.Name] = pv
 }
 
-func (c *claims) setAway(away bool) {
+func (c *claims) setUnbound(unbound bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.away = away
+	c.unbound = unbound
 }

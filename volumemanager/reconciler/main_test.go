@@ -27,20 +27,20 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// manager is a running reconciler, stopped at the end of the test or by stop.
+// manager is a running reconciler. It is stopped by stop or at the end of the test.
 type manager struct {
 	*reconciler.Reconciler
 	events *event.Recorder
 	stop   func()
 }
 
-func start(tb testing.TB, ground *ground, c *claims, registry ...plugins.VolumePlugin) *manager {
+func start(tb testing.TB, host *fakeHost, c *claims, registry ...plugins.VolumePlugin) *manager {
 	tb.Helper()
-	quiet := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), quiet))
+	discard := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), discard))
 	executor := operation.New(ctx, nil)
 	events := &event.Recorder{}
-	r := reconciler.New(ctx, registry, ground.paths, executor, events, c, ground.node)
+	r := reconciler.New(ctx, registry, host.paths, executor, events, c, host.node)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -67,7 +67,8 @@ func volumeOf(name, handle string, mode corev1.PersistentVolumeMode) *corev1.Per
 	}
 }
 
-// newClaims returns claims with the names of their volumes: fs… and disk…, which are raw devices.
+// newClaims returns bound claims. Claim and volume have the same name. A volume whose name begins with
+// d is a raw device, any other a filesystem.
 func newClaims(names ...string) *claims {
 	c := &claims{volumes: map[string]*corev1.PersistentVolume{}, expanded: map[string]string{}}
 	for _, n := range names {
@@ -80,8 +81,8 @@ func newClaims(names ...string) *claims {
 	return c
 }
 
-// pod returns a pod with the claims as volumes of the same name, and an emptyDir for each name that
-// begins with e.
+// pod returns a pod with volumes. A volume whose name begins with e is an emptyDir, any other is the
+// claim of the same name.
 func pod(name string, volumes ...string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
 	for _, v := range volumes {
@@ -110,33 +111,33 @@ func (m *manager) apply(pods ...*corev1.Pod) {
 	settle()
 }
 
-// wantRemoved removes all pods, and fails the test if anything of them is left.
-func (m *manager) wantRemoved(t *testing.T, g *ground) {
+// wantRemoved removes all pods, and fails the test if a volume or directory of a pod is left.
+func (m *manager) wantRemoved(t *testing.T, host *fakeHost) {
 	t.Helper()
 	m.apply()
-	wantNothing(t, g, m)
+	wantAllRemoved(t, host, m)
 }
 
-// wantPhase fails the test if a volume has another phase, or its message lacks one of the words.
+// wantPhase fails the test if a volume has another phase, or its message does not contain all words.
 func (m *manager) wantPhase(t *testing.T, pod, volume string, phase state.Phase, words ...string) reconciler.VolumeStatus {
 	t.Helper()
 	v := m.volume(t, pod, volume)
 	if v.Phase != phase {
-		t.Errorf("volume %s of pod %s is %s, want %s: %s", volume, pod, v.Phase, phase, v.Message)
+		t.Errorf("volume %s of pod %s: got phase %s with message %q, want phase %s", volume, pod, v.Phase, v.Message, phase)
 	}
 	for _, w := range words {
 		if !strings.Contains(v.Message, w) {
-			t.Errorf("the message of volume %s of pod %s does not contain %q: %q", volume, pod, w, v.Message)
+			t.Errorf("volume %s of pod %s: got message %q, want it to contain %q", volume, pod, v.Message, w)
 		}
 	}
 	return v
 }
 
-// wantMounted fails the test if a volume of pod a is not mounted, or has another message.
+// wantMounted fails the test unless a volume of pod a is mounted and has the message.
 func (m *manager) wantMounted(t *testing.T, volume, message string) {
 	t.Helper()
 	if s := m.wantPhase(t, "a", volume, state.Mounted); s.Message != message {
-		t.Errorf("status: %+v", s)
+		t.Errorf("volume %s: got message %q, want %q", volume, s.Message, message)
 	}
 }
 
@@ -154,34 +155,34 @@ func (m *manager) wantReady(t *testing.T, pods ...string) {
 	t.Helper()
 	for _, p := range pods {
 		if ready, volumes, known := m.PodReady(key(p)); !ready || !known {
-			t.Errorf("pod %s is not ready: %+v", p, volumes)
+			t.Errorf("pod %s: got ready %t, known %t, want both; volumes: %+v", p, ready, known, volumes)
 		}
 	}
 }
 
-// wantCalls fails the test if the operations since the last call differ, in any order.
-func wantCalls(t *testing.T, g *ground, want ...string) {
+// wantCalls fails the test unless the operations since the last use of calls are want, in any order.
+func wantCalls(t *testing.T, host *fakeHost, want ...string) {
 	t.Helper()
-	got := g.calls()
+	got := host.calls()
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("operations:\n%q\nwant:\n%q", got, want)
+		t.Errorf("got operations:\n%q\nwant:\n%q", got, want)
 	}
 }
 
-// bubble runs a test with a fake clock.
-func bubble(t *testing.T, test func(t *testing.T, g *ground)) {
+// withFakeClock runs a test with a fake clock (synctest).
+func withFakeClock(t *testing.T, test func(t *testing.T, host *fakeHost)) {
 	t.Helper()
 	root := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGround(root)
-		g.wrong = t.Errorf
-		test(t, g)
+		host := newFakeHost(root)
+		host.reportForbidden = t.Errorf
+		test(t, host)
 	})
 }
 
-// settle waits until no operation runs, for a shorter time than the sync period.
+// settle waits until no operation runs. It waits for less than the sync period.
 func settle() {
 	time.Sleep(20 * time.Millisecond)
 	synctest.Wait()

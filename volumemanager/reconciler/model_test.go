@@ -20,25 +20,25 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// history is a random sequence of changed pods, failing and panicking operations, drivers and claims
-// that disappear and return, and restarted managers. The ground reports forbidden operations.
+// history is a random sequence of changes of pods, operations that fail or panic, drivers and claims
+// that disappear and return, and restarts of the manager. The fake host reports forbidden operations.
 type history struct {
 	*rand.Rand
-	// outcomes is the random source of operations, guarded by ground.mu.
+	// outcomes is the random source of operations, guarded by host.mu.
 	outcomes *rand.Rand
 	t        *testing.T
-	g        *ground
+	host     *fakeHost
 	c        *claims
 	m        *manager
 	pods     map[string]*corev1.Pod
-	// since is the time from which a volume has been desired.
+	// since holds the time since which a volume has been desired.
 	since map[state.ID]time.Time
 }
 
-var modelVolumes = []string{"fs1", "fsduplicate", "fs2", "fs3", "fsalone", "disk1", "disk2", "e1", "e2"}
+var modelVolumes = []string{"fs1", "fsduplicate", "fs2", "fs3", "fsexclusive", "disk1", "disk2", "e1", "e2"}
 
-// TestRandomHistories: no forbidden operation occurs, and in the end exactly the desired volumes are
-// mounted. TRIVET_TEST_HISTORIES is the number of histories.
+// TestRandomHistories: in random histories no forbidden operation occurs, and in the end exactly the
+// desired volumes are mounted. TRIVET_TEST_HISTORIES is the number of histories.
 func TestRandomHistories(t *testing.T) {
 	const steps = 40
 	histories, err := strconv.ParseUint(cmp.Or(os.Getenv("TRIVET_TEST_HISTORIES"), "100"), 10, 64)
@@ -64,18 +64,18 @@ func begin(t *testing.T, root string, seed uint64) *history {
 	t.Helper()
 	h := &history{
 		Rand: rand.New(rand.NewPCG(seed, 0)), outcomes: rand.New(rand.NewPCG(seed, 1)),
-		t: t, g: newGround(root), pods: map[string]*corev1.Pod{}, since: map[state.ID]time.Time{},
+		t: t, host: newFakeHost(root), pods: map[string]*corev1.Pod{}, since: map[state.ID]time.Time{},
 	}
 	h.c = newClaims("fs1", "fs2", "fs3", "disk1", "disk2")
-	h.g.handles["fsduplicate"] = "h-fs1"
+	h.host.handles["fsduplicate"] = "h-fs1"
 	h.c.set(volumeOf("fsduplicate", "h-fs1", corev1.PersistentVolumeFilesystem))
-	alone := volumeOf("fsalone", "h-fsalone", corev1.PersistentVolumeFilesystem)
-	alone.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
-	h.c.set(alone)
-	h.g.alone["h-fsalone"] = true
-	h.g.wrong = t.Errorf
-	h.g.script = h.script
-	h.g.desired = func(id state.ID) bool {
+	exclusive := volumeOf("fsexclusive", "h-fsexclusive", corev1.PersistentVolumeFilesystem)
+	exclusive.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	h.c.set(exclusive)
+	h.host.exclusive["h-fsexclusive"] = true
+	h.host.reportForbidden = t.Errorf
+	h.host.script = h.script
+	h.host.desired = func(id state.ID) bool {
 		since, desired := h.since[id]
 		return desired && since.Before(time.Now())
 	}
@@ -85,8 +85,8 @@ func begin(t *testing.T, root string, seed uint64) *history {
 
 // script returns a random result.
 func (h *history) script(string) result {
-	h.g.mu.Lock()
-	defer h.g.mu.Unlock()
+	h.host.mu.Lock()
+	defer h.host.mu.Unlock()
 	e := result{takes: time.Duration(h.outcomes.IntN(3000)) * time.Millisecond}
 	switch h.outcomes.IntN(8) {
 	case 0:
@@ -104,7 +104,7 @@ func (h *history) step() {
 	case 0:
 		h.restart()
 	case 1:
-		h.c.setAway(h.IntN(2) == 0)
+		h.c.setUnbound(h.IntN(2) == 0)
 		h.m.Wake()
 	case 2:
 		h.setUnregistered(h.IntN(2) == 0)
@@ -114,13 +114,13 @@ func (h *history) step() {
 	time.Sleep(time.Duration(h.IntN(10000)) * time.Millisecond)
 }
 
-// restart stops the manager during its operations, and starts another, which may have incomplete
-// manifests at first.
+// restart stops the manager during its operations, and starts another one. The manifests may be
+// incomplete at first.
 func (h *history) restart() {
 	if h.m != nil {
 		h.m.stop()
 	}
-	h.m = start(h.t, h.g, h.c, full{h.g}, plain{ground: h.g, remounts: true})
+	h.m = start(h.t, h.host, h.c, fullPlugin{h.host}, plainPlugin{fakeHost: h.host, remounts: true})
 	if h.IntN(2) == 0 {
 		o := objects()
 		o.Complete = false
@@ -131,7 +131,7 @@ func (h *history) restart() {
 }
 
 func (h *history) setUnregistered(unregistered bool) {
-	h.g.setUnregistered(unregistered)
+	h.host.setUnregistered(unregistered)
 	h.m.Retry()
 }
 
@@ -153,7 +153,7 @@ func (h *history) change() {
 }
 
 func (h *history) update() {
-	h.g.mu.Lock()
+	h.host.mu.Lock()
 	desired := h.desired()
 	maps.DeleteFunc(h.since, func(id state.ID, _ time.Time) bool { return desired[id] == "" })
 	for id := range desired {
@@ -161,16 +161,16 @@ func (h *history) update() {
 			h.since[id] = time.Now()
 		}
 	}
-	h.g.mu.Unlock()
+	h.host.mu.Unlock()
 	h.m.Update(objects(slices.Collect(maps.Values(h.pods))...))
 }
 
-// desired returns the handles of the volumes of all pods.
+// desired returns the volumes of all pods with their handles.
 func (h *history) desired() map[state.ID]string {
 	desired := map[state.ID]string{}
 	for _, p := range h.pods {
 		for _, v := range p.Spec.Volumes {
-			id, volume := state.ID{Pod: p.UID, Plugin: "test/full", Name: v.Name, Block: v.Name[0] == 'd'}, h.g.handleOf(v.Name)
+			id, volume := state.ID{Pod: p.UID, Plugin: "test/full", Name: v.Name, Block: v.Name[0] == 'd'}, h.host.handleOf(v.Name)
 			if v.EmptyDir != nil {
 				id.Plugin, volume = "test/plain", v.Name
 			}
@@ -180,15 +180,15 @@ func (h *history) desired() map[state.ID]string {
 	return desired
 }
 
-// end waits until all operations succeeded, and compares desired and actual state.
+// end lets all operations succeed, waits for them, and compares the actual state with the desired one.
 func (h *history) end() {
-	h.g.setScript(nil)
-	h.c.setAway(false)
+	h.host.setScript(nil)
+	h.c.setUnbound(false)
 	h.setUnregistered(false)
 	// One pod keeps the ReadWriteOncePod volume.
 	for _, name := range slices.Sorted(maps.Keys(h.pods))[min(1, len(h.pods)):] {
 		p := h.pods[name].DeepCopy()
-		p.Spec.Volumes = slices.DeleteFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "fsalone" })
+		p.Spec.Volumes = slices.DeleteFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "fsexclusive" })
 		h.pods[name] = p
 	}
 	h.update()
@@ -204,18 +204,18 @@ func (h *history) end() {
 			devices[volume] = true
 		}
 	}
-	h.g.mu.Lock()
-	if !maps.Equal(h.g.mounts, desired) || !maps.Equal(h.g.devices, devices) || !maps.Equal(h.g.attached, devices) {
-		h.t.Errorf("mounted %v\nwant    %v\ndevices %v, attached %v", h.g.mounts, desired, h.g.devices, h.g.attached)
+	h.host.mu.Lock()
+	if !maps.Equal(h.host.mounts, desired) || !maps.Equal(h.host.devices, devices) || !maps.Equal(h.host.attached, devices) {
+		h.t.Errorf("got mounts %v\nwant       %v\ngot devices %v, attached %v, want both for each handle of test/full", h.host.mounts, desired, h.host.devices, h.host.attached)
 	}
-	h.g.mu.Unlock()
-	entries, err := os.ReadDir(h.g.paths.Pods())
+	h.host.mu.Unlock()
+	entries, err := os.ReadDir(h.host.paths.Pods())
 	if err != nil && len(dirs) > 0 {
 		h.t.Error(err)
 	}
 	for _, e := range entries {
 		if !dirs[e.Name()] {
-			h.t.Errorf("the directory of %s was not removed", e.Name())
+			h.t.Errorf("the directory of pod %s was not removed", e.Name())
 		}
 	}
 	for name, p := range h.pods {
@@ -223,7 +223,7 @@ func (h *history) end() {
 			h.t.Errorf("pod %s is not ready: %+v", name, volumes)
 		}
 	}
-	if up, down := h.m.StateDiff(); up+down > 0 {
-		h.t.Errorf("%d to mount, %d to unmount", up, down)
+	if toMount, toUnmount := h.m.StateDiff(); toMount+toUnmount > 0 {
+		h.t.Errorf("got %d volumes to mount, %d to unmount; want 0", toMount, toUnmount)
 	}
 }

@@ -31,8 +31,8 @@ func (r *Reconciler) mountVolume(v *state.PodVolume) {
 		m.Report(phaseOf(err), err.Error(), time.Time{})
 		return
 	}
-	if v.Copy != "" && m.Mounted == state.No {
-		m.Report(state.Pending, fmt.Sprintf("waits until claim %s, a copy of it, is bound", v.Copy), time.Time{})
+	if v.CopiedTo != "" && m.Mounted == state.No {
+		m.Report(state.Pending, fmt.Sprintf("waits until claim %s, whose volume is a copy of this volume, is bound", v.CopiedTo), time.Time{})
 		return
 	}
 	device, ready := r.prepareDevice(v, m)
@@ -47,12 +47,12 @@ func (r *Reconciler) mountVolume(v *state.PodVolume) {
 	}
 	markMounted(v, m, device)
 	switch {
-	case m.Round == r.round:
+	case m.Generation == r.generation:
 		r.expand(v, m, device)
 	case !v.Plugin.Remounts(v.Spec):
-		m.Round = r.round
+		m.Generation = r.generation
 		r.expand(v, m, device)
-	default: // the volume stays mounted if this fails
+	default: // if the set-up fails, the volume stays mounted
 		t := r.mountTask(v, m, device)
 		t.Name, t.Routine = "volume_remount", true
 		t.running, t.failed = state.Mounted, state.Mounted
@@ -75,7 +75,8 @@ func (r *Reconciler) checkAffinity(v *state.PodVolume, m *state.Mount) error {
 	return err
 }
 
-// markMounted records that a volume is mounted as desired, and thus from this device only.
+// markMounted records that a volume is mounted as desired. A volume that is mounted as desired uses no
+// other device than device.
 func markMounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
 	m.Last = v
 	if device != nil {
@@ -84,9 +85,10 @@ func markMounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume)
 	m.Report(state.Mounted, m.Warning, time.Time{})
 }
 
-// mountTask returns the task that mounts a volume, or updates a mounted one to the desired state.
+// mountTask returns the task that mounts a volume. If the volume is mounted already, the task updates
+// it to the desired state.
 func (r *Reconciler) mountTask(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) task {
-	before, last, round := m.Mounted, m.Last, r.round
+	before, last, generation := m.Mounted, m.Last, r.generation
 	return task{
 		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, running: state.Mounting, failed: state.Failed,
 		object: "pod " + m.Owner(), reason: "FailedMount", volume: v.Name,
@@ -98,10 +100,10 @@ func (r *Reconciler) mountTask(v *state.PodVolume, m *state.Mount, device *state
 			if err != nil {
 				return err
 			}
-			m.Round, m.Place, m.Warning = round, place, warning
+			m.Generation, m.Place, m.Warning = generation, place, warning
 			markMounted(v, m, device)
 			// A new mount has the full size, unless the node must expand the volume.
-			if size := sizeOf(m, device); size.IsZero() && !v.Resized {
+			if size := sizeOf(m, device); size.IsZero() && !v.NeedsNodeExpand {
 				*size = v.Size
 			}
 			return nil
@@ -134,8 +136,8 @@ func (r *Reconciler) setUp(ctx context.Context, v, last *state.PodVolume) (place
 	return place, warning, nil
 }
 
-// mapDevice maps a raw device into a pod. It first calls SetUpDevice, unless the volume has a
-// DeviceVolume, for which mountDevice has called SetUpDevice.
+// mapDevice maps a raw device into a pod. If the volume has a DeviceVolume, mountDevice has called
+// SetUpDevice; otherwise mapDevice calls it.
 func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error) {
 	mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
 	if err != nil {
@@ -149,8 +151,8 @@ func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error)
 	return mapper.Path(), mapper.MapPodDevice(ctx)
 }
 
-// bindSubPaths binds the subPaths of containers. It first unbinds those that are not desired any
-// more, and those that differ from the last set-up.
+// bindSubPaths binds the subPaths of the containers. Before that, it unbinds subPaths that are not
+// desired any more, and subPaths that differ from the last set-up.
 func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume, volume string) error {
 	keep := map[string]bool{}
 	for _, s := range v.SubPaths {
@@ -167,8 +169,8 @@ func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume,
 	return nil
 }
 
-// unbindSubPaths unbinds the subPaths of a volume except those in keep. If keep is empty, it removes
-// the empty directories too.
+// unbindSubPaths unbinds the subPaths of a volume except those in keep. If keep is empty, it also
+// removes the directories.
 func unbindSubPaths(dir string, keep map[string]bool) error {
 	if err := unbindBelow(dir, 2, keep); err != nil || len(keep) > 0 {
 		return err

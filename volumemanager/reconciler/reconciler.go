@@ -1,10 +1,10 @@
-// Package reconciler makes the actual state of world match the desired one. Each pass unmounts
-// volumes that are not desired, then mounts desired ones, then unmounts and detaches devices that no
-// pod uses.
+// Package reconciler mounts and unmounts volumes until their actual state matches the desired one.
+// Each pass unmounts volumes that are not desired, then mounts desired volumes, then unmounts and
+// detaches devices that no pod uses.
 //
 // A pass evaluates the whole state and starts operations, one at a time for each volume. It does not
-// wait for them. The actual state is reconstructed from disk after a restart: each volume found
-// there counts as possibly mounted.
+// wait for their end. After a restart the actual state is reconstructed from disk. Each volume that
+// is found on disk counts as possibly mounted.
 package reconciler
 
 import (
@@ -31,14 +31,14 @@ import (
 // Claims returns the volumes of bound claims.
 type Claims interface {
 	state.Claims
-	// NodeExpanded reports the size of a volume's filesystem or device on the machine.
+	// NodeExpanded is called with the size of a volume's filesystem or device after its expansion.
 	NodeExpanded(volume string, size resource.Quantity)
 }
 
-// syncPeriod is the interval at which the actual state is compared with disk and mount table.
+// syncPeriod is the interval at which the actual state is compared with the disk and the mount table.
 const syncPeriod = time.Minute
 
-// After a pass, a loop pauses for pauseFactor times the duration of the pass, at most maxPause.
+// Rest pauses for pauseFactor times the duration of a pass, at most maxPause.
 const (
 	pauseFactor = 4
 	maxPause    = 100 * time.Millisecond
@@ -54,32 +54,33 @@ type Reconciler struct {
 	// node returns the machine as a Node. It is called with populating or mu held.
 	node func() *corev1.Node
 
-	// changed wakes the loop.
+	// changed wakes Run.
 	changed chan struct{}
-	// stale is set if the volumes of claims may have changed.
+	// stale is set if the volumes of claims may have changed since the last call of populate.
 	stale atomic.Bool
 
-	// populating is held during calls of Claims, and locked before mu. Claims must not call InUse
-	// while it holds a lock that Claims.Volume needs.
+	// populating is held during calls of Claims.Volume. It is locked before mu. Claims must not call
+	// InUse while it holds a lock that Claims.Volume needs.
 	populating sync.Mutex
 	objects    *manifest.Objects
 
 	mu      sync.Mutex
 	desired *state.DesiredStateOfWorld
 	actual  *state.ActualStateOfWorld
-	// round is incremented when volumes whose plugin returns true from Remounts must be set up
-	// again.
-	round uint64
-	// syncAt is the time of the next sync, next the time of the next pass.
+	// generation is incremented when the volumes whose plugin returns true from Remounts must be set
+	// up again.
+	generation uint64
+	// syncAt is the time of the next sync. next is the time of the next pass.
 	syncAt, next time.Time
-	// machine is the Node that node returned in this pass.
+	// machine is the result of node in this pass.
 	machine *corev1.Node
-	// removing holds the subPath directories of volumes that are being unmounted.
+	// removing holds the subPath directories that are removed together with volumes that are being
+	// unmounted in this pass.
 	removing map[string]bool
-	// drivers holds, for each driver, the devices that count towards its volume limit.
+	// drivers holds the devices that count towards the volume limit of each driver.
 	drivers map[string]map[*state.DeviceVolume]bool
-	// reported holds the errors of the volumes of reportedState, which is the desired state that
-	// reportErrors evaluated last.
+	// reportedState is the desired state that reportErrors evaluated last. reported holds the errors
+	// of its volumes.
 	reported      map[volumeName]string
 	reportedState *state.DesiredStateOfWorld
 }
@@ -101,7 +102,7 @@ func nextSync() time.Time {
 	return time.Now().Add(syncPeriod*9/10 + rand.N(syncPeriod/5))
 }
 
-// Update replaces the manifests. InUse, Status and PodReady reflect them when it returns.
+// Update replaces the manifests. When it returns, InUse, Status and PodReady reflect the new manifests.
 func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.populating.Lock()
 	defer r.populating.Unlock()
@@ -109,7 +110,7 @@ func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.objects = objects
 	if changed {
 		r.mu.Lock()
-		r.round++ // before populate: otherwise new volumes would be set up twice
+		r.generation++ // before populate, because otherwise new volumes would be set up twice
 		r.mu.Unlock()
 	}
 	r.populate()
@@ -119,7 +120,7 @@ func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.signal()
 }
 
-// Wake starts a pass. Call it when the volumes of claims, or their sizes, may have changed.
+// Wake starts a pass. It must be called when the volumes of claims, or their sizes, may have changed.
 func (r *Reconciler) Wake() {
 	r.stale.Store(true)
 	r.signal()
@@ -188,8 +189,8 @@ func pause(ctx context.Context, changed <-chan struct{}, atMost time.Duration) {
 	}
 }
 
-// pass evaluates the whole state and starts the operations that are due. It returns the time of the
-// next pass if nothing changes before.
+// pass evaluates the whole state and starts the operations that are due. It returns the time at which
+// the next pass is due even if nothing changes.
 func (r *Reconciler) pass(ctx context.Context) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,8 +229,8 @@ func (r *Reconciler) unmountVolumes() {
 }
 
 // sharesSubPaths reports whether another volume of the pod uses the subPath directory of a volume.
-// The other volume has the same name and another plugin, is desired, and may be mounted. A desired
-// volume that is not mounted does not count: it waits until the directory is empty.
+// Such a volume has the same name and another plugin, is desired, and may be mounted. A desired volume
+// that is not mounted does not count, because it waits until the directory is removed.
 func (r *Reconciler) sharesSubPaths(id state.ID) bool {
 	pod := r.desired.Pods[id.Pod]
 	return pod != nil && slices.ContainsFunc(pod.Volumes, func(v *state.PodVolume) bool {
@@ -264,7 +265,7 @@ func (r *Reconciler) reportErrors(ctx context.Context) {
 		}
 		key := volumeName{v.Pod.UID, v.Name}
 		reported[key] = v.Err.Error()
-		// Events of package claim report why a claim is not bound.
+		// If the claim is not bound, package claim has recorded an event.
 		unbound := phaseOf(v.Err) == state.Pending && !errors.Is(v.Err, plugins.ErrNotFound)
 		if reported[key] != r.reported[key] && !unbound {
 			r.warn(ctx, "pod "+podName(v.Pod), "FailedMount", v.Name, v.Err)
@@ -286,15 +287,15 @@ type task struct {
 	key      string
 	busy     *bool
 	progress *state.Progress
-	// running and failed are the phases while the operation runs and after it failed.
+	// running is the phase while the operation runs, failed the phase after it failed.
 	running, failed state.Phase
 	// object, reason and volume describe the event of a failure.
 	object, reason, volume string
 	operation.Operation
 }
 
-// start starts an operation if none with its key is running or backing off. The caller holds mu, so
-// start sets busy before After can clear it.
+// start starts an operation, unless one with the same key is running or it must back off. It reports
+// whether the operation was started. The caller holds mu, so busy is set before After can clear it.
 func (r *Reconciler) start(t task) bool {
 	t.Object = t.object
 	t.After = func(ctx context.Context, err error) {
@@ -322,7 +323,7 @@ func (r *Reconciler) start(t task) bool {
 }
 
 // setUpResult returns the certainty that a mount or an attachment exists after an attempt to set it
-// up.
+// up. before is the certainty before the attempt.
 func setUpResult(before state.Certainty, err error) state.Certainty {
 	switch {
 	case err == nil:

@@ -33,13 +33,13 @@ type VolumeStatus struct {
 	RetryAt time.Time `json:"retryAt,omitzero"`
 }
 
-// with returns the status with a reported state.
+// with returns the status with the phase, message and times of p.
 func (s VolumeStatus) with(p state.Progress) VolumeStatus {
 	s.Phase, s.Message, s.Since, s.RetryAt = cmp.Or(p.Phase, state.Pending), p.Message, p.Since, p.RetryAt
 	return s
 }
 
-// Status returns the desired volumes, and then volumes that are not desired and not yet removed.
+// Status returns the desired volumes, and after them those that are not desired and not yet removed.
 func (r *Reconciler) Status() []VolumeStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -50,8 +50,8 @@ func (r *Reconciler) Status() []VolumeStatus {
 	return append(all, r.undesired()...)
 }
 
-// PodReady returns the states of a pod's volumes. ready is set if all of them are mounted, known if
-// the pod is in the manifests.
+// PodReady returns the states of a pod's volumes. known is set if the pod is in the manifests. ready is
+// set if also all volumes of the pod are mounted.
 func (r *Reconciler) PodReady(pod types.NamespacedName) (ready bool, volumes []VolumeStatus, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,8 +131,8 @@ func (r *Reconciler) undesired() []VolumeStatus {
 	return all
 }
 
-// StateDiff returns the number of volumes that must still be mounted, and of volumes and devices
-// that must still be unmounted.
+// StateDiff returns the number of volumes that must still be mounted, and the number of volumes and
+// devices that must still be unmounted.
 func (r *Reconciler) StateDiff() (toMount, toUnmount int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,8 +159,8 @@ func (r *Reconciler) StateDiff() (toMount, toUnmount int) {
 	return toMount, toUnmount
 }
 
-// InUse reports whether a pod requests a PersistentVolume, or the volume may be on this machine. It
-// waits for a running call of Claims.Volume, which may return the volume for a pod.
+// InUse reports whether a pod requests a PersistentVolume, or the volume may be set up on this machine.
+// It waits for running calls of Claims.Volume, because they may return the volume for a pod.
 func (r *Reconciler) InUse(volume string) bool {
 	r.populating.Lock()
 	defer r.populating.Unlock()

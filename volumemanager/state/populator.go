@@ -21,8 +21,8 @@ import (
 
 // Claims returns the volumes of bound claims.
 type Claims interface {
-	// Volume returns the volume of a claim. The error says why the claim is not bound, and
-	// what to do about it.
+	// Volume returns a claim and its volume. The error says why the claim is not bound, and what to
+	// do.
 	Volume(claim types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error)
 }
 
@@ -50,13 +50,13 @@ func (p Populator) Populate(objects *manifest.Objects) *DesiredStateOfWorld {
 	})
 	for _, pod := range pods {
 		if pod.DeletionTimestamp == nil {
-			p.add(d, pod, objects)
+			p.addPod(d, pod, objects)
 		}
 	}
 	return d
 }
 
-func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifest.Objects) {
+func (p Populator) addPod(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifest.Objects) {
 	desired := &Pod{Pod: pod}
 	d.Pods[pod.UID] = desired
 	uses := usesOf(pod)
@@ -65,18 +65,18 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifes
 		v := &PodVolume{Pod: pod, Name: pod.Spec.Volumes[i].Name}
 		v.Err = p.resolve(v, &pod.Spec.Volumes[i], uses[v.Name], objects)
 		if v.Err == nil {
-			v.Err = v.collides(names)
+			v.Err = v.addTo(names)
 		}
 		desired.Volumes = append(desired.Volumes, v)
-		d.add(v)
+		d.index(v)
 		desired.Unknown = desired.Unknown || !v.Known()
 	}
 	desired.findCopies(objects)
 	d.Volumes = append(d.Volumes, desired.Volumes...)
 }
 
-// findCopies sets Copy of the volumes that unbound claims of the pod copy. Kubernetes attaches no
-// volume of a pod before all claims of the pod are bound.
+// findCopies sets CopiedTo of the volumes from which volumes of unbound claims of the pod are copied.
+// As in Kubernetes, such a volume is not attached before all claims of the pod are bound.
 func (p *Pod) findCopies(objects *manifest.Objects) {
 	copies := map[types.NamespacedName]string{}
 	for i, v := range p.Volumes {
@@ -86,18 +86,19 @@ func (p *Pod) findCopies(objects *manifest.Objects) {
 	}
 	delete(copies, types.NamespacedName{})
 	for i, v := range p.Volumes {
-		v.Copy = copies[claim.Of(p.Pod, &p.Spec.Volumes[i])]
+		v.CopiedTo = copies[claim.Of(p.Pod, &p.Spec.Volumes[i])]
 	}
 }
 
-func (d *DesiredStateOfWorld) add(v *PodVolume) {
+// index adds a volume to the maps of d, as far as its fields are known.
+func (d *DesiredStateOfWorld) index(v *PodVolume) {
 	if v.Spec != nil && v.Spec.PersistentVolume != nil {
 		d.Persistent[v.Spec.Name()] = true
 	}
 	if !v.Known() {
 		return
 	}
-	if have := d.ByID[v.ID]; have == nil || have.Err != nil {
+	if other := d.ByID[v.ID]; other == nil || other.Err != nil {
 		d.ByID[v.ID] = v
 	}
 	if v.Device != "" {
@@ -105,21 +106,22 @@ func (d *DesiredStateOfWorld) add(v *PodVolume) {
 	}
 }
 
-// collides returns an error if another volume of the pod has the same path. Two volumes may use the
-// same claim if both request it in the same way.
-func (v *PodVolume) collides(names map[string]*PodVolume) error {
-	before, taken := names[v.Spec.Name()]
+// addTo adds a volume to names, the pod's volumes by the names of their Specs. Two volumes with the
+// same name would have the same path, which is an error, unless both use the same claim with the same
+// readOnly. In that case addTo adds the subPaths of v to the volume in names.
+func (v *PodVolume) addTo(names map[string]*PodVolume) error {
+	other, taken := names[v.Spec.Name()]
 	if !taken {
 		names[v.Spec.Name()] = v
 		return nil
 	}
-	if before.ID != v.ID || before.Spec.PersistentVolume == nil || v.Spec.PersistentVolume == nil {
-		return plugins.Invalidf("volumes %q and %q of the pod would have one path: rename one of them", before.Name, v.Name)
+	if other.ID != v.ID || other.Spec.PersistentVolume == nil || v.Spec.PersistentVolume == nil {
+		return plugins.Invalidf("volumes %q and %q of the pod would have the same path: rename one of them", other.Name, v.Name)
 	}
-	if before.Spec.ReadOnly != v.Spec.ReadOnly {
-		return plugins.Invalidf("volumes %q and %q of the pod use one claim, with and without readOnly: use the same value in both, and set readOnly in volumeMounts", before.Name, v.Name)
+	if other.Spec.ReadOnly != v.Spec.ReadOnly {
+		return plugins.Invalidf("volumes %q and %q of the pod use the same claim, one with readOnly and one without: use the same value in both, and set readOnly in volumeMounts", other.Name, v.Name)
 	}
-	before.SubPaths = append(before.SubPaths, v.SubPaths...)
+	other.SubPaths = append(other.SubPaths, v.SubPaths...)
 	return nil
 }
 
@@ -149,17 +151,17 @@ func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use, obje
 	return p.resolveUses(v, uses, objects)
 }
 
-// checkSupport returns an error if the plugin does not support the requested PersistentVolume.
-// ReadWriteOncePod is enforced only for plugins that support it.
+// checkSupport returns an error if the volume is a PersistentVolume and the plugin does not support
+// PersistentVolumes, the access mode ReadWriteOncePod of the claim, or the volumeMode.
 func (v *PodVolume) checkSupport() error {
 	if v.Spec.PersistentVolume == nil {
 		return nil
 	}
 	persistent, can := v.Plugin.(plugins.PersistentVolumePlugin)
 	if !can {
-		return plugins.Invalidf("PersistentVolume %s: the plugin %s supports only inline volumes: move it into the pod's spec", v.Spec.Name(), v.Plugin.Name())
+		return plugins.Invalidf("PersistentVolume %s: the plugin %s supports only inline volumes: move the volume into the pod's spec", v.Spec.Name(), v.Plugin.Name())
 	}
-	if modes := persistent.AccessModes(); v.Alone && !slices.Contains(modes, corev1.ReadWriteOncePod) {
+	if modes := persistent.AccessModes(); v.Exclusive && !slices.Contains(modes, corev1.ReadWriteOncePod) {
 		return plugins.Invalidf("accessModes ReadWriteOncePod: the plugin %s supports %v: create the claim with one of those", v.Plugin.Name(), modes)
 	}
 	if _, can := v.Plugin.(plugins.BlockVolumePlugin); v.ID.Block && !can {
@@ -168,7 +170,7 @@ func (v *PodVolume) checkSupport() error {
 	return nil
 }
 
-// argsOf returns the settings of a pod for all its volumes.
+// argsOf returns the settings of a pod that apply to all its volumes.
 func argsOf(pod *corev1.Pod) plugins.MounterArgs {
 	args := plugins.MounterArgs{FSGroupChangePolicy: corev1.FSGroupChangeAlways}
 	security := pod.Spec.SecurityContext
@@ -194,17 +196,18 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 		return err
 	}
 	if source.Ephemeral != nil && !metav1.IsControlledBy(pvc, v.Pod) {
-		return plugins.Invalidf("volume %s: ephemeral: claim %s does not belong to this pod: remove its manifest, or rename pod or volume", v.Name, name)
+		return plugins.Invalidf("volume %s: ephemeral: claim %s does not belong to this pod: remove the claim's manifest, or rename the pod or the volume", v.Name, name)
 	}
 	v.Spec = &plugins.Spec{PersistentVolume: pv, ReadOnly: source.PersistentVolumeClaim != nil && source.PersistentVolumeClaim.ReadOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]
-	v.Resized = pv.Annotations[plugins.NodeExpandAnnotation] == "true"
-	v.Alone = slices.Contains(pvc.Spec.AccessModes, corev1.ReadWriteOncePod)
+	v.NeedsNodeExpand = pv.Annotations[plugins.NodeExpandAnnotation] == "true"
+	v.Exclusive = slices.Contains(pvc.Spec.AccessModes, corev1.ReadWriteOncePod)
 	return nil
 }
 
-// deviceOf returns the name of a volume's DeviceVolume, or "". For a PersistentVolume it does not ask
-// the driver, which may not run yet: existing devices on the machine must be identified anyway.
+// deviceOf returns the name of a volume's DeviceVolume, or "". For a PersistentVolume it does not call
+// Needs, which fails while the driver does not run, because existing devices on the machine must be
+// identified anyway.
 func deviceOf(plugin plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
 	mountable, ok := plugin.(plugins.DeviceMountableVolumePlugin)
 	if !ok {
@@ -223,12 +226,13 @@ func deviceOf(plugin plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
 	return DeviceName(plugin, name), nil
 }
 
-// DeviceName returns a unique name: the plugin's name and the VolumeName.
+// DeviceName returns the unique name of a DeviceVolume: the plugin's name and the volume name.
 func DeviceName(plugin plugins.VolumePlugin, volumeName string) string {
 	return plugin.Name() + "/" + volumeName
 }
 
-// Needs reports whether a volume must be attached, and whether it is mounted once for all pods.
+// Needs reports whether a volume must be attached, and whether it must be mounted once for all pods of
+// the machine (DeviceMounter).
 func Needs(plugin plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) (attach, mount bool, err error) {
 	if attachable, ok := plugin.(plugins.AttachableVolumePlugin); ok {
 		if attach, err = attachable.NeedsAttach(spec); err != nil {
@@ -242,7 +246,7 @@ func Needs(plugin plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) (atta
 // checkSegment returns an error if name is not a single path component.
 func checkSegment(name string) error {
 	if wrong := content.IsPathSegmentName(name); name == "" || len(wrong) > 0 {
-		return fmt.Errorf("it must be a name without slashes: %v", wrong)
+		return fmt.Errorf("it must be a file name without slashes: %v", wrong)
 	}
 	return nil
 }
@@ -284,14 +288,15 @@ func (p Populator) resolveUses(v *PodVolume, uses []use, objects *manifest.Objec
 		if u.mount == nil {
 			continue
 		}
-		if err := p.subPath(v, u, objects); err != nil {
+		if err := p.addSubPath(v, u, objects); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p Populator) subPath(v *PodVolume, u use, objects *manifest.Objects) error {
+// addSubPath adds the subPath of a volumeMount to v, if the volumeMount has one.
+func (p Populator) addSubPath(v *PodVolume, u use, objects *manifest.Objects) error {
 	sub := u.mount.SubPath
 	if expression := u.mount.SubPathExpr; expression != "" {
 		machine := environment.Machine{Objects: objects, Node: p.Node, Dir: p.Paths.Root}

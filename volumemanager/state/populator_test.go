@@ -16,16 +16,16 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// own is a plugin for emptyDirs.
-type own struct{ plugins.VolumePlugin }
+// emptyDirPlugin is a plugin for emptyDirs.
+type emptyDirPlugin struct{ plugins.VolumePlugin }
 
-func (own) Name() string { return "test/own" }
-func (own) CanSupport(spec *plugins.Spec) bool {
+func (emptyDirPlugin) Name() string { return "test/emptydir" }
+func (emptyDirPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
 
-// persistent is a plugin for CSI PersistentVolumes, as filesystems and raw devices.
-type persistent struct {
+// csiPlugin is a plugin for CSI PersistentVolumes, as filesystems and raw devices.
+type csiPlugin struct {
 	plugins.DeviceMountableVolumePlugin
 	block
 }
@@ -35,36 +35,36 @@ type block interface {
 	NewBlockVolumeUnmapper(string, types.UID) (plugins.BlockVolumeUnmapper, error)
 }
 
-func (persistent) Name() string { return "test/persistent" }
-func (persistent) CanSupport(spec *plugins.Spec) bool {
+func (csiPlugin) Name() string { return "test/csi" }
+func (csiPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
 
-func (persistent) AccessModes() []corev1.PersistentVolumeAccessMode {
+func (csiPlugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
 }
 
-// shared is a plugin that does not support ReadWriteOncePod.
-type shared struct{ plugins.VolumePlugin }
+// nfsPlugin is a plugin that does not support ReadWriteOncePod.
+type nfsPlugin struct{ plugins.VolumePlugin }
 
-func (shared) Name() string { return "test/shared" }
-func (shared) CanSupport(spec *plugins.Spec) bool {
+func (nfsPlugin) Name() string { return "test/nfs" }
+func (nfsPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.NFS != nil
 }
 
-func (shared) AccessModes() []corev1.PersistentVolumeAccessMode {
+func (nfsPlugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-// bare is a plugin that does not support PersistentVolumes.
-type bare struct{ plugins.VolumePlugin }
+// hostPathPlugin is a plugin that does not support PersistentVolumes.
+type hostPathPlugin struct{ plugins.VolumePlugin }
 
-func (bare) Name() string { return "test/bare" }
-func (bare) CanSupport(spec *plugins.Spec) bool {
+func (hostPathPlugin) Name() string { return "test/hostpath" }
+func (hostPathPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.HostPath != nil
 }
 
-func (persistent) VolumeName(spec *plugins.Spec) (string, error) {
+func (csiPlugin) VolumeName(spec *plugins.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
 
@@ -103,13 +103,13 @@ func empty(name string) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
 }
 
-// alone sets the access mode ReadWriteOncePod.
-func alone(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+// withOncePod sets the access mode ReadWriteOncePod.
+func withOncePod(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
 	return pv
 }
 
-func of(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVolume {
+func withSource(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVolume {
 	v := pv(name, corev1.PersistentVolumeFilesystem)
 	v.Spec.PersistentVolumeSource = source
 	return v
@@ -120,16 +120,16 @@ func of(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVol
 func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u"}, Spec: spec}
 	p := state.Populator{
-		Registry: plugins.Registry{own{}, persistent{}, shared{}, bare{}},
+		Registry: plugins.Registry{emptyDirPlugin{}, csiPlugin{}, nfsPlugin{}, hostPathPlugin{}},
 		Paths:    plugins.Paths{Root: "/r"},
 		Claims: claims{
-			"default/fs":          pv("one", corev1.PersistentVolumeFilesystem),
-			"default/web-own":     pv("two", corev1.PersistentVolumeFilesystem),
-			"default/disk":        pv("three", corev1.PersistentVolumeBlock),
-			"default/alone":       alone(pv("five", corev1.PersistentVolumeFilesystem)),
-			"default/not-alone":   alone(of(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}, "six")),
-			"default/bare":        of(corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{}}, "seven"),
-			"default/web-foreign": pv("four", corev1.PersistentVolumeFilesystem),
+			"default/fs":           pv("one", corev1.PersistentVolumeFilesystem),
+			"default/web-own":      pv("two", corev1.PersistentVolumeFilesystem),
+			"default/disk":         pv("three", corev1.PersistentVolumeBlock),
+			"default/once-pod":     withOncePod(pv("five", corev1.PersistentVolumeFilesystem)),
+			"default/once-pod-nfs": withOncePod(withSource(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}, "six")),
+			"default/host-path":    withSource(corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{}}, "seven"),
+			"default/web-other":    pv("four", corev1.PersistentVolumeFilesystem),
 		},
 	}
 	return p.Populate(&manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{{Namespace: "default", Name: "web"}: pod}})
@@ -153,7 +153,7 @@ func TestPopulate(t *testing.T) {
 			{Name: "own", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
 			claimed("c", "disk", false),
 			empty("x"),
-			claimed("alone", "alone", false),
+			claimed("once-pod", "once-pod", false),
 		},
 	})
 	want := []struct {
@@ -161,31 +161,31 @@ func TestPopulate(t *testing.T) {
 		device   string
 		subPaths []state.SubPath
 	}{
-		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "one"}, "test/persistent/h-one", []state.SubPath{
+		{state.ID{Pod: "u", Plugin: "test/csi", Name: "one"}, "test/csi/h-one", []state.SubPath{
 			{Container: "init", Index: 1, MountPath: "/a", SubPath: "sub/dir", ReadOnly: true, Path: "/r/pods/u/volume-subpaths/one/init/1"},
 			{Container: "main", Index: 0, MountPath: "/b", SubPath: "web/1-$$x", Path: "/r/pods/u/volume-subpaths/one/main/0"},
 		}},
-		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "two"}, "test/persistent/h-two", nil},
-		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "three", Block: true}, "test/persistent/h-three", nil},
-		{state.ID{Pod: "u", Plugin: "test/own", Name: "x"}, "", nil},
-		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "five"}, "test/persistent/h-five", nil},
+		{state.ID{Pod: "u", Plugin: "test/csi", Name: "two"}, "test/csi/h-two", nil},
+		{state.ID{Pod: "u", Plugin: "test/csi", Name: "three", Block: true}, "test/csi/h-three", nil},
+		{state.ID{Pod: "u", Plugin: "test/emptydir", Name: "x"}, "", nil},
+		{state.ID{Pod: "u", Plugin: "test/csi", Name: "five"}, "test/csi/h-five", nil},
 	}
 	for i, w := range want {
 		v := d.Volumes[i]
 		if v.Err != nil || v.ID != w.id || v.Device != w.device || fmt.Sprint(v.SubPaths) != fmt.Sprint(w.subPaths) || d.ByID[w.id] != v {
-			t.Errorf("volume %s: %v, %v, %s, %+v", v.Name, v.Err, v.ID, v.Device, v.SubPaths)
+			t.Errorf("volume %s: got error %v, ID %v, device %s, subPaths %+v; want ID %v, device %s, subPaths %+v", v.Name, v.Err, v.ID, v.Device, v.SubPaths, w.id, w.device, w.subPaths)
 		}
 		if *v.Args.FSGroup != 7 || v.Args.FSGroupChangePolicy != corev1.FSGroupChangeAlways {
-			t.Errorf("volume %s: %+v", v.Name, v.Args)
+			t.Errorf("volume %s: got args %+v, want fsGroup 7 and policy Always", v.Name, v.Args)
 		}
 	}
-	if !d.Volumes[0].Spec.ReadOnly || d.Volumes[1].Spec.ReadOnly || d.Volumes[0].Size.String() != "1Gi" || !d.Persistent["two"] || d.Persistent["x"] || d.Pods["u"].Unknown || d.Volumes[0].Alone || !d.Volumes[4].Alone {
-		t.Errorf("the state: %+v", d)
+	if !d.Volumes[0].Spec.ReadOnly || d.Volumes[1].Spec.ReadOnly || d.Volumes[0].Size.String() != "1Gi" || !d.Persistent["two"] || d.Persistent["x"] || d.Pods["u"].Unknown || d.Volumes[0].Exclusive || !d.Volumes[4].Exclusive {
+		t.Errorf("got state %+v; want volume a read-only with 1Gi, only volume once-pod exclusive, PersistentVolume two in use", d)
 	}
 }
 
 // TestVolumeErrors: an error of one volume does not affect others, and says what to do. The ID is set
-// as far as it is known.
+// if the error does not prevent it.
 func TestVolumeErrors(t *testing.T) {
 	mounts := func(m ...corev1.VolumeMount) []corev1.Container {
 		return []corev1.Container{{Name: "main", VolumeMounts: m}}
@@ -197,7 +197,7 @@ func TestVolumeErrors(t *testing.T) {
 		known      bool
 	}{
 		"no claim":                   {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume matches", false},
-		"claim of another owner":     {nil, []corev1.Volume{{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "does not belong to this pod", false},
+		"claim of another owner":     {nil, []corev1.Volume{{Name: "other", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "does not belong to this pod", false},
 		"no plugin":                  {nil, []corev1.Volume{{Name: "a"}}, "no volume plugin", false},
 		"raw device in volumeMounts": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
 		"filesystem in volumeDevices": {
@@ -205,11 +205,11 @@ func TestVolumeErrors(t *testing.T) {
 			[]corev1.Volume{claimed("a", "fs", false)},
 			"use volumeMounts", true,
 		},
-		"ReadWriteOncePod is not supported":    {nil, []corev1.Volume{claimed("a", "not-alone", false)}, "ReadWriteOncePod: the plugin test/shared supports [ReadWriteOnce]", true},
-		"PersistentVolume is not supported":    {nil, []corev1.Volume{claimed("a", "bare", false)}, "PersistentVolume seven: the plugin test/bare supports only inline volumes", true},
-		"two volumes with one path":            {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
-		"one claim, with and without readOnly": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
-		"undefined variable":                   {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
+		"ReadWriteOncePod is not supported": {nil, []corev1.Volume{claimed("a", "once-pod-nfs", false)}, "ReadWriteOncePod: the plugin test/nfs supports [ReadWriteOnce]", true},
+		"PersistentVolume is not supported": {nil, []corev1.Volume{claimed("a", "host-path", false)}, "PersistentVolume seven: the plugin test/hostpath supports only inline volumes", true},
+		"two volumes with one path":         {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
+		"one claim with different readOnly": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
+		"undefined variable":                {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
 		"container name that is a path": {
 			[]corev1.Container{{Name: "../x", VolumeMounts: []corev1.VolumeMount{{Name: "a", SubPath: "y"}}}},
 			[]corev1.Volume{empty("a")},
@@ -221,7 +221,7 @@ func TestVolumeErrors(t *testing.T) {
 			d := populate(corev1.PodSpec{Containers: c.containers, Volumes: append(c.volumes, empty("fine"))})
 			v, fine := d.Volumes[len(c.volumes)-1], d.Volumes[len(c.volumes)]
 			if v.Err == nil || !strings.Contains(v.Err.Error(), c.want) || v.Known() != c.known || d.Pods["u"].Unknown == c.known {
-				t.Errorf("got %v, known %t", v.Err, v.Known())
+				t.Errorf("got error %v, ID known %t; want error %q, ID known %t", v.Err, v.Known(), c.want, c.known)
 			}
 			if fine.Err != nil {
 				t.Errorf("another volume has an error: %v", fine.Err)
@@ -238,7 +238,7 @@ func TestOneClaimTwice(t *testing.T) {
 	})
 	a, b := d.Volumes[0], d.Volumes[1]
 	if a.Err != nil || b.Err != nil || a.ID != b.ID || len(d.ByID[a.ID].SubPaths) != 2 {
-		t.Errorf("%v, %v: %+v", a.Err, b.Err, d.ByID[a.ID])
+		t.Errorf("got errors %v and %v, volume %+v; want one volume with both subPaths", a.Err, b.Err, d.ByID[a.ID])
 	}
 }
 
@@ -247,17 +247,17 @@ func TestDeletedPodsAreNotDesired(t *testing.T) {
 	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "job", UID: "v"}, Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}
 	d := state.Populator{}.Populate(&manifest.Objects{Pods: map[types.NamespacedName]*corev1.Pod{{Name: "web"}: pod, {Name: "job"}: ended}})
 	if d.Pods["u"] != nil || d.Pods["v"] == nil || d.Complete {
-		t.Errorf("pods: %v", d.Pods)
+		t.Errorf("got pods %v, want only the one without a deletionTimestamp", d.Pods)
 	}
 }
 
-// TestCopies: Copy is another claim of the pod that will be a copy of the volume.
-func TestCopies(t *testing.T) {
+// TestCopiedTo: CopiedTo names the claim of the pod whose volume will be copied from the volume.
+func TestCopiedTo(t *testing.T) {
 	template := &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "fs"}}}
 	copied := corev1.Volume{Name: "copy", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: template}}}
 	for _, c := range []struct{ claim, want string }{{"fs", "web-copy"}, {"web-own", ""}} {
 		d := populate(corev1.PodSpec{Volumes: []corev1.Volume{claimed("data", c.claim, false), copied, empty("e")}})
-		if got := d.Volumes[0].Copy; got != c.want {
+		if got := d.Volumes[0].CopiedTo; got != c.want {
 			t.Errorf("copy of claim %s: got %q, want %q", c.claim, got, c.want)
 		}
 	}

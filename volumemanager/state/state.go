@@ -1,7 +1,7 @@
-// Package state holds the desired and the actual state of volumes. It starts no operations: package
-// reconciler changes the actual state to the desired one.
+// Package state holds the desired and the actual state of volumes. It starts no operations. Package
+// reconciler changes the actual state until it matches the desired one.
 //
-// Nothing here is safe for concurrent use.
+// The types of this package are not safe for concurrent use.
 package state
 
 import (
@@ -20,7 +20,7 @@ import (
 // ID identifies a volume of a pod. The volume's path contains the same fields.
 type ID struct {
 	Pod types.UID
-	// Plugin is the name of the plugin, Name the name of the Spec.
+	// Plugin is the name of the plugin. Name is the name of the Spec.
 	Plugin, Name string
 	// Block is set for a raw device.
 	Block bool
@@ -37,8 +37,7 @@ func (id ID) String() string {
 
 // DesiredStateOfWorld holds the volumes that the manifests request.
 type DesiredStateOfWorld struct {
-	// Complete is set if the manifests are complete: a missing volume is not desired
-	// (manifest.Objects).
+	// Complete is Complete of manifest.Objects. While it is false, a missing volume may be desired.
 	Complete bool
 	// Volumes are sorted by the namespace and name of the pod, then by their order in the pod.
 	Volumes []*PodVolume
@@ -55,7 +54,7 @@ type DesiredStateOfWorld struct {
 type Pod struct {
 	*corev1.Pod
 	Volumes []*PodVolume
-	// Unknown is set if a volume is not resolved yet: any existing volume of the pod may be that
+	// Unknown is set if a volume is not resolved yet. Any existing volume of the pod may be that
 	// volume.
 	Unknown bool
 }
@@ -79,13 +78,13 @@ type PodVolume struct {
 	SubPaths []SubPath
 	// Size is the capacity of the PersistentVolume; zero for other volumes.
 	Size resource.Quantity
-	// Resized is set if the node must expand the volume (plugins.NodeExpandAnnotation).
-	Resized bool
-	// Alone is set if only one pod may use it at a time (ReadWriteOncePod).
-	Alone bool
-	// Copy is the name of another claim of the pod, to which this volume will be copied, or empty.
-	// Some drivers do not copy a volume in use.
-	Copy string
+	// NeedsNodeExpand is set if the node must expand the volume (plugins.NodeExpandAnnotation).
+	NeedsNodeExpand bool
+	// Exclusive is set if only one pod at a time may use the volume (ReadWriteOncePod).
+	Exclusive bool
+	// CopiedTo is the name of another claim of the pod, whose volume will be copied from this volume,
+	// or empty. Some drivers do not copy a volume in use.
+	CopiedTo string
 }
 
 // SubPath is a part of a volume that a container mounts.
@@ -103,8 +102,8 @@ type SubPath struct {
 // Known reports whether the volume is resolved.
 func (v *PodVolume) Known() bool { return v.ID != ID{} }
 
-// SetUpLike reports whether a volume that was set up for o needs no further set-up for v. v and o
-// must have the same ID.
+// SetUpLike reports whether a volume that is set up as o requests needs no change for v. v and o must
+// have the same ID.
 func (v *PodVolume) SetUpLike(o *PodVolume) bool {
 	return v == o || reflect.DeepEqual(v.Args, o.Args) && reflect.DeepEqual(v.SubPaths, o.SubPaths) && sameSource(v.Spec, o.Spec)
 }
@@ -124,12 +123,12 @@ func sameSource(a, b *plugins.Spec) bool {
 type Certainty int
 
 const (
-	// No means that no part of it exists.
+	// No means that no part of the mount or attachment exists.
 	No Certainty = iota
-	// Uncertain means that it may exist in whole or in part. If it is not desired, it is torn down as if
-	// it existed; if it is desired, it is set up as if it did not exist.
+	// Uncertain means that the mount or attachment may exist in whole or in part. If it is desired, it
+	// is set up as if it did not exist; otherwise it is torn down as if it existed.
 	Uncertain
-	// Yes means that it exists.
+	// Yes means that the mount or attachment exists.
 	Yes
 )
 
@@ -149,9 +148,9 @@ const (
 // Progress is the reported state of a volume.
 type Progress struct {
 	Phase Phase
-	// Since is when the phase began.
+	// Since is the time when the phase began.
 	Since time.Time
-	// Message says what the volume waits for, or is the last error.
+	// Message is the last error, or says what the volume waits for.
 	Message string
 	// RetryAt is the time of the next retry. If it is zero, the next change triggers the retry.
 	RetryAt time.Time
@@ -178,8 +177,8 @@ type ActualStateOfWorld struct {
 	found map[foundKey][]*Mount
 }
 
-// foundKey identifies the device of a found mount: by the device's name or, if that is unknown, by
-// the names of plugin and volume.
+// foundKey identifies the device of a found mount by the device's name or, if that is unknown, by the
+// names of the plugin and the volume.
 type foundKey struct{ device, plugin, name string }
 
 // NewActual returns an empty state.
@@ -196,18 +195,18 @@ type Mount struct {
 	Mounted Certainty
 	// Last is the desired volume of the last set-up; nil if unknown.
 	Last *PodVolume
-	// Round is the value of the reconciler's round counter at the last set-up.
-	Round uint64
+	// Generation is the reconciler's generation at the last set-up.
+	Generation uint64
 	// Place is the location in the pod's directory.
 	Place Place
-	// Expanded is the volume's size on this machine; zero if unknown.
-	Expanded resource.Quantity
+	// NodeSize is the size of the volume's filesystem or device on this machine; zero if unknown.
+	NodeSize resource.Quantity
 	// Warning says how a mounted volume differs from the request.
 	Warning string
 	Progress
 
-	// devices holds the device of the mount, or several candidates: if the device was not recorded
-	// on disk, or if the pod now requests another device that is not set up yet.
+	// devices holds the device of the mount. It holds several candidates if the device was not
+	// recorded on disk, or if the pod now requests another device that is not set up yet.
 	devices map[*DeviceVolume]bool
 	// found is the mount's key in ActualStateOfWorld.found.
 	found foundKey
@@ -238,14 +237,14 @@ type DeviceVolume struct {
 	// Mounted also covers the staging of a raw device.
 	Mounted Certainty
 	Place   Place
-	// Expanded is as in Mount.
-	Expanded resource.Quantity
+	// NodeSize has the same meaning as in Mount.
+	NodeSize resource.Quantity
 	Progress
 
 	mounts map[*Mount]bool
 }
 
-// Mount returns a volume of a pod, and adds a missing one as not mounted.
+// Mount returns a volume of a pod. If the volume is missing, Mount adds it as not mounted.
 func (a *ActualStateOfWorld) Mount(id ID) *Mount {
 	m := a.Mounts[id]
 	if m == nil {
@@ -282,7 +281,7 @@ func (a *ActualStateOfWorld) Forget(m *Mount) {
 	}
 }
 
-// Device returns a volume of the machine, and adds a missing one as not attached.
+// Device returns a DeviceVolume. If it is missing, Device adds it as not attached.
 func (a *ActualStateOfWorld) Device(name string, plugin plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) *DeviceVolume {
 	d := a.Devices[name]
 	if d != nil {
