@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Field returns the value that a fieldRef selects: a field of the pod's metadata, or an entry of
-// more, whose keys are field paths.
+// Field returns the value that a fieldRef selects: a field of the pod's metadata, or a value of more,
+// which is keyed by field path.
 func Field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector, more map[string]string) (string, error) {
 	if v := of.APIVersion; v != "" && v != "v1" {
 		return "", plugins.Invalidf("%s.apiVersion %q: it must be v1", at, v)
@@ -90,8 +90,8 @@ func divisors(name string) []string {
 	return []string{"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"}
 }
 
-// quantity returns a container's request or limit. A missing request is the limit, as an API
-// server sets it; a missing limit is the capacity.
+// quantity returns a container's request or limit. If the request is missing, it returns the limit,
+// as an API server sets it. If the limit is missing, it returns the capacity.
 func quantity(r corev1.ResourceRequirements, what string, name corev1.ResourceName, capacity Capacity) (resource.Quantity, error) {
 	limit, limited := r.Limits[name]
 	if what == "requests" {
@@ -106,8 +106,8 @@ func quantity(r corev1.ResourceRequirements, what string, name corev1.ResourceNa
 	return capacity(name)
 }
 
-// Machine returns the capacity of this machine. Its ephemeral-storage is the filesystem that
-// contains dir. It has no huge pages.
+// Machine returns the capacity of this machine. ephemeral-storage is the size of the filesystem that
+// contains dir; huge pages are 0.
 func Machine(dir string) Capacity {
 	return func(name corev1.ResourceName) (resource.Quantity, error) {
 		n, err := machine(name, dir)
@@ -132,7 +132,7 @@ func machine(name corev1.ResourceName, dir string) (int64, error) {
 	}
 }
 
-// divide rounds up. The unit of CPUs is one thousandth.
+// divide returns quantity divided by divisor, rounded up. CPUs are counted in thousandths.
 func divide(name corev1.ResourceName, quantity, divisor resource.Quantity) string {
 	n, d := quantity.Value(), divisor.Value()
 	if name == corev1.ResourceCPU {

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Machine holds the values for variables that do not come from the pod.
+// Machine holds what the values of variables depend on besides the pod.
 type Machine struct {
 	Objects *manifest.Objects
 	// Node is the name of the machine.
@@ -41,19 +41,19 @@ type variable struct {
 func (m Machine) Variables(pod *corev1.Pod, container *corev1.Container) (Variables, error) {
 	v := Variables{}
 	for i, source := range container.EnvFrom {
-		if err := m.addAll(v, pod, field.NewPath("envFrom").Index(i), source); err != nil {
+		if err := m.addEnvFrom(v, pod, field.NewPath("envFrom").Index(i), source); err != nil {
 			return nil, err
 		}
 	}
 	for i := range container.Env {
-		if err := m.add(v, pod, container, field.NewPath("env").Index(i), &container.Env[i]); err != nil {
+		if err := m.addEnv(v, pod, container, field.NewPath("env").Index(i), &container.Env[i]); err != nil {
 			return nil, err
 		}
 	}
 	return v, nil
 }
 
-func (m Machine) addAll(v Variables, pod *corev1.Pod, at *field.Path, source corev1.EnvFromSource) error {
+func (m Machine) addEnvFrom(v Variables, pod *corev1.Pod, at *field.Path, source corev1.EnvFromSource) error {
 	var from object
 	switch {
 	case source.ConfigMapRef != nil:
@@ -69,18 +69,18 @@ func (m Machine) addAll(v Variables, pod *corev1.Pod, at *field.Path, source cor
 	return from.check()
 }
 
-func (m Machine) add(v Variables, pod *corev1.Pod, container *corev1.Container, at *field.Path, e *corev1.EnvVar) (err error) {
+func (m Machine) addEnv(v Variables, pod *corev1.Pod, container *corev1.Container, at *field.Path, e *corev1.EnvVar) (err error) {
 	if e.ValueFrom == nil {
 		v[e.Name] = v.resolve(e.Value)
 		return nil
 	}
 	at = at.Child("valueFrom")
-	var known variable
+	var result variable
 	switch from := e.ValueFrom; {
 	case from.FieldRef != nil:
-		known, err = m.field(at.Child("fieldRef"), pod, from.FieldRef)
+		result, err = m.field(at.Child("fieldRef"), pod, from.FieldRef)
 	case from.ResourceFieldRef != nil:
-		known.value, err = m.resource(at.Child("resourceFieldRef"), pod, container, from.ResourceFieldRef)
+		result.value, err = m.resource(at.Child("resourceFieldRef"), pod, container, from.ResourceFieldRef)
 	case from.ConfigMapKeyRef != nil:
 		ref := from.ConfigMapKeyRef
 		return v.addKey(e.Name, ref.Key, m.configMap(at.Child("configMapKeyRef"), pod, ref.Name, ref.Optional))
@@ -88,20 +88,20 @@ func (m Machine) add(v Variables, pod *corev1.Pod, container *corev1.Container, 
 		ref := from.SecretKeyRef
 		return v.addKey(e.Name, ref.Key, m.secret(at.Child("secretKeyRef"), pod, ref.Name, ref.Optional))
 	case from.FileKeyRef != nil:
-		known.err = plugins.Invalidf("%s: the files of volumes are not read: give the variable a value", at.Child("fileKeyRef"))
+		result.err = plugins.Invalidf("%s: files in volumes are not supported: set value instead of valueFrom", at.Child("fileKeyRef"))
 	default:
 		err = plugins.Invalidf("%s: set one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef", at)
 	}
-	v[e.Name] = known
+	v[e.Name] = result
 	return err
 }
 
-// field returns no addresses, because there is no pod network. The default service account is the one
-// that an API server sets.
+// field returns the value of a fieldRef. An address is an error, because the volume manager gives pods
+// no addresses. A pod without a service account has the one that an API server sets.
 func (m Machine) field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectFieldSelector) (variable, error) {
 	switch selector.FieldPath {
 	case "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs":
-		return variable{err: plugins.Invalidf("%s.fieldPath %q: pods have no addresses here: give the variable a value", at, selector.FieldPath)}, nil
+		return variable{err: plugins.Invalidf("%s.fieldPath %q: pods of the volume manager have no addresses: set value instead of valueFrom", at, selector.FieldPath)}, nil
 	}
 	value, err := downward.Field(at, pod, selector, map[string]string{
 		"spec.nodeName":           m.Node,
@@ -110,8 +110,8 @@ func (m Machine) field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectF
 	return variable{value: value}, err
 }
 
-// resource returns a resource of the container that selector names; the default is container. A
-// container without a limit has the limit of the pod.
+// resource returns the value of a resourceFieldRef. Its default containerName is container. A
+// container without a limit has the limit of the pod or, without one, the machine's capacity.
 func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Container, selector *corev1.ResourceFieldSelector) (string, error) {
 	selector = selector.DeepCopy()
 	selector.ContainerName = cmp.Or(selector.ContainerName, container.Name)
@@ -161,10 +161,11 @@ func (o object) check() error {
 	if o.found || o.optional {
 		return nil
 	}
-	return fmt.Errorf("%s: %s %s: %w: add it, or set optional", o.at, o.kind, o.key, plugins.ErrNotFound)
+	return fmt.Errorf("%s: %s %s: %w: add it, or set optional: true", o.at, o.kind, o.key, plugins.ErrNotFound)
 }
 
-// addKey leaves the variable unchanged if its source is optional and missing.
+// addKey sets a variable to the value of a key. If the key or the object is optional and missing, it
+// leaves the variable unchanged.
 func (v Variables) addKey(name, key string, from object) error {
 	value, found := from.data[key]
 	switch {
@@ -173,13 +174,13 @@ func (v Variables) addKey(name, key string, from object) error {
 	case !from.found:
 		return from.check()
 	case !from.optional:
-		return fmt.Errorf("%s: %s %s has no key %q: add the key, or set optional", from.at, from.kind, from.key, key)
+		return fmt.Errorf("%s: %s %s has no key %q: add the key, or set optional: true", from.at, from.kind, from.key, key)
 	}
 	return nil
 }
 
-// Expand replaces the variables of a subPathExpr. Each variable must have a value: an empty one would
-// select another path, at worst the whole volume.
+// Expand replaces the variables of a subPathExpr. Each variable must have a value, because an empty
+// one would select another path, at worst the whole volume.
 func (v Variables) Expand(expression string) (string, error) {
 	return expand(expression, func(name string) (string, error) {
 		known, ok := v[name]
@@ -193,8 +194,8 @@ func (v Variables) Expand(expression string) (string, error) {
 	})
 }
 
-// resolve returns a variable with a value in which references to other variables are replaced. An
-// unknown reference is not replaced.
+// resolve returns a variable whose value is the given one with references to other variables
+// replaced. A reference to an unknown variable is not replaced.
 func (v Variables) resolve(value string) variable {
 	value, err := expand(value, func(name string) (string, error) {
 		if known, ok := v[name]; ok {
@@ -205,7 +206,7 @@ func (v Variables) resolve(value string) variable {
 	return variable{value, err}
 }
 
-// expand replaces $(NAME) by the value of NAME, and $$ by $.
+// expand replaces $(NAME) with the value of NAME, and $$ with $.
 func expand(text string, value func(name string) (string, error)) (string, error) {
 	var b strings.Builder
 	for rest := text; rest != ""; {

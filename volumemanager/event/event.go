@@ -1,4 +1,4 @@
-// Package event records events of volumes for people: what failed, and what to do about it.
+// Package event records events of volumes that are shown to users: what failed, and what to do.
 package event
 
 import (
@@ -17,7 +17,7 @@ type Event struct {
 	Warning bool      `json:"warning,omitempty"`
 	// Object names kind and object: pod default/web, claim default/data, volume pvc-….
 	Object string `json:"object"`
-	// Reason is a word for programs: MountFailed.
+	// Reason is a word that programs can match, such as MountFailed.
 	Reason string `json:"reason"`
 	// Message says what happened and what to do. It contains no secrets.
 	Message string `json:"message"`

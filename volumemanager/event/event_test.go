@@ -39,12 +39,12 @@ func TestEqualEvents(t *testing.T) {
 			time.Sleep(step.pause)
 			r.Record(ctx, step.e)
 			if got := strings.Count(out.String(), "\n"); got != step.logged {
-				t.Errorf("%d lines logged, want %d:\n%s", got, step.logged, &out)
+				t.Errorf("got %d log lines, want %d:\n%s", got, step.logged, &out)
 			}
 		}
 		all := r.List()
 		if len(all) != 2 || all[0].Message != other.Message || all[0].Count != 1 || all[1].Message != e.Message || all[1].Count != 5 {
-			t.Errorf("events: %+v", all)
+			t.Errorf("got %+v, want %q with count 1, then %q with count 5", all, other.Message, e.Message)
 		}
 		if got := all[1].Time; !got.Equal(time.Now()) {
 			t.Errorf("time of the last event: got %v, want %v", got, time.Now())
@@ -61,6 +61,6 @@ func TestOldEvents(t *testing.T) {
 	}
 	all := r.List()
 	if len(all) != 500 || all[0].Message != "200" || all[499].Message != "699" {
-		t.Errorf("%d events, from %s to %s", len(all), all[0].Message, all[len(all)-1].Message)
+		t.Errorf("got %d events, from %s to %s; want 500, from 200 to 699", len(all), all[0].Message, all[len(all)-1].Message)
 	}
 }

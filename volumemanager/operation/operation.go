@@ -22,7 +22,7 @@ type Operation struct {
 	Name string
 	// Plugin is the name of the volume plugin.
 	Plugin string
-	// Object is the object of the operation, as in event.Event.
+	// Object is the object of the operation, in the format of event.Event.Object.
 	Object string
 	// Routine operations are logged only if they fail.
 	Routine bool
@@ -75,15 +75,15 @@ type failure struct {
 	last  error
 }
 
-// New returns an Executor. The contexts of operations derive from ctx, and none starts after ctx
-// has ended. done, if not nil, is called after each operation, when its key is free again.
+// New returns an Executor. The contexts of operations derive from ctx, and no operation starts after
+// ctx has ended. done, if not nil, is called after each operation, when its key is free again.
 func New(ctx context.Context, done func(o Operation, err error, took time.Duration)) *Executor {
 	return &Executor{ctx: ctx, done: done, pending: map[string]bool{}, failures: map[string]map[string]failure{}, swept: time.Now()}
 }
 
-// Run starts an operation and does not wait for it. It returns ErrPending while an operation of
-// the key runs, a *BackoffError during the back-off after the same operation of the key failed,
-// and the context's error after the context has ended.
+// Run starts an operation and does not wait for its end. It returns ErrPending while an operation of
+// the key runs, a *BackoffError during the back-off after an operation of the key with the same name
+// failed, and the context's error after the context has ended.
 func (e *Executor) Run(key string, o Operation) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -35,13 +35,13 @@ func runAfterBackoff(t *testing.T, e *Executor, key string, o Operation) time.Du
 			return time.Since(start)
 		}
 		if !errors.Is(err, errBroken) {
-			t.Fatalf("the error does not contain the last one: %v", err)
+			t.Fatalf("got error %v, want one that wraps the error of the last attempt", err)
 		}
 		time.Sleep(time.Until(later.Until))
 	}
 }
 
-// TestBackoff: the delay doubles up to its maximum. It is separate for each key and operation.
+// TestBackoff: the delay doubles up to its maximum. Each key and each operation has its own delay.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(t.Context(), nil)
@@ -62,14 +62,14 @@ func TestBackoff(t *testing.T) {
 		wantDelay("another operation", "a", failing("volume_unmount"), 0)
 		e.Forget("a")
 		wantDelay("after Forget", "a", failing("volume_mount"), 0)
-		wantDelay("after a failure", "a", returning("volume_mount", nil), 500*time.Millisecond)
-		wantDelay("after a success", "a", failing("volume_mount"), 0)
-		wantDelay("after a success and a failure", "a", failing("volume_mount"), 500*time.Millisecond)
+		wantDelay("success after a failure", "a", returning("volume_mount", nil), 500*time.Millisecond)
+		wantDelay("failure after a success", "a", failing("volume_mount"), 0)
+		wantDelay("second failure after a success", "a", failing("volume_mount"), 500*time.Millisecond)
 	})
 }
 
-// TestIdleKeysRemoved: the executor holds no state of succeeded operations, nor of failed ones that are
-// not retried for a long time.
+// TestIdleKeysRemoved: the executor holds no state of operations that succeeded, and of operations that
+// failed and were not retried for a long time.
 func TestIdleKeysRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(t.Context(), nil)
@@ -83,7 +83,7 @@ func TestIdleKeysRemoved(t *testing.T) {
 			run(fmt.Sprint("valid ", i), nil)
 		}
 		if n := len(e.pending) + len(e.failures); n != 0 {
-			t.Errorf("%d keys of succeeded operations", n)
+			t.Errorf("after operations that succeeded: got %d keys, want 0", n)
 		}
 		for i := range 100 {
 			run(fmt.Sprint("bad ", i), errBroken)
@@ -91,7 +91,7 @@ func TestIdleKeysRemoved(t *testing.T) {
 		time.Sleep(2*maxDelay + time.Second)
 		run("another", errBroken)
 		if n := len(e.pending) + len(e.failures); n != 1 {
-			t.Errorf("%d keys of operations that failed long ago", n)
+			t.Errorf("long after operations that failed: got %d keys, want only the key of the last one", n)
 		}
 	})
 }
@@ -110,7 +110,7 @@ func TestOneOperationPerKey(t *testing.T) {
 		}
 		e := New(ctx, func(o Operation, err error, took time.Duration) {
 			if took != time.Second || err != nil {
-				t.Errorf("took %v, %v", took, err)
+				t.Errorf("got duration %v, error %v; want %v, nil", took, err, time.Second)
 			}
 			log("done " + o.Name)
 		})
@@ -123,7 +123,7 @@ func TestOneOperationPerKey(t *testing.T) {
 			},
 			After: func(context.Context, error) {
 				if e.Pending("a") {
-					t.Error("the key is pending after the operation")
+					t.Error("After was called while the key was pending")
 				}
 				log("after")
 			},
@@ -132,15 +132,15 @@ func TestOneOperationPerKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := e.Run("a", slow); !errors.Is(err, ErrPending) || !e.Pending("a") || e.Pending("b") {
-			t.Errorf("a second operation of the key: %v", err)
+			t.Errorf("a second operation of the key: got %v, want ErrPending, and only key a pending", err)
 		}
 		cancel()
 		if err := e.Run("b", slow); !errors.Is(err, context.Canceled) {
-			t.Errorf("an operation after the context has ended: %v", err)
+			t.Errorf("an operation after the context has ended: got %v, want %v", err, context.Canceled)
 		}
 		e.Wait()
 		if !slices.Equal(order, []string{"do", "after", "done slow"}) {
-			t.Errorf("order of the calls: %v", order)
+			t.Errorf("order of the calls: got %v, want do, after, done slow", order)
 		}
 	})
 }
@@ -154,7 +154,7 @@ func TestPanicIsAnError(t *testing.T) {
 		}
 		synctest.Wait()
 		if got == nil || !strings.Contains(got.Error(), "nil map") || e.Pending("a") {
-			t.Errorf("a panic became %v", got)
+			t.Errorf("got error %v, want one with the panic's text, and the key not pending", got)
 		}
 	})
 }

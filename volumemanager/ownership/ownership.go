@@ -1,5 +1,4 @@
-// Package ownership sets the group of the files in a volume to a pod's fsGroup
-// (PodSecurityContext).
+// Package ownership sets the group of the files in a volume to a pod's fsGroup (PodSecurityContext).
 package ownership
 
 import (
@@ -20,15 +19,16 @@ import (
 // The mode bits that a kubelet adds. The set-group-ID bit of directories gives the group to files
 // created in them.
 const (
-	ofFiles       fs.FileMode = 0o660
-	ofDirectories fs.FileMode = fs.ModeSetgid | 0o770
+	fileBits      fs.FileMode = 0o660
+	directoryBits fs.FileMode = fs.ModeSetgid | 0o770
 )
 
-// Set changes the group of all files below dir to args.FSGroup. dir itself is changed last, when
-// the rest is durable: FSGroupChangeOnRootMismatch checks dir only, and must repeat an
-// interrupted call. Directories get the mode bits 02770, other files except
-// symbolic links 0660. Links are not followed, and other mounts below dir are not changed. Set does
-// nothing without FSGroup.
+// Set changes the group of all files below dir to args.FSGroup. Directories get the mode bits 02770,
+// other files except symbolic links 0660. Links are not followed, and other mounts below dir are not
+// changed. Without FSGroup, Set does nothing.
+//
+// dir itself is changed last, after the other changes are durable, because
+// FSGroupChangeOnRootMismatch checks only dir and must repeat an interrupted call.
 func Set(ctx context.Context, dir string, args plugins.MounterArgs) error {
 	if args.FSGroup == nil {
 		return nil
@@ -46,12 +46,12 @@ func Set(ctx context.Context, dir string, args plugins.MounterArgs) error {
 		return err
 	}
 	g := group(*args.FSGroup)
-	own := &tree.Entry{Node: root, Info: info}
-	if args.FSGroupChangePolicy == corev1.FSGroupChangeOnRootMismatch && g.has(own) {
+	rootEntry := &tree.Entry{Node: root, Info: info}
+	if args.FSGroupChangePolicy == corev1.FSGroupChangeOnRootMismatch && g.isSet(rootEntry) {
 		return nil
 	}
-	if err = g.giveContent(ctx, root); err == nil {
-		err = g.give(own)
+	if err = g.setContent(ctx, root); err == nil {
+		err = g.set(rootEntry)
 	}
 	if err != nil {
 		return fmt.Errorf("securityContext.fsGroup %d: %w", g, err)
@@ -59,34 +59,34 @@ func Set(ctx context.Context, dir string, args plugins.MounterArgs) error {
 	return nil
 }
 
-// group is the group that gets the volume.
+// group is the new group of the files.
 type group int
 
-func (g group) has(e *tree.Entry) bool { return g.owns(e) && modeOf(e) == e.Info.Mode() }
+// isSet reports whether an entry already has the group and the mode bits.
+func (g group) isSet(e *tree.Entry) bool { return g.owns(e) && newMode(e) == e.Info.Mode() }
 
 func (g group) owns(e *tree.Entry) bool { return e.Info.Sys().(*syscall.Stat_t).Gid == uint32(g) }
 
-// modeOf returns the new mode of an entry.
-func modeOf(e *tree.Entry) fs.FileMode {
+func newMode(e *tree.Entry) fs.FileMode {
 	switch mode := e.Info.Mode(); mode.Type() {
 	case fs.ModeDir:
-		return mode | ofDirectories
+		return mode | directoryBits
 	case fs.ModeSymlink:
 		return mode
 	default:
-		return mode | ofFiles
+		return mode | fileBits
 	}
 }
 
-// giveContent changes only the entries that differ, so that the others are not written.
-func (g group) giveContent(ctx context.Context, root *os.File) error {
+// setContent sets the group and the mode of all entries below root, and makes the changes durable.
+func (g group) setContent(ctx context.Context, root *os.File) error {
 	changed := false
 	err := tree.Walk(ctx, root, func(e *tree.Entry) error {
-		if e.Mounted() || g.has(e) {
+		if e.Mounted() || g.isSet(e) {
 			return nil
 		}
 		changed = true
-		return g.give(e)
+		return g.set(e)
 	})
 	if err != nil || !changed {
 		return err
@@ -94,10 +94,10 @@ func (g group) giveContent(ctx context.Context, root *os.File) error {
 	return mount.SyncFilesystem(root)
 }
 
-// give sets the group and the mode. chown(2) clears the set-user-ID and set-group-ID bits of
-// executables: give restores them.
-func (g group) give(e *tree.Entry) error {
-	if g.has(e) {
+// set sets the group and the mode. The mode is set even if it does not change, because chown(2) clears
+// the set-user-ID and set-group-ID bits of executables.
+func (g group) set(e *tree.Entry) error {
+	if g.isSet(e) {
 		return nil
 	}
 	if !g.owns(e) {
@@ -108,5 +108,5 @@ func (g group) give(e *tree.Entry) error {
 	if e.Info.Mode().Type() == fs.ModeSymlink {
 		return nil
 	}
-	return e.Chmod(modeOf(e))
+	return e.Chmod(newMode(e))
 }

@@ -23,9 +23,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func ofGroup(id int64) plugins.MounterArgs { return plugins.MounterArgs{FSGroup: &id} }
+func fsGroup(id int64) plugins.MounterArgs { return plugins.MounterArgs{FSGroup: &id} }
 
-// attributes are the attributes of a file.
+// attributes are the owner, group and mode of a file.
 type attributes struct{ uid, gid, mode uint32 }
 
 func attributesOf(t *testing.T, path string) attributes {
@@ -65,7 +65,7 @@ func TestSet(t *testing.T) {
 	attributes{0, 0, 0o700}.check(t, volume+"/sub")
 
 	for range 2 {
-		must(t, ownership.Set(t.Context(), volume, ofGroup(4711)))
+		must(t, ownership.Set(t.Context(), volume, fsGroup(4711)))
 		attributes{0, 4711, 0o2770}.check(t, volume)
 		attributes{0, 4711, 0o2770}.check(t, volume+"/sub")
 		attributes{7, 4711, 0o660}.check(t, volume+"/sub/file")
@@ -79,18 +79,19 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestOnRootMismatch: an interrupted call does not change the root, so the next call changes all files.
+// TestOnRootMismatch: with policy OnRootMismatch, Set changes files only if the root differs. An
+// interrupted call does not change the root.
 func TestOnRootMismatch(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	must(t, os.WriteFile(dir+"/file", nil, 0o600))
-	args := ofGroup(4711)
+	args := fsGroup(4711)
 	args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := ownership.Set(ctx, dir, args); !errors.Is(err, context.Canceled) {
-		t.Errorf("after the context has ended: %v", err)
+		t.Errorf("with a cancelled context: got error %v, want %v", err, context.Canceled)
 	}
 	if attributesOf(t, dir).gid == 4711 {
 		t.Error("the root was changed before its content")
@@ -109,7 +110,7 @@ func TestOnRootMismatch(t *testing.T) {
 func TestSetLink(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Symlink(t.TempDir(), dir+"/link"))
-	if err := ownership.Set(t.Context(), dir+"/link", ofGroup(4711)); err == nil {
-		t.Error("a symbolic link was followed")
+	if err := ownership.Set(t.Context(), dir+"/link", fsGroup(4711)); err == nil {
+		t.Error("Set of a symbolic link: got no error")
 	}
 }

@@ -30,15 +30,15 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
-// Store holds claims and volumes. The caller must not change returned objects. Store copies the
-// objects that it stores. It is safe for concurrent use, except for two writes of the same object.
+// Store holds claims and volumes. It stores copies of the objects. The caller must not change returned
+// objects. Store is safe for concurrent use, except for two writes of the same object.
 type Store struct {
 	volumes *kind[*corev1.PersistentVolume]
 	claims  *kind[*corev1.PersistentVolumeClaim]
 }
 
 // Open reads the directories persistentvolumes and persistentvolumeclaims below dir, and creates
-// missing ones. A file that cannot be read is no error: see Problems.
+// missing ones. A file that cannot be read is not an error; Problems returns it.
 func Open(dir string) (*Store, error) {
 	volumes, err := openKind(filepath.Join(dir, "persistentvolumes"), "PersistentVolume",
 		func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} })
@@ -56,7 +56,7 @@ func Open(dir string) (*Store, error) {
 // Close closes the directories. Writes fail afterwards.
 func (s *Store) Close() error { return errors.Join(s.volumes.root.Close(), s.claims.root.Close()) }
 
-// Volume returns a volume, nil if there is none. It returns an error if the file cannot be read.
+// Volume returns a volume; nil if it does not exist. It returns an error if the file cannot be read.
 func (s *Store) Volume(name string) (*corev1.PersistentVolume, error) {
 	return s.volumes.get(types.NamespacedName{Name: name})
 }
@@ -67,13 +67,13 @@ func (s *Store) Volumes() []*corev1.PersistentVolume { return s.volumes.all() }
 // PutVolume creates or replaces a volume durably. A file that cannot be read is not replaced.
 func (s *Store) PutVolume(v *corev1.PersistentVolume) error { return s.volumes.put(v.DeepCopy()) }
 
-// RemoveVolume removes a volume durably; it returns nil if there is none. A file that cannot be
-// read is not removed.
+// RemoveVolume removes a volume durably. A missing volume is not an error. A file that cannot be read
+// is not removed.
 func (s *Store) RemoveVolume(name string) error {
 	return s.volumes.remove(types.NamespacedName{Name: name})
 }
 
-// Claim returns a claim, nil if there is none. It returns an error if the file cannot be read.
+// Claim returns a claim; nil if it does not exist. It returns an error if the file cannot be read.
 func (s *Store) Claim(key types.NamespacedName) (*corev1.PersistentVolumeClaim, error) {
 	return s.claims.get(key)
 }
@@ -84,12 +84,12 @@ func (s *Store) Claims() []*corev1.PersistentVolumeClaim { return s.claims.all()
 // PutClaim creates or replaces a claim durably. A file that cannot be read is not replaced.
 func (s *Store) PutClaim(c *corev1.PersistentVolumeClaim) error { return s.claims.put(c.DeepCopy()) }
 
-// RemoveClaim removes a claim durably; it returns nil if there is none. A file that cannot be read is
+// RemoveClaim removes a claim durably. A missing claim is not an error. A file that cannot be read is
 // not removed.
 func (s *Store) RemoveClaim(key types.NamespacedName) error { return s.claims.remove(key) }
 
 // Problems returns the files that could not be read when the store was opened, sorted by name.
-// Neither the files nor their volumes are changed.
+// The store does not change these files.
 func (s *Store) Problems() []manifest.Problem {
 	problems := append(s.volumes.problems(), s.claims.problems()...)
 	slices.SortFunc(problems, func(a, b manifest.Problem) int { return cmp.Compare(a.File, b.File) })
@@ -144,7 +144,8 @@ func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
 	return k, nil
 }
 
-// read rejects unknown fields: they would be lost when the object is written again.
+// read reads a file. It rejects unknown fields, because they would be lost when the object is written
+// again.
 func (k *kind[T]) read(file string) (o T, err error) {
 	data, err := k.root.ReadFile(file)
 	if err != nil {
@@ -159,10 +160,10 @@ func (k *kind[T]) read(file string) (o T, err error) {
 		return o, err
 	}
 	if got, want := o.GetObjectKind().GroupVersionKind(), corev1.SchemeGroupVersion.WithKind(k.name); got != want {
-		return o, fmt.Errorf("kind %q is not %q", got, want)
+		return o, fmt.Errorf("the kind is %q, want %q", got, want)
 	}
 	if want := fileOf(keyOf(o)); file != want {
-		return o, fmt.Errorf("it contains %s %s, whose file must be named %s: rename the file", k.name, keyOf(o), want)
+		return o, fmt.Errorf("the file contains %s %s and must be named %s: rename it", k.name, keyOf(o), want)
 	}
 	return o, nil
 }
@@ -174,8 +175,8 @@ func keyOf(o object) types.NamespacedName {
 // maxName is the maximal length of a file name (NAME_MAX, linux/limits.h) without suffixes.
 const maxName = 255 - len(suffix) - len(".tmp")
 
-// fileOf returns the name of an object's file. It is unique, because neither a namespace nor a name
-// contains an underscore. If it would be too long for a file name, it is replaced with its hash.
+// fileOf returns the name of an object's file. The name is unique, because neither a namespace nor an
+// object's name contains an underscore. A name that is too long is replaced with its hash.
 func fileOf(key types.NamespacedName) string {
 	name := key.Name
 	if key.Namespace != "" {
@@ -197,7 +198,7 @@ func (k *kind[T]) get(key types.NamespacedName) (T, error) {
 // readError returns the error of a file that could not be read, or nil. The caller holds mu.
 func (k *kind[T]) readError(file string) error {
 	if err := k.broken[file]; err != nil {
-		return fmt.Errorf("%s cannot be read: %w: fix the file, or move it away, and restart", filepath.Join(k.root.Name(), file), err)
+		return fmt.Errorf("%s cannot be read: %w: fix the file, or move it away, and restart the volume manager", filepath.Join(k.root.Name(), file), err)
 	}
 	return nil
 }

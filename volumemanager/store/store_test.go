@@ -45,7 +45,7 @@ func newClaim() *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}}
 }
 
-// TestLongNames: names of Kubernetes objects can be longer than names of files.
+// TestLongNames: an object is stored even if its name is longer than a file name can be.
 func TestLongNames(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
@@ -59,17 +59,17 @@ func TestLongNames(t *testing.T) {
 	}
 	s := open(t, dir)
 	if len(s.Problems()) > 0 || len(s.Volumes()) != 2 || s.Volumes()[0].Name != long && s.Volumes()[1].Name != long {
-		t.Errorf("problems: %v, volumes: %v", s.Problems(), s.Volumes())
+		t.Errorf("got problems %v, volumes %v; want no problems and both volumes", s.Problems(), s.Volumes())
 	}
 	if c, err := s.Claim(types.NamespacedName{Namespace: "default", Name: long}); err != nil || c == nil {
-		t.Errorf("claim: %v, %v", c, err)
+		t.Errorf("got claim %v, error %v; want the claim", c, err)
 	}
 	if err := s.RemoveVolume(long); err != nil || len(s.Volumes()) != 1 {
-		t.Errorf("%d volumes, %v", len(s.Volumes()), err)
+		t.Errorf("after RemoveVolume: got %d volumes, error %v; want 1", len(s.Volumes()), err)
 	}
 }
 
-// TestStore: the next process reads objects that were written and not removed.
+// TestStore: a new Store reads the objects that an earlier Store wrote and did not remove.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
@@ -81,37 +81,37 @@ func TestStore(t *testing.T) {
 	}
 	for _, s := range []*store.Store{first, open(t, dir)} {
 		if len(s.Problems()) > 0 {
-			t.Errorf("problems: %v", s.Problems())
+			t.Errorf("got problems %v, want none", s.Problems())
 		}
 		volumes := s.Volumes()
 		if len(volumes) != 2 || volumes[0].Name != "a" || volumes[1].Name != "b" {
-			t.Fatalf("volumes: %v", volumes)
+			t.Fatalf("got volumes %v, want a and b", volumes)
 		}
 		if want := newVolume("a"); !equality.Semantic.DeepEqual(volumes[0].Spec, want.Spec) || volumes[0].Status != want.Status {
-			t.Errorf("got %+v", volumes[0])
+			t.Errorf("volume a: got %+v, want %+v", volumes[0], want)
 		}
 		if c, err := s.Claim(data); err != nil || c == nil || len(s.Claims()) != 1 {
-			t.Errorf("claim: %v, %v", c, err)
+			t.Errorf("got claim %v, error %v, %d claims; want the only claim", c, err, len(s.Claims()))
 		}
 		if v, err := s.Volume("removed"); err != nil || v != nil {
-			t.Errorf("removed: %v, %v", v, err)
+			t.Errorf("removed volume: got %v, error %v; want nil, nil", v, err)
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "persistentvolumes", "a.json"))
 	if err != nil || !strings.Contains(string(text), `"kind": "PersistentVolume"`) {
-		t.Errorf("not in the format of kubectl: %v\n%s", err, text)
+		t.Errorf("got error %v and this file, want the format of kubectl get -o json:\n%s", err, text)
 	}
 }
 
 // TestUnreadable: an unreadable file is reported, and neither replaced nor removed.
 func TestUnreadable(t *testing.T) {
 	for name, content := range map[string]string{
-		"empty":     "",
-		"truncated": `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"na`,
-		"unknown":   `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"},"spec":{"claimReff":{}}}`,
-		"two":       `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"}}{}`,
-		"kind":      `{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"v"}}`,
-		"otherName": `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"w"}}`,
+		"empty":         "",
+		"truncated":     `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"na`,
+		"unknown field": `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"},"spec":{"claimReff":{}}}`,
+		"two objects":   `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"}}{}`,
+		"other kind":    `{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"v"}}`,
+		"other name":    `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"w"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -121,19 +121,19 @@ func TestUnreadable(t *testing.T) {
 			}
 			s := open(t, dir)
 			if p := s.Problems(); len(p) != 1 || p[0].File != file {
-				t.Errorf("problems: %v", p)
+				t.Errorf("got problems %v, want one of %s", p, file)
 			}
 			if _, err := s.Volume("v"); err == nil {
-				t.Error("an unreadable volume is returned as missing")
+				t.Error("Volume returned no error for an unreadable file")
 			}
 			if err := s.PutVolume(newVolume("v")); err == nil {
-				t.Error("an unreadable volume was replaced")
+				t.Error("PutVolume returned no error for an unreadable file")
 			}
 			if err := s.RemoveVolume("v"); err == nil {
-				t.Error("an unreadable volume was removed")
+				t.Error("RemoveVolume returned no error for an unreadable file")
 			}
 			if b, err := os.ReadFile(file); err != nil || string(b) != content {
-				t.Errorf("the file has %q, %v", b, err)
+				t.Errorf("content of the file: got %q, error %v; want it unchanged", b, err)
 			}
 		})
 	}
@@ -148,7 +148,7 @@ func TestKilledWriter(t *testing.T) {
 	}
 	s := open(t, dir)
 	if len(s.Problems()) > 0 || len(s.Claims()) > 0 {
-		t.Errorf("problems %v, claims %v", s.Problems(), s.Claims())
+		t.Errorf("got problems %v, claims %v; want none", s.Problems(), s.Claims())
 	}
 	if err := s.PutClaim(newClaim()); err != nil {
 		t.Error(err)
@@ -164,6 +164,6 @@ func TestCopies(t *testing.T) {
 	}
 	v.Spec.CSI.VolumeHandle = "other"
 	if got, err := s.Volume("v"); err != nil || got.Spec.CSI.VolumeHandle != "h" {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("got volume %+v, error %v; want the stored handle h", got, err)
 	}
 }

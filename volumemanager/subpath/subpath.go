@@ -17,10 +17,10 @@ import (
 )
 
 // Bind mounts subPath of the volume at volumePath on target. Missing directories are created with
-// the mode of the volume's root. A part of subPath may be a symbolic link within the volume; a link
-// that leads out of it is an error, even if a pod creates it during the call. An existing mount on
-// target stays, so that a running container keeps its mount. If subPath is absolute or contains
-// .., the error is a *plugins.InvalidError.
+// the mode of the volume's root. A part of subPath may be a symbolic link within the volume. A link
+// that leads out of the volume is an error, even if a pod creates the link during the call. An
+// existing mount on target stays, so that a running container keeps its mount. If subPath is empty or
+// absolute, or contains .. or a zero byte, the error is a *plugins.InvalidError.
 func Bind(ctx context.Context, volumePath, subPath, target string, readOnly bool) error {
 	if err := check(subPath); err != nil {
 		return err
@@ -72,7 +72,7 @@ func open(volume *os.File, path string) (*os.File, error) {
 	return part, err
 }
 
-// makeAll creates the missing directories of a path and opens the last.
+// makeAll creates the missing directories of a path and opens the last directory.
 func makeAll(volume *os.File, path string) (*os.File, error) {
 	root, err := volume.Stat()
 	if err != nil {
@@ -114,7 +114,7 @@ func makeTarget(target string, isDir bool) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
 		return err
 	}
-	if have, err := os.Lstat(target); err == nil && have.IsDir() != isDir {
+	if existing, err := os.Lstat(target); err == nil && existing.IsDir() != isDir {
 		if err := mount.RemoveTarget(target); err != nil {
 			return err
 		}

@@ -35,11 +35,12 @@ func write(t *testing.T, path, text string) {
 func wantText(t *testing.T, path, want string) {
 	t.Helper()
 	if b, err := os.ReadFile(path); err != nil || string(b) != want {
-		t.Errorf("%s has %q, %v; want %q", path, b, err, want)
+		t.Errorf("content of %s: got %q, error %v; want %q", path, b, err, want)
 	}
 }
 
-// newVolume returns the directory of a volume, and a target, which is unbound when the test ends.
+// newVolume returns the directory of a volume, and a target for Bind that is unmounted when the test
+// ends.
 func newVolume(t *testing.T) (volume, target string) {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -49,7 +50,7 @@ func newVolume(t *testing.T) (volume, target string) {
 	t.Cleanup(func() {
 		must(t, subpath.Unbind(target))
 		if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the target was not removed: %v", err)
+			t.Errorf("Unbind did not remove the target: Lstat returned %v", err)
 		}
 	})
 	return volume, target
@@ -76,7 +77,7 @@ func TestBindFile(t *testing.T) {
 	must(t, subpath.Bind(t.Context(), volume, "a/file", target, true))
 	wantText(t, target, "text")
 	if err := os.WriteFile(target, nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("write to a read-only subPath: %v", err)
+		t.Errorf("write to a read-only subPath: got error %v, want EROFS", err)
 	}
 }
 
@@ -89,7 +90,7 @@ func TestBindMissing(t *testing.T) {
 	must(t, subpath.Bind(t.Context(), volume, "link/new/./newer/", target, false))
 	for _, path := range []string{"real/new", "real/new/newer"} {
 		if info, err := os.Stat(volume + "/" + path); err != nil || info.Mode() != 0o770|fs.ModeSetgid|fs.ModeDir {
-			t.Errorf("%s is %v, %v", path, info, err)
+			t.Errorf("%s: got %v, error %v; want a directory with the mode of the volume's root", path, info, err)
 		}
 	}
 	write(t, target+"/file", "text")
@@ -103,7 +104,7 @@ func TestBindOutside(t *testing.T) {
 	must(t, os.Symlink("../"+filepath.Base(filepath.Dir(volume)), volume+"/relative"))
 	must(t, os.Symlink("nowhere", volume+"/dangling"))
 	write(t, volume+"/file", "text")
-	for _, tc := range []struct{ subPath, says string }{
+	for _, tc := range []struct{ subPath, want string }{
 		{"absolute", "leads out"},
 		{"absolute/new", "leads out"},
 		{"relative", "leads out"},
@@ -112,23 +113,23 @@ func TestBindOutside(t *testing.T) {
 		{"file/new", "remove the file or link"},
 	} {
 		err := subpath.Bind(t.Context(), volume, tc.subPath, target, false)
-		if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), tc.subPath) {
-			t.Errorf("%q: %v", tc.subPath, err)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), tc.subPath) {
+			t.Errorf("subPath %q: got error %v, want one with the subPath and %q", tc.subPath, err, tc.want)
 		}
 	}
 	for _, invalidPath := range []string{"/etc", "../x", "a/../../x", "new/../new", "new/..", "", "a\x00b"} {
 		var invalid *plugins.InvalidError
 		if err := subpath.Bind(t.Context(), volume, invalidPath, target, false); !errors.As(err, &invalid) {
-			t.Errorf("%q: %v", invalidPath, err)
+			t.Errorf("subPath %q: got error %v, want an InvalidError", invalidPath, err)
 		}
 	}
 	if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
-		t.Errorf("created outside the volume: %v, %v", entries, err)
+		t.Errorf("directory outside the volume: got entries %v, error %v; want none", entries, err)
 	}
 }
 
-// TestBindWhileSwapped: while a pod exchanges a directory and a symbolic link, nothing outside the volume
-// is bound or created.
+// TestBindWhileSwapped: while a pod repeatedly swaps a directory with a symbolic link that leads out of
+// the volume, nothing outside the volume is bound or created.
 func TestBindWhileSwapped(t *testing.T) {
 	volume, target := newVolume(t)
 	outside := filepath.Dir(volume) + "/outside"
@@ -167,7 +168,7 @@ func TestBindWhileSwapped(t *testing.T) {
 	}
 }
 
-// TestBindAgain: an existing mount stays, even if the path is another directory now.
+// TestBindAgain: an existing mount stays, even if subPath does not exist any more.
 func TestBindAgain(t *testing.T) {
 	volume, target := newVolume(t)
 	write(t, volume+"/a/file", "text")

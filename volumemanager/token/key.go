@@ -24,8 +24,7 @@ const (
 	keyBits  = 2048
 )
 
-// openKey reads the key in a directory. A missing key is created and durable before it signs
-// anything.
+// openKey reads the key in a directory. If the key is missing, it creates one and makes it durable.
 func openKey(dir string) (*jose.JSONWebKey, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -49,7 +48,7 @@ func readKey(root *os.Root) (*rsa.PrivateKey, error) {
 		return nil, err
 	}
 	if info.Mode() != 0o600 {
-		return nil, fmt.Errorf("mode %s: only its owner may read it (-rw-------): change the mode, or remove the file if others may have read it, and a new key is created", info.Mode())
+		return nil, fmt.Errorf("file mode %s: it must be -rw-------: change the mode, or, if others may have read the key, remove the file, and a new key is created", info.Mode())
 	}
 	b, err := root.ReadFile(keyFile)
 	if err != nil {
@@ -57,7 +56,7 @@ func readKey(root *os.Root) (*rsa.PrivateKey, error) {
 	}
 	key, err := parseKey(b)
 	if err != nil {
-		return nil, fmt.Errorf("%w: it must contain an RSA key as PKCS #8 in PEM: restore it, or remove the file, and a new key is created, which invalidates existing tokens", err)
+		return nil, fmt.Errorf("%w: the file must contain an RSA key (PKCS #8 in PEM): restore the file, or remove it, and a new key is created, which invalidates existing tokens", err)
 	}
 	return key, nil
 }
@@ -73,7 +72,7 @@ func parseKey(b []byte) (*rsa.PrivateKey, error) {
 	}
 	private, ok := key.(*rsa.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("%T", key)
+		return nil, fmt.Errorf("the key has the type %T", key)
 	}
 	return private, nil
 }

@@ -1,5 +1,5 @@
 // Package token signs service account tokens with a key of this machine, as a Kubernetes API
-// server does with the cluster's key. It returns the data with which other programs verify them: the
+// server does with the cluster's key. It returns the data with which other programs verify tokens: the
 // public key and the OpenID Connect discovery document. It does not serve HTTP.
 package token
 
@@ -23,7 +23,7 @@ import (
 // algorithm is the signing algorithm that each issuer must support (OpenID Connect Discovery 1.0, §3).
 const algorithm = jose.RS256
 
-// maxAge is the maximum age of a returned token, even if the token is valid for longer.
+// maxAge is the maximum age of a returned token. The token may be valid for longer.
 const maxAge = 24 * time.Hour
 
 // Signer signs tokens. It is safe for concurrent use.
@@ -36,8 +36,8 @@ type Signer struct {
 	issued map[request]issuedToken
 }
 
-// Open reads the key in dir, and creates it the first time. Only root can read it. issuer is the
-// issuer in the tokens, and the URL below which Discovery and JWKS are served.
+// Open reads the key in dir, and creates a missing one. Only root can read the key. issuer is the
+// issuer in the tokens, and the URL below which the caller serves Discovery and JWKS.
 func Open(dir, issuer string) (*Signer, error) {
 	u, err := url.Parse(issuer)
 	if err != nil || u.Scheme == "" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
@@ -54,7 +54,7 @@ func Open(dir, issuer string) (*Signer, error) {
 	return &Signer{issuer: issuer, public: key.Public(), signer: signer, issued: map[request]issuedToken{}}, nil
 }
 
-// request holds the claims of a token except its times.
+// request identifies tokens that differ only in their times and IDs.
 type request struct {
 	namespace, account, pod string
 	uid                     types.UID
@@ -68,10 +68,10 @@ type issuedToken struct {
 	expires, renewAt time.Time
 }
 
-// Token returns a token of a pod's service account, bound to the pod as in the TokenRequest API,
-// and its expiry. The default audience is the issuer. The same token is returned until 80 % of its
-// lifetime are over, at most for 24 hours, as a kubelet does. After a restart new tokens are
-// signed; the old ones stay valid until they expire.
+// Token returns a token of a pod's service account, bound to the pod as in the TokenRequest API, and
+// the token's expiry. The default audience is the issuer. Like a kubelet, Token returns the same token
+// until 80 % of its lifetime are over, at most for 24 hours. After a restart it signs new tokens; the
+// old ones stay valid until they expire.
 func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (token string, expires time.Time, err error) {
 	if len(audiences) == 0 {
 		audiences = []string{s.issuer}
@@ -81,16 +81,16 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a, ok := s.issued[r]; ok && now.Before(a.renewAt) {
-		return a.token, a.expires, nil
+	if t, ok := s.issued[r]; ok && now.Before(t.renewAt) {
+		return t.token, t.expires, nil
 	}
-	maps.DeleteFunc(s.issued, func(_ request, a issuedToken) bool { return !now.Before(a.renewAt) })
-	a, err := s.sign(r, audiences, now)
+	maps.DeleteFunc(s.issued, func(_ request, t issuedToken) bool { return !now.Before(t.renewAt) })
+	t, err := s.sign(r, audiences, now)
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	s.issued[r] = a
-	return a.token, a.expires, nil
+	s.issued[r] = t
+	return t.token, t.expires, nil
 }
 
 func (s *Signer) sign(r request, audiences []string, now time.Time) (issuedToken, error) {

@@ -40,8 +40,9 @@ func pod(account string) *corev1.Pod {
 	}
 }
 
-// claims verifies a token with the served keys, as other programs do.
-func claims(t *testing.T, s *token.Signer, raw string) (standard jwt.Claims, own map[string]any) {
+// verify verifies a token with the signer's public keys, as other programs do, and returns the
+// registered claims and all claims of the token.
+func verify(t *testing.T, s *token.Signer, raw string) (standard jwt.Claims, all map[string]any) {
 	t.Helper()
 	b, err := s.JWKS()
 	if strings.Contains(string(b), `"d"`) {
@@ -52,13 +53,13 @@ func claims(t *testing.T, s *token.Signer, raw string) (standard jwt.Claims, own
 	if err := errors.Join(err, json.Unmarshal(b, &keys), parseErr); err != nil {
 		t.Fatal(err)
 	}
-	if err := parsed.Claims(keys, &standard, &own); err != nil {
+	if err := parsed.Claims(keys, &standard, &all); err != nil {
 		t.Fatal(err)
 	}
-	return standard, own
+	return standard, all
 }
 
-func signed(t *testing.T, s *token.Signer, pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time) {
+func newToken(t *testing.T, s *token.Signer, pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time) {
 	t.Helper()
 	raw, expires, err := s.Token(pod, audiences, lifetime)
 	if err != nil {
@@ -80,19 +81,19 @@ func TestClaims(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := time.Now().Truncate(time.Second)
-			raw, expires := signed(t, s, pod(tc.account), tc.audiences, time.Hour)
-			got, own := claims(t, s, raw)
+			raw, expires := newToken(t, s, pod(tc.account), tc.audiences, time.Hour)
+			got, all := verify(t, s, raw)
 			if got.Subject != tc.subject || !slices.Equal(got.Audience, tc.wantAudiences) || got.Issuer != issuer || got.ID == "" {
-				t.Errorf("%+v", got)
+				t.Errorf("got claims %+v, want subject %s, audience %v, issuer %s and an ID", got, tc.subject, tc.wantAudiences, issuer)
 			}
 			if got.IssuedAt.Time().Before(before) || *got.NotBefore != *got.IssuedAt || !got.Expiry.Time().Equal(got.IssuedAt.Time().Add(time.Hour)) || !got.Expiry.Time().Equal(expires) {
-				t.Errorf("times %+v, the returned expiry is %s", got, expires)
+				t.Errorf("got claims %+v, want a token that is valid from now for one hour, until the returned expiry %s", got, expires)
 			}
-			bound, _ := own["kubernetes.io"].(map[string]any)
-			onPod, _ := bound["pod"].(map[string]any)
-			onAccount, _ := bound["serviceaccount"].(map[string]any)
-			if bound["namespace"] != "shop" || onPod["name"] != "web" || onPod["uid"] != "4711" || !strings.HasSuffix(tc.subject, ":"+onAccount["name"].(string)) || onAccount["uid"] == "" {
-				t.Errorf("bound to %v", bound)
+			bound, _ := all["kubernetes.io"].(map[string]any)
+			boundPod, _ := bound["pod"].(map[string]any)
+			account, _ := bound["serviceaccount"].(map[string]any)
+			if bound["namespace"] != "shop" || boundPod["name"] != "web" || boundPod["uid"] != "4711" || !strings.HasSuffix(tc.subject, ":"+account["name"].(string)) || account["uid"] == "" {
+				t.Errorf("claim kubernetes.io: got %v, want namespace shop, pod web with UID 4711, and the service account", bound)
 			}
 		})
 	}
@@ -101,7 +102,7 @@ func TestClaims(t *testing.T) {
 // TestRefresh: the same token is returned until 80 % of its lifetime are over, at most for 24 hours.
 func TestRefresh(t *testing.T) {
 	for _, tc := range []struct {
-		lifetime, until time.Duration
+		lifetime, wantRenewal time.Duration
 	}{
 		{10 * time.Minute, 8 * time.Minute},
 		{time.Hour, 48 * time.Minute},
@@ -111,14 +112,14 @@ func TestRefresh(t *testing.T) {
 			dir := t.TempDir()
 			synctest.Test(t, func(t *testing.T) {
 				s := open(t, dir)
-				first, _ := signed(t, s, pod(""), nil, tc.lifetime)
-				time.Sleep(tc.until - time.Nanosecond)
-				if again, _ := signed(t, s, pod(""), nil, tc.lifetime); again != first {
-					t.Error("a new token is returned too early")
+				first, _ := newToken(t, s, pod(""), nil, tc.lifetime)
+				time.Sleep(tc.wantRenewal - time.Nanosecond)
+				if again, _ := newToken(t, s, pod(""), nil, tc.lifetime); again != first {
+					t.Errorf("a new token was returned before %v", tc.wantRenewal)
 				}
 				time.Sleep(time.Nanosecond)
-				if again, expires := signed(t, s, pod(""), nil, tc.lifetime); again == first || time.Until(expires) != tc.lifetime {
-					t.Errorf("the same token is returned, or one that expires in %s", time.Until(expires))
+				if again, expires := newToken(t, s, pod(""), nil, tc.lifetime); again == first || time.Until(expires) != tc.lifetime {
+					t.Errorf("after %v: got the same token %t, expiry in %s; want a new one, %s", tc.wantRenewal, again == first, time.Until(expires), tc.lifetime)
 				}
 			})
 		})
@@ -129,46 +130,46 @@ func TestRefresh(t *testing.T) {
 // was signed.
 func TestRequestsDiffer(t *testing.T) {
 	s := open(t, t.TempDir())
-	first, _ := signed(t, s, pod(""), []string{"a", "b"}, time.Hour)
+	first, _ := newToken(t, s, pod(""), []string{"a", "b"}, time.Hour)
 	next := pod("")
 	next.UID = "4712"
 	for name, get := range map[string]func() (string, time.Time, error){
-		"another account":  func() (string, time.Time, error) { return s.Token(pod("clerk"), []string{"a", "b"}, time.Hour) },
-		"the next pod":     func() (string, time.Time, error) { return s.Token(next, []string{"a", "b"}, time.Hour) },
-		"another audience": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a"}, time.Hour) },
-		"another lifetime": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a", "b"}, 2*time.Hour) },
+		"other account":  func() (string, time.Time, error) { return s.Token(pod("clerk"), []string{"a", "b"}, time.Hour) },
+		"other pod UID":  func() (string, time.Time, error) { return s.Token(next, []string{"a", "b"}, time.Hour) },
+		"other audience": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a"}, time.Hour) },
+		"other lifetime": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a", "b"}, 2*time.Hour) },
 	} {
 		if raw, _, err := get(); err != nil || raw == first {
-			t.Errorf("%s: the same token is returned, or error %v", name, err)
+			t.Errorf("%s: got the same token %t, error %v; want another token", name, raw == first, err)
 		}
 	}
 }
 
-// TestRestart: after a restart, earlier tokens are valid, and the UIDs of accounts are the same.
+// TestRestart: after a restart, earlier tokens are still valid, and service accounts have the same UIDs.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
-	raw, _ := signed(t, open(t, dir), pod(""), nil, time.Hour)
+	raw, _ := newToken(t, open(t, dir), pod(""), nil, time.Hour)
 	s := open(t, dir)
-	_, before := claims(t, s, raw)
-	raw, _ = signed(t, s, pod(""), nil, time.Hour)
-	_, after := claims(t, s, raw)
-	uid := func(own map[string]any) any {
-		return own["kubernetes.io"].(map[string]any)["serviceaccount"].(map[string]any)["uid"]
+	_, before := verify(t, s, raw)
+	raw, _ = newToken(t, s, pod(""), nil, time.Hour)
+	_, after := verify(t, s, raw)
+	uid := func(claims map[string]any) any {
+		return claims["kubernetes.io"].(map[string]any)["serviceaccount"].(map[string]any)["uid"]
 	}
 	if uid(before) != uid(after) {
 		t.Errorf("UID of the account: got %v, want %v", uid(after), uid(before))
 	}
 	info, err := os.Stat(filepath.Join(dir, keyFile))
 	if err != nil || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("key file: got %v, error %v; want mode -rw-------", info, err)
 	}
 }
 
-// TestInvalidKey: an invalid or readable key is neither used nor replaced.
+// TestInvalidKey: a key that is invalid, or that other users can read, is neither used nor replaced.
 func TestInvalidKey(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
-		spoil func(t *testing.T, path string, key []byte) error
+		name   string
+		damage func(t *testing.T, path string, key []byte) error
 	}{
 		{"truncated", func(_ *testing.T, path string, key []byte) error { return os.WriteFile(path, key[:100], 0o600) }},
 		{"empty", func(_ *testing.T, path string, _ []byte) error { return os.WriteFile(path, nil, 0o600) }},
@@ -183,16 +184,16 @@ func TestInvalidKey(t *testing.T) {
 			path := filepath.Join(dir, keyFile)
 			open(t, dir)
 			key, err := os.ReadFile(path)
-			if err := errors.Join(err, tc.spoil(t, path, key)); err != nil {
+			if err := errors.Join(err, tc.damage(t, path, key)); err != nil {
 				t.Fatal(err)
 			}
 			before, _ := os.ReadFile(path)
 			_, err = token.Open(dir, issuer)
 			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "BEGIN") {
-				t.Errorf("%v", err)
+				t.Errorf("got error %v, want one with the path of the key and without its content", err)
 			}
 			if after, _ := os.ReadFile(path); string(after) != string(before) {
-				t.Error("the key was replaced")
+				t.Error("Open replaced the key")
 			}
 		})
 	}
@@ -201,7 +202,7 @@ func TestInvalidKey(t *testing.T) {
 func TestInvalidIssuer(t *testing.T) {
 	for _, invalid := range []string{"", "node-1", "https://", "https://node-1?a=b", "https://node-1#a", "://"} {
 		if _, err := token.Open(t.TempDir(), invalid); err == nil {
-			t.Errorf("issuer %q is accepted", invalid)
+			t.Errorf("issuer %q: got no error", invalid)
 		}
 	}
 }
@@ -221,6 +222,6 @@ func TestDiscovery(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.Issuer != issuer+"/" || got.JWKS != issuer+token.JWKSPath || !slices.Contains(got.Algorithms, "RS256") {
-		t.Errorf("%s", b)
+		t.Errorf("got %s, want issuer %s/, jwks_uri %s and algorithm RS256", b, issuer, issuer+token.JWKSPath)
 	}
 }
