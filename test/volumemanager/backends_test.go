@@ -16,13 +16,14 @@ import (
 // kind is a kind of volume of this project's driver.
 type kind struct {
 	name, class, size, larger string
-	// more has additional fields of claims.
+	// more contains additional fields of the claim's spec, each preceded by a comma.
 	more string
 	// unlimited is set if the size is not enforced.
 	unlimited bool
 }
 
-// kinds returns the kinds that this kernel supports. Growing ext4 needs CAP_SYS_RESOURCE.
+// kinds returns the kinds of volumes that are tested. If this machine cannot grow ext4, which needs
+// CAP_SYS_RESOURCE, the ext4 volume is not expanded.
 func kinds() []kind {
 	ext4 := "64Mi"
 	if testenv.IsWithout("ext4-growth") {
@@ -39,68 +40,69 @@ func kinds() []kind {
 
 // TestBackends writes, expands, copies and deletes volumes of each kind of this project's driver.
 func TestBackends(t *testing.T) {
-	g := newTrivet(t)
+	m := newMachineWithDriver(t)
 	all := kinds()
-	g.grow(all, g.fill(all))
-	g.copies(all)
-	g.dropSnapshots()
-	g.wantNothing()
-	must(t, g.poolHas(0))
+	m.grow(all, m.fill(all))
+	m.copies(all)
+	m.deleteSnapshots()
+	m.removeAll()
+	must(t, m.checkPool(0))
 }
 
-// fill starts a pod with a volume of each kind and more volumes, and writes to all.
-func (g *ground) fill(all []kind, more ...string) pod {
-	g.t.Helper()
+// fill starts pod first with a volume of each kind and more volumes, and writes to all of them.
+func (m *machine) fill(all []kind, more ...string) pod {
+	m.t.Helper()
 	var sources []string
 	for _, k := range all {
 		sources = append(sources, claim(k.name, k.class, k.size, k.more))
 		more = append(more, claimed(k.name))
 	}
-	g.put("sources", sources...)
-	g.put("first", podOf("first", more...))
-	first := g.await("first")
+	m.put("sources", sources...)
+	m.put("first", podOf("first", more...))
+	first := m.await("first")
 	for _, volume := range first {
-		write(g.t, volume.Path)
+		write(m.t, volume.Path)
 	}
 	return first
 }
 
-// grow expands the volumes of fill while they are in use, and removes their pod.
-func (g *ground) grow(all []kind, first pod) {
-	g.t.Helper()
+// grow expands the volumes of pod first while they are in use, and removes the pod.
+func (m *machine) grow(all []kind, first pod) {
+	m.t.Helper()
 	var grown []string
 	for _, k := range all {
 		grown = append(grown, claim(k.name, k.class, k.larger, k.more))
 	}
-	g.put("sources", grown...)
+	m.put("sources", grown...)
 	for _, k := range all {
-		g.grows(k, first[k.name].Path)
+		m.checkGrown(k, first[k.name].Path)
 	}
-	g.remove("first")
-	g.gone("first")
+	m.remove("first")
+	m.awaitRemoved("first")
 }
 
-// copies starts a pod with a clone and a restored snapshot of each volume of fill. The volumes are not
-// in use, because directories in use cannot be copied.
-func (g *ground) copies(all []kind) {
-	g.t.Helper()
+// copies starts a pod with the volumes that fill has created, and with a clone and a restored snapshot
+// of each. The copies are requested while the volumes are not in use, because directories in use
+// cannot be copied.
+func (m *machine) copies(all []kind) {
+	m.t.Helper()
 	var names, snapshots, copies []string
 	for _, k := range all {
-		snapshots = append(snapshots, g.snapshot(k.name))
+		snapshots = append(snapshots, m.snapshot(k.name))
 		clone, restored := k.name+"-clone", k.name+"-restored"
 		copies = append(copies,
 			claim(clone, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {kind: PersistentVolumeClaim, name: %s}", k.name)),
 			claim(restored, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: of-%s}", k.name)))
 		names = append(names, k.name, clone, restored)
 	}
-	g.put("snapshots", snapshots...)
-	g.put("copies", copies...)
-	g.put("second", podOf("second", claimsOf(names)...))
-	for name, volume := range g.await("second") {
-		wantWritten(g.t, name, volume.Path)
+	m.put("snapshots", snapshots...)
+	m.put("copies", copies...)
+	m.put("second", podOf("second", claimsOf(names)...))
+	for name, volume := range m.await("second") {
+		wantWritten(m.t, name, volume.Path)
 	}
-	g.remove("second")
-	g.gone("second")
+	m.remove("second")
+	m.awaitRemoved("second")
 }
 
 func claimsOf(names []string) (volumes []string) {
@@ -110,30 +112,33 @@ func claimsOf(names []string) (volumes []string) {
 	return volumes
 }
 
-const precious = "precious"
+// content is the text that write writes.
+const content = "precious"
 
-// write writes to a file of a directory, or to a device.
+// write writes content to a file in a directory, or to a device.
 func write(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(fileIn(t, path), os.O_WRONLY|os.O_CREATE|os.O_SYNC, 0o600)
 	must(t, err)
-	_, err = f.WriteString(precious)
+	_, err = f.WriteString(content)
 	must(t, err)
 	must(t, f.Close())
 }
 
+// wantWritten fails the test unless the directory or device at path has the content of write. name
+// identifies it in the message.
 func wantWritten(t *testing.T, name, path string) {
 	t.Helper()
 	f, err := os.Open(fileIn(t, path))
 	must(t, err)
 	defer f.Close()
-	b := make([]byte, len(precious))
-	if _, err := f.Read(b); err != nil || string(b) != precious {
-		t.Errorf("%s has %q, %v", name, b, err)
+	b := make([]byte, len(content))
+	if _, err := f.Read(b); err != nil || string(b) != content {
+		t.Errorf("content of %s: got %q, error %v; want %q", name, b, err, content)
 	}
 }
 
-// fileIn returns the file of a directory that tests write, or the device itself.
+// fileIn returns the path of a file in a directory, or the path itself if it is a device.
 func fileIn(t *testing.T, path string) string {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -144,36 +149,36 @@ func fileIn(t *testing.T, path string) string {
 	return path
 }
 
-// grows waits until a claim has its larger size, and checks the size of the volume.
-func (g *ground) grows(k kind, path string) {
-	g.t.Helper()
-	g.claimHas(k.name, k.larger)
+// checkGrown waits until a claim has its larger size, and checks the size of the volume.
+func (m *machine) checkGrown(k kind, path string) {
+	m.t.Helper()
+	m.awaitClaimSize(k.name, k.larger)
 	want := resource.MustParse(k.larger)
 	info, err := os.Stat(path)
-	must(g.t, err)
+	must(m.t, err)
 	switch {
 	case k.unlimited: // statfs returns the size of the pool's filesystem
 	case !info.IsDir():
-		if has := testenv.Run(g.t, "blockdev", "--getsize64", path); has != fmt.Sprint(want.Value()) {
-			g.t.Errorf("%s has %s bytes, want %s", k.name, has, k.larger)
+		if got := testenv.Run(m.t, "blockdev", "--getsize64", path); got != fmt.Sprint(want.Value()) {
+			m.t.Errorf("size of device %s: got %s bytes, want %s", k.name, got, k.larger)
 		}
 	default:
-		if has := sizeOf(g.t, path); has < want.Value()*3/4 {
-			g.t.Errorf("%s has %d bytes, want %s", k.name, has, k.larger)
+		if got := sizeOf(m.t, path); got < want.Value()*3/4 {
+			m.t.Errorf("size of filesystem %s: got %d bytes, want at least 3/4 of %s", k.name, got, k.larger)
 		}
 	}
 }
 
-// snapshot creates a snapshot of a claim's volume through the driver, because the manager takes none. It
-// returns the manifests of the snapshot.
-func (g *ground) snapshot(claim string) (manifests string) {
-	g.t.Helper()
-	handle := g.handle("pvc-" + claim)
+// snapshot creates a snapshot of a claim's volume with a call of the driver, because the manager creates
+// no snapshots. It returns the manifests of the snapshot.
+func (m *machine) snapshot(claim string) (manifests string) {
+	m.t.Helper()
+	handle := m.handle("pvc-" + claim)
 	request := &csi.CreateSnapshotRequest{Name: "of-" + claim, SourceVolumeId: handle}
-	control := g.control()
+	controller := m.controller()
 	var id string
-	eventually(g.t, func() error {
-		resp, err := control.CreateSnapshot(g.t.Context(), request)
+	eventually(m.t, func() error {
+		resp, err := controller.CreateSnapshot(m.t.Context(), request)
 		id = resp.GetSnapshot().GetSnapshotId()
 		return err
 	})
@@ -191,26 +196,27 @@ spec: {driver: csi.trivet.dev, deletionPolicy: Retain, source: {snapshotHandle: 
 }
 
 // handle returns the volume ID of a provisioned volume.
-func (g *ground) handle(name string) string {
-	g.t.Helper()
-	resp, err := g.control().ListVolumes(g.t.Context(), &csi.ListVolumesRequest{})
-	must(g.t, err)
+func (m *machine) handle(name string) string {
+	m.t.Helper()
+	resp, err := m.controller().ListVolumes(m.t.Context(), &csi.ListVolumesRequest{})
+	must(m.t, err)
 	for _, e := range resp.GetEntries() {
 		if id := e.GetVolume().GetVolumeId(); strings.Contains(id, name) {
 			return id
 		}
 	}
-	g.t.Fatalf("no volume %s: %v", name, resp.GetEntries())
+	m.t.Fatalf("got volumes %v, want one named %s", resp.GetEntries(), name)
 	return ""
 }
 
-func (g *ground) dropSnapshots() {
-	g.t.Helper()
-	control := g.control()
-	resp, err := control.ListSnapshots(g.t.Context(), &csi.ListSnapshotsRequest{})
-	must(g.t, err)
+// deleteSnapshots deletes all snapshots of the driver.
+func (m *machine) deleteSnapshots() {
+	m.t.Helper()
+	controller := m.controller()
+	resp, err := controller.ListSnapshots(m.t.Context(), &csi.ListSnapshotsRequest{})
+	must(m.t, err)
 	for _, e := range resp.GetEntries() {
-		_, err := control.DeleteSnapshot(g.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: e.GetSnapshot().GetSnapshotId()})
-		must(g.t, err)
+		_, err := controller.DeleteSnapshot(m.t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: e.GetSnapshot().GetSnapshotId()})
+		must(m.t, err)
 	}
 }

@@ -20,10 +20,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestBadDrivers: a driver that misbehaves is reported, and does not block other drivers and volumes.
+// TestBadDrivers: a driver that hangs, stops or reports false success is reported, and does not block
+// other drivers and volumes.
 func TestBadDrivers(t *testing.T) {
-	g := newGround(t)
-	hangs, lies := newScripted(g, "hangs.example"), newScripted(g, "lies.example")
+	m := newMachine(t)
+	hangs, lies := newScriptedDriver(m, "hangs.example"), newScriptedDriver(m, "lies.example")
 	hangs.publish = func(ctx context.Context, _ string) error {
 		select {
 		case <-ctx.Done():
@@ -33,53 +34,53 @@ func TestBadDrivers(t *testing.T) {
 		}
 	}
 	lies.publish = func(context.Context, string) error { return nil }
-	good := newScripted(g, "good.example")
-	for _, d := range []*scripted{hangs, lies, good} {
+	good := newScriptedDriver(m, "good.example")
+	for _, d := range []*scriptedDriver{hangs, lies, good} {
 		d.start()
 	}
-	g.badSockets()
+	m.badSockets()
 
-	g.put("drivers", driverObject("hangs.example"), driverObject("lies.example"), driverObject("good.example"), driverObject("garbage.example"))
-	g.put("web", podOf("web", inlineOf("hangs"), inlineOf("lies"), inlineOf("good"), inlineOf("garbage"), inlineOf("dead"), "{name: dir, emptyDir: {}}"))
-	g.says("web", "hangs", state.Mounting, "")
-	g.says("web", "lies", state.Failed, "reported success but nothing is mounted at")
-	g.says("web", "garbage", state.Failed, "garbage.example is not registered")
-	g.says("web", "dead", state.Failed, "dead.example is not registered")
-	g.says("web", "good", state.Mounted, "")
-	g.says("web", "dir", state.Mounted, "")
-	g.tells("dead-reg.sock", "remove the socket if its driver no longer exists")
-	g.tells("speaks-reg.sock", "GetInfo")
-	g.tells("garbage-reg.sock", "garbage.example")
+	m.put("drivers", driverObject("hangs.example"), driverObject("lies.example"), driverObject("good.example"), driverObject("garbage.example"))
+	m.put("web", podOf("web", inlineOf("hangs"), inlineOf("lies"), inlineOf("good"), inlineOf("garbage"), inlineOf("dead"), "{name: dir, emptyDir: {}}"))
+	m.awaitVolume("web", "hangs", state.Mounting, "")
+	m.awaitVolume("web", "lies", state.Failed, "reported success but nothing is mounted at")
+	m.awaitVolume("web", "garbage", state.Failed, "garbage.example is not registered")
+	m.awaitVolume("web", "dead", state.Failed, "dead.example is not registered")
+	m.awaitVolume("web", "good", state.Mounted, "")
+	m.awaitVolume("web", "dir", state.Mounted, "")
+	m.awaitDriverError("dead-reg.sock", "remove the socket if its driver no longer exists")
+	m.awaitDriverError("speaks-reg.sock", "GetInfo")
+	m.awaitDriverError("garbage-reg.sock", "garbage.example")
 
 	t.Log("the pod is removed while its driver hangs, and added again when the driver works")
-	g.remove("web")
-	g.lingers("web", "hangs")
+	m.remove("web")
+	m.awaitUndesired("web", "hangs")
 	close(hangs.released)
-	g.gone("web")
+	m.awaitRemoved("web")
 	hangs.set(mountTmpfs)
 	lies.set(mountTmpfs)
-	g.put("web", podOf("web", inlineOf("hangs"), inlineOf("lies"), inlineOf("good")))
-	p := g.await("web")
+	m.put("web", podOf("web", inlineOf("hangs"), inlineOf("lies"), inlineOf("good")))
+	p := m.await("web")
 	write(t, p["good"].Path)
 
 	t.Log("a driver stops and starts")
 	good.stop()
-	g.put("db", podOf("db", inlineOf("good")))
-	g.says("db", "good", state.Failed, "good.example is not registered")
+	m.put("db", podOf("db", inlineOf("good")))
+	m.awaitVolume("db", "good", state.Failed, "good.example is not registered")
 	wantWritten(t, "good", p["good"].Path)
-	g.remove("web")
-	g.holds(func(s volumemanager.Status) error {
+	m.remove("web")
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
 			if v.UID == "web" && v.Volume == "good" && strings.Contains(v.Message, "not registered") {
 				return nil
 			}
 		}
-		return fmt.Errorf("no volume that cannot be unmounted: %+v", s.Volumes)
+		return fmt.Errorf("got volumes %+v, want volume good of the removed pod web with the message that its driver is not registered", s.Volumes)
 	})
 	good.start()
-	g.gone("web")
-	g.await("db")
-	g.wantNothing()
+	m.awaitRemoved("web")
+	m.await("db")
+	m.removeAll()
 }
 
 func driverObject(name string) string {
@@ -90,27 +91,28 @@ func inlineOf(driver string) string {
 	return fmt.Sprintf("{name: %[1]s, csi: {driver: %[1]s.example}}", driver)
 }
 
-// badSockets creates sockets in the registry: one without a listener, one with another protocol, and a
-// registrar of a driver with another protocol.
-func (g *ground) badSockets() {
-	g.t.Helper()
-	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(g.registry, "dead-reg.sock"), Net: "unix"})
-	must(g.t, err)
+// badSockets creates three sockets in the registry: one without a listener, one that does not speak
+// gRPC, and a registrar for a driver that does not speak gRPC.
+func (m *machine) badSockets() {
+	m.t.Helper()
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(m.registry, "dead-reg.sock"), Net: "unix"})
+	must(m.t, err)
 	dead.SetUnlinkOnClose(false)
-	must(g.t, dead.Close())
-	g.speakGarbage(filepath.Join(g.registry, "speaks-reg.sock"))
-	garbage := filepath.Join(g.dir, "garbage.sock")
-	g.speakGarbage(garbage)
-	g.serve(filepath.Join(g.registry, "garbage-reg.sock"), func(s *grpc.Server) {
+	must(m.t, dead.Close())
+	m.speakGarbage(filepath.Join(m.registry, "speaks-reg.sock"))
+	garbage := filepath.Join(m.dir, "garbage.sock")
+	m.speakGarbage(garbage)
+	m.serve(filepath.Join(m.registry, "garbage-reg.sock"), func(s *grpc.Server) {
 		registration.RegisterRegistrationServer(s, registrar{name: "garbage.example", endpoint: garbage})
 	})
 }
 
-func (g *ground) speakGarbage(path string) {
-	g.t.Helper()
+// speakGarbage serves a socket that does not speak gRPC.
+func (m *machine) speakGarbage(path string) {
+	m.t.Helper()
 	l, err := net.Listen("unix", path)
-	must(g.t, err)
-	g.t.Cleanup(func() { _ = l.Close() })
+	must(m.t, err)
+	m.t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -123,41 +125,41 @@ func (g *ground) speakGarbage(path string) {
 	}()
 }
 
-// tells waits until a socket in the registry is reported with an error.
-func (g *ground) tells(socket, message string) {
-	g.t.Helper()
-	g.holds(func(s volumemanager.Status) error {
+// awaitDriverError waits until a socket in the registry is reported with an error.
+func (m *machine) awaitDriverError(socket, message string) {
+	m.t.Helper()
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, d := range s.Drivers {
 			if filepath.Base(d.Socket) == socket && strings.Contains(d.Error, message) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no error of %s with %q: %+v", socket, message, s.Drivers)
+		return fmt.Errorf("got drivers %+v, want socket %s with error %q", s.Drivers, socket, message)
 	})
 }
 
-// lingers waits until a volume of a removed pod is in the status.
-func (g *ground) lingers(uid, volume string) {
-	g.t.Helper()
-	g.holds(func(s volumemanager.Status) error {
+// awaitUndesired waits until a volume of a removed pod is in the status.
+func (m *machine) awaitUndesired(uid, volume string) {
+	m.t.Helper()
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
 			if string(v.UID) == uid && v.Volume == volume {
 				return nil
 			}
 		}
-		return fmt.Errorf("no %s of %s: %+v", volume, uid, s.Volumes)
+		return fmt.Errorf("got volumes %+v, want volume %s of pod %s", s.Volumes, volume, uid)
 	})
 }
 
-// serve serves on a socket until stop is called or the test ends.
-func (g *ground) serve(path string, register func(*grpc.Server)) (stop func()) {
-	g.t.Helper()
+// serve runs a gRPC server on a socket until stop is called or the test ends.
+func (m *machine) serve(path string, register func(*grpc.Server)) (stop func()) {
+	m.t.Helper()
 	l, err := net.Listen("unix", path)
-	must(g.t, err)
+	must(m.t, err)
 	s := grpc.NewServer()
 	register(s)
 	go func() { _ = s.Serve(l) }()
-	g.t.Cleanup(s.Stop)
+	m.t.Cleanup(s.Stop)
 	return s.Stop
 }
 
@@ -174,12 +176,13 @@ func (r registrar) NotifyRegistrationStatus(context.Context, *registration.Regis
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// scripted is a driver of inline volumes with a replaceable NodePublishVolume.
-type scripted struct {
+// scriptedDriver is a driver of inline volumes. Tests replace the function that publishes a volume.
+type scriptedDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
-	*ground
-	name     string
+	*machine
+	name string
+	// released can be closed by a test to end the calls of a publish function that waits for it.
 	released chan struct{}
 	stops    []func()
 
@@ -187,12 +190,12 @@ type scripted struct {
 	publish func(ctx context.Context, target string) error
 }
 
-func newScripted(g *ground, name string) *scripted {
-	return &scripted{ground: g, name: name, released: make(chan struct{}), publish: mountTmpfs}
+func newScriptedDriver(m *machine, name string) *scriptedDriver {
+	return &scriptedDriver{machine: m, name: name, released: make(chan struct{}), publish: mountTmpfs}
 }
 
 // start starts and registers the driver.
-func (d *scripted) start() {
+func (d *scriptedDriver) start() {
 	d.t.Helper()
 	endpoint := filepath.Join(d.dir, d.name)
 	d.stops = []func(){
@@ -206,56 +209,56 @@ func (d *scripted) start() {
 	}
 }
 
-func (d *scripted) stop() {
+func (d *scriptedDriver) stop() {
 	for _, stop := range d.stops {
 		stop()
 	}
 }
 
-func (d *scripted) set(publish func(context.Context, string) error) {
+func (d *scriptedDriver) set(publish func(context.Context, string) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.publish = publish
 }
 
-func (d *scripted) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+func (d *scriptedDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: d.name, VendorVersion: "1"}, nil
 }
 
-func (d *scripted) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (d *scriptedDriver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{}, nil
 }
 
-func (d *scripted) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (d *scriptedDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{}, nil
 }
 
-func (d *scripted) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (d *scriptedDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	return &csi.NodeGetCapabilitiesResponse{}, nil
 }
 
-func (d *scripted) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (d *scriptedDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: nodeName}, nil
 }
 
-func (d *scripted) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (d *scriptedDriver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	d.mu.Lock()
 	publish := d.publish
 	d.mu.Unlock()
 	return &csi.NodePublishVolumeResponse{}, publish(ctx, r.GetTargetPath())
 }
 
-func (d *scripted) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (d *scriptedDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	for syscall.Unmount(r.GetTargetPath(), 0) == nil { // all mounts at the path
 	}
 	_ = os.Remove(r.GetTargetPath())
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// mountTmpfs is idempotent, because inline volumes are published repeatedly.
+// mountTmpfs mounts a tmpfs on target, unless target exists. Inline volumes are published repeatedly.
 func mountTmpfs(_ context.Context, target string) error {
 	err := os.Mkdir(target, 0o750)
-	if errors.Is(err, os.ErrExist) { // it is mounted
+	if errors.Is(err, os.ErrExist) { // an earlier call has mounted it
 		return nil
 	}
 	if err != nil {

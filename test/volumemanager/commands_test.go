@@ -14,61 +14,62 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestCommands checks the output of wait and status for a ready pod and for one with failing volumes.
+// TestCommands checks the output of the commands wait and status, for a ready pod and for a pod with
+// failing volumes.
 func TestCommands(t *testing.T) {
-	g := newGround(t)
-	d := newScripted(g, "hangs.example")
+	m := newMachine(t)
+	d := newScriptedDriver(m, "hangs.example")
 	d.publish = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
 	d.start()
-	g.put("driver", driverObject("hangs.example"))
-	g.put("stuck", podOf("stuck", inlineOf("hangs"), "{name: config, configMap: {name: none}}"))
-	g.put("web", podWith("web", "containers: [{name: main, image: none, volumeMounts: [{name: dir, mountPath: /x, subPath: part}]}]", "{name: dir, emptyDir: {}}"))
+	m.put("driver", driverObject("hangs.example"))
+	m.put("stuck", podOf("stuck", inlineOf("hangs"), "{name: config, configMap: {name: none}}"))
+	m.put("web", podWith("web", "containers: [{name: main, image: none, volumeMounts: [{name: dir, mountPath: /x, subPath: part}]}]", "{name: dir, emptyDir: {}}"))
 
-	p := g.await("web")
+	p := m.await("web")
 	for _, words := range [][]string{{"web"}, {"--timeout", "1m", "default/web"}, {"web", "--timeout", "1m"}} {
-		out := g.output(append([]string{"wait"}, words...)...)
+		out := m.output(append([]string{"wait"}, words...)...)
 		if got, want := strings.Fields(out), []string{"dir", p["dir"].Path, "dir/part", p["dir"].SubPaths[0].Path}; !slices.Equal(got, want) {
-			t.Errorf("wait %q: %q; want %q", words, got, want)
+			t.Errorf("wait %q: got %q, want %q", words, got, want)
 		}
 	}
 	var ready volumemanager.PodStatus
-	must(t, decode(g.output("wait", "web", "-o", "json"), &ready))
+	must(t, decode(m.output("wait", "web", "-o", "json"), &ready))
 	if !ready.Known || !ready.Ready || len(ready.Volumes) != 1 {
-		t.Errorf("wait -o json: %+v", ready)
+		t.Errorf("wait -o json: got %+v, want a known and ready pod with one volume", ready)
 	}
 
-	g.says("stuck", "hangs", state.Mounting, "")
-	g.says("stuck", "config", state.Failed, "add one")
-	g.refuses("pod default/stuck is not ready", "stuck", "--timeout", "1ms")
-	g.refuses("hangs is Mounting: for ", "stuck", "--timeout", "1ms")
-	g.refuses("config is Failed: configMap: ConfigMap default/none: no manifest has it: add one", "stuck", "--timeout", "1ms")
-	g.refuses("pod other/web: no manifest has it", "other/web", "--timeout", "1ms")
+	m.awaitVolume("stuck", "hangs", state.Mounting, "")
+	m.awaitVolume("stuck", "config", state.Failed, "add one")
+	m.checkWaitFails("pod default/stuck is not ready", "stuck", "--timeout", "1ms")
+	m.checkWaitFails("hangs is Mounting: for ", "stuck", "--timeout", "1ms")
+	m.checkWaitFails("config is Failed: configMap: ConfigMap default/none: no manifest has it: add one", "stuck", "--timeout", "1ms")
+	m.checkWaitFails("pod other/web: no manifest has it", "other/web", "--timeout", "1ms")
 
-	g.tables(p["dir"].Path)
+	m.checkTables(p["dir"].Path)
 	var s volumemanager.Status
-	text := g.output("status", "-o", "json")
+	text := m.output("status", "-o", "json")
 	must(t, decode(text, &s))
 	if s.Node != nodeName || !s.Complete || len(s.Volumes) != 3 || len(s.Drivers) != 1 || strings.Contains(text, "null") {
-		t.Errorf("status -o json: %s", text)
+		t.Errorf("status -o json: got this, want node %s, complete, 3 volumes, 1 driver and no null:\n%s", nodeName, text)
 	}
-	g.warned("pod default/stuck", "FailedMount", "ConfigMap default/none: no manifest has it: add one")
+	m.awaitWarning("pod default/stuck", "FailedMount", "ConfigMap default/none: no manifest has it: add one")
 	d.stop() // cancels the hanging call
 	d.set(mountTmpfs)
 	d.start()
-	g.wantNothing()
+	m.removeAll()
 }
 
 // command returns a command of trivet volume-manager.
-func (g *ground) command(words ...string) *exec.Cmd {
-	return exec.Command(program, append([]string{"volume-manager", words[0], "--root-dir", g.root}, words[1:]...)...)
+func (m *machine) command(words ...string) *exec.Cmd {
+	return exec.Command(program, append([]string{"volume-manager", words[0], "--root-dir", m.root}, words[1:]...)...)
 }
 
 // output runs a command that must succeed.
-func (g *ground) output(words ...string) string {
-	g.t.Helper()
-	out, err := g.command(words...).Output()
+func (m *machine) output(words ...string) string {
+	m.t.Helper()
+	out, err := m.command(words...).Output()
 	if err != nil {
-		g.t.Errorf("%q: %v", words, err)
+		m.t.Errorf("%q: %v", words, err)
 	}
 	return string(out)
 }
@@ -79,20 +80,20 @@ func decode(text string, to any) error {
 	return d.Decode(to)
 }
 
-// refuses runs wait, which must exit with status 1 and a reason, and print no path.
-func (g *ground) refuses(reason string, words ...string) {
-	g.t.Helper()
-	out, err := g.command(append([]string{"wait"}, words...)...).Output()
-	ended, _ := errors.AsType[*exec.ExitError](err)
-	if ended == nil || ended.ExitCode() != 1 || len(out) > 0 || !strings.Contains(string(ended.Stderr), reason) {
-		g.t.Errorf("wait %q: %v, %s, %+v; want status 1 and %q", words, err, out, ended, reason)
+// checkWaitFails runs wait, which must exit with status 1, print a reason, and print no path.
+func (m *machine) checkWaitFails(reason string, words ...string) {
+	m.t.Helper()
+	out, err := m.command(append([]string{"wait"}, words...)...).Output()
+	exit, _ := errors.AsType[*exec.ExitError](err)
+	if exit == nil || exit.ExitCode() != 1 || len(out) > 0 || !strings.Contains(string(exit.Stderr), reason) {
+		m.t.Errorf("wait %q: got %v, output %q, %+v; want status 1, no output, and the error %q", words, err, out, exit, reason)
 	}
 }
 
-// tables checks the tables of status. Pod web has a volume at a path.
-func (g *ground) tables(path string) {
-	g.t.Helper()
-	out := g.output("status")
+// checkTables checks the tables of the command status. path is the path of the volume of pod web.
+func (m *machine) checkTables(path string) {
+	m.t.Helper()
+	out := m.output("status")
 	for _, want := range [][]string{
 		{"POD", "VOLUME", "PLUGIN", "PHASE", "PATH", "MESSAGE"},
 		{"default/web", "dir", "kubernetes.io/empty-dir", "Mounted", path},
@@ -103,12 +104,12 @@ func (g *ground) tables(path string) {
 		{"pod default/stuck", "FailedMount", "volume config: configMap: ConfigMap default/none"},
 	} {
 		if !hasLine(out, want) {
-			g.t.Errorf("status has no line of %q:\n%s", want, out)
+			m.t.Errorf("status: got these lines, want one with %q:\n%s", want, out)
 		}
 	}
 }
 
-// hasLine reports whether a line of a text contains words in this order.
+// hasLine reports whether a line of text contains the words in this order.
 func hasLine(text string, words []string) bool {
 	return slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool {
 		for _, word := range words {
@@ -122,15 +123,15 @@ func hasLine(text string, words []string) bool {
 	})
 }
 
-// warned waits until a warning is in the status.
-func (g *ground) warned(object, reason, message string) {
-	g.t.Helper()
-	g.holds(func(s volumemanager.Status) error {
+// awaitWarning waits until the status contains a warning.
+func (m *machine) awaitWarning(object, reason, message string) {
+	m.t.Helper()
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, e := range s.Events {
 			if e.Object == object && e.Reason == reason && e.Warning && e.Count > 0 && !e.Time.IsZero() && strings.Contains(e.Message, message) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no event %s of %s with message %q: %+v", reason, object, message, s.Events)
+		return fmt.Errorf("got events %+v, want warning %s of %s with message %q", s.Events, reason, object, message)
 	})
 }

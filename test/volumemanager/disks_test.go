@@ -19,35 +19,35 @@ provisioner: csi.trivet.dev
 parameters: {backend: disk, pool: disks, csi.storage.k8s.io/fstype: xfs}
 `
 
-// TestDisks: whole disks, one with a filesystem and one raw, are free again after their claims are
-// removed.
+// TestDisks writes to two volumes that are whole disks, one with a filesystem and one raw. After their
+// claims are removed, the disks are free again.
 func TestDisks(t *testing.T) {
-	g := newGround(t)
+	m := newMachine(t)
 	const size = 1100 << 20
 	one, _, _ := testenv.Disk(t, size)
 	other, _, _ := testenv.Disk(t, size)
 	config := fmt.Sprintf("pools: [{name: disks, disks: {match: [%q, %q]}}]\n", one, other)
-	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
-	g.startDriver()
-	t.Cleanup(g.end) // before the disks are removed
-	g.put("classes", diskClass)
+	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
+	m.startDriver()
+	t.Cleanup(m.end) // before the disks are removed
+	m.put("classes", diskClass)
 	claims := []string{claim("files", "disk", "1Gi", ""), claim("raw", "disk", "1Gi", ", volumeMode: Block")}
-	g.put("claims", claims...)
-	g.put("first", podOf("first", claimed("files"), claimed("raw")))
-	for _, volume := range g.await("first") {
+	m.put("claims", claims...)
+	m.put("first", podOf("first", claimed("files"), claimed("raw")))
+	for _, volume := range m.await("first") {
 		write(t, volume.Path)
 	}
-	g.remove("first")
-	g.gone("first")
-	g.put("second", podOf("second", claimed("files"), claimed("raw")))
-	for name, volume := range g.await("second") {
+	m.remove("first")
+	m.awaitRemoved("first")
+	m.put("second", podOf("second", claimed("files"), claimed("raw")))
+	for name, volume := range m.await("second") {
 		wantWritten(t, name, volume.Path)
 	}
-	g.wantNothing()
+	m.removeAll()
 	eventually(t, func() error {
-		resp, err := g.control().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "disk", "pool": "disks"}})
+		resp, err := m.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "disk", "pool": "disks"}})
 		if err == nil && resp.GetAvailableCapacity() < size {
-			err = fmt.Errorf("the free disks have %d bytes", resp.GetAvailableCapacity())
+			err = fmt.Errorf("available capacity: got %d, want at least %d", resp.GetAvailableCapacity(), size)
 		}
 		return err
 	})

@@ -19,168 +19,173 @@ import (
 // slots is the number of pods that run in parallel. In each slot, one pod follows another.
 const slots = 4
 
-// TestKilled kills manager and driver repeatedly while pods are added and removed. No data is lost, no
-// volume of a running pod is unmounted, and nothing is left in the end.
+// TestKilled kills the manager and the driver repeatedly while pods are added and removed. No data is
+// lost, no volume of a running pod is unmounted, and in the end no volume is left.
 func TestKilled(t *testing.T) {
-	g := newTrivet(t)
+	m := newMachineWithDriver(t)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed=%d", *seed)
-	g.installFlex("loop", "local")
-	g.put("config", settings)
-	w := g.watchMounts()
-	endKilling := g.killNowAndThen(rand.New(rand.NewPCG(*seed, slots)))
+	m.installFlex("loop", "local")
+	m.put("config", settings)
+	w := m.watchMounts()
+	endKilling := m.killRandomly(rand.New(rand.NewPCG(*seed, slots)))
 	var all errgroup.Group
 	for i := range slots {
-		l := &life{ground: g, watch: w, slot: i, rand: rand.New(rand.NewPCG(*seed, uint64(i)))}
-		all.Go(func() error { return l.live((*lives + slots - 1) / slots) })
+		s := &slot{machine: m, watch: w, number: i, rand: rand.New(rand.NewPCG(*seed, uint64(i)))}
+		all.Go(func() error { return s.run((*lives + slots - 1) / slots) })
 	}
 	err := all.Wait()
 	t.Logf("killed %d times", endKilling())
 	must(t, errors.Join(err, w.end()))
-	g.wantNothing()
-	must(t, g.poolHas(0))
-	g.wantFlexClean()
+	m.removeAll()
+	must(t, m.checkPool(0))
+	m.checkFlexClean()
 }
 
-// life runs the pods of one slot, some of whose volumes are reused.
-type life struct {
-	*ground
-	watch *watch
-	slot  int
-	rand  *rand.Rand
-	// written are the files of earlier pods.
+// slot runs pods, one after another. Some of their volumes are reused by all pods of the slot.
+type slot struct {
+	*machine
+	watch  *watch
+	number int
+	rand   *rand.Rand
+	// written contains the names of the files that earlier pods have written to the reused volumes.
 	written []string
 }
 
-func (l *life) name() string { return fmt.Sprint("slot-", l.slot) }
+func (s *slot) name() string { return fmt.Sprint("slot-", s.number) }
 
-// disk is the name of the slot's local volume.
-func (l *life) disk() string { return "disk-" + l.name() }
+// disk returns the name of the slot's local volume.
+func (s *slot) disk() string { return "disk-" + s.name() }
 
 // reused returns the volumes that all pods of the slot use.
-func (l *life) reused() []string { return []string{l.name(), l.disk(), "flex"} }
+func (s *slot) reused() []string { return []string{s.name(), s.disk(), "flex"} }
 
-func (l *life) live(n int) error {
-	dir := filepath.Join(l.dir, l.disk())
+// run creates the reused volumes and runs n pods.
+func (s *slot) run(n int) error {
+	dir := filepath.Join(s.dir, s.disk())
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	l.put("claim-"+l.name(), claim(l.name(), []string{"ext4", "xfs", "directory", "btrfs"}[l.slot%4], "320Mi", ""),
-		persistent(l.disk(), "1Gi", fmt.Sprintf("local: {path: %q}", dir)), claim(l.disk(), `""`, "1Mi", ", volumeName: "+l.disk()))
+	s.put("claim-"+s.name(), claim(s.name(), []string{"ext4", "xfs", "directory", "btrfs"}[s.number%4], "320Mi", ""),
+		persistent(s.disk(), "1Gi", fmt.Sprintf("local: {path: %q}", dir)), claim(s.disk(), `""`, "1Mi", ", volumeName: "+s.disk()))
 	for i := range n {
-		if err := l.once(fmt.Sprintf("%s-%d", l.name(), i)); err != nil {
-			return fmt.Errorf("life %d of %s: %w", i, l.name(), err)
+		if err := s.runPod(fmt.Sprintf("%s-%d", s.name(), i)); err != nil {
+			return fmt.Errorf("pod %d of %s: %w", i, s.name(), err)
 		}
 	}
 	return nil
 }
 
-// once runs one pod, with reused volumes and its own ones.
-func (l *life) once(uid string) error {
-	l.put(uid, claim(uid, "ext4", "16Mi", ", volumeMode: Block"), podOf(uid,
-		claimed(l.name()), claimed(l.disk()), claimed(uid),
-		fmt.Sprintf("{name: flex, flexVolume: {driver: trivet/%s, options: {size: 32Mi, volume: %s}}}", []string{"loop", "local"}[l.slot%2], l.name()),
+// runPod runs one pod with the reused volumes and with volumes of its own. It removes some pods before
+// they are ready.
+func (s *slot) runPod(uid string) error {
+	s.put(uid, claim(uid, "ext4", "16Mi", ", volumeMode: Block"), podOf(uid,
+		claimed(s.name()), claimed(s.disk()), claimed(uid),
+		fmt.Sprintf("{name: flex, flexVolume: {driver: trivet/%s, options: {size: 32Mi, volume: %s}}}", []string{"loop", "local"}[s.number%2], s.name()),
 		"{name: config, configMap: {name: settings}}",
 		"{name: secret, secret: {secretName: keys}}",
 		"{name: scratch, emptyDir: {}}",
 		"{name: memory, emptyDir: {medium: Memory}}",
 		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}"))
-	if l.rand.IntN(5) == 0 { // possibly before the volumes are mounted
-		time.Sleep(l.moment())
-		return l.over(uid)
+	if s.rand.IntN(5) == 0 {
+		time.Sleep(s.randomPause())
+		return s.removePod(uid)
 	}
-	p, err := l.ready(uid)
+	p, err := s.ready(uid)
 	if err != nil {
 		return err
 	}
-	if err := l.use(uid, p); err != nil {
+	if err := s.use(uid, p); err != nil {
 		return err
 	}
-	return l.over(uid)
+	return s.removePod(uid)
 }
 
-// moment returns a random duration below a second.
-func (l *life) moment() time.Duration { return time.Duration(l.rand.Int64N(int64(time.Second))) }
+// randomPause returns a random duration below a second.
+func (s *slot) randomPause() time.Duration { return time.Duration(s.rand.Int64N(int64(time.Second))) }
 
-// use writes to the volumes of a pod and reads from them. Meanwhile nothing must be unmounted.
-func (l *life) use(uid string, p pod) (err error) {
-	held, err := l.hold(uid, p)
+// use writes to the volumes of a pod and reads from them, while it holds files in them open. It returns
+// an error if a mount changes.
+func (s *slot) use(uid string, p pod) (err error) {
+	files, err := s.openFiles(uid, p)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, held.release()) }()
-	for _, volume := range l.reused() {
-		if err := l.reuse(p[volume], uid); err != nil {
+	defer func() { err = errors.Join(err, files.close()) }()
+	for _, volume := range s.reused() {
+		if err := s.reuse(p[volume], uid); err != nil {
 			return err
 		}
 	}
-	l.written = append(l.written, uid)
+	s.written = append(s.written, uid)
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
-		return fmt.Errorf("the secret: %q, %w", b, err)
+		return fmt.Errorf("content of the secret: got %q, error %v; want s3cret", b, err)
 	}
-	time.Sleep(l.moment())
-	for _, volume := range append(l.reused(), "scratch", "memory", "inline") {
+	time.Sleep(s.randomPause())
+	for _, volume := range append(s.reused(), "scratch", "memory", "inline") {
 		if b, err := os.ReadFile(filepath.Join(p[volume].Path, "held")); string(b) != uid {
-			return fmt.Errorf("content of %s: %q, %w", volume, b, err)
+			return fmt.Errorf("content of the open file in %s: got %q, error %v; want %s", volume, b, err, uid)
 		}
 	}
-	return l.watch.check()
+	return s.watch.check()
 }
 
-// reuse reads the files of earlier pods from a reused volume, and writes another one.
-func (l *life) reuse(v reconciler.VolumeStatus, uid string) error {
-	for _, name := range l.written {
+// reuse reads the files of earlier pods from a reused volume, and writes another file.
+func (s *slot) reuse(v reconciler.VolumeStatus, uid string) error {
+	for _, name := range s.written {
 		if b, err := os.ReadFile(filepath.Join(v.Path, name)); err != nil || string(b) != name {
-			return fmt.Errorf("%s in reused volume %s: %q, %w", name, v.Volume, b, err)
+			return fmt.Errorf("content of %s in reused volume %s: got %q, error %v; want %s", name, v.Volume, b, err, name)
 		}
 	}
 	return writeSynced(filepath.Join(v.Path, uid), uid)
 }
 
-// held are files that a pod has open.
-type held struct {
+// openFiles are the open files of a pod. The mounts at paths must not change.
+type openFiles struct {
 	watch *watch
 	files []*os.File
 	paths []string
 }
 
-func (l *life) hold(uid string, p pod) (h *held, err error) {
-	h = &held{watch: l.watch}
+// openFiles writes to a file in each volume of a pod except those that are read-only or a device, and
+// keeps the files open.
+func (s *slot) openFiles(uid string, p pod) (o *openFiles, err error) {
+	o = &openFiles{watch: s.watch}
 	for name, v := range p {
 		if name == uid {
 			continue // a device
 		}
-		h.paths = append(h.paths, v.Path)
+		o.paths = append(o.paths, v.Path)
 		if slices.Contains([]string{"secret", "config"}, name) {
 			continue
 		}
 		f, err := os.Create(filepath.Join(v.Path, "held"))
 		if err == nil {
-			h.files = append(h.files, f)
+			o.files = append(o.files, f)
 			_, err = f.WriteString(uid)
 		}
 		if err != nil {
-			return nil, errors.Join(err, h.release())
+			return nil, errors.Join(err, o.close())
 		}
 	}
-	l.watch.add(h.paths)
-	return h, nil
+	s.watch.add(o.paths)
+	return o, nil
 }
 
-func (h *held) release() (err error) {
-	h.watch.remove(h.paths)
-	for _, f := range h.files {
+func (o *openFiles) close() (err error) {
+	o.watch.remove(o.paths)
+	for _, f := range o.files {
 		err = errors.Join(err, f.Close())
 	}
 	return err
 }
 
-// over removes a pod.
-func (l *life) over(uid string) error {
-	l.remove(uid)
-	return l.isGone(uid)
+// removePod removes a pod and waits until it is unmounted.
+func (s *slot) removePod(uid string) error {
+	s.remove(uid)
+	return s.waitRemoved(uid)
 }
 
 func writeSynced(path, text string) error {
@@ -192,20 +197,20 @@ func writeSynced(path, text string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// watch checks that mounts do not change.
+// watch records changes of the mounts at some paths.
 type watch struct {
 	t *testing.T
 
 	mu sync.Mutex
-	// ids holds the IDs of the mounts at each path.
+	// ids holds the IDs of the mounts at each watched path.
 	ids  map[string]string
 	errs []error
 	stop func()
 }
 
-// watchMounts starts to check the mount table repeatedly.
-func (g *ground) watchMounts() *watch {
-	w := &watch{t: g.t, ids: map[string]string{}}
+// watchMounts starts a watch, which compares the mount table every 10 ms.
+func (m *machine) watchMounts() *watch {
+	w := &watch{t: m.t, ids: map[string]string{}}
 	w.stop = repeatedly(w.compare, 10*time.Millisecond)
 	return w
 }
@@ -247,7 +252,7 @@ func (w *watch) compare() {
 	now := mountIDs(w.t)
 	for path, before := range w.ids {
 		if now[path] != before {
-			w.errs = append(w.errs, fmt.Errorf("the mounts at %s were %q and are %q", path, before, now[path]))
+			w.errs = append(w.errs, fmt.Errorf("IDs of the mounts at %s: got %q, want %q as before", path, now[path], before))
 			w.ids[path] = now[path]
 		}
 	}
@@ -270,37 +275,38 @@ func (w *watch) remove(paths []string) {
 	}
 }
 
-// check returns the changes so far.
+// check returns an error if a mount has changed so far.
 func (w *watch) check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return errors.Join(w.errs...)
 }
 
+// end stops the watch and returns the result of check.
 func (w *watch) end() error {
 	w.stop()
 	return w.check()
 }
 
-// killNowAndThen kills and restarts manager and driver at random times until end is called.
-func (g *ground) killNowAndThen(r *rand.Rand) (end func() (kills int)) {
+// killRandomly kills and restarts the manager, the driver or both at random times until end is called.
+func (m *machine) killRandomly(r *rand.Rand) (end func() (kills int)) {
 	kills := 0
 	stop := repeatedly(func() {
 		time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
 		which := 1 + r.IntN(3)
 		manager, driver := which&1 != 0, which&2 != 0
 		if manager {
-			g.manager.kill()
+			m.manager.kill()
 		}
 		if driver {
-			g.driver.kill()
+			m.driver.kill()
 		}
 		time.Sleep(time.Duration(r.Int64N(int64(100 * time.Millisecond))))
 		if manager {
-			g.startManager()
+			m.startManager()
 		}
 		if driver {
-			g.startDriver()
+			m.startDriver()
 		}
 		kills++
 	}, time.Millisecond)
@@ -310,57 +316,58 @@ func (g *ground) killNowAndThen(r *rand.Rand) (end func() (kills int)) {
 	}
 }
 
-// TestReboot: after a reboot, files exist; mounts, loop devices and data in memory do not.
+// TestReboot: after a reboot, when files on disk exist, but no mounts, loop devices and data in memory,
+// all volumes are mounted again, and the volumes of a removed pod are removed.
 func TestReboot(t *testing.T) {
-	g := newTrivet(t)
-	g.installFlex("loop")
-	g.put("config", settings)
+	m := newMachineWithDriver(t)
+	m.installFlex("loop")
+	m.put("config", settings)
 	var claims []string
 	names := []string{}
 	for _, k := range kinds() {
 		claims, names = append(claims, claim(k.name, k.class, k.size, k.more)), append(names, k.name)
 	}
-	g.put("claims", claims...)
+	m.put("claims", claims...)
 	volumes := append(claimsOf(names),
 		"{name: secret, secret: {secretName: keys}}",
 		"{name: scratch, emptyDir: {}}",
 		"{name: memory, emptyDir: {medium: Memory}}",
 		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}",
 		"{name: flexed, flexVolume: {driver: trivet/loop, fsType: ext4, options: {size: 32Mi, volume: mine}}}")
-	g.put("stays", podWith("stays", `containers: [{name: main, image: none, volumeMounts: [{name: xfs, mountPath: /x, subPath: part}]}]`, volumes...))
-	g.put("goes", podOf("goes", volumes[len(kinds()):len(volumes)-1]...))
-	p := g.await("stays")
-	other := g.await("goes")
+	m.put("stays", podWith("stays", `containers: [{name: main, image: none, volumeMounts: [{name: xfs, mountPath: /x, subPath: part}]}]`, volumes...))
+	m.put("goes", podOf("goes", volumes[len(kinds()):len(volumes)-1]...))
+	p := m.await("stays")
+	other := m.await("goes")
 	for _, name := range append(names, "scratch", "memory", "inline", "flexed") {
 		write(t, p[name].Path)
 	}
 	write(t, p["xfs"].SubPaths[0].Path)
 	write(t, other["scratch"].Path)
 
-	g.manager.kill()
-	g.driver.kill()
-	g.remove("goes")
-	g.clear()
-	for _, what := range mountsBelow(t, g.dir) {
-		t.Errorf("%s is still mounted", what)
+	m.manager.kill()
+	m.driver.kill()
+	m.remove("goes")
+	m.unmountAll()
+	if mounts := mountsBelow(t, m.dir); len(mounts) > 0 {
+		t.Errorf("after unmountAll: got mounts %q, want none", mounts)
 	}
-	g.startDriver()
-	g.startManager()
-	p = g.await("stays")
+	m.startDriver()
+	m.startManager()
+	p = m.await("stays")
 	for _, name := range append(names, "scratch", "flexed") {
 		wantWritten(t, name, p[name].Path)
 	}
 	wantWritten(t, "subPath", p["xfs"].SubPaths[0].Path)
 	for _, name := range []string{"memory", "inline"} {
 		if _, err := os.Stat(filepath.Join(p[name].Path, "file")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the file in %s: %v", name, err)
+			t.Errorf("volume %s in memory still has its file, or Stat failed: %v", name, err)
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
-		t.Errorf("the secret: %q, %v", b, err)
+		t.Errorf("content of the secret: got %q, error %v; want s3cret", b, err)
 	}
-	g.gone("goes")
-	g.wantNothing()
-	must(t, g.poolHas(0))
-	g.wantFlexClean()
+	m.awaitRemoved("goes")
+	m.removeAll()
+	must(t, m.checkPool(0))
+	m.checkFlexClean()
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// ground is a machine: a directory of manifests, a manager, and a driver with a pool.
-type ground struct {
+// machine has a directory of manifests, a running volume manager, and possibly a driver with a pool.
+type machine struct {
 	t *testing.T
 	// dir contains all other directories except the pool.
 	dir, root, manifests, registry, flex string
@@ -35,53 +35,53 @@ type ground struct {
 	manager, driver                      *process
 }
 
-// newGround starts a manager without a driver. Its directories have short names, because paths of
+// newMachine starts a manager without a driver. The directories have short names, because the paths of
 // sockets must be short (unix(7)).
-func newGround(t *testing.T) *ground {
+func newMachine(t *testing.T) *machine {
 	t.Helper()
 	testenv.RequireRoot(t)
-	g := &ground{t: t, dir: t.TempDir()}
-	for name, dir := range map[string]*string{"root": &g.root, "manifests": &g.manifests, "reg": &g.registry, "flex": &g.flex} {
-		*dir = filepath.Join(g.dir, name)
+	m := &machine{t: t, dir: t.TempDir()}
+	for name, dir := range map[string]*string{"root": &m.root, "manifests": &m.manifests, "reg": &m.registry, "flex": &m.flex} {
+		*dir = filepath.Join(m.dir, name)
 		must(t, os.Mkdir(*dir, 0o755))
 	}
 	var err error
-	g.log, err = os.Create(filepath.Join(g.dir, "log"))
+	m.log, err = os.Create(filepath.Join(m.dir, "log"))
 	must(t, err)
-	t.Cleanup(g.end)
-	g.startManager()
-	return g
+	t.Cleanup(m.end)
+	m.startManager()
+	return m
 }
 
-// newTrivet is newGround with this project's driver and a pool on xfs.
-func newTrivet(t *testing.T) *ground {
+// newMachineWithDriver starts a manager, and this project's driver with a pool on xfs.
+func newMachineWithDriver(t *testing.T) *machine {
 	t.Helper()
-	g := newGround(t)
-	g.pool = filepath.Join(testenv.Filesystem(t, "xfs", "8G"), "pool")
-	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, ephemeral: true, overcommit: 100}]\nephemeralMemory: 16Mi\n", g.pool)
-	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
-	g.startDriver()
-	t.Cleanup(g.end) // before the pool is unmounted
-	g.put("classes", classes)
-	return g
+	m := newMachine(t)
+	m.pool = filepath.Join(testenv.Filesystem(t, "xfs", "8G"), "pool")
+	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, ephemeral: true, overcommit: 100}]\nephemeralMemory: 16Mi\n", m.pool)
+	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
+	m.startDriver()
+	t.Cleanup(m.end) // before the pool is unmounted
+	m.put("classes", classes)
+	return m
 }
 
 // process is a running program.
 type process struct{ *exec.Cmd }
 
-func (g *ground) start(env []string, words ...string) *process {
-	g.t.Helper()
+func (m *machine) start(env []string, words ...string) *process {
+	m.t.Helper()
 	p := &process{exec.Command(words[0], words[1:]...)}
 	p.Env = append(os.Environ(), env...)
-	p.Stdout, p.Stderr = g.log, g.log
-	must(g.t, p.Start())
+	p.Stdout, p.Stderr = m.log, m.log
+	must(m.t, p.Start())
 	return p
 }
 
 // kill sends SIGKILL.
 func (p *process) kill() {
 	_ = p.Process.Kill()
-	_ = p.Wait() // the error is that it was killed
+	_ = p.Wait() // returns an error, because the process was killed
 }
 
 // stop sends SIGTERM and waits, as systemd does.
@@ -89,107 +89,108 @@ func (p *process) stop() error {
 	return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait())
 }
 
-func (g *ground) startManager() {
-	g.t.Helper()
+func (m *machine) startManager() {
+	m.t.Helper()
 	words := []string{
-		program, "volume-manager", "--manifests", g.manifests, "--root-dir", g.root, "--plugins-registry", g.registry,
-		"--volume-plugin-dir", g.flex, "--http-address", "", "--node-name", nodeName,
+		program, "volume-manager", "--manifests", m.manifests, "--root-dir", m.root, "--plugins-registry", m.registry,
+		"--volume-plugin-dir", m.flex, "--http-address", "", "--node-name", nodeName,
 	}
-	// The environment is for FlexVolume executables, which the manager starts.
-	g.manager = g.start([]string{
-		"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate"), "TRIVET_FLEXVOLUME_ENDPOINT=unix://" + filepath.Join(g.dir, "none.sock"),
+	// The manager passes the environment to FlexVolume executables.
+	m.manager = m.start([]string{
+		"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(m.dir, "flexstate"), "TRIVET_FLEXVOLUME_ENDPOINT=unix://" + filepath.Join(m.dir, "none.sock"),
 	}, words...)
 }
 
-func (g *ground) startDriver() {
-	g.t.Helper()
-	g.driver = g.start(nil, program, "driver", "--endpoint", "unix://"+g.socket(), "--node-id", nodeName, "--config", filepath.Join(g.dir, "config.yaml"),
-		"--state-dir", filepath.Join(g.dir, "state"), "--plugins-registry", g.registry, "--http-address", "", "-v", "2")
+func (m *machine) startDriver() {
+	m.t.Helper()
+	m.driver = m.start(nil, program, "driver", "--endpoint", "unix://"+m.socket(), "--node-id", nodeName, "--config", filepath.Join(m.dir, "config.yaml"),
+		"--state-dir", filepath.Join(m.dir, "state"), "--plugins-registry", m.registry, "--http-address", "", "-v", "2")
 }
 
-func (g *ground) socket() string { return filepath.Join(g.dir, "csi.sock") }
+func (m *machine) socket() string { return filepath.Join(m.dir, "csi.sock") }
 
 // end stops manager and driver. If the test has failed, it logs their state.
-func (g *ground) end() {
-	if g.manager == nil {
+func (m *machine) end() {
+	if m.manager == nil {
 		return
 	}
-	if g.t.Failed() {
-		g.explain()
+	if m.t.Failed() {
+		m.logState()
 	}
-	for _, p := range []*process{g.manager, g.driver} {
+	for _, p := range []*process{m.manager, m.driver} {
 		if p == nil {
 			continue
 		}
 		if err := p.stop(); err != nil {
-			g.t.Errorf("%s ended with %v", p.Args[1], err)
+			m.t.Errorf("trivet %s: got exit status %v after SIGTERM, want 0", p.Args[1], err)
 		}
 	}
-	g.manager, g.driver = nil, nil
-	if left := g.left(); left != nil && !g.t.Failed() {
-		g.t.Error(left)
-		g.explain()
+	m.manager, m.driver = nil, nil
+	if err := m.leftovers(); err != nil && !m.t.Failed() {
+		m.t.Error(err)
+		m.logState()
 	}
-	g.clear()
-	_ = g.log.Close()
+	m.unmountAll()
+	_ = m.log.Close()
 }
 
-func (g *ground) explain() {
-	out, err := exec.Command(program, "volume-manager", "status", "--root-dir", g.root).CombinedOutput()
-	g.t.Logf("status (%v):\n%s", err, out)
-	b, err := os.ReadFile(g.log.Name())
-	g.t.Logf("the end of the log (%v):\n%s", err, b[max(0, len(b)-16384):])
+// logState logs the manager's status and the end of the processes' output.
+func (m *machine) logState() {
+	out, err := exec.Command(program, "volume-manager", "status", "--root-dir", m.root).CombinedOutput()
+	m.t.Logf("status (%v):\n%s", err, out)
+	b, err := os.ReadFile(m.log.Name())
+	m.t.Logf("the end of the log (%v):\n%s", err, b[max(0, len(b)-16384):])
 }
 
-// clear unmounts everything and frees loop devices.
-func (g *ground) clear() {
-	// The root directory may be on another disk.
-	for _, at := range slices.Backward(append(mountsBelow(g.t, g.dir), mountsBelow(g.t, g.root)...)) {
+// unmountAll unmounts all mounts and frees the loop devices.
+func (m *machine) unmountAll() {
+	// The root directory may be outside dir, on another disk.
+	for _, at := range slices.Backward(append(mountsBelow(m.t, m.dir), mountsBelow(m.t, m.root)...)) {
 		if err := syscall.Unmount(at, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
-			g.t.Logf("unmounting %s: %v", at, err)
+			m.t.Logf("unmounting %s: %v", at, err)
 		}
 	}
-	for _, device := range g.loops() {
+	for _, device := range m.loops() {
 		if err := exec.Command("losetup", "-d", device).Run(); err != nil {
-			g.t.Logf("freeing %s: %v", device, err)
+			m.t.Logf("freeing %s: %v", device, err)
 		}
 	}
 }
 
 // loops returns the loop devices of images on the pool's filesystem.
-func (g *ground) loops() (devices []string) {
+func (m *machine) loops() (devices []string) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
 		// A device may be freed meanwhile.
-		if on, err := os.ReadFile(f); err == nil && g.pool != "" && strings.HasPrefix(string(on), filepath.Dir(g.pool)+"/") {
+		if on, err := os.ReadFile(f); err == nil && m.pool != "" && strings.HasPrefix(string(on), filepath.Dir(m.pool)+"/") {
 			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
 	}
 	return devices
 }
 
-// left returns an error if mounts, loop devices or files are left.
-func (g *ground) left() error {
+// leftovers returns an error if mounts, loop devices, or files in the manager's root directory exist.
+func (m *machine) leftovers() error {
 	var errs []error
-	mounts := mountsBelow(g.t, g.dir)
-	if g.driver != nil { // it mounts its exports while it runs
-		mounts = slices.DeleteFunc(mounts, func(at string) bool { return strings.HasPrefix(at, filepath.Join(g.dir, "state/exports")+"/") })
+	mounts := mountsBelow(m.t, m.dir)
+	if m.driver != nil { // a running driver mounts the exports of its pools
+		mounts = slices.DeleteFunc(mounts, func(at string) bool { return strings.HasPrefix(at, filepath.Join(m.dir, "state/exports")+"/") })
 	}
 	if len(mounts) > 0 {
-		errs = append(errs, fmt.Errorf("mounted: %q", mounts))
+		errs = append(errs, fmt.Errorf("got mounts %q, want none", mounts))
 	}
-	if devices := g.loops(); len(devices) > 0 {
-		errs = append(errs, fmt.Errorf("loop devices: %q", devices))
+	if devices := m.loops(); len(devices) > 0 {
+		errs = append(errs, fmt.Errorf("got loop devices %q, want none", devices))
 	}
-	err := filepath.WalkDir(g.root, func(path string, e fs.DirEntry, err error) error {
-		name, _ := filepath.Rel(g.root, path)
+	err := filepath.WalkDir(m.root, func(path string, e fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(m.root, path)
 		switch {
 		case err != nil:
 			return err
 		case name == "volume-manager":
 			return filepath.SkipDir
 		case !e.IsDir() || strings.HasPrefix(name, "pods/") || strings.Count(name, "/") > maxPluginDepth && filepath.Base(filepath.Dir(name)) != "volumeDevices":
-			return fmt.Errorf("not removed: %s", path)
+			return fmt.Errorf("%s was not removed", path)
 		}
 		return nil
 	})
@@ -219,39 +220,39 @@ func mountTable(t *testing.T) (table []mounted) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	must(t, err)
 	for line := range strings.Lines(string(b)) {
-		own, filesystem, _ := strings.Cut(line, " - ")
-		fields := strings.Fields(own)
+		first, filesystem, _ := strings.Cut(line, " - ")
+		fields := strings.Fields(first)
 		table = append(table, mounted{fields[0], fields[4], strings.Fields(filesystem)[0]})
 	}
 	return table
 }
 
 // put writes a manifest and renames it into the directory.
-func (g *ground) put(name string, text ...string) {
-	g.t.Helper()
-	file := filepath.Join(g.dir, name+".new")
-	must(g.t, os.WriteFile(file, []byte(strings.Join(text, "---\n")), 0o600))
-	must(g.t, os.Rename(file, g.manifest(name)))
+func (m *machine) put(name string, text ...string) {
+	m.t.Helper()
+	file := filepath.Join(m.dir, name+".new")
+	must(m.t, os.WriteFile(file, []byte(strings.Join(text, "---\n")), 0o600))
+	must(m.t, os.Rename(file, m.manifest(name)))
 }
 
-func (g *ground) manifest(name string) string { return filepath.Join(g.manifests, name+".yaml") }
+func (m *machine) manifest(name string) string { return filepath.Join(m.manifests, name+".yaml") }
 
-func (g *ground) remove(names ...string) {
-	g.t.Helper()
+func (m *machine) remove(names ...string) {
+	m.t.Helper()
 	for _, name := range names {
-		must(g.t, os.Remove(g.manifest(name)))
+		must(m.t, os.Remove(m.manifest(name)))
 	}
 }
 
-func (g *ground) status() (volumemanager.Status, error) {
-	return volumemanager.ReadStatus(context.Background(), g.root)
+func (m *machine) status() (volumemanager.Status, error) {
+	return volumemanager.ReadStatus(context.Background(), m.root)
 }
 
-// holds waits until a condition of the status holds.
-func (g *ground) holds(condition func(volumemanager.Status) error) {
-	g.t.Helper()
-	eventually(g.t, func() error {
-		s, err := g.status()
+// awaitStatus waits until condition returns nil for the status of the manager.
+func (m *machine) awaitStatus(condition func(volumemanager.Status) error) {
+	m.t.Helper()
+	eventually(m.t, func() error {
+		s, err := m.status()
 		if err == nil {
 			err = condition(s)
 		}
@@ -263,23 +264,24 @@ func (g *ground) holds(condition func(volumemanager.Status) error) {
 type pod map[string]reconciler.VolumeStatus
 
 // await waits until a pod of the default namespace is ready.
-func (g *ground) await(name string) pod {
-	g.t.Helper()
-	p, err := g.ready(name)
-	must(g.t, err)
+func (m *machine) await(name string) pod {
+	m.t.Helper()
+	p, err := m.ready(name)
+	must(m.t, err)
 	return p
 }
 
-// ready is await for other goroutines. The manager may be killed meanwhile.
-func (g *ground) ready(name string) (pod, error) {
+// ready is like await, but returns the error and can be called in any goroutine. The manager may be
+// killed and restarted during the call.
+func (m *machine) ready(name string) (pod, error) {
 	p := pod{}
 	return p, until(func() error {
-		s, err := volumemanager.AwaitPod(context.Background(), g.root, types.NamespacedName{Namespace: "default", Name: name}, patience)
+		s, err := volumemanager.AwaitPod(context.Background(), m.root, types.NamespacedName{Namespace: "default", Name: name}, waitLimit)
 		if err != nil {
 			return err
 		}
 		if !s.Ready {
-			return fmt.Errorf("pod %s is not ready, known: %t: %+v: %w", name, s.Known, s.Volumes, errFinal)
+			return fmt.Errorf("pod %s is not ready, known %t, volumes %+v: %w", name, s.Known, s.Volumes, errFinal)
 		}
 		for _, v := range s.Volumes {
 			p[v.Volume] = v
@@ -288,96 +290,97 @@ func (g *ground) ready(name string) (pod, error) {
 	})
 }
 
-// says waits until a volume of a pod has a phase, and a message that contains a text.
-func (g *ground) says(name, volume string, phase state.Phase, message string) {
-	g.t.Helper()
-	g.holds(func(s volumemanager.Status) error {
+// awaitVolume waits until a volume of a pod has a phase, and a message that contains a text.
+func (m *machine) awaitVolume(name, volume string, phase state.Phase, message string) {
+	m.t.Helper()
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
 			if v.Pod == "default/"+name && v.Volume == volume {
 				if v.Phase == phase && strings.Contains(v.Message, message) {
 					return nil
 				}
-				return fmt.Errorf("%s of pod %s is %s with message %q; want %s, %q", volume, name, v.Phase, v.Message, phase, message)
+				return fmt.Errorf("volume %s of pod %s: got phase %s, message %q; want %s, %q", volume, name, v.Phase, v.Message, phase, message)
 			}
 		}
-		return fmt.Errorf("no volume %s of pod %s", volume, name)
+		return fmt.Errorf("the status has no volume %s of pod %s", volume, name)
 	})
 }
 
-// complains waits until a problem of a manifest is reported.
-func (g *ground) complains(file, message string) {
-	g.t.Helper()
-	g.holds(func(s volumemanager.Status) error {
+// awaitProblem waits until a problem of a manifest is reported.
+func (m *machine) awaitProblem(file, message string) {
+	m.t.Helper()
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, p := range s.Problems {
-			if p.File == g.manifest(file) && strings.Contains(p.Message, message) {
+			if p.File == m.manifest(file) && strings.Contains(p.Message, message) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no problem of %s with message %q: %+v", file, message, s.Problems)
+		return fmt.Errorf("got problems %+v, want one of %s with message %q", s.Problems, file, message)
 	})
 }
 
-// gone waits until a pod's directory is removed.
-func (g *ground) gone(uids ...string) {
-	g.t.Helper()
+// awaitRemoved waits until the directories of pods are removed.
+func (m *machine) awaitRemoved(uids ...string) {
+	m.t.Helper()
 	for _, uid := range uids {
-		must(g.t, g.isGone(uid))
+		must(m.t, m.waitRemoved(uid))
 	}
 }
 
-func (g *ground) isGone(uid string) error {
+// waitRemoved is like awaitRemoved for one pod, but returns the error.
+func (m *machine) waitRemoved(uid string) error {
 	return until(func() error {
-		_, err := os.Lstat(filepath.Join(g.root, "pods", uid))
+		_, err := os.Lstat(filepath.Join(m.root, "pods", uid))
 		if err == nil {
 			return fmt.Errorf("pods/%s exists", uid)
 		}
-		if mounts := mountsBelow(g.t, filepath.Join(g.root, "pods", uid)); len(mounts) > 0 {
-			return fmt.Errorf("mounted: %q: %w", mounts, errFinal)
+		if mounts := mountsBelow(m.t, filepath.Join(m.root, "pods", uid)); len(mounts) > 0 {
+			return fmt.Errorf("pods/%s was removed, but the mounts %q exist: %w", uid, mounts, errFinal)
 		}
 		return nil
 	})
 }
 
-// wantNothing removes all manifests except those of drivers and classes, and waits until only the kept
-// PersistentVolumes are left.
-func (g *ground) wantNothing(kept ...string) {
-	g.t.Helper()
-	files, err := os.ReadDir(g.manifests)
-	must(g.t, err)
+// removeAll removes all manifests except those of drivers and classes, and waits until no volumes exist
+// except the kept PersistentVolumes.
+func (m *machine) removeAll(kept ...string) {
+	m.t.Helper()
+	files, err := os.ReadDir(m.manifests)
+	must(m.t, err)
 	for _, f := range files {
 		if !slices.Contains([]string{"classes.yaml", "hostpath.yaml"}, f.Name()) {
-			must(g.t, os.Remove(filepath.Join(g.manifests, f.Name())))
+			must(m.t, os.Remove(filepath.Join(m.manifests, f.Name())))
 		}
 	}
-	g.holds(func(s volumemanager.Status) error {
+	m.awaitStatus(func(s volumemanager.Status) error {
 		var names []string
 		for _, v := range s.PersistentVolumes {
 			names = append(names, v.Name)
 		}
 		if len(s.Volumes)+len(s.Claims) > 0 || !slices.Equal(names, kept) {
-			return fmt.Errorf("volumes %+v, claims %+v, PersistentVolumes %+v", s.Volumes, s.Claims, s.PersistentVolumes)
+			return fmt.Errorf("got volumes %+v, claims %+v, PersistentVolumes %+v; want only PersistentVolumes %q", s.Volumes, s.Claims, s.PersistentVolumes, kept)
 		}
-		return g.left()
+		return m.leftovers()
 	})
 }
 
-// poolHas returns an error unless the pool has n volumes.
-func (g *ground) poolHas(n int) error {
-	volumes, err := filepath.Glob(filepath.Join(g.pool, "volumes", "*"))
+// checkPool returns an error unless the pool has n volumes.
+func (m *machine) checkPool(n int) error {
+	volumes, err := filepath.Glob(filepath.Join(m.pool, "volumes", "*"))
 	if err == nil && len(volumes) != n {
-		err = fmt.Errorf("the pool has %q, want %d", volumes, n)
+		err = fmt.Errorf("got volumes %q in the pool, want %d volumes", volumes, n)
 	}
 	return err
 }
 
-// control returns a client of the driver's controller service.
-func (g *ground) control() csi.ControllerClient {
-	g.t.Helper()
+// controller returns a client of the driver's controller service.
+func (m *machine) controller() csi.ControllerClient {
+	m.t.Helper()
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", g.socket())
+		return (&net.Dialer{}).DialContext(ctx, "unix", m.socket())
 	}
 	conn, err := grpc.NewClient("passthrough:///driver", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(g.t, err)
-	g.t.Cleanup(func() { _ = conn.Close() })
+	must(m.t, err)
+	m.t.Cleanup(func() { _ = conn.Close() })
 	return csi.NewControllerClient(conn)
 }

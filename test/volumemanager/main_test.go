@@ -13,18 +13,19 @@ import (
 )
 
 var (
-	lives = flag.Int("lives", 20, "number of pods that are run under kill -9")
-	seed  = flag.Uint64("seed", 0, "seed of random numbers; 0: the time")
-	// A third-party driver and its registrar.
+	lives = flag.Int("lives", 20, "number of pods that TestKilled runs while it kills the manager and the driver")
+	seed  = flag.Uint64("seed", 0, "seed of the random numbers; 0: use the time")
+	// TestOtherDriver runs a third-party driver and its registrar.
 	otherDriver    = flag.String("other-driver", "", "`path` of hostpathplugin, of kubernetes-csi/csi-driver-host-path")
 	otherRegistrar = flag.String("other-registrar", "", "`path` of csi-node-driver-registrar, of kubernetes-csi/node-driver-registrar")
 )
 
 const (
-	// patience is the time limit of each wait.
-	patience = 2 * time.Minute
-	nodeName = "node-1"
-	// driverVariable is the variable with the path of the program if it cannot be built here.
+	// waitLimit is the time limit of until and of waiting for a pod.
+	waitLimit = 2 * time.Minute
+	nodeName  = "node-1"
+	// driverVariable is the environment variable with the path of the program. If it is not set, the
+	// program is built.
 	driverVariable = "TRIVET_TEST_DRIVER"
 )
 
@@ -40,9 +41,10 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// until retries a function for patience, and returns its last error.
+// until calls a function until it returns nil or errFinal, for at most waitLimit. It returns the last
+// error.
 func until(do func() error) error {
-	return retry.For(context.Background(), patience, func() (bool, error) {
+	return retry.For(context.Background(), waitLimit, func() (bool, error) {
 		err := do()
 		return err != nil && !errors.Is(err, errFinal), err
 	})

@@ -15,7 +15,7 @@ const (
 
 // TestManyPods adds and removes many pods at once.
 func TestManyPods(t *testing.T) {
-	g := newTrivet(t)
+	m := newMachineWithDriver(t)
 	var files, claims []string
 	for i := range manyPods {
 		name := fmt.Sprintf("pod-%03d", i)
@@ -31,24 +31,24 @@ func TestManyPods(t *testing.T) {
 		}
 		files = append(files, podOf(name, volumes...))
 	}
-	g.put("config", settings)
-	g.put("claims", claims...)
-	g.put("pods", files...)
+	m.put("config", settings)
+	m.put("claims", claims...)
+	m.put("pods", files...)
 	for i := range manyPods {
 		name := fmt.Sprintf("pod-%03d", i)
-		p := g.await(name)
+		p := m.await(name)
 		for volume, want := range map[string]struct{ file, content string }{
 			"config": {"greeting", "hello"}, "secret": {"password", "s3cret"}, "me": {"name", name},
 		} {
 			v, has := p[volume]
 			if b, err := os.ReadFile(filepath.Join(v.Path, want.file)); has && string(b) != want.content {
-				t.Errorf("pod %s: %s: %q, %v", name, volume, b, err)
+				t.Errorf("volume %s of pod %s: got %q, error %v; want %q", volume, name, b, err, want.content)
 			}
 		}
 		if len(p) != 4 {
-			t.Errorf("pod %s has %d volumes", name, len(p))
+			t.Errorf("pod %s: got %d volumes, want 4", name, len(p))
 		}
 	}
-	g.wantNothing()
-	must(t, g.poolHas(0))
+	m.removeAll()
+	must(t, m.checkPool(0))
 }

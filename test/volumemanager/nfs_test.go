@@ -42,93 +42,93 @@ allowVolumeExpansion: true
 const inlineVolume = "{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}"
 
 // TestNFS writes, expands, copies and deletes volumes on an export and on a filesystem with project
-// quotas. It kills the manager meanwhile.
+// quotas. It kills and restarts the manager while the volumes are in use.
 func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "volumes")
-	g := newGround(t)
-	g.pool = filepath.Join(testenv.ProjectQuotas(t, "xfs", "1G"), "pool")
+	m := newMachine(t)
+	m.pool = filepath.Join(testenv.ProjectQuotas(t, "xfs", "1G"), "pool")
 	config := fmt.Sprintf(`pools:
 - {name: nas, overcommit: 100, nfs: {server: %s, export: %s, init: true}}
 - {name: limited, directory: {path: %q}, quota: required, ephemeral: true}
-`, s.Address(), export, g.pool)
-	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
-	g.startDriver()
-	t.Cleanup(g.end) // before the server is stopped
-	g.put("classes", trivet+nfsClasses)
+`, s.Address(), export, m.pool)
+	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
+	m.startDriver()
+	t.Cleanup(m.end) // before the server is stopped
+	m.put("classes", trivet+nfsClasses)
 	all := []kind{
 		{name: "directory", class: "nas", size: "16Mi", larger: "32Mi", unlimited: true},
 		{name: "image", class: "nas-image", size: "64Mi", larger: "128Mi"},
 		{name: "device", class: "nas-image", size: "16Mi", larger: "32Mi", more: ", volumeMode: Block"},
 		{name: "limited", class: "limited", size: "16Mi", larger: "32Mi"},
 	}
-	first := g.fill(all, inlineVolume)
-	g.killManager("first")
-	g.grow(all, first)
-	g.copies(all)
-	g.dropSnapshots()
-	g.wantNothing()
-	must(t, g.poolHas(0))
+	first := m.fill(all, inlineVolume)
+	m.killManager("first")
+	m.grow(all, first)
+	m.copies(all)
+	m.deleteSnapshots()
+	m.removeAll()
+	must(t, m.checkPool(0))
 	eventually(t, func() error {
-		resp, err := g.control().ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		resp, err := m.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		if err == nil && len(resp.GetEntries()) > 0 {
-			err = fmt.Errorf("the pools have %v", resp.GetEntries())
+			err = fmt.Errorf("got volumes %v, want none", resp.GetEntries())
 		}
 		return err
 	})
 }
 
-// killManager restarts the manager with SIGKILL, and checks the volumes of a pod.
-func (g *ground) killManager(pod string) {
-	g.t.Helper()
-	g.manager.kill()
-	g.startManager()
-	for name, volume := range g.await(pod) {
-		wantWritten(g.t, name, volume.Path)
+// killManager kills and restarts the manager, and checks the volumes of a pod.
+func (m *machine) killManager(pod string) {
+	m.t.Helper()
+	m.manager.kill()
+	m.startManager()
+	for name, volume := range m.await(pod) {
+		wantWritten(m.t, name, volume.Path)
 	}
 }
 
-// TestNFSPlugins mounts directories of a server without a CSI driver: as a volume of the pod, as a
-// recycled PersistentVolume, and with a FlexVolume executable.
+// TestNFSPlugins mounts directories of a server without a CSI driver, as an inline nfs volume, as a
+// PersistentVolume with policy Recycle, and with a FlexVolume executable.
 func TestNFSPlugins(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	kept, scrubbed := s.Export(t, "kept"), s.Export(t, "scrubbed")
-	g := newGround(t)
-	g.pool = filepath.Join(t.TempDir(), "pool") // installFlex configures a pool in the same directory
-	t.Cleanup(g.end)                            // before the server is stopped
-	g.installFlex("nfs")
-	g.put("volume", persistent("scrubbed", "1Gi", fmt.Sprintf("persistentVolumeReclaimPolicy: Recycle, nfs: {server: %s, path: %s}", s.Address(), scrubbed)))
-	g.put("web", claim("scrubbed", `""`, "1Mi", ", volumeName: scrubbed"), podOf("web", claimed("scrubbed"),
+	m := newMachine(t)
+	m.pool = filepath.Join(t.TempDir(), "pool") // installFlex configures a pool in the same directory
+	t.Cleanup(m.end)                            // before the server is stopped
+	m.installFlex("nfs")
+	m.put("volume", persistent("scrubbed", "1Gi", fmt.Sprintf("persistentVolumeReclaimPolicy: Recycle, nfs: {server: %s, path: %s}", s.Address(), scrubbed)))
+	m.put("web", claim("scrubbed", `""`, "1Mi", ", volumeName: scrubbed"), podOf("web", claimed("scrubbed"),
 		fmt.Sprintf("{name: inline, nfs: {server: %s, path: %s}}", s.Address(), kept),
 		fmt.Sprintf("{name: flex, flexVolume: {driver: trivet/nfs, options: {server: %s, share: %s}}}", s.Address(), kept)))
-	p := g.await("web")
+	p := m.await("web")
 	table := mountTable(t)
 	for name, at := range map[string]string{"scrubbed": "kubernetes.io~nfs/scrubbed", "inline": "kubernetes.io~nfs/inline", "flex": "trivet~nfs/flex"} {
-		path := filepath.Join(g.root, "pods/web/volumes", at)
+		path := filepath.Join(m.root, "pods/web/volumes", at)
 		if p[name].Path != path || !isNFS(table, path) {
-			t.Errorf("%s is at %s, want nfs at %s", name, p[name].Path, path)
+			t.Errorf("volume %s: got path %s, NFS mount %t; want an NFS mount at %s", name, p[name].Path, isNFS(table, path), path)
 		}
 		write(t, path)
 	}
 	for _, export := range []string{kept, scrubbed} {
-		wantWritten(t, "the server's "+export, s.Dir(export))
+		wantWritten(t, "the exported directory "+export, s.Dir(export))
 	}
-	g.killManager("web")
+	m.killManager("web")
 
-	g.remove("web")
-	g.gone("web")
-	g.holds(func(status volumemanager.Status) error {
+	m.remove("web")
+	m.awaitRemoved("web")
+	m.awaitStatus(func(status volumemanager.Status) error {
 		if v := status.PersistentVolumes; len(v) != 1 || v[0].Phase != string(corev1.VolumeAvailable) {
-			return fmt.Errorf("the recycled volume: %+v", v)
+			return fmt.Errorf("got PersistentVolumes %+v, want one in phase Available", v)
 		}
 		return nil
 	})
 	if left, err := os.ReadDir(s.Dir(scrubbed)); err != nil || len(left) > 0 {
-		t.Errorf("the recycled directory has %v, %v", left, err)
+		t.Errorf("recycled directory: got entries %v, error %v; want none", left, err)
 	}
-	wantWritten(t, "the server's directory", s.Dir(kept))
-	g.wantNothing()
-	g.wantFlexClean()
+	wantWritten(t, "the exported directory kept", s.Dir(kept))
+	m.removeAll()
+	m.checkFlexClean()
 }
 
 func isNFS(table []mounted, path string) bool {
@@ -147,8 +147,8 @@ func TestHugePages(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(reserved, []byte("4"), 0))
 	t.Cleanup(func() { must(t, os.WriteFile(reserved, before, 0)) })
-	g := newGround(t)
-	g.put("huge", huge)
-	must(t, g.isHuge(g.await("huge")["huge"].Path))
-	g.wantNothing()
+	m := newMachine(t)
+	m.put("huge", hugePod)
+	must(t, m.isHuge(m.await("huge")["huge"].Path))
+	m.removeAll()
 }

@@ -59,7 +59,8 @@ parameters: {backend: local}
 allowVolumeExpansion: true
 `
 
-// claim returns the manifest of a claim. more has additional fields of its spec, each preceded by a comma.
+// claim returns the manifest of a claim. more contains additional fields of the claim's spec, each
+// preceded by a comma.
 func claim(name, class, size, more string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -79,12 +80,12 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: "", capacity: {storage: %
 `, name, size, spec)
 }
 
-// podOf returns the manifest of a pod whose UID is its name, with a container without mounts.
+// podOf returns the manifest of a pod whose UID is its name, with volumes and a container without mounts.
 func podOf(name string, volumes ...string) string {
 	return podWith(name, "containers: [{name: main, image: none}]", volumes...)
 }
 
-// podWith is podOf with other fields in the pod's spec.
+// podWith is like podOf, but spec contains the fields of the pod's spec other than the volumes.
 func podWith(name, spec string, volumes ...string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -102,7 +103,7 @@ func claimed(name string) string {
 	return fmt.Sprintf("{name: %[1]s, persistentVolumeClaim: {claimName: %[1]s}}", name)
 }
 
-// settings has the ConfigMap and the Secret of pods.
+// settings contains the ConfigMap settings and the Secret keys.
 const settings = `
 apiVersion: v1
 kind: ConfigMap

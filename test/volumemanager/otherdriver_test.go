@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager"
 )
 
-// hostpath are the objects of csi-driver-host-path.
+// hostpath contains the manifests of csi-driver-host-path.
 const hostpath = `
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
@@ -25,63 +25,64 @@ provisioner: hostpath.csi.k8s.io
 allowVolumeExpansion: true
 `
 
-// TestOtherDriver runs a third-party driver beside this project's, registered by an unmodified
-// node-driver-registrar. The flags -other-driver and -other-registrar are their paths;
-// docs/volume-manager.md names their versions.
+// TestOtherDriver runs a third-party driver beside this project's driver. An unmodified
+// node-driver-registrar registers it. The flags -other-driver and -other-registrar contain the paths of
+// the programs; docs/volume-manager.md names their versions.
 func TestOtherDriver(t *testing.T) {
 	testenv.Require(t, "other-driver")
 	if *otherDriver == "" || *otherRegistrar == "" {
-		t.Fatal("build both (docs/volume-manager.md) and set -other-driver and -other-registrar, or TRIVET_TEST_WITHOUT=other-driver")
+		t.Fatal("build a driver and a registrar (docs/volume-manager.md) and set -other-driver and -other-registrar, or skip this test with TRIVET_TEST_WITHOUT=other-driver")
 	}
-	g := newTrivet(t)
+	m := newMachineWithDriver(t)
 	data := t.TempDir()
-	g.startOther(data)
-	g.put("hostpath", hostpath)
-	g.put("claims", claim("theirs", "hostpath", "1Mi", ""), claim("device", "hostpath", "4Mi", ", volumeMode: Block"), claim("ours", "xfs", "320Mi", ""))
-	g.put("web", podOf("web", claimed("theirs"), claimed("device"), claimed("ours"), "{name: inline, csi: {driver: hostpath.csi.k8s.io}}"))
-	p := g.await("web")
+	m.startOther(data)
+	m.put("hostpath", hostpath)
+	m.put("claims", claim("theirs", "hostpath", "1Mi", ""), claim("device", "hostpath", "4Mi", ", volumeMode: Block"), claim("ours", "xfs", "320Mi", ""))
+	m.put("web", podOf("web", claimed("theirs"), claimed("device"), claimed("ours"), "{name: inline, csi: {driver: hostpath.csi.k8s.io}}"))
+	p := m.await("web")
 	for _, name := range []string{"theirs", "device", "ours", "inline"} {
 		write(t, p[name].Path)
 	}
 
-	g.put("claims", claim("theirs", "hostpath", "2Mi", ""), claim("device", "hostpath", "4Mi", ", volumeMode: Block"), claim("ours", "xfs", "640Mi", ""),
+	m.put("claims", claim("theirs", "hostpath", "2Mi", ""), claim("device", "hostpath", "4Mi", ", volumeMode: Block"), claim("ours", "xfs", "640Mi", ""),
 		claim("copy", "hostpath", "2Mi", ", dataSource: {kind: PersistentVolumeClaim, name: theirs}"))
-	g.claimHas("theirs", "2Mi")
-	g.claimHas("ours", "640Mi")
-	g.put("db", podOf("db", claimed("theirs"), claimed("copy")))
-	p = g.await("db")
+	m.awaitClaimSize("theirs", "2Mi")
+	m.awaitClaimSize("ours", "640Mi")
+	m.put("db", podOf("db", claimed("theirs"), claimed("copy")))
+	p = m.await("db")
 	wantWritten(t, "theirs", p["theirs"].Path)
 	wantWritten(t, "copy", p["copy"].Path)
 
-	g.wantNothing()
-	must(t, g.poolHas(0))
-	left, err := filepath.Glob(data + "/*-*-*") // each volume is a directory of its UUID
+	m.removeAll()
+	must(t, m.checkPool(0))
+	left, err := filepath.Glob(data + "/*-*-*") // each volume is a directory with a UUID as name
 	if err != nil || len(left) > 0 {
-		t.Errorf("volumes of the driver are not deleted: %q, %v", left, err)
+		t.Errorf("volumes of the third-party driver: got %q, error %v; want none", left, err)
 	}
 }
 
-func (g *ground) startOther(data string) {
-	g.t.Helper()
-	socket := filepath.Join(g.dir, "other.sock")
-	driver := g.start(nil, *otherDriver, "--endpoint", "unix://"+socket, "--nodeid", nodeName, "--statedir", data, "--enable-attach")
+func (m *machine) startOther(data string) {
+	m.t.Helper()
+	socket := filepath.Join(m.dir, "other.sock")
+	driver := m.start(nil, *otherDriver, "--endpoint", "unix://"+socket, "--nodeid", nodeName, "--statedir", data, "--enable-attach")
 	// The registrar exits if the driver is not ready in time.
-	registrar := g.start(nil, *otherRegistrar, "--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", g.registry)
-	g.t.Cleanup(func() {
+	registrar := m.start(nil, *otherRegistrar, "--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", m.registry)
+	m.t.Cleanup(func() {
 		registrar.kill()
 		driver.kill()
 	})
 }
 
-func (g *ground) claimHas(name, size string) {
-	g.t.Helper()
+// awaitClaimSize waits until a claim has a capacity.
+func (m *machine) awaitClaimSize(name, size string) {
+	m.t.Helper()
 	want := resource.MustParse(size)
-	g.holds(func(s volumemanager.Status) error {
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, c := range s.Claims {
 			if c.Name == name && c.Capacity == want.String() {
 				return nil
 			}
 		}
-		return fmt.Errorf("want %s of %s: %+v", size, name, s.Claims)
+		return fmt.Errorf("got claims %+v, want %s with capacity %s", s.Claims, name, size)
 	})
 }

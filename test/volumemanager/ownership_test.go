@@ -8,15 +8,17 @@ import (
 	"testing"
 )
 
-// manyFiles is a number of files whose group the manager cannot change before it is stopped.
+// manyFiles is a number of files that is so large that the manager is stopped before it has changed the
+// group of all of them.
 const manyFiles = 30000
 
-// TestOwnershipCutOff stops the manager while it changes the group of a volume's files. The next one
-// completes this before the pod is ready, although the volume's root directory has the group.
-func TestOwnershipCutOff(t *testing.T) {
-	g := newTrivet(t)
-	g.installFlex("loop")
-	g.put("claim", claim("csi", "xfs", "1Gi", ""))
+// TestOwnershipInterrupted stops the manager while it changes the group of a volume's files. The
+// restarted manager changes the rest before the pod is ready, although the volume's root directory
+// already had the group before the test.
+func TestOwnershipInterrupted(t *testing.T) {
+	m := newMachineWithDriver(t)
+	m.installFlex("loop")
+	m.put("claim", claim("csi", "xfs", "1Gi", ""))
 	volumes := map[string]string{
 		"csi":  claimed("csi"),
 		"flex": "{name: flex, flexVolume: {driver: trivet/loop, fsType: xfs, options: {size: 1Gi, volume: mine}}}",
@@ -27,34 +29,35 @@ func TestOwnershipCutOff(t *testing.T) {
 	} {
 		for kind, volume := range volumes {
 			uid := "reader-" + kind
-			g.put("writer", podOf("writer", volume))
-			fillFor(t, g.await("writer")[kind].Path)
-			g.remove("writer")
-			g.gone("writer")
+			m.put("writer", podOf("writer", volume))
+			createFiles(t, m.await("writer")[kind].Path)
+			m.remove("writer")
+			m.awaitRemoved("writer")
 
-			g.put("reader", podWith(uid, fmt.Sprintf("securityContext: {fsGroup: %d}\n  containers: [{name: main, image: none}]", group), volume))
-			names := g.begun(uid)
-			end(g.manager)
+			m.put("reader", podWith(uid, fmt.Sprintf("securityContext: {fsGroup: %d}\n  containers: [{name: main, image: none}]", group), volume))
+			names := m.awaitFirstChange(uid)
+			end(m.manager)
 			first, last := gidOf(t, names[0]), gidOf(t, names[len(names)-1])
-			g.startManager()
+			m.startManager()
 			if first != group || last == group {
-				t.Fatalf("%s with %s: not interrupted in the middle: %d and %d: raise manyFiles", kind, name, first, last)
+				t.Fatalf("%s with %s: group of the first file is %d, of the last file %d, so the change was not interrupted: raise manyFiles", kind, name, first, last)
 			}
-			path := g.await(uid)[kind].Path
+			path := m.await(uid)[kind].Path
 			if n := wrongGroup(t, path); n > 0 {
-				t.Errorf("%s after %s: %d of %d files are without the group", kind, name, n, manyFiles)
+				t.Errorf("%s after %s: got %d of %d files without the group, want 0", kind, name, n, manyFiles)
 			}
-			g.keepsMode(uid, kind, path)
-			g.remove("reader")
-			g.gone(uid)
+			m.checkModeKept(uid, kind, path)
+			m.remove("reader")
+			m.awaitRemoved(uid)
 		}
 	}
-	g.wantNothing()
-	g.wantFlexClean()
+	m.removeAll()
+	m.checkFlexClean()
 }
 
-// fillFor creates many files of group 0 in a directory with the pod's group.
-func fillFor(t *testing.T, dir string) {
+// createFiles creates manyFiles files of group 0 in a directory, and gives the directory to the pod's
+// group.
+func createFiles(t *testing.T, dir string) {
 	t.Helper()
 	for i := range manyFiles {
 		file := filepath.Join(dir, fmt.Sprint(i))
@@ -65,19 +68,19 @@ func fillFor(t *testing.T, dir string) {
 	must(t, os.Chmod(dir, os.ModeSetgid|0o770))
 }
 
-// begun waits until the first file of a pod's volume has the group, and returns the files in the order
-// in which they get it.
-func (g *ground) begun(uid string) (names []string) {
-	g.t.Helper()
-	eventually(g.t, func() error {
+// awaitFirstChange waits until the first file of a pod's volume has the group. It returns the files in
+// the order in which their group is changed.
+func (m *machine) awaitFirstChange(uid string) (names []string) {
+	m.t.Helper()
+	eventually(m.t, func() error {
 		for _, pattern := range []string{"kubernetes.io~csi/*/mount", "trivet~loop/*"} {
-			dirs, err := filepath.Glob(filepath.Join(g.root, "pods", uid, "volumes", pattern))
+			dirs, err := filepath.Glob(filepath.Join(m.root, "pods", uid, "volumes", pattern))
 			if err != nil {
 				return err
 			}
 			for _, dir := range dirs {
 				if names == nil {
-					names = listed(dir)
+					names = list(dir)
 				}
 			}
 		}
@@ -85,7 +88,7 @@ func (g *ground) begun(uid string) (names []string) {
 			names = nil
 			return fmt.Errorf("the volume of %s is not mounted", uid)
 		}
-		if gidOf(g.t, names[0]) != group {
+		if gidOf(m.t, names[0]) != group {
 			return fmt.Errorf("%s does not have the group", names[0])
 		}
 		return nil
@@ -93,8 +96,8 @@ func (g *ground) begun(uid string) (names []string) {
 	return names
 }
 
-// listed returns the entries of a directory in their order on disk.
-func listed(dir string) (paths []string) {
+// list returns the entries of a directory in their order on disk; nil if it cannot be read.
+func list(dir string) (paths []string) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil
@@ -117,9 +120,10 @@ func gidOf(t *testing.T, path string) uint32 {
 	return info.Sys().(*syscall.Stat_t).Gid
 }
 
+// wrongGroup returns the number of files that do not have the pod's group.
 func wrongGroup(t *testing.T, dir string) (n int) {
 	t.Helper()
-	for _, path := range listed(dir) {
+	for _, path := range list(dir) {
 		if gidOf(t, path) != group {
 			n++
 		}
@@ -127,17 +131,17 @@ func wrongGroup(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// keepsMode checks that a restarted manager does not change a mode that the pod has set.
-func (g *ground) keepsMode(uid, volume, path string) {
-	g.t.Helper()
-	own := filepath.Join(path, "0")
-	must(g.t, os.Chmod(own, 0o600))
-	g.manager.kill()
-	g.startManager()
-	g.await(uid)
-	info, err := os.Stat(own)
-	must(g.t, err)
+// checkModeKept checks that a restarted manager does not change a mode that the pod has set.
+func (m *machine) checkModeKept(uid, volume, path string) {
+	m.t.Helper()
+	file := filepath.Join(path, "0")
+	must(m.t, os.Chmod(file, 0o600))
+	m.manager.kill()
+	m.startManager()
+	m.await(uid)
+	info, err := os.Stat(file)
+	must(m.t, err)
 	if info.Mode() != 0o600 {
-		g.t.Errorf("%s: the mode that the pod has set was changed to %v", volume, info.Mode())
+		m.t.Errorf("volume %s: mode of a file after the restart: got %v, want -rw------- as the pod has set", volume, info.Mode())
 	}
 }

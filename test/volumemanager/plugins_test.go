@@ -27,8 +27,8 @@ const (
 	tmpfs = 0x01021994
 )
 
-// huge is a pod with a volume of huge pages. Some machines have none.
-const huge = `
+// hugePod is a pod with a volume of huge pages. Some machines have no huge pages.
+const hugePod = `
 apiVersion: v1
 kind: Pod
 metadata: {name: huge, uid: huge}
@@ -37,28 +37,28 @@ spec:
   volumes: [{name: huge, emptyDir: {medium: HugePages, sizeLimit: 4Mi}}]
 `
 
-// TestPlugins checks a pod with each kind of volume that this kernel supports.
+// TestPlugins mounts a pod with each kind of volume, and checks contents, owners and paths.
 func TestPlugins(t *testing.T) {
-	g := newTrivet(t)
-	g.installFlex("trivet", "loop", "local")
-	g.installScript()
-	host := g.hostFiles()
+	m := newMachineWithDriver(t)
+	m.installFlex("trivet", "loop", "local")
+	m.installScript()
+	host := m.hostFiles()
 	disk, _, _ := testenv.Disk(t, 64<<20)
 	raw, _, _ := testenv.Disk(t, 16<<20)
-	handle := g.create("made-before")
+	handle := m.createVolume("made-before")
 
-	g.put("config", settings)
-	g.put("claims", claim("data", "xfs", "320Mi", ""), claim("device", "ext4", "16Mi", ", volumeMode: Block"), claim("kept", "kept", "32Mi", ""),
+	m.put("config", settings)
+	m.put("claims", claim("data", "xfs", "320Mi", ""), claim("device", "ext4", "16Mi", ", volumeMode: Block"), claim("kept", "kept", "32Mi", ""),
 		claim("late", "late", "32Mi", ""), claim("dir", `""`, "1Mi", ", volumeName: dir"), claim("disk", `""`, "1Mi", ", volumeName: disk"),
 		claim("raw", `""`, "1Mi", ", volumeMode: Block, volumeName: raw"), claim("before", `""`, "1Mi", ", volumeName: before"),
 		claim("flexed", `""`, "1Mi", ", volumeName: flexed"))
-	g.put("volumes",
+	m.put("volumes",
 		persistent("dir", "1Gi", fmt.Sprintf("local: {path: %q}", host)),
 		persistent("disk", "64Mi", fmt.Sprintf("local: {path: %q, fsType: ext4}", disk)),
 		persistent("raw", "16Mi", fmt.Sprintf("volumeMode: Block, local: {path: %q}", raw)),
 		persistent("before", "32Mi", fmt.Sprintf("csi: {driver: csi.trivet.dev, volumeHandle: %q, fsType: ext4}", handle)),
 		persistent("flexed", "32Mi", `flexVolume: {driver: trivet/loop, fsType: ext4, options: {size: 32Mi}}`))
-	g.put("all", podWith("all", fmt.Sprintf(`serviceAccountName: web
+	m.put("all", podWith("all", fmt.Sprintf(`serviceAccountName: web
   securityContext: {fsGroup: %d, runAsUser: %d}
   containers:
   - name: main
@@ -93,35 +93,35 @@ func TestPlugins(t *testing.T) {
 		"{name: flex-own, flexVolume: {driver: trivet/trivet, fsType: xfs, options: {backend: loop, size: 320Mi, volume: mine}}}",
 		"{name: flex-dir, flexVolume: {driver: trivet/local, options: {size: 32Mi}}}",
 	))
-	g.put("huge", huge)
-	p := g.await("all")
-	g.checkContents(p, host)
-	g.checkPaths(p)
-	g.checkLimit(p["limited"])
-	g.checkHuge()
-	g.remove("all")
-	g.gone("all")
-	g.wantKept(host)
-	g.wantFlexClean()
-	g.wantNothing(p["kept"].PersistentVolume)
-	must(t, g.poolHas(2)) // the retained volume, and the one of create
+	m.put("huge", hugePod)
+	p := m.await("all")
+	m.checkContents(p, host)
+	m.checkPaths(p)
+	m.checkLimit(p["limited"])
+	m.checkHuge()
+	m.remove("all")
+	m.awaitRemoved("all")
+	m.checkHostFiles(host)
+	m.checkFlexClean()
+	m.removeAll(p["kept"].PersistentVolume)
+	must(t, m.checkPool(2)) // the retained volume, and the volume that createVolume has created
 }
 
 // installFlex installs this program as FlexVolume drivers.
-func (g *ground) installFlex(names ...string) {
-	g.t.Helper()
-	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %q}}]\n", filepath.Join(filepath.Dir(g.pool), "flex"))
+func (m *machine) installFlex(names ...string) {
+	m.t.Helper()
+	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %q}}]\n", filepath.Join(filepath.Dir(m.pool), "flex"))
 	for _, name := range names {
-		dir := filepath.Join(g.flex, "trivet~"+name)
-		must(g.t, os.Mkdir(dir, 0o755))
-		must(g.t, os.Symlink(program, filepath.Join(dir, name)))
-		must(g.t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
+		dir := filepath.Join(m.flex, "trivet~"+name)
+		must(m.t, os.Mkdir(dir, 0o755))
+		must(m.t, os.Symlink(program, filepath.Join(dir, name)))
+		must(m.t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
 	}
 }
 
 // installScript installs a FlexVolume driver that is a shell script.
-func (g *ground) installScript() {
-	g.t.Helper()
+func (m *machine) installScript() {
+	m.t.Helper()
 	const script = `#!/bin/sh
 case $1 in
 init) echo '{"status": "Success", "capabilities": {"attach": false}}' ;;
@@ -130,46 +130,47 @@ unmount) { ! mountpoint -q "$2" || umount "$2"; } && echo '{"status": "Success"}
 *) echo '{"status": "Not supported"}'; exit 1 ;;
 esac
 `
-	dir := filepath.Join(g.flex, "example~script")
-	must(g.t, os.Mkdir(dir, 0o755))
-	must(g.t, os.WriteFile(filepath.Join(dir, "script"), []byte(script), 0o755))
+	dir := filepath.Join(m.flex, "example~script")
+	must(m.t, os.Mkdir(dir, 0o755))
+	must(m.t, os.WriteFile(filepath.Join(dir, "script"), []byte(script), 0o755))
 }
 
-func (g *ground) wantFlexClean() {
-	g.t.Helper()
+// checkFlexClean checks that the FlexVolume executables have left no mounts and no records of mounts.
+func (m *machine) checkFlexClean() {
+	m.t.Helper()
 	for _, dir := range []string{"staged", "targets"} {
-		if left, err := os.ReadDir(filepath.Join(g.dir, "flexstate", dir)); err != nil || len(left) > 0 {
-			g.t.Errorf("the flexVolume's %s: %v, %v", dir, left, err)
+		if left, err := os.ReadDir(filepath.Join(m.dir, "flexstate", dir)); err != nil || len(left) > 0 {
+			m.t.Errorf("directory %s of the FlexVolume state: got %v, error %v; want it empty", dir, left, err)
 		}
 	}
 }
 
 // hostFiles creates a directory with a file and a socket for hostPath volumes.
-func (g *ground) hostFiles() string {
-	g.t.Helper()
-	dir := filepath.Join(g.dir, "host")
-	must(g.t, os.Mkdir(dir, 0o755))
-	must(g.t, os.WriteFile(dir+"/file", []byte("the machine's"), 0o600))
+func (m *machine) hostFiles() string {
+	m.t.Helper()
+	dir := filepath.Join(m.dir, "host")
+	must(m.t, os.Mkdir(dir, 0o755))
+	must(m.t, os.WriteFile(dir+"/file", []byte("the machine's"), 0o600))
 	l, err := net.Listen("unix", dir+"/socket")
-	must(g.t, err)
-	g.t.Cleanup(func() { _ = l.Close() })
+	must(m.t, err)
+	m.t.Cleanup(func() { _ = l.Close() })
 	return dir
 }
 
-// wantKept checks that the machine's files were not removed.
-func (g *ground) wantKept(host string) {
-	g.t.Helper()
+// checkHostFiles checks that the files of hostPath volumes were not removed with the pod.
+func (m *machine) checkHostFiles(host string) {
+	m.t.Helper()
 	for path, want := range map[string]string{"file": "the machine's", "new-file": "", "new/dir": ""} {
 		b, err := os.ReadFile(filepath.Join(host, path))
 		if string(b) != want || err != nil && path != "new/dir" {
-			g.t.Errorf("%s: %q, %v", path, b, err)
+			m.t.Errorf("host file %s: got %q, error %v; want %q", path, b, err, want)
 		}
 	}
 }
 
-// create creates a volume through the driver.
-func (g *ground) create(name string) (id string) {
-	g.t.Helper()
+// createVolume creates a volume with a call of the driver and returns its ID.
+func (m *machine) createVolume(name string) (id string) {
+	m.t.Helper()
 	request := &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, Parameters: map[string]string{"backend": "loop"},
 		VolumeCapabilities: []*csi.VolumeCapability{{
@@ -177,18 +178,18 @@ func (g *ground) create(name string) (id string) {
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
 		}},
 	}
-	control := g.control()
-	eventually(g.t, func() error {
-		resp, err := control.CreateVolume(g.t.Context(), request)
+	controller := m.controller()
+	eventually(m.t, func() error {
+		resp, err := controller.CreateVolume(m.t.Context(), request)
 		id = resp.GetVolume().GetVolumeId()
 		return err
 	})
 	return id
 }
 
-// checkContents checks modes, owners and contents of a pod's volumes, and writes to them.
-func (g *ground) checkContents(p pod, host string) {
-	t := g.t
+// checkContents checks the modes, owners and contents of the volumes of a pod, and writes to them.
+func (m *machine) checkContents(p pod, host string) {
+	t := m.t
 	t.Helper()
 	for volume, want := range map[string]struct {
 		file, content string
@@ -209,92 +210,93 @@ func (g *ground) checkContents(p pod, host string) {
 		var st syscall.Stat_t
 		must(t, syscall.Stat(path, &st))
 		if want.content != "" && string(b) != want.content || fs.FileMode(st.Mode).Perm() != want.mode || st.Uid != want.uid || st.Gid != want.gid {
-			t.Errorf("%s: %q, %o, %d:%d; want %+v", path, b, st.Mode, st.Uid, st.Gid, want)
+			t.Errorf("%s: got content %q, mode %o, owner %d:%d; want %+v", path, b, st.Mode, st.Uid, st.Gid, want)
 		}
 	}
 	for _, volume := range []string{"disky", "memory", "data", "kept", "late", "disk", "before", "inline", "inline-memory", "own", "flexed", "flex-own", "flex-dir", "limited"} {
-		writable(t, p[volume].Path)
+		checkWritable(t, p[volume].Path)
 	}
 	for _, volume := range []string{"secret", "projected", "memory", "inline-memory"} {
 		var st syscall.Statfs_t
 		must(t, syscall.Statfs(p[volume].Path, &st))
 		if st.Type != tmpfs {
-			t.Errorf("%s is not in memory: %x", volume, st.Type)
+			t.Errorf("filesystem type of volume %s: got %x, want tmpfs", volume, st.Type)
 		}
 	}
 	for volume, size := range map[string]int64{"memory": 8 << 20, "inline-memory": 1 << 20} {
-		if has := sizeOf(t, p[volume].Path); has != size {
-			t.Errorf("%s has %d bytes, want %d", volume, has, size)
+		if got := sizeOf(t, p[volume].Path); got != size {
+			t.Errorf("size of volume %s: got %d, want %d", volume, got, size)
 		}
 	}
 	for volume, size := range map[string]string{"device": "16777216", "raw": "16777216"} {
-		if has := testenv.Run(t, "blockdev", "--getsize64", p[volume].Path); has != size {
-			t.Errorf("%s has %s bytes, want %s", volume, has, size)
+		if got := testenv.Run(t, "blockdev", "--getsize64", p[volume].Path); got != size {
+			t.Errorf("size of device %s: got %s, want %s", volume, got, size)
 		}
 	}
 	if found, err := filepath.Glob(p["maybe"].Path + "/[^.]*"); err != nil || len(found) > 0 {
-		t.Errorf("a missing optional ConfigMap: %q, %v", found, err)
+		t.Errorf("volume of a missing optional ConfigMap: got files %q, error %v; want none", found, err)
 	}
 	if _, err := os.Stat(host + "/new/dir"); err != nil {
 		t.Error(err)
 	}
 }
 
-// checkLimit checks that an emptyDir of 8 MiB has a limit, or that its status says why not.
-func (g *ground) checkLimit(v reconciler.VolumeStatus) {
-	g.t.Helper()
-	dir, err := os.Open(g.root)
-	must(g.t, err)
+// checkLimit checks the message of an emptyDir with sizeLimit 8Mi. If the filesystem cannot enforce the
+// limit, the message must say so.
+func (m *machine) checkLimit(v reconciler.VolumeStatus) {
+	m.t.Helper()
+	dir, err := os.Open(m.root)
+	must(m.t, err)
 	defer dir.Close()
 	limits, err := quota.Open(dir)
-	must(g.t, err)
-	defer func() { must(g.t, limits.Close()) }()
+	must(m.t, err)
+	defer func() { must(m.t, limits.Close()) }()
 	want := ""
 	if limits.Kind() == quota.None {
 		want = "emptyDir.sizeLimit 8Mi is not enforced: " + limits.Why()
 	}
 	if v.Message != want {
-		g.t.Errorf("the message of the limited emptyDir is %q, want %q", v.Message, want)
+		m.t.Errorf("message of the emptyDir with a limit: got %q, want %q", v.Message, want)
 	}
 }
 
-// checkHuge checks that the volume of huge pages is mounted, or that its status says how to reserve
-// pages.
-func (g *ground) checkHuge() {
-	g.t.Helper()
-	g.holds(func(s volumemanager.Status) error {
+// checkHuge checks that the volume of hugePod is mounted. If no huge pages are reserved, its message
+// must say so.
+func (m *machine) checkHuge() {
+	m.t.Helper()
+	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
 			switch {
 			case v.Volume != "huge":
 			case v.Phase == state.Mounted:
-				return g.isHuge(v.Path)
+				return m.isHuge(v.Path)
 			case v.Phase == state.Failed && strings.Contains(v.Message, "no huge pages of 2097152 bytes are reserved"):
 				return nil
 			default:
-				return fmt.Errorf("the volume of huge pages is %s: %q", v.Phase, v.Message)
+				return fmt.Errorf("volume of huge pages: got phase %s, message %q; want it mounted, or failed because no pages are reserved", v.Phase, v.Message)
 			}
 		}
-		return errors.New("no volume of huge pages")
+		return errors.New("the status has no volume huge")
 	})
 }
 
-// isHuge returns an error unless the volume of huge is mounted at a path.
-func (g *ground) isHuge(path string) error {
-	for _, m := range mountTable(g.t) {
-		if m.path == path && m.fsType == "hugetlbfs" && sizeOf(g.t, path) == 4<<20 {
+// isHuge returns an error unless the volume of hugePod is mounted at path.
+func (m *machine) isHuge(path string) error {
+	for _, entry := range mountTable(m.t) {
+		if entry.path == path && entry.fsType == "hugetlbfs" && sizeOf(m.t, path) == 4<<20 {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s has no huge pages, or not 4 MiB", path)
+	return fmt.Errorf("%s is not a hugetlbfs of 4 MiB", path)
 }
 
-// writable checks that the pod's group can write to a volume, and writes a file.
-func writable(t *testing.T, path string) {
+// checkWritable checks that the pod's group can write to a volume, and writes a file.
+func checkWritable(t *testing.T, path string) {
 	t.Helper()
 	var st syscall.Stat_t
 	must(t, syscall.Stat(path, &st))
 	if st.Gid != group || st.Mode&0o070 != 0o070 || st.Mode&syscall.S_ISGID == 0 {
-		t.Errorf("%s is %o, %d:%d, and the pod's group cannot write", path, st.Mode, st.Uid, st.Gid)
+		t.Errorf("%s: got mode %o, owner %d:%d; want group %d with set-group-ID bit and rwx", path, st.Mode, st.Uid, st.Gid, group)
 	}
 	must(t, os.WriteFile(filepath.Join(path, "mine"), []byte("precious"), 0o600))
 }
@@ -307,11 +309,11 @@ func sizeOf(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// checkPaths compares paths with the kubelet's.
-func (g *ground) checkPaths(p pod) {
-	t := g.t
+// checkPaths checks that volumes, devices and subPaths are at the paths of a kubelet.
+func (m *machine) checkPaths(p pod) {
+	t := m.t
 	t.Helper()
-	at := filepath.Join(g.root, "pods/all")
+	at := filepath.Join(m.root, "pods/all")
 	for volume, want := range map[string]string{
 		"disky":     "volumes/kubernetes.io~empty-dir/disky",
 		"limited":   "volumes/kubernetes.io~empty-dir/limited",
@@ -333,28 +335,28 @@ func (g *ground) checkPaths(p pod) {
 		"raw":       "volumeDevices/kubernetes.io~local-volume/raw",
 	} {
 		if p[volume].Path != filepath.Join(at, want) {
-			t.Errorf("%s is at %s, want pods/all/%s", volume, p[volume].Path, want)
+			t.Errorf("path of volume %s: got %s, want pods/all/%s", volume, p[volume].Path, want)
 		}
 	}
 	for path, volume := range map[string]string{"kubernetes.io/csi/volumeDevices/pvc-device/dev/all": "device", "kubernetes.io~local-volume/volumeDevices/raw/all": "raw"} {
-		have, err := os.Lstat(filepath.Join(g.root, "plugins", path))
+		got, err := os.Lstat(filepath.Join(m.root, "plugins", path))
 		must(t, err)
 		want, err := os.Stat(p[volume].Path)
 		must(t, err)
-		if have.Mode().Type() != fs.ModeDevice || have.Sys().(*syscall.Stat_t).Rdev != want.Sys().(*syscall.Stat_t).Rdev {
-			t.Errorf("plugins/%s is %v, and not the device of %s", path, have.Mode(), volume)
+		if got.Mode().Type() != fs.ModeDevice || got.Sys().(*syscall.Stat_t).Rdev != want.Sys().(*syscall.Stat_t).Rdev {
+			t.Errorf("plugins/%s: got %v, want the device of volume %s", path, got.Mode(), volume)
 		}
 	}
 	for path, volume := range map[string]string{"disky/main/1": "disky", "config/main/2": "config", "pvc-data/main/3": "data"} {
 		parts := p[volume].SubPaths
 		if path = filepath.Join(at, "volume-subpaths", path); len(parts) != 1 || parts[0].Path != path {
-			t.Errorf("subPath of %s: %+v, want %s", volume, parts, path)
+			t.Errorf("subPaths of volume %s: got %+v, want only %s", volume, parts, path)
 		}
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(at, "volume-subpaths/config/main/2")); string(b) != "hello" {
-		t.Errorf("subPath of a ConfigMap: %q, %v", b, err)
+		t.Errorf("subPath of a ConfigMap: got %q, error %v; want hello", b, err)
 	}
 }
