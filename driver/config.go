@@ -27,7 +27,7 @@ import (
 // defaultMaxVolumes is the default of maxVolumesPerNode.
 const defaultMaxVolumes = 4096
 
-// Config is the configuration file.
+// Config is the content of the configuration file.
 type Config struct {
 	// Pools is nil if the file does not set pools (the default pool is used), and empty if
 	// it sets an empty list (no pools).
@@ -41,7 +41,7 @@ type Config struct {
 	FlexVolume FlexVolume `yaml:"flexVolume"`
 	// Pprof enables Go's profiles at /debug/pprof/.
 	Pprof bool `yaml:"pprof"`
-	// Forwarding is nil if no controller call is sent to another node.
+	// Forwarding is nil if one driver serves both the controller and the node.
 	Forwarding *Forwarding `yaml:"forwarding"`
 	// Kubernetes is nil outside Kubernetes.
 	Kubernetes *Kubernetes `yaml:"kubernetes"`
@@ -53,19 +53,10 @@ type FlexVolume struct {
 	Endpoint string `yaml:"endpoint"`
 }
 
-// inlineMemory returns EphemeralMemory in bytes; 0 if it is empty.
-func (c Config) inlineMemory() int64 {
-	n, err := volume.ParseSize(c.EphemeralMemory)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 // Forwarding configures how the controller's driver sends calls to the nodes' drivers.
 type Forwarding struct {
-	// Listen is the host:port where a node's driver serves the Controller service of its
-	// pools to the controller's driver.
+	// Listen is the host:port on which a node's driver accepts calls from the controller's
+	// driver. It is empty in the configuration of the controller's driver.
 	Listen string `yaml:"listen"`
 	// Nodes lists the nodes that the controller's driver calls. It is empty if the nodes are
 	// read from Kubernetes.
@@ -83,7 +74,7 @@ func (f *Forwarding) CertificatesDir(stateDir string) string {
 	return cmp.Or(f.Certificates, filepath.Join(stateDir, "certificates"))
 }
 
-// ForwardingNode is an entry of Forwarding.Nodes.
+// ForwardingNode is a node whose driver the controller's driver calls.
 type ForwardingNode struct {
 	Name    string `yaml:"name"`
 	Address string `yaml:"address"`
@@ -97,8 +88,8 @@ type Kubernetes struct {
 	// registered.
 	StartupTaint bool `yaml:"startupTaint"`
 	// NFS allows mounts of NFS servers that StorageClasses and PersistentVolumes name. The driver's
-	// pod must use the host network: the mounts outlive the pod, and their connections are in its
-	// network namespace.
+	// pod must use the host network, because the mounts outlive the pod, and a mount uses the network
+	// namespace in which it was made.
 	NFS bool `yaml:"nfs"`
 	// Authority is the name of both the Secret and the ConfigMap of the certificate authority
 	// in the driver's namespace. Empty: the driver does not get its certificates from
@@ -119,7 +110,7 @@ func (k *Kubernetes) needsNamespace() bool { return k.Authority != "" || k.NodeS
 const defaultKubeletDir = "/var/lib/kubelet"
 
 // LoadConfig reads the configuration file. Without a path, or if the file is optional and does not
-// exist, the configuration has one directory pool below the state directory. kinds provide the
+// exist, the configuration has one directory pool below the state directory. kinds define the
 // sections of pools that are neither directories nor exports.
 func LoadConfig(path string, optional bool, stateDir string, kinds backend.Kinds) (Config, error) {
 	b, err := os.ReadFile(path)
@@ -139,8 +130,8 @@ func LoadConfig(path string, optional bool, stateDir string, kinds backend.Kinds
 	return c, nil
 }
 
-// ParseConfig parses a configuration and validates it. Unknown keys are errors. An error is
-// ErrInvalid and contains the line and the key.
+// ParseConfig parses a configuration and validates it. Unknown keys are errors. All errors are
+// ErrInvalid. An error about a key contains the key and its line.
 func ParseConfig(b []byte, kinds backend.Kinds) (Config, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
@@ -178,7 +169,8 @@ func checkPoolList(doc *yaml.Node) error {
 	return nil
 }
 
-// resolveShares copies the value of nfs.share, an alias of nfs.export, to nfs.export.
+// resolveShares copies the value of nfs.share, an alias of nfs.export, to nfs.export. It returns an
+// error if both are set and differ.
 func (c Config) resolveShares(doc *yaml.Node) error {
 	for i, p := range c.Pools {
 		switch n := p.NFS; {
@@ -192,8 +184,8 @@ func (c Config) resolveShares(doc *yaml.Node) error {
 	return nil
 }
 
-// decodeSections decodes the pool sections that belong to one kind of volume. A key that no kind
-// defines is an error.
+// decodeSections decodes the sections of pools that the kinds of volumes define, such as disks. A
+// key that no kind defines is an error.
 func (c Config) decodeSections(doc *yaml.Node, kinds backend.Kinds) error {
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -203,7 +195,7 @@ func (c Config) decodeSections(doc *yaml.Node, kinds backend.Kinds) error {
 			case section == nil:
 				return volume.Errorf(volume.ErrInvalid, "line %d: field %s is not a key here", keyLine(doc, i, key), key)
 			case p.Section != nil:
-				return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s is given beside %s: a pool is one of them", keyLine(doc, i, key), i, key, p.Section.Kind())
+				return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d] has both %s and %s: remove one", keyLine(doc, i, key), i, p.Section.Kind(), key)
 			}
 			if err := decodeStrictly(child(child(child(doc.Content[0], "pools"), i), key), section); err != nil {
 				return volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
@@ -227,7 +219,7 @@ func decodeStrictly(n *yaml.Node, into any) error {
 	return d.Decode(into)
 }
 
-// keyLine returns the line of a key of a pool. lineOf returns the line of its value.
+// keyLine returns the line of a key of pool i. The value of the key may begin on a later line.
 func keyLine(doc *yaml.Node, i int, key string) int {
 	at := child(child(doc.Content[0], "pools"), i)
 	for j := 0; j+1 < len(at.Content); j += 2 {
@@ -238,7 +230,7 @@ func keyLine(doc *yaml.Node, i int, key string) int {
 	return at.Line
 }
 
-// errNoPools is returned if the configuration sets neither pools nor forwarding.
+// errNoPools is returned if the configuration of a driver that serves a node does not set pools.
 var errNoPools = volume.Errorf(volume.ErrInvalid, "pools: at least one is required; use `pools: []` if all volumes are on NFS servers that StorageClasses name")
 
 func (c Config) validate(doc *yaml.Node) error {
@@ -269,7 +261,7 @@ func (c Config) validatePools(doc *yaml.Node) error {
 	names, locations := map[string]bool{}, map[string]string{}
 	for i, p := range c.Pools {
 		if key, err := p.Validate(); err != nil {
-			return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
+			return fmt.Errorf("line %d: pools[%d].%w", poolLine(doc, i, key), i, err)
 		}
 		if names[p.Name] {
 			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].name %q: another pool has that name", lineOf(doc, "pools", i, "name"), i, p.Name)
@@ -279,11 +271,11 @@ func (c Config) validatePools(doc *yaml.Node) error {
 		}
 		key, at := canonicalLocation(p)
 		if other, taken := locations[at]; taken {
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q already has that location, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, at, other, p.Name)
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q already has that location, and pool %q would be another name for it: remove one", poolLine(doc, i, key), i, key, at, other, p.Name)
 		}
 		for _, other := range c.Pools[:i] {
 			if key, err := checkOverlap(p, other); err != nil {
-				return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
+				return fmt.Errorf("line %d: pools[%d].%w", poolLine(doc, i, key), i, err)
 			}
 		}
 		names[p.Name], locations[at] = true, p.Name
@@ -304,9 +296,9 @@ func canonicalLocation(p pool.Config) (key, at string) {
 	return "nfs.export", mount.NFS{Server: serverOf(p), Path: export}.String()
 }
 
-// checkOverlap returns an error if one pool is inside the other, or if both may allocate the space
-// of one filesystem of a server. The error concerns the line of key. Nesting through symbolic
-// links or mounts is detected when the pools are opened.
+// checkOverlap returns an error if one pool is inside the other, or if both are exports of one server
+// and one of them has no size: both may be on one filesystem. key is the key that the error is about.
+// Nesting through symbolic links or mounts is detected when the pools are opened.
 func checkOverlap(p, other pool.Config) (key string, err error) {
 	if p.Section != nil || other.Section != nil || p.Shared() != other.Shared() {
 		return "", nil
@@ -381,8 +373,8 @@ func validAddress(address string) bool {
 	return err == nil && n > 0
 }
 
-// lineOfKey returns the line of a pool's key, such as nfs.export.
-func lineOfKey(doc *yaml.Node, i int, key string) int {
+// poolLine returns the line of a value in pool i, such as that of nfs.export.
+func poolLine(doc *yaml.Node, i int, key string) int {
 	path := []any{"pools", i}
 	for part := range strings.SplitSeq(key, ".") {
 		path = append(path, part)

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// poolKinds has the kind of volume whose pools have their own section.
+// poolKinds contains the only kind of volume whose pools have a section of their own.
 var poolKinds = backend.Kinds{disk.Kind}
 
 const goodConfig = `
@@ -48,14 +48,15 @@ func TestParseConfig(t *testing.T) {
 	must(t, err)
 	fast := c.Pools[1]
 	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof || !fast.Ephemeral || c.Pools[0].Ephemeral || c.EphemeralMemory != "1Gi" {
-		t.Errorf("%+v", c)
+		t.Errorf("got %+v, want the values of goodConfig", c)
 	}
 	if want := (driver.Kubernetes{KubeletDir: "/var/lib/k0s/kubelet", StartupTaint: true, NFS: true}); *c.Kubernetes != want {
-		t.Errorf("kubernetes: %+v", *c.Kubernetes)
+		t.Errorf("got section kubernetes %+v, want %+v", *c.Kubernetes, want)
 	}
 }
 
-// TestNFSPools: an export needs only server and path, and two servers may have exports of one path.
+// TestNFSPools: an nfs pool needs only a server and an export, and exports of two servers may have the same
+// path.
 func TestNFSPools(t *testing.T) {
 	c, err := driver.ParseConfig([]byte(`
 pools:
@@ -68,7 +69,7 @@ pools:
 	must(t, err)
 	other := c.Pools[1]
 	if !c.Pools[0].Shared() || !other.NFS.Init || other.NFS.Fencing != "none" || other.NFS.OutageTime() != 90*time.Second || len(other.NFS.MountOptions) != 2 || other.Size != "1Ti" {
-		t.Errorf("%+v, %+v", c.Pools[0].NFS, other.NFS)
+		t.Errorf("got %+v and %+v, want the values of the configuration", c.Pools[0].NFS, other.NFS)
 	}
 }
 
@@ -76,18 +77,18 @@ pools:
 func TestShareOfPool(t *testing.T) {
 	c, err := driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs: {server: nas.lan, share: /tank/volumes}\n"), poolKinds)
 	if err != nil || c.Pools[0].NFS.Export != "/tank/volumes" {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("got %+v, error %v, want nfs.export /tank/volumes", c, err)
 	}
 	_, err = driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs:\n    server: nas.lan\n    export: /a\n    share: /b\n"), poolKinds)
 	if err == nil || !strings.Contains(err.Error(), `line 6: pools[0].nfs.share "/b": export is "/a"`) {
-		t.Errorf("two of them: %v", err)
+		t.Errorf("with another export: got error %v, want one that names line 6 and both paths", err)
 	}
 }
 
-// TestNoPools: an empty list is valid, a missing list is an error.
+// TestNoPools: an empty list of pools is valid.
 func TestNoPools(t *testing.T) {
 	if c, err := driver.ParseConfig([]byte("pools: []\n"), poolKinds); err != nil || len(c.Pools) != 0 {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("got %+v, error %v, want no pools and no error", c, err)
 	}
 }
 
@@ -96,35 +97,37 @@ func TestKubernetesSection(t *testing.T) {
 	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
 	c, err := driver.ParseConfig([]byte(pool), poolKinds)
 	if err != nil || c.Kubernetes != nil {
-		t.Errorf("without the section: %+v, %v", c.Kubernetes, err)
+		t.Errorf("without the section: got %+v, error %v, want nil", c.Kubernetes, err)
 	}
 	c, err = driver.ParseConfig([]byte(pool+"kubernetes: {}\n"), poolKinds)
 	if err != nil || *c.Kubernetes != (driver.Kubernetes{KubeletDir: "/var/lib/kubelet"}) {
-		t.Errorf("with an empty section: %+v, %v", c.Kubernetes, err)
+		t.Errorf("with an empty section: got %+v, error %v, want only the default kubeletDir", c.Kubernetes, err)
 	}
 }
 
-// TestExampleConfig: the example contains every key, in its last pool of each kind.
+// TestExampleConfig: deploy/config.yaml sets every key of a pool: its last pool of each kind has all keys of that
+// kind.
 func TestExampleConfig(t *testing.T) {
 	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state", poolKinds)
 	must(t, err)
 	if len(c.Pools) != 4 {
-		t.Fatalf("pools: %+v", c.Pools)
+		t.Fatalf("got pools %+v, want 4", c.Pools)
 	}
 	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS", "Section", "Sections"}) {
-		t.Errorf("its second pool does not have %q", empty)
+		t.Errorf("the second directory pool has the empty fields %q", empty)
 	}
 	if empty := emptyFields(*c.Pools[2].Section.(*disk.Disks)); len(empty) > 0 {
-		t.Errorf("its pool of disks does not have %q", empty)
+		t.Errorf("the pool of disks has the empty fields %q", empty)
 	}
 	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // a synonym of Export
-		t.Errorf("its nfs pool does not have %q", empty)
+		t.Errorf("the nfs pool has the empty fields %q", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
-		t.Errorf("its section kubernetes: %+v", c.Kubernetes)
+		t.Errorf("got section kubernetes %+v, want startupTaint true", c.Kubernetes)
 	}
 }
 
+// emptyFields returns the names of the exported fields of a struct that have their zero value.
 func emptyFields(of any) (empty []string) {
 	v := reflect.ValueOf(of)
 	for i := range v.NumField() {
@@ -141,76 +144,76 @@ func TestParseConfigRefuses(t *testing.T) {
 	nfsPool := "pools:\n- name: n\n  nfs:\n    server: s\n    export: /e\n"
 	forwarding := "forwarding:\n  nodes:\n"
 	for _, tc := range []struct{ name, in, says string }{
-		{"empty", "", "pools: at least one is required"},
-		{"no YAML", "pools: [", "line 1"},
+		{"empty file", "", "pools: at least one is required"},
+		{"invalid YAML", "pools: [", "line 1"},
 		{"a map of pools", "pools:\n  a:\n    directory: {path: /a}\n", "line 2: pools is a map by name"},
 		{"unknown key", "pool:\n- name: a\n", "line 1: field pool is not a key here"},
 		{"unknown key of a pool", pool + "  siez: 1Gi\n", "line 4: field siez"},
-		{"wrong type", pool + "  maxVolumes: many\n", "line 4"},
-		{"name", "pools:\n- name: A b\n  directory: {path: /a}\n", `line 2: pools[0].name "A b"`},
-		{"no name", "pools:\n- directory: {path: /a}\n", "line 2: pools[0].name"},
-		{"no path", "pools:\n- name: a\n", "line 2: pools[0].directory.path"},
-		{"relative path", "pools:\n- name: a\n  directory: {path: a}\n", `line 3: pools[0].directory.path "a"`},
+		{"maxVolumes is not a number", pool + "  maxVolumes: many\n", "line 4"},
+		{"invalid pool name", "pools:\n- name: A b\n  directory: {path: /a}\n", `line 2: pools[0].name "A b"`},
+		{"pool without a name", "pools:\n- directory: {path: /a}\n", "line 2: pools[0].name"},
+		{"pool without a location", "pools:\n- name: a\n", "line 2: pools[0].directory.path"},
+		{"relative directory", "pools:\n- name: a\n  directory: {path: a}\n", `line 3: pools[0].directory.path "a"`},
 		{"disks without a glob", "pools:\n- name: a\n  disks: {match: []}\n", "line 3: pools[0].disks.match is empty"},
-		{"unknown key of a pool", pool + "  quotas: auto\n", "line 4: field quotas is not a key here"},
+		{"unknown key of a pool, similar to a known key", pool + "  quotas: auto\n", "line 4: field quotas is not a key here"},
 		{"unknown key of disks", "pools:\n- name: a\n  disks:\n    match: [/dev/sd*]\n    mach: []\n", "line 5: field mach is not a key here"},
-		{"disks of another form", "pools:\n- name: a\n  disks: [/dev/sd*]\n", "line 3: cannot unmarshal"},
+		{"disks is a list", "pools:\n- name: a\n  disks: [/dev/sd*]\n", "line 3: cannot unmarshal"},
 		{"disks and a directory", pool + "  disks: {match: [/dev/sd*]}\n", "line 4: pools[0].disks is given beside"},
-		{"size of disks", "pools:\n- name: a\n  disks: {match: [/dev/sd*]}\n  size: 1Gi\n", "a pool of disks does not support size"},
-		{"size", pool + "  size: 10GB\n", `line 4: pools[0].size "10GB"`},
-		{"size zero", pool + "  size: 0\n", "line 4: pools[0].size"},
-		{"reserve", pool + "  reserve: 100%\n", "line 4: pools[0].reserve"},
-		{"overcommit", pool + "  overcommit: 0.5\n", "line 4: pools[0].overcommit 0.5"},
-		{"overcommit not a number", pool + "  overcommit: .nan\n", "line 4: pools[0].overcommit"},
-		{"max volumes", pool + "  maxVolumes: -1\n", "line 4: pools[0].maxVolumes"},
-		{"uuid", pool + "  uuid: 123\n", "line 4: pools[0].uuid"},
-		{"same name", pool + "- name: a\n  directory: {path: /b}\n", "line 4: pools[1].name"},
-		{"same path", pool + "- name: b\n  directory: {path: /a/}\n", "line 5: pools[1].directory.path"},
+		{"size of a pool of disks", "pools:\n- name: a\n  disks: {match: [/dev/sd*]}\n  size: 1Gi\n", "a pool of disks does not support size"},
+		{"invalid size", pool + "  size: 10GB\n", `line 4: pools[0].size "10GB"`},
+		{"size of 0", pool + "  size: 0\n", "line 4: pools[0].size"},
+		{"reserve of 100%", pool + "  reserve: 100%\n", "line 4: pools[0].reserve"},
+		{"overcommit below 1", pool + "  overcommit: 0.5\n", "line 4: pools[0].overcommit 0.5"},
+		{"overcommit is not a number", pool + "  overcommit: .nan\n", "line 4: pools[0].overcommit"},
+		{"negative maxVolumes", pool + "  maxVolumes: -1\n", "line 4: pools[0].maxVolumes"},
+		{"invalid uuid", pool + "  uuid: 123\n", "line 4: pools[0].uuid"},
+		{"two pools with one name", pool + "- name: a\n  directory: {path: /b}\n", "line 4: pools[1].name"},
+		{"two pools with one path", pool + "- name: b\n  directory: {path: /a/}\n", "line 5: pools[1].directory.path"},
 		{"a pool inside another", pool + "- name: b\n  directory: {path: /a/volumes/x/}\n", `line 5: pools[1].directory.path "/a/volumes/x": pool "b" is inside pool "a"`},
 		{"a pool around another", pool + "- name: b\n  directory: {path: /}\n", `line 5: pools[1].directory.path "/": pool "a" is inside pool "b"`},
 		{"an export inside another", nfsPool + "- name: m\n  nfs: {server: S, export: /e/f}\n", `line 7: pools[1].nfs.export "s:/e/f": pool "m" is inside pool "n"`},
-		{"two exports of a server", nfsPool + "- name: m\n  size: 1Gi\n  nfs: {server: S, export: /f}\n", `line 8: pools[1].size: pools "n" and "m" are exports of server s`},
+		{"two exports of a server, one without a size", nfsPool + "- name: m\n  size: 1Gi\n  nfs: {server: S, export: /f}\n", `line 8: pools[1].size: pools "n" and "m" are exports of server s`},
 		{"a directory and an export", pool + "  nfs: {server: s, export: /e}\n", "line 4: pools[0].nfs and directory are both given"},
-		{"no server", "pools:\n- name: n\n  nfs: {export: /e}\n", `line 3: pools[0].nfs.server="": expected a host name`},
+		{"nfs without a server", "pools:\n- name: n\n  nfs: {export: /e}\n", `line 3: pools[0].nfs.server="": expected a host name`},
 		{"server with a path", nfs + "    server: nas:/e\n", `line 5: pools[0].nfs.server="nas:/e"`},
 		{"relative export", "pools:\n- name: n\n  nfs:\n    server: s\n    export: e\n", `line 5: pools[0].nfs.export="e": expected the export's absolute path`},
 		{"export with dots", "pools:\n- name: n\n  nfs:\n    server: s\n    export: /e/../f\n", `line 5: pools[0].nfs.export="/e/../f"`},
-		{"fencing", nfsPool + "    fencing: maybe\n", `line 6: pools[0].nfs.fencing="maybe": expected locks or none`},
-		{"outage", nfsPool + "    outage: 1s\n", `line 6: pools[0].nfs.outage="1s": expected a time`},
+		{"unknown fencing", nfsPool + "    fencing: maybe\n", `line 6: pools[0].nfs.fencing="maybe": expected locks or none`},
+		{"outage below the minimum", nfsPool + "    outage: 1s\n", `line 6: pools[0].nfs.outage="1s": expected a time`},
 		{"outage without a unit", nfsPool + "    outage: 600\n", `line 6: pools[0].nfs.outage="600": expected a time`},
 		{"requireMount of an export", nfsPool + "  requireMount: true\n", "line 6: pools[0].requireMount is for directory pools"},
 		{"unknown key of an export", nfsPool + "    expotr: /x\n", "line 6: field expotr is not a key here"},
 		{"mount option of mount.nfs", nfsPool + "    mountOptions: [hard, bg]\n", "line 6: pools[0].nfs.mountOptions[1]: "},
-		{"mount option on a line of its own", nfsPool + "    mountOptions:\n    - hard\n    - addr=10.0.0.1\n", "line 8: pools[0].nfs.mountOptions[1]: "},
-		{"mount option that mounts something else", nfsPool + "    mountOptions: [bind]\n", "line 6: pools[0].nfs.mountOptions[0]: "},
-		{"two versions", nfsPool + "    mountOptions: [nfsvers=4.1, vers=3]\n", "line 6: pools[0].nfs.mountOptions: "},
-		{"same name, another kind", nfsPool + "- name: n\n  directory: {path: /b}\n", "line 6: pools[1].name"},
-		{"same export", nfsPool + "- name: m\n  nfs: {server: S, export: /e/}\n", `line 7: pools[1].nfs.export "s:/e": pool "n" already has that location, and pool "m"`},
-		{"same export by an IPv6 address", "pools:\n- name: n\n  nfs: {server: \"[fd00::1]\", export: /e}\n- name: m\n  nfs: {server: \"fd00:0::1\", export: /e}\n", `line 5: pools[1].nfs.export "[fd00::1]:/e": pool "n"`},
+		{"mount option in a list with one line per item", nfsPool + "    mountOptions:\n    - hard\n    - addr=10.0.0.1\n", "line 8: pools[0].nfs.mountOptions[1]: "},
+		{"mount option bind", nfsPool + "    mountOptions: [bind]\n", "line 6: pools[0].nfs.mountOptions[0]: "},
+		{"two NFS versions", nfsPool + "    mountOptions: [nfsvers=4.1, vers=3]\n", "line 6: pools[0].nfs.mountOptions: "},
+		{"an nfs pool and a directory pool with one name", nfsPool + "- name: n\n  directory: {path: /b}\n", "line 6: pools[1].name"},
+		{"two pools with one export", nfsPool + "- name: m\n  nfs: {server: S, export: /e/}\n", `line 7: pools[1].nfs.export "s:/e": pool "n" already has that location, and pool "m"`},
+		{"two pools with one export, with two forms of an IPv6 address", "pools:\n- name: n\n  nfs: {server: \"[fd00::1]\", export: /e}\n- name: m\n  nfs: {server: \"fd00:0::1\", export: /e}\n", `line 5: pools[1].nfs.export "[fd00::1]:/e": pool "n"`},
 		{"inline volumes on an export", nfsPool + "  ephemeral: true\n", "line 6: pools[0].ephemeral is for directory pools"},
-		{"inline volumes' memory", pool + "ephemeralMemory: 50%\n", `line 4: ephemeralMemory "50%"`},
-		{"no memory for inline volumes", pool + "ephemeralMemory: 0\n", `line 4: ephemeralMemory "0"`},
-		{"volumes per node", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
-		{"kubelet's directory", pool + "kubernetes:\n  kubeletDir: var/lib/kubelet\n", `line 5: kubernetes.kubeletDir "var/lib/kubelet"`},
-		{"forwarding without anything", "forwarding:\n  lisen: \":1\"\n", "line 2: field lisen is not a key here"},
-		{"where to listen", "forwarding:\n  listen: 9811\n", `line 2: forwarding.listen "9811": must be host:port`},
-		{"port to listen at", "forwarding:\n  listen: \":0\"\n", `line 2: forwarding.listen ":0": must be host:port`},
-		{"port that is none", "forwarding:\n  listen: \":65536\"\n", `line 2: forwarding.listen ":65536": must be host:port`},
-		{"certificates", "forwarding:\n  listen: \":1\"\n  certificates: tls\n", `line 3: forwarding.certificates "tls": must be an absolute path`},
-		{"node's name", forwarding + "  - address: a:1\n", `line 3: forwarding.nodes[0].name "": must be the --node-id`},
-		{"node's long name", forwarding + "  - address: a:1\n    name: " + strings.Repeat("n", 257) + "\n", "line 4: forwarding.nodes[0].name \"nnn"},
-		{"same node", forwarding + "  - {name: a, address: \"a:1\"}\n  - address: b:1\n    name: a\n", `line 5: forwarding.nodes[1].name "a": another node has that name`},
-		{"node's address", forwarding + "  - name: a\n    address: a\n", `line 4: forwarding.nodes[0].address "a": must be host:port`},
-		{"node's host", forwarding + "  - name: a\n    address: \":1\"\n", `line 4: forwarding.nodes[0].address ":1": must be host:port`},
-		{"no address", forwarding + "  - name: a\n", `line 3: forwarding.nodes[0].address "": must be host:port`},
+		{"ephemeralMemory in percent", pool + "ephemeralMemory: 50%\n", `line 4: ephemeralMemory "50%"`},
+		{"ephemeralMemory of 0", pool + "ephemeralMemory: 0\n", `line 4: ephemeralMemory "0"`},
+		{"maxVolumesPerNode of 0", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
+		{"relative kubeletDir", pool + "kubernetes:\n  kubeletDir: var/lib/kubelet\n", `line 5: kubernetes.kubeletDir "var/lib/kubelet"`},
+		{"unknown key of forwarding", "forwarding:\n  lisen: \":1\"\n", "line 2: field lisen is not a key here"},
+		{"listen without a colon", "forwarding:\n  listen: 9811\n", `line 2: forwarding.listen "9811": must be host:port`},
+		{"listen on port 0", "forwarding:\n  listen: \":0\"\n", `line 2: forwarding.listen ":0": must be host:port`},
+		{"listen on port 65536", "forwarding:\n  listen: \":65536\"\n", `line 2: forwarding.listen ":65536": must be host:port`},
+		{"relative directory of certificates", "forwarding:\n  listen: \":1\"\n  certificates: tls\n", `line 3: forwarding.certificates "tls": must be an absolute path`},
+		{"node without a name", forwarding + "  - address: a:1\n", `line 3: forwarding.nodes[0].name "": must be the --node-id`},
+		{"node with a name of 257 bytes", forwarding + "  - address: a:1\n    name: " + strings.Repeat("n", 257) + "\n", "line 4: forwarding.nodes[0].name \"nnn"},
+		{"two nodes with one name", forwarding + "  - {name: a, address: \"a:1\"}\n  - address: b:1\n    name: a\n", `line 5: forwarding.nodes[1].name "a": another node has that name`},
+		{"node address without a port", forwarding + "  - name: a\n    address: a\n", `line 4: forwarding.nodes[0].address "a": must be host:port`},
+		{"node address without a host", forwarding + "  - name: a\n    address: \":1\"\n", `line 4: forwarding.nodes[0].address ":1": must be host:port`},
+		{"node without an address", forwarding + "  - name: a\n", `line 3: forwarding.nodes[0].address "": must be host:port`},
 		{"unknown key of a node", forwarding + "  - {name: a, address: \"a:1\", port: 1}\n", "line 3: field port is not a key here"},
-		{"no list of nodes", "forwarding:\n  nodes: worker\n", "line 2: cannot unmarshal"},
+		{"nodes is not a list", "forwarding:\n  nodes: worker\n", "line 2: cannot unmarshal"},
 		{"unknown key of kubernetes", pool + "kubernetes:\n  taint: true\n", "line 5: field taint is not a key here"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, err := driver.ParseConfig([]byte(tc.in), poolKinds)
 			if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "type") && strings.Contains(err.Error(), "driver.") {
-				t.Errorf("%+v\nerror %v\ndoes not say %q", c, err, tc.says)
+				t.Errorf("got %+v, error %v, want ErrInvalid with %q and without the name of a Go type", c, err, tc.says)
 			}
 		})
 	}
@@ -220,19 +223,19 @@ func TestLoadConfig(t *testing.T) {
 	dir := t.TempDir()
 	c, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), true, "/state", poolKinds)
 	if err != nil || len(c.Pools) != 1 || c.Pools[0].Directory.Path != "/state/pools/default" {
-		t.Errorf("without a file: %+v, %v", c, err)
+		t.Errorf("without the optional file: got %+v, error %v, want one pool at /state/pools/default", c, err)
 	}
 	if _, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), false, "/state", poolKinds); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a required file that does not exist: %v", err)
+		t.Errorf("without the required file: got error %v, want os.ErrNotExist", err)
 	}
 	file := filepath.Join(dir, "config.yaml")
 	must(t, os.WriteFile(file, []byte("pools: 7\n"), 0o600))
 	if _, err := driver.LoadConfig(file, false, "/state", poolKinds); err == nil || !strings.Contains(err.Error(), file+": line 1") {
-		t.Errorf("the error lacks file and line: %v", err)
+		t.Errorf("got error %v, want one with the file and the line", err)
 	}
 }
 
-// FuzzConfig: a configuration is refused with ErrInvalid, or it is valid.
+// FuzzConfig: every configuration either is refused with ErrInvalid or has valid pools with different exports.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(goodConfig))
 	f.Add([]byte("pools:\n- name: n\n  nfs: {server: \"[::1]\", export: /, mountOptions: [\"nfsvers=4.1,hard\"], outage: 90s}\n"))
@@ -243,27 +246,27 @@ func FuzzConfig(f *testing.F) {
 		c, err := driver.ParseConfig(b, poolKinds)
 		if err != nil {
 			if !errors.Is(err, volume.ErrInvalid) {
-				t.Errorf("%q: %v is not ErrInvalid", b, err)
+				t.Errorf("%q: got error %v, want ErrInvalid", b, err)
 			}
 			return
 		}
-		places := map[string]bool{}
+		exports := map[string]bool{}
 		for _, p := range c.Pools {
 			if p.Shared() {
 				direct, err := volume.DirectPool(p.NFS.Server, p.NFS.Export)
-				if err == nil && places[direct] {
-					t.Errorf("%q: two pools are %s", b, direct)
+				if err == nil && exports[direct] {
+					t.Errorf("%q: two pools have the export %s", b, direct)
 				}
-				places[direct] = true
+				exports[direct] = true
 			}
 			if !volume.ValidPoolName(p.Name) || p.Shared() == filepath.IsAbs(p.Directory.Path) {
-				t.Errorf("%q passed as %+v", b, p)
+				t.Errorf("%q: the invalid pool %+v was accepted", b, p)
 			}
 		}
 	})
 }
 
-// TestForwardingSection: the section of both sides, with and without optional keys.
+// TestForwardingSection: the section forwarding of nodes and of the controller, with and without optional keys.
 func TestForwardingSection(t *testing.T) {
 	for _, tc := range []struct {
 		in   string
@@ -281,7 +284,7 @@ func TestForwardingSection(t *testing.T) {
 	} {
 		c, err := driver.ParseConfig([]byte(tc.in), poolKinds)
 		if err != nil || !reflect.DeepEqual(*c.Forwarding, tc.want) || c.Forwarding.CertificatesDir("/state") != tc.dir {
-			t.Errorf("%s: %+v, %v", tc.in, c.Forwarding, err)
+			t.Errorf("%s: got %+v, error %v, want %+v with certificates in %s", tc.in, c.Forwarding, err, tc.want, tc.dir)
 		}
 	}
 }

@@ -33,15 +33,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// defaultDrainTime limits the running calls after a signal to stop. closeTime limits the closing of the
-// pools after that. Their sum is less than the default termination grace period of a pod, 30 s.
+// defaultDrainTime limits the wait for running calls after a signal to stop. closeTime limits the
+// closing of the pools afterwards. Their sum is less than the default termination grace period of a pod, 30 s.
 const (
 	defaultDrainTime = 20 * time.Second
 	closeTime        = 5 * time.Second
 )
 
-// nodeListTimeout is how long the controller's driver stays unready without a list of nodes.
-// After that it is ready: a restart of the driver would not make the API server answer.
+// nodeListTimeout is how long the controller's driver reports that it is not ready while it has no
+// list of nodes. Afterwards it reports ready, because a restart would not make the API server answer.
 const nodeListTimeout = 30 * time.Second
 
 // maxNodeID is the maximum length of a node ID in bytes (CSI specification, NodeGetInfo).
@@ -69,8 +69,8 @@ type Options struct {
 	Config   Config
 	// PodUID and Namespace are those of the driver's pod in Kubernetes.
 	PodUID, Namespace string
-	// Worker is the program of the worker process of an nfs pool. It must run the roles that
-	// Roles returns. If it is empty, nfs pools are unavailable.
+	// Worker is the path of the program that runs the worker processes of nfs pools, in the roles
+	// that Roles returns. If it is empty, nfs pools are unavailable.
 	Worker string
 	// LogLevel is the log verbosity of the worker processes.
 	LogLevel string
@@ -100,7 +100,8 @@ func (o Options) validate() error {
 	return o.checkForwarding()
 }
 
-// checkKubelet returns an error if mounts of this process would not propagate to pods.
+// checkKubelet returns an error if the kubelet's directory is wrong, or if mounts of this process do
+// not propagate to the node.
 func (o Options) checkKubelet() error {
 	if o.Config.Kubernetes == nil || !o.serves("node") {
 		return nil
@@ -114,14 +115,14 @@ func (o Options) checkKubelet() error {
 
 func (o Options) serves(service string) bool { return slices.Contains(o.Services, service) }
 
-// Driver is the running process.
+// Driver is the state of the driver process.
 type Driver struct {
 	options  Options
 	config   Config
 	state    *os.Root
-	pools    *pool.Set // of this node
+	pools    *pool.Set // the pools of this node
 	backends *backend.Registry
-	workers  *export.Pools // of the nfs pools
+	workers  *export.Pools // the worker processes of the nfs pools
 	metrics  *metrics
 	server   *grpc.Server
 	// forwarded serves calls of the controller's driver; nil unless this is a node's driver.
@@ -247,7 +248,7 @@ func (d *Driver) makeServers(background context.Context) {
 func (d *Driver) serveNode(controller *controllerserver.Server) {
 	// Static volumes (without a record) are on NFS servers, so workers serve them.
 	node := nodeserver.New(d.backends.WithoutStatic(), d.options.NodeID, d.config.MaxVolumesPerNode)
-	node.InlineMemory = d.config.inlineMemory()
+	node.InlineMemory, _ = volume.ParseSize(d.config.EphemeralMemory) // 0 if it is empty
 	d.node = node
 	relay.Register(d.server, &export.Relay{Pools: d.workers, Local: relay.Node(node)}, &csi.Node_ServiceDesc)
 	if k := d.config.Kubernetes; k != nil {
@@ -302,7 +303,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		<-ctx.Done()
 	})
 	tasks.Go(func() { <-ctx.Done(); d.workers.Wait() })
-	if d.options.serves("controller") { // the workers finish interrupted deletions
+	if d.options.serves("controller") { // also without calls: the workers finish interrupted deletions
 		d.workers.Start()
 	}
 	if web != nil {
@@ -357,7 +358,8 @@ func waitFor(timeout time.Duration, log klog.Logger, step func()) {
 	}
 }
 
-// usable returns an error if no call can succeed (Probe, /healthz).
+// usable returns an error if the state directory cannot be written, so that no call can succeed. Probe
+// and /healthz report it.
 func (d *Driver) usable() error {
 	if err := checkWritable(d.state); err != nil {
 		return volume.Errorf(volume.ErrPrecondition, "the state directory %s cannot be written: %w: check its disk", d.options.StateDir, err)
@@ -365,7 +367,7 @@ func (d *Driver) usable() error {
 	return nil
 }
 
-// ready returns an error unless every pool is open and forwarding works (/readyz).
+// ready returns an error unless every pool is open and forwarding works. /readyz reports it.
 func (d *Driver) ready() error {
 	errs := []error{d.usable()}
 	if d.config.Forwarding != nil {

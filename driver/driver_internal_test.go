@@ -23,8 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// streamer responds with the number of messages in max_results. The ID of the snapshot determines how the
-// stream ends.
+// streamer sends max_results messages. The snapshot ID of the request determines how the stream ends.
 type streamer struct {
 	csi.UnimplementedSnapshotMetadataServer
 }
@@ -40,7 +39,7 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 		panic("for a test")
 	case "missing":
 		return volume.Errorf(volume.ErrNotFound, "no snapshot %q", req.GetSnapshotId())
-	case "silent":
+	case "foreign":
 		return status.Error(codes.Unavailable, "a foreign status")
 	case "waits":
 		<-stream.Context().Done()
@@ -49,8 +48,8 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 	return nil
 }
 
-// TestStreams: calls with a stream of responses pass through the interceptors, which receive the request,
-// convert errors to codes, and convert panics to errors.
+// TestStreams: calls with a stream of responses pass through the same interceptors as other calls: these
+// receive the request, count the call, convert errors to codes, and convert panics to errors.
 func TestStreams(t *testing.T) {
 	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil, nil))
 	var seen []string
@@ -62,17 +61,17 @@ func TestStreams(t *testing.T) {
 	server := grpcserver.New(grpcserver.Chain(grpcserver.RecoverPanics, m.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors, note)...)
 	csi.RegisterSnapshotMetadataServer(server, streamer{})
 	client := serve(t, server)
-	for id, want := range map[string]codes.Code{"good": codes.OK, "panics": codes.Internal, "missing": codes.NotFound, "silent": codes.Unavailable} {
+	for id, want := range map[string]codes.Code{"good": codes.OK, "panics": codes.Internal, "missing": codes.NotFound, "foreign": codes.Unavailable} {
 		seen = nil
 		n, err := receive(t.Context(), client, id, 3)
 		if n != 3 || status.Code(err) != want {
-			t.Errorf("%s: %d messages, %v", id, n, err)
+			t.Errorf("%s: got %d messages, error %v, want 3 messages, code %v", id, n, err, want)
 		}
 		if len(seen) != 1 || seen[0] != id {
-			t.Errorf("the interceptor received %q, want %q", seen, id)
+			t.Errorf("the interceptor received requests for %q, want one for %q", seen, id)
 		}
 		if want != codes.Internal && counted(t, m, want) != 1 {
-			t.Errorf("%s was not counted as %v", id, want)
+			t.Errorf("%s was not counted once with code %v", id, want)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -122,16 +121,16 @@ func receive(ctx context.Context, client csi.SnapshotMetadataClient, id string, 
 	return n, err
 }
 
-// counted returns the number of calls that ended with a code.
+// counted returns the number of calls that the metrics contain with a status code.
 func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 	t.Helper()
 	families, err := m.registry.Gather()
 	must(t, err)
 	for _, f := range families {
-		for _, one := range f.GetMetric() {
-			for _, label := range one.GetLabel() {
+		for _, metric := range f.GetMetric() {
+			for _, label := range metric.GetLabel() {
 				if strings.HasSuffix(f.GetName(), "operations_seconds") && label.GetName() == "grpc_status_code" && label.GetValue() == code.String() {
-					n += one.GetHistogram().GetSampleCount()
+					n += metric.GetHistogram().GetSampleCount()
 				}
 			}
 		}
@@ -139,8 +138,8 @@ func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 	return n
 }
 
-// TestIdle: the idle time begins at the start and when the last connection ends. Connections after its end
-// have no effect.
+// TestIdle: the timeout begins at the start, and again whenever the last connection ends. Connections after
+// the timeout have no effect.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -157,7 +156,7 @@ func TestIdle(t *testing.T) {
 		i.HandleConn(t.Context(), &stats.ConnEnd{})
 		<-i.ended()
 		if took := time.Since(began); took != 27*time.Second {
-			t.Errorf("it ended after %v", took)
+			t.Errorf("the idle timeout ended after %v, want 27s", took)
 		}
 		i.HandleConn(t.Context(), &stats.ConnBegin{})
 		i.HandleConn(t.Context(), &stats.ConnEnd{})
@@ -165,11 +164,11 @@ func TestIdle(t *testing.T) {
 	})
 	var none *idle
 	if none.ended() != nil {
-		t.Error("a driver without an idle time ends")
+		t.Error("ended of a nil handler is not nil")
 	}
 }
 
-// TestWithoutNFS: in Kubernetes, exports are mounted only if the configuration allows it.
+// TestWithoutNFS: in Kubernetes, exports are mounted only with kubernetes.nfs or with an nfs pool.
 func TestWithoutNFS(t *testing.T) {
 	nas := []pool.Config{{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/e"}}}
 	local := []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/p"}}}
@@ -178,13 +177,13 @@ func TestWithoutNFS(t *testing.T) {
 		c       Config
 		refused bool
 	}{
-		{"no Kubernetes", Config{Pools: local}, false},
-		{"off", Config{Pools: local, Kubernetes: &Kubernetes{}}, true},
-		{"on", Config{Pools: local, Kubernetes: &Kubernetes{NFS: true}}, false},
-		{"a pool", Config{Pools: nas, Kubernetes: &Kubernetes{}}, false},
+		{"outside Kubernetes", Config{Pools: local}, false},
+		{"kubernetes.nfs is false", Config{Pools: local, Kubernetes: &Kubernetes{}}, true},
+		{"kubernetes.nfs is true", Config{Pools: local, Kubernetes: &Kubernetes{NFS: true}}, false},
+		{"kubernetes.nfs is false, with an nfs pool", Config{Pools: nas, Kubernetes: &Kubernetes{}}, false},
 	} {
 		if err := (Options{Config: tc.c}).withoutNFS(); (err != nil) != tc.refused {
-			t.Errorf("%s: %v", tc.name, err)
+			t.Errorf("%s: got error %v, want an error: %t", tc.name, err, tc.refused)
 		}
 	}
 }

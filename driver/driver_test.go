@@ -50,12 +50,12 @@ func options(t *testing.T, kinds ...backend.Kind) driver.Options {
 	}
 }
 
-// stuck is a backend whose Get blocks until the test sends the error that it returns.
+// stuck is a backend whose Get blocks until the test sends an error to release. Get then returns that error.
 type stuck struct {
 	backend.Backend
-	deaf    bool // Get ignores the end of its context
-	entered chan struct{}
-	release chan error
+	ignoresContext bool          // Get continues to block after its context has ended
+	entered        chan struct{} // receives a value at the start of each Get
+	release        chan error
 }
 
 func newStuck() *stuck { return &stuck{entered: make(chan struct{}, 9), release: make(chan error)} }
@@ -78,7 +78,7 @@ func (s *stuck) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 }
 
 func (s *stuck) ended(ctx context.Context) <-chan struct{} {
-	if s.deaf {
+	if s.ignoresContext {
 		return nil
 	}
 	return ctx.Done()
@@ -115,6 +115,7 @@ func wantMetrics(t *testing.T, address string, wants ...string) {
 	}
 }
 
+// TestSecondCallIsAborted: while a call for a volume is running, a second call for it, or for its name, is Aborted.
 func TestSecondCallIsAborted(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
@@ -130,6 +131,7 @@ func TestSecondCallIsAborted(t *testing.T) {
 	wantCode(t, stage(t.Context(), d), codes.NotFound)
 }
 
+// TestCodes: each kind of error becomes its gRPC code, with an unchanged message.
 func TestCodes(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
@@ -157,7 +159,7 @@ func TestCodes(t *testing.T) {
 		go func() { <-s.entered; s.release <- tc.err }()
 		err := stage(t.Context(), d)
 		if status.Code(err) != tc.want || status.Convert(err).Message() != tc.err.Error() || len(status.Convert(err).Details()) > 0 {
-			t.Errorf("%v became %v", tc.err, err)
+			t.Errorf("error %v: got %v, want code %v with the same message", tc.err, err, tc.want)
 		}
 	}
 }
@@ -166,14 +168,15 @@ func TestPanicIsAnError(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
 	go func() { <-s.entered; s.release <- nil }()
-	// The backend now finds the volume, and has no Attach.
+	// Get succeeds. Then the call panics, because stuck does not implement Attach.
 	err := stage(t.Context(), d)
 	wantCode(t, err, codes.Internal, "panicked")
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
-		t.Errorf("the driver after the panic: %v", err)
+		t.Errorf("Probe after the panic: %v", err)
 	}
 }
 
+// TestDrain: the driver ends only after a running call has returned.
 func TestDrain(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
@@ -194,20 +197,21 @@ func TestDrain(t *testing.T) {
 // TestDrainTimeout: the driver ends although a call hangs.
 func TestDrainTimeout(t *testing.T) {
 	s := newStuck()
-	s.deaf = true
+	s.ignoresContext = true
 	o := options(t, s.kind())
 	o.DrainTime = 100 * time.Millisecond
 	d := backendtest.StartWith(t, o)
 	call := make(chan error, 1)
 	go func() { call <- stage(t.Context(), d) }()
 	<-s.entered
-	d.Stop(t) // and Run has returned nil
+	d.Stop(t) // fails the test unless Run returns nil
 	s.release <- volume.Errorf(volume.ErrNotFound, "missing")
 	if err := <-call; err == nil {
-		t.Error("a driver that had ended answered the call")
+		t.Error("the call succeeded although the driver had ended")
 	}
 }
 
+// TestSocket: a driver replaces the socket of an ended driver, but not that of a running driver.
 func TestSocket(t *testing.T) {
 	o := options(t)
 	path := strings.TrimPrefix(o.Endpoint, "unix://")
@@ -218,13 +222,13 @@ func TestSocket(t *testing.T) {
 	d := backendtest.StartWith(t, o)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("socket: %v, %v", info, err)
+		t.Errorf("socket: got %v, error %v, want mode 0600", info, err)
 	}
 	second := options(t)
 	second.Endpoint = o.Endpoint
 	wantRefused(t, second, "another driver is listening on that socket")
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
-		t.Errorf("the first driver after that: %v", err)
+		t.Errorf("Probe of the first driver: %v", err)
 	}
 }
 
@@ -232,11 +236,11 @@ func TestSocket(t *testing.T) {
 func wantRefused(t *testing.T, o driver.Options, says string) {
 	t.Helper()
 	if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), says) {
-		t.Errorf("error %v does not contain %q", err, says)
+		t.Errorf("got error %v, want one with %q", err, says)
 	}
 }
 
-// TestRunRefuses: invalid options, and a socket path or state directory that is a file.
+// TestRunRefuses: the driver refuses invalid options, and a socket path or state directory that is a file.
 func TestRunRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, []byte("precious"), 0o600))
@@ -245,20 +249,20 @@ func TestRunRefuses(t *testing.T) {
 		change func(*driver.Options)
 		says   string
 	}{
-		{"no node", func(o *driver.Options) { o.NodeID = "" }, "--node-id is missing"},
-		{"long node", func(o *driver.Options) { o.NodeID = strings.Repeat("n", 257) }, "--node-id has 257 bytes"},
-		{"registry", func(o *driver.Options) { o.Services, o.Registry = []string{"controller"}, "/r" }, `--plugins-registry "/r" is for a driver that serves the node`},
-		{"service", func(o *driver.Options) { o.Services = []string{"nodes"} }, `--services "nodes"`},
-		{"endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "must be unix:///"},
-		{"endpoint relative", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "must be unix:///"},
-		{"socket's folder", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory does not exist"},
+		{"no node ID", func(o *driver.Options) { o.NodeID = "" }, "--node-id is missing"},
+		{"node ID of 257 bytes", func(o *driver.Options) { o.NodeID = strings.Repeat("n", 257) }, "--node-id has 257 bytes"},
+		{"registry of a controller", func(o *driver.Options) { o.Services, o.Registry = []string{"controller"}, "/r" }, `--plugins-registry "/r" is for a driver that serves the node`},
+		{"unknown service", func(o *driver.Options) { o.Services = []string{"nodes"} }, `--services "nodes"`},
+		{"TCP endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "must be unix:///"},
+		{"relative endpoint", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "must be unix:///"},
+		{"missing directory of the socket", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory does not exist"},
 		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "is not a socket: remove it"},
 		{"state is a file", func(o *driver.Options) { o.StateDir = file }, "--state-dir " + file},
-		{"kubelet's pod", func(o *driver.Options) { o.Config.Kubernetes = &driver.Kubernetes{KubeletDir: "/"} }, "POD_UID"},
-		{"kubelet's directory", func(o *driver.Options) {
+		{"no pod UID", func(o *driver.Options) { o.Config.Kubernetes = &driver.Kubernetes{KubeletDir: "/"} }, "POD_UID"},
+		{"kubeletDir without pods", func(o *driver.Options) {
 			o.Config.Kubernetes, o.PodUID = &driver.Kubernetes{KubeletDir: "/tmp"}, "uid"
 		}, `kubernetes.kubeletDir "/tmp"`},
-		{"address", func(o *driver.Options) { o.HTTPAddress = "127.0.0.1:none" }, "--http-address 127.0.0.1:none"},
+		{"invalid HTTP address", func(o *driver.Options) { o.HTTPAddress = "127.0.0.1:none" }, "--http-address 127.0.0.1:none"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			o := options(t)
@@ -289,7 +293,7 @@ func TestHTTP(t *testing.T) {
 	create(t, d, backendtest.Kind{FSType: "ext4"}, 32)
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, body := get(t, o.HTTPAddress, path); code != http.StatusOK || body != "ok\n" {
-			t.Errorf("%s: %d %q", path, code, body)
+			t.Errorf("%s: got %d %q, want 200 ok", path, code, body)
 		}
 	}
 	wantMetrics(t, o.HTTPAddress,
@@ -298,7 +302,7 @@ func TestHTTP(t *testing.T) {
 		`trivet_pool_other_pools_bytes{pool="default"} 0`, `trivet_pool_trash_entries{pool="default"} 0`, `trivet_pool_trash_stuck_entries{pool="default"} 0`,
 		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_build_info{`)
 	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/"); code != http.StatusNotFound {
-		t.Errorf("profiles are served although they are disabled: %d", code)
+		t.Errorf("/debug/pprof/ with profiles disabled: got status %d, want 404", code)
 	}
 }
 
@@ -308,10 +312,11 @@ func TestProfilesEnabled(t *testing.T) {
 	o.Config.Pprof = true
 	backendtest.StartWith(t, o)
 	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/cmdline"); code != http.StatusOK {
-		t.Errorf("profiles: %d", code)
+		t.Errorf("/debug/pprof/cmdline: got status %d, want 200", code)
 	}
 }
 
+// TestUnusableState: Probe and /healthz fail while the state directory is read-only.
 func TestUnusableState(t *testing.T) {
 	testenv.RequireRoot(t)
 	o := options(t)
@@ -323,7 +328,7 @@ func TestUnusableState(t *testing.T) {
 	_, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{})
 	wantCode(t, err, codes.FailedPrecondition, o.StateDir)
 	if code, _ := get(t, o.HTTPAddress, "/healthz"); code != http.StatusServiceUnavailable {
-		t.Errorf("/healthz: %d", code)
+		t.Errorf("/healthz: got status %d, want 503", code)
 	}
 }
 
@@ -339,27 +344,27 @@ func TestKubelet(t *testing.T) {
 	testenv.Run(t, "mount", "--make-shared", dir)
 	d := backendtest.StartWith(t, o)
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
-		t.Errorf("on a shared mount: %v", err)
+		t.Errorf("Probe with a shared mount: %v", err)
 	}
 }
 
-// TestNodeWithoutPools: a node with volumes only on servers is ready without a pool.
+// TestNodeWithoutPools: a driver with an empty list of pools is ready.
 func TestNodeWithoutPools(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	o.Config.Pools = []pool.Config{}
 	d := backendtest.StartWith(t, o)
 	if answer, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil || !answer.GetReady().GetValue() {
-		t.Errorf("probe: %v, %v", answer, err)
+		t.Errorf("Probe: got %v, error %v, want ready", answer, err)
 	}
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusOK {
-		t.Errorf("/readyz: %d %s", code, body)
+		t.Errorf("/readyz: got %d %s, want 200", code, body)
 	}
 	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a", VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)}})
 	wantCode(t, err, codes.InvalidArgument, "parameter pool is missing")
 }
 
-// TestControllerAlone: a controller mounts nothing, so it needs no kubelet.
+// TestControllerAlone: a controller starts although kubeletDir does not exist.
 func TestControllerAlone(t *testing.T) {
 	o := options(t)
 	o.Services, o.Config.Kubernetes = []string{"controller"}, &driver.Kubernetes{KubeletDir: "/nowhere", StartupTaint: true}
@@ -368,14 +373,14 @@ func TestControllerAlone(t *testing.T) {
 	backendtest.StartWith(t, o)
 }
 
-// TestLongNodeName: the name of a node may have 253 characters.
+// TestLongNodeName: a volume can be created and published on a node whose name has 253 characters.
 func TestLongNodeName(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.NodeID = strings.Repeat("a.", 126) + "b"
 	d := backendtest.StartWith(t, o)
 	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	if err != nil || info.GetNodeId() != o.NodeID {
-		t.Fatalf("%v, %v", info, err)
+		t.Fatalf("NodeGetInfo: got %v, error %v, want node ID %s", info, err, o.NodeID)
 	}
 	c := backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 	v, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -407,7 +412,7 @@ func TestServices(t *testing.T) {
 			}
 		}
 		if services != 2 {
-			t.Errorf("%s: %v", name, caps)
+			t.Errorf("%s: got %v, want CONTROLLER_SERVICE and VOLUME_ACCESSIBILITY_CONSTRAINTS", name, caps)
 		}
 	}
 }
@@ -419,7 +424,7 @@ func TestPoolThatCannotBeOpened(t *testing.T) {
 	o.Config.Pools[0].RequireMount = true
 	d := backendtest.StartWith(t, o)
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "requireMount") {
-		t.Errorf("/readyz: %d %s", code, body)
+		t.Errorf("/readyz: got %d %s, want 503 with requireMount", code, body)
 	}
 	wantMetrics(t, o.HTTPAddress, `trivet_pool_up{pool="default"} 0`)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -429,7 +434,7 @@ func TestPoolThatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestFirstCall: a call waits while the pool is being opened.
+// TestFirstCall: a call that arrives while its pool is being opened waits for the pool, and succeeds.
 func TestFirstCall(t *testing.T) {
 	disks := &disk.Disks{}
 	for range 8 {
@@ -454,62 +459,57 @@ func TestFirstCall(t *testing.T) {
 	must(t, err)
 }
 
-// TestRegistration: a driver registers itself in the registry, and removes its socket when it ends.
+// TestRegistration: a driver serves its registration socket in the registry, and removes it when it ends.
 func TestRegistration(t *testing.T) {
 	registry := filepath.Join(t.TempDir(), "registry")
 	socket := filepath.Join(registry, backendtest.DriverName+"-reg.sock")
 	t.Run("serving", func(t *testing.T) {
-		d := backendtest.StartWith(t, registering(t, registry))
+		o := backendtest.NewCluster(t).NodeOptions(t, "a", filepath.Join(t.TempDir(), "pool"), loop.Kind)
+		o.Config.Forwarding, o.Services, o.Registry = nil, []string{"controller", "node"}, registry
+		d := backendtest.StartWith(t, o)
 		conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		must(t, err)
 		defer conn.Close()
 		info, err := registration.NewRegistrationClient(conn).GetInfo(t.Context(), &registration.InfoRequest{})
 		must(t, err)
 		if info.GetType() != registration.CSIPlugin || info.GetName() != d.Options.Name || "unix://"+info.GetEndpoint() != d.Options.Endpoint {
-			t.Errorf("it registers as %v", info)
+			t.Errorf("got %v, want CSI plugin %s at %s", info, d.Options.Name, d.Options.Endpoint)
 		}
 	})
 	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after its end: %v", err)
+		t.Errorf("socket after the end of the driver: got error %v, want os.ErrNotExist", err)
 	}
 }
 
-func registering(t *testing.T, registry string) driver.Options {
-	t.Helper()
-	o := backendtest.NewCluster(t).NodeOptions(t, "a", filepath.Join(t.TempDir(), "pool"), loop.Kind)
-	o.Config.Forwarding, o.Services, o.Registry = nil, []string{"controller", "node"}, registry
-	return o
-}
-
-// TestCrowdAtMetrics: the number of open connections to the metrics port is limited, and they do not block
-// the scraper or calls at the socket.
-func TestCrowdAtMetrics(t *testing.T) {
+// TestManyMetricsConnections: the number of open connections to the metrics port is limited, and they do not
+// block the scraper or calls on the CSI socket.
+func TestManyMetricsConnections(t *testing.T) {
 	o := options(t)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	d := backendtest.StartWith(t, o)
 	client := &http.Client{Transport: &http.Transport{}}
 	scrape(t, client, o.HTTPAddress)
-	for name, say := range map[string]string{
-		"silent":         "",
-		"idle":           "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
-		"in the headers": "GET /metrics HTTP/1.1\r\nHost: ",
+	for name, request := range map[string]string{
+		"nothing sent":         "",
+		"idle after a request": "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+		"unfinished headers":   "GET /metrics HTTP/1.1\r\nHost: ",
 	} {
 		t.Run(name, func(t *testing.T) {
-			const many, most = 300, 64
-			closed := make(chan struct{}, many)
+			const connections, limit = 300, 64
+			closed := make(chan struct{}, connections)
 			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
-			for range many {
+			for range connections {
 				conn, err := dialer.DialContext(t.Context(), "tcp", o.HTTPAddress)
 				must(t, err)
 				t.Cleanup(func() { _ = conn.Close() })
-				_, err = io.WriteString(conn, say)
+				_, err = io.WriteString(conn, request)
 				must(t, err)
 				go func() {
 					_, _ = io.Copy(io.Discard, conn)
 					closed <- struct{}{}
 				}()
 			}
-			await(t, "the end of the excess connections", func() bool { return len(closed) >= many-most })
+			await(t, "the end of the excess connections", func() bool { return len(closed) >= connections-limit })
 			if !scrape(t, client, o.HTTPAddress) {
 				t.Error("the scraper's connection was closed")
 			}
@@ -518,7 +518,7 @@ func TestCrowdAtMetrics(t *testing.T) {
 	}
 }
 
-// scrape reads the metrics, and reports whether it reused the last connection.
+// scrape reads the metrics, and reports whether it reused a connection of the client.
 func scrape(t *testing.T, client *http.Client, address string) (reused bool) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})
@@ -528,14 +528,14 @@ func scrape(t *testing.T, client *http.Client, address string) (reused bool) {
 	must(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	if n, err := io.Copy(io.Discard, resp.Body); err != nil || n == 0 || resp.StatusCode != http.StatusOK {
-		t.Errorf("%d bytes, %s, %v", n, resp.Status, err)
+		t.Errorf("/metrics: got %d bytes, %s, error %v, want content with 200", n, resp.Status, err)
 	}
 	return reused
 }
 
-// TestForgotten: a kubelet that was killed between unpublishing and unstaging never unstages the volume.
+// TestDeleteForgotten: a kubelet that was killed between unpublishing and unstaging never unstages the volume.
 // Such a volume can be deleted, but a volume that may be in use cannot.
-func TestForgotten(t *testing.T) {
+func TestDeleteForgotten(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	testenv.Run(t, "mount", "--make-shared", dir)
 	for _, name := range []string{"pods/uid/volumes", "elsewhere", "plugins/kubernetes.io/csi/csi.trivet.dev/other/globalmount"} {
@@ -553,15 +553,15 @@ func TestForgotten(t *testing.T) {
 		attached bool
 		want     codes.Code
 	}{
-		"forgotten":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.OK},
-		"forgotten btrfs":      {inKubernetes, backendtest.Kind{FSType: "btrfs"}, "", "", false, codes.OK},
-		"forgotten device":     {inKubernetes, backendtest.Kind{}, "", "", false, codes.OK},
-		"published":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", pod, false, codes.FailedPrecondition},
-		"published device":     {inKubernetes, backendtest.Kind{}, "", pod, false, codes.FailedPrecondition},
-		"attached":             {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", true, codes.FailedPrecondition},
-		"not by this kubelet":  {inKubernetes, backendtest.Kind{FSType: "ext4"}, filepath.Join(dir, "elsewhere"), "", false, codes.FailedPrecondition},
-		"at another's path":    {inKubernetes, backendtest.Kind{FSType: "ext4"}, other, "", false, codes.FailedPrecondition},
-		"not under Kubernetes": {func(*driver.Options) {}, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.FailedPrecondition},
+		"forgotten filesystem":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.OK},
+		"forgotten btrfs":                 {inKubernetes, backendtest.Kind{FSType: "btrfs"}, "", "", false, codes.OK},
+		"forgotten device":                {inKubernetes, backendtest.Kind{}, "", "", false, codes.OK},
+		"published":                       {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", pod, false, codes.FailedPrecondition},
+		"published device":                {inKubernetes, backendtest.Kind{}, "", pod, false, codes.FailedPrecondition},
+		"attached":                        {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", true, codes.FailedPrecondition},
+		"staged outside kubeletDir":       {inKubernetes, backendtest.Kind{FSType: "ext4"}, filepath.Join(dir, "elsewhere"), "", false, codes.FailedPrecondition},
+		"staged at another volume's path": {inKubernetes, backendtest.Kind{FSType: "ext4"}, other, "", false, codes.FailedPrecondition},
+		"not under Kubernetes":            {func(*driver.Options) {}, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.FailedPrecondition},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options(t, loop.Kind)
@@ -579,7 +579,7 @@ func TestForgotten(t *testing.T) {
 			}
 			_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: tc.stage, VolumeCapability: c, VolumeContext: v.GetVolumeContext()})
 			must(t, err)
-			t.Cleanup(func() { takeDown(t, d, v.GetVolumeId(), tc.stage, tc.publish) })
+			t.Cleanup(func() { unpublishAndUnstage(t, d, v.GetVolumeId(), tc.stage, tc.publish) })
 			if tc.publish != "" {
 				_, err = d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: tc.stage, TargetPath: tc.publish, VolumeCapability: c})
 				must(t, err)
@@ -588,15 +588,15 @@ func TestForgotten(t *testing.T) {
 			wantCode(t, err, tc.want)
 			_, err = d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})
 			if deleted := status.Code(err) == codes.NotFound; deleted != (tc.want == codes.OK) {
-				t.Errorf("after delete: %v", err)
+				t.Errorf("ControllerGetVolume after DeleteVolume: got error %v, want NotFound: %t", err, tc.want == codes.OK)
 			}
 		})
 	}
 }
 
-// TestHeldAndDeleted: a volume that a program holds cannot be deleted, and the error states how to find
-// the program.
-func TestHeldAndDeleted(t *testing.T) {
+// TestDeleteHeld: a volume whose image a program has locked cannot be deleted, and the error states how to
+// find the program.
+func TestDeleteHeld(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	testenv.Run(t, "mount", "--make-shared", dir)
 	must(t, os.MkdirAll(filepath.Join(dir, "pods/uid"), 0o750))
@@ -612,9 +612,9 @@ func TestHeldAndDeleted(t *testing.T) {
 	wantCode(t, err, codes.FailedPrecondition, "losetup -j "+image.Name())
 }
 
-// takeDown unpublishes and unstages a volume, as a kubelet does.
-func takeDown(t *testing.T, d *backendtest.Driver, id, stage, publish string) {
-	ctx := context.WithoutCancel(t.Context()) // which has ended by now
+// unpublishAndUnstage does what a kubelet does when a pod ends. publish is empty if the volume is not published.
+func unpublishAndUnstage(t *testing.T, d *backendtest.Driver, id, stage, publish string) {
+	ctx := context.WithoutCancel(t.Context()) // t.Context has ended when a cleanup function runs
 	if publish != "" {
 		if _, err := d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: publish}); err != nil {
 			t.Error(err)

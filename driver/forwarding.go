@@ -51,7 +51,7 @@ func (o Options) identity() *url.URL {
 	return pki.NodeURI(o.Name, o.NodeID)
 }
 
-// checkForwarding refuses a configuration that does not match --services.
+// checkForwarding refuses a section forwarding, or pools, that do not match --services.
 func (o Options) checkForwarding() error {
 	f := o.Config.Forwarding
 	switch {
@@ -71,7 +71,7 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 	case f == nil:
 		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of the nodes, but the configuration has no section forwarding: add it, or use --services controller,node for one node")
 	case local >= 0:
-		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a directory of a node, but --services controller serves no node: configure the pool for --services node, and configure only nfs pools for --services controller", local, o.Config.Pools[local].Name)
+		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a pool of a node, but --services controller serves no node: configure the pool for --services node, and configure only nfs pools for --services controller", local, o.Config.Pools[local].Name)
 	case f.Listen != "":
 		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
 	case len(f.Nodes) == 0 && k.NodeService == "":
@@ -105,21 +105,21 @@ func (d *Driver) forwardingServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: connlimit.New(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		// These reduce the memory of each connection in the controller's driver, which may
-		// have hundreds of connections. There, crypto/tls keeps a buffer of the size of the
-		// largest record received: a small write buffer here limits the size of records. The
-		// HPACK encoder there would add each call's deadline to its table: size 0 disables
-		// the table.
+		// These two options reduce the memory of each of the hundreds of connections that the
+		// controller's driver may have. Its crypto/tls keeps a buffer of the size of the largest
+		// record received; a small write buffer in this server limits the size of records. Its
+		// HPACK encoder would add the deadline of each call to its table; size 0 disables the
+		// table.
 		grpc.WriteBufferSize(4 << 10), grpc.HeaderTableSize(0),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// These close the connection if the controller's driver does not answer, and bound
-		// the time that a connection remains open after its certificate expired.
+		// These parameters close a connection if the controller's driver does not answer, and
+		// limit how long a connection remains open after its certificate expired.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: time.Hour}),
 	}
 }
 
-// maxHandshakes is the maximum number of connections that have not completed their handshake.
-// Each holds memory and a descriptor.
+// maxHandshakes is the maximum number of connections that have not completed their handshake. Each
+// of these uses memory and a descriptor.
 const maxHandshakes = 256
 
 var errTooManyHandshakes = fmt.Errorf("more than %d connections have not completed the TLS handshake: the server closed the oldest connection of the address that has the most", maxHandshakes)
@@ -187,7 +187,7 @@ func (r *refusalLog) due(kind string) bool {
 }
 
 // renewCertificates obtains this driver's certificate through the Kubernetes API, and renews it until ctx ends.
-// The controller's driver also signs the certificates of the nodes.
+// The controller's driver also signs the certificates of the nodes' drivers.
 func (d *Driver) renewCertificates(ctx context.Context) {
 	o, k := d.options, d.config.Kubernetes
 	if o.forwards() {
@@ -202,8 +202,8 @@ func (d *Driver) renewCertificates(ctx context.Context) {
 	})
 }
 
-// poolOwners opens the record that assigns each pool to a node. The record is a ConfigMap or a file in the
-// state directory.
+// poolOwners opens the record of the node that owns each pool. The record is a ConfigMap, or a file in
+// the state directory.
 func (d *Driver) poolOwners() (router.Owners, error) {
 	if k := d.config.Kubernetes; k != nil && k.PoolOwners != "" {
 		return kube.NewPoolOwners(d.options.Namespace, k.PoolOwners), nil
@@ -211,7 +211,8 @@ func (d *Driver) poolOwners() (router.Owners, error) {
 	return router.OpenOwners(d.state)
 }
 
-// updateHosts sets the router's list of nodes, and updates it until ctx ends.
+// updateHosts sets the router's list of nodes. If the list is read from Kubernetes, updateHosts updates it
+// until ctx ends.
 func (d *Driver) updateHosts(ctx context.Context) {
 	if nodes := d.config.Forwarding.Nodes; len(nodes) > 0 {
 		var hosts []router.Host
@@ -231,8 +232,8 @@ func (d *Driver) updateHosts(ctx context.Context) {
 }
 
 // forwardedService is the relay.Service that the driver of a node provides to the controller's driver. It
-// answers calls for the node's local pools. For shared pools it answers only calls that copy a volume,
-// because only the node where the volume is staged can freeze its filesystem.
+// serves calls for the node's local pools, and those calls for shared pools that copy a volume: only the
+// node where the volume is staged can freeze its filesystem.
 type forwardedService struct {
 	relay.Service
 	exports *export.Relay

@@ -36,22 +36,22 @@ var (
 	nodeURI       = pki.NodeURI(backendtest.DriverName, "a")
 )
 
-// forwardedTo starts the driver of node a, and returns its forwarding address.
-func forwardedTo(tb testing.TB, c *backendtest.Cluster) (*backendtest.Driver, string) {
+// startNode starts the driver of node a, and returns its forwarding address.
+func startNode(tb testing.TB, c *backendtest.Cluster) (*backendtest.Driver, string) {
 	tb.Helper()
 	d := backendtest.StartWith(tb, c.NodeOptions(tb, "a", filepath.Join(tb.TempDir(), "pool"), loop.Kind))
 	return d, d.Options.Config.Forwarding.Listen
 }
 
-// controllerOf returns a TLS configuration with the certificate of the controller.
-func controllerOf(tb testing.TB, c *backendtest.Cluster) *tls.Config {
+// controllerTLS returns a client's TLS configuration with the certificate of the cluster's controller.
+func controllerTLS(tb testing.TB, c *backendtest.Cluster) *tls.Config {
 	tb.Helper()
 	dir := tb.TempDir()
 	c.Certify(tb, dir, controllerURI, x509.ExtKeyUsageClientAuth)
 	return pki.OpenDirectory(dir).Client(nodeURI)
 }
 
-// dial connects to a driver; config is nil for a connection without TLS.
+// dial returns a client of the driver at an address. A nil config means a connection without TLS.
 func dial(tb testing.TB, address string, config *tls.Config) csi.IdentityClient {
 	tb.Helper()
 	with := insecure.NewCredentials()
@@ -64,17 +64,17 @@ func dial(tb testing.TB, address string, config *tls.Config) csi.IdentityClient 
 	return csi.NewIdentityClient(conn)
 }
 
-func probe(ctx context.Context, who csi.IdentityClient, o ...grpc.CallOption) error {
+func probe(ctx context.Context, client csi.IdentityClient, o ...grpc.CallOption) error {
 	limited, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	_, err := who.Probe(limited, &csi.ProbeRequest{}, o...)
+	_, err := client.Probe(limited, &csi.ProbeRequest{}, o...)
 	return err
 }
 
-// stranger returns a TLS configuration that does not verify the server. change sets its certificate.
-func stranger(t *testing.T, c *backendtest.Cluster, change func(*tls.Config)) *tls.Config {
+// changedTLS returns the TLS configuration of the controller with a change. It does not verify the server.
+func changedTLS(t *testing.T, c *backendtest.Cluster, change func(*tls.Config)) *tls.Config {
 	t.Helper()
-	config := controllerOf(t, c)
+	config := controllerTLS(t, c)
 	config.VerifyConnection = nil
 	if change != nil {
 		change(config)
@@ -82,8 +82,8 @@ func stranger(t *testing.T, c *backendtest.Cluster, change func(*tls.Config)) *t
 	return config
 }
 
-// shown returns a change that sets a certificate that issue signs.
-func shown(t *testing.T, issue func(public crypto.PublicKey) []byte) func(*tls.Config) {
+// withIssued returns a change of a TLS configuration: it sets a certificate that issue signs.
+func withIssued(t *testing.T, issue func(public crypto.PublicKey) []byte) func(*tls.Config) {
 	t.Helper()
 	key, request, err := pki.NewRequest(controllerURI)
 	must(t, err)
@@ -96,8 +96,8 @@ func shown(t *testing.T, issue func(public crypto.PublicKey) []byte) func(*tls.C
 	}
 }
 
-// selfSigned returns a change that sets a self-signed certificate.
-func selfSigned(t *testing.T) func(*tls.Config) {
+// withSelfSigned returns a change of a TLS configuration: it sets a self-signed certificate.
+func withSelfSigned(t *testing.T) func(*tls.Config) {
 	t.Helper()
 	cert, key, err := backendtest.NewCluster(t).CA.PEM()
 	must(t, err)
@@ -108,16 +108,16 @@ func selfSigned(t *testing.T) func(*tls.Config) {
 	}
 }
 
-// TestStrangers: only the controller may call. Other clients are refused, and each refusal is logged
-// once.
-func TestStrangers(t *testing.T) {
+// TestForeignClients: a node's driver accepts only the controller's certificate. It refuses other clients, and
+// logs each refusal once.
+func TestForeignClients(t *testing.T) {
 	c := backendtest.NewCluster(t)
-	with := func(who string, usage x509.ExtKeyUsage, lifetime time.Duration) func(*tls.Config) {
+	issued := func(role string, usage x509.ExtKeyUsage, lifetime time.Duration) func(*tls.Config) {
 		uri := controllerURI
-		if who == "node" {
+		if role == "node" {
 			uri = nodeURI
 		}
-		return shown(t, func(public crypto.PublicKey) []byte {
+		return withIssued(t, func(public crypto.PublicKey) []byte {
 			cert, err := c.CA.Issue(public, uri, usage, lifetime)
 			must(t, err)
 			return cert
@@ -128,38 +128,39 @@ func TestStrangers(t *testing.T) {
 		change  func(*tls.Config)
 		says    string
 	}{
-		"no certificate":               {c, func(c *tls.Config) { c.GetClientCertificate = nil }, "didn't provide a certificate"},
-		"another CA's":                 {backendtest.NewCluster(t), nil, "signed by another CA"},
-		"self-signed":                  {c, selfSigned(t), "signed by another CA"},
-		"expired":                      {c, with("controller", x509.ExtKeyUsageClientAuth, -time.Minute), "certificate expired on"},
-		"a node's":                     {c, with("node", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
-		"a node's, for clients":        {c, with("node", x509.ExtKeyUsageClientAuth, time.Hour), "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/controller"},
-		"the controller's, as servers": {c, with("controller", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
-		"TLS 1.2":                      {c, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
+		"no certificate":                     {c, func(c *tls.Config) { c.GetClientCertificate = nil }, "didn't provide a certificate"},
+		"certificate of another CA":          {backendtest.NewCluster(t), nil, "signed by another CA"},
+		"self-signed certificate":            {c, withSelfSigned(t), "signed by another CA"},
+		"expired certificate":                {c, issued("controller", x509.ExtKeyUsageClientAuth, -time.Minute), "certificate expired on"},
+		"node certificate for servers":       {c, issued("node", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
+		"node certificate for clients":       {c, issued("node", x509.ExtKeyUsageClientAuth, time.Hour), "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/controller"},
+		"controller certificate for servers": {c, issued("controller", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
+		"TLS 1.2":                            {c, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, address := forwardedTo(t, c)
-			wantOnce(t, tc.says, func() {
+			_, address := startNode(t, c)
+			wantOneRefusal(t, tc.says, func() {
 				for range 3 {
-					who := dial(t, address, stranger(t, tc.cluster, tc.change))
-					wantCode(t, probe(t.Context(), who), codes.Unavailable)
+					client := dial(t, address, changedTLS(t, tc.cluster, tc.change))
+					wantCode(t, probe(t.Context(), client), codes.Unavailable)
 				}
 			})
-			must(t, probe(t.Context(), dial(t, address, controllerOf(t, c))))
+			must(t, probe(t.Context(), dial(t, address, controllerTLS(t, c))))
 		})
 	}
 }
 
-// wantOnce fails the test unless do causes one log line for a refusal with the text.
-func wantOnce(t *testing.T, says string, do func()) {
+// wantOneRefusal runs do, and fails the test unless one refused connection with the text is logged meanwhile.
+func wantOneRefusal(t *testing.T, says string, do func()) {
 	t.Helper()
 	before := refusals(says)
 	do()
 	if n := refusals(says) - before; n != 1 {
-		t.Errorf("%q was logged %d times", says, n)
+		t.Errorf("%q was logged %d times, want once", says, n)
 	}
 }
 
+// refusals returns the number of log lines for a refused connection that contain a text.
 func refusals(says string) int {
 	n := 0
 	for line := range strings.Lines(backendtest.Log()) {
@@ -170,16 +171,16 @@ func refusals(says string) int {
 	return n
 }
 
-// TestExpiredLater: a refusal is not logged again only because its text contains a later time.
-func TestExpiredLater(t *testing.T) {
+// TestExpiredLoggedOnce: a refusal is not logged again only because the time in its text has changed.
+func TestExpiredLoggedOnce(t *testing.T) {
 	c := backendtest.NewCluster(t)
-	_, address := forwardedTo(t, c)
-	expired := stranger(t, c, shown(t, func(public crypto.PublicKey) []byte {
+	_, address := startNode(t, c)
+	expired := changedTLS(t, c, withIssued(t, func(public crypto.PublicKey) []byte {
 		cert, err := c.CA.Issue(public, controllerURI, x509.ExtKeyUsageClientAuth, -time.Minute)
 		must(t, err)
 		return cert
 	}))
-	wantOnce(t, "certificate expired on", func() {
+	wantOneRefusal(t, "certificate expired on", func() {
 		for first := time.Now(); time.Since(first) < 1100*time.Millisecond; {
 			if err := probe(t.Context(), dial(t, address, expired)); err == nil {
 				t.Fatal("the call succeeded")
@@ -202,15 +203,15 @@ func TestNoTLS(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, address := forwardedTo(t, c)
-			wantOnce(t, "does not look like a TLS handshake", func() {
+			_, address := startNode(t, c)
+			wantOneRefusal(t, "does not look like a TLS handshake", func() {
 				for range 3 {
 					if err := call(address); err == nil {
 						t.Error("the call succeeded")
 					}
 				}
 			})
-			must(t, probe(t.Context(), dial(t, address, controllerOf(t, c))))
+			must(t, probe(t.Context(), dial(t, address, controllerTLS(t, c))))
 		})
 	}
 }
@@ -218,7 +219,7 @@ func TestNoTLS(t *testing.T) {
 // TestNodeOfAnotherName: the controller's driver verifies the name of the node.
 func TestNodeOfAnotherName(t *testing.T) {
 	c := backendtest.NewCluster(t)
-	_, address := forwardedTo(t, c)
+	_, address := startNode(t, c)
 	router := backendtest.StartWith(t, c.RouterOptions(t, []driver.ForwardingNode{{Name: "b", Address: address}}, loop.Kind))
 	_, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 		Segments: map[string]string{"csi.trivet.dev/node": "b"},
@@ -226,36 +227,36 @@ func TestNodeOfAnotherName(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b")
 }
 
-// TestNewAuthority: running drivers use new certificates, and then refuse the old ones.
+// TestNewAuthority: running drivers use certificates of a new CA as soon as they are installed, and then refuse
+// those of the old CA.
 func TestNewAuthority(t *testing.T) {
 	old := backendtest.NewCluster(t)
-	d, address := forwardedTo(t, old)
-	oldOne := controllerOf(t, old)
-	must(t, probe(t.Context(), dial(t, address, oldOne)))
+	d, address := startNode(t, old)
+	must(t, probe(t.Context(), dial(t, address, controllerTLS(t, old))))
 	router := backendtest.StartWith(t, old.RouterOptions(t, []driver.ForwardingNode{{Name: "a", Address: address}}, loop.Kind))
 	forwards := func() bool {
 		_, err := router.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		return err == nil
 	}
-	await(t, "the first list", forwards)
+	await(t, "the first successful ListVolumes", forwards)
 	renewed := backendtest.NewCluster(t)
 	renewed.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), nodeURI, x509.ExtKeyUsageServerAuth)
 	renewed.Certify(t, filepath.Join(router.Options.StateDir, "certificates"), controllerURI, x509.ExtKeyUsageClientAuth)
-	must(t, probe(t.Context(), dial(t, address, controllerOf(t, renewed)), grpc.WaitForReady(true)))
-	wantCode(t, probe(t.Context(), dial(t, address, stranger(t, old, nil))), codes.Unavailable)
+	must(t, probe(t.Context(), dial(t, address, controllerTLS(t, renewed)), grpc.WaitForReady(true)))
+	wantCode(t, probe(t.Context(), dial(t, address, changedTLS(t, old, nil))), codes.Unavailable)
 	if !forwards() {
 		t.Error("the existing connection was closed")
 	}
 	d.Restart(t)
-	await(t, "a list after that", forwards)
+	await(t, "ListVolumes after the restart of the node's driver", forwards)
 }
 
 // TestIdleConnections: many idle connections do not block other clients for long, and their number is
 // limited.
 func TestIdleConnections(t *testing.T) {
 	c := backendtest.NewCluster(t)
-	_, address := forwardedTo(t, c)
-	known := dial(t, address, controllerOf(t, c))
+	_, address := startNode(t, c)
+	known := dial(t, address, controllerTLS(t, c))
 	must(t, probe(t.Context(), known))
 	const many = 400
 	closed := make(chan struct{}, many)
@@ -269,9 +270,9 @@ func TestIdleConnections(t *testing.T) {
 		}()
 	}
 	<-closed
-	await(t, "the log", func() bool { return refusals("have not completed the TLS handshake") == 1 }) // one too many
+	await(t, "the log line for closed connections", func() bool { return refusals("have not completed the TLS handshake") == 1 })
 	must(t, probe(t.Context(), known))
-	must(t, probe(t.Context(), dial(t, address, controllerOf(t, c)), grpc.WaitForReady(true)))
+	must(t, probe(t.Context(), dial(t, address, controllerTLS(t, c)), grpc.WaitForReady(true)))
 	for range many - 1 { // every idle connection is closed
 		<-closed
 	}
@@ -283,26 +284,26 @@ func TestUnfinishedHandshakes(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	for _, from := range []string{"127.0.0.1", "127.0.0.2"} {
 		t.Run(from, func(t *testing.T) {
-			_, address := forwardedTo(t, c)
-			config := controllerOf(t, c)
+			_, address := startNode(t, c)
+			config := controllerTLS(t, c)
 			config.NextProtos = []string{"h2"}
-			opened := crowdAt(t, address, from, 2*time.Millisecond, nil)
-			await(t, "the crowd", func() bool { return opened.Load() > 600 })
+			opened := keepConnecting(t, address, from)
+			await(t, "600 unfinished connections", func() bool { return opened.Load() > 600 })
 			var longest time.Duration
 			for i := range 20 {
 				start := time.Now()
-				if err := enter(t.Context(), address, config); err != nil {
+				if err := connect(t.Context(), address, config); err != nil {
 					t.Fatalf("the controller's connection %d: %v", i, err)
 				}
 				longest = max(longest, time.Since(start))
 			}
-			t.Logf("the controller connected 20 times, in at most %v each, beside %d connections", longest, opened.Load())
+			t.Logf("20 connections of the controller took at most %v each, beside %d unfinished connections", longest, opened.Load())
 		})
 	}
 }
 
-// enter makes a connection that the server accepts, at the first attempt.
-func enter(ctx context.Context, address string, config *tls.Config) error {
+// connect makes one attempt to connect, and returns an error unless the server accepts the connection.
+func connect(ctx context.Context, address string, config *tls.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", address)
@@ -316,16 +317,16 @@ func enter(ctx context.Context, address string, config *tls.Config) error {
 	return err
 }
 
-// crowdAt opens connections from an address at an interval, and sends the same bytes on each, until the
-// test ends. It counts the opened connections.
-func crowdAt(t *testing.T, address, from string, interval time.Duration, say []byte) *atomic.Int64 {
+// keepConnecting opens a connection from an address every two milliseconds until the test ends, and sends
+// nothing. It returns the number of opened connections.
+func keepConnecting(t *testing.T, address, from string) *atomic.Int64 {
 	t.Helper()
 	var opened atomic.Int64
 	var tasks sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	tasks.Go(func() {
-		tick := time.NewTicker(interval)
+		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
 		for ctx.Err() == nil {
 			conn, err := dialer.DialContext(ctx, "tcp", address)
@@ -333,10 +334,9 @@ func crowdAt(t *testing.T, address, from string, interval time.Duration, say []b
 				continue
 			}
 			opened.Add(1)
-			_, _ = conn.Write(say)
 			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 			tasks.Go(func() {
-				_, _ = io.Copy(io.Discard, conn) // until it is closed there
+				_, _ = io.Copy(io.Discard, conn) // until the server closes it
 				stop()
 				_ = conn.Close()
 			})
@@ -347,55 +347,55 @@ func crowdAt(t *testing.T, address, from string, interval time.Duration, say []b
 	return &opened
 }
 
-// FuzzForwardingPort: the port serves the controller, whatever other clients send.
+// FuzzForwardingPort: whatever other clients send to the forwarding port, it continues to serve the controller.
 func FuzzForwardingPort(f *testing.F) {
 	c := backendtest.NewCluster(f)
-	_, address := forwardedTo(f, c)
+	_, address := startNode(f, c)
 	f.Add([]byte{})
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Add([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
 	f.Add([]byte{22, 3, 1, 0xff, 0xff, 1, 0xff, 0xff, 0xff})
-	hello := clientHello(f, controllerOf(f, c))
+	hello := clientHello(f, controllerTLS(f, c))
 	f.Add(hello)
 	f.Add(append(hello, hello...))
-	for i := range 20 { // with one changed byte
+	for i := range 20 { // a hello with one changed byte
 		broken := append([]byte(nil), hello...)
 		broken[i*len(hello)/20] ^= 0xff
 		f.Add(broken)
 	}
-	known := dial(f, address, controllerOf(f, c))
-	newcomer := controllerOf(f, c)
+	known := dial(f, address, controllerTLS(f, c))
+	newcomer := controllerTLS(f, c)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
 		must(t, err)
 		defer func() { _ = conn.Close() }()
-		_, _ = conn.Write(b) // which it may refuse to read
+		_, _ = conn.Write(b) // fails if the server closes the connection
 		_ = conn.(*net.TCPConn).CloseWrite()
-		_, _ = io.Copy(io.Discard, conn) // until it is closed there
+		_, _ = io.Copy(io.Discard, conn) // until the server closes it
 		must(t, probe(t.Context(), known))
 		must(t, probe(t.Context(), dial(t, address, newcomer)))
 	})
 }
 
-// clientHello returns the first message of a client.
+// clientHello returns the first TLS message that a client sends.
 func clientHello(tb testing.TB, config *tls.Config) []byte {
 	tb.Helper()
-	here, there := net.Pipe()
-	client := tls.Client(here, config)
+	local, remote := net.Pipe()
+	client := tls.Client(local, config)
 	ended := make(chan struct{})
 	go func() {
 		_ = client.HandshakeContext(tb.Context())
 		close(ended)
 	}()
 	b := make([]byte, 16<<10)
-	n, err := there.Read(b)
+	n, err := remote.Read(b)
 	must(tb, err)
-	_ = there.Close()
+	_ = remote.Close()
 	<-ended
 	return b[:n]
 }
 
-// TestRoles: each role accepts its own configuration, and refuses that of the other.
+// TestRoles: a driver refuses a configuration that does not match --services.
 func TestRoles(t *testing.T) {
 	nodes := []driver.ForwardingNode{{Name: "a", Address: "a:1"}}
 	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/e"}}
@@ -404,9 +404,9 @@ func TestRoles(t *testing.T) {
 		change         func(*driver.Options)
 		says           string
 	}{
-		{"controller without nodes", "controller", func(o *driver.Options) { o.Config.Pools = nil }, "has no section forwarding: add it, or use --services controller,node"},
-		{"controller with a pool", "controller", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Nodes: nodes} }, `pools[0] "default"`},
-		{"controller with pools of both kinds", "controller", func(o *driver.Options) {
+		{"controller without forwarding", "controller", func(o *driver.Options) { o.Config.Pools = nil }, "has no section forwarding: add it, or use --services controller,node"},
+		{"controller with a directory pool", "controller", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Nodes: nodes} }, `pools[0] "default"`},
+		{"controller with an nfs pool and a directory pool", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas, o.Config.Pools[0]}, &driver.Forwarding{Nodes: nodes}
 		}, `pools[1] "default"`},
 		{"controller with an nfs pool, without nodes", "controller", func(o *driver.Options) {
@@ -435,12 +435,12 @@ func TestRoles(t *testing.T) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
 			o.Config.Kubernetes = &driver.Kubernetes{NodeService: "nodes"}
 		}, "POD_NAMESPACE"},
-		{"node alone", "node", func(*driver.Options) {}, "set forwarding.listen, or use --services controller,node"},
-		{"node that listens nowhere", "node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{} }, "set forwarding.listen"},
-		{"node with nodes", "node", func(o *driver.Options) {
+		{"node without forwarding", "node", func(*driver.Options) {}, "set forwarding.listen, or use --services controller,node"},
+		{"node without listen", "node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{} }, "set forwarding.listen"},
+		{"node with a list of nodes", "node", func(o *driver.Options) {
 			o.Config.Forwarding = &driver.Forwarding{Listen: ":1", Nodes: nodes}
 		}, "forwarding.nodes is for --services controller: remove it"},
-		{"both", "controller,node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Listen: ":1"} }, "calls are not forwarded: remove the section forwarding"},
+		{"both services with forwarding", "controller,node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Listen: ":1"} }, "calls are not forwarded: remove the section forwarding"},
 		{"address in use", "node", func(o *driver.Options) {
 			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 			must(t, err)
@@ -457,22 +457,22 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestNoCertificates: a driver without certificates runs, and reports that they are missing.
+// TestNoCertificates: a driver without usable certificates runs but is not ready, and /readyz states the reason.
 func TestNoCertificates(t *testing.T) {
 	o := options(t)
 	o.Services, o.HTTPAddress = []string{"node"}, backendtest.FreeAddress(t)
 	o.Config.Forwarding = &driver.Forwarding{Listen: backendtest.FreeAddress(t)}
 	d := backendtest.StartWith(t, o)
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "tls.crt") {
-		t.Errorf("/readyz: %d %s", code, body)
+		t.Errorf("/readyz: got %d %s, want 503 with tls.crt", code, body)
 	}
 	c := backendtest.NewCluster(t)
-	wantCode(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil))), codes.Unavailable)
+	wantCode(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, changedTLS(t, c, nil))), codes.Unavailable)
 	c.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, o.NodeID), x509.ExtKeyUsageServerAuth)
-	must(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil)), grpc.WaitForReady(true)))
+	must(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, changedTLS(t, c, nil)), grpc.WaitForReady(true)))
 	await(t, "readiness", func() bool { code, _ := get(t, o.HTTPAddress, "/readyz"); return code == http.StatusOK })
 	c.Certify(t, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, "other-node"), x509.ExtKeyUsageServerAuth)
-	await(t, "unreadiness with the certificate of another node", func() bool {
+	await(t, "an error of /readyz that names the other node", func() bool {
 		_, body := get(t, o.HTTPAddress, "/readyz")
 		return strings.Contains(body, "other-node")
 	})
@@ -490,12 +490,12 @@ func await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// TestStatic runs drivers with the files of deploy/static, for a cluster without Kubernetes, and with
-// certificates of its script.
+// TestStatic runs a cluster without Kubernetes: drivers with the configurations of deploy/static and the
+// certificates that its script creates.
 func TestStatic(t *testing.T) {
 	const files = "../deploy/static/"
 	dir := t.TempDir()
-	for range 2 { // the second time the CA exists
+	for range 2 { // the second run uses the existing CA
 		if out, err := exec.CommandContext(t.Context(), files+"certificates.sh", dir, "worker-1", "worker-2").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -507,7 +507,7 @@ func TestStatic(t *testing.T) {
 		must(t, err)
 		return c
 	}
-	member := func(service, node string, c driver.Config) *backendtest.Driver {
+	start := func(service, node string, c driver.Config) *backendtest.Driver {
 		o := options(t, loop.Kind)
 		o.Services, o.NodeID, o.Config, o.HTTPAddress = []string{service}, node, c, backendtest.FreeAddress(t)
 		return backendtest.StartWith(t, o)
@@ -515,10 +515,10 @@ func TestStatic(t *testing.T) {
 	addresses := []string{backendtest.FreeAddress(t), backendtest.FreeAddress(t)}
 	for i, address := range addresses {
 		node := fmt.Sprintf("worker-%d", i+1)
-		member("node", node, config("node.yaml",
+		start("node", node, config("node.yaml",
 			"/var/lib/trivet/pools", t.TempDir(), "/etc/trivet/certificates", filepath.Join(dir, "nodes", node), ":9811", address))
 	}
-	router := member("controller", "", config("controller.yaml",
+	router := start("controller", "", config("controller.yaml",
 		"/etc/trivet/certificates", filepath.Join(dir, "controller"), "10.0.0.11:9811", addresses[0], "10.0.0.12:9811", addresses[1]))
 	(&backendtest.Cluster{Router: router}).Await(t)
 	wantMetrics(t, router.Options.HTTPAddress,
@@ -528,7 +528,7 @@ func TestStatic(t *testing.T) {
 			AccessibleTopology: &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": node}},
 		})
 		if err != nil || resp.GetAvailableCapacity() == 0 {
-			t.Errorf("%s: %v, %v", node, resp, err)
+			t.Errorf("GetCapacity of %s: got %v, error %v, want some capacity", node, resp, err)
 		}
 	}
 }

@@ -33,29 +33,30 @@ const (
 	gib = mib << 10
 )
 
-// inlineDriver starts a driver with a pool of 1 GiB for inline volumes, and another pool.
+// inlineDriver starts a driver with two pools: inline, of 1 GiB, for inline volumes, and other, which
+// allows none.
 func inlineDriver(t *testing.T, change ...func(*driver.Options)) *backendtest.Driver {
 	t.Helper()
 	o := options(t, loop.Kind)
 	disk := testenv.Filesystem(t, "xfs", "4G")
 	o.Config.EphemeralMemory = "16Mi"
 	o.Config.Pools = []pool.Config{
-		{Name: "closed", Directory: pool.Directory{Path: filepath.Join(disk, "closed")}},
-		{Name: "open", Directory: pool.Directory{Path: filepath.Join(disk, "open")}, Size: "1Gi", Reserve: "0%", Ephemeral: true},
+		{Name: "other", Directory: pool.Directory{Path: filepath.Join(disk, "other")}},
+		{Name: "inline", Directory: pool.Directory{Path: filepath.Join(disk, "inline")}, Size: "1Gi", Reserve: "0%", Ephemeral: true},
 	}
 	for _, c := range change {
 		c(&o)
 	}
 	d := backendtest.StartWith(t, o)
-	t.Cleanup(func() { awaitNothing(t, d) })
+	t.Cleanup(func() { awaitEmptyPools(t, d) })
 	return d
 }
 
-// openPool returns the directory of the pool for inline volumes.
-func openPool(d *backendtest.Driver) string { return d.Options.Config.Pools[1].Directory.Path }
+// inlinePool returns the directory of the pool for inline volumes.
+func inlinePool(d *backendtest.Driver) string { return d.Options.Config.Pools[1].Directory.Path }
 
-// awaitNothing waits until the pools are empty.
-func awaitNothing(t *testing.T, d *backendtest.Driver) {
+// awaitEmptyPools waits until the pools are empty.
+func awaitEmptyPools(t *testing.T, d *backendtest.Driver) {
 	t.Helper()
 	await(t, "the pools to be empty", func() bool {
 		var left []string
@@ -80,7 +81,7 @@ type inlineVolume struct {
 	readOnly   bool
 }
 
-// newInline describes a volume, which is unpublished when the test ends.
+// newInline returns an inline volume that is not published yet. The volume is unpublished when the test ends.
 func newInline(t *testing.T, d *backendtest.Driver, attributes map[string]string) *inlineVolume {
 	t.Helper()
 	dir := t.TempDir()
@@ -92,7 +93,7 @@ func newInline(t *testing.T, d *backendtest.Driver, attributes map[string]string
 	v.capability.GetMount().FsType = ""
 	t.Cleanup(func() {
 		if err := v.unpublish(context.Background()); err != nil {
-			t.Errorf("unpublishing: %v", err)
+			t.Errorf("NodeUnpublishVolume at the end of the test: %v", err)
 		}
 	})
 	return v
@@ -124,7 +125,7 @@ func (v *inlineVolume) stats(ctx context.Context) (map[csi.VolumeUsage_Unit]*csi
 	return usage, err
 }
 
-// file returns the path of a file of the pod.
+// file returns the path of a file in the volume.
 func (v *inlineVolume) file() string { return filepath.Join(v.target, "file") }
 
 // mounts returns the mounts at the target.
@@ -152,7 +153,7 @@ func wantMissing(t *testing.T, path string) {
 	}
 }
 
-// fillDisk writes to a file until the disk is full, and returns the number of bytes.
+// fillDisk writes to a file until its filesystem is full, and returns the number of written bytes.
 func fillDisk(t *testing.T, path string) (n int64) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -180,10 +181,10 @@ func TestInlineLife(t *testing.T) {
 		name       string
 		attributes map[string]string
 		fsType     string
-		least      int64 // bytes that can be written
+		atLeast    int64 // bytes that can be written
 	}{
 		{"default", map[string]string{"size": "64Mi"}, "ext4", 52 * mib},
-		{"xfs", map[string]string{"size": "300Mi", "fsType": "xfs", "pool": "open"}, "xfs", 200 * mib},
+		{"xfs", map[string]string{"size": "300Mi", "fsType": "xfs", "pool": "inline"}, "xfs", 200 * mib},
 		{"btrfs", map[string]string{"size": "320Mi", "fsType": "btrfs"}, "btrfs", 40 * mib},
 		{"memory", map[string]string{"size": "8Mi", "medium": "memory"}, "tmpfs", 8*mib - 4096},
 	} {
@@ -193,24 +194,24 @@ func TestInlineLife(t *testing.T) {
 			must(t, v.publish(t.Context()))
 			mounts := v.mounts(t)
 			if len(mounts) != 1 || mounts[0].FSType != tc.fsType {
-				t.Fatalf("mounts %+v, want one of %s", mounts, tc.fsType)
+				t.Fatalf("got mounts %+v, want one of type %s", mounts, tc.fsType)
 			}
 			must(t, os.WriteFile(v.file(), []byte("precious"), 0o600))
 
 			d.Restart(t)
 			must(t, v.publish(t.Context())) // as after a restart of the kubelet
 			if b, err := os.ReadFile(v.file()); err != nil || string(b) != "precious" {
-				t.Errorf("after a restart of the driver: %q, %v", b, err)
+				t.Errorf("file after a restart of the driver: got %q, error %v, want precious", b, err)
 			}
 
 			size, err := volume.ParseSize(tc.attributes["size"])
 			must(t, err)
-			if n := fillDisk(t, filepath.Join(v.target, "filler")); n > size || n < tc.least {
-				t.Errorf("of %d bytes %d could be written", size, n)
+			if n := fillDisk(t, filepath.Join(v.target, "filler")); n > size || n < tc.atLeast {
+				t.Errorf("wrote %d bytes to a volume of %d bytes, want at least %d", n, size, tc.atLeast)
 			}
 			usage, err := v.stats(t.Context())
-			if bytes := usage[csi.VolumeUsage_BYTES]; err != nil || bytes.GetTotal() > size || bytes.GetUsed() < tc.least {
-				t.Errorf("stats: %v, %v", usage, err)
+			if bytes := usage[csi.VolumeUsage_BYTES]; err != nil || bytes.GetTotal() > size || bytes.GetUsed() < tc.atLeast {
+				t.Errorf("stats: got %v, error %v, want a total of at most %d and a usage of at least %d bytes", usage, err, size, tc.atLeast)
 			}
 
 			must(t, v.unpublish(t.Context()))
@@ -218,28 +219,29 @@ func TestInlineLife(t *testing.T) {
 			must(t, v.unpublish(t.Context()))
 			_, err = v.stats(t.Context())
 			wantCode(t, err, codes.NotFound)
-			awaitNothing(t, d)
+			awaitEmptyPools(t, d)
 		})
 	}
 }
 
-// TestInlineIsTheKubelets: only the kubelet's calls with its ID can use an inline volume.
-func TestInlineIsTheKubelets(t *testing.T) {
+// TestInlineIsNotPersistent: only NodePublishVolume and NodeUnpublishVolume create, use and delete inline volumes.
+// Calls for persistent volumes do not find them, neither by the ID of the kubelet nor by the ID in the record.
+func TestInlineIsNotPersistent(t *testing.T) {
 	d := inlineDriver(t)
 	v := newInline(t, d, map[string]string{"size": "64Mi"})
 	must(t, v.publish(t.Context()))
 
-	record, err := os.ReadFile(filepath.Join(openPool(d), "volumes", v.id, "volume.json"))
+	record, err := os.ReadFile(filepath.Join(inlinePool(d), "volumes", v.id, "volume.json"))
 	must(t, err)
 	r, err := d.Options.Kinds.Forms().ParseVolume(record)
 	want := volume.Ephemeral{Target: v.target, Pod: volume.Pod{Namespace: "shop", Name: "web", UID: "0b5ad54e"}}
 	if err != nil || r.Ephemeral == nil || *r.Ephemeral != want {
-		t.Fatalf("%s, %v", record, err)
+		t.Fatalf("got record %s, error %v, want it to contain %+v", record, err, want)
 	}
 
 	listed, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil || len(listed.GetEntries()) > 0 {
-		t.Errorf("ListVolumes: %v, %v", listed, err)
+		t.Errorf("ListVolumes: got %v, error %v, want no volumes", listed, err)
 	}
 	for _, id := range []string{v.id, r.ID.String()} {
 		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
@@ -254,7 +256,7 @@ func TestInlineIsTheKubelets(t *testing.T) {
 		wantCode(t, err, codes.NotFound, "is not this driver's")
 	}
 	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, Parameters: map[string]string{"pool": "open"},
+		Name: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, Parameters: map[string]string{"pool": "inline"},
 	})
 	must(t, err)
 	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolume().GetVolumeId()})
@@ -262,10 +264,10 @@ func TestInlineIsTheKubelets(t *testing.T) {
 	must(t, os.WriteFile(v.file(), []byte("still there"), 0o600))
 }
 
-// TestInlineRefuses: invalid and hostile attributes of pods are refused, and leave no files.
+// TestInlineRefuses: volumes with invalid or hostile attributes are refused, and leave no files.
 func TestInlineRefuses(t *testing.T) {
 	d := inlineDriver(t)
-	evil := t.TempDir()
+	used := t.TempDir() // its parent directory is not empty
 	for _, tc := range []struct {
 		name       string
 		attributes map[string]string
@@ -275,37 +277,37 @@ func TestInlineRefuses(t *testing.T) {
 	}{
 		{"no size", nil, nil, codes.InvalidArgument, "volume_context.size is missing"},
 		{"an NFS server", map[string]string{"size": "64Mi", "server": "127.0.0.1", "share": "/"}, nil, codes.InvalidArgument, `"server" is unknown`},
-		{"a server alone", map[string]string{"server": "127.0.0.1", "share": "/"}, nil, codes.InvalidArgument, `"server" is unknown`},
+		{"an NFS server without a size", map[string]string{"server": "127.0.0.1", "share": "/"}, nil, codes.InvalidArgument, `"server" is unknown`},
 		{"mount options", map[string]string{"size": "64Mi", "mountOptions": "errors=panic"}, nil, codes.InvalidArgument, "is unknown"},
-		{"a pool that is not open", map[string]string{"size": "64Mi", "pool": "closed"}, nil, codes.InvalidArgument, `volume_context.pool="closed": this node has no such pool for inline volumes: name one of open`},
-		{"a pool that does not exist", map[string]string{"size": "64Mi", "pool": "nowhere"}, nil, codes.InvalidArgument, `volume_context.pool="nowhere": this node has no such pool for inline volumes: name one of open`},
+		{"a pool that allows no inline volumes", map[string]string{"size": "64Mi", "pool": "other"}, nil, codes.InvalidArgument, `volume_context.pool="other": this node has no such pool for inline volumes: name one of inline`},
+		{"a pool that does not exist", map[string]string{"size": "64Mi", "pool": "nowhere"}, nil, codes.InvalidArgument, `volume_context.pool="nowhere": this node has no such pool for inline volumes: name one of inline`},
 		{"a backend", map[string]string{"size": "64Mi", "backend": "local"}, nil, codes.InvalidArgument, `"backend" is unknown`},
 		{"too small", map[string]string{"size": "1"}, nil, codes.OutOfRange, "the smallest volume of this kind"},
-		{"the largest number", map[string]string{"size": "9223372036854775807"}, nil, codes.OutOfRange, "larger than any volume"},
-		{"larger than the pool", map[string]string{"size": "2Gi"}, nil, codes.ResourceExhausted, `pool "open" has room for`},
-		{"more memory than allowed", map[string]string{"size": "17Mi", "medium": "memory"}, nil, codes.InvalidArgument, "has at most 16 MiB here"},
-		{"options in a size", map[string]string{"size": "1Mi,mode=4777", "medium": "memory"}, nil, codes.InvalidArgument, "size="},
-		{"another ID", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "../../etc" }, codes.InvalidArgument, "volume_id"},
-		{"a volume's ID", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "loop:open.01234567:v" }, codes.InvalidArgument, "volume_id"},
+		{"a size of 2^63-1 bytes", map[string]string{"size": "9223372036854775807"}, nil, codes.OutOfRange, "larger than any volume"},
+		{"larger than the pool", map[string]string{"size": "2Gi"}, nil, codes.ResourceExhausted, `pool "inline" has room for`},
+		{"more memory than allowed", map[string]string{"size": "17Mi", "medium": "memory"}, nil, codes.InvalidArgument, "has at most 16 MiB on this node"},
+		{"mount options in a size", map[string]string{"size": "1Mi,mode=4777", "medium": "memory"}, nil, codes.InvalidArgument, "size="},
+		{"an ID that is a path", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "../../etc" }, codes.InvalidArgument, "volume_id"},
+		{"an ID of a persistent volume", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "loop:inline.01234567:v" }, codes.InvalidArgument, "volume_id"},
 		{"no target", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = "" }, codes.InvalidArgument, "target_path is missing"},
 		{"a target with ..", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/../x" }, codes.InvalidArgument, "target_path"},
 		{"a target without a parent", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/x/y" }, codes.FailedPrecondition, "target_path"},
-		{"a target that is not empty", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
-		{"memory at a target that is not empty", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
+		{"a target that is not empty", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = filepath.Dir(used) }, codes.FailedPrecondition, "target_path"},
+		{"memory at a target that is not empty", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.target = filepath.Dir(used) }, codes.FailedPrecondition, "target_path"},
 		{"a raw device", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
 			v.capability = backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 		}, codes.InvalidArgument, "raw device"},
 		{"mount flags", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
 			v.capability = backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "errors=panic")
 		}, codes.InvalidArgument, "mount_flags"},
-		{"many nodes", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
+		{"an access mode for many nodes", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
 			v.capability = backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
 		}, codes.InvalidArgument, "access mode"},
-		{"many nodes' memory", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) {
+		{"memory with an access mode for many nodes", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) {
 			v.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 		}, codes.InvalidArgument, "access mode"},
-		{"two filesystems", map[string]string{"size": "300Mi", "fsType": "xfs"}, func(v *inlineVolume) { v.capability.GetMount().FsType = "ext4" }, codes.InvalidArgument, "give one of them"},
-		{"a filesystem of memory", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.capability.GetMount().FsType = "ext4" }, codes.InvalidArgument, "fs_type"},
+		{"two filesystem types", map[string]string{"size": "300Mi", "fsType": "xfs"}, func(v *inlineVolume) { v.capability.GetMount().FsType = "ext4" }, codes.InvalidArgument, "give one of them"},
+		{"memory with a filesystem type", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.capability.GetMount().FsType = "ext4" }, codes.InvalidArgument, "fs_type"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := newInline(t, d, tc.attributes)
@@ -316,19 +318,19 @@ func TestInlineRefuses(t *testing.T) {
 			wantCode(t, v.publish(t.Context()), tc.code, tc.says)
 			*v = good
 			wantMissing(t, v.target)
-			awaitNothing(t, d)
+			awaitEmptyPools(t, d)
 		})
 	}
 }
 
-// TestInlineOff: inline volumes are disabled by default.
+// TestInlineOff: without ephemeral and ephemeralMemory in the configuration, inline volumes are refused.
 func TestInlineOff(t *testing.T) {
 	d := inlineDriver(t, func(o *driver.Options) { o.Config.Pools[1].Ephemeral, o.Config.EphemeralMemory = false, "" })
 	wantCode(t, newInline(t, d, map[string]string{"size": "64Mi"}).publish(t.Context()), codes.InvalidArgument, "set ephemeral: true")
 	wantCode(t, newInline(t, d, map[string]string{"size": "1Mi", "medium": "memory"}).publish(t.Context()), codes.InvalidArgument, "set ephemeralMemory")
 }
 
-// TestInlinePromises: inline volumes count towards the limits of a pool.
+// TestInlinePromises: inline volumes count towards the size and the maxVolumes of a pool.
 func TestInlinePromises(t *testing.T) {
 	d := inlineDriver(t, func(o *driver.Options) { o.Config.Pools[1].MaxVolumes = 2 })
 	one, two, three := newInline(t, d, map[string]string{"size": "600Mi"}), newInline(t, d, map[string]string{"size": "600Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
@@ -342,10 +344,11 @@ func TestInlinePromises(t *testing.T) {
 	must(t, one.unpublish(t.Context()))
 	must(t, three.publish(t.Context()))
 	if usage, err := two.stats(t.Context()); err != nil || usage[csi.VolumeUsage_BYTES].GetTotal() == 0 {
-		t.Errorf("the neighbour: %v, %v", usage, err)
+		t.Errorf("stats of the second volume: got %v, error %v, want a total", usage, err)
 	}
 }
 
+// TestInlineReadOnly: a read-only volume cannot be written, and cannot be published again in another way.
 func TestInlineReadOnly(t *testing.T) {
 	d := inlineDriver(t)
 	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "300Mi", "fsType": "xfs"}, {"size": "1Mi", "medium": "memory"}} {
@@ -354,7 +357,7 @@ func TestInlineReadOnly(t *testing.T) {
 		must(t, v.publish(t.Context()))
 		must(t, v.publish(t.Context()))
 		if err := os.WriteFile(v.file(), nil, 0o600); !errors.Is(err, syscall.EROFS) {
-			t.Errorf("%v: writing: %v", attributes, err)
+			t.Errorf("%v: writing to a read-only volume: got error %v, want EROFS", attributes, err)
 		}
 		v.readOnly = false
 		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "readonly false")
@@ -365,39 +368,39 @@ func TestInlineReadOnly(t *testing.T) {
 		}
 		wantCode(t, v.publish(t.Context()), codes.AlreadyExists)
 		if len(v.mounts(t)) != 1 {
-			t.Errorf("%v: mounts %v", attributes, v.mounts(t))
+			t.Errorf("%v: got mounts %v, want one", attributes, v.mounts(t))
 		}
 	}
 }
 
-// TestInlineAfterReboot: after a restart of the node no volume is mounted. Volumes of earlier pods are
-// removed, whether the pods start again or not. Mounted volumes stay.
+// TestInlineAfterReboot: a restarted driver removes the volumes that are not mounted any more, as after a
+// restart of the node, even if their pods start again. Mounted volumes stay.
 func TestInlineAfterReboot(t *testing.T) {
 	d := inlineDriver(t)
-	removed, again, stays := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
-	for _, v := range []*inlineVolume{removed, again, stays} {
+	orphaned, republished, mounted := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
+	for _, v := range []*inlineVolume{orphaned, republished, mounted} {
 		must(t, v.publish(t.Context()))
 		must(t, os.WriteFile(v.file(), []byte("old"), 0o600))
 	}
 	d.Stop(t)
-	testenv.Run(t, "umount", removed.target)
-	testenv.Run(t, "umount", again.target)
+	testenv.Run(t, "umount", orphaned.target)
+	testenv.Run(t, "umount", republished.target)
 	d.Restart(t)
-	must(t, again.publish(t.Context())) // possibly before the driver has cleaned up
-	wantMissing(t, again.file())
+	must(t, republished.publish(t.Context())) // possibly before the driver has cleaned up
+	wantMissing(t, republished.file())
 	await(t, "removal of the volume of a pod that does not start again", func() bool {
-		_, err := os.Lstat(filepath.Join(openPool(d), "volumes", removed.id))
+		_, err := os.Lstat(filepath.Join(inlinePool(d), "volumes", orphaned.id))
 		return os.IsNotExist(err)
 	})
-	if b, err := os.ReadFile(stays.file()); err != nil || string(b) != "old" {
-		t.Errorf("the mounted volume: %q, %v", b, err)
+	if b, err := os.ReadFile(mounted.file()); err != nil || string(b) != "old" {
+		t.Errorf("file in the mounted volume: got %q, error %v, want old", b, err)
 	}
-	must(t, removed.unpublish(t.Context())) // the kubelet finds the target
-	wantMissing(t, removed.target)
+	must(t, orphaned.unpublish(t.Context())) // the target exists, so the kubelet unpublishes the volume
+	wantMissing(t, orphaned.target)
 }
 
-// TestInlineLeavesOthersAlone: a foreign mount at a target stays.
-func TestInlineLeavesOthersAlone(t *testing.T) {
+// TestInlineForeignMount: publishing and unpublishing leave the mount of another volume at the target.
+func TestInlineForeignMount(t *testing.T) {
 	d := inlineDriver(t)
 	other := newInline(t, d, map[string]string{"size": "1Mi", "medium": "memory"})
 	must(t, other.publish(t.Context()))
@@ -413,14 +416,14 @@ func TestInlineLeavesOthersAlone(t *testing.T) {
 		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it stays mounted")
 		v.target = own
 		if len(v.mounts(t)) != 1 {
-			t.Errorf("%v: the volume's own target has mounts %v", attributes, v.mounts(t))
+			t.Errorf("%v: got mounts %v at the volume's own target, want one", attributes, v.mounts(t))
 		}
 	}
 	if len(other.mounts(t)) != 1 {
-		t.Errorf("the other's target has mounts %v", other.mounts(t))
+		t.Errorf("got mounts %v at the target of the other volume, want one", other.mounts(t))
 	}
 
-	// A volume that is mounted elsewhere is not removed with a target that has none.
+	// A volume that is mounted at its own target is not removed by a call with another target.
 	v := newInline(t, d, map[string]string{"size": "64Mi"})
 	must(t, v.publish(t.Context()))
 	own := v.target
@@ -441,7 +444,7 @@ func TestInlineMissing(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// TestInlineBusy: a volume with an open file stays until the file is closed, and is then removed.
+// TestInlineBusy: a volume with an open file can be unpublished only after the file is closed.
 func TestInlineBusy(t *testing.T) {
 	d := inlineDriver(t)
 	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
@@ -455,7 +458,7 @@ func TestInlineBusy(t *testing.T) {
 	}
 }
 
-// TestInlineClosedPool: a pool that is not open does not affect volumes of other pools or in memory.
+// TestInlineClosedPool: a pool that is not open does not affect inline volumes in other pools or in memory.
 func TestInlineClosedPool(t *testing.T) {
 	disk := t.TempDir()
 	mounted := false
@@ -485,14 +488,14 @@ func TestInlineClosedPool(t *testing.T) {
 	must(t, v.unpublish(t.Context()))
 }
 
-// TestInlineLeftInClosedPool: a volume in a closed pool that was unpublished is removed when the pool
-// opens.
+// TestInlineLeftInClosedPool: a volume that is unpublished while its pool is not open is removed when the pool
+// is opened.
 func TestInlineLeftInClosedPool(t *testing.T) {
 	d := inlineDriver(t, func(o *driver.Options) {
 		o.Config.Pools[1].Directory.Path = testenv.Filesystem(t, "xfs", "1G")
 		o.Config.Pools[1].RequireMount = true
 	})
-	disk := openPool(d)
+	disk := inlinePool(d)
 	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", disk)
 	removed := newInline(t, d, map[string]string{"size": "64Mi"})
 	must(t, removed.publish(t.Context()))
@@ -521,7 +524,7 @@ func TestInlineLeftInClosedPool(t *testing.T) {
 	})
 }
 
-// TestInlinePods: concurrent pods have separate volumes.
+// TestInlinePods: pods that start concurrently have separate volumes.
 func TestInlinePods(t *testing.T) {
 	d := inlineDriver(t)
 	const pods, rounds = 8, 3
@@ -537,7 +540,7 @@ func TestInlinePods(t *testing.T) {
 	for _, v := range volumes {
 		all.Go(func() {
 			for range rounds {
-				if err := v.round(t.Context()); err != nil {
+				if err := v.useOnce(t.Context()); err != nil {
 					t.Errorf("%s: %v", v.id, err)
 				}
 			}
@@ -546,8 +549,8 @@ func TestInlinePods(t *testing.T) {
 	all.Wait()
 }
 
-// round publishes the volume, which must be empty, writes to it and unpublishes it.
-func (v *inlineVolume) round(ctx context.Context) error {
+// useOnce publishes the volume, creates a file in it and unpublishes it. It fails if the file exists.
+func (v *inlineVolume) useOnce(ctx context.Context) error {
 	if err := v.publish(ctx); err != nil {
 		return err
 	}
@@ -561,7 +564,7 @@ func (v *inlineVolume) round(ctx context.Context) error {
 	return errors.Join(err, v.unpublish(ctx))
 }
 
-// TestInlineReconfigured: a changed configuration applies only to new volumes.
+// TestInlineReconfigured: existing volumes remain usable after a change of the configuration.
 func TestInlineReconfigured(t *testing.T) {
 	d := inlineDriver(t)
 	v, m := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "8Mi", "medium": "memory"})
@@ -569,12 +572,12 @@ func TestInlineReconfigured(t *testing.T) {
 	must(t, m.publish(t.Context()))
 	for name, change := range map[string]func(c *driver.Config){
 		"another pool first": func(c *driver.Config) {
-			first := pool.Config{Name: "first", Ephemeral: true, Directory: pool.Directory{Path: filepath.Join(filepath.Dir(openPool(d)), "first")}}
+			first := pool.Config{Name: "first", Ephemeral: true, Directory: pool.Directory{Path: filepath.Join(filepath.Dir(inlinePool(d)), "first")}}
 			c.Pools = append([]pool.Config{first}, c.Pools...)
 		},
-		"the pool disabled": func(c *driver.Config) { c.Pools[1].Ephemeral = false },
-		"less memory":       func(c *driver.Config) { c.EphemeralMemory = "4Mi" },
-		"no memory":         func(c *driver.Config) { c.EphemeralMemory = "" },
+		"inline volumes disabled for the pool": func(c *driver.Config) { c.Pools[1].Ephemeral = false },
+		"less memory":                          func(c *driver.Config) { c.EphemeralMemory = "4Mi" },
+		"no memory":                            func(c *driver.Config) { c.EphemeralMemory = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := d.Options.Config
@@ -586,7 +589,7 @@ func TestInlineReconfigured(t *testing.T) {
 			must(t, m.publish(t.Context()))
 			for _, v := range []*inlineVolume{v, m} {
 				if len(v.mounts(t)) != 1 {
-					t.Errorf("%v: mounts %v", v.attributes, v.mounts(t))
+					t.Errorf("%v: got mounts %v, want one", v.attributes, v.mounts(t))
 				}
 			}
 			d.Stop(t)
@@ -594,17 +597,17 @@ func TestInlineReconfigured(t *testing.T) {
 			d.Restart(t)
 		})
 	}
-	v.attributes = map[string]string{"size": "64Mi", "pool": "closed"}
-	wantCode(t, v.publish(t.Context()), codes.AlreadyExists, `volume_context.pool="closed"`)
+	v.attributes = map[string]string{"size": "64Mi", "pool": "other"}
+	wantCode(t, v.publish(t.Context()), codes.AlreadyExists, `volume_context.pool="other"`)
 }
 
-// TestInlineDamaged: a pod terminates even if the record of its volume is unreadable. The data stays for
-// an administrator.
+// TestInlineDamaged: a volume whose record is unreadable can be unpublished, so that its pod terminates. The data
+// stays for an administrator.
 func TestInlineDamaged(t *testing.T) {
 	d := inlineDriver(t)
 	v := newInline(t, d, map[string]string{"size": "64Mi"})
 	must(t, v.publish(t.Context()))
-	record := filepath.Join(openPool(d), "volumes", v.id, "volume.json")
+	record := filepath.Join(inlinePool(d), "volumes", v.id, "volume.json")
 	good, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
@@ -619,7 +622,7 @@ func TestInlineDamaged(t *testing.T) {
 	must(t, os.WriteFile(record, good, 0o600))
 }
 
-// TestInlineHealth: inline volumes report their health.
+// TestInlineHealth: NodeGetVolumeHealth reports a published inline volume, and fails for an unpublished one.
 func TestInlineHealth(t *testing.T) {
 	d := inlineDriver(t)
 	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
@@ -628,7 +631,7 @@ func TestInlineHealth(t *testing.T) {
 		req := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target}
 		h, err := d.Node.NodeGetVolumeHealth(t.Context(), req)
 		if err != nil || h.GetVolumeHealth().GetVolumeId() != v.id || len(h.GetVolumeHealth().GetHealthStatuses()) > 0 {
-			t.Errorf("%v: %v, %v", attributes, h, err)
+			t.Errorf("%v: got %v, error %v, want health of %s without a problem", attributes, h, err, v.id)
 		}
 		must(t, v.unpublish(t.Context()))
 		_, err = d.Node.NodeGetVolumeHealth(t.Context(), req)

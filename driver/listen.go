@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ports holds the driver's listeners. One that is not configured is nil.
+// ports holds the driver's listeners. The listener of a port that is not configured is nil.
 type ports struct{ socket, forwarding, web, registration net.Listener }
 
 // listen opens all configured ports, or none.
@@ -64,8 +64,9 @@ func listenTCP(ctx context.Context, setting, address string) (net.Listener, erro
 	return l, nil
 }
 
-// listenSocket listens on the endpoint, unix:///path, with mode 0600. It replaces a stale socket.
-// ErrPrecondition is returned if another process listens there.
+// listenSocket listens on the endpoint, unix:///path, with mode 0600. It replaces the socket of a
+// driver that has ended. ErrPrecondition if another process listens on the socket, or if the path
+// is not a socket.
 func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
 	path, err := SocketPath(endpoint)
 	if err != nil {
@@ -74,18 +75,18 @@ func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
-	// The socket must never exist with another mode. The umask is the process's, but nothing
-	// else creates files this early.
+	// The socket must never exist with another mode. The umask applies to the whole process, but
+	// nothing else creates files this early.
 	old := syscall.Umask(0o177)
 	defer syscall.Umask(old)
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("endpoint %s: its directory does not exist: create it, or correct --endpoint: %w", endpoint, err)
+		return nil, fmt.Errorf("endpoint %s: its directory does not exist: create the directory, or correct --endpoint: %w", endpoint, err)
 	}
 	return l, err
 }
 
-// SocketPath returns the path of an endpoint, `unix:///path` (ErrInvalid).
+// SocketPath returns the path in an endpoint such as unix:///path. ErrInvalid for other endpoints.
 func SocketPath(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix:")
 	path = strings.TrimPrefix(path, "//")
@@ -95,6 +96,7 @@ func SocketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
+// removeStale removes the socket of a driver that has ended.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -112,8 +114,8 @@ func removeStale(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
-// awaitUnused returns when no process listens on a socket. A driver that is killed between fork
-// and exec of a program leaves a child with all its descriptors for a moment.
+// awaitUnused waits until no process listens on a socket, for at most one second: if a driver is
+// killed while it starts a program, the child process keeps the driver's descriptors for a moment.
 func awaitUnused(ctx context.Context, path string) error {
 	const timeout = time.Second
 	return retry.For(ctx, timeout, func() (bool, error) {
@@ -143,19 +145,20 @@ func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registr
 	}, nil
 }
 
-// NotifyRegistrationStatus implements registration.RegistrationServer. The caller retries after a
-// refusal.
+// NotifyRegistrationStatus implements registration.RegistrationServer. It only logs the status,
+// because the caller retries a refused registration.
 func (r registrar) NotifyRegistrationStatus(ctx context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	log := klog.FromContext(ctx)
 	if status.GetPluginRegistered() {
 		log.Info("Registered", "driver", r.name)
 	} else {
-		log.Error(errors.New(status.GetError()), "The registration was refused", "driver", r.name)
+		log.Error(errors.New(status.GetError()), "The registration was refused; the registry retries it", "driver", r.name)
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// listenRegistration opens the driver's socket in Options.Registry; nil if that is empty.
+// listenRegistration opens the driver's socket in Options.Registry. It returns nil if Registry is
+// empty.
 func (o Options) listenRegistration(ctx context.Context) (net.Listener, error) {
 	if o.Registry == "" {
 		return nil, nil
@@ -181,41 +184,41 @@ func (d *Driver) serveRegistration(ctx context.Context, l net.Listener) {
 	}
 }
 
-// idle is a stats.Handler that closes over when a server has had no connection for the time in
-// after.
+// idle is a stats.Handler that closes done when the server has had no connection for timeout.
 type idle struct {
-	after time.Duration
-	over  chan struct{}
+	timeout time.Duration
+	done    chan struct{}
 
 	mu          sync.Mutex
 	connections int
 	timer       *time.Timer
 }
 
-func newIdle(after time.Duration) *idle {
-	i := &idle{after: after, over: make(chan struct{})}
-	i.timer = time.AfterFunc(after, i.end)
+func newIdle(timeout time.Duration) *idle {
+	i := &idle{timeout: timeout, done: make(chan struct{})}
+	i.timer = time.AfterFunc(timeout, i.end)
 	return i
 }
 
-// ended returns a channel that is closed when the server must end; nil for a nil handler.
+// ended returns a channel that is closed when the server must end. For a nil handler it returns nil,
+// because a driver without an idle time does not end.
 func (i *idle) ended() <-chan struct{} {
 	if i == nil {
 		return nil
 	}
-	return i.over
+	return i.done
 }
 
 func (i *idle) end() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.connections > 0 { // accepted while the timer fired
+	if i.connections > 0 { // a connection was accepted while the timer fired
 		return
 	}
 	select {
-	case <-i.over:
+	case <-i.done:
 	default:
-		close(i.over)
+		close(i.done)
 	}
 }
 
@@ -229,7 +232,7 @@ func (i *idle) HandleConn(_ context.Context, s stats.ConnStats) {
 		i.timer.Stop()
 	case *stats.ConnEnd:
 		if i.connections--; i.connections == 0 {
-			i.timer.Reset(i.after)
+			i.timer.Reset(i.timeout)
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// metrics holds the metrics of /metrics.
+// metrics holds the metrics of gRPC calls, and the registry of all metrics.
 type metrics struct {
 	registry *prometheus.Registry
 	driver   string
@@ -36,8 +36,8 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		driver:   driver,
-		// The name and the labels are those of csi-lib-utils, so that dashboards for
-		// other drivers work. Its buckets begin at 100 ms, which is too long here.
+		// The name and the labels are those of csi-lib-utils, so that dashboards for other
+		// drivers work. The buckets are not, because those of csi-lib-utils begin at 100 ms.
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "csi_plugin_operations_seconds",
 			Help:    "Duration of CSI calls by gRPC status code.",
@@ -57,26 +57,26 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 	return m
 }
 
-// poolCollector reads the pools at each scrape.
+// poolCollector collects the metrics of pools. It reads the pools at each scrape.
 type poolCollector struct{ pools *pool.Set }
 
-// poolUp is the only metric of a pool that is not open.
+// poolUp is a pool's only metric while the pool is not open.
 var poolUp = poolDesc("up", "1 if the pool is open and its marker, path and device are unchanged, else 0.")
 
-// usageGauges are the other metrics of a pool, by its usage.
+// usageGauges are the metrics that are read from the usage of an open pool.
 var usageGauges = []struct {
-	desc *prometheus.Desc
-	of   func(pool.Usage) int64
+	desc  *prometheus.Desc
+	value func(pool.Usage) int64
 }{
 	{poolDesc("size_bytes", "Size of the pool."), func(u pool.Usage) int64 { return u.Total }},
 	{poolDesc("used_bytes", "Allocated bytes of the pool's filesystem, including foreign files."), func(u pool.Usage) int64 { return u.Used }},
 	{poolDesc("free_bytes", "Free bytes of the pool's filesystem."), func(u pool.Usage) int64 { return u.Free }},
-	{poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes."), func(u pool.Usage) int64 { return u.Promised }},
+	{poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes and of the space that its snapshots may need."), func(u pool.Usage) int64 { return u.Promised }},
 	{poolDesc("room_bytes", "Bytes that can be promised to new volumes."), func(u pool.Usage) int64 { return u.Room }},
-	{poolDesc("reserve_bytes", "Bytes that are never promised."), func(u pool.Usage) int64 { return u.Reserve }},
-	{poolDesc("other_pools_bytes", "Bytes of the pool's filesystem for other pools: the larger of the bytes that they promised, divided by their overcommit, and the usage of their volumes."), func(u pool.Usage) int64 { return u.OtherPools }},
+	{poolDesc("reserve_bytes", "Bytes that are never promised to volumes."), func(u pool.Usage) int64 { return u.Reserve }},
+	{poolDesc("other_pools_bytes", "Bytes of the pool's filesystem that other pools have promised (divided by their overcommit) or that their volumes use, whichever is larger."), func(u pool.Usage) int64 { return u.OtherPools }},
 	{poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet."), func(u pool.Usage) int64 { return int64(u.Trash) }},
-	{poolDesc("trash_stuck_entries", "Entries of trash_entries whose removal failed; it is retried."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
+	{poolDesc("trash_stuck_entries", "Deleted volumes and snapshots whose removal failed. The driver retries it."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
 	{poolDesc("published_volumes", "Volumes that are controller-published."), func(u pool.Usage) int64 { return int64(u.Attached) }},
 	{poolDesc("snapshots", "Snapshots in the pool. Each member of a group counts."), func(u pool.Usage) int64 { return int64(u.Snapshots) }},
 	{poolDesc("copies", "Running copies: snapshots and volumes that are being created from others."), func(u pool.Usage) int64 { return int64(u.Copies) }},
@@ -86,16 +86,16 @@ var (
 	poolCopied = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process, including shared blocks.")
 	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, including those that are being removed.", []string{"backend", "pool"}, nil)
 	disks      = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by state: free, claimed, or the reason why the disk cannot be used.", []string{"pool", "state"}, nil)
-	unwiped    = poolDesc("unwiped_bytes", "Bytes on the disks of deleted volumes that are not wiped yet, for a pool of disks.")
+	unwiped    = poolDesc("unwiped_bytes", "Bytes that are not wiped yet on the disks of deleted volumes. Only for pools of disks.")
 )
 
-// nodeCollector reads the state of the nodes from the router at each scrape.
+// nodeCollector collects the state of the nodes from the router.
 type nodeCollector struct{ router *router.Server }
 
-// The label is not "node": Prometheus often adds a label of that name for the node of the scraped
-// driver.
+// The label is not "node", because Prometheus often adds a label of that name for the node of the
+// scraped driver.
 var (
-	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's, else 0.", []string{"csi_node"}, nil)
+	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's driver, else 0.", []string{"csi_node"}, nil)
 	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node also announces, or that are recorded for another node. Only the recorded node receives calls.", []string{"csi_node"}, nil)
 )
 
@@ -141,7 +141,7 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectDevices collects the disks of a pool that has its own storage.
+// collectDevices collects the disks of a pool of disks. Other pools have none.
 func collectDevices(ch chan<- prometheus.Metric, p *pool.Pool) {
 	storage := p.Storage()
 	if storage == nil {
@@ -166,7 +166,7 @@ func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ..
 func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBackend map[string]int) {
 	gauge(ch, poolUp, 1, name)
 	for _, g := range usageGauges {
-		gauge(ch, g.desc, float64(g.of(u)), name)
+		gauge(ch, g.desc, float64(g.value(u)), name)
 	}
 	ch <- prometheus.MustNewConstMetric(poolCopied, prometheus.CounterValue, float64(u.Copied), name)
 	for backend, n := range byBackend {
@@ -174,7 +174,7 @@ func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBack
 	}
 }
 
-// workerCollector reads the last known state of the nfs pools. It never waits for a worker.
+// workerCollector collects the last known state of the nfs pools. It never waits for a worker.
 type workerCollector struct{ workers *export.Pools }
 
 var (
@@ -214,7 +214,7 @@ func (c workerCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// intercept measures a call.
+// intercept is a gRPC interceptor that counts and times calls.
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	running := m.inFlight.WithLabelValues(info.FullMethod)
 	running.Inc()
@@ -225,9 +225,9 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, err
 }
 
-// awaitPool repeats a call that failed because its pool was not opened yet: once the pool is
-// opened, if that is before the deadline of the call. A pool that hangs delays only the calls for
-// its own volumes: lists, which concern all pools, do not wait.
+// awaitPool is a gRPC interceptor. If a call fails because its pool is still being opened, awaitPool
+// waits for the end of that attempt and then repeats the call, unless the deadline of the call comes
+// first. Lists, which concern all pools, do not wait, so a pool that hangs does not delay them.
 func awaitPool(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if pool.AwaitAttempt(ctx, err) {

@@ -19,12 +19,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// sharedPools returns the pools that all nodes can reach.
+// sharedPools returns the nfs pools, which all nodes can reach.
 func (o Options) sharedPools() []pool.Config {
 	return slices.DeleteFunc(slices.Clone(o.Config.Pools), func(c pool.Config) bool { return !c.Shared() })
 }
 
-// workers returns the options of the workers.
+// workers returns the options of the worker processes of nfs pools.
 func (o Options) workers() export.Options {
 	job := export.Job{
 		DriverName: o.Name, Version: o.Version, LogLevel: o.LogLevel, NodeID: o.NodeID, StateDir: o.StateDir,
@@ -38,12 +38,13 @@ func (o Options) workers() export.Options {
 	return export.Options{Pools: o.sharedPools(), Kinds: o.Kinds, Job: job, Program: o.Worker, Refused: o.withoutNFS()}
 }
 
-// withoutNFS returns why no export may be mounted for pods; nil: exports may be mounted.
+// withoutNFS returns the reason why no export may be mounted for pods, or nil if exports may be
+// mounted.
 func (o Options) withoutNFS() error {
 	if k := o.Config.Kubernetes; k == nil || k.NFS || len(o.sharedPools()) > 0 {
 		return nil
 	}
-	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, but kubernetes.nfs of the configuration is false: its mount would hang forever when the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the network of the node")
+	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, but kubernetes.nfs of the configuration is false, because the mount would hang forever when the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the network of the node")
 }
 
 // PoolNames returns the names of pools.
@@ -55,7 +56,7 @@ func PoolNames(pools []pool.Config) []string {
 	return all
 }
 
-// Roles returns the roles of the processes that a driver starts.
+// Roles returns the functions of the child processes that a driver starts, by role.
 func Roles(kinds backend.Kinds) map[string]reexec.Role {
 	return map[string]reexec.Role{
 		export.Role: func(in reexec.Input) error { return runWorker(in, kinds) },

@@ -23,8 +23,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestMissingServer: a pool on a server that does not exist affects no other pool. A separate process
-// refuses its calls with the reason.
+// TestMissingServer: a pool on a server that does not exist affects no other pool. Calls for the pool fail
+// with the reason. A worker process is started for it.
 func TestMissingServer(t *testing.T) {
 	testenv.RequireRoot(t)
 	binary := filepath.Join(t.TempDir(), "trivet")
@@ -43,25 +43,25 @@ func TestMissingServer(t *testing.T) {
 	}
 	start := time.Now()
 	err := create(map[string]string{"pool": "nas"})
-	// Either a kernel without an NFS client, or a server that does not answer.
+	// The reason is a kernel without an NFS client, or a server that does not answer.
 	why := regexp.MustCompile("answer|no NFS client")
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `pool "nas"`) || !why.MatchString(err.Error()) {
-		t.Errorf("a volume there: %v", err)
+		t.Errorf("CreateVolume in pool nas: got error %v, want Unavailable with the reason", err)
 	}
 	if took := time.Since(start); took > 20*time.Second {
-		t.Errorf("the call took %v", took)
+		t.Errorf("CreateVolume in pool nas took %v, want at most 20s", took)
 	}
 	must(t, create(nil))
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != 200 {
-		t.Errorf("/readyz: %d %s", code, body)
+		t.Errorf("/readyz: got %d %s, want 200", code, body)
 	}
 	wantMetrics(t, o.HTTPAddress, `trivet_nfs_worker_starts_total{pool="nas",reason="first"} 1`, `trivet_nfs_server_up{pool="nas",server="127.0.0.1"}`)
 	_, err = d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "loop:elsewhere:v"})
 	wantCode(t, err, codes.Unavailable, "it has nas")
 }
 
-// TestNoPoolOfANode: a class without a pool uses a pool of the node. If all pools are on servers, the
-// error names them.
+// TestNoPoolOfANode: a class without a pool uses a directory pool. If all pools are nfs pools, the error
+// names them.
 func TestNoPoolOfANode(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.Config.Pools = []pool.Config{
@@ -77,11 +77,11 @@ func TestNoPoolOfANode(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument, says)
 	}
 	if room, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || room.GetAvailableCapacity() != 0 {
-		t.Errorf("GetCapacity: %v, %v", room, err)
+		t.Errorf("GetCapacity: got %v, error %v, want 0", room, err)
 	}
 }
 
-// TestStorageHealth: a pool that several backends use is reported once.
+// TestStorageHealth: NodeGetStorageHealth reports a condition of a pool once, although two backends use the pool.
 func TestStorageHealth(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reserve string
@@ -116,11 +116,11 @@ func TestStorageHealth(t *testing.T) {
 			for _, h := range resp.GetBackendHealth() {
 				found = append(found, h.GetReason())
 				if n := strings.Count(h.GetMessage(), tc.says); n != 1 {
-					t.Errorf("the message contains the text %d times: %v", n, h)
+					t.Errorf("%v contains %q %d times, want once", h, tc.says, n)
 				}
 			}
 			if got := strings.Join(found, " "); got != tc.want {
-				t.Errorf("found %q, want %q", got, tc.want)
+				t.Errorf("got reasons %q, want %q", got, tc.want)
 			}
 		})
 	}
