@@ -38,8 +38,8 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	}, nil
 }
 
-// outageHealth reports a volume whose pool is not available, if its backend reports that as a
-// condition. Otherwise it returns err.
+// outageHealth returns the health of a volume whose lookup failed with err because its pool is not
+// available. It returns err if the backend reports no condition for that.
 func (s *Server) outageHealth(id string, err error) (*csi.NodeGetVolumeHealthResponse, error) {
 	b, parsed, unknown := s.backends.ByID(id)
 	reporter, ok := b.(backend.OutageReporter)
@@ -54,7 +54,7 @@ func (s *Server) outageHealth(id string, err error) (*csi.NodeGetVolumeHealthRes
 }
 
 // nodeConditions checks the device and the mounts of a volume on this node. A missing device is a
-// condition only if the request has a path of the volume.
+// condition only if the request contains a path, because the volume must be staged or published then.
 func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req *csi.NodeGetVolumeHealthRequest) ([]backend.Condition, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {
@@ -66,7 +66,7 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		}
 		return []backend.Condition{{
 			Severity: backend.Inaccessible, Reason: backend.ReasonDeviceDetached,
-			Message: fmt.Sprintf("volume %s has no device on this node: another program detached it, or the node restarted; stage it again", req.GetVolumeId()),
+			Message: fmt.Sprintf("volume %s has no device on this node: another program detached the device, or the node restarted: stage the volume again", req.GetVolumeId()),
 		}}, nil
 	}
 	found, err := pathConditions(ctx, b, v, req)
@@ -106,7 +106,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		}
 		if mounted {
 			source, err := owner(ctx, b, v, path)
-			mounted = source != nil || err != nil // an error is not a missing mount: Problems reports it
+			mounted = source != nil || err != nil // after an error, the mount exists, and Problems reports the error
 		}
 		if !mounted {
 			missing = append(missing, path)
@@ -117,7 +117,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 	}
 	return []backend.Condition{{
 		Severity: backend.Inaccessible, Reason: backend.ReasonNotMounted,
-		Message: fmt.Sprintf("volume %s is not mounted at %s: another program unmounted it, or it was never mounted; unpublish and publish it again", req.GetVolumeId(), strings.Join(missing, ", ")),
+		Message: fmt.Sprintf("volume %s is not mounted at %s: another program unmounted it, or it was never mounted: unpublish the volume and publish it again", req.GetVolumeId(), strings.Join(missing, ", ")),
 	}}, nil
 }
 
@@ -142,16 +142,16 @@ func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 	return resp, nil
 }
 
-// storageConditions returns the conditions that the backends report. A condition of a pool that one
-// backend reports is not repeated for another backend. One backend may report several, such as for
-// two disks.
+// storageConditions returns the conditions that the backends report. If two backends report the same
+// reason for one pool, only the conditions of the first backend are returned. One backend may report
+// a reason several times, such as for two disks.
 func (s *Server) storageConditions(ctx context.Context) []backend.Condition {
 	var found []backend.Condition
 	for _, h := range backend.As[backend.HealthChecker](s.backends) {
-		others := found
+		ofOtherBackends := found
 		for _, c := range h.StorageHealth(ctx) {
 			known := func(have backend.Condition) bool { return have.Pool == c.Pool && have.Reason == c.Reason }
-			if !slices.ContainsFunc(others, known) {
+			if !slices.ContainsFunc(ofOtherBackends, known) {
 				found = append(found, c)
 			}
 		}
@@ -159,8 +159,8 @@ func (s *Server) storageConditions(ctx context.Context) []backend.Condition {
 	return found
 }
 
-// NodeGetVolumeStats implements csi.NodeServer: bytes and inodes of a filesystem, the size
-// of a raw device.
+// NodeGetVolumeStats implements csi.NodeServer. It returns the bytes and inodes of a filesystem, or the
+// size of a raw device.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if err := requireIDAndPath(id, path); err != nil {
@@ -195,8 +195,8 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	return resp, err
 }
 
-// replaceUsage replaces the usage of the filesystem with that of a volume which is only a
-// part of it.
+// replaceUsage replaces the usage of the whole filesystem in a response with the usage of the volume, if
+// the backend can measure the volume.
 func replaceUsage(ctx context.Context, meter backend.Meter, v volume.Volume, resp *csi.NodeGetVolumeStatsResponse) error {
 	m, ok, err := meter.Measure(ctx, v)
 	if err != nil || !ok {
@@ -236,7 +236,7 @@ func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// explainStale explains ESTALE, and wraps it in ErrPrecondition.
+// explainStale wraps ESTALE in ErrPrecondition with an explanation. Other errors are unchanged.
 func explainStale(err error) error {
 	if err = mount.ExplainStale(err); errors.Is(err, mount.ErrStale) {
 		return volume.Errorf(volume.ErrPrecondition, "%w", err)

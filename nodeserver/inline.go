@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// publishInline creates an inline volume and mounts it at its target. The kubelet does not
-// stage inline volumes. After a final error it does not unpublish the volume, so a failed call
-// removes what it created (Kubernetes, pkg/volume/util/types, IsOperationFinishedError).
+// publishInline creates an inline volume and mounts it at its target: the kubelet does not stage inline
+// volumes. If the call fails, it removes what it created, because after a final error the kubelet does
+// not unpublish the volume (Kubernetes, pkg/volume/util/types, IsOperationFinishedError).
 func (s *Server) publishInline(ctx context.Context, r request, volumeContext map[string]string) error {
 	in, err := volume.ParseInline(volumeContext)
 	if err != nil {
@@ -62,8 +62,8 @@ func (s *Server) publishInPool(ctx context.Context, r request, in volume.Inline,
 	return err
 }
 
-// publishExisting mounts a volume that exists, unless it is mounted. The configuration of new
-// volumes does not apply to it.
+// publishExisting mounts an inline volume that exists, unless it is mounted. The limits that the
+// configuration sets for new volumes do not apply.
 func (s *Server) publishExisting(ctx context.Context, b backend.Backend, v volume.Volume, r request, in volume.Inline) error {
 	if in.Pool != "" && in.Pool != v.ID.Pool {
 		return volume.Errorf(volume.ErrIncompatible, "volume_context.%s=%q: volume %s is in another pool: unpublish it first", volume.ParamPool, in.Pool, v.ID)
@@ -78,7 +78,7 @@ func (s *Server) publishExisting(ctx context.Context, b backend.Backend, v volum
 	return s.stageInline(ctx, b, v, r)
 }
 
-// publishNew creates and mounts a volume. If that fails it removes what it created.
+// publishNew creates and mounts an inline volume. If that fails, it removes what it created.
 func (s *Server) publishNew(ctx context.Context, r request, in volume.Inline, at mount.Info) error {
 	b, spec, err := s.newInline(r, in)
 	var v volume.Volume
@@ -104,7 +104,8 @@ func (s *Server) inlineSpec(b backend.Backend, r request, in volume.Inline) (vol
 	return in.Spec(r.id, r.target, r.capability, p), err
 }
 
-// newInline returns the first backend that provides inline volumes, and the specification for it.
+// newInline returns the first backend that provides inline volumes, and the specification of a new volume
+// of that backend.
 func (s *Server) newInline(r request, in volume.Inline) (b backend.Backend, spec volume.Spec, err error) {
 	for _, b = range s.backends.All() {
 		provider, can := b.(backend.InlineProvider)
@@ -134,7 +135,7 @@ func (s *Server) stageInline(ctx context.Context, b backend.Backend, v volume.Vo
 	return nil
 }
 
-// undo removes what a failed call has created. at describes the target before the call.
+// undo removes what a failed call has created. at describes the target as it was before the call.
 func (s *Server) undo(ctx context.Context, r request, at mount.Info) error {
 	b, v, err := s.inline(r.id)
 	if isMissing(err) {
@@ -178,14 +179,14 @@ func (s *Server) inline(id string) (b backend.Backend, v volume.Volume, err erro
 // unpublishInline unmounts a volume whose ID has the format of an inline volume's ID. It removes
 // the volume if it is an inline volume: the ID of a static volume may have the same format.
 func (s *Server) unpublishInline(ctx context.Context, id, target string) error {
-	unrecorded, err := s.unrecorded(id, target)
+	b, err := s.findUnrecorded(id, target)
 	if err != nil {
 		return err
 	}
-	if unrecorded.source == nil {
+	if b.source == nil {
 		err = s.unpublishInPool(ctx, id, target)
 	} else {
-		err = s.unpublishAt(ctx, unrecorded, volume.Volume{}, target)
+		err = s.unpublishAt(ctx, b, volume.Volume{}, target)
 	}
 	if err == nil {
 		crashpoint.Here(crashpoint.UnpublishDone)
@@ -208,7 +209,7 @@ func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
 	damaged := errors.Is(err, volume.ErrDamaged)
 	switch {
 	case errors.Is(err, volume.ErrNotFound),
-		errors.Is(err, volume.ErrUnavailable) && !mounted: // CleanUpInline removes it from the pool
+		errors.Is(err, volume.ErrUnavailable) && !mounted: // CleanUpInline removes the volume when the pool is open
 		return s.unpublishAt(ctx, unrecorded{}, volume.Volume{}, target)
 	case err != nil && !damaged:
 		return err
@@ -223,7 +224,7 @@ func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
 	return detachUnmounted(ctx, b, v)
 }
 
-// discard removes an inline volume. ErrPrecondition while it is mounted anywhere.
+// discard detaches and deletes an inline volume. ErrPrecondition while the volume is mounted anywhere.
 func discard(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	if err := detachUnmounted(ctx, b, v); err != nil {
 		return err
@@ -231,7 +232,7 @@ func discard(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	return b.Delete(ctx, v.ID)
 }
 
-// detachUnmounted detaches a volume. ErrPrecondition while it is mounted anywhere.
+// detachUnmounted detaches a volume. ErrPrecondition while the volume is mounted anywhere.
 func detachUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	at, err := volumeMounts(ctx, b, v)
 	if err != nil {
@@ -247,7 +248,7 @@ func detachUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) er
 	return nil
 }
 
-// volumeMounts returns the mounts of a volume. There are none if it is not attached.
+// volumeMounts returns the mounts of a volume on this node.
 func volumeMounts(ctx context.Context, b backend.Backend, v volume.Volume) ([]*mount.Entry, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil || !ok {
@@ -256,22 +257,22 @@ func volumeMounts(ctx context.Context, b backend.Backend, v volume.Volume) ([]*m
 	return mount.Of(source)
 }
 
-// cleanups records which inline volumes this process has cleaned up. The remains of others may
-// be from an earlier process.
+// cleanups records which inline volumes this process has cleaned up. Any other inline volume may be left
+// over from an earlier process.
 type cleanups struct {
 	mu      sync.Mutex
 	ids     map[string]*cleanup
 	running sync.WaitGroup
 }
 
-// cleanup is the state of one inline volume.
+// cleanup is the state of the clean-up of one inline volume.
 type cleanup struct {
-	lock chan struct{} // capacity 1: a send locks done, a receive unlocks it
+	lock chan struct{} // a lock of done: a send acquires it, a receive releases it
 	done bool
 }
 
-// acquire locks the state of one volume. The caller releases it. Each volume has its own lock,
-// because a holder may wait for a disk that does not answer.
+// acquire locks and returns the state of one volume. The caller must release it. Each volume has its own
+// lock, because a call that holds a lock may wait for a disk that does not answer.
 func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
 	c.mu.Lock()
 	v := c.ids[id]
@@ -301,9 +302,10 @@ func (c *cleanups) forget(id string) {
 	delete(c.ids, id)
 }
 
-// cleanUp removes an inline volume that an earlier process left, once for each volume. A mounted
-// volume belongs to a pod and stays. A volume that is not mounted was left by an interrupted call
-// or by a restart of the node. The context waiting limits the wait for other calls for the volume.
+// cleanUp removes an inline volume that an earlier process left and that is not mounted: an interrupted
+// call or a restart of the node left it. A mounted volume belongs to a pod and stays. cleanUp does
+// nothing if this process has cleaned up the volume before. The context waiting limits the wait for
+// other calls for the volume.
 func (s *Server) cleanUp(ctx, waiting context.Context, id string) error {
 	state, err := s.cleaned.acquire(waiting, id)
 	if err != nil {
@@ -316,26 +318,21 @@ func (s *Server) cleanUp(ctx, waiting context.Context, id string) error {
 	b, v, err := s.inline(id)
 	switch {
 	case err == nil:
-		err = discardUnmounted(ctx, b, v)
-	case isMissing(err), errors.Is(err, volume.ErrDamaged): // a call for the volume reports it
+		var mounts []*mount.Entry
+		if mounts, err = volumeMounts(ctx, b, v); err == nil && len(mounts) == 0 {
+			err = discard(ctx, b, v)
+		}
+	case isMissing(err), errors.Is(err, volume.ErrDamaged): // a call for the volume reports the error
 		err = nil
 	}
 	state.done = err == nil
 	return err
 }
 
-func discardUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	at, err := volumeMounts(ctx, b, v)
-	if err != nil || len(at) > 0 {
-		return err
-	}
-	return discard(ctx, b, v)
-}
-
-// CleanUpInline removes the inline volumes that earlier processes left, each in its own
-// goroutine: a volume whose disk does not answer does not delay others. It returns when all are
-// removed, or after wait. After an error, the caller must call it again: a volume is still in use
-// or being removed, or a pool that may contain inline volumes is not open.
+// CleanUpInline removes the inline volumes that earlier processes left, each in its own goroutine, so
+// that a volume whose disk does not answer does not delay the others. It returns when all are removed,
+// or after wait. An error means that a volume is still in use or being removed, or that a pool that may
+// contain inline volumes is not open; the caller must then call CleanUpInline again.
 func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -364,8 +361,8 @@ func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
 // Wait waits for the goroutines that CleanUpInline started. Close the pools only afterwards.
 func (s *Server) Wait() { s.cleaned.running.Wait() }
 
-// memoryName returns the mount source (proc_pid_mountinfo(5)) of an inline volume in memory. Only
-// the mount source identifies the volume.
+// memoryName returns the mount source (proc_pid_mountinfo(5)) of an inline volume in memory, which
+// identifies the volume.
 func memoryName(id string) string { return "trivet:" + id }
 
 // publishMemory mounts an inline volume in memory. The volume consists only of this mount.
@@ -377,23 +374,24 @@ func (s *Server) publishMemory(ctx context.Context, r request, in volume.Inline,
 	if at.IsMount {
 		return checkPublishedMemory(r, source)
 	}
-	if err := s.allowsMemory(in); err != nil {
+	if err := s.checkMemoryLimit(in); err != nil {
 		return err
 	}
 	return mountTarget(r, at, prepareDir, func() error { return source.Mount(ctx, r.target, r.options) })
 }
 
-// allowsMemory refuses a new volume that the configuration does not allow.
-func (s *Server) allowsMemory(in volume.Inline) error {
+// checkMemoryLimit refuses a new volume in memory that the configuration does not allow (ErrInvalid).
+func (s *Server) checkMemoryLimit(in volume.Inline) error {
 	switch {
 	case s.InlineMemory == 0:
 		return volume.Errorf(volume.ErrInvalid, "volume_context.%s: this node has no inline volumes in memory: set ephemeralMemory in the driver's configuration", volume.AttrMedium)
 	case in.Size > s.InlineMemory:
-		return volume.Errorf(volume.ErrInvalid, "volume_context.%s: a volume in memory has at most %s here, requested are %s: request less, or raise ephemeralMemory in the driver's configuration", volume.AttrSize, volume.FormatSize(s.InlineMemory), volume.FormatSize(in.Size))
+		return volume.Errorf(volume.ErrInvalid, "volume_context.%s: a volume in memory has at most %s on this node, but the pod requests %s: request less, or raise ephemeralMemory in the driver's configuration", volume.AttrSize, volume.FormatSize(s.InlineMemory), volume.FormatSize(in.Size))
 	}
 	return nil
 }
 
+// checkMemory refuses a request that no volume in memory can satisfy (ErrInvalid).
 func checkMemory(r request) error {
 	switch {
 	case r.capability.FSType != "":
@@ -404,7 +402,7 @@ func checkMemory(r request) error {
 	return nil
 }
 
-// checkPublishedMemory returns nil if the target has the mount that the request describes.
+// checkPublishedMemory returns nil if the mount at the target is the one that the request describes.
 func checkPublishedMemory(r request, source *mount.MemorySource) error {
 	ok, err := source.Owns(r.target)
 	if err == nil && !ok {

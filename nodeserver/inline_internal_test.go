@@ -20,11 +20,13 @@ const (
 	answeredInline = "csi-0000000000000000000000000000000000000000000000000000000000000002"
 )
 
-// leftovers is a backend of inline volumes that an earlier process left. Detach of the stalled volume
-// waits for its disk.
+// leftovers is a backend with two inline volumes that an earlier process left. Detach of the stalled
+// volume blocks, as if the volume's disk did not answer.
 type leftovers struct {
 	backend.Backend
-	reached, until, deleted chan struct{}
+	stalled chan struct{} // closed when Detach blocks
+	release chan struct{} // closing it ends the blocked Detach
+	deleted chan struct{} // receives a value when the answered volume is deleted
 }
 
 func (leftovers) Name() string { return "leftovers" }
@@ -43,8 +45,8 @@ func (leftovers) Present(context.Context, volume.Volume) (mount.Source, bool, er
 
 func (l leftovers) Detach(_ context.Context, v volume.Volume) error {
 	if v.ID.Name == stalledInline {
-		close(l.reached)
-		<-l.until
+		close(l.stalled)
+		<-l.release
 	}
 	return nil
 }
@@ -56,7 +58,7 @@ func (l leftovers) Delete(_ context.Context, id volume.ID) error {
 	return nil
 }
 
-// registry has one backend.
+// registry returns a registry with one backend.
 func registry(b backend.Backend) *backend.Registry {
 	kind := backend.Kind{Name: "b", New: func(*pool.Set) backend.Backend { return b }}
 	return backend.Kinds{kind}.Registry(nil)
@@ -65,14 +67,14 @@ func registry(b backend.Backend) *backend.Registry {
 // TestInlineBesideStalledDisk: while the disk of one inline volume does not answer, other volumes are
 // cleaned up and unpublished, and calls for the stalled volume end at their deadline.
 func TestInlineBesideStalledDisk(t *testing.T) {
-	l := leftovers{reached: make(chan struct{}), until: make(chan struct{}), deleted: make(chan struct{}, 2)}
+	l := leftovers{stalled: make(chan struct{}), release: make(chan struct{}), deleted: make(chan struct{}, 2)}
 	s := New(registry(l), "node", 1)
 	cleaned := make(chan error)
 	go func() { cleaned <- s.CleanUpInline(context.Background(), time.Millisecond) }()
-	<-l.reached
+	<-l.stalled
 	<-l.deleted
 	if err := <-cleaned; !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("CleanUpInline: %v, want a timeout", err)
+		t.Errorf("CleanUpInline: got error %v, want context.DeadlineExceeded", err)
 	}
 	unpublish := func(id string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -82,40 +84,41 @@ func TestInlineBesideStalledDisk(t *testing.T) {
 		return err
 	}
 	if err := unpublish(answeredInline); err != nil {
-		t.Errorf("unpublish the other volume: %v", err)
+		t.Errorf("unpublishing the other volume: %v", err)
 	}
 	if err := unpublish(stalledInline); !errors.Is(err, volume.ErrPending) {
-		t.Errorf("unpublish the stalled volume: %v, want ErrPending", err)
+		t.Errorf("unpublishing the stalled volume: got error %v, want ErrPending", err)
 	}
-	close(l.until)
+	close(l.release)
 	if err := s.CleanUpInline(t.Context(), time.Minute); err != nil {
 		t.Errorf("CleanUpInline after the disk has answered: %v", err)
 	}
 }
 
-// present is a backend of volumes that are directories of a server and not mounted.
-type present struct{ backend.Backend }
+// unmounted is a backend whose volumes are directories of an NFS server that is not mounted.
+type unmounted struct{ backend.Backend }
 
-func (present) Name() string { return "nfs" }
+func (unmounted) Name() string { return "nfs" }
 
-func (present) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
+func (unmounted) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 	return volume.Volume{ID: id}, nil
 }
 
-func (present) Present(context.Context, volume.Volume) (mount.Source, bool, error) {
+func (unmounted) Present(context.Context, volume.Volume) (mount.Source, bool, error) {
 	return &mount.NFSSource{NFS: mount.NFS{Server: "nas.invalid", Path: "/e"}}, true, nil
 }
 
-func (present) Detach(context.Context, volume.Volume) error { return nil }
+func (unmounted) Detach(context.Context, volume.Volume) error { return nil }
 
-// TestReleaseDirectory: foreign mounts on this node do not belong to the directory.
+// TestReleaseDirectory: Release succeeds for a directory that is not mounted: no other mount on this node counts
+// as a mount of the directory.
 func TestReleaseDirectory(t *testing.T) {
 	id, err := volume.ParseID("nfs:nas:v")
 	if err != nil {
 		t.Fatal(err)
 	}
-	released, err := New(registry(present{}), "node", 1).Release(t.Context(), id, "/nowhere")
+	released, err := New(registry(unmounted{}), "node", 1).Release(t.Context(), id, "/nowhere")
 	if err != nil || !released {
-		t.Errorf("%t, %v", released, err)
+		t.Errorf("got released %t, error %v, want true", released, err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// NodePublishVolume implements csi.NodeServer: a bind mount of the staged filesystem, or of
-// the device node, at the path of the pod.
+// NodePublishVolume implements csi.NodeServer: it bind-mounts the staged filesystem, or the device node,
+// at the target path of a pod.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	r, err := publishRequest(req)
 	if err != nil {
@@ -84,8 +84,8 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	return mountTarget(r, at, prepareDir, func() error { return mount.Bind(r.staging, r.target, r.options) })
 }
 
-// mountTarget prepares the target and mounts there. If the mount fails, it removes a target that
-// it created.
+// mountTarget calls prepare to create the target if it is missing, and then mountAt to mount at the
+// target. If mountAt fails, a target that prepare created is removed.
 func mountTarget(r request, at mount.Info, prepare func(string, string, mount.Info) (bool, error), mountAt func() error) error {
 	made, err := prepare(targetField, r.target, at)
 	if err != nil {
@@ -98,8 +98,8 @@ func mountTarget(r request, at mount.Info, prepare func(string, string, mount.In
 	return err
 }
 
-// checkPublished returns nil if the mount at the target is of the staged filesystem and has the
-// flags of the staging mount and of the request.
+// checkPublished returns nil if the mount at the target shows the staged filesystem and has the flags of
+// the staging mount and of the request.
 func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 	if at.Dev != staged.Dev || at.Ino != staged.Ino {
 		return volume.Errorf(volume.ErrIncompatible, "target_path %q is a mount of something other than volume %s: unmount it, or use another path", r.target, v.ID)
@@ -145,7 +145,7 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 	if err != nil {
 		return err
 	}
-	if !at.IsMount { // check the mode before creating a device
+	if !at.IsMount { // check the access mode before creating a read-only device
 		if err := checkOnePathBlock(ctx, provider, v, r, device); err != nil {
 			return err
 		}
@@ -156,15 +156,15 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 		}
 		crashpoint.Here(crashpoint.PublishReadOnly)
 	}
-	err = publishNode(v, r, at, device)
+	err = publishDevice(v, r, at, device)
 	if err != nil && r.readOnly {
 		err = errors.Join(err, provider.ReleaseReadOnly(ctx, v))
 	}
 	return err
 }
 
-// checkOnePathBlock is checkOnePath for a raw volume. Either its own device or its read-only device
-// may be published.
+// checkOnePathBlock refuses to publish a raw volume at a second path, as checkOnePath does for a
+// filesystem. The first path may show the volume's own device or its read-only device.
 func checkOnePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device mount.BlockDevice) error {
 	if err := checkOnePath(v, r, mount.Info{}, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
 		return err
@@ -176,7 +176,8 @@ func checkOnePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Vo
 	return checkOnePath(v, r, mount.Info{}, readOnly)
 }
 
-func publishNode(v volume.Volume, r request, at mount.Info, device mount.BlockDevice) error {
+// publishDevice bind-mounts the node of a device at the target, or checks the mount that is there.
+func publishDevice(v volume.Volume, r request, at mount.Info, device mount.BlockDevice) error {
 	if at.IsMount {
 		ok, err := at.IsBlock(), error(nil)
 		if ok {
@@ -206,8 +207,12 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err := s.unpublishAt(ctx, b, v, target); err != nil {
 		return nil, err
 	}
-	if err := releaseReadOnly(ctx, b, v); err != nil {
-		return nil, err
+	// Free the read-only device of a raw volume if this was its last target. An interrupted call may
+	// have left the device without a mount. A volume without a readable record may be a raw volume.
+	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || v.Version == 0) {
+		if err := provider.ReleaseReadOnly(ctx, v); err != nil {
+			return nil, err
+		}
 	}
 	crashpoint.Here(crashpoint.UnpublishDone)
 	return &csi.NodeUnpublishVolumeResponse{}, nil
@@ -233,18 +238,8 @@ func (s *Server) unpublishAt(ctx context.Context, b backend.Backend, v volume.Vo
 	return nil
 }
 
-// releaseReadOnly frees the read-only device of a raw volume if this was its last target. An
-// interrupted call may have left the device without a mount. A volume without a readable record
-// is treated as raw.
-func releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	provider, ok := b.(backend.BlockProvider)
-	if !ok || !v.Block && v.Version != 0 {
-		return nil
-	}
-	return provider.ReleaseReadOnly(ctx, v)
-}
-
-// removeTarget removes the target that publish created. It refuses a target that has content.
+// removeTarget removes an empty target directory or file, which publish may have created. It refuses a
+// target that has content.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	if errors.Is(err, os.ErrNotExist) {
@@ -254,7 +249,7 @@ func removeTarget(target string) error {
 		return err
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
-		return volume.Errorf(volume.ErrPrecondition, "target_path %q is not empty, and no volume was published there: it stays; remove it", target)
+		return volume.Errorf(volume.ErrPrecondition, "target_path %q is not an empty file or directory, and no volume is published there: it stays; remove it", target)
 	}
 	err = mount.RemoveTarget(target)
 	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, syscall.EBUSY) {
@@ -263,8 +258,8 @@ func removeTarget(target string) error {
 	return err
 }
 
-// prepareDir creates a directory to mount on, unless it exists. A directory that is not
-// empty is refused: the mount would hide its content.
+// prepareDir creates a directory to mount on, unless it exists. It refuses a directory that is not empty,
+// because the mount would hide its content. made reports whether it created the directory.
 func prepareDir(field, path string, at mount.Info) (made bool, err error) {
 	if !at.Exists {
 		if err := os.Mkdir(path, 0o750); err != nil {
@@ -290,8 +285,8 @@ func prepareDir(field, path string, at mount.Info) (made bool, err error) {
 	return false, err
 }
 
-// prepareFile creates a file to bind a device node to, unless it exists. A file that is not empty
-// is refused.
+// prepareFile creates a file to bind-mount a device node on, unless it exists. It refuses a file that is
+// not empty. made reports whether it created the file.
 func prepareFile(field, path string, at mount.Info) (made bool, err error) {
 	if at.Exists {
 		info, err := os.Lstat(path)
@@ -307,7 +302,7 @@ func prepareFile(field, path string, at mount.Info) (made bool, err error) {
 	return true, f.Close()
 }
 
-// unusablePath explains why a path cannot be created.
+// unusablePath adds the name of the field, and where possible the remedy, to an error of creating a path.
 func unusablePath(field string, err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EROFS) {
 		return volume.Errorf(volume.ErrPrecondition, "%s: %w: its parent must be a writable directory", field, err)
@@ -324,8 +319,8 @@ func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) er
 	return verifier.VerifyOwnership(ctx, v)
 }
 
-// mountedSource returns the source of a volume that is mounted at path; nil if nothing is
-// mounted there. A mount of something else is an error, because it must not be unmounted.
+// mountedSource returns the source of a volume that is mounted at path, or nil if nothing is mounted
+// there. A mount of something else is ErrPrecondition, because it must not be unmounted.
 func mountedSource(ctx context.Context, b backend.Backend, v volume.Volume, field, path string) (mount.Source, error) {
 	mounted, err := mount.IsMountPoint(path)
 	if err != nil || !mounted {
@@ -338,8 +333,8 @@ func mountedSource(ctx context.Context, b backend.Backend, v volume.Volume, fiel
 	return source, err
 }
 
-// owner returns the source of the volume if the mount at path belongs to the volume; otherwise
-// nil.
+// owner returns the source of the mount at path if that mount belongs to the volume, otherwise nil. The
+// source is the volume itself or, for a raw volume, its read-only device.
 func owner(ctx context.Context, b backend.Backend, v volume.Volume, path string) (mount.Source, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil || !ok {
@@ -368,10 +363,10 @@ func errForeignMount(field, path string) error {
 	if err != nil || e == nil {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it stays mounted", field, path)
 	}
-	return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it stays mounted; %s is mounted there: if the pool of the volume was there, configure that location again until its volumes are unstaged", field, path, e.Source)
+	return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it stays mounted; its source is %s: if the volume's pool was at that location before, configure that location again until the pool's volumes are unstaged", field, path, e.Source)
 }
 
-// explainUnmount wraps an error of unmounting in the matching error of package volume.
+// explainUnmount wraps an error of unmounting a volume in the matching error of package volume.
 func explainUnmount(field, path string, err error) error {
 	switch {
 	case err == nil:

@@ -1,5 +1,5 @@
-// Package nodeserver is the CSI Node service: the one mount of a volume on this node
-// (stage), its bind mounts for pods (publish), and its usage and health.
+// Package nodeserver is the CSI Node service. It mounts a volume once on this node (stage), bind-mounts
+// it for pods (publish), and reports its usage and health.
 //
 // The mount table of the kernel is the only state. The backends make volumes available on the
 // node, and a mount.Source hides the kind of storage.
@@ -25,12 +25,13 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Abandon reports whether a storage server that does not respond is abandoned. ErrUnavailable
-	// if nothing may be unmounted now.
+	// Abandon decides whether an NFS server that does not respond is abandoned. ErrUnavailable if
+	// nothing may be unmounted now. If Abandon is nil, no server is abandoned.
 	Abandon mount.Abandon
-	// InlineMemory is the largest inline volume in memory, in bytes; 0 allows none.
+	// InlineMemory is the maximum size of an inline volume in memory, in bytes; 0 allows none.
 	InlineMemory int64
-	cleaned      cleanups
+	// cleaned records the inline volumes that this process has cleaned up.
+	cleaned cleanups
 }
 
 // New returns the service for one node. NodeGetInfo reports maxVolumes.
@@ -70,13 +71,13 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	}, nil
 }
 
-// forTeardown finds a volume that is to be unmounted from path. A pod must terminate even if the
-// record of the volume is unreadable or its pool is unavailable. Then the backend finds the mounts
-// and the device by the ID.
+// forTeardown looks up the volume to unmount from path. If the volume's record is unreadable or its
+// pool is unavailable, the returned volume has only an ID, by which the backend finds the mounts and
+// the device: the pod must terminate in this case too.
 func (s *Server) forTeardown(ctx context.Context, id, path string) (backend.Backend, volume.Volume, error) {
 	b, parsed, err := s.backends.ByID(id)
 	if errors.Is(err, volume.ErrNotFound) { // the ID is not from this driver
-		b, err := s.unrecorded(id, path)
+		b, err := s.findUnrecorded(id, path)
 		return b, volume.Volume{}, err
 	}
 	if err != nil {
@@ -89,9 +90,9 @@ func (s *Server) forTeardown(ctx context.Context, id, path string) (backend.Back
 	return b, v, err
 }
 
-// unrecorded returns the backend of a volume without a record: a static volume, or an inline volume
-// in memory. Only the mount at path identifies it.
-func (s *Server) unrecorded(id, path string) (unrecorded, error) {
+// findUnrecorded returns the backend of a volume without a record: a static volume, or an inline
+// volume in memory. Its source is nil if no such volume is mounted at path.
+func (s *Server) findUnrecorded(id, path string) (unrecorded, error) {
 	memory := &mount.MemorySource{Name: memoryName(id)}
 	if ok, err := memory.Owns(path); ok || err != nil {
 		return unrecorded{source: memory}, err
@@ -104,10 +105,10 @@ func (s *Server) unrecorded(id, path string) (unrecorded, error) {
 	return unrecorded{}, nil
 }
 
-// unrecorded is a backend for the calls that identify a volume by a path.
+// unrecorded is the backend of a volume without a record, which only its mount identifies.
 type unrecorded struct {
 	backend.Backend
-	source mount.Source // nil: no such volume is mounted at the path
+	source mount.Source // nil if the volume is not mounted
 }
 
 // Present implements backend.Backend.
@@ -118,8 +119,9 @@ func (u unrecorded) Present(context.Context, volume.Volume) (mount.Source, bool,
 // Detach implements backend.Backend.
 func (unrecorded) Detach(context.Context, volume.Volume) error { return nil }
 
-// findMounted looks up a volume. A volume without a record must be mounted at one of the paths
-// (ErrNotFound). A static volume may have an ID like that of an inline volume.
+// findMounted looks up a volume. If no record of the volume is found, and its ID is not one that this
+// driver generates, the volume must be mounted at one of the paths; otherwise ErrNotFound. An ID in
+// the format of inline volumes may also be the ID of a static volume.
 func (s *Server) findMounted(ctx context.Context, id string, paths ...string) (backend.Backend, volume.Volume, error) {
 	b, v, err := s.find(ctx, id)
 	if _, parseErr := volume.ParseID(id); parseErr == nil || !isMissing(err) {
@@ -129,7 +131,7 @@ func (s *Server) findMounted(ctx context.Context, id string, paths ...string) (b
 		if !filepath.IsAbs(path) {
 			continue
 		}
-		b, err := s.unrecorded(id, path)
+		b, err := s.findUnrecorded(id, path)
 		if b.source != nil || err != nil {
 			return b, volume.Volume{}, err
 		}
@@ -161,7 +163,8 @@ func absolute(field, path string) error {
 	return nil
 }
 
-// Fields that hold the path where a volume is staged. An inline volume is staged at its target.
+// Names of the request fields with the path where a volume is staged. An inline volume is staged at its
+// target_path.
 const (
 	stagingField = "staging_target_path"
 	targetField  = "target_path"
@@ -171,9 +174,9 @@ const (
 type request struct {
 	id      string
 	staging string
-	// field is the name of the field with the staging path.
+	// field is the name of the request field with the staging path.
 	field      string
-	target     string // publish only
+	target     string // only in a publish request
 	capability volume.Capability
 	options    mount.Options
 	readOnly   bool

@@ -76,7 +76,8 @@ func explainMount(v volume.Volume, r request, err error) error {
 	return backend.ExplainMount(err)
 }
 
-// checkStaged returns nil if the staging path has the mount that the request describes.
+// checkStaged returns nil if the mount at the staging path is the one that the request describes, and no
+// other node has owned the volume since.
 func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {
@@ -101,8 +102,8 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 	return verifyOwnership(ctx, b, v)
 }
 
-// NodeUnstageVolume implements csi.NodeServer. It succeeds when nothing on this node uses
-// the volume any more.
+// NodeUnstageVolume implements csi.NodeServer. It unmounts the volume from its staging path and detaches
+// its device. It fails while the volume is mounted elsewhere on this node, or a process uses it.
 func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	staging := req.GetStagingTargetPath()
 	if err := requireIDAndAbsolute(req.GetVolumeId(), stagingField, staging); err != nil {
@@ -132,13 +133,13 @@ func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volu
 	return explainUnmount(stagingField, staging, source.UnmountLast(ctx, staging, s.Abandon))
 }
 
-// Release unstages a volume that is being deleted and has no attachment, if the kubelet did not
-// unstage it: its only mount is at its staging path, so no pod uses it. A kubelet that dies
-// between unpublishing and unstaging leaves such volumes, because after its restart it searches
+// Release unstages a volume that is being deleted, if the kubelet did not unstage it. The volume has no
+// attachment and may be mounted only at its staging path, so no pod uses it. A kubelet that dies
+// between unpublishing and unstaging leaves such a volume, because after its restart it searches
 // only the directories of its pods.
 //
-// It reports whether it released the volume. ErrInUse if the volume is mounted elsewhere,
-// ErrPrecondition if a process uses its device; the volume may then have been unmounted,
+// Release reports whether it released the volume. ErrInUse if the volume is mounted at another path.
+// ErrPrecondition if a process uses its device; Release may then have unmounted the volume already,
 // which is safe because no publication exists.
 func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) (bool, error) {
 	b, v, err := s.forTeardown(ctx, id.String(), stagingPath)
@@ -164,14 +165,14 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 		}
 	}
 	if err := b.Detach(ctx, v); err != nil {
-		return false, fmt.Errorf("unstaging a deleted volume that the kubelet forgot: %w", err)
+		return false, fmt.Errorf("unstaging a volume that is being deleted and that the kubelet did not unstage: %w", err)
 	}
-	klog.FromContext(ctx).Info("Unstaged a volume that is being deleted and that the kubelet forgot", "source", source.String(), "mounts", len(mounts))
+	klog.FromContext(ctx).Info("Unstaged a volume that is being deleted and that the kubelet did not unstage", "source", source.String(), "mounts", len(mounts))
 	return true, nil
 }
 
 // NodeExpandVolume implements csi.NodeServer: it resizes the device and the filesystem
-// after ControllerExpandVolume. The ID identifies the volume; the path must exist.
+// after ControllerExpandVolume. The volume_id identifies the volume; the volume_path must only exist.
 func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if err := requireIDAndPath(id, path); err != nil {
@@ -210,7 +211,7 @@ func grow(ctx context.Context, b backend.Backend, v volume.Volume) error {
 		return err
 	}
 	if !ok {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is not staged on this node: call NodeStageVolume first, which grows it too", v.ID)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is not staged on this node: call NodeStageVolume, which also grows the volume", v.ID)
 	}
 	if err := expander.ResizeDevice(ctx, v); err != nil {
 		return err
