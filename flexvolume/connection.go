@@ -27,12 +27,12 @@ import (
 )
 
 const (
-	// answerTime is the timeout of a request for the pools of a driver.
+	// answerTime is the timeout of a query for the pools of a driver.
 	answerTime = 10 * time.Second
-	// openTime limits the wait for a pool that is not open yet. A driver that is ending may still
-	// have it open.
+	// openTime limits the wait for a pool that is not open yet, because a driver that is ending may
+	// still have it open.
 	openTime = 15 * time.Second
-	// pollTime is the interval between two attempts.
+	// pollTime is the interval between two attempts to connect to a driver, or to make a call.
 	pollTime = 20 * time.Millisecond
 	// yieldPoll is the interval at which an on-demand driver queries the running driver.
 	yieldPoll = 500 * time.Millisecond
@@ -42,18 +42,18 @@ const (
 	startPauseMax = 5 * time.Second
 )
 
-// connection is the connection to the driver that serves a pool: the running driver if it
-// serves the pool, otherwise the on-demand driver. If that driver ends, connection finds its
-// successor and repeats the interrupted call: all calls are idempotent.
+// connection is a connection to the driver that serves a pool: the running driver if it serves the
+// pool, otherwise the on-demand driver. If that driver ends during a call, connection connects to its
+// successor and repeats the call, because all calls are idempotent.
 type connection struct {
 	executable *Executable
 	dir        *os.File // the state directory
 	pool       string   // empty: the on-demand driver serves the call
-	socket     string   // of the driver, for error texts
+	socket     string   // the driver's socket, for error texts
 	conn       *grpc.ClientConn
-	started    *command.Child
-	pause      time.Duration // before the next start
-	startAfter time.Time     // zero: started is not known to have ended
+	started    *command.Child // the on-demand driver that this call started last
+	pause      time.Duration  // the last delay before a restart
+	restartAt  time.Time      // the end of that delay; zero while started is not known to have ended
 
 	controller csi.ControllerClient
 	node       csi.NodeClient
@@ -72,8 +72,8 @@ func (c *connection) close() {
 	}
 }
 
-// find connects to a driver. It starts the on-demand driver repeatedly if necessary: the driver of
-// another call may be ending.
+// find connects to a driver. If necessary it starts the on-demand driver, repeatedly because the
+// on-demand driver that another call started may be ending.
 func (c *connection) find(ctx context.Context) (err error) {
 	e := c.executable
 	onDemandSocket := fmt.Sprintf("/proc/self/fd/%d/%s", c.dir.Fd(), e.OnDemand.Socket) // socket paths are limited to 107 bytes
@@ -103,16 +103,22 @@ func (c *connection) find(ctx context.Context) (err error) {
 	}
 }
 
-// start starts the on-demand driver unless one that this call started is still running.
+// start starts the on-demand driver, unless the one that this call started is still running, or has ended
+// so recently that the delay before a restart has not passed.
 func (c *connection) start() (err error) {
 	if c.started != nil {
 		select {
 		case <-c.started.Done():
 			var exit *command.Error
 			if errors.As(c.started.Err(), &exit) && exit.Signal == 0 {
-				return fmt.Errorf("the on-demand driver does not start: %s (%s)", c.lastLogLine(), c.log())
+				return fmt.Errorf("the on-demand driver does not start: %s (see %s)", c.lastLogLine(), c.log())
 			}
-			if c.started.Err() == nil && c.mustPause() {
+			// Status 0: another process, which may be ending, holds the lock of the on-demand driver.
+			if c.started.Err() == nil && c.restartAt.IsZero() {
+				c.pause = min(max(2*c.pause, startPause), startPauseMax)
+				c.restartAt = time.Now().Add(c.pause)
+			}
+			if time.Now().Before(c.restartAt) {
 				return nil
 			}
 		default:
@@ -120,19 +126,9 @@ func (c *connection) start() (err error) {
 		}
 	}
 	d := c.executable.OnDemand
-	c.startAfter = time.Time{}
+	c.restartAt = time.Time{}
 	c.started, err = command.Command{Name: d.Command[0], Args: d.Command[1:], Hold: []*os.File{c.dir}}.StartDetached()
 	return err
-}
-
-// mustPause reports whether the delay before a restart has not passed yet. It is called after the
-// on-demand driver ended with status 0, because another process, which may be ending, holds the lock.
-func (c *connection) mustPause() bool {
-	if c.startAfter.IsZero() {
-		c.pause = min(max(2*c.pause, startPause), startPauseMax)
-		c.startAfter = time.Now().Add(c.pause)
-	}
-	return time.Now().Before(c.startAfter)
 }
 
 func (c *connection) log() string { return filepath.Join(c.executable.StateDir, LogFile) }
@@ -159,7 +155,7 @@ func (c *connection) Invoke(ctx context.Context, method string, args, reply any,
 		case err == nil:
 			return nil
 		case status.Code(err) == codes.Aborted && time.Now().Before(retryUntil) && sleep(ctx, pollTime) == nil:
-			continue // the driver still runs the same call of a killed process
+			continue // the driver is still running a call for the volume that a killed process made
 		case status.Code(err) != codes.Unavailable || ctx.Err() != nil || c.alive(ctx):
 			return callError{status.Convert(err)}
 		}
@@ -178,17 +174,18 @@ func (c *connection) NewStream(context.Context, *grpc.StreamDesc, string, ...grp
 	return nil, status.Error(codes.Unimplemented, "streams are not used")
 }
 
-// callError is the error of a driver.
+// callError is an error that a driver returned.
 type callError struct{ *status.Status }
 
 func (e callError) Error() string              { return e.Message() }
 func (e callError) GRPCStatus() *status.Status { return e.Status }
 
-// errNotServed: no driver listens on a socket, or the driver there does not serve the pool.
+// errNotServed means that no driver listens on a socket, or that the driver is ending or does not serve
+// the pool.
 var errNotServed = errors.New("no driver serves the pool")
 
-// dial connects to the driver at a socket. It returns errNotServed if the driver does not serve the
-// pool. An empty pool matches every driver.
+// dial connects to the driver at a socket if the driver serves the pool; otherwise errNotServed. Every
+// driver serves the empty pool.
 func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
 	open := func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -224,15 +221,15 @@ func queryPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string]
 	return identity.Pools(info.GetManifest()), err
 }
 
-// PoolsServed returns which of the pools the driver at a socket serves, open or not; none if no
-// driver listens there.
+// PoolsServed returns those of the pools that the driver at a socket serves, whether they are open or not.
+// It returns none if no driver listens on the socket.
 func PoolsServed(ctx context.Context, socket string, pools []string) ([]string, error) {
 	all, err := runningPools(ctx, socket)
 	return slices.DeleteFunc(slices.Clone(pools), func(pool string) bool { return !slices.Contains(all, pool) }), err
 }
 
-// runningPools returns the pools that the driver at a socket serves, open or not; none if no driver
-// listens there.
+// runningPools returns all pools that the driver at a socket serves, whether they are open or not. It
+// returns none if no driver listens on the socket.
 func runningPools(ctx context.Context, socket string) ([]string, error) {
 	conn, err := dial(ctx, socket, "")
 	if errors.Is(err, errNotServed) {
@@ -249,9 +246,9 @@ func runningPools(ctx context.Context, socket string) ([]string, error) {
 	return slices.Sorted(maps.Keys(pools)), err
 }
 
-// AwaitChange returns when the subset of pools that the driver at a socket serves differs from before,
-// or ctx ends. The on-demand driver then ends: it must not hold a pool of that driver, and its
-// successor must serve the pools that the driver no longer serves.
+// AwaitChange waits until the driver at a socket serves other ones of the pools than before, or until ctx
+// ends. The on-demand driver must end then: it must release the pools that the driver at the socket now
+// serves, and its successor must serve those that the driver at the socket no longer serves.
 func AwaitChange(ctx context.Context, socket string, pools, before []string) {
 	for sleep(ctx, yieldPoll) == nil {
 		if served, err := PoolsServed(ctx, socket, pools); err == nil && !slices.Equal(served, before) {
@@ -260,8 +257,8 @@ func AwaitChange(ctx context.Context, socket string, pools, before []string) {
 	}
 }
 
-// poolUUID waits until the connection's pool is open, and returns its UUID. The driver also validates
-// the parameters.
+// poolUUID waits until the connection's pool is open, and returns the pool's UUID. The driver also
+// validates the parameters.
 func (c *connection) poolUUID(ctx context.Context, parameters map[string]string) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -285,10 +282,10 @@ func (c *connection) poolUUID(ctx context.Context, parameters map[string]string)
 	}
 }
 
-// checkUUID returns an error if another pool had the same name before. Otherwise the running driver
-// and the on-demand driver could have two pools with one name, and a volume of one pool would be
-// created again in the other. If no UUID is recorded, that of the mounted volumes is recorded: earlier
-// versions recorded none.
+// checkUUID returns an error if the recorded UUID of the pool with this name is not uuid. Without this
+// check the running driver and the on-demand driver could have two pools with one name, and a volume of
+// one pool would be created again in the other. If no UUID is recorded, checkUUID records that of the
+// mounted volumes, because earlier versions recorded none, or uuid if no volume is mounted.
 func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
 	name := filepath.Join(uuidsDir, pool+".uuid")
 	known, err := fs.ReadFile(state.FS(), name)
@@ -307,7 +304,8 @@ func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
 	return err
 }
 
-// mountedUUID returns the UUID of a pool from its mounted volumes; empty if there are none.
+// mountedUUID returns the UUID of a pool from the IDs of its mounted volumes, or an empty string if none is
+// mounted.
 func mountedUUID(ctx context.Context, state *os.Root, pool string) (string, error) {
 	all, err := targets(ctx, state)
 	for _, t := range all {

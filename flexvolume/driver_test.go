@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// driver is a driver process and clients of its CSI services.
+// driver is a process of trivet driver, with clients of its CSI services.
 type driver struct {
 	controller csi.ControllerClient
 	node       csi.NodeClient
@@ -33,7 +33,8 @@ var capability = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 }
 
-// startDriver starts a driver on the socket that the executable uses, and waits until it is ready.
+// startDriver starts a driver on the socket on which the executable looks for the running driver, and waits
+// until it is ready.
 func (k *kubelet) startDriver(config string) *driver {
 	k.t.Helper()
 	c := exec.Command(program, "driver", "--endpoint", "unix://"+k.socket, "--node-id", "n", "--config", config, "--state-dir", k.t.TempDir(), "--http-address", "")
@@ -59,9 +60,10 @@ func (d *driver) kill() {
 	_ = d.process.Wait()
 }
 
-// csiVolume is a volume that is created and mounted by CSI calls.
+// csiVolume is a volume that createAndMount has mounted.
 type csiVolume struct{ id, staging, target string }
 
+// createAndMount creates, stages and publishes a volume by CSI calls.
 func (k *kubelet) createAndMount(d *driver, name string) csiVolume {
 	k.t.Helper()
 	created, err := d.controller.CreateVolume(k.t.Context(), &csi.CreateVolumeRequest{
@@ -87,8 +89,8 @@ func (k *kubelet) unmountAndDelete(d *driver, v csiVolume) {
 }
 
 // TestPoolSharedWithCSI: CSI and FlexVolume use one pool concurrently. While the driver does not run, an
-// on-demand driver serves FlexVolume calls. When the driver starts again, it takes over the pool, even if
-// FlexVolume calls are in progress. A FlexVolume call cannot mount a CSI volume by the volume's name.
+// on-demand driver serves FlexVolume calls. When the driver starts again, it takes over the pool from the
+// on-demand driver, even if FlexVolume calls are in progress. A FlexVolume call cannot mount a CSI volume by the volume's name.
 func TestPoolSharedWithCSI(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
@@ -227,15 +229,15 @@ func TestUnlistedPool(t *testing.T) {
 	k.refuse(`option pool="other": must be one of the pools ["private"] of the driver at `, "loop", "mount", k.target("web"), options("pool", "other"))
 	web, db := k.target("web"), k.target("db")
 	k.succeed("loop", "mount", web, private)
-	k.succeed("loop", "mount", db, options()) // without a pool: the driver has only one
+	k.succeed("loop", "mount", db, options()) // no pool is needed, because the driver has only one
 	k.write(config, string(listed))
 	checkRefused()
 	k.succeed("loop", "unmount", web)
 	k.succeed("loop", "unmount", db)
 }
 
-// TestPoolRemoved: a volume can be unmounted after its pool was removed from the configuration, and init
-// does not wait for a driver.
+// TestPoolRemoved: a volume can be unmounted after its pool was removed from the configuration. init then does
+// not wait for a driver that serves the pool.
 func TestPoolRemoved(t *testing.T) {
 	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	for _, driver := range []string{"loop", "local"} {
@@ -251,12 +253,12 @@ func (k *kubelet) poolRemoved(driver string) {
 	k.succeed(driver, "mount", web, options("volume", driver, "size", "160Mi"))
 	k.succeed(driver, "mount", db, options("volume", driver))
 	k.awaitIdle()
-	must(k.t, syscall.Unmount(db, 0)) // as after an unmount call that was killed
+	must(k.t, syscall.Unmount(db, 0)) // the state after a killed call to unmount
 	k.write(config, "pools: []\n")
 	began := time.Now()
 	k.succeed(driver, "init")
 	if took := time.Since(began); took > 5*time.Second {
-		k.t.Errorf("init took %v", took)
+		k.t.Errorf("init took %v, want at most 5s", took)
 	}
 	k.succeed(driver, "unmount", web)
 	k.checkNothingLeft()
@@ -267,8 +269,8 @@ func (k *kubelet) poolRemoved(driver string) {
 	k.succeed(driver, "unmount", web)
 }
 
-// TestNFSOnDemand: the on-demand driver serves calls without a pool, such as for an NFS export, because
-// the configuration of the running driver may refuse NFS.
+// TestNFSOnDemand: the on-demand driver serves calls without a pool, such as for an NFS directory, although a
+// driver runs: the configuration of the running driver may refuse NFS.
 func TestNFSOnDemand(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	k.startDriver(filepath.Join(k.plugins, "trivet~loop", "config.yaml"))
@@ -307,7 +309,7 @@ func TestDriverKilled(t *testing.T) {
 func (k *kubelet) wantOnDemandDrivers(want int) {
 	k.t.Helper()
 	if got := k.onDemandDrivers(); len(got) != want {
-		k.t.Errorf("%d on-demand drivers run, want %d", len(got), want)
+		k.t.Errorf("got %d on-demand drivers, want %d", len(got), want)
 	}
 }
 
@@ -342,8 +344,8 @@ func (k *kubelet) onDemandDrivers() (pids []int) {
 	return pids
 }
 
-// TestMigration follows docs/flexvolume.md: the driver is configured with the pool of FlexVolume, and a
-// PersistentVolume with a csi source uses a volume that FlexVolume created.
+// TestMigration follows docs/flexvolume.md: a driver with the pool of FlexVolume mounts a volume that FlexVolume
+// created.
 func TestMigration(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	web := k.target("web")

@@ -18,27 +18,28 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// TestInit: the capabilities, and the calls that the executable does not support.
+// TestInit: init returns the capabilities, unsupported calls are answered as such, and calls with too few arguments
+// are refused.
 func TestInit(t *testing.T) {
 	k := newKubelet(t, t.TempDir())
-	for driver, onServer := range map[string]bool{"trivet": false, "loop": false, "local": false, "nfs": true} {
+	for driver, isNFS := range map[string]bool{"trivet": false, "loop": false, "local": false, "nfs": true} {
 		c := k.succeed(driver, "init").Capabilities
-		if c == nil || c.Attach || c.SupportsMetrics || c.FSGroup == onServer || c.RequiresFSResize == onServer {
-			t.Errorf("%s: %+v", driver, c)
+		if c == nil || c.Attach || c.SupportsMetrics || c.FSGroup == isNFS || c.RequiresFSResize == isNFS {
+			t.Errorf("%s: got capabilities %+v, want fsGroup and requiresFSResize %t, and no others", driver, c, !isNFS)
 		}
 	}
 	for _, call := range []string{"attach", "getvolumename", "waitforattach", "isattached", "mountdevice", "unmountdevice", "detach", "dance"} {
 		if a := k.call("loop", call, "{}"); a != (flexvolume.Answer{Status: flexvolume.NotSupported}) {
-			t.Errorf("%s: %+v", call, a)
+			t.Errorf("%s: got %+v, want Not supported", call, a)
 		}
 	}
 	k.refuse("no call is given", "loop")
 	k.refuse("mount has 1 arguments: 2 are required", "loop", "mount", "/x")
 }
 
-// TestLife: the first call creates a volume, which several pods mount. The last unmount unstages it, and
-// the next mount finds the data.
-func TestLife(t *testing.T) {
+// TestLifecycle: the first call creates a volume, which several pods mount. The last call to unmount unstages the
+// volume, and the next call to mount finds the data.
+func TestLifecycle(t *testing.T) {
 	for _, tc := range []struct {
 		driver, backend, filesystem, fsType string
 	}{
@@ -55,16 +56,17 @@ func TestLife(t *testing.T) {
 				fs = testenv.Filesystem(t, tc.filesystem, "2G")
 			}
 			k := newKubelet(t, fs)
-			own := []string{"kubernetes.io/fsType", tc.fsType, "size", "320Mi"}
+			common := []string{"kubernetes.io/fsType", tc.fsType, "size", "320Mi"}
 			if tc.backend != "" {
-				own = append(own, "backend", tc.backend)
+				common = append(common, "backend", tc.backend)
 			}
-			k.life(tc.driver, func(extra ...string) string { return options(append(own, extra...)...) })
+			k.lifecycle(tc.driver, func(extra ...string) string { return options(append(common, extra...)...) })
 		})
 	}
 }
 
-func (k *kubelet) life(driver string, of func(extra ...string) string) {
+// lifecycle runs the calls of TestLifecycle. of returns the options of the volume with extra options.
+func (k *kubelet) lifecycle(driver string, of func(extra ...string) string) {
 	web, db, reader := k.target("web"), k.target("db"), k.target("reader")
 	k.refuse("set option size", driver, "mount", web, strings.Replace(of(), `,"size":"320Mi"`, "", 1))
 	k.succeed(driver, "mount", web, of())
@@ -74,17 +76,17 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	k.write(filepath.Join(web, "file"), "kept")
 	k.read(filepath.Join(db, "file"), "kept")
 	if err := os.WriteFile(filepath.Join(reader, "file"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
-		k.t.Errorf("writing read-only: %v", err)
+		k.t.Errorf("writing to a read-only mount: got error %v, want EROFS", err)
 	}
 
 	before := size(k.t, web)
 	if a := k.succeed(driver, "expandvolume", of(), "", fmt.Sprint(640<<20), fmt.Sprint(320<<20)); a.NewSize != 640<<20 {
-		k.t.Errorf("%+v", a)
+		k.t.Errorf("expandvolume: got %+v, want volumeNewSize %d", a, 640<<20)
 	}
 	k.succeed(driver, "expandfs", of(), "", "", fmt.Sprint(640<<20), fmt.Sprint(320<<20))
-	if !strings.Contains(of(), `fsType":""`) { // a directory reports the size of its pool
+	if !strings.Contains(of(), `fsType":""`) { // without a filesystem of its own, a volume reports the size of its pool's filesystem
 		if after := size(k.t, web); after < before*3/2 {
-			k.t.Errorf("%d bytes before, %d after the expansion", before, after)
+			k.t.Errorf("the filesystem had %d bytes before and %d bytes after the expansion, want 1.5 times as many", before, after)
 		}
 	}
 
@@ -101,21 +103,21 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	k.succeed(driver, "unmount", web)
 }
 
-// TestAnother: a directory has one volume at a time. The next call cleans up a volume that a killed call
-// left.
-func TestAnother(t *testing.T) {
+// TestAnotherVolume: a directory has one volume at a time. If a killed call left a volume without a mount, the next
+// call cleans it up.
+func TestAnotherVolume(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	at := k.target("web")
 	of := func(volume string) string { return options("size", "32Mi", "volume", volume) }
 	k.succeed("loop", "mount", at, of("one"))
 	k.refuse("unmount it there first", "loop", "mount", at, of("two"))
-	must(t, syscall.Unmount(at, 0)) // as if the call had been killed before
+	must(t, syscall.Unmount(at, 0)) // the state after a killed call
 	k.succeed("loop", "mount", at, of("two"))
 	k.succeed("loop", "unmount", at)
 }
 
-// TestTogether: concurrent calls wait for each other, and all succeed.
-func TestTogether(t *testing.T) {
+// TestConcurrentCalls: concurrent calls for one pool wait for each other, and all succeed.
+func TestConcurrentCalls(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	const pods = 8
 	var targets []string
@@ -123,16 +125,14 @@ func TestTogether(t *testing.T) {
 		targets = append(targets, k.target(fmt.Sprint("pod", i)))
 	}
 	of := func(i int) string { return options("size", "32Mi", "volume", fmt.Sprint("v", i%3)) }
-	together(pods, func(i int) { k.succeed("loop", "mount", targets[i], of(i)) })
+	runConcurrently(pods, func(i int) { k.succeed("loop", "mount", targets[i], of(i)) })
 	for i, at := range targets {
 		k.write(filepath.Join(at, fmt.Sprint(i)), "x")
 	}
-	together(pods, func(i int) {
-		k.succeed("loop", "unmount", targets[i])
-	})
+	runConcurrently(pods, func(i int) { k.succeed("loop", "unmount", targets[i]) })
 }
 
-// TestBadInput: errors name the invalid value, and leave no state.
+// TestBadInput: calls with invalid values are refused with the value, and leave no state.
 func TestBadInput(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	full := k.target("full")
@@ -153,7 +153,7 @@ func TestBadInput(t *testing.T) {
 		{"loop", "is not empty", []string{"mount", full, options("size", "32Mi")}},
 		{"loop", "must be an absolute path", []string{"mount", "relative", options("size", "32Mi")}},
 		{"nfs", `options server="", share="/e"`, []string{"mount", k.target("a"), options("share", "/e")}},
-		{"nfs", `option pool="flex": a directory of a server takes only`, []string{"mount", k.target("a"), options("server", "nas", "share", "/e", "pool", "flex")}},
+		{"nfs", `option pool="flex": an NFS directory has only the options`, []string{"mount", k.target("a"), options("server", "nas", "share", "/e", "pool", "flex")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "share", "/e")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "export", "/e")}},
 		{"local", `size "0x10"`, []string{"expandvolume", options(), "", "0x10", "1"}},
@@ -186,7 +186,7 @@ func TestForeignDriver(t *testing.T) {
 }
 
 // TestKilled: calls are killed at random moments, and some are repeated. Written data persists, each
-// pod has its own volume, each volume keeps its namespace, and all state is removed at the end.
+// pod gets the volume that it requests, each volume keeps its namespace, and no state remains at the end.
 func TestKilled(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	seed := uint64(time.Now().UnixNano())
@@ -204,7 +204,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// history records the volumes of pods and their content.
+// history records which volume each pod has mounted, and the content of each volume.
 type history struct {
 	*kubelet
 	rand    *rand.Rand
@@ -212,6 +212,7 @@ type history struct {
 	written map[string]string // what was last written to each volume
 }
 
+// step mounts a volume in a random pod, or unmounts the volume of the pod.
 func (h *history) step() {
 	pod := fmt.Sprint("pod", h.rand.IntN(4))
 	if _, has := h.mounted[pod]; has {
@@ -220,7 +221,7 @@ func (h *history) step() {
 	}
 	volume := fmt.Sprint("v", h.rand.IntN(2))
 	at := h.target(pod)
-	if !h.until("mount", at, options("size", "32Mi", "volume", volume)) {
+	if !h.killSome("mount", at, options("size", "32Mi", "volume", volume)) {
 		h.checkGone(at)
 		return
 	}
@@ -236,24 +237,26 @@ func (h *history) step() {
 
 func (h *history) unmount(pod string) {
 	at := h.target(pod)
-	for !h.until("unmount", at) {
+	for !h.killSome("unmount", at) {
 	}
 	h.checkGone(at)
 	delete(h.mounted, pod)
 }
 
+// checkGone fails the test if a volume is mounted at a path after a repeated call to unmount.
 func (h *history) checkGone(at string) {
 	h.t.Helper()
 	if e, err := mount.OnPath(at); e != nil || err != nil {
-		h.until("unmount", at) // as after a restart of the kubelet
+		h.killSome("unmount", at) // a restarted kubelet repeats the call
 	}
 	if e, err := mount.OnPath(at); e != nil || err != nil {
-		h.t.Errorf("%s has %v, %v", at, e, err)
+		h.t.Errorf("got mount %v, error %v at %s, want none", e, err, at)
 	}
 }
 
-// until kills a call several times, and reports whether it finally succeeded.
-func (h *history) until(words ...string) bool {
+// killSome makes a call up to four times and kills each attempt but the last. It may give up after a killed attempt.
+// It reports whether an attempt succeeded.
+func (h *history) killSome(words ...string) bool {
 	for range h.rand.IntN(4) {
 		if h.kill(words...) {
 			return true
@@ -266,7 +269,7 @@ func (h *history) until(words ...string) bool {
 	return true
 }
 
-// kill makes a call and kills it after a random time, unless it has ended.
+// kill makes a call, and kills it after a random time unless it has ended. It reports whether the call succeeded.
 func (h *history) kill(words ...string) bool {
 	h.t.Helper()
 	c := h.command("loop", words...)
@@ -279,13 +282,13 @@ func (h *history) kill(words ...string) bool {
 	decoded := json.NewDecoder(out).Decode(&a)
 	_ = c.Wait()
 	if decoded == nil && a.Status != flexvolume.Success {
-		h.t.Errorf("%q: %+v", words, a)
+		h.t.Errorf("%q: got %+v, want success or no answer", words, a)
 	}
 	return decoded == nil && a.Status == flexvolume.Success
 }
 
-// TestNamespace: a volume belongs to the namespace that mounted it first, also after it was unmounted. An
-// administrator can assign it to another namespace.
+// TestNamespace: a volume belongs to the namespace of the pod that mounted it first, even after it was unmounted. An
+// administrator can assign the volume to another namespace.
 func TestNamespace(t *testing.T) {
 	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	for _, driver := range []string{"loop", "local"} {
@@ -323,9 +326,9 @@ func (k *kubelet) namespaces(driver string) {
 	k.succeed(driver, "unmount", heir)
 }
 
-// TestMountedBefore: a mounted volume without a recorded namespace, as after an upgrade from a version
-// that recorded none, belongs to no namespace before an administrator assigns it.
-func TestMountedBefore(t *testing.T) {
+// TestNoNamespace: a volume without a recorded namespace, as of a version that recorded none, cannot be mounted before
+// an administrator assigns it to a namespace.
+func TestNoNamespace(t *testing.T) {
 	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	of := func(namespace string) string {
 		return options("kubernetes.io/pod.namespace", namespace, "volume", "old", "size", "160Mi")
@@ -357,7 +360,7 @@ func (k *kubelet) forgetNamespace() {
 	records, err := filepath.Glob(filepath.Join(k.pool, "volumes", "*", "volume.json"))
 	must(k.t, err)
 	if len(records) != 1 {
-		k.t.Fatalf("records: %q", records)
+		k.t.Fatalf("got the records %q, want one", records)
 	}
 	b, err := os.ReadFile(records[0])
 	must(k.t, err)
@@ -369,8 +372,7 @@ func (k *kubelet) forgetNamespace() {
 	must(k.t, os.WriteFile(records[0], b, 0o600))
 }
 
-// TestSubDir: no pod can make a foreign directory its volume: a directory beside the volumes in the pool,
-// or another volume.
+// TestSubDir: the option subDir is refused, because a pod could select another user's directory in the pool with it.
 func TestSubDir(t *testing.T) {
 	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	k.refuse("set option size", "local", "mount", k.target("web"), options()) // creates the pool

@@ -1,9 +1,9 @@
-// Package flexvolume answers the calls of a FlexVolume executable. Each call is a process
-// that connects to a CSI driver: to the running driver if it serves the volume's pool,
-// otherwise to an on-demand driver. A call starts the on-demand driver, which ends when idle.
-// The on-demand driver always serves directories of servers.
-// The state between calls is the mount table and a record for each directory where a volume is
-// mounted.
+// Package flexvolume answers the calls of a FlexVolume executable. Each call is a process that
+// connects to a CSI driver. If the running driver serves the volume's pool, that is the running
+// driver. Otherwise it is the on-demand driver, which the call starts and which ends when idle. A
+// volume that is an NFS directory (a directory of an NFS server) has no pool, so the on-demand driver
+// always serves it. The state between calls is the mount table and a record for each directory where a
+// volume is mounted.
 //
 // The interface is that of the kubelet: the command line contains the call and its arguments,
 // and the answer is one line of JSON on the standard output
@@ -25,7 +25,7 @@ import (
 // Status is the outcome of a call.
 type Status string
 
-// The statuses that a kubelet knows. For NotSupported the kubelet does the default action itself.
+// The statuses that a kubelet knows. After NotSupported the kubelet performs its default action.
 const (
 	Success      Status = "Success"
 	Failure      Status = "Failure"
@@ -41,8 +41,8 @@ type Answer struct {
 	NewSize int64 `json:"volumeNewSize,omitempty"`
 }
 
-// Capabilities are the answer to init. A kubelet assumes true for those that are missing,
-// except supportsMetrics.
+// Capabilities are part of the answer to init. A kubelet assumes true for a missing capability, except
+// for supportsMetrics.
 type Capabilities struct {
 	Attach           bool `json:"attach"`
 	SELinuxRelabel   bool `json:"selinuxRelabel"`
@@ -54,14 +54,15 @@ type Capabilities struct {
 // StateDirVariable is the environment variable with the path of the state directory.
 const StateDirVariable = "TRIVET_FLEXVOLUME_STATE_DIR"
 
-// Executable is this program as installed in one directory of a kubelet's volume plugins.
+// Executable is the configuration of this program as one FlexVolume executable of a kubelet.
 type Executable struct {
-	// Kind is the kind of all its volumes; empty: their options name it.
+	// Kind is the kind of all volumes of the executable. If it is empty, the options of each volume set
+	// the kind.
 	Kind string
-	// DefaultKind is the kind of a node-local volume whose options name no kind. ServerKind is
-	// the kind of the directories of servers.
+	// DefaultKind is the kind of a node-local volume whose options set no kind. ServerKind is the kind
+	// of NFS directories.
 	DefaultKind, ServerKind string
-	// StateDir contains the staging mounts, and the records.
+	// StateDir is the directory of the staging mounts and the records.
 	StateDir string
 	// Socket is the path of the running driver's socket.
 	Socket string
@@ -71,13 +72,13 @@ type Executable struct {
 
 // OnDemand describes a driver that a call starts and that ends when idle.
 type OnDemand struct {
-	// Command starts the driver, with the state directory as descriptor 3. The driver exits
-	// with status 0 if another one runs.
+	// Command starts the driver, with the state directory as file descriptor 3. If another on-demand
+	// driver runs, the new one exits with status 0.
 	Command []string
-	// Socket is the name of its socket in the state directory.
+	// Socket is the name of the driver's socket in the state directory.
 	Socket string
-	// Pools are the names of the pools in its configuration. If there are any, calls accept
-	// no other pools.
+	// Pools are the names of the pools in the driver's configuration. If it is not empty, calls for
+	// other pools are refused.
 	Pools []string
 }
 
@@ -93,7 +94,7 @@ var calls = map[string]call{
 	"unmount":      {1, (*Executable).unmount},
 	"expandvolume": {4, (*Executable).expandVolume},
 	"expandfs":     {5, (*Executable).expandFilesystem},
-	"assign":       {2, (*Executable).assign}, // for administrators
+	"assign":       {2, (*Executable).assign}, // for administrators; a kubelet does not make this call
 }
 
 // Answer executes a call. It never panics; errors are in the answer.
@@ -122,13 +123,13 @@ func (e *Executable) Answer(ctx context.Context, words []string) (a Answer) {
 	return a
 }
 
-// init also cleans up after killed calls.
+// init returns the capabilities of the executable, and cleans up after killed calls.
 func (e *Executable) init(ctx context.Context, _ []string) (Answer, error) {
 	if err := e.sweep(ctx); err != nil { // volumes can be used without the clean-up
 		klog.FromContext(ctx).Error(err, "Failed to clean up after killed calls; the next call retries")
 	}
-	onServer := e.Kind != "" && e.Kind == e.ServerKind
-	return Answer{Capabilities: &Capabilities{SELinuxRelabel: !onServer, FSGroup: !onServer, RequiresFSResize: !onServer}}, nil
+	isNFS := e.Kind != "" && e.Kind == e.ServerKind
+	return Answer{Capabilities: &Capabilities{SELinuxRelabel: !isNFS, FSGroup: !isNFS, RequiresFSResize: !isNFS}}, nil
 }
 
 // mount DIR OPTIONS mounts a volume at a directory.
@@ -137,7 +138,7 @@ func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 		return Answer{}, volume.Errorf(volume.ErrInvalid, "directory %q: must be an absolute path without . and ..", dir)
 	}
 	return Answer{}, e.withVolume(ctx, args[1], func(s *session, o options) error {
-		id, err := s.volume(ctx, o)
+		id, err := s.findOrCreate(ctx, o)
 		if err != nil {
 			return err
 		}
@@ -154,7 +155,7 @@ func (e *Executable) assign(ctx context.Context, args []string) (Answer, error) 
 	return Answer{}, e.withVolume(ctx, args[1], func(s *session, o options) error { return s.assign(ctx, o, namespace) })
 }
 
-// withVolume calls do in a session for the volume that options in JSON describe.
+// withVolume calls do in a session for the volume that the JSON options in text describe.
 func (e *Executable) withVolume(ctx context.Context, text string, do func(s *session, o options) error) error {
 	o, err := e.options(ctx, text)
 	if err != nil {
@@ -170,7 +171,7 @@ func (e *Executable) withVolume(ctx context.Context, text string, do func(s *ses
 
 // unmount DIR unmounts a volume from a directory, and unstages it if that was its last mount.
 func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error) {
-	t, err := e.recorded(args[0])
+	t, err := e.targetAt(args[0])
 	if err != nil {
 		return Answer{}, err
 	}

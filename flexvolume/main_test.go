@@ -24,19 +24,19 @@ var program = os.Getenv("TRIVET_TEST_DRIVER")
 
 func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Path: &program}) }
 
-// kubelet runs the executable as a kubelet does: by a link in the directory of its driver, with
-// combined standard output and standard error.
+// kubelet runs the executable as a kubelet does: by a link in the plugin directory of a FlexVolume driver, with
+// standard output and standard error combined.
 type kubelet struct {
 	t       *testing.T
-	dir     string // of pods
-	plugins string // directory of volume plugins
+	dir     string // directory of the pods
+	plugins string // directory of the volume plugins
 	state   string // state directory of the executable
-	pool    string
-	socket  string // of the running driver, which may not exist
+	pool    string // directory of the pool
+	socket  string // socket of the running driver, if one runs
 }
 
-// newKubelet returns a kubelet whose executable has one pool, on filesystem. All volumes must be
-// unmounted when the test ends.
+// newKubelet returns a kubelet whose executable has one pool, on the filesystem mounted at a path. All volumes
+// must be unmounted when the test ends.
 func newKubelet(t *testing.T, filesystem string) *kubelet {
 	t.Helper()
 	k := &kubelet{t: t, dir: t.TempDir(), plugins: t.TempDir(), state: filepath.Join(filesystem, "state"), pool: filepath.Join(filesystem, "pool"), socket: filepath.Join(t.TempDir(), "csi.sock")}
@@ -82,7 +82,7 @@ func (k *kubelet) on(t *testing.T) *kubelet {
 	return &in
 }
 
-// options returns the options that a kubelet passes for a volume, and extra keys and values.
+// options returns the options that a kubelet passes for a volume, as JSON. extra are more keys and values, in turn.
 func options(extra ...string) string {
 	o := map[string]string{
 		"kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "pv",
@@ -91,7 +91,7 @@ func options(extra ...string) string {
 	for i := 0; i < len(extra); i += 2 {
 		o[extra[i]] = extra[i+1]
 	}
-	b, _ := json.Marshal(o) // of strings
+	b, _ := json.Marshal(o) // a map of strings has no invalid values
 	return string(b)
 }
 
@@ -101,16 +101,16 @@ func (k *kubelet) command(driver string, words ...string) *exec.Cmd {
 	return c
 }
 
-// call makes a call. Its answer must be the whole output, in one line.
+// call makes a call. The whole output must be one line with the answer.
 func (k *kubelet) call(driver string, words ...string) flexvolume.Answer {
 	k.t.Helper()
 	out, err := k.command(driver, words...).CombinedOutput()
 	var a flexvolume.Answer
 	if e := json.Unmarshal(out, &a); e != nil || strings.Count(string(out), "\n") != 1 {
-		k.t.Fatalf("%s %q printed %q (%v)", driver, words, out, err)
+		k.t.Fatalf("%s %q: got output %q (%v), want one line of JSON", driver, words, out, err)
 	}
 	if (err == nil) != (a.Status == flexvolume.Success) {
-		k.t.Errorf("%s %q: %+v, with the exit status %v", driver, words, a, err)
+		k.t.Errorf("%s %q: the exit status (%v) does not match the answer %+v", driver, words, err, a)
 	}
 	return a
 }
@@ -120,7 +120,7 @@ func (k *kubelet) succeed(driver string, words ...string) flexvolume.Answer {
 	k.t.Helper()
 	a := k.call(driver, words...)
 	if a.Status != flexvolume.Success {
-		k.t.Fatalf("%s %q: %+v", driver, words, a)
+		k.t.Fatalf("%s %q: got %+v, want success", driver, words, a)
 	}
 	return a
 }
@@ -130,7 +130,7 @@ func (k *kubelet) refuse(says, driver string, words ...string) {
 	k.t.Helper()
 	a := k.call(driver, words...)
 	if a.Status != flexvolume.Failure || !strings.Contains(a.Message, says) {
-		k.t.Errorf("%s %q: %+v does not say %q", driver, words, a, says)
+		k.t.Errorf("%s %q: got %+v, want a failure with %q", driver, words, a, says)
 	}
 }
 
@@ -142,12 +142,12 @@ func (k *kubelet) target(pod string) string {
 	return dir
 }
 
-// checkNothingLeft fails if the executable has state of a mounted volume.
+// checkNothingLeft fails the test if the executable has staging mounts or records.
 func (k *kubelet) checkNothingLeft() {
 	for _, dir := range []string{"staged", "targets"} {
 		left, err := os.ReadDir(filepath.Join(k.state, dir))
 		if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
-			k.t.Errorf("%s has %v, %v", dir, left, err)
+			k.t.Errorf("got %v, error %v in directory %s of the state, want no files", left, err, dir)
 		}
 	}
 }
@@ -157,10 +157,11 @@ func (k *kubelet) write(path, text string) {
 	must(k.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
+// read fails the test unless a file has the wanted content.
 func (k *kubelet) read(path, want string) {
 	k.t.Helper()
 	if b, err := os.ReadFile(path); err != nil || string(b) != want {
-		k.t.Errorf("%s has %q, %v; want %q", path, b, err, want)
+		k.t.Errorf("%s: got %q, error %v, want %q", path, b, err, want)
 	}
 }
 
@@ -171,8 +172,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// together makes concurrent calls of do, and waits for them.
-func together(n int, do func(i int)) {
+// runConcurrently runs do(0) to do(n-1) concurrently, and waits for them.
+func runConcurrently(n int, do func(i int)) {
 	var all sync.WaitGroup
 	for i := range n {
 		all.Go(func() { do(i) })
@@ -180,6 +181,7 @@ func together(n int, do func(i int)) {
 	all.Wait()
 }
 
+// size returns the size of the filesystem at a path in bytes.
 func size(t *testing.T, path string) int64 {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -187,8 +189,8 @@ func size(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// TestStartPause: while another process holds the lock of the on-demand driver and does not serve, a
-// call starts few on-demand drivers.
+// TestStartPause: if the on-demand driver ends immediately with status 0, because another process holds its lock, a
+// call starts it again only after increasing delays.
 func TestStartPause(t *testing.T) {
 	starts := filepath.Join(t.TempDir(), "starts")
 	e := flexvolume.Executable{
@@ -199,11 +201,11 @@ func TestStartPause(t *testing.T) {
 	defer cancel()
 	a := e.Answer(ctx, []string{"unmount", t.TempDir()})
 	if a.Status != flexvolume.Failure || !strings.Contains(a.Message, "the on-demand driver does not answer") {
-		t.Errorf("%+v", a)
+		t.Errorf("got %+v, want a failure because the on-demand driver does not answer", a)
 	}
 	b, err := os.ReadFile(starts)
 	must(t, err)
 	if n := len(b); n < 2 || n > 3 { // after 0, 0.5 and 1.5 seconds
-		t.Errorf("%d drivers were started", n)
+		t.Errorf("got %d starts of the on-demand driver, want 2 or 3", n)
 	}
 }

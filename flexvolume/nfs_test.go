@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestNFS: directories of a server, as in manifests of the usual FlexVolume driver for NFS.
+// TestNFS mounts NFS directories with the options that the usual FlexVolume driver for NFS has.
 func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "tank")
@@ -21,11 +21,12 @@ func TestNFS(t *testing.T) {
 	of := func(extra ...string) string {
 		return options(append([]string{"server", s.Address(), "share", export}, extra...)...)
 	}
-	t.Run("life", func(t *testing.T) { k.on(t).nfsLife(of, s.Dir(export)) })
-	t.Run("silent", func(t *testing.T) { k.on(t).nfsSilent(of, s.Link()) })
+	t.Run("lifecycle", func(t *testing.T) { k.on(t).nfsLifecycle(of, s.Dir(export)) })
+	t.Run("outage", func(t *testing.T) { k.on(t).nfsOutage(of, s.Link()) })
 }
 
-func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
+// nfsLifecycle: several pods mount and use one directory.
+func (k *kubelet) nfsLifecycle(of func(extra ...string) string, dir string) {
 	web, db, reader := k.target("web"), k.target("db"), k.target("reader")
 	k.succeed("nfs", "mount", web, of())
 	k.succeed("nfs", "mount", db, of())
@@ -35,11 +36,11 @@ func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
 	k.read(filepath.Join(reader, "file"), "kept")
 	k.read(filepath.Join(dir, "file"), "kept")
 	if os.WriteFile(filepath.Join(reader, "file"), nil, 0o600) == nil {
-		k.t.Error("a pod wrote to a read-only volume")
+		k.t.Error("writing to a read-only mount succeeded")
 	}
 	for _, at := range []string{web, db, reader} {
 		if e, err := mount.OnPath(at); err != nil || e == nil || !mount.IsNFS(e) {
-			k.t.Errorf("%s: %v, %v", at, e, err)
+			k.t.Errorf("%s: got mount %v, error %v, want an NFS mount", at, e, err)
 		}
 		k.succeed("nfs", "unmount", at)
 	}
@@ -48,15 +49,15 @@ func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
 	k.refuse("has no size of its own", "nfs", "expandvolume", of(), "", "1", "1")
 }
 
-// nfsSilent: errors name a server that does not answer. Its directories are unmounted when it answers,
-// or by force after the outage. Until then the call can be repeated.
-func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
+// nfsOutage: while the server does not answer, mount fails, and unmount fails until the server answers or the outage
+// time has passed. Then the directory is unmounted by force.
+func (k *kubelet) nfsOutage(of func(extra ...string) string, link *nfsd.Link) {
 	web := k.target("web")
 	k.succeed("nfs", "mount", web, of())
 	link.Cut(k.t)
 	a := k.call("nfs", "mount", k.target("db"), of("mountOptions", "nfsvers=4.1"))
 	if a.Status != "Failure" || a.Message == "" {
-		k.t.Errorf("%+v", a)
+		k.t.Errorf("mount without an answer of the server: got %+v, want a failure with a message", a)
 	}
 	k.t.Log(a.Message)
 	link.Restore(k.t)
@@ -70,10 +71,10 @@ func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	for range 2 {
 		k.refuse("the volume stays mounted, and is unmounted by force in", "nfs", "unmount", web)
 		if e, err := mount.OnPath(web); err != nil || e == nil {
-			k.t.Fatalf("%v, %v", e, err)
+			k.t.Fatalf("after a failed unmount: got mount %v, error %v, want the volume mounted", e, err)
 		}
 	}
-	k.age()
+	k.ageOutage()
 	k.succeed("nfs", "unmount", web)
 	k.checkNothingLeft()
 	link.Restore(k.t)
@@ -83,12 +84,12 @@ func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	k.succeed("nfs", "unmount", web)
 }
 
-// age changes the only record so that its server has not answered for one more hour.
-func (k *kubelet) age() {
+// ageOutage changes the only record: the start of the outage becomes one hour earlier.
+func (k *kubelet) ageOutage() {
 	k.t.Helper()
 	records, err := filepath.Glob(filepath.Join(k.state, "targets", "*.json"))
 	if err != nil || len(records) != 1 {
-		k.t.Fatalf("%q, %v", records, err)
+		k.t.Fatalf("got the records %q, error %v, want one", records, err)
 	}
 	b, err := os.ReadFile(records[0])
 	must(k.t, err)
@@ -96,7 +97,7 @@ func (k *kubelet) age() {
 	must(k.t, json.Unmarshal(b, &record))
 	since, ok := record["silent"].(float64)
 	if !ok {
-		k.t.Fatalf("the record is %s", b)
+		k.t.Fatalf("got record %s, want one with silent", b)
 	}
 	record["silent"] = since - 3600
 	b, err = json.Marshal(record)

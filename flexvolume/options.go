@@ -14,11 +14,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// kubeletPrefix begins the options that the kubelet adds to those of the volume.
+// kubeletPrefix is the prefix of the options that the kubelet adds to those of the volume.
 const kubeletPrefix = "kubernetes.io/"
 
 // Options of the kubelet: the name of the PersistentVolume or of the volume in the pod, the
-// fsType, `ro` or `rw`, and the pod's namespace, which only a call to mount has.
+// fsType, `ro` or `rw`, and the pod's namespace. Only a call to mount has the namespace.
 const (
 	optionName      = kubeletPrefix + "pvOrVolumeName"
 	optionFSType    = kubeletPrefix + "fsType"
@@ -26,7 +26,7 @@ const (
 	optionNamespace = kubeletPrefix + "pod.namespace"
 )
 
-// Options of the volume; all others are parameters of CreateVolume.
+// Options of the volume. All other options are parameters of CreateVolume.
 const (
 	optionVolume       = "volume"
 	optionSize         = "size"
@@ -36,12 +36,12 @@ const (
 // options holds the validated options of a call.
 type options struct {
 	kind string
-	// pool and name identify a volume of this node. A missing volume is created with size bytes;
-	// 0: it is not created.
+	// pool and name identify a volume of this node. If the volume does not exist, it is created with
+	// size bytes, or not at all if size is 0.
 	pool, name string
 	size       int64
 	namespace  string
-	// share is the volume context of a directory of a server; nil for a volume of this node.
+	// share is the volume context of an NFS directory; nil for a volume of this node.
 	share      map[string]string
 	parameters map[string]string
 	fsType     string
@@ -71,7 +71,7 @@ func (e *Executable) options(ctx context.Context, raw string) (o options, err er
 		}
 		o.parameters[volume.ParamBackend] = e.Kind
 	}
-	return o, e.place(ctx, &o)
+	return o, e.setKindAndPool(ctx, &o)
 }
 
 func (o *options) set(key, value string) (err error) {
@@ -91,9 +91,9 @@ func (o *options) set(key, value string) (err error) {
 	return nil
 }
 
-// place determines the kind of the volume, and its pool. The driver validates all other
-// parameters.
-func (e *Executable) place(ctx context.Context, o *options) (err error) {
+// setKindAndPool sets the kind of the volume and its pool. For an NFS directory it sets the share instead
+// of a pool. The driver validates all other parameters.
+func (e *Executable) setKindAndPool(ctx context.Context, o *options) (err error) {
 	o.kind = o.parameters[volume.ParamBackend]
 	server := ""
 	for _, key := range []string{volume.ParamExport, volume.ParamShare, volume.ParamServer} {
@@ -105,7 +105,7 @@ func (e *Executable) place(ctx context.Context, o *options) (err error) {
 	case o.kind != "" && o.kind == e.ServerKind, o.kind == "" && server != "":
 		return o.setShare()
 	case server != "":
-		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, but this volume has backend %s: remove it", server, o.parameters[server], e.ServerKind, o.kind)
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, but this volume has backend %s: remove the option", server, o.parameters[server], e.ServerKind, o.kind)
 	case o.name == "":
 		return volume.Errorf(volume.ErrInvalid, "option %s is missing: set it to the name of the volume", optionVolume)
 	case o.kind == "":
@@ -119,20 +119,21 @@ func (e *Executable) place(ctx context.Context, o *options) (err error) {
 	return err
 }
 
-// choosePool validates the name of a pool. Without a name it returns the only pool. It accepts only
-// the pools of the configuration, or all pools of the running driver if the configuration has none.
-// The author of the pod sets the name, and the running driver may have pools that pods must not use.
+// choosePool validates the name of a pool. For an empty name it returns the only pool. It accepts only
+// the pools of the configuration, because the author of the pod sets the name, and the running driver may
+// have pools that pods must not use. If the configuration has no pools, it accepts all pools of the
+// running driver.
 func (e *Executable) choosePool(ctx context.Context, name string) (string, error) {
 	pools, owner := e.OnDemand.Pools, "the configuration of FlexVolume"
 	if len(pools) == 0 {
-		pools, _ = runningPools(ctx, e.Socket) // none if it does not answer
+		pools, _ = runningPools(ctx, e.Socket) // none if the driver does not answer
 		owner = "the driver at " + e.Socket
 	}
 	if name == "" && len(pools) == 1 {
 		return pools[0], nil
 	}
 	if !slices.Contains(pools, name) {
-		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: must be one of the pools %q of %s: use one of them, or add the pool there", volume.ParamPool, name, pools, owner)
+		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: must be one of the pools %q of %s: use one of them, or add the pool to the configuration", volume.ParamPool, name, pools, owner)
 	}
 	return name, nil
 }
@@ -142,17 +143,17 @@ func (e *Executable) served(ctx context.Context, pool string) bool {
 	if pool == "" || slices.Contains(e.OnDemand.Pools, pool) {
 		return true
 	}
-	running, _ := runningPools(ctx, e.Socket) // none if it does not answer
+	running, _ := runningPools(ctx, e.Socket) // none if the driver does not answer
 	return slices.Contains(running, pool)
 }
 
-// setShare accepts the options that describe a directory of a server, and no others: it is
-// not created.
+// setShare sets o.share from the options that describe an NFS directory. It refuses all other options,
+// because the directory is not created.
 func (o *options) setShare() error {
 	known := []string{volume.ParamBackend, volume.ParamServer, volume.ParamShare, volume.ParamExport, volume.ParamSubDir}
 	for _, key := range slices.Sorted(maps.Keys(o.parameters)) {
 		if !slices.Contains(known, key) {
-			return volume.Errorf(volume.ErrInvalid, "option %s=%q: a directory of a server takes only %s: remove it", key, o.parameters[key], strings.Join(known[1:], ", "))
+			return volume.Errorf(volume.ErrInvalid, "option %s=%q: an NFS directory has only the options %s: remove it", key, o.parameters[key], strings.Join(known[1:], ", "))
 		}
 	}
 	server := o.parameters[volume.ParamServer]
@@ -163,7 +164,7 @@ func (o *options) setShare() error {
 	case server == "" || share == "":
 		return volume.Errorf(volume.ErrInvalid, "options %s=%q, %s=%q: give both", volume.ParamServer, server, volume.ParamShare, share)
 	case o.size != 0:
-		return volume.Errorf(volume.ErrInvalid, "option %s: a directory of a server is not created: remove it", optionSize)
+		return volume.Errorf(volume.ErrInvalid, "option %s: an NFS directory is not created: remove the option", optionSize)
 	}
 	if _, err := volume.DirectPool(server, share); err != nil {
 		return err
@@ -176,14 +177,15 @@ func (o *options) setShare() error {
 	return nil
 }
 
-// handle identifies a directory of a server: two volumes of one directory with the same mount
-// options are one volume. It is not a valid volume ID (volume.ParseID).
+// handle returns the identifier of an NFS directory. Volumes with the same directory and the same mount
+// options have the same handle, so they are one volume. A handle is not a valid volume ID
+// (volume.ParseID).
 func (o *options) handle() string {
 	at := path.Join(o.share[volume.ParamServer], o.share[volume.ParamShare], o.share[volume.ParamSubDir])
 	return at + "?" + strings.Join(o.flags, ",")
 }
 
-// capability allows any number of pods.
+// capability returns the capability of the volume. Its access mode allows any number of pods.
 func (o *options) capability() *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	if o.share != nil {

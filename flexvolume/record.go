@@ -19,28 +19,29 @@ import (
 
 // Files and directories in the state directory.
 const (
-	locksDir   = "locks"   // a file for each pool, and each directory of a server
-	targetsDir = "targets" // a record for each directory where a volume is, or may be, mounted
+	locksDir   = "locks"   // a file for each pool and for each NFS directory
+	targetsDir = "targets" // a record for each directory where a volume is or may be mounted
 	stagedDir  = "staged"  // the staging mount of each volume
 	uuidsDir   = "uuids"   // the UUID of each pool that was used, by the pool's name
 	// LogFile is the log of the on-demand driver.
 	LogFile = "driver.log"
 )
 
-// target is a directory where a volume is mounted, or may be: the record is written before the mount
-// is made and removed after the mount. A call to unmount receives only the directory.
+// target is the record of a directory where a volume is or may be mounted. It is written before the
+// volume is mounted, and removed after the volume is unmounted. It is needed because a call to unmount
+// receives only the directory.
 type target struct {
 	Path string `json:"path"`
-	// Volume is the ID, or the handle of a directory of a server.
+	// Volume is the ID of the volume, or the handle of an NFS directory.
 	Volume string `json:"volume"`
-	// Pool is the volume's pool; empty for a directory of a server.
+	// Pool is the volume's pool; empty for an NFS directory.
 	Pool string `json:"pool,omitempty"`
-	// Silent is the time since which the server does not answer, in seconds after the start of the
-	// machine. It delays the unmount. 0: the server answers.
-	Silent int64 `json:"silent,omitempty"`
+	// SilentSince is the time since which the NFS server has not answered, in seconds since boot. It
+	// delays the unmount. 0: the server answers.
+	SilentSince int64 `json:"silent,omitempty"`
 }
 
-// lock returns the name of the lock of the pool, or of the directory of a server.
+// lock returns the name of the lock of the volume's pool, or of the NFS directory.
 func (t target) lock() string {
 	if t.Pool != "" {
 		return "pool-" + t.Pool
@@ -60,7 +61,7 @@ func (s *session) staging(id string) string {
 
 func recordName(path string) string { return filepath.Join(targetsDir, hash(path)+".json") }
 
-func (s *session) record(t target) error {
+func (s *session) writeRecord(t target) error {
 	b, err := json.Marshal(t)
 	if err != nil {
 		return err
@@ -68,15 +69,15 @@ func (s *session) record(t target) error {
 	return atomicfile.Write(s.state, recordName(t.Path), b)
 }
 
-func (s *session) forget(t target) error {
+func (s *session) removeRecord(t target) error {
 	if err := s.state.Remove(recordName(t.Path)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// targets returns all recorded targets. It omits a damaged record: a volume that is mounted there
-// cannot be unstaged.
+// targets returns all recorded targets. It omits a target whose record is damaged; while a volume is
+// mounted at such a target, the driver refuses to unstage the volume.
 func targets(ctx context.Context, state *os.Root) ([]target, error) {
 	entries, err := fs.ReadDir(state.FS(), targetsDir)
 	if err != nil {
@@ -92,7 +93,7 @@ func targets(ctx context.Context, state *os.Root) ([]target, error) {
 		case err == nil:
 			all = append(all, t)
 		case !errors.Is(err, fs.ErrNotExist):
-			klog.FromContext(ctx).Error(err, "A record is ignored")
+			klog.FromContext(ctx).Error(err, "Ignored the record of a target")
 		}
 	}
 	return all, nil
@@ -104,14 +105,15 @@ func readTarget(state fs.FS, name string) (t target, err error) {
 		return t, err
 	}
 	if err := json.Unmarshal(b, &t); err != nil || t.Path == "" || t.Volume == "" {
-		return t, volume.Errorf(volume.ErrDamaged, "record %s is damaged (%w): unmount the volume that it was written for, and remove the record", name, err)
+		return t, volume.Errorf(volume.ErrDamaged, "record %s is damaged (%w): unmount the volume that the record was written for, and remove the record", name, err)
 	}
 	return t, nil
 }
 
-// recorded returns the target at a directory. A directory without a record may be of another
-// executable: the call succeeds if nothing or a directory of a server is mounted there.
-func (e *Executable) recorded(path string) (target, error) {
+// targetAt returns the recorded target at a path. If there is no record, another executable may have mounted
+// the volume, and targetAt returns a target with an unknown volume. A call to unmount then succeeds if
+// nothing or an NFS directory is mounted at the path.
+func (e *Executable) targetAt(path string) (target, error) {
 	state, err := e.openState()
 	if err != nil {
 		return target{}, err

@@ -21,22 +21,22 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// lockTime limits how long a call waits for other calls for the same pool.
+// lockTime limits how long a call waits for other calls for the same pool or NFS directory.
 const lockTime = 90 * time.Second
 
-// session is one running call. It holds the lock of the volume's pool, or of the directory of a
-// server, so that no other process changes the same records and staging mounts.
+// session is one running call. It holds the lock of the volume's pool or of the NFS directory, so that
+// no other process changes the same records and staging mounts.
 type session struct {
 	*connection
 	state    *os.Root
-	stateDir *os.File // state as an open file
+	stateDir *os.File // the state directory as an open file
 	lock     *os.File
 	lockName string
 }
 
-// begin waits for the lock of t, and connects to the driver that serves the pool. Without a pool it
-// connects to the on-demand driver.
-func (e *Executable) begin(ctx context.Context, t target, pool string, lockTime time.Duration) (_ *session, err error) {
+// begin waits for the lock of t, for at most wait, and connects to the driver that serves the pool. If
+// pool is empty, it connects to the on-demand driver.
+func (e *Executable) begin(ctx context.Context, t target, pool string, wait time.Duration) (_ *session, err error) {
 	s := &session{lockName: t.lock()}
 	defer func() {
 		if err != nil {
@@ -49,7 +49,7 @@ func (e *Executable) begin(ctx context.Context, t target, pool string, lockTime 
 	if s.stateDir, err = s.state.Open("."); err != nil {
 		return nil, err
 	}
-	if s.lock, err = lockFile(ctx, s.state, s.lockName, lockTime); err != nil {
+	if s.lock, err = lockFile(ctx, s.state, s.lockName, wait); err != nil {
 		return nil, err
 	}
 	s.connection, err = e.connect(ctx, s.stateDir, pool)
@@ -69,7 +69,7 @@ func (s *session) end() {
 
 func (e *Executable) openState() (*os.Root, error) {
 	if err := os.MkdirAll(e.StateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w: set one that is writable", err)
+		return nil, fmt.Errorf("state directory: %w: set %s to a writable directory", err, StateDirVariable)
 	}
 	state, err := os.OpenRoot(e.StateDir)
 	if err != nil {
@@ -78,13 +78,13 @@ func (e *Executable) openState() (*os.Root, error) {
 	for _, dir := range []string{locksDir, targetsDir, stagedDir, uuidsDir} {
 		if err := state.MkdirAll(dir, 0o700); err != nil {
 			state.Close()
-			return nil, fmt.Errorf("state directory: %w: set one that is writable", err)
+			return nil, fmt.Errorf("state directory: %w: set %s to a writable directory", err, StateDirVariable)
 		}
 	}
 	return state, nil
 }
 
-// lockFile waits for a lock until the timeout. Closing the file releases the lock.
+// lockFile acquires a lock, and waits for it until the timeout. Closing the file releases the lock.
 func lockFile(ctx context.Context, state *os.Root, name string, timeout time.Duration) (*os.File, error) {
 	f, err := state.OpenFile(filepath.Join(locksDir, name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -101,7 +101,7 @@ func lockFile(ctx context.Context, state *os.Root, name string, timeout time.Dur
 	return f, nil
 }
 
-// id returns the ID of the node-local volume that options describe. The volume need not exist.
+// id returns the ID of the node-local volume that the options describe. The volume need not exist.
 func (s *session) id(ctx context.Context, o options) (string, error) {
 	uuid, err := s.poolUUID(ctx, o.parameters)
 	if err == nil {
@@ -110,21 +110,21 @@ func (s *session) id(ctx context.Context, o options) (string, error) {
 	return volume.ID{Backend: o.kind, Pool: o.pool, PoolUUID: uuid, Name: volume.NameFor(o.name)}.String(), err
 }
 
-// volume returns the ID of the volume that options describe. It creates a missing volume if options
-// have a size. The volume must belong to the namespace of the pod.
-func (s *session) volume(ctx context.Context, o options) (string, error) {
+// findOrCreate returns the ID of the volume that the options describe. It creates a missing volume if
+// the options have a size. An existing volume must belong to the namespace of the pod.
+func (s *session) findOrCreate(ctx context.Context, o options) (string, error) {
 	if o.share != nil {
 		return o.handle(), nil
 	}
 	if o.namespace == "" {
-		return "", volume.Errorf(volume.ErrInvalid, "option %s is missing: a kubelet adds it; by hand, give the namespace that the volume belongs to", optionNamespace)
+		return "", volume.Errorf(volume.ErrInvalid, "option %s is missing: a kubelet adds it; in a call by hand, set it to the namespace that the volume belongs to", optionNamespace)
 	}
 	id, err := s.id(ctx, o)
 	if err != nil {
 		return "", err
 	}
-	// The namespace is verified before any other call for the volume: a call that fails later
-	// unstages the volume, which other pods may use.
+	// The namespace is verified before the volume is mounted, because a failed call to mount unstages
+	// the volume, which other pods may use.
 	resp, err := s.controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{o.capability()},
 		Parameters: map[string]string{volume.ParamNamespace: o.namespace},
@@ -140,7 +140,7 @@ func (s *session) volume(ctx context.Context, o options) (string, error) {
 	return id, nil
 }
 
-// explainMissing adds to a NotFound error how to select or create a volume.
+// explainMissing adds the options that select or create a volume to a NotFound error.
 func explainMissing(err error) error {
 	if status.Code(err) != codes.NotFound {
 		return err
@@ -148,8 +148,8 @@ func explainMissing(err error) error {
 	return fmt.Errorf("%w: set option %s to an existing volume, or set option %s to create it", err, optionVolume, optionSize)
 }
 
-// create creates a node-local volume. It rejects subDir, which could be a directory of another user:
-// every user who may create pods can trigger the call.
+// create creates a node-local volume. It refuses subDir, because every user who may create pods can
+// trigger the call, and subDir could be a directory of another user.
 func (s *session) create(ctx context.Context, o options) error {
 	if dir := o.parameters[volume.ParamSubDir]; dir != "" {
 		return volume.Errorf(volume.ErrInvalid, "option %s=%q: the directory could belong to another user: remove the option, or create the volume with a StorageClass", volume.ParamSubDir, dir)
@@ -163,10 +163,10 @@ func (s *session) create(ctx context.Context, o options) error {
 	return err
 }
 
-// assign sets the namespace of a volume. It fails if the volume has a namespace and is mounted.
+// assign sets the namespace of a volume. It fails if the volume is mounted and has a namespace already.
 func (s *session) assign(ctx context.Context, o options, namespace string) error {
 	if o.share != nil {
-		return volume.Errorf(volume.ErrInvalid, "a directory of a server belongs to no namespace: the server controls access")
+		return volume.Errorf(volume.ErrInvalid, "an NFS directory belongs to no namespace: the server controls access to it")
 	}
 	id, err := s.id(ctx, o)
 	if err != nil {
@@ -187,8 +187,8 @@ func (s *session) assign(ctx context.Context, o options, namespace string) error
 	return explainMissing(err)
 }
 
-// mount stages the volume once for all pods, and publishes it at the target's directory. If it
-// fails, it restores the previous state of the directory.
+// mount stages the volume once for all pods, and publishes it at the path of the target. If it fails, it
+// restores the previous state of the path.
 func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	before, err := mount.OnPath(t.Path)
 	if err != nil {
@@ -197,7 +197,7 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	if err := s.releasePrevious(ctx, t, before != nil); err != nil {
 		return err
 	}
-	if err := s.record(t); err != nil {
+	if err := s.writeRecord(t); err != nil {
 		return err
 	}
 	if before == nil {
@@ -217,8 +217,9 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	return err
 }
 
-// releasePrevious releases another volume that the record of the directory names: a killed call left
-// the record. It fails if that volume is mounted there.
+// releasePrevious releases the volume that a killed call left at the path of t: the record of the path
+// names another volume than t. It returns an error if a volume is mounted at the path, or if the other
+// volume has another lock.
 func (s *session) releasePrevious(ctx context.Context, t target, mounted bool) error {
 	recorded, err := readTarget(s.state.FS(), recordName(t.Path))
 	switch {
@@ -254,7 +255,7 @@ func (s *session) stage(ctx context.Context, t target, o options) error {
 // expand grows the volume's storage to at least size bytes, and returns its size in bytes.
 func (s *session) expand(ctx context.Context, o options, size int64) (int64, error) {
 	if o.share != nil {
-		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: expand its filesystem")
+		return 0, volume.Errorf(volume.ErrInvalid, "an NFS directory has no size of its own: expand the filesystem on the server")
 	}
 	id, err := s.id(ctx, o)
 	if err != nil {
@@ -282,11 +283,11 @@ func (s *session) expandFilesystem(ctx context.Context, o options) error {
 	return err
 }
 
-// outage is the time without an answer after which the directories of a server are unmounted by force.
-// Data that the server has not received is then lost.
+// outage is how long an NFS server may not answer before its directories are unmounted by force. Data that
+// the server has not received is then lost.
 const outage = 2 * time.Minute
 
-// sweepTime limits sweep: a kubelet waits for the answer to init before it uses other plugins.
+// sweepTime limits sweep, because a kubelet waits for the answer to init before it uses other plugins.
 const sweepTime = 10 * time.Second
 
 // release undoes mount, and cleans up after killed calls that held the same lock.
@@ -298,15 +299,15 @@ func (s *session) release(ctx context.Context, t target) error {
 	err = s.tearDown(ctx, t, all)
 	for _, other := range all {
 		if other.lock() == s.lockName && other.Path != t.Path {
-			s.clear(ctx, other, all)
+			s.releaseUnmounted(ctx, other, all)
 		}
 	}
 	return err
 }
 
-// clear releases the volume of a record whose directory has no mount. If that fails, the next call
-// retries.
-func (s *session) clear(ctx context.Context, t target, all []target) {
+// releaseUnmounted releases the volume of a target if nothing is mounted at the target, because a killed
+// call left the record. If that fails, the next call retries.
+func (s *session) releaseUnmounted(ctx context.Context, t target, all []target) {
 	at, err := mount.OnPath(t.Path)
 	if err == nil && at == nil {
 		err = s.tearDown(ctx, t, all)
@@ -316,9 +317,9 @@ func (s *session) clear(ctx context.Context, t target, all []target) {
 	}
 }
 
-// tearDown unmounts a volume from one directory, and unstages it if no other recorded directory uses
-// it, even if the directory cannot be removed. It removes the record last: the record is needed to
-// clean up after a killed call.
+// tearDown unmounts a volume from a target, and unstages the volume if it is mounted at no other target,
+// even if the directory of the target cannot be removed. It removes the record last, because the record
+// is needed to clean up after a killed call.
 func (s *session) tearDown(ctx context.Context, t target, all []target) error {
 	used, err := usedElsewhere(t, all)
 	if err != nil {
@@ -339,7 +340,7 @@ func (s *session) tearDown(ctx context.Context, t target, all []target) error {
 			return err
 		}
 	}
-	return errors.Join(unpublishErr, s.forget(t))
+	return errors.Join(unpublishErr, s.removeRecord(t))
 }
 
 func (s *session) unstage(ctx context.Context, id string, force bool) error {
@@ -356,7 +357,7 @@ func (s *session) unstage(ctx context.Context, id string, force bool) error {
 	return mount.RemoveTarget(staging)
 }
 
-// usedElsewhere reports whether a volume is mounted at a directory other than that of t.
+// usedElsewhere reports whether the volume of t is mounted at another target.
 func usedElsewhere(t target, all []target) (bool, error) {
 	for _, other := range all {
 		if other.Volume != t.Volume || other.Path == t.Path {
@@ -369,18 +370,18 @@ func usedElsewhere(t target, all []target) (bool, error) {
 	return false, nil
 }
 
-// checkOutage fails while the server of a directory does not answer. After outage it unmounts the
-// directory by force, and force is true for the staging mount. It must precede all other steps: a
-// kubelet makes no further call after the directory is removed. The record contains the time, because
-// no driver runs permanently.
+// checkOutage returns an error while the NFS server of a target does not answer. When the server has not
+// answered for the time outage, checkOutage unmounts the target by force, and reports that the staging
+// mount must be unmounted by force too. It must precede all other steps, because a kubelet makes no
+// further call after the directory of the target is removed.
 func (s *session) checkOutage(ctx context.Context, t target) (force bool, err error) {
 	at, err := mount.OnPath(s.staging(t.Volume))
 	if err != nil {
 		return false, err
 	}
-	silent := t.Pool == "" && at != nil && mount.IsNFS(at) && !mount.Answers(ctx, at)
-	elapsed, err := s.silentFor(t, silent)
-	if err != nil || !silent {
+	isSilent := t.Pool == "" && at != nil && mount.IsNFS(at) && !mount.Answers(ctx, at)
+	elapsed, err := s.silentFor(t, isSilent)
+	if err != nil || !isSilent {
 		return false, err
 	}
 	if left := outage - elapsed; left > 0 {
@@ -389,17 +390,18 @@ func (s *session) checkOutage(ctx context.Context, t target) (force bool, err er
 	return true, forceUnmountTarget(ctx, t.Path)
 }
 
-// silentFor returns how long the server of a target has not answered. It keeps the start in the record.
-func (s *session) silentFor(t target, silent bool) (time.Duration, error) {
+// silentFor returns how long the server of a target has not answered. It stores the start of that time in
+// the record, because no process runs between calls. isSilent: the server does not answer now.
+func (s *session) silentFor(t target, isSilent bool) (time.Duration, error) {
 	now, err := sinceBoot()
-	if err != nil || silent == (t.Silent != 0) {
-		return time.Duration(now-t.Silent) * time.Second, err
+	if err != nil || isSilent == (t.SilentSince != 0) {
+		return time.Duration(now-t.SilentSince) * time.Second, err
 	}
-	t.Silent = 0
-	if silent {
-		t.Silent = now
+	t.SilentSince = 0
+	if isSilent {
+		t.SilentSince = now
 	}
-	return 0, s.record(t)
+	return 0, s.writeRecord(t)
 }
 
 // sinceBoot returns the uptime in seconds. Unlike the wall clock it cannot be set, and no mount is older.
@@ -409,11 +411,11 @@ func sinceBoot() (int64, error) {
 	return int64(i.Uptime), os.NewSyscallError("sysinfo", err) //nolint:unconvert // 32 bits on some machines
 }
 
-// abandon is the mount.Abandon for a server that is always abandoned.
+// abandon is a mount.Abandon that always abandons the server.
 func abandon() (force bool, err error) { return true, nil }
 
-// forceUnmountTarget unmounts a target of a server that does not answer. A killed program that waits
-// for the server keeps the target busy until its I/O fails.
+// forceUnmountTarget unmounts a target of a server that does not answer. It returns no error if the target
+// is busy: a killed program that waits for the server keeps the target busy until its I/O fails.
 func forceUnmountTarget(ctx context.Context, path string) error {
 	n, err := mount.NFSAt(path)
 	if err != nil || n == nil {
@@ -421,7 +423,7 @@ func forceUnmountTarget(ctx context.Context, path string) error {
 	}
 	err = n.Unmount(ctx, path, abandon)
 	if errors.Is(err, syscall.EBUSY) {
-		return nil // NodeUnpublishVolume reports the users
+		return nil // NodeUnpublishVolume fails if the target is still busy
 	}
 	return err
 }
@@ -435,8 +437,8 @@ func forceUnmountStaging(ctx context.Context, staging string) error {
 	return n.UnmountLast(ctx, staging, abandon)
 }
 
-// sweep cleans up after killed calls. It skips a pool with a running call and a pool that no driver
-// serves: the next call for that pool cleans up.
+// sweep cleans up after killed calls. It skips pools with a running call and pools that no driver serves,
+// because the next call for such a pool cleans up.
 func (e *Executable) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
@@ -447,7 +449,7 @@ func (e *Executable) sweep(ctx context.Context) error {
 	defer state.Close()
 	all, err := targets(ctx, state)
 	for _, t := range all {
-		if at, failed := mount.OnPath(t.Path); failed == nil && at == nil && e.served(ctx, t.Pool) {
+		if at, mountErr := mount.OnPath(t.Path); mountErr == nil && at == nil && e.served(ctx, t.Pool) {
 			err = errors.Join(err, e.sweepOne(ctx, t))
 		}
 	}
@@ -465,7 +467,7 @@ func (e *Executable) sweepOne(ctx context.Context, t target) error {
 	defer s.end()
 	all, err := targets(ctx, s.state)
 	if err == nil && slices.Contains(all, t) {
-		s.clear(ctx, t, all)
+		s.releaseUnmounted(ctx, t, all)
 	}
 	return err
 }
