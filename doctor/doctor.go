@@ -34,7 +34,8 @@ const (
 type Check struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
-	Seen   string `json:"seen"`
+	// Seen is what the check found.
+	Seen string `json:"seen"`
 	// Remedy is the suggested fix; empty if none is needed.
 	Remedy string `json:"remedy,omitempty"`
 }
@@ -78,7 +79,7 @@ func judgeError(name string, err error, known []remedy, fallback, seen string, a
 // Options configures Run.
 type Options struct {
 	ConfigPath string
-	// ConfigOptional: without the file the default configuration applies.
+	// ConfigOptional: if the file does not exist, the default configuration applies.
 	ConfigOptional bool
 	StateDir       string
 	Endpoint       string
@@ -87,7 +88,7 @@ type Options struct {
 	Version    string
 	// Kinds are the kinds of volumes of this version.
 	Kinds backend.Kinds
-	// Patience limits each check, so that a disk that hangs does not block the others.
+	// Patience limits each check, so that a disk that hangs does not block the other checks.
 	Patience time.Duration
 	// Examine runs ExamineExport in a process that is killed when ctx ends.
 	Examine func(ctx context.Context, e Export, report func(Check)) error
@@ -100,7 +101,7 @@ type Pod struct {
 	Node, Namespace, Name, UID string
 }
 
-// Run makes all checks for a driver's configuration.
+// Run makes all checks of a node or a controller, for the driver's configuration.
 func Run(ctx context.Context, o Options) []Check {
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir, o.Kinds)
 	var checks []Check
@@ -135,10 +136,10 @@ func Run(ctx context.Context, o Options) []Check {
 	return append(checks, kubernetesChecks(ctx, o, driverName, config)...)
 }
 
-// exportPatience multiplies Options.Patience for an export, which is mounted several times.
+// exportPatience multiplies Options.Patience for an export, because the doctor mounts it several times.
 const exportPatience = 3
 
-// ExportChecks checks an export. If one hangs, the result contains the checks before it and a failure.
+// ExportChecks checks an export. If a check hangs, the result contains the checks before it and a failure.
 func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 	var checks []Check
 	ctx, cancel := context.WithTimeout(ctx, exportPatience*o.Patience)
@@ -147,14 +148,15 @@ func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 	if err == nil {
 		return checks
 	}
-	last := "the beginning"
+	when := "at the beginning"
 	if len(checks) > 0 {
-		last = "the check \"" + checks[len(checks)-1].Name + "\""
+		when = "after the check \"" + checks[len(checks)-1].Name + "\""
 	}
-	return append(checks, failure(e.name(), fmt.Sprintf("after %s: %v", last, err),
-		"read dmesg on this node and the log of the server; remove directories "+scratchPrefix+"* from the export"))
+	return append(checks, failure(e.name(), fmt.Sprintf("%s: %v", when, err),
+		serverLog+"; remove directories "+scratchPrefix+"* from the export"))
 }
 
+// within returns the results of check, or a failure if check takes longer than atMost.
 func within(atMost time.Duration, name string, check func() []Check) []Check {
 	checks, err := Within(atMost, func() ([]Check, error) { return check(), nil })
 	if err != nil {
@@ -167,11 +169,11 @@ func hangs(name string, err error) Check {
 	return failure(name, err.Error(), "fix the disk, or unmount it")
 }
 
-// errTimeout is returned for a read that takes too long.
+// errTimeout is returned by Within if read takes too long.
 var errTimeout = errors.New("no answer")
 
-// Within calls read, and returns an error if read takes longer than atMost. The goroutine then remains:
-// a read of a disk that hangs cannot be aborted.
+// Within calls read, and returns an error if read takes longer than atMost. The goroutine of read then
+// remains, because a read of a disk that hangs cannot be aborted.
 func Within[T any](atMost time.Duration, read func() (T, error)) (result T, err error) {
 	type answer struct {
 		result T

@@ -21,11 +21,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// callTimeout limits each call to the driver, so that a pool on a disk that hangs does not affect the
-// others. The calls only read.
+// callTimeout limits each call to the driver, so that a pool on a disk that hangs does not block the
+// calls for other pools.
 const callTimeout = `{"methodConfig": [{"name": [{}], "timeout": "3s"}]}`
 
-// driverFacts holds the responses of the driver on the socket.
+// driverFacts holds the responses of the driver at Options.Endpoint.
 type driverFacts struct {
 	name, version string
 	ready         bool
@@ -33,13 +33,13 @@ type driverFacts struct {
 	// pools holds the result of GetCapacity by pool. A pool that the driver does not serve
 	// has no entry.
 	pools map[string]error
-	// nodes is the result of ListVolumes of a controller's driver, which calls all nodes.
+	// nodes is the error of ListVolumes of a controller's driver, which fails unless every node answers.
 	nodes error
 }
 
-// readDriver reads the driver's name and version, whether it is ready, and whether it has
-// the configured pools open. A node's driver leaves the calls for nfs pools to the
-// controller's driver.
+// readDriver queries the driver's name and version, whether it is ready, and whether it has the
+// configured pools open. It does not query a node's driver for nfs pools, because the controller's driver
+// serves those.
 func readDriver(ctx context.Context, o Options, config driver.Config) (f driverFacts) {
 	path := strings.TrimPrefix(strings.TrimPrefix(o.Endpoint, "unix:"), "//")
 	if _, f.err = os.Stat(path); f.err != nil {
@@ -62,12 +62,12 @@ func readDriver(ctx context.Context, o Options, config driver.Config) (f driverF
 		}
 	}
 	if config.Forwarding.Controller() {
-		// The call fails unless every node answers.
 		_, f.nodes = controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
 	}
 	return f
 }
 
+// identify queries the driver's name and version, and whether it is ready.
 func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
 	info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
@@ -86,7 +86,7 @@ func checkServed(ctx context.Context, c csi.ControllerClient, kinds backend.Kind
 		class[volume.ParamBackend] = k.Name
 	}
 	capacity, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
-	// The minimum volume size of a configured pool is never 0.
+	// The minimum volume size is 0 only if the driver does not know the pool.
 	if err == nil && capacity.GetMinimumVolumeSize().GetValue() == 0 {
 		return errUnknownPool
 	}
@@ -95,7 +95,7 @@ func checkServed(ctx context.Context, c csi.ControllerClient, kinds backend.Kind
 
 // errUnknownPool is returned if the configuration file contains a pool that the running driver
 // was started without.
-var errUnknownPool = errors.New("the running driver does not have it")
+var errUnknownPool = errors.New("the running driver does not have this pool")
 
 // judgeServed reports whether a ready driver has the pool open. Another driver may hold its
 // lock, or the disk may have changed since the driver opened the pool.
@@ -106,9 +106,10 @@ func judgeServed(name string, err error) Check {
 	case err != nil:
 		return failure(name, reason(err), "follow the message")
 	}
-	return ok(name, "the driver has it open")
+	return ok(name, "the driver has the pool open")
 }
 
+// judgeDriver judges the driver at Options.Endpoint, but not its pools.
 func judgeDriver(f driverFacts, o Options) Check {
 	const (
 		name  = "driver"
@@ -118,18 +119,18 @@ func judgeDriver(f driverFacts, o Options) Check {
 	case errors.Is(f.err, fs.ErrNotExist) && !o.Pod.InCluster:
 		return warning(name, o.Endpoint+": no driver runs there", start)
 	case f.name == "" && f.err != nil:
-		return failure(name, o.Endpoint+": "+reason(f.err), start+"; the log contains the reason of its end")
+		return failure(name, o.Endpoint+": "+reason(f.err), start+"; if the driver has ended, its log contains the reason")
 	}
 	seen := fmt.Sprintf("%s %s at %s", f.name, f.version, o.Endpoint)
 	switch {
 	case f.err != nil:
 		return failure(name, seen+": "+reason(f.err), "follow the message")
 	case !f.ready:
-		return failure(name, seen+" is still opening its pools", "repeat the check soon; if this remains, the disk of a pool does not answer (dmesg)")
+		return failure(name, seen+" is still opening its pools", "repeat the check in a minute; if the driver is still opening pools, the disk of a pool does not answer (dmesg)")
 	case o.DriverName != "" && f.name != o.DriverName:
-		return failure(name, seen+", expected is "+o.DriverName, "use the same --driver-name for driver and doctor")
+		return failure(name, seen+", but the expected name is "+o.DriverName, "use the same --driver-name for driver and doctor")
 	case f.version != o.Version:
-		return warning(name, seen+", this is "+o.Version, "restart the driver after an upgrade")
+		return warning(name, seen+", but this program is "+o.Version, "restart the driver after an upgrade")
 	}
 	return ok(name, "%s is ready", seen)
 }
@@ -137,8 +138,8 @@ func judgeDriver(f driverFacts, o Options) Check {
 // reason returns the message of a gRPC status without its code.
 func reason(err error) string { return status.Convert(err).Message() }
 
-// forwardingChecks checks the connections between the controller and the nodes; none if calls are not
-// forwarded.
+// forwardingChecks checks the driver's certificates and, for a controller, whether all nodes answer. It
+// returns no checks if calls are not forwarded.
 func forwardingChecks(f *driver.Forwarding, o Options, driverName string, serving driverFacts) []Check {
 	if f == nil {
 		return nil
@@ -150,7 +151,7 @@ func forwardingChecks(f *driver.Forwarding, o Options, driverName string, servin
 	return checks
 }
 
-// owner returns the required URI of the certificate; nil if the node's name is unknown.
+// owner returns the URI that the driver's certificate must contain, or nil if the node's name is unknown.
 func owner(f *driver.Forwarding, o Options, driverName string) *url.URL {
 	switch {
 	case f.Controller():
@@ -167,14 +168,14 @@ func judgeCertificates(dir *pki.Directory, owner *url.URL) Check {
 	if owner != nil {
 		err = dir.UsableAs(owner)
 	}
-	return judgeError(name, err, nil, "install them; in Kubernetes the driver requests them itself, and its log contains the reason of a failure (docs/kubernetes.md, \"Certificates\")", "they are valid")
+	return judgeError(name, err, nil, "install certificates; in Kubernetes the driver requests them itself, and its log contains the reason of a failure (docs/kubernetes.md, \"Certificates\")", "all are valid")
 }
 
 // judgeNodes judges the error of a list of all volumes, for which every node must answer.
 func judgeNodes(err error) Check {
 	const name = "nodes"
 	if err != nil {
-		return failure(name, reason(err), "if it names a command, decide whether to run it (docs/kubernetes.md, \"Which node has a pool\"); otherwise check the drivers there; if a node was removed permanently, delete its Node object in Kubernetes, or remove it from forwarding.nodes")
+		return failure(name, reason(err), "if the message contains a command, decide whether to run the command (docs/kubernetes.md, \"Which node has a pool\"); otherwise check the driver of the node; if a node was removed permanently, delete its Node object in Kubernetes, or remove it from forwarding.nodes")
 	}
-	return ok(name, "all answer")
+	return ok(name, "all nodes answer")
 }

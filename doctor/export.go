@@ -26,11 +26,11 @@ import (
 // Export is an export to check.
 type Export struct {
 	Config pool.Config
-	// NoPool: the export is not a pool of the configuration.
+	// NoPool: the export is not a pool of the configuration, so only the export is checked.
 	NoPool bool
 	// StateDir and Node are the state directory and the name of this node; either may be empty.
 	StateDir, Node string
-	// Serving: a driver serves the pool.
+	// Serving: a running driver serves the pool.
 	Serving bool
 }
 
@@ -56,8 +56,8 @@ type examination struct {
 	report func(Check)
 }
 
-// passed reports a check, and returns whether it did not fail.
-func (x examination) passed(c Check) bool {
+// proceed reports a check, and returns whether the examination can proceed because the check has not failed.
+func (x examination) proceed(c Check) bool {
 	x.report(c)
 	return c.Result != Failure
 }
@@ -82,20 +82,22 @@ func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, report fu
 	x.report(clientTracking(x.name() + ", client tracking"))
 }
 
-// mount mounts the export until the returned directory is closed; nil if that fails.
+// mount mounts the export until the returned directory is closed. It returns nil if that fails.
 func (x examination) mount(ctx context.Context) *os.File {
 	top, version, err := export.Mount(ctx, x.Config)
 	x.report(judgeMounted(x.name()+", export", x.source(), version, err))
 	return top
 }
 
+// openRoot opens a directory as an os.Root.
 func openRoot(dir *os.File) (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
+// serverLog is the remedy for an unexpected error of an export.
 const serverLog = "read the log of the server, and dmesg on this node"
 
-// checkPool checks the pool on the export.
+// checkPool checks the pool on the export, whose root directory is open.
 func (x examination) checkPool(ctx context.Context, root *os.File) {
 	if x.NoPool {
 		return
@@ -131,8 +133,8 @@ const quotaSamples = 10
 // countLimited counts the directories with a quota on the server: those whose size in statfs(2) differs
 // from the size of the export.
 func countLimited(p *pool.Pool, root *os.File, directories []volume.Volume) (limited int, err error) {
-	var whole, one syscall.Statfs_t
-	if err := syscall.Fstatfs(int(root.Fd()), &whole); err != nil {
+	var ofExport, ofDirectory syscall.Statfs_t
+	if err := syscall.Fstatfs(int(root.Fd()), &ofExport); err != nil {
 		return 0, err
 	}
 	for _, v := range directories {
@@ -140,12 +142,12 @@ func countLimited(p *pool.Pool, root *os.File, directories []volume.Volume) (lim
 		if err != nil {
 			return limited, err
 		}
-		err = syscall.Fstatfs(int(dir.Fd()), &one)
+		err = syscall.Fstatfs(int(dir.Fd()), &ofDirectory)
 		dir.Close()
 		if err != nil {
 			return limited, err
 		}
-		if one.Blocks != whole.Blocks {
+		if ofDirectory.Blocks != ofExport.Blocks {
 			limited++
 		}
 	}
@@ -162,17 +164,18 @@ func readIdentity(p *pool.Pool) (identity, registered string, err error) {
 	return identity, registered, err
 }
 
-// checkServer makes no file system calls, so it cannot hang in the kernel.
+// checkServer reports whether the server's name resolves and the server answers. It makes no file system
+// calls, so it cannot hang in the kernel.
 func (x examination) checkServer(ctx context.Context) bool {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", x.server())
-	if !x.passed(judgeName(x.name()+", name", x.server(), addresses, err)) {
+	if !x.proceed(judgeName(x.name()+", name", x.server(), addresses, err)) {
 		return false
 	}
 	port, answers := portOf(x.Config.NFS.MountOptions), map[netip.Addr]error{}
 	for _, a := range addresses {
 		answers[a] = ping(ctx, net.JoinHostPort(a.Unmap().String(), port))
 	}
-	return x.passed(judgeServer(x.name()+", server", port, answers))
+	return x.proceed(judgeServer(x.name()+", server", port, answers))
 }
 
 // portOf returns the NFS port from the mount options, by default 2049.
@@ -196,21 +199,21 @@ func ping(ctx context.Context, address string) error {
 // protocols are the versions of NFS that the driver supports, the best first.
 var protocols = []string{"4.2", "4.1", "4.0", "3"}
 
-// served is a version of NFS, and the error of mounting with it.
-type served struct {
+// versionResult is a version of NFS, and the error of mounting the export with this version.
+type versionResult struct {
 	version string
 	err     error
 }
 
-// versionPatience limits the attempt with one version: the kernel retries for a long time if a server
-// lacks version 3.
+// versionPatience limits the attempt with one version, because the kernel retries for a long time if a
+// server lacks version 3.
 const versionPatience = 4 * time.Second
 
-// tryVersions mounts with each version.
-func (x examination) tryVersions(ctx context.Context) []served {
-	var all []served
+// tryVersions mounts the export once with each version.
+func (x examination) tryVersions(ctx context.Context) []versionResult {
+	var all []versionResult
 	for _, v := range protocols {
-		all = append(all, served{v, x.tryVersion(ctx, v)})
+		all = append(all, versionResult{v, x.tryVersion(ctx, v)})
 	}
 	return all
 }
@@ -228,6 +231,7 @@ func (x examination) tryVersion(ctx context.Context, version string) error {
 	return err
 }
 
+// namesVersion reports whether a mount option sets the version of NFS.
 func namesVersion(option string) bool {
 	key, _, _ := strings.Cut(option, "=")
 	return key == "vers" || key == "nfsvers" || key == "minorversion" || option == "v3" || strings.HasPrefix(option, "v4")
@@ -248,7 +252,7 @@ func (x examination) tryExport(ctx context.Context, top *os.File) {
 	if err = root.Mkdir(scratch, 0o700); err == nil {
 		removeStale(root, scratch)
 	}
-	if !x.passed(judgeWriting(x.name()+", writing", err)) {
+	if !x.proceed(judgeWriting(x.name()+", writing", err)) {
 		return
 	}
 	defer func() {
@@ -272,8 +276,8 @@ func (x examination) tryExport(ctx context.Context, top *os.File) {
 // staleAfter is the age after which a scratch directory is orphaned.
 const staleAfter = 10 * time.Minute
 
-// removeStale removes the scratch directories of killed processes. Their age is by the server's clock.
-// It ignores errors.
+// removeStale removes the scratch directories of killed processes. It compares their times with that of the
+// directory own, because all are times of the server's clock. It ignores errors.
 func removeStale(root *os.Root, own string) {
 	now, err := root.Stat(own)
 	if err != nil {
@@ -291,7 +295,7 @@ func removeStale(root *os.Root, own string) {
 // unmappedUser is a user ID that no server has a reason to map.
 const unmappedUser = 54321
 
-// owners describes how a server maps users.
+// owners is the result of a test of how a server maps users.
 type owners struct {
 	// root and other own the files that root and another user create.
 	root, other uint32
@@ -300,6 +304,7 @@ type owners struct {
 	err   error
 }
 
+// tryOwners tests how the server maps users.
 func tryOwners(dir *os.Root) (o owners) {
 	if o.err = dir.Chmod(".", 0o777); o.err != nil {
 		return o
@@ -309,7 +314,7 @@ func tryOwners(dir *os.Root) (o owners) {
 	}
 	o.other, o.err = fsprobe.OwnerOf(dir, unmappedUser)
 	if errors.Is(o.err, fsprobe.ErrNotPermitted) {
-		o.other, o.err = unmappedUser, nil // it cannot be tested
+		o.other, o.err = unmappedUser, nil // this process may not test how other users are mapped
 	}
 	if o.err != nil {
 		return o
@@ -320,6 +325,7 @@ func tryOwners(dir *os.Root) (o owners) {
 	return o
 }
 
+// tryRename tests renames and hard links.
 func tryRename(dir *os.Root) error {
 	if err := dir.Mkdir("one", 0o700); err != nil {
 		return err
@@ -370,7 +376,7 @@ func tryFeatures(dir *os.Root) []feature {
 	}
 }
 
-// lockPatience limits the wait for a lock: during the server's grace period the kernel retries.
+// lockPatience limits the wait for a lock, because the kernel retries during the server's grace period.
 const lockPatience = 5 * time.Second
 
 // tryLocks tests whether a lock through one mount is visible through another.

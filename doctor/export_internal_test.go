@@ -36,84 +36,85 @@ func TestJudgeExport(t *testing.T) {
 		"name":    {judgeName("n", "nas", []netip.Addr{one, two}, nil), OK, "nas is 10.0.0.1, fd00::1"},
 		"no name": {judgeName("n", "nas", nil, errors.New("no such host")), Failure, "no such host"},
 
-		"server":         {judgeServer("n", "2049", map[netip.Addr]error{one: nil}), OK, "2049 of 10.0.0.1"},
-		"silent":         {judgeServer("n", "2049", map[netip.Addr]error{one: refused, two: refused}), Failure, "10.0.0.1: connection refused; fd00::1"},
-		"silent by half": {judgeServer("n", "2049", map[netip.Addr]error{one: nil, two: refused}), Warning, "10.0.0.1 answers, but fd00::1"},
+		"server":                       {judgeServer("n", "2049", map[netip.Addr]error{one: nil}), OK, "2049 of 10.0.0.1"},
+		"no answer":                    {judgeServer("n", "2049", map[netip.Addr]error{one: refused, two: refused}), Failure, "10.0.0.1: connection refused; fd00::1"},
+		"one of two addresses answers": {judgeServer("n", "2049", map[netip.Addr]error{one: nil, two: refused}), Warning, "10.0.0.1 answers, but fd00::1"},
 
-		"mounted":     {judgeMounted("n", "nas:/e", "4.2", nil), OK, "nas:/e, with NFS 4.2"},
-		"denied":      {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrExportDenied)), Failure, "denies"},
-		"missing":     {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrExportMissing)), Failure, "no such directory"},
-		"no client":   {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrNoNFS)), Failure, "no NFS client"},
-		"not root":    {judgeMounted("n", "nas:/e", "", syscall.EPERM), Failure, "not permitted"},
-		"other cause": {judgeMounted("n", "nas:/e", "", errors.New("cosmic ray")), Failure, "cosmic ray"},
+		"mounted":       {judgeMounted("n", "nas:/e", "4.2", nil), OK, "nas:/e, with NFS 4.2"},
+		"denied":        {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrExportDenied)), Failure, "denies"},
+		"missing":       {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrExportMissing)), Failure, "no such directory"},
+		"no client":     {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrNoNFS)), Failure, "no NFS client"},
+		"not root":      {judgeMounted("n", "nas:/e", "", syscall.EPERM), Failure, "not permitted"},
+		"unknown cause": {judgeMounted("n", "nas:/e", "", errors.New("broken pipe")), Failure, "broken pipe"},
 
-		"versions":         {judgeVersions("n", []served{{"4.2", nil}, {"4.1", nil}, {"4.0", lacks}, {"3", mount.ErrNoStatd}}), OK, "4.2, 4.1; not 4.0 (the NFS server or this kernel does not support that version), 3 (NFS version 3 locks need rpc.statd"},
-		"old versions":     {judgeVersions("n", []served{{"4.2", lacks}, {"4.1", lacks}, {"4.0", nil}, {"3", nil}}), Warning, "4.0, 3; not 4.2, 4.1 (the"},
-		"broken version":   {judgeVersions("n", []served{{"4.2", nil}, {"3", errors.New("slow")}}), OK, "not 3 (slow)"},
-		"no version":       {judgeVersions("n", []served{{"4.2", lacks}}), Warning, "none; not 4.2"},
-		"other paths of 4": {judgeVersions("n", []served{{"4.2", mount.ErrExportMissing}, {"3", nil}}), Warning, "3; not 4.2 (the NFS server has no such directory)"},
+		"versions":                      {judgeVersions("n", []versionResult{{"4.2", nil}, {"4.1", nil}, {"4.0", lacks}, {"3", mount.ErrNoStatd}}), OK, "4.2, 4.1; not 4.0 (the NFS server or this kernel does not support that version), 3 (NFS version 3 locks need rpc.statd"},
+		"old versions":                  {judgeVersions("n", []versionResult{{"4.2", lacks}, {"4.1", lacks}, {"4.0", nil}, {"3", nil}}), Warning, "4.0, 3; not 4.2, 4.1 (the"},
+		"a version with another error":  {judgeVersions("n", []versionResult{{"4.2", nil}, {"3", errors.New("slow")}}), OK, "not 3 (slow)"},
+		"no version":                    {judgeVersions("n", []versionResult{{"4.2", lacks}}), Warning, "none; not 4.2"},
+		"export missing with version 4": {judgeVersions("n", []versionResult{{"4.2", mount.ErrExportMissing}, {"3", nil}}), Warning, "3; not 4.2 (the NFS server has no such directory)"},
 
-		"writing":    {judgeWriting("n", nil), OK, "was created"},
-		"read-only":  {judgeWriting("n", syscall.EROFS), Failure, "read-only"},
-		"squashed":   {judgeWriting("n", syscall.EACCES), Failure, "denied"},
-		"full":       {judgeWriting("n", syscall.ENOSPC), Failure, "no space"},
-		"stale":      {judgeWriting("n", syscall.ESTALE), Failure, "stale"},
-		"no writing": {judgeWriting("n", syscall.EIO), Failure, "input/output"},
+		"writing":       {judgeWriting("n", nil), OK, "was created"},
+		"read-only":     {judgeWriting("n", syscall.EROFS), Failure, "read-only"},
+		"squashed":      {judgeWriting("n", syscall.EACCES), Failure, "denied"},
+		"full":          {judgeWriting("n", syscall.ENOSPC), Failure, "no space"},
+		"stale":         {judgeWriting("n", syscall.ESTALE), Failure, "stale"},
+		"writing fails": {judgeWriting("n", syscall.EIO), Failure, "input/output"},
 
 		"owners":        {judgeOwners("n", owners{root: 0, other: unmappedUser}), OK, "can be changed"},
 		"root squashed": {judgeOwners("n", owners{root: 65534, other: unmappedUser}), Failure, "belong to 65534"},
 		"all squashed":  {judgeOwners("n", owners{root: 1000, other: 1000}), Warning, "all users to 1000"},
-		"not chowned":   {judgeOwners("n", owners{other: unmappedUser, chown: syscall.EPERM}), Failure, "not permitted"},
+		"chown fails":   {judgeOwners("n", owners{other: unmappedUser, chown: syscall.EPERM}), Failure, "not permitted"},
 		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belong to 65534"},
 		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
 
-		"pinned":    {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
-		"any pool":  {judgePool("n", "u at nas:/e", true), Warning, "nfs.init"},
-		"rename":    {judgeRename("n", nil), OK, "renamed"},
-		"no rename": {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
+		"pool":                             {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
+		"pool that could be created again": {judgePool("n", "u at nas:/e", true), Warning, "nfs.init"},
+		"rename":                           {judgeRename("n", nil), OK, "renamed"},
+		"no rename":                        {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
 
-		"clock":       {judgeClock("n", skew{ahead: 2 * time.Second}), OK, "as this node's"},
+		"clock":       {judgeClock("n", skew{ahead: 2 * time.Second}), OK, "as on this node"},
 		"clock ahead": {judgeClock("n", skew{ahead: time.Minute}), Warning, "differs by 1m0s"},
 		"clock late":  {judgeClock("n", skew{ahead: -time.Hour}), Warning, "differs by -1h0m0s"},
-		"no clock":    {judgeClock("n", skew{err: syscall.EIO}), Failure, "input/output"},
+		"clock fails": {judgeClock("n", skew{err: syscall.EIO}), Failure, "input/output"},
 
-		"features":       {judgeFeatures("n", []feature{{what: "holes", have: true}, {what: "clones of files"}}), OK, "has holes; lacks clones of files"},
-		"no features":    {judgeFeatures("n", []feature{{what: "holes"}}), OK, "lacks holes"},
-		"broken feature": {judgeFeatures("n", []feature{{what: "holes", err: syscall.EIO}}), Warning, "holes: input/output"},
+		"features":             {judgeFeatures("n", []feature{{what: "holes", have: true}, {what: "clones of files"}}), OK, "has holes; lacks clones of files"},
+		"no features":          {judgeFeatures("n", []feature{{what: "holes"}}), OK, "lacks holes"},
+		"a feature test fails": {judgeFeatures("n", []feature{{what: "holes", err: syscall.EIO}}), Warning, "holes: input/output"},
 
-		"locks":        {judgeLocks("n", feature{have: true}), OK, "the server has them"},
-		"local locks":  {judgeLocks("n", feature{}), Warning, "local to this node"},
-		"broken locks": {judgeLocks("n", feature{err: syscall.EIO}), Warning, "input/output"},
+		"locks":           {judgeLocks("n", feature{have: true}), OK, "the server supports locks"},
+		"local locks":     {judgeLocks("n", feature{}), Warning, "local to this node"},
+		"lock test fails": {judgeLocks("n", feature{err: syscall.EIO}), Warning, "input/output"},
 
-		"lost locks stay lost": {judgeLostLocks("n", "N"), OK, "cannot write"},
-		"lost locks return":    {judgeLostLocks("n", "Y"), Warning, "recover_lost_locks is Y"},
-		"lost locks unknown":   {judgeLostLocks("n", ""), Skipped, "recover_lost_locks"},
+		"recover_lost_locks off":     {judgeLostLocks("n", "N"), OK, "cannot write"},
+		"recover_lost_locks on":      {judgeLostLocks("n", "Y"), Warning, "recover_lost_locks is Y"},
+		"recover_lost_locks unknown": {judgeLostLocks("n", ""), Skipped, "recover_lost_locks"},
 
-		"identity":         {judgeIdentity("n", "one", "host", "one", nil), OK, "this node's"},
-		"new identity":     {judgeIdentity("n", "one", "host", "", nil), OK, "no node has"},
-		"shared identity":  {judgeIdentity("n", "one", "host", "two", nil), Failure, `also the identity of node "two"`},
-		"unknown identity": {judgeIdentity("n", "one", "", "", syscall.EIO), Warning, "input/output"},
+		"own identity":    {judgeIdentity("n", "one", "host", "one", nil), OK, "this node's"},
+		"new identity":    {judgeIdentity("n", "one", "host", "", nil), OK, "no node has"},
+		"shared identity": {judgeIdentity("n", "one", "host", "two", nil), Failure, `also the identity of node "two"`},
+		"identity fails":  {judgeIdentity("n", "one", "", "", syscall.EIO), Warning, "input/output"},
 
-		"quota":    {judgeQuota("n", 1, 3, nil), OK, "of 1 of 3 checked directories"},
-		"no quota": {judgeQuota("n", 0, 3, syscall.EIO), Warning, "input/output"},
+		"quota":            {judgeQuota("n", 1, 3, nil), OK, "of 1 of 3 checked directories"},
+		"quota test fails": {judgeQuota("n", 0, 3, syscall.EIO), Warning, "input/output"},
 
-		"without a recorded pool": {judgeClosedExport("n", volume.Errorf(volume.ErrUnavailable, "not a pool yet")), Warning, "not a pool yet"},
-		"another pool":            {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "holds pool x")), Failure, "holds pool x"},
+		"not a pool":   {judgeClosedExport("n", volume.Errorf(volume.ErrUnavailable, "not a pool yet")), Warning, "not a pool yet"},
+		"another pool": {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "holds pool x")), Failure, "holds pool x"},
 	} {
 		expect(t, name, tc.check, tc.result, tc.says)
 	}
 }
 
+// TestPort: the last port option applies, and 0 means the default.
 func TestPort(t *testing.T) {
-	for words, want := range map[string]string{"": "2049", "hard,port=0": "2049", "port=20049,hard": "20049", "port=1,port=2": "2"} {
-		if got := portOf(strings.Split(words, ",")); got != want {
-			t.Errorf("%q: %s, want %s", words, got, want)
+	for options, want := range map[string]string{"": "2049", "hard,port=0": "2049", "port=20049,hard": "20049", "port=1,port=2": "2"} {
+		if got := portOf(strings.Split(options, ",")); got != want {
+			t.Errorf("%q: got port %s, want %s", options, got, want)
 		}
 	}
 }
 
-// TestSilentServer: a server that accepts calls and does not answer ends the examination before the kernel
-// can hang.
+// TestSilentServer: if the server accepts connections but does not answer, the examination ends before it mounts
+// anything, which could hang in the kernel.
 func TestSilentServer(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
@@ -123,29 +124,29 @@ func TestSilentServer(t *testing.T) {
 	var checks []Check
 	ExamineExport(t.Context(), allKinds, e, func(c Check) { checks = append(checks, c) })
 	if len(checks) != 2 {
-		t.Fatalf("%+v", checks)
+		t.Fatalf("got checks %+v, want 2", checks)
 	}
 	expect(t, "name", checks[0], OK, "127.0.0.1")
 	expect(t, "server", checks[1], Failure, "no answer at port "+strconv.Itoa(port))
 }
 
-// TestHungExport: the result contains the checks before the child was killed.
+// TestHungExport: the result contains the checks that the child reported before it was killed, and a failure.
 func TestHungExport(t *testing.T) {
-	o := Options{Patience: 10 * time.Millisecond, Examine: func(ctx context.Context, _ Export, tell func(Check)) error {
-		tell(ok("pool nas, name", "nas is 10.0.0.1"))
+	o := Options{Patience: 10 * time.Millisecond, Examine: func(ctx context.Context, _ Export, report func(Check)) error {
+		report(ok("pool nas, name", "nas is 10.0.0.1"))
 		<-ctx.Done()
 		return errors.New("no answer within 10ms")
 	}}
 	checks := ExportChecks(t.Context(), o, Export{Config: pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas", Export: "/e"}}})
 	if len(checks) != 2 {
-		t.Fatalf("%+v", checks)
+		t.Fatalf("got checks %+v, want 2", checks)
 	}
-	expect(t, "hung", checks[1], Failure, `after the check "pool nas, name": no answer`)
+	expect(t, "export that hangs", checks[1], Failure, `after the check "pool nas, name": no answer`)
 }
 
 var allKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, diskbackend.Kind}
 
-// TestClasses: StorageClasses on a node that has one pool of each kind.
+// TestClasses judges StorageClasses on a node that has a directory pool and an nfs pool.
 func TestClasses(t *testing.T) {
 	pools := []pool.Config{{Name: "default"}, {Name: "nas", NFS: &pool.NFS{Server: "nas", Export: "/e"}}}
 	class := func(binding string, parameters ...string) Check {
@@ -162,14 +163,14 @@ func TestClasses(t *testing.T) {
 		result Result
 		says   string
 	}{
-		"local":            {class("WaitForFirstConsumer", "pool=default"), OK, "valid"},
-		"local, immediate": {class("Immediate", "pool=default"), Warning, "Immediate"},
-		"nfs":              {class("Immediate", "backend=nfs"), OK, "valid"},
-		"nfs, waiting":     {class("WaitForFirstConsumer", "backend=nfs", "pool=nas"), OK, "valid"},
-		"image on an nfs":  {class("Immediate", "backend=loop", "pool=nas"), OK, "valid"},
-		"direct":           {class("Immediate", "server=nas", "share=/x"), OK, "valid"},
-		"other pool":       {class("Immediate", "backend=nfs", "pool=missing"), Warning, `"missing" is not`},
-		"no nfs pool":      {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, allKinds, pools[:1], false), Failure, "no nfs pool"},
+		"local":                     {class("WaitForFirstConsumer", "pool=default"), OK, "valid"},
+		"local, Immediate":          {class("Immediate", "pool=default"), Warning, "Immediate"},
+		"nfs":                       {class("Immediate", "backend=nfs"), OK, "valid"},
+		"nfs, WaitForFirstConsumer": {class("WaitForFirstConsumer", "backend=nfs", "pool=nas"), OK, "valid"},
+		"image on an nfs pool":      {class("Immediate", "backend=loop", "pool=nas"), OK, "valid"},
+		"server and share":          {class("Immediate", "server=nas", "share=/x"), OK, "valid"},
+		"other pool":                {class("Immediate", "backend=nfs", "pool=missing"), Warning, `"missing" is not`},
+		"no nfs pool":               {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, allKinds, pools[:1], false), Failure, "no nfs pool"},
 	} {
 		expect(t, name, tc.check, tc.result, tc.says)
 	}

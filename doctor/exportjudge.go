@@ -14,16 +14,17 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// judgeClosedExport returns why a pool on an export could not be read.
+// judgeClosedExport judges the error of opening a pool on an export.
 func judgeClosedExport(name string, err error) Check {
 	if errors.Is(err, volume.ErrUnavailable) {
-		return warning(name, err.Error(), "the driver that serves the controller completes a pool when it opens it, and creates one if nfs.init is set; trivet pool init creates one too")
+		return warning(name, err.Error(), "start the driver that serves the controller: it completes the pool, or creates it if nfs.init is set; or create the pool with trivet pool init")
 	}
 	return failure(name, err.Error(), "follow the message; the driver serves no volume of the export until then")
 }
 
-// judgePool warns about a pool that would be created again if the disk of the server is not mounted:
-// a controller in a pod does not record the UUID of the pool.
+// judgePool judges a pool that could be read. anyPool: nfs.init is set and uuid is not. Then the driver
+// would create a new pool if the disk of the server were not mounted, because a controller in a pod does
+// not record the UUID of the pool.
 func judgePool(name, seen string, anyPool bool) Check {
 	if anyPool {
 		return warning(name, seen+", and nfs.init would create a new pool on an empty export", "set uuid in the configuration")
@@ -33,7 +34,7 @@ func judgePool(name, seen string, anyPool bool) Check {
 
 func judgeName(name, server string, addresses []netip.Addr, err error) Check {
 	if err != nil {
-		return failure(name, err.Error(), "correct the server's name, or the name service of this node; a pod has its node's with hostNetwork and dnsPolicy ClusterFirstWithHostNet")
+		return failure(name, err.Error(), "correct the server's name, or the name service of this node; a pod uses the name service of its node with hostNetwork and dnsPolicy ClusterFirstWithHostNet")
 	}
 	texts := make([]string, len(addresses))
 	for i, a := range addresses {
@@ -42,6 +43,7 @@ func judgeName(name, server string, addresses []netip.Addr, err error) Check {
 	return ok(name, "%s is %s", server, strings.Join(texts, ", "))
 }
 
+// judgeServer judges the results of pings to the addresses of a server: nil if the address answers.
 func judgeServer(name, port string, answers map[netip.Addr]error) Check {
 	var answering, silent []string
 	for a, err := range answers {
@@ -53,17 +55,18 @@ func judgeServer(name, port string, answers map[netip.Addr]error) Check {
 	}
 	slices.Sort(answering)
 	slices.Sort(silent)
-	const remedy = "check that nfsd runs there, and the network between it and this node (firewall, route)"
+	const remedy = "check that nfsd runs on the server, and the network between the server and this node (firewall, route)"
 	switch {
 	case len(answering) == 0:
 		return failure(name, "no answer at port "+port+": "+strings.Join(silent, "; "), remedy)
 	case len(silent) > 0:
-		return warning(name, strings.Join(answering, ", ")+" answers, but "+strings.Join(silent, "; "), remedy+"; or remove the wrong address from its name")
+		return warning(name, strings.Join(answering, ", ")+" answers, but "+strings.Join(silent, "; "), remedy+"; or remove the wrong address from the DNS name of the server")
 	}
 	return ok(name, "answers at port %s of %s", port, strings.Join(answering, ", "))
 }
 
-func judgeVersions(name string, all []served) Check {
+// judgeVersions judges which versions of NFS work. all begins with the best version.
+func judgeVersions(name string, all []versionResult) Check {
 	var have, lacking []string
 	reasons := map[string]string{}
 	for _, s := range all {
@@ -82,14 +85,14 @@ func judgeVersions(name string, all []served) Check {
 	case best == "4.2" || best == "4.1":
 		return ok(name, "%s", seen)
 	case best == "3" && errors.Is(all[0].err, mount.ErrExportMissing):
-		return warning(name, seen, "with version 4 the server has other paths: if an export has fsid=0 they begin below it, otherwise every parent directory of the export must be on a filesystem that can be exported")
+		return warning(name, seen, "with version 4 the path of the export may differ: if an export has fsid=0, paths begin below that export; otherwise every parent directory of the export must be on a filesystem that can be exported")
 	case best == "none":
-		return warning(name, seen, "read the check of the export")
+		return warning(name, seen, "see the check of the export")
 	}
-	return warning(name, seen, "disk images need 4.1 or 4.2: enable it at the server; directory volumes do not")
+	return warning(name, seen, "disk images need 4.1 or 4.2, directory volumes do not: enable one of these versions on the server")
 }
 
-// brief returns the reason of a mount error without the source.
+// brief returns the reason of a mount error without the export and the remedy.
 func brief(err error) string {
 	for _, known := range exportRemedies {
 		if errors.Is(err, known.err) {
@@ -100,7 +103,7 @@ func brief(err error) string {
 	return err.Error()
 }
 
-// grouped lists versions with their reasons, each reason once.
+// grouped lists versions with their reasons. Adjacent versions with the same reason share one text.
 func grouped(versions []string, reasons map[string]string) string {
 	var parts []string
 	for i, v := range versions {
@@ -116,12 +119,12 @@ func grouped(versions []string, reasons map[string]string) string {
 // exportRemedies holds the remedies for an export that cannot be mounted.
 var exportRemedies = []remedy{
 	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and reload it"},
-	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports; or allow this node there: with version 4 an export that is not allowed is missing"},
+	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports, or allow this node in that file: with version 4 an export that is not allowed appears to be missing"},
 	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},
 	{mount.ErrNoStatd, "run rpc.statd on this node (package nfs-common or nfs-utils), or use version 4"},
 	{mount.ErrNoNFS, "load or install the kernel's NFS client on this node (modprobe nfs)"},
-	{mount.ErrServerSilent, "check that nfsd runs there; version 3 also needs rpcbind and mountd"},
-	{mount.ErrBadOption, "correct mountOptions: they are options of the kernel (docs/nfs.md)"},
+	{mount.ErrServerSilent, "check that nfsd runs on the server; version 3 also needs rpcbind and mountd"},
+	{mount.ErrBadOption, "correct mountOptions: only options of the kernel are supported (docs/nfs.md)"},
 	{syscall.EPERM, "run the doctor as root and privileged"},
 }
 
@@ -130,18 +133,18 @@ func judgeMounted(name, source, version string, err error) Check {
 }
 
 const (
-	squashed = "export it with no_root_squash, or change the owner of the directory to the user that root is mapped to (anonuid)"
+	squashed = "export the directory with no_root_squash, or change the owner of the directory to the user that root is mapped to (anonuid)"
 	noSpace  = "free space on the server"
 )
 
 // writingRemedies holds the remedies for an export that cannot be written.
 var writingRemedies = []remedy{
-	{syscall.EROFS, "export it with rw, and remove ro from mountOptions"},
+	{syscall.EROFS, "export the directory with rw, and remove ro from mountOptions"},
 	{syscall.EACCES, squashed},
 	{syscall.EPERM, squashed},
 	{syscall.ENOSPC, noSpace},
 	{syscall.EDQUOT, noSpace},
-	{syscall.ESTALE, "the exported directory was replaced: export it again"},
+	{syscall.ESTALE, "the exported directory was replaced: export the directory again"},
 }
 
 func judgeWriting(name string, err error) Check {
@@ -149,12 +152,12 @@ func judgeWriting(name string, err error) Check {
 }
 
 func judgeOwners(name string, o owners) Check {
-	const remedy = "export it with no_root_squash: drivers set mode, uid and gid of directories, and the kubelet applies fsGroup"
+	const remedy = "export the directory with no_root_squash: drivers set mode, uid and gid of directories, and the kubelet applies fsGroup"
 	switch {
 	case o.err != nil:
 		return failure(name, o.err.Error(), remedy)
 	case o.root != 0 && o.root == o.other:
-		return warning(name, fmt.Sprintf("the server maps all users to %d (all_squash)", o.root), "none if that is intended: classes cannot use uid and gid, and pods cannot use fsGroup; otherwise export it with no_root_squash")
+		return warning(name, fmt.Sprintf("the server maps all users to %d (all_squash)", o.root), "if this is intended, ignore this warning: classes cannot use uid and gid, and pods cannot use fsGroup; otherwise export the directory with no_root_squash")
 	case o.root != 0:
 		return failure(name, fmt.Sprintf("files of root belong to %d: the server maps root", o.root), remedy)
 	case o.chown != nil:
@@ -170,7 +173,8 @@ func judgeRename(name string, err error) Check {
 	return judgeError(name, err, nil, needed, "directories can be renamed and files linked")
 }
 
-// mostSkew is tolerated. Records and archived directories contain times of different machines.
+// mostSkew is the tolerated difference between two clocks. Records and archived directories contain times
+// of different machines.
 const mostSkew = 30 * time.Second
 
 func judgeClock(name string, s skew) Check {
@@ -180,7 +184,7 @@ func judgeClock(name string, s skew) Check {
 	case s.ahead.Abs() > mostSkew:
 		return warning(name, fmt.Sprintf("the server's clock differs by %v from this node's", s.ahead.Round(time.Second)), "set both by NTP: programs that compare times of files, such as make, fail")
 	}
-	return ok(name, "same as this node's")
+	return ok(name, "the same time as on this node")
 }
 
 func judgeFeatures(name string, all []feature) Check {
@@ -210,11 +214,12 @@ func judgeLocks(name string, f feature) Check {
 	case f.err != nil:
 		return warning(name, f.err.Error(), "disk images need locks. A server grants none during its grace period after a start (90 s with knfsd): repeat the check then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
 	case !f.have:
-		return warning(name, "locks are local to this node, or not supported", "remove nolock and local_lock from mountOptions: two nodes could attach one image")
+		return warning(name, "locks are local to this node, or not supported", "remove nolock and local_lock from mountOptions, because two nodes could attach one image")
 	}
-	return ok(name, "the server has them")
+	return ok(name, "the server supports locks")
 }
 
+// judgeLostLocks judges the module parameter nfs.recover_lost_locks.
 func judgeLostLocks(name, parameter string) Check {
 	switch parameter {
 	case "N":
@@ -222,14 +227,16 @@ func judgeLostLocks(name, parameter string) Check {
 	case "":
 		return skipped(name, "/sys/module/nfs/parameters/recover_lost_locks does not exist")
 	}
-	return warning(name, "nfs.recover_lost_locks is "+parameter+": a node that lost its lock continues to write",
+	return warning(name, "nfs.recover_lost_locks is "+parameter+": a node that has lost its lock continues to write",
 		"options nfs recover_lost_locks=N in /etc/modprobe.d, then reload the module or restart the node; until then no image is attached")
 }
 
 func clientTracking(name string) Check {
-	return skipped(name, "a client cannot check it: with knfsd, nfsdcld must be active on the server (systemctl status nfsdcld), or a restart of the server drops the locks of images")
+	return skipped(name, "a client cannot check whether the server tracks clients: with knfsd, nfsdcld must be active on the server (systemctl status nfsdcld), or a restart of the server drops the locks of images")
 }
 
+// judgeIdentity judges the NFS client identity of this node. registered is the node that registered the
+// identity in the pool, or empty.
 func judgeIdentity(name, node, identity, registered string, err error) Check {
 	const remedy = "give each node its own identifier in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted"
 	switch {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ownerLabel of the CSIDriver object contains the namespace of its installation.
+// ownerLabel is the label of the CSIDriver object with the namespace of the installation that owns it.
 const ownerLabel = "csi.trivet.dev/namespace"
 
 // kubernetesChecks checks the kubelet's directory and the driver's objects in the cluster.
@@ -69,25 +69,26 @@ func kubeletChecks(config *driver.Kubernetes, podUID string) []Check {
 
 const apiServer = "API server"
 
-// cluster reads and checks the driver's objects from the API server.
+// cluster reads the driver's objects from the API server and checks them.
 type cluster struct {
 	api    *kube.Client
 	pod    Pod
 	driver string
 	pools  []pool.Config
 	kinds  backend.Kinds
-	// controller: the pod is the controller's.
+	// controller: the doctor runs in a pod of the controller.
 	controller bool
 	// inline: the node's configuration allows inline volumes.
 	inline bool
 	// untaints: the driver is configured to remove the startup taint.
 	untaints bool
 
+	// forbidden are the missing permissions. unreachable is the error of connecting to the API server.
 	forbidden   []string
 	unreachable error
 }
 
-// checks reads each object once, and judges those that could be read.
+// checks reads each object once, and judges the objects that could be read.
 func (c *cluster) checks(ctx context.Context) []Check {
 	var checks []Check
 	for _, check := range []func(context.Context) []Check{c.csiDriver, c.node, c.sidecars, c.classes} {
@@ -96,14 +97,14 @@ func (c *cluster) checks(ctx context.Context) []Check {
 		}
 	}
 	if len(c.forbidden) > 0 {
-		return append(checks, warning(apiServer, "not permitted: "+strings.Join(c.forbidden, ", "), "grant it to the pod's service account; checks that need it are omitted"))
+		return append(checks, warning(apiServer, "not permitted: "+strings.Join(c.forbidden, ", "), "grant these permissions to the pod's service account; checks that need them are omitted"))
 	}
 	return append(checks, ok(apiServer, "answers, and permits the checks"))
 }
 
-// missed reports whether an object could not be read because a permission is missing or the server
-// is unreachable. The check of the object judges other errors.
-func (c *cluster) missed(permission string, err error) bool {
+// recordUnread records the error of reading an object if a permission is missing or the server is
+// unreachable, and reports whether it recorded it. The check of the object judges other errors.
+func (c *cluster) recordUnread(permission string, err error) bool {
 	switch {
 	case err == nil:
 		return false
@@ -119,7 +120,7 @@ func (c *cluster) missed(permission string, err error) bool {
 
 func (c *cluster) csiDriver(ctx context.Context) []Check {
 	object, err := c.api.CSIDriver(ctx, c.driver)
-	if c.missed("get csidrivers", err) {
+	if c.recordUnread("get csidrivers", err) {
 		return nil
 	}
 	checks := []Check{judgeCSIDriver(object, err, c.driver, c.pod.Namespace)}
@@ -133,13 +134,13 @@ func (c *cluster) node(ctx context.Context) []Check {
 	if c.controller {
 		return nil
 	}
-	csiNode, err := c.api.CSINode(ctx, c.pod.Node) // none: nothing is registered
-	if c.missed("get csinodes", err) {
+	csiNode, err := c.api.CSINode(ctx, c.pod.Node) // a missing CSINode object is empty: no driver is registered
+	if c.recordUnread("get csinodes", err) {
 		return nil
 	}
 	registration := judgeRegistration(csiNode, c.pod.Node, c.driver)
 	node, err := c.api.Node(ctx, c.pod.Node)
-	if c.missed("get nodes", err) {
+	if c.recordUnread("get nodes", err) {
 		return []Check{registration}
 	}
 	return []Check{registration, judgeTaint(node, registration.Result == OK, c.untaints, c.driver)}
@@ -147,11 +148,11 @@ func (c *cluster) node(ctx context.Context) []Check {
 
 func (c *cluster) sidecars(ctx context.Context) []Check {
 	pod, err := c.api.Pod(ctx, c.pod.Namespace, c.pod.Name)
-	if c.missed("get pods in namespace "+c.pod.Namespace, err) {
+	if c.recordUnread("get pods in namespace "+c.pod.Namespace, err) {
 		return nil
 	}
 	snapshots, err := c.api.Serves(ctx, "snapshot.storage.k8s.io", "v1")
-	if c.missed("get /apis/snapshot.storage.k8s.io/v1", err) {
+	if c.recordUnread("get /apis/snapshot.storage.k8s.io/v1", err) {
 		snapshots = true // unknown
 	}
 	return judgeSidecars(pod, snapshots)
@@ -159,7 +160,7 @@ func (c *cluster) sidecars(ctx context.Context) []Check {
 
 func (c *cluster) classes(ctx context.Context) []Check {
 	classes, err := c.api.StorageClasses(ctx, c.driver)
-	if c.missed("list storageclasses", err) {
+	if c.recordUnread("list storageclasses", err) {
 		return nil
 	}
 	return judgeClasses(classes, c.kinds, c.pools, c.controller)
@@ -172,7 +173,7 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 	}
 	owner := d.Metadata.Labels[ownerLabel]
 	if owner == "" {
-		return warning(check, "has no label "+ownerLabel+", so it is not this chart's", "create it with the chart (kubectl delete csidriver "+name+", then upgrade)")
+		return warning(check, "has no label "+ownerLabel+", so the chart did not create it", "create it with the chart (kubectl delete csidriver "+name+", then upgrade)")
 	}
 	if owner != namespace {
 		return failure(check, fmt.Sprintf("belongs to the installation in namespace %q, this one is in %q: two installations share one driver name", owner, namespace),
@@ -181,11 +182,11 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 	seen := fmt.Sprintf("attachRequired %t, fsGroupPolicy %s, storageCapacity %t, seLinuxMount %t", d.Spec.AttachRequired, d.Spec.FSGroupPolicy, d.Spec.StorageCapacity, d.Spec.SELinuxMount)
 	switch {
 	case d.Spec.FSGroupPolicy != "File":
-		return warning(check, seen, "set fsGroupPolicy: File, or fsGroup is not applied to every volume")
+		return warning(check, seen, "set fsGroupPolicy: File; otherwise fsGroup is not applied to every volume")
 	case !d.Spec.StorageCapacity:
-		return warning(check, seen, "set storageCapacity: true, or pods are sent to nodes whose pool is full")
+		return warning(check, seen, "set storageCapacity: true; otherwise pods are scheduled on nodes whose pool is full")
 	case d.Spec.SELinuxMount:
-		return warning(check, seen, "set seLinuxMount: false: a volume is mounted once for all its pods")
+		return warning(check, seen, "set seLinuxMount: false, because a volume is mounted once for all its pods")
 	}
 	return ok(check, "%s", seen)
 }
@@ -201,11 +202,11 @@ func judgeInline(d kube.CSIDriver, inline bool) Check {
 	case inline && !d.Spec.PodInfoOnMount:
 		return warning(name, "the CSIDriver object has podInfoOnMount false, without which the driver refuses them", "set podInfoOnMount: true")
 	case !inline && allowed:
-		return warning(name, modes+", but this node's configuration does not allow them", "set ephemeral: true for a pool, or ephemeralMemory; or recreate the object without Ephemeral: pods with an inline volume do not start on this node")
+		return warning(name, modes+", but this node's configuration does not allow them", "set ephemeral: true for a pool, or set ephemeralMemory, because pods with an inline volume do not start on this node; or recreate the object without Ephemeral")
 	case !inline:
-		return ok(name, "there are none")
+		return ok(name, "not enabled")
 	}
-	return ok(name, "the node and the CSIDriver object have them")
+	return ok(name, "enabled on this node and in the CSIDriver object")
 }
 
 func judgeRegistration(n kube.CSINode, node, driverName string) Check {
@@ -228,21 +229,21 @@ func judgeTaint(n kube.Node, registered, untaints bool, driverName string) Check
 	case !n.HasTaint(key):
 		return ok(name, "%s is not on the node", key)
 	case !registered:
-		return warning(name, key+" is on the node", "it is removed when the driver is registered")
+		return warning(name, key+" is on the node", "register the driver: the taint is removed after that")
 	case untaints:
-		return warning(name, key+" is still on the node, although the driver removes it", "repeat the check in a minute; if it stays, the driver's log has the reason")
+		return warning(name, key+" is still on the node, although the driver removes it", "repeat the check in a minute; if the taint is still there, the driver's log contains the reason")
 	}
 	return failure(name, key+" is still on the node, so pods are not scheduled there", "set startupTaint: true, and permit the service account to patch nodes")
 }
 
-// judgeClasses judges the StorageClasses; on a node, with its pools.
+// judgeClasses judges the driver's StorageClasses. On a node, it compares them with the node's pools.
 func judgeClasses(classes []kube.StorageClass, kinds backend.Kinds, pools []pool.Config, controller bool) []Check {
 	var checks []Check
 	for _, c := range classes {
 		checks = append(checks, judgeClass(c, kinds, pools, controller))
 	}
 	if len(checks) == 0 {
-		return []Check{warning("storage classes", "this driver has none", "create one (docs/parameters.md)")}
+		return []Check{warning("storage classes", "no StorageClass uses this driver", "create one (docs/parameters.md)")}
 	}
 	return checks
 }
@@ -257,15 +258,15 @@ func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, c
 	case shared && !known && p.Pool == "":
 		return failure(name, "no nfs pool is in this driver's configuration", "add one, or give the class server and share")
 	case !known && !controller:
-		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool if this node should have it; otherwise volumes of the class are created on other nodes")
+		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool if this node should have it; without the pool, volumes of the class are created on other nodes")
 	case !shared && c.VolumeBindingMode != "WaitForFirstConsumer":
 		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are created before the node of their pod is known", "recreate the class with WaitForFirstConsumer")
 	}
 	return ok(name, "its parameters are valid")
 }
 
-// poolOf reports whether the pool of a class is in the configuration or not needed there (known), and
-// whether all nodes can access it (shared).
+// poolOf describes the pool of a class. known: the pool is in the configuration, or need not be. shared:
+// all nodes can access the pool.
 func poolOf(p volume.Parameters, kinds backend.Kinds, pools []pool.Config) (known, shared bool) {
 	if _, _, direct := volume.ParseDirectPool(p.Pool); direct {
 		return true, true
@@ -281,22 +282,22 @@ func poolOf(p volume.Parameters, kinds backend.Kinds, pools []pool.Config) (know
 	return true, pools[i].Shared()
 }
 
-// leastSidecars holds the minimum versions by the last part of the image's name.
+// leastSidecars holds the minimum version of each sidecar, by the last part of the image's name.
 var leastSidecars = map[string]string{
-	// Long node names in the labels of capacity objects (5.3); no volume is lost when its node is
-	// removed during its creation.
+	// It supports long node names in the labels of capacity objects (since 5.3), and does not lose a
+	// volume whose node is removed while the volume is created.
 	"csi-provisioner": "6.0",
 	// Earlier versions repeat ControllerUnpublishVolume until the attachment is removed.
 	"csi-attacher": "4.9",
-	// A failed expansion can be cancelled by requesting a smaller size.
+	// With it, a failed expansion can be cancelled by requesting a smaller size.
 	"csi-resizer": "1.13",
 }
 
 // snapshotter is the sidecar that needs the snapshot API.
 const snapshotter = "csi-snapshotter"
 
-// judgeSidecars judges the containers of the driver's pod. snapshots: the API server serves the
-// snapshot API.
+// judgeSidecars judges the versions of the sidecars in the driver's pod. snapshots: the API server serves
+// the snapshot API.
 func judgeSidecars(pod kube.Pod, snapshots bool) []Check {
 	var checks []Check
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {

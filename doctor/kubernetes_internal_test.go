@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-const name = "csi.trivet.dev"
+const driverName = "csi.trivet.dev"
 
 // objects returns the objects of a healthy installation, as JSON by path.
 func objects() map[string]string {
@@ -37,9 +37,9 @@ func objects() map[string]string {
 	}
 }
 
-// examine runs the cluster checks with an API server that has the objects. refuse has status codes by
-// path.
-func examine(t *testing.T, objects map[string]string, refuse map[string]int) []Check {
+// checkCluster runs the cluster checks with an API server that has the objects. refuse holds the status codes of
+// refused requests, by path.
+func checkCluster(t *testing.T, objects map[string]string, refuse map[string]int) []Check {
 	t.Helper()
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -50,7 +50,7 @@ func examine(t *testing.T, objects map[string]string, refuse map[string]int) []C
 		}
 		if code != 0 {
 			w.WriteHeader(code)
-			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "code": code, "reason": map[int]string{403: "Forbidden", 404: "NotFound"}[code], "message": "as told"})
+			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "code": code, "reason": map[int]string{403: "Forbidden", 404: "NotFound"}[code], "message": "refused"})
 			return
 		}
 		kind := `{"kind": "Some", "apiVersion": "v1", `
@@ -66,10 +66,11 @@ func examine(t *testing.T, objects map[string]string, refuse map[string]int) []C
 	t.Cleanup(web.Close)
 	client, err := kube.New(&rest.Config{Host: web.URL})
 	must(t, err)
-	c := cluster{api: client, pod: Pod{InCluster: true, Node: "n", Namespace: "trivet", Name: "p", UID: "u"}, driver: name, kinds: allKinds, pools: []pool.Config{{Name: "default"}}}
+	c := cluster{api: client, pod: Pod{InCluster: true, Node: "n", Namespace: "trivet", Name: "p", UID: "u"}, driver: driverName, kinds: allKinds, pools: []pool.Config{{Name: "default"}}}
 	return c.checks(t.Context())
 }
 
+// find returns the check with a name.
 func find(t *testing.T, checks []Check, name string) Check {
 	t.Helper()
 	i := slices.IndexFunc(checks, func(c Check) bool { return c.Name == name })
@@ -79,19 +80,20 @@ func find(t *testing.T, checks []Check, name string) Check {
 	return checks[i]
 }
 
+// TestHealthyCluster: all checks of a healthy installation succeed.
 func TestHealthyCluster(t *testing.T) {
-	checks := examine(t, objects(), nil)
+	checks := checkCluster(t, objects(), nil)
 	for _, want := range []string{
 		"CSIDriver csi.trivet.dev", "inline volumes", "registration", "startup taint", "sidecar csi-provisioner", "sidecar csi-resizer", "StorageClass trivet-loop", apiServer,
 	} {
 		expect(t, want, find(t, checks, want), OK, "")
 	}
 	if len(checks) != 8 {
-		t.Errorf("%d checks: %+v", len(checks), checks)
+		t.Errorf("got %d checks, want 8: %+v", len(checks), checks)
 	}
 }
 
-// TestBrokenCluster: each case changes one object.
+// TestBrokenCluster: each case replaces a text in one object, or removes the object.
 func TestBrokenCluster(t *testing.T) {
 	const (
 		csiDriver = "/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev"
@@ -102,7 +104,7 @@ func TestBrokenCluster(t *testing.T) {
 		classes   = "/apis/storage.k8s.io/v1/storageclasses"
 	)
 	for _, tc := range []struct {
-		name, path, old, new string // an empty old removes the object
+		name, path, old, new string // old is replaced with new; an empty old removes the object
 		check                string
 		result               Result
 		says                 string
@@ -110,24 +112,24 @@ func TestBrokenCluster(t *testing.T) {
 		{"no CSIDriver", csiDriver, "", "", "CSIDriver csi.trivet.dev", Failure, "could not find"},
 		{"another installation", csiDriver, `"trivet"`, `"storage"`, "CSIDriver csi.trivet.dev", Failure, `namespace "storage", this one is in "trivet"`},
 		{"a CSIDriver without a label", csiDriver, `"csi.trivet.dev/namespace"`, `"a"`, "CSIDriver csi.trivet.dev", Warning, "csi.trivet.dev/namespace"},
-		{"fsGroupPolicy", csiDriver, `"File"`, `"None"`, "CSIDriver csi.trivet.dev", Warning, "fsGroupPolicy None"},
-		{"storageCapacity", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
-		{"seLinuxMount", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
-		{"attachRequired is a choice", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
+		{"fsGroupPolicy None", csiDriver, `"File"`, `"None"`, "CSIDriver csi.trivet.dev", Warning, "fsGroupPolicy None"},
+		{"storageCapacity false", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
+		{"seLinuxMount true", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
+		{"attachRequired false", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
 		{"inline volumes not configured", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], but this node's configuration does not allow them"},
-		{"pod info without inline volumes", csiDriver, `"podInfoOnMount": false`, `"podInfoOnMount": true`, "inline volumes", OK, "none"},
+		{"pod info without inline volumes", csiDriver, `"podInfoOnMount": false`, `"podInfoOnMount": true`, "inline volumes", OK, "not enabled"},
 		{"no CSINode", csiNode, "", "", "registration", Failure, "has not registered"},
 		{"not registered", csiNode, `"csi.trivet.dev", "nodeID"`, `"y", "nodeID"`, "registration", Failure, "has not registered"},
-		{"registered as another", csiNode, `"nodeID": "n"`, `"nodeID": "m"`, "registration", Failure, `node "m"`},
-		{"no topology", csiNode, `"csi.trivet.dev/node"`, `"x/node"`, "registration", Failure, "topology key"},
-		{"taint", node, `"other"`, `"csi.trivet.dev/agent-not-ready"`, "startup taint", Failure, "agent-not-ready"},
+		{"registered as another node", csiNode, `"nodeID": "n"`, `"nodeID": "m"`, "registration", Failure, `node "m"`},
+		{"no topology key", csiNode, `"csi.trivet.dev/node"`, `"x/node"`, "registration", Failure, "topology key"},
+		{"startup taint", node, `"other"`, `"csi.trivet.dev/agent-not-ready"`, "startup taint", Failure, "agent-not-ready"},
 		{"old provisioner", pod, "v6.3.0", "v5.2.0", "sidecar csi-provisioner", Warning, "v5.2.0 is older than 6.0"},
-		{"digest alone", pod, ":v2.2.0@", "@", "sidecar csi-resizer", Skipped, "digest"},
+		{"image with only a digest", pod, ":v2.2.0@", "@", "sidecar csi-resizer", Skipped, "digest"},
 		{"no snapshot API", snapshots, "", "", "sidecar csi-snapshotter", Failure, "snapshot.storage.k8s.io/v1"},
-		{"no classes", classes, "csi.trivet.dev", "z", "storage classes", Warning, "none"},
-		{"bad parameter", classes, `"pool": "default"`, `"siez": "1"`, "StorageClass trivet-loop", Failure, `parameter siez="1" is unknown`},
-		{"pool elsewhere", classes, `"pool": "default"`, `"pool": "fast"`, "StorageClass trivet-loop", Warning, `pool "fast"`},
-		{"immediate", classes, "WaitForFirstConsumer", "Immediate", "StorageClass trivet-loop", Warning, "Immediate"},
+		{"no classes", classes, "csi.trivet.dev", "z", "storage classes", Warning, "no StorageClass"},
+		{"unknown parameter", classes, `"pool": "default"`, `"siez": "1"`, "StorageClass trivet-loop", Failure, `parameter siez="1" is unknown`},
+		{"pool of another node", classes, `"pool": "default"`, `"pool": "fast"`, "StorageClass trivet-loop", Warning, `pool "fast"`},
+		{"volumeBindingMode Immediate", classes, "WaitForFirstConsumer", "Immediate", "StorageClass trivet-loop", Warning, "Immediate"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			have := objects()
@@ -140,26 +142,28 @@ func TestBrokenCluster(t *testing.T) {
 				}
 				have[tc.path] = changed
 			}
-			expect(t, tc.name, find(t, examine(t, have, nil), tc.check), tc.result, tc.says)
+			expect(t, tc.name, find(t, checkCluster(t, have, nil), tc.check), tc.result, tc.says)
 		})
 	}
 }
 
 // TestForbidden: one warning lists all missing permissions, and the other checks run.
 func TestForbidden(t *testing.T) {
-	checks := examine(t, objects(), map[string]int{"/api/v1/nodes/n": 403, "/apis/storage.k8s.io/v1/storageclasses": 403})
+	checks := checkCluster(t, objects(), map[string]int{"/api/v1/nodes/n": 403, "/apis/storage.k8s.io/v1/storageclasses": 403})
 	expect(t, "permissions", find(t, checks, apiServer), Warning, "get nodes, list storageclasses")
 	expect(t, "registration", find(t, checks, "registration"), OK, "")
 }
 
+// TestUnreachable: after the first request that the API server cannot answer, the other checks are omitted.
 func TestUnreachable(t *testing.T) {
-	checks := examine(t, objects(), map[string]int{"/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev": 503})
+	checks := checkCluster(t, objects(), map[string]int{"/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev": 503})
 	if len(checks) != 1 {
-		t.Errorf("%+v", checks)
+		t.Errorf("got %d checks, want 1: %+v", len(checks), checks)
 	}
 	expect(t, "503", find(t, checks, apiServer), Warning, "get csidrivers")
 }
 
+// TestKubeletChecks: the kubelet's directory must contain the pod and be a shared mount.
 func TestKubeletChecks(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	must(t, os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750))
@@ -177,33 +181,34 @@ func TestKubeletChecks(t *testing.T) {
 // TestStartupTaint: the result depends on whether the driver is configured to remove the taint.
 func TestStartupTaint(t *testing.T) {
 	var node kube.Node
-	node.Spec.Taints = []map[string]any{{"key": kube.StartupTaint(name)}}
-	expect(t, "not registered", judgeTaint(node, false, true, name), Warning, "agent-not-ready is on the node")
-	expect(t, "to be removed", judgeTaint(node, true, true, name), Warning, "the driver removes it")
-	expect(t, "not removed", judgeTaint(node, true, false, name), Failure, "still on the node")
-	expect(t, "removed", judgeTaint(kube.Node{}, true, true, name), OK, "not on the node")
+	node.Spec.Taints = []map[string]any{{"key": kube.StartupTaint(driverName)}}
+	expect(t, "not registered", judgeTaint(node, false, true, driverName), Warning, "agent-not-ready is on the node")
+	expect(t, "registered, removal enabled", judgeTaint(node, true, true, driverName), Warning, "the driver removes it")
+	expect(t, "registered, removal disabled", judgeTaint(node, true, false, driverName), Failure, "still on the node")
+	expect(t, "removed", judgeTaint(kube.Node{}, true, true, driverName), OK, "not on the node")
 }
 
 // TestInline: inline volumes must be enabled both on the node and in the CSIDriver object.
 func TestInline(t *testing.T) {
 	var d kube.CSIDriver
-	expect(t, "off", judgeInline(d, hasInline(driver.Config{Pools: []pool.Config{{Name: "p"}}})), OK, "none")
+	expect(t, "disabled on both", judgeInline(d, hasInline(driver.Config{Pools: []pool.Config{{Name: "p"}}})), OK, "not enabled")
 	inMemory, inPool := driver.Config{EphemeralMemory: "1Gi"}, driver.Config{Pools: []pool.Config{{Name: "p"}, {Name: "q", Ephemeral: true}}}
 	for _, config := range []driver.Config{inMemory, inPool} {
 		d.Spec.PodInfoOnMount, d.Spec.VolumeLifecycleModes = true, []string{"Persistent"}
-		expect(t, "not allowed", judgeInline(d, hasInline(config)), Warning, "volumeLifecycleModes are [Persistent]")
+		expect(t, "disabled in the CSIDriver object", judgeInline(d, hasInline(config)), Warning, "volumeLifecycleModes are [Persistent]")
 		d.Spec.PodInfoOnMount, d.Spec.VolumeLifecycleModes = false, []string{"Persistent", "Ephemeral"}
 		expect(t, "no pod info", judgeInline(d, hasInline(config)), Warning, "podInfoOnMount false")
 		d.Spec.PodInfoOnMount = true
-		expect(t, "on", judgeInline(d, hasInline(config)), OK, "have them")
+		expect(t, "enabled on both", judgeInline(d, hasInline(config)), OK, "enabled on this node")
 	}
 }
 
-// TestNoServiceAccount: in a pod without a token the other checks run.
+// TestNoServiceAccount: without a token or without the environment variables of the pod, the check of the API server
+// is a warning.
 func TestNoServiceAccount(t *testing.T) {
-	checks := kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true, Node: "n", Namespace: "ns", Name: "p"}}, name, driver.Config{})
+	checks := kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true, Node: "n", Namespace: "ns", Name: "p"}}, driverName, driver.Config{})
 	expect(t, "no token", find(t, checks, apiServer), Warning, "connecting")
-	checks = kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true}}, name, driver.Config{})
+	checks = kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true}}, driverName, driver.Config{})
 	expect(t, "no environment", find(t, checks, apiServer), Warning, "NODE_NAME")
 }
 
@@ -215,7 +220,7 @@ func TestSplitImage(t *testing.T) {
 		"a/csi-attacher:v1@sha256:01":                      {"csi-attacher", "v1"},
 	} {
 		if name, tag := splitImage(image); name != want[0] || tag != want[1] {
-			t.Errorf("%s: %q, %q", image, name, tag)
+			t.Errorf("%s: got %q, %q, want %q", image, name, tag, want)
 		}
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// leastKernel has mount_setattr(2).
+// leastKernel is the first Linux version with mount_setattr(2).
 const leastKernel = "5.12"
 
-// nodeChecks examines the kernel, what the kinds of volumes need, and the installed programs.
+// nodeChecks checks the kernel, the requirements of the kinds of volumes, and the installed programs.
 func nodeChecks(ctx context.Context, kinds backend.Kinds) []Check {
 	checks := []Check{
 		judgeKernel(read("/proc/sys/kernel/osrelease")),
@@ -43,8 +43,8 @@ func nodeChecks(ctx context.Context, kinds backend.Kinds) []Check {
 	return checks
 }
 
-// read returns the content of a file of the kernel; empty if it does not exist. No check passes with
-// an empty text.
+// read returns the content of a file in /proc or /sys, or an empty string if the file does not exist. No
+// check succeeds with an empty string.
 func read(path string) string {
 	b, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(b))
@@ -58,7 +58,7 @@ func judgeKernel(release string) Check {
 	return ok(name, "Linux %s", release)
 }
 
-// atLeast compares versions. An unreadable version is too old.
+// atLeast reports whether a version is at least another. It returns false for an invalid version.
 func atLeast(have, least string) bool {
 	v, err := version.ParseGeneric(have)
 	return err == nil && v.AtLeast(version.MustParseGeneric(least))
@@ -70,7 +70,7 @@ const (
 	capSysResource = 1 << 24
 )
 
-// judgeCapabilities parses /proc/self/status.
+// judgeCapabilities judges the content of /proc/self/status.
 func judgeCapabilities(status string) Check {
 	const name = "capabilities"
 	_, rest, _ := strings.Cut(status, "CapEff:")
@@ -78,7 +78,7 @@ func judgeCapabilities(status string) Check {
 	effective, err := strconv.ParseUint(field, 16, 64)
 	switch {
 	case err != nil:
-		return warning(name, "/proc/self/status does not show them", "run the doctor where /proc is mounted")
+		return warning(name, "/proc/self/status does not contain CapEff", "run the doctor where /proc is mounted")
 	case effective&capSysAdmin == 0:
 		return failure(name, "CAP_SYS_ADMIN is missing, so nothing can be mounted or attached", "run the driver as root, in Kubernetes as a privileged container")
 	case effective&capSysResource == 0:
@@ -89,11 +89,11 @@ func judgeCapabilities(status string) Check {
 
 func judgeMounting(err error) Check {
 	const name = "mounting"
-	const fix = "ENOSYS: run Linux " + leastKernel + " or newer; EPERM: run as root and privileged, without a seccomp profile that forbids it"
+	const fix = "if a function is not implemented, run Linux " + leastKernel + " or newer; if an operation is not permitted, run as root and privileged, without a seccomp profile that forbids mounts"
 	return judgeError(name, err, nil, fix, "open_tree, mount_setattr and fsopen work")
 }
 
-// judgeFilesystems parses /proc/filesystems, which contains built-in and loaded filesystems.
+// judgeFilesystems judges the content of /proc/filesystems: the built-in and the loaded filesystems.
 func judgeFilesystems(table string) Check {
 	const name = "filesystems"
 	words := strings.Fields(table)
@@ -107,14 +107,14 @@ func judgeFilesystems(table string) Check {
 	}
 	switch {
 	case len(have) == 0:
-		return warning(name, "none of "+strings.Join(missing, ", ")+" is loaded", "load those of the volumes: modprobe "+missing[0])
+		return warning(name, "none of "+strings.Join(missing, ", ")+" is loaded", "load the filesystems of the volumes, for example: modprobe "+missing[0])
 	case len(missing) > 0:
 		return ok(name, "%s; not loaded, but the kernel loads existing modules at the first mount: %s", strings.Join(have, ", "), strings.Join(missing, ", "))
 	}
 	return ok(name, "%s", strings.Join(have, ", "))
 }
 
-// judgeFinding converts a finding of a kind of volume.
+// judgeFinding converts a finding of a kind of volume to a check.
 func judgeFinding(f backend.Finding) Check {
 	if f.Unusable {
 		return failure(f.Name, f.Found, f.Advice)

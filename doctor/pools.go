@@ -53,23 +53,23 @@ func stateCheck(dir string) Check {
 	return ok(name, "%s, with the recorded pools %s", dir, strings.Join(pools, ", "))
 }
 
-// poolFacts holds the facts about a pool.
+// poolFacts holds what the checks of a pool have read.
 type poolFacts struct {
 	uuid     string
 	fsType   string
 	readOnly bool
 	reflinks bool
 	// mode is the mode of the pool's directory; mounted is the mount that contains it.
-	mode             fs.FileMode
-	mounted          *mount.Entry
-	usage            pool.Usage
-	damaged          []error
-	attached         int
-	directories      []volume.Volume
-	making, removing int
-	// limits is the quota that limits directories; unlimited is why they are not limited.
-	limits    quota.Kind
-	unlimited error
+	mode               fs.FileMode
+	mounted            *mount.Entry
+	usage              pool.Usage
+	damaged            []error
+	attached           int
+	directories        []volume.Volume
+	creating, removing int // volumes and snapshots
+	// limits is the quota that limits directories; noLimits is the reason why none limits them.
+	limits   quota.Kind
+	noLimits error
 }
 
 // nestingChecks reports pools inside other pools.
@@ -87,8 +87,8 @@ type openedPool struct {
 	err  error
 }
 
-// openedPools holds the directory pools by name. They are open at the same time, because the room
-// in a pool depends on the other pools of its filesystem.
+// openedPools holds the directory pools by name. All are opened before one is checked, because the room in
+// a pool depends on the other pools of its filesystem.
 type openedPools map[string]openedPool
 
 func openPools(ctx context.Context, configs []pool.Config, o Options) openedPools {
@@ -106,24 +106,24 @@ func openPools(ctx context.Context, configs []pool.Config, o Options) openedPool
 }
 
 func (o openedPools) close() {
-	for _, at := range o {
-		if at.err == nil {
-			at.pool.Close()
+	for _, p := range o {
+		if p.err == nil {
+			p.pool.Close()
 		}
 	}
 }
 
-// poolChecks judges a directory pool. serving: a driver serves the pool.
-func poolChecks(c pool.Config, stateDir string, at openedPool, serving bool) []Check {
+// poolChecks checks a directory pool. serving: a running driver serves the pool.
+func poolChecks(c pool.Config, stateDir string, opened openedPool, serving bool) []Check {
 	name, path := "pool "+c.Name, c.Directory.Path
 	parent := filepath.Dir(path)
-	if errors.Is(at.err, errTimeout) {
-		return []Check{hangs(name, at.err)}
+	if errors.Is(opened.err, errTimeout) {
+		return []Check{hangs(name, opened.err)}
 	}
-	if at.err != nil {
-		return []Check{judgeClosedPool(name, path, at.err, isDir(parent) || parent == filepath.Join(stateDir, "pools"))}
+	if opened.err != nil {
+		return []Check{judgeClosedPool(name, path, opened.err, isDir(parent) || parent == filepath.Join(stateDir, "pools"))}
 	}
-	facts, err := readPool(at.pool, path)
+	facts, err := readPool(opened.pool, path)
 	if err != nil {
 		return []Check{failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")}
 	}
@@ -142,23 +142,24 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// judgeClosedPool returns why a pool could not be read. parent: its parent directory exists.
+// judgeClosedPool judges the error of opening a pool. parent: the parent directory of the pool exists.
 func judgeClosedPool(name, path string, err error, parent bool) Check {
 	switch {
 	case errors.Is(err, volume.ErrUnavailable):
-		return warning(name, err.Error(), "the driver does that when it starts; a directory for a new pool must be empty")
+		return warning(name, err.Error(), "start the driver, which creates or completes the pool; the directory of a new pool must be empty")
 	case errors.Is(err, fs.ErrNotExist) && !parent:
-		return failure(name, path+" does not exist, nor its parent directory", "mount the pool's disk on this node, or create the directory; in a container, mount it from the host")
+		return failure(name, path+" and its parent directory do not exist", "mount the pool's disk on this node, or create the directory; in a container, mount it from the host")
 	case errors.Is(err, syscall.ENOTDIR):
 		return failure(name, path+" is not a directory", "correct directory.path in the configuration")
 	case errors.Is(err, volume.ErrPrecondition), errors.Is(err, volume.ErrDamaged):
 		return failure(name, err.Error(), "follow the message; the driver serves no volume of "+path+" until then")
 	case errors.Is(err, fs.ErrNotExist):
-		return warning(name, path+" does not exist", "the driver creates it when it starts, on the filesystem of the parent directory; if the pool belongs on another disk, mount that first")
+		return warning(name, path+" does not exist", "the driver creates it when it starts, on the filesystem of the parent directory; if the pool belongs on another disk, mount that disk first")
 	}
 	return failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")
 }
 
+// readPool reads the facts of an open directory pool.
 func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	at, err := mount.At(path)
 	if err != nil {
@@ -175,7 +176,7 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	f, err := readContents(p)
 	f.fsType, f.readOnly, f.reflinks, f.mounted = at.FSType, isReadOnly(at), has, at
 	f.mode = info.Mode().Perm()
-	f.limits, f.unlimited = p.Quotas.Enforces()
+	f.limits, f.noLimits = p.Quotas.Enforces()
 	return f, err
 }
 
@@ -201,7 +202,7 @@ func readContents(p *pool.Pool) (poolFacts, error) {
 			f.directories = append(f.directories, e.Volume)
 		}
 	}
-	f.making, f.removing, err = p.Leftovers()
+	f.creating, f.removing, err = p.Leftovers()
 	return f, err
 }
 
@@ -210,6 +211,7 @@ func isReadOnly(e *mount.Entry) bool {
 	return slices.Contains(strings.Split(e.Options+","+e.VFSOptions, ","), "ro")
 }
 
+// reflinks reports whether the filesystem at a path supports reflinks.
 func reflinks(path, fsType string) (bool, error) {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -233,8 +235,8 @@ func judgeFilesystem(name, path string, f poolFacts) Check {
 	return ok(name, "%s", seen)
 }
 
-// judgeAccess reports whether users of the node can reach the directories of tenants. On its own
-// filesystem, a pool should also be mounted with nosuid and nodev.
+// judgeAccess judges whether users of the node can reach the directories of tenants, and whether a
+// filesystem that contains only the pool is mounted with nosuid and nodev.
 func judgeAccess(name, path string, f poolFacts) Check {
 	if f.mode&0o077 != 0 {
 		return warning(name, fmt.Sprintf("%s has mode %04o: users of this node may reach the directories of tenants, and run what is set-user-ID there", path, f.mode),
@@ -250,7 +252,7 @@ func judgeAccess(name, path string, f poolFacts) Check {
 	}
 	if len(missing) > 0 && own && len(f.directories) > 0 {
 		return warning(name, fmt.Sprintf("%s; %s, which has directory volumes, is mounted without %s", closed, f.mounted.Mountpoint, strings.Join(missing, " and ")),
-			"mount it with nosuid and nodev, in /etc/fstab too: a second barrier against set-user-ID files and device nodes of tenants; it also holds in pods")
+			"mount it with nosuid and nodev, and set both in /etc/fstab: they disable set-user-ID files and device nodes of tenants, on the node and in pods")
 	}
 	return ok(name, closed)
 }
@@ -262,7 +264,7 @@ var limitTexts = map[quota.Kind]string{
 	quota.Btrfs: "simple quotas of btrfs limit each to its capacity; a user can evade the limit by creating subvolumes with other qgroups; df in a pod shows the whole disk",
 }
 
-// judgeLimits reports what limits directory volumes to their capacity.
+// judgeLimits judges what limits directory volumes to their capacity. setting is the key quota of the pool.
 func judgeLimits(name, setting string, f poolFacts) Check {
 	unlimited := 0
 	for _, v := range f.directories {
@@ -275,14 +277,14 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 		more = fmt.Sprintf("; %d of %d volumes here have no limit", unlimited, len(f.directories))
 	}
 	switch {
-	case f.unlimited == nil:
+	case f.noLimits == nil:
 		return ok(name, "%s%s", limitTexts[f.limits], more)
 	case setting == pool.QuotaRequired:
-		return failure(name, f.unlimited.Error()+more, "follow the message; until then no directory volume is created here, since the pool has quota: required")
+		return failure(name, f.noLimits.Error()+more, "follow the message; until then no directory volume is created here, since the pool has quota: required")
 	case unlimited < len(f.directories):
-		return warning(name, f.unlimited.Error()+more, "the others were created with a limit, which is not in force: follow the message")
+		return warning(name, f.noLimits.Error()+more, "the other volumes were created with a limit, which is not in force: follow the message")
 	}
-	return ok(name, "nothing limits directory volumes to their capacity: %v%s", f.unlimited, more)
+	return ok(name, "nothing limits directory volumes to their capacity: %v%s", f.noLimits, more)
 }
 
 func judgeSpace(name string, u pool.Usage) Check {
@@ -293,15 +295,16 @@ func judgeSpace(name string, u pool.Usage) Check {
 	}
 	switch {
 	case u.Low():
-		return warning(name, seen, "less is free than the reserve, so thin volumes may soon fail to write: delete volumes or other files, or grow the filesystem")
+		return warning(name, seen, "less space is free than the reserve, so thin volumes may soon fail to write: delete volumes or other files, or grow the filesystem")
 	case u.Full:
-		return warning(name, seen+"; it has its maxVolumes", "delete volumes or raise maxVolumes; until then no volume can be created")
+		return warning(name, seen+"; the pool has reached its maxVolumes", "delete volumes or raise maxVolumes; until then no volume can be created")
 	case u.Room == 0:
-		return warning(name, seen, "there is no room for another volume: delete volumes, grow the filesystem, lower reserve, or raise overcommit, which risks a full disk")
+		return warning(name, seen, "no volume can be created: delete volumes, grow the filesystem, lower reserve, or raise overcommit, which risks a full disk")
 	}
 	return ok(name, "%s", seen)
 }
 
+// judgeVolumes judges whether the records and the data of all volumes could be read.
 func judgeVolumes(name string, f poolFacts) Check {
 	if len(f.damaged) == 0 {
 		return ok(name, "%d, with %d attached", f.usage.Volumes-f.removing, f.attached)
@@ -317,15 +320,17 @@ func judgeVolumes(name string, f poolFacts) Check {
 	return failure(name, strings.Join(texts, "; "), "restore missing files from a backup, or remove by hand what no volume needs")
 }
 
+// judgeLeftovers judges volumes and snapshots whose creation or removal was interrupted.
 func judgeLeftovers(name string, f poolFacts, serving bool) Check {
-	seen := fmt.Sprintf("%d being created, %d in the trash", f.making, f.removing)
-	if !serving && f.making+f.removing > 0 {
+	seen := fmt.Sprintf("%d being created, %d in the trash", f.creating, f.removing)
+	if !serving && f.creating+f.removing > 0 {
 		return warning(name, seen, "no driver is running: the driver removes them when it starts")
 	}
 	return ok(name, "%s", seen)
 }
 
-// storageChecks checks a pool with its own storage, and each device of the storage.
+// storageChecks checks a pool that is neither a directory nor an export, such as a pool of disks, and each
+// device of the pool.
 func storageChecks(ctx context.Context, forms volume.Forms, c pool.Config, stateDir string, serving bool) []Check {
 	name := "pool " + c.Name
 	records := c.Within(stateDir).Directory.Path
@@ -340,7 +345,7 @@ func storageChecks(ctx context.Context, forms volume.Forms, c pool.Config, state
 	}
 	found, advice := p.Storage().Summary(facts.usage.Usage)
 	checks := []Check{
-		ok(name, "%s, of %s; its records are at %s", facts.uuid, c.Kind(), records),
+		ok(name, "%s, a pool of %s; its records are at %s", facts.uuid, c.Kind(), records),
 		advised(name+", space", found, advice),
 		judgeVolumes(name+", volumes", facts),
 		judgeLeftovers(name+", leftovers", facts, serving),

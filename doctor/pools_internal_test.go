@@ -45,7 +45,7 @@ func openPool(t *testing.T, c pool.Config, stateDir string) *pool.Pool {
 	return p
 }
 
-// testKinds has a kind of images without a section in records, and the kind of directories.
+// testKinds are a kind of disk images, and the kind of directories on a node.
 var testKinds = backend.Kinds{{Name: "loop", Media: []pool.Kind{pool.KindDirectory}}, local.Kind}
 
 // makePool creates a pool as a driver does, with one volume.
@@ -65,7 +65,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 	}))
 }
 
-// checkPool checks one pool.
+// checkPool checks one pool. serving: a running driver serves the pool.
 func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
 	t.Helper()
 	all := openPools(t.Context(), []pool.Config{c}, Options{Kinds: testKinds, StateDir: stateDir, Patience: time.Minute})
@@ -73,8 +73,8 @@ func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Che
 	return poolChecks(c, stateDir, all[c.Name], serving)
 }
 
-// TestPoolsOfOneFilesystem: the space check subtracts what other pools promised, and a pool inside another
-// pool is reported.
+// TestPoolsOfOneFilesystem: the check of space reports what other pools of the filesystem have promised, and a pool
+// inside another pool is a failure.
 func TestPoolsOfOneFilesystem(t *testing.T) {
 	dir, state := t.TempDir(), t.TempDir()
 	a := pool.Config{Name: "a", Directory: pool.Directory{Path: filepath.Join(dir, "a")}}
@@ -92,12 +92,12 @@ func TestPoolsOfOneFilesystem(t *testing.T) {
 	b.Directory.Path = filepath.Join(link, "b")
 	checks := nestingChecks([]pool.Config{a, b}, state)
 	if len(checks) != 1 {
-		t.Fatalf("%d pools inside others: %v", len(checks), checks)
+		t.Fatalf("got %d nested pools, want 1: %v", len(checks), checks)
 	}
 	expect(t, "nested", checks[0], Failure, `pool "b" at `+b.Directory.Path+` is inside pool "a"`)
 }
 
-// TestPools checks real pools in all states.
+// TestPools: each case creates a pool, changes it or its configuration, and judges one check.
 func TestPools(t *testing.T) {
 	disk := testenv.Filesystem(t, "xfs", "320M")
 	for _, tc := range []struct {
@@ -108,33 +108,33 @@ func TestPools(t *testing.T) {
 		says   string
 	}{
 		{"healthy", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
-		{"space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
-		{"volumes", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
+		{"promised space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
+		{"one volume", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
 		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing limits directory volumes to their capacity"},
-		{"limits are off", func(c *pool.Config, _ string) { c.Quota = "off" }, "pool p, directories", OK, "quota: off"},
-		{"limits required", func(c *pool.Config, _ string) { c.Quota = "required" }, "pool p, directories", Failure, "XFS"},
-		{"reserve", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},
-		{"maxVolumes", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
+		{"quota: off", func(c *pool.Config, _ string) { c.Quota = "off" }, "pool p, directories", OK, "quota: off"},
+		{"quota: required, not supported", func(c *pool.Config, _ string) { c.Quota = "required" }, "pool p, directories", Failure, "XFS"},
+		{"reserve larger than the filesystem", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},
+		{"maxVolumes reached", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
 		{"no room", func(c *pool.Config, _ string) { c.Size = "1Mi" }, "pool p, space", Warning, "room for 0 B"},
-		{"missing with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor its parent directory"},
+		{"missing parent directory", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "and its parent directory do not exist"},
 		{"not created yet", func(c *pool.Config, state string) {
 			c.Directory.Path = filepath.Join(disk, "new")
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Warning, "new does not exist"},
-		{"not mounted, but remembered", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Failure, "mount its disk"},
-		{"not mounted, but pinned", func(c *pool.Config, state string) {
+		{"not mounted, but the UUID is recorded", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Failure, "mount its disk"},
+		{"not mounted, but the UUID is configured", func(c *pool.Config, state string) {
 			c.Directory.Path, c.UUID = filepath.Join(disk, "new"), uuid.NewString()
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Failure, "mount its disk"},
-		{"not mounted, but required", func(c *pool.Config, state string) {
+		{"not mounted, but requireMount is set", func(c *pool.Config, state string) {
 			c.Directory.Path, c.RequireMount = filepath.Join(disk, "new"), true
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Failure, "requireMount is set: mount its disk"},
 		{"not complete", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/.trivet/tmp")) }, "pool p", Warning, "the driver completes it"},
-		{"a file", func(c *pool.Config, _ string) {
+		{"path is a file", func(c *pool.Config, _ string) {
 			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json")
 		}, "pool p", Failure, "is not a directory"},
-		{"below a file", func(c *pool.Config, _ string) {
+		{"path is below a file", func(c *pool.Config, _ string) {
 			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json", "x")
 		}, "pool p", Failure, "is not a directory"},
 		{"not a mount point", func(c *pool.Config, _ string) { c.RequireMount = true }, "pool p", Failure, "not a mount point"},
@@ -142,11 +142,11 @@ func TestPools(t *testing.T) {
 		{"marker damaged", func(c *pool.Config, _ string) {
 			must(t, os.WriteFile(c.Directory.Path+"/pool.json", []byte("{"), 0o600))
 		}, "pool p", Failure, "is not a pool marker"},
-		{"another UUID", func(_ *pool.Config, state string) {
+		{"another UUID is recorded", func(_ *pool.Config, state string) {
 			must(t, os.WriteFile(state+"/known-pools/p", []byte(uuid.NewString()), 0o600))
 		}, "pool p", Failure, "mount the right disk"},
-		{"another UUID pinned", func(c *pool.Config, _ string) { c.UUID = uuid.NewString() }, "pool p", Failure, "mount the right disk"},
-		{"never a pool", func(c *pool.Config, state string) {
+		{"another UUID is configured", func(c *pool.Config, _ string) { c.UUID = uuid.NewString() }, "pool p", Failure, "mount the right disk"},
+		{"empty directory", func(c *pool.Config, state string) {
 			c.Directory.Path = t.TempDir()
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Warning, "not a pool yet"},
@@ -156,7 +156,7 @@ func TestPools(t *testing.T) {
 		{"data without a record", func(c *pool.Config, _ string) {
 			must(t, os.Remove(c.Directory.Path+"/volumes/v/volume.json"))
 		}, "pool p, volumes", Failure, "has no volume.json"},
-		{"leftovers", func(c *pool.Config, _ string) {
+		{"interrupted creation", func(c *pool.Config, _ string) {
 			must(t, os.Mkdir(c.Directory.Path+"/.trivet/tmp/x", 0o700))
 		}, "pool p, leftovers", Warning, "1 being created, 0 in the trash"},
 	} {
@@ -171,8 +171,8 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestAccess: the access check reports who can enter a pool and, for directory volumes, whether the mount
-// options disable set-user-ID files and device nodes.
+// TestAccess: the check of access reports whether users can enter the pool's directory and, if the pool has directory
+// volumes, whether the mount options disable set-user-ID files and device nodes.
 func TestAccess(t *testing.T) {
 	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}
@@ -181,15 +181,15 @@ func TestAccess(t *testing.T) {
 		t.Helper()
 		expect(t, name, find(t, checkPool(t, c, state, true), "pool p, access"), result, says)
 	}
-	access("images alone", OK, "only root")
+	access("only an image", OK, "only root")
 	makeDirectory(t, c, state)
-	access("directories", Warning, "without nosuid and nodev")
+	access("with a directory volume", Warning, "without nosuid and nodev")
 	testenv.Run(t, "mount", "-o", "remount,nosuid", disk)
 	access("nosuid", Warning, "without nodev")
 	testenv.Run(t, "mount", "-o", "remount,nosuid,nodev", disk)
-	access("both", OK, "only root")
+	access("nosuid and nodev", OK, "only root")
 	must(t, os.Chmod(disk, 0o755))
-	access("open", Warning, "mode 0755")
+	access("mode 0755", Warning, "mode 0755")
 }
 
 // makeDirectory creates a volume of backend local in a pool.
@@ -204,6 +204,7 @@ func makeDirectory(t *testing.T, c pool.Config, stateDir string) {
 	must(t, p.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error { return nil }))
 }
 
+// TestReadOnlyPool: a pool on a read-only filesystem is a failure.
 func TestReadOnlyPool(t *testing.T) {
 	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}
@@ -213,7 +214,7 @@ func TestReadOnlyPool(t *testing.T) {
 	expect(t, "read-only", checkPool(t, c, state, true)[0], Failure, "read-only")
 }
 
-// TestReflink: the filesystem is queried for reflinks; its type is not enough.
+// TestReflink: reflinks are reported only if the filesystem supports them: xfs can be created without.
 func TestReflink(t *testing.T) {
 	base, state := t.TempDir(), t.TempDir()
 	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
@@ -226,10 +227,11 @@ func TestReflink(t *testing.T) {
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: dir}}
 	makePool(t, c, state)
 	if check := checkPool(t, c, state, true)[0]; strings.Contains(check.Seen, "reflink") {
-		t.Errorf("%+v", check)
+		t.Errorf("got %+v, want no reflink", check)
 	}
 }
 
+// TestState judges state directories with and without recorded pools, and unusable ones.
 func TestState(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -244,7 +246,7 @@ func TestState(t *testing.T) {
 	expect(t, "read-only", stateCheck(disk), Failure, "read-only")
 }
 
-// TestLimits: the check reports what limits directories, and how many have no limit.
+// TestLimits: the check of directories reports what limits them, and how many have no limit.
 func TestLimits(t *testing.T) {
 	limited := volume.Volume{Directory: &volume.Directory{Quota: &volume.Quota{Kind: "btrfs-simple", ID: 1}}}
 	unlimited := volume.Volume{Directory: &volume.Directory{}}
@@ -255,34 +257,35 @@ func TestLimits(t *testing.T) {
 		result        Result
 		says          string
 	}{
-		{"xfs", "", poolFacts{limits: quota.XFS}, OK, "changing the file's project"},
-		{"ext4", "", poolFacts{limits: quota.Ext4}, OK, "except processes with CAP_SYS_RESOURCE; the owner of a file"},
-		{"btrfs", "required", poolFacts{limits: quota.Btrfs, directories: []volume.Volume{limited}}, OK, "df in a pod"},
-		{"some", "", poolFacts{limits: quota.XFS, directories: []volume.Volume{limited, unlimited}}, OK, "1 of 2 volumes here have no limit"},
-		{"none", "", poolFacts{unlimited: off}, OK, "switched off"},
-		{"none of all", "auto", poolFacts{unlimited: off, directories: []volume.Volume{unlimited}}, OK, "1 of 1"},
-		{"required", "required", poolFacts{unlimited: off}, Failure, "switched off: switch it on"},
-		{"no longer limited", "", poolFacts{unlimited: off, directories: []volume.Volume{limited}}, Warning, "switched off"},
+		{"limits of xfs", "", poolFacts{limits: quota.XFS}, OK, "changing the file's project"},
+		{"limits of ext4", "", poolFacts{limits: quota.Ext4}, OK, "except processes with CAP_SYS_RESOURCE; the owner of a file"},
+		{"limits of btrfs", "required", poolFacts{limits: quota.Btrfs, directories: []volume.Volume{limited}}, OK, "df in a pod"},
+		{"one of two volumes without a limit", "", poolFacts{limits: quota.XFS, directories: []volume.Volume{limited, unlimited}}, OK, "1 of 2 volumes here have no limit"},
+		{"no limits, no volumes", "", poolFacts{noLimits: off}, OK, "switched off"},
+		{"no limits, a volume without a limit", "auto", poolFacts{noLimits: off, directories: []volume.Volume{unlimited}}, OK, "1 of 1"},
+		{"no limits, but required", "required", poolFacts{noLimits: off}, Failure, "switched off: switch it on"},
+		{"no limits, a volume with a limit", "", poolFacts{noLimits: off, directories: []volume.Volume{limited}}, Warning, "switched off"},
 	} {
 		if c := judgeLimits(tc.name, tc.setting, tc.facts); c.Result != tc.result || !strings.Contains(c.Seen+c.Remedy, tc.says) {
-			t.Errorf("%s: %+v", tc.name, c)
+			t.Errorf("%s: got %+v, want result %s with %q", tc.name, c, tc.result, tc.says)
 		}
 	}
 }
 
 const diskSize = 64 * volume.MiB
 
-// disk creates a blank disk, and returns it as the driver finds it.
+// disk creates a blank disk. It returns the disk as blockdev.FindDisks finds it, and the disk's image.
 func disk(t *testing.T, options ...string) (blockdev.Disk, string) {
 	t.Helper()
 	device, image, _ := testenv.Disk(t, diskSize, options...)
 	found, err := blockdev.FindDisks([]string{device})
 	if err != nil || len(found) != 1 {
-		t.Fatalf("%s is %+v, %v", device, found, err)
+		t.Fatalf("FindDisks(%s): got %+v, error %v, want one disk", device, found, err)
 	}
 	return found[0], image
 }
 
+// mark marks a disk as claimed by a volume that does not exist.
 func mark(t *testing.T, d blockdev.Disk) {
 	t.Helper()
 	c, err := d.Claim(t.Context())
@@ -291,23 +294,22 @@ func mark(t *testing.T, d blockdev.Disk) {
 	must(t, c.Close())
 }
 
-// TestDisks: the doctor, the metrics and the storage health of the node report the same states of
-// disks.
+// TestDisks: the doctor, the metrics and NodeGetStorageHealth report the same states of disks.
 func TestDisks(t *testing.T) {
 	free, _ := disk(t)
 	used, _ := disk(t)
 	testenv.Run(t, "mkfs.ext4", "-q", used.Path)
 	orphan, _ := disk(t)
 	mark(t, orphan)
-	another, _ := disk(t)
-	mark(t, another)
+	orphan2, _ := disk(t)
+	mark(t, orphan2)
 	readOnly, _ := disk(t, "-r")
 	unreadable, image := disk(t)
 	must(t, os.Truncate(image, volume.MiB)) // the loop driver fails I/O beyond the end
-	removed, medium, _ := testenv.Disk(t, diskSize/2)
+	removed, removedImage, _ := testenv.Disk(t, diskSize/2)
 
 	var match []string
-	for _, d := range []blockdev.Disk{free, used, orphan, another, readOnly, unreadable} {
+	for _, d := range []blockdev.Disk{free, used, orphan, orphan2, readOnly, unreadable} {
 		match = append(match, d.Path)
 	}
 	match = append(match, removed)
@@ -319,7 +321,7 @@ func TestDisks(t *testing.T) {
 			{Name: "disks", Section: &diskbackend.Disks{Match: match}}, {Name: "second", Section: &diskbackend.Disks{Match: []string{free.Path}}},
 		}},
 	})
-	deleteWithoutMedium(t, d, removed, medium)
+	deleteWithoutMedium(t, d, removed, removedImage)
 
 	config := filepath.Join(state, "config.yaml")
 	must(t, os.WriteFile(config, []byte("pools:\n- {name: disks, disks: {match: ["+strings.Join(match, ", ")+"]}}\n- {name: second, disks: {match: ["+free.Path+"]}}\n"), 0o600))
@@ -360,17 +362,17 @@ func TestDisks(t *testing.T) {
 
 	health := storageHealth(t, d)
 	if want := []string{"DiskInTwoPools", "DiskNotWiped", "DiskOrphaned", "DiskUnreadable"}; !slices.Equal(slices.Sorted(maps.Keys(health)), want) {
-		t.Errorf("the health of the node's storage is %q, want %q", health, want)
+		t.Errorf("storage health: got conditions %q, want %q", health, want)
 	}
-	for _, d := range []blockdev.Disk{orphan, another} {
+	for _, d := range []blockdev.Disk{orphan, orphan2} {
 		if !strings.Contains(health["DiskOrphaned"], d.Path) {
-			t.Errorf("%s is not among those of DiskOrphaned: %s", d.Path, health["DiskOrphaned"])
+			t.Errorf("DiskOrphaned: got %q, want it to name %s", health["DiskOrphaned"], d.Path)
 		}
 	}
 }
 
-// deleteWithoutMedium deletes a volume after its disk lost its medium. The disk stays bound to
-// its device number: another process that gets the number would make it a disk of the pool.
+// deleteWithoutMedium creates a volume and deletes it after its disk has lost its medium. The loop device stays
+// bound, because another process could otherwise bind it to another image, which would become a disk of the pool.
 func deleteWithoutMedium(t *testing.T, d *backendtest.Driver, device, image string) {
 	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -412,11 +414,11 @@ func metricsOf(t *testing.T, d *backendtest.Driver) string {
 	return string(page)
 }
 
-// TestNoDisks: a pool that matches no disk, and a pool that no driver has created yet.
+// TestNoDisks: a pool of disks that no driver has created yet, and one that matches no disk, are warnings.
 func TestNoDisks(t *testing.T) {
 	state := t.TempDir()
 	c := pool.Config{Name: "disks", Section: &diskbackend.Disks{Match: []string{"/dev/no-such-disk*"}}}
-	expect(t, "not made yet", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[0], Warning, "does not exist")
+	expect(t, "not created yet", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[0], Warning, "does not exist")
 	root, err := os.OpenRoot(state)
 	must(t, err)
 	defer root.Close()
