@@ -26,22 +26,22 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestLines: the results of a child are reported until its error.
-func TestLines(t *testing.T) {
+// TestReadLines: readLines reports the results of a child up to the first error.
+func TestReadLines(t *testing.T) {
 	for _, tc := range []struct {
 		name, in, err string
 		found         []string
 	}{
-		{"nothing", "", "", nil},
-		{"all", "{\"found\":\"a\"}\n{\"found\":\"b\"}\n", "", []string{"a", "b"}},
-		{"a failure", "{\"found\":\"a\"}\n{\"error\":\"disk on fire\"}\n{\"found\":\"b\"}\n", "disk on fire", []string{"a"}},
-		{"cut short", "{\"found\":\"a\"}\n{\"fou", "", []string{"a"}},
+		{"no output", "", "", nil},
+		{"two results", "{\"found\":\"a\"}\n{\"found\":\"b\"}\n", "", []string{"a", "b"}},
+		{"an error after a result", "{\"found\":\"a\"}\n{\"error\":\"disk failed\"}\n{\"found\":\"b\"}\n", "disk failed", []string{"a"}},
+		{"an incomplete line", "{\"found\":\"a\"}\n{\"fou", "", []string{"a"}},
 		{"not JSON", "panic: x\n", "invalid character", nil},
 	} {
 		var found []string
 		err := readLines(strings.NewReader(tc.in), func(s string) { found = append(found, s) })
 		if !slices.Equal(found, tc.found) || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("%s: %q, %v", tc.name, found, err)
+			t.Errorf("%s: got %q, error %v, want %q, error %q", tc.name, found, err, tc.found, tc.err)
 		}
 	}
 }
@@ -54,10 +54,11 @@ func TestHungChild(t *testing.T) {
 	defer w.Close()
 	must(t, r.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
 	if err := readLines(r, func(string) {}); !errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF) {
-		t.Error(err)
+		t.Errorf("got error %v, want os.ErrDeadlineExceeded", err)
 	}
 }
 
+// TestPoolToInit: the pool is that of the flags or the named pool of the configuration.
 func TestPoolToInit(t *testing.T) {
 	config := t.TempDir() + "/config.yaml"
 	must(t, os.WriteFile(config, []byte("pools:\n- {name: local, directory: {path: /x}}\n- {name: nas, nfs: {server: nas.lan, export: /e}}\n"), 0o600))
@@ -74,25 +75,25 @@ func TestPoolToInit(t *testing.T) {
 		{server: "nas", export: "/e", names: []string{"nas"}, err: `unexpected argument "nas"`},
 		{err: "give the name of one pool"},
 		{names: []string{"missing"}, err: `pool "missing" is not in`},
-		{names: []string{"local"}, err: "is a directory of a node"},
+		{names: []string{"local"}, err: "is not an nfs pool"},
 	} {
 		c, err := poolToInit(config, t.TempDir(), tc.server, tc.export, tc.names)
 		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("%+v: %v", tc, err)
+			t.Errorf("%+v: got error %v, want %q", tc, err, tc.err)
 			continue
 		}
 		if err == nil && (c.NFS.Server != tc.want.Server || c.NFS.Export != tc.want.Export) {
-			t.Errorf("%+v: %+v", tc, c.NFS)
+			t.Errorf("%+v: got %+v", tc, c.NFS)
 		}
 	}
 }
 
-// TestHungPool: a list reports a pool that does not answer.
+// TestHungPool: listPool returns the problem of a pool whose disk does not answer.
 func TestHungPool(t *testing.T) {
 	state, path := t.TempDir(), t.TempDir()
 	fifo := state + "/known-pools/p"
 	must(t, errors.Join(os.Mkdir(state+"/known-pools", 0o700), syscall.Mkfifo(fifo, 0o600)))
-	t.Cleanup(func() { // ends the read
+	t.Cleanup(func() { // ends the read that hangs
 		f, err := os.OpenFile(fifo, os.O_RDWR, 0)
 		if err := errors.Join(err, f.Close()); err != nil {
 			t.Error(err)
@@ -100,25 +101,25 @@ func TestHungPool(t *testing.T) {
 	})
 	all := listPool(10*time.Millisecond, listInput{Config: pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, StateDir: state})
 	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer within 10ms") {
-		t.Errorf("%+v", all)
+		t.Errorf("got %+v, want one entry with a timeout", all)
 	}
 }
 
-// TestInlineIsMarked: a list shows the pod of an inline volume.
-func TestInlineIsMarked(t *testing.T) {
+// TestInlinePod: the list shows the pod of an inline volume.
+func TestInlinePod(t *testing.T) {
 	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Ephemeral: &volume.Ephemeral{Pod: volume.Pod{Namespace: "shop", Name: "web"}}}
-	inline := list("p", pool.Entry{Volume: v}, nil)
-	claimed := list("p", pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}}, nil)
+	inline := newListed("p", pool.Entry{Volume: v}, nil)
+	claimed := newListed("p", pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}}, nil)
 	if inline.Pod != "shop/web" || claimed.Pod != "" {
-		t.Errorf("%q, %q", inline.Pod, claimed.Pod)
+		t.Errorf("got pods %q and %q, want shop/web and none", inline.Pod, claimed.Pod)
 	}
 	rows := table([]listed{inline, claimed})
 	if at := slices.Index(rows[0], "POD"); at < 0 || rows[1][at] != "shop/web" || rows[2][at] != "-" {
-		t.Errorf("%q", rows)
+		t.Errorf("got table %q, want the column POD with shop/web and -", rows)
 	}
 }
 
-// TestBlank: a volume is listed as blank only if it could be read completely.
+// TestBlank: a volume without a recorded state is listed as blank only if it could be read completely.
 func TestBlank(t *testing.T) {
 	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}
 	for _, tc := range []struct {
@@ -131,14 +132,14 @@ func TestBlank(t *testing.T) {
 		{pool.Entry{Volume: v, Err: volume.ErrDamaged}, ""},
 		{pool.Entry{Volume: v, State: pool.Formatted, Nodes: []string{"n"}, Err: volume.ErrDamaged}, "formatted"},
 	} {
-		if got := list("p", tc.entry, nil); got.State != tc.want {
-			t.Errorf("%+v: state %q, want %q", tc.entry, got.State, tc.want)
+		if got := newListed("p", tc.entry, nil); got.State != tc.want {
+			t.Errorf("%+v: got state %q, want %q", tc.entry, got.State, tc.want)
 		}
 	}
 }
 
-// TestNotReady: the message names each volume that is not mounted, even if its driver hangs without an
-// error.
+// TestNotReady: the error names each volume that is not mounted, even if the volume's driver hangs and has
+// returned no error.
 func TestNotReady(t *testing.T) { synctest.Test(t, testNotReady) }
 
 func testNotReady(t *testing.T) {
@@ -153,15 +154,15 @@ func testNotReady(t *testing.T) {
 	err := notReady(web, volumemanager.PodStatus{Known: true, Volumes: volumes})
 	want := "pod default/web is not ready: hangs is Mounting: for 1h0m0s; again is Attaching: for 1m0s, after: no answer in 2m0s; fresh is Pending; config is Failed: ConfigMap default/none: add one"
 	if err == nil || err.Error() != want {
-		t.Errorf("%v\nwant %s", err, want)
+		t.Errorf("got error  %v\nwant error %s", err, want)
 	}
 	var out bytes.Buffer
 	if err := writeStatus(&out, volumemanager.Status{Volumes: volumes}); err != nil || !strings.Contains(out.String(), "for 1h0m0s\n") {
-		t.Errorf("the table says, %v:\n%s", err, &out)
+		t.Errorf("got error %v, table:\n%s\nwant a volume in progress for 1h0m0s", err, &out)
 	}
 }
 
-// TestLatestEvents: a table contains only the latest events.
+// TestLatestEvents: the table of events contains only the latest events.
 func TestLatestEvents(t *testing.T) {
 	var s volumemanager.Status
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
@@ -173,12 +174,12 @@ func TestLatestEvents(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	last := strings.Join(strings.Fields(lines[len(lines)-1]), " ")
 	if want := fmt.Sprintf("2026-01-02 03:04:05 pod default/%d FailedMount 7 volume data: add one", 2*shownEvents-1); len(lines) != shownEvents+1 || last != want {
-		t.Errorf("%d lines, the last is %q; want %d, %q", len(lines), last, shownEvents+1, want)
+		t.Errorf("got %d lines, the last is %q, want %d lines, the last is %q", len(lines), last, shownEvents+1, want)
 	}
 }
 
-// TestAnswerInTime: a call that hangs in the kernel gets an answer within the two minutes of the volume
-// manager, and ends the process like a failed call.
+// TestAnswerInTime: a call that hangs is answered within the two minutes for which the volume manager waits, and
+// the process ends as after a failed call.
 func TestAnswerInTime(t *testing.T) {
 	for name, tc := range map[string]struct {
 		call   func(ctx context.Context, end <-chan struct{}) flexvolume.Answer
@@ -192,14 +193,14 @@ func TestAnswerInTime(t *testing.T) {
 			},
 			`{"status":"Success"}`, 0, nil,
 		},
-		"out of time": {
+		"timeout that the call observes": {
 			func(ctx context.Context, _ <-chan struct{}) flexvolume.Answer {
 				<-ctx.Done()
 				return flexvolume.Answer{Status: flexvolume.Failure, Message: ctx.Err().Error()}
 			},
 			`{"status":"Failure","message":"context deadline exceeded"}`, 110 * time.Second, errAnswered,
 		},
-		"hanging": {
+		"timeout that the call ignores": {
 			func(_ context.Context, end <-chan struct{}) flexvolume.Answer {
 				<-end
 				return flexvolume.Answer{Status: flexvolume.Success}
@@ -215,7 +216,7 @@ func TestAnswerInTime(t *testing.T) {
 				began := time.Now()
 				err := answerInTime(&out, func(ctx context.Context) flexvolume.Answer { return tc.call(ctx, end) })
 				if took := time.Since(began); !errors.Is(err, tc.err) || out.String() != tc.answer+"\n" || took != tc.took {
-					t.Errorf("after %v: %s, %v; want after %v: %s, %v", took, &out, err, tc.took, tc.answer, tc.err)
+					t.Errorf("got %s, error %v after %v, want %s, error %v after %v", &out, err, took, tc.answer, tc.err, tc.took)
 				}
 			})
 		})

@@ -61,7 +61,7 @@ func runChecks(o doctor.Options, server, export string) ([]doctor.Check, error) 
 	if server == "" && export == "" {
 		return doctor.Run(context.Background(), o), nil
 	}
-	c, err := unconfigured(server, export)
+	c, err := exportConfig(server, export)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ func runDriver(args []string) error {
 	o := driver.Options{Version: version, Kinds: kinds, PodUID: os.Getenv("POD_UID"), Namespace: os.Getenv("POD_NAMESPACE")}
 	endpoint, config, stateDir := endpointFlag(flags), configFlag(flags), stateDirFlag(flags)
 	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object; unused with --services controller")
-	services := flags.String("services", "controller,node", "CSI services to serve: both if there is one node; in a cluster, node on each node and controller once")
+	services := flags.String("services", "controller,node", "CSI services to serve: controller,node if there is only one node; in a cluster, node on each node and controller in one place")
 	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
 	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where a kubelet or trivet volume-manager finds drivers: the driver registers itself there; empty: node-driver-registrar registers the driver")
 	flags.StringVar(&o.Name, "driver-name", cmp.Or(os.Getenv(driverNameVariable), driver.DefaultName), "`name` of the driver, as in StorageClasses; $"+driverNameVariable+" overrides the default")
@@ -36,7 +36,8 @@ func runDriver(args []string) error {
 		return err
 	}
 	if *services == "controller" && os.Getenv("GOGC") == "" {
-		// Hundreds of connections use most of the memory, so less is left for garbage.
+		// Most of the memory is used by hundreds of connections. A lower percentage limits the garbage
+		// beside them.
 		debug.SetGCPercent(50)
 	}
 	defer klog.Flush()

@@ -22,14 +22,14 @@ import (
 
 // exportFlags returns flags that name an export, which need not be in the configuration.
 func exportFlags(flags *flag.FlagSet) (server, export *string) {
-	server = flags.String("server", "", "`name` or address of an NFS server, with --export: instead of a pool of the configuration")
+	server = flags.String("server", "", "`name` or address of an NFS server; with --export, selects an export that need not be in the configuration")
 	export = flags.String("export", "", "`path` that the server exports")
 	flags.StringVar(export, "share", "", "same as --export")
 	return server, export
 }
 
-// unconfigured returns the configuration of an export that the flags name.
-func unconfigured(server, export string) (c pool.Config, err error) {
+// exportConfig returns the configuration of a pool on the export that the flags name.
+func exportConfig(server, export string) (c pool.Config, err error) {
 	if server, err = volume.CanonicalServer(server); err != nil {
 		return c, fmt.Errorf("--server%w", err)
 	}
@@ -39,20 +39,22 @@ func unconfigured(server, export string) (c pool.Config, err error) {
 	return pool.Config{Name: server + ":" + export, NFS: &pool.NFS{Server: server, Export: export}}, nil
 }
 
+// examine is the task that checks an export.
 func examine(ctx context.Context, e doctor.Export, report func(any) error) error {
 	var failed error
 	doctor.ExamineExport(ctx, kinds, e, func(c doctor.Check) { failed = errors.Join(failed, report(c)) })
 	return failed
 }
 
-// listInput is the input of a list of the volumes of a pool.
+// listInput is the input of the task that lists the volumes of a pool.
 type listInput struct {
 	Config   pool.Config
 	StateDir string
-	// Devices holds the devices of images that are staged on this node, by tag.
+	// Devices are the loop devices of the volumes that are staged on this node, by tag.
 	Devices map[string]string
 }
 
+// listExport is the task that lists the volumes of an nfs pool.
 func listExport(ctx context.Context, in listInput, report func(any) error) error {
 	top, _, err := export.Mount(ctx, in.Config)
 	if err != nil {
@@ -69,13 +71,14 @@ func listExport(ctx context.Context, in listInput, report func(any) error) error
 		return err
 	}
 	for _, e := range entries {
-		if err := report(list(in.Config.Name, e, in.Devices)); err != nil {
+		if err := report(newListed(in.Config.Name, e, in.Devices)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// initExport is the task that makes an export a pool.
 func initExport(ctx context.Context, c pool.Config, report func(any) error) error {
 	top, _, err := export.Mount(ctx, c)
 	if err != nil {
@@ -97,12 +100,12 @@ The export must be empty. An export that is already a pool is not changed.
 `
 
 func runPool(args []string) error {
-	if asksForHelp(args) {
+	if isHelp(args) {
 		fmt.Print(poolUsage)
 		return errHelp
 	}
 	if len(args) == 0 || args[0] != "init" {
-		return fmt.Errorf("the command must be init\n\n%s", poolUsage)
+		return fmt.Errorf("the subcommand must be init\n\n%s", poolUsage)
 	}
 	flags := flag.NewFlagSet("trivet pool init", flag.ContinueOnError)
 	path, stateDir := configFlag(flags), stateDirFlag(flags)
@@ -119,13 +122,13 @@ func runPool(args []string) error {
 	return inChild(ctx, initTask, c, func(uuid string) { fmt.Println("uuid:", uuid) })
 }
 
-// poolToInit returns the pool that flags and arguments name.
+// poolToInit returns the configuration of the pool that the flags or the arguments name.
 func poolToInit(path, stateDir, server, export string, names []string) (pool.Config, error) {
 	if server != "" || export != "" {
 		if len(names) > 0 {
 			return pool.Config{}, fmt.Errorf("unexpected argument %q: --server and --export already name the export", names[0])
 		}
-		return unconfigured(server, export)
+		return exportConfig(server, export)
 	}
 	if len(names) != 1 {
 		return pool.Config{}, errors.New("give the name of one pool after the flags, or --server and --export")
@@ -137,21 +140,21 @@ func poolToInit(path, stateDir, server, export string, names []string) (pool.Con
 	i := slices.IndexFunc(config.Pools, func(c pool.Config) bool { return c.Name == names[0] })
 	switch {
 	case i < 0:
-		return pool.Config{}, fmt.Errorf("pool %q is not in %s", names[0], path)
+		return pool.Config{}, fmt.Errorf("pool %q is not in %s: add it, or give --server and --export", names[0], path)
 	case !config.Pools[i].Shared():
-		return pool.Config{}, fmt.Errorf("pool %q is a directory of a node: the driver creates the pool when it starts", names[0])
+		return pool.Config{}, fmt.Errorf("pool %q is not an nfs pool: the driver creates such a pool when it starts", names[0])
 	}
 	return config.Pools[i], nil
 }
 
-// taskRole is the role of a child that runs one task on an export. If the server does not answer,
-// the child hangs and is killed.
+// taskRole is the role of a child process that runs one task on an export, because a process hangs if the
+// server does not answer. The child is then killed.
 const taskRole = "export-task"
 
-// A task reads its input, and reports each result immediately.
+// A task runs in the child with an input. It reports each result as soon as it has it.
 type task func(ctx context.Context, input []byte, report func(any) error) error
 
-// The tasks.
+// The names of the tasks.
 const (
 	examineTask = "examine"
 	listTask    = "list"
@@ -164,7 +167,7 @@ var tasks = map[string]task{
 	initTask:    decoded(initExport),
 }
 
-// decoded returns a task that decodes its input.
+// decoded returns a task that decodes its input and calls do.
 func decoded[T any](do func(ctx context.Context, input T, report func(any) error) error) task {
 	return func(ctx context.Context, input []byte, report func(any) error) error {
 		var in T
@@ -175,8 +178,8 @@ func decoded[T any](do func(ctx context.Context, input T, report func(any) error
 	}
 }
 
-// order is the input of a child.
-type order struct {
+// taskRequest is the input of a child.
+type taskRequest struct {
 	Task  string
 	Input json.RawMessage
 }
@@ -187,18 +190,18 @@ type line struct {
 	Error string          `json:"error,omitempty"`
 }
 
-// runTask is the child.
+// runTask runs in the child. It runs the requested task, and writes its results and its error as lines.
 func runTask(in reexec.Input) error {
-	var o order
-	if err := in.Decode(&o); err != nil {
+	var request taskRequest
+	if err := in.Decode(&request); err != nil {
 		return err
 	}
-	do := tasks[o.Task]
+	do := tasks[request.Task]
 	if do == nil {
-		return fmt.Errorf("unknown task %q", o.Task)
+		return fmt.Errorf("unknown task %q", request.Task)
 	}
 	out := json.NewEncoder(in.Conn)
-	err := do(context.Background(), o.Input, func(result any) error {
+	err := do(context.Background(), request.Input, func(result any) error {
 		b, err := json.Marshal(result)
 		if err != nil {
 			return err
@@ -211,15 +214,15 @@ func runTask(in reexec.Input) error {
 	return nil
 }
 
-// inChild runs a task in a child, and calls found with each result. When ctx ends, it kills the
-// child and does not wait for it.
+// inChild runs a task in a child, and calls found with each result. When ctx ends, it kills the child but
+// does not wait for its end.
 func inChild[T any](ctx context.Context, name string, input any, found func(T)) error {
 	in, err := json.Marshal(input)
 	if err != nil {
 		return err
 	}
 	started := time.Now()
-	child, err := reexec.Child{Program: reexec.Self, Role: taskRole, Label: []string{name}, Args: order{name, in}, Quiet: true}.Start()
+	child, err := reexec.Child{Program: reexec.Self, Role: taskRole, Label: []string{name}, Args: taskRequest{name, in}, Quiet: true}.Start()
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ const (
 // driverNameVariable of the environment overrides the default of --driver-name.
 const driverNameVariable = "CSI_DRIVER_NAME"
 
-// patience limits the time in which a pool or another object is examined.
+// patience limits each read of a pool, of the devices of this node, or of an NFS server.
 const patience = 20 * time.Second
 
 func configFlag(flags *flag.FlagSet) *string {
@@ -60,11 +60,11 @@ func outputFlag(flags *flag.FlagSet, formats ...string) *string {
 	return &format
 }
 
-// errHelp: help was requested and printed.
+// errHelp means that help was requested and printed.
 var errHelp = errors.New("help was printed")
 
-// asksForHelp reports whether the first argument of a command with subcommands is help.
-func asksForHelp(args []string) bool {
+// isHelp reports whether the first argument of a command with subcommands requests help.
+func isHelp(args []string) bool {
 	return len(args) > 0 && slices.Contains([]string{"help", "--help", "-help", "-h"}, args[0])
 }
 
@@ -80,7 +80,7 @@ func loadConfig(path, stateDir string) (driver.Config, error) {
 	return driver.LoadConfig(path, path == defaultConfig, stateDir, kinds)
 }
 
-// parse parses flags, and rejects all other arguments.
+// parse parses flags, and refuses all other arguments.
 func parse(flags *flag.FlagSet, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return flagError(err)
@@ -98,7 +98,7 @@ func flagError(err error) error {
 	return err
 }
 
-// write writes a value in the format of -o. rows are its table, with the header.
+// write writes a value in the format of -o. rows is the value as a table, with the header.
 func write(w io.Writer, format string, value any, rows [][]string) error {
 	switch format {
 	case "table":
@@ -113,7 +113,7 @@ func write(w io.Writer, format string, value any, rows [][]string) error {
 	return errors.Join(e.Encode(value), e.Close())
 }
 
-// rows returns a table: the header, and a row for each object.
+// rows returns a table with a header and a row for each object.
 func rows[T any](header string, all []T, row func(T) []string) [][]string {
 	table := [][]string{strings.Fields(header)}
 	for _, one := range all {
@@ -132,7 +132,7 @@ func writeTable(w io.Writer, rows [][]string) error {
 	return t.Flush()
 }
 
-// printable replaces the characters in foreign names that would move the cursor or break the
+// printable replaces unprintable characters, which in the names of volumes could move the cursor or break the
 // table.
 func printable(row []string) []string {
 	clean := make([]string, len(row))

@@ -33,19 +33,19 @@ import (
 const flexvolumeTime = 110 * time.Second
 
 // The configuration of a FlexVolume executable is $TRIVET_FLEXVOLUME_CONFIG if that is set,
-// otherwise the first existing file of flexvolumeBeside in the executable's own directory,
+// otherwise the first existing file of flexvolumeConfigName in the executable's own directory,
 // flexvolumeConfig, and the driver's configuration.
 const (
-	flexvolumeBeside   = "config.yaml"
-	flexvolumeConfig   = "/etc/trivet/flexvolume.yaml"
-	flexvolumeStateDir = "/var/lib/trivet/flexvolume"
+	flexvolumeConfigName = "config.yaml"
+	flexvolumeConfig     = "/etc/trivet/flexvolume.yaml"
+	flexvolumeStateDir   = "/var/lib/trivet/flexvolume"
 
 	flexvolumeConfigVariable   = "TRIVET_FLEXVOLUME_CONFIG"
 	flexvolumeEndpointVariable = "TRIVET_FLEXVOLUME_ENDPOINT"
 )
 
-// flexvolumeDir returns the directory of the program if that is named <vendor>~<driver>, as
-// for a FlexVolume driver of a kubelet; empty otherwise.
+// flexvolumeDir returns the directory of the program if the directory is named <vendor>~<driver>, as that of
+// a kubelet's FlexVolume driver. Otherwise it returns an empty string.
 func flexvolumeDir(program string) string {
 	dir := filepath.Dir(program)
 	vendor, name, ok := strings.Cut(filepath.Base(dir), "~")
@@ -63,18 +63,18 @@ program as <vendor>~<driver>/<driver> in the kubelet's volume plugin directory. 
 trivet~nfs, trivet~loop and trivet~local the name determines the backend, for all others
 the option backend.
 
-The calls are served by the running driver if it has the volume's pool. Otherwise, and for
-directories of NFS servers, they are served by a driver that the call starts and that ends
-when idle.
+The running driver serves a call if it has the volume's pool. Otherwise, and for
+directories of NFS servers, the call starts a driver that serves it and that ends when
+idle.
 
 assign NAMESPACE OPTIONS is for administrators: it gives a volume that is not mounted to
 a namespace. Only pods of that namespace can mount the volume.
 `
 
-// runFlexvolume answers one call in one line. The name of dir, the directory of the executable,
-// determines the backend. Without dir, the options of the call determine it.
+// runFlexvolume answers one call in one line. The name of dir, the directory of the executable, may determine
+// the backend. If it does not, or if dir is empty, the options of the call determine the backend.
 func runFlexvolume(dir string, words []string) error {
-	if asksForHelp(words) {
+	if isHelp(words) {
 		fmt.Print(flexvolumeUsage)
 		return errHelp
 	}
@@ -107,8 +107,8 @@ func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) e
 // errAnswered ends the process with status 1. The answer contains the reason.
 var errAnswered = errors.New("the call failed")
 
-// discardMixedLog discards the log if it would be mixed with the answer: a kubelet reads
-// standard output and standard error as one.
+// discardMixedLog discards the log if standard output and standard error are the same file, as in a call of a
+// kubelet, because the log would mix with the answer.
 func discardMixedLog() {
 	out, err := os.Stdout.Stat()
 	if err != nil {
@@ -144,7 +144,7 @@ func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
 	if slices.Contains(kinds.Names(), name) {
 		e.Kind = name
 	}
-	path, err := filepath.Abs(flexvolumeConfigPath(dir)) // the driver runs in another directory
+	path, err := filepath.Abs(flexvolumeConfigPath(dir)) // the on-demand driver has another working directory
 	if err != nil {
 		return nil, err
 	}
@@ -160,21 +160,22 @@ func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
 	return e, err
 }
 
-// loadFlexvolumeConfig loads a configuration with only the node-local pools: FlexVolume
-// mounts a directory of a server without a pool.
+// loadFlexvolumeConfig loads a configuration without its nfs pools, because FlexVolume mounts an NFS directory
+// without a pool.
 func loadFlexvolumeConfig(path, stateDir string) (driver.Config, error) {
 	config, err := loadConfig(path, stateDir)
 	config.Pools = slices.DeleteFunc(config.Pools, pool.Config.Shared)
 	return config, err
 }
 
+// flexvolumeConfigPath returns the path of the configuration of the executable in dir.
 func flexvolumeConfigPath(dir string) string {
 	if path := os.Getenv(flexvolumeConfigVariable); path != "" {
 		return path
 	}
 	paths := []string{flexvolumeConfig}
 	if dir != "" {
-		paths = slices.Insert(paths, 0, filepath.Join(dir, flexvolumeBeside))
+		paths = slices.Insert(paths, 0, filepath.Join(dir, flexvolumeConfigName))
 	}
 	for _, path := range paths {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -185,15 +186,15 @@ func flexvolumeConfigPath(dir string) string {
 }
 
 const (
-	// onDemandCommand runs the driver that a call to flexvolume starts. It is not in the
-	// usage.
+	// onDemandCommand is the command of the driver that a FlexVolume call starts. The usage does not
+	// contain it.
 	onDemandCommand = "flexvolume-driver"
-	// onDemandIdle is how long the on-demand driver waits without a call before it ends.
+	// onDemandIdle is how long the on-demand driver runs without a connection before it ends.
 	onDemandIdle = 3 * time.Second
-	// onDemandLog is the size in bytes above which a starting driver truncates the log.
+	// onDemandLog is the size of the log in bytes above which a starting on-demand driver truncates it.
 	onDemandLog = 1 << 20
-	// onDemandDir is the path of the state directory, which the driver inherits as descriptor 3.
-	// It keeps the path of the socket short, even if the path of the directory is long.
+	// onDemandDir is the path of the state directory, which the on-demand driver inherits as file
+	// descriptor 3. It keeps the path of the socket short, even if the path of the directory is long.
 	onDemandDir   = "/proc/self/fd/3"
 	onDemandDirFD = 3
 )
@@ -212,17 +213,17 @@ func onDemandDriver(config, stateDir, endpoint string, pools []pool.Config) (d f
 	return d, nil
 }
 
-// runOnDemandDriver serves CSI for the pools of the configuration that the driver at the endpoint does
-// not serve, until it is idle or that set of pools changes.
+// runOnDemandDriver serves CSI for those pools of the configuration that the driver at the endpoint does
+// not serve. It ends when it is idle, or when the driver at the endpoint serves other ones of these pools.
 func runOnDemandDriver(args []string) error {
 	flags := flag.NewFlagSet("trivet "+onDemandCommand, flag.ContinueOnError)
 	path, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
-	socket := flags.String("socket", "", "`name` of its own socket in the state directory")
+	socket := flags.String("socket", "", "`name` of the socket of this driver in the state directory")
 	if err := parse(flags, args); err != nil {
 		return err
 	}
 	if *socket == "" {
-		return errors.New("it is for this program's own use")
+		return errors.New("this command is for this program's own use")
 	}
 	syscall.CloseOnExec(onDemandDirFD) // programs that the driver runs do not need the state directory
 	lock, err := lockOnDemand(*stateDir, *socket)
@@ -245,7 +246,7 @@ func runOnDemandDriver(args []string) error {
 	defer stop()
 	names := driver.PoolNames(config.Pools)
 	served, err := flexvolume.PoolsServed(ctx, running, names)
-	if err != nil { // calls without a pool can be served anyway
+	if err != nil { // calls without a pool can still be served
 		klog.FromContext(ctx).Error(err, "Failed to query the pools of the running driver")
 	}
 	config.Pools = slices.DeleteFunc(config.Pools, func(p pool.Config) bool { return slices.Contains(served, p.Name) })
@@ -264,8 +265,8 @@ func runOnDemandDriver(args []string) error {
 	return driver.Run(ctx, o)
 }
 
-// lockOnDemand takes the lock of an on-demand driver for the life of the process. It returns nil if
-// another process holds the lock.
+// lockOnDemand acquires the lock of an on-demand driver until the process ends. It returns nil if another
+// process holds the lock.
 func lockOnDemand(stateDir, socket string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(stateDir, socket+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -282,8 +283,8 @@ func lockOnDemand(stateDir, socket string) (*os.File, error) {
 	return nil, err
 }
 
-// logOnDemand sends the log to a file: the process outlives the call that started it. It also
-// changes the working directory to /: that of the call may be on a filesystem to unmount.
+// logOnDemand sends the log to a file, because the process outlives the call that started it. It also changes
+// the working directory to /, because that of the call may be on a filesystem that must be unmounted.
 func logOnDemand(stateDir string) error {
 	path := filepath.Join(stateDir, flexvolume.LogFile)
 	mode := os.O_WRONLY | os.O_CREATE | os.O_APPEND

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/nfs"
 )
 
-// kinds are all kinds of volumes: a new kind is a folder and a line here.
+// kinds are all kinds of volumes. A new kind needs a package in backend and a line in this list.
 var kinds = backend.Kinds{
 	loop.Kind,
 	nfs.Kind,

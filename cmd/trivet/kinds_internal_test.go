@@ -18,8 +18,8 @@ const (
 	generatedEnd   = "<!-- End of the generated part. -->\n"
 )
 
-// TestParametersDocumented: the generated part of docs/parameters.md is what the kinds'
-// descriptors say.
+// TestParametersDocumented: the generated part of docs/parameters.md matches the descriptors of the kinds. With
+// -update, the test writes it.
 func TestParametersDocumented(t *testing.T) {
 	b, err := os.ReadFile(parametersFile)
 	must(t, err)
@@ -36,10 +36,11 @@ func TestParametersDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s is not what the descriptors of the kinds say: run make docs-parameters\n%s", parametersFile, want)
+		t.Errorf("%s does not match the descriptors of the kinds: run make docs-parameters; want\n%s", parametersFile, want)
 	}
 }
 
+// kindTable returns the Markdown table of the kinds.
 func kindTable(kinds backend.Kinds) string {
 	var b strings.Builder
 	b.WriteString("| `backend` | a volume is | pools |\n|---|---|---|\n")
@@ -53,18 +54,19 @@ func kindTable(kinds backend.Kinds) string {
 	return b.String()
 }
 
+// parameterTable returns the Markdown table of the parameters of all kinds.
 func parameterTable(t *testing.T, kinds backend.Kinds) string {
 	t.Helper()
 	var b strings.Builder
 	b.WriteString("| key | backends | values | default | meaning |\n|---|---|---|---|---|\n")
 	var rows []backend.Parameter
-	of := map[string][]string{}
+	kindsByKey := map[string][]string{}
 	for _, k := range kinds {
 		for _, p := range k.Takes() {
-			if of[p.Key] == nil {
+			if kindsByKey[p.Key] == nil {
 				rows = append(rows, p)
 			}
-			of[p.Key] = append(of[p.Key], k.Name)
+			kindsByKey[p.Key] = append(kindsByKey[p.Key], k.Name)
 		}
 	}
 	for _, p := range rows {
@@ -72,8 +74,8 @@ func parameterTable(t *testing.T, kinds backend.Kinds) string {
 			t.Errorf("parameter %s has no documentation", p.Key)
 		}
 		names, values := "all", p.Want
-		if len(of[p.Key]) < len(kinds) {
-			names = code(of[p.Key]...)
+		if len(kindsByKey[p.Key]) < len(kinds) {
+			names = code(kindsByKey[p.Key]...)
 		}
 		if p.Values != nil {
 			values = code(p.Values...)
@@ -83,6 +85,7 @@ func parameterTable(t *testing.T, kinds backend.Kinds) string {
 	return b.String()
 }
 
+// code formats words as code in Markdown.
 func code(words ...string) string {
 	if words[0] == "" {
 		return ""

@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(testenv.WithProgram{M: m, Path: &program, Flags: []string{"-ldflags", "-X main.version=v1.2.3"}})
 }
 
+// TestCommandLine: each command line has an exit status and a text in its output.
 func TestCommandLine(t *testing.T) {
 	for _, tc := range []struct {
 		args []string
@@ -84,22 +85,23 @@ func TestCommandLine(t *testing.T) {
 			code = exit.ExitCode()
 		}
 		if code != tc.code || !strings.Contains(string(out), tc.says) {
-			t.Errorf("trivet %q: status %d, output %s; want %d and %q", tc.args, code, out, tc.code, tc.says)
+			t.Errorf("trivet %q: got status %d, output %s, want status %d, output with %q", tc.args, code, out, tc.code, tc.says)
 		}
 	}
 }
 
+// wantStatus1 fails the test unless a command ended with status 1.
 func wantStatus1(t *testing.T, err error) {
 	t.Helper()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		t.Errorf("%v, want status 1", err)
+		t.Errorf("got %v, want exit status 1", err)
 	}
 }
 
-// TestSilentServers: a list reports servers that do not answer, and contains the volumes of the other
-// pools.
-func TestSilentServers(t *testing.T) {
+// TestSilentServer: trivet volumes lists a pool whose server does not answer with the problem, and also lists the
+// other pool.
+func TestSilentServer(t *testing.T) {
 	state := t.TempDir()
 	config := filepath.Join(state, "config.yaml")
 	text := "pools:\n- {name: here, directory: {path: " + state + "/here}}\n- {name: nas, nfs: {server: 127.0.0.1, export: /e, mountOptions: [port=1]}}\n"
@@ -109,30 +111,30 @@ func TestSilentServers(t *testing.T) {
 	var list []struct{ Pool, Problem string }
 	if err := json.Unmarshal(out, &list); err != nil || len(list) != 2 || list[0].Pool != "here" || list[1].Pool != "nas" ||
 		!strings.Contains(list[1].Problem, "127.0.0.1:/e") {
-		t.Errorf("%+v, %v", list, err)
+		t.Errorf("got %+v, error %v, want entries for here and nas, and the problem of nas", list, err)
 	}
 }
 
-// TestDriverName: the environment sets the default of --driver-name.
+// TestDriverName: CSI_DRIVER_NAME overrides the default of --driver-name.
 func TestDriverName(t *testing.T) {
-	for name, environment := range map[string][]string{
+	for want, environment := range map[string][]string{
 		`(default "csi.trivet.dev")`:      {"CSI_DRIVER_NAME="},
 		`(default "storage.example.com")`: {"CSI_DRIVER_NAME=storage.example.com"},
 	} {
 		cmd := exec.Command(program, "driver", "--help")
 		cmd.Env = environment
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), name) {
-			t.Errorf("%q: %v, %s; want %s", environment, err, out, name)
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%q: got error %v, output %s, want %s", environment, err, out, want)
 		}
 	}
 	cmd := exec.Command(program, "doctor", "--help")
 	cmd.Env = []string{"CSI_DRIVER_NAME=storage.example.com"}
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), `(default "storage.example.com")`) {
-		t.Errorf("the doctor: %v, %s", err, out)
+		t.Errorf("doctor --help: got error %v, output %s, want the default of the environment", err, out)
 	}
 }
 
-// TestVolumesWithoutDevices: pools are listed if loop devices cannot be read.
+// TestVolumesWithoutDevices: pools are listed even if loop devices cannot be read.
 func TestVolumesWithoutDevices(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -146,7 +148,7 @@ func TestVolumesWithoutDevices(t *testing.T) {
 	}
 }
 
-// process is a running driver.
+// process is a running driver with its flags and clients of its services.
 type process struct {
 	cmd           *exec.Cmd
 	config, state string
@@ -166,11 +168,13 @@ func (p *process) run(t *testing.T, command string, args ...string) string {
 	return string(out)
 }
 
+// start starts a driver with the default configuration and with PATH set to path.
 func start(t *testing.T, path string) *process {
 	t.Helper()
 	return startWith(t, path, "", testenv.Filesystem(t, "xfs", "2G")+"/state")
 }
 
+// startWith starts a driver with a configuration file and a state directory, and waits until it is ready.
 func startWith(t *testing.T, path, config, state string) *process {
 	t.Helper()
 	dir := t.TempDir()
@@ -192,17 +196,18 @@ func startWith(t *testing.T, path, config, state string) *process {
 	return &process{cmd, config, state, "unix://" + dir + "/csi.sock", csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
 }
 
+// TestSignal: a signal ends an idle driver with status 0.
 func TestSignal(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		p := start(t, os.Getenv("PATH"))
 		must(t, p.cmd.Process.Signal(signal))
 		if err := p.cmd.Wait(); err != nil {
-			t.Errorf("after %v: %v", signal, err)
+			t.Errorf("after %v: got %v, want status 0", signal, err)
 		}
 	}
 }
 
-// TestSecondSignal: the driver waits for a running call until the second signal.
+// TestSecondSignal: after the first signal the driver waits for a running call; the second signal ends it.
 func TestSecondSignal(t *testing.T) {
 	bin := t.TempDir()
 	started := filepath.Join(bin, "started")
@@ -238,14 +243,14 @@ func TestSecondSignal(t *testing.T) {
 	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	var exit *exec.ExitError
 	if err := <-ended; !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
-		t.Errorf("after the second signal: %v", err)
+		t.Errorf("after the second signal: got %v, want the end by SIGTERM", err)
 	}
 	if err := <-call; err == nil {
 		t.Error("the call succeeded")
 	}
 }
 
-// TestVolumesAndDoctor: both commands work with and without a running driver.
+// TestVolumesAndDoctor: trivet volumes and trivet doctor work with and without a running driver.
 func TestVolumesAndDoctor(t *testing.T) {
 	p := start(t, os.Getenv("PATH"))
 	c := &csi.VolumeCapability{
@@ -267,62 +272,62 @@ func TestVolumesAndDoctor(t *testing.T) {
 		Nodes                                             []string
 	}
 	if err := json.Unmarshal([]byte(p.run(t, "volumes", "-o", "json")), &list); err != nil || len(list) != 1 {
-		t.Fatalf("%+v, %v", list, err)
+		t.Fatalf("got volumes %+v, error %v, want one volume", list, err)
 	}
 	got := list[0]
 	if got.Pool != "default" || got.ID != id || got.Name != "raw\n\x1b[2J" || got.Backend != "loop" || got.Content != "block" ||
 		got.SizeBytes != 1<<20 || !slices.Equal(got.Nodes, []string{"n"}) || !strings.HasPrefix(got.Device, "/dev/loop") || got.Problem != "" {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v, want the published raw volume %s", got, id)
 	}
 	if out := p.run(t, "volumes"); strings.Count(out, "\n") != 2 || strings.Contains(out, "\x1b") || !strings.Contains(out, id) {
-		t.Errorf("as a table: %q", out)
+		t.Errorf("table: got %q, want two lines without escape sequences, with %s", out, id)
 	}
 	if out := p.run(t, "volumes", "-o", "yaml"); !strings.Contains(out, "id: "+id) {
-		t.Errorf("as YAML: %s", out)
+		t.Errorf("YAML: got %s, want %s", out, id)
 	}
 	if out := p.run(t, "doctor", "--endpoint", p.endpoint, "-o", "json"); !strings.Contains(out, `"result": "ok"`) || !strings.Contains(out, "csi.trivet.dev v1.2.3") {
-		t.Errorf("the doctor: %s", out)
+		t.Errorf("doctor: got %s, want the driver csi.trivet.dev v1.2.3", out)
 	}
 	if _, err := p.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
 		t.Error(err)
 	}
 	must(t, errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())))
 	if out := p.run(t, "volumes"); !strings.Contains(out, id) || strings.Contains(out, "/dev/loop") {
-		t.Errorf("without the driver: %s", out)
+		t.Errorf("volumes without the driver: got %s, want %s without a device", out, id)
 	}
 	if out := p.run(t, "doctor", "--endpoint", "unix:///nowhere"); !strings.Contains(out, "no driver runs there") {
-		t.Errorf("the doctor without the driver: %s", out)
+		t.Errorf("doctor without the driver: got %s, want that no driver runs", out)
 	}
 }
 
-// TestVolumesElsewhere: directories and whole disks are listed; directories also on another node that
-// received their disk.
+// TestVolumesElsewhere: trivet volumes lists directories and whole disks. It also lists directories after their
+// filesystem was mounted at another path, with another state directory, as on another node.
 func TestVolumesElsewhere(t *testing.T) {
 	disk, _, _ := testenv.Disk(t, 1<<30)
-	here, there := testenv.SimpleQuotas(t, "2G"), t.TempDir()
-	p := startWith(t, os.Getenv("PATH"), poolsAt(t, here, "- {name: disks, disks: {match: ["+disk+"]}}\n"), t.TempDir())
+	first, second := testenv.SimpleQuotas(t, "2G"), t.TempDir()
+	p := startWith(t, os.Getenv("PATH"), poolsAt(t, first, "- {name: disks, disks: {match: ["+disk+"]}}\n"), t.TempDir())
 	directory := p.createOn(t, map[string]string{"backend": "local", "pool": "fast", "subDir": "team/a"})
-	whole := p.createOn(t, map[string]string{"backend": "disk", "pool": "disks"})
-	testenv.Run(t, "dd", "if=/dev/zero", "of="+here+"/pool/team/a/file", "bs=1M", "count=16", "conv=fsync", "status=none")
+	wholeDisk := p.createOn(t, map[string]string{"backend": "disk", "pool": "disks"})
+	testenv.Run(t, "dd", "if=/dev/zero", "of="+first+"/pool/team/a/file", "bs=1M", "count=16", "conv=fsync", "status=none")
 	all := p.list(t)
 	wantDirectory(t, all, directory)
-	got := all[whole]
+	got := all[wholeDisk]
 	size := got.SizeBytes // the size of the disk without the partition table
-	want := listed{Pool: "disks", ID: whole, Name: "disks", Backend: "disk", Content: "ext4", Device: disk, SizeBytes: size, UsedBytes: size}
+	want := listed{Pool: "disks", ID: wholeDisk, Name: "disks", Backend: "disk", Content: "ext4", Device: disk, SizeBytes: size, UsedBytes: size}
 	if len(all) != 2 || got != want || size <= 1<<30-8<<20 || size >= 1<<30 {
-		t.Errorf("%d volumes, that of a disk is %+v", len(all), got)
+		t.Errorf("got %d volumes, and of the disk %+v, want 2 and %+v", len(all), got, want)
 	}
 	must(t, errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())))
-	testenv.Run(t, "mount", "--bind", here, there)
-	t.Cleanup(func() { testenv.Run(t, "umount", there) })
-	p.config, p.state = poolsAt(t, there, ""), t.TempDir()
+	testenv.Run(t, "mount", "--bind", first, second)
+	t.Cleanup(func() { testenv.Run(t, "umount", second) })
+	p.config, p.state = poolsAt(t, second, ""), t.TempDir()
 	if all = p.list(t); len(all) != 1 {
-		t.Errorf("%+v", all)
+		t.Errorf("after the move: got %+v, want one volume", all)
 	}
 	wantDirectory(t, all, directory)
 }
 
-// poolsAt writes a configuration with a pool on a filesystem, and more.
+// poolsAt writes a configuration with a pool on a filesystem, and with the pools in more. It returns the path.
 func poolsAt(t *testing.T, filesystem, more string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -337,7 +342,7 @@ func mountCapability(fsType string) *csi.VolumeCapability {
 	}
 }
 
-// createOn creates a volume of 64 MiB or more with the name of its pool.
+// createOn creates a volume of at least 64 MiB, whose name is that of its pool. It returns the ID.
 func (p *process) createOn(t *testing.T, parameters map[string]string) string {
 	t.Helper()
 	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -354,6 +359,7 @@ type listed struct {
 	SizeBytes, UsedBytes                                      int64
 }
 
+// list returns the output of trivet volumes by ID.
 func (p *process) list(t *testing.T) map[string]listed {
 	t.Helper()
 	var all []listed
@@ -365,18 +371,18 @@ func (p *process) list(t *testing.T) map[string]listed {
 	return byID
 }
 
-// wantDirectory checks that a volume is a directory of 64 MiB with a file of 16 MiB.
+// wantDirectory fails the test unless a volume is the directory team/a of 64 MiB with a file of 16 MiB.
 func wantDirectory(t *testing.T, all map[string]listed, id string) {
 	t.Helper()
 	got := all[id]
 	used := got.UsedBytes
 	want := listed{Pool: "fast", ID: id, Name: "fast", Backend: "local", Content: "directory", SubDir: "team/a", SizeBytes: 64 << 20, UsedBytes: used}
 	if got != want || used < 16<<20 || used > 17<<20 {
-		t.Errorf("%+v, want %+v", got, want)
+		t.Errorf("got %+v, want %+v with 16 MiB used", got, want)
 	}
 }
 
-// ignoreExit ignores the exit status of a killed process.
+// ignoreExit returns nil for the exit status of a process, and other errors unchanged.
 func ignoreExit(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {

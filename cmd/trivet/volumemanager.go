@@ -25,10 +25,10 @@ import (
 )
 
 const volumeManagerUsage = `usage: trivet volume-manager [FLAG]...           mount the volumes of the pods in a directory of manifests
-       trivet volume-manager status [FLAG]...    show them and their problems
+       trivet volume-manager status [FLAG]...    show the volumes and their problems
        trivet volume-manager wait POD [FLAG]...  wait until a pod's volumes are mounted, and print their paths
 
-status and wait have --help too. Flags of trivet volume-manager:
+status and wait also have --help. Flags of trivet volume-manager:
 `
 
 func runVolumeManager(args []string) error {
@@ -96,7 +96,7 @@ func runVolumeStatus(args []string) error {
 	return write(os.Stdout, *format, s, nil)
 }
 
-// writeStatus writes a table for each kind of object that exists.
+// writeStatus writes a table for each kind of object. It omits empty tables.
 func writeStatus(w io.Writer, s volumemanager.Status) error {
 	for _, table := range statusTables(s) {
 		if len(table) < 2 {
@@ -110,7 +110,7 @@ func writeStatus(w io.Writer, s volumemanager.Status) error {
 	return nil
 }
 
-// shownEvents is the number of events in a table. JSON has all of them.
+// shownEvents is the maximum number of events in a table. The JSON output contains all events.
 const shownEvents = 20
 
 func statusTables(s volumemanager.Status) [][][]string {
@@ -136,8 +136,8 @@ func statusTables(s volumemanager.Status) [][][]string {
 	}
 }
 
-// progress returns the message of a volume. During an operation it begins with the duration of the
-// operation: a driver may hang, and the error may be older.
+// progress returns the message of a volume. During an operation, the text begins with the duration of the
+// operation, because a driver may hang, and the message may be about an earlier attempt.
 func progress(v reconciler.VolumeStatus) string {
 	idle := v.Phase == state.Pending || v.Phase == state.Mounted || v.Phase == state.Failed
 	if idle || v.Since.IsZero() {
@@ -168,7 +168,7 @@ func runVolumeWait(args []string) error {
 	return write(os.Stdout, *format, s, pathRows(s))
 }
 
-// parsePod parses flags, and [NAMESPACE/]NAME before, between or after them.
+// parsePod parses flags, and a pod as [NAMESPACE/]NAME before, between or after the flags.
 func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err error) {
 	if err := flags.Parse(args); err != nil {
 		return pod, flagError(err)
@@ -183,7 +183,7 @@ func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err
 	return types.NamespacedName{Namespace: namespace, Name: name}, parse(flags, flags.Args()[1:])
 }
 
-// notReady returns why not all volumes of a pod are mounted.
+// notReady returns an error that states why a pod is not ready, or nil if all its volumes are mounted.
 func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	switch {
 	case !s.Known:
@@ -200,7 +200,7 @@ func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	return fmt.Errorf("pod %s is not ready: %s", pod, strings.Join(why, "; "))
 }
 
-// pathRows have no header: scripts read them.
+// pathRows returns the volumes of a pod and their paths. It has no header, because scripts read the output.
 func pathRows(s volumemanager.PodStatus) (rows [][]string) {
 	for _, v := range s.Volumes {
 		rows = append(rows, []string{v.Volume, v.Path})

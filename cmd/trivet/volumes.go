@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// errUnread ends the command with status 1 if something could not be read.
+// errUnread makes the command exit with status 1. The output contains the problems.
 var errUnread = errors.New("some objects could not be read: see the problems above")
 
 // listed is one volume, or a pool that could not be read.
@@ -31,14 +31,14 @@ type listed struct {
 	UsedBytes int64  `json:"usedBytes" yaml:"usedBytes"`
 	// Content is the filesystem, `block` or `directory`.
 	Content string `json:"content,omitempty" yaml:"content,omitempty"`
-	// SubDir is the path of a directory in its pool, if its class has one.
+	// SubDir is the path of the volume's directory in the pool, if its StorageClass sets subDir.
 	SubDir string `json:"subDir,omitempty" yaml:"subDir,omitempty"`
 	State  string `json:"state,omitempty" yaml:"state,omitempty"`
-	// Nodes are the nodes to which it is controller-published.
+	// Nodes are the nodes to which the volume is controller-published.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
-	// Pod is the pod of an inline volume: namespace/name.
+	// Pod is the namespace/name of the pod that an inline volume belongs to.
 	Pod string `json:"pod,omitempty" yaml:"pod,omitempty"`
-	// Namespace is the only namespace for whose pods FlexVolume mounts it.
+	// Namespace is the only namespace for whose pods FlexVolume mounts the volume.
 	Namespace string `json:"namespace,omitempty" yaml:"namespace,omitempty"`
 	Device    string `json:"device,omitempty" yaml:"device,omitempty"`
 	Problem   string `json:"problem,omitempty" yaml:"problem,omitempty"`
@@ -74,11 +74,12 @@ func runVolumes(args []string) error {
 	return unread
 }
 
-// devicesByTag returns the loop devices of volumes that are staged on this node.
+// devicesByTag returns the loop devices of the volumes that are staged on this node, by the tag of the volume
+// (loop.Tag).
 func devicesByTag() (map[string]string, error) {
 	devices, err := doctor.Within(patience, loop.Devices)
 	if err != nil {
-		return nil, fmt.Errorf("the staged volumes are unknown: loop devices: %w: run it as root, with the host's /sys and /dev", err)
+		return nil, fmt.Errorf("the staged volumes are unknown: loop devices: %w: run this command as root, with the host's /sys and /dev", err)
 	}
 	byTag := map[string]string{}
 	for _, d := range devices {
@@ -87,7 +88,8 @@ func devicesByTag() (map[string]string, error) {
 	return byTag, nil
 }
 
-// listPool returns the volumes of a pool, or the reason why it could not be read in time.
+// listPool returns the volumes of a pool. If the pool cannot be read within atMost, it returns one entry with
+// the problem.
 func listPool(atMost time.Duration, in listInput) []listed {
 	entries, err := doctor.Within(atMost, func() ([]pool.Entry, error) { return readPool(in.Config, in.StateDir) })
 	if err != nil {
@@ -95,13 +97,13 @@ func listPool(atMost time.Duration, in listInput) []listed {
 	}
 	var out []listed
 	for _, e := range entries {
-		out = append(out, list(in.Config.Name, e, in.Devices))
+		out = append(out, newListed(in.Config.Name, e, in.Devices))
 	}
 	return out
 }
 
-// listShared is listPool for a pool on a server. It also returns the volumes that were read before
-// the server stopped answering.
+// listShared returns the volumes of an nfs pool. If the pool cannot be read completely, the last entry contains
+// the problem.
 func listShared(in listInput) []listed {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -121,13 +123,14 @@ func readPool(c pool.Config, stateDir string) ([]pool.Entry, error) {
 	return p.Entries()
 }
 
-func list(pool string, e pool.Entry, devices map[string]string) listed {
+// newListed converts an entry of a pool. devices are the loop devices of staged volumes, by tag.
+func newListed(pool string, e pool.Entry, devices map[string]string) listed {
 	l := listed{Pool: pool, Name: e.Name, UsedBytes: e.Used, Nodes: e.Nodes}
 	if e.Err != nil {
 		l.Problem = e.Err.Error()
 	}
 	v := e.Volume
-	if v.Version == 0 { // no record to read
+	if v.Version == 0 { // the volume has no readable record
 		return l
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
