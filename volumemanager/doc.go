@@ -4,7 +4,7 @@
 //
 //	manifest → claim → state → reconciler → operation → plugin
 //
-// The state is on disk: each provisioning and attachment is recorded before the call, and mounts are
-// found on disk and in the mount table. The package is a CSI client and does not depend on this
+// The state is on disk: each provisioning and attachment is recorded before the call to the plugin.
+// Mounts are found on disk and in the mount table. The package is a CSI client and does not depend on this
 // project's driver.
 package volumemanager

@@ -38,27 +38,28 @@ import (
 type Options struct {
 	// Manifests is the directory of manifests.
 	Manifests string
-	// RootDir corresponds to the kubelet's /var/lib/kubelet. Only this manager uses it.
+	// RootDir corresponds to the kubelet's /var/lib/kubelet. No other program may use it.
 	RootDir string
 	// Registry is the directory in which CSI drivers register.
 	Registry string
 	// FlexVolumes is the directory of FlexVolume executables.
 	FlexVolumes string
-	// HTTPAddress is the host:port of metrics, health and the issuer of tokens; empty for none.
+	// HTTPAddress is the host:port that serves metrics, health and the public keys of tokens. If it is
+	// empty, there is no HTTP server.
 	HTTPAddress string
 	// NodeName is the name of this machine.
 	NodeName string
 }
 
-// resync is the interval at which manifests are read without an event.
+// resync is the interval at which manifests are read even if no file has changed.
 const resync = 5 * time.Minute
 
 // ErrRunning is returned if another manager uses the root directory.
-var ErrRunning = errors.New("another volume manager uses it")
+var ErrRunning = errors.New("another volume manager uses this directory")
 
-// ErrForeign is returned if the root directory has pods and no manager has used it. A manager would
-// unmount and remove the volumes of these pods.
-var ErrForeign = errors.New("it contains pods of another program, such as a kubelet")
+// ErrForeign is returned if the root directory contains pods although no manager has used it. A manager
+// would unmount and remove the volumes of these pods.
+var ErrForeign = errors.New("the directory contains pods of another program, such as a kubelet")
 
 // Manager is a running volume manager.
 type Manager struct {
@@ -74,12 +75,12 @@ type Manager struct {
 	reconciler  *reconciler.Reconciler
 	metrics     *metrics
 	changes     changes
-	// synced is closed after the first manifests were synced.
+	// synced is closed after the first sync of manifests.
 	synced     chan struct{}
 	syncedOnce sync.Once
 }
 
-// Run runs a manager until ctx ends. Volumes stay mounted then, because pods may use them.
+// Run runs a manager until ctx ends. It leaves volumes mounted, because pods may still use them.
 func Run(ctx context.Context, o Options) error {
 	dir := stateDir(o.RootDir)
 	if err := checkOwner(o.RootDir); err != nil {
@@ -146,8 +147,8 @@ func (m *Manager) plugins() plugins.Registry {
 }
 
 // done is called after each operation.
-func (m *Manager) done(o operation.Operation, err error, took time.Duration) {
-	m.metrics.observe(o, err, took)
+func (m *Manager) done(o operation.Operation, err error, duration time.Duration) {
+	m.metrics.observe(o, err, duration)
 	m.changes.notify()
 }
 
@@ -161,7 +162,8 @@ func (m *Manager) retry() {
 // InUse implements claim.Machine.
 func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) }
 
-// Node implements claim.Machine. Its labels are the topology that the drivers report.
+// Node implements claim.Machine. The node has the labels of plugins.Node, and the topology that the
+// CSI drivers report.
 func (m *Manager) Node() *corev1.Node {
 	node := plugins.Node(m.options.NodeName)
 	for _, d := range m.csi.Drivers() {
@@ -170,8 +172,8 @@ func (m *Manager) Node() *corev1.Node {
 	return node
 }
 
-// run runs the parts of the manager until ctx ends or one of them fails. ctx is the context of parts
-// and of newManager.
+// run runs the parts of the manager until ctx ends or one of them fails. ctx must be the context of
+// parts, and the one that newManager got.
 func (m *Manager) run(ctx context.Context, parts *errgroup.Group) error {
 	objects, err := manifest.Watch(ctx, m.options.Manifests, resync)
 	if err != nil {
@@ -195,7 +197,8 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// syncManifests syncs after each change of the manifests or of the state.
+// syncManifests returns a function that calls sync after each change of the manifests or of the state,
+// and at the time that the previous call of sync returned.
 func (m *Manager) syncManifests(objects <-chan *manifest.Objects) func(context.Context) error {
 	return func(ctx context.Context) error {
 		changed := m.changes.next()
@@ -218,8 +221,9 @@ func (m *Manager) syncManifests(objects <-chan *manifest.Objects) func(context.C
 	}
 }
 
-// sync syncs the claims and wakes the reconciler. updated has the new manifests; nil if they have not
-// changed. again is the time of the next sync if nothing changes before; zero for none.
+// sync syncs the claims and wakes the reconciler. updated holds the new manifests; it is nil if they
+// have not changed. again is the time of the next sync if nothing changes until then; it is zero if no
+// sync is needed.
 func (m *Manager) sync(ctx context.Context, updated *manifest.Objects) (again time.Time) {
 	if updated == nil {
 		again = m.claims.Sync(ctx)
@@ -245,7 +249,7 @@ func after(t time.Time) <-chan time.Time {
 // stateDir is the directory of the manager's own files.
 func stateDir(root string) string { return filepath.Join(root, "volume-manager") }
 
-// checkOwner returns ErrForeign if the root directory has pods and no manager has used it.
+// checkOwner returns ErrForeign unless a manager has used the root directory, or it contains no pods.
 func checkOwner(root string) error {
 	if _, err := os.Lstat(stateDir(root)); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -268,7 +272,7 @@ func lockDir(dir string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: stop it, or use another directory", ErrRunning)
+		err = fmt.Errorf("%w: stop that manager, or use another directory", ErrRunning)
 	}
 	if err != nil {
 		f.Close()

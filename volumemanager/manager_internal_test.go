@@ -44,7 +44,7 @@ func TestPartFails(t *testing.T) {
 	broken := errors.New("broken")
 	parts.Go(func() error { return broken })
 	if err := m.run(ctx, parts); !errors.Is(err, broken) {
-		t.Errorf("the manager ended with %v", err)
+		t.Errorf("the manager ended with %v, want %v", err, broken)
 	}
 }
 
@@ -58,15 +58,15 @@ func TestStatusAtStart(t *testing.T) {
 	}
 	ended := make(chan error)
 	go func() { ended <- serve[0](ctx) }()
-	soon, over := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer over()
-	if s, err := ReadStatus(soon, m.options.RootDir); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("before the first sync: %+v, %v", s, err)
+	shortCtx, cancelShort := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancelShort()
+	if s, err := ReadStatus(shortCtx, m.options.RootDir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("before the first sync: got %+v, %v, want a timeout", s, err)
 	}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "data"}}
 	m.sync(ctx, &manifest.Objects{Claims: map[types.NamespacedName]*corev1.PersistentVolumeClaim{{Namespace: "default", Name: "data"}: claim}})
 	if s, err := ReadStatus(ctx, m.options.RootDir); err != nil || len(s.Claims) != 1 {
-		t.Errorf("after the first sync: %+v, %v", s, err)
+		t.Errorf("after the first sync: got %+v, %v, want one claim", s, err)
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -83,7 +83,7 @@ func TestLongRootDir(t *testing.T) {
 	_, listenErr := m.listen(t.Context())
 	for _, err := range []error{statusErr, listenErr} {
 		if err == nil || !strings.Contains(err.Error(), "--root-dir") || !strings.Contains(err.Error(), root) || !strings.Contains(err.Error(), "107") {
-			t.Errorf("error %v", err)
+			t.Errorf("got error %v, want one with --root-dir, its value and the limit 107", err)
 		}
 	}
 }
@@ -101,11 +101,11 @@ func TestIssuer(t *testing.T) {
 	} {
 		got, err := issuer(Options{HTTPAddress: address, NodeName: "node-1"})
 		if err != nil || got != want {
-			t.Errorf("%q: %s, %v; want %s", address, got, err, want)
+			t.Errorf("--http-address %q: got issuer %s, %v; want %s", address, got, err, want)
 		}
 	}
 	if got, err := issuer(Options{HTTPAddress: "9811", NodeName: "node-1"}); err == nil || !strings.Contains(err.Error(), "--http-address 9811") {
-		t.Errorf("no port: %s, %v", got, err)
+		t.Errorf("an address without a port: got issuer %s, %v; want an error with the address", got, err)
 	}
 }
 
@@ -117,9 +117,9 @@ func TestForeignRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // Run ends at once unless it is refused
+	cancel() // a manager that accepts the directory ends at once
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); !errors.Is(err, ErrForeign) {
-		t.Errorf("the root directory of another program: %v", err)
+		t.Errorf("the root directory of another program: got %v, want ErrForeign", err)
 	}
 	if _, err := os.Lstat(content); err != nil {
 		t.Error(err)
@@ -128,6 +128,6 @@ func TestForeignRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); errors.Is(err, ErrForeign) {
-		t.Errorf("a root directory that a manager has used: %v", err)
+		t.Errorf("a root directory that a manager has used: got %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/operation"
 )
 
-// metrics are the metrics of a manager.
+// metrics are the Prometheus metrics of a manager.
 type metrics struct {
 	registry   *prometheus.Registry
 	operations *prometheus.CounterVec
@@ -32,13 +32,13 @@ func newMetrics(m *Manager) *metrics {
 	all.registry.MustRegister(
 		all.operations, all.durations,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		difference("to_mount", func() int { n, _ := m.reconciler.StateDiff(); return n }),
-		difference("to_unmount", func() int { _, n := m.reconciler.StateDiff(); return n }),
+		stateDiff("to_mount", func() int { n, _ := m.reconciler.StateDiff(); return n }),
+		stateDiff("to_unmount", func() int { _, n := m.reconciler.StateDiff(); return n }),
 	)
 	return all
 }
 
-func difference(direction string, count func() int) prometheus.Collector {
+func stateDiff(direction string, count func() int) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        "volume_manager_state_diff",
 		Help:        "Volumes that must still be mounted or unmounted (direction).",
@@ -46,11 +46,11 @@ func difference(direction string, count func() int) prometheus.Collector {
 	}, func() float64 { return float64(count()) })
 }
 
-func (m *metrics) observe(o operation.Operation, err error, took time.Duration) {
+func (m *metrics) observe(o operation.Operation, err error, duration time.Duration) {
 	status := "success"
 	if err != nil {
 		status = "fail"
 	}
 	m.operations.WithLabelValues(o.Name, o.Plugin, status).Inc()
-	m.durations.WithLabelValues(o.Name, o.Plugin).Observe(took.Seconds())
+	m.durations.WithLabelValues(o.Name, o.Plugin).Observe(duration.Seconds())
 }

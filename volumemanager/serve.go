@@ -18,16 +18,17 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/token"
 )
 
-// listen opens the socket for root and the public HTTP port. The returned functions serve them.
+// listen opens the manager's Unix socket, which only root can access, and the public HTTP port. The
+// returned functions serve them.
 func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) error, err error) {
 	path, err := socket(m.options.RootDir)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // left by an earlier manager: this one has the lock
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // an earlier manager left it: this manager holds the lock
 		return nil, err
 	}
-	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // in a directory that only root can access
+	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // only root can access the directory
 	if err != nil {
 		return nil, err
 	}
@@ -37,14 +38,15 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	}
 	public, err := (&net.ListenConfig{}).Listen(ctx, "tcp", m.options.HTTPAddress)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--http-address %s: %w: use another, or '' for none", m.options.HTTPAddress, err), local.Close())
+		return nil, errors.Join(fmt.Errorf("--http-address %s: %w: use another address, or '' for none", m.options.HTTPAddress, err), local.Close())
 	}
 	return append(serve, m.afterSync(public, func(ctx context.Context, l net.Listener) error {
-		return webserver.Serve(ctx, l, m.public())
+		return webserver.Serve(ctx, l, m.publicHandler())
 	})), nil
 }
 
-// afterSync serves until ctx ends, and from the first sync on: earlier answers would be empty.
+// afterSync returns a function that waits for the first sync, because responses before it would be
+// empty, and then serves until ctx ends.
 func (m *Manager) afterSync(l net.Listener, serve func(context.Context, net.Listener) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -56,9 +58,10 @@ func (m *Manager) afterSync(l net.Listener, serve func(context.Context, net.List
 	}
 }
 
-// serveLocal serves the socket for root. Its requests have no time limit.
+// serveLocal serves the Unix socket. Its requests have no time limit, because a client may wait for a
+// pod.
 func (m *Manager) serveLocal(ctx context.Context, l net.Listener) error {
-	server := &http.Server{Handler: m.local(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	server := &http.Server{Handler: m.localHandler(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(l); ctx.Err() == nil {
 		return err
@@ -66,10 +69,10 @@ func (m *Manager) serveLocal(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// local handles the requests of trivet volume-manager status and wait.
-func (m *Manager) local() http.Handler {
+// localHandler handles the requests of trivet volume-manager status and wait.
+func (m *Manager) localHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { write(w, m.status()) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, m.status()) })
 	mux.HandleFunc("GET /pods/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
 		wait, err := time.ParseDuration(r.URL.Query().Get("wait"))
 		if err != nil {
@@ -78,30 +81,32 @@ func (m *Manager) local() http.Handler {
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), wait)
 		defer cancel()
-		write(w, m.awaitPod(ctx, types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}))
+		writeJSON(w, m.awaitPod(ctx, types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}))
 	})
 	return mux
 }
 
-// public handles requests of Prometheus and of verifiers of tokens. It returns no secrets.
-func (m *Manager) public() http.Handler {
+// publicHandler handles requests of Prometheus and of programs that verify tokens. Its responses
+// contain no secrets.
+func (m *Manager) publicHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET "+token.DiscoveryPath, document(m.host.Discovery))
-	mux.HandleFunc("GET "+token.JWKSPath, document(m.host.JWKS))
+	mux.HandleFunc("GET "+token.DiscoveryPath, serveDocument(m.host.Discovery))
+	mux.HandleFunc("GET "+token.JWKSPath, serveDocument(m.host.JWKS))
 	return mux
 }
 
-// issuer returns the issuer of tokens, the URL of its keys. An unspecified address is replaced with the
-// machine's name, which other machines can resolve.
+// issuer returns the issuer of tokens: the URL of the HTTP server that publishes their public keys. In
+// it, the machine's name, which other machines can resolve, replaces an unspecified address. Without an
+// HTTP server, nobody can verify the tokens, and the issuer is the default of Kubernetes.
 func issuer(o Options) (string, error) {
 	if o.HTTPAddress == "" {
 		return "https://kubernetes.default.svc", nil
 	}
 	host, port, err := net.SplitHostPort(o.HTTPAddress)
 	if err != nil {
-		return "", fmt.Errorf("--http-address %s: %w: the form is HOST:PORT", o.HTTPAddress, err)
+		return "", fmt.Errorf("--http-address %s: %w: want HOST:PORT", o.HTTPAddress, err)
 	}
 	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
 		host = o.NodeName
@@ -109,7 +114,7 @@ func issuer(o Options) (string, error) {
 	return "http://" + net.JoinHostPort(host, port), nil
 }
 
-func document(get func() ([]byte, error)) http.HandlerFunc {
+func serveDocument(get func() ([]byte, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		b, err := get()
 		if err != nil {
@@ -121,7 +126,7 @@ func document(get func() ([]byte, error)) http.HandlerFunc {
 	}
 }
 
-func write(w http.ResponseWriter, response any) {
+func writeJSON(w http.ResponseWriter, response any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(response) // fails if the client has closed the connection
 }

@@ -56,11 +56,11 @@ spec:
 	start(t, o)
 	s, err := volumemanager.AwaitPod(t.Context(), o.RootDir, types.NamespacedName{Namespace: "default", Name: "web"}, patience)
 	if err != nil || !s.Ready {
-		t.Fatalf("%+v, %v", s, err)
+		t.Fatalf("got pod status %+v, %v; want ready", s, err)
 	}
 
 	if text := get(t, "http://"+o.HTTPAddress+"/healthz"); string(text) != "ok\n" {
-		t.Errorf("/healthz: %q", text)
+		t.Errorf("/healthz: got %q", text)
 	}
 	wantMetrics(t, o, map[string]float64{
 		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/empty-dir",status="success"}`: 1,
@@ -78,8 +78,8 @@ spec:
 	other := options(t)
 	other.HTTPAddress = o.HTTPAddress
 	err = volumemanager.Run(t.Context(), other)
-	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--http-address "+o.HTTPAddress) || !strings.Contains(err.Error(), "use another, or '' for none") {
-		t.Errorf("a second manager with the address: %v", err)
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--http-address "+o.HTTPAddress) || !strings.Contains(err.Error(), "use another address, or '' for none") {
+		t.Errorf("a second manager with the same address: got error %v", err)
 	}
 }
 
@@ -101,7 +101,8 @@ func options(t *testing.T) volumemanager.Options {
 	return o
 }
 
-// start runs a manager until the test ends, which removes its manifests before.
+// start runs a manager until the test ends. At the end of the test, it first removes the manifests, and
+// waits until the manager has removed the volumes.
 func start(t *testing.T, o volumemanager.Options) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -141,15 +142,17 @@ func get(t *testing.T, url string) []byte {
 	return b
 }
 
-func eventually(t *testing.T, what func() error) {
+// eventually calls check until it returns no error.
+func eventually(t *testing.T, check func() error) {
 	t.Helper()
 	must(t, retry.For(context.Background(), patience, func() (bool, error) {
-		err := what()
+		err := check()
 		return err != nil, err
 	}))
 }
 
-// wantMetrics waits until metrics have values. Failures may be more.
+// wantMetrics waits until the metrics have the wanted values. Counts of failures may be larger, because
+// failed operations are retried.
 func wantMetrics(t *testing.T, o volumemanager.Options, want map[string]float64) {
 	t.Helper()
 	eventually(t, func() error {
@@ -160,7 +163,7 @@ func wantMetrics(t *testing.T, o volumemanager.Options, want map[string]float64)
 				return err
 			}
 			if got != value && (got < value || !strings.Contains(name, "fail")) {
-				return fmt.Errorf("%s is %v, want %v", name, got, value)
+				return fmt.Errorf("metric %s: got %v, want %v", name, got, value)
 			}
 		}
 		return nil
@@ -193,7 +196,7 @@ func verify(t *testing.T, issuer, raw string) {
 	must(t, parsed.Claims(keys, &claims))
 	must(t, claims.Validate(jwt.Expected{Issuer: issuer, AnyAudience: jwt.Audience{"shop"}, Subject: "system:serviceaccount:default:default"}))
 	if discovered.Issuer != issuer {
-		t.Errorf("issuer %s, in the discovery document %s", issuer, discovered.Issuer)
+		t.Errorf("the discovery document has issuer %s, want %s", discovered.Issuer, issuer)
 	}
 }
 

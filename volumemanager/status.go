@@ -30,7 +30,8 @@ import (
 // Status is the state of a manager.
 type Status struct {
 	Node string `json:"node"`
-	// Complete is as in manifest.Objects.
+	// Complete is true once every manifest has been valid (manifest.Objects). Until then the manager
+	// unmounts and deletes nothing.
 	Complete          bool                      `json:"complete"`
 	Volumes           []reconciler.VolumeStatus `json:"volumes"`
 	Claims            []claim.ClaimStatus       `json:"claims"`
@@ -58,7 +59,7 @@ func (m *Manager) status() Status {
 	}
 }
 
-// list joins slices. The result is not nil, so that JSON has an empty list.
+// list joins slices. The result is not nil, so that its JSON is [] rather than null.
 func list[T any](parts ...[]T) []T { return append([]T{}, slices.Concat(parts...)...) }
 
 // awaitPod returns when a pod is ready or ctx ends.
@@ -117,15 +118,15 @@ func ReadStatus(ctx context.Context, root string) (s Status, err error) {
 func AwaitPod(ctx context.Context, root string, pod types.NamespacedName, timeout time.Duration) (s PodStatus, err error) {
 	deadline := time.Now().Add(timeout)
 	for {
-		left := max(time.Until(deadline), 0)
-		err = get(ctx, root, "/pods/"+url.PathEscape(pod.Namespace)+"/"+url.PathEscape(pod.Name)+"?wait="+left.String(), &s)
-		if !errors.Is(err, ErrNotRunning) || left == 0 {
+		remaining := max(time.Until(deadline), 0)
+		err = get(ctx, root, "/pods/"+url.PathEscape(pod.Namespace)+"/"+url.PathEscape(pod.Name)+"?wait="+remaining.String(), &s)
+		if !errors.Is(err, ErrNotRunning) || remaining == 0 {
 			return s, err
 		}
 		select {
 		case <-ctx.Done():
 			return s, ctx.Err()
-		case <-time.After(min(left, 200*time.Millisecond)):
+		case <-time.After(min(remaining, 200*time.Millisecond)):
 		}
 	}
 }
@@ -154,7 +155,7 @@ func get(ctx context.Context, root, path string, into any) error {
 	}
 	response, err := client.Do(request)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-		return fmt.Errorf("--root-dir %s: %w: start trivet volume-manager with it", root, ErrNotRunning)
+		return fmt.Errorf("--root-dir %s: %w: start trivet volume-manager with this --root-dir", root, ErrNotRunning)
 	}
 	if err != nil {
 		return err

@@ -139,7 +139,7 @@ func TestAffinity(t *testing.T) {
 			f := newFixture(t)
 			f.apply(withAffinity(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
 			f.checkBound("c", "")
-			f.checkMessage(f.claim("c").Message, "v", "nodeAffinity: it does not match this node", "kubernetes.io/hostname=here")
+			f.checkMessage(f.claim("c").Message, "v", "nodeAffinity does not match this node", "kubernetes.io/hostname=here")
 
 			f.apply(withAffinity(row.volume.DeepCopy(), "zone", "a"))
 			f.checkBound("c", "")

@@ -24,10 +24,10 @@ func CheckAffinity(pv *corev1.PersistentVolume, node *corev1.Node) error {
 	}
 	matches, err := nodeaffinity.NewLazyErrorNodeSelector(affinity.Required).Match(node)
 	if err != nil {
-		return Invalidf("nodeAffinity.required: %v: correct it", err)
+		return Invalidf("nodeAffinity.required: %v: correct the selector", err)
 	}
 	if !matches {
-		return Invalidf("nodeAffinity: it does not match this node, which has the labels %s, and those of CSI drivers once they are registered: correct it, or start the manager with another --node-name", labels.Set(node.Labels))
+		return Invalidf("nodeAffinity does not match this node, which has the labels %s (a CSI driver that registers adds its topology): correct nodeAffinity, or start the manager with another --node-name", labels.Set(node.Labels))
 	}
 	return nil
 }

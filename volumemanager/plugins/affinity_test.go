@@ -15,26 +15,26 @@ func TestAffinity(t *testing.T) {
 	}
 	const hostname, node = corev1.LabelHostname, "node-1"
 	for name, tc := range map[string]struct {
-		terms []corev1.NodeSelectorTerm
-		here  bool
+		terms   []corev1.NodeSelectorTerm
+		matches bool
 	}{
-		"here":            {[]corev1.NodeSelectorTerm{term(hostname, "In", "other", node)}, true},
-		"elsewhere":       {[]corev1.NodeSelectorTerm{term(hostname, "In", "other")}, false},
-		"not here":        {[]corev1.NodeSelectorTerm{term(hostname, "NotIn", node)}, false},
-		"anywhere":        {[]corev1.NodeSelectorTerm{term(hostname, "Exists")}, true},
-		"one of two":      {[]corev1.NodeSelectorTerm{term(hostname, "In", "other"), term(hostname, "In", node)}, true},
-		"an unknown zone": {[]corev1.NodeSelectorTerm{term("topology.kubernetes.io/zone", "In", "a")}, false},
-		"no zone":         {[]corev1.NodeSelectorTerm{term("topology.kubernetes.io/zone", "DoesNotExist")}, true},
-		"nothing":         {[]corev1.NodeSelectorTerm{{}}, false},
-		"name": {[]corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+		"In with this node":           {[]corev1.NodeSelectorTerm{term(hostname, "In", "other", node)}, true},
+		"In without this node":        {[]corev1.NodeSelectorTerm{term(hostname, "In", "other")}, false},
+		"NotIn with this node":        {[]corev1.NodeSelectorTerm{term(hostname, "NotIn", node)}, false},
+		"Exists":                      {[]corev1.NodeSelectorTerm{term(hostname, "Exists")}, true},
+		"one of two terms":            {[]corev1.NodeSelectorTerm{term(hostname, "In", "other"), term(hostname, "In", node)}, true},
+		"In with a label not present": {[]corev1.NodeSelectorTerm{term("topology.kubernetes.io/zone", "In", "a")}, false},
+		"DoesNotExist":                {[]corev1.NodeSelectorTerm{term("topology.kubernetes.io/zone", "DoesNotExist")}, true},
+		"empty term":                  {[]corev1.NodeSelectorTerm{{}}, false},
+		"field metadata.name": {[]corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
 			{Key: "metadata.name", Operator: "In", Values: []string{node}},
 		}}}, true},
 	} {
 		pv := &corev1.PersistentVolume{}
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: tc.terms}}
 		var invalid *plugins.InvalidError
-		if err := plugins.CheckAffinity(pv, plugins.Node(node)); (err == nil) != tc.here || err != nil && !errors.As(err, &invalid) {
-			t.Errorf("%s: %v", name, err)
+		if err := plugins.CheckAffinity(pv, plugins.Node(node)); (err == nil) != tc.matches || err != nil && !errors.As(err, &invalid) {
+			t.Errorf("%s: got error %v, want a match: %t", name, err, tc.matches)
 		}
 	}
 }

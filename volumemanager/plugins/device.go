@@ -11,7 +11,7 @@ import (
 )
 
 // BindDevice bind-mounts a block device, or the device that a link points to, at a path of the
-// manager, as a kubelet does. It replaces another device there.
+// manager, as a kubelet does. It replaces another device that is bound at the path.
 func BindDevice(device, path string) error {
 	device, err := filepath.EvalSymlinks(device)
 	if err != nil {
@@ -21,8 +21,8 @@ func BindDevice(device, path string) error {
 	if err != nil {
 		return err
 	}
-	have, err := mount.Inspect(path)
-	if err != nil || have.IsMount && have.IsBlock() && have.Rdev == want.Rdev {
+	bound, err := mount.Inspect(path)
+	if err != nil || bound.IsMount && bound.IsBlock() && bound.Rdev == want.Rdev {
 		return err
 	}
 	if err := UnbindDevice(path); err != nil {
@@ -41,10 +41,10 @@ func BindDevice(device, path string) error {
 	return mount.Bind(device, path, mount.Options{})
 }
 
-// UnbindDevice undoes BindDevice. It removes the parent directory with the last device in it.
+// UnbindDevice undoes BindDevice. It also removes the parent directory if no other device is in it.
 func UnbindDevice(path string) error {
-	have, err := mount.Inspect(path)
-	if err != nil || !have.Exists {
+	bound, err := mount.Inspect(path)
+	if err != nil || !bound.Exists {
 		return err
 	}
 	if err := mount.Clear(path); err != nil {
@@ -68,10 +68,10 @@ func LinkDevice(device, path string) error {
 	return os.Symlink(device, path)
 }
 
-// UnlinkDevice undoes LinkDevice. Anything else at the path is an error.
+// UnlinkDevice undoes LinkDevice. It returns an error if anything but a symbolic link is at the path.
 func UnlinkDevice(path string) error {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSymlink {
-		return fmt.Errorf("%s is not a link to a device: move it away", path)
+		return fmt.Errorf("%s is not a symbolic link to a device: move it away", path)
 	}
 	return mount.RemoveTarget(path)
 }

@@ -1,9 +1,9 @@
-// Package plugins is what kinds of volumes have in common for the volume manager: a base
-// VolumePlugin, and powers beside it that are found by type assertion. The terms are those
-// of the kubelet's own plugins: a Mounter sets a volume up for one pod, an Attacher and a
-// DeviceMounter bring it to the machine once for all pods, a BlockVolumeMapper does both
-// for raw block.
+// Package plugins defines the interfaces of volume plugins: VolumePlugin, which each plugin
+// implements, and optional interfaces, which are found by type assertion. The terms are those of
+// the kubelet's own plugins. A Mounter sets a volume up for one pod. An Attacher and a
+// DeviceMounter attach and mount a volume once for all pods of the node. A BlockVolumeMapper
+// stages a raw device, and publishes it to a pod.
 //
-// No plugin lives here, and nothing here keeps state: what is mounted is on disk and in
-// the mount table.
+// The package contains no plugin and keeps no state: mounts are found on disk and in the mount
+// table.
 package plugins

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// evicted is the default of a kubelet's evictionHard memory.available, in bytes.
-const evicted = 100 << 20
+// evictionThreshold is the default of a kubelet's evictionHard memory.available, in bytes.
+const evictionThreshold = 100 << 20
 
 // AllocatableMemory returns the memory that a kubelet without reservations allocates to pods, in
 // bytes: all memory except huge pages and the eviction threshold.
@@ -27,5 +27,5 @@ func AllocatableMemory() (int64, error) {
 			kib[name] = n
 		}
 	}
-	return max(0, (kib["MemTotal"]-kib["Hugetlb"])<<10-evicted), lines.Err()
+	return max(0, (kib["MemTotal"]-kib["Hugetlb"])<<10-evictionThreshold), lines.Err()
 }

@@ -34,8 +34,8 @@ func Token(host Host, pod *corev1.Pod, audience string, seconds *int64) (token s
 	return host.Token(pod, audiences, lifetime)
 }
 
-// NewAttachment returns the record of an attached volume. The source contains the fields that
-// Detach needs, because the manifest may be removed before.
+// NewAttachment returns the record of an attached volume. The source must contain the fields that
+// Detach needs, because the manifest may be removed before Detach is called.
 func NewAttachment(host Host, name, driver string, source corev1.PersistentVolumeSource) *storagev1.VolumeAttachment {
 	return &storagev1.VolumeAttachment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: storagev1.SchemeGroupVersion.String(), Kind: "VolumeAttachment"},

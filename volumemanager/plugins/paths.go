@@ -49,18 +49,18 @@ func (p Paths) PodDevice(uid types.UID, plugin, name string) string {
 	return filepath.Join(p.Pod(uid), "volumeDevices", Escape(plugin), name)
 }
 
-// PodPlugin returns the directory of a plugin's other files for one pod.
+// PodPlugin returns the directory for a plugin's own files that belong to one pod.
 func (p Paths) PodPlugin(uid types.UID, plugin string) string {
 	return filepath.Join(p.Pod(uid), "plugins", Escape(plugin))
 }
 
-// PodSubPaths returns the directory of the mounts of a volume's subPaths, with the paths
+// PodSubPaths returns the directory that contains the mounts of a volume's subPaths, each at
 // <container>/<index of the volumeMount>. The parameter name is Spec.Name.
 func (p Paths) PodSubPaths(uid types.UID, name string) string {
 	return filepath.Join(p.Pod(uid), "volume-subpaths", name)
 }
 
-// Plugin returns the directory of a plugin for all pods.
+// Plugin returns the directory for a plugin's files that belong to all pods.
 func (p Paths) Plugin(plugin string) string { return filepath.Join(p.Root, "plugins", plugin) }
 
 // Escape returns the directory name for a plugin's name, such as kubernetes.io~csi.
@@ -72,7 +72,7 @@ func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
 // CheckPart returns an *InvalidError if the value of a field is not a valid path component.
 func CheckPart(field, value string) error {
 	if value == "" || value == "." || value == ".." || len(value) > 253 || strings.ContainsAny(value, "/\x00") {
-		return Invalidf("%s %q: want a name that is one part of a path, of at most 253 bytes", field, value)
+		return Invalidf("%s %q: want a file name without slashes, of at most 253 bytes", field, value)
 	}
 	return nil
 }

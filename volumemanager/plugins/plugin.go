@@ -19,8 +19,8 @@ type VolumePlugin interface {
 	CanSupport(spec *Spec) bool
 	// NewMounter returns an *InvalidError for an invalid spec.
 	NewMounter(spec *Spec, pod *corev1.Pod) (Mounter, error)
-	// NewUnmounter needs no manifest, because it may have been removed. The parameter name is
-	// Spec.Name.
+	// NewUnmounter needs no manifest, because the manifest may have been removed. The parameter
+	// name is Spec.Name.
 	NewUnmounter(name string, pod types.UID) (Unmounter, error)
 	// Remounts reports whether SetUp must be repeated while the pod runs, because the content may
 	// change: for example a ConfigMap, or a CSI driver with requiresRepublish.
@@ -69,8 +69,8 @@ type DeviceMountableVolumePlugin interface {
 	// volumes.
 	NeedsDeviceMount(spec *Spec) (bool, error)
 	// VolumeName returns a name that is unique for each volume of the plugin, such as driver and
-	// handle. All specs of one volume have the same VolumeName. It makes no call to the driver. It
-	// is not called for an inline volume without attach and device mount.
+	// handle. All specs of one volume have the same VolumeName. The method makes no call to the
+	// driver. It is not called for an inline volume that needs neither attach nor device mount.
 	VolumeName(spec *Spec) (string, error)
 	DeviceMounter
 	// DeviceMounts returns the volumes that may be mounted for all pods according to the records
@@ -81,8 +81,8 @@ type DeviceMountableVolumePlugin interface {
 // PodVolumeNamer is a plugin for which several PersistentVolumes can refer to one volume.
 type PodVolumeNamer interface {
 	DeviceMountableVolumePlugin
-	// PodVolumeName returns the VolumeName of the volume that may be mounted in the pod with the
-	// name Spec.Name; empty if no record contains it.
+	// PodVolumeName returns the VolumeName of the volume that may be mounted in a pod; empty if no
+	// record contains it. The parameter name is Spec.Name.
 	PodVolumeName(name string, pod types.UID, block bool) string
 }
 
@@ -100,7 +100,7 @@ type DeviceMount struct {
 type DeviceMounter interface {
 	// DeviceMountPath returns a path below Paths.Plugin.
 	DeviceMountPath(spec *Spec) (string, error)
-	// MountDevice takes the result of Attach. Its errors have the same meaning as those of
+	// MountDevice gets the result of Attach as attachment. Its errors have the same meaning as those of
 	// Mounter.SetUp.
 	MountDevice(ctx context.Context, spec *Spec, attachment Attachment, args MounterArgs) error
 	// UnmountDevice needs only the spec that DeviceMounts returns.
@@ -175,7 +175,7 @@ type ProvisionOptions struct {
 	PVName string
 	Claim  *corev1.PersistentVolumeClaim
 	Class  *storagev1.StorageClass
-	// Source is the source of the volume's content. It has no field set for an empty volume.
+	// Source has no field set if the volume is created empty.
 	Source ProvisionSource
 }
 

@@ -17,7 +17,7 @@ func Entries(dir string) ([]os.DirEntry, error) {
 	return entries, err
 }
 
-// ReadJSON decodes a file (fs.ErrNotExist). Its errors contain the path.
+// ReadJSON decodes a file. It returns fs.ErrNotExist if there is none. All errors contain the path.
 func ReadJSON(path string, to any) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -29,8 +29,8 @@ func ReadJSON(path string, to any) error {
 	return nil
 }
 
-// Unchanged reports whether a file was neither replaced nor written. An inode number alone may be
-// reused.
+// Unchanged reports whether a file was neither replaced nor written between the calls of Stat that
+// returned a and b. It does not rely on the inode number alone, because a new file may reuse it.
 func Unchanged(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

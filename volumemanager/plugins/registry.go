@@ -26,8 +26,8 @@ type Family interface {
 // ErrNoPlugin means that no plugin supports an object.
 var ErrNoPlugin = errors.New("no volume plugin")
 
-// All returns the plugins, with the members of each family in its place. An error does not affect
-// the plugins that are returned.
+// All returns the plugins, and instead of each family its members. If it fails for a family, it
+// returns the error, and all other plugins.
 func (r Registry) All() (all []VolumePlugin, err error) {
 	for _, p := range r {
 		family, ok := p.(Family)
@@ -35,13 +35,14 @@ func (r Registry) All() (all []VolumePlugin, err error) {
 			all = append(all, p)
 			continue
 		}
-		members, failed := family.Members()
-		all, err = append(all, members...), errors.Join(err, failed)
+		members, membersErr := family.Members()
+		all, err = append(all, members...), errors.Join(err, membersErr)
 	}
 	return all, err
 }
 
-// ForSpec returns the plugin of a spec. It is an error if no plugin or two plugins support it.
+// ForSpec returns the plugin of a spec. It returns an error if no plugin or several plugins support
+// the spec.
 func (r Registry) ForSpec(spec *Spec) (VolumePlugin, error) {
 	return r.one("volume "+spec.Name(), func(p VolumePlugin) VolumePlugin {
 		family, ok := p.(Family)
@@ -55,7 +56,7 @@ func (r Registry) ForSpec(spec *Spec) (VolumePlugin, error) {
 	})
 }
 
-// ByName returns the plugin with a name.
+// ByName returns the plugin or the member with a name.
 func (r Registry) ByName(name string) (VolumePlugin, error) {
 	return r.one("plugin "+name, func(p VolumePlugin) VolumePlugin {
 		family, ok := p.(Family)
@@ -91,7 +92,7 @@ func (r Registry) one(what string, pick func(VolumePlugin) VolumePlugin) (found 
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("%s belongs to two plugins, %s and %s: give it one source", what, found.Name(), p.Name())
+			return nil, fmt.Errorf("%s belongs to two plugins, %s and %s: use only one of them", what, found.Name(), p.Name())
 		}
 		found = p
 	}

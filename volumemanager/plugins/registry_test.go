@@ -10,36 +10,39 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// kind is a plugin of volumes whose names begin with its own.
-type kind struct {
+// fakePlugin supports volumes whose names begin with the plugin's name.
+type fakePlugin struct {
 	plugins.VolumePlugin
 	name string
 }
 
-func (k kind) Name() string                       { return k.name }
-func (k kind) CanSupport(spec *plugins.Spec) bool { return strings.HasPrefix(spec.Name(), k.name) }
+func (p fakePlugin) Name() string { return p.name }
+func (p fakePlugin) CanSupport(spec *plugins.Spec) bool {
+	return strings.HasPrefix(spec.Name(), p.name)
+}
 
-// family has a member for each name with its own before a slash.
-type family struct{ kind }
+// fakeFamily has a member for each name of the form <family>/<member>.
+type fakeFamily struct{ fakePlugin }
 
-func (f family) Of(spec *plugins.Spec) plugins.VolumePlugin { return kind{name: spec.Name()} }
+func (f fakeFamily) Of(spec *plugins.Spec) plugins.VolumePlugin { return fakePlugin{name: spec.Name()} }
 
-func (f family) Named(name string) plugins.VolumePlugin {
+func (f fakeFamily) Named(name string) plugins.VolumePlugin {
 	if !strings.HasPrefix(name, f.name+"/") {
 		return nil
 	}
-	return kind{name: name}
+	return fakePlugin{name: name}
 }
 
-func (f family) Members() ([]plugins.VolumePlugin, error) {
-	return []plugins.VolumePlugin{kind{name: f.name + "/one"}, kind{name: f.name + "/two"}}, errUnread
+func (f fakeFamily) Members() ([]plugins.VolumePlugin, error) {
+	return []plugins.VolumePlugin{fakePlugin{name: f.name + "/one"}, fakePlugin{name: f.name + "/two"}}, errMember
 }
 
-var errUnread = errors.New("one could not be read")
+var errMember = errors.New("a record cannot be read")
 
-// TestRegistry: one plugin is for a spec or a name; of a family it is the member.
+// TestRegistry: a registry returns the only plugin for a spec or a name. If the plugin is a family, it
+// returns the member.
 func TestRegistry(t *testing.T) {
-	r := plugins.Registry{kind{name: "a"}, family{kind{name: "flex"}}, kind{name: "ab"}}
+	r := plugins.Registry{fakePlugin{name: "a"}, fakeFamily{fakePlugin{name: "flex"}}, fakePlugin{name: "ab"}}
 	for _, tc := range []struct{ name, bySpec, byName string }{
 		{"a", "a", "a"},
 		{"ab", "two plugins, a and ab", "ab"},
@@ -53,14 +56,14 @@ func TestRegistry(t *testing.T) {
 		check(t, "plugin "+tc.name, tc.byName, p, err)
 	}
 	all, err := r.All()
-	if len(all) != 4 || all[2].Name() != "flex/two" || !errors.Is(err, errUnread) {
-		t.Errorf("%v, %v", all, err)
+	if len(all) != 4 || all[2].Name() != "flex/two" || !errors.Is(err, errMember) {
+		t.Errorf("All: got %v, %v; want a, flex/one, flex/two and ab, and %v", all, err, errMember)
 	}
 }
 
 func check(t *testing.T, what, want string, p plugins.VolumePlugin, err error) {
 	t.Helper()
 	if err != nil && !strings.Contains(err.Error(), want) || err == nil && p.Name() != want {
-		t.Errorf("%s: %v, %v; want %s", what, p, err, want)
+		t.Errorf("%s: got %v, %v; want %s", what, p, err, want)
 	}
 }

@@ -7,11 +7,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Spec is a volume in the manifest of a pod, or a PersistentVolume. Exactly one is set.
+// Spec is a volume in the manifest of a pod, or a PersistentVolume. Exactly one of the two fields is set.
 type Spec struct {
 	Volume           *corev1.Volume
 	PersistentVolume *corev1.PersistentVolume
-	// ReadOnly is the setting of the claim in the pod's manifest.
+	// ReadOnly is readOnly of the volume in the pod that refers to the claim.
 	ReadOnly bool
 }
 
@@ -46,7 +46,7 @@ func Invalidf(format string, args ...any) error {
 	return &InvalidError{fmt.Sprintf(format, args...)}
 }
 
-// UncertainError means that a failed operation may have been done, or may still run.
+// UncertainError means that a failed operation may have taken effect, or may still run.
 type UncertainError struct{ Err error }
 
 func (e *UncertainError) Error() string { return e.Err.Error() }
@@ -60,13 +60,13 @@ func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Refused reports whether a failed operation ends the uncertainty of earlier ones.
+// Refused reports whether an error is a *RefusedError.
 func Refused(err error) bool {
 	_, ok := errors.AsType[*RefusedError](err)
 	return ok
 }
 
-// Uncertain reports whether a failed operation may have been done.
+// Uncertain reports whether an error is an *UncertainError.
 func Uncertain(err error) bool {
 	_, ok := errors.AsType[*UncertainError](err)
 	return ok

@@ -45,10 +45,10 @@ func (p *Plugin) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	return d.controllerCan(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME), nil
 }
 
-// Attach calls ControllerPublishVolume, also for an attached volume, which the driver may have
-// lost.
+// Attach calls ControllerPublishVolume. It does so even for a volume with a record, because the driver
+// may have lost the attachment.
 func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
-	v, d, err := p.open(spec)
+	v, d, err := p.volumeAndDriver(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attach
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if err == nil && old.Annotations[nodeIDAnnotation] != d.info().nodeID {
 		if err := p.checkUnused(v); err != nil {
-			return nil, fmt.Errorf("driver %s has another node ID than when it attached the volume: restore the node ID; or else: %w", v.driver, err)
+			return nil, fmt.Errorf("driver %s has another node ID than when it attached the volume: restore the node ID, or free the volume so that it can be detached: %w", v.driver, err)
 		}
 		if err := p.Detach(ctx, spec); err != nil {
 			return nil, err
@@ -156,7 +156,7 @@ func (p *Plugin) Detach(ctx context.Context, spec *plugins.Spec) error {
 	return removeFile(p.attachmentsDir(), p.attachmentFile(v))
 }
 
-// Attachments returns the volumes with an attachment file. A torn file is named by its path.
+// Attachments returns the volumes with an attachment file. The VolumeName of a torn file is its path.
 func (p *Plugin) Attachments() ([]plugins.DeviceMount, error) {
 	files, err := p.attachments()
 	var all []plugins.DeviceMount
@@ -195,7 +195,7 @@ func attachedRecord(a *storagev1.VolumeAttachment) (record, bool) {
 	return record{Name: *a.Spec.Source.PersistentVolumeName, Driver: source.Driver, Handle: source.VolumeHandle}, true
 }
 
-// attachment reads the attachment file of a volume (fs.ErrNotExist).
+// attachment reads the attachment file of a volume. It returns fs.ErrNotExist if there is none.
 func (p *Plugin) attachment(v *volume) (*storagev1.VolumeAttachment, error) {
 	return readAttachment(filepath.Join(p.attachmentsDir(), p.attachmentFile(v)))
 }

@@ -21,7 +21,7 @@ type mapper struct {
 	pod  *corev1.Pod
 }
 
-// NewBlockVolumeMapper validates the fields that become parts of paths and calls.
+// NewBlockVolumeMapper validates the fields that are used in paths and in calls.
 func (p *Plugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
 	v, err := newVolume(spec, pod)
 	if err != nil {
@@ -41,7 +41,8 @@ func (m *mapper) SetUpDevice(ctx context.Context, attachment plugins.Attachment)
 	return m.MountDevice(ctx, m.spec, attachment, plugins.MounterArgs{})
 }
 
-// MapPodDevice calls NodePublishVolume. SetUpDevice wrote the volume's record.
+// MapPodDevice calls NodePublishVolume. It returns an error if SetUpDevice has not written the volume's
+// record.
 func (m *mapper) MapPodDevice(ctx context.Context) error {
 	d, err := m.driver(m.v.driver)
 	if err != nil {
@@ -53,7 +54,7 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 		return err
 	}
 	if _, err := readRecord(m.deviceData(m.v.name)); err != nil {
-		return fmt.Errorf("volume %s: not set up on this node: %w", m.v.name, err)
+		return fmt.Errorf("volume %s is not set up on this node: %w", m.v.name, err)
 	}
 	if err := makeDirs(filepath.Dir(target)); err != nil {
 		return err
@@ -91,7 +92,7 @@ func (u *unpublisher) UnmapPodDevice(ctx context.Context) error {
 		return nil
 	}
 	if err := plugins.UnbindDevice(u.boundDevice(u.name, u.pod)); err != nil {
-		return fmt.Errorf("%w: end what uses the device (fuser)", err)
+		return fmt.Errorf("%w: end the processes that use the device (fuser)", err)
 	}
 	if err := u.unpublish(ctx, u.deviceData(u.name), target, u.name); err != nil {
 		return err
@@ -106,12 +107,4 @@ func removePodDevice(target, path string) error {
 	}
 	_ = os.Remove(filepath.Dir(target)) // fails while other pods have the device
 	return plugins.UnlinkDevice(path)
-}
-
-// published returns the target path of NodePublishVolume for the path of a pod.
-func (v *volume) published(path string) (string, error) {
-	if !v.block {
-		return path, nil
-	}
-	return os.Readlink(path)
 }

@@ -68,7 +68,8 @@ func call[Q, A any](ctx context.Context, d *driver, do func(context.Context, *Q,
 	return nil, &plugins.UncertainError{Err: failed}
 }
 
-// certain unwraps an *plugins.UncertainError of a call that changes nothing.
+// certain returns the error of a call that changes nothing, without the *plugins.UncertainError around
+// it.
 func certain(err error) error {
 	if u, ok := errors.AsType[*plugins.UncertainError](err); ok {
 		return u.Err

@@ -8,12 +8,12 @@ import (
 )
 
 // capability returns the capability in all calls for a volume (csi-spec, VolumeCapability).
-// singleWriters: the called service has the capability SINGLE_NODE_MULTI_WRITER. group is the
-// fsGroup that the driver applies; it may be nil.
+// singleWriters is true if the called service has the capability SINGLE_NODE_MULTI_WRITER. group is
+// the fsGroup that the driver applies; it may be nil.
 func (v *volume) capability(singleWriters bool, group *int64) *csi.VolumeCapability {
 	mode := corev1.ReadWriteOnce
 	if len(v.accessModes) > 0 {
-		mode = v.accessModes[0] // as in the kubelet: drivers expect its choice
+		mode = v.accessModes[0] // like the kubelet, whose choice drivers expect
 	}
 	return capability(mode, singleWriters, v.block, &csi.VolumeCapability_MountVolume{
 		FsType:           v.fsType,

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// mounted reports whether the mount table has a mount at a path. It does not access the
-// filesystem there, whose server may be unreachable.
+// mounted reports whether the mount table has a mount at a path. It does not access the mounted
+// filesystem, whose server may be unreachable.
 func (s *mountTable) mounted(path string) (bool, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -25,17 +25,18 @@ func (s *mountTable) mounted(path string) (bool, error) {
 	return points[filepath.Join(dir, filepath.Base(path))], err
 }
 
-// checkPublished returns an *UncertainError unless a filesystem is mounted at a path, or a block
-// device is there: a node, or a bind mount of one. The driver has reported success.
+// checkPublished checks the target path after a driver has reported success. It returns an
+// *UncertainError unless a filesystem is mounted at the path, or with block, the path is a block device
+// or a bind mount of one.
 func (s *mountTable) checkPublished(driver, path string, block bool) error {
 	ok, err := s.mounted(path)
-	what := "nothing is mounted"
+	problem := "nothing is mounted"
 	if block && err == nil {
 		ok, err = isDevice(path)
-		what = "there is no block device"
+		problem = "there is no block device"
 	}
 	if err == nil && !ok {
-		err = fmt.Errorf("driver %s reported success but %s at %s: see the driver's log, and check that its mounts propagate to this mount namespace (Bidirectional)", driver, what, path)
+		err = fmt.Errorf("driver %s reported success but %s at %s: see the driver's log, and check that its mounts propagate to this mount namespace (Bidirectional)", driver, problem, path)
 	}
 	if err != nil {
 		return &plugins.UncertainError{Err: err}
@@ -56,15 +57,15 @@ func isDevice(path string) (bool, error) {
 
 // checkUnmounted returns an error if a path is still mounted after a driver reported success.
 func (s *mountTable) checkUnmounted(driver, path string) error {
-	is, err := s.mounted(path)
-	if err == nil && is {
+	isMounted, err := s.mounted(path)
+	if err == nil && isMounted {
 		err = fmt.Errorf("driver %s reported success but %s is still mounted: see the driver's log", driver, path)
 	}
 	return err
 }
 
-// removeLeftover removes what a driver may leave at a path that is not mounted: only an empty
-// directory or an empty file.
+// removeLeftover removes the empty directory or empty file that a driver may leave at a path that is
+// not mounted.
 func removeLeftover(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,18 +75,17 @@ func removeLeftover(path string) error {
 		return err
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
-		return fmt.Errorf("%s: the driver left %s there (%d bytes): find its owner, and remove it by hand", path, info.Mode(), info.Size())
+		return fmt.Errorf("%s: the driver left a file here (mode %s, %d bytes): find its owner, and remove it by hand", path, info.Mode(), info.Size())
 	}
 	return mount.RemoveTarget(path)
 }
 
-// undoOrUncertain returns the error of a call that failed after its record was written. If
-// nothing was done for certain, it calls undo. Otherwise the error is an *UncertainError:
-// if the failure is uncertain, if the record is older than the call (not fresh), or if the
-// path is mounted.
+// undoOrUncertain handles the error of a call that failed after its record was written. It calls undo
+// and returns the error if the failure is certain, the record was written for this call (fresh), and
+// the path is not mounted. Otherwise, and if undo fails, it returns an *UncertainError.
 func (s *mountTable) undoOrUncertain(failed error, fresh bool, path string, undo func() error) error {
 	if !plugins.Uncertain(failed) && fresh {
-		if is, err := s.mounted(path); err == nil && !is {
+		if isMounted, err := s.mounted(path); err == nil && !isMounted {
 			if err := undo(); err == nil {
 				return failed
 			}

@@ -3,6 +3,6 @@
 //
 // Drivers are not trusted: after each call that mounts or unmounts, the plugin checks the mount
 // table. The record of an operation is durable before the call to the driver, and removed after
-// the call that undoes it. After a crash the records contain all that may be mounted or
-// attached.
+// the call that undoes it. After a crash the records contain every volume that may be mounted or
+// attached. A record that exists but cannot be read is called torn.
 package csi

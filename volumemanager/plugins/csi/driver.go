@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// retryInterval is the interval between queries of a driver that is reconnected but not ready.
+// retryInterval is the interval between queries of a driver that has reconnected but is not ready.
 const retryInterval = time.Second
 
 // driver is a registered driver with its connection.
@@ -97,13 +97,13 @@ func (d *driver) controllerCan(c csi.ControllerServiceCapability_RPC_Type) bool 
 	return d.info().control[c]
 }
 
-// refresh queries the driver. It keeps an error as the reason why the driver cannot be used.
+// refresh queries the driver. If that fails, the driver cannot be used until a later refresh succeeds.
 func (d *driver) refresh(ctx context.Context) error {
-	a, err := d.query(ctx)
+	info, err := d.query(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.failed = certain(err); err == nil {
-		d.last = a
+		d.last = info
 	}
 	return d.failed
 }
@@ -117,12 +117,12 @@ func (d *driver) query(ctx context.Context) (driverInfo, error) {
 	if err != nil {
 		return a, err
 	}
-	a.plugin = set(services.GetCapabilities(), func(c *csi.PluginCapability) csi.PluginCapability_Service_Type { return c.GetService().GetType() })
+	a.plugin = setOf(services.GetCapabilities(), func(c *csi.PluginCapability) csi.PluginCapability_Service_Type { return c.GetService().GetType() })
 	nodes, err := call(ctx, d, d.node.NodeGetCapabilities, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return a, err
 	}
-	a.nodes = set(nodes.GetCapabilities(), func(c *csi.NodeServiceCapability) csi.NodeServiceCapability_RPC_Type { return c.GetRpc().GetType() })
+	a.nodes = setOf(nodes.GetCapabilities(), func(c *csi.NodeServiceCapability) csi.NodeServiceCapability_RPC_Type { return c.GetRpc().GetType() })
 	if a.plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
 		if a.control, err = d.controllerCapabilities(ctx); err != nil {
 			return a, err
@@ -149,7 +149,7 @@ func (d *driver) controllerCapabilities(ctx context.Context) (map[csi.Controller
 	if err != nil {
 		return nil, err
 	}
-	return set(control.GetCapabilities(), func(c *csi.ControllerServiceCapability) csi.ControllerServiceCapability_RPC_Type {
+	return setOf(control.GetCapabilities(), func(c *csi.ControllerServiceCapability) csi.ControllerServiceCapability_RPC_Type {
 		return c.GetRpc().GetType()
 	}), nil
 }
@@ -170,7 +170,7 @@ func (d *driver) identify(ctx context.Context) error {
 		return err
 	}
 	if ready := probe.GetReady(); ready != nil && !ready.GetValue() {
-		return fmt.Errorf("driver %s: Probe: not ready yet: see the driver's log", d.name)
+		return fmt.Errorf("driver %s: Probe: the driver is not ready yet: see its log", d.name)
 	}
 	return nil
 }
@@ -216,7 +216,8 @@ func (a driverInfo) capabilities() []string {
 	return slices.Sorted(slices.Values(names))
 }
 
-func set[C any, K comparable](all []C, key func(C) K) map[K]bool {
+// setOf returns the set of the keys of all elements.
+func setOf[C any, K comparable](all []C, key func(C) K) map[K]bool {
 	keys := make(map[K]bool, len(all))
 	for _, c := range all {
 		keys[key(c)] = true
@@ -224,7 +225,7 @@ func set[C any, K comparable](all []C, key func(C) K) map[K]bool {
 	return keys
 }
 
-// inTopology reports whether a node with these segments is in a topology.
+// inTopology reports whether a node with these segments belongs to a topology.
 func inTopology(segments, topology map[string]string) bool {
 	for key, value := range topology {
 		if segments[key] != value {

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
@@ -11,9 +12,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Expand calls ControllerExpandVolume. A driver without it may expand volumes on the node alone.
+// Expand calls ControllerExpandVolume. A driver without this call may expand volumes on the node alone.
 func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
-	v, d, err := p.open(&plugins.Spec{PersistentVolume: pv})
+	v, d, err := p.volumeAndDriver(&plugins.Spec{PersistentVolume: pv})
 	if err != nil {
 		return actual, false, err
 	}
@@ -21,7 +22,7 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 		if d.nodeCan(csi.NodeServiceCapability_RPC_EXPAND_VOLUME) {
 			return size, true, nil
 		}
-		return actual, false, fmt.Errorf("driver %s does not expand volumes at %s (EXPAND_VOLUME): create a larger volume, and copy the data", d.name, d.endpoint)
+		return actual, false, fmt.Errorf("driver %s cannot expand volumes, because the endpoint %s lacks EXPAND_VOLUME: create a larger volume, and copy the data", d.name, d.endpoint)
 	}
 	secrets, err := p.secret(v.persistent.ControllerExpandSecretRef)
 	if err != nil {
@@ -36,15 +37,15 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 	if err != nil {
 		return actual, false, err
 	}
-	if got := answer.GetCapacityBytes(); got < size.Value() {
-		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, v.handle, got, size.Value())
+	if bytes := answer.GetCapacityBytes(); bytes < size.Value() {
+		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, v.handle, bytes, size.Value())
 	}
 	return *resource.NewQuantity(answer.GetCapacityBytes(), resource.BinarySI), answer.GetNodeExpansionRequired(), nil
 }
 
 // NodeExpand calls NodeExpandVolume if the driver has it.
 func (p *Plugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
-	v, d, err := p.open(spec)
+	v, d, err := p.volumeAndDriver(spec)
 	if err != nil {
 		return err
 	}
@@ -55,9 +56,11 @@ func (p *Plugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.N
 	if err != nil {
 		return err
 	}
-	path, err := v.published(o.Path)
-	if err != nil {
-		return err
+	path := o.Path
+	if v.block { // the target path of NodePublishVolume
+		if path, err = os.Readlink(path); err != nil {
+			return err
+		}
 	}
 	request := &csi.NodeExpandVolumeRequest{
 		VolumeId:         v.handle,

@@ -13,8 +13,8 @@ type tableRead struct {
 	err    error
 }
 
-// mountTable reads the mount table. Calls that arrive before the next reading starts share
-// it: with hundreds of volumes at once, one reading for each would dominate.
+// mountTable reads the mount table. All calls that wait for the next reading share it, because one
+// reading for each of hundreds of volumes would take most of the time.
 type mountTable struct {
 	// reading is held during a reading.
 	reading sync.Mutex

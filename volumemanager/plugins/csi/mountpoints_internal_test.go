@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestMountpoints: concurrent calls return the mounts that existed when each call started.
+// TestMountpoints: a call returns no mount table from before the call, although concurrent calls share
+// readings.
 func TestMountpoints(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -39,7 +40,7 @@ func TestMountpoints(t *testing.T) {
 				}
 				after, errAfter := s.mounted(path)
 				if !before || after || err != nil || errAfter != nil {
-					t.Errorf("mounted: %v, %v; unmounted: %v, %v", before, err, after, errAfter)
+					t.Errorf("got mounted %v, %v after mount, want true; got mounted %v, %v after unmount, want false", before, err, after, errAfter)
 				}
 			}
 		})

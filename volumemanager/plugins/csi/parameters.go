@@ -32,15 +32,15 @@ type parameters struct {
 	secrets map[string]*corev1.SecretReference
 }
 
-// newParameters also adds the driver parameters that external-provisioner adds with
-// --extra-create-metadata.
+// newParameters returns the parameters of a StorageClass. To those for the driver it adds the ones that
+// external-provisioner adds with --extra-create-metadata.
 func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 	p := &parameters{secrets: map[string]*corev1.SecretReference{}, driver: map[string]string{
 		reserved + "pv/name":       o.PVName,
 		reserved + "pvc/name":      o.Claim.Name,
 		reserved + "pvc/namespace": o.Claim.Namespace,
 	}}
-	ours := map[string]string{}
+	orchestrator := map[string]string{}
 	for key, value := range o.Class.Parameters {
 		switch {
 		case key == fsTypeParam || strings.EqualFold(key, "fstype"):
@@ -52,19 +52,19 @@ func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 				p.driver[key] = value
 			}
 		case strings.HasPrefix(key, reserved):
-			ours[strings.TrimPrefix(key, reserved)] = value
+			orchestrator[strings.TrimPrefix(key, reserved)] = value
 		default:
 			p.driver[key] = value
 		}
 	}
 	for _, kind := range secretKinds {
-		ref, err := secretReference(kind, ours, o)
+		ref, err := secretReference(kind, orchestrator, o)
 		if err != nil {
 			return nil, err
 		}
 		p.secrets[kind] = ref
 	}
-	for key := range ours {
+	for key := range orchestrator {
 		return nil, plugins.Invalidf("StorageClass %s: parameter %s%s is unknown: remove it", o.Class.Name, reserved, key)
 	}
 	return p, nil
@@ -82,7 +82,7 @@ func secretReference(kind string, from map[string]string, o plugins.ProvisionOpt
 		return nil, nil
 	}
 	if name == "" || namespace == "" {
-		return nil, plugins.Invalidf("StorageClass %s: parameters %s%s and …-namespace: want both or neither", o.Class.Name, reserved, nameKey)
+		return nil, plugins.Invalidf("StorageClass %s: parameters %s%s and …-namespace: set both or neither", o.Class.Name, reserved, nameKey)
 	}
 	values := map[string]string{"pv.name": o.PVName, "pvc.namespace": o.Claim.Namespace}
 	expandedNamespace, err := expandTemplate(namespace, values, o)
@@ -90,8 +90,8 @@ func secretReference(kind string, from map[string]string, o plugins.ProvisionOpt
 		return nil, err
 	}
 	values["pvc.name"] = o.Claim.Name
-	// The provisioner's Secret is also needed after the claim is deleted, and the author of a
-	// claim must not choose it by annotations.
+	// The name of the provisioner's Secret must not depend on annotations: the Secret is also needed
+	// after the claim is deleted, and the author of a claim must not choose it.
 	if kind != provisionerSecret {
 		for key, value := range o.Claim.Annotations {
 			values["pvc.annotations['"+key+"']"] = value
@@ -115,7 +115,7 @@ func expandTemplate(template string, values map[string]string, o plugins.Provisi
 		return value
 	})
 	if unknown != "" {
-		return "", plugins.Invalidf("StorageClass %s: parameters: ${%s} in %q is unknown here, or the claim lacks it", o.Class.Name, unknown, template)
+		return "", plugins.Invalidf("StorageClass %s: parameters: the variable ${%s} in %q is unknown, or the claim lacks this annotation: correct it", o.Class.Name, unknown, template)
 	}
 	return s, nil
 }

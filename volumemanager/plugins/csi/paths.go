@@ -19,10 +19,10 @@ const (
 	recordFile  = "vol_data.json"
 )
 
-// ownDir contains what all pods share.
+// ownDir returns the plugin's directory.
 func (p *Plugin) ownDir() string { return p.host.Paths().Plugin(Name) }
 
-// stagedDir contains a filesystem's staging mount and its record.
+// stagedDir returns the directory of a filesystem's staging mount and its record.
 func (p *Plugin) stagedDir(driver, handle string) string {
 	return filepath.Join(p.ownDir(), driver, hash(handle))
 }
@@ -37,17 +37,17 @@ func (p *Plugin) publishedDevice(name string, pod types.UID) string {
 	return filepath.Join(p.ownDir(), devicesDir, publishDir, name, string(pod))
 }
 
-// boundDevice returns the path where a pod's raw device is bound for programs of the node.
+// boundDevice returns the path at which a pod's raw device is bind-mounted for programs of the node.
 func (p *Plugin) boundDevice(name string, pod types.UID) string {
 	return filepath.Join(p.ownDir(), devicesDir, name, boundDir, string(pod))
 }
 
-// deviceData contains the record of a raw device.
+// deviceData returns the directory of the record of a raw device.
 func (p *Plugin) deviceData(name string) string {
 	return filepath.Join(p.ownDir(), devicesDir, name, dataDir)
 }
 
-// podDir contains a volume's mount in a pod, and its record.
+// podDir returns the directory of a pod's mount of a volume, and of its record.
 func (p *Plugin) podDir(pod types.UID, name string) string {
 	return p.host.Paths().PodVolume(pod, Name, name)
 }

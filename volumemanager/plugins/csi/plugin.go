@@ -17,8 +17,8 @@ const Name = "kubernetes.io/csi"
 type Options struct {
 	// Registry is the directory of the registrars' sockets.
 	Registry string
-	// Changed is called when a driver is registered or reconnects, because failed calls may
-	// succeed then. It must not block, and may be nil.
+	// Changed is called when a driver is registered or reconnects, because calls that failed before
+	// may now succeed. It must not block, and may be nil.
 	Changed func()
 }
 
@@ -75,7 +75,7 @@ func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.CSI != nil
 }
 
-// AccessModes returns all access modes: the driver decides which of them a volume can have.
+// AccessModes returns all access modes, because the driver decides which of them a volume can have.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOncePod}
 }

@@ -16,7 +16,7 @@ import (
 // tokensKey is the key of the tokens that a CSIDriver object requests.
 const tokensKey = "csi.storage.k8s.io/serviceAccount.tokens"
 
-// podInfo returns the attributes of a pod for a driver whose CSIDriver object has podInfoOnMount.
+// podInfo returns the attributes of a pod; nil unless the CSIDriver object sets podInfoOnMount.
 func podInfo(object storagev1.CSIDriverSpec, pod *corev1.Pod, ephemeral bool) map[string]string {
 	if object.PodInfoOnMount == nil || !*object.PodInfoOnMount {
 		return nil
@@ -25,7 +25,7 @@ func podInfo(object storagev1.CSIDriverSpec, pod *corev1.Pod, ephemeral bool) ma
 		"csi.storage.k8s.io/pod.name":            pod.Name,
 		"csi.storage.k8s.io/pod.namespace":       pod.Namespace,
 		"csi.storage.k8s.io/pod.uid":             string(pod.UID),
-		"csi.storage.k8s.io/serviceAccount.name": cmp.Or(pod.Spec.ServiceAccountName, "default"), // as admission sets it
+		"csi.storage.k8s.io/serviceAccount.name": cmp.Or(pod.Spec.ServiceAccountName, "default"), // the default of the API server's admission
 		"csi.storage.k8s.io/ephemeral":           strconv.FormatBool(ephemeral),
 	}
 }

@@ -65,10 +65,10 @@ func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*co
 	return p.persistentVolume(d, created, parameters, request, o), nil
 }
 
-// classifyCreateError determines whether the volume may exist after a failed CreateVolume. A final
-// code means that this call created nothing. Only a code that refuses the request itself
-// (*plugins.RefusedError) means the same for earlier calls, before a restart of the driver or of
-// this program. Codes for faults, lack of space and existing volumes do not.
+// classifyCreateError returns the error of CreateVolume with the type that tells whether the volume may
+// exist. After a final code, this call has created nothing, but an earlier call, before a restart of
+// the driver or of this program, may have. After a code that refuses the request itself
+// (*plugins.RefusedError), no call has created the volume.
 func classifyCreateError(err error) error {
 	failed, ok := errors.AsType[*CallError](err)
 	if !ok {
@@ -113,17 +113,17 @@ func checkProvision(d *driver, o plugins.ProvisionOptions) error {
 	source := o.Source
 	switch {
 	case o.Claim.Spec.Selector != nil:
-		return plugins.Invalidf("claim %s/%s: spec.selector: a new volume has no labels to select by: remove it", o.Claim.Namespace, o.Claim.Name)
+		return plugins.Invalidf("claim %s/%s: spec.selector: a new volume has no labels to select by: remove the selector", o.Claim.Namespace, o.Claim.Name)
 	case !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME):
-		return fmt.Errorf("driver %s makes no volumes at %s (CREATE_DELETE_VOLUME): use a PersistentVolume, or start its controller service there", d.name, d.endpoint)
+		return fmt.Errorf("driver %s cannot create volumes, because the endpoint %s lacks CREATE_DELETE_VOLUME: use a PersistentVolume, or start the driver's controller service at this endpoint", d.name, d.endpoint)
 	case source.SnapshotHandle != "" && !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT):
-		return fmt.Errorf("driver %s restores no snapshots (CREATE_DELETE_SNAPSHOT): remove the claim's dataSource", d.name)
+		return fmt.Errorf("driver %s cannot restore snapshots, because it lacks CREATE_DELETE_SNAPSHOT: remove the claim's dataSource", d.name)
 	case source.Volume == nil:
 		return nil
 	case source.Volume.Spec.CSI == nil || source.Volume.Spec.CSI.Driver != d.name:
-		return plugins.Invalidf("claim %s/%s: dataSource: PersistentVolume %s is not of driver %s: use a class of the source's driver", o.Claim.Namespace, o.Claim.Name, source.Volume.Name, d.name)
+		return plugins.Invalidf("claim %s/%s: dataSource: PersistentVolume %s is not of driver %s: use a StorageClass of the source's driver", o.Claim.Namespace, o.Claim.Name, source.Volume.Name, d.name)
 	case !d.controllerCan(csi.ControllerServiceCapability_RPC_CLONE_VOLUME):
-		return fmt.Errorf("driver %s copies no volumes (CLONE_VOLUME): remove the claim's dataSource", d.name)
+		return fmt.Errorf("driver %s cannot copy volumes, because it lacks CLONE_VOLUME: remove the claim's dataSource", d.name)
 	default:
 		return nil
 	}
@@ -164,14 +164,15 @@ func (d *driver) hasTopology() bool {
 	return d.info().plugin[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS]
 }
 
-// topologyRequirement requires a volume that this node can access; nil without topology.
+// topologyRequirement requires a volume that this node can access. It returns nil if the driver has no
+// topology.
 func (d *driver) topologyRequirement(class *storagev1.StorageClass) (*csi.TopologyRequirement, error) {
 	if !d.hasTopology() {
 		return nil, nil
 	}
 	segments := d.info().topology
-	if !allowed(class.AllowedTopologies, segments) {
-		return nil, plugins.Invalidf("StorageClass %s: allowedTopologies leave out this node, which has %v by driver %s: add it", class.Name, segments, d.name)
+	if !isAllowed(class.AllowedTopologies, segments) {
+		return nil, plugins.Invalidf("StorageClass %s: allowedTopologies do not include this node, whose topology is %v in driver %s: add that", class.Name, segments, d.name)
 	}
 	if len(segments) == 0 {
 		return nil, nil
@@ -180,8 +181,9 @@ func (d *driver) topologyRequirement(class *storagev1.StorageClass) (*csi.Topolo
 	return &csi.TopologyRequirement{Requisite: thisNode, Preferred: thisNode}, nil
 }
 
-// allowed reports whether a node matches one of the terms. An empty list matches every node.
-func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bool {
+// isAllowed reports whether a node with these segments matches one of the terms. An empty list matches
+// every node.
+func isAllowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bool {
 	return len(terms) == 0 || slices.ContainsFunc(terms, func(term corev1.TopologySelectorTerm) bool {
 		return !slices.ContainsFunc(term.MatchLabelExpressions, func(r corev1.TopologySelectorLabelRequirement) bool {
 			return !slices.Contains(r.Values, segments[r.Key])
@@ -189,8 +191,8 @@ func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bo
 	})
 }
 
-// checkCreated refuses a volume that is too small, lacks its content, or is not accessible from
-// this node.
+// checkCreated returns an error if a created volume is too small, lacks its content, or is not
+// accessible from this node.
 func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeRequest) error {
 	requested := request.GetCapacityRange().GetRequiredBytes()
 	switch size := created.GetCapacityBytes(); {
@@ -290,7 +292,7 @@ func (p *Plugin) Delete(ctx context.Context, pv *corev1.PersistentVolume) error 
 		return err
 	}
 	if !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME) {
-		return fmt.Errorf("driver %s deletes no volumes at %s (CREATE_DELETE_VOLUME): delete volume %s by hand, or start its controller service there", d.name, d.endpoint, v.handle)
+		return fmt.Errorf("driver %s cannot delete volumes, because the endpoint %s lacks CREATE_DELETE_VOLUME: delete volume %s by hand, or start the driver's controller service at this endpoint", d.name, d.endpoint, v.handle)
 	}
 	var ref *corev1.SecretReference
 	if name := pv.Annotations[deletionSecretName]; name != "" {

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// TestClassifyCreateError: the certainty of the volume of this call and of earlier calls, by the code of
-// CreateVolume.
+// TestClassifyCreateError: uncertain means that this call may have created the volume. refused means that
+// no call has created it. If an error is neither, only an earlier call may have created the volume.
 func TestClassifyCreateError(t *testing.T) {
 	for code, want := range map[codes.Code]struct{ uncertain, refused bool }{
 		codes.InvalidArgument:   {false, true},
@@ -31,7 +31,7 @@ func TestClassifyCreateError(t *testing.T) {
 		}
 		err = classifyCreateError(err)
 		if plugins.Uncertain(err) != want.uncertain || plugins.Refused(err) != want.refused {
-			t.Errorf("%s: uncertain %v, refused %v", code, plugins.Uncertain(err), plugins.Refused(err))
+			t.Errorf("%s: got uncertain %v and refused %v, want %+v", code, plugins.Uncertain(err), plugins.Refused(err), want)
 		}
 	}
 }

@@ -64,8 +64,8 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// giveToGroup applies the fsGroup to the whole volume once, and records it. Later calls check only
-// the root, because the pod may have changed the rest.
+// giveToGroup applies the fsGroup to the whole volume once, and records the group. Later calls check
+// only the root directory, because the pod may have changed other files.
 func (m *mounter) giveToGroup(ctx context.Context, r record, args plugins.MounterArgs) error {
 	if r.FSGroup != "" {
 		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
@@ -78,28 +78,29 @@ func (m *mounter) giveToGroup(ctx context.Context, r record, args plugins.Mounte
 	return err
 }
 
-// checkUnchanged returns the existing record. It refuses to replace the record of another volume
-// that may be published at the path: its driver could no longer unpublish it.
+// checkUnchanged returns the existing record. It returns an error if another volume may be published at
+// the path, because without its record that volume could not be unpublished.
 func (m *mounter) checkUnchanged() (record, error) {
 	r, err := readRecord(m.dir())
 	if err == nil && (r.Driver != m.v.driver || r.Handle != m.v.handle) {
 		return r, plugins.Invalidf("volume %s: the pod has volume %s of driver %s under this name: give the new volume another name", m.v.name, r.Handle, r.Driver)
 	}
-	if err == nil && m.v.ephemeral && r.Source != "" && r.Source != m.v.source() { // a driver would report that it is published
-		return r, plugins.Invalidf("volume %s: csi: it was changed, but the pod has the earlier volume: undo the change, or give the new volume another name", m.v.name)
+	// The driver would return success without a change, because a volume is published at the path.
+	if err == nil && m.v.ephemeral && r.Source != "" && r.Source != m.v.source() {
+		return r, plugins.Invalidf("volume %s: the csi source was changed, but the pod has the earlier volume: undo the change, or give the new volume another name", m.v.name)
 	}
 	return r, nil
 }
 
-// appliesGroup reports whether the manager applies the fsGroup, by the policy in the CSIDriver
-// object.
+// appliesGroup reports whether the manager applies the fsGroup, according to the fsGroupPolicy of the
+// CSIDriver object.
 func (m *mounter) appliesGroup(d *driver, args plugins.MounterArgs) bool {
 	if args.FSGroup == nil || m.v.readOnly || d.nodeCan(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP) {
 		return false
 	}
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
-	if given := m.object(m.v.driver).FSGroupPolicy; given != nil {
-		policy = *given
+	if p := m.object(m.v.driver).FSGroupPolicy; p != nil {
+		policy = *p
 	}
 	switch policy {
 	case storagev1.NoneFSGroupPolicy:
@@ -111,7 +112,7 @@ func (m *mounter) appliesGroup(d *driver, args plugins.MounterArgs) bool {
 	}
 }
 
-// podRecord returns a record with all keys of the kubelet's.
+// podRecord returns a record with all keys that a kubelet writes for a pod's volume.
 func (p *Plugin) podRecord(v *volume) record {
 	r := record{
 		Name: v.name, Handle: v.handle, Driver: v.driver, Node: p.host.NodeName(),
@@ -174,8 +175,8 @@ func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target st
 	return request, err
 }
 
-// checkLifecycle refuses a lifecycle mode that the CSIDriver object does not list. The default is
-// Persistent alone.
+// checkLifecycle refuses a volume whose lifecycle mode is not in the CSIDriver object. By default only
+// Persistent is.
 func checkLifecycle(object storagev1.CSIDriverSpec, v *volume) error {
 	modes := object.VolumeLifecycleModes
 	if len(modes) == 0 {
@@ -184,5 +185,5 @@ func checkLifecycle(object storagev1.CSIDriverSpec, v *volume) error {
 	if slices.Contains(modes, v.lifecycle()) {
 		return nil
 	}
-	return plugins.Invalidf("volume %s: driver %s has no %s volumes: its CSIDriver object has volumeLifecycleModes %v", v.name, v.driver, v.lifecycle(), modes)
+	return plugins.Invalidf("volume %s: driver %s does not support %s volumes, because its CSIDriver object has volumeLifecycleModes %v: correct the object, or use another driver", v.name, v.driver, v.lifecycle(), modes)
 }

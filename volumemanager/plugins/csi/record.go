@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// record is the content of vol_data.json, with the keys of the kubelet and two more. All values are
+// record is the content of vol_data.json, with the kubelet's keys and two more. All values are
 // strings, as the kubelet requires. A record is written before the call that it describes, and removed
 // after the call that undoes it.
 type record struct {
@@ -116,7 +116,7 @@ func (p *Plugin) otherRecords() []record {
 	return all
 }
 
-// findRecord reads the record in a directory. If that fails, it returns another record that
+// findRecord reads the record in a directory. If that fails, it returns the first of otherRecords that
 // matches. If none matches, it returns the error of the read.
 func (p *Plugin) findRecord(dir string, matches func(record) bool) (record, error) {
 	r, err := readRecord(dir)
@@ -133,14 +133,14 @@ func (p *Plugin) findRecord(dir string, matches func(record) bool) (record, erro
 
 // recordDirs returns the directories for records of staged volumes, including those without a record.
 func (p *Plugin) recordDirs() ([]string, error) {
-	drivers, err := names(p.ownDir())
+	drivers, err := subdirectories(p.ownDir())
 	if err != nil {
 		return nil, err
 	}
 	var dirs []string
 	for _, driver := range drivers {
 		driverDir := filepath.Join(p.ownDir(), driver)
-		volumes, err := names(driverDir)
+		volumes, err := subdirectories(driverDir)
 		if err != nil {
 			return nil, err
 		}
@@ -159,8 +159,9 @@ func (p *Plugin) recordDirs() ([]string, error) {
 // stagedName matches the directory of a staged filesystem: a hash.
 var stagedName = regexp.MustCompile("^[0-9a-f]{64}$")
 
-// names returns the names of the subdirectories of a directory; none if the directory does not exist.
-func names(dir string) ([]string, error) {
+// subdirectories returns the names of the subdirectories of a directory; none if the directory does not
+// exist.
+func subdirectories(dir string) ([]string, error) {
 	entries, err := plugins.Entries(dir)
 	var names []string
 	for _, e := range entries {

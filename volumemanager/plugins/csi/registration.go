@@ -42,7 +42,7 @@ type DriverStatus struct {
 	Topology   map[string]string `json:"topology,omitempty"`
 	// Capabilities have the names of csi-spec, such as Node/STAGE_UNSTAGE_VOLUME.
 	Capabilities []string `json:"capabilities,omitempty"`
-	// Error is the reason why the driver cannot be used, or another problem of its registration.
+	// Error is the reason why the driver cannot be used, or why the registrar was not notified.
 	Error string `json:"error,omitempty"`
 }
 
@@ -50,7 +50,7 @@ type DriverStatus struct {
 type registrarSocket struct {
 	path string
 	file os.FileInfo
-	end  context.CancelFunc
+	stop context.CancelFunc
 	done chan struct{}
 
 	// Protected by Plugin.mu:
@@ -137,8 +137,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// scanRegistry starts a registration for each new socket, and ends that of each socket that was
-// removed or replaced. It first renews the watch, because the directory may have been replaced.
+// scanRegistry starts to serve each new socket, and stops to serve each socket that was removed or
+// replaced. It first renews the watch, because the directory may have been replaced.
 func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {
 		return err
@@ -169,8 +169,8 @@ func (p *Plugin) running() map[string]*registrarSocket {
 	return maps.Clone(p.registrars)
 }
 
-// sockets returns the sockets in a directory by path. It omits hidden sockets, because registrars
-// rename them later.
+// sockets returns the sockets in a directory by path. It omits hidden sockets, which registrars rename
+// when they are ready.
 func sockets(dir string) (map[string]os.FileInfo, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -194,8 +194,8 @@ func sockets(dir string) (map[string]os.FileInfo, error) {
 }
 
 func (p *Plugin) startRegistrar(ctx context.Context, path string, file os.FileInfo) {
-	ctx, end := context.WithCancel(ctx)
-	s := &registrarSocket{path: path, file: file, end: end, done: make(chan struct{})}
+	ctx, stop := context.WithCancel(ctx)
+	s := &registrarSocket{path: path, file: file, stop: stop, done: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.registrars[path] = s
@@ -206,7 +206,7 @@ func (p *Plugin) startRegistrar(ctx context.Context, path string, file os.FileIn
 }
 
 func (p *Plugin) stopRegistrar(s *registrarSocket) {
-	s.end()
+	s.stop()
 	<-s.done
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -261,7 +261,7 @@ func (p *Plugin) register(ctx context.Context, s *registrarSocket) (*driver, err
 	return d, p.setState(s, d, err)
 }
 
-// setState sets the driver and the error that status reports, and returns the error.
+// setState sets the driver and the error that status reports. It returns the error.
 func (p *Plugin) setState(s *registrarSocket, d *driver, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -283,7 +283,7 @@ func (p *Plugin) addDriver(ctx context.Context, s *registrarSocket, info *regist
 	}
 	newest := newestVersion(info.GetSupportedVersions())
 	if newest == nil {
-		return nil, fmt.Errorf("driver %s: supported_versions %q: want one of 1.x: use a newer node-driver-registrar", info.GetName(), info.GetSupportedVersions())
+		return nil, fmt.Errorf("driver %s: supported_versions %q: want a version 1.x: use a newer node-driver-registrar", info.GetName(), info.GetSupportedVersions())
 	}
 	d, err := newDriver(info.GetName(), strings.TrimPrefix(cmp.Or(info.GetEndpoint(), s.path), "unix://"), newest)
 	if err != nil {

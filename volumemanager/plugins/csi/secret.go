@@ -16,13 +16,13 @@ func (p *Plugin) secret(ref *corev1.SecretReference) (map[string]string, error) 
 	}
 	s, err := p.host.Secret(ref.Namespace, ref.Name)
 	if err != nil {
-		return nil, fmt.Errorf("secret %s/%s: %w: the driver needs it", ref.Namespace, ref.Name, err)
+		return nil, fmt.Errorf("secret %s/%s: %w: add the Secret, which the driver needs", ref.Namespace, ref.Name, err)
 	}
 	return plugins.Strings(s.Data), nil
 }
 
-// secretIfPresent is secret for calls that remove something: a Secret may be deleted before its
-// volume. The driver fails the call if it needs the Secret.
+// secretIfPresent is secret for calls that undo something. It returns nil if the Secret does not exist,
+// because a Secret may be deleted before its volume. A driver that needs the Secret refuses the call.
 func (p *Plugin) secretIfPresent(ref *corev1.SecretReference) (map[string]string, error) {
 	values, err := p.secret(ref)
 	if errors.Is(err, plugins.ErrNotFound) {

@@ -59,7 +59,7 @@ func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 // MountDevice calls NodeStageVolume. It does not check the mount table, because a driver may stage
 // without a mount (csi-spec).
 func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, args plugins.MounterArgs) error {
-	v, d, err := p.open(spec)
+	v, d, err := p.volumeAndDriver(spec)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (p *Plugin) stageRequest(d *driver, v *volume, attachment plugins.Attachmen
 	}, nil
 }
 
-// groupFor returns the fsGroup for a driver that applies it itself; nil for others.
+// groupFor returns the fsGroup for a driver that applies the group itself; nil for others.
 func (d *driver) groupFor(args plugins.MounterArgs) *int64 {
 	if d.nodeCan(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP) {
 		return args.FSGroup
@@ -106,8 +106,8 @@ func (d *driver) groupFor(args plugins.MounterArgs) *int64 {
 }
 
 // UnmountDevice calls NodeUnstageVolume if the driver stages volumes, or if the staging path is
-// mounted. A volume whose record is torn, and that no other record identifies, cannot be unstaged:
-// its directories are removed if they are not mounted.
+// mounted. If the record is torn, and no other record identifies the volume, it only removes the
+// directories, provided that they are not mounted.
 func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	if dir, ok := tornRecord(spec); ok {
 		return p.unmountTorn(dir)
@@ -179,7 +179,7 @@ func (p *Plugin) stagedAt(dir string) string {
 	return filepath.Join(dir, globalMount)
 }
 
-// DeviceMounts returns the volumes with a record, and those with a record directory only.
+// DeviceMounts returns the volumes that have a directory for their record, even if it has no record.
 func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	dirs, err := p.recordDirs()
 	if err != nil {
@@ -212,9 +212,9 @@ func (p *Plugin) deviceMount(dir string) plugins.DeviceMount {
 	return plugins.DeviceMount{VolumeName: volumeName(r.Driver, r.Handle), Spec: r.spec(block), Block: block}
 }
 
-// publishedRecord searches the records in pods for the volume that is staged in a directory without
-// a valid record: driver and handle determine the directory's path. If no record matches, it returns
-// the error torn.
+// publishedRecord searches the records of published volumes for the one that is staged in a directory
+// without a valid record. It compares paths, because driver and handle determine the path of the
+// directory. If no record matches, it returns the error torn.
 func (p *Plugin) publishedRecord(dir string, torn error) (record, error) {
 	published, _, _ := p.podRecords()
 	for _, r := range published {
@@ -225,7 +225,7 @@ func (p *Plugin) publishedRecord(dir string, torn error) (record, error) {
 	return record{}, torn
 }
 
-// spec returns the part of a PersistentVolume that a record contains.
+// spec returns a PersistentVolume with the fields that a record contains.
 func (r record) spec(block bool) *plugins.Spec {
 	mode := corev1.PersistentVolumeFilesystem
 	if block {
@@ -244,6 +244,7 @@ func (r record) spec(block bool) *plugins.Spec {
 // record, which is not a valid name of a PersistentVolume.
 func tornSpec(path string) *plugins.Spec { return record{Name: path}.spec(false) }
 
+// tornRecord returns the path of the record if spec is the result of tornSpec.
 func tornRecord(spec *plugins.Spec) (path string, ok bool) {
 	pv := spec.PersistentVolume
 	return spec.Name(), pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == "" && filepath.IsAbs(pv.Name)

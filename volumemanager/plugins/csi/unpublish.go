@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// unpublisher unpublishes a volume from a pod: a filesystem (TearDown) or a raw device
-// (UnmapPodDevice).
+// unpublisher unpublishes a volume from a pod. TearDown does so for a filesystem, and UnmapPodDevice for
+// a raw device.
 type unpublisher struct {
 	*Plugin
 	name string
@@ -44,11 +44,16 @@ func (u *unpublisher) TearDown(ctx context.Context) error {
 	return u.removePublished(dir)
 }
 
-// unpublish calls NodeUnpublishVolume for the volume of the record in a directory.
+// unpublish calls NodeUnpublishVolume for the volume whose record is in a directory. If no record
+// identifies the volume, it makes no call, and returns an error if the target is mounted.
 func (p *Plugin) unpublish(ctx context.Context, dir, target, name string) error {
 	r, err := p.findRecord(dir, func(r record) bool { return r.Name == name })
 	if err != nil {
-		return p.checkNotMounted(target, err)
+		isMounted, mountErr := p.mounted(target)
+		if isMounted && mountErr == nil {
+			return fmt.Errorf("the volume mounted at %s is unknown, so its driver cannot unmount it: %w: unmount it by hand", target, err)
+		}
+		return mountErr
 	}
 	d, err := p.driver(r.Driver)
 	if err != nil {
@@ -59,15 +64,6 @@ func (p *Plugin) unpublish(ctx context.Context, dir, target, name string) error 
 		return err
 	}
 	return p.checkUnmounted(d.name, target)
-}
-
-// checkNotMounted returns an error if a volume without a readable record is mounted.
-func (p *Plugin) checkNotMounted(target string, torn error) error {
-	is, err := p.mounted(target)
-	if err == nil && is {
-		err = fmt.Errorf("the volume mounted at %s is unknown, so its driver cannot unmount it: %w: unmount it by hand", target, torn)
-	}
-	return err
 }
 
 // removePublished removes the directories and the record of a pod's volume.

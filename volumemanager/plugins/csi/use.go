@@ -29,19 +29,20 @@ func (p *Plugin) PodVolumeName(name string, pod types.UID, block bool) string {
 func (p *Plugin) checkUnused(v *volume) error {
 	paths, err := p.paths(v)
 	for _, path := range paths {
-		is, failed := p.mounted(path)
-		if failed == nil && !is {
-			is, failed = isDevice(path)
+		inUse, pathErr := p.mounted(path)
+		if pathErr == nil && !inUse {
+			inUse, pathErr = isDevice(path)
 		}
-		if is {
+		if inUse {
 			return fmt.Errorf("volume %s of driver %s is still at %s: remove the pods that use it", v.handle, v.driver, path)
 		}
-		err = errors.Join(err, failed)
+		err = errors.Join(err, pathErr)
 	}
 	return err
 }
 
-// paths returns the paths at which a volume may be staged or published.
+// paths returns the paths at which a volume may be staged or published, under the name of any
+// PersistentVolume.
 func (p *Plugin) paths(v *volume) ([]string, error) {
 	err := p.readRecords()
 	paths := []string{p.stagedAt(p.stagedDir(v.driver, v.handle))} // its record may be torn
@@ -49,15 +50,16 @@ func (p *Plugin) paths(v *volume) ([]string, error) {
 		if !value.(record).of(v) {
 			return true
 		}
-		at, failed := p.pathsBy(key.(string))
-		paths, err = append(paths, at...), errors.Join(err, failed)
+		found, findErr := p.recordPaths(key.(string))
+		paths, err = append(paths, found...), errors.Join(err, findErr)
 		return true
 	})
 	return paths, err
 }
 
-// pathsBy returns the paths at which the volume of the record in a directory may be.
-func (p *Plugin) pathsBy(dir string) ([]string, error) {
+// recordPaths returns the paths at which the volume whose record is in a directory may be staged or
+// published.
+func (p *Plugin) recordPaths(dir string) ([]string, error) {
 	switch {
 	case strings.HasPrefix(dir, p.host.Paths().Pods()+"/"):
 		return []string{filepath.Join(dir, podMount)}, nil
@@ -68,9 +70,9 @@ func (p *Plugin) pathsBy(dir string) ([]string, error) {
 	return []string{p.stagedAt(dir)}, nil
 }
 
-// readRecords reads the records from before this process started, once: with hundreds of volumes
-// at once, reading all records for each would dominate. It is repeated while some records
-// cannot be read.
+// readRecords reads the records that were written before this process started. After all could be read,
+// later calls do nothing, because reading all records for each of hundreds of volumes would take most of
+// the time.
 func (p *Plugin) readRecords() error {
 	p.scanning.Lock()
 	defer p.scanning.Unlock()
@@ -108,11 +110,11 @@ func (p *Plugin) publishedDevices(name string) (paths []string, err error) {
 // podRecords returns the records of pods' filesystem volumes by directory. complete is false if a
 // record cannot be read.
 func (p *Plugin) podRecords() (all map[string]record, complete bool, err error) {
-	pods, err := names(p.host.Paths().Pods())
+	pods, err := subdirectories(p.host.Paths().Pods())
 	all, complete = map[string]record{}, true
 	for _, pod := range pods {
-		volumes, failed := names(p.host.Paths().PodVolumes(types.UID(pod), Name))
-		err = errors.Join(err, failed)
+		volumes, volumesErr := subdirectories(p.host.Paths().PodVolumes(types.UID(pod), Name))
+		err = errors.Join(err, volumesErr)
 		for _, name := range volumes {
 			dir := p.podDir(types.UID(pod), name)
 			r, torn := p.findRecord(dir, func(r record) bool { return r.Name == name })

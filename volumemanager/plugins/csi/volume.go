@@ -44,13 +44,13 @@ func newVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 		err = plugins.CheckPart("volume name", v.name)
 	}
 	if err == nil && v.block && (v.name == stagingDir || v.name == publishDir) {
-		err = plugins.Invalidf("PersistentVolume %s: the path of its device is reserved: rename it", v.name)
+		err = plugins.Invalidf("PersistentVolume %s: the name is reserved for a directory of raw devices: rename the PersistentVolume", v.name)
 	}
 	return v, err
 }
 
-// open returns the volume of a PersistentVolume and its driver.
-func (p *Plugin) open(spec *plugins.Spec) (*volume, *driver, error) {
+// volumeAndDriver returns the volume of a PersistentVolume and its driver.
+func (p *Plugin) volumeAndDriver(spec *plugins.Spec) (*volume, *driver, error) {
 	v, err := newVolume(spec, nil)
 	if err != nil {
 		return nil, nil, err

@@ -20,8 +20,8 @@ import (
 // noLimit is the limit, in bytes, of a directory whose sizeLimit was removed from the manifest.
 const noLimit = 1 << 60
 
-// setUpDisk creates the directory, or updates the limit of a directory that has a record. No pod has
-// used a directory without a record.
+// setUpDisk creates the directory, or updates the limit of a directory that has a record. It creates a
+// directory without a record again: an earlier call was interrupted, so no pod has used it.
 func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.MounterArgs) error {
 	if err := m.makeParent(); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.Mount
 		return err
 	}
 	m.p.sweep()
-	return m.make(ctx, args)
+	return m.create(ctx, args)
 }
 
 // removeIncomplete removes the empty directory of an interrupted call. A directory that is not empty
@@ -50,13 +50,13 @@ func (m *mounter) removeIncomplete(ctx context.Context) error {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%s is not empty, and has no record that it belongs to the pod: move it away", m.path)
+		return fmt.Errorf("%s is not empty, and no record shows that it belongs to the pod: move it away", m.path)
 	}
 	return m.removeDisk(ctx)
 }
 
-// make creates the directory, and then its record.
-func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
+// create creates the directory, and then its record.
+func (m *mounter) create(ctx context.Context, args plugins.MounterArgs) error {
 	rec := &record{}
 	err := m.p.withQuota(func(fs *quota.FS) error {
 		parent, err := os.Open(filepath.Dir(m.path))
@@ -85,7 +85,8 @@ func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
 	return m.p.save(m.key, rec)
 }
 
-// allocate limits the size of the directory if the filesystem supports quotas.
+// allocate limits the size of the directory if the filesystem supports quotas, and returns the record of
+// the limit.
 func (m *mounter) allocate(fs *quota.FS) (*record, error) {
 	if fs.Kind() == quota.None {
 		m.warn(fs.Why())
@@ -141,7 +142,8 @@ func (m *mounter) updateLimit(rec *record) error {
 	})
 }
 
-// whyUnlimited returns the reason why a directory has no limit; empty if it has a limit.
+// whyUnlimited returns the reason why a limit of the directory is not enforced; empty if it is
+// enforced.
 func (m *mounter) whyUnlimited(fs *quota.FS, rec *record) (why string, err error) {
 	switch {
 	case fs.Kind() == quota.None:
@@ -158,17 +160,16 @@ func (m *mounter) whyUnlimited(fs *quota.FS, rec *record) (why string, err error
 	defer dir.Close()
 	has, err := fs.Has(dir, rec.ID)
 	if err == nil && !has {
-		why = "the directory was copied, or a process in the pod has removed its limit: recreate the pod"
+		why = "the directory was replaced by a copy, or a process in the pod has removed its limit: recreate the pod"
 	}
 	return why, err
 }
 
-// releaseTimeout limits the wait for the release of a quota ID without a record. After the timeout the
-// ID stays unused.
+// releaseTimeout limits the wait for the release of a quota ID that has no record. An ID that is still
+// busy after the timeout is never used again.
 const releaseTimeout = 10 * time.Second
 
-// removeDisk removes the directory and releases its quota ID. It records the ID before it removes the
-// directory, unless the disk is full.
+// removeDisk removes the directory and its record, and releases its quota ID.
 func (v *volume) removeDisk(ctx context.Context) error {
 	parent, err := os.Open(filepath.Dir(v.path))
 	if err == nil {
@@ -211,9 +212,9 @@ func (v *volume) removeDir(ctx context.Context, fs *quota.FS, parent *os.File) e
 	})
 }
 
-// recordID records the quota ID of a directory without a record, which an interrupted call left. If
-// the disk is full, it returns the ID instead, because a full disk must not prevent the removal of a
-// pod.
+// recordID writes a record for a directory without one, which an interrupted call left, so that its
+// quota ID can be released after the directory is removed. If the disk is full, it returns the ID
+// instead, because a full disk must not prevent the removal of a pod.
 func (v *volume) recordID(fs *quota.FS) (unrecorded uint64, err error) {
 	if r, err := v.p.load(v.key); err != nil || r != nil {
 		return 0, err

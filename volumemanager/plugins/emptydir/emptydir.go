@@ -21,7 +21,8 @@ import (
 // Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/empty-dir"
 
-// mode is the mode of a volume's directory, because containers may run as any user.
+// mode is the mode of a volume's directory. It gives everybody access, because containers may run as any
+// user.
 const mode = 0o777
 
 // Plugin is the volume plugin for emptyDir. Below Paths.Plugin it keeps a record of each
@@ -49,7 +50,7 @@ func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 // Remounts returns false: the content belongs to the pod.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
-// NewMounter determines medium and size.
+// NewMounter validates the medium and the size limit.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	v, err := p.volume(spec.Name(), pod.UID)
 	if err != nil {
@@ -108,7 +109,7 @@ type mounter struct {
 	// limit is the sizeLimit in the manifest; empty if there is none, or if a smaller limit
 	// applies to memory.
 	limit string
-	// size is the limit in bytes; 0: none.
+	// size is the limit in bytes; 0 if there is no limit.
 	size int64
 	// page is the size of a huge page in bytes; 0 for other media.
 	page     int64
@@ -150,19 +151,19 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// checkMedium returns an *plugins.InvalidError if the volume exists on another medium.
+// checkMedium returns a *plugins.InvalidError if the volume exists on another medium.
 func (m *mounter) checkMedium(at *mount.Entry, rec *record) error {
-	have := "the disk"
+	current := "the disk"
 	switch {
 	case at != nil:
-		have = at.FSType
+		current = at.FSType
 	case rec == nil:
 		return nil
 	}
-	if have == m.fsType() {
+	if current == m.fsType() {
 		return nil
 	}
-	return plugins.Invalidf("emptyDir.medium %q: the volume is already on %s, and its content stays there: change it back, or give the pod another metadata.uid", m.medium, have)
+	return plugins.Invalidf("emptyDir.medium %q: the volume is already on %s, and its content stays there: change the medium back, or give the pod another metadata.uid", m.medium, current)
 }
 
 // fsType returns the medium's filesystem type in the mount table; "the disk" for the default medium.
@@ -176,8 +177,8 @@ func (m *mounter) fsType() string {
 	return "the disk"
 }
 
-// TearDown removes the volume with its content. It changes nothing and fails while there is a mount
-// at or below the path that the plugin did not create.
+// TearDown removes the volume with its content. It fails without any change if a mount at or below the
+// path was not created by the plugin.
 func (v *volume) TearDown(ctx context.Context) error {
 	for {
 		mounts, err := mount.Below(v.path)
@@ -206,5 +207,5 @@ func (v *volume) unmount(mounts []*mount.Entry) error {
 	return mount.Unmount(v.path)
 }
 
-// makeParent creates the directory of a pod's volumes.
+// makeParent creates the parent directory of the volume.
 func (v *volume) makeParent() error { return os.MkdirAll(filepath.Dir(v.path), 0o750) }

@@ -15,7 +15,7 @@ func TestProjectSizeLimit(t *testing.T) {
 			m := newMachine(t, testenv.ProjectQuotas(t, fsType, "400M"))
 			testSizeLimit(t, m)
 			m.down(t, "data")
-			m.up(t, limited("", 0), plugins.MounterArgs{})
+			m.up(t, emptyDir("", 0), plugins.MounterArgs{})
 		})
 	}
 }

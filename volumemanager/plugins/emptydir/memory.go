@@ -42,7 +42,8 @@ func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugins
 	if err != nil {
 		return err
 	}
-	// The root directory shows whether a call was interrupted. The other files belong to the pod.
+	// Only an interrupted call leaves the root directory without the owner and mode. The other files
+	// belong to the pod.
 	args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	return ownership.Set(ctx, m.path, args)
 }
@@ -93,14 +94,15 @@ func (m *mounter) filesystem() (*mount.Detached, error) {
 	if err := requirePages(m.page); err != nil {
 		return nil, err
 	}
-	words := []string{fmt.Sprintf("pagesize=%d", m.page), fmt.Sprintf("mode=%#o", mode)}
+	options := []string{fmt.Sprintf("pagesize=%d", m.page), fmt.Sprintf("mode=%#o", mode)}
 	if m.size > 0 {
-		words = append(words, fmt.Sprintf("size=%d", (m.size+m.page-1)/m.page*m.page))
+		options = append(options, fmt.Sprintf("size=%d", (m.size+m.page-1)/m.page*m.page))
 	}
-	return mount.Filesystem(source, hugePages, mount.Options{Data: words})
+	return mount.Filesystem(source, hugePages, mount.Options{Data: options})
 }
 
-// tmpfs creates a tmpfs with the kernel's default mode: only the owner of a file may remove it.
+// tmpfs creates a tmpfs with the kernel's default mode 01777, so that only the owner of a file may
+// remove the file.
 func (m *mounter) tmpfs() (*mount.Detached, error) {
 	detached, err := mount.Memory(source, mount.MemoryLimit{Bytes: m.size}, mount.Options{})
 	if err != nil {
@@ -122,10 +124,10 @@ func (m *mounter) resize() error {
 	case !errors.Is(err, syscall.EINVAL):
 		return err
 	case m.limit == "":
-		m.warnings = append(m.warnings, fmt.Sprintf("the emptyDir in memory can have %d bytes by the pod's memory limit and the node's memory, and contains more: its size is not changed", m.size))
+		m.warnings = append(m.warnings, fmt.Sprintf("the pod's memory limit and the node's memory allow the emptyDir in memory %d bytes, but it contains more: its size is not changed", m.size))
 		return nil
 	}
-	return fmt.Errorf("sizeLimit %s: the volume contains more: remove some of it, or raise the limit: %w", m.limit, err)
+	return fmt.Errorf("sizeLimit %s: the volume contains more: remove files, or raise the limit: %w", m.limit, err)
 }
 
 // pageSize returns the size of a medium's huge pages in bytes. As in a kubelet, the containers must
@@ -168,8 +170,8 @@ func requestedPages(pod *corev1.Pod) map[int64]bool {
 	return sizes
 }
 
-// requirePages checks that the kernel has reserved huge pages of a size (hugetlbpage.rst).
-// Otherwise a program that writes to the volume is killed.
+// requirePages returns an error unless the kernel has reserved huge pages of a size, or may allocate
+// surplus ones (hugetlbpage.rst). Without them, a program that writes to the volume would be killed.
 func requirePages(size int64) error {
 	dir := fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB", size/1024)
 	if _, err := os.Stat(dir); err != nil {

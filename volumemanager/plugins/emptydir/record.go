@@ -15,11 +15,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// record describes a volume with the default medium. It is written once the volume is complete, and
+// record describes a volume with the default medium. It is written once the volume is complete. It is
 // removed after the directory is removed and its quota ID is released.
 type record struct {
-	// Kind and ID identify the quota that limits the directory to Bytes; all are empty without a
-	// limit.
+	// Kind and ID identify the quota that limits the directory to Bytes. Without a limit, all three
+	// are zero.
 	Kind  quota.Kind `json:"kind,omitempty"`
 	ID    uint64     `json:"id,omitempty"`
 	Bytes int64      `json:"bytes,omitempty"`
@@ -37,7 +37,7 @@ func (p *Plugin) load(key string) (*record, error) {
 		return nil, nil //nolint:nilnil // no record is a valid result
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: correct the record, or remove it; then the volume has no limit", err)
+		return nil, fmt.Errorf("%w: correct the record, or remove it and recreate the pod", err)
 	}
 	return r, nil
 }
@@ -77,9 +77,10 @@ func (p *Plugin) ids() (map[uint64]bool, error) {
 	return ids, nil
 }
 
-// forget releases the quota ID of a volume whose directory was removed, and removes its record. It
-// returns quota.ErrBusy while data is still charged to the ID. It reads the record before it checks
-// the directory, because a concurrent SetUp creates the directory before it writes a new record.
+// forget releases the quota ID of a volume and removes its record if the directory was removed.
+// Otherwise it does nothing. It returns quota.ErrBusy while data is still charged to the ID. It reads the
+// record before it checks the directory, because a concurrent SetUp creates the directory before it
+// writes a new record.
 func (p *Plugin) forget(key string) error {
 	p.recording.Lock()
 	defer p.recording.Unlock()

@@ -9,7 +9,8 @@ import (
 
 var must = plugintest.Must
 
-// TestForgetExisting: the record of a volume whose directory exists stays, also if it cannot be read.
+// TestForgetExisting: forget keeps the record of a volume whose directory exists, even if the record
+// cannot be read.
 func TestForgetExisting(t *testing.T) {
 	p := New(plugintest.NewHost(t.TempDir()))
 	v := plugintest.Value(p.volume("data", "pod"))(t)

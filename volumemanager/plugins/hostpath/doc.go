@@ -1,3 +1,2 @@
-// Package hostpath is the plugin of hostPath volumes: files and directories of the machine
-// that are there without the volume manager.
+// Package hostpath is the plugin of hostPath volumes: existing files and directories of the machine.
 package hostpath

@@ -76,8 +76,8 @@ type unmounter struct{}
 // TearDown keeps the path, even if SetUp created it.
 func (unmounter) TearDown(context.Context) error { return nil }
 
-// Recycle removes the content of the directory. It removes symbolic links in it and does not
-// follow them. No part of the path may be a symbolic link, because a pod with access to a
+// Recycle removes the content of the directory. It removes symbolic links in the directory and does
+// not follow them. No part of the path may be a symbolic link, because a pod with access to a
 // parent directory could have created it. Recycle keeps a mount in the directory, and returns
 // an error.
 func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
@@ -102,7 +102,7 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 // kind contains the requirements of a hostPath.type.
 type kind struct {
 	mode        fs.FileMode
-	description string
+	description string                  // in errors
 	create      func(path string) error // nil: the path must exist
 }
 
@@ -133,8 +133,8 @@ type mounter struct {
 func (m *mounter) Path() string { return m.path }
 
 // SetUp checks that the path has the requested type. It creates a missing path only for the types
-// DirectoryOrCreate and FileOrCreate. It follows symbolic links, as a kubelet
-// does. It does not change owners or modes.
+// DirectoryOrCreate and FileOrCreate. It follows symbolic links, as a kubelet does. It does not
+// change owners or modes.
 func (m *mounter) SetUp(context.Context, plugins.MounterArgs) error {
 	if m.kind == corev1.HostPathUnset {
 		return nil

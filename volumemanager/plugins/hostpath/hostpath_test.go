@@ -33,7 +33,7 @@ func setUp(t *testing.T, path string, kind corev1.HostPathType) error {
 		return err
 	}
 	if m.Path() != path {
-		t.Errorf("the path is %s", m.Path())
+		t.Errorf("got path %s, want %s", m.Path(), path)
 	}
 	return m.SetUp(t.Context(), plugins.MounterArgs{})
 }
@@ -51,11 +51,11 @@ func TestTypes(t *testing.T) {
 		dir: corev1.HostPathDirectory, dir + "/elsewhere": corev1.HostPathDirectory, dir + "/file": corev1.HostPathFile, dir + "/link": corev1.HostPathFile,
 		dir + "/socket": corev1.HostPathSocket, "/dev/null": corev1.HostPathCharDev, block: corev1.HostPathBlockDev,
 	}
-	for path, is := range types {
+	for path, actual := range types {
 		must(t, setUp(t, path, corev1.HostPathUnset))
 		for _, kind := range types {
-			if err := setUp(t, path, kind); (err == nil) != (kind == is) {
-				t.Errorf("%s with type %s: %v", path, kind, err)
+			if err := setUp(t, path, kind); (err == nil) != (kind == actual) {
+				t.Errorf("%s, a %s, with type %s: got error %v", path, actual, kind, err)
 			}
 		}
 	}
@@ -73,7 +73,7 @@ func TestCreate(t *testing.T) {
 	}
 	for path, want := range map[string]fs.FileMode{"/a/b": fs.ModeDir | 0o755, "/a/file": 0o644} {
 		if info, err := os.Stat(dir + path); err != nil || info.Mode() != want {
-			t.Errorf("%s: %v, %v", path, info, err)
+			t.Errorf("%s: got %v, %v; want mode %v", path, info, err, want)
 		}
 	}
 	plugintest.WantError(t, setUp(t, dir+"/a/b", corev1.HostPathFileOrCreate), "it is not a file")
@@ -110,7 +110,7 @@ func TestRecycle(t *testing.T) {
 	testenv.Run(t, "mount", "--bind", outside, dir+"/mounted")
 	t.Cleanup(func() { testenv.Run(t, "umount", dir+"/mounted") })
 	if err := recycle(t, dir); !errors.Is(err, tree.ErrMounted) {
-		t.Errorf("recycling a directory with a mount: %v", err)
+		t.Errorf("recycling a directory that contains a mount: got %v, want ErrMounted", err)
 	}
 	plugintest.WantInvalid(t, recycle(t, "//."), "the root of the node")
 	plugintest.WantError(t, recycle(t, outside+"/kept"), "only directories")
@@ -119,8 +119,8 @@ func TestRecycle(t *testing.T) {
 	plugintest.WantText(t, outside+"/kept", "")
 }
 
-// TestRecycleThroughLink: a directory in the middle of the path is replaced by a link. The target
-// of the link is not changed.
+// TestRecycleThroughLink: if a parent directory is a symbolic link, Recycle fails and does not change
+// the link's target.
 func TestRecycleThroughLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	base := t.TempDir()

@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NewBlockVolumeMapper validates the spec. The link does not enforce a read-only claim: the
-// container runtime must.
+// NewBlockVolumeMapper validates the spec. The mapper does not enforce a read-only claim, because a
+// symbolic link cannot: the container runtime must enforce it.
 func (p *Plugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
-	if err := check(spec); err != nil {
+	if err := checkPath(spec); err != nil {
 		return nil, err
 	}
 	path, err := p.host.Paths().CheckedPodDevice(pod.UID, Name, spec.Name())
@@ -28,7 +28,7 @@ func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.Blo
 	return &unmapper{path, p.boundDevice(name, pod)}, err
 }
 
-// boundDevice returns the path where a pod's device is bound for programs of the node.
+// boundDevice returns the path at which a pod's device is bind-mounted for programs of the node.
 func (p *Plugin) boundDevice(name string, pod types.UID) string {
 	return filepath.Join(p.host.Paths().Plugin(plugins.Escape(Name)), "volumeDevices", name, string(pod))
 }
@@ -50,13 +50,13 @@ func (m *mapper) SetUpDevice(context.Context, plugins.Attachment) error {
 func (m *mapper) device() (string, error) {
 	path, mode, err := resolve(m.spec)
 	if err == nil && mode != fs.ModeDevice {
-		err = fmt.Errorf("local.path %q: it is a directory, and volumeMode Block needs a block device: correct one of them", m.spec.PersistentVolume.Spec.Local.Path)
+		err = fmt.Errorf("local.path %q: it is a directory, and volumeMode Block needs a block device: correct the path or the mode", m.spec.PersistentVolume.Spec.Local.Path)
 	}
 	return path, err
 }
 
-// MapPodDevice links the pod's path to the device, and binds the device. A link to another device
-// is replaced: a disk that was reconnected may have another name.
+// MapPodDevice links the pod's path to the device, and bind-mounts the device. It replaces a link to
+// another device, because a disk that was reconnected may have another name.
 func (m *mapper) MapPodDevice(context.Context) error {
 	device, err := m.device()
 	if err != nil {

@@ -21,7 +21,7 @@ func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	if spec.Block() {
 		return false, nil
 	}
-	if err := check(spec); err != nil {
+	if err := checkPath(spec); err != nil {
 		return false, err
 	}
 	_, mode, err := resolve(spec)
@@ -31,16 +31,16 @@ func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 // VolumeName returns the name of the PersistentVolume.
 func (p *Plugin) VolumeName(spec *plugins.Spec) (string, error) { return spec.Name(), nil }
 
-func (p *Plugin) mounts() string { return filepath.Join(p.host.Paths().Plugin(Name), "mounts") }
+func (p *Plugin) mountsDir() string { return filepath.Join(p.host.Paths().Plugin(Name), "mounts") }
 
 // DeviceMountPath returns a path with the name of the PersistentVolume.
 func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
-	return filepath.Join(p.mounts(), spec.Name()), plugins.CheckPart("metadata.name", spec.Name())
+	return filepath.Join(p.mountsDir(), spec.Name()), plugins.CheckPart("metadata.name", spec.Name())
 }
 
-// DeviceMounts returns a volume for each directory of device mounts: each may be mounted.
+// DeviceMounts returns the volumes that have a directory for the device mount.
 func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
-	entries, err := plugins.Entries(p.mounts())
+	entries, err := plugins.Entries(p.mountsDir())
 	var found []plugins.DeviceMount
 	for _, e := range entries {
 		pv := &corev1.PersistentVolume{}
@@ -50,8 +50,8 @@ func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	return found, err
 }
 
-// MountDevice mounts the device's filesystem. On a provably blank device that is not in use, it
-// creates one first: local.fsType, or ext4.
+// MountDevice mounts the device's filesystem. If the device is provably blank and not in use, it first
+// creates a filesystem of the type local.fsType, by default ext4.
 func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, _ plugins.Attachment, _ plugins.MounterArgs) error {
 	at, err := p.DeviceMountPath(spec)
 	if err != nil {
@@ -78,7 +78,8 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, _ plugins.
 	return mountDevice(device, fsType, at, options)
 }
 
-// isMountOf reports whether a device is mounted at a path. Another mount there is an error.
+// isMountOf reports whether a device is mounted at a path. It returns an error if anything else is
+// mounted at the path.
 func isMountOf(path, device string) (bool, error) {
 	at, err := mount.OnPath(path)
 	if err != nil || at == nil {
@@ -97,7 +98,7 @@ func isMountOf(path, device string) (bool, error) {
 func mountDevice(device, fsType, at string, options mount.Options) error {
 	filesystem, err := mount.Filesystem(device, fsType, options)
 	if errors.Is(err, mount.ErrBadOption) {
-		return plugins.Invalidf("mountOptions: %v: remove what %s does not support", err, fsType)
+		return plugins.Invalidf("mountOptions: %v: remove the option that %s does not support", err, fsType)
 	}
 	if errors.Is(err, syscall.ENODEV) {
 		return fmt.Errorf("local.fsType %q: %w: this kernel has no such filesystem", fsType, err)

@@ -1,3 +1,3 @@
-// Package localvolume is the plugin of local PersistentVolumes: directories, disks and
-// partitions of one machine.
+// Package localvolume is the plugin of local PersistentVolumes: directories, disks and partitions of
+// one machine.
 package localvolume

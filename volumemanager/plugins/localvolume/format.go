@@ -37,7 +37,7 @@ func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (
 	defer device.Close()
 	f := &formatting{p: p, spec: spec, device: device}
 	blank, err := f.inspect()
-	// mkfs and fsck open the device exclusively.
+	// mkfs and fsck need to open the device exclusively.
 	if err := errors.Join(err, exclusive.Close()); err != nil {
 		return "", err
 	}
@@ -60,7 +60,7 @@ type formatting struct {
 	spec   *plugins.Spec
 	device *os.File
 	fsType string
-	// interrupted is true if the record shows an incomplete mkfs on this device.
+	// interrupted is true if the record shows that mkfs was interrupted on this device.
 	interrupted bool
 }
 
@@ -86,7 +86,7 @@ func (f *formatting) inspect() (blank bool, err error) {
 	f.fsType = cmp.Or(existing, requested, known[0])
 	switch {
 	case existing != "" && requested != "" && existing != requested:
-		return false, plugins.Invalidf("local.fsType %q: %s has %s: correct it, or clear the device by hand (wipefs -a) if its data is not needed", requested, f.device.Name(), existing)
+		return false, plugins.Invalidf("local.fsType %q: %s has %s: correct local.fsType, or clear the device by hand (wipefs -a) if its data is not needed", requested, f.device.Name(), existing)
 	case existing != "" && f.interrupted:
 		return false, f.end()
 	case existing != "":
@@ -97,7 +97,7 @@ func (f *formatting) inspect() (blank bool, err error) {
 	case errors.Is(err, blockdev.ErrNotBlank) && blockdev.MinSize(f.fsType) == 0: // not in known, but the kernel may support it
 		return false, nil
 	case errors.Is(err, blockdev.ErrNotBlank):
-		return false, fmt.Errorf("local.path: %w, and has no %s: nothing was changed; clear it by hand (wipefs -a) if its data is not needed", err, strings.Join(known, ", "))
+		return false, fmt.Errorf("local.path: %w, and has none of %s; nothing was changed: clear the device by hand (wipefs -a) if its data is not needed", err, strings.Join(known, ", "))
 	}
 	return true, err
 }
@@ -119,7 +119,7 @@ func (f *formatting) filesystem() string {
 	return ""
 }
 
-// checkFit verifies that the filesystem can be created on the device.
+// checkFit returns an error if the filesystem cannot be created on a device of this size.
 func (f *formatting) checkFit() error {
 	size, err := blockdev.Size(f.device)
 	if err != nil {
@@ -127,10 +127,10 @@ func (f *formatting) checkFit() error {
 	}
 	minSize := blockdev.MinSize(f.fsType)
 	if minSize == 0 {
-		return plugins.Invalidf("local.fsType %q: the device is blank, and only %s can be created: correct it, or create the filesystem by hand", f.fsType, strings.Join(known, ", "))
+		return plugins.Invalidf("local.fsType %q: the device is blank, and only %s can be created: correct local.fsType, or create the filesystem by hand", f.fsType, strings.Join(known, ", "))
 	}
 	if size < minSize {
-		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another", f.fsType, size, minSize)
+		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another filesystem or a larger device", f.fsType, size, minSize)
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (f *formatting) check(ctx context.Context) error {
 	if blockdev.MinSize(f.fsType) == 0 {
 		return nil
 	}
-	// A check may take long, and must start again after an interruption.
+	// A check may take long, and after an interruption it would start from the beginning.
 	err := blockdev.Check(context.WithoutCancel(ctx), f.device, f.fsType)
 	if errors.Is(err, blockdev.ErrUnclean) {
 		return fmt.Errorf("local.path %s: %w: examine it with the tools of %s", f.device.Name(), err, f.fsType)
@@ -191,7 +191,7 @@ func (f *formatting) begin() error {
 	return atomicfile.WriteJSON(f.records(), f.spec.Name(), r)
 }
 
-// end removes the record durably, because a record from before a reboot prevents the use of the
+// end removes the record durably, because a record that outlives a reboot prevents the use of the
 // volume.
 func (f *formatting) end() error {
 	root, err := os.OpenRoot(f.records())
@@ -206,7 +206,8 @@ func (f *formatting) end() error {
 }
 
 // readRecord reports whether a filesystem was being created on this device. A record from before a
-// reboot does not identify the device, so the device must then be blank.
+// reboot does not identify the device. With such a record, readRecord returns an error if the device
+// has a signature of a filesystem.
 func (f *formatting) readRecord() (interrupted bool, err error) {
 	path := filepath.Join(f.records(), f.spec.Name())
 	var recorded record
@@ -222,7 +223,7 @@ func (f *formatting) readRecord() (interrupted bool, err error) {
 		return err == nil, err
 	}
 	if err := blockdev.RequireNoSignature(f.device); err != nil {
-		return false, fmt.Errorf("a filesystem was being created for the volume when the machine went down, perhaps on %s: %w: check whether that is complete, or run wipefs -a on it if its data is not needed; then remove %s", f.device.Name(), err, path)
+		return false, fmt.Errorf("a filesystem was being created for the volume when the machine went down, perhaps on %s: %w: check whether the filesystem is complete, or run wipefs -a on the device if its data is not needed; then remove %s", f.device.Name(), err, path)
 	}
 	return false, nil
 }

@@ -57,7 +57,7 @@ func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 // NewMounter validates the spec.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
-	if err := check(spec); err != nil {
+	if err := checkPath(spec); err != nil {
 		return nil, err
 	}
 	options, err := optionsOf(spec)
@@ -74,17 +74,18 @@ func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, er
 	return &unmounter{path}, err
 }
 
-func check(spec *plugins.Spec) error {
+func checkPath(spec *plugins.Spec) error {
 	return plugins.CheckAbsolute("local.path", spec.PersistentVolume.Spec.Local.Path)
 }
 
-// optionsOf parses the PersistentVolume's mountOptions. Only for the filesystems in known, it
-// returns an error for an option that is not in a closed list.
+// optionsOf parses the PersistentVolume's mountOptions. If local.fsType is in known, only the options
+// that volume.CheckMountFlags lists for that filesystem are valid. If local.fsType is not set, those of
+// all filesystems in known are valid.
 func optionsOf(spec *plugins.Spec) (mount.Options, error) {
-	words := spec.PersistentVolume.Spec.MountOptions
-	options, err := mount.ParseFlags(words)
+	flags := spec.PersistentVolume.Spec.MountOptions
+	options, err := mount.ParseFlags(flags)
 	if err != nil {
-		return options, plugins.Invalidf("mountOptions %q: %v: remove it", words, err)
+		return options, plugins.Invalidf("mountOptions %q: %v: remove this option", flags, err)
 	}
 	fsTypes := known
 	if t := spec.PersistentVolume.Spec.Local.FSType; t != nil && *t != "" {
@@ -93,7 +94,7 @@ func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 	if !slices.Contains(known, fsTypes[0]) {
 		return options, nil
 	}
-	if err := volume.CheckMountFlags(words, fsTypes...); err != nil {
+	if err := volume.CheckMountFlags(flags, fsTypes...); err != nil {
 		return options, plugins.Invalidf("mountOptions: %v", err)
 	}
 	return options, nil
@@ -111,7 +112,7 @@ func resolve(spec *plugins.Spec) (path string, mode fs.FileMode, err error) {
 		return "", 0, fmt.Errorf("local.path %q: %w", given, err)
 	}
 	if mode = info.Mode().Type(); mode != fs.ModeDir && mode != fs.ModeDevice {
-		return "", 0, fmt.Errorf("local.path %q: it is neither a directory nor a block device: correct it", given)
+		return "", 0, fmt.Errorf("local.path %q: it is neither a directory nor a block device: correct the path", given)
 	}
 	return path, mode, nil
 }
@@ -159,7 +160,7 @@ func (m *mounter) source() (string, mount.Options, error) {
 	}
 	if mode == fs.ModeDir {
 		if data := m.options.Data; len(data) > 0 {
-			return "", mount.Options{}, plugins.Invalidf("mountOptions %q: %s is an option of a filesystem, and local.path %s is a directory of one: remove it", m.spec.PersistentVolume.Spec.MountOptions, strings.Join(data, ","), path)
+			return "", mount.Options{}, plugins.Invalidf("mountOptions %q: %s is an option of a filesystem, and the directory local.path %s is only bind-mounted: remove the option", m.spec.PersistentVolume.Spec.MountOptions, strings.Join(data, ","), path)
 		}
 		return path, m.options, nil
 	}
@@ -173,19 +174,19 @@ func (m *mounter) source() (string, mount.Options, error) {
 	return deviceMount, mount.Options{Attr: m.options.Attr}, nil
 }
 
-// isBound reports whether the source is mounted at the pod's path. It returns an error if another mount
-// is there.
+// isBound reports whether the source is mounted at the pod's path. It returns an error if anything else
+// is mounted at the path.
 func (m *mounter) isBound(source string) (bool, error) {
-	have, err := mount.Inspect(m.path)
-	if err != nil || !have.IsMount {
+	bound, err := mount.Inspect(m.path)
+	if err != nil || !bound.IsMount {
 		return false, err
 	}
 	want, err := mount.Inspect(source)
 	if err != nil {
 		return false, err
 	}
-	if have.Dev != want.Dev || have.Ino != want.Ino {
-		return false, fmt.Errorf("%[2]s is not a mount of local.path %[1]s: unmount it", m.spec.PersistentVolume.Spec.Local.Path, m.path)
+	if bound.Dev != want.Dev || bound.Ino != want.Ino {
+		return false, fmt.Errorf("the mount at %s is not one of local.path %s: unmount it", m.path, m.spec.PersistentVolume.Spec.Local.Path)
 	}
 	return true, nil
 }

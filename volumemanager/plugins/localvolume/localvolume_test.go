@@ -39,7 +39,7 @@ func newMachine(t *testing.T) *machine {
 	return &machine{localvolume.New(h), h}
 }
 
-// volume returns a PersistentVolume of a path, with changes.
+// volume returns a PersistentVolume with a local.path, and applies changes to it.
 func volume(path string, change ...func(*corev1.PersistentVolume)) *plugins.Spec {
 	pv := &corev1.PersistentVolume{}
 	pv.Name = "pv"
@@ -64,18 +64,18 @@ func podOf(uid string) *corev1.Pod {
 	return p
 }
 
-// device mounts a volume's device until the test ends.
-func (m *machine) device(t *testing.T, spec *plugins.Spec) error {
+// mountDevice mounts a volume's device until the test ends.
+func (m *machine) mountDevice(t *testing.T, spec *plugins.Spec) error {
 	t.Helper()
 	needs := plugintest.Value(m.NeedsDeviceMount(spec))(t)
 	if !needs {
-		t.Fatal("the device needs no mount")
+		t.Fatal("got that the volume needs no device mount")
 	}
 	t.Cleanup(func() { must(t, m.UnmountDevice(context.Background(), spec)) })
 	return m.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{})
 }
 
-// up sets a volume up for a pod until the test ends.
+// up sets a volume up for a pod until the test ends, and returns its path.
 func (m *machine) up(t *testing.T, spec *plugins.Spec, uid string, args plugins.MounterArgs) (string, error) {
 	t.Helper()
 	mounter := plugintest.Value(m.NewMounter(spec, podOf(uid)))(t)
@@ -97,33 +97,33 @@ func TestDirectory(t *testing.T) {
 	must(t, os.Symlink(dir, m.Root+"/link"))
 	spec := volume(m.Root+"/link", options("noexec"))
 	if needs, err := m.NeedsDeviceMount(spec); err != nil || needs {
-		t.Errorf("a directory needs a device mount: %t, %v", needs, err)
+		t.Errorf("NeedsDeviceMount of a directory: got %t, %v; want false", needs, err)
 	}
 	group := int64(4711)
 	at := plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{FSGroup: &group}))(t)
 	plugintest.WantText(t, at+"/file", "text")
 	e := plugintest.MountAt(t, at)
 	if !strings.Contains(e.Options, "noexec") {
-		t.Errorf("the mount has the options %s", e.Options)
+		t.Errorf("got mount options %s, want noexec among them", e.Options)
 	}
 	info := plugintest.Value(os.Stat(dir + "/file"))(t)
 	if st := info.Sys().(*syscall.Stat_t); st.Gid != 4711 || info.Mode() != 0o660 {
-		t.Errorf("the file has group %d and %v", st.Gid, info.Mode())
+		t.Errorf("file: got group %d and mode %v, want 4711 and 0660", st.Gid, info.Mode())
 	}
 
 	must(t, os.Chmod(dir+"/file", 0o600)) // as a pod may
 	plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{FSGroup: &group}))(t)
-	if again := plugintest.MountAt(t, at); again.ID != e.ID {
-		t.Errorf("the volume was mounted again: %+v", again)
+	if after := plugintest.MountAt(t, at); after.ID != e.ID {
+		t.Errorf("the volume was mounted again: got %+v, want %+v", after, e)
 	}
 	if info, err := os.Stat(dir + "/file"); err != nil || info.Mode() != 0o600 {
-		t.Errorf("the file is %v, %v", info, err)
+		t.Errorf("file after the second SetUp: got %v, %v; want mode 0600", info, err)
 	}
 
 	spec.ReadOnly = true
 	two := plugintest.Value(m.up(t, spec, "two", plugins.MounterArgs{FSGroup: &group}))(t)
 	if err := os.WriteFile(two+"/file", nil, 0o600); !errors.Is(err, syscall.EROFS) {
-		t.Errorf("writing read-only: %v", err)
+		t.Errorf("write to a read-only volume: got %v, want EROFS", err)
 	}
 	m.down(t, "two")
 	plugintest.WantText(t, at+"/file", "text")
@@ -144,11 +144,11 @@ func TestDevice(t *testing.T) {
 			disk, _, _ := testenv.Disk(t, 320*mib)
 			spec := volume(disk, tc.change...)
 			for range 2 {
-				must(t, m.device(t, spec))
+				must(t, m.mountDevice(t, spec))
 			}
 			at := plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{}))(t)
 			if e := plugintest.MountAt(t, at); e.FSType != tc.want {
-				t.Errorf("the filesystem is %s", e.FSType)
+				t.Errorf("got filesystem %s, want %s", e.FSType, tc.want)
 			}
 			must(t, os.WriteFile(at+"/file", []byte("text"), 0o600))
 			other := plugintest.Value(m.up(t, spec, "two", plugins.MounterArgs{}))(t)
@@ -156,16 +156,16 @@ func TestDevice(t *testing.T) {
 
 			mounts := plugintest.Value(m.DeviceMounts())(t)
 			if len(mounts) != 1 || mounts[0].VolumeName != "pv" {
-				t.Fatalf("device mounts: %+v", mounts)
+				t.Fatalf("got device mounts %+v, want that of pv", mounts)
 			}
 			m.down(t, "one")
 			m.down(t, "two")
 			must(t, m.UnmountDevice(t.Context(), mounts[0].Spec))
 			if mounts, err := m.DeviceMounts(); err != nil || len(mounts) > 0 {
-				t.Errorf("device mounts after unmounting: %v, %v", mounts, err)
+				t.Errorf("after UnmountDevice: got device mounts %v, %v; want none", mounts, err)
 			}
 
-			must(t, m.device(t, spec))
+			must(t, m.mountDevice(t, spec))
 			at = plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{}))(t)
 			plugintest.WantText(t, at+"/file", "text")
 		})
@@ -175,15 +175,15 @@ func TestDevice(t *testing.T) {
 // TestNotBlank: nothing is written to a device that contains data.
 func TestNotBlank(t *testing.T) {
 	for name, tc := range map[string]struct {
-		fill func(t *testing.T, disk string)
-		spec func(disk string) *plugins.Spec
-		says string
+		fill    func(t *testing.T, disk string)
+		spec    func(disk string) *plugins.Spec
+		wantErr string
 	}{
 		"data": {
 			func(t *testing.T, disk string) { must(t, os.WriteFile(disk, []byte("data"), 0)) },
 			func(disk string) *plugins.Spec { return volume(disk) }, "nothing was changed",
 		},
-		"another filesystem": {
+		"filesystem of another type": {
 			func(t *testing.T, disk string) { testenv.Run(t, "mkfs.ext4", "-q", disk) },
 			func(disk string) *plugins.Spec { return volume(disk, fsType("xfs")) }, "has ext4",
 		},
@@ -191,11 +191,11 @@ func TestNotBlank(t *testing.T) {
 			func(t *testing.T, disk string) { testenv.Run(t, "mkswap", disk) },
 			func(disk string) *plugins.Spec { return volume(disk, fsType("ext4")) }, "nothing was changed",
 		},
-		"unknown filesystem": {
+		"blank, for an unsupported filesystem": {
 			func(*testing.T, string) {},
 			func(disk string) *plugins.Spec { return volume(disk, fsType("vfat")) }, "by hand",
 		},
-		"too small": {
+		"blank, but too small": {
 			func(*testing.T, string) {},
 			func(disk string) *plugins.Spec { return volume(disk, fsType("xfs")) }, "needs",
 		},
@@ -205,9 +205,9 @@ func TestNotBlank(t *testing.T) {
 			disk, _, _ := testenv.Disk(t, 64*mib)
 			tc.fill(t, disk)
 			before := plugintest.Value(os.ReadFile(disk))(t)
-			plugintest.WantError(t, m.device(t, tc.spec(disk)), tc.says)
+			plugintest.WantError(t, m.mountDevice(t, tc.spec(disk)), tc.wantErr)
 			if after, err := os.ReadFile(disk); err != nil || string(after) != string(before) {
-				t.Errorf("the device was changed: %v", err)
+				t.Errorf("got a device with other content than before, %v", err)
 			}
 		})
 	}
@@ -218,13 +218,13 @@ func TestDeviceBusy(t *testing.T) {
 	disk, _, _ := testenv.Disk(t, 64*mib)
 	held := plugintest.Value(os.OpenFile(disk, os.O_RDWR|syscall.O_EXCL, 0))(t)
 	defer held.Close()
-	plugintest.WantError(t, m.device(t, volume(disk)), "the device is in use")
+	plugintest.WantError(t, m.mountDevice(t, volume(disk)), "the device is in use")
 }
 
-// TestFormatInterrupted: after an interrupted call, the filesystem is created again on the same
-// device only.
+// TestFormatInterrupted: after mkfs was interrupted, the filesystem is created again, but only on the
+// device that the record identifies.
 func TestFormatInterrupted(t *testing.T) {
-	record := func(t *testing.T, m *machine, disk string, boot string) {
+	writeRecord := func(t *testing.T, m *machine, disk string, boot string) {
 		f := plugintest.Value(os.Open(disk))(t)
 		defer f.Close()
 		sequence := plugintest.Value(sys.DiskSequence(f))(t)
@@ -252,32 +252,32 @@ func TestFormatInterrupted(t *testing.T) {
 		testenv.Run(t, "umount", dir)
 	}
 	for name, tc := range map[string]struct {
-		boot string
-		fill func(t *testing.T, disk string)
-		says string
-		text string
+		boot    string // boot ID in the record; empty if there is no record
+		fill    func(t *testing.T, disk string)
+		wantErr string
+		text    string // content of the file in the filesystem; empty if there is none
 	}{
-		"partial":                     {thisBoot, partial, "", ""},
-		"LUKS since":                  {thisBoot, luks, "a LUKS volume", ""},
-		"blank":                       {thisBoot, func(*testing.T, string) {}, "", ""},
-		"complete":                    {thisBoot, complete, "", "text"},
-		"partial, before the reboot":  {"before", partial, "went down", ""},
-		"complete, before the reboot": {"before", complete, "went down", ""},
-		"blank, before the reboot":    {"before", func(*testing.T, string) {}, "", ""},
-		"partial, without a record":   {"", partial, "nothing was changed", ""},
-		"complete, without a record":  {"", complete, "", "text"},
+		"partial filesystem":                      {thisBoot, partial, "", ""},
+		"LUKS volume created later":               {thisBoot, luks, "a LUKS volume", ""},
+		"blank":                                   {thisBoot, func(*testing.T, string) {}, "", ""},
+		"complete filesystem":                     {thisBoot, complete, "", "text"},
+		"partial filesystem, record before boot":  {"before", partial, "went down", ""},
+		"complete filesystem, record before boot": {"before", complete, "went down", ""},
+		"blank, record before boot":               {"before", func(*testing.T, string) {}, "", ""},
+		"partial filesystem, no record":           {"", partial, "nothing was changed", ""},
+		"complete filesystem, no record":          {"", complete, "", "text"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			disk, _, _ := testenv.Disk(t, 64*mib)
 			tc.fill(t, disk)
 			if tc.boot != "" {
-				record(t, m, disk, tc.boot)
+				writeRecord(t, m, disk, tc.boot)
 			}
 			spec := volume(disk)
-			err := m.device(t, spec)
-			if tc.says != "" {
-				plugintest.WantError(t, err, tc.says)
+			err := m.mountDevice(t, spec)
+			if tc.wantErr != "" {
+				plugintest.WantError(t, err, tc.wantErr)
 				return
 			}
 			must(t, err)
@@ -286,7 +286,7 @@ func TestFormatInterrupted(t *testing.T) {
 				plugintest.WantText(t, at+"/file", tc.text)
 			}
 			if left, err := filepath.Glob(m.Paths().Plugin(localvolume.Name) + "/formatting/*"); err != nil || len(left) > 0 {
-				t.Errorf("records: %v, %v", left, err)
+				t.Errorf("got records %v, %v; want none", left, err)
 			}
 		})
 	}
@@ -299,7 +299,7 @@ func TestBlock(t *testing.T) {
 	raw := func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = &block }
 	spec := volume(disk, raw)
 	if needs, err := m.NeedsDeviceMount(spec); err != nil || needs {
-		t.Errorf("a raw device needs a device mount: %t, %v", needs, err)
+		t.Errorf("NeedsDeviceMount of a raw device: got %t, %v; want false", needs, err)
 	}
 	mapper := plugintest.Value(m.NewBlockVolumeMapper(spec, podOf("one")))(t)
 	must(t, os.MkdirAll(filepath.Dir(mapper.Path()), 0o750))
@@ -314,12 +314,12 @@ func TestBlock(t *testing.T) {
 		must(t, mapper.MapPodDevice(t.Context()))
 	}
 	if to, err := os.Readlink(mapper.Path()); err != nil || to != disk {
-		t.Errorf("the target of the link is %q, %v", to, err)
+		t.Errorf("got a link to %q, %v; want %q", to, err, disk)
 	}
-	have := plugintest.Value(mount.Inspect(bound))(t)
+	got := plugintest.Value(mount.Inspect(bound))(t)
 	want := plugintest.Value(mount.Inspect(disk))(t)
-	if at, err := mount.Below(bound); err != nil || len(at) != 1 || !have.IsBlock() || have.Rdev != want.Rdev {
-		t.Errorf("bound: %+v, mounted %v, %v; want device %d", have, at, err, want.Rdev)
+	if at, err := mount.Below(bound); err != nil || len(at) != 1 || !got.IsBlock() || got.Rdev != want.Rdev {
+		t.Errorf("%s: got %+v with the mounts %v, %v; want one mount of device %d", bound, got, at, err, want.Rdev)
 	}
 	unmapper := plugintest.Value(m.NewBlockVolumeUnmapper("pv", "one"))(t)
 	for range 2 {
@@ -329,7 +329,7 @@ func TestBlock(t *testing.T) {
 	plugintest.WantMissing(t, mapper.Path())
 	plugintest.WantMissing(t, filepath.Dir(bound))
 	must(t, os.WriteFile(mapper.Path(), nil, 0o600))
-	plugintest.WantError(t, unmapper.UnmapPodDevice(t.Context()), "is not a link")
+	plugintest.WantError(t, unmapper.UnmapPodDevice(t.Context()), "is not a symbolic link")
 	mapper = plugintest.Value(m.NewBlockVolumeMapper(volume(t.TempDir(), raw), podOf("one")))(t)
 	plugintest.WantError(t, mapper.SetUpDevice(t.Context(), nil), "it is a directory")
 }
@@ -340,35 +340,35 @@ func TestBadInput(t *testing.T) {
 		_, err := m.NewMounter(spec, podOf("one"))
 		plugintest.WantInvalid(t, err)
 	}
-	for path, says := range map[string]string{m.Root + "/missing": "create it", "/dev/null": "neither"} {
+	for path, wantErr := range map[string]string{m.Root + "/missing": "create it", "/dev/null": "neither"} {
 		_, err := m.NeedsDeviceMount(volume(path))
-		plugintest.WantError(t, err, path, says)
+		plugintest.WantError(t, err, path, wantErr)
 	}
 	_, err := m.up(t, volume(t.TempDir(), options("commit=3")), "one", plugins.MounterArgs{})
 	plugintest.WantInvalid(t, err, "an option of a filesystem")
 	disk, _, _ := testenv.Disk(t, 64*mib)
-	plugintest.WantInvalid(t, m.device(t, volume(disk, options("no-such-option"))), "no-such-option")
+	plugintest.WantInvalid(t, m.mountDevice(t, volume(disk, options("no-such-option"))), "no-such-option")
 }
 
-// TestMountOptions: options are checked against the closed list of the filesystem, or of all
-// filesystems if none is specified, before the volume is mounted.
+// TestMountOptions: NewMounter accepts only options that are listed for the filesystem, or for any
+// filesystem if the type is not specified.
 func TestMountOptions(t *testing.T) {
 	m := newMachine(t)
 	for name, tc := range map[string]struct {
-		spec *plugins.Spec
-		says string // empty: allowed
+		spec    *plugins.Spec
+		wantErr string // in the error; empty if the options are valid
 	}{
-		"panic":              {volume("/dev/disk", fsType("ext4"), options("errors=panic")), "errors=continue|remount-ro"},
-		"abort":              {volume("/dev/disk", fsType("ext4"), options("noatime", "abort")), `"abort" is not allowed for ext4`},
-		"other superblock":   {volume("/dev/disk", options("sb=8193")), `"sb=8193"`},
-		"other filesystem's": {volume("/dev/disk", fsType("ext4"), options("logbufs=8")), `"logbufs=8" is not allowed for ext4`},
-		"any filesystem's":   {volume("/dev/disk", options("logbufs=8")), ""},
-		"own filesystem's":   {volume("/dev/disk", fsType("xfs"), options("logbufs=8")), ""},
-		"unknown filesystem": {volume("/dev/disk", fsType("vfat"), options("noatime", "umask=077")), ""},
+		"errors=panic":                    {volume("/dev/disk", fsType("ext4"), options("errors=panic")), "errors=continue|remount-ro"},
+		"abort":                           {volume("/dev/disk", fsType("ext4"), options("noatime", "abort")), `"abort" is not allowed for ext4`},
+		"another superblock":              {volume("/dev/disk", options("sb=8193")), `"sb=8193"`},
+		"option of another filesystem":    {volume("/dev/disk", fsType("ext4"), options("logbufs=8")), `"logbufs=8" is not allowed for ext4`},
+		"no type, option of xfs":          {volume("/dev/disk", options("logbufs=8")), ""},
+		"option of the filesystem":        {volume("/dev/disk", fsType("xfs"), options("logbufs=8")), ""},
+		"option of an unknown filesystem": {volume("/dev/disk", fsType("vfat"), options("noatime", "umask=077")), ""},
 	} {
 		_, err := m.NewMounter(tc.spec, podOf("one"))
-		if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%s: %v, want %q", name, err, tc.says)
+		if (err == nil) != (tc.wantErr == "") || err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+			t.Errorf("%s: got error %v, want %q", name, err, tc.wantErr)
 		}
 	}
 }

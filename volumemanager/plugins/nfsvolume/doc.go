@@ -1,3 +1,3 @@
-// Package nfsvolume is the plugin of nfs volumes: directories of a server that the kernel's client
-// mounts for each pod, without mount.nfs(8).
+// Package nfsvolume is the plugin of nfs volumes. The kernel's NFS client mounts a directory of a
+// server for each pod, without mount.nfs(8).
 package nfsvolume

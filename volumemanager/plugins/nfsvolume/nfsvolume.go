@@ -24,11 +24,11 @@ const ownSuperblock = "nosharecache"
 
 // Plugin is the volume plugin for nfs.
 type Plugin struct {
-	host    plugins.Host
-	servers *mount.NFSUnmounter
+	host         plugins.Host
+	nfsUnmounter *mount.NFSUnmounter
 
 	mu sync.Mutex
-	// busy holds the mounts that a call is recycling or unmounting.
+	// busy holds the paths of mounts that a call of Recycle or sweep uses.
 	busy map[string]bool
 }
 
@@ -37,9 +37,9 @@ var (
 	_ plugins.RecyclableVolumePlugin = (*Plugin)(nil)
 )
 
-// New creates the plugin. It unmounts volumes with nfs.
-func New(host plugins.Host, nfs *mount.NFSUnmounter) *Plugin {
-	return &Plugin{host: host, servers: nfs, busy: map[string]bool{}}
+// New creates the plugin.
+func New(host plugins.Host, nfsUnmounter *mount.NFSUnmounter) *Plugin {
+	return &Plugin{host: host, nfsUnmounter: nfsUnmounter, busy: map[string]bool{}}
 }
 
 // Name returns kubernetes.io/nfs.
@@ -85,11 +85,11 @@ func exportOf(spec *plugins.Spec) (mount.NFS, error) {
 	if err := plugins.CheckAbsolute("nfs.path", n.Path); err != nil || spec.PersistentVolume == nil {
 		return n, err
 	}
-	words := spec.PersistentVolume.Spec.MountOptions
-	if err := mount.CheckNFSOptions(words); err != nil {
-		return n, plugins.Invalidf("mountOptions %q: %v: remove it", words, err)
+	options := spec.PersistentVolume.Spec.MountOptions
+	if err := mount.CheckNFSOptions(options); err != nil {
+		return n, plugins.Invalidf("mountOptions %q: %v: remove this option", options, err)
 	}
-	return n.With(words), nil
+	return n.With(options), nil
 }
 
 // NewUnmounter needs no manifest.
@@ -115,7 +115,7 @@ func (m *mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 		return err
 	}
 	if at != nil {
-		return m.check(at)
+		return m.checkSource(at)
 	}
 	if err := os.MkdirAll(m.path, 0o750); err != nil {
 		return err
@@ -130,9 +130,9 @@ func (m *mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 	return nil
 }
 
-// check returns an error if the mount is not that of the volume. The kernel shows a source without
-// trailing slash.
-func (m *mounter) check(at *mount.Entry) error {
+// checkSource returns an error if a mount is not that of the volume. The mount table shows a source
+// without a trailing slash.
+func (m *mounter) checkSource(at *mount.Entry) error {
 	trim := func(source string) string { return strings.TrimRight(source, "/") }
 	if !mount.IsNFS(at) || trim(at.Source) != trim(m.export.String()) {
 		return fmt.Errorf("%s is mounted at %s, not nfs %s: unmount it, or give the pod another metadata.uid", at.Source, m.path, m.export.String())
@@ -143,7 +143,7 @@ func (m *mounter) check(at *mount.Entry) error {
 func mountExport(ctx context.Context, export mount.NFS, path string, o mount.Options) error {
 	detached, _, err := mount.MountNFS(ctx, export, o.Attr)
 	if errors.Is(err, mount.ErrBadOption) {
-		return plugins.Invalidf("mountOptions: %v: remove what the NFS client does not support", err)
+		return plugins.Invalidf("mountOptions: %v: remove the option that the NFS client does not support", err)
 	}
 	if err != nil {
 		return err
@@ -156,12 +156,12 @@ type unmounter struct {
 	path string
 }
 
-// TearDown unmounts the volume with mount.NFSUnmounter, and removes the empty directory.
+// TearDown unmounts the volume and removes the empty directory.
 func (u *unmounter) TearDown(ctx context.Context) error { return u.p.unmount(ctx, u.path) }
 
 // unmount unmounts a path and removes the empty directory.
 func (p *Plugin) unmount(ctx context.Context, path string) error {
-	at, err := p.servers.Unmount(ctx, path)
+	at, err := p.nfsUnmounter.Unmount(ctx, path)
 	if err != nil {
 		return err
 	}

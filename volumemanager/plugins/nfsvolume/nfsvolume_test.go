@@ -41,10 +41,10 @@ func TestSpecs(t *testing.T) {
 	p := nfsvolume.New(plugintest.NewHost(t.TempDir()), mount.NewNFSUnmounter())
 	for _, spec := range []*plugins.Spec{inline("nas", "/tank"), inline("[fd00::1]", "/tank"), persistent("10.0.0.1", "/", "nfsvers=4.1", "hard")} {
 		if _, err := p.NewMounter(spec, pod()); err != nil || !p.CanSupport(spec) {
-			t.Errorf("%s: %v", spec.Name(), err)
+			t.Errorf("%+v: got error %v, and that the plugin supports the spec: %t", spec, err, p.CanSupport(spec))
 		}
 	}
-	for says, spec := range map[string]*plugins.Spec{
+	for want, spec := range map[string]*plugins.Spec{
 		`nfs.server ""`:      inline("", "/tank"),
 		`nfs.server "a/b"`:   inline("a/b", "/tank"),
 		`nfs.path "tank"`:    inline("nas", "tank"),
@@ -54,11 +54,11 @@ func TestSpecs(t *testing.T) {
 		"bind":               persistent("nas", "/tank", "bind"),
 	} {
 		_, err := p.NewMounter(spec, pod())
-		plugintest.WantInvalid(t, err, says)
+		plugintest.WantInvalid(t, err, want)
 	}
 }
 
-// TestForeignMount: another mount at the volume's path is not changed.
+// TestForeignMount: SetUp and TearDown refuse a path at which another filesystem is mounted.
 func TestForeignMount(t *testing.T) {
 	testenv.RequireRoot(t)
 	p := nfsvolume.New(plugintest.NewHost(t.TempDir()), mount.NewNFSUnmounter())
@@ -79,17 +79,17 @@ func TestSweep(t *testing.T) {
 	p := nfsvolume.New(plugintest.NewHost(root), mount.NewNFSUnmounter())
 	must(t, p.Run(t.Context()))
 	recycling := plugins.Paths{Root: root}.Plugin(nfsvolume.Name) + "/recycling"
-	testenv.Run(t, "mkdir", "-p", recycling+"/before", recycling+"/foreign")
+	testenv.Run(t, "mkdir", "-p", recycling+"/interrupted", recycling+"/foreign")
 	testenv.Run(t, "mount", "-t", "tmpfs", "none", recycling+"/foreign")
 	t.Cleanup(func() { _ = mount.Unmount(recycling + "/foreign") })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	must(t, p.Run(ctx)) // a single sweep
 	if left, err := os.ReadDir(recycling); err != nil || len(left) != 1 || left[0].Name() != "foreign" {
-		t.Errorf("the directory contains %v, %v", left, err)
+		t.Errorf("got entries %v, %v; want only foreign", left, err)
 	}
 	if plugintest.MountAt(t, recycling+"/foreign") == nil {
-		t.Error("another mount was removed")
+		t.Error("the foreign mount was removed")
 	}
 	must(t, mount.Unmount(recycling+"/foreign"))
 	must(t, p.Run(t.Context()))

@@ -21,20 +21,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// machine has the plugin, and one volume of a server.
+// machine is the plugin and an NFS server with one export.
 type machine struct {
 	*nfsvolume.Plugin
-	servers *mount.NFSUnmounter
-	server  *nfsd.Server
-	export  string
-	path    string
+	nfsUnmounter *mount.NFSUnmounter
+	server       *nfsd.Server
+	export       string
+	path         string
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{servers: mount.NewNFSUnmounter(), server: nfsd.Start(t, nfsd.Options{})}
-	m.Plugin = nfsvolume.New(plugintest.NewHost(t.TempDir()), m.servers)
-	m.servers.Patience = 0
+	m := &machine{nfsUnmounter: mount.NewNFSUnmounter(), server: nfsd.Start(t, nfsd.Options{})}
+	m.Plugin = nfsvolume.New(plugintest.NewHost(t.TempDir()), m.nfsUnmounter)
+	m.nfsUnmounter.Patience = 0
 	m.export = m.server.Export(t, "tank")
 	t.Cleanup(func() { m.down(t) })
 	return m
@@ -71,10 +71,10 @@ func TestNFS(t *testing.T) {
 			must(t, os.WriteFile(m.path+"/"+name, []byte("text"), 0o600))
 			must(t, m.up(t, spec))
 			if after := plugintest.MountAt(t, m.path); after.ID != before.ID {
-				t.Errorf("the volume was mounted again: %+v", after)
+				t.Errorf("the volume was mounted again: got %+v, want %+v", after, before)
 			}
 			if name == "persistent" && (!strings.Contains(before.VFSOptions, "vers=4.1") || !strings.Contains(before.Options, "noatime")) {
-				t.Errorf("the mount is %+v", before)
+				t.Errorf("got mount %+v, want one with the mount options", before)
 			}
 			m.down(t)
 			plugintest.WantText(t, m.server.Dir(m.export)+"/"+name, "text")
@@ -85,14 +85,14 @@ func TestNFS(t *testing.T) {
 		spec.Volume.NFS.ReadOnly = true
 		must(t, m.up(t, spec))
 		if err := os.WriteFile(m.path+"/file", nil, 0o600); !errors.Is(err, syscall.EROFS) {
-			t.Errorf("writing: %v", err)
+			t.Errorf("write to a read-only volume: got %v, want EROFS", err)
 		}
 		m.down(t)
 	})
-	t.Run("bad", func(t *testing.T) {
+	t.Run("errors", func(t *testing.T) {
 		err := m.up(t, inline(m.server.Address(), "/missing"))
 		if !errors.Is(err, mount.ErrExportMissing) {
-			t.Errorf("a missing directory: %v", err)
+			t.Errorf("a directory that the server lacks: got %v, want ErrExportMissing", err)
 		}
 		plugintest.WantInvalid(t, m.up(t, persistent(m.server.Address(), m.export, "no-such-option")), "no-such-option")
 		plugintest.WantMissing(t, m.path)
@@ -112,13 +112,13 @@ func TestNFSSilent(t *testing.T) {
 	go f.Close() // waits until the mount is aborted
 	must(t, m.up(t, spec))
 
-	m.servers.Patience = time.Hour
+	m.nfsUnmounter.Patience = time.Hour
 	u := plugintest.Value(m.NewUnmounter("data", "one"))(t)
 	plugintest.WantError(t, u.TearDown(t.Context()), "does not answer")
 	if plugintest.MountAt(t, m.path) == nil {
-		t.Error("the volume was unmounted within the patience")
+		t.Error("the volume was unmounted before NFSUnmounter.Patience had passed")
 	}
-	m.servers.Patience = 0
+	m.nfsUnmounter.Patience = 0
 	m.down(t)
 	m.server.Link().Restore(t)
 	plugintest.WantText(t, filepath.Join(m.server.Dir(m.export), "file"), "flushed")
@@ -137,7 +137,7 @@ func TestNFSRecycle(t *testing.T) {
 	must(t, m.Recycle(t.Context(), pv))
 	plugintest.WantEntries(t, dir, 0)
 
-	// The server is unreachable during the call.
+	// The server becomes unreachable during the next call.
 	const files = 2000
 	for i := range files {
 		must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
@@ -155,7 +155,7 @@ func TestNFSRecycle(t *testing.T) {
 	m.server.Link().Cut(t)
 	cancel()
 	if err := <-recycled; err == nil {
-		t.Error("the volume of an unreachable server was recycled")
+		t.Error("got no error from Recycle while the server was unreachable")
 	}
 	m.server.Link().Restore(t)
 	must(t, retry.For(t.Context(), time.Minute, func() (bool, error) {
@@ -173,7 +173,7 @@ func TestNFSRecycle(t *testing.T) {
 func TestNFSSwept(t *testing.T) {
 	root := t.TempDir()
 	m := newMachine(t)
-	m.Plugin = nfsvolume.New(plugintest.NewHost(root), m.servers)
+	m.Plugin = nfsvolume.New(plugintest.NewHost(root), m.nfsUnmounter)
 	must(t, m.up(t, inline(m.server.Address(), m.export)))
 	must(t, os.WriteFile(m.path+"/file", []byte("text"), 0o600))
 	at := filepath.Join(plugins.Paths{Root: root}.Plugin(nfsvolume.Name), "recycling/interrupted")

@@ -16,8 +16,8 @@ import (
 )
 
 // Recycle removes the content of the server's directory through a separate mount. It removes
-// symbolic links and does not follow them. A filesystem that the server has mounted in the
-// directory stays and is an error.
+// symbolic links and does not follow them. It keeps a filesystem that the server has mounted in the
+// directory, and returns an error.
 func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if err := plugins.CheckPart("metadata.name", pv.Name); err != nil {
 		return err
@@ -29,10 +29,11 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 	at := filepath.Join(p.recycling(), pv.Name)
 	release, ok := p.acquire(at)
 	if !ok {
-		return fmt.Errorf("%s: an earlier call is still unmounting it: the manager retries", at)
+		return fmt.Errorf("recycling: another call is using the mount at %s: the manager retries", at)
 	}
 	defer release()
-	if err := p.unmount(ctx, at); err != nil { // of an interrupted call
+	// An interrupted call may have left a mount.
+	if err := p.unmount(ctx, at); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(at, 0o750); err != nil {

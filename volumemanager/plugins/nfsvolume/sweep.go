@@ -11,10 +11,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// recycling contains a mount for each volume that is being scrubbed.
+// recycling returns the directory with a mount for each volume that is being recycled.
 func (p *Plugin) recycling() string { return filepath.Join(p.host.Paths().Plugin(Name), "recycling") }
 
-// acquire gives one caller at a time the mount at a path.
+// acquire reserves the mount at a path for the caller. ok is false while another caller has it.
 func (p *Plugin) acquire(path string) (release func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -32,8 +32,8 @@ func (p *Plugin) acquire(path string) (release func(), ok bool) {
 // sweepInterval is the interval between attempts to unmount.
 const sweepInterval = 30 * time.Second
 
-// Run unmounts what interrupted calls of Recycle have left, since their volumes may get no further
-// call. It returns when nothing is left, or when ctx ends.
+// Run unmounts the mounts that interrupted calls of Recycle have left, because Recycle may not be called
+// again for their volumes. It returns when no mount is left, or when ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
 	for {
 		err := p.sweep(ctx)

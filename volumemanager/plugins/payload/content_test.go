@@ -1,6 +1,7 @@
 package payload_test
 
 import (
+	"cmp"
 	"os"
 	"strings"
 	"syscall"
@@ -61,10 +62,10 @@ func TestContent(t *testing.T) {
 		), plugins.MounterArgs{}, map[string]string{
 			"all": "drwxr-xr-x 0:0", "all/port": "-rw-r--r-- 0:0 80", "all/key": "-rw-r--r-- 0:0 k", "all/name": "-rw-r--r-- 0:0 web", "all/token": "-rw-r--r-- 0:0 token of 4711 for , 1h0m0s",
 		}},
-		{"nothing", projectedVolume(), plugins.MounterArgs{}, map[string]string{}},
+		{"no sources", projectedVolume(), plugins.MounterArgs{}, map[string]string{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			at := h.shown(t, tc.volume, newPod(), tc.args)
+			at := h.mount(t, tc.volume, newPod(), tc.args)
 			wantContent(t, at, tc.want)
 			info := plugintest.Value(os.Stat(at))(t)
 			want := os.ModeDir | 0o777
@@ -75,13 +76,14 @@ func TestContent(t *testing.T) {
 				want |= os.ModeSetgid
 			}
 			if info.Mode() != want {
-				t.Errorf("the mode of the volume is %s, want %s", info.Mode(), want)
+				t.Errorf("got mode %s of the volume, want %s", info.Mode(), want)
 			}
 		})
 	}
 }
 
-// TestSamePath: of several sources and items with one path, the last one applies, with its mode.
+// TestSamePath: if several sources or items have one path, the content and the mode of the last one
+// apply.
 func TestSamePath(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"port": "80", "host": "::"})
@@ -102,7 +104,7 @@ func TestSamePath(t *testing.T) {
 		{"downward items", downwardVolume(fieldItem("a", "metadata.uid"), fieldItem("a", "metadata.name")), map[string]string{"a": "-rw-r--r-- 0:0 web"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			wantContent(t, h.shown(t, tc.volume, newPod(), plugins.MounterArgs{}), tc.want)
+			wantContent(t, h.mount(t, tc.volume, newPod(), plugins.MounterArgs{}), tc.want)
 		})
 	}
 }
@@ -112,12 +114,13 @@ func TestDefaultMode(t *testing.T) {
 	h.configMap("run", map[string]string{"start": "#!/bin/sh\n", "stop": ""})
 	v := configMapVolume("run")
 	v.ConfigMap.DefaultMode = new(int32(0o555))
-	wantContent(t, h.shown(t, v, newPod(), plugins.MounterArgs{}), map[string]string{
+	wantContent(t, h.mount(t, v, newPod(), plugins.MounterArgs{}), map[string]string{
 		"start": "-r-xr-xr-x 0:0 #!/bin/sh\n", "stop": "-r-xr-xr-x 0:0 ",
 	})
 }
 
-// TestTokenOwner: only the common user of all containers and the fsGroup can read a token.
+// TestTokenOwner: only the common user of all containers and the fsGroup can read a token. Without them,
+// everybody can.
 func TestTokenOwner(t *testing.T) {
 	user := func(id int64) corev1.Container {
 		return corev1.Container{SecurityContext: &corev1.SecurityContext{RunAsUser: &id}}
@@ -141,7 +144,7 @@ func TestTokenOwner(t *testing.T) {
 			pod.Spec = tc.spec
 			source := ofToken("token")
 			source.ServiceAccountToken.Audience, source.ServiceAccountToken.ExpirationSeconds = "vault", new(int64(600))
-			at := h.shown(t, projectedVolume(source), pod, tc.args)
+			at := h.mount(t, projectedVolume(source), pod, tc.args)
 			wantContent(t, at, map[string]string{"token": tc.want + " token of 4711 for vault, 10m0s"})
 		})
 	}
@@ -152,25 +155,25 @@ func TestOptional(t *testing.T) {
 	h.configMap("web", map[string]string{"port": "80"})
 	h.secret("tls", map[string]string{"key": "k"})
 	for _, tc := range []struct {
-		name   string
-		volume corev1.Volume
-		want   string
-		says   string
+		name    string
+		volume  corev1.Volume
+		want    string
+		wantErr string
 	}{
-		{name: "no ConfigMap", volume: configMapVolume("other"), says: "configMap: ConfigMap shop/other: no manifest has it"},
-		{name: "no Secret", volume: secretVolume("other"), says: "secret: Secret shop/other: no manifest has it"},
-		{name: "no key", volume: configMapVolume("web", item("port", "port"), item("host", "host")), want: "port", says: `configMap.items[1].key "host": ConfigMap shop/web has no such key`},
-		{name: "no key of a Secret", volume: secretVolume("tls", item("key", "key"), item("cert", "cert")), want: "key", says: `secret.items[1].key "cert": Secret shop/tls has no such key`},
-		{name: "projected", volume: projectedVolume(ofToken("token"), ofSecret("other")), want: "token", says: "projected.sources[1].secret: Secret shop/other"},
+		{name: "no ConfigMap", volume: configMapVolume("other"), wantErr: "configMap: ConfigMap shop/other: no manifest has it"},
+		{name: "no Secret", volume: secretVolume("other"), wantErr: "secret: Secret shop/other: no manifest has it"},
+		{name: "no key", volume: configMapVolume("web", item("port", "port"), item("host", "host")), want: "port", wantErr: `configMap.items[1].key "host": ConfigMap shop/web has no such key`},
+		{name: "no key of a Secret", volume: secretVolume("tls", item("key", "key"), item("cert", "cert")), want: "key", wantErr: `secret.items[1].key "cert": Secret shop/tls has no such key`},
+		{name: "projected", volume: projectedVolume(ofToken("token"), ofSecret("other")), want: "token", wantErr: "projected.sources[1].secret: Secret shop/other"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := h.setUp(t, tc.volume, newPod(), plugins.MounterArgs{})
-			plugintest.WantError(t, err, tc.says, "optional")
-			gone(t, h.Paths().PodVolume("4711", h.plugin(t, tc.volume).Name(), "data"))
+			plugintest.WantError(t, err, tc.wantErr, "optional")
+			wantRemoved(t, h.Paths().PodVolume("4711", h.plugin(t, tc.volume).Name(), "data"))
 			setOptional(&tc.volume)
-			at := h.shown(t, tc.volume, newPod(), plugins.MounterArgs{})
+			at := h.mount(t, tc.volume, newPod(), plugins.MounterArgs{})
 			if got := content(t, at); len(got) > 1 || tc.want != "" && got[tc.want] == "" {
-				t.Errorf("the volume contains %q, want %q", got, tc.want)
+				t.Errorf("got content %q, want only the file %q", got, tc.want)
 			}
 		})
 	}
@@ -187,7 +190,7 @@ func setOptional(v *corev1.Volume) {
 	}
 }
 
-// TestInvalid: errors that need a change of the manifest.
+// TestInvalid: NewMounter or SetUp returns an InvalidError that names the field.
 func TestInvalid(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"port": "80", "host": "::"})
@@ -202,9 +205,9 @@ func TestInvalid(t *testing.T) {
 	short, long := ofToken("token"), ofToken("token")
 	short.ServiceAccountToken.ExpirationSeconds, long.ServiceAccountToken.ExpirationSeconds = new(int64(599)), new(int64(1<<32+1))
 	for _, tc := range []struct {
-		name   string
-		volume corev1.Volume
-		says   string
+		name    string
+		volume  corev1.Volume
+		wantErr string
 	}{
 		{"absolute path", configMapVolume("web", item("port", "/etc/port")), `configMap.items[0].path "/etc/port"`},
 		{"path out of the volume", configMapVolume("web", item("port", "a/../../port")), `configMap.items[0].path`},
@@ -214,13 +217,13 @@ func TestInvalid(t *testing.T) {
 		{"no path", secretVolume("tls", item("port", "")), `secret.items[0].path ""`},
 		{"the volume itself", secretVolume("tls", item("port", "./")), `secret.items[0].path "./"`},
 		{"zero byte", secretVolume("tls", item("port", "a\x00b")), `secret.items[0].path`},
-		{"long name", secretVolume("tls", item("port", strings.Repeat("a", 256))), "256 characters"},
-		{"long path", secretVolume("tls", item("port", strings.Repeat("a/", 1500)+"a")), "3001 characters"},
+		{"long name", secretVolume("tls", item("port", strings.Repeat("a", 256))), "256 bytes"},
+		{"long path", secretVolume("tls", item("port", strings.Repeat("a/", 1500)+"a")), "3001 bytes"},
 		{"token's path", projectedVolume(ofToken("../token")), `projected.sources[0].serviceAccountToken.path "../token"`},
 		{"downward path", downwardVolume(fieldItem("../x", "metadata.name")), `downwardAPI.items[0].path "../x"`},
 		{"key that is a path", configMapVolume("paths"), `key "../../etc/passwd"`},
-		{"mode", configMapVolume("web", mode), "configMap.items[0].mode 01000"},
-		{"default mode", defaultMode, "defaultMode -01"},
+		{"mode with other bits", configMapVolume("web", mode), "configMap.items[0].mode 01000"},
+		{"negative default mode", defaultMode, "defaultMode -01"},
 		{"no name", configMapVolume(""), "configMap: the name is missing"},
 		{"two projected items at one path", projectedVolume(ofConfigMap("web", item("port", "a")), ofSecret("tls", item("port", "a"))), `projected.sources[1]: path "a": another item has the same path`},
 		{"two downward items at one path", projectedVolume(ofDownward(fieldItem("a", "metadata.name"), fieldItem("a", "metadata.uid"))), `projected.sources[0]: path "a"`},
@@ -239,7 +242,7 @@ func TestInvalid(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := h.setUp(t, tc.volume, newPod(), plugins.MounterArgs{})
-			plugintest.WantInvalid(t, err, tc.says)
+			plugintest.WantInvalid(t, err, tc.wantErr)
 			plugintest.WantEntries(t, h.Root, 0)
 		})
 	}
@@ -253,8 +256,8 @@ func resourceItem(container, of, divisor string) corev1.DownwardAPIVolumeFile {
 	return corev1.DownwardAPIVolumeFile{Path: "value", ResourceFieldRef: s}
 }
 
-// TestResources: values are rounded up. Missing requests are the limits, and missing limits are the
-// resources of the machine.
+// TestResources: values are rounded up. A missing request has the value of the limit. A missing limit has
+// the value of the machine.
 func TestResources(t *testing.T) {
 	pod := newPod()
 	pod.Spec.InitContainers = []corev1.Container{{Name: "init", Resources: corev1.ResourceRequirements{Limits: quantities("cpu", "1500m", "hugepages-2Mi", "4Mi")}}}
@@ -272,29 +275,31 @@ func TestResources(t *testing.T) {
 		{"init", "requests.hugepages-2Mi", "1Mi", "4"},
 		{"free", "requests.memory", "", "0"},
 	} {
-		t.Run(tc.resource+" of "+tc.container+" in "+tc.divisor, func(t *testing.T) {
-			at := newHost(t).shown(t, downwardVolume(resourceItem(tc.container, tc.resource, tc.divisor)), pod, plugins.MounterArgs{})
+		t.Run(tc.resource+" of "+tc.container+" by "+cmp.Or(tc.divisor, "default divisor"), func(t *testing.T) {
+			at := newHost(t).mount(t, downwardVolume(resourceItem(tc.container, tc.resource, tc.divisor)), pod, plugins.MounterArgs{})
 			wantContent(t, at, map[string]string{"value": "-rw-r--r-- 0:0 " + tc.want})
 		})
 	}
 	for _, of := range []string{"limits.cpu", "limits.memory", "limits.ephemeral-storage"} {
-		t.Run("machine's "+of, func(t *testing.T) {
-			at := newHost(t).shown(t, downwardVolume(resourceItem("free", of, "")), pod, plugins.MounterArgs{})
+		t.Run("without a limit, "+of, func(t *testing.T) {
+			at := newHost(t).mount(t, downwardVolume(resourceItem("free", of, "")), pod, plugins.MounterArgs{})
 			if got := content(t, at)["value"]; strings.HasSuffix(got, " 0") || strings.HasSuffix(got, " ") {
-				t.Errorf("%q", got)
+				t.Errorf("got %q, want the value of the machine", got)
 			}
 		})
 	}
-	for _, tc := range map[string]struct{ container, resource, divisor, says string }{
-		"no container":     {"other", "limits.cpu", "", `containerName "other"`},
-		"no resource":      {"web", "limits.gpu", "", `resource "limits.gpu"`},
-		"neither":          {"web", "cpu", "", `resource "cpu"`},
-		"CPU's divisor":    {"web", "limits.cpu", "2", `divisor "2"`},
-		"memory's divisor": {"web", "limits.memory", "1m", `divisor "1m"`},
-		"negative divisor": {"web", "limits.memory", "-1", `divisor "-1"`},
+	for name, tc := range map[string]struct{ container, resource, divisor, wantErr string }{
+		"unknown container":             {"other", "limits.cpu", "", `containerName "other"`},
+		"unknown resource":              {"web", "limits.gpu", "", `resource "limits.gpu"`},
+		"neither a request nor a limit": {"web", "cpu", "", `resource "cpu"`},
+		"invalid divisor of CPU":        {"web", "limits.cpu", "2", `divisor "2"`},
+		"invalid divisor of memory":     {"web", "limits.memory", "1m", `divisor "1m"`},
+		"negative divisor":              {"web", "limits.memory", "-1", `divisor "-1"`},
 	} {
-		_, err := newHost(t).setUp(t, downwardVolume(resourceItem(tc.container, tc.resource, tc.divisor)), pod, plugins.MounterArgs{})
-		plugintest.WantInvalid(t, err, tc.says)
+		t.Run(name, func(t *testing.T) {
+			_, err := newHost(t).setUp(t, downwardVolume(resourceItem(tc.container, tc.resource, tc.divisor)), pod, plugins.MounterArgs{})
+			plugintest.WantInvalid(t, err, tc.wantErr)
+		})
 	}
 }
 
@@ -306,13 +311,13 @@ func quantities(words ...string) corev1.ResourceList {
 	return list
 }
 
-// TestTokenRefreshed: the file contains the newest token.
+// TestTokenRefreshed: each SetUp requests a new token.
 func TestTokenRefreshed(t *testing.T) {
 	h, token := newHost(t), "first"
 	h.Tokens = func() string { return token }
 	v := projectedVolume(ofToken("token"))
-	at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+	at := h.mount(t, v, newPod(), plugins.MounterArgs{})
 	token = "second"
-	h.shown(t, v, newPod(), plugins.MounterArgs{})
+	h.mount(t, v, newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"token": "-rw-r--r-- 0:0 second"})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// host is a manager with objects of namespace shop.
+// host is a fake host whose objects are in the namespace shop.
 type host struct{ *plugintest.Host }
 
 func newHost(t *testing.T) *host {
@@ -53,21 +53,21 @@ func (h *host) tearDown(t *testing.T, v corev1.Volume) error {
 	return u.TearDown(context.Background())
 }
 
-// shown sets a volume up until the test ends.
-func (h *host) shown(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugins.MounterArgs) (path string) {
+// mount sets a volume up until the test ends.
+func (h *host) mount(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugins.MounterArgs) (path string) {
 	t.Helper()
 	path = plugintest.Value(h.setUp(t, v, pod, args))(t)
 	t.Cleanup(func() {
 		must(t, h.tearDown(t, v))
-		gone(t, path)
+		wantRemoved(t, path)
 	})
 	return path
 }
 
-func gone(t *testing.T, path string) {
+func wantRemoved(t *testing.T, path string) {
 	t.Helper()
 	if mounts := plugintest.Value(mount.Below(path))(t); len(mounts) > 0 {
-		t.Errorf("mounts: %v", mounts)
+		t.Errorf("%s: got mounts %v, want none", path, mounts)
 	}
 	plugintest.WantMissing(t, path)
 }
@@ -89,13 +89,13 @@ func (h *host) secret(name string, data map[string]string) {
 	h.Secrets["shop/"+name] = &corev1.Secret{Data: plugintest.Bytes(data)}
 }
 
-// both gives a ConfigMap and a Secret with the name web the same content.
-func (h *host) both(data map[string]string) {
+// setBoth gives the ConfigMap web and the Secret web the same content.
+func (h *host) setBoth(data map[string]string) {
 	h.configMap("web", data)
 	h.secret("web", data)
 }
 
-// onDiskAndInMemory are volumes of a ConfigMap and a Secret with the name web.
+// onDiskAndInMemory returns volumes of the ConfigMap web and of the Secret web.
 func onDiskAndInMemory() map[string]corev1.Volume {
 	return map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")}
 }
@@ -104,10 +104,12 @@ func volume(source corev1.VolumeSource) corev1.Volume {
 	return corev1.Volume{Name: "data", VolumeSource: source}
 }
 
-func named(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
+func reference(name string) corev1.LocalObjectReference {
+	return corev1.LocalObjectReference{Name: name}
+}
 
 func configMapVolume(name string, items ...corev1.KeyToPath) corev1.Volume {
-	return volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named(name), Items: items}})
+	return volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: reference(name), Items: items}})
 }
 
 func secretVolume(name string, items ...corev1.KeyToPath) corev1.Volume {
@@ -123,11 +125,11 @@ func projectedVolume(sources ...corev1.VolumeProjection) corev1.Volume {
 }
 
 func ofConfigMap(name string, items ...corev1.KeyToPath) corev1.VolumeProjection {
-	return corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: named(name), Items: items}}
+	return corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: reference(name), Items: items}}
 }
 
 func ofSecret(name string, items ...corev1.KeyToPath) corev1.VolumeProjection {
-	return corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: named(name), Items: items}}
+	return corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: reference(name), Items: items}}
 }
 
 func ofDownward(items ...corev1.DownwardAPIVolumeFile) corev1.VolumeProjection {
@@ -144,7 +146,7 @@ func fieldItem(path, of string) corev1.DownwardAPIVolumeFile {
 	return corev1.DownwardAPIVolumeFile{Path: path, FieldRef: &corev1.ObjectFieldSelector{FieldPath: of}}
 }
 
-// content returns the files that a pod reads, by path, with mode, owner and group. It follows links.
+// content returns mode, owner, group and text of each file that a pod sees, by path. It follows links.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -179,14 +181,15 @@ func describe(t *testing.T, found map[string]string, dir, name string) {
 func wantContent(t *testing.T, dir string, want map[string]string) {
 	t.Helper()
 	if got := content(t, dir); !maps.Equal(got, want) {
-		t.Errorf("%s contains\n%q, want\n%q", dir, got, want)
+		t.Errorf("%s: got content\n%q, want\n%q", dir, got, want)
 	}
 }
 
-// only requires that a volume contains nothing except one version, its link, and links for users.
-func only(t *testing.T, dir string, names int) {
+// wantLinks requires that a volume contains n links for users, one version, the link to that, and nothing
+// else.
+func wantLinks(t *testing.T, dir string, n int) {
 	t.Helper()
-	plugintest.WantEntries(t, dir, names+2)
+	plugintest.WantEntries(t, dir, n+2)
 }
 
 func TestMain(m *testing.M) {

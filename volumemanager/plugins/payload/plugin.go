@@ -13,14 +13,14 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// kind is one of the plugins. It treats each volume as a projected one: a configMap volume has a
-// single source.
-type kind struct {
+// plugin is one of the plugins. It treats each volume as a projected one: for it, a configMap volume is
+// a projected volume with a single source.
+type plugin struct {
 	host plugins.Host
 	name string
 	// onDisk is true for ConfigMaps, which kubelets keep on disk.
 	onDisk bool
-	// projection returns nil for a volume of another kind.
+	// projection returns the sources of a volume; nil if the volume belongs to another plugin.
 	projection func(*corev1.Volume) *corev1.ProjectedVolumeSource
 }
 
@@ -29,10 +29,10 @@ const projectedName = "kubernetes.io/projected"
 // New creates the plugins.
 func New(host plugins.Host) []plugins.VolumePlugin {
 	return []plugins.VolumePlugin{
-		&kind{host: host, name: "kubernetes.io/configmap", onDisk: true, projection: ofConfigMap},
-		&kind{host: host, name: "kubernetes.io/secret", projection: ofSecret},
-		&kind{host: host, name: "kubernetes.io/downward-api", projection: ofDownwardAPI},
-		&kind{host: host, name: projectedName, projection: func(v *corev1.Volume) *corev1.ProjectedVolumeSource { return v.Projected }},
+		&plugin{host: host, name: "kubernetes.io/configmap", onDisk: true, projection: ofConfigMap},
+		&plugin{host: host, name: "kubernetes.io/secret", projection: ofSecret},
+		&plugin{host: host, name: "kubernetes.io/downward-api", projection: ofDownwardAPI},
+		&plugin{host: host, name: projectedName, projection: func(v *corev1.Volume) *corev1.ProjectedVolumeSource { return v.Projected }},
 	}
 }
 
@@ -68,40 +68,41 @@ func ofDownwardAPI(v *corev1.Volume) *corev1.ProjectedVolumeSource {
 	return single(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: s.Items}}, s.DefaultMode)
 }
 
-// at returns the field of a source in the manifest.
-func (k *kind) at(i int) *field.Path {
-	if k.name == projectedName {
+// sourceField returns the field of source i in the manifest of a projected volume; nil for the others,
+// which have no list of sources.
+func (p *plugin) sourceField(i int) *field.Path {
+	if p.name == projectedName {
 		return field.NewPath("projected", "sources").Index(i)
 	}
 	return nil
 }
 
-func (k *kind) Name() string { return k.name }
+func (p *plugin) Name() string { return p.name }
 
-func (k *kind) CanSupport(spec *plugins.Spec) bool {
-	return spec.Volume != nil && k.projection(spec.Volume) != nil
+func (p *plugin) CanSupport(spec *plugins.Spec) bool {
+	return spec.Volume != nil && p.projection(spec.Volume) != nil
 }
 
-// Remounts returns true, also for immutable ConfigMaps: the comparison is cheap.
-func (k *kind) Remounts(*plugins.Spec) bool { return true }
+// Remounts returns true, even for immutable ConfigMaps, because SetUp of unchanged content is cheap.
+func (p *plugin) Remounts(*plugins.Spec) bool { return true }
 
-func (k *kind) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
-	path, err := k.host.Paths().CheckedPodVolume(pod.UID, k.name, spec.Name())
+func (p *plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
+	path, err := p.host.Paths().CheckedPodVolume(pod.UID, p.name, spec.Name())
 	if err != nil {
 		return nil, err
 	}
-	m := &mounter{volume: &volume{k, path}, pod: pod, projection: k.projection(spec.Volume)}
+	m := &mounter{volume: &volume{p, path}, pod: pod, projection: p.projection(spec.Volume)}
 	return m, m.validate()
 }
 
-func (k *kind) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
-	path, err := k.host.Paths().CheckedPodVolume(pod, k.name, name)
-	return &volume{k, path}, err
+func (p *plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
+	path, err := p.host.Paths().CheckedPodVolume(pod, p.name, name)
+	return &volume{p, path}, err
 }
 
-// volume is a volume of a pod.
+// volume is a pod's volume, whose manifest may have been removed.
 type volume struct {
-	*kind
+	*plugin
 	path string
 }
 
@@ -114,8 +115,8 @@ type mounter struct {
 
 func (v *volume) Path() string { return v.path }
 
-// SetUp makes the current content of the manifests the content of the volume. It writes nothing if
-// the content is unchanged.
+// SetUp writes the current content of the manifests to the volume. It writes nothing if the volume has
+// that content.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	content, err := m.content(args)
 	if err != nil {
@@ -128,18 +129,19 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return err
 }
 
-// Warnings reports content that the pod does not see.
+// Warnings reports files that hide content from the pod.
 func (m *mounter) Warnings() []string { return m.warnings }
 
-// obstructions returns a warning for each name that is not a link to the content.
+// obstructions returns a warning for each file or directory that takes the place of a link to the
+// content.
 func (m *mounter) obstructions(content tree) (warnings []string, err error) {
 	entries, err := os.ReadDir(m.path)
 	if err != nil {
 		return nil, err
 	}
-	tops := content.tops()
+	names := content.topNames()
 	for _, e := range entries {
-		if tops[e.Name()] && e.Type() != fs.ModeSymlink {
+		if names[e.Name()] && e.Type() != fs.ModeSymlink {
 			warnings = append(warnings, fmt.Sprintf("%q is not the volume's content but a directory or file that a container or its subPath has created: the content is in %s/%[1]s; remove the directory or file, or use another subPath", e.Name(), dataLink))
 		}
 	}

@@ -25,7 +25,7 @@ func (v *volume) setUp(ctx context.Context, content tree) error {
 	case at.IsMount:
 		return v.replaceInMemory(ctx, content)
 	case at.Exists && !at.IsDir():
-		return fmt.Errorf("%s: it is not a directory, so not the volume's: remove it", v.path)
+		return fmt.Errorf("%s is not a directory, so it does not belong to the volume: remove it", v.path)
 	}
 	if err := os.MkdirAll(v.path, parentMode); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (v *volume) replaceOnDisk(ctx context.Context, content tree) error {
 	return v.replace(ctx, root, content)
 }
 
-// mount mounts a new filesystem in memory, after it has its content.
+// mount writes the content to a new filesystem in memory, and then mounts that.
 func (v *volume) mount(ctx context.Context, content tree) (err error) {
 	memory, err := mount.Memory(v.name, mount.MemoryFor(room(content)), mount.Options{})
 	if err != nil {
@@ -73,8 +73,8 @@ func (v *volume) mount(ctx context.Context, content tree) (err error) {
 	return memory.MoveTo(v.path)
 }
 
-// replaceInMemory checks by the open directory that it is in memory, because the path could be
-// unmounted after a check.
+// replaceInMemory replaces the content of a volume in memory. It checks the filesystem of the open
+// directory, because the path could be unmounted after a check of the path.
 func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 	root, err := os.OpenRoot(v.path)
 	if err != nil {
@@ -105,8 +105,9 @@ func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 	return v.replace(ctx, root, content)
 }
 
-// owns reports whether a filesystem in memory belongs to the volume. One with content does. The
-// mount table, which contains its name, is read only otherwise, because it may be long.
+// owns reports whether the mounted filesystem belongs to the volume: it contains a version, or the mount
+// table names the plugin as its source. owns reads the mount table only if there is no version, because
+// the table may be long.
 func (v *volume) owns(root *os.Root) (bool, error) {
 	if name, err := root.Readlink(dataLink); err == nil && isVersion(name) {
 		return true, nil
@@ -120,8 +121,8 @@ const (
 	minRoom = 1 << 20
 )
 
-// room returns the memory for two versions of a content, in bytes. Each page also allows one inode
-// (mount.MemoryFor), so each file counts with a page for each part of its path, and for its link.
+// room returns the memory for two versions of a content, in bytes. Each page of memory also allows one
+// inode (mount.MemoryFor), so room adds a page for each part of a file's path, and one for its link.
 func room(content tree) int64 {
 	var pages int64
 	for key, n := range content {
@@ -131,7 +132,7 @@ func room(content tree) int64 {
 }
 
 func (v *volume) errOtherMount() error {
-	return fmt.Errorf("%s: the mount there is not the volume's: unmount it", v.path)
+	return fmt.Errorf("%s: the mount at this path does not belong to the volume: unmount it", v.path)
 }
 
 // TearDown removes the volume with its content, which the plugin created.
@@ -151,7 +152,7 @@ func (v *volume) TearDown(ctx context.Context) error {
 		}
 	}
 	if err := mount.RemoveTarget(v.path); err != nil {
-		return fmt.Errorf("the remaining files are not the volume's: examine and remove them: %w", err)
+		return fmt.Errorf("the remaining files do not belong to the volume: examine and remove them: %w", err)
 	}
 	return nil
 }

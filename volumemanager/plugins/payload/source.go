@@ -22,7 +22,7 @@ const (
 	defaultFileMode       = fs.FileMode(corev1.ProjectedVolumeSourceDefaultMode)
 	tokenMode             = 0o600
 	dirMode, groupDirMode = fs.ModeDir | 0o755, fs.ModeDir | fs.ModeSetgid | 0o755
-	// groupMode holds the mode bits that a kubelet adds for a pod's fsGroup in read-only volumes.
+	// groupMode contains the mode bits that a kubelet adds for a pod's fsGroup in read-only volumes.
 	groupMode = 0o440
 )
 
@@ -33,7 +33,7 @@ func (m *mounter) content(args plugins.MounterArgs) (tree, error) {
 		w.tree[""] = node{mode: groupDirMode, gid: int(*args.FSGroup)}
 	}
 	for i, source := range m.projection.Sources {
-		if err := m.project(w, m.at(i), source); err != nil {
+		if err := m.project(w, m.sourceField(i), source); err != nil {
 			return nil, err
 		}
 	}
@@ -75,7 +75,7 @@ func (w *writer) add(at *field.Path, name, data string, mode fs.FileMode, user *
 	return w.tree.add(at, name, n)
 }
 
-// fileMode returns the mode of an item, by default that of the volume.
+// fileMode returns the mode of an item: own, or by default the volume's.
 func (w *writer) fileMode(own *int32) fs.FileMode {
 	switch {
 	case own != nil:
@@ -130,7 +130,7 @@ func (m *mounter) projectObject(w *writer, o object) error {
 func (w *writer) addKeys(o object, data map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(data)) {
 		if problems := validation.IsConfigMapKey(key); len(problems) > 0 {
-			return plugins.Invalidf("%s: %s %s: key %q: %s: rename it, or give it a path (items)", o.at, o.kind, o.name, key, strings.Join(problems, "; "))
+			return plugins.Invalidf("%s: %s %s: key %q: %s: rename the key, or give it a path (items)", o.at, o.kind, o.name, key, strings.Join(problems, "; "))
 		}
 		if err := w.add(o.at, key, data[key], w.fileMode(nil), nil); err != nil {
 			return err
@@ -185,7 +185,8 @@ func (m *mounter) podValue(at *field.Path, item corev1.DownwardAPIVolumeFile) (s
 	return "", plugins.Invalidf("%s: want one of fieldRef and resourceFieldRef", at)
 }
 
-// formatMap is as Kubernetes has it: a line for each key, sorted, without one at the end.
+// formatMap formats labels or annotations as a kubelet does: one line <key>="<value>" for each key,
+// sorted, without a newline at the end.
 func formatMap(m map[string]string) string {
 	var lines []string
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -194,8 +195,8 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// projectToken makes a token readable for the one user of all containers and for fsGroup, as a
-// kubelet does. Without both, it has the mode of the other files.
+// projectToken adds a token. As in a kubelet, only the common user of all containers and the fsGroup
+// can read the token. If there is neither, the token has the mode of the other files.
 func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.ServiceAccountTokenProjection) error {
 	token, _, err := plugins.Token(m.host, m.pod, source.Audience, source.ExpirationSeconds)
 	if err != nil {
@@ -208,8 +209,8 @@ func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.Service
 	return w.add(at, source.Path, token, mode, user)
 }
 
-// podUser returns the user of all containers of a pod; nil if they differ, or if one has the user of
-// its image.
+// podUser returns the common user of all containers of a pod. It returns nil if their users differ, or
+// if the image of a container determines its user.
 func podUser(pod *corev1.Pod) *int64 {
 	var all *int64
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {

@@ -18,7 +18,7 @@ import (
 // TestMemory: content that may be secret is in memory only.
 func TestMemory(t *testing.T) {
 	h := newHost(t)
-	h.both(map[string]string{"a": "1"})
+	h.setBoth(map[string]string{"a": "1"})
 	for _, tc := range []struct {
 		volume corev1.Volume
 		memory bool
@@ -30,13 +30,13 @@ func TestMemory(t *testing.T) {
 		{projectedVolume(ofConfigMap("web")), true, "kubernetes.io~projected"},
 	} {
 		t.Run(tc.path, func(t *testing.T) {
-			at := h.shown(t, tc.volume, newPod(), plugins.MounterArgs{})
+			at := h.mount(t, tc.volume, newPod(), plugins.MounterArgs{})
 			if want := filepath.Join(h.Paths().Root, "pods/4711/volumes", tc.path, "data"); at != want {
-				t.Errorf("the volume is at %s, want %s", at, want)
+				t.Errorf("got path %s, want %s", at, want)
 			}
 			e := plugintest.MountAt(t, at)
 			if (e != nil && e.FSType == "tmpfs") != tc.memory {
-				t.Errorf("%+v", e)
+				t.Errorf("got mount %+v, want a tmpfs: %t", e, tc.memory)
 			}
 			if !tc.memory {
 				return
@@ -47,21 +47,22 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestTearDown: TearDown is idempotent, also for a volume that was never or not completely set up.
+// TestTearDown: TearDown is idempotent, and succeeds for a volume that was never or not completely set
+// up.
 func TestTearDown(t *testing.T) {
 	h := newHost(t)
-	h.both(map[string]string{"a": "1"})
+	h.setBoth(map[string]string{"a": "1"})
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			must(t, h.tearDown(t, v))
 			at := plugintest.Value(h.setUp(t, v, newPod(), plugins.MounterArgs{}))(t)
 			for range 2 {
 				must(t, h.tearDown(t, v))
-				gone(t, at)
+				wantRemoved(t, at)
 			}
 			must(t, os.Mkdir(at, 0o750))
 			must(t, h.tearDown(t, v))
-			gone(t, at)
+			wantRemoved(t, at)
 		})
 	}
 }
@@ -69,7 +70,7 @@ func TestTearDown(t *testing.T) {
 // TestOtherMount: another mount at the volume's path is neither written to nor removed.
 func TestOtherMount(t *testing.T) {
 	h := newHost(t)
-	h.both(map[string]string{"a": "1"})
+	h.setBoth(map[string]string{"a": "1"})
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			other, at := testenv.Filesystem(t, "ext4", "16M"), h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")
@@ -86,8 +87,8 @@ func TestOtherMount(t *testing.T) {
 	}
 }
 
-// TestOtherMemory: another filesystem in memory is not written to. In the volume's own filesystem,
-// missing files are written again.
+// TestOtherMemory: SetUp does not write to another filesystem in memory. In the volume's own filesystem,
+// it restores missing files.
 func TestOtherMemory(t *testing.T) {
 	h := newHost(t)
 	h.secret("web", map[string]string{"a": "1"})
@@ -98,21 +99,21 @@ func TestOtherMemory(t *testing.T) {
 	plugintest.WantError(t, err, "unmount it")
 	plugintest.WantEntries(t, other, 0)
 	must(t, mount.Unmount(at))
-	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	must(t, os.Remove(filepath.Join(at, "..data")))
-	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
 }
 
-// TestBeneath: files in the directory below the mount stay.
-func TestBeneath(t *testing.T) {
+// TestHiddenFiles: files that the mount hides are not removed.
+func TestHiddenFiles(t *testing.T) {
 	h := newHost(t)
 	h.secret("web", map[string]string{"a": "1"})
 	at := plugintest.Value(h.setUp(t, secretVolume("web"), newPod(), plugins.MounterArgs{}))(t)
 	must(t, mount.Unmount(at))
 	file := filepath.Join(at, "precious")
 	must(t, os.WriteFile(file, nil, 0o600))
-	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
 	plugintest.WantError(t, h.tearDown(t, secretVolume("web")), at, "remove them")
 	must(t, os.Remove(file))
@@ -124,7 +125,7 @@ func TestMountBelow(t *testing.T) {
 	precious := filepath.Join(other, "precious")
 	must(t, os.WriteFile(precious, nil, 0o600))
 	h.configMap("web", map[string]string{"a": "1"})
-	at := h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	at := h.mount(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	must(t, os.Symlink(other, filepath.Join(at, "..link")))
 	below := filepath.Join(at, "..old", "below")
 	must(t, os.MkdirAll(below, 0o755))
@@ -134,34 +135,34 @@ func TestMountBelow(t *testing.T) {
 	_, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	plugintest.WantError(t, err, below)
 	must(t, mount.Unmount(below))
-	h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 2"})
-	only(t, at, 1)
+	wantLinks(t, at, 1)
 	plugintest.WantText(t, precious, "")
 }
 
-// TestContainersDirectory: a mount point that a container runtime has created stays until the volume
-// is removed.
+// TestContainersDirectory: a directory that a container runtime has created as a mount point stays until
+// the volume is removed.
 func TestContainersDirectory(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"a": "1"})
-	at := h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	at := h.mount(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	inner := filepath.Join(at, "inner")
 	must(t, os.Mkdir(inner, 0o755))
 	h.configMap("web", map[string]string{"a": "2"})
-	h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	if _, err := os.Stat(inner); err != nil {
 		t.Error(err)
 	}
 	h.configMap("web", map[string]string{"inner": "3"})
-	h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"inner": "drwxr-xr-x 0:0"})
 }
 
 // TestNotADirectory: a link at the volume's path is neither removed nor followed.
 func TestNotADirectory(t *testing.T) {
 	h, other := newHost(t), t.TempDir()
-	h.both(map[string]string{"a": "1"})
+	h.setBoth(map[string]string{"a": "1"})
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			at := h.Paths().PodVolume("4711", h.plugin(t, v).Name(), "data")
@@ -174,7 +175,8 @@ func TestNotADirectory(t *testing.T) {
 	}
 }
 
-// TestFull: on a full disk, a new volume is not created, and an existing one keeps its content.
+// TestFull: if the content does not fit on the disk, a new volume is not created, and an existing one
+// keeps its content.
 func TestFull(t *testing.T) {
 	h := newHost(t)
 	disk := memoryDisk(t)
@@ -182,19 +184,19 @@ func TestFull(t *testing.T) {
 	h.configMap("web", map[string]string{"a": strings.Repeat("x", 2<<20)})
 	at := h.Paths().PodVolume("4711", "kubernetes.io/configmap", "data")
 	if _, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{}); err == nil {
-		t.Error("a content larger than the disk was written")
+		t.Error("SetUp of content that does not fit: got no error")
 	}
-	gone(t, at)
+	wantRemoved(t, at)
 	h.configMap("web", map[string]string{"a": "1"})
-	h.shown(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, configMapVolume("web"), newPod(), plugins.MounterArgs{})
 	h.configMap("web", map[string]string{"a": strings.Repeat("x", 2<<20)})
 	if _, err := h.setUp(t, configMapVolume("web"), newPod(), plugins.MounterArgs{}); err == nil {
-		t.Error("a content larger than the disk was written")
+		t.Error("SetUp of content that does not fit: got no error")
 	}
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
 }
 
-// memoryDisk returns a small filesystem in memory.
+// memoryDisk mounts a filesystem of 1 MiB in memory until the test ends.
 func memoryDisk(t *testing.T) string {
 	t.Helper()
 	at := t.TempDir()
@@ -205,16 +207,16 @@ func memoryDisk(t *testing.T) string {
 	return at
 }
 
-// TestUnmounterRefuses: a name that is not one part of a path is refused.
+// TestUnmounterRefuses: NewUnmounter refuses names that are not file names.
 func TestUnmounterRefuses(t *testing.T) {
 	h := newHost(t)
 	for _, p := range payload.New(h) {
 		for _, name := range []string{"", ".", "..", "a/b", "/"} {
 			if _, err := p.NewUnmounter(name, "4711"); err == nil {
-				t.Errorf("%s accepts volume %q", p.Name(), name)
+				t.Errorf("%s: volume %q: got no error", p.Name(), name)
 			}
 			if _, err := p.NewUnmounter("data", newPod().UID+"/"); err == nil {
-				t.Errorf("%s accepts a pod UID with a slash", p.Name())
+				t.Errorf("%s: pod UID with a slash: got no error", p.Name())
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// node is a file or a directory with the attributes of lstat(2).
+// node is a file or a directory.
 type node struct {
 	mode     fs.FileMode
 	uid, gid int
@@ -25,9 +25,9 @@ type node struct {
 // below it.
 type tree map[string]node
 
-// add adds a file at a relative path, and its parent directories with the attributes of the root. A
-// later file replaces an earlier one at the same path. A file and a directory at one path are an
-// error.
+// add adds a file at a relative path, and its parent directories with the attributes of the root. It
+// replaces an earlier file at the path. It returns an error if the same path would be a file and a
+// directory.
 func (t tree) add(at *field.Path, name string, file node) error {
 	key := "/" + path.Clean(name)
 	if t[key].mode.IsDir() {
@@ -47,18 +47,18 @@ func errTaken(at *field.Path, name string) error {
 	return plugins.Invalidf("%s: path %q: the volume has a file and a directory there: give them different paths (items)", at, name)
 }
 
-// tops returns the names in the tree's root.
-func (t tree) tops() map[string]bool {
-	tops := map[string]bool{}
+// topNames returns the names in the tree's root.
+func (t tree) topNames() map[string]bool {
+	names := map[string]bool{}
 	for key := range t {
 		if path.Dir(key) == "/" {
-			tops[path.Base(key)] = true
+			names[path.Base(key)] = true
 		}
 	}
-	return tops
+	return names
 }
 
-// readTree reads the directory name.
+// readTree reads the directory with a name in root.
 func readTree(root *os.Root, name string) (tree, error) {
 	t := tree{}
 	err := fs.WalkDir(root.FS(), name, func(found string, _ fs.DirEntry, err error) error {
@@ -101,7 +101,7 @@ func (n node) write(root *os.Root, name string) error {
 		if err := root.Mkdir(name, 0o700); err != nil {
 			return err
 		}
-		return n.own(root, name)
+		return n.setAttributes(root, name)
 	}
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -111,12 +111,12 @@ func (n node) write(root *os.Root, name string) error {
 	if _, err := f.WriteString(n.data); err != nil {
 		return err
 	}
-	return n.own(root, name)
+	return n.setAttributes(root, name)
 }
 
-// own sets owner and group, and then the mode, because chown(2) clears mode bits. The umask has no
-// effect.
-func (n node) own(root *os.Root, name string) error {
+// setAttributes sets owner and group, and then the mode, because chown(2) clears mode bits. The umask
+// does not apply to chmod(2).
+func (n node) setAttributes(root *os.Root, name string) error {
 	if err := root.Chown(name, n.uid, n.gid); err != nil {
 		return err
 	}

@@ -24,38 +24,38 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestUpdate: a volume has the changed, added and removed keys. Unknown links are removed.
+// TestUpdate: SetUp updates changed keys, adds new ones, and removes old ones and unknown links.
 func TestUpdate(t *testing.T) {
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both(map[string]string{"a": "1", "b": "2"})
-			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+			h.setBoth(map[string]string{"a": "1", "b": "2"})
+			at := h.mount(t, v, newPod(), plugins.MounterArgs{})
 			must(t, os.Symlink("nowhere", filepath.Join(at, "c")))
 			must(t, os.Symlink("..data/b", filepath.Join(at, "accident")))
-			h.both(map[string]string{"b": "3", "c": "4"})
-			h.shown(t, v, newPod(), plugins.MounterArgs{})
+			h.setBoth(map[string]string{"b": "3", "c": "4"})
+			h.mount(t, v, newPod(), plugins.MounterArgs{})
 			wantContent(t, at, map[string]string{"b": "-rw-r--r-- 0:0 3", "c": "-rw-r--r-- 0:0 4"})
-			only(t, at, 2)
-			h.shown(t, v, newPod(), plugins.MounterArgs{FSGroup: new(int64(2000))})
+			wantLinks(t, at, 2)
+			h.mount(t, v, newPod(), plugins.MounterArgs{FSGroup: new(int64(2000))})
 			wantContent(t, at, map[string]string{"b": "-rw-r--r-- 0:2000 3", "c": "-rw-r--r-- 0:2000 4"})
-			only(t, at, 2)
+			wantLinks(t, at, 2)
 		})
 	}
 }
 
-// TestKeyOfSubPath: a key gets the name of a directory that a subPath has created. The directory
-// stays, all other keys are updated, and there is a warning; also in the next process.
+// TestKeyOfSubPath: if a new key has the name of a directory that a subPath has created, the directory
+// stays, all other keys are updated, and each call of SetUp returns a warning.
 func TestKeyOfSubPath(t *testing.T) {
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both(map[string]string{"a": "1"})
-			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+			h.setBoth(map[string]string{"a": "1"})
+			at := h.mount(t, v, newPod(), plugins.MounterArgs{})
 			dir := filepath.Join(at, "m")
 			must(t, os.Mkdir(dir, 0o755))
 			must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o644))
-			h.both(map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
+			h.setBoth(map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
 			want := map[string]string{"m": "drwxr-xr-x 0:0", "m/file": "-rw-r--r-- 0:0 kept"}
 			for _, key := range []string{"b", "c", "x", "z"} {
 				want[key] = "-rw-r--r-- 0:0 2"
@@ -66,31 +66,31 @@ func TestKeyOfSubPath(t *testing.T) {
 				wantContent(t, at, want)
 				warnings := m.(plugins.Warner).Warnings()
 				if len(warnings) != 1 || !strings.Contains(warnings[0], `"m"`) {
-					t.Errorf("warnings: %q", warnings)
+					t.Errorf("got warnings %q, want one for m", warnings)
 				}
 			}
 			must(t, os.RemoveAll(dir))
-			h.shown(t, v, newPod(), plugins.MounterArgs{})
+			h.mount(t, v, newPod(), plugins.MounterArgs{})
 			if got := content(t, at)["m"]; got != "-rw-r--r-- 0:0 2" {
-				t.Errorf("after the directory was removed, m is %q", got)
+				t.Errorf("m after the directory was removed: got %q", got)
 			}
 		})
 	}
 }
 
-// TestUpdateOfItems: a file is replaced by a directory, and a directory by a file.
+// TestUpdateOfItems: SetUp replaces a file with a directory, and a directory with a file.
 func TestUpdateOfItems(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"a": "1"})
 	var at string
 	for _, path := range []string{"x", "x/y", "x/y/z", "x"} {
-		at = h.shown(t, configMapVolume("web", item("a", path)), newPod(), plugins.MounterArgs{})
+		at = h.mount(t, configMapVolume("web", item("a", path)), newPod(), plugins.MounterArgs{})
 		if got := content(t, at)[path]; got != "-rw-r--r-- 0:0 1" {
-			t.Errorf("%s is %q", path, got)
+			t.Errorf("%s: got %q", path, got)
 		}
-		only(t, at, 1)
+		wantLinks(t, at, 1)
 	}
-	h.shown(t, configMapVolume("web", item("a", "-")), newPod(), plugins.MounterArgs{})
+	h.mount(t, configMapVolume("web", item("a", "-")), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"-": "-rw-r--r-- 0:0 1"})
 }
 
@@ -99,20 +99,21 @@ func TestUnchanged(t *testing.T) {
 	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web", item("a", "x/y")), "in memory": secretVolume("web", item("a", "x/y"))} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both(map[string]string{"a": "1"})
+			h.setBoth(map[string]string{"a": "1"})
 			args := plugins.MounterArgs{FSGroup: new(int64(2000))}
-			at := h.shown(t, v, newPod(), args)
-			before := changes(t, at)
-			h.shown(t, v, newPod(), args)
-			if after := changes(t, at); !maps.Equal(before, after) {
-				t.Errorf("changed %v, before %v", after, before)
+			at := h.mount(t, v, newPod(), args)
+			before := attributes(t, at)
+			h.mount(t, v, newPod(), args)
+			if after := attributes(t, at); !maps.Equal(before, after) {
+				t.Errorf("got attributes %v, want %v", after, before)
 			}
 		})
 	}
 }
 
-// changes returns the attributes of each file, directory and link, with the times of changes.
-func changes(t *testing.T, dir string) map[string]string {
+// attributes returns the attributes of each file, directory and link, with the time of its last change
+// but without that of its last access.
+func attributes(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -123,7 +124,6 @@ func changes(t *testing.T, dir string) map[string]string {
 		found[path] = fmt.Sprintf("%+v", info.Sys())
 		return err
 	}))
-	// Reading a file may change only the access time.
 	for path, s := range found {
 		before, rest, _ := strings.Cut(s, "Atim:")
 		_, rest, _ = strings.Cut(rest, "}")
@@ -132,7 +132,7 @@ func changes(t *testing.T, dir string) map[string]string {
 	return found
 }
 
-// TestGrow: content that is larger than the initial filesystem in memory.
+// TestGrow: SetUp enlarges the filesystem in memory for larger content.
 func TestGrow(t *testing.T) {
 	h := newHost(t)
 	for _, data := range []map[string]string{
@@ -142,14 +142,14 @@ func TestGrow(t *testing.T) {
 		{"a": "small"},
 	} {
 		h.secret("web", data)
-		at := h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+		at := h.mount(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 		got := content(t, at)
 		for name, value := range data {
 			if got[name] != "-rw-r--r-- 0:0 "+value {
-				t.Errorf("%s has %d bytes of %d", name, len(got[name]), len(value))
+				t.Errorf("%s: got %d bytes including mode and owner, want a value of %d bytes", name, len(got[name]), len(value))
 			}
 		}
-		only(t, at, len(data))
+		wantLinks(t, at, len(data))
 	}
 }
 
@@ -161,7 +161,7 @@ func many(n int) map[string]string {
 	return data
 }
 
-// generation returns a content whose files all have the same number.
+// generation returns content number n: the text of each file consists of repetitions of n.
 func generation(n int) map[string]string {
 	data := map[string]string{}
 	for _, key := range []string{"a", "b", "c", "d"} {
@@ -173,8 +173,8 @@ func generation(n int) map[string]string {
 	return data
 }
 
-// readGeneration reads one version of a volume: it resolves the link once. If the version is removed
-// meanwhile, it starts again.
+// readGeneration reads one version of a volume, and returns its number. If another version becomes the
+// current one meanwhile, it starts again.
 func readGeneration(dir string) (n int, err error) {
 	for {
 		version, err := os.Readlink(filepath.Join(dir, "..data"))
@@ -190,7 +190,7 @@ func readGeneration(dir string) (n int, err error) {
 			}
 			got[e.Name()] = string(b)
 		}
-		if now, _ := os.Readlink(filepath.Join(dir, "..data")); now != version {
+		if current, _ := os.Readlink(filepath.Join(dir, "..data")); current != version {
 			continue
 		}
 		if err != nil {
@@ -199,24 +199,24 @@ func readGeneration(dir string) (n int, err error) {
 		first, _, _ := strings.Cut(got["a"], " ")
 		n, err := strconv.Atoi(first)
 		if err != nil || !maps.Equal(got, generation(n)) {
-			return 0, fmt.Errorf("a mixture of %d files with generation %q, %w", len(got), first, err)
+			return 0, fmt.Errorf("got %d files with a in generation %q, want all files in one generation: %w", len(got), first, err)
 		}
 		return n, nil
 	}
 }
 
-// TestReaders: while the content is replaced, a reader gets the old version or the new one, and never
-// an older one than before.
+// TestReaders: while the content is replaced, a reader gets the old version or the new one, but no older
+// version than it got before.
 func TestReaders(t *testing.T) {
 	for name, v := range onDiskAndInMemory() {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.both(generation(0))
-			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+			h.setBoth(generation(0))
+			at := h.mount(t, v, newPod(), plugins.MounterArgs{})
 			stop, result := make(chan struct{}), make(chan error, 1)
 			go func() { result <- readUntil(at, stop) }()
 			for n := range 300 {
-				h.both(generation(n))
+				h.setBoth(generation(n))
 				if _, err := h.setUp(t, v, newPod(), plugins.MounterArgs{}); err != nil {
 					t.Error(err)
 					break
@@ -241,20 +241,20 @@ func readUntil(dir string, stop <-chan struct{}) error {
 			return err
 		}
 		if n < last {
-			return fmt.Errorf("generation %d after %d", n, last)
+			return fmt.Errorf("got generation %d after generation %d", n, last)
 		}
 		last = n
 	}
 }
 
-// writerDir is a variable with a directory: the test binary replaces the content of volumes below
-// it until it is killed.
+// writerDir is an environment variable. If it is set, it names a directory, and the test binary replaces
+// the content of volumes below that directory until it is killed.
 const writerDir = "TRIVET_TEST_PAYLOAD_WRITER"
 
 func writeForever(dir string) {
 	h := hostAt(dir)
 	for n := 0; ; n++ {
-		h.both(generation(n))
+		h.setBoth(generation(n))
 		for _, v := range []corev1.Volume{configMapVolume("web"), secretVolume("web")} {
 			if err := setUpOnce(h, v); err != nil {
 				fmt.Println(err)
@@ -278,15 +278,15 @@ func setUpOnce(h *host, v corev1.Volume) error {
 	return m.SetUp(context.Background(), plugins.MounterArgs{})
 }
 
-// TestKill: a process that is killed at any point leaves the old version or the new one. The next
-// process removes other remains.
+// TestKill: a process that is killed at any point leaves the old version or the new one. The next SetUp
+// removes its leftovers.
 func TestKill(t *testing.T) {
 	h := newHost(t)
 	volumes := []corev1.Volume{configMapVolume("web"), secretVolume("web")}
 	for _, v := range volumes {
 		t.Cleanup(func() { must(t, h.tearDown(t, v)) })
 	}
-	remains := 0
+	total := 0
 	for range 30 {
 		kill(t, h.Root)
 		for _, v := range volumes {
@@ -294,21 +294,21 @@ func TestKill(t *testing.T) {
 			if _, err := readGeneration(at); err != nil {
 				t.Error(err)
 			}
-			remains += leftovers(t, at)
+			total += leftovers(t, at)
 		}
 	}
-	t.Logf("%d other remains", remains)
-	h.both(generation(1))
+	t.Logf("found %d leftovers", total)
+	h.setBoth(generation(1))
 	for _, v := range volumes {
-		at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+		at := h.mount(t, v, newPod(), plugins.MounterArgs{})
 		if n, err := readGeneration(at); n != 1 || err != nil {
-			t.Errorf("generation %d, %v", n, err)
+			t.Errorf("got generation %d, %v; want 1", n, err)
 		}
-		only(t, at, 4)
+		wantLinks(t, at, 4)
 	}
 }
 
-// kill runs a writer, and kills it at a random time after its first round.
+// kill runs a writer (writerDir), and kills it at a random time after it has written each volume once.
 func kill(t *testing.T, dir string) {
 	t.Helper()
 	c := exec.Command(os.Args[0])
@@ -317,7 +317,7 @@ func kill(t *testing.T, dir string) {
 	must(t, c.Start())
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() || lines.Text() != "0" {
-		t.Errorf("the writer printed %q", lines.Text())
+		t.Errorf("got output %q of the writer, want 0", lines.Text())
 	}
 	for range rand.IntN(3) {
 		lines.Scan()
@@ -327,7 +327,7 @@ func kill(t *testing.T, dir string) {
 	_ = c.Wait()
 }
 
-// leftovers counts the remains in a volume beside its current version.
+// leftovers counts the hidden files in a volume except its current version and the link to that.
 func leftovers(t *testing.T, dir string) (n int) {
 	t.Helper()
 	entries := plugintest.Value(os.ReadDir(dir))(t)
@@ -340,19 +340,20 @@ func leftovers(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// TestLeftovers: a process is killed after each step.
+// TestLeftovers: SetUp restores the content of a volume in each state that a killed process or another
+// program may leave.
 func TestLeftovers(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
-		leave func(at string) error
+		name   string
+		change func(at string) error
 	}{
 		{"an incomplete version", func(at string) error {
 			return errors.Join(os.Mkdir(filepath.Join(at, "..part"), 0o700), os.WriteFile(filepath.Join(at, "..part", "a"), []byte("par"), 0o600))
 		}},
 		{"a version not yet linked", func(at string) error { return os.Mkdir(filepath.Join(at, "..next"), 0o755) }},
 		{"a link not yet renamed", func(at string) error { return os.Symlink("..next", filepath.Join(at, "..data_tmp")) }},
-		{"no link for users", func(at string) error { return os.Remove(filepath.Join(at, "a")) }},
-		{"no version", func(at string) error { return os.Remove(filepath.Join(at, "..data")) }},
+		{"a missing link for users", func(at string) error { return os.Remove(filepath.Join(at, "a")) }},
+		{"a missing link to the version", func(at string) error { return os.Remove(filepath.Join(at, "..data")) }},
 		{"a missing version", func(at string) error {
 			return errors.Join(os.Remove(filepath.Join(at, "..data")), os.Symlink("..missing", filepath.Join(at, "..data")))
 		}},
@@ -366,30 +367,30 @@ func TestLeftovers(t *testing.T) {
 			}
 			return err
 		}},
-		{"content changed by others", func(at string) error { return os.WriteFile(filepath.Join(at, "a"), []byte("other"), 0o600) }},
+		{"a changed file", func(at string) error { return os.WriteFile(filepath.Join(at, "a"), []byte("other"), 0o600) }},
 	} {
 		for kind, v := range onDiskAndInMemory() {
 			t.Run(tc.name+" "+kind, func(t *testing.T) {
 				h := newHost(t)
-				h.both(generation(1))
-				at := h.shown(t, v, newPod(), plugins.MounterArgs{})
-				must(t, tc.leave(at))
-				h.shown(t, v, newPod(), plugins.MounterArgs{})
+				h.setBoth(generation(1))
+				at := h.mount(t, v, newPod(), plugins.MounterArgs{})
+				must(t, tc.change(at))
+				h.mount(t, v, newPod(), plugins.MounterArgs{})
 				if n, err := readGeneration(at); n != 1 || err != nil {
-					t.Errorf("generation %d, %v", n, err)
+					t.Errorf("got generation %d, %v; want 1", n, err)
 				}
-				only(t, at, 4)
+				wantLinks(t, at, 4)
 			})
 		}
 	}
 }
 
-// TestReboot: after a reboot the content in memory is written again.
+// TestReboot: after a reboot, which unmounts the filesystem in memory, SetUp writes the content again.
 func TestReboot(t *testing.T) {
 	h := newHost(t)
 	h.secret("web", map[string]string{"a": "1"})
-	at := h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	at := h.mount(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	must(t, mount.Unmount(at))
-	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	h.mount(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
 }

@@ -24,13 +24,13 @@ const (
 	maxPath = 2048
 )
 
-// validate checks all that does not need the referenced objects.
+// validate checks the volume without the objects that it refers to.
 func (m *mounter) validate() error {
 	if err := checkMode(field.NewPath("defaultMode"), m.projection.DefaultMode); err != nil {
 		return err
 	}
 	for i, source := range m.projection.Sources {
-		if err := m.validateSource(m.at(i), source); err != nil {
+		if err := m.validateSource(m.sourceField(i), source); err != nil {
 			return err
 		}
 	}
@@ -46,7 +46,7 @@ func (m *mounter) checkDistinct() error {
 	for i, source := range m.projection.Sources {
 		for _, path := range itemPaths(source) {
 			if taken[path] {
-				return plugins.Invalidf("%s: path %q: another item has the same path: give each its own path", m.at(i), path)
+				return plugins.Invalidf("%s: path %q: another item has the same path: give each its own path", m.sourceField(i), path)
 			}
 			taken[path] = true
 		}
@@ -76,7 +76,7 @@ func (m *mounter) validateSource(at *field.Path, s corev1.VolumeProjection) erro
 	known := []bool{s.ConfigMap != nil, s.Secret != nil, s.DownwardAPI != nil, s.ServiceAccountToken != nil}
 	switch {
 	case s.ClusterTrustBundle != nil || s.PodCertificate != nil:
-		return plugins.Invalidf("%s: clusterTrustBundle and podCertificate need an API server: remove it, or use a secret", at)
+		return plugins.Invalidf("%s: clusterTrustBundle and podCertificate need an API server: remove the source, or use a secret", at)
 	case len(slices.DeleteFunc(known, func(set bool) bool { return !set })) != 1:
 		return plugins.Invalidf("%s: want one of configMap, secret, downwardAPI and serviceAccountToken", at)
 	case s.ConfigMap != nil:
@@ -134,15 +134,15 @@ func checkMode(at *field.Path, mode *int32) error {
 	return nil
 }
 
-// checkPath refuses a path outside the volume or into its versions.
+// checkPath refuses a path that leads out of the volume or into its hidden directories.
 func checkPath(at *field.Path, name string) error {
 	clean, parts := path.Clean(name), strings.Split(name, "/")
 	tooLong := func(part string) bool { return len(part) > maxName }
 	switch {
 	case clean == ".", path.IsAbs(name), strings.HasPrefix(clean, hidden), slices.Contains(parts, ".."), strings.ContainsRune(name, 0):
-		return plugins.Invalidf("%s %q: want a path relative to the volume, without \"..\", that does not begin with it: change it", at, name)
+		return plugins.Invalidf("%s %q: want a path relative to the volume that does not begin with \"..\", and has no part \"..\": change the path", at, name)
 	case len(name) > maxPath, slices.ContainsFunc(parts, tooLong):
-		return plugins.Invalidf("%s of %d characters: want at most %d, and %d between slashes: shorten it", at, len(name), maxPath, maxName)
+		return plugins.Invalidf("%s has %d bytes: want at most %d, and at most %d between two slashes: shorten the path", at, len(name), maxPath, maxName)
 	}
 	return nil
 }

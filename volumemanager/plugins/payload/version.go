@@ -29,35 +29,35 @@ const (
 	newLink  = "..data_tmp"
 )
 
-// replace replaces the content of the volume with want by one rename. It writes nothing if the content
-// is unchanged. A call that fails or is killed at any point leaves the old version or the new one. The
-// next call removes other leftovers.
+// replace replaces the content of the volume with want by one rename. It writes nothing if the volume
+// has that content. A call that fails or is killed at any point leaves the old version or the new one. The
+// next call removes leftovers.
 func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
-	if err := setRootAttributes(root, v.root(want[""])); err != nil {
+	if err := setRootAttributes(root, v.rootAttributes(want[""])); err != nil {
 		return err
 	}
-	current, have, err := version(root)
+	current, content, err := currentVersion(root)
 	if err != nil {
 		return err
 	}
-	if !maps.Equal(have, want) {
+	if !maps.Equal(content, want) {
 		// Leftovers of killed calls may occupy the space that this version needs.
 		if err := sweep(ctx, root, current); err != nil {
 			return err
 		}
-		if current, err = add(root, want); err != nil {
+		if current, err = addVersion(root, want); err != nil {
 			return err
 		}
 	}
-	if err := link(root, want.tops()); err != nil {
+	if err := updateLinks(root, want.topNames()); err != nil {
 		return err
 	}
 	return sweep(ctx, root, current)
 }
 
-// root returns the attributes of the volume's root from those of a version's root. The mode is that of
-// an emptyDir, in which a kubelet keeps the versions.
-func (v *volume) root(versionRoot node) node {
+// rootAttributes returns the attributes of the volume's root, which differ from those of a version's
+// root in the mode. The mode is that of an emptyDir, because a kubelet keeps the versions in one.
+func (v *volume) rootAttributes(versionRoot node) node {
 	versionRoot.mode |= 0o777
 	if !v.onDisk {
 		versionRoot.mode |= fs.ModeSticky
@@ -66,15 +66,16 @@ func (v *volume) root(versionRoot node) node {
 }
 
 func setRootAttributes(root *os.Root, want node) error {
-	have, err := readNode(root, ".")
-	if err != nil || have == want {
+	current, err := readNode(root, ".")
+	if err != nil || current == want {
 		return err
 	}
-	return want.own(root, ".")
+	return want.setAttributes(root, ".")
 }
 
-// version returns the current version and its content. A missing version is not an error.
-func version(root *os.Root) (name string, content tree, err error) {
+// currentVersion returns the name and the content of the current version. Both are empty if it is
+// missing.
+func currentVersion(root *os.Root) (name string, content tree, err error) {
 	name, err = root.Readlink(dataLink)
 	if err != nil || !isVersion(name) {
 		return "", nil, ignoreMissing(err)
@@ -94,8 +95,8 @@ func isVersion(name string) bool {
 	return strings.HasPrefix(name, hidden) && filepath.IsLocal(name) && filepath.Base(name) == name && name != dataLink && name != newLink
 }
 
-// add writes a version, and makes it the current one once it is complete.
-func add(root *os.Root, content tree) (name string, err error) {
+// addVersion writes a version, and makes it the current one once it is complete.
+func addVersion(root *os.Root, content tree) (name string, err error) {
 	name = fmt.Sprintf("%s%s.%d", hidden, time.Now().UTC().Format("2006_01_02_15_04_05"), rand.Uint32())
 	if err := content.write(root, name); err != nil {
 		return "", err
@@ -106,9 +107,9 @@ func add(root *os.Root, content tree) (name string, err error) {
 	return name, root.Rename(newLink, dataLink)
 }
 
-// link creates the links that users see, and removes obsolete links. As in a kubelet, it keeps other
-// files: a directory that was created for a subPath belongs to a container.
-func link(root *os.Root, tops map[string]bool) error {
+// updateLinks creates a link for each name, and removes other links that users see. As in a kubelet, it
+// keeps all else, such as directories that were created for the subPath of a container.
+func updateLinks(root *os.Root, names map[string]bool) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return err
@@ -118,16 +119,16 @@ func link(root *os.Root, tops map[string]bool) error {
 		switch {
 		case strings.HasPrefix(e.Name(), hidden):
 		case err != nil:
-			delete(tops, e.Name())
-		case tops[e.Name()] && target == filepath.Join(dataLink, e.Name()):
-			delete(tops, e.Name())
+			delete(names, e.Name())
+		case names[e.Name()] && target == filepath.Join(dataLink, e.Name()):
+			delete(names, e.Name())
 		default:
 			if err := root.Remove(e.Name()); err != nil {
 				return err
 			}
 		}
 	}
-	for name := range tops {
+	for name := range names {
 		if err := root.Symlink(filepath.Join(dataLink, name), name); err != nil {
 			return err
 		}
@@ -160,7 +161,7 @@ func removeAll(ctx context.Context, root *os.Root, name string) error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%s: the mount of %s there is not the volume's: unmount it", mounts[0].Mountpoint, mounts[0].Source)
+		return fmt.Errorf("%s: the mount of %s does not belong to the volume: unmount it", mounts[0].Mountpoint, mounts[0].Source)
 	}
 	dir, err := root.Open(".")
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 
 var must = plugintest.Must
 
-// TestRemoveMounted: a mount that appears in a version after the mount table was read stays. Here
-// the path for which the mount table is searched has another target by then.
+// TestRemoveMounted: removeAll does not remove a mount that appears in a version after removeAll has read
+// the mount table. The test simulates this by renaming the directory, so that the mount table has no
+// mount below the name that removeAll knows.
 func TestRemoveMounted(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir, other := t.TempDir(), t.TempDir()
@@ -29,7 +30,7 @@ func TestRemoveMounted(t *testing.T) {
 	must(t, os.Rename(before, after))
 	must(t, mount.Bind(other, below, mount.Options{}))
 	if err := removeAll(t.Context(), root, "..old"); !errors.Is(err, dirtree.ErrMounted) {
-		t.Errorf("removing a version with a mount: %v", err)
+		t.Errorf("removing a version with a mount: got %v, want ErrMounted", err)
 	}
 	plugintest.WantText(t, precious, "")
 	must(t, mount.Unmount(below))

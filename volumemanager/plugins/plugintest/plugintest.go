@@ -28,7 +28,7 @@ type Host struct {
 	ConfigMaps map[string]*corev1.ConfigMap
 	Secrets    map[string]*corev1.Secret
 	CSIDrivers map[string]*storagev1.CSIDriver
-	// Tokens replaces the default token, which describes its request.
+	// Tokens returns the tokens. If it is nil, the text of a token describes its request.
 	Tokens func() string
 }
 
@@ -43,12 +43,12 @@ func (h *Host) Paths() plugins.Paths { return plugins.Paths{Root: h.Root} }
 // NodeName returns node-1.
 func (h *Host) NodeName() string { return NodeName }
 
-// ConfigMap returns an object of the map.
+// ConfigMap returns an object in ConfigMaps.
 func (h *Host) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
 	return find(h.ConfigMaps, namespace+"/"+name)
 }
 
-// Secret returns an object of the map.
+// Secret returns an object in Secrets.
 func (h *Host) Secret(namespace, name string) (*corev1.Secret, error) {
 	return find(h.Secrets, namespace+"/"+name)
 }
@@ -60,7 +60,7 @@ func find[T any](all map[string]*T, key string) (*T, error) {
 	return nil, plugins.ErrNotFound
 }
 
-// CSIDriver returns an object of the map.
+// CSIDriver returns an object in CSIDrivers.
 func (h *Host) CSIDriver(name string) *storagev1.CSIDriver { return h.CSIDrivers[name] }
 
 // Token returns a token whose lifetime starts at the Unix epoch.
@@ -102,11 +102,11 @@ func Value[T any](v T, err error) func(*testing.T) T {
 func WantError(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("no error, want one with %q", words)
+		t.Fatalf("got no error, want one that contains %q", words)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q lacks %q", err, w)
+			t.Errorf("got error %q, want one that contains %q", err, w)
 		}
 	}
 }
@@ -116,7 +116,7 @@ func WantInvalid(t *testing.T, err error, words ...string) {
 	t.Helper()
 	WantError(t, err, words...)
 	if _, ok := errors.AsType[*plugins.InvalidError](err); !ok {
-		t.Errorf("error %v is not an InvalidError", err)
+		t.Errorf("got error %v, want an InvalidError", err)
 	}
 }
 
@@ -125,7 +125,7 @@ func WantCertain(t *testing.T, err error, words ...string) {
 	t.Helper()
 	WantError(t, err, words...)
 	if plugins.Uncertain(err) {
-		t.Errorf("error %v is uncertain", err)
+		t.Errorf("got error %v, which is an UncertainError; want another error", err)
 	}
 }
 
@@ -134,7 +134,7 @@ func WantUncertain(t *testing.T, err error, words ...string) {
 	t.Helper()
 	WantError(t, err, words...)
 	if !plugins.Uncertain(err) {
-		t.Errorf("error %v is not uncertain", err)
+		t.Errorf("got error %v, want an UncertainError", err)
 	}
 }
 
@@ -142,7 +142,7 @@ func WantUncertain(t *testing.T, err error, words ...string) {
 func WantText(t *testing.T, path, want string) {
 	t.Helper()
 	if b, err := os.ReadFile(path); err != nil || string(b) != want {
-		t.Errorf("%s contains %q, %v; want %q", path, b, err, want)
+		t.Errorf("%s: got content %q, %v; want %q", path, b, err, want)
 	}
 }
 
@@ -150,7 +150,7 @@ func WantText(t *testing.T, path, want string) {
 func WantEntries(t *testing.T, dir string, n int) {
 	t.Helper()
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != n {
-		t.Errorf("%s contains %v, %v; want %d entries", dir, entries, err, n)
+		t.Errorf("%s: got entries %v, %v; want %d entries", dir, entries, err, n)
 	}
 }
 
@@ -158,7 +158,7 @@ func WantEntries(t *testing.T, dir string, n int) {
 func WantMissing(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s exists, or: %v", path, err)
+		t.Errorf("%s: Lstat returned %v, want that the path does not exist", path, err)
 	}
 }
 
