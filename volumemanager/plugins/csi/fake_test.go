@@ -19,7 +19,7 @@ import (
 // errFalseSuccess makes a call return success without an effect.
 var errFalseSuccess = errors.New("false success")
 
-// fake is a driver that mounts a tmpfs for each volume. Its calls can be replaced.
+// fake is a driver that mounts a tmpfs for each volume. A test can replace its calls.
 type fake struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -32,16 +32,18 @@ type fake struct {
 	name   string
 	nodeID string
 	ready  bool
-	// script holds the replacements of calls, by name.
-	script map[string]func(context.Context, any) error
-	// requests holds the last request of each call; calls holds the names of all calls.
+	// replaced contains the replacements of calls, by name.
+	replaced map[string]func(context.Context, any) error
+	// requests contains the last request of each call, and calls the names of all calls.
 	requests map[string]any
 	calls    []string
-	created  *csi.Volume
-	grown    int64
-	plugin   []csi.PluginCapability_Service_Type
-	nodeCan  []csi.NodeServiceCapability_RPC_Type
-	control  []csi.ControllerServiceCapability_RPC_Type
+	// created is the volume in the response of CreateVolume.
+	created *csi.Volume
+	// expandedSize is the size in the response of ControllerExpandVolume.
+	expandedSize int64
+	plugin       []csi.PluginCapability_Service_Type
+	nodeCan      []csi.NodeServiceCapability_RPC_Type
+	control      []csi.ControllerServiceCapability_RPC_Type
 }
 
 // newFake serves a driver with all capabilities that the plugin uses.
@@ -49,7 +51,7 @@ func newFake(t *testing.T, h *host) *fake {
 	t.Helper()
 	f := &fake{
 		path: filepath.Join(filepath.Dir(h.Root), "csi.sock"), name: driverName, nodeID: "fake-node", ready: true,
-		script: map[string]func(context.Context, any) error{}, requests: map[string]any{},
+		replaced: map[string]func(context.Context, any) error{}, requests: map[string]any{},
 		plugin: []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS},
 		nodeCan: []csi.NodeServiceCapability_RPC_Type{
 			csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
@@ -70,8 +72,8 @@ func registeredFake(t *testing.T) (*host, *fake) {
 	t.Helper()
 	h := newHost(t)
 	f := newFake(t, h)
-	h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
-	h.status(t, "fake-reg.sock", registered)
+	h.startRegistrar(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+	h.waitForStatus(t, "fake-reg.sock", registered)
 	return h, f
 }
 
@@ -84,27 +86,27 @@ func (f *fake) start(t *testing.T) {
 	})
 }
 
-// on replaces a call; nil restores it.
-func (f *fake) on(call string, do func(context.Context, any) error) {
+// replace replaces a call; nil restores the call.
+func (f *fake) replace(call string, do func(context.Context, any) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.script[call] = do
+	f.replaced[call] = do
 }
 
-// fails makes a call fail.
-func (f *fake) fails(call string, err error) {
-	f.on(call, func(context.Context, any) error { return err })
+// failWith makes a call return an error.
+func (f *fake) failWith(call string, err error) {
+	f.replace(call, func(context.Context, any) error { return err })
 }
 
-// set changes the fields of the driver.
-func (f *fake) set(change func()) {
+// change changes the fields of the driver.
+func (f *fake) change(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-// asked returns the last request of a call; nil if there was none.
-func asked[R any](f *fake) *R {
+// lastRequest returns the last request of a call; nil if there was none.
+func lastRequest[R any](f *fake) *R {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r, _ := f.requests[fmt.Sprintf("%T", new(R))].(*R)
@@ -123,13 +125,13 @@ func (f *fake) count(call string) (n int) {
 	return n
 }
 
-// scripted records a call, and makes its replacement. done: there was one.
-func (f *fake) scripted(ctx context.Context, request any) (done bool, err error) {
+// record records a call, and runs its replacement. done is true if there is a replacement.
+func (f *fake) record(ctx context.Context, request any) (done bool, err error) {
 	name := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", request), "*csi."), "Request")
 	f.mu.Lock()
 	f.calls = append(f.calls, name)
 	f.requests[fmt.Sprintf("%T", request)] = request
-	do := f.script[name]
+	do := f.replaced[name]
 	f.mu.Unlock()
 	if do == nil {
 		return false, nil
@@ -142,14 +144,14 @@ func (f *fake) scripted(ctx context.Context, request any) (done bool, err error)
 }
 
 func (f *fake) GetPluginInfo(ctx context.Context, r *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &csi.GetPluginInfoResponse{Name: f.name}, err
 }
 
 func (f *fake) Probe(ctx context.Context, r *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(f.ready)}, err
@@ -186,14 +188,14 @@ func (f *fake) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapa
 }
 
 func (f *fake) NodeGetInfo(ctx context.Context, r *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &csi.NodeGetInfoResponse{NodeId: f.nodeID, MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"zone": "here"}}}, err
 }
 
 func (f *fake) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	done, err := f.scripted(ctx, r)
+	done, err := f.record(ctx, r)
 	if !done && r.GetVolumeCapability().GetBlock() == nil {
 		err = mountTmpfs(r.GetStagingTargetPath())
 	}
@@ -201,15 +203,15 @@ func (f *fake) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeReques
 }
 
 func (f *fake) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	done, err := f.scripted(ctx, r)
+	done, err := f.record(ctx, r)
 	if !done {
-		_ = syscall.Unmount(r.GetStagingTargetPath(), 0) // EINVAL: it was not mounted
+		_ = syscall.Unmount(r.GetStagingTargetPath(), 0) // returns EINVAL if it is not mounted
 	}
 	return &csi.NodeUnstageVolumeResponse{}, err
 }
 
 func (f *fake) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	done, err := f.scripted(ctx, r)
+	done, err := f.record(ctx, r)
 	switch {
 	case done:
 	case r.GetVolumeCapability().GetBlock() != nil:
@@ -223,55 +225,55 @@ func (f *fake) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRe
 }
 
 func (f *fake) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	done, err := f.scripted(ctx, r)
+	done, err := f.record(ctx, r)
 	if !done {
-		_ = syscall.Unmount(r.GetTargetPath(), 0) // EINVAL: it was not mounted
+		_ = syscall.Unmount(r.GetTargetPath(), 0) // returns EINVAL if it is not mounted
 		_ = os.Remove(r.GetTargetPath())
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, err
 }
 
 func (f *fake) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	return &csi.NodeExpandVolumeResponse{}, err
 }
 
 func (f *fake) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &csi.CreateVolumeResponse{Volume: f.created}, err
 }
 
 func (f *fake) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	return &csi.DeleteVolumeResponse{}, err
 }
 
 func (f *fake) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"device": "sda"}}, err
 }
 
 func (f *fake) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	return &csi.ControllerUnpublishVolumeResponse{}, err
 }
 
 func (f *fake) ControllerExpandVolume(ctx context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	_, err := f.scripted(ctx, r)
+	_, err := f.record(ctx, r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: f.grown, NodeExpansionRequired: true}, err
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: f.expandedSize, NodeExpansionRequired: true}, err
 }
 
-// mountTmpfs is idempotent.
+// mountTmpfs mounts a tmpfs unless a filesystem is mounted at the path.
 func mountTmpfs(at string) error {
 	if err := os.Mkdir(at, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	var own, above syscall.Stat_t
-	if err := errors.Join(syscall.Stat(at, &own), syscall.Stat(filepath.Dir(at), &above)); err != nil || own.Dev != above.Dev {
+	var st, parent syscall.Stat_t
+	if err := errors.Join(syscall.Stat(at, &st), syscall.Stat(filepath.Dir(at), &parent)); err != nil || st.Dev != parent.Dev {
 		return err
 	}
 	return syscall.Mount("fake", at, "tmpfs", 0, "size=1m")

@@ -30,7 +30,7 @@ const (
 	patience = time.Minute
 )
 
-// host is a manager with the plugin, and the directories of a machine.
+// host is the plugin with its host and the directories of a machine.
 type host struct {
 	*csi.Plugin
 	*plugintest.Host
@@ -46,7 +46,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// newMachine is a host without a plugin.
+// newMachine returns a host without a plugin.
 func newMachine(t *testing.T) *host {
 	t.Helper()
 	// The path of a socket has at most 107 bytes: the directory of t.TempDir may be too long.
@@ -55,7 +55,7 @@ func newMachine(t *testing.T) *host {
 	return &host{Host: plugintest.NewHost(filepath.Join(dir, "root")), registry: filepath.Join(dir, "registry")}
 }
 
-// start starts a manager, which has only the records on disk.
+// start runs a new plugin until the test ends. As after a restart, it knows only the records on disk.
 func (h *host) start(t *testing.T) {
 	t.Helper()
 	h.Plugin = csi.New(h, csi.Options{Registry: h.registry, Changed: func() { h.changes.Add(1) }})
@@ -82,8 +82,8 @@ func (h *host) setDriver(spec storagev1.CSIDriverSpec) {
 // registrar is a node-driver-registrar.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
-	info *registration.PluginInfo
-	told chan *registration.RegistrationStatus
+	info     *registration.PluginInfo
+	notified chan *registration.RegistrationStatus
 }
 
 func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
@@ -92,16 +92,16 @@ func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*regist
 
 func (r *registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	select {
-	case r.told <- s:
+	case r.notified <- s:
 	default:
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// announce serves a registrar in the registry. stop removes its socket, as a registrar that ends.
-func (h *host) announce(t *testing.T, file string, info *registration.PluginInfo) (r *registrar, stop func()) {
+// startRegistrar serves a registrar in the registry. stop ends the registrar and removes its socket.
+func (h *host) startRegistrar(t *testing.T, file string, info *registration.PluginInfo) (r *registrar, stop func()) {
 	t.Helper()
-	r = &registrar{info: info, told: make(chan *registration.RegistrationStatus, 1)}
+	r = &registrar{info: info, notified: make(chan *registration.RegistrationStatus, 1)}
 	must(t, os.MkdirAll(h.registry, 0o750))
 	stop = serve(t, filepath.Join(h.registry, file), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, r) })
 	return r, stop
@@ -123,8 +123,8 @@ func info(name, endpoint string, versions ...string) *registration.PluginInfo {
 	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: name, Endpoint: endpoint, SupportedVersions: versions}
 }
 
-// status waits until the status of a socket meets a condition.
-func (h *host) status(t *testing.T, file string, ok func(csi.DriverStatus) bool) csi.DriverStatus {
+// waitForStatus waits until the status of a socket meets a condition.
+func (h *host) waitForStatus(t *testing.T, file string, ok func(csi.DriverStatus) bool) csi.DriverStatus {
 	t.Helper()
 	var last csi.DriverStatus
 	waitFor(t, func() error {
@@ -136,14 +136,14 @@ func (h *host) status(t *testing.T, file string, ok func(csi.DriverStatus) bool)
 				}
 			}
 		}
-		return fmt.Errorf("%s: %+v", file, last)
+		return fmt.Errorf("%s: got status %+v, which does not meet the condition", file, last)
 	})
 	return last
 }
 
 func registered(s csi.DriverStatus) bool { return s.Registered && s.Error == "" }
 
-func failing(text string) func(csi.DriverStatus) bool {
+func hasError(text string) func(csi.DriverStatus) bool {
 	return func(s csi.DriverStatus) bool { return strings.Contains(s.Error, text) }
 }
 
@@ -168,11 +168,11 @@ func waitFor(t *testing.T, try func() error) {
 }
 
 var (
-	must      = plugintest.Must
-	wantError = plugintest.WantError
-	certain   = plugintest.WantCertain
-	uncertain = plugintest.WantUncertain
-	gone      = plugintest.WantMissing
+	must          = plugintest.Must
+	wantError     = plugintest.WantError
+	wantCertain   = plugintest.WantCertain
+	wantUncertain = plugintest.WantUncertain
+	wantMissing   = plugintest.WantMissing
 )
 
 func pod(name string) *corev1.Pod {
@@ -193,7 +193,7 @@ func persistent(driver, name, handle string) *plugins.Spec {
 	}}
 }
 
-// device changes a spec to a raw device.
+// device sets volumeMode Block in a spec.
 func device(spec *plugins.Spec) *plugins.Spec {
 	mode := corev1.PersistentVolumeBlock
 	spec.PersistentVolume.Spec.VolumeMode = &mode
@@ -220,21 +220,21 @@ func (h *host) tearDown(t *testing.T, name string, pod *corev1.Pod) error {
 	return u.TearDown(t.Context())
 }
 
-// nothingLeft requires that a directory contains no file and no mount. The manager removes empty
-// directories.
-func nothingLeft(t *testing.T, dir string) {
+// wantNothingLeft requires that a directory contains no file and no mount. Directories may remain,
+// because the manager removes empty ones.
+func wantNothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if os.IsNotExist(err) {
 			return nil
 		}
 		if err == nil && !d.IsDir() {
-			t.Errorf("not removed: %s", path)
+			t.Errorf("got file %s, want none", path)
 		}
 		return err
 	}))
 	if at := mounts(t, dir); len(at) > 0 {
-		t.Errorf("still mounted: %v", at)
+		t.Errorf("got mounts %v, want none", at)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// options returns the options of a claim for a size.
+// options returns the options to provision a claim of a size.
 func options(driver, name, size string, parameters map[string]string) plugins.ProvisionOptions {
 	return plugins.ProvisionOptions{
 		PVName: "pvc-" + name,
@@ -51,10 +51,10 @@ func TestProvision(t *testing.T) {
 	retain := corev1.PersistentVolumeReclaimRetain
 	o.Class.ReclaimPolicy, o.Class.MountOptions = &retain, []string{"noatime"}
 	if !h.Provisions(o.Class) {
-		t.Error("the plugin does not support the class")
+		t.Error("Provisions: got false for the driver's class")
 	}
 	pv := plugintest.Value(h.Provision(t.Context(), o))(t)
-	r := asked[csi.CreateVolumeRequest](f)
+	r := lastRequest[csi.CreateVolumeRequest](f)
 	parameters := map[string]string{
 		"type": "fast", "csi.storage.k8s.io/pv/name": "pvc-claim", "csi.storage.k8s.io/pvc/name": "claim", "csi.storage.k8s.io/pvc/namespace": "team",
 	}
@@ -62,66 +62,66 @@ func TestProvision(t *testing.T) {
 		r.GetAccessibilityRequirements().GetRequisite()[0].GetSegments()["zone"] != "here" ||
 		r.GetVolumeCapabilities()[0].GetMount().GetFsType() != "xfs" || r.GetVolumeCapabilities()[0].GetMount().GetMountFlags()[0] != "noatime" ||
 		r.GetVolumeCapabilities()[0].GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
-		t.Errorf("created with %v", r)
+		t.Errorf("got CreateVolume request %v", r)
 	}
 	source := pv.Spec.CSI
 	if source.VolumeHandle != "made" || source.FSType != "xfs" || source.VolumeAttributes["a"] != "b" || source.NodePublishSecretRef.Name != "mary" ||
 		pv.Name != "pvc-claim" || pv.Spec.Capacity.Storage().Value() != 2<<30 || pv.Spec.PersistentVolumeReclaimPolicy != retain ||
 		pv.Spec.ClaimRef.UID != "uid-of-claim" || pv.Spec.StorageClassName != "class" || pv.Annotations["pv.kubernetes.io/provisioned-by"] != driverName ||
 		pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != "zone" {
-		t.Errorf("%+v", pv)
+		t.Errorf("got PersistentVolume %+v", pv)
 	}
 	must(t, h.Delete(t.Context(), pv))
-	if r := asked[csi.DeleteVolumeRequest](f); r.GetVolumeId() != "made" || r.GetSecrets()["key"] != "admin" {
-		t.Errorf("deleted with %v", r)
+	if r := lastRequest[csi.DeleteVolumeRequest](f); r.GetVolumeId() != "made" || r.GetSecrets()["key"] != "admin" {
+		t.Errorf("got DeleteVolume request %v", r)
 	}
 }
 
-// TestProvisionGarbage: a volume that does not match the request is deleted, with an error.
-func TestProvisionGarbage(t *testing.T) {
+// TestProvisionMismatch: a volume that does not match the request is deleted, and Provision fails.
+func TestProvisionMismatch(t *testing.T) {
 	for name, tc := range map[string]struct {
-		made    *csi.Volume
+		created *csi.Volume
 		source  string
 		want    string
 		deleted bool
 	}{
-		"nothing":     {made: nil, want: "no volume ID"},
-		"no ID":       {made: &csi.Volume{CapacityBytes: 1 << 30}, want: "no volume ID"},
-		"too small":   {made: &csi.Volume{VolumeId: "made", CapacityBytes: 1}, want: "less than", deleted: true},
-		"elsewhere":   {made: &csi.Volume{VolumeId: "made", AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "there"}}}}, want: "zone:here", deleted: true},
-		"not a copy":  {made: &csi.Volume{VolumeId: "made"}, source: "snapshot", want: "source's content", deleted: true},
-		"of no size":  {made: &csi.Volume{VolumeId: "made"}},
-		"of a source": {made: &csi.Volume{VolumeId: "made", ContentSource: &csi.VolumeContentSource{}}, source: "snapshot"},
+		"no volume":            {created: nil, want: "no volume ID"},
+		"no ID":                {created: &csi.Volume{CapacityBytes: 1 << 30}, want: "no volume ID"},
+		"too small":            {created: &csi.Volume{VolumeId: "made", CapacityBytes: 1}, want: "less than", deleted: true},
+		"another topology":     {created: &csi.Volume{VolumeId: "made", AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "there"}}}}, want: "zone:here", deleted: true},
+		"no content source":    {created: &csi.Volume{VolumeId: "made"}, source: "snapshot", want: "source's content", deleted: true},
+		"valid without a size": {created: &csi.Volume{VolumeId: "made"}},
+		"valid with a source":  {created: &csi.Volume{VolumeId: "made", ContentSource: &csi.VolumeContentSource{}}, source: "snapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, f := registeredFake(t)
-			f.created = tc.made
+			f.created = tc.created
 			o := options(driverName, "claim", "1Gi", nil)
 			o.Source.SnapshotHandle = tc.source
 			pv, err := h.Provision(t.Context(), o)
 			if tc.want == "" {
 				must(t, err)
 				if got := pv.Spec.Capacity.Storage().Value(); got != 1<<30 {
-					t.Errorf("%d bytes", got)
+					t.Errorf("got capacity of %d bytes, want that of the request", got)
 				}
 				return
 			}
 			wantError(t, err, tc.want)
 			if plugins.Uncertain(err) == tc.deleted {
-				t.Errorf("%v: uncertain %v", err, !tc.deleted)
+				t.Errorf("got error %v, uncertain %v; want uncertain %v", err, tc.deleted, !tc.deleted)
 			}
 			if n := f.count("DeleteVolume"); (n == 1) != tc.deleted {
-				t.Errorf("%d deletions", n)
+				t.Errorf("got %d calls of DeleteVolume, want one: %v", n, tc.deleted)
 			}
-			f.fails("DeleteVolume", status.Error(codes.Internal, "scripted"))
+			f.failWith("DeleteVolume", status.Error(codes.Internal, "scripted"))
 			if _, err := h.Provision(t.Context(), o); tc.deleted {
-				uncertain(t, err, tc.want, "scripted")
+				wantUncertain(t, err, tc.want, "scripted")
 			}
 		})
 	}
 }
 
-// TestProvisionRefused: CreateVolume is not called for an invalid or unsupported request.
+// TestProvisionRefused: Provision does not call CreateVolume for an invalid or unsupported request.
 func TestProvisionRefused(t *testing.T) {
 	h, f := registeredFake(t)
 	for name, tc := range map[string]struct {
@@ -131,24 +131,24 @@ func TestProvisionRefused(t *testing.T) {
 	}{
 		"another driver": {func(o *plugins.ProvisionOptions) { o.Class.Provisioner = "other.example.com" }, false, "not registered"},
 		"selector":       {func(o *plugins.ProvisionOptions) { o.Claim.Spec.Selector = &metav1.LabelSelector{} }, true, "selector"},
-		"reserved": {func(o *plugins.ProvisionOptions) {
+		"unknown reserved parameter": {func(o *plugins.ProvisionOptions) {
 			o.Class.Parameters = map[string]string{"csi.storage.k8s.io/fstypo": "x"}
 		}, true, "fstypo"},
-		"half a secret": {func(o *plugins.ProvisionOptions) {
+		"name of a Secret without its namespace": {func(o *plugins.ProvisionOptions) {
 			o.Class.Parameters = map[string]string{"csi.storage.k8s.io/node-stage-secret-name": "x"}
 		}, true, "node-stage"},
-		"unknown words": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("node-stage", "${nonsense}") }, true, "nonsense"},
-		"no annotation": {func(o *plugins.ProvisionOptions) {
+		"unknown variable": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("node-stage", "${nonsense}") }, true, "nonsense"},
+		"missing annotation": {func(o *plugins.ProvisionOptions) {
 			o.Class.Parameters = secretOf("node-stage", "${pvc.annotations['none']}")
 		}, true, "none"},
-		"chosen by claim": {func(o *plugins.ProvisionOptions) {
+		"provisioner's Secret by annotation": {func(o *plugins.ProvisionOptions) {
 			o.Class.Parameters = secretOf("provisioner", "${pvc.annotations['example.com/login']}")
 		}, true, "example.com/login"},
-		"no Secret": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("provisioner", "missing") }, false, "vault/missing"},
-		"not here": {func(o *plugins.ProvisionOptions) {
+		"missing Secret": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("provisioner", "missing") }, false, "vault/missing"},
+		"other allowed topology": {func(o *plugins.ProvisionOptions) {
 			o.Class.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{"there"}}}}}
 		}, true, "allowedTopologies"},
-		"another's copy": {func(o *plugins.ProvisionOptions) {
+		"source of another driver": {func(o *plugins.ProvisionOptions) {
 			o.Source.Volume = persistent("other.example.com", "pv", "handle").PersistentVolume
 		}, true, "not of driver"},
 	} {
@@ -156,17 +156,17 @@ func TestProvisionRefused(t *testing.T) {
 			o := options(driverName, "claim", "1Gi", nil)
 			tc.change(&o)
 			_, err := h.Provision(t.Context(), o)
-			certain(t, err, tc.want)
+			wantCertain(t, err, tc.want)
 			if _, invalid := errors.AsType[*plugins.InvalidError](err); invalid != tc.invalid {
-				t.Errorf("%v: invalid %v", err, invalid)
+				t.Errorf("got error %v, invalid %v; want invalid %v", err, invalid, tc.invalid)
 			}
 		})
 	}
 	if n := f.count("CreateVolume"); n != 0 {
-		t.Errorf("%d calls of CreateVolume", n)
+		t.Errorf("got %d calls of CreateVolume, want none", n)
 	}
 	if h.Provisions(&storagev1.StorageClass{Provisioner: "kubernetes.io/no-provisioner"}) {
-		t.Error("an in-tree provisioner is supported")
+		t.Error("Provisions: got true for an in-tree provisioner")
 	}
 }
 
@@ -177,13 +177,13 @@ func secretOf(kind, name string) map[string]string {
 // TestNoController: a driver without a controller service at its endpoint creates, attaches and expands
 // no volumes.
 func TestNoController(t *testing.T) {
-	t.Run("none", func(t *testing.T) {
+	t.Run("no controller service", func(t *testing.T) {
 		h := newHost(t)
 		f := newFake(t, h)
 		f.plugin, f.nodeCan = nil, nil
-		h.withoutController(t, f, f.path)
+		h.testWithoutController(t, f, f.path)
 	})
-	t.Run("elsewhere", func(t *testing.T) {
+	t.Run("at another endpoint", func(t *testing.T) {
 		h := newHost(t)
 		f := newFake(t, h)
 		f.nodeCan = nil
@@ -192,26 +192,27 @@ func TestNoController(t *testing.T) {
 			csi.RegisterIdentityServer(s, f)
 			csi.RegisterNodeServer(s, f)
 		})
-		h.withoutController(t, f, path)
+		h.testWithoutController(t, f, path)
 	})
 }
 
-func (h *host) withoutController(t *testing.T, f *fake, endpoint string) {
+// testWithoutController registers a driver, and requires that each call to its controller service fails.
+func (h *host) testWithoutController(t *testing.T, f *fake, endpoint string) {
 	t.Helper()
-	h.announce(t, "fake-reg.sock", info(driverName, endpoint, "1.0.0"))
-	h.status(t, "fake-reg.sock", registered)
+	h.startRegistrar(t, "fake-reg.sock", info(driverName, endpoint, "1.0.0"))
+	h.waitForStatus(t, "fake-reg.sock", registered)
 	spec := persistent(driverName, "pv", "handle")
 	_, err := h.Provision(t.Context(), options(driverName, "claim", "1Gi", nil))
-	certain(t, err, "CREATE_DELETE_VOLUME")
-	certain(t, h.Delete(t.Context(), spec.PersistentVolume), "CREATE_DELETE_VOLUME")
+	wantCertain(t, err, "CREATE_DELETE_VOLUME")
+	wantCertain(t, h.Delete(t.Context(), spec.PersistentVolume), "CREATE_DELETE_VOLUME")
 	_, _, err = h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
-	certain(t, err, "EXPAND_VOLUME")
+	wantCertain(t, err, "EXPAND_VOLUME")
 	if needs, err := h.NeedsAttach(spec); needs || err != nil {
-		t.Errorf("attach: %v, %v", needs, err)
+		t.Errorf("NeedsAttach: got %v, %v; want false", needs, err)
 	}
 	must(t, h.NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Size: resource.MustParse("2Gi")}))
 	if n := f.count("NodeExpandVolume"); n != 0 {
-		t.Errorf("%d calls", n)
+		t.Errorf("got %d calls of NodeExpandVolume, want none", n)
 	}
 }
 
@@ -223,32 +224,32 @@ func TestExpand(t *testing.T) {
 	}
 	spec.PersistentVolume.Spec.CSI.ControllerExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "controller"}
 	spec.PersistentVolume.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "node"}
-	f.grown = 3 << 30
+	f.expandedSize = 3 << 30
 	actual, node, err := h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
 	must(t, err)
 	if actual.Value() != 3<<30 || !node {
-		t.Errorf("%d bytes, node %v", actual.Value(), node)
+		t.Errorf("got %d bytes and node expansion %v, want 3 GiB and true", actual.Value(), node)
 	}
-	if r := asked[csi.ControllerExpandVolumeRequest](f); r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "controller" {
-		t.Errorf("grown by the controller with %v", r)
+	if r := lastRequest[csi.ControllerExpandVolumeRequest](f); r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "controller" {
+		t.Errorf("got ControllerExpandVolume request %v", r)
 	}
 	must(t, h.NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: "/a", DeviceMountPath: "/b", Size: actual}))
-	if r := asked[csi.NodeExpandVolumeRequest](f); r.GetVolumePath() != "/a" || r.GetStagingTargetPath() != "/b" || r.GetCapacityRange().GetRequiredBytes() != 3<<30 || r.GetSecrets()["key"] != "node" {
-		t.Errorf("grown with %v", r)
+	if r := lastRequest[csi.NodeExpandVolumeRequest](f); r.GetVolumePath() != "/a" || r.GetStagingTargetPath() != "/b" || r.GetCapacityRange().GetRequiredBytes() != 3<<30 || r.GetSecrets()["key"] != "node" {
+		t.Errorf("got NodeExpandVolume request %v", r)
 	}
-	f.set(func() { f.grown = 1 })
+	f.change(func() { f.expandedSize = 1 })
 	_, _, err = h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
-	certain(t, err, "less than")
+	wantCertain(t, err, "less than")
 }
 
 func TestNeedsAttach(t *testing.T) {
 	h, _ := registeredFake(t)
 	spec, no := persistent(driverName, "pv", "handle"), false
 	if needs, err := h.NeedsAttach(spec); !needs || err != nil {
-		t.Errorf("by default: %v, %v", needs, err)
+		t.Errorf("without a CSIDriver object: got %v, %v; want true", needs, err)
 	}
 	h.setDriver(storagev1.CSIDriverSpec{AttachRequired: &no})
 	if needs, err := h.NeedsAttach(spec); needs || err != nil {
-		t.Errorf("attachRequired is false: %v, %v", needs, err)
+		t.Errorf("with attachRequired false: got %v, %v; want false", needs, err)
 	}
 }

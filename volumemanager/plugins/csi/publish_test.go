@@ -22,24 +22,25 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestFalseReports: the result of a call is compared with the mount table.
+// TestFalseReports: SetUp and TearDown fail if the driver returns success without an effect on the mount
+// table.
 func TestFalseReports(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec, p := persistent(driverName, "pv", "handle"), pod("one")
-	f.fails("NodePublishVolume", errFalseSuccess)
+	f.failWith("NodePublishVolume", errFalseSuccess)
 	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	uncertain(t, err, "nothing is mounted", path)
-	f.on("NodePublishVolume", nil)
+	wantUncertain(t, err, "nothing is mounted", path)
+	f.replace("NodePublishVolume", nil)
 	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 
-	f.fails("NodeUnpublishVolume", errFalseSuccess)
+	f.failWith("NodeUnpublishVolume", errFalseSuccess)
 	wantError(t, h.tearDown(t, "pv", p), "still mounted", path)
-	f.on("NodeUnpublishVolume", nil)
+	f.replace("NodeUnpublishVolume", nil)
 	must(t, h.tearDown(t, "pv", p))
 	must(t, h.tearDown(t, "pv", p))
-	nothingLeft(t, h.Root)
-	gone(t, filepath.Dir(path))
+	wantNothingLeft(t, h.Root)
+	wantMissing(t, filepath.Dir(path))
 }
 
 // TestBlockFalseReports is TestFalseReports for raw devices.
@@ -48,23 +49,23 @@ func TestBlockFalseReports(t *testing.T) {
 	spec, p := device(persistent(driverName, "pv", "handle")), pod("one")
 	m := plugintest.Value(h.NewBlockVolumeMapper(spec, p))(t)
 	must(t, m.SetUpDevice(t.Context(), nil))
-	f.fails("NodePublishVolume", errFalseSuccess)
-	uncertain(t, m.MapPodDevice(t.Context()), "no block device")
-	f.on("NodePublishVolume", func(_ context.Context, r any) error {
+	f.failWith("NodePublishVolume", errFalseSuccess)
+	wantUncertain(t, m.MapPodDevice(t.Context()), "no block device")
+	f.replace("NodePublishVolume", func(_ context.Context, r any) error {
 		return os.WriteFile(r.(*csi.NodePublishVolumeRequest).GetTargetPath(), []byte("not a device"), 0o600)
 	})
-	uncertain(t, m.MapPodDevice(t.Context()), "no block device")
+	wantUncertain(t, m.MapPodDevice(t.Context()), "no block device")
 	u := plugintest.Value(h.NewBlockVolumeUnmapper("pv", p.UID))(t)
-	f.fails("NodeUnpublishVolume", errFalseSuccess)
+	f.failWith("NodeUnpublishVolume", errFalseSuccess)
 	wantError(t, u.UnmapPodDevice(t.Context()), "12 bytes")
-	f.on("NodeUnpublishVolume", nil)
+	f.replace("NodeUnpublishVolume", nil)
 	must(t, u.UnmapPodDevice(t.Context()))
 	must(t, h.UnmountDevice(t.Context(), spec))
-	nothingLeft(t, h.Root)
+	wantNothingLeft(t, h.Root)
 }
 
-// TestErrors: after a final error nothing is left. After another error, what the call may have done
-// can be undone.
+// TestErrors: after a final error no record is left. After another error, the record remains, so that the
+// call can be undone.
 func TestErrors(t *testing.T) {
 	for _, tc := range []struct {
 		code  codes.Code
@@ -84,12 +85,12 @@ func TestErrors(t *testing.T) {
 		t.Run(tc.code.String(), func(t *testing.T) {
 			h, f := registeredFake(t)
 			spec, p := persistent(driverName, "pv", "handle"), pod("one")
-			want := uncertain
+			want := wantUncertain
 			if tc.final {
-				want = certain
+				want = wantCertain
 			}
 			for _, call := range []string{"NodeStageVolume", "NodePublishVolume", "ControllerPublishVolume"} {
-				f.fails(call, status.Error(tc.code, "scripted"))
+				f.failWith(call, status.Error(tc.code, "scripted"))
 			}
 			_, err := h.Attach(t.Context(), spec)
 			want(t, err, driverName, "ControllerPublishVolume", tc.code.String(), "scripted")
@@ -97,14 +98,14 @@ func TestErrors(t *testing.T) {
 			_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
 			want(t, err, "NodePublishVolume")
 			if tc.final {
-				nothingLeft(t, h.Root)
+				wantNothingLeft(t, h.Root)
 			}
 			h.takeDown(t, p)
 		})
 	}
 }
 
-// takeDown removes all volumes that are found on disk, as a manager that has just started.
+// takeDown undoes all that the records on disk contain, as a manager that has just started does.
 func (h *host) takeDown(t *testing.T, pods ...*corev1.Pod) {
 	t.Helper()
 	for _, p := range pods {
@@ -121,28 +122,29 @@ func (h *host) takeDown(t *testing.T, pods ...*corev1.Pod) {
 	for _, a := range attached {
 		must(t, h.Detach(t.Context(), a.Spec))
 	}
-	nothingLeft(t, h.Root)
+	wantNothingLeft(t, h.Root)
 }
 
-// TestErrorLater: after a final error, a volume that may be mounted keeps its record.
+// TestErrorLater: a mounted volume keeps its record if a later SetUp fails with a final error.
 func TestErrorLater(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
 	spec, p := persistent(driverName, "pv", "handle"), pod("one")
 	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
-	f.fails("NodePublishVolume", status.Error(codes.Internal, "later"))
+	f.failWith("NodePublishVolume", status.Error(codes.Internal, "later"))
 	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	uncertain(t, err, "later")
+	wantUncertain(t, err, "later")
 	if at := mounts(t, path); len(at) != 1 {
-		t.Errorf("mounts of a pod that runs: %v", at)
+		t.Errorf("got mounts %v of a pod that runs, want one", at)
 	}
 	h.takeDown(t, p)
 	if n := f.count("NodeUnpublishVolume"); n != 1 {
-		t.Errorf("%d calls of NodeUnpublishVolume", n)
+		t.Errorf("got %d calls of NodeUnpublishVolume, want one", n)
 	}
 }
 
-// TestHang: a call to a driver that does not answer ends in time, and does not block other calls.
+// TestHang: a call to a driver that does not answer ends with its context, and does not block other
+// calls.
 func TestHang(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
@@ -150,7 +152,7 @@ func TestHang(t *testing.T) {
 	released := make(chan struct{})
 	t.Cleanup(func() { close(released) })
 	entered := make(chan struct{})
-	f.on("NodePublishVolume", func(_ context.Context, r any) error {
+	f.replace("NodePublishVolume", func(_ context.Context, r any) error {
 		if r.(*csi.NodePublishVolumeRequest).GetVolumeId() == "handle" {
 			close(entered)
 			<-released
@@ -159,18 +161,18 @@ func TestHang(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	hangs := make(chan error, 1)
+	result := make(chan error, 1)
 	go func() {
 		m, err := h.NewMounter(spec, p)
 		if err == nil {
 			err = m.SetUp(ctx, plugins.MounterArgs{})
 		}
-		hangs <- err
+		result <- err
 	}()
 	<-entered
 	plugintest.Value(h.setUp(t.Context(), t, persistent(driverName, "pv2", "other"), p, plugins.MounterArgs{}))(t)
-	uncertain(t, <-hangs, "DeadlineExceeded")
-	f.on("NodePublishVolume", nil)
+	wantUncertain(t, <-result, "DeadlineExceeded")
+	f.replace("NodePublishVolume", nil)
 	h.takeDown(t, p)
 }
 
@@ -181,19 +183,19 @@ func TestSecretsAreNotShown(t *testing.T) {
 	h.setDriver(storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}}})
 	spec := persistent(driverName, "pv", "handle")
 	spec.PersistentVolume.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "team", Name: "login"}
-	f.on("NodePublishVolume", func(_ context.Context, request any) error {
+	f.replace("NodePublishVolume", func(_ context.Context, request any) error {
 		r := request.(*csi.NodePublishVolumeRequest)
 		return status.Errorf(codes.Internal, "cannot log in with %v and %v%s", r.GetSecrets(), r.GetVolumeContext(), strings.Repeat("x", 9000))
 	})
 	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
-	certain(t, err, "cannot log in", "***")
+	wantCertain(t, err, "cannot log in", "***")
 	if text := err.Error(); strings.Contains(text, "hunter2") || strings.Contains(text, "token of") || len(text) > 2000 {
-		t.Errorf("%d bytes: %.300s", len(text), text)
+		t.Errorf("got an error of %d bytes that is too long or contains a secret: %.300s", len(text), text)
 	}
-	nothingLeft(t, h.Root)
+	wantNothingLeft(t, h.Root)
 }
 
-// TestPublishRequest: the requests are those of a kubelet.
+// TestPublishRequest: the requests contain what a kubelet sends.
 func TestPublishRequest(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
@@ -214,22 +216,22 @@ func TestPublishRequest(t *testing.T) {
 	pv.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "publish"}
 	spec.ReadOnly = true
 	if !h.Remounts(spec) {
-		t.Error("requiresRepublish has no effect")
+		t.Error("Remounts: got false with requiresRepublish")
 	}
 
 	attachment := plugintest.Value(h.Attach(t.Context(), spec))(t)
 	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
 	p := pod("one")
 	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
-	if r := asked[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() || r.GetSecrets()["key"] != "attach" {
-		t.Errorf("attached with %v", r)
+	if r := lastRequest[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() || r.GetSecrets()["key"] != "attach" {
+		t.Errorf("got ControllerPublishVolume request %v", r)
 	}
-	stage := asked[csi.NodeStageVolumeRequest](f)
+	stage := lastRequest[csi.NodeStageVolumeRequest](f)
 	m := stage.GetVolumeCapability().GetMount()
 	if m.GetFsType() != "ext4" || m.GetMountFlags()[0] != "noatime" || stage.GetPublishContext()["device"] != "sda" || stage.GetSecrets()["key"] != "stage" {
-		t.Errorf("staged with %v", stage)
+		t.Errorf("got NodeStageVolume request %v", stage)
 	}
-	publish := asked[csi.NodePublishVolumeRequest](f)
+	publish := lastRequest[csi.NodePublishVolumeRequest](f)
 	want := map[string]string{
 		"colour":                                   "blue",
 		"csi.storage.k8s.io/pod.name":              "one",
@@ -240,38 +242,38 @@ func TestPublishRequest(t *testing.T) {
 		"csi.storage.k8s.io/serviceAccount.tokens": `{"short":{"token":"token of uid-one for short, 15m0s","expirationTimestamp":"1970-01-01T00:15:00Z"},"vault":{"token":"token of uid-one for vault, 1h0m0s","expirationTimestamp":"1970-01-01T01:00:00Z"}}`,
 	}
 	if !maps.Equal(publish.GetVolumeContext(), want) {
-		t.Errorf("volume context %v", publish.GetVolumeContext())
+		t.Errorf("got volume context %v, want %v", publish.GetVolumeContext(), want)
 	}
 	if !publish.GetReadonly() || publish.GetPublishContext()["device"] != "sda" || publish.GetSecrets()["key"] != "publish" ||
 		publish.GetStagingTargetPath() != stage.GetStagingTargetPath() ||
 		publish.GetVolumeCapability().GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
-		t.Errorf("published with %v", publish)
+		t.Errorf("got NodePublishVolume request %v", publish)
 	}
 
 	h.CSIDrivers[driverName].Spec.ServiceAccountTokenInSecrets = &yes
 	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
-	publish = asked[csi.NodePublishVolumeRequest](f)
+	publish = lastRequest[csi.NodePublishVolumeRequest](f)
 	if _, ok := publish.GetVolumeContext()["csi.storage.k8s.io/serviceAccount.tokens"]; ok || len(publish.GetSecrets()) != 2 {
-		t.Errorf("the tokens are not among the secrets: %v", publish)
+		t.Errorf("got NodePublishVolume request %v, want the tokens among the secrets", publish)
 	}
 	h.takeDown(t, p)
-	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "attach" {
-		t.Errorf("detached with %v", r)
+	if r := lastRequest[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "attach" {
+		t.Errorf("got ControllerUnpublishVolume request %v", r)
 	}
 }
 
-// TestSecretMissing: without a Secret, only calls that remove something are made.
+// TestSecretMissing: without the Secret, SetUp makes no call, but Delete does.
 func TestSecretMissing(t *testing.T) {
 	h, f := registeredFake(t)
 	ref := &corev1.SecretReference{Namespace: "vault", Name: "missing"}
 	spec := persistent(driverName, "pv", "handle")
 	spec.PersistentVolume.Spec.CSI.NodePublishSecretRef = ref
 	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
-	certain(t, err, "vault/missing")
+	wantCertain(t, err, "vault/missing")
 	if !errors.Is(err, plugins.ErrNotFound) || f.count("NodePublishVolume") != 0 {
-		t.Errorf("%v, %d calls", err, f.count("NodePublishVolume"))
+		t.Errorf("got error %v and %d calls of NodePublishVolume, want ErrNotFound and no call", err, f.count("NodePublishVolume"))
 	}
-	nothingLeft(t, h.Root)
+	wantNothingLeft(t, h.Root)
 
 	spec.PersistentVolume.Annotations = map[string]string{
 		"volume.kubernetes.io/provisioner-deletion-secret-name": "missing", "volume.kubernetes.io/provisioner-deletion-secret-namespace": "vault",
@@ -279,6 +281,7 @@ func TestSecretMissing(t *testing.T) {
 	must(t, h.Delete(t.Context(), spec.PersistentVolume))
 }
 
+// TestGroup: the manager applies the fsGroup as the fsGroupPolicy requires, unless the driver does.
 func TestGroup(t *testing.T) {
 	testenv.RequireRoot(t)
 	group, none, file := int64(4711), storagev1.NoneFSGroupPolicy, storagev1.FileFSGroupPolicy
@@ -286,18 +289,18 @@ func TestGroup(t *testing.T) {
 		fsType   string
 		policy   *storagev1.FSGroupPolicy
 		readOnly bool
-		delegate bool
+		delegate bool // the driver has VOLUME_MOUNT_GROUP
 		mode     corev1.PersistentVolumeAccessMode
 		want     bool
 	}{
-		"default":        {fsType: "ext4", mode: corev1.ReadWriteOnce, want: true},
-		"pod":            {fsType: "ext4", mode: corev1.ReadWriteOncePod, want: true},
-		"no type":        {mode: corev1.ReadWriteOnce},
-		"many":           {fsType: "ext4", mode: corev1.ReadWriteMany},
-		"none":           {fsType: "ext4", policy: &none, mode: corev1.ReadWriteOnce},
-		"file":           {policy: &file, mode: corev1.ReadWriteMany, want: true},
-		"read-only":      {policy: &file, readOnly: true, mode: corev1.ReadWriteOnce},
-		"driver does it": {fsType: "ext4", policy: &file, delegate: true, mode: corev1.ReadWriteOnce},
+		"default policy":           {fsType: "ext4", mode: corev1.ReadWriteOnce, want: true},
+		"ReadWriteOncePod":         {fsType: "ext4", mode: corev1.ReadWriteOncePod, want: true},
+		"no fsType":                {mode: corev1.ReadWriteOnce},
+		"ReadWriteMany":            {fsType: "ext4", mode: corev1.ReadWriteMany},
+		"policy None":              {fsType: "ext4", policy: &none, mode: corev1.ReadWriteOnce},
+		"policy File":              {policy: &file, mode: corev1.ReadWriteMany, want: true},
+		"read-only":                {policy: &file, readOnly: true, mode: corev1.ReadWriteOnce},
+		"driver applies the group": {fsType: "ext4", policy: &file, delegate: true, mode: corev1.ReadWriteOnce},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
@@ -305,8 +308,8 @@ func TestGroup(t *testing.T) {
 			if tc.delegate {
 				f.nodeCan = append(f.nodeCan, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 			}
-			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
-			h.status(t, "fake-reg.sock", registered)
+			h.startRegistrar(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+			h.waitForStatus(t, "fake-reg.sock", registered)
 			h.setDriver(storagev1.CSIDriverSpec{FSGroupPolicy: tc.policy})
 			spec, p := persistent(driverName, "pv", "handle"), pod("one")
 			spec.ReadOnly = tc.readOnly
@@ -316,11 +319,11 @@ func TestGroup(t *testing.T) {
 			var st syscall.Stat_t
 			must(t, syscall.Stat(path, &st))
 			if (int64(st.Gid) == group) != tc.want {
-				t.Errorf("group %d", st.Gid)
+				t.Errorf("got group %d, want %d: %v", st.Gid, group, tc.want)
 			}
-			asks := asked[csi.NodePublishVolumeRequest](f).GetVolumeCapability().GetMount().GetVolumeMountGroup()
-			if (asks == "4711") != tc.delegate {
-				t.Errorf("the driver was called with group %q", asks)
+			requested := lastRequest[csi.NodePublishVolumeRequest](f).GetVolumeCapability().GetMount().GetVolumeMountGroup()
+			if (requested == "4711") != tc.delegate {
+				t.Errorf("got group %q in the request, want 4711: %v", requested, tc.delegate)
 			}
 			h.takeDown(t, p)
 		})
@@ -332,28 +335,28 @@ func TestInline(t *testing.T) {
 	h, f := registeredFake(t)
 	spec, p := inline(driverName, "scratch", map[string]string{"size": "1Gi"}), pod("one")
 	_, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
-	certain(t, err, "volumeLifecycleModes")
+	wantCertain(t, err, "volumeLifecycleModes")
 	yes := true
 	h.setDriver(storagev1.CSIDriverSpec{
 		PodInfoOnMount: &yes, VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral},
 	})
 	_, err = h.setUp(t.Context(), t, persistent(driverName, "pv", "handle"), p, plugins.MounterArgs{})
-	certain(t, err, "Persistent")
+	wantCertain(t, err, "Persistent")
 	path := plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
-	r := asked[csi.NodePublishVolumeRequest](f)
-	// sha256 of the pod's UID and the volume's name, as makeVolumeHandle of the kubelet.
+	r := lastRequest[csi.NodePublishVolumeRequest](f)
+	// The SHA-256 hash of the pod's UID and the volume's name, as in a kubelet.
 	const handle = "csi-093048c50afd7d39b40b0903de5456069ad41a610a4d887add0a73863ad5d8fc"
 	if r.GetVolumeId() != handle || r.GetVolumeContext()["csi.storage.k8s.io/ephemeral"] != "true" || r.GetStagingTargetPath() != "" {
-		t.Errorf("published with %v", r)
+		t.Errorf("got NodePublishVolume request %v", r)
 	}
 	if want := h.Root + "/pods/uid-one/volumes/kubernetes.io~csi/scratch/mount"; path != want {
-		t.Errorf("at %s, want %s", path, want)
+		t.Errorf("got path %s, want %s", path, want)
 	}
 	if attach, err := h.NeedsAttach(spec); attach || err != nil {
-		t.Errorf("it needs attaching: %v, %v", attach, err)
+		t.Errorf("NeedsAttach: got %v, %v; want false", attach, err)
 	}
 	if stage, err := h.NeedsDeviceMount(spec); stage || err != nil {
-		t.Errorf("it needs staging: %v, %v", stage, err)
+		t.Errorf("NeedsDeviceMount: got %v, %v; want false", stage, err)
 	}
 	h.takeDown(t, p)
 }
@@ -361,21 +364,21 @@ func TestInline(t *testing.T) {
 // TestInvalid: values that become parts of paths are validated.
 func TestInvalid(t *testing.T) {
 	h := newHost(t)
-	evil := pod("one")
-	evil.UID = "../../etc"
+	invalidUID := pod("one")
+	invalidUID.UID = "../../etc"
 	for name, tc := range map[string]struct {
 		spec *plugins.Spec
 		pod  *corev1.Pod
 	}{
-		"pod UID":       {persistent(driverName, "pv", "handle"), evil},
-		"volume name":   {persistent(driverName, "../pv", "handle"), pod("one")},
-		"dots":          {persistent(driverName, "..", "handle"), pod("one")},
-		"driver":        {persistent("../driver", "pv", "handle"), pod("one")},
-		"directory":     {persistent("volumeDevices", "pv", "handle"), pod("one")},
-		"no handle":     {persistent(driverName, "pv", ""), pod("one")},
-		"inline":        {inline("a/b", "scratch", nil), pod("one")},
-		"inline's name": {inline(driverName, "a/b", nil), pod("one")},
-		"device":        {device(persistent(driverName, "pv", "handle")), pod("one")},
+		"pod UID with a slash":        {persistent(driverName, "pv", "handle"), invalidUID},
+		"name with a slash":           {persistent(driverName, "../pv", "handle"), pod("one")},
+		"name ..":                     {persistent(driverName, "..", "handle"), pod("one")},
+		"driver with a slash":         {persistent("../driver", "pv", "handle"), pod("one")},
+		"reserved driver":             {persistent("volumeDevices", "pv", "handle"), pod("one")},
+		"no handle":                   {persistent(driverName, "pv", ""), pod("one")},
+		"inline, driver with a slash": {inline("a/b", "scratch", nil), pod("one")},
+		"inline, name with a slash":   {inline(driverName, "a/b", nil), pod("one")},
+		"raw device":                  {device(persistent(driverName, "pv", "handle")), pod("one")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := h.NewMounter(tc.spec, tc.pod)
@@ -383,10 +386,10 @@ func TestInvalid(t *testing.T) {
 		})
 	}
 	if _, err := h.NewUnmounter("../x", "uid"); err == nil {
-		t.Error("a name with a slash was accepted")
+		t.Error("NewUnmounter of a name with a slash: got no error")
 	}
 	if _, err := h.NewBlockVolumeMapper(device(persistent(driverName, "staging", "handle")), pod("one")); err == nil {
-		t.Error("a device with a reserved name was accepted")
+		t.Error("NewBlockVolumeMapper of a reserved name: got no error")
 	}
-	nothingLeft(t, h.Root)
+	wantNothingLeft(t, h.Root)
 }

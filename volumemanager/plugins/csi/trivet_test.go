@@ -28,7 +28,7 @@ const trivetName = "csi.trivet.dev"
 // trivet is this project's driver in its own process, with a pool on xfs.
 type trivet struct {
 	*host
-	t                    *testing.T // of the whole test, not of a subtest
+	t                    *testing.T // the top-level test
 	binary, socket, pool string
 	log                  *os.File
 	process              *exec.Cmd
@@ -54,8 +54,8 @@ func newTrivet(t *testing.T) *trivet {
 	must(t, err)
 	d.run(t)
 	t.Cleanup(func() { d.end(t) })
-	d.announce(t, "trivet-reg.sock", info(trivetName, d.socket, "1.0.0"))
-	d.status(t, "trivet-reg.sock", registered)
+	d.startRegistrar(t, "trivet-reg.sock", info(trivetName, d.socket, "1.0.0"))
+	d.waitForStatus(t, "trivet-reg.sock", registered)
 	return d
 }
 
@@ -70,7 +70,7 @@ func (d *trivet) run(t *testing.T) {
 
 func (d *trivet) kill() {
 	_ = d.process.Process.Kill()
-	_ = d.process.Wait() // the error is that it was killed
+	_ = d.process.Wait() // returns that it was killed
 }
 
 func (d *trivet) end(t *testing.T) {
@@ -78,7 +78,7 @@ func (d *trivet) end(t *testing.T) {
 	d.kill()
 	if t.Failed() {
 		b, err := os.ReadFile(d.log.Name())
-		t.Logf("the driver's log, its end (%v):\n%s", err, b[max(0, len(b)-8192):])
+		t.Logf("end of the driver's log (%v):\n%s", err, b[max(0, len(b)-8192):])
 		d.clear(t)
 	}
 	must(t, d.log.Close())
@@ -98,13 +98,13 @@ func (d *trivet) clear(t *testing.T) {
 	}
 }
 
-// step kills and restarts the driver, and retries a call until it succeeds.
+// step kills and restarts the driver. Then it makes a call twice, each time until the call succeeds.
 func (d *trivet) step(t *testing.T, call func(context.Context) error) {
 	t.Helper()
 	d.kill()
 	d.run(t)
 	waitFor(t, func() error { return call(t.Context()) })
-	// The call is idempotent. The manager may be querying the driver.
+	// The call is idempotent. It may fail while the plugin queries the restarted driver.
 	waitFor(t, func() error { return call(t.Context()) })
 }
 
@@ -118,12 +118,12 @@ func (d *trivet) provision(t *testing.T, o plugins.ProvisionOptions) *plugins.Sp
 	return &plugins.Spec{PersistentVolume: pv}
 }
 
-// bring attaches and stages a volume.
-func (d *trivet) bring(t *testing.T, spec *plugins.Spec) {
+// attachAndStage attaches and stages a volume.
+func (d *trivet) attachAndStage(t *testing.T, spec *plugins.Spec) {
 	t.Helper()
 	needs := plugintest.Value(d.NeedsAttach(spec))(t)
 	if !needs {
-		t.Error("the volume needs no attaching")
+		t.Error("NeedsAttach: got false")
 	}
 	var attachment plugins.Attachment
 	d.step(t, func(ctx context.Context) (err error) {
@@ -145,24 +145,26 @@ func (d *trivet) publish(t *testing.T, spec *plugins.Spec, p *corev1.Pod, args p
 	return path
 }
 
-// remove unmounts the volumes that a restarted manager finds on disk, and deletes them.
-func (d *trivet) remove(t *testing.T, specs []*plugins.Spec, pods ...*corev1.Pod) {
+// removeAll restarts the plugin and the driver, undoes all that the records on disk contain, and deletes
+// the volumes.
+func (d *trivet) removeAll(t *testing.T, specs []*plugins.Spec, pods ...*corev1.Pod) {
 	t.Helper()
 	d.start(d.t)
-	d.status(t, "trivet-reg.sock", registered)
+	d.waitForStatus(t, "trivet-reg.sock", registered)
 	d.kill()
 	d.run(t)
 	waitFor(t, func() error { return d.undo(t, pods) })
-	nothingLeft(t, d.Root)
+	wantNothingLeft(t, d.Root)
 	for _, spec := range specs {
 		d.step(t, func(ctx context.Context) error { return d.Delete(ctx, spec.PersistentVolume) })
 	}
 	left := plugintest.Value(os.ReadDir(filepath.Join(d.pool, "volumes")))(t)
 	if len(left) > 0 {
-		t.Errorf("volumes left: %v", left)
+		t.Errorf("got volumes %v in the pool, want none", left)
 	}
 }
 
+// undo is takeDown for filesystems and raw devices, and returns the first error.
 func (d *trivet) undo(t *testing.T, pods []*corev1.Pod) error {
 	t.Helper()
 	for _, p := range pods {
@@ -195,11 +197,11 @@ func (d *trivet) undo(t *testing.T, pods []*corev1.Pod) error {
 	return nil
 }
 
-// TestTrivet makes all calls for a volume to this project's driver, which is killed before each call.
+// TestTrivet makes all calls for a volume to this project's driver, and kills the driver before each call.
 func TestTrivet(t *testing.T) {
 	testenv.RequireRoot(t)
 	d := newTrivet(t)
-	// Growing ext4 needs CAP_SYS_RESOURCE: test/crash tests it.
+	// The ext4 volume does not grow, because that needs CAP_SYS_RESOURCE: test/crash tests it.
 	t.Run("ext4", func(t *testing.T) { d.filesystem(t, "ext4", "32Mi", "32Mi") })
 	t.Run("xfs", func(t *testing.T) { d.filesystem(t, "xfs", "300Mi", "400Mi") })
 	t.Run("block", d.block)
@@ -209,7 +211,7 @@ func TestTrivet(t *testing.T) {
 func (d *trivet) filesystem(t *testing.T, fsType, size, larger string) {
 	o := options(trivetName, fsType, size, map[string]string{"csi.storage.k8s.io/fstype": fsType})
 	spec := d.provision(t, o)
-	d.bring(t, spec)
+	d.attachAndStage(t, spec)
 	group := int64(4711)
 	one, two := pod(fsType+"-one"), pod(fsType+"-two")
 	path := d.publish(t, spec, one, plugins.MounterArgs{FSGroup: &group})
@@ -217,34 +219,34 @@ func (d *trivet) filesystem(t *testing.T, fsType, size, larger string) {
 	var st syscall.Stat_t
 	must(t, syscall.Stat(path, &st))
 	if int64(st.Gid) != group {
-		t.Errorf("group %d", st.Gid)
+		t.Errorf("got group %d, want %d", st.Gid, group)
 	}
 	other := d.publish(t, spec, two, plugins.MounterArgs{})
 	wantContent(t, other)
 
 	if larger != size {
-		d.grow(t, spec, path, larger)
+		d.expand(t, spec, path, larger)
 	}
-	if now := bytesOf(t, path); now < atLeast(larger) {
-		t.Errorf("%d bytes after growing to %s", now, larger)
+	if now := bytesOf(t, path); now < minFilesystem(larger) {
+		t.Errorf("got a filesystem of %d bytes on a volume of %s", now, larger)
 	}
 
-	copied := options(trivetName, fsType+"-copy", larger, o.Class.Parameters)
-	copied.Source.Volume = spec.PersistentVolume
-	restored := options(trivetName, fsType+"-restored", larger, o.Class.Parameters)
-	restored.Source.SnapshotHandle = d.snapshot(t, spec)
+	copyOptions := options(trivetName, fsType+"-copy", larger, o.Class.Parameters)
+	copyOptions.Source.Volume = spec.PersistentVolume
+	restoreOptions := options(trivetName, fsType+"-restored", larger, o.Class.Parameters)
+	restoreOptions.Source.SnapshotHandle = d.createSnapshot(t, spec)
 	specs := []*plugins.Spec{spec}
-	for _, o := range []plugins.ProvisionOptions{copied, restored} {
-		same := d.provision(t, o)
-		d.bring(t, same)
-		wantContent(t, d.publish(t, same, one, plugins.MounterArgs{}))
-		specs = append(specs, same)
+	for _, o := range []plugins.ProvisionOptions{copyOptions, restoreOptions} {
+		duplicate := d.provision(t, o)
+		d.attachAndStage(t, duplicate)
+		wantContent(t, d.publish(t, duplicate, one, plugins.MounterArgs{}))
+		specs = append(specs, duplicate)
 	}
-	d.drop(t, restored.Source.SnapshotHandle)
-	d.remove(t, specs, one, two)
+	d.deleteSnapshot(t, restoreOptions.Source.SnapshotHandle)
+	d.removeAll(t, specs, one, two)
 }
 
-func (d *trivet) grow(t *testing.T, spec *plugins.Spec, path, larger string) {
+func (d *trivet) expand(t *testing.T, spec *plugins.Spec, path, larger string) {
 	t.Helper()
 	actual, node := resource.Quantity{}, false
 	d.step(t, func(ctx context.Context) (err error) {
@@ -252,7 +254,7 @@ func (d *trivet) grow(t *testing.T, spec *plugins.Spec, path, larger string) {
 		return err
 	})
 	if !node {
-		t.Error("the node need not expand the volume")
+		t.Error("got that the node need not expand the volume")
 	}
 	staging := plugintest.Value(d.DeviceMountPath(spec))(t)
 	d.step(t, func(ctx context.Context) error {
@@ -260,8 +262,8 @@ func (d *trivet) grow(t *testing.T, spec *plugins.Spec, path, larger string) {
 	})
 }
 
-// atLeast returns the minimum size of the filesystem on a device of a size.
-func atLeast(size string) int64 {
+// minFilesystem returns the minimum number of bytes of the filesystem on a volume of a size.
+func minFilesystem(size string) int64 {
 	q := resource.MustParse(size)
 	return q.Value() * 8 / 10
 }
@@ -283,25 +285,25 @@ func (d *trivet) block(t *testing.T) {
 	o := options(trivetName, "block", "16Mi", nil)
 	o.Claim.Spec.VolumeMode = &mode
 	spec := d.provision(t, o)
-	d.bring(t, spec)
+	d.attachAndStage(t, spec)
 	one := pod("block-one")
 	m := plugintest.Value(d.NewBlockVolumeMapper(spec, one))(t)
 	attachment := plugintest.Value(d.Attach(t.Context(), spec))(t)
 	d.step(t, func(ctx context.Context) error { return m.SetUpDevice(ctx, attachment) })
 	d.step(t, m.MapPodDevice)
 	if want := d.Root + "/pods/uid-block-one/volumeDevices/kubernetes.io~csi/" + spec.Name(); m.Path() != want {
-		t.Errorf("at %s, want %s", m.Path(), want)
+		t.Errorf("got path %s, want %s", m.Path(), want)
 	}
 	to, err := os.Readlink(m.Path())
 	if want := d.Root + "/plugins/kubernetes.io/csi/volumeDevices/publish/" + spec.Name() + "/uid-block-one"; to != want || err != nil {
-		t.Errorf("a link to %s, want %s: %v", to, want, err)
+		t.Errorf("got a link to %s, %v; want %s", to, err, want)
 	}
 	writeDevice(t, m.Path())
-	d.grow(t, spec, m.Path(), "32Mi")
+	d.expand(t, spec, m.Path(), "32Mi")
 	if now := testenv.Run(t, "blockdev", "--getsize64", m.Path()); now != "33554432" {
-		t.Errorf("%s bytes after growing", now)
+		t.Errorf("got a device of %s bytes, want 32 MiB", now)
 	}
-	d.remove(t, []*plugins.Spec{spec}, one)
+	d.removeAll(t, []*plugins.Spec{spec}, one)
 }
 
 func writeDevice(t *testing.T, path string) {
@@ -316,7 +318,7 @@ func (d *trivet) inline(t *testing.T) {
 	path := d.publish(t, spec, one, plugins.MounterArgs{})
 	must(t, os.WriteFile(path+"/data", []byte("precious"), 0o600))
 	wantContent(t, d.publish(t, spec, one, plugins.MounterArgs{}))
-	d.remove(t, nil, one)
+	d.removeAll(t, nil, one)
 }
 
 // control returns a client of the driver, because the plugin takes no snapshots.
@@ -327,13 +329,13 @@ func (d *trivet) control(t *testing.T) csi.ControllerClient {
 	return csi.NewControllerClient(conn)
 }
 
-func (d *trivet) snapshot(t *testing.T, spec *plugins.Spec) (id string) {
+func (d *trivet) createSnapshot(t *testing.T, spec *plugins.Spec) (id string) {
 	t.Helper()
 	r := plugintest.Value(d.control(t).CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "of-" + spec.Name(), SourceVolumeId: spec.PersistentVolume.Spec.CSI.VolumeHandle}))(t)
 	return r.GetSnapshot().GetSnapshotId()
 }
 
-func (d *trivet) drop(t *testing.T, id string) {
+func (d *trivet) deleteSnapshot(t *testing.T, id string) {
 	t.Helper()
 	plugintest.Value(d.control(t).DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id}))(t)
 }

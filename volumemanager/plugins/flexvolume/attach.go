@@ -27,15 +27,15 @@ func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	if err := check(spec); err != nil {
 		return false, err
 	}
-	c, err := d.can(context.Background())
+	c, err := d.capabilities(context.Background())
 	return c.Attach, err
 }
 
-// NeedsDeviceMount returns NeedsAttach: a driver that attaches also has device mounts.
+// NeedsDeviceMount returns the same as NeedsAttach, because only a driver that attaches has device mounts.
 func (d *driver) NeedsDeviceMount(spec *plugins.Spec) (bool, error) { return d.NeedsAttach(spec) }
 
-// Attach writes the record, and then makes the calls getvolumename, attach and waitforattach. The
-// driver need not support these calls.
+// Attach writes the record, and then makes the calls getvolumename, isattached (if the record says that
+// the volume is attached), attach and waitforattach. The driver need not support these calls.
 func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	name, err := d.VolumeName(spec)
 	if err != nil {
@@ -87,7 +87,7 @@ func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.Vo
 	switch {
 	case errors.Is(err, errNotSupported):
 		return device, nil
-	case err != nil: // attached, but not ready
+	case err != nil: // the volume is attached, but its device is not ready
 		return "", &plugins.UncertainError{Err: err}
 	case a.Device == "":
 		return device, nil
@@ -130,8 +130,8 @@ func (d *driver) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	return filepath.Join(d.host.Paths().Plugin(Name), d.name, "mounts", name), err
 }
 
-// MountDevice makes the call mountdevice. If the driver does not support the call, the plugin
-// mounts the device itself, if there is one.
+// MountDevice makes the call mountdevice. If the driver does not support the call and Attach returned a
+// device, the plugin mounts the device itself.
 func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, _ plugins.MounterArgs) error {
 	path, err := d.DeviceMountPath(spec)
 	if err != nil {
@@ -152,7 +152,7 @@ func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 		}
 	}
 	if err != nil {
-		return failed(err, path)
+		return cleanUp(err, path)
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 func mountDevice(spec *plugins.Spec, device, path string) error {
 	fsType := sourceOf(spec).FSType
 	if fsType == "" {
-		return plugins.Invalidf("flexVolume.fsType is missing: the driver attaches %s but does not mount it: set the type of its filesystem", device)
+		return plugins.Invalidf("flexVolume.fsType is missing: the driver attaches the device %s but does not mount it: set the type of the device's filesystem", device)
 	}
 	filesystem, err := mount.Filesystem(device, fsType, mountOptions(spec))
 	if err != nil {
@@ -182,7 +182,7 @@ func (d *driver) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	return d.takeDown(ctx, "unmountdevice", path)
 }
 
-// DeviceMounts returns those Attachments for which the directory of the device mount exists.
+// DeviceMounts returns the volumes that have a record and a directory for the device mount.
 func (d *driver) DeviceMounts() ([]plugins.DeviceMount, error) {
 	all, err := d.Attachments()
 	var mounted []plugins.DeviceMount
@@ -240,7 +240,7 @@ func (d *driver) recordFile(name string) string {
 	return filepath.Join(d.recordsDir(), name+recordSuffix)
 }
 
-// newRecord returns a record that has the name of the PersistentVolume or of the inline volume.
+// newRecord returns a record with the name of the PersistentVolume or of the inline volume.
 func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
 	r := plugins.NewAttachment(d.host, spec.Name(), d.name, corev1.PersistentVolumeSource{FlexVolume: sourceOf(spec)})
 	if spec.PersistentVolume != nil {
@@ -249,7 +249,7 @@ func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
 	return r
 }
 
-// specOf returns the part of a spec that a record contains.
+// specOf returns a spec with the fields that a record contains.
 func specOf(r *storagev1.VolumeAttachment) *plugins.Spec {
 	s := r.Spec.Source.InlineVolumeSpec.FlexVolume
 	if r.Spec.Source.PersistentVolumeName != nil {

@@ -15,8 +15,8 @@ import (
 const (
 	// callTime limits one call.
 	callTime = 2 * time.Minute
-	// maxAnswer limits the output of a driver, and maxQuoted the part of it in an error, in
-	// bytes.
+	// maxAnswer is the maximum length of a driver's output, and maxQuoted that of a quote in an
+	// error, in bytes.
 	maxAnswer = 1 << 20
 	maxQuoted = 256
 )
@@ -38,15 +38,16 @@ type answer struct {
 	Capabilities capabilities `json:"capabilities"`
 }
 
-// capabilities are the capabilities that change the plugin's behaviour. Those missing in the answer
-// are true.
+// capabilities are the capabilities that change the plugin's behavior. A capability that is missing in
+// the answer is true.
 type capabilities struct {
 	Attach           bool `json:"attach"`
 	FSGroup          bool `json:"fsGroup"`
 	RequiresFSResize bool `json:"requiresFSResize"`
 }
 
-// errNotSupported means that the plugin performs the default action itself.
+// errNotSupported is returned if the driver's status is "Not supported". The caller then performs the
+// default action itself.
 var errNotSupported = errors.New("the driver does not support the call")
 
 // secrets are values that no error may contain, even if a driver prints them.
@@ -64,29 +65,30 @@ func (s secrets) quote(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// call runs the driver's executable. An error is an *plugins.UncertainError, unless the driver
-// reported the failure or could not be started.
-func (d *driver) call(ctx context.Context, hidden secrets, words ...string) (answer, error) {
+// call runs the driver's executable. args are the name of the call and its arguments. An error is a
+// *plugins.UncertainError, unless the driver reported the failure or could not be started.
+func (d *driver) call(ctx context.Context, hidden secrets, args ...string) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.callTime)
 	defer cancel()
-	out, ended := command.Command{Name: d.executable(), Args: words}.Answer(ctx, maxAnswer)
-	a, err := d.judge(out, ended, hidden)
+	out, processErr := command.Command{Name: d.executable(), Args: args}.Answer(ctx, maxAnswer)
+	a, err := d.result(out, processErr, hidden)
 	if err != nil && !errors.Is(err, errNotSupported) {
-		err = fmt.Errorf("driver %s: %s: %w", d.name, words[0], err)
+		err = fmt.Errorf("driver %s: %s: %w", d.name, args[0], err)
 	}
 	return a, err
 }
 
-// judge returns the result of a call from the driver's output and the error of its process.
-func (d *driver) judge(out string, ended error, hidden secrets) (answer, error) {
+// result returns the result of a call from the output of the driver's process and the error with which
+// the process ended.
+func (d *driver) result(out string, processErr error, hidden secrets) (answer, error) {
 	var exit *command.Error
 	switch {
-	case errors.Is(ended, command.ErrMissing):
+	case errors.Is(processErr, command.ErrMissing):
 		return answer{}, fmt.Errorf("not installed: put its executable at %s", d.executable())
-	case errors.Is(ended, context.DeadlineExceeded):
-		return answer{}, uncertainf("no answer within %v, so it was killed: check what it waits for", d.callTime)
-	case ended != nil && !errors.As(ended, &exit):
-		return answer{}, &plugins.UncertainError{Err: ended}
+	case errors.Is(processErr, context.DeadlineExceeded):
+		return answer{}, uncertainf("no answer within %v, so the driver was killed: check what it waits for", d.callTime)
+	case processErr != nil && !errors.As(processErr, &exit):
+		return answer{}, &plugins.UncertainError{Err: processErr}
 	}
 	a := answer{Capabilities: capabilities{true, true, true}}
 	if err := json.Unmarshal([]byte(out), &a); err != nil {

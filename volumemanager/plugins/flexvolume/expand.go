@@ -14,15 +14,15 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Expand makes the call expandvolume. If the driver does not support it, its volumes are assumed to
-// grow with their filesystems.
+// Expand makes the call expandvolume. If the driver does not support the call, the volume is assumed to
+// need no call, and to grow when NodeExpand expands the filesystem.
 func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
 	spec := &plugins.Spec{PersistentVolume: pv}
 	path, err := d.DeviceMountPath(spec)
 	if err != nil {
 		return actual, false, err
 	}
-	c, err := d.can(ctx)
+	c, err := d.capabilities(ctx)
 	if err != nil {
 		return actual, false, err
 	}
@@ -36,10 +36,10 @@ func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 	return size, c.RequiresFSResize, nil
 }
 
-// NodeExpand makes the call expandfs. If the driver does not support it, the plugin expands the
-// filesystem of the device, if there is one.
+// NodeExpand makes the call expandfs. If the driver does not support the call and the volume has a
+// device, the plugin expands the device's filesystem itself.
 func (d *driver) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
-	c, err := d.can(ctx)
+	c, err := d.capabilities(ctx)
 	if err != nil || !c.RequiresFSResize || spec.PersistentVolume == nil {
 		return err
 	}

@@ -21,12 +21,12 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// machine has a directory of drivers, and a manager's root.
+// machine is a host with a directory of drivers.
 type machine struct {
 	*plugintest.Host
 	t   *testing.T
 	dir string
-	log string // the calls of scripts
+	log string // file with the calls that the driver got
 }
 
 func newMachine(t *testing.T) *machine {
@@ -34,7 +34,7 @@ func newMachine(t *testing.T) *machine {
 	return &machine{plugintest.NewHost(t.TempDir()), t, t.TempDir(), filepath.Join(t.TempDir(), "calls")}
 }
 
-// registry returns the registry of a manager that was just started.
+// registry returns a registry with a new plugin, as after a restart of the manager.
 func (m *machine) registry() plugins.Registry {
 	return plugins.Registry{flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, nil)}
 }
@@ -65,7 +65,8 @@ echo '{"status":"Not supported"}'; exit 1
 	must(m.t, os.Rename(file+".new", file))
 }
 
-// calls returns the calls since the last time, without options.
+// calls returns the calls that the driver got since the previous call of calls. Options are replaced by
+// the word OPTIONS.
 func (m *machine) calls() []string {
 	m.t.Helper()
 	b := plugintest.Value(os.ReadFile(m.log))(m.t)
@@ -86,7 +87,7 @@ func (m *machine) calls() []string {
 func (m *machine) wantCalls(want ...string) {
 	m.t.Helper()
 	if got := m.calls(); !slices.Equal(got, want) {
-		m.t.Errorf("calls %q\nwant  %q", got, want)
+		m.t.Errorf("got calls  %q\nwant calls %q", got, want)
 	}
 }
 
@@ -99,7 +100,7 @@ func (m *machine) setUp(spec *plugins.Spec, args plugins.MounterArgs) (string, e
 	return mounter.Path(), mounter.SetUp(m.t.Context(), args)
 }
 
-// tearDown needs only the path of the volume.
+// tearDown tears down the volume at a path. It uses no spec.
 func (m *machine) tearDown(path string) error {
 	m.t.Helper()
 	p := plugintest.Value(m.registry().ByName(plugins.Unescape(filepath.Base(filepath.Dir(path)))))(m.t)
@@ -107,8 +108,8 @@ func (m *machine) tearDown(path string) error {
 	return u.TearDown(m.t.Context())
 }
 
-// unmounted unmounts a path when the test ends.
-func unmounted(t *testing.T, path string) {
+// unmountLater unmounts a path when the test ends.
+func unmountLater(t *testing.T, path string) {
 	t.Helper()
 	t.Cleanup(func() {
 		if at, err := mount.OnPath(path); at != nil || err != nil {

@@ -37,7 +37,7 @@ func (m *mounter) Path() string {
 // driver has the capability fsGroup. If the driver does not support the call, SetUp bind-mounts the
 // device mount.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
-	c, err := m.can(ctx)
+	c, err := m.capabilities(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,10 +58,10 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// giveToGroup applies the fsGroup to the whole volume once, and writes a note. Later calls check
+// giveToGroup applies the fsGroup to the whole volume once, and writes a marker. Later calls check
 // only the root directory, because the pod may have changed other files.
 func (m *mounter) giveToGroup(ctx context.Context, args plugins.MounterArgs) error {
-	applied, err := m.notedGroup(*args.FSGroup)
+	applied, err := m.keepGroupMarker(*args.FSGroup)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (m *mounter) giveToGroup(ctx context.Context, args plugins.MounterArgs) err
 	if err := ownership.Set(ctx, m.Path(), args); err != nil || applied {
 		return err
 	}
-	return m.noteGroup(*args.FSGroup)
+	return os.MkdirAll(m.groupMarker(*args.FSGroup), 0o750)
 }
 
 func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.MounterArgs) error {
@@ -79,7 +79,7 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.Mounte
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(m.note(), os.MkdirAll(m.Path(), 0o750)); err != nil {
+	if err := errors.Join(m.writeVolumeMarker(), os.MkdirAll(m.Path(), 0o750)); err != nil {
 		return err
 	}
 	_, err = m.call(ctx, hidden, "mount", m.Path(), options(m.spec, extra))
@@ -87,7 +87,7 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.Mounte
 		err = m.bind(c)
 	}
 	if err != nil {
-		return failed(err, m.Path())
+		return cleanUp(err, m.Path())
 	}
 	return checkMounted(m.name, m.Path())
 }
@@ -95,21 +95,21 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.Mounte
 // bind bind-mounts the device mount to the pod's path.
 func (m *mounter) bind(c capabilities) error {
 	if !c.Attach {
-		return fmt.Errorf("driver %s supports neither mount nor attach: use another", m.name)
+		return fmt.Errorf("driver %s supports neither mount nor attach: use another driver", m.name)
 	}
 	from, err := m.DeviceMountPath(m.spec)
 	if err != nil {
 		return err
 	}
 	if at, err := mount.OnPath(from); at == nil || err != nil {
-		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and nothing is mounted at %s: see its log", m.name, from))
+		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and nothing is mounted at %s: see the driver's log", m.name, from))
 	}
 	return mount.Bind(from, m.Path(), mountOptions(m.spec))
 }
 
-// failed returns the error of a failed call, as an *plugins.UncertainError if the path may be mounted.
-// After any other error it removes the directory that was created for the call.
-func failed(err error, path string) error {
+// cleanUp handles the error of a call that mounts. It returns the error, as a *plugins.UncertainError if
+// the path may be mounted. Otherwise it removes the directory that was created for the call.
+func cleanUp(err error, path string) error {
 	at, tableErr := mount.OnPath(path)
 	switch {
 	case plugins.Uncertain(err):
@@ -121,12 +121,12 @@ func failed(err error, path string) error {
 	return err
 }
 
-// checkMounted returns an *plugins.UncertainError if nothing is mounted at a path although the driver
+// checkMounted returns a *plugins.UncertainError if nothing is mounted at a path although the driver
 // reported success.
 func checkMounted(driver, path string) error {
 	at, err := mount.OnPath(path)
 	if err == nil && at == nil {
-		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: see its log", driver, path)
+		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: see the driver's log", driver, path)
 	}
 	if err != nil {
 		return &plugins.UncertainError{Err: err}
@@ -154,12 +154,12 @@ func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
 		return err
 	}
-	return u.unnote(u.pod, u.name)
+	return u.removeMarkers(u.pod, u.name)
 }
 
 // takeDown makes a call that unmounts a path, and removes the path. If the driver does not support the
-// call, takeDown unmounts the path itself. If the path is not mounted and the driver is no longer
-// installed, takeDown makes no call.
+// call, takeDown unmounts the path itself. It makes no call if the path does not exist, or if the path
+// is not mounted and the driver is no longer installed.
 func (d *driver) takeDown(ctx context.Context, call, path string) error {
 	at, err := mount.OnPath(path)
 	if err != nil {
@@ -181,7 +181,7 @@ func (d *driver) takeDown(ctx context.Context, call, path string) error {
 		return err
 	}
 	if at, err = mount.OnPath(path); at != nil || err != nil {
-		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: see its log", d.name, path))
+		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: see the driver's log", d.name, path))
 	}
 	return mount.RemoveTarget(path)
 }
@@ -189,7 +189,7 @@ func (d *driver) takeDown(ctx context.Context, call, path string) error {
 // unmount removes all mounts at a path.
 func (d *driver) unmount(ctx context.Context, path string) error {
 	for {
-		at, err := d.servers.Unmount(ctx, path)
+		at, err := d.nfsUnmounter.Unmount(ctx, path)
 		if at == nil || err != nil {
 			return err
 		}

@@ -20,21 +20,21 @@ import (
 func TestNFSSilent(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	export := server.Export(t, "tank")
-	d := scripted(t, `echo '{"status":"Not supported"}'; exit 1`)
-	d.servers.Patience = time.Hour
+	d := scriptDriver(t, `echo '{"status":"Not supported"}'; exit 1`)
+	d.nfsUnmounter.Patience = time.Hour
 	path := filepath.Join(t.TempDir(), "volume")
-	showNFS(t, mount.NFS{Server: server.Address(), Path: export, Options: []string{"nosharecache"}}, path)
-	beside := filepath.Join(t.TempDir(), "beside")
-	must(t, os.Mkdir(beside, 0o700))
-	must(t, mount.Bind(path, beside, mount.Options{}))
+	mountNFS(t, mount.NFS{Server: server.Address(), Path: export, Options: []string{"nosharecache"}}, path)
+	second := filepath.Join(t.TempDir(), "second")
+	must(t, os.Mkdir(second, 0o700))
+	must(t, mount.Bind(path, second, mount.Options{}))
 	server.Link().CutWriting(t, filepath.Join(path, "dirty"))
 
-	must(t, d.takeDown(t.Context(), "unmount", beside)) // no data is lost
+	must(t, d.takeDown(t.Context(), "unmount", second)) // the other mount of the volume keeps its data
 	plugintest.WantError(t, d.takeDown(t.Context(), "unmount", path), "does not answer")
 	if plugintest.MountAt(t, path) == nil {
-		t.Error("the volume was unmounted within the patience")
+		t.Error("the volume was unmounted before NFSUnmounter.Patience had passed")
 	}
-	d.servers.Patience = 0
+	d.nfsUnmounter.Patience = 0
 	must(t, retry.For(t.Context(), time.Minute, func() (bool, error) {
 		err := d.takeDown(t.Context(), "unmount", path)
 		return err != nil, err
@@ -43,11 +43,11 @@ func TestNFSSilent(t *testing.T) {
 	server.Link().Restore(t)
 }
 
-func showNFS(t *testing.T, n mount.NFS, path string) {
+func mountNFS(t *testing.T, n mount.NFS, path string) {
 	t.Helper()
 	must(t, os.Mkdir(path, 0o700))
-	made, _, err := mount.MountNFS(context.Background(), n, 0)
+	detached, _, err := mount.MountNFS(context.Background(), n, 0)
 	must(t, err)
-	must(t, made.MoveTo(path))
-	must(t, made.Close())
+	must(t, detached.MoveTo(path))
+	must(t, detached.Close())
 }

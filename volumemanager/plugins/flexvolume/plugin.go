@@ -22,11 +22,11 @@ type Plugin struct{ *drivers }
 
 // drivers is the state that all drivers share.
 type drivers struct {
-	host     plugins.Host
-	servers  *mount.NFSUnmounter
-	dir      string
-	changed  func()
-	callTime time.Duration // the constant callTime except in tests
+	host         plugins.Host
+	nfsUnmounter *mount.NFSUnmounter
+	dir          string
+	changed      func()
+	callTime     time.Duration // the constant callTime except in tests
 
 	mu     sync.Mutex
 	probes map[string]*probe // by driver
@@ -41,11 +41,11 @@ var (
 )
 
 // New creates the plugin for the drivers in a directory: a kubelet's --volume-plugin-dir, which
-// contains <vendor>~<driver>/<driver> for each. nfs unmounts NFS mounts for drivers without the call
-// unmount. changed is called when failed calls may succeed now: after a driver was installed (while
-// Run runs), or answered late.
-func New(host plugins.Host, nfs *mount.NFSUnmounter, dir string, changed func()) *Plugin {
-	return &Plugin{&drivers{host: host, servers: nfs, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
+// contains <vendor>~<driver>/<driver> for each. nfsUnmounter unmounts NFS mounts of drivers without the
+// call unmount. changed is called when calls that failed before may now succeed: after Run has seen that
+// a driver was installed, or after a driver has answered init late.
+func New(host plugins.Host, nfsUnmounter *mount.NFSUnmounter, dir string, changed func()) *Plugin {
+	return &Plugin{&drivers{host: host, nfsUnmounter: nfsUnmounter, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
 }
 
 // Name returns kubernetes.io/flexvolume.
@@ -74,7 +74,7 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 
 // NewUnmounter returns an error: a volume belongs to a driver, not to the family.
 func (p *Plugin) NewUnmounter(name string, _ types.UID) (plugins.Unmounter, error) {
-	return nil, fmt.Errorf("volume %s: it belongs to a driver of %s: use the plugin of that driver", name, Name)
+	return nil, fmt.Errorf("volume %s: it belongs to a driver of %s: use the plugin of the driver", name, Name)
 }
 
 // Remounts returns false, as the plugins of all drivers do.
@@ -108,8 +108,8 @@ func (d *driver) executable() string {
 	return filepath.Join(d.dir, plugins.Escape(d.name), filepath.Base(d.name))
 }
 
-// driverPattern matches a name with an optional vendor. ownPattern matches the vendor of the
-// kubelet's plugins, which no driver may have.
+// driverPattern matches a driver's name with an optional vendor. ownPattern matches the names of the
+// kubelet's own plugins, which no driver may have.
 var (
 	driverPattern = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$`)
 	ownPattern    = regexp.MustCompile(`^kubernetes\.io(/|$)`)

@@ -32,8 +32,8 @@ func (m *machine) options() (o map[string]string) {
 	return o
 }
 
-// TestMount: a driver that only mounts gets the arguments that a kubelet passes, is found without a
-// restart, and the volume has the kubelet's path.
+// TestMount: the plugin finds a driver without a restart, passes the arguments that a kubelet passes, and
+// mounts the volume at the kubelet's path.
 func TestMount(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
@@ -45,15 +45,15 @@ func TestMount(t *testing.T) {
 	plugintest.WantError(t, err, "is not installed")
 	m.install(initMounts, mounts, unmounts)
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
-		t.Errorf("%t, %v", needs, err)
+		t.Errorf("NeedsAttach: got %t, %v; want false", needs, err)
 	}
 	group := int64(1234)
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
 	if path != m.Root+"/pods/"+string(pod.UID)+"/volumes/acme~disk/data" || plugintest.MountAt(t, path) == nil {
-		t.Errorf("%s is not mounted", path)
+		t.Errorf("got path %s, or no mount at this path", path)
 	}
 	if info, err := os.Stat(path); err != nil || info.Sys().(*syscall.Stat_t).Gid != 1234 {
-		t.Errorf("group: %+v, %v", info, err)
+		t.Errorf("got %+v, %v; want group 1234", info, err)
 	}
 	for key, want := range map[string]string{
 		"kubernetes.io/fsType": "ext4", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "data", "disk": "7",
@@ -61,13 +61,13 @@ func TestMount(t *testing.T) {
 		"kubernetes.io/serviceAccount.name": "seller", "kubernetes.io/mounterArgs.FsGroup": "1234", "kubernetes.io/secret/user": "bWU=",
 	} {
 		if got := m.options()[key]; got != want {
-			t.Errorf("option %s=%q, want %q", key, got, want)
+			t.Errorf("got option %s=%q, want %q", key, got, want)
 		}
 	}
 	if len(m.options()) != 10 {
-		t.Errorf("%v", m.options())
+		t.Errorf("got options %v, want 10", m.options())
 	}
-	plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t) // it is mounted
+	plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t) // makes no call, because the volume is mounted
 	must(t, m.tearDown(path))
 	must(t, m.tearDown(path))
 	plugintest.WantMissing(t, path)
@@ -85,37 +85,37 @@ func TestGroupOnce(t *testing.T) {
 	must(t, os.WriteFile(key, nil, 0o600))
 	plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
 	if info, err := os.Stat(key); err != nil || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("got %v, %v; want mode 0600", info, err)
 	}
 	must(t, m.tearDown(path))
 }
 
-// TestChanged: a changed inline volume is refused while the earlier one is mounted, also after a
-// restart. After TearDown it is mounted.
+// TestChanged: SetUp refuses a changed inline volume while the earlier volume is mounted, even after a
+// restart. After TearDown it mounts the changed volume.
 func TestChanged(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	m.install(initMounts, mounts, unmounts)
-	of := func(name, disk string) *plugins.Spec {
+	withDisk := func(name, disk string) *plugins.Spec {
 		return inline(name, corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"disk": disk}})
 	}
-	beside := plugintest.Value(m.setUp(of("data-0123456789abcdef", "9"), plugins.MounterArgs{}))(t)
-	path := plugintest.Value(m.setUp(of("data", "7"), plugins.MounterArgs{}))(t)
-	_, err := m.setUp(of("data", "8"), plugins.MounterArgs{})
-	plugintest.WantInvalid(t, err, "it was changed")
-	plugintest.Value(m.setUp(of("data", "7"), plugins.MounterArgs{}))(t)
+	other := plugintest.Value(m.setUp(withDisk("data-0123456789abcdef", "9"), plugins.MounterArgs{}))(t)
+	path := plugintest.Value(m.setUp(withDisk("data", "7"), plugins.MounterArgs{}))(t)
+	_, err := m.setUp(withDisk("data", "8"), plugins.MounterArgs{})
+	plugintest.WantInvalid(t, err, "source was changed")
+	plugintest.Value(m.setUp(withDisk("data", "7"), plugins.MounterArgs{}))(t)
 	must(t, mount.Unmount(path)) // by hand
-	plugintest.Value(m.setUp(of("data", "8"), plugins.MounterArgs{}))(t)
-	_, err = m.setUp(of("data", "7"), plugins.MounterArgs{})
-	plugintest.WantInvalid(t, err, "it was changed")
+	plugintest.Value(m.setUp(withDisk("data", "8"), plugins.MounterArgs{}))(t)
+	_, err = m.setUp(withDisk("data", "7"), plugins.MounterArgs{})
+	plugintest.WantInvalid(t, err, "source was changed")
 	must(t, m.tearDown(path))
-	plugintest.Value(m.setUp(of("data", "7"), plugins.MounterArgs{}))(t)
+	plugintest.Value(m.setUp(withDisk("data", "7"), plugins.MounterArgs{}))(t)
 	must(t, m.tearDown(path))
-	must(t, m.tearDown(beside))
+	must(t, m.tearDown(other))
 	plugintest.WantEntries(t, m.Paths().PodPlugin(pod.UID, "acme/disk"), 0)
 }
 
-// TestFalseReports: the result of a call is compared with the mount table.
+// TestFalseReports: SetUp and TearDown fail if the result of a call contradicts the mount table.
 func TestFalseReports(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
@@ -127,7 +127,7 @@ func TestFalseReports(t *testing.T) {
 	plugintest.WantMissing(t, path)
 
 	m.install(initMounts, `mount) mount -t tmpfs none "$2"; echo '{"status":"Failure","message":"late"}'; exit 1;;`, `unmount) ok;;`)
-	unmounted(t, path)
+	unmountLater(t, path)
 	_, err = m.setUp(spec, plugins.MounterArgs{})
 	plugintest.WantUncertain(t, err, `"late"`)
 	plugintest.WantError(t, m.tearDown(path), "is still mounted")
@@ -140,15 +140,15 @@ func TestFalseReports(t *testing.T) {
 	plugintest.WantMissing(t, path)
 }
 
-// TestNotInstalled: a volume whose driver was removed stays mounted, with an error. A directory
-// without a mount is removed without the driver.
+// TestNotInstalled: TearDown of a mounted volume whose driver was removed fails. A directory without a
+// mount is removed without the driver.
 func TestNotInstalled(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
 	m.install(initMounts, mounts)
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
-	unmounted(t, path)
+	unmountLater(t, path)
 	must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
 	plugintest.WantError(t, m.tearDown(path), "put its executable at "+m.dir+"/acme~disk/disk")
 	m.install(initMounts) // a driver without the call unmount
@@ -159,7 +159,7 @@ func TestNotInstalled(t *testing.T) {
 	plugintest.WantMissing(t, path)
 }
 
-// TestRefused: specs that are not passed to a driver.
+// TestRefused: NewMounter or SetUp refuses invalid specs without a call to the driver.
 func TestRefused(t *testing.T) {
 	m := newMachine(t)
 	m.Secrets["shop/key"] = &corev1.Secret{Type: "Opaque"}
@@ -168,8 +168,8 @@ func TestRefused(t *testing.T) {
 	block.PersistentVolume.Spec.VolumeMode = &mode
 	m.install(initMounts, mounts)
 	for _, tc := range []struct {
-		spec *plugins.Spec
-		says string
+		spec    *plugins.Spec
+		wantErr string
 	}{
 		{inline("data", corev1.FlexVolumeSource{Driver: "../disk"}), `flexVolume.driver "../disk"`},
 		{inline("data", corev1.FlexVolumeSource{Driver: "kubernetes.io/csi"}), `flexVolume.driver "kubernetes.io/csi"`},
@@ -181,16 +181,16 @@ func TestRefused(t *testing.T) {
 		{block, "volumeMode Block"},
 	} {
 		_, err := m.setUp(tc.spec, plugins.MounterArgs{})
-		plugintest.WantInvalid(t, err, tc.says)
+		plugintest.WantInvalid(t, err, tc.wantErr)
 	}
 	missing := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "missing"}})
 	if _, err := m.setUp(missing, plugins.MounterArgs{}); !errors.Is(err, plugins.ErrNotFound) {
-		t.Error(err)
+		t.Errorf("missing Secret: got %v, want ErrNotFound", err)
 	}
 }
 
-// attaches returns the cases of a driver with all calls, whose disk is a loop device.
-func attaches(image string) []string {
+// attachCases returns the cases of a driver that attaches a loop device.
+func attachCases(image string) []string {
 	return []string{
 		`init) ok;;`,
 		`getvolumename) echo '{"status":"Success","volumeName":"disk-7"}'; exit;;`,
@@ -214,20 +214,20 @@ func newImage(t *testing.T) string {
 	return image
 }
 
-// TestAttach: a driver with all calls gets them as from a kubelet. After a restart its volumes are
-// found on disk.
+// TestAttach: a driver that supports all calls gets the calls that a kubelet makes. After a restart, its
+// volumes are found on disk.
 func TestAttach(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	image := newImage(t)
-	m.install(append(attaches(image),
+	m.install(append(attachCases(image),
 		`mountdevice) mount "$3" "$2" && ok;;`, `unmountdevice) umount "$2" && ok;;`,
 		`mount) mount --bind `+m.Root+`/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv "$2" && ok;;`, unmounts,
 		`expandvolume) echo '{"status":"Success","volumeNewSize":'$(($4+1))'}'; exit;;`, `expandfs) ok;;`)...)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	p := m.of(spec)
 	if needs, err := p.NeedsAttach(spec); !needs || err != nil {
-		t.Fatalf("%t, %v", needs, err)
+		t.Fatalf("NeedsAttach: got %t, %v; want true", needs, err)
 	}
 	attachment := plugintest.Value(p.Attach(t.Context(), spec))(t)
 	device := attachment["device"]
@@ -239,24 +239,24 @@ func TestAttach(t *testing.T) {
 
 	again := plugintest.Value(m.of(spec).Attach(t.Context(), spec))(t)
 	if again["device"] != device {
-		t.Errorf("attached again as %v", again)
+		t.Errorf("second Attach: got %v, want device %s", again, device)
 	}
 	m.wantCalls("getvolumename OPTIONS", "isattached OPTIONS node-1", "waitforattach "+device+" OPTIONS")
 	m.expand(spec, path, at, device)
 
 	must(t, m.tearDown(path))
-	back := m.found()
-	must(t, p.UnmountDevice(t.Context(), back))
-	must(t, p.UnmountDevice(t.Context(), back))
-	must(t, p.Detach(t.Context(), back))
-	must(t, p.Detach(t.Context(), back))
+	found := m.found()
+	must(t, p.UnmountDevice(t.Context(), found))
+	must(t, p.UnmountDevice(t.Context(), found))
+	must(t, p.Detach(t.Context(), found))
+	must(t, p.Detach(t.Context(), found))
 	m.wantCalls("unmount "+path, "unmountdevice "+at, "detach pv node-1")
 	plugintest.WantMissing(t, at)
 	if all, err := m.registry().All(); len(all) != 1 || err != nil {
-		t.Errorf("%v, %v", all, err)
+		t.Errorf("got plugins %v, %v; want that of the driver", all, err)
 	}
 	if left, err := p.Attachments(); len(left) > 0 || err != nil {
-		t.Errorf("%v, %v", left, err)
+		t.Errorf("got attachments %v, %v; want none", left, err)
 	}
 }
 
@@ -265,13 +265,13 @@ func (m *machine) expand(spec *plugins.Spec, path, at, device string) {
 	p := m.of(spec)
 	size, node, err := p.(plugins.ExpandableVolumePlugin).Expand(m.t.Context(), spec.PersistentVolume, resource.MustParse("400Mi"))
 	if err != nil || !node || size.Value() != 400<<20+1 {
-		m.t.Errorf("%v, %t, %v", size, node, err)
+		m.t.Errorf("Expand: got %v, %t, %v; want one byte more than 400 MiB, and true", size.Value(), node, err)
 	}
 	must(m.t, p.(plugins.NodeExpandableVolumePlugin).NodeExpand(m.t.Context(), spec, plugins.NodeExpandOptions{Path: path, DeviceMountPath: at, Size: size}))
 	m.wantCalls("init", "expandvolume OPTIONS "+at+" 419430400 335544320", "expandfs OPTIONS "+device+" "+at+" 419430401 335544320")
 }
 
-// found returns the only volume that a manager finds when it starts.
+// found returns the only volume that a restarted manager finds on disk.
 func (m *machine) found() *plugins.Spec {
 	m.t.Helper()
 	all := plugintest.Value(m.registry().All())(m.t)
@@ -279,55 +279,55 @@ func (m *machine) found() *plugins.Spec {
 	attached := plugintest.Value(p.Attachments())(m.t)
 	mounted := plugintest.Value(p.DeviceMounts())(m.t)
 	if len(attached) != 1 || len(mounted) != 1 || attached[0].VolumeName != mounted[0].VolumeName {
-		m.t.Fatalf("attached %v, mounted %v", attached, mounted)
+		m.t.Fatalf("got attachments %v and device mounts %v, want one volume in both", attached, mounted)
 	}
 	spec := mounted[0].Spec
 	if name, err := m.of(spec).VolumeName(spec); name != mounted[0].VolumeName || err != nil {
-		m.t.Errorf("volume %q is %q by its spec, %v", mounted[0].VolumeName, name, err)
+		m.t.Errorf("VolumeName of the spec: got %q, %v; want %q", name, err, mounted[0].VolumeName)
 	}
 	return spec
 }
 
-// TestDefaults: an inline volume of a driver that only attaches, as in a kubelet.
+// TestDefaults: for a driver that only attaches and detaches, the plugin mounts an inline volume itself.
 func TestDefaults(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	image := newImage(t)
-	var own []string
-	for _, c := range attaches(image) {
+	var cases []string
+	for _, c := range attachCases(image) {
 		if !strings.HasPrefix(c, "getvolumename") && !strings.HasPrefix(c, "isattached") && !strings.HasPrefix(c, "waitfor") {
-			own = append(own, c)
+			cases = append(cases, c)
 		}
 	}
-	m.install(own...)
+	m.install(cases...)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", FSType: "xfs", ReadOnly: true})
 	p := m.of(spec)
 	attachment := plugintest.Value(p.Attach(t.Context(), spec))(t)
 	must(t, p.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
 	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
-		t.Errorf("writing read-only: %v", err)
+		t.Errorf("write to a read-only volume: got %v, want EROFS", err)
 	}
 	must(t, m.tearDown(path))
-	back := m.found()
-	if back.Name() != "data" {
-		t.Errorf("the name is %q", back.Name())
+	found := m.found()
+	if found.Name() != "data" {
+		t.Errorf("got volume %q, want data", found.Name())
 	}
-	must(t, p.UnmountDevice(t.Context(), back))
-	must(t, p.Detach(t.Context(), back))
+	must(t, p.UnmountDevice(t.Context(), found))
+	must(t, p.Detach(t.Context(), found))
 	other := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", FSType: "xfs", Options: map[string]string{"disk": "8"}})
 	one, _ := p.VolumeName(spec)
 	if two, err := p.VolumeName(other); one == two || err != nil {
-		t.Errorf("two volumes have the name %q, %v", two, err)
+		t.Errorf("inline volumes of two sources: got the same VolumeName %q, or error %v", two, err)
 	}
 }
 
-// TestGrow: the plugin expands the filesystem of a driver without the call expandfs.
+// TestGrow: for a driver without the call expandfs, the plugin expands the filesystem.
 func TestGrow(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	image := newImage(t)
-	m.install(append(attaches(image), `expandvolume) truncate -s "$4" `+image+` && losetup -c $(losetup -n -O NAME -j `+image+`) && ok;;`)...)
+	m.install(append(attachCases(image), `expandvolume) truncate -s "$4" `+image+` && losetup -c $(losetup -n -O NAME -j `+image+`) && ok;;`)...)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk", FSType: "xfs"})
 	p := m.of(spec)
 	attachment := plugintest.Value(p.Attach(t.Context(), spec))(t)
@@ -337,11 +337,11 @@ func TestGrow(t *testing.T) {
 	want := resource.MustParse("640Mi")
 	_, node, err := p.(plugins.ExpandableVolumePlugin).Expand(t.Context(), spec.PersistentVolume, want)
 	if err != nil || !node {
-		t.Errorf("%t, %v", node, err)
+		t.Errorf("Expand: got node expansion %t, %v; want true", node, err)
 	}
 	must(t, p.(plugins.NodeExpandableVolumePlugin).NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: path, Size: want}))
 	if after := size(t, path); after < before*3/2 {
-		t.Errorf("%d bytes before, %d bytes after", before, after)
+		t.Errorf("got a filesystem of %d bytes, want about twice %d", after, before)
 	}
 	must(t, m.tearDown(path))
 	must(t, p.UnmountDevice(t.Context(), spec))
@@ -355,24 +355,23 @@ func size(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// TestAttachFailed: a volume that may be attached keeps its record.
+// TestAttachFailed: after a failed Attach, only a volume that may be attached keeps its record.
 func TestAttachFailed(t *testing.T) {
 	m := newMachine(t)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
-	for says, attach := range map[string]string{
+	for want, attach := range map[string]string{
 		"no disk": `attach) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`,
 		"garbage": `attach) echo garbage; exit;;`,
 	} {
 		m.install(`init) ok;;`, attach, `detach) ok;;`)
 		p := m.of(spec)
 		_, err := p.Attach(t.Context(), spec)
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", says, err)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want one with %q", err, want)
 		}
-		left, listed := p.Attachments()
-		must(t, listed)
-		if plugins.Uncertain(err) != (says == "garbage") || len(left) > 0 != plugins.Uncertain(err) {
-			t.Errorf("%s: uncertain %t, records %v", says, plugins.Uncertain(err), left)
+		left := plugintest.Value(p.Attachments())(t)
+		if plugins.Uncertain(err) != (want == "garbage") || len(left) > 0 != plugins.Uncertain(err) {
+			t.Errorf("%s: got an uncertain error %t and records %v, want both only after garbage", want, plugins.Uncertain(err), left)
 		}
 		must(t, p.Detach(t.Context(), spec))
 	}
@@ -389,7 +388,7 @@ func TestOwnExecutable(t *testing.T) {
 	t.Setenv("TRIVET_FLEXVOLUME_STATE_DIR", fs+"/state")
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "trivet/loop", FSType: "xfs", Options: map[string]string{"size": "320Mi"}})
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
-		t.Fatalf("%t, %v", needs, err)
+		t.Fatalf("NeedsAttach: got %t, %v; want false", needs, err)
 	}
 	group := int64(1234)
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
@@ -397,11 +396,11 @@ func TestOwnExecutable(t *testing.T) {
 	before, want := size(t, path), resource.MustParse("640Mi")
 	got, node, err := m.of(spec).(plugins.ExpandableVolumePlugin).Expand(t.Context(), spec.PersistentVolume, want)
 	if err != nil || !node || got.Cmp(want) != 0 {
-		t.Errorf("%v, %t, %v", got, node, err)
+		t.Errorf("Expand: got %v, %t, %v; want %v and true", got.String(), node, err, want.String())
 	}
 	must(t, m.of(spec).(plugins.NodeExpandableVolumePlugin).NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: path, Size: want}))
 	if after := size(t, path); after < before*3/2 {
-		t.Errorf("%d bytes before, %d bytes after", before, after)
+		t.Errorf("got a filesystem of %d bytes, want about twice %d", after, before)
 	}
 	must(t, m.tearDown(path))
 	plugintest.WantMissing(t, path)

@@ -46,8 +46,8 @@ func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
 	return s
 }
 
-// maxVolume is the maximum length of a volume's name in bytes: that of a file name (NAME_MAX,
-// linux/limits.h) without the suffixes of the record and its temporary file.
+// maxVolume is the maximum length of a volume's name in bytes: NAME_MAX (linux/limits.h) minus the
+// suffixes of the record and its temporary file.
 const maxVolume = 255 - len(recordSuffix) - len(".tmp")
 
 // check validates a spec.
@@ -60,7 +60,7 @@ func check(spec *plugins.Spec) error {
 		return err
 	}
 	if n := len(spec.Name()); n > maxVolume {
-		return plugins.Invalidf("the volume's name %q has %d bytes, and the maximum with a flexVolume is %d: shorten it", spec.Name(), n, maxVolume)
+		return plugins.Invalidf("the volume's name %q has %d bytes, and the maximum with a flexVolume is %d: shorten the name", spec.Name(), n, maxVolume)
 	}
 	if spec.Block() {
 		return plugins.Invalidf("volumeMode Block: volume %s has a flexVolume, which has no raw devices: use Filesystem", spec.Name())
@@ -68,7 +68,7 @@ func check(spec *plugins.Spec) error {
 	for key := range s.Options {
 		host, _, _ := strings.Cut(strings.ToLower(key), "/")
 		if strings.HasSuffix(host, "kubernetes.io") || strings.HasSuffix(host, "k8s.io") {
-			return plugins.Invalidf("flexVolume.options %q: manifests cannot set options of kubernetes.io: remove it", key)
+			return plugins.Invalidf("flexVolume.options %q: manifests cannot set options of kubernetes.io: remove the option", key)
 		}
 	}
 	return nil
@@ -76,7 +76,7 @@ func check(spec *plugins.Spec) error {
 
 func readOnly(spec *plugins.Spec) bool { return spec.ReadOnly || sourceOf(spec).ReadOnly }
 
-// mountOptions returns the options of the mounts that the plugin itself creates.
+// mountOptions returns the options of mounts that the plugin creates instead of the driver.
 func mountOptions(spec *plugins.Spec) (o mount.Options) {
 	if readOnly(spec) {
 		return o.ReadOnly()
@@ -130,7 +130,7 @@ func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[stri
 	}
 	s, err := d.host.Secret(namespace, ref.Name)
 	if err != nil {
-		return nil, fmt.Errorf("flexVolume.secretRef: secret %s/%s: %w", namespace, ref.Name, err)
+		return nil, fmt.Errorf("flexVolume.secretRef: secret %s/%s: %w: add the Secret", namespace, ref.Name, err)
 	}
 	if string(s.Type) != d.name {
 		return nil, plugins.Invalidf("flexVolume.secretRef: secret %s/%s has type %q: set it to %s, which permits the driver to use it", namespace, ref.Name, s.Type, d.name)

@@ -11,9 +11,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Run calls changed when drivers are installed or replaced, until ctx ends. It creates the directory
-// of drivers if it is missing, as a kubelet does. If the directory cannot be watched, drivers are
-// found at the next retry of their volumes.
+// Run calls changed when drivers are installed or replaced, until ctx ends. As a kubelet does, it
+// creates the directory of drivers if that is missing. If the directory cannot be watched, Run only logs
+// the error, and a new driver is found when its volumes are retried.
 func (p *Plugin) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -30,12 +30,12 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case e := <-watcher.Events:
-			if p.concerns(e.Name) {
+			if p.isDriver(e.Name) {
 				_ = p.watch(watcher) // a directory may be removed meanwhile
 				p.changed()
 			}
-		case err := <-watcher.Errors: // events were lost
-			klog.FromContext(ctx).Error(err, "Watching FlexVolume drivers", "directory", p.dir)
+		case err := <-watcher.Errors:
+			klog.FromContext(ctx).Error(err, "Events of FlexVolume drivers were lost", "directory", p.dir)
 			_ = p.watch(watcher)
 			p.changed()
 		}
@@ -54,12 +54,12 @@ func (p *Plugin) watch(watcher *fsnotify.Watcher) error {
 	return err
 }
 
-// concerns reports whether a path is a driver's directory or executable. Drivers may write other
-// files beside it.
-func (p *Plugin) concerns(path string) bool {
+// isDriver reports whether a path is a driver's directory or executable. Drivers may write other files
+// to the directory.
+func (p *Plugin) isDriver(path string) bool {
 	dir := filepath.Dir(path)
-	_, name, vendor := strings.Cut(filepath.Base(dir), "~")
-	if !vendor {
+	_, name, hasVendor := strings.Cut(filepath.Base(dir), "~")
+	if !hasVendor {
 		name = filepath.Base(dir)
 	}
 	return dir == filepath.Clean(p.dir) || filepath.Base(path) == name

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
 )
 
-// TestRun: changed is called when a driver is installed and when it is replaced, also if the
-// directory of drivers did not exist.
+// TestRun: changed is called when a driver is installed and when it is replaced, even if the directory of
+// drivers does not exist when Run starts.
 func TestRun(t *testing.T) {
 	m := newMachine(t)
 	m.dir = filepath.Join(m.dir, "not", "yet")
@@ -28,24 +28,24 @@ func TestRun(t *testing.T) {
 		must(t, <-ended)
 	})
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
-	for first := true; first; { // until the directory is watched
+	for installed := false; !installed; { // until the directory is watched
 		must(t, os.MkdirAll(m.dir, 0o755))
 		must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
 		m.install(initMounts)
 		select {
 		case <-changed:
-			first = false
+			installed = true
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
-		t.Errorf("%t, %v", needs, err)
+		t.Errorf("NeedsAttach: got %t, %v; want false", needs, err)
 	}
-	for again := false; !again; { // until the driver's directory is watched
+	for replaced := false; !replaced; { // until the driver's directory is watched
 		m.install(initMounts, mounts)
 		select {
 		case <-changed:
-			again = true
+			replaced = true
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -25,24 +25,24 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
-// TestTwoVolumesOfOneHandle: two PersistentVolumes are one volume of the driver. After a restart it
-// stays staged while a pod has it under either name.
+// TestTwoVolumesOfOneHandle: two PersistentVolumes with one handle are one volume of the driver. After a
+// restart, it stays staged while a pod uses either of them.
 func TestTwoVolumesOfOneHandle(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
-	unstageUnused(t, h, f)
-	c := &twins{}
+	failEarlyUnstage(t, h, f)
+	c := &claims{}
 	m := h.reconcile(t, c)
 	m.Update(manifests("one", "two"))
 	m.awaitMounts(t, 3)
 	m.stop()
 
 	h.start(t)
-	h.status(t, "fake-reg.sock", registered)
-	c.setAway(true) // the manager finds the other pod's volume on disk only
+	h.waitForStatus(t, "fake-reg.sock", registered)
+	c.setUnbound(true) // the manager finds the volume of pod two only on disk
 	m = h.reconcile(t, c)
 	m.Update(manifests("two"))
-	waitFor(t, func() error { // until the device was checked, too
+	waitFor(t, func() error { // the pod's directory is removed after the device was checked
 		if _, err := os.Lstat(h.Paths().Pod("uid-one")); !os.IsNotExist(err) {
 			return fmt.Errorf("the directory of the first pod exists: %w", err)
 		}
@@ -50,54 +50,55 @@ func TestTwoVolumesOfOneHandle(t *testing.T) {
 	})
 	m.awaitMounts(t, 2)
 	if n := f.count("NodeUnstageVolume") + f.count("ControllerUnpublishVolume"); n > 0 {
-		t.Error("unstaged or detached")
+		t.Errorf("got %d calls of NodeUnstageVolume and ControllerUnpublishVolume, want none", n)
 	}
 	m.Update(manifests())
 	waitFor(t, func() error {
 		if _, down := m.StateDiff(); down > 0 {
-			return fmt.Errorf("%d volumes to unmount", down)
+			return fmt.Errorf("got %d volumes to unmount, want none", down)
 		}
 		return nil
 	})
 	m.stop()
-	nothingLeft(t, h.Root)
+	wantNothingLeft(t, h.Root)
 }
 
-// unstageUnused fails the test if a published volume is unstaged.
-func unstageUnused(t *testing.T, h *host, f *fake) {
+// failEarlyUnstage makes the test fail if the volume is unstaged while it is published.
+func failEarlyUnstage(t *testing.T, h *host, f *fake) {
 	t.Helper()
-	f.on("NodeUnstageVolume", func(_ context.Context, r any) error {
+	f.replace("NodeUnstageVolume", func(_ context.Context, r any) error {
 		if at := mounts(t, h.Root+"/pods"); len(at) > 0 {
-			t.Errorf("unstaged while published at %v", at)
+			t.Errorf("NodeUnstageVolume was called while the volume was published at %v", at)
 		}
 		return syscall.Unmount(r.(*csi.NodeUnstageVolumeRequest).GetStagingTargetPath(), 0)
 	})
 }
 
-// twins returns a PersistentVolume for each claim, all with one handle.
-type twins struct {
-	mu   sync.Mutex
-	away bool
+// claims implements reconciler.Claims. It binds each claim to its own PersistentVolume, and all these
+// have one handle.
+type claims struct {
+	mu      sync.Mutex
+	unbound bool
 }
 
-func (c *twins) setAway(away bool) {
+func (c *claims) setUnbound(unbound bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.away = away
+	c.unbound = unbound
 }
 
-func (c *twins) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+func (c *claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.away {
+	if c.unbound {
 		return nil, nil, errors.New("the claim is not bound")
 	}
 	return &corev1.PersistentVolumeClaim{}, persistent(driverName, "pv-"+key.Name, "handle").PersistentVolume, nil
 }
 
-func (*twins) NodeExpanded(string, resource.Quantity) {}
+func (*claims) NodeExpanded(string, resource.Quantity) {}
 
-// manager is a reconciler on a machine until stop.
+// manager is a reconciler that runs until stop is called.
 type manager struct {
 	*reconciler.Reconciler
 	h    *host
@@ -136,12 +137,12 @@ func manifests(names ...string) *manifest.Objects {
 	return o
 }
 
-// awaitMounts waits until the pods and the machine have n mounts.
+// awaitMounts waits until there are n mounts below the root directory.
 func (m *manager) awaitMounts(t *testing.T, n int) {
 	t.Helper()
 	waitFor(t, func() error {
 		if at := mounts(t, m.h.Root); len(at) != n {
-			return fmt.Errorf("mounts %q, want %d", at, n)
+			return fmt.Errorf("got mounts %q, want %d", at, n)
 		}
 		return nil
 	})
