@@ -212,15 +212,3 @@ func readAttachment(path string) (*storagev1.VolumeAttachment, error) {
 	}
 	return a, nil
 }
-
-// publishContext returns the result of ControllerPublishVolume; nil if the volume is not attached.
-func (p *Plugin) publishContext(v *volume) (map[string]string, error) {
-	a, err := p.attachment(v)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return a.Status.AttachmentMetadata, nil
-}

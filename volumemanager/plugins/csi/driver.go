@@ -225,16 +225,6 @@ func setOf[C any, K comparable](all []C, key func(C) K) map[K]bool {
 	return keys
 }
 
-// inTopology reports whether a node with these segments belongs to a topology.
-func inTopology(segments, topology map[string]string) bool {
-	for key, value := range topology {
-		if segments[key] != value {
-			return false
-		}
-	}
-	return true
-}
-
 // merged returns a map with the entries of both maps. For equal keys the entry of second is used.
 func merged(first, second map[string]string) map[string]string {
 	all := map[string]string{}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/csi"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
@@ -150,21 +151,10 @@ func hasError(text string) func(csi.DriverStatus) bool {
 // waitFor retries a function until it returns no error.
 func waitFor(t *testing.T, try func() error) {
 	t.Helper()
-	limit := time.NewTimer(patience)
-	defer limit.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	must(t, retry.For(context.Background(), patience, func() (bool, error) {
 		err := try()
-		if err == nil {
-			return
-		}
-		select {
-		case <-limit.C:
-			t.Fatalf("timed out after %v: %v", patience, err)
-		case <-tick.C:
-		}
-	}
+		return err != nil, err
+	}))
 }
 
 var (

@@ -210,7 +210,12 @@ func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeReque
 // node.
 func (d *driver) canAccess(topologies []*csi.Topology) bool {
 	return !d.hasTopology() || len(topologies) == 0 || slices.ContainsFunc(topologies, func(t *csi.Topology) bool {
-		return inTopology(d.info().topology, t.GetSegments())
+		for key, value := range t.GetSegments() {
+			if d.info().topology[key] != value {
+				return false
+			}
+		}
+		return true
 	})
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
@@ -168,11 +170,16 @@ func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target st
 	if v.ephemeral {
 		return request, nil
 	}
-	request.PublishContext, err = p.publishContext(v)
+	attachment, err := p.attachment(v)
+	if err == nil {
+		request.PublishContext = attachment.Status.AttachmentMetadata
+	} else if !errors.Is(err, fs.ErrNotExist) { // an error other than that the volume is not attached
+		return nil, err
+	}
 	if d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
 		request.StagingTargetPath, _ = p.stagingPaths(v)
 	}
-	return request, err
+	return request, nil
 }
 
 // checkLifecycle refuses a volume whose lifecycle mode is not in the CSIDriver object. By default only

@@ -105,24 +105,45 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// takeDown undoes all that the records on disk contain, as a manager that has just started does.
+// takeDown removes the volumes of pods as a manager that has just started does, and requires that nothing
+// remains.
 func (h *host) takeDown(t *testing.T, pods ...*corev1.Pod) {
+	t.Helper()
+	must(t, h.undo(t, pods))
+	wantNothingLeft(t, h.Root)
+}
+
+// undo unmounts and detaches the volumes that are found on disk, and returns the first error.
+func (h *host) undo(t *testing.T, pods []*corev1.Pod) error {
 	t.Helper()
 	for _, p := range pods {
 		dirs := plugintest.Value(filepath.Glob(h.Paths().PodVolumes(p.UID, h.Name()) + "/*"))(t)
 		for _, dir := range dirs {
-			must(t, h.tearDown(t, filepath.Base(dir), p))
+			if err := h.tearDown(t, filepath.Base(dir), p); err != nil {
+				return err
+			}
+		}
+		links := plugintest.Value(filepath.Glob(h.Paths().PodDevice(p.UID, h.Name(), "*")))(t)
+		for _, link := range links {
+			u := plugintest.Value(h.NewBlockVolumeUnmapper(filepath.Base(link), p.UID))(t)
+			if err := u.UnmapPodDevice(t.Context()); err != nil {
+				return err
+			}
 		}
 	}
 	staged := plugintest.Value(h.DeviceMounts())(t)
 	for _, s := range staged {
-		must(t, h.UnmountDevice(t.Context(), s.Spec))
+		if err := h.UnmountDevice(t.Context(), s.Spec); err != nil {
+			return err
+		}
 	}
 	attached := plugintest.Value(h.Attachments())(t)
 	for _, a := range attached {
-		must(t, h.Detach(t.Context(), a.Spec))
+		if err := h.Detach(t.Context(), a.Spec); err != nil {
+			return err
+		}
 	}
-	wantNothingLeft(t, h.Root)
+	return nil
 }
 
 // TestErrorLater: a mounted volume keeps its record if a later SetUp fails with a final error.

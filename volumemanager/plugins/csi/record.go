@@ -97,34 +97,22 @@ func makeDirs(dir string) error {
 	return atomicfile.Sync(parent, ".")
 }
 
-// otherRecords returns the records of staged and attached volumes. They identify a volume whose own
-// record is torn.
-func (p *Plugin) otherRecords() []record {
-	var all []record
-	dirs, _ := p.recordDirs()
-	for _, dir := range dirs {
-		if r, err := readRecord(dir); err == nil {
-			all = append(all, r)
-		}
-	}
-	attachments, _ := p.attachments()
-	for _, a := range attachments {
-		if r, ok := attachedRecord(a); ok {
-			all = append(all, r)
-		}
-	}
-	return all
-}
-
-// findRecord reads the record in a directory. If that fails, it returns the first of otherRecords that
-// matches. If none matches, it returns the error of the read.
+// findRecord reads the record in a directory. If that fails, it returns a record of a staged or attached
+// volume that matches. If none matches, it returns the error of the read.
 func (p *Plugin) findRecord(dir string, matches func(record) bool) (record, error) {
 	r, err := readRecord(dir)
 	if err == nil {
 		return r, nil
 	}
-	for _, r := range p.otherRecords() {
-		if matches(r) {
+	staged, _ := p.recordDirs()
+	for _, dir := range staged {
+		if r, err := readRecord(dir); err == nil && matches(r) {
+			return r, nil
+		}
+	}
+	attachments, _ := p.attachments()
+	for _, a := range attachments {
+		if r, ok := attachedRecord(a); ok && matches(r) {
 			return r, nil
 		}
 	}

@@ -20,8 +20,7 @@ func (h *host) mountAll(t *testing.T, spec *plugins.Spec) (path string) {
 	t.Helper()
 	attachment := plugintest.Value(h.Attach(t.Context(), spec))(t)
 	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
-	path = plugintest.Value(h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{}))(t)
-	return path
+	return plugintest.Value(h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{}))(t)
 }
 
 // TestRecords: records have the kubelet's paths and keys.

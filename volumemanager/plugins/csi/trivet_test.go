@@ -164,39 +164,6 @@ func (d *trivet) removeAll(t *testing.T, specs []*plugins.Spec, pods ...*corev1.
 	}
 }
 
-// undo is takeDown for filesystems and raw devices, and returns the first error.
-func (d *trivet) undo(t *testing.T, pods []*corev1.Pod) error {
-	t.Helper()
-	for _, p := range pods {
-		dirs := plugintest.Value(filepath.Glob(d.Paths().PodVolumes(p.UID, d.Name()) + "/*"))(t)
-		for _, dir := range dirs {
-			if err := d.tearDown(t, filepath.Base(dir), p); err != nil {
-				return err
-			}
-		}
-		links := plugintest.Value(filepath.Glob(d.Paths().PodDevice(p.UID, d.Name(), "*")))(t)
-		for _, link := range links {
-			u := plugintest.Value(d.NewBlockVolumeUnmapper(filepath.Base(link), p.UID))(t)
-			if err := u.UnmapPodDevice(t.Context()); err != nil {
-				return err
-			}
-		}
-	}
-	staged := plugintest.Value(d.DeviceMounts())(t)
-	for _, s := range staged {
-		if err := d.UnmountDevice(t.Context(), s.Spec); err != nil {
-			return err
-		}
-	}
-	attached := plugintest.Value(d.Attachments())(t)
-	for _, a := range attached {
-		if err := d.Detach(t.Context(), a.Spec); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // TestTrivet makes all calls for a volume to this project's driver, and kills the driver before each call.
 func TestTrivet(t *testing.T) {
 	testenv.RequireRoot(t)

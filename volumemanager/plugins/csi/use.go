@@ -47,7 +47,7 @@ func (p *Plugin) paths(v *volume) ([]string, error) {
 	err := p.readRecords()
 	paths := []string{p.stagedAt(p.stagedDir(v.driver, v.handle))} // its record may be torn
 	p.records.Range(func(key, value any) bool {
-		if !value.(record).of(v) {
+		if r := value.(record); r.Driver != v.driver || r.Handle != v.handle {
 			return true
 		}
 		found, findErr := p.recordPaths(key.(string))
@@ -95,8 +95,6 @@ func (p *Plugin) readRecords() error {
 	p.scanned = complete && err == nil
 	return err
 }
-
-func (r record) of(v *volume) bool { return r.Driver == v.driver && r.Handle == v.handle }
 
 // publishedDevices returns the target paths of a raw device.
 func (p *Plugin) publishedDevices(name string) (paths []string, err error) {

@@ -91,7 +91,7 @@ func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	v := &volume{
 		name:        name,
 		driver:      source.Driver,
-		handle:      inlineHandle(string(pod.UID), name),
+		handle:      "csi-" + hash(string(pod.UID)+name), // as in a kubelet: drivers recognize inline volumes by it
 		attributes:  source.VolumeAttributes,
 		accessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 		readOnly:    spec.ReadOnly || source.ReadOnly != nil && *source.ReadOnly,
@@ -105,9 +105,6 @@ func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	}
 	return v, nil
 }
-
-// inlineHandle returns the kubelet's handle: drivers recognise an inline volume by its form.
-func inlineHandle(podUID, name string) string { return "csi-" + hash(podUID+name) }
 
 func hash(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
 

@@ -33,8 +33,7 @@ func hostAt(root string) *host { return &host{plugintest.NewHost(root)} }
 
 func (h *host) plugin(t *testing.T, v corev1.Volume) plugins.VolumePlugin {
 	t.Helper()
-	p := plugintest.Value(plugins.Registry(payload.New(h)).ForSpec(&plugins.Spec{Volume: &v}))(t)
-	return p
+	return plugintest.Value(plugins.Registry(payload.New(h)).ForSpec(&plugins.Spec{Volume: &v}))(t)
 }
 
 // setUp sets a volume up with the current content of the manifests.

@@ -33,7 +33,7 @@ const (
 // has that content. A call that fails or is killed at any point leaves the old version or the new one. The
 // next call removes leftovers.
 func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
-	if err := setRootAttributes(root, v.rootAttributes(want[""])); err != nil {
+	if err := v.setRootAttributes(root, want[""]); err != nil {
 		return err
 	}
 	current, content, err := currentVersion(root)
@@ -55,17 +55,13 @@ func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 	return sweep(ctx, root, current)
 }
 
-// rootAttributes returns the attributes of the volume's root, which differ from those of a version's
-// root in the mode. The mode is that of an emptyDir, because a kubelet keeps the versions in one.
-func (v *volume) rootAttributes(versionRoot node) node {
-	versionRoot.mode |= 0o777
+// setRootAttributes gives the volume's root the attributes of a version's root, but the mode of an
+// emptyDir, because a kubelet keeps the versions in one.
+func (v *volume) setRootAttributes(root *os.Root, want node) error {
+	want.mode |= 0o777
 	if !v.onDisk {
-		versionRoot.mode |= fs.ModeSticky
+		want.mode |= fs.ModeSticky
 	}
-	return versionRoot
-}
-
-func setRootAttributes(root *os.Root, want node) error {
 	current, err := readNode(root, ".")
 	if err != nil || current == want {
 		return err
