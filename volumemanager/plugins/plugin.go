@@ -15,7 +15,8 @@ import (
 type VolumePlugin interface {
 	// Name returns the kubelet's name, such as kubernetes.io/empty-dir.
 	Name() string
-	// CanSupport reports whether the plugin supports a spec. Only one plugin supports each spec.
+	// CanSupport reports whether the plugin supports a spec. At most one plugin may
+	// support a spec (Registry.ForSpec).
 	CanSupport(spec *Spec) bool
 	// NewMounter returns an *InvalidError for an invalid spec.
 	NewMounter(spec *Spec, pod *corev1.Pod) (Mounter, error)
@@ -32,7 +33,7 @@ type Mounter interface {
 	// Path returns the volume's path for the pod: Paths.PodVolume, or a path below it.
 	Path() string
 	// SetUp is idempotent, and may be called for a volume that is mounted and in use. After an
-	// *UncertainError the volume may be mounted. Any other error leaves it unchanged.
+	// *UncertainError the volume may be mounted. Any other error leaves the volume unchanged.
 	SetUp(ctx context.Context, args MounterArgs) error
 }
 
@@ -65,8 +66,8 @@ type PersistentVolumePlugin interface {
 // node, before SetUp for each pod.
 type DeviceMountableVolumePlugin interface {
 	VolumePlugin
-	// NeedsDeviceMount reports whether a volume needs a device mount: not every CSI driver stages
-	// volumes.
+	// NeedsDeviceMount reports whether a volume needs a device mount. For example, not every CSI
+	// driver stages volumes.
 	NeedsDeviceMount(spec *Spec) (bool, error)
 	// VolumeName returns a name that is unique for each volume of the plugin, such as driver and
 	// handle. All specs of one volume have the same VolumeName. The method makes no call to the
@@ -100,7 +101,7 @@ type DeviceMount struct {
 type DeviceMounter interface {
 	// DeviceMountPath returns a path below Paths.Plugin.
 	DeviceMountPath(spec *Spec) (string, error)
-	// MountDevice gets the result of Attach as attachment. Its errors have the same meaning as those of
+	// MountDevice gets the result of Attach. Its errors have the same meaning as those of
 	// Mounter.SetUp.
 	MountDevice(ctx context.Context, spec *Spec, attachment Attachment, args MounterArgs) error
 	// UnmountDevice needs only the spec that DeviceMounts returns.
@@ -137,7 +138,7 @@ type BlockVolumePlugin interface {
 
 // BlockVolumeMapper publishes a raw device to one pod.
 type BlockVolumeMapper interface {
-	// Path returns Paths.PodDevice: the path of a symbolic link to the device.
+	// Path returns Paths.PodDevice, the path of a symbolic link to the device.
 	Path() string
 	// SetUpDevice stages the device once for all pods. MapPodDevice publishes it to the pod. Both
 	// are idempotent. Their errors have the same meaning as those of Mounter.SetUp.
@@ -165,8 +166,8 @@ type ProvisionableVolumePlugin interface {
 	Provisions(class *storagev1.StorageClass) bool
 	// Provision creates a volume, or finds the existing one with the name of the
 	// PersistentVolume. After an *UncertainError the volume may exist until a later call succeeds
-	// or fails with a *RefusedError: repeat the same call, or delete the volume. Any other error
-	// means that this call created nothing.
+	// or fails with a *RefusedError, so the caller must repeat the call, or delete the volume. Any
+	// other error means that this call created nothing.
 	Provision(ctx context.Context, o ProvisionOptions) (*corev1.PersistentVolume, error)
 }
 

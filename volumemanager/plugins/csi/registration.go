@@ -128,7 +128,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-events:
-		case err = <-watchErrors: // events may be lost: the queue may have overflowed
+		case err = <-watchErrors: // the queue of events may have overflowed
 		case <-tick.C:
 		}
 		if err != nil {
@@ -137,7 +137,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// scanRegistry starts to serve each new socket, and stops to serve each socket that was removed or
+// scanRegistry starts serving each new socket, and stops serving each socket that was removed or
 // replaced. It first renews the watch, because the directory may have been replaced.
 func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {

@@ -26,7 +26,7 @@ import (
 )
 
 // TestTwoVolumesOfOneHandle: two PersistentVolumes with one handle are one volume of the driver. After a
-// restart, it stays staged while a pod uses either of them.
+// restart, the volume stays staged while a pod uses either PersistentVolume.
 func TestTwoVolumesOfOneHandle(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
@@ -43,8 +43,12 @@ func TestTwoVolumesOfOneHandle(t *testing.T) {
 	m = h.reconcile(t, c)
 	m.Update(manifests("two"))
 	waitFor(t, func() error { // the pod's directory is removed after the device was checked
-		if _, err := os.Lstat(h.Paths().Pod("uid-one")); !os.IsNotExist(err) {
-			return fmt.Errorf("the directory of the first pod exists: %w", err)
+		_, err := os.Lstat(h.Paths().Pod("uid-one"))
+		if err == nil {
+			return errors.New("the directory of pod one still exists")
+		}
+		if !os.IsNotExist(err) {
+			return err
 		}
 		return nil
 	})
@@ -105,6 +109,7 @@ type manager struct {
 	stop func()
 }
 
+// reconcile runs a reconciler until the test ends.
 func (h *host) reconcile(t *testing.T, c reconciler.Claims) *manager {
 	t.Helper()
 	quiet := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))

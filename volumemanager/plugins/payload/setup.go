@@ -12,9 +12,12 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// parentMode is the mode of the directories above a volume: other users must not reach the content.
+// parentMode is the mode of the directories above a volume. It prevents that other users reach the
+// content.
 const parentMode = 0o750
 
+// setUp creates the volume, or replaces the content of an existing one. If it cannot create the volume,
+// it removes what it has created.
 func (v *volume) setUp(ctx context.Context, content tree) error {
 	at, err := mount.Inspect(v.path)
 	switch {

@@ -198,10 +198,10 @@ func readGeneration(dir string) (n int, err error) {
 		}
 		first, _, _ := strings.Cut(got["a"], " ")
 		n, err := strconv.Atoi(first)
-		if err != nil || !maps.Equal(got, generation(n)) {
-			return 0, fmt.Errorf("got %d files with a in generation %q, want all files in one generation: %w", len(got), first, err)
+		if err == nil && !maps.Equal(got, generation(n)) {
+			err = fmt.Errorf("got %d files, of which a is in generation %d; want all files of that generation", len(got), n)
 		}
-		return n, nil
+		return n, err
 	}
 }
 

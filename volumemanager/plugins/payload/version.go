@@ -69,8 +69,8 @@ func (v *volume) setRootAttributes(root *os.Root, want node) error {
 	return want.setAttributes(root, ".")
 }
 
-// currentVersion returns the name and the content of the current version. Both are empty if it is
-// missing.
+// currentVersion returns the name and the content of the current version. The name is empty if dataLink
+// does not point to a version.
 func currentVersion(root *os.Root) (name string, content tree, err error) {
 	name, err = root.Readlink(dataLink)
 	if err != nil || !isVersion(name) {
