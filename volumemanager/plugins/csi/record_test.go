@@ -152,10 +152,9 @@ func TestNothingMounted(t *testing.T) {
 // TestContentStays: files at a path that is not mounted are not removed.
 func TestContentStays(t *testing.T) {
 	testenv.RequireRoot(t)
-	h, f := registeredFake(t)
+	h, _ := registeredFake(t)
 	spec, p := persistent(driverName, "pv", "handle"), pod("one")
 	path := plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
-	f.replace("NodeUnpublishVolume", nil)
 	must(t, h.tearDown(t, "pv", p))
 	must(t, os.MkdirAll(path, 0o750))
 	must(t, os.WriteFile(path+"/data", []byte("precious"), 0o600))

@@ -200,17 +200,17 @@ func TestKilled(t *testing.T) {
 		return m.Root + "/plugins/kubernetes.io/empty-dir/records/" + string(uid) + ".data.json"
 	}
 	for name, interrupt := range map[string]func(t *testing.T, m *machine){
-		"SetUp before the record": func(t *testing.T, m *machine) { must(t, os.Remove(record(m))) },
-		"SetUp before the mode": func(t *testing.T, m *machine) {
+		"in SetUp, before the record is written": func(t *testing.T, m *machine) { must(t, os.Remove(record(m))) },
+		"in SetUp, before the mode is set": func(t *testing.T, m *machine) {
 			must(t, os.Remove(record(m)))
 			must(t, os.Chmod(m.path(), 0o700))
 		},
-		"SetUp before the limit": func(t *testing.T, m *machine) {
+		"in SetUp, before the limit is set": func(t *testing.T, m *machine) {
 			must(t, os.Remove(record(m)))
 			must(t, os.Remove(m.path()))
 			must(t, os.Mkdir(m.path(), 0o700))
 		},
-		"TearDown after the directory": func(t *testing.T, m *machine) { must(t, os.Remove(m.path())) },
+		"in TearDown, after the directory is removed": func(t *testing.T, m *machine) { must(t, os.Remove(m.path())) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, testenv.SimpleQuotas(t, "256M"))

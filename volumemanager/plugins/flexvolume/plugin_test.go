@@ -49,8 +49,8 @@ func TestMount(t *testing.T) {
 	}
 	group := int64(1234)
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
-	if path != m.Root+"/pods/"+string(pod.UID)+"/volumes/acme~disk/data" || plugintest.MountAt(t, path) == nil {
-		t.Errorf("got path %s, or no mount at this path", path)
+	if want := m.Root + "/pods/" + string(pod.UID) + "/volumes/acme~disk/data"; path != want || plugintest.MountAt(t, path) == nil {
+		t.Errorf("got path %s and mount %+v, want a mount at %s", path, plugintest.MountAt(t, path), want)
 	}
 	if info, err := os.Stat(path); err != nil || info.Sys().(*syscall.Stat_t).Gid != 1234 {
 		t.Errorf("got %+v, %v; want group 1234", info, err)

@@ -39,9 +39,11 @@ func pod() *corev1.Pod {
 
 func TestSpecs(t *testing.T) {
 	p := nfsvolume.New(plugintest.NewHost(t.TempDir()), mount.NewNFSUnmounter())
-	for _, spec := range []*plugins.Spec{inline("nas", "/tank"), inline("[fd00::1]", "/tank"), persistent("10.0.0.1", "/", "nfsvers=4.1", "hard")} {
+	for name, spec := range map[string]*plugins.Spec{
+		"host name": inline("nas", "/tank"), "IPv6 address": inline("[fd00::1]", "/tank"), "mount options": persistent("10.0.0.1", "/", "nfsvers=4.1", "hard"),
+	} {
 		if _, err := p.NewMounter(spec, pod()); err != nil || !p.CanSupport(spec) {
-			t.Errorf("%+v: got error %v, and that the plugin supports the spec: %t", spec, err, p.CanSupport(spec))
+			t.Errorf("%s: got error %v and CanSupport %t, want no error and true", name, err, p.CanSupport(spec))
 		}
 	}
 	for want, spec := range map[string]*plugins.Spec{
