@@ -34,8 +34,8 @@ func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
 // NeedsDeviceMount returns the same as NeedsAttach, because only a driver that attaches has device mounts.
 func (d *driver) NeedsDeviceMount(spec *plugins.Spec) (bool, error) { return d.NeedsAttach(spec) }
 
-// Attach writes the record, and then makes the calls getvolumename, isattached (if the record says that
-// the volume is attached), attach and waitforattach. The driver need not support these calls.
+// Attach writes the record, makes the calls getvolumename and isattached, attaches the volume unless it is
+// still attached, and then makes the call waitforattach. The driver need not support these calls.
 func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	name, err := d.VolumeName(spec)
 	if err != nil {
