@@ -1,4 +1,4 @@
-// Package markdown writes the tables of the benchmarks.
+// Package markdown formats the tables of the benchmarks.
 package markdown
 
 import (
@@ -6,13 +6,13 @@ import (
 	"unicode/utf8"
 )
 
-// Table is text in columns that is also Markdown: rows of cells, the head first.
+// Table contains the rows of a Markdown table, the head first. Its text is aligned in columns.
 type Table [][]string
 
 // Row adds a row.
 func (t *Table) Row(cells ...string) { *t = append(*t, cells) }
 
-// Text writes the table; with numbers all columns but the first end on one line.
+// Text returns the table as text. If numbers is true, all columns except the first are right-aligned.
 func (t Table) Text(numbers bool) string {
 	widths := make([]int, len(t[0]))
 	for _, row := range t {
@@ -37,6 +37,7 @@ func (t Table) Text(numbers bool) string {
 	return b.String()
 }
 
+// rule returns the line below the head.
 func rule(widths []int, numbers bool) string {
 	var b strings.Builder
 	for i, width := range widths {

@@ -23,7 +23,7 @@ func (d *Durations) Time(do func() error) {
 	d.Add(time.Since(start))
 }
 
-// At returns a percentile.
+// At returns a percentile, or 0 without durations.
 func (d Durations) At(percent int) time.Duration {
 	if len(d) == 0 {
 		return 0
@@ -35,7 +35,7 @@ func (d Durations) At(percent int) time.Duration {
 // P50 returns the median.
 func (d Durations) P50() time.Duration { return d.At(50) }
 
-// ForAll calls a function for each item, with the items divided among the callers, and returns
+// ForAll calls do once for each item, with the items divided among concurrent callers, and returns
 // the duration of each call.
 func ForAll[T any](ctx context.Context, callers int, items []T, do func(ctx context.Context, caller int, item T) error) Durations {
 	took := make(Durations, len(items))
@@ -56,7 +56,8 @@ func ForAll[T any](ctx context.Context, callers int, items []T, do func(ctx cont
 	return took
 }
 
-// ListVolumes reads the list of all volumes, and returns the duration of each page.
+// ListVolumes reads the list of all volumes and returns the duration of each page. It fails if the
+// list does not contain the given number of volumes.
 func ListVolumes(ctx context.Context, c csi.ControllerClient, pageSize, volumes int) (pages Durations, err error) {
 	listed, token := 0, ""
 	for {

@@ -1,5 +1,5 @@
-// Package measure contains the parts that the benchmarks share: processes on a new filesystem,
-// concurrent calls, and the summary of their durations.
+// Package measure contains what the benchmarks share: a testbed with processes, concurrent calls,
+// and percentiles of their durations.
 package measure
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/mountns"
 )
 
-// Main runs a benchmark. With the name of a role as the first argument, the process takes
-// that role in a benchmark.
+// Main runs a benchmark. A benchmark also starts its own executable for other roles: if the first
+// argument is a key of roles, Main calls that role instead of run.
 func Main(name string, roles map[string]func(ctx context.Context, args []string) error, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	args := os.Args[1:]
@@ -30,7 +30,7 @@ func Main(name string, roles map[string]func(ctx context.Context, args []string)
 	}
 }
 
-// Isolate moves the benchmark to its own mount namespace. Call it before anything else.
+// Isolate moves the benchmark to a new mount namespace. Call it before all other code.
 func Isolate() error {
 	if os.Getuid() != 0 {
 		return errors.New("the benchmark mounts filesystems and attaches devices: run it as root")
@@ -38,18 +38,18 @@ func Isolate() error {
 	return mountns.Enter()
 }
 
-// failure is the value with which Must ends a measurement.
+// failure is the value with which Must panics.
 type failure struct{ err error }
 
-// Must ends the measurement if err is not nil. Only the goroutine of the measurement may call
-// it; others return their errors.
+// Must ends the measurement with a panic if err is not nil. Only the goroutine that runs the
+// measurement may call it. Other goroutines must return their errors.
 func Must(err error) {
 	if err != nil {
 		panic(failure{err})
 	}
 }
 
-// Get returns v, or ends the measurement as Must does.
+// Get returns v, or ends the measurement like Must if err is not nil.
 func Get[T any](v T, err error) T {
 	Must(err)
 	return v

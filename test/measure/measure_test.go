@@ -20,32 +20,32 @@ var errStep = errors.New("a step failed")
 func TestOnFilesystem(t *testing.T) {
 	testenv.RequireRoot(t)
 	for name, tc := range map[string]struct {
-		run  func(t *testing.T, g *measure.Ground)
+		run  func(t *testing.T, g *measure.Testbed)
 		want string
 	}{
-		"success": {func(t *testing.T, g *measure.Ground) {
+		"success": {func(t *testing.T, g *measure.Testbed) {
 			t.Helper()
 			measure.Must(os.WriteFile(filepath.Join(g.Disk, "file"), nil, 0o600))
 			g.Settle()
 			g.Remount(t.Context())
 			_ = measure.Get(os.Stat(filepath.Join(g.Disk, "file")))
 		}, ""},
-		"failure while a process runs": {func(t *testing.T, g *measure.Ground) {
+		"failure while a process runs": {func(t *testing.T, g *measure.Testbed) {
 			t.Helper()
 			g.Launch("sleep", "sleep", "1000")
 			measure.Must(errStep)
 		}, errStep.Error()},
-		"a mount is left": {func(t *testing.T, g *measure.Ground) {
+		"left mount": {func(t *testing.T, g *measure.Testbed) {
 			t.Helper()
 			at := filepath.Join(g.Dir, "left")
 			measure.Must(os.Mkdir(at, 0o700))
 			measure.Must(unix.Mount(g.Disk, at, "", unix.MS_BIND, ""))
-		}, "cleaning up: 1 mounts are left, the last at "},
+		}, "cleaning up: the measurement left 1 mounts, the last at "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := measure.OnFilesystem(t.Context(), "ext4", 64<<20, func(g *measure.Ground) { tc.run(t, g) })
+			err := measure.OnFilesystem(t.Context(), "ext4", 64<<20, func(g *measure.Testbed) { tc.run(t, g) })
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
-				t.Errorf("got %v, want %q", err, tc.want)
+				t.Errorf("got error %v, want %q", err, tc.want)
 			}
 		})
 	}

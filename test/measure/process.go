@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Patience is the limit of every wait for a process.
-const Patience = time.Minute
+// WaitTimeout is the default maximum time to wait for a process.
+const WaitTimeout = time.Minute
 
 // Process is a process of a benchmark.
 type Process struct {
@@ -25,24 +25,24 @@ type Process struct {
 	cmd   *exec.Cmd
 	log   string
 	ended chan struct{} // closed when the process has ended
-	err   error         // its result; read it after ended
+	err   error         // the result of Wait; valid when ended is closed
 }
 
-// next returns the path of a file of the next process.
-func (g *Ground) next(name, suffix string) string {
+// next returns the path of a file for the process that is launched next.
+func (g *Testbed) next(name, suffix string) string {
 	return filepath.Join(g.Dir, fmt.Sprintf("%02d-%s%s", len(g.processes), name, suffix))
 }
 
-// Socket returns the path of the socket of the next process.
-func (g *Ground) Socket(name string) string { return g.next(name, ".sock") }
+// Socket returns a path for the socket of the process that is launched next.
+func (g *Testbed) Socket(name string) string { return g.next(name, ".sock") }
 
-// Launch starts a process.
-func (g *Ground) Launch(name, program string, args ...string) *Process {
+// Launch starts a process whose output goes to a log file.
+func (g *Testbed) Launch(name, program string, args ...string) *Process {
 	p := &Process{Name: name, log: g.next(name, ".log"), ended: make(chan struct{})}
 	log := Get(os.Create(p.log))
 	defer log.Close()
-	// Without CommandContext and in its own group: the benchmark stops processes in order,
-	// after their clients.
+	// Neither a context nor a Ctrl-C ends the process, because Stop must end the processes in
+	// order, after their clients.
 	p.cmd = exec.Command(program, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -59,9 +59,9 @@ func (g *Ground) Launch(name, program string, args ...string) *Process {
 // Ended is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// Await polls until a condition is true.
-func (p *Process) Await(ctx context.Context, what string, interval, patience time.Duration, is func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// Await polls until is returns true. It fails after timeout, or if the process ends.
+func (p *Process) Await(ctx context.Context, what string, interval, timeout time.Duration, is func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -85,8 +85,8 @@ func (p *Process) Signal(s syscall.Signal) error {
 	return nil
 }
 
-// Stop ends the process and returns when it has ended. A process that has ended before is no
-// error: its clients have failed.
+// Stop ends the process and waits for its end. It returns no error for a process that has already
+// ended, because the calls of its clients have failed then.
 func (p *Process) Stop() error {
 	select {
 	case <-p.ended:
@@ -94,11 +94,12 @@ func (p *Process) Stop() error {
 	default:
 	}
 	errs := []error{p.Signal(syscall.SIGTERM)}
-	// A halted process must continue to end; another may have ended.
+	// A process that was stopped by SIGSTOP ends only after it continues. The error is not needed
+	// because the process may already have ended.
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	select {
 	case <-p.ended:
-	case <-time.After(Patience):
+	case <-time.After(WaitTimeout):
 		errs = append(errs, fmt.Errorf("%s did not end after SIGTERM", p.Name), p.cmd.Process.Kill())
 		<-p.ended
 	}
@@ -114,14 +115,14 @@ func (p *Process) terminated() bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM
 }
 
-// Tail returns the end of the process's log.
+// Tail returns the last five lines of the process's log.
 func (p *Process) Tail() string {
-	b, _ := os.ReadFile(p.log) // the error is useful without it
+	b, _ := os.ReadFile(p.log) // without the log, the caller's error is still useful
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return strings.Join(lines[max(0, len(lines)-5):], "\n")
 }
 
-// Memory reads a field of /proc/PID/status, in bytes.
+// Memory reads a field in kB of /proc/PID/status and returns it in bytes.
 func (p *Process) Memory(field string) int64 {
 	status := Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID)))
 	for line := range strings.Lines(string(status)) {
@@ -133,13 +134,13 @@ func (p *Process) Memory(field string) int64 {
 	return 0
 }
 
-// Scrape reads the values of the metrics at a host:port, by name and labels.
+// Scrape reads the metrics at a host:port. The keys are the names with their labels.
 func Scrape(ctx context.Context, address string) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	req.Close = true // otherwise the next count of sockets contains its connection
+	req.Close = true // an idle connection would count as a socket of the measured process
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err

@@ -17,20 +17,20 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Ground is the temporary directory of a benchmark: its processes, and a new filesystem or a
-// mount of an export.
-type Ground struct {
+// Testbed is a temporary directory with a new filesystem, or a mount of an export, and the processes
+// of a benchmark.
+type Testbed struct {
 	Dir       string
-	Disk      string   // the mount point
+	Disk      string   // the mount point of the filesystem or the export, in Dir
 	mount     []string // the arguments of mount(8)
 	loops     []string // the loop devices before the benchmark
 	processes []*Process
 }
 
-// OnFilesystem runs a measurement on a new filesystem of a size in bytes; its image is sparse.
-// It removes everything afterwards, and fails if the measurement has left anything.
-func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Ground)) error {
-	return onGround(ctx, func(g *Ground) {
+// OnFilesystem runs a measurement on a new filesystem with a size in bytes, whose image is sparse.
+// Afterwards it removes the filesystem. It fails if the measurement has left mounts or loop devices.
+func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Testbed)) error {
+	return inTestbed(ctx, func(g *Testbed) {
 		image := filepath.Join(g.Dir, fsType)
 		Must(os.WriteFile(image, nil, 0o600))
 		Must(os.Truncate(image, size))
@@ -41,21 +41,21 @@ func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Grou
 	})
 }
 
-// OnExport is OnFilesystem for an NFS export.
-func OnExport(ctx context.Context, source string, run func(*Ground)) error {
-	return onGround(ctx, func(g *Ground) {
+// OnExport runs a measurement on a mount of an NFS export. It ends like OnFilesystem.
+func OnExport(ctx context.Context, source string, run func(*Testbed)) error {
+	return inTestbed(ctx, func(g *Testbed) {
 		g.mount = []string{"-t", "nfs", "-o", "vers=4.2,nosharecache", source, g.Disk}
 		Must(Command(ctx, "mount", g.mount...))
 		run(g)
 	})
 }
 
-func onGround(ctx context.Context, run func(*Ground)) error {
+func inTestbed(ctx context.Context, run func(*Testbed)) error {
 	base, err := os.MkdirTemp("", "trivet-bench-")
 	if err != nil {
 		return err
 	}
-	g := &Ground{Dir: base, Disk: filepath.Join(base, "disk"), loops: loopNodes()}
+	g := &Testbed{Dir: base, Disk: filepath.Join(base, "disk"), loops: loopNodes()}
 	err = try(func() {
 		Must(os.Mkdir(g.Disk, 0o755))
 		run(g)
@@ -78,16 +78,17 @@ func Command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// Settle writes everything to the disk, so that the next measurement does not pay for it.
-func (g *Ground) Settle() {
+// Settle writes the filesystem's dirty data to the disk, so that it does not slow down the next
+// measurement.
+func (g *Testbed) Settle() {
 	d := Get(os.Open(g.Disk))
 	defer d.Close()
 	Must(unix.Syncfs(int(d.Fd())))
 }
 
-// Remount empties the kernel's caches of this filesystem alone, as a restart of the machine
-// does.
-func (g *Ground) Remount(ctx context.Context) {
+// Remount empties the kernel's caches of the filesystem, as a restart of the machine does. Other
+// filesystems keep theirs.
+func (g *Testbed) Remount(ctx context.Context) {
 	Must(unmount(g.Disk))
 	Must(Command(ctx, "mount", g.mount...))
 }
@@ -99,25 +100,26 @@ func unmount(path string) error {
 	return nil
 }
 
-// clear removes everything. It returns an error if the calls have left something.
-func (g *Ground) clear() error {
+// clear ends the processes and removes the directory. It fails if a mount or loop device was left.
+func (g *Testbed) clear() error {
 	var errs []error
 	for _, p := range slices.Backward(g.processes) {
 		errs = append(errs, p.Stop())
 	}
 	errs = append(errs, g.unmountAll(), g.awaitLoops(), removeLoopNodes(g.loops))
 	if mounts, err := g.mounts(); err != nil || len(mounts) > 0 {
-		return errors.Join(append(errs, fmt.Errorf("%s is kept: it has mounts %q", g.Dir, mounts))...)
+		return errors.Join(append(errs, fmt.Errorf("%s was not removed because it still has the mounts %q", g.Dir, mounts))...)
 	}
 	return errors.Join(append(errs, os.RemoveAll(g.Dir))...)
 }
 
-// unmountAll unmounts everything in the directory, the filesystem last.
-func (g *Ground) unmountAll() error {
+// unmountAll unmounts everything in the directory, the filesystem last. It fails if the measurement
+// has left other mounts.
+func (g *Testbed) unmountAll() error {
 	mounts, err := g.mounts()
 	errs := []error{err}
 	if len(mounts) > 1 {
-		errs = append(errs, fmt.Errorf("%d mounts are left, the last at %s", len(mounts)-1, mounts[len(mounts)-1]))
+		errs = append(errs, fmt.Errorf("the measurement left %d mounts, the last at %s", len(mounts)-1, mounts[len(mounts)-1]))
 	}
 	for _, path := range slices.Backward(mounts) {
 		errs = append(errs, unmount(path))
@@ -126,7 +128,7 @@ func (g *Ground) unmountAll() error {
 }
 
 // mounts lists the mounts in the directory, in the order of mounting.
-func (g *Ground) mounts() (paths []string, err error) {
+func (g *Testbed) mounts() (paths []string, err error) {
 	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(i.Mountpoint, g.Dir+"/"), false
 	})
@@ -136,8 +138,8 @@ func (g *Ground) mounts() (paths []string, err error) {
 	return paths, err
 }
 
-// awaitLoops waits until no loop device has a file of the directory.
-func (g *Ground) awaitLoops() error {
+// awaitLoops waits until no loop device is bound to a file in the directory.
+func (g *Testbed) awaitLoops() error {
 	var bound []string
 	for range 250 {
 		bound = slices.DeleteFunc(loopNodes(), func(loop string) bool { return !strings.HasPrefix(BackingFile(loop), g.Dir+"/") })
@@ -146,7 +148,7 @@ func (g *Ground) awaitLoops() error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	return fmt.Errorf("%q are still bound", bound)
+	return fmt.Errorf("loop devices %q are still bound to files in %s", bound, g.Dir)
 }
 
 // loopNodes lists the names of all loop devices, bound or not.
@@ -158,14 +160,14 @@ func loopNodes() []string {
 	return paths
 }
 
-// BackingFile returns the file of a loop device; empty if it is unbound.
+// BackingFile returns the file to which a loop device is bound, or an empty string.
 func BackingFile(loop string) string {
 	b, _ := os.ReadFile("/sys/block/" + loop + "/loop/backing_file")
 	return strings.TrimSpace(string(b))
 }
 
-// removeLoopNodes removes the unbound loop devices that the run has created. Every search for
-// a free device reads all of them.
+// removeLoopNodes removes the unbound loop devices that are not in before. Otherwise each search for
+// a free device would read them.
 func removeLoopNodes(before []string) error {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -181,7 +183,7 @@ func removeLoopNodes(before []string) error {
 			return err
 		}
 		err := sys.RemoveLoop(control, number)
-		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) { // another process took it
+		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) { // another process bound or removed it
 			return fmt.Errorf("removing %s: %w", loop, err)
 		}
 	}
