@@ -13,11 +13,11 @@ import (
 	"github.com/trivet-csi/trivet/test/sixthkind"
 )
 
-// binary is the driver with all kinds.
+// binary is the path of a driver that serves all kinds, including package sixthkind.
 var binary string
 
 func TestMain(m *testing.M) {
-	// The test binary also starts itself as a floor.
+	// The benchmark starts /proc/self/exe, which is this test binary, as a floor.
 	if len(os.Args) > 1 && os.Args[1] == argFloor {
 		if err := serveFloor(context.Background(), os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &binary, Build: sixthkind.Build})
 }
 
-// TestTargets measures one volume of each kind of this machine.
+// TestTargets measures one volume of each kind of each target that does not need a virtual machine.
 func TestTargets(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, target := range targets.All {

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// attach binds an image to a free loop device. The device frees itself when the returned file
-// is closed and nothing has it mounted.
+// attach binds an image to a free loop device. The kernel unbinds the device (autoclear) when the
+// returned file is closed and the device is not mounted.
 func attach(ctx context.Context, image *os.File) (*os.File, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -29,7 +29,7 @@ func attach(ctx context.Context, image *os.File) (*os.File, error) {
 		}
 		device, err := configure(fmt.Sprintf("/dev/loop%d", number), &config)
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
-			continue // another process took or removed this number first
+			continue // another process bound or removed the device after FreeLoop
 		}
 		return device, err
 	}
@@ -49,15 +49,15 @@ func configure(path string, config *unix.LoopConfig) (*os.File, error) {
 	return device, nil
 }
 
-// awaitUnbound returns when a loop device no longer has the image.
+// awaitUnbound returns when the loop device with the number is no longer bound to the image.
 func awaitUnbound(ctx context.Context, number uint32, image string) error {
-	// time.Sleep of less than a millisecond takes one in a process that is idle.
+	// In an idle process, time.Sleep takes at least a millisecond.
 	wait := unix.Timespec{Nsec: 50_000}
 	for ctx.Err() == nil {
 		if measure.BackingFile(fmt.Sprintf("loop%d", number)) != image {
-			return nil // free, or bound by another process
+			return nil // unbound, or bound to another file since
 		}
-		_ = unix.Nanosleep(&wait, nil) // an interrupted sleep only polls sooner
+		_ = unix.Nanosleep(&wait, nil) // after an interrupted sleep the next poll is only earlier
 	}
 	return ctx.Err()
 }

@@ -15,19 +15,19 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// Names of the drivers whose volumes are directories and images.
+// Names of the driver whose volumes are directories, and of the one whose volumes are images.
 const (
 	localName = "local"
 	loopName  = "loop"
 )
 
-// localTarget is the target of package targets whose directories are measured.
+// localTarget is the target of package targets whose directories are measured by default.
 const localTarget = "directories-unlimited"
 
-// btrfs is the filesystem with simple quotas.
+// btrfs is the filesystem whose simple quotas limit directories.
 const btrfs = "btrfs"
 
-// enableSimpleQuotas enables the quotas of a btrfs.
+// enableSimpleQuotas enables simple quotas on the btrfs that is mounted at a path.
 func enableSimpleQuotas(path string) {
 	const quotaCtl, enable = 0xc0109428, 4 // BTRFS_IOC_QUOTA_CTL, BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
 	dir := measure.Get(os.Open(path))
@@ -38,28 +38,28 @@ func enableSimpleQuotas(path string) {
 	}
 }
 
-// directoryLife is the life of a directory without the calls that do not depend on the kind.
+// directoryLife contains the calls of a volume's life that differ between directories and images.
 var directoryLife = []call{create, stage, publish, stats, unpublish, unstage, remove}
 
-// directoryResult has the times of the calls for directories on a filesystem.
+// directoryResult contains the times of the calls for directories on a filesystem.
 type directoryResult struct {
 	*lifeResult
 	fsType string
 }
 
-// directoryOf returns the kind of volume of a target whose volumes are directories.
+// directoryOf returns the kind of volume of a target that is a directory.
 func directoryOf(name string) backendtest.Kind {
 	kinds := targetNamed(name).Volumes()
 	i := slices.IndexFunc(kinds, func(k backendtest.Kind) bool { return k.Has(backendtest.Directory) })
 	if i < 0 {
-		measure.Must(fmt.Errorf("--target: %s has no directories", name))
+		measure.Must(fmt.Errorf("--target %s: no kind of volume of the target is a directory", name))
 	}
 	return kinds[i]
 }
 
-// measureDirectories measures the life of directories beside floors and beside images of
-// another driver on the same filesystem.
-func measureDirectories(ctx context.Context, g *ground, o options) *directoryResult {
+// measureDirectories measures all calls of a directory's life, beside floors and beside a driver
+// whose volumes are images on the same filesystem.
+func measureDirectories(ctx context.Context, g *testbed, o options) *directoryResult {
 	local := startTrivet(ctx, g, o.binary, localName, classOf(directoryOf(o.target), gib))
 	loop := startTrivet(ctx, g, o.binary, loopName, ext4Of(gib))
 	contenders := append(startFloors(ctx, g, local.class, g.directoryFloors()), local, loop)
@@ -68,7 +68,7 @@ func measureDirectories(ctx context.Context, g *ground, o options) *directoryRes
 	return &directoryResult{r, g.fsType}
 }
 
-func (g *ground) directoryFloors() []floorKind {
+func (g *testbed) directoryFloors() []floorKind {
 	flags := []string{"--directories"}
 	if g.fsType == btrfs {
 		flags = append(flags, "--limits")
@@ -79,7 +79,7 @@ func (g *ground) directoryFloors() []floorKind {
 	}
 }
 
-// title says what limits the directories.
+// title returns the filesystem and the quotas that limit its directories, for a heading.
 func title(fsType string) string {
 	if fsType == btrfs {
 		return "btrfs with simple quotas"
@@ -87,7 +87,7 @@ func title(fsType string) string {
 	return fsType + " without quota"
 }
 
-// String shows directories beside the floors and beside images.
+// String returns a table that compares directories with the floors and with images.
 func (r *directoryResult) String() string {
 	t := markdown.Table{{"call", "callers", "p50", "p99", "ops/s", "floor p50", "p99", "ops/s", "p50 ratio", "ops/s ratio", "loop p50", "p99", "ops/s", "p50 ratio", "ops/s ratio"}}
 	for _, callers := range r.callers {

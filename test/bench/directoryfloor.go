@@ -11,11 +11,11 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// directoryFloor is a floor whose volumes are directories. Deleted volumes stay in its trash.
+// directoryFloor is a floor whose volumes are directories. It never empties its trash.
 type directoryFloor struct {
 	*floor
 	trash *os.File
-	// limits: directories are subvolumes with a qgroup.
+	// limits makes the directories subvolumes with a qgroup.
 	limits bool
 }
 
@@ -43,8 +43,8 @@ func (f *directoryFloor) make(name string, size int64) error {
 	return unix.Mkdir(f.path(name), 0o700)
 }
 
-// makeSubvolume creates a subvolume in a directory, with a qgroup that limits it to a size in
-// bytes.
+// makeSubvolume creates a subvolume in a directory, and a qgroup that limits the subvolume to a size
+// in bytes.
 func makeSubvolume(parent *os.File, name string, size int64) error {
 	if err := sys.CreateSubvolume(parent, name); err != nil {
 		return err
@@ -58,11 +58,12 @@ func makeSubvolume(parent *os.File, name string, size int64) error {
 	if err != nil {
 		return err
 	}
-	group := 1<<48 | id // of the first level
+	group := 1<<48 | id // 1/ID, a qgroup of level 1
 	return errors.Join(sys.CreateQgroup(parent, group), sys.AssignQgroup(parent, id, group), sys.LimitQgroup(parent, group, uint64(size)))
 }
 
-// commit makes a new directory durable. The log that fsync(2) writes does not contain qgroups.
+// commit makes a new directory durable. Qgroups need syncfs(2), because the log that fsync(2) writes
+// does not contain them.
 func (f *directoryFloor) commit() error {
 	if f.limits {
 		return unix.Syncfs(int(f.volumes.Fd()))

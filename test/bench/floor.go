@@ -19,19 +19,19 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// floor makes only the system calls that a CSI call needs. Volumes (images) and records are
-// files in one directory, and a volume's ID is its name.
+// floor is a gRPC server that only makes the system calls that a CSI call needs. Its volumes are
+// images, and a volume's ID is its name.
 type floor struct {
 	ready
-	volumes, records *os.File
+	volumes, records *os.File // directories
 	templates        templates
-	// mkfs starts mkfs.ext4 for each volume.
+	// mkfs makes the floor start mkfs.ext4 for each volume instead of copying a template.
 	mkfs bool
-	// durable makes the fsyncs that a durable answer needs.
+	// durable makes the floor write records, and make all changes durable before it answers.
 	durable bool
 }
 
-// ready is a server whose probe succeeds.
+// ready is an embedded server whose Probe reports that it is ready.
 type ready struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -43,29 +43,29 @@ func (ready) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, ctx.Err()
 }
 
-// serveFloor is a floor's process.
+// serveFloor runs a floor until ctx ends.
 func serveFloor(ctx context.Context, args []string) error {
 	f := &directoryFloor{floor: &floor{}}
 	flags := flag.NewFlagSet("bench floor", flag.ContinueOnError)
 	socket := flags.String("socket", "", "`path` of the socket")
 	dir := flags.String("dir", "", "`directory` of the volumes")
 	flags.BoolVar(&f.mkfs, "mkfs", false, "start mkfs.ext4 for each volume")
-	flags.BoolVar(&f.durable, "durable", false, "fsync")
-	directories := flags.Bool("directories", false, "make directories, not images")
-	flags.BoolVar(&f.limits, "limits", false, "limit directories by simple quotas")
+	flags.BoolVar(&f.durable, "durable", false, "write records, and make changes durable before the answer")
+	directories := flags.Bool("directories", false, "create directories instead of images")
+	flags.BoolVar(&f.limits, "limits", false, "limit directories with btrfs simple quotas")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	var err error
-	if f.volumes, err = makeFolder(*dir, "volumes"); err != nil {
+	if f.volumes, err = openDirectory(*dir, "volumes"); err != nil {
 		return err
 	}
-	if f.records, err = makeFolder(*dir, "records"); err != nil {
+	if f.records, err = openDirectory(*dir, "records"); err != nil {
 		return err
 	}
-	var server driver = f.floor
+	var server csiServer = f.floor
 	if *directories {
-		if f.trash, err = makeFolder(*dir, "trash"); err != nil {
+		if f.trash, err = openDirectory(*dir, "trash"); err != nil {
 			return err
 		}
 		server = f
@@ -73,14 +73,14 @@ func serveFloor(ctx context.Context, args []string) error {
 	return serve(ctx, *socket, server)
 }
 
-type driver interface {
+type csiServer interface {
 	csi.IdentityServer
 	csi.ControllerServer
 	csi.NodeServer
 }
 
-// serve serves on a socket until the context ends.
-func serve(ctx context.Context, socket string, d driver) error {
+// serve listens on a socket until ctx ends.
+func serve(ctx context.Context, socket string, d csiServer) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return err
@@ -93,7 +93,8 @@ func serve(ctx context.Context, socket string, d driver) error {
 	return s.Serve(l)
 }
 
-func makeFolder(dir, name string) (*os.File, error) {
+// openDirectory creates a directory and opens it.
+func openDirectory(dir, name string) (*os.File, error) {
 	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return nil, err
@@ -127,7 +128,7 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
 }
 
-// share clones the blocks of another image.
+// share makes the image share the blocks of another image.
 func (f *floor) share(image *os.File, of string) error {
 	from, err := os.Open(f.path(of))
 	if err != nil {
@@ -140,7 +141,7 @@ func (f *floor) share(image *os.File, of string) error {
 // CreateSnapshot implements csi.ControllerServer. A snapshot is a volume that is never
 // attached.
 func (f *floor) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
-	_, err := f.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: req.GetName(), VolumeContentSource: ofVolume(req.GetSourceVolumeId())})
+	_, err := f.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: req.GetName(), VolumeContentSource: contentOfVolume(req.GetSourceVolumeId())})
 	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: req.GetName()}}, err
 }
 
@@ -229,8 +230,7 @@ func (f *floor) format(ctx context.Context, image *os.File) error {
 	return t.write(image)
 }
 
-// mkfs makes the same filesystem for both kinds of floor. The kernel has nothing to write in
-// the background for it.
+// mkfs creates an ext4 with options that leave the kernel nothing to write in the background.
 func mkfs(ctx context.Context, path string) error {
 	return exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0",
 		"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1", path).Run()

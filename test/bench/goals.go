@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// goals shows the results beside the goals. It is for information: on a busy machine, a limit
-// that is missed means nothing.
+// goals returns a table of the goals and the results. A missed goal is no failure, because the
+// results on a busy machine say little about the driver.
 func goals(life *lifeResult, many *manyResult, start *startResult) string {
 	t := markdown.Table{{"goal", "result"}}
 	ratio := func(c call, server string) string {
@@ -22,7 +22,7 @@ func goals(life *lifeResult, many *manyResult, start *startResult) string {
 	t.Row("stage of a blank ext4: at least 2 × faster than the floor with mkfs", times(mkfs.slower(own))+" × faster")
 	t.Row("create: at most the floor + fsyncs", ratio(create, floorDurable))
 	life.addRates(&t)
-	t.Row("no process in create, publish, unpublish, stats, delete", life.starters())
+	t.Row("no process in create, publish, unpublish, stats, delete", life.unexpectedProcesses())
 	t.Row(fmt.Sprintf("RSS at most 40 MiB with %d published volumes", many.volumes), mebibytes(many.resident))
 	t.Row(fmt.Sprintf("ready at most 1 s after start with %d volumes", start.volumes),
 		fmt.Sprintf("%s; %s after the filesystem is mounted again", millis(start.warm.ready.P50()), millis(start.cold.ready.P50())))
@@ -30,8 +30,8 @@ func goals(life *lifeResult, many *manyResult, start *startResult) string {
 	return "### Goals and results\n\n" + t.Text(false)
 }
 
-// addRates compares the rates with many callers. The ratio to a floor without fsyncs includes
-// the cost of durability, so the other floor is shown, too.
+// addRates compares the rates with many callers. The ratio to the floor without fsyncs includes
+// the cost of durability, so addRates also shows the ratio to the floor with fsyncs.
 func (r *lifeResult) addRates(t *markdown.Table) {
 	for _, c := range life {
 		own := r.samples.of(trivet, c.name, manyCallers).rate()
@@ -43,8 +43,8 @@ func (r *lifeResult) addRates(t *markdown.Table) {
 	}
 }
 
-// starters lists the calls that should start no process and started one.
-func (r *lifeResult) starters() string {
+// unexpectedProcesses lists the calls in which the driver must not start a process but did.
+func (r *lifeResult) unexpectedProcesses() string {
 	var with []string
 	for _, c := range []call{create, publish, unpublish, stats, remove} {
 		for _, callers := range r.callers {
@@ -56,5 +56,5 @@ func (r *lifeResult) starters() string {
 	if len(with) == 0 {
 		return "none"
 	}
-	return "some in " + strings.Join(with, ", ")
+	return "processes in " + strings.Join(with, ", ")
 }

@@ -29,17 +29,18 @@ const (
 // manyCallers is the number of simultaneous callers.
 const manyCallers = 8
 
-// contender is a server that is measured in turns with others.
+// contender is a server that is measured in turns with other contenders.
 type contender struct {
 	*server
 	clients []*client
 	class   class // of its volumes
 	calls   []call
-	// trash is where the server removes volumes after its answers; empty: it does not.
+	// trash is the directory of deleted volumes, which the server removes in the background; empty if
+	// the server has none.
 	trash string
 }
 
-// lifeResult has the times of all calls in a volume's life.
+// lifeResult contains the times of all calls in a volume's life.
 type lifeResult struct {
 	samples samples
 	callers []int
@@ -48,22 +49,22 @@ type lifeResult struct {
 }
 
 // measureLife makes all calls of a volume's life on all servers.
-func measureLife(ctx context.Context, g *ground, o options) *lifeResult {
+func measureLife(ctx context.Context, g *testbed, o options) *lifeResult {
 	driver := startTrivet(ctx, g, o.binary, trivet, ext4Of(gib))
 	contenders := append([]*contender{driver}, startFloors(ctx, g, driver.class, imageFloors)...)
 	r := measurePasses(ctx, g, contenders, o.volumes, 2*o.rounds)
 	if !r.samples.of(floorMkfs, stage.name, 1).processes {
-		measure.Must(errors.New("the floor started mkfs.ext4, which was not detected: processes cannot be counted on this machine"))
+		measure.Must(errors.New("the floor started mkfs.ext4, but the benchmark did not detect the process: processes cannot be counted on this machine"))
 	}
 	stopAll(contenders)
 	return r
 }
 
-// measurePasses takes volumes through their life on all servers. An even number of passes
+// measurePasses makes all calls of a volume's life on all servers. An even number of passes
 // measures each order of the servers as often as its reverse.
-func measurePasses(ctx context.Context, g *ground, contenders []*contender, volumes, passes int) *lifeResult {
+func measurePasses(ctx context.Context, g *testbed, contenders []*contender, volumes, passes int) *lifeResult {
 	r := &lifeResult{samples: samples{}, callers: []int{1, manyCallers}, volumes: volumes, passes: passes}
-	p := pass{ground: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: min(2, volumes), callers: 1}
+	p := pass{testbed: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: min(2, volumes), callers: 1}
 	p.run(ctx)
 	p.samples, p.volumes = r.samples, volumes
 	for n := range passes {
@@ -82,8 +83,8 @@ func stopAll(contenders []*contender) {
 	}
 }
 
-// startTrivet starts the driver; name and flags are those of launchTrivet.
-func startTrivet(ctx context.Context, g *ground, binary, name string, of class, flags ...string) *contender {
+// startTrivet starts the driver as a contender. name and flags are those of launchTrivet.
+func startTrivet(ctx context.Context, g *testbed, binary, name string, of class, flags ...string) *contender {
 	s := g.launchTrivet(binary, name, flags...)
 	return &contender{server: s, clients: s.connect(ctx, manyCallers), class: of, calls: life, trash: g.trash(name)}
 }
@@ -101,7 +102,7 @@ var imageFloors = []floorKind{
 	{floorDurable, []string{"--durable"}, []call{create, controllerPublish, controllerUnpublish, remove}},
 }
 
-func startFloors(ctx context.Context, g *ground, of class, kinds []floorKind) (all []*contender) {
+func startFloors(ctx context.Context, g *testbed, of class, kinds []floorKind) (all []*contender) {
 	for _, kind := range kinds {
 		s := g.launchFloor(kind.name, kind.flags...)
 		all = append(all, &contender{server: s, clients: s.connect(ctx, manyCallers), class: of, calls: kind.calls})
@@ -109,7 +110,7 @@ func startFloors(ctx context.Context, g *ground, of class, kinds []floorKind) (a
 	return all
 }
 
-// quiet waits until the trash is empty. Deleted volumes are removed in the background, which
+// quiet waits until the trash is empty, because the removal of deleted volumes in the background
 // must not slow down the next server.
 func (c *contender) quiet(ctx context.Context) {
 	if c.trash == "" {
@@ -120,9 +121,9 @@ func (c *contender) quiet(ctx context.Context) {
 	}
 }
 
-// pass makes all calls of a volume's life once on each server.
+// pass makes each call of a volume's life on each server, for new volumes.
 type pass struct {
-	ground     *ground
+	testbed    *testbed
 	contenders []*contender
 	samples    samples
 	prefix     string
@@ -133,18 +134,18 @@ type pass struct {
 func (p *pass) run(ctx context.Context) {
 	vols := map[*contender][]*vol{}
 	for _, c := range p.contenders {
-		vols[c] = newVolumes(p.ground.kubelet(c.Name), p.prefix, p.volumes, c.class)
+		vols[c] = newVolumes(p.testbed.kubelet(c.Name), p.prefix, p.volumes, c.class)
 	}
 	for _, which := range life {
 		p.call(ctx, which, vols)
 	}
 	for _, c := range p.contenders {
-		removeFolders(vols[c])
+		removeStaging(vols[c])
 	}
 }
 
-// call makes one call on all servers in turns. The turns of a single caller are short. Several
-// callers need long turns, because at the end of a turn not all of them are busy.
+// call makes one call for all volumes, with the servers in turns. The turns of a single caller are
+// short. Several callers need long turns, because at the end of a turn some callers are idle.
 func (p *pass) call(ctx context.Context, which call, vols map[*contender][]*vol) {
 	turn := p.volumes
 	if p.callers == 1 {
@@ -155,15 +156,15 @@ func (p *pass) call(ctx context.Context, which call, vols map[*contender][]*vol)
 			if !slices.ContainsFunc(c.calls, func(one call) bool { return one.name == which.name }) {
 				continue
 			}
-			p.ground.Settle()
+			p.testbed.Settle()
 			some := vols[c][from:min(from+turn, p.volumes)]
 			c.turn(ctx, c.clients[:p.callers], which, some, p.samples.of(c.Name, which.name, p.callers))
 		}
 	}
 }
 
-// turn measures one call for some volumes. The work of the server after its answers counts as
-// CPU time, not as the caller's time.
+// turn measures one call for some volumes. What the server does after its answers counts in the CPU
+// time, but not in the duration of the calls.
 func (c *contender) turn(ctx context.Context, callers []*client, which call, vols []*vol, into *sample) {
 	before := c.usage()
 	start := time.Now()
@@ -173,7 +174,7 @@ func (c *contender) turn(ctx context.Context, callers []*client, which call, vol
 	into.add(took, wall, before, c.usage())
 }
 
-// String shows every call beside the floors.
+// String returns tables that compare each call with the floors.
 func (r *lifeResult) String() string {
 	return fmt.Sprintf("%d volumes of 1 GiB ext4, %d passes, servers in turns; times in µs; CPU is the server's, user and system, per call.\n", r.volumes, r.passes) +
 		"\"floor\" is the bare system calls, its ext4 copied from a template; \"+ fsyncs\" makes its answers durable; \"mkfs\" starts mkfs.ext4 for each volume.\n\n" +
@@ -203,7 +204,7 @@ func (r *lifeResult) tables(heading string) string {
 // hasFloor reports whether a floor was measured for a call.
 func (r *lifeResult) hasFloor(server, name string, callers int) bool {
 	if server == floorMkfs && name != stage.name {
-		return false // it is the same as the floor's
+		return false // other calls are the same as those of the floor without --mkfs
 	}
 	return len(r.samples.of(server, name, callers).Durations) > 0
 }

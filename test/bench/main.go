@@ -1,7 +1,7 @@
-// Command bench measures a driver beside a floor: a gRPC server that makes only the system
-// calls, without checks, records and durability. Both run at the same time on the same new
-// filesystem and take turns, so that other load on the machine affects both. Compare the
-// ratios, not the times.
+// Command bench compares the driver with floors. A floor is a gRPC server that only makes the
+// system calls that a CSI call needs, without validation, records or fsyncs. Both run at the same
+// time on the same new filesystem and take turns, so that other load on the machine affects both.
+// Compare the ratios, not the times.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// Roles of the command in its own processes.
+// First arguments with which the benchmark starts its own executable as a server.
 const (
 	argFloor   = "floor"
 	argMounter = "mounter"
@@ -31,12 +31,13 @@ type options struct {
 	rounds  int
 	quick   bool
 	served  string
-	// One of these selects the only part that is measured.
+	// At most one of these is true. It selects the only part that is measured.
 	directories, snapshots, manager bool
 	// target is the name of a target of package targets.
 	target string
-	// pods is how many pods the volume manager has, idle how long it gets no work.
+	// pods is the number of pods of the volume manager.
 	pods int
+	// idle is the duration of the measurement of an idle volume manager.
 	idle time.Duration
 }
 
@@ -44,22 +45,22 @@ func parse(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.binary, "binary", "bin/trivet", "`file` of the driver to measure")
-	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that go through their life in one pass")
-	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
-	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
+	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that are created, used and deleted in one pass")
+	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds of two passes; the second pass calls the servers in reverse order")
+	flags.BoolVar(&o.quick, "quick", false, "run one round, with fewer pods, volumes and files and with less data")
 	flags.BoolVar(&o.directories, "directories", false, "measure only directories of local filesystems")
-	flags.StringVar(&o.target, "target", "", "measure only the life of each kind of volume of this `target` of backend/backendtest/targets, "+
-		"which the driver must serve; with --directories, the target whose directories are measured (default "+localTarget+"); targets on exports also need --nfs")
-	flags.BoolVar(&o.snapshots, "snapshots", false, "measure only snapshots and copies of images")
-	flags.BoolVar(&o.manager, "volume-manager", false, "measure only the volume manager, beside the driver's own calls")
+	flags.StringVar(&o.target, "target", "", "measure only the kinds of volume of this `target` of backend/backendtest/targets, all of which "+
+		"the driver must serve; with --directories, measure the directories of this target (default "+localTarget+"); targets on exports also need --nfs")
+	flags.BoolVar(&o.snapshots, "snapshots", false, "measure only snapshots, clones and restored volumes of images")
+	flags.BoolVar(&o.manager, "volume-manager", false, "measure only the volume manager, beside a client that calls the driver directly")
 	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
-	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the volume manager gets no work")
+	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the idle volume manager is measured")
 	flags.StringVar(&o.served, "nfs", "", "measure only on the `directory` that the NFS server at "+nfsServer+" exports as its root")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 || o.volumes < 1 || o.rounds < 1 || o.pods < 4 {
-		return o, errors.New("want flags only, --volumes and --rounds of 1 or more, and --pods of 4 or more")
+		return o, errors.New("bench accepts only flags; --volumes and --rounds must be 1 or more, --pods 4 or more")
 	}
 	if o.quick {
 		o.rounds, o.pods = 1, min(o.pods, 10)
@@ -91,11 +92,11 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// part is a set of measurements on one ground.
+// part is a set of measurements in one testbed.
 type part struct {
-	fsType string // of the ground; empty for an export
+	fsType string // of the testbed; empty for an export
 	// measure prints each result when it is complete.
-	measure func(context.Context, *ground, options, io.Writer)
+	measure func(context.Context, *testbed, options, io.Writer)
 }
 
 func (o options) parts() []part {
@@ -119,7 +120,7 @@ func (o options) parts() []part {
 	return slices.Concat([]part{{"xfs", printImages}}, directories, snapshots, manager)
 }
 
-// diskSize is the size of the filesystem in bytes.
+// diskSize is the size in bytes of the testbed's filesystem.
 const diskSize = 256 << 30
 
 func hasSimpleQuotas() bool {
@@ -128,15 +129,15 @@ func hasSimpleQuotas() bool {
 }
 
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
-	all := func(g *measure.Ground) { p.measure(ctx, &ground{g, p.fsType, o.served}, o, out) }
+	all := func(g *measure.Testbed) { p.measure(ctx, &testbed{g, p.fsType, o.served}, o, out) }
 	if p.fsType == "" {
 		return measure.OnExport(ctx, nfsServer+":/", all)
 	}
 	if p.fsType == btrfs && !hasSimpleQuotas() {
-		fmt.Fprintln(out, "Left out, measurements on btrfs: the kernel has no simple quotas of btrfs (Linux 6.7)")
+		fmt.Fprintln(out, "Skipped the measurements on btrfs: this kernel has no btrfs simple quotas, which need Linux 6.7")
 		return nil
 	}
-	return measure.OnFilesystem(ctx, p.fsType, diskSize, func(g *measure.Ground) {
+	return measure.OnFilesystem(ctx, p.fsType, diskSize, func(g *measure.Testbed) {
 		if p.fsType == btrfs {
 			enableSimpleQuotas(g.Disk)
 		}
@@ -144,25 +145,25 @@ func (p part) run(ctx context.Context, o options, out io.Writer) error {
 	})
 }
 
-func printNFS(ctx context.Context, g *ground, o options, out io.Writer) {
+func printNFS(ctx context.Context, g *testbed, o options, out io.Writer) {
 	fmt.Fprintln(out, measureNFS(ctx, g, o))
 }
 
-func printDirectories(ctx context.Context, g *ground, o options, out io.Writer) {
+func printDirectories(ctx context.Context, g *testbed, o options, out io.Writer) {
 	o.target = cmp.Or(o.target, localTarget)
 	fmt.Fprintln(out, measureDirectories(ctx, g, o))
 	fmt.Fprintln(out, measureTrash(ctx, g, o))
 }
 
-func printSnapshots(ctx context.Context, g *ground, o options, out io.Writer) {
+func printSnapshots(ctx context.Context, g *testbed, o options, out io.Writer) {
 	fmt.Fprintln(out, measureSnapshots(ctx, g, o))
 }
 
-func printPlainCopies(ctx context.Context, g *ground, o options, out io.Writer) {
+func printPlainCopies(ctx context.Context, g *testbed, o options, out io.Writer) {
 	fmt.Fprintln(out, measurePlainCopies(ctx, g, o))
 }
 
-func printManager(ctx context.Context, g *ground, o options, out io.Writer) {
+func printManager(ctx context.Context, g *testbed, o options, out io.Writer) {
 	driver, manager := startManager(ctx, g, o.binary)
 	fmt.Fprintln(out, measureManaged(ctx, g, o, driver, manager))
 	fmt.Fprintln(out, measureRest(ctx, g, o, manager))
@@ -170,7 +171,7 @@ func printManager(ctx context.Context, g *ground, o options, out io.Writer) {
 	driver.stop()
 }
 
-func printImages(ctx context.Context, g *ground, o options, out io.Writer) {
+func printImages(ctx context.Context, g *testbed, o options, out io.Writer) {
 	life := measureLife(ctx, g, o)
 	fmt.Fprintln(out, life)
 	many := measureMany(ctx, g, o)

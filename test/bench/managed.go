@@ -16,39 +16,39 @@ import (
 // shapes are the shapes of the pods that are created and removed.
 var shapes = []podShape{{csi: 1, plain: true}, {csi: 3}}
 
-// The two ways of setting up volumes: the volume manager, or a client that makes the driver's
-// calls itself, for all volumes at once and for each volume in order.
+// Volumes are set up by the volume manager, or by a client that calls the driver directly. The
+// client handles one volume after the other.
 const (
 	byManager = "manager"
 	byClient  = "client"
 )
 
-// turns has the times of each way, and the CPU time of both processes.
+// turns contains, for each turn, the duration and the CPU time of the driver and of the manager.
 type turns struct{ wall, driver, manager sample }
 
 type managedKey struct {
 	shape podShape
-	who   string
-	up    bool
+	who   string // byManager or byClient
+	up    bool   // volumes are set up, not torn down
 }
 
-// managedResult has the times of setting up and tearing down the volumes of pods.
+// managedResult contains the times of setting up and tearing down the volumes of pods.
 type managedResult struct {
 	pods  int
 	turns map[managedKey]*turns
-	// busiest is the largest load average of one minute during the measurement.
+	// busiest is the largest one-minute load average during the measurement.
 	busiest float64
 }
 
-// managed is the driver and the volume manager above it.
+// managed is a driver, and the volume manager that calls it.
 type managed struct {
-	ground  *ground
+	testbed *testbed
 	driver  *contender
 	manager *manager
 	result  *managedResult
 }
 
-func measureManaged(ctx context.Context, g *ground, o options, driver *contender, m *manager) *managedResult {
+func measureManaged(ctx context.Context, g *testbed, o options, driver *contender, m *manager) *managedResult {
 	r := &managedResult{pods: 2, turns: map[managedKey]*turns{}}
 	both := &managed{g, driver, m, r}
 	order := []string{byManager, byClient}
@@ -61,7 +61,7 @@ func measureManaged(ctx context.Context, g *ground, o options, driver *contender
 	return r
 }
 
-// round sets up and tears down all volumes once in each way.
+// round sets up and tears down the volumes of each shape once by each of byManager and byClient.
 func (b *managed) round(ctx context.Context, prefix string, order []string) {
 	ways := map[string]func(context.Context, string, podShape) (up, down way){byManager: b.throughManager, byClient: b.throughClient}
 	for i, shape := range shapes {
@@ -73,7 +73,7 @@ func (b *managed) round(ctx context.Context, prefix string, order []string) {
 	}
 }
 
-// way sets up volumes, or tears them down. It returns the time of its begin.
+// way sets up volumes, or tears them down. It returns when it began.
 type way func() time.Time
 
 func (b *managed) throughManager(ctx context.Context, prefix string, shape podShape) (up, down way) {
@@ -92,7 +92,7 @@ func (b *managed) throughManager(ctx context.Context, prefix string, shape podSh
 }
 
 func (b *managed) throughClient(ctx context.Context, prefix string, shape podShape) (up, down way) {
-	vols := newVolumes(b.ground.kubelet(byClient), prefix, b.result.pods*shape.csi, b.driver.class)
+	vols := newVolumes(b.testbed.kubelet(byClient), prefix, b.result.pods*shape.csi, b.driver.class)
 	all := slices.Repeat(b.driver.clients[:1], len(vols))
 	through := func(calls ...call) way {
 		return func() time.Time {
@@ -104,7 +104,7 @@ func (b *managed) throughClient(ctx context.Context, prefix string, shape podSha
 	return through(create, controllerPublish, stage, publish), through(unpublish, unstage, controllerUnpublish, remove)
 }
 
-// inTurn makes several calls for a volume, one after the other.
+// inTurn returns a call that makes several calls for a volume, one after the other.
 func inTurn(calls ...call) call {
 	return call{"all calls", func(ctx context.Context, c *client, v *vol) error {
 		for _, one := range calls {
@@ -116,9 +116,10 @@ func inTurn(calls ...call) call {
 	}}
 }
 
-// turn measures one way. The work of the processes after it counts only as CPU time.
+// turn measures one way. What the processes do after it counts in the CPU time, but not in the
+// duration.
 func (b *managed) turn(ctx context.Context, key managedKey, one way) {
-	b.ground.Settle()
+	b.testbed.Settle()
 	t := b.result.turns[key]
 	if t == nil {
 		t = &turns{}
@@ -133,32 +134,33 @@ func (b *managed) turn(ctx context.Context, key managedKey, one way) {
 	b.result.noteLoad()
 }
 
-// calm is how long an idle process uses no CPU time, except to check connections.
+// A process is idle if it uses less than idleCPU in idlePeriod. An idle process still checks its
+// connections.
 const (
-	calm  = 300 * time.Millisecond
-	still = time.Millisecond
+	idlePeriod = 300 * time.Millisecond
+	idleCPU    = time.Millisecond
 )
 
 // awaitRest waits until the process is idle.
 func (s *server) awaitRest(ctx context.Context) {
-	for before := time.Duration(0); ; measure.Must(sleep(ctx, calm)) {
+	for before := time.Duration(0); ; measure.Must(sleep(ctx, idlePeriod)) {
 		now := s.cpuTime()
-		if now-before < still {
+		if now-before < idleCPU {
 			return
 		}
 		before = now
 	}
 }
 
-// noteLoad reads proc_loadavg(5).
+// noteLoad records the current one-minute load average (proc_loadavg(5)).
 func (r *managedResult) noteLoad() {
 	b := measure.Get(os.ReadFile("/proc/loadavg"))
 	r.busiest = max(r.busiest, measure.Get(strconv.ParseFloat(strings.Fields(string(b))[0], 64)))
 }
 
-// String shows the manager beside the client.
+// String returns a table that compares the manager with the client.
 func (r *managedResult) String() string {
-	t := markdown.Table{{"volumes of each pod", "all", "p50", "most", "CPU", "driver's", "client: p50", "most", "driver's CPU", "p50 ratio"}}
+	t := markdown.Table{{"volumes of each pod", "direction", "manager: p50", "max", "manager's CPU", "driver's CPU", "client: p50", "max", "driver's CPU", "p50 ratio"}}
 	for _, shape := range shapes {
 		for _, up := range []bool{true, false} {
 			a, b := r.turns[managedKey{shape, byManager, up}], r.turns[managedKey{shape, byClient, up}]
@@ -167,7 +169,7 @@ func (r *managedResult) String() string {
 		}
 	}
 	turns := r.turns[managedKey{shapes[0], byManager, true}]
-	return fmt.Sprintf("### %d pods through the volume manager\n\n%d times each, the manager and a client of the driver in turns; the machine's load was %.0f at most.\n\n%s",
+	return fmt.Sprintf("### %d pods through the volume manager\n\nEach is measured %d times, in turns with a client that calls the driver directly. The load of the machine was at most %.0f.\n\n%s",
 		r.pods, len(turns.wall.Durations), r.busiest, t.Text(true))
 }
 

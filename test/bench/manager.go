@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager"
 )
 
-// manager is a volume manager and its directories.
+// manager is a volume manager with its directories.
 type manager struct {
 	*server
 	root, manifests string
@@ -23,8 +23,8 @@ type manager struct {
 	address string
 }
 
-// surroundings are the objects that all claims refer to.
-const surroundings = `
+// sharedObjects are the objects to which all claims refer.
+const sharedObjects = `
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
 metadata: {name: csi.trivet.dev}
@@ -38,19 +38,19 @@ parameters: {csi.storage.k8s.io/fstype: ext4}
 `
 
 // startManager starts a driver and a volume manager, and waits until the driver is registered.
-func startManager(ctx context.Context, g *ground, binary string) (*contender, *manager) {
-	root := g.folder("manager")
+func startManager(ctx context.Context, g *testbed, binary string) (*contender, *manager) {
+	root := g.directory("manager")
 	driver := startTrivet(ctx, g, binary, trivet, ext4Of(manySize), "--plugins-registry", filepath.Join(root, "plugins_registry"))
-	m := &manager{root: root, manifests: g.folder("manifests"), address: freeAddress(ctx)}
+	m := &manager{root: root, manifests: g.directory("manifests"), address: freeAddress(ctx)}
 	m.server = g.launch("manager", binary, func(string) []string {
 		return []string{"volume-manager", "--root-dir", root, "--manifests", m.manifests, "--node-name", nodeID, "--http-address", m.address}
 	})
-	m.put(map[string]string{"surroundings": surroundings})
+	m.put(map[string]string{"sharedObjects": sharedObjects})
 	m.await(ctx, func(s volumemanager.Status) bool { return len(s.Drivers) == 1 && s.Drivers[0].Error == "" })
 	return driver, m
 }
 
-// freeAddress returns an address on which no process listens.
+// freeAddress returns a host:port on which no process listens.
 func freeAddress(ctx context.Context) string {
 	l := measure.Get((&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0"))
 	measure.Must(l.Close())
@@ -59,7 +59,7 @@ func freeAddress(ctx context.Context) string {
 
 const suffix = ".yaml"
 
-// put renames manifests into the directory, and returns the time of the begin.
+// put renames manifests into the manager's directory, and returns when it began to rename.
 func (m *manager) put(contents map[string]string) (start time.Time) {
 	aside := m.manifests + ".new"
 	measure.Must(os.MkdirAll(aside, 0o755))
@@ -73,7 +73,7 @@ func (m *manager) put(contents map[string]string) (start time.Time) {
 	return start
 }
 
-// remove removes manifests, and returns the time of the begin.
+// remove removes manifests, and returns when it began.
 func (m *manager) remove(contents map[string]string) (start time.Time) {
 	start = time.Now()
 	for name := range contents {
@@ -84,27 +84,27 @@ func (m *manager) remove(contents map[string]string) (start time.Time) {
 
 func (m *manager) file(name string) string { return filepath.Join(m.manifests, name+suffix) }
 
-// managerPatience is the maximum time until all pods have their volumes, or none is left.
-const managerPatience = 10 * time.Minute
+// managerTimeout is the maximum time until the manager has mounted or removed all volumes.
+const managerTimeout = 10 * time.Minute
 
 // awaitPods waits until all pods have their volumes.
 func (m *manager) awaitPods(ctx context.Context, pods []string) {
 	for _, pod := range pods {
-		s := measure.Get(volumemanager.AwaitPod(ctx, m.root, types.NamespacedName{Namespace: "default", Name: pod}, managerPatience))
+		s := measure.Get(volumemanager.AwaitPod(ctx, m.root, types.NamespacedName{Namespace: "default", Name: pod}, managerTimeout))
 		if !s.Ready {
 			measure.Must(fmt.Errorf("pod %s is not ready: %+v\n%s", pod, s.Volumes, m.Tail()))
 		}
 	}
 }
 
-// statusPause is the time between two requests for the status of all volumes, which cost the
-// manager CPU time.
+// statusPause is the time between two requests for the status. It is long compared with poll,
+// because each request costs the manager CPU time.
 const statusPause = 25 * time.Millisecond
 
-// await waits until the manager reports a state.
+// await waits until done accepts the status that the manager reports.
 func (m *manager) await(ctx context.Context, done func(volumemanager.Status) bool) {
 	var failed error
-	measure.Must(m.Await(ctx, "the volume manager", statusPause, managerPatience, func() bool {
+	measure.Must(m.Await(ctx, "the volume manager", statusPause, managerTimeout, func() bool {
 		s, err := volumemanager.ReadStatus(ctx, m.root)
 		if err != nil && !errors.Is(err, volumemanager.ErrNotRunning) {
 			failed = err
@@ -114,14 +114,14 @@ func (m *manager) await(ctx context.Context, done func(volumemanager.Status) boo
 	measure.Must(failed)
 }
 
-// awaitGone waits until no pod and no claim is left.
+// awaitGone waits until no volume, claim or PersistentVolume is left.
 func (m *manager) awaitGone(ctx context.Context) {
 	m.await(ctx, func(s volumemanager.Status) bool {
 		return len(s.Volumes) == 0 && len(s.Claims) == 0 && len(s.PersistentVolumes) == 0
 	})
 }
 
-// remounts returns how often the content of configMaps was checked again.
+// remounts returns how often the manager has checked the content of a mounted configMap again.
 func (m *manager) remounts(ctx context.Context) int {
 	const counter = `volume_manager_operations_total{operation="volume_remount",plugin="kubernetes.io/configmap",status="success"}`
 	return int(measure.Get(measure.Scrape(ctx, m.address))[counter])

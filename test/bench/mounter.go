@@ -14,25 +14,25 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// mounter creates directories on an export and mounts the export for each call, as some drivers
-// do. It has no checks and no records. A volume's ID is its name.
+// mounter is a gRPC server that creates directories on an export and mounts the export for each
+// call, as some drivers do. It validates nothing and writes no records. A volume's ID is its name.
 type mounter struct {
 	ready
 	share string
-	dir   string // of the mount points
-	// processes starts mount(8), which starts mount.nfs(8), and umount(8) for each
-	// call, instead of making their system calls.
+	dir   string // for the mount points
+	// processes makes the mounter start mount(8), which starts mount.nfs(8), and umount(8) for each
+	// call. Otherwise it makes the system calls itself.
 	processes bool
 }
 
-// serveMounter is a mounter's process.
+// serveMounter runs a mounter until ctx ends.
 func serveMounter(ctx context.Context, args []string) error {
 	m := &mounter{}
 	flags := flag.NewFlagSet("bench mounter", flag.ContinueOnError)
 	socket := flags.String("socket", "", "`path` of the socket")
 	flags.StringVar(&m.share, "share", "", "`export` on the server at 127.0.0.1")
 	flags.StringVar(&m.dir, "dir", "", "`directory` of the mount points")
-	flags.BoolVar(&m.processes, "processes", false, "start mount(8) and umount(8)")
+	flags.BoolVar(&m.processes, "processes", false, "start mount(8) and umount(8) instead of calling mount(2) and umount2(2)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (m *mounter) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 		if err := unix.Mkdir(path, 0o777); err != nil {
 			return err
 		}
-		return unix.Chmod(path, 0o777) // whatever the umask is
+		return unix.Chmod(path, 0o777) // Mkdir applied the umask
 	})
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (m *mounter) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// mounted runs f while the export is mounted.
+// mounted runs f while the export is mounted in a new directory, which it passes as root.
 func (m *mounter) mounted(ctx context.Context, name string, f func(root string) error) error {
 	at := filepath.Join(m.dir, name)
 	if err := os.Mkdir(at, 0o700); err != nil {

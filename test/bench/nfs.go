@@ -14,21 +14,21 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// nfsServer is the server of the export, on this machine (see nfs.sh).
+// nfsServer is the address of the NFS server, which runs on this machine (see nfs.sh).
 const nfsServer = "127.0.0.1"
 
-// Names of the servers that mount for each call.
+// Names of the mounter that starts mount.nfs(8), and of the one that calls mount(2).
 const (
 	mounterName      = "mount.nfs"
 	mounterCallsName = "mount(2)"
 )
 
-// nfsResult has the times of the calls for directories and images of an nfs pool.
+// nfsResult contains the times of the calls for directories and images of a pool on an export.
 type nfsResult struct{ directories, images *lifeResult }
 
-// measureNFS creates and deletes directories of an export, beside servers that mount it for
-// each call, and measures the life of images on it beside a floor.
-func measureNFS(ctx context.Context, g *ground, o options) *nfsResult {
+// measureNFS creates and deletes directories on an export, beside servers that mount the export for
+// each call, and measures all calls of an image's life on the export beside a floor.
+func measureNFS(ctx context.Context, g *testbed, o options) *nfsResult {
 	measure.Must(os.Mkdir(g.poolPath(trivet), 0o755))
 	driver := startTrivet(ctx, g, o.binary, trivet, classOf(targets.Volume("images-nfs", "ext4"), gib))
 	mounters := startMounters(ctx, g)
@@ -41,7 +41,7 @@ func measureNFS(ctx context.Context, g *ground, o options) *nfsResult {
 	}
 }
 
-func startMounters(ctx context.Context, g *ground) (all []*contender) {
+func startMounters(ctx context.Context, g *testbed) (all []*contender) {
 	of := classOf(targets.Volume("nfs", "dir"), gib)
 	for _, kind := range []floorKind{{name: mounterName, flags: []string{"--processes"}}, {name: mounterCallsName}} {
 		share := "mounter" + strconv.Itoa(len(all))
@@ -56,8 +56,8 @@ func startMounters(ctx context.Context, g *ground) (all []*contender) {
 	return all
 }
 
-// clientCalls is the number of calls of the NFS client of this network namespace; 0 if there
-// is none.
+// clientCalls returns the number of calls that the NFS client of this network namespace has made, or
+// 0 if the kernel has no NFS client.
 func clientCalls() int {
 	b, _ := os.ReadFile("/proc/net/rpc/nfs")
 	_, rest, _ := strings.Cut(string(b), "\nrpc ")
@@ -66,11 +66,11 @@ func clientCalls() int {
 	return n
 }
 
-// String shows the directories beside the mounts, and the images beside the floor.
+// String compares the directories with the mounters, and the images with the floor.
 func (r *nfsResult) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d volumes, %d passes, servers in turns; times in ms; RPCs are the client's to the server, per call.\n\n", r.images.volumes, r.images.passes)
-	b.WriteString("### Directories: a mount held beside a mount per call\n\n")
+	fmt.Fprintf(&b, "%d volumes, %d passes, servers in turns; times in ms; RPCs are those of the NFS client per CSI call.\n\n", r.images.volumes, r.images.passes)
+	b.WriteString("### Directories: one permanent mount beside a mount per call\n\n")
 	t := markdown.Table{{"call", "callers", "p50", "p99", "ops/s", "RPCs", "mount.nfs p50", "p99", "ops/s", "RPCs", "ops/s ratio", "mount(2) p50", "p99", "ops/s", "RPCs", "ops/s ratio"}}
 	for _, callers := range r.images.callers {
 		for _, one := range []call{create, remove} {
@@ -91,16 +91,16 @@ func (r *nfsResult) String() string {
 	b.WriteString("\n### Goals and results\n\n")
 	t = markdown.Table{{"goal", "result"}}
 	for _, callers := range r.images.callers {
-		t.Row(fmt.Sprintf("create + delete of directories, callers: %d: at least 5 × of mounting per call", callers),
+		t.Row(fmt.Sprintf("create + delete of directories with %d callers: at least 5 × the ops/s of a mount per call", callers),
 			times(r.both(trivet, callers).rate()/r.both(mounterName, callers).rate())+" ×")
 	}
 	b.WriteString(t.Text(false))
 	return b.String()
 }
 
-// both is create and delete of directories, one after the other.
+// both returns the sum of the times of creating and deleting a directory.
 func (r *nfsResult) both(server string, callers int) *sample {
-	return r.directories.samples.of(server, create.name, callers).then(r.directories.samples.of(server, remove.name, callers))
+	return r.directories.samples.of(server, create.name, callers).plus(r.directories.samples.of(server, remove.name, callers))
 }
 
 func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of func(server string) *sample) {
@@ -111,17 +111,17 @@ func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of f
 	t.Row(row...)
 }
 
-// cells returns p50 and p99 in ms, calls per second, and RPCs per call.
+// cells returns the p50 and p99 in ms, the calls per second, and the RPCs per call.
 func (s *sample) cells() []string {
 	ms := func(n int) string { return fmt.Sprintf("%.1f", float64(s.At(n))/1e6) }
 	return []string{ms(50), ms(99), fmt.Sprintf("%.1f", s.rate()), fmt.Sprintf("%.1f", float64(s.rpcs)/float64(len(s.Durations)))}
 }
 
-// then adds the times of next to those of s, call by call.
-func (s *sample) then(next *sample) *sample {
-	both := &sample{wall: s.wall + next.wall, rpcs: s.rpcs + next.rpcs}
+// plus returns the sum of s and other, call by call.
+func (s *sample) plus(other *sample) *sample {
+	sum := &sample{wall: s.wall + other.wall, rpcs: s.rpcs + other.rpcs}
 	for i := range s.Durations {
-		both.Add(s.Durations[i] + next.Durations[i])
+		sum.Add(s.Durations[i] + other.Durations[i])
 	}
-	return both
+	return sum
 }

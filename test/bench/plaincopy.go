@@ -13,16 +13,16 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// plainCopyResult has the times of copies that share no blocks.
+// plainCopyResult contains the times of copies on a filesystem that cannot share blocks.
 type plainCopyResult struct {
 	bytes int64
-	// snapshots and volumes made of them, and copies by cp(1).
+	// volumes are those restored from the snapshots. cp are copies made by cp(1).
 	snapshots, volumes, cp sample
 }
 
-// measurePlainCopies copies an image with snapshots and volumes made of them, and with cp(1),
-// in turns.
-func measurePlainCopies(ctx context.Context, g *ground, o options) *plainCopyResult {
+// measurePlainCopies copies an image in turns with the driver, which takes a snapshot and restores
+// it, and with cp(1).
+func measurePlainCopies(ctx context.Context, g *testbed, o options) *plainCopyResult {
 	c := startCopier(ctx, g, o)
 	image := images(o)[0]
 	c.makeSource(ctx, image)
@@ -48,13 +48,13 @@ func measurePlainCopies(ctx context.Context, g *ground, o options) *plainCopyRes
 func (r *plainCopyResult) byDriver(ctx context.Context, c *copier, source *vol, n int) {
 	snap := &vol{name: fmt.Sprintf("snapshot-%d", n), source: source.id}
 	r.snapshots.Time(func() error { return createSnapshot(ctx, c.clients[0], snap) })
-	restored := &vol{name: fmt.Sprintf("copy-%d", n), class: source.class, content: ofSnapshot(snap.id)}
+	restored := &vol{name: fmt.Sprintf("copy-%d", n), class: source.class, content: contentOfSnapshot(snap.id)}
 	r.volumes.Time(func() error { return createVolume(ctx, c.clients[0], restored) })
 	measure.Must(errors.Join(deleteSnapshot(ctx, c.clients[0], snap), deleteVolume(ctx, c.clients[0], restored)))
 	c.quiet(ctx)
 }
 
-// byCP makes the copy durable, as the driver does.
+// byCP copies an image with cp(1) and makes the copy durable, as the driver does.
 func (r *plainCopyResult) byCP(ctx context.Context, from, to string) {
 	r.cp.Time(func() error {
 		if err := measure.Command(ctx, "cp", "--sparse=always", from, to); err != nil {
@@ -67,6 +67,6 @@ func (r *plainCopyResult) byCP(ctx context.Context, from, to string) {
 
 func (r *plainCopyResult) String() string {
 	rate := func(s *sample) float64 { return float64(r.bytes) / mib / s.P50().Seconds() }
-	return fmt.Sprintf("### Copies where no blocks are shared, on ext4\n\nA 10 GiB image with %s of data, %d times: a snapshot %.0f MiB/s, a volume of it %.0f MiB/s, `cp --sparse=always` and sync %.0f MiB/s: ratios %s and %s (goal: at least 0.8).\n",
+	return fmt.Sprintf("### Copies that share no blocks, on ext4\n\nA 10 GiB image with %s of data, copied %d times: a snapshot %.0f MiB/s, a volume restored from it %.0f MiB/s, `cp --sparse=always` and sync %.0f MiB/s. Ratios to cp: %s and %s (goal: at least 0.8).\n",
 		mebibytes(r.bytes), len(r.cp.Durations), rate(&r.snapshots), rate(&r.volumes), rate(&r.cp), times(r.cp.slower(&r.snapshots)), times(r.cp.slower(&r.volumes)))
 }

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// podShape has the numbers of a pod's volumes.
+// podShape is the number of volumes of a pod.
 type podShape struct {
-	// csi is the number of images with ext4, which are created for the pod.
+	// csi is the number of volumes of the driver, which are images with ext4.
 	csi int
-	// plain: the pod has a configMap and an emptyDir, too.
+	// plain adds a configMap and an emptyDir.
 	plain bool
 }
 
@@ -27,7 +27,7 @@ func (s podShape) String() string {
 	return fmt.Sprintf("%d csi", s.csi)
 }
 
-// podsOf returns the manifests of n pods, each with its claims, by the pods' names.
+// podsOf returns the names of n pods and, by name, the manifests of each pod with its claims.
 func (s podShape) podsOf(prefix string, n int) (names []string, contents map[string]string) {
 	contents = map[string]string{}
 	for i := range n {

@@ -20,14 +20,15 @@ type usage struct {
 	// for.
 	childFaults uint64
 	children    int
-	// rpcs is the number of NFS calls of the machine. One server at a time is called.
+	// rpcs is the number of NFS calls of the machine. They are all of this server, because only
+	// one server is called at a time.
 	rpcs int
 }
 
-// usage reads the usage of the process. It shows exactly whether a process was started between
-// two readings: every process causes page faults. A process that has ended has increased
-// childFaults (proc_pid_stat(5), cminflt), and one that has not ended is a child. Threads
-// count as neither.
+// usage reads the usage of the process. Two readings show whether the process started a child
+// between them: a child that has ended increased childFaults (cminflt in proc_pid_stat(5)),
+// because every process causes page faults, and a child that still runs is counted in children.
+// Threads change neither.
 func (s *server) usage() usage {
 	const childFaults = 11
 	fields := measure.Get(stat(s.PID))
@@ -35,13 +36,13 @@ func (s *server) usage() usage {
 	return usage{cpu: s.cpuTime(), childFaults: faults, children: countChildren(s.PID), rpcs: clientCalls()}
 }
 
-// startedSince reports whether a process was started since before.
+// startedSince reports whether the process started a child since the reading before.
 func (u usage) startedSince(before usage) bool {
 	return u.childFaults != before.childFaults || u.children > before.children
 }
 
-// cpuTime reads the CPU clock of the process in nanoseconds: user and system time of all
-// threads, also of ended ones. /proc/PID/stat has only hundredths of a second.
+// cpuTime returns the user and system time of all threads of the process, including ended ones.
+// It reads the CPU clock of the process, because /proc/PID/stat only has hundredths of a second.
 func (s *server) cpuTime() time.Duration {
 	const schedClock = 2 // CPUCLOCK_SCHED; the clock's number is as in clock_getcpuclockid(3)
 	var t unix.Timespec
@@ -51,7 +52,7 @@ func (s *server) cpuTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// stat reads /proc/PID/stat; the fields have the numbers of proc_pid_stat(5).
+// stat reads /proc/PID/stat. The indices of the fields are their numbers in proc_pid_stat(5).
 func stat(pid int) ([]string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -70,7 +71,7 @@ func countChildren(pid int) int {
 		if err != nil {
 			continue
 		}
-		// A process that has ended meanwhile is no child.
+		// stat fails for a process that has ended since the Glob.
 		if fields, err := stat(one); err == nil && fields[parent] == strconv.Itoa(pid) {
 			n++
 		}

@@ -13,30 +13,31 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// restShape is the shape of pods that stay: five volumes each.
+// restShape is the shape of the pods whose volumes stay mounted: five volumes each.
 var restShape = podShape{csi: 3, plain: true}
 
-// restResult has the CPU time of an idle manager.
+// restResult contains the CPU time of a manager whose volumes are all mounted.
 type restResult struct {
 	changes []change
-	idle    time.Duration // CPU
-	over    time.Duration
-	// checks is how often it has compared all volumes with disk and mount table.
+	// idle is the CPU time that the manager used in period, without any change.
+	idle, period time.Duration
+	// checks is how often the manager compared all volumes with the disk and the mount table.
 	checks   int
 	resident int64
 }
 
-// change is the time of a check of all volumes for a change that concerns none of them.
+// change contains the CPU time that a change of one ConfigMap costs, which makes the manager check
+// all volumes.
 type change struct {
 	volumes int
 	cpu     measure.Durations
 }
 
-// marker is the pod whose ConfigMap changes.
+// marker is the name of the pod whose ConfigMap changes, and of the ConfigMap.
 const marker = "marker"
 
-func measureRest(ctx context.Context, g *ground, o options, m *manager) *restResult {
-	r := &restResult{over: o.idle}
+func measureRest(ctx context.Context, g *testbed, o options, m *manager) *restResult {
+	r := &restResult{period: o.idle}
 	all := map[string]string{marker: podManifest(marker, "  - {name: config, configMap: {name: marker}}\n")}
 	m.put(all)
 	for _, n := range []int{o.pods / 4, o.pods / 2, o.pods} {
@@ -46,14 +47,14 @@ func measureRest(ctx context.Context, g *ground, o options, m *manager) *restRes
 		m.awaitPods(ctx, pods)
 		r.change(ctx, m, n*restShape.volumes(), 5*o.rounds)
 	}
-	r.rest(ctx, g, m, o.pods)
+	r.measureIdle(ctx, g, m, o.pods)
 	all["config"] = ""
 	m.remove(all)
 	m.awaitGone(ctx)
 	return r
 }
 
-// change changes a ConfigMap several times.
+// change measures several changes of the marker's ConfigMap while n other volumes are mounted.
 func (r *restResult) change(ctx context.Context, m *manager, volumes, turns int) {
 	c := change{volumes: volumes}
 	for i := range turns {
@@ -62,7 +63,8 @@ func (r *restResult) change(ctx context.Context, m *manager, volumes, turns int)
 	r.changes = append(r.changes, c)
 }
 
-// spent is the CPU time of the process for a function, from idle to idle.
+// spent returns the CPU time that the process uses because of a function. It waits until the process
+// is idle before the function and after it.
 func (s *server) spent(ctx context.Context, do func()) time.Duration {
 	s.awaitRest(ctx)
 	before := s.cpuTime()
@@ -71,34 +73,34 @@ func (s *server) spent(ctx context.Context, do func()) time.Duration {
 	return s.cpuTime() - before
 }
 
-// reconfigure waits until the marker's volume has new content.
+// reconfigure changes the marker's ConfigMap and waits until its volume has the new content.
 func (m *manager) reconfigure(ctx context.Context, content string) {
 	m.put(map[string]string{"config": configMap(marker, content)})
 	file := filepath.Join(m.root, "pods", marker, "volumes/kubernetes.io~configmap/config/content")
-	measure.Must(m.Await(ctx, content+" in "+file, poll, managerPatience, func() bool {
+	measure.Must(m.Await(ctx, content+" in "+file, poll, managerTimeout, func() bool {
 		b, err := os.ReadFile(file)
 		return err == nil && string(b) == content
 	}))
 }
 
-// rest gives the manager no work.
-func (r *restResult) rest(ctx context.Context, g *ground, m *manager, pods int) {
+// measureIdle measures the manager while no manifest changes.
+func (r *restResult) measureIdle(ctx context.Context, g *testbed, m *manager, pods int) {
 	g.Settle()
 	before := m.remounts(ctx)
-	r.idle = m.spent(ctx, func() { measure.Must(sleep(ctx, r.over)) })
+	r.idle = m.spent(ctx, func() { measure.Must(sleep(ctx, r.period)) })
 	r.checks = (m.remounts(ctx) - before) / (pods + 1)
 	r.resident = m.Memory("VmRSS")
 }
 
-// String shows whether the time of a change grows with the number of volumes.
+// String shows how the CPU time of a change grows with the number of volumes.
 func (r *restResult) String() string {
-	t := markdown.Table{{"mounted volumes", "CPU of a change elsewhere, p50", "most", "per volume", "per volume, to that of the fewest"}}
+	t := markdown.Table{{"mounted volumes", "CPU of a change of one ConfigMap, p50", "max", "per volume", "ratio to the first row"}}
 	fewest := r.changes[0].perVolume()
 	for _, c := range r.changes {
 		t.Row(strconv.Itoa(c.volumes), millis(c.cpu.P50()), millis(c.cpu.At(100)), micros(c.perVolume())+" µs", times(float64(c.perVolume())/float64(fewest)))
 	}
-	return fmt.Sprintf("### A volume manager with nothing to mount\n\nPods have %s.\n\n%s\nWithout work for %v with %d volumes it took %s of CPU, %.2f %% of a core, and compared everything with disk and mount table %d times. RSS %s.\n",
-		restShape, t.Text(true), r.over, r.changes[len(r.changes)-1].volumes, millis(r.idle), 100*r.idle.Seconds()/r.over.Seconds(), r.checks, mebibytes(r.resident))
+	return fmt.Sprintf("### A volume manager with nothing to mount\n\nEach pod has %s.\n\n%s\nIn %v without changes, with %d volumes, the manager used %s of CPU, %.2f %% of a core, and compared all volumes with the disk and the mount table %d times. RSS %s.\n",
+		restShape, t.Text(true), r.period, r.changes[len(r.changes)-1].volumes, millis(r.idle), 100*r.idle.Seconds()/r.period.Seconds(), r.checks, mebibytes(r.resident))
 }
 
 func (c *change) perVolume() time.Duration { return c.cpu.P50() / time.Duration(c.volumes) }

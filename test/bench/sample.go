@@ -6,13 +6,13 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// sample has the measurements of one call on one server.
+// sample contains the measurements of one call on one server.
 type sample struct {
 	measure.Durations
 	wall, cpu time.Duration
-	// rpcs is the number of calls of this machine to NFS servers during the measurement.
+	// rpcs is the number of NFS calls of this machine during the measurement.
 	rpcs int
-	// processes: the server started processes.
+	// processes is true if the server started processes.
 	processes bool
 }
 
@@ -29,20 +29,20 @@ func (s *sample) rate() float64 { return float64(len(s.Durations)) / s.wall.Seco
 
 func (s *sample) cpuPerCall() time.Duration { return s.cpu / time.Duration(max(1, len(s.Durations))) }
 
-// slower is the ratio of the medians of s and other.
+// slower returns the median of s divided by the median of other.
 func (s *sample) slower(other *sample) float64 { return float64(s.P50()) / float64(other.P50()) }
 
-// samples has a sample for each server, call and number of callers.
-type samples map[place]*sample
+// samples contains a sample for each server, call and number of callers.
+type samples map[sampleKey]*sample
 
-type place struct {
+type sampleKey struct {
 	server  string
 	call    string
 	callers int
 }
 
 func (all samples) of(server, call string, callers int) *sample {
-	at := place{server, call, callers}
+	at := sampleKey{server, call, callers}
 	if all[at] == nil {
 		all[at] = &sample{}
 	}

@@ -18,14 +18,14 @@ import (
 
 const nodeID = "bench"
 
-// ground is where the servers are measured.
-type ground struct {
-	*measure.Ground
+// testbed is the filesystem or the export on which the servers are measured.
+type testbed struct {
+	*measure.Testbed
 	fsType string // xfs, ext4 or btrfs; empty for an export
-	served string // the path of the export on the server; empty: no NFS
+	served string // the path of the export on the NFS server; empty for a filesystem
 }
 
-// server is a process that is measured.
+// server is a gRPC server that is measured: the driver, a floor, a mounter or the volume manager.
 type server struct {
 	*measure.Process
 	socket string
@@ -40,22 +40,23 @@ type client struct {
 	csi.SnapshotMetadataClient
 }
 
-// launch starts a server that listens on its own socket. args returns the arguments for the
+// launch starts a server that listens on a new socket. args returns its arguments for the
 // socket's path.
-func (g *ground) launch(name, program string, args func(socket string) []string) *server {
+func (g *testbed) launch(name, program string, args func(socket string) []string) *server {
 	socket := g.Socket(name)
 	return &server{Process: g.Launch(name, program, args(socket)...), socket: socket}
 }
 
-// folder creates a directory on the filesystem or the export.
-func (g *ground) folder(name string) string {
+// directory creates a directory on the filesystem or the export.
+func (g *testbed) directory(name string) string {
 	path := filepath.Join(g.Disk, name)
 	measure.Must(os.MkdirAll(path, 0o755))
 	return path
 }
 
-// kubelet creates a directory for the mounts of a server's volumes.
-func (g *ground) kubelet(name string) string {
+// kubelet creates the directory below which a server's volumes are staged and published. It is not
+// on an export.
+func (g *testbed) kubelet(name string) string {
 	path := filepath.Join(g.Disk, "kubelet", name)
 	if g.served != "" {
 		path = filepath.Join(g.Dir, "kubelet", name)
@@ -64,14 +65,14 @@ func (g *ground) kubelet(name string) string {
 	return path
 }
 
-// launchTrivet starts the driver with one pool on the ground. State and pool have the same
-// name, so that a second start finds them.
-func (g *ground) launchTrivet(binary, name string, flags ...string) *server {
+// launchTrivet starts the driver with one pool on the filesystem or the export. A second start with
+// the same name finds the state and the pool of the first one.
+func (g *testbed) launchTrivet(binary, name string, flags ...string) *server {
 	return g.launchTrivetWith(binary, name, g.poolConfig(name), flags...)
 }
 
-// launchTrivetWith is launchTrivet for a pool with a configuration.
-func (g *ground) launchTrivetWith(binary, name, pool string, flags ...string) *server {
+// launchTrivetWith starts the driver with the given configuration of its pool.
+func (g *testbed) launchTrivetWith(binary, name, pool string, flags ...string) *server {
 	config := filepath.Join(g.Dir, name+".yaml")
 	text := fmt.Sprintf("pools:\n- name: %s\n  %s\n", poolName, pool)
 	measure.Must(os.WriteFile(config, []byte(text), 0o600))
@@ -85,16 +86,16 @@ func (g *ground) launchTrivetWith(binary, name, pool string, flags ...string) *s
 
 const poolName = "bench"
 
-func (g *ground) state(name string) string { return filepath.Join(g.Dir, name+"-state") }
+func (g *testbed) state(name string) string { return filepath.Join(g.Dir, name+"-state") }
 
-// poolPath is the path of a pool; with NFS, the path on the server.
-func (g *ground) poolPath(name string) string {
+// poolPath returns the path of a pool. For a pool on an export, it is the path on the NFS server.
+func (g *testbed) poolPath(name string) string {
 	return filepath.Join(cmp.Or(g.served, g.Disk), name+"-pool")
 }
 
-// poolConfig is the configuration of a pool without its name. The sizes of 10,000 sparse images
-// exceed the disk.
-func (g *ground) poolConfig(name string) string {
+// poolConfig returns the configuration of a pool without its name. It needs overcommit because the
+// sum of the sizes of 10,000 sparse images exceeds the disk.
+func (g *testbed) poolConfig(name string) string {
 	medium := fmt.Sprintf("directory: {path: %s}", g.poolPath(name))
 	if g.served != "" {
 		medium = fmt.Sprintf("nfs: {server: %s, export: /%s, init: true}", nfsServer, filepath.Base(g.poolPath(name)))
@@ -102,32 +103,32 @@ func (g *ground) poolConfig(name string) string {
 	return medium + "\n  overcommit: 100"
 }
 
-// trash is the path of the driver's trash.
-func (g *ground) trash(name string) string { return filepath.Join(g.poolPath(name), ".trivet/trash") }
+// trash returns the path of the trash of a pool.
+func (g *testbed) trash(name string) string { return filepath.Join(g.poolPath(name), ".trivet/trash") }
 
-// launchFloor starts a floor; flags choose its kind.
-func (g *ground) launchFloor(name string, flags ...string) *server {
-	dir := g.folder(name)
+// launchFloor starts a floor. flags are those of serveFloor.
+func (g *testbed) launchFloor(name string, flags ...string) *server {
+	dir := g.directory(name)
 	return g.launch(name, "/proc/self/exe", func(socket string) []string {
 		return append([]string{argFloor, "--socket", socket, "--dir", dir}, flags...)
 	})
 }
 
-// patience is the maximum time until a server is ready.
-const patience = 30 * time.Second
+// startTimeout is the maximum time until a server is ready.
+const startTimeout = 30 * time.Second
 
-// poll is short compared with the measured times.
+// poll is the interval of polling. It is short compared with the measured times.
 const poll = 500 * time.Microsecond
 
 // awaitSocket waits until the server listens.
 func (s *server) awaitSocket(ctx context.Context) {
-	measure.Must(s.Await(ctx, s.socket, poll, patience, func() bool {
+	measure.Must(s.Await(ctx, s.socket, poll, startTimeout, func() bool {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", s.socket)
 		return err == nil && conn.Close() == nil
 	}))
 }
 
-// connect creates n connections when the server is ready.
+// connect creates n connections, and returns when the server is ready on all of them.
 func (s *server) connect(ctx context.Context, n int) []*client {
 	s.awaitSocket(ctx)
 	clients := make([]*client, n)
@@ -135,7 +136,7 @@ func (s *server) connect(ctx context.Context, n int) []*client {
 		conn := measure.Get(grpc.NewClient("unix://"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials())))
 		s.conns = append(s.conns, conn)
 		c := &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewSnapshotMetadataClient(conn)}
-		measure.Must(s.Await(ctx, s.Name, poll, patience, func() bool {
+		measure.Must(s.Await(ctx, s.Name, poll, startTimeout, func() bool {
 			probe, err := c.Probe(ctx, &csi.ProbeRequest{})
 			return err == nil && probe.GetReady().GetValue()
 		}))
@@ -144,7 +145,7 @@ func (s *server) connect(ctx context.Context, n int) []*client {
 	return clients
 }
 
-// stop ends the process and waits for its end.
+// stop closes the connections, ends the process, and waits for its end.
 func (s *server) stop() {
 	for _, conn := range s.conns {
 		measure.Must(conn.Close())

@@ -20,14 +20,14 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// copied is an image that is copied.
-type copied struct {
+// sourceImage describes a volume that is copied.
+type sourceImage struct {
 	name string
 	size int64
 	fill func(*os.File) error
 	// extents is the minimum number of its extents.
 	extents int
-	// turns is the number of sets of five copies in a round.
+	// turns is how often five copies of each kind are made in a round.
 	turns int
 }
 
@@ -35,24 +35,24 @@ const (
 	tib = 1 << 40
 	// manyExtents is the number of extents of a fragmented image.
 	manyExtents = 16384
-	// extentsChanged is how many change between two snapshots.
+	// extentsChanged is the number of extents that change between two snapshots.
 	extentsChanged = 10000
 )
 
-// images returns the images of the copies that share blocks.
-func images(o options) []copied {
+// images returns the images that are copied on filesystems that can share blocks.
+func images(o options) []sourceImage {
 	data := int64(gib)
 	if o.quick {
 		data /= 8
 	}
-	return []copied{
+	return []sourceImage{
 		{name: "10 GiB", size: 10 * gib, fill: inPieces(data, 8), extents: 8, turns: 4},
 		{name: "1 TiB", size: tib, fill: inPieces(data, 8), extents: 8, turns: 4},
 		{name: "10 GiB in extents", size: 10 * gib, fill: inPieces(manyExtents*4096, manyExtents), extents: manyExtents, turns: 1},
 	}
 }
 
-// inPieces writes data in pieces of one size, evenly distributed in a file.
+// inPieces returns a function that writes pieces of equal size, evenly distributed in a file.
 func inPieces(data int64, pieces int) func(*os.File) error {
 	return func(f *os.File) error {
 		info, err := f.Stat()
@@ -64,7 +64,7 @@ func inPieces(data int64, pieces int) func(*os.File) error {
 		_, _ = rand.NewChaCha8([32]byte{}).Read(b) // never fails
 		for i := range int64(pieces) {
 			at := info.Size() / int64(pieces) * i &^ 4095
-			if err := writeAll(f, b, at, piece); err != nil {
+			if err := writePiece(f, b, at, piece); err != nil {
 				return err
 			}
 		}
@@ -72,8 +72,8 @@ func inPieces(data int64, pieces int) func(*os.File) error {
 	}
 }
 
-// writeAll allocates a piece in one extent, and writes it.
-func writeAll(f *os.File, b []byte, at, length int64) error {
+// writePiece allocates a piece in one extent and fills it with copies of b.
+func writePiece(f *os.File, b []byte, at, length int64) error {
 	if err := unix.Fallocate(int(f.Fd()), 0, at, length); err != nil {
 		return fmt.Errorf("fallocate: %w", err)
 	}
@@ -103,40 +103,42 @@ func deleteSnapshot(ctx context.Context, c *client, v *vol) error {
 	return err
 }
 
-func ofSnapshot(id string) *csi.VolumeContentSource {
+func contentOfSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-func ofVolume(id string) *csi.VolumeContentSource {
+func contentOfVolume(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 }
 
-// rawOf is the class of raw devices.
+// rawOf returns the class of block volumes.
 func rawOf(size int64) class { return classOf(targets.Volume("images-xfs", "block"), size) }
 
-// snapshotResult has the times of copies that share blocks.
+// snapshotResult contains the times of copies that share blocks with their source.
 type snapshotResult struct {
 	fsType string
-	images []copied
-	// samples has the calls for an image, by the names of call and image.
+	images []sourceImage
+	// samples contains the calls that copy. Their keys have the name of the call and of the image.
 	samples samples
-	// others has the times of calls for other volumes, with and without snapshots being made.
-	others  samples
+	// others contains calls for other volumes. Their keys have, instead of a server, the name of the
+	// server that took snapshots at the same time, or alone.
+	others samples
+	// deltas are the durations of reading a list of changed blocks, and changed is its length.
 	deltas  measure.Durations
 	changed int
 }
 
-// copier is a server that makes copies in turns with another server.
+// copier is a server that makes copies of the source images.
 type copier struct {
 	*contender
 	// image returns the path of a volume's image.
 	image func(name string) string
-	// sources has its volumes, by image.
+	// sources contains the volume of each source image, by the image's name.
 	sources map[string]*vol
 }
 
-// measureSnapshots makes copies of images on both servers in turns.
-func measureSnapshots(ctx context.Context, g *ground, o options) *snapshotResult {
+// measureSnapshots makes copies of images with the driver and with a floor in turns.
+func measureSnapshots(ctx context.Context, g *testbed, o options) *snapshotResult {
 	r := &snapshotResult{fsType: g.fsType, images: images(o), samples: samples{}, others: samples{}}
 	driver := startCopier(ctx, g, o)
 	floor := startFloors(ctx, g, rawOf(0), []floorKind{{floorDurable, []string{"--durable"}, nil}})[0]
@@ -158,14 +160,14 @@ func measureSnapshots(ctx context.Context, g *ground, o options) *snapshotResult
 	return r
 }
 
-// startCopier starts the driver.
-func startCopier(ctx context.Context, g *ground, o options) *copier {
+// startCopier starts the driver as a copier.
+func startCopier(ctx context.Context, g *testbed, o options) *copier {
 	image := func(name string) string { return filepath.Join(g.poolPath(trivet), "volumes", name, "image") }
 	return &copier{startTrivet(ctx, g, o.binary, trivet, rawOf(0)), image, map[string]*vol{}}
 }
 
-// makeSource creates the volume of an image, and fills it.
-func (c *copier) makeSource(ctx context.Context, image copied) {
+// makeSource creates and fills the volume of a source image.
+func (c *copier) makeSource(ctx context.Context, image sourceImage) {
 	v := &vol{name: strings.ToLower(strings.ReplaceAll(image.name, " ", "-")), class: rawOf(image.size)}
 	measure.Must(createVolume(ctx, c.clients[0], v))
 	c.sources[image.name] = v
@@ -173,8 +175,8 @@ func (c *copier) makeSource(ctx context.Context, image copied) {
 	measure.Must(errors.Join(image.fill(f), f.Close()))
 }
 
-// copyAll makes some copies of each kind on each server, and removes them.
-func (r *snapshotResult) copyAll(ctx context.Context, g *ground, copiers []*copier, image copied, n int) {
+// copyAll makes five snapshots, restored volumes and clones on each server, and removes them.
+func (r *snapshotResult) copyAll(ctx context.Context, g *testbed, copiers []*copier, image sourceImage, n int) {
 	made := map[*copier][][]*vol{}
 	for _, what := range []call{snapshot, restore, cloning} {
 		for _, c := range copiers {
@@ -192,60 +194,60 @@ func (r *snapshotResult) copyAll(ctx context.Context, g *ground, copiers []*copi
 	}
 }
 
-// copies returns new volumes for a call; before has the volumes of the calls before it.
-func (c *copier) copies(image copied, what call, n int, before [][]*vol) []*vol {
+// copies returns the five snapshots or volumes that a call is to create. before contains those of
+// the earlier calls, the snapshots first.
+func (c *copier) copies(image sourceImage, what call, n int, before [][]*vol) []*vol {
 	vols := make([]*vol, 5)
 	source := c.sources[image.name]
 	for i := range vols {
 		v := &vol{name: fmt.Sprintf("%s-%s-%d-%d", source.name, what.name, n, i), class: source.class, source: source.id}
 		switch what.name {
 		case restore.name:
-			v.content = ofSnapshot(before[0][i].id)
+			v.content = contentOfSnapshot(before[0][i].id)
 		case cloning.name:
-			v.content = ofVolume(source.id)
+			v.content = contentOfVolume(source.id)
 		}
 		vols[i] = v
 	}
 	return vols
 }
 
-// alone is a measurement without snapshots. Other values name the server that makes snapshots
-// meanwhile.
+// alone names the measurement during which no server takes snapshots.
 const alone = "alone"
 
-// measureOthers stages and publishes volumes, with snapshots of the fragmented image being
-// made all the time, and without.
-func (r *snapshotResult) measureOthers(ctx context.Context, g *ground, driver *copier, copiers []*copier, o options) {
+// measureOthers stages and publishes volumes, first without concurrent snapshots, then while each
+// copier in turn takes snapshots of the fragmented image.
+func (r *snapshotResult) measureOthers(ctx context.Context, g *testbed, driver *copier, copiers []*copier, o options) {
 	vols := newVolumes(g.kubelet("others"), "other", 10*manyCallers, ext4Of(manySize))
 	callAll(ctx, driver.clients, vols, create, controllerPublish, stage, unstage)
 	for range 2 * o.rounds {
 		r.stageOthers(ctx, g, driver, vols, alone)
 		for _, c := range copiers {
-			halt := c.keepCutting(ctx, r.images[len(r.images)-1])
+			halt := c.keepSnapshotting(ctx, r.images[len(r.images)-1])
 			r.stageOthers(ctx, g, driver, vols, c.Name)
 			measure.Must(halt())
 		}
 	}
 	callAll(ctx, driver.clients, vols, controllerUnpublish, remove)
-	removeFolders(vols)
+	removeStaging(vols)
 }
 
-func (r *snapshotResult) stageOthers(ctx context.Context, g *ground, driver *copier, vols []*vol, when string) {
+func (r *snapshotResult) stageOthers(ctx context.Context, g *testbed, driver *copier, vols []*vol, when string) {
 	g.Settle()
 	for _, one := range []call{stage, publish, unpublish, unstage} {
 		r.others.of(when, one.name, manyCallers).Add(forAll(ctx, driver.clients, one, vols)...)
 	}
 }
 
-// keepCutting makes and deletes snapshots of an image until halt is called.
-func (c *copier) keepCutting(ctx context.Context, image copied) (halt func() error) {
+// keepSnapshotting takes and deletes snapshots of an image until halt is called.
+func (c *copier) keepSnapshotting(ctx context.Context, image sourceImage) (halt func() error) {
 	ctx, stop := context.WithCancel(ctx)
 	var group errgroup.Group
 	group.Go(func() error {
-		whole := context.WithoutCancel(ctx)
+		uncanceled := context.WithoutCancel(ctx)
 		for n := 0; ctx.Err() == nil; n++ {
 			v := &vol{name: fmt.Sprintf("meanwhile-%d", n), source: c.sources[image.name].id}
-			if err := errors.Join(createSnapshot(whole, c.clients[0], v), deleteSnapshot(whole, c.clients[0], v)); err != nil {
+			if err := errors.Join(createSnapshot(uncanceled, c.clients[0], v), deleteSnapshot(uncanceled, c.clients[0], v)); err != nil {
 				return err
 			}
 		}
@@ -257,9 +259,10 @@ func (c *copier) keepCutting(ctx context.Context, image copied) (halt func() err
 	}
 }
 
-// measureDelta changes some of the extents of a large image, and reads the list of changes.
+// measureDelta changes some extents of a large image between two snapshots, and reads the list of
+// changed blocks several times.
 func (r *snapshotResult) measureDelta(ctx context.Context, driver *copier, o options) {
-	image := copied{name: "delta", size: tib, fill: inPieces(manyExtents*4096, manyExtents)}
+	image := sourceImage{name: "delta", size: tib, fill: inPieces(manyExtents*4096, manyExtents)}
 	driver.makeSource(ctx, image)
 	older := &vol{name: "older", source: driver.sources[image.name].id}
 	newer := &vol{name: "newer", source: older.source}
@@ -275,7 +278,7 @@ func (r *snapshotResult) measureDelta(ctx context.Context, driver *copier, o opt
 	measure.Must(errors.Join(deleteSnapshot(ctx, driver.clients[0], older), deleteSnapshot(ctx, driver.clients[0], newer)))
 }
 
-// rewrite changes extents that inPieces has written, in random order.
+// rewrite changes extentsChanged of the extents that inPieces has written, in random order.
 func rewrite(image string) error {
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -304,7 +307,7 @@ func countChanged(ctx context.Context, c *client, older, newer string) (n int, e
 	return n, err
 }
 
-// takeDown removes the sources and stops the server.
+// takeDown removes the source volumes and stops the server.
 func (c *copier) takeDown(ctx context.Context) {
 	for _, v := range c.sources {
 		measure.Must(deleteVolume(ctx, c.clients[0], v))
@@ -314,7 +317,7 @@ func (c *copier) takeDown(ctx context.Context) {
 }
 
 func (r *snapshotResult) String() string {
-	t := markdown.Table{{"of an image", "call", "p50", "p99", "CPU", "floor p50", "p99", "CPU", "p50 ratio", "more than in few extents, per extent", "floor"}}
+	t := markdown.Table{{"image", "call", "p50", "p99", "CPU", "floor p50", "p99", "CPU", "p50 ratio", "additional time per extent", "floor's"}}
 	for _, image := range r.images {
 		for _, what := range []call{snapshot, restore, cloning} {
 			a, b := r.of(trivet, what, image), r.of(floorDurable, what, image)
@@ -326,26 +329,26 @@ func (r *snapshotResult) String() string {
 				micros(b.P50()), micros(b.At(99)), micros(b.cpuPerCall()), times(a.slower(b)), own, bare)
 		}
 	}
-	others := markdown.Table{{"call of others", "p50", "p99", "meanwhile, p50", "p99", "p50 ratio", "floor's meanwhile, p50", "p99", "p50 ratio"}}
+	others := markdown.Table{{"call", "no snapshots, p50", "p99", "driver takes snapshots, p50", "p99", "p50 ratio", "floor takes snapshots, p50", "p99", "p50 ratio"}}
 	for _, one := range []call{stage, publish, unpublish, unstage} {
 		a, b, f := r.others.of(alone, one.name, manyCallers), r.others.of(trivet, one.name, manyCallers), r.others.of(floorDurable, one.name, manyCallers)
 		others.Row(one.name, micros(a.P50()), micros(a.At(99)), micros(b.P50()), micros(b.At(99)), times(b.slower(a)), micros(f.P50()), micros(f.At(99)), times(f.slower(a)))
 	}
-	return fmt.Sprintf("### Snapshots on %s\n\n%d times each, %d times of a fragmented image; in µs.\n\n%s\n%d callers stage and publish, and meanwhile one takes snapshots of the image of %d extents, of the driver or of the floor:\n\n%s\nWhich of %d extents of a 1 TiB image have changed: %d ranges in %s (p50; most %s; goal: at most 1 s).\n",
+	return fmt.Sprintf("### Snapshots on %s\n\n%d calls of each kind, %d of each kind for the fragmented image; times in µs.\n\n%s\n%d callers stage and publish other volumes while one caller takes snapshots of the image with %d extents, with the driver or with the floor:\n\n%s\nChanged blocks of a 1 TiB image with %d extents: %d ranges listed in %s (p50; max %s; goal: at most 1 s).\n",
 		r.fsType, len(r.of(trivet, snapshot, r.images[0]).Durations), len(r.of(trivet, snapshot, r.images[2]).Durations), t.Text(true), manyCallers, manyExtents, others.Text(true), manyExtents, r.changed, millis(r.deltas.P50()), millis(r.deltas.At(100)))
 }
 
-func (image copied) title() string {
+func (image sourceImage) title() string {
 	return fmt.Sprintf("%s, %d extents", strings.TrimSuffix(image.name, " in extents"), image.extents)
 }
 
-func (r *snapshotResult) of(server string, what call, image copied) *sample {
+func (r *snapshotResult) of(server string, what call, image sourceImage) *sample {
 	return r.samples.of(server, what.name+" "+image.name, 1)
 }
 
-// perExtent is the additional time of an extent, compared with the image of the same size with
-// few extents.
-func (r *snapshotResult) perExtent(server string, what call, image copied) string {
+// perExtent returns the additional time per extent, compared with the image of the same size that
+// has few extents.
+func (r *snapshotResult) perExtent(server string, what call, image sourceImage) string {
 	more := r.of(server, what, image).P50() - r.of(server, what, r.images[0]).P50()
 	return fmt.Sprintf("%.1f µs", float64(more)/1e3/float64(image.extents-r.images[0].extents))
 }

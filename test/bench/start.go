@@ -16,23 +16,24 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// startResult has the times until a driver with a full pool is ready, and of its lists.
+// startResult contains the start times of a driver whose pool has many volumes, and the times of
+// its ListVolumes pages.
 type startResult struct {
 	volumes int
-	// warm: the driver was restarted. cold: the pool's filesystem was mounted again, as after
-	// a restart of the machine.
+	// Before a warm start, only the driver was stopped. Before a cold start, the pool's filesystem
+	// was mounted again, so that its caches are empty as after a restart of the machine.
 	warm, cold starts
 	pages      measure.Durations
-	resident   int64
+	resident   int64 // VmRSS after a cold start
 }
 
-// starts are times since exec.
+// starts contains the times from exec until the socket answers, and until the driver is ready.
 type starts struct{ answers, ready measure.Durations }
 
 const pageSize = 100
 
 // measureStart fills a pool with records and starts drivers on it.
-func measureStart(ctx context.Context, g *ground, o options) *startResult {
+func measureStart(ctx context.Context, g *testbed, o options) *startResult {
 	r := &startResult{volumes: 10_000}
 	if o.quick {
 		r.volumes = 1000
@@ -48,18 +49,18 @@ func measureStart(ctx context.Context, g *ground, o options) *startResult {
 	return r
 }
 
-const fullPool = "full"
+const manyPool = "many"
 
-// fill starts a driver, which creates the pool, and writes the volumes itself, which is faster
-// than ten thousand calls.
-func (r *startResult) fill(ctx context.Context, g *ground, binary string) {
-	s := g.launchTrivet(binary, fullPool)
+// fill lets a driver create the pool, stops it, and then writes the volumes to the pool without a
+// driver, because thousands of CreateVolume calls take longer.
+func (r *startResult) fill(ctx context.Context, g *testbed, binary string) {
+	s := g.launchTrivet(binary, manyPool)
 	s.connect(ctx, 1)
 	s.stop()
 	var marker struct{ UUID string }
-	measure.Must(json.Unmarshal(measure.Get(os.ReadFile(filepath.Join(g.poolPath(fullPool), "pool.json"))), &marker))
+	measure.Must(json.Unmarshal(measure.Get(os.ReadFile(filepath.Join(g.poolPath(manyPool), "pool.json"))), &marker))
 	for i := range r.volumes {
-		measure.Must(writeVolume(g.poolPath(fullPool), marker.UUID, fmt.Sprintf("pvc-%08d", i)))
+		measure.Must(writeVolume(g.poolPath(manyPool), marker.UUID, fmt.Sprintf("pvc-%08d", i)))
 	}
 	g.Settle()
 }
@@ -86,15 +87,15 @@ func writeVolume(poolPath, uuid, name string) error {
 	return errors.Join(os.WriteFile(filepath.Join(dir, "volume.json"), record, 0o600), os.WriteFile(image, nil, 0o600), os.Truncate(image, manySize))
 }
 
-// once starts a driver, measures the time until it is ready, calls then, and stops the driver.
-func (s *starts) once(ctx context.Context, g *ground, binary string, then func(*server, *client)) {
+// once starts a driver, measures the time until it is ready, calls use, and stops the driver.
+func (s *starts) once(ctx context.Context, g *testbed, binary string, use func(*server, *client)) {
 	begin := time.Now()
-	driver := g.launchTrivet(binary, fullPool)
+	driver := g.launchTrivet(binary, manyPool)
 	driver.awaitSocket(ctx)
 	s.answers.Add(time.Since(begin))
 	clients := driver.connect(ctx, 1)
 	s.ready.Add(time.Since(begin))
-	then(driver, clients[0])
+	use(driver, clients[0])
 	driver.stop()
 }
 

@@ -15,16 +15,16 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// targetNamed returns a target of package targets.
+// targetNamed returns the target of package targets with a name.
 func targetNamed(name string) backendtest.Target {
 	i := slices.IndexFunc(targets.All, func(t backendtest.Target) bool { return t.Name == name })
 	if i < 0 {
-		measure.Must(fmt.Errorf("--target: there is no target %q", name))
+		measure.Must(fmt.Errorf("--target %s: package backend/backendtest/targets has no such target", name))
 	}
 	return targets.All[i]
 }
 
-// filesystemOf is the filesystem of a target, which ends its name; xfs if its name has none.
+// filesystemOf returns the filesystem with which a target's name ends, or xfs if it ends with none.
 func filesystemOf(target string) string {
 	last := target[strings.LastIndex(target, "-")+1:]
 	if slices.Contains([]string{"ext4", btrfs}, last) {
@@ -33,11 +33,11 @@ func filesystemOf(target string) string {
 	return "xfs"
 }
 
-// printTarget measures the life of each kind of volume of a target.
-func printTarget(ctx context.Context, g *ground, o options, out io.Writer) {
+// printTarget measures all calls of a volume's life for each kind of volume of a target.
+func printTarget(ctx context.Context, g *testbed, o options, out io.Writer) {
 	target := targetNamed(o.target)
 	if target.Powers.Has(backendtest.Shared) && g.served == "" {
-		measure.Must(fmt.Errorf("--target: %s is on an export: use --nfs", target.Name))
+		measure.Must(fmt.Errorf("--target %s: the target's pool is on an export: add --nfs", target.Name))
 	}
 	for i, k := range target.Volumes() {
 		r := measureKind(ctx, g, o, k, fmt.Sprintf("kind%d", i))
@@ -47,12 +47,12 @@ func printTarget(ctx context.Context, g *ground, o options, out io.Writer) {
 	}
 }
 
-// disks is how many disks a pool of disks has. Each volume takes a disk.
+// disks is the number of disks of a pool of disks. Each volume occupies one disk.
 const disks = 8
 
-// measureKind measures the life of one kind of volume in a pool of its own, beside the floors
-// of the kind if there are any.
-func measureKind(ctx context.Context, g *ground, o options, k backendtest.Kind, name string) *lifeResult {
+// measureKind measures all calls of a volume's life for one kind of volume in a new pool, beside
+// the floors of the kind if there are any.
+func measureKind(ctx context.Context, g *testbed, o options, k backendtest.Kind, name string) *lifeResult {
 	volumes, pool, trash := o.volumes, g.poolConfig(name), g.trash(name)
 	switch {
 	case k.Has(backendtest.WholeDisk):
@@ -66,7 +66,7 @@ func measureKind(ctx context.Context, g *ground, o options, k backendtest.Kind, 
 	s := g.launchTrivetWith(o.binary, name, pool)
 	driver := &contender{server: s, clients: s.connect(ctx, manyCallers), class: classOf(k, gib), calls: life, trash: trash}
 	contenders := append([]*contender{driver}, startFloors(ctx, g, driver.class, g.floorsOf(k))...)
-	driver.Name = trivet // in the table
+	driver.Name = trivet // the name of the driver's samples in the tables
 	r := measurePasses(ctx, g, contenders, volumes, 2*o.rounds)
 	stopAll(contenders)
 	return r
@@ -74,7 +74,7 @@ func measureKind(ctx context.Context, g *ground, o options, k backendtest.Kind, 
 
 // floorsOf returns the floors of a kind. There are none for raw devices, disks, and filesystems
 // other than ext4.
-func (g *ground) floorsOf(k backendtest.Kind) []floorKind {
+func (g *testbed) floorsOf(k backendtest.Kind) []floorKind {
 	switch {
 	case k.Has(backendtest.Image) && k.FSType == "ext4":
 		return imageFloors
@@ -84,11 +84,11 @@ func (g *ground) floorsOf(k backendtest.Kind) []floorKind {
 	return nil
 }
 
-// blankDisks creates disks of files.
-func (g *ground) blankDisks(ctx context.Context, name string) (devices []string) {
+// blankDisks creates loop devices for a pool of disks and returns their paths.
+func (g *testbed) blankDisks(ctx context.Context, name string) (devices []string) {
 	const overhead = 4 << 20 // more than the partition tables take
 	for i := range disks {
-		image := filepath.Join(g.folder(name), fmt.Sprintf("disk%d", i))
+		image := filepath.Join(g.directory(name), fmt.Sprintf("disk%d", i))
 		measure.Must(os.WriteFile(image, nil, 0o600))
 		measure.Must(os.Truncate(image, gib+overhead))
 		device := measure.Get(exec.CommandContext(ctx, "losetup", "--find", "--show", "--direct-io=on", image).Output())
@@ -97,10 +97,10 @@ func (g *ground) blankDisks(ctx context.Context, name string) (devices []string)
 	return devices
 }
 
-// freeDisks unbinds the devices. A partition that is left on one would keep it.
+// freeDisks unbinds the devices. A remaining partition would keep its device bound.
 func freeDisks(ctx context.Context, devices []string) {
 	for _, device := range devices {
-		_ = measure.Command(ctx, "delpart", device, "1") // fails if there is none
+		_ = measure.Command(ctx, "delpart", device, "1") // fails if the device has no partition
 		measure.Must(measure.Command(ctx, "losetup", "-d", device))
 	}
 }

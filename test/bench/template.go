@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// templates has an empty ext4 for each requested size.
+// templates contains the template of an empty ext4 for each size that was requested.
 type templates struct {
 	mu     sync.Mutex
 	bySize map[int64]template
 }
 
-// template has the blocks of a filesystem that are not zero. Adjacent blocks are one piece.
+// template contains the blocks of a filesystem that are not zero. Adjacent blocks are one extent.
 type template []extent
 
 type extent struct {
@@ -25,7 +25,7 @@ type extent struct {
 	data   []byte
 }
 
-// get returns the template for a size; scratch is a path for making it.
+// get returns the template for a size. To make a new one, it creates a file at scratch.
 func (t *templates) get(ctx context.Context, size int64, scratch string) (template, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,14 +55,14 @@ func makeTemplate(ctx context.Context, size int64, path string) (template, error
 	if err := errors.Join(mkfs(ctx, path), os.Remove(path)); err != nil {
 		return nil, err
 	}
-	return readExtents(f) // still open
+	return readExtents(f) // the open file outlives its name
 }
 
 func readExtents(f *os.File) (template, error) {
 	var t template
 	block, zeros := make([]byte, 4096), make([]byte, 4096)
 	for at := int64(0); ; at += int64(len(block)) {
-		// A piece of data begins at a block boundary.
+		// SEEK_DATA returns the start of a block.
 		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) { // no more
 			return t, nil

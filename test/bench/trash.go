@@ -18,32 +18,35 @@ import (
 
 const (
 	trashName = "trash"
-	// emptyVolumes is how many empty volumes are deleted alone, and how many after each large
-	// one, in one round.
+	// In each round, emptyVolumes empty volumes are deleted, and again as many directly after each
+	// large volume.
 	emptyVolumes = 10
 	largeVolumes = 3
-	// folders and fileSize, in bytes, describe the files of large volumes.
-	folders  = 100
-	fileSize = 1 << 10
-	// nextSize is the size in bytes of volumes that are created and filled after a large one.
+	// The files of a large volume are in this number of directories, and have this size in bytes.
+	largeDirectories = 100
+	fileSize         = 1 << 10
+	// nextSize is the size in bytes of the volumes that are created and filled directly after a large
+	// one was deleted.
 	nextSize = 32 * mib
 )
 
-// trashResult has the times of deleting directories and of emptying the trash.
+// trashResult contains the times of deleting directories and of emptying the trash.
 type trashResult struct {
-	fsType               string
-	files                int
+	fsType string
+	files  int // of a large volume
+	// behind are empty volumes that were deleted while a large one was in the trash.
 	empty, large, behind deletes
-	// next is how much data volumes of nextSize held while a large one was in the trash.
+	// next are the bytes that could be written to volumes of nextSize while a large one was in the
+	// trash.
 	next []int64
 }
 
-// deletes has the times until the answer, and from the answer until the trash no longer has
-// the volume.
+// deletes contains the times until DeleteVolume answers, and from the answer until the trash no
+// longer has the volume.
 type deletes struct{ answered, removed sample }
 
 // measureTrash deletes empty volumes and volumes with many files.
-func measureTrash(ctx context.Context, g *ground, o options) *trashResult {
+func measureTrash(ctx context.Context, g *testbed, o options) *trashResult {
 	r := &trashResult{fsType: g.fsType, files: 100_000}
 	if o.quick {
 		r.files /= 10
@@ -56,20 +59,20 @@ func measureTrash(ctx context.Context, g *ground, o options) *trashResult {
 	return r
 }
 
-func (r *trashResult) round(ctx context.Context, g *ground, driver *contender, prefix string) {
+func (r *trashResult) round(ctx context.Context, g *testbed, driver *contender, prefix string) {
 	dir := g.kubelet(trashName)
 	vols := newVolumes(dir, prefix, emptyVolumes, driver.class)
 	callAll(ctx, driver.clients, vols, create)
 	for _, v := range vols {
-		r.empty.one(ctx, g, driver, v, func() {})
+		r.empty.deleteOne(ctx, g, driver, v, func() {})
 	}
 	for n := range largeVolumes {
 		r.roundOfLarge(ctx, g, driver, dir, fmt.Sprintf("%s-%d", prefix, n))
 	}
-	removeFolders(vols)
+	removeStaging(vols)
 }
 
-func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *contender, dir, prefix string) {
+func (r *trashResult) roundOfLarge(ctx context.Context, g *testbed, driver *contender, dir, prefix string) {
 	vols := newVolumes(dir, prefix, 1+emptyVolumes, driver.class)
 	one := driver.class
 	one.size = nextSize
@@ -77,18 +80,18 @@ func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *conte
 	callAll(ctx, driver.clients, vols, create)
 	large, behind := vols[0], vols[1:]
 	r.fill(ctx, driver, large)
-	r.large.one(ctx, g, driver, large, func() {
-		r.after(ctx, driver, large, behind)
+	r.large.deleteOne(ctx, g, driver, large, func() {
+		r.deleteBehind(ctx, driver, large, behind)
 		if g.fsType == btrfs {
 			r.fillNext(ctx, driver, large, next)
 		}
 	})
 	driver.quiet(ctx)
-	removeFolders(append(vols, next...))
+	removeStaging(append(vols, next...))
 }
 
-// fillNext creates a volume and writes to it until it is full. Only volumes that were filled
-// while the trash has a large one count.
+// fillNext creates a volume and writes to it until it is full. The result counts only if the large
+// volume is still in the trash afterwards.
 func (r *trashResult) fillNext(ctx context.Context, driver *contender, large *vol, next []*vol) {
 	callAll(ctx, driver.clients, next, create, controllerPublish, stage, publish)
 	size := measure.Get(fillFile(filepath.Join(next[0].target, "file")))
@@ -98,8 +101,8 @@ func (r *trashResult) fillNext(ctx context.Context, driver *contender, large *vo
 	callAll(ctx, driver.clients, next, unpublish, unstage, controllerUnpublish, remove)
 }
 
-// fillFile writes a file until its filesystem refuses a write, and returns how much is on the
-// disk.
+// fillFile writes a file until the filesystem refuses a write, and returns the number of bytes
+// written.
 func fillFile(path string) (size int64, err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -122,18 +125,18 @@ func fillFile(path string) (size int64, err error) {
 func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) {
 	one := []*vol{v}
 	callAll(ctx, driver.clients, one, controllerPublish, stage, publish)
-	for i := range folders {
+	for i := range largeDirectories {
 		dir := filepath.Join(v.target, strconv.Itoa(i))
 		measure.Must(os.Mkdir(dir, 0o755))
-		for k := range r.files / folders {
+		for k := range r.files / largeDirectories {
 			measure.Must(os.WriteFile(filepath.Join(dir, strconv.Itoa(k)), make([]byte, fileSize), 0o600))
 		}
 	}
 	callAll(ctx, driver.clients, one, unpublish, unstage, controllerUnpublish)
 }
 
-// one deletes a volume, and calls a function while the volume is in the trash.
-func (d *deletes) one(ctx context.Context, g *ground, driver *contender, v *vol, meanwhile func()) {
+// deleteOne deletes a volume, and calls meanwhile while the volume is in the trash.
+func (d *deletes) deleteOne(ctx context.Context, g *testbed, driver *contender, v *vol, meanwhile func()) {
 	g.Settle()
 	d.answered.Add(forAll(ctx, driver.clients[:1], remove, []*vol{v})...)
 	answered := time.Now()
@@ -148,9 +151,9 @@ func (d *deletes) one(ctx context.Context, g *ground, driver *contender, v *vol,
 	measure.Must(ctx.Err())
 }
 
-// after deletes volumes after a large one, and counts those that were deleted while the trash
-// has the large one.
-func (r *trashResult) after(ctx context.Context, driver *contender, large *vol, vols []*vol) {
+// deleteBehind deletes volumes after a large one, and counts those that were deleted while the large
+// one was still in the trash.
+func (r *trashResult) deleteBehind(ctx context.Context, driver *contender, large *vol, vols []*vol) {
 	for _, v := range vols {
 		took := forAll(ctx, driver.clients[:1], remove, []*vol{v})
 		if driver.inTrash(large) {
@@ -159,22 +162,21 @@ func (r *trashResult) after(ctx context.Context, driver *contender, large *vol, 
 	}
 }
 
-// inTrash reports whether the trash has a volume. Its name in the trash has a suffix after a
-// dot.
+// inTrash reports whether a volume is in the trash, where its name has a suffix after a dot.
 func (c *contender) inTrash(v *vol) bool {
 	found, _ := filepath.Glob(filepath.Join(c.trash, v.name+".*")) // the pattern is valid
 	return len(found) > 0
 }
 
 func (r *trashResult) String() string {
-	t := markdown.Table{{"delete of", "times", "answered, least", "p50", "most", "p50 ratio", "removed, p50", "most"}}
-	r.row(&t, "an empty volume", &r.empty)
-	r.row(&t, fmt.Sprintf("one with %d files", r.files), &r.large)
-	r.row(&t, "an empty one, while that is removed", &r.behind)
+	t := markdown.Table{{"deleted volume", "times", "answered, min", "p50", "max", "p50 ratio", "removed, p50", "max"}}
+	r.row(&t, "empty", &r.empty)
+	r.row(&t, fmt.Sprintf("with %d files", r.files), &r.large)
+	r.row(&t, fmt.Sprintf("empty, while one with %d files is in the trash", r.files), &r.behind)
 	text := fmt.Sprintf("### Emptying the trash on %s\n\n%s", title(r.fsType), t.Text(true))
 	if len(r.next) > 0 {
-		n := markdown.Table{{"made and filled", "times", "size in bytes", "written, least", "most"}}
-		n.Row(fmt.Sprintf("the next volume, while one with %d files is removed", r.files), strconv.Itoa(len(r.next)), strconv.Itoa(nextSize), strconv.FormatInt(slices.Min(r.next), 10), strconv.FormatInt(slices.Max(r.next), 10))
+		n := markdown.Table{{"created and filled volume", "times", "size in bytes", "bytes written, min", "max"}}
+		n.Row(fmt.Sprintf("while one with %d files is in the trash", r.files), strconv.Itoa(len(r.next)), strconv.Itoa(nextSize), strconv.FormatInt(slices.Min(r.next), 10), strconv.FormatInt(slices.Max(r.next), 10))
 		text += "\n" + n.Text(true)
 	}
 	return text

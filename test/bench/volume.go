@@ -15,28 +15,29 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// vol is a volume of one server, as its orchestrator sees it.
+// vol is a volume of one server with the values that an orchestrator stores for its calls.
 type vol struct {
 	name            string
 	class           class
 	staging, target string
-	// source is the ID of the volume that is copied. content is the volume_content_source.
-	source         string
+	// source is the ID of the volume of which CreateSnapshot makes a snapshot.
+	source string
+	// content is the volume_content_source of CreateVolume.
 	content        *csi.VolumeContentSource
 	id             string
 	volumeContext  map[string]string
 	publishContext map[string]string
 }
 
-// class has the size, the parameters and the capability of requested volumes.
+// class is the size, the parameters and the capability of requested volumes.
 type class struct {
 	size       int64
 	parameters map[string]string
 	capability *csi.VolumeCapability
 }
 
-// classOf returns the class of a kind of volume. The access mode is that of ReadWriteMany in
-// Kubernetes for directories of an export, else of ReadWriteOnce.
+// classOf returns the class of a kind of volume. The access mode is the one that Kubernetes requests
+// for ReadWriteMany if the kind is a directory on an export, otherwise the one for ReadWriteOnce.
 func classOf(k backendtest.Kind, size int64) class {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	if k.Has(backendtest.Shared | backendtest.Directory) {
@@ -47,8 +48,8 @@ func classOf(k backendtest.Kind, size int64) class {
 
 func ext4Of(size int64) class { return classOf(targets.Volume("images-xfs", "ext4"), size) }
 
-// newVolumes returns n volumes that do not exist yet, and creates the folders that a kubelet
-// creates.
+// newVolumes returns n volumes that do not exist yet, and creates their staging directories, as a
+// kubelet does.
 func newVolumes(dir, prefix string, n int, of class) []*vol {
 	vols := make([]*vol, n)
 	for i := range vols {
@@ -60,8 +61,8 @@ func newVolumes(dir, prefix string, n int, of class) []*vol {
 	return vols
 }
 
-// removeFolders removes the folders of newVolumes. It fails if a mount is left.
-func removeFolders(vols []*vol) {
+// removeStaging removes the directories that newVolumes created. It fails if a mount is left.
+func removeStaging(vols []*vol) {
 	for _, v := range vols {
 		measure.Must(os.Remove(v.staging))
 		measure.Must(os.Remove(filepath.Dir(v.staging)))
@@ -85,7 +86,7 @@ var (
 	controllerUnpublish = call{"controller-unpublish", controllerUnpublishVolume}
 	remove              = call{"delete", deleteVolume}
 
-	// life has all calls in order.
+	// life contains all calls in order.
 	life = []call{create, controllerPublish, stage, publish, stats, unpublish, unstage, controllerUnpublish, remove}
 )
 
@@ -148,7 +149,7 @@ func deleteVolume(ctx context.Context, c *client, v *vol) error {
 }
 
 // forAll makes one call for each volume, with the volumes divided among the callers, and
-// returns the time of each.
+// returns the duration of each call.
 func forAll(ctx context.Context, callers []*client, c call, vols []*vol) measure.Durations {
 	return measure.ForAll(ctx, len(callers), vols, func(ctx context.Context, caller int, v *vol) error {
 		if err := c.do(ctx, callers[caller], v); err != nil {
@@ -158,7 +159,7 @@ func forAll(ctx context.Context, callers []*client, c call, vols []*vol) measure
 	})
 }
 
-// callAll makes calls one after the other, each for all volumes.
+// callAll makes the first call for all volumes, then the second call for all volumes, and so on.
 func callAll(ctx context.Context, clients []*client, vols []*vol, calls ...call) {
 	for _, one := range calls {
 		forAll(ctx, clients, one, vols)
