@@ -14,15 +14,16 @@ import (
 // volumeSize is the size of each volume in bytes. Images are sparse.
 const volumeSize = 1 << 20
 
-// vol is a volume of the sidecars' calls.
+// vol is a volume in the calls of a sidecar.
 type vol struct {
 	name string
-	node *member
+	node *node
 	id   string
 }
 
-// newVolumes returns n volumes to create, distributed over the nodes. Their names begin with prefix.
-func newVolumes(nodes []*member, prefix string, n int) []*vol {
+// newVolumes returns n volumes that do not exist yet, distributed over the nodes. Their names begin
+// with prefix.
+func newVolumes(nodes []*node, prefix string, n int) []*vol {
 	vols := make([]*vol, n)
 	for i := range vols {
 		vols[i] = &vol{name: fmt.Sprintf("%s-%05d", prefix, i), node: nodes[i%len(nodes)]}
@@ -41,7 +42,7 @@ func capability() *csi.VolumeCapability {
 type call struct {
 	name string
 	do   func(context.Context, csi.ControllerClient, *vol) error
-	// forwarded is the node's call, if the controller's driver makes another one.
+	// forwarded is the call that the controller's driver makes to the node, if it differs from do.
 	forwarded func(context.Context, csi.ControllerClient, *vol) error
 }
 
@@ -60,7 +61,8 @@ func createVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return create(ctx, c, v, &csi.TopologyRequirement{Requisite: on, Preferred: on})
 }
 
-// createAnywhere creates a volume without a topology, so that the controller's driver asks all nodes.
+// createAnywhere creates a volume without a topology, so that the controller's driver calls all
+// nodes.
 func createAnywhere(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return create(ctx, c, v, nil)
 }
@@ -108,11 +110,11 @@ func deleteVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return err
 }
 
-// callTimeout is the timeout of the sidecars.
+// callTimeout is the timeout of each call.
 const callTimeout = time.Minute
 
-// forAll calls a function for each volume, the volumes divided among the callers, and returns the
-// durations.
+// forAll calls do once for each volume, with the volumes divided among concurrent callers, and
+// returns the duration of each call.
 func forAll(ctx context.Context, callers int, vols []*vol, do func(context.Context, *vol) error) measure.Durations {
 	return measure.ForAll(ctx, callers, vols, func(ctx context.Context, _ int, v *vol) error {
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)

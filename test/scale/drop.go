@@ -18,45 +18,48 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// dropLives is the number of volumes that go through their life at a time while nodes are away.
+// dropLives is the number of volumes for which each phase makes all calls of a volume's life.
 const dropLives = 400
 
-// Phases of a drop.
+// Phases of a drop. The phase unnoticed lasts until the controller's driver has noticed all nodes
+// that are away.
 const (
 	before     = "before"
 	unnoticed  = "just after"
 	noticed    = "later"
-	afterwards = "all are back"
+	afterwards = "after recovery"
 )
 
 var phases = []string{before, unnoticed, noticed, afterwards}
 
-// drop contains the measurements while some nodes were away. Half of their drivers end in order; the
-// others are halted and answer nothing, while the kernel keeps their connections and accepts more.
+// drop contains the measurements while some nodes are away. Half of their drivers are ended by
+// SIGTERM. The others are stopped by SIGSTOP: they answer nothing, but the kernel keeps their
+// connections and accepts new ones.
 type drop struct {
-	fleet   *fleet
-	samples map[string]samples // of the healthy nodes, by phase
-	needs   map[string]needs
-	others  map[string][]outcome // calls for all nodes, or for a silent one
-	visits  map[*group]*visits
-	// back is the time from the restart of the nodes until they can be reached.
+	fleet     *fleet
+	samples   map[string]samples // of the healthy nodes, by phase
+	resources map[string]resources
+	others    map[string][]outcome // the results of callOthers, by phase
+	probes    map[*group]*probes
+	// The other fields are times since the recovery began. back is the time until the controller's
+	// driver reaches a node again.
 	back   map[*group]measure.Durations
 	listen time.Duration // until all drivers that ended listen again
-	whole  time.Duration // until all nodes can be listed
+	listed time.Duration // until the volumes of all nodes can be listed
 }
 
 func measureDrop(ctx context.Context, f *fleet) *drop {
 	d := &drop{
-		fleet: f, samples: map[string]samples{}, needs: map[string]needs{}, others: map[string][]outcome{},
-		visits: map[*group]*visits{f.ending: newVisits(), f.silent: newVisits()}, back: map[*group]measure.Durations{},
+		fleet: f, samples: map[string]samples{}, resources: map[string]resources{}, others: map[string][]outcome{},
+		probes: map[*group]*probes{f.ending: newProbes(), f.silent: newProbes()}, back: map[*group]measure.Durations{},
 	}
-	visiting, leave := context.WithCancel(ctx)
-	var visitors sync.WaitGroup
-	defer visitors.Wait()
-	defer leave()
-	for group, v := range d.visits {
+	probing, stop := context.WithCancel(ctx)
+	var probers sync.WaitGroup
+	defer probers.Wait()
+	defer stop()
+	for group, p := range d.probes {
 		for _, n := range group.nodes {
-			visitors.Go(func() { v.visit(visiting, f, n) })
+			probers.Go(func() { p.probe(probing, f, n) })
 		}
 	}
 	d.run(ctx)
@@ -64,26 +67,28 @@ func measureDrop(ctx context.Context, f *fleet) *drop {
 }
 
 func (d *drop) run(ctx context.Context) {
-	once := func() bool { return true }
-	d.phase(ctx, before, once)
+	done := func() bool { return true }
+	d.phase(ctx, before, done)
 	d.stop(d.fleet.ending, syscall.SIGTERM)
 	d.stop(d.fleet.silent, syscall.SIGSTOP)
 	d.away(ctx, unnoticed, d.allNoticed)
-	d.away(ctx, noticed, once)
+	d.away(ctx, noticed, done)
 	d.recover(ctx)
-	d.phase(ctx, afterwards, once)
+	d.phase(ctx, afterwards, done)
 }
 
-func (d *drop) stop(g *group, how syscall.Signal) {
-	d.visits[g].stopped()
-	measure.Must(g.Signal(how))
+// stop sends a signal that ends or stops the drivers of a group.
+func (d *drop) stop(g *group, s syscall.Signal) {
+	d.probes[g].stopped()
+	measure.Must(g.Signal(s))
 }
 
+// allNoticed reports whether two calls to each node that is away have failed.
 func (d *drop) allNoticed() bool {
-	return d.visits[d.fleet.ending].failing() == len(d.fleet.ending.nodes) && d.visits[d.fleet.silent].failing() == len(d.fleet.silent.nodes)
+	return d.probes[d.fleet.ending].failing() == len(d.fleet.ending.nodes) && d.probes[d.fleet.silent].failing() == len(d.fleet.silent.nodes)
 }
 
-// phase calls healthy nodes at least once, and until a condition is true.
+// phase measures the calls to healthy nodes, once and then again until a condition is true.
 func (d *drop) phase(ctx context.Context, name string, until func() bool) {
 	all := samples{}
 	d.samples[name] = all
@@ -92,10 +97,10 @@ func (d *drop) phase(ctx context.Context, name string, until func() bool) {
 			all.live(ctx, d.fleet, d.fleet.healthy.nodes, dropLives, n)
 		}
 	}
-	d.needs[name] = needsOf(ctx, d.fleet.controller, d.fleet.web)
+	d.resources[name] = resourcesOf(ctx, d.fleet.controller, d.fleet.web)
 }
 
-// away is a phase in which nodes are away; other calls notice it meanwhile.
+// away is a phase in which nodes are away. It also makes the calls that reach these nodes.
 func (d *drop) away(ctx context.Context, name string, until func() bool) {
 	others := make(chan []outcome, 1)
 	go func() { others <- d.callOthers(ctx) }()
@@ -110,12 +115,12 @@ type outcome struct {
 	code string
 }
 
-// callOthers makes calls for all nodes, or for a silent one, after the drivers in the ending group have
-// ended.
+// callOthers makes calls that reach all nodes, and one that reaches a silent node. It begins when the
+// drivers of the ending group have ended.
 func (d *drop) callOthers(ctx context.Context) []outcome {
 	f := d.fleet
-	<-f.ending.Ended() // only the silent ones are not noticed yet
-	there := f.volumeOn(f.silent.nodes[0])
+	<-f.ending.Ended()
+	onSilent := f.volumeOn(f.silent.nodes[0])
 	calls := []struct {
 		what string
 		do   func(context.Context) error
@@ -131,7 +136,7 @@ func (d *drop) callOthers(ctx context.Context) []outcome {
 			}
 			return deleteVolume(ctx, f.routed, v)
 		}},
-		{"ControllerUnpublish on a silent node", func(ctx context.Context) error { return unpublishVolume(ctx, f.routed, there) }},
+		{"ControllerUnpublish on a silent node", func(ctx context.Context) error { return unpublishVolume(ctx, f.routed, onSilent) }},
 	}
 	out := make([]outcome, len(calls))
 	var group sync.WaitGroup
@@ -148,15 +153,16 @@ func (d *drop) callOthers(ctx context.Context) []outcome {
 	return out
 }
 
-func (f *fleet) volumeOn(n *member) *vol {
+// volumeOn returns one of the permanent volumes on a node.
+func (f *fleet) volumeOn(n *node) *vol {
 	return f.volumes[slices.IndexFunc(f.volumes, func(v *vol) bool { return v.node == n })]
 }
 
-// recover starts the nodes again.
+// recover lets the silent group continue and starts the ending group again.
 func (d *drop) recover(ctx context.Context) {
 	f := d.fleet
-	d.visits[f.ending].close()
-	d.visits[f.silent].close()
+	d.probes[f.ending].close()
+	d.probes[f.silent].close()
 	begin := time.Now()
 	var reached errgroup.Group
 	var mu sync.Mutex
@@ -164,7 +170,7 @@ func (d *drop) recover(ctx context.Context) {
 		for _, n := range g.nodes {
 			reached.Go(func() error {
 				v := f.volumeOn(n)
-				err := f.controller.Await(ctx, n.name, reachPoll, measure.Patience, func() bool { return getVolume(ctx, f.routed, v) == nil })
+				err := f.controller.Await(ctx, n.name, reachPoll, measure.WaitTimeout, func() bool { return getVolume(ctx, f.routed, v) == nil })
 				mu.Lock()
 				defer mu.Unlock()
 				back := d.back[g]
@@ -179,61 +185,61 @@ func (d *drop) recover(ctx context.Context) {
 	d.listen = time.Since(begin)
 	measure.Must(reached.Wait())
 	f.awaitComplete(ctx, reachPoll)
-	d.whole = time.Since(begin)
+	d.listed = time.Since(begin)
 }
 
-// reachPoll is the interval of the calls to a node that comes back.
+// reachPoll is the interval of the calls to a node that recovers.
 const reachPoll = 100 * time.Millisecond
 
-// visits are calls to the nodes of a group, one per second and node.
-type visits struct {
+// probes records the failed calls to the nodes of a group. Each node is called once per second.
+type probes struct {
 	mu       sync.Mutex
-	since    time.Time // when the nodes were stopped
+	since    time.Time // when the drivers of the group were signaled
 	closed   bool
-	first    map[*member]time.Duration // duration of the first failed call,
-	noticed  measure.Durations         // its time since the stop,
-	later    measure.Durations         // and durations of the later failed calls
-	again    map[*member]bool          // a later call failed too
-	outcomes map[string]int            // by code
+	first    map[*node]time.Duration // the duration of the first failed call to each node
+	noticed  measure.Durations       // from since until the first failed call to each node returned
+	later    measure.Durations       // the durations of all later failed calls
+	again    map[*node]bool          // the nodes to which at least two calls have failed
+	outcomes map[string]int          // the number of failed calls, by code
 }
 
-func newVisits() *visits {
-	return &visits{first: map[*member]time.Duration{}, again: map[*member]bool{}, outcomes: map[string]int{}}
+func newProbes() *probes {
+	return &probes{first: map[*node]time.Duration{}, again: map[*node]bool{}, outcomes: map[string]int{}}
 }
 
-func (v *visits) stopped() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.since = time.Now()
+func (p *probes) stopped() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.since = time.Now()
 }
 
-// close ends the record when the nodes come back.
-func (v *visits) close() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.closed = true
+// close ends the recording before the nodes recover.
+func (p *probes) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
 }
 
-// failing counts the nodes with two failed calls: the first fails with the old connection, the second
-// because no new one can be made.
-func (v *visits) failing() int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return len(v.again)
+// failing counts the nodes to which two calls have failed. The first call fails with the old
+// connection, the second because the controller's driver cannot connect again.
+func (p *probes) failing() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.again)
 }
 
-// visit calls one node until ctx ends.
-func (v *visits) visit(ctx context.Context, f *fleet, n *member) {
-	there := f.volumeOn(n)
+// probe calls one node until ctx ends.
+func (p *probes) probe(ctx context.Context, f *fleet, n *node) {
+	onNode := f.volumeOn(n)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		limited, cancel := context.WithTimeout(ctx, callTimeout)
 		start := time.Now()
-		err := getVolume(limited, f.routed, there)
+		err := getVolume(limited, f.routed, onNode)
 		cancel()
 		if ctx.Err() == nil && err != nil {
-			v.note(n, time.Since(start), err)
+			p.note(n, time.Since(start), err)
 		}
 		select {
 		case <-tick.C:
@@ -242,31 +248,31 @@ func (v *visits) visit(ctx context.Context, f *fleet, n *member) {
 	}
 }
 
-func (v *visits) note(n *member, took time.Duration, err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.closed {
+func (p *probes) note(n *node, took time.Duration, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
 		return
 	}
-	v.outcomes[status.Code(err).String()]++
-	if _, again := v.first[n]; again {
-		v.again[n] = true
-		v.later.Add(took)
+	p.outcomes[status.Code(err).String()]++
+	if _, again := p.first[n]; again {
+		p.again[n] = true
+		p.later.Add(took)
 		return
 	}
-	v.first[n] = took
-	v.noticed.Add(time.Since(v.since))
+	p.first[n] = took
+	p.noticed.Add(time.Since(p.since))
 }
 
 func (d *drop) String() string {
 	f := d.fleet
 	var b strings.Builder
 	fmt.Fprintf(&b, "### %d of %d nodes drop\n\n", len(f.ending.nodes)+len(f.silent.nodes), len(f.nodes))
-	fmt.Fprintf(&b, "The drivers of %d end in order, those of %d halt. Calls to healthy nodes, p50 / p99 in milliseconds, in brackets past the controller's driver:\n\n%s\n", len(f.ending.nodes), len(f.silent.nodes), d.healthy())
-	fmt.Fprintf(&b, "Calls to nodes that are away, one a second to each:\n\n%s\n", d.dropped())
-	fmt.Fprintf(&b, "Other calls meanwhile:\n\n%s\n", d.meanwhile())
-	fmt.Fprintf(&b, "Goroutines of the controller's driver: %d %s, %d %s, %d when %s. All drivers that had ended listened again after %s, and all nodes could be listed after %s.\n",
-		d.needs[before].goroutines, before, d.needs[noticed].goroutines, noticed, d.needs[afterwards].goroutines, afterwards, seconds(d.listen), seconds(d.whole))
+	fmt.Fprintf(&b, "SIGTERM ends the drivers of %d nodes, and SIGSTOP stops those of %d. Calls to healthy nodes, p50 / p99 in milliseconds; in parentheses, the direct calls without the controller's driver:\n\n%s\n", len(f.ending.nodes), len(f.silent.nodes), d.healthy())
+	fmt.Fprintf(&b, "Calls to nodes that are away, one per second to each node:\n\n%s\n", d.dropped())
+	fmt.Fprintf(&b, "Other calls while the nodes are away:\n\n%s\n", d.meanwhile())
+	fmt.Fprintf(&b, "Goroutines of the controller's driver: %d %s, %d %s, %d %s. All drivers that had ended listened again after %s, and the volumes of all nodes could be listed after %s.\n",
+		d.resources[before].goroutines, before, d.resources[noticed].goroutines, noticed, d.resources[afterwards].goroutines, afterwards, seconds(d.listen), seconds(d.listed))
 	return b.String()
 }
 
@@ -276,7 +282,7 @@ func (d *drop) healthy() string {
 		for _, c := range life {
 			cells := []string{c.name, fmt.Sprint(n)}
 			for _, phase := range phases {
-				a, b := d.samples[phase][place{routed, c.name, n}], d.samples[phase][place{direct, c.name, n}]
+				a, b := d.samples[phase][sampleKey{routed, c.name, n}], d.samples[phase][sampleKey{direct, c.name, n}]
 				cells = append(cells, fmt.Sprintf("%s / %s (%s / %s)", millis(a.P50()), millis(a.At(99)), millis(b.P50()), millis(b.At(99))))
 			}
 			t.Row(cells...)
@@ -286,20 +292,20 @@ func (d *drop) healthy() string {
 }
 
 func (d *drop) dropped() string {
-	t := markdown.Table{{"drivers", "noticed after, p50", "most", "first failed call, p50", "most", "later calls, p50 ms", "p99", "codes", "back after, p50", "most"}}
+	t := markdown.Table{{"nodes", "first call failed after, p50", "max", "duration of that call, p50", "max", "later failed calls, p50 ms", "p99", "codes", "reached again after, p50", "max"}}
 	for _, g := range []*group{d.fleet.ending, d.fleet.silent} {
-		v := d.visits[g]
-		first := measure.Durations(slices.Collect(maps.Values(v.first)))
-		t.Row(g.name, seconds(v.noticed.P50()), seconds(v.noticed.At(100)), seconds(first.P50()), seconds(first.At(100)),
-			millis(v.later.P50()), millis(v.later.At(99)), v.codes(), seconds(d.back[g].P50()), seconds(d.back[g].At(100)))
+		p := d.probes[g]
+		first := measure.Durations(slices.Collect(maps.Values(p.first)))
+		t.Row(g.name, seconds(p.noticed.P50()), seconds(p.noticed.At(100)), seconds(first.P50()), seconds(first.At(100)),
+			millis(p.later.P50()), millis(p.later.At(99)), p.codes(), seconds(d.back[g].P50()), seconds(d.back[g].At(100)))
 	}
 	return t.Text(true)
 }
 
-func (v *visits) codes() string {
+func (p *probes) codes() string {
 	var all []string
-	for _, code := range slices.Sorted(maps.Keys(v.outcomes)) {
-		all = append(all, fmt.Sprintf("%s %d times", code, v.outcomes[code]))
+	for _, code := range slices.Sorted(maps.Keys(p.outcomes)) {
+		all = append(all, fmt.Sprintf("%s %d times", code, p.outcomes[code]))
 	}
 	return strings.Join(all, ", ")
 }

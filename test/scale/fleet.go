@@ -23,36 +23,36 @@ import (
 
 // fleet is the controller's driver and its nodes.
 type fleet struct {
-	ground     *measure.Ground
+	testbed    *measure.Testbed
 	dir        string
 	ca         *pki.Authority
-	nodes      []*member
-	volumes    []*vol // that exist all the time, equally many on each node
+	nodes      []*node
+	volumes    []*vol // permanent volumes, as many on each node
 	controller *measure.Process
-	web        string // host:port of its metrics
+	web        string // host:port of the controller's metrics
 	routed     csi.ControllerClient
 	conns      []*grpc.ClientConn
-	// The nodes' drivers are in three processes. drop ends one and halts another.
+	// Each group of nodes is one process. drop ends the process of ending and stops that of silent.
 	healthy, ending, silent *group
 }
 
-// member is one node.
-type member struct {
+// node is a node whose driver is called.
+type node struct {
 	name, dir, address string
-	// direct is a connection to the node without the controller's driver.
+	// direct is a connection to the node's driver that bypasses the controller's driver.
 	direct csi.ControllerClient
 }
 
-// group is a number of nodes whose drivers share a process.
+// group is a group of nodes whose drivers run in one process.
 type group struct {
 	name  string
-	nodes []*member
+	nodes []*node
 	*measure.Process
 }
 
-// newFleet starts all drivers and fills the nodes.
-func newFleet(ctx context.Context, g *measure.Ground, binary string, nodes, volumesPerNode int) *fleet {
-	f := &fleet{ground: g, ca: measure.Get(pki.NewAuthority(driver.DefaultName)), dir: filepath.Join(g.Disk, fmt.Sprint(nodes))}
+// newFleet starts all drivers and creates the permanent volumes.
+func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, volumesPerNode int) *fleet {
+	f := &fleet{testbed: g, ca: measure.Get(pki.NewAuthority(driver.DefaultName)), dir: filepath.Join(g.Disk, fmt.Sprint(nodes))}
 	ports := freePorts(nodes + 1)
 	f.web = ports[nodes]
 	for i, address := range ports[:nodes] {
@@ -70,8 +70,8 @@ func newFleet(ctx context.Context, g *measure.Ground, binary string, nodes, volu
 	return f
 }
 
-// freePorts returns unused addresses. They are outside the range of outgoing connections, so that they
-// are still free when a node comes back.
+// freePorts returns unused addresses. Their ports are outside the range of outgoing connections, so
+// that they are still free when a node recovers.
 func freePorts(n int) []string {
 	const first, afterLast = 12_000, 32_000
 	var free []string
@@ -84,24 +84,25 @@ func freePorts(n int) []string {
 		measure.Must(l.Close())
 	}
 	if len(free) < n {
-		measure.Must(fmt.Errorf("%d ports from %d to %d are free, want %d", len(free), first, afterLast, n))
+		measure.Must(fmt.Errorf("only %d ports from %d to %d are free, need %d", len(free), first, afterLast-1, n))
 	}
 	return free
 }
 
 func (f *fleet) addNode(name, address string) {
-	n := &member{name: name, dir: filepath.Join(f.dir, name), address: address}
+	n := &node{name: name, dir: filepath.Join(f.dir, name), address: address}
 	f.nodes = append(f.nodes, n)
 	f.certify(n.dir, pki.NodeURI(driver.DefaultName, name), x509.ExtKeyUsageServerAuth)
-	config := fmt.Sprintf("pools: [{name: default, directory: {path: %s}}]\nforwarding: {listen: %q}\n", filepath.Join(n.dir, poolFolder), address)
+	config := fmt.Sprintf("pools: [{name: default, directory: {path: %s}}]\nforwarding: {listen: %q}\n", filepath.Join(n.dir, poolDir), address)
 	measure.Must(os.WriteFile(filepath.Join(n.dir, configFile), []byte(config), 0o600))
 }
 
-// certificates returns the certificates' directory in a driver's state directory.
+// certificates opens the directory of certificates in a driver's state directory.
 func certificates(dir string) *pki.Directory {
 	return pki.OpenDirectory(filepath.Join(dir, "certificates"))
 }
 
+// certify writes a key and a certificate for a driver to its state directory.
 func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) {
 	key, request, err := pki.NewRequest(who)
 	measure.Must(err)
@@ -118,9 +119,9 @@ func (f *fleet) serve(ctx context.Context, group *group) {
 	for _, n := range group.nodes {
 		args = append(args, n.dir)
 	}
-	group.Process = f.ground.Launch(group.name, "/proc/self/exe", args...)
+	group.Process = f.testbed.Launch(group.name, "/proc/self/exe", args...)
 	for _, n := range group.nodes {
-		measure.Must(group.Await(ctx, n.name, poll, measure.Patience, func() bool { return listens(ctx, n.address) }))
+		measure.Must(group.Await(ctx, n.name, poll, measure.WaitTimeout, func() bool { return listens(ctx, n.address) }))
 	}
 }
 
@@ -131,8 +132,7 @@ func listens(ctx context.Context, address string) bool {
 	return err == nil && conn.Close() == nil
 }
 
-// startController starts the controller's driver and returns when it has listed the pools of all
-// nodes.
+// startController starts the controller's driver and returns when it reaches all nodes.
 func (f *fleet) startController(ctx context.Context, binary string) {
 	dir := filepath.Join(f.dir, "controller")
 	f.certify(dir, pki.ControllerURI(driver.DefaultName), x509.ExtKeyUsageClientAuth)
@@ -143,7 +143,7 @@ func (f *fleet) startController(ctx context.Context, binary string) {
 	}
 	measure.Must(os.WriteFile(filepath.Join(dir, configFile), []byte(config.String()), 0o600))
 	endpoint := "unix://" + filepath.Join(dir, socketFile)
-	f.controller = f.ground.Launch("controller", binary, "driver", "--services", "controller", "--endpoint", endpoint,
+	f.controller = f.testbed.Launch("controller", binary, "driver", "--services", "controller", "--endpoint", endpoint,
 		"--config", filepath.Join(dir, configFile), "--state-dir", dir, "--http-address", f.web)
 	f.connect(dir, endpoint)
 	f.awaitComplete(ctx, poll)
@@ -151,7 +151,7 @@ func (f *fleet) startController(ctx context.Context, binary string) {
 
 // awaitComplete waits until the controller's driver reaches all nodes.
 func (f *fleet) awaitComplete(ctx context.Context, interval time.Duration) {
-	measure.Must(f.controller.Await(ctx, "all nodes", interval, measure.Patience, func() bool {
+	measure.Must(f.controller.Await(ctx, "all nodes", interval, measure.WaitTimeout, func() bool {
 		_, err := f.routed.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
 		return err == nil
 	}))
@@ -174,11 +174,11 @@ func (f *fleet) connect(dir, endpoint string) {
 	}
 }
 
-// fill creates the volumes that exist all the time.
+// fill creates the permanent volumes.
 func (f *fleet) fill(ctx context.Context, perNode int) {
-	f.volumes = newVolumes(f.nodes, "full", len(f.nodes)*perNode)
+	f.volumes = newVolumes(f.nodes, "permanent", len(f.nodes)*perNode)
 	forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume}))
-	// The first call makes each direct connection.
+	// The first call to each node opens the direct connection.
 	forAll(ctx, manyCallers, f.volumes[:len(f.nodes)], f.on(direct, call{do: getVolume}))
 }
 

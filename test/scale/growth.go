@@ -6,13 +6,13 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// growth compares few nodes with many and returns the cost of one more node.
+// growth returns a table that compares few nodes with many, with the cost of each additional node.
 func growth(sizes []*size) string {
 	head := []string{"nodes"}
 	for _, s := range sizes {
 		head = append(head, fmt.Sprint(s.nodes))
 	}
-	t := grown{sizes, markdown.Table{append(head, "each node more")}}
+	t := grown{sizes, markdown.Table{append(head, "per additional node")}}
 	count := func(name string, value func(*size) int64) {
 		t.row(name, "", "", 1, func(s *size) float64 { return float64(value(s)) })
 	}
@@ -20,19 +20,19 @@ func growth(sizes []*size) string {
 		t.row(name, " MiB", " KiB", 1<<10, func(s *size) float64 { return float64(value(s)) / (1 << 20) })
 	}
 	count("volumes", func(s *size) int64 { return int64(s.volumes) })
-	memory("RSS, all volumes made", func(s *size) int64 { return s.filled.resident })
-	memory("of it anonymous", func(s *size) int64 { return s.filled.anonymous })
-	memory("Go's heap then", func(s *size) int64 { return s.filled.heap })
+	memory("RSS when all volumes are created", func(s *size) int64 { return s.filled.resident })
+	memory("anonymous part of the RSS", func(s *size) int64 { return s.filled.anonymous })
+	memory("Go's heap", func(s *size) int64 { return s.filled.heap })
 	for _, n := range callers {
-		memory(fmt.Sprintf("the most RSS was, callers: %d", n), func(s *size) int64 { return s.after[n].peak })
+		memory(fmt.Sprintf("peak RSS, callers: %d", n), func(s *size) int64 { return s.after[n].peak })
 	}
 	count("goroutines", func(s *size) int64 { return s.filled.goroutines })
 	count("descriptors", func(s *size) int64 { return s.filled.files })
-	count("sockets among them", func(s *size) int64 { return s.filled.sockets })
+	count("sockets among the descriptors", func(s *size) int64 { return s.filled.sockets })
 	for _, name := range []string{"CreateVolume", "GetCapacity", "ControllerPublish", anywhereCall, pageOf(100), pageOf(1000), wholeList(1000)} {
-		t.row(name, " ms", " µs", 1000, func(s *size) float64 { return float64(s.samples[place{routed, name, 1}].P50()) / 1e6 })
+		t.row(name, " ms", " µs", 1000, func(s *size) float64 { return float64(s.samples[sampleKey{routed, name, 1}].P50()) / 1e6 })
 	}
-	return "### What grows and how\n\nThe controller's driver; times are medians with one caller.\n\n" + t.Text(true)
+	return "### Growth with the number of nodes\n\nResources of the controller's driver; times are medians with one caller.\n\n" + t.Text(true)
 }
 
 // grown is a table with a column for each size.
@@ -41,8 +41,8 @@ type grown struct {
 	markdown.Table
 }
 
-// row shows a value in a unit, and its part per node in a smaller unit. factor is the ratio of the
-// units.
+// row adds a row with a value in a unit for each size, and its increase per node in a smaller unit.
+// factor is the ratio of the units.
 func (g *grown) row(name, unit, smaller string, factor float64, value func(*size) float64) {
 	first, last := g.sizes[0], g.sizes[len(g.sizes)-1]
 	format := "%.0f"

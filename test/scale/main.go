@@ -1,9 +1,10 @@
-// Command scale measures the controller's driver with many nodes: hundreds of nodes' drivers run in a
-// few processes on this machine, each with its own pool on one new xfs. They are called by mutual TLS
-// over TCP, as in a cluster. The controller's driver is a process of its own, so that its resources can
-// be measured.
+// Command scale measures the controller's driver with many nodes. The drivers of hundreds of nodes run
+// in a few processes on this machine, each with its own pool on one new xfs. The controller's driver
+// calls them with mutual TLS over TCP, as in a cluster. It is a separate process, so that its resources
+// can be measured.
 //
-// Calls through it and direct calls to the nodes alternate, so that noise affects both alike.
+// Calls through the controller's driver and direct calls to the nodes alternate, so that other load on
+// the machine affects both.
 package main
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// argNodes is the role of the processes that run the drivers of nodes.
+// argNodes is the first argument of the processes that run the drivers of nodes.
 const argNodes = "nodes"
 
 type options struct {
@@ -31,13 +32,13 @@ func parse(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	flags.StringVar(&o.binary, "binary", "bin/trivet", "`file` of the driver to measure")
-	flags.IntVar(&o.nodes, "nodes", 500, "`number` of nodes; a tenth and two fifths of them are measured first")
-	flags.IntVar(&o.volumes, "volumes", 20_000, "`number` of volumes, as many on each node")
+	flags.IntVar(&o.nodes, "nodes", 500, "`number` of nodes; first, a tenth and two fifths of this number are measured")
+	flags.IntVar(&o.volumes, "volumes", 20_000, "`number` of permanent volumes, distributed evenly over the nodes")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 || o.nodes < 20 || o.volumes < o.nodes {
-		return o, errors.New("want flags only, --nodes of 20 or more, and no fewer --volumes")
+		return o, errors.New("scale accepts only flags; --nodes must be 20 or more, and --volumes at least --nodes")
 	}
 	var err error
 	o.binary, err = filepath.Abs(o.binary)
@@ -59,15 +60,15 @@ func run(ctx context.Context, args []string) error {
 	if err := allowFiles(o.nodes); err != nil {
 		return err
 	}
-	err = measure.OnFilesystem(ctx, "xfs", diskSize, func(g *measure.Ground) { measureAll(ctx, g, o, os.Stdout) })
+	err = measure.OnFilesystem(ctx, "xfs", diskSize, func(g *measure.Testbed) { measureAll(ctx, g, o, os.Stdout) })
 	if err == nil {
 		fmt.Println("Nothing is left behind: no process, mount, loop device or file.")
 	}
 	return err
 }
 
-// allowFiles raises the limit of open files for this process and its children: a node's driver opens a
-// dozen, and more during calls.
+// allowFiles raises the limit of open files for this process and its children, because each node's
+// driver opens a dozen files, and more during calls.
 func allowFiles(nodes int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -76,7 +77,7 @@ func allowFiles(nodes int) error {
 	limit.Cur = max(limit.Cur, 1000+uint64(nodes)*20)
 	limit.Max = max(limit.Cur, limit.Max)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("raising the limit of open files to %d: %w: raise it with ulimit -Hn before the start, or use fewer --nodes", limit.Cur, err)
+		return fmt.Errorf("raising the limit of open files to %d: %w: raise the hard limit with ulimit -Hn before the start, or use fewer --nodes", limit.Cur, err)
 	}
 	return nil
 }
@@ -84,8 +85,8 @@ func allowFiles(nodes int) error {
 // diskSize is the size of the xfs in bytes.
 const diskSize = 64 << 30
 
-// measureAll measures a few nodes, then all of them, then a drop of some.
-func measureAll(ctx context.Context, g *measure.Ground, o options, out io.Writer) {
+// measureAll measures a tenth, two fifths and all of the nodes, and then a drop of some.
+func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Writer) {
 	var sizes []*size
 	for _, nodes := range []int{o.nodes / 10, o.nodes * 2 / 5, o.nodes} {
 		f := newFleet(ctx, g, o.binary, nodes, o.volumes/o.nodes)
@@ -97,7 +98,7 @@ func measureAll(ctx context.Context, g *measure.Ground, o options, out io.Writer
 	}
 }
 
-// report prints the measurements.
+// report prints the measurements. It measures the drop after the other results are printed.
 func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) {
 	last := sizes[len(sizes)-1]
 	fmt.Fprintln(out, last.calls())

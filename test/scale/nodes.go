@@ -12,17 +12,17 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// Names in the directory of a node, which has the node's name.
+// Names of the files in a node's directory. The directory has the node's name.
 const (
 	configFile = "config.yaml"
 	socketFile = "csi.sock"
-	poolFolder = "pool"
+	poolDir    = "pool"
 )
 
-// serveNodes runs the drivers of the nodes with these directories.
-func serveNodes(ctx context.Context, folders []string) error {
+// serveNodes runs the drivers of the nodes that have the given directories, until ctx ends.
+func serveNodes(ctx context.Context, dirs []string) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, dir := range folders {
+	for _, dir := range dirs {
 		config, err := driver.LoadConfig(filepath.Join(dir, configFile), false, dir, nil)
 		if err != nil {
 			return err

@@ -11,43 +11,43 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// samples contains the durations for each call, way and number of callers.
-type samples map[place]measure.Durations
+// samples contains the durations of the calls for each way, call and number of callers.
+type samples map[sampleKey]measure.Durations
 
-type place struct {
+type sampleKey struct {
 	way     way
 	call    string
 	callers int
 }
 
-// way is the route of calls to a node.
+// way is how calls reach a node.
 type way string
 
 const (
-	routed way = "routed"
-	direct way = "direct"
+	routed way = "routed" // through the controller's driver
+	direct way = "direct" // to the node's driver
 )
 
 func (all samples) add(w way, call string, callers int, took ...time.Duration) {
-	at := place{w, call, callers}
+	at := sampleKey{w, call, callers}
 	all[at] = append(all[at], took...)
 }
 
-// needs are the resources of a process; memory is in bytes.
-type needs struct {
+// resources are the resources that a process uses. Memory is in bytes.
+type resources struct {
 	resident, anonymous, peak int64
-	heap                      int64 // objects in use or not yet collected
+	heap                      int64 // Go objects in use or not yet collected
 	goroutines                int64
 	files, sockets            int64
 }
 
-// needsOf reads the resources of a process that serves its metrics at a host:port.
-func needsOf(ctx context.Context, p *measure.Process, metrics string) needs {
-	n := needs{resident: p.Memory("VmRSS"), anonymous: p.Memory("RssAnon"), peak: p.Memory("VmHWM")}
+// resourcesOf reads the resources of a process that serves its metrics at a host:port.
+func resourcesOf(ctx context.Context, p *measure.Process, metrics string) resources {
+	n := resources{resident: p.Memory("VmRSS"), anonymous: p.Memory("RssAnon"), peak: p.Memory("VmHWM")}
 	dir := fmt.Sprintf("/proc/%d/fd", p.PID)
 	for _, e := range measure.Get(os.ReadDir(dir)) {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		if err != nil { // closed meanwhile
+		if err != nil { // closed since ReadDir
 			continue
 		}
 		n.files++

@@ -10,20 +10,21 @@ import (
 	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// Measurements are made with one caller and with many.
+// manyCallers is the number of concurrent callers. Each measurement is made with one caller and with
+// many.
 const manyCallers = 16
 
 var callers = []int{1, manyCallers}
 
 const (
-	// lives is the number of volumes that go through their life, for each way and each number of
-	// callers; each turn has a part of them.
+	// lives is the number of volumes for which all calls of a volume's life are made, through the
+	// controller's driver and again directly, for each number of callers.
 	lives    = 1000
-	turn     = 50
-	anywhere = 64 // volumes created without a topology
+	turn     = 50 // volumes after which the way changes
+	anywhere = 64 // volumes that are created without a topology
 )
 
-const anywhereCall = "CreateVolume, no requirements"
+const anywhereCall = "CreateVolume without topology"
 
 // pageSizes are the requested page sizes; the last one is the largest allowed.
 var pageSizes = []int{100, 1000}
@@ -31,32 +32,30 @@ var pageSizes = []int{100, 1000}
 // size contains the measurements with a number of nodes.
 type size struct {
 	nodes, volumes int
-	// Of the controller's driver: when all volumes are made, and after what is
-	// measured with a number of callers.
-	filled  needs
-	after   map[int]needs
-	samples samples
+	filled         resources         // when all permanent volumes are created
+	after          map[int]resources // after the measurements with a number of callers
+	samples        samples
 }
 
-// pageOf and wholeList are the names of what is measured by pages of a size.
+// pageOf and wholeList return the names of the samples of ListVolumes with a page size.
 func pageOf(n int) string    { return fmt.Sprintf("a page of %d", n) }
 func wholeList(n int) string { return fmt.Sprintf("the whole list by %d", n) }
 
 func measureSize(ctx context.Context, f *fleet) *size {
-	s := &size{nodes: len(f.nodes), volumes: len(f.volumes), after: map[int]needs{}, samples: samples{}}
-	s.filled = needsOf(ctx, f.controller, f.web)
+	s := &size{nodes: len(f.nodes), volumes: len(f.volumes), after: map[int]resources{}, samples: samples{}}
+	s.filled = resourcesOf(ctx, f.controller, f.web)
 	for _, n := range callers {
 		s.samples.live(ctx, f, f.nodes, lives, n)
 		s.createAnywhere(ctx, f, n)
 		s.list(ctx, f, n)
-		s.after[n] = needsOf(ctx, f.controller, f.web)
+		s.after[n] = resourcesOf(ctx, f.controller, f.web)
 	}
 	return s
 }
 
-// live takes volumes on some nodes through their life, through the controller's driver and
-// directly, in turns.
-func (all samples) live(ctx context.Context, f *fleet, nodes []*member, volumes, callers int) {
+// live makes all calls of a volume's life for volumes on some nodes, through the controller's driver
+// and directly in turns.
+func (all samples) live(ctx context.Context, f *fleet, nodes []*node, volumes, callers int) {
 	ways := []way{routed, direct}
 	vols := map[way][]*vol{}
 	for _, w := range ways {
@@ -73,7 +72,7 @@ func (all samples) live(ctx context.Context, f *fleet, nodes []*member, volumes,
 	}
 }
 
-// on makes a call one way.
+// on returns a function that makes a call through the controller's driver or directly.
 func (f *fleet) on(w way, c call) func(context.Context, *vol) error {
 	if w == routed {
 		return func(ctx context.Context, v *vol) error { return c.do(ctx, f.routed, v) }
@@ -91,7 +90,7 @@ func (s *size) createAnywhere(ctx context.Context, f *fleet, callers int) {
 	forAll(ctx, callers, vols, f.on(routed, call{do: deleteVolume}))
 }
 
-// list lists all volumes, as often as there are callers, but at least three times.
+// list reads the list of all volumes once per caller, but at least three times.
 func (s *size) list(ctx context.Context, f *fleet, callers int) {
 	for _, n := range pageSizes {
 		pages := make([]measure.Durations, max(callers, 3))
@@ -108,35 +107,33 @@ func (s *size) list(ctx context.Context, f *fleet, callers int) {
 	}
 }
 
-// more is how much longer calls take through the controller's driver, at the median.
-func (all samples) more(call string, callers int) time.Duration {
-	return all[place{routed, call, callers}].P50() - all[place{direct, call, callers}].P50()
+// overhead returns the time that the controller's driver adds to the median of a call.
+func (all samples) overhead(call string, callers int) time.Duration {
+	return all[sampleKey{routed, call, callers}].P50() - all[sampleKey{direct, call, callers}].P50()
 }
 
-// calls shows the calls through the controller's driver beside the direct ones.
+// calls returns a table that compares the calls through the controller's driver with direct ones.
 func (s *size) calls() string {
-	t := markdown.Table{{"call", "callers", "p50", "p99", "direct p50", "p99", "p50 more", "p50 ratio"}}
+	t := markdown.Table{{"call", "callers", "p50", "p99", "direct p50", "p99", "p50 difference", "p50 ratio"}}
 	for _, n := range callers {
 		for _, c := range life {
-			a, b := s.samples[place{routed, c.name, n}], s.samples[place{direct, c.name, n}]
+			a, b := s.samples[sampleKey{routed, c.name, n}], s.samples[sampleKey{direct, c.name, n}]
 			t.Row(c.name, fmt.Sprint(n), millis(a.P50()), millis(a.At(99)), millis(b.P50()), millis(b.At(99)),
-				millis(s.samples.more(c.name, n)), fmt.Sprintf("%.2f", float64(a.P50())/float64(b.P50())))
+				millis(s.samples.overhead(c.name, n)), fmt.Sprintf("%.2f", float64(a.P50())/float64(b.P50())))
 		}
-		a := s.samples[place{routed, anywhereCall, n}]
+		a := s.samples[sampleKey{routed, anywhereCall, n}]
 		t.Row(anywhereCall, fmt.Sprint(n), millis(a.P50()), millis(a.At(99)), "", "", "", "")
 	}
 	return fmt.Sprintf("### Calls: %d nodes, %d volumes\n\nIn milliseconds.\n\n%s", s.nodes, s.volumes, t.Text(true))
 }
 
 func (s *size) lists() string {
-	t := markdown.Table{{"ListVolumes", "callers", "page p50", "p99", "whole list p50", "most"}}
+	t := markdown.Table{{"ListVolumes", "callers", "page p50", "p99", "whole list p50", "max"}}
 	for _, n := range callers {
 		for _, entries := range pageSizes {
-			page, whole := s.samples[place{routed, pageOf(entries), n}], s.samples[place{routed, wholeList(entries), n}]
-			t.Row(pageName(entries), fmt.Sprint(n), millis(page.P50()), millis(page.At(99)), millis(whole.P50()), millis(whole.At(100)))
+			page, whole := s.samples[sampleKey{routed, pageOf(entries), n}], s.samples[sampleKey{routed, wholeList(entries), n}]
+			t.Row(fmt.Sprintf("pages of %d", entries), fmt.Sprint(n), millis(page.P50()), millis(page.At(99)), millis(whole.P50()), millis(whole.At(100)))
 		}
 	}
-	return "### Lists\n\nIn milliseconds; callers read the whole list.\n\n" + t.Text(true)
+	return "### Lists\n\nIn milliseconds. Each caller reads the whole list.\n\n" + t.Text(true)
 }
-
-func pageName(entries int) string { return fmt.Sprintf("pages of %d", entries) }
