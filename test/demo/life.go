@@ -15,7 +15,7 @@ import (
 
 const gib = int64(1) << 30
 
-// life is the volume of the demo.
+// life is the life of the demo's volume.
 type life struct {
 	backend, fsType string
 
@@ -26,16 +26,16 @@ type life struct {
 	node     csi.NodeClient
 
 	id string
-	// undo undoes the steps taken so far, the last first.
+	// undo contains a function for each step to undo. run calls the last one first.
 	undo []func() error
 }
 
 func (l *life) path(name string) string { return filepath.Join(l.dir, name) }
 
-// folder is the volume's folder in the pool.
+// folder returns the path of the volume's folder in the pool.
 func (l *life) folder() string { return l.path("disk/trivet/pools/default/volumes/pvc-demo") }
 
-// ofImage returns a note that is true of disk images, and nothing for other volumes.
+// ofImage returns the note if the volume is a disk image, and an empty string otherwise.
 func (l *life) ofImage(note string) string {
 	if l.fsType == "" {
 		return ""
@@ -50,7 +50,7 @@ func (l *life) capability() *csi.VolumeCapability {
 	}
 }
 
-// run makes the steps of the volume's life until one fails. It undoes all steps that it made.
+// run takes the steps of the volume's life until one fails. Then it undoes all steps taken.
 func (l *life) run() (err error) {
 	defer func() {
 		for len(l.undo) > 0 {
@@ -71,9 +71,9 @@ func (l *life) run() (err error) {
 	return nil
 }
 
-// call makes one call and prints it with its time.
+// call makes one call and prints its name, its duration and the note.
 func call[Req, Resp any](l *life, name string, f func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, note string) (Resp, error) {
-	// The calls that undo a step follow an interrupt, too.
+	// An interrupt must not cancel the calls that undo steps.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), 30*time.Second)
 	defer cancel()
 	start := time.Now()
@@ -91,7 +91,7 @@ func show(name string, args ...string) {
 	cmd.Stdout = nil
 	out, err := cmd.Output()
 	if err != nil {
-		fmt.Printf("    %s: nothing\n", name)
+		fmt.Printf("    %s: no output\n", name)
 		return
 	}
 	for line := range strings.Lines(string(out)) {
@@ -155,7 +155,7 @@ func (l *life) stage() error {
 	}
 	_, err := call(l, "NodeStageVolume", l.node.NodeStageVolume, &csi.NodeStageVolumeRequest{
 		VolumeId: l.id, StagingTargetPath: l.path("staging"), VolumeCapability: l.capability(),
-	}, l.ofImage("loop device, mkfs since it is blank, ")+"the one mount on this node")
+	}, l.ofImage("loop device, mkfs because the image is blank, ")+"the node's mount of the volume")
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (l *life) stage() error {
 	return nil
 }
 
-// device prints what losetup(8) says of a disk image.
+// device prints what losetup(8) reports for the volume if it is a disk image.
 func (l *life) device(options ...string) {
 	if l.fsType != "" {
 		show("losetup", append(options, "-j", l.folder()+"/image")...)
@@ -191,8 +191,8 @@ func (l *life) publish(target string, readOnly bool, note string) error {
 	return nil
 }
 
-func (l *life) publishFirst() error  { return l.publish("pod-1", false, "for a pod, to be written") }
-func (l *life) publishSecond() error { return l.publish("pod-2", true, "for another, read-only") }
+func (l *life) publishFirst() error  { return l.publish("pod-1", false, "for a pod, read-write") }
+func (l *life) publishSecond() error { return l.publish("pod-2", true, "for another pod, read-only") }
 
 const letter = "written by one pod, read by another\n"
 
@@ -207,12 +207,12 @@ func (l *life) readBack() error {
 		return err
 	}
 	if string(b) != letter {
-		return fmt.Errorf("pod-2 reads %q", b)
+		return fmt.Errorf("got %q from pod-2/letter, want %q", b, letter)
 	}
 	fmt.Printf("\n$ cat pod-2/letter\n    %s", b)
 	err = os.WriteFile(l.path("pod-2/letter"), nil, 0o644)
 	if err == nil {
-		return errors.New("a write to pod-2 succeeded, which is mounted read-only")
+		return errors.New("a write to pod-2 succeeded, although pod-2 is mounted read-only")
 	}
 	fmt.Printf("$ : > pod-2/letter\n    %v\n", err)
 	return nil
@@ -226,7 +226,7 @@ func (l *life) grow() error {
 }
 
 func (l *life) growOnNode() error {
-	_, err := call(l, "NodeExpandVolume", l.node.NodeExpandVolume, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.path("pod-1")}, l.ofImage("device and filesystem follow"))
+	_, err := call(l, "NodeExpandVolume", l.node.NodeExpandVolume, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.path("pod-1")}, l.ofImage("the device and the filesystem grow"))
 	show("findmnt", "-n", "-o", "TARGET,SOURCE,SIZE,AVAIL", l.path("pod-1"))
 	return err
 }

@@ -1,6 +1,6 @@
-// Command demo runs a driver on a filesystem of its own and takes one volume through its
-// whole life over CSI, as Kubernetes does. It prints what each call changes on this machine
-// and removes everything at the end. Run it as root, with `make demo`.
+// Command demo runs a driver on a new filesystem, and creates, uses and deletes one volume with the
+// CSI calls that Kubernetes makes. It prints what each call changes on this machine, and removes
+// everything at the end. Run it as root, with `make demo`.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	flag.StringVar(&l.backend, "backend", "loop", "the `kind` of the volume")
 	flag.StringVar(&l.fsType, "fs-type", "xfs", "the `filesystem` of the volume; empty for a kind whose volumes are directories")
 	flag.Parse()
-	signal.Ignore(syscall.SIGPIPE) // after which the mounts would stay
+	signal.Ignore(syscall.SIGPIPE) // it would end the demo without removing the mounts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := l.demo(ctx, *binary)
 	stop()
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// demo starts the driver, runs the volume's life, and removes everything.
+// demo starts the driver, takes the steps of the volume's life, and removes everything.
 func (l *life) demo(ctx context.Context, binary string) (err error) {
 	if os.Getuid() != 0 {
 		return errors.New("the demo mounts filesystems: run it as root")
@@ -65,7 +65,7 @@ func (l *life) demo(ctx context.Context, binary string) (err error) {
 	return l.run()
 }
 
-// makeDisk mounts a new xfs in place of a node's disk.
+// makeDisk mounts a new xfs, which stands for a node's disk.
 func makeDisk(dir string) error {
 	image, disk := filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk")
 	if err := os.Mkdir(disk, 0o755); err != nil {
@@ -86,8 +86,8 @@ func command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// startDriver runs the driver with its state on the disk. Its log goes to a file that is
-// printed if it fails.
+// startDriver starts the driver with its state on the disk. stop ends the driver, and returns the
+// driver's log as an error if the driver failed.
 func startDriver(ctx context.Context, binary, dir string) (stop func() error, err error) {
 	log, err := os.Create(filepath.Join(dir, "driver.log"))
 	if err != nil {
@@ -115,7 +115,8 @@ func startDriver(ctx context.Context, binary, dir string) (stop func() error, er
 	return stop, nil
 }
 
-// awaitSocket returns when the driver listens. A client that connects earlier backs off.
+// awaitSocket returns when the driver listens. A gRPC client that connects earlier would wait before
+// it connects again.
 func awaitSocket(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -128,15 +129,16 @@ func awaitSocket(ctx context.Context, path string) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the driver does not listen: %w", ctx.Err())
+			return fmt.Errorf("waiting for the driver's socket %s: %w", path, ctx.Err())
 		}
 	}
 }
 
-// cleanUp removes the disk. It fails if anything is left on it.
+// cleanUp unmounts the disk and removes the demo's files. It fails if a mount or another file is
+// left.
 func cleanUp(dir string) error {
 	if err := command("umount", filepath.Join(dir, "disk")).Run(); err != nil {
-		return fmt.Errorf("something was left mounted below %s: %w", dir, err)
+		return fmt.Errorf("unmounting %s/disk, where a mount may be left: %w", dir, err)
 	}
 	for _, name := range []string{"disk", "disk.img", "driver.log", "staging"} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -144,7 +146,7 @@ func cleanUp(dir string) error {
 		}
 	}
 	if err := os.Remove(dir); err != nil {
-		return fmt.Errorf("something was left behind: %w", err)
+		return fmt.Errorf("files of the demo are left: %w", err)
 	}
 	fmt.Println("\nNothing is left: no mount, no loop device, no file.")
 	return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// Build builds the trivet program with one more line in cmd/trivet/kinds.go, so that it
-// serves the kind. It writes the changed file beside the program. flags are go build's.
+// Build builds the trivet program at a path, with Kind added to cmd/trivet/kinds.go. It writes the
+// changed file beside the program. It passes flags to go build.
 func Build(path string, flags ...string) error {
 	_, here, _, _ := runtime.Caller(0)
 	kinds := filepath.Join(filepath.Dir(here), "../../cmd/trivet/kinds.go")

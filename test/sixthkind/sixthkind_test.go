@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }
 
 func TestConformance(t *testing.T) { targets.Run(t, "sixth") }
 
-// TestDemo runs the demo with a program that serves the kind.
+// TestDemo runs the demo with a volume of the kind.
 func TestDemo(t *testing.T) {
 	testenv.RequireRoot(t)
 	binary := filepath.Join(t.TempDir(), "trivet")
@@ -25,7 +25,7 @@ func TestDemo(t *testing.T) {
 	out := testenv.Run(t, "go", "run", "../demo", "--binary", binary, "--backend", "sixth", "--fs-type", "")
 	for _, want := range []string{"NodePublishVolume", "written by one pod, read by another", "Nothing is left"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("the demo does not print %q:\n%s", want, out)
+			t.Errorf("got no %q in the output of the demo:\n%s", want, out)
 		}
 	}
 }
