@@ -1,4 +1,4 @@
-// Package layout holds the tests of rules about the source code that no linter has.
+// Package layout contains tests of rules about the source code that no linter checks.
 package layout
 
 import (
@@ -15,11 +15,12 @@ import (
 
 const root = "../.."
 
-// kindNames are the names of kinds.
+// kindNames are the names of the kinds of volume.
 var kindNames = []string{"loop", "nfs", "local", "disk"}
 
-// naming are the places that may have such a name as a literal, with the reason.
-var naming = map[string]string{
+// allowedNames contains the prefixes of paths whose files may contain such a name as a literal, with
+// the reason.
+var allowedNames = map[string]string{
 	"backend/disk/":        "a kind's own folder",
 	"backend/local/":       "a kind's own folder",
 	"backend/loop/":        "a kind's own folder",
@@ -35,36 +36,38 @@ var naming = map[string]string{
 	"volume/mountflags.go": "names of Linux: the filesystem nfs",
 }
 
-// opening are the places that may use the field Directory of a record or the section of a
-// record as one kind has it, with the reason.
-var opening = map[string]string{
+// allowedFields contains the prefixes of paths whose files may use the field Directory of a record,
+// or assert the type of a record's section, with the reason.
+var allowedFields = map[string]string{
 	"backend/disk/":                "a kind's own folder",
 	"backend/local/":               "a kind's own folder",
 	"backend/loop/":                "a kind's own folder",
 	"backend/nfs/":                 "a kind's own folder",
 	"backend/backendtest":          "code of tests",
-	"backend/directory.go":         "what kinds of directories have in common",
-	"cmd/trivet/volumes.go":        "shows where a directory is",
+	"backend/directory.go":         "what the kinds whose volumes are directories share",
+	"cmd/trivet/volumes.go":        "shows the path of a directory",
 	"controllerserver/create.go":   "a directory has no device to expand",
 	"controllerserver/metadata.go": "a directory has no blocks",
 	"doctor/pools.go":              "reports the limits of directories",
 	"test/":                        "code of tests",
-	"pool/":                        "contains directories, and limits them",
+	"pool/":                        "stores directories and limits them",
 	"volume/":                      "declares the field",
 }
 
-// TestKindsUnknown: code outside the folders of the kinds knows none by its name.
-func TestKindsUnknown(t *testing.T) {
-	searchIn(t, naming, namesIn, "knows kinds by name")
+// TestKindNames checks that only the code of a kind contains the kind's name.
+func TestKindNames(t *testing.T) {
+	searchIn(t, allowedNames, namesIn, "names of kinds")
 }
 
-// TestSectionsClosed: code outside the folders of the kinds does not use their own data.
-func TestSectionsClosed(t *testing.T) {
-	searchIn(t, opening, fieldsIn, "uses the data of a kind")
+// TestKindData checks that only the code of a kind uses the part of a record that depends on the
+// kind.
+func TestKindData(t *testing.T) {
+	searchIn(t, allowedFields, fieldsIn, "the data of a kind")
 }
 
-// searchIn fails for files in which search finds anything, unless they are in allowed.
-func searchIn(t *testing.T, allowed map[string]string, search func(*ast.File) []string, is string) {
+// searchIn fails for each file in which search finds anything, unless its path begins with a key of
+// allowed. It also fails for keys that are not needed.
+func searchIn(t *testing.T, allowed map[string]string, search func(*ast.File) []string, what string) {
 	t.Helper()
 	used := map[string]bool{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -91,7 +94,7 @@ func searchIn(t *testing.T, allowed map[string]string, search func(*ast.File) []
 				return nil
 			}
 		}
-		t.Errorf("%s %s: %q: ask the kind (backend.Kind, or an interface of the backend)", name, is, found)
+		t.Errorf("%s uses %s: %q: use a field of backend.Kind or an interface of the backend instead", name, what, found)
 		return nil
 	})
 	if err != nil {
@@ -99,12 +102,12 @@ func searchIn(t *testing.T, allowed map[string]string, search func(*ast.File) []
 	}
 	for place := range allowed {
 		if !used[place] && !strings.HasSuffix(place, "/") {
-			t.Errorf("nothing in %s %s: remove its line from the exceptions", place, is)
+			t.Errorf("%s does not use %s: remove it from the exceptions", place, what)
 		}
 	}
 }
 
-// namesIn are the names of kinds that are literals of a file.
+// namesIn returns the string literals of a file that are names of kinds.
 func namesIn(file *ast.File) (found []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		if literal, ok := n.(*ast.BasicLit); ok {
@@ -118,8 +121,8 @@ func namesIn(file *ast.File) (found []string) {
 	return found
 }
 
-// fieldsIn are the fields Directory, and type assertions of sections, in a file. A pool's
-// configuration has a Directory too, with the one field Path.
+// fieldsIn returns the uses of a field Directory, and the type assertions of a field Section, in a
+// file. It ignores Directory.Path, because only the Directory of a pool's configuration has a Path.
 func fieldsIn(file *ast.File) (found []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -140,12 +143,13 @@ func fieldsIn(file *ast.File) (found []string) {
 	return found
 }
 
+// selects reports whether an expression selects a field or method with a name.
 func selects(n ast.Expr, field string) bool {
 	s, ok := n.(*ast.SelectorExpr)
 	return ok && s.Sel.Name == field
 }
 
-// importsAs tells whether a file imports a package of that name.
+// importsAs reports whether a file imports a package with a name.
 func importsAs(file *ast.File, name string) bool {
 	return slices.ContainsFunc(file.Imports, func(i *ast.ImportSpec) bool { return strings.HasSuffix(i.Path.Value, "/"+name+`"`) })
 }
