@@ -1,12 +1,12 @@
 #!/run/vm/busybox sh
-# The first process of the guest, after initramfs.sh: runs /run/vm/command, and
-# leaves its exit status in /run/vm/status. vm.sh writes /run/vm/settings:
-# kernel, version, modules, limit.
+# Runs as the first process of the guest after initramfs.sh. It runs
+# /run/vm/command and writes its exit status to /run/vm/status. vm.sh has written
+# /run/vm/settings, which sets kernel, version, modules and limit.
 . /run/vm/settings
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
-# Always by its name: the shell would find its own applets through /proc/self/exe,
-# and starting a dynamic program is slow here.
+# Applets are called as "$bb NAME": the shell can find them by their own names only
+# when /proc is mounted, and programs of the root filesystem start slowly here.
 bb=/run/vm/busybox
 
 die() {
@@ -23,7 +23,7 @@ $bb ln -sfn /proc/self/fd/1 /dev/stdout
 $bb ln -sfn /proc/self/fd/2 /dev/stderr
 $bb mkdir -p "/lib/modules/$version" /run/lock
 $bb mount -o bind "$kernel/lib/modules/$version" "/lib/modules/$version" || die "mount /lib/modules"
-# As systemd does: what is mounted in one mount namespace appears in the others.
+# As with systemd, mounts propagate to other mount namespaces.
 $bb mount --make-rshared / || die "share the mounts"
 for m in $modules; do
 	modprobe "$m" || die "modprobe $m"
@@ -31,11 +31,11 @@ done
 $bb hostname vm
 $bb ifconfig lo 127.0.0.1 up
 
-# A port can be opened once only. The pipes before them let the command open
-# /dev/stdout and /dev/stderr.
+# A port can be opened only once. The command writes to pipes instead, so that it
+# can open /dev/stdout and /dev/stderr again.
 $bb mkfifo /run/stdout /run/stderr
 for port in /dev/vport*p1; do port=${port%1}; done
-[ -c "${port}1" ] && [ -c "${port}2" ] || die "there is no port for the output"
+[ -c "${port}1" ] && [ -c "${port}2" ] || die "no virtio ports for stdout and stderr"
 $bb cat /run/stdout >"${port}1" &
 out=$!
 $bb cat /run/stderr >"${port}2" &
@@ -56,14 +56,14 @@ command=$!
 wait "$command"
 status=$?
 
-# What the command left running would keep the pipes open. Kernel threads have
-# no executable.
+# Processes that the command left running would keep the pipes open. Kernel
+# threads, which have no executable, are skipped.
 for p in /proc/[0-9]*; do
 	p=${p#/proc/}
 	case $p in 1 | "$out" | "$err") continue ;; esac
 	[ -n "$($bb readlink "/proc/$p/exe")" ] && $bb kill -9 "$p"
 done 2>/dev/null
-# One that is stuck in the kernel does so even now.
+# A process that is stuck in the kernel survives and keeps the pipes open.
 ($bb sleep 10 && $bb kill -9 "$out" "$err") &
 wait "$out" "$err"
 echo "$status" >/run/vm/status

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first process of the guest, in its initramfs: puts a tmpfs overlay over
-# the host's root and goes on there with guest.sh.
+# Runs as the first process of the guest, in the initramfs. It mounts an overlay
+# of the host's root with a tmpfs, and switches to guest.sh there.
 /bin/busybox --install -s /bin
 PATH=/bin
 

@@ -1,5 +1,5 @@
-// Package vm runs tests in a virtual machine that the kernel of a build machine may not support.
-// See README.md.
+// Package vm runs, in virtual machines, tests that the kernel of a build machine may not support. See
+// README.md.
 package vm
 
 import (
@@ -31,15 +31,16 @@ const (
 	sanityTest = "^TestSanity$"
 	growthTest = "^TestConformance$/^images-xfs$/^ext4$/^(OnlineGrowth|OfflineGrowth|Live|SnapshotLife)$"
 
-	// The host may also build the programs and download a kernel.
+	// hostReserve is the time in which the host builds the programs and downloads a kernel, in
+	// addition to the time of the guest.
 	hostReserve = 6 * time.Minute
-	// A program of the guest ends this long before the guest, and prints its stacks.
+	// The programs time out this long before the guest, so that they can print their stacks.
 	dumpReserve = 15 * time.Second
 
-	// onDisk has temporary files on the guest's disk: the root there is an overlay,
-	// on which no loop device has direct I/O.
+	// onDisk puts temporary files on the guest's first disk, because loop devices have no direct I/O
+	// on the guest's root, which is an overlay.
 	onDisk = "mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && export TMPDIR=/mnt"
-	// nfsDisk has besides a disk for package nfsd to serve.
+	// nfsDisk is onDisk with the second disk for the exports of package nfsd.
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
 )
 
@@ -49,22 +50,21 @@ var sanityDisks = slices.Repeat([]string{"322M"}, 5)
 // guest is a virtual machine that runs test programs one after the other.
 type guest struct {
 	name     string
-	disks    []string // their sizes
-	nvme     []string // those of disks on NVMe
-	scsi     []string // and on SCSI
-	prelude  string   // what bash does first
-	driver   bool     // the programs need a driver: TRIVET_TEST_DRIVER names it
-	crashing bool     // the programs need a driver with crash points: TRIVET_TEST_CRASHING
+	disks    []string // the sizes of the virtio disks
+	nvme     []string // the sizes of the NVMe disks
+	scsi     []string // the sizes of the SCSI disks
+	prelude  string   // a bash command that runs before the programs
+	driver   bool     // TRIVET_TEST_DRIVER is set to the path of a driver
+	crashing bool     // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
 	limit    time.Duration
-	// long: it runs with -long alone.
-	long     bool
+	long     bool // the guest runs only with -long
 	programs []program
 }
 
-var long = flag.Bool("long", false, "run the guests too that take minutes each")
+var long = flag.Bool("long", false, "also run the guests that take minutes each")
 
-// program is the tests of a package, built with the tag vm. For each expression of want, a test
-// that matches must have passed. No test may be skipped.
+// program runs tests of a package, built with the tag vm. For each expression of want, the output
+// must contain a matching line. No test may be skipped.
 type program struct {
 	pkg  string
 	args []string
@@ -157,7 +157,7 @@ var guests = []guest{
 		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: time.Hour,
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")},
-			{"./test/crash", []string{"-test.run", "^TestProject$", "-test.parallel", "4"}, passed("TestProject/xfs/.*/again", "TestProject/ext4/.*/instead")},
+			{"./test/crash", []string{"-test.run", "^TestProject$", "-test.parallel", "4"}, passed("TestProject/xfs/.*/retry", "TestProject/ext4/.*/undo")},
 		},
 	},
 	{
@@ -186,7 +186,7 @@ var guests = []guest{
 	},
 }
 
-// passed matches the lines of tests that have passed, at any depth.
+// passed returns expressions that match the lines with which tests and subtests report success.
 func passed(names ...string) (lines []*regexp.Regexp) {
 	for _, name := range names {
 		lines = append(lines, regexp.MustCompile(`(?m)^ *--- PASS: `+name+` `))
@@ -194,7 +194,8 @@ func passed(names ...string) (lines []*regexp.Regexp) {
 	return lines
 }
 
-// onProjects is passed for tests on each filesystem with project quotas.
+// onProjects returns passed for subtests of TestProjectConformance on each filesystem with project
+// quotas.
 func onProjects(names ...string) (lines []*regexp.Regexp) {
 	for _, name := range names {
 		lines = append(lines, passed("TestProjectConformance/directories-xfs/dir/"+name, "TestProjectConformance/directories-ext4/dir/"+name)...)
@@ -216,7 +217,7 @@ func TestVM(t *testing.T) {
 			continue
 		}
 		t.Run(g.name, func(t *testing.T) {
-			if *long { // make test has the cores busy as it is
+			if *long { // otherwise the other packages of make test already use all cores
 				t.Parallel()
 			}
 			ctx, cancel := context.WithTimeout(ctx, g.limit+hostReserve)
@@ -237,7 +238,7 @@ func TestVM(t *testing.T) {
 	}
 }
 
-// script builds the programs and returns what runs them in the guest.
+// script builds the programs and returns the bash script that runs them in the guest.
 func (g guest) script(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	lines := []string{g.prelude + " || exit", "failed=0"}
@@ -262,37 +263,37 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 	return strings.Join(append(lines, "exit $failed"), "\n")
 }
 
-// seconds is a duration as vm.sh takes it.
+// seconds formats a duration for vm.sh and bash.
 func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) }
 
-// quote makes one word of the shell of a text.
+// quote quotes a text as one word of the shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// check checks the output of the programs of a guest.
+// check fails the test if a wanted line is missing in the output of a guest, or a test was skipped.
 func check(t *testing.T, g guest, out string) {
 	t.Helper()
 	t.Log(out)
 	for _, p := range g.programs {
 		for _, want := range p.want {
 			if !want.MatchString(out) {
-				t.Errorf("no output of %s matches %s: the test did not run or did not pass", p.pkg, want)
+				t.Errorf("%s: no line of the output matches %s, so the test did not run or did not pass", p.pkg, want)
 			}
 		}
 	}
 	for _, line := range skipped.FindAllString(out, -1) {
-		t.Errorf("left out: %s", strings.TrimSpace(line))
+		t.Errorf("a test was skipped: %s", strings.TrimSpace(line))
 	}
 }
 
-// dependOnSources lists every folder of the module, so that a cached result of
-// this package is not good any more when a source changes.
+// dependOnSources lists every directory of the module, so that go test does not
+// use a cached result of this package after a source has changed.
 func dependOnSources(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir(module, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.IsDir() && path != module && strings.HasPrefix(e.Name(), ".") {
 			return fs.SkipDir
 		}
-		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // removed during the walk
 			return nil
 		}
 		return err
@@ -302,8 +303,8 @@ func dependOnSources(t *testing.T) {
 	}
 }
 
-// interruptible ends what the test runs when the test is told to end, so that
-// its clean-up is done.
+// interruptible returns a context that ends with the test or at a signal. A signal
+// does not end the test process, so that vm.sh ends first and cleans up.
 func interruptible(t *testing.T) context.Context {
 	t.Helper()
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -311,8 +312,8 @@ func interruptible(t *testing.T) context.Context {
 	return ctx
 }
 
-// build makes a static test binary of a package, without the race detector,
-// which the guest is too slow for.
+// build builds a static test binary of a package. It has no race detector, because
+// the guest is too slow for one.
 func build(ctx context.Context, t *testing.T, pkg string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), filepath.Base(pkg)+".test")
@@ -320,7 +321,7 @@ func build(ctx context.Context, t *testing.T, pkg string) string {
 	return binary
 }
 
-// buildDriver makes a static driver.
+// buildDriver builds a static driver.
 func buildDriver(ctx context.Context, t *testing.T, flags ...string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "trivet")
@@ -340,7 +341,7 @@ func compile(ctx context.Context, t *testing.T, args ...string) {
 // the command fails or takes too long.
 func run(ctx context.Context, t *testing.T, c *exec.Cmd) string {
 	t.Helper()
-	// The kernel sends Pdeathsig when the thread ends that started the process.
+	// The kernel sends Pdeathsig when the thread that started the process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
