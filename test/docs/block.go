@@ -8,19 +8,19 @@ import (
 	"strings"
 )
 
-// Block is a fenced block of a page.
+// Block is a fenced code block of a page.
 type Block struct {
-	// Name is the page, the heading's anchor and, of several below one heading, a number
-	// from 2 on: docs/pools.md#limits, docs/pools.md#limits.2.
+	// Name is the page and the anchor of the heading, such as docs/pools.md#limits. The second block
+	// of a language below the same heading has the name docs/pools.md#limits.2, and so on.
 	Name     string
 	Language string
-	// File is the file that a block of code is quoted from, below the root of the project. It
-	// follows the language.
+	// File is the source file that the block quotes, relative to the root of the project. In the
+	// page, it follows the language.
 	File string
 	Text string
 }
 
-// Read returns the blocks of README.md and docs/*.md below root.
+// Read returns the blocks of README.md and docs/*.md in the project at root.
 func Read(root string) ([]Block, error) {
 	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	if err != nil {
@@ -41,7 +41,7 @@ func Read(root string) ([]Block, error) {
 	return all, nil
 }
 
-// Commands returns the blocks of commands below root, by name.
+// Commands returns the blocks of shell commands in the project at root, by name.
 func Commands(root string) (map[string]Block, error) {
 	all, err := Read(root)
 	commands := map[string]Block{}
@@ -77,7 +77,7 @@ func blocksOf(page, text string) (blocks []Block) {
 	return blocks
 }
 
-// numbered counts the blocks of one language below one heading.
+// numbered counts the blocks of one language below one heading, and returns the name of the block.
 func numbered(name, language string, numbers map[string]int) string {
 	key := name + " " + language
 	if numbers[key]++; numbers[key] == 1 {

@@ -29,20 +29,20 @@ func commands(t *testing.T) map[string]docs.Block {
 	return blocks
 }
 
-// quotes compares a block of Go with the file that it is quoted from.
-func quotes(b docs.Block) error {
+// checkQuote fails if the block is Go code that its file does not contain.
+func checkQuote(b docs.Block) error {
 	if b.Language != "go" {
 		return nil
 	}
 	file, err := os.ReadFile(filepath.Join(root, b.File))
 	if err == nil && !strings.Contains(string(file), b.Text) {
-		err = fmt.Errorf("%s does not contain the block: quote it again\n%s", b.File, b.Text)
+		err = fmt.Errorf("%s does not contain the block: copy the code from the file again\n%s", b.File, b.Text)
 	}
 	return err
 }
 
-// TestPlan: each block has a known language, and each block of commands is in the plan once: in a
-// session, or in Nowhere with the reason.
+// TestPlan checks that each block has a known language and valid content, and that each block of
+// commands is either in a session of the plan or in Nowhere.
 func TestPlan(t *testing.T) {
 	all, err := docs.Read(root)
 	if err != nil {
@@ -50,9 +50,9 @@ func TestPlan(t *testing.T) {
 	}
 	for _, b := range all {
 		if !slices.Contains([]string{"sh", "yaml", "text", "go"}, b.Language) {
-			t.Errorf("a block of %s has the language %q: want sh, yaml, text or go", b.Name, b.Language)
+			t.Errorf("%s: got language %q, want sh, yaml, text or go", b.Name, b.Language)
 		}
-		if err := quotes(b); err != nil {
+		if err := checkQuote(b); err != nil {
 			t.Errorf("%s: %v", b.Name, err)
 		}
 		if err := parsesAsYAML(b); err != nil {
@@ -67,12 +67,12 @@ func TestPlan(t *testing.T) {
 	}
 	for name := range commands(t) {
 		if _, excused := docs.Nowhere[name]; excused == run[name] {
-			t.Errorf("%s: add it to a session of the plan, or to Nowhere with the reason", name)
+			t.Errorf("%s: got in a session: %t, in Nowhere: %t, want exactly one of them", name, run[name], excused)
 		}
 	}
 	for name := range docs.Nowhere {
-		if _, there := commands(t)[name]; !there {
-			t.Errorf("the plan has %s, and the documentation has no such block", name)
+		if _, ok := commands(t)[name]; !ok {
+			t.Errorf("Nowhere contains %s, but the documentation has no such block: remove it", name)
 		}
 	}
 }
@@ -93,7 +93,7 @@ func parsesAsYAML(b docs.Block) error {
 	}
 }
 
-// TestMachine runs sessions unmodified, each on a clean machine.
+// TestMachine runs each session of docs.Machine on a clean machine for each filesystem.
 func TestMachine(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, s := range docs.Machine {
@@ -127,7 +127,7 @@ func runOnMachine(t *testing.T, s docs.Session, filesystem string) {
 	}
 }
 
-// newFilesystem is one on which directories have a size, if its kind can do so here.
+// newFilesystem mounts a new filesystem of a kind. A btrfs has simple quotas.
 func newFilesystem(t *testing.T, kind string) string {
 	t.Helper()
 	if kind == "btrfs" {
@@ -137,14 +137,14 @@ func newFilesystem(t *testing.T, kind string) string {
 }
 
 var (
-	// ownCommand is a command of the program in a block: alone, in a container, or a synopsis.
+	// ownCommand matches a trivet command in a block, also one in a container or in a synopsis.
 	ownCommand  = regexp.MustCompile(`(?m)(?:^|-- |\| |&& |/)trivet ((?:driver|volumes|doctor|pool|volume-manager)\b[^#|;&\n]*)`)
 	alternative = regexp.MustCompile(`\|[a-z]+`)
 	optional    = strings.NewReplacer("[", "", "]", "", "TIME", "1s")
 )
 
-// TestParse: the program accepts the flags of all of its commands in the documentation, also of
-// those that no test runs.
+// TestParse checks that the program accepts the flags of all its commands in the documentation,
+// including those that no test runs.
 func TestParse(t *testing.T) {
 	all, err := docs.Read(root)
 	if err != nil {
@@ -161,11 +161,12 @@ func TestParse(t *testing.T) {
 		}
 	}
 	if found < 20 {
-		t.Errorf("found only %d commands: the pattern misses them", found)
+		t.Errorf("got %d commands, want at least 20: the pattern does not match them any more", found)
 	}
 }
 
-// parses asks for help after all words, or before a name at the end.
+// parses runs a command with --help after its words, or before the last word if that may be an
+// argument. Help is printed only if the flags before it are valid.
 func parses(words []string) error {
 	err := helps(append(words, "--help"))
 	if last := len(words) - 1; err != nil && !strings.HasPrefix(words[last], "-") {
@@ -182,7 +183,7 @@ func helps(words []string) error {
 	return nil
 }
 
-// TestMakeTargets: make has the targets that a block of commands names.
+// TestMakeTargets checks that make has the targets that the blocks of commands name.
 func TestMakeTargets(t *testing.T) {
 	for _, b := range commands(t) {
 		for line := range strings.Lines(b.Text) {

@@ -15,13 +15,13 @@ import (
 	"unicode/utf8"
 )
 
-// ignored are texts of docs/errors.md that are no literals of the source.
+// ignored contains texts that docs/errors.md quotes but the source does not contain as literals.
 var ignored = []string{
-	// Of the kernel, of Go and of Kubernetes.
+	// Messages of the kernel, of Go and of Kubernetes.
 	"signal: killed", "OOMKilled", "no space left on device",
 	"client didn't provide a certificate", "tls: client offered only unsupported versions", "first record does not look like a TLS handshake",
 	`volume mode "Ephemeral" not supported by driver`, "ValidatingAdmissionPolicy", "denied request",
-	// A path, and names of fields before a value.
+	// A path, and names that stand before a value.
 	"attached/node", "volume_context.pool", "parameter subDir", "parameter mode", "option pool", "option size", "option subDir",
 }
 
@@ -31,8 +31,8 @@ var (
 	letter = regexp.MustCompile(`[a-zA-Z]`)
 )
 
-// TestErrorsDocumented: the source contains every text that docs/errors.md quotes as a
-// message. The dots of a quoted text stand for the values of a message.
+// TestErrorsDocumented checks that the source contains every message that docs/errors.md quotes. An
+// ellipsis in a quote stands for a value.
 func TestErrorsDocumented(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(root, "docs/errors.md"))
 	if err != nil {
@@ -50,17 +50,18 @@ func TestErrorsDocumented(t *testing.T) {
 			for part := range strings.SplitSeq(strings.Trim(text, "`"), "…") {
 				part = strings.Trim(part, ` :;,."'=[]`)
 				if !slices.Contains(ignored, part) && !occurs(part, all) {
-					t.Errorf("docs/errors.md quotes %s: no message contains %q", text, part)
+					t.Errorf("docs/errors.md quotes %s, but no message of the source contains %q", text, part)
 				}
 			}
 		}
 	}
 	if found < 300 {
-		t.Errorf("found only %d texts: the pattern misses them", found)
+		t.Errorf("got %d quoted messages, want at least 300: the pattern does not match them any more", found)
 	}
 }
 
-// occurs reports whether a message contains a text, with values in place of its verbs.
+// occurs reports whether a message contains a text, possibly with values in place of the message's
+// formatting verbs.
 func occurs(part string, messages []message) bool {
 	if len(letter.FindAllString(part, -1)) < 4 {
 		return true // too short to identify a message
@@ -71,13 +72,13 @@ func occurs(part string, messages []message) bool {
 	})
 }
 
-// message is a string literal of the source, and its words.
+// message is a string literal of the source with its words.
 type message struct {
 	text  string
 	words []word
 }
 
-// word is a word of a message. A word with a verb has a pattern.
+// word is a word of a message. The pattern of a word with formatting verbs matches its values.
 type word struct {
 	text    string
 	pattern *regexp.Regexp
@@ -105,8 +106,8 @@ func wordsOf(text string) (words []string) {
 	return words
 }
 
-// formats reports whether some words of the message result in a text, with one word for each
-// verb. At least two words, and half of all, must be without a verb.
+// formats reports whether consecutive words of the message match the words of a text. At least two
+// words, and half of the words, must match without a formatting verb.
 func (m message) formats(text []string) bool {
 	for i := range len(m.words) - len(text) + 1 {
 		exact := 0
@@ -127,8 +128,8 @@ func (m message) formats(text []string) bool {
 	return false
 }
 
-// literals returns the string literals of the source, joined where the source joins them, and
-// the texts of the chart.
+// literals returns the string literals of the source and the lines of the chart. Literals that the
+// source concatenates are one message.
 func literals(t *testing.T) (all []message) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -167,7 +168,8 @@ func literals(t *testing.T) (all []message) {
 	return all
 }
 
-// literal returns the text of an expression of string literals. Other operands are verbs.
+// literal returns the text of a string literal, or of a concatenation, in which %s stands for each
+// operand that is no literal. It is empty for other expressions.
 func literal(x ast.Expr) string {
 	switch x := x.(type) {
 	case *ast.BasicLit:

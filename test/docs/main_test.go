@@ -15,11 +15,11 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// program is the trivet program.
+// program is the path of the trivet program.
 var program string
 
 func TestMain(m *testing.M) {
-	// On the clean machine this program is a client that leaves volumes with snapshots.
+	// On the clean machine, a session runs this test binary as a CSI client.
 	if os.Getenv("TRIVET_TEST_SNAPSHOTS") != "" {
 		if err := takeSnapshots(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(testenv.WithProgram{M: m, Path: &program, Flags: []string{"-trimpath", "-ldflags", "-s -w"}})
 }
 
-// takeSnapshots makes an image and a directory, and a snapshot of each.
+// takeSnapshots creates an image and a directory, and a snapshot of each.
 func takeSnapshots() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -42,6 +42,7 @@ func takeSnapshots() error {
 	return errors.Join(takeSnapshot(ctx, csi.NewControllerClient(conn), "loop"), takeSnapshot(ctx, csi.NewControllerClient(conn), "local"))
 }
 
+// takeSnapshot creates a volume of a kind and a snapshot of it.
 func takeSnapshot(ctx context.Context, c csi.ControllerClient, backend string) error {
 	v, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: backend, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, Parameters: map[string]string{"backend": backend},

@@ -5,18 +5,18 @@ import (
 	"strings"
 )
 
-// Session is a script: blocks of commands, and the steps of a reader between them.
+// Session is a sequence of blocks of commands that a test runs as one script.
 type Session struct {
 	Name  string
 	Steps []Step
-	// Filesystems are what /var/lib is on, on one clean machine after the other.
+	// Filesystems are the kinds of filesystem for /var/lib. A session of Machine runs once on each.
 	Filesystems []string
 }
 
-// Step is a block, or commands of the test itself: a block's set-up, or a check after it.
+// Step is a block, or commands of the test that prepare a block or check its result.
 type Step struct {
 	Block string
-	// Values are the replacements that a reader makes: old, new, old, new.
+	// Values are replacements in the text of the block: old, new, old, new.
 	Values []string
 	Shell  string
 }
@@ -25,7 +25,7 @@ func block(name string, values ...string) Step { return Step{Block: name, Values
 
 func shell(commands string) Step { return Step{Shell: commands} }
 
-// Script is the session as one script of bash, in which a command that fails ends it.
+// Script returns the session as a bash script that ends at the first command that fails.
 func (s Session) Script(commands map[string]Block) (string, error) {
 	script := "set -euo pipefail\n"
 	for _, step := range s.Steps {
@@ -33,8 +33,8 @@ func (s Session) Script(commands map[string]Block) (string, error) {
 			script += step.Shell + "\n"
 			continue
 		}
-		b, there := commands[step.Block]
-		if !there {
+		b, ok := commands[step.Block]
+		if !ok {
 			return "", fmt.Errorf("session %s: the documentation has no block %s: correct the plan", s.Name, step.Block)
 		}
 		script += fmt.Sprintf("echo '== %s' >&2\nset -x\n%s{ set +x; } 2>/dev/null\n", b.Name, strings.NewReplacer(step.Values...).Replace(b.Text))
@@ -42,7 +42,7 @@ func (s Session) Script(commands map[string]Block) (string, error) {
 	return script, nil
 }
 
-// Machine are the sessions of this package, each on a clean machine.
+// Machine contains the sessions that this package runs, each on a clean machine.
 var Machine = []Session{
 	{Name: "README", Filesystems: []string{"xfs"}, Steps: []Step{
 		block("README.md#no-cluster"),
@@ -70,7 +70,8 @@ var Machine = []Session{
 	}},
 }
 
-// Cluster are the sessions of test/e2e, in a cluster without the driver, one after the other.
+// Cluster contains the sessions that test/e2e runs one after the other in one cluster. The driver is
+// not installed before the first one.
 var Cluster = []Session{
 	{Name: "README", Steps: []Step{
 		block("README.md#install"),
@@ -111,6 +112,7 @@ var Cluster = []Session{
 	}},
 }
 
+// rolledOut waits until the pods of the driver are ready.
 const rolledOut = `for w in daemonset/trivet-node deployment/trivet-controller; do kubectl -n trivet-system rollout status $w --timeout=3m; done`
 
 const (
@@ -120,7 +122,7 @@ const (
 	needsDisks   = "needs whole disks that move between two machines"
 )
 
-// Nowhere are the blocks that no test runs, and why.
+// Nowhere contains the blocks that no test runs, with the reason.
 var Nowhere = map[string]string{
 	"README.md#see-it-work": "runs all tests, this one too",
 	"README.md#install.2":   needsServer,
@@ -133,7 +135,7 @@ var Nowhere = map[string]string{
 	"docs/disks.md#move-a-disk.4": needsDisks,
 
 	"docs/kubernetes.md#a-node-is-gone":    "needs a node whose disk is lost",
-	"docs/kubernetes.md#troubleshooting.2": "needs a driver that does not start: TestDoctor of test/e2e makes one, and runs the same",
+	"docs/kubernetes.md#troubleshooting.2": "needs a driver that does not start; TestDoctor of test/e2e runs the same command with such a driver",
 
 	"docs/local.md#switch-it-on":            needsQuotas,
 	"docs/local.md#switch-it-on.2":          needsQuotas,
