@@ -13,8 +13,8 @@ import (
 // ids generates IDs of volumes and nodes that do not exist. The suite calls it from one
 // goroutine.
 type ids struct {
-	like volume.ID // but for the name
-	made int
+	like volume.ID // the generated IDs of volumes differ only in the name
+	made int       // the number of generated IDs
 }
 
 func (g *ids) unique(prefix string) string {
@@ -29,7 +29,7 @@ func (g *ids) GenerateUniqueValidVolumeID() string {
 	return id.String()
 }
 
-// GenerateInvalidVolumeID returns an ID of another driver.
+// GenerateInvalidVolumeID returns an ID that is not in this driver's format.
 func (g *ids) GenerateInvalidVolumeID() string { return g.unique("Other driver/volume") }
 
 // GenerateUniqueValidNodeID returns the name of a node that could be in the cluster.
@@ -38,7 +38,7 @@ func (g *ids) GenerateUniqueValidNodeID() string { return g.unique("node") + ".e
 // GenerateInvalidNodeID returns a name that no node can have.
 func (g *ids) GenerateInvalidNodeID() string { return g.unique("no/node") }
 
-// uuidOf is the part of a pool's UUID in the IDs of its volumes.
+// uuidOf returns the part of a pool's UUID that the IDs of its volumes contain.
 func uuidOf(t *testing.T, poolDir string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(poolDir, "pool.json"))

@@ -1,7 +1,8 @@
-// Package sanity runs csi-sanity, the CSI project's own suite, over real sockets against whole
-// drivers: once for each kind of volume with one driver, and with a controller's driver that
-// forwards to a node's driver. The virtual machine of test/vm adds pools on exports. Package
-// backend/backendtest covers what csi-sanity does not check.
+// Package sanity runs csi-sanity, the test suite of the CSI project, over real sockets: against one
+// driver, and against a controller's driver that forwards calls to a node's driver, each time for
+// each kind of volume. In the virtual machine of test/vm it also runs on NFS exports, on directories
+// with project quotas and on disks other than loop devices. Package backend/backendtest tests what
+// csi-sanity does not.
 package sanity
 
 import (
@@ -25,7 +26,7 @@ import (
 )
 
 const (
-	// xfs needs 300 MiB.
+	// An xfs must have at least 300 MiB.
 	size       = 320 * volume.MiB
 	largerSize = 640 * volume.MiB
 	maxVolumes = 3
@@ -33,39 +34,39 @@ const (
 	idempotentCount = 3
 )
 
-var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as \"images-xfs ext4\" or \"forwarded local dir\", separated by commas; default all")
+var only = flag.String("kinds", "", "comma-separated kinds of volume for which the suite runs, such as \"images-xfs ext4\" or \"forwarded local dir\"; default all")
 
 func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }
 
-// TestSanity runs the suite with every kind of volume of this machine.
+// TestSanity runs the suite for every kind of volume that does not need a virtual machine.
 func TestSanity(t *testing.T) {
 	var suites []suite
 	for _, target := range targets.All {
 		if !target.Guest {
-			suites = append(suites, alone(t, target))
+			suites = append(suites, singleDriver(t, target))
 		}
 	}
 	runSuites(t, append(suites, inCluster(t))...)
 }
 
-// suite has the drivers and the pool that several kinds share.
+// suite contains the drivers and the pool with which the suite runs for some kinds.
 type suite struct {
 	name             string
 	kinds            []kind
-	pool             string
-	id               volume.ID // of a volume in the pool, but for backend and name
-	controller, node string    // endpoints
+	pool             string    // its directory
+	id               volume.ID // of a volume in the pool, without backend and name
+	controller, node string    // endpoints of the drivers
 }
 
-// kind is a kind of volume that the whole suite runs with.
+// kind is a kind of volume for which the suite runs.
 type kind struct {
 	backendtest.Kind
 
 	name      string
-	forwarded bool // controller and node are served by two drivers
+	forwarded bool // the controller's driver forwards calls to the node's driver
 }
 
-// runSuites runs the suite with all kinds. It can be called once in a process.
+// runSuites runs the suite for all kinds. Ginkgo allows only one call per process.
 func runSuites(t *testing.T, suites ...suite) {
 	t.Helper()
 	var selected []kind
@@ -77,14 +78,14 @@ func runSuites(t *testing.T, suites ...suite) {
 	}
 	for name := range strings.SplitSeq(*only, ",") {
 		if name != "" && !slices.ContainsFunc(selected, func(k kind) bool { return k.name == name }) {
-			t.Fatalf("-kinds: there is no kind %q", name)
+			t.Fatalf("-kinds: the test has no kind %q", name)
 		}
 	}
 	var report ginkgo.Report
 	ginkgo.ReportAfterSuite("report", func(r ginkgo.Report) { report = r })
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suiteConfig, reporterConfig := ginkgo.GinkgoConfiguration()
-	suiteConfig.SkipStrings = keptOut(selected)
+	suiteConfig.SkipStrings = excludedSpecs(selected)
 	reporterConfig.NoColor = true
 	ginkgo.RunSpecs(t, "csi-sanity", suiteConfig, reporterConfig)
 	checkSkips(t, report, selected)
@@ -95,7 +96,7 @@ func runSuites(t *testing.T, suites ...suite) {
 	}
 }
 
-// chosen returns those of the kinds that -kinds names.
+// chosen returns the kinds that -kinds selects.
 func (s suite) chosen(kinds []backendtest.Kind, forwarded bool) (found []kind) {
 	for _, k := range kinds {
 		name := s.name + " " + k.Name()
@@ -109,12 +110,12 @@ func (s suite) chosen(kinds []backendtest.Kind, forwarded bool) (found []kind) {
 	return found
 }
 
-// room is the minimum size of a pool for one spec. The spec of the attach limit creates one
-// volume more than the node accepts.
+// room is the space that one spec needs. The spec of the attach limit creates one volume more than
+// the node accepts.
 var room = backendtest.Room{Total: "8G", Volumes: maxVolumes + 2, Each: size}
 
-// alone starts one driver for a target.
-func alone(t *testing.T, target backendtest.Target) suite {
+// singleDriver starts one driver for a target. It serves both the controller and the node.
+func singleDriver(t *testing.T, target backendtest.Target) suite {
 	t.Helper()
 	s := suite{name: target.Name}
 	s.kinds = s.chosen(target.Volumes(), false)
@@ -130,7 +131,7 @@ func alone(t *testing.T, target backendtest.Target) suite {
 	return s
 }
 
-// inCluster starts the drivers of one node and of the controller, with a pool that contains
+// inCluster starts the drivers of one node and of the controller, with one pool for both
 // images and directories.
 func inCluster(t *testing.T) suite {
 	t.Helper()
@@ -146,7 +147,7 @@ func inCluster(t *testing.T) suite {
 	return s
 }
 
-// describe registers the suite for one kind of volume.
+// describe registers the specs of the suite for one kind of volume.
 func (s suite) describe(t *testing.T, k kind) {
 	t.Helper()
 	config := s.config(t, k)
@@ -194,7 +195,7 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	}
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
-	if !k.Has(backendtest.Divisible) { // a disk stays as it is
+	if !k.Has(backendtest.Divisible) { // a disk cannot grow to a requested size
 		c.TestVolumeExpandSize = size
 	}
 	c.TestNodeVolumeAttachLimit = !k.forwarded && k.Has(backendtest.NodeLocal)
@@ -205,7 +206,7 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	return c
 }
 
-// awaitEmpty waits until the pool has no volumes and snapshots, with temporary and deleted
+// awaitEmpty waits until the pool has no volumes and snapshots, including temporary and deleted
 // ones.
 func awaitEmpty(t *testing.T, poolDir string) {
 	t.Helper()
@@ -220,5 +221,5 @@ func awaitEmpty(t *testing.T, poolDir string) {
 		}
 		return all
 	}
-	gomega.NewWithT(t).Eventually(left, 30*time.Second).Should(gomega.BeEmpty(), "left in the pool")
+	gomega.NewWithT(t).Eventually(left, 30*time.Second).Should(gomega.BeEmpty(), "the suite left files in the pool")
 }

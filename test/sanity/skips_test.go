@@ -12,61 +12,62 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
+// skip describes specs that do not run for some kinds.
 type skip struct {
 	spec   *regexp.Regexp
 	reason string
-	// about selects the kinds of the row; nil: all.
-	about func(kind) bool
-	// keep: the spec would run and is excluded.
-	keep bool
+	// applies selects the kinds; nil selects all.
+	applies func(kind) bool
+	// exclude is true for specs that csi-sanity would not skip by itself.
+	exclude bool
 }
 
-// skips are the specs that may be left out, with the reason. A row must account for at least
-// one spec of each of its kinds, so that no row outlives its reason.
+// skips contains the specs that may be skipped. Each row must match at least one skipped spec for
+// each of its kinds, so that outdated rows are noticed.
 var skips = []skip{
 	{
 		spec:   regexp.MustCompile(`ListVolumes pagination should detect`),
-		reason: "csi-sanity itself has switched it off",
+		reason: "csi-sanity itself marks the spec as pending",
 	},
 	{
 		spec:   regexp.MustCompile(`CreateSnapshot .*with accessibility requirements`),
-		reason: "a snapshot is where its volume is, and nowhere else can be asked for",
+		reason: "a snapshot is always stored with its volume, and the driver accepts no other topology",
 	},
 	{
 		spec: regexp.MustCompile(`source snapshot$|(List|Get)Snapshots? .*(snapshots? that match|new snapshots|next token)` +
 			`|DeleteSnapshot .*appropriate values|CreateSnapshot .*(existing name|maximum-length)`),
-		reason: "the kind has no snapshots; the driver advertises them for other kinds",
-		about:  func(k kind) bool { return !k.Has(backendtest.Snapshots) }, keep: true,
+		reason:  "the kind has no snapshots; the driver advertises the capability because of other kinds",
+		applies: func(k kind) bool { return !k.Has(backendtest.Snapshots) }, exclude: true,
 	},
 	{
-		spec:   regexp.MustCompile(`CreateVolume .*(existing source volume|source volume is not found)`),
-		reason: "the kind makes no volume of another; the driver advertises that for other kinds",
-		about:  func(k kind) bool { return !k.Has(backendtest.Clones) }, keep: true,
+		spec:    regexp.MustCompile(`CreateVolume .*(existing source volume|source volume is not found)`),
+		reason:  "the kind has no clones; the driver advertises the capability because of other kinds",
+		applies: func(k kind) bool { return !k.Has(backendtest.Clones) }, exclude: true,
 	},
 	{
 		spec:   regexp.MustCompile(`ModifyVolume \[Controller Server\]|volume attribute class`),
-		reason: "a volume has no parameter that could be changed later",
+		reason: "the driver has no mutable parameters",
 	},
 	{
-		spec:   regexp.MustCompile(`published but is incompatible|node max attach limit`),
-		reason: "where a volume of a node is published is recorded nowhere; the orchestrator counts volumes by NodeGetInfo",
-		about:  func(k kind) bool { return k.forwarded },
+		spec:    regexp.MustCompile(`published but is incompatible|node max attach limit`),
+		reason:  "the publication of a node's volume is not recorded; the orchestrator enforces the limit of NodeGetInfo",
+		applies: func(k kind) bool { return k.forwarded },
 	},
 	{
-		spec:   regexp.MustCompile(`node max attach limit`),
-		reason: "how many volumes of a shared pool a node has is not counted; the orchestrator counts them by NodeGetInfo",
-		about:  func(k kind) bool { return k.Has(backendtest.Shared) },
+		spec:    regexp.MustCompile(`node max attach limit`),
+		reason:  "the volumes of a shared pool on a node are not counted; the orchestrator enforces the limit of NodeGetInfo",
+		applies: func(k kind) bool { return k.Has(backendtest.Shared) },
 	},
 }
 
-// concerns reports whether a row applies to a kind.
-func (s skip) concerns(k kind) bool { return s.about == nil || s.about(k) }
+// appliesTo reports whether the kind is one of the row's kinds.
+func (s skip) appliesTo(k kind) bool { return s.applies == nil || s.applies(k) }
 
-// keptOut are the ginkgo patterns of the specs that must be excluded.
-func keptOut(selected []kind) (patterns []string) {
+// excludedSpecs returns the ginkgo patterns of the specs to exclude.
+func excludedSpecs(selected []kind) (patterns []string) {
 	for _, s := range skips {
 		for _, k := range selected {
-			if s.keep && s.concerns(k) {
+			if s.exclude && s.appliesTo(k) {
 				patterns = append(patterns, " "+k.name+" .*("+s.spec.String()+")")
 			}
 		}
@@ -74,8 +75,8 @@ func keptOut(selected []kind) (patterns []string) {
 	return patterns
 }
 
-// checkSkips fails the test for a spec that was left out without a reason, for a reason
-// without a spec, and if no spec ran.
+// checkSkips fails the test for each skipped spec that no row matches, for each row that matches too
+// few specs, and if no spec passed.
 func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 	t.Helper()
 	used := make([]int, len(skips))
@@ -89,25 +90,26 @@ func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 			if row := rowFor(spec, selected); row >= 0 {
 				used[row]++
 			} else {
-				t.Errorf("left out without a known reason: %s (%s)", spec.FullText(), spec.FailureMessage())
+				t.Errorf("a spec was skipped that is not in the table of skips: %s (%s)", spec.FullText(), spec.FailureMessage())
 			}
 		}
 	}
 	for i, n := range used {
-		kinds := len(slices.DeleteFunc(slices.Clone(selected), func(k kind) bool { return !skips[i].concerns(k) }))
+		kinds := len(slices.DeleteFunc(slices.Clone(selected), func(k kind) bool { return !skips[i].appliesTo(k) }))
 		if n < kinds {
-			t.Errorf("skip %q accounts for %d specs of %d kinds: remove or narrow it", skips[i].spec, n, kinds)
+			t.Errorf("skip %q: got %d skipped specs, want at least 1 for each of %d kinds: remove or narrow it", skips[i].spec, n, kinds)
 		}
 	}
 	if passed == 0 {
-		t.Error("no spec ran")
+		t.Error("no spec passed")
 	}
 	t.Logf("%d specs passed", passed)
 }
 
+// rowFor returns the index of the row of skips that matches a spec, or -1.
 func rowFor(spec types.SpecReport, selected []kind) int {
 	of := slices.IndexFunc(selected, func(k kind) bool { return strings.HasPrefix(spec.FullText(), k.name+" ") })
 	return slices.IndexFunc(skips, func(s skip) bool {
-		return s.spec.MatchString(spec.FullText()) && of >= 0 && s.concerns(selected[of])
+		return s.spec.MatchString(spec.FullText()) && of >= 0 && s.appliesTo(selected[of])
 	})
 }

@@ -12,19 +12,19 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// TestProjectSanity is TestSanity for directories that project quotas limit.
+// TestProjectSanity runs the suite for directories that project quotas limit.
 func TestProjectSanity(t *testing.T) {
-	runSuites(t, alone(t, targets.ByName(t, "directories-xfs")), alone(t, targets.ByName(t, "directories-ext4")))
+	runSuites(t, singleDriver(t, targets.ByName(t, "directories-xfs")), singleDriver(t, targets.ByName(t, "directories-ext4")))
 }
 
-// TestRealDisksSanity is TestSanity for disks other than loop devices.
+// TestRealDisksSanity runs the suite for disks other than loop devices.
 func TestRealDisksSanity(t *testing.T) {
 	nvme := targets.ByName(t, "disks-nvme")
 	nvme.Medium = backendtest.OnDisks(func(testing.TB, backendtest.Room) []string { return []string{"/dev/nvme?n1"} })
-	runSuites(t, alone(t, nvme), alone(t, targets.ByName(t, "disks-scsi")), alone(t, targets.ByName(t, "disks-virtio")))
+	runSuites(t, singleDriver(t, nvme), singleDriver(t, targets.ByName(t, "disks-scsi")), singleDriver(t, targets.ByName(t, "disks-virtio")))
 }
 
-// TestNFSSanity is TestSanity for a pool of each NFS version.
+// TestNFSSanity runs the suite for pools on exports, with several NFS versions.
 func TestNFSSanity(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	var suites []suite
@@ -41,17 +41,17 @@ func TestNFSSanity(t *testing.T) {
 		target.Name, target.Medium = one.name, targets.OnServer(server, one.name, one.options...)
 		var s suite
 		t.Cleanup(func() { wantNoOwners(t, s.pool) }) // after the driver has ended
-		s = alone(t, target)
+		s = singleDriver(t, target)
 		suites = append(suites, s)
 	}
 	runSuites(t, suites...)
 }
 
-// wantNoOwners fails the test if a driver that has ended owns a file in a pool.
+// wantNoOwners fails the test if a driver that has ended left an owner file in a pool.
 func wantNoOwners(t *testing.T, poolDir string) {
 	t.Helper()
 	left, err := os.ReadDir(filepath.Join(poolDir, ".trivet", "owners"))
 	if err != nil || len(left) > 0 {
-		t.Errorf("of the driver's processes there is %v, %v", left, err)
+		t.Errorf("got owner files %v and error %v, want none", left, err)
 	}
 }
