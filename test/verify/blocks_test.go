@@ -15,19 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tally counts the comparisons of histories.
-type tally struct{ volumes, pairs, changed, allocated atomic.Int64 }
+// totals counts what the histories of a pool have compared. changed and allocated are bytes.
+type totals struct{ volumes, pairs, changed, allocated atomic.Int64 }
 
-// snapshotImage is the path of the image of a snapshot.
-func (g *ground) snapshotImage(id string) string {
+// snapshotImage returns the path of a snapshot's image.
+func (g *testDriver) snapshotImage(id string) string {
 	return filepath.Join(g.pool, "snapshots", id[strings.LastIndex(id, ":")+1:], "0", "image")
 }
 
 // span is a part of an image, in bytes.
 type span struct{ from, end int64 }
 
-// streamed reads the ranges of a stream, and fails unless they are in order.
-func streamed[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream interface{ Recv() (M, error) }, err error) ([]span, error) {
+// readSpans reads the ranges of a stream. It fails if they overlap or are not in ascending order.
+func readSpans[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream interface{ Recv() (M, error) }, err error) ([]span, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -43,48 +43,48 @@ func streamed[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream int
 		for _, b := range message.GetBlockMetadata() {
 			s := span{b.GetByteOffset(), b.GetByteOffset() + b.GetSizeBytes()}
 			if s.from >= s.end || len(out) > 0 && s.from < out[len(out)-1].end {
-				return nil, fmt.Errorf("range %v comes after %v", s, out)
+				return nil, fmt.Errorf("got range %v after the ranges %v, want a non-empty range after the last one", s, out)
 			}
 			out = append(out, s)
 		}
 	}
 }
 
-// checkAllocated rebuilds the image of a snapshot from the ranges that the driver reports as
-// allocated after an offset, and compares it.
-func (h *history) checkAllocated(t *testing.T, s *cut, from int64) {
+// checkAllocated checks that a snapshot's image has data only in the ranges that the driver reports
+// as allocated, from an offset on.
+func (h *history) checkAllocated(t *testing.T, s *capture, from int64) {
 	t.Helper()
-	spans, err := streamed(h.changes.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{
+	spans, err := readSpans(h.changes.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{
 		SnapshotId: s.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100)),
 	}))
 	must(t, err)
-	must(t, applied("", h.snapshotImage(s.id), from, spans))
+	must(t, compareOutside("", h.snapshotImage(s.id), from, spans))
 }
 
-// checkDelta rebuilds the newer image from the older one and the reported changes, and
-// compares it.
-func (h *history) checkDelta(t *testing.T, older, newer *cut, from int64) {
+// checkDelta checks that the images of two snapshots differ only in the ranges that the driver
+// reports as changed, from an offset on.
+func (h *history) checkDelta(t *testing.T, older, newer *capture, from int64) {
 	t.Helper()
-	spans, err := streamed(h.changes.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{
+	spans, err := readSpans(h.changes.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{
 		BaseSnapshotId: older.id, TargetSnapshotId: newer.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100)),
 	}))
 	must(t, err)
-	must(t, applied(h.snapshotImage(older.id), h.snapshotImage(newer.id), from, spans))
+	must(t, compareOutside(h.snapshotImage(older.id), h.snapshotImage(newer.id), from, spans))
 	if from > 0 {
 		return
 	}
 	var st unix.Stat_t
 	must(t, unix.Stat(h.snapshotImage(newer.id), &st))
-	h.tally.pairs.Add(1)
-	h.tally.allocated.Add(st.Blocks * 512)
+	h.totals.pairs.Add(1)
+	h.totals.allocated.Add(st.Blocks * 512)
 	for _, s := range spans {
-		h.tally.changed.Add(s.end - s.from)
+		h.totals.changed.Add(s.end - s.from)
 	}
 }
 
-// applied compares newer with older, which gets newer's size and the spans of newer. An empty
-// name stands for a file without data. Bytes before from are not compared.
-func applied(older, newer string, from int64, spans []span) error {
+// compareOutside fails if two files differ outside the spans and after the offset from. It compares
+// up to the size of newer. If older is empty, it compares newer with zeros.
+func compareOutside(older, newer string, from int64, spans []span) error {
 	to, err := os.Open(newer)
 	if err != nil {
 		return err
@@ -100,15 +100,15 @@ func applied(older, newer string, from int64, spans []span) error {
 	}
 	defer in.Close()
 	for _, s := range append(spans, span{size, size}) {
-		if err := alike(in, to, from, min(s.from, size)); err != nil {
-			return fmt.Errorf("%q and the changes in %v are not %s: %w", older, spans, newer, err)
+		if err := compareRange(in, to, from, min(s.from, size)); err != nil {
+			return fmt.Errorf("%q and %s must not differ outside %v: %w", older, newer, spans, err)
 		}
 		from = max(from, s.end)
 	}
 	return nil
 }
 
-// openOrEmpty opens a file for reading; an empty name stands for an empty file.
+// openOrEmpty opens a file for reading. It opens an empty temporary file if the name is empty.
 func openOrEmpty(name string) (*os.File, error) {
 	if name != "" {
 		return os.Open(name)
@@ -120,8 +120,8 @@ func openOrEmpty(name string) (*os.File, error) {
 	return f, err
 }
 
-// alike compares a range of two files. Bytes after the end of a file are zeros.
-func alike(a, b *os.File, from, end int64) error {
+// compareRange fails if two files differ in a range. Bytes after the end of a file are zeros.
+func compareRange(a, b *os.File, from, end int64) error {
 	left, right := make([]byte, 1<<20), make([]byte, 1<<20)
 	for from < end {
 		from = min(end, nextData(a, from), nextData(b, from))
@@ -141,18 +141,19 @@ func alike(a, b *os.File, from, end int64) error {
 	return nil
 }
 
-// nextData is the offset from which a file may have data.
+// nextData returns the first offset, not before from, at which a file may have data.
 func nextData(f *os.File, from int64) int64 {
 	at, err := f.Seek(from, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
 		return 1<<63 - 1
 	}
-	if err != nil { // it knows no holes
+	if err != nil { // the file does not support SEEK_DATA
 		return from
 	}
 	return at
 }
 
+// readZeros fills b from the file, with zeros after the end of the file.
 func readZeros(f *os.File, b []byte, at int64) error {
 	n, err := f.ReadAt(b, at)
 	clear(b[n:])

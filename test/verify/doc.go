@@ -1,9 +1,8 @@
-// Package verify compares volumes, snapshots and clones with what was written, in random
-// histories. A writer runs while snapshots and clones are made. All volumes made of them are
-// compared with the written content and its times, with each other by the blocks that the
-// driver reports as changed, and checked by the filesystems' own tools. It trusts nothing that
-// the driver reports.
+// Package verify tests the content of volumes, snapshots and clones in random histories. In each
+// history, a writer writes to a volume while snapshots and clones are made. The test compares every
+// clone and restored volume with what was written until then, rebuilds images from the blocks that
+// the driver reports as allocated or changed, and runs the filesystems' own checks.
 //
-// It runs the real binary, as root, on real filesystems. `go test` has time for a few
-// histories; -histories is for as many as one likes. Nothing but tests lives here.
+// The tests run the real driver as root on real filesystems. By default they run a few histories per
+// pool; -histories sets the number.
 package verify

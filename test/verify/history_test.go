@@ -13,32 +13,33 @@ import (
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
-// history is one volume with its snapshots, clones and restored volumes.
+// history is a source volume with its snapshots, clones and restored volumes.
 type history struct {
-	*ground
-	seed  uint64
-	rand  *rand.Rand
-	tally *tally
+	*testDriver
+	seed   uint64
+	rand   *rand.Rand
+	totals *totals
 
 	kind   kind
 	source *vol
 	writer *writer
-	// tree: the volume has a directory tree that does not change.
-	tree bool
-	cuts []*cut
+	// tree is true if the source also contains a directory tree that does not change.
+	tree     bool
+	captures []*capture
 }
 
-// cut is a snapshot or a clone that was made between two moments.
-type cut struct {
-	id            string // of a snapshot
-	copy          *vol   // the clone, or what the snapshot was restored to
+// capture is a snapshot or a clone of the source, made after one moment of the writer and before
+// another.
+type capture struct {
+	id            string // of the snapshot; empty for a clone
+	copy          *vol   // the clone, or the volume restored from the snapshot
 	after, before moment
 }
 
-func newHistory(t *testing.T, g *ground, seed uint64, into *tally) *history {
+func newHistory(t *testing.T, g *testDriver, seed uint64, totals *totals) *history {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 0))
-	h := &history{ground: g, seed: seed, rand: r, tally: into, kind: g.kinds[r.IntN(len(g.kinds))]}
+	h := &history{testDriver: g, seed: seed, rand: r, totals: totals, kind: g.kinds[r.IntN(len(g.kinds))]}
 	h.tree = !h.kind.Block() && r.IntN(4) == 0
 	blocks := 256
 	if h.kind.Block() {
@@ -61,16 +62,16 @@ func (h *history) run(t *testing.T) {
 	}
 	for i := range 2 + h.rand.IntN(2) {
 		h.write(t)
-		h.cut(t, i)
+		h.capture(t, i)
 	}
-	h.compareCuts(t)
-	for i, c := range h.cuts {
+	h.compareSnapshots(t)
+	for i, c := range h.captures {
 		h.checkCopy(t, i, c)
 	}
 	h.removeAll(t)
 }
 
-// takeDown unmounts the volumes of a failed history.
+// takeDown unmounts the volumes if the history has failed.
 func (h *history) takeDown(t *testing.T) {
 	t.Helper()
 	if !t.Failed() {
@@ -83,10 +84,10 @@ func (h *history) takeDown(t *testing.T) {
 	}
 }
 
-// volumes returns all volumes of the history.
+// volumes returns the source, the clones and the restored volumes.
 func (h *history) volumes() []*vol {
 	out := []*vol{h.source}
-	for _, c := range h.cuts {
+	for _, c := range h.captures {
 		if c.copy != nil {
 			out = append(out, c.copy)
 		}
@@ -94,13 +95,13 @@ func (h *history) volumes() []*vol {
 	return out
 }
 
-// write lets the writer run for a random time.
+// write writes a random number of batches.
 func (h *history) write(t *testing.T) {
 	t.Helper()
-	must(t, h.writer.some(h.source.file(), 1+h.rand.IntN(6)))
+	must(t, h.writer.write(h.source.file(), 1+h.rand.IntN(6)))
 }
 
-// live reports whether a copy can be made while the volume is written.
+// live reports whether the driver can make snapshots and clones while the source is written.
 func (h *history) live() bool {
 	switch {
 	case h.kind.Has(backendtest.Directory):
@@ -111,37 +112,39 @@ func (h *history) live() bool {
 	return true
 }
 
-// cut makes a snapshot, or sometimes a clone.
-func (h *history) cut(t *testing.T, i int) {
+// capture makes a snapshot, or sometimes a clone: of an unpublished source if the kind requires it,
+// otherwise after a write without a sync, or during writes.
+func (h *history) capture(t *testing.T, i int) {
 	t.Helper()
-	c := &cut{}
-	h.cuts = append(h.cuts, c)
-	take := h.snapshot
+	c := &capture{}
+	h.captures = append(h.captures, c)
+	create := h.snapshot
 	if h.rand.IntN(4) == 0 {
-		take = h.clone
+		create = h.clone
 	}
-	cut := func() {
+	take := func() {
 		c.after = h.writer.moment()
-		take(t, c, h.name(fmt.Sprintf("cut-%d", i)))
+		create(t, c, h.name(fmt.Sprintf("capture-%d", i)))
 		c.before = h.writer.moment()
 	}
 	switch {
 	case !h.live():
 		h.source.unpublish(t)
-		cut()
+		take()
 		h.source.publish(t)
 	case h.rand.IntN(3) == 0:
-		must(t, h.writer.unsynced(h.source.file()))
-		cut()
+		must(t, h.writer.writeUnsynced(h.source.file()))
+		take()
 	default:
-		h.whileWriting(t, cut)
+		h.whileWriting(t, take)
 	}
 }
 
+// whileWriting calls do while the writer writes batches to the source.
 func (h *history) whileWriting(t *testing.T, do func()) {
 	t.Helper()
 	stop, ended := make(chan struct{}), make(chan error)
-	go func() { ended <- h.writer.until(h.source.file(), stop) }()
+	go func() { ended <- h.writer.writeUntil(h.source.file(), stop) }()
 	defer func() {
 		close(stop)
 		must(t, <-ended)
@@ -149,7 +152,7 @@ func (h *history) whileWriting(t *testing.T, do func()) {
 	do()
 }
 
-func (h *history) snapshot(t *testing.T, c *cut, name string) {
+func (h *history) snapshot(t *testing.T, c *capture, name string) {
 	t.Helper()
 	class := map[string]string{}
 	if h.rand.IntN(4) == 0 && h.kind.Has(backendtest.Filesystem) {
@@ -160,17 +163,17 @@ func (h *history) snapshot(t *testing.T, c *cut, name string) {
 	c.id = resp.GetSnapshot().GetSnapshotId()
 }
 
-func (h *history) clone(t *testing.T, c *cut, name string) {
+func (h *history) clone(t *testing.T, c *capture, name string) {
 	t.Helper()
 	c.copy = h.newVol(t, h.kind, name, h.kind.Size(), &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: h.source.id},
 	}})
 }
 
-func (h *history) restore(t *testing.T, c *cut, name string) {
+func (h *history) restore(t *testing.T, c *capture, name string) {
 	t.Helper()
 	size := h.kind.Size()
-	if h.kind.FSType != "ext4" { // which grows with a capability that not every machine gives
+	if h.kind.FSType != "ext4" { // to grow an ext4 needs CAP_SYS_RESOURCE, which tests may lack
 		size *= 1 + h.rand.Int64N(2)
 	}
 	c.copy = h.newVol(t, h.kind, name, size, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
@@ -178,14 +181,15 @@ func (h *history) restore(t *testing.T, c *cut, name string) {
 	}})
 }
 
-// compareCuts compares each snapshot of an image with the later ones by their changed blocks.
-func (h *history) compareCuts(t *testing.T) {
+// compareSnapshots checks the allocated blocks of each snapshot, and the changed blocks between each
+// pair of snapshots.
+func (h *history) compareSnapshots(t *testing.T) {
 	t.Helper()
 	if !h.kind.Has(backendtest.ChangedBlocks) {
 		return
 	}
-	var snapshots []*cut
-	for _, c := range h.cuts {
+	var snapshots []*capture
+	for _, c := range h.captures {
 		if c.id != "" {
 			snapshots = append(snapshots, c)
 		}
@@ -201,9 +205,9 @@ func (h *history) compareCuts(t *testing.T) {
 	}
 }
 
-// checkCopy compares a clone, or a volume of a snapshot, with the written content, and writes
-// to it. The write must not show in other volumes.
-func (h *history) checkCopy(t *testing.T, i int, c *cut) {
+// checkCopy compares a clone or a restored volume with the content of the source. Then it writes to
+// the volume, so that later comparisons fail if the write has changed other volumes.
+func (h *history) checkCopy(t *testing.T, i int, c *capture) {
 	t.Helper()
 	if c.copy == nil {
 		h.restore(t, c, h.name(fmt.Sprintf("copy-%d", i)))
@@ -214,12 +218,12 @@ func (h *history) checkCopy(t *testing.T, i int, c *cut) {
 	if h.tree {
 		treetest.Compare(t, h.source.tree(), v.tree())
 	}
-	h.tally.volumes.Add(1)
-	must(t, newWriter(h.seed+1, 8).some(v.file(), 2))
+	h.totals.volumes.Add(1)
+	must(t, newWriter(h.seed+1, 8).write(v.file(), 2))
 	v.unpublish(t)
 }
 
-// removeAll removes volumes and snapshots in any order.
+// removeAll checks the source again, and deletes the volumes and snapshots in random order.
 func (h *history) removeAll(t *testing.T) {
 	t.Helper()
 	must(t, h.writer.check(h.source.file(), h.writer.moment(), h.writer.moment()))
@@ -227,7 +231,7 @@ func (h *history) removeAll(t *testing.T) {
 	for _, v := range h.volumes() {
 		removals = append(removals, func() { v.remove(t) })
 	}
-	for _, c := range h.cuts {
+	for _, c := range h.captures {
 		if c.id != "" {
 			removals = append(removals, func() {
 				_, err := h.control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: c.id})

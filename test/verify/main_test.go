@@ -23,25 +23,26 @@ import (
 )
 
 var (
-	histories = flag.Int("histories", 0, "histories for each pool; 0: what "+historiesVariable+" says, or a few")
-	seed      = flag.Uint64("seed", 0, "seed of the first history; 0: the time")
+	histories = flag.Int("histories", 0, "`number` of histories for each pool; 0 means the value of "+historiesVariable+", or a few if it is not set")
+	seed      = flag.Uint64("seed", 0, "seed of the first history, which the seeds of the others follow; 0 means the current time")
 )
 
 const (
 	historiesVariable = "TRIVET_TEST_HISTORIES"
-	// driverVariable names the driver's program. It is for machines that cannot build it.
+	// driverVariable is the path of the driver's program, for machines that cannot build it.
 	driverVariable = "TRIVET_TEST_DRIVER"
-	few            = 2
+	// defaultHistories is the number of histories that go test runs for each pool.
+	defaultHistories = 2
 
-	// patience is the maximum of every wait.
-	patience = 2 * time.Minute
-	nodeID   = "node-1.example"
-	poolName = "default"
+	// waitTimeout is the maximum duration of each wait.
+	waitTimeout = 2 * time.Minute
+	nodeID      = "node-1.example"
+	poolName    = "default"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// count is how many histories a pool has.
+// count returns the number of histories for each pool.
 func count(t *testing.T) int {
 	t.Helper()
 	if *histories > 0 {
@@ -49,7 +50,7 @@ func count(t *testing.T) int {
 	}
 	text := os.Getenv(historiesVariable)
 	if text == "" {
-		return few
+		return defaultHistories
 	}
 	n, err := strconv.Atoi(text)
 	must(t, err)
@@ -63,7 +64,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// program builds the driver.
+// program returns the path of the driver, which it builds unless driverVariable is set.
 func program(t *testing.T) string {
 	t.Helper()
 	if made := os.Getenv(driverVariable); made != "" {
@@ -74,10 +75,11 @@ func program(t *testing.T) string {
 	return path
 }
 
-// ground is a driver with one pool.
-type ground struct {
-	pool string // where what it has can be seen
-	// shares: the pool's filesystem shares blocks. subvolumes: its directories are subvolumes.
+// testDriver is a running driver with one pool.
+type testDriver struct {
+	pool string // the directory of the pool, on the NFS server if the pool is on an export
+	// shares is true if the pool's filesystem can share blocks between files, and subvolumes if the
+	// driver's directories are subvolumes.
 	shares, subvolumes bool
 	kinds              []kind
 
@@ -86,12 +88,12 @@ type ground struct {
 	changes csi.SnapshotMetadataClient
 }
 
-// serve starts a driver. place is the part of its configuration that says where its pool is.
-// The driver ends with the test and must leave nothing.
-func (g *ground) serve(t *testing.T, binary, place string) {
+// serve starts the driver. medium is the part of the pool's configuration that selects its medium.
+// The driver ends with the test.
+func (g *testDriver) serve(t *testing.T, binary, medium string) {
 	t.Helper()
 	dir := t.TempDir()
-	config := fmt.Sprintf("pools: [{name: %s, overcommit: 100, freezeLimit: 50s, %s}]\n", poolName, place)
+	config := fmt.Sprintf("pools: [{name: %s, overcommit: 100, freezeLimit: 50s, %s}]\n", poolName, medium)
 	must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
 	log, err := os.Create(filepath.Join(dir, "log"))
 	must(t, err)
@@ -103,7 +105,7 @@ func (g *ground) serve(t *testing.T, binary, place string) {
 	must(t, cmd.Start())
 	t.Cleanup(func() {
 		if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
-			t.Errorf("the driver ended with %v", err)
+			t.Errorf("the driver ended with error %v", err)
 		}
 		if b, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
 			t.Logf("the end of the driver's log:\n%s", b[max(0, len(b)-8192):])
@@ -112,14 +114,14 @@ func (g *ground) serve(t *testing.T, binary, place string) {
 	g.connect(t, endpoint)
 }
 
-func (g *ground) connect(t *testing.T, endpoint string) {
+func (g *testDriver) connect(t *testing.T, endpoint string) {
 	t.Helper()
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	g.control, g.node, g.changes = csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewSnapshotMetadataClient(conn)
 	identity := csi.NewIdentityClient(conn)
-	must(t, retry.For(t.Context(), patience, func() (bool, error) {
+	must(t, retry.For(t.Context(), waitTimeout, func() (bool, error) {
 		resp, err := identity.Probe(t.Context(), &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && !resp.GetReady().GetValue() {
 			err = errors.New("the driver is not ready")
@@ -128,36 +130,36 @@ func (g *ground) connect(t *testing.T, endpoint string) {
 	}))
 }
 
-// run goes through all histories of a ground.
-func (g *ground) run(t *testing.T) {
+// run runs the histories in parallel, and checks that the pool is empty afterwards.
+func (g *testDriver) run(t *testing.T) {
 	t.Helper()
 	first := *seed
 	if first == 0 {
 		first = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed=%d", first)
-	var blocks tally
+	var all totals
 	t.Run("histories", func(t *testing.T) {
 		for i := range uint64(count(t)) {
 			t.Run(strconv.FormatUint(first+i, 10), func(t *testing.T) {
 				t.Parallel()
-				newHistory(t, g, first+i, &blocks).run(t)
+				newHistory(t, g, first+i, &all).run(t)
 			})
 		}
 	})
-	t.Logf("%d volumes compared with what was written; changed blocks: %d bytes of %d allocated, in %d pairs of snapshots",
-		blocks.volumes.Load(), blocks.changed.Load(), blocks.allocated.Load(), blocks.pairs.Load())
+	t.Logf("compared %d volumes with what was written, and %d pairs of snapshots, where %d of %d allocated bytes were reported as changed",
+		all.volumes.Load(), all.pairs.Load(), all.changed.Load(), all.allocated.Load())
 	g.wantEmpty(t)
 }
 
-// wantEmpty waits until nothing of any volume or snapshot is in the pool.
-func (g *ground) wantEmpty(t *testing.T) {
+// wantEmpty waits until the pool has no files of volumes and snapshots.
+func (g *testDriver) wantEmpty(t *testing.T) {
 	t.Helper()
-	err := retry.For(context.Background(), patience, func() (bool, error) {
+	err := retry.For(context.Background(), waitTimeout, func() (bool, error) {
 		for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
 			left, err := filepath.Glob(filepath.Join(g.pool, dir, "*"))
 			if err == nil && len(left) > 0 {
-				err = fmt.Errorf("left: %s", strings.Join(left, ", "))
+				err = fmt.Errorf("the pool is not empty: got %s", strings.Join(left, ", "))
 			}
 			if err != nil {
 				return true, err

@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// TestNFS is TestHistories for a pool on an export.
+// TestNFS runs histories in a pool on an export.
 func TestNFS(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	path := server.Export(t, "verify")
-	g := &ground{pool: server.Dir(path), kinds: targets.On(pool.KindExport, backendtest.Snapshots)}
+	g := &testDriver{pool: server.Dir(path), kinds: targets.On(pool.KindExport, backendtest.Snapshots)}
 	g.serve(t, program(t), fmt.Sprintf("nfs: {server: %s, export: %s, init: true}", server.Address(), path))
 	g.run(t)
 }

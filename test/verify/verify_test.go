@@ -12,14 +12,13 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// TestHistories runs histories in pools on filesystems that copy in different ways.
+// TestHistories runs histories in pools on filesystems that make copies in different ways.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	binary := program(t)
 	for _, one := range []struct {
 		name, fsType string
-		// option is a mount option, attribute an attribute of the pool's directory
-		// (chattr(1)).
+		// option is a mount option. attribute is set on the pool's directory with chattr(1).
 		option, attribute string
 	}{
 		{"xfs", "xfs", "", ""},
@@ -39,7 +38,7 @@ func TestHistories(t *testing.T) {
 			if one.attribute != "" {
 				testenv.Run(t, "chattr", one.attribute, dir)
 			}
-			g := &ground{pool: dir, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory, backendtest.Snapshots)}
+			g := &testDriver{pool: dir, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory, backendtest.Snapshots)}
 			g.serve(t, binary, fmt.Sprintf("directory: {path: %q}", dir))
 			g.run(t)
 		})

@@ -24,23 +24,24 @@ func capability(k kind) *csi.VolumeCapability {
 	return k.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 }
 
-// vol is a volume and where it is published.
+// vol is a volume with its staging and target paths.
 type vol struct {
-	*ground
+	*testDriver
 	kind    kind
 	name    string
 	id      string
 	staging string
 	target  string
 	context map[string]string
-	up      bool
+	// published is true after publish and before unpublish.
+	published bool
 }
 
-// newVol creates a volume of a source; nil: an empty volume.
-func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *csi.VolumeContentSource) *vol {
+// newVol creates a volume from a source, or an empty volume if source is nil.
+func (g *testDriver) newVol(t *testing.T, k kind, name string, size int64, source *csi.VolumeContentSource) *vol {
 	t.Helper()
 	dir := t.TempDir()
-	v := &vol{ground: g, kind: k, name: name, staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
+	v := &vol{testDriver: g, kind: k, name: name, staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
 	must(t, os.Mkdir(v.staging, 0o755))
 	resp, err := g.control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, Parameters: k.Parameters(volume.ParamPool, poolName),
@@ -51,7 +52,7 @@ func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *c
 	return v
 }
 
-// file is the path of the written file or device.
+// file returns the path of the file or device to which the writer writes.
 func (v *vol) file() string {
 	if v.kind.Block() {
 		return v.target
@@ -59,9 +60,10 @@ func (v *vol) file() string {
 	return filepath.Join(v.target, "blocks")
 }
 
-// tree is the path of the volume's directory tree.
+// tree returns the path of the directory tree in the volume.
 func (v *vol) tree() string { return filepath.Join(v.target, "tree") }
 
+// publish publishes the volume to the node, stages it and publishes it to a pod.
 func (v *vol) publish(t *testing.T) {
 	t.Helper()
 	resp, err := v.control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: nodeID, VolumeCapability: capability(v.kind)})
@@ -75,10 +77,10 @@ func (v *vol) publish(t *testing.T) {
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability(v.kind), PublishContext: v.context,
 	})
 	must(t, err)
-	v.up = true
+	v.published = true
 }
 
-// unpublish unpublishes and unstages a volume, and checks its filesystem.
+// unpublish undoes publish, and then checks the volume's filesystem.
 func (v *vol) unpublish(t *testing.T) {
 	t.Helper()
 	_, err := v.node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
@@ -86,19 +88,20 @@ func (v *vol) unpublish(t *testing.T) {
 	must(t, v.unstage(t.Context()))
 	_, err = v.control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: nodeID})
 	must(t, err)
-	v.up = false
+	v.published = false
 	v.fsck(t)
 }
 
-// unstage retries while the device is in use: a program that was started meanwhile may have
-// the mounts of its parent for a moment.
+// unstage unstages the volume. It retries while the device is in use, because a process that was just
+// started may have its parent's mounts for a moment.
 func (v *vol) unstage(ctx context.Context) error {
-	return retry.For(ctx, patience, func() (bool, error) {
+	return retry.For(ctx, waitTimeout, func() (bool, error) {
 		_, err := v.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
 		return status.Code(err) == codes.FailedPrecondition, err
 	})
 }
 
+// fsck checks the filesystem of an unpublished disk image.
 func (v *vol) fsck(t *testing.T) {
 	t.Helper()
 	words := map[string][]string{
@@ -111,13 +114,14 @@ func (v *vol) fsck(t *testing.T) {
 	}
 	image := filepath.Join(v.pool, "volumes", v.name, "image")
 	if out, err := exec.Command(words[0], append(words[1:], image)...).CombinedOutput(); err != nil {
-		t.Errorf("%q of %s: %v\n%s", words, image, err, out)
+		t.Errorf("%q %s: %v\n%s", words, image, err, out)
 	}
 }
 
+// remove unpublishes the volume if necessary, and deletes it.
 func (v *vol) remove(t *testing.T) {
 	t.Helper()
-	if v.up {
+	if v.published {
 		v.unpublish(t)
 	}
 	_, err := v.control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})

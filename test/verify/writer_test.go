@@ -13,19 +13,19 @@ import (
 // blockSize is the size of one write in bytes.
 const blockSize = 4096
 
-// version is the content of a block at some time: the number of the write, and its batch of
-// writes. A batch is synced before the next one begins, by the writer or by the process that
-// copies.
+// version is one write to a block. number counts all writes of the writer, and batch is the number of
+// the write's batch. A batch is synced before the next one begins, by the writer or by the driver,
+// which syncs before it copies.
 type version struct {
 	number, batch uint64
-	zero          bool
+	zero          bool // the block was overwritten with zeros
 }
 
-// moment is the progress of a writer: the batches whose writes have all returned, and the
-// writes that have begun.
+// moment is the progress of a writer: the number of batches whose writes have all returned, and the
+// number of writes that have begun.
 type moment struct{ written, begun uint64 }
 
-// writer writes numbered blocks at random places of a file or device, and records their order.
+// writer writes to random blocks of a file or device, and records the versions of each block.
 type writer struct {
 	seed   uint64
 	blocks int
@@ -46,8 +46,8 @@ func (w *writer) moment() moment {
 	return w.now
 }
 
-// unsynced writes a batch without a sync.
-func (w *writer) unsynced(path string) error {
+// writeUnsynced writes one batch without a sync.
+func (w *writer) writeUnsynced(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -55,14 +55,14 @@ func (w *writer) unsynced(path string) error {
 	return errors.Join(w.batch(f), f.Close())
 }
 
-// some writes n batches.
-func (w *writer) some(path string, n int) error {
-	return w.while(path, func() bool { n--; return n >= 0 })
+// write writes n batches.
+func (w *writer) write(path string, n int) error {
+	return w.writeWhile(path, func() bool { n--; return n >= 0 })
 }
 
-// until writes batches until stop is closed.
-func (w *writer) until(path string, stop <-chan struct{}) error {
-	return w.while(path, func() bool {
+// writeUntil writes batches until stop is closed.
+func (w *writer) writeUntil(path string, stop <-chan struct{}) error {
+	return w.writeWhile(path, func() bool {
 		select {
 		case <-stop:
 			return false
@@ -72,7 +72,8 @@ func (w *writer) until(path string, stop <-chan struct{}) error {
 	})
 }
 
-func (w *writer) while(path string, more func() bool) (err error) {
+// writeWhile writes batches as long as more returns true, and syncs each batch.
+func (w *writer) writeWhile(path string, more func() bool) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -86,6 +87,7 @@ func (w *writer) while(path string, more func() bool) (err error) {
 	return nil
 }
 
+// batch writes to up to eight random blocks.
 func (w *writer) batch(f *os.File) error {
 	for range 1 + w.rand.IntN(8) {
 		at := w.rand.IntN(w.blocks)
@@ -100,7 +102,7 @@ func (w *writer) batch(f *os.File) error {
 	return nil
 }
 
-// begin records a write before it is made.
+// begin records a write to a block before the block is written.
 func (w *writer) begin(at int, zero bool) version {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,7 +112,8 @@ func (w *writer) begin(at int, zero bool) version {
 	return v
 }
 
-// content is the content of a block. Half of it is compressible.
+// content returns the content of a version of a block. Its second half is zeros, which filesystems
+// can compress.
 func (w *writer) content(at int, v version) []byte {
 	b := make([]byte, blockSize)
 	if v.zero {
@@ -125,9 +128,9 @@ func (w *writer) content(at int, v version) []byte {
 	return b
 }
 
-// check compares a copy with the written content. The copy was made between two moments and
-// shows one moment between them: all that was written at the first, and all batches that were
-// synced before any write that it shows.
+// check compares a copy with the written content. The copy was made after one moment and before
+// another. It must contain all batches that were written at the first moment. If it contains a write,
+// it must also contain all earlier batches, because they were synced before that write began.
 func (w *writer) check(path string, after, before moment) error {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) && after.written == 0 {
@@ -137,7 +140,7 @@ func (w *writer) check(path string, after, before moment) error {
 		return err
 	}
 	found := map[int]int{}
-	whole := after.written
+	complete := after.written
 	for at := range w.blocks {
 		have := b[min(at*blockSize, len(b)):min((at+1)*blockSize, len(b))]
 		i, err := w.find(at, have, before)
@@ -145,18 +148,19 @@ func (w *writer) check(path string, after, before moment) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		if found[at] = i; i >= 0 && !w.versions[at][i].zero {
-			whole = max(whole, w.versions[at][i].batch-1)
+			complete = max(complete, w.versions[at][i].batch-1)
 		}
 	}
 	for at, i := range found {
-		if err := w.recent(at, i, whole); err != nil {
+		if err := w.recent(at, i, complete); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
 	return nil
 }
 
-// find is the last version that a block can have; -1 is its content before the first write.
+// find returns the index of the newest version, begun before the copy was complete, that has the
+// content of a block. It returns -1 for the content before the first write.
 func (w *writer) find(at int, have []byte, before moment) (int, error) {
 	versions := w.versions[at]
 	for i := len(versions) - 1; i >= 0; i-- {
@@ -167,19 +171,21 @@ func (w *writer) find(at int, have []byte, before moment) (int, error) {
 	if same(have, make([]byte, blockSize)) {
 		return -1, nil
 	}
-	return 0, fmt.Errorf("block %d is none of the %d that were written there: it begins with %x", at, len(versions), have[:min(16, len(have))])
+	return 0, fmt.Errorf("block %d has none of its %d versions: got a block that begins with %x", at, len(versions), have[:min(16, len(have))])
 }
 
-// same compares, with zeros after the end of the file.
+// same reports whether a block has the wanted content. A block that is shorter, because the file
+// ends in it, is followed by zeros.
 func same(have, want []byte) bool {
 	return bytes.Equal(have, want[:len(have)]) && len(bytes.Trim(want[len(have):], "\x00")) == 0
 }
 
-// recent refuses a version that is older than one of a batch that the copy shows completely.
-func (w *writer) recent(at, i int, whole uint64) error {
+// recent fails if a version of a block is too old: one of the batches up to complete, which the copy
+// must contain, has a newer version.
+func (w *writer) recent(at, i int, complete uint64) error {
 	for _, v := range w.versions[at][i+1:] {
-		if v.batch <= whole {
-			return fmt.Errorf("block %d has not what write %d of batch %d made of it: batches to %d are there", at, v.number, v.batch, whole)
+		if v.batch <= complete {
+			return fmt.Errorf("block %d does not contain write %d of batch %d, although the copy must contain all batches up to %d", at, v.number, v.batch, complete)
 		}
 	}
 	return nil
