@@ -21,71 +21,75 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// call is a CSI call that changes a volume, or a write of its pod.
+// call is a CSI call for a volume, or the write of a pod.
 type call string
 
 const (
-	create     call = "CreateVolume"
-	attach     call = "ControllerPublishVolume"
-	stage      call = "NodeStageVolume"
-	publish    call = "NodePublishVolume"
-	write      call = "write"
-	expand     call = "ControllerExpandVolume"
-	nodeExpand call = "NodeExpandVolume"
-	unpublish  call = "NodeUnpublishVolume"
-	unstage    call = "NodeUnstageVolume"
-	detached   call = "ControllerUnpublishVolume"
-	remove     call = "DeleteVolume"
-	cut        call = "CreateSnapshot"
-	drop       call = "DeleteSnapshot"
+	create              call = "CreateVolume"
+	controllerPublish   call = "ControllerPublishVolume"
+	stage               call = "NodeStageVolume"
+	publish             call = "NodePublishVolume"
+	write               call = "write"
+	expand              call = "ControllerExpandVolume"
+	nodeExpand          call = "NodeExpandVolume"
+	unpublish           call = "NodeUnpublishVolume"
+	unstage             call = "NodeUnstageVolume"
+	controllerUnpublish call = "ControllerUnpublishVolume"
+	remove              call = "DeleteVolume"
+	snapshot            call = "CreateSnapshot"
+	deleteSnapshot      call = "DeleteSnapshot"
 )
 
-// co is an orchestrator with one volume, and the state that it expects. Each call has the same
-// arguments every time.
+// co is a container orchestrator with one volume, and the state that it expects. It repeats each call
+// with the same arguments.
 type co struct {
 	host     *host
 	name     string
 	kind     kind
-	readOnly bool // how it is published
+	readOnly bool // the volume is published read-only
 	thick    bool
-	// class has parameters that only this volume has.
+	// class contains StorageClass parameters in addition to those of the kind.
 	class map[string]string
-	// size is the first size in bytes; 0: the size of the kind.
+	// size is the requested size in bytes before any expansion; 0 means the size of the kind.
 	size int64
-	data []byte
-	// frozen: its snapshots are taken with consistency frozen.
+	data []byte // the content that write writes
+	// frozen is true if snapshots are taken with consistency frozen.
 	frozen bool
-	// partner is the other volume of a group of snapshots.
+	// partner is the second volume of a group snapshot; nil if snapshots are of one volume.
 	partner *co
-	// source is the ID of the snapshot that the volume is made of. origin is the orchestrator
-	// of that snapshot; nil if the snapshot is deleted before the volume.
+	// source is the ID of the snapshot from which the volume is restored.
 	source string
+	// origin is the orchestrator of the source. It deletes the source after the volume. It is nil
+	// if the test deletes the source itself.
 	origin *co
 
 	id      string
-	context map[string]string // of ControllerPublishVolume
+	context map[string]string // the response of ControllerPublishVolume
 
 	created, staged, published bool
-	// snapshots has the IDs of the snapshots of sources. cutBefore: a snapshot was taken at
-	// some time.
+	// snapshots contains the IDs of the existing snapshots, in the order of sources.
 	snapshots []string
-	cutBefore bool
-	// formatted: the volume has a filesystem.
+	// hadSnapshot is true after the first attempt to take a snapshot.
+	hadSnapshot bool
+	// formatted is true if the volume has a filesystem.
 	formatted bool
-	// follows: the device has the size that the driver has recorded.
-	follows bool
+	// resized is true if the device must have the size that the driver has recorded.
+	resized bool
+	// written is true if the volume contains data.
 	written bool
-	// base is the size of the filesystem when it was first seen.
-	base int64
+	// initialSize is the size of the filesystem when it was first checked.
+	initialSize int64
 }
 
-// isLocal reports whether the volume is a directory of the node.
+// isLocal reports whether the volume is a directory in a pool of the node.
 func (c *co) isLocal() bool {
 	return c.kind.Has(backendtest.Directory | backendtest.NodeLocal)
 }
 
+// firstSize returns the requested size of the volume before any expansion.
 func (c *co) firstSize() int64 { return cmp.Or(c.size, c.kind.Size()) }
 
+// newCO returns an orchestrator of a volume that does not exist yet.
 func newCO(h *host, name string, k kind) (*co, error) {
 	c := &co{host: h, name: name, kind: k, data: make([]byte, 1<<20)}
 	_, _ = rand.NewChaCha8([32]byte([]byte(fmt.Sprintf("%-32.32s", name)))).Read(c.data) // never fails
@@ -104,10 +108,11 @@ func (c *co) makePaths() error {
 func (c *co) staging() string { return c.host.path(c.name + "/staging") }
 func (c *co) target() string  { return c.host.path(c.name + "/pod/target") }
 
-// image is the path of the image on the node or on the server of the export.
+// image returns the path of the image on the node, or on the NFS server of the pool.
 func (c *co) image() string { return filepath.Join(c.host.pool, "volumes", c.name, "image") }
 
-// attachedImage is the path at which the kernel opened the image; empty if it is not attached.
+// attachedImage returns the path at which the driver opens the image. For a pool on an export, it is
+// empty while the folder of the image is not mounted.
 func (c *co) attachedImage() (string, error) {
 	if !c.host.shared() {
 		return c.image(), nil
@@ -134,8 +139,8 @@ func (c *co) parameters() map[string]string {
 	return p
 }
 
-// again makes an error final unless the CSI specification allows a retry of the same call.
-func again(err error) error {
+// retryable returns err as a finalError unless the CSI specification tells the CO to retry the call.
+func retryable(err error) error {
 	switch status.Code(err) {
 	case codes.OK, codes.Unavailable, codes.Aborted:
 		return err
@@ -144,7 +149,7 @@ func again(err error) error {
 	}
 }
 
-// do makes each call until it succeeds, and then checks the expected state.
+// do repeats each call until it succeeds, and then compares the actual state with the expected one.
 func (c *co) do(calls ...call) error {
 	for _, one := range calls {
 		err := c.insist(one)
@@ -158,16 +163,15 @@ func (c *co) do(calls ...call) error {
 	return nil
 }
 
-// insist makes a call until it succeeds. FAILED_PRECONDITION means that the call cannot succeed
-// before another call. If a retry succeeds without another call, the test continues and fails
-// at its end.
+// insist repeats a call until it succeeds. It also retries after FAILED_PRECONDITION, but if the retry
+// succeeds, the test fails at its end: FAILED_PRECONDITION means that another call must come first.
 func (c *co) insist(one call) error {
 	var refused error
 	var since time.Time
 	err := poll(func(ctx context.Context) error {
 		err := c.attempt(ctx, one)
 		if status.Code(err) != codes.FailedPrecondition {
-			return again(err)
+			return retryable(err)
 		}
 		if refused == nil {
 			refused, since = err, time.Now()
@@ -175,18 +179,18 @@ func (c *co) insist(one call) error {
 		return err
 	})
 	if err == nil && refused != nil {
-		c.host.complain(fmt.Errorf("volume %s (%s): %s succeeded after it was rejected for %v: %w", c.name, c.kind, one, time.Since(since), refused))
+		c.host.addError(fmt.Errorf("volume %s (%s): %s failed for %v and then succeeded without another call: %w", c.name, c.kind, one, time.Since(since), refused))
 	}
 	return err
 }
 
-// attempt makes one call once.
+// attempt makes a call once.
 func (c *co) attempt(ctx context.Context, what call) error { return attempts[what](c, ctx) }
 
 var attempts = map[call]func(*co, context.Context) error{
 	create: (*co).create, remove: (*co).remove, expand: (*co).expand, nodeExpand: (*co).nodeExpand,
-	attach: (*co).attach, detached: (*co).detach, stage: (*co).stage, unstage: (*co).unstage,
-	publish: (*co).publish, unpublish: (*co).unpublish, cut: (*co).cut, drop: (*co).drop,
+	controllerPublish: (*co).controllerPublish, controllerUnpublish: (*co).controllerUnpublish, stage: (*co).stage, unstage: (*co).unstage,
+	publish: (*co).publish, unpublish: (*co).unpublish, snapshot: (*co).snapshot, deleteSnapshot: (*co).deleteSnapshot,
 	write: func(c *co, _ context.Context) error { return c.write() },
 }
 
@@ -205,7 +209,7 @@ func (c *co) create(ctx context.Context) error {
 	return err
 }
 
-// volumeID is the volume's ID, even if no call has returned it.
+// volumeID returns the volume's ID. It builds the ID if no call has returned it yet.
 func (c *co) volumeID() (string, error) {
 	if c.id != "" {
 		return c.id, nil
@@ -222,7 +226,7 @@ func (c *co) volumeID() (string, error) {
 	return c.id, nil
 }
 
-func (c *co) attach(ctx context.Context) error {
+func (c *co) controllerPublish(ctx context.Context) error {
 	resp, err := c.host.control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
 		VolumeId: c.id, NodeId: nodeID, VolumeCapability: c.capability(),
 	})
@@ -237,7 +241,7 @@ func (c *co) stage(ctx context.Context) error {
 		VolumeId: c.id, StagingTargetPath: c.staging(), VolumeCapability: c.capability(), PublishContext: c.context,
 	})
 	if err == nil && !c.staged {
-		c.staged, c.follows, c.formatted = true, true, c.kind.Has(backendtest.Filesystem)
+		c.staged, c.resized, c.formatted = true, true, c.kind.Has(backendtest.Filesystem)
 	}
 	return err
 }
@@ -252,7 +256,7 @@ func (c *co) publish(ctx context.Context) error {
 }
 
 func (c *co) expand(ctx context.Context) error {
-	c.follows = false
+	c.resized = false
 	if c.kind.Has(backendtest.WholeDisk) {
 		if err := c.host.enlarge(); err != nil {
 			return finalError{err}
@@ -269,7 +273,7 @@ func (c *co) nodeExpand(ctx context.Context) error {
 		VolumeId: c.id, VolumePath: c.target(), StagingTargetPath: c.staging(), VolumeCapability: c.capability(),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: c.kind.Size() + growth},
 	})
-	c.follows = c.follows || err == nil
+	c.resized = c.resized || err == nil
 	return err
 }
 
@@ -291,35 +295,35 @@ func (c *co) unstage(ctx context.Context) error {
 	return fsck(c.image(), c.kind.FSType)
 }
 
-func (c *co) detach(ctx context.Context) error {
+func (c *co) controllerUnpublish(ctx context.Context) error {
 	_, err := c.host.control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: c.id, NodeId: nodeID})
 	return err
 }
 
-// remove deletes the volume. At every crash point of DeleteVolume the data is deleted. A volume
-// of the same name is a new volume.
+// remove deletes the volume. It expects that the data is deleted even if the driver crashes, because
+// the volume is already deleted at each crash point of DeleteVolume.
 func (c *co) remove(ctx context.Context) error {
 	id, err := c.volumeID()
 	if err != nil {
 		return err
 	}
-	c.created, c.written, c.formatted, c.base = false, false, false, 0
+	c.created, c.written, c.formatted, c.initialSize = false, false, false, 0
 	_, err = c.host.control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	return err
 }
 
-// capacity is the size that the driver has recorded.
+// capacity returns the size that the driver has recorded.
 func (c *co) capacity() (int64, error) {
 	var bytes int64
 	err := poll(func(ctx context.Context) error {
 		resp, err := c.host.control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: c.id})
 		bytes = resp.GetVolume().GetCapacityBytes()
-		return again(err)
+		return retryable(err)
 	})
 	return bytes, err
 }
 
-// file is the path that a pod writes to: a file of the filesystem, or the raw device.
+// file returns the path to which the pod writes: a file in the volume, or a raw device.
 func (c *co) file() string {
 	if c.kind.Block() {
 		return c.target()
@@ -327,8 +331,8 @@ func (c *co) file() string {
 	return filepath.Join(c.target(), "data")
 }
 
-// write writes the known content durably. A process that starts at the same time inherits
-// the open file for a moment and keeps the mount busy.
+// write writes the content and syncs it. It holds ForkLock, because a process that starts at the same
+// time would inherit the open file for a moment and keep the mount busy.
 func (c *co) write() error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -357,8 +361,8 @@ func (c *co) read() ([]byte, error) {
 	return have, err
 }
 
-// verify reads a published volume: it has the known content, or nothing if nothing was
-// written.
+// verify reads a published volume and fails unless it has the written content. A volume to which
+// nothing was written must have no file, or zeros if it is a raw device.
 func (c *co) verify() error {
 	have, err := c.read()
 	if !c.kind.Block() && !c.written && os.IsNotExist(err) {
@@ -372,7 +376,7 @@ func (c *co) verify() error {
 		want = make([]byte, len(c.data))
 	}
 	if !bytes.Equal(have, want) {
-		return fmt.Errorf("volume %s (%s): %s has other content than was written (written: %t)", c.name, c.kind, c.file(), c.written)
+		return fmt.Errorf("volume %s (%s): got wrong content in %s, want the written content: %t, zeros: %t", c.name, c.kind, c.file(), c.written, !c.written)
 	}
 	return nil
 }

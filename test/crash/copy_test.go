@@ -20,11 +20,11 @@ import (
 	"github.com/trivet-csi/trivet/linux/freeze"
 )
 
-// bulk is the amount of data in bytes whose copy takes long enough to be interrupted.
+// bulk is an amount of data in bytes. A test can interrupt its copy.
 const bulk = 128 << 20
 
-// newBulk creates a volume with bulk data in a pool that shares no blocks, and then makes the
-// calls of path.
+// newBulk creates a volume with bulk bytes of data on ext4, which cannot share blocks, so that copies
+// take long. Then it makes the calls of path.
 func newBulk(t *testing.T, k kind, path ...call) *co {
 	t.Helper()
 	h := newHost(t, "ext4", crashing, "")
@@ -32,41 +32,43 @@ func newBulk(t *testing.T, k kind, path ...call) *co {
 	must(t, err)
 	c.size, c.data = 2*bulk, make([]byte, bulk)
 	_, _ = rand.Read(c.data) // never fails
-	must(t, c.do(create, attach, stage, publish, write))
+	must(t, c.do(create, controllerPublish, stage, publish, write))
 	must(t, c.do(path...))
 	return c
 }
 
-var unused = []call{unpublish, unstage, detached}
+// unpublishAll are the calls after which a published volume is not in use.
+var unpublishAll = []call{unpublish, unstage, controllerUnpublish}
 
-// TestKilledInSnapshot kills the driver during a copy. No part of the copy is left, and the
-// copy can be made again.
+// TestKilledInSnapshot kills the driver while it copies an image for a snapshot. The next driver
+// removes the incomplete copy, and the snapshot can be taken again.
 func TestKilledInSnapshot(t *testing.T) {
 	t.Parallel()
-	c := newBulk(t, raw[0], unused...)
-	c.killWhile(t, cut, func() bool { c.host.kill(); return true })
+	c := newBulk(t, raw[0], unpublishAll...)
+	c.killWhile(t, snapshot, func() bool { c.host.kill(); return true })
 	must(t, c.host.start(""))
-	must(t, errors.Join(c.checkSnapshots(), c.nothingIncomplete()))
-	must(t, c.do(cut))
+	must(t, errors.Join(c.checkSnapshots(), c.awaitNoTemporaryFiles()))
+	must(t, c.do(snapshot))
 	c.finish(t)
 }
 
-// TestKilledInRestore is TestKilledInSnapshot for a volume that is made of a snapshot.
+// TestKilledInRestore kills the driver while it copies a snapshot to a new volume. The next driver
+// removes the incomplete copy, and the volume can be created again.
 func TestKilledInRestore(t *testing.T) {
 	t.Parallel()
-	origin := newBulk(t, raw[0], append(unused, cut)...)
+	origin := newBulk(t, raw[0], append(unpublishAll, snapshot)...)
 	must(t, origin.do(remove))
 	c, err := origin.restored(0, "pvc-2")
 	must(t, err)
 	c.origin = origin
 	c.killWhile(t, create, func() bool { c.host.kill(); return true })
 	must(t, c.host.start(""))
-	must(t, errors.Join(emptyDir(filepath.Join(c.host.pool, "volumes")), c.nothingIncomplete()))
+	must(t, errors.Join(emptyDir(filepath.Join(c.host.pool, "volumes")), c.awaitNoTemporaryFiles()))
 	must(t, c.do(create))
 	c.finish(t)
 }
 
-// TestThawedWithoutDriver kills a driver while a filesystem is frozen. Writes to it continue
+// TestThawedWithoutDriver kills the driver while a filesystem is frozen. The filesystem is thawed
 // before the next driver starts.
 func TestThawedWithoutDriver(t *testing.T) {
 	t.Parallel()
@@ -82,31 +84,32 @@ func TestThawedWithoutDriver(t *testing.T) {
 					one.awaitThawed(t)
 				}
 				must(t, c.host.start(""))
-				must(t, c.do(cut))
+				must(t, c.do(snapshot))
 				c.finish(t)
 			})
 		}
 	}
 }
 
-// TestThawedByNextDriver kills the driver and the guardian of the freeze at once.
+// TestThawedByNextDriver kills the driver and the guardian process that would thaw the filesystem. The
+// next driver thaws it.
 func TestThawedByNextDriver(t *testing.T) {
 	t.Parallel()
-	c := newBulk(t, one[0])
-	t.Cleanup(func() { _ = exec.Command("fsfreeze", "--unfreeze", c.staging()).Run() }) // if it failed
-	c.killWhile(t, cut, func() bool {
+	c := newBulk(t, ext4[0])
+	t.Cleanup(func() { _ = exec.Command("fsfreeze", "--unfreeze", c.staging()).Run() }) // if the test failed
+	c.killWhile(t, snapshot, func() bool {
 		must(t, c.host.killBoth())
 		return c.isFrozen(t)
 	})
 	must(t, c.host.start(""))
 	c.awaitThawed(t)
-	must(t, c.nothingIncomplete())
-	must(t, c.do(cut))
+	must(t, c.awaitNoTemporaryFiles())
+	must(t, c.do(snapshot))
 	c.finish(t)
 }
 
-// killWhile makes a call that copies, and calls kill when a part of the copy exists. It
-// starts again if the call ended first, or if kill returns false.
+// killWhile makes a call that copies an image, and calls kill when the copy contains data. If the call
+// ends before that, or kill returns false, it undoes the call and tries again.
 func (c *co) killWhile(t *testing.T, what call, kill func() bool) {
 	t.Helper()
 	for range 10 {
@@ -118,12 +121,12 @@ func (c *co) killWhile(t *testing.T, what call, kill func() bool) {
 			return
 		}
 		must(t, c.host.start(""))
-		must(t, c.do(instead[what]...))
+		must(t, c.do(undo[what]...))
 	}
-	t.Fatalf("%s was not interrupted during its copy", what)
+	t.Fatalf("%s: the driver was never killed during the copy", what)
 }
 
-// copying is nil when an image is being copied, or the call that does so has ended.
+// copying returns nil if an image is being copied, or if the call that copies has ended.
 func (c *co) copying(answered <-chan error) error {
 	if len(answered) > 0 {
 		return nil
@@ -143,12 +146,13 @@ func (c *co) copying(answered <-chan error) error {
 	return errors.New("no image is being copied")
 }
 
-// nothingIncomplete waits until the leftovers of a killed driver are removed.
-func (c *co) nothingIncomplete() error {
+// awaitNoTemporaryFiles waits until the driver has removed the incomplete copies.
+func (c *co) awaitNoTemporaryFiles() error {
 	return poll(func(context.Context) error { return emptyDir(filepath.Join(c.host.pool, ".trivet/tmp")) })
 }
 
-// killBoth kills the driver and its guardian, so that neither notices the death of the other.
+// killBoth kills the driver and its guardian. It stops the driver first, so that neither can react to
+// the end of the other.
 func (h *host) killBoth() error {
 	driver := h.process.cmd.Process
 	if err := driver.Signal(syscall.SIGSTOP); err != nil {
@@ -165,7 +169,7 @@ func (h *host) killBoth() error {
 	return err
 }
 
-// stopped is nil when all threads of a process are stopped (proc_pid_stat(5)).
+// stopped returns nil if all threads of a process are stopped (state T of proc_pid_stat(5)).
 func stopped(pid int) error {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
@@ -174,16 +178,16 @@ func stopped(pid int) error {
 	for _, task := range tasks {
 		b, err := os.ReadFile(task)
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		if _, rest, _ := strings.Cut(string(b), ") "); !strings.HasPrefix(rest, "T") {
-			return fmt.Errorf("%s: %s", task, rest)
+			return fmt.Errorf("got state %q in %s, want T", rest, task)
 		}
 	}
 	return nil
 }
 
-// guardiansOf finds the guardian processes of a driver.
+// guardiansOf returns the PIDs of the guardian processes of a driver.
 func guardiansOf(driver int) (pids []int, err error) {
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range all {
@@ -205,8 +209,8 @@ func guardiansOf(driver int) (pids []int, err error) {
 	return pids, err
 }
 
-// isFrozen reports whether the filesystem is frozen. The kernel shows that only by EBUSY for a
-// second freeze.
+// isFrozen reports whether the filesystem is frozen. It tries to freeze the filesystem, because the
+// kernel reports a frozen filesystem only by EBUSY.
 func (c *co) isFrozen(t *testing.T) bool {
 	t.Helper()
 	out, err := exec.Command("fsfreeze", "--freeze", c.staging()).CombinedOutput()
@@ -233,7 +237,7 @@ func (c *co) awaitThawed(t *testing.T) {
 			}
 			return err
 		default:
-			return fmt.Errorf("%s is frozen", c.target())
+			return fmt.Errorf("the write to %s has not ended, so its filesystem is still frozen", c.target())
 		}
 	}))
 }

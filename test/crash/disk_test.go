@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// diskOverhead is more than the partition tables of a disk take, in bytes.
+// diskOverhead is a size in bytes that is larger than the partition tables of a disk.
 const diskOverhead = 4 << 20
 
-// newDiskHost starts a driver with a pool of one disk.
+// newDiskHost starts an armed driver with a pool of one disk, which a volume of the kind fits.
 func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	t.Helper()
 	h := &host{binary: crashing, dir: t.TempDir(), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
@@ -27,7 +27,8 @@ func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	return h
 }
 
-// diskNode is the device node of a volume while it is attached.
+// diskNode returns the path of the device node that a volume has while it is attached. It is empty if
+// the pool does not exist yet.
 func (h *host) diskNode(name string) string {
 	uuid, err := h.poolUUID()
 	if err != nil {
@@ -41,32 +42,33 @@ func (c *co) checkDisk() error {
 	node := c.host.diskNode(c.name)
 	_, missing := os.Stat(node)
 	errs := []error{c.checkTargetExists(), c.checkMount(c.staging(), node, c.staged, false), c.checkMount(c.target(), node, c.published, c.readOnly)}
-	if there := missing == nil; there != c.staged {
-		errs = append(errs, fmt.Errorf("%s exists: %t, staged: %t", node, there, c.staged))
+	if exists := missing == nil; exists != c.staged {
+		errs = append(errs, fmt.Errorf("got device node %s exists: %t, want %t", node, exists, c.staged))
 	}
 	if c.created {
 		errs = append(errs, c.host.checkMark())
 	}
-	if c.staged && c.follows {
+	if c.staged && c.resized {
 		errs = append(errs, c.checkDiskSize(node))
 	}
 	return errors.Join(errs...)
 }
 
-// checkMark fails unless the disk is claimed.
+// checkMark fails unless the disk has the complete mark of the driver.
 func (h *host) checkMark() error {
 	found, err := blockdev.FindDisks([]string{h.disk})
 	if err != nil {
 		return err
 	}
 	if m, err := found[0].Mark(); err != nil || !m.Complete || m.Damaged {
-		return fmt.Errorf("the disk of %d bytes has mark %+v: %w", found[0].Size, m, err)
+		return fmt.Errorf("got mark %+v and error %w on the disk of %d bytes, want a complete and undamaged mark", m, err, found[0].Size)
 	}
 	return nil
 }
 
+// checkDiskSize fails unless the device has the recorded size and the filesystem fills it.
 func (c *co) checkDiskSize(node string) error {
-	promised, err := c.capacity()
+	recorded, err := c.capacity()
 	if err != nil {
 		return err
 	}
@@ -75,18 +77,18 @@ func (c *co) checkDiskSize(node string) error {
 		return err
 	}
 	defer f.Close()
-	if size, err := blockdev.Size(f); err != nil || size != promised {
-		return fmt.Errorf("%s has %d bytes, the driver promised %d: %w", node, size, promised, err)
+	if size, err := blockdev.Size(f); err != nil || size != recorded {
+		return fmt.Errorf("got %d bytes and error %w for %s, want %d bytes", size, err, node, recorded)
 	}
 	have, err := filesystemSize(c.staging())
 	const overhead = 80 << 20 // mostly the log
-	if err == nil && have < promised-overhead {
-		err = fmt.Errorf("the filesystem has %d bytes of %d", have, promised)
+	if err == nil && have < recorded-overhead {
+		err = fmt.Errorf("got a filesystem of %d bytes, want at least %d", have, recorded-overhead)
 	}
 	return err
 }
 
-// enlarge makes the disk as large as an expanded volume needs.
+// enlarge grows the disk to the size that an expanded volume needs.
 func (h *host) enlarge() error {
 	size := h.size + growth + diskOverhead
 	if err := os.Truncate(h.diskImage, size); err != nil {
@@ -99,14 +101,14 @@ func (h *host) enlarge() error {
 	return nil
 }
 
-// blank fails if the disk has a mark or data.
-func (h *host) blank() error {
+// wantBlankDisk fails if the disk has a mark or data.
+func (h *host) wantBlankDisk() error {
 	found, err := blockdev.FindDisks([]string{h.disk})
 	if err != nil {
 		return err
 	}
 	if f := found[0].Inspect(); f.Reason != blockdev.DiskFree {
-		return fmt.Errorf("%s is %s: %s", filepath.Base(h.disk), f.Reason, f.Detail)
+		return fmt.Errorf("got state %s of %s (%s), want %s", f.Reason, filepath.Base(h.disk), f.Detail, blockdev.DiskFree)
 	}
 	return nil
 }

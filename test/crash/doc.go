@@ -1,8 +1,8 @@
-// Package crash kills the driver with SIGKILL, at every point that internal/crashpoint names
-// and at random moments. It then does what an orchestrator does: it makes the call again, or
-// makes the opposite call. The end state is read from the kernel, from the pool's folders and
-// by the filesystems' own checkers, not from the driver.
+// Package crash kills the driver with SIGKILL at every crash point of package internal/crashpoint and
+// at random moments. Then it does what a container orchestrator (CO) does: it makes the call again,
+// or it makes the call that undoes it. It checks the resulting state with the kernel, the files of the
+// pool and the filesystems' own checkers, not with the driver.
 //
-// It runs the real binary, as root, on real loop devices and mounts. Nothing
-// but tests lives here.
+// The tests run the real driver, as root, on real loop devices and mounts. A driver that is armed with
+// a crash point kills itself when it reaches the point.
 package crash

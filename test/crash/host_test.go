@@ -28,16 +28,16 @@ import (
 
 const nodeID = "node-1.example"
 
-// host is a node: the state that a driver leaves when its process ends.
+// host is a node with one pool. Its state survives the processes of the driver.
 type host struct {
 	binary    string
-	dir       string // the state, and the orchestrator's paths
-	pool      string // the path of its content
+	dir       string // contains the driver's state and the orchestrator's paths
+	pool      string // the path of the pool, on the NFS server if it is on an export
 	export    *export
-	disk      string // the disk of a pool of disks, and its image
-	diskImage string
-	size      int64             // of the volume on the disk
-	class     map[string]string // of the pool, besides its name
+	disk      string            // the loop device that is the disk of a pool of disks
+	diskImage string            // the backing file of disk
+	size      int64             // the size of the volume on disk
+	class     map[string]string // parameters of GetCapacity in addition to the pool
 	log       *os.File
 	conn      *grpc.ClientConn
 	identity  csi.IdentityClient
@@ -45,47 +45,48 @@ type host struct {
 	groups    csi.GroupControllerClient
 	node      csi.NodeClient
 	process   *process
-	armed     crashpoint.Point // the driver that was started last
-	room      int64            // the first result of GetCapacity
+	armed     crashpoint.Point // the crash point of the driver that was started last
+	room      int64            // the result of GetCapacity for the empty pool
 
-	mu         sync.Mutex
-	complaints []error
+	mu   sync.Mutex
+	errs []error // of addError
 }
 
-// complain fails the test at its end.
-func (h *host) complain(err error) {
+// addError makes the test fail when it ends. Any goroutine may call it.
+func (h *host) addError(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.complaints = append(h.complaints, err)
+	h.errs = append(h.errs, err)
 }
 
-// poolFilesystem is the size of the filesystem of a pool.
+// poolFilesystem is the size of the filesystem of a pool on a node.
 const poolFilesystem = "4G"
 
-// newHost makes a node with an empty pool on a new filesystem and starts a driver. All of it
-// is removed when the test ends.
+// newHost returns a node with an empty pool on a new filesystem and a running driver. All of them are
+// removed when the test ends.
 func newHost(t *testing.T, fsType, binary string, armed crashpoint.Point) *host {
 	t.Helper()
-	return newHostIn(t, filepath.Join(testenv.Filesystem(t, fsType, poolFilesystem), "pool"), binary, armed)
+	return newHostWithPool(t, filepath.Join(testenv.Filesystem(t, fsType, poolFilesystem), "pool"), binary, armed)
 }
 
-// newHostIn is newHost with the pool in a directory.
-func newHostIn(t *testing.T, pool, binary string, armed crashpoint.Point) *host {
+// newHostWithPool returns a node with an empty pool in a directory and a running driver.
+func newHostWithPool(t *testing.T, pool, binary string, armed crashpoint.Point) *host {
 	t.Helper()
 	h := &host{binary: binary, dir: t.TempDir(), pool: pool}
 	h.begin(t, fmt.Sprintf("directory: {path: %q}, ephemeral: true", pool), armed)
 	return h
 }
 
-// begin starts a driver. place is the part of the configuration with the pool's location.
-func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
+// begin starts the first driver. medium is the part of the pool's configuration that selects its
+// medium.
+func (h *host) begin(t *testing.T, medium string, armed crashpoint.Point) {
 	t.Helper()
-	// The size is far below the filesystem's, whose metadata grows. GetCapacity then depends
-	// on the promised bytes alone.
+	// The size of the pool is far below that of the filesystem, so that the growth of the filesystem's
+	// metadata does not change the result of GetCapacity.
 	if h.disk == "" {
-		place += ", size: 3Gi"
+		medium += ", size: 3Gi"
 	}
-	config := fmt.Sprintf("pools: [{name: %s, %s}]\nephemeralMemory: 16Mi\n", h.poolName(), place)
+	config := fmt.Sprintf("pools: [{name: %s, %s}]\nephemeralMemory: 16Mi\n", h.poolName(), medium)
 	must(t, os.WriteFile(h.path("config.yaml"), []byte(config), 0o600))
 	var err error
 	h.log, err = os.Create(h.path("log"))
@@ -97,16 +98,16 @@ func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
 	must(t, err)
 }
 
-// export is the directory of an NFS server where a host has its pool.
+// export is an NFS export that contains a host's pool.
 type export struct {
 	server, path string
-	// pool is its name. The tags of loop devices contain it, and all hosts of a test are on
-	// one machine.
+	// pool is the name of the pool. It differs for each host, because the hosts of all tests share the
+	// machine's loop devices, whose tags contain the name.
 	pool string
 }
 
-// shared reports whether the pool is on an export. A process of its own then serves it and
-// passes the crash points.
+// shared reports whether the pool is on an export. The driver accesses such a pool in a separate
+// process, which reaches the crash points.
 func (h *host) shared() bool { return h.export != nil }
 
 func (h *host) poolName() string {
@@ -116,17 +117,19 @@ func (h *host) poolName() string {
 	return "default"
 }
 
-// source is the source of a mount of a path below the export.
+// source returns the source of a mount of a path on the export.
 func (h *host) source(path string) string {
 	return h.export.server + ":" + filepath.Join(h.export.path, path)
 }
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
 
+// remove kills the driver, fails the test for recorded errors and leftovers, and logs the driver's
+// output if the test has failed.
 func (h *host) remove(t *testing.T) {
 	t.Helper()
 	h.kill()
-	for _, err := range h.complaints {
+	for _, err := range h.errs {
 		t.Error(err)
 	}
 	if h.conn != nil {
@@ -139,7 +142,7 @@ func (h *host) remove(t *testing.T) {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(h.log.Name()); err == nil && t.Failed() {
-		t.Logf("the end of the drivers' log:\n%s", b[max(0, len(b)-8192):])
+		t.Logf("the end of the log of all drivers:\n%s", b[max(0, len(b)-8192):])
 	}
 	_ = h.log.Close()
 }
@@ -166,7 +169,7 @@ type process struct {
 	dead chan struct{} // closed when it has ended
 }
 
-// launch starts the driver; it need not be ready yet.
+// launch starts the driver and does not wait until it is ready.
 func (h *host) launch(armed crashpoint.Point) error {
 	cmd := exec.Command(h.binary, "driver", "--endpoint", "unix://"+h.path("csi.sock"), "--node-id", nodeID,
 		"--config", h.path("config.yaml"), "--state-dir", h.path("state"), "--http-address", "", "-v", "2")
@@ -177,7 +180,7 @@ func (h *host) launch(armed crashpoint.Point) error {
 	}
 	p := &process{cmd: cmd, dead: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // how it ended is in cmd.ProcessState
+		_ = cmd.Wait() // cmd.ProcessState contains the result
 		close(p.dead)
 	}()
 	h.process, h.armed = p, armed
@@ -196,19 +199,19 @@ func (h *host) start(armed crashpoint.Point) error {
 		}
 		return err
 	})
-	if err == nil && h.shared() { // a driver does not wait for the processes of shared pools
+	if err == nil && h.shared() { // the driver is ready before the processes of shared pools are
 		_, err = h.capacity()
 	}
 	return err
 }
 
-// stop ends the driver as Kubernetes does.
+// stop ends the driver with SIGTERM, as Kubernetes does. It fails if the driver fails.
 func (h *host) stop() error {
 	if err := h.process.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
 	if !h.process.ended() {
-		return errors.New("the driver did not end")
+		return errors.New("the driver did not end after SIGTERM")
 	}
 	if state := h.process.cmd.ProcessState; !state.Success() {
 		return fmt.Errorf("the driver ended with %v", state)
@@ -216,7 +219,7 @@ func (h *host) stop() error {
 	return nil
 }
 
-// kill ends the driver at once, if it runs.
+// kill ends the driver with SIGKILL if it runs.
 func (h *host) kill() {
 	if h.process == nil {
 		return
@@ -226,17 +229,17 @@ func (h *host) kill() {
 	<-h.process.dead
 }
 
-// commit ends the wait of a killed driver for a commit of btrfs, which no other process
-// requests: the kernel may sleep for 30 seconds (see package quota).
+// commit makes btrfs commit its transaction. A killed driver may wait in the kernel for a commit,
+// which would otherwise take up to 30 seconds (see package quota).
 func (h *host) commit() {
 	if own, err := h.filesystem(); err == nil && own.FSType == "btrfs" {
-		_ = exec.Command("sync", "-f", h.pool).Run() // without it the driver ends later
+		_ = exec.Command("sync", "-f", h.pool).Run() // if sync fails, the driver only ends later
 	}
 }
 
-// ended waits up to patience for the end of the process.
+// ended waits for the end of the process, and reports whether it ended within waitTimeout.
 func (p *process) ended() bool {
-	limit := time.NewTimer(patience)
+	limit := time.NewTimer(waitTimeout)
 	defer limit.Stop()
 	select {
 	case <-p.dead:
@@ -246,7 +249,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// killed reports whether the process, which has ended, was ended by SIGKILL.
+// killed reports whether SIGKILL ended the process. The process must have ended.
 func (p *process) killed() bool {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
@@ -259,12 +262,12 @@ func (h *host) capacity() (int64, error) {
 		maps.Copy(class, h.class)
 		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
 		room = resp.GetAvailableCapacity()
-		return again(err)
+		return retryable(err)
 	})
 	return room, err
 }
 
-// poolUUID reads the pool's identity from its marker.
+// poolUUID reads the pool's UUID from its marker file.
 func (h *host) poolUUID() (string, error) {
 	b, err := os.ReadFile(filepath.Join(h.pool, "pool.json"))
 	if err != nil {
@@ -274,9 +277,9 @@ func (h *host) poolUUID() (string, error) {
 	return marker.UUID, json.Unmarshal(b, &marker)
 }
 
-// empty waits until the pool is as it was at first: it has no volumes, no incomplete volumes, no
-// promised bytes, no mounts and no bound devices.
-func (h *host) empty() error {
+// awaitEmpty waits until the pool has no volumes, snapshots, temporary or deleted files, promised
+// bytes, mounts and bound loop devices.
+func (h *host) awaitEmpty() error {
 	return poll(func(context.Context) error {
 		errs := []error{h.leaks(), leaks(h.pool, ""), h.checkRoom()}
 		for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
@@ -286,11 +289,11 @@ func (h *host) empty() error {
 	})
 }
 
-// checkRoom fails while bytes are promised.
+// checkRoom fails while the driver counts bytes of the pool as promised to volumes.
 func (h *host) checkRoom() error {
 	room, err := h.capacity()
 	if err == nil && room != h.room {
-		err = fmt.Errorf("GetCapacity returned %d bytes, at first %d", room, h.room)
+		err = fmt.Errorf("got %d bytes from GetCapacity, want %d as for the empty pool", room, h.room)
 	}
 	return err
 }
@@ -298,18 +301,17 @@ func (h *host) checkRoom() error {
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err == nil && len(entries) > 0 {
-		err = fmt.Errorf("%s has %v", dir, entries)
+		err = fmt.Errorf("got %v in %s, want an empty directory", entries, dir)
 	}
 	return err
 }
 
-// leaks returns an error if a mount or loop device of no volume is left. The mount of a shared
-// pool's records is allowed.
+// leaks fails if a mount or loop device below the host's directory is left. The mount with which the
+// driver accesses the records of a shared pool is allowed.
 func (h *host) leaks() error { return leaks(h.dir, h.path("state/exports")) }
 
-// ownsNothing fails if a driver that has ended left a mount, or in a shared pool a file of its
-// processes.
-func (h *host) ownsNothing() error {
+// wantNothingOwned fails if a driver that has ended left a mount, or an owner file in a shared pool.
+func (h *host) wantNothingOwned() error {
 	return poll(func(context.Context) error {
 		err := leaks(h.dir, "")
 		if h.shared() {
@@ -319,8 +321,8 @@ func (h *host) ownsNothing() error {
 	})
 }
 
-// awaitCrash waits until the driver logs that the armed process of the shared pool was killed,
-// and then kills the driver. err is the result of the call.
+// awaitCrash waits until the driver logs that the armed process of a shared pool was killed. Then it
+// kills the driver. err is the result of the call during which the process was killed.
 func (h *host) awaitCrash(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && status.Code(err) != codes.Unavailable {
@@ -329,7 +331,7 @@ func (h *host) awaitCrash(t *testing.T, err error) {
 	must(t, poll(func(context.Context) error {
 		b, err := os.ReadFile(h.log.Name())
 		if err == nil && !bytes.Contains(b, []byte("signal: killed")) {
-			err = fmt.Errorf("SIGKILL ended no process; the log:\n%s", b)
+			err = fmt.Errorf("got no \"signal: killed\" in the log of the driver:\n%s", b)
 		}
 		return err
 	}))

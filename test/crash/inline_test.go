@@ -16,22 +16,23 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// pod is a kubelet with a pod that describes its own volume. The kubelet makes two calls. After
-// a crash it may make the call again, make the opposite call, or make no call.
+// pod is a kubelet with a pod that has an inline volume. The kubelet only makes the calls
+// NodePublishVolume and NodeUnpublishVolume. After a crash it may repeat the call, make the other
+// call, or make no call.
 type pod struct {
 	host       *host
 	attributes map[string]string
 	published  bool
 }
 
-// The volumes of pods.
+// The attributes of the pods' volumes: a disk image, and a tmpfs.
 var (
 	inlineImage  = map[string]string{"size": "32Mi"}
 	inlineMemory = map[string]string{"size": "1Mi", "medium": "memory"}
 )
 
-// inlineRows are the points that the calls of an inline volume reach. Points between which the
-// volume does not change are left out.
+// inlineRows contains the crash points that the calls for an inline volume reach. If the volume does
+// not change between several points, only one of them is a row.
 var inlineRows = []struct {
 	call       call
 	attributes map[string]string
@@ -49,39 +50,42 @@ var inlineRows = []struct {
 	{unpublish, inlineMemory, []crashpoint.Point{crashpoint.UnpublishGone, crashpoint.UnpublishDone}},
 }
 
-// TestInlineAgain makes the interrupted call again.
-func TestInlineAgain(t *testing.T) {
+// TestInlineRetry repeats the interrupted call after the crash.
+func TestInlineRetry(t *testing.T) {
 	t.Parallel()
-	eachInlineRow(t, func(t *testing.T, p *pod, cut call) {
-		must(t, p.do(cut))
+	eachInlineRow(t, func(t *testing.T, p *pod, interrupted call) {
+		must(t, p.do(interrupted))
 	})
 }
 
-// TestInlineInstead makes the opposite call after the crash.
-func TestInlineInstead(t *testing.T) {
+// TestInlineUndo makes the call that undoes the interrupted call after the crash.
+func TestInlineUndo(t *testing.T) {
 	t.Parallel()
-	eachInlineRow(t, func(t *testing.T, p *pod, cut call) {
-		must(t, p.do(instead[cut][0]))
+	eachInlineRow(t, func(t *testing.T, p *pod, interrupted call) {
+		must(t, p.do(undo[interrupted][0]))
 	})
 }
 
-// TestInlineForgotten makes no call: the driver removes a volume that no pod has.
+// TestInlineForgotten makes no call after the crash. The driver removes a volume that is not mounted
+// for a pod.
 func TestInlineForgotten(t *testing.T) {
 	t.Parallel()
 	eachInlineRow(t, func(t *testing.T, p *pod, _ call) {
 		mounts, err := mountsAt(p.target())
 		must(t, err)
 		if len(mounts) == 0 {
-			must(t, p.host.empty())
+			must(t, p.host.awaitEmpty())
 		}
 	})
 }
 
-func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, cut call)) {
+// eachInlineRow kills the driver at each point, calls after, and checks that the volume can be deleted
+// and created again.
+func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, interrupted call)) {
 	t.Helper()
 	for _, r := range inlineRows {
 		for _, point := range r.points {
-			name := string(point) // short: the driver's socket is in a folder of this name
+			name := string(point) // short, because the path of the driver's socket contains it
 			if r.attributes["medium"] != "" {
 				name += "-memory"
 			}
@@ -95,11 +99,11 @@ func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, cut call)) {
 				must(t, p.host.start(""))
 				after(t, p, r.call)
 				must(t, p.do(unpublish))
-				must(t, p.host.empty())
-				must(t, p.do(publish, unpublish)) // the pod starts again
-				must(t, p.host.empty())
+				must(t, p.host.awaitEmpty())
+				must(t, p.do(publish, unpublish)) // as if the pod were created again
+				must(t, p.host.awaitEmpty())
 				must(t, p.host.stop())
-				must(t, p.host.ownsNothing())
+				must(t, p.host.wantNothingOwned())
 			})
 		}
 	}
@@ -116,18 +120,18 @@ func (p *pod) id() string { return "csi-" + strings.Repeat("0f", 32) }
 
 func (p *pod) target() string { return p.host.path("pods/volumes/scratch/mount") }
 
-// reach makes a call to an armed driver, which must die in it.
+// reach makes a call during which the driver must crash at a point.
 func (p *pod) reach(t *testing.T, one call, point crashpoint.Point) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	p.host.wantCrash(t, one, point, p.attempt(ctx, one))
 }
 
-// do makes each call until it succeeds, and then checks the state.
+// do repeats each call until it succeeds, and then checks the state.
 func (p *pod) do(calls ...call) error {
 	for _, one := range calls {
-		err := poll(func(ctx context.Context) error { return again(p.attempt(ctx, one)) })
+		err := poll(func(ctx context.Context) error { return retryable(p.attempt(ctx, one)) })
 		if err == nil {
 			err = p.check()
 		}
@@ -157,22 +161,23 @@ func (p *pod) attempt(ctx context.Context, what call) error {
 	return err
 }
 
-// write writes a file as the pod does. A process that is started meanwhile inherits the open
-// file and keeps the mount busy.
+// write writes a file in the volume. It holds ForkLock, because a process that starts at the same time
+// would inherit the open file for a moment and keep the mount busy.
 func (p *pod) write() error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(filepath.Join(p.target(), "file"), []byte("scratch"), 0o600)
 }
 
-// check fails unless the volume has one writable mount if it is published, and none otherwise.
+// check fails unless a published volume has one mount that can be written to, and an unpublished one
+// has neither a mount nor a target.
 func (p *pod) check() error {
 	if p.published {
 		_, err := mountAt(p.target(), true)
 		return errors.Join(err, p.write())
 	}
 	if _, err := os.Lstat(p.target()); !os.IsNotExist(err) {
-		return fmt.Errorf("the target %s still exists (%w)", p.target(), err)
+		return fmt.Errorf("got error %w for the target %s of an unpublished volume, want %w", err, p.target(), os.ErrNotExist)
 	}
 	return p.host.leaks()
 }

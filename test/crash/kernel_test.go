@@ -14,35 +14,35 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// mountsAt lists the mounts at a path, of which the last hides the others.
+// mountsAt returns the mounts at a path. The last one hides the others.
 func mountsAt(path string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != path, false })
 }
 
-// mountAt returns the mount at a path. It fails unless there is exactly one if want is set,
-// and none otherwise.
-func mountAt(path string, want bool) (*mountinfo.Info, error) {
+// mountAt returns the mount at a path. If mounted is true, it fails unless the path has exactly one
+// mount. Otherwise, it returns nil, and fails if the path has a mount.
+func mountAt(path string, mounted bool) (*mountinfo.Info, error) {
 	mounts, err := mountsAt(path)
 	switch {
 	case err != nil:
 		return nil, err
-	case want && len(mounts) == 1:
+	case mounted && len(mounts) == 1:
 		return mounts[0], nil
-	case want || len(mounts) > 0:
-		return nil, fmt.Errorf("%d mounts at %s, expected one: %t", len(mounts), path, want)
+	case mounted || len(mounts) > 0:
+		return nil, fmt.Errorf("got %d mounts at %s, want exactly one: %t, want none: %t", len(mounts), path, mounted, !mounted)
 	}
 	return nil, nil
 }
 
-// checkReadOnly fails unless a mount is read-only, or is not.
+// checkReadOnly fails if a mount is read-only and readOnly is false, or the reverse.
 func checkReadOnly(m *mountinfo.Info, readOnly bool) error {
 	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
-		return fmt.Errorf("%s is mounted %s, expected is read-only %t", m.Mountpoint, m.Options, readOnly)
+		return fmt.Errorf("got mount options %s at %s, want read-only: %t", m.Options, m.Mountpoint, readOnly)
 	}
 	return nil
 }
 
-// mounts lists the paths of the mounts that match.
+// mounts returns the mount points of the mounts that match.
 func mounts(match func(*mountinfo.Info) bool) (paths []string, err error) {
 	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !match(i), false })
 	for _, m := range found {
@@ -51,16 +51,16 @@ func mounts(match func(*mountinfo.Info) bool) (paths []string, err error) {
 	return paths, err
 }
 
-// mountsBelow lists the mounts below a directory.
+// mountsBelow returns the mount points below a directory.
 func mountsBelow(dir string) ([]string, error) {
 	return mounts(func(i *mountinfo.Info) bool { return strings.HasPrefix(i.Mountpoint, dir+"/") })
 }
 
-// loops lists the loop devices whose backing file matches.
+// loops returns the loop devices whose backing file matches.
 func loops(match func(file string) bool) (devices []string, err error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
-		// A device may be freed between the two reads.
+		// The device may have been freed since the Glob.
 		if on, err := os.ReadFile(f); err == nil && match(strings.TrimSpace(string(on))) {
 			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
@@ -68,28 +68,28 @@ func loops(match func(file string) bool) (devices []string, err error) {
 	return devices, err
 }
 
-// loopsOn lists the loop devices of a file, or of another loop device.
+// loopsOn returns the loop devices whose backing file is a file or another loop device.
 func loopsOn(file string) ([]string, error) { return loops(func(on string) bool { return on == file }) }
 
-// loopsBelow lists the loop devices of the files below a directory, also of removed files. A
-// device on top of another loop device is not listed.
+// loopsBelow returns the loop devices whose backing file is or was below a directory. It does not
+// return loop devices on top of other loop devices.
 func loopsBelow(dir string) ([]string, error) {
 	return loops(func(on string) bool { return strings.HasPrefix(on, dir+"/") })
 }
 
-// leaks returns an error if a path below a directory is mounted or bound. Mounts in the
-// directory allowed are no leaks.
+// leaks fails if a mount point or the backing file of a loop device is below a directory. It ignores
+// mount points directly in the directory allowed.
 func leaks(dir, allowed string) error {
 	mounts, err := mountsBelow(dir)
 	mounts = slices.DeleteFunc(mounts, func(at string) bool { return filepath.Dir(at) == allowed })
 	devices, derr := loopsBelow(dir)
 	if err = errors.Join(err, derr); err == nil && len(mounts)+len(devices) > 0 {
-		err = fmt.Errorf("left behind: mounts %q, loop devices %q", mounts, devices)
+		err = fmt.Errorf("got mounts %q and loop devices %q below %s, want none", mounts, devices, dir)
 	}
 	return err
 }
 
-// deviceSize is the size of a block device in bytes.
+// deviceSize returns the size of a block device in bytes.
 func deviceSize(device string) (int64, error) {
 	b, err := os.ReadFile("/sys/block/" + filepath.Base(device) + "/size")
 	if err != nil {
@@ -99,14 +99,14 @@ func deviceSize(device string) (int64, error) {
 	return sectors * 512, err
 }
 
-// filesystemSize is the size in bytes of the filesystem at a path.
+// filesystemSize returns the size in bytes of the filesystem at a path.
 func filesystemSize(path string) (int64, error) {
 	var st syscall.Statfs_t
 	err := syscall.Statfs(path, &st)
 	return int64(st.Blocks) * st.Frsize, err
 }
 
-// fsck checks the filesystem on an image with the filesystem's own tool, which changes nothing.
+// fsck checks the filesystem on an image with the filesystem's own tool, without repairs.
 func fsck(image, fsType string) error {
 	words := map[string][]string{
 		"ext4":  {"e2fsck", "-fn"},
@@ -123,9 +123,9 @@ func fsck(image, fsType string) error {
 	return nil
 }
 
-// clearLeftovers removes what a failed test left: mounts below dir, and loop devices of the
-// pool's images, upper devices first. An image on an export is busy until then, and so is its
-// mount below dir.
+// clearLeftovers removes mounts below dir and loop devices whose backing files are in dir or pool,
+// which a failed test has left. It unmounts a second time, because a loop device keeps the mount of
+// its backing file busy.
 func clearLeftovers(dir, pool string) error {
 	err := unmountAll(dir)
 	if serr := errors.Join(clearDevices(pool), clearDevices(dir)); err != nil || serr != nil {
@@ -142,16 +142,18 @@ func unmountAll(dir string) error {
 	return err
 }
 
+// clearDevices frees the loop devices below a directory, and before each the devices on top of it.
 func clearDevices(dir string) error {
 	below, err := loopsBelow(dir)
 	for _, device := range below {
 		above, aerr := loopsOn(device)
-		err = errors.Join(err, aerr, detach(append(above, device)))
+		err = errors.Join(err, aerr, freeLoops(append(above, device)))
 	}
 	return err
 }
 
-func detach(devices []string) error {
+// freeLoops frees loop devices. It ignores devices that the kernel has freed in the meantime.
+func freeLoops(devices []string) error {
 	for _, device := range devices {
 		out, err := exec.Command("losetup", "-d", device).CombinedOutput()
 		if _, serr := os.Stat("/sys/block/" + filepath.Base(device) + "/loop/backing_file"); err != nil && serr == nil {

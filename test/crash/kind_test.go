@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// kind is a kind of volume of package targets. Its name is short, because a driver's socket
-// is in a folder of that name.
+// kind is a kind of volume of package targets. Its name is short, because the path of the driver's
+// socket contains it.
 type kind struct {
 	backendtest.Kind
 	name string
@@ -18,7 +18,7 @@ type kind struct {
 
 func (k kind) String() string { return k.name }
 
-// kinds are the tested kinds of volume. A new kind is one line here: its powers choose its rows.
+// kinds contains the tested kinds of volume. The powers of a kind select the rows that test it.
 var kinds = []kind{
 	{targets.Volume("images-xfs", "ext4"), "ext4"},
 	{targets.Volume("images-xfs", "block"), "block"},
@@ -31,42 +31,42 @@ var kinds = []kind{
 	{targets.Volume("nfs", "dir"), "directory"},
 }
 
-// The kinds of rows. Those on exports are in nfs_test.go.
+// The kinds of rows. nfs_test.go contains those for pools on exports.
 var (
-	one       = images("ext4")
-	both      = images("ext4", rawDevice)
-	raw       = images(rawDevice)
-	growable  = images("xfs", rawDevice) // growing ext4 needs a capability that some machines lack
-	formatted = with(backendtest.Image | backendtest.Filesystem)
-	local     = with(backendtest.Directory | backendtest.NodeLocal)
-	limited   = with(backendtest.Limited)
-	unlimited = with(backendtest.Unlimited)
-	disks     = with(backendtest.WholeDisk)
-	// each is the first kind of each target of a node.
-	each = slices.CompactFunc(with(backendtest.NodeLocal), func(a, b kind) bool { return a.Target().Name == b.Target().Name })
+	ext4             = images("ext4")
+	ext4AndRaw       = images("ext4", rawDevice)
+	raw              = images(rawDevice)
+	growable         = images("xfs", rawDevice) // to grow an ext4 needs CAP_SYS_RESOURCE, which tests may lack
+	filesystemImages = kindsWith(backendtest.Image | backendtest.Filesystem)
+	local            = kindsWith(backendtest.Directory | backendtest.NodeLocal)
+	limited          = kindsWith(backendtest.Limited)
+	unlimited        = kindsWith(backendtest.Unlimited)
+	disks            = kindsWith(backendtest.WholeDisk)
+	// onePerTarget contains the first kind of each target whose pool is on a node.
+	onePerTarget = slices.CompactFunc(kindsWith(backendtest.NodeLocal), func(a, b kind) bool { return a.Target().Name == b.Target().Name })
 )
 
-// with returns the kinds with some powers.
-func with(needs backendtest.Power) []kind {
+// kindsWith returns the kinds that have some powers.
+func kindsWith(needs backendtest.Power) []kind {
 	return slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return !k.Has(needs) })
 }
 
-// rawDevice is the filesystem of a raw device.
+// rawDevice is the filesystem type of a block volume.
 const rawDevice = ""
 
-// images returns the kinds of disk images with some filesystems.
+// images returns the kinds of disk images with the given filesystems.
 func images(fsTypes ...string) []kind {
-	return slices.DeleteFunc(with(backendtest.Image), func(k kind) bool { return !slices.Contains(fsTypes, k.FSType) })
+	return slices.DeleteFunc(kindsWith(backendtest.Image), func(k kind) bool { return !slices.Contains(fsTypes, k.FSType) })
 }
 
-// growth is by how much volumes are expanded, in bytes.
+// growth is the number of bytes by which volumes are expanded.
 const growth = 32 << 20
 
-// host starts a driver whose pool can hold the kind's volumes.
+// host starts an armed driver with a pool for volumes of the kind.
 func (k kind) host(t *testing.T, armed crashpoint.Point) *host {
 	t.Helper()
 	if k.Has(backendtest.WholeDisk) {
 		return newDiskHost(t, k, armed)
 	}
-	return newHostIn(t, k.Target().Medium(t, backendtest.Room{Total: poolFilesystem}).Dir, crashing, armed)
+	return newHostWithPool(t, k.Target().Medium(t, backendtest.Room{Total: poolFilesystem}).Dir, crashing, armed)
 }

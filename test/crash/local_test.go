@@ -16,9 +16,10 @@ import (
 	"github.com/trivet-csi/trivet/linux/quota"
 )
 
-// checkBound fails unless a path has exactly one mount of the volume's directory, or none.
-func (c *co) checkBound(path string, want, readOnly bool) error {
-	m, err := mountAt(path, want)
+// checkBound fails unless a path has exactly one mount, of the volume's directory, or no mount if
+// mounted is false.
+func (c *co) checkBound(path string, mounted, readOnly bool) error {
+	m, err := mountAt(path, mounted)
 	if m == nil {
 		return err
 	}
@@ -26,29 +27,29 @@ func (c *co) checkBound(path string, want, readOnly bool) error {
 	if err != nil {
 		return err
 	}
-	if end := "/pool/" + c.place(); m.Source != own.Source || !strings.HasSuffix(m.Root, end) {
-		return fmt.Errorf("%s has %s of %s, expected is …%s of %s", path, m.Root, m.Source, end, own.Source)
+	if end := "/pool/" + c.dataPath(); m.Source != own.Source || !strings.HasSuffix(m.Root, end) {
+		return fmt.Errorf("got %s of %s mounted at %s, want …%s of %s", m.Root, m.Source, path, end, own.Source)
 	}
 	return checkReadOnly(m, readOnly)
 }
 
-// filesystem is the mount of the pool's filesystem.
+// filesystem returns the mount of the pool's filesystem.
 func (h *host) filesystem() (*mountinfo.Info, error) { return mountAt(filepath.Dir(h.pool), true) }
 
-// place is the path of the volume's directory in its pool.
-func (c *co) place() string {
+// dataPath returns the path of the volume's directory in its pool.
+func (c *co) dataPath() string {
 	if sub := c.class["subDir"]; sub != "" {
 		return sub
 	}
 	return "volumes/" + c.name + "/data"
 }
 
-// checkLimit fails unless the filesystem limits a volume to the promised size.
+// checkLimit fails unless a quota limits the volume to the recorded size.
 func (c *co) checkLimit() error {
 	if !c.created || !c.kind.Has(backendtest.Limited) {
 		return nil
 	}
-	promised, err := c.capacity()
+	recorded, err := c.capacity()
 	if err != nil {
 		return err
 	}
@@ -64,19 +65,19 @@ func (c *co) checkLimit() error {
 	}
 	return c.host.withQuota(func(fs *quota.FS) error {
 		u, err := fs.Usage(record.Directory.Quota.ID)
-		// A call that was killed after it raised the limit leaves the limit so until the
-		// volume is staged again. Snapshots raise it until they are removed.
-		if short := u.Limit.Bytes < promised; err == nil && (short || u.Limit.Bytes > promised && c.follows && !c.cutBefore) {
-			err = fmt.Errorf("the limit is %d bytes, the driver promised %d", u.Limit.Bytes, promised)
+		// The limit may be too large after a crash, until the volume is staged again, and while the
+		// volume has snapshots, or had some that are not removed yet.
+		if short := u.Limit.Bytes < recorded; err == nil && (short || u.Limit.Bytes > recorded && c.resized && !c.hadSnapshot) {
+			err = fmt.Errorf("got a quota of %d bytes, want the recorded size of %d", u.Limit.Bytes, recorded)
 		}
-		dir, oerr := os.Open(filepath.Join(c.host.pool, c.place()))
+		dir, oerr := os.Open(filepath.Join(c.host.pool, c.dataPath()))
 		if err = errors.Join(err, oerr); err != nil {
 			return err
 		}
 		defer dir.Close()
 		id, err := fs.ID(dir)
 		if err == nil && id != record.Directory.Quota.ID {
-			err = fmt.Errorf("the directory has quota ID %d, the record has %d", id, record.Directory.Quota.ID)
+			err = fmt.Errorf("got quota ID %d of the directory, want %d as in the record", id, record.Directory.Quota.ID)
 		}
 		return err
 	})
@@ -95,42 +96,42 @@ func (h *host) withQuota(f func(*quota.FS) error) error {
 	return errors.Join(f(fs), fs.Close())
 }
 
-// limitsNothing fails if a limit is left, or a directory of a subDir.
-func (h *host) limitsNothing() error {
-	if _, err := os.Lstat(filepath.Join(h.pool, nested["subDir"])); err == nil {
-		return fmt.Errorf("%s still exists", nested["subDir"])
+// wantNoLimits fails if the quota of a volume or the directory of a subDir is left.
+func (h *host) wantNoLimits() error {
+	if _, err := os.Lstat(filepath.Join(h.pool, inSubDir["subDir"])); err == nil {
+		return fmt.Errorf("%s still exists", inSubDir["subDir"])
 	}
 	own, err := h.filesystem()
 	if err != nil {
 		return err
 	}
 	if own.FSType == "btrfs" {
-		return noGroups(own.Source)
+		return wantNoQgroups(own.Source)
 	}
-	return noProjects(filepath.Dir(h.pool))
+	return wantNoProjects(filepath.Dir(h.pool))
 }
 
-// noGroups fails if the btrfs on a device has a qgroup of a volume.
-func noGroups(device string) error {
+// wantNoQgroups fails if the btrfs on a device has a qgroup of a volume.
+func wantNoQgroups(device string) error {
 	groups, err := filepath.Glob("/sys/fs/btrfs/*/qgroups/1_*")
 	for _, g := range groups {
 		if _, lerr := os.Lstat(filepath.Join(g, "../../devices", filepath.Base(device))); lerr == nil {
-			err = errors.Join(err, fmt.Errorf("%s is left", g))
+			err = errors.Join(err, fmt.Errorf("the qgroup %s is left", g))
 		}
 	}
 	return err
 }
 
-// noProjects fails if a project of the filesystem at a path has a limit or files. All other
-// files have project 0.
-func noProjects(path string) error {
+// wantNoProjects fails if the filesystem at a path has a project with a limit or files. Files that are
+// not limited have project 0.
+func wantNoProjects(path string) error {
 	out, err := exec.Command("xfs_quota", "-f", "-x", "-c", "report -p -n -N -b -i", path).CombinedOutput()
 	if err != nil || !bytes.HasPrefix(out, []byte("#0 ")) {
 		return fmt.Errorf("xfs_quota of %s: %w\n%s", path, err, out)
 	}
 	for line := range strings.Lines(string(out)) {
 		if id, has, _ := strings.Cut(line, " "); id != "#0" && strings.ContainsAny(has, "123456789") {
-			err = errors.Join(err, fmt.Errorf("project %s is left: %s", id, has))
+			err = errors.Join(err, fmt.Errorf("project %s is left, with usage and limits %s", id, has))
 		}
 	}
 	return err

@@ -12,11 +12,10 @@ import (
 	"github.com/trivet-csi/trivet/test/sixthkind"
 )
 
-// crashingVariable names the driver's binary with crash points. It is for machines that cannot
-// build it.
+// crashingVariable is the path of a driver with crash points, for machines that cannot build one.
 const crashingVariable = "TRIVET_TEST_CRASHING"
 
-// crashing is the driver's binary with the crash points on.
+// crashing is the path of the driver with crash points.
 var crashing = os.Getenv(crashingVariable)
 
 func TestMain(m *testing.M) {
@@ -24,16 +23,16 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// patience is the maximum of every wait. It is far more than any step takes, because other
+	// waitTimeout is the maximum duration of each wait. It is far more than any step takes, because other
 	// tests run at the same time.
-	patience = 2 * time.Minute
-	interval = 2 * time.Millisecond
+	waitTimeout = 2 * time.Minute
+	interval    = 2 * time.Millisecond
 )
 
-// poll calls try until it succeeds, and returns the last error after patience. A final error
-// ends it at once. The short interval is a part of the tests: it finds states that last briefly.
+// poll calls try until it succeeds or returns a finalError. After waitTimeout it returns the last
+// error of try. The short interval lets the tests notice states that last only briefly.
 func poll(try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -45,18 +44,18 @@ func poll(try func(context.Context) error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("still so after %v: %w", patience, err)
+			return fmt.Errorf("timed out after %v: %w", waitTimeout, err)
 		case <-tick.C:
 		}
 	}
 }
 
-// finalError is an error that a retry does not resolve.
+// finalError wraps an error after which poll does not retry.
 type finalError struct{ error }
 
 func (e finalError) Unwrap() error { return e.error }
 
-// must ends the test on an error.
+// must ends the test if err is not nil.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

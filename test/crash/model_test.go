@@ -11,8 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
-// check compares the actual state with the expected one: loop devices, mounts, sizes,
-// snapshots.
+// check compares the actual loop devices, mounts, sizes and snapshots with the expected state.
 func (c *co) check() error { return errors.Join(c.checkSnapshots(), c.checkVolume()) }
 
 func (c *co) checkVolume() error {
@@ -32,13 +31,13 @@ func (c *co) checkVolume() error {
 	} else if c.published {
 		errs = append(errs, c.checkNode(device))
 	}
-	if c.staged && c.follows {
+	if c.staged && c.resized {
 		errs = append(errs, c.checkSizes(device))
 	}
 	return errors.Join(errs...)
 }
 
-// directory is the source of the mounts of a directory of an export.
+// directory returns the mount source of a volume that is a directory on an export.
 func (c *co) directory() string {
 	if sub := c.class["subDir"]; sub != "" {
 		return c.host.source(sub)
@@ -46,8 +45,9 @@ func (c *co) directory() string {
 	return c.host.source("volumes/" + c.name + "/data")
 }
 
-// checkDevices finds the volume's loop device. There is one while the volume is staged, and
-// one on top of it while the volume is published raw and read-only.
+// checkDevices returns the volume's loop device, or an empty string. It fails unless the volume has one
+// loop device while it is staged, and a second one on top while it is published as a read-only block
+// volume.
 func (c *co) checkDevices() (string, error) {
 	image, err := c.attachedImage()
 	if err != nil {
@@ -58,7 +58,7 @@ func (c *co) checkDevices() (string, error) {
 		return "", err
 	}
 	if !c.staged && c.host.shared() && image != "" {
-		return "", fmt.Errorf("the image's folder is still mounted at %s", filepath.Dir(image))
+		return "", fmt.Errorf("the volume is not staged, but the folder of its image is still mounted at %s", filepath.Dir(image))
 	}
 	if !c.staged {
 		return "", wantCount("loop devices of the image", own, 0)
@@ -79,37 +79,38 @@ func (c *co) checkDevices() (string, error) {
 
 func wantCount(what string, have []string, want int) error {
 	if len(have) != want {
-		return fmt.Errorf("%d %s %q, expected %d", len(have), what, have, want)
+		return fmt.Errorf("got %d %s %q, want %d", len(have), what, have, want)
 	}
 	return nil
 }
 
-// checkTargetExists fails unless the target exists exactly while the volume is published.
+// checkTargetExists fails if the target is missing while the volume is published, or exists otherwise.
 func (c *co) checkTargetExists() error {
 	_, err := os.Lstat(c.target())
-	if there := err == nil; there != c.published {
-		return fmt.Errorf("target %s exists: %t, published: %t", c.target(), there, c.published)
+	if exists := err == nil; exists != c.published {
+		return fmt.Errorf("got target %s exists: %t, want %t", c.target(), exists, c.published)
 	}
 	return nil
 }
 
-// checkMount fails unless a path has exactly one mount of the volume's filesystem, or none.
-func (c *co) checkMount(path, device string, want, readOnly bool) error {
-	m, err := mountAt(path, want)
+// checkMount fails unless a path has exactly one mount, of the volume's filesystem on a device, or no
+// mount if mounted is false.
+func (c *co) checkMount(path, device string, mounted, readOnly bool) error {
+	m, err := mountAt(path, mounted)
 	if m == nil {
 		return err
 	}
 	if m.FSType != c.fsType() || m.Source != device {
-		return fmt.Errorf("%s has %s on %s, expected is %s on %s", path, m.FSType, m.Source, c.fsType(), device)
+		return fmt.Errorf("got %s on %s mounted at %s, want %s on %s", m.FSType, m.Source, path, c.fsType(), device)
 	}
 	return checkReadOnly(m, readOnly)
 }
 
-// fsType is the type of the volume's mounts.
+// fsType returns the filesystem type of the volume's mounts.
 func (c *co) fsType() string { return cmp.Or(c.kind.FSType, "nfs4") }
 
-// checkNode fails unless the target of a raw volume has exactly one mount: of its device, or
-// of the read-only device on top.
+// checkNode fails unless the target of a block volume has exactly one mount, which is the volume's
+// device. For a read-only volume, it must be the read-only device on top of that device.
 func (c *co) checkNode(device string) error {
 	if _, err := mountAt(c.target(), true); err != nil {
 		return err
@@ -122,19 +123,19 @@ func (c *co) checkNode(device string) error {
 	}
 	same, err := sameDevice(c.target(), device)
 	if err == nil && !same {
-		err = fmt.Errorf("%s is not %s", c.target(), device)
+		err = fmt.Errorf("the target %s is not the device %s", c.target(), device)
 	}
 	return err
 }
 
-// readOnlyDevice finds the device on top, and fails if it can be written.
+// readOnlyDevice returns the loop device on top of another one. It fails if the pod can write to it.
 func (c *co) readOnlyDevice(below string) (string, error) {
 	above, err := loopsOn(below)
 	if err == nil {
 		err = wantCount("read-only devices on "+below, above, 1)
 	}
 	if err == nil && c.write() == nil {
-		err = fmt.Errorf("%s was published read-only and can be written to", c.target())
+		err = fmt.Errorf("a write to %s succeeded, although the volume is published read-only", c.target())
 	}
 	if err != nil {
 		return "", err
@@ -149,10 +150,10 @@ func sameDevice(a, b string) (bool, error) {
 	return node && sa.Rdev == sb.Rdev, err
 }
 
-// checkSizes fails unless the device has the promised size and the filesystem has grown as
-// much. The overhead of a filesystem does not grow.
+// checkSizes fails unless the device has the recorded size, and the filesystem has grown by as many
+// bytes as the volume. The metadata of a filesystem does not grow.
 func (c *co) checkSizes(device string) error {
-	promised, err := c.capacity()
+	recorded, err := c.capacity()
 	if err != nil {
 		return err
 	}
@@ -160,18 +161,18 @@ func (c *co) checkSizes(device string) error {
 	if err != nil {
 		return err
 	}
-	if size != promised {
-		return fmt.Errorf("%s has %d bytes, the driver promised %d", filepath.Base(device), size, promised)
+	if size != recorded {
+		return fmt.Errorf("got %d bytes in %s, want the recorded size of %d", size, filepath.Base(device), recorded)
 	}
 	if c.kind.Block() {
 		return nil
 	}
 	size, err = filesystemSize(c.staging())
-	if c.base == 0 {
-		c.base = size
+	if c.initialSize == 0 {
+		c.initialSize = size
 	}
-	if grown, want := size-c.base, promised-c.firstSize(); err == nil && grown != want {
-		err = fmt.Errorf("the filesystem has grown by %d bytes, expected are %d", grown, want)
+	if grown, want := size-c.initialSize, recorded-c.firstSize(); err == nil && grown != want {
+		err = fmt.Errorf("got a filesystem that has grown by %d bytes, want %d", grown, want)
 	}
 	return err
 }

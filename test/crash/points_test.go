@@ -14,30 +14,31 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// row is a way to reach a point.
+// row describes a call during which the driver reaches a crash point, for some kinds of volume.
 type row struct {
 	point crashpoint.Point
 	call  call
-	// used: the volume was staged and written to before.
+	// used means that the volume was staged and written before.
 	used bool
-	// readOnly: the volume is published read-only.
+	// readOnly means that the volume is published read-only.
 	readOnly bool
 	thick    bool
-	// frozen: snapshots are taken with consistency frozen. group: they are of two volumes.
+	// frozen means that snapshots are taken with consistency frozen, and group that each snapshot is
+	// a group snapshot of two volumes.
 	frozen, group bool
-	// restored: the volume is made of a snapshot.
+	// restored means that the volume is restored from a snapshot.
 	restored bool
-	// pool is the type of the pool's filesystem; empty: that of the kind's target.
+	// pool is the filesystem of the pool; if it is empty, the pool is that of the kind's target.
 	pool string
-	// class has parameters of the StorageClass.
+	// class contains additional parameters of the StorageClass.
 	class map[string]string
 	kinds []kind
 }
 
-// nested is a class whose directories are in a subDir.
-var nested = map[string]string{"subDir": "team/claim"}
+// inSubDir is a class whose volumes are directories in a subDir.
+var inSubDir = map[string]string{"subDir": "team/claim"}
 
-// at returns rows for several points.
+// at returns a copy of a row for each point.
 func at(r row, points ...crashpoint.Point) (rows []row) {
 	for _, r.point = range points {
 		rows = append(rows, r)
@@ -45,38 +46,38 @@ func at(r row, points ...crashpoint.Point) (rows []row) {
 	return rows
 }
 
-// rows and snapshotRows have at least one row for each point.
+// rows contains the rows without snapshots.
 var rows = slices.Concat(
-	at(row{call: create, kinds: each}, crashpoint.CreateReserved, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
-	at(row{call: create, kinds: one}, crashpoint.CreateImage, crashpoint.CreateDone),
+	at(row{call: create, kinds: onePerTarget}, crashpoint.CreateReserved, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: ext4}, crashpoint.CreateImage, crashpoint.CreateDone),
 	at(row{call: create, kinds: raw}, crashpoint.CreateCommitted),
-	at(row{call: create, kinds: one, thick: true}, crashpoint.CreateImage),
+	at(row{call: create, kinds: ext4, thick: true}, crashpoint.CreateImage),
 	at(row{call: create, kinds: limited}, crashpoint.CreateLimited),
-	at(row{call: create, kinds: limited, class: nested},
+	at(row{call: create, kinds: limited, class: inSubDir},
 		crashpoint.CreateLimited, crashpoint.CreatePlaced, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
 	at(row{call: create, kinds: disks}, crashpoint.ClaimEntry, crashpoint.ClaimMarked),
 
-	at(row{call: attach, kinds: one}, crashpoint.AttachWritten, crashpoint.AttachLinked),
-	at(row{call: detached, kinds: one}, crashpoint.DetachRemoved),
+	at(row{call: controllerPublish, kinds: ext4}, crashpoint.AttachWritten, crashpoint.AttachLinked),
+	at(row{call: controllerUnpublish, kinds: ext4}, crashpoint.DetachRemoved),
 
-	at(row{call: stage, kinds: both}, crashpoint.StageLocked, crashpoint.StageBound),
-	at(row{call: stage, kinds: both, thick: true}, crashpoint.StageBound),
-	at(row{call: stage, kinds: formatted},
+	at(row{call: stage, kinds: ext4AndRaw}, crashpoint.StageLocked, crashpoint.StageBound),
+	at(row{call: stage, kinds: ext4AndRaw, thick: true}, crashpoint.StageBound),
+	at(row{call: stage, kinds: filesystemImages},
 		crashpoint.StageFormatting, crashpoint.StageHalfFormat, crashpoint.StageFormatted, crashpoint.StageMarked, crashpoint.StageMounted),
 	at(row{call: stage, kinds: images("ext4", "xfs", rawDevice)}, crashpoint.StageAttached, crashpoint.StageDone),
-	at(row{call: stage, kinds: one, thick: true}, crashpoint.StageHalfFormat),
+	at(row{call: stage, kinds: ext4, thick: true}, crashpoint.StageHalfFormat),
 	at(row{call: stage, kinds: images("xfs"), thick: true}, crashpoint.StageFormatted),
 	at(row{call: stage, kinds: images("xfs"), used: true}, crashpoint.StageLocked, crashpoint.StageMounted),
-	at(row{call: stage, kinds: both, used: true}, crashpoint.StageAttached, crashpoint.StageDone),
-	at(row{call: stage, kinds: each, used: true}, crashpoint.StageMounted),
+	at(row{call: stage, kinds: ext4AndRaw, used: true}, crashpoint.StageAttached, crashpoint.StageDone),
+	at(row{call: stage, kinds: onePerTarget, used: true}, crashpoint.StageMounted),
 	at(row{call: stage, kinds: local}, crashpoint.StageDone),
 	at(row{call: stage, kinds: disks},
 		crashpoint.StageAttached, crashpoint.StageFormatting, crashpoint.StageFormatted, crashpoint.StageNoted, crashpoint.StageMarked),
 
-	at(row{call: publish, kinds: slices.Concat(local, both), used: true}, crashpoint.PublishTarget),
+	at(row{call: publish, kinds: slices.Concat(local, ext4AndRaw), used: true}, crashpoint.PublishTarget),
 	at(row{call: publish, kinds: raw, used: true, readOnly: true}, crashpoint.PublishTarget, crashpoint.PublishReadOnly),
 	at(row{call: publish, kinds: images("btrfs", rawDevice), used: true}, crashpoint.PublishDone),
-	at(row{call: publish, kinds: both, used: true, readOnly: true}, crashpoint.PublishDone),
+	at(row{call: publish, kinds: ext4AndRaw, used: true, readOnly: true}, crashpoint.PublishDone),
 
 	at(row{call: expand, kinds: slices.Concat(growable, local)}, crashpoint.GrowImage, crashpoint.GrowRecord),
 	at(row{call: expand, kinds: raw, thick: true}, crashpoint.GrowImage),
@@ -84,60 +85,61 @@ var rows = slices.Concat(
 	at(row{call: nodeExpand, kinds: slices.Concat(growable, disks)}, crashpoint.GrowDevice),
 	at(row{call: nodeExpand, kinds: images("xfs", "btrfs", rawDevice)}, crashpoint.GrowDone),
 
-	at(row{call: unpublish, kinds: both}, crashpoint.UnpublishGone, crashpoint.UnpublishTarget),
+	at(row{call: unpublish, kinds: ext4AndRaw}, crashpoint.UnpublishGone, crashpoint.UnpublishTarget),
 	at(row{call: unpublish, kinds: growable}, crashpoint.UnpublishDone),
 	at(row{call: unpublish, kinds: raw, readOnly: true},
 		crashpoint.UnpublishGone, crashpoint.UnpublishTarget, crashpoint.UnpublishDone),
-	at(row{call: unstage, kinds: slices.Concat(each, growable)}, crashpoint.UnstageMount),
-	at(row{call: unstage, kinds: both}, crashpoint.UnstageGone),
+	at(row{call: unstage, kinds: slices.Concat(onePerTarget, growable)}, crashpoint.UnstageMount),
+	at(row{call: unstage, kinds: ext4AndRaw}, crashpoint.UnstageGone),
 
-	at(row{call: remove, kinds: each}, crashpoint.DeleteRenamed),
-	at(row{call: remove, kinds: limited, class: nested}, crashpoint.DeleteRenamed),
-	at(row{call: remove, kinds: one}, crashpoint.DeleteDone),
+	at(row{call: remove, kinds: onePerTarget}, crashpoint.DeleteRenamed),
+	at(row{call: remove, kinds: limited, class: inSubDir}, crashpoint.DeleteRenamed),
+	at(row{call: remove, kinds: ext4}, crashpoint.DeleteDone),
 	at(row{call: remove, kinds: disks}, crashpoint.ReapZeroed, crashpoint.ReapErasing),
 	at(row{call: remove, kinds: limited}, crashpoint.ReapRemoved),
-	at(row{call: remove, kinds: slices.Concat(local, both)}, crashpoint.ReapStarted),
+	at(row{call: remove, kinds: slices.Concat(local, ext4AndRaw)}, crashpoint.ReapStarted),
 )
 
-// before lists the calls before a call, for a volume that was not staged before it.
+// before lists the calls that precede a call. The volume is not used before them.
 var before = map[call][]call{
-	create:     nil,
-	attach:     {create},
-	stage:      {create, attach},
-	publish:    {create, attach, stage},
-	expand:     {create, attach, stage, publish, write},
-	nodeExpand: {create, attach, stage, publish, write, expand},
-	unpublish:  {create, attach, stage, publish, write},
-	unstage:    {create, attach, stage, publish, write, unpublish},
-	detached:   {create, attach, stage, publish, write, unpublish, unstage},
-	remove:     {create, attach, stage, publish, write, unpublish, unstage, detached},
-	cut:        {create, attach, stage, publish, write},
-	drop:       {create, attach, stage, publish, write, unpublish, unstage, detached, cut},
+	create:              nil,
+	controllerPublish:   {create},
+	stage:               {create, controllerPublish},
+	publish:             {create, controllerPublish, stage},
+	expand:              {create, controllerPublish, stage, publish, write},
+	nodeExpand:          {create, controllerPublish, stage, publish, write, expand},
+	unpublish:           {create, controllerPublish, stage, publish, write},
+	unstage:             {create, controllerPublish, stage, publish, write, unpublish},
+	controllerUnpublish: {create, controllerPublish, stage, publish, write, unpublish, unstage},
+	remove:              {create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish},
+	snapshot:            {create, controllerPublish, stage, publish, write},
+	deleteSnapshot:      {create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish, snapshot},
 }
 
-// beforeUsed is before for a volume that has data.
+// beforeUsed lists the calls that precede a call of a row with used.
 var beforeUsed = map[call][]call{
-	stage:   {create, attach, stage, publish, write, unpublish, unstage},
-	publish: {create, attach, stage, publish, write, unpublish},
-	cut:     {create, attach, stage, publish, write, unpublish, unstage, detached},
+	stage:    {create, controllerPublish, stage, publish, write, unpublish, unstage},
+	publish:  {create, controllerPublish, stage, publish, write, unpublish},
+	snapshot: {create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish},
 }
 
-// instead lists the calls that undo a call.
-var instead = map[call][]call{
-	create:     {remove},
-	attach:     {detached},
-	stage:      {unstage},
-	publish:    {unpublish},
-	expand:     {unpublish, unstage},
-	nodeExpand: {unpublish, unstage},
-	unpublish:  {publish},
-	unstage:    {stage},
-	detached:   {attach},
-	remove:     {create},
-	cut:        {drop},
-	drop:       {cut},
+// undo lists the calls that undo a call.
+var undo = map[call][]call{
+	create:              {remove},
+	controllerPublish:   {controllerUnpublish},
+	stage:               {unstage},
+	publish:             {unpublish},
+	expand:              {unpublish, unstage},
+	nodeExpand:          {unpublish, unstage},
+	unpublish:           {publish},
+	unstage:             {stage},
+	controllerUnpublish: {controllerPublish},
+	remove:              {create},
+	snapshot:            {deleteSnapshot},
+	deleteSnapshot:      {snapshot},
 }
 
+// path returns the calls that precede the row's call.
 func (r row) path() []call {
 	if r.used {
 		return beforeUsed[r.call]
@@ -157,7 +159,7 @@ func (r row) name(k kind) string {
 		{r.frozen, "-frozen"},
 		{r.group, "-group"},
 		{r.restored, "-restored"},
-		{r.call == drop, "-dropped"}, // two rows of one name would have a # in it, which ends a socket's address
+		{r.call == deleteSnapshot, "-dropped"}, // without it, two rows would have the same name, and t.Run would add a #, which is not allowed in the socket's address
 		{r.pool != "", "-on-" + r.pool},
 	} {
 		if one.is {
@@ -178,7 +180,7 @@ func TestEveryPointAndKindHasARow(t *testing.T) {
 			t.Errorf("no row reaches %s", p)
 		}
 	}
-	for _, k := range with(backendtest.NodeLocal) {
+	for _, k := range kindsWith(backendtest.NodeLocal) {
 		if !slices.ContainsFunc(allRows(), func(r row) bool {
 			return slices.ContainsFunc(r.kinds, func(one kind) bool { return one.name == k.name })
 		}) {
@@ -187,13 +189,13 @@ func TestEveryPointAndKindHasARow(t *testing.T) {
 	}
 }
 
-// TestAgain makes the interrupted call again.
-func TestAgain(t *testing.T) {
+// TestRetry repeats the interrupted call after the crash.
+func TestRetry(t *testing.T) {
 	t.Parallel()
-	eachRow(t, callAgain)
+	eachRow(t, retryCall)
 }
 
-func callAgain(t *testing.T, c *co, r row) {
+func retryCall(t *testing.T, c *co, r row) {
 	t.Helper()
 	must(t, c.do(r.call))
 	if r.call == expand {
@@ -201,19 +203,19 @@ func callAgain(t *testing.T, c *co, r row) {
 	}
 }
 
-// TestInstead undoes the interrupted call.
-func TestInstead(t *testing.T) {
+// TestUndo undoes the interrupted call after the crash.
+func TestUndo(t *testing.T) {
 	t.Parallel()
-	eachRow(t, callInstead)
+	eachRow(t, undoCall)
 }
 
-func callInstead(t *testing.T, c *co, r row) {
+func undoCall(t *testing.T, c *co, r row) {
 	t.Helper()
-	must(t, c.do(instead[r.call]...))
+	must(t, c.do(undo[r.call]...))
 }
 
-// eachRow kills the driver at each point, calls after, and checks that the volume works and
-// can be deleted.
+// eachRow crashes the driver at each point, restarts it, calls after, and checks that the volume can be
+// used and deleted.
 func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 	t.Helper()
 	for _, r := range allRows() {
@@ -235,7 +237,7 @@ func (r row) run(t *testing.T, h *host, k kind, after func(*testing.T, *co, row)
 	return c
 }
 
-// host starts a driver with a pool for a kind of volume.
+// host starts a driver with the pool of the row, or with a pool for the kind.
 func (r row) host(t *testing.T, k kind) *host {
 	t.Helper()
 	if r.pool != "" {
@@ -244,12 +246,12 @@ func (r row) host(t *testing.T, k kind) *host {
 	return k.host(t, "")
 }
 
-// crash makes the calls before the row's call, makes that call to an armed driver, and checks
-// that the driver dies.
+// crash makes the calls that precede the row's call. Then it arms the driver and makes the row's call,
+// during which the driver must crash.
 func (r row) crash(t *testing.T, h *host, k kind) *co {
 	t.Helper()
 	c := r.begin(t, h, k)
-	// A volume is written before it is published read-only.
+	// The volume is written before it is published read-only.
 	path := r.path()
 	written := slices.Index(path, write) + 1
 	must(t, c.do(path[:written]...))
@@ -268,7 +270,8 @@ func (r row) crash(t *testing.T, h *host, k kind) *co {
 	return c
 }
 
-// begin makes the calls before the row's path.
+// begin returns the orchestrator of the row's volume. If the row needs a snapshot or a second volume,
+// it creates them.
 func (r row) begin(t *testing.T, h *host, k kind) *co {
 	t.Helper()
 	c, err := newCO(h, "pvc-1", k)
@@ -282,11 +285,12 @@ func (r row) begin(t *testing.T, h *host, k kind) *co {
 	}
 	c.partner, err = newCO(h, "pvc-2", k)
 	must(t, err)
-	must(t, c.partner.do(before[cut]...))
+	must(t, c.partner.do(before[snapshot]...))
 	return c
 }
 
-// armedAtFirst is the row's point, if no earlier call passes it.
+// armedAtFirst returns the point with which the first driver may be armed: the row's point, unless an
+// earlier call reaches it.
 func (r row) armedAtFirst() crashpoint.Point {
 	if r.used || r.readOnly || r.restored {
 		return ""
@@ -294,57 +298,58 @@ func (r row) armedAtFirst() crashpoint.Point {
 	return r.point
 }
 
-// behindAnswer are the points that are reached after the response.
-var behindAnswer = []crashpoint.Point{
+// afterResponse contains the points that the driver reaches after the response.
+var afterResponse = []crashpoint.Point{
 	crashpoint.ReapStarted, crashpoint.ReapRemoved, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
 
+// reach makes the row's call, during which the driver must crash.
 func (r row) reach(t *testing.T, c *co) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	c.host.wantCrash(t, r.call, r.point, c.attempt(ctx, r.call))
 }
 
-// wantCrash fails the test unless a call killed the armed driver. err is the result of the
-// call.
+// wantCrash fails the test unless the driver crashed at a point during a call. err is the result of
+// the call.
 func (h *host) wantCrash(t *testing.T, what call, point crashpoint.Point, err error) {
 	t.Helper()
-	if err == nil && !slices.Contains(behindAnswer, point) {
-		t.Fatalf("%s succeeded without a crash at %s", what, point)
+	if err == nil && !slices.Contains(afterResponse, point) {
+		t.Fatalf("got success of %s, want a crash at %s", what, point)
 	}
 	if h.shared() {
 		h.awaitCrash(t, err)
 		return
 	}
 	if err != nil && status.Code(err) != codes.Unavailable || !h.process.ended() {
-		t.Fatalf("%s did not reach %s; it returned %v", what, point, err)
+		t.Fatalf("got error %v from %s, want UNAVAILABLE because of a crash at %s", err, what, point)
 	}
 	if !h.process.killed() {
-		t.Fatalf("the driver ended with %v, want SIGKILL", h.process.cmd.ProcessState)
+		t.Fatalf("got %v from the driver, want SIGKILL", h.process.cmd.ProcessState)
 	}
 }
 
-// finish checks that the volume can be used and has its content, deletes it, and checks that
-// nothing is left.
+// finish checks that the volume can be used and has the expected content. Then it deletes the volume
+// and the snapshots, ends the driver, and checks that nothing is left.
 func (c *co) finish(t *testing.T) {
 	t.Helper()
 	if c.created {
-		must(t, c.do(attach, stage, publish))
+		must(t, c.do(controllerPublish, stage, publish))
 		must(t, c.verify())
-		must(t, c.do(unpublish, unstage, detached, remove))
+		must(t, c.do(unpublish, unstage, controllerUnpublish, remove))
 	}
 	if c.partner != nil {
-		must(t, c.partner.do(unpublish, unstage, detached, remove))
+		must(t, c.partner.do(unpublish, unstage, controllerUnpublish, remove))
 	}
 	must(t, c.finishSnapshots())
-	must(t, c.host.empty())
+	must(t, c.host.awaitEmpty())
 	if c.kind.Has(backendtest.Limited) {
-		must(t, c.host.limitsNothing())
+		must(t, c.host.wantNoLimits())
 	}
 	if c.kind.Has(backendtest.WholeDisk) {
-		must(t, c.host.blank())
+		must(t, c.host.wantBlankDisk())
 	}
 	must(t, c.host.stop())
-	must(t, c.host.ownsNothing())
+	must(t, c.host.wantNothingOwned())
 }

@@ -15,25 +15,24 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
-var seed = flag.Uint64("seed", 0, "seed of TestRandomMoments; 0: the time")
+var seed = flag.Uint64("seed", 0, "seed of TestRandomMoments; 0 means the current time")
 
 const (
-	// lives is how often each volume is made and deleted.
+	// lives is how often each volume is created and deleted.
 	lives = 8
-	// A driver is killed between these times after its start, sometimes before it is ready.
-	// The number of kills is limited, so that the test ends on a slow machine.
-	soonest  = time.Millisecond
-	latest   = 100 * time.Millisecond
+	// The driver is killed between these durations after its start, sometimes before it is ready.
+	minRun = time.Millisecond
+	maxRun = 100 * time.Millisecond
+	// maxKills limits the number of kills, so that the test ends on a slow machine.
 	maxKills = 120
 )
 
-// TestRandomMoments kills the driver at random moments while several volumes of a target are
-// used at once.
+// TestRandomMoments kills the driver at random moments while it serves several volumes of a target.
 func TestRandomMoments(t *testing.T) {
-	for _, first := range each {
+	for _, first := range onePerTarget {
 		target := first.Target().Name
-		own := slices.DeleteFunc(with(backendtest.NodeLocal), func(k kind) bool { return k.Target().Name != target })
-		if !first.Has(backendtest.WholeDisk) { // the pool has one disk
+		own := slices.DeleteFunc(kindsWith(backendtest.NodeLocal), func(k kind) bool { return k.Target().Name != target })
+		if !first.Has(backendtest.WholeDisk) { // a pool of disks has only one disk, for one volume
 			own = slices.Repeat(own, 3)[:len(own)+2]
 		}
 		t.Run(target, func(t *testing.T) { first.host(t, "").randomMoments(t, own...) })
@@ -62,17 +61,17 @@ func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 	done()
 	must(t, errors.Join(err, killer.Wait()))
 	t.Logf("%d kills", kills)
-	must(t, h.empty())
+	must(t, h.awaitEmpty())
 	if kinds[0].Has(backendtest.Limited) {
-		must(t, h.limitsNothing())
+		must(t, h.wantNoLimits())
 	}
 	must(t, h.stop())
 }
 
-// keepKilling kills and starts the driver until ctx ends. The last driver keeps running.
+// keepKilling kills and restarts the driver until ctx ends. The last driver keeps running.
 func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err error) {
 	for {
-		moment := time.NewTimer(soonest + time.Duration(r.Int64N(int64(latest-soonest))))
+		moment := time.NewTimer(minRun + time.Duration(r.Int64N(int64(maxRun-minRun))))
 		if kills == maxKills {
 			moment.Stop()
 		}
@@ -80,8 +79,8 @@ func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err er
 		case <-ctx.Done():
 			moment.Stop()
 			return kills, nil
-		case <-h.process.dead: // a supervisor starts it again
-			h.complain(fmt.Errorf("the driver ended without a signal, with %v", h.process.cmd.ProcessState))
+		case <-h.process.dead: // the loop restarts the driver, as Kubernetes would
+			h.addError(fmt.Errorf("the driver ended by itself with %v", h.process.cmd.ProcessState))
 		case <-moment.C:
 			kills++
 		}
@@ -106,26 +105,26 @@ func (h *host) live(name string, k kind, r *rand.Rand) error {
 	return nil
 }
 
-// life creates a volume, writes it, may take a snapshot, stages it again, may expand it, and
-// deletes the volume and the snapshot in any order.
+// life creates a volume and writes to it, may take a snapshot, stages the volume again, may expand it,
+// and deletes the volume and the snapshot in random order.
 func (c *co) life(r *rand.Rand) error {
 	c.readOnly, c.thick, c.frozen = false, r.IntN(4) == 0, c.kind.Has(backendtest.Filesystem) && r.IntN(2) == 0
-	path := []call{create, attach, stage, publish, write, unpublish, unstage, detached}
-	later, err := c.mayComeAfterCut()
+	path := []call{create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish}
+	later, err := c.callsAfterSnapshot()
 	if err != nil {
 		return err
 	}
 	if c.kind.Has(backendtest.Snapshots) && r.IntN(2) == 0 {
-		path = slices.Insert(path, len(path)-r.IntN(later+1), cut)
+		path = slices.Insert(path, len(path)-r.IntN(later+1), snapshot)
 	}
 	if err := c.do(path...); err != nil {
 		return err
 	}
 	c.readOnly = r.IntN(2) == 0
-	if err := c.do(attach, stage, publish); err != nil {
+	if err := c.do(controllerPublish, stage, publish); err != nil {
 		return err
 	}
-	if c.kind.FSType != "ext4" && r.IntN(2) == 0 { // as for growable
+	if c.kind.FSType != "ext4" && r.IntN(2) == 0 { // see growable
 		if err := c.do(expand, nodeExpand); err != nil {
 			return err
 		}
@@ -133,7 +132,7 @@ func (c *co) life(r *rand.Rand) error {
 	if err := c.verify(); err != nil {
 		return fmt.Errorf("volume %s (%s): %w", c.name, c.kind, err)
 	}
-	if err := c.do(unpublish, unstage, detached); err != nil {
+	if err := c.do(unpublish, unstage, controllerUnpublish); err != nil {
 		return err
 	}
 	ends := []func() error{func() error { return c.do(remove) }, c.finishSnapshots}
@@ -143,9 +142,10 @@ func (c *co) life(r *rand.Rand) error {
 	return errors.Join(ends[0](), ends[1]())
 }
 
-// mayComeAfterCut is how many of unpublish, unstage and detached may follow a snapshot. A
-// directory that is no subvolume has snapshots only while it is not in use.
-func (c *co) mayComeAfterCut() (int, error) {
+// callsAfterSnapshot returns how many of the calls unpublish, unstage and controllerUnpublish may come
+// after a snapshot. Snapshots of a directory that is not a subvolume can only be taken while it is not
+// in use.
+func (c *co) callsAfterSnapshot() (int, error) {
 	if !c.isLocal() {
 		return 3, nil
 	}

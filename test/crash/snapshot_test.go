@@ -14,34 +14,34 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// snapshotRows are the rows of snapshots and of volumes made of them.
+// snapshotRows contains the rows of snapshots and of restored volumes.
 var snapshotRows = slices.Concat(
-	at(row{call: cut, kinds: images("ext4", "xfs"), pool: "ext4"}, crashpoint.FreezeFrozen),
-	at(row{call: cut, kinds: images("btrfs"), frozen: true}, crashpoint.FreezeFrozen),
-	at(row{call: cut, kinds: slices.Concat(both, limited)}, crashpoint.SnapshotData),
-	at(row{call: cut, kinds: unlimited, used: true, pool: "xfs"}, crashpoint.SnapshotData),
-	at(row{call: cut, kinds: one, pool: "ext4"}, crashpoint.SnapshotData),
-	at(row{call: cut, kinds: images("xfs"), pool: "btrfs"}, crashpoint.SnapshotData),
-	at(row{call: cut, kinds: one}, crashpoint.SnapshotBuilt),
-	at(row{call: cut, kinds: one, pool: "ext4", group: true}, crashpoint.SnapshotBuilt),
-	at(row{call: cut, kinds: raw, used: true, pool: "ext4"}, crashpoint.SnapshotBuilt),
-	at(row{call: cut, kinds: slices.Concat(one, limited)}, crashpoint.SnapshotCommitted),
-	at(row{call: cut, kinds: one, group: true}, crashpoint.FreezeFrozen, crashpoint.SnapshotCommitted),
-	at(row{call: cut, kinds: raw}, crashpoint.SnapshotDone),
-	at(row{call: drop, kinds: slices.Concat(one, limited)}, crashpoint.SnapshotDeleted),
-	at(row{call: drop, kinds: one, group: true}, crashpoint.SnapshotDeleted),
-	at(row{call: drop, kinds: one}, crashpoint.ReapStarted),
-	at(row{call: drop, kinds: limited}, crashpoint.ReapRemoved),
+	at(row{call: snapshot, kinds: images("ext4", "xfs"), pool: "ext4"}, crashpoint.FreezeFrozen),
+	at(row{call: snapshot, kinds: images("btrfs"), frozen: true}, crashpoint.FreezeFrozen),
+	at(row{call: snapshot, kinds: slices.Concat(ext4AndRaw, limited)}, crashpoint.SnapshotData),
+	at(row{call: snapshot, kinds: unlimited, used: true, pool: "xfs"}, crashpoint.SnapshotData),
+	at(row{call: snapshot, kinds: ext4, pool: "ext4"}, crashpoint.SnapshotData),
+	at(row{call: snapshot, kinds: images("xfs"), pool: "btrfs"}, crashpoint.SnapshotData),
+	at(row{call: snapshot, kinds: ext4}, crashpoint.SnapshotBuilt),
+	at(row{call: snapshot, kinds: ext4, pool: "ext4", group: true}, crashpoint.SnapshotBuilt),
+	at(row{call: snapshot, kinds: raw, used: true, pool: "ext4"}, crashpoint.SnapshotBuilt),
+	at(row{call: snapshot, kinds: slices.Concat(ext4, limited)}, crashpoint.SnapshotCommitted),
+	at(row{call: snapshot, kinds: ext4, group: true}, crashpoint.FreezeFrozen, crashpoint.SnapshotCommitted),
+	at(row{call: snapshot, kinds: raw}, crashpoint.SnapshotDone),
+	at(row{call: deleteSnapshot, kinds: slices.Concat(ext4, limited)}, crashpoint.SnapshotDeleted),
+	at(row{call: deleteSnapshot, kinds: ext4, group: true}, crashpoint.SnapshotDeleted),
+	at(row{call: deleteSnapshot, kinds: ext4}, crashpoint.ReapStarted),
+	at(row{call: deleteSnapshot, kinds: limited}, crashpoint.ReapRemoved),
 
-	at(row{call: create, kinds: one, restored: true}, crashpoint.CreateReserved, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: ext4, restored: true}, crashpoint.CreateReserved, crashpoint.CreateCommitted),
 	at(row{call: create, kinds: limited, restored: true}, crashpoint.CreateLimited, crashpoint.CreateBuilt),
-	at(row{call: create, kinds: one, restored: true, pool: "ext4"}, crashpoint.CreateBuilt),
+	at(row{call: create, kinds: ext4, restored: true, pool: "ext4"}, crashpoint.CreateBuilt),
 	at(row{call: create, kinds: unlimited, restored: true, pool: "xfs"}, crashpoint.CreateBuilt),
-	at(row{call: stage, kinds: formatted, restored: true}, crashpoint.StageIdentified),
+	at(row{call: stage, kinds: filesystemImages, restored: true}, crashpoint.StageIdentified),
 	at(row{call: stage, kinds: images("btrfs"), restored: true}, crashpoint.StageMounted),
 )
 
-// sources are the volumes of which c takes snapshots at one moment.
+// sources returns the volumes of which the snapshot is taken: two for a group snapshot.
 func (c *co) sources() []*co {
 	if c.partner != nil {
 		return []*co{c, c.partner}
@@ -51,22 +51,24 @@ func (c *co) sources() []*co {
 
 func (c *co) snapshotName() string { return "snap-" + c.name }
 
-// set is the driver's name of the snapshots that cut takes.
-func (c *co) set() string {
+// snapshotFolder returns the name of the folder in which the driver stores the snapshot, or all
+// snapshots of the group.
+func (c *co) snapshotFolder() string {
 	if c.partner != nil {
 		return volume.GroupName(c.snapshotName())
 	}
 	return c.snapshotName()
 }
 
-// setID is the ID of the set, even if no call has returned it.
-func (c *co) setID() (string, error) {
+// snapshotFolderID returns the ID of the snapshot or the group snapshot. It builds the ID, because the
+// interrupted call has not returned it.
+func (c *co) snapshotFolderID() (string, error) {
 	text, err := c.volumeID()
 	if err != nil {
 		return "", err
 	}
 	id, err := volume.ParseID(text)
-	id.Name = c.set()
+	id.Name = c.snapshotFolder()
 	return id.String(), err
 }
 
@@ -77,10 +79,10 @@ func (c *co) snapshotClass() map[string]string {
 	return nil
 }
 
-func (c *co) cut(ctx context.Context) error {
-	c.cutBefore = true
+func (c *co) snapshot(ctx context.Context) error {
+	c.hadSnapshot = true
 	if c.partner != nil {
-		return c.cutGroup(ctx)
+		return c.snapshotGroup(ctx)
 	}
 	resp, err := c.host.control.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
 		Name: c.snapshotName(), SourceVolumeId: c.id, Parameters: c.snapshotClass(),
@@ -91,7 +93,7 @@ func (c *co) cut(ctx context.Context) error {
 	return err
 }
 
-func (c *co) cutGroup(ctx context.Context) error {
+func (c *co) snapshotGroup(ctx context.Context) error {
 	resp, err := c.host.groups.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{
 		Name: c.snapshotName(), SourceVolumeIds: []string{c.id, c.partner.id}, Parameters: c.snapshotClass(),
 	})
@@ -109,9 +111,9 @@ func (c *co) cutGroup(ctx context.Context) error {
 	return wantCount("snapshots of the group's volumes", c.snapshots, len(c.sources()))
 }
 
-// drop deletes the snapshots. A snapshot of the same name is a new one.
-func (c *co) drop(ctx context.Context) error {
-	id, err := c.setID()
+// deleteSnapshot deletes the snapshot or the group snapshot.
+func (c *co) deleteSnapshot(ctx context.Context) error {
+	id, err := c.snapshotFolderID()
 	if err != nil {
 		return err
 	}
@@ -124,17 +126,17 @@ func (c *co) drop(ctx context.Context) error {
 	return err
 }
 
-// checkSnapshots fails unless the snapshots exist exactly if they are expected.
+// checkSnapshots fails if the folder of expected snapshots is missing, or an unexpected one exists.
 func (c *co) checkSnapshots() error {
-	dir := filepath.Join(c.host.pool, "snapshots", c.set())
+	dir := filepath.Join(c.host.pool, "snapshots", c.snapshotFolder())
 	_, err := os.Stat(dir)
-	if there := err == nil; there != (len(c.snapshots) > 0) {
-		return fmt.Errorf("%s exists: %t, expected are %q", dir, there, c.snapshots)
+	if exists := err == nil; exists != (len(c.snapshots) > 0) {
+		return fmt.Errorf("got %s exists: %t, want the snapshots %q", dir, exists, c.snapshots)
 	}
 	return nil
 }
 
-// contentSource is the source of the volume; nil if it is empty.
+// contentSource returns the volume_content_source of the volume, or nil if it is not restored.
 func (c *co) contentSource() *csi.VolumeContentSource {
 	if c.source == "" {
 		return nil
@@ -144,21 +146,21 @@ func (c *co) contentSource() *csi.VolumeContentSource {
 	}}
 }
 
-// restored is the orchestrator of a volume of a snapshot. i is the snapshot's place in the
-// set.
+// restored returns the orchestrator of a volume to be restored from c.snapshots[i].
 func (c *co) restored(i int, name string) (*co, error) {
 	r, err := newCO(c.host, name, c.kind)
 	r.source, r.size, r.data, r.thick = c.snapshots[i], c.size, c.sources()[i].data, c.thick
 	return r, err
 }
 
-// newRestored is restored for a snapshot of a deleted volume.
+// newRestored takes a snapshot of a volume, deletes the volume, and returns the orchestrator of a
+// volume to be restored from the snapshot.
 func newRestored(h *host, name string, k kind) (*co, error) {
 	origin, err := newCO(h, "pvc-0", k)
 	if err != nil {
 		return nil, err
 	}
-	if err := origin.do(create, attach, stage, publish, write, unpublish, unstage, detached, cut, remove); err != nil {
+	if err := origin.do(create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish, snapshot, remove); err != nil {
 		return nil, err
 	}
 	c, err := origin.restored(0, name)
@@ -166,26 +168,26 @@ func newRestored(h *host, name string, k kind) (*co, error) {
 	return c, err
 }
 
-// finishSnapshots checks that volumes can be made of the snapshots of deleted volumes, and
-// that they have the content.
+// finishSnapshots restores a volume from each snapshot, checks its content, and deletes the snapshots.
+// If c is itself restored, it only deletes its source.
 func (c *co) finishSnapshots() error {
 	if c.origin != nil {
-		return c.origin.do(drop)
+		return c.origin.do(deleteSnapshot)
 	}
 	for i := range c.snapshots {
 		r, err := c.restored(i, fmt.Sprintf("%s-restored-%d", c.name, i))
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(r.do(create, attach, stage, publish), r.verify()); err != nil {
+		if err := errors.Join(r.do(create, controllerPublish, stage, publish), r.verify()); err != nil {
 			return err
 		}
-		if err := r.do(unpublish, unstage, detached, remove); err != nil {
+		if err := r.do(unpublish, unstage, controllerUnpublish, remove); err != nil {
 			return err
 		}
 	}
 	if len(c.snapshots) == 0 {
 		return nil
 	}
-	return c.do(drop)
+	return c.do(deleteSnapshot)
 }

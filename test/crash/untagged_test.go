@@ -10,8 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestNormalBinary arms a binary that is built as a release is. The binary must ignore the
-// crash point.
+// TestNormalBinary arms a driver that is built like a release. It must ignore the crash points.
 func TestNormalBinary(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Parallel()
@@ -21,7 +20,7 @@ func TestNormalBinary(t *testing.T) {
 		b, err := os.ReadFile(binary)
 		must(t, err)
 		if has := bytes.Contains(b, []byte("TRIVET_CRASH_AT")); has != want {
-			t.Errorf("%s reads TRIVET_CRASH_AT: %t, expected %t", binary, has, want)
+			t.Errorf("got TRIVET_CRASH_AT in %s: %t, want %t", binary, has, want)
 		}
 	}
 	for _, p := range []crashpoint.Point{
@@ -30,9 +29,9 @@ func TestNormalBinary(t *testing.T) {
 	} {
 		t.Run(string(p), func(t *testing.T) {
 			t.Parallel()
-			c, err := newCO(newHost(t, "xfs", normal, p), "pvc-1", one[0])
+			c, err := newCO(newHost(t, "xfs", normal, p), "pvc-1", ext4[0])
 			must(t, err)
-			must(t, c.do(create, attach, stage, publish, write))
+			must(t, c.do(create, controllerPublish, stage, publish, write))
 			c.finish(t)
 		})
 	}
