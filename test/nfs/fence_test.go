@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// testDeclaredDead: the first node is declared dead and still runs. While it reaches the server,
-// the second node cannot stage its volume.
+// testDeclaredDead: the orchestrator declares the first node dead, but the node still runs. As long as
+// it reaches the server, the second node cannot stage its volume.
 func testDeclaredDead(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "declared", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -30,7 +30,7 @@ func testDeclaredDead(t *testing.T, p pair) {
 		w.awaitProgress(t)
 	}
 	if found := p.first.health(t, v); !slices.Contains(found, "LockLost") {
-		t.Errorf("health on the first node: got %q, want LockLost", found)
+		t.Errorf("got health reasons %q on the first node, want LockLost", found)
 	}
 	w.finish(t)
 	must(t, p.first.unpublish(t, v))
@@ -43,8 +43,8 @@ func testDeclaredDead(t *testing.T, p pair) {
 	p.second.remove(t, v)
 }
 
-// testCutOff: the link of the first node is cut while it writes. When its lease has expired, the
-// second node gets the volume, and later writes of the first do not reach the image.
+// testCutOff: the first node is cut off from the server while it writes. When its lease has expired,
+// the second node can use the volume, and later writes of the first node do not reach the image.
 func testCutOff(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "cut", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -75,8 +75,8 @@ func testCutOff(t *testing.T, p pair) {
 	must(t, p.second.delete(t, v))
 }
 
-// testExpired: the server's administrator expires the first node, which always reaches the
-// server. The node does not take its lock again.
+// testExpired: the server's administrator expires the client of the first node, although the node
+// reaches the server. The node does not acquire the lock again.
 func testExpired(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "expired", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -95,8 +95,8 @@ func testExpired(t *testing.T, p pair) {
 	must(t, p.first.delete(t, v))
 }
 
-// testUsedElsewhere: the link of the first node is cut, and the second node uses its volume for a
-// while. When the volume is attached to the first node again, it has the second node's data.
+// testUsedElsewhere: while the first node is cut off from the server, the second node uses its volume.
+// When the volume is published to the first node again, it contains the second node's data.
 func testUsedElsewhere(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "had", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -109,10 +109,10 @@ func testUsedElsewhere(t *testing.T, p pair) {
 	p.second.down(t, v)
 
 	p.first.Restore(t)
-	eventually(t, func() error { return p.first.attach(t, v) })
+	eventually(t, func() error { return p.first.controllerPublish(t, v) })
 	for name, call := range map[string]func(*testing.T, *vol) error{"stage": p.first.stage, "publish": p.first.publish} {
 		if err := call(t, v); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s of a volume that another node has changed: got %v, want %v", name, err, codes.FailedPrecondition)
+			t.Errorf("%s of a volume that another node has changed: got error %v, want %v", name, err, codes.FailedPrecondition)
 		}
 	}
 	p.first.awaitLockLost(t, v)
@@ -124,38 +124,38 @@ func testUsedElsewhere(t *testing.T, p pair) {
 	p.first.remove(t, v)
 }
 
-// wantBroken fails unless a writer ends because a write failed.
+// wantBroken fails unless the writer ends because one of its writes failed.
 func (w *writer) wantBroken(t *testing.T) {
 	t.Helper()
 	select {
 	case <-w.ended:
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Fatal("the writer did not end")
 	}
 	if w.err == nil || !strings.Contains(w.err.Error(), "input/output error") && !strings.Contains(w.err.Error(), "read-only") {
-		t.Errorf("the writer ended with %v, want an error of its file", w.err)
+		t.Errorf("got error %v from the writer, want an I/O error or a read-only filesystem", w.err)
 	}
 }
 
-// image is the path of a volume's image on the server.
+// image returns the path of a volume's image on the server.
 func (p pair) image(v *vol) string {
 	return filepath.Join(p.server.Dir(p.export), "volumes", v.id[strings.LastIndex(v.id, ":")+1:], "image")
 }
 
-// awaitLockLost waits until the node reports that it has lost the lock of a volume. Its driver may
-// first detect that the server is back.
+// awaitLockLost waits until the node reports that it has lost the lock of a volume. Before that, the
+// node's driver must detect that the server answers again.
 func (m *machine) awaitLockLost(t *testing.T, v *vol) {
 	t.Helper()
 	var found []string
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(waitTimeout); time.Now().Before(end); {
 		if found = m.health(t, v); slices.Contains(found, "LockLost") {
 			return
 		}
 	}
-	t.Errorf("health on %s: got %q, want LockLost", m.name, found)
+	t.Errorf("got health reasons %q on %s, want LockLost", found, m.name)
 }
 
-// device is the loop device of the only image that is staged on the node.
+// device returns the loop device of the image that is staged on the node.
 func (m *machine) device(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -165,14 +165,14 @@ func (m *machine) device(t *testing.T) string {
 			return "/dev/" + strings.Split(f, "/")[3]
 		}
 	}
-	t.Fatalf("%s has no loop device", m.name)
+	t.Fatalf("got no loop device of an image staged on %s, want one", m.name)
 	return ""
 }
 
-// late is a write to a device that blocks until the server responds.
+// late is a write to a device that blocks until the server answers.
 type late struct {
-	cmd  *exec.Cmd
-	said bytes.Buffer
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
 }
 
 const lateText = "written too late "
@@ -182,7 +182,7 @@ func lateWrite(t *testing.T, device string) *late {
 	file := filepath.Join(t.TempDir(), "late")
 	must(t, os.WriteFile(file, []byte(strings.Repeat(lateText, 4096)[:16*4096]), 0o600))
 	l := &late{cmd: exec.Command("dd", "if="+file, "of="+device, "bs=4096", "seek=12288", "oflag=direct", "conv=notrunc,nocreat", "status=none")}
-	l.cmd.Stderr = &l.said
+	l.cmd.Stderr = &l.stderr
 	must(t, l.cmd.Start())
 	return l
 }
@@ -193,21 +193,22 @@ func (l *late) wantFailed(t *testing.T) {
 	go func() { ended <- l.cmd.Wait() }()
 	select {
 	case err := <-ended:
-		if err == nil || !strings.Contains(l.said.String(), "Input/output error") {
-			t.Errorf("the late write ended with %v, %q; want an I/O error", err, &l.said)
+		if err == nil || !strings.Contains(l.stderr.String(), "Input/output error") {
+			t.Errorf("got error %v and output %q of the late write, want an I/O error", err, &l.stderr)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Fatal("the late write did not end")
 	}
 }
 
-// wantIntact fails unless an image has the data of the second node and not the late write.
+// wantIntact fails unless the image has the data of the second node, lacks the late write, and has an
+// intact filesystem.
 func wantIntact(t *testing.T, image string) {
 	t.Helper()
 	b, err := os.ReadFile(image)
 	must(t, err)
 	if at := bytes.Index(b, []byte(lateText)); at >= 0 {
-		t.Errorf("the late write is in the image at %d", at)
+		t.Errorf("got the data of the late write at offset %d of the image, want none", at)
 	}
 	if !bytes.Contains(b, []byte("of the second node")) {
 		t.Error("the image lacks the data of the second node")
@@ -215,56 +216,56 @@ func wantIntact(t *testing.T, image string) {
 	run(t, "e2fsck", "-f", "-n", image)
 }
 
-// TestTwins: two nodes have the same client identity. The driver reports that before the second
-// node uses a volume.
-func TestTwins(t *testing.T) {
+// TestSameIdentity: two nodes have the same NFS client identity. The driver reports this before the
+// second node uses a volume.
+func TestSameIdentity(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{Lease: lease})
 	export := s.Export(t, "volumes")
 	t.Cleanup(func() { wantNoOwners(t, s, export) })
-	first := start(t, s.Node(t, "twin"), "twin-1", nfsPool(pool, s, export))
+	first := start(t, s.Node(t, "same"), "node-1", nfsPool(pool, s, export))
 	v := first.image(t, pool, "v", "ext4", 64*mib)
 	first.up(t, v)
 	write(t, first.file(v, "text"), "of the first")
 	first.down(t, v)
 
-	second := start(t, s.Node(t, "twin"), "twin-2", nfsPool(pool, s, export))
-	eventually(t, func() error { return second.attach(t, v) })
-	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "twin-1", "nfs_client/identifier")
-	must(t, second.detach(t, v, "twin-2"))
+	second := start(t, s.Node(t, "same"), "node-2", nfsPool(pool, s, export))
+	eventually(t, func() error { return second.controllerPublish(t, v) })
+	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "node-1", "nfs_client/identifier")
+	must(t, second.controllerUnpublish(t, v, "node-2"))
 
 	// The fix is the one that the error suggests.
 	second.stop(t)
 	second.Identify(t, "another")
 	second.run(t)
-	eventually(t, func() error { return second.attach(t, v) })
+	eventually(t, func() error { return second.controllerPublish(t, v) })
 	second.up(t, v)
 	wantText(t, second.file(v, "text"), "of the first")
 	second.remove(t, v)
 	wantEmpty(t, s, export)
 }
 
-// TestTwinDisturbs: a second node has the client identity of the first. The server treats it as
-// the first after a restart, and drops the first's locks. Volumes of the first fail and keep all
-// data that was on the disk.
-func TestTwinDisturbs(t *testing.T) {
+// TestSameIdentityLosesLocks: a second node has the NFS client identity of the first. The server takes
+// it for the restarted first node and drops the first node's locks. Writes to volumes on the first node
+// fail, but all synced data is kept.
+func TestSameIdentityLosesLocks(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{Lease: lease})
 	export := s.Export(t, "volumes")
 	t.Cleanup(func() { wantNoOwners(t, s, export) })
-	first := start(t, s.Node(t, "twin"), "twin-1", nfsPool(pool, s, export))
+	first := start(t, s.Node(t, "same"), "node-1", nfsPool(pool, s, export))
 	v := first.image(t, pool, "v", "ext4", 64*mib)
 	first.up(t, v)
 	w := startWriter(t, first.file(v, "log"))
 	w.awaitProgress(t)
 
-	second := start(t, s.Node(t, "twin"), "twin-2", nfsPool(pool, s, export))
-	eventually(t, func() error { return second.detach(t, v, "twin-1") })
-	eventually(t, func() error { return second.attach(t, v) })
-	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "twin-1", "nfs_client/identifier")
+	second := start(t, s.Node(t, "same"), "node-2", nfsPool(pool, s, export))
+	eventually(t, func() error { return second.controllerUnpublish(t, v, "node-1") })
+	eventually(t, func() error { return second.controllerPublish(t, v) })
+	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "node-1", "nfs_client/identifier")
 	w.wantBroken(t)
-	must(t, second.detach(t, v, "twin-2"))
+	must(t, second.controllerUnpublish(t, v, "node-2"))
 	second.stop(t)
 
-	must(t, first.attach(t, v))
+	must(t, first.controllerPublish(t, v))
 	first.awaitLockLost(t, v)
 	first.unmount(t, v)
 	first.up(t, v)

@@ -14,8 +14,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// TestForwardedSnapshot makes snapshots of an image in use through the controller's driver. The
-// node makes the copy, because the controller's node lacks writes that are not on the server yet.
+// TestForwardedSnapshot takes snapshots of an image in use with the controller's driver. The driver of
+// the node that uses the image must make the copy, because only that node has the writes that are not
+// on the server yet.
 func TestForwardedSnapshot(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "volumes")
@@ -23,11 +24,11 @@ func TestForwardedSnapshot(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			for _, consistency := range []string{"crash", "frozen"} {
-				t.Run(consistency, func(t *testing.T) { testCutAtNode(t, node, controller, fsType, consistency) })
+				t.Run(consistency, func(t *testing.T) { testSnapshotOnNode(t, node, controller, fsType, consistency) })
 			}
 		})
 	}
-	wantEmpty(t, s, export) // a running driver empties the trash
+	wantEmpty(t, s, export) // before the drivers end, because they empty the trash
 }
 
 // startForwarded starts the driver of a node, and the controller's driver, which forwards calls
@@ -46,9 +47,9 @@ func startForwarded(t *testing.T, n *nfsd.Node, pools string) (node, controller 
 	return node, controller
 }
 
-func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency string) {
+func testSnapshotOnNode(t *testing.T, node, controller *machine, fsType, consistency string) {
 	source := node.image(t, pool, "source-"+fsType+"-"+consistency, fsType, 512*mib)
-	must(t, node.attach(t, source))
+	must(t, node.controllerPublish(t, source))
 	node.mount(t, source) // the node may still be opening the pool
 	w := startWriter(t, node.file(source, "log"))
 	w.awaitProgress(t)
@@ -62,7 +63,7 @@ func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency 
 		return err
 	})
 	if !snapshot.GetReadyToUse() {
-		t.Errorf("got snapshot %v, want one that is ready", snapshot)
+		t.Errorf("got snapshot %v, want readyToUse", snapshot)
 	}
 	w.awaitProgress(t)
 	w.finish(t)
@@ -76,7 +77,7 @@ func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency 
 	must(t, err)
 }
 
-// restore creates a volume of a snapshot, with the capability of another volume.
+// restore creates a volume from a snapshot, with the capability of the volume like.
 func (m *machine) restore(t *testing.T, name string, like *vol, s *csi.Snapshot) *vol {
 	t.Helper()
 	v := &vol{name: name, capability: like.capability}

@@ -23,26 +23,26 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// siege is a driver whose export an attacker can write to as root, and the data that the
-// attacker must not reach through the driver.
-type siege struct {
+// attackedPool is a pool on an export that an attacker can change as root, and the driver that uses
+// it. The attacker must not be able to change the victims through the driver.
+type attackedPool struct {
 	*machine
 	server *nfsd.Server
-	dir    string // of the pool, on the server
+	dir    string // the pool's directory on the server
 	victim *vol   // a directory
-	image  *vol
+	image  *vol   // a victim that is a disk image
 }
 
-// TestHostile: an attacker with root on another client changes files on the export. The driver
-// changes and mounts nothing outside the volume, and each call returns a clear error in time.
+// TestHostile: an attacker who is root on another client changes files on the export. The driver
+// changes and mounts nothing outside the attacked volume, and returns a clear error in time.
 func TestHostile(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	export := server.Export(t, "nas")
 	server.Export(t, "other")
-	s := &siege{server: server, dir: server.Dir(export)}
+	s := &attackedPool{server: server, dir: server.Dir(export)}
 	t.Cleanup(func() { wantEmpty(t, server, export) })
 	s.machine = start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, export))
-	s.setVictims(t)
+	s.createVictims(t)
 	if !t.Failed() {
 		t.Run("images", s.testImages)
 		t.Run("directories", s.testDirectories)
@@ -55,7 +55,8 @@ func TestHostile(t *testing.T) {
 	s.wantVictims(t)
 }
 
-func (s *siege) setVictims(t *testing.T) {
+// createVictims creates two volumes and two directories outside the pool, each with a file.
+func (s *attackedPool) createVictims(t *testing.T) {
 	t.Helper()
 	s.victim = s.directory(t, "nas", "victim")
 	s.image = s.machine.image(t, "nas", "victim-image", "ext4", 32*mib)
@@ -70,8 +71,8 @@ func (s *siege) setVictims(t *testing.T) {
 	}
 }
 
-// wantVictims fails unless the victims have their content, and deletes them.
-func (s *siege) wantVictims(t *testing.T) {
+// wantVictims fails unless the victims are unchanged. It deletes the volumes among them.
+func (s *attackedPool) wantVictims(t *testing.T) {
 	t.Helper()
 	for _, v := range []*vol{s.victim, s.image} {
 		s.up(t, v)
@@ -83,17 +84,17 @@ func (s *siege) wantVictims(t *testing.T) {
 		wantText(t, filepath.Join(dir, "precious"), dir)
 		left, err := os.ReadDir(dir)
 		if err != nil || len(left) != 1 {
-			t.Errorf("%s contains %v, %v, want one file", dir, left, err)
+			t.Errorf("got entries %v and error %v in %s, want one file", left, err, dir)
 		}
 	}
 }
 
-// folder is a volume's folder on the server.
-func (s *siege) folder(v *vol) string { return filepath.Join(s.dir, "volumes", v.name) }
+// folder returns the path of a volume's folder on the server.
+func (s *attackedPool) folder(v *vol) string { return filepath.Join(s.dir, "volumes", v.name) }
 
-// state describes all files that the driver must not change in calls for a volume. Access times
-// and link counts may change.
-func (s *siege) state(t *testing.T, attacked *vol) string {
+// state describes the files that the driver must not change in calls for the attacked volume. It omits
+// access times and link counts, which may change.
+func (s *attackedPool) state(t *testing.T, attacked *vol) string {
 	t.Helper()
 	var b strings.Builder
 	top := s.server.Dir("/")
@@ -115,6 +116,7 @@ func (s *siege) state(t *testing.T, attacked *vol) string {
 	return b.String()
 }
 
+// skip skips an entry of a walk, except that it walks into directories with the name volumes.
 func skip(e fs.DirEntry) error {
 	if e != nil && e.IsDir() && filepath.Base(e.Name()) != "volumes" {
 		return fs.SkipDir
@@ -128,17 +130,17 @@ type reply struct {
 	err  error
 }
 
-// callAll makes every call of a volume's life, and checks that each returns a clear code.
-func (s *siege) callAll(t *testing.T, v *vol) []reply {
+// callAll makes every call for a volume, and checks that each returns a clear code.
+func (s *attackedPool) callAll(t *testing.T, v *vol) []reply {
 	t.Helper()
 	replies := s.callMost(t, v)
 	err := s.delete(t, v)
-	wantClear(t, "DeleteVolume", err)
+	wantClearCode(t, "DeleteVolume", err)
 	return append(replies, reply{"DeleteVolume", err})
 }
 
-// callMost is callAll without DeleteVolume.
-func (s *siege) callMost(t *testing.T, v *vol) (replies []reply) {
+// callMost makes the calls of callAll except DeleteVolume.
+func (s *attackedPool) callMost(t *testing.T, v *vol) (replies []reply) {
 	t.Helper()
 	for _, c := range []struct {
 		name string
@@ -147,7 +149,7 @@ func (s *siege) callMost(t *testing.T, v *vol) (replies []reply) {
 		{"ControllerGetVolume", s.getVolume},
 		{"ControllerGetVolumeHealth", s.getVolumeHealth},
 		{"ListVolumes", func(t *testing.T, _ *vol) error { return s.listVolumes(t) }},
-		{"ControllerPublishVolume", s.attach},
+		{"ControllerPublishVolume", s.controllerPublish},
 		{"NodeStageVolume", func(t *testing.T, v *vol) error {
 			err := s.stage(t, v)
 			s.wantNotMounted(t, v, err)
@@ -158,36 +160,36 @@ func (s *siege) callMost(t *testing.T, v *vol) (replies []reply) {
 		{"ControllerExpandVolume", func(t *testing.T, v *vol) error { return s.expand(t, v, 48*mib) }},
 		{"NodeUnpublishVolume", s.unpublish},
 		{"NodeUnstageVolume", s.unstage},
-		{"ControllerUnpublishVolume", func(t *testing.T, v *vol) error { return s.detach(t, v, s.name) }},
+		{"ControllerUnpublishVolume", func(t *testing.T, v *vol) error { return s.controllerUnpublish(t, v, s.name) }},
 	} {
 		err := c.do(t, v)
-		wantClear(t, c.name, err)
+		wantClearCode(t, c.name, err)
 		replies = append(replies, reply{c.name, err})
 	}
 	return replies
 }
 
-// wantClear fails unless a call succeeded or returned a code that tells what to do.
-func wantClear(t *testing.T, call string, err error) {
+// wantClearCode fails unless a call succeeded or returned one of clearCodes.
+func wantClearCode(t *testing.T, call string, err error) {
 	t.Helper()
 	if err != nil {
 		t.Logf("%s: %v", call, err)
 	}
 	if !slices.Contains(clearCodes, status.Code(err)) {
-		t.Errorf("%s: got %v, want another code", call, err)
+		t.Errorf("%s: got error %v, want one of the codes %v", call, err, clearCodes)
 	}
 }
 
-// wantNotMounted fails if the volume is mounted though NodeStageVolume failed.
-func (s *siege) wantNotMounted(t *testing.T, v *vol, staged error) {
+// wantNotMounted fails if the volume is mounted although NodeStageVolume failed with the error staged.
+func (s *attackedPool) wantNotMounted(t *testing.T, v *vol, staged error) {
 	t.Helper()
-	if at := mountsAt(t, s.staging(v)); staged != nil && at != "" {
-		t.Errorf("NodeStageVolume returned %v, and the mount table has %s", staged, at)
+	if at := mountTableAt(t, s.staging(v)); staged != nil && at != "" {
+		t.Errorf("got mount %s although NodeStageVolume failed: %v", at, staged)
 	}
 }
 
-// mountsAt returns the lines of the mount table for a path.
-func mountsAt(t *testing.T, path string) string {
+// mountTableAt returns the lines of the mount table for a mount point.
+func mountTableAt(t *testing.T, path string) string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	must(t, err)
@@ -200,50 +202,50 @@ func mountsAt(t *testing.T, path string) string {
 	return strings.Join(found, "")
 }
 
-// clearCodes are the codes that tell what to do. Internal and Unknown do not.
+// clearCodes are the codes that tell the caller what is wrong. Internal and Unknown do not.
 var clearCodes = []codes.Code{codes.OK, codes.NotFound, codes.FailedPrecondition, codes.DataLoss, codes.Unavailable, codes.AlreadyExists, codes.InvalidArgument, codes.OutOfRange}
 
-// attack is a change of the attacker to a volume's folder.
+// attack is a change to a volume's folder that an attacker makes.
 type attack struct {
 	name string
 	do   func(t *testing.T, folder string)
-	// stage and says are the code and a text of the result of NodeStageVolume.
+	// stage is the code that NodeStageVolume must return, and texts a text that its error must contain.
 	stage codes.Code
-	says  string
+	texts string
 }
 
-// wantHarmless makes every call for an attacked volume.
-func (s *siege) wantHarmless(t *testing.T, a attack, v *vol) {
+// wantHarmless attacks a volume, makes every call for it, and checks that no other file has changed.
+func (s *attackedPool) wantHarmless(t *testing.T, a attack, v *vol) {
 	t.Helper()
 	a.do(t, s.folder(v))
 	before := s.state(t, v)
 	for _, r := range s.callAll(t, v) {
 		if r.call == "NodeStageVolume" {
-			wantCode(t, r.err, a.stage, a.says)
+			wantCode(t, r.err, a.stage, a.texts)
 		}
 	}
 	s.wantState(t, v, before)
 	s.removeFolder(t, v)
 }
 
-// wantState fails if files outside the attacked volume have changed.
-func (s *siege) wantState(t *testing.T, attacked *vol, want string) {
+// wantState fails unless state still returns want.
+func (s *attackedPool) wantState(t *testing.T, attacked *vol, want string) {
 	t.Helper()
 	if got := s.state(t, attacked); got != want {
-		t.Errorf("the calls changed other files, from\n%s\nto\n%s", want, got)
+		t.Errorf("files outside the attacked volume have changed: got\n%s\nwant\n%s", got, want)
 	}
 }
 
 // wantNoMounts fails if the volume is staged or published.
-func (s *siege) wantNoMounts(t *testing.T, v *vol) {
+func (s *attackedPool) wantNoMounts(t *testing.T, v *vol) {
 	t.Helper()
-	if at := mountsAt(t, s.staging(v)) + mountsAt(t, s.target(v)); at != "" {
-		t.Errorf("the mount table has %s", at)
+	if at := mountTableAt(t, s.staging(v)) + mountTableAt(t, s.target(v)); at != "" {
+		t.Errorf("got mounts %s of the attacked volume, want none", at)
 	}
 }
 
 // removeFolder removes the remains of an attacked volume.
-func (s *siege) removeFolder(t *testing.T, v *vol) {
+func (s *attackedPool) removeFolder(t *testing.T, v *vol) {
 	t.Helper()
 	s.wantNoMounts(t, v)
 	for _, path := range []string{s.folder(v), s.folder(v) + ".away"} {
@@ -251,7 +253,7 @@ func (s *siege) removeFolder(t *testing.T, v *vol) {
 	}
 }
 
-// replace puts another file in the place of a file of a volume.
+// replace returns an attack that removes a file of a volume and calls plant for its path.
 func replace(file string, plant func(path string) error) func(*testing.T, string) {
 	return func(t *testing.T, folder string) {
 		t.Helper()
@@ -270,10 +272,10 @@ func hardLink(of string) func(path string) error {
 	return func(path string) error { return os.Link(filepath.Join(filepath.Dir(path), of), path) }
 }
 
-func pipe(path string) error   { return syscall.Mkfifo(path, 0o600) }
-func socket(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }
-func folder(path string) error { return os.Mkdir(path, 0o700) }
-func none(string) error        { return nil }
+func fifo(path string) error      { return syscall.Mkfifo(path, 0o600) }
+func socket(path string) error    { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }
+func directory(path string) error { return os.Mkdir(path, 0o700) }
+func nothing(string) error        { return nil }
 
 func device(kind uint32, major, minor int) func(path string) error {
 	return func(path string) error { return syscall.Mknod(path, kind|0o600, major<<8|minor) }
@@ -283,12 +285,13 @@ func text(s string) func(path string) error {
 	return func(path string) error { return os.WriteFile(path, []byte(s), 0o600) }
 }
 
+// sized creates an empty file of n bytes.
 func sized(n int64) func(path string) error {
 	return func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, n)) }
 }
 
-// linkedFolder puts a link in the place of the volume's folder.
-func linkedFolder(to string) func(*testing.T, string) {
+// linkFolder returns an attack that replaces the volume's folder by a link.
+func linkFolder(to string) func(*testing.T, string) {
 	return func(t *testing.T, folder string) {
 		t.Helper()
 		must(t, os.Rename(folder, folder+".away"))
@@ -296,8 +299,8 @@ func linkedFolder(to string) func(*testing.T, string) {
 	}
 }
 
-// edited changes fields of a volume's record.
-func edited(change func(record map[string]any)) func(*testing.T, string) {
+// editRecord returns an attack that changes fields of the volume's record.
+func editRecord(change func(record map[string]any)) func(*testing.T, string) {
 	return func(t *testing.T, folder string) {
 		t.Helper()
 		path := filepath.Join(folder, "volume.json")
@@ -312,56 +315,56 @@ func edited(change func(record map[string]any)) func(*testing.T, string) {
 	}
 }
 
-// bare removes all permissions and changes the owner.
-func bare(t *testing.T, folder string) {
+// noPermissions is an attack that removes all permissions and changes the owner.
+func noPermissions(t *testing.T, folder string) {
 	t.Helper()
 	must(t, filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Chown(path, 4711, 4711), os.Chmod(path, 0))
 	}))
 }
 
-// onRecords are the attacks on the records, which both kinds have.
+// onRecords contains the attacks on records, which images and directories have.
 var onRecords = []attack{
-	{"a link for the folder", linkedFolder("victim"), codes.DataLoss, ""},
-	{"an absolute link for the folder", linkedFolder("/etc"), codes.DataLoss, ""},
-	{"no record", replace("volume.json", none), codes.DataLoss, "volume.json"},
-	{"a link for the record", replace("volume.json", link("../victim/volume.json")), codes.DataLoss, ""},
-	{"a link for the record to the host", replace("volume.json", link("/etc/hostname")), codes.DataLoss, ""},
-	{"a pipe for the record", replace("volume.json", pipe), codes.DataLoss, "regular file"},
-	{"a socket for the record", replace("volume.json", socket), codes.DataLoss, "regular file"},
-	{"a device for the record", replace("volume.json", device(syscall.S_IFCHR, 1, 5)), codes.DataLoss, "regular file"},
-	{"a folder for the record", replace("volume.json", folder), codes.DataLoss, ""},
-	{"a huge record", replace("volume.json", sized(1<<40)), codes.DataLoss, "too large"},
-	{"an empty record", replace("volume.json", text("")), codes.DataLoss, ""},
-	{"another's record", replace("volume.json", hardLink("../victim/volume.json")), codes.DataLoss, "victim"},
-	{"a record of another ID", edited(func(r map[string]any) { r["id"] = "nfs:nas:victim" }), codes.DataLoss, "victim"},
-	{"a record with a negative size", edited(func(r map[string]any) { r["capacityBytes"] = -1 }), codes.DataLoss, "capacityBytes"},
-	{"a record of another version", edited(func(r map[string]any) { r["version"] = 99 }), codes.DataLoss, "version"},
-	{"a record with an unknown field", edited(func(r map[string]any) { r["path"] = "/etc" }), codes.DataLoss, ""},
-	{"a pipe for the attachment", replace("attached/node", pipe), codes.DataLoss, "attached"},
-	{"a huge attachment", replace("attached/node", sized(1<<40)), codes.DataLoss, "attached"},
-	{"garbage for the attachment", replace("attached/node", text("garbage")), codes.DataLoss, "attached"},
+	{"folder is a link", linkFolder("victim"), codes.DataLoss, ""},
+	{"folder is an absolute link", linkFolder("/etc"), codes.DataLoss, ""},
+	{"record is missing", replace("volume.json", nothing), codes.DataLoss, "volume.json"},
+	{"record is a link", replace("volume.json", link("../victim/volume.json")), codes.DataLoss, ""},
+	{"record is a link to a file of the host", replace("volume.json", link("/etc/hostname")), codes.DataLoss, ""},
+	{"record is a FIFO", replace("volume.json", fifo), codes.DataLoss, "regular file"},
+	{"record is a socket", replace("volume.json", socket), codes.DataLoss, "regular file"},
+	{"record is a device", replace("volume.json", device(syscall.S_IFCHR, 1, 5)), codes.DataLoss, "regular file"},
+	{"record is a directory", replace("volume.json", directory), codes.DataLoss, ""},
+	{"record is huge", replace("volume.json", sized(1<<40)), codes.DataLoss, "too large"},
+	{"record is empty", replace("volume.json", text("")), codes.DataLoss, ""},
+	{"record is a hard link to another record", replace("volume.json", hardLink("../victim/volume.json")), codes.DataLoss, "victim"},
+	{"record has another ID", editRecord(func(r map[string]any) { r["id"] = "nfs:nas:victim" }), codes.DataLoss, "victim"},
+	{"record has a negative size", editRecord(func(r map[string]any) { r["capacityBytes"] = -1 }), codes.DataLoss, "capacityBytes"},
+	{"record has an unknown version", editRecord(func(r map[string]any) { r["version"] = 99 }), codes.DataLoss, "version"},
+	{"record has an unknown field", editRecord(func(r map[string]any) { r["path"] = "/etc" }), codes.DataLoss, ""},
+	{"attachment is a FIFO", replace("attached/node", fifo), codes.DataLoss, "attached"},
+	{"attachment is huge", replace("attached/node", sized(1<<40)), codes.DataLoss, "attached"},
+	{"attachment is garbage", replace("attached/node", text("garbage")), codes.DataLoss, "attached"},
 }
 
 var onImages = []attack{
-	{"a link to another image", replace("image", link("../victim-image/image")), codes.DataLoss, "regular file"},
-	{"a link to the host", replace("image", link("/etc/hostname")), codes.DataLoss, "regular file"},
-	{"another image", replace("image", hardLink("../victim-image/image")), codes.DataLoss, "hard links"},
-	{"a pipe", replace("image", pipe), codes.DataLoss, "regular file"},
-	{"a socket", replace("image", socket), codes.DataLoss, "regular file"},
-	{"a folder", replace("image", folder), codes.DataLoss, "regular file"},
-	{"a character device", replace("image", device(syscall.S_IFCHR, 1, 5)), codes.DataLoss, "regular file"},
-	{"a block device", replace("image", device(syscall.S_IFBLK, 254, 0)), codes.DataLoss, "regular file"},
-	{"no image", replace("image", none), codes.DataLoss, "missing"},
-	{"a short image", replace("image", sized(4096)), codes.DataLoss, "truncated"},
-	{"a link for the attachments", replace("attached", link("../victim/attached")), codes.DataLoss, "attached"},
-	{"another's attachment", replace("attached/node", text(`{"version":1,"node":"node-9"}`)), codes.FailedPrecondition, "node-9"},
-	{"a pipe for the lock", replace("lock", pipe), codes.FailedPrecondition, "lock"},
-	{"a link for the lock", replace("lock", link("../victim-image/image")), codes.FailedPrecondition, "lock"},
-	{"no rights", bare, codes.OK, ""},
+	{"image is a link to another image", replace("image", link("../victim-image/image")), codes.DataLoss, "regular file"},
+	{"image is a link to a file of the host", replace("image", link("/etc/hostname")), codes.DataLoss, "regular file"},
+	{"image is a hard link to another image", replace("image", hardLink("../victim-image/image")), codes.DataLoss, "hard links"},
+	{"image is a FIFO", replace("image", fifo), codes.DataLoss, "regular file"},
+	{"image is a socket", replace("image", socket), codes.DataLoss, "regular file"},
+	{"image is a directory", replace("image", directory), codes.DataLoss, "regular file"},
+	{"image is a character device", replace("image", device(syscall.S_IFCHR, 1, 5)), codes.DataLoss, "regular file"},
+	{"image is a block device", replace("image", device(syscall.S_IFBLK, 254, 0)), codes.DataLoss, "regular file"},
+	{"image is missing", replace("image", nothing), codes.DataLoss, "missing"},
+	{"image is too short", replace("image", sized(4096)), codes.DataLoss, "truncated"},
+	{"attachments are a link", replace("attached", link("../victim/attached")), codes.DataLoss, "attached"},
+	{"attachment of another node", replace("attached/node", text(`{"version":1,"node":"node-9"}`)), codes.FailedPrecondition, "node-9"},
+	{"lock is a FIFO", replace("lock", fifo), codes.FailedPrecondition, "lock"},
+	{"lock is a link", replace("lock", link("../victim-image/image")), codes.FailedPrecondition, "lock"},
+	{"no permissions", noPermissions, codes.OK, ""},
 }
 
-func (s *siege) testImages(t *testing.T) {
+func (s *attackedPool) testImages(t *testing.T) {
 	for _, a := range onImages {
 		t.Run(a.name, func(t *testing.T) {
 			v := s.machine.image(t, "nas", "attacked-image", "ext4", 32*mib)
@@ -371,22 +374,22 @@ func (s *siege) testImages(t *testing.T) {
 }
 
 var onDirectories = []attack{
-	{"a link to another", replace("data", link("../victim/data")), codes.DataLoss, "data"},
-	{"a link upwards", replace("data", link("../../..")), codes.DataLoss, "data"},
-	{"a link to another export", replace("data", link("/other")), codes.DataLoss, "data"},
-	{"a link to a folder that is not exported", replace("data", link("../../../unexported")), codes.DataLoss, "data"},
-	{"a pipe", replace("data", pipe), codes.DataLoss, "data"},
-	{"a file", replace("data", text("x")), codes.DataLoss, "data"},
-	{"nothing", replace("data", none), codes.DataLoss, "missing"},
-	{"a record that goes up", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "../../unexported" }), codes.DataLoss, "subDir"},
-	{"a record of another volume's folder", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "volumes/victim/data" }), codes.DataLoss, "subDir"},
-	{"an absolute subDir", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "/other" }), codes.DataLoss, "subDir"},
-	{"no rights", bare, codes.OK, ""},
+	{"data is a link to another volume", replace("data", link("../victim/data")), codes.DataLoss, "data"},
+	{"data is a link to a parent", replace("data", link("../../..")), codes.DataLoss, "data"},
+	{"data is a link to another export", replace("data", link("/other")), codes.DataLoss, "data"},
+	{"data is a link to a directory that is not exported", replace("data", link("../../../unexported")), codes.DataLoss, "data"},
+	{"data is a FIFO", replace("data", fifo), codes.DataLoss, "data"},
+	{"data is a file", replace("data", text("x")), codes.DataLoss, "data"},
+	{"data is missing", replace("data", nothing), codes.DataLoss, "missing"},
+	{"subDir contains ..", editRecord(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "../../unexported" }), codes.DataLoss, "subDir"},
+	{"subDir is another volume", editRecord(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "volumes/victim/data" }), codes.DataLoss, "subDir"},
+	{"subDir is absolute", editRecord(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "/other" }), codes.DataLoss, "subDir"},
+	{"no permissions", noPermissions, codes.OK, ""},
 }
 
-func (s *siege) testDirectories(t *testing.T) {
+func (s *attackedPool) testDirectories(t *testing.T) {
 	for _, a := range slices.Concat(onDirectories, onRecords) {
-		if strings.HasSuffix(a.name, "attachment") { // directories have attachments by node
+		if strings.HasPrefix(a.name, "attachment") { // a directory has one attachment file per node, with another name
 			continue
 		}
 		t.Run(a.name, func(t *testing.T) {
@@ -395,23 +398,23 @@ func (s *siege) testDirectories(t *testing.T) {
 	}
 	for _, place := range []string{"team", "team/claim"} {
 		for _, to := range []string{"victim-files", "../volumes", "/other", "../.."} {
-			t.Run("a link at "+place+" to "+to, func(t *testing.T) { s.testSubDir(t, place, to) })
+			t.Run(place+" is a link to "+to, func(t *testing.T) { s.testSubDir(t, place, to) })
 		}
 	}
 }
 
-// testSubDir replaces a part of the path of a subDir by a link.
-func (s *siege) testSubDir(t *testing.T, place, to string) {
+// testSubDir replaces a directory in the path of a subDir by a link.
+func (s *attackedPool) testSubDir(t *testing.T, place, to string) {
 	v := s.create(t, "attacked", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "nas", "subDir": "tenants/team/claim"})
 	path := filepath.Join(s.dir, "tenants", place)
 	must(t, os.Rename(path, path+".away"))
 	must(t, os.Symlink(to, path))
-	must(t, s.attach(t, v))
+	must(t, s.controllerPublish(t, v))
 	err := s.stage(t, v)
 	wantCode(t, err, codes.DataLoss, "tenants/team/claim")
 	s.wantNotMounted(t, v, err)
 	must(t, s.unstage(t, v))
-	must(t, s.detach(t, v, s.name))
+	must(t, s.controllerUnpublish(t, v, s.name))
 	through := map[string]string{"backend": "nfs", "pool": "nas", "subDir": "tenants/" + place + "/new"}
 	_, err = s.tryCreate(t, "through", mib, v.capability, through)
 	wantCode(t, err, codes.FailedPrecondition, "subDir")
@@ -420,36 +423,36 @@ func (s *siege) testSubDir(t *testing.T, place, to string) {
 		must(t, os.Remove(path))
 		must(t, os.Rename(path+".away", path))
 	}
-	must(t, s.delete(t, v)) // deletes the link itself if it is the last part
+	must(t, s.delete(t, v)) // if the last part of the path is a link, the link is deleted
 	s.awaitTrash(t)
 	must(t, os.RemoveAll(filepath.Join(s.dir, "tenants")))
 }
 
-// testStaged attacks volumes that are in use: they can be unpublished and unstaged, and no other
-// file changes.
-func (s *siege) testStaged(t *testing.T) {
+// testStaged attacks volumes while they are in use. The volumes can still be unpublished and unstaged,
+// and no other file changes.
+func (s *attackedPool) testStaged(t *testing.T) {
 	for _, a := range []attack{
-		{name: "a link to another image", do: replace("image", link("../victim-image/image"))},
-		{name: "another image", do: replace("image", hardLink("../victim-image/image"))},
-		{name: "a pipe", do: replace("image", pipe)},
-		{name: "a link for the folder", do: linkedFolder("victim-image")},
-		{name: "no folder", do: func(t *testing.T, folder string) { t.Helper(); must(t, os.RemoveAll(folder)) }},
-		{name: "a pipe for the record", do: replace("volume.json", pipe)},
-		{name: "no rights", do: bare},
+		{name: "image is a link to another image", do: replace("image", link("../victim-image/image"))},
+		{name: "image is a hard link to another image", do: replace("image", hardLink("../victim-image/image"))},
+		{name: "image is a FIFO", do: replace("image", fifo)},
+		{name: "folder is a link", do: linkFolder("victim-image")},
+		{name: "folder is missing", do: func(t *testing.T, folder string) { t.Helper(); must(t, os.RemoveAll(folder)) }},
+		{name: "record is a FIFO", do: replace("volume.json", fifo)},
+		{name: "no permissions", do: noPermissions},
 	} {
-		for _, kind := range []string{"image", "data"} {
-			t.Run(a.name+" "+kind, func(t *testing.T) { s.testStagedVolume(t, a, kind) })
+		for _, kind := range []string{"image", "directory"} {
+			t.Run(kind+", "+a.name, func(t *testing.T) { s.testStagedVolume(t, a, kind) })
 		}
 	}
 }
 
-func (s *siege) testStagedVolume(t *testing.T, a attack, kind string) {
+func (s *attackedPool) testStagedVolume(t *testing.T, a attack, kind string) {
 	var v *vol
 	if kind == "image" {
 		v = s.machine.image(t, "nas", "attacked-image", "ext4", 32*mib)
 	} else {
 		v = s.directory(t, "nas", "attacked")
-		if strings.Contains(a.name, "image") {
+		if strings.HasPrefix(a.name, "image is a link") {
 			a.do = replace("data", link("../victim/data"))
 		}
 	}
@@ -457,36 +460,36 @@ func (s *siege) testStagedVolume(t *testing.T, a attack, kind string) {
 	write(t, s.file(v, "mine"), "mine")
 	a.do(t, s.folder(v))
 	before := s.state(t, v)
-	wantClear(t, "NodeGetVolumeStats", s.stats(t, v))
+	wantClearCode(t, "NodeGetVolumeStats", s.stats(t, v))
 	_, err := s.tryHealth(t, v)
-	wantClear(t, "NodeGetVolumeHealth", err)
-	wantClear(t, "ControllerExpandVolume", s.expand(t, v, 48*mib))
+	wantClearCode(t, "NodeGetVolumeHealth", err)
+	wantClearCode(t, "ControllerExpandVolume", s.expand(t, v, 48*mib))
 	_, err = s.node.NodeExpandVolume(deadline(t), &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: s.target(v), StagingTargetPath: s.staging(v), VolumeCapability: v.capability})
-	wantClear(t, "NodeExpandVolume", err)
-	if err := s.delete(t, v); err == nil && a.name != "no folder" {
-		t.Error("a volume in use was deleted")
+	wantClearCode(t, "NodeExpandVolume", err)
+	if err := s.delete(t, v); err == nil && a.name != "folder is missing" {
+		t.Error("DeleteVolume of a volume in use: got success, want an error")
 	}
 	s.unmount(t, v)
-	wantClear(t, "ControllerUnpublishVolume", s.detach(t, v, s.name))
-	wantClear(t, "DeleteVolume", s.delete(t, v))
+	wantClearCode(t, "ControllerUnpublishVolume", s.controllerUnpublish(t, v, s.name))
+	wantClearCode(t, "DeleteVolume", s.delete(t, v))
 	s.wantState(t, v, before)
 	s.removeFolder(t, v)
 }
 
-// testPool attacks the pool's own folders and files.
-func (s *siege) testPool(t *testing.T) {
-	v := s.directory(t, "nas", "besieged")
+// testPool attacks the folders and the marker of the pool.
+func (s *attackedPool) testPool(t *testing.T) {
+	v := s.directory(t, "nas", "attacked")
 	for _, tc := range []struct {
 		name, path string
 		plant      func(path string) error
 	}{
-		{"another pool's volumes", "volumes", link("../other")},
-		{"volumes of the host", "volumes", link("/etc")},
-		{"no volumes", "volumes", folder},
-		{"a pipe for the marker", "pool.json", pipe},
-		{"a link for the marker", "pool.json", link("/etc/hostname")},
-		{"a huge marker", "pool.json", sized(1 << 40)},
-		{"a link for the pool's folder", ".trivet", link("../other")},
+		{"volumes is a link to another export", "volumes", link("../other")},
+		{"volumes is a link to the host", "volumes", link("/etc")},
+		{"volumes is empty", "volumes", directory},
+		{"marker is a FIFO", "pool.json", fifo},
+		{"marker is a link", "pool.json", link("/etc/hostname")},
+		{"marker is huge", "pool.json", sized(1 << 40)},
+		{".trivet is a link", ".trivet", link("../other")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(s.dir, tc.path)
@@ -496,16 +499,16 @@ func (s *siege) testPool(t *testing.T) {
 			s.wantNoMounts(t, v)
 			must(t, os.RemoveAll(path))
 			must(t, os.Rename(path+".away", path))
-			eventually(t, func() error { return s.attach(t, v) }) // the driver opens the pool again
-			must(t, s.detach(t, v, s.name))
+			eventually(t, func() error { return s.controllerPublish(t, v) }) // the driver opens the pool again
+			must(t, s.controllerUnpublish(t, v, s.name))
 		})
 	}
 	eventually(t, func() error { return s.delete(t, v) })
 	s.awaitTrash(t)
 }
 
-// testIDs makes calls with invented IDs.
-func (s *siege) testIDs(t *testing.T) {
+// testIDs makes calls with IDs of volumes that do not exist.
+func (s *attackedPool) testIDs(t *testing.T) {
 	before := s.state(t, nil)
 	for _, id := range []string{
 		"nfs:=no-such-host.invalid=/x:v",
@@ -531,7 +534,7 @@ func (s *siege) testIDs(t *testing.T) {
 			v := &vol{name: "made-up", id: id, capability: filesystem("", manyNodes)}
 			for _, r := range s.callAll(t, v) {
 				if r.err == nil && slices.Contains(needVolume, r.call) {
-					t.Errorf("%s succeeded for a volume that does not exist", r.call)
+					t.Errorf("%s of a volume that does not exist: got success, want an error", r.call)
 				}
 			}
 			s.wantNoMounts(t, v)
@@ -540,13 +543,13 @@ func (s *siege) testIDs(t *testing.T) {
 	s.wantState(t, nil, before)
 }
 
-// needVolume are the calls that must fail for a volume that does not exist.
+// needVolume contains the calls that must fail for a volume that does not exist.
 var needVolume = []string{
 	"NodeStageVolume", "NodePublishVolume", "NodeGetVolumeStats", "ControllerExpandVolume", "ControllerPublishVolume", "ControllerGetVolume",
 }
 
-// testStatic: the path of a static volume must not contain a symbolic link.
-func (s *siege) testStatic(t *testing.T) {
+// testStatic checks that the path of a statically provisioned volume must not contain a symbolic link.
+func (s *attackedPool) testStatic(t *testing.T) {
 	team := filepath.Join(s.server.Dir("/other"), "team")
 	must(t, os.MkdirAll(filepath.Join(team, "claim"), 0o755))
 	defer func() { must(t, os.RemoveAll(team)) }()
@@ -565,8 +568,8 @@ func (s *siege) testStatic(t *testing.T) {
 	}
 }
 
-// testTrash: volumes that are hard to remove do not keep others in the trash.
-func (s *siege) testTrash(t *testing.T) {
+// testTrash checks that a volume that cannot be removed does not keep other volumes in the trash.
+func (s *attackedPool) testTrash(t *testing.T) {
 	deep := s.directory(t, "nas", "deep")
 	at := filepath.Join(s.folder(deep), "data")
 	for range 12 {
@@ -589,15 +592,17 @@ func (s *siege) testTrash(t *testing.T) {
 		must(t, err)
 		return names
 	}
-	err := retry.For(t.Context(), patience, func() (bool, error) { return len(left()) != 1, fmt.Errorf("the trash has %v, want one volume", left()) })
+	err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
+		return len(left()) != 1, fmt.Errorf("got %v in the trash, want one volume", left())
+	})
 	if err != nil && len(left()) != 1 {
 		t.Error(err)
 	}
-	again := s.directory(t, "nas", "stuck") // the name can be used again
+	again := s.directory(t, "nas", "stuck") // a new volume can have the same name
 	must(t, s.delete(t, again))
 	found, _ := filepath.Glob(trash + "/stuck.*/data/fixed")
 	if len(found) != 1 {
-		t.Fatalf("the immutable file is at %v, want one path", found)
+		t.Fatalf("got paths %v of the immutable file, want one", found)
 	}
 	run(t, "chattr", "-i", found[0])
 	s.stop(t)
@@ -606,7 +611,8 @@ func (s *siege) testTrash(t *testing.T) {
 	s.awaitTrash(t)
 }
 
-// mkdirDeep is MkdirAll for a path that is longer than the kernel accepts.
+// mkdirDeep creates a directory and its parents. Unlike os.MkdirAll, it supports paths that are longer
+// than the kernel accepts.
 func mkdirDeep(path string) error {
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	at, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
@@ -628,12 +634,12 @@ func mkdirDeep(path string) error {
 	return err
 }
 
-func (s *siege) awaitTrash(t *testing.T) {
+func (s *attackedPool) awaitTrash(t *testing.T) {
 	t.Helper()
 	awaitEmpty(t, filepath.Join(s.dir, ".trivet/trash"))
 }
 
-// awaitEmpty waits until a folder is empty.
+// awaitEmpty waits until a directory is empty.
 func awaitEmpty(t *testing.T, dir string) {
 	t.Helper()
 	names := func() []os.DirEntry {
@@ -641,7 +647,9 @@ func awaitEmpty(t *testing.T, dir string) {
 		must(t, err)
 		return entries
 	}
-	err := retry.For(context.Background(), patience, func() (bool, error) { return len(names()) > 0, fmt.Errorf("%s contains %v", dir, names()) })
+	err := retry.For(context.Background(), waitTimeout, func() (bool, error) {
+		return len(names()) > 0, fmt.Errorf("got %v in %s, want an empty directory", names(), dir)
+	})
 	if err != nil && len(names()) > 0 {
 		t.Error(err)
 	}

@@ -1,8 +1,9 @@
 //go:build vm
 
-// Package nfs tests nfs pools on several nodes, with servers that restart and links that break.
-// Each driver is a process in its own network, and the server is the kernel's. The tests run in
-// the virtual machine of test/vm.
+// Package nfs tests pools on NFS exports: several nodes use one pool, servers restart, links break,
+// and administrators and attackers change exports. Each driver runs in its own network namespace with
+// the kernel's NFS client, and the servers are the kernel's. The tests run in the virtual machine of
+// test/vm.
 package nfs
 
 import (

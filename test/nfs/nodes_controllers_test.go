@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// smallPool has room for a number of directories of 1 MiB.
+// smallPool returns the configuration of a pool with room for smallRoom directories of 1 MiB.
 func smallPool(s *nfsd.Server, export string) string {
 	return fmt.Sprintf("- name: small\n  size: %dMi\n  reserve: 0%%\n  nfs: {server: %s, export: %s, init: true}\n", smallRoom, s.Address(), export)
 }
@@ -28,39 +28,39 @@ func testSameVolumes(t *testing.T, p pair) {
 	ids := make([][n]string, 2)
 	p.both(func(i int, m *machine) {
 		for k := range n {
-			ids[i][k] = m.createAgain(t, pool, "same-"+strconv.Itoa(k))
+			ids[i][k] = m.createUnlessFull(t, pool, "same-"+strconv.Itoa(k))
 		}
 	})
 	if ids[0] != ids[1] {
-		t.Errorf("the controllers returned IDs %q and %q for the same names", ids[0], ids[1])
+		t.Errorf("got IDs %q and %q from the two controllers, want equal IDs", ids[0], ids[1])
 	}
 	p.both(func(_ int, m *machine) {
 		for k := range n {
-			again(t, func() error { return m.delete(t, &vol{id: ids[0][k]}) })
+			retryConflicts(t, func() error { return m.delete(t, &vol{id: ids[0][k]}) })
 		}
 	})
 }
 
 // testFullPool: two controllers that fill a pool at the same time do not exceed its size.
 func testFullPool(t *testing.T, p pair) {
-	made := make([][]string, 2)
+	created := make([][]string, 2)
 	p.both(func(i int, m *machine) {
 		for k := range smallRoom {
-			if id := m.createAgain(t, "small", fmt.Sprintf("%s-%d", m.name, k)); id != "" {
-				made[i] = append(made[i], id)
+			if id := m.createUnlessFull(t, "small", fmt.Sprintf("%s-%d", m.name, k)); id != "" {
+				created[i] = append(created[i], id)
 			}
 		}
 	})
-	if n := len(made[0]) + len(made[1]); n != smallRoom {
-		t.Errorf("the controllers created %d volumes, want %d", n, smallRoom)
+	if n := len(created[0]) + len(created[1]); n != smallRoom {
+		t.Errorf("got %d volumes in the full pool, want %d", n, smallRoom)
 	}
-	// Each deletes the other's volumes.
+	// Each controller deletes the volumes of the other one.
 	p.both(func(i int, m *machine) {
-		for _, id := range made[1-i] {
-			again(t, func() error { return m.delete(t, &vol{id: id}) })
+		for _, id := range created[1-i] {
+			retryConflicts(t, func() error { return m.delete(t, &vol{id: id}) })
 		}
 	})
-	// One of them fills the pool again, as soon as the other has emptied its trash.
+	// The first controller fills the pool again when the drivers have emptied the trash.
 	var refill []*vol
 	for k := range smallRoom {
 		refill = append(refill, &vol{id: p.first.createWithRoom(t, "small", "again-"+strconv.Itoa(k))})
@@ -70,11 +70,11 @@ func testFullPool(t *testing.T, p pair) {
 	}
 }
 
-// createWithRoom creates a directory volume when there is room.
+// createWithRoom creates a directory. It retries until the pool has room for it.
 func (m *machine) createWithRoom(t *testing.T, pool, name string) (id string) {
 	t.Helper()
-	err := retry.For(t.Context(), patience, func() (bool, error) {
-		if id = m.createAgain(t, pool, name); id == "" {
+	err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
+		if id = m.createUnlessFull(t, pool, name); id == "" {
 			return true, fmt.Errorf("pool %s has no room for %s", pool, name)
 		}
 		return false, nil
@@ -83,7 +83,7 @@ func (m *machine) createWithRoom(t *testing.T, pool, name string) (id string) {
 	return id
 }
 
-// both calls a function for both nodes at the same time.
+// both calls do for both nodes at the same time.
 func (p pair) both(do func(i int, m *machine)) {
 	var all sync.WaitGroup
 	for i, m := range []*machine{p.first, p.second} {
@@ -92,9 +92,9 @@ func (p pair) both(do func(i int, m *machine)) {
 	all.Wait()
 }
 
-// createAgain creates a directory volume; the ID is empty if there is no room.
-func (m *machine) createAgain(t *testing.T, pool, name string) (id string) {
-	again(t, func() error {
+// createUnlessFull creates a directory and returns its ID, or an empty string if the pool has no room.
+func (m *machine) createUnlessFull(t *testing.T, pool, name string) (id string) {
+	retryConflicts(t, func() error {
 		v, err := m.tryCreate(t, name, mib, filesystem("", manyNodes), directoryIn(pool))
 		id = v.id
 		if code := status.Code(err); code == codes.ResourceExhausted || code == codes.OutOfRange {
@@ -105,9 +105,9 @@ func (m *machine) createAgain(t *testing.T, pool, name string) (id string) {
 	return id
 }
 
-// again repeats a call that conflicts with another, as orchestrators do.
-func again(t *testing.T, call func() error) {
-	err := retry.For(t.Context(), patience, func() (bool, error) {
+// retryConflicts repeats a call that returns ABORTED or UNAVAILABLE, as orchestrators do.
+func retryConflicts(t *testing.T, call func() error) {
+	err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
 		err := call()
 		code := status.Code(err)
 		return code == codes.Aborted || code == codes.Unavailable, err

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// pair is two nodes with one pool.
+// pair is two nodes that share a pool.
 type pair struct {
 	server        *nfsd.Server
 	export        string
@@ -23,7 +23,8 @@ type pair struct {
 
 const pool = "nas"
 
-// lease is longer than NodeStageVolume takes, and short enough to wait for.
+// lease is the server's NFSv4 lease time. It is longer than NodeStageVolume takes, and short enough to
+// wait for its end.
 const lease = 15 * time.Second
 
 func TestTwoNodes(t *testing.T) {
@@ -47,7 +48,7 @@ func TestTwoNodes(t *testing.T) {
 		{"server restarted", testServerRestarted},
 		{"expired", testExpired},
 		{"cut off", testCutOff},
-		{"used by another node meanwhile", testUsedElsewhere},
+		{"used by another node while cut off", testUsedElsewhere},
 	} {
 		if !t.Run(tc.name, func(t *testing.T) { tc.run(t, p) }) {
 			t.Logf("%s:\n%s", p.first.name, p.first.log())
@@ -57,15 +58,15 @@ func TestTwoNodes(t *testing.T) {
 	wantEmpty(t, s, p.export)
 }
 
-// takeOver detaches a volume from the first node, and attaches it to the second.
+// takeOver unpublishes a volume from the first node and publishes it to the second.
 func (p pair) takeOver(t *testing.T, v *vol) {
 	t.Helper()
-	must(t, p.second.detach(t, v, p.first.name))
-	must(t, p.second.attach(t, v))
+	must(t, p.second.controllerUnpublish(t, v, p.first.name))
+	must(t, p.second.controllerPublish(t, v))
 }
 
-// testBothWrite: two nodes write to one directory at the same time, also to the same file. Each
-// reads the other's data after the other has closed the file.
+// testBothWrite: two nodes write to one directory at the same time, and in turns to the same file. Each
+// node reads the data of the other after the other has closed the file.
 func testBothWrite(t *testing.T, p pair) {
 	v := p.first.directory(t, pool, "both")
 	both := []*machine{p.first, p.second}
@@ -96,12 +97,12 @@ func testBothWrite(t *testing.T, p pair) {
 	}
 	for _, m := range both {
 		if found := m.health(t, v); len(found) > 0 {
-			t.Errorf("%s: health: got %q", m.name, found)
+			t.Errorf("got health reasons %q on %s, want none", found, m.name)
 		}
 	}
-	// One node releases the volume, and the other continues.
+	// The first node unpublishes the volume, and the second one still uses it.
 	p.first.down(t, v)
-	write(t, p.second.file(v, "common"), "alone")
+	write(t, p.second.file(v, "common"), "still in use")
 	wantCode(t, p.first.delete(t, v), codes.FailedPrecondition, "node-2")
 	p.second.down(t, v)
 	must(t, p.first.delete(t, v))
@@ -125,21 +126,22 @@ func testMoved(t *testing.T, p pair) {
 	}
 }
 
-// testSecondRefused: a volume that is attached to a node cannot be attached to another.
+// testSecondRefused: an image that is published to one node cannot be published to another.
 func testSecondRefused(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "refused", "ext4", 64*mib)
 	p.first.up(t, v)
-	wantCode(t, p.second.attach(t, v), codes.FailedPrecondition, "node-1")
+	wantCode(t, p.second.controllerPublish(t, v), codes.FailedPrecondition, "node-1")
 	wantCode(t, p.second.stage(t, v), codes.FailedPrecondition, "node-1")
 	wantCode(t, p.second.delete(t, v), codes.FailedPrecondition, "node-1")
 	if found := p.first.health(t, v); len(found) > 0 {
-		t.Errorf("health: got %q", found)
+		t.Errorf("got health reasons %q, want none", found)
 	}
 	p.first.down(t, v)
 	must(t, p.second.delete(t, v))
 }
 
-// testDriverKilled: the driver of the first node crashes. Its volume still works and stays locked.
+// testDriverKilled: the driver of the first node is killed. The node's volume still works and stays
+// locked.
 func testDriverKilled(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "killed", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -158,7 +160,7 @@ func testDriverKilled(t *testing.T, p pair) {
 	p.second.remove(t, v)
 }
 
-// testServerRestarted: the server restarts. Writers continue and locks are kept.
+// testServerRestarted: the server restarts. Writers continue, and the nodes keep their locks.
 func testServerRestarted(t *testing.T, p pair) {
 	d, v := p.first.directory(t, pool, "restart-d"), p.first.image(t, pool, "restart-i", "ext4", 64*mib)
 	p.first.up(t, d)
@@ -174,8 +176,8 @@ func testServerRestarted(t *testing.T, p pair) {
 	for _, w := range writers {
 		w.awaitProgress(t)
 	}
-	eventually(t, func() error { return p.second.detach(t, v, p.first.name) })
-	eventually(t, func() error { return p.second.attach(t, v) })
+	eventually(t, func() error { return p.second.controllerUnpublish(t, v, p.first.name) })
+	eventually(t, func() error { return p.second.controllerPublish(t, v) })
 	wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
 	for _, w := range writers {
 		w.awaitProgress(t)

@@ -13,9 +13,10 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// TestOutageLock: an image that was unstaged by force during an outage can be used by another
-// node afterwards, though its node uses other images of the same server and keeps its client
-// identity. The connection is closed, so that no delayed request reaches the server.
+// TestOutageLock: an image that was force-unstaged during an outage can be used by another node
+// afterwards, although the first node still uses another image of the same server and keeps its client
+// identity. The test closes the first node's connections, so that no delayed request reaches the
+// server.
 func TestOutageLock(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	pools := nfsPool("nas", s, s.Export(t, "nas"), "outage: 10s")
@@ -34,7 +35,7 @@ func TestOutageLock(t *testing.T) {
 
 	first.Cut(t)
 	for _, v := range []*vol{formatted, raw} {
-		err := retry.For(t.Context(), patience, func() (bool, error) {
+		err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
 			err := first.unstage(t, v)
 			return status.Code(err) == codes.Unavailable, err
 		})
@@ -47,11 +48,11 @@ func TestOutageLock(t *testing.T) {
 	w.awaitProgress(t)
 
 	for _, v := range []*vol{formatted, raw} {
-		eventually(t, func() error { return first.detach(t, v, "node-1") })
-		must(t, second.attach(t, v))
+		eventually(t, func() error { return first.controllerUnpublish(t, v, "node-1") })
+		must(t, second.controllerPublish(t, v))
 		eventually(t, func() error { return second.stage(t, v) })
 		must(t, second.unstage(t, v))
-		must(t, second.detach(t, v, "node-2"))
+		must(t, second.controllerUnpublish(t, v, "node-2"))
 		must(t, second.delete(t, v))
 	}
 	w.finish(t)
@@ -59,7 +60,7 @@ func TestOutageLock(t *testing.T) {
 	wantEmpty(t, s, "/nas")
 }
 
-// raw creates a raw block volume.
+// raw creates a block volume.
 func (m *machine) raw(t *testing.T, pool, name string) *vol {
 	t.Helper()
 	block := &csi.VolumeCapability{

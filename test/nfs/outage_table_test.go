@@ -16,9 +16,9 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-var tableFile = flag.String("table", "", "`file` that TestOutage writes its table for docs/nfs.md to")
+var tableFile = flag.String("table", "", "`file` to which TestOutage writes the table of docs/nfs.md")
 
-// table has the result and the duration of each call in each phase.
+// table contains the result and the duration of each call (row) in each phase (column).
 type table struct {
 	mu      sync.Mutex
 	columns []string
@@ -26,7 +26,7 @@ type table struct {
 	cells   map[[2]string]string
 }
 
-// set sets a cell. Rows are in the order of their first cells.
+// set sets a cell. The rows have the order in which they were first set.
 func (t *table) set(row, column, text string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,16 +39,16 @@ func (t *table) set(row, column, text string) {
 	t.cells[[2]string{row, column}] = text
 }
 
-// measure makes a call and sets its cell.
+// measure makes a call and sets its cell to the result and the duration.
 func (t *table) measure(row, column string, call func() error) error {
 	begin := time.Now()
 	err := call()
-	t.set(row, column, fmt.Sprintf("%s, %s", status.Code(err), short(time.Since(begin))))
+	t.set(row, column, fmt.Sprintf("%s, %s", status.Code(err), rounded(time.Since(begin))))
 	return err
 }
 
-// short is a rounded duration.
-func short(d time.Duration) string {
+// rounded returns a rounded duration.
+func rounded(d time.Duration) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()
 	}
@@ -67,7 +67,7 @@ func (t *table) String() string {
 	return text.Text(false)
 }
 
-// show logs the table, and writes it to the file of the flag.
+// show logs the table and writes it to tableFile.
 func (t *table) show(tb testing.TB) {
 	tb.Helper()
 	tb.Logf("\n%s", t)

@@ -29,32 +29,31 @@ const (
 	back    = "the server is back"
 )
 
-// outage is the pool's setting. It is long enough for the calls of a column.
+// outage is the pool's `outage:`. It is long enough to make all calls of a column.
 const outage = 40 * time.Second
 
-// scene is a node with 20 volumes of a server that becomes unreachable, and with volumes on other
-// media, which must not be affected.
-type scene struct {
+// outageTest is a node with 20 volumes of a server that becomes unreachable, and with volumes in other
+// pools, which the outage must not affect.
+type outageTest struct {
 	*machine
 	server, other *nfsd.Server
 	link          *nfsd.Link // to server
 	table         table
 
 	directories, images []*vol
-	beside              []*vol // of other, and node-local
+	unaffected          []*vol // in a pool of other, and in a pool of the node
 	spare               []*vol // never staged
 	writers             map[*vol]*writer
-	whole               *testing.T // writers run across the parts of the test
-	rounds              int
+	parent              *testing.T // its writers run across the subtests
+	rounds              int        // calls of startVolumes
 }
 
-// TestOutage cuts a node off from its server, and stops the server, while programs write to
-// volumes.
+// TestOutage cuts a node off from a server, and then stops the server, while programs write to volumes.
 func TestOutage(t *testing.T) {
-	s := setScene(t)
+	s := newOutageTest(t)
 	t.Run("shorter than the outage", s.testShort)
 	if !t.Failed() {
-		t.Run("longer", s.testLong)
+		t.Run("longer than the outage", s.testLong)
 	}
 	if !t.Failed() {
 		t.Run("server stopped", s.testStopped)
@@ -65,12 +64,12 @@ func TestOutage(t *testing.T) {
 	s.table.show(t)
 }
 
-func setScene(t *testing.T) *scene {
+func newOutageTest(t *testing.T) *outageTest {
 	t.Helper()
-	s := &scene{writers: map[*vol]*writer{}, whole: t}
+	s := &outageTest{writers: map[*vol]*writer{}, parent: t}
 	s.table.columns = []string{before, atOnce, within, after, stopped, back}
 	s.server = nfsd.Start(t, nfsd.Options{})
-	t.Setenv("TRIVET_TEST_DISK", "") // the first server uses the disk
+	t.Setenv("TRIVET_TEST_DISK", "") // the first server already uses the disk
 	s.other = nfsd.Start(t, nfsd.Options{})
 	n := s.server.Node(t, "node-1")
 	s.other.Join(t, n)
@@ -86,37 +85,39 @@ func setScene(t *testing.T) *scene {
 		s.directories = append(s.directories, s.directory(t, "nas", fmt.Sprintf("directory-%d", i)))
 		s.images = append(s.images, s.image(t, "nas", fmt.Sprintf("image-%d", i), fsType, size))
 	}
-	s.beside = []*vol{
-		s.directory(t, "other", "beside-directory"), s.image(t, "other", "beside-image", "ext4", 64*mib),
-		s.image(t, "local", "beside-local", "ext4", 64*mib),
+	s.unaffected = []*vol{
+		s.directory(t, "other", "unaffected-directory"), s.image(t, "other", "unaffected-image", "ext4", 64*mib),
+		s.image(t, "local", "unaffected-local", "ext4", 64*mib),
 	}
 	for i := range 2 {
 		s.spare = append(s.spare, s.directory(t, "nas", fmt.Sprintf("spare-%d", i)))
 	}
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
-		s.table.set(c.row, "", "") // sets the order of calls that run at the same time
+		s.table.set(c.row, "", "") // defines the order of the rows, because calls later run at the same time
 	}
 	return s
 }
 
-// Of the volumes of each kind, the last two have no writer: one is published, and one was
-// unpublished with writes that the server does not have.
+// The indices of the volumes that have no writer, among the directories and among the images: idle is
+// published, and unsynced was unpublished with writes that are not on the server.
 const (
-	idle  = 8
-	dirty = 9
+	idle     = 8
+	unsynced = 9
 )
 
-func (s *scene) all() []*vol { return slices.Concat(s.directories, s.images) }
+func (s *outageTest) all() []*vol { return slices.Concat(s.directories, s.images) }
 
-// busy lists the volumes that have writers.
-func (s *scene) busy() []*vol { return slices.Concat(s.directories[:idle], s.images[:idle], s.beside) }
+// busy returns the volumes that have writers.
+func (s *outageTest) busy() []*vol {
+	return slices.Concat(s.directories[:idle], s.images[:idle], s.unaffected)
+}
 
-// bringUp starts writers on all volumes but four.
-func (s *scene) bringUp(t *testing.T) {
+// startVolumes publishes all volumes, and starts a writer on each except the idle and unsynced ones.
+func (s *outageTest) startVolumes(t *testing.T) {
 	t.Helper()
 	s.rounds++
-	each(slices.Concat(s.all(), s.beside), func(v *vol) {
-		for _, step := range []func(*testing.T, *vol) error{s.attach, s.stage, s.publish} {
+	each(slices.Concat(s.all(), s.unaffected), func(v *vol) {
+		for _, step := range []func(*testing.T, *vol) error{s.controllerPublish, s.stage, s.publish} {
 			if err := step(t, v); err != nil {
 				t.Errorf("%s: %v", v.name, err)
 			}
@@ -125,37 +126,37 @@ func (s *scene) bringUp(t *testing.T) {
 	t.Logf("all volumes are published")
 	for _, v := range s.busy() {
 		if s.writers[v] == nil {
-			s.writers[v] = startWriter(s.whole, s.file(v, fmt.Sprintf("records-%d", s.rounds)))
+			s.writers[v] = startWriter(s.parent, s.file(v, fmt.Sprintf("records-%d", s.rounds)))
 		}
 	}
 	for _, v := range s.busy() {
 		s.writers[v].awaitProgress(t)
 	}
-	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
+	for _, v := range []*vol{s.directories[unsynced], s.images[unsynced]} {
 		must(t, os.WriteFile(s.file(v, "unsynced"), make([]byte, mib), 0o644))
 		must(t, s.unpublish(t, v))
 	}
 	t.Logf("all writers write")
 }
 
-// bringDown ends all writers, checks their records, and takes all volumes down.
-func (s *scene) bringDown(t *testing.T) {
+// stopVolumes ends all writers, checks their records, and unpublishes all volumes.
+func (s *outageTest) stopVolumes(t *testing.T) {
 	t.Helper()
 	for v, w := range s.writers {
 		w.finish(t)
 		delete(s.writers, v)
 	}
-	each(slices.Concat(s.all(), s.beside), func(v *vol) {
-		for _, step := range []func(*testing.T, *vol) error{s.unpublish, s.unstage, s.leave} {
+	each(slices.Concat(s.all(), s.unaffected), func(v *vol) {
+		for _, step := range []func(*testing.T, *vol) error{s.unpublish, s.unstage, s.unpublishHere} {
 			if err := step(t, v); err != nil {
 				t.Errorf("%s: %v", v.name, err)
 			}
 		}
 	})
-	t.Logf("all volumes are taken down")
+	t.Logf("all volumes are unpublished")
 }
 
-// each calls a function for all volumes, for six at the same time.
+// each calls do for all volumes, for at most six at the same time.
 func each(volumes []*vol, do func(*vol)) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 6)
@@ -169,29 +170,31 @@ func each(volumes []*vol, do func(*vol)) {
 	all.Wait()
 }
 
-// leave detaches a volume from this node.
-func (s *scene) leave(t *testing.T, v *vol) error { return s.detach(t, v, s.name) }
+// unpublishHere unpublishes a volume from this node with ControllerUnpublishVolume.
+func (s *outageTest) unpublishHere(t *testing.T, v *vol) error {
+	return s.controllerUnpublish(t, v, s.name)
+}
 
-// noteThreads records the threads of the driver and its workers.
-func (s *scene) noteThreads(column string) {
+// noteThreads records the number of threads of the driver and its workers.
+func (s *outageTest) noteThreads(column string) {
 	s.table.set("threads", column, fmt.Sprintf("%d, %d workers", s.threads(), len(s.workers())))
 }
 
-// call is a row of the table, with the result while the server does not respond.
+// call is a row of the table. code is its result while the server does not answer.
 type call struct {
 	row  string
 	code codes.Code
 	do   func(*testing.T) error
 }
 
-// calls lists the calls for the pool, without those that take volumes down.
-func (s *scene) calls() []call {
+// calls returns the calls for the pool except those of teardowns.
+func (s *outageTest) calls() []call {
 	d, i := s.directories, s.images
 	return []call{
-		{"CreateVolume", codes.Unavailable, func(t *testing.T) error { return s.tryDirectory(t, "nas", "made in trouble") }},
+		{"CreateVolume", codes.Unavailable, func(t *testing.T) error { return s.tryDirectory(t, "nas", "during-outage") }},
 		{"DeleteVolume", codes.Unavailable, func(t *testing.T) error { return s.delete(t, &vol{id: s.spare[0].id}) }},
-		{"ControllerPublishVolume", codes.Unavailable, func(t *testing.T) error { return s.attach(t, d[5]) }},
-		{"ControllerUnpublishVolume", codes.Unavailable, func(t *testing.T) error { return s.detach(t, s.spare[1], s.name) }},
+		{"ControllerPublishVolume", codes.Unavailable, func(t *testing.T) error { return s.controllerPublish(t, d[5]) }},
+		{"ControllerUnpublishVolume", codes.Unavailable, func(t *testing.T) error { return s.controllerUnpublish(t, s.spare[1], s.name) }},
 		{"ControllerExpandVolume", codes.Unavailable, func(t *testing.T) error { return s.expand(t, d[6], mib) }},
 		{"ControllerGetVolume", codes.Unavailable, func(t *testing.T) error { return s.getVolume(t, d[7]) }},
 		{"ControllerGetVolumeHealth", codes.OK, func(t *testing.T) error { return s.getVolumeHealth(t, i[7]) }},
@@ -219,27 +222,27 @@ func (s *scene) calls() []call {
 	}
 }
 
-// teardowns lists the calls that take volumes down: the idle volumes are unpublished and the dirty
-// ones unstaged. unstage is the result of NodeUnstageVolume.
-func (s *scene) teardowns(unstage codes.Code) []call {
+// teardowns returns the calls that unpublish the idle volumes and unstage the unsynced ones. unstage is
+// the result of NodeUnstageVolume.
+func (s *outageTest) teardowns(unstage codes.Code) []call {
 	d, i := s.directories, s.images
 	return []call{
 		{"NodeUnpublishVolume, directory", codes.OK, func(t *testing.T) error { return s.unpublish(t, d[idle]) }},
 		{"NodeUnpublishVolume, image", codes.OK, func(t *testing.T) error { return s.unpublish(t, i[idle]) }},
-		{"NodeUnstageVolume, directory", unstage, func(t *testing.T) error { return s.unstage(t, d[dirty]) }},
-		{"NodeUnstageVolume, image", unstage, func(t *testing.T) error { return s.unstage(t, i[dirty]) }},
+		{"NodeUnstageVolume, directory", unstage, func(t *testing.T) error { return s.unstage(t, d[unsynced]) }},
+		{"NodeUnstageVolume, image", unstage, func(t *testing.T) error { return s.unstage(t, i[unsynced]) }},
 	}
 }
 
-func (s *scene) checkHealth(t *testing.T, v *vol) error {
+func (s *outageTest) checkHealth(t *testing.T, v *vol) error {
 	_, err := s.tryHealth(t, v)
 	return err
 }
 
-// calm measures the calls before the outage.
-func (s *scene) calm(t *testing.T) {
+// measureBefore measures the calls before the outage.
+func (s *outageTest) measureBefore(t *testing.T) {
 	t.Helper()
-	stop := s.undisturbed(t, before)
+	stop := s.useUnaffected(t, before)
 	for _, c := range s.calls() {
 		must(t, s.table.measure(c.row, before, func() error { return c.do(t) }))
 	}
@@ -248,19 +251,19 @@ func (s *scene) calm(t *testing.T) {
 	s.noteThreads(before)
 }
 
-// restoreSpare undoes the calls CreateVolume and DeleteVolume.
-func (s *scene) restoreSpare(t *testing.T) {
+// restoreSpare undoes CreateVolume and DeleteVolume of calls.
+func (s *outageTest) restoreSpare(t *testing.T) {
 	t.Helper()
-	must(t, s.delete(t, s.directory(t, "nas", "made in trouble")))
+	must(t, s.delete(t, s.directory(t, "nas", "during-outage")))
 	s.spare[0] = s.directory(t, "nas", s.spare[0].name)
 }
 
-// inTrouble makes all calls one by one. Within the outage it first makes all at the same time,
-// while the driver detects that the server does not respond.
-func (s *scene) inTrouble(t *testing.T, column string) {
+// measureDuring measures the calls one by one. For the column within, it first makes all calls at the
+// same time, before the driver has detected that the server does not answer.
+func (s *outageTest) measureDuring(t *testing.T, column string) {
 	t.Helper()
 	if column == within {
-		s.atOnce(t)
+		s.callAtOnce(t)
 	}
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.Unavailable)) {
 		err := s.table.measure(c.row, column, func() error { return c.do(t) })
@@ -271,21 +274,21 @@ func (s *scene) inTrouble(t *testing.T, column string) {
 		}
 	}
 	s.wantSilent(t)
-	for _, v := range s.beside {
+	for _, v := range s.unaffected {
 		s.writers[v].awaitProgress(t)
 	}
 	s.noteThreads(column)
 }
 
-// atOnce makes all calls at the same time, before the driver has detected the outage.
-func (s *scene) atOnce(t *testing.T) {
+// callAtOnce makes all calls at the same time, before the driver has detected the outage.
+func (s *outageTest) callAtOnce(t *testing.T) {
 	t.Helper()
 	var all sync.WaitGroup
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.Unavailable)) {
 		all.Go(func() {
 			err := s.table.measure(c.row, atOnce, func() error { return c.do(t) })
 			if code := status.Code(err); code != codes.Unavailable && code != c.code {
-				t.Errorf("%s, at once: %v", c.row, err)
+				t.Errorf("%s directly after the link was cut: got error %v, want %v or UNAVAILABLE", c.row, err, c.code)
 			}
 		})
 	}
@@ -293,11 +296,12 @@ func (s *scene) atOnce(t *testing.T) {
 	s.noteThreads(atOnce)
 }
 
-// wantSilent fails unless health reports that the server does not respond.
-func (s *scene) wantSilent(t *testing.T) {
+// wantSilent fails unless the health of a volume and of the node report that the server does not
+// answer.
+func (s *outageTest) wantSilent(t *testing.T) {
 	t.Helper()
 	if reasons := s.health(t, s.directories[0]); !slices.Contains(reasons, "ServerSilent") {
-		t.Errorf("health of a volume: got %q, want ServerSilent", reasons)
+		t.Errorf("got health reasons %q of a volume, want ServerSilent", reasons)
 	}
 	resp, err := s.node.NodeGetStorageHealth(deadline(t), &csi.NodeGetStorageHealthRequest{})
 	must(t, err)
@@ -305,47 +309,47 @@ func (s *scene) wantSilent(t *testing.T) {
 		return h.GetReason() == "ServerSilent"
 	}
 	if !slices.ContainsFunc(resp.GetBackendHealth(), silent) {
-		t.Errorf("storage health of the node: got %v, want ServerSilent", resp)
+		t.Errorf("got storage health %v of the node, want ServerSilent", resp)
 	}
 }
 
-// undisturbed makes calls for volumes of other pools until stop. The calls must succeed.
-func (s *scene) undisturbed(t *testing.T, column string) (stop func()) {
+// useUnaffected makes calls for volumes of other pools until stop. The calls must succeed.
+func (s *outageTest) useUnaffected(t *testing.T, column string) (stop func()) {
 	t.Helper()
 	done := make(chan struct{})
 	var loops sync.WaitGroup
 	for pool, kind := range map[string]string{"other": "another server's pool", "local": "a node-local pool"} {
-		loops.Go(func() { s.lives(t, pool, kind, column, done) })
+		loops.Go(func() { s.useVolumes(t, pool, kind, column, done) })
 	}
 	return func() { close(done); loops.Wait() }
 }
 
-// lives creates, uses and deletes volumes of a pool.
-func (s *scene) lives(t *testing.T, pool, kind, column string, done <-chan struct{}) {
+// useVolumes creates, uses and deletes volumes of a pool, one per second, until done is closed.
+func (s *outageTest) useVolumes(t *testing.T, pool, kind, column string, done <-chan struct{}) {
 	var longest time.Duration
 	for n := 0; ; n++ {
 		select {
 		case <-done:
-			s.table.set("a volume's whole life in "+kind, column, fmt.Sprintf("%d, the longest %s", n, short(longest)))
+			s.table.set("a volume's parent life in "+kind, column, fmt.Sprintf("%d, the longest %s", n, rounded(longest)))
 			return
 		case <-time.After(time.Second): // the virtual machine is slow
 		}
 		begin := time.Now()
-		if err := s.life(t, pool, fmt.Sprintf("%s-%d-%d", pool, s.rounds, n)); err != nil {
-			t.Errorf("in %s meanwhile: %v", kind, err)
+		if err := s.useVolume(t, pool, fmt.Sprintf("%s-%d-%d", pool, s.rounds, n)); err != nil {
+			t.Errorf("using a volume in %s during the outage: %v", kind, err)
 			return
 		}
 		longest = max(longest, time.Since(begin))
 	}
 }
 
-func (s *scene) life(t *testing.T, pool, name string) error {
+func (s *outageTest) useVolume(t *testing.T, pool, name string) error {
 	v, err := s.tryCreate(t, name, 64*mib, filesystem("ext4", oneNode), imageIn(pool))
 	if err != nil {
 		return err
 	}
 	for _, step := range []func(*testing.T, *vol) error{
-		s.attach, s.stage, s.publish, s.stats, s.checkHealth, s.unpublish, s.unstage, s.leave, s.delete,
+		s.controllerPublish, s.stage, s.publish, s.stats, s.checkHealth, s.unpublish, s.unstage, s.unpublishHere, s.delete,
 	} {
 		if err := step(t, v); err != nil {
 			return err
@@ -354,8 +358,9 @@ func (s *scene) life(t *testing.T, pool, name string) error {
 	return nil
 }
 
-// wantAlive fails unless all calls succeed and the workers are as before.
-func (s *scene) wantAlive(t *testing.T, atFirst int) {
+// wantRecovered fails unless all calls succeed again, and the driver has as many workers as before and
+// hardly more threads.
+func (s *outageTest) wantRecovered(t *testing.T, atFirst int) {
 	t.Helper()
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
 		eventually(t, func() error { return s.table.measure(c.row, back, func() error { return c.do(t) }) })
@@ -363,11 +368,11 @@ func (s *scene) wantAlive(t *testing.T, atFirst int) {
 	for v, w := range s.writers {
 		w.awaitProgress(t)
 		if reasons := s.health(t, v); len(reasons) > 0 {
-			t.Errorf("health of %s: got %q", v.name, reasons)
+			t.Errorf("got health reasons %q of %s, want none", reasons, v.name)
 		}
 	}
 	s.restoreSpare(t)
-	err := retry.For(t.Context(), patience, func() (bool, error) {
+	err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
 		n := len(s.workers())
 		return n != 2, fmt.Errorf("got %d workers, want 2", n)
 	})
@@ -375,44 +380,46 @@ func (s *scene) wantAlive(t *testing.T, atFirst int) {
 		t.Error(err)
 	}
 	if n := s.threads(); n > atFirst+maxMoreThreads {
-		t.Errorf("got %d threads, at first %d", n, atFirst)
+		t.Errorf("got %d threads, want at most %d", n, atFirst+maxMoreThreads)
 	}
 	s.noteThreads(back)
 }
 
-// maxMoreThreads is how many threads Go's runtime may have started meanwhile.
+// maxMoreThreads is the number of threads that Go's runtime may have started during the outage.
 const maxMoreThreads = 40
 
-// testShort: no data is lost in an outage that is shorter than the limit, whether fsynced or not.
-func (s *scene) testShort(t *testing.T) {
-	s.bringUp(t)
-	s.calm(t)
+// testShort: the server does not answer for less than outage. No data is lost, not even data that was
+// not synced.
+func (s *outageTest) testShort(t *testing.T) {
+	s.startVolumes(t)
+	s.measureBefore(t)
 	atFirst := s.threads()
-	stop := s.undisturbed(t, within)
+	stop := s.useUnaffected(t, within)
 	s.link.Cut(t)
 	t.Logf("the link is cut")
-	s.inTrouble(t, within)
+	s.measureDuring(t, within)
 	t.Logf("all calls were made")
-	for _, v := range []*vol{s.directories[0], s.images[0]} { // a program uses it
+	for _, v := range []*vol{s.directories[0], s.images[0]} { // a writer uses them
 		wantCode(t, s.unpublish(t, v), codes.FailedPrecondition, "fuser")
 	}
 	s.link.Restore(t)
 	stop()
-	s.wantAlive(t, atFirst)
-	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
+	s.wantRecovered(t, atFirst)
+	for _, v := range []*vol{s.directories[unsynced], s.images[unsynced]} {
 		s.up(t, v)
 		if got, err := os.ReadFile(s.file(v, "unsynced")); err != nil || int64(len(got)) != mib {
-			t.Errorf("%s: got %d bytes that were not synced, %v, want %d", v.name, len(got), err, mib)
+			t.Errorf("%s: got %d bytes of unsynced data and error %v, want %d bytes", v.name, len(got), err, mib)
 		}
 	}
 }
 
-// testLong: half of the volumes are unstaged by force, and the writers of the others wait.
-func (s *scene) testLong(t *testing.T) {
-	s.bringUp(t)
+// testLong: the server does not answer for longer than outage. Volumes whose writers were killed are
+// force-unstaged, and the other writers wait and then continue.
+func (s *outageTest) testLong(t *testing.T) {
+	s.startVolumes(t)
 	atFirst := s.threads()
 	s.link.Cut(t)
-	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
+	for _, v := range []*vol{s.directories[unsynced], s.images[unsynced]} {
 		wantCode(t, s.unstage(t, v), codes.Unavailable)
 	}
 	killed := map[*vol]*writer{}
@@ -421,13 +428,13 @@ func (s *scene) testLong(t *testing.T) {
 		delete(s.writers, v)
 		killed[v].kill()
 	}
-	err := retry.For(t.Context(), outage+patience, func() (bool, error) {
-		err := s.unstage(t, s.directories[dirty])
+	err := retry.For(t.Context(), outage+waitTimeout, func() (bool, error) {
+		err := s.unstage(t, s.directories[unsynced])
 		return status.Code(err) == codes.Unavailable, err
 	})
 	must(t, err)
-	t.Logf("the outage is over")
-	stop := s.undisturbed(t, after)
+	t.Logf("the server has not answered for the time set by outage")
+	stop := s.useUnaffected(t, after)
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
 		wantCode(t, s.table.measure(c.row, after, func() error { return c.do(t) }), c.code)
 	}
@@ -435,7 +442,7 @@ func (s *scene) testLong(t *testing.T) {
 	s.wantSilent(t)
 	s.noteThreads(after)
 	for v, w := range s.writers {
-		if !slices.Contains(s.beside, v) && w.err != nil {
+		if !slices.Contains(s.unaffected, v) && w.err != nil {
 			t.Errorf("the writer of %s failed: %v", v.name, w.err)
 		}
 	}
@@ -444,18 +451,18 @@ func (s *scene) testLong(t *testing.T) {
 	s.link.Restore(t)
 	for v, w := range killed {
 		<-w.ended
-		eventually(t, func() error { return s.attach(t, v) })
+		eventually(t, func() error { return s.controllerPublish(t, v) })
 		s.mount(t, v)
 		w.wantRecords(t, w.path)
 	}
-	s.wantAlive(t, atFirst)
+	s.wantRecovered(t, atFirst)
 }
 
-// tearDown unpublishes and unstages volumes at the same time, as a kubelet does. Their programs
-// were killed, and have not ended: they wait for the server.
-func (s *scene) tearDown(t *testing.T, victims map[*vol]*writer) {
+// tearDown unpublishes and unstages volumes at the same time, as a kubelet does. Their writers were
+// killed but have not ended, because they wait for the server.
+func (s *outageTest) tearDown(t *testing.T, writers map[*vol]*writer) {
 	t.Helper()
-	each(slices.Collect(maps.Keys(victims)), func(v *vol) {
+	each(slices.Collect(maps.Keys(writers)), func(v *vol) {
 		kind := ", image of a killed pod"
 		if slices.Contains(s.directories, v) {
 			kind = ", directory of a killed pod"
@@ -470,40 +477,40 @@ func (s *scene) tearDown(t *testing.T, victims map[*vol]*writer) {
 	})
 }
 
-// testStopped: the server refuses connections.
-func (s *scene) testStopped(t *testing.T) {
-	s.bringUp(t)
+// testStopped: the NFS server is stopped and refuses connections.
+func (s *outageTest) testStopped(t *testing.T) {
+	s.startVolumes(t)
 	atFirst := s.threads()
-	stop := s.undisturbed(t, stopped)
+	stop := s.useUnaffected(t, stopped)
 	s.server.Stop(t)
 	serve := sync.OnceFunc(func() { s.server.Serve(t) })
 	t.Cleanup(serve)
 	s.await(t, "ServerSilent")
-	s.inTrouble(t, stopped)
+	s.measureDuring(t, stopped)
 	serve()
 	stop()
-	s.wantAlive(t, atFirst)
+	s.wantRecovered(t, atFirst)
 }
 
-// await waits until the health of a volume has a reason.
-func (s *scene) await(t *testing.T, reason string) {
+// await waits until the health of the first directory has a reason.
+func (s *outageTest) await(t *testing.T, reason string) {
 	t.Helper()
-	err := retry.For(t.Context(), patience, func() (bool, error) {
+	err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
 		resp, err := s.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{VolumeId: s.directories[0].id})
 		for _, h := range resp.GetVolumeHealth().GetHealthStatuses() {
 			if h.GetReason() == reason {
 				return false, nil
 			}
 		}
-		return true, fmt.Errorf("no %s: %v, %w", reason, resp, err)
+		return true, fmt.Errorf("got health %v and error %w, want %s", resp, err, reason)
 	})
 	must(t, err)
 }
 
-// testClear takes down and deletes all volumes.
-func (s *scene) testClear(t *testing.T) {
-	s.bringDown(t)
-	for _, v := range slices.Concat(s.all(), s.beside, s.spare) {
+// testClear unpublishes and deletes all volumes.
+func (s *outageTest) testClear(t *testing.T) {
+	s.stopVolumes(t)
+	for _, v := range slices.Concat(s.all(), s.unaffected, s.spare) {
 		must(t, s.delete(t, v))
 	}
 	wantEmpty(t, s.server, "/nas")

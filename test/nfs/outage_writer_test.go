@@ -21,19 +21,19 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// writerCommand is the argument with which the test binary acts as a pod that writes to a volume.
+// writerCommand is the first argument with which the test binary runs writeRecords.
 const writerCommand = "write-records"
 
 const recordSize = 4096
 
-// record is the k-th record, from 1.
+// record returns the record with number k. The first record has number 1.
 func record(k int) []byte {
 	number := binary.BigEndian.AppendUint64(nil, uint64(k))
 	return bytes.Repeat(number, recordSize/len(number))
 }
 
-// writeRecords appends records to a file until standard input ends, and prints the number of each
-// record when it is on the disk. It also writes a second file, without fsync.
+// writeRecords appends records to a file until standard input ends. It syncs each record and then
+// prints its number. It also writes to a second file, which it does not sync.
 func writeRecords(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -69,7 +69,7 @@ func writeRecord(f, scratch *os.File, k int) error {
 	return err
 }
 
-// writer is a pod's program that writes records.
+// writer is a process that runs writeRecords, as a pod would.
 type writer struct {
 	path  string
 	cmd   *exec.Cmd
@@ -78,10 +78,10 @@ type writer struct {
 
 	mu    sync.Mutex
 	acked int
-	err   error // of the program, once it has ended
+	err   error // the result of the process; valid when ended is closed
 }
 
-// startWriter starts a writer on a new file. It runs until finish, kill or the end of the test.
+// startWriter starts a writer for a new file. It runs until finish, kill or the end of the test.
 func startWriter(t *testing.T, path string) *writer {
 	t.Helper()
 	w := &writer{path: path, cmd: exec.Command("/proc/self/exe", writerCommand, path), ended: make(chan struct{})}
@@ -89,8 +89,8 @@ func startWriter(t *testing.T, path string) *writer {
 	must(t, err)
 	stdout, err := w.cmd.StdoutPipe()
 	must(t, err)
-	var complaint bytes.Buffer
-	w.stdin, w.cmd.Stderr = stdin, &complaint
+	var stderr bytes.Buffer
+	w.stdin, w.cmd.Stderr = stdin, &stderr
 	must(t, w.cmd.Start())
 	go func() {
 		defer close(w.ended)
@@ -100,44 +100,44 @@ func startWriter(t *testing.T, path string) *writer {
 			w.mu.Unlock()
 		}
 		if err := w.cmd.Wait(); err != nil {
-			w.err = fmt.Errorf("%w: %s", err, strings.TrimSpace(complaint.String()))
+			w.err = fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
 		}
 	}()
 	t.Cleanup(func() { _ = w.cmd.Process.Kill() })
 	return w
 }
 
-// acknowledged is the number of durable records.
+// acknowledged returns the number of records that are synced.
 func (w *writer) acknowledged() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.acked
 }
 
-// awaitProgress waits until more records are durable.
+// awaitProgress waits until at least two more records are synced.
 func (w *writer) awaitProgress(t *testing.T) {
 	t.Helper()
 	before := w.acknowledged()
-	err := retry.For(t.Context(), patience, func() (bool, error) {
+	err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
 		select {
 		case <-w.ended:
 			return false, fmt.Errorf("the writer ended: %w", w.err)
 		default:
-			return w.acknowledged() <= before+1, fmt.Errorf("%d records for %v", before, patience)
+			return w.acknowledged() <= before+1, fmt.Errorf("got %d records at first and %d after %v", before, w.acknowledged(), waitTimeout)
 		}
 	})
 	if w.acknowledged() <= before+1 {
-		t.Errorf("the writer of %s makes no progress: %v", w.path, err)
+		t.Errorf("the writer of %s did not make progress: %v", w.path, err)
 	}
 }
 
-// finish ends the writer, which must succeed, and checks its records.
+// finish ends the writer, which must not have failed, and checks its records.
 func (w *writer) finish(t *testing.T) {
 	t.Helper()
 	must(t, w.stdin.Close())
 	select {
 	case <-w.ended:
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Errorf("the writer of %s did not end", w.path)
 		return
 	}
@@ -147,10 +147,10 @@ func (w *writer) finish(t *testing.T) {
 	w.wantRecords(t, w.path)
 }
 
-// kill kills the writer, which may not end before its server responds.
+// kill sends SIGKILL to the writer, which may not end before its server answers.
 func (w *writer) kill() { _ = w.cmd.Process.Kill() }
 
-// wantRecords fails unless a file of the volume has all acknowledged records.
+// wantRecords fails unless a file, on any node, has all acknowledged records.
 func (w *writer) wantRecords(t *testing.T, path string) {
 	t.Helper()
 	wantRecords(t, path, w.acknowledged())
@@ -167,7 +167,7 @@ func wantRecords(t *testing.T, path string, n int) {
 	for k := 1; k <= n; k++ {
 		end := k * recordSize
 		if len(got) < end || !bytes.Equal(got[end-recordSize:end], record(k)) {
-			t.Errorf("%s: record %d of %d acknowledged records is lost (the file has %d bytes)", path, k, n, len(got))
+			t.Errorf("%s: got %d bytes without record %d, want all %d acknowledged records", path, len(got), k, n)
 			return
 		}
 	}

@@ -166,7 +166,7 @@ var guests = []guest{
 	},
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTw"}, passed("TestTwoNodes/cut_off")}},
+		programs: []program{{"./test/nfs", []string{"-test.run", "^Test(TwoNodes|SameIdentity.*)$"}, passed("TestTwoNodes/cut_off")}},
 	},
 	{
 		name: "forwarded", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
@@ -177,8 +177,8 @@ var guests = []guest{
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestOutage$"}, passed("TestOutage/clear")}},
 	},
 	{
-		name: "trouble", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestOutageLock|TestTrouble)$"}, passed("TestTrouble/squashed")}},
+		name: "export-changes", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestOutageLock|TestExportChanges)$"}, passed("TestExportChanges/squashed")}},
 	},
 	{
 		name: "tenants", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,

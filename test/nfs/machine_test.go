@@ -29,22 +29,22 @@ import (
 )
 
 const (
-	// driverVariable names the driver's program, which test/vm builds.
+	// driverVariable is the path of the driver, which test/vm builds.
 	driverVariable = "TRIVET_TEST_DRIVER"
 
-	// patience is the maximum of every wait. It is far more than any step takes, because the
+	// waitTimeout is the maximum duration of each wait. It is far more than any step takes, because the
 	// virtual machine is slow.
-	patience = 2 * time.Minute
+	waitTimeout = 2 * time.Minute
 
 	mib = int64(1) << 20
 )
 
-// machine is a node with a driver, which serves controller and node.
+// machine is a node with a running driver, which usually serves both the controller and the node.
 type machine struct {
 	*nfsd.Node
 	name  string
-	dir   string   // the driver's state, and the kubelet's paths
-	flags []string // more flags of the driver
+	dir   string   // contains the driver's state, and the kubelet's paths
+	flags []string // additional flags of the driver
 
 	identity csi.IdentityClient
 	control  csi.ControllerClient
@@ -55,8 +55,8 @@ type machine struct {
 	conn  *grpc.ClientConn
 }
 
-// start starts a driver in a node until the test ends. pools is the list below
-// `pools:` of its configuration. The test must take all volumes down before it ends.
+// start starts a driver on a node. The driver runs until the test ends. pools is the value of `pools:`
+// in its configuration. The test must unpublish all volumes before it ends.
 func start(t *testing.T, n *nfsd.Node, name, pools string) *machine {
 	t.Helper()
 	m := &machine{Node: n, name: name, dir: t.TempDir(), flags: []string{"--node-id", name, "--http-address", "127.0.0.1:9810"}}
@@ -64,7 +64,8 @@ func start(t *testing.T, n *nfsd.Node, name, pools string) *machine {
 	return m
 }
 
-// serve runs the driver with a configuration until the test ends.
+// serve starts the driver with a configuration. When the test ends, the driver ends and must leave
+// nothing.
 func (m *machine) serve(t *testing.T, config string) {
 	t.Helper()
 	must(t, os.WriteFile(m.path("config.yaml"), []byte(config), 0o644))
@@ -75,7 +76,7 @@ func (m *machine) serve(t *testing.T, config string) {
 	})
 }
 
-// nfsPool is an entry of `pools:`. lines are more keys of nfs.
+// nfsPool returns an entry of `pools:`. lines are additional keys of nfs.
 func nfsPool(name string, s *nfsd.Server, export string, lines ...string) string {
 	text := fmt.Sprintf("- name: %s\n  overcommit: 100\n  size: 1Ti\n  nfs:\n    server: %s\n    export: %s\n    init: true\n", name, s.Address(), export)
 	for _, l := range lines {
@@ -86,12 +87,12 @@ func nfsPool(name string, s *nfsd.Server, export string, lines ...string) string
 
 func (m *machine) path(name string) string { return filepath.Join(m.dir, name) }
 
-// run runs the driver until stop or kill, and waits until it is ready.
+// run starts the driver and waits until it is ready. The driver runs until stop or kill.
 func (m *machine) run(t *testing.T) {
 	t.Helper()
 	program := os.Getenv(driverVariable)
 	if program == "" {
-		t.Fatalf("%s names no driver: see test/vm", driverVariable)
+		t.Fatalf("%s is not set to the path of a driver: run this test with test/vm", driverVariable)
 	}
 	log, err := os.OpenFile(m.path("log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	must(t, err)
@@ -113,9 +114,9 @@ func (m *machine) connect(t *testing.T) {
 	must(t, err)
 	m.conn = conn
 	m.identity, m.control, m.node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
-	err = retry.For(ctx, patience, func() (bool, error) {
+	err = retry.For(ctx, waitTimeout, func() (bool, error) {
 		select {
 		case <-m.ended:
 			return false, errors.New("the driver has ended")
@@ -129,19 +130,20 @@ func (m *machine) connect(t *testing.T) {
 	}
 }
 
-// log is the end of the log of the driver and its workers.
+// log returns the last lines of the log of the driver and its workers.
 func (m *machine) log() string {
 	b, _ := os.ReadFile(m.path("log"))
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return strings.Join(lines[max(0, len(lines)-60):], "\n")
 }
 
-// stop ends the driver as its service manager does. A failed test shows the log.
+// stop ends the driver with SIGTERM.
 func (m *machine) stop(t *testing.T) { m.end(t, syscall.SIGTERM) }
 
-// kill ends the driver as a crash does.
+// kill ends the driver with SIGKILL.
 func (m *machine) kill(t *testing.T) { m.end(t, syscall.SIGKILL) }
 
+// end ends the driver with a signal. If the test has failed, it logs the driver's output.
 func (m *machine) end(t *testing.T, signal syscall.Signal) {
 	t.Helper()
 	if m.conn == nil {
@@ -155,18 +157,18 @@ func (m *machine) end(t *testing.T, signal syscall.Signal) {
 	_ = m.cmd.Process.Signal(signal)
 	select {
 	case <-m.ended:
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Errorf("%s: the driver did not end", m.name)
 		_ = m.cmd.Process.Kill()
 	}
 }
 
-// workers lists the process IDs of the processes that serve nfs pools.
+// workers returns the IDs of the processes in which the driver accesses its pools on exports.
 func (m *machine) workers() []int {
 	var pids []int
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
 	for _, path := range tasks {
-		children, _ := os.ReadFile(path) // a thread may have ended
+		children, _ := os.ReadFile(path) // fails if the thread has ended
 		for f := range strings.FieldsSeq(string(children)) {
 			pid, err := strconv.Atoi(f)
 			if words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && slices.Contains(strings.Split(string(words), "\x00"), "worker") {
@@ -186,23 +188,24 @@ func (m *machine) threads() (n int) {
 	return n
 }
 
-// wantNothingLeft fails if a driver that has ended left a process, a mount below its folder, or
-// a mount point of an export.
+// wantNothingLeft fails if a driver that has ended left a process, a mount below its directory, or
+// a mount point for an export.
 func (m *machine) wantNothingLeft(t *testing.T) {
 	t.Helper()
-	err := retry.For(context.Background(), patience, func() (bool, error) {
+	err := retry.For(context.Background(), waitTimeout, func() (bool, error) {
 		left := m.left()
-		return len(left) > 0, fmt.Errorf("%s: left behind: %s", m.name, strings.Join(left, ", "))
+		return len(left) > 0, fmt.Errorf("%s: got %s after the end of the driver, want nothing", m.name, strings.Join(left, ", "))
 	})
 	if len(m.left()) > 0 {
 		t.Error(err)
 	}
 }
 
+// left describes the processes, mounts and mount points that wantNothingLeft checks.
 func (m *machine) left() (left []string) {
 	links, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, l := range links {
-		// It may have ended since.
+		// The read fails if the process has ended since the Glob.
 		if words, _ := os.ReadFile(l); bytes.Contains(words, []byte(m.dir)) {
 			left = append(left, "process "+strings.ReplaceAll(string(words), "\x00", " "))
 		}
@@ -215,19 +218,19 @@ func (m *machine) left() (left []string) {
 	}
 	private, _ := os.ReadDir(m.path("nfs"))
 	for _, e := range private {
-		left = append(left, "folder "+m.path("nfs/"+e.Name()))
+		left = append(left, "mount point "+m.path("nfs/"+e.Name()))
 	}
 	return left
 }
 
-// wantEmpty waits until no volume is left on an export, with temporary and deleted ones. A
-// running driver empties the trash in the background.
+// wantEmpty waits until an export has no volumes, including temporary and deleted ones. A driver must
+// run, because drivers empty the trash in the background.
 func wantEmpty(t *testing.T, s *nfsd.Server, export string) {
 	t.Helper()
-	err := retry.For(context.Background(), patience, func() (bool, error) {
+	err := retry.For(context.Background(), waitTimeout, func() (bool, error) {
 		left, err := onExport(s, export, "volumes", ".trivet/tmp", ".trivet/trash")
 		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("left behind on %s: %s", export, strings.Join(left, ", "))
+			err = fmt.Errorf("got %s on the export %s, want no volumes", strings.Join(left, ", "), export)
 		}
 		return len(left) > 0, err
 	})
@@ -236,14 +239,15 @@ func wantEmpty(t *testing.T, s *nfsd.Server, export string) {
 	}
 }
 
-// wantNoOwners fails if drivers that have ended regularly own a file on an export.
+// wantNoOwners fails if drivers that were ended with SIGTERM left owner files on an export.
 func wantNoOwners(t *testing.T, s *nfsd.Server, export string) {
 	t.Helper()
 	if left, err := onExport(s, export, ".trivet/owners"); err != nil || len(left) > 0 {
-		t.Errorf("left behind on %s: %q, %v", export, left, err)
+		t.Errorf("got owner files %q and error %v on the export %s, want none", left, err, export)
 	}
 }
 
+// onExport lists the entries of some directories on an export.
 func onExport(s *nfsd.Server, export string, dirs ...string) (found []string, err error) {
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(filepath.Join(s.Dir(export), dir))
@@ -257,14 +261,14 @@ func onExport(s *nfsd.Server, export string, dirs ...string) (found []string, er
 	return found, nil
 }
 
-// vol is a volume and the orchestrator's state of it.
+// vol is a volume with the values that an orchestrator stores for its calls.
 type vol struct {
 	name, id   string
 	capability *csi.VolumeCapability
 	context    map[string]string
 }
 
-// filesystem is a mounted volume's capability; fsType is empty for a directory.
+// filesystem returns the capability of a volume with a filesystem. fsType is empty for a directory.
 func filesystem(fsType string, mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
@@ -277,19 +281,19 @@ const (
 	manyNodes = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 )
 
-// directory makes a directory volume in a pool.
+// directory creates a volume that is a directory.
 func (m *machine) directory(t *testing.T, pool, name string) *vol {
 	t.Helper()
 	return m.create(t, name, mib, filesystem("", manyNodes), directoryIn(pool))
 }
 
-// image makes a volume with a filesystem in an image.
+// image creates a volume that is a disk image with a filesystem.
 func (m *machine) image(t *testing.T, pool, name, fsType string, size int64) *vol {
 	t.Helper()
 	return m.create(t, name, size, filesystem(fsType, oneNode), imageIn(pool))
 }
 
-// create makes a volume, repeatedly while the driver returns UNAVAILABLE: its pool may not be
+// create creates a volume. It retries while the driver returns UNAVAILABLE, because the pool may not be
 // open yet.
 func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (v *vol) {
 	t.Helper()
@@ -300,7 +304,7 @@ func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCap
 	return v
 }
 
-// tryCreate makes one CreateVolume call.
+// tryCreate calls CreateVolume once.
 func (m *machine) tryCreate(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*vol, error) {
 	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
@@ -309,7 +313,7 @@ func (m *machine) tryCreate(t *testing.T, name string, size int64, c *csi.Volume
 	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}, err
 }
 
-// tryDirectory makes one CreateVolume call for a directory.
+// tryDirectory calls CreateVolume once, for a directory.
 func (m *machine) tryDirectory(t *testing.T, pool, name string) error {
 	_, err := m.tryCreate(t, name, mib, filesystem("", manyNodes), directoryIn(pool))
 	return err
@@ -328,16 +332,16 @@ func (m *machine) delete(t *testing.T, v *vol) error {
 	return err
 }
 
-// attach is ControllerPublishVolume to this node.
-func (m *machine) attach(t *testing.T, v *vol) error {
+// controllerPublish publishes a volume to this node.
+func (m *machine) controllerPublish(t *testing.T, v *vol) error {
 	_, err := m.control.ControllerPublishVolume(deadline(t), &csi.ControllerPublishVolumeRequest{
 		VolumeId: v.id, NodeId: m.name, VolumeCapability: v.capability, VolumeContext: v.context,
 	})
 	return err
 }
 
-// detach is ControllerUnpublishVolume from a node, by this node's controller.
-func (m *machine) detach(t *testing.T, v *vol, node string) error {
+// controllerUnpublish unpublishes a volume from any node, by a call to this node's driver.
+func (m *machine) controllerUnpublish(t *testing.T, v *vol, node string) error {
 	_, err := m.control.ControllerUnpublishVolume(deadline(t), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node})
 	return err
 }
@@ -345,11 +349,11 @@ func (m *machine) detach(t *testing.T, v *vol, node string) error {
 func (m *machine) staging(v *vol) string { return m.path("staging-" + v.name) }
 func (m *machine) target(v *vol) string  { return m.path("target-" + v.name) }
 
-// file is the path of a file in a published volume.
+// file returns the path of a file in a published volume.
 func (m *machine) file(v *vol, name string) string { return filepath.Join(m.target(v), name) }
 
 func (m *machine) stage(t *testing.T, v *vol) error {
-	if err := os.Mkdir(m.staging(v), 0o750); !errors.Is(err, os.ErrExist) { // Mkdir does not access a server
+	if err := os.Mkdir(m.staging(v), 0o750); !errors.Is(err, os.ErrExist) { // unlike MkdirAll, Mkdir does not access a mounted server
 		must(t, err)
 	}
 	_, err := m.node.NodeStageVolume(deadline(t), &csi.NodeStageVolumeRequest{
@@ -375,10 +379,10 @@ func (m *machine) unpublish(t *testing.T, v *vol) error {
 	return err
 }
 
-// up attaches, stages and publishes a volume.
+// up publishes a volume to the node, stages it, and publishes it to a pod.
 func (m *machine) up(t *testing.T, v *vol) {
 	t.Helper()
-	must(t, m.attach(t, v))
+	must(t, m.controllerPublish(t, v))
 	must(t, m.stage(t, v))
 	must(t, m.publish(t, v))
 }
@@ -387,31 +391,32 @@ func (m *machine) up(t *testing.T, v *vol) {
 func (m *machine) down(t *testing.T, v *vol) {
 	t.Helper()
 	m.unmount(t, v)
-	must(t, m.detach(t, v, m.name))
+	must(t, m.controllerUnpublish(t, v, m.name))
 }
 
-// mount stages a volume, repeatedly if the driver returns UNAVAILABLE, and publishes it.
+// mount stages a volume and publishes it to a pod. It retries staging while the driver returns
+// UNAVAILABLE.
 func (m *machine) mount(t *testing.T, v *vol) {
 	t.Helper()
 	eventually(t, func() error { return m.stage(t, v) })
 	must(t, m.publish(t, v))
 }
 
-// unmount unpublishes and unstages a volume.
+// unmount undoes mount.
 func (m *machine) unmount(t *testing.T, v *vol) {
 	t.Helper()
 	must(t, m.unpublish(t, v))
 	must(t, m.unstage(t, v))
 }
 
-// remove takes a volume down and deletes it.
+// remove undoes up and deletes the volume.
 func (m *machine) remove(t *testing.T, v *vol) {
 	t.Helper()
 	m.down(t, v)
 	must(t, m.delete(t, v))
 }
 
-// tryHealth returns the reasons in the health of a published volume.
+// tryHealth returns the reasons of the conditions that NodeGetVolumeHealth reports.
 func (m *machine) tryHealth(t *testing.T, v *vol) (reasons []string, err error) {
 	resp, err := m.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{
 		VolumeId: v.id, VolumePublishPath: m.target(v), StagingTargetPath: m.staging(v),
@@ -456,23 +461,23 @@ func (m *machine) listVolumes(t *testing.T) error {
 	return err
 }
 
-// deadline is the context of one call.
+// deadline returns a context with a deadline, for one call.
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), waitTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// wantCode fails unless an error has a code and contains all texts.
-func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
+// wantCode fails unless an error has a gRPC code and contains all texts.
+func wantCode(t *testing.T, err error, code codes.Code, texts ...string) {
 	t.Helper()
 	if status.Code(err) != code {
-		t.Errorf("got %v, want %v", err, code)
+		t.Errorf("got error %v, want code %v", err, code)
 		return
 	}
-	for _, text := range says {
+	for _, text := range texts {
 		if err != nil && !strings.Contains(err.Error(), text) {
-			t.Errorf("got %q, want %q in it", err, text)
+			t.Errorf("got error %q, want it to contain %q", err, text)
 		}
 	}
 }
@@ -481,16 +486,16 @@ func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 func eventually(t *testing.T, call func() error) {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(waitTimeout); time.Now().Before(end); {
 		if err = call(); status.Code(err) != codes.Unavailable {
 			must(t, err)
 			return
 		}
 	}
-	t.Fatalf("still UNAVAILABLE after %v: %v", patience, err)
+	t.Fatalf("still UNAVAILABLE after %v: %v", waitTimeout, err)
 }
 
-// write writes a text to a file durably.
+// write writes a text to a file and syncs it.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
@@ -503,7 +508,7 @@ func wantText(t *testing.T, path, want string) {
 	t.Helper()
 	got, err := os.ReadFile(path)
 	if err != nil || string(got) != want {
-		t.Errorf("%s: got %q, %v, want %q", path, got, err, want)
+		t.Errorf("%s: got %q and error %v, want %q", path, got, err, want)
 	}
 }
 
@@ -514,7 +519,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// run runs a program of the system.
+// run runs a program of the machine, which must succeed.
 func run(t *testing.T, name string, args ...string) {
 	t.Helper()
 	testenv.Run(t, name, args...)
