@@ -1,6 +1,5 @@
-// Package chart tests the Helm chart in deploy/chart, with the helm that tools/
-// pins and without a cluster. What only a cluster can tell (objects that are there
-// already, admission, an installation that works) is test/e2e's.
+// Package chart tests the Helm chart in deploy/chart with the version of helm that tools/go.mod pins. It
+// needs no cluster. test/e2e tests installations in a cluster.
 package chart
 
 import (
@@ -28,8 +27,8 @@ const (
 	namespace = "trivet-system"
 )
 
-// helm is the path of the pinned helm. environ is its environment, without the configuration and the
-// cluster of the user.
+// helm is the path of the pinned helm. environ is its environment, which hides the user's configuration
+// and cluster.
 var (
 	helm    string
 	environ []string
@@ -43,6 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// run builds helm and runs the tests.
 func run(m *testing.M) (code int, err error) {
 	home, err := os.MkdirTemp("", "trivet-chart-")
 	if err != nil {
@@ -51,7 +51,7 @@ func run(m *testing.M) (code int, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(home)) }()
 	environ = append(os.Environ(), "KUBECONFIG=/dev/null",
 		"HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
-	// -n builds the tool in the build cache of Go, and prints its path.
+	// With -n, go tool builds helm in Go's build cache and prints its path instead of running it.
 	tool := exec.Command("go", "tool", "-modfile=../../tools/go.mod", "-n", "helm")
 	tool.Stderr = os.Stderr
 	out, err := tool.Output()
@@ -62,7 +62,7 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// tryHelm runs helm on the chart and returns its output; ok reports whether it succeeded.
+// tryHelm runs helm and returns its output. ok reports whether it succeeded.
 func tryHelm(t *testing.T, args ...string) (stdout, stderr string, ok bool) {
 	t.Helper()
 	var o, e bytes.Buffer
@@ -76,7 +76,7 @@ func tryHelm(t *testing.T, args ...string) (stdout, stderr string, ok bool) {
 	return o.String(), e.String(), err == nil
 }
 
-// tryTemplate renders the chart with values given as YAML.
+// tryTemplate renders the chart with values in YAML. ok reports whether helm succeeded.
 func tryTemplate(t *testing.T, values string, args ...string) (stdout, stderr string, ok bool) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -84,21 +84,22 @@ func tryTemplate(t *testing.T, values string, args ...string) (stdout, stderr st
 	return tryHelm(t, append([]string{"template", release, chart, "--namespace", namespace, "--values", file}, args...)...)
 }
 
-// checkMessage renders the chart. It expects success if says is empty, else an error with all texts.
-func checkMessage(t *testing.T, values string, says []string, args ...string) {
+// checkMessage renders the chart, and fails unless the error contains all texts. If texts is empty, the
+// chart must be rendered without an error.
+func checkMessage(t *testing.T, values string, texts []string, args ...string) {
 	t.Helper()
 	_, stderr, ok := tryTemplate(t, values, args...)
-	if ok != (len(says) == 0) {
-		t.Errorf("%s: accepted: %t\n%s", values, ok, stderr)
+	if ok != (len(texts) == 0) {
+		t.Errorf("%s: got success: %t, want %t\n%s", values, ok, len(texts) == 0, stderr)
 	}
-	for _, text := range says {
+	for _, text := range texts {
 		if !strings.Contains(stderr, text) {
-			t.Errorf("%s: the message lacks %q:\n%s", values, text, stderr)
+			t.Errorf("%s: got error without %q:\n%s", values, text, stderr)
 		}
 	}
 }
 
-// template renders the chart and decodes the objects.
+// template renders the chart and returns its objects.
 func template(t *testing.T, values string, args ...string) objects {
 	t.Helper()
 	stdout, stderr, ok := tryTemplate(t, values, args...)
@@ -108,19 +109,20 @@ func template(t *testing.T, values string, args ...string) objects {
 	return decode(t, stdout)
 }
 
-// Objects of the APIs of other projects, whose types are not available.
+// foreign contains the APIs of other projects, for whose objects the tests have no types.
 var foreign = []string{
 	"apiVersion: snapshot.storage.k8s.io/", "apiVersion: groupsnapshot.storage.k8s.io/", "apiVersion: cbt.storage.k8s.io/",
 	"apiVersion: monitoring.coreos.com/", "apiVersion: cert-manager.io/",
 }
 
+// objects contains decoded objects, and the YAML of objects of foreign APIs.
 type objects struct {
 	known   []runtime.Object
 	foreign []string
 }
 
-// decode reads manifests strictly, by the types of the API: an unknown or duplicate field, or a value
-// of a wrong type, fails the test.
+// decode decodes manifests to the types of the Kubernetes API. Unknown and duplicate fields, and values
+// of a wrong type, fail the test.
 func decode(t *testing.T, manifests string) (all objects) {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -155,17 +157,17 @@ func ofType[T runtime.Object](all objects) (found []T) {
 	return found
 }
 
-// one returns the only object of its type.
+// one returns the object of a type. The test fails unless there is exactly one.
 func one[T runtime.Object](t *testing.T, all objects) T {
 	t.Helper()
 	found := ofType[T](all)
 	if len(found) != 1 {
-		t.Fatalf("got %d objects %T, want one", len(found), found)
+		t.Fatalf("got %d objects of type %T, want one", len(found), found)
 	}
 	return found[0]
 }
 
-// named returns the object of its type that has the name.
+// named returns the object of a type with a name.
 func named[T interface {
 	runtime.Object
 	metav1.Object
@@ -176,11 +178,11 @@ func named[T interface {
 			return o
 		}
 	}
-	t.Fatalf("no %T %s", found, name)
+	t.Fatalf("got no %T with the name %s", found, name)
 	return found
 }
 
-// pods returns the pod templates of the workloads, by the name of the workload.
+// pods returns the pod templates of the DaemonSets and Deployments, by the name of the workload.
 func pods(all objects) map[string]corev1.PodTemplateSpec {
 	found := map[string]corev1.PodTemplateSpec{}
 	for _, o := range all.known {
@@ -194,7 +196,7 @@ func pods(all objects) map[string]corev1.PodTemplateSpec {
 	return found
 }
 
-// container returns the container with a name; nil if the pod has none.
+// container returns the container with a name, or nil if the pod has none.
 func container(pod corev1.PodTemplateSpec, name string) *corev1.Container {
 	for i, c := range pod.Spec.Containers {
 		if c.Name == name {
@@ -204,7 +206,7 @@ func container(pod corev1.PodTemplateSpec, name string) *corev1.Container {
 	return nil
 }
 
-// names returns the names of the pod's containers, in order.
+// names returns the names of the pod's containers in order.
 func names(pod corev1.PodTemplateSpec) (all []string) {
 	for _, c := range pod.Spec.Containers {
 		all = append(all, c.Name)

@@ -24,24 +24,24 @@ var (
 	suffix = regexp.MustCompile(`_(bucket|count|sum)$`)
 )
 
-// TestMetrics: alerts and dashboard use only metrics in docs/metrics.md.
+// TestMetrics checks that docs/metrics.md contains the metrics of the alerts and the dashboard.
 func TestMetrics(t *testing.T) {
 	documented := matches(read(t, "../../docs/metrics.md"), metric)
 	for _, e := range append(alerts(t), queries(t)...) {
 		used := matches(quoted.ReplaceAllString(e, ""), metric)
 		if len(used) == 0 {
-			t.Errorf("no metric in %s", e)
+			t.Errorf("got no metric in the expression %s", e)
 		}
 		for name := range used {
-			// The document does not list the metrics of the Go runtime.
+			// docs/metrics.md does not list the metrics of the Go runtime.
 			if runtime := strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_"); !runtime && !documented[suffix.ReplaceAllString(name, "")] {
-				t.Errorf("docs/metrics.md has no %s, used in %s", name, e)
+				t.Errorf("docs/metrics.md does not contain %s, which is used in %s", name, e)
 			}
 		}
 	}
 }
 
-// TestMetricsDocumented: docs/metrics.md has a row for each metric of the code, and no others.
+// TestMetricsDocumented checks that docs/metrics.md has a row for each metric of the code, and no others.
 func TestMetricsDocumented(t *testing.T) {
 	code := map[string]bool{}
 	for _, source := range sources(t, "driver", "volumemanager") {
@@ -54,20 +54,20 @@ func TestMetricsDocumented(t *testing.T) {
 	sameNames(t, "metrics", code, rows)
 }
 
-// TestReasonsDocumented: docs/metrics.md has a row for each reason of a health condition,
-// and no others. Conditions use the constants.
+// TestReasonsDocumented checks that docs/metrics.md has a row for each reason of a health condition, and
+// no others, and that the code uses constants for the reasons.
 func TestReasonsDocumented(t *testing.T) {
 	code := matches(read(t, "../../backend/reason.go"), regexp.MustCompile(`Reason = "(\w+)"`))
 	_, health, _ := strings.Cut(read(t, "../../docs/metrics.md"), "## Health of volumes")
 	sameNames(t, "reasons", code, matches(tableRows(health), regexp.MustCompile("`([A-Z][A-Za-z]+)`")))
 	for _, source := range sources(t, "backend", "nodeserver", "controllerserver", "export", "cluster/router") {
 		for literal := range matches(source, regexp.MustCompile(`Reason: +"(\w+)"`)) {
-			t.Errorf("the reason %s is not a constant of backend/reason.go", literal)
+			t.Errorf("the reason %s is a literal: declare a constant in backend/reason.go", literal)
 		}
 	}
 }
 
-// tableRows returns the first cells of all tables.
+// tableRows returns the first cells of the rows of all tables that begin with a quoted name.
 func tableRows(markdown string) string {
 	var cells []string
 	for line := range strings.Lines(markdown) {
@@ -79,14 +79,15 @@ func tableRows(markdown string) string {
 	return strings.Join(cells, "\n")
 }
 
+// sameNames fails unless the code and docs/metrics.md contain the same names.
 func sameNames(t *testing.T, what string, code, docs map[string]bool) {
 	t.Helper()
 	if len(code) == 0 || !maps.Equal(code, docs) {
-		t.Errorf("%s of the code:\n%q\nof docs/metrics.md:\n%q", what, slices.Sorted(maps.Keys(code)), slices.Sorted(maps.Keys(docs)))
+		t.Errorf("%s: got in the code:\n%q\nin docs/metrics.md:\n%q\nwant equal names", what, slices.Sorted(maps.Keys(code)), slices.Sorted(maps.Keys(docs)))
 	}
 }
 
-// matches returns all matches in a text, or their first groups.
+// matches returns all matches of a pattern in a text, or their first groups if the pattern has groups.
 func matches(text string, pattern *regexp.Regexp) map[string]bool {
 	found := map[string]bool{}
 	for _, match := range pattern.FindAllStringSubmatch(text, -1) {
@@ -102,11 +103,11 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// sources returns the Go files of folders, without tests.
-func sources(t *testing.T, folders ...string) (texts []string) {
+// sources returns the contents of the Go files below some directories, without tests.
+func sources(t *testing.T, dirs ...string) (texts []string) {
 	t.Helper()
-	for _, folder := range folders {
-		err := filepath.WalkDir("../../"+folder, func(path string, _ fs.DirEntry, err error) error {
+	for _, dir := range dirs {
+		err := filepath.WalkDir("../../"+dir, func(path string, _ fs.DirEntry, err error) error {
 			if strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
 				texts = append(texts, read(t, path))
 			}
@@ -117,40 +118,42 @@ func sources(t *testing.T, folders ...string) (texts []string) {
 	return texts
 }
 
-// TestAlertRules: promtool accepts the rules, and testdata/alerts_test.yaml has cases for each.
+// TestAlertRules checks that promtool accepts the rules, and that testdata/alerts_test.yaml has cases for
+// each.
 func TestAlertRules(t *testing.T) {
 	testenv.Require(t, "promtool")
 	const cases = "testdata/alerts_test.yaml"
 	for _, args := range [][]string{{"check", "rules", chart + "/files/alerts.yaml"}, {"test", "rules", cases}} {
 		if out, err := exec.Command("../../bin/promtool", args...).CombinedOutput(); err != nil {
-			t.Errorf("promtool %q: %v (`make bin/promtool` fetches it)\n%s", args, err, out)
+			t.Errorf("promtool %q: %v (if promtool is missing, run `make bin/promtool`)\n%s", args, err, out)
 		}
 	}
 	tested := matches(read(t, cases), regexp.MustCompile(`name: (\w+)\n`))
 	for _, r := range alertRules(t) {
 		if !tested[r.Alert] {
-			t.Errorf("%s has no case for %s", cases, r.Alert)
+			t.Errorf("%s has no case for the alert %s", cases, r.Alert)
 		}
 	}
 }
 
-// TestRunbooks: docs/alerts.md has a section for each alert, which links to it, and no others.
+// TestRunbooks checks that docs/alerts.md has a section for each alert, and no others, and that each alert
+// links to its section.
 func TestRunbooks(t *testing.T) {
 	sections := matches(read(t, "../../docs/alerts.md"), regexp.MustCompile(`(?m)^## (\w+)$`))
 	alerted := map[string]bool{}
 	for _, r := range alertRules(t) {
 		alerted[r.Alert] = true
 		if link := "https://github.com/trivet-csi/trivet/blob/main/docs/alerts.md#" + strings.ToLower(r.Alert); r.Annotations["runbook_url"] != link {
-			t.Errorf("%s has the runbook_url %q, want %s", r.Alert, r.Annotations["runbook_url"], link)
+			t.Errorf("%s: got runbook_url %q, want %q", r.Alert, r.Annotations["runbook_url"], link)
 		}
 	}
 	if !maps.Equal(sections, alerted) {
-		t.Errorf("alerts: %q; sections of docs/alerts.md: %q", slices.Sorted(maps.Keys(alerted)), slices.Sorted(maps.Keys(sections)))
+		t.Errorf("got alerts %q and sections %q of docs/alerts.md, want equal names", slices.Sorted(maps.Keys(alerted)), slices.Sorted(maps.Keys(sections)))
 	}
 }
 
-// TestAlertsCover: the alerts use each metric for which docs/metrics.md advises an alert, and the
-// dashboard shows each family of metrics.
+// TestAlertsCover checks that the alerts use each metric for which docs/metrics.md advises an alert, and
+// that the dashboard shows each family of metrics.
 func TestAlertsCover(t *testing.T) {
 	expressions := strings.Join(alerts(t), "\n")
 	for line := range strings.Lines(read(t, "../../docs/metrics.md")) {
@@ -158,13 +161,13 @@ func TestAlertsCover(t *testing.T) {
 			continue
 		}
 		if name := metric.FindString(line); !strings.Contains(expressions, name) {
-			t.Errorf("docs/metrics.md advises an alert on %s, and there is none", name)
+			t.Errorf("docs/metrics.md advises an alert on %s, but no alert uses it", name)
 		}
 	}
 	shown := strings.Join(queries(t), "\n")
 	for _, family := range []string{"trivet_pool_", "trivet_volumes", "trivet_disks", "trivet_nfs_", "trivet_pool_snapshots", "trivet_pool_copies", "trivet_pool_trash_", "trivet_node_"} {
 		if !strings.Contains(shown, family) {
-			t.Errorf("the dashboard shows no %s", family)
+			t.Errorf("the dashboard shows no metric %s…", family)
 		}
 	}
 }
@@ -185,19 +188,20 @@ func alertRules(t *testing.T) (all []rule) {
 	return all
 }
 
-// alerts returns the expressions of the alerting rules. Each rule has a severity and a description.
+// alerts returns the expressions of the alerting rules. It fails for rules without a severity, a summary
+// or a description.
 func alerts(t *testing.T) (expressions []string) {
 	t.Helper()
 	for _, r := range alertRules(t) {
 		expressions = append(expressions, r.Expr)
 		if r.Alert == "" || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
-			t.Errorf("alert %q lacks its name, severity, summary or description", r.Alert)
+			t.Errorf("alert %q has no name, severity, summary or description", r.Alert)
 		}
 	}
 	return expressions
 }
 
-// queries returns the expressions of the dashboard.
+// queries returns the expressions of the dashboard's panels.
 func queries(t *testing.T) (expressions []string) {
 	t.Helper()
 	var file struct {
@@ -210,7 +214,7 @@ func queries(t *testing.T) (expressions []string) {
 	seen := map[int]bool{}
 	for _, p := range file.Panels {
 		if seen[p.ID] {
-			t.Errorf("two panels have the ID %d", p.ID)
+			t.Errorf("two panels of the dashboard have the ID %d", p.ID)
 		}
 		seen[p.ID] = true
 		for _, target := range p.Targets {

@@ -23,7 +23,7 @@ import (
 
 var volumeKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
 
-// exports has pools of both kinds, and an export that is not a pool.
+// exports contains a pool on the nodes, a pool on an export, and classes for an export that is no pool.
 const exports = `
 kubeletDir: /var/lib/k0s/kubelet
 pools:
@@ -44,10 +44,10 @@ nfs:
   - {name: direct-images, backend: loop, server: nas.lan, share: /tank/shared, allocation: thick}
 `
 
-// nasOnly has all values of an installation whose volumes are on one server.
+// nasOnly contains the values of an installation whose volumes are all on one export.
 const nasOnly = "pools: {default: null}\nnfs: {server: nas.lan, share: /tank/volumes}\n"
 
-// withNFS holds the values that enable NFS volumes.
+// withNFS contains values that enable NFS volumes in different ways.
 var withNFS = map[string]string{
 	"pool":    "pools: {nas: {nfs: {server: nas.lan, export: /e}}}\n",
 	"enabled": "nfs: {enabled: true}\n",
@@ -56,8 +56,8 @@ var withNFS = map[string]string{
 	"all":     exports,
 }
 
-// TestNFSNetwork: the connections of a mount are in the network of the pod that mounts. The mounts of
-// a node's pod outlive the pod, so it uses the network of the node.
+// TestNFSNetwork checks that the pods on the nodes use the network of the node. The connections of an NFS
+// mount are in the network of the pod that mounted, and the mounts on a node outlive the pod.
 func TestNFSNetwork(t *testing.T) {
 	for name, values := range withNFS {
 		t.Run(name, func(t *testing.T) {
@@ -69,29 +69,31 @@ func TestNFSNetwork(t *testing.T) {
 					want = corev1.DNSClusterFirst
 				}
 				if of.HostNetwork != (name != "trivet-controller") || of.DNSPolicy != want || of.HostPID || of.HostIPC {
-					t.Errorf("%s: in the node's network: %t, DNS: %s", name, of.HostNetwork, of.DNSPolicy)
+					t.Errorf("%s: got hostNetwork %t, dnsPolicy %s, hostPID %t and hostIPC %t, want %t, %s, false and false",
+						name, of.HostNetwork, of.DNSPolicy, of.HostPID, of.HostIPC, name != "trivet-controller", want)
 				}
 			}
 		})
 	}
 	for name, pod := range pods(template(t, "")) {
 		if pod.Spec.HostNetwork || pod.Spec.DNSPolicy != corev1.DNSDefault {
-			t.Errorf("without NFS %s is in the node's network: %t, DNS: %s", name, pod.Spec.HostNetwork, pod.Spec.DNSPolicy)
+			t.Errorf("%s without NFS: got hostNetwork %t and dnsPolicy %s, want false and %s", name, pod.Spec.HostNetwork, pod.Spec.DNSPolicy, corev1.DNSDefault)
 		}
 	}
 }
 
-// TestNFSRights: in the controller's pod, only the driver may mount, and remove files of other users.
+// TestNFSRights checks that, in the controller's pod, only the driver may mount and remove files of other
+// users.
 func TestNFSRights(t *testing.T) {
 	for name, values := range withNFS {
 		t.Run(name, func(t *testing.T) {
 			pod := pods(template(t, values+"sidecars: {seLinuxOptions: {type: spc_t}}\n"))["trivet-controller"].Spec
 			if s := pod.SecurityContext; *s.RunAsUser != 0 || s.RunAsNonRoot != nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-				t.Errorf("it runs as %v", s)
+				t.Errorf("got security context %v of the pod, want root with the seccomp profile RuntimeDefault", s)
 			}
 			for _, v := range pod.Volumes {
 				if v.EmptyDir == nil && v.ConfigMap == nil && v.Projected == nil {
-					t.Errorf("volume %s is not allowed", v.Name)
+					t.Errorf("got volume %s, want only emptyDir, configMap and projected volumes", v.Name)
 				}
 			}
 			for _, c := range pod.Containers {
@@ -101,10 +103,10 @@ func TestNFSRights(t *testing.T) {
 					added = []corev1.Capability{"SYS_ADMIN", "FOWNER", "SETUID", "SETGID", "MKNOD"}
 				}
 				if !slices.Equal(s.Capabilities.Add, added) || (s.AppArmorProfile != nil) != (added != nil) {
-					t.Errorf("%s may %v with AppArmor %v", c.Name, s.Capabilities, s.AppArmorProfile)
+					t.Errorf("%s: got capabilities %v and AppArmor profile %v, want %v and a profile: %t", c.Name, s.Capabilities, s.AppArmorProfile, added, added != nil)
 				}
 				if s.SELinuxOptions == nil || s.SELinuxOptions.Type != "spc_t" || s.RunAsUser != nil {
-					t.Errorf("%s: %v", c.Name, s)
+					t.Errorf("%s: got security context %v, want SELinux type spc_t and no user", c.Name, s)
 				}
 				checkContainer(t, c)
 				checkUnprivileged(t, c)
@@ -117,23 +119,24 @@ func TestNFSRights(t *testing.T) {
 		}
 		for _, c := range pod.Spec.Containers {
 			if s := c.SecurityContext; len(s.Capabilities.Add) > 0 || s.AppArmorProfile != nil {
-				t.Errorf("without NFS %s may %v", c.Name, s)
+				t.Errorf("%s without NFS: got security context %v, want no added capabilities and no AppArmor profile", c.Name, s)
 			}
 		}
 	}
 }
 
-// TestNFSMounts: mounts of images are in the kubelet's directory, and propagate to the node.
+// TestNFSMounts checks that the mounts of images, which are in the kubelet's directory, propagate to the
+// node.
 func TestNFSMounts(t *testing.T) {
 	c := container(pods(template(t, exports))["trivet-node"], "trivet")
 	i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/var/lib/k0s/kubelet" })
 	if i < 0 || *c.VolumeMounts[i].MountPropagation != corev1.MountPropagationBidirectional {
-		t.Errorf("mounts: %v", c.VolumeMounts)
+		t.Errorf("got volume mounts %v, want the kubelet's directory with bidirectional propagation", c.VolumeMounts)
 	}
 }
 
-// TestNFSConfiguration parses the ConfigMaps with the driver's parser: every driver has the exports,
-// and the drivers of nodes also the directories.
+// TestNFSConfiguration checks, with the driver's parser, that all drivers have the pools on exports, and
+// that only the drivers of nodes have the pools on nodes.
 func TestNFSConfiguration(t *testing.T) {
 	for name, tc := range map[string]struct {
 		values string
@@ -149,30 +152,30 @@ func TestNFSConfiguration(t *testing.T) {
 			have = append(have, p.Name)
 		}
 		if !slices.Equal(have, tc.want) {
-			t.Fatalf("%s has pools %q, want %q", name, have, tc.want)
+			t.Fatalf("%s: got pools %q, want %q", name, have, tc.want)
 		}
 		nas := c.Pools[len(c.Pools)-1]
 		if n := nas.NFS; n.Server != "[fd00::1]" || n.Export != "/tank/all volumes" || len(n.MountOptions) != 2 || !n.Init || n.Fencing != "none" || n.Outage != "5m" || nas.Size != "8Ti" || nas.MaxVolumes != 2000000 {
-			t.Errorf("%s: the driver reads %+v, %+v", name, nas, n)
+			t.Errorf("%s: got pool %+v with nfs %+v, want the values of nas", name, nas, n)
 		}
 	}
 	for name, values := range withNFS {
 		if c := configuration(t, values, "trivet-node-config"); !c.Kubernetes.NFS {
-			t.Errorf("%s: the node's driver may not mount exports", name)
+			t.Errorf("%s: got kubernetes.nfs false for the nodes' drivers, want true", name)
 		}
 		if c := configuration(t, oneNode+values, "trivet-config"); !c.Kubernetes.NFS {
-			t.Errorf("%s, one node: the driver may not mount exports", name)
+			t.Errorf("%s, shape oneNode: got kubernetes.nfs false, want true", name)
 		}
 	}
 	if c := configuration(t, "", "trivet-node-config"); c.Kubernetes.NFS {
-		t.Error("without NFS the node's driver may mount exports, and is not in the node's network")
+		t.Error("without NFS: got kubernetes.nfs true, want false because the pod is not in the node's network")
 	}
 	if c := configuration(t, withNFS["enabled"], "trivet-controller-config"); len(c.Pools) != 0 {
-		t.Errorf("the controller has %v", c.Pools)
+		t.Errorf("got pools %v of the controller, want none", c.Pools)
 	}
 }
 
-// TestNFSClasses: the driver accepts the parameters, and the binding mode fits the pool.
+// TestNFSClasses checks that the driver accepts the parameters, and that the binding mode fits the pool.
 func TestNFSClasses(t *testing.T) {
 	want := map[string]map[string]string{
 		"local":            {"backend": "loop", "pool": "default", "allocation": "thin", "csi.storage.k8s.io/fstype": "ext4"},
@@ -185,39 +188,40 @@ func TestNFSClasses(t *testing.T) {
 	}
 	for _, c := range ofType[*storagev1.StorageClass](template(t, exports)) {
 		if _, err := volumeKinds.Parse(c.Parameters); err != nil || !maps.Equal(c.Parameters, want[c.Name]) {
-			t.Errorf("%s: parameters %v, %v", c.Name, c.Parameters, err)
+			t.Errorf("%s: got parameters %v and error %v, want %v", c.Name, c.Parameters, err, want[c.Name])
 		}
 		waits := *c.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 		if waits != (c.Name == "local" || c.Name == "node-directories" || c.Name == "images") {
-			t.Errorf("%s is bound %s", c.Name, *c.VolumeBindingMode)
+			t.Errorf("%s: got volumeBindingMode %s, want WaitForFirstConsumer: %t", c.Name, *c.VolumeBindingMode, !waits)
 		}
 		delete(want, c.Name)
 	}
 	if len(want) > 0 {
-		t.Errorf("no classes %v", want)
+		t.Errorf("got no classes %v, want them", want)
 	}
 }
 
-// TestNASOnly: server and share define a class, and the nodes have no pool.
+// TestNASOnly checks that server and share define a class, and that the nodes have no pool.
 func TestNASOnly(t *testing.T) {
 	for _, values := range []string{nasOnly, "pools: []\nnfs: {server: nas.lan, export: /tank/volumes}\n", oneNode + nasOnly} {
 		all := template(t, values)
 		class := one[*storagev1.StorageClass](t, all)
 		want := map[string]string{"backend": "nfs", "server": "nas.lan", "share": "/tank/volumes"}
 		if class.Name != "trivet-nfs" || !maps.Equal(class.Parameters, want) || *class.VolumeBindingMode != storagev1.VolumeBindingImmediate {
-			t.Errorf("%q: class %s with %v, bound %s", values, class.Name, class.Parameters, *class.VolumeBindingMode)
+			t.Errorf("%q: got class %s with parameters %v and binding mode %s, want trivet-nfs with %v and Immediate", values, class.Name, class.Parameters, *class.VolumeBindingMode, want)
 		}
 		name := "trivet-node-config"
 		if strings.HasPrefix(values, oneNode) {
 			name = "trivet-config"
 		}
 		if c := configuration(t, values, name); len(c.Pools) != 0 || !c.Kubernetes.NFS {
-			t.Errorf("%q: the driver reads %+v", values, c)
+			t.Errorf("%q: got configuration %+v, want kubernetes.nfs and no pools", values, c)
 		}
 	}
 }
 
-// TestShare: classes have their own server and share, or those of nfs. export is a synonym of share.
+// TestShare checks that classes use their own server and share, or those of nfs, and that export is a
+// synonym of share.
 func TestShare(t *testing.T) {
 	const values = `
 pools: {default: null, nas: {nfs: {server: a, share: /pool}, storageClasses: [{name: pool}]}}
@@ -226,31 +230,33 @@ nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {
 	want := map[string]string{"pool": "nas", "of-nfs": "b:/nfs", "share": "b:/own", "both": "c:/own"}
 	for _, c := range ofType[*storagev1.StorageClass](template(t, values)) {
 		if place := c.Parameters["pool"]; place != want[c.Name] && c.Parameters["server"]+":"+c.Parameters["share"] != want[c.Name] {
-			t.Errorf("%s: %v", c.Name, c.Parameters)
+			t.Errorf("%s: got parameters %v, want %s", c.Name, c.Parameters, want[c.Name])
 		}
 		delete(want, c.Name)
 	}
 	if len(want) > 0 {
-		t.Errorf("no classes %v", want)
+		t.Errorf("got no classes %v, want them", want)
 	}
 	if c := configuration(t, values, "trivet-controller-config"); c.Pools[0].NFS.Export != "/pool" {
-		t.Errorf("the driver reads %+v", c.Pools[0].NFS)
+		t.Errorf("got nfs %+v of the pool, want export /pool", c.Pools[0].NFS)
 	}
 }
 
-// TestProvisionerFilesystem: a directory has no filesystem type, so the provisioner sets no default.
+// TestProvisionerFilesystem checks that the provisioner sets no default filesystem, because a directory has
+// none.
 func TestProvisionerFilesystem(t *testing.T) {
 	args := container(pods(template(t, exports))["trivet-controller"], "csi-provisioner").Args
 	if slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--default-fstype") }) || !slices.Contains(args, "--extra-create-metadata") {
-		t.Errorf("arguments: %q", args)
+		t.Errorf("got arguments %q, want --extra-create-metadata and no --default-fstype", args)
 	}
 }
 
-// TestNFSPolicies: pods in the network of the node have no policies, and are not peers in policies.
+// TestNFSPolicies checks that pods in the network of the node have no network policies, and that no policy
+// selects them as peers.
 func TestNFSPolicies(t *testing.T) {
 	policy := one[*networkingv1.NetworkPolicy](t, template(t, exports+"networkPolicy: {enabled: true}\n"))
 	if policy.Name != "trivet-controller" {
-		t.Errorf("policy %s", policy.Name)
+		t.Errorf("got network policy %s, want trivet-controller", policy.Name)
 	}
 	open := map[int]bool{}
 	for _, rule := range policy.Spec.Egress {
@@ -260,15 +266,16 @@ func TestNFSPolicies(t *testing.T) {
 	}
 	for _, port := range []int{53, 2049, 9811} {
 		if !open[port] {
-			t.Errorf("the controller cannot connect to port %d of all addresses: %v", port, open)
+			t.Errorf("got open ports %v of the controller, want port %d open to all addresses", open, port)
 		}
 	}
 	for _, policy := range ofType[*networkingv1.NetworkPolicy](template(t, oneNode+exports+"networkPolicy: {enabled: true}\n")) {
-		t.Errorf("one node: policy %s", policy.Name)
+		t.Errorf("shape oneNode: got network policy %s, want none", policy.Name)
 	}
 }
 
-// TestExamples: the API server accepts the objects, and the driver accepts the parameters.
+// TestExamples checks that the objects in examples/ fit the types of the API, and that the driver accepts
+// the parameters of the classes.
 func TestExamples(t *testing.T) {
 	err := filepath.WalkDir("../../examples", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" {
@@ -280,7 +287,7 @@ func TestExamples(t *testing.T) {
 		}
 		objects := decode(t, string(text))
 		if len(objects.known)+len(objects.foreign) == 0 {
-			t.Errorf("%s: no objects", path)
+			t.Errorf("%s: got no objects, want at least one", path)
 		}
 		for _, c := range ofType[*storagev1.StorageClass](objects) {
 			if _, err := volumeKinds.Parse(c.Parameters); err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// everything enables all features of the chart, with several entries where several are possible.
+// everything enables all features of the chart, with several entries in each list.
 const everything = `
 driverName: storage.example.com
 kubeletDir: /var/lib/k0s/kubelet
@@ -81,10 +81,10 @@ metrics:
   grafanaDashboard: {enabled: true, annotations: {folder: x}}
 `
 
-// theirAPIs are the APIs that everything requires of the cluster.
-const theirAPIs = "--api-versions=snapshot.storage.k8s.io/v1,groupsnapshot.storage.k8s.io/v1,cbt.storage.k8s.io/v1beta1,monitoring.coreos.com/v1,cert-manager.io/v1"
+// externalAPIs tells helm that the cluster has the APIs that everything needs.
+const externalAPIs = "--api-versions=snapshot.storage.k8s.io/v1,groupsnapshot.storage.k8s.io/v1,cbt.storage.k8s.io/v1beta1,monitoring.coreos.com/v1,cert-manager.io/v1"
 
-// oneNode is the shape that is not the default.
+// oneNode selects the shape oneNode. The default shape is cluster.
 const oneNode = "shape: oneNode\n"
 
 func TestLint(t *testing.T) {
@@ -101,34 +101,35 @@ func TestManifestsAreCurrent(t *testing.T) {
 		t.Fatal(stderr)
 	}
 	if _, objects, _ := strings.Cut(string(have), "\n---\n"); objects != strings.TrimPrefix(stdout, "---\n") {
-		t.Error("deploy/trivet.yaml is not what the chart renders: run `make manifests`")
+		t.Error("deploy/trivet.yaml differs from what the chart renders: run `make manifests`")
 	}
 	if strings.Contains(stdout, "Helm") || strings.Contains(stdout, "helm.sh") {
-		t.Error("deploy/trivet.yaml mentions Helm")
+		t.Error("deploy/trivet.yaml contains labels or annotations of Helm")
 	}
 }
 
-// TestSchemaIsCurrent: templates read a copy of the schema, because Helm hides the schema from them.
+// TestSchemaIsCurrent checks the copy of the schema that the templates read. They cannot read the schema
+// itself.
 func TestSchemaIsCurrent(t *testing.T) {
 	schema, err := os.ReadFile(chart + "/values.schema.json")
 	must(t, err)
 	if have, err := os.ReadFile(chart + "/files/schema.json"); err != nil || string(have) != string(schema) {
-		t.Errorf("files/schema.json is not values.schema.json: run `make manifests` (%v)", err)
+		t.Errorf("files/schema.json differs from values.schema.json (%v): run `make manifests`", err)
 	}
 }
 
-// TestRenders decodes all objects of the chart by the types of the API.
+// TestRenders checks that all objects of the chart fit the types of the Kubernetes API.
 func TestRenders(t *testing.T) {
 	for name, values := range map[string]string{
 		"defaults": "", "plain": "plainManifests: true", "no classes": "pools: {default: null, p: {directory: {path: /srv/p}}}",
-		"everything": everything, "few": "attachRequired: false\nstorageCapacity: {enabled: false}\nmetrics: {service: false}\ntest: {enabled: false}\nnode: {tolerations: []}\ncontroller: {replicas: 1, tolerations: []}",
+		"everything": everything, "optional objects disabled": "attachRequired: false\nstorageCapacity: {enabled: false}\nmetrics: {service: false}\ntest: {enabled: false}\nnode: {tolerations: []}\ncontroller: {replicas: 1, tolerations: []}",
 	} {
-		t.Run(name, func(t *testing.T) { template(t, values, theirAPIs) })
-		t.Run(name+" on one node", func(t *testing.T) { template(t, oneNode+values, theirAPIs) })
+		t.Run(name, func(t *testing.T) { template(t, values, externalAPIs) })
+		t.Run(name+" on one node", func(t *testing.T) { template(t, oneNode+values, externalAPIs) })
 	}
 }
 
-// TestShapes: the workloads of each shape, and their containers.
+// TestShapes checks the workloads of each shape and their containers.
 func TestShapes(t *testing.T) {
 	for values, want := range map[string]map[string][]string{
 		"": {
@@ -141,19 +142,19 @@ func TestShapes(t *testing.T) {
 		},
 		oneNode: {"trivet": {"trivet", "node-driver-registrar", "liveness-probe", "csi-provisioner", "csi-attacher", "csi-resizer"}},
 	} {
-		have := pods(template(t, values, theirAPIs))
+		have := pods(template(t, values, externalAPIs))
 		if len(have) != len(want) {
-			t.Errorf("%q: workloads %v", values, have)
+			t.Errorf("%q: got workloads %v, want %v", values, have, want)
 		}
 		for name, containers := range want {
 			if got := names(have[name]); !slices.Equal(got, containers) {
-				t.Errorf("%q: %s has %q, want %q", values, name, got, containers)
+				t.Errorf("%q: got containers %q of %s, want %q", values, got, name, containers)
 			}
 		}
 	}
 }
 
-// TestServices: the flags of each driver and each provisioner.
+// TestServices checks the flags of the drivers and provisioners that depend on the shape.
 func TestServices(t *testing.T) {
 	cluster, one := pods(template(t, "")), pods(template(t, oneNode))
 	for _, tc := range []struct {
@@ -169,88 +170,89 @@ func TestServices(t *testing.T) {
 		{one["trivet"], "csi-provisioner", "--leader-election", false},
 	} {
 		if slices.Contains(container(tc.pod, tc.container).Args, tc.flag) != tc.has {
-			t.Errorf("%s: %s among its arguments want %t: %q", tc.container, tc.flag, tc.has, container(tc.pod, tc.container).Args)
+			t.Errorf("%s: got arguments %q, want %s: %t", tc.container, container(tc.pod, tc.container).Args, tc.flag, tc.has)
 		}
 	}
 	if args := container(one["trivet"], "trivet").Args; slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--services") }) {
-		t.Errorf("on one node the driver serves all, its default: %q", args)
+		t.Errorf("shape oneNode: got arguments %q of the driver, want no --services because all services are the default", args)
 	}
 }
 
-// TestLeaders: the sidecars of the controller elect a leader, which releases its lease while the driver
-// still runs.
+// TestLeaders checks that the sidecars of the controller elect leaders, which release their leases while the
+// driver still runs.
 func TestLeaders(t *testing.T) {
-	pod := pods(template(t, everything, theirAPIs))["trivet-controller"]
+	pod := pods(template(t, everything, externalAPIs))["trivet-controller"]
 	for name, gates := range map[string]string{"csi-provisioner": "", "csi-attacher": "", "csi-resizer": "", "csi-snapshotter": "CSIVolumeGroupSnapshot=true,"} {
 		for _, flag := range []string{"--leader-election", "--leader-election-namespace=" + namespace, "--feature-gates=" + gates + "ReleaseLeaderElectionOnExit=true"} {
 			if !slices.Contains(container(pod, name).Args, flag) {
-				t.Errorf("%s: no %s in %q", name, flag, container(pod, name).Args)
+				t.Errorf("%s: got arguments %q, want %s", name, container(pod, name).Args, flag)
 			}
 		}
 	}
-	const drains = 20 // seconds, the driver's
+	const drains = 20 // seconds in which the driver ends running calls
 	stop := container(pod, "trivet").Lifecycle.PreStop.Sleep.Seconds
 	if stop < 1 || *pod.Spec.TerminationGracePeriodSeconds <= stop+drains {
-		t.Errorf("the driver waits %d s, and the pod ends after %d", stop, *pod.Spec.TerminationGracePeriodSeconds)
+		t.Errorf("got preStop sleep of %d s and grace period of %d s, want at least 1 s and more than %d s", stop, *pod.Spec.TerminationGracePeriodSeconds, stop+drains)
 	}
 }
 
-// TestController: replicas are on different nodes if possible, and have a disruption budget.
+// TestController checks that the replicas prefer different nodes, have a disruption budget and tolerate the
+// startup taint.
 func TestController(t *testing.T) {
 	all := template(t, "")
 	deployment := one[*appsv1.Deployment](t, all)
 	affinity := deployment.Spec.Template.Spec.Affinity.PodAntiAffinity
 	if *deployment.Spec.Replicas != 2 || len(affinity.RequiredDuringSchedulingIgnoredDuringExecution) != 0 || len(affinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
-		t.Errorf("%d replicas with %v", *deployment.Spec.Replicas, affinity)
+		t.Errorf("got %d replicas with anti-affinity %v, want 2 with a preferred one", *deployment.Spec.Replicas, affinity)
 	}
 	if budget := one[*policyv1.PodDisruptionBudget](t, all); budget.Spec.MaxUnavailable.IntValue() != 1 || !maps.Equal(budget.Spec.Selector.MatchLabels, deployment.Spec.Selector.MatchLabels) {
-		t.Errorf("budget: %v", budget.Spec)
+		t.Errorf("got disruption budget %v, want maxUnavailable 1 for the pods of the deployment", budget.Spec)
 	}
 	own := template(t, "controller: {replicas: 1, affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}}")
 	if of := one[*appsv1.Deployment](t, own).Spec.Template.Spec.Affinity.PodAntiAffinity; len(of.PreferredDuringSchedulingIgnoredDuringExecution) != 0 {
-		t.Errorf("beside the one given there is %v", of)
+		t.Errorf("got anti-affinity %v, want only the one of the values", of)
 	}
 	for _, budget := range ofType[*policyv1.PodDisruptionBudget](own) {
-		t.Errorf("a single replica could not be drained: %v", budget.Spec)
+		t.Errorf("got disruption budget %v, want none because a node with a single replica could not be drained", budget.Spec)
 	}
 	if !slices.ContainsFunc(deployment.Spec.Template.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == "csi.trivet.dev/agent-not-ready" }) {
-		t.Error("the controller does not tolerate the startup taint")
+		t.Error("got no toleration of the startup taint for the controller, want one")
 	}
 }
 
-// TestForwarding: only the controller can connect to the forwarding ports of the nodes.
+// TestForwarding checks that only the controller can connect to the forwarding ports of the nodes.
 func TestForwarding(t *testing.T) {
 	all := template(t, "ports: {forwarding: 2004}\nnetworkPolicy: {enabled: true}")
 	service := named[*corev1.Service](t, all, "trivet-node")
 	node, controller := pods(all)["trivet-node"], pods(all)["trivet-controller"]
 	port := service.Spec.Ports[0]
 	if service.Spec.ClusterIP != corev1.ClusterIPNone || !service.Spec.PublishNotReadyAddresses || len(service.Spec.Ports) != 1 || port.Name != "forwarding" || port.Port != 2004 {
-		t.Errorf("service: %v", service.Spec)
+		t.Errorf("got service %v, want a headless one that publishes the port forwarding, 2004, of pods that are not ready", service.Spec)
 	}
 	if !selects(service.Spec.Selector, node) || selects(service.Spec.Selector, controller) {
-		t.Errorf("the service is of %v", service.Spec.Selector)
+		t.Errorf("got selector %v of the service, want one that only selects the nodes' pods", service.Spec.Selector)
 	}
 	if !slices.Contains(container(node, "trivet").Ports, corev1.ContainerPort{Name: port.TargetPort.StrVal, ContainerPort: 2004, Protocol: corev1.ProtocolTCP}) {
-		t.Errorf("ports of the driver: %v", container(node, "trivet").Ports)
+		t.Errorf("got ports %v of the driver, want 2004", container(node, "trivet").Ports)
 	}
 	in := ports(named[*networkingv1.NetworkPolicy](t, all, "trivet-node").Spec.Ingress)
 	if from := in["forwarding"]; len(from) != 1 || !selects(from[0].PodSelector.MatchLabels, controller) || selects(from[0].PodSelector.MatchLabels, node) || from[0].NamespaceSelector != nil {
-		t.Errorf("forwarding is open to %v", from)
+		t.Errorf("got forwarding open to %v, want only the controller's pods", from)
 	}
 	for _, name := range []string{"metrics", "health", "registrar"} {
 		if from, open := in[name]; !open || len(from) != 0 {
-			t.Errorf("%s: open %t, to %v", name, open, from)
+			t.Errorf("got port %s open: %t, to %v, want it open to all", name, open, from)
 		}
 	}
 	out := named[*networkingv1.NetworkPolicy](t, all, "trivet-controller").Spec.Egress
 	if !slices.ContainsFunc(out, func(r networkingv1.NetworkPolicyEgressRule) bool {
 		return r.Ports[0].Port.IntValue() == 2004 && len(r.To) == 1 && selects(r.To[0].PodSelector.MatchLabels, node)
 	}) {
-		t.Errorf("the controller can connect to %v", out)
+		t.Errorf("got egress rules %v of the controller, want port 2004 of the nodes' pods", out)
 	}
 }
 
-// ports returns the peers that may connect to each named port.
+// ports returns the peers that may connect to each named port. No peers means all.
 func ports(rules []networkingv1.NetworkPolicyIngressRule) map[string][]networkingv1.NetworkPolicyPeer {
 	open := map[string][]networkingv1.NetworkPolicyPeer{}
 	for _, r := range rules {
@@ -266,9 +268,9 @@ func selects(selector map[string]string, pod corev1.PodTemplateSpec) bool {
 	return labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels))
 }
 
-// TestSelectors: no workload, service or budget selects pods of another.
+// TestSelectors checks that no selector of the nodes matches the controller's pods, and the reverse.
 func TestSelectors(t *testing.T) {
-	all := template(t, everything, theirAPIs)
+	all := template(t, everything, externalAPIs)
 	node, controller := pods(all)["trivet-node"], pods(all)["trivet-controller"]
 	for _, o := range all.known {
 		var name string
@@ -290,40 +292,41 @@ func TestSelectors(t *testing.T) {
 		// The service of snapshot metadata selects a sidecar of the controller.
 		ofControllers := name == "trivet-controller" || name == "trivet-snapshot-metadata"
 		if ofNode, ofController := selects(selector, node), selects(selector, controller); ofNode == ofControllers || ofController != (name != "trivet-node") {
-			t.Errorf("%T %s: selects the nodes' pods %t, the controller's %t", o, name, ofNode, ofController)
+			t.Errorf("%T %s: got a selector that matches the nodes' pods: %t, the controller's pods: %t, want only its own", o, name, ofNode, ofController)
 		}
 	}
 }
 
-// TestConfiguration parses the ConfigMaps with the driver's parser.
+// TestConfiguration checks the configurations in the ConfigMaps with the driver's parser.
 func TestConfiguration(t *testing.T) {
 	for name, values := range map[string]string{"trivet-node-config": "", "trivet-config": oneNode} {
 		c := configuration(t, values, name)
 		if len(c.Pools) != 1 || c.Kubernetes.KubeletDir != "/var/lib/kubelet" || !c.Kubernetes.StartupTaint {
-			t.Errorf("%s: the driver reads %+v", name, c)
+			t.Errorf("%s: got configuration %+v, want the default values", name, c)
 		}
 	}
 	for name, values := range map[string]string{"trivet-node-config": everything, "trivet-config": oneNode + everything} {
 		c := configuration(t, values, name)
 		if len(c.Pools) != 2 || c.MaxVolumesPerNode != 1000000 || c.Pools[0].MaxVolumes != 1000000 || !c.Pools[1].RequireMount || c.Pools[1].FreezeTime() != 30*time.Second {
-			t.Errorf("%s: the driver reads %+v", name, c)
+			t.Errorf("%s: got configuration %+v, want the values of everything", name, c)
 		}
 	}
 	if c := configuration(t, oneNode, "trivet-config"); c.Forwarding != nil || c.Kubernetes.Authority != "" {
-		t.Errorf("one node: the driver reads %+v, %+v", c.Forwarding, c.Kubernetes)
+		t.Errorf("shape oneNode: got forwarding %+v and kubernetes %+v, want no forwarding and no authority", c.Forwarding, c.Kubernetes)
 	}
 	if c := configuration(t, "ports: {forwarding: 2004}", "trivet-node-config"); c.Forwarding.Listen != ":2004" || c.Kubernetes.Authority != "trivet-ca" {
-		t.Errorf("node: the driver reads %+v, %+v", c.Forwarding, c.Kubernetes)
+		t.Errorf("node: got forwarding %+v and kubernetes %+v, want :2004 and authority trivet-ca", c.Forwarding, c.Kubernetes)
 	}
 	c := configuration(t, everything, "trivet-controller-config")
 	if k := c.Kubernetes; len(c.Pools) != 0 || c.Forwarding == nil || k.Authority != "trivet-ca" || k.NodeService != "trivet-node" || k.NodeServiceAccount != "storage-node" {
-		t.Errorf("controller: the driver reads %+v", c)
+		t.Errorf("controller: got configuration %+v, want forwarding to trivet-node, authority trivet-ca, and no pools", c)
 	}
 }
 
+// configuration renders the chart and parses the configuration of a ConfigMap.
 func configuration(t *testing.T, values, name string) driver.Config {
 	t.Helper()
-	return parsed(t, template(t, values, theirAPIs), name)
+	return parsed(t, template(t, values, externalAPIs), name)
 }
 
 // parsed parses the configuration of a ConfigMap with the driver's parser.
@@ -334,8 +337,7 @@ func parsed(t *testing.T, all objects, name string) driver.Config {
 	return c
 }
 
-// TestCertManager: the Certificate fills the Secret that the drivers use, and the controller then has
-// no permission to create it.
+// TestCertManager checks that the Certificate of cert-manager is a CA, in the Secret that the drivers use.
 func TestCertManager(t *testing.T) {
 	type certificate struct {
 		Spec struct {
@@ -350,20 +352,20 @@ func TestCertManager(t *testing.T) {
 			IssuerRef struct{ Name, Kind, Group string } `yaml:"issuerRef"`
 		}
 	}
-	found := decoded[certificate](t, template(t, everything, theirAPIs), "Certificate")
+	found := decoded[certificate](t, template(t, everything, externalAPIs), "Certificate")
 	if len(found) != 1 {
-		t.Fatalf("certificates: %+v", found)
+		t.Fatalf("got certificates %+v, want one", found)
 	}
 	s := found[0].Spec
 	if !s.IsCA || s.SecretName != "trivet-ca" || s.CommonName == "" || s.PrivateKey.Algorithm != "ECDSA" || s.PrivateKey.Size != 256 || s.IssuerRef.Kind != "ClusterIssuer" {
-		t.Errorf("certificate: %+v", s)
+		t.Errorf("got certificate %+v, want a CA with an ECDSA key in the Secret trivet-ca", s)
 	}
-	// An extended usage of the CA would restrict its certificates to that usage.
+	// An extended key usage of the CA would restrict the certificates that it signs to that usage.
 	if slices.Contains(s.Usages, "server auth") || slices.Contains(s.Usages, "client auth") || !slices.Contains(s.Usages, "cert sign") {
-		t.Errorf("usages: %q", s.Usages)
+		t.Errorf("got usages %q, want cert sign without server auth and client auth", s.Usages)
 	}
-	if found := decoded[certificate](t, template(t, oneNode+everything, theirAPIs), "Certificate"); len(found) > 0 {
-		t.Errorf("with one node: %+v", found)
+	if found := decoded[certificate](t, template(t, oneNode+everything, externalAPIs), "Certificate"); len(found) > 0 {
+		t.Errorf("shape oneNode: got certificates %+v, want none", found)
 	}
 }
 
@@ -371,38 +373,38 @@ func TestAttachRequired(t *testing.T) {
 	for values, want := range map[string]bool{"": true, "attachRequired: false": false} {
 		all := template(t, values)
 		if got := *one[*storagev1.CSIDriver](t, all).Spec.AttachRequired; got != want {
-			t.Errorf("%q: the CSIDriver has attachRequired: %t", values, got)
+			t.Errorf("%q: got attachRequired %t, want %t", values, got, want)
 		}
 		for _, rule := range named[*rbacv1.ClusterRole](t, all, namespace+":trivet-controller").Rules {
 			if slices.Contains(rule.Resources, "volumeattachments") && slices.Contains(rule.Verbs, "patch") && !want {
-				t.Errorf("%q: the controller may change VolumeAttachments", values)
+				t.Errorf("%q: got permission of the controller to patch VolumeAttachments, want none", values)
 			}
 		}
 	}
 }
 
-// TestEphemeral: inline volumes are enabled both in Kubernetes and in the drivers of the nodes, or in
-// neither.
+// TestEphemeral checks that inline volumes are enabled either both in the CSIDriver and in the nodes'
+// drivers, or in neither.
 func TestEphemeral(t *testing.T) {
 	const on = "ephemeral: {enabled: true, memory: 1Gi}\npools: {default: {ephemeral: true}}"
 	for values, want := range map[string]bool{"": false, on: true, oneNode + on: true} {
 		all := template(t, values)
 		spec := one[*storagev1.CSIDriver](t, all).Spec
 		if got := slices.Contains(spec.VolumeLifecycleModes, storagev1.VolumeLifecycleEphemeral); got != want || *spec.PodInfoOnMount != want || !slices.Contains(spec.VolumeLifecycleModes, storagev1.VolumeLifecyclePersistent) {
-			t.Errorf("%q: the CSIDriver has volumeLifecycleModes %v, podInfoOnMount %t", values, spec.VolumeLifecycleModes, *spec.PodInfoOnMount)
+			t.Errorf("%q: got volumeLifecycleModes %v and podInfoOnMount %t, want Persistent, and Ephemeral with podInfoOnMount: %t", values, spec.VolumeLifecycleModes, *spec.PodInfoOnMount, want)
 		}
 		name := "trivet-node-config"
 		if strings.HasPrefix(values, oneNode) {
 			name = "trivet-config"
 		}
 		if config := parsed(t, all, name); config.Pools[0].Ephemeral != want || (config.EphemeralMemory == "1Gi") != want {
-			t.Errorf("%q: %+v", values, config)
+			t.Errorf("%q: got configuration %+v, want inline volumes enabled: %t", values, config, want)
 		}
 	}
 }
 
-// TestAddedPool: an added pool replaces none, and follows the default pool, which StorageClasses without
-// a pool use; null removes a pool.
+// TestAddedPool checks that an added pool replaces no other pool, that null removes a pool, and that the
+// default pool is the first one, because StorageClasses without a pool use the first.
 func TestAddedPool(t *testing.T) {
 	const add = "pools: {a-disk: {directory: {path: /mnt/nvme/trivet}, storageClasses: [{name: a-disk}]}, z: {nfs: {server: nas, export: /e}}}"
 	for _, tc := range []struct {
@@ -417,12 +419,12 @@ func TestAddedPool(t *testing.T) {
 	} {
 		config := parsed(t, template(t, tc.values, "--set", tc.set), "trivet-node-config")
 		if have := driver.PoolNames(config.Pools); !slices.Equal(have, tc.want) {
-			t.Errorf("%q, %q: pools %q, want %q", tc.values, tc.set, have, tc.want)
+			t.Errorf("%q, --set %q: got pools %q, want %q", tc.values, tc.set, have, tc.want)
 		}
 	}
 }
 
-// TestConfigurationRestarts: a changed configuration restarts only the drivers that read it.
+// TestConfigurationRestarts checks that a changed configuration restarts only the drivers that read it.
 func TestConfigurationRestarts(t *testing.T) {
 	sums := func(values string) (node, controller string) {
 		all := pods(template(t, values))
@@ -430,25 +432,25 @@ func TestConfigurationRestarts(t *testing.T) {
 	}
 	node, controller := sums("")
 	if n, c := sums("config: {pprof: true}"); node == "" || controller == "" || n == node || c == controller {
-		t.Error("a changed configuration does not change the pod templates")
+		t.Error("config.pprof: got equal checksums in the pod templates, want both to change")
 	}
 	if n, c := sums("logLevel: 3"); n != node || c != controller {
-		t.Error("the checksums change with other values")
+		t.Error("logLevel: got changed checksums, want equal ones")
 	}
 	if n, c := sums("config: {maxVolumesPerNode: 8}"); n == node || c != controller {
-		t.Error("a value of the nodes restarts the controller, or not the nodes")
+		t.Error("config.maxVolumesPerNode: want only the checksum of the nodes' pod template to change")
 	}
 }
 
-// TestPoolMounts: the directories of the node in the driver's container, for the path of a pool.
+// TestPoolMounts checks which directories of the node the driver's container mounts for the paths of pools.
 func TestPoolMounts(t *testing.T) {
 	for _, tc := range []struct{ paths, want string }{
-		{"/var/lib/trivet/pools/default", ""}, // in the state directory
-		{"/mnt/nvme/trivet", "/mnt/nvme"},     // a disk that is mounted later is visible
-		{"/mnt/a /mnt/b", "/mnt"},             // one mount
-		{"/mnt/a /mnt/deep/b", "/mnt"},        // one mount for nested paths
-		{"/data", "/data"},                    // not the root of the node
-		{"/var/pool", "/var/pool"},            // not the parent of the kubelet's directory
+		{"/var/lib/trivet/pools/default", ""}, // the state directory is mounted anyway
+		{"/mnt/nvme/trivet", "/mnt/nvme"},     // the parent, so that a disk that is mounted later is visible
+		{"/mnt/a /mnt/b", "/mnt"},             // one mount for two pools
+		{"/mnt/a /mnt/deep/b", "/mnt"},        // no mount inside another
+		{"/data", "/data"},                    // the parent is the root directory of the node
+		{"/var/pool", "/var/pool"},            // the parent contains the kubelet's directory
 		{"/var/lib/pool/ /srv/x", "/srv /var/lib/pool"},
 	} {
 		values := "pools:\n  default: null\n"
@@ -463,42 +465,42 @@ func TestPoolMounts(t *testing.T) {
 			}
 			got = append(got, m.MountPath)
 			if m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationHostToContainer {
-				t.Errorf("%s: %s is mounted without HostToContainer", tc.paths, m.MountPath)
+				t.Errorf("%s: got mount propagation %v of %s, want HostToContainer", tc.paths, m.MountPropagation, m.MountPath)
 			}
 			for _, v := range pod.Spec.Volumes {
 				if v.Name == m.Name && v.HostPath.Path != m.MountPath {
-					t.Errorf("%s: the node's %s is mounted at %s", tc.paths, v.HostPath.Path, m.MountPath)
+					t.Errorf("%s: got hostPath %s mounted at %s, want equal paths", tc.paths, v.HostPath.Path, m.MountPath)
 				}
 			}
 		}
 		if strings.Join(got, " ") != tc.want {
-			t.Errorf("%s: mounted are %q, want %q", tc.paths, got, tc.want)
+			t.Errorf("%s: got mounts %q, want %q", tc.paths, got, tc.want)
 		}
 	}
 }
 
 func TestStorageClasses(t *testing.T) {
 	classes := map[string]*storagev1.StorageClass{}
-	for _, c := range ofType[*storagev1.StorageClass](template(t, everything, theirAPIs)) {
+	for _, c := range ofType[*storagev1.StorageClass](template(t, everything, externalAPIs)) {
 		classes[c.Name] = c
 	}
 	thin, thick := classes["thin"], classes["thick"]
 	if len(classes) != 2 || thin == nil || thick == nil {
-		t.Fatalf("classes: %v", classes)
+		t.Fatalf("got classes %v, want thin and thick", classes)
 	}
 	if thin.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" || thick.Annotations["storageclass.kubernetes.io/is-default-class"] != "" {
-		t.Error("only thin must be the default")
+		t.Errorf("got annotations %v of thin and %v of thick, want only thin to be the default class", thin.Annotations, thick.Annotations)
 	}
 	if !*thin.AllowVolumeExpansion || *thick.AllowVolumeExpansion {
-		t.Error("allowVolumeExpansion: want true by default, and false where it says so")
+		t.Errorf("got allowVolumeExpansion %t of thin and %t of thick, want true and false", *thin.AllowVolumeExpansion, *thick.AllowVolumeExpansion)
 	}
 	if thick.Provisioner != "storage.example.com" || thick.Parameters["pool"] != "default" || thick.Parameters["mkfsOptions"] != "-i size=1024" ||
 		thick.Parameters["csi.storage.k8s.io/fstype"] != "xfs" || thick.Parameters["allocation"] != "thick" {
-		t.Errorf("thick: %s, %v", thick.Provisioner, thick.Parameters)
+		t.Errorf("got provisioner %s and parameters %v of thick, want those of everything", thick.Provisioner, thick.Parameters)
 	}
 }
 
-// TestDiskClasses: a class of a pool of disks has the backend disk, and no allocation.
+// TestDiskClasses checks that a class of a pool of disks has the backend disk and no allocation.
 func TestDiskClasses(t *testing.T) {
 	const values = `pools: {default: null, fast: {disks: {match: [/dev/disk/by-id/nvme-*]}, storageClasses: [{name: plain}, {name: large, fsType: xfs, parameters: {mkfsOptions: -i size=1024}}]}}`
 	want := map[string]map[string]string{
@@ -508,15 +510,15 @@ func TestDiskClasses(t *testing.T) {
 	classes := ofType[*storagev1.StorageClass](template(t, values))
 	for _, c := range classes {
 		if !maps.Equal(c.Parameters, want[c.Name]) || *c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
-			t.Errorf("%s: %v, bound %s", c.Name, c.Parameters, *c.VolumeBindingMode)
+			t.Errorf("%s: got parameters %v and binding mode %s, want %v and WaitForFirstConsumer", c.Name, c.Parameters, *c.VolumeBindingMode, want[c.Name])
 		}
 	}
 	if len(classes) != len(want) {
-		t.Errorf("%d classes, want %d", len(classes), len(want))
+		t.Errorf("got %d classes, want %d", len(classes), len(want))
 	}
 }
 
-// TestNamesLikeNumbers: names that YAML would parse as numbers are quoted.
+// TestNamesLikeNumbers checks that the templates quote names that YAML would parse as numbers.
 func TestNamesLikeNumbers(t *testing.T) {
 	const values = `
 driverName: "1.2"
@@ -532,7 +534,7 @@ networkPolicy: {enabled: true}
 	for _, more := range []string{"plainManifests=false", "plainManifests=true", "shape=oneNode"} {
 		file := filepath.Join(t.TempDir(), "values.yaml")
 		must(t, os.WriteFile(file, []byte(values), 0o600))
-		stdout, stderr, ok := tryHelm(t, "template", "99", chart, "--namespace", "42", "--values", file, "--set", more, theirAPIs)
+		stdout, stderr, ok := tryHelm(t, "template", "99", chart, "--namespace", "42", "--values", file, "--set", more, externalAPIs)
 		if !ok {
 			t.Fatal(stderr)
 		}
@@ -556,7 +558,7 @@ type snapshotClass struct {
 	Parameters     map[string]string
 }
 
-// decoded returns the objects of a kind of another project.
+// decoded returns the objects of a kind that belongs to a foreign API.
 func decoded[T any](t *testing.T, all objects, kind string) (found []T) {
 	t.Helper()
 	for _, text := range all.foreign {
@@ -570,36 +572,36 @@ func decoded[T any](t *testing.T, all objects, kind string) (found []T) {
 	return found
 }
 
-// TestSnapshotClasses: each class also exists for groups if these are enabled, and the driver accepts its
-// parameters.
+// TestSnapshotClasses checks that each class also exists for groups if groups are enabled, and that the
+// driver accepts its parameters.
 func TestSnapshotClasses(t *testing.T) {
 	for kind, isDefault := range map[string]string{
 		"VolumeSnapshotClass":      "snapshot.storage.kubernetes.io/is-default-class",
 		"VolumeGroupSnapshotClass": "groupsnapshot.storage.kubernetes.io/is-default-class",
 	} {
-		classes := decoded[snapshotClass](t, template(t, everything, theirAPIs), kind)
+		classes := decoded[snapshotClass](t, template(t, everything, externalAPIs), kind)
 		if len(classes) != 2 || classes[0].Metadata.Name != "often" || classes[1].Metadata.Name != "kept" {
-			t.Fatalf("%s: %+v", kind, classes)
+			t.Fatalf("%s: got classes %+v, want often and kept", kind, classes)
 		}
 		often, kept := classes[0], classes[1]
 		if often.Metadata.Annotations[isDefault] != "true" || often.Metadata.Annotations["note"] != "x" || len(kept.Metadata.Annotations) != 0 {
-			t.Errorf("%s: annotations %v, %v", kind, often.Metadata.Annotations, kept.Metadata.Annotations)
+			t.Errorf("%s: got annotations %v of often and %v of kept, want often to be the default class with a note", kind, often.Metadata.Annotations, kept.Metadata.Annotations)
 		}
 		if often.Driver != "storage.example.com" || often.DeletionPolicy != "Delete" || kept.DeletionPolicy != "Retain" {
-			t.Errorf("%s: %+v, %+v", kind, often, kept)
+			t.Errorf("%s: got %+v and %+v, want driver storage.example.com with deletion policies Delete and Retain", kind, often, kept)
 		}
 		for class, want := range map[*snapshotClass]volume.Consistency{&often: volume.ConsistencyCrash, &kept: volume.ConsistencyFrozen} {
 			if p, err := volume.ParseSnapshotParameters(class.Parameters); err != nil || p.Consistency != want {
-				t.Errorf("%s: the driver reads %v, %v of %v", kind, p, err, class.Parameters)
+				t.Errorf("%s: got %v and error %v from the parameters %v, want consistency %v", kind, p, err, class.Parameters, want)
 			}
 		}
 	}
 }
 
-// TestSnapshotsDisabled: disabled features of snapshots have no objects and no permissions.
+// TestSnapshotsDisabled checks that disabled features of snapshots have no objects and no permissions.
 func TestSnapshotsDisabled(t *testing.T) {
 	for values, want := range map[string][]string{"": nil, "snapshots: {enabled: true}": {"VolumeSnapshotClass"}} {
-		all := template(t, values, theirAPIs)
+		all := template(t, values, externalAPIs)
 		var kinds []string
 		for _, text := range all.foreign {
 			_, kind, _ := strings.Cut(text, "kind: ")
@@ -607,22 +609,22 @@ func TestSnapshotsDisabled(t *testing.T) {
 			kinds = append(kinds, kind)
 		}
 		if !slices.Equal(kinds, want) {
-			t.Errorf("%q: %q, want %q", values, kinds, want)
+			t.Errorf("%q: got objects %q, want %q", values, kinds, want)
 		}
 		allowed := slices.Collect(maps.Keys(writes(t, all, "trivet-controller")))
 		for _, resource := range []string{"volumegroupsnapshotcontents", "tokenreviews", "subjectaccessreviews"} {
 			if slices.Contains(allowed, resource) {
-				t.Errorf("%q: the controller has permissions for %s", values, resource)
+				t.Errorf("%q: got permissions of the controller for %s, want none", values, resource)
 			}
 		}
 	}
 }
 
-// TestSnapshotMetadata: backup programs find the sidecar by the name of the driver, and can connect to
-// it in both shapes.
+// TestSnapshotMetadata checks that backup programs can find the sidecar by the name of the driver, and can
+// connect to it in both shapes.
 func TestSnapshotMetadata(t *testing.T) {
 	for pod, values := range map[string]string{"trivet-controller": everything, "trivet": oneNode + everything} {
-		all := template(t, values, theirAPIs)
+		all := template(t, values, externalAPIs)
 		services := decoded[struct {
 			Metadata struct{ Name string }
 			Spec     struct {
@@ -631,36 +633,36 @@ func TestSnapshotMetadata(t *testing.T) {
 			}
 		}](t, all, "SnapshotMetadataService")
 		if len(services) != 1 || services[0].Metadata.Name != "storage.example.com" || services[0].Spec.Address != "trivet-snapshot-metadata.trivet-system:443" {
-			t.Fatalf("%s: %+v", pod, services)
+			t.Fatalf("%s: got SnapshotMetadataServices %+v, want storage.example.com with the address of the Service", pod, services)
 		}
 		if services[0].Spec.Audience != "storage.example.com" {
-			t.Errorf("%s: audience %q", pod, services[0].Spec.Audience)
+			t.Errorf("%s: got audience %q, want storage.example.com", pod, services[0].Spec.Audience)
 		}
 		if ca, err := base64.StdEncoding.DecodeString(services[0].Spec.CACert); err != nil || !strings.HasPrefix(string(ca), "-----BEGIN CERTIFICATE-----\n") {
-			t.Errorf("%s: CA %q, %v", pod, ca, err)
+			t.Errorf("%s: got CA %q and error %v, want a certificate in PEM", pod, ca, err)
 		}
 		sidecar := container(pods(all)[pod], "csi-snapshot-metadata")
 		for _, flag := range []string{"--port=9812", "--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"} {
 			if !slices.Contains(sidecar.Args, flag) {
-				t.Errorf("%s: no %s in %q", pod, flag, sidecar.Args)
+				t.Errorf("%s: got arguments %q, want %s", pod, sidecar.Args, flag)
 			}
 		}
 		service := named[*corev1.Service](t, all, "trivet-snapshot-metadata")
 		target := service.Spec.Ports[0]
 		if target.Port != 443 || !slices.Contains(sidecar.Ports, corev1.ContainerPort{Name: target.TargetPort.StrVal, ContainerPort: 9812, Protocol: corev1.ProtocolTCP}) {
-			t.Errorf("%s: service %v, ports %v", pod, target, sidecar.Ports)
+			t.Errorf("%s: got service port %v and container ports %v, want 443 and 9812", pod, target, sidecar.Ports)
 		}
 		if !selects(service.Spec.Selector, pods(all)[pod]) {
-			t.Errorf("%s: the service is of %v", pod, service.Spec.Selector)
+			t.Errorf("%s: got selector %v of the service, want one that matches the pod", pod, service.Spec.Selector)
 		}
 		policy := named[*networkingv1.NetworkPolicy](t, all, pod)
 		if from, open := ports(policy.Spec.Ingress)[target.TargetPort.StrVal]; !open || len(from) != 0 {
-			t.Errorf("%s: open %t, to %v", pod, open, from)
+			t.Errorf("%s: got port open: %t, to %v, want it open to all", pod, open, from)
 		}
 	}
 }
 
-// TestMissingSnapshotAPIs: the message names the missing API.
+// TestMissingSnapshotAPIs checks that the error names the missing API.
 func TestMissingSnapshotAPIs(t *testing.T) {
 	const metadata = `{enabled: true, metadata: {enabled: true, secretName: a, caCert: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"}}`
 	for values, api := range map[string]string{

@@ -12,8 +12,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// The permissions of each ServiceAccount with all features enabled, except to read objects other than
-// Secrets. A new line here needs a review.
+// The permissions of the ServiceAccounts with all features enabled, without those to read objects other
+// than Secrets. A new line needs a review.
 var (
 	nodeWrites = map[string][]string{
 		"nodes":                      {"patch"}, // the startup taint
@@ -59,6 +59,7 @@ func join(rights ...map[string][]string) map[string][]string {
 	return all
 }
 
+// TestRights checks the permissions of each ServiceAccount.
 func TestRights(t *testing.T) {
 	byCertManager := join(sidecarWrites, authorityWrites)
 	delete(byCertManager, "secrets")
@@ -81,24 +82,24 @@ func TestRights(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			all := template(t, tc.values, "--set", tc.set, theirAPIs)
+			all := template(t, tc.values, "--set", tc.set, externalAPIs)
 			for name, pod := range pods(all) {
 				account := pod.Spec.ServiceAccountName
 				named[*corev1.ServiceAccount](t, all, account)
 				want, known := tc.want[account]
 				if !known {
-					t.Errorf("%s runs as %q", name, account)
+					t.Errorf("got ServiceAccount %q of %s, want one of the test case", account, name)
 				}
 				if have := writes(t, all, account); !maps.EqualFunc(have, want, sameVerbs) {
-					t.Errorf("%s may\n%v, want\n%v", account, have, want)
+					t.Errorf("%s: got permissions\n%v\nwant\n%v", account, have, want)
 				}
 			}
 		})
 	}
 }
 
-// TestNodePolicy: if the drivers of the nodes may patch Nodes, a policy limits the permission, unless
-// the cluster has no policies.
+// TestNodePolicy checks that an admission policy limits the permission of the nodes' drivers to patch Nodes.
+// The policy is omitted if the drivers lack the permission or the cluster has no such policies.
 func TestNodePolicy(t *testing.T) {
 	const kinds, policies = "v1/Pod", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
 	for _, tc := range []struct {
@@ -112,28 +113,28 @@ func TestNodePolicy(t *testing.T) {
 		{everything + "plainManifests: true\n", "", true},
 		{"config: {startupTaint: false}\n", "", false},
 	} {
-		apis := theirAPIs
+		apis := externalAPIs
 		if tc.apis != "" {
 			apis += "," + tc.apis
 		}
 		all := template(t, tc.values, apis)
 		if !tc.want {
 			for _, policy := range ofType[*admissionregistrationv1.ValidatingAdmissionPolicy](all) {
-				t.Errorf("with %q there is %s", tc.apis, policy.Name)
+				t.Errorf("APIs %q: got policy %s, want none", tc.apis, policy.Name)
 			}
 			continue
 		}
 		policy, binding := one[*admissionregistrationv1.ValidatingAdmissionPolicy](t, all), one[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, all)
 		if binding.Spec.PolicyName != policy.Name || !slices.Equal(binding.Spec.ValidationActions, []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny}) || *policy.Spec.FailurePolicy != admissionregistrationv1.Fail {
-			t.Errorf("%+v binds %s", binding.Spec, policy.Name)
+			t.Errorf("got binding %+v and failurePolicy %s of %s, want Deny and Fail", binding.Spec, *policy.Spec.FailurePolicy, policy.Name)
 		}
 		if of := policy.Spec.MatchConditions; len(of) != 1 || of[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:storage-node'" {
-			t.Errorf("the policy matches %+v", of)
+			t.Errorf("got match conditions %+v of the policy, want only the ServiceAccount of the nodes", of)
 		}
 		if !slices.ContainsFunc(policy.Spec.Validations, func(v admissionregistrationv1.Validation) bool {
 			return strings.Contains(v.Expression, "'storage.example.com/agent-not-ready'")
 		}) {
-			t.Errorf("no validation names the driver's taint: %+v", policy.Spec.Validations)
+			t.Errorf("got validations %+v, want one that names the driver's taint", policy.Spec.Validations)
 		}
 	}
 }
@@ -142,15 +143,15 @@ func sameVerbs(a, b []string) bool {
 	return slices.Equal(slices.Compact(slices.Sorted(slices.Values(a))), slices.Compact(slices.Sorted(slices.Values(b))))
 }
 
-// writes returns the permissions of a ServiceAccount, except to read objects other than Secrets, by
-// resource and the names of the rule.
+// writes returns the permissions of a ServiceAccount, without those to read objects other than Secrets. The
+// keys are the resource and the names to which a rule is limited. It fails for wildcards.
 func writes(t *testing.T, all objects, account string) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
 	for _, rule := range rules(t, all, account) {
 		for _, words := range [][]string{rule.APIGroups, rule.Resources, rule.Verbs} {
 			if slices.Contains(words, "*") {
-				t.Errorf("a wildcard in %v", rule)
+				t.Errorf("got a wildcard in rule %v of %s, want none", rule, account)
 			}
 		}
 		for _, resource := range rule.Resources {
@@ -165,7 +166,7 @@ func writes(t *testing.T, all objects, account string) map[string][]string {
 	return found
 }
 
-// rules returns the rules of the roles of a ServiceAccount.
+// rules returns the rules of the roles that are bound to a ServiceAccount.
 func rules(t *testing.T, all objects, account string) (found []rbacv1.PolicyRule) {
 	t.Helper()
 	own := func(subjects []rbacv1.Subject) bool {
@@ -184,24 +185,24 @@ func rules(t *testing.T, all objects, account string) (found []rbacv1.PolicyRule
 	return found
 }
 
-// workloads returns the pods of both shapes, with all features enabled.
+// workloads returns the pod templates of both shapes with all features enabled.
 func workloads(t *testing.T) map[string]corev1.PodTemplateSpec {
 	t.Helper()
-	both := pods(template(t, everything, theirAPIs))
-	maps.Copy(both, pods(template(t, oneNode+everything, theirAPIs)))
+	both := pods(template(t, everything, externalAPIs))
+	maps.Copy(both, pods(template(t, oneNode+everything, externalAPIs)))
 	return both
 }
 
-// TestContainers: the security context and the limits of every container.
+// TestContainers checks the security context, the resources and the mounts of every container.
 func TestContainers(t *testing.T) {
 	for name, pod := range workloads(t) {
 		if auto := pod.Spec.AutomountServiceAccountToken; auto == nil || *auto {
-			t.Errorf("%s: the token is mounted into every container", name)
+			t.Errorf("%s: got no automountServiceAccountToken: false, so every container gets the token", name)
 		}
 		for _, c := range pod.Spec.Containers {
 			t.Run(name+" "+c.Name, func(t *testing.T) {
 				checkContainer(t, c)
-				// Only the drivers of nodes' pods may be privileged.
+				// Only the driver in the nodes' pods may be privileged.
 				if c.Name != "trivet" || name == "trivet-controller" {
 					checkUnprivileged(t, c)
 				}
@@ -210,100 +211,103 @@ func TestContainers(t *testing.T) {
 	}
 }
 
+// checkContainer checks the rules for all containers.
 func checkContainer(t *testing.T, c corev1.Container) {
 	t.Helper()
 	if s := c.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
-		t.Error("the root filesystem is writable")
+		t.Error("got a writable root filesystem, want a read-only one")
 	}
 	if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-		t.Error("the termination message is lost")
+		t.Errorf("got terminationMessagePolicy %s, want %s", c.TerminationMessagePolicy, corev1.TerminationMessageFallbackToLogsOnError)
 	}
 	if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
-		t.Error("no requests")
+		t.Errorf("got resource requests %v, want CPU and memory", c.Resources.Requests)
 	}
 	if c.Resources.Limits.Memory().IsZero() {
-		t.Error("the memory has no limit")
+		t.Error("got no memory limit, want one")
 	}
-	// The default path is in /dev, which may be a mount of the node.
+	// The default path is in /dev, which may be the node's.
 	if hasDev := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev" }); hasDev && c.TerminationMessagePath != "/run/termination-log" {
-		t.Errorf("the termination message is at %q of the node", c.TerminationMessagePath)
+		t.Errorf("got terminationMessagePath %q in a container with the node's /dev, want /run/termination-log", c.TerminationMessagePath)
 	}
 	hasToken := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "api-token" })
 	if want := !slices.Contains([]string{"node-driver-registrar", "liveness-probe"}, c.Name); hasToken != want {
-		t.Errorf("token mounted: %t", hasToken)
+		t.Errorf("got token mounted: %t, want %t", hasToken, want)
 	}
 }
 
+// checkUnprivileged checks the rules for unprivileged containers.
 func checkUnprivileged(t *testing.T, c corev1.Container) {
 	t.Helper()
 	s := c.SecurityContext
 	if *s.Privileged || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-		t.Errorf("it has more permissions than necessary: %v", s)
+		t.Errorf("got security context %v, want an unprivileged one that drops all capabilities", s)
 	}
 	if c.Name == "trivet" {
 		return
 	}
 	for _, m := range c.VolumeMounts {
 		if !slices.Contains([]string{"plugin-dir", "registration-dir", "api-token", "snapshot-metadata-tls"}, m.Name) {
-			t.Errorf("it has %s", m.MountPath)
+			t.Errorf("got mount %s (%s), want none", m.MountPath, m.Name)
 		}
 	}
 }
 
-// TestControllersPod: a namespace with the Pod Security level restricted accepts the pod.
+// TestControllersPod checks that a namespace with the Pod Security level restricted accepts the controller's
+// pod.
 func TestControllersPod(t *testing.T) {
 	pod := workloads(t)["trivet-controller"].Spec
 	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser == 0 || *s.FSGroup == 0 {
-		t.Errorf("it runs as %v", s)
+		t.Errorf("got security context %v, want runAsNonRoot with a user and an fsGroup", s)
 	}
 	for _, v := range pod.Volumes {
 		if v.EmptyDir == nil && v.ConfigMap == nil && v.Projected == nil {
-			t.Errorf("volume %s is not allowed", v.Name)
+			t.Errorf("got volume %s, want only emptyDir, configMap and projected volumes", v.Name)
 		}
 	}
 	// Only the user of the driver can access its socket.
 	for _, c := range pod.Containers {
 		if c.SecurityContext.RunAsUser != nil || c.SecurityContext.RunAsNonRoot != nil {
-			t.Errorf("%s runs as another user", c.Name)
+			t.Errorf("got a user in the security context of %s, want the pod's user", c.Name)
 		}
 	}
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
-		t.Error("it uses namespaces of the node")
+		t.Errorf("got hostNetwork %t, hostPID %t and hostIPC %t, want false", pod.HostNetwork, pod.HostPID, pod.HostIPC)
 	}
 }
 
-// TestDriverName: all places use the same name.
+// TestDriverName checks that all objects use the configured name of the driver.
 func TestDriverName(t *testing.T) {
 	const socket = "/var/lib/k0s/kubelet/plugins/storage.example.com"
 	for name, pod := range workloads(t) {
 		if args := container(pod, "trivet").Args; !slices.Contains(args, "--driver-name=storage.example.com") {
-			t.Errorf("%s: driver: %q", name, args)
+			t.Errorf("%s: got arguments %q of the driver, want --driver-name=storage.example.com", name, args)
 		}
 		if !slices.Contains(container(pod, "trivet").Env, corev1.EnvVar{Name: "CSI_DRIVER_NAME", Value: "storage.example.com"}) {
-			t.Errorf("%s: environment: %v", name, container(pod, "trivet").Env)
+			t.Errorf("%s: got environment %v, want CSI_DRIVER_NAME=storage.example.com", name, container(pod, "trivet").Env)
 		}
 		if name == "trivet-controller" {
 			continue
 		}
 		if args := container(pod, "node-driver-registrar").Args; !slices.Contains(args, "--kubelet-registration-path="+socket+"/csi.sock") {
-			t.Errorf("%s: registrar: %q", name, args)
+			t.Errorf("%s: got arguments %q of the registrar, want the socket in %s", name, args, socket)
 		}
 		for _, v := range pod.Spec.Volumes {
 			if v.Name == "plugin-dir" && v.HostPath.Path != socket {
-				t.Errorf("%s: plugin directory: %s", name, v.HostPath.Path)
+				t.Errorf("%s: got plugin directory %s, want %s", name, v.HostPath.Path, socket)
 			}
 		}
 	}
-	stdout, _, _ := tryTemplate(t, everything, theirAPIs)
+	stdout, _, _ := tryTemplate(t, everything, externalAPIs)
 	for _, line := range strings.Split(stdout, "\n") {
 		if strings.Contains(line, "csi.trivet.dev") && !strings.Contains(line, "csi.trivet.dev/namespace") {
-			t.Errorf("the default name is still in: %s", line)
+			t.Errorf("got the default name in %q, want only storage.example.com", line)
 		}
 	}
 }
 
-// TestProbes: each probe uses a port of the chart. The startup probe does not depend on a sidecar, and
-// pools may be opened slowly.
+// TestProbes checks that each probe uses a configured port, that the startup probe does not depend on a
+// sidecar, and that the liveness probe leaves the driver time to open its pools.
 func TestProbes(t *testing.T) {
 	all := pods(template(t, "ports: {metrics: 2001, health: 2002, registrar: 2003}"))
 	type probes struct{ startup, liveness, readiness string }
@@ -311,7 +315,7 @@ func TestProbes(t *testing.T) {
 		if p == nil {
 			return ""
 		}
-		// The kubelet finds a name among the ports of the container.
+		// The kubelet looks up a port name in the ports of the probed container.
 		for _, named := range c.Ports {
 			if named.Name == p.HTTPGet.Port.StrVal {
 				return fmt.Sprintf(":%d%s", named.ContainerPort, p.HTTPGet.Path)
@@ -331,33 +335,34 @@ func TestProbes(t *testing.T) {
 	} {
 		c := container(all[tc.pod], tc.name)
 		if got := (probes{port(c, c.StartupProbe), port(c, c.LivenessProbe), port(c, c.ReadinessProbe)}); got != tc.want {
-			t.Errorf("%s, %s: %v, want %v", tc.pod, tc.name, got, tc.want)
+			t.Errorf("%s, %s: got probes %v, want %v", tc.pod, tc.name, got, tc.want)
 		}
 		if !slices.Contains(c.Args, tc.arg) {
-			t.Errorf("%s, %s: no %s in %q", tc.pod, tc.name, tc.arg, c.Args)
+			t.Errorf("%s, %s: got arguments %q, want %s", tc.pod, tc.name, c.Args, tc.arg)
 		}
 		// Probe may report that the driver is not ready for 30 s after its start.
 		if p := c.LivenessProbe; tc.name == "trivet" && p.PeriodSeconds*(p.FailureThreshold-1) < 60 {
-			t.Errorf("%s: the driver is killed after %d failures, one each %d s", tc.pod, p.FailureThreshold, p.PeriodSeconds)
+			t.Errorf("%s: got a liveness probe with period %d s and failure threshold %d, want the driver killed after 60 s or later", tc.pod, p.PeriodSeconds, p.FailureThreshold)
 		}
 	}
 }
 
-// TestSecondRelease: a release with the same name in another namespace has its own objects.
+// TestSecondRelease checks that two releases with the same name in different namespaces share no
+// cluster-scoped roles.
 func TestSecondRelease(t *testing.T) {
 	seen := map[string]string{}
 	for _, in := range []string{"a", "b"} {
 		for _, binding := range ofType[*rbacv1.ClusterRoleBinding](template(t, "", "--namespace", in)) {
 			if binding.RoleRef.Name != binding.Name || binding.Subjects[0].Namespace != in {
-				t.Errorf("%s: %s binds %v to %v", in, binding.Name, binding.Subjects, binding.RoleRef)
+				t.Errorf("namespace %s: got binding %s of %v to role %s, want equal names and subjects in the namespace", in, binding.Name, binding.Subjects, binding.RoleRef.Name)
 			}
 			if other, taken := seen[binding.Name]; taken {
-				t.Errorf("%s and %s share %s", other, in, binding.Name)
+				t.Errorf("got binding %s in the releases of %s and %s, want different names", binding.Name, other, in)
 			}
 			seen[binding.Name] = in
 		}
 	}
 	if len(seen) != 4 {
-		t.Errorf("bindings: %v", seen)
+		t.Errorf("got bindings %v, want 4", seen)
 	}
 }
