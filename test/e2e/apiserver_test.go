@@ -14,15 +14,15 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestAPIServerAway: while the API server does not answer, until the sidecars lose their leases,
-// the router serves the nodes that it has recorded. Then all calls succeed again, and no driver
-// was restarted.
+// TestAPIServerAway stops the API server until the sidecars have lost their leases. Meanwhile the
+// controller's driver must still forward calls to the nodes. When the API server answers again, volumes
+// must work as before, and no driver may have restarted.
 func TestAPIServerAway(t *testing.T) {
 	ns := newNamespace(t, "away")
 	waitDriver(t)
-	moveIn(t, ns, tenant{name: "before"})
+	startPod(t, ns, claimPod{name: "before"})
 	before := restarts(t)
-	was := leading()
+	was := leaderProcesses()
 	router := routerOf(t, was)
 
 	stopped := processes("kube-apiserver")
@@ -41,18 +41,19 @@ func TestAPIServerAway(t *testing.T) {
 
 	signal(t, syscall.SIGCONT, stopped)
 	for _, n := range nodes() {
-		moveIn(t, ns, tenant{name: "after-" + n.name, node: n.name})
+		startPod(t, ns, claimPod{name: "after-" + n.name, node: n.name})
 	}
 	waitDriver(t)
 	if after := restarts(t); after != before {
-		t.Errorf("drivers were restarted:\n%s\nbefore:\n%s", after, before)
+		t.Errorf("got restart counts\n%s\nwant, as before,\n%s", after, before)
 	}
 }
 
+// signal sends a signal to processes. There must be at least one.
 func signal(t *testing.T, s syscall.Signal, pids []int) {
 	t.Helper()
 	if len(pids) == 0 {
-		t.Fatal("no process to signal")
+		t.Fatalf("got no process to which to send %v, want at least one", s)
 	}
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, s); err != nil {
@@ -61,13 +62,13 @@ func signal(t *testing.T, s syscall.Signal, pids []int) {
 	}
 }
 
-// routerOf is the router's socket among the processes of a controller's pod.
+// routerOf returns a client of the driver among the processes of a controller's pod.
 func routerOf(t *testing.T, pod []int) csi.ControllerClient {
 	t.Helper()
 	drivers := processes(driver, "driver", "--services=controller")
 	i := slices.IndexFunc(drivers, func(pid int) bool { return slices.Contains(pod, pid) })
 	if i < 0 {
-		t.Fatalf("no driver among the processes %v", pod)
+		t.Fatalf("got no controller's driver among the processes %v, want one", pod)
 	}
 	conn, err := grpc.NewClient(fmt.Sprintf("unix:/proc/%d/root/csi/csi.sock", drivers[i]), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
@@ -75,11 +76,11 @@ func routerOf(t *testing.T, pod []int) csi.ControllerClient {
 	return csi.NewControllerClient(conn)
 }
 
-// checkRouted makes and deletes a volume on a node by the router.
+// checkRouted creates and deletes a volume on a node by calls to the controller's driver.
 func checkRouted(t *testing.T, router csi.ControllerClient, n node) {
 	t.Helper()
-	there := []*csi.Topology{{Segments: map[string]string{driverName + "/node": n.name}}}
-	made, err := router.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+	onNode := []*csi.Topology{{Segments: map[string]string{driverName + "/node": n.name}}}
+	created, err := router.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name:          "routed-" + n.name,
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20},
 		Parameters:    map[string]string{"backend": "loop"},
@@ -87,12 +88,12 @@ func checkRouted(t *testing.T, router csi.ControllerClient, n node) {
 			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		}},
-		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: there, Preferred: there},
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: onNode, Preferred: onNode},
 	})
 	if err != nil {
-		t.Fatalf("making a volume on %s: %v", n.name, err)
+		t.Fatalf("CreateVolume on %s: %v", n.name, err)
 	}
-	if _, err := router.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: made.GetVolume().GetVolumeId()}); err != nil {
-		t.Errorf("deleting %s: %v", made.GetVolume().GetVolumeId(), err)
+	if _, err := router.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolume().GetVolumeId()}); err != nil {
+		t.Errorf("DeleteVolume of %s: %v", created.GetVolume().GetVolumeId(), err)
 	}
 }

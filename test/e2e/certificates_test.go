@@ -31,60 +31,62 @@ const (
 	certificatesDir = stateDir + "/certificates"
 )
 
-// TestCertificates: each node has a certificate for its own name from the installation's CA. A
-// request for another name is denied, and only clients with the controller's certificate connect.
+// TestCertificates checks that each node has a certificate for its own name from the installation's CA, that
+// a request for another name is denied, and that only clients with the controller's certificate can
+// connect.
 func TestCertificates(t *testing.T) {
-	installed(t)
+	ensureInstalled(t)
 	waitDriver(t)
 	all := nodes()
 	for _, n := range all {
 		t.Run(n.name, func(t *testing.T) { checkCertificate(t, n) })
 	}
-	t.Run("asked for by another node", func(t *testing.T) {
-		if why := askAs(t, all[0], all[1].name); !strings.Contains(why, "the request is for "+pki.NodeURI(driverName, all[1].name).String()) {
-			t.Errorf("not refused, or for another reason: %q", why)
+	t.Run("requested by another node", func(t *testing.T) {
+		if why := requestAs(t, all[0], all[1].name); !strings.Contains(why, "the request is for "+pki.NodeURI(driverName, all[1].name).String()) {
+			t.Errorf("got reason %q for denying the request, want one that names the node", why)
 		}
 	})
-	strangers := map[string]struct {
-		shows func(t *testing.T) *tls.Certificate
-		log   string
+	clients := map[string]struct {
+		certificate func(t *testing.T) *tls.Certificate
+		log         string // the reason in the log of the driver
 	}{
-		"no certificate":    {func(*testing.T) *tls.Certificate { return nil }, "tls: client didn't provide a certificate"},
-		"another node's":    {func(t *testing.T) *tls.Certificate { return pairOf(t, all[1]) }, "certificate of " + pki.NodeURI(driverName, all[1].name).String()},
-		"one of another CA": {forged, "signed by another CA"},
+		"no certificate":              {func(*testing.T) *tls.Certificate { return nil }, "tls: client didn't provide a certificate"},
+		"certificate of another node": {func(t *testing.T) *tls.Certificate { return pairOf(t, all[1]) }, "certificate of " + pki.NodeURI(driverName, all[1].name).String()},
+		"certificate of another CA":   {forged, "signed by another CA"},
 	}
-	for name, s := range strangers {
-		t.Run(name, func(t *testing.T) { checkRefused(t, all[0], s.shows(t), s.log) })
+	for name, c := range clients {
+		t.Run(name, func(t *testing.T) { checkRefused(t, all[0], c.certificate(t), c.log) })
 	}
 }
 
+// checkCertificate checks the key, the certificate and the trusted CA of a node's driver.
 func checkCertificate(t *testing.T, n node) {
 	dir := n.path(certificatesDir)
 	for file, mode := range map[string]os.FileMode{"": os.ModeDir | 0o700, "tls.key": 0o600} {
 		info, err := os.Stat(filepath.Join(dir, file))
 		if err != nil || info.Mode() != mode {
-			t.Errorf("%s has mode %v, want %v: %v", file, info.Mode(), mode, err)
+			t.Errorf("%s: got file info %v and error %v, want mode %v", filepath.Join(dir, file), info, err, mode)
 		}
 	}
 	if roots := read(t, filepath.Join(dir, "ca.crt")); roots != published(t) {
-		t.Error("the node does not trust what is published")
+		t.Errorf("got trusted CAs %s of the node, want the published ones", roots)
 	}
 	cert := n.certificate(t)
 	if uris, want := fmt.Sprint(cert.URIs), fmt.Sprint([]*url.URL{pki.NodeURI(driverName, n.name)}); uris != want {
-		t.Errorf("the certificate is of %s, want %s", uris, want)
+		t.Errorf("got URIs %s of the certificate, want %s", uris, want)
 	}
 	if err := signedBy(cert, published(t)); err != nil {
 		t.Error(err)
 	}
 }
 
-// published are the CA certificates that are to be trusted.
+// published returns the CA certificates in the ConfigMap of the installation.
 func published(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "-n", namespace, "get", "configmap", authority, "-o", `jsonpath={.data.ca\.crt}`)
 }
 
-// certificate is the one that the node's driver has.
+// certificate returns the certificate of the node's driver.
 func (n node) certificate(t *testing.T) *x509.Certificate {
 	t.Helper()
 	block, _ := pem.Decode([]byte(read(t, filepath.Join(n.path(certificatesDir), "tls.crt"))))
@@ -93,6 +95,7 @@ func (n node) certificate(t *testing.T) *x509.Certificate {
 	return cert
 }
 
+// signedBy fails unless one of the CAs has signed a server certificate.
 func signedBy(cert *x509.Certificate, roots string) error {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(roots))
@@ -100,15 +103,15 @@ func signedBy(cert *x509.Certificate, roots string) error {
 	return err
 }
 
-// askAs asks for a certificate in a name with the token of the driver's pod on a node,
-// and returns why it was denied.
-func askAs(t *testing.T, n node, name string) string {
+// requestAs requests a certificate for a node name with the token of the driver's pod on another node. It
+// returns the reason for which the request was denied, or an empty string.
+func requestAs(t *testing.T, n node, name string) string {
 	t.Helper()
 	_, request, err := pki.NewRequest(pki.NodeURI(driverName, name))
 	must(t, err)
 	pod := clientOf(t, n)
 	csr, err := pod.CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "stranger-"},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "other-node-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request: request, SignerName: driverName + "/node",
 			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
@@ -118,7 +121,7 @@ func askAs(t *testing.T, n node, name string) string {
 	requests := client.CertificatesV1().CertificateSigningRequests()
 	t.Cleanup(func() { _ = requests.Delete(context.Background(), csr.Name, metav1.DeleteOptions{}) })
 	var why string
-	eventually(t, time.Minute, "the request is answered", func() (string, bool) {
+	eventually(t, time.Minute, "the request is approved or denied", func() (string, bool) {
 		r, err := requests.Get(t.Context(), csr.Name, metav1.GetOptions{})
 		if err != nil {
 			return err.Error(), false
@@ -133,7 +136,7 @@ func askAs(t *testing.T, n node, name string) string {
 	return why
 }
 
-// clientOf talks to the API server as the driver's pod on a node.
+// clientOf returns a Kubernetes client with the token of the driver's pod on a node.
 func clientOf(t *testing.T, n node) kubernetes.Interface {
 	t.Helper()
 	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), n.driverPod(t), metav1.GetOptions{})
@@ -151,7 +154,7 @@ func clientOf(t *testing.T, n node) kubernetes.Interface {
 	return c
 }
 
-// pairOf is a node's certificate and key.
+// pairOf returns the certificate and key of a node.
 func pairOf(t *testing.T, n node) *tls.Certificate {
 	t.Helper()
 	dir := n.path(certificatesDir)
@@ -160,7 +163,7 @@ func pairOf(t *testing.T, n node) *tls.Certificate {
 	return &pair
 }
 
-// forged is a certificate for the controller from another CA.
+// forged returns a certificate for the controller from another CA.
 func forged(t *testing.T) *tls.Certificate {
 	t.Helper()
 	ca, err := pki.NewAuthority(driverName)
@@ -176,11 +179,11 @@ func forged(t *testing.T) *tls.Certificate {
 	return &pair
 }
 
-// checkRefused knocks at a node's port several times with a certificate or without; it
-// is let in never, and the log says so once.
+// checkRefused connects three times to the forwarding port of a node, with a certificate or none (nil). The
+// driver must refuse each connection and log the reason only once.
 func checkRefused(t *testing.T, n node, cert *tls.Certificate, why string) {
 	config := &tls.Config{
-		InsecureSkipVerify: true, // who is asked does not matter here
+		InsecureSkipVerify: true, // the test does not check the driver's certificate
 		NextProtos:         []string{"h2"},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			if cert == nil {
@@ -193,29 +196,29 @@ func checkRefused(t *testing.T, n node, cert *tls.Certificate, why string) {
 		dialer := &tls.Dialer{Config: config}
 		conn, err := dialer.DialContext(t.Context(), "tcp", n.driverAddress(t)+":9811")
 		if err != nil {
-			t.Fatal(err) // in TLS 1.3 the server answers before it has seen the certificate
+			t.Fatal(err) // in TLS 1.3 the handshake succeeds before the server has seen the client's certificate
 		}
 		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 		_, err = conn.Read(make([]byte, 1))
 		_ = conn.Close()
 		if err == nil || !strings.Contains(err.Error(), "remote error: tls:") {
-			t.Fatalf("not refused: %v", err)
+			t.Fatalf("got error %v, want a TLS alert of the driver", err)
 		}
 	}
 	lines := 0
 	log := kubectl(t, "-n", namespace, "logs", n.driverPod(t), "-c", "trivet")
 	for line := range strings.Lines(log) {
-		if has(line, "Refused a connection to the forwarding port", why) {
+		if hasLine(line, "Refused a connection to the forwarding port", why) {
 			lines++
 		}
 	}
 	if lines != 1 {
-		t.Errorf("3 refusals, and %d lines in the log say %q:\n%s", lines, why, tail(log, 20))
+		t.Errorf("got %d lines with %q in the log, want 1 for 3 refused connections:\n%s", lines, why, tail(log, 20))
 	}
 }
 
-// TestNewAuthority replaces the CA as docs/kubernetes.md says, while a pod writes. All calls then
-// work with the new CA, and the old one is no longer trusted.
+// TestNewAuthority replaces the CA as docs/kubernetes.md describes, while a pod writes. Afterwards all calls
+// must work with the new CA, and the old CA must not be trusted any more.
 func TestNewAuthority(t *testing.T) {
 	ns := newNamespace(t, "authority")
 	waitDriver(t)
@@ -225,7 +228,7 @@ func TestNewAuthority(t *testing.T) {
 
 	kubectl(t, "-n", namespace, "delete", "secret", authority)
 	kubectl(t, "-n", namespace, "delete", "configmap", authority)
-	eventually(t, time.Minute, "a new CA alone is published", func() (string, bool) {
+	eventually(t, time.Minute, "only a new CA is published", func() (string, bool) {
 		cm, err := client.CoreV1().ConfigMaps(namespace).Get(t.Context(), authority, metav1.GetOptions{})
 		if err != nil {
 			return err.Error(), false
@@ -242,12 +245,12 @@ func TestNewAuthority(t *testing.T) {
 	restart(t)
 	waitDriver(t)
 	for _, n := range nodes() {
-		eventually(t, time.Minute, "a new certificate on "+n.name, func() (string, bool) {
+		eventually(t, time.Minute, n.name+" has a certificate of the new CA", func() (string, bool) {
 			err := signedBy(n.certificate(t), published(t))
 			return fmt.Sprint(err), err == nil
 		})
 		checkCertificate(t, n)
-		moveIn(t, ns, tenant{name: "on-" + n.name, node: n.name})
+		startPod(t, ns, claimPod{name: "on-" + n.name, node: n.name})
 	}
 	before := numbers(t, ns)
 	eventually(t, time.Minute, "the pod still writes", func() (string, bool) {
@@ -256,6 +259,6 @@ func TestNewAuthority(t *testing.T) {
 	})
 	secret, err := client.CoreV1().Secrets(namespace).Get(t.Context(), authority, metav1.GetOptions{})
 	if err != nil || secret.Type != corev1.SecretTypeTLS {
-		t.Errorf("the Secret is of type %s: %v", secret.Type, err)
+		t.Errorf("got type %s and error %v of the Secret, want %s", secret.Type, err, corev1.SecretTypeTLS)
 	}
 }

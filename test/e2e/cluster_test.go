@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// try runs a command as a user would and returns what it printed, also if it fails.
+// try runs a command and returns its output, even if it fails.
 func try(ctx context.Context, command string, args ...string) (string, error) {
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, command, args...)
@@ -38,8 +38,8 @@ func kubectl(t *testing.T, args ...string) string {
 	return run(t, "kubectl", args...)
 }
 
-// feed runs kubectl with something on its standard input.
-func feed(ctx context.Context, input string, args ...string) (string, error) {
+// tryKubectlInput runs kubectl with text on its standard input.
+func tryKubectlInput(ctx context.Context, input string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
@@ -49,35 +49,36 @@ func feed(ctx context.Context, input string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// pipe is feed for the test itself.
-func pipe(t *testing.T, input string, args ...string) string {
+// kubectlInput runs kubectl with text on its standard input. It must succeed.
+func kubectlInput(t *testing.T, input string, args ...string) string {
 	t.Helper()
-	out, err := feed(t.Context(), input, args...)
+	out, err := tryKubectlInput(t.Context(), input, args...)
 	must(t, err)
 	return out
 }
 
-// eventually polls until a condition is satisfied, and fails with the last state after patience.
-func eventually(t *testing.T, patience time.Duration, what string, satisfied func() (seen string, ok bool)) {
+// eventually polls until a condition is satisfied. It fails the test after the timeout. what describes the
+// condition as a clause, and seen the current state.
+func eventually(t *testing.T, timeout time.Duration, what string, satisfied func() (seen string, ok bool)) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(timeout)
 	for {
 		seen, ok := satisfied()
 		if ok {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not after %v; last seen: %s", what, patience, seen)
+			t.Fatalf("timed out after %v waiting until %s; last state: %s", timeout, what, seen)
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
 }
 
-// newNamespace creates a namespace, and deletes it with its objects at the end of the test. Then no
-// part of any volume may be left.
+// newNamespace creates a namespace. At the end of the test it deletes the namespace with its objects, and
+// checks that nothing of any volume is left.
 func newNamespace(t *testing.T, name string) string {
 	t.Helper()
-	installed(t)
+	ensureInstalled(t)
 	kubectl(t, "create", "namespace", name)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -91,7 +92,7 @@ func newNamespace(t *testing.T, name string) string {
 	return name
 }
 
-// describe prints what a user would look at.
+// describe logs the pods, claims and events of namespaces, and the logs of the drivers.
 func describe(t *testing.T, namespaces ...string) {
 	for _, ns := range append(namespaces, namespace) {
 		for _, args := range [][]string{
@@ -106,34 +107,34 @@ func describe(t *testing.T, namespaces ...string) {
 	t.Logf("the drivers' logs:\n%s", out)
 }
 
+// tail returns the last n lines of a text.
 func tail(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// waitReady waits for all pods of a namespace.
+// waitReady waits until all pods of a namespace are ready.
 func waitReady(t *testing.T, ns string) {
 	t.Helper()
 	kubectl(t, "-n", ns, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=3m")
 }
 
-// nodeOf is the node that a pod is on.
+// nodeOf returns the name of a pod's node.
 func nodeOf(t *testing.T, ns, pod string) string {
 	t.Helper()
 	return kubectl(t, "-n", ns, "get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
 }
 
-// in runs a shell command in a pod.
-func in(t *testing.T, ns, pod, command string) string {
+// execIn runs a shell command in a pod and returns its output.
+func execIn(t *testing.T, ns, pod, command string) string {
 	t.Helper()
 	return strings.TrimSpace(kubectl(t, "-n", ns, "exec", pod, "--", "sh", "-c", command))
 }
 
-// workloads are the driver's, as the manifests have them.
+// workloads are the DaemonSet and the Deployment of the driver in the manifests.
 var workloads = []string{"daemonset/trivet-node", "deployment/trivet-controller"}
 
-// waitDriver waits until all of the driver's pods are ready, and each kubelet has registered the
-// driver.
+// waitDriver waits until all pods of the driver are ready and each kubelet has registered the driver.
 func waitDriver(t *testing.T) {
 	t.Helper()
 	for _, w := range workloads {
@@ -146,14 +147,13 @@ func waitDriver(t *testing.T) {
 
 func waitRegistered(t *testing.T, n node) {
 	t.Helper()
-	eventually(t, time.Minute, "driver in CSINode "+n.name, func() (string, bool) {
+	eventually(t, time.Minute, "CSINode "+n.name+" lists the driver", func() (string, bool) {
 		out, err := try(t.Context(), "kubectl", "get", "csinode", n.name, "-o", "jsonpath={.spec.drivers[*].name}")
 		return out, err == nil && strings.Contains(out, driverName)
 	})
 }
 
-// driverPods are the names of the driver's pods with those labels, but for those that
-// are ending.
+// driverPods returns the names of the driver's pods that match a label selector and are not being deleted.
 func driverPods(t *testing.T, labels string) []string {
 	t.Helper()
 	all, err := client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=trivet," + labels})
@@ -168,31 +168,31 @@ func driverPods(t *testing.T, labels string) []string {
 }
 
 const (
-	ofBoth  = "app.kubernetes.io/component in (node, controller)"
-	ofNodes = "app.kubernetes.io/component=node"
+	allPods  = "app.kubernetes.io/component in (node, controller)"
+	nodePods = "app.kubernetes.io/component=node"
 )
 
-// driverPod is the name of the driver's pod on the node.
+// driverPod returns the name of the driver's pod on the node.
 func (n node) driverPod(t *testing.T) string {
 	t.Helper()
-	for _, pod := range driverPods(t, ofNodes) {
+	for _, pod := range driverPods(t, nodePods) {
 		if nodeOf(t, namespace, pod) == n.name {
 			return pod
 		}
 	}
-	t.Fatalf("no driver's pod is on %s", n.name)
+	t.Fatalf("got no pod of the driver on %s, want one", n.name)
 	return ""
 }
 
-// restarts is how often the driver's containers have been started again, by pod.
+// restarts returns the restart counts of the driver's containers, one line per pod.
 func restarts(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "-n", namespace, "get", "pod", "-l", "app.kubernetes.io/name=trivet", "-o",
 		`jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[?(@.name=="trivet")].restartCount}{"\n"}{end}`)
 }
 
-// remove deletes the objects of a file and waits until they no longer exist. It is for the end of
-// a test, when the test's context has ended.
+// remove deletes the objects of a file and waits until they no longer exist. Unlike kubectl, it works in a
+// cleanup, when the test's context has ended.
 func remove(t *testing.T, ns, path string) {
 	t.Helper()
 	if out, err := try(context.Background(), "kubectl", "-n", ns, "delete", "-f", path, "--ignore-not-found", "--timeout=3m"); err != nil {
@@ -200,13 +200,13 @@ func remove(t *testing.T, ns, path string) {
 	}
 }
 
-// applyText applies a manifest that a test has made.
+// applyText applies a manifest in a namespace.
 func applyText(t *testing.T, ns, manifest string) {
 	t.Helper()
-	pipe(t, manifest, "-n", ns, "apply", "-f", "-")
+	kubectlInput(t, manifest, "-n", ns, "apply", "-f", "-")
 }
 
-// kubectlLast is kubectl at the end of a test, when its context is over.
+// kubectlLast runs kubectl in a cleanup, when the test's context has ended.
 func kubectlLast(t *testing.T, args ...string) {
 	t.Helper()
 	if out, err := try(context.Background(), "kubectl", args...); err != nil {
@@ -214,23 +214,23 @@ func kubectlLast(t *testing.T, args ...string) {
 	}
 }
 
-// volumeOf is the PersistentVolume of a claim, as soon as it is bound.
+// volumeOf waits until a claim is bound and returns the name of its PersistentVolume.
 func volumeOf(t *testing.T, ns, claim string) string {
 	t.Helper()
 	kubectl(t, "-n", ns, "wait", "pvc", claim, "--for=jsonpath={.status.phase}=Bound", "--timeout=2m")
 	return kubectl(t, "-n", ns, "get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}")
 }
 
-// placeOf is the node that a PersistentVolume is on.
-func placeOf(t *testing.T, volume string) string {
+// nodeOfVolume returns the name of the node in the node affinity of a PersistentVolume.
+func nodeOfVolume(t *testing.T, volume string) string {
 	t.Helper()
 	return kubectl(t, "get", "pv", volume, "-o", "jsonpath={.spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*].values[*]}")
 }
 
-// eventuallySays waits until `kubectl describe` of an object has all words.
-func eventuallySays(t *testing.T, patience time.Duration, ns, object string, words ...string) {
+// waitDescribed waits until `kubectl describe` of an object contains all words.
+func waitDescribed(t *testing.T, timeout time.Duration, ns, object string, words ...string) {
 	t.Helper()
-	eventually(t, patience, fmt.Sprintf("%s says %q", object, words), func() (string, bool) {
+	eventually(t, timeout, fmt.Sprintf("kubectl describe %s contains %q", object, words), func() (string, bool) {
 		out, _ := try(t.Context(), "kubectl", "-n", ns, "describe", object)
 		missing := slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(out, w) })
 		return tail(out, 30), !missing

@@ -10,15 +10,15 @@ import (
 	"github.com/trivet-csi/trivet/test/docs"
 )
 
-// TestDocumentation runs the commands of README.md and docs/ that need a cluster, as printed,
-// beginning with one that has no driver.
+// TestDocumentation runs the commands of README.md and docs/ that need a cluster, unmodified. The driver is
+// not installed before the first session.
 func TestDocumentation(t *testing.T) {
 	const root = "../.."
 	commands, err := docs.Commands(root)
 	must(t, err)
 	kubectl(t, "delete", "-f", manifests, "--ignore-not-found", "--timeout=3m")
 	t.Cleanup(func() {
-		_, _ = try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait") // of a session that failed
+		_, _ = try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait") // a failed session may have left the release
 		kubectlLast(t, "apply", "--server-side", "-f", manifests)
 	})
 	for _, s := range docs.Cluster {
@@ -34,7 +34,7 @@ func TestDocumentation(t *testing.T) {
 			}
 		})
 		if !done {
-			return // the next session needs a cluster without the driver
+			return // the next session would find the driver of the failed one
 		}
 	}
 	waitDriver(t)

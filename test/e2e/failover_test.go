@@ -12,10 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// leaseTerm is how long the other replica waits for a leader that ends without a word.
+// leaseTerm is the time after which another replica takes over from a leader that has not released its
+// lease.
 const leaseTerm = 15 * time.Second
 
-// leader is the controller's pod in which csi-provisioner works, empty if in none.
+// leader returns the controller's pod whose csi-provisioner holds the lease, or an empty string.
 func leader(ctx context.Context) string {
 	lease, err := client.CoordinationV1().Leases(namespace).Get(ctx, "csi-trivet-dev", metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil {
@@ -24,9 +25,8 @@ func leader(ctx context.Context) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// TestFailover: the leader's pod is deleted time and again while claims are made that
-// any node may have: each gets one volume, and the other replica need not wait until a
-// lease runs out.
+// TestFailover repeatedly deletes the leader's pod while claims are created that fit any node. Each claim must
+// get exactly one volume, and the other replica must take over before the lease would expire.
 func TestFailover(t *testing.T) {
 	ns := newNamespace(t, "failover")
 	immediateClass(t)
@@ -35,7 +35,7 @@ func TestFailover(t *testing.T) {
 	for round := range rounds {
 		was := leader(t.Context())
 		if was == "" {
-			t.Fatal("there is no leader")
+			t.Fatal("got no leader, want one")
 		}
 		var all []string
 		for i := range claims {
@@ -44,25 +44,25 @@ func TestFailover(t *testing.T) {
 		applyText(t, ns, strings.Join(all, "\n---\n"))
 		began := time.Now()
 		kubectl(t, "-n", namespace, "delete", "pod", was, "--wait=false")
-		eventually(t, time.Minute, "another leader", func() (string, bool) {
+		eventually(t, time.Minute, "another pod is the leader", func() (string, bool) {
 			now := leader(t.Context())
 			return now, now != "" && now != was
 		})
 		took := time.Since(began)
-		t.Logf("the next leader after %v", took.Round(time.Millisecond))
+		t.Logf("another pod was the leader after %v", took.Round(time.Millisecond))
 		if took >= leaseTerm {
-			t.Errorf("the next leader came after %v: the lease was not given back", took)
+			t.Errorf("got another leader after %v, want less than %v because the leader releases its lease", took, leaseTerm)
 		}
 		kubectl(t, "-n", namespace, "rollout", "status", "deployment/trivet-controller", "--timeout=3m")
 	}
 	kubectl(t, "-n", ns, "wait", "pvc", "--all", "--for=jsonpath={.status.phase}=Bound", "--timeout=3m")
-	made := 0
+	created := 0
 	for _, n := range nodes() {
-		names, err := n.inPool("volumes")
+		names, err := n.poolEntries("volumes")
 		must(t, err)
-		made += len(names)
+		created += len(names)
 	}
-	if made != rounds*claims {
-		t.Errorf("%d claims, and %d volumes in the pools", rounds*claims, made)
+	if created != rounds*claims {
+		t.Errorf("got %d volumes in the pools, want %d as claims", created, rounds*claims)
 	}
 }

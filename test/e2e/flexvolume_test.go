@@ -12,28 +12,27 @@ import (
 )
 
 const (
-	// flexProgram is what test/e2e/run builds in the cluster's folder.
+	// flexProgram is the name of the program that test/e2e/run builds in the cluster's state directory.
 	flexProgram = "trivet"
 	flexPool    = stateDir + "/pools/flexvolume"
 	flexState   = stateDir + "/flexvolume"
 )
 
-// TestFlexVolume: a kubelet mounts PersistentVolumes through a link to the program in its
-// volume plugin directory. What one pod wrote the next one finds, and nothing stays
-// mounted.
+// TestFlexVolume checks that a kubelet mounts PersistentVolumes through a link to the program in its volume
+// plugin directory, that a second pod finds the data of the first, and that no mounts are left.
 func TestFlexVolume(t *testing.T) {
 	ns := newNamespace(t, "flexvolume")
 	n := nodes()[0]
 	n.installFlexVolume(t)
 	for _, backend := range []string{"loop", "local"} {
 		t.Run(backend, func(t *testing.T) {
-			pipe(t, flexVolume(backend), "apply", "-f", "-")
-			x := tenant{name: backend, node: n.name, class: `""`, volume: "flex-" + backend}
-			moveIn(t, ns, x)
+			kubectlInput(t, flexVolume(backend), "apply", "-f", "-")
+			x := claimPod{name: backend, node: n.name, class: `""`, volume: "flex-" + backend}
+			startPod(t, ns, x)
 			checkFlexMount(t, n, backend)
 			kubectl(t, "-n", ns, "delete", "pod", x.name, "--timeout=2m")
-			x.does = finds
-			moveIn(t, ns, x)
+			x.command = checkToken
+			startPod(t, ns, x)
 			kubectl(t, "-n", ns, "delete", "pod", x.name, "--timeout=2m")
 			n.checkFlexGone(t)
 			kubectl(t, "-n", ns, "delete", "pvc", x.name, "--timeout=2m")
@@ -42,7 +41,8 @@ func TestFlexVolume(t *testing.T) {
 	}
 }
 
-// installFlexVolume puts the link where the kubelet looks, and a pool for it beside.
+// installFlexVolume creates the link in the kubelet's volume plugin directory, with a configuration and a
+// pool.
 func (n node) installFlexVolume(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(n.dir, "flexvolume", "trivet~trivet")
@@ -63,7 +63,7 @@ func (n node) installFlexVolume(t *testing.T) {
 	must(os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), flexProgram), filepath.Join(dir, "trivet")))
 }
 
-// flexVolume is a PersistentVolume as FlexVolume has it.
+// flexVolume returns the manifest of a PersistentVolume with a FlexVolume.
 func flexVolume(backend string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -80,17 +80,17 @@ spec:
 `, backend)
 }
 
-// checkFlexMount looks for the pod's mount, and the one that it is bound from.
+// checkFlexMount checks that the node has the pod's mount and the staging mount from which it is bound.
 func checkFlexMount(t *testing.T, n node, backend string) {
 	t.Helper()
 	if got := n.flexMounts(t); len(got) != 2 {
-		t.Errorf("%s: mounted are %q", backend, got)
+		t.Errorf("%s: got mounts %q, want 2", backend, got)
 	}
 }
 
 func (n node) checkFlexGone(t *testing.T) {
 	t.Helper()
-	eventually(t, time.Minute, "no FlexVolume mounted on "+n.name, func() (string, bool) {
+	eventually(t, time.Minute, "no FlexVolume is mounted on "+n.name, func() (string, bool) {
 		left := n.flexMounts(t)
 		for _, dir := range []string{"staged", "targets"} {
 			names, _ := filepath.Glob(n.path(filepath.Join(flexState, dir, "*")))

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// counting is a pod that appends a number to a file ten times a second, durably, and
-// ends if it ever cannot.
+// counting is a pod that appends a number to a file ten times a second and syncs the file. It ends when a
+// write fails.
 const counting = `
 apiVersion: v1
 kind: PersistentVolumeClaim
@@ -40,8 +40,8 @@ spec:
   volumes: [{name: data, persistentVolumeClaim: {claimName: counting}}]
 `
 
-// TestHelm moves a running cluster from the plain manifests to the chart, upgrades
-// it, tests it and uninstalls it, while a pod writes all the time.
+// TestHelm replaces the plain manifests in a running cluster by the chart, upgrades, tests and uninstalls the
+// release, while a pod writes all the time.
 func TestHelm(t *testing.T) {
 	ns := newNamespace(t, "upgraded")
 	applyText(t, ns, counting)
@@ -56,12 +56,12 @@ func TestHelm(t *testing.T) {
 			return strconv.Itoa(n), n > before
 		})
 		if now := mountOf(t, ns); now != mounted {
-			t.Errorf("after %s the pod's volume is mounted as %s, before as %s", after, now, mounted)
+			t.Errorf("after %s: got %s of the pod's volume, want %s as before", after, now, mounted)
 		}
 	}
 
 	everything := run(t, "helm", "template", "trivet", chart, "-n", namespace, "--set", "node.podDisruptionBudget.enabled=true,networkPolicy.enabled=true,metrics.grafanaDashboard.enabled=true")
-	pipe(t, everything, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-")
+	kubectlInput(t, everything, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-")
 
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
 	t.Cleanup(func() { kubectlLast(t, "apply", "--server-side", "-f", manifests) })
@@ -72,60 +72,60 @@ func TestHelm(t *testing.T) {
 	waitDriver(t)
 	stillCounting("helm install")
 
-	// The pool that is added replaces none: helm test below makes a volume in the default one.
-	was := driverPods(t, ofBoth)
+	// The added pool must not replace the default pool, in which `helm test` below creates a volume.
+	was := driverPods(t, allPods)
 	helmUpgrade(t, "--set", "pools.added.directory.path="+stateDir+"/pools/added")
 	waitDriver(t)
-	for _, pod := range driverPods(t, ofBoth) {
+	for _, pod := range driverPods(t, allPods) {
 		if slices.Contains(was, pod) {
-			t.Errorf("the upgrade did not replace %s", pod)
+			t.Errorf("got pod %s after the upgrade, want a new one", pod)
 		}
 	}
 	stillCounting("helm upgrade")
 
 	out, err := try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--set", "pools.default=null")
 	if err == nil || !strings.Contains(err.Error(), "pools.default is missing, and PersistentVolume pvc-") {
-		t.Errorf("an upgrade that drops the pool of a volume: %v %s", err, out)
+		t.Errorf("upgrade that removes the pool of a volume: got error %v and output %s, want a refusal that names the volume", err, out)
 	}
 	out, err = try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--set", "attachRequired=false")
 	if err == nil || !strings.Contains(err.Error(), "Delete their claims first") {
-		t.Errorf("an upgrade that changes attachRequired: %v %s", err, out)
+		t.Errorf("upgrade that changes attachRequired: got error %v and output %s, want a refusal", err, out)
 	}
 
 	if out := run(t, "helm", "test", "trivet", "-n", namespace, "--timeout=3m"); !strings.Contains(out, "Succeeded") {
 		t.Error(out)
 	}
 
-	eventually(t, time.Minute, "the volume of helm test gone", func() (string, bool) {
+	eventually(t, time.Minute, "the volume of helm test is deleted", func() (string, bool) {
 		all, err := client.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{})
 		return fmt.Sprint(err), err == nil && len(all.Items) == 1
 	})
 
-	// To one pod on one node and back: what was attached in one shape can be deleted
-	// in the other.
-	moveIn(t, ns, tenant{name: "cluster", node: n.name})
+	// Change to the shape oneNode and back. A volume that was attached in one shape can be deleted in the
+	// other.
+	startPod(t, ns, claimPod{name: "cluster", node: n.name})
 	helmUpgrade(t, "--set", "shape=oneNode", "--set", `node.nodeSelector.kubernetes\.io/hostname=`+n.name)
 	kubectl(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
 	waitRegistered(t, n)
 	stillCounting("the upgrade to one node")
-	moveOut(t, ns, "cluster")
-	moveIn(t, ns, tenant{name: "one-node", node: n.name})
+	deletePod(t, ns, "cluster")
+	startPod(t, ns, claimPod{name: "one-node", node: n.name})
 	helmUpgrade(t, "--set", "shape=cluster", "--set", "node.nodeSelector=null")
 	waitDriver(t)
 	stillCounting("the upgrade to a cluster")
-	moveOut(t, ns, "one-node")
+	deletePod(t, ns, "one-node")
 
 	run(t, "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--timeout=3m")
 	stillCounting("helm uninstall")
 	for _, n := range nodes() {
-		if _, err := n.inPool("volumes"); err != nil {
-			t.Errorf("uninstalled, and the pool is not there: %v", err)
+		if _, err := n.poolEntries("volumes"); err != nil {
+			t.Errorf("pool of %s after helm uninstall: got error %v, want it to exist", n.name, err)
 		}
 	}
 	install(t)
 	stillCounting("installing again")
-	if ended := in(t, ns, "counting", "awk '$1 != NR-1 {print NR; exit}' /data/numbers"); ended != "" {
-		t.Errorf("the numbers are not whole from line %s on", ended)
+	if ended := execIn(t, ns, "counting", "awk '$1 != NR-1 {print NR; exit}' /data/numbers"); ended != "" {
+		t.Errorf("got a wrong number in line %s, want consecutive numbers", ended)
 	}
 }
 
@@ -134,8 +134,8 @@ func helmUpgrade(t *testing.T, options ...string) {
 	run(t, "helm", append([]string{"upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--wait", "--timeout=3m"}, options...)...)
 }
 
-// previousChart is the chart as a version before: there is no release yet, so it is
-// today's with an older version and another default.
+// previousChart returns a chart for the upgrade from an earlier version. Because no version is released yet,
+// it is a copy of the chart with an older version and another default.
 func previousChart(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -146,24 +146,25 @@ func previousChart(t *testing.T) string {
 	return copied
 }
 
+// change replaces the first occurrence of a text in a file.
 func change(t *testing.T, path, before, after string) {
 	t.Helper()
 	text := read(t, path)
 	if !strings.Contains(text, before) {
-		t.Fatalf("%s does not hold %q", path, before)
+		t.Fatalf("%s does not contain %q", path, before)
 	}
 	must(t, os.WriteFile(path, []byte(strings.Replace(text, before, after, 1)), 0o644))
 }
 
-// numbers is how many the pod of counting has written.
+// numbers returns how many numbers the pod counting has written.
 func numbers(t *testing.T, ns string) int {
 	t.Helper()
-	n, err := strconv.Atoi(in(t, ns, "counting", "wc -l </data/numbers"))
+	n, err := strconv.Atoi(execIn(t, ns, "counting", "wc -l </data/numbers"))
 	must(t, err)
 	return n
 }
 
-// mountOf identifies the mount of the only volume in the namespace, so that a new mount differs.
+// mountOf returns a description of the mount of the pod's volume. It differs for a new mount.
 func mountOf(t *testing.T, ns string) string {
 	t.Helper()
 	volume := kubectl(t, "-n", ns, "get", "pvc", "counting", "-o", "jsonpath={.spec.volumeName}")
@@ -172,6 +173,6 @@ func mountOf(t *testing.T, ns string) string {
 			return fmt.Sprintf("mount %d of %d:%d on %s", mounts[0].ID, mounts[0].Major, mounts[0].Minor, n.name)
 		}
 	}
-	t.Fatalf("volume %s is mounted nowhere", volume)
+	t.Fatalf("got no mount of volume %s on any node, want one", volume)
 	return ""
 }

@@ -8,35 +8,36 @@ import (
 	"testing"
 )
 
+// first installs the driver once. installed is false if that failed.
 var first = struct {
 	sync.Once
 	installed bool
 }{}
 
-// installed installs the driver for the first test that needs it.
-func installed(t *testing.T) {
+// ensureInstalled installs the driver unless an earlier test has installed it.
+func ensureInstalled(t *testing.T) {
 	t.Helper()
 	first.Do(func() {
 		install(t)
 		first.installed = true
 	})
 	if !first.installed {
-		t.Fatal("the driver could not be installed")
+		t.Fatal("the installation of the driver failed in an earlier test")
 	}
 }
 
-// install applies the rendered manifests as they stand and waits for the driver.
+// install applies the unmodified manifests and waits for the driver.
 func install(t *testing.T) {
 	t.Helper()
 	kubectl(t, "apply", "--server-side", "-f", manifests)
 	waitDriver(t)
 }
 
-// TestInstall: the API server takes the manifests without a warning, and the driver
-// is ready with them as they stand.
+// TestInstall checks that the driver becomes ready with the unmodified manifests, and that the API server
+// accepts them without a warning.
 func TestInstall(t *testing.T) {
-	installed(t)
-	out := pipe(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifests)
+	ensureInstalled(t)
+	out := kubectlInput(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifests)
 	if !strings.Contains(out, "daemonset.apps/trivet-node serverside-applied (server dry run)") || strings.Contains(out, "Warning") {
 		t.Error(out)
 	}

@@ -14,41 +14,45 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// victims are who is killed in TestKilled, and after which waits.
-var victims = map[string]struct {
+// killTargets contains the processes that TestKilled kills, and the bounds of the random waits before each
+// kill.
+var killTargets = map[string]struct {
 	least, most time.Duration
 	find        func() []int
 }{
-	"nodes' drivers":       {500 * time.Millisecond, 4 * time.Second, func() []int { return processes(driver, "driver", "--services=node") }},
-	"controllers' drivers": {2 * time.Second, 10 * time.Second, func() []int { return processes(driver, "driver", "--services=controller") }},
-	"the leader's all":     {10 * time.Second, 30 * time.Second, leading},
-	"kubelets":             {5 * time.Second, 20 * time.Second, func() []int { return processes("kubelet") }},
+	"drivers of the nodes":      {500 * time.Millisecond, 4 * time.Second, func() []int { return processes(driver, "driver", "--services=node") }},
+	"drivers of the controller": {2 * time.Second, 10 * time.Second, func() []int { return processes(driver, "driver", "--services=controller") }},
+	leaderTarget:                {10 * time.Second, 30 * time.Second, leaderProcesses},
+	"kubelets":                  {5 * time.Second, 20 * time.Second, func() []int { return processes("kubelet") }},
 }
 
+// leaderTarget kills all processes that it finds. The other targets kill one of them.
+const leaderTarget = "leader with its sidecars"
+
+// driver is the path of the driver in its container.
 const driver = "/usr/local/bin/trivet"
 
-// leading are driver and sidecars of the pod in which csi-provisioner works.
-func leading() []int {
+// leaderProcesses returns the processes of the driver and the sidecars in the leader's pod.
+func leaderProcesses() []int {
 	pod, err := client.CoreV1().Pods(namespace).Get(context.Background(), leader(context.Background()), metav1.GetOptions{})
 	if err != nil {
 		return nil
 	}
 	all := append(processes(driver, "driver"), processes("/csi-")...)
-	return slices.DeleteFunc(all, func(pid int) bool { return !inGroup(pid, "pod"+string(pod.UID)) })
+	return slices.DeleteFunc(all, func(pid int) bool { return !inCgroup(pid, "pod"+string(pod.UID)) })
 }
 
-// TestKilled creates and deletes pods while the drivers of nodes and controllers, the
-// controller's leader with its sidecars, and the kubelets are killed at random: each
-// pod comes up, with its data, and nothing is left.
+// TestKilled creates and deletes pods while the killTargets are killed at random. Each pod must become ready
+// with its data, and nothing may be left of the volumes.
 func TestKilled(t *testing.T) {
 	ns := newNamespace(t, "killed")
 	ctx, stop := context.WithCancel(t.Context())
-	var wreckers, workers sync.WaitGroup
+	var killers, workers sync.WaitGroup
 	var mu sync.Mutex
 	killed := map[string]int{}
-	for name, v := range victims {
-		wreckers.Go(func() {
-			n := killAtRandom(ctx, v.least, v.most, v.find, name == "the leader's all")
+	for name, v := range killTargets {
+		killers.Go(func() {
+			n := killAtRandom(ctx, v.least, v.most, v.find, name == leaderTarget)
 			mu.Lock()
 			defer mu.Unlock()
 			killed[name] = n
@@ -59,7 +63,7 @@ func TestKilled(t *testing.T) {
 	for range 8 {
 		workers.Go(func() {
 			for name := range names {
-				if err := wholeLife(t.Context(), ns, name); err != nil {
+				if err := useClaim(t.Context(), ns, name); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
@@ -71,37 +75,39 @@ func TestKilled(t *testing.T) {
 	close(names)
 	workers.Wait()
 	stop()
-	wreckers.Wait()
+	killers.Wait()
 	t.Logf("%d pods; killed: %v", *pods/2*2, killed)
-	for name := range victims {
+	for name := range killTargets {
 		if killed[name] == 0 {
-			t.Errorf("none of %s was killed: nothing was tested", name)
+			t.Errorf("%s: got no kills, want at least one", name)
 		}
 	}
 	waitDriver(t)
 }
 
-// wholeLife is one claim's: a pod that writes, a pod that finds, and all deleted.
-func wholeLife(ctx context.Context, ns, name string) error {
-	for i, command := range []string{writes, finds} {
+// useClaim creates a claim with a pod that writes, replaces the pod by one that checks the data, and deletes
+// both.
+func useClaim(ctx context.Context, ns, name string) error {
+	for i, command := range []string{writeToken, checkToken} {
 		pod := fmt.Sprintf("%s-%d", name, i)
-		manifest := tenant{name: name, pod: pod, does: command}.manifest()
+		manifest := claimPod{name: name, pod: pod, command: command}.manifest()
 		for _, step := range [][]string{
 			{"apply", "-f", "-"},
 			{"wait", "pod", pod, "--for=condition=Ready", "--timeout=5m"},
 			{"delete", "pod", pod, "--timeout=5m"},
 		} {
-			if _, err := feed(ctx, manifest, append([]string{"-n", ns}, step...)...); err != nil {
+			if _, err := tryKubectlInput(ctx, manifest, append([]string{"-n", ns}, step...)...); err != nil {
 				return err
 			}
 		}
 	}
-	_, err := feed(ctx, "", "-n", ns, "delete", "pvc", name, "--timeout=5m")
+	_, err := tryKubectlInput(ctx, "", "-n", ns, "delete", "pvc", name, "--timeout=5m")
 	return err
 }
 
-// killAtRandom kills one of the found processes, or all of them, after random waits between two
-// bounds, until ctx ends. Their supervisors start them again. It returns the number of kills.
+// killAtRandom repeatedly waits for a random time between two bounds and kills one of the processes that find
+// returns, or all of them. The kubelets and cluster/node.sh restart the processes. It runs until ctx ends, and
+// returns the number of kills.
 func killAtRandom(ctx context.Context, least, most time.Duration, find func() []int, all bool) int {
 	kills := 0
 	for {

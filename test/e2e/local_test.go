@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What cluster/storage.sh gave each node.
+// Directories that cluster/storage.sh creates on each node.
 const (
 	storage     = "/var/lib/trivet-e2e"
 	limitedPool = storage + "/limited"
 )
 
-// TestLocal has the driver from the chart with inline volumes, a pool that limits
-// directories and one of disks, and applies the examples of them: their sizes hold, what
-// is claimed is there for the next pod, and nothing stays of what is deleted.
+// TestLocal installs the chart with inline volumes, a pool that limits directories and a pool of disks, and
+// applies their examples. The sizes must be enforced, the data of claims must be kept for the next pod, and
+// nothing may be left of deleted volumes.
 func TestLocal(t *testing.T) {
 	ns := newNamespace(t, "local")
 	installLocal(t)
@@ -53,15 +53,15 @@ func TestLocal(t *testing.T) {
 
 	kubectl(t, "-n", ns, "delete", "pod,pvc", "--all", "--timeout=3m")
 	for _, n := range nodes() {
-		eventually(t, 2*time.Minute, "nothing left in the pools of "+n.name, func() (string, bool) {
-			left := append(n.leftLimited(), n.marked()...)
+		eventually(t, 2*time.Minute, "the pools of "+n.name+" are empty", func() (string, bool) {
+			left := append(n.leftLimited(), n.usedDisks()...)
 			return strings.Join(left, "; "), len(left) == 0
 		})
 	}
 }
 
-// installLocal installs the chart with the values of cluster/storage.sh and options, and
-// the manifests again at the end of the test.
+// installLocal replaces the manifests by the chart with the values of cluster/storage.sh and options. At the
+// end of the test it applies the manifests again.
 func installLocal(t *testing.T, options ...string) {
 	t.Helper()
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
@@ -76,86 +76,86 @@ func installLocal(t *testing.T, options ...string) {
 	waitDriver(t)
 }
 
-// checkSize looks at filesystem and size, in MiB, that a pod sees, and fills it.
+// checkSize checks the filesystem type and the size in MiB of a volume, and that the size is enforced.
 func checkSize(t *testing.T, ns, pod, dir, fsType string, size int) {
 	t.Helper()
-	want := fmt.Sprintf("%s at most %d MiB, nearly all of it", fsType, size)
-	got := in(t, ns, pod, fmt.Sprintf(`df -PmT %s | awk 'END {print $2, ($3 <= %[2]d && $3 > %[2]d*9/10)}'`, dir, size))
+	want := fmt.Sprintf("%s with 90 to 100 %% of %d MiB", fsType, size)
+	got := execIn(t, ns, pod, fmt.Sprintf(`df -PmT %s | awk 'END {print $2, ($3 <= %[2]d && $3 > %[2]d*9/10)}'`, dir, size))
 	if got != fsType+" 1" {
-		t.Errorf("%s: %s sees %q, want %s", dir, pod, in(t, ns, pod, "df -PmT "+dir), want)
+		t.Errorf("%s in %s: got %q, want %s", dir, pod, execIn(t, ns, pod, "df -PmT "+dir), want)
 	}
 	checkFull(t, ns, pod, dir, size)
 }
 
-// checkFull asks for more space than the volume has.
+// checkFull checks that a pod cannot allocate more space than the volume has.
 func checkFull(t *testing.T, ns, pod, dir string, size int) {
 	t.Helper()
-	out := in(t, ns, pod, fmt.Sprintf("fallocate -l %dM %s/fill 2>&1 || true; rm -f %s/fill", size+1, dir, dir))
+	out := execIn(t, ns, pod, fmt.Sprintf("fallocate -l %dM %s/fill 2>&1 || true; rm -f %s/fill", size+1, dir, dir))
 	if !strings.Contains(out, "No space left") && !strings.Contains(out, "quota exceeded") {
-		t.Errorf("%s of %s: %d MiB are not too many: %q", dir, pod, size+1, out)
+		t.Errorf("%s in %s: got %q when allocating %d MiB, want ENOSPC or EDQUOT", dir, pod, out, size+1)
 	}
 }
 
-// checkText waits for what a pod writes.
+// checkText waits until a file in a pod has the wanted content.
 func checkText(t *testing.T, ns, pod, path, want string) {
 	t.Helper()
-	eventually(t, time.Minute, path+" of "+pod, func() (string, bool) {
+	eventually(t, time.Minute, fmt.Sprintf("%s in %s contains %q", path, pod, want), func() (string, bool) {
 		out, err := try(t.Context(), "kubectl", "-n", ns, "exec", pod, "--", "cat", path)
 		return out, err == nil && strings.TrimSpace(out) == want
 	})
 }
 
-// checkKept starts the pod of an example again: the volume has the data of the first pod.
+// checkKept replaces the pod of an example and checks that the volume still has the data of the first pod.
 func checkKept(t *testing.T, ns, pod, path string) {
 	t.Helper()
-	in(t, ns, pod, "echo kept >/data/kept && sync /data/kept")
+	execIn(t, ns, pod, "echo kept >/data/kept && sync /data/kept")
 	kubectl(t, "-n", ns, "delete", "pod", pod, "--timeout=2m")
 	kubectl(t, "-n", ns, "apply", "-f", path)
 	kubectl(t, "-n", ns, "wait", "pod", pod, "--for=condition=Ready", "--timeout=3m")
-	if got := in(t, ns, pod, "cat /data/kept; stat -c %g /data"); got != "kept\n1000" {
-		t.Errorf("%s came back with %q", pod, got)
+	if got := execIn(t, ns, pod, "cat /data/kept; stat -c %g /data"); got != "kept\n1000" {
+		t.Errorf("got %q in the new pod %s, want the data of the first one and group 1000", got, pod)
 	}
 }
 
-// growDisk makes the disk of a claim larger, as a LUN is made, and lets the volume
-// follow in the running pod.
+// growDisk grows the disk of a claim, as an administrator grows a LUN, and then expands the claim while its
+// pod runs.
 func growDisk(t *testing.T, ns, claim string, size int) {
 	t.Helper()
-	n := nodeNamed(t, placeOf(t, volumeOf(t, ns, claim)))
-	marked := n.marked()
-	if len(marked) != 1 {
-		t.Fatalf("disks of volumes: %q", marked)
+	n := nodeNamed(t, nodeOfVolume(t, volumeOf(t, ns, claim)))
+	used := n.usedDisks()
+	if len(used) != 1 {
+		t.Fatalf("got disks %q of volumes, want one", used)
 	}
-	device, err := os.Readlink(n.path(storage + "/disks/" + marked[0]))
+	device, err := os.Readlink(n.path(storage + "/disks/" + used[0]))
 	must(t, err)
-	must(t, os.Truncate(n.path(storage+"/images/"+marked[0]), int64(size)<<20))
+	must(t, os.Truncate(n.path(storage+"/images/"+used[0]), int64(size)<<20))
 	run(t, "losetup", "--set-capacity", device)
-	// The mark takes some of the disk.
+	// The driver's mark occupies a part of the disk.
 	kubectl(t, "-n", ns, "patch", "pvc", claim, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":"%dMi"}}}}`, size-8))
-	eventually(t, 2*time.Minute, "the larger disk in the running pod", func() (string, bool) {
+	eventually(t, 2*time.Minute, "the pod sees the larger disk", func() (string, bool) {
 		out, err := try(t.Context(), "kubectl", "-n", ns, "exec", claim, "--", "sh", "-c", fmt.Sprintf("df -Pm /data | awk 'END {print ($2 > %d*9/10)}'; cat /data/kept", size))
 		return out, err == nil && out == "1\nkept\n"
 	})
 }
 
-// volumeContext is what the volume of a claim says of itself.
+// volumeContext returns a value of the volume context of a claim's volume.
 func volumeContext(t *testing.T, ns, claim, key string) string {
 	t.Helper()
 	return kubectl(t, "get", "pv", volumeOf(t, ns, claim), "-o", "jsonpath={.spec.csi.volumeAttributes."+key+"}")
 }
 
-// seen is where a file of the node is found through what is mounted there.
-func (n node) seen(file string) string {
+// throughMounts returns the path at which a file of the node is visible through the node's mounts.
+func (n node) throughMounts(file string) string {
 	pid, _ := os.ReadFile(filepath.Join(n.dir, "pid"))
 	return filepath.Join("/proc", strings.TrimSpace(string(pid)), "root", file)
 }
 
-// leftLimited is what lies in the pool that limits directories, and the loop devices
-// of images there.
+// leftLimited lists the files of volumes in the pool that limits directories, and the loop devices of images
+// in the pool.
 func (n node) leftLimited() []string {
 	var left []string
 	for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-		entries, err := os.ReadDir(n.seen(filepath.Join(limitedPool, dir)))
+		entries, err := os.ReadDir(n.throughMounts(filepath.Join(limitedPool, dir)))
 		if err != nil {
 			return []string{err.Error()}
 		}
@@ -164,19 +164,20 @@ func (n node) leftLimited() []string {
 		}
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(n.seen(limitedPool), &st); err != nil {
+	if err := unix.Stat(n.throughMounts(limitedPool), &st); err != nil {
 		return append(left, err.Error())
 	}
 	devices, _ := filepath.Glob("/dev/loop[0-9]*")
 	return append(left, slices.DeleteFunc(devices, func(device string) bool { return loopInfo(device).Device != st.Dev })...)
 }
 
-// marked are the node's disks that a volume has, or had before they are wiped.
-func (n node) marked() []string {
-	const header = "EFI PART" // of a GUID partition table, in the second sector
+// usedDisks returns the disks of the node that belong to volumes, or to deleted volumes whose disks are not
+// wiped yet.
+func (n node) usedDisks() []string {
+	const header = "EFI PART" // the signature of a GUID partition table, in the second sector
 	images, err := filepath.Glob(n.path(storage + "/images/[0-9]*"))
 	if err != nil || len(images) == 0 {
-		return []string{"no disks"}
+		return []string{fmt.Sprintf("no images of disks in %s: %v", n.path(storage+"/images"), err)}
 	}
 	var marked []string
 	for _, image := range images {

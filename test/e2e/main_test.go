@@ -23,16 +23,16 @@ const (
 
 var (
 	client kubernetes.Interface
-	// clusterConfig is how client gets to the cluster.
+	// clusterConfig is the configuration of client.
 	clusterConfig *rest.Config
-	pods          = flag.Int("pods", 100, "how many pods TestKilled creates and deletes")
+	pods          = flag.Int("pods", 100, "`number` of pods that TestKilled creates and deletes")
 )
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// The tests drain nodes and kill kubelets, so they need a cluster of their own.
+	// The tests drain nodes and kill kubelets, so they must not run in another cluster.
 	if os.Getenv("TRIVET_E2E_STATE") == "" {
-		fmt.Fprintln(os.Stderr, "these tests damage the cluster that they run in: start them with test/e2e/run, which creates one")
+		fmt.Fprintln(os.Stderr, "these tests damage the cluster in which they run: start them with test/e2e/run, which creates a cluster")
 		os.Exit(1)
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		client, err = kubernetes.NewForConfig(config)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "no cluster:", err)
+		fmt.Fprintln(os.Stderr, "connecting to the cluster of KUBECONFIG:", err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())

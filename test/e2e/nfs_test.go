@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// shared is a claim of an export.
+// shared is a claim for a volume on an export.
 const shared = `
 apiVersion: v1
 kind: PersistentVolumeClaim
@@ -18,12 +18,12 @@ spec:
   resources: {requests: {storage: 1Gi}}
 `
 
-// TestNoNFS: where the kernel has no NFS client the driver runs with the chart's nfs all
-// the same, the claim of an export says what is missing, and volumes of nodes are made
-// and used as before. The driver is on one node: those of this cluster share their
-// network, in which the nodes' pods are with NFS, and so one set of ports.
+// TestNoNFS enables NFS in the chart although the kernel has no NFS client. The driver must still run, the
+// events of a claim for an export must name the reason, and volumes on nodes must work. The driver runs only
+// on one node: with NFS its pods use the node's network, the nodes of this cluster share a network, and two
+// drivers would use the same ports.
 func TestNoNFS(t *testing.T) {
-	installed(t)
+	ensureInstalled(t)
 	rendered := run(t, "helm", "template", "trivet", chart, "-n", namespace,
 		"--set", "plainManifests=true", "--set", `node.nodeSelector.kubernetes\.io/hostname=`+nodes()[0].name, "--set", "nfs.storageClasses[0].name=nas,nfs.storageClasses[0].server=127.0.0.1,nfs.storageClasses[0].share=/export")
 	t.Cleanup(func() {
@@ -33,18 +33,18 @@ func TestNoNFS(t *testing.T) {
 			kubectlLast(t, "-n", namespace, "rollout", "status", w, "--timeout=3m")
 		}
 	})
-	pipe(t, rendered, "apply", "--server-side", "--force-conflicts", "-f", "-")
+	kubectlInput(t, rendered, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	for _, w := range workloads {
 		kubectl(t, "-n", namespace, "rollout", "status", w, "--timeout=3m")
 	}
 	if of := kubectl(t, "-n", namespace, "get", "daemonset", "trivet-node", "-o", "jsonpath={.spec.template.spec.hostNetwork}"); of != "true" {
-		t.Errorf("nodes' pods in the node's network: %q", of)
+		t.Errorf("got hostNetwork %q of the nodes' pods, want true", of)
 	}
 
 	ns := newNamespace(t, "no-nfs")
 	applyText(t, ns, shared)
-	eventuallySays(t, time.Minute, ns, "pvc/shared", "ProvisioningFailed", "this kernel has no NFS client")
-	moveIn(t, ns, tenant{name: "local", node: nodes()[0].name})
-	moveOut(t, ns, "local")
+	waitDescribed(t, time.Minute, ns, "pvc/shared", "ProvisioningFailed", "this kernel has no NFS client")
+	startPod(t, ns, claimPod{name: "local", node: nodes()[0].name})
+	deletePod(t, ns, "local")
 	kubectl(t, "-n", ns, "delete", "pvc", "shared", "--timeout=1m")
 }

@@ -21,21 +21,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What the driver keeps on a node.
+// Directories of the driver on a node.
 const (
 	stateDir    = "/var/lib/trivet"
 	defaultPool = stateDir + "/pools/default"
 )
 
-// node is one of the cluster's, as seen from beside the control plane: processes of
-// all nodes are there, with one network and the machine's devices; mounts and files
-// are each node's own.
+// node is a node of the cluster. All nodes share the machine's devices and one network, and the tests see the
+// processes of all nodes. Each node has its own mount namespace and its own files below /var/lib.
 type node struct {
 	name string
-	dir  string // the cluster's folder of it
+	dir  string // the node's directory in the state directory of the cluster
 }
 
-// nodes are all of the cluster.
+// nodes returns all nodes of the cluster.
 func nodes() []node {
 	var all []node
 	found, _ := filepath.Glob(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "n[1-9]"))
@@ -50,17 +49,17 @@ func nodeNamed(t *testing.T, name string) node {
 	all := nodes()
 	i := slices.IndexFunc(all, func(n node) bool { return n.name == name })
 	if i < 0 {
-		t.Fatalf("no node %q in %v", name, all)
+		t.Fatalf("got nodes %v, want one with the name %q", all, name)
 	}
 	return all[i]
 }
 
-// path is where a file below the node's /var/lib is found.
+// path returns the path, on the machine, of a file below the node's /var/lib.
 func (n node) path(file string) string {
 	return filepath.Join(n.dir, "lib", strings.TrimPrefix(file, "/var/lib/"))
 }
 
-// mounts are those that the node sees and wanted returns true for.
+// mounts returns the mounts in the node's mount namespace for which wanted returns true.
 func (n node) mounts(t *testing.T, wanted func(mountpoint string) bool) []*mountinfo.Info {
 	t.Helper()
 	f, err := os.Open(filepath.Join("/proc", strings.TrimSpace(read(t, filepath.Join(n.dir, "pid"))), "mountinfo"))
@@ -71,23 +70,23 @@ func (n node) mounts(t *testing.T, wanted func(mountpoint string) bool) []*mount
 	return mounts
 }
 
-// kubelet are the processes of the node's kubelet.
-func (n node) kubelet() []int {
+// kubeletProcesses returns the processes of the node's kubelet.
+func (n node) kubeletProcesses() []int {
 	return processes("kubelet", "--config="+filepath.Join(n.dir, "kubelet.yaml"))
 }
 
-// contained are all processes in the node's containers.
-func (n node) contained() []int {
-	return slices.DeleteFunc(processes(), func(pid int) bool { return !inGroup(pid, "/"+filepath.Base(n.dir)+"/kubepods/") })
+// containerProcesses returns all processes in the node's containers.
+func (n node) containerProcesses() []int {
+	return slices.DeleteFunc(processes(), func(pid int) bool { return !inCgroup(pid, "/"+filepath.Base(n.dir)+"/kubepods/") })
 }
 
-// inGroup tells whether a process is in a cgroup whose path has a part.
-func inGroup(pid int, part string) bool {
+// inCgroup reports whether the path of a process's cgroup contains a text.
+func inCgroup(pid int, part string) bool {
 	groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	return strings.Contains(string(groups), part)
 }
 
-// processes are those of all nodes whose command line starts with words.
+// processes returns the processes of all nodes whose command line begins with the given words.
 func processes(words ...string) []int {
 	var found []int
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -103,7 +102,7 @@ func processes(words ...string) []int {
 	return found
 }
 
-// kill ends the processes at once, and returns how many.
+// kill sends SIGKILL to processes and returns how many existed.
 func kill(pids ...int) int {
 	killed := 0
 	for _, pid := range pids {
@@ -114,11 +113,11 @@ func kill(pids ...int) int {
 	return killed
 }
 
-// checkNothingLeft waits until nothing of any volume is left: no object in the
-// cluster, on no node a mount, a loop device or anything in the default pool.
+// checkNothingLeft waits until no volume has an object in the cluster, or a mount, a loop device or a file in
+// the default pool of any node.
 func checkNothingLeft(t *testing.T) {
 	t.Helper()
-	eventually(t, 2*time.Minute, "nothing left behind", func() (string, bool) {
+	eventually(t, 2*time.Minute, "no objects, mounts, devices and files of volumes are left", func() (string, bool) {
 		left := leftObjects()
 		for _, n := range nodes() {
 			left = append(left, n.leftInUse(t)...)
@@ -128,21 +127,22 @@ func checkNothingLeft(t *testing.T) {
 	})
 }
 
-// checkDetached waits until no volume of the node is mounted or has a device.
+// checkDetached waits until no volume of the node is mounted or has a loop device.
 func (n node) checkDetached(t *testing.T) {
 	t.Helper()
-	eventually(t, 2*time.Minute, "nothing mounted or attached on "+n.name, func() (string, bool) {
+	eventually(t, 2*time.Minute, "no volume is mounted or attached on "+n.name, func() (string, bool) {
 		left := n.leftInUse(t)
 		return strings.Join(left, "; "), len(left) == 0
 	})
 }
 
-// leftInUse are mounts and devices of volumes.
+// leftInUse lists the mounts and loop devices of volumes.
 func (n node) leftInUse(t *testing.T) []string {
 	t.Helper()
 	return append(n.leftMounts(t), n.leftDevices()...)
 }
 
+// leftObjects lists the PersistentVolumes and VolumeAttachments.
 func leftObjects() []string {
 	var left []string
 	volumes, err := client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{})
@@ -162,24 +162,25 @@ func leftObjects() []string {
 	return left
 }
 
-// leftMounts are the mounts of volumes: staged ones and pods'.
+// leftMounts lists the staging mounts and the pods' mounts of volumes.
 func (n node) leftMounts(t *testing.T) []string {
 	t.Helper()
 	var left []string
-	for _, m := range n.mounts(t, ofVolume) {
+	for _, m := range n.mounts(t, isVolumeMount) {
 		left = append(left, n.name+" has mount "+m.Mountpoint)
 	}
 	return left
 }
 
-func ofVolume(mountpoint string) bool {
+// isVolumeMount reports whether a mount point belongs to a CSI volume.
+func isVolumeMount(mountpoint string) bool {
 	return slices.ContainsFunc([]string{"/plugins/kubernetes.io/csi/", "/volumes/kubernetes.io~csi/", "/volumeDevices/kubernetes.io~csi/"},
 		func(part string) bool { return strings.Contains(mountpoint, part) })
 }
 
-// leftDevices are the loop devices whose file is a volume of this node, or was one of
-// any. Devices are the machine's, and the kernel shows the path of a file as the
-// namespace saw it that bound it, which may be gone: inodes tell.
+// leftDevices lists the loop devices whose backing file is a file in the node's pools, or a deleted file of any
+// node's default pool. It compares inodes, because the kernel shows the path of a backing file as the mount
+// namespace saw it that bound the device, and all nodes share the devices of the machine.
 func (n node) leftDevices() []string {
 	inodes, err := n.volumeInodes()
 	if err != nil {
@@ -198,6 +199,7 @@ func (n node) leftDevices() []string {
 	return left
 }
 
+// volumeInodes returns the inodes of all files in the node's pools.
 func (n node) volumeInodes() (map[uint64]bool, error) {
 	inodes := map[uint64]bool{}
 	err := filepath.WalkDir(n.path(stateDir+"/pools"), func(path string, d fs.DirEntry, err error) error {
@@ -206,7 +208,7 @@ func (n node) volumeInodes() (map[uint64]bool, error) {
 			err = unix.Stat(path, &st)
 			inodes[st.Ino] = true
 		}
-		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // removed during the walk
 			return nil
 		}
 		return err
@@ -214,7 +216,7 @@ func (n node) volumeInodes() (map[uint64]bool, error) {
 	return inodes, err
 }
 
-// loopInfo is what the kernel says of a loop device; nothing if it is free by now.
+// loopInfo returns the status of a loop device, or an empty one if the device is not bound.
 func loopInfo(device string) unix.LoopInfo64 {
 	f, err := os.Open(device)
 	if err != nil {
@@ -228,18 +230,17 @@ func loopInfo(device string) unix.LoopInfo64 {
 	return *info
 }
 
-// backingFile is the path that the kernel shows.
+// backingFile reads the path of a backing file from a file in /sys.
 func backingFile(path string) string {
 	b, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(b))
 }
 
-// leftFiles is what lies in the default pool: volumes, snapshots, and what is being made
-// or removed.
+// leftFiles lists the volumes, snapshots, temporary files and deleted files in the default pool.
 func (n node) leftFiles() []string {
 	var left []string
 	for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-		names, err := n.inPool(dir)
+		names, err := n.poolEntries(dir)
 		if err != nil {
 			left = append(left, err.Error())
 		}
@@ -250,8 +251,8 @@ func (n node) leftFiles() []string {
 	return left
 }
 
-// inPool is what a directory of the default pool holds.
-func (n node) inPool(dir string) ([]string, error) {
+// poolEntries returns the names of the entries of a directory in the default pool.
+func (n node) poolEntries(dir string) ([]string, error) {
 	entries, err := os.ReadDir(n.path(filepath.Join(defaultPool, dir)))
 	var names []string
 	for _, e := range entries {

@@ -7,19 +7,20 @@ import (
 	"strings"
 )
 
-// parityCase is a pod that a kubelet and the volume manager get.
+// parityCase describes a pod that both the kubelet and the volume manager set up.
 type parityCase struct {
 	name string
-	// objects are manifests that the pod needs. HOST is a directory of the node that each
-	// side has of its own.
+	// objects contains the manifests of objects that the pod needs. HOST stands for a directory of the
+	// node, which differs for the kubelet and the manager.
 	objects string
-	// spec and container are more fields of the pod's spec and of its container.
+	// spec and container are additional fields of the pod's spec and of its container.
 	spec, container string
 	volumes         []string
-	// refused: the pod does not get its volumes, or not as requested.
+	// refused is true if the kubelet and the manager must refuse the pod or one of its volumes.
 	refused bool
 }
 
+// manifest returns the manifests of the objects and of the pod.
 func (c parityCase) manifest(node string) string {
 	return c.objects + fmt.Sprintf(`
 ---
@@ -42,8 +43,8 @@ spec:
 `, c.name, node, c.spec, c.main(), strings.Join(c.volumes, ", "))
 }
 
-// main is the container. A kubelet sets up the volumes that a container has, so it mounts
-// all of them unless the case says which.
+// main returns the fields of the container. It mounts all volumes unless the case selects some, because a
+// kubelet only sets up volumes that a container uses.
 func (c parityCase) main() string {
 	if strings.Contains(c.container, "volumeMounts:") || strings.Contains(c.container, "volumeDevices:") {
 		return c.container
@@ -56,7 +57,7 @@ func (c parityCase) main() string {
 	return strings.Join([]string{"volumeMounts: [" + strings.Join(mounts, ", ") + "]", c.container}, ", ")
 }
 
-// parityObjects are of several pods.
+// parityObjects are objects that several pods use.
 const parityObjects = `
 {apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {port: "80", host: "::\n", empty: ""}, binaryData: {bin: AAEC}}
 ---
@@ -72,8 +73,8 @@ const parityObjects = `
 ---
 `
 
-// parityChanges replace objects of before. An API server refuses those of immutable
-// objects; the manager must ignore them.
+// parityChanges replace parityObjects. The API server refuses changes of immutable objects, and the manager
+// must ignore them.
 var parityChanges = []struct {
 	manifest string
 	refused  bool
@@ -85,20 +86,22 @@ var parityChanges = []struct {
 }
 
 const (
-	disk     = "{name: data, emptyDir: {}}"
-	settings = "{name: data, configMap: {name: settings}}"
+	emptyDirData = "{name: data, emptyDir: {}}"
+	settings     = "{name: data, configMap: {name: settings}}"
 )
 
-// mountedData is a volumeMount of the volume data.
+// mountedData returns the volumeMount of the volume data, with additional fields.
 func mountedData(more string) string {
 	return fmt.Sprintf("volumeMounts: [{name: data, mountPath: /data, %s}]", more)
 }
 
-// expression is a container with a subPathExpr and variables.
+// expression returns a container with a subPathExpr and environment variables.
 func expression(expression string, env ...string) string {
 	return mountedData(fmt.Sprintf("subPathExpr: %q", expression)) + fmt.Sprintf(", env: [%s]", strings.Join(env, ", "))
 }
 
+// fieldEnv, keyEnv and resourceEnv return environment variables with a value from the pod, from a key of a
+// ConfigMap or Secret, and from a resource of the container.
 func fieldEnv(name, path string) string {
 	return fmt.Sprintf(`{name: %s, valueFrom: {fieldRef: {fieldPath: "%s"}}}`, name, path)
 }
@@ -123,7 +126,7 @@ const (
     {secret: {name: keys}}, {serviceAccountToken: {path: token, audience: them}}, {downwardAPI: {items: [{path: me, fieldRef: {fieldPath: metadata.name}}]}}`
 )
 
-// payloads are volumes of each kind whose content comes from objects.
+// payloads contains volumes of each kind whose content comes from API objects.
 var payloads = []string{
 	"{name: all-keys, configMap: {name: settings}}",
 	"{name: some-keys, configMap: {name: settings, defaultMode: 384, items: [{key: port, path: a/b/port}, {key: host, path: host, mode: 511}]}}",
@@ -135,7 +138,7 @@ var payloads = []string{
 	"{name: everything, projected: {defaultMode: 288, sources: [" + allOf + "]}}",
 }
 
-// hostClaim is a claim of a directory of the node.
+// hostClaim is a PersistentVolume for a directory of the node, and its claim.
 const hostClaim = `
 apiVersion: v1
 kind: PersistentVolume
@@ -152,16 +155,18 @@ spec:
 {apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %[1]s}, spec: {storageClassName: parity, volumeName: parity-%[1]s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
 `
 
+// driverClaim returns a claim for a volume of the driver.
 func driverClaim(name, mode, size string) string {
 	return fmt.Sprintf("{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s}, spec: {storageClassName: trivet-loop, volumeMode: %s, accessModes: [ReadWriteOnce], resources: {requests: {storage: %s}}}}\n", name, mode, size)
 }
 
-func ofClaim(name string) string {
+// claimVolume returns the volume data with a claim.
+func claimVolume(name string) string {
 	return fmt.Sprintf("{name: data, persistentVolumeClaim: {claimName: %s}}", name)
 }
 
 var parityCases = []parityCase{
-	// What comes from objects.
+	// Volumes whose content comes from API objects.
 	{name: "payload", container: limited, volumes: payloads},
 	{name: "payload-group", container: limited, spec: "securityContext: {fsGroup: 4711, runAsUser: 1000}", volumes: payloads},
 	{name: "payload-user", container: limited, spec: "securityContext: {runAsUser: 1000}", volumes: payloads},
@@ -174,47 +179,47 @@ var parityCases = []parityCase{
 	{name: "fixed", volumes: []string{"{name: map, configMap: {name: fixed}}", "{name: secret, secret: {secretName: fixed}}"}},
 	{name: "crossed", volumes: []string{"{name: data, configMap: {name: crossed}}"}, container: mountedData("subPath: crossing")},
 
-	{name: "unused", volumes: []string{disk}, container: "volumeMounts: []"},
+	{name: "unused", volumes: []string{emptyDirData}, container: "volumeMounts: []"},
 
 	// emptyDir.
-	{name: "empty", volumes: []string{disk, "{name: memory, emptyDir: {medium: Memory}}", "{name: small, emptyDir: {medium: Memory, sizeLimit: 4Mi}}"}},
+	{name: "empty", volumes: []string{emptyDirData, "{name: memory, emptyDir: {medium: Memory}}", "{name: small, emptyDir: {medium: Memory, sizeLimit: 4Mi}}"}},
 	{name: "empty-limited", container: limited, volumes: []string{"{name: memory, emptyDir: {medium: Memory}}", "{name: small, emptyDir: {medium: Memory, sizeLimit: 4Mi}}", "{name: large, emptyDir: {medium: Memory, sizeLimit: 1Gi}}"}},
-	{name: "empty-group", spec: "securityContext: {fsGroup: 4711}", volumes: []string{disk, "{name: memory, emptyDir: {medium: Memory, sizeLimit: 4Mi}}"}},
+	{name: "empty-group", spec: "securityContext: {fsGroup: 4711}", volumes: []string{emptyDirData, "{name: memory, emptyDir: {medium: Memory, sizeLimit: 4Mi}}"}},
 
-	// Parts of volumes.
-	{name: "part", volumes: []string{disk, settingsNamed("config")}, spec: "securityContext: {fsGroup: 4711}", container: `volumeMounts: [
+	// subPath.
+	{name: "part", volumes: []string{emptyDirData, settingsNamed("config")}, spec: "securityContext: {fsGroup: 4711}", container: `volumeMounts: [
       {name: data, mountPath: /a, subPath: a/b}, {name: data, mountPath: /b, subPath: ./a/c/}, {name: data, mountPath: /c, subPath: ., readOnly: true},
       {name: config, mountPath: /d, subPath: port}, {name: config, mountPath: /e, subPath: missing}]`},
 	{name: "part-of-memory", volumes: []string{"{name: data, emptyDir: {medium: Memory, sizeLimit: 4Mi}}"}, container: mountedData("subPath: a/b")},
-	{name: "part-through-link", objects: fmt.Sprintf(hostClaim, "linked"), volumes: []string{ofClaim("linked")}, container: mountedData("subPath: inside/new")},
-	{name: "part-out", refused: true, objects: fmt.Sprintf(hostClaim, "leads-out"), volumes: []string{ofClaim("leads-out")}, container: mountedData("subPath: outside/new")},
-	{name: "part-below-file", refused: true, objects: fmt.Sprintf(hostClaim, "has-file"), volumes: []string{ofClaim("has-file")}, container: mountedData("subPath: file/new")},
+	{name: "part-through-link", objects: fmt.Sprintf(hostClaim, "linked"), volumes: []string{claimVolume("linked")}, container: mountedData("subPath: inside/new")},
+	{name: "part-out", refused: true, objects: fmt.Sprintf(hostClaim, "leads-out"), volumes: []string{claimVolume("leads-out")}, container: mountedData("subPath: outside/new")},
+	{name: "part-below-file", refused: true, objects: fmt.Sprintf(hostClaim, "has-file"), volumes: []string{claimVolume("has-file")}, container: mountedData("subPath: file/new")},
 
 	// subPathExpr.
-	{name: "expr-fields", volumes: []string{disk}, container: expression("$(NODE)/$(NAME)-$(SPACE)/$(APP)/$(ACCOUNT)",
+	{name: "expr-fields", volumes: []string{emptyDirData}, container: expression("$(NODE)/$(NAME)-$(SPACE)/$(APP)/$(ACCOUNT)",
 		fieldEnv("NODE", "spec.nodeName"), fieldEnv("NAME", "metadata.name"), fieldEnv("SPACE", "metadata.namespace"), fieldEnv("APP", "metadata.labels['app']"), fieldEnv("ACCOUNT", "spec.serviceAccountName"))},
-	{name: "expr-syntax", volumes: []string{disk}, container: expression("$$(A)-$A-$(A)-$(A-$", "{name: A, value: one}")},
-	{name: "expr-values", volumes: []string{disk}, container: expression("$(TWICE)/$(BEFORE)/$(LATE)/$(MIXED)",
+	{name: "expr-syntax", volumes: []string{emptyDirData}, container: expression("$$(A)-$A-$(A)-$(A-$", "{name: A, value: one}")},
+	{name: "expr-values", volumes: []string{emptyDirData}, container: expression("$(TWICE)/$(BEFORE)/$(LATE)/$(MIXED)",
 		"{name: TWICE, value: first}", `{name: BEFORE, value: "is-$(TWICE)"}`, "{name: TWICE, value: second}", `{name: LATE, value: "$(LATER)"}`, "{name: LATER, value: x}",
 		`{name: EMPTY, value: ""}`, `{name: MIXED, value: "$$(TWICE)$(EMPTY)$(UNDEFINED)"}`)},
-	{name: "expr-objects", volumes: []string{disk}, container: expression("$(PORT)/$(password)/$(M_port)/$(KEY)",
+	{name: "expr-objects", volumes: []string{emptyDirData}, container: expression("$(PORT)/$(password)/$(M_port)/$(KEY)",
 		keyEnv("PORT", "configMap", "settings", "port", ""), keyEnv("KEY", "secret", "keys", "port", ""),
 		keyEnv("PORT", "configMap", "none", "none", ", optional: true"), keyEnv("PORT", "secret", "keys", "none", ", optional: true")) +
 		", envFrom: [{secretRef: {name: keys}}, {prefix: M_, configMapRef: {name: settings}}, {configMapRef: {name: none, optional: true}}]"},
-	{name: "expr-resources", volumes: []string{disk}, container: limited + ", " + expression("$(CPU)/$(MEMORY)/$(REQUEST)",
+	{name: "expr-resources", volumes: []string{emptyDirData}, container: limited + ", " + expression("$(CPU)/$(MEMORY)/$(REQUEST)",
 		resourceEnv("CPU", "limits.cpu", ", divisor: 1m"), resourceEnv("MEMORY", "limits.memory", ", divisor: 1Mi"), resourceEnv("REQUEST", "requests.cpu", ", containerName: main"))},
-	{name: "expr-empty", refused: true, volumes: []string{disk}, container: expression("$(A)", `{name: A, value: ""}`)},
-	{name: "expr-empty-part", refused: true, volumes: []string{disk}, container: expression("a/$(A)", `{name: A, value: ""}`)},
-	{name: "expr-no-label", refused: true, volumes: []string{disk}, container: expression("$(A)", fieldEnv("A", "metadata.labels['none']"))},
-	{name: "expr-undefined", refused: true, volumes: []string{disk}, container: expression("$(A)")},
-	{name: "expr-no-map", refused: true, volumes: []string{disk}, container: expression("x", keyEnv("A", "configMap", "none", "x", ""))},
-	{name: "expr-no-key", refused: true, volumes: []string{disk}, container: expression("x", keyEnv("A", "secret", "keys", "none", ""))},
-	{name: "expr-up", refused: true, volumes: []string{disk}, container: expression("$(A)", "{name: A, value: a/../b}")},
-	{name: "expr-absolute", refused: true, volumes: []string{disk}, container: expression("$(A)", "{name: A, value: /tmp}")},
-	{name: "expr-address", volumes: []string{disk}, container: expression("$(A)", fieldEnv("A", "status.hostIP"))},
-	{name: "expr-service", volumes: []string{disk}, container: expression("$(KUBERNETES_SERVICE_PORT)")},
+	{name: "expr-empty", refused: true, volumes: []string{emptyDirData}, container: expression("$(A)", `{name: A, value: ""}`)},
+	{name: "expr-empty-part", refused: true, volumes: []string{emptyDirData}, container: expression("a/$(A)", `{name: A, value: ""}`)},
+	{name: "expr-no-label", refused: true, volumes: []string{emptyDirData}, container: expression("$(A)", fieldEnv("A", "metadata.labels['none']"))},
+	{name: "expr-undefined", refused: true, volumes: []string{emptyDirData}, container: expression("$(A)")},
+	{name: "expr-no-map", refused: true, volumes: []string{emptyDirData}, container: expression("x", keyEnv("A", "configMap", "none", "x", ""))},
+	{name: "expr-no-key", refused: true, volumes: []string{emptyDirData}, container: expression("x", keyEnv("A", "secret", "keys", "none", ""))},
+	{name: "expr-up", refused: true, volumes: []string{emptyDirData}, container: expression("$(A)", "{name: A, value: a/../b}")},
+	{name: "expr-absolute", refused: true, volumes: []string{emptyDirData}, container: expression("$(A)", "{name: A, value: /tmp}")},
+	{name: "expr-address", volumes: []string{emptyDirData}, container: expression("$(A)", fieldEnv("A", "status.hostIP"))},
+	{name: "expr-service", volumes: []string{emptyDirData}, container: expression("$(KUBERNETES_SERVICE_PORT)")},
 
-	// The node's files.
+	// Files of the node.
 	{name: "host", volumes: []string{
 		"{name: dir, hostPath: {path: HOST/host/dir, type: Directory}}", "{name: new-dir, hostPath: {path: HOST/host/new/dir, type: DirectoryOrCreate}}",
 		"{name: file, hostPath: {path: HOST/host/file, type: File}}", "{name: new-file, hostPath: {path: HOST/host/new-file, type: FileOrCreate}}",
@@ -223,16 +228,17 @@ var parityCases = []parityCase{
 	{name: "host-no-file", refused: true, volumes: []string{"{name: data, hostPath: {path: HOST/host/dir, type: File}}"}},
 	{name: "host-no-dir", refused: true, volumes: []string{"{name: data, hostPath: {path: HOST/host/none, type: Directory}}"}},
 	{name: "host-no-parent", refused: true, volumes: []string{"{name: data, hostPath: {path: HOST/host/none/file, type: FileOrCreate}}"}},
-	{name: "local", objects: fmt.Sprintf(hostClaim, "files"), volumes: []string{ofClaim("files")}, container: mountedData("")},
-	{name: "local-group", objects: fmt.Sprintf(hostClaim, "owned"), volumes: []string{ofClaim("owned")}, container: mountedData(""), spec: "securityContext: {fsGroup: 4711}"},
-	{name: "local-group-root", objects: fmt.Sprintf(hostClaim, "owned-by-root"), volumes: []string{ofClaim("owned-by-root")}, container: mountedData(""), spec: "securityContext: {fsGroup: 4711, fsGroupChangePolicy: OnRootMismatch}"},
-	{name: "local-missing", refused: true, objects: fmt.Sprintf(hostClaim, "missing"), volumes: []string{ofClaim("missing")}, container: mountedData("")},
+	{name: "local", objects: fmt.Sprintf(hostClaim, "files"), volumes: []string{claimVolume("files")}, container: mountedData("")},
+	{name: "local-group", objects: fmt.Sprintf(hostClaim, "owned"), volumes: []string{claimVolume("owned")}, container: mountedData(""), spec: "securityContext: {fsGroup: 4711}"},
+	{name: "local-group-root", objects: fmt.Sprintf(hostClaim, "owned-by-root"), volumes: []string{claimVolume("owned-by-root")}, container: mountedData(""), spec: "securityContext: {fsGroup: 4711, fsGroupChangePolicy: OnRootMismatch}"},
+	{name: "local-missing", refused: true, objects: fmt.Sprintf(hostClaim, "missing"), volumes: []string{claimVolume("missing")}, container: mountedData("")},
 
-	// A CSI driver's.
-	{name: "claim", objects: driverClaim("plain", "Filesystem", "64Mi"), volumes: []string{ofClaim("plain")}, container: mountedData("")},
-	{name: "claim-group", objects: driverClaim("grouped", "Filesystem", "64Mi"), volumes: []string{ofClaim("grouped")}, container: mountedData("subPath: a/b"), spec: "securityContext: {fsGroup: 4711}"},
+	// Volumes of a CSI driver.
+	{name: "claim", objects: driverClaim("plain", "Filesystem", "64Mi"), volumes: []string{claimVolume("plain")}, container: mountedData("")},
+	{name: "claim-group", objects: driverClaim("grouped", "Filesystem", "64Mi"), volumes: []string{claimVolume("grouped")}, container: mountedData("subPath: a/b"), spec: "securityContext: {fsGroup: 4711}"},
 	{name: "claim-read-only", objects: driverClaim("read", "Filesystem", "64Mi"), volumes: []string{"{name: data, persistentVolumeClaim: {claimName: read, readOnly: true}}"}, container: mountedData("")},
-	{name: "claim-device", objects: driverClaim("device", "Block", "64Mi"), volumes: []string{ofClaim("device")}, container: "volumeDevices: [{name: data, devicePath: /dev/data}]"},
+	{name: "claim-device", objects: driverClaim("device", "Block", "64Mi"), volumes: []string{claimVolume("device")}, container: "volumeDevices: [{name: data, devicePath: /dev/data}]"},
 }
 
+// settingsNamed returns the volume settings with another name.
 func settingsNamed(name string) string { return strings.Replace(settings, "data", name, 1) }

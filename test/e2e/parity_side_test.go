@@ -26,21 +26,22 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager"
 )
 
-// side is the kubelet of a node, or the volume manager beside it.
+// side is the kubelet of a node, or the volume manager that runs beside it.
 type side struct {
 	name string
 	node node
-	// root is its root directory, host its own directory of the node's files.
+	// root is the root directory of the kubelet or the manager. host is the directory that replaces HOST in
+	// manifests.
 	root, host string
-	// uids are those of all objects, by kind and name.
+	// uids contains the UIDs of all objects, by kind and name.
 	uids map[string]string
-	// wanted are the manager's objects, by file.
+	// wanted contains the manager's objects, by manifest file.
 	wanted map[string][]object
 }
 
 type object = *unstructured.Unstructured
 
-// decode reads YAML documents, or a list in JSON.
+// decode decodes YAML documents, or a list in JSON.
 func decode(t *testing.T, text string) (all []object) {
 	t.Helper()
 	for document := range strings.SplitSeq(text, "\n---\n") {
@@ -60,6 +61,7 @@ func decode(t *testing.T, text string) (all []object) {
 	return all
 }
 
+// encode returns objects as YAML documents.
 func encode(t *testing.T, all []object) string {
 	t.Helper()
 	var b strings.Builder
@@ -72,11 +74,12 @@ func encode(t *testing.T, all []object) string {
 	return b.String()
 }
 
+// manifest returns the path of one of the manager's manifest files.
 func (s *side) manifest(name string) string {
 	return s.node.path(filepath.Join(parityDir, "manifests", name+".yaml"))
 }
 
-// put writes a manifest beside the others, and renames it there.
+// put writes a manifest file of the manager. It renames the complete file into place.
 func (s *side) put(t *testing.T, name string, objects ...object) {
 	t.Helper()
 	if s.wanted == nil {
@@ -88,7 +91,7 @@ func (s *side) put(t *testing.T, name string, objects ...object) {
 	must(t, os.Rename(file, s.manifest(name)))
 }
 
-// replace puts another object in the place of the one with its kind and name.
+// replace replaces the manager's object with the same kind and name.
 func (s *side) replace(t *testing.T, o object) {
 	t.Helper()
 	objects := s.wanted["objects"]
@@ -102,9 +105,8 @@ func (s *side) replace(t *testing.T, o object) {
 	s.put(t, "objects", objects...)
 }
 
-// says is what the manager tells of the volumes of a pod, and what is wrong with its
-// manifest.
-func (s *side) says(ns, pod string) (volumes, problems []string, err error) {
+// statusOf returns the manager's status of the volumes of a pod, and the problems of the pod's manifest.
+func (s *side) statusOf(ns, pod string) (volumes, problems []string, err error) {
 	status, err := volumemanager.ReadStatus(context.Background(), s.node.path(s.root))
 	for _, v := range status.Volumes {
 		if v.Pod == ns+"/"+pod {
@@ -119,7 +121,8 @@ func (s *side) says(ns, pod string) (volumes, problems []string, err error) {
 	return volumes, problems, err
 }
 
-// left tells whether the manager has no volumes of pods any more, or nothing at all.
+// left reports whether the manager has no volumes of pods any more and, if nothing is true, no
+// PersistentVolumes. It also returns them as text.
 func (s *side) left(nothing bool) (string, bool) {
 	status, err := volumemanager.ReadStatus(context.Background(), s.node.path(s.root))
 	if err != nil {
@@ -132,27 +135,29 @@ func (s *side) left(nothing bool) (string, bool) {
 	return fmt.Sprintf("%+v, %+v", status.Volumes, status.PersistentVolumes), n == 0
 }
 
-// tree is what a side has made of a pod: a description for each path below the directory
-// of the pod, and below HOST.
+// tree contains a description of each file of a pod: below the pod's directory and, for the pod host, below
+// HOST.
 type tree map[string]string
 
-// inside is a path of the node in its mount namespace.
-func (s *side) inside(t *testing.T, path string) string {
+// throughMounts returns the path at which a file of the node is visible through the node's mounts.
+func (s *side) throughMounts(t *testing.T, path string) string {
 	t.Helper()
 	return filepath.Join("/proc", strings.TrimSpace(read(t, filepath.Join(s.node.dir, "pid"))), "root", path)
 }
 
 func (s *side) podDir(pod string) string { return filepath.Join(s.root, "pods", s.uids["Pod/"+pod]) }
 
+// content returns the content of a file in a pod's directory, or the error.
 func (s *side) content(t *testing.T, pod, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(s.inside(t, filepath.Join(s.podDir(pod), path)))
+	b, err := os.ReadFile(s.throughMounts(t, filepath.Join(s.podDir(pod), path)))
 	if err != nil {
 		return err.Error()
 	}
 	return string(b)
 }
 
+// tree returns the tree of a pod.
 func (s *side) tree(t *testing.T, pod string) tree {
 	t.Helper()
 	all := tree{}
@@ -170,23 +175,24 @@ func (s *side) tree(t *testing.T, pod string) tree {
 	return all
 }
 
+// walk adds all files below a directory to a tree.
 func (s *side) walk(t *testing.T, all tree, name, dir string) {
 	t.Helper()
-	at := s.inside(t, dir)
+	at := s.throughMounts(t, dir)
 	err := filepath.WalkDir(at, func(path string, _ fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // none, or it was just replaced
+		if errors.Is(err, fs.ErrNotExist) { // missing, or replaced during the walk
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		return s.describe(all, s.plain(name+strings.TrimPrefix(path, at)), path)
+		return s.describe(all, s.normalize(name+strings.TrimPrefix(path, at)), path)
 	})
 	must(t, err)
 }
 
-// describe adds type, mode and owner of a file; and, by names of their own, its content and
-// what is mounted there.
+// describe adds the type, mode and owner of a file to a tree and, as separate entries, its content and the
+// filesystem that is mounted at the path.
 func (s *side) describe(all tree, name, path string) error {
 	var st, above unix.Stat_t
 	if err := errors.Join(unix.Lstat(path, &st), unix.Lstat(filepath.Dir(path), &above)); err != nil {
@@ -196,14 +202,14 @@ func (s *side) describe(all tree, name, path string) error {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFLNK:
 		to, err := os.Readlink(path)
-		all[name] += " to " + s.plain(to)
+		all[name] += " to " + s.normalize(to)
 		return err
 	case unix.S_IFREG:
 		b, err := os.ReadFile(path)
-		all[name+" content"] = fmt.Sprintf("%q", s.plain(string(b)))
+		all[name+" content"] = fmt.Sprintf("%q", s.normalize(string(b)))
 		return err
 	case unix.S_IFBLK, unix.S_IFCHR:
-		// The minor number of a loop device is another for each volume.
+		// The minor number of a loop device differs for each volume.
 		all[name] += fmt.Sprintf(" device %d", unix.Major(st.Rdev))
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Dev != above.Dev {
@@ -212,7 +218,7 @@ func (s *side) describe(all tree, name, path string) error {
 	return nil
 }
 
-// describeFilesystem adds what is mounted; of one in memory also how much it holds.
+// describeFilesystem adds the mounted filesystem to a tree and, if it is a tmpfs, its size.
 func describeFilesystem(all tree, name, path string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -231,14 +237,14 @@ var (
 	loops   = regexp.MustCompile(`/dev/loop\d+`)
 )
 
-// plain replaces what is each side's own, or each moment's.
-func (s *side) plain(text string) string {
+// normalize replaces the parts of a text that differ for each side or at each run.
+func (s *side) normalize(text string) string {
 	text = strings.NewReplacer(s.root, "ROOT", s.host, "HOST").Replace(text)
 	return loops.ReplaceAllString(version.ReplaceAllString(text, "..DATE"), "/dev/loopN")
 }
 
-// start runs a program in the namespaces of the node until stop. What it prints is in the
-// log folder of the cluster.
+// start starts a program in the namespaces of the node. It runs until stop. Its output goes to the log
+// directory of the cluster.
 func (n node) start(t *testing.T, words ...string) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(filepath.Dir(n.dir), "log", fmt.Sprintf("parity-%s.log", words[1])))
@@ -247,13 +253,13 @@ func (n node) start(t *testing.T, words ...string) {
 	c := exec.Command("nsenter", append([]string{"-t", strings.TrimSpace(read(t, filepath.Join(n.dir, "pid"))), "-m", "-p", "--"}, words...)...)
 	c.Stdout, c.Stderr = log, log
 	must(t, c.Start())
-	go func() { _ = c.Wait() }() // how it ended is in the log
+	go func() { _ = c.Wait() }() // the log contains the reason
 }
 
-// stop ends what start has begun.
+// stop ends the driver and the manager that start has started.
 func (n node) stop(t *testing.T) {
 	t.Helper()
-	eventually(t, time.Minute, "the processes end", func() (string, bool) {
+	eventually(t, time.Minute, "the driver and the manager have ended", func() (string, bool) {
 		var running []int
 		for _, command := range []string{"driver", "volume-manager"} {
 			running = append(running, processes(program(), command)...)

@@ -21,16 +21,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// difference is one of docs/volume-manager.md: what a pod has otherwise than under a
-// kubelet. All but the name are expressions for the whole text; an empty one is for what
-// is absent.
+// difference is a documented difference between a pod under a kubelet and under the manager. name is its name
+// in docs/volume-manager.md. The other fields are regular expressions for a path of the trees and for its
+// whole descriptions. An empty expression means that the path is absent.
 type difference struct{ name, path, kubelet, manager string }
 
-// differences are all there may be. One that does not occur fails the test.
+// differences contains all allowed differences. The test fails if one does not occur.
 var differences = []difference{
 	{"Addresses of nodes", "expr-address/outcome", ready, refused},
 	{"Annotations of the kubelet", inMemory + `/..DATE/annotations content`, `.*config.seen.*`, `.+`},
-	// volumes is also 0755 if the kubelet mounts before it has created the pod's directories.
+	// The kubelet creates volumes with mode 0755 if it mounts before it creates the pod's directories.
 	{"Directories of plugins", `[^/]+/volumes(/kubernetes.io~(empty-dir|configmap|secret|downward-api|projected))?`, `040000 0755 0:0`, `040000 0750 0:0`},
 	{"Directories of pods", `(host|claim-device)/volumes`, `040000 0750 0:0`, ``},
 	{"Links to tokens", inMemory + `/token`, `0120000 0777 1000:.+`, `0120000 0777 0:.+`},
@@ -44,19 +44,20 @@ var differences = []difference{
 	{"Unused volumes", `unused/volumes/kubernetes.io~empty-dir(/data)?`, "", "040000 .*"},
 }
 
-// inMemory is a volume of the kinds that are not on a disk.
+// inMemory matches the volumes that are a tmpfs.
 const inMemory = `[^/]+/volumes/kubernetes.io~(secret|downward-api|projected)/[^/]+`
 
+// covers reports whether two descriptions of a path are a difference of this kind.
 func (d difference) covers(path, kubelet, manager string) bool {
-	return whole(d.path, path) && whole(d.kubelet, kubelet) && whole(d.manager, manager)
+	return matchesWhole(d.path, path) && matchesWhole(d.kubelet, kubelet) && matchesWhole(d.manager, manager)
 }
 
-func whole(expression, text string) bool {
+func matchesWhole(expression, text string) bool {
 	return regexp.MustCompile("^(?s:" + expression + ")$").MatchString(text)
 }
 
-// TestParity applies the same manifests to a kubelet and to the volume manager, and compares
-// what both make of them.
+// TestParity gives the same manifests to a kubelet and to the volume manager, and compares the files and
+// mounts that they create.
 func TestParity(t *testing.T) {
 	ns := newNamespace(t, "parity")
 	n := nodes()[0]
@@ -82,21 +83,22 @@ func TestParity(t *testing.T) {
 	}
 }
 
-// parityDir is where all is on the node.
+// parityDir is the directory on the node that contains all files of the test.
 const parityDir = "/var/lib/parity"
 
+// parity is the state of TestParity.
 type parity struct {
 	t                *testing.T
 	ns               string
 	node             node
 	kubelet, manager *side
-	// uids are those of all objects, by kind and name.
+	// uids contains the UIDs of all objects, by kind and name.
 	uids map[string]string
-	// used are the differences that have occurred.
+	// used contains the differences that have occurred.
 	used map[difference]bool
 }
 
-// begin starts a driver and the manager, with what they need, and ends them with the test.
+// begin starts a driver and the manager. They end with the test.
 func (p *parity) begin() {
 	p.t.Helper()
 	for _, s := range p.sides() {
@@ -118,7 +120,7 @@ func (p *parity) begin() {
 
 func (p *parity) sides() []*side { return []*side{p.kubelet, p.manager} }
 
-// program is what test/e2e/run builds in the cluster's folder.
+// program returns the path of the trivet program that test/e2e/run has built.
 func program() string { return filepath.Join(os.Getenv("TRIVET_E2E_STATE"), flexProgram) }
 
 func (p *parity) startManager() {
@@ -127,20 +129,20 @@ func (p *parity) startManager() {
 		"--volume-plugin-dir="+parityDir+"/flexvolume", "--http-address=", "--node-name="+p.node.name)
 }
 
-// end takes down what the manager has, and removes what the test has made. The processes
-// have ended when it returns.
+// end removes the manager's manifests, waits until the manager has removed its volumes, ends the processes, and
+// removes the objects and files of the test.
 func (p *parity) end() {
 	for _, name := range []string{"pods", "objects"} {
 		if err := os.Remove(p.manager.manifest(name)); err != nil && !os.IsNotExist(err) {
 			p.t.Error(err)
 		}
-		eventually(p.t, 2*time.Minute, "the manager takes down what is not wanted", func() (string, bool) { return p.manager.left(name == "objects") })
+		eventually(p.t, 2*time.Minute, "the manager has removed the volumes of "+name, func() (string, bool) { return p.manager.left(name == "objects") })
 	}
 	p.node.stop(p.t)
 	kubectlLast(p.t, "-n", p.ns, "delete", "pod,pvc", "--all", "--timeout=3m")
 	kubectlLast(p.t, "delete", "pv", "-l", "test=parity", "--timeout=2m")
 	if mounts := p.node.mounts(p.t, func(at string) bool { return strings.HasPrefix(at, parityDir+"/") }); len(mounts) > 0 {
-		p.t.Errorf("%s is mounted", mounts[0].Mountpoint)
+		p.t.Errorf("got mount %s after the test, want none", mounts[0].Mountpoint)
 		return
 	}
 	if err := os.RemoveAll(p.node.path(parityDir)); err != nil {
@@ -148,14 +150,14 @@ func (p *parity) end() {
 	}
 }
 
-// apply gives manifests to both sides, with the UIDs of the cluster. Pods of the manager
-// come last: nothing is to wait for an object.
+// apply creates the objects of manifests in the cluster, and writes them with their UIDs for the manager. It
+// writes the manager's pods last, so that no pod waits for an object.
 func (p *parity) apply(text string) {
 	p.t.Helper()
 	ofKubelet, ofManager := p.objects(text, p.kubelet), p.objects(text, p.manager)
-	pipe(p.t, encode(p.t, ofKubelet), "-n", p.ns, "create", "-f", "-")
+	kubectlInput(p.t, encode(p.t, ofKubelet), "-n", p.ns, "create", "-f", "-")
 	uids := map[string]types.UID{}
-	for _, o := range decode(p.t, pipe(p.t, encode(p.t, ofKubelet), "-n", p.ns, "get", "-f", "-", "-o", "json")) {
+	for _, o := range decode(p.t, kubectlInput(p.t, encode(p.t, ofKubelet), "-n", p.ns, "get", "-f", "-", "-o", "json")) {
 		uids[o.GetKind()+"/"+o.GetName()] = o.GetUID()
 	}
 	for _, o := range ofManager {
@@ -168,7 +170,7 @@ func (p *parity) apply(text string) {
 	}
 }
 
-// objects are those of manifests as a side gets them.
+// objects decodes manifests for a side.
 func (p *parity) objects(text string, s *side) []object {
 	p.t.Helper()
 	all := decode(p.t, strings.ReplaceAll(text, "HOST", s.host))
@@ -183,12 +185,12 @@ func (p *parity) objects(text string, s *side) []object {
 	return all
 }
 
-// compare waits until both sides have made of a pod what can be made of it, and compares.
+// compare waits until both sides have set up or refused a pod, and compares the results.
 func (p *parity) compare(t *testing.T, c parityCase) {
 	t.Helper()
 	kubelet, manager := p.expected(c)
-	eventually(t, time.Minute, "the kubelet: "+kubelet, func() (string, bool) { return p.kubeletSays(t, c.name, kubelet) })
-	eventually(t, 20*time.Second, "the manager: "+manager, func() (string, bool) { return p.managerSays(c.name, manager) })
+	eventually(t, time.Minute, "the kubelet reports the pod as "+kubelet, func() (string, bool) { return p.kubeletSays(t, c.name, kubelet) })
+	eventually(t, 20*time.Second, "the manager reports the pod as "+manager, func() (string, bool) { return p.managerSays(c.name, manager) })
 	a, b := tree{"outcome": kubelet}, tree{"outcome": manager}
 	if kubelet == ready && manager == ready {
 		maps.Copy(a, p.kubelet.tree(t, c.name))
@@ -197,13 +199,13 @@ func (p *parity) compare(t *testing.T, c parityCase) {
 	p.compareTrees(t, c.name, a, b)
 }
 
-// What becomes of a pod.
+// Outcomes for a pod.
 const (
 	ready   = "ready"
 	refused = "refused"
 )
 
-// expected is what the sides make of a pod: the same, but for documented differences.
+// expected returns the outcomes for a pod. They are equal unless a documented difference applies.
 func (p *parity) expected(c parityCase) (kubelet, manager string) {
 	same := ready
 	if c.refused {
@@ -217,6 +219,7 @@ func (p *parity) expected(c parityCase) (kubelet, manager string) {
 	return same, same
 }
 
+// kubeletSays returns the kubelet's status and warnings of a pod, and whether they mean the outcome.
 func (p *parity) kubeletSays(t *testing.T, pod, outcome string) (string, bool) {
 	events, err := client.CoreV1().Events(p.ns).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 	if err != nil {
@@ -229,25 +232,26 @@ func (p *parity) kubeletSays(t *testing.T, pod, outcome string) (string, bool) {
 		}
 	}
 	is := kubectl(t, "-n", p.ns, "get", "pod", pod, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
-	said := fmt.Sprintf("ready: %s, %q", is, warnings)
+	state := fmt.Sprintf("ready: %s, %q", is, warnings)
 	if outcome == ready {
-		return said, is == "True"
+		return state, is == "True"
 	}
-	return said, is != "True" && len(warnings) > 0
+	return state, is != "True" && len(warnings) > 0
 }
 
+// managerSays returns the manager's status of a pod, and whether it means the outcome.
 func (p *parity) managerSays(pod, outcome string) (string, bool) {
-	volumes, problems, err := p.manager.says(p.ns, pod)
+	volumes, problems, err := p.manager.statusOf(p.ns, pod)
 	if err != nil {
 		return err.Error(), false
 	}
-	said := fmt.Sprintf("%v %v", volumes, problems)
+	state := fmt.Sprintf("%v %v", volumes, problems)
 	if outcome == ready {
 		mounted := !slices.ContainsFunc(volumes, func(v string) bool { return !strings.HasPrefix(v, "Mounted ") })
-		return said, len(volumes) > 0 && mounted
+		return state, len(volumes) > 0 && mounted
 	}
-	complains := slices.ContainsFunc(volumes, func(v string) bool { return !strings.HasPrefix(v, "Mounted ") && !strings.HasSuffix(v, ": ") })
-	return said, complains || len(problems) > 0
+	failed := slices.ContainsFunc(volumes, func(v string) bool { return !strings.HasPrefix(v, "Mounted ") && !strings.HasSuffix(v, ": ") })
+	return state, failed || len(problems) > 0
 }
 
 // compareTrees fails for each difference that is not documented.
@@ -264,24 +268,24 @@ func (p *parity) compareTrees(t *testing.T, pod string, kubelet, manager tree) {
 			return d.covers(pod+"/"+path, a, b)
 		})
 		if i < 0 {
-			t.Errorf("%s/%s\n\tkubelet: %s\n\tmanager: %s", pod, path, a, b)
+			t.Errorf("%s/%s: got an undocumented difference:\n\tkubelet: %s\n\tmanager: %s", pod, path, a, b)
 			continue
 		}
 		p.used[differences[i]] = true
 	}
 }
 
-// change changes objects, and compares the volumes of the pods that have them.
+// change makes the parityChanges, and compares the volumes of the affected pods.
 func (p *parity) change(t *testing.T) {
 	for _, c := range parityChanges {
-		_, err := feed(t.Context(), c.manifest, "-n", p.ns, "replace", "-f", "-")
+		_, err := tryKubectlInput(t.Context(), c.manifest, "-n", p.ns, "replace", "-f", "-")
 		if (err != nil) != c.refused {
-			t.Errorf("%s: %v", c.manifest, err)
+			t.Errorf("replacing %s: got error %v, want refused: %t", c.manifest, err, c.refused)
 		}
 		p.manager.replace(t, decode(t, c.manifest)[0])
 	}
 	for _, s := range p.sides() {
-		eventually(t, 2*time.Minute, s.name+" has new content", func() (string, bool) {
+		eventually(t, 2*time.Minute, "the volumes of the "+s.name+" have the new content", func() (string, bool) {
 			changed := s.content(t, "changing", "volumes/kubernetes.io~configmap/data/added")
 			crossed := s.content(t, "crossed", "volumes/kubernetes.io~configmap/data/..data/crossing")
 			return changed + "; " + crossed, changed == "key" && crossed == "file"
@@ -293,84 +297,83 @@ func (p *parity) change(t *testing.T) {
 }
 
 const (
-	walkedFiles = 10000
-	walkedGroup = 4711
+	chownedFiles = 10000
+	chownGroup   = 4711
 )
 
-// kill ends both sides while they give the files of a volume to a group, and compares what
-// they have made of them when they are back.
+// kill kills the kubelet and the manager while they change the group of the files of a volume (fsGroup). It
+// compares the files after both have started again.
 func (p *parity) kill(t *testing.T) {
-	filling := parityCase{name: "walk-fill", objects: driverClaim("walked", "Filesystem", "512Mi"), volumes: []string{ofClaim("walked")}, container: mountedData("")}
+	filling := parityCase{name: "walk-fill", objects: driverClaim("walked", "Filesystem", "512Mi"), volumes: []string{claimVolume("walked")}, container: mountedData("")}
 	p.apply(filling.manifest(p.node.name))
 	p.compare(t, filling)
 	for _, s := range p.sides() {
-		for i := range walkedFiles {
-			write(t, s.walked(t, "walk-fill", i), "", 0o600)
+		for i := range chownedFiles {
+			write(t, s.chownedFile(t, "walk-fill", i), "", 0o600)
 		}
 	}
 	p.remove(t, "walk-fill")
-	walked := parityCase{name: "walk", volumes: filling.volumes, container: filling.container, spec: fmt.Sprintf("securityContext: {fsGroup: %d}", walkedGroup)}
+	walked := parityCase{name: "walk", volumes: filling.volumes, container: filling.container, spec: fmt.Sprintf("securityContext: {fsGroup: %d}", chownGroup)}
 	p.apply(walked.manifest(p.node.name))
 	var waits sync.WaitGroup
-	waits.Go(func() { p.kubelet.killWhileWalking(t, p.node.kubelet()...) })
-	waits.Go(func() { p.manager.killWhileWalking(t, processes(program(), "volume-manager")...) })
+	waits.Go(func() { p.kubelet.killDuringChown(t, p.node.kubeletProcesses()...) })
+	waits.Go(func() { p.manager.killDuringChown(t, processes(program(), "volume-manager")...) })
 	waits.Wait()
 	p.startManager()
 	p.compare(t, walked)
 	for _, s := range p.sides() {
-		if left := s.unowned(t); left > 0 {
-			t.Errorf("%s: %d files are without the group", s.name, left)
+		if left := s.countWithoutGroup(t); left > 0 {
+			t.Errorf("%s: got %d files without the group, want 0", s.name, left)
 		}
 	}
 }
 
-// remove deletes a pod on both sides, and waits until it is gone.
+// remove deletes a pod on both sides, and waits until its directories are removed.
 func (p *parity) remove(t *testing.T, pod string) {
 	t.Helper()
 	kubectl(t, "-n", p.ns, "delete", "pod", pod, "--timeout=2m")
 	p.manager.put(t, "pods", filter(p.manager.wanted["pods"], func(o object) bool { return o.GetName() != pod })...)
 	for _, s := range p.sides() {
-		eventually(t, time.Minute, s.name+" removes the pod", func() (string, bool) {
-			_, err := os.Lstat(s.inside(t, s.podDir(pod)))
+		eventually(t, time.Minute, "the "+s.name+" has removed the pod", func() (string, bool) {
+			_, err := os.Lstat(s.throughMounts(t, s.podDir(pod)))
 			return fmt.Sprint(err), errors.Is(err, fs.ErrNotExist)
 		})
 	}
 }
 
-// walked is one of the files of the volume, in its order.
-func (s *side) walked(t *testing.T, pod string, i int) string {
+// chownedFile returns the path of the i-th file of the volume.
+func (s *side) chownedFile(t *testing.T, pod string, i int) string {
 	t.Helper()
-	return s.inside(t, filepath.Join(s.podDir(pod), "volumes/kubernetes.io~csi/pvc-"+s.uids["PersistentVolumeClaim/walked"], "mount", fmt.Sprintf("%06d", i)))
+	return s.throughMounts(t, filepath.Join(s.podDir(pod), "volumes/kubernetes.io~csi/pvc-"+s.uids["PersistentVolumeClaim/walked"], "mount", fmt.Sprintf("%06d", i)))
 }
 
-// owned tells whether one of the files has the group.
-func (s *side) owned(t *testing.T, i int) bool {
+// hasGroup reports whether the i-th file has the group.
+func (s *side) hasGroup(t *testing.T, i int) bool {
 	t.Helper()
 	var st unix.Stat_t
-	return unix.Stat(s.walked(t, "walk", i), &st) == nil && st.Gid == walkedGroup
+	return unix.Stat(s.chownedFile(t, "walk", i), &st) == nil && st.Gid == chownGroup
 }
 
-func (s *side) unowned(t *testing.T) (left int) {
+func (s *side) countWithoutGroup(t *testing.T) (left int) {
 	t.Helper()
-	for i := range walkedFiles {
-		if !s.owned(t, i) {
+	for i := range chownedFiles {
+		if !s.hasGroup(t, i) {
 			left++
 		}
 	}
 	return left
 }
 
-// killWhileWalking kills processes as soon as one file has the group.
-func (s *side) killWhileWalking(t *testing.T, pids ...int) {
-	for deadline := time.Now().Add(time.Minute); !s.owned(t, 0) && time.Now().Before(deadline); {
+// killDuringChown kills processes as soon as the first file has the group.
+func (s *side) killDuringChown(t *testing.T, pids ...int) {
+	for deadline := time.Now().Add(time.Minute); !s.hasGroup(t, 0) && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 	kill(pids...)
-	t.Logf("%s was killed with %d of %d files left", s.name, s.unowned(t), walkedFiles)
+	t.Logf("%s was killed when %d of %d files did not have the group yet", s.name, s.countWithoutGroup(t), chownedFiles)
 }
 
-// checkDifferences fails unless the documentation has the differences that have occurred,
-// and no others.
+// checkDifferences fails unless all differences have occurred, and the documentation lists them and no others.
 func (p *parity) checkDifferences() {
 	p.t.Helper()
 	documented := map[string]bool{}
@@ -383,21 +386,21 @@ func (p *parity) checkDifferences() {
 	}
 	for _, d := range differences {
 		if !p.used[d] {
-			p.t.Errorf("the difference %q does not occur any more: remove it here and in docs/volume-manager.md", d)
+			p.t.Errorf("the difference %q did not occur: remove it from this test and from docs/volume-manager.md", d)
 		}
 		if _, found := documented[d.name]; !found {
-			p.t.Errorf("docs/volume-manager.md lacks the difference %q", d.name)
+			p.t.Errorf("docs/volume-manager.md does not list the difference %q", d.name)
 		}
 		documented[d.name] = true
 	}
 	for name, known := range documented {
 		if !known {
-			p.t.Errorf("docs/volume-manager.md has the difference %q, which no test covers", name)
+			p.t.Errorf("docs/volume-manager.md lists the difference %q, which is not in this test", name)
 		}
 	}
 }
 
-// fill makes the files that pods find on the node.
+// fill creates the files below HOST that pods use.
 func (s *side) fill(t *testing.T) {
 	t.Helper()
 	at := s.node.path(s.host)
@@ -422,7 +425,7 @@ func (s *side) fill(t *testing.T) {
 		must(t, unix.Mknod(dir+"/char", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
 		must(t, unix.Mknod(dir+"/sub/block", unix.S_IFBLK|0o600, int(unix.Mkdev(7, 250))))
 	}
-	// Its root is as the kubelet would leave it: the rest is not looked at.
+	// With OnRootMismatch, neither side changes the files below a root that already has the group.
 	must(t, os.Chown(at+"/owned-by-root", 0, 4711))
 	must(t, unix.Chmod(at+"/owned-by-root", 0o2770))
 }
@@ -434,19 +437,21 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// mkdir makes a directory, and those above it, whatever the umask.
+// mkdir creates a directory with exactly the given mode, and its parents.
 func mkdir(t *testing.T, path string, mode uint32) {
 	t.Helper()
 	must(t, os.MkdirAll(path, 0o755))
 	must(t, unix.Chmod(path, mode))
 }
 
+// write writes a file with exactly the given mode.
 func write(t *testing.T, path, text string, mode uint32) {
 	t.Helper()
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 	must(t, unix.Chmod(path, mode))
 }
 
+// filter returns the elements for which keep returns true.
 func filter[T any](all []T, keep func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return !keep(x) })
 }

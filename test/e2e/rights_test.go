@@ -23,11 +23,11 @@ const (
 	nodeAccount  = "trivet-node"
 )
 
-// TestNodeRights: the token of a node's driver changes no other Node, and of its own
-// Node only the startup taint, which it removes.
+// TestNodeRights checks that the token of a node's driver can only remove the startup taint of its own Node,
+// and can change no other Node.
 func TestNodeRights(t *testing.T) {
-	installed(t)
-	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), driverPods(t, ofNodes)[0], metav1.GetOptions{})
+	ensureInstalled(t)
+	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), driverPods(t, nodePods)[0], metav1.GetOptions{})
 	must(t, err)
 	own, other := pod.Spec.NodeName, ""
 	for _, n := range nodes() {
@@ -35,20 +35,20 @@ func TestNodeRights(t *testing.T) {
 			other = n.name
 		}
 		t.Cleanup(func() { resetNode(t, n.name) })
-		// The taint stays: the driver checks for it only when it starts.
+		// The running drivers do not remove the taint, because they check for it only when they start.
 		kubectl(t, "taint", "node", n.name, startupTaint+"=:PreferNoSchedule", "example.com/other=kept:PreferNoSchedule")
 		kubectl(t, "label", "node", n.name, "example.com/kept=yes")
 	}
-	driver := as(t, token(t, nodeAccount, pod))
-	// The API server reads a policy that was made just now a moment later.
-	eventually(t, 30*time.Second, "the policy works", func() (string, bool) {
+	driver := clientWithToken(t, token(t, nodeAccount, pod))
+	// The API server enforces a new policy only after a moment.
+	eventually(t, 30*time.Second, "the admission policy is enforced", func() (string, bool) {
 		err := tryPatch(t, driver, own, taints())
 		return fmt.Sprint(err), apierrors.IsForbidden(err)
 	})
 
 	for name, patch := range map[string]string{
 		"label":                  `{"metadata": {"labels": {"example.com/stolen": "yes"}}}`,
-		"label of another":       `{"metadata": {"labels": {"example.com/kept": null}}}`,
+		"existing label":         `{"metadata": {"labels": {"example.com/kept": null}}}`,
 		"annotation":             `{"metadata": {"annotations": {"example.com/stolen": "yes"}}}`,
 		"finalizer":              `{"metadata": {"finalizers": ["example.com/stolen"]}}`,
 		"owner":                  `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "x"}]}}`,
@@ -56,29 +56,29 @@ func TestNodeRights(t *testing.T) {
 		"provider":               `{"spec": {"providerID": "stolen://x"}}`,
 		"status":                 `{"status": {"phase": "Terminated"}}`,
 		"taint added":            taints("example.com/other", startupTaint, "example.com/stolen"),
-		"another's taint":        taints(startupTaint),
-		"both taints":            taints(),
+		"another taint removed":  taints(startupTaint),
+		"both taints removed":    taints(),
 		"taint and label":        `{"metadata": {"labels": {"example.com/stolen": "yes"}}, ` + strings.TrimPrefix(taints("example.com/other"), "{"),
 		"taint in another order": taints(startupTaint, "example.com/other"),
 	} {
 		expectDenied(t, name, tryPatch(t, driver, own, patch))
 	}
-	expectDenied(t, "status itself", tryPatch(t, driver, own, `{"status": {"phase": "Terminated"}}`, "status"))
+	expectDenied(t, "status subresource", tryPatch(t, driver, own, `{"status": {"phase": "Terminated"}}`, "status"))
 
 	removal := taints("example.com/other")
-	expectDenied(t, "another node's startup taint", tryPatch(t, driver, other, removal))
-	expectDenied(t, "a token of no node", tryPatch(t, as(t, token(t, nodeAccount, nil)), own, removal))
+	expectDenied(t, "startup taint of another node", tryPatch(t, driver, other, removal))
+	expectDenied(t, "token that is not bound to a node", tryPatch(t, clientWithToken(t, token(t, nodeAccount, nil)), own, removal))
 	if _, err := driver.CoreV1().Nodes().Patch(t.Context(), own, types.MergePatchType, []byte(removal), metav1.PatchOptions{}); err != nil {
-		t.Errorf("its own startup taint: %v", err)
+		t.Errorf("removing the node's own startup taint: got error %v, want success", err)
 	}
 	if have := kubectl(t, "get", "node", own, "-o", "jsonpath={.spec.taints[*].key} {.metadata.labels.example\\.com/kept}"); have != "example.com/other yes" {
-		t.Errorf("of taints and label the node has %q", have)
+		t.Errorf("got taints and label %q, want %q", have, "example.com/other yes")
 	}
-	// Who is not the driver is not concerned.
+	// The policy does not restrict other users.
 	kubectl(t, "label", "node", other, "example.com/administrator=yes")
 }
 
-// taints is a patch that leaves those taints.
+// taints returns a patch after which a Node has exactly the given taints.
 func taints(keys ...string) string {
 	list := []corev1.Taint{}
 	for _, key := range keys {
@@ -92,8 +92,8 @@ func taints(keys ...string) string {
 	return string(text)
 }
 
-// token is one of the ServiceAccount's, bound to the pod as the kubelet's are; nil: to
-// none.
+// token returns a token of a ServiceAccount, bound to a pod like the tokens that the kubelet requests. If pod
+// is nil, the token is not bound.
 func token(t *testing.T, account string, pod *corev1.Pod) string {
 	t.Helper()
 	request := &authenticationv1.TokenRequest{}
@@ -105,8 +105,8 @@ func token(t *testing.T, account string, pod *corev1.Pod) string {
 	return answer.Status.Token
 }
 
-// as is a client that has nothing but the token.
-func as(t *testing.T, token string) kubernetes.Interface {
+// clientWithToken returns a Kubernetes client that authenticates with a token.
+func clientWithToken(t *testing.T, token string) kubernetes.Interface {
 	t.Helper()
 	config := rest.AnonymousClientConfig(clusterConfig)
 	config.BearerToken = token
@@ -115,7 +115,7 @@ func as(t *testing.T, token string) kubernetes.Interface {
 	return c
 }
 
-// tryPatch is the API server's answer to a patch, which it does not apply.
+// tryPatch sends a patch of a Node as a dry run and returns the error.
 func tryPatch(t *testing.T, c kubernetes.Interface, node, patch string, subresources ...string) error {
 	t.Helper()
 	// A merge patch replaces the whole list of taints.
@@ -123,15 +123,15 @@ func tryPatch(t *testing.T, c kubernetes.Interface, node, patch string, subresou
 	return err
 }
 
-// expectDenied reports a change that is not forbidden.
+// expectDenied fails the test unless err means that a change is forbidden.
 func expectDenied(t *testing.T, change string, err error) {
 	t.Helper()
 	if !apierrors.IsForbidden(err) {
-		t.Errorf("%s: %v, want it forbidden", change, err)
+		t.Errorf("%s: got error %v, want forbidden", change, err)
 	}
 }
 
-// resetNode takes back what the test has set.
+// resetNode removes the labels and taints of the test.
 func resetNode(t *testing.T, node string) {
 	kubectlLast(t, "label", "node", node, "example.com/kept-", "example.com/administrator-")
 	kubectlLast(t, "patch", "node", node, "--type=merge", "-p", `{"spec": {"taints": null}}`)

@@ -20,10 +20,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestSnapshots has the driver from the chart with snapshots, on a pool that shares blocks,
-// and applies the examples of them in their order, while pods write: what was durable
-// before a snapshot is in what is made of it, whatever becomes of the source, and nothing
-// stays of what is deleted.
+// TestSnapshots installs the chart with snapshots, on a pool that shares blocks, and applies the examples of
+// snapshots in order while pods write. A restored volume must contain the data that was synced before the
+// snapshot, even if the source is deleted, and nothing may be left of deleted volumes and snapshots.
 func TestSnapshots(t *testing.T) {
 	ns := newNamespace(t, "snapshots")
 	installSnapshots(t)
@@ -39,8 +38,8 @@ func TestSnapshots(t *testing.T) {
 		applySnapshots(t, ns, "3-restore.yaml")
 		waitReady(t, ns)
 		checkLog(t, ns, "example-restored", "/data/log", before, after)
-		if got := in(t, ns, "example-restored", "df -m /data | awk 'END {print ($2 > 500)}'"); got != "1" {
-			t.Errorf("320 MiB became %s", in(t, ns, "example-restored", "df -m /data"))
+		if got := execIn(t, ns, "example-restored", "df -m /data | awk 'END {print ($2 > 500)}'"); got != "1" {
+			t.Errorf("got a restored filesystem %s, want more than 500 MiB", execIn(t, ns, "example-restored", "df -m /data"))
 		}
 	})
 	t.Run("clone", func(t *testing.T) {
@@ -49,7 +48,7 @@ func TestSnapshots(t *testing.T) {
 		waitReady(t, ns)
 		checkLog(t, ns, "example-clone", "/data/log", before, waitLogged(t, ns, volume, "/data/log"))
 	})
-	t.Run("source gone", func(t *testing.T) {
+	t.Run("source deleted", func(t *testing.T) {
 		kubectl(t, "-n", ns, "delete", "pod,pvc", volume, "example-restored", "--timeout=3m")
 		applySnapshots(t, ns, "3-restore.yaml")
 		waitReady(t, ns)
@@ -61,7 +60,7 @@ func TestSnapshots(t *testing.T) {
 	kubectl(t, "-n", ns, "delete", "volumegroupsnapshot", "--all", "--timeout=3m")
 	kubectl(t, "-n", ns, "delete", "pod,pvc,volumesnapshot", "--all", "--timeout=3m")
 	for _, n := range nodes() {
-		eventually(t, 2*time.Minute, "nothing left in the pool of "+n.name, func() (string, bool) {
+		eventually(t, 2*time.Minute, "the pool of "+n.name+" is empty", func() (string, bool) {
 			left := n.leftLimited()
 			return strings.Join(left, "; "), len(left) == 0
 		})
@@ -78,7 +77,7 @@ func installSnapshots(t *testing.T) {
 	installLocal(t, "--set", "snapshots.enabled=true,snapshots.groups=true")
 }
 
-// applySnapshots applies an example of snapshots, for as long as all of TestSnapshots.
+// applySnapshots applies an example of snapshots. TestSnapshots deletes its objects.
 func applySnapshots(t *testing.T, ns, name string) {
 	t.Helper()
 	kubectl(t, "-n", ns, "apply", "-f", filepath.Join(examples, "snapshots", name))
@@ -89,36 +88,37 @@ func waitSnapshot(t *testing.T, ns, snapshot string) {
 	kubectl(t, "-n", ns, "wait", "volumesnapshot", snapshot, "--for=jsonpath={.status.readyToUse}=true", "--timeout=2m")
 }
 
-// waitLogged waits until a pod has logged some more numbers, and tells how many it has.
+// waitLogged waits until a pod has written at least six more lines to its log, and returns the number of
+// lines.
 func waitLogged(t *testing.T, ns, pod, log string) (lines int) {
 	t.Helper()
 	count := func() int {
-		n, err := strconv.Atoi(in(t, ns, pod, "wc -l <"+log))
+		n, err := strconv.Atoi(execIn(t, ns, pod, "wc -l <"+log))
 		must(t, err)
 		return n
 	}
 	begin := count()
-	eventually(t, time.Minute, pod+" writes", func() (string, bool) {
+	eventually(t, time.Minute, pod+" has written more lines", func() (string, bool) {
 		lines = count()
 		return strconv.Itoa(lines), lines > begin+5
 	})
 	return lines
 }
 
-// checkLog looks at a copy of a log of numbers, taken when there were between atLeast and
-// atMost: all are there from the first on, up to one of those.
+// checkLog checks a copy of a log that was made when the log had between atLeast and atMost lines. The copy
+// must contain consecutive numbers from the first one on. It returns the number of lines.
 func checkLog(t *testing.T, ns, pod, log string, atLeast, atMost int) (lines int) {
 	t.Helper()
-	out := in(t, ns, pod, "awk '$1 != NR-1 {print \"line\", NR, \"is\", $0; exit} END {print NR}' "+log)
+	out := execIn(t, ns, pod, "awk '$1 != NR-1 {print \"line\", NR, \"is\", $0; exit} END {print NR}' "+log)
 	lines, err := strconv.Atoi(out)
 	if err != nil || lines < atLeast || lines > atMost {
-		t.Errorf("%s of %s: %s, want %d to %d lines", log, pod, out, atLeast, atMost)
+		t.Errorf("%s in %s: got %s, want %d to %d lines with consecutive numbers", log, pod, out, atLeast, atMost)
 	}
 	return lines
 }
 
-// ofSnapshot is a claim of a snapshot.
-const ofSnapshot = `
+// restoredClaim is a claim for a volume restored from a snapshot.
+const restoredClaim = `
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %s}
@@ -131,7 +131,7 @@ spec:
 ---
 `
 
-// reader is a pod with two claims as directories.
+// reader is a pod that mounts two claims.
 const reader = `
 apiVersion: v1
 kind: Pod
@@ -148,8 +148,8 @@ spec:
   - {name: second, persistentVolumeClaim: {claimName: restored-second}}
 `
 
-// checkGroup makes snapshots of two volumes, of which one is written after the other, and
-// looks whether both show one moment.
+// checkGroup takes a group snapshot of two volumes. The pod writes each line to the first volume and then to
+// the second, so the snapshots must differ by at most one line.
 func checkGroup(t *testing.T, ns string) {
 	applySnapshots(t, ns, "5-two-volumes.yaml")
 	waitReady(t, ns)
@@ -162,18 +162,18 @@ func checkGroup(t *testing.T, ns string) {
 	for _, name := range []string{"first", "second"} {
 		snapshot := kubectl(t, "-n", ns, "get", "volumesnapshot", "-o", `jsonpath={.items[?(@.spec.source.persistentVolumeClaimName=="example-`+name+`")].metadata.name}`)
 		waitSnapshot(t, ns, snapshot)
-		manifest += fmt.Sprintf(ofSnapshot, "restored-"+name, snapshot, "Filesystem", "320Mi")
+		manifest += fmt.Sprintf(restoredClaim, "restored-"+name, snapshot, "Filesystem", "320Mi")
 	}
 	applyText(t, ns, manifest+reader)
 	waitReady(t, ns)
 	first := checkLog(t, ns, "reader", "/first/log", before, after)
 	second := checkLog(t, ns, "reader", "/second/log", before, after)
 	if ahead := first - second; ahead != 0 && ahead != 1 {
-		t.Errorf("the first volume has %d lines, the second %d: they are not of one moment", first, second)
+		t.Errorf("got %d lines in the first volume and %d in the second, want at most one more in the first", first, second)
 	}
 }
 
-// device is a pod with a raw volume.
+// device is a pod with a block volume.
 const device = `
 apiVersion: v1
 kind: PersistentVolumeClaim
@@ -197,7 +197,7 @@ spec:
   volumes: [{name: device, persistentVolumeClaim: {claimName: device}}]
 `
 
-// backup is a pod with what was restored of two snapshots.
+// backup is a pod with two block volumes that are restored from snapshots.
 const backup = `
 apiVersion: v1
 kind: Pod
@@ -214,34 +214,34 @@ spec:
   - {name: newer, persistentVolumeClaim: {claimName: newer}}
 `
 
-// checkChangedBlocks makes two snapshots of a raw volume, and of the older one the newer by
-// what the driver says that has changed.
+// checkChangedBlocks takes two snapshots of a block volume and restores both. It copies the blocks that the
+// driver reports as changed from the newer to the older volume, which must make them equal.
 func checkChangedBlocks(t *testing.T, ns string) {
 	applyText(t, ns, device)
 	waitReady(t, ns)
-	in(t, ns, "device", "dd if=/dev/urandom of=/dev/device bs=1M count=16 conv=fsync")
+	execIn(t, ns, "device", "dd if=/dev/urandom of=/dev/device bs=1M count=16 conv=fsync")
 	snapshot(t, ns, "older", "device")
-	// One block within what there is, and a little where there was nothing.
-	in(t, ns, "device", "dd if=/dev/urandom of=/dev/device bs=4096 count=1 seek=300 conv=fsync,notrunc; dd if=/dev/urandom of=/dev/device bs=64k count=1 seek=700 conv=fsync,notrunc")
+	// Overwrite one block of existing data, and write 64 KiB to an unwritten place.
+	execIn(t, ns, "device", "dd if=/dev/urandom of=/dev/device bs=4096 count=1 seek=300 conv=fsync,notrunc; dd if=/dev/urandom of=/dev/device bs=64k count=1 seek=700 conv=fsync,notrunc")
 	snapshot(t, ns, "newer", "device")
-	applyText(t, ns, fmt.Sprintf(ofSnapshot, "older", "older", "Block", "64Mi")+fmt.Sprintf(ofSnapshot, "newer", "newer", "Block", "64Mi")+backup)
+	applyText(t, ns, fmt.Sprintf(restoredClaim, "older", "older", "Block", "64Mi")+fmt.Sprintf(restoredClaim, "newer", "newer", "Block", "64Mi")+backup)
 	waitReady(t, ns)
 
 	metadata := csi.NewSnapshotMetadataClient(controllerSocket(t))
-	data, changed := allocated(t, metadata, handleOf(t, ns, "newer")), delta(t, metadata, handleOf(t, ns, "older"), handleOf(t, ns, "newer"))
+	data, changed := allocated(t, metadata, snapshotHandle(t, ns, "newer")), delta(t, metadata, snapshotHandle(t, ns, "older"), snapshotHandle(t, ns, "newer"))
 	if size := sizeOf(data); size < 16<<20 || size > 24<<20 {
-		t.Errorf("allocated are %d bytes of 16 MiB and 64 KiB", size)
+		t.Errorf("got %d allocated bytes, want 16 to 24 MiB", size)
 	}
 	if size := sizeOf(changed); size < 68<<10 || size > 8<<20 {
-		t.Errorf("changed are %d bytes, of 68 KiB", size)
+		t.Errorf("got %d changed bytes, want 68 KiB to 8 MiB", size)
 	}
 	for _, b := range changed {
-		in(t, ns, "backup", fmt.Sprintf("dd if=/dev/newer of=/dev/older bs=4096 skip=%[1]d seek=%[1]d count=%[2]d conv=fsync,notrunc", b.ByteOffset/4096, b.SizeBytes/4096))
+		execIn(t, ns, "backup", fmt.Sprintf("dd if=/dev/newer of=/dev/older bs=4096 skip=%[1]d seek=%[1]d count=%[2]d conv=fsync,notrunc", b.ByteOffset/4096, b.SizeBytes/4096))
 	}
-	in(t, ns, "backup", "cmp /dev/older /dev/newer")
+	execIn(t, ns, "backup", "cmp /dev/older /dev/newer")
 }
 
-// snapshot makes one of a claim.
+// snapshot takes a snapshot of a claim.
 func snapshot(t *testing.T, ns, name, claim string) {
 	t.Helper()
 	applyText(t, ns, fmt.Sprintf(`{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: %s},
@@ -249,8 +249,8 @@ func snapshot(t *testing.T, ns, name, claim string) {
 	waitSnapshot(t, ns, name)
 }
 
-// handleOf is the driver's ID of a snapshot.
-func handleOf(t *testing.T, ns, snapshot string) string {
+// snapshotHandle returns the driver's ID of a snapshot.
+func snapshotHandle(t *testing.T, ns, snapshot string) string {
 	t.Helper()
 	content := kubectl(t, "-n", ns, "get", "volumesnapshot", snapshot, "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
 	return kubectl(t, "get", "volumesnapshotcontent", content, "-o", "jsonpath={.status.snapshotHandle}")
@@ -263,6 +263,7 @@ func sizeOf(blocks []*csi.BlockMetadata) (sum int64) {
 	return sum
 }
 
+// allocated returns the allocated blocks of a snapshot.
 func allocated(t *testing.T, client csi.SnapshotMetadataClient, id string) (blocks []*csi.BlockMetadata) {
 	t.Helper()
 	stream, err := client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 2})
@@ -277,6 +278,7 @@ func allocated(t *testing.T, client csi.SnapshotMetadataClient, id string) (bloc
 	return blocks
 }
 
+// delta returns the blocks that differ between two snapshots.
 func delta(t *testing.T, client csi.SnapshotMetadataClient, base, target string) (blocks []*csi.BlockMetadata) {
 	t.Helper()
 	stream, err := client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, MaxResults: 2})
@@ -291,7 +293,7 @@ func delta(t *testing.T, client csi.SnapshotMetadataClient, base, target string)
 	return blocks
 }
 
-// controllerSocket is the socket of a driver of the controller, which is its sidecars'.
+// controllerSocket connects to the socket over which the sidecars of a controller's pod call the driver.
 func controllerSocket(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	pod := driverPods(t, "app.kubernetes.io/component=controller")[0]
@@ -300,7 +302,7 @@ func controllerSocket(t *testing.T) *grpc.ClientConn {
 	dir, err := os.Open(n.path("/var/lib/kubelet/pods/" + uid + "/volumes/kubernetes.io~empty-dir/plugin-dir"))
 	must(t, err)
 	t.Cleanup(func() { dir.Close() })
-	// Its path is longer than an address may be.
+	// The path of the socket is too long for a socket address.
 	conn, err := grpc.NewClient("passthrough:///socket", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			var d net.Dialer

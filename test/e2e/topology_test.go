@@ -17,11 +17,11 @@ import (
 
 const gi = 1 << 30
 
-// TestTopology: a node without room gets no more volumes, because the scheduler knows
-// and passes it over, and not because the driver refuses: it is not even asked.
+// TestTopology checks that the scheduler places no more volumes on a node without room, so that the driver on
+// the node receives no CreateVolume calls that it would have to refuse.
 func TestTopology(t *testing.T) {
 	ns := newNamespace(t, "topology")
-	broken(t, "      name: default\n", "      name: default\n      size: 4Gi\n")
+	applyChanged(t, "      name: default\n", "      name: default\n      size: 4Gi\n")
 	immediateClass(t)
 	waitDriver(t)
 	full, other := nodes()[0], nodes()[1]
@@ -29,48 +29,48 @@ func TestTopology(t *testing.T) {
 		waitRoom(t, n, 3*gi, 4*gi)
 	}
 
-	moveIn(t, ns, tenant{name: "filler", node: full.name, size: "3Gi"})
+	startPod(t, ns, claimPod{name: "filler", node: full.name, size: "3Gi"})
 	waitRoom(t, full, 0, gi)
 	waitRoom(t, other, 3*gi, 4*gi)
 
-	// Without a pod the driver chooses: where there is more room.
+	// For a claim without a pod, the driver chooses the node with more room.
 	applyText(t, ns, claim("immediate", "immediate", "256Mi", ""))
-	if at := placeOf(t, volumeOf(t, ns, "immediate")); at != other.name {
-		t.Errorf("the volume of immediate binding was made on %s, which has less room", at)
+	if at := nodeOfVolume(t, volumeOf(t, ns, "immediate")); at != other.name {
+		t.Errorf("got volume with immediate binding on %s, want %s, which has more room", at, other.name)
 	}
 	for i := range 3 {
-		name := fmt.Sprint("tenant-", i)
-		moveIn(t, ns, tenant{name: name, size: "1Gi"})
-		if at := placeOf(t, volumeOf(t, ns, name)); at != other.name {
-			t.Errorf("%s is on %s, which has no room", name, at)
+		name := fmt.Sprint("pod-", i)
+		startPod(t, ns, claimPod{name: name, size: "1Gi"})
+		if at := nodeOfVolume(t, volumeOf(t, ns, name)); at != other.name {
+			t.Errorf("got volume of %s on %s, want %s, which has room", name, at, other.name)
 		}
 	}
 	waitRoom(t, other, 0, gi)
 
-	// Where it must be is no room: it waits until there is.
-	applyText(t, ns, tenant{name: "pinned", node: full.name, size: "1Gi"}.manifest())
-	eventuallySays(t, time.Minute, ns, "pod/pinned", "did not have enough free storage")
-	applyText(t, ns, tenant{name: "anywhere", size: "1Gi"}.manifest())
-	eventuallySays(t, time.Minute, ns, "pod/anywhere", "2 node(s) did not have enough free storage")
+	// A pod that must run on the full node waits until the node has room.
+	applyText(t, ns, claimPod{name: "pinned", node: full.name, size: "1Gi"}.manifest())
+	waitDescribed(t, time.Minute, ns, "pod/pinned", "did not have enough free storage")
+	applyText(t, ns, claimPod{name: "anywhere", size: "1Gi"}.manifest())
+	waitDescribed(t, time.Minute, ns, "pod/anywhere", "2 node(s) did not have enough free storage")
 	kubectl(t, "-n", ns, "delete", "pod,pvc", "anywhere")
-	moveOut(t, ns, "filler")
+	deletePod(t, ns, "filler")
 	kubectl(t, "-n", ns, "wait", "pod", "pinned", "--for=condition=Ready", "--timeout=3m")
 
-	made := creations(t)
-	if made["OK"] < 6 {
-		t.Errorf("6 volumes were made, and the nodes' drivers counted %v", made)
+	created := creations(t)
+	if created["OK"] < 6 {
+		t.Errorf("got CreateVolume calls %v on the nodes, want at least 6 with OK", created)
 	}
-	for code, n := range made {
+	for code, n := range created {
 		if code != "OK" && n > 0 {
-			t.Errorf("CreateVolume failed %v times with %s", n, code)
+			t.Errorf("got %d CreateVolume calls with %s, want 0", n, code)
 		}
 	}
 }
 
-// waitRoom waits until Kubernetes knows that a node's room is between two bounds.
+// waitRoom waits until the CSIStorageCapacity of a node is between two bounds in bytes.
 func waitRoom(t *testing.T, n node, least, most int64) {
 	t.Helper()
-	eventually(t, time.Minute, fmt.Sprintf("room on %s from %d to %d", n.name, least, most), func() (string, bool) {
+	eventually(t, time.Minute, fmt.Sprintf("the CSIStorageCapacity of %s is from %d to %d bytes", n.name, least, most), func() (string, bool) {
 		all, err := client.StorageV1().CSIStorageCapacities(namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err.Error(), false
@@ -88,7 +88,7 @@ func waitRoom(t *testing.T, n node, least, most int64) {
 	})
 }
 
-// creations are how often the nodes' drivers have answered CreateVolume, by code.
+// creations returns how often the nodes' drivers have answered CreateVolume, by gRPC code.
 func creations(t *testing.T) map[string]uint64 {
 	t.Helper()
 	counted := map[string]uint64{}
@@ -109,7 +109,7 @@ func creations(t *testing.T) map[string]uint64 {
 	return counted
 }
 
-// metrics are those of the node's driver.
+// metrics returns the metrics of the node's driver.
 func (n node) metrics(t *testing.T) string {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.driverAddress(t)+":9810/metrics", nil)
@@ -122,7 +122,7 @@ func (n node) metrics(t *testing.T) string {
 	return string(text)
 }
 
-// driverAddress is the address of the driver's pod on the node.
+// driverAddress returns the IP address of the driver's pod on the node.
 func (n node) driverAddress(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "-n", namespace, "get", "pod", n.driverPod(t), "-o", "jsonpath={.status.podIP}")

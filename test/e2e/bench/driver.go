@@ -16,20 +16,21 @@ const (
 	methodName = "method_name"
 )
 
-// driverShare is the time that calls spent in the driver, by method.
-type driverShare map[string]spent
+// driverTime is the number and the total duration of the calls in the drivers, by method.
+type driverTime map[string]callTime
 
-type spent struct {
+// callTime is the number and the total duration of calls.
+type callTime struct {
 	calls   uint64
 	seconds float64
 }
 
-// scrape adds up the metrics of the drivers at the URLs.
-func scrape(ctx context.Context, urls string) (driverShare, error) {
+// scrape sums the metrics of the drivers at comma-separated URLs.
+func scrape(ctx context.Context, urls string) (driverTime, error) {
 	if urls == "" {
 		return nil, nil
 	}
-	share := driverShare{}
+	share := driverTime{}
 	for url := range strings.SplitSeq(urls, ",") {
 		if err := share.add(ctx, url); err != nil {
 			return nil, fmt.Errorf("%s: %w", url, err)
@@ -38,7 +39,8 @@ func scrape(ctx context.Context, urls string) (driverShare, error) {
 	return share, nil
 }
 
-func (d driverShare) add(ctx context.Context, url string) error {
+// add adds the metrics of a driver.
+func (d driverTime) add(ctx context.Context, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
@@ -66,20 +68,21 @@ func (d driverShare) add(ctx context.Context, url string) error {
 	return nil
 }
 
-func (d driverShare) since(before driverShare) driverShare {
-	delta := driverShare{}
+// since returns the calls made after before was read.
+func (d driverTime) since(before driverTime) driverTime {
+	delta := driverTime{}
 	for method, now := range d {
 		was := before[method]
 		if now.calls > was.calls {
-			delta[method] = spent{now.calls - was.calls, now.seconds - was.seconds}
+			delta[method] = callTime{now.calls - was.calls, now.seconds - was.seconds}
 		}
 	}
 	return delta
 }
 
-// total is the sum of the times of all calls. Calls run in parallel, so it exceeds the waiting
-// time.
-func (d driverShare) total() time.Duration {
+// total returns the sum of the durations of all calls. It can exceed the elapsed time, because calls run in
+// parallel.
+func (d driverTime) total() time.Duration {
 	var seconds float64
 	for _, s := range d {
 		seconds += s.seconds

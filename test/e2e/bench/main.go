@@ -1,9 +1,8 @@
-// Command bench measures volumes through all of Kubernetes: how long many pods with
-// a claim each take to be ready and to be gone again, beside as many pods with an
-// emptyDir in the same minutes, and where the time goes.
+// Command bench measures volumes in a Kubernetes cluster: how long it takes until many pods with a claim each
+// are ready, and until they are deleted with their volumes. It compares them with as many pods with an
+// emptyDir, in turns, and shows in which phases the time is spent.
 //
-// It needs a cluster (KUBECONFIG) with Trivet; test/e2e/run creates one and starts the command
-// there.
+// It needs a cluster (KUBECONFIG) with Trivet. test/e2e/run creates one and starts the command.
 package main
 
 import (
@@ -20,10 +19,10 @@ import (
 )
 
 func main() {
-	pods := flag.Int("pods", 60, "pods in a round")
-	rounds := flag.Int("rounds", 3, "rounds of each kind, in turns")
-	class := flag.String("class", "trivet-loop", "StorageClass of the claims")
-	metrics := flag.String("metrics", "", "URLs of the metrics of the nodes' drivers, with commas between")
+	pods := flag.Int("pods", 60, "`number` of pods in a round")
+	rounds := flag.Int("rounds", 3, "`number` of rounds with claims, and of rounds with emptyDirs, in turns")
+	class := flag.String("class", "trivet-loop", "`name` of the StorageClass of the claims")
+	metrics := flag.String("metrics", "", "comma-separated `URLs` of the metrics of the nodes' drivers")
 	flag.Parse()
 	if err := bench(*pods, *rounds, *class, *metrics); err != nil {
 		log.Fatal(err)
@@ -42,20 +41,20 @@ func bench(pods, rounds int, class, metrics string) error {
 	if err != nil {
 		return err
 	}
-	var floor, volumes []round
+	var emptyDirs, volumes []round
 	for i := range rounds {
 		for _, kind := range []struct {
 			class string
 			into  *[]round
-		}{{"", &floor}, {class, &volumes}} {
-			r, err := play(ctx, client, fmt.Sprintf("bench-%d%s", i, map[bool]string{true: "-volumes"}[kind.class != ""]), pods, kind.class, metrics)
+		}{{"", &emptyDirs}, {class, &volumes}} {
+			r, err := runRound(ctx, client, fmt.Sprintf("bench-%d%s", i, map[bool]string{true: "-volumes"}[kind.class != ""]), pods, kind.class, metrics)
 			if err != nil {
 				return err
 			}
 			*kind.into = append(*kind.into, r)
-			time.Sleep(2 * time.Second) // let the last round's end not be this one's beginning
+			time.Sleep(2 * time.Second) // so that the end of a round does not overlap the next one
 		}
 	}
-	report(floor, volumes)
+	report(emptyDirs, volumes)
 	return nil
 }

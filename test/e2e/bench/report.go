@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// report prints the medians of the rounds, as Markdown.
-func report(floor, volumes []round) {
+// report prints the medians of the rounds and the phases of the last round, as Markdown.
+func report(emptyDirs, volumes []round) {
 	up := func(r round) time.Duration { return r.up }
 	down := func(r round) time.Duration { return r.down }
 	fmt.Println("| | up | down |")
 	fmt.Println("|---|--:|--:|")
-	fmt.Printf("| emptyDir | %s | %s |\n", seconds(median(floor, up)), seconds(median(floor, down)))
+	fmt.Printf("| emptyDir | %s | %s |\n", seconds(median(emptyDirs, up)), seconds(median(emptyDirs, down)))
 	fmt.Printf("| volumes | %s | %s |\n", seconds(median(volumes, up)), seconds(median(volumes, down)))
 	fmt.Printf("| ratio | %.2f | %.2f |\n\n",
-		float64(median(volumes, up))/float64(median(floor, up)), float64(median(volumes, down))/float64(median(floor, down)))
+		float64(median(volumes, up))/float64(median(emptyDirs, up)), float64(median(volumes, down))/float64(median(emptyDirs, down)))
 
-	fmt.Println("Where the time goes (means over the pods of the last round):")
+	fmt.Println("Mean duration of each phase over the pods of the last round:")
 	fmt.Println()
-	fmt.Println("| from → to | time |")
+	fmt.Println("| phase | time |")
 	fmt.Println("|---|--:|")
 	last := volumes[len(volumes)-1]
 	for _, p := range last.phases {
@@ -30,10 +30,10 @@ func report(floor, volumes []round) {
 		return
 	}
 	all := last.driver.total()
-	fmt.Printf("\nThe driver's own share: %.0f ms of the %s of a volume's way, %.2f %%. All calls together took %s, %.1f %% of the round if no two had run at a time.\n\n",
-		1000*all.Seconds()/float64(last.pods), seconds(last.way()), 100*all.Seconds()/float64(last.pods)/last.way().Seconds(),
+	fmt.Printf("\nThe driver used %.0f ms of the %s that a volume takes in all phases, %.2f %%. The durations of all calls add up to %s, %.1f %% of the round.\n\n",
+		1000*all.Seconds()/float64(last.pods), seconds(last.perVolume()), 100*all.Seconds()/float64(last.pods)/last.perVolume().Seconds(),
 		seconds(all), 100*all.Seconds()/(last.up+last.down).Seconds())
-	fmt.Println("| call | times | together |")
+	fmt.Println("| call | times | total |")
 	fmt.Println("|---|--:|--:|")
 	for _, method := range slices.Sorted(maps.Keys(last.driver)) {
 		s := last.driver[method]

@@ -12,20 +12,21 @@ import (
 )
 
 const (
-	image    = "registry.k8s.io/pause:3.10.2"
-	patience = 5 * time.Minute
+	image   = "registry.k8s.io/pause:3.10.2"
+	// timeout is the maximum duration of each of the two parts of a round.
+	timeout = 5 * time.Minute
 )
 
-// round is what one round of pods took.
+// round contains the durations of a round.
 type round struct {
 	pods     int
-	up, down time.Duration // all pods ready; all pods and volumes gone
+	up, down time.Duration // until all pods are ready, and until all pods and volumes are deleted
 	phases   []phase
-	driver   driverShare
+	driver   driverTime
 }
 
-// way is how long one volume was on its way up and down, in the mean.
-func (r round) way() time.Duration {
+// perVolume returns the mean duration of all phases of a volume.
+func (r round) perVolume() time.Duration {
 	var sum time.Duration
 	for _, p := range r.phases {
 		sum += p.took
@@ -33,10 +34,10 @@ func (r round) way() time.Duration {
 	return sum
 }
 
-// play creates pods, waits until all are ready, deletes them with their claims, and
-// waits until nothing is left. Without a class the pods have an emptyDir.
-func play(ctx context.Context, client kubernetes.Interface, namespace string, pods int, class, metrics string) (round, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+// runRound creates pods, waits until all are ready, deletes them with their claims, and waits until all are
+// deleted with their volumes. Without a class the pods have an emptyDir.
+func runRound(ctx context.Context, client kubernetes.Interface, namespace string, pods int, class, metrics string) (round, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	if _, err := client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
@@ -88,6 +89,7 @@ func play(ctx context.Context, client kubernetes.Interface, namespace string, po
 	return r, client.CoreV1().Namespaces().Delete(ctx, namespace, at)
 }
 
+// create creates a pod and, if class is not empty, its claim.
 func create(ctx context.Context, client kubernetes.Interface, namespace, name, class string) error {
 	source := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	if class != "" {
@@ -104,7 +106,7 @@ func create(ctx context.Context, client kubernetes.Interface, namespace, name, c
 		}
 		source = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}
 	}
-	grace := int64(1) // pause ends at once; 0 would be gone before the kubelet did anything
+	grace := int64(1) // with 0, the Pod would be deleted before the kubelet has stopped its containers
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{

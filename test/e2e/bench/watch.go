@@ -13,25 +13,25 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// moment is a step in the life of a pod and its volume.
+// moment is an event in the life of a pod and its volume.
 type moment string
 
 const (
 	created    moment = "claim and pod created"
 	selected   moment = "node selected"
-	provided   moment = "PersistentVolume there"
+	provided   moment = "PersistentVolume created"
 	bound      moment = "claim bound"
 	scheduled  moment = "pod scheduled"
 	attached   moment = "volume attached"
 	ready      moment = "pod ready"
-	deleted    moment = "pod deleted"
-	podGone    moment = "pod gone"
-	detached   moment = "VolumeAttachment gone"
-	volumeGone moment = "PersistentVolume gone"
+	deleted    moment = "deletion of the pod requested"
+	podGone    moment = "Pod object removed"
+	detached   moment = "VolumeAttachment removed"
+	volumeGone moment = "PersistentVolume removed"
 )
 
-// watcher notes when it first saw each moment of each pod, under its name. Times
-// are those of the watch events: conditions in objects are in whole seconds.
+// watcher records when it first saw each moment of each pod, by the pod's name. It uses the times of the watch
+// events, because the timestamps in objects have only whole seconds.
 type watcher struct {
 	mu      sync.Mutex
 	seen    map[moment]map[string]time.Time
@@ -41,6 +41,7 @@ type watcher struct {
 
 const selectedNode = "volume.kubernetes.io/selected-node"
 
+// watch starts a watcher for the objects of a namespace.
 func watch(ctx context.Context, client kubernetes.Interface, namespace string) (*watcher, error) {
 	w := &watcher{seen: map[moment]map[string]time.Time{}, claimOf: map[string]string{}, changed: make(chan struct{}, 1)}
 	factory := informers.NewSharedInformerFactory(client, 0)
@@ -72,7 +73,7 @@ func watch(ctx context.Context, client kubernetes.Interface, namespace string) (
 	return w, ctx.Err()
 }
 
-// in leaves out objects of other namespaces.
+// in returns a handler that ignores objects of other namespaces.
 func (w *watcher) in(namespace string, handle func(any)) func(any) {
 	return func(o any) {
 		if o.(interface{ GetNamespace() string }).GetNamespace() == namespace {
@@ -81,6 +82,7 @@ func (w *watcher) in(namespace string, handle func(any)) func(any) {
 	}
 }
 
+// note records a moment of the pod or claim with a name. The second and later calls have no effect.
 func (w *watcher) note(m moment, name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,7 +99,7 @@ func (w *watcher) note(m moment, name string) {
 	}
 }
 
-// noteVolume notes a moment of the claim that a PersistentVolume belongs to.
+// noteVolume records a moment of the claim that is bound to a PersistentVolume.
 func (w *watcher) noteVolume(m moment, volume string) {
 	w.mu.Lock()
 	claim := w.claimOf[volume]
@@ -152,9 +154,9 @@ func (w *watcher) attachment(o any) {
 	}
 }
 
-// wait waits until n pods have seen the moment.
+// wait waits until the moment of n pods is recorded.
 func (w *watcher) wait(ctx context.Context, m moment, n int) error {
-	timeout := time.After(patience)
+	expired := time.After(timeout)
 	for {
 		w.mu.Lock()
 		now := len(w.seen[m])
@@ -166,8 +168,8 @@ func (w *watcher) wait(ctx context.Context, m moment, n int) error {
 		case <-w.changed:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-timeout:
-			return fmt.Errorf("%s: %d of %d after %v", m, now, n, patience)
+		case <-expired:
+			return fmt.Errorf("timed out after %v: got %q for %d of %d pods", timeout, m, now, n)
 		}
 	}
 }
@@ -178,8 +180,8 @@ type phase struct {
 	took time.Duration
 }
 
-// phases are the mean times between the moments that were seen. What happens at
-// once (a pod's end and its volume's) is measured from the deletion on.
+// phases returns the mean durations between the recorded moments. The phases of the creation begin with
+// created, and those of the deletion with deleted.
 func (w *watcher) phases() []phase {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -201,6 +203,7 @@ func (w *watcher) phases() []phase {
 	return all
 }
 
+// mean returns the mean duration between two moments over all pods that have both.
 func (w *watcher) mean(from, to moment) time.Duration {
 	var sum time.Duration
 	n := 0

@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced. The base images that the Dockerfile names, made here, as no registry is
-# asked: Debian from its packages, with what the slim image has and leaves out.
+# Sourced. Builds the base images that the Dockerfile names, because no registry is
+# used. The Debian image is built from packages and has the same files as the slim
+# image of Debian.
 
-# Left out of the slim image, now and in what apt installs later.
+# Directories that the slim image excludes, also from packages that apt installs later.
 slim_excludes=(/usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/lintian)
 
 debian_rootfs() {
@@ -23,19 +24,20 @@ debian_rootfs() {
 	echo "path-include /usr/share/doc/*/copyright" >>"$work/etc/dpkg/dpkg.cfg.d/slim"
 	rm -rf "${work:?}"/var/lib/apt/lists/* "$work"/var/cache/apt/* "$work"/var/cache/ldconfig/* "$work"/var/log/*.log "$work"/var/log/apt/* "${work:?}"/dev/*
 	: >"$work/etc/machine-id"
-	# Those of the machine that made it.
+	# debootstrap has copied these files from the machine.
 	rm -f "$work/etc/hostname" "$work/etc/resolv.conf"
 	rm -rf "$root"
 	mv "$work" "$root"
 }
 
-# b is buildah, with storage of its own. The Dockerfile's cache mounts are under TMPDIR.
+# b runs buildah with a private storage. The Dockerfile's cache mounts are below TMPDIR.
 b() {
 	BUILDAH_ISOLATION=chroot STORAGE_DRIVER=${STORAGE_DRIVER:-vfs} TMPDIR=$cache/tmp \
 		buildah --root "$cache/containers" --runroot "$cache/containers-run" "$@"
 }
 
-# commit NAME FROM DIRECTORY TARGET [BUILDAH-CONFIG-FLAG]...
+# commit NAME FROM DIRECTORY TARGET [BUILDAH-CONFIG-FLAG]...: builds the image NAME from
+# the image FROM and the files in DIRECTORY, which it copies to TARGET.
 commit() {
 	local name=$1 container mounted
 	container=$(b from --pull-never "$2")
@@ -47,8 +49,8 @@ commit() {
 	b commit --quiet --rm --timestamp 0 "$container" "$name" >/dev/null
 }
 
-# Under the Dockerfile's names: Debian as above, and on top of it this machine's Go
-# and the certificates that this machine trusts.
+# bases builds the images with the names in the Dockerfile: Debian, and on top of it an
+# image with the Go and the trusted certificates of this machine.
 bases() {
 	local debian golang certs
 	debian=$(awk '$1 == "FROM" && $2 ~ /debian:/ {print $2; exit}' "$root/Dockerfile")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds what a cluster consists of into the cache: Kubernetes, etcd, the CSI
-# sidecars, containerd, and images of them; and the snapshot API, to be applied. With `suite`, Kubernetes' own storage
-# tests too.
+# Builds the parts of a cluster into the cache: Kubernetes, etcd, the CSI sidecars and
+# containerd, their images, and the manifests of the snapshot API. With `suite`, it also
+# builds the storage tests of Kubernetes.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 . "$here/bases.sh"
@@ -11,14 +11,14 @@ case $* in '' | suite) ;; *) fail "usage: build.sh [suite]" ;; esac
 
 export CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false" GOWORK=off
 
-# version MODULE: the version that go.mod here has of it.
+# version MODULE: prints the module's version in kubernetes/go.mod.
 version() { go -C kubernetes list -m -f '{{.Version}}' "$1"; }
 
 kubernetes() {
 	local v minor k8s=k8s.io/kubernetes/cmd csi=github.com/kubernetes-csi info=k8s.io/component-base/version
 	v=$(version k8s.io/kubernetes)
 	minor=${v#v1.} minor=${minor%%.*}
-	# The servers refuse to start without a version of their own.
+	# The servers do not start unless their version is set.
 	go -C kubernetes build -o "$bin/" -ldflags "-s -w -X main.version=local -X $info.gitVersion=$v -X $info.gitMajor=1 -X $info.gitMinor=$minor -X $info.gitTreeState=clean" \
 		$k8s/kube-apiserver $k8s/kube-controller-manager $k8s/kube-scheduler $k8s/kubelet $k8s/kubectl \
 		$csi/external-provisioner/v6/cmd/csi-provisioner $csi/external-attacher/v4/cmd/csi-attacher \
@@ -27,8 +27,8 @@ kubernetes() {
 	go -C kubernetes build -o "$bin/etcd" -ldflags "-s -w" go.etcd.io/etcd/server/v3
 }
 
-# snapshot_api: what a distribution has for snapshots, as its modules have it: the CRDs, and
-# snapshot-controller, one and not two.
+# snapshot_api writes the manifests that a distribution installs for snapshots: the CRDs, and
+# snapshot-controller with one replica.
 snapshot_api() {
 	local m=github.com/kubernetes-csi/external-snapshotter crds controller
 	go -C kubernetes mod download $m/v8 $m/client/v8

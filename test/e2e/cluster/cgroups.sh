@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced. The cluster's cgroups: the kubelet wants its root, $cgroup/nN, to exist in
-# every hierarchy of cgroup v1, name=systemd too. Beside those, runc makes one in
+# Sourced. Manages the cluster's cgroups. The kubelet needs its root cgroup, $cgroup/nN,
+# in every hierarchy of cgroup v1, including name=systemd. runc also creates cgroups in
 # the unified hierarchy.
 
 cgroup_hierarchies() {
@@ -11,8 +11,8 @@ cgroup_hierarchies() {
 	fi
 }
 
-# delegate CGROUP: of v2, lets those in it have the controllers that they lack. What
-# one is to hand on it must have been given first, from the root on.
+# delegate CGROUP: enables the missing controllers for the children of a v2 cgroup. A
+# cgroup must have a controller before it can enable it, so begin with the root.
 delegate() {
 	local controller missing=()
 	for controller in cpu cpuset io memory pids; do
@@ -28,7 +28,7 @@ make_cgroups() {
 		if [ -e "$hierarchy/cgroup.subtree_control" ]; then delegate "$hierarchy"; fi
 		for dir in "$hierarchy/$cgroup" $(seq -f "$hierarchy/$cgroup/n%.0f" "$nodes"); do
 			mkdir -p "$dir"
-			# Empty in a new cgroup of v1, and no process can enter it then.
+			# In a new cgroup of v1 these files are empty, and no process can enter the cgroup.
 			for f in cpuset.cpus cpuset.mems; do
 				if [ -e "$dir/$f" ] && [ -e "$hierarchy/tasks" ]; then cat "$hierarchy/$f" >"$dir/$f"; fi
 			done
@@ -37,7 +37,7 @@ make_cgroups() {
 	done
 }
 
-# remove_cgroups: false while processes that have been killed are still in one.
+# remove_cgroups: fails while killed processes are still in one of the cgroups.
 remove_cgroups() {
 	local hierarchy left=0
 	for hierarchy in $(cgroup_hierarchies); do

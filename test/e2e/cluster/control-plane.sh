@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The first process of the cluster's namespaces: starts the control plane, and the
-# nodes in namespaces below. Arguments: the state folder, the number of nodes.
+# Runs as the first process of the cluster's namespaces. It starts the control plane, and
+# each node in nested namespaces. Arguments: the state directory, the number of nodes.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 . "$here/inside.sh"
@@ -11,15 +11,15 @@ leave_mounts
 fake_sysctls
 
 ip link set lo up
-# There is no kube-proxy: the API server itself has the address of its service, the
-# only one that works. The kubelets' addresses may not be in 127/8.
+# Without a kube-proxy, the API server itself uses the address of its Service. The
+# addresses of kubelets must not be in 127/8.
 for a in 10.96.0.1 $(for n in $(seq "$nodes"); do node_ip "$n"; done); do ip addr add "$a/32" dev lo; done
 echo 1 >/proc/sys/net/ipv4/ip_forward
 
 start etcd etcd --name e2e --data-dir "$state/etcd" --unsafe-no-fsync --log-level warn \
 	--listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
 	--listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 --initial-cluster e2e=http://127.0.0.1:2380
-# shellcheck disable=SC2086 # APISERVER_ARGS are several words, here and below
+# shellcheck disable=SC2086 # the variables for additional arguments contain several words
 start kube-apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 \
 	--bind-address=0.0.0.0 --secure-port=443 --advertise-address="$(node_ip 1)" --endpoint-reconciler-type=none \
 	--tls-cert-file="$state/pki/apiserver.crt" --tls-private-key-file="$state/pki/apiserver.key" \

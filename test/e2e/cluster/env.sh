@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2034
-# Sourced by the scripts here: where things are and what they are called.
+# Sourced by the scripts in this directory. Sets paths and names.
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 cache=${TRIVET_E2E_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/trivet-e2e}
 bin=$cache/bin
 images=$cache/images
-# In each state folder: down.sh removes no other.
+# The name of a file in each state directory. down.sh only removes directories with it.
 marker=trivet-e2e-cluster
 
 node_name() { echo "node$1"; }
@@ -15,28 +15,28 @@ fail() {
 	exit 1
 }
 
-# find_state sets state to the cluster's folder: the one in TRIVET_E2E_STATE, else
-# the only one that the caller's up.sh has made.
+# find_state sets state to the state directory: TRIVET_E2E_STATE, or else the only one in
+# /tmp that belongs to the user.
 find_state() {
 	local dir found=()
 	state=${TRIVET_E2E_STATE:-}
 	if [ -z "$state" ]; then
 		for dir in /tmp/trivet-e2e.*; do
-			# Anybody can make a folder there, or a link.
+			# Other users can create directories and links in /tmp.
 			if [ -d "$dir" ] && [ ! -L "$dir" ] && [ -O "$dir" ]; then found+=("$dir"); fi
 		done
-		[ ${#found[@]} -gt 0 ] || fail "there is no cluster"
-		[ ${#found[@]} = 1 ] || fail "several clusters, say which: TRIVET_E2E_STATE=${found[*]}"
+		[ ${#found[@]} -gt 0 ] || fail "no cluster is running: start one with up.sh, or set TRIVET_E2E_STATE"
+		[ ${#found[@]} = 1 ] || fail "several clusters exist: set TRIVET_E2E_STATE to one of ${found[*]}"
 		state=${found[0]}
 	fi
 	state=$(readlink -m "$state")
-	# Directories in every cgroup hierarchy of the machine: one name per cluster.
+	# The cgroups of each cluster have a different name.
 	cgroup=trivet-e2e-$(sha256sum <<<"$state" | cut -c1-8)
 	export TRIVET_E2E_STATE=$state
 }
 
-# runs PROCESS SCRIPT: whether the process, a folder of a /proc, runs that script for
-# the cluster in $state. A number alone may be any process's by now.
+# runs PROCESS SCRIPT: whether a process, given by its directory in a /proc, runs a script
+# for the cluster in $state. Its ID may have been reused for another process.
 runs() {
 	local words i
 	mapfile -d '' -t words 2>/dev/null <"$1/cmdline" || return 1
@@ -46,8 +46,7 @@ runs() {
 	return 1
 }
 
-# debian_packages installs the packages whose programs (named before the colon)
-# are missing.
+# debian_packages PROGRAM:PACKAGE...: installs the packages whose programs are missing.
 debian_packages() {
 	local p missing=()
 	for p; do PATH=$PATH:/usr/sbin:/sbin command -v "${p%%:*}" >/dev/null || missing+=("${p#*:}"); done
@@ -57,10 +56,11 @@ debian_packages() {
 	DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# once NAME FUNCTION INPUT...: runs the function unless it has succeeded before
-# with the same text, Go release and content of the inputs (files or directories).
+# once NAME FUNCTION INPUT...: runs the function, unless it has succeeded before with the
+# same text of the function, the same Go version and the same content of the inputs, which
+# are files or directories.
 once() {
-	# The function sees these: names that it does not use.
+	# The function sees these variables, so they have names that it does not use.
 	local once_part=$1 once_function=$2 once_hash once_start=$SECONDS
 	shift 2
 	once_hash=$({
@@ -77,7 +77,7 @@ once() {
 	echo "built $once_part in $((SECONDS - once_start)) s"
 }
 
-# lock keeps a second build out of the cache until this one ends.
+# lock waits until no other build uses the cache, and locks it until this script ends.
 lock() {
 	mkdir -p "$cache"
 	exec 9>"$cache/lock"

@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Builds the driver's image from the project's Dockerfile, without a registry, into
-# an archive that up.sh imports: image.sh ghcr.io/trivet-csi/trivet:v0.1.0
+# image.sh NAME:TAG: builds the driver's image from the project's Dockerfile, without a
+# registry, into an archive. The nodes of a cluster import the archive when they start.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 . "$here/bases.sh"
 [ $# = 1 ] || fail "usage: image.sh NAME:TAG"
 target=$1
 root=$(readlink -f "$here/../../..")
-# What is the same in two builds has the same digest, in the layers too.
+# All files have the same timestamp, so that equal builds have equal digests.
 epoch=${SOURCE_DATE_EPOCH:-0}
 
 image() {
-	# Of a build that was killed.
+	# Remove the containers of a build that was killed.
 	b rm --all >/dev/null
-	# A stage that has a name outlasts the pruning below.
+	# The name protects this stage from the pruning below.
 	build --target xfsprogs -t localhost/xfsprogs
 	build -t "$target"
 	rm -f "$cache/driver.tar"
 	b push --quiet "$target" "oci-archive:$cache/driver.tar:$target"
 	mv "$cache/driver.tar" "$images/driver.tar"
 	sizes >"$cache/driver-sizes"
-	# What the last build left: with vfs each layer is a copy of all below it.
+	# Remove the layers of the last build. With vfs each layer contains all layers below it.
 	b rmi --prune >/dev/null 2>&1 || true
 }
 
@@ -40,7 +40,7 @@ sizes() {
 	blob() { echo "$dir/blobs/sha256/$1"; }
 	digests() { grep -oE '"digest":"sha256:[0-9a-f]{64}"' "$1" | grep -oE '[0-9a-f]{64}'; }
 	manifest=$(digests "$dir/index.json" | head -n 1)
-	# The first is the configuration's.
+	# The first digest is that of the configuration.
 	for layer in $(digests "$(blob "$manifest")" | tail -n +2); do
 		bytes=$(gzip -dc "$(blob "$layer")" | wc -c)
 		unpacked=$((unpacked + bytes)) packed=$((packed + $(stat -c %s "$(blob "$layer")")))
@@ -57,9 +57,9 @@ mkdir -p "$cache/tmp" "$images"
 echo "$target $epoch" >"$cache/driver-wanted"
 cd "$root"
 mapfile -t excluded < <(sed 's/^/:!/' .dockerignore)
-# Without them the image would pass for up to date, for ever.
-git ls-files -z -co --exclude-standard -- . "${excluded[@]}" >"$cache/tmp/sources" || fail "git does not list the sources in $root"
-# Deleted files are listed too.
+# Without the list of sources, `once` would never build the image again.
+git ls-files -z -co --exclude-standard -- . "${excluded[@]}" >"$cache/tmp/sources" || fail "git ls-files fails in $root"
+# git also lists files that were deleted from the worktree.
 mapfile -d '' -t sources < <(while IFS= read -r -d '' f; do [ ! -f "$f" ] || printf '%s\0' "$f"; done <"$cache/tmp/sources")
 [ ${#sources[@]} -gt 0 ] || fail "git lists no sources in $root"
 once debian debian_rootfs "$here/bases.sh"

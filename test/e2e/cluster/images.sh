@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by build.sh: images of what it has built, under the names that charts
-# and Kubernetes' own tests give them, in archives that containerd imports.
+# Sourced by build.sh. Builds archives with images of the programs. The images have the
+# names that charts and the tests of Kubernetes use.
 
-# archive FILE CONFIG NAME... : an image with $work/rootfs as its only layer.
+# archive FILE CONFIG NAME...: writes an image with $work/rootfs as its only layer, and
+# removes $work.
 archive() {
 	local file=$1 config=$2 names layer
 	shift 2
@@ -17,7 +18,7 @@ archive() {
 	rm -rf "$work"
 }
 
-# new_rootfs: an empty $work/rootfs.
+# new_rootfs: creates an empty $work/rootfs.
 new_rootfs() {
 	work=$(mktemp -d "$cache/image.XXXXXX")
 	mkdir -p "$work/rootfs"/{etc,tmp}
@@ -25,7 +26,7 @@ new_rootfs() {
 	chmod 1777 "$work/rootfs/tmp"
 }
 
-# program_image FILE PROGRAM PATH NAME: an image of one static program.
+# program_image FILE PROGRAM PATH NAME: writes an image of one static program.
 program_image() {
 	new_rootfs
 	cp "$bin/$2" "$work/rootfs$3"
@@ -43,16 +44,17 @@ busybox_rootfs() {
 	cp /bin/busybox "$r/bin/busybox"
 	for applet in $(/bin/busybox --list | grep -vx busybox); do ln -s busybox "$r/bin/$applet"; done
 	ln -s ../../bin/env "$r/usr/bin/env"
-	# No group 1000: the suite reads gids from what `ls -l` prints.
+	# Without a name for group 1000, because the tests read group IDs from `ls -l`.
 	printf '%s\n' root:x:0:0:root:/root:/bin/sh nobody:x:65534:65534:nobody:/:/bin/false >"$r/etc/passwd"
 	printf '%s\n' root:x:0: nogroup:x:65534: >"$r/etc/group"
 	echo 'hosts: files dns' >"$r/etc/nsswitch.conf"
 }
 
-# name KEY: the image's name in Kubernetes' tests.
+# name KEY: prints the name of an image in the tests of Kubernetes.
 name() { awk -v key="$1" '$1 == key {print $2}' "$cache/imagenames"; }
 
-# tag IMAGE: of a sidecar that is no module, see kubernetes/go.mod.
+# tag IMAGE: prints the tag of a sidecar that is not available as a Go module, from a
+# comment in kubernetes/go.mod.
 tag() { awk -v image="$1" '$1 == "//" && $2 == "image" && $3 == image {print $4}' "$here/kubernetes/go.mod"; }
 
 make_images() {
@@ -71,7 +73,7 @@ make_images() {
 	program_image $p.tar $p /$p "$s/$p:$(tag $p)"
 	busybox_rootfs
 	archive busybox.tar "{$path_env,\"Cmd\":[\"sh\"]}" docker.io/library/busybox:1.37 docker.io/library/busybox:latest "$(name busybox)"
-	# Some of the suite's tests want GNU tools and bash in their nginx.
+	# Some tests of the suite need GNU tools and bash in the nginx image.
 	new_rootfs
 	rm -rf "$work/rootfs"
 	ln -s "$cache/debian" "$work/rootfs"

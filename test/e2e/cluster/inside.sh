@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by the first processes of the namespaces.
+# Sourced by control-plane.sh and node.sh.
 
-# start LOG PROGRAM ARG...: in the background.
+# start LOG PROGRAM ARG...: starts a program in the background.
 start() {
 	local log=$1
 	shift
 	"$@" >>"$state/log/$log.log" 2>&1 &
 }
 
-# leave_mounts gives up this namespace's copies of mounts that programs outside have below
-# the directory for temporary files: their devices would stay in use as long as the cluster.
+# leave_mounts unmounts this namespace's copies of mounts that other programs have below the
+# directory for temporary files. The copies would keep their devices in use.
 leave_mounts() {
 	local target
 	findmnt -rno TARGET | tac | while read -r target; do
@@ -20,8 +20,8 @@ leave_mounts() {
 	done
 }
 
-# The kubelet sets these for the whole machine; here it finds them as it wants them.
-# Bound over /proc, so once for each pid namespace.
+# fake_sysctls mounts files over the sysctls that a kubelet sets for the whole machine, with
+# the values that it needs. Each pid namespace has its own /proc, so call it in each.
 fake_sysctls() {
 	local p
 	for p in vm/overcommit_memory:1 kernel/panic:10 kernel/panic_on_oops:1; do
@@ -34,7 +34,7 @@ wait_for_apiserver() {
 	until kubectl --kubeconfig "$state/admin.kubeconfig" get --raw /readyz >/dev/null 2>&1; do sleep 0.2; done
 }
 
-# reap takes what other processes leave to pid 1, for ever.
+# reap reaps the orphaned processes of the namespace. It does not return.
 reap() {
 	while :; do wait -n 2>/dev/null || sleep 1; done
 }

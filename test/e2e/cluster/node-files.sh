@@ -1,18 +1,18 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by up.sh: the configuration of a node's containerd and kubelet.
+# Sourced by up.sh. Writes the configuration of a node's containerd and kubelet.
 
 # make_node N
 make_node() {
 	local n=$1 dir=$state/n$1
 	mkdir -p "$dir"/{cni,lib,log,pki,flexvolume}
-	# Without a CNI configuration a node does not become Ready.
+	# A node without a CNI configuration does not become Ready.
 	cat >"$dir/cni/10-trivet.conflist" <<-E
 		{"cniVersion": "1.0.0", "name": "trivet", "plugins": [{
 		  "type": "bridge", "bridge": "cni$n", "isGateway": true, "hairpinMode": true,
 		  "ipam": {"type": "host-local", "dataDir": "/run/cni-ipam",
 		           "ranges": [[{"subnet": "10.88.$n.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 	E
-	# Without CAP_SYS_RESOURCE nobody lowers an OOM score: restrict_oom_score_adj.
+	# restrict_oom_score_adj, because lowering an OOM score needs CAP_SYS_RESOURCE.
 	cat >"$dir/containerd.toml" <<-E
 		version = 3
 		root = "/var/lib/containerd"
@@ -39,8 +39,8 @@ make_node() {
 		  stream_server_address = "127.0.0.1"
 		  stream_server_port = "0"
 	E
-	# The disk is the machine's: collecting images when it is 85 % full would take
-	# away what cannot be pulled again.
+	# The kubelet must not remove images because the machine's disk is 85 % full. They cannot
+	# be pulled again.
 	cat >"$dir/kubelet.yaml" <<-E
 		apiVersion: kubelet.config.k8s.io/v1beta1
 		kind: KubeletConfiguration

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The first process of a node's namespaces: containerd, its images, the kubelet.
-# Arguments: the state folder, the node's number.
+# Runs as the first process of a node's namespaces. It starts containerd, imports the
+# images, and starts the kubelet. Arguments: the state directory, the node's number.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 . "$here/inside.sh"
@@ -9,8 +9,9 @@ n=$2
 dir=$state/n$n
 fake_sysctls
 
-# All that a node keeps is in its own folders, on the machine's disk. No mount point
-# is made: one that the machine sees could not be removed while another cluster uses it.
+# The node's files are in the state directory. It is mounted only on directories that
+# exist: a new mount point would be visible on the machine, and could not be removed while
+# another cluster uses it.
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -m 1777 /run/lock
 mount --bind "$dir/lib" /var/lib
@@ -28,11 +29,11 @@ import_images() {
 start "images$n" import_images
 wait_for_apiserver
 
-# The kubelet runs again whenever it ends, but not while kubelet.stop is there.
+# keep_kubelet restarts the kubelet when it ends, unless kubelet.stop exists.
 keep_kubelet() {
 	while :; do
 		if [ ! -e "$dir/kubelet.stop" ]; then
-			# shellcheck disable=SC2086 # several words
+			# shellcheck disable=SC2086 # KUBELET_ARGS contains several words
 			start "kubelet$n" kubelet --config="$dir/kubelet.yaml" --kubeconfig="$dir/kubeconfig" \
 				--hostname-override="$(node_name "$n")" --node-ip="$(node_ip "$n")" --cert-dir="$dir/pki" \
 				--volume-plugin-dir="$dir/flexvolume" --v="${KUBELET_V:-2}" ${KUBELET_ARGS:-}

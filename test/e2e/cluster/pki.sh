@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by up.sh: certificates, tokens and kubeconfigs in $state.
+# Sourced by up.sh. Writes certificates, tokens and kubeconfigs to $state.
 
-# leaf NAME SUBJECT EXTENSIONS: a key, and a certificate for it from the cluster's CA.
+# leaf NAME SUBJECT EXTENSIONS: writes a key, and a certificate for it from the cluster's CA.
 leaf() {
 	openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$1.key" -out "$1.csr" -subj "$2" 2>/dev/null
 	openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -out "$1.crt" -extfile <(printf '%s\n' "$3") 2>/dev/null

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Gives each node of a running cluster what volumes of backend local want: a filesystem
-# that limits directories, where the kernel can, and disks of its own. All sparse files
-# on the machine's disk. STATE/local.yaml are the chart's values for them, with a state
-# directory of their own: the tests move the other from node to node.
+# Creates a btrfs and disks for each node of a running cluster, on sparse files. The btrfs
+# limits directories if the kernel has simple quotas. Writes STATE/local.yaml with the
+# values of the chart for them. The values set another state directory, because some tests
+# move the default one from node to node.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 find_state
 PATH=$PATH:/usr/sbin:/sbin
 place=/var/lib/trivet-e2e
 
-# limit_directories FOLDER: simple quotas, which the btrfs-progs of Debian 12 do not know.
-# BTRFS_IOC_QUOTA_CTL with BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA, uapi/linux/btrfs.h.
+# limit_directories DIRECTORY: enables simple quotas with BTRFS_IOC_QUOTA_CTL and
+# BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA (uapi/linux/btrfs.h), because the btrfs-progs of
+# Debian 12 do not support them.
 limit_directories() {
 	IN=$n "$here/in.sh" perl -e '$enable = pack("QQ", 4, 0); open(DIR, "<", $ARGV[0]) && ioctl(DIR, 0xc0109428, $enable) or die "$!\n"' "$1" ||
-		echo "node $n: this kernel has no simple quotas (Linux 6.7): its directories are without a limit"
+		echo "node $n: directories are not limited, because this kernel has no simple quotas (they need Linux 6.7)"
 }
 
-# storage NODE
+# storage NODE: creates the btrfs and the disks of a node.
 storage() {
 	local n=$1 lib=$state/n$1/lib/trivet-e2e i
 	mkdir -p "$lib"/{limited,disks,images}
@@ -33,7 +34,8 @@ storage() {
 
 debian_packages mkfs.btrfs:btrfs-progs nsenter:util-linux perl:perl-base
 for dir in "$state"/n[1-9]; do storage "${dir##*/n}"; done
-# Devices are the machine's. Which of them are a node's, the link says in its /var/lib.
+# All nodes share the devices of the machine. On each node, this link leads to the links to
+# the node's disks in its /var/lib.
 ln -s "$place/disks" "/dev/$cgroup"
 cat >"$state/local.yaml" <<-E
 	stateDir: $place-state

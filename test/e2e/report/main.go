@@ -1,6 +1,6 @@
-// Command report makes a table of what Kubernetes' own storage tests said: it reads
-// the ginkgo reports ARGUMENT.json, and fails if one is missing, a test failed, or
-// none of a report ran.
+// Command report prints a table of the results of Kubernetes' External.Storage tests. For each argument it
+// reads the ginkgo report ARGUMENT.json. It fails if a report is missing or contains no test that ran, or if
+// a test failed.
 package main
 
 import (
@@ -15,11 +15,12 @@ import (
 	"strings"
 )
 
-// suite is what is of interest in a report (github.com/onsi/ginkgo/v2/types).
+// suite contains the needed fields of a report (types.Report of github.com/onsi/ginkgo/v2).
 type suite struct {
 	SpecReports []spec
 }
 
+// spec contains the needed fields of a types.SpecReport.
 type spec struct {
 	ContainerHierarchyTexts []string
 	LeafNodeType            string
@@ -28,7 +29,7 @@ type spec struct {
 	Failure                 struct{ Message string }
 }
 
-// outcome counts specs that ran. One that skipped itself did run: it says why.
+// outcome counts specs by their result. reasons counts the specs that skipped themselves, by their reason.
 type outcome struct {
 	passed, failed int
 	reasons        map[string]int
@@ -37,7 +38,7 @@ type outcome struct {
 
 func main() {
 	log.SetFlags(0)
-	fmt.Println("| tests | passed | failed | skipped by themselves |")
+	fmt.Println("| tests | passed | failed | skipped themselves |")
 	fmt.Println("|---|--:|--:|--:|")
 	var all outcome
 	all.reasons = map[string]int{}
@@ -52,7 +53,7 @@ func main() {
 		fmt.Printf("| %s | %d | %d | %d |\n", filepath.Base(path), o.passed, o.failed, o.skipped())
 		all.add(o)
 	}
-	fmt.Println("\n| why they skipped themselves | times |")
+	fmt.Println("\n| reason of skipped tests | times |")
 	fmt.Println("|---|--:|")
 	for _, why := range slices.SortedFunc(maps.Keys(all.reasons), func(a, b string) int {
 		return cmp.Or(all.reasons[b]-all.reasons[a], cmp.Compare(a, b))
@@ -60,7 +61,7 @@ func main() {
 		fmt.Printf("| %s | %d |\n", why, all.reasons[why])
 	}
 	if all.failed > 0 {
-		log.Fatalf("%d failed:\n%s", all.failed, strings.Join(all.failures, "\n"))
+		log.Fatalf("%d tests failed:\n%s", all.failed, strings.Join(all.failures, "\n"))
 	}
 }
 
@@ -89,14 +90,14 @@ func (o *outcome) count(s spec) {
 	case s.State == "skipped" && s.Failure.Message != "":
 		o.reasons[why(s.Failure.Message)]++
 	case s.State == "passed", s.State == "skipped", s.State == "pending":
-		// Set-up, or left out by name.
+		// A setup node, or a spec that a filter excluded.
 	default:
 		o.failed++
 		o.failures = append(o.failures, fmt.Sprintf("%s: %s %s: %s", s.State, strings.Join(s.ContainerHierarchyTexts, " "), s.LeafNodeText, s.Failure.Message))
 	}
 }
 
-// why is the reason, without what names this machine.
+// why returns the reason of a skip, without details of this machine.
 func why(message string) string {
 	line, _, _ := strings.Cut(message, "\n")
 	line, _, _ = strings.Cut(line, ": 'error reading SSH key")

@@ -1,5 +1,5 @@
-// Command imagenames prints the full names of images that this release of
-// Kubernetes and its end-to-end tests start, one `key name` per line.
+// Command imagenames prints the full names of images that this version of Kubernetes
+// and its end-to-end tests use, one `key name` per line.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command livenessprobe answers HTTP health checks with a CSI driver's Probe. It
-// takes the flags of the sidecar of that name, which cannot be had as a Go
-// module, and stands in for it in the tests' cluster.
+// Command livenessprobe answers HTTP health checks by calling Probe of a CSI driver. It
+// replaces the sidecar with the same name and flags, which is not available as a Go
+// module, in the clusters of tests.
 package main
 
 import (
@@ -23,10 +23,10 @@ const defaultPort = "9808"
 
 func main() {
 	klog.InitFlags(nil)
-	csiAddress := flag.String("csi-address", "/run/csi/socket", "socket of the driver")
-	timeout := flag.Duration("probe-timeout", 3*time.Second, "time for one probe")
-	port := flag.String("health-port", defaultPort, "port to serve /healthz on")
-	address := flag.String("http-endpoint", "", "address to serve /healthz on, instead of --health-port")
+	csiAddress := flag.String("csi-address", "/run/csi/socket", "`path` of the driver's socket")
+	timeout := flag.Duration("probe-timeout", 3*time.Second, "timeout of a Probe call")
+	port := flag.String("health-port", defaultPort, "`port` that serves /healthz")
+	address := flag.String("http-endpoint", "", "`address` that serves /healthz, instead of --health-port")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -35,18 +35,19 @@ func main() {
 		if *address == "" {
 			*address = ":" + *port
 		} else if *port != defaultPort {
-			return errors.New("--health-port and --http-endpoint exclude each other")
+			return errors.New("--health-port and --http-endpoint cannot both be set")
 		}
 		return serve(ctx, *csiAddress, *address, *timeout)
 	}()
 	if err != nil {
-		klog.ErrorS(err, "Not serving")
+		klog.ErrorS(err, "Serving /healthz failed")
 		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 	}
 }
 
 func serve(ctx context.Context, csiAddress, address string, timeout time.Duration) error {
-	// Until the driver is there nothing listens, which fails a probe as well.
+	// This waits for the driver. Until then, nothing listens on the address, so the kubelet's
+	// probes fail.
 	conn, err := connection.ConnectWithoutMetrics(ctx, csiAddress, connection.WithTimeout(0))
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func probe(ctx context.Context, conn *grpc.ClientConn, timeout time.Duration) er
 	defer cancel()
 	ready, err := rpc.Probe(ctx, conn)
 	if err == nil && !ready {
-		err = errors.New("the driver says that it is not ready")
+		err = errors.New("Probe returned that the driver is not ready")
 	}
 	return err
 }

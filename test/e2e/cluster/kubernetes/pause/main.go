@@ -1,5 +1,5 @@
-// Command pause is a pod sandbox's only process: it reaps what is left to it
-// and ends at the first SIGINT or SIGTERM.
+// Command pause is the only process of a pod sandbox. It reaps orphaned processes until
+// SIGINT or SIGTERM.
 package main
 
 import (
@@ -15,7 +15,7 @@ func main() {
 		if s != syscall.SIGCHLD {
 			return
 		}
-		// One SIGCHLD can stand for several children.
+		// One SIGCHLD can report several children.
 		for {
 			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && err != syscall.EINTR {
 				break

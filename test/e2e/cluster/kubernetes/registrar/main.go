@@ -1,6 +1,6 @@
-// Command registrar tells the kubelet about a CSI driver. It takes the flags of
-// node-driver-registrar, which cannot be had as a Go module, and stands in for
-// it in the tests' cluster.
+// Command registrar registers a CSI driver with the kubelet. It replaces
+// node-driver-registrar, which is not available as a Go module, in the clusters of
+// tests, and has the same flags.
 package main
 
 import (
@@ -35,13 +35,13 @@ type options struct {
 func main() {
 	klog.InitFlags(nil)
 	var o options
-	flag.StringVar(&o.csiAddress, "csi-address", "/run/csi/socket", "socket of the driver, as this process sees it")
-	flag.StringVar(&o.kubeletPath, "kubelet-registration-path", "", "socket of the driver, as the kubelet sees it (required)")
-	flag.StringVar(&o.registryDir, "plugin-registration-path", "/registration", "directory that the kubelet watches for sockets")
-	flag.StringVar(&o.httpAddress, "http-endpoint", "", "address to serve /healthz on; none if empty")
-	flag.DurationVar(&o.timeout, "timeout", time.Second, "time for one call")
-	port := flag.Int("health-port", 0, "older way to say --http-endpoint; 0 is none")
-	mode := flag.String("mode", "", "with "+probeMode+", succeed at once, as the original does")
+	flag.StringVar(&o.csiAddress, "csi-address", "/run/csi/socket", "`path` of the driver's socket in this container")
+	flag.StringVar(&o.kubeletPath, "kubelet-registration-path", "", "`path` of the driver's socket on the node (required)")
+	flag.StringVar(&o.registryDir, "plugin-registration-path", "/registration", "`directory` in which the kubelet looks for sockets")
+	flag.StringVar(&o.httpAddress, "http-endpoint", "", "`address` that serves /healthz; none if empty")
+	flag.DurationVar(&o.timeout, "timeout", time.Second, "timeout of a call")
+	port := flag.Int("health-port", 0, "`port` that serves /healthz, instead of --http-endpoint; none if 0")
+	mode := flag.String("mode", "", "with "+probeMode+", do nothing and succeed")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -51,7 +51,7 @@ func main() {
 		case o.kubeletPath == "":
 			return errors.New("--kubelet-registration-path is missing")
 		case *port != 0 && o.httpAddress != "":
-			return errors.New("--health-port and --http-endpoint exclude each other")
+			return errors.New("--health-port and --http-endpoint cannot both be set")
 		case *mode == probeMode:
 			return nil
 		case *port != 0:
@@ -60,7 +60,7 @@ func main() {
 		return run(ctx, o)
 	}()
 	if err != nil {
-		klog.ErrorS(err, "Not registered")
+		klog.ErrorS(err, "Registering the driver failed")
 		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 	}
 }
@@ -72,7 +72,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	socket := filepath.Join(o.registryDir, name+"-reg.sock")
-	// One that was killed leaves its socket.
+	// A registrar that was killed has left its socket.
 	if err = os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -83,11 +83,11 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 
-	failed := make(chan error, 3) // the kubelet, the two servers
+	failed := make(chan error, 3) // errors of the kubelet and of the two servers
 	server := grpc.NewServer()
 	registration.RegisterRegistrationServer(server, &registrar{name: name, endpoint: o.kubeletPath, failed: failed})
 	go func() { failed <- server.Serve(listener) }()
-	defer server.Stop() // removes the socket too
+	defer server.Stop() // it also removes the socket
 	if o.httpAddress != "" {
 		mux := http.NewServeMux()
 		mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
@@ -108,7 +108,7 @@ func run(ctx context.Context, o options) error {
 	}
 }
 
-// driverName asks the driver until it answers.
+// driverName calls GetPluginInfo of the driver until it answers.
 func driverName(ctx context.Context, o options) (string, error) {
 	conn, err := connection.ConnectWithoutMetrics(ctx, o.csiAddress)
 	if err != nil {
@@ -122,7 +122,7 @@ func driverName(ctx context.Context, o options) (string, error) {
 		if err == nil {
 			return name, nil
 		}
-		klog.ErrorS(err, "The driver does not say its name yet", "address", o.csiAddress)
+		klog.ErrorS(err, "The driver does not answer yet", "address", o.csiAddress)
 		select {
 		case <-ctx.Done():
 			return "", ctx.Err()
@@ -131,7 +131,7 @@ func driverName(ctx context.Context, o options) (string, error) {
 	}
 }
 
-// answers calls the registration socket as the kubelet would.
+// answers calls GetInfo on the registration socket, as the kubelet does.
 func answers(ctx context.Context, socket string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -164,7 +164,7 @@ func (r *registrar) NotifyRegistrationStatus(_ context.Context, status *registra
 		klog.InfoS("Registered", "driver", r.name)
 		return &registration.RegistrationStatusResponse{}, nil
 	}
-	// The kubelet retries only after the socket is created again: end.
+	// The kubelet retries only after the socket is created again. So the registrar ends.
 	select {
 	case r.failed <- fmt.Errorf("the kubelet refused %s: %s", r.name, status.Error):
 	default:

@@ -1,5 +1,5 @@
-// Package suite is the External.Storage part of Kubernetes' own end-to-end
-// tests, without the rest: a third of the size and of the time to build.
+// Package suite contains only the External.Storage tests of the end-to-end tests of
+// Kubernetes. It has a third of their size and build time.
 package suite
 
 import (
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	framework.RegisterClusterFlags(flag.CommandLine)
 	flag.Parse()
 	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "not flags: %q\n", flag.Args())
+		fmt.Fprintf(os.Stderr, "unexpected arguments: %q\n", flag.Args())
 		os.Exit(2)
 	}
 	testfiles.AddFileSource(manifests.GetE2ETestingManifestsFS())

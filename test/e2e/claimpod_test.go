@@ -9,25 +9,25 @@ import (
 	"testing"
 )
 
-// tenant is a pod with a volume of its own, and ready when it has done its work there.
-type tenant struct {
-	name   string // the claim's, and the pod's
-	pod    string // the pod's, if it is another
-	node   string // of the pod; empty: any
-	class  string // empty: trivet-loop
-	size   string // empty: 32Mi
-	volume string // the claim wants this one; empty: a new one
-	does   string // writes or finds
+// claimPod is a claim and a pod that uses it. The pod is ready when its command has succeeded.
+type claimPod struct {
+	name    string // the name of the claim, and of the pod if pod is empty
+	pod     string // the name of the pod
+	node    string // the node of the pod; empty for any
+	class   string // the StorageClass; empty for trivet-loop
+	size    string // the requested size; empty for 32Mi
+	volume  string // the PersistentVolume of the claim; empty for a new one
+	command string // writeToken or checkToken; empty for writeToken
 }
 
-// A token that is the claim's: one pod writes it durably, another finds it.
+// Commands that write a token to the volume, and that check the token of an earlier pod.
 const (
-	writes = `echo %[1]s >/data/token && sync /data/token`
-	finds  = `test "$(cat /data/token)" = %[1]s`
+	writeToken = `echo %[1]s >/data/token && sync /data/token`
+	checkToken = `test "$(cat /data/token)" = %[1]s`
 )
 
-func (x tenant) manifest() string {
-	does := strings.ReplaceAll(fmt.Sprintf(cmp.Or(x.does, writes), x.name), "'", "''")
+func (x claimPod) manifest() string {
+	command := strings.ReplaceAll(fmt.Sprintf(cmp.Or(x.command, writeToken), x.name), "'", "''")
 	return claim(x.name, cmp.Or(x.class, "trivet-loop"), cmp.Or(x.size, "32Mi"), x.volume) + fmt.Sprintf(`
 ---
 apiVersion: v1
@@ -43,9 +43,10 @@ spec:
     readinessProbe: {exec: {command: [cat, /tmp/ready]}, periodSeconds: 1}
     volumeMounts: [{name: data, mountPath: /data}]
   volumes: [{name: data, persistentVolumeClaim: {claimName: %s}}]
-`, cmp.Or(x.pod, x.name), optional("nodeSelector: {kubernetes.io/hostname: %s}", x.node), does, x.name)
+`, cmp.Or(x.pod, x.name), optional("nodeSelector: {kubernetes.io/hostname: %s}", x.node), command, x.name)
 }
 
+// claim returns the manifest of a claim.
 func claim(name, class, size, volume string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -59,7 +60,7 @@ spec:
 `, name, class, size, optional("volumeName: %s", volume))
 }
 
-// optional is a line of a manifest, if there is something to say.
+// optional returns a line of a manifest, or an empty string if the value is empty.
 func optional(format, value string) string {
 	if value == "" {
 		return ""
@@ -67,16 +68,15 @@ func optional(format, value string) string {
 	return fmt.Sprintf(format, value)
 }
 
-// moveIn applies a tenant and waits until it has done its work.
-func moveIn(t *testing.T, ns string, x tenant) {
+// startPod creates the claim and the pod, and waits until the pod is ready.
+func startPod(t *testing.T, ns string, x claimPod) {
 	t.Helper()
 	applyText(t, ns, x.manifest())
 	kubectl(t, "-n", ns, "wait", "pod", cmp.Or(x.pod, x.name), "--for=condition=Ready", "--timeout=3m")
 }
 
-// moveOut deletes the pod and the claim of that name, and waits until the volume is
-// gone.
-func moveOut(t *testing.T, ns, name string) {
+// deletePod deletes the pod and the claim with a name, and waits until the PersistentVolume is deleted.
+func deletePod(t *testing.T, ns, name string) {
 	t.Helper()
 	volume := volumeOf(t, ns, name)
 	kubectl(t, "-n", ns, "delete", "pod", name, "--timeout=2m")
@@ -84,7 +84,7 @@ func moveOut(t *testing.T, ns, name string) {
 	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=2m")
 }
 
-// immediate is a StorageClass whose volumes are made before a pod is there.
+// immediate is a StorageClass whose volumes are created without a pod.
 const immediate = `
 apiVersion: storage.k8s.io/v1
 kind: StorageClass
@@ -94,8 +94,9 @@ parameters: {backend: loop, csi.storage.k8s.io/fstype: ext4}
 volumeBindingMode: Immediate
 `
 
+// immediateClass creates the class until the end of the test.
 func immediateClass(t *testing.T) {
 	t.Helper()
-	pipe(t, immediate, "apply", "-f", "-")
+	kubectlInput(t, immediate, "apply", "-f", "-")
 	t.Cleanup(func() { kubectlLast(t, "delete", "storageclass", "immediate") })
 }
