@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	image   = "registry.k8s.io/pause:3.10.2"
+	image = "registry.k8s.io/pause:3.10.2"
 	// timeout is the maximum duration of each of the two parts of a round.
 	timeout = 5 * time.Minute
 )
