@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Scope limits how openat2(2) resolves a path below a directory. No scope leaves the directory
+// Scope limits how openat2(2) resolves a path below a directory. No exported scope leaves the directory
 // (EXDEV), even if another process changes the path meanwhile.
 type Scope uint64
 
@@ -23,54 +23,25 @@ const (
 	NoLinks = Beneath | unix.RESOLVE_NO_SYMLINKS
 	// OneMount is NoLinks, and enters no mount: EXDEV.
 	OneMount = NoLinks | unix.RESOLVE_NO_XDEV
+
+	// absolute follows no link, and leaves the directory by an absolute path or "..".
+	absolute Scope = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 )
 
-// Open opens a path below dir (openat2(2)). O_CLOEXEC is always set.
+// Open opens an existing path below dir (openat2(2)).
 func Open(dir *os.File, path string, scope Scope, flags int) (*os.File, error) {
-	return Create(dir, path, scope, flags, 0)
-}
-
-// Create is Open with the mode of a file that O_CREAT may create. Without O_CREAT the mode
-// must be 0.
-func Create(dir *os.File, path string, scope Scope, flags int, mode uint32) (*os.File, error) {
-	fd, err := OpenFD(dir, path, scope, flags, mode)
+	fd, err := OpenFD(dir, path, scope, flags, 0)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), join(dir, path)), nil
 }
 
-// OpenFD is Create without an os.File, which needs two more system calls.
+// OpenFD is Open without an os.File, which needs two more system calls. mode is the mode of a file
+// that O_CREAT creates, and 0 without O_CREAT. O_CLOEXEC is always set. OpenFD repeats the call if a
+// rename raced with it, or while the kernel breaks a lease.
 func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int, error) {
-	return openat2(dir, path, unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: uint64(scope)})
-}
-
-// OpenParent opens the parent of a directory for reading. It enters no mount: EXDEV. Another process
-// may have moved the directory, so the caller verifies the parent.
-func OpenParent(dir *os.File, flags int) (int, error) {
-	const resolve = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
-	return openat2(dir, "..", unix.OpenHow{Flags: uint64(flags), Resolve: resolve})
-}
-
-// OpenDirectory opens a directory by its absolute path. ELOOP if a part of the path is a symbolic
-// link.
-func OpenDirectory(path string) (*os.File, error) {
-	top, err := os.Open("/")
-	if err != nil {
-		return nil, err
-	}
-	defer top.Close()
-	const resolve = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
-	fd, err := openat2(top, path, unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY, Resolve: resolve})
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
-
-// openat2 repeats the call if a rename raced with it, or while the kernel breaks a lease.
-func openat2(dir *os.File, path string, how unix.OpenHow) (int, error) {
-	how.Flags |= unix.O_CLOEXEC
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Mode: uint64(mode), Resolve: uint64(scope)}
 	for {
 		fd, err := unix.Openat2(int(dir.Fd()), path, &how)
 		switch {
@@ -83,6 +54,23 @@ func openat2(dir *os.File, path string, how unix.OpenHow) (int, error) {
 			return fd, nil
 		}
 	}
+}
+
+// OpenParent opens the parent of a directory for reading. It enters no mount: EXDEV. Another process
+// may have moved the directory, so the caller verifies the parent.
+func OpenParent(dir *os.File, flags int) (int, error) {
+	return OpenFD(dir, "..", absolute|unix.RESOLVE_NO_XDEV, flags, 0)
+}
+
+// OpenDirectory opens a directory by its absolute path. ELOOP if a part of the path is a symbolic
+// link.
+func OpenDirectory(path string) (*os.File, error) {
+	top, err := os.Open("/")
+	if err != nil {
+		return nil, err
+	}
+	defer top.Close()
+	return Open(top, path, absolute, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
 func join(dir *os.File, path string) string {
