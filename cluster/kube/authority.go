@@ -23,11 +23,11 @@ import (
 const (
 	controllerLifetime = 7 * 24 * time.Hour
 	nodeLifetime       = 30 * 24 * time.Hour
-	// propagationDelay is the time for which the controller keeps a valid certificate after a new CA
-	// certificate is published. The nodes need this time to read the new CA certificate.
+	// propagationDelay is the time for which the controller keeps its valid certificate after it publishes
+	// a new CA certificate. The nodes need this time to read the new CA certificate.
 	propagationDelay = 5 * time.Minute
-	// invalidCAInterval is the interval at which an invalid CA is parsed again. It is long because the
-	// watch reports changes of the Secret.
+	// invalidCAInterval is the interval at which an invalid CA is parsed again. It is long, because the
+	// watch reports each change of the Secret immediately.
 	invalidCAInterval = time.Hour
 )
 
@@ -70,7 +70,7 @@ func MaintainAuthority(ctx context.Context, connect func() (*Client, error), o A
 		invalidCA:        errorLog{log: klog.FromContext(ctx), message: "The certificate authority is invalid: put a valid CA into the Secret, or delete the Secret so that the driver creates a new CA"},
 		secret:           watchOne[secret](ctx, c, secrets, o.Namespace, o.Name, changed),
 		published:        watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Name, changed),
-		requests:         watchObjects(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, whole[signingRequest], changed),
+		requests:         watchObjects(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, viewObject[signingRequest], changed),
 	}
 	reconcileLoop(ctx, changed, backoff, "Maintaining the certificate authority failed; retrying", k.reconcile)
 }
@@ -84,28 +84,28 @@ type authorityReconciler struct {
 	requests  watched[signingRequest]
 
 	invalidCA errorLog // logs why the CA in the Secret is invalid
-	// current is the current CA certificate. since is the time when this process first read it.
-	current []byte
-	since   time.Time
+	// current is the current CA certificate. currentSince is the time when this process first read it.
+	current      []byte
+	currentSince time.Time
 }
 
 // reconcile returns the time until the next call, unless an object changes earlier.
 func (k *authorityReconciler) reconcile(ctx context.Context) (time.Duration, error) {
 	if !k.secret.synced() || !k.published.synced() || !k.requests.synced() {
-		return nodeLifetime, nil
+		return maxPause, nil
 	}
 	s, exists := k.secret.one()
 	if !exists {
-		return nodeLifetime, k.createCA(ctx, s)
+		return maxPause, k.createCA(ctx, s)
 	}
 	left, total, err := pki.Lifetime(s.Data[certKey])
-	if err == nil && left <= total/3 && k.created(s) {
-		return nodeLifetime, k.createCA(ctx, s)
+	if err == nil && left <= total/3 && k.createdByDriver(s) {
+		return maxPause, k.createCA(ctx, s)
 	}
 	ca, err := pki.ParseAuthority(s.Data[certKey], s.Data[keyKey])
 	if err != nil {
 		if left < 0 {
-			err = errors.New("the CA has expired") // the original error contains the current time, so every call would log it
+			err = errors.New("the CA has expired") // the original error contains the current time, so it would be logged each time
 		}
 		k.invalidCA.report(ctx, fmt.Errorf("secrets/%s: %w", k.Name, err))
 		return invalidCAInterval, nil
@@ -119,8 +119,9 @@ func (k *authorityReconciler) reconcile(ctx context.Context) (time.Duration, err
 	return wait, errors.Join(err, k.answerRequests(ctx, ca))
 }
 
-// createCA creates a CA and writes it to the Secret. It does not return the CA: the watch reports the
-// current one, which another replica may have created. The label marks a CA that this driver created.
+// createCA creates a CA and writes it to the Secret. old is the current Secret, which may not exist. A
+// label marks the CA as created by this driver. createCA does not return the CA, because another replica
+// may write the Secret first; the watch reports the CA that the Secret contains.
 func (k *authorityReconciler) createCA(ctx context.Context, old secret) error {
 	ca, err := pki.NewAuthority(k.Driver)
 	if err != nil {
@@ -147,30 +148,31 @@ func (k *authorityReconciler) createCA(ctx context.Context, old secret) error {
 	return nil
 }
 
-// created reports whether this driver created the CA. If an administrator replaced the CA, the label
-// contains the fingerprint of another certificate.
-func (k *authorityReconciler) created(s secret) bool {
+// createdByDriver reports whether this driver created the CA. If an administrator replaced the CA, the
+// label contains the fingerprint of the previous certificate.
+func (k *authorityReconciler) createdByDriver(s secret) bool {
 	return s.Metadata.Labels[k.label()] == fingerprint(s.Data[certKey])
 }
 
 func (k *authorityReconciler) label() string { return k.Driver + "/made" }
 
-// fingerprint returns 32 hexadecimal digits, because a label value has at most 63 characters.
+// fingerprint returns the first 32 hexadecimal digits of a hash, because a label value has at most 63
+// characters.
 func fingerprint(cert []byte) string {
 	sum := sha256.Sum256(cert)
 	return hex.EncodeToString(sum[:16])
 }
 
-// publish adds the CA certificate to the trusted CA certificates in the ConfigMap and removes expired
-// ones. It writes the trusted CA certificates to the controller's directory too, and returns them. It must
-// run before a certificate is issued.
+// publish adds the CA certificate to the trusted CA certificates in the ConfigMap, and removes expired
+// certificates from them. It also writes the trusted CA certificates to the controller's directory, and
+// returns them. It must run before a certificate is issued.
 func (k *authorityReconciler) publish(ctx context.Context, ca *pki.Authority) ([]byte, error) {
 	cert, _, err := ca.PEM()
 	if err != nil {
 		return nil, err
 	}
 	if !bytes.Equal(cert, k.current) {
-		k.current, k.since = cert, time.Now()
+		k.current, k.currentSince = cert, time.Now()
 	}
 	p, _ := k.published.one()
 	roots := pki.JoinRoots([]byte(p.Data[rootsKey]), cert)
@@ -184,8 +186,8 @@ func (k *authorityReconciler) publish(ctx context.Context, ca *pki.Authority) ([
 	return roots, err
 }
 
-// issueForController issues a certificate to the controller if one is due. It returns the time until
-// the next one is due.
+// issueForController issues a certificate to the controller if its current certificate is due for
+// replacement. It returns the time until the next replacement.
 func (k *authorityReconciler) issueForController(ctx context.Context, ca *pki.Authority, roots []byte) (time.Duration, error) {
 	if wait := k.untilNextIssue(ca, roots); wait > 0 {
 		return wait, nil
@@ -211,9 +213,9 @@ func (k *authorityReconciler) issueForController(ctx context.Context, ca *pki.Au
 	return max(wait, minWait), err
 }
 
-// untilNextIssue returns the time until the controller needs a new certificate. It returns 0 if the
-// current certificate is not valid. A valid certificate is kept for at least
-// propagationDelay after this process first read the CA certificate.
+// untilNextIssue returns the time until the controller needs a new certificate, 0 if the current
+// certificate is not valid. A valid certificate is kept for at least propagationDelay after this
+// process first read the CA certificate.
 func (k *authorityReconciler) untilNextIssue(ca *pki.Authority, roots []byte) time.Duration {
 	leaf, wait := validLeaf(k.Certificates, pki.ControllerURI(k.Driver), roots)
 	if leaf == nil {
@@ -222,7 +224,7 @@ func (k *authorityReconciler) untilNextIssue(ca *pki.Authority, roots []byte) ti
 	if leaf.CheckSignatureFrom(ca.Certificate()) != nil {
 		wait = 0
 	}
-	return max(wait, propagationDelay-time.Since(k.since))
+	return max(wait, propagationDelay-time.Since(k.currentSince))
 }
 
 func (k *authorityReconciler) answerRequests(ctx context.Context, ca *pki.Authority) error {

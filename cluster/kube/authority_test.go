@@ -27,28 +27,28 @@ const (
 	day           = 24 * time.Hour
 	secretPath    = "/api/v1/namespaces/" + namespace + "/secrets/trivet-ca"
 	configMapPath = "/api/v1/namespaces/" + namespace + "/configmaps/trivet-ca"
-	madeLabel     = driver + "/made"
+	createdLabel  = driver + "/made"
 )
 
-// controller is a replica of the controller, or a node's driver.
-type controller struct {
+// participant is a running replica of the controller, or a node's driver, with its certificate directory.
+type participant struct {
 	*pki.Directory
 	log  *logBuffer
 	stop func()
 }
 
-func startController(t *testing.T, c *cluster) controller {
+func startController(t *testing.T, c *cluster) participant {
 	t.Helper()
 	return startControllerIn(t, c, pki.OpenDirectory(t.TempDir()))
 }
 
-func startControllerIn(t *testing.T, c *cluster, dir *pki.Directory) controller {
+func startControllerIn(t *testing.T, c *cluster, dir *pki.Directory) participant {
 	t.Helper()
-	log, stop := start(t, keepAuthority(c, dir))
-	return controller{dir, log, stop}
+	log, stop := start(t, maintainAuthority(c, dir))
+	return participant{dir, log, stop}
 }
 
-func keepAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
+func maintainAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
 	return func(ctx context.Context) {
 		kube.MaintainAuthority(ctx, user{cluster: c}.connect, kube.AuthorityOptions{
 			Namespace: namespace, Name: "trivet-ca", Driver: driver, NodeServiceAccount: "trivet-node", Certificates: dir,
@@ -59,7 +59,7 @@ func keepAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
 // TestKeyIsNotLogged: the log does not contain the CA's key at any verbosity.
 func TestKeyIsNotLogged(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
-		log, _ := startVerbose(t, 10, keepAuthority(c, pki.OpenDirectory(t.TempDir())))
+		log, _ := startVerbose(t, 10, maintainAuthority(c, pki.OpenDirectory(t.TempDir())))
 		time.Sleep(day)
 		if log.count("Created a certificate authority") == 0 {
 			t.Fatalf("no CA was created:\n%s", log)
@@ -70,7 +70,7 @@ func TestKeyIsNotLogged(t *testing.T) {
 	})
 }
 
-// newCA returns a CA that is valid from now on for a lifetime.
+// newCA returns a CA that is valid for a lifetime from now on.
 func newCA(t *testing.T, lifetime time.Duration) (cert, key []byte) {
 	t.Helper()
 	private := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
@@ -95,10 +95,10 @@ func putCA(c *cluster, cert, key []byte, labels object) {
 // caCert returns the CA certificate in the Secret.
 func caCert(t *testing.T, c *cluster) []byte {
 	t.Helper()
-	cert := must(base64.StdEncoding.DecodeString(text(c.get(secretPath), "data", "tls.crt")))(t)
-	return cert
+	return must(base64.StdEncoding.DecodeString(text(c.get(secretPath), "data", "tls.crt")))(t)
 }
 
+// published returns the trusted CA certificates in the ConfigMap.
 func published(c *cluster) string { return text(c.get(configMapPath), "data", "ca.crt") }
 
 // signedBy reports whether a CA signed a directory's certificate.
@@ -118,13 +118,12 @@ func parseCert(t *testing.T, b []byte) *x509.Certificate {
 	t.Helper()
 	block, _ := pem.Decode(b)
 	if block == nil {
-		t.Fatalf("no PEM: %q", b)
+		t.Fatalf("got %q, want a PEM block", b)
 	}
-	cert := must(x509.ParseCertificate(block.Bytes))(t)
-	return cert
+	return must(x509.ParseCertificate(block.Bytes))(t)
 }
 
-func cert(t *testing.T, d *pki.Directory) string {
+func certIn(t *testing.T, d *pki.Directory) string {
 	t.Helper()
 	cert, _, _, err := d.Read()
 	if err != nil {
@@ -133,7 +132,7 @@ func cert(t *testing.T, d *pki.Directory) string {
 	return string(cert)
 }
 
-func roots(t *testing.T, d *pki.Directory) string {
+func rootsIn(t *testing.T, d *pki.Directory) string {
 	t.Helper()
 	_, _, roots, err := d.Read()
 	if err != nil {
@@ -142,10 +141,10 @@ func roots(t *testing.T, d *pki.Directory) string {
 	return string(roots)
 }
 
-// TestAuthority: a controller creates all objects, also if its first calls fail.
+// TestAuthority: a controller creates the CA, the ConfigMap and its certificate, also if its first calls fail.
 func TestAuthority(t *testing.T) {
 	for name, fail := range map[string]map[string][]int{
-		"at once":       {},
+		"no errors":     {},
 		"forbidden":     {"GET secrets": {403, 403}, "WATCH secrets": {403, 403}, "POST secrets": {403, 403}, "POST configmaps": {403}},
 		"server errors": {"WATCH configmaps": {500, 503}, "POST secrets": {500}, "POST configmaps": {500, 503}},
 		"conflicts":     {"POST secrets": {409, 409}, "POST configmaps": {409}},
@@ -153,30 +152,30 @@ func TestAuthority(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
 				c.fail = fail
-				k := startController(t, c)
+				ctl := startController(t, c)
 				time.Sleep(time.Hour)
 				ca := caCert(t, c)
 				secret := c.get(secretPath)
-				if text(secret, "type") != "kubernetes.io/tls" || text(secret, "metadata", "labels", madeLabel) != fingerprint(ca) {
-					t.Errorf("the Secret is %v", secret)
+				if text(secret, "type") != "kubernetes.io/tls" || text(secret, "metadata", "labels", createdLabel) != fingerprint(ca) {
+					t.Errorf("got Secret %v, want type kubernetes.io/tls and the fingerprint of the CA as a label", secret)
 				}
 				if left := time.Until(parseCert(t, ca).NotAfter); left < 9*365*day {
-					t.Errorf("the CA is valid for %s", left)
+					t.Errorf("the CA is valid for %s, want at least 9 years", left)
 				}
-				if published(c) != string(ca) || roots(t, k.Directory) != string(ca) || !signedBy(t, k.Directory, ca) {
-					t.Errorf("published %s, the controller trusts %s", published(c), roots(t, k.Directory))
+				if published(c) != string(ca) || rootsIn(t, ctl.Directory) != string(ca) || !signedBy(t, ctl.Directory, ca) {
+					t.Errorf("published %s, the controller trusts %s, want the CA %s in both and as its issuer", published(c), rootsIn(t, ctl.Directory), ca)
 				}
-				leaf := parseCert(t, []byte(cert(t, k.Directory)))
+				leaf := parseCert(t, []byte(certIn(t, ctl.Directory)))
 				if leaf.URIs[0].String() != "spiffe://"+driver+"/controller" || !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) {
-					t.Errorf("the controller's certificate names %v, for %v", leaf.URIs, leaf.ExtKeyUsage)
+					t.Errorf("the controller's certificate has URIs %v and usages %v, want the controller and client authentication", leaf.URIs, leaf.ExtKeyUsage)
 				}
 			})
 		})
 	}
 }
 
-// TestTwoControllers: all replicas use the CA of the first Secret, also a replica that read no Secret before it
-// created one.
+// TestTwoControllers: all replicas use the CA of the first Secret. In the second part the Secret appears
+// between a replica's read and its creation.
 func TestTwoControllers(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		a, b := startController(t, c), startController(t, c)
@@ -184,54 +183,54 @@ func TestTwoControllers(t *testing.T) {
 		time.Sleep(time.Hour)
 		ca := caCert(t, c)
 		if !signedBy(t, a.Directory, ca) || !signedBy(t, b.Directory, ca) || published(c) != string(ca) {
-			t.Errorf("published: %s, the CA: %s", published(c), ca)
+			t.Errorf("published %s, want the CA %s as issuer of both controllers", published(c), ca)
 		}
 	})
 	bubble(t, func(t *testing.T, c *cluster) {
-		theirs, key := newCA(t, 365*day)
-		c.before["POST secrets"] = func() { putCA(c, theirs, key, nil) }
-		c.before["POST configmaps"] = func() { c.put(configMapPath, object{"data": object{"ca.crt": string(theirs)}}) }
-		k := startController(t, c)
+		external, key := newCA(t, 365*day)
+		c.before["POST secrets"] = func() { putCA(c, external, key, nil) }
+		c.before["POST configmaps"] = func() { c.put(configMapPath, object{"data": object{"ca.crt": string(external)}}) }
+		ctl := startController(t, c)
 		time.Sleep(time.Hour)
-		if !signedBy(t, k.Directory, theirs) || published(c) != string(theirs) || c.called("POST secrets") == 0 || c.called("POST configmaps") == 0 {
-			t.Errorf("published: %s, theirs: %s", published(c), theirs)
+		if !signedBy(t, ctl.Directory, external) || published(c) != string(external) || c.called("POST secrets") == 0 || c.called("POST configmaps") == 0 {
+			t.Errorf("published %s, want the external CA %s after conflicts", published(c), external)
 		}
-		if k.log.count("retrying") != 0 {
-			t.Errorf("an error was logged:\n%s", k.log)
+		if ctl.log.count("retrying") != 0 {
+			t.Errorf("a lost race was logged as an error:\n%s", ctl.log)
 		}
 	})
 }
 
 // TestInvalidSecret: the controller does not replace an invalid Secret, and keeps its valid certificates.
 func TestInvalidSecret(t *testing.T) {
-	for name, spoil := range map[string]func(cert, key []byte) (c, k []byte){
-		"no certificate":    func(_, key []byte) (c, k []byte) { return []byte("garbage"), key },
-		"no key":            func(cert, _ []byte) (c, k []byte) { return cert, nil },
-		"key of another CA": func(cert, _ []byte) (c, k []byte) { _, other := newCA(t, day); return cert, other },
-		"expired":           func(_, _ []byte) (c, k []byte) { return newCA(t, -time.Minute) },
-		"both empty":        func(_, _ []byte) (c, k []byte) { return []byte{}, []byte{} },
+	for name, damaged := range map[string]func(cert, key []byte) ([]byte, []byte){
+		"no certificate":    func(_, key []byte) ([]byte, []byte) { return []byte("garbage"), key },
+		"no key":            func(cert, _ []byte) ([]byte, []byte) { return cert, nil },
+		"key of another CA": func(cert, _ []byte) ([]byte, []byte) { _, other := newCA(t, day); return cert, other },
+		"expired":           func(_, _ []byte) ([]byte, []byte) { return newCA(t, -time.Minute) },
+		"empty fields":      func(_, _ []byte) ([]byte, []byte) { return []byte{}, []byte{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
-				k := startController(t, c)
+				ctl := startController(t, c)
 				synctest.Wait()
-				good, bundle := cert(t, k.Directory), published(c)
-				garbage, key := spoil(newCA(t, day))
-				putCA(c, garbage, key, nil)
+				before, bundle := certIn(t, ctl.Directory), published(c)
+				damagedCert, key := damaged(newCA(t, day))
+				putCA(c, damagedCert, key, nil)
 				time.Sleep(time.Hour)
-				if got := caCert(t, c); !bytes.Equal(got, garbage) {
+				if got := caCert(t, c); !bytes.Equal(got, damagedCert) {
 					t.Errorf("the Secret was replaced by %s", got)
 				}
-				if cert(t, k.Directory) != good || published(c) != bundle {
-					t.Error("a valid certificate was lost")
+				if certIn(t, ctl.Directory) != before || published(c) != bundle {
+					t.Error("the controller replaced its valid certificate or the published CA certificates")
 				}
-				if k.log.count("secrets/trivet-ca") != 1 {
-					t.Errorf("want one line about it:\n%s", k.log)
+				if got := ctl.log.count("secrets/trivet-ca"); got != 1 {
+					t.Errorf("got %d error lines, want 1:\n%s", got, ctl.log)
 				}
 				c.remove(secretPath)
 				time.Sleep(time.Hour)
-				if !signedBy(t, k.Directory, caCert(t, c)) || !strings.HasPrefix(published(c), bundle) {
-					t.Errorf("with a new CA, published %s", published(c))
+				if !signedBy(t, ctl.Directory, caCert(t, c)) || !strings.HasPrefix(published(c), bundle) {
+					t.Errorf("after a new CA was created: published %s, want %s and the new CA", published(c), bundle)
 				}
 			})
 		})
@@ -248,93 +247,93 @@ func TestConfigMapEdited(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
-				k := startController(t, c)
+				ctl := startController(t, c)
 				synctest.Wait()
-				good := cert(t, k.Directory)
+				before := certIn(t, ctl.Directory)
 				edit(c)
 				time.Sleep(time.Second)
-				if ca := string(caCert(t, c)); published(c) != ca || roots(t, k.Directory) != ca || cert(t, k.Directory) != good {
-					t.Errorf("published %q, the controller trusts %q, the CA is %q", published(c), roots(t, k.Directory), ca)
+				if ca := string(caCert(t, c)); published(c) != ca || rootsIn(t, ctl.Directory) != ca || certIn(t, ctl.Directory) != before {
+					t.Errorf("published %q, the controller trusts %q, want %q in both and an unchanged certificate", published(c), rootsIn(t, ctl.Directory), ca)
 				}
 			})
 		})
 	}
 }
 
-// TestConfigMapMerged: the ConfigMap keeps other data and other CA certificates.
+// TestConfigMapMerged: the controller keeps other data and other CA certificates in the ConfigMap.
 func TestConfigMapMerged(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		other, _ := newCA(t, 365*day)
 		c.put(configMapPath, object{"data": object{"ca.crt": string(other), "note": "mine"}})
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
-		if want := string(other) + string(caCert(t, c)); published(c) != want || roots(t, k.Directory) != want || text(c.get(configMapPath), "data", "note") != "mine" {
-			t.Errorf("the ConfigMap is %v", c.get(configMapPath))
+		if want := string(other) + string(caCert(t, c)); published(c) != want || rootsIn(t, ctl.Directory) != want || text(c.get(configMapPath), "data", "note") != "mine" {
+			t.Errorf("got ConfigMap %v, the controller trusts %s, want %s", c.get(configMapPath), rootsIn(t, ctl.Directory), want)
 		}
 	})
 }
 
 func TestControllerRenews(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
-		first := cert(t, k.Directory)
+		first := certIn(t, ctl.Directory)
 		time.Sleep(4 * day)
-		if cert(t, k.Directory) != first {
-			t.Error("renewed too early")
+		if certIn(t, ctl.Directory) != first {
+			t.Error("the certificate was renewed too early")
 		}
 		time.Sleep(day)
-		second := cert(t, k.Directory)
-		if second == first || !signedBy(t, k.Directory, caCert(t, c)) {
-			t.Error("not renewed")
+		second := certIn(t, ctl.Directory)
+		if second == first || !signedBy(t, ctl.Directory, caCert(t, c)) {
+			t.Error("the certificate was not renewed")
 		}
-		k.stop()
-		startControllerIn(t, c, k.Directory)
+		ctl.stop()
+		startControllerIn(t, c, ctl.Directory)
 		time.Sleep(day)
-		if cert(t, k.Directory) != second {
-			t.Error("a new process issued another certificate")
+		if certIn(t, ctl.Directory) != second {
+			t.Error("a restarted controller replaced its valid certificate")
 		}
 		time.Sleep(365 * day)
-		if err := k.Usable(); err != nil {
+		if err := ctl.Usable(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// TestNewCA: the controller publishes a new CA certificate before it presents a certificate of that CA, and
-// does not renew a CA of another program.
+// TestNewCA: the controller publishes a new CA certificate before it presents a certificate that the new CA
+// issued. It does not renew a CA that another program created.
 func TestNewCA(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
-		old, shown := caCert(t, c), cert(t, k.Directory)
-		theirs, key := newCA(t, 30*day)
-		putCA(c, theirs, key, object{madeLabel: fingerprint(old)})
+		old, before := caCert(t, c), certIn(t, ctl.Directory)
+		external, key := newCA(t, 30*day)
+		putCA(c, external, key, object{createdLabel: fingerprint(old)})
 		synctest.Wait()
-		if both := string(old) + string(theirs); published(c) != both || roots(t, k.Directory) != both {
-			t.Errorf("published %s", published(c))
+		if both := string(old) + string(external); published(c) != both || rootsIn(t, ctl.Directory) != both {
+			t.Errorf("published %s, want %s", published(c), both)
 		}
 		time.Sleep(4 * time.Minute)
-		if cert(t, k.Directory) != shown {
-			t.Error("the new certificate was issued too early")
+		if certIn(t, ctl.Directory) != before {
+			t.Error("the controller presents a certificate of the new CA too early")
 		}
 		time.Sleep(2 * time.Minute)
-		if !signedBy(t, k.Directory, theirs) {
-			t.Error("the certificate is still of the old CA")
+		if !signedBy(t, ctl.Directory, external) {
+			t.Error("the certificate is still one of the old CA")
 		}
 		time.Sleep(29 * day)
-		if got := caCert(t, c); !bytes.Equal(got, theirs) {
-			t.Error("the CA of another program was renewed")
+		if got := caCert(t, c); !bytes.Equal(got, external) {
+			t.Error("the external CA was renewed")
 		}
-		if err := k.Usable(); err != nil {
+		if err := ctl.Usable(); err != nil {
 			t.Error(err)
 		}
-		if n := k.log.count("Issued the controller's"); n > 30 {
-			t.Errorf("%d certificates in 29 days:\n%s", n, k.log)
+		if n := ctl.log.count("Issued the controller's"); n > 30 {
+			t.Errorf("got %d certificates in 29 days, want at most 30:\n%s", n, ctl.log)
 		}
 		time.Sleep(2 * day)
-		if k.log.count("expired") != 1 || published(c) != string(old)+string(theirs) {
-			t.Errorf("want one line about it:\n%s", k.log)
+		if got := ctl.log.count("expired"); got != 1 || published(c) != string(old)+string(external) {
+			t.Errorf("published %s and logged %d lines about the expiry, want both CA certificates and 1 line:\n%s", published(c), got, ctl.log)
 		}
 	})
 }
@@ -342,53 +341,53 @@ func TestNewCA(t *testing.T) {
 // TestNewCAWithoutCertificate: a controller without a valid certificate uses a new CA without a delay.
 func TestNewCAWithoutCertificate(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
-		theirs, key := newCA(t, 30*day)
-		k.stop()
-		putCA(c, theirs, key, nil)
-		c.put(configMapPath, object{"data": object{"ca.crt": string(theirs)}}) // the old CA is not trusted any more
-		startControllerIn(t, c, k.Directory)
+		external, key := newCA(t, 30*day)
+		ctl.stop()
+		putCA(c, external, key, nil)
+		c.put(configMapPath, object{"data": object{"ca.crt": string(external)}}) // the old CA is not trusted any more
+		startControllerIn(t, c, ctl.Directory)
 		synctest.Wait()
-		if !signedBy(t, k.Directory, theirs) || roots(t, k.Directory) != string(theirs) {
-			t.Error("the certificate is still of the old CA")
+		if !signedBy(t, ctl.Directory, external) || rootsIn(t, ctl.Directory) != string(external) {
+			t.Error("the certificate is still one of the old CA")
 		}
 	})
 }
 
-// TestOwnCARenewed: one of two replicas renews the CA after two thirds of its lifetime, or later if no replica
-// ran. An expired CA certificate is not trusted.
+// TestOwnCARenewed: one of two replicas renews the CA after two thirds of the CA's lifetime. In the second
+// part no replica runs before the CA expires. An expired CA certificate is not trusted.
 func TestOwnCARenewed(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		old, key := newCA(t, 90*day)
-		putCA(c, old, key, object{madeLabel: fingerprint(old), "mine": "kept"})
+		putCA(c, old, key, object{createdLabel: fingerprint(old), "mine": "kept"})
 		a, b := startController(t, c), startController(t, c)
 		time.Sleep(59 * day)
 		if !bytes.Equal(caCert(t, c), old) {
-			t.Error("renewed too early")
+			t.Error("the CA was renewed too early")
 		}
 		time.Sleep(2 * day)
 		next := caCert(t, c)
 		if bytes.Equal(next, old) || published(c) != string(old)+string(next) || text(c.get(secretPath), "metadata", "labels", "mine") != "kept" {
-			t.Errorf("not renewed: %v", c.get(secretPath))
+			t.Errorf("published %s, want the renewed CA; the Secret is %v", published(c), c.get(secretPath))
 		}
 		if !signedBy(t, a.Directory, next) || !signedBy(t, b.Directory, next) {
-			t.Error("the certificate is still of the old CA")
+			t.Error("the certificate is still one of the old CA")
 		}
 		time.Sleep(40 * day)
-		if published(c) != string(next) || roots(t, a.Directory) != string(next) || roots(t, b.Directory) != string(next) {
-			t.Errorf("published %s, the CA is %s", published(c), next)
+		if published(c) != string(next) || rootsIn(t, a.Directory) != string(next) || rootsIn(t, b.Directory) != string(next) {
+			t.Errorf("published %s, want only the renewed CA %s, trusted by both controllers", published(c), next)
 		}
 	})
 	bubble(t, func(t *testing.T, c *cluster) {
 		old, key := newCA(t, 90*day)
-		putCA(c, old, key, object{madeLabel: fingerprint(old)})
+		putCA(c, old, key, object{createdLabel: fingerprint(old)})
 		c.put(configMapPath, object{"data": object{"ca.crt": string(old)}})
 		time.Sleep(91 * day)
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
-		if next := caCert(t, c); bytes.Equal(next, old) || published(c) != string(next) || !signedBy(t, k.Directory, next) {
-			t.Errorf("not renewed: %v", c.get(secretPath))
+		if next := caCert(t, c); bytes.Equal(next, old) || published(c) != string(next) || !signedBy(t, ctl.Directory, next) {
+			t.Errorf("published %s, want the renewed CA; the Secret is %v", published(c), c.get(secretPath))
 		}
 	})
 }
@@ -396,22 +395,22 @@ func TestOwnCARenewed(t *testing.T) {
 // TestControllerWithoutAPIServer: the certificates remain in use while the API server does not answer.
 func TestControllerWithoutAPIServer(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
 		c.setUnreachable(true)
 		time.Sleep(3 * time.Hour)
-		if err := k.Usable(); err != nil {
+		if err := ctl.Usable(); err != nil {
 			t.Error(err)
 		}
-		theirs, key := newCA(t, 365*day)
-		putCA(c, theirs, key, nil)
+		external, key := newCA(t, 365*day)
+		putCA(c, external, key, nil)
 		c.setUnreachable(false)
 		time.Sleep(time.Hour)
-		if !signedBy(t, k.Directory, theirs) || !strings.Contains(published(c), string(theirs)) {
-			t.Error("the new CA is not in use")
+		if !signedBy(t, ctl.Directory, external) || !strings.Contains(published(c), string(external)) {
+			t.Error("the new CA is not in use after the outage")
 		}
-		if n := k.log.count("connection refused"); n > 6 {
-			t.Errorf("%d lines:\n%s", n, k.log)
+		if n := ctl.log.count("connection refused"); n > 6 {
+			t.Errorf("got %d error lines, want at most 6:\n%s", n, ctl.log)
 		}
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// callTimeout bounds one API call: a server may accept connections and never answer.
+// callTimeout bounds one API call, because a server may accept connections and never answer.
 const callTimeout = 10 * time.Second
 
 // The resources that this package reads and writes.
@@ -37,9 +37,9 @@ var (
 // Client calls the API server.
 type Client struct {
 	api   dynamic.Interface
-	paths rest.Interface
-	// These have no timeout, because a watch does not end. watches returns whole objects,
-	// metadata only their metadata.
+	paths rest.Interface // for paths that name no object
+	// watches and metadata have no timeout, because a watch does not end. watches returns complete
+	// objects, metadata only their metadata.
 	watches  dynamic.Interface
 	metadata metadata.Interface
 }
@@ -53,7 +53,7 @@ func InCluster() (*Client, error) {
 	return New(config)
 }
 
-// New connects with a configuration.
+// New returns a client that connects with a configuration.
 func New(config *rest.Config) (*Client, error) {
 	own := rest.CopyConfig(config)
 	own.UserAgent, own.Timeout = "trivet", callTimeout
@@ -81,7 +81,7 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{api, paths, watches, meta}, nil
 }
 
-// Node reads a Node. The errors of this and the following methods are those of apierrors.
+// Node reads a Node. Package apierrors classifies the errors of this and the following methods.
 func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	return get[Node](ctx, c.api.Resource(nodes), name)
 }
@@ -121,7 +121,7 @@ func (c *Client) StorageClasses(ctx context.Context, provisioner string) ([]Stor
 }
 
 // Serves reports whether the API server serves a version of an API group. Every service
-// account may read that.
+// account may make this call.
 func (c *Client) Serves(ctx context.Context, group, version string) (bool, error) {
 	err := c.paths.Get().AbsPath("apis", group, version).Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
@@ -137,11 +137,11 @@ func create(ctx context.Context, resource dynamic.ResourceInterface, apiVersion,
 	return err
 }
 
-// put creates an object of the core API with some fields, or changes these fields if the object was read:
-// of is its metadata, which is empty if the object does not exist.
-func put(ctx context.Context, resource dynamic.ResourceInterface, kind, name string, of Meta, fields map[string]any) error {
-	if of.Name != "" {
-		_, err := patch[struct{}](ctx, resource, of, fields)
+// put writes fields of an object of the core API. current is the object's metadata as last read. If
+// current is empty, the object does not exist and put creates it.
+func put(ctx context.Context, resource dynamic.ResourceInterface, kind, name string, current Meta, fields map[string]any) error {
+	if current.Name != "" {
+		_, err := patch[struct{}](ctx, resource, current, fields)
 		return err
 	}
 	if err := unstructured.SetNestedField(fields, name, "metadata", "name"); err != nil {
@@ -150,18 +150,19 @@ func put(ctx context.Context, resource dynamic.ResourceInterface, kind, name str
 	return create(ctx, resource, "v1", kind, fields)
 }
 
-// patch changes fields of an object (JSON merge patch, RFC 7396) and returns the new object.
-// If the object changed since it was read, the error is apierrors.IsConflict.
-func patch[T any](ctx context.Context, resource dynamic.ResourceInterface, of Meta, fields map[string]any, subresources ...string) (T, error) {
+// patch changes fields of an object (JSON merge patch, RFC 7396) and returns the new object. current is
+// the object's metadata as last read. If the object has changed since, apierrors.IsConflict is true for
+// the error.
+func patch[T any](ctx context.Context, resource dynamic.ResourceInterface, current Meta, fields map[string]any, subresources ...string) (T, error) {
 	var none T
-	if err := unstructured.SetNestedField(fields, of.ResourceVersion, "metadata", "resourceVersion"); err != nil {
+	if err := unstructured.SetNestedField(fields, current.ResourceVersion, "metadata", "resourceVersion"); err != nil {
 		return none, err
 	}
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return none, err
 	}
-	object, err := resource.Patch(ctx, of.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	object, err := resource.Patch(ctx, current.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
 	if err != nil {
 		return none, err
 	}
@@ -177,7 +178,7 @@ func get[T any](ctx context.Context, resource dynamic.ResourceInterface, name st
 	return view[T](object.Object)
 }
 
-// view converts an object to T, which has some of its fields.
+// view converts an object to T, which contains only the fields in use.
 func view[T any](object map[string]any) (T, error) {
 	var v T
 	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, &v)

@@ -54,7 +54,7 @@ func newCluster() *cluster {
 	}
 }
 
-// user is a client of a cluster with the identity of a pod, or without one.
+// user is a client of a cluster. It has the identity of a pod, or none if pod is nil.
 type user struct {
 	*cluster
 	pod object
@@ -76,12 +76,12 @@ func (u user) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// target is the object or the list that a path names.
+// target is the parsed path of a request. object is empty if the path names a list.
 type target struct {
 	resource, list, object, subresource string
 }
 
-func parse(path string) target {
+func parsePath(path string) target {
 	p := strings.Split(path, "/") // "", api, v1 or "", apis, group, v1
 	at := 3
 	if p[1] == "apis" {
@@ -101,7 +101,7 @@ func parse(path string) target {
 }
 
 func (u user) serve(w http.ResponseWriter, r *http.Request) {
-	t := parse(r.URL.Path)
+	t := parsePath(r.URL.Path)
 	if before := u.countCall(r.Method + " " + t.resource); before != nil {
 		before()
 	}
@@ -207,7 +207,7 @@ func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, curr
 	answer(w, u.store(t.object, merge(current, object{"spec": object{"taints": ops[1].Value}})))
 }
 
-// merge applies a JSON merge patch (RFC 7396) without deletions. It does not change its arguments.
+// merge applies a JSON merge patch (RFC 7396) that deletes nothing. It does not change its arguments.
 func merge(into, patch object) object {
 	out := maps.Clone(into)
 	for k, v := range patch {
@@ -241,7 +241,7 @@ func (c *cluster) addEvent(e event) {
 	c.changed = make(chan struct{})
 }
 
-// put stores an object for a test, with defaults for fields that the test omits.
+// put replaces or creates an object. It sets apiVersion, kind and name if o does not contain them.
 func (c *cluster) put(path string, o object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -284,7 +284,7 @@ func (c *cluster) called(call string) int {
 	return c.calls[call]
 }
 
-// setUnreachable ends all watches. While unreachable, the API server refuses connections.
+// setUnreachable ends all watches. While unreachable is true, the API server refuses connections.
 func (c *cluster) setUnreachable(unreachable bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -326,6 +326,7 @@ func representation(r *http.Request, o object) object {
 	return object{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": o["metadata"]}
 }
 
+// selected reports whether an object is in the list of a request and matches its selectors.
 func selected(r *http.Request, t target, path string, o object) bool {
 	q := r.URL.Query()
 	if !strings.HasPrefix(path, t.list) {
@@ -356,7 +357,7 @@ func selected(r *http.Request, t target, path string, o object) bool {
 // watch answers a watch request. The events begin with the current objects (sendInitialEvents), or after
 // resourceVersion, and end when cut is closed.
 func (u user) watch(r *http.Request) (*http.Response, error) {
-	t := parse(r.URL.Path)
+	t := parsePath(r.URL.Path)
 	u.countCall("WATCH " + t.resource)
 	u.mu.Lock()
 	code := u.nextFailure("WATCH " + t.resource)
@@ -379,7 +380,7 @@ func (u user) stream(r *http.Request, t target, to *json.Encoder, cut chan struc
 	next, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
 		var initial []event
-		initial, next = u.initial(r)
+		initial, next = u.initial()
 		for _, e := range initial {
 			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": representation(r, e.object)}) != nil {
 				return
@@ -410,7 +411,8 @@ func (u user) stream(r *http.Request, t target, to *json.Encoder, cut chan struc
 	}
 }
 
-func (c *cluster) initial(*http.Request) ([]event, int) {
+// initial returns an ADDED event for each object, and the number of events so far.
+func (c *cluster) initial() ([]event, int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []event
@@ -448,7 +450,7 @@ func viaJSON(o object) object {
 	return decode(bytes.NewReader(b))
 }
 
-// logBuffer contains the log of a test.
+// logBuffer collects the log of a test.
 type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -507,7 +509,7 @@ func startVerbose(t *testing.T, verbosity int, run func(context.Context)) (log *
 	return log, stop
 }
 
-// must returns a function that returns v, or fails the test if err is not nil.
+// must returns a function that fails the test if err is not nil, and otherwise returns v.
 func must[T any](v T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()

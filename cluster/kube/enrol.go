@@ -24,14 +24,14 @@ const requestLifetime = 24 * time.Hour
 
 // EnrolOptions names the node and the authority that issues its certificate.
 type EnrolOptions struct {
-	// Namespace is the installation's, Authority is AuthorityOptions.Name.
+	// Namespace is the namespace of the installation. Authority is AuthorityOptions.Name.
 	Namespace, Authority string
 	Driver, Node         string
 	// Certificates holds the node's own certificate and key.
 	Certificates *pki.Directory
 }
 
-// Enrol maintains the certificate of a node, until ctx ends. It requests a certificate if the node has no
+// Enrol maintains the certificate of a node until ctx ends. It requests a certificate if the node has no
 // valid one, renews it after two thirds of its lifetime, and trusts the published CA certificates. connect
 // must use the service account of this process's pod. While the API server or the controller does not
 // answer, the certificates do not change.
@@ -47,14 +47,14 @@ func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions)
 		published:    watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Authority, published),
 		trust:        trust,
 	}
-	var both sync.WaitGroup
-	both.Go(func() {
+	var loops sync.WaitGroup
+	loops.Go(func() {
 		reconcileLoop(ctx, published, backoff, "Writing the CA certificates failed; retrying", e.keepRoots)
 	})
-	both.Go(func() {
-		reconcileLoop(ctx, trust, enrolBackoff, "Getting a certificate failed; retrying", e.keepOwn)
+	loops.Go(func() {
+		reconcileLoop(ctx, trust, enrolBackoff, "Getting a certificate failed; retrying", e.keepCertificate)
 	})
-	both.Wait()
+	loops.Wait()
 }
 
 type enrolment struct {
@@ -64,27 +64,29 @@ type enrolment struct {
 	trust     signal // the trusted CA certificates changed
 }
 
-// keepRoots writes the published CA certificates. An empty or invalid list replaces nothing.
+// keepRoots writes the published CA certificates to the node's directory. If none of them is valid, it
+// keeps the previous CA certificates.
 func (e *enrolment) keepRoots(context.Context) (time.Duration, error) {
-	p, there := e.published.one()
-	if !there {
-		return nodeLifetime, nil
+	p, found := e.published.one()
+	if !found {
+		return maxPause, nil
 	}
 	roots := pki.JoinRoots([]byte(p.Data[rootsKey]))
 	if len(roots) == 0 {
-		return 0, fmt.Errorf("configmaps/%s: %s contains no valid CA certificate: check that the controller's driver runs, which writes it", e.Authority, rootsKey)
+		return 0, fmt.Errorf("configmaps/%s: %s contains no valid CA certificate: check that the driver's controller runs, because it writes this ConfigMap", e.Authority, rootsKey)
 	}
 	changed, err := writeRoots(e.Certificates, roots)
 	if changed && err == nil {
 		e.trust.raise()
 	}
-	return nodeLifetime, err
+	return maxPause, err
 }
 
-// keepOwn gets a certificate if it is due, and returns the time until the next one.
-func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
+// keepCertificate requests a certificate if the current one is missing, invalid or due for renewal. It
+// returns the time until the next renewal.
+func (e *enrolment) keepCertificate(ctx context.Context) (time.Duration, error) {
 	identity := pki.NodeURI(e.Driver, e.Node)
-	_, _, roots, _ := e.Certificates.Read() // an unreadable file is replaced by keepRoots
+	_, _, roots, _ := e.Certificates.Read() // keepRoots replaces an unreadable file
 	if _, wait := validLeaf(e.Certificates, identity, roots); wait > 0 {
 		return wait, nil
 	}
@@ -96,14 +98,14 @@ func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, err := owned(cert, key, identity); err != nil {
+	if _, err := parseLeaf(cert, key, identity); err != nil {
 		return 0, fmt.Errorf("signer %s: %w", signerName(e.Driver), err)
 	}
 	if err := e.Certificates.Write(cert, key, nil); err != nil {
 		return 0, err
 	}
 	klog.FromContext(ctx).Info("Got a certificate", "identity", identity)
-	// The CA certificate may be published a moment later.
+	// The roots do not verify the certificate here, because its CA certificate may be published a moment later.
 	wait, err := untilRenewal(cert)
 	return max(wait, minWait), err
 }
@@ -132,14 +134,14 @@ func (c *Client) certificate(ctx context.Context, driver string, request []byte)
 
 func awaitAnswer(ctx context.Context, answer watched[signingRequest], changed signal) ([]byte, error) {
 	for seen := false; ctx.Err() == nil; pause(ctx, changed, requestLifetime) {
-		r, there := answer.one()
-		if seen && !there {
+		r, found := answer.one()
+		if seen && !found {
 			return nil, errors.New("the CertificateSigningRequest was deleted before it was answered")
 		}
-		seen = there
-		for _, kind := range []string{denied, failed} {
-			if why, is := r.condition(kind); is {
-				return nil, fmt.Errorf("CertificateSigningRequest %s: %s", strings.ToLower(kind), why)
+		seen = found
+		for _, conditionType := range []string{denied, failed} {
+			if message, ok := r.condition(conditionType); ok {
+				return nil, fmt.Errorf("CertificateSigningRequest %s: %s", strings.ToLower(conditionType), message)
 			}
 		}
 		if len(r.Status.Certificate) > 0 {

@@ -14,32 +14,32 @@ import (
 	"github.com/trivet-csi/trivet/internal/translate"
 )
 
-// forwardingPort is the name of the port in the Service.
+// forwardingPort is the name of the Service's port for forwarded calls.
 const forwardingPort = "forwarding"
 
 // Host is a Node on which a driver runs or ran.
 type Host struct {
 	// Name is the name of the Node.
 	Name string
-	// Address is host:port of its driver, empty if none runs now.
+	// Address is host:port of the node's driver, empty if no driver runs now.
 	Address string
 }
 
-// WatchHosts calls update with all hosts, sorted by name, after all are read and after each change, until
-// ctx ends. service is the Service that selects the drivers of the nodes.
+// WatchHosts calls update with all hosts, sorted by name, until ctx ends: once when all objects are read,
+// and after each change. service is the Service that selects the drivers of the nodes.
 //
-// A host is a Node with the label that the kubelet sets when it registers the driver and never removes, or
-// a Node with an endpoint of the Service, ready or not. A deleted Node is not a host. While the API server
-// does not answer, the hosts do not change.
+// A Node is a host if it has the label that the kubelet sets when it registers the driver and never
+// removes, or if the Service has an endpoint on it, ready or not. A deleted Node is not a host. While the
+// API server does not answer, the hosts do not change.
 func WatchHosts(ctx context.Context, connect func() (*Client, error), namespace, service string, update func([]Host)) {
 	c := dial(ctx, connect)
 	if c == nil {
 		return
 	}
 	changed := newSignal()
-	members := watchObjects(ctx, "nodes", c.metadata.Resource(nodes), metav1.ListOptions{}, memberOf, changed)
-	ofService := metav1.ListOptions{LabelSelector: labels.Set{"kubernetes.io/service-name": service}.String()}
-	endpoints := watchObjects(ctx, "endpoints of service "+service, c.watches.Resource(endpointSlices).Namespace(namespace), ofService, whole[endpointSlice], changed)
+	found := watchObjects(ctx, "nodes", c.metadata.Resource(nodes), metav1.ListOptions{}, viewNode, changed)
+	inService := metav1.ListOptions{LabelSelector: labels.Set{"kubernetes.io/service-name": service}.String()}
+	endpoints := watchObjects(ctx, "endpoints of service "+service, c.watches.Resource(endpointSlices).Namespace(namespace), inService, viewObject[endpointSlice], changed)
 	var last []Host
 	for first := true; ; {
 		select {
@@ -47,33 +47,34 @@ func WatchHosts(ctx context.Context, connect func() (*Client, error), namespace,
 			return
 		case <-changed:
 		}
-		if !members.synced() || !endpoints.synced() {
+		if !found.synced() || !endpoints.synced() {
 			continue
 		}
-		if hosts := join(members.all(), addresses(endpoints.all())); first || !slices.Equal(hosts, last) {
+		if hosts := join(found.all(), driverAddresses(endpoints.all())); first || !slices.Equal(hosts, last) {
 			update(slices.Clone(hosts))
 			first, last = false, hosts
 		}
 	}
 }
 
-// member is the view of a Node.
-type member struct {
+// nodeView contains the fields in use of a Node.
+type nodeView struct {
 	name       string
 	registered bool // the kubelet registered the driver at some time
 }
 
-func memberOf(o runtime.Object) (member, error) {
+func viewNode(o runtime.Object) (nodeView, error) {
 	m := o.(*metav1.PartialObjectMetadata)
 	_, registered := m.Labels[translate.TopologyKey]
-	return member{m.Name, registered}, nil
+	return nodeView{m.Name, registered}, nil
 }
 
-func join(members []member, address map[string]string) []Host {
+// join returns the hosts among nodes. addresses contains the nodes with an endpoint.
+func join(nodes []nodeView, addresses map[string]string) []Host {
 	var hosts []Host
-	for _, m := range members {
-		if a, there := address[m.name]; there || m.registered {
-			hosts = append(hosts, Host{m.name, a})
+	for _, n := range nodes {
+		if address, ok := addresses[n.name]; ok || n.registered {
+			hosts = append(hosts, Host{n.name, address})
 		}
 	}
 	slices.SortFunc(hosts, func(a, b Host) int { return cmp.Compare(a.Name, b.Name) })
@@ -86,20 +87,20 @@ type candidate struct {
 	address  string
 }
 
-// addresses returns the address of each node's driver. While a pod replaces another on its
-// node there are two endpoints; the one that is terminating is not used.
-func addresses(all []endpointSlice) map[string]string {
+// driverAddresses returns the address of each node's driver. A node has two endpoints while one pod
+// replaces another on it; the better one is used.
+func driverAddresses(all []endpointSlice) map[string]string {
 	best := map[string]candidate{}
-	found := map[string]string{}
+	addresses := map[string]string{}
 	for _, s := range all {
 		for _, e := range s.Endpoints {
 			c := candidate{e, s.address(e)}
-			if known, has := best[e.NodeName]; !has || c.before(known) {
-				best[e.NodeName], found[e.NodeName] = c, c.address
+			if known, ok := best[e.NodeName]; !ok || c.betterThan(known) {
+				best[e.NodeName], addresses[e.NodeName] = c, c.address
 			}
 		}
 	}
-	return found
+	return addresses
 }
 
 func (s endpointSlice) address(e endpoint) string {
@@ -111,19 +112,19 @@ func (s endpointSlice) address(e endpoint) string {
 	return ""
 }
 
-// before reports whether c is a better endpoint than d: with an address, not terminating, ready.
-// The address decides between equal ones, so that the choice is stable.
-func (c candidate) before(d candidate) bool {
+// betterThan prefers an endpoint with an address, then one that is not terminating, then a ready one.
+// Between equal endpoints the address decides, so that the choice is stable.
+func (c candidate) betterThan(d candidate) bool {
 	return cmp.Or(
-		-compare(c.address != "", d.address != ""),
-		compare(c.endpoint.Conditions.Terminating, d.endpoint.Conditions.Terminating),
-		-compare(c.endpoint.Conditions.Ready, d.endpoint.Conditions.Ready),
+		-compareBool(c.address != "", d.address != ""),
+		compareBool(c.endpoint.Conditions.Terminating, d.endpoint.Conditions.Terminating),
+		-compareBool(c.endpoint.Conditions.Ready, d.endpoint.Conditions.Ready),
 		cmp.Compare(c.address, d.address),
 	) < 0
 }
 
-// compare orders false before true.
-func compare(a, b bool) int {
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
 	switch {
 	case a == b:
 		return 0

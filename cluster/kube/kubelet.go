@@ -27,7 +27,8 @@ func (k Kubelet) StagingPath(driver, volumeID string) string {
 	return filepath.Join(k.Dir, "plugins/kubernetes.io/csi", driver, fmt.Sprintf("%x", sha256.Sum256([]byte(volumeID))), "globalmount")
 }
 
-// CheckDir returns ErrPrecondition if Dir is not the directory of the kubelet that runs this pod.
+// CheckDir returns ErrPrecondition if Dir is not the directory of the kubelet that runs this pod, or if
+// PodUID is empty.
 func (k Kubelet) CheckDir() error {
 	if k.PodUID == "" {
 		return volume.Errorf(volume.ErrPrecondition, "kubernetes: the environment variable POD_UID is not set: set it with the downward API (metadata.uid), or remove the section kubernetes if no kubelet runs the driver")

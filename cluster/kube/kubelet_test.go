@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestKubelet uses real mounts, as the kubelet makes them for a container.
+// TestKubelet checks directories and the propagation of real mounts.
 func TestKubelet(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	if err := os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750); err != nil {
@@ -22,30 +22,30 @@ func TestKubelet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
-		name, dir, uid, dirSays string
+		name, dir, uid, want string
 	}{
 		{"own directory", dir, "uid", ""},
 		{"no such pod", dir, "other", `kubernetes.kubeletDir "` + dir + `" is not the directory`},
-		{"a file", dir, "file", "is not the directory"},
-		{"missing", dir + "/none", "uid", "is not the directory"},
-		{"no UID", dir, "", "POD_UID"},
+		{"pod directory is a file", dir, "file", "is not the directory"},
+		{"missing directory", dir + "/none", "uid", "is not the directory"},
+		{"no pod UID", dir, "", "POD_UID"},
 	} {
-		if err := (kube.Kubelet{Dir: tc.dir, PodUID: tc.uid}).CheckDir(); !says(err, tc.dirSays) {
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.dirSays)
+		if err := (kube.Kubelet{Dir: tc.dir, PodUID: tc.uid}).CheckDir(); !isPrecondition(err, tc.want) {
+			t.Errorf("%s: got %v, want %q", tc.name, err, tc.want)
 		}
 	}
-	for how, want := range map[string]string{
+	for option, want := range map[string]string{
 		"--make-shared": "", "--make-private": "mountPropagation: Bidirectional", "--make-slave": "mountPropagation: Bidirectional",
 	} {
 		testenv.Run(t, "mount", "--make-shared", dir)
-		testenv.Run(t, "mount", how, dir)
-		if err := (kube.Kubelet{Dir: dir, PodUID: "uid"}).CheckPropagation(); !says(err, want) {
-			t.Errorf("mount %s: %v, want %q", how, err, want)
+		testenv.Run(t, "mount", option, dir)
+		if err := (kube.Kubelet{Dir: dir, PodUID: "uid"}).CheckPropagation(); !isPrecondition(err, want) {
+			t.Errorf("mount %s: got %v, want %q", option, err, want)
 		}
 	}
 }
 
-// TestPluginsUnshared: volumes are staged below plugins, which may be a separate mount.
+// TestPluginsUnshared: CheckPropagation fails if only the directory plugins is a mount that is not shared.
 func TestPluginsUnshared(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	plugins := filepath.Join(dir, "plugins")
@@ -57,19 +57,19 @@ func TestPluginsUnshared(t *testing.T) {
 	testenv.Run(t, "mount", "--make-shared", dir)
 	kubelet := kube.Kubelet{Dir: dir, PodUID: "uid"}
 	if err := kubelet.CheckPropagation(); err != nil {
-		t.Errorf("one mount: %v", err)
+		t.Errorf("one shared mount: %v", err)
 	}
 	testenv.Run(t, "mount", "--bind", plugins, plugins)
 	t.Cleanup(func() { testenv.Run(t, "umount", plugins) })
 	testenv.Run(t, "mount", "--make-private", plugins)
-	if err := kubelet.CheckPropagation(); !says(err, "the mount at "+plugins+" is not shared") {
-		t.Errorf("plugins private: %v", err)
+	if err := kubelet.CheckPropagation(); !isPrecondition(err, "the mount at "+plugins+" is not shared") {
+		t.Errorf("plugins is a private mount: got %v, want an error about %s", err, plugins)
 	}
 }
 
-// says reports whether an error is ErrPrecondition and contains a text; if the text is empty, whether there is
-// no error.
-func says(err error, text string) bool {
+// isPrecondition reports whether an error is ErrPrecondition and contains a text. If the text is empty, it
+// reports whether err is nil.
+func isPrecondition(err error, text string) bool {
 	if text == "" {
 		return err == nil
 	}

@@ -10,7 +10,8 @@ import (
 // bodyLevel is the verbosity at which client-go logs request and response bodies.
 const bodyLevel = 8
 
-// withoutBodies returns a context whose logger never logs bodies: one contains the CA's key.
+// withoutBodies returns a context whose logger never logs request and response bodies, because the
+// body of the Secret contains the CA's private key.
 func withoutBodies(ctx context.Context) context.Context {
 	log := klog.FromContext(ctx)
 	return klog.NewContext(ctx, log.WithSink(cappedSink{log.GetSink()}))

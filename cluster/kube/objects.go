@@ -1,12 +1,10 @@
 package kube
 
-import (
-	"slices"
-)
+import "slices"
 
-// The types below have the fields in use of each object, named as in the API.
+// The types below contain only the fields in use of each API object.
 
-// Meta is ObjectMeta.
+// Meta is meta/v1 ObjectMeta.
 type Meta struct {
 	Name            string            `json:"name"`
 	UID             string            `json:"uid"`
@@ -18,7 +16,7 @@ type Meta struct {
 type Node struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
-		// Taints keep all their fields, so that unknown fields are written back.
+		// Each taint is a map, so that unknown fields are written back.
 		Taints []map[string]any `json:"taints"`
 	} `json:"spec"`
 }
@@ -134,16 +132,16 @@ type signingRequest struct {
 		Extra    map[string][]string `json:"extra"`
 	} `json:"spec"`
 	Status struct {
-		// Conditions keep all their fields, as taints do.
+		// Each condition is a map, so that unknown fields are written back.
 		Conditions  []map[string]any `json:"conditions"`
 		Certificate []byte           `json:"certificate"`
 	} `json:"status"`
 }
 
-// condition returns the message of a condition, and whether the request has it.
-func (r signingRequest) condition(kind string) (message string, has bool) {
+// condition returns the message of the condition of a type, and whether the request has that condition.
+func (r signingRequest) condition(conditionType string) (message string, found bool) {
 	for _, c := range r.Status.Conditions {
-		if c["type"] == kind {
+		if c["type"] == conditionType {
 			message, _ = c["message"].(string)
 			return message, true
 		}

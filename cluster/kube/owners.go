@@ -9,9 +9,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// PoolOwners records the owner of each pool, which is a node, in a ConfigMap. The controller creates the
-// ConfigMap and adds entries. Only an administrator changes or removes an entry. Several replicas may add
-// entries concurrently. While the API server does not answer, Known returns the last entries read, and no
+// PoolOwners records in a ConfigMap which node owns each pool. The controller creates the ConfigMap and
+// adds entries. Only an administrator changes or removes an entry. Several replicas may add entries
+// concurrently. While the API server does not answer, Known returns the last entries read, and no
 // entry is added.
 type PoolOwners struct {
 	namespace, name string
@@ -69,10 +69,10 @@ func (o *PoolOwners) Record(ctx context.Context, owners map[string]string) error
 				missing[pool] = node
 			}
 		}
-		if synced && len(missing) == 0 {
-			return nil
-		}
 		if synced {
+			if len(missing) == 0 {
+				return nil
+			}
 			if err := o.add(ctx, known, missing); err != nil && !lostRace(err) {
 				return fmt.Errorf("configmaps/%s: %w", o.name, err)
 			}
@@ -87,8 +87,8 @@ func (o *PoolOwners) Record(ctx context.Context, owners map[string]string) error
 
 // add writes entries if the ConfigMap has not changed since it was read.
 func (o *PoolOwners) add(ctx context.Context, known configMap, entries map[string]any) error {
-	in := o.client.api.Resource(configMaps).Namespace(o.namespace)
-	err := put(ctx, in, "ConfigMap", o.name, known.Metadata, map[string]any{"data": entries})
+	resource := o.client.api.Resource(configMaps).Namespace(o.namespace)
+	err := put(ctx, resource, "ConfigMap", o.name, known.Metadata, map[string]any{"data": entries})
 	if err == nil {
 		klog.FromContext(ctx).Info("Recorded the owners of pools", "configMap", o.name, "pools", len(entries))
 	}
@@ -97,6 +97,6 @@ func (o *PoolOwners) add(ctx context.Context, known configMap, entries map[strin
 
 // MoveCommand returns the command with which an administrator changes the owner of a pool.
 func (o *PoolOwners) MoveCommand(pool, node string) string {
-	data, _ := json.Marshal(map[string]any{"data": map[string]string{pool: node}}) // strings can always be encoded
+	data, _ := json.Marshal(map[string]any{"data": map[string]string{pool: node}}) // cannot fail: these are strings
 	return fmt.Sprintf("kubectl -n %s patch configmap %s --type=merge -p '%s'", o.namespace, o.name, data)
 }

@@ -14,21 +14,21 @@ import (
 // server does not get more load.
 var backoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Cap: 30 * time.Second, Steps: math.MaxInt32}
 
-// errorLog logs an error once until another error or a success.
+// errorLog logs errors. If the same error repeats, it is logged once.
 type errorLog struct {
 	log     klog.Logger
 	message string
 	last    string
 }
 
-func (c *errorLog) report(ctx context.Context, err error) {
+func (l *errorLog) report(ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
-		c.last = ""
-	case err.Error() != c.last:
-		c.last = err.Error()
-		c.log.Error(err, c.message)
+		l.last = ""
+	case err.Error() != l.last:
+		l.last = err.Error()
+		l.log.Error(err, l.message)
 	}
 }
 
@@ -44,7 +44,7 @@ func (s signal) raise() {
 	}
 }
 
-// dial connects, and retries until it succeeds. It returns nil if ctx ends before.
+// dial connects, and retries until it succeeds. It returns nil if ctx ends first.
 func dial(ctx context.Context, connect func() (*Client, error)) *Client {
 	var c *Client
 	errs := errorLog{log: klog.FromContext(ctx), message: "Connecting to the API server failed; retrying"}
@@ -53,16 +53,16 @@ func dial(ctx context.Context, connect func() (*Client, error)) *Client {
 		c, err = connect()
 		errs.report(ctx, err)
 		return err == nil, nil
-	}) // it fails only when ctx ends
+	}) // Until fails only when ctx ends
 	return c
 }
 
-// maxPause bounds the time between two calls: timers do not notice a changed clock or a
-// suspended machine.
+// maxPause bounds the time between two calls of a reconcileLoop, because timers do not notice a changed
+// clock or a suspended machine.
 const maxPause = time.Hour
 
-// reconcileLoop calls reconcile at once, after each change, after the time that reconcile
-// returned and, if it failed, after the time that retries gives, until ctx ends.
+// reconcileLoop calls reconcile until ctx ends: immediately, after each change, and when the time that
+// reconcile returned has passed. After an error, the time comes from retries instead.
 func reconcileLoop(ctx context.Context, changed signal, retries wait.Backoff, message string, reconcile func(context.Context) (time.Duration, error)) {
 	errs := errorLog{log: klog.FromContext(ctx), message: message}
 	delay := retries.DelayFunc()
@@ -80,7 +80,7 @@ func reconcileLoop(ctx context.Context, changed signal, retries wait.Backoff, me
 	}
 }
 
-// pause waits for a change, at most for the given time.
+// pause waits until something changes, ctx ends, or the given time has passed.
 func pause(ctx context.Context, changed signal, atMost time.Duration) {
 	timer := time.NewTimer(atMost)
 	defer timer.Stop()
@@ -91,7 +91,8 @@ func pause(ctx context.Context, changed signal, atMost time.Duration) {
 	}
 }
 
-// lostRace reports whether another replica made a change first. The watch will report it.
+// lostRace reports whether a write failed because another client changed or created the object first.
+// The watch reports that change.
 func lostRace(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
 }

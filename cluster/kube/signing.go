@@ -21,7 +21,7 @@ func signerName(driver string) string { return driver + "/node" }
 // nodeUsages are the key usages of a node's certificate, sorted.
 var nodeUsages = []string{"digital signature", "server auth"}
 
-// Keys of spec.extra. The API server sets them to the pod to which the requester's token is bound.
+// Keys of spec.extra. The API server stores the pod of the requester's token under these keys.
 const (
 	extraPodName = "authentication.kubernetes.io/pod-name"
 	extraPodUID  = "authentication.kubernetes.io/pod-uid"
@@ -63,8 +63,9 @@ func (r signingRequest) answered() bool {
 	return isDenied || isFailed || len(r.Status.Certificate) > 0
 }
 
-// check returns the public key and the identity in a request for a node's certificate. It refuses a
-// request that the driver's pod on that node did not create, even if another client approved it.
+// check returns the public key and the identity in a request for a node's certificate. It refuses
+// every request that was not created by the driver's pod on the requested node, even if another client
+// approved the request.
 func (k *authorityReconciler) check(ctx context.Context, r signingRequest) (crypto.PublicKey, *url.URL, error) {
 	if want := "system:serviceaccount:" + k.Namespace + ":" + k.NodeServiceAccount; r.Spec.Username != want {
 		return nil, nil, refused("requested by %q, expected %q", r.Spec.Username, want)
@@ -99,7 +100,7 @@ func (k *authorityReconciler) nodeOf(ctx context.Context, r signingRequest) (str
 	case err != nil:
 		return "", fmt.Errorf("reading pods/%s: %w", name[0], err)
 	case pod.Metadata.UID != uid[0]:
-		return "", refused("requested by pod %s with UID %s, but that pod does not exist: the current pod %[1]s has UID %[3]s", name[0], uid[0], pod.Metadata.UID)
+		return "", refused("requested by pod %s with UID %s, which does not exist: the current pod %[1]s has UID %[3]s", name[0], uid[0], pod.Metadata.UID)
 	case pod.Status.Phase == "Succeeded" || pod.Status.Phase == "Failed":
 		return "", refused("requested by pod %s, which has ended (phase %s)", name[0], pod.Status.Phase)
 	case pod.Spec.NodeName == "":
@@ -126,7 +127,7 @@ func (k *authorityReconciler) sign(ctx context.Context, ca *pki.Authority, r sig
 	return nil
 }
 
-// refuse denies a request, or marks an approved request as failed, because it cannot be denied any more.
+// refuse denies a request. An approved request cannot be denied, so refuse marks it as failed.
 func (k *authorityReconciler) refuse(ctx context.Context, r signingRequest, reason string) error {
 	subresource, conditionType := "approval", denied
 	if _, isApproved := r.condition(approved); isApproved {

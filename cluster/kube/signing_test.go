@@ -19,7 +19,7 @@ import (
 
 const requestsPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests/"
 
-// request is the request of pod p on node n.
+// request returns the request that pod p on node n creates.
 func request(t *testing.T) object {
 	t.Helper()
 	_, csr, err := pki.NewRequest(pki.NodeURI(driver, "n"))
@@ -36,7 +36,7 @@ func request(t *testing.T) object {
 	}}
 }
 
-// encoded returns a certificate request (PEM).
+// encoded returns a certificate request (PEM) with a new key on a curve.
 func encoded(t *testing.T, curve elliptic.Curve, template *x509.CertificateRequest) []byte {
 	t.Helper()
 	key := must(ecdsa.GenerateKey(curve, rand.Reader))(t)
@@ -44,6 +44,7 @@ func encoded(t *testing.T, curve elliptic.Curve, template *x509.CertificateReque
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
+// conditions returns type, status and reason of each condition.
 func conditions(o object) []string {
 	var out []string
 	all, _ := field(o, "status", "conditions").([]any)
@@ -54,10 +55,12 @@ func conditions(o object) []string {
 	return out
 }
 
+// spec returns a change that sets a field of the spec of a request.
 func spec(key string, value any) func(r, pod object) {
 	return func(r, _ object) { r["spec"].(object)[key] = value }
 }
 
+// extra returns a change that sets a field of spec.extra of a request.
 func extra(key string, value ...any) func(r, pod object) {
 	return func(r, _ object) {
 		r["spec"].(object)["extra"].(object)["authentication.kubernetes.io/"+key] = value
@@ -70,32 +73,32 @@ func TestRefusedRequests(t *testing.T) {
 		change  func(r, pod object)
 		message string
 	}{
-		"another service account":   {spec("username", "system:serviceaccount:"+namespace+":default"), "requested by"},
-		"service account elsewhere": {spec("username", "system:serviceaccount:default:trivet-node"), "requested by"},
-		"a user":                    {spec("username", "trivet-node"), "requested by"},
-		"no pod":                    {spec("extra", object{}), "not bound to a pod"},
-		"no pod's name":             {extra("pod-name"), "not bound to a pod"},
-		"no pod's UID":              {extra("pod-uid"), "not bound to a pod"},
-		"two pods":                  {extra("pod-uid", "uid", "uid"), "not bound to a pod"},
-		"a deleted pod":             {extra("pod-name", "deleted"), "does not exist"},
-		"a pod with another UID":    {extra("pod-uid", "before"), "does not exist"},
-		"a pod that has ended":      {func(_, pod object) { pod["status"].(object)["phase"] = "Succeeded" }, "has ended"},
-		"a pod that has failed":     {func(_, pod object) { pod["status"].(object)["phase"] = "Failed" }, "has ended"},
-		"a pod without a node":      {func(_, pod object) { pod["spec"].(object)["nodeName"] = "" }, "not scheduled"},
-		"another node's pod":        {func(_, pod object) { pod["spec"].(object)["nodeName"] = "m" }, "the request is for spiffe://csi.trivet.dev/node/n"},
-		"for clients":               {spec("usages", []any{"client auth", "digital signature"}), "usages"},
-		"for clients and servers":   {spec("usages", []any{"client auth", "digital signature", "server auth"}), "usages"},
-		"too few usages":            {spec("usages", []any{"server auth"}), "usages"},
-		"for a CA":                  {spec("usages", []any{"cert sign", "digital signature", "server auth"}), "usages"},
-		"the controller's name":     {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.ControllerURI(driver)}})), "the request is for"},
-		"name of another driver":    {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.NodeURI("other.example.com", "n")}})), "the request is for"},
-		"two names":                 {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own, pki.NodeURI(driver, "m")}})), "one URI"},
-		"no name":                   {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{})), "one URI"},
-		"an added host name":        {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, DNSNames: []string{"n"}})), "one URI"},
-		"an added mail address":     {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, EmailAddresses: []string{"n@example.com"}})), "one URI"},
-		"another kind of key":       {spec("request", encoded(t, elliptic.P384(), &x509.CertificateRequest{URIs: []*url.URL{own}})), "P-256"},
-		"garbage":                   {spec("request", []byte("garbage")), "PEM"},
-		"a damaged request":         {func(r, _ object) { damage(r["spec"].(object)["request"].([]byte)) }, "certificate request"},
+		"another service account":          {spec("username", "system:serviceaccount:"+namespace+":default"), "requested by"},
+		"another namespace":                {spec("username", "system:serviceaccount:default:trivet-node"), "requested by"},
+		"a user without a service account": {spec("username", "trivet-node"), "requested by"},
+		"no pod":                           {spec("extra", object{}), "not bound to a pod"},
+		"no pod name":                      {extra("pod-name"), "not bound to a pod"},
+		"no pod UID":                       {extra("pod-uid"), "not bound to a pod"},
+		"two pods":                         {extra("pod-uid", "uid", "uid"), "not bound to a pod"},
+		"a deleted pod":                    {extra("pod-name", "deleted"), "does not exist"},
+		"a pod with another UID":           {extra("pod-uid", "before"), "does not exist"},
+		"a pod that has ended":             {func(_, pod object) { pod["status"].(object)["phase"] = "Succeeded" }, "has ended"},
+		"a pod that has failed":            {func(_, pod object) { pod["status"].(object)["phase"] = "Failed" }, "has ended"},
+		"a pod without a node":             {func(_, pod object) { pod["spec"].(object)["nodeName"] = "" }, "not scheduled"},
+		"another node's pod":               {func(_, pod object) { pod["spec"].(object)["nodeName"] = "m" }, "the request is for spiffe://csi.trivet.dev/node/n"},
+		"usage client auth":                {spec("usages", []any{"client auth", "digital signature"}), "usages"},
+		"usages client and server auth":    {spec("usages", []any{"client auth", "digital signature", "server auth"}), "usages"},
+		"one usage is missing":             {spec("usages", []any{"server auth"}), "usages"},
+		"usage cert sign":                  {spec("usages", []any{"cert sign", "digital signature", "server auth"}), "usages"},
+		"the controller's name":            {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.ControllerURI(driver)}})), "the request is for"},
+		"another driver's name":            {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.NodeURI("other.example.com", "n")}})), "the request is for"},
+		"two URIs":                         {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own, pki.NodeURI(driver, "m")}})), "one URI"},
+		"no URI":                           {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{})), "one URI"},
+		"URI and host name":                {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, DNSNames: []string{"n"}})), "one URI"},
+		"URI and mail address":             {spec("request", encoded(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, EmailAddresses: []string{"n@example.com"}})), "one URI"},
+		"P-384 key":                        {spec("request", encoded(t, elliptic.P384(), &x509.CertificateRequest{URIs: []*url.URL{own}})), "P-256"},
+		"garbage":                          {spec("request", []byte("garbage")), "PEM"},
+		"a damaged request":                {func(r, _ object) { damage(r["spec"].(object)["request"].([]byte)) }, "certificate request"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -105,27 +108,28 @@ func TestRefusedRequests(t *testing.T) {
 				c.put(requestsPath+"r", r)
 				approved := merge(viaJSON(r), object{"status": object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}})
 				c.put(requestsPath+"approved", approved)
-				k := startController(t, c)
+				ctl := startController(t, c)
 				time.Sleep(time.Minute)
 				got := c.get(requestsPath + "r")
 				if !slices.Equal(conditions(got), []string{"Denied True Refused"}) || field(got, "status", "certificate") != nil {
-					t.Errorf("the status is %v", got["status"])
+					t.Errorf("got status %v, want condition Denied and no certificate", got["status"])
 				}
 				if !strings.Contains(text(got, "status"), tc.message) {
-					t.Errorf("the status is %v, want %q", got["status"], tc.message)
+					t.Errorf("got status %v, want a message with %q", got["status"], tc.message)
 				}
 				got = c.get(requestsPath + "approved")
 				if !slices.Equal(conditions(got), []string{"Approved True ByAUser", "Failed True Refused"}) || field(got, "status", "certificate") != nil {
-					t.Errorf("the status of the approved request is %v", got["status"])
+					t.Errorf("approved request: got status %v, want conditions Approved and Failed, and no certificate", got["status"])
 				}
-				if k.log.count("Refused") != 2 || k.log.count("retrying") != 0 {
-					t.Errorf("want two lines about it:\n%s", k.log)
+				if ctl.log.count("Refused") != 2 || ctl.log.count("retrying") != 0 {
+					t.Errorf("want 2 lines about refused requests and no error:\n%s", ctl.log)
 				}
 			})
 		})
 	}
 }
 
+// damage overwrites bytes in the middle of a request (PEM).
 func damage(request []byte) {
 	middle := request[len(request)/2-8 : len(request)/2+8]
 	for i := range middle {
@@ -135,17 +139,17 @@ func damage(request []byte) {
 	}
 }
 
-// TestSigned: pending requests and those that a user has approved are signed, also after errors.
+// TestSigned: pending requests and requests that a user has approved are signed, also after errors.
 func TestSigned(t *testing.T) {
 	for name, tc := range map[string]struct {
 		status object
 		fail   map[string][]int
 		want   []string
 	}{
-		"pending":   {nil, nil, []string{"Approved True NodePod"}},
-		"approved":  {object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}, nil, []string{"Approved True ByAUser"}},
-		"errors":    {nil, map[string][]int{"GET pods": {500, 403}, "PATCH certificatesigningrequests": {500, 403, 503}}, []string{"Approved True NodePod"}},
-		"one error": {nil, map[string][]int{"GET pods": {500}}, []string{"Approved True NodePod"}},
+		"pending":        {nil, nil, []string{"Approved True NodePod"}},
+		"approved":       {object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAUser"}}}, nil, []string{"Approved True ByAUser"}},
+		"several errors": {nil, map[string][]int{"GET pods": {500, 403}, "PATCH certificatesigningrequests": {500, 403, 503}}, []string{"Approved True NodePod"}},
+		"one error":      {nil, map[string][]int{"GET pods": {500}}, []string{"Approved True NodePod"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -167,25 +171,26 @@ func TestSigned(t *testing.T) {
 	}
 }
 
+// expectSigned fails the test unless a request has the wanted conditions and a certificate for node n.
 func expectSigned(t *testing.T, c *cluster, path string, want []string) {
 	t.Helper()
 	got := c.get(path)
 	b, err := base64.StdEncoding.DecodeString(text(got, "status", "certificate"))
 	if err != nil {
-		t.Fatalf("%v: %v", err, got["status"])
+		t.Fatalf("decoding the certificate in status %v: %v", got["status"], err)
 	}
 	if leaf := parseCert(t, b); !slices.Equal(conditions(got), want) || leaf.URIs[0].String() != "spiffe://csi.trivet.dev/node/n" || leaf.CheckSignatureFrom(parseCert(t, caCert(t, c))) != nil {
-		t.Errorf("%v for %v", conditions(got), leaf.URIs)
+		t.Errorf("got conditions %v and URIs %v, want conditions %v and a certificate of the CA for node n", conditions(got), leaf.URIs, want)
 	}
 }
 
-// TestIgnoredRequests: requests to other signers, and answered requests, are not changed.
+// TestIgnoredRequests: requests to other signers and answered requests are not changed.
 func TestIgnoredRequests(t *testing.T) {
 	for name, change := range map[string]func(r object){
-		"another signer's": func(r object) { r["spec"].(object)["signerName"] = "example.com/node" },
-		"denied":           func(r object) { r["status"] = object{"conditions": []any{object{"type": "Denied"}}} },
-		"failed":           func(r object) { r["status"] = object{"conditions": []any{object{"type": "Failed"}}} },
-		"signed":           func(r object) { r["status"] = object{"certificate": []byte("signed")} },
+		"another signer": func(r object) { r["spec"].(object)["signerName"] = "example.com/node" },
+		"denied":         func(r object) { r["status"] = object{"conditions": []any{object{"type": "Denied"}}} },
+		"failed":         func(r object) { r["status"] = object{"conditions": []any{object{"type": "Failed"}}} },
+		"signed":         func(r object) { r["status"] = object{"certificate": []byte("signed")} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -196,18 +201,19 @@ func TestIgnoredRequests(t *testing.T) {
 				startController(t, c)
 				time.Sleep(time.Minute)
 				if c.called("PATCH certificatesigningrequests") != 0 {
-					t.Errorf("the status is %v", c.get(requestsPath + "r")["status"])
+					t.Errorf("the request was changed: its status is %v", c.get(requestsPath + "r")["status"])
 				}
 			})
 		})
 	}
 }
 
-// TestSignedByAnotherReplica: a request that another replica signs, or that is deleted, is no error.
+// TestSignedByAnotherReplica: no error is logged if another replica signs a request first, or if the request
+// is deleted.
 func TestSignedByAnotherReplica(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		putPod(c, "p", "uid", "n")
-		k := startController(t, c)
+		ctl := startController(t, c)
 		synctest.Wait()
 		signed := merge(viaJSON(request(t)), object{"status": object{"certificate": []byte("signed")}})
 		c.before["GET pods"] = func() { c.put(requestsPath+"r", signed) }
@@ -217,8 +223,8 @@ func TestSignedByAnotherReplica(t *testing.T) {
 		c.before["GET pods"] = func() { c.remove(deleted) }
 		c.put(deleted, request(t))
 		time.Sleep(time.Minute)
-		if got := c.get(requestsPath + "r"); len(conditions(got)) != 0 || k.log.count("retrying") != 0 || c.called("PATCH certificatesigningrequests") != 2 {
-			t.Errorf("%v:\n%s", got["status"], k.log)
+		if got := c.get(requestsPath + "r"); len(conditions(got)) != 0 || ctl.log.count("retrying") != 0 || c.called("PATCH certificatesigningrequests") != 2 {
+			t.Errorf("got status %v after %d patches, want no condition after 2 patches, and no error:\n%s", got["status"], c.called("PATCH certificatesigningrequests"), ctl.log)
 		}
 	})
 	bubble(t, func(t *testing.T, c *cluster) {

@@ -11,12 +11,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// StartupTaint is the key of the taint that keeps pods off a node until its driver serves. The
-// administrator sets it on new nodes; the driver removes it.
+// StartupTaint returns the key of the taint that keeps pods off a node until the node's driver serves.
+// The administrator sets the taint on new nodes; the driver removes it.
 func StartupTaint(driver string) string { return driver + "/agent-not-ready" }
 
-// RemoveStartupTaint removes the startup taint from a node when the kubelet there has registered
-// the driver under the node's name. It retries until that succeeded or ctx ends.
+// RemoveStartupTaint removes the startup taint from a node as soon as the node's kubelet has registered
+// the driver with the node's name as its node ID. It retries until the taint is removed or ctx ends.
 func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), node, driver string) {
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", node, "taint", StartupTaint(driver))
 	errs := errorLog{log: log, message: "Removing the startup taint failed; retrying"}
@@ -24,10 +24,10 @@ func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), no
 		done, err := tryRemoveTaint(ctx, log, connect, node, driver)
 		errs.report(ctx, err)
 		return done, nil
-	}) // it fails only when ctx ends
+	}) // Until fails only when ctx ends
 }
 
-// tryRemoveTaint returns done if the driver is registered and the node does not have the taint.
+// tryRemoveTaint returns done if the driver is registered and the node has no startup taint any more.
 func tryRemoveTaint(ctx context.Context, log klog.Logger, connect func() (*Client, error), node, driver string) (done bool, err error) {
 	c, err := connect()
 	if err != nil {
@@ -47,7 +47,7 @@ func tryRemoveTaint(ctx context.Context, log klog.Logger, connect func() (*Clien
 	if !n.HasTaint(StartupTaint(driver)) {
 		return true, nil
 	}
-	patch := withoutTaint(n, StartupTaint(driver))
+	patch := taintRemoval(n, StartupTaint(driver))
 	if _, err := c.api.Resource(nodes).Patch(ctx, node, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 		return false, fmt.Errorf("patching nodes/%s: %w", node, err)
 	}
@@ -55,13 +55,13 @@ func tryRemoveTaint(ctx context.Context, log klog.Logger, connect func() (*Clien
 	return true, nil
 }
 
-// withoutTaint returns a JSON patch (RFC 6902). The API server refuses it if the node's taints
-// changed since they were read.
-func withoutTaint(n Node, key string) []byte {
-	others := slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(t map[string]any) bool { return t["key"] == key })
-	patch, _ := json.Marshal([]map[string]any{ // the values came from JSON
+// taintRemoval returns a JSON patch (RFC 6902) that removes the taint with the given key. The API server
+// rejects the patch if the node's taints changed since n was read.
+func taintRemoval(n Node, key string) []byte {
+	remaining := slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(t map[string]any) bool { return t["key"] == key })
+	patch, _ := json.Marshal([]map[string]any{ // cannot fail, because the values were decoded from JSON
 		{"op": "test", "path": "/spec/taints", "value": n.Spec.Taints},
-		{"op": "replace", "path": "/spec/taints", "value": others},
+		{"op": "replace", "path": "/spec/taints", "value": remaining},
 	})
 	return patch
 }

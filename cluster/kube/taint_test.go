@@ -25,8 +25,8 @@ var (
 	foreign          = taint{"key": "example.com/gpu", "effect": "NoSchedule", "futureField": "kept"}
 )
 
-// putTainted creates the Node n with taints, and its CSINode. The CSINode lists the driver with a node ID; if
-// the node ID is empty, it does not list the driver.
+// putTainted creates the Node n with taints, and its CSINode. The CSINode lists the driver with nodeID, or no
+// driver if nodeID is empty.
 func putTainted(c *cluster, nodeID string, taints ...taint) {
 	drivers := []object{}
 	if nodeID != "" {
@@ -41,7 +41,7 @@ func wantTaints(t *testing.T, c *cluster, patches int, want []taint) {
 	t.Helper()
 	got := field(c.get(nodesPath+"n"), "spec", "taints")
 	if n := c.called("PATCH nodes"); n != patches || !reflect.DeepEqual(got, viaJSON(object{"taints": want})["taints"]) {
-		t.Errorf("taints %v after %d patches, want %v after %d", got, n, want, patches)
+		t.Errorf("got taints %v after %d patches, want %v after %d", got, n, want, patches)
 	}
 }
 
@@ -52,14 +52,14 @@ func TestRemoveStartupTaint(t *testing.T) {
 		want    []taint
 		patches int
 	}{
-		"alone":              {[]taint{startup}, nil, []taint{}, 1},
-		"among others":       {[]taint{startup, foreign, startupNoExecute}, nil, []taint{foreign}, 1},
-		"no such taint":      {[]taint{foreign}, nil, []taint{foreign}, 0},
-		"no taints":          {nil, nil, nil, 0},
-		"forbidden at first": {[]taint{startup}, map[string][]int{"GET csinodes": {403}, "GET nodes": {403}, "PATCH nodes": {403}}, []taint{}, 2},
-		"server errors":      {[]taint{startup}, map[string][]int{"GET csinodes": {500, 503}, "PATCH nodes": {500}}, []taint{}, 2},
-		"conflict":           {[]taint{startup}, map[string][]int{"PATCH nodes": {409}}, []taint{}, 2},
-		"no CSINode yet":     {[]taint{startup}, map[string][]int{"GET csinodes": {404, 404}}, []taint{}, 1},
+		"only the startup taint": {[]taint{startup}, nil, []taint{}, 1},
+		"several taints":         {[]taint{startup, foreign, startupNoExecute}, nil, []taint{foreign}, 1},
+		"only another taint":     {[]taint{foreign}, nil, []taint{foreign}, 0},
+		"no taints":              {nil, nil, nil, 0},
+		"forbidden at first":     {[]taint{startup}, map[string][]int{"GET csinodes": {403}, "GET nodes": {403}, "PATCH nodes": {403}}, []taint{}, 2},
+		"server errors":          {[]taint{startup}, map[string][]int{"GET csinodes": {500, 503}, "PATCH nodes": {500}}, []taint{}, 2},
+		"conflict":               {[]taint{startup}, map[string][]int{"PATCH nodes": {409}}, []taint{}, 2},
+		"no CSINode yet":         {[]taint{startup}, map[string][]int{"GET csinodes": {404, 404}}, []taint{}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -96,9 +96,9 @@ func TestTaintKeptUntilRegistered(t *testing.T) {
 	}
 }
 
-// TestNoConnection: without a connection to the API server, RemoveStartupTaint returns when its
+// TestTaintNoConnection: while it cannot connect to the API server, RemoveStartupTaint returns when its
 // context ends.
-func TestNoConnection(t *testing.T) {
+func TestTaintNoConnection(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	kube.RemoveStartupTaint(ctx, kube.InCluster, "n", driver)

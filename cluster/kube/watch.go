@@ -16,29 +16,30 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// watched holds views of objects, which a watch updates. While the API server does not answer, they do
-// not change.
+// watched holds views of objects. A watch updates the views. While the API server does not answer, they
+// do not change.
 type watched[T any] struct{ informer cache.SharedIndexInformer }
 
-// kept is the part of an object that is kept in memory: the fields of its key, and the view.
-type kept[T any] struct {
+// cached is the part of an object that the informer keeps in memory: namespace and name, which are its
+// key, and the view.
+type cached[T any] struct {
 	metav1.ObjectMeta
 	view T
 }
 
-// resource can be watched: dynamic.ResourceInterface, which lists whole objects, or
-// metadata.ResourceInterface.
+// resource is dynamic.ResourceInterface, which returns complete objects, or metadata.ResourceInterface,
+// which returns only their metadata.
 type resource[L runtime.Object] interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// watchObjects watches objects until ctx ends. It raises changed when all are read and after each
-// change.
-func watchObjects[T any, L runtime.Object](ctx context.Context, what string, from resource[L], only metav1.ListOptions, see func(runtime.Object) (T, error), changed signal) watched[T] {
-	informer := cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(listWatch(ctx, what, from, only), from), nil, cache.SharedIndexInformerOptions{ObjectDescription: what})
-	// These fail only if the informer runs already.
-	_ = informer.SetTransform(keep(see))
+// watchObjects watches the selected objects until ctx ends. It raises changed when all are read and after
+// each change. description names the objects in logs.
+func watchObjects[T any, L runtime.Object](ctx context.Context, description string, from resource[L], selector metav1.ListOptions, toView func(runtime.Object) (T, error), changed signal) watched[T] {
+	informer := cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(listWatch(ctx, description, from, selector), from), nil, cache.SharedIndexInformerOptions{ObjectDescription: description})
+	// These calls fail only if the informer already runs.
+	_ = informer.SetTransform(toCached(toView))
 	_ = informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}) // listWatch logs the error
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { changed.raise() },
@@ -56,33 +57,34 @@ func watchObjects[T any, L runtime.Object](ctx context.Context, what string, fro
 	return watched[T]{informer}
 }
 
-// watchOne watches the object of a name, as RBAC rules with resourceNames require.
+// watchOne watches the object with the given name. RBAC rules with resourceNames allow a watch only with
+// this field selector.
 func watchOne[T any](ctx context.Context, c *Client, kind schema.GroupVersionResource, namespace, name string, changed signal) watched[T] {
-	only := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
-	return watchObjects(ctx, kind.Resource+"/"+name, c.watches.Resource(kind).Namespace(namespace), only, whole[T], changed)
+	selector := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
+	return watchObjects(ctx, kind.Resource+"/"+name, c.watches.Resource(kind).Namespace(namespace), selector, viewObject[T], changed)
 }
 
-// keep converts objects to kept. Informers call it again with its own results.
-func keep[T any](see func(runtime.Object) (T, error)) cache.TransformFunc {
+// toCached converts objects to cached. Informers may pass the result to it again.
+func toCached[T any](toView func(runtime.Object) (T, error)) cache.TransformFunc {
 	return func(o any) (any, error) {
 		object, ok := o.(runtime.Object)
 		if !ok {
 			return o, nil
 		}
-		v, err := see(object)
+		v, err := toView(object)
 		if err != nil {
 			return nil, err
 		}
 		m := object.(metav1.Object)
-		return &kept[T]{metav1.ObjectMeta{Namespace: m.GetNamespace(), Name: m.GetName()}, v}, nil
+		return &cached[T]{metav1.ObjectMeta{Namespace: m.GetNamespace(), Name: m.GetName()}, v}, nil
 	}
 }
 
-// listWatch logs each error once until another error or a success.
-func listWatch[L runtime.Object](ctx context.Context, what string, from resource[L], only metav1.ListOptions) *cache.ListWatch {
-	errs := errorLog{log: klog.FromContext(ctx), message: "Watching " + what + " failed; retrying"}
+// listWatch lists and watches the selected objects, and logs errors.
+func listWatch[L runtime.Object](ctx context.Context, description string, from resource[L], selector metav1.ListOptions) *cache.ListWatch {
+	errs := errorLog{log: klog.FromContext(ctx), message: "Watching " + description + " failed; retrying"}
 	narrow := func(o metav1.ListOptions) metav1.ListOptions {
-		o.FieldSelector, o.LabelSelector = only.FieldSelector, only.LabelSelector
+		o.FieldSelector, o.LabelSelector = selector.FieldSelector, selector.LabelSelector
 		return o
 	}
 	return &cache.ListWatch{
@@ -103,7 +105,8 @@ func listWatch[L runtime.Object](ctx context.Context, what string, from resource
 	}
 }
 
-// withoutURL removes the URL from an error: it contains a timeout, which differs each time.
+// withoutURL removes the URL from an error. The URL contains a timeout that differs each time, so equal
+// errors would look different.
 func withoutURL(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -112,30 +115,30 @@ func withoutURL(err error) error {
 	return err
 }
 
-// listsInstead reports whether the informer reacts to an error by a list: the resource version
-// is too old, or the API server does not support WatchList.
+// listsInstead reports whether the informer handles an error itself by a list, because the resource
+// version is too old or the API server does not support WatchList.
 func listsInstead(err error) bool {
 	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err)
 }
 
-// whole converts a whole object to its view.
-func whole[T any](o runtime.Object) (T, error) {
+// viewObject converts an object of the dynamic client to its view.
+func viewObject[T any](o runtime.Object) (T, error) {
 	return view[T](o.(*unstructured.Unstructured).Object)
 }
 
 func (w watched[T]) synced() bool { return w.informer.HasSynced() }
 
-// all returns the views in no order.
+// all returns the views in no particular order.
 func (w watched[T]) all() []T {
 	var out []T
 	for _, o := range w.informer.GetStore().List() {
-		out = append(out, o.(*kept[T]).view)
+		out = append(out, o.(*cached[T]).view)
 	}
 	return out
 }
 
-// one returns the object of a watch of one object.
-func (w watched[T]) one() (object T, there bool) {
+// one returns the object of a watch of one object. found is false if the object does not exist.
+func (w watched[T]) one() (object T, found bool) {
 	for _, o := range w.all() {
 		return o, true
 	}
