@@ -19,7 +19,7 @@ import (
 
 const (
 	authorityLifetime = 10 * 365 * 24 * time.Hour
-	// backdate is the time from NotBefore to the issue of a certificate. It allows for clock skew.
+	// backdate is how long before its issue a certificate becomes valid. It allows for clock skew.
 	backdate = time.Hour
 )
 
@@ -57,8 +57,8 @@ func NewAuthority(driver string) (*Authority, error) {
 	return &Authority{cert, key}, err
 }
 
-// ParseAuthority parses a CA (PEM). It uses the first certificate in cert, and fails with ErrInvalid if
-// that certificate cannot sign others now.
+// ParseAuthority parses a CA (PEM). It uses the first certificate in cert. It fails with ErrInvalid if
+// the key does not match, if the certificate is not a CA certificate, or if it is not valid now.
 func ParseAuthority(cert, key []byte) (*Authority, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -82,8 +82,9 @@ func (a *Authority) PEM() (cert, key []byte, err error) {
 // Certificate returns the CA's certificate.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// Issue returns a signed certificate (PEM) for a public key, a URI as identity and one extended key usage.
-// The certificate expires after lifetime or together with the CA's certificate, whichever is earlier.
+// Issue returns a signed certificate (PEM) for a public key, with a URI as identity and one extended key
+// usage. The certificate expires after lifetime, but not later than the CA's certificate. Issue fails with
+// ErrPrecondition if the CA's certificate is not valid now.
 func (a *Authority) Issue(pub crypto.PublicKey, identity *url.URL, usage x509.ExtKeyUsage, lifetime time.Duration) ([]byte, error) {
 	now := time.Now()
 	if err := checkTime(a.cert, now); err != nil {
@@ -104,8 +105,8 @@ func (a *Authority) Issue(pub crypto.PublicKey, identity *url.URL, usage x509.Ex
 	return encodeCertificate(der), nil
 }
 
-// JoinRoots concatenates bundles of CA certificates (PEM) and keeps their order. It omits duplicates,
-// expired certificates and certificates that are not CA certificates.
+// JoinRoots concatenates bundles of CA certificates (PEM) in order. It omits duplicates, expired
+// certificates and everything that is not a CA certificate.
 func JoinRoots(bundles ...[]byte) []byte {
 	var joined []byte
 	for _, bundle := range bundles {
@@ -137,8 +138,8 @@ func Lifetime(certPEM []byte) (left, total time.Duration, err error) {
 	return time.Until(cert.NotAfter), cert.NotAfter.Sub(cert.NotBefore), nil
 }
 
-// canSign reports whether a certificate may sign other certificates. Without the key usage extension,
-// all key usages are allowed.
+// canSign reports whether a certificate may sign other certificates. A certificate without the key usage
+// extension may be used for everything.
 func canSign(cert *x509.Certificate) bool {
 	return cert.BasicConstraintsValid && cert.IsCA && (cert.KeyUsage == 0 || cert.KeyUsage&x509.KeyUsageCertSign != 0)
 }

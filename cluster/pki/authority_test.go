@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// caTemplate is a CA like that of cert-manager.
+// caTemplate returns the template of a CA like those that cert-manager creates.
 func caTemplate() *x509.Certificate {
 	return &x509.Certificate{
 		Subject: pkix.Name{CommonName: "other"}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour),
@@ -52,23 +52,23 @@ func TestParseAuthority(t *testing.T) {
 		cert, key []byte
 		want      string
 	}{
-		{"its own", cert, key, ""},
-		{"with a chain", bytes.Join([][]byte{cert, expired}, nil), key, ""},
-		{"no key usages", bare, bareKey, ""},
-		{"nothing", nil, nil, "a certificate and its private key (PEM) are needed"},
+		{"created by NewAuthority", cert, key, ""},
+		{"two certificates", bytes.Join([][]byte{cert, expired}, nil), key, ""},
+		{"no key usage extension", bare, bareKey, ""},
+		{"no certificate and no key", nil, nil, "a certificate and its private key (PEM) are needed"},
 		{"no key", cert, nil, "a certificate and its private key (PEM) are needed"},
 		{"garbage", []byte("garbage"), key, "a certificate and its private key (PEM) are needed"},
 		{"another key", cert, otherKey, "does not match"},
-		{"the two swapped", key, cert, "a certificate and its private key (PEM) are needed"},
-		{"a leaf", leaf, leafKey, "is not a CA certificate"},
-		{"may not sign", noSign, noSignKey, "is not a CA certificate"},
+		{"certificate and key swapped", key, cert, "a certificate and its private key (PEM) are needed"},
+		{"leaf certificate", leaf, leafKey, "is not a CA certificate"},
+		{"key usage without certSign", noSign, noSignKey, "is not a CA certificate"},
 		{"expired", expired, expiredKey, "expired on"},
 		{"not yet valid", early, earlyKey, "check the clocks"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := pki.ParseAuthority(tc.cert, tc.key)
-			if !says(err, tc.want) || (err != nil && !errors.Is(err, volume.ErrInvalid)) {
-				t.Fatalf("%v, want %q", err, tc.want)
+			if !hasText(err, tc.want) || (err != nil && !errors.Is(err, volume.ErrInvalid)) {
+				t.Fatalf("got %v, want %q", err, tc.want)
 			}
 			if err != nil {
 				return
@@ -105,11 +105,11 @@ func TestAuthorityKeys(t *testing.T) {
 		again := must[*pki.Authority](t)(pki.ParseAuthority(cert, key))
 		server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 		client, _ := newDirectory(t, again, controller, x509.ExtKeyUsageClientAuth)
-		agree(t, server, client)
+		mustConnect(t, server, client)
 	}
 }
 
-// TestLifetimes runs in a synctest bubble, whose clock can be advanced by years.
+// TestLifetimes checks the validity of certificates over ten years.
 func TestLifetimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -120,52 +120,52 @@ func TestLifetimes(t *testing.T) {
 		issue := func() []byte {
 			return must[[]byte](t)(ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, week))
 		}
-		span := func(certPEM []byte, notBefore, notAfter time.Time) {
+		wantValid := func(certPEM []byte, notBefore, notAfter time.Time) {
 			t.Helper()
 			cert := parse(t, certPEM)
 			if !cert.NotBefore.Equal(notBefore) || !cert.NotAfter.Equal(notAfter) {
-				t.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, notBefore, notAfter)
+				t.Errorf("got a certificate valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, notBefore, notAfter)
 			}
-			left, of, err := pki.Lifetime(certPEM)
-			if left != time.Until(notAfter) || of != notAfter.Sub(notBefore) || err != nil {
-				t.Errorf("%s left of %s: %v", left, of, err)
+			left, total, err := pki.Lifetime(certPEM)
+			if left != time.Until(notAfter) || total != notAfter.Sub(notBefore) || err != nil {
+				t.Errorf("Lifetime: got %s of %s, %v, want %s of %s", left, total, err, time.Until(notAfter), notAfter.Sub(notBefore))
 			}
 		}
 		caStart, caEnd := start.Add(-time.Hour), start.Add(years10)
-		span(rootsOf(ca), caStart, caEnd)
-		span(issue(), caStart, start.Add(week))
+		wantValid(rootsOf(ca), caStart, caEnd)
+		wantValid(issue(), caStart, start.Add(week))
 		time.Sleep(24 * time.Hour)
 		first := issue()
-		span(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week))
+		wantValid(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week))
 
 		time.Sleep(time.Until(caEnd.Add(-time.Hour)))
-		span(issue(), caEnd.Add(-2*time.Hour), caEnd)
-		span(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week)) // expired
+		wantValid(issue(), caEnd.Add(-2*time.Hour), caEnd)
+		wantValid(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week)) // expired
 		cert, key := must2(ca.PEM())(t)
 
 		time.Sleep(2 * time.Hour)
-		if _, err := ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, week); !errors.Is(err, volume.ErrPrecondition) || !says(err, "expired on") {
-			t.Errorf("an expired CA issued: %v", err)
+		if _, err := ca.Issue(pub, identity, x509.ExtKeyUsageServerAuth, week); !errors.Is(err, volume.ErrPrecondition) || !hasText(err, "expired on") {
+			t.Errorf("Issue with an expired CA: got %v, want ErrPrecondition", err)
 		}
-		if _, err := pki.ParseAuthority(cert, key); !says(err, "expired on") {
-			t.Errorf("an expired CA was read: %v", err)
+		if _, err := pki.ParseAuthority(cert, key); !hasText(err, "expired on") {
+			t.Errorf("ParseAuthority of an expired CA: got %v, want an error", err)
 		}
 		if got := pki.JoinRoots(cert); len(got) != 0 {
-			t.Errorf("an expired CA is trusted: %s", got)
+			t.Errorf("JoinRoots of an expired CA: got %s, want nothing", got)
 		}
 	})
 }
 
-func TestRemaining(t *testing.T) {
+// TestLifetimeInvalid: Lifetime refuses input that is not a certificate.
+func TestLifetimeInvalid(t *testing.T) {
 	for _, in := range []string{"", "garbage", string(encode(nil)), string(keyPEM(t, sign(t, nil, caTemplate())))} {
 		if _, _, err := pki.Lifetime([]byte(in)); !errors.Is(err, volume.ErrInvalid) {
-			t.Errorf("%q: %v", in, err)
+			t.Errorf("Lifetime(%q): got %v, want ErrInvalid", in, err)
 		}
 	}
 }
 
-// TestOpenSSL verifies the certificates by another implementation, which checks more of RFC 5280 than
-// Go does.
+// TestOpenSSL verifies certificates with OpenSSL, which checks more rules of RFC 5280 than Go.
 func TestOpenSSL(t *testing.T) {
 	ca, dir := newAuthority(t), t.TempDir()
 	write := func(name string, data []byte) string {
@@ -175,7 +175,7 @@ func TestOpenSSL(t *testing.T) {
 		}
 		return path
 	}
-	roots := write("ca.crt", rootsOf(newAuthority(t), ca)) // two of one name
+	roots := write("ca.crt", rootsOf(newAuthority(t), ca)) // two CAs with the same name
 	clientCert, _ := newPair(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	serverCert, _ := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	for purpose, cert := range map[string][]byte{"sslclient": clientCert, "sslserver": serverCert} {
@@ -184,7 +184,7 @@ func TestOpenSSL(t *testing.T) {
 	text := testenv.Run(t, "openssl", "x509", "-noout", "-text", "-in", write("own.crt", rootsOf(ca)))
 	for _, want := range []string{"X509v3 Basic Constraints: critical\n                CA:TRUE\n", "X509v3 Key Usage: critical\n                Certificate Sign\n", "X509v3 Subject Key Identifier"} {
 		if !bytes.Contains([]byte(text), []byte(want)) {
-			t.Errorf("the CA has no %q:\n%s", want, text)
+			t.Errorf("the CA certificate does not contain %q:\n%s", want, text)
 		}
 	}
 	_, request := must2(pki.NewRequest(nodeA))(t)
@@ -198,34 +198,34 @@ func TestJoinRoots(t *testing.T) {
 	old.NotBefore, old.NotAfter = old.NotBefore.Add(-time.Hour), old.NotBefore.Add(-time.Minute)
 	expired := encode(sign(t, nil, old).Certificate[0])
 	block, _ := pem.Decode(rootsOf(one))
-	block.Headers = map[string]string{"Comment": "of mine"}
+	block.Headers = map[string]string{"Comment": "text"}
 	for _, tc := range []struct {
 		name    string
 		bundles [][]byte
 		want    []byte
 	}{
-		{"none", nil, nil},
-		{"nothing", [][]byte{nil, {}}, nil},
-		{"one", [][]byte{rootsOf(one)}, rootsOf(one)},
-		{"two, in order", [][]byte{rootsOf(two), rootsOf(one)}, rootsOf(two, one)},
-		{"twice", [][]byte{rootsOf(one, two), rootsOf(two, one), rootsOf(one)}, rootsOf(one, two)},
+		{"no bundle", nil, nil},
+		{"empty bundles", [][]byte{nil, {}}, nil},
+		{"one certificate", [][]byte{rootsOf(one)}, rootsOf(one)},
+		{"two certificates, in order", [][]byte{rootsOf(two), rootsOf(one)}, rootsOf(two, one)},
+		{"duplicates", [][]byte{rootsOf(one, two), rootsOf(two, one), rootsOf(one)}, rootsOf(one, two)},
 		{"with headers", [][]byte{pem.EncodeToMemory(block), rootsOf(one)}, rootsOf(one)},
-		{"text between them", [][]byte{[]byte("# one\n"), append([]byte("two\n"), rootsOf(two)...)}, rootsOf(two)},
-		{"a leaf", [][]byte{leaf, rootsOf(one)}, rootsOf(one)},
-		{"another kind of block", [][]byte{pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: two.Certificate().Raw}), rootsOf(one)}, rootsOf(one)},
-		{"a key", [][]byte{key, rootsOf(one)}, rootsOf(one)},
+		{"text between blocks", [][]byte{[]byte("# one\n"), append([]byte("two\n"), rootsOf(two)...)}, rootsOf(two)},
+		{"leaf certificate", [][]byte{leaf, rootsOf(one)}, rootsOf(one)},
+		{"another block type", [][]byte{pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: two.Certificate().Raw}), rootsOf(one)}, rootsOf(one)},
+		{"private key", [][]byte{key, rootsOf(one)}, rootsOf(one)},
 		{"expired", [][]byte{expired, rootsOf(one)}, rootsOf(one)},
 		{"garbage in a block", [][]byte{encode([]byte("garbage")), rootsOf(one)}, rootsOf(one)},
-		{"cut short", [][]byte{rootsOf(one), rootsOf(two)[:99]}, rootsOf(one)},
+		{"truncated block", [][]byte{rootsOf(one), rootsOf(two)[:99]}, rootsOf(one)},
 	} {
 		if got := pki.JoinRoots(tc.bundles...); !bytes.Equal(got, tc.want) {
-			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
+			t.Errorf("%s: got %s, want %s", tc.name, got, tc.want)
 		}
 	}
 }
 
-// FuzzJoinRoots: all joined certificates can be trusted, and joining them again, with themselves and
-// with their source, changes nothing.
+// FuzzJoinRoots: the result can be used as roots, and JoinRoots of the result, the result again and the
+// original bundle returns the same result.
 func FuzzJoinRoots(f *testing.F) {
 	one, two := newAuthority(f), newAuthority(f)
 	leaf, _ := newPair(f, one, nodeA, x509.ExtKeyUsageServerAuth)
@@ -235,10 +235,10 @@ func FuzzJoinRoots(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bundle []byte) {
 		joined := pki.JoinRoots(bundle, rootsOf(one))
 		if !x509.NewCertPool().AppendCertsFromPEM(joined) {
-			t.Errorf("%s cannot be read", joined)
+			t.Errorf("%s cannot be used as roots", joined)
 		}
 		if again := pki.JoinRoots(joined, joined, bundle); !bytes.Equal(again, joined) {
-			t.Errorf("%s became %s", joined, again)
+			t.Errorf("JoinRoots of its own result: got %s, want %s", again, joined)
 		}
 	})
 }
@@ -262,7 +262,7 @@ func FuzzParseAuthority(f *testing.F) {
 		}
 		again, err := pki.ParseAuthority(cert, key)
 		if err != nil || !again.Certificate().Equal(ca.Certificate()) {
-			t.Errorf("%s became %v: %v", cert, again, err)
+			t.Errorf("ParseAuthority of %s: got %v, %v, want the same CA", cert, again, err)
 		}
 	})
 }

@@ -21,12 +21,12 @@ const (
 	rootsFile = "ca.crt"
 )
 
-// maxAge bounds the age of the files' content in use.
+// maxAge is the time for which the content of the files is used before they are read again.
 const maxAge = time.Second
 
 // Directory contains a process's certificate and key (tls.crt, tls.key) and the CA certificates that
-// it trusts (ca.crt), all PEM. Changed files are read again. While they are incomplete or do not
-// match, the previous content remains in use.
+// it trusts (ca.crt), all PEM. Changed files are read again. While the new files are incomplete or do
+// not match each other, the previous content remains in use.
 type Directory struct {
 	path string
 
@@ -35,11 +35,11 @@ type Directory struct {
 	last content
 }
 
-// content is the last valid content of the files. fault is set if pair or roots is nil.
+// content is the last valid content of the files.
 type content struct {
-	pair  *tls.Certificate
-	roots *x509.CertPool
-	fault error // of the current files
+	pair  *tls.Certificate // nil until the files were valid
+	roots *x509.CertPool   // nil until the file was valid
+	fault error            // why the current files are invalid; nil if they are valid
 }
 
 // OpenDirectory returns the directory at path, which may be created later.
@@ -68,7 +68,7 @@ func (d *Directory) Client(server *url.URL) *tls.Config {
 	}
 }
 
-// Usable fails unless there are a valid certificate and CA certificates (ErrPrecondition).
+// Usable fails with ErrPrecondition if the directory has no valid certificate or no CA certificate.
 func (d *Directory) Usable() error {
 	c, err := d.current()
 	if err != nil {
@@ -80,7 +80,7 @@ func (d *Directory) Usable() error {
 	return nil
 }
 
-// UsableAs is Usable, and fails if the certificate does not name the identity.
+// UsableAs fails like Usable, and also if the certificate does not name the identity.
 func (d *Directory) UsableAs(identity *url.URL) error {
 	if err := d.Usable(); err != nil {
 		return err
@@ -89,14 +89,14 @@ func (d *Directory) UsableAs(identity *url.URL) error {
 	if err != nil {
 		return err
 	}
-	if got := names(c.pair.Leaf); got != identity.String() {
-		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: replace it by this driver's certificate", d.file(certFile), got, identity)
+	if got := uriNames(c.pair.Leaf); got != identity.String() {
+		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: replace it with this driver's certificate", d.file(certFile), got, identity)
 	}
 	return nil
 }
 
-// Read returns the content of the files, nil for a file that cannot be read; err is the error of the
-// first such file.
+// Read returns the content of the files. For a file that cannot be read, the content is nil; err is the
+// error of the first such file.
 func (d *Directory) Read() (cert, key, roots []byte, err error) {
 	cert, certErr := os.ReadFile(d.file(certFile))
 	key, keyErr := os.ReadFile(d.file(keyFile))
@@ -139,6 +139,7 @@ func (d *Directory) pair() (*tls.Certificate, error) {
 	return c.pair, err
 }
 
+// accept returns a VerifyConnection function that accepts only the identity.
 func (d *Directory) accept(identity *url.URL, usage x509.ExtKeyUsage) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		c, err := d.current()
@@ -149,7 +150,7 @@ func (d *Directory) accept(identity *url.URL, usage x509.ExtKeyUsage) func(tls.C
 	}
 }
 
-// current returns the content in use. It fails if there has been no valid pair or no valid roots.
+// current returns the content in use. It fails if the directory has had no valid pair or no valid roots.
 func (d *Directory) current() (content, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -185,7 +186,7 @@ func (d *Directory) reread() {
 func parseRoots(bundle []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(JoinRoots(bundle)) {
-		return nil, fmt.Errorf("%s has no CA certificate that has not expired", rootsFile)
+		return nil, fmt.Errorf("%s contains no valid CA certificate", rootsFile)
 	}
 	return pool, nil
 }

@@ -16,9 +16,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// reread is the time after which changed files are in use. Tests wait for it in synctest bubbles.
+// reread is the time after which changed files are read. Tests wait for it in synctest bubbles.
 const reread = time.Second
 
+// put creates or replaces files in a directory.
 func put(tb testing.TB, dir string, files map[string][]byte) {
 	tb.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -31,70 +32,72 @@ func put(tb testing.TB, dir string, files map[string][]byte) {
 	}
 }
 
-// node is a node and a controller that accept each other, in a synctest bubble.
-type node struct {
+// sides are the directories of a node, which is the server, and of a controller, which is the client. They
+// accept each other.
+type sides struct {
 	*testing.T
 	ca             *pki.Authority
 	server, client *pki.Directory
-	path           string // of the server
+	path           string // of the server's directory
 }
 
-func withNode(t *testing.T, test func(node)) {
+// withSides runs a test in a synctest bubble.
+func withSides(t *testing.T, test func(sides)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := node{T: t, ca: newAuthority(t)}
-		n.server, n.path = newDirectory(t, n.ca, nodeA, x509.ExtKeyUsageServerAuth)
-		n.client, _ = newDirectory(t, n.ca, controller, x509.ExtKeyUsageClientAuth)
-		agree(t, n.server, n.client)
-		test(n)
+		s := sides{T: t, ca: newAuthority(t)}
+		s.server, s.path = newDirectory(t, s.ca, nodeA, x509.ExtKeyUsageServerAuth)
+		s.client, _ = newDirectory(t, s.ca, controller, x509.ExtKeyUsageClientAuth)
+		mustConnect(t, s.server, s.client)
+		test(s)
 	})
 }
 
-// presents fails the test unless the server presents a certificate.
-func (n node) presents(cert []byte) {
-	n.Helper()
-	if got := agree(n.T, n.server, n.client).PeerCertificates[0]; !got.Equal(parse(n, cert)) {
-		n.Errorf("the server presents serial number %s", got.SerialNumber)
+// wantPresented fails the test unless the server presents the given certificate.
+func (s sides) wantPresented(cert []byte) {
+	s.Helper()
+	if got := mustConnect(s.T, s.server, s.client).PeerCertificates[0]; !got.Equal(parse(s, cert)) {
+		s.Errorf("the server presents a certificate with serial number %s, want %s", got.SerialNumber, parse(s, cert).SerialNumber)
 	}
 }
 
-// TestReplaced: another program writes the files one by one.
+// TestReplaced: while another program replaces the files one by one, the last valid content is in use.
 func TestReplaced(t *testing.T) {
-	withNode(t, func(n node) {
-		before, _, _, err := n.server.Read()
+	withSides(t, func(s sides) {
+		before, _, _, err := s.server.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
-		cert, key := newPair(t, n.ca, nodeA, x509.ExtKeyUsageServerAuth)
+		cert, key := newPair(t, s.ca, nodeA, x509.ExtKeyUsageServerAuth)
 		for _, step := range []struct {
 			files map[string][]byte
 			want  []byte
 		}{
-			{map[string][]byte{"tls.key": key}, before}, // does not match yet
+			{map[string][]byte{"tls.key": key}, before}, // the key does not match tls.crt
 			{map[string][]byte{"tls.crt": cert[:100]}, before},
 			{map[string][]byte{"tls.crt": cert, "ca.crt": nil}, cert},
 			{map[string][]byte{"ca.crt": []byte("garbage")}, cert},
-			{map[string][]byte{"ca.crt": rootsOf(n.ca)}, cert},
+			{map[string][]byte{"ca.crt": rootsOf(s.ca)}, cert},
 		} {
-			put(t, n.path, step.files)
+			put(t, s.path, step.files)
 			time.Sleep(reread)
-			n.presents(step.want)
-			if err := n.server.Usable(); err != nil {
+			s.wantPresented(step.want)
+			if err := s.server.Usable(); err != nil {
 				t.Error(err)
 			}
 		}
-		if err := os.RemoveAll(n.path); err != nil {
+		if err := os.RemoveAll(s.path); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(reread)
-		n.presents(cert)
+		s.wantPresented(cert)
 	})
 }
 
-// TestSecretVolume replaces files as the kubelet does: they are links through a link to a directory,
-// and that link is replaced.
+// TestSecretVolume: changes of a Secret volume are read. Its files are links into the directory ..data, which
+// is a link that the kubelet replaces.
 func TestSecretVolume(t *testing.T) {
-	withNode(t, func(n node) {
+	withSides(t, func(s sides) {
 		dir := t.TempDir()
 		publish := func(version string, files map[string][]byte) {
 			put(t, filepath.Join(dir, version), files)
@@ -106,10 +109,10 @@ func TestSecretVolume(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		n.server = pki.OpenDirectory(dir)
+		s.server = pki.OpenDirectory(dir)
 		for i, version := range []string{"..1", "..2", "..3"} {
-			cert, key := newPair(t, n.ca, nodeA, x509.ExtKeyUsageServerAuth)
-			files := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": rootsOf(n.ca)}
+			cert, key := newPair(t, s.ca, nodeA, x509.ExtKeyUsageServerAuth)
+			files := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": rootsOf(s.ca)}
 			publish(version, files)
 			for name := range files {
 				if i > 0 {
@@ -120,48 +123,48 @@ func TestSecretVolume(t *testing.T) {
 				}
 			}
 			time.Sleep(reread)
-			n.presents(cert)
+			s.wantPresented(cert)
 		}
 	})
 }
 
-// TestRotation: while roots of both CAs are trusted, certificates of both are accepted; after that,
-// the next handshake refuses the old one.
+// TestRotation: while the server trusts the old and the new CA, it accepts certificates of both. When it
+// trusts only the new CA, the next handshake refuses a certificate of the old one.
 func TestRotation(t *testing.T) {
-	withNode(t, func(n node) {
+	withSides(t, func(s sides) {
 		next := newAuthority(t)
-		if err := n.server.Write(nil, nil, rootsOf(n.ca, next)); err != nil {
+		if err := s.server.Write(nil, nil, rootsOf(s.ca, next)); err != nil {
 			t.Fatal(err)
 		}
-		agree(t, n.server, n.client)
+		mustConnect(t, s.server, s.client)
 		rotated, _ := newDirectory(t, next, controller, x509.ExtKeyUsageClientAuth)
-		if err := rotated.Write(nil, nil, rootsOf(next, n.ca)); err != nil {
+		if err := rotated.Write(nil, nil, rootsOf(next, s.ca)); err != nil {
 			t.Fatal(err)
 		}
-		agree(t, n.server, rotated)
+		mustConnect(t, s.server, rotated)
 
-		serving, calling := n.server.Server(controller), n.client.Client(nodeA)
-		put(t, n.path, map[string][]byte{"ca.crt": rootsOf(next)})
+		serving, calling := s.server.Server(controller), s.client.Client(nodeA)
+		put(t, s.path, map[string][]byte{"ca.crt": rootsOf(next)})
 		time.Sleep(reread)
-		if _, err, _ := connect(t, serving, calling); !says(err, "signed by another CA") {
-			t.Errorf("the old client: %v", err)
+		if _, err, _ := connect(t, serving, calling); !hasText(err, "signed by another CA") {
+			t.Errorf("client with a certificate of the old CA: got %v, want a refusal", err)
 		}
-		agree(t, n.server, rotated)
+		mustConnect(t, s.server, rotated)
 	})
 }
 
 // TestExpiry: a certificate expires while it is in use, and a new one replaces it.
 func TestExpiry(t *testing.T) {
-	withNode(t, func(n node) {
+	withSides(t, func(s sides) {
 		time.Sleep(8 * 24 * time.Hour)
-		if err := n.server.Usable(); !errors.Is(err, volume.ErrPrecondition) || !says(err, "tls.crt expired on 2000-01-08T00:00:00Z, the clock here says 2000-01-09T00:00:00Z") {
+		if err := s.server.Usable(); !errors.Is(err, volume.ErrPrecondition) || !hasText(err, "tls.crt expired on 2000-01-08T00:00:00Z, the clock here says 2000-01-09T00:00:00Z") {
 			t.Error(err)
 		}
-		if _, _, err := connect(t, n.server.Server(controller), n.client.Client(nodeA)); !says(err, "certificate expired on") {
+		if _, _, err := connect(t, s.server.Server(controller), s.client.Client(nodeA)); !hasText(err, "certificate expired on") {
 			t.Error(err)
 		}
-		for d, s := range map[*pki.Directory]side{n.server: serverSide, n.client: clientSide} {
-			cert, key := newPair(t, n.ca, s.identity, s.usage)
+		for d, side := range map[*pki.Directory]side{s.server: serverSide, s.client: clientSide} {
+			cert, key := newPair(t, s.ca, side.identity, side.usage)
 			if err := d.Write(cert, key, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -169,48 +172,49 @@ func TestExpiry(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		agree(t, n.server, n.client)
+		mustConnect(t, s.server, s.client)
 	})
 }
 
-// TestExpiredAndBroken: the error is that of the next pair, not that the last one has expired.
-func TestExpiredAndBroken(t *testing.T) {
-	withNode(t, func(n node) {
+// TestExpiredAndInvalid: if the certificate in use has expired and the current files are invalid, Usable
+// returns the error of the files.
+func TestExpiredAndInvalid(t *testing.T) {
+	withSides(t, func(s sides) {
 		time.Sleep(8 * 24 * time.Hour)
-		put(t, n.path, map[string][]byte{"tls.crt": []byte("garbage")})
+		put(t, s.path, map[string][]byte{"tls.crt": []byte("garbage")})
 		time.Sleep(reread)
-		if err := n.server.Usable(); !says(err, n.path) || !says(err, "PEM data in certificate input") {
+		if err := s.server.Usable(); !hasText(err, s.path) || !hasText(err, "PEM data in certificate input") {
 			t.Error(err)
 		}
 	})
 }
 
-// TestAppears: the directory may be created later.
-func TestAppears(t *testing.T) {
-	withNode(t, func(n node) {
-		cert, key, roots, err := n.server.Read()
+// TestCreatedLater: the directory may be created after OpenDirectory.
+func TestCreatedLater(t *testing.T) {
+	withSides(t, func(s sides) {
+		cert, key, roots, err := s.server.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(t.TempDir(), "later", "certificates")
-		n.server = pki.OpenDirectory(path)
-		serving := n.server.Server(controller)
-		if err := n.server.Usable(); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, volume.ErrPrecondition) {
-			t.Errorf("before: %v", err)
+		s.server = pki.OpenDirectory(path)
+		serving := s.server.Server(controller)
+		if err := s.server.Usable(); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, volume.ErrPrecondition) {
+			t.Errorf("Usable before the directory exists: got %v, want ErrNotExist and ErrPrecondition", err)
 		}
-		if _, err, _ := connect(t, serving, n.client.Client(nodeA)); !says(err, path) {
-			t.Errorf("before: %v", err)
+		if _, err, _ := connect(t, serving, s.client.Client(nodeA)); !hasText(err, path) {
+			t.Errorf("connection before the directory exists: got %v, want an error with %s", err, path)
 		}
 		put(t, path, map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": roots})
 		time.Sleep(reread)
-		n.presents(cert)
-		if err := n.server.Usable(); err != nil {
+		s.wantPresented(cert)
+		if err := s.server.Usable(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// TestFault: Usable and both sides of a connection return the error of the files.
+// TestFault: Usable, Server and Client return the error of invalid files.
 func TestFault(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -224,27 +228,27 @@ func TestFault(t *testing.T) {
 		files map[string][]byte
 		want  string
 	}{
-		{"empty folder", nil, "tls.crt: no such file"},
+		{"empty directory", nil, "tls.crt: no such file"},
 		{"no certificate", map[string][]byte{"tls.key": key, "ca.crt": roots}, "tls.crt: no such file"},
 		{"no key", map[string][]byte{"tls.crt": cert, "ca.crt": roots}, "tls.key: no such file"},
 		{"no roots", map[string][]byte{"tls.crt": cert, "tls.key": key}, "ca.crt: no such file"},
 		{"empty files", map[string][]byte{"tls.crt": nil, "tls.key": nil, "ca.crt": nil}, "PEM data in certificate input"},
-		{"garbage for a certificate", map[string][]byte{"tls.crt": garbage, "tls.key": key, "ca.crt": roots}, "PEM data in certificate input"},
-		{"garbage in a certificate", map[string][]byte{"tls.crt": encode(garbage), "tls.key": key, "ca.crt": roots}, "x509: malformed certificate"},
-		{"garbage for a key", map[string][]byte{"tls.crt": cert, "tls.key": garbage, "ca.crt": roots}, "PEM data in key input"},
-		{"another's key", map[string][]byte{"tls.crt": cert, "tls.key": otherKey, "ca.crt": roots}, "private key does not match public key"},
-		{"garbage for roots", map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": garbage}, "ca.crt has no CA certificate"},
-		{"a leaf for roots", map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": cert}, "ca.crt has no CA certificate"},
+		{"certificate is not PEM", map[string][]byte{"tls.crt": garbage, "tls.key": key, "ca.crt": roots}, "PEM data in certificate input"},
+		{"PEM block is no certificate", map[string][]byte{"tls.crt": encode(garbage), "tls.key": key, "ca.crt": roots}, "x509: malformed certificate"},
+		{"key is not PEM", map[string][]byte{"tls.crt": cert, "tls.key": garbage, "ca.crt": roots}, "PEM data in key input"},
+		{"key of another certificate", map[string][]byte{"tls.crt": cert, "tls.key": otherKey, "ca.crt": roots}, "private key does not match public key"},
+		{"roots are not PEM", map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": garbage}, "ca.crt contains no valid CA certificate"},
+		{"leaf certificate as root", map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": cert}, "ca.crt contains no valid CA certificate"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			put(t, dir, tc.files)
 			d := pki.OpenDirectory(dir)
-			_, serving, _ := connect(t, d.Server(controller), client.Client(nodeA))
-			_, _, calling := connect(t, server.Server(controller), d.Client(nodeA))
-			for _, err := range []error{d.Usable(), serving, calling} {
-				if !errors.Is(err, volume.ErrPrecondition) || !says(err, dir) || !says(err, tc.want) {
-					t.Errorf("%v, want %q of %s", err, tc.want, dir)
+			_, serverErr, _ := connect(t, d.Server(controller), client.Client(nodeA))
+			_, _, clientErr := connect(t, server.Server(controller), d.Client(nodeA))
+			for _, err := range []error{d.Usable(), serverErr, clientErr} {
+				if !errors.Is(err, volume.ErrPrecondition) || !hasText(err, dir) || !hasText(err, tc.want) {
+					t.Errorf("got %v, want ErrPrecondition with %q and %s", err, tc.want, dir)
 				}
 			}
 		})
@@ -256,16 +260,16 @@ func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "certificates")
 	d := pki.OpenDirectory(path)
 	if cert, key, roots, err := d.Read(); cert != nil || key != nil || roots != nil || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of nothing there is %q, %q, %q: %v", cert, key, roots, err)
+		t.Errorf("Read of a missing directory: got %q, %q, %q, %v, want ErrNotExist", cert, key, roots, err)
 	}
-	holds := func(wantCert, wantKey, wantRoots []byte) {
+	wantFiles := func(wantCert, wantKey, wantRoots []byte) {
 		t.Helper()
 		cert, key, roots, err := d.Read()
 		if !bytes.Equal(cert, wantCert) || !bytes.Equal(key, wantKey) || !bytes.Equal(roots, wantRoots) {
-			t.Errorf("%q, %q, %q: %v", cert, key, roots, err)
+			t.Errorf("Read: got %q, %q, %q, %v, want %q, %q, %q", cert, key, roots, err, wantCert, wantKey, wantRoots)
 		}
 		if missing := cert == nil || key == nil || roots == nil; missing != errors.Is(err, fs.ErrNotExist) {
-			t.Error(err)
+			t.Errorf("Read: got %v, want ErrNotExist only if a file is missing", err)
 		}
 	}
 	cert, key := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -277,40 +281,41 @@ func TestWrite(t *testing.T) {
 		if err := d.Write(step.cert, step.key, step.roots); err != nil {
 			t.Fatal(err)
 		}
-		holds(step.wantCert, step.wantKey, step.wantRoots)
+		wantFiles(step.wantCert, step.wantKey, step.wantRoots)
 	}
 	if err := d.Usable(); err != nil {
-		t.Errorf("the written certificate is not in use at once: %v", err)
+		t.Errorf("the written certificate is not in use immediately: %v", err)
 	}
 	entries := must[[]os.DirEntry](t)(os.ReadDir(path))
 	if len(entries) != 3 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("the directory contains %v, want 3 files", entries)
 	}
 	for name, want := range map[string]fs.FileMode{".": fs.ModeDir | 0o700, "tls.key": 0o600} {
 		if info, err := os.Stat(filepath.Join(path, name)); err != nil || info.Mode() != want {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			t.Errorf("mode of %s: got %v, %v, want %v", name, info.Mode(), err, want)
 		}
 	}
 }
 
+// TestWriteFails: a failed write returns the path, and writes no certificate without its key.
 func TestWriteFails(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, map[string][]byte{"file": nil})
-	if err := pki.OpenDirectory(filepath.Join(dir, "file")).Write(nil, nil, nil); !says(err, filepath.Join(dir, "file")) {
-		t.Errorf("below a file: %v", err)
+	if err := pki.OpenDirectory(filepath.Join(dir, "file")).Write(nil, nil, nil); !hasText(err, filepath.Join(dir, "file")) {
+		t.Errorf("Write to a directory whose path is a file: got %v, want an error with the path", err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "tls.key"), 0o700); err != nil { // a rename cannot replace it
+	if err := os.Mkdir(filepath.Join(dir, "tls.key"), 0o700); err != nil { // a rename cannot replace a directory
 		t.Fatal(err)
 	}
-	if err := pki.OpenDirectory(dir).Write([]byte("cert"), []byte("key"), nil); !says(err, filepath.Join(dir, "tls.key")) {
-		t.Errorf("over a folder: %v", err)
+	if err := pki.OpenDirectory(dir).Write([]byte("cert"), []byte("key"), nil); !hasText(err, filepath.Join(dir, "tls.key")) {
+		t.Errorf("Write over a directory: got %v, want an error with the path", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "tls.crt")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a certificate without its key: %v", err)
+		t.Errorf("tls.crt was written although tls.key failed: %v", err)
 	}
 }
 
-// TestWriteWhileServing: no handshake uses a certificate with the key of another.
+// TestWriteWhileServing: handshakes succeed while certificate and key are replaced.
 func TestWriteWhileServing(t *testing.T) {
 	ca := newAuthority(t)
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -326,7 +331,7 @@ func TestWriteWhileServing(t *testing.T) {
 		}
 	})
 	for range 20 {
-		agree(t, server, client)
+		mustConnect(t, server, client)
 	}
 }
 
@@ -337,7 +342,7 @@ func TestUsableAs(t *testing.T) {
 		t.Error(err)
 	}
 	other := pki.NodeURI("csi.trivet.dev", "other")
-	if err := d.UsableAs(other); !errors.Is(err, volume.ErrPrecondition) || !says(err, nodeA.String()) || !says(err, other.String()) || !says(err, path) {
-		t.Errorf("as %s: %v", other, err)
+	if err := d.UsableAs(other); !errors.Is(err, volume.ErrPrecondition) || !hasText(err, nodeA.String()) || !hasText(err, other.String()) || !hasText(err, path) {
+		t.Errorf("UsableAs(%s): got %v, want ErrPrecondition with both URIs and the path", other, err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package pki identifies the processes of an installation: an authority, certificates that name the
-// controller or a node, the directory with a process's certificate, and TLS 1.3 configurations by
-// which each side accepts only the other.
+// Package pki identifies the processes of an installation by certificates. It contains the certificate
+// authority, the names of the controller and the nodes in certificates, the directory of a process's own
+// certificate, and TLS 1.3 configurations with which controller and node accept only each other.
 //
-// It uses neither gRPC nor Kubernetes. Its users pass requests to the authority and certificates to the
-// nodes.
+// It uses neither gRPC nor Kubernetes. The callers transfer certificate requests from the nodes to the
+// authority, and certificates back.
 package pki

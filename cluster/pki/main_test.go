@@ -30,6 +30,7 @@ var (
 	nodeB      = pki.NodeURI(driverName, "b")
 )
 
+// must returns a function that fails the test if err is not nil, and otherwise returns the value.
 func must[T any](tb testing.TB) func(T, error) T {
 	return func(v T, err error) T {
 		tb.Helper()
@@ -40,6 +41,7 @@ func must[T any](tb testing.TB) func(T, error) T {
 	}
 }
 
+// must2 is must for functions with two values.
 func must2[A, B any](a A, b B, err error) func(testing.TB) (A, B) {
 	return func(tb testing.TB) (A, B) {
 		tb.Helper()
@@ -55,6 +57,7 @@ func newAuthority(tb testing.TB) *pki.Authority {
 	return must[*pki.Authority](tb)(pki.NewAuthority(driverName))
 }
 
+// rootsOf returns the certificates of authorities (PEM).
 func rootsOf(authorities ...*pki.Authority) []byte {
 	var bundle []byte
 	for _, a := range authorities {
@@ -71,7 +74,7 @@ func parse(tb testing.TB, certPEM []byte) *x509.Certificate {
 	tb.Helper()
 	block, _ := pem.Decode(certPEM)
 	if block == nil {
-		tb.Fatalf("no PEM: %q", certPEM)
+		tb.Fatalf("got %q, want a PEM block", certPEM)
 	}
 	return must[*x509.Certificate](tb)(x509.ParseCertificate(block.Bytes))
 }
@@ -80,14 +83,14 @@ func parse(tb testing.TB, certPEM []byte) *x509.Certificate {
 func newPair(tb testing.TB, ca *pki.Authority, identity *url.URL, usage x509.ExtKeyUsage) (cert, key []byte) {
 	tb.Helper()
 	key, request := must2(pki.NewRequest(identity))(tb)
-	pub, asked, err := pki.ParseRequest(request)
-	if err != nil || asked.String() != identity.String() {
-		tb.Fatalf("asked for %s, parsed %s: %v", identity, asked, err)
+	pub, parsed, err := pki.ParseRequest(request)
+	if err != nil || parsed.String() != identity.String() {
+		tb.Fatalf("ParseRequest: got identity %s, %v, want %s", parsed, err, identity)
 	}
-	return must[[]byte](tb)(ca.Issue(pub, asked, usage, 7*24*time.Hour)), key
+	return must[[]byte](tb)(ca.Issue(pub, parsed, usage, 7*24*time.Hour)), key
 }
 
-// newDirectory returns a directory with a new certificate of ca that trusts ca.
+// newDirectory returns a directory that contains a new certificate issued by ca, and trusts ca.
 func newDirectory(tb testing.TB, ca *pki.Authority, identity *url.URL, usage x509.ExtKeyUsage) (d *pki.Directory, path string) {
 	tb.Helper()
 	path = filepath.Join(tb.TempDir(), "certificates")
@@ -99,7 +102,7 @@ func newDirectory(tb testing.TB, ca *pki.Authority, identity *url.URL, usage x50
 	return d, path
 }
 
-// sign signs a certificate that an Authority would not issue. Without ca it is self-signed.
+// sign signs a certificate that Authority.Issue would not issue. If ca is nil, it is self-signed.
 func sign(tb testing.TB, ca *pki.Authority, template *x509.Certificate) tls.Certificate {
 	tb.Helper()
 	key := must[*ecdsa.PrivateKey](tb)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -112,15 +115,15 @@ func sign(tb testing.TB, ca *pki.Authority, template *x509.Certificate) tls.Cert
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// keyPEM returns the key of a certificate of sign.
+// keyPEM returns the private key of a certificate (PEM).
 func keyPEM(tb testing.TB, pair tls.Certificate) []byte {
 	tb.Helper()
 	der := must[[]byte](tb)(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// connect connects a client to a server over TCP. The server's first byte tells the client that the
-// server accepts it: the handshake does not (RFC 8446, section 4.4).
+// connect connects a client to a server over TCP. The client reads one byte, because in TLS 1.3 its
+// handshake may succeed before the server rejects its certificate (RFC 8446, section 4.4).
 func connect(tb testing.TB, server, client *tls.Config) (state tls.ConnectionState, serverErr, clientErr error) {
 	tb.Helper()
 	listener := must[net.Listener](tb)(net.Listen("tcp", "127.0.0.1:0"))
@@ -141,8 +144,8 @@ func connect(tb testing.TB, server, client *tls.Config) (state tls.ConnectionSta
 	return conn.ConnectionState(), <-done, clientErr
 }
 
-// agree fails the test unless both sides accept each other. It returns the client's state.
-func agree(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
+// mustConnect fails the test unless both sides accept each other. It returns the client's state.
+func mustConnect(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
 	tb.Helper()
 	state, serverErr, clientErr := connect(tb, server.Server(controller), client.Client(nodeA))
 	if err := errors.Join(serverErr, clientErr); err != nil {
@@ -151,8 +154,8 @@ func agree(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
 	return state
 }
 
-// says reports whether an error contains a text; if the text is empty, whether there is no error.
-func says(err error, text string) bool {
+// hasText reports whether an error contains a text. If the text is empty, it reports whether err is nil.
+func hasText(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""
 	}

@@ -2,13 +2,13 @@ package pki
 
 import "net/url"
 
-// ControllerURI names the controller of a driver in its certificate.
+// ControllerURI returns the URI in the certificate of a driver's controller.
 func ControllerURI(driver string) *url.URL {
 	return &url.URL{Scheme: "spiffe", Host: driver, Path: "/controller"}
 }
 
-// NodeURI names a node of a driver in its certificate. The driver's name is a domain name (CSI,
-// GetPluginInfo); the node's name is arbitrary.
+// NodeURI returns the URI in the certificate of a node. The driver's name is a domain name (CSI,
+// GetPluginInfo). The node's name may contain any characters.
 func NodeURI(driver, node string) *url.URL {
 	return &url.URL{Scheme: "spiffe", Host: driver, Path: "/node/" + node, RawPath: "/node/" + url.PathEscape(node)}
 }

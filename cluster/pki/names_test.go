@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/pki"
 )
 
-// TestNames: a certificate has the name of its request, and different names have different URIs.
+// TestNames: a certificate contains the URI of its request, and different names have different URIs.
 func TestNames(t *testing.T) {
 	ca := newAuthority(t)
 	seen := map[string]string{}
@@ -22,12 +22,12 @@ func TestNames(t *testing.T) {
 		}
 		for identity, uri := range uris {
 			if other, ok := seen[uri.String()]; ok {
-				t.Errorf("%q of %q and %s are both %s", identity, driver, other, uri)
+				t.Errorf("%q of driver %q has the same URI as %s: %s", identity, driver, other, uri)
 			}
-			seen[uri.String()] = identity
+			seen[uri.String()] = identity + " of " + driver
 			cert, _ := newPair(t, ca, uri, x509.ExtKeyUsageServerAuth)
 			if got := parse(t, cert).URIs; len(got) != 1 || got[0].String() != uri.String() {
-				t.Errorf("%q of %q: %s became %s", identity, driver, uri, got)
+				t.Errorf("%q of driver %q: got URIs %s in the certificate, want %s", identity, driver, got, uri)
 			}
 		}
 	}
@@ -37,25 +37,25 @@ func TestNames(t *testing.T) {
 		pki.NodeURI(driverName, "rack/1 ü"): "spiffe://csi.trivet.dev/node/rack%2F1%20%C3%BC",
 	} {
 		if uri.String() != want {
-			t.Errorf("%s, want %s", uri, want)
+			t.Errorf("got %s, want %s", uri, want)
 		}
 	}
 }
 
-// TestForeignDriverName: a request with a name that a URI cannot contain is refused.
-func TestForeignDriverName(t *testing.T) {
+// TestInvalidDriverName: a request is refused if its URI cannot contain the name of the driver.
+func TestInvalidDriverName(t *testing.T) {
 	for _, driver := range []string{"a b", "a/b", "ü", "a."} {
 		_, request, err := pki.NewRequest(pki.ControllerURI(driver))
 		if err == nil {
 			_, _, err = pki.ParseRequest(request)
 		}
 		if err == nil {
-			t.Errorf("%q: the request was accepted", driver)
+			t.Errorf("the request for driver %q was accepted", driver)
 		}
 	}
 }
 
-// FuzzNodeURI: the node's name can be parsed from the URI's text.
+// FuzzNodeURI: the URI's text is parsed to the same URI, whose path contains the node's name.
 func FuzzNodeURI(f *testing.F) {
 	for _, s := range []string{"worker-1", "", "..", "a/b", "a%2Fb", "ü", "\xff"} {
 		f.Add(s)
@@ -63,7 +63,7 @@ func FuzzNodeURI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, node string) {
 		uri, err := url.Parse(pki.NodeURI(driverName, node).String())
 		if err != nil || uri.Path != "/node/"+node || uri.String() != pki.NodeURI(driverName, node).String() {
-			t.Errorf("%q became %v: %v", node, uri, err)
+			t.Errorf("node %q: parsed %v, %v", node, uri, err)
 		}
 	})
 }

@@ -16,12 +16,12 @@ import (
 
 const requestBlock = "CERTIFICATE REQUEST"
 
-// subjectAltName and uriTag are of RFC 5280, section 4.2.1.6.
+// subjectAltName and uriTag are defined in RFC 5280, section 4.2.1.6.
 var subjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 
 const uriTag = 6
 
-// NewRequest creates a private key and the request for a certificate that names its owner (both PEM).
+// NewRequest creates a private key and the request for a certificate with the identity (both PEM).
 func NewRequest(identity *url.URL) (key, request []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -35,9 +35,9 @@ func NewRequest(identity *url.URL) (key, request []byte, err error) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: der}), err
 }
 
-// ParseRequest returns the public key and the URI in a request. The request proves that its sender
-// has the private key. It fails with ErrInvalid if the request contains anything that NewRequest does
-// not create.
+// ParseRequest returns the public key and the URI in a request. The request is signed, which proves that
+// its sender has the private key. ParseRequest fails with ErrInvalid unless the key is ECDSA P-256 and
+// the URI is the only subject alternative name. It ignores the subject.
 func ParseRequest(request []byte) (crypto.PublicKey, *url.URL, error) {
 	block, rest := pem.Decode(request)
 	if block == nil || block.Type != requestBlock || len(bytes.TrimSpace(rest)) > 0 {
@@ -60,7 +60,8 @@ func ParseRequest(request []byte) (crypto.PublicKey, *url.URL, error) {
 	return pub, csr.URIs[0], nil
 }
 
-// namesOneURI compares bytes, because x509 ignores unknown kinds of names.
+// namesOneURI reports whether a request has one URI as its only subject alternative name. It compares
+// bytes, because x509 ignores unknown kinds of names.
 func namesOneURI(csr *x509.CertificateRequest) bool {
 	if len(csr.URIs) != 1 {
 		return false

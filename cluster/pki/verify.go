@@ -15,8 +15,8 @@ var purposes = map[x509.ExtKeyUsage]string{
 	x509.ExtKeyUsageServerAuth: "server authentication",
 }
 
-// verify accepts a chain whose leaf is valid now, signed below roots, for the usage, and names
-// only that identity. Errors contain names from a certificate only if its signature is valid.
+// verify fails unless the leaf of a chain is valid now, is verified by the roots, allows the usage, and
+// names only the identity. Errors contain names from a certificate only if its signature is valid.
 func verify(chain []*x509.Certificate, roots *x509.CertPool, identity *url.URL, usage x509.ExtKeyUsage) error {
 	now := time.Now()
 	leaf, intermediates := chain[0], x509.NewCertPool()
@@ -32,16 +32,16 @@ func verify(chain []*x509.Certificate, roots *x509.CertPool, identity *url.URL, 
 	}
 	// Verify accepts a certificate without usages.
 	if err != nil || !slices.Contains(leaf.ExtKeyUsage, usage) {
-		return fmt.Errorf("certificate of %s is not for %s, expected is %s", names(leaf), purposes[usage], identity)
+		return fmt.Errorf("certificate of %s is not for %s, expected is %s", uriNames(leaf), purposes[usage], identity)
 	}
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != identity.String() {
-		return fmt.Errorf("certificate of %s, expected is %s", names(leaf), identity)
+		return fmt.Errorf("certificate of %s, expected is %s", uriNames(leaf), identity)
 	}
 	return nil
 }
 
-// names returns the URIs of a certificate for errors.
-func names(cert *x509.Certificate) string {
+// uriNames formats the URIs of a certificate for errors.
+func uriNames(cert *x509.Certificate) string {
 	if len(cert.URIs) == 0 {
 		return "no URI"
 	}
@@ -52,7 +52,7 @@ func names(cert *x509.Certificate) string {
 	return strings.Join(uris, " and ")
 }
 
-// explain adds a remedy to an error of x509.
+// explain replaces an error of x509 by one with a remedy.
 func explain(err error, now time.Time) error {
 	var unknown x509.UnknownAuthorityError
 	if errors.As(err, &unknown) {
@@ -66,7 +66,8 @@ func explain(err error, now time.Time) error {
 	return fmt.Errorf("certificate: %w", err)
 }
 
-// checkTime returns an error whose text continues a sentence that begins with the certificate.
+// checkTime fails if a certificate is not valid at the time now. The text of the error has no subject, so
+// callers put the certificate before it.
 func checkTime(cert *x509.Certificate, now time.Time) error {
 	const layout = time.RFC3339
 	at := now.UTC().Format(layout)

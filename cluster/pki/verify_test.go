@@ -23,18 +23,18 @@ var (
 	serverSide = side{"server", nodeA, x509.ExtKeyUsageServerAuth}
 )
 
-// judge presents a certificate to the directory of the other side, and returns its error. The
-// presenting side accepts every certificate, so that nothing else can fail.
-func (s side) judge(t *testing.T, judge *pki.Directory, presented ...tls.Certificate) error {
+// present presents a certificate to the verifier, which is the directory of the other side, and returns the
+// verifier's error. The presenting side accepts every certificate, so that only the verifier can fail.
+func (s side) present(t *testing.T, verifier *pki.Directory, presented ...tls.Certificate) error {
 	t.Helper()
 	plain := &tls.Config{Certificates: presented, InsecureSkipVerify: true, MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert}
-	server, client := judge.Server(controller), plain
+	server, client := verifier.Server(controller), plain
 	if s == serverSide {
-		server, client = plain, judge.Client(nodeA)
+		server, client = plain, verifier.Client(nodeA)
 	}
 	_, serverErr, clientErr := connect(t, server, client)
 	if (serverErr == nil) != (clientErr == nil) {
-		t.Errorf("server: %v, client: %v", serverErr, clientErr)
+		t.Errorf("only one side failed: server %v, client %v", serverErr, clientErr)
 	}
 	if s == serverSide {
 		return clientErr
@@ -49,7 +49,7 @@ func (s side) other() side {
 	return serverSide
 }
 
-// template returns a valid certificate.
+// template returns the template of a valid certificate.
 func (s side) template() *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{
@@ -69,9 +69,9 @@ func TestVerify(t *testing.T) {
 	}
 	type signer int
 	const (
-		right signer = iota
+		trusted signer = iota
 		another
-		itself
+		self
 	)
 	for _, tc := range []struct {
 		name   string
@@ -79,52 +79,52 @@ func TestVerify(t *testing.T) {
 		change change
 		want   string
 	}{
-		{"right", right, nil, ""},
-		{"right, for both usages", right, usages(x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth), ""},
-		{"right, with a DNS name", right, func(c *x509.Certificate, _ side) { c.DNSNames = []string{"a"} }, ""},
-		{"self-signed", itself, nil, "signed by another CA"},
-		{"self-signed CA", itself, func(c *x509.Certificate, _ side) {
+		{"valid", trusted, nil, ""},
+		{"valid for both usages", trusted, usages(x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth), ""},
+		{"valid with a DNS name", trusted, func(c *x509.Certificate, _ side) { c.DNSNames = []string{"a"} }, ""},
+		{"self-signed", self, nil, "signed by another CA"},
+		{"self-signed CA", self, func(c *x509.Certificate, _ side) {
 			c.IsCA, c.BasicConstraintsValid, c.KeyUsage = true, true, c.KeyUsage|x509.KeyUsageCertSign
 		}, "signed by another CA"},
 		{"another CA of the same name", another, nil, "signed by another CA"},
 		{
-			"expired", right, func(c *x509.Certificate, _ side) { c.NotAfter = time.Now().Add(-time.Second) },
+			"expired", trusted, func(c *x509.Certificate, _ side) { c.NotAfter = time.Now().Add(-time.Second) },
 			"certificate expired on 1999-12-31T23:59:59Z, the clock here says 2000-01-01T00:00:00Z",
 		},
 		{
-			"not yet valid", right, func(c *x509.Certificate, _ side) { c.NotBefore = time.Now().Add(time.Second) },
+			"not yet valid", trusted, func(c *x509.Certificate, _ side) { c.NotBefore = time.Now().Add(time.Second) },
 			"certificate is not valid before 2000-01-01T00:00:01Z, the clock here says 2000-01-01T00:00:00Z: check the clocks",
 		},
-		{"the other side's", right, func(c *x509.Certificate, s side) {
+		{"the other side's name and usage", trusted, func(c *x509.Certificate, s side) {
 			c.URIs, c.ExtKeyUsage = []*url.URL{s.other().identity}, []x509.ExtKeyUsage{s.other().usage}
 		}, " is not for "},
-		{"the other side's usage", right, func(c *x509.Certificate, s side) { c.ExtKeyUsage = []x509.ExtKeyUsage{s.other().usage} }, " is not for "},
-		{"no usage", right, usages(), " is not for "},
-		{"any usage", right, usages(x509.ExtKeyUsageAny), " is not for "},
-		{"the other side's name", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().identity} }, ", expected is spiffe://csi.trivet.dev/"},
-		{"another node's", right, uris(nodeB), "certificate of spiffe://csi.trivet.dev/node/b, expected is spiffe://csi.trivet.dev/"},
-		{"another driver's", right, func(c *x509.Certificate, s side) {
+		{"the other side's usage", trusted, func(c *x509.Certificate, s side) { c.ExtKeyUsage = []x509.ExtKeyUsage{s.other().usage} }, " is not for "},
+		{"no usage", trusted, usages(), " is not for "},
+		{"any usage", trusted, usages(x509.ExtKeyUsageAny), " is not for "},
+		{"the other side's name", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().identity} }, ", expected is spiffe://csi.trivet.dev/"},
+		{"another node's name", trusted, uris(nodeB), "certificate of spiffe://csi.trivet.dev/node/b, expected is spiffe://csi.trivet.dev/"},
+		{"another driver's name", trusted, func(c *x509.Certificate, s side) {
 			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "other", Path: s.identity.Path}}
 		}, "certificate of spiffe://other/"},
-		{"another scheme", right, func(c *x509.Certificate, s side) {
+		{"another scheme", trusted, func(c *x509.Certificate, s side) {
 			c.URIs = []*url.URL{{Scheme: "https", Host: s.identity.Host, Path: s.identity.Path}}
 		}, "certificate of https://"},
-		{"two URIs", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected is "},
-		{"one URI twice", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, s.identity} }, ", expected is "},
-		{"no URI", right, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.identity.Host} }, "certificate of no URI, expected is "},
+		{"two URIs", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected is "},
+		{"one URI twice", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, s.identity} }, ", expected is "},
+		{"no URI", trusted, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.identity.Host} }, "certificate of no URI, expected is "},
 	} {
 		for _, s := range []side{clientSide, serverSide} {
 			t.Run(s.name+"/"+tc.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					ca := newAuthority(t)
-					judge, _ := newDirectory(t, ca, s.other().identity, s.other().usage)
+					verifier, _ := newDirectory(t, ca, s.other().identity, s.other().usage)
 					template := s.template()
 					if tc.change != nil {
 						tc.change(template, s)
 					}
-					by := map[signer]*pki.Authority{right: ca, another: newAuthority(t), itself: nil}[tc.signer]
-					if err := s.judge(t, judge, sign(t, by, template)); !says(err, tc.want) {
-						t.Errorf("%v, want %q", err, tc.want)
+					issuer := map[signer]*pki.Authority{trusted: ca, another: newAuthority(t), self: nil}[tc.signer]
+					if err := s.present(t, verifier, sign(t, issuer, template)); !hasText(err, tc.want) {
+						t.Errorf("got %v, want %q", err, tc.want)
 					}
 				})
 			})
@@ -132,9 +132,10 @@ func TestVerify(t *testing.T) {
 	}
 }
 
+// TestNoCertificate: the server refuses a client without a certificate.
 func TestNoCertificate(t *testing.T) {
-	judge, _ := newDirectory(t, newAuthority(t), nodeA, x509.ExtKeyUsageServerAuth)
-	if err := clientSide.judge(t, judge); !says(err, "didn't provide a certificate") {
+	verifier, _ := newDirectory(t, newAuthority(t), nodeA, x509.ExtKeyUsageServerAuth)
+	if err := clientSide.present(t, verifier); !hasText(err, "didn't provide a certificate") {
 		t.Error(err)
 	}
 }
@@ -146,20 +147,20 @@ func TestOldTLS(t *testing.T) {
 	client, _ := newDirectory(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	old := client.Client(nodeA)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
-	if _, err, _ := connect(t, server.Server(controller), old); !says(err, "unsupported versions") {
+	if _, err, _ := connect(t, server.Server(controller), old); !hasText(err, "unsupported versions") {
 		t.Error(err)
 	}
 	old = server.Server(controller)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
-	if _, _, err := connect(t, old, client.Client(nodeA)); !says(err, "protocol version not supported") {
+	if _, _, err := connect(t, old, client.Client(nodeA)); !hasText(err, "protocol version not supported") {
 		t.Error(err)
 	}
-	if state := agree(t, server, client); state.Version != tls.VersionTLS13 {
-		t.Errorf("TLS version %x", state.Version)
+	if state := mustConnect(t, server, client); state.Version != tls.VersionTLS13 {
+		t.Errorf("got TLS version %x, want 1.3", state.Version)
 	}
 }
 
-// TestNoResumption: each connection has a full handshake, which verifies certificates.
+// TestNoResumption: the server resumes no session, because only a full handshake verifies certificates.
 func TestNoResumption(t *testing.T) {
 	ca := newAuthority(t)
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -170,7 +171,7 @@ func TestNoResumption(t *testing.T) {
 	for range 2 {
 		state, serverErr, clientErr := connect(t, serving, calling)
 		if serverErr != nil || clientErr != nil || state.DidResume {
-			t.Errorf("resumed: %t; %v, %v", state.DidResume, serverErr, clientErr)
+			t.Errorf("got resumed=%t, server error %v, client error %v; want a full handshake", state.DidResume, serverErr, clientErr)
 		}
 	}
 }
@@ -178,7 +179,7 @@ func TestNoResumption(t *testing.T) {
 // TestIntermediate: tls.crt may contain intermediate certificates.
 func TestIntermediate(t *testing.T) {
 	root := newAuthority(t)
-	intermediate := func(change func(*x509.Certificate)) *pki.Authority {
+	newIntermediate := func(change func(*x509.Certificate)) *pki.Authority {
 		template := caTemplate()
 		if change != nil {
 			change(template)
@@ -186,34 +187,34 @@ func TestIntermediate(t *testing.T) {
 		pair := sign(t, root, template)
 		return must[*pki.Authority](t)(pki.ParseAuthority(encode(pair.Certificate[0]), keyPEM(t, pair)))
 	}
-	between := intermediate(nil)
-	forServers := intermediate(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+	intermediate := newIntermediate(nil)
+	forServers := newIntermediate(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
 	for _, tc := range []struct {
-		name           string
-		by             *pki.Authority
-		between, roots []byte
-		want           string
+		name         string
+		issuer       *pki.Authority
+		chain, roots []byte // chain is appended to the client's certificate
+		want         string
 	}{
-		{"whole chain", between, rootsOf(between), rootsOf(root), ""},
-		{"chain with the root", between, rootsOf(between, root), rootsOf(root), ""},
-		{"intermediate is trusted itself", between, nil, rootsOf(between), ""},
-		{"chain broken", between, nil, rootsOf(root), "signed by another CA"},
-		{"chain of another", between, rootsOf(newAuthority(t)), rootsOf(root), "signed by another CA"},
-		{"root brought along", between, rootsOf(between, root), rootsOf(newAuthority(t)), "signed by another CA"},
-		{"intermediate for servers alone", forServers, rootsOf(forServers), rootsOf(root), "is not for client authentication"},
+		{"chain without the root", intermediate, rootsOf(intermediate), rootsOf(root), ""},
+		{"chain with the root", intermediate, rootsOf(intermediate, root), rootsOf(root), ""},
+		{"intermediate is a trusted root", intermediate, nil, rootsOf(intermediate), ""},
+		{"missing intermediate", intermediate, nil, rootsOf(root), "signed by another CA"},
+		{"intermediate of another root", intermediate, rootsOf(newAuthority(t)), rootsOf(root), "signed by another CA"},
+		{"root only in the chain", intermediate, rootsOf(intermediate, root), rootsOf(newAuthority(t)), "signed by another CA"},
+		{"intermediate only for servers", forServers, rootsOf(forServers), rootsOf(root), "is not for client authentication"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server, _ := newDirectory(t, root, nodeA, x509.ExtKeyUsageServerAuth)
 			client, _ := newDirectory(t, root, controller, x509.ExtKeyUsageClientAuth)
-			cert, key := newPair(t, tc.by, controller, x509.ExtKeyUsageClientAuth)
-			if err := client.Write(append(cert, tc.between...), key, nil); err != nil {
+			cert, key := newPair(t, tc.issuer, controller, x509.ExtKeyUsageClientAuth)
+			if err := client.Write(append(cert, tc.chain...), key, nil); err != nil {
 				t.Fatal(err)
 			}
 			if err := server.Write(nil, nil, tc.roots); err != nil {
 				t.Fatal(err)
 			}
-			if _, err, _ := connect(t, server.Server(controller), client.Client(nodeA)); !says(err, tc.want) {
-				t.Errorf("%v, want %q", err, tc.want)
+			if _, err, _ := connect(t, server.Server(controller), client.Client(nodeA)); !hasText(err, tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
 	}
