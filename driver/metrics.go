@@ -113,7 +113,7 @@ func (c nodeCollector) Collect(ch chan<- prometheus.Metric) {
 			up = 1
 		}
 		gauge(ch, nodeUp, up, s.Name)
-		gauge(ch, nodeConflicts, float64(s.Shared), s.Name)
+		gauge(ch, nodeConflicts, float64(s.Conflicts), s.Name)
 	}
 }
 

@@ -14,23 +14,23 @@ import (
 	"github.com/trivet-csi/trivet/cluster/router"
 )
 
-// TestAbsentNode: calls for an absent node, its volumes and their snapshots fail with the reason, calls
-// for other nodes succeed, and when the node answers again, its volumes are served as before.
+// TestAbsentNode: calls for an absent node, its volumes and their snapshots fail with the reason, and calls
+// for other nodes succeed. When the node answers again, its volumes are served again.
 func TestAbsentNode(t *testing.T) {
 	for name, tc := range map[string]struct {
 		leave  func(*testCluster)
-		code   codes.Code
-		says   []string
-		create codes.Code // of a volume that prefers the node
-		lists  codes.Code
+		code   codes.Code // of calls for the node's volumes and snapshots
+		texts  []string   // of the same errors
+		create codes.Code // of CreateVolume on the node
+		lists  codes.Code // of ListVolumes and ListSnapshots
 	}{
-		"dead": {
+		"driver does not answer": {
 			func(w *testCluster) { w.stopDriver("a") },
 			codes.Unavailable,
 			[]string{`node "a" cannot be reached`},
 			codes.Unavailable, codes.Unavailable,
 		},
-		"no driver": {
+		"driver is not running": {
 			func(w *testCluster) {
 				w.drivers["a"].Stop(w.t)
 				w.setHost("a", "")
@@ -40,7 +40,7 @@ func TestAbsentNode(t *testing.T) {
 			[]string{`node "a": its driver is not running`},
 			codes.Unavailable, codes.Unavailable,
 		},
-		"removed": {
+		"node is removed": {
 			func(w *testCluster) {
 				w.removeHosts("a")
 				w.drivers["a"].Stop(w.t)
@@ -59,9 +59,9 @@ func TestAbsentNode(t *testing.T) {
 			restore := request("copy", fromSnapshot(s), preferring("b", "a"))
 			lists := []proto.Message{&csi.ListVolumesRequest{}, &csi.ListSnapshotsRequest{}}
 			tc.leave(w)
-			w.wantRefused("a", onA, tc.code, tc.says...)
-			w.wantAllRefused(slices.Concat(deletions(s, g), reads(s, g), creations), tc.code, tc.says...)
-			wantCode(t, w.send(restore), codes.Unavailable, tc.says...) // the volume may exist already
+			w.wantRefused("a", onA, tc.code, tc.texts...)
+			w.wantAllRefused(slices.Concat(deletions(s, g), reads(s, g), creations), tc.code, tc.texts...)
+			wantCode(t, w.send(restore), codes.Unavailable, tc.texts...) // the volume may exist already
 			wantCode(t, w.create("w", preferring("a", "b")), tc.create, `"a"`)
 			w.wantAllRefused(lists, tc.lists, "incomplete", `"a"`)
 			for _, req := range append(volumeRequests(onB)[1:], getSnapshot(onBSnapshot)) {
@@ -84,15 +84,15 @@ func TestAbsentNode(t *testing.T) {
 	}
 }
 
-// TestUnknownPool: a pool that no node has may be on a node that does not answer. A closed pool has no
-// capacity, so that the scheduler places no pod there.
+// TestUnknownPool: while a node does not answer or has a closed pool, calls for a pool that no node announces fail
+// with UNAVAILABLE. A closed pool has capacity 0.
 func TestUnknownPool(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a")
 	w.start("b", w.closedPool("closed", "closed"))
 	w.updateHosts()
 	w.awaitNode("a")
-	await(t, "an answer of b", func() bool { return code(w.get("loop:other.01234567:v")) == codes.FailedPrecondition })
+	await(t, "the answer of node b", func() bool { return code(w.get("loop:other.01234567:v")) == codes.FailedPrecondition })
 	w.wantRefused("b", "loop:closed.01234567:v", codes.Unavailable, `pool "closed" is closed on "b"`)
 	wantCode(t, w.listError(), codes.Unavailable, "incomplete", `not open on "b"`)
 	w.wantNoCapacity("b")
@@ -101,7 +101,7 @@ func TestUnknownPool(t *testing.T) {
 	must(t, w.get(w.mustCreateOn("a", "v")))
 }
 
-// TestRestartedController: a new controller reads from the record which node had a pool, also if that node no
+// TestRestartedController: a restarted controller reads the owners of pools from the record, also if the owner no
 // longer exists.
 func TestRestartedController(t *testing.T) {
 	w := newCluster(t, "a")
@@ -122,40 +122,39 @@ func TestRestartedController(t *testing.T) {
 func TestNodesUnknown(t *testing.T) {
 	w := newEmptyCluster(t)
 	if w.Ready() {
-		t.Error("the router is ready")
+		t.Error("the router is ready before SetHosts was called")
 	}
-	const says = "not known yet"
-	w.wantRefused("a", unknownVolume, codes.Unavailable, says)
-	wantCode(t, w.create("v", preferring("a")), codes.Unavailable, says)
+	const unknown = "not known yet"
+	w.wantRefused("a", unknownVolume, codes.Unavailable, unknown)
+	wantCode(t, w.create("v", preferring("a")), codes.Unavailable, unknown)
 	_, err := w.capacity("a")
-	wantCode(t, err, codes.Unavailable, says)
-	wantCode(t, w.listError(), codes.Unavailable, says)
+	wantCode(t, err, codes.Unavailable, unknown)
+	wantCode(t, w.listError(), codes.Unavailable, unknown)
 	w.updateHosts() // no nodes
 	if !w.Ready() {
-		t.Error("the router is not ready")
+		t.Error("the router is not ready after SetHosts was called")
 	}
 	w.wantRefused("a", unknownVolume, codes.FailedPrecondition, "no node has pool default.01234567")
 	wantCode(t, w.create("v"), codes.ResourceExhausted)
 	w.wantListed(0)
 }
 
-// TestNodesNotReportedYet: a new controller creates no volume before it has requested the pools of all nodes, with
-// or without an answer.
+// TestNodesNotReportedYet: a restarted controller creates no volume before it has requested the pools of all nodes.
 func TestNodesNotReportedYet(t *testing.T) {
 	w := newEmptyCluster(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and answers nothing
+	unanswering, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	must(t, err)
-	defer func() { _ = silent.Close() }()
+	defer func() { _ = unanswering.Close() }()
 	var hosts []router.Host
 	for i := range 200 {
-		hosts = append(hosts, router.Host{Name: fmt.Sprintf("n%d", i), Address: silent.Addr().String()})
+		hosts = append(hosts, router.Host{Name: fmt.Sprintf("n%d", i), Address: unanswering.Addr().String()})
 	}
 	w.SetHosts(hosts)
 	wantCode(t, w.create("v"), codes.Unavailable, " more have not reported yet")
 }
 
-// TestNodeNotReportedYet: a volume is not created again because the node that has it has not
-// reported its pools yet.
+// TestNodeNotReportedYet: while the node that has a volume has not reported its pools, the volume is not created
+// on another node.
 func TestNodeNotReportedYet(t *testing.T) {
 	w := newCluster(t, "a:4Gi", "b")
 	id := w.mustCreateOn("b", "v")
@@ -167,6 +166,6 @@ func TestNodeNotReportedYet(t *testing.T) {
 	p.gate.Unlock()
 	w.updateHostsAndWait()
 	if got := w.mustCreate("v").GetVolumeId(); got != id {
-		t.Errorf("created %s, want %s", got, id)
+		t.Errorf("got %s, want %s", got, id)
 	}
 }

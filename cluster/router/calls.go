@@ -14,8 +14,8 @@ import (
 // serveFunc answers a call in the router.
 type serveFunc func(*Server, context.Context, proto.Message) (proto.Message, error)
 
-// served are the calls that the router answers. All others are answered by the node that has the pool of
-// the IDs in the request, or by Shared if that pool is not node-local.
+// served are the calls that the router itself answers. It forwards all other calls to the node that has the
+// pool of the IDs in the request, or to Shared if that pool is not node-local.
 var served = map[string]serveFunc{
 	csi.Controller_ControllerGetCapabilities_FullMethodName:  typed((*Server).getCapabilities),
 	csi.Controller_CreateVolume_FullMethodName:               typed((*Server).createVolume),
@@ -52,7 +52,7 @@ func (s *Server) Call(ctx context.Context, method string, req proto.Message) (pr
 	return s.callPool(ctx, method, req)
 }
 
-// callPool calls the node of the pool of the IDs in a request, or Shared.
+// callPool forwards a call to the node that has the pool of the IDs in the request, or to Shared.
 func (s *Server) callPool(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	ids, err := relay.IDs(req)
 	if err != nil {
@@ -71,7 +71,7 @@ func (s *Server) callPool(ctx context.Context, method string, req proto.Message)
 	}
 	resp, err := n.service.Call(ctx, method, req)
 	if err != nil {
-		return nil, n.failed(ctx, err)
+		return nil, n.callError(ctx, err)
 	}
 	if err := s.nodes.verifyResponse(ctx, n, ids[0], req, resp); err != nil {
 		return nil, err
@@ -93,16 +93,16 @@ func (s *Server) Stream(ctx context.Context, method string, req proto.Message, s
 		return err
 	}
 	if err := n.service.Stream(ctx, method, req, send); err != nil {
-		return n.failed(ctx, err)
+		return n.callError(ctx, err)
 	}
 	return nil
 }
 
-// failed adds the node to the error of a call. If the node's pools may have changed, it requests
-// them, so that the retry finds them.
-func (n *node) failed(ctx context.Context, err error) error {
+// callError adds the node to the error of a call. If the error may mean that the node's pools changed,
+// it requests the pools, so that the retry uses the new ones.
+func (n *node) callError(ctx context.Context, err error) error {
 	if code := status.Code(err); n.connected() && (code == codes.Unavailable || code == codes.FailedPrecondition) {
-		n.ask(ctx, freshness)
+		n.requestPools(ctx, freshness)
 	}
 	return n.explain(ctx, err)
 }

@@ -18,13 +18,13 @@ import (
 // capacity is the capacity of a node in bytes.
 type capacity struct {
 	node *node
-	// maxVolume and minVolume are the limits of the size of one volume. total is the free capacity.
+	// maxVolume and minVolume limit the size of one volume. total is the free capacity.
 	maxVolume, minVolume, total int64
 	err                         error // the reason why the capacity is not known
 }
 
 // getCapacity answers GetCapacity. The capacity of a shared pool does not depend on the topology. A node
-// without the pool has capacity 0. If a node does not answer, the call fails with ErrUnavailable.
+// without the pool has capacity 0. If a requested node does not answer, the call fails with ErrUnavailable.
 func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := s.kinds.Parse(req.GetParameters())
 	if err != nil {
@@ -37,9 +37,9 @@ func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if value, given := nodeSegment(req.GetAccessibleTopology()); given {
+	if value, ok := nodeSegment(req.GetAccessibleTopology()); ok {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n.topology != value })
-	} else if err := s.nodes.complete(ctx, nodes); err != nil {
+	} else if err := s.nodes.checkComplete(ctx, nodes); err != nil {
 		return nil, err
 	}
 	var sum capacity
@@ -64,7 +64,7 @@ type capacityRequest interface {
 	GetVolumeCapabilities() []*csi.VolumeCapability
 }
 
-// capacities requests the capacity of nodes in the pools of a name, or in all pools if pool is empty. The
+// capacities requests the capacity of nodes in the pools with a name, or in all pools if pool is empty. The
 // node with the largest total is first.
 func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req capacityRequest) []capacity {
 	var mu sync.Mutex
@@ -82,13 +82,13 @@ func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req
 	return out
 }
 
-// capacityOf requests the capacity of a node in the pools of a name. The capacity is 0 if none of these
-// pools is open, or if the node does not serve them.
+// capacityOf requests the capacity of a node in the pools with a name. The capacity is 0 if none of these
+// pools is open, or if the node does not serve all of them.
 func (s *Server) capacityOf(ctx context.Context, n *node, pool string, req capacityRequest) capacity {
-	if v := n.viewFor(ctx, pool); v.known && !v.open(pool) {
+	if v := n.viewFor(ctx, pool); v.answered && !v.open(pool) {
 		return capacity{node: n}
 	}
-	switch err := s.nodes.servesNamed(ctx, n, pool); {
+	switch err := s.nodes.checkServesNamed(ctx, n, pool); {
 	case errors.Is(err, volume.ErrUnavailable):
 		return capacity{node: n, err: err}
 	case err != nil:

@@ -18,17 +18,17 @@ import (
 )
 
 // createAnywhere creates a volume on the candidate with the most capacity. If a node has the volume
-// already, or may have it, that node gets the call.
+// already or may have it, the call is sent to that node instead.
 func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	unasked := slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.view().asked })
+	unrequested := slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.view().requested })
 	live := reachable(candidates)
 	switch {
 	case len(candidates) == 0:
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite %v: no such node exists now", req.GetAccessibilityRequirements().GetRequisite())
-	case len(unasked) > 0:
-		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s have not reported yet whether they have volume %q: try again", quoted(names(unasked)), spec.CoName)
+	case len(unrequested) > 0:
+		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s have not reported yet whether they have volume %q: try again", quoted(names(unrequested)), spec.CoName)
 	case len(live) == 0:
-		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", quoted(names(candidates)))
+		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s: check the driver's pods there", quoted(names(candidates)))
 	}
 	if resp, done, err := s.createAgain(ctx, all, spec, req); done {
 		return resp, err
@@ -43,7 +43,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 	var failed error
 	for _, c := range s.capacities(ctx, live, spec.Parameters.Pool, req) {
 		if c.err != nil || c.maxVolume < max(1, spec.Capacity.Required) {
-			failed = cmp.Or(failed, c.err, retryable(s.nodes.servesNamed(ctx, c.node, spec.Parameters.Pool)))
+			failed = cmp.Or(failed, c.err, retryable(s.nodes.checkServesNamed(ctx, c.node, spec.Parameters.Pool)))
 			continue
 		}
 		resp, err := s.createOn(ctx, c.node, spec, req)
@@ -56,7 +56,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 }
 
 // createAgain repeats the call on the node that may have created the volume in a call without a response.
-// done is false if there is no such node, or if it does not have the volume. It
+// done is false if no node may have created it, or if that node does not have the volume. createAgain
 // omits the preferred topologies, because a retry may prefer another node.
 func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (resp *csi.CreateVolumeResponse, done bool, err error) {
 	n := s.unconfirmed.node(all, spec.CoName)
@@ -99,10 +99,10 @@ type call struct {
 // unconfirmedTime is the time for which a call is recorded. Orchestrators retry within minutes.
 const unconfirmedTime = time.Hour
 
-// record records the result of a call.
+// record adds or removes the node of a call, depending on the call's result.
 func (u *unconfirmed) record(coName string, n *node, err error) {
 	switch status.Code(err) {
-	// Unknown is an error of the router: it did not call the node or rejected the response.
+	// Unknown is the code of the router's own errors. The router did not call the node, or rejected the response.
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unknown:
 		u.add(coName, n)
 	default:
@@ -120,8 +120,8 @@ func (u *unconfirmed) add(coName string, n *node) {
 	u.calls[coName] = call{n.name, time.Now()}
 }
 
-// node returns the node that may have a volume; nil if there is none, or if the node no
-// longer exists, or if the call is too old.
+// node returns the node that may have created a volume. It returns nil if no such call is recorded, if its
+// node no longer exists, or if the call is older than unconfirmedTime.
 func (u *unconfirmed) node(all []*node, coName string) *node {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -140,8 +140,8 @@ func reachable(all []*node) []*node {
 	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.conn.GetState() == connectivity.TransientFailure })
 }
 
-// withVolume returns the reachable node that has a volume; nil if none has. It fails if a node does not
-// answer, because otherwise the volume could be created twice.
+// withVolume returns the reachable node that has a volume, or nil if no node has it. It fails if a reachable
+// node does not answer, because that node may have the volume.
 func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 	var mu sync.Mutex
 	var found *node
@@ -160,25 +160,25 @@ func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) 
 	return found, err
 }
 
-// has reports whether a node has a volume. Pools that the node does not serve do not count.
+// has reports whether a node has a volume in one of the open pools that no other node owns.
 func (ns *nodes) has(ctx context.Context, n *node, spec volume.Spec) (bool, error) {
 	v := n.viewFor(ctx, spec.Parameters.Pool)
-	if !v.known {
+	if !v.answered {
 		return false, volume.Errorf(volume.ErrUnavailable, "node %q did not report whether it has volume %q: try again", n.name, spec.CoName)
 	}
 	found := false
 	for _, key := range v.named(spec.Parameters.Pool) {
-		if key.uuid == "" || ns.foreign(n, key) { // a create fails in a closed pool
+		if key.uuid == "" || ns.ownedByOther(n, key) { // no volume is created in a closed pool
 			continue
 		}
 		id := volume.ID{Backend: spec.Parameters.Backend, Pool: key.name, PoolUUID: key.uuid, Name: volume.NameFor(spec.CoName)}
 		_, err := n.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
 		switch status.Code(err) {
 		case codes.NotFound:
-		case codes.OK, codes.DataLoss: // the create reports the damage
+		case codes.OK, codes.DataLoss: // CreateVolume reports the damage
 			found = true
 		default:
-			return false, n.failed(ctx, err)
+			return false, n.callError(ctx, err)
 		}
 	}
 	return found, nil

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestUnconfirmedExpires: calls that are not retried are removed after a time, and one that is
+// TestUnconfirmedExpires: calls that are not retried are removed after unconfirmedTime, and a call that is
 // retried is kept.
 func TestUnconfirmedExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -22,7 +22,7 @@ func TestUnconfirmedExpires(t *testing.T) {
 			time.Sleep(5 * time.Minute)
 		}
 		if n := len(u.calls); n > 12*100+1 {
-			t.Errorf("after four hours %d calls are recorded", n)
+			t.Errorf("after four hours: got %d recorded calls, want at most %d", n, 12*100+1)
 		}
 		if u.node([]*node{a}, "v") != a {
 			t.Error("the retried call was removed")

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// TestTopology: a volume is created on the first preferred node or not at all; without a
-// preference, on a node of requisite.
+// TestTopology: a volume is created only on the first preferred node. Without a preferred topology it is created
+// on a requisite node.
 func TestTopology(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a", w.pool("default", "a", "4Gi"), w.pool("fast", "fast", "4Gi"))
@@ -23,51 +23,51 @@ func TestTopology(t *testing.T) {
 	w.updateHostsAndWait()
 	onB := "loop:" + w.poolID("b", "default")
 	if v := w.mustCreate("v", preferring("b", "a")); v.GetVolumeId() != onB+":v" || nodeOf(v) != "b" {
-		t.Errorf("created %v, want it in %s", v, onB)
+		t.Errorf("got %v, want a volume in %s", v, onB)
 	}
 	for name, tc := range map[string]struct {
 		changes []change
-		want    codes.Code
-		says    string
+		code    codes.Code
+		text    string
 	}{
-		"full":                        {[]change{preferring("b", "a"), sized(2048 * mib)}, codes.ResourceExhausted, ""},
-		"no node":                     {[]change{preferring("c", "a")}, codes.ResourceExhausted, `"c", which does not exist`},
-		"no pool there":               {[]change{preferring("b", "a"), inPool("fast")}, codes.ResourceExhausted, `node "b" has no pool "fast"`},
-		"no pool anywhere":            {[]change{preferring("b", "a"), inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
-		"no pool and no preference":   {[]change{inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
-		"no node of requisite":        {[]change{within("c")}, codes.ResourceExhausted, "no such node"},
-		"the node of requisite, full": {[]change{within("b"), sized(2048 * mib)}, codes.ResourceExhausted, "required_bytes"},
+		"preferred node is full":            {[]change{preferring("b", "a"), sized(2048 * mib)}, codes.ResourceExhausted, ""},
+		"preferred node does not exist":     {[]change{preferring("c", "a")}, codes.ResourceExhausted, `"c", which does not exist`},
+		"preferred node has no such pool":   {[]change{preferring("b", "a"), inPool("fast")}, codes.ResourceExhausted, `node "b" has no pool "fast"`},
+		"no node has the pool":              {[]change{preferring("b", "a"), inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
+		"no node has the pool, no topology": {[]change{inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
+		"requisite node does not exist":     {[]change{within("c")}, codes.ResourceExhausted, "no such node"},
+		"requisite node is full":            {[]change{within("b"), sized(2048 * mib)}, codes.ResourceExhausted, "required_bytes"},
 	} {
-		t.Run(name, func(t *testing.T) { wantCode(t, w.create("w", tc.changes...), tc.want, tc.says) })
+		t.Run(name, func(t *testing.T) { wantCode(t, w.create("w", tc.changes...), tc.code, tc.text) })
 	}
 	w.wantVolumes(map[string]int{"a": 0, "fast": 0, "b": 1})
 	if id := w.mustCreate("r", within("b", "c")).GetVolumeId(); id != onB+":r" {
-		t.Errorf("created %s, want it in %s", id, onB)
+		t.Errorf("got %s, want a volume in %s", id, onB)
 	}
 	if id := w.mustCreateOn("a", "w", inPool("fast")); id != "loop:"+w.poolID("a", "fast")+":w" {
-		t.Errorf("created %s, want it in pool fast", id)
+		t.Errorf("got %s, want a volume in pool fast", id)
 	}
 	w.stopDriver("b")
 	wantCode(t, w.create("x", within("b", "c")), codes.Unavailable, `"b"`)
 }
 
-// TestNoNodeLocalPool: a class without a pool means a node-local one. If no node has one,
-// the call fails with INVALID_ARGUMENT instead of waiting for capacity.
+// TestNoNodeLocalPool: a class without a pool requires a node-local pool. If no node has one, CreateVolume fails
+// with INVALID_ARGUMENT instead of RESOURCE_EXHAUSTED.
 func TestNoNodeLocalPool(t *testing.T) {
 	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e"}}
 	w := newEmptyCluster(t, func(o *router.Options) { o.SharedPools = []string{nas.Name} })
 	w.start("a", nas)
 	w.updateHostsAndWait()
-	for name, place := range map[string]change{"preferring": preferring("a"), "within": within("a"), "anywhere": anywhere} {
+	for name, topology := range map[string]change{"preferring": preferring("a"), "within": within("a"), "anywhere": anywhere} {
 		t.Run(name, func(t *testing.T) {
-			wantCode(t, w.create("v", place), codes.InvalidArgument, `("nas") in pool`)
+			wantCode(t, w.create("v", topology), codes.InvalidArgument, `nfs pools ("nas")`)
 		})
 	}
 	w.wantNoCapacity("")
 }
 
-// TestMostCapacity: without a topology the node with most capacity gets the volume, and a
-// repeated call returns the same volume. Nodes that do not answer are left out.
+// TestMostCapacity: without a topology, the volume is created on the node with the most capacity, a repeated call
+// returns the same volume, and nodes that do not answer are not used.
 func TestMostCapacity(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a")
@@ -77,7 +77,7 @@ func TestMostCapacity(t *testing.T) {
 	wantOn := func(node, name string, changes ...change) {
 		t.Helper()
 		if got := nodeOf(w.mustCreate(name, append(changes, inPool("default"))...)); got != node {
-			t.Errorf("%s is on %s, want %s", name, got, node)
+			t.Errorf("volume %s: got node %s, want %s", name, got, node)
 		}
 	}
 	wantOn("b", "big", sized(1600*mib))
@@ -86,7 +86,7 @@ func TestMostCapacity(t *testing.T) {
 	w.wantVolumes(map[string]int{"a": 1, "b": 1, "c": 0})
 	wantCode(t, w.create("third", inPool("default"), sized(1024*mib)), codes.ResourceExhausted, "required_bytes")
 	w.drivers["b"].Stop(t)
-	await(t, "the fourth volume", func() bool {
+	await(t, "the volume fourth to be created", func() bool {
 		err := w.create("fourth", inPool("default"))
 		if err != nil {
 			wantCode(t, err, codes.Unavailable, `"b"`)
@@ -96,7 +96,7 @@ func TestMostCapacity(t *testing.T) {
 	wantOn("a", "fourth")
 }
 
-// TestNextNode: if the node with most capacity cannot create the volume, the next one does.
+// TestNextNode: if the node with the most capacity cannot create the volume, the next node creates it.
 func TestNextNode(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a")
@@ -110,6 +110,7 @@ func TestNextNode(t *testing.T) {
 	}
 }
 
+// TestCapacity: the capacity of all nodes is the sum of their capacities, and a node without the pool has none.
 func TestCapacity(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a", w.pool("default", "a", "1Gi"), w.pool("fast", "fast", "512Mi"))
@@ -128,15 +129,15 @@ func TestCapacity(t *testing.T) {
 	}
 	onA, onB, all := capacity("a", "default"), capacity("b", "default"), capacity("", "default")
 	if onA.GetAvailableCapacity() == 0 || onB.GetAvailableCapacity() <= onA.GetAvailableCapacity() || onA.GetMinimumVolumeSize().GetValue() < 300*mib {
-		t.Errorf("a: %v, b: %v", onA, onB)
+		t.Errorf("got %v for node a and %v for node b, want more on b and a minimum size of 300 MiB", onA, onB)
 	}
 	if all.GetAvailableCapacity() != onA.GetAvailableCapacity()+onB.GetAvailableCapacity() || all.GetMaximumVolumeSize().GetValue() != onB.GetMaximumVolumeSize().GetValue() {
-		t.Errorf("all nodes: %v", all)
+		t.Errorf("all nodes: got %v, want the sum of %v and %v", all, onA, onB)
 	}
-	for _, none := range [][2]string{{"b", "fast"}, {"c", "default"}, {"a", "slow"}} {
-		got := capacity(none[0], none[1])
+	for _, at := range []struct{ node, pool string }{{"b", "fast"}, {"c", "default"}, {"a", "slow"}} {
+		got := capacity(at.node, at.pool)
 		if got.GetAvailableCapacity() != 0 || got.GetMaximumVolumeSize() == nil || got.GetMaximumVolumeSize().GetValue() != 0 {
-			t.Errorf("%v: %v", none, got)
+			t.Errorf("pool %s of node %s: got %v, want 0", at.pool, at.node, got)
 		}
 	}
 	wantCode(t, w.send(&csi.GetCapacityRequest{Parameters: map[string]string{"colour": "red"}}), codes.InvalidArgument, "colour")
@@ -146,21 +147,22 @@ func TestCapacity(t *testing.T) {
 		wantCode(t, err, codes.Unavailable, `"b"`)
 	}
 	if got := capacity("a", "default"); got.String() != onA.String() {
-		t.Errorf("a, while b is down: %v, want %v", got, onA)
+		t.Errorf("node a while the driver of b is stopped: got %v, want %v", got, onA)
 	}
 	w.removeHosts("b")
 	if got := capacity("", "default"); got.String() != onA.String() {
-		t.Errorf("all nodes, without b: %v, want %v", got, onA)
+		t.Errorf("all nodes after b was removed: got %v, want %v", got, onA)
 	}
 }
 
-// unconfirmed is a test cluster where node a creates the volume v, and the call for it was canceled.
+// unconfirmed is a test cluster in which node a still creates the volume v after the call was canceled.
 type unconfirmed struct {
 	*testCluster
-	node  *blocked // a
-	retry change   // of the repeated calls
+	node  *blocked // the backend of node a
+	retry change   // the topology of repeated calls
 }
 
+// newUnconfirmed starts the creation with the topology first.
 func newUnconfirmed(t *testing.T, first, retry change) *unconfirmed {
 	t.Helper()
 	u := &unconfirmed{newEmptyCluster(t), newBlocked(), retry}
@@ -176,40 +178,41 @@ func newUnconfirmed(t *testing.T, first, retry change) *unconfirmed {
 	return u
 }
 
-// finish unblocks node a, which creates the volume.
+// finish releases node a, which creates the volume.
 func (u *unconfirmed) finish() {
 	close(u.node.release)
 	must(u.t, <-u.node.ended)
 }
 
-// finishAndDie is finish; then node a's driver stops.
-func (u *unconfirmed) finishAndDie() {
+// finishAndStop releases node a, which creates the volume, and then stops its driver.
+func (u *unconfirmed) finishAndStop() {
 	u.finish()
 	u.drivers["a"].Stop(u.t)
 }
 
-// refused repeats the call until it fails with a code and a text. It never succeeds.
-func (u *unconfirmed) refused(want codes.Code, says string) {
+// awaitRefusal repeats the call until it fails with the code and the text. If the call succeeds, the test fails.
+func (u *unconfirmed) awaitRefusal(want codes.Code, text string) {
 	u.t.Helper()
-	await(u.t, says, func() bool {
+	await(u.t, "error "+text, func() bool {
 		err := u.create("v", u.retry)
 		if err == nil {
-			u.t.Fatal("the volume was created again")
+			u.t.Fatal("CreateVolume succeeded, want a refusal")
 		}
-		return code(err) == want && strings.Contains(err.Error(), says)
+		return code(err) == want && strings.Contains(err.Error(), text)
 	})
 }
 
-// wantOn repeats the call until it succeeds. The volume must be on a node, and on no other.
-func (u *unconfirmed) wantOn(node string) {
+// awaitVolumeOn repeats the call until it succeeds. The test fails unless the volume is on the node. If that is
+// node a, node b must have no volume.
+func (u *unconfirmed) awaitVolumeOn(node string) {
 	u.t.Helper()
-	await(u.t, "the volume", func() bool {
+	await(u.t, "CreateVolume to succeed", func() bool {
 		resp, err := u.CreateVolume(u.t.Context(), request("v", u.retry))
 		if err != nil {
 			return false
 		}
 		if got := nodeOf(resp.GetVolume()); got != node {
-			u.t.Errorf("the volume is on %s, want %s", got, node)
+			u.t.Errorf("got a volume on node %s, want %s", got, node)
 		}
 		return true
 	})
@@ -218,82 +221,82 @@ func (u *unconfirmed) wantOn(node string) {
 	}
 }
 
-// TestUnconfirmedCreate: a volume that a node may have created, or is creating, is created on no other
-// node while that node exists, whether or not the repeated call prefers another node.
+// TestUnconfirmedCreate: while a node exists that may have created a volume, or is creating it, the volume is
+// created on no other node, even if the repeated call prefers another node.
 func TestUnconfirmedCreate(t *testing.T) {
-	const unknown = "may have been created"
+	const mayExist = "may have been created"
 	tests := map[string]func(*unconfirmed){
-		"back": func(u *unconfirmed) {
-			u.finishAndDie()
-			u.refused(codes.Unavailable, unknown)
+		"node returns": func(u *unconfirmed) {
+			u.finishAndStop()
+			u.awaitRefusal(codes.Unavailable, mayExist)
 			u.start("a", u.pool("default", "a", "2Gi"))
 			u.updateHosts()
-			u.wantOn("a")
+			u.awaitVolumeOn("a")
 		},
-		"removed": func(u *unconfirmed) {
-			u.finishAndDie()
-			u.refused(codes.Unavailable, unknown)
+		"node removed": func(u *unconfirmed) {
+			u.finishAndStop()
+			u.awaitRefusal(codes.Unavailable, mayExist)
 			u.removeHosts("a")
-			u.wantOn("b")
+			u.awaitVolumeOn("b")
 		},
-		"under way": func(u *unconfirmed) {
+		"create pending": func(u *unconfirmed) {
 			u.mustCreateOn("a", "other", sized(512*mib)) // b has more capacity now
-			u.refused(codes.Aborted, "still under way")
+			u.awaitRefusal(codes.Aborted, "still under way")
 			u.finish()
-			u.wantOn("a")
+			u.awaitVolumeOn("a")
 		},
-		"dying": func(u *unconfirmed) {
-			u.refused(codes.Aborted, "still under way")
-			u.finishAndDie()
-			u.refused(codes.Unavailable, unknown)
+		"node stops": func(u *unconfirmed) {
+			u.awaitRefusal(codes.Aborted, "still under way")
+			u.finishAndStop()
+			u.awaitRefusal(codes.Unavailable, mayExist)
 		},
-		"no disk": func(u *unconfirmed) {
-			u.finishAndDie()
+		"pool closed": func(u *unconfirmed) {
+			u.finishAndStop()
 			u.start("a", u.closedPool("default", "a"))
 			u.updateHosts()
-			u.refused(codes.Unavailable, "requireMount")
+			u.awaitRefusal(codes.Unavailable, "requireMount")
 		},
-		"again": func(u *unconfirmed) {
-			u.finishAndDie()
+		"node added again": func(u *unconfirmed) {
+			u.finishAndStop()
 			u.removeHosts("a")
 			u.addHost("a")
-			u.refused(codes.Unavailable, unknown)
+			u.awaitRefusal(codes.Unavailable, mayExist)
 		},
-		// The router's refusal to call a node is no answer of the node.
-		"disk moved": func(u *unconfirmed) {
+		// If the router refuses to call a node, the node has not answered.
+		"other owner": func(u *unconfirmed) {
 			u.finish()
 			u.replaceOwner("a", "c")
-			u.refused(codes.Unavailable, `is recorded for node "c", and "a" announces it`)
+			u.awaitRefusal(codes.Unavailable, `is recorded for node "c", and "a" announces it`)
 			u.stopDriver("a")
 			for range 3 {
-				u.refused(codes.Unavailable, `"a"`)
+				u.awaitRefusal(codes.Unavailable, `"a"`)
 			}
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) { test(newUnconfirmed(t, anywhere, anywhere)) })
-		t.Run(name+" elsewhere", func(t *testing.T) {
+		t.Run(name+", prefers b", func(t *testing.T) {
 			test(newUnconfirmed(t, preferring("a", "b"), preferring("b", "a")))
 		})
 	}
-	t.Run("excluded", func(t *testing.T) {
+	t.Run("retry excludes the node", func(t *testing.T) {
 		u := newUnconfirmed(t, preferring("a"), preferring("b"))
 		u.finish()
 		for range 2 {
-			u.refused(codes.ResourceExhausted, "requisite")
+			u.awaitRefusal(codes.ResourceExhausted, "requisite")
 		}
 		u.wantVolumes(map[string]int{"a": 1, "b": 0})
 	})
-	t.Run("excluded empty", func(t *testing.T) {
+	t.Run("excluded node has no volume", func(t *testing.T) {
 		u := newUnconfirmed(t, preferring("a"), preferring("b"))
 		u.node.release <- errors.New("no volume")
-		u.wantOn("b")
+		u.awaitVolumeOn("b")
 		u.wantVolumes(map[string]int{"a": 0, "b": 1})
 	})
 }
 
-// TestPublishedBeforeForwarding: a volume that a node published before a controller called it
-// is unpublished on the node too, and can be deleted.
+// TestPublishedBeforeForwarding: if a node published a volume before a central controller called it, the router's
+// unpublish call removes the node's record, so that the volume can be deleted.
 func TestPublishedBeforeForwarding(t *testing.T) {
 	w := newEmptyCluster(t)
 	a := w.start("a")

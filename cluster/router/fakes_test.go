@@ -27,21 +27,21 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// fakeNode is a node's driver with a valid certificate whose answers the test determines. A
-// method without an answer has an empty response.
+// fakeNode is a node's driver with a valid certificate. A test sets its responses; the default is an empty
+// response.
 type fakeNode struct {
 	relay.Service // no streams
 
 	mu        sync.Mutex
-	answers   map[string]proto.Message // by method, without the service's name
+	answers   map[string]proto.Message // responses by type name
 	refused   []string                 // methods that fail with refusal
 	refusal   error
 	calls     []string // without GetPluginInfo
 	manifests int      // calls of GetPluginInfo
 }
 
-// own is a volume in the pool that a fakeNode announces at first.
-var own = volume.ID{Backend: "loop", Pool: "default", PoolUUID: "fedcba98", Name: "v"}
+// fakeVolume is a volume in the pool that a new fakeNode announces.
+var fakeVolume = volume.ID{Backend: "loop", Pool: "default", PoolUUID: "fedcba98", Name: "v"}
 
 // fake starts a fakeNode as node b.
 func (w *testCluster) fake() *fakeNode {
@@ -51,7 +51,7 @@ func (w *testCluster) fake() *fakeNode {
 	config := pki.OpenDirectory(dir).Server(pki.ControllerURI(backendtest.DriverName))
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)))
 	f := &fakeNode{}
-	f.announce(map[string]string{"default": own.PoolUUID})
+	f.announce(map[string]string{"default": fakeVolume.PoolUUID})
 	relay.Register(server, f, append(relay.ControllerServices, &csi.Identity_ServiceDesc)...)
 	port, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
 	must(w.t, err)
@@ -87,7 +87,7 @@ func (f *fakeNode) Call(_ context.Context, method string, _ proto.Message) (prot
 	return empty.New().Interface(), err
 }
 
-// answer sets responses.
+// answer sets the responses of methods.
 func (f *fakeNode) answer(responses ...proto.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,30 +104,30 @@ func (f *fakeNode) announce(pools map[string]string) {
 	f.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(pools)})
 }
 
-// refuse makes these methods fail, and no others, and forgets the calls up to now.
+// refuse makes these methods, and no others, fail with err. It clears the recorded calls.
 func (f *fakeNode) refuse(err error, methods ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls, f.manifests, f.refused, f.refusal = nil, 0, methods, err
 }
 
-// called returns the calls, without GetPluginInfo, and the number of calls of GetPluginInfo.
+// called returns the recorded calls without GetPluginInfo, and the number of GetPluginInfo calls.
 func (f *fakeNode) called() ([]string, int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.calls), f.manifests
 }
 
-// on is a volume that is accessible from nodes.
-func on(id string, nodes ...string) *csi.Volume {
+// accessible returns a volume that is accessible from nodes.
+func accessible(id string, nodes ...string) *csi.Volume {
 	return &csi.Volume{VolumeId: id, AccessibleTopology: topologies(nodes)}
 }
 
-// fakeShared serves shared pools with a few volumes.
+// fakeShared is a service for shared pools that contains a few volumes.
 type fakeShared struct {
 	fakeNode
-	ids       []string // METHOD ID of the calls for a volume, METHOD NAME of those that create one
-	volumes   []string // IDs in the order of lists
+	ids       []string // recorded calls: "METHOD VOLUME_ID", or "CreateVolume NAME"
+	volumes   []string // IDs in the order of ListVolumes
 	listError error
 }
 
@@ -139,6 +139,7 @@ func newSharedCluster(t *testing.T) (*testCluster, *fakeShared) {
 	return newEmptyCluster(t, sharedBy(s)), s
 }
 
+// sharedBy makes s the service of the shared pool nas.
 func sharedBy(s relay.Service) func(*router.Options) {
 	return func(o *router.Options) { o.Shared, o.SharedPools = s, []string{"nas"} }
 }
@@ -169,7 +170,7 @@ func (s *fakeShared) Call(ctx context.Context, method string, req proto.Message)
 	return s.fakeNode.Call(ctx, method, req)
 }
 
-// page lists volumes, two at most.
+// page returns a page of at most two volumes.
 func (s *fakeShared) page(token string, limit int32) (ids []string, next string, err error) {
 	i := slices.Index(s.volumes, token) + 1
 	if token != "" && i == 0 {
@@ -182,20 +183,20 @@ func (s *fakeShared) page(token string, limit int32) (ids []string, next string,
 	return s.volumes[i:end], next, s.listError
 }
 
-// blocked is a backend whose Get of the volume blocked and Create of the volume v block until
-// they are released.
+// blocked is a backend that blocks Get of the volume "blocked" and Create of the volume "v" until the test
+// releases them.
 type blocked struct {
 	backend.Backend
-	entered chan struct{}
-	release chan error
-	ended   chan error // results
+	entered chan struct{} // receives a value when a call is blocked
+	release chan error    // the test sends the error of a blocked call, or nil
+	ended   chan error    // receives the results of created volumes and of ended contexts
 }
 
 func newBlocked() *blocked {
 	return &blocked{entered: make(chan struct{}, 9), release: make(chan error), ended: make(chan error, 9)}
 }
 
-// kind is the kind loop with this backend around its own.
+// kind returns the kind loop with b as its backend. b passes the other calls to the backend of loop.
 func (b *blocked) kind() backend.Kind {
 	kind := loop.Kind
 	kind.New = func(pools *pool.Set) backend.Backend {
@@ -205,7 +206,7 @@ func (b *blocked) kind() backend.Kind {
 	return kind
 }
 
-// Get returns the error of its release or of its context.
+// Get returns the error that the test sends to release, or the error of ctx.
 func (b *blocked) Get(ctx context.Context, id volume.ID) (v volume.Volume, err error) {
 	if id.Name != "blocked" {
 		return b.Backend.Get(ctx, id)
@@ -220,7 +221,7 @@ func (b *blocked) Get(ctx context.Context, id volume.ID) (v volume.Volume, err e
 	return v, err
 }
 
-// Create does not end with its context, like the creation of an image.
+// Create continues when ctx ends, like the creation of an image.
 func (b *blocked) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	if spec.CoName != "v" {
 		return b.Backend.Create(ctx, spec)
@@ -234,8 +235,8 @@ func (b *blocked) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	return v, err
 }
 
-// blockedGet returns a test cluster with the nodes a and b, and a call for a volume that is blocked on
-// node a.
+// blockedGet returns a test cluster with the nodes a and b, and a ControllerGetVolume that is blocked on
+// node a. id is the ID of its volume.
 func blockedGet(t *testing.T) (w *testCluster, b *blocked, id string, call <-chan error) {
 	t.Helper()
 	w, b = newEmptyCluster(t), newBlocked()
@@ -250,14 +251,15 @@ func blockedGet(t *testing.T) (w *testCluster, b *blocked, id string, call <-cha
 type proxy struct {
 	listener net.Listener
 	target   string
-	gate     sync.RWMutex // no bytes pass while it is locked
+	gate     sync.RWMutex // the proxy transfers no bytes while gate is locked
 	done     sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn
 }
 
-// proxy puts a proxy in front of a node. updateHosts gives the router the proxy's address.
+// proxy starts a proxy to a node, and sets the proxy's address as that of the node. updateHosts passes it to
+// the router.
 func (w *testCluster) proxy(node string) *proxy {
 	w.t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
@@ -275,20 +277,20 @@ func (w *testCluster) proxy(node string) *proxy {
 
 func (p *proxy) accept() {
 	for {
-		in, err := p.listener.Accept()
+		client, err := p.listener.Accept()
 		if err != nil {
 			return
 		}
-		out, err := net.Dial("tcp", p.target)
+		server, err := net.Dial("tcp", p.target)
 		if err != nil {
-			_ = in.Close()
+			_ = client.Close()
 			continue
 		}
 		p.mu.Lock()
-		p.conns = append(p.conns, in, out)
+		p.conns = append(p.conns, client, server)
 		p.mu.Unlock()
-		p.done.Go(func() { p.copy(in, out) })
-		p.done.Go(func() { p.copy(out, in) })
+		p.done.Go(func() { p.copy(client, server) })
+		p.done.Go(func() { p.copy(server, client) })
 	}
 }
 
@@ -309,10 +311,11 @@ func (p *proxy) copy(to, from net.Conn) {
 	}
 }
 
-func (p *proxy) connections() int {
+// used reports whether the proxy has connections.
+func (p *proxy) used() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.conns)
+	return len(p.conns) > 0
 }
 
 // cut ends all connections.

@@ -40,7 +40,7 @@ func TestVolumeLifecycle(t *testing.T) {
 	publish := &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "node-2.example", VolumeCapability: xfs, Readonly: true}
 	published, err := d.Control.ControllerPublishVolume(ctx, publish)
 	if err != nil || published.GetPublishContext()["csi.trivet.dev/readonly"] != "true" {
-		t.Errorf("a read-only publication: %v, %v", published, err)
+		t.Errorf("ControllerPublishVolume: got %v, %v, want a read-only publish context", published, err)
 	}
 	publish.NodeId = "node-1.example"
 	fails(codes.NotFound, "node-2.example")(d.Control.ControllerPublishVolume(ctx, publish))
@@ -54,16 +54,16 @@ func TestVolumeLifecycle(t *testing.T) {
 	fails(codes.FailedPrecondition, "in use")(d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}))
 	expanded, err := d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1024 * mib}})
 	if err != nil || expanded.GetCapacityBytes() != 1024*mib || !expanded.GetNodeExpansionRequired() {
-		t.Errorf("expanded: %v, %v", expanded, err)
+		t.Errorf("ControllerExpandVolume: got %v, %v, want 1 GiB and node expansion", expanded, err)
 	}
 	ok(d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target}))
 	stats, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
 	if err != nil || stats.GetUsage()[0].GetTotal() < 700*mib {
-		t.Errorf("stats: %v, %v", stats, err)
+		t.Errorf("NodeGetVolumeStats: got %v, %v, want at least 700 MiB", stats, err)
 	}
 	volume, err := d.Control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
 	if err != nil || volume.GetVolume().GetCapacityBytes() != 1024*mib || volume.GetStatus() != nil {
-		t.Errorf("the volume: %v, %v", volume, err)
+		t.Errorf("ControllerGetVolume: got %v, %v, want 1 GiB and no status", volume, err)
 	}
 	ok(d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}))
 	ok(d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}))
@@ -97,7 +97,7 @@ func TestOneVolumePerName(t *testing.T) {
 	}
 	for _, id := range ids {
 		if id != "" && id != list.GetEntries()[0].GetVolume().GetVolumeId() {
-			t.Errorf("CreateVolume returned %s, but the list has %v", id, list)
+			t.Errorf("CreateVolume: got %s, want the only listed volume %v", id, list)
 		}
 	}
 }
@@ -117,7 +117,7 @@ func TestCapabilities(t *testing.T) {
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES: false, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY: false,
 	} {
 		if advertised[capability] != want {
-			t.Errorf("%v is advertised: %t, want %t", capability, advertised[capability], want)
+			t.Errorf("capability %v: got advertised=%t, want %t", capability, advertised[capability], want)
 		}
 	}
 }

@@ -20,14 +20,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// source describes a list. Node-local pools come first, ordered by UUID: the order does not change when a
-// pool moves to another node. Their token is the ID of the last entry. Shared pools follow in the order of
-// their service.
-type source[E any] struct {
+// listSpec describes a list. Node-local pools come first, ordered by UUID, so that the order does not change
+// when a pool moves to another node. Their token is the ID of the last entry. Shared pools follow in the
+// order of their service.
+type listSpec[E any] struct {
 	relay.List[E]
-	// parse reads the ID of an entry.
+	// parse parses the ID of an entry.
 	parse func(string) (volume.ID, error)
-	// verify rejects an entry of a node; nil: only its ID is verified.
+	// verify rejects an entry that a node must not list. If it is nil, only the entry's ID is verified.
 	verify func(context.Context, *node, E) error
 }
 
@@ -39,7 +39,7 @@ const sharedToken = "shared "
 const maxPage = 1000
 
 func (s *Server) listVolumes(ctx context.Context, req *csi.ListVolumesRequest) (proto.Message, error) {
-	resp, err := listPage(ctx, s, req, source[*csi.ListVolumesResponse_Entry]{List: relay.Volumes, parse: volume.ParseID})
+	resp, err := listPage(ctx, s, req, listSpec[*csi.ListVolumesResponse_Entry]{List: relay.Volumes, parse: volume.ParseID})
 	if err != nil {
 		return nil, err
 	}
@@ -50,15 +50,16 @@ func (s *Server) listVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 }
 
 func (s *Server) listHealth(ctx context.Context, req proto.Message) (proto.Message, error) {
-	return listPage(ctx, s, req, source[*csi.VolumeHealth]{List: relay.VolumeHealths, parse: volume.ParseID})
+	return listPage(ctx, s, req, listSpec[*csi.VolumeHealth]{List: relay.VolumeHealths, parse: volume.ParseID})
 }
 
-// listSnapshots answers ListSnapshots. With a filter, the node that serves the filter's pool answers.
+// listSnapshots answers ListSnapshots. A request with a filter is sent to the node that has the pool of the
+// filter's ID.
 func (s *Server) listSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (proto.Message, error) {
 	if req.GetSnapshotId() != "" || req.GetSourceVolumeId() != "" {
 		return s.callPool(ctx, relay.Snapshots.Method, req)
 	}
-	return listPage(ctx, s, req, source[*csi.ListSnapshotsResponse_Entry]{
+	return listPage(ctx, s, req, listSpec[*csi.ListSnapshotsResponse_Entry]{
 		List: relay.Snapshots, parse: volume.ParseSnapshotID,
 		verify: func(ctx context.Context, n *node, e *csi.ListSnapshotsResponse_Entry) error {
 			return s.nodes.verifySnapshot(ctx, n, e.GetSnapshot())
@@ -67,22 +68,22 @@ func (s *Server) listSnapshots(ctx context.Context, req *csi.ListSnapshotsReques
 }
 
 // listPage returns one page of a list.
-func listPage[E any](ctx context.Context, s *Server, req proto.Message, from source[E]) (proto.Message, error) {
-	sections := []paging.Section[E]{localSection(s, from)}
+func listPage[E any](ctx context.Context, s *Server, req proto.Message, list listSpec[E]) (proto.Message, error) {
+	sections := []paging.Section[E]{localSection(s, list)}
 	token := req.(interface{ GetStartingToken() string }).GetStartingToken()
 	switch {
 	case strings.HasPrefix(token, sharedToken):
-		sections = []paging.Section[E]{sharedSection(s, from)}
+		sections = []paging.Section[E]{sharedSection(s, list)}
 	case len(s.sharedPools) > 0:
-		sections = append(sections, sharedSection(s, from))
+		sections = append(sections, sharedSection(s, list))
 	}
-	return from.Fill(ctx, req, maxPage, sections...)
+	return list.Fill(ctx, req, maxPage, sections...)
 }
 
 // sharedSection lists the shared pools.
-func sharedSection[E any](s *Server, from source[E]) paging.Section[E] {
+func sharedSection[E any](s *Server, list listSpec[E]) paging.Section[E] {
 	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
-		entries, next, err := from.Page(ctx, s.shared, strings.TrimPrefix(token, sharedToken), int32(limit))
+		entries, next, err := list.Page(ctx, s.shared, strings.TrimPrefix(token, sharedToken), int32(limit))
 		if next != "" {
 			next = sharedToken + next
 		}
@@ -91,19 +92,19 @@ func sharedSection[E any](s *Server, from source[E]) paging.Section[E] {
 }
 
 // localSection lists the node-local pools. Each pool has one section per backend.
-func localSection[E any](s *Server, from source[E]) paging.Section[E] {
+func localSection[E any](s *Server, list listSpec[E]) paging.Section[E] {
 	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
-		parts, after, err := s.partsAfter(ctx, token, from.parse)
+		parts, after, err := s.partsAfter(ctx, token, list.parse)
 		if err != nil {
 			return nil, "", err
 		}
 		sections := make([]paging.Section[E], len(parts))
 		for i, p := range parts {
 			sections[i] = func(ctx context.Context, after string, limit int) ([]E, string, error) {
-				return listPart(ctx, p, after, limit, from)
+				return listPart(ctx, p, after, limit, list)
 			}
 		}
-		return paging.Fill(ctx, sections, after, limit, fanOut, from.ID)
+		return paging.Fill(ctx, sections, after, limit, fanOut, list.ID)
 	}
 }
 
@@ -122,48 +123,48 @@ func (p poolPart) compare(o poolPart) int {
 	return cmp.Or(p.poolKey.compare(o.poolKey), strings.Compare(p.backend, o.backend))
 }
 
-// listPart lists the entries of a part after an ID. It rejects entries of other parts and
+// listPart lists the entries of a part that follow an ID. It rejects entries of other parts and
 // entries in the wrong order.
-func listPart[E any](ctx context.Context, p poolPart, after string, limit int, from source[E]) ([]E, string, error) {
+func listPart[E any](ctx context.Context, p poolPart, after string, limit int, list listSpec[E]) ([]E, string, error) {
 	last := p.id("")
 	if after != "" {
-		last, _ = from.parse(after) // the ID of an entry of this part
+		last, _ = list.parse(after) // the ID of an entry of this part
 	}
-	entries, next, err := from.Page(ctx, p.node.service, controllerserver.PoolToken(last), int32(limit))
+	entries, next, err := list.Page(ctx, p.node.service, controllerserver.PoolToken(last), int32(limit))
 	if err != nil {
-		return nil, "", p.failed(ctx, err)
+		return nil, "", p.listError(ctx, err)
 	}
 	for _, e := range entries {
-		if from.verify != nil {
-			err = from.verify(ctx, p.node, e)
+		if list.verify != nil {
+			err = list.verify(ctx, p.node, e)
 		}
 		if err == nil {
-			last, err = p.verifyNext(last, from.ID(e), from.parse)
+			last, err = p.verifyNext(last, list.ID(e), list.parse)
 		}
 		if err != nil {
 			return nil, "", err
 		}
 	}
-	next, err = p.readToken(next, last, len(entries), from.parse)
+	next, err = p.readToken(next, last, len(entries), list.parse)
 	return entries, next, err
 }
 
-// failed returns the error for a failed call. A node that rejects the token of the router
-// (ABORTED) no longer has the pool.
-func (p poolPart) failed(ctx context.Context, err error) error {
+// listError returns the error for a failed call. A node that rejects the router's token with ABORTED no
+// longer has the pool.
+func (p poolPart) listError(ctx context.Context, err error) error {
 	if status.Code(err) == codes.Aborted {
-		p.node.ask(ctx, freshness)
+		p.node.requestPools(ctx, freshness)
 		return incomplete(fmt.Sprintf("node %q does not list pool %s: %s", p.node.name, p.poolKey, status.Convert(err).Message()))
 	}
-	err = p.node.failed(ctx, err)
+	err = p.node.callError(ctx, err)
 	if status.Code(err) == codes.Unavailable {
 		return incomplete(status.Convert(err).Message())
 	}
 	return err
 }
 
-// verifyNext parses the ID of an entry. It rejects an ID that is not in this part or not after the
-// last one.
+// verifyNext parses the ID of an entry. It rejects an ID of another part, and an ID that does not follow
+// last.
 func (p poolPart) verifyNext(last volume.ID, text string, parse func(string) (volume.ID, error)) (volume.ID, error) {
 	id, err := parse(text)
 	if err != nil || id != p.id(id.Name) || id.Name <= last.Name {
@@ -172,8 +173,8 @@ func (p poolPart) verifyNext(last volume.ID, text string, parse func(string) (vo
 	return id, nil
 }
 
-// readToken returns the ID in a node's token. The ID must be that of the last entry or a later one, so
-// that the list ends.
+// readToken returns the ID in a node's token. It rejects an ID before the last entry, because such a list
+// would not end.
 func (p poolPart) readToken(token string, last volume.ID, entries int, parse func(string) (volume.ID, error)) (string, error) {
 	if token == "" {
 		return "", nil
@@ -186,8 +187,9 @@ func (p poolPart) readToken(token string, last volume.ID, entries int, parse fun
 	return id.String(), err
 }
 
-// partsAfter returns the parts that a list contains after a token, in order. If the token is of an
-// entry of the first part, after is the token. It fails if the list would be incomplete.
+// partsAfter returns the parts that follow a token, in order. If the token is the ID of an entry of the
+// first of these parts, after is the token, otherwise after is empty. partsAfter fails if a node or a pool
+// is unavailable.
 func (s *Server) partsAfter(ctx context.Context, token string, parse func(string) (volume.ID, error)) (rest []poolPart, after string, err error) {
 	backends := s.kinds.OnNodes().Names()
 	var from volume.ID
@@ -213,7 +215,7 @@ func (ns *nodes) parts(ctx context.Context, backends []string) ([]poolPart, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := ns.complete(ctx, all); err != nil {
+	if err := ns.checkComplete(ctx, all); err != nil {
 		return nil, err
 	}
 	ns.mu.RLock()
@@ -247,14 +249,14 @@ func incomplete(reason string) error {
 	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", reason)
 }
 
-// complete fails if a node or a pool is unavailable. It first requests the pools of these nodes again.
-func (ns *nodes) complete(ctx context.Context, all []*node) error {
+// checkComplete fails if a node or a pool is unavailable. It first requests the pools of such nodes again.
+func (ns *nodes) checkComplete(ctx context.Context, all []*node) error {
 	silent, closed := unavailable(all, "")
-	ns.ask(ctx, slices.Concat(silent, closed))
+	ns.requestPools(ctx, slices.Concat(silent, closed))
 	silent, closed = unavailable(all, "")
 	switch {
 	case len(silent) > 0:
-		return incomplete(fmt.Sprintf("no answer from %s", quoted(names(silent))))
+		return incomplete(fmt.Sprintf("no answer from %s: check the driver's pods there", quoted(names(silent))))
 	case len(closed) > 0:
 		return incomplete(fmt.Sprintf("a pool is not open on %s: check the driver's log there", quoted(names(closed))))
 	}

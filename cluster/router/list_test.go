@@ -15,12 +15,12 @@ import (
 	"github.com/trivet-csi/trivet/internal/relay"
 )
 
-// invalidTokens are refused by lists. id is an entry of the list.
+// invalidTokens returns tokens that lists refuse. id is the ID of an entry.
 func invalidTokens(id string) []string {
 	return []string{"nonsense", "loop:", "loop:p:v-0", "disk:p.01234567:v-0", id + "\x00", "x" + id, "pool " + id}
 }
 
-// fourPools returns a test cluster with three nodes and four pools, and the volumes in them.
+// fourPools returns a test cluster with three nodes and four pools, and the IDs of its volumes.
 func fourPools(t *testing.T) (w *testCluster, ids []string) {
 	t.Helper()
 	w = newEmptyCluster(t)
@@ -28,9 +28,9 @@ func fourPools(t *testing.T) (w *testCluster, ids []string) {
 	w.start("b", w.pool("r", "r", "1Gi"))
 	w.start("c", w.pool("s", "empty", "1Gi"))
 	w.updateHostsAndWait()
-	for where, n := range map[[2]string]int{{"a", "p"}: 3, {"a", "q"}: 1, {"b", "r"}: 4} {
+	for at, n := range map[struct{ node, pool string }]int{{"a", "p"}: 3, {"a", "q"}: 1, {"b", "r"}: 4} {
 		for i := range n {
-			ids = append(ids, w.mustCreateOn(where[0], fmt.Sprintf("%s-%d", where[1], i), inPool(where[1])))
+			ids = append(ids, w.mustCreateOn(at.node, fmt.Sprintf("%s-%d", at.pool, i), inPool(at.pool)))
 		}
 	}
 	return w, ids
@@ -39,30 +39,30 @@ func fourPools(t *testing.T) (w *testCluster, ids []string) {
 // TestPages: pages of every size contain each volume once and in the same order.
 func TestPages(t *testing.T) {
 	w, ids := fourPools(t)
-	whole, err := w.list(0)
+	all, err := w.list(0)
 	must(t, err)
-	if !slices.Equal(sorted(whole), sorted(ids)) {
-		t.Fatalf("listed %q, want %q", whole, ids)
+	if !slices.Equal(sorted(all), sorted(ids)) {
+		t.Fatalf("got volumes %q, want %q", all, ids)
 	}
 	for size := range int32(len(ids) + 2) {
-		if got, err := w.list(size); err != nil || !slices.Equal(got, whole) {
-			t.Errorf("pages of %d: %q, %v", size, got, err)
+		if got, err := w.list(size); err != nil || !slices.Equal(got, all) {
+			t.Errorf("pages of %d: got %q, %v, want %q", size, got, err, all)
 		}
 	}
-	for _, token := range invalidTokens(whole[0]) {
+	for _, token := range invalidTokens(all[0]) {
 		wantCode(t, w.send(&csi.ListVolumesRequest{StartingToken: token}), codes.Aborted, "starting_token")
 		wantCode(t, w.send(&csi.ControllerListVolumeHealthRequest{StartingToken: token}), codes.Aborted, "starting_token")
 	}
 	wantCode(t, w.send(&csi.ListVolumesRequest{MaxEntries: -1}), codes.InvalidArgument, "max_entries")
 }
 
-// TestPagesWithChanges: a volume that exists all the time is listed once, whatever is created
-// and deleted between the pages.
+// TestPagesWithChanges: a volume that exists all the time is listed once, although other volumes are created and
+// deleted between the pages.
 func TestPagesWithChanges(t *testing.T) {
 	w, ids := fourPools(t)
 	seen, err := listAll(t.Context(), w, relay.Volumes, 1, func(page int, token string) {
-		must(t, w.delete(token)) // the last one listed
-		if page < 4 {            // one is before the next page, one is after it
+		must(t, w.delete(token)) // the token is the ID of the last listed volume
+		if page < 4 {            // the first new volume precedes the next page, the second follows it
 			w.mustCreateOn("a", fmt.Sprintf("a-%d", page), inPool("p"))
 			w.mustCreateOn("b", fmt.Sprintf("z-%d", page), inPool("r"))
 		}
@@ -70,19 +70,18 @@ func TestPagesWithChanges(t *testing.T) {
 	must(t, err)
 	for _, id := range ids {
 		if !slices.Contains(seen, id) {
-			t.Errorf("%s was not listed", id)
+			t.Errorf("volume %s was not listed", id)
 		}
 	}
 	if !slices.Equal(slices.Compact(sorted(seen)), sorted(seen)) {
-		t.Errorf("%q contains duplicates", seen)
+		t.Errorf("got duplicates in %q", seen)
 	}
 }
 
-// TestPagesOfMovedPool: pools keep their places in the order when they move to another node between
-// the pages.
+// TestPagesOfMovedPool: the order of a list does not change when pools move to another node between pages.
 func TestPagesOfMovedPool(t *testing.T) {
 	w, ids := fourPools(t)
-	whole, err := w.list(0)
+	all, err := w.list(0)
 	must(t, err)
 	seen, err := listAll(t.Context(), w, relay.Volumes, 1, func(page int, _ string) {
 		if page == 3 {
@@ -94,12 +93,12 @@ func TestPagesOfMovedPool(t *testing.T) {
 			w.updateHostsAndWait()
 		}
 	})
-	if err != nil || !slices.Equal(seen, whole) || len(whole) != len(ids) {
-		t.Errorf("listed %q, %v, want %q", seen, err, whole)
+	if err != nil || !slices.Equal(seen, all) || len(all) != len(ids) {
+		t.Errorf("got volumes %q, %v, want %q", seen, err, all)
 	}
 }
 
-// TestIncompleteList: a list without a node is an error that names the node.
+// TestIncompleteList: while a node does not answer, a list fails with an error that names the node.
 func TestIncompleteList(t *testing.T) {
 	w, _ := fourPools(t)
 	w.setHost("late", "")
@@ -111,13 +110,13 @@ func TestIncompleteList(t *testing.T) {
 	w.updateHostsAndWait()
 	id := w.mustCreateOn("late", "v", inPool("late"))
 	if ids, err := w.list(1); err != nil || !slices.Contains(ids, id) {
-		t.Errorf("listed %q, %v", ids, err)
+		t.Errorf("got volumes %q, %v, want also %s", ids, err, id)
 	}
-	w.drivers["late"].Stop(t) // the router may not have noticed yet
+	w.drivers["late"].Stop(t) // the router may still be connected
 	wantCode(t, w.listError(), codes.Unavailable, `"late"`)
 }
 
-// TestHealthList lists the unhealthy volumes of all nodes by pages.
+// TestHealthList: pages of every size contain each unhealthy volume of all nodes once.
 func TestHealthList(t *testing.T) {
 	w, _ := fourPools(t)
 	for _, image := range []string{"p/volumes/p-0", "p/volumes/p-2", "r/volumes/r-3"} {
@@ -125,7 +124,7 @@ func TestHealthList(t *testing.T) {
 	}
 	for size := range int32(5) {
 		if ids, err := listAll(t.Context(), w, relay.VolumeHealths, size); err != nil || len(ids) != 3 || len(slices.Compact(sorted(ids))) != 3 {
-			t.Errorf("pages of %d: %q, %v", size, ids, err)
+			t.Errorf("pages of %d: got %q, %v, want 3 volumes", size, ids, err)
 		}
 	}
 	list, err := w.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
@@ -133,27 +132,27 @@ func TestHealthList(t *testing.T) {
 	for _, e := range list.GetEntries() {
 		got, err := w.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: e.GetVolumeId()})
 		if err != nil || got.GetVolumeHealth().String() != e.String() {
-			t.Errorf("listed %v, got %v, %v", e, got, err)
+			t.Errorf("ControllerGetVolumeHealth: got %v, %v, want the listed entry %v", got, err, e)
 		}
 	}
 }
 
-// TestPoolOpenedLater: a list becomes complete before the next periodic question to the nodes.
+// TestPoolOpenedLater: a list requests closed pools again, and does not wait for the next periodic request.
 func TestPoolOpenedLater(t *testing.T) {
 	w := newEmptyCluster(t)
 	b := w.fake()
 	w.updateHostsAndWait()
 	w.removeHosts("b")
 	b.announce(map[string]string{"default": ""})
-	b.refuse(nil) // forgets the calls
+	b.refuse(nil) // clears the recorded calls
 	w.addHost("b")
 
-	awaitWithin(t, 10*time.Second, "another question for the pools", func() bool {
+	awaitWithin(t, 10*time.Second, "another request for the pools", func() bool {
 		err := w.listError()
 		_, manifests := b.called()
-		// One is for the connection, one for the first list.
+		// The connection makes one request and the first list makes another.
 		return manifests > 2 && err != nil && strings.Contains(err.Error(), `not open on "b"`)
 	})
-	b.announce(map[string]string{"default": own.PoolUUID})
-	awaitWithin(t, 10*time.Second, "the list", func() bool { return w.listError() == nil })
+	b.announce(map[string]string{"default": fakeVolume.PoolUUID})
+	awaitWithin(t, 10*time.Second, "a complete list", func() bool { return w.listError() == nil })
 }

@@ -42,12 +42,12 @@ type testCluster struct {
 	*router.Server
 	controllerserver.Clients
 	t         *testing.T
-	dir       string   // contains the pools' directories
+	dir       string   // contains the directories of the pools
 	state     *os.Root // state directory of the controller
 	options   router.Options
 	drivers   map[string]*backendtest.Driver
 	addresses map[string]string // of the drivers, by node
-	hosts     map[string]string // argument of SetHosts: addresses by node
+	hosts     map[string]string // addresses by node that updateHosts passes to SetHosts
 	owners    *owners
 	stop      func() // stops the router
 }
@@ -69,8 +69,8 @@ func (o *owners) Record(ctx context.Context, owners map[string]string) error {
 
 func (o *owners) MoveCommand(pool, node string) string { return o.Load().MoveCommand(pool, node) }
 
-// newCluster starts a driver with one pool for each node, and waits until the router knows the pools. A
-// node is "name" or "name:size"; the size is that of the pool.
+// newCluster starts a driver with one pool for each node, and waits until the router knows the pools. Each
+// argument is a node "NAME" or "NAME:SIZE" with the size of its pool.
 func newCluster(t *testing.T, nodes ...string) *testCluster {
 	t.Helper()
 	w := newEmptyCluster(t)
@@ -148,6 +148,7 @@ func (w *testCluster) removeOwners() {
 	w.restart()
 }
 
+// readOwners reads the owners from the file again.
 func (w *testCluster) readOwners() {
 	w.t.Helper()
 	file, err := router.OpenOwners(w.state)
@@ -155,7 +156,7 @@ func (w *testCluster) readOwners() {
 	w.owners.Store(file)
 }
 
-// replaceOwner replaces the owner of all pools of the node from, as an administrator does.
+// replaceOwner records the node to as the owner of all pools of the node from, as an administrator does.
 func (w *testCluster) replaceOwner(from, to string) {
 	w.t.Helper()
 	b, err := w.state.ReadFile(ownersFile)
@@ -190,6 +191,7 @@ func (w *testCluster) start(name string, pools ...pool.Config) *backendtest.Driv
 	return w.startWith(name, loop.Kind, pools...)
 }
 
+// startWith is start for a kind of backend.
 func (w *testCluster) startWith(name string, kind backend.Kind, pools ...pool.Config) *backendtest.Driver {
 	w.t.Helper()
 	if len(pools) == 0 {
@@ -296,19 +298,20 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// await waits up to 30 seconds until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
+// await waits up to 30 seconds until a condition condition.
+func await(t *testing.T, description string, condition func() bool) {
 	t.Helper()
-	awaitWithin(t, 30*time.Second, what, holds)
+	awaitWithin(t, 30*time.Second, description, condition)
 }
 
-func awaitWithin(t *testing.T, limit time.Duration, what string, holds func() bool) {
+// awaitWithin waits up to limit until a condition holds.
+func awaitWithin(t *testing.T, limit time.Duration, description string, condition func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(limit); !holds(); <-tick.C {
+	for deadline := time.Now().Add(limit); !condition(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting for %s", what)
+			t.Fatalf("timed out waiting for %s", description)
 		}
 	}
 }

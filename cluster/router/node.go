@@ -28,10 +28,10 @@ import (
 )
 
 const (
-	// The pools of a node are requested every askInterval; askTimeout bounds one request.
-	askInterval = 30 * time.Second
-	askTimeout  = 5 * time.Second
-	// freshness is the maximum age of an answer that is used instead of a new request.
+	// The pools of a node are requested every requestInterval; requestTimeout bounds one request.
+	requestInterval = 30 * time.Second
+	requestTimeout  = 5 * time.Second
+	// freshness is the maximum age of a request whose result is used instead of a new request.
 	freshness = time.Second
 )
 
@@ -65,28 +65,27 @@ type node struct {
 	identity   csi.IdentityClient
 	changed    func() // called after a change of the pools
 	stop       context.CancelFunc
-	asking     chan struct{} // a semaphore for ask
+	requesting chan struct{} // a semaphore for requestPools
 
 	mu      sync.Mutex
 	address string
-	// asked is the time of the last request. known reports whether the node has ever answered.
-	asked time.Time
-	known bool
+	// requested is the time of the last request for the pools, and lastError is its error.
+	requested time.Time
+	lastError error
+	answered  bool // the node has answered at least one request
 	// pools are the configured pools. A closed pool has an empty UUID.
 	pools []poolKey
-	// lastError is the error of the last request.
-	lastError error
 }
 
-// newNode returns a node whose connection is made by run.
+// newNode returns a node without a connection. The method run makes the connection.
 func newNode(name, address string, config *tls.Config, changed func()) (*node, error) {
-	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, asking: make(chan struct{}, 1)}
-	n.addresses.InitialState(resolved(address))
+	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, requesting: make(chan struct{}, 1)}
+	n.addresses.InitialState(resolverState(address))
 	var err error
 	n.conn, err = grpc.NewClient("node:///node",
 		grpc.WithResolvers(n.addresses),
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
-		grpc.WithNoProxy(),      // a proxy of the environment is for addresses outside the cluster
+		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -112,20 +111,20 @@ func (n *node) setAddress(address string) {
 	n.address = address
 	n.mu.Unlock()
 	if !same {
-		n.addresses.UpdateState(resolved(address))
+		n.addresses.UpdateState(resolverState(address))
 	}
 }
 
-func resolved(address string) (state resolver.State) {
+func resolverState(address string) (state resolver.State) {
 	if address != "" {
 		state.Endpoints = []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: address}}}}
 	}
 	return state
 }
 
-// run keeps the connection until ctx ends. It requests the pools after each change of the connection and every
-// askInterval, and then calls answered.
-func (n *node) run(ctx context.Context, answered func(context.Context)) {
+// run maintains the connection until ctx ends. It requests the pools after each change of the connection and
+// every requestInterval, and calls afterRequest after each request.
+func (n *node) run(ctx context.Context, afterRequest func(context.Context)) {
 	defer n.conn.Close()
 	for ctx.Err() == nil {
 		state := n.conn.GetState()
@@ -133,34 +132,34 @@ func (n *node) run(ctx context.Context, answered func(context.Context)) {
 			n.conn.Connect()
 		}
 		if state == connectivity.Ready || state == connectivity.TransientFailure {
-			n.ask(ctx, 0)
-			answered(ctx)
+			n.requestPools(ctx, 0)
+			afterRequest(ctx)
 		}
-		waiting, cancel := context.WithTimeout(ctx, askInterval)
+		waiting, cancel := context.WithTimeout(ctx, requestInterval)
 		n.conn.WaitForStateChange(waiting, state)
 		cancel()
 	}
 }
 
-// ask requests the pools of the node, unless the last request is younger than maxAge. Concurrent calls wait for
-// each other until their contexts end.
-func (n *node) ask(ctx context.Context, maxAge time.Duration) {
+// requestPools requests the pools of the node, unless the last request is younger than maxAge. Concurrent calls
+// wait for each other until their contexts end.
+func (n *node) requestPools(ctx context.Context, maxAge time.Duration) {
 	select {
-	case n.asking <- struct{}{}:
+	case n.requesting <- struct{}{}:
 	case <-ctx.Done():
 		return
 	}
-	defer func() { <-n.asking }()
+	defer func() { <-n.requesting }()
 	n.mu.Lock()
-	recent := time.Since(n.asked) < maxAge
+	recent := time.Since(n.requested) < maxAge
 	n.mu.Unlock()
 	if recent {
 		return
 	}
-	limited, cancel := context.WithTimeout(ctx, askTimeout)
+	limited, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	info, err := n.identity.GetPluginInfo(limited, &csi.GetPluginInfoRequest{})
-	if ctx.Err() != nil { // not the node's error
+	if ctx.Err() != nil { // the caller ended, so err says nothing about the node
 		return
 	}
 	n.setError(ctx, n.explain(limited, err))
@@ -169,11 +168,11 @@ func (n *node) ask(ctx context.Context, maxAge time.Duration) {
 	}
 }
 
-// setError stores the error of a request and logs changes.
+// setError stores the error of a request, nil if it succeeded, and logs a change.
 func (n *node) setError(ctx context.Context, err error) {
 	n.mu.Lock()
 	before := n.lastError
-	n.lastError, n.asked = err, time.Now()
+	n.lastError, n.requested = err, time.Now()
 	n.mu.Unlock()
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", n.name)
 	switch {
@@ -194,8 +193,8 @@ func (n *node) setPools(manifest map[string]string) {
 	}
 	slices.SortFunc(pools, poolKey.compare)
 	n.mu.Lock()
-	same := n.known && slices.Equal(pools, n.pools)
-	n.known, n.pools = true, pools
+	same := n.answered && slices.Equal(pools, n.pools)
+	n.answered, n.pools = true, pools
 	n.mu.Unlock()
 	if !same {
 		n.changed()
@@ -205,53 +204,53 @@ func (n *node) setPools(manifest map[string]string) {
 // view is a copy of a node's state.
 type view struct {
 	pools     []poolKey
-	asked     bool // at least once
-	known     bool // it has answered at least once
+	requested bool // the pools were requested at least once
+	answered  bool // the node has answered at least once
 	lastError error
 }
 
 func (n *node) view() view {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return view{n.pools, !n.asked.IsZero(), n.known, n.lastError}
+	return view{n.pools, !n.requested.IsZero(), n.answered, n.lastError}
 }
 
-// viewFor is view for a call for the pools with a name. If the node has not answered or one of these pools is
-// closed, it requests the pools again, because the node may have opened it since.
+// viewFor returns the view for a call that uses the pools with a name. If the node has never answered or one of
+// these pools is closed, viewFor requests the pools again, because the node may have opened them since.
 func (n *node) viewFor(ctx context.Context, pool string) view {
 	v := n.view()
-	if v.known && !v.closed(pool) {
+	if v.answered && !v.closed(pool) {
 		return v
 	}
-	n.ask(ctx, freshness)
+	n.requestPools(ctx, freshness)
 	return n.view()
 }
 
-// named returns the pools with a name; all if the name is empty.
+// named returns the pools with a name, or all pools if the name is empty.
 func (v view) named(name string) []poolKey {
 	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return name != "" && k.name != name })
 }
 
-// open reports whether one of the pools of a name is open.
+// open reports whether at least one pool with a name is open.
 func (v view) open(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
 func (v view) has(name string) bool { return len(v.named(name)) > 0 }
 
-// closed reports whether one of the pools of a name is not open.
+// closed reports whether at least one pool with a name is not open.
 func (v view) closed(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid == "" })
 }
 
-// connected reports whether a call would be sent at once.
+// connected reports whether a call would be sent immediately.
 func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
-// explain adds the node to an error whose cause may be the connection, and returns other errors
-// unchanged. CANCELLED becomes UNAVAILABLE unless the caller canceled, because the connection or
-// the node's driver ended.
+// explain adds the node to an error that the connection may have caused, and returns other errors
+// unchanged. If the caller did not cancel, it replaces CANCELLED with UNAVAILABLE, because the connection
+// or the node's driver ended.
 func (n *node) explain(ctx context.Context, err error) error {
-	s, _ := status.FromError(err) // of nil: OK
+	s, _ := status.FromError(err) // the code of a nil error is OK
 	switch s.Code() {
 	case codes.Unavailable, codes.DeadlineExceeded:
 	case codes.Canceled:

@@ -23,7 +23,7 @@ const fanOut = 32
 type Host struct {
 	// Name is the node's name, which is also its CSI node ID.
 	Name string
-	// Address is host:port of its driver; empty while none runs.
+	// Address is host:port of the node's driver; empty while no driver runs.
 	Address string
 }
 
@@ -39,8 +39,8 @@ type nodes struct {
 	isSet  bool // set was called
 	byName map[string]*node
 	sorted []*node // by name; replaced, never changed
-	// announced contains the nodes that announce each open pool. answered contains the nodes whose
-	// announcements it includes. Both are replaced, never changed.
+	// announced contains the nodes that announce each open pool. answered is true for the nodes whose
+	// announcements are included. Both maps are replaced, never changed.
 	announced map[poolKey][]*node
 	answered  map[*node]bool
 
@@ -58,7 +58,7 @@ func newNodes(ctx context.Context, client func(node string) *tls.Config, owners 
 	return ns
 }
 
-// set replaces the nodes by those of a list.
+// set replaces the nodes.
 func (ns *nodes) set(hosts []Host) {
 	addresses := map[string]string{}
 	for _, h := range hosts {
@@ -88,7 +88,7 @@ func (ns *nodes) set(hosts []Host) {
 	ns.index()
 }
 
-// add is called with mu held.
+// add adds a node. The caller holds mu.
 func (ns *nodes) add(name, address string) {
 	n, err := newNode(name, address, ns.client(name), ns.index)
 	if err != nil { // gRPC refuses only invalid targets
@@ -106,7 +106,7 @@ func (ns *nodes) index() {
 	ns.announced, ns.answered = map[poolKey][]*node{}, map[*node]bool{}
 	for _, n := range ns.byName {
 		v := n.view()
-		ns.answered[n] = v.known
+		ns.answered[n] = v.answered
 		for _, key := range v.pools {
 			if key.uuid != "" {
 				ns.announced[key] = append(ns.announced[key], n)
@@ -120,7 +120,7 @@ func (ns *nodes) index() {
 			continue
 		}
 		for _, n := range announcing {
-			if ns.foreign(n, key) {
+			if ns.ownedByOther(n, key) {
 				klog.Background().Error(moved(key, ns.owner(key), n), "A node announces a pool that is recorded for another node")
 			}
 		}
@@ -130,7 +130,7 @@ func (ns *nodes) index() {
 	}
 }
 
-// all returns the nodes by name (ErrUnavailable before set).
+// all returns the nodes, sorted by name. It fails with ErrUnavailable before set was called.
 func (ns *nodes) all() ([]*node, error) {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
@@ -140,7 +140,7 @@ func (ns *nodes) all() ([]*node, error) {
 	return ns.sorted, nil
 }
 
-// named returns the node with a name; nil if there is none.
+// named returns the node with a name, or nil if it does not exist.
 func (ns *nodes) named(name string) *node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
@@ -154,8 +154,9 @@ func (ns *nodes) announcing(key poolKey) []*node {
 	return ns.announced[key]
 }
 
-// forID returns the node that serves the pool of a volume or snapshot. If there is none, it requests the pools
-// again: from the nodes that announce the pool and from its owner, or from all nodes if none announces it.
+// forID returns the node that serves the pool of a volume or snapshot. If no node serves the pool, forID requests
+// the pools again, from the nodes that announce the pool and from its owner, or from all nodes if no node
+// announces the pool.
 func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
 	if n, _ := ns.serving(ctx, key); n != nil {
@@ -171,7 +172,7 @@ func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	} else if owner := ns.named(ns.owner(key)); owner != nil {
 		candidates = append(candidates, owner)
 	}
-	ns.ask(ctx, candidates)
+	ns.requestPools(ctx, candidates)
 	n, err := ns.serving(ctx, key)
 	if n == nil && err == nil {
 		err = ns.missing(id, all)
@@ -179,10 +180,10 @@ func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	return n, err
 }
 
-// ask requests the pools of nodes.
-func (ns *nodes) ask(ctx context.Context, all []*node) {
+// requestPools requests the pools of nodes.
+func (ns *nodes) requestPools(ctx context.Context, all []*node) {
 	_ = each(ctx, all, func(ctx context.Context, n *node) error {
-		n.ask(ctx, freshness)
+		n.requestPools(ctx, freshness)
 		return nil
 	})
 }
@@ -197,8 +198,8 @@ func each(ctx context.Context, all []*node, do func(context.Context, *node) erro
 	return group.Wait()
 }
 
-// missing returns the error for a volume or snapshot whose pool no node has. It is never ErrNotFound,
-// because the volume may exist.
+// missing returns the error for a volume or snapshot whose pool no node announces. The error is never
+// ErrNotFound, because the volume may exist.
 func (ns *nodes) missing(id volume.ID, all []*node) error {
 	key := keyOf(id)
 	owner := ns.owner(key)
@@ -211,19 +212,19 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	case owner != "" && n == nil:
 		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q no longer exists, and no other node has pool %s: restore the node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, owner, key)
 	case len(silent) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, quoted(names(silent)))
+		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s: check the driver's pods there", id, key, quoted(names(silent)))
 	case len(closed) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: check the driver's log there", id, key, id.Pool, quoted(names(closed)))
 	}
 	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
 }
 
-// unavailable returns the nodes that did not answer the last request, and those with a closed pool
-// of the given name. An empty name matches all pools.
+// unavailable returns the nodes that did not answer the last request (silent), and the other nodes that
+// have a closed pool with the given name (closed). An empty name matches all pools.
 func unavailable(all []*node, pool string) (silent, closed []*node) {
 	for _, n := range all {
 		switch v := n.view(); {
-		case !v.known || v.lastError != nil:
+		case !v.answered || v.lastError != nil:
 			silent = append(silent, n)
 		case v.closed(pool):
 			closed = append(closed, n)
@@ -232,6 +233,7 @@ func unavailable(all []*node, pool string) (silent, closed []*node) {
 	return silent, closed
 }
 
+// names returns the sorted names of nodes.
 func names(nodes []*node) []string {
 	var names []string
 	for _, n := range nodes {
@@ -250,7 +252,7 @@ func quoted(names []string) string {
 	return firstFew(out, ", ")
 }
 
-// firstFew joins the first five texts.
+// firstFew joins the first five texts, and adds the number of the others.
 func firstFew(texts []string, separator string) string {
 	const most = 5
 	if len(texts) > most {

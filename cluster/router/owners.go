@@ -21,29 +21,29 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Owners durably records the owner of each pool: the only node that may serve it. An entry is
-// written once. Only an administrator changes or removes it.
+// Owners durably records the owner of each pool, which is the only node that may serve the pool. The
+// router writes an entry once. Only an administrator changes or removes an entry.
 type Owners interface {
 	// Known returns the names of the owners by pool. The caller must not change the map.
 	Known() map[string]string
 	// Record adds entries for pools that have none. After it returns nil, Known returns them.
 	Record(ctx context.Context, owners map[string]string) error
-	// MoveCommand returns the command by which an administrator records another node.
+	// MoveCommand returns the command with which an administrator records another node.
 	MoveCommand(pool, node string) string
 }
 
 // maxPoolsPerNode bounds the entries of one node, so that a node cannot fill the record.
 const maxPoolsPerNode = 100
 
-// errUnrecorded means that a pool has no owner, and the one node that announces it can be recorded.
+// errUnrecorded means that a pool has no owner, and that the only node that announces it can be recorded.
 var errUnrecorded = errors.New("the pool has no owner yet")
 
 // ownerError is the error for a pool that no node serves until an administrator records an owner,
 // or until another node no longer announces the pool.
 type ownerError struct {
 	error
-	candidate string // the node to record
-	condition string // under which an administrator may record it
+	candidate string // the node that an administrator may record
+	condition string // the condition under which the administrator may do this
 }
 
 func (e *ownerError) Unwrap() error { return e.error }
@@ -57,9 +57,9 @@ func moved(key poolKey, owner string, announcing ...*node) error {
 
 // conflict returns the error for a pool without an owner that several nodes announce.
 func conflict(key poolKey, announcing []*node) error {
-	remedy := "one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there"
+	remedy := "one of their disks is a copy: remove the copy, or empty its directory, and restart the driver on its node"
 	if silent, _ := unavailable(announcing, key.name); len(silent) > 0 {
-		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", quoted(names(silent)))
+		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy, remove the copy, or empty its directory, and restart the driver on its node", quoted(names(silent)))
 	}
 	return newOwnerError(announcing, `"NODE" has the original disk`,
 		"pool %s is on nodes %s: %s; or record the node that has the original (`trivet doctor` in the controller's pod prints the command)",
@@ -74,8 +74,8 @@ func newOwnerError(announcing []*node, condition, format string, args ...any) er
 	return &ownerError{volume.Errorf(volume.ErrPrecondition, format, args...), candidate, condition}
 }
 
-// serving returns the node that serves a pool; nil if no node announces it. It records the owner of
-// a pool that is announced for the first time.
+// serving returns the node that serves a pool, or nil if no node announces the pool. If the pool has no
+// owner yet, serving records it.
 func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
 	n, err := ns.servingRecorded(key)
 	if !errors.Is(err, errUnrecorded) {
@@ -91,7 +91,8 @@ func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
 	return n, err
 }
 
-// servingRecorded is serving without a write. It returns errUnrecorded if the pool must be recorded.
+// servingRecorded is like serving, but records nothing. It returns errUnrecorded if the pool's owner must
+// be recorded first.
 func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 	owner, announcing := ns.owner(key), ns.announcing(key)
 	i := slices.IndexFunc(announcing, func(n *node) bool { return n.name == owner })
@@ -118,20 +119,20 @@ func (ns *nodes) unanswered() []*node {
 	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.answered[n] })
 }
 
-// possibleOwners returns the unanswered nodes that may have a pool with a name, because none with that
-// name is recorded for them. While such a node exists, no pool with the name is recorded: the node that
-// announces it may have a copy.
+// possibleOwners returns the unanswered nodes that may have a pool with a name. It omits the nodes that
+// already own a pool with this name. While such a node exists, no pool with the name is recorded, because
+// the node that announces the pool may have a copy.
 func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
 	if len(unanswered) == 0 {
 		return nil
 	}
-	onRecord := map[string]bool{}
+	owners := map[string]bool{}
 	for key, name := range ns.owners.Known() {
 		if key[:max(0, strings.LastIndexByte(key, '.'))] == pool {
-			onRecord[name] = true
+			owners[name] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(unanswered), func(n *node) bool { return onRecord[n.name] })
+	return slices.DeleteFunc(slices.Clone(unanswered), func(n *node) bool { return owners[n.name] })
 }
 
 // notRecordedYet returns the error for a pool that is not recorded yet because nodes have not answered.
@@ -148,17 +149,17 @@ func (ns *nodes) notRecordedYet(key poolKey, announcing *node, silent []*node) e
 		key, announcing.name, silent[0].name, others, reason, ns.owners.MoveCommand(key.String(), announcing.name))
 }
 
-// owner returns the name of the node that a pool is recorded for; empty if there is none.
+// owner returns the name of the node that owns a pool, or "" if no owner is recorded.
 func (ns *nodes) owner(key poolKey) string { return ns.owners.Known()[key.String()] }
 
-// foreign reports whether a pool is recorded for another node.
-func (ns *nodes) foreign(n *node, key poolKey) bool {
+// ownedByOther reports whether a node other than n owns a pool.
+func (ns *nodes) ownedByOther(n *node, key poolKey) bool {
 	owner := ns.owner(key)
 	return owner != "" && owner != n.name
 }
 
-// serves returns an error unless n serves the pool.
-func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
+// checkServes fails unless n serves the pool.
+func (ns *nodes) checkServes(ctx context.Context, n *node, key poolKey) error {
 	serving, err := ns.serving(ctx, key)
 	switch {
 	case err != nil || serving == n:
@@ -169,21 +170,21 @@ func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
 	return volume.Errorf(volume.ErrUnavailable, "node %q does not have pool %s", n.name, key)
 }
 
-// servesNamed returns an error unless n serves all of its open pools with a name.
-func (ns *nodes) servesNamed(ctx context.Context, n *node, pool string) error {
+// checkServesNamed fails unless n serves all of its open pools with a name.
+func (ns *nodes) checkServesNamed(ctx context.Context, n *node, pool string) error {
 	for _, key := range n.viewFor(ctx, pool).named(pool) {
 		if key.uuid == "" {
 			continue
 		}
-		if err := ns.serves(ctx, n, key); err != nil {
+		if err := ns.checkServes(ctx, n, key); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// record records the owners of all pools that can be recorded. Concurrent calls wait for each other,
-// and one write covers the pools of all.
+// record records the owner of each pool that has no owner and whose owner is certain. Concurrent calls
+// wait for each other, and the first one records the pools of all of them.
 func (ns *nodes) record(ctx context.Context) error {
 	select {
 	case ns.recording <- struct{}{}:
@@ -198,18 +199,18 @@ func (ns *nodes) record(ctx context.Context) error {
 	return ns.owners.Record(ctx, missing)
 }
 
-// recordNew calls record after an answer of a node. It only logs an error, because the next answer
-// repeats the call.
+// recordNew calls record after a request to a node. It only logs an error, because the next request
+// calls it again.
 func (ns *nodes) recordNew(ctx context.Context) {
-	limited, cancel := context.WithTimeout(ctx, askTimeout)
+	limited, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if err := ns.record(limited); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("The owners of new pools could not be recorded; retrying", "reason", err.Error())
 	}
 }
 
-// unrecorded returns the owners to record, by pool: for each pool without an owner, the only node that
-// announces it. It omits pools that an unanswered node may have, or that exceed maxPoolsPerNode.
+// unrecorded returns the owners to record, by pool. The owner of a pool is the only node that announces it.
+// unrecorded omits pools that an unanswered node may have, and pools that exceed maxPoolsPerNode.
 func (ns *nodes) unrecorded() map[string]string {
 	known := ns.owners.Known()
 	count := map[string]int{}
@@ -220,16 +221,16 @@ func (ns *nodes) unrecorded() map[string]string {
 	ns.mu.RLock()
 	announced := ns.announced
 	ns.mu.RUnlock()
-	waiting := map[string]bool{} // by the pool's name
+	uncertain := map[string]bool{} // by pool name: an unanswered node may have the pool
 	missing := map[string]string{}
 	for key, announcing := range announced {
 		if len(announcing) > 1 || known[key.String()] != "" {
 			continue
 		}
-		if _, checked := waiting[key.name]; !checked {
-			waiting[key.name] = len(ns.possibleOwners(unanswered, key.name)) > 0
+		if _, checked := uncertain[key.name]; !checked {
+			uncertain[key.name] = len(ns.possibleOwners(unanswered, key.name)) > 0
 		}
-		if name := announcing[0].name; !waiting[key.name] && count[name] < maxPoolsPerNode {
+		if name := announcing[0].name; !uncertain[key.name] && count[name] < maxPoolsPerNode {
 			missing[key.String()] = name
 			count[name]++
 		}
@@ -237,7 +238,7 @@ func (ns *nodes) unrecorded() map[string]string {
 	return missing
 }
 
-// FileOwners implements Owners in a file, for a controller outside Kubernetes.
+// FileOwners implements Owners with a file, for a controller outside Kubernetes.
 type FileOwners struct {
 	root  *os.Root
 	mu    sync.Mutex
@@ -246,7 +247,7 @@ type FileOwners struct {
 
 const ownersFile = "pool-owners.json"
 
-// OpenOwners reads the owners from pool-owners.json in a directory.
+// OpenOwners reads the owners from pool-owners.json in a directory. Without the file, no pool has an owner.
 func OpenOwners(root *os.Root) (*FileOwners, error) {
 	o := &FileOwners{root: root, known: map[string]string{}}
 	b, err := root.ReadFile(ownersFile)

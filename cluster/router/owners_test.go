@@ -13,11 +13,11 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// bothAnnounce is in the error for a pool that nodes a and b announce and that has no owner.
+// bothAnnounce is part of the error for a pool without an owner that nodes a and b announce.
 const bothAnnounce = `nodes "a", "b"`
 
-// TestMovedPool: a pool that was moved to another node is served there after an administrator
-// has recorded it, and not before.
+// TestMovedPool: a pool that was moved to another node is not served before an administrator records the new
+// node as its owner.
 func TestMovedPool(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a", w.pool("disk", "disk", "1Gi"))
@@ -42,7 +42,7 @@ func TestMovedPool(t *testing.T) {
 	got, err := w.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
 	must(t, err)
 	if nodeOf(got.GetVolume()) != "b2" {
-		t.Errorf("got %v, want it on b2", got)
+		t.Errorf("got %v, want a volume on node b2", got)
 	}
 	must(t, w.delete(id))
 	w.wantVolumes(map[string]int{"disk": 0})
@@ -67,24 +67,24 @@ func TestCopiedPool(t *testing.T) {
 	w.awaitNode("a")
 	w.start("b", w.pool("default", "b", "5Gi"))
 	w.updateHostsAndWait()
-	await(t, "the log", func() bool {
+	await(t, "the log entry about the copied pool", func() bool {
 		return strings.Contains(backendtest.Log(), "A node announces a pool that is recorded for another node")
 	})
 	must(t, w.publish("a", id))
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `recorded for node "a", and "b" announces it`)
 	w.wantNoCapacity("b")
-	if got := nodeOf(w.mustCreate("w")); got != "a" { // b has most capacity
+	if got := nodeOf(w.mustCreate("w")); got != "a" { // the copy on b has more capacity
 		t.Errorf("created on %s, want a", got)
 	}
 	w.wantListed(2)
 	must(t, w.delete(id))
 	w.wantVolumes(map[string]int{"a": 1, "b": 1})
 	w.restartWith("b", w.pool("fresh", "fresh", "1Gi"))
-	await(t, "the other pool of b", func() bool { return w.create("x", preferring("b"), inPool("fresh")) == nil })
+	await(t, "a volume in the other pool of node b", func() bool { return w.create("x", preferring("b"), inPool("fresh")) == nil })
 }
 
-// TestPoolOnTwoNodes: a pool without a recorded owner that two nodes announce is served by neither, until
-// one no longer has it. Other pools are served.
+// TestPoolOnTwoNodes: a pool without an owner that two nodes announce is served by no node until one of them no
+// longer announces the pool. Other pools are served.
 func TestPoolOnTwoNodes(t *testing.T) {
 	w := newCluster(t, "a:4Gi", "c")
 	id := w.copyPool()
@@ -94,12 +94,12 @@ func TestPoolOnTwoNodes(t *testing.T) {
 	awaitError(t, bothAnnounce, func() error {
 		err := w.get(id)
 		if err == nil {
-			t.Fatal("the first node to answer was recorded")
+			t.Fatal("a node was recorded although two nodes announce the pool")
 		}
 		return err
 	})
 	if !strings.Contains(backendtest.Log(), "A pool is served by no node") {
-		t.Error("nothing was logged")
+		t.Error("the log does not report the pool on two nodes")
 	}
 	w.wantRefused("a", id, codes.FailedPrecondition, bothAnnounce)
 	for _, node := range []string{"a", "b"} {
@@ -113,13 +113,13 @@ func TestPoolOnTwoNodes(t *testing.T) {
 	w.stopDriver("b") // it may announce the pool again
 	w.wantRefused("a", id, codes.FailedPrecondition, bothAnnounce)
 	w.restartWith("b", w.pool("fresh", "fresh", "1Gi"))
-	await(t, "the end of the conflict", func() bool { return w.get(id) == nil })
+	await(t, "node a to serve the pool", func() bool { return w.get(id) == nil })
 	must(t, w.publish("a", id))
-	await(t, "the list", func() bool { return w.listError() == nil })
+	await(t, "a complete list", func() bool { return w.listError() == nil })
 }
 
-// TestSilentOriginal: while the node with the original of a pool does not answer, and the
-// record is lost, a copy does not become the owner.
+// TestSilentOriginal: if the record of owners is lost, a node with a copy of a pool does not become its owner
+// while the node with the original does not answer.
 func TestSilentOriginal(t *testing.T) {
 	w := newCluster(t, "a:4Gi")
 	id := w.copyPool()
@@ -136,7 +136,7 @@ func TestSilentOriginal(t *testing.T) {
 	w.wantRefused("b", id, codes.Unavailable, "pool "+pool+" is not recorded yet", `node "a" has not answered`, "delete its Node object", `set "`+pool+`" to "b"`)
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, "not recorded yet", `node "a" has not answered`)
 	if known := w.owners.Known(); len(known) > 0 {
-		t.Errorf("recorded: %v", known)
+		t.Errorf("got recorded owners %v, want none", known)
 	}
 	w.drivers["a"].Restart(t)
 	awaitError(t, bothAnnounce, func() error { return w.get(id) })
@@ -146,33 +146,32 @@ func TestSilentOriginal(t *testing.T) {
 	w.wantVolumes(map[string]int{"a": 0, "b": 1})
 }
 
-// TestNodeNeverAnswered: while a node has never answered, no pool is recorded, unless an
-// administrator records it. A node on record for a pool delays no other pool of that name.
+// TestNodeNeverAnswered: while a node has never answered, only an administrator can record a pool, except if
+// that node already owns a pool with the same name.
 func TestNodeNeverAnswered(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.addresses["dead"] = backendtest.FreeAddress(t)
 	w.start("a")
 	w.start("b")
 	w.addHost("dead")
-	const says = `node "dead" has not answered`
+	const unanswered = `node "dead" has not answered`
 	for _, node := range []string{"a", "b"} {
-		awaitError(t, says, func() error { return w.create("v", preferring(node)) })
-		wantCode(t, w.create("v", preferring(node)), codes.Unavailable, says)
+		awaitError(t, unanswered, func() error { return w.create("v", preferring(node)) })
+		wantCode(t, w.create("v", preferring(node)), codes.Unavailable, unanswered)
 	}
 	w.recordOwner(w.poolID("a", "default"), "a")
 	must(t, w.get(w.mustCreateOn("a", "v")))
-	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, says)
+	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, unanswered)
 	w.removeHosts("dead")
 	must(t, w.get(w.mustCreateOn("b", "w")))
 
 	w.recordOwner("default.01234567", "dead")
 	w.start("c")
 	w.addHost("dead")
-	await(t, "node c", func() bool { return w.create("x", preferring("c")) == nil })
+	await(t, "a volume on node c", func() bool { return w.create("x", preferring("c")) == nil })
 }
 
-// TestOwnersUnavailable: while nothing can be recorded, pools on record are served, and other pools
-// are not.
+// TestOwnersUnavailable: while no owner can be recorded, only pools with an owner are served.
 func TestOwnersUnavailable(t *testing.T) {
 	w := newCluster(t, "a")
 	id := w.mustCreateOn("a", "v")
@@ -188,17 +187,17 @@ func TestOwnersUnavailable(t *testing.T) {
 	must(t, w.get(w.mustCreateOn("b", "w")))
 }
 
-// TestManifests: a node that announces the pool of another node gets no calls for it, and what is invalid
-// in a manifest is ignored.
+// TestManifests: a node that announces the pool of another node gets no calls for it, and invalid entries of a
+// manifest are ignored.
 func TestManifests(t *testing.T) {
 	w := newCluster(t, "a")
 	onA := w.mustCreateOn("a", "v")
 	b := w.fake()
 	b.answer(&csi.GetPluginInfoResponse{Manifest: map[string]string{
-		"": "", "pool.": "", "pool.default": own.PoolUUID, "pool.A": "01234567", "pool.x": "xxxxxxxx", "pool.y": strings.Repeat("0", 1<<20), "pool.z:": "01234567",
-	}}, &csi.ControllerGetVolumeResponse{Volume: on(own.String(), "b")})
+		"": "", "pool.": "", "pool.default": fakeVolume.PoolUUID, "pool.A": "01234567", "pool.x": "xxxxxxxx", "pool.y": strings.Repeat("0", 1<<20), "pool.z:": "01234567",
+	}}, &csi.ControllerGetVolumeResponse{Volume: accessible(fakeVolume.String(), "b")})
 	w.updateHostsAndWait()
-	must(t, w.get(own.String()))
+	must(t, w.get(fakeVolume.String()))
 	must(t, w.get(onA))
 	w.removeHosts("b")
 	_, uuid, _ := strings.Cut(w.poolID("a", "default"), ".")
@@ -209,7 +208,7 @@ func TestManifests(t *testing.T) {
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `recorded for node "a", and "b" announces it`)
 }
 
-// TestImpostor: a node that announces the pool of a removed node receives no call for it, and does not become
+// TestImpostor: a node that announces the pool of a removed node gets no calls for the pool, and does not become
 // its owner.
 func TestImpostor(t *testing.T) {
 	w := newCluster(t, "a")
@@ -218,7 +217,7 @@ func TestImpostor(t *testing.T) {
 	w.removeHosts("a")
 	b := w.fake()
 	b.announce(map[string]string{"default": uuid})
-	b.answer(&csi.ControllerGetVolumeResponse{Volume: on(id, "b")})
+	b.answer(&csi.ControllerGetVolumeResponse{Volume: accessible(id, "b")})
 	w.updateHosts()
 	await(t, "the impostor's manifest", func() bool {
 		_, manifests := b.called()
@@ -226,10 +225,10 @@ func TestImpostor(t *testing.T) {
 	})
 	wantCode(t, w.delete(id), codes.FailedPrecondition, `"a"`, `"b"`)
 	if calls, _ := b.called(); len(calls) > 0 {
-		t.Errorf("the impostor was called: %q", calls)
+		t.Errorf("got calls %q of the impostor, want none", calls)
 	}
 	w.addHost("a")
-	await(t, "node a", func() bool { return w.get(id) == nil })
+	await(t, "a successful call to node a", func() bool { return w.get(id) == nil })
 }
 
 // TestManyPools: the record contains at most 100 pools of a node, and new pools of
@@ -242,11 +241,11 @@ func TestManyPools(t *testing.T) {
 	}
 	w.fake().announce(pools)
 	w.updateHosts()
-	await(t, "the record", func() bool { return len(w.owners.Known()) > 0 })
+	await(t, "the first recorded owner", func() bool { return len(w.owners.Known()) > 0 })
 	w.start("a")
 	w.updateHostsAndWait()
 	must(t, w.get(w.mustCreateOn("a", "v")))
 	if n := len(w.owners.Known()); n != 101 {
-		t.Errorf("%d pools are on record, want 101", n)
+		t.Errorf("got %d recorded pools, want 100 of node b and 1 of node a", n)
 	}
 }

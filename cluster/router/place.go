@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createVolume answers CreateVolume. A volume with a source is created on the source's node. A
-// node-local volume with a preferred topology is created only on the first preferred node, because the
-// scheduler has placed the pod there. Without a preferred topology the router selects the node.
+// createVolume answers CreateVolume. A volume with a source is created where the source is. A node-local
+// volume with a preferred topology is created only on the first preferred node, because the scheduler has
+// placed the pod on that node. Without a preferred topology the router selects the node.
 func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	spec, err := controllerserver.CreateSpec(s.kinds, req)
 	if err != nil {
@@ -36,38 +36,38 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	}
 	requirements := req.GetAccessibilityRequirements()
 	if preferred := requirements.GetPreferred(); len(preferred) > 0 {
-		if value, given := nodeSegment(preferred[0]); given {
+		if value, ok := nodeSegment(preferred[0]); ok {
 			return s.createAt(ctx, all, value, spec, req)
 		}
 	}
 	return s.createAnywhere(ctx, all, within(all, requirements.GetRequisite()), spec, req)
 }
 
-// nodeSegment returns the value of the driver's topology key in a topology.
-func nodeSegment(t *csi.Topology) (value string, given bool) {
-	value, given = t.GetSegments()[translate.TopologyKey]
-	return value, given
+// nodeSegment returns the value of the driver's topology key in a topology, if the topology has the key.
+func nodeSegment(t *csi.Topology) (value string, ok bool) {
+	value, ok = t.GetSegments()[translate.TopologyKey]
+	return value, ok
 }
 
-// within returns the nodes that match one of the requisite topologies. Without requisite topologies it
-// returns all nodes.
+// within returns the nodes that match one of the requisite topologies. If requisite is empty, it returns all
+// nodes.
 func within(all []*node, requisite []*csi.Topology) []*node {
 	if len(requisite) == 0 {
 		return all
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool {
 		return !slices.ContainsFunc(requisite, func(t *csi.Topology) bool {
-			value, given := nodeSegment(t)
-			return !given || value == n.topology
+			value, ok := nodeSegment(t)
+			return !ok || value == n.topology
 		})
 	})
 }
 
-// requirePool fails with ErrInvalid if no node has a pool of a name. With an empty name it fails if no node
-// has any pool. It does not fail while there are no nodes, or while a node has not announced its pools.
+// requirePool fails with ErrInvalid if no node has a pool with a name, or, if the name is empty, if no node has
+// any pool. It does not fail if the cluster has no nodes, or while a node has not announced its pools.
 func (s *Server) requirePool(all []*node, pool string) error {
 	for _, n := range all {
-		if v := n.view(); !v.known || v.has(pool) {
+		if v := n.view(); !v.answered || v.has(pool) {
 			return nil
 		}
 	}
@@ -76,20 +76,20 @@ func (s *Server) requirePool(all []*node, pool string) error {
 	}
 	shared := cmp.Or(quoted(s.sharedPools), "none")
 	if pool == "" {
-		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, so the volume needs a node-local pool, but no node has a pool: set one of the controller's nfs pools (%s) in %[1]s, or configure a pool on the nodes", volume.ParamPool, shared)
+		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, so the volume needs a node-local pool, but no node has a pool: set it to one of the controller's nfs pools (%s), or configure a pool on the nodes", volume.ParamPool, shared)
 	}
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass or the configuration of the nodes", volume.ParamPool, pool, shared)
 }
 
-// createAt creates a volume on the node with a topology value. A node that may have
-// created the volume in an earlier call without a response receives the call first.
+// createAt creates a volume on the node with the given topology value. If another node may have created the
+// volume in an earlier call without a response, that node receives the call first.
 func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
 	if i < 0 {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which does not exist: the volume can be created on another node", value)
 	}
 	n := all[i]
-	if v := n.viewFor(ctx, spec.Parameters.Pool); v.known && !v.has(spec.Parameters.Pool) {
+	if v := n.viewFor(ctx, spec.Parameters.Pool); v.answered && !v.has(spec.Parameters.Pool) {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be created on another node", n.name, spec.Parameters.Pool)
 	}
 	if resp, done, err := s.createAgain(ctx, all, spec, req); done {
@@ -98,15 +98,15 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 	return s.createOn(ctx, n, spec, req)
 }
 
-// createOn creates a volume on a node if the node serves the pool. If the call fails although the node
-// may have created the volume, createOn records the node.
+// createOn creates a volume on a node if the node serves the pool. If the call fails and the node may have
+// created the volume nevertheless, createOn adds the node to s.unconfirmed.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if err := s.nodes.servesNamed(ctx, n, spec.Parameters.Pool); err != nil {
+	if err := s.nodes.checkServesNamed(ctx, n, spec.Parameters.Pool); err != nil {
 		return nil, retryable(err)
 	}
 	resp, err := n.controller.CreateVolume(ctx, req)
 	if err != nil {
-		err = n.failed(ctx, err)
+		err = n.callError(ctx, err)
 	} else {
 		err = s.nodes.verifyCreated(ctx, n, spec, resp.GetVolume())
 	}
@@ -117,7 +117,7 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	return resp, nil
 }
 
-// retryable converts an error of CreateVolume to ErrUnavailable: the volume may exist, so the
+// retryable converts an error of CreateVolume to ErrUnavailable, because the volume may exist and the
 // orchestrator must retry the call.
 func retryable(err error) error {
 	if err == nil {

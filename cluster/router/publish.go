@@ -14,8 +14,8 @@ import (
 )
 
 // publishVolume answers ControllerPublishVolume. A shared volume can be published to every existing
-// node, also while the node's driver is not running. A node-local volume can be published to its
-// own node. This is not recorded; the node validates the volume and its capability.
+// node, also while the node's driver is not running. A node-local volume can be published only to its
+// own node, which validates the volume and the capability. The router does not record that publication.
 func (s *Server) publishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	if _, err := controllerserver.PublishArgs(req); err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (s *Server) publishVolume(ctx context.Context, req *csi.ControllerPublishVo
 		VolumeId: req.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{req.GetVolumeCapability()},
 	})
 	if err != nil {
-		return nil, n.failed(ctx, err)
+		return nil, n.callError(ctx, err)
 	}
 	if resp.GetConfirmed() == nil {
 		return nil, volume.Errorf(volume.ErrPrecondition, "%s", resp.GetMessage())
@@ -56,9 +56,9 @@ func (s *Server) publishVolume(ctx context.Context, req *csi.ControllerPublishVo
 // unpublishTime bounds the call to the node.
 const unpublishTime = 2 * time.Second
 
-// unpublishVolume answers ControllerUnpublishVolume. For a node-local volume it always succeeds, so
-// that volumes of a dead node can be detached. The node removes its record of the publication, which
-// exists if the node published the volume before a controller called it.
+// unpublishVolume answers ControllerUnpublishVolume. For a node-local volume the call always succeeds, so
+// that volumes of a dead node can be detached. A node that published the volume itself, before a central
+// controller called it, has a record of the publication and removes it.
 func (s *Server) unpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	id, local := nodeLocal(req.GetVolumeId())
 	if !local {

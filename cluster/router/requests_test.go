@@ -37,22 +37,26 @@ func request(name string, changes ...change) *csi.CreateVolumeRequest {
 	return req
 }
 
+// capability is ext4 with SINGLE_NODE_WRITER.
 func capability() *csi.VolumeCapability {
 	return backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 }
 
+// preferring requires one of the nodes, and prefers them in this order.
 func preferring(nodes ...string) change {
 	return func(req *csi.CreateVolumeRequest) {
 		req.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: topologies(nodes), Requisite: topologies(nodes)}
 	}
 }
 
+// within requires one of the nodes.
 func within(nodes ...string) change {
 	return func(req *csi.CreateVolumeRequest) {
 		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(nodes)}
 	}
 }
 
+// anywhere sets no topology.
 func anywhere(*csi.CreateVolumeRequest) {}
 
 func inPool(name string) change { return with(map[string]string{"pool": name}) }
@@ -99,7 +103,7 @@ var methods = func() map[string]string {
 	return all
 }()
 
-// send calls the method that has this request type.
+// send calls the method of a request type.
 func (w *testCluster) send(req proto.Message) error { return w.sendWith(w.t.Context(), req) }
 
 func (w *testCluster) sendWith(ctx context.Context, req proto.Message) error {
@@ -130,12 +134,12 @@ func (w *testCluster) mustCreateOn(node, name string, changes ...change) string 
 	return w.mustCreate(name, append(changes, preferring(node))...).GetVolumeId()
 }
 
-// nodeOf returns the node of a volume.
+// nodeOf returns the node from which a volume is accessible.
 func nodeOf(v *csi.Volume) string {
 	return v.GetAccessibleTopology()[0].GetSegments()[translate.TopologyKey]
 }
 
-// capacity returns the capacity of a node; of all nodes if the name is empty.
+// capacity returns the capacity of a node, or of all nodes if the name is empty.
 func (w *testCluster) capacity(node string) (*csi.GetCapacityResponse, error) {
 	req := &csi.GetCapacityRequest{}
 	if node != "" {
@@ -144,6 +148,7 @@ func (w *testCluster) capacity(node string) (*csi.GetCapacityResponse, error) {
 	return w.GetCapacity(w.t.Context(), req)
 }
 
+// wantNoCapacity fails the test unless the capacity of a node is 0.
 func (w *testCluster) wantNoCapacity(node string) {
 	w.t.Helper()
 	if got, err := w.capacity(node); err != nil || got.GetAvailableCapacity() != 0 {
@@ -181,25 +186,26 @@ func volumeRequests(id string) []proto.Message {
 
 // wantRefused fails the test unless all volumeRequests and ControllerPublishVolume fail with the code and
 // the texts, and ControllerUnpublishVolume succeeds.
-func (w *testCluster) wantRefused(node, id string, want codes.Code, says ...string) {
+func (w *testCluster) wantRefused(node, id string, want codes.Code, texts ...string) {
 	w.t.Helper()
-	w.wantAllRefused(append(volumeRequests(id), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()}), want, says...)
+	w.wantAllRefused(append(volumeRequests(id), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()}), want, texts...)
 	must(w.t, w.unpublish(node, id))
 }
 
-func (w *testCluster) wantAllRefused(requests []proto.Message, want codes.Code, says ...string) {
+// wantAllRefused fails the test unless all requests fail with the code and the texts.
+func (w *testCluster) wantAllRefused(requests []proto.Message, want codes.Code, texts ...string) {
 	w.t.Helper()
 	for _, req := range requests {
-		if wantCode(w.t, w.send(req), want, says...); w.t.Failed() {
+		if wantCode(w.t, w.send(req), want, texts...); w.t.Failed() {
 			w.t.Fatalf("request type: %T", req)
 		}
 	}
 }
 
 // listAll returns the IDs of all entries. It requests pages of size entries, or of the maximum size if size
-// is 0. It calls the functions after each page except the last, with the number of that page (the first
-// is 0) and the token of the next page.
-func listAll[E any](ctx context.Context, s relay.Service, list relay.List[E], size int32, after ...func(page int, token string)) (ids []string, err error) {
+// is 0. After each page except the last, it calls the functions in between with the number of that page,
+// counted from 0, and the token of the next page.
+func listAll[E any](ctx context.Context, s relay.Service, list relay.List[E], size int32, between ...func(page int, token string)) (ids []string, err error) {
 	for page, token := 0, ""; ; page++ {
 		entries, next, err := list.Page(ctx, s, token, size)
 		if err != nil {
@@ -211,7 +217,7 @@ func listAll[E any](ctx context.Context, s relay.Service, list relay.List[E], si
 		if token = next; token == "" {
 			return ids, nil
 		}
-		for _, do := range after {
+		for _, do := range between {
 			do(page, token)
 		}
 	}
@@ -222,6 +228,7 @@ func (w *testCluster) list(size int32) ([]string, error) {
 	return listAll(w.t.Context(), w, relay.Volumes, size)
 }
 
+// listError returns the error of ListVolumes.
 func (w *testCluster) listError() error {
 	_, err := w.list(0)
 	return err
@@ -231,7 +238,7 @@ func (w *testCluster) listError() error {
 func (w *testCluster) wantListed(want int) {
 	w.t.Helper()
 	if ids, err := w.list(0); err != nil || len(ids) != want {
-		w.t.Errorf("listed %q, %v, want %d volumes", ids, err, want)
+		w.t.Errorf("got volumes %q, %v, want %d volumes", ids, err, want)
 	}
 }
 
@@ -244,15 +251,15 @@ func code(err error) codes.Code {
 }
 
 // wantCode fails the test unless err has the code and contains the texts.
-func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
+func wantCode(t *testing.T, err error, want codes.Code, texts ...string) {
 	t.Helper()
 	if code(err) != want {
-		t.Errorf("got %v, want %v: %v", code(err), want, err)
+		t.Errorf("got code %v (%v), want %v", code(err), err, want)
 		return
 	}
-	for _, s := range says {
-		if err != nil && !strings.Contains(err.Error(), s) {
-			t.Errorf("%v\ndoes not contain %q", err, s)
+	for _, text := range texts {
+		if err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("got error %v, want text %q", err, text)
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 
 // Options configure a router.
 type Options struct {
-	// Shared answers the calls for shared pools and for IDs of other drivers. It can publish a
-	// volume to any node.
+	// Shared answers the calls for shared pools and for IDs of other drivers. It can publish
+	// volumes to all nodes.
 	Shared relay.Service
 	// SharedPools are the names of the configured shared pools. Pools that StorageClasses
 	// define are always shared.
@@ -55,16 +55,16 @@ func (s *Server) Ready() bool {
 // Wait returns when all connections are closed, after the context of New has ended.
 func (s *Server) Wait() { s.nodes.tasks.Wait() }
 
-// withheld are the capabilities that need a record of publications. Publications of
-// node-local volumes are not recorded, so that volumes of a dead node can be unpublished. Those
-// of shared volumes are, but a capability applies to all volumes of a driver.
+// withheld are the capabilities that are not advertised, because they need a record of publications
+// and apply to all volumes of a driver. The router records no publications of node-local volumes, so
+// that volumes of a dead node can be unpublished.
 var withheld = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 }
 
-// getCapabilities returns all capabilities of this version, whether or not a pool has them now,
-// because sidecars request them only once.
+// getCapabilities returns all capabilities of this driver version except the withheld ones, whether or
+// not a pool supports them now, because sidecars request the capabilities only once.
 func (s *Server) getCapabilities(ctx context.Context, req *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp, err := relay.Call[*csi.ControllerGetCapabilitiesResponse](ctx, s.shared, csi.Controller_ControllerGetCapabilities_FullMethodName, req)
 	if err != nil {

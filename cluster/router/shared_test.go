@@ -19,25 +19,25 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestSharedClasses: these classes are of shared pools, whether or not the nodes are known,
-// and whatever topology is requested.
+// TestSharedClasses: calls for classes of shared pools go to the shared service, even before the nodes are known,
+// and for every requested topology.
 func TestSharedClasses(t *testing.T) {
 	w, s := newSharedCluster(t)
 	for name, parameters := range map[string]map[string]string{
-		"named":  {"pool": "nas"},
-		"nfs":    {"backend": "nfs"},
-		"images": {"backend": "loop", "pool": "nas"},
-		"direct": {"server": "nas.lan", "share": "/export"},
-		"inside": {"backend": "loop", "server": "nas.lan", "share": "/export"},
+		"pool":              {"pool": "nas"},
+		"kind nfs":          {"backend": "nfs"},
+		"images":            {"backend": "loop", "pool": "nas"},
+		"server and share":  {"server": "nas.lan", "share": "/export"},
+		"images on a share": {"backend": "loop", "server": "nas.lan", "share": "/export"},
 	} {
 		s.ids = nil
 		if v := w.mustCreate(name, preferring("a"), with(parameters)); v.GetVolumeId() != s.volumes[0] || !slices.Equal(s.ids, []string{"CreateVolume " + name}) {
-			t.Errorf("%s: created %v; calls %q", name, v, s.ids)
+			t.Errorf("%s: got volume %v and calls %q, want %s by the shared service", name, v, s.ids, s.volumes[0])
 		}
-		for _, where := range []*csi.Topology{nil, translate.Topology("nowhere")} {
-			resp, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: parameters, AccessibleTopology: where})
+		for _, topology := range []*csi.Topology{nil, translate.Topology("nowhere")} {
+			resp, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: parameters, AccessibleTopology: topology})
 			if err != nil || resp.GetAvailableCapacity() != 7 {
-				t.Errorf("%s: capacity at %v: %v, %v", name, where, resp, err)
+				t.Errorf("%s: capacity at %v: got %v, %v, want 7", name, topology, resp, err)
 			}
 		}
 	}
@@ -47,13 +47,13 @@ func TestSharedClasses(t *testing.T) {
 	w.start("a", w.pool("p", "p", "1Gi"))
 	w.updateHostsAndWait()
 	if id := w.mustCreateOn("a", "v"); !strings.HasPrefix(id, "loop:p.") {
-		t.Errorf("a class without a pool: %s", id)
+		t.Errorf("class without a pool: got %s, want a volume in pool p", id)
 	}
 	wantCode(t, w.create("v", inPool("nsa")), codes.InvalidArgument, `pool="nsa"`, `nfs pools of the controller are "nas"`)
 }
 
-// TestSharedVolumes: calls by IDs of shared and of unknown volumes go to the shared service. A
-// shared volume can be published to every node that exists.
+// TestSharedVolumes: calls for shared volumes and for IDs of other drivers go to the shared service. A shared
+// volume can be published to every node that exists.
 func TestSharedVolumes(t *testing.T) {
 	w, s := newSharedCluster(t)
 	direct, err := volume.DirectPool("fd00::1", "/export/of all")
@@ -64,29 +64,29 @@ func TestSharedVolumes(t *testing.T) {
 	}
 	w.start("a")
 	w.updateHostsAndWait()
-	w.setHost("b", "") // its driver is not running
+	w.setHost("b", "") // the driver of b is not running
 	for _, id := range ids {
 		s.ids = nil
 		must(t, w.publish("a", id))
 		must(t, w.publish("b", id))
 		wantCode(t, w.publish("c", id), codes.NotFound, `node_id "c"`)
-		must(t, w.unpublish("c", id)) // the node may have been removed
+		must(t, w.unpublish("c", id)) // an unpublish call may come after the node was removed
 		must(t, w.delete(id))
 		publish := "ControllerPublishVolume " + id
 		if want := []string{publish, publish, "ControllerUnpublishVolume " + id, "DeleteVolume " + id}; !slices.Equal(s.ids, want) {
-			t.Errorf("calls %q, want %q", s.ids, want)
+			t.Errorf("got calls %q, want %q", s.ids, want)
 		}
 	}
 	wantCode(t, w.send(&csi.ControllerPublishVolumeRequest{VolumeId: ids[0], NodeId: "a"}), codes.InvalidArgument, "volume_capability")
 }
 
-// TestSharedPages: pages of every size contain each volume of nodes and of shared pools once, and an
-// error of the shared service is an error of the list.
+// TestSharedPages: pages of every size contain each volume of node-local and shared pools once. If the shared
+// service fails, the list fails.
 func TestSharedPages(t *testing.T) {
 	w, s := newSharedCluster(t)
 	w.updateHosts()
 	if got, err := w.list(0); err != nil || !slices.Equal(got, s.volumes) {
-		t.Errorf("without nodes: %q, %v", got, err)
+		t.Errorf("without nodes: got %q, %v, want %q", got, err, s.volumes)
 	}
 	w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
 	w.updateHostsAndWait()
@@ -97,10 +97,10 @@ func TestSharedPages(t *testing.T) {
 	ids = append(ids, s.volumes...)
 	for size := range int32(len(ids) + 2) {
 		if got, err := w.list(size); err != nil || !slices.Equal(got, ids) {
-			t.Errorf("pages of %d: %q, %v", size, got, err)
+			t.Errorf("pages of %d: got %q, %v, want %q", size, got, err, ids)
 		}
-		if got, err := listAll(t.Context(), w, relay.VolumeHealths, size); err != nil || !slices.Equal(got, s.volumes) { // the others are healthy
-			t.Errorf("health, pages of %d: %q, %v", size, got, err)
+		if got, err := listAll(t.Context(), w, relay.VolumeHealths, size); err != nil || !slices.Equal(got, s.volumes) { // the volumes on node a are healthy
+			t.Errorf("health, pages of %d: got %q, %v, want %q", size, got, err, s.volumes)
 		}
 	}
 	for _, token := range []string{"shared nonsense", s.volumes[1]} {
@@ -110,19 +110,20 @@ func TestSharedPages(t *testing.T) {
 	must(t, err)
 	for _, e := range resp.GetEntries() {
 		if e.GetStatus() != nil {
-			t.Errorf("%s: %v, which is not advertised", e.GetVolume().GetVolumeId(), e.GetStatus())
+			t.Errorf("volume %s: got status %v, want none, because LIST_VOLUMES_PUBLISHED_NODES is not advertised", e.GetVolume().GetVolumeId(), e.GetStatus())
 		}
 	}
 	s.listError = volume.Errorf(volume.ErrUnavailable, "nas.lan does not answer")
 	wantCode(t, w.listError(), codes.Unavailable, "nas.lan does not answer")
 }
 
-// stagedShared refuses to copy volumes until the node where they are staged has copied them.
+// stagedShared is a shared service that refuses to copy volumes until the node where they are staged has copied
+// them.
 type stagedShared struct {
 	fakeShared
-	refusal error
-	node    *fakeNode
-	nodes   map[string][]string // to which volumes are published
+	refusal error               // the error of a refused call
+	node    *fakeNode           // the node where volumes are staged
+	nodes   map[string][]string // by volume ID: the nodes to which the volume is published
 }
 
 // newStagedShared returns a test cluster with the shared pool nas and no nodes.
@@ -132,10 +133,11 @@ func newStagedShared(t *testing.T) (*testCluster, *stagedShared) {
 	return newEmptyCluster(t, sharedBy(s)), s
 }
 
-// errInUse is the refusal of a worker.
+// errInUse is the error of the shared service for a staged volume.
 var errInUse = status.Error(codes.FailedPrecondition, "it is in use")
 
-const fromRecord = "an ID from the record"
+// recordedID is the ID of each copy that stagedShared returns.
+const recordedID = "an ID from the record"
 
 func (s *stagedShared) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	var resp proto.Message
@@ -143,15 +145,15 @@ func (s *stagedShared) Call(ctx context.Context, method string, req proto.Messag
 	case *csi.ControllerGetVolumeRequest:
 		nodes, exists := s.nodes[req.GetVolumeId()]
 		if !exists {
-			return nil, volume.Errorf(volume.ErrNotFound, "there is none")
+			return nil, volume.Errorf(volume.ErrNotFound, "no such volume")
 		}
 		return &csi.ControllerGetVolumeResponse{Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: nodes}}, nil
 	case *csi.CreateSnapshotRequest:
-		resp = &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: fromRecord}}
+		resp = &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: recordedID}}
 	case *csi.CreateVolumeGroupSnapshotRequest:
-		resp = &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: &csi.VolumeGroupSnapshot{GroupSnapshotId: fromRecord}}
+		resp = &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: &csi.VolumeGroupSnapshot{GroupSnapshotId: recordedID}}
 	case *csi.CreateVolumeRequest:
-		resp = &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: fromRecord}}
+		resp = &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: recordedID}}
 	default:
 		return s.fakeShared.Call(ctx, method, req)
 	}
@@ -161,8 +163,8 @@ func (s *stagedShared) Call(ctx context.Context, method string, req proto.Messag
 	return nil, s.refusal
 }
 
-// TestStagedVolumes: a volume of a shared pool that is staged on a node is copied by the node's
-// driver, and the response is made from the record.
+// TestStagedVolumes: if a volume of a shared pool is staged on a node, the node's driver copies it, and the
+// response comes from the shared service.
 func TestStagedVolumes(t *testing.T) {
 	w, s := newStagedShared(t)
 	b := w.fake()
@@ -186,11 +188,11 @@ func TestStagedVolumes(t *testing.T) {
 		resp, err := w.CreateVolume(t.Context(), request("n", inPool("nas"), fromVolume(id)))
 		return resp.GetVolume().GetVolumeId(), err
 	}
-	const groupOfMore = "group of more"
-	for name, call := range map[string]func(string) (string, error){"snapshot": snapshot, "group": group(), groupOfMore: group(other, nowhere), "clone": clone} {
+	const groupOfThree = "group of three"
+	for name, call := range map[string]func(string) (string, error){"snapshot": snapshot, "group": group(), groupOfThree: group(other, nowhere), "clone": clone} {
 		for id, want := range map[string]struct {
 			code codes.Code
-			says string
+			text string
 		}{
 			v:             {codes.OK, ""},
 			nowhere:       {codes.FailedPrecondition, "it is in use"},
@@ -200,18 +202,18 @@ func TestStagedVolumes(t *testing.T) {
 			away:          {codes.Unavailable, `node "c" cannot be reached`},
 			stopped:       {codes.Unavailable, `node "d": its driver is not running`},
 		} {
-			if name == groupOfMore && slices.Contains([]string{nowhere, away, stopped, gone}, id) {
-				continue // the other volumes are on another node
+			if name == groupOfThree && slices.Contains([]string{nowhere, away, stopped, gone}, id) {
+				continue // the group contains a volume on node b too
 			}
 			t.Run(name+" of "+id, func(t *testing.T) {
 				b.refuse(nil)
 				got, err := call(id)
-				wantCode(t, err, want.code, want.says)
-				if err == nil && got != fromRecord {
-					t.Errorf("the response has %q", got)
+				wantCode(t, err, want.code, want.text)
+				if err == nil && got != recordedID {
+					t.Errorf("got ID %q, want %q", got, recordedID)
 				}
 				if calls, _ := b.called(); (len(calls) > 0) != (id == v) {
-					t.Errorf("calls of the node: %q", calls)
+					t.Errorf("got calls %q on node b, want calls only for %s", calls, v)
 				}
 			})
 		}
@@ -219,12 +221,12 @@ func TestStagedVolumes(t *testing.T) {
 		_, err := call(v)
 		wantCode(t, err, codes.Aborted, "being copied")
 	}
-	// A controller on that node does not see the mount, only the device.
+	// A controller on node b sees the device but not the mount, as during staging.
 	for _, refusal := range []error{volume.Errorf(volume.ErrPending, "it is being staged"), status.Error(codes.Aborted, "it is being staged")} {
 		s.refusal = refusal
 		b.refuse(nil)
-		if got, err := snapshot(v); err != nil || got != fromRecord {
-			t.Errorf("%q, %v", got, err)
+		if got, err := snapshot(v); err != nil || got != recordedID {
+			t.Errorf("refusal %v: got %q, %v, want %q", refusal, got, err, recordedID)
 		}
 	}
 	s.refusal = volume.Errorf(volume.ErrUnavailable, "the server does not answer")
@@ -232,13 +234,13 @@ func TestStagedVolumes(t *testing.T) {
 	_, err := snapshot(v)
 	wantCode(t, err, codes.Unavailable, "the server does not answer")
 	s.refusal = errInUse
-	// Volumes on two nodes have no common point in time.
+	// A group of volumes on two nodes cannot be copied at one point in time.
 	_, err = group(away)(v)
 	wantCode(t, err, codes.FailedPrecondition, "it is in use")
 }
 
-// TestNodeServesCopies: a node's driver passes calls that copy volumes of shared pools to its
-// workers, and no other calls.
+// TestNodeServesCopies: the router sends calls that copy a staged volume of a shared pool to the volume's node. The
+// calls fail, because the node's driver has no such pool.
 func TestNodeServesCopies(t *testing.T) {
 	w, s := newStagedShared(t)
 	w.start("a", w.pool("p", "p", "1Gi"))
@@ -248,7 +250,7 @@ func TestNodeServesCopies(t *testing.T) {
 	const relayed = `configuration here has no nfs pool "nas"`
 	wantCode(t, w.send(&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v}), codes.Unavailable, `node "a"`, relayed)
 	wantCode(t, w.send(groupRequest("g", v)), codes.Unavailable, `node "a"`, relayed)
-	wantCode(t, w.create("copy", inPool("nas"), fromVolume(v)), codes.InvalidArgument, `"nas"`) // of the class
+	wantCode(t, w.create("copy", inPool("nas"), fromVolume(v)), codes.InvalidArgument, `"nas"`) // the driver validates the class
 	own := w.mustCreateOn("a", "own")
 	must(t, w.get(own))
 	must(t, w.create("own-copy", fromVolume(own)))

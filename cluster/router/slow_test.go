@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// begin starts a ControllerGetVolume.
+// begin starts a ControllerGetVolume. The channel receives its error.
 func (w *testCluster) begin(ctx context.Context, id string) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- w.sendWith(ctx, getRequest(id)) }()
@@ -30,20 +30,20 @@ func (w *testCluster) beginBlocked(ctx context.Context, b *blocked, id string) <
 	return call
 }
 
-// wantUnderWay fails the test if a call has ended.
-func wantUnderWay(t *testing.T, call <-chan error) {
+// wantPending fails the test if a call has ended.
+func wantPending(t *testing.T, call <-chan error) {
 	t.Helper()
 	select {
 	case err := <-call:
-		t.Fatalf("the call has ended: %v", err)
+		t.Fatalf("the call has ended with %v, want it to be pending", err)
 	default:
 	}
 }
 
-// TestSlowNode: the caller's deadline and cancellation reach the node's handler, and calls to
-// other nodes do not wait.
+// TestSlowNode: the deadline and the cancellation of a caller reach the node's handler, and calls to other
+// nodes do not wait for it.
 func TestSlowNode(t *testing.T) {
-	w, b, id, patient := blockedGet(t)
+	w, b, id, other := blockedGet(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	call := w.beginBlocked(ctx, b, id)
 	onB := w.mustCreateOn("b", "v")
@@ -53,30 +53,30 @@ func TestSlowNode(t *testing.T) {
 	if _, err := w.list(1); err != nil {
 		t.Error(err)
 	}
-	wantUnderWay(t, call)
+	wantPending(t, call)
 	cancel()
 	wantCode(t, <-call, codes.Canceled, `node "a"`)
 	if err := <-b.ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("the blocked call ended with %v", err)
+		t.Errorf("the handler on the node ended with %v, want a canceled or expired context", err)
 	}
-	wantUnderWay(t, patient)
+	wantPending(t, other)
 	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	call = w.beginBlocked(ctx, b, id)
 	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the blocked call ended with %v", err)
+		t.Errorf("the handler on the node ended with %v, want a canceled or expired context", err)
 	}
 	wantCode(t, <-call, codes.DeadlineExceeded, `node "a"`)
 }
 
-// TestCodes: a node's error is returned unchanged; the node is added to errors whose cause
-// may be the connection.
+// TestCodes: the router returns a node's error unchanged, but adds the node to errors that the connection may
+// have caused.
 func TestCodes(t *testing.T) {
 	w, b, id, call := blockedGet(t)
 	for _, tc := range []struct {
-		kind error
-		want codes.Code
-		says string
+		nodeError error
+		code      codes.Code
+		message   string
 	}{
 		{volume.ErrInvalid, codes.InvalidArgument, "some reason"},
 		{volume.ErrNotFound, codes.NotFound, "some reason"},
@@ -90,56 +90,56 @@ func TestCodes(t *testing.T) {
 		{context.DeadlineExceeded, codes.DeadlineExceeded, `node "a": some reason`},
 		{context.Canceled, codes.Unavailable, `node "a": some reason`}, // the caller did not cancel
 	} {
-		b.release <- volume.Errorf(tc.kind, "some reason")
-		if err := <-call; status.Code(err) != tc.want || status.Convert(err).Message() != tc.says {
-			t.Errorf("%v became %v", tc.kind, err)
+		b.release <- volume.Errorf(tc.nodeError, "some reason")
+		if err := <-call; status.Code(err) != tc.code || status.Convert(err).Message() != tc.message {
+			t.Errorf("node error %v: got %v, want %v %q", tc.nodeError, err, tc.code, tc.message)
 		}
 		call = w.beginBlocked(t.Context(), b, id)
 	}
 }
 
-// TestMovedDriver: when a node's driver moves to another address, calls under way end at the
-// old one, and the next ones go to the new one.
+// TestMovedDriver: when the address of a node's driver changes, pending calls continue on the old connection, and
+// later calls use the new address.
 func TestMovedDriver(t *testing.T) {
 	w, b, id, call := blockedGet(t)
 	w.start("a", w.pool("default", "a2", "1Gi"))
 	w.updateHostsAndWait()
-	await(t, "the new pool", func() bool {
+	await(t, "the pool of the driver at the new address", func() bool {
 		return w.create("w", preferring("a")) == nil && w.get("loop:"+w.poolID("a", "default")+":w") == nil
 	})
-	wantUnderWay(t, call)
+	wantPending(t, call)
 	b.release <- volume.Errorf(volume.ErrNotFound, "there is none")
 	wantCode(t, <-call, codes.NotFound, "there is none")
 	wantCode(t, w.get(id), codes.FailedPrecondition, "no node has pool")
 }
 
-// TestRemovedUnderWay: a call to a node that is removed ends at once on both sides, with a
-// code other than CANCELLED.
-func TestRemovedUnderWay(t *testing.T) {
+// TestNodeRemovedDuringCall: a pending call to a node that is removed fails immediately with UNAVAILABLE, and its
+// handler on the node is canceled.
+func TestNodeRemovedDuringCall(t *testing.T) {
 	w, b, _, call := blockedGet(t)
 	w.removeHosts("a")
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
 	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the blocked call ended with %v", err)
+		t.Errorf("the handler on the node ended with %v, want a canceled or expired context", err)
 	}
 }
 
-// TestCutUnderWay: a call ends when its connection breaks, and the connection is made again.
-func TestCutUnderWay(t *testing.T) {
+// TestConnectionBroken: a call ends when its connection breaks, and the next call uses a new connection.
+func TestConnectionBroken(t *testing.T) {
 	w, b, id, direct := blockedGet(t)
 	p := w.proxy("a")
 	w.updateHosts()
 	w.awaitNode("a")
-	await(t, "a connection through the proxy", func() bool { return p.connections() > 0 })
+	await(t, "a connection through the proxy", func() bool { return p.used() })
 	call := w.beginBlocked(t.Context(), b, id)
 	p.cut()
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
 	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the blocked call ended with %v", err)
+		t.Errorf("the handler on the node ended with %v, want a canceled or expired context", err)
 	}
-	wantUnderWay(t, direct)
+	wantPending(t, direct)
 	call = w.begin(t.Context(), id)
-	await(t, "the next call", func() bool {
+	await(t, "the next call to reach the node", func() bool {
 		select {
 		case <-b.entered:
 			return true
@@ -168,49 +168,49 @@ func proxied(t *testing.T) (*testCluster, *proxy) {
 	return w, p
 }
 
-// TestHalfOpen: a connection that transfers nothing delays its own calls until their deadlines,
-// and no calls to other nodes.
+// TestHalfOpen: calls on a connection that transfers no data wait until their deadlines. They do not delay calls
+// to other nodes.
 func TestHalfOpen(t *testing.T) {
 	w, p := proxied(t)
-	onA, onB, stays := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v"), w.mustCreateOn("a", "stays")
+	onA, onB, other := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v"), w.mustCreateOn("a", "other")
 	p.gate.Lock()
-	patient, cancel := context.WithCancel(t.Context())
-	calls := []<-chan error{w.begin(patient, onA), w.begin(patient, onA)}
+	canceled, cancel := context.WithCancel(t.Context())
+	calls := []<-chan error{w.begin(canceled, onA), w.begin(canceled, onA)}
 	limited, cancelLimited := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancelLimited()
 	for _, req := range append(volumeRequests(onA), &csi.ListVolumesRequest{}) {
 		if c := code(w.sendWith(limited, req)); c != codes.DeadlineExceeded && c != codes.Unavailable {
-			t.Errorf("%T: %v", req, c)
+			t.Errorf("%T: got %v, want DeadlineExceeded or Unavailable", req, c)
 		}
 	}
 	must(t, w.get(onB))
 	must(t, w.publish("b", onB))
 	w.mustCreateOn("b", "w")
 	for _, call := range calls {
-		wantUnderWay(t, call)
+		wantPending(t, call)
 	}
 	cancel()
 	for _, call := range calls {
 		wantCode(t, <-call, codes.Canceled, `node "a"`)
 	}
 	p.gate.Unlock()
-	must(t, w.get(stays)) // v may be deleted now
+	must(t, w.get(other)) // a delayed DeleteVolume may have deleted v
 }
 
-// TestSlowManifest: a node that does not answer the question for its pools delays calls until their
-// deadlines at most, however many wait.
+// TestSlowManifest: while a node does not answer GetPluginInfo, each call that waits for the answer ends at its
+// own deadline, even if another call without a deadline waits too.
 func TestSlowManifest(t *testing.T) {
 	w, p := proxied(t)
 	p.gate.Lock()
 	defer p.gate.Unlock()
-	await(t, "another question for the pools", func() bool {
+	await(t, "a call to wait for the node's pools", func() bool {
 		brief, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		_ = w.sendWith(brief, getRequest(unknownVolume))
 		return brief.Err() != nil
 	})
-	patient, cancel := context.WithCancel(t.Context())
-	first := w.begin(patient, unknownVolume)
+	canceled, cancel := context.WithCancel(t.Context())
+	first := w.begin(canceled, unknownVolume)
 	limited, cancelLimited := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancelLimited()
 	second := w.begin(limited, unknownVolume)
@@ -221,7 +221,7 @@ func TestSlowManifest(t *testing.T) {
 			t.Error("a call for an unknown volume succeeded")
 		}
 	case err := <-first:
-		t.Fatalf("the call without a deadline ended first: %v", err)
+		t.Fatalf("the call without a deadline ended first with %v", err)
 	}
 	cancel()
 	if err := <-first; err == nil {
@@ -229,13 +229,13 @@ func TestSlowManifest(t *testing.T) {
 	}
 }
 
-// TestRemovedNodesLeaveNothing: neither goroutines nor connections of removed nodes remain.
+// TestRemovedNodesLeaveNothing: the goroutines of removed nodes end.
 func TestRemovedNodesLeaveNothing(t *testing.T) {
 	w := newCluster(t, "a")
 	before := runtime.NumGoroutine()
 	for range 20 {
 		for _, name := range []string{"b", "c", "d"} {
-			w.hosts[name] = w.addresses["a"] // the driver there has another certificate
+			w.hosts[name] = w.addresses["a"] // the driver at this address has the certificate of a
 		}
 		w.setHost("e", backendtest.FreeAddress(t))
 		for _, name := range []string{"b", "e"} {
@@ -244,10 +244,10 @@ func TestRemovedNodesLeaveNothing(t *testing.T) {
 		}
 		w.removeHosts("b", "c", "d", "e")
 	}
-	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+5 })
+	await(t, "the goroutines of removed nodes to end", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
-// TestHostsChangeUnderLoad changes the nodes while calls are made, for the race detector.
+// TestHostsChangeUnderLoad: calls that run while nodes change fail only with the expected codes.
 func TestHostsChangeUnderLoad(t *testing.T) {
 	w := newCluster(t, "a", "b")
 	onA, onB := w.mustCreateOn("a", "v"), w.mustCreateOn("b", "v")
@@ -270,7 +270,7 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 				switch err := call(); code(err) {
 				case codes.OK, codes.Unavailable, codes.FailedPrecondition, codes.ResourceExhausted:
 				default:
-					t.Errorf("%v: %v", code(err), err)
+					t.Errorf("got an unexpected error %v: %v", code(err), err)
 				}
 			}
 		})
@@ -287,8 +287,8 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 	must(t, w.get(onB))
 }
 
-// TestHalfOpenIsDetected: after a time, calls on a connection that transfers nothing fail at once,
-// and they succeed when it transfers again.
+// TestHalfOpenIsDetected: keepalive detects a connection that transfers no data. Calls then fail immediately,
+// and they succeed again when data is transferred.
 func TestHalfOpenIsDetected(t *testing.T) {
 	w, p := proxied(t)
 	id := w.mustCreateOn("a", "v")
@@ -297,5 +297,5 @@ func TestHalfOpenIsDetected(t *testing.T) {
 	w.awaitDisconnect("a")
 	wantCode(t, w.get(id), codes.Unavailable, `node "a" cannot be reached`)
 	p.gate.Unlock()
-	await(t, "the node", func() bool { return w.get(id) == nil })
+	await(t, "a successful call to node a", func() bool { return w.get(id) == nil })
 }

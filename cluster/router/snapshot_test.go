@@ -16,21 +16,21 @@ import (
 )
 
 // snapshot creates a snapshot and returns its ID.
-func (w *testCluster) snapshot(name, of string) string {
+func (w *testCluster) snapshot(name, source string) string {
 	w.t.Helper()
-	resp, err := w.CreateSnapshot(w.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: of})
+	resp, err := w.CreateSnapshot(w.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: source})
 	must(w.t, err)
 	return resp.GetSnapshot().GetSnapshotId()
 }
 
-func groupRequest(name string, of ...string) *csi.CreateVolumeGroupSnapshotRequest {
-	return &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: of}
+func groupRequest(name string, sources ...string) *csi.CreateVolumeGroupSnapshotRequest {
+	return &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: sources}
 }
 
 // group creates a group snapshot.
-func (w *testCluster) group(name string, of ...string) *csi.VolumeGroupSnapshot {
+func (w *testCluster) group(name string, sources ...string) *csi.VolumeGroupSnapshot {
 	w.t.Helper()
-	resp, err := w.CreateVolumeGroupSnapshot(w.t.Context(), groupRequest(name, of...))
+	resp, err := w.CreateVolumeGroupSnapshot(w.t.Context(), groupRequest(name, sources...))
 	must(w.t, err)
 	return resp.GetGroupSnapshot()
 }
@@ -47,12 +47,12 @@ func allocated(snapshot string) proto.Message {
 	return &csi.GetMetadataAllocatedRequest{SnapshotId: snapshot}
 }
 
-// deletions are the calls that delete a snapshot and a group.
+// deletions returns the requests that delete a snapshot and a group.
 func deletions(snapshot, group string) []proto.Message {
 	return []proto.Message{&csi.DeleteSnapshotRequest{SnapshotId: snapshot}, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: group}}
 }
 
-// reads are the other calls for a snapshot and a group.
+// reads returns the other requests for a snapshot and a group.
 func reads(snapshot, group string) []proto.Message {
 	return []proto.Message{
 		getSnapshot(snapshot), listSnapshot(snapshot), &csi.ListSnapshotsRequest{SourceVolumeId: snapshot}, allocated(snapshot),
@@ -60,18 +60,18 @@ func reads(snapshot, group string) []proto.Message {
 	}
 }
 
-// ofSource adds a source volume to requests for lists of snapshots.
-type ofSource struct {
+// sourceFilter adds the filter source_volume_id to ListSnapshots requests.
+type sourceFilter struct {
 	relay.Service
 	id string
 }
 
-func (o ofSource) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+func (o sourceFilter) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	req.(*csi.ListSnapshotsRequest).SourceVolumeId = o.id
 	return o.Service.Call(ctx, method, req)
 }
 
-// TestSnapshots: snapshots of volumes on the second of two nodes.
+// TestSnapshots makes all calls for snapshots of volumes on the second of two nodes.
 func TestSnapshots(t *testing.T) {
 	w := newEmptyCluster(t)
 	w.start("a", w.pool("p", "p", "1Gi"))
@@ -82,11 +82,11 @@ func TestSnapshots(t *testing.T) {
 	must(t, err)
 	s := created.GetSnapshot().GetSnapshotId()
 	if s != strings.TrimSuffix(onB, ":v")+":s" {
-		t.Errorf("created %v", created)
+		t.Errorf("got snapshot %v, want name s in the pool of %s", created, onB)
 	}
 	got, err := w.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: s})
 	if err != nil || !proto.Equal(got.GetSnapshot(), created.GetSnapshot()) {
-		t.Errorf("created %v; got %v, %v", created, got, err)
+		t.Errorf("GetSnapshot: got %v, %v, want %v", got, err, created)
 	}
 	group := w.group("g", onB)
 	for _, req := range reads(s, group.GetGroupSnapshotId()) {
@@ -97,11 +97,11 @@ func TestSnapshots(t *testing.T) {
 	wantCode(t, w.send(groupRequest("g", onA, onB)), codes.FailedPrecondition, onA, onB)
 	wantCode(t, w.send(groupRequest("g", onB, onB)), codes.InvalidArgument, "twice")
 
-	// A volume is created on the node of its source, whatever is preferred.
-	for name, source := range map[string]change{"of-snapshot": fromSnapshot(s), "of-volume": fromVolume(onB), "of-member": fromSnapshot(group.GetSnapshots()[0].GetSnapshotId())} {
-		for i, place := range []change{preferring("a", "b"), within("b"), anywhere, inPool("r")} {
-			if v := w.mustCreate(fmt.Sprintf("%s-%d", name, i), source, place); nodeOf(v) != "b" || v.GetContentSource() == nil {
-				t.Errorf("%s %d: created %v", name, i, v)
+	// A volume is created on the node of its source, whichever node is preferred.
+	for name, source := range map[string]change{"from-snapshot": fromSnapshot(s), "from-volume": fromVolume(onB), "from-group": fromSnapshot(group.GetSnapshots()[0].GetSnapshotId())} {
+		for i, topology := range []change{preferring("a", "b"), within("b"), anywhere, inPool("r")} {
+			if v := w.mustCreate(fmt.Sprintf("%s-%d", name, i), source, topology); nodeOf(v) != "b" || v.GetContentSource() == nil {
+				t.Errorf("%s %d: got %v, want a volume on node b with a source", name, i, v)
 			}
 		}
 		wantCode(t, w.create("none", source, preferring("a")), codes.ResourceExhausted, "requisite", `"b"`)
@@ -144,30 +144,30 @@ func TestSnapshotPages(t *testing.T) {
 			ids = append(ids, s.GetSnapshotId())
 		}
 	}
-	whole, err := listAll(t.Context(), w, relay.Snapshots, 0)
+	all, err := listAll(t.Context(), w, relay.Snapshots, 0)
 	must(t, err)
-	if !slices.Equal(sorted(whole), sorted(ids)) {
-		t.Fatalf("listed %q, want %q", whole, ids)
+	if !slices.Equal(sorted(all), sorted(ids)) {
+		t.Fatalf("got snapshots %q, want %q", all, ids)
 	}
 	for size := range int32(len(ids) + 2) {
-		if got, err := listAll(t.Context(), w, relay.Snapshots, size); err != nil || !slices.Equal(got, whole) {
-			t.Errorf("pages of %d: %q, %v", size, got, err)
+		if got, err := listAll(t.Context(), w, relay.Snapshots, size); err != nil || !slices.Equal(got, all) {
+			t.Errorf("pages of %d: got %q, %v, want %q", size, got, err, all)
 		}
 		for pool, v := range volumes {
-			if got, err := listAll(t.Context(), ofSource{w, v}, relay.Snapshots, size); err != nil || len(got) != 3 || !strings.Contains(got[2], ":"+pool+".") {
-				t.Errorf("of %s, pages of %d: %q, %v", v, size, got, err)
+			if got, err := listAll(t.Context(), sourceFilter{w, v}, relay.Snapshots, size); err != nil || len(got) != 3 || !strings.Contains(got[2], ":"+pool+".") {
+				t.Errorf("snapshots of %s, pages of %d: got %q, %v, want 3 snapshots", v, size, got, err)
 			}
 		}
 	}
-	for _, token := range invalidTokens(whole[0]) {
+	for _, token := range invalidTokens(all[0]) {
 		wantCode(t, w.send(&csi.ListSnapshotsRequest{StartingToken: token}), codes.Aborted, "starting_token")
-		wantCode(t, w.send(&csi.ListSnapshotsRequest{StartingToken: token, SnapshotId: whole[0]}), codes.Aborted, "starting_token")
+		wantCode(t, w.send(&csi.ListSnapshotsRequest{StartingToken: token, SnapshotId: all[0]}), codes.Aborted, "starting_token")
 	}
 	wantCode(t, w.send(&csi.ListSnapshotsRequest{StartingToken: "nonsense", SourceVolumeId: volumes["p"]}), codes.Aborted, "starting_token")
 	wantCode(t, w.send(&csi.ListSnapshotsRequest{MaxEntries: -1}), codes.InvalidArgument, "max_entries")
 }
 
-// TestSnapshotMetadata: the router passes on a node's stream and its status.
+// TestSnapshotMetadata: the router forwards a node's stream and its status.
 func TestSnapshotMetadata(t *testing.T) {
 	c := twoNodes(t)
 	resp, err := c.Router.Control.CreateVolume(t.Context(), request("v", preferring("node-2.example")))
@@ -184,6 +184,6 @@ func TestSnapshotMetadata(t *testing.T) {
 	must(t, err)
 	capabilities, err := c.Router.Control.GroupControllerGetCapabilities(t.Context(), &csi.GroupControllerGetCapabilitiesRequest{})
 	if err != nil || len(capabilities.GetCapabilities()) != 1 {
-		t.Errorf("%v, %v", capabilities, err)
+		t.Errorf("got group capabilities %v, %v, want 1", capabilities, err)
 	}
 }

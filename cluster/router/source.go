@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createFrom creates a volume on the node of its source. The scheduler then places the pod there. A
-// retry reaches the same pool.
+// createFrom creates a volume from a source. If the source is in a node-local pool, the volume is created on
+// the source's node, and a retry uses the same pool. If the pool is shared, Shared creates the volume.
 func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	source := spec.Source
 	switch shared := s.isShared(spec.Parameters); {
@@ -39,9 +39,9 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 	return s.createOn(ctx, n, spec, req)
 }
 
-// callCopying makes a call that copies volumes of a shared pool. If Shared refuses it because a
-// volume is staged, the node where it is staged makes the copy, because only that node can copy
-// a consistent state. Then the call is repeated at Shared, which finds the copy.
+// callCopying makes a call that copies volumes of a shared pool. If Shared refuses the call because a
+// volume is staged, the call is first sent to the node where the volume is staged, because only that
+// node can copy a consistent state. The call is then repeated at Shared, which returns that copy.
 func (s *Server) callCopying(ctx context.Context, sources []volume.ID, method string, req proto.Message) (proto.Message, error) {
 	resp, err := s.shared.Call(ctx, method, req)
 	if !inUse(err) {
@@ -52,33 +52,33 @@ func (s *Server) callCopying(ctx context.Context, sources []volume.ID, method st
 		return resp, err
 	}
 	if _, err := n.service.Call(ctx, method, req); err != nil {
-		return nil, n.failed(ctx, err)
+		return nil, n.callError(ctx, err)
 	}
 	return s.shared.Call(ctx, method, req)
 }
 
-// inUse reports whether an error may mean that a volume is staged. A controller on the volume's node
-// finds the device but not the mount, as while a volume is being staged (ErrPending).
+// inUse reports whether an error may mean that a volume is staged. The error may be ErrPending, because a
+// controller on the node where the volume is staged sees the device but not the mount, as during staging.
 func inUse(err error) bool {
 	code := status.Code(err)
 	return errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrPending) || code == codes.FailedPrecondition || code == codes.Aborted
 }
 
-// stagedOn returns the node to which volumes of a shared pool are published; nil if there is no node,
-// more than one, or if this is unknown.
+// stagedOn returns the node to which volumes of a shared pool are published. It returns nil if they are
+// published to no node or to several nodes, or if Shared does not return a volume.
 func (s *Server) stagedOn(ctx context.Context, volumes []volume.ID) *node {
-	only := ""
+	found := ""
 	for _, id := range volumes {
 		resp, err := relay.Call[*csi.ControllerGetVolumeResponse](ctx, s.shared, csi.Controller_ControllerGetVolume_FullMethodName, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
 		if err != nil {
 			return nil
 		}
 		for _, name := range resp.GetStatus().GetPublishedNodeIds() {
-			if only != "" && only != name {
+			if found != "" && found != name {
 				return nil
 			}
-			only = name
+			found = name
 		}
 	}
-	return s.nodes.named(only)
+	return s.nodes.named(found)
 }

@@ -3,21 +3,22 @@ package router
 // State describes the router's connection to a node.
 type State struct {
 	Name string
-	// Connected reports whether a call would be sent at once.
+	// Connected is true if a call would be sent immediately.
 	Connected bool
-	// Shared is the number of its pools that another node announces too or is recorded for.
-	Shared int
+	// Conflicts is the number of the node's pools that another node also announces, or that are recorded
+	// for another node.
+	Conflicts int
 }
 
-// States returns the states of all nodes by name; none before SetHosts was called.
+// States returns the states of all nodes, sorted by name. It returns none before SetHosts was called.
 func (s *Server) States() []State {
 	all, _ := s.nodes.all()
 	states := make([]State, 0, len(all))
 	for _, n := range all {
 		state := State{Name: n.name, Connected: n.connected()}
 		for _, key := range n.view().pools {
-			if len(s.nodes.announcing(key)) > 1 || s.nodes.foreign(n, key) {
-				state.Shared++
+			if len(s.nodes.announcing(key)) > 1 || s.nodes.ownedByOther(n, key) {
+				state.Conflicts++
 			}
 		}
 		states = append(states, state)

@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// rejected returns the error for a response that a node must not give (ErrUnavailable).
+// rejected returns the error for a response that a node must not send (ErrUnavailable).
 func (n *node) rejected(format string, args ...any) error {
 	args = append(append([]any{n.name}, args...), n.name)
 	return volume.Errorf(volume.ErrUnavailable, "node %q "+format+": the response was rejected: check which driver runs on node %q", args...)
 }
 
-// verifyVolume rejects a volume unless it is in a pool that the node serves and accessible from
-// this node alone.
+// verifyVolume rejects a volume unless the node serves its pool and the volume is accessible from this
+// node alone.
 func (ns *nodes) verifyVolume(ctx context.Context, n *node, v *csi.Volume) error {
 	id, _ := volume.ParseID(v.GetVolumeId())
 	if err := ns.verifyID(ctx, n, id, v.GetVolumeId()); err != nil {
@@ -32,7 +32,7 @@ func (ns *nodes) verifyVolume(ctx context.Context, n *node, v *csi.Volume) error
 	return nil
 }
 
-// verifyCreated is verifyVolume for a response to CreateVolume.
+// verifyCreated is verifyVolume for a response to CreateVolume. It also verifies the volume's name.
 func (ns *nodes) verifyCreated(ctx context.Context, n *node, spec volume.Spec, v *csi.Volume) error {
 	if err := ns.verifyVolume(ctx, n, v); err != nil {
 		return retryable(err)
@@ -43,34 +43,36 @@ func (ns *nodes) verifyCreated(ctx context.Context, n *node, spec volume.Spec, v
 	return nil
 }
 
-// verifySnapshot rejects a snapshot unless the node serves its pool and its source and group are
-// in this pool. A snapshot whose record cannot be read has no source.
-func (ns *nodes) verifySnapshot(ctx context.Context, n *node, one *csi.Snapshot) error {
-	text := one.GetSnapshotId()
+// verifySnapshot rejects a snapshot unless the node serves its pool, and its source and its group are
+// in this pool.
+func (ns *nodes) verifySnapshot(ctx context.Context, n *node, snapshot *csi.Snapshot) error {
+	text := snapshot.GetSnapshotId()
 	id, _ := volume.ParseSnapshotID(text)
 	if err := ns.verifyID(ctx, n, id, text); err != nil {
 		return err
 	}
-	source, err := volume.ParseID(one.GetSourceVolumeId())
-	if unread := one.GetSourceVolumeId() == "" && !one.GetReadyToUse(); !unread && (err != nil || source.Backend != id.Backend || keyOf(source) != keyOf(id)) {
-		return n.rejected("says that snapshot %q is of volume %q", text, one.GetSourceVolumeId())
+	// A snapshot whose record cannot be read has no source.
+	unreadable := snapshot.GetSourceVolumeId() == "" && !snapshot.GetReadyToUse()
+	source, err := volume.ParseID(snapshot.GetSourceVolumeId())
+	if !unreadable && (err != nil || source.Backend != id.Backend || keyOf(source) != keyOf(id)) {
+		return n.rejected("says that snapshot %q is of volume %q", text, snapshot.GetSourceVolumeId())
 	}
-	group, set := "", id
-	if set.Name = volume.SetOf(id.Name); set != id {
-		group = set.String()
+	want, group := "", id
+	if group.Name = volume.SetOf(id.Name); group != id {
+		want = group.String()
 	}
-	if got := one.GetGroupSnapshotId(); got != group {
+	if got := snapshot.GetGroupSnapshotId(); got != want {
 		return n.rejected("says that snapshot %q is of group %q", text, got)
 	}
 	return nil
 }
 
 // verifySnapshotIs is verifySnapshot for a snapshot with a known ID.
-func (ns *nodes) verifySnapshotIs(ctx context.Context, n *node, one *csi.Snapshot, want volume.ID) error {
-	if err := n.verifyAnswer(one.GetSnapshotId(), want.String()); err != nil {
+func (ns *nodes) verifySnapshotIs(ctx context.Context, n *node, snapshot *csi.Snapshot, want volume.ID) error {
+	if err := n.verifyAnswer(snapshot.GetSnapshotId(), want.String()); err != nil {
 		return err
 	}
-	return ns.verifySnapshot(ctx, n, one)
+	return ns.verifySnapshot(ctx, n, snapshot)
 }
 
 // verifyGroup rejects a group with another ID, and snapshots that are not in it.
@@ -78,25 +80,26 @@ func (ns *nodes) verifyGroup(ctx context.Context, n *node, group *csi.VolumeGrou
 	if err := n.verifyAnswer(group.GetGroupSnapshotId(), want.String()); err != nil {
 		return err
 	}
-	for _, one := range group.GetSnapshots() {
-		if err := n.verifyAnswer(one.GetGroupSnapshotId(), want.String()); err != nil {
+	for _, snapshot := range group.GetSnapshots() {
+		if err := n.verifyAnswer(snapshot.GetGroupSnapshotId(), want.String()); err != nil {
 			return err
 		}
-		if err := ns.verifySnapshot(ctx, n, one); err != nil {
+		if err := ns.verifySnapshot(ctx, n, snapshot); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// verifyID rejects an ID whose pool the node does not serve. id is empty if text is not an ID. It requests the
-// pools of the node again, because the node may have opened the pool since.
+// verifyID rejects an ID whose pool the node does not serve. id is the parsed text, or empty if text is not an
+// ID. Before it rejects the ID, verifyID requests the pools of the node again, because the node may have opened
+// the pool since.
 func (ns *nodes) verifyID(ctx context.Context, n *node, id volume.ID, text string) error {
 	if key := keyOf(id); key.uuid != "" {
-		err := ns.serves(ctx, n, key)
+		err := ns.checkServes(ctx, n, key)
 		if err != nil {
-			n.ask(ctx, 0)
-			err = ns.serves(ctx, n, key)
+			n.requestPools(ctx, 0)
+			err = ns.checkServes(ctx, n, key)
 		}
 		if err == nil || slices.Contains(ns.announcing(key), n) {
 			return err
@@ -105,7 +108,7 @@ func (ns *nodes) verifyID(ctx context.Context, n *node, id volume.ID, text strin
 	return n.rejected("answered with %q, whose pool it does not have", text)
 }
 
-// verifyAnswer rejects an ID other than that of the request.
+// verifyAnswer rejects an ID other than the requested one.
 func (n *node) verifyAnswer(got, want string) error {
 	if got == want {
 		return nil
@@ -113,8 +116,8 @@ func (n *node) verifyAnswer(got, want string) error {
 	return n.rejected("answered with %q when %q was requested", got, want)
 }
 
-// verifyResponse rejects a node's response that has other IDs than the request, or that is about another
-// node's pool. id is the first ID in the request.
+// verifyResponse rejects a node's response that contains other IDs than the request, or an ID in a pool that
+// the node does not serve. id is the first ID in the request.
 func (ns *nodes) verifyResponse(ctx context.Context, n *node, id volume.ID, req, resp proto.Message) error {
 	switch resp := resp.(type) {
 	case *csi.ControllerGetVolumeResponse:
