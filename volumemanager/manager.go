@@ -128,15 +128,7 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	unmounter := mount.NewNFSUnmounter()
 	m.nfs = nfsvolume.New(m.host, unmounter)
 	m.flexVolumes = flexvolume.New(m.host, unmounter, o.FlexVolumes, m.retry)
-	registry := m.plugins()
-	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
-	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims, m.Node)
-	return m, nil
-}
-
-// plugins returns all volume plugins.
-func (m *Manager) plugins() plugins.Registry {
-	return append(plugins.Registry{
+	registry := append(plugins.Registry{
 		emptydir.New(m.host),
 		hostpath.New(),
 		localvolume.New(m.host),
@@ -144,6 +136,9 @@ func (m *Manager) plugins() plugins.Registry {
 		m.csi,
 		m.flexVolumes,
 	}, payload.New(m.host)...)
+	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
+	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims, m.Node)
+	return m, nil
 }
 
 // done is called after each operation.

@@ -15,24 +15,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
+
+var must = plugintest.Must
 
 // newTestManager returns a manager with new directories. Its parts are not running.
 func newTestManager(t *testing.T, ctx context.Context) *Manager {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vm") // a short path: paths of sockets have at most 107 bytes
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, err := os.MkdirTemp("", "vm") // a short path, because the path of a socket has at most 107 bytes
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	o := Options{Manifests: filepath.Join(dir, "manifests"), RootDir: dir, Registry: filepath.Join(dir, "registry"), FlexVolumes: filepath.Join(dir, "flex")}
-	if err := os.MkdirAll(stateDir(dir), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(stateDir(dir), 0o700))
 	m, err := newManager(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = m.store.Close() })
 	return m
 }
@@ -53,9 +50,7 @@ func TestStatusAtStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := newTestManager(t, ctx)
 	serve, err := m.listen(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan error)
 	go func() { ended <- serve[0](ctx) }()
 	shortCtx, cancelShort := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -113,9 +108,7 @@ func TestIssuer(t *testing.T) {
 func TestForeignRoot(t *testing.T) {
 	dir := t.TempDir()
 	content := filepath.Join(dir, "pods/uid/volumes/kubernetes.io~empty-dir/data/file")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(content), 0o755), os.WriteFile(content, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(content), 0o755), os.WriteFile(content, nil, 0o600)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // a manager that accepts the directory ends at once
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); !errors.Is(err, ErrForeign) {
@@ -124,9 +117,7 @@ func TestForeignRoot(t *testing.T) {
 	if _, err := os.Lstat(content); err != nil {
 		t.Error(err)
 	}
-	if err := os.Mkdir(stateDir(dir), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(stateDir(dir), 0o700))
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); errors.Is(err, ErrForeign) {
 		t.Errorf("a root directory that a manager has used: got %v", err)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 	"github.com/trivet-csi/trivet/volumemanager/token"
 )
 
@@ -86,7 +87,7 @@ spec:
 // options returns options with new directories and a free port.
 func options(t *testing.T) volumemanager.Options {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vm") // a short path: paths of sockets have at most 107 bytes
+	dir, err := os.MkdirTemp("", "vm") // a short path, because the path of a socket has at most 107 bytes
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	o := volumemanager.Options{
@@ -117,12 +118,7 @@ func start(t *testing.T, o volumemanager.Options) {
 	t.Cleanup(func() { removeAll(t, o) })
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = plugintest.Must
 
 func put(t *testing.T, o volumemanager.Options, name, text string) {
 	t.Helper()

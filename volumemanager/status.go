@@ -106,9 +106,9 @@ func (c *changes) notify() {
 }
 
 // ErrNotRunning is returned if no manager uses the root directory.
-var ErrNotRunning = errors.New("no volume manager runs there")
+var ErrNotRunning = errors.New("no volume manager uses this directory")
 
-// ReadStatus returns the status of the manager of a root directory.
+// ReadStatus returns the status of the manager that uses a root directory.
 func ReadStatus(ctx context.Context, root string) (s Status, err error) {
 	return s, get(ctx, root, "/status", &s)
 }

@@ -172,7 +172,7 @@ func (d *driver) topologyRequirement(class *storagev1.StorageClass) (*csi.Topolo
 	}
 	segments := d.info().topology
 	if !isAllowed(class.AllowedTopologies, segments) {
-		return nil, plugins.Invalidf("StorageClass %s: allowedTopologies do not include this node, whose topology is %v in driver %s: add that", class.Name, segments, d.name)
+		return nil, plugins.Invalidf("StorageClass %s: allowedTopologies do not include this node, whose topology is %v in driver %s: add this topology", class.Name, segments, d.name)
 	}
 	if len(segments) == 0 {
 		return nil, nil

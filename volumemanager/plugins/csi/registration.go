@@ -322,7 +322,7 @@ func (p *Plugin) replaceDriver(d *driver) error {
 	}
 	p.drivers[d.name] = d
 	if old != nil {
-		_ = old.conn.Close() // its keepDriver then returns
+		_ = old.conn.Close() // ends keepDriver of the old driver
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 const noLimit = 1 << 60
 
 // setUpDisk creates the directory, or updates the limit of a directory that has a record. It creates a
-// directory without a record again: an earlier call was interrupted, so no pod has used it.
+// directory without a record again, because an interrupted call left it, and no pod has used it.
 func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.MounterArgs) error {
 	if err := m.makeParent(); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (m *mounter) removeIncomplete(ctx context.Context) error {
 	return m.removeDisk(ctx)
 }
 
-// create creates the directory, and then its record.
+// create creates the directory first and its record last.
 func (m *mounter) create(ctx context.Context, args plugins.MounterArgs) error {
 	rec := &record{}
 	err := m.p.withQuota(func(fs *quota.FS) error {

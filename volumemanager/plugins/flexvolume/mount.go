@@ -89,10 +89,17 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.Mounte
 	if err != nil {
 		return cleanUp(err, m.Path())
 	}
-	return checkMounted(m.name, m.Path())
+	at, err := mount.OnPath(m.Path())
+	if err == nil && at == nil {
+		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: see the driver's log", m.name, m.Path())
+	}
+	if err != nil {
+		return &plugins.UncertainError{Err: err}
+	}
+	return nil
 }
 
-// bind bind-mounts the device mount to the pod's path.
+// bind bind-mounts the device mount at the pod's path.
 func (m *mounter) bind(c capabilities) error {
 	if !c.Attach {
 		return fmt.Errorf("driver %s supports neither mount nor attach: use another driver", m.name)
@@ -117,21 +124,8 @@ func cleanUp(err error, path string) error {
 	case at != nil || tableErr != nil:
 		return &plugins.UncertainError{Err: errors.Join(err, tableErr)}
 	}
-	_ = mount.RemoveTarget(path) // fails if the driver left files there: only the driver may remove them
+	_ = mount.RemoveTarget(path) // fails if the driver left files, which only the driver may remove
 	return err
-}
-
-// checkMounted returns a *plugins.UncertainError if nothing is mounted at a path although the driver
-// reported success.
-func checkMounted(driver, path string) error {
-	at, err := mount.OnPath(path)
-	if err == nil && at == nil {
-		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: see the driver's log", driver, path)
-	}
-	if err != nil {
-		return &plugins.UncertainError{Err: err}
-	}
-	return nil
 }
 
 // NewUnmounter needs no manifest.

@@ -12,7 +12,7 @@ import (
 )
 
 // Run calls changed when drivers are installed or replaced, until ctx ends. As a kubelet does, it
-// creates the directory of drivers if that is missing. If the directory cannot be watched, Run only logs
+// creates a missing directory of drivers. If the directory cannot be watched, Run only logs
 // the error, and a new driver is found when its volumes are retried.
 func (p *Plugin) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()

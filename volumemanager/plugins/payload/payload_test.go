@@ -184,8 +184,7 @@ func wantContent(t *testing.T, dir string, want map[string]string) {
 	}
 }
 
-// wantLinks requires that a volume contains n links for users, one version, the link to that, and nothing
-// else.
+// wantLinks requires that a volume contains n links for users, one version, ..data, and nothing else.
 func wantLinks(t *testing.T, dir string, n int) {
 	t.Helper()
 	plugintest.WantEntries(t, dir, n+2)

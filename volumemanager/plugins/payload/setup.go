@@ -53,7 +53,7 @@ func (v *volume) replaceOnDisk(ctx context.Context, content tree) error {
 	return v.replace(ctx, root, content)
 }
 
-// mount writes the content to a new filesystem in memory, and then mounts that.
+// mount creates a filesystem in memory, writes the content to it, and mounts it at the volume's path.
 func (v *volume) mount(ctx context.Context, content tree) (err error) {
 	memory, err := mount.Memory(v.name, mount.MemoryFor(room(content)), mount.Options{})
 	if err != nil {

@@ -44,7 +44,7 @@ func (t tree) add(at *field.Path, name string, file node) error {
 }
 
 func errTaken(at *field.Path, name string) error {
-	return plugins.Invalidf("%s: path %q: the volume has a file and a directory there: give them different paths (items)", at, name)
+	return plugins.Invalidf("%s: path %q: the volume has a file and a directory at this path: give them different paths (items)", at, name)
 }
 
 // topNames returns the names in the tree's root.
@@ -114,7 +114,7 @@ func (n node) write(root *os.Root, name string) error {
 	return n.setAttributes(root, name)
 }
 
-// setAttributes sets owner and group, and then the mode, because chown(2) clears mode bits. The umask
+// setAttributes sets the mode after owner and group, because chown(2) clears mode bits. The umask
 // does not apply to chmod(2).
 func (n node) setAttributes(root *os.Root, name string) error {
 	if err := root.Chown(name, n.uid, n.gid); err != nil {

@@ -327,7 +327,7 @@ func kill(t *testing.T, dir string) {
 	_ = c.Wait()
 }
 
-// leftovers counts the hidden files in a volume except its current version and the link to that.
+// leftovers counts the hidden files in a volume except ..data and the current version.
 func leftovers(t *testing.T, dir string) (n int) {
 	t.Helper()
 	entries := plugintest.Value(os.ReadDir(dir))(t)
