@@ -31,7 +31,7 @@ const (
 	patience = time.Minute
 )
 
-// host is the plugin with its host and the directories of a machine.
+// host is a fake manager: the plugin, its plugins.Host and the directories of a machine.
 type host struct {
 	*csi.Plugin
 	*plugintest.Host
@@ -39,18 +39,18 @@ type host struct {
 	changes  atomic.Int32
 }
 
-// newHost runs a plugin on its own machine until the test ends.
+// newHost returns a host whose plugin runs until the test ends.
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := newMachine(t)
+	h := newStoppedHost(t)
 	h.start(t)
 	return h
 }
 
-// newMachine returns a host without a plugin.
-func newMachine(t *testing.T) *host {
+// newStoppedHost returns a host whose plugin does not run.
+func newStoppedHost(t *testing.T) *host {
 	t.Helper()
-	// The path of a socket has at most 107 bytes: the directory of t.TempDir may be too long.
+	// t.TempDir may be too long, because the path of a socket has at most 107 bytes.
 	dir := plugintest.Value(os.MkdirTemp("", "host"))(t)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	return &host{Host: plugintest.NewHost(filepath.Join(dir, "root")), registry: filepath.Join(dir, "registry")}
@@ -60,12 +60,12 @@ func newMachine(t *testing.T) *host {
 func (h *host) start(t *testing.T) {
 	t.Helper()
 	h.Plugin = csi.New(h, csi.Options{Registry: h.registry, Changed: func() { h.changes.Add(1) }})
-	ctx, end := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	p := h.Plugin
 	go func() { done <- p.Run(ctx) }()
 	t.Cleanup(func() {
-		end()
+		cancel()
 		must(t, <-done)
 	})
 }

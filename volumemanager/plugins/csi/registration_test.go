@@ -120,7 +120,7 @@ func TestWithoutInotify(t *testing.T) {
 		return
 	}
 	must(t, os.WriteFile("/proc/sys/user/max_inotify_instances", []byte("0"), 0))
-	h := newMachine(t)
+	h := newStoppedHost(t)
 	f := newFake(t, h)
 	_, stop := h.startRegistrar(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
 	h.start(t)

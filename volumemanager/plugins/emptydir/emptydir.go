@@ -61,7 +61,7 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	if source.SizeLimit != nil {
 		m.limit, m.size = source.SizeLimit.String(), source.SizeLimit.Value()
 		if m.size < 0 {
-			return nil, plugins.Invalidf("emptyDir.sizeLimit %q: want a size", m.limit)
+			return nil, plugins.Invalidf("emptyDir.sizeLimit %q: want a size that is not negative", m.limit)
 		}
 	}
 	switch {

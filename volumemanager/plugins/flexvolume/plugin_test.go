@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	initMounts = `init) echo '{"status":"Success","capabilities":{"attach":false}}'; exit;;`
-	mounts     = `mount) printf '%s' "$3" >"$0.options"; mount -t tmpfs -o size=1M tmpfs "$2" && ok;;`
-	unmounts   = `unmount) umount "$2" && ok;;`
+	// Cases of the script in install.
+	caseInit    = `init) echo '{"status":"Success","capabilities":{"attach":false}}'; exit;;`
+	caseMount   = `mount) printf '%s' "$3" >"$0.options"; mount -t tmpfs -o size=1M tmpfs "$2" && ok;;`
+	caseUnmount = `unmount) umount "$2" && ok;;`
 )
 
 // options returns the options of the last call to mount.
@@ -43,7 +44,7 @@ func TestMount(t *testing.T) {
 	})
 	_, err := m.setUp(spec, plugins.MounterArgs{})
 	plugintest.WantError(t, err, "is not installed")
-	m.install(initMounts, mounts, unmounts)
+	m.install(caseInit, caseMount, caseUnmount)
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
 		t.Errorf("NeedsAttach: got %t, %v; want false", needs, err)
 	}
@@ -78,7 +79,7 @@ func TestMount(t *testing.T) {
 func TestGroupOnce(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
-	m.install(initMounts, mounts, unmounts)
+	m.install(caseInit, caseMount, caseUnmount)
 	spec, group := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"}), int64(1234)
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{FSGroup: &group}))(t)
 	key := filepath.Join(path, "key")
@@ -95,7 +96,7 @@ func TestGroupOnce(t *testing.T) {
 func TestChanged(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
-	m.install(initMounts, mounts, unmounts)
+	m.install(caseInit, caseMount, caseUnmount)
 	withDisk := func(name, disk string) *plugins.Spec {
 		return inline(name, corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"disk": disk}})
 	}
@@ -120,21 +121,21 @@ func TestFalseReports(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
-	m.install(initMounts, `mount) ok;;`, `unmount) ok;;`)
+	m.install(caseInit, `mount) ok;;`, `unmount) ok;;`)
 	path, err := m.setUp(spec, plugins.MounterArgs{})
 	plugintest.WantUncertain(t, err, "reported success but nothing is mounted at "+path)
 	must(t, m.tearDown(path))
 	plugintest.WantMissing(t, path)
 
-	m.install(initMounts, `mount) mount -t tmpfs none "$2"; echo '{"status":"Failure","message":"late"}'; exit 1;;`, `unmount) ok;;`)
+	m.install(caseInit, `mount) mount -t tmpfs none "$2"; echo '{"status":"Failure","message":"late"}'; exit 1;;`, `unmount) ok;;`)
 	unmountLater(t, path)
 	_, err = m.setUp(spec, plugins.MounterArgs{})
 	plugintest.WantUncertain(t, err, `"late"`)
 	plugintest.WantError(t, m.tearDown(path), "is still mounted")
-	m.install(initMounts, unmounts)
+	m.install(caseInit, caseUnmount)
 	must(t, m.tearDown(path))
 
-	m.install(initMounts, `mount) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`)
+	m.install(caseInit, `mount) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`)
 	_, err = m.setUp(spec, plugins.MounterArgs{})
 	plugintest.WantCertain(t, err, "no disk")
 	plugintest.WantMissing(t, path)
@@ -146,12 +147,12 @@ func TestNotInstalled(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
-	m.install(initMounts, mounts)
+	m.install(caseInit, caseMount)
 	path := plugintest.Value(m.setUp(spec, plugins.MounterArgs{}))(t)
 	unmountLater(t, path)
 	must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
 	plugintest.WantError(t, m.tearDown(path), "put its executable at "+m.dir+"/acme~disk/disk")
-	m.install(initMounts) // a driver without the call unmount
+	m.install(caseInit) // a driver without the call unmount
 	must(t, m.tearDown(path))
 	must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
 	must(t, os.MkdirAll(path, 0o750))
@@ -159,14 +160,14 @@ func TestNotInstalled(t *testing.T) {
 	plugintest.WantMissing(t, path)
 }
 
-// TestRefused: NewMounter or SetUp refuses invalid specs without a call to the driver.
+// TestRefused: NewMounter or SetUp refuses invalid specs before the call mount.
 func TestRefused(t *testing.T) {
 	m := newMachine(t)
 	m.Secrets["shop/key"] = &corev1.Secret{Type: "Opaque"}
 	block := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	mode := corev1.PersistentVolumeBlock
 	block.PersistentVolume.Spec.VolumeMode = &mode
-	m.install(initMounts, mounts)
+	m.install(caseInit, caseMount)
 	for _, tc := range []struct {
 		spec    *plugins.Spec
 		wantErr string
@@ -222,7 +223,7 @@ func TestAttach(t *testing.T) {
 	image := newImage(t)
 	m.install(append(attachCases(image),
 		`mountdevice) mount "$3" "$2" && ok;;`, `unmountdevice) umount "$2" && ok;;`,
-		`mount) mount --bind `+m.Root+`/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv "$2" && ok;;`, unmounts,
+		`mount) mount --bind `+m.Root+`/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv "$2" && ok;;`, caseUnmount,
 		`expandvolume) echo '{"status":"Success","volumeNewSize":'$(($4+1))'}'; exit;;`, `expandfs) ok;;`)...)
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	p := m.of(spec)

@@ -31,7 +31,7 @@ func TestRun(t *testing.T) {
 	for installed := false; !installed; { // until the directory is watched
 		must(t, os.MkdirAll(m.dir, 0o755))
 		must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
-		m.install(initMounts)
+		m.install(caseInit)
 		select {
 		case <-changed:
 			installed = true
@@ -42,7 +42,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("NeedsAttach: got %t, %v; want false", needs, err)
 	}
 	for replaced := false; !replaced; { // until the driver's directory is watched
-		m.install(initMounts, mounts)
+		m.install(caseInit, caseMount)
 		select {
 		case <-changed:
 			replaced = true
