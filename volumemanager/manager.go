@@ -244,7 +244,7 @@ func after(t time.Time) <-chan time.Time {
 // stateDir is the directory of the manager's own files.
 func stateDir(root string) string { return filepath.Join(root, "volume-manager") }
 
-// checkOwner returns ErrForeign unless a manager has used the root directory, or it contains no pods.
+// checkOwner returns ErrForeign if the root directory contains pods, and no manager has used it.
 func checkOwner(root string) error {
 	if _, err := os.Lstat(stateDir(root)); !errors.Is(err, fs.ErrNotExist) {
 		return err

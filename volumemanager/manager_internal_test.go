@@ -104,7 +104,7 @@ func TestIssuer(t *testing.T) {
 	}
 }
 
-// TestForeignRoot: the pods of another program are not removed.
+// TestForeignRoot: Run refuses a root directory that contains pods of another program.
 func TestForeignRoot(t *testing.T) {
 	dir := t.TempDir()
 	content := filepath.Join(dir, "pods/uid/volumes/kubernetes.io~empty-dir/data/file")

@@ -25,7 +25,7 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // an earlier manager left it: this manager holds the lock
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // an earlier manager left it, because this manager holds the lock
 		return nil, err
 	}
 	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // only root can access the directory
@@ -97,9 +97,9 @@ func (m *Manager) publicHandler() http.Handler {
 	return mux
 }
 
-// issuer returns the issuer of tokens: the URL of the HTTP server that publishes their public keys. In
-// it, the machine's name, which other machines can resolve, replaces an unspecified address. Without an
-// HTTP server, nobody can verify the tokens, and the issuer is the default of Kubernetes.
+// issuer returns the issuer of tokens: the URL of the HTTP server that publishes their public keys. If the
+// server's address is unspecified, the URL contains the machine's name, which other machines can resolve.
+// Without an HTTP server, the issuer is the default of Kubernetes, and nobody can verify the tokens.
 func issuer(o Options) (string, error) {
 	if o.HTTPAddress == "" {
 		return "https://kubernetes.default.svc", nil

@@ -43,7 +43,7 @@ type Status struct {
 
 // PodStatus is the state of a pod's volumes.
 type PodStatus struct {
-	// Known is set if the pod is in the manifests.
+	// Known is true if the pod is in the manifests.
 	Known   bool                      `json:"known"`
 	Ready   bool                      `json:"ready"`
 	Volumes []reconciler.VolumeStatus `json:"volumes"`

@@ -34,7 +34,7 @@ func TestAffinity(t *testing.T) {
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: tc.terms}}
 		var invalid *plugins.InvalidError
 		if err := plugins.CheckAffinity(pv, plugins.Node(node)); (err == nil) != tc.matches || err != nil && !errors.As(err, &invalid) {
-			t.Errorf("%s: got error %v, want a match: %t", name, err, tc.matches)
+			t.Errorf("%s: got match %t with error %v, want match %t", name, err == nil, err, tc.matches)
 		}
 	}
 }

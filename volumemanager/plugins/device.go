@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// BindDevice bind-mounts a block device, or the device that a link points to, at a path of the
-// manager, as a kubelet does. It replaces another device that is bound at the path.
+// BindDevice bind-mounts a block device, or the device that a link points to, at a path, as a
+// kubelet does. It replaces another device that is bound at the path.
 func BindDevice(device, path string) error {
 	device, err := filepath.EvalSymlinks(device)
 	if err != nil {

@@ -72,7 +72,7 @@ func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
 // CheckPart returns an *InvalidError if the value of a field is not a valid path component.
 func CheckPart(field, value string) error {
 	if value == "" || value == "." || value == ".." || len(value) > 253 || strings.ContainsAny(value, "/\x00") {
-		return Invalidf("%s %q: want a file name without slashes, of at most 253 bytes", field, value)
+		return Invalidf("%s %q: want a file name without slashes, other than . and .., of at most 253 bytes", field, value)
 	}
 	return nil
 }

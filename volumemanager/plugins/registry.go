@@ -26,8 +26,8 @@ type Family interface {
 // ErrNoPlugin means that no plugin supports an object.
 var ErrNoPlugin = errors.New("no volume plugin")
 
-// All returns the plugins, and instead of each family its members. If it fails for a family, it
-// returns the error, and all other plugins.
+// All returns the plugins. In place of each family, it returns the family's members. After an error,
+// members of a family may be missing.
 func (r Registry) All() (all []VolumePlugin, err error) {
 	for _, p := range r {
 		family, ok := p.(Family)

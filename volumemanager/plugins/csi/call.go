@@ -83,8 +83,8 @@ func callName(request any) string {
 	return strings.TrimSuffix(name, "Request")
 }
 
-// redacted returns a driver's message without secrets and tokens: a message may quote the
-// request.
+// redacted returns a driver's message without secrets and tokens, because a message may
+// quote the request.
 func redacted(message string, request any) string {
 	for _, secret := range secretValues(request) {
 		message = strings.ReplaceAll(message, secret, "***")

@@ -139,8 +139,8 @@ func (d *driver) query(ctx context.Context) (driverInfo, error) {
 	return a, nil
 }
 
-// controllerCapabilities returns nil if this endpoint does not serve the Controller service: a driver
-// may serve it at another endpoint (csi-spec, "Architecture").
+// controllerCapabilities returns nil if this endpoint does not serve the Controller service, because
+// a driver may serve it at another endpoint (csi-spec, "Architecture").
 func (d *driver) controllerCapabilities(ctx context.Context) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
 	control, err := call(ctx, d, d.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
 	if failed, ok := errors.AsType[*CallError](err); ok && failed.Code == codes.Unimplemented {

@@ -90,8 +90,8 @@ func secretReference(kind string, from map[string]string, o plugins.ProvisionOpt
 		return nil, err
 	}
 	values["pvc.name"] = o.Claim.Name
-	// The name of the provisioner's Secret must not depend on annotations: the Secret is also needed
-	// after the claim is deleted, and the author of a claim must not choose it.
+	// The name of the provisioner's Secret must not depend on annotations, because the Secret is also
+	// needed after the claim is deleted, and the author of a claim must not choose it.
 	if kind != provisionerSecret {
 		for key, value := range o.Claim.Annotations {
 			values["pvc.annotations['"+key+"']"] = value

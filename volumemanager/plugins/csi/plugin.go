@@ -127,6 +127,6 @@ func driverOf(spec *plugins.Spec) string {
 // directory.
 var driverName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9.]{0,61}[A-Za-z0-9])?$`)
 
-// validDriver reports whether a driver can have a name. The name volumeDevices is reserved: its
-// directory is next to those of the drivers.
+// validDriver reports whether a driver can have a name. The name volumeDevices is reserved,
+// because its directory is next to those of the drivers.
 func validDriver(name string) bool { return driverName.MatchString(name) && name != devicesDir }

@@ -67,8 +67,8 @@ func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*co
 
 // classifyCreateError returns the error of CreateVolume with the type that tells whether the volume may
 // exist. After a final code, this call has created nothing, but an earlier call, before a restart of
-// the driver or of this program, may have. After a code that refuses the request itself
-// (*plugins.RefusedError), no call has created the volume.
+// the driver or of this program, may have created the volume. After a code that refuses the request
+// itself (*plugins.RefusedError), no call has created the volume.
 func classifyCreateError(err error) error {
 	failed, ok := errors.AsType[*CallError](err)
 	if !ok {

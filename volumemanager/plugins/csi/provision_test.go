@@ -111,7 +111,7 @@ func TestProvisionMismatch(t *testing.T) {
 				t.Errorf("got error %v, uncertain %v; want uncertain %v", err, tc.deleted, !tc.deleted)
 			}
 			if n := f.count("DeleteVolume"); (n == 1) != tc.deleted {
-				t.Errorf("got %d calls of DeleteVolume, want one: %v", n, tc.deleted)
+				t.Errorf("got %d calls of DeleteVolume, want deleted %v", n, tc.deleted)
 			}
 			f.failWith("DeleteVolume", status.Error(codes.Internal, "scripted"))
 			if _, err := h.Provision(t.Context(), o); tc.deleted {

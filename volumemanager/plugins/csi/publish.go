@@ -173,7 +173,7 @@ func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target st
 	attachment, err := p.attachment(v)
 	if err == nil {
 		request.PublishContext = attachment.Status.AttachmentMetadata
-	} else if !errors.Is(err, fs.ErrNotExist) { // an error other than that the volume is not attached
+	} else if !errors.Is(err, fs.ErrNotExist) { // ErrNotExist: the volume is not attached
 		return nil, err
 	}
 	if d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
@@ -182,8 +182,8 @@ func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target st
 	return request, nil
 }
 
-// checkLifecycle refuses a volume whose lifecycle mode is not in the CSIDriver object. By default only
-// Persistent is.
+// checkLifecycle refuses a volume whose lifecycle mode is not in the CSIDriver object. If the object has no
+// modes, only Persistent is allowed.
 func checkLifecycle(object storagev1.CSIDriverSpec, v *volume) error {
 	modes := object.VolumeLifecycleModes
 	if len(modes) == 0 {

@@ -339,12 +339,12 @@ func TestGroup(t *testing.T) {
 			path := plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{FSGroup: &group}))(t)
 			var st syscall.Stat_t
 			must(t, syscall.Stat(path, &st))
-			if (int64(st.Gid) == group) != tc.want {
-				t.Errorf("got group %d, want %d: %v", st.Gid, group, tc.want)
+			if applied := int64(st.Gid) == group; applied != tc.want {
+				t.Errorf("got group %d applied %v, want %v", group, applied, tc.want)
 			}
 			requested := lastRequest[csi.NodePublishVolumeRequest](f).GetVolumeCapability().GetMount().GetVolumeMountGroup()
-			if (requested == "4711") != tc.delegate {
-				t.Errorf("got group %q in the request, want 4711: %v", requested, tc.delegate)
+			if delegated := requested == "4711"; delegated != tc.delegate {
+				t.Errorf("got group %q in the request, want delegated %v", requested, tc.delegate)
 			}
 			h.takeDown(t, p)
 		})

@@ -74,7 +74,7 @@ func removeFile(dir, name string) error {
 }
 
 // makeDirs creates a directory and its parents durably. It does not access an existing directory,
-// because that may be a mount of an unreachable server.
+// because it may be a mount of an unreachable server.
 func makeDirs(dir string) error {
 	err := os.Mkdir(dir, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {

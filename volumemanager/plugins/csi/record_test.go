@@ -90,10 +90,10 @@ func TestTornRecord(t *testing.T) {
 	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
 	h.takeDown(t, pod("one"))
 	if r := lastRequest[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
-		t.Errorf("got request %v, want volume handle", r)
+		t.Errorf("got request %v, want volume ID handle", r)
 	}
 	if r := lastRequest[csi.NodeUnpublishVolumeRequest](f); r.GetVolumeId() != "handle" {
-		t.Errorf("got request %v, want volume handle", r)
+		t.Errorf("got request %v, want volume ID handle", r)
 	}
 }
 
@@ -278,7 +278,7 @@ func TestTornStagingRecord(t *testing.T) {
 	must(t, h.tearDown(t, "pv", pod("one")))
 	must(t, h.UnmountDevice(t.Context(), staged[0].Spec))
 	if r := lastRequest[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
-		t.Errorf("got request %v, want volume handle", r)
+		t.Errorf("got request %v, want volume ID handle", r)
 	}
 	wantNothingLeft(t, h.Root)
 }

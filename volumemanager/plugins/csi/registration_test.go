@@ -37,7 +37,7 @@ func TestRegistration(t *testing.T) {
 		t.Errorf("got registration status %v, want registered", result)
 	}
 	if needs, err := h.NeedsDeviceMount(spec); !needs || err != nil {
-		t.Errorf("NeedsDeviceMount of a driver that stages: got %v, %v", needs, err)
+		t.Errorf("NeedsDeviceMount of a driver that stages: got %v, %v; want true", needs, err)
 	}
 	if limit, of := h.AttachLimit(spec); limit != 7 || of != driverName {
 		t.Errorf("got attach limit %d of driver %s, want 7 of %s", limit, of, driverName)
@@ -190,7 +190,7 @@ func TestDriverRestarts(t *testing.T) {
 		return nil
 	})
 	if needs, err := h.NeedsDeviceMount(persistent(driverName, "pv", "handle")); needs || err != nil {
-		t.Errorf("NeedsDeviceMount of a driver that no longer stages: got %v, %v", needs, err)
+		t.Errorf("NeedsDeviceMount of a driver that no longer stages: got %v, %v; want false", needs, err)
 	}
 
 	f.stop()

@@ -28,7 +28,7 @@ type volume struct {
 	persistent    *corev1.CSIPersistentVolumeSource
 }
 
-// newVolume validates a spec. Only an inline volume needs the pod.
+// newVolume validates a spec, and returns its volume. For a PersistentVolume, pod may be nil.
 func newVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	var v *volume
 	var err error
@@ -91,7 +91,7 @@ func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	v := &volume{
 		name:        name,
 		driver:      source.Driver,
-		handle:      "csi-" + hash(string(pod.UID)+name), // as in a kubelet: drivers recognize inline volumes by it
+		handle:      "csi-" + hash(string(pod.UID)+name), // as in a kubelet: drivers recognize inline volumes by this form
 		attributes:  source.VolumeAttributes,
 		accessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 		readOnly:    spec.ReadOnly || source.ReadOnly != nil && *source.ReadOnly,

@@ -20,8 +20,8 @@ import (
 // noLimit is the limit, in bytes, of a directory whose sizeLimit was removed from the manifest.
 const noLimit = 1 << 60
 
-// setUpDisk creates the directory, or updates the limit of a directory that has a record. It creates a
-// directory without a record again, because an interrupted call left it, and no pod has used it.
+// setUpDisk creates the directory, or updates the limit of a directory that has a record. It first removes
+// a directory without a record, which an interrupted call left and no pod has used.
 func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.MounterArgs) error {
 	if err := m.makeParent(); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (m *mounter) whyUnlimited(fs *quota.FS, rec *record) (why string, err error
 }
 
 // releaseTimeout limits the wait for the release of a quota ID that has no record. An ID that is still
-// busy after the timeout is never used again.
+// busy after the timeout is never released.
 const releaseTimeout = 10 * time.Second
 
 // removeDisk removes the directory and its record, and releases its quota ID.

@@ -47,7 +47,7 @@ func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume == nil && spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
 
-// Remounts returns false: the content belongs to the pod.
+// Remounts returns false, because the content belongs to the pod.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 // NewMounter validates the medium and the size limit.

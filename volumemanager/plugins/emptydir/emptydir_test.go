@@ -190,7 +190,7 @@ func TestLimitAdded(t *testing.T) {
 	m := newMachine(t, testenv.SimpleQuotas(t, "256M"))
 	m.up(t, emptyDir("", 0), plugins.MounterArgs{})
 	if w := m.up(t, emptyDir("", mib), plugins.MounterArgs{}); len(w) != 1 || !strings.Contains(w[0], "recreate the pod") {
-		t.Errorf("got warnings %q, want one with its remedy", w)
+		t.Errorf("got warnings %q, want one that contains the remedy", w)
 	}
 }
 
@@ -292,7 +292,7 @@ func (m *machine) wantNoIDs(t *testing.T) {
 	}
 }
 
-// TestSweep: a call for another volume releases the ID of a removed volume.
+// TestSweep: a call for another volume releases the quota ID of a removed volume.
 func TestSweep(t *testing.T) {
 	m := newMachine(t, testenv.SimpleQuotas(t, "256M"))
 	m.up(t, emptyDir("", 16*mib), plugins.MounterArgs{})
@@ -302,7 +302,7 @@ func TestSweep(t *testing.T) {
 		m.down(t, "other")
 		left, err := filepath.Glob(m.Root + "/plugins/kubernetes.io/empty-dir/records/*")
 		if err == nil && len(left) > 0 {
-			return true, fmt.Errorf("records: %v", left)
+			return true, fmt.Errorf("got records %v, want none", left)
 		}
 		return false, err
 	}))

@@ -42,8 +42,8 @@ func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugins
 	if err != nil {
 		return err
 	}
-	// Only an interrupted call leaves the root directory without the owner and mode. The other files
-	// belong to the pod.
+	// If the root directory lacks the owner or mode, an earlier call was interrupted. Otherwise the
+	// files belong to the pod.
 	args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	return ownership.Set(ctx, m.path, args)
 }

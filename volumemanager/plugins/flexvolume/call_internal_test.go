@@ -104,8 +104,8 @@ func TestNames(t *testing.T) {
 		"acme~x/disk": false, "kubernetes.io/csi": false, "kubernetes.io": false, ".hidden/disk": false, "a\x00/b": false,
 		strings.Repeat("a", 250): false,
 	} {
-		if got := p.Named(name); (got != nil) != valid {
-			t.Errorf("Named(%q): got %v, want a plugin: %t", name, got, valid)
+		if got := p.Named(name) != nil; got != valid {
+			t.Errorf("%q: got valid %t, want %t", name, got, valid)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	return p.Of(spec).NewMounter(spec, pod)
 }
 
-// NewUnmounter returns an error: a volume belongs to a driver, not to the family.
+// NewUnmounter returns an error, because a volume belongs to a driver, not to the family.
 func (p *Plugin) NewUnmounter(name string, _ types.UID) (plugins.Unmounter, error) {
 	return nil, fmt.Errorf("volume %s: it belongs to a driver of %s: use the plugin of the driver", name, Name)
 }
@@ -100,7 +100,7 @@ func (d *driver) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany}
 }
 
-// Remounts returns false: drivers do not report changes.
+// Remounts returns false, because drivers do not report changes.
 func (d *driver) Remounts(*plugins.Spec) bool { return false }
 
 // executable returns <dir>/<vendor>~<driver>/<driver>.

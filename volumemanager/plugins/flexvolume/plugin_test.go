@@ -378,7 +378,7 @@ func TestAttachFailed(t *testing.T) {
 	}
 }
 
-// TestOwnExecutable: this program as a FlexVolume driver.
+// TestOwnExecutable: the plugin mounts and expands volumes of this project's FlexVolume driver.
 func TestOwnExecutable(t *testing.T) {
 	m := newMachine(t)
 	fs := testenv.Filesystem(t, "xfs", "2G")

@@ -20,7 +20,7 @@ import (
 // Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/host-path"
 
-// Plugin is the volume plugin for hostPath. A pod uses the path itself: nothing is mounted.
+// Plugin is the volume plugin for hostPath. A pod uses the path itself, so nothing is mounted.
 type Plugin struct{}
 
 var (
@@ -37,12 +37,12 @@ func (p *Plugin) Name() string { return Name }
 // CanSupport reports whether a spec has a hostPath.
 func (p *Plugin) CanSupport(spec *plugins.Spec) bool { return sourceOf(spec) != nil }
 
-// AccessModes returns ReadWriteOnce: the path is on one node.
+// AccessModes returns ReadWriteOnce, because the path is on one node.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-// Remounts returns false: the path is the volume.
+// Remounts returns false, because the path is the volume.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 func sourceOf(spec *plugins.Spec) *corev1.HostPathVolumeSource {

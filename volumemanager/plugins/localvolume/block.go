@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NewBlockVolumeMapper validates the spec. The mapper does not enforce a read-only claim, because a
-// symbolic link cannot: the container runtime must enforce it.
+// NewBlockVolumeMapper validates the spec. The container runtime must enforce a read-only claim, because
+// a symbolic link to the device cannot.
 func (p *Plugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
 	if err := checkPath(spec); err != nil {
 		return nil, err

@@ -66,7 +66,7 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, _ plugins.
 		return err
 	}
 	if mode != fs.ModeDevice {
-		return fmt.Errorf("local.path %q is no longer a block device: correct it", spec.PersistentVolume.Spec.Local.Path)
+		return fmt.Errorf("local.path %q is no longer a block device: correct the path", spec.PersistentVolume.Spec.Local.Path)
 	}
 	if mounted, err := isMountOf(at, device); err != nil || mounted {
 		return err

@@ -47,12 +47,12 @@ func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.Local != nil
 }
 
-// AccessModes returns ReadWriteOnce: the path is on one node.
+// AccessModes returns ReadWriteOnce, because the path is on one node.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-// Remounts returns false: the pod uses the directory or filesystem directly.
+// Remounts returns false, because the pod uses the directory or filesystem directly.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 // NewMounter validates the spec.
@@ -79,8 +79,8 @@ func checkPath(spec *plugins.Spec) error {
 }
 
 // optionsOf parses the PersistentVolume's mountOptions. If local.fsType is in known, only the options
-// that volume.CheckMountFlags lists for that filesystem are valid. If local.fsType is not set, those of
-// all filesystems in known are valid.
+// that volume.CheckMountFlags lists for that filesystem are valid. If local.fsType is not set, the options
+// of all filesystems in known are valid.
 func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 	flags := spec.PersistentVolume.Spec.MountOptions
 	options, err := mount.ParseFlags(flags)
@@ -105,7 +105,7 @@ func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 func resolve(spec *plugins.Spec) (path string, mode fs.FileMode, err error) {
 	given := spec.PersistentVolume.Spec.Local.Path
 	if path, err = filepath.EvalSymlinks(given); err != nil {
-		return "", 0, fmt.Errorf("local.path %q: %w: create it, or connect the disk", given, err)
+		return "", 0, fmt.Errorf("local.path %q: %w: create the path, or connect the disk", given, err)
 	}
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -340,7 +340,7 @@ func TestBadInput(t *testing.T) {
 		_, err := m.NewMounter(spec, podOf("one"))
 		plugintest.WantInvalid(t, err)
 	}
-	for path, wantErr := range map[string]string{m.Root + "/missing": "create it", "/dev/null": "neither"} {
+	for path, wantErr := range map[string]string{m.Root + "/missing": "create the path", "/dev/null": "neither"} {
 		_, err := m.NeedsDeviceMount(volume(path))
 		plugintest.WantError(t, err, path, wantErr)
 	}

@@ -53,7 +53,7 @@ func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany}
 }
 
-// Remounts returns false: the kernel waits for an unreachable server.
+// Remounts returns false, because the kernel waits for an unreachable server.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 func sourceOf(spec *plugins.Spec) *corev1.NFSVolumeSource {

@@ -35,8 +35,8 @@ func TestMemory(t *testing.T) {
 				t.Errorf("got path %s, want %s", at, want)
 			}
 			e := plugintest.MountAt(t, at)
-			if (e != nil && e.FSType == "tmpfs") != tc.memory {
-				t.Errorf("got mount %+v, want a tmpfs: %t", e, tc.memory)
+			if memory := e != nil && e.FSType == "tmpfs"; memory != tc.memory {
+				t.Errorf("got in memory %t with mount %+v, want %t", memory, e, tc.memory)
 			}
 			if !tc.memory {
 				return
