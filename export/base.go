@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// inheritTime limits how long the next worker waits for a killed worker to end and for its mount
-	// to be unmounted. inheritPoll is the time between two attempts.
+	// inheritTime limits how long the next worker waits for the end of a killed worker and the unmount
+	// of that worker's mount. inheritPoll is the time between two attempts to unmount.
 	inheritTime = 30 * time.Second
 	inheritPoll = 200 * time.Millisecond
 	// leavePatience is how long an ending worker waits for its pool to close before it aborts the NFS
@@ -35,8 +35,8 @@ const (
 // which waits for the server. The next worker aborts that wait through the path.
 type bases struct {
 	dir, prefix string
-	silent      bool
-	made        atomic.Int64
+	silent      bool         // the server did not answer when this process was started
+	made        atomic.Int64 // number of mounts that this process has made
 }
 
 func newBases(stateDir, poolName string, silent bool) (*bases, error) {
@@ -48,7 +48,7 @@ func newBases(stateDir, poolName string, silent bool) (*bases, error) {
 	return &bases{dir: filepath.Join(dir, "exports"), prefix: hex.EncodeToString(sum[:8]) + ".", silent: silent}, nil
 }
 
-// mount is Mount at a new path for this process.
+// mount mounts the export like Mount, but at a new path of this process.
 func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
 	b.clear(ctx)
 	fs, version, err := mountExport(ctx, c)
@@ -133,9 +133,9 @@ func removeMount(path string) error {
 	return mount.RemoveTarget(path)
 }
 
-// leave removes the mounts of this process when the pool is closed, which the channel closed signals. If that
-// takes longer than leavePatience, the server is silent, and leave aborts the NFS calls that wait for it:
-// otherwise the process could not end.
+// leave removes the mounts of this process after the pool is closed, which the channel closed signals. If that
+// takes longer than leavePatience, the server is silent, and leave aborts the NFS calls that wait for the
+// server, because otherwise the process could not end.
 func (b *bases) leave(closed <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*leavePatience)
 	defer cancel()
@@ -150,7 +150,7 @@ func (b *bases) leave(closed <-chan struct{}) {
 		return // the next worker aborts the calls of this one through its mounts
 	}
 	for path := range b.own() {
-		// A pool that was mounted again may still be open; the end of the process closes it.
+		// A pool of an earlier mount may still be open; the end of the process closes it.
 		if mount.DetachNFS(path) == nil {
 			_ = mount.RemoveTarget(path)
 		}

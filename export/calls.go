@@ -19,22 +19,22 @@ const (
 	// maxCalls is the maximum number of concurrent calls in a worker process, and so of threads
 	// that may hang.
 	maxCalls = 64
-	// overtime is the time after which the mounts are tested if a canceled call continues. answerTime is
-	// the timeout of that test.
+	// overtime is the interval at which the mounts are tested while a call continues after its
+	// cancellation. answerTime is the timeout of the test.
 	overtime   = time.Minute
 	answerTime = 10 * time.Second
 )
 
-// log adds the pool and the subject of a call to the log lines of the call. The driver logs the call
-// itself.
+// log adds the pool, and the volume or name in the request, to the log lines of a call. The driver logs
+// the call itself.
 func (w *workerProcess) log(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	kind, id := grpcserver.Subject(req)
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", w.job.Pool.Name, "method", path.Base(info.FullMethod), kind, id)
 	return handler(klog.NewContext(ctx, log), req)
 }
 
-// limit bounds the number of concurrent calls, and ends the process if a call hangs long after its
-// caller has cancelled it. A call counts until its thread returns.
+// limit bounds the number of concurrent calls, and ends the process if a call still hangs long after
+// its cancellation. A call counts until it returns, even if it was cancelled.
 func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	select {
 	case w.calls <- struct{}{}:
@@ -52,9 +52,9 @@ func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServ
 	return handler(ctx, req)
 }
 
-// hangs waits for a call to return, and reports whether it hangs. While the mounts that it uses
-// answer, the call is only slow (a check of a large filesystem, a flush) and would start again
-// if the process ended.
+// hangs waits until a call returns (false), or the mounts do not answer (true). While the mounts
+// answer, the call is only slow (a check of a large filesystem, a flush), and would have to start
+// again if the process ended.
 func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) bool {
 	for {
 		select {
@@ -68,8 +68,7 @@ func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) b
 	}
 }
 
-// answers reports whether the mounts from the server answer: the pool's base mount or, for
-// volumes without records, each volume's. An error is an answer.
+// answers reports whether all mounts from the server answer. An error of a mount is an answer.
 func (w *workerProcess) answers() bool {
 	at, err := w.mounts()
 	if err != nil || len(at) == 0 {
@@ -90,6 +89,8 @@ func (w *workerProcess) answers() bool {
 	}
 }
 
+// mounts returns the mount points of the pool's base mounts or, for static volumes, those of all mounts
+// from the server.
 func (w *workerProcess) mounts() ([]string, error) {
 	if !w.job.Static {
 		return slices.Collect(w.bases.own()), nil
@@ -106,10 +107,10 @@ func (w *workerProcess) mounts() ([]string, error) {
 	return at, err
 }
 
-// abort ends the process, whose calls cannot return.
+// abort ends the process, because its calls cannot return.
 func (w *workerProcess) abort(method string) {
 	select {
-	case w.stuck <- fmt.Errorf("%s still hangs long after it was cancelled, and the mounts do not answer although server %s does: the filesystem that it exports may hang: see the log of the server", method, w.job.Pool.NFS.Server):
+	case w.stuck <- fmt.Errorf("%s still hangs long after it was cancelled, and the mounts do not answer although server %s does: the filesystem that the server exports may hang, see the server's log", method, w.job.Pool.NFS.Server):
 	default: // another call has ended the process
 	}
 }

@@ -14,7 +14,7 @@ type Job struct {
 	// Pool is the pool that the process serves.
 	Pool pool.Config
 	// Static: the process serves the static volumes of one server, which have no records. Pool
-	// then holds only the server and is never opened.
+	// then contains only the server and is never opened.
 	Static     bool
 	DriverName string
 	Version    string
@@ -33,15 +33,15 @@ type Job struct {
 	KubeletDir string
 	// SilentSince is the time since which the server does not answer; zero: it answers.
 	SilentSince time.Time
-	// SilentFor is the time since SilentSince at the start of the process. ReadJob computes
-	// SilentSince from it, so that a change of the clock does not end the outage.
+	// SilentFor is how long the server has not answered when the process is started. ReadJob
+	// computes SilentSince from SilentFor, so that a change of the clock does not end the outage.
 	SilentFor time.Duration
 }
 
 // Role is the reexec role of a worker process (Run).
 const Role = "worker"
 
-// ReadJob reads the Job of a worker process with reexec.Input.Decode.
+// ReadJob reads the Job of a worker process. decode is reexec.Input.Decode.
 func ReadJob(decode func(any) error) (job Job, err error) {
 	err = decode(&job)
 	if !job.SilentSince.IsZero() {
@@ -65,14 +65,15 @@ type Report struct {
 // ReportKey is the key of the Report in the manifest.
 const ReportKey = "report"
 
-// listen returns a listener that accepts one connection, and fails with io.EOF when it is closed.
+// listen returns a listener whose first Accept returns conn. Later calls of Accept wait until the
+// listener is closed, and return io.EOF.
 func listen(conn net.Conn) net.Listener {
 	l := &listener{Conn: conn, fresh: make(chan net.Conn, 1), closed: make(chan struct{})}
 	l.fresh <- l
 	return l
 }
 
-// listener is a connection, and the listener that accepts it once.
+// listener is both a connection and the listener that accepts the connection once.
 type listener struct {
 	net.Conn
 	fresh  chan net.Conn

@@ -13,7 +13,7 @@ import (
 
 // mergePages returns a row.merge for a list. The list has one section for all local pools, and then a section
 // for each configured nfs pool. Pools that only a StorageClass names are not listed. If a section fails, the
-// call fails. A token is the ID of the last entry of a page: it identifies the section.
+// call fails. A token is the ID of the last entry of a page, and the pool in the ID identifies the section.
 func mergePages[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
 	return func(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
 		first, err := r.Pools.sectionOf(req.(interface{ GetStartingToken() string }).GetStartingToken())
@@ -79,6 +79,8 @@ func storageHealth(ctx context.Context, r *Relay, req proto.Message) (proto.Mess
 	return resp, nil
 }
 
+// addHealth adds an entry. If the response has an entry with the same status and reason, it adds only the
+// message.
 func addHealth(resp *csi.NodeGetStorageHealthResponse, h *csi.NodeGetStorageHealthResponse_StorageBackendHealth) {
 	for _, have := range resp.GetBackendHealth() {
 		if have.GetStatus() == h.GetStatus() && have.GetReason() == h.GetReason() {

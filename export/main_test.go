@@ -30,10 +30,10 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// kinds are the kinds of volumes here.
+// kinds are the kinds of volumes in these tests.
 var kinds = backend.Kinds{loop.Kind, nfs.Kind}
 
-// TestMain also runs as the program of the tests' workers.
+// TestMain runs the tests, and is also the main function of the worker processes that the tests start.
 func TestMain(m *testing.M) {
 	if isChild, err := reexec.Run(os.Args, map[string]reexec.Role{Role: runFake}); isChild {
 		if err != nil {
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// fake serves volumes whose names select the behaviour of a call.
+// fake has the services of a worker process. The name of a volume selects the behaviour of a call.
 type fake struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
@@ -55,6 +55,7 @@ type fake struct {
 	job Job
 }
 
+// runFake is the main function of a worker process.
 func runFake(in reexec.Input) error {
 	job, err := ReadJob(in.Decode)
 	if err != nil {
@@ -84,7 +85,7 @@ func (f *fake) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.G
 func (f *fake) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	switch {
 	case strings.HasSuffix(req.GetVolumeId(), ":none"):
-		return nil, status.Error(codes.NotFound, "there is none")
+		return nil, status.Error(codes.NotFound, "no such volume")
 	case strings.HasSuffix(req.GetVolumeId(), ":busy"):
 		return nil, status.Error(codes.Unavailable, "busy")
 	}
@@ -92,11 +93,13 @@ func (f *fake) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolu
 	return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetVolumeId(), VolumeContext: f.context()}}, nil
 }
 
+// context is a volume context that describes the process.
 func (f *fake) context() map[string]string {
 	return map[string]string{"pid": strconv.Itoa(os.Getpid()), "pool": f.job.Pool.Name, "silent": strconv.FormatBool(!f.job.SilentSince.IsZero())}
 }
 
-// act blocks the thread, as a silent server does, or ends the process.
+// act blocks the thread, as a silent server does, or ends the process, if the name in the ID is hang or
+// exit.
 func (f *fake) act(id string) {
 	switch {
 	case strings.HasSuffix(id, ":hang"):
@@ -145,6 +148,7 @@ func (l *local) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*cs
 	return listOf(req, l.ids...)
 }
 
+// listOf returns a page of volumes.
 func listOf(req *csi.ListVolumesRequest, ids ...string) (*csi.ListVolumesResponse, error) {
 	resp := &csi.ListVolumesResponse{}
 	for _, id := range ids {
@@ -160,7 +164,7 @@ func listOf(req *csi.ListVolumesRequest, ids ...string) (*csi.ListVolumesRespons
 	return resp, nil
 }
 
-// nfsServer answers the NULL call unless it is silent.
+// nfsServer answers the NULL call of NFS, which is a ping, unless it is silent.
 type nfsServer struct {
 	tb   testing.TB
 	port int
@@ -248,8 +252,8 @@ var testIntervals = intervals{
 	idleTime: time.Hour, reportTimeout: time.Second, restartDelay: 50 * time.Millisecond, stopTimeout: 2 * time.Second,
 }
 
-// world has the workers of a driver, one for each server.
-type world struct {
+// testDriver is the part of a driver that relays calls to workers.
+type testDriver struct {
 	*Pools
 	relay      *Relay
 	controller csi.ControllerClient
@@ -258,9 +262,10 @@ type world struct {
 	cancel     context.CancelFunc
 }
 
-func newWorld(t *testing.T, intervals intervals, servers ...*nfsServer) *world {
+// newDriver makes a driver with the nfs pools nas0, nas1, …, one on each server.
+func newDriver(t *testing.T, intervals intervals, servers ...*nfsServer) *testDriver {
 	t.Helper()
-	w := &world{dir: t.TempDir()}
+	w := &testDriver{dir: t.TempDir()}
 	if err := syscall.Mkfifo(filepath.Join(w.dir, "fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -279,13 +284,13 @@ func newWorld(t *testing.T, intervals intervals, servers ...*nfsServer) *world {
 }
 
 // get calls ControllerGetVolume, and returns the volume context.
-func (w *world) get(ctx context.Context, id string) (map[string]string, error) {
+func (w *testDriver) get(ctx context.Context, id string) (map[string]string, error) {
 	resp, err := w.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
 	return resp.GetVolume().GetVolumeContext(), err
 }
 
-// mustGet is get without an error.
-func (w *world) mustGet(t *testing.T, id string) map[string]string {
+// mustGet is get, which must succeed.
+func (w *testDriver) mustGet(t *testing.T, id string) map[string]string {
 	t.Helper()
 	volumeContext, err := w.get(t.Context(), id)
 	if err != nil {
@@ -294,7 +299,8 @@ func (w *world) mustGet(t *testing.T, id string) map[string]string {
 	return volumeContext
 }
 
-func (w *world) begin(ctx context.Context, id string) <-chan error {
+// begin starts a call of get. The channel receives its error.
+func (w *testDriver) begin(ctx context.Context, id string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
 		_, err := w.get(ctx, id)
@@ -303,12 +309,13 @@ func (w *world) begin(ctx context.Context, id string) <-chan error {
 	return done
 }
 
-func (w *world) unstage(ctx context.Context, id string) error {
+func (w *testDriver) unstage(ctx context.Context, id string) error {
 	_, err := w.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: "/nowhere"})
 	return err
 }
 
-func (w *world) of(pool string) State {
+// of returns the state of a pool's worker.
+func (w *testDriver) of(pool string) State {
 	for _, s := range w.States() {
 		if s.Pool == pool {
 			return s
@@ -317,6 +324,7 @@ func (w *world) of(pool string) State {
 	return State{}
 }
 
+// await waits until a condition holds.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// baseOptions follow those of the configuration, for the mount through which a pool's records are read: the
-// writes of other nodes must be visible at once, and no file is executed.
+// baseOptions are added to the configured options of the mount through which a pool's records are read. Writes
+// of other nodes must be visible at once, and no file may be executed.
 var baseOptions = []string{"lookupcache=none", "actimeo=0", "nosharecache", "hard", "nosuid", "nodev", "noexec"}
 
 func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, error) {
@@ -27,9 +27,9 @@ func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, e
 	return fs, version, nil
 }
 
-// Mount mounts an export for its records, at no path. The mount ends with the process, or when the directory
-// is closed. The process may hang until it is killed. Errors wrap those of mount.MountNFS, and an error kind
-// of package volume.
+// Mount mounts an export, at no path, to read the pool's records. The mount ends with the process, or when
+// root is closed. If the server does not answer, the process hangs until it is killed. Errors wrap those of
+// mount.MountNFS, and an error kind of package volume.
 func Mount(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
 	fs, version, err := mountExport(ctx, c)
 	if err != nil {
@@ -40,8 +40,8 @@ func Mount(ctx context.Context, c pool.Config) (root *os.File, version string, e
 	return root, version, err
 }
 
-// explain is backend.ExplainMount, except that invalid options are from the configuration, which no caller can
-// change.
+// explain is backend.ExplainMount, with another error for invalid options: they come from the configuration,
+// which a caller cannot change.
 func explain(err error) error {
 	if errors.Is(err, mount.ErrBadOption) {
 		return volume.Errorf(volume.ErrPrecondition, "nfs.mountOptions: %w", err)

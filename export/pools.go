@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -37,10 +38,10 @@ type Pools struct {
 	ctx       context.Context
 	intervals intervals
 	tasks     sync.WaitGroup
-	created   chan *Worker // to be watched
+	created   chan *Worker // new workers, which supervise watches
 
 	mu      sync.Mutex
-	workers map[string]*Worker // by pool; see staticKey
+	workers map[string]*Worker // by the name of the pool; see staticPrefix
 }
 
 // New returns the pools. No worker process runs yet. All processes end with ctx.
@@ -103,50 +104,46 @@ func (ps *Pools) byName(name string) *Worker {
 	if !ok {
 		return nil
 	}
-	return ps.worker(name, c, false)
+	return ps.worker(c, false)
 }
 
-// staticKey is the prefix of the keys of workers for static volumes, which have no records.
-const staticKey = "static "
+// staticPrefix begins the name that stands for a pool in workers for static volumes, which have no records.
+const staticPrefix = "static "
 
-// static returns the worker for the static volumes of a server with the same port and protocol
-// (ErrInvalid for an invalid server).
+// static returns the worker for the static volumes of a server that are mounted with the port and the
+// protocol of at. ErrInvalid for an invalid server.
 func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	server, err := volume.CanonicalServer(server)
 	if err != nil {
 		return nil, volume.Errorf(volume.ErrInvalid, "%s%w", volume.ParamServer, err)
 	}
-	c := pool.Config{Name: staticKey + server, NFS: &pool.NFS{Server: server, Export: "/"}}
-	for _, word := range []string{option("port", at.Port), option("proto", at.Proto)} {
-		if word != "" {
+	c := pool.Config{Name: staticPrefix + server, NFS: &pool.NFS{Server: server, Export: "/"}}
+	for _, option := range []struct{ key, value string }{{"port", at.Port}, {"proto", at.Proto}} {
+		if option.value != "" {
+			word := option.key + "=" + option.value
 			c.Name += " " + word
 			c.NFS.MountOptions = append(c.NFS.MountOptions, word)
 		}
 	}
-	return ps.worker(c.Name, c, true), nil
+	return ps.worker(c, true), nil
 }
 
-// option returns a mount option; empty if it has no value.
-func option(key, value string) string {
-	if value == "" {
-		return ""
-	}
-	return key + "=" + value
-}
-
-// worker returns the worker with a key, which it creates if necessary.
-func (ps *Pools) worker(key string, c pool.Config, static bool) *Worker {
+// worker returns the worker of a pool, which it creates if necessary. It restarts the idle time of an
+// existing worker, so that the worker is not retired before the call.
+func (ps *Pools) worker(c pool.Config, static bool) *Worker {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	w := ps.workers[key]
+	w := ps.workers[c.Name]
 	if w != nil {
-		w.touch()
+		w.mu.Lock()
+		w.lastCall = time.Now()
+		w.mu.Unlock()
 		return w
 	}
 	job := ps.options.Job
 	job.Pool, job.Static = c, static
 	w = newWorker(ps.ctx, job, ps.intervals, func(job Job) (*process, error) { return launch(ps.ctx, ps.options.Program, job) })
-	ps.workers[key] = w
+	ps.workers[c.Name] = w
 	select {
 	case ps.created <- w:
 	case <-ps.ctx.Done():

@@ -24,7 +24,8 @@ type process struct {
 	service  relay.Service // its Controller and Node services
 	node     csi.NodeClient
 	identity csi.IdentityClient
-	// ctx ends when the process cannot answer calls any more. Its cause is the reason.
+	// ctx ends when the process can no longer answer calls. The cause of ctx is the error of the
+	// calls.
 	ctx  context.Context
 	fail context.CancelCauseFunc
 
@@ -53,8 +54,8 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 	return p, p.connect(child.Conn)
 }
 
-// connect creates the clients. The process cannot be used after its only connection has ended.
-func (p *process) connect(ours net.Conn) (err error) {
+// connect creates the clients, which all use one connection. After its end the process cannot be used.
+func (p *process) connect(connection net.Conn) (err error) {
 	var dialed atomic.Bool
 	p.conn, err = grpc.NewClient("passthrough:///worker", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithIdleTimeout(0), grpc.WithInitialWindowSize(grpcserver.WindowSize), grpc.WithInitialConnWindowSize(grpcserver.WindowSize),
@@ -62,7 +63,7 @@ func (p *process) connect(ours net.Conn) (err error) {
 			if dialed.Swap(true) {
 				return nil, errors.New("the connection to the worker process has ended")
 			}
-			return ours, nil
+			return connection, nil
 		}))
 	if err != nil {
 		p.kill()
@@ -73,8 +74,8 @@ func (p *process) connect(ours net.Conn) (err error) {
 	return nil
 }
 
-// broken reports whether a call failed because the connection broke. The state of the client changes shortly
-// after the call.
+// broken reports whether a call failed because the connection broke. It waits for a moment, because the state
+// of the client changes shortly after the call.
 func (p *process) broken(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
@@ -91,7 +92,7 @@ func (p *process) report(ctx context.Context) (Report, error) {
 	return r, json.Unmarshal([]byte(resp.GetManifest()[ReportKey]), &r)
 }
 
-// stop closes the connection, which ends the process, and kills it after the timeout.
+// stop closes the connection, which makes the process end. It kills the process after the timeout.
 func (p *process) stop(timeout time.Duration) {
 	p.conn.Close()
 	select {

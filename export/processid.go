@@ -12,12 +12,11 @@ import (
 	"syscall"
 )
 
-// processID identifies a process by its PID and the time of its start, because PIDs are used
-// again.
+// processID identifies a process by its PID and the time of its start, because PIDs are reused.
 type processID struct {
 	pid int
-	// start is in clock ticks since the node was started. 0: unknown, in the names of base
-	// mounts of versions that did not record it.
+	// start is the time of the start, in clock ticks since the node was started; 0: unknown,
+	// because versions of the driver that made base mounts without it may have run before.
 	start uint64
 }
 
@@ -39,8 +38,8 @@ func parseProcessID(s string) (p processID, err error) {
 	return p, err
 }
 
-// ended reports whether the process has ended, with all its files closed. A process without a
-// start time is of an earlier version and was started before this one.
+// ended reports whether the process has ended, with all its files closed. A process without a start
+// time belongs to an earlier version of the driver, so it was started before this process.
 func (p processID) ended() bool {
 	start, err := startOf(p.pid)
 	switch {
@@ -60,8 +59,8 @@ func startOf(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The program's name is in parentheses and may contain any character. The field after it
-	// is the third.
+	// The program's name is in parentheses and may contain any character. The field after the name
+	// is the third field of the line.
 	const startTime = 22 - 3
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) <= startTime {

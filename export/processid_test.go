@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestProcessEnded: a process that has the PID of an ended process is not that process.
+// TestProcessEnded: a process has ended even if another process has its PID.
 func TestProcessEnded(t *testing.T) {
 	c := exec.CommandContext(t.Context(), "sleep", "1000")
 	if err := c.Start(); err != nil {
@@ -28,22 +28,22 @@ func TestProcessEnded(t *testing.T) {
 	}
 	p := processID{c.Process.Pid, start}
 	if again, err := parseProcessID(p.String()); err != nil || again != p {
-		t.Errorf("%v was read as %v, %v", p, again, err)
+		t.Errorf("parsed ID: got %v, %v; want %v", again, err, p)
 	}
 	if p.ended() {
-		t.Error("a running process has ended")
+		t.Error("running process: got ended")
 	}
 	if earlier := (processID{p.pid, p.start - 1}); !earlier.ended() {
-		t.Error("an earlier process with the PID has not ended")
+		t.Error("earlier process with the same PID: got not ended")
 	}
 	_ = c.Process.Kill()
 	_ = c.Wait()
 	if !p.ended() {
-		t.Error("the process has not ended after its end")
+		t.Error("killed process: got not ended")
 	}
 }
 
-// TestOwnBases: a base mount of an earlier process with this process's PID is not its own.
+// TestOwnBases: own omits the base mount of an earlier process with the same PID as this process.
 func TestOwnBases(t *testing.T) {
 	b, err := newBases(t.TempDir(), "nas", false)
 	if err != nil {
@@ -57,12 +57,12 @@ func TestOwnBases(t *testing.T) {
 		}
 	}
 	if got := slices.Collect(b.own()); !slices.Equal(got, []string{own}) {
-		t.Errorf("the own base mounts are %q", got)
+		t.Errorf("own base mounts: got %q, want %q", got, own)
 	}
 }
 
-// TestBasesWithoutStartTime: base mounts of a version that recorded only PIDs are removed, and never count as
-// those of this process.
+// TestBasesWithoutStartTime: a base mount of an earlier version, whose path contains only a PID, is removed
+// and does not count as a mount of this process.
 func TestBasesWithoutStartTime(t *testing.T) {
 	testenv.RequireRoot(t)
 	b, err := newBases(t.TempDir(), "nas", false)
@@ -78,7 +78,7 @@ func TestBasesWithoutStartTime(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.UMOUNT_NOFOLLOW) })
 	if got := slices.Collect(b.own()); len(got) != 0 {
-		t.Errorf("the own base mounts are %q", got)
+		t.Errorf("own base mounts: got %q, want none", got)
 	}
 	b.clear(t.Context())
 	for end := time.Now().Add(inheritTime); ; time.Sleep(time.Millisecond) {
@@ -92,8 +92,8 @@ func TestBasesWithoutStartTime(t *testing.T) {
 	}
 }
 
-// TestProcessEndedWithoutStartTime: a running process may have made a base mount of an earlier version if it was
-// started before this process.
+// TestProcessEndedWithoutStartTime: if the start time of a process is not known, a process with its PID counts
+// as that process only if it was started before this process.
 func TestProcessEndedWithoutStartTime(t *testing.T) {
 	c := exec.CommandContext(t.Context(), "sleep", "1000")
 	if err := c.Start(); err != nil {
@@ -105,12 +105,12 @@ func TestProcessEndedWithoutStartTime(t *testing.T) {
 		ended bool
 	}{
 		"started before": {os.Getppid(), false},
-		"this one":       {os.Getpid(), true},
+		"this process":   {os.Getpid(), true},
 		"started later":  {c.Process.Pid, true},
 	} {
 		p, err := parseProcessID(strconv.Itoa(tc.pid))
 		if err != nil || p.ended() != tc.ended {
-			t.Errorf("%s: %+v, %v: ended is %v", name, p, err, p.ended())
+			t.Errorf("%s: got %+v with ended %t, %v; want %t", name, p, p.ended(), err, tc.ended)
 		}
 	}
 }

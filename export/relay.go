@@ -23,20 +23,20 @@ type Relay struct {
 	Local relay.Service
 }
 
-// row describes how a call is answered.
+// row describes which service answers a call, and how.
 type row struct {
-	// worker returns the worker that answers, or nil if Local answers. The default is ofIDs.
+	// worker returns the worker that answers, or nil if Local answers; nil: ofIDs.
 	worker func(*Pools, proto.Message) (*Worker, error)
 	// teardown: the worker answers even if its server is silent.
 	teardown bool
 	// silent returns the response for a silent server; nil: the call fails.
 	silent func(volumeID string, condition []backend.Condition) proto.Message
-	// merge combines the responses of Local and of all workers.
+	// merge, if not nil, answers with the combined responses of Local and of all workers.
 	merge func(context.Context, *Relay, proto.Message) (proto.Message, error)
 }
 
-// rows contains the calls that are not routed by the IDs in the request. Local answers calls without an ID, for
-// example those for capabilities, which are the same for all pools.
+// rows contains the calls whose row is not zero. Other calls are routed only by the IDs in the request. Local
+// answers calls without an ID, for example those for capabilities, which are the same for all pools.
 var rows = map[string]row{
 	csi.Controller_CreateVolume_FullMethodName:               {worker: ofParameters},
 	csi.Controller_GetCapacity_FullMethodName:                {worker: ofParameters},
@@ -99,7 +99,7 @@ func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error
 type volumeCall interface{ GetVolumeId() string }
 
 // ofParameters returns the worker for new volumes with the parameters of a request; nil if Local
-// answers. It returns ErrInvalid if the parameters need an nfs pool that does not exist.
+// answers. It returns ErrInvalid if the parameters need an nfs pool that is not configured.
 func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	p, err := ps.options.Kinds.Parse(req.(interface{ GetParameters() map[string]string }).GetParameters())
 	if err != nil {
@@ -117,10 +117,11 @@ func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	if p.Pool == "" {
 		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration has no nfs pool: add one, or name %s and %s of an export in the StorageClass", volume.ParamBackend, p.Backend, volume.ParamServer, volume.ParamShare)
 	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s needs an nfs pool, and the configuration has no such one (it has %s)", volume.ParamPool, p.Pool, p.Backend, ps.names())
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s needs an nfs pool, and the configuration has none of that name (it has %s): use one of these, or add that pool", volume.ParamPool, p.Pool, p.Backend, ps.names())
 }
 
-// ofIDs is byID for the IDs in a request. The worker is nil if the request contains none.
+// ofIDs returns the worker of the pool in the IDs of a request; nil if the request contains no ID, or the
+// pool is node-local.
 func ofIDs(ps *Pools, req proto.Message) (*Worker, error) {
 	ids, err := relay.IDs(req)
 	if len(ids) == 0 || err != nil {
@@ -138,10 +139,10 @@ func (ps *Pools) byID(id volume.ID) (*Worker, error) {
 	if w := ps.byName(id.Pool); w != nil {
 		return w, nil
 	}
-	return nil, volume.Errorf(volume.ErrUnavailable, "%s: the configuration here has no nfs pool %q (it has %s): add it", id, id.Pool, ps.names())
+	return nil, volume.Errorf(volume.ErrUnavailable, "%s: the configuration of this driver has no nfs pool %q (it has %s): add that pool", id, id.Pool, ps.names())
 }
 
-// toMount is forNode for calls that mount.
+// toMount returns the worker for a call that mounts a volume; see forNode.
 func toMount(ps *Pools, req proto.Message) (*Worker, error) {
 	r := req.(interface {
 		volumeCall
@@ -156,7 +157,7 @@ func toMount(ps *Pools, req proto.Message) (*Worker, error) {
 	return w, err
 }
 
-// ofPath is forNode for calls that have a path, and no volume context.
+// ofPath returns the worker for a call that has a path and no volume context; see forNode.
 func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 	var path string
 	switch r := req.(type) {
@@ -172,9 +173,10 @@ func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 	return ps.forNode(req.(volumeCall).GetVolumeId(), nil, nil, path)
 }
 
-// forNode returns the worker for a call of the Node service; nil if Local answers. For a static volume,
-// which has no record, the volume context or, in calls without one, the mount at path determines the
-// worker. For a volume of a pool that is no longer configured, the mount at path does.
+// forNode returns the worker for a call of the Node service; nil if Local answers. text is the volume ID,
+// which determines the worker if it contains a configured nfs pool. For a static volume, which has no
+// record, the volume context or, in calls without one, the mount at path determines the worker. For a
+// volume of a pool that is no longer configured, the mount at path determines it.
 func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
 	var unknownPool error
 	if id, err := volume.ParseID(text); err == nil {
@@ -184,7 +186,7 @@ func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []s
 		}
 		unknownPool = err
 	}
-	if volume.IsInline(volumeContext) { // the author of the pod writes the context: it must not select a server
+	if volume.IsInline(volumeContext) { // the author of the pod writes the context, which must not select a server
 		return nil, nil //nolint:nilnil // Local answers
 	}
 	server := volume.Attribute(volumeContext, volume.ParamServer)
@@ -213,7 +215,7 @@ func (ps *Pools) byMount(path string) (*Worker, error) {
 	}
 	server, _, ok := mount.ParseNFSSource(e.Source)
 	if !ok {
-		return nil, volume.Errorf(volume.ErrPrecondition, "path %q: the source %q of the mount there has no server: it is left mounted", path, e.Source)
+		return nil, volume.Errorf(volume.ErrPrecondition, "path %q: the source %q of the NFS mount at this path has no server, so it is left mounted: unmount it", path, e.Source)
 	}
 	return ps.static(server, mount.NFSEndpoint(e))
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestRows: no empty request is answered by a worker, every call of the Node service about a volume has
-// a row, and every call of the Controller service about a volume reaches the volume's pool.
+// TestRows: no worker answers an empty request. Every call of the Node service for a volume has a row.
+// Every call for a volume in an unknown nfs pool fails.
 func TestRows(t *testing.T) {
-	w := newWorld(t, defaultIntervals)
+	w := newDriver(t, defaultIntervals)
 	for _, d := range append(relay.ControllerServices, &csi.Node_ServiceDesc) {
 		var methods []string
 		for _, m := range d.Methods {
@@ -31,7 +31,7 @@ func TestRows(t *testing.T) {
 			}
 			row, ok := rows[method]
 			if _, worker, err := w.relay.route(row, req); worker != nil {
-				t.Errorf("%s: an empty request is answered by %v, %v", method, worker.job.Pool.Name, err)
+				t.Errorf("%s: got worker %s, %v for an empty request, want none", method, worker.job.Pool.Name, err)
 			}
 			field := req.ProtoReflect().Descriptor().Fields().ByName("volume_id")
 			if field == nil {
@@ -42,7 +42,7 @@ func TestRows(t *testing.T) {
 			}
 			req.ProtoReflect().Set(field, protoreflect.ValueOfString("nfs:missing:v"))
 			if _, _, err := w.relay.route(row, req); !errors.Is(err, volume.ErrUnavailable) {
-				t.Errorf("%s for a volume in a pool that is not here: %v", method, err)
+				t.Errorf("%s for a volume in an unknown pool: got %v, want ErrUnavailable", method, err)
 			}
 		}
 	}

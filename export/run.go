@@ -40,7 +40,7 @@ func Run(ctx context.Context, job Job, conn net.Conn, kinds backend.Kinds, stagi
 	w := &workerProcess{job: job, bases: bases, calls: make(chan struct{}, maxCalls), stuck: make(chan error, 1)}
 	bases.clear(ctx)
 	w.pools = pool.NewSharedSet(kinds.Forms(), job.Pool, state, pool.Shared{
-		Mount: bases.mount, NodeID: job.NodeID, Cleans: job.Controller && !job.Static, SilentSince: job.SilentSince, MountsDir: job.MountsDir,
+		Mount: bases.mount, NodeID: job.NodeID, Maintains: job.Controller && !job.Static, SilentSince: job.SilentSince, MountsDir: job.MountsDir,
 	})
 	return w.serve(ctx, listen(conn), w.server(kinds, stagingPath))
 }
@@ -60,7 +60,8 @@ type workerProcess struct {
 func (w *workerProcess) server(kinds backend.Kinds, stagingPath StagingPath) *grpc.Server {
 	w.backends = kinds.Registry(w.pools)
 	controller := controllerserver.New(w.backends, w.job.NodeID, w.job.MaxVolumes)
-	// The caller has verified that the node exists.
+	// A process without a node accepts any node, because the driver that sends the call has verified
+	// that the node exists.
 	controller.Nodes = func(node string) bool { return w.job.NodeID == "" || node == w.job.NodeID }
 	node := nodeserver.New(w.backends, w.job.NodeID, w.job.MaxVolumes)
 	node.Abandon = func() (bool, error) { return w.pools.Teardown(w.job.Pool.Name) }
@@ -86,7 +87,7 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 			w.pools.Run(ctx)
 		}
 	}()
-	if !w.job.Static && w.job.SilentSince.IsZero() { // otherwise no pool is opened
+	if !w.job.Static && w.job.SilentSince.IsZero() { // no pool is opened for static volumes or a silent server
 		go w.backends.Thaw(ctx, w.pools.AwaitReady)
 	}
 	disconnected := make(chan struct{})
@@ -96,11 +97,11 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 	}()
 	select {
 	case err := <-w.stuck:
-		return err // at once: a call hangs
+		return err // without waiting for the calls, because one hangs
 	case <-disconnected:
 	}
 	stop()
-	w.bases.leave(closed) //nolint:contextcheck // it runs after the end of the context
+	w.bases.leave(closed) //nolint:contextcheck // the context has ended
 	return nil
 }
 
@@ -109,7 +110,7 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 func (w *workerProcess) awaitPool(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if !w.job.Static && !strings.HasPrefix(info.FullMethod, "/csi.v1.Identity/") {
 		patience, cancel := context.WithTimeout(ctx, openPatience)
-		_ = w.pools.AwaitReady(patience) // the error of the pool is more specific
+		_ = w.pools.AwaitReady(patience) // the handler returns the error of the pool, which is more specific
 		switch info.FullMethod {
 		case csi.Controller_CreateVolume_FullMethodName, csi.Controller_GetCapacity_FullMethodName:
 			w.pools.Initialise(patience)
@@ -119,7 +120,7 @@ func (w *workerProcess) awaitPool(ctx context.Context, req any, info *grpc.Unary
 	return handler(ctx, req)
 }
 
-// GetPluginInfo implements csi.IdentityServer: it reports about the pool.
+// GetPluginInfo implements csi.IdentityServer. The manifest contains the Report of the pool.
 func (w *workerProcess) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	report, err := json.Marshal(w.report())
 	if err != nil {

@@ -27,8 +27,8 @@ func newServer(job Job) *server {
 }
 
 // ping returns nil if the server answers, or if that cannot be determined. If the node has mounts from the
-// server, the server must answer at the addresses of all of them, even if its name has another address now:
-// these mounts hang, and lose data if they are unmounted by force. Otherwise one address of the name is
+// server, the server must answer at the addresses of all these mounts, even if the server's name has another
+// address now, because a mount whose address does not answer hangs. Otherwise one address of the name is
 // enough, and a name that cannot be resolved is no error.
 func (s *server) ping(ctx context.Context) error {
 	mounted, err := s.mounted()
@@ -43,8 +43,8 @@ func (s *server) ping(ctx context.Context) error {
 	return err
 }
 
-// pingAll pings endpoints in parallel. It returns the number of those that answer, and an error of the
-// others.
+// pingAll pings endpoints in parallel. It returns the number of those that answer, and the error of one of
+// the others.
 func pingAll(ctx context.Context, all []mount.Endpoint) (answers int, err error) {
 	errs := make(chan error, len(all))
 	for _, at := range all {
@@ -74,7 +74,7 @@ func (s *server) mounted() ([]mount.Endpoint, error) {
 	return all, err
 }
 
-// isOwn reports whether a mount belongs to the pool: the mount of the worker, or of a volume.
+// isOwn reports whether a mount is one of the pool: a base mount, or the mount of a volume.
 func (s *server) isOwn(e *mount.Entry) bool {
 	if !mount.IsNFS(e) {
 		return false
@@ -93,8 +93,8 @@ func (s *server) isOwn(e *mount.Entry) bool {
 
 // canonical is volume.CanonicalServer for a server that is known to be valid.
 func canonical(server string) string {
-	one, _ := volume.CanonicalServer(server)
-	return one
+	name, _ := volume.CanonicalServer(server)
+	return name
 }
 
 // resolve returns the endpoints of the server's name; none if it cannot be resolved.

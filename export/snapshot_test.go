@@ -59,7 +59,7 @@ func (f *fake) GetMetadataDelta(_ *csi.GetMetadataDeltaRequest, stream csi.Snaps
 	return stream.Send(&csi.GetMetadataDeltaResponse{VolumeCapacityBytes: 7})
 }
 
-// snapshotPage returns a page of ids. If the request has a filter, it returns only the entry filtered.
+// snapshotPage returns a page of ids. For a request with a filter it returns only the ID filtered.
 func snapshotPage(req *csi.ListSnapshotsRequest, filtered string, ids ...string) (*csi.ListSnapshotsResponse, error) {
 	if req.GetSnapshotId() != "" || req.GetSourceVolumeId() != "" {
 		ids = []string{filtered}
@@ -82,14 +82,14 @@ func (l *local) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) 
 	return snapshotPage(req, "local", "loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001")
 }
 
-// allocated calls GetMetadataAllocated, and calls received after each message.
-func (w *world) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequest, received func()) error {
+// allocated calls GetMetadataAllocated, and then received for each message.
+func (w *testDriver) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequest, received func()) error {
 	return w.relay.Stream(ctx, csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, req, func(any) error { received(); return nil })
 }
 
 // TestSnapshotCalls: the worker of the pool in an ID answers; Local answers for local pools.
 func TestSnapshotCalls(t *testing.T) {
-	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
+	w := newDriver(t, defaultIntervals, startServer(t), startServer(t))
 	c, ctx := relaytest.Controller(w.relay), t.Context()
 	inPool := func(pool, name string) string { return "nfs:" + pool + ":" + name }
 	calls := map[string]func(pool string) (string, error){
@@ -131,18 +131,18 @@ func TestSnapshotCalls(t *testing.T) {
 	}
 	for name, call := range calls {
 		if got, err := call("nas1"); err != nil || got != "nas1" {
-			t.Errorf("%s: answered by %q, %v", name, got, err)
+			t.Errorf("%s in pool nas1: answered by %q, %v", name, got, err)
 		}
 		if _, err := call("missing"); !errors.Is(err, volume.ErrUnavailable) {
-			t.Errorf("%s in an unknown pool: %v", name, err)
+			t.Errorf("%s in an unknown pool: got %v, want ErrUnavailable", name, err)
 		}
 		if got, err := call("p.01234567"); status.Code(err) != codes.Unimplemented && got != "local" {
-			t.Errorf("%s in a local pool: %q, %v", name, got, err)
+			t.Errorf("%s in a local pool: answered by %q, %v; want Local, which returns Unimplemented or \"local\"", name, got, err)
 		}
 	}
 	_, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{inPool("nas0", "v"), inPool("nas1", "v")}})
 	if !errors.Is(err, volume.ErrPrecondition) {
-		t.Errorf("a group snapshot of volumes in two pools: %v", err)
+		t.Errorf("a group snapshot of volumes in two pools: got %v, want ErrPrecondition", err)
 	}
 	var changed []int64
 	delta := &csi.GetMetadataDeltaRequest{BaseSnapshotId: inPool("nas1", "s"), TargetSnapshotId: inPool("nas1", "t")}
@@ -151,7 +151,7 @@ func TestSnapshotCalls(t *testing.T) {
 		return nil
 	})
 	if err != nil || !slices.Equal(changed, []int64{7}) {
-		t.Errorf("delta: %v, %v", changed, err)
+		t.Errorf("GetMetadataDelta: got %v, %v; want one message with 7", changed, err)
 	}
 }
 
@@ -163,6 +163,7 @@ func messageOf(err error, code codes.Code) (string, error) {
 	return "", err
 }
 
+// firstID returns the ID of the first entry; empty if there is none.
 func firstID(resp *csi.ListSnapshotsResponse) string {
 	if len(resp.GetEntries()) == 0 {
 		return ""
@@ -172,7 +173,7 @@ func firstID(resp *csi.ListSnapshotsResponse) string {
 
 // TestStreamFails: a stream fails if the call is canceled or the worker exits.
 func TestStreamFails(t *testing.T) {
-	w := newWorld(t, testIntervals, startServer(t))
+	w := newDriver(t, testIntervals, startServer(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	messages := 0
 	err := w.allocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:hang", MaxResults: 5}, func() {
@@ -181,10 +182,10 @@ func TestStreamFails(t *testing.T) {
 		}
 	})
 	if status.Code(err) != codes.Canceled {
-		t.Errorf("a canceled call: %v", err)
+		t.Errorf("canceled call: got %v, want Canceled", err)
 	}
 	err = w.allocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:exit", MaxResults: 3}, func() {})
 	if !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("a call to a worker that exits: %v", err)
+		t.Errorf("call to a worker that exits: got %v, want ErrUnavailable", err)
 	}
 }

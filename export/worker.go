@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// intervals holds the intervals and timeouts of the supervision of workers.
+// intervals contains the intervals and timeouts with which a Worker is supervised.
 type intervals struct {
 	// check is the interval between two checks of a worker.
 	check time.Duration
@@ -82,7 +82,8 @@ type Worker struct {
 	// answered.
 	unansweredSince time.Time
 	pingErr         error // of the last failed ping
-	// silentSince is zero while the server answers.
+	// silentSince is the time since which a silent server has not answered; zero: the server does not
+	// count as silent.
 	silentSince time.Time
 	// shortRuns is the number of consecutive processes that ended soon after their start. No
 	// process is started before notBefore.
@@ -90,8 +91,8 @@ type Worker struct {
 	notBefore time.Time
 	lastExit  error
 
-	starts      map[string]int // by reason
-	startReason string         // of the next start
+	starts      map[string]int // number of started processes by reason
+	startReason string         // reason for the next start
 	// report and health are the last ones received. reported is the time of the last request.
 	report    *Report
 	health    []*csi.NodeGetStorageHealthResponse_StorageBackendHealth
@@ -112,7 +113,7 @@ func newWorker(ctx context.Context, job Job, intervals intervals, launch func(Jo
 }
 
 // workerService is the relay.Service of a worker's process. While the server is silent, calls fail
-// unless teardown is set (unpublish and unstage).
+// unless teardown is set, as it is for unpublish and unstage.
 type workerService struct {
 	worker   *Worker
 	teardown bool
@@ -135,7 +136,7 @@ func (s workerService) Stream(ctx context.Context, method string, req proto.Mess
 	return s.invoke(ctx, func(ctx context.Context, p *process) error { return p.service.Stream(ctx, method, req, send) })
 }
 
-// invoke makes one call in the process. If the process ends during the call, the error is the cause.
+// invoke makes one call in the process. If the process ends during the call, the error says why.
 func (s workerService) invoke(ctx context.Context, do func(context.Context, *process) error) error {
 	p, release, err := s.worker.acquire(s.teardown)
 	if err != nil {
@@ -272,7 +273,8 @@ func (w *Worker) connectionLost(p *process) error {
 	return context.Cause(p.ctx)
 }
 
-// kill kills p if it is the current process. Its calls fail with err. reason is for the next start.
+// kill kills p if it is the current process. The calls in p fail with err. reason is the reason for the
+// next start.
 func (w *Worker) kill(p *process, reason string, err error) {
 	if p == nil || w.process != p {
 		return
@@ -309,7 +311,8 @@ func (w *Worker) close() {
 	w.stop()
 }
 
-// check sends the pings and requests for reports that are due, and marks the server as silent.
+// check sends the ping and the request for a report if they are due. It marks the server as silent if no
+// ping was answered for silentAfter.
 func (w *Worker) check(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -438,7 +441,7 @@ func (w *Worker) storageHealth() []*csi.NodeGetStorageHealthResponse_StorageBack
 	}}
 }
 
-// condition returns the condition of the volumes while the server is silent; nil while it
+// condition returns the condition of the pool's volumes while the server is silent; nil while it
 // answers.
 func (w *Worker) condition() []backend.Condition {
 	w.mu.Lock()
@@ -484,11 +487,4 @@ func (w *Worker) closeIfIdle() bool {
 	}
 	w.closed = true
 	return true
-}
-
-// touch restarts the idle time of the worker.
-func (w *Worker) touch() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.lastCall = time.Now()
 }

@@ -18,10 +18,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// wantUnavailable checks that an error is ErrUnavailable and contains some texts.
 func wantUnavailable(t *testing.T, err error, says ...string) {
 	t.Helper()
 	if !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("error %v is not ErrUnavailable", err)
+		t.Errorf("got error %v, want ErrUnavailable", err)
 		return
 	}
 	for _, s := range says {
@@ -31,7 +32,7 @@ func wantUnavailable(t *testing.T, err error, says ...string) {
 	}
 }
 
-// within returns the result of a call, and fails the test if the call takes too long.
+// within returns the result of a call. It fails the test if the call takes longer than atMost.
 func within(t *testing.T, atMost time.Duration, call <-chan error) error {
 	t.Helper()
 	select {
@@ -48,6 +49,7 @@ func alive(pid string) bool {
 	return syscall.Kill(n, 0) == nil
 }
 
+// threads counts the threads of this process.
 func threads(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/task")
@@ -59,49 +61,49 @@ func threads(t *testing.T) int {
 
 // TestCalls: calls reach the pool's worker, and its responses and errors are returned.
 func TestCalls(t *testing.T) {
-	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
+	w := newDriver(t, defaultIntervals, startServer(t), startServer(t))
 	first, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil || first["pool"] != "nas0" || first["silent"] != "false" {
-		t.Fatalf("%v, %v", first, err)
+		t.Fatalf("first call: got %v, %v; want pool nas0, whose server is not silent", first, err)
 	}
 	again, err := w.get(t.Context(), "nfs:nas0:w")
 	if err != nil || again["pid"] != first["pid"] {
-		t.Errorf("a second call: %v, %v after %v", again, err, first)
+		t.Errorf("second call: got %v, %v; want the same process as %v", again, err, first)
 	}
 	other, err := w.get(t.Context(), "loop:nas1:v")
 	if err != nil || other["pool"] != "nas1" || other["pid"] == first["pid"] {
-		t.Errorf("another pool: %v, %v", other, err)
+		t.Errorf("call for another pool: got %v, %v; want pool nas1 in another process than %v", other, err, first)
 	}
 	for id, code := range map[string]codes.Code{"nfs:nas0:none": codes.NotFound, "nfs:nas0:busy": codes.Unavailable} {
 		if _, err := w.get(t.Context(), id); status.Code(err) != code {
-			t.Errorf("%s: %v", id, err)
+			t.Errorf("%s: got %v, want code %v", id, err, code)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := w.get(ctx, "nfs:nas0:hang"); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("a call that takes too long: %v", err)
+		t.Errorf("call that hangs: got %v, want DeadlineExceeded", err)
 	}
 	await(t, "a report", func() bool { r := w.of("nas0").Report; return r != nil && r.Usage.Total == 7 && r.Volumes["nfs"] == 3 })
 	if s := w.of("nas0"); s.Starts[startFirst] != 1 || s.Calls != 0 || !s.Answers || !s.Running {
-		t.Errorf("%+v", s)
+		t.Errorf("got state %+v, want one start, no calls, a server that answers and a running process", s)
 	}
 }
 
 // TestSilentServer: calls that wait for a silent server fail, and calls for it are refused. Calls for other
 // servers are not affected. When the server answers again, its calls succeed.
 func TestSilentServer(t *testing.T) {
-	for name, tc := range map[string]struct{ off, on func(*nfsServer) }{
-		"silent":  {func(s *nfsServer) { s.setSilent(true) }, func(s *nfsServer) { s.setSilent(false) }},
-		"refuses": {(*nfsServer).refuse, (*nfsServer).listen},
+	for name, tc := range map[string]struct{ stop, resume func(*nfsServer) }{
+		"accepts connections": {func(s *nfsServer) { s.setSilent(true) }, func(s *nfsServer) { s.setSilent(false) }},
+		"refuses connections": {(*nfsServer).refuse, (*nfsServer).listen},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad, good := startServer(t), startServer(t)
-			w := newWorld(t, testIntervals, bad, good)
+			w := newDriver(t, testIntervals, bad, good)
 			first := w.mustGet(t, "nfs:nas0:v")
 			other := w.mustGet(t, "nfs:nas1:v")
 			goroutines, before := runtime.NumGoroutine(), threads(t)
-			tc.off(bad)
+			tc.stop(bad)
 			var calls []<-chan error
 			for range 200 {
 				calls = append(calls, w.begin(t.Context(), "nfs:nas0:hang"))
@@ -111,38 +113,38 @@ func TestSilentServer(t *testing.T) {
 			}
 			await(t, "the end of the process", func() bool { return !alive(first["pid"]) })
 			if n := threads(t); n > before+4 {
-				t.Errorf("%d threads, %d before", n, before)
+				t.Errorf("got %d threads, want at most 4 more than the %d before", n, before)
 			}
-			await(t, "the end of goroutines", func() bool { return runtime.NumGoroutine() <= goroutines+80 })
+			await(t, "the end of the goroutines of the calls", func() bool { return runtime.NumGoroutine() <= goroutines+80 })
 			start := time.Now()
 			_, err := w.get(t.Context(), "nfs:nas0:v")
 			wantUnavailable(t, err, "has not answered since")
 			_, err = w.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", Parameters: map[string]string{"pool": "nas0"}})
 			wantUnavailable(t, err, "has not answered since")
 			if took := time.Since(start); took > time.Second {
-				t.Errorf("refusing took %v", took)
+				t.Errorf("refusing two calls took %v, want at most 1s", took)
 			}
 			if s := w.of("nas0"); !s.Running || s.Answers || s.Starts[startSilent] != 1 {
-				t.Errorf("%+v", s)
+				t.Errorf("got state %+v, want a process that was started because the server is silent", s)
 			}
 			if err := w.unstage(t.Context(), "nfs:nas0:v"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "silent since") {
-				t.Errorf("the teardown did not reach a worker for a silent server: %v", err)
+				t.Errorf("unstage: got %v, want the error of a process for a silent server", err)
 			}
 			health, err := w.controller.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "nfs:nas0:v"})
 			if got := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(got) != 1 || got[0].GetReason() != "ServerSilent" {
-				t.Errorf("health: %v, %v", health, err)
+				t.Errorf("health: got %v, %v; want reason ServerSilent", health, err)
 			}
 			if now, err := w.get(t.Context(), "nfs:nas1:v"); err != nil || now["pid"] != other["pid"] {
-				t.Errorf("another server's pool: %v, %v", now, err)
+				t.Errorf("call for another server: got %v, %v; want the same process as %v", now, err, other)
 			}
-			tc.on(bad)
+			tc.resume(bad)
 			var now map[string]string
 			await(t, "the server to answer", func() bool { now, err = w.get(t.Context(), "nfs:nas0:v"); return err == nil })
 			if now["silent"] != "false" || now["pid"] == first["pid"] {
-				t.Errorf("%v after %v", now, first)
+				t.Errorf("after the server answers: got %v, want a new process that is not silent, other than %v", now, first)
 			}
 			if s := w.of("nas0"); s.Starts[startFirst] != 1 || s.Starts[startSilent] != 1 || s.Starts[startAnswering] != 1 {
-				t.Errorf("%+v", s)
+				t.Errorf("got state %+v, want one start for each of the three reasons", s)
 			}
 		})
 	}
@@ -153,7 +155,7 @@ func TestServerRestart(t *testing.T) {
 	server := startServer(t)
 	slow := testIntervals
 	slow.silentAfter = 5 * time.Second
-	w := newWorld(t, slow, server)
+	w := newDriver(t, slow, server)
 	before := w.mustGet(t, "nfs:nas0:v")
 	call := w.begin(t.Context(), "nfs:nas0:hang")
 	server.refuse()
@@ -172,32 +174,32 @@ func TestServerRestart(t *testing.T) {
 	})
 	now, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil || now["pid"] != before["pid"] {
-		t.Errorf("%v, %v after %v", now, err, before)
+		t.Errorf("call after the restart: got %v, %v; want the same process as %v", now, err, before)
 	}
 	select {
 	case err := <-call:
-		t.Errorf("the call under way ended: %v", err)
+		t.Errorf("the call that was running during the restart ended: %v", err)
 	default:
 	}
 }
 
-// TestWorkerEnds: calls to a process that ends fail with the reason; the next call starts a new process.
+// TestWorkerEnds: if a process ends, its calls fail with the reason. The next call starts a new process.
 func TestWorkerEnds(t *testing.T) {
-	w := newWorld(t, defaultIntervals, startServer(t))
+	w := newDriver(t, defaultIntervals, startServer(t))
 	hanging := w.begin(t.Context(), "nfs:nas0:hang")
-	await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
+	await(t, "the call to be running", func() bool { return w.of("nas0").Calls == 1 })
 	_, err := w.get(t.Context(), "nfs:nas0:exit")
 	wantUnavailable(t, err, "worker process has ended", "exit status 7", "it broke")
 	wantUnavailable(t, within(t, 5*time.Second, hanging), "worker process has ended")
 	await(t, "a new process", func() bool { _, err := w.get(t.Context(), "nfs:nas0:v"); return err == nil })
 	if s := w.of("nas0"); s.Starts[startEnded] != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("got state %+v, want one start after a process ended", s)
 	}
 }
 
-// TestBrokenWorker: a worker that always ends at once is not started by every call.
+// TestBrokenWorker: if the worker process always ends at once, not every call starts a new one.
 func TestBrokenWorker(t *testing.T) {
-	w := newWorld(t, defaultIntervals, startServer(t))
+	w := newDriver(t, defaultIntervals, startServer(t))
 	w.options.Pools[0].MaxVolumes = brokenPool
 	_, err := w.get(t.Context(), "nfs:nas0:v")
 	wantUnavailable(t, err, "worker process has ended", "the worker of nas0 is broken")
@@ -206,13 +208,13 @@ func TestBrokenWorker(t *testing.T) {
 		wantUnavailable(t, err, "the worker of nas0 is broken")
 	}
 	if n := w.of("nas0").Starts[startEnded]; n > 10 {
-		t.Errorf("the worker was started %d times", n)
+		t.Errorf("the process was restarted %d times by 100 calls, want at most 10", n)
 	}
 }
 
-// immortal makes the processes of a pool survive a kill while their server answers, as if a thread waited in
-// the kernel. It returns the functions that end them.
-func (w *world) immortal(t *testing.T, pool string) *[]func() {
+// immortal makes the processes of a pool that were started while the server answered survive a kill, as if a
+// thread waited in the kernel. It returns the functions that really kill these processes.
+func (w *testDriver) immortal(t *testing.T, pool string) *[]func() {
 	t.Helper()
 	var kills []func()
 	worker := w.byName(pool)
@@ -233,11 +235,11 @@ func (w *world) immortal(t *testing.T, pool string) *[]func() {
 	return &kills
 }
 
-// TestAbandonedAndSilent: the process for a silent server ends the abandoned processes. It is started however
-// many of them exist, and without a call.
+// TestAbandonedAndSilent: a process for a silent server is started even if the number of abandoned processes is
+// at its limit, because it makes them end. It is started without a call.
 func TestAbandonedAndSilent(t *testing.T) {
 	server := startServer(t)
-	w := newWorld(t, testIntervals, server)
+	w := newDriver(t, testIntervals, server)
 	kills := w.immortal(t, "nas0")
 	for n := range maxAbandoned {
 		w.mustGet(t, "nfs:nas0:v")
@@ -252,42 +254,42 @@ func TestAbandonedAndSilent(t *testing.T) {
 	server.setSilent(true)
 	await(t, "another process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running })
 	if s := w.of("nas0"); s.Starts[startSilent] != maxAbandoned+1 || len(*kills) != maxAbandoned {
-		t.Errorf("%+v", s)
+		t.Errorf("got state %+v and %d abandoned processes, want %d starts for a silent server and %d", s, len(*kills), maxAbandoned+1, maxAbandoned)
 	}
 }
 
-// TestAbandoned: the number of killed processes that have not ended is bounded.
+// TestAbandoned: no process is started while maxAbandoned killed processes have not ended.
 func TestAbandoned(t *testing.T) {
 	server := startServer(t)
-	w := newWorld(t, testIntervals, server)
+	w := newDriver(t, testIntervals, server)
 	kills := w.immortal(t, "nas0")
 	for range maxAbandoned {
 		w.mustGet(t, "nfs:nas0:v")
 		call := w.begin(t.Context(), "nfs:nas0:hang")
-		await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
+		await(t, "the call to be running", func() bool { return w.of("nas0").Calls == 1 })
 		server.setSilent(true)
 		wantUnavailable(t, within(t, 10*time.Second, call), "has not answered since")
 		server.setSilent(false)
 		await(t, "the server to answer", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(*kills) })
 	}
 	if s := w.of("nas0"); s.Abandoned != maxAbandoned {
-		t.Fatalf("%+v", s)
+		t.Fatalf("got state %+v, want %d abandoned processes", s, maxAbandoned)
 	}
 	_, err := w.get(t.Context(), "nfs:nas0:v")
 	wantUnavailable(t, err, "2 processes that served it were killed and have not ended")
 	(*kills)[0]()
 	await(t, "a new process", func() bool { _, err := w.get(t.Context(), "nfs:nas0:v"); return err == nil })
 	if s := w.of("nas0"); s.Abandoned != maxAbandoned-1 {
-		t.Errorf("%+v", s)
+		t.Errorf("got state %+v, want %d abandoned processes", s, maxAbandoned-1)
 	}
 }
 
-// TestIdleWorker: a worker that only a StorageClass or a volume context needs ends after a time without calls;
-// the worker of a configured pool does not.
+// TestIdleWorker: the worker of a pool that is not configured ends after a time without calls. The worker of a
+// configured pool does not.
 func TestIdleWorker(t *testing.T) {
 	short := testIntervals
 	short.idleTime = 100 * time.Millisecond
-	w := newWorld(t, short, startServer(t))
+	w := newDriver(t, short, startServer(t))
 	configured := w.mustGet(t, "nfs:nas0:v")
 	direct, err := volume.DirectPool("localhost", "/e")
 	if err != nil {
@@ -295,28 +297,28 @@ func TestIdleWorker(t *testing.T) {
 	}
 	idle, err := w.get(t.Context(), "nfs:"+direct+":v")
 	if err != nil || idle["pool"] != direct {
-		t.Fatalf("%v, %v", idle, err)
+		t.Fatalf("got %v, %v; want pool %s", idle, err, direct)
 	}
 	await(t, "the end of the process", func() bool { return !alive(idle["pid"]) && len(w.States()) == 1 })
 	if !alive(configured["pid"]) {
 		t.Error("the worker of the configured pool has ended too")
 	}
 	if again, err := w.get(t.Context(), "nfs:"+direct+":v"); err != nil || again["pid"] == idle["pid"] {
-		t.Errorf("the next call: %v, %v", again, err)
+		t.Errorf("next call: got %v, %v; want another process than %v", again, err, idle)
 	}
 }
 
-// TestStop: the processes end with the driver, also during a call.
+// TestStop: the worker processes end with the driver, even during a call.
 func TestStop(t *testing.T) {
-	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
+	w := newDriver(t, defaultIntervals, startServer(t), startServer(t))
 	idle := w.mustGet(t, "nfs:nas0:v")
 	busy := w.mustGet(t, "nfs:nas1:v")
 	call := w.begin(t.Context(), "nfs:nas1:hang")
-	await(t, "the call", func() bool { return w.of("nas1").Calls == 1 })
+	await(t, "the call to be running", func() bool { return w.of("nas1").Calls == 1 })
 	w.cancel()
 	w.Wait()
 	if err := within(t, time.Second, call); err == nil {
-		t.Error("the call was answered")
+		t.Error("the call succeeded, want an error")
 	}
 	await(t, "the end of the processes", func() bool { return !alive(idle["pid"]) && !alive(busy["pid"]) })
 	_, err := w.get(t.Context(), "nfs:nas0:v")
