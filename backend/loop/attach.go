@@ -24,8 +24,8 @@ const tagPrefix = "trivet:"
 // device.
 const readOnlySuffix = ":ro"
 
-// nodeMark precedes the node in the tag of a volume in a shared pool: several nodes may run on one
-// kernel.
+// nodeMark precedes the node in the tag of a volume in a shared pool. Tags contain the node because
+// several nodes may run on one kernel.
 const nodeMark = "@"
 
 // Tag returns the tag of a volume's device, without the node.
@@ -76,8 +76,9 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	return b.attachLocked(ctx, p, v, image)
 }
 
-// attached finds the volume's device on this node. Only a raw device can be attached again. The
-// kernel frees the device of a filesystem after its last unmount, and attached waits for that.
+// attached finds the volume's device on this node. It returns a raw device, which can be used again. The
+// kernel frees the device of a filesystem after its last unmount; attached waits for that, and returns
+// false.
 func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
@@ -85,7 +86,7 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	}
 	device := blockdev.LoopPath(number)
 	if v.Block {
-		// The call that attached or detached the device may have been interrupted.
+		// An earlier call that attached or detached the device may have been interrupted.
 		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), allocationOf(v) == thick); ok || err != nil {
 			return &blockdev.DeviceSource{Path: device}, ok, err
 		}
@@ -164,7 +165,7 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 		return nil, err
 	}
 	if size > v.Capacity {
-		if err := p.Adopt(ctx, v, size); err != nil {
+		if err := p.RaiseCapacity(ctx, v, size); err != nil {
 			return nil, err
 		}
 		fs.Volume.Capacity = size
@@ -193,8 +194,8 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 	return source, ok, err
 }
 
-// Detach implements backend.Backend. The kernel frees the device of a filesystem after its
-// last unmount. Detach frees a raw device; after an error the device is unchanged.
+// Detach implements backend.Backend. It frees a raw device; after an error the device is unchanged. The
+// kernel itself frees the device of a filesystem after its last unmount.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if v.ID.Shared() {
 		return b.detachShared(ctx, v)
@@ -216,7 +217,7 @@ func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
 	return nil
 }
 
-// unlocked reports whether the image is not locked, so that no device is bound to it.
+// unlocked reports whether the image is not locked. Then no device is bound to the image.
 func (b *Backend) unlocked(v volume.Volume) bool {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
@@ -229,8 +230,8 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	return image.Close() == nil
 }
 
-// openDevice opens the volume's device. A read-only device that is stacked on it keeps it bound, so
-// that the image remains locked.
+// openDevice opens the volume's device. A read-only device that is stacked on the volume's device keeps
+// the latter bound, so that the image remains locked.
 func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// subject is a driver on a disk of its own, with one volume.
+// subject is a driver with a pool on a new disk, and the volume that its methods use.
 type subject struct {
 	*backendtest.Driver
 	disk    string // where the pool's filesystem is mounted
@@ -35,6 +35,7 @@ type subject struct {
 	target  string
 }
 
+// start starts a driver with a pool on a new XFS filesystem.
 func start(t *testing.T, size string) *subject {
 	t.Helper()
 	return startOn(t, testenv.Filesystem(t, "xfs", size))
@@ -114,14 +115,15 @@ func (s *subject) expand(ctx context.Context, size int64) error {
 	return err
 }
 
-func (s *subject) erase(ctx context.Context) error {
+func (s *subject) delete(ctx context.Context) error {
 	_, err := s.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
 	return err
 }
 
-func (s *subject) remove(t *testing.T) {
+// mustDelete is delete, which must succeed.
+func (s *subject) mustDelete(t *testing.T) {
 	t.Helper()
-	must(t, s.erase(t.Context()))
+	must(t, s.delete(t.Context()))
 }
 
 // health returns the conditions of the volume.
@@ -149,18 +151,18 @@ func (s *subject) capacity(t *testing.T) int64 {
 func (s *subject) wantUnattached(t *testing.T) {
 	t.Helper()
 	if numbers := bound(s.image()); len(numbers) > 0 {
-		t.Errorf("the image is bound to the loop devices %v", numbers)
+		t.Errorf("loop devices of the image: got %v, want none", numbers)
 	}
 }
 
-// wantNothingLeft fails the test if something is left of a volume.
+// wantNothingLeft fails the test unless the pool has no volumes and no entries in tmp.
 func (s *subject) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	for _, dir := range []string{".trivet/tmp", "volumes"} {
 		entries, err := os.ReadDir(filepath.Join(s.pool(), dir))
 		must(t, err)
 		if len(entries) > 0 {
-			t.Errorf("%s has %v", dir, entries)
+			t.Errorf("%s contains %v, want nothing", dir, entries)
 		}
 	}
 }
@@ -172,11 +174,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// wantCode fails the test unless err has the code and contains all texts. It needs at least one text.
 func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	t.Helper()
 	for _, s := range says {
 		if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), s) {
-			t.Errorf("got %v, want %v that says %q", err, code, s)
+			t.Errorf("got %v, want %v that contains %q", err, code, s)
 		}
 	}
 }
@@ -195,18 +198,18 @@ func TestForeignData(t *testing.T) {
 		wantCode(t, s.stage(t.Context()), codes.DataLoss, "never formatted", s.image())
 		got := make([]byte, 1)
 		if _, err := f.ReadAt(got, offset); err != nil || got[0] != 1 {
-			t.Errorf("the foreign byte is now %d: %v", got[0], err)
+			t.Errorf("%s: foreign byte: got %d, %v; want 1 as before", name, got[0], err)
 		}
 		must(t, f.Close())
 		s.wantUnattached(t)
-		s.remove(t)
+		s.mustDelete(t)
 	}
-	// Written zeros are blank.
+	// An image to which only zeros were written counts as blank.
 	must(t, s.create(t, "zeros", gib, nil))
 	must(t, os.WriteFile(s.image(), make([]byte, 1<<20), 0o600))
 	must(t, os.Truncate(s.image(), gib))
 	s.restage(t)
-	s.remove(t)
+	s.mustDelete(t)
 }
 
 // TestForeignImage: a file of another type at the path of the image is not attached.
@@ -230,10 +233,10 @@ func TestForeignImage(t *testing.T) {
 		wantCode(t, s.stage(t.Context()), codes.DataLoss, "missing", s.image())
 		must(t, os.Rename(s.image()+".own", s.image()))
 		s.restage(t)
-		s.remove(t)
+		s.mustDelete(t)
 	}
 	if after, err := os.ReadFile(precious); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the target of the link was changed: %v", err)
+		t.Errorf("the target of the link was changed, or cannot be read: %v", err)
 	}
 }
 
@@ -245,12 +248,12 @@ func TestTruncatedImage(t *testing.T) {
 	wantCode(t, s.stage(t.Context()), codes.DataLoss, "truncated", "536870912")
 	wantCode(t, s.expand(t.Context(), 2*gib), codes.DataLoss, "truncated")
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/2 {
-		t.Errorf("the image was changed: %v, %v", info, err)
+		t.Errorf("the image: got %v, %v; want a size of %d as before", info, err, gib/2)
 	}
 	if got := s.health(t); len(got) != 1 || got[0].GetReason() != "ImageTruncated" || got[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
-		t.Errorf("the health of the volume: %v", got)
+		t.Errorf("health: got %v, want DATA_LOSS with reason ImageTruncated", got)
 	}
-	s.remove(t)
+	s.mustDelete(t)
 }
 
 // TestDamagedSuperblock: an image whose filesystem is not recognized is not formatted as blank.
@@ -264,14 +267,14 @@ func TestDamagedSuperblock(t *testing.T) {
 	wantCode(t, s.stage(t.Context()), codes.DataLoss, "nothing was changed", s.image())
 	head := make([]byte, 4096)
 	if _, err := f.ReadAt(head, 0); err != nil || !bytes.Equal(head, make([]byte, 4096)) {
-		t.Errorf("the image was written to: %v", err)
+		t.Errorf("the image was changed, or cannot be read: %v", err)
 	}
 	must(t, f.Close())
 	s.wantUnattached(t)
-	s.remove(t)
+	s.mustDelete(t)
 }
 
-// TestDirtyFilesystem: ext4 with a recorded error is checked before it is mounted. One that
+// TestDirtyFilesystem: ext4 with a recorded error is checked before it is mounted. A filesystem that
 // e2fsck -p cannot repair is not changed.
 func TestDirtyFilesystem(t *testing.T) {
 	s := start(t, "8G")
@@ -279,18 +282,18 @@ func TestDirtyFilesystem(t *testing.T) {
 	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
 	s.restage(t)
 	if out := testenv.Run(t, "dumpe2fs", "-h", s.image()); !strings.Contains(out, "Filesystem state:         clean") {
-		t.Errorf("it was mounted unchecked:\n%s", out)
+		t.Errorf("after stage the filesystem is not clean, so it was mounted without a check:\n%s", out)
 	}
-	// The root directory is cleared: e2fsck -p does not repair that.
+	// clri clears the inode of the root directory, which e2fsck -p does not repair.
 	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
 	testenv.Run(t, "debugfs", "-w", "-R", "clri <2>", s.image())
 	wantCode(t, s.stage(t.Context()), codes.DataLoss, "nothing was changed", "e2fsck")
 	s.wantUnattached(t)
-	s.remove(t)
+	s.mustDelete(t)
 }
 
-// TestDamagedRecords: a volume with an unreadable record is listed and reported with the others,
-// and its reservation remains.
+// TestDamagedRecords: a volume with a damaged record is listed, its health is reported, and its
+// bytes stay reserved.
 func TestDamagedRecords(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "good", gib, nil))
@@ -306,51 +309,52 @@ func TestDamagedRecords(t *testing.T) {
 	list, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must(t, err)
 	if entries := list.GetEntries(); len(entries) != 2 || entries[0].GetVolume().GetVolumeId() != s.id || entries[1].GetVolume().GetCapacityBytes() != gib {
-		t.Errorf("listed: %v", list)
+		t.Errorf("list: got %v, want the damaged volume %s and the good one", list, s.id)
 	}
 	health, err := s.Control.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
 	must(t, err)
 	one, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
 	must(t, err)
 	if h := health.GetEntries(); len(h) != 1 || h[0].String() != one.GetVolumeHealth().String() || h[0].GetHealthStatuses()[0].GetReason() != "RecordDamaged" {
-		t.Errorf("health: %v, %v", health, one)
+		t.Errorf("health: got list %v and volume %v, want only %s with reason RecordDamaged in both", health, one, s.id)
 	}
-	// A restart measures the usage of others again, and folders use a few blocks.
+	// The restarted driver measures the foreign use again, and folders use a few blocks.
 	const slack = 1 << 20
 	if after := s.capacity(t); after < before-slack || after > before+slack {
-		t.Errorf("a damaged record changed the capacity from %d to %d", before, after)
+		t.Errorf("capacity with a damaged record: got %d, want %d as before", after, before)
 	}
-	wantCode(t, s.erase(t.Context()), codes.DataLoss, "record")
+	wantCode(t, s.delete(t.Context()), codes.DataLoss, "record")
 	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: strings.Replace(s.id, ":bad", ":good", 1)})
 	wantCode(t, err, codes.DataLoss, "attached/node")
 	must(t, os.WriteFile(record, saved, 0o600))
 	must(t, os.Remove(attached))
-	s.remove(t)
+	s.mustDelete(t)
 	s.id = strings.Replace(s.id, ":bad", ":good", 1)
-	s.remove(t)
+	s.mustDelete(t)
 	s.awaitEmptyTrash(t)
 	if after := s.capacity(t); after < before+2*gib-slack || after > before+2*gib+slack {
-		t.Errorf("without the volumes the capacity is %d, with them it was %d", after, before)
+		t.Errorf("capacity without the volumes: got %d, want %d", after, before+2*gib)
 	}
 }
 
+// awaitEmptyTrash waits until the trash is empty and its bytes are free.
 func (s *subject) awaitEmptyTrash(t *testing.T) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		page := s.capacity(t)
+		before := s.capacity(t)
 		left, err := os.ReadDir(filepath.Join(s.pool(), ".trivet/trash"))
 		must(t, err)
-		if len(left) == 0 && s.capacity(t) == page {
+		if len(left) == 0 && s.capacity(t) == before {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the trash still has %v", left)
+			t.Fatalf("timed out: the trash contains %v", left)
 		}
 	}
 }
 
-// TestInterruptedGrowth: the size of an image that an interrupted call has grown is recorded,
-// counted, and freed completely.
+// TestInterruptedGrowth: if a call was interrupted after it has grown an image, the next stage records
+// the larger size. The delete frees all of it.
 func TestInterruptedGrowth(t *testing.T) {
 	s := start(t, "8G")
 	before := s.capacity(t)
@@ -358,17 +362,17 @@ func TestInterruptedGrowth(t *testing.T) {
 	must(t, os.Truncate(s.image(), 3*gib))
 	must(t, s.stage(t.Context()))
 	if after := s.capacity(t); after != before-3*gib {
-		t.Errorf("the capacity is %d, want %d", after, before-3*gib)
+		t.Errorf("capacity after stage: got %d, want %d", after, before-3*gib)
 	}
 	must(t, s.unstage(t.Context()))
-	s.remove(t)
+	s.mustDelete(t)
 	s.awaitEmptyTrash(t)
 	if after := s.capacity(t); after != before {
-		t.Errorf("after the delete the capacity is %d, before the create it was %d", after, before)
+		t.Errorf("capacity after the delete: got %d, want %d as before the create", after, before)
 	}
 }
 
-// TestLockedImage: an image that another process has locked is not changed.
+// TestLockedImage: a volume whose image is locked by another process is neither staged nor deleted.
 func TestLockedImage(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "held", gib, nil))
@@ -376,10 +380,10 @@ func TestLockedImage(t *testing.T) {
 	must(t, err)
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	wantCode(t, s.stage(t.Context()), codes.FailedPrecondition, "locked", s.image())
-	wantCode(t, s.erase(t.Context()), codes.FailedPrecondition, "locked")
+	wantCode(t, s.delete(t.Context()), codes.FailedPrecondition, "locked")
 	must(t, f.Close())
 	s.restage(t)
-	s.remove(t)
+	s.mustDelete(t)
 }
 
 // TestMkfsMissing: without mkfs a volume cannot be staged, and the error names the program.
@@ -394,11 +398,11 @@ func TestMkfsMissing(t *testing.T) {
 		})
 		s.wantUnattached(t)
 		s.restage(t)
-		s.remove(t)
+		s.mustDelete(t)
 	}
 }
 
-// TestDeviceNodeMissing: a missing device node is created.
+// TestDeviceNodeMissing: publish creates the missing node of the volume's device in /dev.
 func TestDeviceNodeMissing(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "node", gib, nil))
@@ -407,15 +411,15 @@ func TestDeviceNodeMissing(t *testing.T) {
 	must(t, os.Remove(device))
 	must(t, s.publish(t.Context(), false))
 	if info, err := os.Stat(device); err != nil || info.Mode()&os.ModeDevice == 0 {
-		t.Errorf("%s: %v, %v", device, info, err)
+		t.Errorf("%s: got %v, %v; want a device node", device, info, err)
 	}
 	must(t, s.unpublish(t.Context()))
 	must(t, s.unstage(t.Context()))
-	s.remove(t)
+	s.mustDelete(t)
 }
 
-// TestThick: all blocks of a thick volume are allocated after create, mkfs, fstrim, expansion and
-// another attach. Those of a thin volume are not.
+// TestThick: all blocks of a thick volume are allocated after create, after stage with mkfs and fstrim,
+// and after an expansion. Those of a thin volume are not.
 func TestThick(t *testing.T) {
 	s := start(t, "8G")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -426,25 +430,26 @@ func TestThick(t *testing.T) {
 			must(t, s.stage(t.Context()))
 			must(t, os.WriteFile(filepath.Join(s.staging, "file"), make([]byte, 64<<20), 0o600))
 			must(t, os.Remove(filepath.Join(s.staging, "file")))
-			// FITRIM is refused where the device takes no discards.
+			// The kernel refuses FITRIM if the device does not support discards.
 			if err := trim(t, s.staging); (err == nil) != (allocation == "thin") {
-				t.Errorf("fstrim on a %s volume: %v", allocation, err)
+				t.Errorf("fstrim on a %s volume with %s: got %v, want an error only for thick", allocation, fsType, err)
 			}
 			must(t, s.unstage(t.Context()))
 			s.wantAllocated(t, allocation == "thick", gib)
 			must(t, s.expand(t.Context(), gib+gib/2))
 			s.wantAllocated(t, allocation == "thick", gib+gib/2)
-			s.remove(t)
+			s.mustDelete(t)
 		}
 	}
 }
 
+// wantAllocated fails the test unless the image has a size, and all its blocks are allocated or not.
 func (s *subject) wantAllocated(t *testing.T, all bool, size int64) {
 	t.Helper()
 	var st unix.Stat_t
 	must(t, unix.Stat(s.image(), &st))
 	if st.Size != size || (st.Blocks*512 >= size) != all {
-		t.Errorf("the image has %d bytes, %d of them allocated; want %d, all allocated: %t", st.Size, st.Blocks*512, size, all)
+		t.Errorf("image: got %d bytes, %d allocated; want %d bytes, all allocated: %t", st.Size, st.Blocks*512, size, all)
 	}
 }
 
@@ -464,8 +469,8 @@ func trim(t *testing.T, path string) error {
 	return nil
 }
 
-// TestNoSpaceInCreate fills the disk without the ledger: creating a thick volume fails and leaves
-// nothing.
+// TestNoSpaceInCreate: if a foreign file fills the disk, creating or expanding a thick volume fails and
+// leaves nothing. Thin volumes report the full disk in their health.
 func TestNoSpaceInCreate(t *testing.T) {
 	s := start(t, "4G")
 	before := s.capacity(t)
@@ -476,30 +481,30 @@ func TestNoSpaceInCreate(t *testing.T) {
 	wantCode(t, s.create(t, "no-space", gib, map[string]string{"allocation": "thick"}), codes.ResourceExhausted, "no space left")
 	s.wantNothingLeft(t)
 	if after := s.capacity(t); after != before {
-		t.Errorf("the failed create changed the capacity from %d to %d", before, after)
+		t.Errorf("capacity after the failed create: got %d, want %d as before", after, before)
 	}
 	must(t, s.create(t, "grow", gib/4, map[string]string{"allocation": "thick"}))
 	wantCode(t, s.expand(t.Context(), 2*gib), codes.OutOfRange, "no space left")
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/4 {
-		t.Errorf("after a failed growth the image has %v: %v", info, err)
+		t.Errorf("image after the failed expansion: got %v, %v; want a size of %d as before", info, err, gib/4)
 	}
-	// The usage of others counts as soon as it is measured, and the health of a thin volume
-	// reports that the disk is full.
+	// The health reports that the disk is full. The room of the pool is smaller only after the foreign
+	// use was measured again.
 	must(t, os.Remove(filepath.Join(s.disk, "filler")))
-	s.remove(t)
+	s.mustDelete(t)
 	must(t, s.create(t, "thin", gib, nil))
 	s.fill(t)
 	health, err := s.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	must(t, err)
 	if got := health.GetBackendHealth(); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" || got[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_DEGRADED {
-		t.Errorf("NodeGetStorageHealth: %v", health)
+		t.Errorf("NodeGetStorageHealth: got %v, want STORAGE_DEGRADED with reason PoolAlmostFull", health)
 	}
 	if got := s.health(t); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" {
-		t.Errorf("ControllerGetVolumeHealth: %v", got)
+		t.Errorf("ControllerGetVolumeHealth: got %v, want reason PoolAlmostFull", got)
 	}
 	s.Restart(t)
 	wantCode(t, s.create(t, "more", gib, nil), codes.ResourceExhausted, "room")
-	s.remove(t)
+	s.mustDelete(t)
 }
 
 // fill leaves 32 MiB free on the disk.
@@ -513,10 +518,10 @@ func (s *subject) fill(t *testing.T) {
 	must(t, unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bfree)*st.Bsize-32<<20))
 }
 
-// TestIOErrorInCreate: the disk below the pool fails while volumes are created. After a repair and
-// a restart, each volume whose create succeeded exists.
+// TestIOErrorInCreate: if the disk below the pool fails while volumes are created, each volume whose
+// create succeeded exists after a repair and a restart.
 func TestIOErrorInCreate(t *testing.T) {
-	// The disk is sparse on a filesystem that is full: writes to its holes fail.
+	// The disk is a sparse file on a filesystem that becomes full, so that writes to its holes fail.
 	below := testenv.Filesystem(t, "ext4", "80M")
 	disk := filepath.Join(t.TempDir(), "disk")
 	must(t, os.Mkdir(disk, 0o755))
@@ -534,7 +539,7 @@ func TestIOErrorInCreate(t *testing.T) {
 	filler := fillWith(t, filepath.Join(below, "filler"))
 	made, err := s.createUntilFailure(t)
 	if status.Code(err) == codes.OK {
-		t.Fatal("the disk failed, and every create succeeded")
+		t.Fatal("every create succeeded although the disk failed")
 	}
 	t.Logf("%d volumes were created, then: %v", len(made), err)
 	s.Stop(t)
@@ -547,13 +552,13 @@ func TestIOErrorInCreate(t *testing.T) {
 	s.Restart(t)
 	for _, name := range made {
 		must(t, s.create(t, name, 64<<20, nil))
-		s.remove(t)
+		s.mustDelete(t)
 	}
 	s.wantNothingLeft(t)
 	s.Stop(t)
 }
 
-// fillWith fills a filesystem with one file.
+// fillWith fills a filesystem with one file, and returns the path of the file.
 func fillWith(t *testing.T, path string) string {
 	t.Helper()
 	f, err := os.Create(path)
@@ -572,6 +577,7 @@ func fillWith(t *testing.T, path string) string {
 	return path
 }
 
+// createUntilFailure creates volumes until a create fails. It returns the names of those that succeeded.
 func (s *subject) createUntilFailure(t *testing.T) (made []string, err error) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
@@ -587,7 +593,7 @@ func (s *subject) createUntilFailure(t *testing.T) (made []string, err error) {
 	return made, nil
 }
 
-// TestForeignLoopDevice: a loop device of another program that cannot be opened affects no volume.
+// TestForeignLoopDevice: a loop device of another program that the driver cannot open affects no volume.
 func TestForeignLoopDevice(t *testing.T) {
 	s := start(t, "8G")
 	foreign := filepath.Join(t.TempDir(), "film")
@@ -596,18 +602,18 @@ func TestForeignLoopDevice(t *testing.T) {
 	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
 	testenv.Run(t, "mount", "--bind", "/dev/null", device)
 	t.Cleanup(func() { testenv.Run(t, "umount", device) })
-	s.Restart(t) // it must scan the devices
+	s.Restart(t) // the new driver scans all devices
 	must(t, s.create(t, "v", gib, nil))
 	wantCode(t, s.publish(t.Context(), false), codes.FailedPrecondition, "not staged")
 	must(t, s.stage(t.Context()))
 	must(t, s.publish(t.Context(), false))
 	must(t, s.unpublish(t.Context()))
 	must(t, s.unstage(t.Context()))
-	s.remove(t)
+	s.mustDelete(t)
 }
 
-// TestUnreadableRecord: a volume whose record is a directory can be unpublished and unstaged, and
-// the others are listed.
+// TestUnreadableRecord: a volume whose record cannot be read, because it is a directory, can be unpublished
+// and unstaged, and is listed with the others.
 func TestUnreadableRecord(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "other", gib, nil))
@@ -623,20 +629,20 @@ func TestUnreadableRecord(t *testing.T) {
 		list, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		must(t, err)
 		if len(list.GetEntries()) != 2 {
-			t.Errorf("listed: %v", list)
+			t.Errorf("list: got %v, want two volumes", list)
 		}
 		must(t, s.unpublish(t.Context()))
 		must(t, s.unstage(t.Context()))
 		s.wantUnattached(t)
 		must(t, os.Remove(record))
 		must(t, os.Rename(record+".saved", record))
-		s.remove(t)
+		s.mustDelete(t)
 	}
 	s.id = other
-	s.remove(t)
+	s.mustDelete(t)
 }
 
-// TestNameInAnotherPool: a name identifies one volume in all pools.
+// TestNameInAnotherPool: only one of the pools can contain a volume with a name.
 func TestNameInAnotherPool(t *testing.T) {
 	disk := testenv.Filesystem(t, "xfs", "8G")
 	state := t.TempDir()
@@ -663,7 +669,7 @@ func TestNameInAnotherPool(t *testing.T) {
 	rest, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: list.GetNextToken()})
 	must(t, err)
 	if got := rest.GetEntries(); len(got) != 1 || got[0].GetVolume().GetVolumeId() != inQ || rest.GetNextToken() != "" {
-		t.Errorf("over two pools: %v, then %v", list, rest)
+		t.Errorf("second page: got %v after %v, want only %s", rest, list, inQ)
 	}
 	// A folder that was copied from another pool is not a volume.
 	testenv.Run(t, "cp", "-a", filepath.Join(disk, "p/volumes/w"), filepath.Join(disk, "q/volumes/w"))
@@ -672,8 +678,8 @@ func TestNameInAnotherPool(t *testing.T) {
 	wantCode(t, err, codes.DataLoss, "copied")
 }
 
-// TestMarkedReadOnlyDevice: autoclear, which another process has set on a read-only device,
-// is cleared before the device is published again.
+// TestMarkedReadOnlyDevice: if another process has detached a read-only device while it was open, which
+// marks it with autoclear, publish removes the mark.
 func TestMarkedReadOnlyDevice(t *testing.T) {
 	s := start(t, "8G")
 	s.setKind("")
@@ -694,7 +700,7 @@ func TestMarkedReadOnlyDevice(t *testing.T) {
 	second := publish("second")
 	must(t, holder.Close())
 	if auto := testenv.Run(t, "losetup", "-n", "-O", "AUTOCLEAR", upper); strings.TrimSpace(auto) != "0" {
-		t.Errorf("published again, the device still has autoclear: %s", auto)
+		t.Errorf("autoclear after the second publish: got %s, want 0", auto)
 	}
 	for _, target := range []string{first, second} {
 		got := make([]byte, 4096)
@@ -707,11 +713,11 @@ func TestMarkedReadOnlyDevice(t *testing.T) {
 		must(t, s.unpublishAt(t.Context(), target))
 	}
 	must(t, s.unstage(t.Context()))
-	s.remove(t)
+	s.mustDelete(t)
 }
 
-// TestSlowCheck: a check that takes longer than the call continues, and the next call does not
-// start another one.
+// TestSlowCheck: a check of a filesystem that takes longer than its call continues, and the next call does
+// not start another check.
 func TestSlowCheck(t *testing.T) {
 	s := start(t, "8G")
 	s.createFormatted(t, "slow")
@@ -727,7 +733,7 @@ func TestSlowCheck(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	wantCode(t, s.stage(short), codes.DeadlineExceeded, "")
-	wantCode(t, s.stage(t.Context()), codes.Aborted, "NodeStageVolume") // it is still being checked
+	wantCode(t, s.stage(t.Context()), codes.Aborted, "NodeStageVolume") // the check is still running
 	must(t, os.WriteFile(release, []byte("go\n"), 0))
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		err := s.stage(t.Context())
@@ -739,8 +745,8 @@ func TestSlowCheck(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(began); err != nil || string(b) != ".\n" {
-		t.Errorf("the check was started %q: %v", b, err)
+		t.Errorf("got %q, %v; want one dot, for one start of the check", b, err)
 	}
 	must(t, s.unstage(t.Context()))
-	s.remove(t)
+	s.mustDelete(t)
 }

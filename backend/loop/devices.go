@@ -15,7 +15,7 @@ import (
 type Device struct {
 	Path string
 	Tag  string
-	// Orphan: its image was removed.
+	// Orphan: the image was removed.
 	Orphan bool
 }
 
@@ -28,7 +28,7 @@ func Devices() ([]Device, error) {
 	var devices []Device
 	for _, l := range bound {
 		tag, err := blockdev.LoopTag(l.Number)
-		if err != nil && !errors.Is(err, syscall.ENOENT) { // freed meanwhile
+		if err != nil && !errors.Is(err, syscall.ENOENT) { // ENOENT: freed meanwhile
 			return nil, err
 		}
 		if strings.HasPrefix(tag, tagPrefix) {
@@ -38,7 +38,7 @@ func Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// examine reports whether this node can create loop devices, and which of them are left over.
+// examine reports whether this node can create loop devices, and which devices have a removed image.
 func examine() []backend.Finding {
 	control := backend.Finding{Name: "loop control", Found: "/dev/loop-control can be used"}
 	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
@@ -72,7 +72,7 @@ func examineDevices() backend.Finding {
 		}
 	}
 	if len(orphans) > 0 {
-		found.Found += "; the image was removed of " + strings.Join(orphans, ", ")
+		found.Found += "; bound to a removed image: " + strings.Join(orphans, ", ")
 		found.Advice = "find the processes that use them (grep DEVICE /proc/*/mountinfo; fuser DEVICE), end them, and free the devices: losetup -d DEVICE"
 	}
 	return found

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestDevices: a volume's device is found by its tag, also after its image was removed.
+// TestDevices: a volume's device is found by its tag, also after the image was removed.
 func TestDevices(t *testing.T) {
 	image := filepath.Join(testenv.Filesystem(t, "ext4", "64M"), "image")
 	testenv.Run(t, "truncate", "-s", "1M", image)
@@ -30,20 +30,20 @@ func TestDevices(t *testing.T) {
 	defer device.Close()
 	want := loop.Device{Path: blockdev.LoopPath(device.Number), Tag: tag}
 	if all, err := loop.Devices(); err != nil || !slices.Contains(all, want) {
-		t.Errorf("%+v lack %+v: %v", all, want, err)
+		t.Errorf("got devices %+v, %v; want %+v among them", all, err, want)
 	}
 	if err := os.Remove(image); err != nil {
 		t.Fatal(err)
 	}
 	want.Orphan = true
 	if all, err := loop.Devices(); err != nil || !slices.Contains(all, want) {
-		t.Errorf("%+v lack %+v: %v", all, want, err)
+		t.Errorf("without the image: got devices %+v, %v; want %+v among them", all, err, want)
 	}
 	findings := loop.Kind.Examine()
 	if f := findings[0]; f.Name != "loop control" || f.Advice != "" || f.Unusable {
-		t.Errorf("%+v", f)
+		t.Errorf("got finding %+v, want loop control without advice", f)
 	}
 	if f := findings[1]; f.Name != "loop devices" || !strings.Contains(f.Found, want.Path) || f.Advice == "" || f.Unusable {
-		t.Errorf("%+v does not report %s", f, want.Path)
+		t.Errorf("got finding %+v, want loop devices with %s and advice", f, want.Path)
 	}
 }

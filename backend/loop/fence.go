@@ -53,6 +53,7 @@ func checkVersion(p *pool.Pool, version string) error {
 // localLocks are the mount options with which flock(2) is local to the node (nfs(5)).
 var localLocks = []string{"nolock", "local_lock=flock", "local_lock=all"}
 
+// checkLocal refuses mount options with locks that are local to the node.
 func checkLocal(p *pool.Pool) error {
 	for _, words := range p.Config().NFS.MountOptions {
 		for word := range strings.SplitSeq(words, ",") {
@@ -72,7 +73,7 @@ func checkMounted(p *pool.Pool, e *mount.Entry) error {
 	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is mounted with locks that other nodes do not see (%s): remove lock flags from mountOptions", p.Name(), e.Source, e.VFSOptions)
 }
 
-// checkRecovery refuses a kernel that reclaims lost locks: another node may have held the lock
+// checkRecovery refuses a kernel that reclaims lost locks, because another node may have held the lock
 // meanwhile.
 func checkRecovery() error {
 	b, err := os.ReadFile(recoverLostLocks)
@@ -80,7 +81,7 @@ func checkRecovery() error {
 		return volume.Errorf(volume.ErrPrecondition, "cannot determine whether the kernel reclaims lost NFS locks: %w: give the driver the host's /sys", err)
 	}
 	if s := strings.TrimSpace(string(b)); s != "N" {
-		return volume.Errorf(volume.ErrPrecondition, "%s is %s: a node that reconnects would write to a volume that another node uses by then: set it to N", recoverLostLocks, s)
+		return volume.Errorf(volume.ErrPrecondition, "%s is %s: a node that reconnects would write to a volume that another node uses in the meantime: set it to N", recoverLostLocks, s)
 	}
 	return nil
 }

@@ -137,8 +137,8 @@ func resize(f *os.File, size int64, a allocation) error {
 	return err
 }
 
-// Delete implements backend.Backend. It locks the image first: the data that a device writes to a
-// removed image would be lost.
+// Delete implements backend.Backend. It locks the image first, so that no device writes to a removed
+// image.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
 		image, err := p.Images.Lock(v.ID.Name)
@@ -153,6 +153,7 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	})
 }
 
+// deleteDamaged deletes a volume whose image is missing, unless a device is bound to the removed image.
 func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volume) error {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil {
@@ -193,8 +194,8 @@ func imageSize(p *pool.Pool, v volume.Volume) (int64, error) {
 	return checkSize(image, v)
 }
 
-// growImage reads the size again: on an export without locks, another node may have made the image
-// larger while the bytes were reserved, and truncate(2) would remove its data.
+// growImage enlarges the image to size. It reads the size again, because on an export without locks
+// another node may have made the image larger meanwhile, and truncate(2) would remove data.
 func growImage(p *pool.Pool, v volume.Volume, size int64) error {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDWR)
 	if err != nil {
@@ -226,12 +227,12 @@ func checkSize(image *os.File, v volume.Volume) (int64, error) {
 		return 0, err
 	}
 	if size < v.Capacity {
-		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d bytes, its record says %d: it was truncated; restore it, nothing was changed", v.ID, image.Name(), size, v.Capacity)
+		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s was truncated to %d bytes, its record says %d: restore the image; nothing was changed", v.ID, image.Name(), size, v.Capacity)
 	}
 	return size, nil
 }
 
-// checkLinks refuses an image in a shared pool that has several hard links: another client of
+// checkLinks refuses an image in a shared pool that has several hard links, because another client of
 // the export may have linked the image of another volume.
 func checkLinks(image *os.File, v volume.Volume) error {
 	if !v.ID.Shared() {
@@ -242,7 +243,7 @@ func checkLinks(image *os.File, v volume.Volume) error {
 		return err
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink != 1 {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d hard links: it may be the image of another volume as well; remove the other links, nothing was changed", v.ID, image.Name(), st.Nlink)
+		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d hard links, so it may be the image of another volume as well: remove the other links; nothing was changed", v.ID, image.Name(), st.Nlink)
 	}
 	return nil
 }

@@ -27,19 +27,19 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// In these tests images are on an export. The test is one node. The other node has no driver,
-// because both would find each other's loop devices.
+// In these tests images are on an export. The driver in this process is on one node. The other node has
+// no driver, because two drivers on one kernel would find each other's loop devices.
 
-// worker is the backend with an nfs pool, as in the worker process.
+// worker is the backend with an nfs pool, as in a worker process.
 type worker struct {
 	backend.Backend
 	mounts string
 }
 
-// serve opens the pool on an export for a node. silent is for how long the server has not answered.
+// serve opens the pool on an export for a node. silent is the time for which the server has not answered.
 func serve(t *testing.T, c pool.NFS, node, mounts string, silent time.Duration) *worker {
 	t.Helper()
-	shared := pool.Shared{Mount: mountBase(t), NodeID: node, Cleans: true, MountsDir: mounts}
+	shared := pool.Shared{Mount: mountBase(t), NodeID: node, Maintains: true, MountsDir: mounts}
 	if silent > 0 {
 		shared.SilentSince = time.Now().Add(-silent)
 	}
@@ -58,6 +58,7 @@ func serve(t *testing.T, c pool.NFS, node, mounts string, silent time.Duration) 
 	return &worker{loop.New(set), mounts}
 }
 
+// mountBase returns a function that mounts the export to read the pool's records.
 func mountBase(t *testing.T) func(context.Context, pool.Config) (*os.File, string, error) {
 	return func(ctx context.Context, c pool.Config) (*os.File, string, error) {
 		options := append(slices.Clone(c.NFS.MountOptions), "nosharecache", "lookupcache=none", "actimeo=0")
@@ -97,15 +98,16 @@ func (w *worker) stage(t *testing.T, v volume.Volume) string {
 	return at
 }
 
+// wantNothingLeft fails the test if private mounts or loop devices are left.
 func (w *worker) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := os.ReadDir(w.mounts)
 	must(t, err)
 	if len(left) > 0 {
-		t.Errorf("%s remains", left[0])
+		t.Errorf("%s contains %v, want nothing", w.mounts, left)
 	}
 	if numbers := bound(w.mounts); len(numbers) > 0 {
-		t.Errorf("loop device %d remains", numbers[0])
+		t.Errorf("loop devices of images: got %v, want none", numbers)
 	}
 }
 
@@ -113,7 +115,7 @@ func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	for name, run := range map[string]func(*testing.T, *nfsd.Server, pool.NFS){
 		"life": testNFSLife, "growth": testNFSGrowth, "locked": testNFSLocked,
-		"outage": testNFSOutage, "fencing": testNFSFencing, "before 4.2": testNFSWithoutHoles,
+		"outage": testNFSOutage, "fencing": testNFSFencing, "NFS 4.1": testNFSWithoutHoles,
 	} {
 		t.Run(name, func(t *testing.T) {
 			export := s.Export(t, strings.ReplaceAll(name, " ", "-"))
@@ -122,6 +124,7 @@ func TestNFS(t *testing.T) {
 	}
 }
 
+// testNFSLife: volumes are created, attached, detached and deleted, and cannot be deleted while in use.
 func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	w := serve(t, c, "a", t.TempDir(), 0)
 	ctx := context.Background()
@@ -142,7 +145,7 @@ func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	}
 	v := w.make(t, "life-raw", "", 8<<20)
 	if v.SectorSize != 512 {
-		t.Errorf("a raw volume has sectors of %d bytes, want 512", v.SectorSize)
+		t.Errorf("raw volume: got sectors of %d bytes, want 512", v.SectorSize)
 	}
 	source, err := w.Attach(ctx, v)
 	must(t, err)
@@ -150,7 +153,7 @@ func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	again, err := w.Attach(ctx, v)
 	must(t, err)
 	if again.String() != source.String() {
-		t.Errorf("attached again at %s, want %s", again, source)
+		t.Errorf("second attach: got %s, want %s as before", again, source)
 	}
 	wantKind(t, w.Delete(ctx, v.ID), volume.ErrInUse)
 	must(t, w.Detach(ctx, v))
@@ -158,7 +161,8 @@ func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	w.wantNothingLeft(t)
 }
 
-// The device gets the size of an image that another process of the same node has expanded.
+// testNFSGrowth: if another process on this node has expanded an image, ResizeDevice gives the device the
+// new size.
 func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w, controller := serve(t, c, "a", t.TempDir(), 0), serve(t, c, "", "", 0)
@@ -178,13 +182,13 @@ func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 		have, err := device.Seek(0, 2)
 		must(t, errors.Join(err, device.Close()))
 		if have != size {
-			t.Errorf("the device has %d bytes, want %d", have, size)
+			t.Errorf("size of the device: got %d bytes, want %d", have, size)
 		}
 	}
 }
 
-// After the lease of a node has expired, another node can lock the image, and the server refuses
-// writes of the first node.
+// testNFSLocked: a node attaches a volume only if no other node has locked the image. After the lease of a
+// node has expired, another node can lock the image, and the server refuses writes of the first node.
 func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w := serve(t, c, "a", t.TempDir(), 0)
@@ -220,7 +224,7 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	must(t, err)
 	must(t, source.Close())
 	if err := lock("true").Run(); err == nil {
-		t.Error("another node got the lock of an image that has a device here")
+		t.Error("another node got the lock of an image that is attached on this node")
 	}
 	must(t, w.Backend.(backend.Publisher).Unpublish(ctx, v.ID, "a"))
 	w.publish(t, v, "b")
@@ -248,7 +252,8 @@ func run(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// If the server does not answer, a volume is detached by force after the outage time, not before.
+// testNFSOutage: if the server does not answer, a volume is detached by force, but only after the outage
+// time.
 func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w := serve(t, c, "a", t.TempDir(), 0)
@@ -263,7 +268,7 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 			must(t, errors.Join(err, f.Close()))
 		}
 	}
-	overwrite() // a new file would require reads from the server
+	overwrite() // creates the files, because that requires reads from the server
 	testenv.Run(t, "sync", "-f", at, besideAt)
 	s.Link().Cut(t)
 	overwrite()
@@ -274,7 +279,7 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	start := time.Now()
 	source, ok, err := late.Present(ctx, volume.Volume{ID: v.ID})
 	if err != nil || !ok || source.String() == "" {
-		t.Fatalf("the device is not found: %v, %v", ok, err)
+		t.Fatalf("Present: got %v, %v; want the device", ok, err)
 	}
 	unmounted := make(chan error, 1)
 	go func() { unmounted <- mount.Unmount(at) }()
@@ -283,7 +288,7 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	t.Logf("detached by force in %v", time.Since(start))
 
 	s.Link().Restore(t)
-	must(t, <-unmounted) // the lock was released
+	must(t, <-unmounted) // ends after the server has confirmed the release of the lock
 	testenv.Run(t, "sync", "-f", besideAt)
 	must(t, mount.Unmount(besideAt))
 	must(t, w.Detach(ctx, beside))
@@ -293,6 +298,8 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	must(t, w.Detach(ctx, v))
 }
 
+// testNFSFencing: a volume is not attached if the configuration or the node does not allow fencing by
+// locks, unless fencing is left to the administrator.
 func testNFSFencing(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w := serve(t, c, "a", t.TempDir(), 0)
@@ -319,7 +326,8 @@ func testNFSFencing(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	wantKind(t, attach(c, "a"), volume.ErrPrecondition)
 }
 
-// NFS 4.1 does not report holes and does not create them.
+// testNFSWithoutHoles: with NFS 4.1, which neither reports nor creates holes, thick volumes are refused,
+// and blank images are staged without being read completely.
 func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	c.MountOptions = []string{"nfsvers=4.1"}
@@ -341,7 +349,7 @@ func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	half := w.make(t, "half", "ext4", 64<<20)
 	folder := filepath.Join(s.Dir(c.Export), "volumes", half.ID.Name)
 	must(t, os.WriteFile(filepath.Join(folder, "formatting"), nil, 0o600))
-	must(t, unix.Truncate(filepath.Join(folder, "image"), 0)) // interrupted while wiping
+	must(t, unix.Truncate(filepath.Join(folder, "image"), 0)) // as after an interrupted blockdev.WipeImage
 	must(t, mount.Unmount(w.stage(t, half)))
 	must(t, w.Detach(ctx, half))
 

@@ -23,12 +23,14 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
 // In these tests other processes open a volume's loop device, as udev, blkid and backup programs do.
 
-// place creates a volume with its own paths. It is removed when the test ends, whatever its state.
-func (s *subject) place(t *testing.T, kind backendtest.Kind, name string, parameters map[string]string) *subject {
+// volume creates a volume with its own staging and target paths. It is unpublished, unstaged and deleted
+// when the test ends.
+func (s *subject) volume(t *testing.T, kind backendtest.Kind, name string, parameters map[string]string) *subject {
 	t.Helper()
 	v := *s
 	v.setKind(kind.FSType)
@@ -37,14 +39,15 @@ func (s *subject) place(t *testing.T, kind backendtest.Kind, name string, parame
 	t.Cleanup(func() {
 		ctx := context.Background()
 		unpublish, unstage := v.unpublish(ctx), v.unstage(ctx)
-		if err := errors.Join(unpublish, unstage, v.erase(ctx)); err != nil {
-			t.Errorf("removing %s: %v", name, err)
+		if err := errors.Join(unpublish, unstage, v.delete(ctx)); err != nil {
+			t.Errorf("cleaning up %s: %v", name, err)
 		}
 	})
 	return &v
 }
 
-// bound lists the loop devices on files whose path begins with prefix, also removed files.
+// bound lists the loop devices that are bound to files whose path begins with prefix. The files may be
+// removed.
 func bound(prefix string) []int {
 	var numbers []int
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -66,9 +69,7 @@ func sys(number int, file string) string {
 	return strings.TrimSpace(string(b))
 }
 
-func devicePath(number int) string { return "/dev/loop" + strconv.Itoa(number) }
-
-// device is a loop device with one backing file.
+// device is a loop device. seq changes when the device is bound to another file.
 type device struct {
 	number int
 	seq    string
@@ -76,27 +77,28 @@ type device struct {
 
 func deviceNow(number int) device { return device{number, sys(number, "diskseq")} }
 
-// there reports whether the device is still bound to the same image.
-func (d device) there() bool {
+// isBound reports whether the device is still bound to the same file.
+func (d device) isBound() bool {
 	return sys(d.number, "loop/backing_file") != "" && sys(d.number, "diskseq") == d.seq
 }
 
-// wantThere fails the test unless the device is bound to the same image, and remains so when
-// no process has it open.
-func (d device) wantThere(t *testing.T) {
+// wantBound fails the test unless the device is bound to the same file, and stays bound when no process
+// has it open.
+func (d device) wantBound(t *testing.T) {
 	t.Helper()
-	if !d.there() {
-		t.Errorf("%s is no longer bound", devicePath(d.number))
+	if !d.isBound() {
+		t.Errorf("%s is no longer bound", blockdev.LoopPath(d.number))
 	}
 	if a := sys(d.number, "loop/autoclear"); a != "0" {
-		t.Errorf("%s has autoclear %q, want 0", devicePath(d.number), a)
+		t.Errorf("%s has autoclear %q, want 0", blockdev.LoopPath(d.number), a)
 	}
 }
 
-func (d device) wantGone(t *testing.T) {
+// wantFree fails the test if the device is still bound to the same file.
+func (d device) wantFree(t *testing.T) {
 	t.Helper()
-	if d.there() {
-		t.Errorf("%s is still bound to %s", devicePath(d.number), sys(d.number, "loop/backing_file"))
+	if d.isBound() {
+		t.Errorf("%s is still bound to %s", blockdev.LoopPath(d.number), sys(d.number, "loop/backing_file"))
 	}
 }
 
@@ -105,7 +107,7 @@ func (s *subject) device(t *testing.T) device {
 	t.Helper()
 	numbers := bound(s.image())
 	if len(numbers) != 1 {
-		t.Fatalf("%s is bound to the loop devices %v, want one", s.image(), numbers)
+		t.Fatalf("loop devices of %s: got %v, want one", s.image(), numbers)
 	}
 	return deviceNow(numbers[0])
 }
@@ -113,7 +115,7 @@ func (s *subject) device(t *testing.T) device {
 // state returns the attributes of a bound device.
 func (d device) state(t *testing.T) string {
 	t.Helper()
-	f, err := os.Open(devicePath(d.number))
+	f, err := os.Open(blockdev.LoopPath(d.number))
 	must(t, err)
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -131,13 +133,13 @@ func (d device) state(t *testing.T) string {
 // hold opens a device until the end of the test.
 func (d device) hold(t *testing.T, flag int) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(devicePath(d.number), flag, 0)
+	f, err := os.OpenFile(blockdev.LoopPath(d.number), flag, 0)
 	must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
 
-// fill writes content to a raw device, durably.
+// fill durably writes repeated text to a raw device, and returns what it wrote.
 func fill(t *testing.T, path, text string) []byte {
 	t.Helper()
 	content := bytes.Repeat([]byte(text+"\n"), 8192)
@@ -167,6 +169,7 @@ func readBack(path string, want []byte) error {
 	return nil
 }
 
+// wantReads fails the test if the content at path differs.
 func wantReads(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if err := readBack(path, want); err != nil {
@@ -183,7 +186,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	for !holds() {
 		select {
 		case <-deadline:
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		case <-tick.C:
 		}
 	}
@@ -197,67 +200,68 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestUnstageBesideOpeners stages and unstages volumes while other processes briefly open their
-// devices: every call succeeds after retries, and every unstage frees only its own device.
+// TestUnstageBesideOpeners: if other processes briefly open the devices of volumes, staging and unstaging
+// succeeds after retries, and an unstage frees only the volume's own device.
 func TestUnstageBesideOpeners(t *testing.T) {
 	s := start(t, "8G")
-	bystander := s.place(t, backendtest.Kind{}, "bystander", nil)
+	bystander := s.volume(t, backendtest.Kind{}, "bystander", nil)
 	must(t, bystander.stage(t.Context()))
 	must(t, bystander.publish(t.Context(), false))
 	content := fill(t, bystander.target, "bystander")
 	own := bystander.device(t)
 
-	r := &cycles{deadline: time.Now().Add(8 * time.Second)}
+	r := &stress{deadline: time.Now().Add(8 * time.Second)}
 	r.left.Store(1500)
 	var volumes []*subject
 	for i := range 3 {
 		volumes = append(volumes,
-			s.place(t, backendtest.Kind{FSType: "ext4"}, fmt.Sprintf("filesystem-%d", i), nil),
-			s.place(t, backendtest.Kind{}, fmt.Sprintf("raw-%d", i), nil))
+			s.volume(t, backendtest.Kind{FSType: "ext4"}, fmt.Sprintf("filesystem-%d", i), nil),
+			s.volume(t, backendtest.Kind{}, fmt.Sprintf("raw-%d", i), nil))
 	}
 	stop := make(chan struct{})
-	var opener, cyclers sync.WaitGroup
+	var opener, stagers sync.WaitGroup
 	opener.Go(func() { r.open(s.pool()+"/volumes/", stop) })
 	for _, v := range volumes {
-		cyclers.Go(func() {
+		stagers.Go(func() {
 			if err := r.run(t.Context(), v); err != nil {
 				r.failed.Store(true)
 				t.Errorf("%s: %v", v.id, err)
 			}
 		})
 	}
-	cyclers.Wait()
+	stagers.Wait()
 	close(stop)
 	opener.Wait()
-	t.Logf("%d rounds, %d opens, %d retried calls", r.done.Load(), r.opens.Load(), r.again.Load())
+	t.Logf("%d rounds, %d opens, %d retried calls", r.done.Load(), r.opens.Load(), r.retried.Load())
 	if r.done.Load() < 10 || r.opens.Load() < 10 {
-		t.Error("the test had too few rounds or opens")
+		t.Error("got fewer than 10 rounds or opens, so this test proves little")
 	}
 
 	if now := bystander.device(t); now != own {
-		t.Errorf("the bystander's device was %+v and is %+v", own, now)
+		t.Errorf("device of the bystander: got %+v, want %+v as before", now, own)
 	}
-	own.wantThere(t)
+	own.wantBound(t)
 	wantReads(t, bystander.target, content)
 	must(t, bystander.unpublish(t.Context()))
 	must(t, bystander.unstage(t.Context()))
-	own.wantGone(t)
+	own.wantFree(t)
 	for _, v := range append(volumes, bystander) {
-		must(t, v.erase(t.Context()))
+		must(t, v.delete(t.Context()))
 	}
 	s.wantNothingLeft(t)
 }
 
-// cycles is the state of the stress test.
-type cycles struct {
-	deadline           time.Time
-	left               atomic.Int64
-	done, opens, again atomic.Int64
-	failed             atomic.Bool
+// stress is the state of TestUnstageBesideOpeners. The test ends at the deadline, when no rounds are left,
+// or after a failure. A round is one stage and unstage of one volume.
+type stress struct {
+	deadline             time.Time
+	left                 atomic.Int64 // rounds
+	done, opens, retried atomic.Int64
+	failed               atomic.Bool
 }
 
 // open repeatedly opens the loop devices on files below a folder, and reads from them briefly.
-func (r *cycles) open(folder string, stop <-chan struct{}) {
+func (r *stress) open(folder string, stop <-chan struct{}) {
 	buf := make([]byte, 4096)
 	for {
 		for _, number := range bound(folder) {
@@ -266,13 +270,13 @@ func (r *cycles) open(folder string, stop <-chan struct{}) {
 				return
 			default:
 			}
-			// Prefer devices with autoclear: after the close another volume can get the number
-			// before the unstage of this one checks it again.
+			// Prefer devices with autoclear: after the close another volume can get the device number
+			// before the unstage of this volume checks the device again.
 			if sys(number, "loop/autoclear") != "1" && rand.IntN(4) > 0 {
 				continue
 			}
 			hold := time.Duration(rand.IntN(400)) * time.Microsecond
-			fd, err := unix.Open(devicePath(number), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			fd, err := unix.Open(blockdev.LoopPath(number), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err != nil { // freed meanwhile
 				continue
 			}
@@ -291,7 +295,7 @@ func (r *cycles) open(folder string, stop <-chan struct{}) {
 }
 
 // run stages and unstages a volume until the test ends.
-func (r *cycles) run(ctx context.Context, v *subject) error {
+func (r *stress) run(ctx context.Context, v *subject) error {
 	for first := true; r.left.Add(-1) >= 0 && time.Now().Before(r.deadline) && !r.failed.Load(); first = false {
 		if err := r.retry(ctx, v.stage); err != nil {
 			return fmt.Errorf("stage: %w", err)
@@ -303,15 +307,16 @@ func (r *cycles) run(ctx context.Context, v *subject) error {
 			return fmt.Errorf("unstage: %w", err)
 		}
 		if left := bound(v.image()); len(left) > 0 {
-			return fmt.Errorf("after unstage it still has the loop devices %v", left)
+			return fmt.Errorf("loop devices after unstage: got %v, want none", left)
 		}
 		r.done.Add(1)
 	}
 	return nil
 }
 
-// retry repeats a call that is refused until it succeeds. Any other failure is final.
-func (r *cycles) retry(ctx context.Context, call func(context.Context) error) error {
+// retry repeats a call until it succeeds. It returns an error that does not mean that the call was only
+// refused for now.
+func (r *stress) retry(ctx context.Context, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var refused error
@@ -322,7 +327,7 @@ func (r *cycles) retry(ctx context.Context, call func(context.Context) error) er
 			return nil
 		case codes.Aborted, codes.FailedPrecondition, codes.Unavailable:
 			refused = err
-			r.again.Add(1)
+			r.retried.Add(1)
 		default:
 			return errors.Join(err, refused)
 		}
@@ -334,13 +339,13 @@ func (r *cycles) retry(ctx context.Context, call func(context.Context) error) er
 func (s *subject) checkOwn(first bool) error {
 	numbers := bound(s.image())
 	if len(numbers) != 1 {
-		return fmt.Errorf("it has the loop devices %v", numbers)
+		return fmt.Errorf("loop devices: got %v, want one", numbers)
 	}
 	path, flag := filepath.Join(s.staging, "content"), os.O_WRONLY|os.O_CREATE
 	if s.cap.GetBlock() != nil {
-		path, flag = devicePath(numbers[0]), os.O_WRONLY
+		path, flag = blockdev.LoopPath(numbers[0]), os.O_WRONLY
 		if a := sys(numbers[0], "loop/autoclear"); a != "0" {
-			return fmt.Errorf("%s has autoclear %q", path, a)
+			return fmt.Errorf("%s has autoclear %q, want 0", path, a)
 		}
 	}
 	content := bytes.Repeat([]byte(s.id+"\n"), 512)
@@ -366,51 +371,51 @@ func TestUnstageOfOpenRawDevice(t *testing.T) {
 	}{
 		{"reader", os.O_RDONLY, "thin"},
 		{"writer", os.O_RDWR, "thin"},
-		{"exclusive", os.O_RDONLY | os.O_EXCL, "thin"},
-		{"thick", os.O_RDONLY, "thick"},
+		{"exclusive-reader", os.O_RDONLY | os.O_EXCL, "thin"},
+		{"reader-of-thick-volume", os.O_RDONLY, "thick"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := s.place(t, backendtest.Kind{}, "open-"+tc.name, map[string]string{"allocation": tc.allocation})
+			v := s.volume(t, backendtest.Kind{}, "open-"+tc.name, map[string]string{"allocation": tc.allocation})
 			must(t, v.stage(t.Context()))
 			own := v.device(t)
-			content := fill(t, devicePath(own.number), tc.name)
+			content := fill(t, blockdev.LoopPath(own.number), tc.name)
 			before := own.state(t)
 			refuse := func() *os.File {
 				holder := own.hold(t, tc.flag)
-				wantCode(t, v.unstage(soon(t)), codes.FailedPrecondition, devicePath(own.number))
-				own.wantThere(t)
+				wantCode(t, v.unstage(soon(t)), codes.FailedPrecondition, blockdev.LoopPath(own.number))
+				own.wantBound(t)
 				if after := own.state(t); after != before {
 					t.Errorf("the refused unstage changed the device from\n%s\nto\n%s", before, after)
 				}
 				return holder
 			}
-			// After the other process has closed it, the device is unchanged.
+			// After the other process has closed the device, it is unchanged.
 			must(t, refuse().Close())
-			own.wantThere(t)
-			wantReads(t, devicePath(own.number), content)
+			own.wantBound(t)
+			wantReads(t, blockdev.LoopPath(own.number), content)
 
 			holder := refuse()
 			must(t, v.stage(t.Context()))
 			must(t, v.publish(t.Context(), false))
 			if now := v.device(t); now != own {
-				t.Errorf("the device was %+v and is %+v", own, now)
+				t.Errorf("device after another stage: got %+v, want %+v as before", now, own)
 			}
 			wantReads(t, v.target, content)
 			must(t, holder.Close())
-			own.wantThere(t)
+			own.wantBound(t)
 			wantReads(t, v.target, content)
 			must(t, v.unpublish(t.Context()))
 			must(t, v.unstage(t.Context()))
-			own.wantGone(t)
+			own.wantFree(t)
 			if left := bound(v.image()); len(left) > 0 {
-				t.Errorf("after unstage it still has the loop devices %v", left)
+				t.Errorf("loop devices after unstage: got %v, want none", left)
 			}
 		})
 	}
 }
 
-// TestRefusedUnstageOfReadOnlyRaw: a volume that is published read-only has two devices, one on
-// the other. A refused unstage changes neither.
+// TestRefusedUnstageOfReadOnlyRaw: a volume that is published read-only has two devices, the read-only
+// one on top of the volume's own. A refused unstage changes neither.
 func TestRefusedUnstageOfReadOnlyRaw(t *testing.T) {
 	s := start(t, "8G")
 	for _, tc := range []struct {
@@ -418,22 +423,22 @@ func TestRefusedUnstageOfReadOnlyRaw(t *testing.T) {
 		restart bool
 	}{{"same-driver", false}, {"restarted", true}} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := s.place(t, backendtest.Kind{}, "readonly-"+tc.name, nil)
+			v := s.volume(t, backendtest.Kind{}, "readonly-"+tc.name, nil)
 			must(t, v.stage(t.Context()))
 			own := v.device(t)
-			content := fill(t, devicePath(own.number), tc.name)
+			content := fill(t, blockdev.LoopPath(own.number), tc.name)
 			must(t, v.publish(t.Context(), true))
 			upper := nodeAt(t, v.target)
-			if upper == own || sys(upper.number, "loop/backing_file") != devicePath(own.number) {
-				t.Fatalf("published is %+v on %q, the volume's own is %+v", upper, sys(upper.number, "loop/backing_file"), own)
+			if upper == own || sys(upper.number, "loop/backing_file") != blockdev.LoopPath(own.number) {
+				t.Fatalf("published device: got %+v bound to %q, want another device bound to %+v", upper, sys(upper.number, "loop/backing_file"), own)
 			}
 			if tc.restart {
 				v.Restart(t)
 			}
 			before, beforeUpper := own.state(t), upper.state(t)
 			wantCode(t, v.unstage(soon(t)), codes.FailedPrecondition, v.target)
-			own.wantThere(t)
-			upper.wantThere(t)
+			own.wantBound(t)
+			upper.wantBound(t)
 			if after := own.state(t); after != before {
 				t.Errorf("the refused unstage changed the device from\n%s\nto\n%s", before, after)
 			}
@@ -443,18 +448,18 @@ func TestRefusedUnstageOfReadOnlyRaw(t *testing.T) {
 			wantReads(t, v.target, content)
 
 			must(t, v.unpublish(t.Context()))
-			upper.wantGone(t)
-			own.wantThere(t)
+			upper.wantFree(t)
+			own.wantBound(t)
 			must(t, v.publish(t.Context(), false))
 			if now := nodeAt(t, v.target); now != own {
-				t.Errorf("published is %+v, the volume's own is %+v", now, own)
+				t.Errorf("published device: got %+v, want the volume's own %+v", now, own)
 			}
 			wantReads(t, v.target, content)
 			wantReads(t, v.target, fill(t, v.target, "new"))
 			must(t, v.unpublish(t.Context()))
 			must(t, v.unstage(t.Context()))
-			own.wantGone(t)
-			upper.wantGone(t)
+			own.wantFree(t)
+			upper.wantFree(t)
 		})
 	}
 }
@@ -470,8 +475,8 @@ func nodeAt(t *testing.T, path string) device {
 	return deviceNow(int(unix.Minor(st.Rdev)))
 }
 
-// TestDeleteAfterImageRemoved: a volume whose image was removed while it was in use is still in
-// use.
+// TestDeleteAfterImageRemoved: a volume whose image was removed while a device was bound to it still
+// counts as in use.
 func TestDeleteAfterImageRemoved(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -479,66 +484,63 @@ func TestDeleteAfterImageRemoved(t *testing.T) {
 	}{{"same-driver", false}, {"restarted", true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := start(t, "8G")
-			restart := func() { s.Restart(t) }
-			// A volume that was never staged is not in use. To find that out the driver scans all
-			// devices, and it must scan them again for the next volume.
-			decoy := s.place(t, backendtest.Kind{}, "decoy", nil)
+			afterRemoval := func() {}
+			if tc.restart {
+				afterRemoval = func() { s.Restart(t) }
+			}
+			// The driver scans all devices to find out that a volume that was never staged is not in
+			// use, and it must scan them again for the next volume.
+			decoy := s.volume(t, backendtest.Kind{}, "decoy", nil)
 			must(t, os.Remove(decoy.image()))
-			must(t, decoy.erase(t.Context()))
+			must(t, decoy.delete(t.Context()))
 			for _, kind := range []backendtest.Kind{{FSType: "ext4"}, {}} {
-				t.Run(kind.Name(), func(t *testing.T) {
-					if !tc.restart {
-						testDeleteWithoutImage(t, s, kind, func() {})
-						return
-					}
-					testDeleteWithoutImage(t, s, kind, restart)
-				})
+				t.Run(kind.Name(), func(t *testing.T) { testDeleteWithoutImage(t, s, kind, afterRemoval) })
 			}
 		})
 	}
 }
 
-func testDeleteWithoutImage(t *testing.T, s *subject, kind backendtest.Kind, meanwhile func()) {
-	v := s.place(t, kind, "removed-"+kind.Name(), nil)
+func testDeleteWithoutImage(t *testing.T, s *subject, kind backendtest.Kind, afterRemoval func()) {
+	v := s.volume(t, kind, "removed-"+kind.Name(), nil)
 	must(t, v.stage(t.Context()))
 	must(t, v.publish(t.Context(), false))
 	own := v.device(t)
 	must(t, os.Remove(v.image()))
-	meanwhile()
+	afterRemoval()
 	folder := filepath.Dir(v.image())
 	wantInUse := func(state string) {
 		t.Helper()
-		if err := v.erase(soon(t)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "in use") {
-			t.Errorf("delete while %s: got %v, want FailedPrecondition that says \"in use\"", state, err)
+		if err := v.delete(soon(t)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "in use") {
+			t.Errorf("delete while %s: got %v, want FailedPrecondition that contains \"in use\"", state, err)
 		}
 		for _, path := range []string{folder, filepath.Join(folder, "volume.json")} {
 			if _, err := os.Lstat(path); err != nil {
 				t.Errorf("delete while %s: %v", state, err)
 			}
 		}
-		if !own.there() {
-			t.Errorf("delete while %s: %s is free", state, devicePath(own.number))
+		if !own.isBound() {
+			t.Errorf("delete while %s: %s is free", state, blockdev.LoopPath(own.number))
 		}
 	}
 	wantInUse("published")
 	must(t, v.unpublish(t.Context()))
 	wantInUse("staged")
 	must(t, v.unstage(t.Context()))
-	own.wantGone(t)
-	must(t, v.erase(t.Context()))
-	must(t, v.erase(t.Context()))
+	own.wantFree(t)
+	must(t, v.delete(t.Context()))
+	must(t, v.delete(t.Context()))
 	s.wantNothingLeft(t)
 	eventually(t, "the trash to be emptied", func() bool {
 		entries, err := os.ReadDir(filepath.Join(s.pool(), ".trivet/trash"))
 		return err == nil && len(entries) == 0
 	})
 	if left := bound(folder); len(left) > 0 {
-		t.Errorf("the deleted volume has the loop devices %v", left)
+		t.Errorf("loop devices of the deleted volume: got %v, want none", left)
 	}
 }
 
-// TestStageOfMarkedDevice: a device that one process cleared while another had it open is freed at
-// the last close. Stage keeps it, or attaches another.
+// TestStageOfMarkedDevice: if a process detaches a device while another has it open, the kernel marks it
+// with autoclear and frees it at the last close. Stage removes the mark, or binds another device.
 func TestStageOfMarkedDevice(t *testing.T) {
 	s := start(t, "8G")
 	for _, tc := range []struct {
@@ -546,20 +548,20 @@ func TestStageOfMarkedDevice(t *testing.T) {
 		allocation string
 		restart    bool
 		rounds     int
-		beside     bool // the holder closes the device during stage, not after it
+		concurrent bool // the other process closes the device during stage, not after it
 	}{
 		{"thin", "thin", false, 1, false},
 		{"thick", "thick", false, 1, false},
 		{"restarted", "thin", true, 1, false},
-		{"closed-beside", "thin", false, 200, true},
+		{"closed-during-stage", "thin", false, 200, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := s.place(t, backendtest.Kind{}, "marked-"+tc.name, map[string]string{"allocation": tc.allocation})
+			v := s.volume(t, backendtest.Kind{}, "marked-"+tc.name, map[string]string{"allocation": tc.allocation})
 			must(t, v.stage(t.Context()))
-			content := fill(t, devicePath(v.device(t).number), tc.name)
+			content := fill(t, blockdev.LoopPath(v.device(t).number), tc.name)
 			discards := sys(v.device(t).number, "queue/discard_max_bytes")
 			if (discards == "0") != (tc.allocation == "thick") {
-				t.Fatalf("a %s volume's device takes discards of %q bytes", tc.allocation, discards)
+				t.Fatalf("device of a %s volume: got discard_max_bytes %q, want 0 only for thick", tc.allocation, discards)
 			}
 			for range tc.rounds {
 				holder := v.mark(t)
@@ -567,7 +569,7 @@ func TestStageOfMarkedDevice(t *testing.T) {
 					v.Restart(t)
 				}
 				closed := make(chan error, 1)
-				if tc.beside {
+				if tc.concurrent {
 					go func() {
 						wait := time.Duration(rand.IntN(2000)) * time.Microsecond
 						for begin := time.Now(); time.Since(begin) < wait; {
@@ -577,17 +579,17 @@ func TestStageOfMarkedDevice(t *testing.T) {
 					}()
 				}
 				must(t, v.stage(t.Context()))
-				if !tc.beside {
-					v.device(t).wantThere(t)
+				if !tc.concurrent {
+					v.device(t).wantBound(t)
 					closed <- holder.Close()
 				}
 				must(t, <-closed)
 				own := v.device(t)
-				own.wantThere(t)
+				own.wantBound(t)
 				if now := sys(own.number, "queue/discard_max_bytes"); now != discards {
-					t.Errorf("the device took discards of %s bytes and takes %s", discards, now)
+					t.Errorf("discard_max_bytes: got %s, want %s as before", now, discards)
 				}
-				wantReads(t, devicePath(own.number), content)
+				wantReads(t, blockdev.LoopPath(own.number), content)
 				if t.Failed() {
 					return
 				}
@@ -596,25 +598,25 @@ func TestStageOfMarkedDevice(t *testing.T) {
 			must(t, v.publish(t.Context(), false))
 			wantReads(t, v.target, content)
 			must(t, v.unpublish(t.Context()))
-			own.wantThere(t)
+			own.wantBound(t)
 			must(t, v.unstage(t.Context()))
-			own.wantGone(t)
+			own.wantFree(t)
 		})
 	}
 }
 
-// mark clears the volume's device while it is open: the kernel frees it when the returned file is
-// closed.
+// mark detaches the volume's device while it is open. The kernel marks the device with autoclear, and
+// frees it when the returned file is closed.
 func (s *subject) mark(t *testing.T) *os.File {
 	t.Helper()
 	own := s.device(t)
 	holder := own.hold(t, os.O_RDONLY)
-	testenv.Run(t, "losetup", "-d", devicePath(own.number))
-	if a := sys(own.number, "loop/autoclear"); a != "1" || !own.there() {
-		t.Fatalf("%s has autoclear %q after it was cleared", devicePath(own.number), a)
+	testenv.Run(t, "losetup", "-d", blockdev.LoopPath(own.number))
+	if a := sys(own.number, "loop/autoclear"); a != "1" || !own.isBound() {
+		t.Fatalf("%s: got autoclear %q, bound %t; want 1 and true", blockdev.LoopPath(own.number), a, own.isBound())
 	}
 	if !slices.Contains(bound(s.image()), own.number) {
-		t.Fatalf("%s is not the volume's any more", devicePath(own.number))
+		t.Fatalf("%s is no longer bound to the volume's image", blockdev.LoopPath(own.number))
 	}
 	return holder
 }

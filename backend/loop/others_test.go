@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestVolumesOfOtherBackends: in a shared pool, the ID of this backend with the name of another
-// backend's volume is not a volume.
+// TestVolumesOfOtherBackends: in a shared pool, calls with this backend and the name of another backend's
+// volume in the ID neither find nor change that volume.
 func TestVolumesOfOtherBackends(t *testing.T) {
 	p, b := sharedPool(t)
 	v := volume.Volume{
@@ -28,7 +28,7 @@ func TestVolumesOfOtherBackends(t *testing.T) {
 	wantNotFound := func(what string, err error) {
 		t.Helper()
 		if !errors.Is(err, volume.ErrNotFound) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v, want ErrNotFound", what, err)
 		}
 	}
 	_, err := b.Get(ctx, forged)
@@ -39,17 +39,17 @@ func TestVolumesOfOtherBackends(t *testing.T) {
 	must(t, b.Delete(ctx, forged))
 	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{"allocation": "thin"}}})
 	if !errors.Is(err, volume.ErrIncompatible) {
-		t.Errorf("create: %v", err)
+		t.Errorf("create: got %v, want ErrIncompatible", err)
 	}
 	if _, err := p.Lookup("theirs"); err != nil {
 		t.Errorf("the other backend's volume: %v", err)
 	}
 	if at, err := p.Attachments.List("theirs"); err != nil || len(at) != 1 {
-		t.Errorf("it is published to %v, %v", at, err)
+		t.Errorf("attachments of the other backend's volume: got %v, %v; want one", at, err)
 	}
 }
 
-// sharedPool opens a shared pool in a directory.
+// sharedPool opens a shared pool in a directory, which simulates an export.
 func sharedPool(t *testing.T) (*pool.Pool, backend.Backend) {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,7 +58,7 @@ func sharedPool(t *testing.T) (*pool.Pool, backend.Backend) {
 			root, err := os.Open(dir)
 			return root, "4.2", err
 		},
-		Cleans: true,
+		Maintains: true,
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -10,19 +10,19 @@ type section struct {
 // paramAllocation is the StorageClass parameter with an allocation.
 const paramAllocation = "allocation"
 
-// allocation is when an image gets its disk space.
+// allocation tells when the disk space of an image is allocated.
 type allocation string
 
 const (
-	// thin: when it is written.
+	// thin allocates disk space when it is written.
 	thin allocation = "thin"
-	// thick: all of it when the volume is created, for good.
+	// thick allocates all disk space when the volume is created, and never frees any of it.
 	thick allocation = "thick"
 )
 
 func newSection() volume.Section { return new(section) }
 
-// sectionFor is the section of a volume with these parameters.
+// sectionFor is the section of a volume with the given parameters.
 func sectionFor(p volume.Parameters) *section {
 	return &section{allocation(p.Get(paramAllocation))}
 }

@@ -7,10 +7,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestSection: a record with an unknown allocation is damaged.
 func TestSection(t *testing.T) {
-	for allocation, ok := range map[allocation]bool{thin: true, thick: true, "": false, "Thin": false} {
-		if err := (&section{allocation}).Check(); (err == nil) != ok || err != nil && !errors.Is(err, volume.ErrDamaged) {
-			t.Errorf("%q: %v", allocation, err)
+	for allocation, want := range map[allocation]error{thin: nil, thick: nil, "": volume.ErrDamaged, "Thin": volume.ErrDamaged} {
+		if err := (&section{allocation}).Check(); !errors.Is(err, want) {
+			t.Errorf("allocation %q: got %v, want %v", allocation, err, want)
 		}
 	}
 }

@@ -86,8 +86,8 @@ func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volu
 	return b.attachLocked(ctx, p, v, image)
 }
 
-// checkOwner refuses a volume that is controller-published to another node and not to this
-// one: the other node may be writing to it.
+// checkOwner refuses a volume that is controller-published to another node and not to this one,
+// because the other node may be writing to the volume.
 func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 	attachments, err := p.Attachments.List(v.ID.Name)
 	if err != nil || len(attachments) == 0 {
@@ -98,7 +98,7 @@ func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 			return nil
 		}
 	}
-	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and no longer to node %q: publish it here first", v.ID, attachments[0].Node, b.Set.NodeID())
+	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and not to node %q: publish it to %[3]q first", v.ID, attachments[0].Node, b.Set.NodeID())
 }
 
 // checkLock verifies that the volume's device on this node, if there is one, still holds the lock
@@ -130,9 +130,9 @@ func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
 }
 
 // abort aborts all pending requests for the image of a volume, until ctx ends or the device has
-// released the image. Then it stops: the kernel must return the lock to the server, or no other node
-// gets the lock while this node runs. If the server answers at the address of the mount, abort does
-// nothing, so that dirty pages are written. Only the ID of v is used.
+// released the image. After that it must not abort the kernel's request that returns the lock to the
+// server, or no other node gets the lock while this node runs. If the server answers at the address
+// of the mount, abort does nothing, so that dirty pages are written. Only the ID of v is used.
 func (b *Backend) abort(ctx context.Context, v volume.Volume) error {
 	path := b.privatePath(v.ID)
 	if e, err := privateMount(path); err != nil || e == nil || mount.Answers(ctx, e) {
@@ -168,8 +168,8 @@ func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
 const forcedUnmountTime = 10 * time.Second
 
 // freeByForce frees the volume's devices, and aborts the requests that delay this. It returns when
-// the devices are free. Its goroutine may still wait until the server confirms the release of the
-// lock.
+// the devices are free, although a goroutine may still wait until the server confirms the release of
+// the lock.
 func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -193,8 +193,8 @@ func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 	}
 }
 
-// detachByForce is detachShared for a server that does not answer. The pending
-// requests of the devices fail.
+// detachByForce is detachShared for a server that does not answer: the pending requests of the devices
+// fail.
 func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if err := b.freeByForce(ctx, v); err != nil {
 		return err
@@ -210,12 +210,12 @@ func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	return mount.RemoveTarget(path)
 }
 
-// The image of a volume in a shared pool is opened through a private mount, which has a
-// superblock of its own: aborting its requests affects no other volume. It is mounted at a path, so
+// The image of a volume in a shared pool is opened through a private mount. The mount has a superblock
+// of its own, so that aborting its requests affects no other volume. It is mounted at a path, so
 // that the next process of the driver finds it.
 
-// releaseTime is the timeout for unmounting a private mount and for locking an image: the kernel
-// closes the image a moment after it has freed the device.
+// releaseTime is the timeout for unmounting a private mount and for locking an image. Both can fail for
+// a moment, because the kernel closes the image only after it has freed the device.
 const releaseTime = 2 * time.Second
 
 // privatePath is the mount point of a volume's private mount.
@@ -233,8 +233,8 @@ func imageSource(p *pool.Pool, name string) mount.NFS {
 	}
 }
 
-// mountPrivate creates the private mount of a volume that has no device, and opens its root. It
-// first removes a mount that another process has left there.
+// mountPrivate creates the private mount of a volume that has no device, and opens the root of the
+// mount. It first removes a private mount that another process has left.
 func (b *Backend) mountPrivate(ctx context.Context, p *pool.Pool, id volume.ID) (*os.Root, error) {
 	if err := b.unmountPrivate(ctx, id); err != nil {
 		return nil, err
@@ -281,7 +281,7 @@ func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 			return false, err
 		}
 		err = mount.Unmount(target)
-		// Another mount may be stacked below this one, or another call may have unmounted it.
+		// Retry: another mount may be stacked below this one, or another call may have unmounted it.
 		return err == nil || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EINVAL), err
 	})
 	if errors.Is(err, syscall.EBUSY) {
@@ -305,8 +305,7 @@ func privateMount(path string) (*mount.Entry, error) {
 	return e, err
 }
 
-// sweep removes the private mounts of the pool that have no device. An earlier process has left
-// them.
+// sweep removes the private mounts without a device that an earlier process has left.
 func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	log := klog.FromContext(ctx)
 	volumes := imageSource(p, "").String() + "/"
@@ -332,8 +331,8 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	}
 }
 
-// revalidate makes the kernel request the size of a volume's image from the server, before
-// blockdev.GrowLoop. The mount caches no attributes, but an open file may.
+// revalidate makes the kernel request the size of a volume's image from the server, so that
+// blockdev.GrowLoop sees the new size. The mount caches no attributes, but an open file may.
 func (b *Backend) revalidate(id volume.ID) error {
 	_, err := os.Lstat(filepath.Join(b.privatePath(id), pool.ImageFile))
 	return err

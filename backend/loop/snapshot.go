@@ -88,7 +88,8 @@ type source struct {
 	device *blockdev.Loop
 	root   *os.File
 	// to receives the copy.
-	to     *os.File
+	to *os.File
+	// result describes the copy.
 	result clone.Result
 }
 
@@ -173,7 +174,7 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 		return nil
 	}
 	s.root, err = openMounted(s.device.File())
-	err = errors.Join(err, s.device.Close()) // an open descriptor would keep the device bound after an unmount
+	err = errors.Join(err, s.device.Close()) // otherwise the device would stay bound after an unmount
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: try again", s.v.ID)
 	}
@@ -269,7 +270,7 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) er
 		case !s.staged:
 			continue
 		case s.root == nil:
-			return volume.Errorf(volume.ErrPrecondition, "volume %s is a raw device in use: it can be copied only alone, and where blocks are shared: unpublish and unstage it first", s.v.ID)
+			return volume.Errorf(volume.ErrPrecondition, "volume %s is a raw device in use, which can be copied only alone, and only by sharing blocks: unpublish and unstage it first", s.v.ID)
 		case limit == 0:
 			return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and copying it requires a freeze, which freezeLimit of pool %q does not allow: unstage it first, raise the limit, or put the pool on xfs or btrfs, which share blocks", s.v.ID, c.pool.Name())
 		}
@@ -285,7 +286,7 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) er
 	}
 	copyCtx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	go func() { // cancels the copy, which ends the freeze, when no call waits for it any more
+	go func() { // when no call waits for the copy any more, cancels the copy to end the freeze
 		select {
 		case <-c.job.Alone():
 			cancel()
@@ -311,6 +312,7 @@ func (c copyOptions) notFrozen(all sources, err error) error {
 	return err
 }
 
+// tooLong is the error of a copy that takes longer than the freeze limit of the pool.
 func (c copyOptions) tooLong(all sources) error {
 	return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and copying it takes longer than the freeze may last (freezeLimit %v of pool %q): unstage it first, raise the limit, or put the pool on xfs or btrfs, which share blocks",
 		all[0].v.ID, c.pool.Config().FreezeTime(), c.pool.Name())

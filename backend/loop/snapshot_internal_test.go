@@ -28,7 +28,7 @@ func TestOpenMounted(t *testing.T) {
 				}
 				root, err := openMounted(device)
 				if err != nil || (root == nil) != covered {
-					t.Errorf("covered %t: %v, %v", covered, root, err)
+					t.Errorf("covered %t: got root %v, %v; want nil only if covered", covered, root, err)
 				}
 				if root != nil {
 					root.Close()
