@@ -119,7 +119,7 @@ func (f *Filesystem) journal() blockdev.FormatJournal {
 					return err
 				}
 			}
-			return f.images.EndFormat(name)
+			return f.images.MarkFormatted(name, pool.Formatting)
 		},
 	}
 }
@@ -189,6 +189,6 @@ func (f *Filesystem) reidentify(ctx context.Context, device *os.File) (commit fu
 		if err := device.Sync(); err != nil {
 			return err
 		}
-		return f.images.EndClone(f.Volume.ID.Name)
+		return f.images.MarkFormatted(f.Volume.ID.Name, pool.Cloned)
 	}, nil
 }

@@ -153,7 +153,7 @@ func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.
 		return p.SyncVolumes()
 	}
 	if err == nil {
-		err = p.Attachments.Unpublished(id)
+		err = p.Attachments.CheckUnpublished(id)
 	}
 	if err == nil {
 		err = remove(p, v)

@@ -64,7 +64,7 @@ func TestRunningDriver(t *testing.T) {
 	expect(t, "driver", find(t, checks, "driver"), OK, "csi.trivet.dev test")
 	expect(t, "a pool", find(t, checks, "pool default, served"), OK, "open")
 	expect(t, "a lost pool", find(t, checks, "pool lost"), Failure, "is its disk mounted?")
-	expect(t, "a lost pool, served", find(t, checks, "pool lost, served"), Failure, "is not the directory it was")
+	expect(t, "a lost pool, served", find(t, checks, "pool lost, served"), Failure, "is no longer the directory that the driver opened")
 	expect(t, "an unknown pool", find(t, checks, "pool added"), Warning, "does not exist")
 	expect(t, "an unknown pool, served", find(t, checks, "pool added, served"), Failure, "does not have this pool")
 	expect(t, "state directory", find(t, checks, "state directory"), OK, d.Options.StateDir)

@@ -98,7 +98,7 @@ func TestJudgeExport(t *testing.T) {
 		"quota test fails": {judgeQuota("n", 0, 3, syscall.EIO), Warning, "input/output"},
 
 		"not a pool":   {judgeClosedExport("n", volume.Errorf(volume.ErrUnavailable, "not a pool yet")), Warning, "not a pool yet"},
-		"another pool": {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "holds pool x")), Failure, "holds pool x"},
+		"another pool": {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "contains pool x")), Failure, "contains pool x"},
 	} {
 		expect(t, name, tc.check, tc.result, tc.says)
 	}

@@ -97,7 +97,7 @@ func TestStorageHealth(t *testing.T) {
 			dir := t.TempDir()
 			c := pool.Config{Name: "nas", Reserve: tc.reserve, NFS: &pool.NFS{Server: "nas.lan", Export: "/e", Init: true}}
 			kinds := backend.Kinds{loop.Kind, nfs.Kind}
-			set := pool.NewSharedSet(kinds.Forms(), c, nil, pool.Shared{Cleans: true, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
+			set := pool.NewSharedSet(kinds.Forms(), c, nil, pool.Shared{Maintains: true, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
 				if tc.mount != nil {
 					return nil, "", tc.mount
 				}

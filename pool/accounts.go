@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Drain waits until the trash contains only stuck entries, at most for a time.
+// Drain waits until the trash contains only stuck entries, or atMost has passed.
 func (c *accounts) Drain(atMost time.Duration) { c.deleted.reaper.drain(atMost) }
 
 // rebuildLedger reads all records and measures the foreign use.
@@ -58,7 +58,7 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 	}
 	for name, inode := range volumes {
 		dir := FolderPath(name)
-		if changed(dir, inode) || known[dir].Unread || grown(name) {
+		if changed(dir, inode) || known[dir].UnknownSubDir || grown(name) {
 			group.Go(func() error {
 				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.volumeReservation(name) })
 			})
@@ -104,9 +104,9 @@ func (c *accounts) recountUntouched(ctx context.Context, dir string, inode uint6
 	return nil
 }
 
-// measure scans the pool's storage, or measures the foreign use of the pool's filesystem: all
-// allocated bytes less those of the volumes of its pools. A directory without a limit cannot be
-// measured, and counts with its capacity.
+// measure scans the storage of a pool that has one. For any other pool it measures the foreign use of
+// the pool's filesystem: all allocated bytes less those of the volumes of the pools on it. A directory
+// without a limit cannot be measured, and counts with its capacity.
 func (c *accounts) measure() error {
 	if c.storage != nil {
 		return c.storage.Scan()
@@ -126,8 +126,8 @@ func (c *accounts) Used() (used int64, err error) {
 	return used, err
 }
 
-// measureOne measures what a volume or set uses, in bytes. A volume whose usage cannot be read
-// counts as full: its limit is of another filesystem, from which the pool was copied, or quota
+// measureOne measures what a volume or set uses, in bytes. A volume whose usage cannot be read counts
+// with its promised bytes. This happens if the pool was copied from another filesystem, or if quota
 // is off now.
 func (c *accounts) measureOne(fs *quota.FS, dir string, r ledger.Reservation) int64 {
 	if r.Snapshots != nil {
@@ -145,7 +145,7 @@ func (c *accounts) measureOne(fs *quota.FS, dir string, r ledger.Reservation) in
 	if err != nil {
 		return r.Bytes
 	}
-	if len(r.Owners) > 0 { // its usage does not include what it shares
+	if len(r.Owners) > 0 { // the usage does not include the shared data
 		return u.Bytes
 	}
 	return max(0, u.Bytes-r.Shared)

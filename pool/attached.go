@@ -20,8 +20,8 @@ import (
 
 const (
 	attachedDir = "attached"
-	// singleFile is the attachment of a volume that is published to at most one node: if two calls
-	// make it, only one link(2) succeeds.
+	// singleFile is the name of the attachment of a volume that may be published to only one node.
+	// All nodes use this name, so only one of two concurrent calls of link(2) succeeds.
 	singleFile = "node"
 
 	attachmentVersion = 1
@@ -32,11 +32,11 @@ type Attachment struct {
 	Version  int    `json:"version"`
 	Node     string `json:"node"`
 	ReadOnly bool   `json:"readonly,omitempty"`
-	// MultiNode: the volume may be published to other nodes too. It is part of the file's name.
+	// MultiNode: the volume may be published to other nodes too. The name of the file contains this.
 	MultiNode bool `json:"-"`
 }
 
-// file is the attachment's name in the volume's folder of attachments.
+// file is the name of the attachment's file.
 func (a Attachment) file() string {
 	if !a.MultiNode {
 		return singleFile
@@ -45,15 +45,16 @@ func (a Attachment) file() string {
 	return singleFile + "." + hex.EncodeToString(sum[:])[:16]
 }
 
-// attachedPath is the path of an attachment, below the volumes.
+// attachedPath is the path of an attachment below the pool's folder of volumes.
 func attachedPath(name, file string) string { return name + "/" + attachedDir + "/" + file }
 
 // Attachments records where the volumes of a pool are controller-published.
 type Attachments struct{ *store }
 
 // Attach records that the volume is controller-published. ErrIncompatible if it is published to
-// the same node in another way, ErrPrecondition if to another node, unless both are MultiNode.
-// ErrNotFound if the volume was deleted meanwhile, ErrPending if it was unpublished meanwhile.
+// the same node with another access mode or readonly flag. ErrPrecondition if it is published to
+// another node, unless both attachments are MultiNode. ErrNotFound if the volume was deleted
+// meanwhile, ErrPending if it was unpublished meanwhile.
 func (at *Attachments) Attach(name string, requested Attachment) error {
 	if err := at.Check(); err != nil {
 		return err
@@ -68,6 +69,7 @@ func (at *Attachments) Attach(name string, requested Attachment) error {
 	if !beneath.IsNotExist(err) {
 		return err
 	}
+	// An empty file counts as missing, but link(2) would fail.
 	if st, err := beneath.Stat(at.volumes, attachedPath(name, requested.file())); err == nil && st.Size == 0 {
 		if err := at.removeAttachment(name, requested.file()); err != nil {
 			return err
@@ -77,14 +79,15 @@ func (at *Attachments) Attach(name string, requested Attachment) error {
 	if err := at.linkAttachment(name, requested); err != nil {
 		return err
 	}
-	// Another process may have made an attachment with another MultiNode at the same time. Then
-	// both processes remove theirs.
+	// Another process may have made an incompatible attachment at the same time. Then both
+	// processes remove their own.
 	if err := at.checkOthers(name, requested); err != nil {
 		return errors.Join(err, at.removeAttachment(name, requested.file()))
 	}
 	return nil
 }
 
+// compare refuses the requested attachment a of a volume, unless the existing one is the same.
 func (a Attachment) compare(existing Attachment, name string) error {
 	switch {
 	case existing.Node != a.Node:
@@ -97,8 +100,9 @@ func (a Attachment) compare(existing Attachment, name string) error {
 	return nil
 }
 
-// checkOthers refuses an attachment that is not compatible with the volume's other ones, or that
-// another process has removed. A volume can have several attachments only in a shared pool.
+// checkOthers refuses an attachment that is not compatible with the volume's other attachments. It
+// also fails if another process has removed the attachment. Only in a shared pool a volume can have
+// several attachments.
 func (at *Attachments) checkOthers(name string, requested Attachment) error {
 	if at.medium.SoleWriter() {
 		return nil
@@ -131,6 +135,7 @@ func (at *Attachments) removedMeanwhile(name string) error {
 	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: retry", name, at.cfg.Name)
 }
 
+// linkAttachment writes an attachment to tmp, and then links it to its name.
 func (at *Attachments) linkAttachment(name string, a Attachment) error {
 	b, err := json.Marshal(a)
 	if err != nil {
@@ -140,12 +145,15 @@ func (at *Attachments) linkAttachment(name string, a Attachment) error {
 	if err != nil {
 		return err
 	}
-	file, err := at.writeTmp(entry, b)
+	file, err := at.files.Open(at.tmp, entry, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return at.medium.Explain(err)
 	}
 	defer func() { _ = unix.Unlinkat(int(at.tmp.Fd()), entry, 0) }()
 	defer file.Close() // before Unlinkat: NFS renames an open file instead of removing it
+	if _, err := file.Write(b); err != nil {
+		return at.medium.Explain(err)
+	}
 	crashpoint.Here(crashpoint.AttachWritten)
 	dir, err := at.attachedFolder(name)
 	if err != nil {
@@ -162,8 +170,8 @@ func (at *Attachments) linkAttachment(name string, a Attachment) error {
 	})
 }
 
-// attachedFolder opens a volume's folder of attachments, or makes it: a backup may have left out
-// empty folders.
+// attachedFolder opens a volume's folder of attachments. It makes a missing one, because a backup may
+// have left out empty folders.
 func (at *Attachments) attachedFolder(name string) (*os.File, error) {
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if !errors.Is(err, unix.ENOENT) {
@@ -183,20 +191,8 @@ func (at *Attachments) attachedFolder(name string) (*os.File, error) {
 	return dir, nil
 }
 
-// writeTmp writes a small file in tmp.
-func (at *Attachments) writeTmp(entry string, b []byte) (*os.File, error) {
-	f, err := at.files.Open(at.tmp, entry, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := f.Write(b); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-// checkFailedLink checks whether the attachment exists although link(2) failed: the reply may have
-// been lost, or another process has made the same attachment, and may have removed it again.
+// checkFailedLink checks whether the attachment exists although link(2) failed, because the reply was
+// lost, or because another process has made it. The other process may have removed it again.
 func (at *Attachments) checkFailedLink(name string, requested Attachment, failed error) error {
 	existing, err := at.attachment(name, requested.file())
 	if beneath.IsNotExist(err) && errors.Is(failed, unix.EEXIST) {
@@ -228,8 +224,8 @@ func (at *Attachments) List(name string) ([]Attachment, error) {
 	return all, nil
 }
 
-// Unpublished refuses a volume that is controller-published (ErrPrecondition).
-func (at *Attachments) Unpublished(id volume.ID) error {
+// CheckUnpublished refuses a volume that is controller-published (ErrPrecondition).
+func (at *Attachments) CheckUnpublished(id volume.ID) error {
 	all, err := at.List(id.Name)
 	if err == nil && len(all) > 0 {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, all[0].Node)
@@ -259,8 +255,8 @@ func (at *Attachments) attachedFiles(name string) ([]string, error) {
 	return files, at.medium.Explain(err)
 }
 
-// attachment reads one attachment. An empty file counts as missing: power failed before the call
-// that made the file answered.
+// attachment reads one attachment. An empty file counts as missing, because it is what a power
+// failure leaves of an attachment whose call has not answered.
 func (at *Attachments) attachment(name, file string) (Attachment, error) {
 	b, err := at.files.Read(at.volumes, attachedPath(name, file))
 	if beneath.IsNotExist(err) || (err == nil && len(b) == 0) {
@@ -275,7 +271,7 @@ func (at *Attachments) attachment(name, file string) (Attachment, error) {
 	a, err := parseAttachment(b)
 	a.MultiNode = file != singleFile
 	if err == nil && a.file() != file {
-		err = fmt.Errorf("the file is of node %q, and has the name for another node", a.Node)
+		err = fmt.Errorf("the file contains node %q, but its name is that of another node's attachment", a.Node)
 	}
 	if err != nil {
 		return Attachment{}, at.damagedAttachment(name, file, err)
@@ -298,8 +294,8 @@ func parseAttachment(b []byte) (a Attachment, err error) {
 	return a, err
 }
 
-// Detach removes the record that the volume is controller-published to node; an empty node means
-// any. It succeeds if there is none.
+// Detach removes the volume's attachment to a node, or all its attachments if node is empty. It
+// succeeds if there is none.
 func (at *Attachments) Detach(name, node string) error {
 	files, err := at.attachedFiles(name)
 	if err != nil {
@@ -328,7 +324,7 @@ func (at *Attachments) Detach(name, node string) error {
 	return nil // the volume does not exist
 }
 
-// belongsTo tells whether an attachment is for a node; an empty node means any.
+// belongsTo tells whether an attachment is for a node; always true for an empty node.
 func (at *Attachments) belongsTo(name, file, node string) (bool, error) {
 	if file == (Attachment{Node: node, MultiNode: true}).file() { // the name identifies the node
 		return true, nil

@@ -26,7 +26,7 @@ type building struct {
 // makeTmp makes the folder of a volume or set in tmp.
 func (b *building) makeTmp(ctx context.Context, entry string) error {
 	err := unix.Mkdirat(int(b.tmp.Fd()), entry, 0o700)
-	if errors.Is(err, unix.EEXIST) { // a failed call could not remove it
+	if errors.Is(err, unix.EEXIST) { // an earlier call failed, and could not remove the entry
 		if err = b.abandon(ctx, entry, ""); err == nil {
 			err = unix.Mkdirat(int(b.tmp.Fd()), entry, 0o700)
 		}
@@ -38,9 +38,9 @@ func (b *building) makeTmp(ctx context.Context, entry string) error {
 	return nil
 }
 
-// commit gives an entry of tmp its name among the volumes or snapshots. After an error the
-// record with that name decides whether the rename was done: its reply may have been lost. read
-// reads the token in that record. ErrExists if it is the record of another process.
+// commit gives an entry of tmp its name among the volumes or snapshots. If the rename fails, the
+// record with that name shows whether it was done nevertheless, because the reply may have been lost.
+// read reads the token in that record. ErrExists if the record has another token.
 func (b *building) commit(entry string, to *os.File, name, token string, read func() (string, error)) error {
 	failed := beneath.Rename(b.tmp, entry, to, name)
 	if failed == nil {
@@ -74,11 +74,11 @@ func (b *building) Discard(ctx context.Context, entry string) error {
 
 // abandon removes an entry of tmp. own is the name of its volume; empty: unknown. An entry
 // that another process could still commit is moved to the trash by one rename, so that a commit
-// finds all of it or nothing. An entry that takes time to be removed is moved there too.
+// finds all of it or nothing. An entry that takes time to be removed is moved to the trash too.
 //
-// If the directory outside the folder could not be removed, the entry stays, for another
-// attempt. On an export the entry of a failed create is removed nevertheless: it would count as
-// reserved until this process ends.
+// If the directory that was placed outside the folder cannot be removed, the entry stays, for another
+// attempt. On an export the entry of a failed create is removed nevertheless, because it would count
+// as reserved until this process ends.
 func (b *building) abandon(ctx context.Context, entry, own string) error {
 	err := b.removePlaced(entry, own)
 	if err != nil && (own == "" || b.medium.SoleWriter()) {
@@ -102,7 +102,7 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}
-	if onStorage { // its data takes space there
+	if onStorage { // its data takes space until it is reclaimed
 		b.ledger.Set(trashDir+"/"+to, b.deleted.entryReservation(to))
 	}
 	b.ledger.Remove(tmpDir + "/" + entry)
@@ -110,8 +110,8 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	return nil
 }
 
-// hasDirectory tells whether an entry of tmp contains a directory, which may have a quota ID,
-// or contained one that was moved to its place.
+// hasDirectory tells whether an entry of tmp contains a volume's directory, which may have a quota
+// ID, or contained one that was moved to its subDir.
 func (b *building) hasDirectory(entry string) bool {
 	if _, err := beneath.Stat(b.tmp, entry+"/"+DataDir); err == nil {
 		return true
@@ -120,9 +120,10 @@ func (b *building) hasDirectory(entry string) bool {
 	return err == nil
 }
 
-// removePlaced removes the directory that a failed create has moved to its place outside the
+// removePlaced removes the directory that a failed create has moved to its subDir outside the
 // volume's folder, if it is empty and belongs to no volume. own is the volume of that create;
-// empty: unknown. In a shared pool no other process makes or removes such volumes meanwhile.
+// empty: unknown. In a shared pool the caller prevents other processes from making or removing
+// volumes with a subDir meanwhile.
 func (b *building) removePlaced(entry, own string) error {
 	subDir, err := b.files.Read(b.tmp, entry+"/"+placingFile)
 	if err != nil || volume.CheckSubDir(string(subDir)) != nil {
@@ -137,6 +138,7 @@ func (b *building) removePlaced(entry, own string) error {
 	return b.ledger.IfSubDirFree(FolderPath(own), string(subDir), func() error { return b.removeEmpty(string(subDir)) })
 }
 
+// removeEmpty removes a directory below the pool, if it is an empty directory.
 func (b *building) removeEmpty(dir string) error {
 	parent, err := beneath.OpenDir(b.dir, path.Dir(dir))
 	if err != nil {

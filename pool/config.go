@@ -18,8 +18,8 @@ type Config struct {
 	// One of Directory, NFS and Section is set, and describes where the pool is.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
-	// Section is nil for a pool that has its data in its directory. Its key in the
-	// configuration is a Kind. Sections contains these keys before they are decoded.
+	// Section is nil for a pool that has its data in its directory. Sections contains it, by its
+	// Kind, before it is decoded.
 	Section  Section        `yaml:"-" json:"-"`
 	Sections map[string]any `yaml:",inline" json:"-"`
 	// Size limits the pool to less than its filesystem's size; empty: no limit.
@@ -31,7 +31,7 @@ type Config struct {
 	Overcommit float64 `yaml:"overcommit"`
 	// MaxVolumes is the largest number of volumes; 0: no limit.
 	MaxVolumes int `yaml:"maxVolumes"`
-	// UUID is the UUID that the pool must have; empty: the one found the first time.
+	// UUID is the UUID that the pool must have; empty: that of the pool that was opened first.
 	UUID string `yaml:"uuid"`
 	// RequireMount refuses a directory that is not a mount point.
 	RequireMount bool `yaml:"requireMount"`
@@ -41,7 +41,7 @@ type Config struct {
 	// FreezeLimit is the longest time for which a filesystem is frozen while it is copied for a
 	// snapshot (time.ParseDuration); 0s: it is never frozen. Empty: DefaultFreezeLimit.
 	FreezeLimit string `yaml:"freezeLimit"`
-	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to have one.
+	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to use one.
 	Ephemeral bool `yaml:"ephemeral"`
 
 	earlier []Config // see Arrange
@@ -167,9 +167,9 @@ func (c Config) Validate() (key string, err error) {
 func (c Config) validateMedium() (key string, err error) {
 	switch {
 	case c.NFS != nil && c.Directory.Path != "":
-		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: a pool is one of them")
+		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: remove one of them, or make two pools")
 	case c.Section != nil && (c.NFS != nil || c.Directory.Path != ""):
-		return string(c.Section.Kind()), volume.Errorf(volume.ErrInvalid, "%s is given beside nfs or directory: a pool is one of them", c.Section.Kind())
+		return string(c.Section.Kind()), volume.Errorf(volume.ErrInvalid, "%s is given beside nfs or directory: remove one of them, or make two pools", c.Section.Kind())
 	case c.NFS != nil && c.RequireMount:
 		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
 	case c.NFS == nil && c.Section == nil && !filepath.IsAbs(c.Directory.Path):
@@ -192,9 +192,9 @@ func (c Config) validateLimits() (key string, err error) {
 	case math.IsNaN(c.Overcommit) || c.Overcommit < 0 || (c.Overcommit > 0 && c.Overcommit < 1) || c.Overcommit > 1000:
 		return "overcommit", volume.Errorf(volume.ErrInvalid, "overcommit %v: expected 1 (every byte promised once) to 1000", c.Overcommit)
 	case c.MaxVolumes < 0:
-		return "maxVolumes", volume.Errorf(volume.ErrInvalid, "maxVolumes %d: expected 0 (no bound) or more", c.MaxVolumes)
+		return "maxVolumes", volume.Errorf(volume.ErrInvalid, "maxVolumes %d: expected 0 (no limit) or more", c.MaxVolumes)
 	case c.UUID != "" && !validUUID(c.UUID):
-		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: expected the 36 characters that pool.json has", c.UUID)
+		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: expected the uuid in pool.json, which has 36 characters", c.UUID)
 	}
 	if c.Size != "" {
 		if n, err := volume.ParseSize(c.Size); err != nil || n == 0 {
@@ -228,7 +228,7 @@ func (n *NFS) validate() (key string, err error) {
 		return "nfs.fencing", volume.Errorf(volume.ErrInvalid, "nfs.fencing=%q: expected %s or %s", n.Fencing, FencingLocks, FencingNone)
 	}
 	if d, err := time.ParseDuration(n.Outage); n.Outage != "" && (err != nil || d < minOutage) {
-		return "nfs.outage", volume.Errorf(volume.ErrInvalid, "nfs.outage=%q: expected a time such as 10m, of %v at least", n.Outage, minOutage)
+		return "nfs.outage", volume.Errorf(volume.ErrInvalid, "nfs.outage=%q: expected a time of at least %v, such as 10m", n.Outage, minOutage)
 	}
 	return "", nil
 }
@@ -243,17 +243,12 @@ func DirectConfig(name string) (c Config, ok bool) {
 	return Config{Name: name, NFS: &NFS{Server: server, Export: share, Init: true}}, ok
 }
 
-// raiseOvercommit is the instruction to raise the overcommit, for errors.
-func (c Config) raiseOvercommit() string {
-	if volume.IsDirectPool(c.Name) {
-		return "make " + c.place() + " a pool in the driver's configuration, with an overcommit"
-	}
-	return "raise its overcommit"
-}
-
 // account is the configuration of the pool's ledger.
 func (c Config) account() (l ledger.Config, err error) {
-	l = ledger.Config{Name: c.Name, Overcommit: c.Overcommit, MaxVolumes: c.MaxVolumes, RaiseOvercommit: c.raiseOvercommit()}
+	l = ledger.Config{Name: c.Name, Overcommit: c.Overcommit, MaxVolumes: c.MaxVolumes, RaiseOvercommit: "raise its overcommit"}
+	if volume.IsDirectPool(c.Name) {
+		l.RaiseOvercommit = "make " + c.place() + " a pool in the driver's configuration, with an overcommit"
+	}
 	switch {
 	case c.Shared():
 		l.Accounting = ledger.Estimated

@@ -48,7 +48,8 @@ func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.
 // In a node-local pool the directory is limited to the volume's capacity, unless it is adopted
 // or the filesystem cannot limit it; see Limits.
 func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Content, prepare func(dir *os.File, empty bool) error) error {
-	if _, err := p.Quotas.Limits(); err != nil {
+	limits, err := p.Quotas.Limits()
+	if err != nil {
 		return err
 	}
 	adopted := false
@@ -61,7 +62,7 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Co
 		if adopted || err != nil {
 			return err
 		}
-		data, err := p.Quotas.makeData(dir, v, content)
+		data, err := p.Quotas.makeData(dir, v, content, limits)
 		if err != nil {
 			return err
 		}
@@ -144,7 +145,8 @@ func (p *Pool) refuseAdoption(v volume.Volume) error {
 	return err
 }
 
-// adopt prepares the directory that already exists at the volume's subDir; false if there is none.
+// adopt prepares the directory that already exists at the volume's subDir. It returns false if there
+// is none.
 func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, empty bool) error) (bool, error) {
 	if !hasSubDir(v) {
 		return false, nil
@@ -253,8 +255,8 @@ func unmovable(subDir string, err error, remedy string) error {
 		volume.ParamSubDir, subDir, err, remedy)
 }
 
-// Status is statx(2) of a directory that this process has just opened or changed. The server's
-// reply to that contained the attributes, so no second request is sent.
+// Status is statx(2) of a directory that this process has just opened or changed. It sends no request
+// to an NFS server, because the reply to the open or change contained the attributes.
 func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
@@ -277,25 +279,25 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	dir := FolderPath(v.ID.Name)
 	defer p.ledger.Begin(dir)()
 	if !hasSubDir(v) || v.Directory.OnDelete == volume.OnDeleteRetain {
-		if err := p.Attachments.Unpublished(v.ID); err != nil {
+		if err := p.Attachments.CheckUnpublished(v.ID); err != nil {
 			return err
 		}
-		return p.medium.Explain(p.removeFolder(v))
+		return p.medium.Explain(p.moveOut(v))
 	}
-	// No other process may make a volume with this directory during the removal.
+	// No other process may make a volume with this subDir during the removal.
 	ctx = context.WithoutCancel(ctx)
 	return p.medium.Explain(p.medium.Exclusively(ctx, func(recheck func(func() error) error) error {
 		err := recheck(func() error { return p.ledger.CheckSubDir(dir, ledger.OfVolume(v)) })
 		if err != nil {
 			return fmt.Errorf("volume %s is not deleted: %w", v.ID, err)
 		}
-		if err := p.Attachments.Unpublished(v.ID); err != nil {
+		if err := p.Attachments.CheckUnpublished(v.ID); err != nil {
 			return err
 		}
 		if err := p.fetchData(v); err != nil {
 			return err
 		}
-		return p.removeFolder(v)
+		return p.moveOut(v)
 	}))
 }
 
@@ -332,19 +334,30 @@ func (p *Pool) fetchData(v volume.Volume) error {
 	return errors.Join(parent.Sync(), folder.Sync())
 }
 
-// removeFolder moves the volume's folder to the trash, or to archivedDir or retainedDir.
-func (p *Pool) removeFolder(v volume.Volume) error {
+// moveOut moves the volume's folder to the trash, or to archivedDir or retainedDir.
+func (p *Pool) moveOut(v volume.Volume) error {
 	switch {
 	case v.Directory == nil || v.Directory.OnDelete == volume.OnDeleteDelete:
 	case v.Directory.OnDelete == volume.OnDeleteArchive:
-		return p.removeTo(v, archivedDir)
+		return p.keepIn(v, archivedDir)
 	case v.Directory.SubDir == "":
-		return p.removeTo(v, retainedDir)
+		return p.keepIn(v, retainedDir)
 	}
-	return p.removeToTrash(v)
+	entry := v.ID.Name + "." + uuid.NewString()[:8]
+	if err := p.takeOut(v.ID.Name, p.trash, entry); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.DeleteRenamed)
+	p.Trash.movedToTrash(FolderPath(v.ID.Name), entry, ledger.OfVolume(v))
+	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.DeleteDone)
+	return nil
 }
 
-func (p *Pool) removeTo(v volume.Volume, dir string) error {
+// keepIn moves the folder of a deleted volume to archivedDir or retainedDir.
+func (p *Pool) keepIn(v volume.Volume, dir string) error {
 	if err := p.root.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -361,7 +374,8 @@ func (p *Pool) removeTo(v volume.Volume, dir string) error {
 	return errors.Join(p.volumes.Sync(), to.Sync(), p.dir.Sync())
 }
 
-// takeOut deletes a volume: it renames its folder. It succeeds if another process has deleted it.
+// takeOut deletes a volume by the rename of its folder. It succeeds if another process has deleted the
+// volume.
 func (p *Pool) takeOut(name string, to *os.File, newName string) error {
 	err := beneath.MoveUnique(p.volumes, name, to, newName)
 	if beneath.IsNotExist(err) && !p.medium.SoleWriter() {

@@ -22,9 +22,9 @@ type exportOpener struct {
 	canCreate bool
 }
 
-// openShared opens a shared pool through its mount. Only a process that Cleans makes the
-// pool and its folders; for others it is ErrUnavailable until that has happened. Unless
-// creates is set, an export that no configuration names is not made a pool.
+// openShared mounts an export and opens its pool. Only a process that maintains the pool makes the
+// pool and its folders; other processes get ErrUnavailable until then. On an export that no
+// configuration names, the pool is made only if creates is set.
 func openShared(ctx context.Context, forms volume.Forms, c Config, state *os.Root, s Shared, creates bool) (*Pool, error) {
 	base, version, err := s.Mount(ctx, c)
 	if err != nil {
@@ -34,8 +34,8 @@ func openShared(ctx context.Context, forms volume.Forms, c Config, state *os.Roo
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	p.version, p.Trash.maintained = version, s.Cleans
-	if err := p.openExport(ctx, state, s.Cleans && (creates || !volume.IsDirectPool(c.Name))); err != nil {
+	p.version, p.Trash.maintained = version, s.Maintains
+	if err := p.openExport(ctx, state, s.Maintains && (creates || !volume.IsDirectPool(c.Name))); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
 	}
-	c.Quota = QuotaOff // the server limits what it does
+	c.Quota = QuotaOff // only the server could limit directories
 	p := newPool(forms, c, account, root, ledger.New())
 	p.base, p.files.Flags = base, flags
 	return p, nil
@@ -89,7 +89,7 @@ func (o *exportOpener) checkName(m marker) error {
 	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, and the IDs of its volumes contain that name: use that name in the configuration, or export another directory for this pool", o.Name, o.place(), m.Name)
 }
 
-// errNotMade is of an export that no configuration names and that has no pool yet.
+// errNotMade means that an export that no configuration names has no pool yet.
 var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
 
 func (o *exportOpener) mayCreate() error {
@@ -123,9 +123,9 @@ func (o *exportOpener) openMedium(_ context.Context, p *Pool) (Medium, error) {
 	}), nil
 }
 
-// InitShared makes the export that is mounted at root a pool, and returns its UUID.
-// One that is a pool stays what it is. ErrPrecondition if it has anything else in
-// it, or cannot be written to.
+// InitShared creates a pool on the export that is mounted at root, and returns the pool's UUID. It does
+// not change an existing pool. ErrPrecondition if the export contains other files, or cannot be
+// written to.
 func InitShared(root *os.File, c Config) (uuid string, err error) {
 	dir, err := beneath.OpenRoot(root, ".")
 	if err != nil {
@@ -139,8 +139,8 @@ func InitShared(root *os.File, c Config) (uuid string, err error) {
 	return m.UUID, err
 }
 
-// create makes a new pool. If several processes do that at once, the link of the marker
-// decides. Its reply may be lost: the marker that exists then counts.
+// create makes a new pool. If several processes do that at once, only one links its marker. The reply
+// to the link may be lost, so create reads the marker that exists after it.
 func (o *exportOpener) create(root *os.Root) (string, error) {
 	refused := o.refuseForeignFiles(root)
 	if refused == nil {
@@ -154,8 +154,8 @@ func (o *exportOpener) create(root *os.Root) (string, error) {
 }
 
 // refuseForeignFiles refuses an export that contains foreign files. An export that a StorageClass
-// names may have been used with another driver: there only files with the names of the pool's own
-// folders are refused.
+// names may contain the files of another driver, except files with the names of the pool's own
+// folders.
 func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
 	c := o.Config
 	entries, err := fs.ReadDir(root.FS(), ".")
@@ -200,15 +200,15 @@ func OpenExportReadOnly(ctx context.Context, forms volume.Forms, root *os.File, 
 	return p.openReadOnly(ctx, &exportOpener{Config: c}, stateDir)
 }
 
-// Export is this process among the writers of a shared pool; nil for other pools.
+// Export is this process's access to a shared pool; nil for other pools.
 func (p *Pool) Export() *shared.Export {
 	e, _ := p.medium.(*shared.Export)
 	return e
 }
 
-// retire ends the background work of a pool whose directory was replaced. The garbage
-// collector closes its descriptors when no call uses the pool any more: earlier, another file
-// might get their numbers.
+// retire ends the background work of a pool whose directory was replaced. It does not close the
+// pool's descriptors, because calls may still use their numbers: the garbage collector closes them
+// after the last call.
 func (p *Pool) retire() {
 	if p.stop != nil {
 		p.stop()

@@ -32,7 +32,7 @@ func runSet(t *testing.T, configs ...pool.Config) (set *pool.Set, stop func()) {
 	return set, run(t, set)
 }
 
-// run runs a set of pools until end is called, and waits until it is ready.
+// run runs a set of pools until end is called. It returns when the set is ready.
 func run(t *testing.T, set *pool.Set) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -45,6 +45,7 @@ func run(t *testing.T, set *pool.Set) (end func()) {
 	}
 }
 
+// named returns an open pool of a set.
 func named(t *testing.T, set *pool.Set, name string) *pool.Pool {
 	t.Helper()
 	p, err := set.Named(name)
@@ -52,12 +53,13 @@ func named(t *testing.T, set *pool.Set, name string) *pool.Pool {
 	return p
 }
 
+// at is the configuration of a pool in a directory.
 func at(name, path string) pool.Config {
 	return pool.Config{Name: name, Directory: pool.Directory{Path: path}, Reserve: "0"}
 }
 
-// fill creates volumes of one size in several pools at once, until each has no room.
-// It returns how many each has.
+// fill creates volumes of one size in several pools at once, until no pool has room. It returns the
+// number of volumes that were created in each pool.
 func fill(t *testing.T, size int64, pools ...*pool.Pool) []int {
 	t.Helper()
 	made := make([]int, len(pools))
@@ -83,8 +85,8 @@ func fill(t *testing.T, size int64, pools ...*pool.Pool) []int {
 	return made
 }
 
-// TestOneFilesystem: pools on one filesystem do not promise more than its space together, however
-// many calls run at once, and however the paths of the pools lead to it.
+// TestOneFilesystem: pools on one filesystem together do not promise more than its space, even if one is
+// in a subvolume or behind a bind mount, and if many calls run at once.
 func TestOneFilesystem(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"tmpfs", "btrfs"} {
@@ -106,10 +108,10 @@ func TestOneFilesystem(t *testing.T) {
 			made := fill(t, 8<<20, a, b)
 			ua, ub := usage(t, a), usage(t, b)
 			if sum := ua.Promised + ub.Promised; sum > before || sum != int64(made[0]+made[1])*8<<20 {
-				t.Errorf("%d and %d volumes of 8 MiB are promised %d bytes; there was room for %d", made[0], made[1], sum, before)
+				t.Errorf("%d + %d volumes of 8 MiB: got %d promised bytes, want the sum of their sizes, at most %d", made[0], made[1], sum, before)
 			}
 			if ua.Room >= 8<<20 || ub.Room >= 8<<20 {
-				t.Errorf("pool a has room for %d bytes more, pool b for %d, though volumes were refused", ua.Room, ub.Room)
+				t.Errorf("after volumes were refused: got room for %d bytes in pool a and %d in pool b, want less than 8 MiB", ua.Room, ub.Room)
 			}
 		})
 	}
@@ -150,15 +152,15 @@ func TestOtherPoolsUse(t *testing.T) {
 	a, b := named(t, set, "a"), named(t, set, "b")
 	const slack = 1 << 20 // for the folders and records of the pools
 	if got := usage(t, a).Room; got < room-slack {
-		t.Errorf("pool a has room for %d bytes, it had %d before there was pool b", got, room)
+		t.Errorf("room of pool a: got %d bytes, want %d as before pool b existed", got, room)
 	}
 	if got := usage(t, b).Room; got < room-slack || got > room+slack {
-		t.Errorf("pool b has room for %d bytes, pool a for %d: nothing else is on their filesystem", got, room)
+		t.Errorf("room of pool b: got %d bytes, want %d like pool a", got, room)
 	}
 }
 
-// TestPoolOfEndingDriver: while the driver before this one still has a pool open, no other
-// pool on the filesystem promises its space. A pool that is refused does not count.
+// TestPoolOfEndingDriver: while another driver, which is ending, has a pool open, the other pools on the
+// filesystem promise nothing. They do not wait for a pool that is refused.
 func TestPoolOfEndingDriver(t *testing.T) {
 	testenv.RequireRoot(t)
 	disk := memory(t)
@@ -180,7 +182,7 @@ func TestPoolOfEndingDriver(t *testing.T) {
 	v := record(b, "v", 100<<20)
 	wantError(t, b.Create(t.Context(), v, image(v.Capacity)), volume.ErrUnavailable, `volumes of pool "a" on the same filesystem`)
 	if got := usage(t, b).Room; got != 0 {
-		t.Errorf("pool b has room for %d bytes before pool a is read", got)
+		t.Errorf("room of pool b before pool a is read: got %d bytes, want 0", got)
 	}
 	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
 	await(t, "pool a to be open", func() bool { _, err := set.Named("a"); return err == nil })
@@ -189,8 +191,8 @@ func TestPoolOfEndingDriver(t *testing.T) {
 	must(t, b.Create(t.Context(), small, image(small.Capacity)))
 }
 
-// TestUnlikePools: each pool has its own size, reserve and overcommit. The promises of a pool count
-// divided by its overcommit.
+// TestUnlikePools: pools on one filesystem have different sizes, reserves and overcommits. The bytes
+// that one promised, divided by its overcommit, reduce the room of the others.
 func TestUnlikePools(t *testing.T) {
 	testenv.RequireRoot(t)
 	disk := memory(t)
@@ -200,19 +202,19 @@ func TestUnlikePools(t *testing.T) {
 	a, b, c := named(t, set, "plain"), named(t, set, "sized"), named(t, set, "dense")
 	roomA, roomC := usage(t, a).Room, usage(t, c).Room
 	if got := usage(t, b).Room; got != 32<<20 {
-		t.Errorf("the pool with size 32Mi has room for %d bytes", got)
+		t.Errorf("room of the pool with size 32Mi: got %d bytes, want %d", got, 32<<20)
 	}
 	if want := 4 * (roomA + 16<<20); roomC < want-4<<12 || roomC > want+4<<12 {
-		t.Errorf("with overcommit 4 and no reserve there is room for %d bytes, want %d", roomC, want)
+		t.Errorf("room with overcommit 4 and no reserve: got %d bytes, want %d", roomC, want)
 	}
 	v := record(c, "v", 64<<20)
 	must(t, c.Create(t.Context(), v, image(v.Capacity)))
 	if got, want := usage(t, a).Room, roomA-16<<20; got < want-1<<20 || got > want+4<<12 {
-		t.Errorf("64 MiB promised at overcommit 4 leave room for %d bytes, want %d", got, want)
+		t.Errorf("room beside 64 MiB promised with overcommit 4: got %d bytes, want %d", got, want)
 	}
 }
 
-// BenchmarkCreate creates and deletes volumes in memory, by several callers at once.
+// BenchmarkCreate creates and deletes volumes in memory, with several calls at once.
 func BenchmarkCreate(b *testing.B) {
 	dir := b.TempDir()
 	if err := unix.Mount("trivet-test", dir, "tmpfs", 0, "size=8G"); err != nil {
@@ -247,7 +249,7 @@ func BenchmarkCreate(b *testing.B) {
 	})
 }
 
-// TestNestedPools: a pool inside another one is refused, whatever path leads there.
+// TestNestedPools: a pool inside another one is refused, also if its path contains a link or a mount.
 func TestNestedPools(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, c := range []struct {
@@ -275,8 +277,8 @@ func TestNestedPools(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			outer := at("outer", filepath.Join(t.TempDir(), "pool"))
-			once, stop := runSet(t, outer) // makes it a pool
-			named(t, once, "outer")
+			first, stop := runSet(t, outer) // creates the outer pool
+			named(t, first, "outer")
 			stop()
 			inner := at("inner", c.inner(t, outer.Directory.Path))
 			set := serveSet(t, outer, inner)

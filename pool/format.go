@@ -12,7 +12,7 @@ import (
 type FormatState string
 
 const (
-	// Unformatted means that the driver has written nothing. It formats the image only if that is blank.
+	// Unformatted means that the driver has not written to the image. It formats only a blank image.
 	Unformatted FormatState = ""
 	// Formatting means that the driver has begun to make a filesystem. The volume was never staged, so
 	// the image may be wiped.
@@ -63,13 +63,9 @@ func MarkCloned(dir *os.Root) error {
 	return f.Close()
 }
 
-// EndFormat records the state Formatted durably. The filesystem must be durable before.
-func (i *Images) EndFormat(name string) error { return i.formatted(name, Formatting) }
-
-// EndClone is EndFormat for a copied filesystem, which must have its own UUID before.
-func (i *Images) EndClone(name string) error { return i.formatted(name, Cloned) }
-
-func (i *Images) formatted(name string, from FormatState) error {
+// MarkFormatted replaces the state from, which is Formatting or Cloned, by Formatted, durably. The
+// filesystem must be durable before, and a cloned one must have its own UUID.
+func (i *Images) MarkFormatted(name string, from FormatState) error {
 	if err := i.root.Rename(volumePath(name, string(from)), volumePath(name, string(Formatted))); err != nil {
 		return err
 	}

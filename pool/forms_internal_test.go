@@ -17,9 +17,8 @@ var Forms = volume.Forms{
 
 // The helpers of the external tests.
 var (
-	Must, Await = must, await
-	StateRoot   = stateRoot
-	// SharedVolume is the record of a directory on an export.
+	Must, Await  = must, await
+	StateRoot    = stateRoot
 	SharedVolume = sharedVolume
 )
 

@@ -21,8 +21,8 @@ import (
 const (
 	markerFile    = "pool.json"
 	markerVersion = 1
-	// knownDir is the folder of the state directory that has the UUID of each pool that was
-	// opened, by name. It shows that a disk is not mounted.
+	// knownDir is a folder of the state directory. It has a file with the UUID of each pool that was
+	// opened. If a known pool's directory has no marker, its disk is probably not mounted.
 	knownDir = "known-pools"
 )
 
@@ -37,7 +37,7 @@ var fullUUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]
 
 func validUUID(s string) bool { return fullUUID.MatchString(s) }
 
-// readMarker reads the marker below a pool's directory. fs.ErrNotExist if there is none.
+// readMarker reads the marker in a pool's directory. fs.ErrNotExist if there is none.
 func readMarker(root *os.Root, place string) (marker, error) {
 	b, err := beneath.ReadRoot(root, markerFile)
 	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) {
@@ -66,13 +66,13 @@ func (m marker) encode() []byte {
 	return append(b, '\n')
 }
 
-// knownPool is the record of a pool in the state directory.
+// knownPool is what the state directory says about a pool.
 type knownPool struct {
-	uuid string // of the pool that was opened under the name before; empty: none
-	file string // the path of the record, for errors
+	uuid string // of the pool that was opened under this name before; empty: none
+	file string // path of the file with the UUID, for errors
 }
 
-// recall reads the record of a pool in the state directory.
+// recall reads the UUID of a pool from the state directory.
 func recall(stateDir, name string) (knownPool, error) {
 	file := filepath.Join(stateDir, knownDir, url.PathEscape(name)) // the name of a direct pool contains slashes
 	known, err := os.ReadFile(file)
@@ -90,7 +90,7 @@ func identify(root *os.Root, c Config, o opener, known knownPool) (string, error
 	m, err := readMarker(root, c.place())
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && expected != "":
-		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, but should contain pool %s: is its disk mounted? If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
 			c.Name, c.place(), markerFile, expected, known.file)
 	case errors.Is(err, fs.ErrNotExist):
 		if err := o.mayCreate(); err != nil {
@@ -104,13 +104,13 @@ func identify(root *os.Root, c Config, o opener, known knownPool) (string, error
 		return "", err
 	}
 	if expected != "" && m.UUID != expected {
-		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s",
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s contains pool %s, but should contain pool %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s",
 			c.Name, c.place(), m.UUID, expected, known.file)
 	}
 	return m.UUID, nil
 }
 
-// remember records durably in the state directory the UUID of the pool with a name.
+// remember durably records the UUID of a pool in the state directory.
 func remember(state *os.Root, name, uuid string) error {
 	path := knownDir + "/" + url.PathEscape(name)
 	if old, err := state.ReadFile(path); err == nil && string(old) == uuid {

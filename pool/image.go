@@ -29,7 +29,8 @@ func (i *Images) openIn(dir *os.File, path, name string, flag int) (*os.File, er
 	return image, i.medium.Explain(err)
 }
 
-// noImage is the error for a missing image: that of the volume's record, or ErrDamaged.
+// noImage returns the error for a missing image: ErrNotFound if the volume does not exist,
+// ErrUnavailable if that is not known, else ErrDamaged.
 func (i *Images) noImage(name string) error {
 	if _, err := i.Lookup(name); errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrUnavailable) {
 		return err
@@ -48,7 +49,7 @@ func (i *Images) Lock(name string) (*os.File, error) {
 	return i.locked(name, image, flock(image))
 }
 
-// LockAt is Lock through another mount of the export, where dir is the volume's folder.
+// LockAt is Lock through another mount of the export. dir is the volume's folder on that mount.
 func (i *Images) LockAt(dir *os.Root, name string) (*os.File, error) {
 	folder, err := dir.Open(".")
 	if err != nil {
@@ -71,12 +72,12 @@ func (i *Images) AwaitLock(ctx context.Context, name string) (*os.File, error) {
 	return i.locked(name, image, flockPatiently(ctx, image))
 }
 
-// locked returns a locked image. If the lock was refused, or is not that of the volume's present
-// image, it closes the image and returns an error.
+// locked returns an image that was locked with the result err. If the lock was refused, or the
+// volume has another image now, it closes the image and returns an error.
 func (i *Images) locked(name string, image *os.File, err error) (*os.File, error) {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		err = volume.Errorf(volume.ErrInUse, "volume %q in pool %q is in use: its image is locked by a loop device or a program, in a shared pool perhaps of another node (here: losetup -j %s)", name, i.cfg.Name, i.ImagePath(name))
+		err = volume.Errorf(volume.ErrInUse, "volume %q in pool %q is in use: its image is locked by a loop device or a program, in a shared pool perhaps on another node (check this node with: losetup -j %s)", name, i.cfg.Name, i.ImagePath(name))
 	case err == nil:
 		err = i.checkCurrent(name, image)
 	}
@@ -87,8 +88,8 @@ func (i *Images) locked(name string, image *os.File, err error) (*os.File, error
 	return image, nil
 }
 
-// checkCurrent verifies that a locked image is the volume's: between open and lock another
-// process may have deleted the volume, and made a new one with its name.
+// checkCurrent verifies that a locked image is still the volume's. Between open and lock another
+// process may have deleted the volume, and made a new one with the same name.
 func (i *Images) checkCurrent(name string, image *os.File) error {
 	var locked unix.Stat_t
 	if err := unix.Fstat(int(image.Fd()), &locked); err != nil {

@@ -8,9 +8,9 @@ import (
 )
 
 // Inline finds an inline volume of a backend in the pools of this node, by the kubelet's ID. It
-// does not read the disk of a pool whose ledger lacks the volume, because the disk may hang.
-// ErrNotFound; ErrUnavailable while a pool that may have the volume is not open; with ErrDamaged
-// the volume has only its ID.
+// does not read the disk of a pool whose ledger lacks the volume, because the disk may hang. The error
+// is ErrNotFound, or ErrUnavailable while a pool that may have the volume is not open. With
+// ErrDamaged the returned volume has only its ID.
 func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	var damaged volume.Volume
 	missing := s.inlineClosed()
@@ -32,8 +32,8 @@ func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	return damaged, missing
 }
 
-// Inlines returns the IDs of all inline volumes of a backend in the pools of this node, together
-// with ErrUnavailable while a pool that may contain more is not open.
+// Inlines returns the IDs of all inline volumes of a backend in the open pools of this node. The error
+// is ErrUnavailable while a pool that may contain more is not open.
 func (s *Set) Inlines(backend string) ([]string, error) {
 	closed := s.inlineClosed()
 	var ids []string
@@ -77,10 +77,10 @@ func (s *Set) inlineClosed() error {
 func (p *Pool) inline(backend, id string) (volume.Volume, error) {
 	v, err := p.Lookup(id)
 	switch {
-	case errors.Is(err, volume.ErrDamaged) && p.probably(p.volumes, id) == backend:
+	case errors.Is(err, volume.ErrDamaged) && p.guessBackend(p.volumes, id) == backend:
 		return volume.Volume{ID: p.ID(backend, id)}, err
 	case errors.Is(err, volume.ErrDamaged), err == nil && v.ID.Backend != backend:
-		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "inline volume %q in pool %q is of another backend", id, p.cfg.Name)
+		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "inline volume %q in pool %q belongs to another backend", id, p.cfg.Name)
 	}
 	return v, err
 }

@@ -16,8 +16,9 @@ import (
 
 var inlineID = "csi-" + strings.Repeat("0", 64)
 
-// TestInlineReadsNoOtherPool: a pool that lacks an inline volume is not read for it, because its
-// disk may hang. Here its folder of volumes is closed, so that a read fails.
+// TestInlineReadsNoOtherPool: a lookup of an inline volume does not read a pool whose ledger lacks the
+// volume, because the disk of that pool may hang. The test closes the pool's folder of volumes, so that a
+// read would fail.
 func TestInlineReadsNoOtherPool(t *testing.T) {
 	base := testenv.Filesystem(t, "ext4", "64M")
 	for _, dir := range []string{"/stalled", "/good"} {
@@ -39,11 +40,11 @@ func TestInlineReadsNoOtherPool(t *testing.T) {
 	must(t, err)
 	good.ledger.Set(FolderPath(inlineID), ledger.Reservation{Backend: "loop"})
 	must(t, stalled.volumes.Close())
-	// The good pool alone is read, and has no record of it.
+	// Only the good pool is read, and it has a reservation of the volume but no record.
 	if _, err := s.Inline("loop", inlineID); !errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("Inline: %v", err)
+		t.Errorf("Inline: got %v, want ErrNotFound", err)
 	}
 	if ids, err := s.Inlines("loop"); err != nil || !slices.Equal(ids, []string{inlineID}) {
-		t.Errorf("Inlines: %q, %v", ids, err)
+		t.Errorf("Inlines: got %q, %v; want %q", ids, err, inlineID)
 	}
 }

@@ -24,7 +24,7 @@ type Jobs struct {
 	closed  bool
 	ended   sync.WaitGroup
 	copied  atomic.Int64
-	// treeCopies are the slots of copies of directories.
+	// treeCopies has one slot for each copy of a directory that may be under way.
 	treeCopies *semaphore.Weighted
 }
 
@@ -68,9 +68,9 @@ func (j *Job) Progress(bytes int64) {
 	}
 }
 
-// AwaitSlot waits until the job is one of at most MaxTreeCopies. It keeps the slot until it
-// ends; another call does nothing. The goroutine of the job calls it before it locks a
-// volume: a volume whose copy is queued can be staged.
+// AwaitSlot waits for one of the MaxTreeCopies slots. The job keeps its slot until it ends, so a
+// second call does nothing. The goroutine of the job calls AwaitSlot before it locks a volume, so that
+// a volume whose copy is queued can be staged.
 func (j *Job) AwaitSlot(ctx context.Context) error {
 	if j.slot {
 		return nil

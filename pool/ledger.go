@@ -20,7 +20,7 @@ type Usage struct {
 }
 
 // Usage reads the pool's capacity. In a shared pool, reservations that other processes made in the
-// last minute may be missing; a process without the Controller service may lack all.
+// last minute may be missing; a process without the Controller service may know none of them.
 func (p *Pool) Usage() (Usage, error) {
 	s, err := p.Space()
 	if err != nil {
@@ -43,8 +43,8 @@ func (p *Pool) VolumesByBackend() map[string]int { return p.ledger.VolumesByBack
 // whose publications are recorded only on the export.
 func (p *Pool) AttachedCount(backend string) int { return p.ledger.AttachedCount(backend) }
 
-// joinLedger makes the ledger of a pool at a site. A pool on storage of its own
-// promises nothing of the filesystem that its records are on.
+// joinLedger makes the ledger of a pool at a site. The volumes of a pool with a section take no space
+// on the filesystem of the pool's directory.
 func joinLedger(f *ledger.Filesystems, at site, c Config) *ledger.Ledger {
 	if c.Section != nil {
 		return ledger.New()

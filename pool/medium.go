@@ -56,10 +56,10 @@ type Medium interface {
 	// Link calls link, which gives a written file a name in a folder. Both are durable when
 	// it returns without an error.
 	Link(file, folder *os.File, link func() error) error
-	// OpenLock opens the file that is locked for a volume.
+	// OpenLock opens the file or folder that LockVolume locks.
 	OpenLock(name string) (*os.File, error)
 
-	// Entry returns the name in tmp for a volume or set that reserves some bytes.
+	// Entry returns the name of the entry of tmp for a volume or set that reserves some bytes.
 	Entry(name string, bytes int64, suffix string) (string, error)
 	// SoleWriter tells whether no other process can write to the pool.
 	SoleWriter() bool
@@ -95,7 +95,8 @@ type localMedium struct {
 	measure func() error
 	// discard removes an entry of tmp.
 	discard func(ctx context.Context, entry string) error
-	// file is a regular file of the pool: for it, statfs(2) shows the whole filesystem.
+	// file is a regular file of the pool. Unlike for the pool's directory, statfs(2) of a file shows
+	// the whole filesystem, even under a project quota.
 	file *os.File
 	lock *os.File // nil for a pool that is only read
 }
@@ -114,7 +115,8 @@ func (m *localMedium) takeLock(ctx context.Context) error {
 	return nil
 }
 
-// Recover discards all entries of tmp: this process has the lock, so no other one makes entries.
+// Recover discards all entries of tmp. This process has the pool's lock, so no other process makes
+// entries.
 func (m *localMedium) Recover(ctx context.Context) error {
 	if err := unix.Syncfs(int(m.volumes.Fd())); err != nil {
 		return fmt.Errorf("syncfs: %w", err)
@@ -143,7 +145,7 @@ func (m *localMedium) Check() error {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.Directory.Path, err)
 	}
 	if st.Dev != m.dev || st.Ino != m.ino {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted, or another one mounted over it? Mount the disk again and restart the driver", c.Name, c.Directory.Path)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is no longer the directory that the driver opened: was its disk unmounted, or another one mounted over it? Mount the disk again and restart the driver", c.Name, c.Directory.Path)
 	}
 	if err := m.CheckMarker(); err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is missing or belongs to another pool (%w): restore the pool's own %s (uuid %s)", c.Name, c.place(), err, markerFile, m.uuid)
@@ -169,10 +171,10 @@ func (*localMedium) Inconclusive(error) bool { return false }
 
 func (*localMedium) Unreadable(err error) error { return err }
 
-// Space reads both extents: the pool's directory may have a project quota.
+// Space reads both extents, because the pool's directory may have a project quota.
 func (m *localMedium) Space() (s ledger.Space, err error) {
-	if s.Here, err = ledger.ExtentOf(m.volumes.Fd()); err == nil {
-		s.Whole, err = ledger.ExtentOf(m.file.Fd())
+	if s.Directory, err = ledger.ExtentOf(m.volumes.Fd()); err == nil {
+		s.Filesystem, err = ledger.ExtentOf(m.file.Fd())
 	}
 	if err != nil {
 		err = fmt.Errorf("pool %q: statfs: %w", m.cfg.Name, err)
@@ -190,8 +192,8 @@ func (m *localMedium) DirectIOAlign() int {
 	return int(st.Dio_offset_align)
 }
 
-// FolderMode gives access only to root: otherwise a user of the node could run set-user-ID files
-// of a tenant.
+// FolderMode gives access only to root, because otherwise a user of the node could run set-user-ID
+// files of a tenant.
 func (*localMedium) FolderMode() uint32 { return 0o700 }
 
 func (*localMedium) SyncNames(dir *os.File) error { return dir.Sync() }

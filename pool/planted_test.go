@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// plants make foreign files in place of a file of the driver.
+// plants are functions that make a foreign file in place of a file of the driver, by kind of file.
 var plants = map[string]func(path string) error{
 	"pipe":   func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	"device": func(path string) error { return syscall.Mknod(path, syscall.S_IFCHR|0o600, 1<<8|5) }, // /dev/zero
@@ -26,7 +27,7 @@ var plants = map[string]func(path string) error{
 	},
 }
 
-// promptly fails a test whose step waits for what was planted.
+// promptly returns the result of a step. It fails the test if the step waits for a planted file.
 func promptly(t *testing.T, step func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -35,7 +36,7 @@ func promptly(t *testing.T, step func() error) error {
 	case err := <-done:
 		return err
 	case <-time.After(20 * time.Second):
-		t.Fatal("it hangs")
+		t.Fatal("timed out: the step waits for a planted file")
 		return nil
 	}
 }
@@ -50,9 +51,9 @@ func TestPlantedInVolume(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			v := addDirectory(t, p, kind, "", volume.OnDeleteDelete)
 			must(t, p.Attachments.Attach(v.ID.Name, pool.Attachment{Node: "a"}))
-			at := func(name string) string { return filepath.Join(e.dir, "volumes", kind, name) }
-			place := func(path string) (undo func()) {
+			replace := func(name string) (undo func()) {
 				t.Helper()
+				path := filepath.Join(e.dir, "volumes", kind, name)
 				if err := os.Rename(path, path+".away"); err != nil && !errors.Is(err, os.ErrNotExist) {
 					t.Fatal(err)
 				}
@@ -62,27 +63,27 @@ func TestPlantedInVolume(t *testing.T) {
 					_ = os.Rename(path+".away", path)
 				}
 			}
-			undo := place(at("volume.json"))
+			undo := replace("volume.json")
 			wantError(t, promptly(t, func() error { _, err := p.Lookup(kind); return err }), volume.ErrDamaged, kind)
 			wantError(t, promptly(t, func() error { _, _, err := p.List("nfs", "", 100); return err }), nil)
-			// Nothing of an export is opened to be synced, so that no delegation is granted.
+			// SyncVolume opens no file of an export, so that the server grants no delegation.
 			must(t, promptly(t, func() error { return p.SyncVolume(kind) }))
 			undo()
 
-			undo = place(at("attached/node"))
+			undo = replace("attached/node")
 			must(t, promptly(t, func() error { return p.SyncVolume(kind) }))
 			wantError(t, promptly(t, func() error { _, err := p.Attachments.List(kind); return err }), volume.ErrDamaged, "attached/node")
 			undo()
 
-			undo = place(at("image"))
-			if kind != "huge" { // a file like any
+			undo = replace("image")
+			if kind != "huge" { // a regular file is not refused
 				_, err := p.Images.Open(kind, os.O_RDONLY)
 				wantError(t, err, volume.ErrDamaged, "not a regular file")
 				wantError(t, promptly(t, func() error { _, err := p.Images.Lock(kind); return err }), volume.ErrDamaged, "not a regular file")
 			}
 			undo()
 
-			undo = place(at("lock"))
+			undo = replace("lock")
 			err := promptly(t, func() error {
 				lock, err := p.LockVolume(t.Context(), kind)
 				if err == nil {
@@ -112,34 +113,34 @@ func TestPlantedFolder(t *testing.T) {
 	for _, name := range []string{"own", "etc"} {
 		_, err := p.Lookup(name)
 		if !errors.Is(err, volume.ErrDamaged) && !errors.Is(err, volume.ErrNotFound) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Lookup returned %v, want ErrDamaged or ErrNotFound", name, err)
 		}
 		if _, err := p.Attachments.List(name); err == nil {
-			t.Errorf("%s: attachments of another were read", name)
+			t.Errorf("%s: List followed the link", name)
 		}
 		if err := p.Attachments.Detach(name, ""); err == nil {
-			t.Errorf("%s: detached", name)
+			t.Errorf("%s: Detach followed the link", name)
 		}
 		if err := p.Attachments.Attach(name, pool.Attachment{Node: "b"}); err == nil {
-			t.Errorf("%s: attached", name)
+			t.Errorf("%s: Attach followed the link", name)
 		}
 		if err := p.Images.BeginFormat(name); err == nil {
-			t.Errorf("%s: marked", name)
+			t.Errorf("%s: BeginFormat followed the link", name)
 		}
 	}
 	if at, err := p.Attachments.List("victim"); err != nil || len(at) != 1 || at[0].Node != "a" {
-		t.Errorf("the victim is attached to %v, %v", at, err)
+		t.Errorf("attachments of the victim: got %v, %v; want one to node a", at, err)
 	}
 }
 
-// TestPlantedInPool: the error for a foreign file in place of a pool's own file names the file.
-// Foreign files in the pool's folders do not prevent its use.
+// TestPlantedInPool: a foreign file in place of a pool's own file causes an error with its name, or is
+// ignored. Foreign files in the pool's folders do not prevent the use of the pool.
 func TestPlantedInPool(t *testing.T) {
 	testenv.RequireRoot(t)
 	for kind, plant := range plants {
 		for _, name := range []string{"pool.json", ".trivet/ledger", ".trivet/reaper"} {
 			t.Run(kind+" "+filepath.Base(name), func(t *testing.T) {
-				if kind == "huge" && name != "pool.json" { // a file like any
+				if kind == "huge" && name != "pool.json" { // a regular file is not refused
 					return
 				}
 				e := newExport(t)
@@ -165,7 +166,7 @@ func TestPlantedInPool(t *testing.T) {
 				}
 			})
 		}
-		t.Run(kind+" everywhere", func(t *testing.T) {
+		t.Run(kind+" in each folder", func(t *testing.T) {
 			e := newExport(t)
 			addDirectory(t, e.open(t), "v", "", volume.OnDeleteDelete)
 			for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash", ".trivet/owners"} {
@@ -175,40 +176,35 @@ func TestPlantedInPool(t *testing.T) {
 			p := e.open(t)
 			addDirectory(t, p, "w", "", volume.OnDeleteDelete)
 			e.awaitEmptyTrash(t)
-			if left := e.names(t, ".trivet/tmp"); left != "" {
-				t.Errorf("left in tmp: %s", left)
-			}
+			e.wantEmpty(t, ".trivet/tmp")
 		})
 	}
 }
 
-// TestStuckLeftovers: an entry that cannot be cleared stays, and the pool works.
+// TestStuckLeftovers: an entry of tmp that cannot be removed stays, and the pool works.
 func TestStuckLeftovers(t *testing.T) {
 	e := newExport(t)
 	e.open(t)
-	long := make([]byte, 255)
-	for i := range long {
-		long[i] = 'x'
-	}
-	e.mkdir(t, ".trivet/tmp/"+string(long)) // it has no room for what discard adds
+	e.mkdir(t, ".trivet/tmp/"+strings.Repeat("x", 255)) // too long for the suffix of entries in the trash
 	p := e.open(t)
 	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
 	must(t, p.Remove(t.Context(), v))
 	e.awaitEmptyTrash(t)
 }
 
-// TestOtherName: the IDs of a shared pool's volumes contain its name, so another name is refused.
+// TestOtherName: a shared pool is not opened under another name, because the IDs of its volumes contain
+// the name. A direct pool has several names.
 func TestOtherName(t *testing.T) {
 	e := newExport(t)
 	addDirectory(t, e.open(t), "v", "", volume.OnDeleteDelete)
 	other := e
 	other.cfg.Name = "other"
-	other.refuses(t, true, volume.ErrPrecondition, `"nas"`, "use that name")
+	other.wantRefused(t, true, volume.ErrPrecondition, `"nas"`, "use that name")
 	name, err := volume.DirectPool("nas.lan", "/tank")
 	must(t, err)
 	direct := e
 	direct.cfg, _ = pool.DirectConfig(name)
-	direct.refuses(t, true, volume.ErrPrecondition, "pool: nas")
+	direct.wantRefused(t, true, volume.ErrPrecondition, "pool: nas")
 	// Two names of one server are two direct pools.
 	d := newExport(t)
 	d.cfg = direct.cfg
@@ -221,5 +217,5 @@ func TestOtherName(t *testing.T) {
 	_, err = d.process(t, true).Named(d.cfg.Name)
 	must(t, err)
 	d.cfg.Name = "nas"
-	d.refuses(t, true, volume.ErrPrecondition, "server", "share")
+	d.wantRefused(t, true, volume.ErrPrecondition, "server", "share")
 }

@@ -24,8 +24,8 @@ const (
 	lockFile   = ".trivet/lock"
 )
 
-// Pool is an open pool. Its methods, and those of its parts, are safe for concurrent use, but each
-// volume permits only one mutating call at a time.
+// Pool is an open pool. Its methods, and those of its parts, are safe for concurrent use, except that
+// two calls must not change the same volume at the same time.
 type Pool struct {
 	*store
 	Attachments *Attachments
@@ -39,7 +39,7 @@ type Pool struct {
 	accounts *accounts
 
 	base *os.File // keeps an export's mount alive; nil for a directory pool
-	// replaced happens when the open directory is no longer the pool.
+	// replaced happens when the process finds that the open directory is no longer the pool.
 	replaced once
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup
@@ -50,13 +50,13 @@ type Pool struct {
 // claim, if not nil, is called with the pool's UUID before an existing pool is changed, and can
 // refuse the pool.
 //
-// ErrPrecondition for a disk that is not mounted, a foreign or missing marker, a directory that is
-// not empty, or a pool that another driver writes.
+// Open returns ErrPrecondition for a disk that is not mounted, a foreign or missing marker, a new
+// pool's directory that is not empty, or a pool that another driver writes.
 func Open(ctx context.Context, forms volume.Forms, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
 	return openOn(ctx, forms, c.Within(state.Name()), state, ledger.New(), claim)
 }
 
-// openOn is Open with a ledger that the caller has made.
+// openOn is Open with a given ledger.
 func openOn(ctx context.Context, forms volume.Forms, c Config, state *os.Root, l *ledger.Ledger, claim func(uuid string) error) (*Pool, error) {
 	if c.Section != nil {
 		if err := os.MkdirAll(c.Directory.Path, 0o700); err != nil {
@@ -213,7 +213,7 @@ func (o *directoryOpener) create(root *os.Root) (string, error) {
 	return m.UUID, nil
 }
 
-// openMedium takes the lock of a pool that this process writes.
+// openMedium also takes the pool's lock if this process writes the pool.
 func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, error) {
 	if o.write {
 		if err := p.makeFolders(volumesDir, snapshotsDir, tmpDir, trashDir); err != nil {
@@ -243,8 +243,8 @@ func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, erro
 	return m, nil
 }
 
-// restrictAccess makes the pool's directory accessible only to its owner: otherwise a user of the
-// node could run set-user-ID files of a tenant.
+// restrictAccess makes the pool's directory accessible only to its owner, because otherwise a user of
+// the node could run set-user-ID files of a tenant.
 func (p *Pool) restrictAccess() error {
 	st, err := p.root.Stat(".")
 	if err == nil && st.Mode().Perm()&0o077 != 0 {
@@ -277,8 +277,8 @@ func (p *Pool) openFolders() (err error) {
 	return nil
 }
 
-// flockPatiently takes a lock, and waits up to a second for it: a driver that was killed while it
-// started a program may briefly leave a child process with its descriptors and locks.
+// flockPatiently takes a lock, and waits up to a second for it, because a child process of a killed
+// driver may keep the driver's locks for a moment.
 func flockPatiently(ctx context.Context, f *os.File) error {
 	return retry.For(ctx, time.Second, func() (bool, error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 var must, await, stateRoot = pool.Must, pool.Await, pool.StateRoot
 
-// env is a state directory and a pool's configuration.
+// env is the environment of a node-local pool: a state directory and the pool's configuration.
 type env struct {
 	state *os.Root
 	cfg   pool.Config
@@ -46,8 +46,8 @@ func (e env) open(t *testing.T) *pool.Pool {
 	return p
 }
 
-// refuses opens the pool, which must fail.
-func (e env) refuses(t *testing.T, kind error, says ...string) {
+// wantRefused fails the test unless opening the pool fails.
+func (e env) wantRefused(t *testing.T, kind error, says ...string) {
 	t.Helper()
 	p, err := pool.Open(t.Context(), pool.Forms, e.cfg, e.state, nil)
 	if err == nil {
@@ -64,11 +64,12 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 	}
 	for _, s := range says {
 		if !strings.Contains(err.Error(), s) {
-			t.Errorf("%q does not say %q", err, s)
+			t.Errorf("error %q does not contain %q", err, s)
 		}
 	}
 }
 
+// record is the record of a volume with an image.
 func record(p *pool.Pool, name string, size int64) volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: size,
@@ -76,6 +77,7 @@ func record(p *pool.Pool, name string, size int64) volume.Volume {
 	}
 }
 
+// add creates a volume with an image of 1 MiB.
 func add(t *testing.T, p *pool.Pool, name string) volume.Volume {
 	t.Helper()
 	v := record(p, name, 1<<20)
@@ -83,6 +85,7 @@ func add(t *testing.T, p *pool.Pool, name string) volume.Volume {
 	return v
 }
 
+// image returns a build function for Pool.Create that makes an image.
 func image(size int64) func(*os.Root) error {
 	return func(dir *os.Root) error {
 		f, err := dir.Create(pool.ImageFile)
@@ -100,19 +103,20 @@ func usage(t *testing.T, p *pool.Pool) pool.Usage {
 	return u
 }
 
+// TestIdentity: a pool has the same UUID when it is opened again, and one driver at a time opens it.
 func TestIdentity(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
 	first := p.ShortUUID()
 	p.Close()
-	// A driver that is killed between the marker and the note in the state
-	// directory leaves this.
+	// A driver that is killed after it wrote the marker does not record the UUID in the state
+	// directory.
 	must(t, e.state.Remove("known-pools/p"))
 	p = e.open(t)
 	if p.ShortUUID() != first {
-		t.Errorf("opened again, the pool is %s, it was %s", p.ShortUUID(), first)
+		t.Errorf("UUID of the pool that was opened again: got %s, want %s", p.ShortUUID(), first)
 	}
-	e.refuses(t, volume.ErrPrecondition, "in use by another driver")
+	e.wantRefused(t, volume.ErrPrecondition, "in use by another driver")
 }
 
 // TestDiskNotMounted: an empty directory at the path of a known pool is not made a new pool.
@@ -125,20 +129,20 @@ func TestDiskNotMounted(t *testing.T) {
 	// The path of an unmounted disk is an empty directory.
 	elsewhere := filepath.Join(t.TempDir(), "pool")
 	e.cfg.Directory.Path = elsewhere
-	e.refuses(t, volume.ErrPrecondition, "is its disk mounted?", elsewhere)
+	e.wantRefused(t, volume.ErrPrecondition, "is its disk mounted?", elsewhere)
 	if entries, err := os.ReadDir(elsewhere); err != nil || len(entries) > 0 {
-		t.Errorf("the refused directory has %v: %v", entries, err)
+		t.Errorf("the refused directory contains %v (error %v), want nothing", entries, err)
 	}
 	e.cfg.Directory.Path = filepath.Join(disk, "pool")
 	if v, err := e.open(t).Lookup("v"); err != nil || v.CoName != "v" {
-		t.Errorf("the disk is back, and its volume is %+v: %v", v, err)
+		t.Errorf("with the disk mounted again: got %+v, %v; want volume v", v, err)
 	}
 }
 
 func TestRequireMount(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.RequireMount = true
-	e.refuses(t, volume.ErrPrecondition, "not a mount point", "requireMount")
+	e.wantRefused(t, volume.ErrPrecondition, "not a mount point", "requireMount")
 	e.cfg.Directory.Path = testenv.Filesystem(t, "ext4", "64M") // with a lost+found
 	e.open(t).Close()
 }
@@ -147,7 +151,7 @@ func TestForeignDirectory(t *testing.T) {
 	e := newEnv(t)
 	must(t, os.Mkdir(e.cfg.Directory.Path, 0o755))
 	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, "letter.txt"), nil, 0o600))
-	e.refuses(t, volume.ErrPrecondition, "letter.txt", "empty directory")
+	e.wantRefused(t, volume.ErrPrecondition, "letter.txt", "empty directory")
 	must(t, os.Remove(filepath.Join(e.cfg.Directory.Path, "letter.txt")))
 	e.open(t)
 }
@@ -157,9 +161,9 @@ func TestAnotherPool(t *testing.T) {
 	e.open(t).Close()
 	other.open(t).Close()
 	e.cfg.Directory.Path = other.cfg.Directory.Path
-	e.refuses(t, volume.ErrPrecondition, "mount the right disk")
+	e.wantRefused(t, volume.ErrPrecondition, "mount the right disk")
 	e.cfg.UUID = "01234567-89ab-4def-8123-456789abcdef"
-	e.refuses(t, volume.ErrPrecondition, e.cfg.UUID)
+	e.wantRefused(t, volume.ErrPrecondition, e.cfg.UUID)
 }
 
 func TestMarker(t *testing.T) {
@@ -177,28 +181,28 @@ func TestMarker(t *testing.T) {
 			must(t, os.Mkdir(e.cfg.Directory.Path, 0o755))
 			marker := filepath.Join(e.cfg.Directory.Path, "pool.json")
 			must(t, os.WriteFile(marker, []byte(tc.text), 0o600))
-			e.refuses(t, tc.kind, marker, tc.says)
+			e.wantRefused(t, tc.kind, marker, tc.says)
 			if b, err := os.ReadFile(marker); string(b) != tc.text {
-				t.Errorf("the marker was changed to %q: %v", b, err)
+				t.Errorf("marker: got %q (error %v), want it unchanged", b, err)
 			}
 		})
 	}
 }
 
-// TestGuard: no call changes anything after the directory of an open pool was replaced.
-func TestGuard(t *testing.T) {
-	for name, take := range map[string]func(t *testing.T, path string){
+// TestReplacedDirectory: no call changes anything after the directory of an open pool was replaced.
+func TestReplacedDirectory(t *testing.T) {
+	for name, replace := range map[string]func(t *testing.T, path string){
 		"removed": func(t *testing.T, path string) { must(t, os.Rename(path, path+".away")) },
 		"replaced": func(t *testing.T, path string) {
 			must(t, os.Rename(path, path+".away"))
 			must(t, os.Mkdir(path, 0o755))
 		},
-		"another one mounted over it": func(t *testing.T, path string) {
+		"covered by a mount": func(t *testing.T, path string) {
 			testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", path)
 			t.Cleanup(func() { testenv.Run(t, "umount", path) })
 		},
 		"marker missing": func(t *testing.T, path string) { must(t, os.Remove(filepath.Join(path, "pool.json"))) },
-		"marker of another": func(t *testing.T, path string) {
+		"marker of another pool": func(t *testing.T, path string) {
 			must(t, os.WriteFile(filepath.Join(path, "pool.json"), []byte(`{"version":1,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`), 0o600))
 		},
 	} {
@@ -207,13 +211,13 @@ func TestGuard(t *testing.T) {
 			e := newEnv(t)
 			p := e.open(t)
 			v := add(t, p, "v")
-			take(t, e.cfg.Directory.Path)
+			replace(t, e.cfg.Directory.Path)
 			wantError(t, p.Create(t.Context(), record(p, "w", 1<<20), image(1<<20)), volume.ErrUnavailable, `pool "p"`)
 			wantError(t, p.Remove(t.Context(), v), volume.ErrUnavailable, `pool "p"`)
 			wantError(t, p.Attachments.Attach("v", pool.Attachment{Node: "n"}), volume.ErrUnavailable, `pool "p"`)
-			wantError(t, p.Grow(t.Context(), v, 2<<20, func() error { t.Error("it was grown"); return nil }), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Grow(t.Context(), v, 2<<20, func() error { t.Error("Grow called apply"); return nil }), volume.ErrUnavailable, `pool "p"`)
 			if u := usage(t, p); u.Promised != 1<<20 || u.Volumes != 1 {
-				t.Errorf("the ledger is now %+v", u)
+				t.Errorf("usage: got %+v, want one volume of 1 MiB", u)
 			}
 		})
 	}
@@ -233,25 +237,26 @@ func TestLeftovers(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, ".trivet/tmp/half/image"), nil, 0o600))
 	p = e.open(t)
 	if left, err := os.ReadDir(filepath.Join(dir, ".trivet/tmp")); err != nil || len(left) > 0 {
-		t.Errorf("tmp has %v: %v", left, err)
+		t.Errorf("tmp contains %v (error %v), want nothing", left, err)
 	}
 	await(t, "the trash to be emptied", func() bool {
 		left, err := os.ReadDir(filepath.Join(dir, ".trivet/trash"))
 		return err == nil && len(left) == 0 && usage(t, p).Volumes == 1
 	})
 	if u := usage(t, p); u.Promised != 1<<20 {
-		t.Errorf("promised are %d bytes", u.Promised)
+		t.Errorf("got %d promised bytes, want %d", u.Promised, 1<<20)
 	}
 	if _, err := p.Lookup(gone.ID.Name); !errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("what was in the trash: %v", err)
+		t.Errorf("lookup of the volume that was in the trash: got %v, want ErrNotFound", err)
 	}
 	if _, err := p.Lookup("stays"); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestMountInTheTrash: a pool does not remove files below a mount in one of its entries.
-func TestMountInTheTrash(t *testing.T) {
+// TestMountInTmp: a pool is not opened if a filesystem is mounted in an entry of tmp, and the files on
+// that filesystem are not removed.
+func TestMountInTmp(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
 	e.open(t).Close()
@@ -260,14 +265,14 @@ func TestMountInTheTrash(t *testing.T) {
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", victim)
 	t.Cleanup(func() { testenv.Run(t, "umount", victim) })
 	must(t, os.WriteFile(filepath.Join(victim, "precious"), nil, 0o600))
-	e.refuses(t, volume.ErrPrecondition, "something is mounted there: unmount it")
+	e.wantRefused(t, volume.ErrPrecondition, "something is mounted there: unmount it")
 	if _, err := os.Stat(filepath.Join(victim, "precious")); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestMountInData: the reaper removes an entry except for a mounted directory in it, and the pool
-// is served.
+// TestMountInData: if a filesystem is mounted on the data in an entry of tmp, the pool is opened, and the
+// reaper removes all of the entry except the mounted filesystem.
 func TestMountInData(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
@@ -280,7 +285,7 @@ func TestMountInData(t *testing.T) {
 	p := e.open(t)
 	moved, err := filepath.Glob(filepath.Join(e.cfg.Directory.Path, ".trivet/trash/half.*/data"))
 	if err != nil || len(moved) != 1 {
-		t.Fatalf("in the trash there is %q, %v", moved, err)
+		t.Fatalf("data in the trash: got %q, %v; want one directory", moved, err)
 	}
 	t.Cleanup(func() { testenv.Run(t, "umount", moved[0]) })
 	await(t, "the reaper to remove the file", func() bool {
@@ -305,15 +310,16 @@ func TestFailedBuild(t *testing.T) {
 	wantError(t, err, fire)
 	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
 		if left, err := os.ReadDir(filepath.Join(e.cfg.Directory.Path, dir)); err != nil || len(left) > 0 {
-			t.Errorf("%s has %v: %v", dir, left, err)
+			t.Errorf("%s contains %v (error %v), want nothing", dir, left, err)
 		}
 	}
 	if u := usage(t, p); u.Promised != 0 || u.Volumes != 0 {
-		t.Errorf("the ledger has %+v", u)
+		t.Errorf("usage: got %+v, want no volume", u)
 	}
 	add(t, p, "v")
 }
 
+// TestLookupDamaged: Lookup tells a damaged volume from a missing one, and List shows it by its ID.
 func TestLookupDamaged(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -321,7 +327,7 @@ func TestLookupDamaged(t *testing.T) {
 	add(t, p, "w")
 	dir := filepath.Join(e.cfg.Directory.Path, "volumes")
 	if _, err := p.Lookup("none"); !errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("no such volume: %v", err)
+		t.Errorf("lookup of a missing volume: got %v, want ErrNotFound", err)
 	}
 	must(t, os.Rename(filepath.Join(dir, "w"), filepath.Join(dir, "x")))
 	_, err := p.Lookup("x")
@@ -339,13 +345,14 @@ func TestLookupDamaged(t *testing.T) {
 	wantError(t, err, volume.ErrDamaged, "version 0")
 	// Damaged volumes are listed by their IDs, so that they do not seem to be deleted.
 	if list, more, err := p.List("loop", "", 10); err != nil || more || len(list) != 2 || list[0].ID != p.ID("loop", "v") || list[0].Version != 0 {
-		t.Errorf("listed: %v, %t, %v", list, more, err)
+		t.Errorf("List: got %v, more %t, %v; want v and x without records, and no more", list, more, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "v/image")); err != nil {
-		t.Errorf("data without a record was touched: %v", err)
+		t.Errorf("the image of the volume without a valid record: %v", err)
 	}
 }
 
+// TestLedger: the room of a pool depends on its configuration, and is the limit of a create.
 func TestLedger(t *testing.T) {
 	disk := testenv.Filesystem(t, "ext4", "256M")
 	for name, tc := range map[string]struct {
@@ -368,7 +375,7 @@ func TestLedger(t *testing.T) {
 			u := usage(t, p)
 			const slack = 1 << 20 // the pool's own folders
 			if want := tc.room(u); u.Room > want+slack || u.Room < want-slack {
-				t.Errorf("room for %d bytes, want %d: %+v", u.Room, want, u)
+				t.Errorf("got room for %d bytes, want %d: %+v", u.Room, want, u)
 			}
 			wantError(t, p.Create(t.Context(), record(p, "v", u.Room+1), image(1)), volume.ErrExhausted, `pool "p"`, fmt.Sprint(u.Room+1))
 		})
@@ -382,7 +389,7 @@ func TestMaxVolumes(t *testing.T) {
 	v := add(t, p, "v")
 	wantError(t, p.Create(t.Context(), record(p, "w", 1<<20), image(1<<20)), volume.ErrExhausted, "maxVolumes of 1")
 	if u := usage(t, p); !u.Full {
-		t.Errorf("the usage of a full pool is %+v", u)
+		t.Errorf("usage: got %+v, want Full", u)
 	}
 	must(t, p.Remove(t.Context(), v))
 	await(t, "the volume to be removed", func() bool { return usage(t, p).Volumes == 0 })
@@ -401,11 +408,12 @@ func TestForeignUse(t *testing.T) {
 	must(t, f.Sync())
 	must(t, f.Close())
 	if after := usage(t, e.open(t)).Room; after > before-60<<20 {
-		t.Errorf("room for %d bytes before others used 64 MiB, for %d after", before, after)
+		t.Errorf("room beside a foreign file of 64 MiB: got %d bytes, want at least 60 MiB less than %d", after, before)
 	}
 }
 
-// TestSet: other pools are served if one cannot be opened, and only one of two copies of a pool is.
+// TestSet: a pool that cannot be opened does not affect the others. Of a pool and its copy, only the
+// first one is opened.
 func TestSet(t *testing.T) {
 	e := newEnv(t)
 	e.open(t).Close()
@@ -415,7 +423,7 @@ func TestSet(t *testing.T) {
 	broken := pool.Config{Name: "broken", Directory: pool.Directory{Path: "/proc/none/pool"}}
 	set := pool.NewSet(pool.Forms, []pool.Config{broken, e.cfg, copied}, e.state)
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("before it is opened: %v", err)
+		t.Errorf("before Run: got %v, want ErrUnavailable", err)
 	}
 	end := run(t, set)
 	_, err := set.Named("broken")
@@ -433,7 +441,7 @@ func TestSet(t *testing.T) {
 	wantError(t, err, volume.ErrUnavailable, "not on this node")
 	end()
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("after the end of Run: got %v, want ErrUnavailable", err)
 	}
 	e.open(t).Close() // its lock is free
 	// The UUID of the refused copy was not recorded: it can have a directory of its own.
@@ -446,7 +454,7 @@ func TestDirectIOAlign(t *testing.T) {
 	testenv.RequireRoot(t)
 	e, _ := newEnvOn(t, "xfs", "512M")
 	if got := e.open(t).DirectIOAlign(); got != 512 {
-		t.Errorf("xfs on a device of 512-byte sectors takes direct I/O in %d bytes", got)
+		t.Errorf("xfs on a device with sectors of 512 bytes: got alignment %d, want 512", got)
 	}
 }
 
@@ -479,7 +487,7 @@ func TestReplacedImage(t *testing.T) {
 		}
 		got <- err
 	}()
-	// It waits for the lock once it has the image open a second time.
+	// The call waits for the lock when the image is open twice.
 	await(t, "the call to wait for the lock", func() bool {
 		open, err := filepath.Glob("/proc/self/fd/*")
 		must(t, err)
@@ -497,8 +505,8 @@ func TestReplacedImage(t *testing.T) {
 	wantError(t, <-got, volume.ErrPending, "replaced")
 }
 
-// TestRootsReserve: blocks that are reserved for root are not promised.
-func TestRootsReserve(t *testing.T) {
+// TestBlocksReservedForRoot: blocks that the filesystem reserves for root are not promised.
+func TestBlocksReservedForRoot(t *testing.T) {
 	e, disk := newEnvOn(t, "ext4", "256M")
 	p := e.open(t)
 	before := usage(t, p)
@@ -506,12 +514,12 @@ func TestRootsReserve(t *testing.T) {
 	testenv.Run(t, "tune2fs", "-m", "50", device)
 	after := usage(t, p)
 	if after.Room > before.Room/2 || after.Free > before.Free/2+1<<20 || after.Used != before.Used {
-		t.Errorf("with half of the disk kept for root %+v, before %+v", after, before)
+		t.Errorf("with half of the disk reserved for root: got %+v, want half of the room and free space of %+v", after, before)
 	}
 }
 
-// TestLockVolume: growth and attachment of a volume exclude each other, in one process and
-// between processes.
+// TestLockVolume: only one call at a time holds the lock of a volume, in one process and between
+// processes.
 func TestLockVolume(t *testing.T) {
 	local, e := newEnv(t).open(t), newExport(t)
 	for name, pools := range map[string][2]*pool.Pool{"node-local": {local, local}, "export": {e.open(t), e.open(t)}} {

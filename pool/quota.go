@@ -25,7 +25,7 @@ const (
 )
 
 const (
-	// inodeBytes is the capacity in bytes for each inode that a volume may have, like the
+	// inodeBytes: a volume may have one inode for this many bytes of its capacity, like the
 	// bytes-per-inode of mke2fs(8).
 	inodeBytes = 16 << 10
 	// minInodes is the smallest limit of inodes.
@@ -52,7 +52,7 @@ type Quotas struct {
 }
 
 // limitOf is the limit of a directory. On btrfs, data that only snapshots and copies still contain
-// counts as usage of the volume that wrote it, so the limit is raised by that.
+// counts as usage of the volume that wrote it, so the limit is raised by the size of such data.
 func (q *Quotas) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
 	l := quota.Limit{Bytes: v.Capacity, Inodes: max(minInodes, v.Capacity/inodeBytes)}
 	if kind == quota.Btrfs {
@@ -61,8 +61,8 @@ func (q *Quotas) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
 	return l
 }
 
-// withQuota calls f with the quota of the pool's filesystem. It is opened each time: a remount
-// may have switched quota on or off.
+// withQuota calls f with the quota of the pool's filesystem. It opens the quota each time, because a
+// remount may have switched quota on or off.
 func (q *Quotas) withQuota(f func(fs *quota.FS) error) error {
 	fs, err := quota.Open(q.dir)
 	if err != nil {
@@ -76,15 +76,15 @@ func (q *Quotas) withQuota(f func(fs *quota.FS) error) error {
 	return err
 }
 
-// Enforces returns the kind of quota that limits directories of the pool. ErrPrecondition, with
-// the remedy, if none does.
+// Enforces returns the kind of quota that limits directories of the pool. It returns ErrPrecondition,
+// with the remedy, if directories are not limited.
 func (q *Quotas) Enforces() (kind quota.Kind, err error) {
 	if q.cfg.Quota == QuotaOff {
 		return quota.None, volume.Errorf(volume.ErrPrecondition, "pool %q has quota: %s", q.cfg.Name, QuotaOff)
 	}
 	err = q.withQuota(func(fs *quota.FS) error {
 		kind = fs.Kind()
-		if err := inForce(fs); err != nil {
+		if err := checkInForce(fs); err != nil {
 			return volume.Errorf(volume.ErrPrecondition, "pool %q, at %s: %w", q.cfg.Name, q.cfg.place(), err)
 		}
 		return nil
@@ -92,8 +92,8 @@ func (q *Quotas) Enforces() (kind quota.Kind, err error) {
 	return kind, err
 }
 
-// inForce returns nil if directories are limited now, and otherwise the reason why not.
-func inForce(fs *quota.FS) error {
+// checkInForce returns nil if directories are limited now, and otherwise the reason why not.
+func checkInForce(fs *quota.FS) error {
 	if fs.Kind() == quota.None {
 		return errors.New(fs.Why())
 	}
@@ -114,18 +114,14 @@ func (q *Quotas) Limits() (bool, error) {
 }
 
 // makeData makes a volume's directory in its folder in tmp, as a copy of content unless content is
-// nil. It limits the directory if the filesystem can, and sets v.Directory.Quota.
-func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*os.File, error) {
+// nil. If limits is set, it limits the directory, and sets v.Directory.Quota.
+func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content, limits bool) (*os.File, error) {
 	parent, err := folder.Open(".")
 	if err != nil {
 		return nil, err
 	}
 	defer parent.Close()
-	limits, err := q.Limits()
-	if err != nil {
-		return nil, err
-	}
-	if !limits { // on btrfs the directory is a subvolume nevertheless, for its snapshots
+	if !limits { // on btrfs the directory is a subvolume nevertheless, so that snapshots can be made
 		if err := q.withQuota(func(fs *quota.FS) error { return content.makeDir(fs, parent) }); err != nil {
 			return nil, err
 		}
@@ -203,7 +199,7 @@ func (q *Quotas) setQuota(v volume.Volume) error {
 // checkKind refuses a filesystem that does not have the kind of quota that the volume was made
 // with.
 func checkKind(fs *quota.FS, v volume.Volume) error {
-	if err := inForce(fs); err != nil {
+	if err := checkInForce(fs); err != nil {
 		return fmt.Errorf("%w: %w", ErrQuotaOff, err)
 	}
 	if kind := v.Directory.Quota.Kind; string(fs.Kind()) != kind {

@@ -16,12 +16,13 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// place is where a pool is, and the state directory of its node.
+// place is the directory of a pool, and the state directory of its node.
 type place struct {
 	at    string
 	state *os.Root
 }
 
+// newPlace is the place of a pool on a disk.
 func newPlace(t *testing.T, disk string) place {
 	t.Helper()
 	return place{at: filepath.Join(disk, "pool"), state: stateRoot(t)}
@@ -35,7 +36,7 @@ func (l place) open(t *testing.T) *Pool {
 	return p
 }
 
-// awaitTrash waits until all that was deleted is removed.
+// awaitTrash waits until the trash is empty.
 func (l place) awaitTrash(t *testing.T) {
 	t.Helper()
 	await(t, "the trash to be emptied", func() bool {
@@ -45,6 +46,7 @@ func (l place) awaitTrash(t *testing.T) {
 	})
 }
 
+// directoryVolume is the record of a directory volume in a node-local pool.
 func directoryVolume(p *Pool, name string, size int64) volume.Volume {
 	v := sharedVolume(p, name)
 	v.ID, v.Capacity = p.ID("local", name), size
@@ -54,6 +56,7 @@ func directoryVolume(p *Pool, name string, size int64) volume.Volume {
 // dataOf is the path of a volume's data.
 func (l place) dataOf(v volume.Volume) string { return filepath.Join(l.at, DirectoryPath(v)) }
 
+// write writes a file of zeros, durably.
 func write(t *testing.T, path string, size int64) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -62,12 +65,12 @@ func write(t *testing.T, path string, size int64) {
 	must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
-// deeply is how many directories deep a tenant's directory is here: more than the removal of
-// a tree holds open.
+// deeply is a depth of nested directories that exceeds the number of directories that the removal of a
+// tree holds open.
 const deeply = 70
 
-// TestDeepRecord: a record that a tenant has written into a directory is not read while the
-// directory is in the trash, where a mount in it prevents its removal.
+// TestDeepRecord: the driver does not take a file that a tenant has written for the record of an entry of
+// the trash. A mount prevents the removal of the entry.
 func TestDeepRecord(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "ext4", "256M"))
 	p := l.open(t)
@@ -84,7 +87,7 @@ func TestDeepRecord(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(deep, recordFile), record, 0o600))
 		must(t, os.WriteFile(filepath.Join(deep, quotaFile), []byte("42"), 0o600))
 	}
-	testenv.Run(t, "mount", "-t", "tmpfs", "none", deep) // which keeps all that is above it
+	testenv.Run(t, "mount", "-t", "tmpfs", "none", deep) // so no directory above can be removed
 	mounted := func() string {
 		return strings.TrimSpace(testenv.Run(t, "sh", "-c", "findmnt -rn -o TARGET | grep "+l.at))
 	}
@@ -102,20 +105,20 @@ func TestDeepRecord(t *testing.T) {
 	trashed, err := beneath.Names(p.trash, ".")
 	must(t, err)
 	if len(trashed) != 1 {
-		t.Errorf("the trash has %q", trashed)
+		t.Errorf("the trash contains %q, want one entry", trashed)
 	}
 	for _, name := range trashed {
 		if r := p.Trash.entryReservation(name); r.Bytes > 1<<20 {
-			t.Errorf("%s promises %+v", name, r)
+			t.Errorf("reservation of %s: got %+v, want at most 1 MiB", name, r)
 		}
 	}
 	if u, err := p.Usage(); err != nil || u.Promised > 1<<20 {
-		t.Errorf("%+v, %v", u, err)
+		t.Errorf("usage: got %+v, %v; want at most 1 MiB promised", u, err)
 	}
 }
 
-// TestKilledInQuotaFile: the quota ID of an entry of the trash is released although the driver was killed
-// before it wrote the ID to the file.
+// TestKilledInQuotaFile: the quota ID of an entry of the trash is released, even if the driver was killed
+// after it created the file for the ID and before it wrote the ID.
 func TestKilledInQuotaFile(t *testing.T) {
 	l := newPlace(t, testenv.SimpleQuotas(t, "512M"))
 	l.open(t).Close()
@@ -139,7 +142,7 @@ func TestKilledInQuotaFile(t *testing.T) {
 		return os.IsNotExist(err)
 	})
 	if u, err := fs.Usage(id); err != nil || u.Limit.Bytes != 0 {
-		t.Errorf("qgroup 1/%d still limits: %+v, %v", id, u, err)
+		t.Errorf("qgroup 1/%d: got %+v, %v; want no limit", id, u, err)
 	}
 }
 
@@ -151,20 +154,20 @@ func TestForeignBesideLimited(t *testing.T) {
 	v := directoryVolume(p, "v", 256<<20)
 	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	write(t, filepath.Join(l.dataOf(v), "file"), 64<<20)
-	write(t, filepath.Join(l.at, "..", "theirs"), 64<<20)
+	write(t, filepath.Join(l.at, "..", "foreign"), 64<<20)
 	must(t, p.accounts.measure())
 	u, err := p.Usage()
 	must(t, err)
 	if foreign := u.Total - u.Reserve - u.Promised - u.Room; foreign < 64<<20 || foreign > 80<<20 {
-		t.Errorf("others use %d bytes, want those of a file of 64 MiB", foreign)
+		t.Errorf("got foreign use of %d bytes, want about 64 MiB", foreign)
 	}
 	if !p.ledger.HasQuota(v.Directory.Quota.ID) {
-		t.Errorf("the ID %d is not known", v.Directory.Quota.ID)
+		t.Errorf("the ledger does not have quota ID %d", v.Directory.Quota.ID)
 	}
 }
 
-// TestGrowDirectory: setting limits again, when a snapshot is made or removed, does not reset the
-// limit of a directory that grows meanwhile.
+// TestGrowDirectory: Relimit, which sets limits again when a snapshot is made or removed, does not
+// reset the limit of a directory that grows meanwhile.
 func TestGrowDirectory(t *testing.T) {
 	p := newPlace(t, testenv.SimpleQuotas(t, "1G")).open(t)
 	v := directoryVolume(p, "v", 1<<20)
@@ -195,8 +198,8 @@ func TestGrowDirectory(t *testing.T) {
 	must(t, relimits.Wait())
 }
 
-// TestOtherKind: a limit of another kind than the filesystem's, as in a copied pool, is neither
-// read nor released.
+// TestOtherKind: if a record contains another kind of quota than the filesystem has, as in a copied
+// pool, the quota ID of the record is neither read nor released.
 func TestOtherKind(t *testing.T) {
 	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
 	p := l.open(t)
@@ -207,22 +210,22 @@ func TestOtherKind(t *testing.T) {
 	must(t, p.rewrite(v))
 	p.Close()
 	p = l.open(t)
-	if ours, err := p.accounts.Used(); err != nil || ours != v.Capacity {
-		t.Errorf("the volume counts with %d bytes, %v, want its capacity", ours, err)
+	if used, err := p.accounts.Used(); err != nil || used != v.Capacity {
+		t.Errorf("usage of the volume: got %d bytes, %v; want its capacity %d", used, err, v.Capacity)
 	}
 	must(t, p.Remove(t.Context(), v))
 	l.awaitTrash(t)
 	must(t, p.Quotas.withQuota(func(fs *quota.FS) error {
 		u, err := fs.Usage(id)
 		if u.Limit.Bytes != v.Capacity {
-			t.Errorf("the ID of another kind is limited as %+v", u)
+			t.Errorf("ID %d after the delete: got %+v, want its limit unchanged", id, u)
 		}
 		return err
 	}))
 }
 
-// TestOthersGroups: a create does not change the qgroups of other programs.
-func TestOthersGroups(t *testing.T) {
+// TestForeignQgroups: a create does not use or remove the qgroups of other programs.
+func TestForeignQgroups(t *testing.T) {
 	disk := testenv.SimpleQuotas(t, "512M")
 	l := newPlace(t, disk)
 	p := l.open(t)
@@ -231,7 +234,7 @@ func TestOthersGroups(t *testing.T) {
 		testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", first+i), disk)
 	}
 	if err := p.CreateDirectory(t.Context(), directoryVolume(p, "v", 64<<20), nil, nothing); err == nil {
-		t.Fatal("the create found a free ID")
+		t.Fatal("the create succeeded, although other programs have all IDs that it tries")
 	}
 	l.awaitTrash(t)
 	groups := filepath.Join("/sys/fs/btrfs", strings.TrimSpace(testenv.Run(t, "findmnt", "-n", "-o", "UUID", disk)), "qgroups")
@@ -242,12 +245,12 @@ func TestOthersGroups(t *testing.T) {
 	}
 }
 
-// TestImmutableRoot: a directory that its tenant has made immutable is removed.
-func TestImmutableRoot(t *testing.T) {
+// TestImmutableDirectory: a directory that its tenant has made immutable is removed.
+func TestImmutableDirectory(t *testing.T) {
 	for fsType, filesystem := range map[string]func(testing.TB, string) string{
-		"ext4":          func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "ext4", size) },
-		"btrfs":         func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "btrfs", size) },
-		"limited btrfs": testenv.SimpleQuotas,
+		"ext4":              func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "ext4", size) },
+		"btrfs":             func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "btrfs", size) },
+		"btrfs with quotas": testenv.SimpleQuotas,
 	} {
 		t.Run(fsType, func(t *testing.T) {
 			l := newPlace(t, filesystem(t, "256M"))
@@ -265,8 +268,8 @@ func TestImmutableRoot(t *testing.T) {
 	}
 }
 
-// TestSubvolumesOfTenants: subvolumes in a directory without a limit are removed, also read-only
-// and deep ones.
+// TestSubvolumesOfTenants: subvolumes in a directory without a limit are removed, even if they are
+// read-only or contain deeply nested directories.
 func TestSubvolumesOfTenants(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "btrfs", "256M"))
 	p := l.open(t)
@@ -278,7 +281,7 @@ func TestSubvolumesOfTenants(t *testing.T) {
 	must(t, os.MkdirAll(deep, 0o755))
 	write(t, filepath.Join(deep, "file"), 1)
 	testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", layer, filepath.Join(layer, "d/d/snapshot"))
-	fixed := filepath.Join(filepath.Dir(l.dataOf(v)), "0", DataDir) // as a snapshot has it
+	fixed := filepath.Join(filepath.Dir(l.dataOf(v)), "0", DataDir) // a path as in a snapshot
 	must(t, os.Mkdir(filepath.Dir(fixed), 0o755))
 	testenv.Run(t, "btrfs", "-q", "subvolume", "create", fixed)
 	write(t, filepath.Join(fixed, "file"), 2)

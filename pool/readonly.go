@@ -14,15 +14,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// OpenReadOnly opens a pool only to read it, beside a driver or without one: nothing is
-// created, repaired, locked or flushed. The state directory may be missing. Errors are those
-// of Open; a directory that was never a pool is ErrUnavailable, and a missing directory
-// fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
+// OpenReadOnly opens a pool only to read it, whether or not a driver has it open: nothing is created,
+// repaired, locked or flushed. The state directory may be missing. It returns the errors of Open, and
+// ErrUnavailable for a directory that was never a pool. For a missing directory the error is
+// fs.ErrNotExist, and also ErrPrecondition if a disk should be mounted there.
 func OpenReadOnly(ctx context.Context, forms volume.Forms, c Config, stateDir string) (*Pool, error) {
 	return OpenReadOnlyOn(ctx, new(ledger.Filesystems), forms, c, stateDir)
 }
 
-// OpenReadOnlyOn is OpenReadOnly for one of several pools that are open at once.
+// OpenReadOnlyOn is OpenReadOnly for one of several pools that are open at the same time and share f.
 func OpenReadOnlyOn(ctx context.Context, f *ledger.Filesystems, forms volume.Forms, c Config, stateDir string) (*Pool, error) {
 	c = c.Within(stateDir)
 	at, err := siteOf(c.Directory.Path)
@@ -65,7 +65,7 @@ func missing(c Config, stateDir string, err error) error {
 		return recallErr
 	}
 	if expected := cmp.Or(c.UUID, known.uuid); expected != "" {
-		return volume.Errorf(volume.ErrPrecondition, "%w, expected is pool %s: mount its disk. If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
+		return volume.Errorf(volume.ErrPrecondition, "%w, but it should contain pool %s: mount its disk. If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
 			err, expected, known.file)
 	}
 	if c.RequireMount {
@@ -88,7 +88,7 @@ type Entry struct {
 	Device string
 	// Nodes are the nodes to which the volume is controller-published.
 	Nodes []string
-	// Err is the error of its record, data or attachments.
+	// Err is the first error of reading the record, the data or the attachments.
 	Err error
 }
 
@@ -141,7 +141,7 @@ func (p *Pool) entry(name string) (Entry, error) {
 	return e, attachmentErr
 }
 
-// checkData verifies that a volume's data exists. Data on storage was found before.
+// checkData verifies that a volume's data exists. For data on storage, Storage.Find does that.
 func (p *Pool) checkData(v volume.Volume) error {
 	switch {
 	case p.storage != nil:

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// tree is every path below a directory, with when it and its content changed.
+// tree returns the modification times of all paths below a directory.
 func tree(t *testing.T, dir string) map[string]time.Time {
 	t.Helper()
 	out := map[string]time.Time{}
@@ -50,7 +50,7 @@ func TestReadOnlyBesideWriter(t *testing.T) {
 	add(t, p, "w")
 	must(t, p.Attachments.Attach("v", pool.Attachment{Node: "n"}))
 	must(t, p.Images.BeginFormat("v"))
-	must(t, p.Images.EndFormat("v"))
+	must(t, p.Images.MarkFormatted("v", pool.Formatting))
 	must(t, os.Mkdir(filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half"), 0o700))
 	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, "volumes/w/volume.json"), []byte("{"), 0o600))
 	must(t, os.Mkdir(filepath.Join(e.cfg.Directory.Path, "volumes/x"), 0o700))
@@ -59,9 +59,9 @@ func TestReadOnlyBesideWriter(t *testing.T) {
 	must(t, os.Remove(p.ImagePath("y")))
 	add(t, p, "z")
 	must(t, os.Truncate(p.ImagePath("z"), 4096))
-	for _, name := range []string{"y", "z"} { // the rest of their state is shown
+	for _, name := range []string{"y", "z"} { // their state is shown although their images are damaged
 		must(t, p.Images.BeginFormat(name))
-		must(t, p.Images.EndFormat(name))
+		must(t, p.Images.MarkFormatted(name, pool.Formatting))
 		must(t, p.Attachments.Attach(name, pool.Attachment{Node: "n"}))
 	}
 
@@ -72,52 +72,52 @@ func TestReadOnlyBesideWriter(t *testing.T) {
 	must(t, err)
 	making, removing, err := l.Leftovers()
 	if err != nil || making != 1 || removing != 0 {
-		t.Errorf("%d being made, %d being removed, %v", making, removing, err)
+		t.Errorf("Leftovers: got %d in tmp, %d in the trash, %v; want 1 and 0", making, removing, err)
 	}
 	if got, want := usage(t, l).Attached, 3; got != want {
-		t.Errorf("%d attached, want %d", got, want)
+		t.Errorf("got %d controller-published volumes, want %d", got, want)
 	}
 	if l.UUID()[:8] != p.ShortUUID() {
-		t.Errorf("uuid %s", l.UUID())
+		t.Errorf("got UUID %s, want %s…", l.UUID(), p.ShortUUID())
 	}
 	if after := tree(t, e.cfg.Directory.Path); !maps.Equal(before, after) {
-		t.Errorf("reading changed the pool:\n%v\n%v", before, after)
+		t.Errorf("reading changed the pool from\n%v\nto\n%v", before, after)
 	}
 
 	first := entries[1]
 	if first.Err != nil || first.Volume.ID != v.ID || first.State != pool.Formatted || !slices.Equal(first.Nodes, []string{"n"}) {
-		t.Errorf("the volume: %+v", first)
+		t.Errorf("got %+v, want volume v, formatted and published to node n", first)
 	}
-	var problems []string
+	var damaged []string
 	for _, e := range entries {
 		if (e.Name == "y" || e.Name == "z") && (e.State != pool.Formatted || !slices.Equal(e.Nodes, []string{"n"})) {
-			t.Errorf("with a damaged image: %+v", e)
+			t.Errorf("volume with a damaged image: got %+v, want its state and node", e)
 		}
 		if errors.Is(e.Err, volume.ErrDamaged) {
-			problems = append(problems, e.Name)
+			damaged = append(damaged, e.Name)
 		} else if e.Err != nil {
 			t.Errorf("%s: %v", e.Name, e.Err)
 		}
 	}
-	if want := []string{"stray", "w", "x", "y", "z"}; !slices.Equal(problems, want) {
-		t.Errorf("problems with %q, want %q", problems, want)
+	if want := []string{"stray", "w", "x", "y", "z"}; !slices.Equal(damaged, want) {
+		t.Errorf("damaged entries: got %q, want %q", damaged, want)
 	}
-	add(t, p, "after") // the writer still writes
+	add(t, p, "after") // the writer still works
 }
 
-// TestReadOnlyAlone: a directory that is not a pool is not made one.
-func TestReadOnlyAlone(t *testing.T) {
+// TestReadOnlyWithoutPool: OpenReadOnly refuses a missing or incomplete pool, and creates nothing.
+func TestReadOnlyWithoutPool(t *testing.T) {
 	e := newEnv(t)
 	_, err := e.openReadOnly(t)
 	wantError(t, err, fs.ErrNotExist, e.cfg.Directory.Path)
 	if errors.Is(err, volume.ErrPrecondition) {
-		t.Errorf("a pool that was never there: %v", err)
+		t.Errorf("pool that never existed: got %v, want no ErrPrecondition", err)
 	}
 	must(t, os.Mkdir(e.cfg.Directory.Path, 0o700))
 	_, err = e.openReadOnly(t)
 	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
 	if names := tree(t, e.cfg.Directory.Path); len(names) != 1 {
-		t.Errorf("reading made %v", names)
+		t.Errorf("the directory contains %v, want nothing", names)
 	}
 	e.open(t).Close()
 	p, err := pool.OpenReadOnly(t.Context(), pool.Forms, e.cfg, "/nowhere")
@@ -134,7 +134,7 @@ func TestReadOnlyAlone(t *testing.T) {
 	}
 }
 
-// TestReadOnlyUnmounted: the error for a missing directory tells whether a disk belongs there.
+// TestReadOnlyUnmounted: the error for a missing directory says whether a disk should be mounted there.
 func TestReadOnlyUnmounted(t *testing.T) {
 	e := newEnv(t)
 	pinned, required := e, e
@@ -150,6 +150,7 @@ func TestReadOnlyUnmounted(t *testing.T) {
 	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, "mount its disk", "known-pools/p")
 }
 
+// TestReadOnlyFilesystem: a pool on a filesystem that is mounted read-only can be read.
 func TestReadOnlyFilesystem(t *testing.T) {
 	e := newEnv(t)
 	disk := testenv.Filesystem(t, "ext4", "64M")
@@ -161,20 +162,21 @@ func TestReadOnlyFilesystem(t *testing.T) {
 	l, err := e.openReadOnly(t)
 	must(t, err)
 	if entries, err := l.Entries(); err != nil || len(entries) != 1 || entries[0].Err != nil {
-		t.Errorf("%+v, %v", entries, err)
+		t.Errorf("got %+v, %v; want one volume without an error", entries, err)
 	}
 	l.Close()
 }
 
+// TestRemembered: the state directory has the UUID of a pool after the pool was opened.
 func TestRemembered(t *testing.T) {
 	e := newEnv(t)
 	known, err := pool.Remembered(e.state.Name())
 	if err != nil || len(known) != 0 {
-		t.Errorf("at first: %v, %v", known, err)
+		t.Errorf("before the pool was opened: got %v, %v; want nothing", known, err)
 	}
 	p := e.open(t)
 	known, err = pool.Remembered(e.state.Name())
 	if err != nil || !strings.HasPrefix(known["p"], p.ShortUUID()) {
-		t.Errorf("%v, %v", known, err)
+		t.Errorf("after the pool was opened: got %v, %v; want the UUID %s…", known, err, p.ShortUUID())
 	}
 }

@@ -20,12 +20,13 @@ const (
 	// ones do not delay the others.
 	reapAtOnce = 4
 	// firstRetry and lastRetry bound the back-off of an entry that could not be removed.
-	// firstRetry is short: data that the filesystem removes in the background is often gone then.
+	// firstRetry is short, because data that the filesystem removes in the background is often gone
+	// after that time.
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = time.Minute
 	// stuckTries is the number of failed attempts after which no call waits for an entry.
 	stuckTries = 5
-	// loggedTries is the number of failed attempts from one that is logged to the next.
+	// loggedTries is the number of failed attempts of which only the first is logged.
 	loggedTries = 60
 )
 
@@ -44,11 +45,12 @@ type reaper struct {
 	mu      sync.Mutex
 	entries map[string]*trashEntry
 	queue   []*trashEntry
-	// awaited counts the entries with fewer than stuckTries failed attempts. drained is closed
-	// when awaited falls to zero, and nil before the first entry.
+	// awaited counts the entries with fewer than stuckTries failed attempts. drained is nil before
+	// the first entry, and closed when awaited falls to zero.
 	awaited int
 	drained chan struct{}
-	// wake announces a new entry, hurry a call that waits for the trash.
+	// wake has a notification after an entry was queued, hurry after a call began to wait for the
+	// trash.
 	wake, hurry chan struct{}
 }
 
@@ -82,7 +84,8 @@ func notify(c chan struct{}) {
 	}
 }
 
-// next takes the first entry off the queue; finish or retry follows.
+// next takes the first entry off the queue. After the attempt to remove it, the caller calls finish or
+// retry.
 func (r *reaper) next() (*trashEntry, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,14 +97,14 @@ func (r *reaper) next() (*trashEntry, bool) {
 	return e, true
 }
 
-// finish is called when an entry was removed.
+// finish forgets an entry that was removed.
 func (r *reaper) finish(e *trashEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.remove(e)
+	r.forget(e)
 }
 
-func (r *reaper) remove(e *trashEntry) {
+func (r *reaper) forget(e *trashEntry) {
 	delete(r.entries, e.name)
 	if e.tries < stuckTries {
 		r.decrementAwaited()
@@ -122,7 +125,7 @@ func (r *reaper) queued() map[string]*trashEntry {
 	return queued
 }
 
-// drop removes the given entries that are still queued.
+// drop forgets those of the given entries that are still queued.
 func (r *reaper) drop(removed map[string]*trashEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +133,7 @@ func (r *reaper) drop(removed map[string]*trashEntry) {
 		if removed[e.name] != e {
 			return false
 		}
-		r.remove(e)
+		r.forget(e)
 		return true
 	})
 }
@@ -194,8 +197,8 @@ func (r *reaper) stuck() []trashEntry {
 	return stuck
 }
 
-// waitsFor tells whether drain would wait for any of the named entries. unknown is the result for
-// entries that were not added.
+// waitsFor tells whether any of the named entries is awaited. unknown is the result for entries that
+// were not added.
 func (r *reaper) waitsFor(names []string, unknown bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

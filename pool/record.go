@@ -28,15 +28,15 @@ func FolderPath(name string) string { return volumesDir + "/" + name }
 
 func volumePath(name, file string) string { return volumesDir + "/" + name + "/" + file }
 
-// ErrExists means that another process has made the volume. The caller reads and compares it.
+// ErrExists means that another process has made the volume. The caller reads its record and compares
+// it with the request.
 var ErrExists = fmt.Errorf("%w: it exists", volume.ErrPending)
 
-// Create makes a volume: build fills its folder, then one rename commits folder and record.
-// Before the rename nothing of the volume exists, after it all of it. It is durable when Create
-// returns. The caller has checked that the volume does not exist; ErrExists if another process
-// has made it since.
+// Create makes a volume: build fills its folder, then one rename commits folder and record. So other
+// calls find the complete volume, or none. It is durable when Create returns. The caller must have
+// checked that the volume does not exist; ErrExists if another process has made it since.
 //
-// Calls that change a pool, this and the others, do not end when ctx ends.
+// Create, and all other calls that change a pool, continue when ctx ends.
 func (p *Pool) Create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error) error {
 	return p.create(ctx, v, build, func(string) error { return nil })
 }
@@ -54,7 +54,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	if err == nil {
 		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), ledger.OfVolume(v), func() error {
 			err := p.building.makeTmp(ctx, entry)
-			if err == nil && hasSubDir(v) { // until the commit no other process may make a volume with the directory
+			if err == nil && hasSubDir(v) { // until the commit no other process may make a volume with the same subDir
 				err = p.buildAndCommit(ctx, v, entry, build, place)
 			}
 			return err
@@ -87,7 +87,7 @@ func (p *Pool) buildAndCommit(ctx context.Context, v volume.Volume, entry string
 	if err != nil {
 		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
 	}
-	if v.Directory != nil { // its limit was not known before
+	if v.Directory != nil { // the quota ID was not known before
 		p.ledger.Set(FolderPath(v.ID.Name), ledger.OfVolume(v))
 	}
 	crashpoint.Here(crashpoint.CreateCommitted)
@@ -115,7 +115,7 @@ func (p *Pool) buildEntry(entry string, v volume.Volume, build func(dir *os.Root
 	if err != nil {
 		return err
 	}
-	// The folder for attachments is made here, where one fsync makes both durable.
+	// The folder for attachments is made now, so that the sync of the volume's folder makes it durable.
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
 	}
@@ -165,16 +165,16 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	return p.medium.Explain(err)
 }
 
-// CompleteGrowth announces to other processes growth that this process has recorded, if that
-// failed before. The caller holds LockVolume.
+// CompleteGrowth announces to other processes that this process has grown a volume, if the earlier
+// announcement failed. The caller holds LockVolume.
 func (p *Pool) CompleteGrowth(ctx context.Context, name string) error {
 	return p.medium.CompleteGrowth(ctx, name)
 }
 
-// Adopt records that a volume is larger than its record says: a call was interrupted after it
+// RaiseCapacity records that a volume is larger than its record says: a call was interrupted after it
 // had grown the image, or the record was restored from a backup. The bytes exist, so they are
 // counted even if the pool has no room for them. The caller holds LockVolume.
-func (p *Pool) Adopt(ctx context.Context, v volume.Volume, capacity int64) error {
+func (p *Pool) RaiseCapacity(ctx context.Context, v volume.Volume, capacity int64) error {
 	err := p.medium.AnnounceGrowth(v.ID.Name, capacity-v.Capacity)
 	if err == nil {
 		v.Capacity = capacity
@@ -193,7 +193,7 @@ func (p *Pool) recordGrowth(ctx context.Context, v volume.Volume) error {
 	return p.medium.CompleteGrowth(ctx, v.ID.Name)
 }
 
-// SetNamespace records the only namespace whose pods may mount the volume. The caller holds
+// SetNamespace records the namespace whose pods alone may mount the volume. The caller holds
 // LockVolume.
 func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 	if err := p.Check(); err != nil {
@@ -203,9 +203,9 @@ func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 	return p.rewrite(v)
 }
 
-// LockVolume locks the volume's folder until the result is closed: other processes can neither
-// grow the volume nor bind it to a device of its present size. ErrPending if another process
-// holds the lock for more than a second.
+// LockVolume locks the volume until the result is closed, so that no other call grows the volume, or
+// binds it to a device of its present size. ErrPending if another call holds the lock for more than a
+// second.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	f, err := p.medium.OpenLock(name)
 	if beneath.IsNotExist(err) {

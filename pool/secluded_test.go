@@ -15,12 +15,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestSecluded: a user of the node cannot run a set-user-ID program of a tenant, even if the pool's
-// directory was accessible to all users before.
-func TestSecluded(t *testing.T) {
+// TestSetUserIDProgram: a user of the node cannot run a set-user-ID program of a tenant, even if the
+// pool's directory was accessible to all users before.
+func TestSetUserIDProgram(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.Directory.Path = testenv.Filesystem(t, "ext4", "64M")
-	enterable(t, e.cfg.Directory.Path)
+	makeAccessible(t, e.cfg.Directory.Path)
 	p := e.open(t)
 	program, err := exec.LookPath("id")
 	must(t, err)
@@ -36,16 +36,16 @@ func TestSecluded(t *testing.T) {
 		c := exec.CommandContext(t.Context(), filepath.Join(dir, "id"), "-u")
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		if out, err := c.CombinedOutput(); !errors.Is(err, unix.EACCES) {
-			t.Errorf("subDir %q: user 65534 ran it as user %s: %v", subDir, out, err)
+			t.Errorf("subDir %q: user 65534 ran the program: got %v and output %q, want EACCES", subDir, err, out)
 		}
 	}
 	if info, err := os.Stat(filepath.Join(e.cfg.Directory.Path, "team")); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("the directory above is %v, %v", info.Mode(), err)
+		t.Errorf("mode of the directory above a subDir: got %v, %v; want 0700", info.Mode(), err)
 	}
 }
 
-// enterable gives every user access to a directory.
-func enterable(t *testing.T, dir string) {
+// makeAccessible gives all users access to a directory.
+func makeAccessible(t *testing.T, dir string) {
 	t.Helper()
 	for at := dir; at != "/"; at = filepath.Dir(at) {
 		info, err := os.Stat(at)

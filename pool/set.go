@@ -57,7 +57,7 @@ type slot struct {
 	// uuid is the UUID that the pool has claimed; empty for exports.
 	uuid string
 	// site is the location of the pool's directory; nil until it was compared with those of the
-	// other pools. placed happens then, or at the end of the first attempt.
+	// other pools. placed happens when site is set, or at the end of the first attempt.
 	site   *site
 	placed once
 	// endExpect allows the pools of the filesystem to reserve bytes again; see expect.
@@ -74,7 +74,7 @@ type slot struct {
 }
 
 // NewSet prepares the node-local pools of a configuration; Run opens them. Each export has a
-// set of its own (NewSharedSet); this set contains only its name, for errors.
+// set of its own (NewSharedSet). This set contains only the names of exports, for errors.
 func NewSet(forms volume.Forms, configs []Config, state *os.Root) *Set {
 	s := newSet(forms, Arrange(slices.DeleteFunc(slices.Clone(configs), Config.Shared)), state)
 	s.openPool = s.openLocal
@@ -129,7 +129,7 @@ type openingError struct {
 func (e *openingError) Unwrap() error { return e.error }
 
 // AwaitAttempt waits until the first attempt to open a pool has ended. err is the error of a call
-// for that pool. It returns false if err has another cause, or if ctx ends first.
+// for that pool. It returns false if the call failed for another reason, or if ctx ends first.
 func AwaitAttempt(ctx context.Context, err error) bool {
 	var opening *openingError
 	if !errors.As(err, &opening) {
@@ -310,7 +310,7 @@ func (s *Set) claim(own *slot, uuid string) error {
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
 		if other != own && other.uuid == uuid {
-			return volume.Errorf(volume.ErrPrecondition, "pool %q at %s has the same uuid as pool %q: one is a copy; give it a directory of its own", own.cfg.Name, own.cfg.Directory.Path, other.cfg.Name)
+			return volume.Errorf(volume.ErrPrecondition, "pool %q at %s has the same uuid as pool %q, so one is a copy of the other: give the pool of the copy an empty directory, or remove it from the configuration", own.cfg.Name, own.cfg.Directory.Path, other.cfg.Name)
 		}
 	}
 	own.uuid = uuid
@@ -365,13 +365,13 @@ func (s *Set) Named(name string) (*Pool, error) {
 	}
 	pools := cmp.Or(strings.Join(s.names, ", "), "none")
 	if name == "" {
-		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which selects a node-local pool, and the configuration of this node has none: set %[1]s to one of its pools (%s), or add one", volume.ParamPool, pools)
+		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, and the configuration of this node has no node-local pool, which would be the default: set %[1]s to one of its pools (%s), or add a node-local pool", volume.ParamPool, pools)
 	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool (it has %s): use one of these, or add it", volume.ParamPool, name, pools)
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool (it has %s): use one of these, or add that pool", volume.ParamPool, name, pools)
 }
 
-// ByID returns the pool of a volume. ErrUnavailable for a pool that this node does not have:
-// the volume may be on another node, or on a disk that is not mounted.
+// ByID returns the pool of a volume. ErrUnavailable, not ErrNotFound, for a pool that this node does
+// not have, because the volume may be on another node, or on a disk that is not mounted.
 func (s *Set) ByID(id volume.ID) (*Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

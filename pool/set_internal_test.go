@@ -11,31 +11,32 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestClaimBehindHungPools: the wait for all pools whose disks hang is limited. A copy of a pool
-// that has claimed its UUID is refused.
+// TestClaimBehindHungPools: a pool claims its UUID even if the disks of pools before it hang. A copy of a
+// pool that has claimed its UUID is refused.
 func TestClaimBehindHungPools(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "hung"}, {Name: "hung-too"}, {Name: "good"}, {Name: "copy"}}, nil)
 	good, copied := s.pools[2], s.pools[3]
 	if err := s.claim(good, "uuid"); err != nil {
-		t.Errorf("behind hung pools: %v", err)
+		t.Errorf("claim behind hung pools: %v", err)
 	}
 	if err := s.claim(copied, "uuid"); !errors.Is(err, volume.ErrPrecondition) {
-		t.Errorf("a copy: %v", err)
+		t.Errorf("claim of a copy: got %v, want ErrPrecondition", err)
 	}
 }
 
-// TestReadyBesideHangingPool: the wait for a pool whose disk hangs is limited.
+// TestReadyBesideHangingPool: a set becomes ready after the first attempt to open each pool, or after
+// the patience if a disk hangs.
 func TestReadyBesideHangingPool(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "hangs"}}, nil)
 	go s.becomeReady(10 * time.Millisecond)
 	if err := s.AwaitReady(t.Context()); err != nil || !s.Ready() {
-		t.Errorf("ready %t: %v", s.Ready(), err)
+		t.Errorf("beside a hanging pool: got ready %t, %v; want true", s.Ready(), err)
 	}
 
-	s = NewSet(Forms, []Config{{Name: "was tried"}}, nil)
+	s = NewSet(Forms, []Config{{Name: "slow"}}, nil)
 	go s.becomeReady(time.Hour)
 	if s.Ready() {
-		t.Error("ready before the pool was tried")
+		t.Error("ready before the first attempt to open the pool has ended")
 	}
 	s.pools[0].attempted.close()
 	if err := s.AwaitReady(t.Context()); err != nil {
@@ -43,7 +44,7 @@ func TestReadyBesideHangingPool(t *testing.T) {
 	}
 }
 
-// somewhere is a section that describes the place of its pool's data.
+// somewhere is a section whose data is at the place "somewhere".
 type somewhere struct{ Section }
 
 func (somewhere) String() string { return "somewhere" }
@@ -54,20 +55,20 @@ func TestStillOpening(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "slow", Section: somewhere{}}}, nil)
 	_, err := s.Named("slow")
 	if want := `pool "slow", at somewhere, is still being opened`; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %s", err, want)
+		t.Errorf("got %v, want ErrUnavailable with %q", err, want)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if AwaitAttempt(ended, err) {
-		t.Error("tried before it was")
+		t.Error("with an ended context: AwaitAttempt returned true before the attempt has ended")
 	}
 	waited := make(chan bool)
 	go func() { waited <- AwaitAttempt(t.Context(), fmt.Errorf("list: %w", err)) }()
 	s.pools[0].attempted.close()
 	if !<-waited {
-		t.Error("not told that it was tried")
+		t.Error("after the attempt: AwaitAttempt returned false")
 	}
 	if AwaitAttempt(t.Context(), volume.ErrUnavailable) || AwaitAttempt(t.Context(), nil) {
-		t.Error("waited for no pool")
+		t.Error("AwaitAttempt returned true for an error with another cause")
 	}
 }

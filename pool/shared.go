@@ -15,15 +15,15 @@ type Shared struct {
 	// Mount mounts the export at a private path and returns its root directory, and the
 	// version of the protocol ("4.2").
 	Mount func(ctx context.Context, c Config) (root *os.File, version string, err error)
-	// NodeID is this driver's node; empty for a controller's.
+	// NodeID is this driver's node; empty in the process of a controller.
 	NodeID string
-	// Cleans: this process also serves the Controller service. It creates the pool, empties
-	// the trash, and clears what ended processes left.
-	Cleans bool
+	// Maintains: this process also serves the Controller service. It creates the pool, empties
+	// the trash, and removes the entries of ended processes.
+	Maintains bool
 	// SilentSince is when the server stopped answering; zero: it answers. While it is set the
 	// pool is not opened.
 	SilentSince time.Time
-	// MountsDir contains the private mounts of images.
+	// MountsDir is the directory of the private mounts of images.
 	MountsDir string
 }
 
@@ -41,36 +41,32 @@ func NewSharedSet(forms volume.Forms, c Config, state *os.Root, shared Shared) *
 	return s
 }
 
-// Initialise makes an export that no configuration names a pool, and waits for that until ctx
-// ends. Only calls with the parameters of a StorageClass may do this: a forged volume ID could
-// name the export of any server.
+// Initialise creates the pool on an export that no configuration names, and waits for it until ctx
+// ends. Only calls with the parameters of a StorageClass may do this, because a forged volume ID
+// could name the export of any server.
 func (s *Set) Initialise(ctx context.Context) {
 	s.mayCreate.Store(true)
 	_ = retry.For(ctx, time.Minute, func() (bool, error) { // States has the error
-		if s.wasNotMade() {
-			notify(s.retry)
-		}
+		s.retryCreation()
 		err := s.States()[0].Err
 		return errors.Is(err, errOpening), err
 	})
 }
 
-// wasNotMade tells whether the last attempt failed because mayCreate was not set. The pool
-// counts as being opened then.
-func (s *Set) wasNotMade() bool {
+// retryCreation starts another attempt if the last one failed because mayCreate was not set. Until
+// its end the pool counts as being opened.
+func (s *Set) retryCreation() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slot := s.pools[0]
-	if !errors.Is(slot.err, errNotMade) {
-		return false
+	if slot := s.pools[0]; errors.Is(slot.err, errNotMade) {
+		slot.err = opening(slot.cfg)
+		notify(s.retry)
 	}
-	slot.err = opening(slot.cfg)
-	return true
 }
 
-// Teardown tells whether the mounts of a pool are to be unmounted by force: true if the server
-// has not answered for longer than nfs.outage. ErrUnavailable while it has not answered for
-// less; the error says when the mounts will be unmounted by force.
+// Teardown tells whether the mounts of a pool may be unmounted by force: true if the server has not
+// answered for longer than nfs.outage, false if the server answers. ErrUnavailable while it has not
+// answered for less than nfs.outage; the error says how long data is still kept.
 func (s *Set) Teardown(poolName string) (force bool, err error) {
 	if s.shared.SilentSince.IsZero() {
 		return false, nil
@@ -78,13 +74,13 @@ func (s *Set) Teardown(poolName string) (force bool, err error) {
 	c := s.pools[0].cfg
 	end := s.shared.SilentSince.Add(c.NFS.OutageTime())
 	if left := time.Until(end); left > 0 {
-		return false, volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s: unsent data is kept for it until %s (%v more, nfs.outage), then it is discarded",
+		return false, volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s: data that was not sent is kept until %s (for %v more, nfs.outage), and discarded after that",
 			poolName, c.NFS.Server, s.shared.SilentSince.Format(time.TimeOnly), end.Format(time.TimeOnly), left.Round(time.Second))
 	}
 	return true, nil
 }
 
-// MountsDir contains the private mounts of images; empty for node-local pools.
+// MountsDir is the directory of the private mounts of images; empty for node-local pools.
 func (s *Set) MountsDir() string { return s.shared.MountsDir }
 
 // NodeID is the node that this process serves; empty for node-local pools and in the process

@@ -20,6 +20,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// openExportDir opens a shared pool in a directory, which simulates an export. Each call simulates a
+// process that maintains the pool.
 func openExportDir(t *testing.T, dir string) *Pool {
 	t.Helper()
 	root, err := os.Open(dir)
@@ -33,6 +35,7 @@ func openExportDir(t *testing.T, dir string) *Pool {
 	return p
 }
 
+// sharedVolume is the record of a directory volume in a shared pool.
 func sharedVolume(p *Pool, name string) volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("nfs", name), CoName: name, Capacity: 1 << 20,
@@ -40,16 +43,26 @@ func sharedVolume(p *Pool, name string) volume.Volume {
 	}
 }
 
-func known(p *Pool, name string) bool {
-	all, end := p.ledger.BeginReading()
-	end()
-	_, ok := all[FolderPath(name)]
+// counts tells whether the ledger of a pool has a reservation of a volume.
+func counts(p *Pool, name string) bool {
+	_, ok := p.ledger.Reservations()[FolderPath(name)]
 	return ok
 }
 
+// nothing is a prepare function of CreateDirectory that does nothing.
 func nothing(*os.File, bool) error { return nil }
 
-// TestLostReplies: a step that succeeded, and whose reply was lost, counts as done.
+// wantTmp fails the test unless the folder tmp of a pool contains n entries.
+func wantTmp(t *testing.T, dir string, n int) {
+	t.Helper()
+	left, err := os.ReadDir(filepath.Join(dir, tmpDir))
+	must(t, err)
+	if len(left) != n {
+		t.Errorf("tmp contains %v, want %d entries", left, n)
+	}
+}
+
+// TestLostReplies: a step that is repeated because its reply was lost succeeds.
 func TestLostReplies(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
@@ -60,28 +73,28 @@ func TestLostReplies(t *testing.T) {
 		return p.building.commit("v.gone.1", p.volumes, "v", token, func() (string, error) { return have.Token, nil })
 	}
 	if err := commit(have.Token); err != nil {
-		t.Errorf("a rename that was done: %v", err)
+		t.Errorf("repeated commit: %v", err)
 	}
 	if err := commit("another's"); !errors.Is(err, ErrExists) {
-		t.Errorf("another's volume: %v", err)
+		t.Errorf("commit over another process's volume: got %v, want ErrExists", err)
 	}
 	a := Attachment{Version: attachmentVersion, Node: "n"}
 	must(t, p.Attachments.linkAttachment("v", a))
 	if err := p.Attachments.linkAttachment("v", a); err != nil {
-		t.Errorf("a link that was made: %v", err)
+		t.Errorf("repeated link: %v", err)
 	}
 	must(t, p.Attachments.removeAttachment("v", "node"))
 	if err := p.Attachments.removeAttachment("v", "node"); err != nil {
-		t.Errorf("a record that was removed: %v", err)
+		t.Errorf("repeated removal of an attachment: %v", err)
 	}
 	must(t, p.takeOut("v", p.trash, "v.1"))
 	if err := p.takeOut("v", p.trash, "v.1"); err != nil {
-		t.Errorf("a volume that was moved: %v", err)
+		t.Errorf("repeated move to the trash: %v", err)
 	}
 }
 
-// TestSweep: entries of an ended process are cleared by another one, those of a living process are
-// not.
+// TestSweep: a sweep removes the entries of a process that has ended, but not those of a process that
+// lives.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	dead, lives, cleans := openExportDir(t, dir), openExportDir(t, dir), openExportDir(t, dir)
@@ -93,28 +106,26 @@ func TestSweep(t *testing.T) {
 	}
 	must(t, cleans.accounts.Refresh(t.Context(), func(string) bool { return false }))
 	if u, err := cleans.Usage(); err != nil || u.Promised != 2*(1<<20+4096) {
-		t.Errorf("being made are %d bytes: %v", u.Promised, err)
+		t.Errorf("before the sweep: got %d promised bytes, %v; want those of the entries of both processes, %d", u.Promised, err, 2*(1<<20+4096))
 	}
 	kill(t, dir, dead)
 	must(t, cleans.Export().Sweep(t.Context()))
-	if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 2 {
-		t.Errorf("left are %v: %v", left, err)
-	}
+	wantTmp(t, dir, 2)
 	if err := lives.buildAndCommit(t.Context(), sharedVolume(lives, "v"), "v."+token(t, lives)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
-		t.Errorf("one that lives: %v", err)
+		t.Errorf("commit of a process that lives: %v", err)
 	}
-	// A process that lives, but counted as ended, cannot commit half a volume.
+	// A process that lives although it counts as ended cannot commit an incomplete volume.
 	err := dead.buildAndCommit(t.Context(), sharedVolume(dead, "w"), "v."+token(t, dead)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
-		t.Error("half a volume was committed")
+		t.Error("an incomplete volume was committed")
 	}
 	if owners, err := filepath.Glob(filepath.Join(dir, shared.OwnersDir, "*")); err != nil || len(owners) != 2 {
-		t.Errorf("owners are %v: %v", owners, err)
+		t.Errorf("got the owners %v, %v; want two", owners, err)
 	}
 }
 
-// TestRefreshOnlyIfNeeded: a process that is alone does not read the folders again, and one that is
-// not reads only new and grown volumes.
+// TestRefreshOnlyIfNeeded: a process reads the folders again only after a transaction of another
+// process, and then only the records of new and grown volumes.
 func TestRefreshOnlyIfNeeded(t *testing.T) {
 	dir := t.TempDir()
 	a, b := openExportDir(t, dir), openExportDir(t, dir)
@@ -124,29 +135,30 @@ func TestRefreshOnlyIfNeeded(t *testing.T) {
 	}
 	create(b, "u")
 	create(a, "v")
-	create(a, "v2")                                                 // after b's transaction
-	a.ledger.Set(FolderPath("ghost"), ledger.Reservation{Bytes: 1}) // a refresh would drop it
+	create(a, "v2")                                                 // the first transaction after b's has refreshed the ledger
+	a.ledger.Set(FolderPath("ghost"), ledger.Reservation{Bytes: 1}) // has no folder, so a refresh would remove it
 	create(a, "w")
 	v, err := a.Lookup("v")
 	must(t, err)
 	must(t, a.Grow(t.Context(), v, 2<<20, func() error { return nil }))
 	create(a, "x")
-	if !known(a, "ghost") {
-		t.Error("the folders were read though no other process exists")
+	if !counts(a, "ghost") {
+		t.Error("the folders were read although no other process had a transaction")
 	}
 	must(t, b.accounts.Refresh(t.Context(), func(string) bool { return false }))
-	b.ledger.Set(FolderPath("w"), ledger.Reservation{Bytes: 5}) // known, so not read again
-	b.ledger.Set(FolderPath("v"), ledger.Reservation{Bytes: 5})
+	for _, name := range []string{"v", "w"} { // wrong, until the record is read again
+		b.ledger.Set(FolderPath(name), ledger.Reservation{Bytes: 5})
+	}
 	create(b, "y")
 	if got := b.ledger.Reservations()[FolderPath("v")].Bytes; got != 2<<20 {
-		t.Errorf("the volume that grew counts %d bytes", got)
+		t.Errorf("volume that has grown: got a reservation of %d bytes, want %d", got, 2<<20)
 	}
 	if got := b.ledger.Reservations()[FolderPath("w")].Bytes; got != 5 {
-		t.Errorf("a volume that is known was read again: %d", got)
+		t.Errorf("volume that has not grown: got a reservation of %d bytes, want 5, because its record is not read again", got)
 	}
 	create(a, "z")
-	if known(a, "ghost") || !known(a, "y") {
-		t.Error("the folders were not read though another process exists")
+	if counts(a, "ghost") || !counts(a, "y") {
+		t.Error("the folders were not read although another process had a transaction")
 	}
 }
 
@@ -157,13 +169,13 @@ func FuzzAttachment(f *testing.F) {
 	f.Add([]byte(`{"version":1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if a, err := parseAttachment(b); err == nil && (a.Node == "" || a.MultiNode) {
-			t.Errorf("%q is read as %+v", b, a)
+			t.Errorf("%q: got %+v, want a node, and no MultiNode", b, a)
 		}
 	})
 }
 
-// TestLostOwnerLock: a process whose owner file another one has removed makes a new one at its next
-// sweep.
+// TestLostOwnerLock: a process whose owner file was removed by another process makes a new owner file
+// at its next sweep.
 func TestLostOwnerLock(t *testing.T) {
 	dir := t.TempDir()
 	p, other := openExportDir(t, dir), openExportDir(t, dir)
@@ -175,10 +187,10 @@ func TestLostOwnerLock(t *testing.T) {
 	must(t, p.building.makeTmp(t.Context(), entry))
 	must(t, other.Export().Sweep(t.Context()))
 	if token(t, p) == old {
-		t.Error("the owner file is still the removed one")
+		t.Error("the process still has the token of the removed owner file")
 	}
 	if _, err := os.Stat(filepath.Join(dir, tmpDir, entry)); err != nil {
-		t.Errorf("its new entry: %v", err)
+		t.Errorf("the entry that the process made after its sweep: %v", err)
 	}
 }
 
@@ -213,7 +225,7 @@ func descriptor(t *testing.T, path string) int {
 	return -1
 }
 
-// breakFile makes each use of an open file fail until repair is called.
+// breakFile makes all uses of an open file fail until repair is called.
 func breakFile(t *testing.T, path string) (repair func()) {
 	t.Helper()
 	fd := descriptor(t, path)
@@ -229,15 +241,16 @@ func breakFile(t *testing.T, path string) (repair func()) {
 	}
 }
 
-// TestGrowthNotAnnounced: growth that could not be announced stays promised until it is.
+// TestGrowthNotAnnounced: if recording a growth in the ledger file fails, other processes count the new
+// bytes nevertheless, also after the announcement.
 func TestGrowthNotAnnounced(t *testing.T) {
 	for name, grow := range map[string]func(p *Pool, v volume.Volume, fail func() error) error{
-		"grown": func(p *Pool, v volume.Volume, fail func() error) error { return p.Grow(t.Context(), v, 4<<20, fail) },
-		"adopted": func(p *Pool, v volume.Volume, fail func() error) error {
+		"Grow": func(p *Pool, v volume.Volume, fail func() error) error { return p.Grow(t.Context(), v, 4<<20, fail) },
+		"RaiseCapacity": func(p *Pool, v volume.Volume, fail func() error) error {
 			if err := fail(); err != nil {
 				return err
 			}
-			return p.Adopt(t.Context(), v, 4<<20)
+			return p.RaiseCapacity(t.Context(), v, 4<<20)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -245,35 +258,29 @@ func TestGrowthNotAnnounced(t *testing.T) {
 			a, b := openExportDir(t, dir), openExportDir(t, dir)
 			v := sharedVolume(a, "v")
 			must(t, a.CreateDirectory(t.Context(), v, nil, nothing))
-			promised := func() int64 {
+			wantPromised := func(when string, want int64) {
 				t.Helper()
 				must(t, b.medium.Exclusively(t.Context(), func(func(func() error) error) error { return nil }))
 				u, err := b.Usage()
 				must(t, err)
-				return u.Promised
+				if u.Promised != want {
+					t.Errorf("%s: got %d promised bytes, want %d", when, u.Promised, want)
+				}
 			}
-			if got := promised(); got != 1<<20 {
-				t.Fatalf("promised are %d bytes", got)
-			}
+			wantPromised("before the growth", 1<<20)
 			repair := func() {}
 			if err := grow(a, v, func() error { repair = breakFile(t, filepath.Join(dir, ".trivet/ledger")); return nil }); !errors.Is(err, volume.ErrUnavailable) {
-				t.Fatalf("without its ledger: %v", err)
+				t.Fatalf("without the ledger file: got %v, want ErrUnavailable", err)
 			}
-			if have, err := a.Lookup("v"); err != nil || have.Capacity != 4<<20 {
-				t.Fatalf("recorded are %d bytes: %v", have.Capacity, err)
+			if got, err := a.Lookup("v"); err != nil || got.Capacity != 4<<20 {
+				t.Fatalf("got recorded capacity %d, %v; want %d", got.Capacity, err, 4<<20)
 			}
 			repair()
-			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "turn"), nil, nothing))
-			if got := promised(); got != 5<<20 {
-				t.Errorf("before the announcement %d bytes are promised", got)
-			}
+			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "of-a"), nil, nothing))
+			wantPromised("before the announcement", 5<<20)
 			must(t, a.medium.CompleteGrowth(t.Context(), "v"))
-			if got := promised(); got != 5<<20 {
-				t.Errorf("after the announcement %d bytes are promised", got)
-			}
-			if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 0 {
-				t.Errorf("left are %v: %v", left, err)
-			}
+			wantPromised("after the announcement", 5<<20)
+			wantTmp(t, dir, 0)
 		})
 	}
 }
@@ -285,23 +292,23 @@ func TestRemovedMeanwhile(t *testing.T) {
 	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	for _, a := range []Attachment{{Node: "n"}, {Node: "n", MultiNode: true}} {
 		if err := p.Attachments.checkOthers("v", a); !errors.Is(err, volume.ErrPending) {
-			t.Errorf("unpublished meanwhile: %v", err)
+			t.Errorf("%+v, unpublished meanwhile: got %v, want ErrPending", a, err)
 		}
 		if err := p.Attachments.checkFailedLink("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
-			t.Errorf("another's attachment, removed before it was read: %v", err)
+			t.Errorf("%+v, another process's attachment was removed before it was read: got %v, want ErrPending", a, err)
 		}
 		must(t, p.Attachments.Attach("v", a))
 		if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) {
-			t.Errorf("removed while published: %v", err)
+			t.Errorf("%+v, delete while published: got %v, want ErrPrecondition", a, err)
 		}
 		must(t, p.Attachments.Detach("v", "n"))
 	}
 	must(t, p.Remove(t.Context(), v))
 	if err := p.Attachments.checkOthers("v", Attachment{Node: "n", MultiNode: true}); !errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("deleted meanwhile: %v", err)
+		t.Errorf("deleted meanwhile: got %v, want ErrNotFound", err)
 	}
 	if err := p.Attachments.checkFailedLink("v", Attachment{Node: "n"}, syscall.EIO); !errors.Is(err, syscall.EIO) {
-		t.Errorf("a link that failed: %v", err)
+		t.Errorf("failed link: got %v, want EIO", err)
 	}
 }
 
@@ -310,19 +317,19 @@ func TestInconclusive(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EIO, syscall.ESTALE} {
 		if !p.inconclusive(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
-			t.Errorf("%v counts as damage", errno)
+			t.Errorf("%v is not inconclusive", errno)
 		}
 	}
 	if _, err := p.readRecord("none"); !errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("a volume that is not there: %v", err)
+		t.Errorf("missing volume: got %v, want ErrNotFound", err)
 	}
 	if _, err := p.readRecord("none" + strings.Repeat("/x", 5000)); errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("a folder that cannot be read: %v", err)
+		t.Errorf("folder that cannot be read: got %v, want another error", err)
 	}
 }
 
-// TestRemoveUnwritable: folders without any permissions are removed also if this node's root has no
-// privileges at the server.
+// TestRemoveUnwritable: folders without any permissions are removed, even if the server gives this
+// node's root no privileges.
 func TestRemoveUnwritable(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -338,22 +345,22 @@ func TestRemoveUnwritable(t *testing.T) {
 	must(t, os.Chown(filepath.Join(dir, tmpDir), user, user))
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with this goroutine
 		err := syscall.Setfsuid(user)
-		if _, locked := os.ReadDir(tree); !errors.Is(locked, os.ErrPermission) {
-			err = errors.Join(err, fmt.Errorf("the tree is not locked, so this proves nothing: %w", locked))
+		if _, denied := os.ReadDir(tree); !errors.Is(denied, os.ErrPermission) {
+			err = errors.Join(err, fmt.Errorf("the user can read the tree, so this test proves nothing: %w", denied))
 		}
 		done <- errors.Join(err, p.Trash.removeTree(t.Context(), p.tmp, "tree"))
 	}()
 	must(t, <-done)
 	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("the tree after its removal: got %v, want ErrNotExist", err)
 	}
 }
 
-// TestInherited: a directory cannot be moved below a directory that passes on its quota project. One
-// that exists there is adopted.
-func TestInherited(t *testing.T) {
+// TestInheritedProject: a volume's directory cannot be moved below a directory that passes its quota
+// project on to its content. A directory that already exists there is adopted.
+func TestInheritedProject(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := testenv.Filesystem(t, "xfs", "300M")
 	p := openExportDir(t, dir)
@@ -362,35 +369,35 @@ func TestInherited(t *testing.T) {
 	testenv.Run(t, "chattr", "-p", "7", "+P", team)
 	v := placedVolume(p, "v")
 	if err := p.CreateDirectory(t.Context(), v, nil, nothing); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
-		t.Fatalf("below another project: %v", err)
+		t.Fatalf("create below a directory with another project: got %v, want EXDEV", err)
 	}
 	must(t, os.Mkdir(filepath.Join(team, "v"), 0o755))
 	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	folder := filepath.Join(dir, volumesDir, "v")
 	testenv.Run(t, "chattr", "-p", "8", "+P", folder)
 	if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
-		t.Errorf("out of another project: %v", err)
+		t.Errorf("delete from a directory with another project: got %v, want EXDEV", err)
 	}
 	testenv.Run(t, "chattr", "-p", "0", "-P", folder)
 	must(t, p.Remove(t.Context(), v))
 	if left, err := filepath.Glob(team + "/*"); err != nil || len(left) > 0 {
-		t.Errorf("left are %v: %v", left, err)
+		t.Errorf("after the delete: got %v, %v; want nothing", left, err)
 	}
 }
 
-// TestRemovePlaced: a directory that a create has placed before it failed is removed, unless it is
-// used by then.
+// TestRemovePlaced: a directory that a failed create has moved to its subDir is removed, unless it
+// contains files or belongs to another volume.
 func TestRemovePlaced(t *testing.T) {
 	for name, test := range map[string]struct {
 		meanwhile func(t *testing.T, other *Pool, placed string)
 		stays     bool
 	}{
-		"unused": {meanwhile: func(*testing.T, *Pool, string) {}},
-		"written": {stays: true, meanwhile: func(t *testing.T, _ *Pool, placed string) {
+		"empty": {meanwhile: func(*testing.T, *Pool, string) {}},
+		"with a file": {stays: true, meanwhile: func(t *testing.T, _ *Pool, placed string) {
 			t.Helper()
 			must(t, os.WriteFile(filepath.Join(placed, "f"), nil, 0o600))
 		}},
-		"adopted": {stays: true, meanwhile: func(t *testing.T, other *Pool, _ string) {
+		"adopted by another volume": {stays: true, meanwhile: func(t *testing.T, other *Pool, _ string) {
 			t.Helper()
 			must(t, other.CreateDirectory(t.Context(), placedVolume(other, "other"), nil, nothing))
 		}},
@@ -408,15 +415,14 @@ func TestRemovePlaced(t *testing.T) {
 			kill(t, dir, dead)
 			must(t, cleans.Export().Sweep(t.Context()))
 			if _, err := os.Stat(placed); errors.Is(err, os.ErrNotExist) == test.stays {
-				t.Errorf("afterwards: %v", err)
+				t.Errorf("after the sweep: got %v, want the directory to exist: %t", err, test.stays)
 			}
-			if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 0 {
-				t.Errorf("left are %v: %v", left, err)
-			}
+			wantTmp(t, dir, 0)
 		})
 	}
 }
 
+// placedVolume is the record of a volume with subDir team/v.
 func placedVolume(p *Pool, name string) volume.Volume {
 	v := sharedVolume(p, name)
 	v.Directory.SubDir = "team/v"

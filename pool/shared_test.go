@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -31,10 +33,10 @@ func (e export) mount(context.Context, pool.Config) (*os.File, string, error) {
 	return f, "4.2", err
 }
 
-// process starts a process: with cleans it maintains the pool, else it only serves a node.
-func (e export) process(t *testing.T, cleans bool) *pool.Set {
+// process simulates a process that serves a node and, with maintains, also maintains the pool.
+func (e export) process(t *testing.T, maintains bool) *pool.Set {
 	t.Helper()
-	return e.run(t, pool.Shared{Mount: e.mount, NodeID: "n", Cleans: cleans, MountsDir: "/run/mounts"})
+	return e.run(t, pool.Shared{Mount: e.mount, NodeID: "n", Maintains: maintains, MountsDir: "/run/mounts"})
 }
 
 func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
@@ -44,6 +46,7 @@ func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
 	return set
 }
 
+// open opens the pool in a new process that maintains it.
 func (e export) open(t *testing.T) *pool.Pool {
 	t.Helper()
 	p, err := e.process(t, true).Named("nas")
@@ -51,14 +54,16 @@ func (e export) open(t *testing.T) *pool.Pool {
 	return p
 }
 
-func (e export) refuses(t *testing.T, cleans bool, kind error, says ...string) {
+// wantRefused fails the test unless opening the pool in a new process fails.
+func (e export) wantRefused(t *testing.T, maintains bool, kind error, says ...string) {
 	t.Helper()
-	s := e.process(t, cleans)
+	s := e.process(t, maintains)
 	_, err := s.Named(e.cfg.Name)
 	wantError(t, err, volume.ErrUnavailable)
 	wantError(t, s.States()[0].Err, kind, says...)
 }
 
+// names lists a folder of the export, separated by spaces.
 func (e export) names(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(e.dir, dir))
@@ -76,11 +81,11 @@ func (e export) awaitEmptyTrash(t *testing.T) {
 	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
 }
 
-// isEmpty checks that a folder of the export is empty.
-func (e export) isEmpty(t *testing.T, dir string) {
+// wantEmpty fails the test unless a folder of the export is empty.
+func (e export) wantEmpty(t *testing.T, dir string) {
 	t.Helper()
 	if names := e.names(t, dir); names != "" {
-		t.Errorf("%s contains %s", dir, names)
+		t.Errorf("%s contains %q, want nothing", dir, names)
 	}
 }
 
@@ -99,19 +104,22 @@ func (e export) has(path string) bool {
 	return err == nil
 }
 
+// directory is the record of a directory volume.
 func directory(p *pool.Pool, name, subDir string, onDelete volume.OnDelete) volume.Volume {
 	v := pool.SharedVolume(p, name)
 	v.Directory.SubDir, v.Directory.OnDelete = subDir, onDelete
 	return v
 }
 
-func open777(dir *os.File, made bool) error {
-	if !made {
+// open777 is the prepare function of CreateDirectory that gives all users access to a new directory.
+func open777(dir *os.File, empty bool) error {
+	if !empty {
 		return nil
 	}
 	return dir.Chmod(0o777)
 }
 
+// addDirectory creates a directory volume.
 func addDirectory(t *testing.T, p *pool.Pool, name, subDir string, onDelete volume.OnDelete) volume.Volume {
 	t.Helper()
 	v := directory(p, name, subDir, onDelete)
@@ -119,37 +127,40 @@ func addDirectory(t *testing.T, p *pool.Pool, name, subDir string, onDelete volu
 	return v
 }
 
+// TestSharedInit: only a process that maintains the pool creates it, if nfs.init allows that and the
+// export is empty.
 func TestSharedInit(t *testing.T) {
 	e := newExport(t)
-	e.refuses(t, false, volume.ErrUnavailable, "not a pool yet")
+	e.wantRefused(t, false, volume.ErrUnavailable, "not a pool yet")
 	e.cfg.NFS.Init = false
-	e.refuses(t, true, volume.ErrPrecondition, "init: true", "trivet pool init", "nas.lan:/tank")
+	e.wantRefused(t, true, volume.ErrPrecondition, "init: true", "trivet pool init", "nas.lan:/tank")
 	e.cfg.NFS.Init = true
 	e.write(t, "letter.txt")
-	e.refuses(t, true, volume.ErrPrecondition, "letter.txt", "empty directory")
+	e.wantRefused(t, true, volume.ErrPrecondition, "letter.txt", "empty directory")
 	must(t, os.Remove(filepath.Join(e.dir, "letter.txt")))
 	e.mkdir(t, "lost+found")
 	p := e.open(t)
 	if !p.Shared() || p.Version() != "4.2" || p.ID("nfs", "v").String() != "nfs:nas:v" {
-		t.Errorf("shared %t, version %q, %s", p.Shared(), p.Version(), p.ID("nfs", "v"))
+		t.Errorf("got shared %t, version %q, ID %s; want true, 4.2, nfs:nas:v", p.Shared(), p.Version(), p.ID("nfs", "v"))
 	}
 	node := e.process(t, false)
 	if _, err := node.ByID(p.ID("nfs", "v")); err != nil {
-		t.Errorf("a node: %v", err)
+		t.Errorf("in a process that only serves a node: %v", err)
 	}
 	_, err := node.ByID(volume.ID{Backend: "nfs", Pool: "nas", PoolUUID: p.ShortUUID(), Name: "v"})
 	wantError(t, err, volume.ErrUnavailable)
 	if node.MountsDir() != "/run/mounts" || node.NodeID() != "n" {
-		t.Errorf("%q %q", node.MountsDir(), node.NodeID())
+		t.Errorf("got mounts directory %q and node %q, want /run/mounts and n", node.MountsDir(), node.NodeID())
 	}
 	must(t, os.Remove(filepath.Join(e.dir, "pool.json")))
-	e.refuses(t, true, volume.ErrPrecondition, ".trivet", "backup")
+	e.wantRefused(t, true, volume.ErrPrecondition, ".trivet", "backup")
 	pinned := newExport(t)
 	pinned.cfg.UUID = p.UUID()
-	pinned.refuses(t, true, volume.ErrPrecondition, p.UUID())
+	pinned.wantRefused(t, true, volume.ErrPrecondition, p.UUID())
 }
 
-// TestDirectInit: the directories of another driver on an export are not touched.
+// TestDirectInit: a pool is created beside the directories of another driver, unless the pool needs one
+// of their names. A volume ID alone does not create a pool.
 func TestDirectInit(t *testing.T) {
 	e := newExport(t)
 	name, err := volume.DirectPool("nas.lan", "/tank")
@@ -165,18 +176,18 @@ func TestDirectInit(t *testing.T) {
 	_, err = s.ByID(volume.ID{Backend: "nfs", Pool: name, Name: "made-up"})
 	wantError(t, err, volume.ErrUnavailable, "not a pool")
 	if e.names(t, ".") != "pvc-1" {
-		t.Errorf("without a new volume the export contains %q", e.names(t, "."))
+		t.Errorf("before Initialise the export contains %q, want only pvc-1", e.names(t, "."))
 	}
 	s.Initialise(t.Context())
 	p, err := s.Named(name)
 	must(t, err)
 	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
 	if v.ID.String() != "nfs:=nas.lan=/tank:v" || !e.has("pvc-1") {
-		t.Errorf("%s", v.ID)
+		t.Errorf("got volume %s, and pvc-1 exists: %t; want nfs:=nas.lan=/tank:v and true", v.ID, e.has("pvc-1"))
 	}
 }
 
-// TestInitAtOnce: one of several processes makes the pool.
+// TestInitAtOnce: several processes that initialise an export at once create one pool.
 func TestInitAtOnce(t *testing.T) {
 	e := newExport(t)
 	uuids := make([]string, 8)
@@ -196,43 +207,45 @@ func TestInitAtOnce(t *testing.T) {
 	all.Wait()
 	for _, u := range uuids {
 		if u != uuids[0] {
-			t.Errorf("two pools: %q", uuids)
+			t.Errorf("got the UUIDs %q, want the same in all processes", uuids)
 		}
 	}
 	if left := e.names(t, "."); left != "pool.json" {
-		t.Errorf("left is %s", left)
+		t.Errorf("the export contains %q, want only pool.json", left)
 	}
 }
 
+// TestSilentServer: the export of a server that does not answer is not mounted, and the teardown by force
+// begins after nfs.outage, which is 10 minutes by default.
 func TestSilentServer(t *testing.T) {
 	e := newExport(t)
 	for name, tc := range map[string]struct {
 		since time.Time
 		force bool
 	}{
-		"for a minute": {time.Now().Add(-time.Minute), false},
-		"for an hour":  {time.Now().Add(-time.Hour), true},
+		"silent for a minute": {time.Now().Add(-time.Minute), false},
+		"silent for an hour":  {time.Now().Add(-time.Hour), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := e.run(t, pool.Shared{SilentSince: tc.since, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
-				t.Error("the export was touched")
+				t.Error("the export was mounted")
 				return nil, "", errors.New("silent")
 			}})
 			_, err := s.Named("")
 			wantError(t, err, volume.ErrUnavailable, "nas.lan has not answered since "+tc.since.Format(time.TimeOnly))
 			force, err := s.Teardown("nas")
 			if force != tc.force || (err == nil) != tc.force {
-				t.Errorf("teardown: %t, %v", force, err)
+				t.Errorf("Teardown: got %t, %v; want %t", force, err, tc.force)
 			}
 		})
 	}
 	if force, err := e.process(t, true).Teardown("nas"); force || err != nil {
-		t.Errorf("of a server that answers: %t, %v", force, err)
+		t.Errorf("Teardown for a server that answers: got %t, %v; want false", force, err)
 	}
 }
 
-// TestReplacedExport: a pool without its marker is neither used nor made again, and is used again
-// when the marker is restored.
+// TestReplacedExport: a pool whose marker disappears is closed, and no new pool is created. It is opened
+// again when the marker is restored.
 func TestReplacedExport(t *testing.T) {
 	e := newExport(t)
 	s := e.process(t, true)
@@ -252,11 +265,12 @@ func TestReplacedExport(t *testing.T) {
 	for _, name := range []string{"pool.json", ".trivet", "volumes", "snapshots"} {
 		must(t, os.Rename(filepath.Join(away, name), filepath.Join(e.dir, name)))
 	}
-	await(t, "the pool to be back", func() bool { _, err := s.ByID(v.ID); return err == nil })
+	await(t, "the pool to be open again", func() bool { _, err := s.ByID(v.ID); return err == nil })
 	must(t, os.Remove(away))
 }
 
-// TestSharedLedger: all processes count what one of them has promised, also by a call under way.
+// TestSharedLedger: each process counts the bytes that another process has promised, also for a call
+// that is still running.
 func TestSharedLedger(t *testing.T) {
 	e := newExport(t)
 	e.cfg.Size, e.cfg.Reserve = "10Mi", "0"
@@ -278,9 +292,9 @@ func TestSharedLedger(t *testing.T) {
 	must(t, a.Remove(t.Context(), v))
 	must(t, b.Create(t.Context(), record(b, "x", 6<<20), image(6<<20)))
 	if u := usage(t, b); u.Promised != 10<<20 || u.Room != 0 {
-		t.Errorf("%+v", u)
+		t.Errorf("usage: got %+v, want 10 MiB promised and no room", u)
 	}
-	e.isEmpty(t, ".trivet/tmp")
+	e.wantEmpty(t, ".trivet/tmp")
 }
 
 // TestPromisedOnce: concurrent calls of several processes do not promise a byte twice.
@@ -306,13 +320,13 @@ func TestPromisedOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if there := len(strings.Fields(e.names(t, "volumes"))); made != 20 || there != 20 {
-		t.Errorf("%d were made, %d are there, room is for 20", made, there)
+	if exist := len(strings.Fields(e.names(t, "volumes"))); made != 20 || exist != 20 {
+		t.Errorf("%d creates succeeded and %d volumes exist, want 20", made, exist)
 	}
 }
 
-// TestClash: of two processes that make the same volume, one does.
-func TestClash(t *testing.T) {
+// TestSameVolumeAtOnce: of two processes that create the same volume, one succeeds.
+func TestSameVolumeAtOnce(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
 	v := directory(a, "v", "", volume.OnDeleteDelete)
@@ -321,15 +335,16 @@ func TestClash(t *testing.T) {
 	})
 	wantError(t, err, pool.ErrExists, "another process")
 	wantError(t, err, volume.ErrPending)
-	if have, err := a.Lookup("v"); err != nil || have.Token == "" {
-		t.Errorf("%+v: %v", have, err)
+	if got, err := a.Lookup("v"); err != nil || got.Token == "" {
+		t.Errorf("got %+v, %v; want a record with a token", got, err)
 	}
-	e.isEmpty(t, ".trivet/tmp")
+	e.wantEmpty(t, ".trivet/tmp")
 	must(t, a.Remove(t.Context(), v))
 	must(t, b.Remove(t.Context(), v)) // it was deleted already
 	e.awaitEmptyTrash(t)
 }
 
+// TestSharedAttachments: processes see each other's attachments, and refuse incompatible ones.
 func TestSharedAttachments(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
@@ -352,13 +367,13 @@ func TestSharedAttachments(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	if got := nodes(); !strings.Contains(got, "n1") || !strings.Contains(got, "n2") || len(got) != 5 {
-		t.Errorf("published at %s", got)
+	if got := nodes(); got != "n1 n2" && got != "n2 n1" {
+		t.Errorf("published to %q, want n1 and n2", got)
 	}
 	must(t, b.Attachments.Detach("v", "n1"))
 	must(t, a.Attachments.Detach("v", "n1"))
 	if got := nodes(); got != "n2" {
-		t.Errorf("published at %s", got)
+		t.Errorf("published to %q, want n2", got)
 	}
 	must(t, a.Attachments.Detach("v", ""))
 	must(t, a.Attachments.Attach("v", one("n1")))
@@ -367,17 +382,17 @@ func TestSharedAttachments(t *testing.T) {
 	wantError(t, b.Attachments.Attach("v", many("n2")), volume.ErrPrecondition)
 	must(t, b.Attachments.Detach("v", "n2"))
 	if got := nodes(); got != "n1" {
-		t.Errorf("published at %s", got)
+		t.Errorf("published to %q, want n1", got)
 	}
 	must(t, b.Attachments.Detach("v", "n1"))
 	if at, err := a.Attachments.List("v"); err != nil || len(at) != 0 || a.AttachedCount("nfs") != 0 {
-		t.Errorf("published: %v, %v", at, err)
+		t.Errorf("published to %v (error %v), %d counted; want no node", at, err, a.AttachedCount("nfs"))
 	}
 	must(t, a.Attachments.Detach("none", "n1"))
 }
 
-// TestAttachAtOnce: of concurrent calls for different nodes at most one publishes a volume to a
-// single node, and then no other call publishes it.
+// TestAttachAtOnce: concurrent calls publish a volume to at most one node without MultiNode. If one
+// does, no other call publishes the volume.
 func TestAttachAtOnce(t *testing.T) {
 	e := newExport(t)
 	pools := []*pool.Pool{e.open(t), e.open(t)}
@@ -400,24 +415,26 @@ func TestAttachAtOnce(t *testing.T) {
 			_, err := fmt.Sscan(a.Node, &n)
 			must(t, err)
 			if errs[n] != nil {
-				t.Errorf("node %d was refused (%v) and is published", n, errs[n])
+				t.Errorf("node %d: Attach returned %v, but the volume is published to the node", n, errs[n])
 			}
 			if !a.MultiNode {
 				single++
 			}
 		}
 		for n, err := range errs {
-			// Pending: a conflicting attachment was removed meanwhile.
+			// ErrPending: the attachment with which this one conflicts was removed meanwhile.
 			if err != nil && !errors.Is(err, volume.ErrPrecondition) && !errors.Is(err, volume.ErrPending) {
 				t.Errorf("node %d: %v", n, err)
 			}
 		}
 		if single > 1 || single == 1 && len(left) > 1 {
-			t.Errorf("published at %+v", left)
+			t.Errorf("published to %+v, want one node, or several with MultiNode", left)
 		}
 	}
 }
 
+// TestSubDir: a directory is made or adopted at the subDir of its volume. Volumes share one only with
+// onDelete retain.
 func TestSubDir(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
@@ -425,7 +442,7 @@ func TestSubDir(t *testing.T) {
 	info, err := os.Stat(filepath.Join(e.dir, "team/a/web"))
 	must(t, err)
 	if info.Mode().Perm() != 0o777 {
-		t.Errorf("made with %v", info.Mode())
+		t.Errorf("mode of a new directory: got %v, want 0777", info.Mode())
 	}
 	e.mkdir(t, "old")
 	e.write(t, "old/file")
@@ -433,12 +450,12 @@ func TestSubDir(t *testing.T) {
 	info, err = os.Stat(filepath.Join(e.dir, "old"))
 	must(t, err)
 	if info.Mode().Perm() != 0o755 || !e.has("old/file") {
-		t.Errorf("adopted, and now %v", info.Mode())
+		t.Errorf("adopted directory: got mode %v, file exists %t; want 0755 and true", info.Mode(), e.has("old/file"))
 	}
 	f, err := a.OpenDirectory(adopted)
 	must(t, err)
 	if st, err := f.Stat(); err != nil || !os.SameFile(st, info) {
-		t.Errorf("another directory: %v", err)
+		t.Errorf("OpenDirectory did not open the adopted directory (error %v)", err)
 	}
 	must(t, f.Close())
 	for subDir, onDelete := range map[string]volume.OnDelete{
@@ -455,7 +472,7 @@ func TestSubDir(t *testing.T) {
 	}
 }
 
-// TestSubDirAtOnce: of several processes only one gets a directory.
+// TestSubDirAtOnce: of several concurrent creates with the same subDir, one succeeds.
 func TestSubDirAtOnce(t *testing.T) {
 	e := newExport(t)
 	pools := []*pool.Pool{e.open(t), e.open(t), e.open(t)}
@@ -477,30 +494,44 @@ func TestSubDirAtOnce(t *testing.T) {
 			}
 		}
 		if made != 1 {
-			t.Errorf("%d volumes have one directory", made)
+			t.Errorf("%d creates with the same subDir succeeded, want 1", made)
 		}
 	}
 }
 
+// TestOnDelete: onDelete determines whether the data of a deleted volume is removed, archived or retained.
 func TestOnDelete(t *testing.T) {
 	for _, subDir := range []string{"", "team/web"} {
 		for _, onDelete := range []volume.OnDelete{volume.OnDeleteDelete, volume.OnDeleteArchive, volume.OnDeleteRetain} {
-			t.Run(fmt.Sprintf("%s of %q", onDelete, subDir), func(t *testing.T) {
+			t.Run(fmt.Sprintf("onDelete=%s subDir=%s", onDelete, subDir), func(t *testing.T) {
 				e := newExport(t)
 				p := e.open(t)
 				v := addDirectory(t, p, "v", subDir, onDelete)
 				e.write(t, pool.DirectoryPath(v)+"/file")
 				must(t, p.Remove(t.Context(), v))
 				e.awaitEmptyTrash(t)
-				await(t, "the ledger to follow", func() bool { return usage(t, p).Promised == 0 })
-				kept, err := filepath.Glob(e.dir + "/*/v.*/data/file")
-				must(t, err)
-				inPlace := e.has("team/web/file")
-				want := map[volume.OnDelete]bool{volume.OnDeleteDelete: len(kept) == 0 && !inPlace, volume.OnDeleteArchive: len(kept) == 1 && !inPlace, volume.OnDeleteRetain: len(kept) == 1 != inPlace}[onDelete]
-				if !want || e.has("volumes/v") {
-					t.Errorf("kept %v, in place %t", kept, inPlace)
+				await(t, "the bytes to be free", func() bool { return usage(t, p).Promised == 0 })
+				var want []string // paths of the file below the export
+				switch {
+				case onDelete == volume.OnDeleteArchive:
+					want = []string{"archived/v.*/data/file"}
+				case onDelete == volume.OnDeleteRetain && subDir == "":
+					want = []string{"retained/v.*/data/file"}
+				case onDelete == volume.OnDeleteRetain:
+					want = []string{"team/web/file"}
 				}
-				must(t, p.CreateDirectory(t.Context(), v, nil, open777)) // its name and place are free
+				var got []string
+				for _, pattern := range []string{"archived/v.*/data/file", "retained/v.*/data/file", "team/web/file", "volumes/v"} {
+					found, err := filepath.Glob(filepath.Join(e.dir, pattern))
+					must(t, err)
+					if len(found) > 0 {
+						got = append(got, pattern)
+					}
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("after the delete: got %q, want %q", got, want)
+				}
+				must(t, p.CreateDirectory(t.Context(), v, nil, open777)) // the name and the subDir can be used again
 			})
 		}
 	}
@@ -543,7 +574,7 @@ func TestHostileExport(t *testing.T) {
 	}
 	must(t, p.Remove(t.Context(), deep))
 	e.awaitEmptyTrash(t)
-	// A record contains the directory of another volume.
+	// The record of a volume contains the subDir of another volume.
 	thief := addDirectory(t, p, "thief", "mine", volume.OnDeleteDelete)
 	owner := addDirectory(t, p, "owner", "theirs", volume.OnDeleteDelete)
 	thief.Directory.SubDir = "theirs"
@@ -553,7 +584,7 @@ func TestHostileExport(t *testing.T) {
 	}
 }
 
-// TestLockAt: the lock of an image holds between processes and mounts.
+// TestLockAt: the lock of an image excludes other processes, which have another mount.
 func TestLockAt(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
@@ -574,7 +605,7 @@ func TestLockAt(t *testing.T) {
 	wantError(t, err, volume.ErrDamaged, "regular file")
 }
 
-// TestExportReadOnly: a read-only export shows the volumes, and changes nothing.
+// TestExportReadOnly: OpenExportReadOnly shows the volumes, and changes nothing.
 func TestExportReadOnly(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
@@ -583,82 +614,79 @@ func TestExportReadOnly(t *testing.T) {
 	must(t, p.Attachments.Attach("v", pool.Attachment{Node: "n1", MultiNode: true}))
 	must(t, p.Attachments.Attach("v", pool.Attachment{Node: "n2", MultiNode: true}))
 	must(t, os.Remove(filepath.Join(e.dir, "team/v")))
-	await(t, "the reaper to have its file", func() bool { return e.has(".trivet/reaper") })
+	await(t, "the reaper to create its lock file", func() bool { return e.has(".trivet/reaper") })
 	before := tree(t, e.dir)
 	root, err := os.Open(e.dir)
 	must(t, err)
-	seen, err := pool.OpenExportReadOnly(t.Context(), pool.Forms, root, e.cfg, t.TempDir())
+	readOnly, err := pool.OpenExportReadOnly(t.Context(), pool.Forms, root, e.cfg, t.TempDir())
 	must(t, err)
-	defer seen.Close()
-	entries, err := seen.Entries()
+	defer readOnly.Close()
+	entries, err := readOnly.Entries()
 	must(t, err)
 	if len(entries) != 2 || len(entries[0].Nodes) != 2 || entries[1].Err != nil {
-		t.Errorf("%+v", entries)
+		t.Errorf("got %+v, want v, which is published to two nodes, and w without an error", entries)
 	}
 	wantError(t, entries[0].Err, volume.ErrDamaged, "team/v")
-	if u := usage(t, seen); u.Promised != 2<<20 {
-		t.Errorf("%+v", u)
+	if u := usage(t, readOnly); u.Promised != 2<<20 {
+		t.Errorf("usage: got %+v, want 2 MiB promised", u)
 	}
-	if after := tree(t, e.dir); fmt.Sprint(before) != fmt.Sprint(after) {
-		t.Errorf("reading changed the pool:\n%v\n%v", before, after)
+	if after := tree(t, e.dir); !maps.Equal(before, after) {
+		t.Errorf("reading changed the pool from\n%v\nto\n%v", before, after)
 	}
 }
 
-// TestSharedLookupWhileMade: a volume that another process makes is visible completely, or not at
-// all.
-func TestSharedLookupWhileMade(t *testing.T) {
+// TestSharedLookupDuringCreate: a volume that another process creates is either missing or complete.
+func TestSharedLookupDuringCreate(t *testing.T) {
 	e := newExport(t)
-	maker, looker := e.open(t), e.open(t)
+	writer, reader := e.open(t), e.open(t)
 	for i := range 20 {
 		name := fmt.Sprintf("v%d", i)
-		var looking sync.WaitGroup
+		var lookups sync.WaitGroup
 		for range 4 {
-			looking.Go(func() {
+			lookups.Go(func() {
 				err := volume.ErrNotFound
 				for errors.Is(err, volume.ErrNotFound) {
-					_, err = looker.Lookup(name)
+					_, err = reader.Lookup(name)
 				}
 				if err != nil {
 					t.Error(err)
 				}
 			})
 		}
-		addDirectory(t, maker, name, "", volume.OnDeleteDelete)
-		looking.Wait()
+		addDirectory(t, writer, name, "", volume.OnDeleteDelete)
+		lookups.Wait()
 	}
 }
 
-// TestRunsToItsEnd: a change of a pool does not end with its caller's context, and leaves no
+// TestCancelledCalls: a call that changes a pool continues after its context has ended, and leaves no
 // incomplete files.
-func TestRunsToItsEnd(t *testing.T) {
+func TestCancelledCalls(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := p.CreateDirectory(ctx, directory(p, "failed", "", volume.OnDeleteDelete), nil, func(*os.File, bool) error { return os.ErrPermission })
 	if !errors.Is(err, os.ErrPermission) || errors.Is(err, context.Canceled) {
-		t.Errorf("a create that fails: %v", err)
+		t.Errorf("a create whose prepare function fails: got %v, want ErrPermission", err)
 	}
 	v := directory(p, "v", "a/b", volume.OnDeleteDelete)
 	must(t, p.CreateDirectory(ctx, v, nil, open777))
 	must(t, p.Grow(ctx, v, v.Capacity+1, func() error { return nil }))
 	must(t, p.Remove(ctx, v))
-	if left := e.names(t, ".trivet/tmp"); left != "" {
-		t.Errorf("left is %s", left)
-	}
-	if u, err := p.Usage(); err != nil || u.Volumes > 1 || e.has("a/b") { // it may be in the trash
-		t.Errorf("%+v, %v", u, err)
+	e.wantEmpty(t, ".trivet/tmp")
+	if u := usage(t, p); u.Volumes > 1 || e.has("a/b") { // the deleted volume may be in the trash
+		t.Errorf("after the delete: got usage %+v, directory exists %t; want no directory", u, e.has("a/b"))
 	}
 }
 
-// TestReusedName: a volume that another process deleted and made again counts as a different
-// volume.
+// TestReusedName: after another process has deleted a volume and created a new one with the same name,
+// the new one counts.
 func TestReusedName(t *testing.T) {
 	e := newExport(t)
 	e.cfg.Size, e.cfg.Reserve = "20Mi", "0"
 	a, b := e.open(t), e.open(t)
 	x := addDirectory(t, a, "x", "old", volume.OnDeleteDelete)
-	addDirectory(t, b, "turn", "", volume.OnDeleteDelete)
+	addDirectory(t, b, "of-b", "", volume.OnDeleteDelete)
 	must(t, b.Remove(t.Context(), x))
 	x = directory(b, "x", "new", volume.OnDeleteDelete)
 	x.Capacity = 17 << 20
@@ -669,9 +697,9 @@ func TestReusedName(t *testing.T) {
 	wantError(t, a.CreateDirectory(t.Context(), y, nil, open777), volume.ErrExhausted)
 }
 
-// TestTwoNames: volumes that were made under another name of the export's server keep their
-// directories and bytes.
-func TestTwoNames(t *testing.T) {
+// TestTwoServerNames: a direct pool counts the bytes and the directories of volumes that were created
+// under another name of the server.
+func TestTwoServerNames(t *testing.T) {
 	e := newExport(t)
 	open := func(server string) *pool.Pool {
 		t.Helper()
@@ -687,7 +715,7 @@ func TestTwoNames(t *testing.T) {
 	x := addDirectory(t, open("nas.lan"), "x", "ns/claim", volume.OnDeleteDelete)
 	b := open("10.0.0.1")
 	if u := usage(t, b); u.Promised != x.Capacity {
-		t.Errorf("%+v", u)
+		t.Errorf("usage: got %+v, want %d promised bytes", u, x.Capacity)
 	}
 	wantError(t, b.CreateDirectory(t.Context(), directory(b, "y", "ns/claim", volume.OnDeleteDelete), nil, open777), volume.ErrPrecondition, `"x"`)
 	addDirectory(t, b, "z", "ns/other", volume.OnDeleteDelete)
@@ -695,9 +723,9 @@ func TestTwoNames(t *testing.T) {
 	wantError(t, err, volume.ErrDamaged)
 }
 
-// TestUnreadRecord: while a record cannot be read, its volume may have any directory, so no other
-// volume gets one.
-func TestUnreadRecord(t *testing.T) {
+// TestUnreadableRecord: while the record of a volume cannot be read, it may contain any subDir, so no
+// volume with a subDir is created or deleted.
+func TestUnreadableRecord(t *testing.T) {
 	e := newExport(t)
 	a := e.open(t)
 	addDirectory(t, a, "x", "ns/claim", volume.OnDeleteDelete)
@@ -716,14 +744,15 @@ func TestUnreadRecord(t *testing.T) {
 	wantError(t, b.CreateDirectory(t.Context(), y, nil, open777), volume.ErrPrecondition, "onDelete=retain")
 	must(t, b.Remove(t.Context(), other))
 
-	// A directory in the volume's folder is not outside it.
+	// A volume whose data is in its folder has no subDir, even if its record cannot be read.
 	must(t, os.WriteFile(filepath.Join(e.dir, "volumes/own/volume.json"), nil, 0o600))
 	c := e.open(t)
 	addDirectory(t, c, "z", "ns/free", volume.OnDeleteDelete)
 }
 
-// TestRetainFreed: a directory is free after its last volume was removed, also by another process.
-func TestRetainFreed(t *testing.T) {
+// TestRetainedSubDir: a retained subDir can be used again after its last volume was deleted, also by
+// another process.
+func TestRetainedSubDir(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
 	must(t, b.Remove(t.Context(), addDirectory(t, a, "x", "d", volume.OnDeleteRetain)))

@@ -15,7 +15,7 @@ import (
 
 // site is the place of a pool's directory, which may not exist yet.
 type site struct {
-	// at is the same through every link and bind mount.
+	// at is the filesystem and the path on it, so it does not depend on links and bind mounts.
 	at location.Location
 	// own is the directory, zero if it does not exist, and above are its ancestors.
 	own   inode
@@ -54,22 +54,22 @@ func (p site) child(name string) site {
 
 // ancestryOf identifies a directory and all its ancestors, up to the root.
 func ancestryOf(dir *os.File) (ancestry []inode, err error) {
-	path := "." // "/" is its own parent
+	path := "."
 	for {
 		var st unix.Stat_t
 		if err := unix.Fstatat(int(dir.Fd()), path, &st, 0); err != nil {
 			return nil, &os.PathError{Op: "fstatat", Path: dir.Name() + "/" + path, Err: err}
 		}
 		i := inode{st.Dev, st.Ino}
-		if len(ancestry) > 0 && ancestry[len(ancestry)-1] == i {
+		if len(ancestry) > 0 && ancestry[len(ancestry)-1] == i { // only "/" is its own parent
 			return ancestry, nil
 		}
 		ancestry, path = append(ancestry, i), path+"/.."
 	}
 }
 
-// inside tells whether a directory is in another one: the other is one of its ancestors, or its path
-// on their filesystem is a prefix.
+// inside tells whether p is below other: other is an ancestor of p, or they are on one filesystem and
+// p's path on it begins with other's.
 func (p site) inside(other site) bool {
 	if other.own != (inode{}) && slices.Contains(p.above, other.own) {
 		return true
@@ -77,10 +77,10 @@ func (p site) inside(other site) bool {
 	return other.at.Path != "" && p.at.Path != other.at.Path && p.at.Below(other.at)
 }
 
-// checkNesting refuses two pools of which one is inside the other: operations on the files of the
+// checkNesting refuses two pools if one is inside the other, because operations on the files of the
 // outer pool would also change the inner one.
 func checkNesting(c Config, at site, other Config, otherAt site) error {
-	const text = "pool %q at %s is inside pool %q at %s: give each pool a directory that is in no other pool's"
+	const text = "pool %q at %s is inside pool %q at %s: give each pool a directory outside the other pools"
 	switch {
 	case at.inside(otherAt):
 		return volume.Errorf(volume.ErrPrecondition, text, c.Name, c.Directory.Path, other.Name, other.Directory.Path)

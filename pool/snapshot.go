@@ -31,7 +31,8 @@ const (
 
 func snapshotDir(set string) string { return snapshotsDir + "/" + set }
 
-// SnapshotJob is the name of a set's job in Jobs. The job of a volume has the volume's name.
+// SnapshotJob is the name in Jobs of the job that makes a set. The job that makes a volume has the
+// volume's name.
 func SnapshotJob(set string) string { return "snapshot " + set }
 
 // Snapshots are the sets of snapshots in a pool.
@@ -41,9 +42,9 @@ type Snapshots struct {
 	building *building
 }
 
-// Create makes a set of snapshots. Bytes of each snapshot must be its expected size. build makes
-// durable data of each snapshot in its folder, and writes the actual sizes into the set. One rename
-// commits the set, as for a volume. ErrExists if another process has made the set meanwhile.
+// Create makes a set of snapshots. The caller sets Bytes of each snapshot to its expected size. build
+// writes the data of each snapshot durably into its folder, and sets Bytes to the actual size. One
+// rename commits the set, as for a volume. ErrExists if another process has made the set meanwhile.
 func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
 	if err := sn.Check(); err != nil {
 		return err
@@ -109,7 +110,7 @@ func (sn *Snapshots) buildEntry(ctx context.Context, entry string, set *volume.S
 	if err := writeSet(dir, *set); err != nil {
 		return err
 	}
-	folders, err := makeFolders(dir, len(set.Snapshots))
+	folders, err := makeMemberFolders(dir, len(set.Snapshots))
 	defer func() {
 		for _, f := range folders {
 			_ = f.Close()
@@ -139,8 +140,8 @@ func (sn *Snapshots) buildEntry(ctx context.Context, entry string, set *volume.S
 	return sn.medium.SyncFiles(dir, names...)
 }
 
-// writeSet writes the record without a sync. Before the commit, only a process that discards the
-// entry after a crash reads the record.
+// writeSet writes the record without a sync: before the commit, the record is only read by a process
+// that discards the entry after a crash.
 func writeSet(dir *os.Root, set volume.SnapshotSet) error {
 	b, err := set.Marshal()
 	if err != nil {
@@ -149,7 +150,8 @@ func writeSet(dir *os.Root, set volume.SnapshotSet) error {
 	return dir.WriteFile(snapshotFile, b, 0o600)
 }
 
-func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
+// makeMemberFolders makes and opens the numbered folders of n snapshots.
+func makeMemberFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
 	for i := range n {
 		name := strconv.Itoa(i)
 		if err := dir.Mkdir(name, 0o700); err != nil {
@@ -169,7 +171,7 @@ func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
 func (sn *Snapshots) Set(id volume.ID) (volume.SnapshotSet, error) {
 	set, err := sn.readSet(id.Name)
 	if err == nil && set.ID != id {
-		return volume.SnapshotSet{}, volume.Errorf(volume.ErrNotFound, "snapshot %s does not exist: the snapshot with its name is %s", id, set.ID)
+		return volume.SnapshotSet{}, volume.Errorf(volume.ErrNotFound, "snapshot %s does not exist: snapshot %s has that name", id, set.ID)
 	}
 	return set, err
 }
@@ -247,8 +249,9 @@ func lastName(set string) string {
 	return set
 }
 
+// damagedSet is how List shows a set whose record cannot be read.
 func (sn *Snapshots) damagedSet(name string) volume.SnapshotSet {
-	set := volume.SnapshotSet{ID: sn.ID(sn.probably(sn.snapshots, name+"/0"), name)}
+	set := volume.SnapshotSet{ID: sn.ID(sn.guessBackend(sn.snapshots, name+"/0"), name)}
 	member := set.ID
 	if set.IsGroup() {
 		member.Name = volume.MemberName(name, 0)
@@ -307,7 +310,8 @@ func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
 	return sn.medium.Explain(errors.Join(sn.snapshots.Sync(), sn.trash.Sync()))
 }
 
-// setReservation is volumeReservation for a set.
+// setReservation reads a set's reservation. ErrNotFound if the set does not exist, ErrUnavailable if
+// that is not known. A set whose record cannot be read counts with the disk space of its images.
 func (sn *Snapshots) setReservation(name string) (ledger.Reservation, error) {
 	set, err := sn.readSet(name)
 	switch {
@@ -325,8 +329,8 @@ func (sn *Snapshots) setReservation(name string) (ledger.Reservation, error) {
 	return r, nil
 }
 
-// measureSet measures the usage of a set, in bytes. Shared data counts as usage of the volume that
-// wrote it. Snapshots that share no data count with their recorded size.
+// measureSet measures the usage of a set, in bytes. Data that a snapshot shares with a volume counts
+// as usage of the volume that wrote it. Snapshots that share no data count with their recorded size.
 func (sn *Snapshots) measureSet(dir string, r ledger.Reservation) (sum int64) {
 	for i, one := range r.Snapshots {
 		switch {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// setOf is the record of a set that is to be made of a volume.
+// setOf is the record of a new set of snapshots of a volume.
 func setOf(p *pool.Pool, name string, v volume.Volume, members int) *volume.SnapshotSet {
 	set := &volume.SnapshotSet{Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Created: time.Now().UTC()}
 	for i := range members {
@@ -31,6 +31,7 @@ func setOf(p *pool.Pool, name string, v volume.Volume, members int) *volume.Snap
 	return set
 }
 
+// imagesIn is the build function for Snapshots.Create that makes images of 1 MiB.
 func imagesIn(folders []*os.Root) error {
 	for _, f := range folders {
 		if err := image(1 << 20)(f); err != nil {
@@ -40,6 +41,7 @@ func imagesIn(folders []*os.Root) error {
 	return nil
 }
 
+// addSet creates a set of snapshots.
 func addSet(t *testing.T, p *pool.Pool, name string, v volume.Volume, members int) volume.SnapshotSet {
 	t.Helper()
 	set := setOf(p, name, v, members)
@@ -73,11 +75,11 @@ func TestSnapshotOrder(t *testing.T) {
 			after, more = got[len(got)-1], m
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("in pages of %d it lists %q, want %q", limit, got, want)
+			t.Errorf("pages of %d: got %q, want %q", limit, got, want)
 		}
 	}
 	if other, _, err := p.Snapshots.List("local", "", 10); err != nil || len(other) > 0 {
-		t.Errorf("of another backend it lists %v, %v", other, err)
+		t.Errorf("snapshots of another backend: got %v, %v; want none", other, err)
 	}
 	_, err := p.Snapshots.Set(p.ID("loop", "damaged"))
 	wantError(t, err, volume.ErrDamaged, "damaged")
@@ -99,27 +101,29 @@ func TestSnapshotLedger(t *testing.T) {
 		t.Helper()
 		u := usage(t, p)
 		if u.Promised != before.Promised+int64(snapshots)<<20 || u.Snapshots != snapshots || u.Volumes != before.Volumes {
-			t.Errorf("%s: %d bytes are promised (%d without) to %d snapshots and %d volumes, there are %d snapshots", when, u.Promised, before.Promised, u.Snapshots, u.Volumes, snapshots)
+			t.Errorf("%s: got %d promised bytes, %d snapshots, %d volumes; want %d, %d, %d", when,
+				u.Promised, u.Snapshots, u.Volumes, before.Promised+int64(snapshots)<<20, snapshots, before.Volumes)
 		}
 	}
-	wantUsage("made", 4)
+	wantUsage("after the creates", 4)
 	if err := p.Snapshots.Create(t.Context(), setOf(p, "one", v, 1), imagesIn); !errors.Is(err, pool.ErrExists) {
-		t.Errorf("made again: %v", err)
+		t.Errorf("second create of a set: got %v, want ErrExists", err)
 	}
-	wantUsage("made again", 4)
+	wantUsage("after the second create", 4)
 	p.Close()
 	p = e.open(t)
 	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 4 })
-	wantUsage("opened again", 4)
+	wantUsage("after a restart", 4)
 	must(t, p.Snapshots.Remove(group))
 	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 1 })
-	wantUsage("the group removed", 1)
+	wantUsage("without the group", 1)
 	must(t, p.Snapshots.Remove(one))
 	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 0 })
-	wantUsage("all removed", 0)
+	wantUsage("without all sets", 0)
 }
 
-// TestFailedSnapshot: a set whose create failed, or whose driver was killed, leaves nothing.
+// TestFailedSnapshot: a create of a set that fails, or whose driver is killed, leaves no files and no
+// reservation.
 func TestFailedSnapshot(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -133,22 +137,25 @@ func TestFailedSnapshot(t *testing.T) {
 	}
 	wantNothing := func() {
 		t.Helper()
-		await(t, "nothing of it", func() bool { return len(left(".trivet/tmp"))+len(left(".trivet/trash")) == 0 })
-		if u := usage(t, p); u.Promised != before.Promised || u.Snapshots != 0 || len(left("snapshots")) > 0 {
-			t.Errorf("there is %+v, before there was %+v, and %v", u, before, left("snapshots"))
+		await(t, "tmp and the trash to be empty", func() bool { return len(left(".trivet/tmp"))+len(left(".trivet/trash")) == 0 })
+		if u := usage(t, p); u.Promised != before.Promised || u.Snapshots != 0 {
+			t.Errorf("got usage %+v, want %+v as before", u, before)
+		}
+		if sets := left("snapshots"); len(sets) > 0 {
+			t.Errorf("got the sets %v, want none", sets)
 		}
 	}
 	err := p.Snapshots.Create(t.Context(), setOf(p, "s", v, 1), func(folders []*os.Root) error { return errors.Join(imagesIn(folders), failed) })
 	wantError(t, err, failed)
 	wantNothing()
-	much := setOf(p, "s", v, 1)
-	much.Snapshots[0].Bytes = 1 << 60
-	wantError(t, p.Snapshots.Create(t.Context(), much, imagesIn), volume.ErrExhausted, "room")
+	huge := setOf(p, "s", v, 1)
+	huge.Snapshots[0].Bytes = 1 << 60
+	wantError(t, p.Snapshots.Create(t.Context(), huge, imagesIn), volume.ErrExhausted, "room")
 	wantNothing()
-	// It turns out to be more than was expected.
-	more := setOf(p, "s", v, 1)
-	err = p.Snapshots.Create(t.Context(), more, func(folders []*os.Root) error {
-		more.Snapshots[0].Bytes = 1 << 60
+	// The actual size is larger than the expected one.
+	larger := setOf(p, "s", v, 1)
+	err = p.Snapshots.Create(t.Context(), larger, func(folders []*os.Root) error {
+		larger.Snapshots[0].Bytes = 1 << 60
 		return imagesIn(folders)
 	})
 	wantError(t, err, volume.ErrExhausted, "room")
@@ -160,7 +167,7 @@ func TestFailedSnapshot(t *testing.T) {
 	wantNothing()
 }
 
-// TestJobs: a call for a name that is being copied joins the copy. Cancel and Close end it.
+// TestJobs: a call for a name with a running job joins that job. Cancel and Close end the job.
 func TestJobs(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -177,7 +184,7 @@ func TestJobs(t *testing.T) {
 	go func() { ended <- p.Jobs.Do(t.Context(), "x", work) }()
 	<-begun
 	if u := usage(t, p); u.Copies != 1 || u.Copied != 5<<20 {
-		t.Errorf("%d copies have copied %d bytes", u.Copies, u.Copied)
+		t.Errorf("got %d copies and %d copied bytes, want 1 and %d", u.Copies, u.Copied, 5<<20)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -186,7 +193,7 @@ func TestJobs(t *testing.T) {
 	wantError(t, <-ended, ctx.Err(), "stopped")
 	p.Jobs.Cancel("x")
 	if calls != 1 {
-		t.Errorf("it was begun %d times", calls)
+		t.Errorf("the job was started %d times, want 1", calls)
 	}
 	begun = make(chan struct{})
 	go func() { ended <- p.Jobs.Do(t.Context(), "y", work) }()
@@ -196,11 +203,11 @@ func TestJobs(t *testing.T) {
 	wantError(t, p.Jobs.Do(t.Context(), "z", work), volume.ErrUnavailable, "closed")
 }
 
-// TestCopySlots: no more than MaxTreeCopies directories are copied into a pool at a time;
-// other pools are not affected, since their disks may be others. Calls that end while their
-// copy is queued leave it there; Cancel removes it.
+// TestCopySlots: at most MaxTreeCopies directories are copied into a pool at a time, and the others are
+// queued. Copies into other pools do not count. A queued copy stays in the queue when its calls end;
+// Cancel removes it.
 func TestCopySlots(t *testing.T) {
-	other, b := newEnv(t).open(t), newEnv(t).open(t)
+	p, other := newEnv(t).open(t), newEnv(t).open(t)
 	var running atomic.Int32
 	end, ended := make(chan struct{}), make(chan error, pool.MaxTreeCopies+2)
 	begun := make(chan struct{}, pool.MaxTreeCopies+2)
@@ -217,31 +224,31 @@ func TestCopySlots(t *testing.T) {
 		return nil
 	}
 	for i := range pool.MaxTreeCopies {
-		go func() { ended <- b.Jobs.Do(t.Context(), fmt.Sprint(i), work) }()
+		go func() { ended <- p.Jobs.Do(t.Context(), fmt.Sprint(i), work) }()
 	}
 	for range pool.MaxTreeCopies {
 		<-begun
 	}
 	for _, name := range []string{"kept", "cancelled"} {
-		go func() { ended <- b.Jobs.Do(t.Context(), name, work) }()
+		go func() { ended <- p.Jobs.Do(t.Context(), name, work) }()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		await(t, name+" to be queued", func() bool {
-			err := b.Jobs.Do(ctx, name, work)
+			err := p.Jobs.Do(ctx, name, work)
 			return errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), " is queued: ")
 		})
 	}
-	if u, err := b.Usage(); err != nil || u.Copies != pool.MaxTreeCopies {
-		t.Errorf("%d copies are shown as under way: %v", u.Copies, err)
+	if u := usage(t, p); u.Copies != pool.MaxTreeCopies {
+		t.Errorf("usage: got %d copies, want %d, without the queued ones", u.Copies, pool.MaxTreeCopies)
 	}
 	must(t, other.Jobs.Do(t.Context(), "other", func(ctx context.Context, j *pool.Job) error { return j.AwaitSlot(ctx) }))
-	b.Jobs.Cancel("cancelled")
+	p.Jobs.Cancel("cancelled")
 	wantError(t, <-ended, context.Canceled, "")
 	if n := running.Load(); n != pool.MaxTreeCopies {
-		t.Errorf("%d copies are under way", n)
+		t.Errorf("got %d running copies, want %d", n, pool.MaxTreeCopies)
 	}
 	end <- struct{}{}
-	<-begun // the queued one
+	<-begun // the queued copy begins
 	close(end)
 	for range pool.MaxTreeCopies + 1 {
 		must(t, <-ended)

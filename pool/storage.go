@@ -46,13 +46,13 @@ type Storage interface {
 	Find(v volume.Volume) (device string, used int64, err error)
 	// Abandon prepares the folder of an incomplete volume for its move to the trash.
 	Abandon(folder *os.Root) error
-	// Reclaim frees the storage of a folder in the trash. The pool repeats it until it returns
-	// nil, also after a restart of the driver. It returns nil if nothing is left to free. path is
-	// the path of the folder, for errors.
+	// Reclaim frees the storage of the deleted volume whose folder is in the trash. The pool calls
+	// it again until it returns nil, also after a restart of the driver. It returns nil if nothing
+	// is left to free. path is the path of the folder, for errors.
 	Reclaim(ctx context.Context, folder *os.Root, path string) error
 	// Devices are the devices of the storage at the last Scan.
 	Devices() []Device
-	// Summary describes the free space in one line. advice is empty if no action is needed.
+	// Summary describes the free space in one line (found). advice is empty if no action is needed.
 	Summary(u ledger.Usage) (found, advice string)
 }
 
@@ -86,7 +86,8 @@ func Arrange(configs []Config) []Config {
 // Earlier returns the pools of the same kind that precede this one in the configuration.
 func (c Config) Earlier() []Config { return c.earlier }
 
-// Within returns the configuration with the directory of the pool's records, if it has a section.
+// Within returns the configuration. For a pool with a section it sets Directory.Path to the directory
+// of the pool's records.
 func (c Config) Within(stateDir string) Config {
 	if c.Section != nil {
 		c.Directory.Path = c.Section.Records(stateDir, c.Name)
@@ -99,7 +100,8 @@ func (c Config) RecordPath(name string) string {
 	return filepath.Join(c.Directory.Path, volumePath(name, recordFile))
 }
 
-// AwaitEmpty waits up to ledger.DrainTime until the trash contains only stuck entries.
+// AwaitEmpty waits up to ledger.DrainTime until the trash contains only stuck entries. In a pool that
+// other processes also write, use AwaitTrash.
 func (t *Trash) AwaitEmpty() {
 	if t.ledger.HasTrash() {
 		t.reaper.drain(ledger.DrainTime)
@@ -121,8 +123,8 @@ func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *o
 	return build(dir)
 }
 
-// abandonOnStorage prepares the folder of an incomplete volume for the trash; false if the volume
-// has nothing on the storage.
+// abandonOnStorage prepares the folder of an incomplete volume for the trash. ok is false if the
+// volume has no data on the storage.
 func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 	if b.storage == nil {
 		return false, nil
@@ -156,7 +158,7 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 // Recorded is a record in a pool's directory. Its volume may exist, be in creation, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
-	// Folder is the path of the directory with the record. Trashed reports that it is in the trash.
+	// Folder is the path of the folder with the record. Trashed: the folder is in the trash.
 	Folder  string
 	Trashed bool
 }

@@ -21,7 +21,7 @@ import (
 type store struct {
 	cfg  Config
 	uuid string
-	// forms describe the records in the pool.
+	// forms describe the records of all backends.
 	forms volume.Forms
 	// version is the negotiated version of NFS; empty for a directory pool.
 	version string
@@ -30,7 +30,8 @@ type store struct {
 	storage Storage // nil: the data is in the pool's directory
 	ledger  *ledger.Ledger
 	root    *os.Root
-	// These folders stay open: commits call fsync(2) on them, and files are opened relative to them.
+	// These folders stay open, because commits call fsync(2) on them, and files are opened relative
+	// to them.
 	dir, volumes, snapshots, tmp, trash *os.File
 
 	markerMu sync.Mutex
@@ -63,8 +64,8 @@ func (s *store) Version() string { return s.version }
 // Shared tells whether the pool is on an export, which all nodes mount.
 func (s *store) Shared() bool { return s.cfg.Shared() }
 
-// SyncVolumes makes the names of all volumes durable. A CSI call uses it before it answers that the
-// volume was made or deleted earlier: the earlier call may have ended before its sync.
+// SyncVolumes makes the names of all volumes durable. A CSI call also uses it before it answers that
+// the volume was made or deleted earlier, because the earlier call may have ended before its sync.
 func (s *store) SyncVolumes() error {
 	if err := s.volumes.Sync(); err != nil {
 		return err
@@ -73,12 +74,12 @@ func (s *store) SyncVolumes() error {
 	return nil
 }
 
-// ByID is Lookup for an ID. ErrNotFound also if the volume with that name has another ID: a
+// ByID is Lookup for an ID. ErrNotFound also if the volume with that name has another ID, because a
 // pool can contain volumes of several backends.
 func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 	v, err := s.Lookup(id.Name)
 	if err == nil && v.ID != id {
-		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %s does not exist: the volume with its name is %s", id, v.ID)
+		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %s does not exist: volume %s has that name", id, v.ID)
 	}
 	return v, err
 }
@@ -103,7 +104,10 @@ func parseIn[T any](s *store, kind string, dir *os.File, name, file string, pars
 	b, exists, err := s.readIn(dir, name, file)
 	switch {
 	case !exists && err == nil:
-		return record, s.notFound(kind, name)
+		if err := s.medium.ConfirmAbsence(); err != nil {
+			return record, err
+		}
+		return record, volume.Errorf(volume.ErrNotFound, "%s %q is not in pool %q", kind, name, s.cfg.Name)
 	case !exists, err != nil && s.inconclusive(err):
 		return record, s.medium.Unreadable(err)
 	case beneath.IsNotExist(err):
@@ -117,15 +121,6 @@ func parseIn[T any](s *store, kind string, dir *os.File, name, file string, pars
 	return record, err
 }
 
-// notFound is ErrNotFound for a volume or snapshot, unless the medium cannot confirm that it
-// does not exist.
-func (s *store) notFound(kind, name string) error {
-	if err := s.medium.ConfirmAbsence(); err != nil {
-		return err
-	}
-	return volume.Errorf(volume.ErrNotFound, "%s %q is not in pool %q", kind, name, s.cfg.Name)
-}
-
 // inconclusive tells whether an error of reading a file says nothing about the file.
 func (s *store) inconclusive(err error) bool {
 	if errors.Is(err, beneath.ErrIrregular) {
@@ -135,8 +130,8 @@ func (s *store) inconclusive(err error) bool {
 	return slices.ContainsFunc(processErrors, func(e error) bool { return errors.Is(err, e) }) || s.medium.Inconclusive(err)
 }
 
-// readIn reads the file dir/name/file. exists is false if the folder dir/name does not exist; with
-// an error, it is not known whether the folder exists.
+// readIn reads the file dir/name/file. exists is false if the folder dir/name does not exist. If
+// exists is false and err is not nil, it is not known whether the folder exists.
 func (s *store) readIn(dir *os.File, name, file string) (b []byte, exists bool, err error) {
 	for range 2 { // another process may make the folder between Read and Stat
 		if b, err = s.files.Read(dir, name+"/"+file); !beneath.IsNotExist(err) {
@@ -173,7 +168,7 @@ func (s *store) List(backend, after string, limit int) (volumes []volume.Volume,
 			continue
 		}
 		if errors.Is(err, volume.ErrDamaged) {
-			v, err = volume.Volume{ID: s.ID(s.probably(s.volumes, name), name)}, nil
+			v, err = volume.Volume{ID: s.ID(s.guessBackend(s.volumes, name), name)}, nil
 		}
 		if err != nil {
 			return nil, false, err
@@ -185,9 +180,10 @@ func (s *store) List(backend, after string, limit int) (volumes []volume.Volume,
 	return volumes, false, nil
 }
 
-// probably returns the probable backend of a folder whose record cannot be read. On an export a
-// folder without data can be that of a directory volume: its data can be elsewhere.
-func (s *store) probably(dir *os.File, folder string) string {
+// guessBackend guesses the backend of a volume or snapshot whose record cannot be read from the data
+// in its folder. On an export a folder without data can be that of a directory volume, because its
+// data can be elsewhere.
+func (s *store) guessBackend(dir *os.File, folder string) string {
 	if s.storage != nil {
 		return s.cfg.Section.Backend()
 	}
@@ -221,7 +217,7 @@ func (s *store) SyncVolume(name string) error {
 	if _, err := beneath.Stat(s.volumes, name); err != nil {
 		return err
 	}
-	// These are optional.
+	// A volume may have no attachment, and no folder for attachments.
 	for _, path := range []string{attachedPath(name, singleFile), name + "/" + attachedDir} {
 		if err := s.medium.SyncFiles(s.root, volumesDir+"/"+path); err != nil && !beneath.IsNotExist(err) {
 			return err
@@ -254,8 +250,7 @@ func (s *store) UUID() string { return s.uuid }
 // Space reads the size and the free space of the pool's filesystem.
 func (s *store) Space() (ledger.Space, error) { return s.medium.Space() }
 
-// recount updates the ledger from a volume's record on the disk: a failed call may have changed
-// the volume.
+// recount updates the ledger from a volume's record on the disk.
 func (s *store) recount(name string) {
 	r, err := s.volumeReservation(name)
 	s.ledger.Recount(FolderPath(name), r, err)
@@ -264,7 +259,7 @@ func (s *store) recount(name string) {
 // volumeReservation reads a volume's reservation. ErrNotFound if the volume does not exist,
 // ErrUnavailable if that is not known. A direct pool also counts the volumes that were made under
 // another name of the server. A volume whose record cannot be read counts with the size of its
-// image. If its folder contains neither an image nor data, its directory is not known (Unread).
+// image. If its folder contains neither an image nor data, its subDir is not known.
 func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
 	v, err := s.readRecord(name)
 	if err == nil && (v.ID == s.ID(v.ID.Backend, name) || s.alias(v.ID, name)) {
@@ -279,11 +274,11 @@ func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
 		return r, nil
 	}
 	_, err = beneath.Stat(s.volumes, name+"/"+DataDir)
-	r.Unread = err != nil
+	r.UnknownSubDir = err != nil
 	return r, nil
 }
 
-// alias tells whether an ID names this pool's volume under another direct name of the export.
+// alias tells whether an ID is that of this direct pool's volume under another name of the server.
 func (s *store) alias(id volume.ID, name string) bool {
 	return volume.IsDirectPool(s.cfg.Name) && volume.IsDirectPool(id.Pool) && id.Name == name
 }
@@ -312,7 +307,7 @@ func (s *store) CheckMarker() error {
 		return err
 	}
 	if m.UUID != s.uuid {
-		return volume.Errorf(volume.ErrUnavailable, "its uuid is %s", m.UUID)
+		return volume.Errorf(volume.ErrUnavailable, "the marker has uuid %s", m.UUID)
 	}
 	s.marker = now
 	return nil

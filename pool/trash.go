@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -20,20 +19,6 @@ import (
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
-
-func (p *Pool) removeToTrash(v volume.Volume) error {
-	entry := v.ID.Name + "." + uuid.NewString()[:8]
-	if err := p.takeOut(v.ID.Name, p.trash, entry); err != nil {
-		return err
-	}
-	crashpoint.Here(crashpoint.DeleteRenamed)
-	p.Trash.movedToTrash(FolderPath(v.ID.Name), entry, ledger.OfVolume(v))
-	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
-		return err
-	}
-	crashpoint.Here(crashpoint.DeleteDone)
-	return nil
-}
 
 // Trash contains deleted volumes and snapshots until they are removed.
 type Trash struct {
@@ -85,7 +70,7 @@ func (p *Pool) startTasks(ctx context.Context) error {
 const reapInterval = 30 * time.Second
 
 // reap empties the trash until ctx ends, unless another process empties it. All entries on storage
-// are reclaimed concurrently: each may take hours to wipe, or wait for a missing device.
+// are reclaimed concurrently, because each may take hours to wipe, or wait for a missing device.
 func (t *Trash) reap(ctx context.Context, log klog.Logger) {
 	limit := reapAtOnce
 	if t.storage != nil {
@@ -250,7 +235,7 @@ func (t *Trash) reapContent(ctx context.Context, name string) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.ReapStarted)
-	_ = unix.Unlinkat(int(entry.Fd()), recordFile, 0) // then rmdir can remove the folder
+	_ = unix.Unlinkat(int(entry.Fd()), recordFile, 0) // so that rmdir(2) can remove the folder
 	return nil
 }
 
@@ -304,8 +289,8 @@ func (t *Trash) removeOne(ctx context.Context, fs *quota.FS, folder *os.File, na
 	return t.removeFolder(ctx, folder, name)
 }
 
-// quotaIn returns the quota ID of the volume in an entry; 0: none. retained: the directory with the
-// ID is not deleted, and keeps its limit.
+// quotaIn returns the quota ID to release with an entry; 0: none. retained: the directory with the ID
+// is not deleted, and keeps its limit.
 func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool) {
 	data, err := beneath.OpenDir(folder, DataDir)
 	if err == nil {
@@ -324,7 +309,7 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool
 		}
 		return id, hasSubDir(v) && v.Directory.OnDelete == volume.OnDeleteRetain
 	}
-	// A call was killed before it wrote the record.
+	// There is no record if the driver was killed before it wrote one.
 	if b, err := t.files.Read(folder, quotaFile); err == nil {
 		if id, err := strconv.ParseUint(string(b), 10, 64); err == nil { // the file was written completely
 			return id, false
@@ -340,8 +325,8 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool
 	return id, false
 }
 
-// writeQuotaFile records the ID, because the directory is removed before the ID is released. If
-// writing fails, the ID may never be released.
+// writeQuotaFile records the ID of an entry without a record, because the directory is removed before
+// the ID is released. If writing fails, the ID may never be released.
 func (t *Trash) writeQuotaFile(folder *os.File, id uint64) {
 	f, err := t.files.Open(folder, quotaFile, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

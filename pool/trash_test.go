@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// trashed are the entries of a pool's trash.
+// trashed lists the trash of a pool.
 func trashed(t *testing.T, path string) []os.DirEntry {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(path, ".trivet", "trash"))
@@ -35,6 +35,7 @@ func TestTrashIsRetried(t *testing.T) {
 	})
 }
 
+// retryTrash deletes a volume in which a filesystem is mounted, which is unmounted later.
 func retryTrash(t *testing.T, p *pool.Pool, path string) {
 	t.Helper()
 	held := add(t, p, "held")
@@ -48,17 +49,17 @@ func retryTrash(t *testing.T, p *pool.Pool, path string) {
 		}
 	})
 	must(t, p.Remove(t.Context(), held))
-	await(t, "the entry to be tried in vain", func() bool { return len(p.Trash.Errors()) > 0 })
+	await(t, "the first attempt to remove the entry to fail", func() bool { return len(p.Trash.Errors()) > 0 })
 	wantError(t, p.Trash.Errors()[0], volume.ErrPrecondition, ".trivet/trash/held.", "something is mounted there: unmount it")
 	if u := usage(t, p); u.Trash != 1 || u.TrashStuck != 1 {
-		t.Errorf("%d entries are in the trash, %d of them stuck; want one that is", u.Trash, u.TrashStuck)
+		t.Errorf("got %d entries in the trash, %d of them stuck; want one, which is stuck", u.Trash, u.TrashStuck)
 	}
 	must(t, p.Remove(t.Context(), add(t, p, "free")))
 	await(t, "the other entry to be removed", func() bool { return len(trashed(t, path)) == 1 })
 	unmountTrashed(t, path)
 	mounted = false
 	await(t, "the entry to be removed", func() bool { return len(trashed(t, path)) == 0 })
-	await(t, "the condition to end", func() bool { return len(p.Trash.Errors()) == 0 && usage(t, p).Promised == 0 })
+	await(t, "the error and the reservation to be removed", func() bool { return len(p.Trash.Errors()) == 0 && usage(t, p).Promised == 0 })
 }
 
 func unmountTrashed(t *testing.T, path string) {
@@ -88,6 +89,6 @@ func TestHugeTrash(t *testing.T) {
 		return len(left) < 2
 	})
 	if len(left) == 0 || left[0].Name()[:4] != "huge" {
-		t.Errorf("the small entry was removed after the huge one; left are %v", left)
+		t.Errorf("after the small entry was removed the trash contains %v, want the huge entry", left)
 	}
 }

@@ -31,7 +31,8 @@ func (t *Trash) removeFolder(ctx context.Context, dir *os.File, name string) err
 	return t.removeTree(ctx, dir, name)
 }
 
-// destroy removes a directory that its filesystem can remove as a whole.
+// destroy removes a subvolume of btrfs in one step. done is false for any other directory, and after
+// an error.
 func (t *Trash) destroy(dir *os.File, name string) (done bool) {
 	err := t.quotas.withQuota(func(fs *quota.FS) (err error) {
 		done, err = fs.RemoveDir(dir, name)

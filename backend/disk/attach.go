@@ -128,7 +128,7 @@ func (a *attachedVolume) syncCapacity(ctx context.Context) error {
 		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %d bytes, and the record requires %d: nothing was changed; find out what has changed the partition table", a.v.ID, a.device.Name(), size, a.v.Capacity)
 	}
 	if size > a.v.Capacity {
-		err = a.p.Adopt(ctx, a.v, size)
+		err = a.p.RaiseCapacity(ctx, a.v, size)
 		a.v.Capacity = size
 	}
 	return err
@@ -155,7 +155,7 @@ func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesys
 	if err := a.p.Images.BeginFormat(a.v.ID.Name); err != nil {
 		return err
 	}
-	return a.p.Images.EndFormat(a.v.ID.Name)
+	return a.p.Images.MarkFormatted(a.v.ID.Name, pool.Formatting)
 }
 
 // Present implements backend.Backend: a disk is present while its device node exists.

@@ -42,7 +42,7 @@ func join(t *testing.T, dir string) ground {
 			root, err := os.Open(dir)
 			return root, "4.2", err
 		},
-		Cleans: true,
+		Maintains: true,
 	})
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan struct{})

@@ -36,7 +36,7 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 	}
 	source, err := b.source(v)
 	if err == nil {
-		err = cmp.Or(p.Attachments.Unpublished(v.ID), backend.CheckUnmounted(v, source))
+		err = cmp.Or(p.Attachments.CheckUnpublished(v.ID), backend.CheckUnmounted(v, source))
 	}
 	if errors.Is(err, volume.ErrPrecondition) {
 		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time", err)

@@ -247,7 +247,7 @@ func TestNodeServesCopies(t *testing.T) {
 	w.updateHostsAndWait()
 	const v = "loop:nas:v"
 	s.nodes = map[string][]string{v: {"a"}}
-	const relayed = `configuration here has no nfs pool "nas"`
+	const relayed = `configuration of this driver has no nfs pool "nas"`
 	wantCode(t, w.send(&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v}), codes.Unavailable, `node "a"`, relayed)
 	wantCode(t, w.send(groupRequest("g", v)), codes.Unavailable, `node "a"`, relayed)
 	wantCode(t, w.create("copy", inPool("nas"), fromVolume(v)), codes.InvalidArgument, `"nas"`) // the driver validates the class

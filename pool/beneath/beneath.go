@@ -36,7 +36,25 @@ func (f Files) Read(dir *os.File, path string) ([]byte, error) {
 		return nil, irregular(dir, path, err)
 	}
 	defer unix.Close(fd)
-	return readAll(fd, path)
+	if err := checkRegular(fd); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	var out []byte
+	buf := make([]byte, 4096)
+	for len(out) <= maxRecord {
+		n, err := unix.Read(fd, buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		out = append(out, buf[:n]...)
+		if n < len(buf) {
+			return out, nil
+		}
+	}
+	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
 }
 
 // ReadRoot is Read without flags.
@@ -85,8 +103,8 @@ func (f Files) Open(dir *os.File, path string, flag int, mode uint32) (*os.File,
 	return file, nil
 }
 
-// checkRegular refuses a descriptor that is not a regular file. The open returned the type to the NFS
-// client, so DONT_SYNC saves a request to the server.
+// checkRegular refuses a descriptor that is not a regular file. The NFS client has the type since the
+// open, so DONT_SYNC saves a request to the server.
 func checkRegular(fd int) error {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
@@ -94,28 +112,6 @@ func checkRegular(fd int) error {
 		err = ErrIrregular
 	}
 	return err
-}
-
-func readAll(fd int, path string) ([]byte, error) {
-	if err := checkRegular(fd); err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	var out []byte
-	buf := make([]byte, 4096)
-	for len(out) <= maxRecord {
-		n, err := unix.Read(fd, buf)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
-		}
-		out = append(out, buf[:n]...)
-		if n < len(buf) {
-			return out, nil
-		}
-	}
-	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
 }
 
 // Stat is lstat(2) of a file below a directory.
@@ -188,12 +184,14 @@ func IsNotExist(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
-// OpenRoot opens a directory that this process has just made in an open one.
+// OpenRoot opens a directory in an open one. It follows links: name must be a directory that this
+// process has just made, or ".".
 func OpenRoot(dir *os.File, name string) (*os.Root, error) {
 	return os.OpenRoot(sys.Path(dir) + "/" + name)
 }
 
-// OpenDir opens a directory in another one. ErrPrecondition if a filesystem is mounted there.
+// OpenDir opens a directory in another one, also if its owner has removed the permissions.
+// ErrPrecondition if a filesystem is mounted there.
 func OpenDir(dir *os.File, name string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY
 	f, err := sys.Open(dir, name, sys.OneMount, flags)
@@ -206,6 +204,7 @@ func OpenDir(dir *os.File, name string) (*os.File, error) {
 	return f, err
 }
 
+// makeAccessible gives the owner of a directory all permissions.
 func makeAccessible(dir *os.File, name string) error {
 	f, err := sys.Open(dir, name, sys.OneMount, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -223,8 +222,8 @@ func IgnoreGone(err error) error {
 	return err
 }
 
-// IsGone is IsNotExist, and also true for a file that another NFS client removed while it was open
-// here (ESTALE).
+// IsGone is IsNotExist, and also true for a file that another NFS client removed while this node had
+// it open (ESTALE).
 func IsGone(err error) bool { return IsNotExist(err) || errors.Is(err, unix.ESTALE) }
 
 // Rename moves a name from one open directory into another.
@@ -235,8 +234,8 @@ func Rename(from *os.File, name string, to *os.File, newName string) error {
 	return nil
 }
 
-// MoveUnique is Rename to a unique name. It succeeds if the new name exists, even if rename(2) failed:
-// over NFS the reply may be lost, and then the client's retransmission fails.
+// MoveUnique is Rename to a unique name. It succeeds if the new name exists, even if rename(2) failed,
+// because over NFS the reply may be lost, and then the client's retransmission fails.
 func MoveUnique(from *os.File, name string, to *os.File, newName string) error {
 	err := Rename(from, name, to, newName)
 	if err == nil {

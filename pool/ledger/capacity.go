@@ -22,7 +22,7 @@ const (
 	// Estimated means that the usage cannot be measured, as on an export. Allocated bytes beyond the
 	// promised ones count as foreign use.
 	Estimated
-	// Unlimited means that the pool promises no bytes of a filesystem; each volume has its own device.
+	// Unlimited means that the volumes take no space of a filesystem, because each has its own device.
 	Unlimited
 )
 
@@ -52,7 +52,7 @@ func (r Reserve) of(total int64) int64 { return r.Bytes + total/100*r.Percent }
 type Usage struct {
 	// Total is the size of the pool: of its filesystem, or as configured.
 	Total int64
-	// Used is the allocated space of its filesystem, foreign use included. Free is the space that
+	// Used is the allocated space of the filesystem, foreign use included. Free is the space that
 	// the driver can allocate.
 	Used, Free int64
 	// Promised is the sum of the sizes of all volumes and snapshots.
@@ -88,7 +88,7 @@ func (l *Ledger) Usage(s Space) Usage {
 
 func (l *Ledger) usage(s Space) Usage {
 	u := Usage{
-		Total: s.Here.Total, Free: s.Here.Free, Used: s.Here.used(),
+		Total: s.Directory.Total, Free: s.Directory.Free, Used: s.Directory.used(),
 		Promised: l.promised, Attached: len(l.attached),
 		Volumes: len(l.reservations) - l.sets, Snapshots: l.snapshots,
 	}
@@ -114,20 +114,21 @@ func (l *Ledger) usage(s Space) Usage {
 // ownShare is the part of the filesystem that is left for the pool.
 func (l *Ledger) ownShare(s Space, u Usage) int64 {
 	if l.config.Accounting == Estimated {
-		return s.Here.Total - max(0, u.Used-u.Promised)
+		return s.Directory.Total - max(0, u.Used-u.Promised)
 	}
-	return min(s.Here.Total-l.foreignHere, s.Whole.Total-l.foreign-u.OtherPools)
+	return min(s.Directory.Total-l.foreignInDirectory, s.Filesystem.Total-l.foreign-u.OtherPools)
 }
 
 const (
-	// readPatience is how long a call waits until the other pools on the filesystem are read.
+	// readPatience is how long a call waits until the records of the other pools on the filesystem
+	// are read.
 	readPatience = 2 * time.Second
-	// DrainTime is how long a call waits for space from the trash.
+	// DrainTime is how long a call waits until the trash frees space.
 	DrainTime = 5 * time.Second
 )
 
-// Reserve sets the reservation of a folder. If the pool has no room for it (ErrExhausted), Reserve
-// waits up to DrainTime for space from the trash.
+// Reserve sets the reservation of a folder. If the pool has no room for it, Reserve waits up to
+// DrainTime until the trash frees space. ErrExhausted if that is not enough.
 func (l *Ledger) Reserve(dir string, r Reservation) error {
 	l.awaitRead(readPatience)
 	for waited := false; ; waited = true {
@@ -181,8 +182,8 @@ func (l *Ledger) describeOtherPools(u Usage) string {
 	return fmt.Sprintf(", %s for pool %s on the same filesystem", volume.FormatSize(u.OtherPools), strings.Join(names, ", "))
 }
 
-// checkSubDir refuses a directory outside the volume's folder that overlaps, or may overlap, the
-// directory of another volume. Volumes with onDelete retain may share a directory.
+// checkSubDir refuses a subDir that overlaps, or may overlap, that of another volume. Volumes with
+// onDelete retain may share a directory.
 func (l *Ledger) checkSubDir(dir string, r Reservation) error {
 	if r.SubDir == "" {
 		return nil
@@ -190,11 +191,11 @@ func (l *Ledger) checkSubDir(dir string, r Reservation) error {
 	for otherDir, other := range l.reservations {
 		switch {
 		case otherDir == dir || other.Retain && r.Retain:
-		case other.Unread && !r.Retain:
+		case other.UnknownSubDir && !r.Retain:
 			return volume.Errorf(volume.ErrPrecondition, "%s %q: it may be the directory of volume %q, whose record cannot be read: run the driver that wrote %s/volume.json, restore it from a backup, or, if the volume no longer exists, move its folder out of the pool",
 				volume.ParamSubDir, r.SubDir, path.Base(otherDir), otherDir)
 		case other.SubDir != "" && overlap(other.SubDir, r.SubDir):
-			return volume.Errorf(volume.ErrPrecondition, "%s %q: %s of volume %q is there: use another, or %s=%s for both",
+			return volume.Errorf(volume.ErrPrecondition, "%s %q overlaps %[1]s %[3]q of volume %[4]q: use another %[1]s, or %[5]s=%[6]s for both volumes",
 				volume.ParamSubDir, r.SubDir, other.SubDir, path.Base(otherDir), volume.ParamOnDelete, volume.OnDeleteRetain)
 		}
 	}
@@ -206,15 +207,15 @@ func overlap(a, b string) bool {
 	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
 }
 
-// CheckSubDir refuses a directory as TryReserve does.
+// CheckSubDir refuses the same subDirs as TryReserve. It reserves nothing.
 func (l *Ledger) CheckSubDir(dir string, r Reservation) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.checkSubDir(dir, r)
 }
 
-// IfSubDirFree calls f if no folder other than dir has a directory that overlaps subDir. No call
-// reserves such a directory while f runs.
+// IfSubDirFree calls f, unless the subDir of a folder other than dir overlaps subDir. No call reserves
+// an overlapping subDir while f runs.
 func (l *Ledger) IfSubDirFree(dir, subDir string, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/location"
 )
 
-// Filesystems contains the filesystems of the pools of one process. The pools on one filesystem share
-// its space.
+// Filesystems contains the filesystems on which the pools of one process are. The pools on one
+// filesystem share its space.
 type Filesystems struct {
 	mu  sync.Mutex
 	all map[location.Location]*filesystem // by their roots
@@ -20,8 +20,8 @@ type Filesystems struct {
 
 // filesystem contains the ledgers of the pools on one filesystem.
 type filesystem struct {
-	// mu is also the lock of the ledgers: between reading the free space and reserving it no
-	// other pool on the filesystem reserves bytes.
+	// mu is also the lock of the ledgers, so that no other pool on the filesystem reserves bytes
+	// between reading the free space and reserving it.
 	mu      sync.Mutex
 	ledgers []*Ledger
 	// unread contains the names of the pools whose records are not read yet, until their channels
@@ -76,7 +76,7 @@ func (s *filesystem) counted() []*Ledger {
 	return slices.DeleteFunc(slices.Clone(s.ledgers), func(l *Ledger) bool { return !l.complete })
 }
 
-// Expect prevents all pools on the filesystem from reserving bytes until read is called: the
+// Expect prevents all pools on the filesystem from reserving bytes until read is called, because the
 // records of the named pool are not read yet.
 func (l *Ledger) Expect(pool string) (read func()) {
 	c := make(chan struct{})
@@ -124,7 +124,7 @@ func (s *filesystem) awaitRead(patience time.Duration) {
 	}
 }
 
-// drain waits until the trash of all pools contains only stuck entries, or atMost has passed.
+// drain waits until the trash of each pool contains only stuck entries, or atMost has passed.
 func (s *filesystem) drain(atMost time.Duration) {
 	end := time.Now().Add(atMost)
 	for _, l := range s.counted() {
@@ -142,8 +142,8 @@ func (s *filesystem) otherPools(own *Ledger) (sum int64) {
 	return sum
 }
 
-// share is the part of its filesystem that a pool takes: the bytes that it promised, divided by its
-// overcommit, or the usage of its volumes, if that is more.
+// share is the number of bytes of the filesystem that the pool takes from the other pools: the bytes
+// that it promised, divided by its overcommit, or the usage of its volumes, if that is more.
 func (l *Ledger) share() int64 {
 	if l.pool == nil {
 		return 0
@@ -151,9 +151,9 @@ func (l *Ledger) share() int64 {
 	return max(l.used, int64(math.Ceil(float64(l.promised)/l.config.overcommit())))
 }
 
-// Measure measures the usage of each pool's volumes on the filesystem, and the foreign use. A pool
-// that cannot be measured keeps its last measurement; the others are measured nevertheless. The
-// error is that of l's own pool.
+// Measure measures the usage of the volumes of each pool on the filesystem, and the foreign use. A
+// pool that cannot be measured keeps its last measurement, and the others are measured nevertheless.
+// Measure returns only an error of l's own pool.
 func (l *Ledger) Measure() (own error) {
 	if l.config.Accounting != Measured {
 		return nil
@@ -175,12 +175,12 @@ func (l *Ledger) Measure() (own error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(all) > 0 {
-		l.foreign = max(0, last.space.Whole.used()-sum)
+		l.foreign = max(0, last.space.Filesystem.used()-sum)
 	}
 	for each, m := range all {
-		each.used, each.foreignHere = m.used, l.foreign
+		each.used, each.foreignInDirectory = m.used, l.foreign
 		if m.space.limited() {
-			each.foreignHere = max(0, m.space.Here.used()-m.used)
+			each.foreignInDirectory = max(0, m.space.Directory.used()-m.used)
 		}
 	}
 	return own
@@ -198,30 +198,31 @@ func (l *Ledger) measureOwn() (m measured, err error) {
 		m.space, err = l.pool.Space()
 	}
 	if err != nil {
-		m.used = l.used // only changed by Measure
+		m.used = l.used // no lock is needed: only Measure changes it
 	}
 	return m, err
 }
 
-// Leads tells whether this pool is the one that measures for all pools on its filesystem.
+// Leads tells whether this pool measures for all pools on its filesystem: one of them does.
 func (l *Ledger) Leads() bool {
 	all := l.counted()
 	return len(all) > 0 && all[0] == l
 }
 
-// Space is the size of a pool's filesystem, as statfs(2) shows it for the pool's directory (Here)
-// and for a file (Whole). They differ if the directory has a project quota (XFS, ext4).
-type Space struct{ Here, Whole Extent }
+// Space is what statfs(2) shows for a pool's directory and for its filesystem. They differ if the
+// directory has a project quota (XFS, ext4).
+type Space struct{ Directory, Filesystem Extent }
 
-func (s Space) limited() bool { return s.Here.Total != s.Whole.Total }
+// limited tells whether the pool's directory has a project quota.
+func (s Space) limited() bool { return s.Directory.Total != s.Filesystem.Total }
 
 // Extent is a size and the free part of it, in bytes.
 type Extent struct{ Total, Free int64 }
 
 func (e Extent) used() int64 { return e.Total - e.Free }
 
-// ExtentOf reads the size of the filesystem of a descriptor, without the blocks that are reserved
-// for root: these blocks keep a node working when its disk is full.
+// ExtentOf reads the size and the free space of the filesystem of a descriptor. It does not count the
+// blocks that are reserved for root, because they keep a node working when its disk is full.
 func ExtentOf(fd uintptr) (Extent, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(fd), &st); err != nil {

@@ -2,8 +2,8 @@
 // and snapshots, and refuses to promise a byte twice. The pools on one filesystem share
 // one lock and one measurement of foreign use, which is all usage except that of the pools' volumes.
 //
-// A ledger can be read from the disk again. The reservation of a folder is always set to an absolute
-// value. The pool reads the records and removes the folders, not this package.
+// A ledger can always be rebuilt from the records on the disk, so the reservation of a folder is set
+// to an absolute value and never incremented. Package pool reads the records and removes the folders.
 package ledger
 
 import (
@@ -17,7 +17,7 @@ import (
 
 // Pool has the operations of a pool that its ledger needs.
 type Pool interface {
-	// Space reads what the pool's filesystem has.
+	// Space reads the size and the free space of the pool's filesystem.
 	Space() (Space, error)
 	// Used measures the usage of the pool's volumes, in bytes.
 	Used() (int64, error)
@@ -35,9 +35,9 @@ type Ledger struct {
 	// pool is nil until the pool's directory is open. complete: its volumes have been read.
 	pool     Pool
 	complete bool
-	// used is the usage of the pool's volumes at the last measurement, in bytes. foreignHere is
-	// the foreign use of the extent that statfs(2) shows for the pool's directory.
-	used, foreignHere int64
+	// used is the usage of the pool's volumes at the last measurement, in bytes. foreignInDirectory is
+	// the foreign use within Space.Directory.
+	used, foreignInDirectory int64
 
 	reservations map[string]Reservation // by folder, below the pool
 	promised     int64
@@ -46,8 +46,8 @@ type Ledger struct {
 	// attached are the controller-published volumes of a node-local pool, by folder.
 	attached map[string]bool
 	// pending are the folders that this process is making, growing or removing. touched are
-	// those that were pending at any time since a reading of the folders began: the values that
-	// were read may be outdated.
+	// those that were pending at any time since a reading of the folders began, so what was read of
+	// them may be outdated. readers is the number of readings under way.
 	pending, touched map[string]bool
 	readers          int
 }
@@ -59,7 +59,7 @@ func (l *Ledger) Open(c Config, p Pool) {
 	l.config, l.pool = c, p
 }
 
-// Complete is called when all of the pool's folders were read.
+// Complete records that all of the pool's folders were read.
 func (l *Ledger) Complete() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +84,7 @@ func (l *Ledger) set(dir string, r Reservation) {
 	l.reservations[dir] = r
 }
 
-// Remove removes a folder, and returns its reservation.
+// Remove removes the reservation of a folder, and returns it.
 func (l *Ledger) Remove(dir string) (had Reservation, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,8 +123,8 @@ func (l *Ledger) Shrink(dir string, bytes int64) {
 	}
 }
 
-// Recount sets the reservation of a folder to the one that was read. With ErrNotFound it removes
-// the folder, with another error it changes nothing.
+// Recount sets the reservation of a folder to r, which was read with the result err. ErrNotFound
+// removes the reservation; another error changes nothing.
 func (l *Ledger) Recount(dir string, r Reservation, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,8 +177,8 @@ func (l *Ledger) RecountUntouched(dir string, r Reservation, err error) {
 	}
 }
 
-// RemoveMissing removes the known folders that a reading has not found, except those that this
-// process has changed since the reading began.
+// RemoveMissing removes the reservations of the known folders that a reading has not found, except
+// folders that this process has changed since the reading began.
 func (l *Ledger) RemoveMissing(known map[string]Reservation, found map[string]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,12 +189,13 @@ func (l *Ledger) RemoveMissing(known map[string]Reservation, found map[string]bo
 	}
 }
 
-// Lacks tells whether the ledger does not have a folder, and this process is not making it.
+// Lacks tells whether the ledger has no reservation of a folder, and this process is not making the
+// folder.
 func (l *Ledger) Lacks(dir string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, there := l.reservations[dir]
-	return !there && !l.pending[dir]
+	_, ok := l.reservations[dir]
+	return !ok && !l.pending[dir]
 }
 
 // Reservations returns a copy of all reservations, by folder.
@@ -226,8 +227,8 @@ func (l *Ledger) HasQuota(id uint64) bool {
 	return l.find(func(r Reservation) bool { return r.Quota.ID == id }) != ""
 }
 
-// SharedOf returns the size of the data that a volume has written and that may be in snapshots or
-// copies, in bytes.
+// SharedOf returns the size of the data that a volume has written and that snapshots or copies may
+// still contain, in bytes.
 func (l *Ledger) SharedOf(v volume.ID) (sum int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,12 +258,11 @@ func (l *Ledger) VolumesByBackend() map[string]int {
 	return n
 }
 
-// CountsAttached tells whether the ledger counts the controller-published volumes. On an
-// export it does not: other processes publish volumes too.
+// CountsAttached tells whether the ledger counts the controller-published volumes. On an export it
+// does not, because other processes publish volumes too.
 func (l *Ledger) CountsAttached() bool { return l.config.Accounting != Estimated }
 
-// SetAttached records whether the volume of a folder is controller-published, if that is
-// counted.
+// SetAttached records whether the volume of a folder is controller-published, if CountsAttached.
 func (l *Ledger) SetAttached(dir string, attached bool) {
 	if !l.CountsAttached() {
 		return

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// fakePool is a pool whose numbers a test sets.
+// fakePool is a pool with fixed results.
 type fakePool struct {
 	space Space
 	used  int64
@@ -30,18 +30,18 @@ func TestRoomUnderProjectQuota(t *testing.T) {
 		return l
 	}
 	limited, other := open("limited", 10), open("other", 300)
-	limited.foreignHere, all.foreign = 5, 100
-	at := Space{Here: Extent{Total: 50, Free: 40}, Whole: Extent{Total: 1000, Free: 800}}
-	if u := limited.Usage(at); u.Total != 50 || u.Room != 50-5-10 || u.OtherPools != 300 {
-		t.Errorf("the quota leaves room for 35 of 50 bytes: %+v", u)
+	limited.foreignInDirectory, all.foreign = 5, 100
+	space := Space{Directory: Extent{Total: 50, Free: 40}, Filesystem: Extent{Total: 1000, Free: 800}}
+	if u := limited.Usage(space); u.Total != 50 || u.Room != 50-5-10 || u.OtherPools != 300 {
+		t.Errorf("limited by the quota: got %+v, want total 50, room 35, other pools 300", u)
 	}
 	other.Set("volumes/v", Reservation{Bytes: 870})
-	if u := limited.Usage(at); u.Room != 1000-100-870-10 {
-		t.Errorf("the other pool leaves room for 20 bytes: %+v", u)
+	if u := limited.Usage(space); u.Room != 1000-100-870-10 {
+		t.Errorf("limited by the promises of the other pool: got %+v, want room 20", u)
 	}
 	other.config.Overcommit, other.used = 10, 880
-	if u := limited.Usage(at); u.OtherPools != 880 || u.Room != 10 {
-		t.Errorf("the other pool's volumes leave room for 10 bytes: %+v", u)
+	if u := limited.Usage(space); u.OtherPools != 880 || u.Room != 10 {
+		t.Errorf("limited by the usage of the other pool: got %+v, want room 10, other pools 880", u)
 	}
 }
 
@@ -49,23 +49,23 @@ func TestRoomUnderProjectQuota(t *testing.T) {
 // other pools on its filesystem are measured.
 func TestMeasureBesideFailingPool(t *testing.T) {
 	var all filesystem
-	whole := Extent{Total: 1000, Free: 800}
+	extent := Extent{Total: 1000, Free: 800}
 	fails, works := all.join(), all.join()
 	for l, p := range map[*Ledger]*fakePool{
 		fails: {err: errors.New("statfs")},
-		works: {space: Space{Here: whole, Whole: whole}, used: 50},
+		works: {space: Space{Directory: extent, Filesystem: extent}, used: 50},
 	} {
 		l.Open(Config{}, p)
 		l.Complete()
 	}
-	fails.used, fails.foreignHere = 30, 7
+	fails.used, fails.foreignInDirectory = 30, 7
 	if fails.Measure() == nil {
-		t.Error("the pool that leads was measured without its directory")
+		t.Error("Measure returned no error of its own pool")
 	}
-	if all.foreign != 200-50-30 || works.foreignHere != all.foreign {
-		t.Errorf("%d and %d bytes of foreign use, want 120: what is used but by the two pools", all.foreign, works.foreignHere)
+	if all.foreign != 200-50-30 || works.foreignInDirectory != all.foreign {
+		t.Errorf("foreign use: got %d bytes of the filesystem and %d of the directory, want 120", all.foreign, works.foreignInDirectory)
 	}
-	if fails.foreignHere != 7 {
-		t.Errorf("the failing pool has %d bytes of foreign use, want the 7 of the last measurement", fails.foreignHere)
+	if fails.foreignInDirectory != 7 {
+		t.Errorf("foreign use of the failing pool: got %d bytes, want 7 as in the last measurement", fails.foreignInDirectory)
 	}
 }

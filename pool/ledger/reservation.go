@@ -15,12 +15,14 @@ type Reservation struct {
 	Bytes   int64
 	// Trashed: the volume or set is deleted, and its space is not free yet.
 	Trashed bool
-	// SubDir is the volume's directory outside its folder; empty: none. Retain: the directory
-	// is not deleted with the volume.
-	SubDir string
-	Retain bool
-	// Quota is the limit of the volume; zero: none. Unmeasured: the volume is a directory whose
-	// usage is not known.
+	// SubDir is the volume's directory outside its folder; empty: none. UnknownSubDir: the volume may
+	// have any SubDir, because its record cannot be read. Retain: the directory is not deleted with
+	// the volume.
+	SubDir        string
+	UnknownSubDir bool
+	Retain        bool
+	// Quota is the limit of a directory; zero: none. Unmeasured: the volume is a directory without a
+	// limit, so its usage is not known.
 	Quota      volume.Quota
 	Unmeasured bool
 	// Snapshots are those of a set; nil for a volume.
@@ -31,8 +33,6 @@ type Reservation struct {
 	Shared int64
 	// Owners are the volumes that have written the shared data. It counts as their usage.
 	Owners []volume.ID
-	// Unread: the record cannot be read, so the volume's directory is not known.
-	Unread bool
 	// Inode is the inode number of the folder before its record was read; 0: not known. A
 	// folder with the same name and another number belongs to another volume.
 	Inode uint64
@@ -44,7 +44,7 @@ func OfVolume(v volume.Volume) Reservation {
 	if v.Source != nil {
 		r.Cloned, r.Shared, r.Owners = true, v.Source.Shared, v.Source.Owners
 	}
-	if len(r.Owners) > 0 { // the limits of the owners are raised by it
+	if len(r.Owners) > 0 { // the limits of the owners are raised by the shared bytes
 		r.Bytes += r.Shared
 	}
 	if v.Directory != nil {
@@ -62,15 +62,15 @@ func OfSet(s volume.SnapshotSet) Reservation {
 	return Reservation{Backend: s.ID.Backend, Bytes: s.Bytes(), Snapshots: slices.Clone(s.Snapshots)}
 }
 
-// InTrash is the reservation after the deletion of the volume or set. A directory outside the
-// folder does not belong to it any more.
+// InTrash is the reservation after the deletion of the volume or set. It has no subDir: the directory
+// was moved into the folder, or is retained without a volume.
 func (r Reservation) InTrash() Reservation {
-	r.Trashed, r.SubDir, r.Retain, r.Unread = true, "", false, false
+	r.Trashed, r.SubDir, r.Retain, r.UnknownSubDir = true, "", false, false
 	return r
 }
 
-// Writers are the volumes whose limits depend on this reservation: they have written the data that
-// it or its snapshots share.
+// Writers are the volumes whose limits depend on this reservation, because they have written data that
+// the copy or the snapshots share.
 func (r Reservation) Writers() []volume.ID {
 	all := r.Owners
 	for _, s := range r.Snapshots {

@@ -13,11 +13,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// clientsDir has a file for each NFS client identity of the pool's nodes. For the server two nodes
-// with the same identity are one client, and both get the lock of an image.
+// clientsDir has a file for each NFS client identity of the pool's nodes. The server takes two nodes
+// with the same identity for one client, so both would get the lock of an image.
 const clientsDir = ".trivet/clients"
 
-// client is the content of such a file.
+// client is the content of a file in clientsDir.
 type client struct {
 	Client string `json:"client"`
 	Node   string `json:"node"`
@@ -35,7 +35,7 @@ func (e *Export) Register(identity, node string) error {
 		return err
 	}
 	if have.Node != node {
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: node %q has the same NFS client identity (%s) as node %q, and the server would give both the lock on one image: set a unique one in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted; if there is no node %[4]q any more, remove %[5]s from the export",
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: node %q has the same NFS client identity (%s) as node %q, and the server would give both the lock on one image: set a unique one in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted; if node %[4]q no longer exists, remove %[5]s from the export",
 			e.Name, node, identity, have.Node, path)
 	}
 	return nil
@@ -66,8 +66,8 @@ func (e *Export) readClient(path string) (c client, err error) {
 	return c, nil
 }
 
-// linkClient makes the file if there is none, and returns its content. If the reply to the link is
-// lost, the file exists nevertheless.
+// linkClient makes a client's file unless it exists, and returns its content. It reads the file back,
+// because another node may have made it first.
 func (e *Export) linkClient(path string, c client) (client, error) {
 	b, err := json.Marshal(c)
 	if err != nil {

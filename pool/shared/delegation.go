@@ -11,8 +11,8 @@ import (
 // nfs4_map_atomic_open_share; NFS requires no alignment for it), else 0.
 //
 // A delegation belongs to the NFS client, and all processes of a node are one client, though
-// each has a mount of its own: what another process of this node writes or renames does not
-// recall it. With a delegation a file appears unchanged for ever, with any actimeo and
+// each has a mount of its own. So the server does not recall the delegation when another process of
+// this node writes or renames the file, and the file appears unchanged for ever, with any actimeo and
 // lookupcache (tried on Linux 6.1). A server that delegates writes leaves flock(2) to the
 // client, which checks only its own mount.
 func OpenFlags(dir *os.File) (int, error) {

@@ -1,17 +1,17 @@
 // Package shared implements a pool on an NFS export to which processes on several nodes write. No
-// process locks the whole pool. These files are locked, or have an owner:
+// process locks the whole pool. These files coordinate the processes:
 //
-//	.trivet/owners/<token>    held by a process that makes entries in .trivet/tmp
-//	.trivet/ledger            held by a process that reserves bytes
-//	.trivet/reaper            held by the process that empties the trash
-//	.trivet/clients/<hash>    the node that an NFS client identity belongs to
-//	volumes/<name>/lock       held by a call that grows, stages or copies the volume
+//	.trivet/owners/<token>    locked by a process that makes entries in .trivet/tmp
+//	.trivet/ledger            locked by a process that reserves bytes
+//	.trivet/reaper            locked by the process that empties the trash
+//	.trivet/clients/<hash>    names the node that has an NFS client identity
+//	volumes/<name>/lock       locked by a call that grows, stages or copies the volume
 //
 // If two processes make the same volume, the rename or link of only one succeeds. The locks only
-// prevent useless attempts, and that one byte is promised twice. An NFS reply may be lost, so the
+// prevent useless attempts, and double promises of a byte. An NFS reply may be lost, so the
 // result of each step has a unique name or token, which shows whether the step was done.
 //
-// This package does not read records: the pool does.
+// This package does not read records: package pool does.
 package shared
 
 import (
@@ -48,8 +48,8 @@ type Pool struct {
 	Refresh func(ctx context.Context, grown func(volume string) bool) error
 	// Discard removes an entry of tmp whose process has ended.
 	Discard func(ctx context.Context, entry string) error
-	// AwaitTrash waits a few seconds until the trash is empty; any process may empty it.
-	// It returns false if there was nothing to wait for.
+	// AwaitTrash waits a few seconds until this process or another one has emptied the trash. It
+	// returns false if there was nothing to wait for.
 	AwaitTrash func() bool
 }
 
@@ -106,8 +106,8 @@ func (e *Export) Check() error {
 // contains none of the pool's volumes.
 func (e *Export) ConfirmAbsence() error { return e.Check() }
 
-// Explain turns ESTALE into the error of a call: the server exports another directory, or another
-// client removed a file that is open here.
+// Explain turns ESTALE into the error of a call. ESTALE means that the server exports another
+// directory, or that another client removed a file that this process has open.
 func (e *Export) Explain(err error) error {
 	if !errors.Is(err, unix.ESTALE) || errors.Is(err, volume.ErrUnavailable) {
 		return err
@@ -115,7 +115,7 @@ func (e *Export) Explain(err error) error {
 	if err := e.Check(); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %q: it was changed by another process meanwhile: %w: try again", e.Name, err)
+	return volume.Errorf(volume.ErrUnavailable, "pool %q was changed by another process meanwhile: %w: try again", e.Name, err)
 }
 
 // ExplainWrite explains an error of writing to the export of a pool.
@@ -137,8 +137,8 @@ func (e *Export) ExplainWrite(err error) error { return ExplainWrite(e.Name, e.P
 // Recover is Sweep: over NFS, all that can be read is already durable.
 func (e *Export) Recover(ctx context.Context) error { return e.Sweep(ctx) }
 
-// ID returns the ID of a volume: the export is the same on every node, so the ID does not
-// contain the pool's UUID.
+// ID returns the ID of a volume. The export is the same on every node, so the ID does not contain the
+// pool's UUID.
 func (e *Export) ID(backend, name string) volume.ID {
 	return volume.ID{Backend: backend, Pool: e.Name, Name: name}
 }
@@ -163,20 +163,21 @@ func (e *Export) Inconclusive(err error) bool {
 
 // Space reads the size and the free space of the export's filesystem, as the server reports them.
 func (e *Export) Space() (ledger.Space, error) {
-	all, err := ledger.ExtentOf(e.Volumes.Fd())
+	extent, err := ledger.ExtentOf(e.Volumes.Fd())
 	if err != nil {
 		err = e.Explain(fmt.Errorf("pool %q: statfs: %w", e.Name, err))
 	}
-	return ledger.Space{Here: all, Whole: all}, err
+	return ledger.Space{Directory: extent, Filesystem: extent}, err
 }
 
-// DirectIOAlign is the smallest unit of direct I/O, in bytes: NFS requires no alignment.
+// DirectIOAlign is the smallest unit of direct I/O, in bytes. NFS requires no alignment, so it is that
+// of a disk sector.
 func (e *Export) DirectIOAlign() int { return 512 }
 
-// SyncNames does nothing: an NFS server makes names durable before it replies.
+// SyncNames does nothing, because an NFS server makes names durable before it replies.
 func (e *Export) SyncNames(*os.File) error { return nil }
 
-// SyncFiles does nothing: an NFS client makes files durable when they are closed.
+// SyncFiles does nothing, because an NFS client makes files durable when they are closed.
 func (e *Export) SyncFiles(*os.Root, ...string) error { return nil }
 
 // Link makes the file durable before it calls link, which makes the file visible to other processes.
@@ -187,7 +188,7 @@ func (e *Export) Link(file, _ *os.File, link func() error) error {
 	return link()
 }
 
-// OpenLock opens the lock file of a volume: NFS cannot lock directories.
+// OpenLock opens the lock file of a volume, because NFS cannot lock directories.
 func (e *Export) OpenLock(name string) (*os.File, error) {
 	const lock = "lock"
 	f, err := e.Files.Open(e.Volumes, name+"/"+lock, os.O_RDWR|os.O_CREATE, 0o600)
@@ -235,10 +236,11 @@ func (e *Export) Maintain(ctx context.Context, log klog.Logger) {
 			continue
 		}
 		if err := e.Explain(e.Sweep(ctx)); err != nil {
-			log.Error(err, "Clearing what ended processes left failed")
+			log.Error(err, "Removing the entries of ended processes failed")
 		}
 	}
 }
 
-// FolderMode allows access to all users: the users of other clients need not be root on the server.
+// FolderMode allows access to all users, because root of another client may be another user on the
+// server.
 func (e *Export) FolderMode() uint32 { return 0o755 }

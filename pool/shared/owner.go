@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-csi/trivet/pool/ledger"
 )
 
-// owner identifies this process to the others that write to the pool. Its entries in tmp have its
-// token in their names. Its locked file shows that the process lives.
+// owner identifies this process to the others that write to the pool. The names of its entries in tmp
+// contain its token. Its locked file in OwnersDir shows that the process lives.
 type owner struct {
 	mu    sync.Mutex
 	token string
@@ -59,7 +59,7 @@ func (e *Export) Entry(name string, bytes int64, suffix string) (string, error) 
 	return name + "." + token + "." + strconv.FormatInt(bytes, 10) + suffix, err
 }
 
-// SoleWriter is false: a process that counts as ended may still live and commit an entry.
+// SoleWriter is false. Even a process that counts as ended may still live and commit an entry.
 func (e *Export) SoleWriter() bool { return false }
 
 // token returns this process's token. The first call makes the process an owner.
@@ -74,7 +74,7 @@ func (e *Export) token() (string, error) {
 		o.file, err = e.lockOwner(o.token, os.O_CREATE|os.O_EXCL)
 	}
 	if err != nil {
-		return "", fmt.Errorf("pool %q: becoming one of its writers: %w", e.Name, err)
+		return "", fmt.Errorf("pool %q: registering this process in %s: %w", e.Name, OwnersDir, err)
 	}
 	return o.token, nil
 }
@@ -104,8 +104,8 @@ func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// Sweep discards the entries of ended processes. It reads tmp first: an owner's file exists before
-// its entries.
+// Sweep discards the entries of ended processes. It reads tmp before OwnersDir: a process makes its
+// file before its entries, so each entry of a living process that was read has an owner.
 func (e *Export) Sweep(ctx context.Context) error {
 	own, err := e.token()
 	if err != nil {
@@ -119,7 +119,7 @@ func (e *Export) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(owners, own) { // another process took this one for ended
+	if !slices.Contains(owners, own) { // another process concluded that this one has ended
 		e.Disown()
 	}
 	for _, token := range owners {
@@ -141,7 +141,7 @@ func (e *Export) sweepOwner(ctx context.Context, token string, names []string) e
 	switch {
 	case err == nil:
 		defer f.Close()
-	case !errors.Is(err, beneath.ErrIrregular): // an irregular file is not an owner's
+	case !errors.Is(err, beneath.ErrIrregular): // no owner made an irregular file
 		return fmt.Errorf("pool %q: %w", e.Name, err)
 	}
 	if err := e.sweepEntries(ctx, names, func(owner string) bool { return owner == token }); err != nil {
@@ -209,7 +209,7 @@ func (e *Export) ReservedElsewhere() (map[string]ledger.Reservation, error) {
 }
 
 // AnnounceGrowth shows other processes the bytes that are reserved for a volume beyond its recorded
-// capacity. CompleteGrowth, WithdrawGrowth, or a sweep after the end of this process ends this.
+// capacity, until CompleteGrowth, WithdrawGrowth, or a sweep after the end of this process.
 func (e *Export) AnnounceGrowth(name string, more int64) error {
 	entry, err := e.Entry(name, more, growSuffix)
 	if err != nil {
@@ -252,6 +252,7 @@ func (e *Export) WithdrawGrowth(name string) error {
 	return nil
 }
 
+// growthOf returns the entry of tmp that announces the growth of a volume; empty: none.
 func (o *owner) growthOf(name string) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -29,15 +29,16 @@ const (
 	// ledgerPatience is the longest time for which a call waits for the lock of the ledger file.
 	// The server releases the lock of a dead node when the node's lease expires.
 	ledgerPatience = 20 * time.Second
-	// joinTime is the time for which callers may join a transaction after its begin. Then the
-	// transaction must end, so that other processes get the lock.
+	// joinTime is the time after the begin of a transaction during which callers may join it. It is
+	// limited so that the transaction ends and other processes get the lock.
 	joinTime = 100 * time.Millisecond
 )
 
 // page is the content of the ledger file. It shows whether another process has reserved bytes
-// since this one last read the folders.
+// since this process last read the folders.
 type page struct {
-	// Writer changes at the first transaction that follows one of another process.
+	// Writer identifies a series of transactions of one process. A process writes a new value in its
+	// first transaction after one of another process.
 	Writer string `json:"writer"`
 	// Growths counts the growths of volumes; Grown names the last volumes that grew.
 	Growths int      `json:"growths"`
@@ -51,7 +52,8 @@ type transactions struct {
 	current *transaction
 	file    *os.File
 	// seen is the page at the last refresh of the ledger.
-	seen  page
+	seen page
+	// count is the number of values of Writer that this process has written.
 	count int
 }
 
@@ -69,6 +71,7 @@ type transaction struct {
 	// the last refresh.
 	refresh func() error
 
+	// reread reads the folders at most once in the transaction.
 	reread    sync.Once
 	rereadErr error
 }
@@ -124,8 +127,8 @@ func (e *Export) leave(t *transaction) {
 	close(t.over)
 }
 
-// begin takes the lock and records that in the page. If the server does not support locks, two
-// processes may promise the same bytes.
+// begin takes the lock and writes the page. If the server does not support locks, two processes may
+// promise the same bytes.
 func (e *Export) begin(ctx context.Context, t *transaction) (err error) {
 	token, err := e.token()
 	if err != nil {
@@ -174,17 +177,17 @@ func (e *Export) lockLedger(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: another process has had the lock of %s for over %v: retry; if the node of that process died, its lease at the server must expire first", e.Name, ledgerFile, ledgerPatience)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: another process has held the lock of %s for over %v: retry; if the node of that process died, its lease at the server must expire first", e.Name, ledgerFile, ledgerPatience)
 	case err == nil || NoLocks(err):
 		return nil
-	case errors.Is(err, unix.ESTALE): // removed by hand: the next transaction makes another
+	case errors.Is(err, unix.ESTALE): // the file was removed by hand: the next transaction makes a new one
 		e.transactions.file = nil
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: locking %s: %w", e.Name, ledgerFile, err)
 }
 
 // readPage reads the page of the previous transaction. If the page cannot be parsed, readPage returns
-// an empty page, and all folders are read.
+// an empty page, which makes this process read all folders.
 func (e *Export) readPage() (page, error) {
 	b := make([]byte, ledgerPage)
 	n, err := unix.Pread(int(e.transactions.file.Fd()), b, 0)
@@ -198,7 +201,7 @@ func (e *Export) readPage() (page, error) {
 	return p, nil
 }
 
-// writePage writes the page. The client sends it to the server before the lock is released.
+// writePage writes the page. The NFS client sends the page to the server before it releases the lock.
 func (e *Export) writePage(next page) error {
 	text, err := json.Marshal(next)
 	if err != nil {
@@ -225,7 +228,7 @@ func (e *Export) recordGrowth(ctx context.Context, name string) error {
 		if err := e.writePage(next); err != nil {
 			return err
 		}
-		if s.seen.Writer == t.page.Writer { // this process knows all growths, this one included
+		if s.seen.Writer == t.page.Writer { // this process knows all growths, including the one recorded now
 			s.seen.Growths = next.Growths
 		}
 		t.page = next
@@ -233,6 +236,7 @@ func (e *Export) recordGrowth(ctx context.Context, name string) error {
 	})
 }
 
+// refreshIfStale reads the folders if another process has had a transaction since the last refresh.
 func (e *Export) refreshIfStale(ctx context.Context, t *transaction) error {
 	s := &e.transactions
 	s.mu.Lock()
@@ -253,7 +257,7 @@ func (e *Export) refreshIfStale(ctx context.Context, t *transaction) error {
 }
 
 // recheck calls a check of the ledger. If the check fails, it reads the folders and calls the check
-// again: other processes do not announce removals.
+// again, because other processes do not announce removals.
 func (e *Export) recheck(ctx context.Context, t *transaction, check func() error) error {
 	err := check()
 	if err == nil {
@@ -268,7 +272,7 @@ func (e *Export) recheck(ctx context.Context, t *transaction, check func() error
 
 func nothingGrew(string) bool { return false }
 
-// grownSince returns a function that tells whether a volume may have grown since the page seen.
+// grownSince returns a function that tells whether a volume may have grown since the page was seen.
 func (p page) grownSince(seen page) func(name string) bool {
 	n := p.Growths - seen.Growths
 	if n < 0 || n > len(p.Grown) {

@@ -11,15 +11,16 @@ import (
 // reaperFile is locked by the process that empties the trash.
 const reaperFile = ".trivet/reaper"
 
-// trashLock prevents other processes from emptying the trash while it has users.
+// trashLock prevents other processes from emptying the trash. It is held while users is not zero.
 type trashLock struct {
 	mu    sync.Mutex
 	users int
 	file  *os.File
 }
 
-// HoldTrash gives this process the right to empty the trash until release is called; release is
-// nil if another process has it. Without locks two processes may have it, which does no harm.
+// HoldTrash gives this process the right to empty the trash until release is called; release is nil if
+// another process has that right. On a server without locks two processes may have it, which does no
+// harm.
 func (e *Export) HoldTrash() (release func(), err error) {
 	l := &e.trash
 	l.mu.Lock()

@@ -207,7 +207,7 @@ func testAnotherServer(t *testing.T, server *nfsd.Server) {
 	m.stop(t)
 	changed := "- name: nas\n  nfs: {server: '" + server.Address6() + "', export: " + empty + ", init: true}\n"
 	m.configure(t, changed)
-	missing := []string{"nas", "expected is pool"}
+	missing := []string{"nas", "should contain pool"}
 	wantCode(t, m.getVolume(t, idle), codes.Unavailable, missing...)
 	wantCode(t, m.delete(t, idle), codes.Unavailable, missing...)
 	_, err := m.createWhenOpen(t, "new", mib, filesystem("", manyNodes), directoryIn("nas"))
