@@ -1,4 +1,4 @@
-# Everything a developer runs. `make help` lists it.
+# The commands for developers. `make help` lists the targets.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,7 +11,7 @@ GUESTS ?= .
 IMAGE ?= trivet:$(VERSION)
 PLATFORM ?= linux/$(shell go env GOARCH)
 
-# Debian packages that have the programs named before the colon.
+# Pairs of a program and the Debian package that contains it.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
 TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2 dmsetup:dmsetup
 
@@ -20,31 +20,32 @@ help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/trivet, static
+build: ## Build bin/trivet, statically linked
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/trivet ./cmd/trivet
 
 .PHONY: demo
-demo: deps-run build ## Run a driver and take a volume through its whole life (as root)
+demo: deps-run build ## Run a driver, and create, use and delete a volume (as root)
 	go run ./test/demo --binary bin/trivet
 
 .PHONY: test
-test: deps-test bin/promtool ## Run every test: unit, conformance, csi-sanity, crash points, and in a VM what this kernel lacks (as root)
+test: deps-test bin/promtool ## Run all tests: unit, conformance, csi-sanity, crash points, and in a VM those that this kernel does not support (as root)
 	go vet ./...
-	# -count=1: some tests build and run the binary, which the cache does not see.
+	# -count=1: some tests build and run the binary, and the test cache does not detect its changes.
 	$(without) go test -race -count=1 -timeout 40m ./...
 
-# What the programs of $(RUN_PACKAGES) make in files needs no root, but their directory in PATH.
+# Without root, tests run mkfs programs on files. These programs are in sbin directories, which the PATH
+# of a user may lack.
 .PHONY: check
-check: lint ## Run vet, lint and every test that needs no root, no mounts and no VM (as any user)
+check: lint ## Run vet, lint and all tests that need no root, no mounts and no VM (as any user)
 	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool) go test ./...
 
 .PHONY: test-vm
-test-vm: deps-test ## Run the suites that take a VM and minutes: NFS, project quotas, whole disks (as root; an hour)
+test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, project quotas, whole disks (as root; an hour)
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
-# Drivers of other projects are built and tested by hand (docs/volume-manager.md). ext4 grows
-# online with CAP_SYS_RESOURCE (bit 24) only: where the kernel does not give it, those
-# tests are left out here; test/vm runs them in any case.
+# The tests to skip. Drivers of other projects are built and tested by hand (docs/volume-manager.md).
+# ext4 can grow while mounted only with CAP_SYS_RESOURCE (bit 24): without it, make test skips those
+# tests. test/vm always runs them.
 without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)
 
 .PHONY: docs-parameters
@@ -52,25 +53,25 @@ docs-parameters: ## Write the tables of docs/parameters.md from the descriptors 
 	go test ./cmd/trivet -run '^TestParametersDocumented$$' -update
 
 .PHONY: e2e
-e2e: ## Run everything in a real Kubernetes of its own, with Kubernetes' storage tests (as root; an hour)
+e2e: ## Run all end-to-end tests and Kubernetes' storage tests in a new Kubernetes cluster (as root; an hour)
 	test/e2e/run all
 
 .PHONY: e2e-smoke
-e2e-smoke: ## Install the manifests in a real Kubernetes, run the examples, kill the driver (as root)
+e2e-smoke: ## Install the manifests in a new Kubernetes cluster, run the examples, kill the driver (as root)
 	test/e2e/run smoke
 
 .PHONY: e2e-bench
-e2e-bench: ## Measure volumes through all of Kubernetes, beside emptyDir (as root)
+e2e-bench: ## Measure volumes in Kubernetes, and emptyDir volumes for comparison (as root)
 	test/e2e/run bench
 
 .PHONY: bench
-bench: deps-test build ## Measure each call beside a floor of bare system calls, NFS in the VM (as root)
+bench: deps-test build ## Measure each call, and its bare system calls for comparison; NFS in a VM (as root)
 	go run ./test/bench --binary bin/trivet
 	CGO_ENABLED=0 go build -o bin/bench ./test/bench
 	test/vm/vm.sh --timeout 1800 --disk 8G --disk 8G -- test/bench/nfs.sh bin/bench --nfs /srv --binary bin/trivet --volumes 20 --rounds 2
 
 .PHONY: bench-scale
-bench-scale: deps-run build ## Measure the controller's driver before 500 nodes and 20,000 volumes (as root)
+bench-scale: deps-run build ## Measure the controller's driver with 500 nodes and 20,000 volumes (as root)
 	go run ./test/scale --binary bin/trivet
 
 .PHONY: fuzz
@@ -89,16 +90,16 @@ fmt: ## Format all Go files
 	$(TOOL) gofumpt -w $(GOFILES)
 
 .PHONY: manifests
-manifests: ## Render deploy/trivet.yaml from the chart, and copy its schema for its templates
+manifests: ## Render deploy/trivet.yaml from the chart, and copy the schema to the chart's files
 	cp deploy/chart/values.schema.json deploy/chart/files/schema.json
-	{ printf '%s\n' '# Trivet without Helm, with the default values of chart/. Made by `make manifests`:' '# change the chart. To install: kubectl apply --server-side -f trivet.yaml'; \
+	{ printf '%s\n' '# Trivet without Helm, with the default values of chart/. Generated by `make manifests`: edit the' '# chart instead. To install: kubectl apply --server-side -f trivet.yaml'; \
 	  $(TOOL) helm template trivet deploy/chart --namespace trivet-system --set plainManifests=true; } > deploy/trivet.yaml
 
 .PHONY: image
 image: ## Build the container image with buildah
 	buildah build --platform $(PLATFORM) --layers --timestamp $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct)) --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
-# Install the packages whose programs are missing, and say so.
+# Installs the packages whose programs are missing, and prints their names.
 define install
 @export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
 for p in $(1); do command -v $${p%%:*} >/dev/null || missing="$$missing $${p#*:}"; done; \
@@ -108,7 +109,7 @@ if [ -n "$$missing" ]; then \
 fi
 endef
 
-# promtool alone: the package would start a server too.
+# Only promtool is extracted, because the package would also start a server.
 bin/promtool:
 	@echo "Extracting promtool from Debian's package prometheus"
 	@mkdir -p bin; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; cd "$$dir"; \

@@ -217,9 +217,9 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	return err
 }
 
-// releasePrevious releases the volume that a killed call left at the path of t: the record of the path
-// names another volume than t. It returns an error if a volume is mounted at the path, or if the other
-// volume has another lock.
+// releasePrevious releases the volume that the record at the path of t names, if that is not the volume of t:
+// a killed call left the record. It returns an error if a volume is mounted at the path (mounted), or if the
+// other volume has another lock.
 func (s *session) releasePrevious(ctx context.Context, t target, mounted bool) error {
 	recorded, err := readTarget(s.state.FS(), recordName(t.Path))
 	switch {
@@ -233,6 +233,7 @@ func (s *session) releasePrevious(ctx context.Context, t target, mounted bool) e
 	return s.release(ctx, recorded)
 }
 
+// stage stages the volume of t, and returns an error if this process does not see the staging mount.
 func (s *session) stage(ctx context.Context, t target, o options) error {
 	staging := s.staging(t.Volume)
 	if err := os.Mkdir(staging, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -246,7 +247,7 @@ func (s *session) stage(ctx context.Context, t target, o options) error {
 	}
 	at, err := mount.OnPath(staging)
 	if err == nil && at == nil {
-		return volume.Errorf(volume.ErrPrecondition, "the driver at %s mounted the volume at %s, but the mount is not visible here: the container of the driver has its own mounts; set %s to a directory whose mounts it shares with the node, such as a directory below /var/lib/kubelet",
+		return volume.Errorf(volume.ErrPrecondition, "the driver at %s mounted the volume at %s, but this process does not see the mount, because the container of the driver has its own mounts: set %s to a directory whose mounts the container shares with the node, such as a directory below /var/lib/kubelet",
 			s.socket, staging, StateDirVariable)
 	}
 	return err
@@ -343,6 +344,7 @@ func (s *session) tearDown(ctx context.Context, t target, all []target) error {
 	return errors.Join(unpublishErr, s.removeRecord(t))
 }
 
+// unstage unstages a volume and removes its staging path. force: the NFS server does not answer.
 func (s *session) unstage(ctx context.Context, id string, force bool) error {
 	staging := s.staging(id)
 	if force {

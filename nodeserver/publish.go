@@ -40,8 +40,10 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if !ok {
 		return nil, errNotStaged(v, r)
 	}
-	if err := verifyOwnership(ctx, b, v); err != nil {
-		return nil, err
+	if verifier, ok := b.(backend.OwnershipVerifier); ok { // another node may have owned the volume since it was staged
+		if err := verifier.VerifyOwnership(ctx, v); err != nil {
+			return nil, err
+		}
 	}
 	if v.Block {
 		err = publishBlock(ctx, b, v, r, source)
@@ -308,15 +310,6 @@ func unusablePath(field string, err error) error {
 		return volume.Errorf(volume.ErrPrecondition, "%s: %w: its parent must be a writable directory", field, err)
 	}
 	return fmt.Errorf("%s: %w", field, err)
-}
-
-// verifyOwnership returns nil if no other node has owned the volume since it was staged on this node.
-func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	verifier, ok := b.(backend.OwnershipVerifier)
-	if !ok {
-		return nil
-	}
-	return verifier.VerifyOwnership(ctx, v)
 }
 
 // mountedSource returns the source of a volume that is mounted at path, or nil if nothing is mounted

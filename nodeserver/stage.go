@@ -99,7 +99,10 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 	if !same {
 		return volume.Errorf(volume.ErrIncompatible, "volume %s is staged at %q with other mount flags than %q, readonly %t: unstage it first", v.ID, r.staging, r.capability.MountFlags, r.readOnly)
 	}
-	return verifyOwnership(ctx, b, v)
+	if verifier, ok := b.(backend.OwnershipVerifier); ok {
+		return verifier.VerifyOwnership(ctx, v)
+	}
+	return nil
 }
 
 // NodeUnstageVolume implements csi.NodeServer. It unmounts the volume from its staging path and detaches

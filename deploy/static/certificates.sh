@@ -1,10 +1,11 @@
 #!/bin/sh
-# Makes the certificates of a cluster without Kubernetes, with openssl 3:
+# Creates the certificates of a cluster without Kubernetes, with openssl 3:
 #   certificates.sh DIR NODE...
-# DIR/ca.crt and ca.key are the CA, created if they are missing. DIR/controller and
-# DIR/nodes/NODE are the directories (forwarding.certificates) of the drivers, created
-# again each time, valid for a year: copy each to its machine, and ca.key to none.
-# DRIVER is the drivers' name, default csi.trivet.dev.
+# DIR/ca.crt and DIR/ca.key are the CA. The script creates it if it is missing. DIR/controller and
+# DIR/nodes/NODE are the directories for forwarding.certificates of the drivers. The script
+# creates their certificates again each time, valid for a year. Copy each directory to its
+# machine, and copy DIR/ca.key to none. The environment variable DRIVER is the name of the
+# driver, by default csi.trivet.dev.
 set -eu
 driver=${DRIVER:-csi.trivet.dev}
 dir=${1:?usage: certificates.sh DIR NODE...}
@@ -18,7 +19,7 @@ if [ ! -e "$dir/ca.key" ]; then
 		-keyout "$dir/ca.key" -out "$dir/ca.crt"
 fi
 
-# issue FOLDER URI USAGE
+# issue DIRECTORY URI USAGE creates a key and a certificate in a directory.
 issue() {
 	mkdir -p "$1"
 	openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj / -addext "subjectAltName=critical,URI:$2" \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A program on a pod's volume, by a shell alone: as root, with trivet driver and trivet
-# volume-manager running (see the two services).
+# Uses a pod's volume from a shell script. Run it as root, while trivet driver and trivet volume-manager
+# are running (see the two services).
 set -eu
 install -D -m 0644 "$(dirname "$0")/web.yaml" /etc/trivet/manifests/web.yaml
 paths=$(trivet volume-manager wait --timeout 1m web)

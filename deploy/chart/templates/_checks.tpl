@@ -1,6 +1,6 @@
-{{/* What the schema cannot say. Each message names the value and the remedy. */}}
+{{/* Checks that the schema cannot express. Each message contains the value and the remedy. */}}
 
-{{/* The oldest sidecars that do: flags and rights were checked against these. */}}
+{{/* The minimum versions of the sidecars, with which the flags and rights were tested. */}}
 {{- define "trivet.minimumVersions" -}}
 provisioner: 6.3.0
 attacher: 4.12.0
@@ -27,25 +27,25 @@ livenessProbe: 2.8.0
 {{- if eq .Values.shape "oneNode" -}}{{- include "trivet.checkOneNode" . -}}{{- end -}}
 {{- end -}}
 
-{{/* Values of earlier versions, which had one kind of pod. null removes a value that is reused
-from the last release. */}}
+{{/* Refuses values of earlier chart versions, which had only one kind of pod. null removes a value that
+Helm reuses from the last release. */}}
 {{- define "trivet.checkMoved" -}}
 {{- $values := .Values -}}
 {{- range $key := list "affinity" "driver" "nodeSelector" "podAnnotations" "podDisruptionBudget" "podLabels" "priorityClassName" "serviceAccount" "terminationGracePeriodSeconds" "tolerations" "updateStrategy" -}}
 {{- if not (kindIs "invalid" (index $values $key)) -}}
 {{- $now := ternary "resources" $key (eq $key "driver") -}}
-{{- $controllers := ternary "" (printf ", and there is controller.%s for the controller's" $now) (eq $key "updateStrategy") -}}
-{{- fail (printf "\n\n%s: it is now node.%s, for the nodes' pods%s. To keep one pod on one node, also set shape=oneNode. If the value is reused from the last release, --set %s=null removes it" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
+{{- $controllers := ternary "" (printf ", and controller.%s for the controller's pods" $now) (eq $key "updateStrategy") -}}
+{{- fail (printf "\n\n%s: this key was replaced: set node.%s for the nodes' pods%s. To keep one pod on one node, also set shape=oneNode. If Helm reuses the value from the last release, --set %s=null removes it" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* pools was a list, which the values of a user replaced. */}}
+{{/* Refuses a list of pools, as in earlier chart versions, and shows it as a map. */}}
 {{- define "trivet.checkPoolMap" -}}
 {{- if and (kindIs "slice" .Values.pools) .Values.pools -}}
 {{- $map := dict "default" nil -}}
 {{- range .Values.pools -}}{{- $_ := set $map (get . "name" | default "NAME") (omit . "name") -}}{{- end -}}
-{{- fail (printf "\n\npools is now a map by name, to which your values are added. Your list becomes:\n\npools:\n%s\n\n(default: null removes the pool of the chart, as the list did)" ($map | toYaml | indent 2)) -}}
+{{- fail (printf "\n\npools is now a map by name. The chart adds your pools to its own. Replace your list by:\n\npools:\n%s\n\n(default: null removes the pool default of the chart, which your list replaced)" ($map | toYaml | indent 2)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -71,7 +71,7 @@ from the last release. */}}
 {{- define "trivet.checkAccounts" -}}
 {{- $account := include "trivet.nodeServiceAccount" . -}}
 {{- if and (ne .Values.shape "oneNode") (eq $account (include "trivet.controllerServiceAccount" .)) -}}
-{{- fail (printf "\n\nnode.serviceAccount.name and controller.serviceAccount.name are both %s: nodes could read the key of the CA; give each its own" $account) -}}
+{{- fail (printf "\n\nnode.serviceAccount.name and controller.serviceAccount.name are both %s: the nodes could read the key of the CA; give each its own ServiceAccount" $account) -}}
 {{- end -}}
 {{- end -}}
 
@@ -84,8 +84,9 @@ from the last release. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses a directory that has another use on the node or in the container, or that
-contains such a directory: dict "key" "path" "others" (list of paths). */}}
+{{/* Refuses a directory that has another use on the node or in the container, or that contains or is
+inside such a directory: dict "key" the name of the value "path" the directory "others" a list of
+directories with another use. */}}
 {{- define "trivet.checkPlace" -}}
 {{- range concat .others (list "/bin" "/boot" "/csi" "/dev" "/etc" "/lib" "/lib64" "/proc" "/registration" "/run" "/sbin" "/sys" "/usr" "/var/run") -}}
 {{- if or (eq $.path .) (hasPrefix (printf "%s/" .) $.path) -}}
@@ -94,7 +95,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- range concat .others (list "/var/lib" "/var/run") -}}
 {{- if or (eq $.path .) (hasPrefix (printf "%s/" $.path) .) -}}
-{{- fail (printf "\n\n%s %s: it is or contains %s; give the driver its own directory below it" $.key $.path .) -}}
+{{- fail (printf "\n\n%s %s: the directory is or contains %s; give the driver its own directory below that" $.key $.path .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -117,7 +118,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- fail (printf "\n\n%s: must be a name of 1 to 40 of a-z, 0-9 and -" $key) -}}
 {{- end -}}
 {{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks))) -}}
-{{- fail (printf "\n\n%s: set one of them: directory, for a directory on every node, nfs, for an export, or disks, for whole disks of every node" $key) -}}
+{{- fail (printf "\n\n%s: set exactly one of them: directory for a directory on every node, nfs for an export, or disks for whole disks of every node" $key) -}}
 {{- end -}}
 {{- $at := "directory.path" -}}{{- $place := "" -}}
 {{- if $pool.directory -}}
@@ -126,7 +127,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- $at = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
 {{- range list "size" "reserve" "overcommit" "freezeLimit" "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
-{{- fail (printf "\n\n%s.%s is not for pools of disks: remove it, each volume is one whole disk" $key .) -}}
+{{- fail (printf "\n\n%s.%s is not for pools of disks, because each volume is one whole disk: remove it" $key .) -}}
 {{- end -}}
 {{- end -}}
 {{- else -}}
@@ -137,7 +138,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $share) -}}
 {{- if $pool.requireMount -}}
-{{- fail (printf "\n\n%s.requireMount is for pools with a directory: remove it, an export is always mounted" $key) -}}
+{{- fail (printf "\n\n%s.requireMount is only for pools with a directory, because an export is always mounted: remove it" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey $places $place -}}
@@ -163,17 +164,17 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Checks one pool: dict "root" $ "pool" its values "key" their path. */}}
+{{/* Checks a directory pool: dict "root" $ "pool" the pool "key" the path of the pool in the values. */}}
 {{- define "trivet.checkDirectory" -}}
 {{- $path := clean .pool.directory.path -}}
 {{- $stateDir := clean .root.Values.stateDir -}}
 {{- $key := printf "%s.directory.path" .key -}}
 {{- include "trivet.checkPlace" (dict "key" $key "path" $path "others" (list (clean .root.Values.kubeletDir))) -}}
 {{- if or (eq $path $stateDir) (hasPrefix (printf "%s/" $path) $stateDir) -}}
-{{- fail (printf "\n\n%s %s: it contains stateDir %s; give the pool its own directory below it" $key $path $stateDir) -}}
+{{- fail (printf "\n\n%s %s: the directory is or contains stateDir %s; give the pool its own directory" $key $path $stateDir) -}}
 {{- end -}}
 {{- if and .pool.requireMount (has $path (include "trivet.poolMounts" .root | fromJsonArray)) -}}
-{{- fail (printf "\n\n%s.requireMount: %s is itself mounted into the container and would always be a mount point; mount the disk one level deeper, such as at %s/disk, and set that path" .key $path $path) -}}
+{{- fail (printf "\n\n%s.requireMount: %s is mounted into the container, where it would always be a mount point; mount the disk one level deeper, such as at %s/disk, and set that path" .key $path $path) -}}
 {{- end -}}
 {{- end -}}
 
@@ -193,7 +194,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- fail (printf "\n\nstorageClass %s: backend nfs requires a pool with nfs, but %s is a directory of the nodes" $class .pool) -}}
 {{- end -}}
 {{- if and (eq .backend "nfs") (or .fsType .allocation) -}}
-{{- fail (printf "\n\nstorageClass %s: fsType and allocation are for images, but with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
+{{- fail (printf "\n\nstorageClass %s: fsType and allocation are for disk images, but with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "local") .shared -}}
 {{- fail (printf "\n\nstorageClass %s: backend local requires a pool of the nodes: move the class to such a pool, or set backend=nfs" $class) -}}
@@ -205,14 +206,14 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which only backend disk can use: remove backend, or move the class to another pool" $class .pool) -}}
 {{- end -}}
 {{- if and (eq .backend "local") .fsType -}}
-{{- fail (printf "\n\nstorageClass %s: fsType is for images and disks, but with backend local in %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
+{{- fail (printf "\n\nstorageClass %s: fsType is for disk images and whole disks, but with backend local in pool %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
 {{- end -}}
 {{- if and (has .backend (list "local" "disk")) .allocation -}}
-{{- fail (printf "\n\nstorageClass %s: allocation is for images, but with backend %s there is none: remove it, or set backend=loop" $class .backend) -}}
+{{- fail (printf "\n\nstorageClass %s: allocation is for disk images, but with backend %s a volume is not a disk image: remove it, or set backend=loop" $class .backend) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
 {{- if has $key (list "backend" "pool" "server" "share" "export" "allocation" "csi.storage.k8s.io/fstype") -}}
-{{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool of a class is the pool that contains it; set backend, fsType for the filesystem, and allocation beside parameters; define the classes of an export that is not a pool in nfs.storageClasses" $class $key) -}}
+{{- fail (printf "\n\nstorageClass %s: the chart sets parameters.%s: the pool of a class is the pool that contains the class; set backend, fsType and allocation in the class itself, not in parameters; define a class for an export that is not a pool in nfs.storageClasses" $class $key) -}}
 {{- end -}}
 {{- if contains "secret" $key -}}
 {{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver uses no secrets, and its sidecars have no permission to read them" $class $key) -}}
@@ -229,7 +230,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray -}}
 {{- if $pool.ephemeral -}}
 {{- if not $pool.directory -}}
-{{- fail (printf "\n\npools.%s.ephemeral is for pools with a directory: remove it, inline volumes are on the node of their pod" $pool.name) -}}
+{{- fail (printf "\n\npools.%s.ephemeral is only for pools with a directory, because inline volumes are on the node of their pod: remove it" $pool.name) -}}
 {{- end -}}
 {{- $open = append $open $pool.name -}}
 {{- end -}}
@@ -239,7 +240,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- fail "\n\nephemeral.enabled: no inline volume could be created: set ephemeral=true for a pool, or ephemeral.memory" -}}
 {{- end -}}
 {{- if and (not .enabled) (or $open .memory) -}}
-{{- fail (printf "\n\nephemeral.enabled is false, so Kubernetes would create no inline volume in %s: set it, or remove that" (append $open (ternary "memory" "" (not (empty .memory))) | compact | join ", ")) -}}
+{{- fail (printf "\n\nephemeral.enabled is false, so no inline volume could be created in %s: set ephemeral.enabled=true, or disable inline volumes there" (append $open (ternary "memory" "" (not (empty .memory))) | compact | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -292,11 +293,11 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Checks the objects of the cluster; `helm template` finds none. */}}
+{{/* Checks objects that exist in the cluster. `helm template` finds none. */}}
 {{- define "trivet.checkCluster" -}}
 {{- include "trivet.checkDropped" . -}}
-{{- /* A volume that was attached has a finalizer that only the attacher removes: without that
-sidecar it would never be deleted. */ -}}
+{{- /* A volume that was attached has a finalizer that only csi-attacher removes, so the volume could
+never be deleted without that sidecar. */ -}}
 {{- if not .Values.attachRequired -}}
 {{- $held := list -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}
@@ -337,14 +338,14 @@ sidecar it would never be deleted. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Pools with volumes or snapshots. An ID is backend:pool.uuid:name, or backend:pool:name
-for an export; other IDs name no pool of the values. */}}
+{{/* Refuses to remove a pool that has volumes or snapshots. An ID is backend:pool.uuid:name, or
+backend:pool:name for an export. Other IDs contain no pool of the values. */}}
 {{- define "trivet.checkDropped" -}}
 {{- $names := list -}}
 {{- range include "trivet.pools" . | fromJsonArray }}{{ $names = append $names .name }}{{ end -}}
 {{- $ids := dict -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}
-{{- /* A volume that names a server has an ID of any form. */ -}}
+{{- /* A volume with the attribute server has an ID of any form. */ -}}
 {{- $attributes := keys (dig "spec" "csi" "volumeAttributes" dict .) | join " " | lower | splitList " " -}}
 {{- if and (eq (dig "spec" "csi" "driver" "" .) $.Values.driverName) (not (has "server" $attributes)) -}}
 {{- $_ := set $ids (dig "spec" "csi" "volumeHandle" "" .) (printf "PersistentVolume %s" .metadata.name) -}}
@@ -365,7 +366,7 @@ for an export; other IDs name no pool of the values. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Checks the objects of the cluster for oneNode. */}}
+{{/* With shape oneNode, refuses volumes on several nodes and a selector that several nodes match. */}}
 {{- define "trivet.checkOneNode" -}}
 {{- $places := list -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}

@@ -1,16 +1,16 @@
-{{/* The containers, one template each, so that a workload is a list of them. Every
-one takes the chart's root context. */}}
+{{/* The containers of the pods, one template each. A template takes the chart's root context, unless
+its comment says otherwise. */}}
 
-{{/* What pods of both kinds say: dict "root" $ "of" .Values.node or .controller "name"
-which of them. With NFS volumes a node's pod is in the node's network: the connections to
-the server are those of mounts that stay when the pod is replaced. The controller's mounts
-end with it. */}}
+{{/* Fields that the pods of the nodes and of the controller have in common: dict "root" $ "of"
+.Values.node or .Values.controller "name" "node" or "controller". With NFS volumes the pods of the nodes
+use the network of their nodes, because a mount uses the network of the pod that made it, and the
+mounts stay when the pod is replaced. The controller's mounts end with its pod. */}}
 {{- define "trivet.podBasics" -}}
-# Mounted by hand, below, into the containers that need it.
+# The token is mounted explicitly, only into the containers that need it.
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- if not (include "trivet.nfs" .root) }}
-# The API server is reached by its address: no name is ever looked up.
+# The containers connect to the API server by its address, and look up no names.
 dnsPolicy: Default
 {{- else if eq .name "node" }}
 hostNetwork: true
@@ -29,9 +29,9 @@ imagePullSecrets:
 nodeSelector: {{- include "trivet.linux" .of.nodeSelector | nindent 2 }}
 {{- end -}}
 
-{{/* Sidecars have no capabilities. In the nodes' pods they run as root, because only root can access
-the driver's socket; the controller's pod sets its own user, which is also root with NFS volumes.
-dict "root" $ "pod" "node" or "controller". */}}
+{{/* Security of a sidecar: dict "root" $ "pod" "node" or "controller". Sidecars have no capabilities. In
+the nodes' pods they run as root, because only root can access the driver's socket. In the controller's
+pod they run as the user of the pod, which is root with NFS volumes. */}}
 {{- define "trivet.sidecarSecurity" -}}
 {{- $root := or (eq .pod "node") (include "trivet.nfs" .root) -}}
 terminationMessagePolicy: FallbackToLogsOnError
@@ -51,8 +51,7 @@ securityContext:
   {{- end }}
 {{- end -}}
 
-{{/* The token of the pod's ServiceAccount, for the containers that talk to the API
-server and no others. */}}
+{{/* The mount of the pod's ServiceAccount token, for the containers that connect to the API server. */}}
 {{- define "trivet.tokenMount" -}}
 - name: api-token
   mountPath: /var/run/secrets/kubernetes.io/serviceaccount
@@ -74,13 +73,13 @@ server and no others. */}}
               fieldRef: {fieldPath: metadata.namespace}
 {{- end -}}
 
-{{/* A sidecar that works for the cluster; of several the one that has the lease. Its terms
-are Kubernetes' own (15 s, renewed within 10), and it is given back at the end: else
-every upgrade would wait for it to run out. A container that is started again in its pod
-has it still. The one-node shape has none: there is one pod, a DaemonSet starts the next
-one after it ended, and the driver's lock on its pools keeps a second one from doing harm.
-dict "root" $ "name" its key in values "title" the container's name "args" its own flags
-"env" its environment "gates" features that it has behind a gate. */}}
+{{/* A sidecar that works for the whole cluster: dict "root" $ "name" its key in .Values.sidecars "title"
+the name of the container "args" its own flags "env" its environment "gates" its feature gates.
+Only the replica that has the lease is active. The lease has the default times of Kubernetes (15 s,
+renewed within 10 s), and is released when the container ends, because every upgrade would otherwise
+wait until the lease expires. A container that restarts in its pod still has the lease. With shape
+oneNode there is no lease: a DaemonSet starts the next pod only after the previous one has ended, and
+the lock of the driver on its pools prevents damage by a second pod. */}}
 {{- define "trivet.clusterSidecar" -}}
 {{- $s := index .root.Values.sidecars .name -}}
 {{- $gates := .gates | default list -}}
@@ -118,23 +117,24 @@ dict "root" $ "name" its key in values "title" the container's name "args" its o
 {{- end -}}
 
 {{- define "trivet.driverProbes" -}}
-# The driver's own answer: it is there and can write its state directory. It does
-# not wait for pools, nor for a sidecar whose image is still being pulled.
+# The driver answers when it can write its state directory. This probe waits neither for pools
+# nor for a sidecar whose image is still being pulled.
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 1
   timeoutSeconds: 5
   failureThreshold: 120
-# livenessprobe calls Probe over the driver's socket: is it served, and can it work at
-# all? While pools are opened, at most 30 seconds after the start, the answer is no,
-# and until livenessprobe's image is pulled there is none: hence two minutes. Where
-# that image cannot be had the driver is restarted time and again.
+# The container liveness-probe calls Probe over the driver's socket. Probe reports
+# that the driver is not ready while pools are being opened, for at most 30 seconds after the start, and
+# there is no answer until the image of livenessprobe is pulled. So the probe may fail for two minutes.
+# If the image cannot be pulled, the driver is restarted repeatedly.
 livenessProbe:
   httpGet: {path: /healthz, port: health}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 12
-# Ready when the pools are open. A restart does not help a pool that is not.
+# The driver is ready when its pools are open. A restart would not open a pool, so this is not
+# part of the livenessProbe.
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
   periodSeconds: 5
@@ -165,23 +165,25 @@ readinessProbe:
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
-    # The driver's socket, for `trivet doctor` too.
+    # The driver's socket. `trivet doctor` also uses this variable.
     - {name: CSI_ENDPOINT, value: "unix:///csi/csi.sock"}
-    # What `trivet doctor` expects.
+    # The driver's name that `trivet doctor` expects.
     - name: CSI_DRIVER_NAME
       value: {{ toYaml .Values.driverName }}
   terminationMessagePolicy: FallbackToLogsOnError
-  # Kubernetes' default is in /dev, which is the node's here: the file would stay there.
+  # The default path is in /dev, which is that of the node in this container: the file would remain
+  # on the node.
   terminationMessagePath: /run/termination-log
-  # Mounts reach the node by Bidirectional propagation, which Kubernetes allows to
-  # privileged containers only; loop devices and mounts also require it.
+  # Mounts propagate to the node by Bidirectional propagation, which Kubernetes allows only for
+  # privileged containers. Loop devices and mounts also need a privileged container.
   securityContext:
     runAsUser: 0
     privileged: true
     readOnlyRootFilesystem: true
   ports:
     - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
-    # livenessprobe's, named here for the livenessProbe below.
+    # The port of the container liveness-probe, declared here so that the livenessProbe below can use
+    # its name.
     - {name: health, containerPort: {{ .Values.ports.health }}, protocol: TCP}
     {{- if ne .Values.shape "oneNode" }}
     - {name: forwarding, containerPort: {{ .Values.ports.forwarding }}, protocol: TCP}
@@ -191,11 +193,12 @@ readinessProbe:
   volumeMounts:
     - {name: plugin-dir, mountPath: /csi}
     - {name: config, mountPath: /etc/trivet, readOnly: true}
-    # The same path as on the node: the kubelet's requests name it.
+    # The path is that on the node, because the kubelet's requests contain it.
     - {name: kubelet-dir, mountPath: {{ clean .Values.kubeletDir }}, mountPropagation: Bidirectional}
-    # Loop devices come and go; the container's own /dev would not show them.
+    # Loop devices are created at runtime, and would not appear in the container's own /dev.
     - {name: dev, mountPath: /dev}
-    # Disks that the node mounts below show up here.
+    # With HostToContainer the driver sees disks that are mounted on the node later, below these
+    # directories.
     - {name: state-dir, mountPath: {{ clean .Values.stateDir }}, mountPropagation: HostToContainer}
     {{- range $i, $dir := include "trivet.poolMounts" . | fromJsonArray }}
     - {name: pool-{{ $i }}, mountPath: {{ $dir }}, mountPropagation: HostToContainer}
@@ -222,9 +225,9 @@ readinessProbe:
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
-    # The driver's socket, for `trivet doctor` too.
+    # The driver's socket. `trivet doctor` also uses this variable.
     - {name: CSI_ENDPOINT, value: "unix:///csi/csi.sock"}
-    # What `trivet doctor` expects.
+    # The driver's name that `trivet doctor` expects.
     - name: CSI_DRIVER_NAME
       value: {{ toYaml .Values.driverName }}
   terminationMessagePolicy: FallbackToLogsOnError
@@ -250,10 +253,11 @@ readinessProbe:
     seccompProfile: {type: RuntimeDefault}
   ports:
     - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
-    # livenessprobe's, named here for the livenessProbe below.
+    # The port of the container liveness-probe, declared here so that the livenessProbe below can use
+    # its name.
     - {name: health, containerPort: {{ .Values.ports.health }}, protocol: TCP}
-  # A sidecar that loses the driver ends at once, without its lease given back: they are
-  # told to end first, and have this long.
+  # The driver is stopped five seconds after the sidecars, because a sidecar that loses its connection
+  # to the driver ends without releasing its lease.
   lifecycle:
     preStop:
       sleep: {seconds: 5}
@@ -273,22 +277,23 @@ readinessProbe:
   args:
     - --csi-address=/csi/csi.sock
     - --kubelet-registration-path={{ clean .Values.kubeletDir }}/plugins/{{ .Values.driverName }}/csi.sock
-    # One second, the default, is short on a node that is just starting.
+    # The default of one second is too short on a node that is starting.
     - --timeout=10s
     - --http-endpoint=:{{ .Values.ports.registrar }}
     - --v={{ .Values.logLevel }}
   {{- include "trivet.sidecarSecurity" (dict "root" . "pod" "node") | nindent 2 }}
   ports:
     - {name: registrar, containerPort: {{ .Values.ports.registrar }}, protocol: TCP}
-  # It answers once the driver has said its name, which no restart would hasten.
+  # The registrar answers after the driver has returned its name. A restart would not accelerate
+  # that, so this probe may fail for ten minutes.
   startupProbe:
     httpGet: {path: /healthz, port: registrar}
     periodSeconds: 1
     timeoutSeconds: 5
     failureThreshold: 600
-  # Checks whether the socket answers. If a second installation on the node is uninstalled, it
-  # removes the socket, and the kubelet unregisters the driver. A restarted registrar creates
-  # the socket again.
+  # The probe fails if the registration socket does not answer. If a second installation on the
+  # node is uninstalled, that installation removes the socket, and the kubelet unregisters the
+  # driver. The restarted registrar creates the socket again.
   livenessProbe:
     httpGet: {path: /healthz, port: registrar}
     periodSeconds: 10
@@ -300,7 +305,8 @@ readinessProbe:
     - {name: registration-dir, mountPath: /registration}
 {{- end -}}
 
-{{/* dict "root" $ "pod" "node" or "controller". */}}
+{{/* The container that answers the livenessProbe of the driver: dict "root" $ "pod" "node" or
+"controller". */}}
 {{- define "trivet.livenessContainer" -}}
 - name: liveness-probe
   image: {{ include "trivet.sidecarImage" (dict "root" .root "name" "livenessProbe") }}
@@ -317,8 +323,9 @@ readinessProbe:
     - {name: plugin-dir, mountPath: /csi}
 {{- end -}}
 
-{{/* --extra-create-metadata: subDir names claims and volumes. No --default-fstype: the
-driver has one for images, and a directory has none. */}}
+{{/* --extra-create-metadata: subDir may contain the names of the claim and the volume. There is no
+--default-fstype, because the driver has a default for disk images, and a directory has no filesystem
+type. */}}
 {{- define "trivet.provisionerContainer" -}}
 {{- $s := .Values.sidecars.provisioner -}}
 {{- $args := list
@@ -340,8 +347,8 @@ driver has one for images, and a directory has none. */}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "provisioner" "title" "csi-provisioner" "args" $args "env" $env) -}}
 {{- end -}}
 
-{{/* Whose pod this is: the DaemonSet one level up, or the Deployment above the ReplicaSet,
-owns the capacity objects. */}}
+{{/* The environment in which csi-provisioner finds its own pod. The DaemonSet of the pod, or the
+Deployment of the pod's ReplicaSet, owns the capacity objects. */}}
 {{- define "trivet.ownerEnv" -}}
 - name: NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
@@ -354,8 +361,8 @@ owns the capacity objects. */}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "attacher" "title" "csi-attacher" "args" $args) -}}
 {{- end -}}
 
-{{/* Volumes grow while in use: without its own idea of who uses them the resizer
-need not watch every pod of the cluster. */}}
+{{/* --handle-volume-inuse-error=false: the driver expands volumes that are in use, so csi-resizer need
+not watch all pods of the cluster. */}}
 {{- define "trivet.resizerContainer" -}}
 {{- $args := list (printf "--workers=%d" (int64 .Values.sidecars.resizer.workers)) "--handle-volume-inuse-error=false" -}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "resizer" "title" "csi-resizer" "args" $args) -}}
@@ -367,8 +374,8 @@ need not watch every pod of the cluster. */}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "snapshotter" "title" "csi-snapshotter" "args" $args "gates" $gates) -}}
 {{- end -}}
 
-{{/* All replicas serve, so there is no lease. Its health and metrics are unused and cannot be
-disabled; they use no port of the pod. */}}
+{{/* All replicas serve, so this sidecar has no lease. Its HTTP endpoint cannot be disabled; with the address
+127.0.0.1:0 it uses no fixed port of the pod. */}}
 {{- define "trivet.snapshotMetadataContainer" -}}
 {{- $s := .Values.sidecars.snapshotMetadata -}}
 - name: csi-snapshot-metadata
@@ -387,7 +394,7 @@ disabled; they use no port of the pod. */}}
     - --disable-metrics
   {{- include "trivet.sidecarSecurity" (dict "root" . "pod" (ternary "node" "controller" (eq .Values.shape "oneNode"))) | nindent 2 }}
   ports:
-    # A name has 15 characters at most.
+    # The name of a port has at most 15 characters.
     - {name: snap-metadata, containerPort: {{ .Values.ports.snapshotMetadata }}, protocol: TCP}
   resources: {{- toYaml $s.resources | nindent 4 }}
   volumeMounts:
@@ -425,7 +432,7 @@ disabled; they use no port of the pod. */}}
   hostPath: {path: {{ clean .Values.kubeletDir }}/plugins/{{ .Values.driverName }}, type: DirectoryOrCreate}
 - name: registration-dir
   hostPath: {path: {{ clean .Values.kubeletDir }}/plugins_registry, type: Directory}
-# Directory, not DirectoryOrCreate: a wrong path must be an error.
+# The type is not DirectoryOrCreate, because a wrong path must be an error.
 - name: kubelet-dir
   hostPath: {path: {{ clean .Values.kubeletDir }}, type: Directory}
 - name: dev
@@ -447,7 +454,8 @@ disabled; they use no port of the pod. */}}
 {{- define "trivet.controllerVolumes" -}}
 - name: plugin-dir
   emptyDir: {}
-# The controller's certificate and its key, which need not outlive the pod.
+# The state directory contains the controller's certificate and its key, which need not outlive the
+# pod.
 - name: state-dir
   emptyDir: {medium: Memory, sizeLimit: 16Mi}
 - name: config

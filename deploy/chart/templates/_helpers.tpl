@@ -1,4 +1,5 @@
-{{/* Name of what belongs to this release: its own name, or that and the chart's. */}}
+{{/* Prefix of the names of this release's objects: the name of the release, followed by the name of the
+chart unless the name of the release contains it. */}}
 {{- define "trivet.fullname" -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
@@ -7,13 +8,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Name of what belongs to this release and to no namespace: another namespace may
-have a release of the same name. Neither half can hold a colon. */}}
-{{- define "trivet.clusterName" -}}
-{{- printf "%s:%s" .Release.Namespace (include "trivet.fullname" .) -}}
-{{- end -}}
-
-{{/* What a selector of all of it may hold: it never changes. */}}
+{{/* Labels that select all pods of the release. They must never change. */}}
 {{- define "trivet.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ toYaml .Release.Name }}
@@ -28,8 +23,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
-{{/* The nodes' half: its DaemonSet and what is named after it. In the one-node shape it
-is all there is. */}}
+{{/* Name of the DaemonSet and the other objects of the nodes. With shape oneNode there are no others. */}}
 {{- define "trivet.node" -}}
 {{- include "trivet.fullname" . -}}{{- if ne .Values.shape "oneNode" -}}-node{{- end -}}
 {{- end -}}
@@ -45,7 +39,7 @@ app.kubernetes.io/component: node
 {{- .Values.node.serviceAccount.name | default (include "trivet.node" .) -}}
 {{- end -}}
 
-{{/* The controller's half, which the one-node shape has not. */}}
+{{/* Name of the Deployment and the other objects of the controller, which shape oneNode does not have. */}}
 {{- define "trivet.controller" -}}
 {{- include "trivet.fullname" . -}}-controller
 {{- end -}}
@@ -59,21 +53,22 @@ app.kubernetes.io/component: controller
 {{- .Values.controller.serviceAccount.name | default (include "trivet.controller" .) -}}
 {{- end -}}
 
-{{/* Secret and ConfigMap of the CA. */}}
+{{/* Name of the Secret and the ConfigMap of the CA. */}}
 {{- define "trivet.authority" -}}
 {{- include "trivet.fullname" . -}}-ca
 {{- end -}}
 
-{{/* ConfigMap where the controller records which node has which pool. */}}
+{{/* Name of the ConfigMap where the controller records which node has which pool. */}}
 {{- define "trivet.poolOwners" -}}
 {{- include "trivet.fullname" . -}}-pools
 {{- end -}}
 
-{{/* Service of csi-snapshot-metadata. */}}
+{{/* Name of the Service of csi-snapshot-metadata. */}}
 {{- define "trivet.snapshotMetadata" -}}
 {{- include "trivet.fullname" . -}}-snapshot-metadata
 {{- end -}}
 
+{{/* A node selector with kubernetes.io/os: linux added. */}}
 {{- define "trivet.linux" -}}
 {{- merge (dict "kubernetes.io/os" "linux") . | toYaml -}}
 {{- end -}}
@@ -85,15 +80,16 @@ app.kubernetes.io/component: controller
 {{- with $i.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* Image of a sidecar: dict "root" $ "name" its key in values. */}}
+{{/* Image of a sidecar: dict "root" $ "name" its key in .Values.sidecars. */}}
 {{- define "trivet.sidecarImage" -}}
 {{- $s := index .root.Values.sidecars .name -}}
 {{- printf "%s/%s:%s" .root.Values.sidecars.registry $s.repository $s.tag -}}
 {{- with $s.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* The pools with their names, as a JSON list: the default one first, which StorageClasses
-without a pool get, then by name. null takes a pool away, an empty list takes all. */}}
+{{/* The pools with their names, as a JSON list. The pool default is the first, because StorageClasses
+without a pool use the first pool. The others are sorted by name. A pool that is null is omitted. If
+pools is an empty list, there are none. */}}
 {{- define "trivet.pools" -}}
 {{- include "trivet.checkPoolMap" . -}}
 {{- $given := ternary dict .Values.pools (kindIs "slice" .Values.pools) -}}
@@ -105,20 +101,20 @@ without a pool get, then by name. null takes a pool away, an empty list takes al
 {{- $pools | toJson -}}
 {{- end -}}
 
-{{/* "true" where there are NFS volumes, else nothing. */}}
+{{/* "true" if NFS volumes are enabled, otherwise empty. */}}
 {{- define "trivet.nfs" -}}
 {{- $pools := false -}}
 {{- range include "trivet.pools" . | fromJsonArray }}{{ if .nfs }}{{ $pools = true }}{{ end }}{{ end -}}
 {{- if or $pools .Values.nfs.enabled .Values.nfs.server .Values.nfs.storageClasses }}true{{ end -}}
 {{- end -}}
 
-{{/* How long volumes may live: as long as they are claimed, or as their pod. */}}
+{{/* volumeLifecycleModes of the CSIDriver object. */}}
 {{- define "trivet.lifecycleModes" -}}
 Persistent{{ if .Values.ephemeral.enabled }}, Ephemeral{{ end }}
 {{- end -}}
 
-{{/* A pool as the driver's configuration has it. Numbers come from Helm as floats, and a
-large one would be written as 1e+06. */}}
+{{/* A pool in the driver's configuration. Helm converts numbers to floats, so without int64 a large
+number would be written as 1e+06. */}}
 {{- define "trivet.poolConfig" -}}
 {{- $pool := omit . "storageClasses" -}}
 {{- if hasKey $pool "maxVolumes" }}{{ $pool = set $pool "maxVolumes" (int64 $pool.maxVolumes) }}{{ end -}}
@@ -150,8 +146,7 @@ kubernetes:
 {{- end }}
 {{- end -}}
 
-{{/* Configuration of the controller's driver: of the pools it has those that are no
-node's. */}}
+{{/* Configuration of the controller's driver. It contains only the nfs pools. */}}
 {{- define "trivet.controllerConfig" -}}
 {{- $shared := list -}}
 {{- range include "trivet.pools" . | fromJsonArray }}{{ if .nfs }}{{ $shared = append $shared . }}{{ end }}{{ end -}}
@@ -170,11 +165,11 @@ kubernetes:
   poolOwners: {{ include "trivet.poolOwners" . }}
 {{- end -}}
 
-{{/* The host directories to mount for the pools, as a JSON list. Each is the parent of a
-pool's directory: if mounted itself, a pool's directory would always be a mount point, so
-requireMount would have no effect, and a disk that is mounted above it later would be invisible.
-Only where that would cover half the node (/ or what holds the kubelet's or the
-state directory) it is the pool's own. Those inside another are left out. */}}
+{{/* The host directories to mount into the driver's container for the pools, as a JSON list. Each is the
+parent of a pool's directory. If a pool's directory itself were mounted, it would always be a mount
+point, so requireMount would have no effect, and the driver would not see a disk that is mounted there
+later. Only if the parent is / or contains the kubelet's directory or the state directory, the pool's
+directory itself is mounted. Directories inside others are omitted. */}}
 {{- define "trivet.poolMounts" -}}
 {{- $dirs := list -}}
 {{- $wide := list "/" -}}
@@ -199,8 +194,9 @@ state directory) it is the pool's own. Those inside another are left out. */}}
 {{- rest $kept | toJson -}}
 {{- end -}}
 
-{{/* All StorageClasses, as a JSON list, with the backend and the pool or export of the section that
-contains them; shared is true if all nodes can access the volumes. */}}
+{{/* All StorageClasses, as a JSON list. Each has the backend, and the pool or the export of the section
+that contains it. shared is true if all nodes can access the volumes, disks if the pool is a pool of
+disks. */}}
 {{- define "trivet.storageClasses" -}}
 {{- $classes := list -}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray }}
@@ -218,8 +214,8 @@ contains them; shared is true if all nodes can access the volumes. */}}
 {{- $classes | toJson -}}
 {{- end -}}
 
-{{/* The path on a server, which may be called share or export: dict "of" what has it "key"
-what that is called. */}}
+{{/* The path on a server, from the key share or export: dict "of" the section with the keys "key" the name
+of the section for error messages. */}}
 {{- define "trivet.share" -}}
 {{- if and .of.share .of.export (ne .of.share .of.export) -}}
 {{- fail (printf "\n\n%s: share %s and export %s name the same path: remove one" .key .of.share .of.export) -}}
@@ -227,7 +223,7 @@ what that is called. */}}
 {{- .of.share | default .of.export | default "" -}}
 {{- end -}}
 
-{{/* Parameters of a StorageClass of the list above. */}}
+{{/* Parameters of a StorageClass, which is an item of trivet.storageClasses. */}}
 {{- define "trivet.classParameters" -}}
 {{- $p := dict "backend" .backend -}}
 {{- if .pool }}{{ $p = set $p "pool" .pool }}{{ else }}{{ $p = merge $p (pick . "server" "share") }}{{ end -}}
@@ -238,7 +234,8 @@ what that is called. */}}
 {{- merge $p (.parameters | default dict) | toYaml -}}
 {{- end -}}
 
-{{/* When a claim is bound: what every node reaches need not wait for a pod. */}}
+{{/* volumeBindingMode of a StorageClass. If all nodes can access the volumes, a claim need not wait for
+its pod. */}}
 {{- define "trivet.bindingMode" -}}
 {{- .volumeBindingMode | default (ternary "Immediate" "WaitForFirstConsumer" .shared) -}}
 {{- end -}}

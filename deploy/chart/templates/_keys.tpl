@@ -1,8 +1,9 @@
-{{/* Unknown keys are refused here and not by the schema, which could not say what was
-meant: files/schema.json is a copy of it (`make manifests`), since Helm hides the schema
-itself from templates. An object with properties has no others, unless the schema has
-additionalProperties. A key with null was taken away. dict "definitions" those of the schema "schema" that of the value
-"value" "path" its name. */}}
+{{/* Refuses unknown keys: dict "definitions" those of the schema "schema" the schema of the value "value"
+the value "path" the path of the value. This template and not the schema refuses them, because its
+message can suggest the key that was meant. It reads files/schema.json, a copy of the schema (`make
+manifests`), because templates cannot read values.schema.json. An object whose schema has properties
+has no other keys, unless the schema has additionalProperties. A key with the value null is ignored,
+because null removes a key. */}}
 {{- define "trivet.checkKeys" -}}
 {{- $schema := get .definitions (get .schema "$ref" | base) | default .schema -}}
 {{- $known := $schema.properties | default dict -}}
@@ -25,8 +26,9 @@ additionalProperties. A key with null was taken away. dict "definitions" those o
 {{- end -}}
 {{- end -}}
 
-{{/* The word that has most letters and pairs of letters in common with a key, if it is most
-of them: dict "key" "among" (list of words). */}}
+{{/* The word that is most similar to a key, or nothing if none is similar: dict "key" the key "among" a
+list of words. The similarity is the share of letters and pairs of letters that both have in common. It
+must be more than 60%. */}}
 {{- define "trivet.nearest" -}}
 {{- $parts := include "trivet.parts" .key | splitList " " -}}
 {{- $nearest := "" -}}{{- $most := 60 -}}
@@ -40,6 +42,7 @@ of them: dict "key" "among" (list of words). */}}
 {{- $nearest -}}
 {{- end -}}
 
+{{/* The letters and the pairs of letters of a word. */}}
 {{- define "trivet.parts" -}}
 {{- $word := lower . -}}{{- $parts := list -}}
 {{- range $i := until (len $word) -}}

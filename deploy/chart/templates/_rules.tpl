@@ -1,7 +1,7 @@
-{{/* Rights, by who needs them. */}}
+{{/* RBAC rules, by the pods and programs that need them. */}}
 
-{{/* The driver on a node, and `trivet doctor`: what the kubelet registered, who owns the
-CSIDriver, which classes there are. */}}
+{{/* For the driver on a node and for `trivet doctor`: the CSIDriver object, the drivers that the kubelet has
+registered, the StorageClasses, and the node. */}}
 {{- define "trivet.nodeClusterRules" -}}
 - apiGroups: [storage.k8s.io]
   resources: [csidrivers]
@@ -17,14 +17,14 @@ CSIDriver, which classes there are. */}}
   resources: [nodes]
   verbs: [get]
 {{- if .Values.config.startupTaint }}
-# Its own node's startup taint.
+# To remove the startup taint of the driver's own node.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [patch]
 {{- end }}
 {{- end -}}
 
-{{/* The own pod (`trivet doctor`). */}}
+{{/* For `trivet doctor`: its own pod. */}}
 {{- define "trivet.nodeRules" -}}
 - apiGroups: [""]
   resources: [pods]
@@ -32,14 +32,14 @@ CSIDriver, which classes there are. */}}
 {{- end -}}
 
 {{- define "trivet.sidecarClusterRules" -}}
-# Provisioner: which nodes have which topology. Attacher: the node's ID.
+# Provisioner: the topology of each node. Attacher: the ID of the node.
 - apiGroups: [storage.k8s.io]
   resources: [csinodes]
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
-# Provisioner: volumes for claims. Attacher and resizer patch volumes too.
+# Provisioner: creates volumes for claims. Attacher and resizer patch volumes.
 - apiGroups: [storage.k8s.io]
   resources: [storageclasses]
   verbs: [get, list, watch]
@@ -49,11 +49,11 @@ CSIDriver, which classes there are. */}}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, update]
-# Provisioner: no volume is deleted while it is attached.
+# Provisioner: does not delete a volume that is attached.
 - apiGroups: [storage.k8s.io]
   resources: [volumeattachments]
   verbs: [get, list, watch]
-# Provisioner, resizer{{ if .Values.snapshots.enabled }}, snapshotter{{ end }}: say what happened on the claim.
+# Provisioner, resizer{{ if .Values.snapshots.enabled }}, snapshotter{{ end }}: record events for the claim.
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
@@ -71,11 +71,11 @@ CSIDriver, which classes there are. */}}
   verbs: [patch]
 {{- end }}
 {{- if .Values.snapshots.enabled }}
-# Provisioner: volumes from snapshots, which it protects meanwhile.
+# Provisioner: creates volumes from snapshots, and protects the snapshot meanwhile.
 - apiGroups: [snapshot.storage.k8s.io]
   resources: [volumesnapshots]
   verbs: [get, list, watch, update]
-# Snapshotter, and to read also the provisioner.
+# Snapshotter; the provisioner reads these objects.
 - apiGroups: [snapshot.storage.k8s.io]
   resources: [volumesnapshotcontents]
   verbs: [get, list, watch, update, patch]
@@ -99,7 +99,8 @@ CSIDriver, which classes there are. */}}
   verbs: [get, list, watch]
 {{- end }}
 {{- if .Values.snapshots.metadata.enabled }}
-# Snapshot-metadata: the audience of tokens, the identity of a client, and its access to the snapshot.
+# Snapshot-metadata: reads the audience of tokens, the identity of a client, and whether the client may
+# read the snapshot.
 - apiGroups: [cbt.storage.k8s.io]
   resources: [snapshotmetadataservices]
   resourceNames: [{{ toYaml .Values.driverName }}]
@@ -115,11 +116,11 @@ CSIDriver, which classes there are. */}}
 
 {{- define "trivet.sidecarRules" -}}
 {{- if .Values.storageCapacity.enabled }}
-# Provisioner: how much room there is, for the scheduler.
+# Provisioner: publishes the free capacity for the scheduler.
 - apiGroups: [storage.k8s.io]
   resources: [csistoragecapacities]
   verbs: [get, list, watch, create, update, patch, delete]
-# Provisioner: from the own pod to the owner of those.
+# Provisioner: finds the owner of the capacity objects, starting at its own pod.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get]
@@ -130,24 +131,24 @@ CSIDriver, which classes there are. */}}
 {{- end }}
 {{- end }}
 {{- if ne .Values.shape "oneNode" }}
-# Which of several works.
+# The lease of the active replica.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get, create, update]
 {{- end }}
 {{- end -}}
 
-{{/* Certificates: a node requests a certificate, the controller has the CA. Kubernetes allows a list or
-watch of one named object only if the request selects that name. */}}
+{{/* Certificates: a node requests a certificate, and the controller has the CA. With resourceNames,
+Kubernetes allows list and watch only in requests that select the name. */}}
 {{- define "trivet.enrolClusterRules" -}}
-# A certificate for this node.
+# Requests a certificate for this node.
 - apiGroups: [certificates.k8s.io]
   resources: [certificatesigningrequests]
   verbs: [list, watch, create]
 {{- end -}}
 
 {{- define "trivet.enrolRules" -}}
-# Whom to trust.
+# The CA that the driver trusts.
 - apiGroups: [""]
   resources: [configmaps]
   resourceNames: [{{ include "trivet.authority" . }}]
@@ -155,16 +156,16 @@ watch of one named object only if the request selects that name. */}}
 {{- end -}}
 
 {{- define "trivet.authorityClusterRules" -}}
-# `trivet doctor`.
+# For `trivet doctor`.
 - apiGroups: [storage.k8s.io]
   resources: [csidrivers]
   resourceNames: [{{ toYaml .Values.driverName }}]
   verbs: [get]
-# Driver: which nodes there are.
+# Driver: the list of nodes.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
-# Driver: the nodes' certificates, and no others: the signer is its own.
+# Driver: signs the certificates of the nodes, and no others, because the signer is that of this driver.
 - apiGroups: [certificates.k8s.io]
   resources: [certificatesigningrequests]
   verbs: [list, watch]
@@ -178,16 +179,16 @@ watch of one named object only if the request selects that name. */}}
 {{- end -}}
 
 {{- define "trivet.authorityRules" -}}
-# Driver: the pod that requests a certificate.
+# Driver: verifies the pod that requests a certificate.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get]
-# Driver: where the nodes' drivers are.
+# Driver: the addresses of the nodes' drivers.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# Driver: whom to trust, the CA, and which node has which pool. A right to create has no
-# names.
+# Driver: the certificate and the key of the CA, and the record of the node of each pool. A rule for
+# create cannot have resourceNames.
 - apiGroups: [""]
   resources: [configmaps]
   resourceNames: [{{ include "trivet.authority" . }}, {{ include "trivet.poolOwners" . }}]
@@ -208,9 +209,9 @@ watch of one named object only if the request selects that name. */}}
   {{- end }}
 {{- end -}}
 
-{{/* A ServiceAccount with a ClusterRole and a Role: dict "root" $ "name" what they are
-called "account" the ServiceAccount's name "annotations" its annotations "cluster" and
-"namespace" the rules, as text. */}}
+{{/* A ServiceAccount with a ClusterRole and a Role: dict "root" $ "name" the name of the roles "account"
+the name of the ServiceAccount "annotations" its annotations "cluster" the rules of the ClusterRole, as
+text "namespace" the rules of the Role, as text. */}}
 {{- define "trivet.account" -}}
 {{- $clusterName := printf "%s:%s" .root.Release.Namespace .name -}}
 apiVersion: v1
@@ -224,7 +225,8 @@ metadata:
   {{- end }}
 automountServiceAccountToken: false
 ---
-# Another namespace may have a release of the same name. Neither half can hold a colon.
+# The name contains the namespace, because another namespace may have a release of the same name.
+# Neither of the two names can contain a colon.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
@@ -273,8 +275,9 @@ subjects:
 {{- end -}}
 
 
-{{/* "true" if the permission to patch nodes exists and a policy can limit it, else empty. Helm has the
-kinds of a cluster; `helm template` has only the groups. */}}
+{{/* "true" if the driver may patch nodes and the cluster has the API for a policy that limits this,
+otherwise empty. Helm knows the kinds of a cluster; `helm template` knows only the API groups, so it
+assumes that the API exists. */}}
 {{- define "trivet.nodePolicy" -}}
 {{- $kinds := .Capabilities.APIVersions.Has "v1/Pod" -}}
 {{- if and .Values.config.startupTaint (or (not $kinds) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
