@@ -71,7 +71,7 @@ func TestRunningDriver(t *testing.T) {
 	expect(t, "kubernetes", find(t, checks, "kubernetes"), Skipped, "not in a pod")
 }
 
-// TestForwarding checks the drivers of a node and of the controller: first as they should be, then after the node
+// TestForwarding checks the drivers of a node and of the controller: first without a fault, then after the node
 // has stopped, and then with wrong certificates.
 func TestForwarding(t *testing.T) {
 	dir := t.TempDir()

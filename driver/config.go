@@ -104,9 +104,6 @@ type Kubernetes struct {
 	PoolOwners string `yaml:"poolOwners"`
 }
 
-// needsNamespace reports whether the driver uses objects in its own namespace.
-func (k *Kubernetes) needsNamespace() bool { return k.Authority != "" || k.NodeService != "" }
-
 const defaultKubeletDir = "/var/lib/kubelet"
 
 // LoadConfig reads the configuration file. Without a path, or if the file is optional and does not

@@ -94,7 +94,7 @@ func (o Options) validate() error {
 			return volume.Errorf(volume.ErrInvalid, "--services %q: must be controller, node or both", s)
 		}
 	}
-	if k := o.Config.Kubernetes; k != nil && k.needsNamespace() && o.Namespace == "" {
+	if k := o.Config.Kubernetes; k != nil && (k.Authority != "" || k.NodeService != "") && o.Namespace == "" {
 		return volume.Errorf(volume.ErrPrecondition, "kubernetes: the environment has no POD_NAMESPACE: give it to the container by the downward API (metadata.namespace)")
 	}
 	return o.checkForwarding()

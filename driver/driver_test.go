@@ -115,7 +115,8 @@ func wantMetrics(t *testing.T, address string, wants ...string) {
 	}
 }
 
-// TestSecondCallIsAborted: while a call for a volume is running, a second call for it, or for its name, is Aborted.
+// TestSecondCallIsAborted: while a call for a volume is running, a second call for the volume and a CreateVolume
+// with its name are Aborted.
 func TestSecondCallIsAborted(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
@@ -164,6 +165,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
+// TestPanicIsAnError: a call that panics fails with Internal, and the driver continues to serve.
 func TestPanicIsAnError(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
@@ -286,6 +288,7 @@ func get(t *testing.T, address, path string) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
+// TestHTTP: the HTTP server serves health and metrics, but no profiles.
 func TestHTTP(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
@@ -509,7 +512,7 @@ func TestManyMetricsConnections(t *testing.T) {
 					closed <- struct{}{}
 				}()
 			}
-			await(t, "the end of the excess connections", func() bool { return len(closed) >= connections-limit })
+			await(t, "the server to close the excess connections", func() bool { return len(closed) >= connections-limit })
 			if !scrape(t, client, o.HTTPAddress) {
 				t.Error("the scraper's connection was closed")
 			}

@@ -216,7 +216,7 @@ func TestNoTLS(t *testing.T) {
 	}
 }
 
-// TestNodeOfAnotherName: the controller's driver verifies the name of the node.
+// TestNodeOfAnotherName: the controller's driver refuses a node's driver whose certificate names another node.
 func TestNodeOfAnotherName(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	_, address := startNode(t, c)

@@ -173,9 +173,9 @@ func fillDisk(t *testing.T, path string) (n int64) {
 	}
 }
 
-// TestInlineLife publishes and unpublishes inline volumes of all kinds, with restarts of the driver,
-// repeated calls, and an enforced size.
-func TestInlineLife(t *testing.T) {
+// TestInlineLifecycle publishes and unpublishes inline volumes of each filesystem type and in memory. It repeats
+// calls, restarts the driver, and checks that the size is enforced.
+func TestInlineLifecycle(t *testing.T) {
 	d := inlineDriver(t)
 	for _, tc := range []struct {
 		name       string
