@@ -34,7 +34,7 @@ const (
 	openTime = 15 * time.Second
 	// pollTime is the interval between two attempts to connect to a driver, or to make a call.
 	pollTime = 20 * time.Millisecond
-	// yieldPoll is the interval at which an on-demand driver queries the running driver.
+	// yieldPoll is the interval at which an on-demand driver queries the pools of the running driver.
 	yieldPoll = 500 * time.Millisecond
 	// startPause is the delay before a call restarts an on-demand driver that ended because another
 	// process holds its lock. The delay doubles up to startPauseMax.
@@ -184,8 +184,8 @@ func (e callError) GRPCStatus() *status.Status { return e.Status }
 // the pool.
 var errNotServed = errors.New("no driver serves the pool")
 
-// dial connects to the driver at a socket if the driver serves the pool; otherwise errNotServed. Every
-// driver serves the empty pool.
+// dial connects to the driver at a socket if the driver serves the pool; otherwise errNotServed. If pool is
+// empty, it connects to any driver.
 func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
 	open := func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)

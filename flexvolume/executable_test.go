@@ -326,7 +326,7 @@ func (k *kubelet) namespaces(driver string) {
 	k.succeed(driver, "unmount", heir)
 }
 
-// TestNoNamespace: a volume without a recorded namespace, as of a version that recorded none, cannot be mounted before
+// TestNoNamespace: a volume without a recorded namespace, created by a version that recorded none, cannot be mounted before
 // an administrator assigns it to a namespace.
 func TestNoNamespace(t *testing.T) {
 	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))

@@ -99,12 +99,17 @@ func targets(ctx context.Context, state *os.Root) ([]target, error) {
 	return all, nil
 }
 
+// readTarget reads a record. ErrDamaged if its content is invalid.
 func readTarget(state fs.FS, name string) (t target, err error) {
 	b, err := fs.ReadFile(state, name)
 	if err != nil {
 		return t, err
 	}
-	if err := json.Unmarshal(b, &t); err != nil || t.Path == "" || t.Volume == "" {
+	err = json.Unmarshal(b, &t)
+	if err == nil && (t.Path == "" || t.Volume == "") {
+		err = errors.New("path or volume is missing")
+	}
+	if err != nil {
 		return t, volume.Errorf(volume.ErrDamaged, "record %s is damaged (%w): unmount the volume that the record was written for, and remove the record", name, err)
 	}
 	return t, nil
