@@ -131,13 +131,14 @@ type Driver struct {
 	// router and owners are nil unless this is the controller's driver.
 	router *router.Server
 	owners router.Owners
-	// idle is nil without Options.IdleTime.
+	// idle is nil if Options.IdleTime is 0.
 	idle *idle
 	// node is nil if the Node service is not served.
 	node *nodeserver.Server
 }
 
-// Run serves until ctx ends. It returns when the running calls have returned, or after DrainTime.
+// Run serves until ctx ends, or until the driver is idle (IdleTime). It returns when the running calls have
+// returned, or after DrainTime.
 func Run(ctx context.Context, o Options) error {
 	// The servers outlive ctx until the running calls are drained.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -179,8 +180,9 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 	return d, nil
 }
 
+// openState creates and opens the state directory.
 func openState(o Options) (*os.Root, error) {
-	// The default pool is created in pools.
+	// The default pool is a directory in pools.
 	err := os.MkdirAll(filepath.Join(o.StateDir, "pools"), 0o700)
 	var state *os.Root
 	if err == nil {
@@ -211,7 +213,7 @@ func (d *Driver) makeServers(background context.Context) {
 	d.backends = o.Kinds.Registry(d.pools)
 	calls := grpcserver.Chain(grpcserver.RecoverPanics, d.metrics.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors)
 	calls = append(calls, grpc.ChainUnaryInterceptor(awaitPool))
-	if o.IdleTime > 0 { // a stats handler has a cost per call
+	if o.IdleTime > 0 { // only then, because a stats handler has a cost per call
 		d.idle = newIdle(o.IdleTime)
 		calls = append(calls, grpc.StatsHandler(d.idle))
 	}
@@ -245,6 +247,7 @@ func (d *Driver) makeServers(background context.Context) {
 	}
 }
 
+// serveNode registers the Node service. It also lets the Controller service unstage volumes on this node.
 func (d *Driver) serveNode(controller *controllerserver.Server) {
 	// Static volumes (without a record) are on NFS servers, so workers serve them.
 	node := nodeserver.New(d.backends.WithoutStatic(), d.options.NodeID, d.config.MaxVolumesPerNode)

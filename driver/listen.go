@@ -152,7 +152,7 @@ func (r registrar) NotifyRegistrationStatus(ctx context.Context, status *registr
 	if status.GetPluginRegistered() {
 		log.Info("Registered", "driver", r.name)
 	} else {
-		log.Error(errors.New(status.GetError()), "The registration was refused; the registry retries it", "driver", r.name)
+		log.Error(errors.New(status.GetError()), "The registration was refused; the kubelet or the volume manager retries it", "driver", r.name)
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }

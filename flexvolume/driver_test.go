@@ -78,6 +78,7 @@ func (k *kubelet) createAndMount(d *driver, name string) csiVolume {
 	return v
 }
 
+// unmountAndDelete unpublishes, unstages and deletes a volume of createAndMount.
 func (k *kubelet) unmountAndDelete(d *driver, v csiVolume) {
 	k.t.Helper()
 	_, err := d.node.NodeUnpublishVolume(k.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
@@ -90,7 +91,8 @@ func (k *kubelet) unmountAndDelete(d *driver, v csiVolume) {
 
 // TestPoolSharedWithCSI: CSI and FlexVolume use one pool concurrently. While the driver does not run, an
 // on-demand driver serves FlexVolume calls. When the driver starts again, it takes over the pool from the
-// on-demand driver, even if FlexVolume calls are in progress. A FlexVolume call cannot mount a CSI volume by the volume's name.
+// on-demand driver, even if FlexVolume calls are in progress. A FlexVolume call cannot mount a CSI volume by
+// the volume's name.
 func TestPoolSharedWithCSI(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
