@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Disk creates a blank disk of a size in bytes, a loop device, which exists until the test ends. pull removes
-// it earlier, as if it were pulled out.
+// Disk creates a blank disk (a loop device) with a size in bytes. The disk exists until the test ends, or until
+// pull removes it.
 func Disk(tb testing.TB, size int64, options ...string) (device, image string, pull func()) {
 	tb.Helper()
 	RequireRoot(tb)
@@ -20,21 +20,21 @@ func Disk(tb testing.TB, size int64, options ...string) (device, image string, p
 	return device, image, func() { pullOut(device, image) }
 }
 
-// PlugIn creates a disk from an image.
+// PlugIn creates a disk (a loop device) from an image.
 func PlugIn(tb testing.TB, image string, options ...string) (device string) {
 	tb.Helper()
 	device = strings.TrimSpace(Run(tb, "losetup", append(options, "--direct-io=on", "-f", "--show", image)...))
-	// The device may have a partition of the previous disk, if that was still in use when it was pulled.
+	// The device may still have a partition of a previous disk that was in use when it was removed.
 	_ = exec.Command("delpart", device, "1").Run()
 	tb.Cleanup(func() { pullOut(device, image) })
 	return device
 }
 
-// pullOut removes the partition of a disk, which otherwise remains, and then the disk. A device that no longer
-// has the image belongs to another test.
+// pullOut removes the partition of a disk, which would otherwise remain, and then the disk. If the device no
+// longer has the image, it belongs to another test and pullOut does nothing.
 func pullOut(device, image string) {
-	has, err := exec.Command("losetup", "--noheadings", "--output", "NAME", "--associated", image).Output()
-	if err != nil || !slices.Contains(strings.Fields(string(has)), device) {
+	devices, err := exec.Command("losetup", "--noheadings", "--output", "NAME", "--associated", image).Output()
+	if err != nil || !slices.Contains(strings.Fields(string(devices)), device) {
 		return
 	}
 	_ = exec.Command("delpart", device, "1").Run()

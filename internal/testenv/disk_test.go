@@ -9,28 +9,28 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestPulledDisk: a disk that was pulled is not removed again when its test ends, because another disk may
-// have its device.
+// TestPulledDisk: the clean-up of a disk that was already removed does not remove another disk that now uses the
+// same device.
 func TestPulledDisk(t *testing.T) {
 	testenv.RequireRoot(t)
-	image := filepath.Join(t.TempDir(), "another")
+	image := filepath.Join(t.TempDir(), "other")
 	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 20 {
-		var pulled, another string
+		var pulled, other string
 		t.Run("pulled", func(sub *testing.T) {
 			device, _, pull := testenv.Disk(sub, 1<<20)
 			pull()
-			pulled, another = device, testenv.PlugIn(t, image)
+			pulled, other = device, testenv.PlugIn(t, image)
 		})
-		if pulled != another { // another process of this machine has it
+		if pulled != other { // another process uses the pulled device
 			continue
 		}
-		if have := testenv.Run(t, "losetup", "-n", "-O", "BACK-FILE", another); strings.TrimSpace(have) != image {
-			t.Errorf("%s has %q", another, have)
+		if got := testenv.Run(t, "losetup", "-n", "-O", "BACK-FILE", other); strings.TrimSpace(got) != image {
+			t.Errorf("%s: got image %q, want %q", other, got, image)
 		}
 		return
 	}
-	t.Error("no device was used twice")
+	t.Error("in 20 attempts, no other disk got the device of a pulled disk")
 }

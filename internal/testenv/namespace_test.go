@@ -11,8 +11,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// TestMountsArePrivate: the namespace that this test was started from does not contain its
-// mounts, so a program that copies that namespace cannot keep their devices in use.
+// TestMountsArePrivate: the mounts of a test are not visible in the mount namespace of its parent process.
 func TestMountsArePrivate(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "8M")
 	for pid, want := range map[int]bool{os.Getpid(): true, os.Getppid(): false} {
@@ -21,7 +20,7 @@ func TestMountsArePrivate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := strings.Contains(string(table), dir); got != want {
-			t.Errorf("the mount table of process %d contains %s: %t, want %t", pid, dir, got, want)
+			t.Errorf("mount table of process %d: got %s=%t, want %t", pid, dir, got, want)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Build builds the trivet program, static as in releases; flags are those of go build.
+// Build builds the trivet program statically, as in releases. flags are flags of go build.
 func Build(path string, flags ...string) error {
 	args := append([]string{"build", "-o", path}, flags...)
 	cmd := exec.Command("go", append(args, "github.com/trivet-csi/trivet/cmd/trivet")...)
@@ -19,15 +19,15 @@ func Build(path string, flags ...string) error {
 	return nil
 }
 
-// WithProgram runs the tests of a package, for Main, after it has built the trivet program.
+// WithProgram builds the trivet program before it runs the tests of a package. It is an argument of Main.
 type WithProgram struct {
 	*testing.M
-	// Path is the path of the program. If it is not empty, that program is tested and nothing is built.
+	// Path is the path of the program. If *Path is empty, Run builds the program and sets *Path.
 	Path *string
-	// Build builds the program at a path with Flags; nil: the function Build.
+	// Build builds the program at a path with Flags. If it is nil, the function Build is used.
 	Build func(path string, flags ...string) error
 	Flags []string
-	// Root: all tests that use the program need root. Nothing is built if the run omits root.
+	// Root is true if all tests that use the program need root. If the run omits root, the program is not built.
 	Root bool
 }
 

@@ -14,8 +14,8 @@ const (
 	quotaEnableSimple = 4
 )
 
-// SimpleQuotas is Filesystem for a btrfs with simple quotas. The btrfs program of Debian 12 cannot enable
-// them.
+// SimpleQuotas is Filesystem for a btrfs with simple quotas. It does not use btrfs(8), because that of Debian 12
+// cannot enable simple quotas.
 func SimpleQuotas(tb testing.TB, size string) string {
 	tb.Helper()
 	dir := Filesystem(tb, "btrfs", size)
@@ -59,7 +59,8 @@ func ProjectQuotas(tb testing.TB, fsType, size string) string {
 
 const projectQuotas = "prjquota"
 
-// SwitchProjects mounts a filesystem of ProjectQuotas again, with or without them. It must not be in use.
+// SwitchProjects unmounts a filesystem that ProjectQuotas mounted, and mounts it with or without project quotas.
+// The filesystem must not be in use.
 func SwitchProjects(tb testing.TB, dir string, on bool) {
 	tb.Helper()
 	unmount(tb, dir)

@@ -56,8 +56,8 @@ func Run(tb testing.TB, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Mkfs creates a filesystem; the last argument is the image or device. It repeats mkfs.btrfs, which fails if
-// another loop device is removed while mkfs.btrfs reads the mount table.
+// Mkfs creates a filesystem. The last argument is the image or device. Mkfs repeats mkfs.btrfs if it fails
+// because another loop device was removed while it read the mount table.
 func Mkfs(tb testing.TB, fsType string, args ...string) {
 	tb.Helper()
 	words := append([]string{"mkfs." + fsType, "-q"}, args...)
@@ -80,8 +80,8 @@ func Output(dir string, words ...string) (string, error) {
 	return string(out), err
 }
 
-// Filesystem mounts a new filesystem of a type and size (as in truncate(1)) on a loop device, and returns the
-// directory. It is unmounted when the test ends.
+// Filesystem creates a filesystem on a loop device, mounts it until the test ends, and returns the mount point.
+// size has the format of truncate(1).
 func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) string {
 	tb.Helper()
 	return filesystem(tb, fsType, size, nil, mountOptions...)
@@ -109,7 +109,7 @@ func mount(tb testing.TB, dir string, options ...string) {
 	Run(tb, "mount", "-o", strings.Join(append([]string{"loop"}, options...), ","), ImageOf(dir), dir)
 }
 
-// unmount retries while programs that end with their driver have files open.
+// unmount retries, because programs of a driver that is ending may have files open.
 func unmount(tb testing.TB, dir string) {
 	tb.Helper()
 	err := retry.For(context.Background(), 5*time.Second, func() (bool, error) {
@@ -156,8 +156,8 @@ func Snapshot() (State, error) {
 	return s, err
 }
 
-// Leaked returns an error that lists the state in s that is not in before. It tolerates the few
-// descriptors that the Go runtime opens (the poller, the random device).
+// Leaked returns an error that lists the resources in s that are not in before. It tolerates a few open
+// files, because the Go runtime opens some (the poller, the random device).
 func (s State) Leaked(before State) error {
 	var leaks []string
 	for _, m := range s.Mounts {
@@ -172,12 +172,12 @@ func (s State) Leaked(before State) error {
 	}
 	const runtimeFiles = 8
 	if s.Files > before.Files+runtimeFiles {
-		leaks = append(leaks, fmt.Sprintf("%d open files, %d before", s.Files, before.Files))
+		leaks = append(leaks, fmt.Sprintf("%d open files (before the tests: %d)", s.Files, before.Files))
 	}
 	if len(leaks) == 0 {
 		return nil
 	}
-	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
+	return fmt.Errorf("the tests did not remove: %s", strings.Join(leaks, ", "))
 }
 
 // Main runs the tests of a package (m is a *testing.M) in a separate directory and mount namespace, and
@@ -199,7 +199,7 @@ func run(m interface{ Run() int }) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	// Unlike RemoveAll, Remove fails if a mount is left in the directory, and keeps its content.
+	// Unlike RemoveAll, Remove fails if a mount remains in the directory, and deletes nothing in that mount.
 	defer func() { err = errors.Join(err, os.Remove(dir)) }()
 	if err := os.Setenv("TMPDIR", dir); err != nil {
 		return 1, err

@@ -13,10 +13,10 @@ import (
 //go:embed node.sh
 var nodeScript string
 
-// Link connects a network namespace to the server's by a pair of veth devices, with IPv4 and IPv6.
+// Link connects a network namespace to that of the server by a pair of veth devices, with IPv4 and IPv6.
 type Link struct {
 	server *Server
-	pid    int // a process at the other end
+	pid    int // a process in the connected namespace
 	n      int // index among the links of the server, from 2
 }
 
@@ -25,26 +25,26 @@ func (s *Server) link(tb testing.TB, pid int) *Link {
 	tb.Helper()
 	s.links++
 	l := &Link{server: s, pid: pid, n: s.links + 1}
-	here, there := l.device("s"), l.device("c")
-	ip(tb, s.pid, fmt.Sprintf("link add %s type veth peer name %s netns %d", here, there, pid))
+	serverDevice, clientDevice := l.device("s"), l.device("c")
+	ip(tb, s.pid, fmt.Sprintf("link add %s type veth peer name %s netns %d", serverDevice, clientDevice, pid))
 	l.Restore(tb)
-	ip(tb, pid, endCommands(there, l.Address(), s.Address(), l.Address6(), s.Address6())...)
+	ip(tb, pid, endCommands(clientDevice, l.Address(), s.Address(), l.Address6(), s.Address6())...)
 	return l
 }
 
-// device returns the name of the device at an end of the link: s (server) or c (client).
+// device returns the name of the device at one end of the link: "s" is the server, "c" the client.
 func (l *Link) device(end string) string {
 	return fmt.Sprintf("nfs%d%s%d", l.server.n, end, l.n)
 }
 
-// Address is the IPv4 address at the client's end.
+// Address returns the IPv4 address of the client.
 func (l *Link) Address() string { return fmt.Sprintf("10.90.%d.%d", l.server.n, l.n) }
 
-// Address6 is the IPv6 address at the client's end.
+// Address6 returns the IPv6 address of the client.
 func (l *Link) Address6() string { return fmt.Sprintf("fd90:0:0:%x::%x", l.server.n, l.n) }
 
-// Cut drops all packets between the client and the server until Restore. The clean-up of the test also calls
-// Restore, before the clean-up functions that are registered so far.
+// Cut drops all packets between the client and the server until Restore. Cut also registers Restore as a clean-up
+// function of the test, which runs before the clean-up functions that are registered already.
 func (l *Link) Cut(tb testing.TB) {
 	tb.Helper()
 	tb.Cleanup(func() { l.Restore(tb) })
@@ -58,8 +58,8 @@ func (l *Link) Restore(tb testing.TB) {
 	ip(tb, s.pid, endCommands(l.device("s"), s.Address(), l.Address(), s.Address6(), l.Address6())...)
 }
 
-// endCommands returns the commands of ip(8) that configure one end of a link. A device that was down has lost its
-// routes and its IPv6 addresses.
+// endCommands returns the commands of ip(8) that configure one end of a link. They include addresses and routes,
+// because a device that was down has lost its routes and its IPv6 addresses.
 func endCommands(device, own, peer, own6, peer6 string) []string {
 	return []string{
 		fmt.Sprintf("addr replace %s/32 dev %s", own, device),
@@ -85,16 +85,16 @@ func ip(tb testing.TB, pid int, commands ...string) {
 func (l *Link) ServeLocks(tb testing.TB) {
 	tb.Helper()
 	start := append(enter(l.pid, "net", "uts", "mount"), "unshare", "--mount", "--propagation", "slave")
-	hold(tb, start, stateScript+"echo ready\nexec sleep infinity >&2\n")
+	startNamespaces(tb, start, stateScript+"echo ready\nexec sleep infinity >&2\n")
 }
 
-// has reports whether a text of /proc/fs/nfsd/clients describes the client at the other end of the link.
-func (l *Link) has(info string) bool {
+// isClient reports whether an info file of /proc/fs/nfsd/clients describes the client of this link.
+func (l *Link) isClient(info string) bool {
 	return strings.Contains(info, `"`+l.Address()+":") || strings.Contains(info, `"[`+l.Address6()+"]:")
 }
 
-// Node is a client machine: a hostname, a network with one link to the server, and a sysfs of that network,
-// which gives it a separate identity as an NFS client. It shares the files and mounts of the test.
+// Node simulates a client machine. It has a hostname, a network namespace with a link to the server, and a sysfs
+// of that namespace, so that it has its own identity as an NFS client. It shares the files and mounts of the test.
 type Node struct {
 	*Link
 }
@@ -103,17 +103,17 @@ type Node struct {
 func (s *Server) Node(tb testing.TB, hostname string) *Node {
 	tb.Helper()
 	start := []string{"unshare", "--net", "--uts", "--mount", "--propagation", "unchanged"}
-	return &Node{s.link(tb, hold(tb, start, nodeScript, hostname))}
+	return &Node{s.link(tb, startNamespaces(tb, start, nodeScript, hostname))}
 }
 
-// Command returns a program to run in the node. Its working directory is /, even if Dir is set.
+// Command returns a command that runs a program in the node. The working directory is /, even if Dir is set.
 func (n *Node) Command(name string, args ...string) *exec.Cmd {
 	command := slices.Concat(enter(n.pid, "net", "uts", "mount"), []string{name}, args)
 	return exec.Command(command[0], command[1:]...)
 }
 
-// Identify sets the node's nfs_client/identifier, which with the hostname is the identity of its NFSv4
-// clients. Call it before the first mount.
+// Identify sets the node's nfs_client/identifier. Hostname and identifier together identify an NFSv4 client. Call
+// Identify before the first mount.
 func (n *Node) Identify(tb testing.TB, identifier string) {
 	tb.Helper()
 	file := fmt.Sprintf("/proc/%d/root/sys/fs/nfs/net/nfs_client/identifier", n.pid)

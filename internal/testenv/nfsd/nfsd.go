@@ -1,5 +1,6 @@
-// Package nfsd provides the kernel's NFS server and clients of it for tests. Each runs in separate namespaces,
-// and the link between them can be cut. The package needs the virtual machine of test/vm, whose kernel has NFS.
+// Package nfsd provides the kernel's NFS server and its clients for tests. Server and clients run in separate
+// namespaces, and the link between them can be cut. The package runs only in the virtual machine of test/vm, whose
+// kernel has NFS.
 package nfsd
 
 import (
@@ -35,13 +36,13 @@ var (
 
 // Options are the options of a server. The zero value is valid.
 type Options struct {
-	// MkfsOptions are for mkfs.xfs, MountOptions for the mount of the server's filesystem.
+	// MkfsOptions are options of mkfs.xfs. MountOptions are mount options of the server's filesystem.
 	MkfsOptions, MountOptions []string
-	// Without lists the versions that the server does not support: 3, 4.0, 4.1, 4.2.
+	// Without lists the NFS versions that the server does not support: 3, 4.0, 4.1, 4.2.
 	Without []string
-	// NoTracking omits nfsdcld: a restarted server has no record of its clients and their locks.
+	// NoTracking omits nfsdcld, so that a restarted server has no record of its clients and their locks.
 	NoTracking bool
-	// Lease is the NFSv4 lease time and the grace period after a restart: at least 10 s, the default.
+	// Lease is the NFSv4 lease time and the grace period after a restart. The minimum and default is 10 s.
 	Lease time.Duration
 }
 
@@ -49,15 +50,15 @@ type Options struct {
 type Server struct {
 	options Options
 	n       int    // index among the servers of this process, from 1
-	root    string // the root of its filesystem, which contains the exports
+	root    string // the mount point of its filesystem, which contains the exports
 	pid     int    // a process in its namespaces
-	links   int
-	own     *Link
+	links   int    // number of links
+	own     *Link  // the link to the test
 	fsids   map[string]int
 }
 
-// Start creates a filesystem and serves it until the test ends. A new server has no grace period. It is
-// linked to the network namespace of the test.
+// Start creates a filesystem and serves it until the test ends. The server is linked to the network namespace of
+// the test. Its grace period is over.
 func Start(tb testing.TB, o Options) *Server {
 	tb.Helper()
 	testenv.RequireRoot(tb)
@@ -67,7 +68,7 @@ func Start(tb testing.TB, o Options) *Server {
 		o.Lease = 10 * time.Second
 	}
 	s := &Server{options: o, n: int(servers.Add(1)), root: filesystem(tb, o), fsids: map[string]int{}}
-	s.pid = s.hold(tb)
+	s.pid = s.startDaemons(tb)
 	tb.Cleanup(func() { s.Stop(tb) })
 	s.Serve(tb)
 	s.EndGrace(tb)
@@ -75,7 +76,7 @@ func Start(tb testing.TB, o Options) *Server {
 	return s
 }
 
-// requirePropagation fails a test whose mounts do not propagate to the nodes.
+// requirePropagation fails a test if its mounts would not propagate to the nodes.
 func requirePropagation(tb testing.TB) {
 	tb.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -110,8 +111,8 @@ func filesystem(tb testing.TB, o Options) string {
 	return dir
 }
 
-// awaitFree waits until a disk is not in use: the kernel removes the namespaces of an earlier server, with
-// their mounts, after a delay.
+// awaitFree waits until a disk is not in use. The kernel removes the namespaces of an earlier server and their
+// mounts after a delay.
 func awaitFree(tb testing.TB, disk string) {
 	tb.Helper()
 	err := retry.For(tb.Context(), patience, func() (bool, error) {
@@ -126,12 +127,12 @@ func awaitFree(tb testing.TB, disk string) {
 	}
 }
 
-// hold starts the server's namespaces and daemons.
-func (s *Server) hold(tb testing.TB) (pid int) {
+// startDaemons starts the server's namespaces and daemons, and returns a process in the namespaces.
+func (s *Server) startDaemons(tb testing.TB) (pid int) {
 	tb.Helper()
 	conf := filepath.Join(tb.TempDir(), "nfs.conf")
-	// NFSv4 also exports the root. The root filesystem of the machine may not be exportable, for example an
-	// overlay, so rootdir is another directory.
+	// NFSv4 also exports the root directory. rootdir sets it to s.root, because the root filesystem of the
+	// machine may not be exportable, for example if it is an overlay.
 	text := "[general]\npipefs-directory=/run/rpc_pipefs\n[exports]\nrootdir=" + s.root + "\n"
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		tb.Fatal(err)
@@ -142,11 +143,11 @@ func (s *Server) hold(tb testing.TB) (pid int) {
 	}
 	start := []string{"unshare", "--net", "--uts", "--mount", "--propagation", "slave"}
 	lease := strconv.Itoa(int(s.options.Lease.Seconds()))
-	return hold(tb, start, stateScript+serverScript, conf, lease, tracking)
+	return startNamespaces(tb, start, stateScript+serverScript, conf, lease, tracking)
 }
 
-// Serve starts the kernel's NFS threads after Stop. Unless NoTracking is set, clients reclaim their locks in the grace
-// period, which ends when all have done so, or by EndGrace.
+// Serve starts the kernel's NFS threads after Stop. Unless NoTracking is set, clients reclaim their locks in the
+// grace period. The grace period ends when all clients have reclaimed their locks, or when EndGrace is called.
 func (s *Server) Serve(tb testing.TB) {
 	tb.Helper()
 	args := []string{"--no-udp"}
@@ -170,7 +171,7 @@ func (s *Server) Restart(tb testing.TB) {
 }
 
 // EndGrace ends the grace periods of NFSv4 and of NFSv3's locks. Clients that have not reclaimed their locks
-// lose them. NFSv3 otherwise delays all new locks for the time of a lease.
+// lose them. Without EndGrace, NFSv3 delays all new locks for the time of a lease.
 func (s *Server) EndGrace(tb testing.TB) {
 	tb.Helper()
 	s.run(tb, "bash", "-c", "echo Y >/proc/fs/nfsd/v4_end_grace; echo Y >/proc/fs/lockd/nlm_end_grace")
@@ -186,7 +187,7 @@ func (s *Server) Expire(tb testing.TB, l *Link) {
 	for _, c := range clients {
 		// A client that ended after the glob has no file.
 		info, _ := os.ReadFile(filepath.Join(c, "info"))
-		if !l.has(string(info)) {
+		if !l.isClient(string(info)) {
 			continue
 		}
 		if err := os.WriteFile(filepath.Join(c, "ctl"), []byte("expire\n"), 0); err != nil {
@@ -223,13 +224,13 @@ func (s *Server) Unexport(tb testing.TB, export string) {
 // Dir returns the directory of an export on the server, for access by the test.
 func (s *Server) Dir(export string) string { return filepath.Join(s.root, export) }
 
-// Address is the server's IPv4 address, the same for the test and all nodes.
+// Address returns the server's IPv4 address, which is the same for the test and all nodes.
 func (s *Server) Address() string { return fmt.Sprintf("10.90.%d.1", s.n) }
 
-// Address6 is the server's IPv6 address.
+// Address6 returns the server's IPv6 address.
 func (s *Server) Address6() string { return fmt.Sprintf("fd90:0:0:%x::1", s.n) }
 
-// Link is the link to the network namespace of the test.
+// Link returns the link to the network namespace of the test.
 func (s *Server) Link() *Link { return s.own }
 
 // run runs a program in the server's namespaces.
@@ -239,7 +240,7 @@ func (s *Server) run(tb testing.TB, name string, args ...string) {
 	testenv.Run(tb, command[0], command[1:]...)
 }
 
-// path converts a path of the server's mount namespace to one of the test's.
+// path converts a path in the server's mount namespace to a path for the test.
 func (s *Server) path(path string) string {
 	return fmt.Sprintf("/proc/%d/root%s", s.pid, path)
 }

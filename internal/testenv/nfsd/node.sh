@@ -1,6 +1,6 @@
-# In network, UTS and mount namespaces of its own. Arguments: hostname.
-# A sysfs shows the network namespace that it was mounted in. Everything but
-# this one mount is shared with the rest of the machine.
+# Runs in its own network, UTS and mount namespaces. Argument: hostname.
+# A sysfs shows the network namespace in which it was mounted. All other
+# mounts are shared with the rest of the machine.
 hostname "$1"
 mount --make-private /sys
 mount -t sysfs sysfs /sys

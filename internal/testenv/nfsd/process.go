@@ -16,12 +16,12 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// patience bounds the wait for the kernel or a killed process.
+// patience is the maximum time to wait for the kernel or for a killed process.
 const patience = 20 * time.Second
 
-// hold starts a script in new namespaces and returns its process after it has printed "ready". When the test
-// ends, all processes in its mount namespace are killed.
-func hold(tb testing.TB, start []string, script string, args ...string) (pid int) {
+// startNamespaces starts a script in new namespaces, and returns its process after the script has printed
+// "ready". When the test ends, all processes in the script's mount namespace are killed.
+func startNamespaces(tb testing.TB, start []string, script string, args ...string) (pid int) {
 	tb.Helper()
 	command := slices.Concat(start, []string{"bash", "-euxc", script, "bash"}, args)
 	cmd := exec.Command(command[0], command[1:]...)
@@ -41,8 +41,8 @@ func hold(tb testing.TB, start []string, script string, args ...string) (pid int
 	tb.Cleanup(func() { _ = cmd.Wait() })
 	tb.Cleanup(func() { endAll(tb, cmd.Process.Pid) })
 	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		said, _ := os.ReadFile(log.Name())
-		tb.Fatalf("the namespaces were not set up: %s\n%s", line, said)
+		output, _ := os.ReadFile(log.Name())
+		tb.Fatalf("setting up the namespaces failed: the script printed %q\n%s", line, output)
 	}
 	return cmd.Process.Pid
 }
@@ -54,34 +54,34 @@ func endAll(tb testing.TB, pid int) {
 	if err != nil {
 		return // the process has ended
 	}
-	// The context of the test ends before its clean-up.
+	// tb.Context ends before the clean-up functions run.
 	err = retry.For(context.Background(), patience, func() (bool, error) {
-		members := within(namespace)
-		for _, p := range members {
+		pids := processesIn(namespace)
+		for _, p := range pids {
 			_ = syscall.Kill(p, syscall.SIGKILL)
 		}
-		return len(members) > 0, fmt.Errorf("processes %v do not end", members)
+		return len(pids) > 0, fmt.Errorf("processes %v do not end", pids)
 	})
-	if err != nil && len(within(namespace)) > 0 {
+	if err != nil && len(processesIn(namespace)) > 0 {
 		tb.Error(err)
 	}
 }
 
-// within returns the processes in a mount namespace. A zombie is in none.
-func within(namespace string) []int {
-	var members []int
+// processesIn returns the processes in a mount namespace. Zombies are in no namespace.
+func processesIn(namespace string) []int {
+	var pids []int
 	links, _ := filepath.Glob("/proc/[0-9]*/ns/mnt")
 	for _, l := range links {
 		// A process that ended after the glob has no link.
 		if at, err := os.Readlink(l); err == nil && at == namespace {
 			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(l))))
-			members = append(members, pid)
+			pids = append(pids, pid)
 		}
 	}
-	return members
+	return pids
 }
 
-// enter returns the first words of a command in the namespaces of a process.
+// enter returns the beginning of a command line that runs a program in the namespaces of a process.
 func enter(pid int, namespaces ...string) []string {
 	command := []string{"nsenter", "--target", strconv.Itoa(pid)}
 	for _, n := range namespaces {

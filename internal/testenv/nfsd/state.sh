@@ -1,5 +1,5 @@
-# In a mount namespace of its own: what the daemons of NFS share, and the two
-# that locks of NFSv3 need.
+# Runs in its own mount namespace. Creates the directories that the NFS daemons
+# share, and starts the two daemons that locks of NFSv3 need.
 mount -t tmpfs run /run
 mount -t tmpfs state /var/lib/nfs
 mkdir -p /run/rpc_pipefs /run/sendsigs.omit.d /var/lib/nfs/{sm,sm.bak,nfsdcld}

@@ -11,13 +11,13 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// writer writes data that the server has not received when the program is killed: the shell closes a copy of
-// the file after printf, and close(2) of NFS waits for the server.
+// writer is a shell script that writes data and then waits for the server. The shell closes a copy of the file
+// descriptor after printf, and close(2) on NFS waits until the server has received the data.
 const writer = `exec 3>"$1" && echo open && read -r go && printf dirty >&3`
 
-// CutWriting is Cut, after which a program writes to a file and is killed. The program keeps the mount busy,
-// because it does not end before the server has received the data or the mount is unmounted by force. With
-// such a file open in the test itself, the programs that the test starts would hang.
+// CutWriting cuts the link while a program writes to a file, and then kills the program. The program keeps the
+// mount busy, because it does not end before the server has received the data or the mount is unmounted by force.
+// The test itself must not have such a file open, because the programs that it starts would then hang.
 func (l *Link) CutWriting(tb testing.TB, file string) {
 	tb.Helper()
 	c := exec.Command("/bin/sh", "-c", writer, "sh", file)
