@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// ErrTooMuch means: a program printed more than the maximum.
-var ErrTooMuch = errors.New("it printed too much")
+// ErrTooMuch means that a program printed more than the maximum.
+var ErrTooMuch = errors.New("the program printed too much")
 
-// Answer runs a third-party program in its own process group. The group is killed when ctx ends,
-// and the program when this process ends. Answer does not wait for processes that the program
-// leaves running.
+// Answer runs a third-party program in its own process group, and returns the program's standard output,
+// also if the program failed. An *Error contains the end of the standard error. Answer fails with ErrTooMuch
+// if the standard output exceeds limit bytes.
 //
-// It returns the standard output of the program, also if the program failed. It fails with ErrTooMuch if
-// the standard output exceeds limit bytes. An *Error contains the end of the standard error.
+// When ctx ends, the whole group is killed. When this process ends, the kernel kills only the program.
+// Answer does not wait for other processes of the group.
 func (c Command) Answer(ctx context.Context, limit int) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {

@@ -18,11 +18,11 @@ func sh(script string) command.Command {
 	return command.Command{Name: "sh", Args: []string{"-c", script}}
 }
 
-// TestAnswer: the standard output of a program is returned whether or not it fails, up to the limit.
+// TestAnswer: Answer returns the standard output of a program up to the limit, whether or not the program fails.
 func TestAnswer(t *testing.T) {
 	for _, tc := range []struct {
-		name, script, answer, says string
-		code                       int
+		name, script, answer, err string
+		code                      int
 	}{
 		{"success", "echo yes; echo noise >&2", "yes\n", "", 0},
 		{"failure", "echo no; echo why >&2; exit 3", "no\n", "why", 3},
@@ -31,12 +31,12 @@ func TestAnswer(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			answer, err := sh(tc.script).Answer(t.Context(), 100)
-			if answer != tc.answer || (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%q, %v", answer, err)
+			if answer != tc.answer || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("got answer %q, %v, want %q, %q", answer, err, tc.answer, tc.err)
 			}
 			var exit *command.Error
 			if errors.As(err, &exit) && exit.Code != tc.code {
-				t.Errorf("exit status %d", exit.Code)
+				t.Errorf("got exit status %d, want %d", exit.Code, tc.code)
 			}
 			if _, file, ok := strings.Cut(tc.script, "$! >"); ok {
 				end(t, file)
@@ -44,20 +44,21 @@ func TestAnswer(t *testing.T) {
 		})
 	}
 	if _, err := (command.Command{Name: "/nowhere/program"}).Answer(t.Context(), 1); !errors.Is(err, command.ErrMissing) {
-		t.Error(err)
+		t.Errorf("missing program: got %v, want ErrMissing", err)
 	}
 }
 
-// end kills the process whose PID a file contains. The process must run.
+// end kills the process whose PID a file contains. It fails the test if the process does not run.
 func end(t *testing.T, file string) {
 	t.Helper()
-	pid := number(t, file)
+	pid := readPID(t, file)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Errorf("process %d ended with its parent: %v", pid, err)
+		t.Errorf("process %d does not run any more: %v", pid, err)
 	}
 }
 
-func number(t *testing.T, file string) int {
+// readPID reads a PID from a file.
+func readPID(t *testing.T, file string) int {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -70,7 +71,7 @@ func number(t *testing.T, file string) int {
 	return pid
 }
 
-// TestAnswerCanceled: a program that hangs is killed with the processes that it has started.
+// TestAnswerCanceled: when the context ends, the program and the processes that it started are killed.
 func TestAnswerCanceled(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -84,7 +85,7 @@ func TestAnswerCanceled(t *testing.T) {
 	}()
 	answer, err := sh("echo part; sleep 1000 & echo $! >"+file+"; wait").Answer(ctx, 100)
 	if answer != "part\n" || !errors.Is(err, context.Canceled) {
-		t.Errorf("%q, %v", answer, err)
+		t.Errorf("got answer %q, %v, want \"part\\n\", context.Canceled", answer, err)
 	}
-	awaitEnd(t, number(t, file))
+	awaitEnd(t, readPID(t, file))
 }

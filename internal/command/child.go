@@ -13,13 +13,12 @@ import (
 	"time"
 )
 
-// Child is a program that runs until it ends or is killed. A program that Start started also ends
-// with this process.
+// Child is a running program. If Start started it, it also ends with this process.
 type Child struct {
 	cmd    *exec.Cmd
 	output tail
 	done   chan struct{}
-	err    error // once done is closed
+	err    error // set before done is closed
 }
 
 // Start starts the program with input as its standard input. It writes its output to the standard error
@@ -50,12 +49,13 @@ func (c Command) StartDetached() (*Child, error) {
 	return child.start()
 }
 
+// child returns a Child that is not started.
 func (c Command) child() (*Child, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, ErrMissing)
 	}
-	child := &Child{cmd: exec.Command(path, c.Args...), output: tail{to: os.Stderr}, done: make(chan struct{})} //nolint:noctx // it outlives the call that starts it
+	child := &Child{cmd: exec.Command(path, c.Args...), output: tail{to: os.Stderr}, done: make(chan struct{})} //nolint:noctx // the program outlives the call that starts it
 	child.cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
 	child.cmd.ExtraFiles = c.Hold
 	child.cmd.WaitDelay = time.Second
@@ -64,16 +64,16 @@ func (c Command) child() (*Child, error) {
 
 func (c *Child) start() (*Child, error) {
 	started := make(chan error)
-	go c.own(started)
+	go c.startAndWait(started)
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("%s: %w", c.cmd.Path, err)
 	}
 	return c, nil
 }
 
-// own starts the program and waits for its end, on a thread that does nothing else:
-// PR_SET_PDEATHSIG refers to the parent thread.
-func (c *Child) own(started chan<- error) {
+// startAndWait starts the program and waits for its end. It runs on a thread of its own, because
+// PR_SET_PDEATHSIG kills the program when the thread that started it ends.
+func (c *Child) startAndWait(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := c.cmd.Start()
@@ -94,7 +94,7 @@ func (c *Child) own(started chan<- error) {
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
 // Kill kills the program. The program ends later if one of its threads waits in the kernel.
-func (c *Child) Kill() { _ = c.cmd.Process.Kill() } // fails if the program has ended
+func (c *Child) Kill() { _ = c.cmd.Process.Kill() } // fails only if the program has ended
 
 // Done is closed when the program and all its threads have ended.
 func (c *Child) Done() <-chan struct{} { return c.done }
@@ -109,7 +109,7 @@ func (c *Child) Err() error {
 	}
 }
 
-// tail writes to another writer, and keeps the last bytes.
+// tail copies the written bytes to another writer, and keeps the last keptOutput bytes.
 type tail struct {
 	to   io.Writer // may be nil
 	mu   sync.Mutex

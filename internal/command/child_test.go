@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 )
 
-// TestMain also runs as a program that starts a child and then waits to be killed.
+// TestMain is also a program for tests: with the argument "parent" or "detaching", it starts a child, prints the
+// child's PID, and waits to be killed.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "parent" || os.Args[1] == "detaching") {
 		sleep := command.Command{Name: "sleep", Args: []string{"1000"}}
@@ -34,11 +35,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// awaitEnd waits until a process has ended or is a zombie.
 func awaitEnd(t *testing.T, pid int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || strings.Contains(string(stat), ") Z ") { // no parent waits for an orphan here
+		if err != nil || strings.Contains(string(stat), ") Z ") { // an orphan may remain a zombie
 			return
 		}
 		if time.Now().After(end) {
@@ -47,7 +49,7 @@ func awaitEnd(t *testing.T, pid int) {
 	}
 }
 
-// TestChild: a child reads its input and inherits its files. The error of its end contains the reason.
+// TestChild: a child reads its input and inherits files. Its error contains the exit status and the output.
 func TestChild(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -55,20 +57,21 @@ func TestChild(t *testing.T) {
 	}
 	defer r.Close()
 	child, err := command.Command{Name: "sh", Args: []string{"-c", "cat >&3; echo it broke >&2; exit 7"}, Hold: []*os.File{w}}.Start([]byte("hello\n"))
-	w.Close() // the child has it
+	w.Close() // the child has its own descriptor
 	if err != nil {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(r).ReadString('\n'); line != "hello\n" {
-		t.Errorf("%q, %v", line, err)
+		t.Errorf("got %q, %v from the child, want its input", line, err)
 	}
 	<-child.Done()
 	if err := child.Err(); err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "it broke") {
-		t.Errorf("the child ended with %v", err)
+		t.Errorf("got error %v, want the exit status and the output", err)
 	}
-	child.Kill() // after the end: no error, and no other process is killed
+	child.Kill() // has no effect after the end
 }
 
+// TestChildKilled: a killed child ends with an error.
 func TestChildKilled(t *testing.T) {
 	child, err := command.Command{Name: "sleep", Args: []string{"1000"}}.Start(nil)
 	if err != nil {
@@ -80,14 +83,14 @@ func TestChildKilled(t *testing.T) {
 	child.Kill()
 	<-child.Done()
 	if child.Err() == nil {
-		t.Error("the end of a killed child is no error")
+		t.Error("Err of a killed child is nil")
 	}
 }
 
-// orphan returns the child of a killed parent.
-func orphan(t *testing.T, word string) (pid int) {
+// orphan runs TestMain with an argument, kills that process, and returns the PID of its child.
+func orphan(t *testing.T, argument string) (pid int) {
 	t.Helper()
-	parent := exec.Command(os.Args[0], word)
+	parent := exec.Command(os.Args[0], argument)
 	out, err := parent.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +104,7 @@ func orphan(t *testing.T, word string) (pid int) {
 	}
 	pid, err = strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || syscall.Kill(pid, 0) != nil {
-		t.Fatalf("no child %q: %v", line, err)
+		t.Fatalf("the parent printed %q (%v), want the PID of a running child", line, err)
 	}
 	if err := parent.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -113,11 +116,11 @@ func orphan(t *testing.T, word string) (pid int) {
 // TestChildOfKilledParent: a child ends with its parent, also if the parent is killed.
 func TestChildOfKilledParent(t *testing.T) { awaitEnd(t, orphan(t, "parent")) }
 
-// TestDetached: a detached child continues in its own session.
+// TestDetached: a detached child continues in its own process group when its parent is killed.
 func TestDetached(t *testing.T) {
 	pid := orphan(t, "detaching")
 	if group, err := syscall.Getpgid(pid); err != nil || group != pid {
-		t.Errorf("the child is in group %d: %v", group, err)
+		t.Errorf("got process group %d, %v, want %d", group, err, pid)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Error(err)
@@ -125,12 +128,13 @@ func TestDetached(t *testing.T) {
 	awaitEnd(t, pid)
 }
 
+// TestChildMissing: a program that does not exist is ErrMissing.
 func TestChildMissing(t *testing.T) {
 	missing := command.Command{Name: "/nowhere/program"}
 	if _, err := missing.Start(nil); !errors.Is(err, command.ErrMissing) {
-		t.Error(err)
+		t.Errorf("Start: got %v, want ErrMissing", err)
 	}
 	if _, err := missing.StartDetached(); !errors.Is(err, command.ErrMissing) {
-		t.Error(err)
+		t.Errorf("StartDetached: got %v, want ErrMissing", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package command is the only package that starts processes: mkfs, fsck, and this program itself as
-// the worker of a pool. Frequent operations use system calls instead.
+// Package command is the only package that starts processes, for example mkfs, fsck, and this program itself
+// as a worker. Frequent operations use system calls instead.
 package command
 
 import (
@@ -15,17 +15,17 @@ import (
 	"time"
 )
 
-// ErrMissing means: the program is not in PATH.
+// ErrMissing means that the program is not in PATH.
 var ErrMissing = errors.New("program not found in PATH")
 
 // Error is the failure of a program that ran.
 type Error struct {
 	Name string
 	Args []string
-	Code int // exit status; -1 if a signal ended it
-	// Signal is the signal that ended it; 0 if it exited.
+	Code int // exit status; -1 if a signal ended the program
+	// Signal is the signal that ended the program; 0 if it exited.
 	Signal syscall.Signal
-	// Output is the end of its output.
+	// Output is the end of the program's output.
 	Output string
 }
 
@@ -50,12 +50,12 @@ func failure(name string, args []string, exit *exec.ExitError, output string) *E
 type Command struct {
 	Name string
 	Args []string
-	// Env is added to the environment of this process and LC_ALL=C.
+	// Env is added to the environment, which is that of this process and LC_ALL=C.
 	Env []string
-	// Hold has files that the program inherits, from descriptor 3 on: their locks last until
-	// the program ends, even if this process dies earlier.
+	// Hold contains files that the program inherits as descriptors 3, 4 and so on. Locks on these files last
+	// until the program ends, even if this process ends earlier.
 	Hold []*os.File
-	// Quiet: the output of a started program is only part of its Error.
+	// Quiet keeps the output of a program that Start starts off standard error. Its Error contains the output.
 	Quiet bool
 }
 
@@ -66,7 +66,7 @@ func (c Command) Run(ctx context.Context) error {
 	return err
 }
 
-// Output is Run, and returns the output of the program.
+// Output is Run, but also returns the standard output and standard error of the program.
 func (c Command) Output(ctx context.Context) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
@@ -85,15 +85,16 @@ func (c Command) Output(ctx context.Context) (string, error) {
 	return out.String(), nil
 }
 
-// run runs a program. PR_SET_PDEATHSIG sends its signal when the parent thread ends (prctl(2)), so the
-// thread that starts the program must outlive it.
+// run runs a program. The kernel kills the program when the thread that started it ends (PR_SET_PDEATHSIG,
+// prctl(2)), so the thread must outlive the program.
 func run(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return cmd.Run()
 }
 
-// explain returns the error of ctx if it has ended, or else an *Error if the program ran.
+// explain returns the error of ctx if ctx has ended, an *Error if the program ran, and otherwise err. It adds the
+// name of the program.
 func (c Command) explain(ctx context.Context, err error, output string) error {
 	var exit *exec.ExitError
 	switch {
@@ -105,7 +106,8 @@ func (c Command) explain(ctx context.Context, err error, output string) error {
 	return fmt.Errorf("%s: %w", c.Name, err)
 }
 
-// lastLines returns the last n lines of a program's output, which contain the reason, as one line.
+// lastLines joins the last n lines of a program's output, because the last lines contain the reason of a
+// failure.
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")

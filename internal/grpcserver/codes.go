@@ -41,7 +41,7 @@ var statusCodes = []struct {
 // toStatus converts a domain error to a gRPC error. status.details stays empty, as the CSI
 // specification requires ("Error Scheme").
 func toStatus(err error) error {
-	if _, ok := status.FromError(err); ok { // also if err is nil
+	if _, ok := status.FromError(err); ok { // true also if err is nil
 		return err
 	}
 	for _, row := range statusCodes {

@@ -12,29 +12,29 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// inFlight contains the mutating calls under way.
+// inFlight contains the running calls that change an object.
 type inFlight struct {
-	mu   sync.Mutex
-	busy map[string]string // key: method
+	mu      sync.Mutex
+	methods map[string]string // by key of the changed object
 }
 
 // OneAtATime returns an interceptor that allows one mutating call per volume, snapshot or group
 // at a time (CSI specification, "Concurrency"). Calls that only read are not limited.
 func OneAtATime() grpc.UnaryServerInterceptor {
-	f := &inFlight{busy: map[string]string{}}
+	f := &inFlight{methods: map[string]string{}}
 	return f.intercept
 }
 
 func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	key := mutates(req)
+	key := changedObject(req)
 	if key == "" {
 		return handler(ctx, req)
 	}
 	method := path.Base(info.FullMethod)
 	f.mu.Lock()
-	other, busy := f.busy[key]
+	other, busy := f.methods[key]
 	if !busy {
-		f.busy[key] = method
+		f.methods[key] = method
 	}
 	f.mu.Unlock()
 	if busy {
@@ -42,15 +42,15 @@ func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServe
 	}
 	defer func() {
 		f.mu.Lock()
-		delete(f.busy, key)
+		delete(f.methods, key)
 		f.mu.Unlock()
 	}()
 	return handler(ctx, req)
 }
 
-// mutates returns the key of the object that a request changes; empty if it changes nothing. A name and
-// the ID made from it have the same key.
-func mutates(req any) string {
+// changedObject returns the key of the object that a request changes, "" if it changes no object. The name in a
+// create request and the ID of the created object give the same key.
+func changedObject(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		return volumeKey(volume.NameFor(r.GetName()))

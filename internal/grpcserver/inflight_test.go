@@ -9,9 +9,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestMutates: a name and the ID that is made of it have one key; volumes, snapshots and groups
-// of one name have different keys.
-func TestMutates(t *testing.T) {
+// TestChangedObject: a name and the ID of the created object give the same key. Volumes, snapshots and groups with
+// the same name have different keys.
+func TestChangedObject(t *testing.T) {
 	const pool = "loop:p.01234567:"
 	long := strings.Repeat("N", 100)
 	keys := map[string]string{}
@@ -24,10 +24,10 @@ func TestMutates(t *testing.T) {
 		"foreign volume":   {&csi.DeleteVolumeRequest{VolumeId: "a b"}, &csi.NodeUnstageVolumeRequest{VolumeId: "a b"}},
 		"foreign snapshot": {&csi.DeleteSnapshotRequest{SnapshotId: "a b"}},
 	} {
-		key := mutates(reqs[0])
+		key := changedObject(reqs[0])
 		for _, req := range reqs {
-			if got := mutates(req); got != key || got == "" {
-				t.Errorf("%s: %T has key %q, others have %q", name, req, got, key)
+			if got := changedObject(req); got != key || got == "" {
+				t.Errorf("%s: %T: got key %q, want %q", name, req, got, key)
 			}
 		}
 		if other, taken := keys[key]; taken {
@@ -36,8 +36,8 @@ func TestMutates(t *testing.T) {
 		keys[key] = name
 	}
 	for _, req := range []any{&csi.ListSnapshotsRequest{SnapshotId: pool + "x"}, &csi.GetSnapshotRequest{SnapshotId: pool + "x"}, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: pool + "x.group"}, &csi.GetMetadataAllocatedRequest{SnapshotId: pool + "x"}} {
-		if key := mutates(req); key != "" {
-			t.Errorf("%T is held up by %q", req, key)
+		if key := changedObject(req); key != "" {
+			t.Errorf("%T: got key %q, want none, because it changes nothing", req, key)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// WindowSize is the HTTP/2 flow control window in bytes. Calls are small and local, so a fixed
-	// window saves gRPC's bandwidth probes.
+	// WindowSize is the HTTP/2 flow control window in bytes. Calls are small and local, so a fixed window is
+	// sufficient and avoids gRPC's bandwidth probes.
 	WindowSize = 256 << 10
 	// streamWorkers is the number of goroutines that wait for calls, so that their stacks are
 	// reused. Further concurrent calls get goroutines of their own.
@@ -26,17 +26,17 @@ func New(options ...grpc.ServerOption) *grpc.Server {
 		grpc.InitialWindowSize(WindowSize), grpc.InitialConnWindowSize(WindowSize), grpc.NumStreamWorkers(streamWorkers))...)
 }
 
-// Chain returns the server options by which all calls pass through interceptors in their order. A call
-// with a stream of responses passes through them once, with its request.
+// Chain returns the server options that pass all calls through interceptors, in order. A call with a stream
+// of responses passes through them once, with its request.
 func Chain(interceptors ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	streams := []grpc.StreamServerInterceptor{readRequest}
-	for _, one := range interceptors {
-		streams = append(streams, onStream(one))
+	for _, intercept := range interceptors {
+		streams = append(streams, onStream(intercept))
 	}
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(interceptors...), grpc.ChainStreamInterceptor(streams...)}
 }
 
-// readRequest reads the request before the interceptors run. Otherwise the handler reads it after them.
+// readRequest reads the request of a stream, so that the interceptors that follow receive it.
 func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	request, err := relay.NewRequest(info.FullMethod)
 	if err != nil {
@@ -48,7 +48,7 @@ func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
 	return handler(srv, relay.RequestStream{ServerStream: stream, Ctx: stream.Context(), Request: request})
 }
 
-// onStream converts an interceptor for calls to one for streams, which does not receive the responses.
+// onStream converts a unary interceptor to a stream interceptor. The unary interceptor receives no responses.
 func onStream(intercept grpc.UnaryServerInterceptor) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		s := stream.(relay.RequestStream)

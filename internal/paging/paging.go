@@ -1,5 +1,5 @@
-// Package paging fills the pages of a list that consists of sections with their own pages: backends, pools
-// or nodes.
+// Package paging fills the pages of a list from sections that have their own pages, for example backends,
+// pools or nodes.
 //
 // A token is a token of a section, or the ID of the last entry of a page. It contains no position, so it
 // remains valid while entries are created and deleted.
@@ -14,11 +14,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// MaxPage is the maximum number of entries of a page. Such a page is far smaller than the limit of
-// gRPC messages.
+// MaxPage is the maximum number of entries of a page. A page with so many entries is much smaller than the
+// maximum size of a gRPC message.
 const MaxPage = 5000
 
-// Limit reads the field max_entries of a request.
+// Limit returns the maximum number of entries for the field max_entries of a request. It fails with ErrInvalid
+// if the field is negative.
 func Limit(maxEntries int32) (int, error) {
 	if maxEntries < 0 {
 		return 0, volume.Errorf(volume.ErrInvalid, "max_entries is %d: it must not be negative", maxEntries)
@@ -35,7 +36,7 @@ func StaleToken(token string) error {
 }
 
 // Section returns up to limit entries after a token, and the token of the next page. An empty token
-// is the beginning or the end of the section.
+// requests the first page; an empty next means that the section has no further page.
 type Section[E any] func(ctx context.Context, token string, limit int) (entries []E, next string, err error)
 
 // Serial lists one section after the other.
@@ -45,8 +46,8 @@ const Serial = 1
 // next page, which is empty at the end. The first section continues after token. id returns the ID
 // of an entry, which must be a valid token of its section.
 //
-// Up to parallel sections are listed concurrently, at the beginning fewer: a few sections often
-// fill the page.
+// Fill lists up to parallel sections concurrently. It starts with fewer, because a few sections often fill the
+// page.
 func Fill[E any](ctx context.Context, sections []Section[E], token string, limit, parallel int, id func(E) string) (entries []E, next string, err error) {
 	for window := min(4, parallel); len(sections) > 0; window = min(2*window, parallel) {
 		parts, err := fetch(ctx, sections[:min(window, len(sections))], token, limit-len(entries))
@@ -79,10 +80,10 @@ type part[E any] struct {
 }
 
 // fetch calls sections concurrently. The first one continues after token.
-func fetch[E any](ctx context.Context, some []Section[E], token string, limit int) ([]part[E], error) {
-	parts := make([]part[E], len(some))
+func fetch[E any](ctx context.Context, sections []Section[E], token string, limit int) ([]part[E], error) {
+	parts := make([]part[E], len(sections))
 	group, ctx := errgroup.WithContext(ctx)
-	for i, section := range some {
+	for i, section := range sections {
 		from := ""
 		if i == 0 {
 			from = token

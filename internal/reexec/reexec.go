@@ -1,8 +1,7 @@
-// Package reexec starts this program as its own child in a role: the worker of an NFS export, the
-// guardian of a freeze, a task on an export. A child that hangs or dies does not affect this process.
-// Parent and child share a connection. The parent first sends the arguments as JSON after a length of
-// four bytes (big endian); the role defines the rest of the protocol. The connection ends when
-// either process ends.
+// Package reexec starts this program again as a child process with a role, for example as the worker of an NFS
+// export. A child that hangs or dies does not affect this process. Parent and child share a connection, which
+// ends when either process ends. The parent first sends the arguments as JSON, preceded by their length in four
+// bytes (big endian). The role defines the rest of the protocol.
 package reexec
 
 import (
@@ -22,16 +21,16 @@ import (
 // Self is the program of this process, even if its file has been replaced.
 const Self = "/proc/self/exe"
 
-// Child describes a child.
+// Child describes a child to start.
 type Child struct {
 	Program string // Self, or another program that calls Run
 	Role    string
-	Label   []string // arguments that the child ignores; lists of processes show them
+	Label   []string // arguments that the child ignores; ps(1) shows them
 	Args    any
-	Files   []*os.File // the caller closes them
-	// Detached: the child continues when this process ends. Otherwise the kernel kills it.
+	Files   []*os.File // the child inherits them; the caller closes its own
+	// Detached lets the child continue when this process ends. Otherwise the kernel kills it.
 	Detached bool
-	// Quiet keeps the child's output off standard error. The error of its exit contains the output.
+	// Quiet keeps the child's output off standard error. The child's error contains the output.
 	Quiet bool
 }
 
@@ -41,13 +40,13 @@ type Process struct {
 	Conn *net.UnixConn
 }
 
-// maxHeader bounds the memory that a child allocates for its header.
+// maxHeader limits the size of a header, and so the memory that a child allocates for it.
 const maxHeader = 16 << 20
 
 // header is the first data that the parent sends.
 type header struct {
 	Args  json.RawMessage
-	Files []string // their names
+	Files []string // the names of Child.Files
 }
 
 // Start starts the child and sends it its arguments.
@@ -65,7 +64,7 @@ func (c Child) Start() (*Process, error) {
 		return nil, err
 	}
 	if len(text) > maxHeader {
-		return nil, fmt.Errorf("%s %s: arguments of %d bytes: at most %d are possible", c.Program, c.Role, len(text), maxHeader)
+		return nil, fmt.Errorf("%s %s: the arguments have %d bytes, which exceeds the maximum of %d", c.Program, c.Role, len(text), maxHeader)
 	}
 	ours, theirs, err := socketPair()
 	if err != nil {
@@ -77,7 +76,7 @@ func (c Child) Start() (*Process, error) {
 		start = run.StartDetached
 	}
 	child, err := start()
-	theirs.Close() // so that the write below fails if the child has ended
+	theirs.Close() // otherwise the write below would not fail if the child has ended
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
@@ -88,7 +87,7 @@ func (c Child) Start() (*Process, error) {
 	return &Process{child, ours}, nil
 }
 
-// connection is the child's descriptor of the connection. The descriptors of Files follow.
+// connection is the descriptor of the connection in the child. The descriptors of Files follow.
 const connection = 3
 
 // Input is the data that a child receives from its parent.
@@ -101,11 +100,11 @@ type Input struct {
 // Decode decodes the arguments.
 func (in Input) Decode(args any) error { return json.Unmarshal(in.args, args) }
 
-// Role runs in a child. The child ends when it returns.
+// Role is the function that runs in a child. The child ends when the function returns.
 type Role func(Input) error
 
-// Run runs the role that arguments[1] names. isChild is false if it is not a role; arguments[0] is the
-// program.
+// Run runs the role that arguments[1] names; arguments[0] is the program. isChild is false if arguments[1] is
+// missing or names no role.
 func Run(arguments []string, roles map[string]Role) (isChild bool, err error) {
 	if len(arguments) < 2 || roles[arguments[1]] == nil {
 		return false, nil
@@ -118,6 +117,7 @@ func Run(arguments []string, roles map[string]Role) (isChild bool, err error) {
 	return true, roles[arguments[1]](in)
 }
 
+// read receives the data that the parent sends.
 func read() (in Input, err error) {
 	if in.Conn, err = connOf(connection); err != nil {
 		return in, err
@@ -128,7 +128,7 @@ func read() (in Input, err error) {
 	}
 	length := binary.BigEndian.Uint32(size[:])
 	if length > maxHeader {
-		return in, fmt.Errorf("a header of %d bytes was announced: at most %d are possible", length, maxHeader)
+		return in, fmt.Errorf("the parent announced a header of %d bytes, which exceeds the maximum of %d", length, maxHeader)
 	}
 	text := make([]byte, length)
 	if _, err := io.ReadFull(in.Conn, text); err != nil {

@@ -28,7 +28,7 @@ const (
 
 type greeting struct{ Text string }
 
-// roles are what the children of the tests do.
+// roles are the roles of the children in the tests.
 var roles = map[string]reexec.Role{
 	// echo sends the text of its arguments, of its files, and of the connection.
 	echoRole: func(in reexec.Input) error {
@@ -75,21 +75,22 @@ func start(t *testing.T, child reexec.Child) *reexec.Process {
 	return p
 }
 
-// wantEnd waits for the end of a child. says is in its error; empty: it has none.
-func wantEnd(t *testing.T, p *reexec.Process, says string) {
+// wantEnd waits for the end of a child. It fails the test unless the child's error contains text, or is nil if
+// text is empty.
+func wantEnd(t *testing.T, p *reexec.Process, text string) {
 	t.Helper()
 	select {
 	case <-p.Done():
 	case <-time.After(30 * time.Second):
 		t.Fatal("the child does not end")
 	}
-	if err := p.Err(); (err == nil) != (says == "") || says != "" && !strings.Contains(err.Error(), says) {
-		t.Errorf("the child ended with %v, want %q", err, says)
+	if err := p.Err(); (err == nil) != (text == "") || text != "" && !strings.Contains(err.Error(), text) {
+		t.Errorf("the child ended with %v, want %q", err, text)
 	}
 }
 
-// TestChild: a child gets its arguments, its files and what its parent sends, and sees the end of
-// the connection.
+// TestChild: a child receives its arguments, its files, and the data that its parent sends until it closes the
+// connection.
 func TestChild(t *testing.T) {
 	for _, detached := range []bool{false, true} {
 		f, err := os.CreateTemp(t.TempDir(), "")
@@ -108,21 +109,20 @@ func TestChild(t *testing.T) {
 		}()
 		got, err := io.ReadAll(p.Conn)
 		if want := "argument" + filepath.Base(f.Name()) + "content" + long; err != nil || string(got) != want {
-			t.Errorf("detached %t: the child sent %.60q…, %v, want %.60q…", detached, got, err, want)
+			t.Errorf("detached=%t: got %.60q…, %v from the child, want %.60q…", detached, got, err, want)
 		}
 		wantEnd(t, p, "")
 	}
 }
 
-// TestFailingChild: the parent sees the end of the connection, and the child's error has its
-// output.
+// TestFailingChild: when a child fails, the connection ends, and the child's error contains its output.
 func TestFailingChild(t *testing.T) {
-	for role, says := range map[string]string{exitRole: "the role failed", panicRole: "exit status 2"} {
+	for role, text := range map[string]string{exitRole: "the role failed", panicRole: "exit status 2"} {
 		p := start(t, reexec.Child{Role: role})
 		if got, err := io.ReadAll(p.Conn); len(got) > 0 || err != nil && !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%s: received %q, %v", role, got, err)
+			t.Errorf("role %s: got %q, %v from the child, want no data", role, got, err)
 		}
-		wantEnd(t, p, says)
+		wantEnd(t, p, text)
 	}
 }
 
@@ -134,10 +134,10 @@ func TestHangingChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := p.Conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("Read: %v", err)
+		t.Errorf("Read: got %v, want ErrDeadlineExceeded", err)
 	}
 	if err := p.Err(); err != nil {
-		t.Errorf("the child ended early: %v", err)
+		t.Errorf("the child ended before it was killed: %v", err)
 	}
 	p.Kill()
 	wantEnd(t, p, "killed")
@@ -147,9 +147,9 @@ func TestHangingChild(t *testing.T) {
 // that are too long, and for a child that ends without reading its arguments. It does not block.
 func TestStartFails(t *testing.T) {
 	for name, child := range map[string]reexec.Child{
-		"no program":        {Program: filepath.Join(t.TempDir(), "none")},
+		"missing program":   {Program: filepath.Join(t.TempDir(), "none")},
 		"invalid arguments": {Program: reexec.Self, Args: make(chan int)},
-		"no reader":         {Program: "/bin/false", Args: strings.Repeat("x", 8<<20)},
+		"ended child":       {Program: "/bin/false", Args: strings.Repeat("x", 8<<20)},
 		"long arguments":    {Program: reexec.Self, Args: strings.Repeat("x", 17<<20)},
 	} {
 		child.Role, child.Quiet = echoRole, true
@@ -166,9 +166,9 @@ func TestInvalidParent(t *testing.T) {
 	header := func(size int, text string) []byte {
 		return append(binary.BigEndian.AppendUint32(nil, uint32(size)), text...)
 	}
-	const tooLong = "a length over the limit"
+	const tooLong = "header over the limit"
 	for name, sent := range map[string][]byte{
-		tooLong: header(math.MaxUint32, "{"), "no descriptor": nil, "nothing": {}, "half a length": {0, 0}, "half a header": header(9, "{"),
+		tooLong: header(math.MaxUint32, "{"), "no connection": nil, "no data": {}, "half a length": {0, 0}, "half a header": header(9, "{"),
 		"no JSON": header(5, "hello"), "invalid arguments": header(13, `{"Args":true}`),
 	} {
 		child := exec.CommandContext(t.Context(), reexec.Self, echoRole)
@@ -192,18 +192,18 @@ func TestInvalidParent(t *testing.T) {
 			defer func() { _ = theirs.Close() }()
 		}
 		output, err := child.CombinedOutput()
-		refused := strings.Contains(string(output), "header of 4294967295 bytes")
-		if child.ProcessState.ExitCode() != 3 || len(output) == 0 || refused != (name == tooLong) {
-			t.Errorf("%s: the child ended with %v: %s", name, err, output)
+		tooLongRefused := strings.Contains(string(output), "header of 4294967295 bytes")
+		if child.ProcessState.ExitCode() != 3 || len(output) == 0 || tooLongRefused != (name == tooLong) {
+			t.Errorf("%s: got %v and output %s, want exit status 3 and an error", name, err, output)
 		}
 	}
 }
 
-// TestNoRole: arguments without a role are not a child's.
+// TestNoRole: Run returns isChild=false for arguments without a role.
 func TestNoRole(t *testing.T) {
 	for _, args := range [][]string{nil, {"program"}, {"program", "other"}, {"program", "other", echoRole}} {
 		if isChild, err := reexec.Run(args, roles); isChild || err != nil {
-			t.Errorf("Run(%q): %t, %v", args, isChild, err)
+			t.Errorf("Run(%q): got isChild=%t, %v, want false", args, isChild, err)
 		}
 	}
 }

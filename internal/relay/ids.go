@@ -8,35 +8,35 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// IDs returns the IDs in a request to a controller, which are all in one pool. It returns none if the
-// request contains none, or one that is not of this driver. It fails for an invalid group.
+// IDs returns the IDs in a request to a controller, which are all in one pool. It returns no IDs if the
+// request contains none, or the ID of another driver. It fails if a group snapshot request is invalid.
 func IDs(req proto.Message) ([]volume.ID, error) {
 	var id volume.ID
-	var foreign error
+	var parseErr error
 	switch r := req.(type) {
 	case *csi.CreateVolumeGroupSnapshotRequest:
 		_, sources, err := controllerserver.GroupArgs(r)
 		return sources, err
 	case *csi.GetMetadataDeltaRequest:
-		id, foreign = volume.ParseSnapshotID(r.GetBaseSnapshotId())
+		id, parseErr = volume.ParseSnapshotID(r.GetBaseSnapshotId())
 	case *csi.CreateSnapshotRequest:
-		id, foreign = volume.ParseID(r.GetSourceVolumeId())
+		id, parseErr = volume.ParseID(r.GetSourceVolumeId())
 	case *csi.ListSnapshotsRequest:
-		id, foreign = volume.ParseSnapshotID(r.GetSnapshotId())
+		id, parseErr = volume.ParseSnapshotID(r.GetSnapshotId())
 		if r.GetSnapshotId() == "" {
-			id, foreign = volume.ParseID(r.GetSourceVolumeId())
+			id, parseErr = volume.ParseID(r.GetSourceVolumeId())
 		}
 	case interface{ GetSnapshotId() string }:
-		id, foreign = volume.ParseSnapshotID(r.GetSnapshotId())
+		id, parseErr = volume.ParseSnapshotID(r.GetSnapshotId())
 	case interface{ GetGroupSnapshotId() string }:
-		id, foreign = volume.ParseGroupID(r.GetGroupSnapshotId())
+		id, parseErr = volume.ParseGroupID(r.GetGroupSnapshotId())
 	case interface{ GetVolumeId() string }:
-		id, foreign = volume.ParseID(r.GetVolumeId())
+		id, parseErr = volume.ParseID(r.GetVolumeId())
 	default:
 		return nil, nil
 	}
-	if foreign != nil {
-		return nil, nil //nolint:nilerr // of another driver
+	if parseErr != nil {
+		return nil, nil //nolint:nilerr // the ID is of another driver
 	}
 	return []volume.ID{id}, nil
 }

@@ -12,7 +12,7 @@ import (
 // List is a call that lists entries by pages.
 type List[E any] struct {
 	Method string
-	// ID is that of an entry, which is also a token.
+	// ID returns the ID of an entry. The ID is also a token of the list.
 	ID func(E) string
 
 	request  func(token string, limit int32) proto.Message
@@ -20,7 +20,7 @@ type List[E any] struct {
 	response func(entries []E, next string) proto.Message
 }
 
-// Fill answers a request for one page, of at most limit entries, from sections.
+// Fill answers a request for one page from sections. The page has at most limit entries.
 func (l List[E]) Fill(ctx context.Context, req proto.Message, limit int, sections ...paging.Section[E]) (proto.Message, error) {
 	r := req.(interface {
 		GetStartingToken() string
@@ -37,7 +37,7 @@ func (l List[E]) Fill(ctx context.Context, req proto.Message, limit int, section
 	return l.response(entries, next), nil
 }
 
-// Section returns the entries of a Service.
+// Section returns the section that contains the entries of a Service.
 func (l List[E]) Section(s Service) paging.Section[E] {
 	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
 		return l.Page(ctx, s, token, int32(limit))

@@ -26,7 +26,7 @@ type Service interface {
 	Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error
 }
 
-// Call is Service.Call with the type of the response.
+// Call calls s.Call and returns the response with its type.
 func Call[Resp proto.Message](ctx context.Context, s Service, method string, req proto.Message) (resp Resp, err error) {
 	m, err := s.Call(ctx, method, req)
 	if err != nil {
@@ -77,11 +77,11 @@ func (r remote) Stream(ctx context.Context, method string, req proto.Message, se
 	}, send)
 }
 
-// messageTypes are the types of a method's messages.
+// messageTypes are the message types of a method.
 type messageTypes struct{ request, response protoreflect.MessageType }
 
-// methods returns the methods of CSI by their full names. A look-up in protobuf's registry takes a lock,
-// so each method is resolved once.
+// methods returns the message types of all CSI methods by full method name. They are resolved once, because
+// each look-up in protobuf's registry takes a lock.
 var methods = sync.OnceValue(func() map[string]messageTypes {
 	all := map[string]messageTypes{}
 	services := csi.File_csi_proto.Services()
@@ -121,10 +121,10 @@ type local struct {
 	streams map[string]grpc.StreamDesc
 }
 
-// Controller returns the Service of a controller in this process.
+// Controller returns a Service that calls a controller in this process.
 func Controller(s controllerserver.Services) Service { return newLocal(s, ControllerServices...) }
 
-// Node returns the Service of a node service in this process.
+// Node returns a Service that calls a node service in this process.
 func Node(s csi.NodeServer) Service { return newLocal(s, &csi.Node_ServiceDesc) }
 
 func newLocal(server any, services ...*grpc.ServiceDesc) local {
@@ -142,7 +142,7 @@ func newLocal(server any, services ...*grpc.ServiceDesc) local {
 
 func fullName(d *grpc.ServiceDesc, method string) string { return "/" + d.ServiceName + "/" + method }
 
-// Call implements Service. The request that gRPC's handler decodes is not used.
+// Call implements Service. It passes req to the handler instead of the empty request that the handler decodes.
 func (l local) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	m, ok := l.unary[method]
 	if !ok {

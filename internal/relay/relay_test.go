@@ -18,13 +18,13 @@ import (
 	"github.com/trivet-csi/trivet/internal/relay"
 )
 
-// services are a controller whose calls return the request's ID or err.
+// services is a controller. Its calls return the ID or the token of the request, and err.
 type services struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedSnapshotMetadataServer
 	err   error
-	ended chan error // of streams whose context has ended
+	ended chan error // receives the error of a stream that the receiver ended
 }
 
 func (s *services) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
@@ -37,7 +37,7 @@ func (s *services) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (
 	}, s.err
 }
 
-// GetMetadataAllocated sends three messages, and then err. From a negative offset it sends until the
+// GetMetadataAllocated sends three messages and returns err. If the offset is negative, it sends until the
 // call ends.
 func (s *services) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	for i := int64(0); i < 3 || req.GetStartingOffset() < 0; i++ {
@@ -49,7 +49,7 @@ func (s *services) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, st
 	return s.err
 }
 
-// listen returns the address of a gRPC server with a Service, and the server.
+// listen starts a gRPC server for a Service, and returns its address.
 func listen(t *testing.T, s relay.Service) (string, *grpc.Server) {
 	t.Helper()
 	server := grpc.NewServer()
@@ -70,6 +70,7 @@ func listen(t *testing.T, s relay.Service) (string, *grpc.Server) {
 	return address, server
 }
 
+// dial connects to the server at address.
 func dial(t *testing.T, address string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -85,10 +86,9 @@ const (
 	allocated = csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName
 )
 
-var errStop = errors.New("the receiver stops")
+var errStop = errors.New("the receiver stopped")
 
-// TestService: a Service in this process, one over a connection, and one over two connections
-// behave alike.
+// TestService: a Service behaves the same in this process, over one connection, and over two connections.
 func TestService(t *testing.T) {
 	s := &services{ended: make(chan error, 1)}
 	local := relay.Controller(s)
@@ -101,11 +101,11 @@ func TestService(t *testing.T) {
 			ctx := t.Context()
 			resp, err := relay.Call[*csi.ControllerGetVolumeResponse](ctx, service, get, &csi.ControllerGetVolumeRequest{VolumeId: "v"})
 			if err != nil || resp.GetVolume().GetVolumeId() != "v" {
-				t.Errorf("Call: %v, %v", resp, err)
+				t.Errorf("Call: got %v, %v, want volume v", resp, err)
 			}
 			entries, next, err := relay.Volumes.Page(ctx, service, "v", 1)
 			if err != nil || next != "next" || len(entries) != 1 || relay.Volumes.ID(entries[0]) != "after v" {
-				t.Errorf("Page: %v, %q, %v", entries, next, err)
+				t.Errorf("Page: got %v, %q, %v, want volume \"after v\" and token \"next\"", entries, next, err)
 			}
 			var got []int64
 			receive := func(m any) error {
@@ -114,25 +114,25 @@ func TestService(t *testing.T) {
 			}
 			want := []int64{0, 1, 2}
 			if err := service.Stream(ctx, allocated, &csi.GetMetadataAllocatedRequest{}, receive); err != nil || !slices.Equal(got, want) {
-				t.Errorf("Stream: %v, %v", got, err)
+				t.Errorf("Stream: got %v, %v, want %v", got, err, want)
 			}
 
 			s.err = status.Error(codes.DataLoss, "the reason")
 			if resp, err := service.Call(ctx, get, &csi.ControllerGetVolumeRequest{}); resp != nil || status.Code(err) != codes.DataLoss || status.Convert(err).Message() != "the reason" {
-				t.Errorf("refused Call: %v, %v", resp, err)
+				t.Errorf("failing Call: got %v, %v, want DataLoss", resp, err)
 			}
 			if _, _, err := relay.Volumes.Page(ctx, service, "", 1); status.Code(err) != codes.DataLoss {
-				t.Errorf("refused Page: %v", err)
+				t.Errorf("failing Page: got %v, want DataLoss", err)
 			}
 			got = nil
 			if err := service.Stream(ctx, allocated, &csi.GetMetadataAllocatedRequest{}, receive); status.Code(err) != codes.DataLoss || !slices.Equal(got, want) {
-				t.Errorf("refused Stream: %v, %v", got, err)
+				t.Errorf("failing Stream: got %v, %v, want %v and DataLoss", got, err, want)
 			}
 
-			// The sender ends when the receiver does.
+			// The sender ends when the receiver returns an error.
 			err = service.Stream(ctx, allocated, &csi.GetMetadataAllocatedRequest{StartingOffset: -1}, func(any) error { return errStop })
 			if !errors.Is(err, errStop) {
-				t.Errorf("stopped Stream: %v", err)
+				t.Errorf("Stream with a receiver that stops: got %v, want %v", err, errStop)
 			}
 			wantEnded(t, s)
 			canceled, cancel := context.WithCancel(ctx)
@@ -147,19 +147,19 @@ func TestService(t *testing.T) {
 
 			for _, method := range []string{csi.Controller_DeleteVolume_FullMethodName, "/csi.v1.Controller/Unknown", "nonsense", ""} {
 				if _, err := service.Call(ctx, method, &csi.DeleteVolumeRequest{}); status.Code(err) != codes.Unimplemented {
-					t.Errorf("Call of %q: %v", method, err)
+					t.Errorf("Call of %q: got %v, want Unimplemented", method, err)
 				}
 			}
 			for _, method := range []string{csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, "/csi.v1.Controller/Unknown"} {
 				if err := service.Stream(ctx, method, &csi.GetMetadataDeltaRequest{}, receive); status.Code(err) != codes.Unimplemented {
-					t.Errorf("Stream of %q: %v", method, err)
+					t.Errorf("Stream of %q: got %v, want Unimplemented", method, err)
 				}
 			}
 		})
 	}
 }
 
-// TestUnreachable: calls fail if nothing listens at the address, and if the server ends.
+// TestUnreachable: calls fail with UNAVAILABLE if the server stops, and if no server listens at the address.
 func TestUnreachable(t *testing.T) {
 	s := &services{ended: make(chan error, 1)}
 	address, server := listen(t, relay.Controller(s))
@@ -169,15 +169,15 @@ func TestUnreachable(t *testing.T) {
 		return nil
 	})
 	if status.Code(err) != codes.Unavailable {
-		t.Errorf("Stream of a server that ends: %v", err)
+		t.Errorf("Stream from a server that stops: got %v, want Unavailable", err)
 	}
 	wantEnded(t, s)
-	for name, service := range map[string]relay.Service{"stopped": service, "nothing": relay.Remote(dial(t, address+"x"))} {
+	for name, service := range map[string]relay.Service{"stopped server": service, "no server": relay.Remote(dial(t, address+"x"))} {
 		if _, err := service.Call(t.Context(), get, &csi.ControllerGetVolumeRequest{}); status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: Call: %v", name, err)
+			t.Errorf("%s: Call: got %v, want Unavailable", name, err)
 		}
 		if err := service.Stream(t.Context(), allocated, &csi.GetMetadataAllocatedRequest{}, func(any) error { return nil }); status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: Stream: %v", name, err)
+			t.Errorf("%s: Stream: got %v, want Unavailable", name, err)
 		}
 	}
 }
@@ -186,9 +186,9 @@ func TestUnreachable(t *testing.T) {
 func TestInvalidRequest(t *testing.T) {
 	address, _ := listen(t, relay.Controller(&services{}))
 	conn := dial(t, address)
-	invalid := wrapperspb.Bytes([]byte{0xff}) // field 1 is a string there, and not UTF-8
+	invalid := wrapperspb.Bytes([]byte{0xff}) // field 1 of the request is a string, and 0xff is not UTF-8
 	if err := conn.Invoke(t.Context(), get, invalid, &csi.ControllerGetVolumeResponse{}); status.Code(err) != codes.Internal {
-		t.Errorf("Call: %v", err)
+		t.Errorf("Call: got %v, want Internal", err)
 	}
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, allocated)
 	if err == nil {
@@ -198,7 +198,7 @@ func TestInvalidRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := stream.RecvMsg(&csi.GetMetadataAllocatedResponse{}); status.Code(err) != codes.Internal {
-		t.Errorf("Stream: %v", err)
+		t.Errorf("Stream: got %v, want Internal", err)
 	}
 }
 

@@ -14,13 +14,13 @@ import (
 	"github.com/trivet-csi/trivet/internal/relay"
 )
 
-// Controller are the clients of a controller. Calls that are answered by a stream are
-// made by Service.Stream.
+// Controller returns the clients of a controller. They do not support calls with a stream of responses; use
+// Service.Stream for these.
 func Controller(s relay.Service) controllerserver.Clients {
 	return controllerserver.NewClients(conn{s})
 }
 
-// Node is the client of a node.
+// Node returns the client of a node service.
 func Node(s relay.Service) csi.NodeClient { return csi.NewNodeClient(conn{s}) }
 
 type conn struct{ service relay.Service }
