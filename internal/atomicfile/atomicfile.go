@@ -1,5 +1,5 @@
-// Package atomicfile replaces small files atomically: a reader reads the old or the new content,
-// also after a power failure.
+// Package atomicfile replaces small files atomically, so that a reader reads either the old or the new
+// content, also after a power failure.
 package atomicfile
 
 import (
@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 )
 
-// Write writes data to the file name in root: temporary file, fsync, rename, fsync of the
+// Write writes data to the file name in root. It writes a temporary file, syncs it, renames it and syncs the
 // directory. Only one writer of a name may run at a time.
 func Write(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
 	err := writeNew(root, tmp, data)
-	if errors.Is(err, fs.ErrExist) { // of a killed writer; a link of this name must not be followed
+	if errors.Is(err, fs.ErrExist) { // left by a killed writer; it may be a link, which must not be followed
 		_ = root.Remove(tmp)
 		err = writeNew(root, tmp, data)
 	}
@@ -29,7 +29,7 @@ func Write(root *os.Root, name string, data []byte) error {
 	return Sync(root, filepath.Dir(name))
 }
 
-// WriteJSON is Write for a value, which it encodes as JSON.
+// WriteJSON writes a value as JSON to the file name in the directory dir, like Write.
 func WriteJSON(dir, name string, value any) error {
 	b, err := json.Marshal(value)
 	if err != nil {
@@ -43,7 +43,7 @@ func WriteJSON(dir, name string, value any) error {
 	return Write(root, name, b)
 }
 
-// writeNew creates a file and makes its content durable, but not its name.
+// writeNew creates a file and makes its content durable, but not its directory entry.
 func writeNew(root *os.Root, name string, data []byte) error {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 )
 
+// TestWrite: Write replaces the content, and leaves no temporary file.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -18,7 +19,7 @@ func TestWrite(t *testing.T) {
 	}
 	defer root.Close()
 	// The temporary file of a killed writer is replaced.
-	if err := os.WriteFile(filepath.Join(dir, "record.tmp"), []byte("half and much longer"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "record.tmp"), []byte("incomplete and much longer"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, content := range []string{"old", "new", ""} {
@@ -26,14 +27,14 @@ func TestWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 		if b, err := os.ReadFile(filepath.Join(dir, "record")); string(b) != content || err != nil {
-			t.Errorf("wrote %q, read %q: %v", content, b, err)
+			t.Errorf("got content %q, %v, want %q", b, err, content)
 		}
 	}
 	if err := atomicfile.Write(root, "missing/record", nil); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("in a missing directory: %v", err)
+		t.Errorf("Write to a missing directory: got %v, want ErrNotExist", err)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("left behind: %v, %v", entries, err)
+		t.Errorf("got directory entries %v, %v, want only record", entries, err)
 	}
 }
 
@@ -47,25 +48,25 @@ func TestWriteOverLink(t *testing.T) {
 	}
 	defer root.Close()
 	other := filepath.Join(dir, "other")
-	if err := os.WriteFile(other, []byte("another's"), 0o600); err != nil {
+	if err := os.WriteFile(other, []byte("unchanged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, plant := range map[string]func(path string) error{
+	for name, create := range map[string]func(path string) error{
 		"link": func(path string) error { return os.Symlink("other", path) },
 		"pipe": func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	} {
-		if err := plant(filepath.Join(dir, "record.tmp")); err != nil {
+		if err := create(filepath.Join(dir, "record.tmp")); err != nil {
 			t.Fatal(err)
 		}
 		if err := atomicfile.Write(root, "record", []byte(name)); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("temporary file is a %s: %v", name, err)
 		}
 		if b, err := os.ReadFile(filepath.Join(dir, "record")); string(b) != name || err != nil {
-			t.Errorf("%s: read %q, %v", name, b, err)
+			t.Errorf("temporary file is a %s: got content %q, %v, want %q", name, b, err, name)
 		}
 	}
-	if b, err := os.ReadFile(other); string(b) != "another's" || err != nil {
-		t.Errorf("the other file contains %q, %v", b, err)
+	if b, err := os.ReadFile(other); string(b) != "unchanged" || err != nil {
+		t.Errorf("target of the link: got content %q, %v, want it unchanged", b, err)
 	}
 }
 
@@ -77,13 +78,13 @@ func TestWriteFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	if err := os.Mkdir(filepath.Join(dir, "record"), 0o700); err != nil { // a rename cannot replace it
+	if err := os.Mkdir(filepath.Join(dir, "record"), 0o700); err != nil { // a rename cannot replace a directory
 		t.Fatal(err)
 	}
 	if err := atomicfile.Write(root, "record", []byte("new")); err == nil {
-		t.Error("a directory was replaced by a file")
+		t.Error("Write replaced a directory")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("left behind: %v, %v", entries, err)
+		t.Errorf("got directory entries %v, %v, want only record", entries, err)
 	}
 }

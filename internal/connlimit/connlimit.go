@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Limit holds up to a maximum number of connections. When another is added it closes a connection
-// of the address that has the most: every address can connect, and an address that opens many
-// connections loses its own. Of these it closes one that is not busy, or else the oldest.
+// Limit holds up to a maximum number of connections. When one more is added, Limit closes a connection
+// of the address that has the most, so that an address that opens many connections cannot keep out the
+// others. Of these connections it closes the oldest that is not busy, or the oldest if all are busy.
 type Limit struct {
 	max int
 
@@ -31,7 +31,7 @@ func New(maximum int) *Limit {
 	return &Limit{max: maximum, conns: map[net.Conn]*entry{}, hosts: map[string]int{}}
 }
 
-// Add adds a connection, and closes one if there are too many.
+// Add adds a connection. If the maximum is exceeded, it closes one connection.
 func (l *Limit) Add(c net.Conn) {
 	h := host(c)
 	l.mu.Lock()
@@ -66,19 +66,20 @@ func (l *Limit) Remove(c net.Conn) bool {
 	return held
 }
 
-// victim returns the connection to close. The address is compared first: otherwise one address with
-// many busy connections would keep out all others.
+// victim returns the connection to close.
 func (l *Limit) victim() net.Conn {
 	var victim net.Conn
 	for c := range l.conns {
-		if victim == nil || l.before(l.conns[c], l.conns[victim]) {
+		if victim == nil || l.closesFirst(l.conns[c], l.conns[victim]) {
 			victim = c
 		}
 	}
 	return victim
 }
 
-func (l *Limit) before(a, b *entry) bool {
+// closesFirst reports whether a is closed before b. It compares the addresses first, because otherwise one
+// address with many busy connections would keep out all others.
+func (l *Limit) closesFirst(a, b *entry) bool {
 	if l.hosts[a.host] != l.hosts[b.host] {
 		return l.hosts[a.host] > l.hosts[b.host]
 	}
@@ -88,6 +89,7 @@ func (l *Limit) before(a, b *entry) bool {
 	return a.number < b.number
 }
 
+// forget removes a connection from the counts.
 func (l *Limit) forget(c net.Conn) {
 	h := l.conns[c].host
 	delete(l.conns, c)
@@ -96,14 +98,14 @@ func (l *Limit) forget(c net.Conn) {
 	}
 }
 
-// host returns the address that a connection counts for: for IPv6 the /64, because one machine may
-// have all of it.
+// host returns the address to which a connection is counted. For IPv6 this is the /64 prefix, because one
+// machine may use all addresses of a prefix.
 func host(c net.Conn) string {
 	address, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
 		return c.RemoteAddr().String()
 	}
 	ip := address.Addr().Unmap()
-	prefix, _ := ip.Prefix(min(ip.BitLen(), 64)) // cannot fail: at most the bits of the address
+	prefix, _ := ip.Prefix(min(ip.BitLen(), 64)) // cannot fail, because the prefix is not longer than the address
 	return prefix.String()
 }

@@ -1,7 +1,6 @@
 package connlimit_test
 
 import (
-	"fmt"
 	"net"
 	"slices"
 	"testing"
@@ -9,7 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/connlimit"
 )
 
-// conn is a connection from an address, which records that it was closed.
+// conn is a connection from an address. It records whether it was closed.
 type conn struct {
 	net.Conn
 	from   net.TCPAddr
@@ -23,17 +22,17 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// TestLimit: the connections that are closed when there are too many.
+// TestLimit: if the limit of four is exceeded, the oldest connection of the address with the most is closed.
 func TestLimit(t *testing.T) {
 	for name, tc := range map[string]struct {
-		from   []byte // last bytes of addresses; at most four are held
-		closed []int
+		from   []byte // last bytes of the addresses, in the order of connecting
+		closed []int  // indexes of the closed connections
 	}{
-		"none":                     {[]byte{1, 1, 1, 1}, nil},
-		"the oldest":               {[]byte{1, 1, 1, 1, 1, 1}, []int{0, 1}},
-		"oldest of most frequent":  {[]byte{2, 1, 1, 1, 3, 1}, []int{1, 2}},
-		"the newcomer's own":       {[]byte{1, 2, 3, 2, 2}, []int{1}},
-		"the oldest of all, alike": {[]byte{1, 2, 3, 4, 5, 6}, []int{0, 1}},
+		"limit not exceeded":             {[]byte{1, 1, 1, 1}, nil},
+		"one address":                    {[]byte{1, 1, 1, 1, 1, 1}, []int{0, 1}},
+		"address with most connections":  {[]byte{2, 1, 1, 1, 3, 1}, []int{1, 2}},
+		"address of the last connection": {[]byte{1, 2, 3, 2, 2}, []int{1}},
+		"one connection per address":     {[]byte{1, 2, 3, 4, 5, 6}, []int{0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			limit := connlimit.New(4)
@@ -45,17 +44,17 @@ func TestLimit(t *testing.T) {
 			}
 			for i, c := range conns {
 				if c.closed != slices.Contains(tc.closed, i) {
-					t.Errorf("%d of %v: closed %t", i, tc.from, c.closed)
+					t.Errorf("connection %d: got closed=%t, want %t", i, c.closed, !c.closed)
 				}
 				if held := limit.Remove(c); held == c.closed {
-					t.Errorf("%d is held: %t", i, held)
+					t.Errorf("connection %d: Remove returned %t, want %t", i, held, !held)
 				}
 			}
 		})
 	}
 }
 
-// TestLimitSparesBusy: of one address a busy connection is closed only if all are busy.
+// TestLimitSparesBusy: a busy connection of an address is not closed while the address has an idle one.
 func TestLimitSparesBusy(t *testing.T) {
 	limit := connlimit.New(2)
 	var conns []*conn
@@ -66,14 +65,14 @@ func TestLimitSparesBusy(t *testing.T) {
 		limit.SetBusy(c, len(conns) == 1)
 	}
 	if conns[0].closed || !conns[1].closed || !conns[2].closed || conns[3].closed {
-		t.Errorf("closed: %t %t %t %t", conns[0].closed, conns[1].closed, conns[2].closed, conns[3].closed)
+		t.Errorf("got closed=%t %t %t %t, want false true true false", conns[0].closed, conns[1].closed, conns[2].closed, conns[3].closed)
 	}
 	if limit.SetBusy(conns[0], false); !limit.Remove(conns[0]) {
-		t.Error("the idle one is not held")
+		t.Error("the idle connection is not held")
 	}
 }
 
-// TestLimitOfNetworks: IPv6 addresses of one /64 count as one, and IPv4 addresses each.
+// TestLimitOfNetworks: IPv6 addresses of one /64 prefix count as one address.
 func TestLimitOfNetworks(t *testing.T) {
 	limit := connlimit.New(3)
 	var conns []*conn
@@ -84,7 +83,7 @@ func TestLimitOfNetworks(t *testing.T) {
 	}
 	for i, c := range conns {
 		if c.closed != (i == 2) {
-			t.Errorf("%v: closed %t", c.from.IP, c.closed)
+			t.Errorf("connection from %v: got closed=%t, want %t", c.from.IP, c.closed, i == 2)
 		}
 	}
 }
@@ -96,7 +95,7 @@ func TestLimitRemove(t *testing.T) {
 		c := &conn{from: net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: 1}}
 		limit.Add(c)
 		if c.closed || !limit.Remove(c) || limit.Remove(c) {
-			t.Fatal(fmt.Sprint(i, c.closed))
+			t.Fatalf("connection %d was closed or not held, or was removed twice", i)
 		}
 	}
 }

@@ -1,6 +1,6 @@
-// Package crashpoint lists the points at which test/crash kills the driver: after each step with a persistent
-// effect. In the normal binary Here does nothing and is inlined. A binary with the build tag `crashpoints` kills
-// itself at the point that TRIVET_CRASH_AT names.
+// Package crashpoint lists the points at which test/crash kills the driver. Each point follows a step with a
+// persistent effect. In the normal binary Here does nothing and is inlined. A binary with the build tag
+// `crashpoints` kills itself at the point that the environment variable TRIVET_CRASH_AT names.
 package crashpoint
 
 // Point names a point in a call that changes persistent state.

@@ -15,5 +15,5 @@ func Here(p Point) {
 		return
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // no code after the point may run before the signal arrives
+	select {} // the code after the point must not run before the signal arrives
 }

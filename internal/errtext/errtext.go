@@ -1,4 +1,4 @@
-// Package errtext compares errors by their text, for logs without repetitions.
+// Package errtext compares the texts of errors, so that a log does not repeat an error.
 package errtext
 
 import (
@@ -6,8 +6,8 @@ import (
 	"unicode"
 )
 
-// Kind returns the text of an error without digits; empty for nil. Errors that differ only in a
-// time, a port or a count have the same kind.
+// Kind returns the text of an error without digits, "" for nil. Errors that differ only in a time, a port or
+// a count have the same kind.
 func Kind(err error) string {
 	if err == nil {
 		return ""

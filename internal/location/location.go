@@ -1,5 +1,5 @@
-// Package location finds the location of a directory on its filesystem. It is the same for all
-// paths, bind mounts and containers that show the directory.
+// Package location finds the location of a directory on its filesystem. The location is the same for all
+// paths, bind mounts and containers through which the directory is visible.
 package location
 
 import (
@@ -15,31 +15,31 @@ import (
 
 // Location is the location of a directory.
 type Location struct {
-	// Major and Minor are the device of the filesystem in the mount table. Unlike st_dev it is
-	// the same in all subvolumes of btrfs.
+	// Major and Minor are the device number of the filesystem in the mount table. Unlike st_dev, it is
+	// the same in all subvolumes of a btrfs.
 	Major, Minor int
 	// Path is relative to the root of the filesystem.
 	Path string
 }
 
-// Of returns the location of an open directory. ENOENT if its mount is not in the mount table: it
-// was unmounted, or is outside the root of this process.
+// Of returns the location of an open directory. It fails with ENOENT if the directory's mount is not in the
+// mount table, because it was unmounted or is outside the root of this process.
 func Of(dir *os.File) (Location, error) {
 	table, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return Location{}, err
 	}
-	_, at, err := In(table, dir)
-	return at, err
+	_, location, err := In(table, dir)
+	return location, err
 }
 
-// In is Of with a given mount table. It also returns the directory's mount.
+// In is Of with a given mount table. It also returns the mount that contains the directory.
 func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
 		return nil, Location{}, &os.PathError{Op: "statx", Path: dir.Name(), Err: err}
 	}
-	shown, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	dirPath, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	if err != nil {
 		return nil, Location{}, err
 	}
@@ -47,9 +47,9 @@ func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error
 	if i < 0 {
 		return nil, Location{}, &os.PathError{Op: "finding the mount of", Path: dir.Name(), Err: unix.ENOENT}
 	}
-	at := table[i]
-	below := strings.TrimPrefix(shown, strings.TrimSuffix(at.Mountpoint, "/"))
-	return at, Location{Major: at.Major, Minor: at.Minor, Path: path.Join(at.Root, below)}, nil
+	mount := table[i]
+	relative := strings.TrimPrefix(dirPath, strings.TrimSuffix(mount.Mountpoint, "/"))
+	return mount, Location{Major: mount.Major, Minor: mount.Minor, Path: path.Join(mount.Root, relative)}, nil
 }
 
 // SameFilesystem reports whether two locations are on one filesystem.
@@ -57,12 +57,12 @@ func (l Location) SameFilesystem(other Location) bool {
 	return l.Major == other.Major && l.Minor == other.Minor
 }
 
-// Below reports whether a location is dir or below it.
+// Below reports whether l is dir or below dir.
 func (l Location) Below(dir Location) bool {
 	return l.SameFilesystem(dir) && IsBelow(l.Path, dir.Path)
 }
 
-// IsBelow reports whether a path is dir or below it.
+// IsBelow reports whether the path p is dir or below dir.
 func IsBelow(p, dir string) bool {
 	return strings.HasPrefix(p+"/", strings.TrimSuffix(dir, "/")+"/")
 }

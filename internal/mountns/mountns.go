@@ -1,7 +1,7 @@
-// Package mountns moves a program that mounts for testing into a separate mount namespace, so that other
-// programs cannot copy its mounts: a container that starts copies all mounts of its parent's namespace, and
-// each copy keeps its device in use (mount_namespaces(7)). When the last process of the namespace ends, the
-// kernel removes all mounts.
+// Package mountns moves a test program into a separate mount namespace, so that other programs cannot copy its
+// mounts. A container that starts copies all mounts of its parent's namespace, and each copy keeps the mounted
+// device in use (mount_namespaces(7)). When the last process of the namespace ends, the kernel removes its
+// mounts.
 package mountns
 
 import (
@@ -13,33 +13,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entered is set for the program that runs in the namespace, and for its children.
-const entered = "TRIVET_MOUNT_NAMESPACE"
+// enteredVariable is set in the environment of the program in the new namespace, and of its children.
+const enteredVariable = "TRIVET_MOUNT_NAMESPACE"
 
-// Enter runs the program again, from its start, in a new mount namespace whose mounts do not
-// propagate to the parent's. It does nothing in that run, and for a user other than root, who cannot mount.
-// Call it before all other code, because a thread cannot move other threads.
+// Enter executes the program again, from its start, in a new mount namespace whose mounts do not
+// propagate to the parent's. It does nothing if the program already runs in that namespace, or if the user is
+// not root, because only root can mount. Call it before all other code, because a thread cannot move other
+// threads.
 func Enter() error {
-	if os.Getenv(entered) != "" || os.Geteuid() != 0 {
+	if os.Getenv(enteredVariable) != "" || os.Geteuid() != 0 {
 		return nil
 	}
 	// execve(2) continues in the namespace of the calling thread.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("unshare(CLONE_NEWNS): %w: run this as root with CAP_SYS_ADMIN", err)
+		return fmt.Errorf("unshare(CLONE_NEWNS): %w: run this program as root with CAP_SYS_ADMIN", err)
 	}
-	// Private cuts the mounts off from the parent's namespace. Shared again, they propagate to
-	// the namespaces made from this one, as a test's NFS nodes need.
+	// MS_PRIVATE ends propagation to and from the parent's namespace. MS_SHARED lets mounts propagate to
+	// namespaces that are created from this one, as the NFS nodes of tests require.
 	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
 		if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
-			return fmt.Errorf("set the propagation of the mounts: %w", err)
+			return fmt.Errorf("setting the propagation of the mounts: %w", err)
 		}
 	}
-	if err := os.Setenv(entered, "1"); err != nil {
+	if err := os.Setenv(enteredVariable, "1"); err != nil {
 		return err
 	}
 	if err := syscall.Exec("/proc/self/exe", os.Args, os.Environ()); err != nil {
-		return fmt.Errorf("run this program again: %w", err)
+		return fmt.Errorf("executing this program again: %w", err)
 	}
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// For repeats step until it returns again = false or patience has passed, and returns the last error
-// of step. It returns the error of ctx when that ends earlier.
+// For repeats step until step returns again=false or patience has passed, and returns the last error of
+// step. If ctx ends earlier, For returns the error of ctx.
 func For(ctx context.Context, patience time.Duration, step func() (again bool, err error)) error {
 	deadline := time.Now().Add(patience)
 	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {

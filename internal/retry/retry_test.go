@@ -11,6 +11,7 @@ import (
 
 var errBusy = errors.New("busy")
 
+// TestFor: the step is repeated until it succeeds, patience has passed, or the context ends.
 func TestFor(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -21,10 +22,10 @@ func TestFor(t *testing.T) {
 		want     error
 		steps    int
 	}{
-		"at once":       {t.Context(), time.Minute, 0, nil, 1},
-		"the third":     {t.Context(), time.Minute, 2, nil, 3},
-		"no patience":   {t.Context(), 0, 9, errBusy, 1},
-		"context ended": {ended, time.Minute, 9, context.Canceled, 1},
+		"first step succeeds": {t.Context(), time.Minute, 0, nil, 1},
+		"third step succeeds": {t.Context(), time.Minute, 2, nil, 3},
+		"patience is 0":       {t.Context(), 0, 9, errBusy, 1},
+		"context ended":       {ended, time.Minute, 9, context.Canceled, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := 0
@@ -35,7 +36,7 @@ func TestFor(t *testing.T) {
 				return false, nil
 			})
 			if !errors.Is(err, tc.want) || steps != tc.steps {
-				t.Errorf("%d steps, %v; want %d, %v", steps, err, tc.steps, tc.want)
+				t.Errorf("got %d steps and %v, want %d and %v", steps, err, tc.steps, tc.want)
 			}
 		})
 	}
@@ -44,6 +45,6 @@ func TestFor(t *testing.T) {
 // TestForFails: an error that must not be retried is returned unchanged.
 func TestForFails(t *testing.T) {
 	if err := retry.For(t.Context(), time.Minute, func() (bool, error) { return false, errBusy }); !errors.Is(err, errBusy) {
-		t.Error(err)
+		t.Errorf("got %v, want %v", err, errBusy)
 	}
 }

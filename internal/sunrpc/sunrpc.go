@@ -1,6 +1,6 @@
 // Package sunrpc pings an RPC program of a server and finds the port of a program. It implements
-// ONC RPC version 2 over TCP (RFC 5531) in user space: a call to a silent server fails by a
-// timeout, and does not block a thread. It has no credentials and makes no other calls.
+// ONC RPC version 2 over TCP (RFC 5531) in user space, so that a call to a server that does not answer times
+// out and does not block a thread. It sends no credentials and makes no other calls.
 package sunrpc
 
 import (
@@ -28,10 +28,10 @@ const (
 	UDP = 17
 )
 
-// ErrMalformed means: the received data is not a reply to the call.
+// ErrMalformed means that the received data is not a reply to the call.
 var ErrMalformed = errors.New("no well-formed RPC reply")
 
-// errRefused means: the server answered, and did not execute the call.
+// errRefused means that the server answered but did not execute the call.
 var errRefused = errors.New("the RPC was not accepted")
 
 const (
@@ -42,7 +42,7 @@ const (
 	maxReply       = 4096
 )
 
-// Ping makes the NULL call of a program at address, a host:port. It succeeds for any well-formed
+// Ping makes the NULL call of a program at address (host:port). It succeeds for every well-formed
 // reply, also for a refusal. It fails if no RPC reply arrives before ctx ends.
 func Ping(ctx context.Context, address string, program, version uint32) error {
 	_, err := call(ctx, address, program, version, 0)
@@ -52,8 +52,8 @@ func Ping(ctx context.Context, address string, program, version uint32) error {
 	return err
 }
 
-// Port returns the port of a program over proto, TCP or UDP, from the portmapper at address, a host:port
-// (PMAPPROC_GETPORT, RFC 1833 section 3). It is 0 if the program is not registered.
+// Port requests the port of a program over proto (TCP or UDP) from the portmapper at address (host:port), by
+// PMAPPROC_GETPORT (RFC 1833, section 3). It returns 0 if the program is not registered.
 func Port(ctx context.Context, address string, program, version, proto uint32) (int, error) {
 	result, err := call(ctx, address, PortmapProgram, portmapVersion, getPort, program, version, proto, 0)
 	if err != nil {
@@ -89,6 +89,7 @@ func call(ctx context.Context, address string, program, version, procedure uint3
 	return result, nil
 }
 
+// exchange sends a call and reads its reply.
 func exchange(conn io.ReadWriter, program, version, procedure uint32, args []uint32) ([]byte, error) {
 	xid := rand.Uint32()
 	if _, err := conn.Write(callRecord(xid, program, version, procedure, args)); err != nil {
@@ -136,7 +137,7 @@ func readRecord(r io.Reader) ([]byte, error) {
 	return nil, ErrMalformed
 }
 
-// parseReply returns the results of a successful call (RFC 5531, section 9); errRefused if the
+// parseReply returns the results of a successful call (RFC 5531, section 9). It returns errRefused if the
 // server did not execute the call.
 func parseReply(record []byte, xid uint32) ([]byte, error) {
 	r := bytes.NewReader(record)

@@ -30,8 +30,8 @@ func reply(xid uint32, fragments ...[]uint32) []byte {
 	return out
 }
 
-// serve answers one call on a TCP port with the reply that answer returns for its xid, and then keeps the
-// connection.
+// serve listens on a TCP port, and answers one call with the bytes that answer returns for the call's xid. It
+// keeps the connection open until the caller closes it.
 func serve(t *testing.T, answer func(xid uint32) []byte) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -52,11 +52,12 @@ func serve(t *testing.T, answer func(xid uint32) []byte) (address string) {
 		if _, err := conn.Write(answer(binary.BigEndian.Uint32(call[4:]))); err != nil {
 			return
 		}
-		_, _ = io.Copy(io.Discard, conn) // until the caller closes the connection
+		_, _ = io.Copy(io.Discard, conn)
 	}()
 	return l.Addr().String()
 }
 
+// TestPing: every well-formed reply is a success, also a refusal.
 func TestPing(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -68,18 +69,18 @@ func TestPing(t *testing.T) {
 		{"two fragments", func(x uint32) []byte { return reply(x, []uint32{1, 0}, []uint32{0, 0, 0}) }, nil},
 		{"program mismatch", func(x uint32) []byte { return reply(x, []uint32{1, 0, 0, 0, 2, 3, 4}) }, nil},
 		{"denied", func(x uint32) []byte { return reply(x, []uint32{1, 1, 1, 5}) }, nil},
-		{"other call", func(x uint32) []byte { return reply(x+1, []uint32{1, 0, 0, 0, 0}) }, ErrMalformed},
-		{"no reply", func(x uint32) []byte { return reply(x, []uint32{0, 0, 0, 0, 0}) }, ErrMalformed},
-		{"short", func(x uint32) []byte { return reply(x, []uint32{1}) }, ErrMalformed},
-		{"long verifier", func(x uint32) []byte { return reply(x, []uint32{1, 0, 0, 0xffffffff, 0}) }, ErrMalformed},
-		{"no RPC", func(uint32) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") }, ErrMalformed},
-		{"silent", func(uint32) []byte { return nil }, context.DeadlineExceeded},
+		{"reply to another call", func(x uint32) []byte { return reply(x+1, []uint32{1, 0, 0, 0, 0}) }, ErrMalformed},
+		{"call instead of a reply", func(x uint32) []byte { return reply(x, []uint32{0, 0, 0, 0, 0}) }, ErrMalformed},
+		{"truncated reply", func(x uint32) []byte { return reply(x, []uint32{1}) }, ErrMalformed},
+		{"verifier longer than the reply", func(x uint32) []byte { return reply(x, []uint32{1, 0, 0, 0xffffffff, 0}) }, ErrMalformed},
+		{"HTTP", func(uint32) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") }, ErrMalformed},
+		{"no answer", func(uint32) []byte { return nil }, context.DeadlineExceeded},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			if err := Ping(ctx, serve(t, tc.answer), NFSProgram, 4); !errors.Is(err, tc.want) {
-				t.Errorf("%v, want %v", err, tc.want)
+				t.Errorf("got %v, want %v", err, tc.want)
 			}
 		})
 	}
@@ -94,38 +95,37 @@ func TestPingWithoutServer(t *testing.T) {
 	if err := Ping(t.Context(), l.Addr().String(), NFSProgram, 4); err == nil {
 		t.Error("a ping without a server succeeded")
 	}
-	cancelled, cancel := context.WithCancel(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Ping(cancelled, l.Addr().String(), NFSProgram, 4); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
+	if err := Ping(canceled, l.Addr().String(), NFSProgram, 4); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled context: got %v, want context.Canceled", err)
 	}
 }
 
 func TestPort(t *testing.T) {
 	for _, tc := range []struct {
-		name string
-		port uint32
-		rest []uint32
-		want int
-		err  error
+		name  string
+		reply []uint32
+		want  int
+		err   error
 	}{
-		{"registered", 0, []uint32{1, 0, 0, 0, 0, 20048}, 20048, nil},
-		{"not registered", 0, []uint32{1, 0, 0, 0, 0, 0}, 0, nil},
-		{"too high", 0, []uint32{1, 0, 0, 0, 0, 70000}, 0, ErrMalformed},
-		{"no port", 0, []uint32{1, 0, 0, 0, 0}, 0, ErrMalformed},
-		{"no portmapper", 0, []uint32{1, 0, 0, 0, 1}, 0, errRefused},
+		{"registered", []uint32{1, 0, 0, 0, 0, 20048}, 20048, nil},
+		{"not registered", []uint32{1, 0, 0, 0, 0, 0}, 0, nil},
+		{"port over 65535", []uint32{1, 0, 0, 0, 0, 70000}, 0, ErrMalformed},
+		{"reply without a port", []uint32{1, 0, 0, 0, 0}, 0, ErrMalformed},
+		{"program unavailable", []uint32{1, 0, 0, 0, 1}, 0, errRefused},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			address := serve(t, func(x uint32) []byte { return reply(x, tc.rest) })
+			address := serve(t, func(x uint32) []byte { return reply(x, tc.reply) })
 			port, err := Port(t.Context(), address, StatusProgram, 1, UDP)
 			if port != tc.want || !errors.Is(err, tc.err) {
-				t.Errorf("%d, %v", port, err)
+				t.Errorf("got port %d, %v, want %d, %v", port, err, tc.want, tc.err)
 			}
 		})
 	}
 }
 
-// FuzzReply: any received data is parsed or refused within bounds.
+// FuzzReply: all received data is parsed or refused, and no result is longer than the data.
 func FuzzReply(f *testing.F) {
 	f.Add(reply(1, []uint32{1, 0, 0, 0, 0, 7}))
 	f.Add(reply(1, []uint32{1, 1, 0}))
@@ -136,14 +136,14 @@ func FuzzReply(f *testing.F) {
 			return
 		}
 		if len(record) > maxReply || len(record) > len(data) {
-			t.Fatalf("%d bytes of %d", len(record), len(data))
+			t.Fatalf("got a record of %d bytes from %d bytes", len(record), len(data))
 		}
 		result, err := parseReply(record, 1)
 		if err == nil && len(result) > len(record)-20 {
-			t.Errorf("%d bytes of results in a record of %d", len(result), len(record))
+			t.Errorf("got a result of %d bytes from a record of %d bytes", len(result), len(record))
 		}
 		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, errRefused) {
-			t.Error(err)
+			t.Errorf("got %v, want ErrMalformed or errRefused", err)
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 // TopologyKey is the key of the topology segment of volumes and nodes.
 const TopologyKey = "csi.trivet.dev/node"
 
-// ReadOnlyKey is in the publish context of a volume that was controller-published read-only.
+// ReadOnlyKey is set in the publish context if ControllerPublishVolume was called with readonly.
 const ReadOnlyKey = "csi.trivet.dev/readonly"
 
 // Topology returns the topology segment of a node.
@@ -21,7 +21,7 @@ func Topology(node string) *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{TopologyKey: volume.TopologyValue(node)}}
 }
 
-// Required refuses an empty field (ErrInvalid).
+// Required fails with ErrInvalid if a field is empty.
 func Required(field, value string) error {
 	if value == "" {
 		return volume.Errorf(volume.ErrInvalid, "%s is missing", field)
@@ -34,15 +34,16 @@ func Range(r *csi.CapacityRange) volume.Range {
 	return volume.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
 }
 
-// Capability converts a volume capability. ErrInvalid if it is missing, or has no access type
-// or access mode. field is its name in errors.
+// Capability converts a volume capability. It fails with ErrInvalid if the capability, its access type or its
+// access mode is missing, if the access mode is unknown, or if it contains a volume mount group. field is its
+// name in errors.
 func Capability(c *csi.VolumeCapability, field string) (volume.Capability, error) {
 	if c == nil {
 		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "%s is missing", field)
 	}
 	mode := c.GetAccessMode().GetMode()
 	if mode == csi.VolumeCapability_AccessMode_UNKNOWN {
-		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "%s.access_mode is missing: name one", field)
+		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "%s.access_mode is missing: set it", field)
 	}
 	if _, known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]; !known {
 		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "%s.access_mode %d is unknown to CSI 1.13", field, mode)
@@ -58,7 +59,7 @@ func Capability(c *csi.VolumeCapability, field string) (volume.Capability, error
 			return out, volume.Errorf(volume.ErrInvalid, "%s.mount.volume_mount_group %q: this driver leaves group ownership to the orchestrator (it does not advertise VOLUME_MOUNT_GROUP)", field, access.Mount.GetVolumeMountGroup())
 		}
 	default:
-		return out, volume.Errorf(volume.ErrInvalid, "%s has neither block nor mount: name one", field)
+		return out, volume.Errorf(volume.ErrInvalid, "%s has neither block nor mount: set one of them", field)
 	}
 	return out, nil
 }

@@ -16,35 +16,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Compare fails a test if two trees differ in a visible property: names, kinds, content, holes, owners, modes,
-// times, extended attributes, flags, and hard links. It reads only by paths, changes no times, and compares
-// the two directories too, except for their flags immutable and append-only.
+// Compare fails a test if two trees differ in names, file types, content, holes, owners, modes, times, extended
+// attributes, flags or hard links. It changes no times. It also compares the directories a and b themselves,
+// except for their flags immutable and append-only.
 func Compare(tb testing.TB, a, b string) {
 	tb.Helper()
 	left, right := describe(tb, a), describe(tb, b)
 	if len(left) < 2 {
-		tb.Errorf("%s is empty: nothing was compared", a)
+		tb.Errorf("%s is empty, so nothing was compared", a)
 	}
 	paths := maps.Clone(left)
 	maps.Copy(paths, right)
-	wrong := 0
+	differences := 0
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
 		if left[path] != right[path] {
-			if wrong++; wrong > 20 {
-				tb.Fatal("and more")
+			if differences++; differences > 20 {
+				tb.Fatal("more than 20 paths differ")
 			}
 			tb.Errorf("%q differs\n%s: %s\n%s: %s", path, a, left[path], b, right[path])
 		}
 	}
 }
 
-// describer describes all files in a tree. A file with several names is identified by the first.
+// describer describes all files in a tree.
 type describer struct {
 	root  string
-	paths map[string]string
-	first map[uint64]string
+	paths map[string]string // descriptions by path
+	first map[uint64]string // first path of each inode, which identifies hard links
 }
 
+// describe returns the descriptions of all files in a tree by path.
 func describe(tb testing.TB, root string) map[string]string {
 	tb.Helper()
 	d := &describer{root: root, paths: map[string]string{}, first: map[uint64]string{}}
@@ -55,7 +56,7 @@ func describe(tb testing.TB, root string) map[string]string {
 }
 
 func (d *describer) walk(rel string) error {
-	st, text, err := d.one(rel)
+	st, text, err := d.file(rel)
 	d.paths[rel] = text
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return err
@@ -75,7 +76,8 @@ func (d *describer) walk(rel string) error {
 	return err
 }
 
-func (d *describer) one(rel string) (st unix.Stat_t, text string, err error) {
+// file describes one file.
+func (d *describer) file(rel string) (st unix.Stat_t, text string, err error) {
 	path := filepath.Join(d.root, rel)
 	if err := unix.Lstat(path, &st); err != nil {
 		return st, "", err
@@ -86,7 +88,7 @@ func (d *describer) one(rel string) (st unix.Stat_t, text string, err error) {
 		if _, ok := d.first[st.Ino]; !ok {
 			d.first[st.Ino] = rel
 		}
-		text += fmt.Sprintf(" size %d, %d links, as %q", st.Size, st.Nlink, d.first[st.Ino])
+		text += fmt.Sprintf(" size %d, %d links, first %q", st.Size, st.Nlink, d.first[st.Ino])
 	}
 	x, err := xattrs(path)
 	if err != nil {
@@ -95,7 +97,7 @@ func (d *describer) one(rel string) (st unix.Stat_t, text string, err error) {
 	var content string
 	switch kind {
 	case unix.S_IFREG, unix.S_IFDIR:
-		content, err = inside(path, kind == unix.S_IFREG, rel == ".")
+		content, err = contentAndFlags(path, kind == unix.S_IFREG, rel == ".")
 	case unix.S_IFLNK:
 		content, err = os.Readlink(path)
 	}
@@ -126,8 +128,8 @@ func xattrs(path string) (string, error) {
 	return strings.Join(out, ""), nil
 }
 
-// inside describes flags, content and holes.
-func inside(path string, regular, root bool) (string, error) {
+// contentAndFlags describes the flags of a file or directory, and the content and holes of a regular file.
+func contentAndFlags(path string, regular, root bool) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0)
 	if err != nil {
 		return "", err
@@ -149,18 +151,18 @@ func inside(path string, regular, root bool) (string, error) {
 	return fmt.Sprintf("flags %x, %s", flags, content), err
 }
 
-// contentOf describes the data of a file and its extents. It disables read-ahead: xfs reports unwritten blocks
-// in the page cache as data (lseek(2)).
+// contentOf describes the data of a file and its extents. It disables read-ahead, because xfs reports unwritten
+// blocks in the page cache as data (lseek(2)).
 func contentOf(f *os.File) (string, error) {
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	var at []int64
+	var extents []int64
 	for off := int64(0); ; {
 		start, err := f.Seek(off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return fmt.Sprintf("sum %x, data %v", h.Sum(nil), at), nil
+			return fmt.Sprintf("sum %x, data %v", h.Sum(nil), extents), nil
 		}
 		if err != nil {
 			return "", err
@@ -171,6 +173,6 @@ func contentOf(f *os.File) (string, error) {
 		if _, err := io.Copy(h, io.NewSectionReader(f, start, off-start)); err != nil {
 			return "", err
 		}
-		at = append(at, start, off)
+		extents = append(extents, start, off)
 	}
 }

@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Make fills an empty directory with a tree of all kinds of files, attributes and names, and with random ones.
-// The same seed gives the same tree. Properties that the filesystem does not support are omitted. When the
-// test ends, the flags immutable and append-only in dir are cleared.
+// Make fills an empty directory with files of all types, attributes and names, and with random files. The same
+// seed gives the same tree. Properties that the filesystem does not support are omitted. When the test ends,
+// the flags immutable and append-only in dir are cleared.
 func Make(tb testing.TB, dir string, seed uint64) {
 	tb.Helper()
 	m := &maker{tb: tb, Rand: rand.New(rand.NewPCG(seed, 0)), root: dir}
 	tb.Cleanup(func() { unlock(tb, dir) })
-	m.one(dir)
-	m.some(dir, 4)
-	m.linkOften()
+	m.oneOfEach(dir)
+	m.randomFiles(dir, 4)
+	m.randomLinks()
 	m.attributes(dir)
-	for _, change := range m.last {
+	for _, change := range m.final {
 		change()
 	}
 }
@@ -63,9 +63,9 @@ type maker struct {
 	root  string
 	files []string
 	dirs  []string
-	n     int
-	// last are the changes after which a file cannot be changed.
-	last []func()
+	n     int // number of names so far
+	// final contains the changes that are made last, because they make files unchangeable.
+	final []func()
 }
 
 func (m *maker) must(err error) {
@@ -75,46 +75,48 @@ func (m *maker) must(err error) {
 	}
 }
 
-// can is must for properties that the filesystem may not support.
-func (m *maker) can(err error) {
+// mustIfSupported is must for properties that the filesystem may not support.
+func (m *maker) mustIfSupported(err error) {
 	m.tb.Helper()
 	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
 		m.must(err)
 	}
 }
 
-// one creates one file of each kind.
-func (m *maker) one(dir string) {
-	for _, make := range m.kinds() {
-		m.attributes(make(filepath.Join(dir, m.name())))
+// oneOfEach creates one file of each type, and files with unusual names, flags and times.
+func (m *maker) oneOfEach(dir string) {
+	for _, create := range m.types() {
+		m.attributes(create(filepath.Join(dir, m.name())))
 	}
 	for _, name := range []string{"-", "…", "\xff\xfe\x80", "new\nline", " ", "*", strings.Repeat("n", unix.NAME_MAX), strings.Repeat("ü", 127)} {
 		m.attributes(m.file(filepath.Join(dir, name)))
 	}
 	m.protected(dir)
-	m.pasts(dir)
+	m.extremeTimes(dir)
 	m.link(m.file(filepath.Join(dir, "linked")), filepath.Join(dir, "link"))
 }
 
-// some creates random files, and directories with more of them.
-func (m *maker) some(dir string, depth int) {
-	kinds := m.kinds()
+// randomFiles creates random files, and directories with random files up to a depth.
+func (m *maker) randomFiles(dir string, depth int) {
+	types := m.types()
 	for range 3 + m.IntN(12) {
-		m.attributes(kinds[m.IntN(len(kinds))](filepath.Join(dir, m.name())))
+		m.attributes(types[m.IntN(len(types))](filepath.Join(dir, m.name())))
 	}
 	for range m.IntN(4) {
 		if depth > 0 {
-			below := m.directory(filepath.Join(dir, m.name()))
-			m.some(below, depth-1)
-			m.attributes(below)
+			sub := m.directory(filepath.Join(dir, m.name()))
+			m.randomFiles(sub, depth-1)
+			m.attributes(sub)
 		}
 	}
 }
 
-func (m *maker) kinds() []func(string) string {
-	return []func(string) string{m.file, m.file, m.holes, m.preallocated, m.directory, m.symlink, m.pipe, m.socket, m.character, m.block}
+// types returns a function for each type of file. It creates a file at a path and returns the path.
+func (m *maker) types() []func(string) string {
+	return []func(string) string{m.file, m.file, m.sparse, m.preallocated, m.directory, m.symlink, m.pipe, m.socket, m.character, m.block}
 }
 
+// name returns a unique name with random bytes.
 func (m *maker) name() string {
 	m.n++
 	name := fmt.Sprintf("%d-", m.n)
@@ -126,10 +128,11 @@ func (m *maker) name() string {
 
 func (m *maker) file(path string) string {
 	m.must(os.WriteFile(path, m.bytes(m.IntN(20000)*m.IntN(2)), 0o600))
-	return m.made(path)
+	return m.created(path)
 }
 
-func (m *maker) made(path string) string {
+// created records a file, so that links to it can be created.
+func (m *maker) created(path string) string {
 	m.files = append(m.files, path)
 	return path
 }
@@ -142,8 +145,8 @@ func (m *maker) bytes(n int) []byte {
 	return b
 }
 
-// holes creates a sparse file, sometimes with a hole at its end.
-func (m *maker) holes(path string) string {
+// sparse creates a sparse file, sometimes with a hole at its end.
+func (m *maker) sparse(path string) string {
 	f, err := os.Create(path)
 	m.must(err)
 	defer f.Close()
@@ -154,16 +157,16 @@ func (m *maker) holes(path string) string {
 	if m.IntN(2) == 0 {
 		m.must(f.Truncate(4<<20 + m.Int64N(32<<20)))
 	}
-	return m.made(path)
+	return m.created(path)
 }
 
 // preallocated creates a file with unwritten blocks, also after its end.
 func (m *maker) preallocated(path string) string {
-	m.holes(path)
+	m.sparse(path)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	m.must(err)
 	defer f.Close()
-	m.can(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, m.Int64N(1<<20), 1+m.Int64N(100000)))
+	m.mustIfSupported(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, m.Int64N(1<<20), 1+m.Int64N(100000)))
 	return path
 }
 
@@ -176,12 +179,12 @@ func (m *maker) directory(path string) string {
 func (m *maker) symlink(path string) string {
 	targets := []string{"/", "/etc/passwd", "..", "../../../..", "nothing", ".", "a\xffb", strings.Repeat("x/", 500)}
 	m.must(os.Symlink(targets[m.IntN(len(targets))], path))
-	return m.made(path)
+	return m.created(path)
 }
 
 func (m *maker) node(path string, kind uint32, dev uint64) string {
 	m.must(unix.Mknod(path, kind|0o600, int(dev)))
-	return m.made(path)
+	return m.created(path)
 }
 
 func (m *maker) pipe(path string) string   { return m.node(path, unix.S_IFIFO, 0) }
@@ -200,7 +203,8 @@ func (m *maker) link(path, name string) {
 	m.must(unix.Linkat(unix.AT_FDCWD, path, unix.AT_FDCWD, name, 0))
 }
 
-func (m *maker) linkOften() {
+// randomLinks adds names to random files.
+func (m *maker) randomLinks() {
 	for range len(m.files) / 4 {
 		dir := m.root
 		if len(m.dirs) > 0 {
@@ -210,7 +214,8 @@ func (m *maker) linkOften() {
 	}
 }
 
-// protected creates files and directories that cannot be changed, one file with two names.
+// protected creates files and directories with flags, for example immutable, and one immutable file with two
+// names.
 func (m *maker) protected(dir string) {
 	for _, flags := range []int{flagImmutable, flagAppend, flagNoDump, flagNoAtime | flagSync, locked} {
 		for _, path := range []string{m.file(filepath.Join(dir, m.name())), m.directory(filepath.Join(dir, m.name()))} {
@@ -223,12 +228,13 @@ func (m *maker) protected(dir string) {
 	changeFlags(m.tb, m.directory(filepath.Join(dir, m.name())), func(f int) int { return f | flagNoCOW })
 	empty := filepath.Join(dir, m.name())
 	m.must(os.WriteFile(empty, nil, 0o600))
-	changeFlags(m.tb, m.made(empty), func(f int) int { return f | flagNoCOW })
+	changeFlags(m.tb, m.created(empty), func(f int) int { return f | flagNoCOW })
 	m.must(os.WriteFile(empty, m.bytes(70000), 0o600))
 }
 
+// lock sets flags of a file after all other changes.
 func (m *maker) lock(path string, flags int) {
-	m.last = append(m.last, func() { changeFlags(m.tb, path, func(f int) int { return f | flags }) })
+	m.final = append(m.final, func() { changeFlags(m.tb, path, func(f int) int { return f | flags }) })
 }
 
 func changeFlags(tb testing.TB, path string, change func(int) int) {
@@ -243,11 +249,11 @@ func changeFlags(tb testing.TB, path string, change func(int) int) {
 		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, changed)
 	}
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
-		tb.Fatalf("flags of %q: %v", path, err)
+		tb.Fatalf("changing the flags of %q: %v", path, err)
 	}
 }
 
-// attributes sets owner, attributes, mode and times.
+// attributes sets owner, extended attributes, mode and times.
 func (m *maker) attributes(path string) {
 	m.must(os.Lchown(path, m.IntN(3)*1000, m.IntN(3)*70000))
 	var st unix.Stat_t
@@ -260,7 +266,7 @@ func (m *maker) attributes(path string) {
 }
 
 func (m *maker) xattrs(path string, kind uint32) {
-	set := func(name string, value []byte) { m.can(unix.Lsetxattr(path, name, value, 0)) }
+	set := func(name string, value []byte) { m.mustIfSupported(unix.Lsetxattr(path, name, value, 0)) }
 	set("trusted.test", m.bytes(m.IntN(100)))
 	if kind == unix.S_IFREG {
 		set("security.capability", capability())
@@ -307,14 +313,14 @@ func (m *maker) times(path string, kind uint32) {
 	m.setTimes(path, access, m.Int64N(2e18))
 }
 
-// setTimes sets times in nanoseconds since 1970.
-func (m *maker) setTimes(path string, access, change int64) {
-	times := []unix.Timespec{unix.NsecToTimespec(access), unix.NsecToTimespec(change)}
+// setTimes sets access and modification time, in nanoseconds since 1970.
+func (m *maker) setTimes(path string, access, modification int64) {
+	times := []unix.Timespec{unix.NsecToTimespec(access), unix.NsecToTimespec(modification)}
 	m.must(unix.UtimesNanoAt(unix.AT_FDCWD, path, times, unix.AT_SYMLINK_NOFOLLOW))
 }
 
-// pasts creates files with the earliest and latest common times.
-func (m *maker) pasts(dir string) {
+// extremeTimes creates files with the earliest and latest common times.
+func (m *maker) extremeTimes(dir string) {
 	for _, t := range []int64{0, -1, time.Date(1910, 1, 1, 0, 0, 0, 1, time.UTC).UnixNano(), time.Date(2037, 1, 1, 0, 0, 0, 999999999, time.UTC).UnixNano()} {
 		m.setTimes(m.file(filepath.Join(dir, m.name())), t, t+1)
 	}

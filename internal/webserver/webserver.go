@@ -1,5 +1,5 @@
-// Package webserver serves HTTP to unauthenticated clients: metrics, health, keys. It limits the
-// number of connections, the size of requests, and the duration of each step.
+// Package webserver serves HTTP to unauthenticated clients, for example metrics and health. It limits the
+// number of connections, the size of requests, and the duration of each step of a request.
 package webserver
 
 import (
@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// maxConnections is far below any limit of descriptors, and more than a Prometheus, a
-	// kubelet and an administrator need.
+	// maxConnections is much lower than usual limits of open files, and more than a Prometheus, a kubelet
+	// and an administrator need.
 	maxConnections = 64
-	// maxHeader is the maximum size of the header of a request in bytes.
+	// maxHeader is the maximum size of the header of a request, in bytes.
 	maxHeader = 16 << 10
-	// requestTime is the timeout of receiving a request, answerTime that of its response. A
-	// profile adds its own duration.
+	// requestTime limits receiving a request. answerTime limits its response; net/http/pprof extends it by
+	// the duration of a requested profile.
 	requestTime = 5 * time.Second
 	answerTime  = 30 * time.Second
-	// idleTime is longer than the usual scrape intervals: Prometheus keeps its connection.
+	// idleTime is longer than the usual scrape intervals, so that Prometheus can reuse its connection.
 	idleTime = 90 * time.Second
 )
 

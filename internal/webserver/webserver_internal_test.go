@@ -17,17 +17,17 @@ func TestBounds(t *testing.T) {
 		"WriteTimeout": s.WriteTimeout, "IdleTimeout": s.IdleTimeout,
 	} {
 		if got <= 0 || got > 2*time.Minute {
-			t.Errorf("%s is %v", name, got)
+			t.Errorf("%s: got %v, want at most 2m", name, got)
 		}
 	}
 	if s.MaxHeaderBytes <= 0 || s.MaxHeaderBytes > 1<<20 {
-		t.Errorf("MaxHeaderBytes is %d", s.MaxHeaderBytes)
+		t.Errorf("MaxHeaderBytes: got %d, want at most 1 MiB", s.MaxHeaderBytes)
 	}
 }
 
-// TestAnswerIsNotCut: connections without a request do not end one whose request is being
-// answered.
-func TestAnswerIsNotCut(t *testing.T) {
+// TestBusyConnectionKept: if idle connections exceed the limit, the server does not close a connection whose
+// request it is answering.
+func TestBusyConnectionKept(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -47,21 +47,21 @@ func TestAnswerIsNotCut(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	asking := dial(t, l)
-	if _, err := asking.Write([]byte("GET / HTTP/1.1\r\nHost: any\r\n\r\n")); err != nil {
+	busy := dial(t, l)
+	if _, err := busy.Write([]byte("GET / HTTP/1.1\r\nHost: any\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}
 	<-began
-	first := dial(t, l)
+	oldestIdle := dial(t, l)
 	for range maxConnections {
 		dial(t, l)
 	}
-	_ = first.SetReadDeadline(time.Now().Add(requestTime / 2)) // earlier than the timeout that closes it
-	if _, err := first.Read(make([]byte, 1)); err == nil || isTimeout(err) {
-		t.Errorf("the oldest idle connection: %v", err)
+	_ = oldestIdle.SetReadDeadline(time.Now().Add(requestTime / 2)) // the request timeout closes the connection later
+	if _, err := oldestIdle.Read(make([]byte, 1)); err == nil || isTimeout(err) {
+		t.Errorf("the oldest idle connection was not closed: %v", err)
 	}
 	close(end)
-	resp, err := http.ReadResponse(bufio.NewReader(asking), nil)
+	resp, err := http.ReadResponse(bufio.NewReader(busy), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,6 +79,6 @@ func dial(t *testing.T, l net.Listener) net.Conn {
 }
 
 func isTimeout(err error) bool {
-	timeout, ok := err.(net.Error) //nolint:errorlint // of Read itself
+	timeout, ok := err.(net.Error) //nolint:errorlint // Read returns it unwrapped
 	return ok && timeout.Timeout()
 }
