@@ -320,10 +320,10 @@ func TestInconclusive(t *testing.T) {
 			t.Errorf("%v is not inconclusive", errno)
 		}
 	}
-	if _, err := p.readRecord("none"); !errors.Is(err, volume.ErrNotFound) {
+	if _, err := p.Lookup("none"); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("missing volume: got %v, want ErrNotFound", err)
 	}
-	if _, err := p.readRecord("none" + strings.Repeat("/x", 5000)); errors.Is(err, volume.ErrNotFound) {
+	if _, err := p.Lookup("none" + strings.Repeat("/x", 5000)); errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("folder that cannot be read: got %v, want another error", err)
 	}
 }

@@ -87,16 +87,11 @@ func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 // Lookup reads a volume's record from the disk. ErrNotFound if there is no such volume,
 // ErrDamaged if its record is missing or unreadable.
 func (s *store) Lookup(name string) (volume.Volume, error) {
-	v, err := s.readRecord(name)
+	v, err := parseIn(s, "volume", s.volumes, name, recordFile, s.forms.ParseVolume)
 	if err == nil && v.ID != s.ID(v.ID.Backend, name) {
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, s.cfg.Name, v.ID)
 	}
 	return v, err
-}
-
-// readRecord is Lookup without the check of the ID.
-func (s *store) readRecord(name string) (volume.Volume, error) {
-	return parseIn(s, "volume", s.volumes, name, recordFile, s.forms.ParseVolume)
 }
 
 // parseIn reads and parses the record dir/name/file of a volume or set of snapshots.
@@ -261,7 +256,7 @@ func (s *store) recount(name string) {
 // another name of the server. A volume whose record cannot be read counts with the size of its
 // image. If its folder contains neither an image nor data, its subDir is not known.
 func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
-	v, err := s.readRecord(name)
+	v, err := parseIn(s, "volume", s.volumes, name, recordFile, s.forms.ParseVolume)
 	if err == nil && (v.ID == s.ID(v.ID.Backend, name) || s.alias(v.ID, name)) {
 		return ledger.OfVolume(v), nil
 	}

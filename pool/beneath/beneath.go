@@ -22,6 +22,11 @@ import (
 // maxRecord is the largest record that is read, in bytes.
 const maxRecord = 64 << 10
 
+// openFlags are set when a file is opened that should be a regular one. A tenant who can write to the
+// directory may have replaced it with a pipe or a device, for which the open must not wait. A link is not
+// followed (sys.NoLinks).
+const openFlags = unix.O_NONBLOCK | unix.O_NOCTTY
+
 // Files opens regular files.
 type Files struct {
 	// Flags are added to the flags of each open(2).
@@ -31,7 +36,7 @@ type Files struct {
 // Read reads a small file with three system calls; os.Root needs fourteen. Every lookup of a volume
 // calls Read.
 func (f Files) Read(dir *os.File, path string) ([]byte, error) {
-	fd, err := f.openFD(dir, path, unix.O_RDONLY, 0)
+	fd, err := sys.OpenFD(dir, path, sys.NoLinks, unix.O_RDONLY|openFlags|f.Flags, 0)
 	if err != nil {
 		return nil, irregular(dir, path, err)
 	}
@@ -67,13 +72,6 @@ func ReadRoot(root *os.Root, path string) ([]byte, error) {
 	return Files{}.Read(dir, path)
 }
 
-// openFD opens a file that should be a regular one. A tenant who can write to the directory may have
-// replaced it with a link, which is not followed, or with a pipe or device, for which the open does
-// not wait.
-func (f Files) openFD(dir *os.File, path string, flag int, mode uint32) (int, error) {
-	return sys.OpenFD(dir, path, sys.NoLinks, f.Flags|flag|unix.O_NONBLOCK|unix.O_NOCTTY, mode)
-}
-
 // ErrIrregular means that a path is not the regular file that the driver made there.
 var ErrIrregular = errors.New("it is not a regular file, so this driver did not make it")
 
@@ -92,7 +90,7 @@ func irregular(dir *os.File, path string, err error) error {
 
 // Open opens a regular file that the driver made, or creates it.
 func (f Files) Open(dir *os.File, path string, flag int, mode uint32) (*os.File, error) {
-	fd, err := f.openFD(dir, path, flag, mode)
+	fd, err := sys.OpenFD(dir, path, sys.NoLinks, flag|openFlags|f.Flags, mode)
 	if err != nil {
 		return nil, irregular(dir, path, err)
 	}
