@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
+// TestJudgeDriver judges the possible answers of a driver.
 func TestJudgeDriver(t *testing.T) {
 	o := Options{Endpoint: "unix:///csi/csi.sock", DriverName: "d", Version: "v1"}
 	inCluster := o
@@ -31,7 +32,7 @@ func TestJudgeDriver(t *testing.T) {
 	}{
 		"ready":               {driverFacts{name: "d", version: "v1", ready: true}, o, OK, "d v1"},
 		"opening its pools":   {driverFacts{name: "d", version: "v1"}, o, Failure, "opening"},
-		"Probe fails":         {driverFacts{name: "d", version: "v1", err: errors.New("disk on fire")}, o, Failure, "disk on fire"},
+		"Probe fails":         {driverFacts{name: "d", version: "v1", err: errors.New("disk failed")}, o, Failure, "disk failed"},
 		"no socket":           {driverFacts{err: fs.ErrNotExist}, o, Warning, "/csi/csi.sock"},
 		"no socket, in a pod": {driverFacts{err: fs.ErrNotExist}, inCluster, Failure, "/csi/csi.sock"},
 		"no answer":           {driverFacts{err: errors.New("refused")}, o, Failure, "refused"},

@@ -142,7 +142,7 @@ func poolToInit(path, stateDir, server, export string, names []string) (pool.Con
 	case i < 0:
 		return pool.Config{}, fmt.Errorf("pool %q is not in %s: add it, or give --server and --export", names[0], path)
 	case !config.Pools[i].Shared():
-		return pool.Config{}, fmt.Errorf("pool %q is not an nfs pool: the driver creates such a pool when it starts", names[0])
+		return pool.Config{}, fmt.Errorf("pool %q is not an nfs pool, and init is only for nfs pools: the driver creates other pools when it starts", names[0])
 	}
 	return config.Pools[i], nil
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// errUnread makes the command exit with status 1. The output contains the problems.
-var errUnread = errors.New("some objects could not be read: see the problems above")
+// errIncomplete makes the command exit with status 1. The output contains the problems.
+var errIncomplete = errors.New("some objects could not be read: see the problems above")
 
 // listed is one volume, or a pool that could not be read.
 type listed struct {
@@ -55,7 +55,7 @@ func runVolumes(args []string) error {
 	if err != nil {
 		return err
 	}
-	devices, unread := devicesByTag()
+	devices, incomplete := devicesByTag()
 	all := []listed{}
 	for _, c := range config.Pools {
 		in := listInput{Config: c, StateDir: filepath.Clean(*stateDir), Devices: devices}
@@ -69,9 +69,9 @@ func runVolumes(args []string) error {
 		return err
 	}
 	if slices.ContainsFunc(all, func(v listed) bool { return v.Problem != "" }) {
-		unread = errors.Join(unread, errUnread)
+		incomplete = errors.Join(incomplete, errIncomplete)
 	}
-	return unread
+	return incomplete
 }
 
 // devicesByTag returns the loop devices of the volumes that are staged on this node, by the tag of the volume
@@ -114,6 +114,7 @@ func listShared(in listInput) []listed {
 	return out
 }
 
+// readPool reads the volumes of a pool of this node.
 func readPool(c pool.Config, stateDir string) ([]pool.Entry, error) {
 	p, err := pool.OpenReadOnly(context.Background(), kinds.Forms(), c, stateDir)
 	if err != nil {
@@ -150,6 +151,7 @@ func newListed(pool string, e pool.Entry, devices map[string]string) listed {
 	return l
 }
 
+// table returns the table of volumes with its header.
 func table(all []listed) [][]string {
 	return rows("POOL ID NAME SIZE USED CONTENT STATE NODE POD DEVICE PROBLEM", all, func(v listed) []string {
 		row := []string{
