@@ -39,7 +39,7 @@ func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServ
 	select {
 	case w.calls <- struct{}{}:
 	case <-ctx.Done():
-		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %d calls are running: %w: try again", w.job.Pool.Name, maxCalls, ctx.Err())
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %d calls are running: %w: retry", w.job.Pool.Name, maxCalls, ctx.Err())
 	}
 	defer func() { <-w.calls }()
 	returned := make(chan struct{})

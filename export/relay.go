@@ -25,7 +25,7 @@ type Relay struct {
 
 // row describes which service answers a call, and how.
 type row struct {
-	// worker returns the worker that answers, or nil if Local answers; nil: ofIDs.
+	// worker selects the worker that answers. It returns nil if Local answers. The default is ofIDs.
 	worker func(*Pools, proto.Message) (*Worker, error)
 	// teardown: the worker answers even if its server is silent.
 	teardown bool
@@ -35,8 +35,8 @@ type row struct {
 	merge func(context.Context, *Relay, proto.Message) (proto.Message, error)
 }
 
-// rows contains the calls whose row is not zero. Other calls are routed only by the IDs in the request. Local
-// answers calls without an ID, for example those for capabilities, which are the same for all pools.
+// rows contains the calls that need more than routing by the IDs in the request. Local answers calls without an
+// ID, for example those for capabilities, which are the same for all pools.
 var rows = map[string]row{
 	csi.Controller_CreateVolume_FullMethodName:               {worker: ofParameters},
 	csi.Controller_GetCapacity_FullMethodName:                {worker: ofParameters},

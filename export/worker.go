@@ -198,7 +198,7 @@ func (w *Worker) start() error {
 	case w.abandoned >= w.abandonedLimit():
 		return w.errorf("%d processes that served it were killed and have not ended, because they wait for server %s in the kernel: another is started when one of them has ended; restart the node if none ends", w.abandoned, w.job.Pool.NFS.Server)
 	case time.Now().Before(w.notBefore):
-		return w.errorf("its worker process ended soon after its start (%w): try again, it is restarted after a delay", w.lastExit)
+		return w.errorf("its worker process ended soon after its start (%w): retry, it is restarted after a delay", w.lastExit)
 	}
 	job := w.job
 	job.SilentSince = w.silentSince
@@ -236,7 +236,7 @@ func (w *Worker) awaitEnd(p *process) {
 	} else {
 		w.exited(p)
 	}
-	p.fail(w.errorf("its worker process has ended: try again"))
+	p.fail(w.errorf("its worker process has ended: retry"))
 	p.conn.Close()
 }
 
@@ -257,7 +257,7 @@ func (w *Worker) exited(p *process) {
 	if w.shortRuns > 0 {
 		w.notBefore = time.Now().Add(min(w.intervals.restartDelay<<min(w.shortRuns-1, 10), maxRetry))
 	}
-	p.fail(w.errorf("its worker process has ended (%w): try again", w.lastExit))
+	p.fail(w.errorf("its worker process has ended (%w): retry", w.lastExit))
 }
 
 // connectionLost returns the error of a call whose connection to the process broke, and kills the
@@ -269,7 +269,7 @@ func (w *Worker) connectionLost(p *process) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.kill(p, startEnded, w.errorf("the connection to its worker process broke: try again"))
+	w.kill(p, startEnded, w.errorf("the connection to its worker process broke: retry"))
 	return context.Cause(p.ctx)
 }
 
@@ -396,7 +396,7 @@ func (w *Worker) markAnswering() {
 	w.silentSince, w.pingErr = time.Time{}, nil
 	w.startReason = startAnswering
 	if w.process != nil && w.process.silent {
-		w.kill(w.process, startAnswering, w.errorf("server %s answers again: try again", w.job.Pool.NFS.Server))
+		w.kill(w.process, startAnswering, w.errorf("server %s answers again: retry", w.job.Pool.NFS.Server))
 	}
 }
 

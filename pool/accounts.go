@@ -31,7 +31,8 @@ func (c *accounts) rebuildLedger(ctx context.Context) error {
 func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) error {
 	known, end := c.ledger.BeginReading()
 	defer end()
-	// In this order a folder that is moved meanwhile is counted twice, not missed.
+	// The reservations in tmp, the volumes and the trash are read in the order in which folders move,
+	// so that a folder that is moved meanwhile is counted twice rather than missed.
 	reserved, err := c.medium.ReservedElsewhere()
 	if err != nil {
 		return err

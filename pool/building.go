@@ -55,13 +55,13 @@ func (b *building) commit(entry string, to *os.File, name, token string, read fu
 	case err == nil && existing == token:
 		return nil
 	case err == nil:
-		return volume.Errorf(ErrExists, "%s %q in pool %q was made by another process meanwhile: try again", kind, name, b.cfg.Name)
+		return volume.Errorf(ErrExists, "%s %q in pool %q was made by another process meanwhile: retry", kind, name, b.cfg.Name)
 	case !errors.Is(err, volume.ErrNotFound):
 		return err
 	case beneath.IsNotExist(failed):
-		return volume.Errorf(volume.ErrUnavailable, "%s %q in pool %q: another process has removed its incomplete folder: try again", kind, name, b.cfg.Name)
+		return volume.Errorf(volume.ErrUnavailable, "%s %q in pool %q: another process has removed its incomplete folder: retry", kind, name, b.cfg.Name)
 	case errors.Is(failed, fs.ErrExist): // EEXIST, ENOTEMPTY: another process is deleting it
-		return volume.Errorf(ErrExists, "%s %q in pool %q is being deleted by another process: try again", kind, name, b.cfg.Name)
+		return volume.Errorf(ErrExists, "%s %q in pool %q is being deleted by another process: retry", kind, name, b.cfg.Name)
 	}
 	return failed
 }

@@ -58,7 +58,7 @@ type NFS struct {
 	Server string `yaml:"server"`
 	// Export is the absolute path on the server.
 	Export string `yaml:"export"`
-	// Share is another key for Export, named as in StorageClasses. If it is set, it sets Export.
+	// Share is another key for Export, named as in StorageClasses. The driver copies it to Export.
 	Share string `yaml:"share"`
 	// MountOptions are used for every mount of the export.
 	MountOptions []string `yaml:"mountOptions"`

@@ -95,7 +95,7 @@ var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
 func (o *exportOpener) mayCreate() error {
 	switch {
 	case !o.canCreate && volume.IsDirectPool(o.Name):
-		return volume.Errorf(errNotMade, "pool %q: %s is not a pool, so no volume is there: the first volume of a StorageClass makes it one", o.Name, o.place())
+		return volume.Errorf(errNotMade, "pool %q: %s is not a pool, so it contains no volumes: the first volume of a StorageClass creates the pool", o.Name, o.place())
 	case !o.NFS.Init:
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool: if it is the right export, make it one with `trivet pool init`, or set nfs.init: true in the configuration", o.Name, o.place())
 	case !o.canCreate:
@@ -165,11 +165,11 @@ func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
 	direct := volume.IsDirectPool(c.Name)
 	for _, entry := range entries {
 		e := entry.Name()
-		ours := slices.Contains([]string{volumesDir, snapshotsDir, archivedDir, retainedDir, ".trivet"}, e)
+		poolFolder := slices.Contains([]string{volumesDir, snapshotsDir, archivedDir, retainedDir, ".trivet"}, e)
 		switch {
 		case e == ".trivet":
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the folder %s of a pool and no %s: restore that from a backup", c.Name, c.place(), e, markerFile)
-		case direct && ours:
+		case direct && poolFolder:
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s contains %q, which this driver did not create, and a pool needs that name: rename it, or share another directory", c.Name, c.place(), e)
 		case !direct && e != "lost+found" && !strings.HasPrefix(e, markerFile+"."):
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool and not empty (it has %q): export an empty directory", c.Name, c.place(), e)

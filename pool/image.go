@@ -100,7 +100,7 @@ func (i *Images) checkCurrent(name string, image *os.File) error {
 		return nil
 	}
 	if err == nil || beneath.IsGone(err) {
-		return volume.Errorf(volume.ErrPending, "volume %q in pool %q was deleted or replaced meanwhile: try again", name, i.cfg.Name)
+		return volume.Errorf(volume.ErrPending, "volume %q in pool %q was deleted or replaced meanwhile: retry", name, i.cfg.Name)
 	}
 	return err
 }

@@ -101,7 +101,7 @@ func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context,
 			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied into the pool, and no more are copied at a time; retry: the call joins the queued copy",
 				name, s.pool, MaxTreeCopies)
 		}
-		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and the call joins the running copy",
+		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v; retry: the call joins the running copy",
 			name, s.pool, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
 	}
 }

@@ -444,7 +444,7 @@ func TestSet(t *testing.T) {
 		t.Errorf("after the end of Run: got %v, want ErrUnavailable", err)
 	}
 	e.open(t).Close() // its lock is free
-	// The UUID of the refused copy was not recorded: it can have a directory of its own.
+	// The UUID of the refused copy was not recorded, so a new pool with its name can be created.
 	copied.Directory.Path += ".own"
 	env{e.state, copied}.open(t)
 }
@@ -529,7 +529,7 @@ func TestLockVolume(t *testing.T) {
 			first, err := a.LockVolume(t.Context(), "v")
 			must(t, err)
 			_, err = b.LockVolume(t.Context(), "v")
-			wantError(t, err, volume.ErrPending, "try again")
+			wantError(t, err, volume.ErrPending, "retry")
 			must(t, first.Close())
 			second, err := b.LockVolume(t.Context(), "v")
 			must(t, err)

@@ -26,7 +26,7 @@ const (
 	lastRetry  = time.Minute
 	// stuckTries is the number of failed attempts after which no call waits for an entry.
 	stuckTries = 5
-	// loggedTries is the number of failed attempts of which only the first is logged.
+	// loggedTries: one of this number of failed attempts to remove an entry is logged.
 	loggedTries = 60
 )
 

@@ -216,7 +216,7 @@ func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	}
 	err = flockPatiently(ctx, f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged or copied by another call: try again", name)
+		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged or copied by another call: retry", name)
 	}
 	if shared.NoLocks(err) {
 		err = nil

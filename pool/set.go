@@ -196,7 +196,7 @@ func (s *Set) openWithRetries(ctx context.Context, slot *slot) (open bool) {
 	return true
 }
 
-// removePool takes the pool out of its slot. Calls for it fail with err from now on.
+// removePool takes the pool out of its slot. Then calls for the pool fail with err.
 func (s *Set) removePool(slot *slot, err error) *Pool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,8 +217,8 @@ func (s *Set) tryOpen(ctx context.Context, slot *slot) bool {
 	return err == nil
 }
 
-// openLocal opens a pool of this node. Until it is open or refused, no pool on its filesystem
-// reserves bytes: another driver that is stopping may still reserve bytes in it.
+// openLocal opens a pool of this node. Until the pool is open or refused, no pool on its filesystem
+// reserves bytes, because another driver that is stopping may still reserve bytes in this pool.
 func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	defer own.placed.close()
 	defer own.claimed.close()

@@ -49,8 +49,8 @@ type somewhere struct{ Section }
 
 func (somewhere) String() string { return "somewhere" }
 
-// TestStillOpening: a call for a pool that is being opened can wait for that, and its error names
-// the pool.
+// TestStillOpening: while a pool is being opened, calls for it fail with the name of the pool, and
+// AwaitAttempt waits until the attempt has ended.
 func TestStillOpening(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "slow", Section: somewhere{}}}, nil)
 	_, err := s.Named("slow")

@@ -143,7 +143,7 @@ func TestSharedInit(t *testing.T) {
 	if !p.Shared() || p.Version() != "4.2" || p.ID("nfs", "v").String() != "nfs:nas:v" {
 		t.Errorf("got shared %t, version %q, ID %s; want true, 4.2, nfs:nas:v", p.Shared(), p.Version(), p.ID("nfs", "v"))
 	}
-	node := e.process(t, false)
+	node := e.process(t, false) // the pool exists now
 	if _, err := node.ByID(p.ID("nfs", "v")); err != nil {
 		t.Errorf("in a process that only serves a node: %v", err)
 	}
@@ -154,9 +154,9 @@ func TestSharedInit(t *testing.T) {
 	}
 	must(t, os.Remove(filepath.Join(e.dir, "pool.json")))
 	e.wantRefused(t, true, volume.ErrPrecondition, ".trivet", "backup")
-	pinned := newExport(t)
-	pinned.cfg.UUID = p.UUID()
-	pinned.wantRefused(t, true, volume.ErrPrecondition, p.UUID())
+	another := newExport(t) // empty, although the configuration contains the UUID of a pool
+	another.cfg.UUID = p.UUID()
+	another.wantRefused(t, true, volume.ErrPrecondition, p.UUID())
 }
 
 // TestDirectInit: a pool is created beside the directories of another driver, unless the pool needs one
@@ -173,7 +173,7 @@ func TestDirectInit(t *testing.T) {
 	wantError(t, s.States()[0].Err, volume.ErrPrecondition, `"volumes"`)
 	must(t, os.Remove(filepath.Join(e.dir, "volumes")))
 	s = e.process(t, true)
-	_, err = s.ByID(volume.ID{Backend: "nfs", Pool: name, Name: "made-up"})
+	_, err = s.ByID(volume.ID{Backend: "nfs", Pool: name, Name: "forged"})
 	wantError(t, err, volume.ErrUnavailable, "not a pool")
 	if e.names(t, ".") != "pvc-1" {
 		t.Errorf("before Initialise the export contains %q, want only pvc-1", e.names(t, "."))
@@ -575,11 +575,11 @@ func TestHostileExport(t *testing.T) {
 	must(t, p.Remove(t.Context(), deep))
 	e.awaitEmptyTrash(t)
 	// The record of a volume contains the subDir of another volume.
-	thief := addDirectory(t, p, "thief", "mine", volume.OnDeleteDelete)
-	owner := addDirectory(t, p, "owner", "theirs", volume.OnDeleteDelete)
-	thief.Directory.SubDir = "theirs"
-	wantError(t, p.Remove(t.Context(), thief), volume.ErrPrecondition, "owner")
-	if !e.has("theirs") || !e.has("volumes/victim/data/precious") || owner.ID == victim.ID {
+	forged := addDirectory(t, p, "forged", "forged-dir", volume.OnDeleteDelete)
+	owner := addDirectory(t, p, "owner", "owner-dir", volume.OnDeleteDelete)
+	forged.Directory.SubDir = "owner-dir"
+	wantError(t, p.Remove(t.Context(), forged), volume.ErrPrecondition, "owner")
+	if !e.has("owner-dir") || !e.has("volumes/victim/data/precious") || owner.ID == victim.ID {
 		t.Error("another volume's data was removed")
 	}
 }

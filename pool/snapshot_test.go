@@ -188,7 +188,7 @@ func TestJobs(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantError(t, p.Jobs.Do(ctx, "x", work), volume.ErrPending, "5 MiB", "try again")
+	wantError(t, p.Jobs.Do(ctx, "x", work), volume.ErrPending, "5 MiB", "retry")
 	p.Jobs.Cancel("x")
 	wantError(t, <-ended, ctx.Err(), "stopped")
 	p.Jobs.Cancel("x")

@@ -66,7 +66,7 @@ func (p *Pool) startTasks(ctx context.Context) error {
 	return nil
 }
 
-// reapInterval is the time between two listings of the trash: other processes may add entries.
+// reapInterval is the time between two listings of the trash, to which other processes may add entries.
 const reapInterval = 30 * time.Second
 
 // reap empties the trash until ctx ends, unless another process empties it. All entries on storage
@@ -110,7 +110,7 @@ func (t *Trash) reapAll(ctx context.Context, log klog.Logger, removing *errgroup
 	}
 	t.reaper.add(names...)
 	for e, ok := t.reaper.next(); ok && ctx.Err() == nil; e, ok = t.reaper.next() {
-		release, err := t.medium.HoldTrash() // until the end of this attempt
+		release, err := t.medium.HoldTrash() // held until the end of this attempt
 		if release == nil {
 			return err
 		}
@@ -171,6 +171,7 @@ func (r *reaper) pause(ctx context.Context) bool {
 	return true
 }
 
+// reapOne removes an entry, or queues another attempt.
 func (t *Trash) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
 	err := t.medium.Explain(t.reapEntry(ctx, e))
 	switch {

@@ -59,14 +59,14 @@ func examineDevices() backend.Finding {
 		found.Found, found.Advice = err.Error(), "run the doctor where /sys is mounted"
 		return found
 	}
-	ours, err := Devices()
+	own, err := Devices()
 	if err != nil {
 		found.Found, found.Advice = err.Error(), "run the doctor as root, with the host's /dev"
 		return found
 	}
-	found.Found = fmt.Sprintf("%d in use, %d of volumes", len(all), len(ours))
+	found.Found = fmt.Sprintf("%d in use, %d of volumes", len(all), len(own))
 	var orphans []string
-	for _, d := range ours {
+	for _, d := range own {
 		if d.Orphan {
 			orphans = append(orphans, d.Path)
 		}

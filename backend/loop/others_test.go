@@ -18,12 +18,12 @@ import (
 func TestVolumesOfOtherBackends(t *testing.T) {
 	p, b := sharedPool(t)
 	v := volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID(nfs.Name, "theirs"), CoName: "theirs", Capacity: 1 << 20,
+		Version: volume.RecordVersion, ID: p.ID(nfs.Name, "other"), CoName: "other", Capacity: 1 << 20,
 		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777},
 	}
 	must(t, p.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error { return nil }))
-	must(t, p.Attachments.Attach("theirs", pool.Attachment{Node: "a", MultiNode: true}))
-	forged := p.ID(loop.Name, "theirs")
+	must(t, p.Attachments.Attach("other", pool.Attachment{Node: "a", MultiNode: true}))
+	forged := p.ID(loop.Name, "other")
 	ctx := t.Context()
 	wantNotFound := func(what string, err error) {
 		t.Helper()
@@ -37,14 +37,14 @@ func TestVolumesOfOtherBackends(t *testing.T) {
 	wantNotFound("expand", err)
 	must(t, b.(backend.Publisher).Unpublish(ctx, forged, ""))
 	must(t, b.Delete(ctx, forged))
-	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{"allocation": "thin"}}})
+	_, err = b.Create(ctx, volume.Spec{CoName: "other", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{"allocation": "thin"}}})
 	if !errors.Is(err, volume.ErrIncompatible) {
 		t.Errorf("create: got %v, want ErrIncompatible", err)
 	}
-	if _, err := p.Lookup("theirs"); err != nil {
+	if _, err := p.Lookup("other"); err != nil {
 		t.Errorf("the other backend's volume: %v", err)
 	}
-	if at, err := p.Attachments.List("theirs"); err != nil || len(at) != 1 {
+	if at, err := p.Attachments.List("other"); err != nil || len(at) != 1 {
 		t.Errorf("attachments of the other backend's volume: got %v, %v; want one", at, err)
 	}
 }

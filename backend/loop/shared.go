@@ -60,7 +60,7 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (mount.Source, error) {
 	e, err := privateMount(b.privatePath(v.ID))
 	if err == nil && e == nil {
-		err = volume.Errorf(volume.ErrPending, "volume %s: the mount for its image was removed meanwhile: try again", v.ID)
+		err = volume.Errorf(volume.ErrPending, "volume %s: the mount for its image was removed meanwhile: retry", v.ID)
 	}
 	if err == nil {
 		err = checkMounted(p, e)

@@ -176,7 +176,7 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 	s.root, err = openMounted(s.device.File())
 	err = errors.Join(err, s.device.Close()) // otherwise the device would stay bound after an unmount
 	if s.device = nil; err == nil && s.root == nil {
-		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: try again", s.v.ID)
+		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: retry", s.v.ID)
 	}
 	return err
 }

@@ -115,7 +115,7 @@ func (e *Export) Explain(err error) error {
 	if err := e.Check(); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %q was changed by another process meanwhile: %w: try again", e.Name, err)
+	return volume.Errorf(volume.ErrUnavailable, "pool %q was changed by another process meanwhile: %w: retry", e.Name, err)
 }
 
 // ExplainWrite explains an error of writing to the export of a pool.
