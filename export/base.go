@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -142,14 +141,14 @@ func (b *bases) leave(closed <-chan struct{}) {
 	select {
 	case <-closed:
 	case <-time.After(leavePatience):
-		for path := range b.own() {
+		for _, path := range b.own() {
 			_ = mount.AbortNFS(ctx, path, func() bool { return isClosed(closed) })
 		}
 	}
 	if !isClosed(closed) {
 		return // the next worker aborts the calls of this one through its mounts
 	}
-	for path := range b.own() {
+	for _, path := range b.own() {
 		// A pool of an earlier mount may still be open; the end of the process closes it.
 		if mount.DetachNFS(path) == nil {
 			_ = mount.RemoveTarget(path)
@@ -158,14 +157,13 @@ func (b *bases) leave(closed <-chan struct{}) {
 }
 
 // own returns the base mounts of this process.
-func (b *bases) own() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for path, maker := range b.all() {
-			if maker == self() && !yield(path) {
-				return
-			}
+func (b *bases) own() (paths []string) {
+	for path, maker := range b.all() {
+		if maker == self() {
+			paths = append(paths, path)
 		}
 	}
+	return paths
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -93,7 +92,7 @@ func (w *workerProcess) answers() bool {
 // from the server.
 func (w *workerProcess) mounts() ([]string, error) {
 	if !w.job.Static {
-		return slices.Collect(w.bases.own()), nil
+		return w.bases.own(), nil
 	}
 	server, err := volume.CanonicalServer(w.job.Pool.NFS.Server)
 	if err != nil {

@@ -56,7 +56,7 @@ func TestOwnBases(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := slices.Collect(b.own()); !slices.Equal(got, []string{own}) {
+	if got := b.own(); !slices.Equal(got, []string{own}) {
 		t.Errorf("own base mounts: got %q, want %q", got, own)
 	}
 }
@@ -77,7 +77,7 @@ func TestBasesWithoutStartTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.UMOUNT_NOFOLLOW) })
-	if got := slices.Collect(b.own()); len(got) != 0 {
+	if got := b.own(); len(got) != 0 {
 		t.Errorf("own base mounts: got %q, want none", got)
 	}
 	b.clear(t.Context())

@@ -97,25 +97,25 @@ func TestLostReplies(t *testing.T) {
 // lives.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
-	dead, lives, cleans := openExportDir(t, dir), openExportDir(t, dir), openExportDir(t, dir)
-	for _, p := range []*Pool{dead, lives} {
+	ended, living, sweeper := openExportDir(t, dir), openExportDir(t, dir), openExportDir(t, dir)
+	for _, p := range []*Pool{ended, living} {
 		entry, err := p.medium.Entry("v", 1<<20, "")
 		must(t, err)
 		must(t, p.building.makeTmp(t.Context(), entry))
 		must(t, p.medium.AnnounceGrowth("w", 4096))
 	}
-	must(t, cleans.accounts.Refresh(t.Context(), func(string) bool { return false }))
-	if u, err := cleans.Usage(); err != nil || u.Promised != 2*(1<<20+4096) {
+	must(t, sweeper.accounts.Refresh(t.Context(), func(string) bool { return false }))
+	if u, err := sweeper.Usage(); err != nil || u.Promised != 2*(1<<20+4096) {
 		t.Errorf("before the sweep: got %d promised bytes, %v; want those of the entries of both processes, %d", u.Promised, err, 2*(1<<20+4096))
 	}
-	kill(t, dir, dead)
-	must(t, cleans.Export().Sweep(t.Context()))
+	kill(t, dir, ended)
+	must(t, sweeper.Export().Sweep(t.Context()))
 	wantTmp(t, dir, 2)
-	if err := lives.buildAndCommit(t.Context(), sharedVolume(lives, "v"), "v."+token(t, lives)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
+	if err := living.buildAndCommit(t.Context(), sharedVolume(living, "v"), "v."+token(t, living)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
 		t.Errorf("commit of a process that lives: %v", err)
 	}
 	// A process that lives although it counts as ended cannot commit an incomplete volume.
-	err := dead.buildAndCommit(t.Context(), sharedVolume(dead, "w"), "v."+token(t, dead)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
+	err := ended.buildAndCommit(t.Context(), sharedVolume(ended, "w"), "v."+token(t, ended)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
 		t.Error("an incomplete volume was committed")
 	}
@@ -404,16 +404,16 @@ func TestRemovePlaced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			dead, cleans := openExportDir(t, dir), openExportDir(t, dir)
-			entry, err := dead.medium.Entry("v", 4096, "")
+			ended, sweeper := openExportDir(t, dir), openExportDir(t, dir)
+			entry, err := ended.medium.Entry("v", 4096, "")
 			must(t, err)
-			must(t, dead.building.makeTmp(t.Context(), entry))
+			must(t, ended.building.makeTmp(t.Context(), entry))
 			must(t, os.Mkdir(filepath.Join(dir, tmpDir, entry, DataDir), 0o700))
-			must(t, dead.placeData(entry, "team/v"))
+			must(t, ended.placeData(entry, "team/v"))
 			placed := filepath.Join(dir, "team/v")
-			test.meanwhile(t, cleans, placed)
-			kill(t, dir, dead)
-			must(t, cleans.Export().Sweep(t.Context()))
+			test.meanwhile(t, sweeper, placed)
+			kill(t, dir, ended)
+			must(t, sweeper.Export().Sweep(t.Context()))
 			if _, err := os.Stat(placed); errors.Is(err, os.ErrNotExist) == test.stays {
 				t.Errorf("after the sweep: got %v, want the directory to exist: %t", err, test.stays)
 			}

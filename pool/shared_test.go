@@ -340,7 +340,7 @@ func TestSameVolumeAtOnce(t *testing.T) {
 	}
 	e.wantEmpty(t, ".trivet/tmp")
 	must(t, a.Remove(t.Context(), v))
-	must(t, b.Remove(t.Context(), v)) // it was deleted already
+	must(t, b.Remove(t.Context(), v)) // a has deleted it already
 	e.awaitEmptyTrash(t)
 }
 
@@ -349,14 +349,14 @@ func TestSharedAttachments(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
 	addDirectory(t, a, "v", "", volume.OnDeleteDelete)
-	many := func(node string) pool.Attachment { return pool.Attachment{Node: node, MultiNode: true} }
-	one := func(node string) pool.Attachment { return pool.Attachment{Node: node} }
+	multi := func(node string) pool.Attachment { return pool.Attachment{Node: node, MultiNode: true} }
+	single := func(node string) pool.Attachment { return pool.Attachment{Node: node} }
 	for range 2 {
-		must(t, a.Attachments.Attach("v", many("n1")))
-		must(t, b.Attachments.Attach("v", many("n2")))
+		must(t, a.Attachments.Attach("v", multi("n1")))
+		must(t, b.Attachments.Attach("v", multi("n2")))
 	}
-	wantError(t, b.Attachments.Attach("v", one("n3")), volume.ErrPrecondition, "n1", "unpublish")
-	wantError(t, b.Attachments.Attach("v", one("n1")), volume.ErrIncompatible)
+	wantError(t, b.Attachments.Attach("v", single("n3")), volume.ErrPrecondition, "n1", "unpublish")
+	wantError(t, b.Attachments.Attach("v", single("n1")), volume.ErrIncompatible)
 	wantError(t, b.Attachments.Attach("v", pool.Attachment{Node: "n1", MultiNode: true, ReadOnly: true}), volume.ErrIncompatible)
 	nodes := func() string {
 		all, err := b.Attachments.List("v")
@@ -376,10 +376,10 @@ func TestSharedAttachments(t *testing.T) {
 		t.Errorf("published to %q, want n2", got)
 	}
 	must(t, a.Attachments.Detach("v", ""))
-	must(t, a.Attachments.Attach("v", one("n1")))
-	must(t, b.Attachments.Attach("v", one("n1")))
-	wantError(t, b.Attachments.Attach("v", one("n2")), volume.ErrPrecondition)
-	wantError(t, b.Attachments.Attach("v", many("n2")), volume.ErrPrecondition)
+	must(t, a.Attachments.Attach("v", single("n1")))
+	must(t, b.Attachments.Attach("v", single("n1")))
+	wantError(t, b.Attachments.Attach("v", single("n2")), volume.ErrPrecondition)
+	wantError(t, b.Attachments.Attach("v", multi("n2")), volume.ErrPrecondition)
 	must(t, b.Attachments.Detach("v", "n2"))
 	if got := nodes(); got != "n1" {
 		t.Errorf("published to %q, want n1", got)
@@ -466,7 +466,7 @@ func TestSubDir(t *testing.T) {
 		wantError(t, err, volume.ErrPrecondition, subDir, "onDelete=retain")
 	}
 	addDirectory(t, b, "both", "old", volume.OnDeleteRetain)
-	addDirectory(t, a, "beside", "team/a/we", volume.OnDeleteDelete)
+	addDirectory(t, a, "beside", "team/a/we", volume.OnDeleteDelete) // not a parent of team/a/web
 	if e.has("team/a/web/in") {
 		t.Error("a refused directory was made")
 	}
