@@ -60,7 +60,7 @@ func TestSnapshotRefused(t *testing.T) {
 		"no name":        {&csi.CreateSnapshotRequest{SourceVolumeId: v}, codes.InvalidArgument, "name is missing"},
 		"a long name":    {&csi.CreateSnapshotRequest{SourceVolumeId: v, Name: strings.Repeat("n", 129)}, codes.InvalidArgument, "129 bytes"},
 		"no source":      {&csi.CreateSnapshotRequest{Name: "s"}, codes.InvalidArgument, "source_volume_id"},
-		"foreign":        {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "v"}, codes.NotFound, "not this driver's"},
+		"foreign":        {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "v"}, codes.NotFound, "was not created by this driver"},
 		"not there":      {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v + "v"}, codes.NotFound, ""},
 		"unknown pool":   {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "loop:p.01234567:v"}, codes.Unavailable, ""},
 		"a parameter":    {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v, Parameters: map[string]string{"colour": "red"}}, codes.InvalidArgument, `"colour" is unknown`},

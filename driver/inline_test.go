@@ -247,13 +247,13 @@ func TestInlineIsNotPersistent(t *testing.T) {
 		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 		must(t, err)
 		_, err = d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
-		wantCode(t, err, codes.NotFound, "is not this driver's")
+		wantCode(t, err, codes.NotFound, "was not created by this driver")
 		_, err = d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: d.Options.NodeID, VolumeCapability: v.capability})
-		wantCode(t, err, codes.NotFound, "is not this driver's")
+		wantCode(t, err, codes.NotFound, "was not created by this driver")
 		_, err = d.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: gib}})
-		wantCode(t, err, codes.NotFound, "is not this driver's")
+		wantCode(t, err, codes.NotFound, "was not created by this driver")
 		_, err = d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: t.TempDir(), VolumeCapability: v.capability})
-		wantCode(t, err, codes.NotFound, "is not this driver's")
+		wantCode(t, err, codes.NotFound, "was not created by this driver")
 	}
 	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, Parameters: map[string]string{"pool": "inline"},

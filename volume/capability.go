@@ -25,15 +25,15 @@ func (m AccessMode) MultiNode() bool { return strings.HasPrefix(string(m), "MULT
 // ReadOnly tells whether the mode allows no writes.
 func (m AccessMode) ReadOnly() bool { return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly }
 
-// OnePath tells whether the mode allows only one path of a node to publish the volume (CSI specification, NodePublishVolume, the table for plugins with
-// SINGLE_NODE_MULTI_WRITER).
+// OnePath tells whether the volume can be published at only one path of a node (CSI specification,
+// NodePublishVolume, the table for plugins with SINGLE_NODE_MULTI_WRITER).
 func (m AccessMode) OnePath() bool { return !m.MultiNode() && m != SingleNodeMultiWriter }
 
 // Capability is a CSI VolumeCapability.
 type Capability struct {
-	// Block: the volume is a raw device. Otherwise it has a filesystem.
+	// Block requests a raw device; false: a mounted filesystem or directory.
 	Block bool
-	// FSType is the requested filesystem; empty: the volume's own.
+	// FSType is the requested filesystem; empty: any.
 	FSType     string
 	MountFlags []string
 	Mode       AccessMode

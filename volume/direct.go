@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// directMark begins and divides the name of a direct pool. The names of configured pools do not
-// contain it.
+// directMark precedes the server and the share in the name of a direct pool. The names of
+// configured pools do not contain it.
 const directMark = "="
 
 var (
@@ -20,9 +20,9 @@ var (
 	hostPattern   = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
 )
 
-// DirectPool is the name of a direct pool: an export that a StorageClass gives by server and share, and
-// that the configuration does not contain. ParseDirectPool reverses it, and each export has exactly one
-// name. ErrInvalid for an invalid server or share.
+// DirectPool returns the name of a direct pool: an export that a StorageClass specifies by server and
+// share, and that is not in the configuration. Each export has exactly one name. ErrInvalid for an
+// invalid server or share.
 func DirectPool(server, share string) (string, error) {
 	server, err := CanonicalServer(server)
 	if err != nil {
@@ -54,7 +54,7 @@ func IsDirectPool(name string) bool {
 	return ok
 }
 
-// escape replaces each byte of a character that needs it by %xx.
+// escape replaces each byte of a character that directEscaped matches by %xx.
 func escape(s string) string {
 	return directEscaped.ReplaceAllStringFunc(s, func(c string) string {
 		return "%" + strings.ReplaceAll(fmt.Sprintf("% x", c), " ", "%")
@@ -62,7 +62,8 @@ func escape(s string) string {
 }
 
 // CanonicalServer returns a server's name or address in lower case, an IPv6 address without brackets.
-// The error (ErrInvalid) begins with the value.
+// The text of the error (ErrInvalid) begins with ="value", so that callers prepend the name of the
+// parameter.
 func CanonicalServer(s string) (string, error) {
 	bare := s
 	if inner, ok := strings.CutPrefix(s, "["); ok {
@@ -80,8 +81,8 @@ func CanonicalServer(s string) (string, error) {
 	return strings.ToLower(s), nil
 }
 
-// CanonicalExport returns the clean form of an export's absolute path. The error (ErrInvalid) begins with
-// the value.
+// CanonicalExport returns the clean form of an export's absolute path. The error is as with
+// CanonicalServer.
 func CanonicalExport(s string) (string, error) {
 	switch {
 	case !strings.HasPrefix(s, "/"):
@@ -95,8 +96,8 @@ func CanonicalExport(s string) (string, error) {
 }
 
 // Attribute returns a value of a volume context that an administrator wrote; empty if there is none. The
-// case of the key does not matter, as in csi-driver-nfs: a PersistentVolume of that driver must not mount
-// the whole share in place of its subDir.
+// case of the key does not matter, as in csi-driver-nfs: otherwise a PersistentVolume that was written
+// for that driver with the key subdir would mount the whole share.
 func Attribute(context map[string]string, key string) string {
 	if value, exact := context[key]; exact {
 		return value
@@ -109,12 +110,12 @@ func Attribute(context map[string]string, key string) string {
 	return ""
 }
 
-// Share returns the path on a server in parameters or a volume context, given as share or as export; empty
-// if there is none. ErrInvalid if both are given and differ.
+// Share returns the path of an export from parameters or a volume context: the value of share or of its
+// synonym export; empty if neither is set. ErrInvalid if both are set and differ.
 func Share(in map[string]string) (string, error) {
 	share, export := Attribute(in, ParamShare), Attribute(in, ParamExport)
 	if share != "" && export != "" && share != export {
-		return "", Errorf(ErrInvalid, "%s=%q and %s=%q name the same path: remove one", ParamShare, share, ParamExport, export)
+		return "", Errorf(ErrInvalid, "%s=%q and %s=%q are two names of one parameter and differ: remove one", ParamShare, share, ParamExport, export)
 	}
 	return cmp.Or(share, export), nil
 }

@@ -19,7 +19,7 @@ func TestAttribute(t *testing.T) {
 		{map[string]string{"subdir": "a", "subDir": ""}, ""},
 	} {
 		if got := volume.Attribute(tc.context, volume.ParamSubDir); got != tc.want {
-			t.Errorf("%v: %q", tc.context, got)
+			t.Errorf("Attribute(%v, subDir) = %q, want %q", tc.context, got, tc.want)
 		}
 	}
 }

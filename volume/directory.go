@@ -13,23 +13,23 @@ const MaxSubDir = 1024
 // maxComponent is the longest file name, in bytes (path_resolution(7)).
 const maxComponent = 255
 
-// reserved are the names at the top of a pool that only the driver uses.
+// reserved are the names in the top directory of a pool that only the driver uses.
 var reserved = []string{"volumes", "snapshots", "groups", "archived", "retained", "pool.json", ".trivet", "lost+found"}
 
-// templates are the variables that a subDir may contain, with the parameter that has the value of each
+// subDirVariables maps each variable that a subDir may contain to the parameter with its value
 // (external-provisioner, --extra-create-metadata).
-var templates = map[string]string{
+var subDirVariables = map[string]string{
 	"${pvc.metadata.name}": ProvisionerPrefix + "pvc/name",
-	templateNamespace:      ProvisionerPrefix + "pvc/namespace",
-	templatePV:             ProvisionerPrefix + "pv/name",
+	variableNamespace:      ProvisionerPrefix + "pvc/namespace",
+	variablePV:             ProvisionerPrefix + "pv/name",
 }
 
 const (
-	templateNamespace = "${pvc.metadata.namespace}"
-	templatePV        = "${pv.metadata.name}"
+	variableNamespace = "${pvc.metadata.namespace}"
+	variablePV        = "${pv.metadata.name}"
 )
 
-// Directory reads the parameters of directories (ErrInvalid).
+// Directory parses the parameters of directories. ErrInvalid for an invalid value.
 func (p Parameters) Directory() (DirectoryParameters, error) {
 	d := DirectoryParameters{values: p.Values}
 	for _, key := range []string{ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID} {
@@ -44,7 +44,7 @@ func (p Parameters) Directory() (DirectoryParameters, error) {
 	return d, nil
 }
 
-// set reads one parameter.
+// set parses one parameter.
 func (d *DirectoryParameters) set(key, value string) (err error) {
 	switch key {
 	case ParamSubDir:
@@ -64,7 +64,7 @@ func (d *DirectoryParameters) set(key, value string) (err error) {
 	return err
 }
 
-// setMode reads permission bits. In mountPermissions, as in csi-driver-nfs, 0 means: do not change them.
+// setMode parses permission bits. As in csi-driver-nfs, mountPermissions=0 does not change the mode.
 func (d *DirectoryParameters) setMode(key, value string) error {
 	n, err := strconv.ParseUint(value, 8, 16)
 	if err != nil || n > 0o7777 {
@@ -83,15 +83,15 @@ func (d *DirectoryParameters) setMode(key, value string) error {
 
 func parseOwner(key, value string) (*uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
-	if err != nil || n == 1<<32-1 { // chown(2): do not change the ID
+	if err != nil || n == 1<<32-1 { // chown(2) does not change an ID to this value
 		return nil, Errorf(ErrInvalid, "parameter %s=%q: expected a number from 0 to 4294967294", key, value)
 	}
 	id := uint32(n)
 	return &id, nil
 }
 
-// ExpandSubDir replaces the variables of SubDir, and checks the resulting path (ErrInvalid). It is empty if
-// SubDir is.
+// ExpandSubDir replaces the variables in SubDir, and checks the resulting path (ErrInvalid). The result
+// is empty if SubDir is empty.
 func (d DirectoryParameters) ExpandSubDir() (string, error) {
 	if d.SubDir == "" {
 		return "", nil
@@ -100,39 +100,39 @@ func (d DirectoryParameters) ExpandSubDir() (string, error) {
 		return "", err
 	}
 	var pairs []string
-	for template, key := range templates {
-		if !strings.Contains(d.SubDir, template) {
+	for variable, key := range subDirVariables {
+		if !strings.Contains(d.SubDir, variable) {
 			continue
 		}
 		name := d.values[key]
 		if name == "" {
-			return "", Errorf(ErrInvalid, "parameter %s=%q: the request has no value for %s: run external-provisioner with --extra-create-metadata", ParamSubDir, d.SubDir, template)
+			return "", Errorf(ErrInvalid, "parameter %s=%q: the request has no value for %s: run external-provisioner with --extra-create-metadata", ParamSubDir, d.SubDir, variable)
 		}
 		if strings.Contains(name, "/") || name == "." || name == ".." {
-			return "", Errorf(ErrInvalid, "parameter %s=%q: %s is %q, which is not a valid name of a directory", ParamSubDir, d.SubDir, template, name)
+			return "", Errorf(ErrInvalid, "parameter %s=%q: %s is %q, which is not a valid directory name", ParamSubDir, d.SubDir, variable, name)
 		}
-		pairs = append(pairs, template, name)
+		pairs = append(pairs, variable, name)
 	}
 	out := strings.NewReplacer(pairs...).Replace(d.SubDir)
 	if strings.Contains(out, "${") {
-		return "", Errorf(ErrInvalid, "parameter %s=%q: a variable is unknown: the known ones are ${pvc.metadata.name}, ${pvc.metadata.namespace} and ${pv.metadata.name}", ParamSubDir, d.SubDir)
+		return "", Errorf(ErrInvalid, "parameter %s=%q: it contains an unknown variable: the known ones are ${pvc.metadata.name}, ${pvc.metadata.namespace} and ${pv.metadata.name}", ParamSubDir, d.SubDir)
 	}
 	return out, CheckSubDir(out)
 }
 
-// checkNamespaces refuses a template that can give one retained directory to claims of two namespaces. The
-// namespace must be a complete component of the path, because a-b and c, and a and b-c, are joined to the
-// same name otherwise.
+// checkNamespaces refuses a SubDir that can give one retained directory to claims of two namespaces. The
+// namespace must be a complete component of the path. Otherwise claim c of namespace a-b, and claim b-c of
+// namespace a, could both get the directory a-b-c.
 func (d DirectoryParameters) checkNamespaces() error {
-	if d.OnDelete != OnDeleteRetain || slices.Contains(strings.Split(d.SubDir, "/"), templateNamespace) || strings.Contains(d.SubDir, templatePV) {
+	if d.OnDelete != OnDeleteRetain || slices.Contains(strings.Split(d.SubDir, "/"), variableNamespace) || strings.Contains(d.SubDir, variablePV) {
 		return nil
 	}
-	return Errorf(ErrInvalid, "parameter %s=%q: with %s=%s claims of several namespaces would share the directory: make %s a complete component of the path, as in %[5]s/${pvc.metadata.name}, or use %[6]s; a directory that namespaces do share is a static volume",
-		ParamSubDir, d.SubDir, ParamOnDelete, OnDeleteRetain, templateNamespace, templatePV)
+	return Errorf(ErrInvalid, "parameter %s=%q: with %s=%s claims of several namespaces would share the directory: make %s a complete component of the path, as in %[5]s/${pvc.metadata.name}, or use %[6]s; for a directory that namespaces share on purpose, create a static volume",
+		ParamSubDir, d.SubDir, ParamOnDelete, OnDeleteRetain, variableNamespace, variablePV)
 }
 
-// CheckSubDir refuses (ErrInvalid) a path that is not inside the pool, that the driver uses itself, or that
-// contains control characters.
+// CheckSubDir refuses (ErrInvalid) a path that is not inside the pool, that is reserved for the driver, that
+// is too long, or that contains control characters.
 func CheckSubDir(s string) error {
 	first, _, _ := strings.Cut(s, "/")
 	parts := strings.Split(s, "/")
@@ -142,7 +142,7 @@ func CheckSubDir(s string) error {
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
 		return Errorf(ErrInvalid, "%s %q: expected a path without control characters", ParamSubDir, s)
 	case len(s) > MaxSubDir || slices.ContainsFunc(parts, func(p string) bool { return len(p) > maxComponent }):
-		return Errorf(ErrInvalid, "%s of %d bytes: at most %d are allowed, and %d between two slashes", ParamSubDir, len(s), MaxSubDir, maxComponent)
+		return Errorf(ErrInvalid, "%s of %d bytes: at most %d bytes are allowed, and %d in each component of the path", ParamSubDir, len(s), MaxSubDir, maxComponent)
 	case slices.Contains(reserved, first):
 		return Errorf(ErrInvalid, "%s %q: %s is used by the pool itself: use another directory", ParamSubDir, s, first)
 	}

@@ -26,13 +26,13 @@ func TestDirectPool(t *testing.T) {
 		want                string // empty: refused
 	}{
 		{"name", "nas.lan", "/tank/volumes", "=nas.lan=/tank/volumes"},
-		{"case", "NAS.Lan", "/Tank", "=nas.lan=/Tank"},
-		{"slash after", "nas", "/tank/", "=nas=/tank"},
+		{"upper case", "NAS.Lan", "/Tank", "=nas.lan=/Tank"},
+		{"trailing slash", "nas", "/tank/", "=nas=/tank"},
 		{"root", "nas", "/", "=nas=/"},
 		{"IPv4", "192.0.2.1", "/t", "=192.0.2.1=/t"},
 		{"IPv6", "fd00::1", "/t", "=fd00%3a%3a1=/t"},
 		{"IPv6 in brackets, long", "[FD00:0:0:0:0:0:0:1]", "/t", "=fd00%3a%3a1=/t"},
-		{"space and more", "nas", "/a b/ü=%", "=nas=/a%20b/%c3%bc%3d%25"},
+		{"escaped characters", "nas", "/a b/ü=%", "=nas=/a%20b/%c3%bc%3d%25"},
 		{"no server", "", "/t", ""},
 		{"server with a port", "nas:2049", "/t", ""},
 		{"server with a path", "nas/t", "/t", ""},
@@ -40,31 +40,31 @@ func TestDirectPool(t *testing.T) {
 		{"name in brackets", "[nas]", "/t", ""},
 		{"no share", "nas", "", ""},
 		{"relative", "nas", "t", ""},
-		{"up", "nas", "/t/..", ""},
+		{"parent directory", "nas", "/t/..", ""},
 		{"empty part", "nas", "/a//b", ""},
-		{"line", "nas", "/a\nb", ""},
-		{"long", "nas", "/" + strings.Repeat("x", 60), "=nas=/" + strings.Repeat("x", 60)},
+		{"newline", "nas", "/a\nb", ""},
+		{"long share", "nas", "/" + strings.Repeat("x", 60), "=nas=/" + strings.Repeat("x", 60)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := volume.DirectPool(tc.server, tc.share)
 			if got != tc.want || (err == nil) != (tc.want != "") || err != nil && !errors.Is(err, volume.ErrInvalid) {
-				t.Fatalf("DirectPool(%q, %q) = %q, %v", tc.server, tc.share, got, err)
+				t.Fatalf("DirectPool(%q, %q) = %q, %v; want %q", tc.server, tc.share, got, err, tc.want)
 			}
 			if err != nil {
 				return
 			}
 			server, share, ok := volume.ParseDirectPool(got)
 			if again, err := volume.DirectPool(server, share); !ok || again != got || err != nil {
-				t.Errorf("%q was taken apart to %q, %q and became %q: %v", got, server, share, again, err)
+				t.Errorf("ParseDirectPool(%q) = %q, %q, %t, whose DirectPool is %q, %v", got, server, share, ok, again, err)
 			}
 			if volume.ValidPoolName(got) {
-				t.Errorf("%q could stand in a configuration", got)
+				t.Errorf("ValidPoolName(%q) = true, want false", got)
 			}
 		})
 	}
 }
 
-// FuzzDirectPool: the name of a direct pool can be parsed, also in an ID unless that is too long.
+// FuzzDirectPool: the name of a direct pool can be parsed, alone and in an ID that is not too long.
 func FuzzDirectPool(f *testing.F) {
 	f.Add("nas.lan", "/tank")
 	f.Add("fd00::1%eth0", "/a b")
@@ -78,12 +78,12 @@ func FuzzDirectPool(f *testing.F) {
 			return
 		}
 		if s, p, ok := volume.ParseDirectPool(name); !ok || !path.IsAbs(p) || s == "" {
-			t.Errorf("%q, %q became %q, which has %q, %q, %t", server, share, name, s, p, ok)
+			t.Errorf("ParseDirectPool(%q) = %q, %q, %t; want server %q and share %q", name, s, p, ok, server, share)
 		}
 		id := volume.ID{Backend: "loop", Pool: name, Name: strings.Repeat("n", 63)}
 		got, err := volume.ParseID(id.String())
 		if fits := len(id.String()) <= volume.MaxIDLength; fits && (err != nil || got != id || !got.Shared()) || !fits && err == nil {
-			t.Errorf("%q makes the ID %+v, %v", name, got, err)
+			t.Errorf("ParseID(%q) = %+v, %v; want %+v, or an error if the text is too long", id, got, err, id)
 		}
 	})
 }
@@ -99,7 +99,7 @@ func TestCheckID(t *testing.T) {
 		params := volume.Parameters{Backend: "nfs", Pool: pool}
 		err = volume.Spec{CoName: "pvc-0d1e2f3a-4b5c-6d7e-8f90-a1b2c3d4e5f6", Parameters: params}.CheckID()
 		if (err == nil) != tc.ok || !tc.ok && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "pool")) {
-			t.Errorf("share %q: %v", tc.share, err)
+			t.Errorf("share %q: got %v, want success: %t", tc.share, err, tc.ok)
 		}
 	}
 }
@@ -110,9 +110,9 @@ func TestDirectoryParameters(t *testing.T) {
 		in     map[string]string
 		subDir string
 		want   volume.DirectoryParameters // without SubDir
-		says   string                     // what the error of ExpandSubDir has to name
+		says   string                     // text in the error of ExpandSubDir; empty: no error
 	}{
-		{"none", nil, "", volume.DirectoryParameters{}, ""},
+		{"no parameters", nil, "", volume.DirectoryParameters{}, ""},
 		{
 			"all",
 			map[string]string{"subDir": "a/b", "onDelete": "archive", "mode": "2770", "uid": "0", "gid": "4294967294"},
@@ -120,39 +120,39 @@ func TestDirectoryParameters(t *testing.T) {
 			volume.DirectoryParameters{OnDelete: volume.OnDeleteArchive, Mode: ptr(0o2770), UID: ptr(0), GID: ptr(4294967294)},
 			"",
 		},
-		{"csi-driver-nfs leaves the mode", map[string]string{"mountPermissions": "0"}, "", volume.DirectoryParameters{}, ""},
-		{"csi-driver-nfs sets it", map[string]string{"mountPermissions": "0755"}, "", volume.DirectoryParameters{Mode: ptr(0o755)}, ""},
-		{"both the same", map[string]string{"mountPermissions": "0755", "mode": "755"}, "", volume.DirectoryParameters{Mode: ptr(0o755)}, ""},
+		{"mountPermissions 0 does not change the mode", map[string]string{"mountPermissions": "0"}, "", volume.DirectoryParameters{}, ""},
+		{"mountPermissions sets the mode", map[string]string{"mountPermissions": "0755"}, "", volume.DirectoryParameters{Mode: ptr(0o755)}, ""},
+		{"mode and mountPermissions are equal", map[string]string{"mountPermissions": "0755", "mode": "755"}, "", volume.DirectoryParameters{Mode: ptr(0o755)}, ""},
 		{"mode 0", map[string]string{"mode": "0"}, "", volume.DirectoryParameters{Mode: ptr(0)}, ""},
-		{"templates", map[string]string{
+		{"all variables", map[string]string{
 			"subDir":                           "${pvc.metadata.namespace}/${pvc.metadata.name}/${pv.metadata.name}",
 			"csi.storage.k8s.io/pvc/name":      "claim",
 			"csi.storage.k8s.io/pv/name":       "pvc-1",
 			"csi.storage.k8s.io/pvc/namespace": "team",
 		}, "team/claim/pvc-1", volume.DirectoryParameters{}, ""},
 		{"variable without a value", map[string]string{"subDir": "${pvc.metadata.name}"}, "", volume.DirectoryParameters{}, "--extra-create-metadata"},
-		{"unknown template", map[string]string{"subDir": "${pvc.metadata.uid}"}, "", volume.DirectoryParameters{}, "the known ones are"},
-		{"half a template", map[string]string{"subDir": "x${"}, "", volume.DirectoryParameters{}, "the known ones are"},
-		{"a name that goes up", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".."}, "", volume.DirectoryParameters{}, "not a valid name of a directory"},
-		{"a name that goes down", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "a/../.."}, "", volume.DirectoryParameters{}, "not a valid name of a directory"},
-		{"a name that is a template", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "the known ones are"},
-		{"up by two halves", map[string]string{"subDir": "a/.${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".x"}, "a/..x", volume.DirectoryParameters{}, ""},
-		{"up", map[string]string{"subDir": "../x"}, "", volume.DirectoryParameters{}, "without . and .."},
+		{"unknown variable", map[string]string{"subDir": "${pvc.metadata.uid}"}, "", volume.DirectoryParameters{}, "the known ones are"},
+		{"incomplete variable", map[string]string{"subDir": "x${"}, "", volume.DirectoryParameters{}, "the known ones are"},
+		{"claim is named ..", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".."}, "", volume.DirectoryParameters{}, "not a valid directory name"},
+		{"name of the claim contains slashes", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "a/../.."}, "", volume.DirectoryParameters{}, "not a valid directory name"},
+		{"name of the claim is a variable", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "the known ones are"},
+		{"component begins with .. after expansion", map[string]string{"subDir": "a/.${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".x"}, "a/..x", volume.DirectoryParameters{}, ""},
+		{"outside the pool", map[string]string{"subDir": "../x"}, "", volume.DirectoryParameters{}, "without . and .."},
 		{"retained without a namespace", map[string]string{"onDelete": "retain", "subDir": "shared/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "claim"}, "", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, "${pvc.metadata.namespace}"},
-		{"retained with a namespace that is part of a name", map[string]string{"onDelete": "retain", "subDir": "${pvc.metadata.namespace}-${pvc.metadata.name}", "csi.storage.k8s.io/pvc/namespace": "a", "csi.storage.k8s.io/pvc/name": "b-c"}, "", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, "${pvc.metadata.namespace}"},
+		{"retained with a namespace that is part of a component", map[string]string{"onDelete": "retain", "subDir": "${pvc.metadata.namespace}-${pvc.metadata.name}", "csi.storage.k8s.io/pvc/namespace": "a", "csi.storage.k8s.io/pvc/name": "b-c"}, "", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, "${pvc.metadata.namespace}"},
 		{"retained with a namespace", map[string]string{"onDelete": "retain", "subDir": "x/${pvc.metadata.namespace}", "csi.storage.k8s.io/pvc/namespace": "a"}, "x/a", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, ""},
-		{"retained, of one volume", map[string]string{"onDelete": "retain", "subDir": "x-${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "pvc-1"}, "x-pvc-1", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, ""},
-		{"the pool's own", map[string]string{"subDir": "volumes/${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "used by the pool itself"},
+		{"retained with the name of the volume", map[string]string{"onDelete": "retain", "subDir": "x-${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "pvc-1"}, "x-pvc-1", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, ""},
+		{"reserved path", map[string]string{"subDir": "volumes/${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "used by the pool itself"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			d, err := volume.Parameters{Values: tc.in}.Directory()
 			must(t, err)
 			if d.OnDelete != tc.want.OnDelete || !reflect.DeepEqual([]*uint32{d.Mode, d.UID, d.GID}, []*uint32{tc.want.Mode, tc.want.UID, tc.want.GID}) {
-				t.Errorf("%+v", d)
+				t.Errorf("got %+v, want %+v", d, tc.want)
 			}
 			got, err := d.ExpandSubDir()
 			if tc.says == "" && (err != nil || got != tc.subDir) {
-				t.Errorf("subDir %q, %v", got, err)
+				t.Errorf("ExpandSubDir() = %q, %v; want %q", got, err, tc.subDir)
 			}
 			if tc.says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("error %v does not say %q", err, tc.says)
@@ -164,7 +164,7 @@ func TestDirectoryParameters(t *testing.T) {
 func TestCheckSubDir(t *testing.T) {
 	for _, good := range []string{"a", "a/b c/ü", "..a/b..", "volume", "data/volumes", "a/.trivet", ".hidden"} {
 		if err := volume.CheckSubDir(good); err != nil {
-			t.Errorf("%q: %v", good, err)
+			t.Errorf("CheckSubDir(%q) = %v, want nil", good, err)
 		}
 	}
 	for _, bad := range []string{
@@ -173,20 +173,19 @@ func TestCheckSubDir(t *testing.T) {
 		strings.Repeat("a", 256), strings.Repeat("a/", 600) + "a",
 	} {
 		if err := volume.CheckSubDir(bad); !errors.Is(err, volume.ErrInvalid) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("CheckSubDir(%q) = %v, want ErrInvalid", bad, err)
 		}
 	}
 }
 
-// FuzzSubDir: for all names of claims, the resulting directory is inside the pool and not one of
-// the pool's own.
+// FuzzSubDir: for all names of claims, the resulting directory is inside the pool and not reserved.
 func FuzzSubDir(f *testing.F) {
 	f.Add("${pvc.metadata.namespace}/${pvc.metadata.name}", "team", "claim", "pv")
 	f.Add("a/${pv.metadata.name}", "", "", "..")
 	f.Add(".${pvc.metadata.name}/x", "", ".", "")
-	f.Fuzz(func(t *testing.T, template, namespace, claim, pv string) {
+	f.Fuzz(func(t *testing.T, subDir, namespace, claim, pv string) {
 		d, err := volume.Parameters{Values: map[string]string{
-			"subDir": template, "csi.storage.k8s.io/pvc/namespace": namespace,
+			"subDir": subDir, "csi.storage.k8s.io/pvc/namespace": namespace,
 			"csi.storage.k8s.io/pvc/name": claim, "csi.storage.k8s.io/pv/name": pv,
 		}}.Directory()
 		must(t, err)
@@ -197,38 +196,38 @@ func FuzzSubDir(f *testing.F) {
 			}
 			return
 		}
-		if template == "" {
+		if subDir == "" {
 			if got != "" {
-				t.Errorf("no template became %q", got)
+				t.Errorf("an empty subDir expanded to %q", got)
 			}
 			return
 		}
 		first, _, _ := strings.Cut(got, "/")
 		below := path.Join("/pool", got)
 		if below != "/pool/"+got || first == "volumes" || first == ".trivet" || first == "pool.json" || strings.ContainsAny(got, "\x00\n") {
-			t.Errorf("%q became %q", template, got)
+			t.Errorf("subDir %q expanded to %q, which is outside the pool or reserved", subDir, got)
 		}
 	})
 }
 
-// TestDirectoryRecordRefuses: records that a client of the export wrote are refused.
+// TestDirectoryRecordRefuses: invalid records, which any client of the export can write, are refused.
 func TestDirectoryRecordRefuses(t *testing.T) {
-	refuse(t, directoryRecord, map[string]func(*volume.Volume){
-		"up":                 func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
-		"absolute":           func(v *volume.Volume) { v.Directory.SubDir = "/etc" },
-		"another volume's":   func(v *volume.Volume) { v.Directory.SubDir = "volumes/other/data" },
-		"the trash":          func(v *volume.Volume) { v.Directory.SubDir = ".trivet/trash" },
-		"the pool":           func(v *volume.Volume) { v.Directory.SubDir = "." },
-		"no onDelete":        func(v *volume.Volume) { v.Directory.OnDelete = "" },
-		"another onDelete":   func(v *volume.Volume) { v.Directory.OnDelete = "shred" },
-		"mode":               func(v *volume.Volume) { v.Directory.Mode = 0o10000 },
-		"a raw device":       func(v *volume.Volume) { v.Block = true },
-		"a filesystem":       func(v *volume.Volume) { v.FSType = "ext4" },
-		"sectors":            func(v *volume.Volume) { v.SectorSize = 512 },
-		"a section":          func(v *volume.Volume) { v.Section = &section{"thin"} },
-		"mkfs options":       func(v *volume.Volume) { v.MkfsOptions = []string{"-m", "1"} },
-		"an image's backend": func(v *volume.Volume) { v.ID.Backend = "loop" },
-		"no capacity":        func(v *volume.Volume) { v.Capacity = 0 },
+	wantDamaged(t, directoryRecord, map[string]func(*volume.Volume){
+		"parent directory":  func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
+		"absolute path":     func(v *volume.Volume) { v.Directory.SubDir = "/etc" },
+		"of another volume": func(v *volume.Volume) { v.Directory.SubDir = "volumes/other/data" },
+		"in the trash":      func(v *volume.Volume) { v.Directory.SubDir = ".trivet/trash" },
+		"the whole pool":    func(v *volume.Volume) { v.Directory.SubDir = "." },
+		"no onDelete":       func(v *volume.Volume) { v.Directory.OnDelete = "" },
+		"unknown onDelete":  func(v *volume.Volume) { v.Directory.OnDelete = "shred" },
+		"invalid mode":      func(v *volume.Volume) { v.Directory.Mode = 0o10000 },
+		"a raw device":      func(v *volume.Volume) { v.Block = true },
+		"a filesystem":      func(v *volume.Volume) { v.FSType = "ext4" },
+		"sector size":       func(v *volume.Volume) { v.SectorSize = 512 },
+		"a section":         func(v *volume.Volume) { v.Section = &section{"thin"} },
+		"mkfs options":      func(v *volume.Volume) { v.MkfsOptions = []string{"-m", "1"} },
+		"backend of images": func(v *volume.Volume) { v.ID.Backend = "loop" },
+		"no capacity":       func(v *volume.Volume) { v.Capacity = 0 },
 	})
 }
 
@@ -236,13 +235,13 @@ func TestDirectorySatisfies(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		in   map[string]string
-		says string // empty: it does
+		says string // text in the error; empty: the volume satisfies the request
 	}{
-		{"what was made", map[string]string{"subDir": "team/claim", "onDelete": "delete", "mode": "770", "uid": "1000", "gid": "2000"}, ""},
-		{"what is left open", map[string]string{"subDir": "team/claim"}, ""},
-		{"expanded", map[string]string{"subDir": "${pvc.metadata.namespace}/claim", "csi.storage.k8s.io/pvc/namespace": "team"}, ""},
+		{"same values", map[string]string{"subDir": "team/claim", "onDelete": "delete", "mode": "770", "uid": "1000", "gid": "2000"}, ""},
+		{"values not specified", map[string]string{"subDir": "team/claim"}, ""},
+		{"subDir with a variable", map[string]string{"subDir": "${pvc.metadata.namespace}/claim", "csi.storage.k8s.io/pvc/namespace": "team"}, ""},
 		{"another directory", map[string]string{"subDir": "team/other"}, "subDir"},
-		{"no directory", nil, "subDir"},
+		{"no subDir", nil, "subDir"},
 		{"onDelete", map[string]string{"subDir": "team/claim", "onDelete": "archive"}, "onDelete"},
 		{"mode", map[string]string{"subDir": "team/claim", "mode": "0777"}, "mode"},
 		{"uid", map[string]string{"subDir": "team/claim", "uid": "1"}, "uid"},
@@ -255,13 +254,13 @@ func TestDirectorySatisfies(t *testing.T) {
 				Capabilities: []volume.Capability{{Mode: volume.MultiNodeMultiWriter}},
 			})
 			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrIncompatible) || !strings.Contains(err.Error(), tc.says)) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want %q in the error", err, tc.says)
 			}
 		})
 	}
 }
 
-// TestQuotaRecord: a record keeps the limit of a node-local directory. A limit that no driver wrote
+// TestQuotaRecord: a record keeps the limit of a node-local directory. An invalid limit
 // is refused.
 func TestQuotaRecord(t *testing.T) {
 	local := func(q *volume.Quota) volume.Volume {
@@ -272,24 +271,24 @@ func TestQuotaRecord(t *testing.T) {
 	}
 	shared := directoryRecord()
 	shared.Directory.Quota = &volume.Quota{Kind: "xfs-project", ID: 1}
-	nowhere := local(nil)
-	nowhere.ID.PoolUUID = ""
+	withoutNode := local(nil)
+	withoutNode.ID.PoolUUID = ""
 	for _, tc := range []struct {
 		name string
 		v    volume.Volume
 		ok   bool
 	}{
-		{"none", local(nil), true},
-		{"limited", local(&volume.Quota{Kind: "btrfs-simple", ID: 1 << 40}), true},
+		{"no limit", local(nil), true},
+		{"limit", local(&volume.Quota{Kind: "btrfs-simple", ID: 1 << 40}), true},
 		{"no ID", local(&volume.Quota{Kind: "xfs-project"}), false},
 		{"no kind", local(&volume.Quota{ID: 1}), false},
-		{"strange kind", local(&volume.Quota{Kind: "../x", ID: 1}), false},
+		{"invalid kind", local(&volume.Quota{Kind: "../x", ID: 1}), false},
 		{"on an export", shared, false},
-		{"in no pool of a node", nowhere, false},
+		{"in a shared pool", withoutNode, false},
 	} {
 		got, err := parse(t, tc.v)
 		if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, tc.v) {
-			t.Errorf("%s: %+v, %v", tc.name, got, err)
+			t.Errorf("%s: got %+v, %v; want success: %t", tc.name, got, err, tc.ok)
 		}
 	}
 }

@@ -8,11 +8,11 @@ import (
 	strict "sigs.k8s.io/json"
 )
 
-// Form describes the records of one kind of volume.
+// Form is the format of the records of one kind of volume.
 type Form struct {
 	// Name is the kind's name, as in volume IDs.
 	Name string
-	// OnNodes: directory pools of a node can contain the volumes. OnExports: exports can.
+	// OnNodes: directory pools of a node can contain the volumes. OnExports: exports can contain them.
 	OnNodes, OnExports bool
 	// Directory: the volumes are directories; others have a device.
 	Directory bool
@@ -23,19 +23,19 @@ type Form struct {
 
 // Section is the part of a volume's record that only its kind uses.
 type Section interface {
-	// Check refuses values that no driver wrote (ErrDamaged). It refuses an empty section: a
-	// record without a section is decoded as one.
+	// Check refuses values that no driver wrote (ErrDamaged). It must refuse an
+	// empty section, because a record without a section is decoded as one.
 	Check() error
 	// Parameters are the StorageClass parameters that the section records, by key. The volume does not
 	// satisfy a request with other values.
 	Parameters() map[string]string
 }
 
-// Forms are the forms of all kinds that a program supports.
+// Forms are the record formats of all kinds of volume that a program supports.
 type Forms []Form
 
-// Guess returns the first kind of directories, or of devices, that an export or a directory pool
-// of a node can contain; empty if there is none.
+// Guess returns the name of the first kind that an export, or a directory pool of a node, can contain,
+// and whose volumes are directories, or have a device; empty if there is none.
 func (fs Forms) Guess(onExport, directory bool) string {
 	for _, f := range fs {
 		if f.Directory == directory && (onExport && f.OnExports || !onExport && f.OnNodes) {
@@ -55,14 +55,14 @@ func (fs Forms) find(kind string) Form {
 	return Form{}
 }
 
-// of returns the form of a record with an ID. ErrDamaged if no form matches the ID.
-func (fs Forms) of(id ID) (Form, error) {
+// byID returns the form of the record with an ID. ErrDamaged if no form matches the ID.
+func (fs Forms) byID(id ID) (Form, error) {
 	form := fs.find(id.Backend)
 	if form.Name == "" {
-		return Form{}, Errorf(ErrDamaged, "record of %s: this driver does not have backend %q: run the version that made it", id, id.Backend)
+		return Form{}, Errorf(ErrDamaged, "record of %s: this driver does not have backend %q: run the version that created the volume", id, id.Backend)
 	}
 	if id.Shared() && !form.OnExports {
-		return Form{}, Errorf(ErrDamaged, "record of %s, which is in no pool of one node", id)
+		return Form{}, Errorf(ErrDamaged, "record of %s: the ID names a shared pool, which cannot contain volumes of backend %q: restore the record from a backup", id, id.Backend)
 	}
 	return form, nil
 }
@@ -77,8 +77,8 @@ func DecodeStrictly(b []byte, into any) error {
 	return errors.Join(unknown...)
 }
 
-// decodeRecord decodes a record strictly. version points to its version. Errors are ErrDamaged and
-// state the version found, even if the rest of the record is in an unknown format.
+// decodeRecord decodes a record strictly. version points to the version field of the record. Errors are
+// ErrDamaged and state the version, even if the rest of the record is in an unknown format.
 func decodeRecord(b []byte, record any, version *int) error {
 	err := DecodeStrictly(b, record)
 	switch {
@@ -99,7 +99,7 @@ func (fs Forms) ParseVolume(b []byte) (Volume, error) {
 	form := fs.find(string(firstBackend(b)))
 	v, err := form.decode(b)
 	if v.Version == RecordVersion && v.ID.Backend != "" && v.ID.Backend != form.Name { // the record was edited
-		if form, err = fs.of(v.ID); err == nil {
+		if form, err = fs.byID(v.ID); err == nil {
 			v, err = form.decode(b)
 		}
 	}
@@ -107,7 +107,7 @@ func (fs Forms) ParseVolume(b []byte) (Volume, error) {
 		err = v.check()
 	}
 	if err == nil {
-		_, err = fs.of(v.ID)
+		_, err = fs.byID(v.ID)
 	}
 	if err == nil {
 		err = v.checkMedium(form)
@@ -121,7 +121,8 @@ func (fs Forms) ParseVolume(b []byte) (Volume, error) {
 	return v, nil
 }
 
-// firstBackend returns the backend of the first ID in a record.
+// firstBackend returns the backend of the first ID in a record. Unless the record was edited, this is
+// the backend of the volume.
 func firstBackend(b []byte) []byte {
 	_, id, _ := bytes.Cut(b, []byte(`"id": "`))
 	backend, _, _ := bytes.Cut(id, []byte(":"))
@@ -141,30 +142,30 @@ func (f Form) decode(b []byte) (v Volume, err error) {
 func (v Volume) check() error {
 	switch {
 	case !namePattern.MatchString(v.ID.Name) && !InlineID(v.ID.Name):
-		return Errorf(ErrDamaged, "record has id %q", v.ID)
+		return Errorf(ErrDamaged, "record has the invalid id %q", v.ID)
 	case v.Capacity <= 0:
-		return Errorf(ErrDamaged, "record has capacityBytes %d", v.Capacity)
+		return Errorf(ErrDamaged, "record has the invalid capacityBytes %d", v.Capacity)
 	case InlineID(v.ID.Name) != (v.Ephemeral != nil), v.Ephemeral != nil && v.ID.Shared():
-		return Errorf(ErrDamaged, "record of %s is of an inline volume: %t", v.ID, v.Ephemeral != nil)
+		return Errorf(ErrDamaged, "record of %s: the field ephemeral (present: %t) contradicts the ID", v.ID, v.Ephemeral != nil)
 	case v.Namespace != "" && !ValidNamespace(v.Namespace):
-		return Errorf(ErrDamaged, "record has namespace %q", v.Namespace)
+		return Errorf(ErrDamaged, "record has the invalid namespace %q", v.Namespace)
 	}
 	return nil
 }
 
-// checkMedium refuses values that no driver wrote in the fields of a directory or a device.
+// checkMedium refuses values that no driver wrote in the fields that only directories or only devices have.
 func (v Volume) checkMedium(form Form) error {
 	switch {
 	case (v.Section != nil) != (form.Section != nil):
-		return Errorf(ErrDamaged, "record of %s has a section: %t", v.ID, v.Section != nil)
+		return Errorf(ErrDamaged, "record of %s: field section is present: %t, want %t", v.ID, v.Section != nil, form.Section != nil)
 	case (v.Directory != nil) != form.Directory:
-		return Errorf(ErrDamaged, "record of %s has a directory: %t", v.ID, v.Directory != nil)
+		return Errorf(ErrDamaged, "record of %s: field directory is present: %t, want %t", v.ID, v.Directory != nil, form.Directory)
 	case form.Directory:
 		return v.checkDirectory()
 	case v.Block == (v.FSType != ""), !v.Block && !ValidFSType(v.FSType):
-		return Errorf(ErrDamaged, "record has block %t with fsType %q", v.Block, v.FSType)
+		return Errorf(ErrDamaged, "record has block %t, which contradicts fsType %q", v.Block, v.FSType)
 	case v.SectorSize != 512 && v.SectorSize != 4096:
-		return Errorf(ErrDamaged, "record has sectorSize %d", v.SectorSize)
+		return Errorf(ErrDamaged, "record has the invalid sectorSize %d", v.SectorSize)
 	}
 	return nil
 }
@@ -176,7 +177,7 @@ var quotaKindPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 func (v Volume) checkDirectory() error {
 	d := v.Directory
 	if v.Block || v.FSType != "" || v.SectorSize != 0 || len(v.MkfsOptions) > 0 {
-		return Errorf(ErrDamaged, "record is of a directory and has fields of a device")
+		return Errorf(ErrDamaged, "record of directory %s has fields of a device", v.ID)
 	}
 	if d.SubDir != "" {
 		if err := CheckSubDir(d.SubDir); err != nil {
@@ -184,13 +185,13 @@ func (v Volume) checkDirectory() error {
 		}
 	}
 	if !d.OnDelete.valid() {
-		return Errorf(ErrDamaged, "record has onDelete %q", d.OnDelete)
+		return Errorf(ErrDamaged, "record has the invalid onDelete %q", d.OnDelete)
 	}
 	if d.Mode > 0o7777 {
-		return Errorf(ErrDamaged, "record has mode %o", d.Mode)
+		return Errorf(ErrDamaged, "record has the invalid mode %o", d.Mode)
 	}
 	if q := d.Quota; q != nil && (q.ID == 0 || v.ID.Shared() || !quotaKindPattern.MatchString(q.Kind)) {
-		return Errorf(ErrDamaged, "record of %s has quota %q with ID %d", v.ID, q.Kind, q.ID)
+		return Errorf(ErrDamaged, "record of %s has the invalid quota %q with ID %d", v.ID, q.Kind, q.ID)
 	}
 	return nil
 }

@@ -18,12 +18,11 @@ var (
 	namePattern    = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
 )
 
-// ID names a volume in the whole cluster. In text it is
-// `<backend>:<pool>:<name>` in a shared pool and
-// `<backend>:<pool>.<8 hex of the pool's UUID>:<name>` in a node-local one.
+// ID identifies a volume in the cluster. Its text is `<backend>:<pool>:<name>` in a shared pool and
+// `<backend>:<pool>.<8 hex digits of the pool's UUID>:<name>` in a node-local pool.
 type ID struct {
 	Backend string
-	// Pool is a pool's name, also of a direct pool (see DirectPool).
+	// Pool is the name of a pool in the configuration, or of a direct pool (see DirectPool).
 	Pool string
 	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty for a shared pool.
 	PoolUUID string
@@ -37,13 +36,13 @@ func ParseID(s string) (ID, error) { return parseID(s, namePattern.MatchString) 
 
 func parseID(s string, validName func(string) bool) (ID, error) {
 	if len(s) > MaxIDLength {
-		return ID{}, Errorf(ErrNotFound, "volume ID of %d bytes is not this driver's: it makes none over %d", len(s), MaxIDLength)
+		return ID{}, Errorf(ErrNotFound, "volume ID of %d bytes was not created by this driver: its IDs have at most %d", len(s), MaxIDLength)
 	}
 	backend, rest, _ := strings.Cut(s, ":")
 	pool, name, _ := strings.Cut(rest, ":")
 	id := ID{Backend: backend, Pool: pool, Name: name}
 	if !backendPattern.MatchString(id.Backend) || !validName(id.Name) || !id.cutPool() {
-		return ID{}, Errorf(ErrNotFound, "volume ID %q is not this driver's: it makes <backend>:<pool>[.<uuid>]:<name>", s)
+		return ID{}, Errorf(ErrNotFound, "volume ID %q was not created by this driver: its IDs have the form <backend>:<pool>[.<uuid>]:<name>", s)
 	}
 	return id, nil
 }
@@ -86,8 +85,8 @@ func (id *ID) UnmarshalText(text []byte) error {
 }
 
 // NameFor derives a volume's folder name from the orchestrator's name alone, so that create, delete and lock
-// need no lookup: the name itself if it is [a-z0-9-]{1,63}, otherwise a hash of it. The record has the full
-// name, which shows a collision.
+// need no lookup: the name itself if it matches [a-z0-9-]{1,63}, otherwise a hash of it. The record contains
+// the full name, so that a collision is detected.
 func NameFor(coName string) string {
 	if namePattern.MatchString(coName) {
 		return coName

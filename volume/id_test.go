@@ -28,18 +28,18 @@ func TestParseID(t *testing.T) {
 		{"newline", "loop:default:pvc\n", volume.ID{}, false},
 		{"direct", "nfs:=nas.lan=/tank/volumes:pvc-1", volume.ID{Backend: "nfs", Pool: "=nas.lan=/tank/volumes", Name: "pvc-1"}, true},
 		{"direct, IPv6", "nfs:=fd00%3a%3a1=/t:v", volume.ID{Backend: "nfs", Pool: "=fd00%3a%3a1=/t", Name: "v"}, true},
-		{"direct, not the one form", "nfs:=NAS=/t:v", volume.ID{}, false},
+		{"direct, upper case", "nfs:=NAS=/t:v", volume.ID{}, false},
 		{"direct, needless escape", "nfs:=nas=/%74:v", volume.ID{}, false},
-		{"direct, goes up", "nfs:=nas=/t/../u:v", volume.ID{}, false},
+		{"direct, parent directory", "nfs:=nas=/t/../u:v", volume.ID{}, false},
 		{"direct, no share", "nfs:=nas:v", volume.ID{}, false},
-		{"direct, a slash after", "nfs:=nas=/t/:v", volume.ID{}, false},
-		{"direct with a uuid", "nfs:=nas=/t.0a1b2c3d:v", volume.ID{Backend: "nfs", Pool: "=nas=/t.0a1b2c3d", Name: "v"}, true}, // a share of that name
+		{"direct, trailing slash", "nfs:=nas=/t/:v", volume.ID{}, false},
+		{"direct, share with a dot", "nfs:=nas=/t.0a1b2c3d:v", volume.ID{Backend: "nfs", Pool: "=nas=/t.0a1b2c3d", Name: "v"}, true},
 		{"too long", "loop:default:" + strings.Repeat("a", 128), volume.ID{}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := volume.ParseID(tc.in)
 			if got != tc.want || (err == nil) != tc.ok {
-				t.Errorf("ParseID(%q) = %+v, %v", tc.in, got, err)
+				t.Errorf("ParseID(%q) = %+v, %v; want %+v", tc.in, got, err, tc.want)
 			}
 			if err != nil && !errors.Is(err, volume.ErrNotFound) {
 				t.Errorf("ParseID(%q): %v is not ErrNotFound", tc.in, err)
@@ -50,26 +50,26 @@ func TestParseID(t *testing.T) {
 
 func TestNameFor(t *testing.T) {
 	if got := volume.NameFor("pvc-0d1e"); got != "pvc-0d1e" {
-		t.Errorf("a plain name became %q", got)
+		t.Errorf("NameFor(\"pvc-0d1e\") = %q, want the same name", got)
 	}
 	for _, hard := range []string{"", "UPPER", "a/b", "../x", "ünïcode", strings.Repeat("a", 64), "a b", "a\x00b"} {
 		got := volume.NameFor(hard)
 		if got != volume.NameFor(got) || len(got) != 62 {
-			t.Errorf("NameFor(%q) = %q, which is no name of its own", hard, got)
+			t.Errorf("NameFor(%q) = %q, want 62 bytes that NameFor does not change", hard, got)
 		}
 	}
 	if volume.NameFor("A") == volume.NameFor("B") {
-		t.Error("two names share a hash")
+		t.Error("NameFor returns the same hash for A and B")
 	}
 }
 
 func TestLongestID(t *testing.T) {
 	id := volume.ID{Backend: "local", Pool: strings.Repeat("p", 40), PoolUUID: "01234567", Name: strings.Repeat("n", 63)}
 	if n := len(id.String()); n > volume.MaxIDLength {
-		t.Errorf("the longest ID has %d bytes", n)
+		t.Errorf("the longest ID has %d bytes, want at most %d", n, volume.MaxIDLength)
 	}
 	if got, err := volume.ParseID(id.String()); err != nil || got != id {
-		t.Errorf("ParseID(String()) = %+v, %v", got, err)
+		t.Errorf("ParseID(%q) = %+v, %v; want %+v", id, got, err, id)
 	}
 }
 
@@ -85,20 +85,20 @@ func FuzzID(f *testing.F) {
 			return
 		}
 		if id.String() != s {
-			t.Errorf("%q parsed and became %q", s, id.String())
+			t.Errorf("ParseID(%q).String() = %q", s, id.String())
 		}
 		pool := id.Pool
 		if _, _, direct := volume.ParseDirectPool(pool); direct {
 			pool = ""
 		}
 		if strings.ContainsAny(id.Name+pool+id.PoolUUID+id.Backend, "/.\x00\n") || id.Name == "" || strings.ContainsAny(id.Pool, "\x00\n:") {
-			t.Errorf("%q has parts that are no plain names: %+v", s, id)
+			t.Errorf("ParseID(%q) = %+v, which contains invalid names", s, id)
 		}
 		if id.Shared() != (id.PoolUUID == "") {
-			t.Errorf("%q: shared %t with uuid %q", s, id.Shared(), id.PoolUUID)
+			t.Errorf("ParseID(%q).Shared() = %t with UUID %q", s, id.Shared(), id.PoolUUID)
 		}
 		if volume.NameFor(id.Name) != id.Name {
-			t.Errorf("%q: name %q does not map to itself", s, id.Name)
+			t.Errorf("%q: NameFor changes the name %q", s, id.Name)
 		}
 	})
 }
@@ -111,7 +111,7 @@ func FuzzNameFor(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		id := volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: volume.NameFor(s)}
 		if got, err := volume.ParseID(id.String()); err != nil || got != id {
-			t.Errorf("NameFor(%q) = %q, which makes no ID: %v", s, id.Name, err)
+			t.Errorf("NameFor(%q) = %q, which is not valid in an ID: %v", s, id.Name, err)
 		}
 	})
 }

@@ -12,9 +12,9 @@ import (
 var inlinePattern = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
 // InlineID tells whether s can be the ID of an inline volume: a volume that a pod describes, and that
-// exists as long as the pod. It is also the name of the volume's folder. No other volume has such a name,
-// because other names are shorter, and ParseID refuses it. So only calls of the kubelet for that ID
-// reach the volume.
+// exists as long as the pod. The ID is also the name of the volume's folder. The folder names of other
+// volumes are shorter, and ParseID refuses inline IDs, so calls for other volumes cannot reach an inline
+// volume.
 func InlineID(s string) bool { return inlinePattern.MatchString(s) }
 
 // ephemeralKey is "true" in the volume context of an inline volume (Kubernetes, CSIDriver,
@@ -36,8 +36,8 @@ const mediumMemory = "memory"
 
 var knownAttributes = []string{AttrSize, ParamPool, AttrFSType, AttrMedium}
 
-// Inline is an inline volume as its pod describes it: an image, or in memory. Directories are not
-// supported, because not every filesystem can enforce their size.
+// Inline is an inline volume as its pod describes it: a disk image, or a filesystem in memory. Directories
+// are not supported, because not every filesystem can enforce their size.
 type Inline struct {
 	// Size is in bytes.
 	Size int64
@@ -48,7 +48,7 @@ type Inline struct {
 	Pod    Pod
 }
 
-// Pod is the pod of an inline volume, as far as the orchestrator names it.
+// Pod identifies the pod of an inline volume. Fields that the orchestrator does not give are empty.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
@@ -76,7 +76,7 @@ func ParseInline(context map[string]string) (Inline, error) {
 	}
 	for _, key := range []string{ParamPool, AttrFSType} {
 		if value, given := context[key]; in.Memory && given {
-			return Inline{}, Errorf(ErrInvalid, "volume_context.%s=%q: the volume is in memory: remove it", key, value)
+			return Inline{}, Errorf(ErrInvalid, "volume_context.%s=%q is not possible for a volume in memory: remove the attribute %[1]s", key, value)
 		}
 	}
 	return in, nil
@@ -124,8 +124,8 @@ func (in Inline) Class(kind string) map[string]string {
 	return class
 }
 
-// Spec returns a request for the volume. id is the kubelet's ID, c and target are the capability and the
-// path of the mount, p are the parsed parameters of Class.
+// Spec returns a request for the volume. id is the ID from the kubelet, c and target are the capability and
+// the path of the mount, p are the parsed parameters that Class returned.
 func (in Inline) Spec(id, target string, c Capability, p Parameters) Spec {
 	return Spec{
 		CoName: id, Capacity: Range{Required: in.Size}, Capabilities: []Capability{c},

@@ -9,28 +9,28 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// inlineID is one that a kubelet may make.
+// inlineID is a valid ID of an inline volume.
 var inlineID = "csi-" + strings.Repeat("0123456789abcdef", 4)
 
 func TestInlineID(t *testing.T) {
 	if !volume.InlineID(inlineID) {
-		t.Errorf("%q is none", inlineID)
+		t.Errorf("InlineID(%q) = false, want true", inlineID)
 	}
 	for _, id := range []string{"", "csi-", inlineID[:67], inlineID + "0", "csi-" + strings.Repeat("g", 64), strings.ToUpper(inlineID), inlineID + "\n", "loop:p.01234567:" + inlineID} {
 		if volume.InlineID(id) {
-			t.Errorf("%q is one", id)
+			t.Errorf("InlineID(%q) = true, want false", id)
 		}
 		if got, err := volume.ParseID(id); err == nil {
-			t.Errorf("ParseID took %q: %v", id, got)
+			t.Errorf("ParseID(%q) = %v, want an error", id, got)
 		}
 	}
 	if name := volume.NameFor(inlineID); volume.InlineID(name) {
-		t.Errorf("an orchestrator's volume of that name has the folder %q", name)
+		t.Errorf("NameFor(%q) = %q, which is the ID of an inline volume", inlineID, name)
 	}
 }
 
-// kubelet is what a kubelet says of a volume, beside what its pod says.
-var kubelet = map[string]string{
+// kubeletContext is the part of a volume context that a kubelet adds.
+var kubeletContext = map[string]string{
 	"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "p", "csi.storage.k8s.io/pod.namespace": "ns",
 	"csi.storage.k8s.io/pod.uid": "u", "csi.storage.k8s.io/serviceAccount.name": "default",
 }
@@ -41,7 +41,7 @@ func TestParseInline(t *testing.T) {
 		name string
 		in   map[string]string
 		want volume.Inline
-		says string // of the error; empty: none
+		says string // text in the error; empty: no error
 	}{
 		{"size alone", map[string]string{"size": "1Gi"}, volume.Inline{Size: 1 << 30, Pod: pod}, ""},
 		{"bytes", map[string]string{"size": "1"}, volume.Inline{Size: 1, Pod: pod}, ""},
@@ -55,36 +55,36 @@ func TestParseInline(t *testing.T) {
 
 		{"nothing", nil, volume.Inline{}, "volume_context.size is missing"},
 		{"memory without a size", map[string]string{"medium": "memory"}, volume.Inline{}, "volume_context.size is missing"},
-		{"no size", map[string]string{"size": ""}, volume.Inline{}, `volume_context.size=""`},
-		{"no bytes", map[string]string{"size": "0"}, volume.Inline{}, `size="0"`},
-		{"no bytes with a unit", map[string]string{"size": "0Ti"}, volume.Inline{}, `size="0Ti"`},
+		{"empty size", map[string]string{"size": ""}, volume.Inline{}, `volume_context.size=""`},
+		{"zero bytes", map[string]string{"size": "0"}, volume.Inline{}, `size="0"`},
+		{"zero with a unit", map[string]string{"size": "0Ti"}, volume.Inline{}, `size="0Ti"`},
 		{"negative", map[string]string{"size": "-1"}, volume.Inline{}, `size="-1"`},
 		{"too large a number", map[string]string{"size": "9223372036854775808"}, volume.Inline{}, "expected a size above zero"},
 		{"too many Ti", map[string]string{"size": "9223372036854775807Ti"}, volume.Inline{}, "expected a size above zero"},
 		{"percentage", map[string]string{"size": "50%"}, volume.Inline{}, `size="50%"`},
 		{"option in a size", map[string]string{"size": "1Gi,mode=04777"}, volume.Inline{}, "size="},
-		{"path for a pool", map[string]string{"size": "1Gi", "pool": "../../etc"}, volume.Inline{}, `pool="../../etc"`},
-		{"export for a pool", map[string]string{"size": "1Gi", "pool": "=nas=/tank"}, volume.Inline{}, "pool="},
-		{"no pool", map[string]string{"size": "1Gi", "pool": ""}, volume.Inline{}, `pool=""`},
+		{"path as the pool", map[string]string{"size": "1Gi", "pool": "../../etc"}, volume.Inline{}, `pool="../../etc"`},
+		{"export as the pool", map[string]string{"size": "1Gi", "pool": "=nas=/tank"}, volume.Inline{}, "pool="},
+		{"empty pool", map[string]string{"size": "1Gi", "pool": ""}, volume.Inline{}, `pool=""`},
 		{"backend", map[string]string{"size": "1Gi", "backend": "local"}, volume.Inline{}, `"backend" is unknown`},
-		{"filesystem", map[string]string{"size": "1Gi", "fsType": "vfat"}, volume.Inline{}, `fsType="vfat"`},
-		{"medium", map[string]string{"size": "1Gi", "medium": "disk"}, volume.Inline{}, `medium="disk"`},
-		{"pool in memory", map[string]string{"size": "1Gi", "medium": "memory", "pool": "fast"}, volume.Inline{}, `pool="fast": the volume is in memory`},
+		{"unknown filesystem", map[string]string{"size": "1Gi", "fsType": "vfat"}, volume.Inline{}, `fsType="vfat"`},
+		{"unknown medium", map[string]string{"size": "1Gi", "medium": "disk"}, volume.Inline{}, `medium="disk"`},
+		{"pool in memory", map[string]string{"size": "1Gi", "medium": "memory", "pool": "fast"}, volume.Inline{}, `pool="fast" is not possible for a volume in memory`},
 		{"filesystem in memory", map[string]string{"size": "1Gi", "medium": "memory", "fsType": "xfs"}, volume.Inline{}, "fsType"},
 		{"server", map[string]string{"size": "1Gi", "server": "evil", "share": "/"}, volume.Inline{}, `volume_context."server" is unknown: an inline volume has the volumeAttributes size, pool, fsType, medium`},
 		{"mount options", map[string]string{"size": "1Gi", "mountOptions": "suid"}, volume.Inline{}, `"mountOptions" is unknown`},
 		{"mkfs options", map[string]string{"size": "1Gi", "mkfsOptions": "-d /etc"}, volume.Inline{}, `"mkfsOptions" is unknown`},
-		{"directory's key", map[string]string{"size": "1Gi", "subDir": "x"}, volume.Inline{}, `"subDir" is unknown`},
-		{"another case", map[string]string{"Size": "1Gi"}, volume.Inline{}, `"Size" is unknown`},
+		{"parameter of directories", map[string]string{"size": "1Gi", "subDir": "x"}, volume.Inline{}, `"subDir" is unknown`},
+		{"upper case", map[string]string{"Size": "1Gi"}, volume.Inline{}, `"Size" is unknown`},
 		{"long key", map[string]string{strings.Repeat("k", 5000): "1Gi"}, volume.Inline{}, "is unknown"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			in := maps.Clone(kubelet)
+			in := maps.Clone(kubeletContext)
 			maps.Copy(in, tc.in)
 			got, err := volume.ParseInline(in)
 			if tc.says == "" {
 				if err != nil || got != tc.want {
-					t.Errorf("%+v, %v", got, err)
+					t.Errorf("got %+v, %v; want %+v", got, err, tc.want)
 				}
 				return
 			}
@@ -103,7 +103,7 @@ func inlineRecord() volume.Volume {
 }
 
 func TestInlineRecordRefuses(t *testing.T) {
-	refuse(t, inlineRecord, map[string]func(*volume.Volume){
+	wantDamaged(t, inlineRecord, map[string]func(*volume.Volume){
 		"not marked as inline": func(v *volume.Volume) { v.Ephemeral = nil },
 		"another volume's ID":  func(v *volume.Volume) { v.ID.Name = "v" },
 		"in a shared pool":     func(v *volume.Volume) { v.ID.PoolUUID = "" },
@@ -135,7 +135,7 @@ func FuzzInline(f *testing.F) {
 			in.Pool != "" && !volume.ValidPoolName(in.Pool),
 			in.FSType != "" && !volume.ValidFSType(in.FSType),
 			in.Memory && (in.Pool != "" || in.FSType != ""):
-			t.Errorf("%v became %+v", context, in)
+			t.Errorf("ParseInline(%v) = %+v, which has invalid values", context, in)
 		}
 	})
 }

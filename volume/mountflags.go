@@ -15,9 +15,9 @@ var CommonMountFlags = []string{
 	"defaults", "async", "auto", "noauto", "nofail", "_netdev",
 }
 
-// MountFlags are the mount flags of each filesystem beside CommonMountFlags. A value is one of the values
-// with | between them, N for a number, SIZE for a number with or without a unit, or TEXT. All other flags
-// are refused: they stop the machine (errors=panic), mount other data (subvol=, sb=), skip the journal
+// MountFlags are the mount flags of each filesystem in addition to CommonMountFlags. The part after = lists
+// the allowed values, separated by |, or is N for a number, SIZE for a number with an optional unit, or
+// TEXT. All other flags are refused, because they stop the machine (errors=panic), mount other data (subvol=, sb=), skip the journal
 // (norecovery), open another device (logdev=), or are mistyped.
 var MountFlags = map[string][]string{
 	"ext4": {
@@ -55,8 +55,9 @@ var MountFlags = map[string][]string{
 	},
 }
 
-// CheckMountFlags refuses (ErrInvalid) flags that are in the list of none of the filesystems. An element of
-// flags may contain several, separated by commas.
+// CheckMountFlags refuses (ErrInvalid) a flag that is neither common to all volumes nor in the list of one
+// of the filesystems, unless it begins with x-. An element of flags may contain several flags, separated by
+// commas.
 func CheckMountFlags(flags []string, fsTypes ...string) error {
 	known := slices.Clone(CommonMountFlags)
 	for _, fsType := range fsTypes {
@@ -73,14 +74,14 @@ func CheckMountFlags(flags []string, fsTypes ...string) error {
 	return nil
 }
 
-// flagValues are the patterns of the named values in the lists.
+// flagValues are the patterns of the placeholders in MountFlags.
 var flagValues = map[string]*regexp.Regexp{
 	"N":    regexp.MustCompile(`^[0-9]{1,10}$`),
 	"SIZE": regexp.MustCompile(`^[0-9]{1,10}[kKmMgG]?$`),
 	"TEXT": regexp.MustCompile(`^[A-Za-z0-9._:-]{1,255}$`),
 }
 
-// isFlag tells whether a word is a flag of the lists.
+// isFlag tells whether word is flag, an entry of the lists, with an allowed value.
 func isFlag(word, flag string) bool {
 	key, value, given := strings.Cut(word, "=")
 	flagKey, values, takes := strings.Cut(flag, "=")

@@ -55,12 +55,12 @@ func TestCheckMountFlags(t *testing.T) {
 		fsTypes := strings.Fields(tc.fsTypes)
 		err := volume.CheckMountFlags(strings.Split(tc.flags, " "), fsTypes...)
 		if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) || len(err.Error()) > 1000) {
-			t.Errorf("%.80q of %s: %v, want %q", tc.flags, tc.fsTypes, err, tc.says)
+			t.Errorf("flags %.80q for %s: got %v, want %q in the error", tc.flags, tc.fsTypes, err, tc.says)
 		}
 	}
 }
 
-// TestMountFlagsDocumented: docs/parameters.md contains the lists.
+// TestMountFlagsDocumented: docs/parameters.md contains a row for each list of flags.
 func TestMountFlagsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/parameters.md")
 	must(t, err)

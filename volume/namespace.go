@@ -11,15 +11,15 @@ var namespacePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`
 // ValidNamespace tells whether s can be the name of a namespace (RFC 1123 label).
 func ValidNamespace(s string) bool { return namespacePattern.MatchString(s) }
 
-// CheckNamespace refuses the volume to the pods of a namespace that it does not belong to
-// (ErrPrecondition). A volume without a namespace in its record belongs to none: another orchestrator made
-// it, and its name alone must not give access to it.
+// CheckNamespace returns ErrPrecondition unless the volume belongs to the namespace. A volume without a
+// namespace in its record belongs to none, because another orchestrator created it: a pod must not get
+// access only because it knows the name.
 func (v Volume) CheckNamespace(namespace string) error {
 	switch v.Namespace {
 	case namespace:
 		return nil
 	case "":
-		return Errorf(ErrPrecondition, "volume %s has no namespace in its record, because FlexVolume did not create it: to allow pods of namespace %q to use it, an administrator assigns it to that namespace with the call assign", v.ID, namespace)
+		return Errorf(ErrPrecondition, "volume %s has no namespace in its record, because FlexVolume did not create it: to allow pods of namespace %q to use it, assign it to that namespace with the call assign", v.ID, namespace)
 	}
 	return Errorf(ErrPrecondition, "volume %s belongs to namespace %q, and the pod is in namespace %q: use another volume, or have an administrator assign it to that namespace with the call assign", v.ID, v.Namespace, namespace)
 }

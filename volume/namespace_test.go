@@ -13,7 +13,7 @@ func TestCheckNamespace(t *testing.T) {
 		want     error
 	}{{"shop", nil}, {"other", volume.ErrPrecondition}, {"", volume.ErrPrecondition}} {
 		if err := (volume.Volume{Namespace: tc.recorded}).CheckNamespace("shop"); !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
-			t.Errorf("recorded %q: %v", tc.recorded, err)
+			t.Errorf("recorded namespace %q: got %v, want %v", tc.recorded, err, tc.want)
 		}
 	}
 }
@@ -26,11 +26,11 @@ func TestNamespaceChange(t *testing.T) {
 		recorded string
 		want     error
 	}{
-		{"from any", map[string]string{to: "shop"}, "other", nil},
-		{"from none", map[string]string{to: "shop", before: ""}, "", nil},
-		{"from none, and it has one", map[string]string{to: "shop", before: ""}, "other", volume.ErrPrecondition},
-		{"to none", map[string]string{}, "", volume.ErrInvalid},
-		{"to what is no namespace", map[string]string{to: "Not A Namespace"}, "", volume.ErrInvalid},
+		{"from any namespace", map[string]string{to: "shop"}, "other", nil},
+		{"from no namespace", map[string]string{to: "shop", before: ""}, "", nil},
+		{"from no namespace, but one is recorded", map[string]string{to: "shop", before: ""}, "other", volume.ErrPrecondition},
+		{"to no namespace", map[string]string{}, "", volume.ErrInvalid},
+		{"to an invalid namespace", map[string]string{to: "Not A Namespace"}, "", volume.ErrInvalid},
 		{"unknown key", map[string]string{to: "shop", "iops": "1"}, "", volume.ErrInvalid},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -40,10 +40,10 @@ func TestNamespaceChange(t *testing.T) {
 				v, err = c.Apply(v)
 			}
 			if !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
-				t.Fatalf("%v; want %v", err, tc.want)
+				t.Fatalf("got %v, want %v", err, tc.want)
 			}
 			if err == nil && v.Namespace != "shop" {
-				t.Errorf("namespace %q", v.Namespace)
+				t.Errorf("got namespace %q, want shop", v.Namespace)
 			}
 		})
 	}

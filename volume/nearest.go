@@ -2,9 +2,9 @@ package volume
 
 import "strings"
 
-// Nearest returns the known word with the smallest edit distance to word, compared up to "=". Of
-// several such words it prefers one that has a "=" exactly if word has one. near reports a distance
-// of at most one plus a quarter of the shorter length.
+// Nearest returns the known word with the smallest edit distance to word. Only the parts before "=" are
+// compared. Of several such words it prefers one that has a "=" if and only if word has one. near
+// reports whether the distance is at most one plus a quarter of the shorter length.
 func Nearest(word string, known []string) (nearest string, near bool) {
 	key, _, given := strings.Cut(word, "=")
 	least := 0

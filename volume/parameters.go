@@ -21,23 +21,23 @@ const (
 	ParamGID              = "gid"
 )
 
-// Keys of calls that FlexVolume makes; no StorageClass needs them.
+// Keys that only FlexVolume sets in its calls; no StorageClass needs them.
 const (
-	// ParamNamespace is the only namespace whose pods FlexVolume mounts a volume for: in the
-	// parameters of CreateVolume and ValidateVolumeCapabilities, and in the mutable
-	// parameters of ControllerModifyVolume.
+	// ParamNamespace is the namespace to whose pods FlexVolume gives the volume. It is a
+	// parameter of CreateVolume and ValidateVolumeCapabilities, and a mutable parameter of
+	// ControllerModifyVolume.
 	ParamNamespace = "csi.trivet.dev/namespace"
-	// ParamNamespaceBefore is the namespace that must be on record when
-	// ControllerModifyVolume changes it; if absent, any may be.
+	// ParamNamespaceBefore is the namespace that the record must have before
+	// ControllerModifyVolume changes it; absent: any.
 	ParamNamespaceBefore = "csi.trivet.dev/namespace-before"
 )
 
-// ProvisionerPrefix begins the keys that Kubernetes adds: the provisioner to parameters (names of the claim
-// and the volume, in GetCapacity all of its own keys), the kubelet to a volume context, where they
-// replace keys that a pod gives.
+// ProvisionerPrefix begins the keys that Kubernetes adds. The provisioner adds the names of the claim and
+// the volume to the parameters of CreateVolume, and leaves all of its keys in those of GetCapacity. The
+// kubelet adds keys to a volume context, and replaces those that a pod gives.
 const ProvisionerPrefix = "csi.storage.k8s.io/"
 
-// OnDelete is the treatment of a directory whose volume is deleted.
+// OnDelete tells what happens to a directory when its volume is deleted.
 type OnDelete string
 
 func (o OnDelete) valid() bool {
@@ -45,27 +45,27 @@ func (o OnDelete) valid() bool {
 }
 
 const (
-	// OnDeleteDelete removes it.
+	// OnDeleteDelete removes the directory.
 	OnDeleteDelete OnDelete = "delete"
-	// OnDeleteArchive renames and keeps it.
+	// OnDeleteArchive keeps the directory under another name.
 	OnDeleteArchive OnDelete = "archive"
-	// OnDeleteRetain keeps it at its path.
+	// OnDeleteRetain keeps the directory at its path.
 	OnDeleteRetain OnDelete = "retain"
 )
 
 // Parameters are the parameters of a StorageClass, as a kind of volume accepts them.
 type Parameters struct {
 	Backend string
-	// Pool is the pool's name; empty: the backend's first pool. If the class gives server and share,
-	// it is their DirectPool.
+	// Pool is the pool's name; empty: the backend's first pool. For a class with server and share it
+	// is the name that DirectPool returns.
 	Pool string
-	// Values are all parameters by key, with the kind's defaults and the provisioner's keys.
+	// Values are all parameters by key, including the kind's defaults and the provisioner's keys.
 	Values map[string]string
-	// Namespace is ParamNamespace.
+	// Namespace is the value of ParamNamespace.
 	Namespace string
 }
 
-// Get is the value of a parameter; empty if the class does not give it and the kind has no
+// Get returns the value of a parameter; empty if the class does not set it and the kind has no
 // default.
 func (p Parameters) Get(key string) string { return p.Values[key] }
 
@@ -82,6 +82,6 @@ type DirectoryParameters struct {
 	Mode *uint32
 	// UID and GID own the directory; nil: root.
 	UID, GID *uint32
-	// values are all parameters, which have the values of the variables in SubDir.
+	// values are all parameters. They contain the values of the variables in SubDir.
 	values map[string]string
 }

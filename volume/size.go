@@ -18,7 +18,7 @@ const (
 // DefaultSize is the size of a volume in bytes if the request has none.
 const DefaultSize = 1 * GiB
 
-// Range is a CSI CapacityRange in bytes; 0 means not given.
+// Range is a CSI CapacityRange in bytes; 0 means not set.
 type Range struct{ Required, Limit int64 }
 
 // Bounds are the sizes that a backend supports, in bytes: multiples of Granule from Min on.
@@ -52,7 +52,7 @@ func (r Range) Choose(b Bounds) (int64, error) {
 		}
 	}
 	if want < b.Min {
-		return 0, Errorf(ErrOutOfRange, "capacity_range requires %d bytes, the smallest volume of this kind is %d bytes: request at least that", want, b.Min)
+		return 0, Errorf(ErrOutOfRange, "capacity_range requests %d bytes, but the smallest volume of this kind has %d bytes: request at least that", want, b.Min)
 	}
 	if want > math.MaxInt64-b.Granule {
 		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is larger than any volume can be", r.Required)

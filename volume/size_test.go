@@ -21,7 +21,7 @@ func TestChoose(t *testing.T) {
 		{"default within limit", volume.Range{Limit: 100*volume.MiB + 1}, 100 * volume.MiB, nil},
 		{"rounded up", volume.Range{Required: 16*volume.MiB + 1}, 16*volume.MiB + 4096, nil},
 		{"rounded up to the limit", volume.Range{Required: 16*volume.MiB + 1, Limit: 16*volume.MiB + 4096}, 16*volume.MiB + 4096, nil},
-		{"rounding passes the limit", volume.Range{Required: 16*volume.MiB + 1, Limit: 16*volume.MiB + 2}, 0, volume.ErrOutOfRange},
+		{"rounded past the limit", volume.Range{Required: 16*volume.MiB + 1, Limit: 16*volume.MiB + 2}, 0, volume.ErrOutOfRange},
 		{"below the minimum", volume.Range{Required: 1}, 0, volume.ErrOutOfRange},
 		{"limit below the minimum", volume.Range{Limit: 1}, 0, volume.ErrOutOfRange},
 		{"largest", volume.Range{Required: math.MaxInt64}, 0, volume.ErrOutOfRange},
@@ -32,7 +32,7 @@ func TestChoose(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.in.Choose(bounds)
 			if got != tc.want || !errors.Is(err, tc.err) {
-				t.Errorf("%+v: %d, %v; want %d, %v", tc.in, got, err, tc.want, tc.err)
+				t.Errorf("%+v: got %d, %v; want %d, %v", tc.in, got, err, tc.want, tc.err)
 			}
 		})
 	}
@@ -41,12 +41,12 @@ func TestChoose(t *testing.T) {
 func TestParseSize(t *testing.T) {
 	for in, want := range map[string]int64{"0": 0, "1": 1, "4Ki": 4096, "3Mi": 3 << 20, "2Gi": 2 << 30, "1Ti": 1 << 40, "9223372036854775807": math.MaxInt64} {
 		if got, err := volume.ParseSize(in); got != want || err != nil {
-			t.Errorf("ParseSize(%q) = %d, %v", in, got, err)
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", in, got, err, want)
 		}
 	}
 	for _, in := range []string{"", "-1", "1G", "1.5Gi", "Gi", " 1", "1 Gi", "9223372036854775808", "9007199254740992Ki"} {
 		if got, err := volume.ParseSize(in); !errors.Is(err, volume.ErrInvalid) {
-			t.Errorf("ParseSize(%q) = %d, %v", in, got, err)
+			t.Errorf("ParseSize(%q) = %d, %v; want ErrInvalid", in, got, err)
 		}
 	}
 }

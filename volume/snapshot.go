@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// ParamConsistency is the key of Consistency in a VolumeSnapshotClass.
+// ParamConsistency is the parameter of a VolumeSnapshotClass whose value is a Consistency.
 const ParamConsistency = "consistency"
 
 // Consistency is the state of the data in a snapshot of a volume that is in use.
 type Consistency string
 
 const (
-	// ConsistencyCrash is the state after a power failure at one moment. It contains all data that
-	// was written before the call.
+	// ConsistencyCrash is the state after a power failure. It contains all data that was written
+	// before the call.
 	ConsistencyCrash Consistency = "crash"
 	// ConsistencyFrozen is the state after a clean unmount: the filesystem is frozen while the
 	// snapshot is made.
@@ -56,7 +56,7 @@ type SnapshotSpec struct {
 	Parameters SnapshotParameters
 }
 
-// Name is the name of the set.
+// Name is the name in the ID of the SnapshotSet.
 func (s SnapshotSpec) Name() string {
 	if s.Group {
 		return GroupName(s.CoName)
@@ -74,21 +74,22 @@ var (
 	groupNamePattern    = regexp.MustCompile(`^[a-z0-9-]{1,63}\.group$`)
 )
 
-// GroupName returns the name of a group of snapshots in its ID, for the orchestrator's name.
+// GroupName returns the name in the ID of the group of snapshots that the orchestrator calls coName.
 func GroupName(coName string) string { return NameFor(coName) + groupSuffix }
 
 // IsGroup tells whether a name is that of a group of snapshots.
 func IsGroup(name string) bool { return groupNamePattern.MatchString(name) }
 
-// ValidSetName tells whether the driver can have made a set of snapshots with that name.
+// ValidSetName tells whether name can be the name of a SnapshotSet.
 func ValidSetName(name string) bool { return namePattern.MatchString(name) || IsGroup(name) }
 
-// MemberName is the name of one snapshot of a group.
+// MemberName returns the name of the snapshot with an index in a group.
 func MemberName(group string, index int) string {
 	return fmt.Sprintf("%s.%03d", strings.TrimSuffix(group, groupSuffix), index)
 }
 
-// SetOf returns the name of a snapshot's SnapshotSet: the name of its group, or its own.
+// SetOf returns the name of the SnapshotSet that contains a snapshot: the name of the snapshot's group, or
+// the snapshot's own name.
 func SetOf(snapshot string) string {
 	if group, _, ok := strings.Cut(snapshot, "."); ok {
 		return group + groupSuffix
@@ -96,8 +97,8 @@ func SetOf(snapshot string) string {
 	return snapshot
 }
 
-// ParseSnapshotID parses the ID of a snapshot, which has the format of a volume's ID, and the pool of the
-// volume. ErrNotFound for any other text.
+// ParseSnapshotID parses the ID of a snapshot. It has the format of a volume's ID, and contains the pool of
+// the source volume. ErrNotFound for any other text.
 func ParseSnapshotID(s string) (ID, error) { return parseID(s, snapshotNamePattern.MatchString) }
 
 // ParseGroupID is ParseSnapshotID for a group of snapshots.
@@ -111,7 +112,8 @@ type SnapshotSet struct {
 	CoName    string     `json:"name"`
 	Created   time.Time  `json:"created"`
 	Snapshots []Snapshot `json:"snapshots"`
-	// Token identifies the call that made the set: several processes may make a set with the same name.
+	// Token identifies the call that created the set, because several processes may create sets with the
+	// same name.
 	Token string `json:"token,omitempty"`
 }
 
@@ -120,11 +122,11 @@ type Snapshot struct {
 	ID ID `json:"id"`
 	// Source is the volume that was copied.
 	Source ID `json:"source"`
-	// Size is the smallest capacity of a volume that is made from the snapshot, in bytes.
+	// Size is the minimum capacity of a volume that is created from the snapshot, in bytes.
 	Size int64 `json:"sizeBytes"`
 	// Bytes is the space that the snapshot can use, in bytes. Data that it shares is included.
 	Bytes int64 `json:"allocatedBytes"`
-	// Shared: the snapshot shared its data with the volume when it was made.
+	// Shared: the snapshot shared its data with the volume when the snapshot was created.
 	Shared bool `json:"shared,omitempty"`
 	// Owners are the volumes other than Source that have written data of the snapshot, if the filesystem
 	// counts the data as their usage.
@@ -136,7 +138,8 @@ type Snapshot struct {
 	SectorSize int    `json:"sectorSize,omitempty"`
 	// Formatted: the image contains a complete filesystem; otherwise it contains none.
 	Formatted bool `json:"formatted,omitempty"`
-	// Created is the time of the set. Group is the ID of the set, if the set is a group.
+	// Created is the creation time of the set. Group is the ID of the set if it is a group. Members sets
+	// both.
 	Created time.Time `json:"-"`
 	Group   ID        `json:"-"`
 }
@@ -183,7 +186,7 @@ func (fs Forms) ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 	case len(s.Snapshots) == 0, len(s.Snapshots) > MaxGroup, !s.IsGroup() && len(s.Snapshots) > 1:
 		return SnapshotSet{}, Errorf(ErrDamaged, "record of %s has %d snapshots", s.ID, len(s.Snapshots))
 	}
-	form, err := fs.of(s.ID)
+	form, err := fs.byID(s.ID)
 	if err != nil {
 		return SnapshotSet{}, err
 	}
@@ -205,17 +208,17 @@ func (s Snapshot) check(form Form, set SnapshotSet, i int) error {
 	source.Name = want.Name
 	switch {
 	case s.ID != want, source != want, !namePattern.MatchString(s.Source.Name):
-		return Errorf(ErrDamaged, "record of %s has snapshot %s of volume %s", set.ID, s.ID, s.Source)
+		return Errorf(ErrDamaged, "record of %s contains snapshot %s of volume %s, which does not belong to it", set.ID, s.ID, s.Source)
 	case s.Size <= 0, s.Bytes < 0:
-		return Errorf(ErrDamaged, "record of snapshot %s has sizeBytes %d, allocatedBytes %d", s.ID, s.Size, s.Bytes)
+		return Errorf(ErrDamaged, "record of snapshot %s has the invalid sizeBytes %d or allocatedBytes %d", s.ID, s.Size, s.Bytes)
 	case !s.Directory && len(s.Owners) > 0:
 		return Errorf(ErrDamaged, "record of snapshot %s of an image has owners %v", s.ID, s.Owners)
 	case s.Directory && (s.Block || s.FSType != "" || s.SectorSize != 0 || s.Formatted), s.Directory != form.Directory:
-		return Errorf(ErrDamaged, "record of snapshot %s has a directory: %t, or fields of the other kind", s.ID, s.Directory)
+		return Errorf(ErrDamaged, "record of snapshot %s: directory is %t, which contradicts its backend or its other fields", s.ID, s.Directory)
 	case s.Directory:
 		return nil
 	case s.Block == (s.FSType != ""), !s.Block && !ValidFSType(s.FSType), s.SectorSize != 512 && s.SectorSize != 4096:
-		return Errorf(ErrDamaged, "record of snapshot %s has block %t with fsType %q, sectorSize %d", s.ID, s.Block, s.FSType, s.SectorSize)
+		return Errorf(ErrDamaged, "record of snapshot %s has an invalid combination: block %t, fsType %q, sectorSize %d", s.ID, s.Block, s.FSType, s.SectorSize)
 	}
 	return nil
 }
@@ -225,7 +228,8 @@ type Source struct {
 	// Snapshot: ID is that of a snapshot, otherwise that of a volume.
 	Snapshot bool `json:"snapshot,omitempty"`
 	ID       ID   `json:"id"`
-	// Shared is the size of the data that the volume shared with its source when it was made, in bytes.
+	// Shared is the size of the data that the volume shared with its source when the volume was created, in
+	// bytes.
 	Shared int64 `json:"sharedBytes,omitempty"`
 	// Owners are the volumes that have written the shared data, if the filesystem counts it as their usage.
 	Owners []ID `json:"owners,omitempty"`

@@ -43,60 +43,60 @@ func directorySet() volume.SnapshotSet {
 // refused.
 func TestParseSnapshotSet(t *testing.T) {
 	for name, tc := range map[string]struct {
-		of     func() volume.SnapshotSet
+		set    func() volume.SnapshotSet
 		change func(*volume.SnapshotSet)
 		ok     bool
 	}{
-		"group":            {snapshotSet, func(*volume.SnapshotSet) {}, true},
-		"directory":        {directorySet, func(*volume.SnapshotSet) {}, true},
-		"raw":              {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Block, s.Snapshots[0].FSType = true, "" }, true},
-		"version":          {snapshotSet, func(s *volume.SnapshotSet) { s.Version++ }, false},
-		"none":             {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots = nil }, false},
-		"too many":         {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots = make([]volume.Snapshot, volume.MaxGroup+1) }, false},
-		"two alone":        {directorySet, func(s *volume.SnapshotSet) { s.Snapshots = append(s.Snapshots, s.Snapshots[0]) }, false},
-		"order":            {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0], s.Snapshots[1] = s.Snapshots[1], s.Snapshots[0] }, false},
-		"a member's ID":    {snapshotSet, func(s *volume.SnapshotSet) { s.ID.Name = "snap-1.000" }, false},
-		"other pool":       {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Source.Pool = "other" }, false},
-		"of a snapshot":    {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Source.Name = "snap-0.001" }, false},
-		"no size":          {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Size = 0 }, false},
-		"negative bytes":   {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Bytes = -1 }, false},
-		"image's field":    {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "ext4" }, false},
-		"directory, image": {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Directory = true }, false},
-		"no filesystem":    {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "" }, false},
-		"filesystem":       {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "ntfs" }, false},
-		"sector":           {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].SectorSize = 0 }, false},
+		"group":              {snapshotSet, func(*volume.SnapshotSet) {}, true},
+		"directory":          {directorySet, func(*volume.SnapshotSet) {}, true},
+		"raw":                {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Block, s.Snapshots[0].FSType = true, "" }, true},
+		"unknown version":    {snapshotSet, func(s *volume.SnapshotSet) { s.Version++ }, false},
+		"no snapshots":       {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots = nil }, false},
+		"too many":           {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots = make([]volume.Snapshot, volume.MaxGroup+1) }, false},
+		"two, no group":      {directorySet, func(s *volume.SnapshotSet) { s.Snapshots = append(s.Snapshots, s.Snapshots[0]) }, false},
+		"wrong order":        {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0], s.Snapshots[1] = s.Snapshots[1], s.Snapshots[0] }, false},
+		"ID of a member":     {snapshotSet, func(s *volume.SnapshotSet) { s.ID.Name = "snap-1.000" }, false},
+		"other pool":         {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Source.Pool = "other" }, false},
+		"snapshot source":    {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Source.Name = "snap-0.001" }, false},
+		"no size":            {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Size = 0 }, false},
+		"negative bytes":     {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Bytes = -1 }, false},
+		"field of an image":  {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "ext4" }, false},
+		"image as directory": {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Directory = true }, false},
+		"no filesystem":      {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "" }, false},
+		"unknown filesystem": {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "ntfs" }, false},
+		"no sector size":     {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].SectorSize = 0 }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := tc.of()
+			s := tc.set()
 			tc.change(&s)
 			b, err := s.Marshal()
 			must(t, err)
 			got, err := forms.ParseSnapshotSet(b)
 			if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, s) {
-				t.Errorf("%+v, %v", got, err)
+				t.Errorf("got %+v, %v; want success: %t", got, err, tc.ok)
 			}
 		})
 	}
 }
 
-// TestSnapshotNames: the names of sets and of their members determine each other, and the name of a
-// member is not that of a set.
+// TestSnapshotNames: the name of a member determines the name of its set, and is not itself the name of a
+// set.
 func TestSnapshotNames(t *testing.T) {
 	group := volume.GroupName("snap-1")
 	for i := range volume.MaxGroup {
 		member := volume.MemberName(group, i)
 		if volume.SetOf(member) != group || volume.IsGroup(member) {
-			t.Errorf("%q is of %q", member, volume.SetOf(member))
+			t.Errorf("SetOf(%q) = %q, want %q, and IsGroup = %t, want false", member, volume.SetOf(member), group, volume.IsGroup(member))
 		}
 	}
 	alone := volume.SnapshotSpec{CoName: "snap-1"}.Name()
 	if volume.SetOf(alone) != alone || !volume.ValidSetName(alone) || !volume.ValidSetName(group) || volume.ValidSetName(volume.MemberName(group, 0)) {
-		t.Errorf("%q and %q are no names of sets, or a member's is", alone, group)
+		t.Errorf("ValidSetName or SetOf is wrong for %q, for %q, or for a member of the latter", alone, group)
 	}
 	longest := snapshotID("local", volume.MemberName(volume.GroupName(strings.Repeat("n", 63)), 0))
 	longest.Pool = strings.Repeat("p", 40)
 	if n := len(longest.String()); n > volume.MaxIDLength {
-		t.Errorf("the longest ID of a snapshot has %d bytes", n)
+		t.Errorf("the longest ID of a snapshot has %d bytes, want at most %d", n, volume.MaxIDLength)
 	}
 }
 
@@ -115,13 +115,13 @@ func FuzzSnapshotID(f *testing.F) {
 			}
 		}
 		if err == nil && gerr == nil {
-			t.Errorf("%q is a snapshot and a group", s)
+			t.Errorf("%q is the ID of a snapshot and of a group", s)
 		}
 		if gerr == nil && group.String() != s || err == nil && id.String() != s {
-			t.Errorf("%q parsed and became %q, %q", s, id, group)
+			t.Errorf("%q was parsed and formatted to %q or %q", s, id, group)
 		}
 		if set := volume.SetOf(id.Name); err == nil && (!volume.ValidSetName(set) || strings.ContainsAny(set, "/\x00\n")) {
-			t.Errorf("%q is of set %q", s, set)
+			t.Errorf("snapshot %q: SetOf returns %q, which is not a valid name", s, set)
 		}
 	})
 }
@@ -148,12 +148,12 @@ func FuzzSnapshotSet(f *testing.F) {
 		again, err := s.Marshal()
 		must(t, err)
 		if w, err := forms.ParseSnapshotSet(again); err != nil || !reflect.DeepEqual(w.Snapshots, s.Snapshots) || w.ID != s.ID {
-			t.Errorf("%q became %q: %v", b, again, err)
+			t.Errorf("%q was parsed and formatted to %q: %v", b, again, err)
 		}
 		for _, one := range s.Members() {
 			id, err := volume.ParseSnapshotID(one.ID.String())
 			if err != nil || volume.SetOf(id.Name) != s.ID.Name || (one.Group == s.ID) != s.IsGroup() {
-				t.Errorf("%q: %s of group %s is in set %s: %v", b, one.ID, one.Group, s.ID, err)
+				t.Errorf("%q: snapshot %s with group %s does not belong to set %s: %v", b, one.ID, one.Group, s.ID, err)
 			}
 			if _, err := volume.ParseID(one.Source.String()); err != nil {
 				t.Errorf("%q: %v", b, err)
@@ -173,12 +173,12 @@ func FuzzSnapshotParameters(f *testing.F) {
 		p, err := volume.ParseSnapshotParameters(maps.Clone(in))
 		if err != nil {
 			if !errors.Is(err, volume.ErrInvalid) || key != "" && !strings.Contains(err.Error(), "parameter") {
-				t.Errorf("%v: %v", in, err)
+				t.Errorf("%v: got %v, want ErrInvalid that names the parameter", in, err)
 			}
 			return
 		}
 		if p.Consistency != volume.ConsistencyCrash && p.Consistency != volume.ConsistencyFrozen {
-			t.Errorf("%v passed as %+v", in, p)
+			t.Errorf("%v was accepted as %+v", in, p)
 		}
 	})
 }

@@ -12,8 +12,8 @@ const maxLabelLength = 63
 const labelHashDigits = 16
 
 var (
-	labelPattern  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
-	labelStranger = regexp.MustCompile(`[^A-Za-z0-9._-]`)
+	labelPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+	labelInvalid = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 )
 
 // TopologyValue returns the value of a node in topology segments: the node's name if that can be a label's
@@ -23,7 +23,7 @@ func TopologyValue(node string) string {
 		return node
 	}
 	sum := sha256.Sum256([]byte(node))
-	head := "n" + labelStranger.ReplaceAllString(node, "-")
+	head := "n" + labelInvalid.ReplaceAllString(node, "-")
 	if labelPattern.MatchString(node[:min(1, len(node))]) {
 		head = head[1:]
 	}

@@ -3,6 +3,7 @@ package volume
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -31,8 +32,8 @@ func (s Spec) Name() string {
 	return NameFor(s.CoName)
 }
 
-// CheckID returns ErrInvalid if the volume's ID would exceed MaxIDLength. Only the name of a direct pool
-// can be that long.
+// CheckID returns ErrInvalid if the volume's ID would exceed MaxIDLength. Only the ID of a volume in a
+// direct pool can be that long.
 func (s Spec) CheckID() error {
 	id := ID{Backend: s.Parameters.Backend, Pool: s.Parameters.Pool, Name: NameFor(s.CoName)}
 	if n := len(id.String()); n > MaxIDLength {
@@ -81,15 +82,15 @@ type Volume struct {
 	Directory *Directory `json:"directory,omitempty"`
 	// Section is the part that only the volume's kind uses; nil if the kind has no section.
 	Section Section `json:"section,omitempty"`
-	// Token identifies the call that made the volume: several processes may make a volume with the
-	// same name.
+	// Token identifies the call that created the volume, because several processes may create volumes
+	// with the same name.
 	Token string `json:"token,omitempty"`
 	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
-	// Namespace is the only namespace for whose pods FlexVolume mounts the volume; empty: FlexVolume does
-	// not mount it. CSI ignores it: there, a PersistentVolumeClaim determines which pods use the volume.
+	// Namespace is the namespace to whose pods FlexVolume gives the volume; empty: to none. CSI ignores it,
+	// because a PersistentVolumeClaim determines which pods use a CSI volume.
 	Namespace string `json:"namespace,omitempty"`
-	// Source is nil for a volume that was made empty.
+	// Source is nil for a volume that was created empty.
 	Source  *Source   `json:"source,omitempty"`
 	Created time.Time `json:"created"`
 }
@@ -99,7 +100,7 @@ type Directory struct {
 	// SubDir is the path of the directory in the pool; empty: it is in the volume's folder.
 	SubDir   string   `json:"subDir,omitempty"`
 	OnDelete OnDelete `json:"onDelete"`
-	// Mode, UID and GID are those of the directory when it was made.
+	// Mode, UID and GID are those of the directory when the volume was created.
 	Mode uint32 `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
@@ -111,7 +112,7 @@ type Directory struct {
 type Quota struct {
 	// Kind is the quota.Kind that enforces the limit.
 	Kind string `json:"kind"`
-	// ID identifies the limit in the filesystem, as long as data with this ID exists.
+	// ID identifies the limit in the filesystem. No other volume gets it while data with this ID exists.
 	ID uint64 `json:"id"`
 }
 
@@ -161,8 +162,8 @@ func sameSource(a, b *Source) bool {
 	return a.Snapshot == b.Snapshot && a.ID == b.ID
 }
 
-// satisfiesDirectory is Satisfies for the parameters of directories. If the request has no mode, uid or
-// gid, every value matches.
+// satisfiesDirectory compares the parameters of directories. A mode, uid or gid that the request does not
+// set matches every value.
 func (v Volume) satisfiesDirectory(s Spec) error {
 	p, err := s.Parameters.Directory()
 	if err != nil {
@@ -180,7 +181,7 @@ func (v Volume) satisfiesDirectory(s Spec) error {
 	}{
 		{ParamSubDir, d.SubDir, d.SubDir == subDir},
 		{ParamOnDelete, d.OnDelete, d.OnDelete == cmp.Or(p.OnDelete, OnDeleteDelete)},
-		{ParamMode, d.Mode, p.Mode == nil || d.Mode == *p.Mode},
+		{ParamMode, fmt.Sprintf("%04o", d.Mode), p.Mode == nil || d.Mode == *p.Mode},
 		{ParamUID, d.UID, p.UID == nil || d.UID == *p.UID},
 		{ParamGID, d.GID, p.GID == nil || d.GID == *p.GID},
 	} {

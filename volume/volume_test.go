@@ -27,7 +27,7 @@ func parse(t *testing.T, v volume.Volume) (volume.Volume, error) {
 	return forms.ParseVolume(b)
 }
 
-// section is the section of a kind's record.
+// section is the Section of the kind loop in these tests.
 type section struct {
 	Allocation string `json:"allocation"`
 }
@@ -43,13 +43,13 @@ func (s *section) Parameters() map[string]string {
 	return map[string]string{"allocation": s.Allocation}
 }
 
-// otherSection is a section that another version wrote.
+// otherSection is a section with a field that section does not have.
 type otherSection struct {
 	section
 	Surprise bool `json:"surprise"`
 }
 
-// forms are those of kinds with a device, one of them with a section, and of directories.
+// forms are those of two kinds with a device, the first with a section, and of two kinds of directories.
 var forms = volume.Forms{
 	{Name: "loop", OnNodes: true, OnExports: true, Section: func() volume.Section { return new(section) }},
 	{Name: "disk"},
@@ -63,7 +63,7 @@ func TestGuess(t *testing.T) {
 		want                string
 	}{{false, false, "loop"}, {false, true, "local"}, {true, false, "loop"}, {true, true, "nfs"}} {
 		if got := forms.Guess(tc.onExport, tc.directory); got != tc.want {
-			t.Errorf("%+v: %q", tc, got)
+			t.Errorf("Guess(%t, %t) = %q, want %q", tc.onExport, tc.directory, got, tc.want)
 		}
 	}
 }
@@ -84,22 +84,22 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// refuse checks that a record is ErrDamaged after each of some changes.
-func refuse(t *testing.T, record func() volume.Volume, changes map[string]func(*volume.Volume)) {
+// wantDamaged checks that a record is ErrDamaged after each of the changes.
+func wantDamaged(t *testing.T, record func() volume.Volume, changes map[string]func(*volume.Volume)) {
 	t.Helper()
 	for name, change := range changes {
 		t.Run(name, func(t *testing.T) {
 			v := record()
 			change(&v)
 			if got, err := parse(t, v); !errors.Is(err, volume.ErrDamaged) {
-				t.Errorf("%+v, %v", got, err)
+				t.Errorf("got %+v, %v; want ErrDamaged", got, err)
 			}
 		})
 	}
 }
 
 func TestParseRecordRefuses(t *testing.T) {
-	refuse(t, record, map[string]func(*volume.Volume){
+	wantDamaged(t, record, map[string]func(*volume.Volume){
 		"another version":        func(v *volume.Volume) { v.Version = 2 },
 		"no version":             func(v *volume.Volume) { v.Version = 0 },
 		"no ID":                  func(v *volume.Volume) { v.ID = volume.ID{} },
@@ -109,30 +109,30 @@ func TestParseRecordRefuses(t *testing.T) {
 		"unknown filesystem":     func(v *volume.Volume) { v.FSType = "ntfs" },
 		"block and a filesystem": func(v *volume.Volume) { v.Block = true },
 		"a directory's backend":  func(v *volume.Volume) { v.ID.Backend = "nfs" },
-		"sector":                 func(v *volume.Volume) { v.SectorSize = 1000 },
-		"section":                func(v *volume.Volume) { v.Section = &section{} },
-		"field of the section":   func(v *volume.Volume) { v.Section = &otherSection{Surprise: true} },
+		"invalid sector size":    func(v *volume.Volume) { v.SectorSize = 1000 },
+		"empty section":          func(v *volume.Volume) { v.Section = &section{} },
+		"unknown section field":  func(v *volume.Volume) { v.Section = &otherSection{Surprise: true} },
 		"no section":             func(v *volume.Volume) { v.Section = nil },
-		"another's section":      func(v *volume.Volume) { v.ID.Backend = "disk" },
+		"section of other kind":  func(v *volume.Volume) { v.ID.Backend = "disk" },
 		"unknown backend":        func(v *volume.Volume) { v.ID.Backend = "tape" },
-		"also a directory":       func(v *volume.Volume) { v.Directory = &volume.Directory{OnDelete: volume.OnDeleteDelete} },
+		"device and directory":   func(v *volume.Volume) { v.Directory = &volume.Directory{OnDelete: volume.OnDeleteDelete} },
 	})
 	const versions = "has version %d, this driver reads version 1"
 	for text, want := range map[string]string{
 		"": "end of JSON", "{": "end of JSON", "\x00\x00": "invalid character", "null": fmt.Sprintf(versions, 0),
 		`{"version":1,"surprise":true}`:                                           "version 1, which this driver reads, but another format",
-		`{"version":1,"id":"loop:p.01234567:v","capacityBytes":1,"section":null}`: "has a section: false",
+		`{"version":1,"id":"loop:p.01234567:v","capacityBytes":1,"section":null}`: "field section is present: false, want true",
 		`{"version":2,"surprise":true}`:                                           fmt.Sprintf(versions, 2),
 		`{"version":3,"id":"tape:p:v","capacityBytes":"1Gi"}`:                     fmt.Sprintf(versions, 3),
 	} {
 		got, err := forms.ParseVolume([]byte(text))
 		if !errors.Is(err, volume.ErrDamaged) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %+v, %v; want %q", text, got, err, want)
+			t.Errorf("%q: got %+v, %v; want %q in the error", text, got, err, want)
 		}
 	}
 }
 
-// TestEditedRecord: the order of the fields and the spaces in a record do not matter.
+// TestEditedRecord: the order of the fields of a record, and the spaces between them, do not matter.
 func TestEditedRecord(t *testing.T) {
 	b, err := record().MarshalRecord()
 	must(t, err)
@@ -142,7 +142,7 @@ func TestEditedRecord(t *testing.T) {
 		text := fmt.Sprintf(`{"section":%s, %s"id":%s, "version":1, "name":"v", "capacityBytes":1, "fsType":"xfs", "sectorSize":512, "created":%s}`,
 			fields["section"], before, fields["id"], fields["created"])
 		if v, err := forms.ParseVolume([]byte(text)); err != nil || !reflect.DeepEqual(v.Section, record().Section) {
-			t.Errorf("%s: %+v, %v", text, v, err)
+			t.Errorf("%s: got %+v, %v; want section %+v", text, v, err, record().Section)
 		}
 	}
 }
@@ -163,11 +163,11 @@ func TestSatisfies(t *testing.T) {
 		ok     bool
 	}{
 		{"the same", func(*volume.Spec) {}, true},
-		{"less is enough", func(s *volume.Spec) { s.Capacity.Required = 1 }, true},
-		{"nothing asked", func(s *volume.Spec) { s.Capacity.Required = 0 }, true},
-		{"another name of one hash", func(s *volume.Spec) { s.CoName = "w" }, false},
-		{"more", func(s *volume.Spec) { s.Capacity.Required++ }, false},
-		{"limit below", func(s *volume.Spec) { s.Capacity = volume.Range{Limit: 1 << 20} }, false},
+		{"smaller required size", func(s *volume.Spec) { s.Capacity.Required = 1 }, true},
+		{"no required size", func(s *volume.Spec) { s.Capacity.Required = 0 }, true},
+		{"another name", func(s *volume.Spec) { s.CoName = "w" }, false},
+		{"larger required size", func(s *volume.Spec) { s.Capacity.Required++ }, false},
+		{"limit below the size", func(s *volume.Spec) { s.Capacity = volume.Range{Limit: 1 << 20} }, false},
 		{"block", func(s *volume.Spec) { s.Capabilities[0].Block = true }, false},
 		{"filesystem", func(s *volume.Spec) { s.Capabilities[0].FSType = "xfs" }, false},
 		{"filesystem by parameter", func(s *volume.Spec) { s.Parameters.Values[volume.ParamFSType] = "xfs" }, false},
@@ -177,7 +177,7 @@ func TestSatisfies(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			err := record().Satisfies(spec(tc.change))
 			if (err == nil) != tc.ok || (err != nil && !errors.Is(err, volume.ErrIncompatible)) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want success: %t", err, tc.ok)
 			}
 		})
 	}
@@ -196,20 +196,20 @@ func TestTopologyValue(t *testing.T) {
 	for _, hard := range []string{"", "-", "ünïcode", "a_", strings.Repeat("x.", 126) + "y", "a/b"} {
 		got := volume.TopologyValue(hard)
 		if got != volume.TopologyValue(got) || len(got) > 63 {
-			t.Errorf("TopologyValue(%q) = %q is no label value", hard, got)
+			t.Errorf("TopologyValue(%q) = %q, which is not a valid label value", hard, got)
 		}
 	}
 }
 
-func TestErrorfKeepsBoth(t *testing.T) {
+func TestErrorfWrapsBoth(t *testing.T) {
 	cause := errors.New("disk on fire")
 	err := volume.Errorf(volume.ErrUnavailable, "pool %q: %w", "p", cause)
 	if !errors.Is(err, volume.ErrUnavailable) || !errors.Is(err, cause) || err.Error() != `pool "p": disk on fire` {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want an error that wraps the sentinel and the cause", err)
 	}
 }
 
-// FuzzRecord: a record is refused as damaged, or is formatted to an equal record.
+// FuzzRecord: a record is refused as damaged, or is parsed and formatted to an equal record.
 func FuzzRecord(f *testing.F) {
 	for _, v := range []volume.Volume{record(), directoryRecord(), inlineRecord()} {
 		b, err := v.MarshalRecord()
@@ -229,12 +229,12 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		if d := v.Directory; d != nil && d.SubDir != "" && volume.CheckSubDir(d.SubDir) != nil {
-			t.Errorf("%q has subDir %q", b, d.SubDir)
+			t.Errorf("%q was accepted with the invalid subDir %q", b, d.SubDir)
 		}
 		again, err := v.MarshalRecord()
 		must(t, err)
 		if w, err := forms.ParseVolume(again); err != nil || w.ID != v.ID || w.Capacity != v.Capacity {
-			t.Errorf("%q became %q: %v", b, again, err)
+			t.Errorf("%q was parsed and formatted to %q: %v", b, again, err)
 		}
 	})
 }
