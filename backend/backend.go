@@ -24,8 +24,8 @@ type Backend interface {
 	// Create creates a volume, or returns the existing one if it satisfies spec (otherwise
 	// ErrIncompatible). The returned volume is durable.
 	Create(ctx context.Context, spec volume.Spec) (volume.Volume, error)
-	// Delete removes a volume. It succeeds if the volume does not exist. ErrPrecondition while the
-	// volume is controller-published, ErrInUse while a device or a program of this node uses it.
+	// Delete removes a volume. It succeeds if the volume does not exist. ErrPrecondition if the
+	// volume is controller-published, ErrInUse if a device or a program of this node uses it.
 	Delete(ctx context.Context, id volume.ID) error
 	// Get reads the record of a volume (ErrNotFound, ErrDamaged).
 	Get(ctx context.Context, id volume.ID) (volume.Volume, error)
@@ -36,19 +36,19 @@ type Backend interface {
 	// Capacity returns the capacity that is available for new volumes with these parameters.
 	Capacity(ctx context.Context, q CapacityQuery) (Capacity, error)
 
-	// Attach makes the volume available on this node: formatted, checked, bound to a
-	// device. The caller mounts the source, unless it is a raw device, and closes it.
+	// Attach makes the volume available on this node. A volume with a device is formatted or
+	// checked first. The caller mounts the source, unless it is a raw device, and closes it.
 	Attach(ctx context.Context, v volume.Volume) (mount.Source, error)
 	// Present finds the current source of the volume on this node; ok is false if there is
 	// none. A directory is always present. If the record of the volume cannot be read, v has only
-	// the ID, which is enough to recognize the mounts of the volume.
+	// the ID. The source must recognize the mounts of the volume by the ID alone.
 	Present(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error)
 	// Detach undoes Attach before it returns (ErrPrecondition if the volume is still in use).
 	// The caller has unmounted the volume.
 	Detach(ctx context.Context, v volume.Volume) error
 }
 
-// CapacityQuery contains the parameters of GetCapacity.
+// CapacityQuery contains the arguments of GetCapacity.
 type CapacityQuery struct {
 	Parameters volume.Parameters
 	// FSType and Block describe the requested volume capabilities.
@@ -73,11 +73,11 @@ type Publication struct {
 
 // Publisher records the nodes to which volumes are controller-published.
 type Publisher interface {
-	// Publish records a publication. ErrIncompatible if there is a different one for the
-	// node, ErrPrecondition if the volume is published to another node and the two publications
+	// Publish records a publication. ErrIncompatible if the volume is published differently to
+	// that node, ErrPrecondition if it is published to another node and the two publications
 	// exclude each other.
 	Publish(ctx context.Context, v volume.Volume, p Publication) error
-	// Unpublish removes the publication; an empty node means all nodes.
+	// Unpublish removes the publication to a node; empty: to all nodes.
 	Unpublish(ctx context.Context, id volume.ID, node string) error
 	// PublishedNodes lists the nodes to which v is published.
 	PublishedNodes(ctx context.Context, v volume.Volume) ([]string, error)
@@ -92,8 +92,8 @@ type Expander interface {
 	// r.Required, and returns the changed volume. It does not change a volume that is large
 	// enough. ErrOutOfRange if there is no room.
 	Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error)
-	// ResizeDevice makes the device of the volume on this node as large as its storage. It
-	// is cheap if nothing changed. A directory has no device.
+	// ResizeDevice makes the device of the volume on this node as large as its storage. The
+	// call is cheap if the size is already right. It does nothing for a directory.
 	ResizeDevice(ctx context.Context, v volume.Volume) error
 }
 
@@ -103,17 +103,19 @@ type NamespaceSetter interface {
 	SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error
 }
 
-// EnforcedHard means that the device limits a volume to its capacity, EnforcedCooperative that a
-// quota limits it, which a sufficiently privileged process can exceed, and EnforcedNot that nothing
-// limits it.
+// The results of Limiter.Enforced.
 const (
-	EnforcedHard        = "hard"
+	// EnforcedHard: the volume's device limits it to its capacity.
+	EnforcedHard = "hard"
+	// EnforcedCooperative: a quota limits the volume. A sufficiently privileged process can
+	// exceed it.
 	EnforcedCooperative = "cooperative"
-	EnforcedNot         = "false"
+	// EnforcedNot: nothing limits the volume.
+	EnforcedNot = "false"
 )
 
-// Limiter reports how volumes are limited to their capacity. The volumes of other backends are
-// EnforcedHard.
+// Limiter reports how volumes are limited to their capacity. The volumes of a backend that does not
+// implement it are EnforcedHard.
 type Limiter interface {
 	// Enforced returns a value for the volume context, which never changes for a volume. If the
 	// record cannot be read, v has only the ID.
@@ -122,8 +124,8 @@ type Limiter interface {
 
 // Meter measures volumes that share a filesystem with other volumes.
 type Meter interface {
-	// Measure returns the size and the usage of a volume; ok is false if only the statistics of
-	// the filesystem apply.
+	// Measure returns the size and the usage of a volume; ok is false if nothing limits the
+	// volume: then the statistics of its filesystem apply.
 	Measure(ctx context.Context, v volume.Volume) (m Measure, ok bool, err error)
 }
 
@@ -133,7 +135,7 @@ type Measure struct {
 	Inodes, UsedInodes int64
 }
 
-// BlockProvider provides read-only devices of raw volumes: a read-only bind mount of a device
+// BlockProvider provides read-only devices of raw volumes, because a read-only bind mount of a device
 // node does not refuse writes.
 type BlockProvider interface {
 	// ReadOnlyDevice returns the read-only device of the volume, and creates it if there is
@@ -145,8 +147,8 @@ type BlockProvider interface {
 	ReleaseReadOnly(ctx context.Context, v volume.Volume) error
 }
 
-// StaticProvider serves volumes that the driver did not create and an administrator describes
-// in a PersistentVolume: they have no record.
+// StaticProvider serves static volumes: volumes that the driver did not create, that an administrator
+// describes in a PersistentVolume, and that have no record.
 type StaticProvider interface {
 	// StaticVolume reads a volume from its context; ok is false if the context describes no
 	// static volume. Invalid values are ErrInvalid.
@@ -160,7 +162,8 @@ type StaticProvider interface {
 // attached.
 type OwnershipVerifier interface {
 	// VerifyOwnership returns nil if this node has owned the volume since it was attached.
-	// Otherwise the volume must be unstaged (ErrPrecondition).
+	// Otherwise the volume must be unstaged (ErrPrecondition; ErrUnavailable if its storage is
+	// missing).
 	VerifyOwnership(ctx context.Context, v volume.Volume) error
 }
 
@@ -168,8 +171,8 @@ type OwnershipVerifier interface {
 type HealthChecker interface {
 	// Health examines the volume's data in the pool.
 	Health(ctx context.Context, v volume.Volume) []Condition
-	// StorageHealth examines the pools of the backend. Other backends may report the same
-	// conditions of a pool.
+	// StorageHealth examines the pools of the backend. Several backends may report the same
+	// condition of one pool.
 	StorageHealth(ctx context.Context) []Condition
 }
 
@@ -212,21 +215,22 @@ func PoolUnavailable(err error) Condition {
 type Snapshotter interface {
 	// Snapshot creates one snapshot of each volume, all at the same point in time, or returns
 	// the existing snapshots if they are of these volumes (otherwise ErrIncompatible). Without
-	// spec.Group there is one volume. A group is created completely or not at all. The returned set
-	// is durable. ErrPrecondition if the use of a volume prevents a consistent copy, ErrPending
-	// while a long copy continues: a retry joins it.
+	// spec.Group, volumes has one element. A group is created completely or not at all. The
+	// returned set is durable. ErrPrecondition if a volume is in use and cannot be copied
+	// consistently, ErrPending while a long copy continues: a retry joins it.
 	Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error)
 	// DeleteSnapshots removes a set: a single snapshot, or a group. It succeeds if the set does not
 	// exist.
 	DeleteSnapshots(ctx context.Context, id volume.ID) error
 	// Snapshots reads the record of a set (ErrNotFound, ErrDamaged).
 	Snapshots(ctx context.Context, id volume.ID) (volume.SnapshotSet, error)
-	// ListSnapshots is List for snapshots, including those of groups. The order of the pools is
-	// that of List.
+	// ListSnapshots lists snapshots, including those of groups, as List lists volumes, with the
+	// same order of pools.
 	ListSnapshots(ctx context.Context, after volume.ID, limit int) (snapshots []volume.Snapshot, more bool, err error)
 }
 
-// Cloner copies volumes, and does not support snapshots. A Snapshotter copies volumes and snapshots.
+// Cloner is implemented by backends that copy volumes but do not support snapshots. A Snapshotter copies
+// volumes and snapshots.
 type Cloner interface {
 	// CheckSource refuses a source that cannot be copied (ErrInvalid).
 	CheckSource(s volume.Source) error

@@ -19,7 +19,7 @@ import (
 // A backend embeds it.
 type Devices struct {
 	Pools
-	// Raw are the bounds of raw volumes. Its granule applies to all volumes.
+	// Raw are the bounds of raw volumes. Their granule applies to all volumes.
 	Raw       volume.Bounds
 	Formatter *blockdev.Formatter
 	Loops     *blockdev.LoopTags
@@ -29,7 +29,7 @@ type Devices struct {
 	OpenDevice func(volume.Volume) (*os.File, error)
 }
 
-// Bounds returns the bounds of volumes with a filesystem, or of raw volumes.
+// Bounds returns the bounds of raw volumes if block is true, otherwise of volumes with a filesystem.
 func (d *Devices) Bounds(fsType string, block bool) volume.Bounds {
 	b := d.Raw
 	if !block {
@@ -72,8 +72,8 @@ func (d *Devices) GrowReadOnly(v volume.Volume, size int64) error {
 	return blockdev.GrowLoop(number, size)
 }
 
-// Filesystem creates and checks the filesystem of a volume that is a block device or an
-// image. A raw volume has none, and all calls succeed for it.
+// Filesystem creates and checks the filesystem of a volume on a block device or in an image. A raw
+// volume has no filesystem, and the methods do nothing for it.
 type Filesystem struct {
 	Volume volume.Volume
 	State  pool.FormatState
@@ -86,8 +86,8 @@ type Filesystem struct {
 	spec   blockdev.FormatSpec
 }
 
-// FilesystemOf reads the state of the volume's filesystem. Error messages contain path, the image or
-// device. FilesystemOf sets the type and the mkfs options in spec.
+// FilesystemOf reads the state of the volume's filesystem. path is the image or device, for error
+// messages. FilesystemOf sets the type and the mkfs options in spec.
 func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.FormatSpec) (*Filesystem, error) {
 	spec.FSType, spec.Options = v.FSType, v.MkfsOptions
 	f := &Filesystem{Volume: v, images: p.Images, path: path, spec: spec}
@@ -99,7 +99,7 @@ func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.Form
 	return f, err
 }
 
-// CheckMkfsOptions returns ErrInvalid if the mkfs options in p are not allowed for fsType, or not for
+// CheckMkfsOptions returns ErrInvalid if the mkfs options in p are not allowed for fsType, or do not fit
 // a filesystem of size bytes.
 func CheckMkfsOptions(p volume.Parameters, fsType string, size int64) error {
 	if err := blockdev.CheckOptions(fsType, p.MkfsOptions(), size); err != nil {
@@ -129,9 +129,9 @@ func (f *Filesystem) Blank() bool {
 	return !f.Volume.Block && f.State != pool.Formatted && f.State != pool.Cloned
 }
 
-// Prepare prepares a device for mkfs. It erases what an interrupted mkfs has left, and returns
-// ErrDamaged if the device contains other data. Then it records that the device is being formatted.
-// It does nothing for a raw, formatted or cloned volume.
+// Prepare prepares a device for mkfs. It erases the data of an interrupted mkfs, and returns ErrDamaged
+// if the device contains other data. Then it records that the device is being formatted. It does
+// nothing for a raw, formatted or cloned volume.
 func (f *Filesystem) Prepare(device *os.File) error {
 	if !f.Blank() {
 		return nil
@@ -143,9 +143,9 @@ func (f *Filesystem) Prepare(device *os.File) error {
 	return err
 }
 
-// Complete is called after Prepare. It creates a new filesystem, checks an existing one, or gives a
-// cloned one a new UUID. The device may be another one than in Prepare, of the same storage. commit
-// makes the changes durable, and records them; it is nil if there are none.
+// Complete is called after Prepare. It creates a new filesystem, checks an existing one, or changes the
+// UUID of a cloned one. The device may differ from that of Prepare, but must show the same storage.
+// commit makes the changes durable, and records them; it is nil if there are no changes.
 func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter, device *os.File) (commit func() error, err error) {
 	switch {
 	case f.Volume.Block:
@@ -182,7 +182,7 @@ func (f *Filesystem) reidentify(ctx context.Context, device *os.File) (commit fu
 		return nil, err
 	}
 	if err := blockdev.Reidentify(context.WithoutCancel(ctx), device, f.spec.FSType); err != nil {
-		return nil, fmt.Errorf("volume %s: giving the filesystem, a clone of %v, a new UUID: %w", f.Volume.ID, f.Volume.Source, err)
+		return nil, fmt.Errorf("volume %s: changing the UUID of the filesystem, which is a clone of %v: %w", f.Volume.ID, f.Volume.Source, err)
 	}
 	crashpoint.Here(crashpoint.StageIdentified)
 	return func() error {

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// defaultMode allows every pod to write, because pods without fsGroup run as any user.
+// defaultMode allows every pod to write, because pods without fsGroup can run as any user.
 const defaultMode = 0o777
 
 // DirectoryParameters are the parameters of kinds whose volumes are directories.
@@ -58,9 +58,10 @@ type Directories struct {
 	Bounds volume.Bounds
 	// Source returns the location of a volume.
 	Source func(volume.Volume) (mount.Source, error)
-	// Prepare is PrepareDirectory, or a function that calls it.
+	// Prepare sets the mode and owner of a volume's directory: PrepareDirectory, or a function that
+	// calls it.
 	Prepare func(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error
-	// Copy opens the origin of a new volume and calls c.Create.
+	// Copy opens c.Origin, and calls c.Create with its content.
 	Copy func(ctx context.Context, c *DirectoryCopy) error
 }
 
@@ -111,7 +112,8 @@ func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volu
 	})
 }
 
-// NewDirectory is NewVolume for a directory. PrepareDirectory sets the mode and owner in the record.
+// NewDirectory returns the record of a new directory volume. PrepareDirectory sets the mode and owner in
+// it.
 func (ps *Pools) NewDirectory(p *pool.Pool, spec volume.Spec, requested volume.DirectoryParameters) volume.Volume {
 	v := ps.NewVolume(p, spec)
 	v.Directory = &volume.Directory{
@@ -131,7 +133,7 @@ func (d *Directories) Delete(ctx context.Context, id volume.ID) error {
 }
 
 // CheckUnused returns ErrInUse if a volume is mounted on this node. It does not check a directory
-// that is retained: the directory is not removed, and another volume may have mounted it.
+// that is retained, because the directory is not removed, and another volume may have mounted it.
 func (d *Directories) CheckUnused(v volume.Volume) error {
 	if v.Directory != nil && v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain {
 		return nil
@@ -226,9 +228,9 @@ func (ps *Pools) AttachNodeDirectory(ctx context.Context, p *pool.Pool, v volume
 	return source, nil
 }
 
-// PrepareDirectory sets the requested mode and owner of a volume's directory, and records the
-// result. A directory that existed before (created is false) keeps what the request does not specify.
-// An error of changing the owner is a *os.PathError with Op "fchown".
+// PrepareDirectory sets the requested mode and owner of a volume's directory, and writes the result to
+// record. A directory that existed before (created is false) keeps a mode and owner that the request
+// does not specify. If the owner cannot be changed, the error is a *os.PathError with Op "fchown".
 func PrepareDirectory(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error {
 	if err := chown(dir, requested); err != nil {
 		return err
@@ -272,7 +274,7 @@ func chown(dir *os.File, requested volume.DirectoryParameters) error {
 	return nil
 }
 
-// DirectoryHealth reports a directory that is missing or cannot be opened. It is a Check.
+// DirectoryHealth is a Check that reports a directory that is missing or cannot be opened.
 func DirectoryHealth(p *pool.Pool, v volume.Volume) *Condition {
 	dir, err := p.OpenDirectory(v)
 	switch {

@@ -18,11 +18,11 @@ type Kind struct {
 	Name string
 	// Doc is a phrase that describes the volumes, for docs/parameters.md.
 	Doc string
-	// Media are the kinds of pools that can hold the kind's volumes. If they include exports,
-	// the kind takes the parameters server and share.
+	// Media are the kinds of pools that can contain the kind's volumes. If they include exports,
+	// the kind has the parameters server and share.
 	Media []pool.Kind
 	// PoolSection returns a pointer to an empty section of a pool's configuration, to decode
-	// into. It is nil unless Media has one kind of pool that only this kind of volume uses.
+	// into. It is set only if Media is a single kind of pool that only this kind of volume uses.
 	PoolSection func() pool.Section
 	// Section returns a pointer to an empty section of a volume's record, to decode into; nil
 	// if the kind has none.
@@ -34,7 +34,7 @@ type Kind struct {
 	// MountFlags are the keys of volume.MountFlags whose flags the directories accept. A volume
 	// that has a device accepts the flags of its filesystem.
 	MountFlags []string
-	// CheckMountFlags refuses those of these flags that the directories do not support
+	// CheckMountFlags refuses flags of those lists that the directories do not support
 	// (ErrInvalid). It may be nil.
 	CheckMountFlags func(flags []string) error
 	// SharedModes are the MULTI_NODE access modes that volumes in an export support.
@@ -61,8 +61,8 @@ type Finding struct {
 	Unusable bool
 }
 
-// OnExports reports whether only exports can hold the kind's volumes.
-func (k Kind) OnExports() bool {
+// OnlyOnExports reports whether only exports can contain the kind's volumes.
+func (k Kind) OnlyOnExports() bool {
 	return len(k.Media) > 0 && !slices.ContainsFunc(k.Media, func(m pool.Kind) bool { return m != pool.KindExport })
 }
 
@@ -75,8 +75,8 @@ func (k Kind) Takes() []Parameter {
 	return slices.Concat(all, k.Parameters)
 }
 
-// takes finds a parameter that the kind accepts, documented or not.
-func (k Kind) takes(key string) (Parameter, bool) {
+// parameter finds a parameter that the kind accepts, documented or not.
+func (k Kind) parameter(key string) (Parameter, bool) {
 	all := append(k.Takes(), namespaceParameter)
 	i := slices.IndexFunc(all, func(p Parameter) bool { return p.Key == key })
 	if i < 0 {
@@ -129,18 +129,18 @@ func (ks Kinds) Names() []string {
 	return names
 }
 
-// Named returns the kind with a name (ErrInvalid if there is none).
+// Named returns the kind with the name of a StorageClass parameter (ErrInvalid if there is none).
 func (ks Kinds) Named(name string) (Kind, error) {
 	i := slices.IndexFunc(ks, func(k Kind) bool { return k.Name == name })
 	if i >= 0 {
 		return ks[i], nil
 	}
-	return Kind{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: the backends here are %s%s",
+	return Kind{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: the backends of this driver are %s%s",
 		volume.ParamBackend, name, strings.Join(ks.Names(), ", "), didYouMean(name, ks.Names()))
 }
 
 // OnNodes returns the kinds whose volumes can be in pools of a node.
-func (ks Kinds) OnNodes() Kinds { return slices.DeleteFunc(slices.Clone(ks), Kind.OnExports) }
+func (ks Kinds) OnNodes() Kinds { return slices.DeleteFunc(slices.Clone(ks), Kind.OnlyOnExports) }
 
 // For returns the first kind whose volumes can be in a pool with this configuration.
 func (ks Kinds) For(c pool.Config) (Kind, bool) {
@@ -151,12 +151,12 @@ func (ks Kinds) For(c pool.Config) (Kind, bool) {
 	return ks[i], true
 }
 
-// Shared reports whether volumes with these parameters are on an export. It is for parameters
-// whose pool is not in the configuration.
+// Shared reports whether volumes with these parameters are on an export. It does not know the pools of
+// the configuration: use it for parameters whose pool is not in the configuration.
 func (ks Kinds) Shared(p volume.Parameters) bool {
 	_, _, direct := volume.ParseDirectPool(p.Pool)
 	k, err := ks.Named(p.Backend)
-	return direct || err == nil && k.OnExports()
+	return direct || err == nil && k.OnlyOnExports()
 }
 
 // didYouMean is the end of an error about an unknown word; empty if no known word is similar.
@@ -175,13 +175,13 @@ func (k Kind) CheckCapability(c volume.Capability) error {
 	}
 	switch {
 	case c.Mode.MultiNode() && !slices.Contains(k.SharedModes, c.Mode):
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of backend %s do not support it: use %s, or for ReadWriteMany a backend that shares", c.Mode, k.Name, modes)
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of backend %s do not support it: use %s, or for ReadWriteMany a backend that supports it", c.Mode, k.Name, modes)
 	case k.Directories && c.Block:
-		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or a backend with devices", k.Name)
+		return volume.Errorf(volume.ErrInvalid, "volume_capability requests a raw device, but volumes of backend %s are directories: use volumeMode Filesystem, or a backend with devices", k.Name)
 	case k.Directories && c.FSType != "" && !slices.Contains(k.FSTypes, c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty, or use a backend with devices", c.FSType, k.Name)
 	case !k.Directories && c.FSType != "" && !volume.ValidFSType(c.FSType):
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: expected one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func (k Kind) Supports(v volume.Volume, c volume.Capability) error {
 		}
 	}
 	if c.Mode.MultiNode() && !v.ID.Shared() {
-		return volume.Errorf(volume.ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)
+		return volume.Errorf(volume.ErrPrecondition, "access mode %s: volume %s is in a pool of one node: use a SINGLE_NODE mode", c.Mode, v.ID)
 	}
 	if err := k.CheckCapability(c); err != nil {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: %v", v.ID, err)
@@ -204,9 +204,9 @@ func (k Kind) Supports(v volume.Volume, c volume.Capability) error {
 	case k.Directories:
 		return nil
 	case v.Block != c.Block:
-		return volume.Errorf(volume.ErrPrecondition, "volume_capability asks for block %t, volume %s was created with block %t", c.Block, v.ID, v.Block)
+		return volume.Errorf(volume.ErrPrecondition, "volume_capability requests block %t, but volume %s was created with block %t", c.Block, v.ID, v.Block)
 	case c.FSType != "" && c.FSType != v.FSType:
-		return volume.Errorf(volume.ErrPrecondition, "volume_capability asks for filesystem %q, volume %s was created with %s", c.FSType, v.ID, v.FSType)
+		return volume.Errorf(volume.ErrPrecondition, "volume_capability requests filesystem %q, but volume %s was created with %s", c.FSType, v.ID, v.FSType)
 	}
 	return nil
 }
@@ -228,8 +228,9 @@ func (k Kind) flagLists(fsType string) []string {
 }
 
 // CheckCapabilities refuses (ErrInvalid) capabilities and mount flags that the requested volume
-// cannot have. A volume with a source has the source's filesystem if none is requested: then the
-// flags of every filesystem are allowed, and staging checks them against the actual one.
+// cannot have. If no filesystem is requested, a volume with a source has the filesystem of the source,
+// which is not known yet. In this case the flags of every filesystem are allowed, and staging checks
+// them against the actual filesystem.
 func (ks Kinds) CheckCapabilities(spec volume.Spec) error {
 	k, err := ks.Named(spec.Parameters.Backend)
 	if err != nil {
@@ -251,11 +252,10 @@ func (ks Kinds) CheckCapabilities(spec volume.Spec) error {
 type Registry struct {
 	kinds         Kinds
 	backends      []Backend // one for each kind, in the order of kinds
-	withoutStatic bool      // static volumes are not found
+	withoutStatic bool      // Described finds no static volumes
 }
 
-// WithoutStatic returns a registry that finds no static volumes. Callers that must not mount static
-// volumes use it.
+// WithoutStatic returns a registry that finds no static volumes, for callers that must not mount them.
 func (r *Registry) WithoutStatic() *Registry {
 	return &Registry{kinds: r.kinds, backends: r.backends, withoutStatic: true}
 }
@@ -275,12 +275,12 @@ func (r *Registry) ByName(name string) (Backend, error) {
 	return nil, err
 }
 
-// CheckCapability calls Kind.CheckCapability of the backend's kind.
+// CheckCapability refuses a capability that no volume of a backend can have (Kind.CheckCapability).
 func (r *Registry) CheckCapability(b Backend, c volume.Capability) error {
 	return r.kinds[slices.Index(r.backends, b)].CheckCapability(c)
 }
 
-// Supports calls Kind.Supports of the volume's kind.
+// Supports refuses a capability that a volume cannot have (Kind.Supports).
 func (r *Registry) Supports(v volume.Volume, c volume.Capability) error {
 	k, err := r.kinds.Named(v.ID.Backend)
 	if err != nil {
@@ -289,9 +289,9 @@ func (r *Registry) Supports(v volume.Volume, c volume.Capability) error {
 	return k.Supports(v, c)
 }
 
-// ByID parses a volume ID and finds its backend. It returns ErrNotFound if this driver did not
-// create the ID. It returns ErrUnavailable if this version or configuration does not have the
-// backend, because the volume may exist.
+// ByID parses a volume ID and finds its backend. It returns ErrNotFound if the ID is not from this
+// driver. It returns ErrUnavailable if this version of the driver does not have the backend, because
+// the volume may exist.
 func (r *Registry) ByID(text string) (Backend, volume.ID, error) {
 	id, err := volume.ParseID(text)
 	if err != nil {
@@ -314,9 +314,9 @@ func (r *Registry) Volume(ctx context.Context, text string) (Backend, volume.Vol
 	return b, v, err
 }
 
-// Described looks up a volume by its ID. If this driver did not create the ID, Described reads the
-// volume from volumeContext, the volume attributes of a static PersistentVolume. Such a volume has
-// no record, and static is true.
+// Described looks up a volume by its ID. If the ID is not from this driver, Described reads the volume
+// from volumeContext, the volume attributes of a static PersistentVolume; static is true for such a
+// volume, which has no record.
 func (r *Registry) Described(ctx context.Context, text string, volumeContext map[string]string) (b Backend, v volume.Volume, static bool, err error) {
 	b, v, err = r.Volume(ctx, text)
 	if err == nil {
@@ -348,7 +348,7 @@ func As[T any](r *Registry) []T {
 	return with
 }
 
-// Thaw thaws the filesystems that a process left frozen when it was killed during a snapshot. ready
+// Thaw thaws the filesystems that stayed frozen because a process was killed during a snapshot. ready
 // waits until the pools are open; if it returns an error, Thaw does nothing.
 func (r *Registry) Thaw(ctx context.Context, ready func(context.Context) error) {
 	if ready(ctx) != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ExplainMount adds the error of package volume to an error of mounting: ErrInvalid for a
-// mount option, ErrUnavailable if the server may answer later, ErrPrecondition if an
-// administrator must change something first.
+// ExplainMount adds a sentinel error of package volume to an error of mounting: ErrInvalid for a
+// mount option, ErrUnavailable if a retry may succeed, ErrPrecondition if an administrator must change
+// something first.
 func ExplainMount(err error) error {
 	switch {
 	case err == nil:
@@ -32,18 +32,19 @@ func ExplainMount(err error) error {
 	return err
 }
 
-// ExplainDetach is ErrInUse for a loop device of a volume that cannot be freed.
+// ExplainDetach adds the volume, and ErrInUse, to the error of detaching a loop device that is mounted
+// or open. It returns any other error unchanged.
 func ExplainDetach(v volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, blockdev.ErrDeviceMounted):
-		return volume.Errorf(volume.ErrInUse, "volume %s: %w: unpublish it there first", v.ID, err)
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w: unpublish the volume there first", v.ID, err)
 	case errors.Is(err, blockdev.ErrDeviceBusy):
 		return volume.Errorf(volume.ErrInUse, "volume %s: %w", v.ID, err)
 	}
 	return err
 }
 
-// CheckUnmounted returns ErrInUse if a source of a volume is mounted on this node.
+// CheckUnmounted returns ErrInUse if the source of a volume is mounted on this node.
 func CheckUnmounted(v volume.Volume, source mount.Source) error {
 	mounts, err := mount.Of(source)
 	if err != nil || len(mounts) == 0 {

@@ -12,7 +12,8 @@ import (
 // Parameter is a parameter of a StorageClass.
 type Parameter struct {
 	Key string
-	// Values are all valid values. If it is nil, Valid checks values, and Want describes them.
+	// Values are all valid values. If it is nil, Valid checks a value, and Want describes the valid
+	// values.
 	Values []string
 	Valid  func(value string) bool
 	Want   string
@@ -28,7 +29,7 @@ func (p Parameter) check(value string) error {
 	if p.Values == nil && p.Valid(value) || slices.Contains(p.Values, value) {
 		return nil
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: want %s%s", p.Key, value, p.want(), didYouMean(value, p.Values))
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: expected %s%s", p.Key, value, p.want(), didYouMean(value, p.Values))
 }
 
 func (p Parameter) want() string {
@@ -44,7 +45,7 @@ func either(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// commonParameters are the parameters that every kind has.
+// commonParameters are the documented parameters that every kind has.
 var commonParameters = []Parameter{
 	{
 		Key: volume.ParamBackend, Valid: anything, Want: "the name of a backend",
@@ -60,7 +61,7 @@ var commonParameters = []Parameter{
 // it.
 var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.ValidNamespace, Want: "a namespace: 1 to 63 of a-z, 0-9 and -"}
 
-// exportParameters specify an export in place of a pool. parseExport reads them.
+// exportParameters specify an export in place of a pool (parseExport).
 var exportParameters = []Parameter{
 	{
 		Key: volume.ParamServer, Valid: anything, Want: "a name or an address",
@@ -85,13 +86,13 @@ var (
 	}
 )
 
-// anything accepts every value. It is for parameters that are checked later, with other values.
+// anything accepts every value. It is for parameters that are checked later, together with others.
 func anything(string) bool { return true }
 
-// Parse reads StorageClass parameters. The error (ErrInvalid) names the key, the value,
-// and the allowed values.
+// Parse parses StorageClass parameters. The error (ErrInvalid) names the key, the value, and the
+// allowed values.
 func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
-	k, err := ks.of(class)
+	k, err := ks.kindOf(class)
 	if err != nil {
 		return volume.Parameters{}, err
 	}
@@ -103,11 +104,11 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(class)) {
 		value := class[key]
-		switch p, known := k.takes(key); {
+		switch p, known := k.parameter(key); {
 		case known:
 			err = p.check(value)
 		case !strings.HasPrefix(key, volume.ProvisionerPrefix) || key == volume.ParamFSType && value != "" && !slices.Contains(k.FSTypes, value):
-			err = ks.refuse(k, key, value)
+			err = ks.refuseParameter(k, key, value)
 		}
 		if err != nil {
 			return volume.Parameters{}, err
@@ -123,16 +124,16 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 	return out, err
 }
 
-// of returns the kind of a class. A class of csi-driver-nfs specifies an export and no backend: its
-// kind is the first one whose volumes only exports can hold.
-func (ks Kinds) of(class map[string]string) (Kind, error) {
+// kindOf returns the kind of a class. A class that was written for csi-driver-nfs specifies an export
+// and no backend. Its kind is the first whose volumes only exports can contain.
+func (ks Kinds) kindOf(class map[string]string) (Kind, error) {
 	name, given := class[volume.ParamBackend]
 	if given || len(ks) == 0 {
 		return ks.Named(name)
 	}
 	i := 0
 	if class[volume.ParamServer]+class[volume.ParamShare]+class[volume.ParamExport] != "" {
-		i = max(0, slices.IndexFunc(ks, Kind.OnExports))
+		i = max(0, slices.IndexFunc(ks, Kind.OnlyOnExports))
 	}
 	return ks[i], nil
 }
@@ -140,16 +141,16 @@ func (ks Kinds) of(class map[string]string) (Kind, error) {
 // withParameter returns the names of the kinds that have a parameter.
 func (ks Kinds) withParameter(key string) (names []string) {
 	for _, k := range ks {
-		if _, ok := k.takes(key); ok {
+		if _, ok := k.parameter(key); ok {
 			names = append(names, k.Name)
 		}
 	}
 	return names
 }
 
-// refuse returns an error for a parameter that the kind does not have (ErrInvalid). It accepts an
-// empty value if another kind has the parameter.
-func (ks Kinds) refuse(k Kind, key, value string) error {
+// refuseParameter returns an error (ErrInvalid) for a parameter that the kind does not have, or nil if
+// the value is empty and another kind has the parameter.
+func (ks Kinds) refuseParameter(k Kind, key, value string) error {
 	var known []string
 	for _, p := range k.Takes() {
 		known = append(known, p.Key)
@@ -162,7 +163,7 @@ func (ks Kinds) refuse(k Kind, key, value string) error {
 	case value == "":
 		return nil
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q is of backend %s, this class has backend %s: remove one of them; %s", key, value, strings.Join(others, " and "), k.Name, takes)
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q belongs to backend %s, and the class has backend %s: remove %[1]s or change the backend; %[5]s", key, value, strings.Join(others, " and "), k.Name, takes)
 }
 
 // printable returns a key for an error message, quoted unless it is a plain word.
@@ -173,7 +174,8 @@ func printable(key string) string {
 	return key
 }
 
-// parseExport sets the pool to the direct pool (volume.DirectPool) of server and share.
+// parseExport sets p.Pool to the direct pool (volume.DirectPool) of server and share, if the class has
+// them.
 func parseExport(p *volume.Parameters, class map[string]string) error {
 	server := class[volume.ParamServer]
 	share, err := volume.Share(class)
@@ -185,7 +187,7 @@ func parseExport(p *volume.Parameters, class map[string]string) error {
 	case server == "" || share == "":
 		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q, %s=%q: give both, or neither and a %s", volume.ParamServer, server, volume.ParamShare, share, volume.ParamPool)
 	case p.Pool != "":
-		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q and %s=%q: both give the location of the volume; give one", volume.ParamPool, p.Pool, volume.ParamServer, server)
+		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q and %s=%q: both specify the location of the volume: remove one", volume.ParamPool, p.Pool, volume.ParamServer, server)
 	}
 	p.Pool, err = volume.DirectPool(server, share)
 	return err

@@ -22,30 +22,30 @@ func TestParseParameters(t *testing.T) {
 		name string
 		in   map[string]string
 		want volume.Parameters
-		says string // the error contains it
+		says string // text in the error; empty: no error
 	}{
-		{"none", nil, volume.Parameters{Backend: "loop"}, ""},
+		{"no parameters", nil, volume.Parameters{Backend: "loop"}, ""},
 		{
-			"all",
+			"all parameters of images",
 			map[string]string{"backend": "loop", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "allocation": "thick", "mkfsOptions": " -i  size=512 "},
 			volume.Parameters{Backend: "loop", Pool: "fast"},
 			"",
 		},
 		{
-			"the provisioner's own",
+			"keys of the provisioner",
 			map[string]string{"csi.storage.k8s.io/pvc/name": "a", "csi.storage.k8s.io/pv/name": "b"},
 			volume.Parameters{Backend: "loop"},
 			"",
 		},
 		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, csi.storage.k8s.io/fstype, allocation, mkfsOptions; did you mean pool?`},
 		{"unknown and similar to none", map[string]string{"consistency": "x"}, volume.Parameters{}, `consistency="x" is unknown`},
-		{"value of a list", map[string]string{"allocation": "thck"}, volume.Parameters{}, `allocation="thck": want thin or thick; did you mean thick?`},
-		{"server of a node's directory", map[string]string{"backend": "local", "server": "nas", "share": "/t"}, volume.Parameters{}, `server="nas" is of backend loop and nfs`},
-		{"case", map[string]string{"Pool": "x"}, volume.Parameters{}, `Pool="x" is unknown`},
-		{"filesystem", map[string]string{"csi.storage.k8s.io/fstype": "ntfs"}, volume.Parameters{}, `"ntfs": want ext4, xfs or btrfs`},
-		{"allocation", map[string]string{"allocation": "fat"}, volume.Parameters{}, `allocation="fat": want thin or thick`},
-		{"pool", map[string]string{"pool": "../x"}, volume.Parameters{}, `pool="../x"`},
-		{"backend", map[string]string{"backend": "Loop"}, volume.Parameters{}, `backend="Loop": the backends here are loop, nfs, local, disk; did you mean loop?`},
+		{"invalid value of a list", map[string]string{"allocation": "thck"}, volume.Parameters{}, `allocation="thck": expected thin or thick; did you mean thick?`},
+		{"server of a node's directory", map[string]string{"backend": "local", "server": "nas", "share": "/t"}, volume.Parameters{}, `server="nas" belongs to backend loop and nfs`},
+		{"upper case", map[string]string{"Pool": "x"}, volume.Parameters{}, `Pool="x" is unknown`},
+		{"unknown filesystem", map[string]string{"csi.storage.k8s.io/fstype": "ntfs"}, volume.Parameters{}, `"ntfs": expected ext4, xfs or btrfs`},
+		{"unknown allocation", map[string]string{"allocation": "fat"}, volume.Parameters{}, `allocation="fat": expected thin or thick`},
+		{"invalid pool", map[string]string{"pool": "../x"}, volume.Parameters{}, `pool="../x"`},
+		{"unknown backend", map[string]string{"backend": "Loop"}, volume.Parameters{}, `backend="Loop": the backends of this driver are loop, nfs, local, disk; did you mean loop?`},
 		{"directory", map[string]string{"backend": "nfs", "pool": "nas"}, volume.Parameters{Backend: "nfs", Pool: "nas"}, ""},
 		{"export", map[string]string{"server": "NAS.lan", "share": "/tank/"}, volume.Parameters{Backend: "nfs", Pool: "=nas.lan=/tank"}, ""},
 		{"export under its other key", map[string]string{"server": "nas", "export": "/t"}, volume.Parameters{Backend: "nfs", Pool: "=nas=/t"}, ""},
@@ -57,21 +57,21 @@ func TestParseParameters(t *testing.T) {
 		{"server with a path", map[string]string{"server": "nas:/t", "share": "/t"}, volume.Parameters{}, `server="nas:/t"`},
 		{"relative share", map[string]string{"server": "nas", "share": "t"}, volume.Parameters{}, `share="t"`},
 		{"share with ..", map[string]string{"server": "nas", "share": "/t/../u"}, volume.Parameters{}, `share="/t/../u"`},
-		{"image's key", map[string]string{"backend": "nfs", "allocation": "thick"}, volume.Parameters{}, `allocation="thick" is of backend loop, this class has backend nfs: remove one of them; backend nfs takes backend, pool, server, share, export, subDir`},
-		{"filesystem of a directory", map[string]string{"backend": "nfs", "csi.storage.k8s.io/fstype": "ext4"}, volume.Parameters{}, `fstype="ext4" is of backend loop and disk`},
-		{"mkfs of a directory", map[string]string{"backend": "nfs", "mkfsOptions": "-m 1"}, volume.Parameters{}, `mkfsOptions="-m 1"`},
-		{"directory's key", map[string]string{"subDir": "x"}, volume.Parameters{}, `subDir="x" is of backend nfs and local`},
+		{"parameter of images", map[string]string{"backend": "nfs", "allocation": "thick"}, volume.Parameters{}, `allocation="thick" belongs to backend loop, and the class has backend nfs: remove allocation or change the backend; backend nfs takes backend, pool, server, share, export, subDir`},
+		{"filesystem of a directory", map[string]string{"backend": "nfs", "csi.storage.k8s.io/fstype": "ext4"}, volume.Parameters{}, `fstype="ext4" belongs to backend loop and disk`},
+		{"mkfs options of a directory", map[string]string{"backend": "nfs", "mkfsOptions": "-m 1"}, volume.Parameters{}, `mkfsOptions="-m 1"`},
+		{"parameter of directories", map[string]string{"subDir": "x"}, volume.Parameters{}, `subDir="x" belongs to backend nfs and local`},
 		{"mode of an image", map[string]string{"backend": "loop", "mountPermissions": "0777"}, volume.Parameters{}, `mountPermissions="0777"`},
-		{"onDelete", map[string]string{"backend": "nfs", "onDelete": "keep"}, volume.Parameters{}, `onDelete="keep": want delete, archive or retain`},
-		{"mode", map[string]string{"backend": "nfs", "mode": "rwx"}, volume.Parameters{}, `mode="rwx"`},
-		{"mode beyond bits", map[string]string{"backend": "nfs", "mode": "10000"}, volume.Parameters{}, `mode="10000"`},
+		{"unknown onDelete", map[string]string{"backend": "nfs", "onDelete": "keep"}, volume.Parameters{}, `onDelete="keep": expected delete, archive or retain`},
+		{"invalid mode", map[string]string{"backend": "nfs", "mode": "rwx"}, volume.Parameters{}, `mode="rwx"`},
+		{"mode with too many bits", map[string]string{"backend": "nfs", "mode": "10000"}, volume.Parameters{}, `mode="10000"`},
 		{"wipe", map[string]string{"backend": "disk", "wipe": "zero", "csi.storage.k8s.io/fstype": "xfs"}, volume.Parameters{Backend: "disk"}, ""},
 		{"no wipe", map[string]string{"backend": "disk", "wipe": "none"}, volume.Parameters{Backend: "disk"}, ""},
-		{"invalid wipe", map[string]string{"backend": "disk", "wipe": "shred"}, volume.Parameters{}, `wipe="shred": want discard, zero or none`},
-		{"wipe of an image", map[string]string{"wipe": "zero"}, volume.Parameters{}, `wipe="zero" is of backend disk`},
+		{"invalid wipe", map[string]string{"backend": "disk", "wipe": "shred"}, volume.Parameters{}, `wipe="shred": expected discard, zero or none`},
+		{"wipe of an image", map[string]string{"wipe": "zero"}, volume.Parameters{}, `wipe="zero" belongs to backend disk`},
 		{"two modes", map[string]string{"backend": "nfs", "mode": "0700", "mountPermissions": "0777"}, volume.Parameters{}, `mode and mountPermissions differ`},
-		{"owner", map[string]string{"backend": "nfs", "uid": "-1"}, volume.Parameters{}, `uid="-1"`},
-		{"no owner", map[string]string{"backend": "nfs", "gid": "4294967295"}, volume.Parameters{}, `gid="4294967295"`},
+		{"negative owner", map[string]string{"backend": "nfs", "uid": "-1"}, volume.Parameters{}, `uid="-1"`},
+		{"group that chown ignores", map[string]string{"backend": "nfs", "gid": "4294967295"}, volume.Parameters{}, `gid="4294967295"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := kinds.Parse(tc.in)
@@ -85,7 +85,7 @@ func TestParseParameters(t *testing.T) {
 				}
 			}
 			if tc.says == "" && (err != nil || !reflect.DeepEqual(got, tc.want)) {
-				t.Fatalf("%+v, %v", got, err)
+				t.Fatalf("got %+v, %v; want %+v", got, err, tc.want)
 			}
 			if tc.says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("error %v does not say %q", err, tc.says)
@@ -94,13 +94,12 @@ func TestParseParameters(t *testing.T) {
 	}
 }
 
-// TestFilesystemWithoutDevices: a driver that serves only directories refuses a filesystem on a
-// device.
+// TestFilesystemWithoutDevices: a driver that serves only directories refuses a filesystem for devices.
 func TestFilesystemWithoutDevices(t *testing.T) {
 	for value, says := range map[string]string{"ext4": `csi.storage.k8s.io/fstype="ext4" is unknown`, "nfs": "", "nfs4": "", "": ""} {
 		_, err := backend.Kinds{nfs.Kind}.Parse(map[string]string{"csi.storage.k8s.io/fstype": value})
 		if says == "" && err != nil || says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), says)) {
-			t.Errorf("%q: error %v does not say %q", value, err, says)
+			t.Errorf("fstype %q: got %v, want %q in the error", value, err, says)
 		}
 	}
 }

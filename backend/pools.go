@@ -15,12 +15,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Pools implements the parts of a backend that only use the records in pools. A backend embeds it.
+// Pools implements the parts of a backend that use only the records in pools. A backend embeds it.
 type Pools struct {
 	Backend string
 	Set     *pool.Set
-	// Own reports whether the backend can use a pool.
-	Own func(pool.Config) bool
+	// Accepts reports whether the backend can use a pool.
+	Accepts func(pool.Config) bool
 	// Explain adds the remedy to an errno of a pool's filesystem, for example NoRoom.
 	Explain func(*pool.Pool, error) error
 }
@@ -37,11 +37,11 @@ func NoRoom(p *pool.Pool, err error) error {
 // Name implements Backend.
 func (ps *Pools) Name() string { return ps.Backend }
 
-// own returns the states of the pools that the backend can use.
-func (ps *Pools) own() []pool.State {
+// poolStates returns the states of the pools that the backend can use.
+func (ps *Pools) poolStates() []pool.State {
 	return slices.DeleteFunc(ps.Set.States(), func(s pool.State) bool {
 		c, _ := ps.Set.Config(s.Name)
-		return !ps.Own(c)
+		return !ps.Accepts(c)
 	})
 }
 
@@ -49,15 +49,15 @@ func (ps *Pools) own() []pool.State {
 // ErrInvalid if there is no such pool.
 func (ps *Pools) Named(name string) (*pool.Pool, error) {
 	var names []string
-	for _, s := range ps.own() {
+	for _, s := range ps.poolStates() {
 		names = append(names, s.Name)
 	}
 	if name == "" && len(names) > 0 {
 		name = names[0]
 	}
 	p, err := ps.Set.Named(name)
-	if err == nil && !ps.Own(p.Config()) {
-		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s cannot use pool %q: name one that it can (here: %s), or another %s",
+	if err == nil && !ps.Accepts(p.Config()) {
+		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s cannot use pool %q: name a pool that it can use (%s), or another %s",
 			volume.ParamPool, name, ps.Backend, p.Name(), cmp.Or(strings.Join(names, ", "), "none"), volume.ParamBackend)
 	}
 	return p, err
@@ -112,7 +112,7 @@ func (ps *Pools) FindOrCreate(spec volume.Spec, create func(*pool.Pool) (volume.
 	return v, ps.Explain(p, err)
 }
 
-// CopyAsJob creates a volume from a source for FindOrCreate. The job continues if the call ends. A
+// CopyAsJob calls create in a job that continues if the call ends, and returns the created volume. A
 // retry of the call joins the job.
 func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec,
 	create func(context.Context, *pool.Job) error,
@@ -140,8 +140,8 @@ func (ps *Pools) NewVolume(p *pool.Pool, spec volume.Spec) volume.Volume {
 	return v
 }
 
-// DeleteUnpublished implements Delete. It cancels a running copy into the volume. It calls remove
-// for an existing volume that is not published; remove must refuse a volume that is in use.
+// DeleteUnpublished implements Delete. It cancels a copy that is creating the volume. It calls remove
+// if the volume exists and is not published; remove must refuse a volume that is in use.
 func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.Volume) error) error {
 	p, err := ps.Set.ByID(id)
 	if err != nil {
@@ -161,8 +161,8 @@ func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.
 	return ps.Explain(p, err)
 }
 
-// existing returns the volume that spec requests. It returns ErrNotFound if no pool has a volume
-// of that name, ErrIncompatible if that volume differs or is in another pool than p.
+// existing returns the existing volume for spec. It returns ErrNotFound if no pool has a volume of that
+// name, and ErrIncompatible if that volume does not satisfy spec or is not in pool p.
 func (ps *Pools) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	v, err := p.Lookup(spec.Name())
 	if errors.Is(err, volume.ErrNotFound) {
@@ -185,17 +185,17 @@ func (ps *Pools) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error)
 // List implements Backend: pools in the order of the configuration, and the volumes of each pool
 // by name.
 func (ps *Pools) List(_ context.Context, after volume.ID, limit int) ([]volume.Volume, bool, error) {
-	return listed(ps, after, limit, (*pool.Pool).List)
+	return listPools(ps, after, limit, (*pool.Pool).List)
 }
 
-// listed concatenates the results of list for each pool.
-func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool, backend, after string, limit int) ([]T, bool, error)) ([]T, bool, error) {
-	if c, ok := ps.Set.Config(after.Pool); ok && !ps.Own(c) {
+// listPools concatenates the results of list for each pool.
+func listPools[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool, backend, after string, limit int) ([]T, bool, error)) ([]T, bool, error) {
+	if c, ok := ps.Set.Config(after.Pool); ok && !ps.Accepts(c) {
 		return nil, false, nil // the controller requests the list of each pool from every backend
 	}
 	found := after == volume.ID{}
 	var out []T
-	for _, s := range ps.own() {
+	for _, s := range ps.poolStates() {
 		if s.Err != nil {
 			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %s", s.Err.Error()) // not wrapped: the call must not wait until the pool is open
 		}
@@ -215,13 +215,13 @@ func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool
 		}
 	}
 	if !found {
-		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
+		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token is of a pool that this driver does not have: list from the beginning")
 	}
 	return out, false, nil
 }
 
-// Room implements Capacity for volumes within bounds. For a pool that this driver does not have, the
-// result is zero and no error: another driver may have that pool.
+// Room implements Capacity for volumes within bounds. The capacity in a pool that this driver does not
+// have is zero, without an error, because another driver may have that pool.
 func (ps *Pools) Room(parameters volume.Parameters, bounds volume.Bounds) (Capacity, error) {
 	p, err := ps.Named(parameters.Pool)
 	if errors.Is(err, volume.ErrInvalid) {
@@ -243,8 +243,8 @@ func (ps *Pools) Room(parameters volume.Parameters, bounds volume.Bounds) (Capac
 	return Capacity{Available: u.Room / bounds.Granule * bounds.Granule, Max: u.Largest / bounds.Granule * bounds.Granule, Min: bounds.Min}, nil
 }
 
-// Grow implements Expand. It calls grow for a volume that is too small, while the volume's folder is
-// locked. grow returns the new size of the volume.
+// Grow implements Expand. If the volume is too small, Grow calls grow while the volume is locked. grow
+// returns the new size of the volume.
 func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow func(*pool.Pool, volume.Volume) (int64, error)) (volume.Volume, error) {
 	if err := r.Validate(); err != nil {
 		return v, err
@@ -328,7 +328,7 @@ func (ps *Pools) PublishedNodes(_ context.Context, v volume.Volume) ([]string, e
 // PublishedCount implements Publisher.
 func (ps *Pools) PublishedCount() int {
 	n := 0
-	for _, s := range ps.own() {
+	for _, s := range ps.poolStates() {
 		if s.Pool != nil {
 			n += s.Pool.AttachedCount(ps.Backend)
 		}
@@ -336,8 +336,8 @@ func (ps *Pools) PublishedCount() int {
 	return n
 }
 
-// Outage implements OutageReporter. It returns none for a pool of this node, so that the call fails:
-// such a pool is unavailable only while it is being opened, or until an administrator mounts its disk.
+// Outage implements OutageReporter. It returns no condition for a pool of this node, because such a pool
+// is unavailable only while it is being opened, or until an administrator mounts its disk.
 func (ps *Pools) Outage(id volume.ID, err error) []Condition {
 	if !id.Shared() || !errors.Is(err, volume.ErrUnavailable) {
 		return nil
@@ -348,7 +348,8 @@ func (ps *Pools) Outage(id volume.ID, err error) []Condition {
 // A Check examines a volume in its pool, and returns nil if it finds no problem.
 type Check func(*pool.Pool, volume.Volume) *Condition
 
-// Examine implements HealthChecker.Health. The checks need a usable pool and a readable record.
+// Examine implements HealthChecker.Health. It calls the checks only if the pool is usable and the
+// volume's record is readable.
 func (ps *Pools) Examine(v volume.Volume, checks ...Check) []Condition {
 	p, err := ps.Usable(v.ID)
 	if err != nil {
@@ -367,8 +368,8 @@ func (ps *Pools) Examine(v volume.Volume, checks ...Check) []Condition {
 	return found
 }
 
-// AlmostFull is a Check that warns before writes to thin volumes fail: a process that writes to a
-// thin image gets the error only from fsync(2).
+// AlmostFull is a Check that warns before writes to thin volumes fail, because a process that writes to
+// a thin image gets the error only from fsync(2).
 func AlmostFull(p *pool.Pool, _ volume.Volume) *Condition {
 	u, err := p.Usage()
 	if err != nil || !u.Low() {
@@ -376,13 +377,13 @@ func AlmostFull(p *pool.Pool, _ volume.Volume) *Condition {
 	}
 	return &Condition{
 		Severity: Degraded, Reason: ReasonPoolAlmostFull, Pool: p.Name(),
-		Message: fmt.Sprintf("pool %q has %s free, below its reserve of %s: writes to its volumes will soon fail, but to thick ones; free space on its filesystem, or enlarge it",
+		Message: fmt.Sprintf("pool %q has %s free, below its reserve of %s: writes to volumes that are not thick will soon fail: free space on its filesystem, or enlarge it",
 			p.Name(), volume.FormatSize(u.Free), volume.FormatSize(u.Reserve)),
 	}
 }
 
-// trashStuck reports deleted volumes that cannot be removed. For a pool with its own storage the
-// backend reports them.
+// trashStuck reports deleted volumes that cannot be removed. For a pool with a pool.Storage the backend
+// reports them itself.
 func trashStuck(p *pool.Pool) *Condition {
 	errs := p.Trash.Errors()
 	if len(errs) == 0 || p.Storage() != nil {
@@ -401,7 +402,7 @@ func trashStuck(p *pool.Pool) *Condition {
 // OpenPools returns the open pools that the backend can use.
 func (ps *Pools) OpenPools() []*pool.Pool {
 	var open []*pool.Pool
-	for _, s := range ps.own() {
+	for _, s := range ps.poolStates() {
 		if s.Pool != nil && s.Pool.Check() == nil {
 			open = append(open, s.Pool)
 		}
@@ -412,7 +413,7 @@ func (ps *Pools) OpenPools() []*pool.Pool {
 // StorageHealth implements HealthChecker.
 func (ps *Pools) StorageHealth(context.Context) []Condition {
 	var found []Condition
-	for _, s := range ps.own() {
+	for _, s := range ps.poolStates() {
 		err := s.Err
 		if err == nil {
 			err = s.Pool.Check()

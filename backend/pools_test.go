@@ -3,6 +3,7 @@ package backend_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,7 +27,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func serve(t *testing.T, state *os.Root, configs ...pool.Config) *pool.Set {
+// openSet opens pools until the test ends.
+func openSet(t *testing.T, state *os.Root, configs ...pool.Config) *pool.Set {
 	t.Helper()
 	set := pool.NewSet(volume.Forms{{Name: "loop", OnNodes: true}}, configs, state)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -43,7 +45,7 @@ func TestTrashStuck(t *testing.T) {
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	path := filepath.Join(t.TempDir(), "p")
-	set := serve(t, state, pool.Config{Name: "p", Directory: pool.Directory{Path: path}})
+	set := openSet(t, state, pool.Config{Name: "p", Directory: pool.Directory{Path: path}})
 	p, err := set.Named("p")
 	must(t, err)
 	v := volume.Volume{
@@ -60,13 +62,13 @@ func TestTrashStuck(t *testing.T) {
 		must(t, err)
 		must(t, unix.Unmount(held[0], 0))
 	})
-	ps := backend.Pools{Backend: "loop", Set: set, Own: func(pool.Config) bool { return true }}
+	ps := backend.Pools{Backend: "loop", Set: set, Accepts: func(pool.Config) bool { return true }}
 	var found []backend.Condition
 	for end := time.Now().Add(10 * time.Second); len(found) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		found = ps.StorageHealth(t.Context())
 	}
 	if len(found) != 1 || found[0].Reason != "TrashStuck" || found[0].Pool != "p" || !strings.Contains(found[0].Message, "something is mounted there: unmount it") {
-		t.Errorf("the health of the pool is %+v", found)
+		t.Errorf("got conditions %+v, want one TrashStuck of pool p that names the mount", found)
 	}
 }
 
@@ -81,28 +83,28 @@ func TestNamed(t *testing.T) {
 	for _, name := range []string{"others", "own", "own2"} {
 		configs = append(configs, pool.Config{Name: name, Directory: pool.Directory{Path: filepath.Join(t.TempDir(), name)}})
 	}
-	set := serve(t, state, configs...)
+	set := openSet(t, state, configs...)
 	for _, tc := range []struct {
-		name, own, want string
-		says            string // of ErrInvalid
+		name, accepts, want string
+		says                string // text in the error (ErrInvalid); empty: no error
 	}{
 		{"", "own", "own", ""},
 		{"own2", "own", "own2", ""},
-		{"others", "own", "", `cannot use pool "others": name one that it can (here: own, own2)`},
+		{"others", "own", "", `cannot use pool "others": name a pool that it can use (own, own2)`},
 		{"", "none", "", "none"},
 		{"typo", "own", "", "it has others, own, own2"},
 	} {
-		t.Run(tc.name+" of "+tc.own, func(t *testing.T) {
-			ps := backend.Pools{Backend: "b", Set: set, Own: func(c pool.Config) bool { return strings.HasPrefix(c.Name, tc.own) }}
+		t.Run(fmt.Sprintf("pool %q, accepts %s", tc.name, tc.accepts), func(t *testing.T) {
+			ps := backend.Pools{Backend: "b", Set: set, Accepts: func(c pool.Config) bool { return strings.HasPrefix(c.Name, tc.accepts) }}
 			p, err := ps.Named(tc.name)
 			if tc.says != "" {
 				if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("%v does not say %q", err, tc.says)
+					t.Errorf("got %v, want ErrInvalid with %q", err, tc.says)
 				}
 				return
 			}
 			if err != nil || p.Name() != tc.want {
-				t.Errorf("%v, %v", p, err)
+				t.Errorf("got pool %v, %v; want %s", p, err, tc.want)
 			}
 		})
 	}
@@ -114,14 +116,14 @@ func TestListOfOtherKind(t *testing.T) {
 	testenv.RequireRoot(t)
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
-	set := serve(t, state, pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "p")}})
+	set := openSet(t, state, pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "p")}})
 	p, err := set.Named("p")
 	must(t, err)
-	ps := &backend.Pools{Backend: "nfs", Set: set, Own: pool.Config.Shared}
+	ps := &backend.Pools{Backend: "nfs", Set: set, Accepts: pool.Config.Shared}
 	if all, more, err := ps.List(t.Context(), p.ID("nfs", ""), 1); err != nil || more || len(all) > 0 {
-		t.Errorf("%v, %t, %v", all, more, err)
+		t.Errorf("got %v, %t, %v; want an empty list", all, more, err)
 	}
 	if _, _, err := ps.List(t.Context(), volume.ID{Backend: "nfs", Pool: "gone", Name: "a"}, 1); !errors.Is(err, volume.ErrStaleToken) {
-		t.Errorf("of a pool that does not exist: %v", err)
+		t.Errorf("after a volume of a pool that does not exist: got %v, want ErrStaleToken", err)
 	}
 }

@@ -13,26 +13,23 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Cut is an operation that copies volumes into the snapshots of a set.
-type Cut struct {
+// SnapshotCopy describes the creation of a set of snapshots as copies of volumes.
+type SnapshotCopy struct {
 	Pool *pool.Pool
-	// Of holds the source volumes. Set.Snapshots and Folders have one element for each volume, in
-	// the same order. The operation creates the data of a snapshot in its folder, and records the
-	// result in Set.
-	Of      []volume.Volume
-	Set     *volume.SnapshotSet
+	// Volumes are the source volumes. Record.Snapshots and Folders have one element for each volume,
+	// in the same order. The backend creates the data of each snapshot in its folder, and writes the
+	// result to Record.
+	Volumes []volume.Volume
+	Record  *volume.SnapshotSet
 	Folders []*os.Root
 	Spec    volume.SnapshotSpec
 	Job     *pool.Job
 }
 
-// SetCreated sets the creation time of the snapshots to the current time.
-func (c *Cut) SetCreated() { c.Set.Created = time.Now().UTC() }
-
 // Take implements Snapshotter.Snapshot. expect returns the expected record of a snapshot, with the
-// expected number of bytes. cut creates the data of all snapshots of the set.
+// expected number of bytes. copyData creates the data of all snapshots of the set.
 func (ps *Pools) Take(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec,
-	expect func(*pool.Pool, volume.Volume) (volume.Snapshot, error), cut func(context.Context, *Cut) error,
+	expect func(*pool.Pool, volume.Volume) (volume.Snapshot, error), copyData func(context.Context, *SnapshotCopy) error,
 ) (volume.SnapshotSet, error) {
 	p, err := ps.Set.ByID(volumes[0].ID)
 	if err != nil {
@@ -57,7 +54,7 @@ func (ps *Pools) Take(ctx context.Context, volumes []volume.Volume, spec volume.
 			set.Snapshots = append(set.Snapshots, s)
 		}
 		return p.Snapshots.Create(ctx, &set, func(folders []*os.Root) error {
-			return cut(ctx, &Cut{Pool: p, Of: volumes, Set: &set, Folders: folders, Spec: spec, Job: j})
+			return copyData(ctx, &SnapshotCopy{Pool: p, Volumes: volumes, Record: &set, Folders: folders, Spec: spec, Job: j})
 		})
 	})
 	if err != nil && !errors.Is(err, pool.ErrExists) {
@@ -83,7 +80,7 @@ func existingSet(p *pool.Pool, id volume.ID, volumes []volume.Volume, spec volum
 	}
 	for _, v := range volumes {
 		if !slices.Contains(sources, v.ID) || len(volumes) != len(sources) {
-			return set, volume.Errorf(volume.ErrIncompatible, "snapshot %q exists, of %v: use another name, or delete it", spec.CoName, sources)
+			return set, volume.Errorf(volume.ErrIncompatible, "snapshot %q exists with the source volumes %v: use another name, or delete it", spec.CoName, sources)
 		}
 	}
 	return set, p.Snapshots.Sync()
@@ -117,7 +114,7 @@ func (ps *Pools) Snapshots(_ context.Context, id volume.ID) (volume.SnapshotSet,
 
 // ListSnapshots implements Snapshotter, in the order of List.
 func (ps *Pools) ListSnapshots(_ context.Context, after volume.ID, limit int) ([]volume.Snapshot, bool, error) {
-	return listed(ps, after, limit, func(p *pool.Pool, backend, after string, limit int) ([]volume.Snapshot, bool, error) {
+	return listPools(ps, after, limit, func(p *pool.Pool, backend, after string, limit int) ([]volume.Snapshot, bool, error) {
 		return p.Snapshots.List(backend, after, limit)
 	})
 }
@@ -140,7 +137,7 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	}
 	from, err := ps.Set.ByID(id)
 	if errors.Is(err, volume.ErrUnavailable) && (id.Shared() != p.Shared() || id.Shared() && id.Pool != p.Name()) {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is in pool %q, the requested volume is in pool %q, and nothing is copied between them: use a class of the source's pool", spec.Source, id.Pool, p.Name())
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is in pool %q, the requested volume is in pool %q, and nothing is copied between these pools: use a class of the source's pool", spec.Source, id.Pool, p.Name())
 	}
 	if err != nil {
 		return nil, err
@@ -167,9 +164,9 @@ func (o *Origin) CheckDevice(spec volume.Spec) error {
 	return nil
 }
 
-// Choose returns the capacity of the new volume (volume.Range.Choose). It returns ErrOutOfRange if
-// that is below the origin's capacity. The required capacity is rounded up before the comparison, so
-// a request that requires as much as the request for the origin did succeeds.
+// Choose returns the capacity of the new volume (volume.Range.Choose). It returns ErrOutOfRange if the
+// result is below the origin's capacity. It rounds the required capacity up before the comparison, so
+// that the capacity that was requested for the origin is enough for its copy.
 func (o *Origin) Choose(spec volume.Spec, b volume.Bounds) (int64, error) {
 	if err := o.CheckLimit(spec); err != nil {
 		return 0, err
@@ -194,7 +191,7 @@ func (o *Origin) CheckLimit(spec volume.Spec) error {
 }
 
 func (o *Origin) tooSmall(spec volume.Spec) error {
-	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: request as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
+	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs at least %d bytes: request that size", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
 }
 
 // Directory opens the directory of the origin for reading.
@@ -205,20 +202,21 @@ func (o *Origin) Directory() (*os.File, error) {
 	return o.Pool.OpenData(o.Volume)
 }
 
-// CutDirectories locks all volumes, and then calls cut with the open directory of each volume.
-func (c *Cut) CutDirectories(lock func(volume.Volume) (io.Closer, error), cut func(i int, from *os.File) error) error {
-	for _, v := range c.Of {
+// CopyDirectories locks all volumes, and then calls copyOne with the index and the open directory of each
+// volume.
+func (c *SnapshotCopy) CopyDirectories(lock func(volume.Volume) (io.Closer, error), copyOne func(i int, from *os.File) error) error {
+	for _, v := range c.Volumes {
 		l, err := lock(v)
 		if err != nil {
 			return err
 		}
 		defer l.Close()
 	}
-	c.SetCreated()
-	for i, v := range c.Of {
+	c.Record.Created = time.Now().UTC()
+	for i, v := range c.Volumes {
 		from, err := c.Pool.OpenData(v)
 		if err == nil {
-			err = errors.Join(cut(i, from), from.Close())
+			err = errors.Join(copyOne(i, from), from.Close())
 		}
 		if err != nil {
 			return err
@@ -227,9 +225,9 @@ func (c *Cut) CutDirectories(lock func(volume.Volume) (io.Closer, error), cut fu
 	return nil
 }
 
-// CutDirectory copies a directory to the snapshot with index i. The directory must not change during
+// CopyDirectory copies a directory to the snapshot with index i. The directory must not change during
 // the copy.
-func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
+func (c *SnapshotCopy) CopyDirectory(ctx context.Context, i int, from *os.File) error {
 	if err := c.Folders[i].Mkdir(pool.DataDir, 0o700); err != nil {
 		return err
 	}
@@ -239,6 +237,6 @@ func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
 	}
 	defer to.Close()
 	result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
-	c.Set.Snapshots[i].Bytes, c.Set.Snapshots[i].Shared = result.Bytes, result.Shared
+	c.Record.Snapshots[i].Bytes, c.Record.Snapshots[i].Shared = result.Bytes, result.Shared
 	return pool.CopyError(err)
 }

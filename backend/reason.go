@@ -1,10 +1,10 @@
 package backend
 
-// Reason identifies a problem of a volume or a pool, for programs. There is at most one
-// condition of a reason for each volume. docs/metrics.md has a row for each reason.
+// Reason identifies the problem of a Condition for programs. A volume has at most one condition with the
+// same reason. docs/metrics.md has a row for each reason.
 type Reason string
 
-// Reasons that concern pools, and so all of their volumes.
+// Reasons of pools, which concern all volumes of the pool.
 const (
 	ReasonPoolUnavailable Reason = "PoolUnavailable"
 	ReasonPoolAlmostFull  Reason = "PoolAlmostFull"
@@ -15,7 +15,7 @@ const (
 	ReasonDiskNotWiped    Reason = "DiskNotWiped"
 )
 
-// Reasons that concern what a volume consists of.
+// Reasons of a volume's record or data.
 const (
 	ReasonRecordDamaged         Reason = "RecordDamaged"
 	ReasonDiskMissing           Reason = "DiskMissing"
@@ -34,7 +34,7 @@ const (
 	ReasonLockLost              Reason = "LockLost"
 )
 
-// Reasons that concern a volume in use on a node.
+// Reasons of a volume that is staged or published on a node.
 const (
 	ReasonDeviceDetached     Reason = "DeviceDetached"
 	ReasonNotMounted         Reason = "NotMounted"

@@ -10,24 +10,24 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// describing is a backend that has only static volumes.
-type describing struct{ backend.Backend }
+// staticBackend is a backend that has only static volumes.
+type staticBackend struct{ backend.Backend }
 
-func (describing) Name() string { return "d" }
+func (staticBackend) Name() string { return "d" }
 
-func (describing) StaticVolume(id string, _ map[string]string) (volume.Volume, bool, error) {
+func (staticBackend) StaticVolume(id string, _ map[string]string) (volume.Volume, bool, error) {
 	return volume.Volume{CoName: id}, true, nil
 }
 
-func (describing) StaticAt(string) (mount.Source, error) { return nil, nil } //nolint:nilnil // no static volume is mounted
+func (staticBackend) StaticAt(string) (mount.Source, error) { return nil, nil } //nolint:nilnil // no static volume is mounted
 
-// TestWithoutStatic: a registry without static volumes does not find them.
+// TestWithoutStatic: Described finds a static volume, unless the registry was created by WithoutStatic.
 func TestWithoutStatic(t *testing.T) {
-	r := backend.Kinds{{Name: "d", New: func(*pool.Set) backend.Backend { return describing{} }}}.Registry(nil)
+	r := backend.Kinds{{Name: "d", New: func(*pool.Set) backend.Backend { return staticBackend{} }}}.Registry(nil)
 	if _, v, static, err := r.Described(t.Context(), "handle", nil); err != nil || !static || v.CoName != "handle" {
-		t.Errorf("%+v, %t, %v", v, static, err)
+		t.Errorf("with static volumes: got %+v, %t, %v; want volume handle", v, static, err)
 	}
 	if _, v, static, err := r.WithoutStatic().Described(t.Context(), "handle", nil); !errors.Is(err, volume.ErrNotFound) || static {
-		t.Errorf("without static volumes: %+v, %t, %v", v, static, err)
+		t.Errorf("without static volumes: got %+v, %t, %v; want ErrNotFound", v, static, err)
 	}
 }

@@ -30,7 +30,7 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		if err := checkSource(b, *spec.Source); err != nil {
 			return nil, err
 		}
-		preferred = nil // the volume is created where its source is
+		preferred = nil // the volume is created on the node of its source
 	}
 	if err := s.checkTopology(req.GetAccessibilityRequirements().GetRequisite(), preferred); err != nil {
 		return nil, err
@@ -42,8 +42,8 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: s.message(v)}, nil
 }
 
-// CreateSpec converts a CreateVolumeRequest (ErrInvalid; ErrNotFound if the ID of its source is
-// not from this driver).
+// CreateSpec converts a CreateVolumeRequest. It returns ErrInvalid, or ErrNotFound if the ID of the
+// content source is not from this driver.
 func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	var spec volume.Spec
 	if err := checkName(req.GetName()); err != nil {
@@ -74,7 +74,7 @@ func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec,
 	return spec, spec.Capacity.Validate()
 }
 
-// capabilities converts the capabilities that one volume must have together (ErrInvalid).
+// capabilities converts the capabilities of a request. ErrInvalid if one volume cannot have all of them.
 func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 	if len(in) == 0 {
 		return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities are missing: give at least one")
@@ -87,10 +87,10 @@ func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 			return nil, err
 		}
 		if len(out) > 0 && out[0].Block != one.Block {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities request block and mount: a volume is one of them, give one")
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities request block and mount, but a volume has one access type: remove the others")
 		}
 		if fsType != "" && one.FSType != "" && fsType != one.FSType {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities request filesystems %s and %s: give one", fsType, one.FSType)
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities request filesystems %s and %s: request only one", fsType, one.FSType)
 		}
 		if one.FSType != "" {
 			fsType = one.FSType
@@ -100,8 +100,8 @@ func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 	return out, nil
 }
 
-// sourceOf converts a content source; nil stays nil (ErrInvalid; ErrNotFound if the ID is not
-// from this driver).
+// sourceOf converts a content source; nil for a volume without a source. It returns ErrInvalid, or
+// ErrNotFound if the ID is not from this driver.
 func sourceOf(c *csi.VolumeContentSource) (*volume.Source, error) {
 	if c == nil {
 		return nil, nil //nolint:nilnil // a volume without a source
@@ -141,13 +141,13 @@ func contentSource(s *volume.Source) *csi.VolumeContentSource {
 	}}
 }
 
-// checkSource refuses a source that the backend cannot copy to a volume (ErrInvalid; CSI
-// specification, "CreateVolume Errors").
+// checkSource refuses a source that the backend cannot copy (ErrInvalid, see "CreateVolume Errors" in the
+// CSI specification).
 func checkSource(b backend.Backend, s volume.Source) error {
 	_, snapshots := b.(backend.Snapshotter)
 	cloner, clones := b.(backend.Cloner)
 	if !snapshots && !clones {
-		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s cannot create a volume from another volume or from a snapshot: remove it", b.Name())
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s cannot create a volume from another volume or from a snapshot: remove volume_content_source", b.Name())
 	}
 	if s.ID.Backend != b.Name() {
 		return volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, but parameter %s=%q names another backend: use a StorageClass of backend %s", &s, volume.ParamBackend, b.Name(), s.ID.Backend)
@@ -177,8 +177,8 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	return &csi.DeleteVolumeResponse{}, err
 }
 
-// ControllerExpandVolume implements csi.ControllerServer. It grows the storage of a
-// volume. NodeExpandVolume grows the device and the filesystem; a directory has neither.
+// ControllerExpandVolume implements csi.ControllerServer. It expands the storage of a volume.
+// NodeExpandVolume expands the device and the filesystem; a directory has neither.
 func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if req.GetCapacityRange() == nil {
 		return nil, volume.Errorf(volume.ErrInvalid, "capacity_range is missing: set required_bytes")
@@ -198,7 +198,7 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 	}
 	expander, ok := b.(backend.Expander)
 	if !ok {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot grow volumes", v.ID)
+		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot expand volumes", v.ID)
 	}
 	v, err = expander.Expand(ctx, v, translate.Range(req.GetCapacityRange()))
 	if err != nil {
@@ -246,7 +246,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			Mode: volume.AccessMode(c.GetAccessMode().GetMode().String()),
 		}
 		switch err := s.backends.CheckCapability(b, one); {
-		case err != nil && one.Mode.MultiNode(): // the backend has no such volumes
+		case err != nil && one.Mode.MultiNode(): // no volume of the backend has this mode
 			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 		case err != nil:
 			return nil, err

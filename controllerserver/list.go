@@ -42,10 +42,10 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 // chunk is the minimum number of objects that are read at a time: each read sorts a whole pool.
 const chunk = 256
 
-// listing describes how to list objects, which are volumes or snapshots.
+// listing lists volumes or snapshots, called objects here.
 type listing[O any] struct {
-	backends []backend.Backend // that have such objects
-	without  []string          // names of the other backends, whose pools list nothing
+	backends []backend.Backend // that can have such objects
+	without  []string          // names of the backends that cannot have such objects
 	list     func(b backend.Backend, ctx context.Context, after volume.ID, limit int) (objects []O, more bool, err error)
 	id       func(O) volume.ID
 	parse    func(string) (volume.ID, error)
@@ -74,14 +74,14 @@ func page[O, E any](ctx context.Context, l listing[O], req pageCall, entry func(
 	return fill(ctx, l, req.GetStartingToken(), limit, entry)
 }
 
-// listed is an entry of a page, and the token that continues after it.
+// listed is an entry of a page, and the token of the list after it.
 type listed[E any] struct {
 	entry *E
 	token string
 }
 
-// fill is page with a token and a limit. A token is the ID of an object, or a result
-// of PoolToken.
+// fill returns the page of at most limit entries after a token, and the token of the next page. A token is
+// the ID of an object, or a result of PoolToken.
 func fill[O, E any](ctx context.Context, l listing[O], token string, limit int, entry func(backend.Backend, O) (*E, error)) ([]*E, string, error) {
 	backends, err := l.resume(token)
 	if err != nil {
@@ -104,7 +104,7 @@ func fill[O, E any](ctx context.Context, l listing[O], token string, limit int, 
 	return entries, next, nil
 }
 
-// fillFrom is the paging.Section of one backend, or of one pool of it.
+// fillFrom is the paging.Section of one backend. With a PoolToken it lists only one pool of the backend.
 func fillFrom[O, E any](ctx context.Context, l listing[O], b backend.Backend, token string, limit int, entry func(backend.Backend, O) (*E, error)) (found []listed[E], next string, err error) {
 	after, onePool, _ := l.position(token) // resume has checked the token
 	for {
@@ -136,7 +136,7 @@ func fillFrom[O, E any](ctx context.Context, l listing[O], b backend.Backend, to
 	}
 }
 
-// position parses a token. onePool: the list ends with the pool of the ID.
+// position parses a token. onePool reports whether the list ends with the pool of after.
 func (l listing[O]) position(token string) (after volume.ID, onePool bool, err error) {
 	if token == "" {
 		return volume.ID{}, false, nil
@@ -148,7 +148,7 @@ func (l listing[O]) position(token string) (after volume.ID, onePool bool, err e
 	return after, false, err
 }
 
-// resume returns the backends beginning with the backend of a token.
+// resume returns the backends that the list after a token contains, in order.
 func (l listing[O]) resume(token string) ([]backend.Backend, error) {
 	after, onePool, err := l.position(token)
 	if err == nil && token == "" {
@@ -171,9 +171,10 @@ func samePool(a, b volume.ID) bool { return a.Pool == b.Pool && a.PoolUUID == b.
 // poolTokenPrefix begins tokens for one pool.
 const poolTokenPrefix = "pool "
 
-// PoolToken is a starting_token for the volumes or snapshots of one backend in one pool,
-// after an ID whose name may be empty. The controller's driver lists the pools of many nodes
-// with such tokens. An orchestrator receives one only for the snapshots of one volume.
+// PoolToken returns a starting_token for the volumes or snapshots of one backend in one pool that
+// follow an ID; all of them if the name in the ID is empty. The controller's driver lists the pools of
+// many nodes with such tokens. An orchestrator receives one only when it lists the snapshots of one
+// volume.
 func PoolToken(after volume.ID) string { return poolTokenPrefix + after.String() }
 
 // ParsePoolToken is the inverse of PoolToken (ErrStaleToken).
@@ -202,7 +203,7 @@ func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]
 		return nil, nil
 	}
 	nodes, err := p.PublishedNodes(ctx, v)
-	if errors.Is(err, volume.ErrDamaged) { // unknown; the calls for the volume report it
+	if errors.Is(err, volume.ErrDamaged) { // the nodes are unknown; calls for the volume return the error
 		return nil, nil
 	}
 	return nodes, err

@@ -23,24 +23,24 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const mib = int64(1) << 20
 
-// world is a driver with the pools a and b, on one filesystem that shares blocks.
-type world struct {
+// testDriver is a driver with the pools a and b, on one filesystem that shares blocks.
+type testDriver struct {
 	*backendtest.Driver
 	t   *testing.T
 	dir string
 }
 
-func newWorld(t *testing.T) *world {
+func newTestDriver(t *testing.T) *testDriver {
 	t.Helper()
-	w := &world{t: t, dir: testenv.Filesystem(t, "xfs", "16G")}
-	w.Driver = backendtest.Start(t, w.dir, loop.Kind, local.Kind)
-	w.Stop(t)
-	w.Options.Config.Pools = nil
+	d := &testDriver{t: t, dir: testenv.Filesystem(t, "xfs", "16G")}
+	d.Driver = backendtest.Start(t, d.dir, loop.Kind, local.Kind)
+	d.Stop(t)
+	d.Options.Config.Pools = nil
 	for _, name := range []string{"a", "b"} {
-		w.Options.Config.Pools = append(w.Options.Config.Pools, pool.Config{Name: name, Directory: pool.Directory{Path: filepath.Join(w.dir, name)}, Size: "4Gi"})
+		d.Options.Config.Pools = append(d.Options.Config.Pools, pool.Config{Name: name, Directory: pool.Directory{Path: filepath.Join(d.dir, name)}, Size: "4Gi"})
 	}
-	w.Restart(t)
-	return w
+	d.Restart(t)
+	return d
 }
 
 // request returns a request for a raw volume.
@@ -55,6 +55,7 @@ func request(name string, change ...func(*csi.CreateVolumeRequest)) *csi.CreateV
 	return req
 }
 
+// in returns a change of the pool of a request.
 func in(pool string) func(*csi.CreateVolumeRequest) {
 	return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"pool": pool} }
 }
@@ -71,37 +72,37 @@ func from(source *csi.VolumeContentSource) func(*csi.CreateVolumeRequest) {
 	return func(req *csi.CreateVolumeRequest) { req.VolumeContentSource = source }
 }
 
-// make creates a volume and returns its ID.
-func (w *world) make(name string, change ...func(*csi.CreateVolumeRequest)) string {
-	w.t.Helper()
-	resp, err := w.Control.CreateVolume(w.t.Context(), request(name, change...))
-	must(w.t, err)
+// createVolume creates a volume and returns its ID.
+func (d *testDriver) createVolume(name string, change ...func(*csi.CreateVolumeRequest)) string {
+	d.t.Helper()
+	resp, err := d.Control.CreateVolume(d.t.Context(), request(name, change...))
+	must(d.t, err)
 	return resp.GetVolume().GetVolumeId()
 }
 
-// cut creates a snapshot of a volume.
-func (w *world) cut(name, of string) *csi.Snapshot {
-	w.t.Helper()
-	resp, err := w.Control.CreateSnapshot(w.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: of})
-	must(w.t, err)
+// createSnapshot creates a snapshot of a volume.
+func (d *testDriver) createSnapshot(name, of string) *csi.Snapshot {
+	d.t.Helper()
+	resp, err := d.Control.CreateSnapshot(d.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: of})
+	must(d.t, err)
 	return resp.GetSnapshot()
 }
 
-// group creates a group of snapshots.
-func (w *world) group(name string, of ...string) (*csi.VolumeGroupSnapshot, error) {
-	resp, err := w.Control.CreateVolumeGroupSnapshot(w.t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: of})
+// createGroup creates a group of snapshots of volumes.
+func (d *testDriver) createGroup(name string, of ...string) (*csi.VolumeGroupSnapshot, error) {
+	resp, err := d.Control.CreateVolumeGroupSnapshot(d.t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: of})
 	return resp.GetGroupSnapshot(), err
 }
 
-// list lists snapshots by pages.
-func (w *world) list(req *csi.ListSnapshotsRequest) (ids []string, err error) {
+// listSnapshots returns the IDs of all pages of a list of snapshots.
+func (d *testDriver) listSnapshots(req *csi.ListSnapshotsRequest) (ids []string, err error) {
 	for {
-		resp, err := w.Control.ListSnapshots(w.t.Context(), req)
+		resp, err := d.Control.ListSnapshots(d.t.Context(), req)
 		if err != nil {
 			return nil, err
 		}
 		if n := len(resp.GetEntries()); req.GetMaxEntries() > 0 && n > int(req.GetMaxEntries()) {
-			w.t.Fatalf("a page of at most %d entries has %d", req.GetMaxEntries(), n)
+			d.t.Fatalf("got a page of %d entries, want at most %d", n, req.GetMaxEntries())
 		}
 		for _, e := range resp.GetEntries() {
 			ids = append(ids, e.GetSnapshot().GetSnapshotId())
@@ -112,11 +113,11 @@ func (w *world) list(req *csi.ListSnapshotsRequest) (ids []string, err error) {
 	}
 }
 
-// image returns the path of the image of a volume.
-func (w *world) image(id string) string {
+// imagePath returns the path of the image of a volume.
+func (d *testDriver) imagePath(id string) string {
 	parts := strings.Split(id, ":")
 	pool, _, _ := strings.Cut(parts[1], ".")
-	return filepath.Join(w.dir, pool, "volumes", parts[2], "image")
+	return filepath.Join(d.dir, pool, "volumes", parts[2], "image")
 }
 
 func must(t *testing.T, err error) {
@@ -130,17 +131,17 @@ func must(t *testing.T, err error) {
 func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
 	t.Helper()
 	if status.Code(err) != want {
-		t.Errorf("got %v, want %v: %v", status.Code(err), want, err)
+		t.Errorf("got code %v, want %v: %v", status.Code(err), want, err)
 		return
 	}
 	for _, s := range says {
 		if err != nil && !strings.Contains(err.Error(), s) {
-			t.Errorf("%v\ndoes not contain %q", err, s)
+			t.Errorf("got %v, want %q in the error", err, s)
 		}
 	}
 }
 
-// FuzzPoolToken: a token that parses is unchanged when it is formatted again; other tokens are stale.
+// FuzzPoolToken: a token is refused as stale, or is parsed and formatted to the same token.
 func FuzzPoolToken(f *testing.F) {
 	for _, s := range []string{"", "pool ", "pool loop:default.0a1b2c3d:", "pool nfs:nas:pvc-1", "pool nfs:nas:s.001", "loop:default:x", "pool loop:a::", "pool nfs:=nas=/t:"} {
 		f.Add(s)
@@ -154,7 +155,7 @@ func FuzzPoolToken(f *testing.F) {
 			return
 		}
 		if again := controllerserver.PoolToken(after); again != token {
-			t.Errorf("%q parsed and became %q", token, again)
+			t.Errorf("token %q was parsed and formatted to %q", token, again)
 		}
 	})
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges have a variable length:
-// adjacent blocks are one range, which would be millions of blocks of a fixed size. The stream for a
-// snapshot without data has no messages.
+// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges have a variable length, because one
+// range of adjacent data would be millions of blocks of a fixed size. The stream for a snapshot without
+// data has no messages.
 func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	tracker, snapshot, err := s.tracked(stream.Context(), req.GetSnapshotId())
 	if err != nil {
@@ -29,8 +29,8 @@ func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stre
 	})
 }
 
-// GetMetadataDelta implements csi.SnapshotMetadataServer, as GetMetadataAllocated. The
-// ranges contain all blocks that are not known to be equal.
+// GetMetadataDelta implements csi.SnapshotMetadataServer. The ranges contain all blocks that are not known
+// to be equal. Their form is that of GetMetadataAllocated.
 func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	tracker, base, target, err := s.pair(stream.Context(), req)
 	if err != nil {
@@ -44,27 +44,28 @@ func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.S
 	})
 }
 
-// metadataRequest holds the fields that the requests for blocks have in common.
+// metadataRequest is a GetMetadataAllocatedRequest or a GetMetadataDeltaRequest.
 type metadataRequest interface {
 	GetStartingOffset() int64
 	GetMaxResults() int32
 }
 
-// sendRanges sends the ranges of a snapshot after it checks the request.
-func sendRanges(req metadataRequest, of volume.Snapshot, ranges iter.Seq2[clone.Range, error], message func([]*csi.BlockMetadata) error) error {
+// sendRanges checks the request, and sends the ranges of a snapshot.
+func sendRanges(req metadataRequest, snapshot volume.Snapshot, ranges iter.Seq2[clone.Range, error], message func([]*csi.BlockMetadata) error) error {
 	limit := int(req.GetMaxResults())
 	switch offset := req.GetStartingOffset(); {
 	case limit < 0:
 		return volume.Errorf(volume.ErrInvalid, "max_results is %d: it must not be negative", limit)
-	case offset < 0 || offset > of.Size:
-		return volume.Errorf(volume.ErrOutOfRange, "starting_offset %d: snapshot %s has %d bytes", offset, of.ID, of.Size)
+	case offset < 0 || offset > snapshot.Size:
+		return volume.Errorf(volume.ErrOutOfRange, "starting_offset %d: snapshot %s has %d bytes", offset, snapshot.ID, snapshot.Size)
 	case limit == 0:
 		limit = maxBlocks
 	}
-	return send(ranges, of.Size, min(limit, maxBlocks), message)
+	return send(ranges, snapshot.Size, min(limit, maxBlocks), message)
 }
 
-// pair returns the base and the target of a request, two snapshots of one volume.
+// pair returns the base and the target of a request. ErrInvalid if they are not two snapshots of one
+// volume, in this order.
 func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tracker backend.ChangeTracker, base, target volume.Snapshot, err error) {
 	from, to := req.GetBaseSnapshotId(), req.GetTargetSnapshotId()
 	if err := cmp.Or(translate.Required("base_snapshot_id", from), translate.Required("target_snapshot_id", to)); err != nil {
@@ -88,7 +89,7 @@ func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tr
 	return tracker, base, target, err
 }
 
-// checkPair refuses two snapshots that cannot be of one volume.
+// checkPair refuses the IDs of two snapshots that cannot be of one volume.
 func checkPair(base, target string) error {
 	from, err := volume.ParseSnapshotID(base)
 	if err != nil {
@@ -104,7 +105,8 @@ func checkPair(base, target string) error {
 	return nil
 }
 
-// tracked returns a snapshot that has blocks.
+// tracked returns a snapshot and its backend. It refuses a directory (ErrInvalid), and a backend that
+// cannot list blocks (ErrPrecondition).
 func (s *Server) tracked(ctx context.Context, text string) (backend.ChangeTracker, volume.Snapshot, error) {
 	b, snapshot, err := s.snapshot(ctx, text)
 	if err != nil {

@@ -20,14 +20,14 @@ func TestSend(t *testing.T) {
 		ranges []clone.Range
 		limit  int
 		want   []clone.Range
-		sizes  []int // of messages
+		sizes  []int // numbers of ranges in the messages
 	}{
-		"nothing":       {nil, 2, nil, nil},
+		"no ranges":     {nil, 2, nil, nil},
 		"unchanged":     {[]clone.Range{{Offset: granule, Length: granule}}, 2, []clone.Range{{Offset: granule, Length: granule}}, []int{1}},
 		"rounded":       {[]clone.Range{{Offset: granule + 512, Length: 1}}, 2, []clone.Range{{Offset: granule, Length: granule}}, []int{1}},
 		"merged":        {[]clone.Range{{Offset: 0, Length: 1}, {Offset: 2, Length: granule}, {Offset: 2 * granule, Length: 1}}, 2, []clone.Range{{Offset: 0, Length: 3 * granule}}, []int{1}},
 		"end of volume": {[]clone.Range{{Offset: 10 * granule, Length: 100 * granule}, {Offset: 11 * granule, Length: 1}}, 2, []clone.Range{{Offset: 10 * granule, Length: 512}}, []int{1}},
-		"messages": {
+		"two messages": {
 			[]clone.Range{{Offset: 0, Length: 1}, {Offset: 2 * granule, Length: 1}, {Offset: 2*granule + 512, Length: 1}, {Offset: 4 * granule, Length: 1}, {Offset: 5 * granule, Length: 1}},
 			2,
 			[]clone.Range{{Offset: 0, Length: granule}, {Offset: 2 * granule, Length: granule}, {Offset: 4 * granule, Length: 2 * granule}},
@@ -48,14 +48,14 @@ func TestSend(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !slices.Equal(got, tc.want) || !slices.Equal(sizes, tc.sizes) {
-				t.Errorf("got %v in messages of %v, want %v in %v", got, sizes, tc.want, tc.sizes)
+				t.Errorf("got ranges %v in messages of %v ranges, want %v in messages of %v", got, sizes, tc.want, tc.sizes)
 			}
 			if err := send(all(tc.ranges, broken), size, tc.limit, func([]*csi.BlockMetadata) error { return nil }); !errors.Is(err, broken) {
-				t.Errorf("an error at the end became %v", err)
+				t.Errorf("after an error of the ranges: got %v, want %v", err, broken)
 			}
 			if len(tc.want) > 0 {
 				if err := send(all(tc.ranges, nil), size, tc.limit, func([]*csi.BlockMetadata) error { return broken }); !errors.Is(err, broken) {
-					t.Errorf("an error of the receiver became %v", err)
+					t.Errorf("after an error of the receiver: got %v, want %v", err, broken)
 				}
 			}
 		})

@@ -61,7 +61,7 @@ func (s *Server) checkNode(v volume.Volume, node string) error {
 	switch {
 	case s.Nodes != nil && v.ID.Shared():
 		if !s.Nodes(node) {
-			return volume.Errorf(volume.ErrNotFound, "node_id %q: no such node exists", node)
+			return volume.Errorf(volume.ErrNotFound, "node_id %q: the node does not exist", node)
 		}
 	case node != s.node:
 		return volume.Errorf(volume.ErrNotFound, "node_id %q: volume %s is on node %q and cannot be published elsewhere", node, v.ID, s.node)
@@ -69,9 +69,8 @@ func (s *Server) checkNode(v volume.Volume, node string) error {
 	return nil
 }
 
-// checkLimit refuses a volume that is not published yet if the node has its maximum of
-// published volumes (ErrExhausted). Volumes of shared pools do not count: several controllers
-// publish them.
+// checkLimit returns ErrExhausted if the volume is not published yet and the node has its maximum of
+// published volumes. Volumes of shared pools do not count, because several controllers publish them.
 func (s *Server) checkLimit(ctx context.Context, p backend.Publisher, v volume.Volume) error {
 	if v.ID.Shared() {
 		return nil
@@ -129,7 +128,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	}, nil
 }
 
-// unsupported returns why a volume cannot have the capabilities; empty if it can.
+// unsupported returns the reason why a volume cannot have the capabilities; empty if it can.
 func (s *Server) unsupported(v volume.Volume, caps []volume.Capability) string {
 	for _, c := range caps {
 		if err := s.backends.Supports(v, c); err != nil {
@@ -139,8 +138,8 @@ func (s *Server) unsupported(v volume.Volume, caps []volume.Capability) string {
 	return ""
 }
 
-// mismatch returns which of the context and the parameters of a request differ from those of the
-// volume; empty if none does.
+// mismatch describes a difference between a volume and the context or the parameters of a request; empty
+// if there is none.
 func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
 	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
 		return fmt.Sprintf("volume_context %v: the volume has %v", c, s.message(v).GetVolumeContext())
@@ -162,7 +161,7 @@ func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRe
 	p.Namespace = v.Namespace
 	fsType := p.Get(volume.ParamFSType)
 	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (fsType != "" && !v.Block && fsType != v.FSType) {
-		return fmt.Sprintf("parameters %v: the volume was created with others", req.GetParameters())
+		return fmt.Sprintf("parameters %v: the volume was created with other parameters", req.GetParameters())
 	}
 	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}
 	if err := v.Satisfies(same); err != nil {

@@ -1,6 +1,5 @@
-// Package controllerserver is the CSI Controller service. A handler validates
-// its request, finds the backend, makes one call and converts the result. Only backends
-// access storage.
+// Package controllerserver implements the CSI Controller service. A handler validates its request, finds
+// the backend, makes one call and converts the result. Only backends access storage.
 package controllerserver
 
 import (
@@ -17,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Server implements Services for the volumes of one node, or for those of pools that all nodes
-// can reach.
+// Server implements Services for the volumes in the pools of one node, or in pools that all nodes can
+// reach.
 type Server struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
@@ -26,11 +25,11 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Release unstages a volume that is being deleted, if it is staged on this node and not
-	// in use, and reports whether it did. nil: a staged volume is not deleted.
+	// Release unstages a volume that is being deleted, if it is staged on this node and not in use,
+	// and reports whether it unstaged it. nil: a staged volume cannot be deleted.
 	Release func(ctx context.Context, id volume.ID) (bool, error)
-	// Nodes reports whether a node exists. It is set if all nodes can reach the pools: the
-	// volumes then have no topology. nil: the pools are on this node.
+	// Nodes reports whether a node exists. It is set if all nodes can reach the pools, and volumes
+	// therefore have no topology. nil: the pools are on this node.
 	Nodes func(node string) bool
 }
 
@@ -88,7 +87,7 @@ func (s *Server) volume(ctx context.Context, id string) (backend.Backend, volume
 }
 
 // backendOf returns the backend of a volume, for a call that also succeeds if the volume does not
-// exist. The backend is nil if the ID is not from this driver: no such volume exists.
+// exist. The backend is nil if the ID is not from this driver, so that no such volume can exist.
 func (s *Server) backendOf(id string) (backend.Backend, volume.ID, error) {
 	if err := translate.Required("volume_id", id); err != nil {
 		return nil, volume.ID{}, err
@@ -100,8 +99,8 @@ func (s *Server) backendOf(id string) (backend.Backend, volume.ID, error) {
 	return b, parsed, err
 }
 
-// message converts a volume. The same volume always gives the same message. The volume context
-// does not change if the record cannot be read.
+// message converts a volume. The result depends only on the volume. The volume context is the same if the
+// record cannot be read.
 func (s *Server) message(v volume.Volume) *csi.Volume {
 	enforced := backend.EnforcedHard
 	if b, err := s.backends.ByName(v.ID.Backend); err == nil {
@@ -149,7 +148,7 @@ func (s *Server) checkTopology(requisite, preferred []*csi.Topology) error {
 	return nil
 }
 
-// here reports whether a topology segment contains this node, or does not restrict the node.
+// here reports whether a topology includes this node.
 func (s *Server) here(t *csi.Topology) bool {
 	value, has := t.GetSegments()[translate.TopologyKey]
 	return !has || s.Nodes != nil || value == volume.TopologyValue(s.node)
@@ -163,7 +162,7 @@ type Services interface {
 	csi.SnapshotMetadataServer
 }
 
-// Clients call Services.
+// Clients are the clients of Services.
 type Clients interface {
 	csi.ControllerClient
 	csi.GroupControllerClient
@@ -179,7 +178,7 @@ func NewClients(conn grpc.ClientConnInterface) Clients {
 	}{csi.NewControllerClient(conn), csi.NewGroupControllerClient(conn), csi.NewSnapshotMetadataClient(conn)}
 }
 
-// Pass sends all messages that it receives, until the stream ends.
+// Pass calls send with each message that receive returns, until the stream ends or a call fails.
 func Pass[M any](receive func() (M, error), send func(M) error) error {
 	for {
 		m, err := receive()

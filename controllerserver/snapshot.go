@@ -57,8 +57,8 @@ func snapshotSpec(req snapshotRequest) (volume.SnapshotSpec, error) {
 	return spec, err
 }
 
-// checkSetID refuses snapshots of a volume if their ID would exceed the maximum length
-// (ErrInvalid). Only IDs that contain an export can be so long.
+// checkSetID returns ErrInvalid if the ID of the snapshots of a volume would exceed the maximum length.
+// Only IDs that contain an export can be that long.
 func checkSetID(source volume.ID, spec volume.SnapshotSpec) error {
 	id := source
 	id.Name = spec.Name()
@@ -87,14 +87,15 @@ func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	return &csi.DeleteSnapshotResponse{}, err
 }
 
-// refuseMember returns the error of deleting a member of a group alone; nil if the group does not exist.
+// refuseMember returns the error for a request to delete a member of a group alone; nil if the group does
+// not exist.
 func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.ID) error {
 	_, err := b.Snapshots(ctx, group)
 	switch {
 	case errors.Is(err, volume.ErrNotFound):
 		return nil
 	case err == nil, errors.Is(err, volume.ErrDamaged):
-		return volume.Errorf(volume.ErrInvalid, "snapshot_id %q: it is a member of group %s and cannot be deleted alone: delete the group", id, group)
+		return volume.Errorf(volume.ErrInvalid, "snapshot_id %q: the snapshot is a member of group %s and cannot be deleted alone: delete the group", id, group)
 	}
 	return err
 }
@@ -183,7 +184,7 @@ func (s *Server) listOfSource(ctx context.Context, req *csi.ListSnapshotsRequest
 		return nil, "", nil
 	}
 	_, err = b.Get(ctx, id)
-	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // the snapshots are unknown
+	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // the list could be incomplete
 		return nil, "", err
 	}
 	id.Name = ""
@@ -199,7 +200,7 @@ func (s *Server) listOfSource(ctx context.Context, req *csi.ListSnapshotsRequest
 	})
 }
 
-// source returns the source volume of a snapshot.
+// source returns the volume that is to be snapshotted, and its backend.
 func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, volume.Volume, error) {
 	b, v, err := s.backends.Volume(ctx, text)
 	if err != nil {
@@ -207,7 +208,7 @@ func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, 
 	}
 	snapshotter, can := b.(backend.Snapshotter)
 	if !can {
-		return nil, v, volume.Errorf(volume.ErrInvalid, "source volume %s: backend %s cannot make snapshots", v.ID, b.Name())
+		return nil, v, volume.Errorf(volume.ErrInvalid, "source volume %s: backend %s does not support snapshots", v.ID, b.Name())
 	}
 	return snapshotter, v, nil
 }
@@ -234,7 +235,7 @@ func (s *Server) snapshotterOf(id volume.ID) (backend.Snapshotter, error) {
 	}
 	snapshotter, can := b.(backend.Snapshotter)
 	if !can {
-		return nil, volume.Errorf(volume.ErrNotFound, "snapshot %s: backend %s cannot make snapshots", id, id.Backend)
+		return nil, volume.Errorf(volume.ErrNotFound, "snapshot %s: backend %s does not support snapshots", id, id.Backend)
 	}
 	return snapshotter, nil
 }
@@ -257,7 +258,7 @@ func (s *Server) snapshot(ctx context.Context, text string) (backend.Snapshotter
 	return nil, volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, set.ID)
 }
 
-// setID returns the ID of the set of a snapshot: that of its group, or its own.
+// setID returns the ID of the volume.SnapshotSet of a snapshot: the ID of its group, or its own.
 func setID(id volume.ID) volume.ID {
 	id.Name = volume.SetOf(id.Name)
 	return id
@@ -310,10 +311,10 @@ func (s *Server) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateV
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: groupMessage(set)}, nil
 }
 
-// GroupArgs converts a CreateVolumeGroupSnapshotRequest. The volumes must be in one pool and of
-// one backend, because only such volumes can be snapshotted at the same moment (ErrPrecondition:
-// CSI specification, "Cannot snapshot multiple volumes together"). Other errors are ErrInvalid, and
-// ErrNotFound for an ID that is not from this driver.
+// GroupArgs converts a CreateVolumeGroupSnapshotRequest. ErrPrecondition if the volumes are not in one
+// pool and of one backend, because only such volumes can be snapshotted at the same moment (CSI
+// specification, "Cannot snapshot multiple volumes together"). ErrNotFound for an ID that is not from this
+// driver. ErrInvalid for other errors.
 func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, []volume.ID, error) {
 	spec, err := snapshotSpec(req)
 	if err != nil {
@@ -349,7 +350,7 @@ func (s *Server) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteV
 	switch {
 	case errors.Is(err, volume.ErrNotFound):
 		return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
-	case errors.Is(err, volume.ErrDamaged): // the members are unknown and cannot be compared
+	case errors.Is(err, volume.ErrDamaged): // the members are unknown, and not compared with the request
 	case err != nil:
 		return nil, err
 	}
@@ -365,9 +366,9 @@ func (s *Server) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeG
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: groupMessage(set)}, nil
 }
 
-// group returns the group of a request. ErrInvalid if the request names snapshots, and they are
-// not the members of the group (CSI specification, "Snapshot list mismatch"). With ErrDamaged the
-// returned set has only an ID.
+// group returns the group of a request. ErrInvalid if the request names snapshots that are not exactly the
+// members of the group (CSI specification, "Snapshot list mismatch"). With ErrDamaged the returned set has
+// only an ID.
 func (s *Server) group(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
@@ -400,7 +401,7 @@ func checkMembers(set volume.SnapshotSet, named []string) error {
 		have[i] = snapshot.ID.String()
 	}
 	if !slices.Equal(slices.Sorted(slices.Values(have)), slices.Sorted(slices.Values(named))) {
-		return volume.Errorf(volume.ErrInvalid, "snapshot_ids is %q, but group %s has %q: give these, or none", named, set.ID, have)
+		return volume.Errorf(volume.ErrInvalid, "snapshot_ids is %q, but group %s has the members %q: name exactly these, or none", named, set.ID, have)
 	}
 	return nil
 }

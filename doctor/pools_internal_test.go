@@ -342,7 +342,7 @@ func TestDisks(t *testing.T) {
 		"pool disks, " + unreadable.Path: {Warning, "64 MiB, unreadable"},
 		"pool disks, " + removed:         {OK, "no-medium"},
 		"pool second, space":             {Warning, "none of the disks is free"},
-		"pool second, " + free.Path:      {Warning, `64 MiB, other-pool: pools "disks" and "second" both match it`},
+		"pool second, " + free.Path:      {Warning, `64 MiB, other-pool: pools "disks" and "second" both match the disk`},
 	} {
 		expect(t, name, find(t, checks, name), want.result, want.says)
 	}

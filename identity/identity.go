@@ -29,11 +29,11 @@ func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version, Manifest: Manifest(s.Pools())}, nil
 }
 
-// GetPluginCapabilities implements csi.IdentityServer. They are those of the plugin
-// as a whole, the same wherever it runs and whichever services it serves there (CSI
-// specification, "GetPluginCapabilities"). SNAPSHOT_ACCESSIBILITY_CONSTRAINTS (alpha), and
-// with it the topology of snapshots, is omitted: no sidecar of Kubernetes uses it, and
-// csi-sanity 5.6 fails a driver that returns one.
+// GetPluginCapabilities implements csi.IdentityServer. Every process of the plugin returns the same
+// capabilities, whichever services the process serves (CSI specification,
+// "GetPluginCapabilities"). The alpha capability SNAPSHOT_ACCESSIBILITY_CONSTRAINTS is omitted, because
+// no sidecar of Kubernetes uses it, and csi-sanity 5.6 fails a driver that returns the topology of a
+// snapshot.
 func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	resp := &csi.GetPluginCapabilitiesResponse{}
 	add := func(c *csi.PluginCapability) { resp.Capabilities = append(resp.Capabilities, c) }
@@ -59,12 +59,12 @@ func (s *Server) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.Ready())}, nil
 }
 
-// poolPrefix begins the keys of pools in a plugin's manifest (CSI specification,
-// GetPluginInfoResponse: opaque to the orchestrator). The value is the pool's UUID
-// as in volume IDs, empty if it is not open.
+// poolPrefix begins the keys of pools in a plugin's manifest, which is opaque to the orchestrator (CSI
+// specification, GetPluginInfoResponse). The value is the pool's UUID as in volume IDs; empty if the
+// pool is not open.
 const poolPrefix = "pool."
 
-// Manifest encodes the pools of a node's driver, UUIDs by name.
+// Manifest encodes the UUIDs of a driver's pools by name.
 func Manifest(pools map[string]string) map[string]string {
 	manifest := map[string]string{}
 	for name, uuid := range pools {
@@ -73,7 +73,7 @@ func Manifest(pools map[string]string) map[string]string {
 	return manifest
 }
 
-// Pools decodes a manifest that Manifest returned.
+// Pools is the inverse of Manifest.
 func Pools(manifest map[string]string) map[string]string {
 	pools := map[string]string{}
 	for key, uuid := range manifest {

@@ -207,7 +207,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 func grow(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	expander, ok := b.(backend.Expander)
 	if !ok {
-		return volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot grow volumes", v.ID)
+		return volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot expand volumes", v.ID)
 	}
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {

@@ -1,7 +1,6 @@
 package backendtest
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,11 +14,6 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-func contextForCleanup(t *testing.T) context.Context {
-	t.Helper()
-	return context.WithoutCancel(t.Context())
-}
-
 // change returns a changed copy of a request.
 func change[M proto.Message](m M, f func(M)) M {
 	c := proto.CloneOf(m)
@@ -27,36 +21,38 @@ func change[M proto.Message](m M, f func(M)) M {
 	return c
 }
 
-// unchanged runs a test that may change neither volumes nor devices.
-func unchanged(test func(*testing.T, *life)) func(*testing.T, *Driver, Kind) {
+// wantUnchanged returns a row that runs test with a published volume, and fails if the test changes the list
+// of volumes or the devices.
+func wantUnchanged(test func(*testing.T, *testVolume)) func(*testing.T, *Driver, Kind) {
 	return func(t *testing.T, d *Driver, kind Kind) {
 		t.Helper()
-		l := newLife(t, d, kind, multiWriter)
-		l.up(t)
+		l := newVolume(t, d, kind, multiWriter)
+		l.stageAndPublish(t)
 		before, devices := d.listing(t), d.devices(t)
 		test(t, l)
 		if after := d.listing(t); after != before {
-			t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
+			t.Errorf("the refused calls changed the list of volumes from\n%s\nto\n%s", before, after)
 		}
 		if after := d.devices(t); !slices.Equal(after, devices) {
-			t.Errorf("bad arguments changed the devices from %q to %q", devices, after)
+			t.Errorf("the refused calls changed the devices from %q to %q", devices, after)
 		}
 	}
 }
 
-// devices are the loop devices of the driver's pools.
+// devices returns the loop devices of the driver's pools.
 func (d *Driver) devices(t *testing.T) []string {
 	t.Helper()
 	var own []string
 	for line := range strings.Lines(testenv.Run(t, "losetup", "-n", "-O", "NAME,BACK-FILE")) {
 		if strings.Contains(line, d.Pool()) || strings.Contains(line, d.privateMounts()) {
-			own = append(own, strings.Join(strings.Fields(line), " ")) // columns depend on other devices
+			own = append(own, strings.Join(strings.Fields(line), " ")) // the width of the columns depends on other devices
 		}
 	}
 	slices.Sort(own)
 	return own
 }
 
+// listing returns the list of all volumes as text.
 func (d *Driver) listing(t *testing.T) string {
 	t.Helper()
 	resp, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
@@ -64,9 +60,9 @@ func (d *Driver) listing(t *testing.T) string {
 	return resp.String()
 }
 
-// testCreateArguments: every bad argument has its code, and a message that names field,
-// value and remedy.
-func testCreateArguments(t *testing.T, l *life) {
+// testCreateArguments: CreateVolume refuses every invalid argument with a message that names the field, the
+// value and the remedy.
+func testCreateArguments(t *testing.T, l *testVolume) {
 	d := l.d
 	good := &csi.CreateVolumeRequest{
 		Name: "arguments", VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
@@ -82,8 +78,8 @@ func testCreateArguments(t *testing.T, l *life) {
 		{"no capability", func(r request) { r.VolumeCapabilities = nil }, []string{"volume_capabilities are missing"}},
 		{"no access type", func(r request) { r.VolumeCapabilities[0].AccessType = nil }, []string{"neither block nor mount"}},
 		{"no access mode", func(r request) { r.VolumeCapabilities[0].AccessMode = nil }, []string{"access_mode is missing"}},
-		{"access mode of the future", func(r request) { r.VolumeCapabilities[0].AccessMode.Mode = 99 }, []string{"access_mode", "99"}},
-		{"filesystem", func(r request) { r.VolumeCapabilities[0].GetMount().FsType = "ntfs" }, []string{"fs_type", "ntfs", "ext4, xfs, btrfs"}},
+		{"unknown access mode", func(r request) { r.VolumeCapabilities[0].AccessMode.Mode = 99 }, []string{"access_mode", "99"}},
+		{"unknown filesystem", func(r request) { r.VolumeCapabilities[0].GetMount().FsType = "ntfs" }, []string{"fs_type", "ntfs", "ext4, xfs, btrfs"}},
 		{"volume group", func(r request) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "100" }, []string{"volume_mount_group", "100"}},
 		{"block and mount", func(r request) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities, Kind{}.Capability(writer))
@@ -94,16 +90,16 @@ func testCreateArguments(t *testing.T, l *life) {
 		{"unknown parameter", func(r request) { r.Parameters = map[string]string{"poool": "x"} }, []string{"poool", "takes backend", "did you mean pool?"}},
 		{"unknown pool", func(r request) { r.Parameters = map[string]string{"pool": "elsewhere"} }, []string{"pool", "elsewhere"}},
 		{"unknown backend", func(r request) { r.Parameters = map[string]string{"backend": "tape"} }, []string{"backend", "tape", "loop"}},
-		{"allocation", func(r request) { r.Parameters = map[string]string{"allocation": "medium"} }, []string{"allocation", "medium", "thin", "thick"}},
-		{"mkfs option", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-J device=/dev/sda"} }, []string{"mkfsOptions", "-J device=/dev/sda"}},
-		{"mkfs option alone", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m"} }, []string{"mkfsOptions", "-m"}},
-		{"mkfs device", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m 1 /dev/sda x"} }, []string{"mkfsOptions", "/dev/sda"}},
-		{"mount flag", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"remount"} }, []string{"mount_flags", "remount"}},
+		{"unknown allocation", func(r request) { r.Parameters = map[string]string{"allocation": "medium"} }, []string{"allocation", "medium", "thin", "thick"}},
+		{"mkfs option that is not allowed", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-J device=/dev/sda"} }, []string{"mkfsOptions", "-J device=/dev/sda"}},
+		{"mkfs option without a value", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m"} }, []string{"mkfsOptions", "-m"}},
+		{"mkfs option with a device", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m 1 /dev/sda x"} }, []string{"mkfsOptions", "/dev/sda"}},
+		{"mount flag that is not allowed", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"remount"} }, []string{"mount_flags", "remount"}},
 		{"mistyped mount flag", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"ro,noatim"} }, []string{"mount_flags", `"noatim"`, "noatime"}},
 		{"mount flag of another filesystem", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"logbufs=8"} }, []string{"mount_flags", "logbufs=8", "ext4"}},
-		{"mount flag that stops the node", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"errors=panic"} }, []string{"mount_flags", "errors=panic", "errors=continue|remount-ro"}},
-		{"inodes that do not fit", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-N 9999999"} }, []string{"-N 9999999", "inodes"}},
-		{"empty source", func(r request) { r.VolumeContentSource = &csi.VolumeContentSource{} }, []string{"volume_content_source"}},
+		{"mount flag that panics the kernel", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"errors=panic"} }, []string{"mount_flags", "errors=panic", "errors=continue|remount-ro"}},
+		{"more inodes than fit", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-N 9999999"} }, []string{"-N 9999999", "inodes"}},
+		{"empty content source", func(r request) { r.VolumeContentSource = &csi.VolumeContentSource{} }, []string{"volume_content_source"}},
 		{"mutable parameter", func(r request) { r.MutableParameters = map[string]string{"iops": "1"} }, []string{"mutable_parameters"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -113,26 +109,26 @@ func testCreateArguments(t *testing.T, l *life) {
 	}
 }
 
-// foreign returns volume IDs that this driver did not create, and the code for each.
-func foreign(own string) map[string]codes.Code {
+// foreignIDs returns IDs of volumes that do not exist, and the code of a call for each.
+func foreignIDs(own string) map[string]codes.Code {
 	parts := strings.Split(own, ":")
 	return map[string]codes.Code{
 		"":                                  codes.InvalidArgument,
 		"vol-0123456789":                    codes.NotFound,
 		parts[0] + ":default:../../../etc":  codes.NotFound,
 		strings.Repeat("x", 200):            codes.NotFound,
-		"tape:" + parts[1] + ":v":           codes.Unavailable, // of a backend that is not served here
+		"tape:" + parts[1] + ":v":           codes.Unavailable, // unknown backend
 		parts[0] + ":" + parts[1] + ":none": codes.NotFound,
-		parts[0] + ":default.ffffffff:v":    codes.Unavailable, // of this form, in a pool that is not here
+		parts[0] + ":default.ffffffff:v":    codes.Unavailable, // pool of another driver
 		parts[0] + ":elsewhere.00000000:v1": codes.Unavailable,
 	}
 }
 
-func testControllerArguments(t *testing.T, l *life) {
+func testControllerArguments(t *testing.T, l *testVolume) {
 	d, ctx := l.d, t.Context()
 	grow := &csi.CapacityRange{RequiredBytes: 2 * gib}
-	for id, code := range foreign(l.id) {
-		removal := code // for calls that remove a volume
+	for id, code := range foreignIDs(l.id) {
+		removal := code // the code of a call that removes something
 		if removal == codes.NotFound {
 			removal = codes.OK
 		}
@@ -165,9 +161,9 @@ func testControllerArguments(t *testing.T, l *life) {
 	wantCode(t, err, codes.InvalidArgument, "zfs")
 }
 
-func testNodeArguments(t *testing.T, l *life) {
+func testNodeArguments(t *testing.T, l *testVolume) {
 	d, ctx := l.d, t.Context()
-	for id, code := range foreign(l.id) {
+	for id, code := range foreignIDs(l.id) {
 		_, err := d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: l.staging, VolumeCapability: l.cap})
 		wantCode(t, err, code)
 		_, err = d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: l.staging, TargetPath: l.target, VolumeCapability: l.cap})
@@ -181,8 +177,8 @@ func testNodeArguments(t *testing.T, l *life) {
 	}
 	for _, path := range []string{"", "relative", "/a/../b", "/a/"} {
 		for _, err := range []error{
-			second(d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: path, VolumeCapability: l.cap})),
-			second(d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: path})),
+			errOf(d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: path, VolumeCapability: l.cap})),
+			errOf(d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: path})),
 			l.publishAt(ctx, path, false),
 			l.unpublishAt(ctx, path),
 		} {
@@ -199,12 +195,12 @@ func testNodeArguments(t *testing.T, l *life) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+func errOf[T any](_ T, err error) error { return err }
 
-// testTargets: target paths that cannot show a volume are refused and stay unchanged.
-func testTargets(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+// testTargetPaths: target paths that are not empty directories are refused, and stay unchanged.
+func testTargetPaths(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	ctx, dir := t.Context(), t.TempDir()
 	file, full, link := filepath.Join(dir, "file"), filepath.Join(dir, "full"), filepath.Join(dir, "link")
 	must(t, os.WriteFile(file, []byte("precious"), 0o600))
@@ -216,7 +212,7 @@ func testTargets(t *testing.T, d *Driver, kind Kind) {
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", foreign)
 	t.Cleanup(func() { testenv.Run(t, "umount", foreign) })
 
-	other := newLife(t, l.d, l.kind, multiWriter)
+	other := newVolume(t, l.d, l.kind, multiWriter)
 	for _, tc := range []struct {
 		path, says string
 		code       codes.Code
@@ -238,7 +234,7 @@ func testTargets(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unpublishAt(ctx, filepath.Join(dir, "no", "parent")))
 	for _, path := range []string{file, filepath.Join(full, "precious")} {
 		if b, err := os.ReadFile(path); string(b) != "precious" {
-			t.Errorf("%s was changed: %q, %v", path, b, err)
+			t.Errorf("%s: got content %q, %v; want it unchanged", path, b, err)
 		}
 	}
 	entries, err := os.ReadDir(dir)
@@ -248,25 +244,25 @@ func testTargets(t *testing.T, d *Driver, kind Kind) {
 		names = append(names, e.Name())
 	}
 	if want := []string{"file", "foreign", "full", "link"}; !slices.Equal(names, want) {
-		t.Errorf("beside the targets there is %q, want %q", names, want)
+		t.Errorf("got files %q in the directory of the targets, want %q", names, want)
 	}
 	testReadOnlyParent(t, l)
 }
 
-// testReadOnlyParent: a target that must be created on a read-only filesystem is refused. An
-// existing target there is used.
-func testReadOnlyParent(t *testing.T, l *life) {
+// testReadOnlyParent: on a read-only filesystem, a target that does not exist is refused, and an existing
+// target is used.
+func testReadOnlyParent(t *testing.T, l *testVolume) {
 	dir := t.TempDir()
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", dir)
 	t.Cleanup(func() { testenv.Run(t, "umount", dir) })
-	there := filepath.Join(dir, "there")
-	must(t, os.Mkdir(there, 0o755))
+	existing := filepath.Join(dir, "existing")
+	must(t, os.Mkdir(existing, 0o755))
 	testenv.Run(t, "mount", "-o", "remount,ro", dir)
-	other := newLife(t, l.d, l.kind, multiWriter)
+	other := newVolume(t, l.d, l.kind, multiWriter)
 	other.staging = filepath.Join(dir, "missing")
 	wantCode(t, other.stage(t.Context()), codes.FailedPrecondition, "staging_target_path", "read-only")
 	wantCode(t, l.publishAt(t.Context(), other.staging, false), codes.FailedPrecondition, "target_path", "read-only")
-	other.staging = there
+	other.staging = existing
 	must(t, other.stage(t.Context()))
 	must(t, other.unstage(t.Context()))
 }

@@ -14,22 +14,22 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// testChanges: the changes between two snapshots of a raw volume turn the older into the newer
-// one. Outside of the allocated ranges there are zeros.
-func testChanges(t *testing.T, d *Driver, kind Kind) {
+// testChangedBlocks: the changes between two snapshots of a raw volume turn the older snapshot into the newer
+// one. All bytes outside the allocated ranges are zero.
+func testChangedBlocks(t *testing.T, d *Driver, kind Kind) {
 	const size = 16 * mib
-	l := newSized(t, d, kind, size)
-	l.up(t)
+	l := newVolumeOfSize(t, d, kind, size)
+	l.stageAndPublish(t)
 	rng := rand.NewChaCha8([32]byte{})
 	var snapshots []*csi.Snapshot
 	for range 4 {
 		scribble(t, rng, l.target, size)
 		if kind.Has(RestCopies) {
-			l.down(t)
+			l.unpublishAndUnstage(t)
 		}
 		snapshots = append(snapshots, l.snapshot(t))
 		if kind.Has(RestCopies) {
-			l.up(t)
+			l.stageAndPublish(t)
 		}
 	}
 	for i, newer := range snapshots {
@@ -40,10 +40,10 @@ func testChanges(t *testing.T, d *Driver, kind Kind) {
 		}
 	}
 	wantPaged(t, d, snapshots[0], snapshots[3])
-	testChangeRequests(t, d, kind, snapshots[0], snapshots[1], size)
+	testChangedBlocksRequests(t, d, kind, snapshots[0], snapshots[1], size)
 }
 
-// scribble writes, clears and punches blocks of a device at random.
+// scribble writes, zeroes and deallocates random blocks of a device.
 func scribble(t *testing.T, source *rand.ChaCha8, device string, size int64) {
 	t.Helper()
 	rng := rand.New(source)
@@ -67,35 +67,35 @@ func scribble(t *testing.T, source *rand.ChaCha8, device string, size int64) {
 	must(t, f.Sync())
 }
 
-// snapshotContent is the content of the image of a snapshot.
+// snapshotContent returns the content of the image of a snapshot.
 func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot) []byte {
 	t.Helper()
-	l := life{id: s.GetSnapshotId()}
+	l := testVolume{id: s.GetSnapshotId()}
 	b, err := os.ReadFile(filepath.Join(d.Pool(), "snapshots", l.name(), "0/image"))
 	must(t, err)
 	if int64(len(b)) != s.GetSizeBytes() {
-		t.Errorf("the image of %v has %d bytes", s, len(b))
+		t.Errorf("the image of snapshot %v has %d bytes, want its size", s, len(b))
 	}
 	return b
 }
 
-// stream reads the blocks that a call returns: in order, without overlap, and at most limit in
-// a message.
-func stream(t *testing.T, limit int32, size int64, receive func() (size int64, of csi.BlockMetadataType, blocks []*csi.BlockMetadata, err error)) (all []*csi.BlockMetadata) {
+// stream reads the messages of a call, and returns their blocks. The blocks must be in order and not
+// overlap, and a message must have at most limit of them (0: any number).
+func stream(t *testing.T, limit int32, size int64, receive func() (size int64, metadataType csi.BlockMetadataType, blocks []*csi.BlockMetadata, err error)) (all []*csi.BlockMetadata) {
 	t.Helper()
 	end := int64(0)
 	for {
-		capacity, of, blocks, err := receive()
+		capacity, metadataType, blocks, err := receive()
 		if errors.Is(err, io.EOF) {
 			return all
 		}
 		must(t, err)
-		if capacity != size || of != csi.BlockMetadataType_VARIABLE_LENGTH || len(blocks) == 0 || limit > 0 && len(blocks) > int(limit) {
-			t.Fatalf("a message of %d blocks, of type %v and a volume of %d bytes", len(blocks), of, capacity)
+		if capacity != size || metadataType != csi.BlockMetadataType_VARIABLE_LENGTH || len(blocks) == 0 || limit > 0 && len(blocks) > int(limit) {
+			t.Fatalf("got a message of %d blocks, type %v, capacity %d; want 1 to %d blocks (0: any number), VARIABLE_LENGTH, capacity %d", len(blocks), metadataType, capacity, limit, size)
 		}
 		for _, b := range blocks {
 			if b.GetByteOffset() < end || b.GetSizeBytes() <= 0 || b.GetByteOffset()+b.GetSizeBytes() > size {
-				t.Errorf("after %d bytes there is the block %v", end, b)
+				t.Errorf("got block %v, want it between bytes %d and %d", b, end, size)
 			}
 			end = b.GetByteOffset() + b.GetSizeBytes()
 		}
@@ -128,34 +128,35 @@ func (d *Driver) delta(t *testing.T, older, newer *csi.Snapshot, from int64, lim
 func wantZerosOutside(t *testing.T, content []byte, blocks []*csi.BlockMetadata) {
 	t.Helper()
 	if len(blocks) == 0 {
-		t.Error("a snapshot that was written to has no blocks")
+		t.Error("got no allocated blocks of a volume with data")
 	}
 	rest := bytes.Clone(content)
 	for _, b := range blocks {
 		clear(rest[b.GetByteOffset():][:b.GetSizeBytes()])
 	}
 	if !bytes.Equal(rest, make([]byte, len(rest))) {
-		t.Error("a block outside the allocated ranges is not zero")
+		t.Error("a byte outside the allocated ranges is not zero")
 	}
 }
 
-// wantDelta applies a delta to the older of two snapshots.
+// wantDelta fails the test unless the delta turns the older snapshot into the newer one.
 func wantDelta(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	t.Helper()
 	have, want := d.snapshotContent(t, older), d.snapshotContent(t, newer)
 	blocks := d.delta(t, older, newer, 0, 0)
 	if older == newer && len(blocks) > 0 && d.sharesBlocks(t) {
-		t.Errorf("a snapshot differs from itself in %d blocks", len(blocks))
+		t.Errorf("got %d changed blocks between a snapshot and itself, want none", len(blocks))
 	}
 	for _, b := range blocks {
 		copy(have[b.GetByteOffset():][:b.GetSizeBytes()], want[b.GetByteOffset():])
 	}
 	if !bytes.Equal(have, want) {
-		t.Errorf("with the delta %s is not %s", older.GetSnapshotId(), newer.GetSnapshotId())
+		t.Errorf("snapshot %s with the delta applied differs from %s", older.GetSnapshotId(), newer.GetSnapshotId())
 	}
 }
 
-// wantPaged: small messages have the same content, and a call with an offset has the rest.
+// wantPaged fails the test unless small messages have the same blocks as large ones, and a call with an offset
+// returns the blocks from the offset on.
 func wantPaged(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	t.Helper()
 	for name, get := range map[string]func(from int64, limit int32) []*csi.BlockMetadata{
@@ -164,24 +165,24 @@ func wantPaged(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	} {
 		all := get(0, 0)
 		if n := len(get(0, 2)); n != len(all) || n < 3 {
-			t.Errorf("%s: in small messages there are %d blocks, in large ones %d", name, n, len(all))
+			t.Errorf("%s: got %d blocks in small messages, %d in large ones; want the same number, at least 3", name, n, len(all))
 		}
 		middle := all[len(all)/2]
 		rest := get(middle.GetByteOffset(), 3)
 		if len(rest) != len(all)-len(all)/2 || rest[0].GetByteOffset() != middle.GetByteOffset() {
-			t.Errorf("%s: from block %v on there are %d of %d, the first is %v", name, middle, len(rest), len(all), rest[0])
+			t.Errorf("%s: from block %v on: got %d of %d blocks, the first is %v; want the second half", name, middle, len(rest), len(all), rest[0])
 		}
 		inside := get(middle.GetByteOffset()+1, 1)
 		if len(inside) == 0 || inside[0].GetByteOffset() > middle.GetByteOffset()+middle.GetSizeBytes() {
-			t.Errorf("%s: from the second byte of %v on there is %v", name, middle, inside)
+			t.Errorf("%s: from the second byte of block %v on: got %v, want the rest of the block first", name, middle, inside)
 		}
 		if end := get(newer.GetSizeBytes(), 0); len(end) > 0 {
-			t.Errorf("%s: at the end there is %v", name, end)
+			t.Errorf("%s: from the end of the volume on: got %v, want no blocks", name, end)
 		}
 	}
 }
 
-func testChangeRequests(t *testing.T, d *Driver, kind Kind, older, newer *csi.Snapshot, size int64) {
+func testChangedBlocksRequests(t *testing.T, d *Driver, kind Kind, older, newer *csi.Snapshot, size int64) {
 	for _, tc := range []struct {
 		name string
 		req  *csi.GetMetadataAllocatedRequest
@@ -189,10 +190,10 @@ func testChangeRequests(t *testing.T, d *Driver, kind Kind, older, newer *csi.Sn
 	}{
 		{"negative offset", &csi.GetMetadataAllocatedRequest{SnapshotId: newer.GetSnapshotId(), StartingOffset: -1}, codes.OutOfRange},
 		{"offset past the end", &csi.GetMetadataAllocatedRequest{SnapshotId: newer.GetSnapshotId(), StartingOffset: size + 1}, codes.OutOfRange},
-		{"negative number", &csi.GetMetadataAllocatedRequest{SnapshotId: newer.GetSnapshotId(), MaxResults: -1}, codes.InvalidArgument},
-		{"no snapshot", &csi.GetMetadataAllocatedRequest{}, codes.InvalidArgument},
-		{"not there", &csi.GetMetadataAllocatedRequest{SnapshotId: newer.GetSnapshotId() + "-none"}, codes.NotFound},
-		{"foreign", &csi.GetMetadataAllocatedRequest{SnapshotId: "snap-1"}, codes.NotFound},
+		{"negative max_results", &csi.GetMetadataAllocatedRequest{SnapshotId: newer.GetSnapshotId(), MaxResults: -1}, codes.InvalidArgument},
+		{"no snapshot ID", &csi.GetMetadataAllocatedRequest{}, codes.InvalidArgument},
+		{"snapshot does not exist", &csi.GetMetadataAllocatedRequest{SnapshotId: newer.GetSnapshotId() + "-none"}, codes.NotFound},
+		{"foreign snapshot ID", &csi.GetMetadataAllocatedRequest{SnapshotId: "snap-1"}, codes.NotFound},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in, err := d.Control.GetMetadataAllocated(t.Context(), tc.req)
@@ -201,16 +202,16 @@ func testChangeRequests(t *testing.T, d *Driver, kind Kind, older, newer *csi.Sn
 			wantCode(t, err, tc.code)
 		})
 	}
-	other := newSized(t, d, kind, size)
-	of := other.snapshot(t)
-	in, err := d.Control.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: of.GetSnapshotId(), TargetSnapshotId: newer.GetSnapshotId()})
+	other := newVolumeOfSize(t, d, kind, size)
+	blank := other.snapshot(t)
+	in, err := d.Control.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: blank.GetSnapshotId(), TargetSnapshotId: newer.GetSnapshotId()})
 	must(t, err)
 	_, err = in.Recv()
 	wantCode(t, err, codes.InvalidArgument, other.id)
-	if got := d.allocated(t, of, 0, 0); len(got) > 0 {
-		t.Errorf("in the snapshot of a blank volume there is %v", got)
+	if got := d.allocated(t, blank, 0, 0); len(got) > 0 {
+		t.Errorf("got blocks %v of a blank volume, want none", got)
 	}
-	d.drop(t, older)
+	d.deleteSnapshot(t, older)
 	in, err = d.Control.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: older.GetSnapshotId(), TargetSnapshotId: newer.GetSnapshotId()})
 	must(t, err)
 	_, err = in.Recv()

@@ -17,11 +17,11 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// DriverName is the name of all drivers of the tests.
+// DriverName is the name of all drivers in the tests.
 const DriverName = "csi.trivet.dev"
 
-// Cluster has the drivers of nodes, each with its own pool, and the controller's driver that
-// forwards to them. All are in this process.
+// Cluster is the drivers of some nodes, each with its own pool, and the controller's driver, which forwards
+// calls to them. All run in this process.
 type Cluster struct {
 	Router *Driver
 	Nodes  []*Driver
@@ -57,20 +57,20 @@ func StartCluster(tb testing.TB, pools []string, kinds ...backend.Kind) *Cluster
 // Await waits until all nodes have reported their pools to the controller.
 func (c *Cluster) Await(tb testing.TB) {
 	tb.Helper()
-	await(tb, "all nodes' pools", func() bool {
+	await(tb, "the pools of all nodes", func() bool {
 		_, err := c.Router.Control.ListVolumes(tb.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
 		return err == nil
 	})
 }
 
-// Member is an orchestrator's view of a node: the node's Node service and the cluster's
-// Controller service.
+// Member returns the services that an orchestrator uses for a node: the node's Node service and the
+// cluster's Controller service.
 func (c *Cluster) Member(i int) *Driver {
 	n := c.Nodes[i]
 	return &Driver{Options: n.Options, Identity: c.Router.Identity, Control: c.Router.Control, Node: n.Node}
 }
 
-// NodeOptions are the options of a node's driver with one pool.
+// NodeOptions returns the options of a node's driver with one pool.
 func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
 	o := memberOptions(tb, "node", kinds)
@@ -81,7 +81,7 @@ func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, kinds ...backend
 	return o
 }
 
-// RouterOptions are the options of the controller's driver.
+// RouterOptions returns the options of the controller's driver.
 func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
 	o := memberOptions(tb, "controller", kinds)
@@ -90,6 +90,7 @@ func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, ki
 	return o
 }
 
+// memberOptions returns the options that all drivers have.
 func memberOptions(tb testing.TB, service string, kinds backend.Kinds) driver.Options {
 	tb.Helper()
 	state := tb.TempDir()
@@ -104,8 +105,7 @@ func poolAt(dir string) []pool.Config {
 	return []pool.Config{{Name: "default", Directory: pool.Directory{Path: dir}}}
 }
 
-// Certify writes a certificate of the cluster's authority into the directory that a driver
-// reads.
+// Certify issues a certificate, and writes it into the directory from which a driver reads it.
 func (c *Cluster) Certify(tb testing.TB, dir string, who *url.URL, usage x509.ExtKeyUsage) {
 	tb.Helper()
 	key, request, err := pki.NewRequest(who)

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// pattern returns content that depends only on the seed.
+// pattern returns 3 MiB of random content that depends only on the seed.
 func pattern(seed uint64) []byte {
 	b := make([]byte, 3<<20)
 	key := [32]byte{}
@@ -25,7 +25,7 @@ func pattern(seed uint64) []byte {
 	return b
 }
 
-// write writes content to path, durably.
+// write durably writes content to a file or device.
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|createUnlessDevice(path), 0o644)
@@ -36,8 +36,9 @@ func write(t *testing.T, path string, content []byte) {
 	must(t, f.Sync())
 }
 
+// createUnlessDevice returns the flags for os.OpenFile that create or truncate path, unless it is a device.
 func createUnlessDevice(path string) int {
-	if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeDevice != 0 {
+	if isDevice(path) {
 		return 0
 	}
 	return os.O_CREATE | os.O_TRUNC
@@ -51,16 +52,16 @@ func wantContent(t *testing.T, path string, content []byte) {
 	defer f.Close()
 	got := make([]byte, len(content))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("%s does not have the written content: %v", path, err)
+		t.Errorf("%s does not begin with the written content: %v", path, err)
 	}
 }
 
-// testContents: a volume keeps its content after unstage, shows it at a second target, and
-// keeps it when the driver restarts, staged or not.
+// testContents: a volume shows its content at a second target, and keeps it when it is unstaged and when the
+// driver restarts.
 func testContents(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	content := pattern(1)
-	l.up(t)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), content)
 	second := filepath.Join(t.TempDir(), "second")
 	must(t, l.publishAt(t.Context(), second, false))
@@ -68,22 +69,22 @@ func testContents(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unpublishAt(t.Context(), second))
 	d.Restart(t)
 	wantContent(t, l.data(l.target), content)
-	l.up(t) // again, by a driver without state
+	l.stageAndPublish(t) // repeated, after the restart
 	wantContent(t, l.data(l.target), content)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	d.Restart(t)
-	l.up(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
-	l.down(t)
-	l.up(t)
+	l.unpublishAndUnstage(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
 }
 
-// testReboot removes mounts and devices without the driver, as a reboot does. Stage
-// brings the volume back.
+// testReboot removes mounts and devices without the driver, as a reboot does. The volume can be staged again
+// with its content.
 func testReboot(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	content := pattern(2)
 	write(t, l.data(l.target), content)
 	devices := devicesOf(t, l)
@@ -104,25 +105,25 @@ func testReboot(t *testing.T, d *Driver, kind Kind) {
 		testenv.Run(t, "losetup", "-d", devices[0])
 	}
 	d.start(t)
-	l.up(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
 	if kind.Has(Placed) {
 		wantContent(t, l.data(l.directory()), content)
 	}
 }
 
-// deviceOf returns the one device of a staged volume.
-func deviceOf(t *testing.T, l *life) string {
+// deviceOf returns the device of a staged volume, which must have exactly one.
+func deviceOf(t *testing.T, l *testVolume) string {
 	t.Helper()
 	devices := devicesOf(t, l)
 	if len(devices) != 1 {
-		t.Fatalf("the volume has the devices %q, want one", devices)
+		t.Fatalf("got devices %q of the volume, want one", devices)
 	}
 	return devices[0]
 }
 
 // devicesOf returns the devices that a volume has on the node, found without the driver.
-func devicesOf(t *testing.T, l *life) []string {
+func devicesOf(t *testing.T, l *testVolume) []string {
 	t.Helper()
 	image := l.image()
 	switch {
@@ -141,9 +142,9 @@ func devicesOf(t *testing.T, l *life) []string {
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))
 }
 
-// mountedImage is the path of the image of a volume in a shared pool on the node, in a mount
-// of the volume's folder alone; empty if there is no such mount.
-func (l *life) mountedImage(t *testing.T) string {
+// mountedImage returns the path of the image of a volume in a shared pool, in the private mount of the
+// volume's folder; empty if there is no such mount.
+func (l *testVolume) mountedImage(t *testing.T) string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	must(t, err)
@@ -157,15 +158,15 @@ func (l *life) mountedImage(t *testing.T) string {
 }
 
 // wantNoDevice fails the test if the volume still has a device after unstage.
-func wantNoDevice(t *testing.T, l *life) {
+func wantNoDevice(t *testing.T, l *testVolume) {
 	t.Helper()
 	if left := devicesOf(t, l); len(left) > 0 {
-		t.Errorf("after unstage the volume has the devices %q", left)
+		t.Errorf("got devices %q after unstage, want none", left)
 	}
 }
 
 // image is the path of the volume's image.
-func (l *life) image() string {
+func (l *testVolume) image() string {
 	return filepath.Join(l.d.Pool(), "volumes", l.name(), "image")
 }
 
@@ -183,11 +184,11 @@ func mountsAt(t *testing.T, path string) int {
 	return n
 }
 
-// testReadOnly: a volume that is published read-only refuses writes, by the publish request,
-// by the controller's request, or by its access mode. Another writable target of the volume still works.
+// testReadOnly: a volume refuses writes if NodePublishVolume, ControllerPublishVolume or the access mode makes
+// it read-only. Another writable target of the volume still accepts writes.
 func testReadOnly(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(3)
 	write(t, l.data(l.target), content)
 	dir := t.TempDir()
@@ -215,11 +216,12 @@ func testReadOnly(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, l.unstage(t.Context()))
 	l.cap = kind.Capability(readerOnly)
-	l.up(t)
+	l.stageAndPublish(t)
 	wantRefusesWrites(t, l.data(l.target))
 	wantContent(t, l.data(l.target), content)
 }
 
+// wantRefusesWrites fails the test if path, a file or device, accepts a write, or its directory a new file.
 func wantRefusesWrites(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -231,10 +233,10 @@ func wantRefusesWrites(t *testing.T, path string) {
 		_ = f.Close()
 	}
 	if err == nil {
-		t.Errorf("%s was published read-only and accepted a write", path)
+		t.Errorf("%s accepted a write, want it read-only", path)
 	}
 	if _, err := os.Create(filepath.Join(filepath.Dir(path), "new")); err == nil && !isDevice(path) {
-		t.Errorf("%s was published read-only and accepted a new file", filepath.Dir(path))
+		t.Errorf("%s accepted a new file, want it read-only", filepath.Dir(path))
 	}
 }
 
@@ -243,11 +245,11 @@ func isDevice(path string) bool {
 	return err == nil && info.Mode()&os.ModeDevice != 0
 }
 
-// testInUse: a volume that is staged or published is neither deleted nor
-// unstaged.
+// testInUse: a published volume is neither deleted nor unstaged, and a volume that a process uses is not
+// unpublished.
 func testInUse(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(4)
 	write(t, l.data(l.target), content)
 	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
@@ -257,10 +259,8 @@ func testInUse(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unstage(t.Context()))
 	wantNoDevice(t, l)
 	must(t, l.unstage(t.Context()))
-	l.up(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
-	// A process that uses the volume prevents its unpublishing, and the error names the
-	// process.
 	if !kind.Block() {
 		f, err := os.Open(l.data(l.target))
 		must(t, err)

@@ -1,7 +1,7 @@
 package backendtest
 
 import (
-	"strings"
+	"context"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,18 +20,19 @@ func create(t *testing.T, d *Driver, req *csi.CreateVolumeRequest) (*csi.Volume,
 
 func remove(t *testing.T, d *Driver, id string) {
 	t.Helper()
-	// t.Context has ended when this runs as a cleanup.
-	if _, err := d.Control.DeleteVolume(contextForCleanup(t), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+	ctx := context.WithoutCancel(t.Context()) // which has ended when a cleanup calls remove
+	if _, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 		t.Errorf("deleting %s: %v", id, err)
 	}
 }
 
-// testIdempotentCreate: the same request returns the same volume. A different request of the
+// testIdempotentImage: the same request returns the same volume. A different request of the
 // same name is refused.
-func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
+func testIdempotentImage(t *testing.T, d *Driver, _ Kind) {
+	name := newName(t)
 	base := func() *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{
-			Name: "idem-" + itoa(t), CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
 			VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
 			Parameters:         map[string]string{"csi.storage.k8s.io/pvc/name": "claim"},
 		}
@@ -39,9 +40,9 @@ func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
 	first, err := create(t, d, base())
 	must(t, err)
 	for name, change := range map[string]func(*csi.CreateVolumeRequest){
-		"the same":              func(*csi.CreateVolumeRequest) {},
+		"same request":          func(*csi.CreateVolumeRequest) {},
 		"smaller required size": func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1 << 20 },
-		"another claim":         func(r *csi.CreateVolumeRequest) { r.Parameters["csi.storage.k8s.io/pvc/name"] = "x" },
+		"another claim name":    func(r *csi.CreateVolumeRequest) { r.Parameters["csi.storage.k8s.io/pvc/name"] = "x" },
 		"explicit defaults": func(r *csi.CreateVolumeRequest) {
 			r.Parameters["allocation"] = "thin"
 			r.Parameters["backend"] = "loop"
@@ -49,25 +50,23 @@ func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := base()
-			req.Name = first.GetVolumeId()[strings.LastIndex(first.GetVolumeId(), ":")+1:]
 			change(req)
 			resp, err := d.Control.CreateVolume(t.Context(), req)
 			if err != nil || resp.GetVolume().String() != first.String() {
-				t.Errorf("%v, %v; want %v", resp, err, first)
+				t.Errorf("got %v, %v; want %v", resp, err, first)
 			}
 		})
 	}
 	for name, change := range map[string]func(*csi.CreateVolumeRequest){
-		"larger":     func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = gib + 1 },
-		"limit":      func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} },
-		"filesystem": func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{FSType: "xfs"}.Capability(writer) },
-		"block":      func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{}.Capability(writer) },
-		"allocation": func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" },
-		"mkfs":       func(r *csi.CreateVolumeRequest) { r.Parameters["mkfsOptions"] = "-m 1" },
+		"larger required size": func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = gib + 1 },
+		"limit below the size": func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} },
+		"another filesystem":   func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{FSType: "xfs"}.Capability(writer) },
+		"raw device":           func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{}.Capability(writer) },
+		"another allocation":   func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" },
+		"mkfs options":         func(r *csi.CreateVolumeRequest) { r.Parameters["mkfsOptions"] = "-m 1" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := base()
-			req.Name = first.GetVolumeId()[strings.LastIndex(first.GetVolumeId(), ":")+1:]
 			change(req)
 			_, err := d.Control.CreateVolume(t.Context(), req)
 			wantCode(t, err, codes.AlreadyExists, req.GetName())
@@ -75,14 +74,8 @@ func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
 	}
 }
 
-func itoa(t *testing.T) string {
-	t.Helper()
-	name := newName(t)
-	return name[strings.LastIndex(name, "-")+1:]
-}
-
-// testSizes: a volume has the requested size, or the request is refused.
-func testSizes(t *testing.T, d *Driver, _ Kind) {
+// testImageSizes: a volume has the requested size, or the request is refused.
+func testImageSizes(t *testing.T, d *Driver, _ Kind) {
 	for _, tc := range []struct {
 		name string
 		kind Kind
@@ -96,12 +89,12 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 		{"rounded up", Kind{}, &csi.CapacityRange{RequiredBytes: 5000}, 8192, codes.OK},
 		{"rounded past the limit", Kind{}, &csi.CapacityRange{RequiredBytes: 5000, LimitBytes: 8191}, 0, codes.OutOfRange},
 		{"one byte", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1}, 0, codes.OutOfRange},
-		{"below xfs", Kind{FSType: "xfs"}, &csi.CapacityRange{RequiredBytes: 299 << 20}, 0, codes.OutOfRange},
-		{"below btrfs", Kind{FSType: "btrfs"}, &csi.CapacityRange{RequiredBytes: 255 << 20}, 0, codes.OutOfRange},
+		{"below the minimum of xfs", Kind{FSType: "xfs"}, &csi.CapacityRange{RequiredBytes: 299 << 20}, 0, codes.OutOfRange},
+		{"below the minimum of btrfs", Kind{FSType: "btrfs"}, &csi.CapacityRange{RequiredBytes: 255 << 20}, 0, codes.OutOfRange},
 		{"limit below the minimum", Kind{FSType: "btrfs"}, &csi.CapacityRange{LimitBytes: 1 << 20}, 0, codes.OutOfRange},
-		{"above the room", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1 << 45}, 0, codes.ResourceExhausted},
-		{"above the largest size", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, 0, codes.OutOfRange},
-		{"negative", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: -1}, 0, codes.InvalidArgument},
+		{"more than the pool has", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1 << 45}, 0, codes.ResourceExhausted},
+		{"largest number", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, 0, codes.OutOfRange},
+		{"negative size", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: -1}, 0, codes.InvalidArgument},
 		{"limit below required", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, 0, codes.InvalidArgument},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -110,41 +103,41 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 			})
 			wantCode(t, err, tc.code)
 			if v.GetCapacityBytes() != tc.want {
-				t.Errorf("it has %d bytes, want %d", v.GetCapacityBytes(), tc.want)
+				t.Errorf("got a volume of %d bytes, want %d", v.GetCapacityBytes(), tc.want)
 			}
 		})
 	}
 }
 
-// testSmallest: a volume of the minimum size of GetCapacity works, and grows.
-func testSmallest(t *testing.T, d *Driver, kind Kind) {
+// testSmallestImage: a volume of the minimum size that GetCapacity reports can be used and expanded.
+func testSmallestImage(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(multiWriter)
-	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
+	reported, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
 	must(t, err)
 	v, err := create(t, d, &csi.CreateVolumeRequest{
 		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters(),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: says.GetMinimumVolumeSize().GetValue(), LimitBytes: says.GetMinimumVolumeSize().GetValue()},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: reported.GetMinimumVolumeSize().GetValue(), LimitBytes: reported.GetMinimumVolumeSize().GetValue()},
 	})
 	must(t, err)
-	l := &life{d: d, kind: kind, cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: t.TempDir() + "/target"}
-	l.up(t)
+	l := &testVolume{d: d, kind: kind, cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: t.TempDir() + "/target"}
+	l.stageAndPublish(t)
 	content := pattern(7)
 	if kind.Block() {
 		content = content[:4096]
 	}
 	write(t, l.data(l.target), content)
-	l.down(t)
-	l.up(t)
+	l.unpublishAndUnstage(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	if !kind.growsHere() {
 		return
 	}
 	size := v.GetCapacityBytes() + 64*mib
 	_, err = l.expand(t.Context(), size)
 	must(t, err)
-	l.up(t)
-	l.down(t)
+	l.stageAndPublish(t)
+	l.unpublishAndUnstage(t)
 	wantFilesystem(t, l, size)
 }
 
@@ -158,12 +151,12 @@ func testTopology(t *testing.T, d *Driver, kind Kind) {
 		requisite, preferred []*csi.Topology
 		code                 codes.Code
 	}{
-		{"none", nil, nil, codes.OK},
-		{"here", []*csi.Topology{segment(Node)}, []*csi.Topology{segment(Node)}, codes.OK},
-		{"here among others", []*csi.Topology{segment("b"), segment(Node)}, nil, codes.OK},
-		{"here preferred", []*csi.Topology{segment("b"), segment(Node)}, []*csi.Topology{segment(Node), segment("b")}, codes.OK},
-		{"elsewhere", []*csi.Topology{segment("b")}, nil, codes.ResourceExhausted},
-		{"elsewhere preferred", []*csi.Topology{segment("b"), segment(Node)}, []*csi.Topology{segment("b"), segment(Node)}, codes.ResourceExhausted},
+		{"no requirements", nil, nil, codes.OK},
+		{"this node", []*csi.Topology{segment(Node)}, []*csi.Topology{segment(Node)}, codes.OK},
+		{"this node among others", []*csi.Topology{segment("b"), segment(Node)}, nil, codes.OK},
+		{"this node preferred", []*csi.Topology{segment("b"), segment(Node)}, []*csi.Topology{segment(Node), segment("b")}, codes.OK},
+		{"another node", []*csi.Topology{segment("b")}, nil, codes.ResourceExhausted},
+		{"another node preferred", []*csi.Topology{segment("b"), segment(Node)}, []*csi.Topology{segment("b"), segment(Node)}, codes.ResourceExhausted},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v, err := create(t, d, &csi.CreateVolumeRequest{
@@ -172,21 +165,21 @@ func testTopology(t *testing.T, d *Driver, kind Kind) {
 			})
 			wantCode(t, err, tc.code)
 			if err == nil && (len(v.GetAccessibleTopology()) != 1 || v.GetAccessibleTopology()[0].GetSegments()["csi.trivet.dev/node"] != Node) {
-				t.Errorf("the volume is accessible from %v", v.GetAccessibleTopology())
+				t.Errorf("got accessible topology %v, want node %s", v.GetAccessibleTopology(), Node)
 			}
 		})
 	}
 	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	if err != nil || info.GetNodeId() != Node || info.GetAccessibleTopology().GetSegments()["csi.trivet.dev/node"] != Node {
-		t.Errorf("NodeGetInfo: %v, %v", info, err)
+		t.Errorf("NodeGetInfo: got %v, %v; want node %s", info, err, Node)
 	}
 	elsewhere, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: segment("b"), Parameters: kind.Parameters()})
 	if err != nil || elsewhere.GetAvailableCapacity() != 0 {
-		t.Errorf("GetCapacity of another node: %v, %v", elsewhere, err)
+		t.Errorf("GetCapacity of another node: got %v, %v; want 0", elsewhere, err)
 	}
 	other, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.Parameters("pool", "none-here")})
 	if err != nil || other.GetAvailableCapacity() != 0 {
-		t.Errorf("GetCapacity of a pool that is not here: %v, %v", other, err)
+		t.Errorf("GetCapacity of an unknown pool: got %v, %v; want 0", other, err)
 	}
 }
 
@@ -194,7 +187,7 @@ func testTopology(t *testing.T, d *Driver, kind Kind) {
 func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	info, err := d.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
 	if err != nil || info.GetName() != "csi.trivet.dev" || info.GetVendorVersion() == "" {
-		t.Errorf("GetPluginInfo: %v, %v", info, err)
+		t.Errorf("GetPluginInfo: got %v, %v; want csi.trivet.dev and a version", info, err)
 	}
 	control, err := d.Control.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	must(t, err)
@@ -212,7 +205,7 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	}
 	for _, want := range wanted {
 		if count(have, want) != 1 {
-			t.Errorf("the controller advertises %s %d times", want, count(have, want))
+			t.Errorf("the controller advertises %s %d times, want once", want, count(have, want))
 		}
 	}
 	node, err := d.Node.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
@@ -225,12 +218,12 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 		"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUME", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "GET_STORAGE_HEALTH",
 	} {
 		if count(have, want) != 1 {
-			t.Errorf("the node advertises %s %d times", want, count(have, want))
+			t.Errorf("the node advertises %s %d times, want once", want, count(have, want))
 		}
 	}
 }
 
-// validation is a call of ValidateVolumeCapabilities.
+// validation is a call of ValidateVolumeCapabilities. ok tells whether the arguments must be confirmed.
 type validation struct {
 	name       string
 	cap        *csi.VolumeCapability
@@ -239,7 +232,7 @@ type validation struct {
 	ok         bool
 }
 
-// wantValidated: the capabilities, context and parameters of a volume are confirmed, and no others.
+// wantValidated makes calls of ValidateVolumeCapabilities for a volume, and checks the results.
 func wantValidated(t *testing.T, d *Driver, v *csi.Volume, calls []validation) {
 	t.Helper()
 	for _, tc := range calls {
@@ -247,24 +240,24 @@ func wantValidated(t *testing.T, d *Driver, v *csi.Volume, calls []validation) {
 			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
 		})
 		if err != nil || (resp.GetConfirmed() != nil) != tc.ok || (resp.GetMessage() == "") != tc.ok {
-			t.Errorf("%s: %v, %v", tc.name, resp, err)
+			t.Errorf("%s: got %v, %v; want confirmed: %t", tc.name, resp, err, tc.ok)
 		}
 	}
 }
 
-func testValidate(t *testing.T, d *Driver, _ Kind) {
+func testValidateImage(t *testing.T, d *Driver, _ Kind) {
 	c := Kind{FSType: "ext4"}.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
 	must(t, err)
 	wantValidated(t, d, v, []validation{
-		{"all", c, v.GetVolumeContext(), map[string]string{"allocation": "thin"}, true},
+		{"all arguments", c, v.GetVolumeContext(), map[string]string{"allocation": "thin"}, true},
 		{"the capability alone", c, nil, nil, true},
 		{"another filesystem", Kind{FSType: "xfs"}.Capability(writer), nil, nil, false},
 		{"block", Kind{}.Capability(writer), nil, nil, false},
 		{"mount flags", Kind{FSType: "ext4"}.Capability(writer, "remount"), nil, nil, false},
-		{"another device", Kind{FSType: "ext4"}.Capability(writer, "journal_path=/dev/sda"), nil, nil, false},
-		{"context", c, map[string]string{"pool": "other"}, nil, false},
-		{"allocation", c, nil, map[string]string{"allocation": "thick"}, false},
+		{"mount flag with a device", Kind{FSType: "ext4"}.Capability(writer, "journal_path=/dev/sda"), nil, nil, false},
+		{"another context", c, map[string]string{"pool": "other"}, nil, false},
+		{"another allocation", c, nil, map[string]string{"allocation": "thick"}, false},
 		{"unknown parameter", c, nil, map[string]string{"nonsense": "1"}, false},
 	})
 }

@@ -24,30 +24,30 @@ const (
 	manyReaders = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 )
 
-// directory is the path of a volume's directory on the server or node, without a subDir.
-func (l *life) directory() string {
+// directory returns the path of the directory of a volume without subDir, on the server or node.
+func (l *testVolume) directory() string {
 	return filepath.Join(l.d.Pool(), "volumes", l.name(), "data")
 }
 
-// name is the volume's name in its ID.
-func (l *life) name() string { return l.id[strings.LastIndex(l.id, ":")+1:] }
+// name returns the name in the volume's ID.
+func (l *testVolume) name() string { return l.id[strings.LastIndex(l.id, ":")+1:] }
 
 // testDirectoryGrowth: expansion raises the promised size and needs no node expansion.
 func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	for _, size := range []int64{2*gib + 1, 2*gib + 1, 3 * gib} {
 		want := kind.rounded(size)
 		resp, err := l.expand(t.Context(), size)
 		must(t, err)
 		if resp.GetCapacityBytes() != want || resp.GetNodeExpansionRequired() {
-			t.Errorf("ControllerExpandVolume to %d: %v", size, resp)
+			t.Errorf("ControllerExpandVolume to %d: got %v, want %d bytes and no node expansion", size, resp, want)
 		}
 		node, err := d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 			VolumeId: l.id, VolumePath: l.target, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
 		})
 		if err != nil || node.GetCapacityBytes() != want {
-			t.Errorf("NodeExpandVolume to %d: %v, %v", size, node, err)
+			t.Errorf("NodeExpandVolume to %d: got %v, %v; want %d bytes", size, node, err, want)
 		}
 	}
 	for _, tc := range []struct {
@@ -65,12 +65,13 @@ func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 	}
 	v, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
 	if err != nil || v.GetVolume().GetCapacityBytes() != 3*gib {
-		t.Errorf("after all that: %v, %v", v, err)
+		t.Errorf("after all expansions: got %v, %v; want 3 GiB", v, err)
 	}
 	l.wantReasons(t, nil, nil)
 }
 
-// rounded is the size of a directory: limits of a node's filesystem count blocks.
+// rounded returns the size of a directory for a requested size. On a node it is a multiple of a block, which is
+// the unit of quotas.
 func (k Kind) rounded(size int64) int64 {
 	if k.Has(NodeLocal) {
 		return (size + block - 1) / block * block
@@ -80,14 +81,14 @@ func (k Kind) rounded(size int64) int64 {
 
 // testDirectoryHealth: each problem of a directory is reported.
 func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	l.wantReasons(t, nil, nil)
 	away := l.directory() + ".away"
 	must(t, os.Rename(l.directory(), away))
 	_, control := l.reasons(t)
 	if !slices.Equal(control, []string{"DirectoryMissing"}) {
-		t.Errorf("without its directory the controller finds %q", control)
+		t.Errorf("got conditions %q of a volume without its directory, want DirectoryMissing", control)
 	}
 	must(t, os.Rename(away, l.directory()))
 	l.wantReasons(t, nil, nil)
@@ -95,74 +96,74 @@ func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
 	l.wantReasons(t, []string{"NotMounted"}, nil)
 	must(t, l.publish(t.Context()))
 	l.wantReasons(t, nil, nil)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	must(t, os.Rename(l.directory(), away))
 	wantCode(t, l.stage(t.Context()), codes.DataLoss, l.name())
 	if n := mountsAt(t, l.staging); n != 0 {
-		t.Errorf("a volume without its directory was mounted %d times", n)
+		t.Errorf("got %d mounts of a volume without its directory, want none", n)
 	}
 	must(t, os.Rename(away, l.directory()))
-	l.up(t)
+	l.stageAndPublish(t)
 }
 
-// testDirectoryFlags: flags of the class reach the mount; flags that a directory cannot
-// have are refused and leave nothing.
+// testDirectoryFlags: a mount has the flags of the class. Flags that a directory cannot have are refused, and
+// nothing is mounted.
 func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	wrong := []string{"no-such-option", "noatim", "commit=30", "bind", "remount"}
-	right := []string{"noexec", "nodev", "noatime"}
-	asked := []string{"noexec", "nodev,noatime", "defaults"}
+	l := newVolume(t, d, kind, kind.widestMode())
+	invalid := []string{"no-such-option", "noatim", "commit=30", "bind", "remount"}
+	shown := []string{"noexec", "nodev", "noatime"}
+	requested := []string{"noexec", "nodev,noatime", "defaults"}
 	if kind.Has(Shared) {
-		wrong = append(wrong, "bg", "addr=127.0.0.1", "nfsvers=2")
-		right, asked = append(right, "acregmin=7"), append(asked, "acregmin=7")
+		invalid = append(invalid, "bg", "addr=127.0.0.1", "nfsvers=2")
+		shown, requested = append(shown, "acregmin=7"), append(requested, "acregmin=7")
 	} else {
-		wrong = append(wrong, "prjquota", "subvol=/")
+		invalid = append(invalid, "prjquota", "subvol=/")
 	}
-	for _, flag := range wrong {
-		l.cap = kind.Capability(kind.many(), flag)
+	for _, flag := range invalid {
+		l.cap = kind.Capability(kind.widestMode(), flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if n := mountsAt(t, l.staging); n != 0 {
-			t.Errorf("after flag %s was refused there are %d mounts", flag, n)
+			t.Errorf("got %d mounts after flag %s was refused, want none", n, flag)
 		}
 	}
-	l.cap = kind.Capability(kind.many(), asked...)
-	l.up(t)
+	l.cap = kind.Capability(kind.widestMode(), requested...)
+	l.stageAndPublish(t)
 	for _, path := range []string{l.staging, l.target} {
 		options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", path)
-		for _, want := range right {
+		for _, want := range shown {
 			if !strings.Contains(options, want) {
-				t.Errorf("%s has the options %s, want %s among them", path, options, want)
+				t.Errorf("%s is mounted with options %s, want %s among them", path, options, want)
 			}
 		}
 	}
-	l.up(t)
+	l.stageAndPublish(t)
 }
 
-// testPoolFlags: a mount has the flags of the pool and of the class. If both set the NFS
-// version, the class takes precedence.
+// testPoolFlags: a mount has the flags of the pool and of the class. If both set the NFS version, the class
+// takes precedence.
 func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "2G", func(o *driver.Options) {
 		o.Config.Pools[0].NFS.MountOptions = []string{"nfsvers=4.2,noatime"}
 	})
-	l := newLife(t, d, kind, manyWriters)
+	l := newVolume(t, d, kind, manyWriters)
 	l.cap = kind.Capability(manyWriters, "nodev", "nfsvers=4.1")
-	l.up(t)
-	l.up(t)
+	l.stageAndPublish(t)
+	l.stageAndPublish(t)
 	options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", l.staging)
 	for _, want := range []string{"noatime", "nodev", "vers=4.1"} {
 		if !strings.Contains(options, want) {
-			t.Errorf("it is staged with %s, want %s among them", options, want)
+			t.Errorf("the staging path is mounted with options %s, want %s among them", options, want)
 		}
 	}
 	l.cap = kind.Capability(manyWriters, "nodev,noexec", "nfsvers=4.1")
 	wantCode(t, l.stage(t.Context()), codes.AlreadyExists, "mount flags")
 }
 
-// testMultiNodeDirectory: several nodes can use a directory.
+// testMultiNodeMode publishes a directory in a mode for several nodes, at two targets.
 func testMultiNodeMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
-	l := newLife(t, d, kind, mode)
+	l := newVolume(t, d, kind, mode)
 	must(t, l.publishTo(t.Context(), Node))
-	l.up(t)
+	l.stageAndPublish(t)
 	second := filepath.Join(t.TempDir(), "second")
 	must(t, l.publishAt(t.Context(), second, false))
 	if mode == manyReaders {
@@ -181,7 +182,7 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	request := func(more ...string) *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{
 			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
-			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())},
+			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.widestMode())},
 			Parameters:         kind.Parameters(slices.Concat([]string{"subDir", "idem/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "claim"}, more)...),
 		}
 	}
@@ -190,7 +191,7 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	for _, same := range []*csi.CreateVolumeRequest{request(), request("onDelete", "delete"), request("subDir", "idem/claim"), request("mode", "0777", "uid", "0")} {
 		resp, err := d.Control.CreateVolume(t.Context(), same)
 		if err != nil || resp.GetVolume().String() != first.String() {
-			t.Errorf("%v: %v, %v; want %v", same.GetParameters(), resp, err, first)
+			t.Errorf("with parameters %v: got %v, %v; want %v", same.GetParameters(), resp, err, first)
 		}
 	}
 	for key, other := range map[string]*csi.CreateVolumeRequest{
@@ -205,11 +206,10 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testDirectorySizes: a directory has the size that was requested: to the byte on an
-// export, in blocks where the node's filesystem counts them.
+// testDirectorySizes: a directory has the requested size. On a node the size is rounded up to blocks.
 func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
 	for _, tc := range []struct {
-		needs Power
+		needs Feature
 		r     *csi.CapacityRange
 		want  int64
 		code  codes.Code
@@ -231,16 +231,16 @@ func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
 			continue
 		}
 		v, err := create(t, d, &csi.CreateVolumeRequest{
-			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: kind.Parameters(),
+			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.widestMode())}, Parameters: kind.Parameters(),
 		})
 		wantCode(t, err, tc.code)
 		if v.GetCapacityBytes() != tc.want {
-			t.Errorf("%v: it has %d bytes, want %d", tc.r, v.GetCapacityBytes(), tc.want)
+			t.Errorf("range %v: got a volume of %d bytes, want %d", tc.r, v.GetCapacityBytes(), tc.want)
 		}
 	}
 }
 
-// testNoTopology: a volume that all nodes reach has no topology, whatever is requested.
+// testNoTopology: a volume in a shared pool has no topology, whatever is requested.
 func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 	elsewhere := &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": "another"}}
 	c := kind.Capability(writer)
@@ -250,59 +250,59 @@ func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 	})
 	must(t, err)
 	if len(v.GetAccessibleTopology()) > 0 {
-		t.Errorf("the volume is accessible from %v alone", v.GetAccessibleTopology())
+		t.Errorf("got accessible topology %v, want none", v.GetAccessibleTopology())
 	}
 	if c := v.GetVolumeContext(); kind.Has(Directory) && (c["backend"] != "nfs" || c["enforced"] != "false") || c["pool"] == "" {
-		t.Errorf("its context is %v", c)
+		t.Errorf("got volume context %v, want a pool, and for a directory backend nfs and enforced false", c)
 	}
-	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+	reported, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		Parameters: kind.Parameters(), AccessibleTopology: elsewhere, VolumeCapabilities: []*csi.VolumeCapability{c},
 	})
-	if err != nil || says.GetAvailableCapacity() == 0 || (says.GetMinimumVolumeSize().GetValue() == 1) != kind.Has(Directory) {
-		t.Errorf("GetCapacity from another node: %v, %v", says, err)
+	if err != nil || reported.GetAvailableCapacity() == 0 || (reported.GetMinimumVolumeSize().GetValue() == 1) != kind.Has(Directory) {
+		t.Errorf("GetCapacity of another node: got %v, %v; want room, and for a directory a minimum of 1 byte", reported, err)
 	}
 }
 
 // testValidateDirectory: only capabilities that the volume has are confirmed.
 func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
-	c := kind.Capability(kind.many())
+	c := kind.Capability(kind.widestMode())
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters("mode", "0750")})
 	must(t, err)
 	wantValidated(t, d, v, []validation{
-		{"all", c, v.GetVolumeContext(), kind.Parameters("mode", "750"), true},
+		{"all arguments", c, v.GetVolumeContext(), kind.Parameters("mode", "750"), true},
 		{"the capability alone", c, nil, nil, true},
-		{"one node", kind.Capability(writer), nil, nil, true},
-		{"filesystem", Kind{FSType: "ext4"}.Capability(writer), nil, nil, false},
+		{"mode for one node", kind.Capability(writer), nil, nil, true},
+		{"filesystem of a device", Kind{FSType: "ext4"}.Capability(writer), nil, nil, false},
 		{"block", Kind{}.Capability(writer), nil, nil, false},
 		{"mount flags", kind.Capability(writer, "remount"), nil, nil, false},
-		{"context", c, map[string]string{"pool": "other"}, nil, false},
-		{"mode", c, nil, kind.Parameters("mode", "0777"), false},
-		{"subDir", c, nil, kind.Parameters("subDir", "x"), false},
-		{"backend", c, nil, map[string]string{"pool": kind.target.Pool}, false},
+		{"another context", c, map[string]string{"pool": "other"}, nil, false},
+		{"another mode", c, nil, kind.Parameters("mode", "0777"), false},
+		{"another subDir", c, nil, kind.Parameters("subDir", "x"), false},
+		{"no backend", c, nil, map[string]string{"pool": kind.target.Pool}, false},
 	})
 }
 
-// testOwners: a directory has the mode and the owner that the class gives.
-func testOwners(t *testing.T, d *Driver, kind Kind) {
+// testDirectoryOwner: a directory has the mode and the owner that the class gives.
+func testDirectoryOwner(t *testing.T, d *Driver, kind Kind) {
 	for _, tc := range []struct {
 		name     string
 		more     []string
 		mode     uint32
 		uid, gid uint32
 	}{
-		{"none", nil, 0o777, 0, 0},
-		{"all", []string{"mode", "2770", "uid", "1000", "gid", "2000"}, 0o2770, 1000, 2000},
-		{"as with csi-driver-nfs", []string{"mountPermissions", "0755"}, 0o755, 0, 0},
-		{"as by its default", []string{"mountPermissions", "0"}, 0o777, 0, 0},
+		{"no parameters", nil, 0o777, 0, 0},
+		{"mode and owner", []string{"mode", "2770", "uid", "1000", "gid", "2000"}, 0o2770, 1000, 2000},
+		{"mountPermissions", []string{"mountPermissions", "0755"}, 0o755, 0, 0},
+		{"mountPermissions 0", []string{"mountPermissions", "0"}, 0o777, 0, 0},
 		{"in a subDir", []string{"subDir", "owners/a", "mode", "0700", "uid", "7"}, 0o700, 7, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			l := newLifeWith(t, d, kind, kind.many(), kind.Parameters(tc.more...))
-			l.up(t)
+			l := newVolumeOfClass(t, d, kind, kind.widestMode(), kind.Parameters(tc.more...))
+			l.stageAndPublish(t)
 			var st syscall.Stat_t
 			must(t, syscall.Stat(l.target, &st))
 			if st.Mode&0o7777 != tc.mode || st.Uid != tc.uid || st.Gid != tc.gid {
-				t.Errorf("it is %o of %d:%d, want %o of %d:%d", st.Mode&0o7777, st.Uid, st.Gid, tc.mode, tc.uid, tc.gid)
+				t.Errorf("got mode %o and owner %d:%d, want %o and %d:%d", st.Mode&0o7777, st.Uid, st.Gid, tc.mode, tc.uid, tc.gid)
 			}
 		})
 	}
@@ -315,8 +315,8 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 		return kind.Parameters(slices.Concat([]string{"subDir", subDir, "csi.storage.k8s.io/pvc/name", claim, "csi.storage.k8s.io/pvc/namespace", "team"}, more)...)
 	}
 	const template = "sub/${pvc.metadata.namespace}/${pvc.metadata.name}"
-	l := newLifeWith(t, d, kind, kind.many(), claim(template, "made"))
-	l.up(t)
+	l := newVolumeOfClass(t, d, kind, kind.widestMode(), claim(template, "made"))
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(11))
 	wantContent(t, filepath.Join(d.Pool(), "sub/team/made/data"), pattern(11))
 
@@ -324,16 +324,16 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.MkdirAll(adopted, 0o755))
 	must(t, os.Chmod(adopted, 0o711))
 	write(t, filepath.Join(adopted, "data"), pattern(12))
-	a := newLifeWith(t, d, kind, kind.many(), claim(template, "adopted", "onDelete", "retain"))
-	a.up(t)
+	a := newVolumeOfClass(t, d, kind, kind.widestMode(), claim(template, "adopted", "onDelete", "retain"))
+	a.stageAndPublish(t)
 	wantContent(t, a.data(a.target), pattern(12))
 	if info, err := os.Stat(a.target); err != nil || info.Mode().Perm() != 0o711 {
-		t.Errorf("the adopted directory is %v, %v", info.Mode(), err)
+		t.Errorf("got mode %v of the adopted directory, %v; want 0711", info.Mode(), err)
 	}
 	refused := func(parameters map[string]string) {
 		t.Helper()
 		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: parameters,
+			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.widestMode())}, Parameters: parameters,
 		})
 		wantCode(t, err, codes.FailedPrecondition, "subDir")
 	}
@@ -341,8 +341,8 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	refused(claim(template+"/inside", "made"))
 	refused(claim("sub/team", "made"))
 	refused(claim(template, "adopted"))
-	b := newLifeWith(t, d, kind, kind.many(), claim(template, "adopted", "onDelete", "retain"))
-	b.up(t)
+	b := newVolumeOfClass(t, d, kind, kind.widestMode(), claim(template, "adopted", "onDelete", "retain"))
+	b.stageAndPublish(t)
 	wantContent(t, b.data(b.target), pattern(12))
 }
 
@@ -355,35 +355,35 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 				if subDir != "" {
 					more = append(more, "subDir", "${pvc.metadata.namespace}/"+onDelete, "csi.storage.k8s.io/pvc/namespace", subDir)
 				}
-				l := newLifeWith(t, d, kind, kind.many(), kind.Parameters(more...))
-				l.up(t)
+				l := newVolumeOfClass(t, d, kind, kind.widestMode(), kind.Parameters(more...))
+				l.stageAndPublish(t)
 				mark := onDelete + subDir + "-mark"
 				write(t, filepath.Join(l.target, mark), pattern(13))
-				l.down(t)
+				l.unpublishAndUnstage(t)
 				for range 2 {
 					remove(t, d, l.id)
 				}
 				_, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
 				wantCode(t, err, codes.NotFound)
 				if onDelete == "delete" {
-					await(t, "the directory to go", func() bool { return len(d.find(t, mark)) == 0 })
+					await(t, "the directory to be removed", func() bool { return len(d.findFiles(t, mark)) == 0 })
 					return
 				}
-				found := d.find(t, mark)
+				found := d.findFiles(t, mark)
 				if len(found) != 1 {
-					t.Fatalf("of the deleted volume there is %q", found)
+					t.Fatalf("got files %q of the deleted volume, want one", found)
 				}
 				wantContent(t, found[0], pattern(13))
-				if where := filepath.Join(d.Pool(), subDir, onDelete, mark); (found[0] == where) != (onDelete == "retain" && subDir != "") {
-					t.Errorf("it is at %s", found[0])
+				if retained := filepath.Join(d.Pool(), subDir, onDelete, mark); (found[0] == retained) != (onDelete == "retain" && subDir != "") {
+					t.Errorf("the kept file is at %s, want it at %s only if a subDir is retained", found[0], retained)
 				}
 			})
 		}
 	}
 }
 
-// find looks for files of a name in the pool.
-func (d *Driver) find(t *testing.T, name string) []string {
+// findFiles returns the paths of the files with a name in the pool.
+func (d *Driver) findFiles(t *testing.T, name string) []string {
 	t.Helper()
 	var found []string
 	_ = filepath.WalkDir(d.Pool(), func(path string, e os.DirEntry, err error) error { // files can be removed meanwhile
@@ -395,9 +395,9 @@ func (d *Driver) find(t *testing.T, name string) []string {
 	return found
 }
 
-// testStatic: a static volume is mounted from the place that the administrator names. It is
-// neither created nor deleted.
-func testStatic(t *testing.T, d *Driver, kind Kind) {
+// testStaticVolume: a static volume is mounted from the directory that the administrator specifies. The driver
+// neither creates nor deletes the directory.
+func testStaticVolume(t *testing.T, d *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "2G"})
 	server, share := m.Config.NFS.Server, m.Config.NFS.Export
 	must(t, os.MkdirAll(filepath.Join(m.Dir, "team/a"), 0o777))
@@ -410,10 +410,10 @@ func testStatic(t *testing.T, d *Driver, kind Kind) {
 	}{
 		{"directory", map[string]string{"server": server, "share": share, "subDir": "team/a"}, pattern(14)},
 		{"whole share", map[string]string{"server": server, "share": share}, pattern(15)},
-		{"as csi-driver-nfs writes it", map[string]string{"server": server, "share": share, "subdir": "team/a"}, pattern(14)},
-		{"in any case", map[string]string{"Server": server, "SHARE": share, "SubDir": "team/a"}, pattern(14)},
+		{"keys of csi-driver-nfs", map[string]string{"server": server, "share": share, "subdir": "team/a"}, pattern(14)},
+		{"keys in other cases", map[string]string{"Server": server, "SHARE": share, "SubDir": "team/a"}, pattern(14)},
 	} {
-		t.Run(tc.name, func(t *testing.T) { testStaticLife(t, d, kind, tc.context, tc.want) })
+		t.Run(tc.name, func(t *testing.T) { testStaticVolumeCase(t, d, kind, tc.context, tc.want) })
 	}
 	for _, bad := range []map[string]string{
 		{"server": server, "share": share, "subDir": "team/../../x"},
@@ -421,26 +421,27 @@ func testStatic(t *testing.T, d *Driver, kind Kind) {
 		{"server": server},
 	} {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-			VolumeId: "bad-handle", StagingTargetPath: t.TempDir(), VolumeCapability: kind.Capability(kind.many()), VolumeContext: bad,
+			VolumeId: "bad-handle", StagingTargetPath: t.TempDir(), VolumeCapability: kind.Capability(kind.widestMode()), VolumeContext: bad,
 		})
 		wantCode(t, err, codes.InvalidArgument)
 	}
 	left, err := os.ReadDir(m.Dir)
 	must(t, err)
 	if len(left) != 2 {
-		t.Errorf("a share of static volumes has got %v", left)
+		t.Errorf("got files %v on the share, want only data and team", left)
 	}
 }
 
-func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string]string, content []byte) {
+// testStaticVolumeCase makes all calls for a static volume.
+func testStaticVolumeCase(t *testing.T, d *Driver, kind Kind, volumeContext map[string]string, content []byte) {
 	id, ctx := "nas#"+newName(t)+"##", t.Context()
-	c := kind.Capability(kind.many())
+	c := kind.Capability(kind.widestMode())
 	dir := t.TempDir()
-	staging, pod := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
 	must(t, os.Mkdir(staging, 0o755))
 	valid, err := d.Control.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{c}})
 	if err != nil || valid.GetConfirmed() == nil {
-		t.Errorf("ValidateVolumeCapabilities: %v, %v", valid, err)
+		t.Errorf("ValidateVolumeCapabilities: got %v, %v; want confirmed", valid, err)
 	}
 	for range 2 {
 		_, err = d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: c, VolumeContext: volumeContext})
@@ -448,18 +449,18 @@ func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string
 		_, err = d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: c, VolumeContext: volumeContext})
 		must(t, err)
 		_, err = d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: id, StagingTargetPath: staging, TargetPath: pod, VolumeCapability: c, VolumeContext: volumeContext, Readonly: true,
+			VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: c, VolumeContext: volumeContext, Readonly: true,
 		})
 		must(t, err)
 	}
-	wantContent(t, filepath.Join(pod, "data"), content)
-	wantRefusesWrites(t, filepath.Join(pod, "data"))
-	stats, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: pod})
+	wantContent(t, filepath.Join(target, "data"), content)
+	wantRefusesWrites(t, filepath.Join(target, "data"))
+	stats, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
 	if err != nil || stats.GetUsage()[0].GetTotal() == 0 {
-		t.Errorf("NodeGetVolumeStats: %v, %v", stats, err)
+		t.Errorf("NodeGetVolumeStats: got %v, %v; want a total size", stats, err)
 	}
 	for range 2 {
-		_, err = d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: pod})
+		_, err = d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
 		must(t, err)
 		_, err = d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 		must(t, err)
@@ -467,14 +468,14 @@ func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string
 		must(t, err)
 		remove(t, d, id)
 	}
-	if n := mountsAt(t, staging) + mountsAt(t, pod); n != 0 {
-		t.Errorf("%d mounts are left", n)
+	if n := mountsAt(t, staging) + mountsAt(t, target); n != 0 {
+		t.Errorf("got %d mounts after unstage, want none", n)
 	}
 }
 
-// testDirect: a class with server and share needs no pool in the configuration. Files of other
-// provisioners on the share stay unchanged.
-func testDirect(t *testing.T, d *Driver, kind Kind) {
+// testDirectPool: a class with server and share needs no pool in the configuration. Other files on the share stay
+// unchanged.
+func testDirectPool(t *testing.T, d *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "2G"})
 	server, share := m.Config.NFS.Server, m.Config.NFS.Export
 	write(t, filepath.Join(m.Dir, "theirs"), pattern(16))
@@ -487,19 +488,19 @@ func testDirect(t *testing.T, d *Driver, kind Kind) {
 		},
 	}
 	var v *csi.Volume
-	must(t, retry.For(t.Context(), time.Minute, func() (again bool, err error) { // while the pool is being opened
+	must(t, retry.For(t.Context(), time.Minute, func() (again bool, err error) { // UNAVAILABLE while the pool is being opened
 		v, err = create(t, d, req)
 		return status.Code(err) == codes.Unavailable, err
 	}))
 	again, err := d.Control.CreateVolume(t.Context(), req)
 	if err != nil || again.GetVolume().String() != v.String() {
-		t.Errorf("again: %v, %v; want %v", again, err, v)
+		t.Errorf("second CreateVolume: got %v, %v; want %v", again, err, v)
 	}
-	l := &life{d: d, kind: kind, cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
-	l.up(t)
+	l := &testVolume{d: d, kind: kind, cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(17))
 	wantContent(t, filepath.Join(m.Dir, "team/claim/data"), pattern(17))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	remove(t, d, l.id)
 	wantContent(t, filepath.Join(m.Dir, "team/claim/data"), pattern(17))
 	wantContent(t, filepath.Join(m.Dir, "theirs"), pattern(16))

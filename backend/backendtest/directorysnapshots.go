@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
-// testDirectoryInUse: a directory that is no subvolume is copied only while it is not in use.
+// testDirectoryInUse: a directory that is not a subvolume is copied only while it is not in use.
 func testDirectoryInUse(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(90))
 	for _, published := range []bool{true, false} {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
@@ -30,99 +30,99 @@ func testDirectoryInUse(t *testing.T, d *Driver, kind Kind) {
 	l.snapshot(t)
 }
 
-// testLiveDirectory: a copy of a subvolume that is being written to shows one moment.
+// testLiveDirectory: a copy of a subvolume that is being written to shows one point in time.
 func testLiveDirectory(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(90))
 	r := record(t, l)
 	since := r.done.Load()
 	s := l.snapshot(t)
-	c := d.restore(t, kind, fromVolume(l), 0)
+	c := d.newCopy(t, kind, fromVolume(l), 0)
 	until := r.done.Load() + 1
 	r.await(t)
 	must(t, r.end())
-	for _, one := range []*life{c, d.restore(t, kind, fromSnapshot(s), 0)} {
-		one.up(t)
-		wantMoment(t, since, until, one)
-		wantContent(t, one.data(one.target), pattern(90))
+	for _, c := range []*testVolume{c, d.newCopy(t, kind, fromSnapshot(s), 0)} {
+		c.stageAndPublish(t)
+		wantMoment(t, since, until, c)
+		wantContent(t, c.data(c.target), pattern(90))
 	}
 }
 
-// testTree: a copy has all files of the directory with all attributes.
-func testTree(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+// testDirectoryTree: a copy has all files of the directory with all attributes.
+func testDirectoryTree(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	treetest.Make(t, l.target, 1)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	s := l.snapshot(t)
-	copies := []*life{d.restore(t, kind, fromVolume(l), 0), d.restore(t, kind, fromSnapshot(s), 2*gib)}
+	copies := []*testVolume{d.newCopy(t, kind, fromVolume(l), 0), d.newCopy(t, kind, fromSnapshot(s), 2*gib)}
 	d.Restart(t)
 	d.awaitShared(t, kind)
-	copies = append(copies, d.restore(t, kind, fromSnapshot(s), gib))
-	l.up(t)
+	copies = append(copies, d.newCopy(t, kind, fromSnapshot(s), gib))
+	l.stageAndPublish(t)
 	for _, c := range copies {
-		c.up(t)
+		c.stageAndPublish(t)
 		treetest.Compare(t, l.target, c.target)
 		write(t, c.data(c.target), pattern(91))
 	}
 }
 
-// testDirectorySnapshotLife is testSnapshotLife for directories.
-func testDirectorySnapshotLife(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
+// testDirectorySnapshotLifetime: snapshots of directories outlive their volumes, and copies outlive the snapshots.
+func testDirectorySnapshotLifetime(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, kind.widestMode())
 	empty := l.snapshot(t)
-	l.up(t)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(92))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	first := l.snapshot(t)
-	early := d.restore(t, kind, fromSnapshot(first), gib)
+	early := d.newCopy(t, kind, fromSnapshot(first), gib)
 	ofCopy := early.snapshot(t)
-	l.up(t)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(93))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	remove(t, d, l.id)
-	second := d.restore(t, kind, fromSnapshot(first), gib)
-	d.drop(t, first)
+	second := d.newCopy(t, kind, fromSnapshot(first), gib)
+	d.deleteSnapshot(t, first)
 	d.Restart(t)
 	d.awaitShared(t, kind)
-	for _, c := range []*life{early, second, d.restore(t, kind, fromSnapshot(ofCopy), gib)} {
-		c.up(t)
+	for _, c := range []*testVolume{early, second, d.newCopy(t, kind, fromSnapshot(ofCopy), gib)} {
+		c.stageAndPublish(t)
 		wantContent(t, c.data(c.target), pattern(92))
 		write(t, c.data(c.target), pattern(94))
 	}
-	none := d.restore(t, kind, fromSnapshot(empty), 0)
-	none.up(t)
-	write(t, none.data(none.target), pattern(95))
+	ofEmpty := d.newCopy(t, kind, fromSnapshot(empty), 0)
+	ofEmpty.stageAndPublish(t)
+	write(t, ofEmpty.data(ofEmpty.target), pattern(95))
 	_, err := early.expand(t.Context(), 2*gib)
 	must(t, err)
 	wantContent(t, early.data(early.target), pattern(94))
 }
 
-// testHostileSource: hostile content of a tenant is copied unchanged or refused. No link in it
-// is followed.
+// testHostileSource: hostile content of a tenant is copied unchanged or refused. No link in the content is
+// followed.
 func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	victim, outside := newBystanders(t, d, kind)
-	before := describe(t, outside, victim.directory())
-	l := newLife(t, d, kind, kind.many())
-	plant(t, l.directory(), outside, victim.directory())
+	before := fingerprint(t, outside, victim.directory())
+	l := newVolume(t, d, kind, kind.widestMode())
+	plantHostileFiles(t, l.directory(), outside, victim.directory())
 	if kind.Has(Subvolumes) {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
 		wantCode(t, err, codes.FailedPrecondition, "subvolume", "nested")
 		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(l), 0))
 		wantCode(t, err, codes.FailedPrecondition, "subvolume", "nested")
-		unnest(t, l.directory())
+		removeSubvolumes(t, l.directory())
 	}
-	testenv.Run(t, "find", l.directory(), "-type", "l", "-printf", "%l") // a link that was never read is changed by that
+	testenv.Run(t, "find", l.directory(), "-type", "l", "-printf", "%l") // reading a link for the first time changes it
 	s := l.snapshot(t)
-	c, owned := d.restore(t, kind, fromSnapshot(s), gib), d.restore(t, kind, fromSnapshot(s), gib, owner...)
-	l.up(t)
-	c.up(t)
+	c, owned := d.newCopy(t, kind, fromSnapshot(s), gib), d.newCopy(t, kind, fromSnapshot(s), gib, owner...)
+	l.stageAndPublish(t)
+	c.stageAndPublish(t)
 	treetest.Compare(t, l.target, c.target)
 	wantOwner(t, owned.directory())
-	d.restore(t, kind, fromSnapshot(s), gib, "subDir", "hostile/source")
+	d.newCopy(t, kind, fromSnapshot(s), gib, "subDir", "hostile/source")
 
-	mounted := newLife(t, d, kind, kind.many())
+	mounted := newVolume(t, d, kind, kind.widestMode())
 	below := filepath.Join(mounted.directory(), "below")
 	must(t, os.Mkdir(below, 0o755))
 	testenv.Run(t, "mount", "--bind", outside, below)
@@ -133,32 +133,32 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, mounted.id))
 		wantCode(t, err, codes.FailedPrecondition, "mounted", "below")
 	}
-	wantSame(t, before, describe(t, outside, victim.directory()))
+	wantSame(t, before, fingerprint(t, outside, victim.directory()))
 }
 
 // testSnapshotOfSubDir: the class determines the path of a copy. An existing directory is
 // never adopted.
 func testSnapshotOfSubDir(t *testing.T, d *Driver, kind Kind) {
-	l := newLifeWith(t, d, kind, kind.many(), kind.Parameters("subDir", "copies/source", "mode", "0750", "uid", "1000"))
+	l := newVolumeOfClass(t, d, kind, kind.widestMode(), kind.Parameters("subDir", "copies/source", "mode", "0750", "uid", "1000"))
 	write(t, filepath.Join(d.Pool(), "copies/source/data"), pattern(97))
 	s := l.snapshot(t)
-	c := d.restore(t, kind, fromSnapshot(s), gib, "subDir", "copies/copy")
+	c := d.newCopy(t, kind, fromSnapshot(s), gib, "subDir", "copies/copy")
 	wantContent(t, filepath.Join(d.Pool(), "copies/copy/data"), pattern(97))
-	c.up(t)
+	c.stageAndPublish(t)
 	wantContent(t, c.data(c.target), pattern(97))
 	if info, err := os.Stat(c.target); err != nil || info.Mode().Perm() != 0o750 {
-		t.Errorf("of a directory with mode 0750 the copy is %v, %v", info.Mode(), err)
+		t.Errorf("got mode %v of the copy, %v; want the mode 0750 of the source", info.Mode(), err)
 	}
-	must(t, os.MkdirAll(filepath.Join(d.Pool(), "copies/there"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(d.Pool(), "copies/existing"), 0o755))
 	for _, of := range []*csi.VolumeContentSource{fromSnapshot(s), fromVolume(l)} {
-		_, err := d.Control.CreateVolume(t.Context(), kind.copyRequest(t, of, gib, "subDir", "copies/there"))
-		wantCode(t, err, codes.FailedPrecondition, "subDir", "copies/there")
+		_, err := d.Control.CreateVolume(t.Context(), kind.copyRequest(t, of, gib, "subDir", "copies/existing"))
+		wantCode(t, err, codes.FailedPrecondition, "subDir", "copies/existing")
 	}
 }
 
-// testNoBlocks: a directory has no changed blocks.
-func testNoBlocks(t *testing.T, d *Driver, kind Kind) {
-	s := newLife(t, d, kind, kind.many()).snapshot(t)
+// testDirectoryHasNoBlocks: a directory has no changed blocks.
+func testDirectoryHasNoBlocks(t *testing.T, d *Driver, kind Kind) {
+	s := newVolume(t, d, kind, kind.widestMode()).snapshot(t)
 	in, err := d.Control.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: s.GetSnapshotId()})
 	must(t, err)
 	_, err = in.Recv()
@@ -168,65 +168,65 @@ func testNoBlocks(t *testing.T, d *Driver, kind Kind) {
 // testDirectoryGroup: directories that are not in use can form a group of snapshots, whose
 // members cannot be deleted alone.
 func testDirectoryGroup(t *testing.T, d *Driver, kind Kind) {
-	volumes := []*life{newLife(t, d, kind, kind.many()), newLife(t, d, kind, kind.many()), newLife(t, d, kind, kind.many())}
+	volumes := []*testVolume{newVolume(t, d, kind, kind.widestMode()), newVolume(t, d, kind, kind.widestMode()), newVolume(t, d, kind, kind.widestMode())}
 	for i, l := range volumes {
-		l.up(t)
+		l.stageAndPublish(t)
 		write(t, l.data(l.target), pattern(uint64(100+i)))
 	}
 	_, err := d.Control.CreateVolumeGroupSnapshot(t.Context(), groupRequest(t, volumes...))
 	wantCode(t, err, codes.FailedPrecondition, "in use")
 	for _, l := range volumes {
-		l.down(t)
+		l.unpublishAndUnstage(t)
 	}
 	req := groupRequest(t, volumes...)
 	g := d.group(t, req)
 	testGroupRequests(t, d, req, g)
 	testGroupMembers(t, d, g)
 	for i, s := range g.GetSnapshots() {
-		c := d.restore(t, kind, fromSnapshot(s), gib)
-		c.up(t)
+		c := d.newCopy(t, kind, fromSnapshot(s), gib)
+		c.stageAndPublish(t)
 		wantContent(t, c.data(c.target), pattern(uint64(100+i)))
 	}
-	d.dropGroup(t, g)
+	d.deleteGroup(t, g)
 }
 
-// testLimitedCopy: a copy is limited to its size. A volume with snapshots can be overwritten
-// completely.
+// testLimitedCopy: a copy is limited to its size. A volume with snapshots and copies can be overwritten
+// completely, and gets its limit back when they are removed.
 func testLimitedCopy(t *testing.T, d *Driver, kind Kind) {
 	const size = 48 * mib
-	as := kind.target.Limits.root()
-	l := newSized(t, d, kind, size)
-	l.up(t)
+	command := kind.target.Limits.asLimitedRoot()
+	l := newVolumeOfSize(t, d, kind, size)
+	l.stageAndPublish(t)
 	file := l.data(l.target)
-	wantFull(t, fill(t, file, as), size)
-	l.down(t)
+	wantFull(t, fillFile(t, file, command), size)
+	l.unpublishAndUnstage(t)
 	s := l.snapshot(t)
-	copies := []*life{d.restore(t, kind, fromSnapshot(s), size), d.restore(t, kind, fromVolume(l), 2*size)}
+	copies := []*testVolume{d.newCopy(t, kind, fromSnapshot(s), size), d.newCopy(t, kind, fromVolume(l), 2*size)}
 	shares := kind.Has(Subvolumes)
 	for i, c := range copies {
 		c.wantEnforced(t, "cooperative")
-		c.up(t)
-		if shares { // what it shares counts with who wrote it
+		c.stageAndPublish(t)
+		if shares { // shared data counts as usage of the volume that wrote it
 			must(t, os.Remove(c.data(c.target)))
 		}
-		wantFull(t, fill(t, c.data(c.target), as), int64(1+i)*size)
+		wantFull(t, fillFile(t, c.data(c.target), command), int64(1+i)*size)
 		c.wantReasons(t, nil, nil)
-		c.down(t)
+		c.unpublishAndUnstage(t)
 	}
-	kept := d.restore(t, kind, fromVolume(copies[0]), size)
-	whole := d.restore(t, kind, fromSnapshot(s), size)
-	l.up(t)
-	for _, drop := range []func(){
-		func() { d.drop(t, s) }, func() { remove(t, d, copies[0].id) }, func() { remove(t, d, copies[1].id) }, func() { remove(t, d, kept.id) },
-		func() { remove(t, d, whole.id) },
+	ofCopy := d.newCopy(t, kind, fromVolume(copies[0]), size)
+	ofSnapshot := d.newCopy(t, kind, fromSnapshot(s), size)
+	l.stageAndPublish(t)
+	for _, removeOne := range []func(){
+		func() { d.deleteSnapshot(t, s) }, func() { remove(t, d, copies[0].id) }, func() { remove(t, d, copies[1].id) }, func() { remove(t, d, ofCopy.id) },
+		func() { remove(t, d, ofSnapshot.id) },
 	} {
 		must(t, os.Remove(file))
 		write(t, file, make([]byte, size-slack)) // the old blocks belong to the volumes that share them
 		l.wantReasons(t, nil, nil)
-		drop()
+		removeOne()
 	}
-	await(t, "its limit to be what it was", func() bool {
-		return l.stats(t)[csi.VolumeUsage_BYTES].GetTotal() == size && len(d.under(t, ".trivet/trash")) == 0
+	await(t, "the original limit of the volume", func() bool {
+		return l.stats(t)[csi.VolumeUsage_BYTES].GetTotal() == size && len(d.entries(t, ".trivet/trash")) == 0
 	})
 	l.wantReasons(t, nil, nil)
 	must(t, os.Remove(file))
@@ -234,5 +234,5 @@ func testLimitedCopy(t *testing.T, d *Driver, kind Kind) {
 		testenv.Run(t, "sync", "-f", l.target)
 		return l.stats(t)[csi.VolumeUsage_BYTES].GetUsed() < slack
 	})
-	wantFull(t, fill(t, file, as), size)
+	wantFull(t, fillFile(t, file, command), size)
 }

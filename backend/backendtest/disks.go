@@ -23,24 +23,25 @@ import (
 )
 
 const (
-	// diskOverhead is the space that a disk needs beside a volume.
+	// diskOverhead is the space of a disk that a volume cannot use.
 	diskOverhead = 2 << 20
 	diskSize     = gib + diskOverhead
 )
 
-// startDisks starts a driver with a pool of these disks.
+// startDisks starts a driver with a pool of disks.
 func (k Kind) startDisks(tb testing.TB, devices ...string) *Driver {
 	tb.Helper()
 	return k.startDisksOn(tb, Node, devices...)
 }
 
+// startDisksOn is startDisks for a driver on a node with another name.
 func (k Kind) startDisksOn(tb testing.TB, node string, devices ...string) *Driver {
 	tb.Helper()
 	m := Medium{Config: pool.Config{Section: &disk.Disks{Match: devices}}}
 	return k.target.startOn(tb, m, func(o *driver.Options) { o.NodeID = node })
 }
 
-// GrowingLoop makes a disk of a file that can be enlarged.
+// GrowingLoop creates a disk from a file that can be enlarged.
 func GrowingLoop(tb testing.TB, size int64) (device string, enlarge func(size int64)) {
 	tb.Helper()
 	device, image, _ := testenv.Disk(tb, size)
@@ -52,14 +53,14 @@ func GrowingLoop(tb testing.TB, size int64) (device string, enlarge func(size in
 	}
 }
 
-// diskNode is the volume's device node while it is attached.
-func (l *life) diskNode() string {
+// diskNode returns the path of the volume's device node, which exists while the volume is attached.
+func (l *testVolume) diskNode() string {
 	_, rest, _ := strings.Cut(l.id, ":")
 	return blockdev.PartitionPath(strings.ReplaceAll(rest, ":", "."))
 }
 
-// disk is the kernel's name of the volume's disk.
-func (l *life) disk(t *testing.T) string {
+// disk returns the kernel's name of the volume's disk.
+func (l *testVolume) disk(t *testing.T) string {
 	t.Helper()
 	name, err := blockdev.KernelName(l.diskNode())
 	must(t, err)
@@ -68,15 +69,15 @@ func (l *life) disk(t *testing.T) string {
 	return filepath.Base(filepath.Dir(dir))
 }
 
-// testDiskGrowth expands a volume after its disk was enlarged. Before that it is refused.
+// testDiskGrowth: a volume can be expanded only after its disk was enlarged.
 func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
 		testenv.Require(t, "ext4-growth")
 	}
 	device, enlarge := kind.target.Growing(t, diskSize)
 	d := kind.startDisks(t, device)
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(5)
 	write(t, l.data(l.target), content)
 	_, err := l.expand(t.Context(), 2*gib)
@@ -86,7 +87,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 		resp, err := l.expand(t.Context(), 2*gib)
 		must(t, err)
 		if resp.GetCapacityBytes() < 2*gib || !resp.GetNodeExpansionRequired() {
-			t.Errorf("ControllerExpandVolume: %v", resp)
+			t.Errorf("ControllerExpandVolume: got %v, want at least 2 GiB and a node expansion", resp)
 		}
 		size := resp.GetCapacityBytes()
 		node, err := d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
@@ -94,7 +95,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 			CapacityRange: &csi.CapacityRange{RequiredBytes: size},
 		})
 		if err != nil || node.GetCapacityBytes() != size {
-			t.Errorf("NodeExpandVolume: %v, %v", node, err)
+			t.Errorf("NodeExpandVolume: got %v, %v; want %d bytes", node, err, size)
 		}
 		wantSize(t, l, size)
 	}
@@ -102,52 +103,53 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	writeBeyond(t, l, gib)
 	_, err = l.expand(t.Context(), 1<<62)
 	wantCode(t, err, codes.OutOfRange, "required_bytes")
-	l.down(t)
-	l.up(t)
+	l.unpublishAndUnstage(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
 }
 
-// testDiskHealth: problems of a disk are reported, and a pod can end when its disk was removed.
+// testDiskHealth: problems of a disk are reported as conditions. A volume whose disk was removed can be staged
+// again when the disk is back.
 func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	link := filepath.Join(t.TempDir(), "disk")
 	must(t, os.Symlink(device, link))
 	d := kind.startDisks(t, link, link+"-2")
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(8)
 	write(t, l.data(l.target), content)
 	l.wantReasons(t, nil, nil)
 	storage, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	if err != nil || len(storage.GetBackendHealth()) > 0 {
-		t.Errorf("NodeGetStorageHealth: %v, %v", storage, err)
+		t.Errorf("NodeGetStorageHealth: got %v, %v; want no conditions", storage, err)
 	}
 	testenv.Run(t, "dd", "if=/dev/zero", "of="+device, "bs=512", "seek=1", "count=1", "conv=notrunc")
 	l.wantReasons(t, []string{"PartitionTableDamaged"}, []string{"PartitionTableDamaged"})
 	wantContent(t, l.data(l.target), content)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	pull()
 	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskMissing" || len(control) != 1 {
-		t.Errorf("for a removed disk the node reports %q, the controller %q", node, control)
+		t.Errorf("after the disk was removed: got conditions %q of the node and %q of the controller, want DiskMissing", node, control)
 	}
 	wantCode(t, l.stage(t.Context()), codes.Unavailable, "insert the disk again")
 	_, err = l.expand(t.Context(), 2*gib)
 	wantCode(t, err, codes.Unavailable, "insert the disk again")
 	must(t, os.Remove(link))
-	must(t, os.Symlink(kind.target.Plug(t, image), link)) // which may have another name now
-	l.up(t)
+	must(t, os.Symlink(kind.target.Plug(t, image), link)) // the disk may have another name now
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
-	twin, _, _ := testenv.Disk(t, diskSize)
-	testenv.Run(t, "dd", "if="+image, "of="+twin, "bs=1M", "count=2", "conv=fsync")
-	must(t, os.Symlink(twin, link+"-2"))
+	duplicate, _, _ := testenv.Disk(t, diskSize)
+	testenv.Run(t, "dd", "if="+image, "of="+duplicate, "bs=1M", "count=2", "conv=fsync")
+	must(t, os.Symlink(duplicate, link+"-2"))
 	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskTwice" || !slices.Equal(control, []string{"DiskTwice"}) {
-		t.Errorf("of a disk and its copy the node finds %q, the controller %q", node, control)
+		t.Errorf("with a disk and its copy: got conditions %q of the node and %q of the controller, want DiskTwice", node, control)
 	}
 	must(t, os.Remove(link+"-2"))
 	l.wantReasons(t, []string{"PartitionTableDamaged"}, []string{"PartitionTableDamaged"})
 }
 
-// uuidOf is the part of a pool's UUID in a volume's ID.
+// uuidOf returns the part of the pool's UUID that is in a volume's ID.
 func uuidOf(t *testing.T, id string) string {
 	t.Helper()
 	parsed, err := volume.ParseID(id)
@@ -155,10 +157,10 @@ func uuidOf(t *testing.T, id string) string {
 	return parsed.PoolUUID
 }
 
-// testDiskMoved: disks are moved to a node of another name, and their records to its state
-// directory, as in docs/disks.md.
+// testDiskMoved moves a disk to another node, and its record to the state directory of that node, as described
+// in docs/disks.md: with its whole pool, or alone.
 func testDiskMoved(t *testing.T, _ *Driver, kind Kind) {
-	for name, carry := range map[string]string{
+	for name, script := range map[string]string{
 		"pool": `mv $OLD/disks/disks $CARRIED && rm $OLD/known-pools/disks
 rm -rf $NEW/disks/disks $NEW/known-pools/disks && cp -a $CARRIED $NEW/disks/disks`,
 		"disk": `mv $OLD/disks/disks/volumes/$NAME $CARRIED
@@ -167,39 +169,40 @@ UUID=$(grep -o '"uuid":"[0-9a-f]*' $NEW/disks/disks/pool.json | tail -c 9)
 sed -i "s/disk:disks.$UUID_OLD:$NAME/disk:disks.$UUID:$NAME/" $NEW/disks/disks/volumes/$NAME/volume.json`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			here, there := t.TempDir(), t.TempDir()
+			oldDisks, newDisks := t.TempDir(), t.TempDir()
 			device, image, pull := testenv.Disk(t, diskSize)
-			must(t, os.Symlink(device, here+"/disk"))
-			before := kind.startDisks(t, here+"/*")
+			must(t, os.Symlink(device, oldDisks+"/disk"))
+			before := kind.startDisks(t, oldDisks+"/*")
 			const elsewhere = "node-2.example"
-			after := kind.startDisksOn(t, elsewhere, there+"/*")
-			l := newLife(t, before, kind, multiWriter)
-			l.up(t)
+			after := kind.startDisksOn(t, elsewhere, newDisks+"/*")
+			l := newVolume(t, before, kind, multiWriter)
+			l.stageAndPublish(t)
 			content := pattern(13)
 			write(t, l.data(l.target), content)
-			l.down(t)
+			l.unpublishAndUnstage(t)
 			pull()
-			testenv.Run(t, "env", "OLD="+before.Options.StateDir, "NEW="+after.Options.StateDir, "CARRIED="+filepath.Join(t.TempDir(), "carried"), "NAME="+l.name(), "UUID_OLD="+uuidOf(t, l.id), "sh", "-ec", carry)
-			must(t, os.Symlink(kind.target.Plug(t, image), there+"/disk"))
+			testenv.Run(t, "env", "OLD="+before.Options.StateDir, "NEW="+after.Options.StateDir, "CARRIED="+filepath.Join(t.TempDir(), "carried"), "NAME="+l.name(), "UUID_OLD="+uuidOf(t, l.id), "sh", "-ec", script)
+			must(t, os.Symlink(kind.target.Plug(t, image), newDisks+"/disk"))
 			before.Restart(t)
 			after.Restart(t)
 			if left := listed(t, before); len(left) > 0 {
-				t.Errorf("where it was there is %v", left)
+				t.Errorf("got volumes %v on the old node, want none", left)
 			}
 			found := listed(t, after)
 			if len(found) != 1 || !strings.Contains(found[0].String(), elsewhere) || (found[0].GetVolumeId() == l.id) != (name == "pool") {
-				t.Fatalf("%s is %v now", l.id, found)
+				t.Fatalf("got volumes %v on the new node, want %s, with a new ID if only the disk was moved", found, l.id)
 			}
 			l.d, l.id = after, found[0].GetVolumeId()
-			l.up(t)
+			l.stageAndPublish(t)
 			wantContent(t, l.data(l.target), content)
 			l.wantReasons(t, nil, nil)
-			l.end(t)
+			l.cleanUp(t)
 			await(t, "the disk to be wiped", func() bool { return capacity(t, after, kind) > 0 })
 		})
 	}
 }
 
+// listed returns all volumes of a driver.
 func listed(t *testing.T, d *Driver) (volumes []*csi.Volume) {
 	t.Helper()
 	list, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
@@ -210,26 +213,26 @@ func listed(t *testing.T, d *Driver) (volumes []*csi.Volume) {
 	return volumes
 }
 
-// testDiskDying: a pod can end when its disk is there and does not read.
+// testDiskDying: a volume can be unpublished and unstaged while its disk fails to read.
 func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
 	device, image, _ := testenv.Disk(t, diskSize)
 	d := kind.startDisks(t, device)
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
-	must(t, os.Truncate(image, 0)) // the loop driver has all fail beyond
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
+	must(t, os.Truncate(image, 0)) // all reads beyond the end of the file fail
 	testenv.Run(t, "blockdev", "--flushbufs", device)
 	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "was removed")
 	d.Restart(t)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {
-		t.Errorf("%d mounts are left", n)
+		t.Errorf("got %d mounts after unstage, want none", n)
 	}
 	must(t, os.Truncate(image, diskSize))
 }
 
-// testDiskRestored: a record from an older backup does not let the driver format a disk that
-// has a filesystem.
-func testDiskRestored(t *testing.T, d *Driver, kind Kind) {
+// testDiskRecordRestored: a disk that has a filesystem is not formatted, even if its record was restored from a
+// backup that is older than the filesystem.
+func testDiskRecordRestored(t *testing.T, d *Driver, kind Kind) {
 	for name, restore := range map[string]func(formatted string) error{
 		"never formatted": os.Remove,
 		"half formatted": func(formatted string) error {
@@ -237,38 +240,38 @@ func testDiskRestored(t *testing.T, d *Driver, kind Kind) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLife(t, d, kind, multiWriter)
-			l.up(t)
+			l := newVolume(t, d, kind, multiWriter)
+			l.stageAndPublish(t)
 			content := pattern(12)
 			write(t, l.data(l.target), content)
-			l.down(t)
+			l.unpublishAndUnstage(t)
 			must(t, restore(filepath.Join(filepath.Dir(l.record()), string(pool.Formatted))))
-			l.up(t)
+			l.stageAndPublish(t)
 			wantContent(t, l.data(l.target), content)
 		})
 	}
 }
 
-// testCloneOnLarger: a clone on a larger disk shows zeros behind the copied content,
-// whatever was on the disk before.
+// testCloneOnLarger: a clone on a larger disk shows zeros after the copied content, whatever data the disk had
+// before.
 func testCloneOnLarger(t *testing.T, _ *Driver, kind Kind) {
 	small, _, _ := testenv.Disk(t, diskSize)
 	large, image, _ := testenv.Disk(t, diskSize+64<<20)
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	const stale = diskSize + 16<<20 // between the places where a format is recognised
+	const stale = diskSize + 16<<20 // not an offset at which the driver looks for other data
 	_, err = f.WriteAt([]byte("secret"), stale)
 	must(t, err)
 	d := kind.startDisks(t, small, large)
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(7)
 	write(t, l.data(l.target), content)
-	l.down(t)
-	c := d.restore(t, kind, fromVolume(l), 0)
-	c.up(t)
-	defer c.down(t)
+	l.unpublishAndUnstage(t)
+	c := d.newCopy(t, kind, fromVolume(l), 0)
+	c.stageAndPublish(t)
+	defer c.unpublishAndUnstage(t)
 	wantContent(t, c.data(c.target), content)
 	device, err := os.Open(c.target)
 	must(t, err)
@@ -279,31 +282,30 @@ func testCloneOnLarger(t *testing.T, _ *Driver, kind Kind) {
 		t.Errorf("reading the tail: %v", err)
 	}
 	if left := bytes.Trim(tail[:n], "\x00"); n == 0 || len(left) > 0 {
-		t.Errorf("behind the copied content there is %q in %d bytes", left, n)
+		t.Errorf("after the copied content: got %q in %d bytes, want zeros", left, n)
 	}
 }
 
-// testDiskPulled: a pod can end when its disk is pulled. The volume is usable again when the
+// testDiskPulled: a volume can be unpublished and unstaged after its disk was pulled, and staged again when the
 // disk is back.
 func testDiskPulled(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(9)
 	write(t, l.data(l.target), content)
-	back := kind.target.Pull(t, l.disk(t))
-	back = sync.OnceFunc(back)
+	back := sync.OnceFunc(kind.target.Pull(t, l.disk(t)))
 	t.Cleanup(back)
 	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "was removed")
 	_, control := l.reasons(t)
 	if !slices.Equal(control, []string{"DiskMissing"}) {
-		t.Errorf("the controller finds %q", control)
+		t.Errorf("got conditions %q of the controller, want DiskMissing", control)
 	}
 	d.Restart(t)
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	wantCode(t, l.stage(t.Context()), codes.Unavailable, "insert the disk again")
 	back()
-	await(t, "the disk", func() bool { return l.stage(t.Context()) == nil })
-	l.up(t)
+	await(t, "stage to succeed when the disk is back", func() bool { return l.stage(t.Context()) == nil })
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
 }
 
@@ -319,24 +321,24 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 	first, err := create(t, d, base())
 	must(t, err)
 	if first.GetVolumeContext()["enforced"] == "false" {
-		t.Errorf("%v", first)
+		t.Errorf("got %v, want a volume with an enforced size", first)
 	}
 	resp, err := d.Control.CreateVolume(t.Context(), base())
 	if err != nil || resp.GetVolume().String() != first.String() {
-		t.Errorf("%v, %v; want %v", resp, err, first)
+		t.Errorf("second CreateVolume: got %v, %v; want %v", resp, err, first)
 	}
 	for name, tc := range map[string]struct {
 		change func(*csi.CreateVolumeRequest)
 		code   codes.Code
 		says   string
 	}{
-		"larger":       {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * gib }, codes.AlreadyExists, "idem-disk"},
-		"filesystem":   {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherFilesystem().Capability(writer) }, codes.AlreadyExists, "idem-disk"},
-		"block":        {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherMode().Capability(writer) }, codes.AlreadyExists, "block"},
-		"wipe":         {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "zero" }, codes.AlreadyExists, "wipe"},
-		"directory":    {func(r *csi.CreateVolumeRequest) { r.Parameters["subDir"] = "x" }, codes.InvalidArgument, "subDir"},
-		"image":        {func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" }, codes.InvalidArgument, "allocation"},
-		"invalid wipe": {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "twice" }, codes.InvalidArgument, "wipe"},
+		"larger size":              {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * gib }, codes.AlreadyExists, "idem-disk"},
+		"another filesystem":       {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherFilesystem().Capability(writer) }, codes.AlreadyExists, "idem-disk"},
+		"another volume mode":      {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherMode().Capability(writer) }, codes.AlreadyExists, "block"},
+		"another wipe":             {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "zero" }, codes.AlreadyExists, "wipe"},
+		"parameter of directories": {func(r *csi.CreateVolumeRequest) { r.Parameters["subDir"] = "x" }, codes.InvalidArgument, "subDir"},
+		"parameter of images":      {func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" }, codes.InvalidArgument, "allocation"},
+		"invalid wipe":             {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "twice" }, codes.InvalidArgument, "wipe"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := base()
@@ -347,13 +349,13 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testDiskSizes: a disk has a size within the requested range, or no disk is used.
+// testDiskSizes: a volume has the size of a disk within the requested range, or is refused.
 func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
-	await(t, "all disks to be free", func() bool { return len(d.left(t)) == 0 })
+	await(t, "all disks to be free", func() bool { return len(d.contents(t)) == 0 })
 	free := capacity(t, d, kind)
 	allFree := func() bool { return capacity(t, d, kind) == free }
 	tooSmall := codes.OutOfRange
-	if kind.Block() { // it could be, on a smaller disk
+	if kind.Block() { // a raw volume can be that small, but no disk is
 		tooSmall = codes.ResourceExhausted
 	}
 	for _, tc := range []struct {
@@ -361,13 +363,13 @@ func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
 		r    *csi.CapacityRange
 		code codes.Code
 	}{
-		{"any", nil, codes.OK},
+		{"no range", nil, codes.OK},
 		{"one byte", &csi.CapacityRange{RequiredBytes: 1}, codes.OK},
 		{"too large", &csi.CapacityRange{RequiredBytes: 1 << 50}, codes.ResourceExhausted},
-		{"above the largest size", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.ResourceExhausted},
+		{"largest number", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.ResourceExhausted},
 		{"every disk is larger", &csi.CapacityRange{RequiredBytes: gib / 2, LimitBytes: gib / 2}, codes.ResourceExhausted},
-		{"limit below any volume", &csi.CapacityRange{LimitBytes: 1 << 20}, tooSmall},
-		{"negative", &csi.CapacityRange{RequiredBytes: -1}, codes.InvalidArgument},
+		{"limit below the smallest volume", &csi.CapacityRange{LimitBytes: 1 << 20}, tooSmall},
+		{"negative size", &csi.CapacityRange{RequiredBytes: -1}, codes.InvalidArgument},
 		{"limit below required", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, codes.InvalidArgument},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -376,7 +378,7 @@ func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
 			v, err := create(t, d, req)
 			wantCode(t, err, tc.code)
 			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()) {
-				t.Errorf("%v, and the capacity changed from %d to %d", v, free, capacity(t, d, kind))
+				t.Errorf("got %v, and the capacity changed from %d to %d; want it to decrease by the size of the volume, at least 1 GiB", v, free, capacity(t, d, kind))
 			}
 		})
 		await(t, "all disks to be free again", allFree)

@@ -18,13 +18,12 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pool"
 )
 
-// Node is the name of the node that the tests are on.
+// Node is the name of the node on which the drivers of the tests run.
 const Node = "node-1.example"
 
-// Driver is a driver in this process, behind a real socket.
+// Driver is a driver that runs in this process and listens on a socket.
 type Driver struct {
 	Options  driver.Options
 	Identity csi.IdentityClient
@@ -44,20 +43,10 @@ type Driver struct {
 // stopped when the test ends.
 func Start(tb testing.TB, dir string, kinds ...backend.Kind) *Driver {
 	tb.Helper()
-	state := tb.TempDir()
-	return StartWith(tb, driver.Options{
-		Endpoint: "unix://" + filepath.Join(state, "csi.sock"),
-		NodeID:   Node,
-		StateDir: state,
-		Name:     "csi.trivet.dev",
-		Version:  "test",
-		Services: []string{"controller", "node"},
-		Config: driver.Config{
-			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: filepath.Join(dir, "pool")}}},
-			MaxVolumesPerNode: 1000,
-		},
-		Kinds: kinds,
-	})
+	o := memberOptions(tb, "controller", kinds)
+	o.NodeID, o.Services = Node, []string{"controller", "node"}
+	o.Config.Pools = poolAt(filepath.Join(dir, "pool"))
+	return StartWith(tb, o)
 }
 
 // StartWith starts a driver with the given options.
@@ -83,13 +72,13 @@ func (d *Driver) privateMounts() string { return filepath.Join(d.Options.StateDi
 
 func (d *Driver) start(tb testing.TB) {
 	tb.Helper()
-	// tb.Context ends before cleanups run, which need the driver.
+	// tb.Context ends before the cleanups of the test, which need the driver.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	d.cancel, d.done = cancel, make(chan error, 1)
 	go func() { d.done <- driver.Run(ctx, d.Options) }()
 	// The first attempt may precede the creation of the socket.
-	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}
-	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(soon))
+	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}
+	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(quick))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -111,7 +100,7 @@ func (d *Driver) awaitReady(tb testing.TB) {
 		case err := <-d.done:
 			tb.Fatalf("the driver ended: %v", err)
 		case <-ctx.Done():
-			tb.Fatalf("the driver is not ready: %v", err)
+			tb.Fatalf("timed out waiting until the driver is ready: %v", err)
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -125,7 +114,7 @@ func (d *Driver) Stop(tb testing.TB) {
 	}
 	d.cancel()
 	if err := <-d.done; err != nil {
-		tb.Errorf("the driver ended with %v", err)
+		tb.Errorf("the driver ended with an error: %v", err)
 	}
 	_ = d.conn.Close()
 	d.cancel = nil
@@ -138,8 +127,7 @@ func (d *Driver) Restart(tb testing.TB) {
 	d.start(tb)
 }
 
-// logBuffer has everything that the drivers of this process have logged, at the highest
-// verbosity.
+// logBuffer contains the log of all drivers in this process, at the highest verbosity.
 var logBuffer struct {
 	once sync.Once
 	mu   sync.Mutex

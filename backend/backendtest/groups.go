@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"context"
 	"slices"
 	"testing"
 
@@ -8,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// groupRequest asks for a group of snapshots of a new name.
-func groupRequest(t *testing.T, of ...*life) *csi.CreateVolumeGroupSnapshotRequest {
+// groupRequest returns a request for a group of snapshots with a new name.
+func groupRequest(t *testing.T, of ...*testVolume) *csi.CreateVolumeGroupSnapshotRequest {
 	t.Helper()
 	r := &csi.CreateVolumeGroupSnapshotRequest{Name: newName(t)}
 	for _, l := range of {
@@ -18,43 +19,43 @@ func groupRequest(t *testing.T, of ...*life) *csi.CreateVolumeGroupSnapshotReque
 	return r
 }
 
-// group makes a group of snapshots, which is deleted when the test ends. The returned
-// snapshots are in the order of the volumes.
+// group creates a group of snapshots, which is deleted when the test ends. The returned snapshots are in
+// the order of the volumes.
 func (d *Driver) group(t *testing.T, req *csi.CreateVolumeGroupSnapshotRequest) *csi.VolumeGroupSnapshot {
 	t.Helper()
 	resp, err := d.Control.CreateVolumeGroupSnapshot(t.Context(), req)
 	must(t, err)
 	g := resp.GetGroupSnapshot()
-	t.Cleanup(func() { d.dropGroup(t, g) })
+	t.Cleanup(func() { d.deleteGroup(t, g) })
 	slices.SortFunc(g.GetSnapshots(), func(a, b *csi.Snapshot) int {
 		return slices.Index(req.GetSourceVolumeIds(), a.GetSourceVolumeId()) - slices.Index(req.GetSourceVolumeIds(), b.GetSourceVolumeId())
 	})
 	if len(g.GetSnapshots()) != len(req.GetSourceVolumeIds()) || !g.GetReadyToUse() {
-		t.Fatalf("a group of %v is %v", req, g)
+		t.Fatalf("created group %v, want a ready group of %v", g, req)
 	}
 	for i, s := range g.GetSnapshots() {
 		if s.GetSourceVolumeId() != req.GetSourceVolumeIds()[i] || s.GetGroupSnapshotId() != g.GetGroupSnapshotId() {
-			t.Errorf("snapshot %d of %v is %v", i, req, s)
+			t.Errorf("snapshot %d of the group: got %v, want a snapshot of volume %s", i, s, req.GetSourceVolumeIds()[i])
 		}
 	}
 	return g
 }
 
-func (d *Driver) dropGroup(t *testing.T, g *csi.VolumeGroupSnapshot) {
+func (d *Driver) deleteGroup(t *testing.T, g *csi.VolumeGroupSnapshot) {
 	t.Helper()
-	_, err := d.Control.DeleteVolumeGroupSnapshot(contextForCleanup(t), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId()})
+	_, err := d.Control.DeleteVolumeGroupSnapshot(context.WithoutCancel(t.Context()), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId()})
 	if err != nil {
 		t.Errorf("deleting %s: %v", g.GetGroupSnapshotId(), err)
 	}
 }
 
-// testGroup: a group of snapshots of volumes that are being written shows one moment of all of
-// them. It is created and deleted as a whole.
-func testGroup(t *testing.T, d *Driver, kind Kind) {
-	var volumes []*life
+// testSnapshotGroup: a group of snapshots of volumes that are being written to shows one point in time of all
+// volumes. The group is deleted as a whole.
+func testSnapshotGroup(t *testing.T, d *Driver, kind Kind) {
+	var volumes []*testVolume
 	for range 3 {
-		l := newLife(t, d, kind, multiWriter)
-		l.up(t)
+		l := newVolume(t, d, kind, multiWriter)
+		l.stageAndPublish(t)
 		volumes = append(volumes, l)
 	}
 	r := record(t, volumes...)
@@ -67,24 +68,24 @@ func testGroup(t *testing.T, d *Driver, kind Kind) {
 	d.Restart(t)
 	d.awaitShared(t, kind)
 	testGroupRequests(t, d, req, g)
-	var copies []*life
+	var copies []*testVolume
 	for _, s := range g.GetSnapshots() {
-		c := d.restore(t, kind, fromSnapshot(s), gib)
-		c.up(t)
+		c := d.newCopy(t, kind, fromSnapshot(s), gib)
+		c.stageAndPublish(t)
 		copies = append(copies, c)
 	}
 	wantMoment(t, since, until, copies...)
 	testGroupMembers(t, d, g)
 	for range 2 {
-		d.dropGroup(t, g)
+		d.deleteGroup(t, g)
 	}
 	for _, s := range g.GetSnapshots() {
 		if got := d.list(t, &csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}); len(got) > 0 {
-			t.Errorf("of a group that is deleted there is %v", got)
+			t.Errorf("got snapshots %v of the deleted group, want none", got)
 		}
 		_, err := d.Control.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()})
 		wantCode(t, err, codes.NotFound)
-		d.drop(t, s)
+		d.deleteSnapshot(t, s)
 	}
 	_, err := d.Control.GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId()})
 	wantCode(t, err, codes.NotFound)
@@ -95,11 +96,11 @@ func testGroup(t *testing.T, d *Driver, kind Kind) {
 func testGroupRequests(t *testing.T, d *Driver, req *csi.CreateVolumeGroupSnapshotRequest, g *csi.VolumeGroupSnapshot) {
 	again := d.group(t, req)
 	if again.String() != g.String() {
-		t.Errorf("again it is %v, want %v", again, g)
+		t.Errorf("second create: got %v, want %v", again, g)
 	}
 	got, err := d.Control.GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId()})
 	if err != nil || got.GetGroupSnapshot().GetCreationTime().String() != g.GetCreationTime().String() || len(got.GetGroupSnapshot().GetSnapshots()) != len(g.GetSnapshots()) {
-		t.Errorf("GetVolumeGroupSnapshot: %v, %v; want %v", got, err, g)
+		t.Errorf("GetVolumeGroupSnapshot: got %v, %v; want %v", got, err, g)
 	}
 	before := len(d.list(t, &csi.ListSnapshotsRequest{}))
 	ids := req.GetSourceVolumeIds()
@@ -108,15 +109,15 @@ func testGroupRequests(t *testing.T, d *Driver, req *csi.CreateVolumeGroupSnapsh
 		bad  func(*csi.CreateVolumeGroupSnapshotRequest)
 		code codes.Code
 	}{
-		{"fewer", func(r *csi.CreateVolumeGroupSnapshotRequest) { r.SourceVolumeIds = ids[:2] }, codes.AlreadyExists},
-		{"none", func(r *csi.CreateVolumeGroupSnapshotRequest) { r.SourceVolumeIds = nil }, codes.InvalidArgument},
-		{"one twice", func(r *csi.CreateVolumeGroupSnapshotRequest) {
+		{"same name, fewer volumes", func(r *csi.CreateVolumeGroupSnapshotRequest) { r.SourceVolumeIds = ids[:2] }, codes.AlreadyExists},
+		{"no volumes", func(r *csi.CreateVolumeGroupSnapshotRequest) { r.SourceVolumeIds = nil }, codes.InvalidArgument},
+		{"one volume twice", func(r *csi.CreateVolumeGroupSnapshotRequest) {
 			r.Name, r.SourceVolumeIds = "x", []string{ids[0], ids[0]}
 		}, codes.InvalidArgument},
-		{"one missing", func(r *csi.CreateVolumeGroupSnapshotRequest) {
+		{"one volume does not exist", func(r *csi.CreateVolumeGroupSnapshotRequest) {
 			r.Name, r.SourceVolumeIds = "x", []string{ids[0], ids[1], ids[2] + "-none"}
 		}, codes.NotFound},
-		{"one foreign", func(r *csi.CreateVolumeGroupSnapshotRequest) {
+		{"one foreign ID", func(r *csi.CreateVolumeGroupSnapshotRequest) {
 			r.Name, r.SourceVolumeIds = "x", []string{ids[0], "vol-1"}
 		}, codes.NotFound},
 		{"no name", func(r *csi.CreateVolumeGroupSnapshotRequest) { r.Name = "" }, codes.InvalidArgument},
@@ -127,11 +128,11 @@ func testGroupRequests(t *testing.T, d *Driver, req *csi.CreateVolumeGroupSnapsh
 		})
 	}
 	if after := len(d.list(t, &csi.ListSnapshotsRequest{})); after != before {
-		t.Errorf("of groups that were refused there are %d snapshots", after-before)
+		t.Errorf("got %d snapshots of the refused groups, want none", after-before)
 	}
 }
 
-// testGroupMembers: the snapshots of a group are listed with it, and not deleted alone.
+// testGroupMembers: the snapshots of a group are listed like other snapshots, and cannot be deleted alone.
 func testGroupMembers(t *testing.T, d *Driver, g *csi.VolumeGroupSnapshot) {
 	for _, s := range g.GetSnapshots() {
 		_, err := d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshotId()})
@@ -145,25 +146,26 @@ func testGroupMembers(t *testing.T, d *Driver, g *csi.VolumeGroupSnapshot) {
 	wantCode(t, err, codes.InvalidArgument, "snapshot_ids")
 }
 
-// testGroupOfPools: a group is in one pool, and no volume in another pool can be created from it.
-func testGroupOfPools(t *testing.T, _ *Driver, kind Kind) {
+// testOtherPool: a group of volumes in two pools is refused. A volume can be created from a source in another
+// pool of the node.
+func testOtherPool(t *testing.T, _ *Driver, kind Kind) {
 	change, other := otherPool(t)
 	d := kind.start(t, "20G", change)
-	elsewhere := kind.in(other)
-	here, there := newSized(t, d, kind, 320*mib), newSized(t, d, elsewhere, 320*mib)
-	_, err := d.Control.CreateVolumeGroupSnapshot(t.Context(), groupRequest(t, here, there))
-	wantCode(t, err, codes.FailedPrecondition, here.id, there.id)
+	inOther := kind.in(other)
+	l, otherVolume := newVolumeOfSize(t, d, kind, 320*mib), newVolumeOfSize(t, d, inOther, 320*mib)
+	_, err := d.Control.CreateVolumeGroupSnapshot(t.Context(), groupRequest(t, l, otherVolume))
+	wantCode(t, err, codes.FailedPrecondition, l.id, otherVolume.id)
 	if got := d.list(t, &csi.ListSnapshotsRequest{}); len(got) > 0 {
-		t.Errorf("of a group that was refused there is %v", got)
+		t.Errorf("got snapshots %v of the refused group, want none", got)
 	}
-	here.up(t)
-	write(t, here.data(here.target), pattern(79))
-	here.down(t)
-	s := here.snapshot(t)
-	for _, of := range []*csi.VolumeContentSource{fromSnapshot(s), fromVolume(here)} {
-		c := d.restore(t, elsewhere, of, 320*mib)
-		c.up(t)
+	l.stageAndPublish(t)
+	write(t, l.data(l.target), pattern(79))
+	l.unpublishAndUnstage(t)
+	s := l.snapshot(t)
+	for _, of := range []*csi.VolumeContentSource{fromSnapshot(s), fromVolume(l)} {
+		c := d.newCopy(t, inOther, of, 320*mib)
+		c.stageAndPublish(t)
 		wantContent(t, c.data(c.target), pattern(79))
-		c.down(t)
+		c.unpublishAndUnstage(t)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// reasons are the conditions of a volume that the node and the controller report.
-func (l *life) reasons(t *testing.T) (node, control []string) {
+// reasons returns the reasons of the volume's conditions that the node and the controller report.
+func (l *testVolume) reasons(t *testing.T) (node, control []string) {
 	t.Helper()
 	n, err := l.d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
 		VolumeId: l.id, VolumePublishPath: l.target, StagingTargetPath: l.staging,
@@ -34,35 +34,36 @@ func (l *life) reasons(t *testing.T) (node, control []string) {
 	must(t, err)
 	for _, e := range list.GetEntries() {
 		if e.GetVolumeId() == l.id && e.String() != c.GetVolumeHealth().String() {
-			t.Errorf("the list says %v, the volume alone %v", e, c)
+			t.Errorf("ControllerListVolumeHealth: got %v, want %v as from ControllerGetVolumeHealth", e, c)
 		}
 	}
 	return node, control
 }
 
-func (l *life) wantReasons(t *testing.T, node, control []string) {
+// wantReasons fails the test unless the node and the controller report conditions with these reasons.
+func (l *testVolume) wantReasons(t *testing.T, node, control []string) {
 	t.Helper()
 	gotNode, gotControl := l.reasons(t)
 	if !slices.Equal(gotNode, node) || !slices.Equal(gotControl, control) {
-		t.Errorf("the node finds %q, want %q; the controller %q, want %q", gotNode, node, gotControl, control)
+		t.Errorf("got conditions %q of the node, want %q; got %q of the controller, want %q", gotNode, node, gotControl, control)
 	}
 }
 
 // testHealthy: no condition is reported for a healthy volume and its storage.
 func testHealthy(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	l.wantReasons(t, nil, nil)
 	storage, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	if err != nil || len(storage.GetBackendHealth()) > 0 {
-		t.Errorf("NodeGetStorageHealth: %v, %v", storage, err)
+		t.Errorf("NodeGetStorageHealth: got %v, %v; want no conditions", storage, err)
 	}
 }
 
 // testImageHealth: a missing image, a missing device and a damaged filesystem are reported.
 func testImageHealth(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	must(t, os.Rename(l.image(), l.image()+".away"))
 	l.wantReasons(t, []string{"ImageMissing"}, []string{"ImageMissing"})
 	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
@@ -81,9 +82,9 @@ func testImageHealth(t *testing.T, d *Driver, kind Kind) {
 	l.breakFilesystem(t)
 }
 
-// breakFilesystem makes the mounted filesystem fail. The driver must report it, and a second
-// stage must repair it.
-func (l *life) breakFilesystem(t *testing.T) {
+// breakFilesystem makes the mounted filesystem fail. The driver must report the failure, and the next stage must
+// repair the filesystem.
+func (l *testVolume) breakFilesystem(t *testing.T) {
 	t.Helper()
 	content := pattern(8)
 	write(t, l.data(l.target), content)
@@ -94,16 +95,16 @@ func (l *life) breakFilesystem(t *testing.T) {
 	case "ext4":
 		device := deviceOf(t, l)
 		must(t, os.WriteFile("/sys/fs/ext4/"+device[len("/dev/"):]+"/trigger_fs_error", []byte("test"), 0))
-		// The kernel counts the error a moment later.
+		// The kernel counts the error with a delay.
 		await(t, "the error to be reported", func() bool { node, _ := l.reasons(t); return len(node) > 0 })
 		l.wantReasons(t, []string{"FilesystemErrors"}, nil)
 	case "btrfs":
 		l.corrupt(t, content)
 		l.wantReasons(t, []string{"FilesystemErrors"}, nil)
-		return // btrfs counts them for ever
+		return // the error counter of btrfs is never reset
 	}
-	l.down(t)
-	l.up(t)
+	l.unpublishAndUnstage(t)
+	l.stageAndPublish(t)
 	l.wantReasons(t, nil, nil)
 	wantContent(t, l.data(l.target), content)
 	if l.kind.FSType == "ext4" {
@@ -112,32 +113,32 @@ func (l *life) breakFilesystem(t *testing.T) {
 }
 
 // corrupt changes a byte of a file on the unmounted image, and reads the file.
-func (l *life) corrupt(t *testing.T, content []byte) {
+func (l *testVolume) corrupt(t *testing.T, content []byte) {
 	t.Helper()
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	image, err := os.ReadFile(l.image())
 	must(t, err)
 	at := bytes.Index(image, content[:4096])
 	if at < 0 {
-		t.Fatal("the file is not on the image")
+		t.Fatal("the content of the file is not in the image")
 	}
 	f, err := os.OpenFile(l.image(), os.O_WRONLY, 0)
 	must(t, err)
 	_, err = f.WriteAt([]byte{^content[0]}, int64(at))
 	must(t, errors.Join(err, f.Sync(), f.Close()))
-	l.up(t)
+	l.stageAndPublish(t)
 	if _, err := os.ReadFile(l.data(l.target)); !errors.Is(err, syscall.EIO) {
-		t.Errorf("a file with a wrong checksum: %v", err)
+		t.Errorf("reading a file with a wrong checksum: got %v, want EIO", err)
 	}
 }
 
-// remountReadOnly makes an ext4 remount itself read-only after an error. Kernels between the
-// stable ones of late 2024 and Linux 6.14 do not show that.
-func (l *life) remountReadOnly(t *testing.T) {
+// remountReadOnly makes ext4 remount itself read-only after an error. Stable kernels from late 2024 to Linux 6.14
+// do not show this in the mount options.
+func (l *testVolume) remountReadOnly(t *testing.T) {
 	t.Helper()
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	l.cap = l.kind.Capability(multiWriter, "errors=remount-ro")
-	l.up(t)
+	l.stageAndPublish(t)
 	device := deviceOf(t, l)
 	must(t, os.WriteFile("/sys/fs/ext4/"+device[len("/dev/"):]+"/trigger_fs_error", []byte("test"), 0))
 	await(t, "the error to be reported", func() bool { node, _ := l.reasons(t); return len(node) > 0 })
@@ -150,7 +151,7 @@ func (l *life) remountReadOnly(t *testing.T) {
 
 // testPublication: controller-publications are recorded, listed and removed.
 func testPublication(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	publish := func(node string, readOnly bool) error {
 		_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
 			VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Readonly: readOnly,
@@ -164,7 +165,7 @@ func testPublication(t *testing.T, d *Driver, kind Kind) {
 		must(t, err)
 		for _, e := range list.GetEntries() {
 			if e.GetVolume().GetVolumeId() == l.id && !slices.Equal(e.GetStatus().GetPublishedNodeIds(), v.GetStatus().GetPublishedNodeIds()) {
-				t.Errorf("the list has %v, the volume alone %v", e, v)
+				t.Errorf("ListVolumes: got %v, want the nodes of %v as from ControllerGetVolume", e, v)
 			}
 		}
 		return v.GetStatus().GetPublishedNodeIds()
@@ -178,18 +179,18 @@ func testPublication(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, publish(Node, true), codes.AlreadyExists, "readonly")
 	d.Restart(t)
 	if got := nodes(); !slices.Equal(got, []string{Node}) {
-		t.Errorf("published to %q", got)
+		t.Errorf("got published nodes %q, want %s", got, Node)
 	}
 	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, Node)
 	unpublish("node-2")
 	if got := nodes(); len(got) != 1 {
-		t.Errorf("after unpublishing from another node, it is published to %q", got)
+		t.Errorf("after unpublishing from another node: got published nodes %q, want %s", got, Node)
 	}
 	unpublish(Node)
 	unpublish(Node)
 	must(t, publish(Node, true))
-	unpublish("") // everywhere
+	unpublish("") // from all nodes
 	if got := nodes(); len(got) != 0 {
-		t.Errorf("after unpublishing, it is published to %q", got)
+		t.Errorf("after unpublishing from all nodes: got published nodes %q, want none", got)
 	}
 }

@@ -14,102 +14,101 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testHostile changes the content of the pool as a tenant with write access to the export can.
-// The driver changes and mounts nothing outside the volume.
-func testHostile(t *testing.T, d *Driver, kind Kind) {
-	victim := newLife(t, d, kind, kind.many())
+// testHostilePoolContent changes the content of the pool as a tenant with write access to the pool can. The driver
+// neither changes nor mounts anything outside the volume.
+func testHostilePoolContent(t *testing.T, d *Driver, kind Kind) {
+	victim := newVolume(t, d, kind, kind.widestMode())
 	precious := filepath.Join(victim.directory(), "precious")
 	write(t, precious, pattern(30))
-	outside := filepath.Join(t.TempDir(), "outside") // of the pool and of the export
+	outside := filepath.Join(t.TempDir(), "outside") // outside the pool and the export
 	must(t, os.Mkdir(outside, 0o777))
 	write(t, filepath.Join(outside, "precious"), pattern(31))
 	beside := filepath.Join(d.Pool(), "beside")
 	must(t, os.Mkdir(beside, 0o777))
 	write(t, filepath.Join(beside, "precious"), pattern(32))
 
-	own := func(more ...string) func(t *testing.T) *life {
-		return func(t *testing.T) *life {
+	with := func(more ...string) func(t *testing.T) *testVolume {
+		return func(t *testing.T) *testVolume {
 			t.Helper()
-			return newLifeWith(t, d, kind, kind.many(), kind.Parameters(more...))
+			return newVolumeOfClass(t, d, kind, kind.widestMode(), kind.Parameters(more...))
 		}
 	}
-	inSubDir := own("subDir", "hostile/team/claim")
+	inSubDir := with("subDir", "hostile/team/claim")
 	for _, tc := range []struct {
 		name   string
-		make   func(t *testing.T) *life
-		attack func(t *testing.T, l *life) (undo func())
-		code   codes.Code // of stage
+		create func(t *testing.T) *testVolume
+		attack func(t *testing.T, l *testVolume) (undo func())
+		code   codes.Code // of NodeStageVolume
 	}{
-		{"a link to another volume", own(), linked(func(l *life) string { return l.directory() }, victim.directory()), codes.DataLoss},
-		{"a relative link", own(), linked(func(l *life) string { return l.directory() }, "../"+"../"+"../beside"), codes.DataLoss},
-		{"a link to the host", own(), linked(func(l *life) string { return l.directory() }, outside), codes.DataLoss},
-		{"a link in the path", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
-		{"a link at the end", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team/claim") }, beside), codes.DataLoss},
-		{"a link for the folder", own(), linked(func(l *life) string { return filepath.Dir(l.directory()) }, filepath.Dir(victim.directory())), codes.DataLoss},
-		{"a file", own(), replaced, codes.DataLoss},
-		{"the record of another volume", own(), rewritten([]byte(victim.name() + `"`)), codes.DataLoss},
-		{"a record with ..", own(), edited(`"directory": {`, `"directory": {"subDir": "../../etc", `), codes.DataLoss},
-		{"a record with the folder of another volume", own(), edited(`"directory": {`, `"directory": {"subDir": "volumes/`+victim.name()+`/data", `), codes.DataLoss},
-		{"a record that is no JSON", own(), edited(`{`, ``), codes.DataLoss},
-		{"no rights", own(), forbidden, codes.OK},
+		{"a link to another volume", with(), linked(func(l *testVolume) string { return l.directory() }, victim.directory()), codes.DataLoss},
+		{"a relative link", with(), linked(func(l *testVolume) string { return l.directory() }, "../"+"../"+"../beside"), codes.DataLoss},
+		{"a link to the host", with(), linked(func(l *testVolume) string { return l.directory() }, outside), codes.DataLoss},
+		{"a link in the path", inSubDir, linked(func(*testVolume) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
+		{"a link at the end", inSubDir, linked(func(*testVolume) string { return filepath.Join(d.Pool(), "hostile/team/claim") }, beside), codes.DataLoss},
+		{"a link for the folder", with(), linked(func(l *testVolume) string { return filepath.Dir(l.directory()) }, filepath.Dir(victim.directory())), codes.DataLoss},
+		{"a file for the directory", with(), replaced, codes.DataLoss},
+		{"the record of another volume", with(), rewritten([]byte(victim.name() + `"`)), codes.DataLoss},
+		{"a record with ..", with(), edited(`"directory": {`, `"directory": {"subDir": "../../etc", `), codes.DataLoss},
+		{"a record with the folder of another volume", with(), edited(`"directory": {`, `"directory": {"subDir": "volumes/`+victim.name()+`/data", `), codes.DataLoss},
+		{"a record that is not JSON", with(), edited(`{`, ``), codes.DataLoss},
+		{"a directory without permissions", with(), forbidden, codes.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			l := tc.make(t)
+			l := tc.create(t)
 			undo := tc.attack(t, l)
 			err := l.stage(t.Context())
 			if err == nil && tc.code != codes.OK || err != nil && status.Code(err) != tc.code {
-				t.Errorf("stage: %v, want %v", err, tc.code)
+				t.Errorf("NodeStageVolume: got %v, want %v", err, tc.code)
 			}
 			if tc.code != codes.OK && mountsAt(t, l.staging) != 0 {
-				t.Errorf("mounted: %s", testenv.Run(t, "findmnt", "-n", l.staging))
+				t.Errorf("got mount %s, want none", testenv.Run(t, "findmnt", "-n", l.staging))
 			}
 			must(t, l.unstage(t.Context()))
-			// DeleteVolume may be refused, or remove the volume's own data; see below.
-			_ = l.delete(t.Context())
+			_ = l.delete(t.Context()) // may fail, but must not affect files outside the volume
 			undo()
 		})
 	}
 	t.Run("links inside", func(t *testing.T) {
-		l := own()(t)
-		l.up(t)
+		l := with()(t)
+		l.stageAndPublish(t)
 		for name, to := range map[string]string{"a": outside, "b": victim.directory(), "c": "/", "d": "../../.."} {
 			must(t, os.Symlink(to, filepath.Join(l.target, name)))
 		}
-		l.down(t)
+		l.unpublishAndUnstage(t)
 		remove(t, d, l.id)
-		await(t, "the volume to be removed", func() bool { return len(d.find(t, l.name())) == 0 })
+		await(t, "the volume to be removed", func() bool { return len(d.findFiles(t, l.name())) == 0 })
 	})
 	pool := strings.TrimSuffix(victim.id, ":"+victim.name())
 	for _, id := range []string{pool + ":../victim", pool + ":", "nfs:..:x", "nfs:=x=/../..:x", strings.Replace(victim.id, kind.target.Class["backend"], "loop", 1)} {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: t.TempDir(), VolumeCapability: victim.cap})
 		if err == nil {
-			t.Errorf("%q was staged", id)
+			t.Errorf("NodeStageVolume of %q succeeded, want an error", id)
 		}
 		_, _ = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	}
-	// What an attack hides from the driver still counts on the limit of its volume.
+	// Files that an attack has moved away prevent the removal of their volumes' limits.
 	must(t, os.RemoveAll(filepath.Join(d.Pool(), "hostile")))
 	d.awaitTrash(t)
 	wantContent(t, precious, pattern(30))
 	wantContent(t, filepath.Join(outside, "precious"), pattern(31))
 	wantContent(t, filepath.Join(beside, "precious"), pattern(32))
-	victim.up(t)
+	victim.stageAndPublish(t)
 	wantContent(t, filepath.Join(victim.target, "precious"), pattern(30))
 }
 
-// linked replaces a directory by a link.
-func linked(where func(*life) string, to string) func(*testing.T, *life) func() {
-	return func(t *testing.T, l *life) func() {
+// linked returns an attack that replaces the directory at a path by a link. The attack returns its undo.
+func linked(at func(*testVolume) string, to string) func(*testing.T, *testVolume) func() {
+	return func(t *testing.T, l *testVolume) func() {
 		t.Helper()
-		path := where(l)
+		path := at(l)
 		must(t, os.Rename(path, path+".away"))
 		must(t, os.Symlink(to, path))
 		return putBack(t, path)
 	}
 }
 
-// putBack undoes a change of a path that is kept as .away, unless the driver has removed its
-// parent.
+// putBack returns a function that renames path.away to path again, unless the driver has removed the parent
+// directory.
 func putBack(t *testing.T, path string) func() {
 	t.Helper()
 	return func() {
@@ -121,34 +120,36 @@ func putBack(t *testing.T, path string) func() {
 	}
 }
 
-func replaced(t *testing.T, l *life) func() {
+// replaced is an attack that replaces the volume's directory by a file.
+func replaced(t *testing.T, l *testVolume) func() {
 	t.Helper()
 	must(t, os.Rename(l.directory(), l.directory()+".away"))
 	must(t, os.WriteFile(l.directory(), []byte("x"), 0o600))
 	return putBack(t, l.directory())
 }
 
-func (l *life) record() string {
+func (l *testVolume) record() string {
 	return filepath.Join(l.d.Pool(), "volumes", l.name(), "volume.json")
 }
 
-// edited replaces a word of the record.
-func edited(from, to string) func(*testing.T, *life) func() {
-	return func(t *testing.T, l *life) func() {
+// edited returns an attack that replaces a text in the record.
+func edited(from, to string) func(*testing.T, *testVolume) func() {
+	return func(t *testing.T, l *testVolume) func() {
 		t.Helper()
 		return overwrite(t, l, func(b []byte) []byte { return bytes.Replace(b, []byte(from), []byte(to), 1) })
 	}
 }
 
-// rewritten changes the end of the ID in the record.
-func rewritten(end []byte) func(*testing.T, *life) func() {
-	return func(t *testing.T, l *life) func() {
+// rewritten returns an attack that replaces the end of the ID in the record.
+func rewritten(end []byte) func(*testing.T, *testVolume) func() {
+	return func(t *testing.T, l *testVolume) func() {
 		t.Helper()
 		return overwrite(t, l, func(b []byte) []byte { return bytes.Replace(b, []byte(l.name()+`"`), end, 1) })
 	}
 }
 
-func overwrite(t *testing.T, l *life, change func([]byte) []byte) func() {
+// overwrite changes the record, and returns a function that restores it.
+func overwrite(t *testing.T, l *testVolume, change func([]byte) []byte) func() {
 	t.Helper()
 	before, err := os.ReadFile(l.record())
 	must(t, err)
@@ -164,7 +165,8 @@ func overwrite(t *testing.T, l *life, change func([]byte) []byte) func() {
 	}
 }
 
-func forbidden(t *testing.T, l *life) func() {
+// forbidden is an attack that removes all permissions of the volume's directory.
+func forbidden(t *testing.T, l *testVolume) func() {
 	t.Helper()
 	must(t, os.Chmod(l.directory(), 0))
 	return func() {}

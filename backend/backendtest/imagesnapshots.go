@@ -14,10 +14,11 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// testRawInUse: a raw device in use has no snapshots where a copy takes time.
-func testRawInUse(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+// testRawDeviceInUse: a raw device in use is not copied if the filesystem shares no blocks, because the copy would
+// take time.
+func testRawDeviceInUse(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	r := record(t, l)
 	_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
 	wantCode(t, err, codes.FailedPrecondition, "raw device", "unstage")
@@ -27,24 +28,25 @@ func testRawInUse(t *testing.T, d *Driver, kind Kind) {
 	must(t, r.end())
 }
 
-// testLiveSnapshot: a snapshot of a volume that is being written shows one moment, and has
-// everything that was durable before the call.
+// testLiveSnapshot: a snapshot of a volume that is being written to shows one point in time, and contains all data
+// that was durable before the call.
 func testLiveSnapshot(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(71))
 	r := record(t, l)
 	for _, consistency := range []string{"crash", "frozen"} {
-		t.Run(consistency, func(t *testing.T) { testMoment(t, l, r, consistency) })
+		t.Run(consistency, func(t *testing.T) { testSnapshotMoment(t, l, r, consistency) })
 	}
 	d.Restart(t)
 	d.awaitShared(t, kind)
-	r.await(t) // nothing is frozen
+	r.await(t) // the filesystem is not frozen
 	must(t, r.end())
 }
 
-// testMoment restores a snapshot and compares it with the recorder of its source.
-func testMoment(t *testing.T, l *life, r *recorder, consistency string) {
+// testSnapshotMoment creates a snapshot with a consistency, and a volume from the snapshot, and checks that the
+// volume shows one point in time of the recorder.
+func testSnapshotMoment(t *testing.T, l *testVolume, r *recorder, consistency string) {
 	d, kind := l.d, l.kind
 	if kind.Block() && consistency == "frozen" {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id, "consistency", consistency))
@@ -59,25 +61,25 @@ func testMoment(t *testing.T, l *life, r *recorder, consistency string) {
 	if consistency == "frozen" && kind.growsHere() {
 		size = 2 * gib
 	}
-	c := d.restore(t, kind, fromSnapshot(s), size)
+	c := d.newCopy(t, kind, fromSnapshot(s), size)
 	if consistency == "frozen" && !recovered(t, c) {
-		t.Error("the filesystem of a frozen one is not clean")
+		t.Error("the filesystem in a frozen snapshot is not clean")
 	}
-	c.up(t)
+	c.stageAndPublish(t)
 	wantMoment(t, since, until, c)
 	wantContent(t, c.data(c.target), pattern(71))
 	wantSize(t, c, size)
 	write(t, c.data(c.target), pattern(72))
 	wantContent(t, l.data(l.target), pattern(71))
-	wantOthers(t, l, c)
-	c.down(t)
+	wantDifferentUUIDs(t, l, c)
+	c.unpublishAndUnstage(t)
 	wantFilesystem(t, c, size)
-	c.up(t)
+	c.stageAndPublish(t)
 	wantContent(t, c.data(c.target), pattern(72))
 }
 
 // recovered reports whether the filesystem on a volume's image needs no recovery.
-func recovered(t *testing.T, l *life) bool {
+func recovered(t *testing.T, l *testVolume) bool {
 	t.Helper()
 	if l.kind.FSType != "ext4" {
 		return true
@@ -91,14 +93,14 @@ func recovered(t *testing.T, l *life) bool {
 	return b[0]&4 == 0
 }
 
-// wantOthers fails the test if two filesystems have the same UUID. xfs may: it is mounted with
-// nouuid.
-func wantOthers(t *testing.T, a, b *life) {
+// wantDifferentUUIDs fails the test if the filesystems of two volumes have the same UUID. Those of xfs may be
+// equal, because xfs is mounted with nouuid.
+func wantDifferentUUIDs(t *testing.T, a, b *testVolume) {
 	t.Helper()
 	if a.kind.Block() || a.kind.FSType == "xfs" {
 		return
 	}
-	uuid := func(l *life) string {
+	uuid := func(l *testVolume) string {
 		return testenv.Run(t, "blkid", "-p", "-s", "UUID", "-o", "value", deviceOf(t, l))
 	}
 	if uuid(a) == uuid(b) {
@@ -106,80 +108,80 @@ func wantOthers(t *testing.T, a, b *life) {
 	}
 }
 
-// testCloneAtRest clones a volume that is not in use. Source and clone are independent.
-func testCloneAtRest(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
+// testClone: the clone of a volume that is not in use is independent of its source.
+func testClone(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, kind.widestMode())
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(110))
-	l.down(t)
-	c := d.restore(t, kind, fromVolume(l), 0)
+	l.unpublishAndUnstage(t)
+	c := d.newCopy(t, kind, fromVolume(l), 0)
 	d.Restart(t)
 	d.awaitShared(t, kind)
-	c.up(t)
+	c.stageAndPublish(t)
 	wantContent(t, c.data(c.target), pattern(110))
 	write(t, c.data(c.target), pattern(111))
-	l.up(t)
+	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), pattern(110))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	remove(t, d, l.id)
 	wantContent(t, c.data(c.target), pattern(111))
 }
 
-// testClone clones volumes, staged and not.
-func testClone(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	never := d.restore(t, kind, fromVolume(l), gib) // of one without a filesystem yet
-	l.up(t)
+// testCloneStates clones a volume that was never staged, one that is in use, and one that is not in use.
+func testCloneStates(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, multiWriter)
+	never := d.newCopy(t, kind, fromVolume(l), gib) // the source has no filesystem yet
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(73))
 	if kind.Has(LiveCopies) {
 		r := record(t, l)
 		since := r.done.Load()
-		c := d.restore(t, kind, fromVolume(l), 0)
+		c := d.newCopy(t, kind, fromVolume(l), 0)
 		until := r.done.Load() + 1
-		c.up(t)
+		c.stageAndPublish(t)
 		must(t, r.end())
 		wantMoment(t, since, until, c)
 		wantContent(t, c.data(c.target), pattern(73))
 	}
-	l.down(t)
-	c := d.restore(t, kind, fromVolume(l), gib)
+	l.unpublishAndUnstage(t)
+	c := d.newCopy(t, kind, fromVolume(l), gib)
 	remove(t, d, l.id)
-	c.up(t)
+	c.stageAndPublish(t)
 	wantContent(t, c.data(c.target), pattern(73))
-	again := d.restore(t, kind, fromVolume(never), gib)
-	for _, empty := range []*life{never, again} {
-		empty.up(t)
+	again := d.newCopy(t, kind, fromVolume(never), gib)
+	for _, empty := range []*testVolume{never, again} {
+		empty.stageAndPublish(t)
 		write(t, empty.data(empty.target), pattern(74))
 		wantContent(t, empty.data(empty.target), pattern(74))
 	}
 }
 
-// testSnapshotLife: snapshots of volumes in all states outlive their volumes. Volumes created from
-// snapshots outlive the snapshots.
-func testSnapshotLife(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+// testSnapshotLifetime: snapshots outlive their volumes, and volumes that are created from snapshots outlive the
+// snapshots.
+func testSnapshotLifetime(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, multiWriter)
 	unformatted := l.snapshot(t)
-	l.up(t)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(75))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	first := l.snapshot(t)
-	l.up(t)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(76))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	second := l.snapshot(t, "consistency", "frozen")
-	early := d.restore(t, kind, fromSnapshot(first), gib)
-	ofCopy := early.snapshot(t) // of one that was never staged
+	early := d.newCopy(t, kind, fromSnapshot(first), gib)
+	ofCopy := early.snapshot(t) // the copy was never staged
 	remove(t, d, l.id)
-	d.drop(t, first)
+	d.deleteSnapshot(t, first)
 	d.Restart(t)
 	d.awaitShared(t, kind)
 	for _, tc := range []struct {
 		of   *csi.Snapshot
 		want []byte
 	}{{second, pattern(76)}, {ofCopy, pattern(75)}} {
-		c := d.restore(t, kind, fromSnapshot(tc.of), gib)
-		d.drop(t, tc.of)
-		c.up(t)
+		c := d.newCopy(t, kind, fromSnapshot(tc.of), gib)
+		d.deleteSnapshot(t, tc.of)
+		c.stageAndPublish(t)
 		wantContent(t, c.data(c.target), tc.want)
 		wantSize(t, c, gib)
 		_, err := d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromSnapshot(tc.of), gib))
@@ -188,59 +190,58 @@ func testSnapshotLife(t *testing.T, d *Driver, kind Kind) {
 	if kind.growsHere() {
 		_, err := early.expand(t.Context(), 2*gib)
 		must(t, err)
-		early.up(t)
+		early.stageAndPublish(t)
 		wantSize(t, early, 2*gib)
 		wantContent(t, early.data(early.target), pattern(75))
 	}
-	empty := d.restore(t, kind, fromSnapshot(unformatted), gib)
-	empty.up(t)
+	empty := d.newCopy(t, kind, fromSnapshot(unformatted), gib)
+	empty.stageAndPublish(t)
 	write(t, empty.data(empty.target), pattern(77))
 	wantContent(t, empty.data(empty.target), pattern(77))
 }
 
-// testThickCopy: a thick copy of a thick volume has all its blocks allocated, and shares none.
+// testThickCopy: all blocks of a thick copy of a thick volume are allocated, and none is shared.
 func testThickCopy(t *testing.T, d *Driver, kind Kind) {
 	size := max(64*mib, kind.Size())
-	l := newSized(t, d, kind, size, "allocation", "thick")
-	l.up(t)
+	l := newVolumeOfSize(t, d, kind, size, "allocation", "thick")
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(78))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	s := l.snapshot(t)
 	for _, of := range []*csi.VolumeContentSource{fromSnapshot(s), fromVolume(l)} {
-		c := d.restore(t, kind, of, size, "allocation", "thick")
+		c := d.newCopy(t, kind, of, size, "allocation", "thick")
 		if n := allocatedTo(t, c.image()); n < size {
-			t.Errorf("of %d bytes %d are allocated", size, n)
+			t.Errorf("got %d allocated bytes, want at least %d", n, size)
 		}
 		image, err := os.Open(c.image())
 		must(t, err)
 		n, ok, err := clone.Unshared(image)
 		image.Close()
 		if err != nil || ok && n < size {
-			t.Errorf("of %d bytes %d are its own: %v", size, n, err)
+			t.Errorf("got %d bytes that are not shared, want at least %d: %v", n, size, err)
 		}
-		c.up(t)
+		c.stageAndPublish(t)
 		wantContent(t, c.data(c.target), pattern(78))
 	}
 }
 
-// testSnapshotLedger: the space that snapshots can need is promised to them until they are
-// removed.
-func testSnapshotLedger(t *testing.T, _ *Driver, kind Kind) {
+// testSnapshotSpace: the space that snapshots can need is reserved until they are removed.
+func testSnapshotSpace(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "1Gi", "0" })
 	const size = 576 * mib
 	room := capacity(t, d, kind)
-	l := newSized(t, d, kind, size)
-	l.up(t)
+	l := newVolumeOfSize(t, d, kind, size)
+	l.stageAndPublish(t)
 	testenv.Run(t, "dd", "if=/dev/urandom", "of="+l.data(l.target), "bs=1M", "count=150", "conv=fsync", "status=none")
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	before := capacity(t, d, kind)
 	var made []*csi.Snapshot
 	for range 2 {
 		made = append(made, l.snapshot(t))
 	}
 	after := capacity(t, d, kind)
-	if cost := before - after; cost < 2*150*mib || cost > 2*220*mib { // a filesystem has up to 70 MiB of its own
-		t.Errorf("two snapshots of 150 MiB take %d bytes of what can be promised", cost)
+	if cost := before - after; cost < 2*150*mib || cost > 2*220*mib { // 70 MiB for the metadata of the filesystem
+		t.Errorf("two snapshots of 150 MiB reduced the capacity by %d bytes, want 300 MiB to 440 MiB", cost)
 	}
 	d.Restart(t)
 	d.awaitShared(t, kind)
@@ -254,18 +255,19 @@ func testSnapshotLedger(t *testing.T, _ *Driver, kind Kind) {
 		wantCode(t, err, codes.ResourceExhausted, "room")
 	}
 	if again := capacity(t, d, kind); again != after {
-		t.Errorf("the refused request changed the capacity from %d to %d", after, again)
+		t.Errorf("the refused requests changed the capacity from %d to %d", after, again)
 	}
 	for _, s := range made {
-		d.drop(t, s)
+		d.deleteSnapshot(t, s)
 	}
-	await(t, "the snapshots' room", func() bool { return capacity(t, d, kind) == before })
+	await(t, "the space of the snapshots to be released", func() bool { return capacity(t, d, kind) == before })
 	remove(t, d, l.id)
-	await(t, "the volume's room", func() bool { return capacity(t, d, kind) == room })
+	await(t, "the space of the volume to be released", func() bool { return capacity(t, d, kind) == room })
 	d.wantEmpty(t)
 }
 
-// otherPool gives a driver a second pool, on an ext4.
+// otherPool creates an ext4 filesystem, and returns a change of options that adds a pool on it, and the pool's
+// name.
 func otherPool(t *testing.T) (change func(*driver.Options), name string) {
 	t.Helper()
 	dir := filepath.Join(testenv.Filesystem(t, "ext4", "8G"), "pool")

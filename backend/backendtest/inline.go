@@ -10,10 +10,11 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// testInline: an inline volume exists from publish to unpublish, and outlives the driver.
-func testInline(t *testing.T, _ *Driver, kind Kind) {
+// testInlineVolume: an inline volume exists from publish to unpublish, and keeps its content when the driver
+// restarts.
+func testInlineVolume(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Ephemeral = true })
-	l := &life{d: d, kind: kind, id: "csi-" + strings.Repeat("0f", 32), target: filepath.Join(t.TempDir(), "target")}
+	l := &testVolume{d: d, kind: kind, id: "csi-" + strings.Repeat("0f", 32), target: filepath.Join(t.TempDir(), "target")}
 	publish := func() error {
 		_, err := d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
 			VolumeId: l.id, TargetPath: l.target, VolumeCapability: kind.Capability(multiWriter),

@@ -18,90 +18,90 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Power is a set of properties of a kind of volume. Rows of the table need powers; a kind
-// states those that it has.
-type Power uint32
+// Feature is a set of features of a kind of volume. A kind states its features, and a row of the table
+// runs for the kinds that have all features that the row needs.
+type Feature uint32
 
-// The powers of volumes and of the media that hold them.
+// The features of volumes and of the media that hold them.
 const (
 	// A volume is exactly one of these on a node.
 
-	Filesystem Power = 1 << iota // a filesystem on a device of its own
-	Block                        // a raw device
-	Directory                    // a directory
+	Filesystem Feature = 1 << iota // a filesystem on a device of its own
+	Block                          // a raw device
+	Directory                      // a directory
 
 	Image     // the device shows a file in the volume's folder of the pool
-	WholeDisk // the device is the partition of a disk that contains no other volume
-	Divisible // volumes of any size share the room of the medium
+	WholeDisk // the device is a partition of a disk, which contains no other volume
+	Divisible // volumes share the space of the medium, and can have any size
 
 	// A medium has exactly one of these.
 
-	NodeLocal // one node reaches the medium
-	Shared    // every node reaches the medium
+	NodeLocal // only one node can use the medium
+	Shared    // every node can use the medium
 
-	Expand        // volumes grow
-	Clones        // volumes are created from volumes
-	Snapshots     // volumes have snapshots
-	LiveCopies    // volumes are copied while they are in use
-	FullCopies    // a copy writes all bytes: the medium shares no blocks
-	ChangedBlocks // the differences between snapshots are listed
-	Static        // administrators describe volumes that the driver did not create
-	Inline        // pods describe volumes
-	Placed        // the class sets place, owner, mode and onDelete of the directory
-	Subvolumes    // directories are subvolumes of btrfs
+	Expand        // volumes can be expanded
+	Clones        // volumes can be created from volumes
+	Snapshots     // volumes can have snapshots
+	LiveCopies    // volumes can be copied while they are in use
+	FullCopies    // a copy writes all bytes, because the medium cannot share blocks
+	ChangedBlocks // the changed blocks between snapshots can be listed
+	Static        // static volumes (backend.StaticProvider)
+	Inline        // inline volumes (backend.InlineProvider)
+	Placed        // the class sets path, owner, mode and onDelete of the directory
+	Subvolumes    // the directories are subvolumes of btrfs
 
-	// Derived from the others and from the target; no target states these.
+	// These are derived from the other features and from the target; no target states them.
 
-	Mounted    // not a raw device: a filesystem or a directory
-	RestCopies // volumes have snapshots, but only while they are not in use
-	Limited    // the filesystem of the medium limits directories
-	Unlimited  // the filesystem of the medium limits no directory
-	Growable   // the disk of the medium can be enlarged
-	Pullable   // the disk of the medium can be removed by its bus
-	Pluggable  // the disk of the medium can be removed and attached again
+	Mounted    // a filesystem or a directory, not a raw device
+	RestCopies // volumes can have snapshots, but only while they are not in use
+	Limited    // quotas of the medium's filesystem limit directories
+	Unlimited  // the medium's filesystem limits no directory
+	Growable   // a disk can be enlarged (Target.Growing)
+	Pullable   // a disk can be removed while it is in use (Target.Pull)
+	Pluggable  // a disk can be attached again (Target.Plug)
 )
 
-// powerNames are in the order of the constants.
-var powerNames = []string{
+// featureNames are the names of the features, in the order of the constants.
+var featureNames = []string{
 	"Filesystem", "Block", "Directory", "Image", "WholeDisk", "Divisible", "NodeLocal", "Shared", "Expand", "Clones", "Snapshots",
 	"LiveCopies", "FullCopies", "ChangedBlocks", "Static", "Inline", "Placed", "Subvolumes",
 	"Mounted", "RestCopies", "Limited", "Unlimited", "Growable", "Pullable", "Pluggable",
 }
 
-func (p Power) String() string {
+func (f Feature) String() string {
 	var names []string
-	for i, name := range powerNames {
-		if p&(1<<i) != 0 {
+	for i, name := range featureNames {
+		if f&(1<<i) != 0 {
 			names = append(names, name)
 		}
 	}
 	return strings.Join(names, "|")
 }
 
-// Has reports whether p contains all powers of needs.
-func (p Power) Has(needs Power) bool { return p&needs == needs }
+// Has reports whether f contains all features of needs.
+func (f Feature) Has(needs Feature) bool { return f&needs == needs }
 
-// Kind is a kind of volume as a claim asks for it. The zero value is a raw device.
+// Kind is a kind of volume that a claim can request from a target. The zero value is a raw device.
 type Kind struct {
-	FSType string // of a filesystem on a device
-	Powers Power
+	FSType   string // empty for a raw device and for a directory
+	Features Feature
 
-	target *Target // nil outside of a suite
+	target *Target // set by Target.Volumes
 }
 
-// Devices returns the kinds of volume of a target whose volumes are block devices.
+// Devices returns the kinds of volume of a backend with block devices: each filesystem, and raw devices.
 func Devices(fsTypes ...string) []Kind {
-	kinds := []Kind{{Powers: Block}}
-	for _, fsType := range slices.Backward(fsTypes) {
-		kinds = slices.Insert(kinds, 0, Kind{FSType: fsType, Powers: Filesystem})
+	var kinds []Kind
+	for _, fsType := range fsTypes {
+		kinds = append(kinds, Kind{FSType: fsType, Features: Filesystem})
 	}
-	return kinds
+	return append(kinds, Kind{Features: Block})
 }
 
-// Directories returns the kind of volume of a target whose volumes are directories.
-func Directories() []Kind { return []Kind{{Powers: Directory}} }
+// Directories returns the kind of volume of a backend with directories.
+func Directories() []Kind { return []Kind{{Features: Directory}} }
 
-// Name is the name of the kind's subtests.
+// Name returns the name of the kind's subtests.
 func (k Kind) Name() string {
 	switch {
 	case k.Has(Directory):
@@ -112,19 +112,19 @@ func (k Kind) Name() string {
 	return k.FSType
 }
 
-// Backend is the name of the kind's backend.
+// Backend returns the name of the kind's backend.
 func (k Kind) Backend() string { return k.target.Backend.Name }
 
-// Target is the target that the kind is of.
+// Target returns the target of the kind.
 func (k Kind) Target() *Target { return k.target }
 
-// Has reports whether the kind has all these powers.
-func (k Kind) Has(needs Power) bool { return k.Powers.Has(needs) }
+// Has reports whether the kind has all these features.
+func (k Kind) Has(needs Feature) bool { return k.Features.Has(needs) }
 
 // Block reports whether volumes are raw devices.
 func (k Kind) Block() bool { return k.FSType == "" && !k.Has(Directory) }
 
-// Size is the size of a small volume in bytes.
+// Size returns the size of a small volume in bytes.
 func (k Kind) Size() int64 {
 	switch {
 	case k.Block():
@@ -135,7 +135,7 @@ func (k Kind) Size() int64 {
 	return 64 * mib
 }
 
-// otherFilesystem is a kind with another filesystem.
+// otherFilesystem returns a kind with another filesystem.
 func (k Kind) otherFilesystem() Kind {
 	if k.FSType == "xfs" {
 		return Kind{FSType: "ext4"}
@@ -143,7 +143,7 @@ func (k Kind) otherFilesystem() Kind {
 	return Kind{FSType: "xfs"}
 }
 
-// otherMode is a kind with another volume mode.
+// otherMode returns a kind with another volume mode.
 func (k Kind) otherMode() Kind {
 	if k.Block() {
 		return Kind{FSType: "ext4"}
@@ -151,21 +151,22 @@ func (k Kind) otherMode() Kind {
 	return Kind{}
 }
 
-// start starts a driver with a pool of its own.
+// start starts a driver with a new pool for the kind.
 func (k Kind) start(tb testing.TB, size string, change func(*driver.Options)) *Driver {
 	tb.Helper()
 	return k.target.start(tb, size, change)
 }
 
-// many is the access mode with the most users that the kind supports.
-func (k Kind) many() csi.VolumeCapability_AccessMode_Mode {
+// widestMode returns the access mode that allows the kind's volumes the most users.
+func (k Kind) widestMode() csi.VolumeCapability_AccessMode_Mode {
 	if k.Has(Shared | Directory) {
 		return manyWriters
 	}
 	return multiWriter
 }
 
-// Parameters returns the parameters of a StorageClass for the kind, and more.
+// Parameters returns the parameters of a StorageClass for the kind, with more parameters, given as keys and
+// values.
 func (k Kind) Parameters(more ...string) map[string]string {
 	p := map[string]string{}
 	if k.target != nil {
@@ -177,7 +178,7 @@ func (k Kind) Parameters(more ...string) map[string]string {
 	return p
 }
 
-// in returns the kind for another pool of its driver.
+// in returns the same kind with a class for another pool.
 func (k Kind) in(pool string) Kind {
 	other := *k.target
 	other.Class = maps.Clone(k.target.Class)
@@ -189,7 +190,7 @@ func (k Kind) in(pool string) Kind {
 	return k
 }
 
-// Capability returns a capability for the kind.
+// Capability returns a capability for the kind, with mount flags.
 func (k Kind) Capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
 	if k.Block() {
@@ -200,7 +201,7 @@ func (k Kind) Capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...str
 	return c
 }
 
-// Target is a backend on a medium, and the kinds of volume that it makes there.
+// Target is a backend on a medium, and the kinds of volume that the backend can create on the medium.
 type Target struct {
 	// Name is the name of the target's subtests.
 	Name    string
@@ -208,59 +209,59 @@ type Target struct {
 	// Pool is the name of the pool; Class has the parameters that select backend and pool.
 	Pool  string
 	Class map[string]string
-	// Powers are those of all kinds, beside what each kind states.
-	Powers Power
-	Kinds  []Kind
+	// Features are the features of all kinds, in addition to those that each kind states.
+	Features Feature
+	Kinds    []Kind
 	// Guest: the target needs the kernel of a virtual machine of test/vm.
 	Guest bool
-	// Prepare starts what all media need, and sets Medium; nil: nothing.
+	// Prepare starts a server that all media of the target need, and sets Medium. It may be nil.
 	Prepare func(tb testing.TB, target *Target)
-	// Medium makes a new, empty medium.
+	// Medium creates a new, empty medium.
 	Medium func(tb testing.TB, room Room) Medium
-	// Limits tells how to switch the limits of directories; nil: there are none.
+	// Limits describes the limits of directories; nil: there are none.
 	Limits *Limits
-	// Growing makes a blank disk of a size in bytes that enlarge gives another size.
+	// Growing creates a blank disk with a size in bytes, and a function that enlarges the disk to a size.
 	Growing func(tb testing.TB, size int64) (device string, enlarge func(size int64))
-	// Pull removes a disk, by the kernel's name, while it is in use; back attaches it again.
+	// Pull removes the disk with a kernel name, even if the disk is in use; back attaches the disk again.
 	Pull func(tb testing.TB, disk string) (back func())
-	// Plug attaches a disk whose content is an image.
+	// Plug attaches a disk with the content of an image, and returns its device.
 	Plug func(tb testing.TB, image string, options ...string) string
-	// Options changes the options of every driver; nil: nothing.
+	// Options changes the options of every driver. It may be nil.
 	Options func(*driver.Options)
 
-	// Advertised are powers that the backend implements and no kind of the target has.
-	Advertised Power
-	// Except gives the reason for each row that does not hold for the target.
+	// Advertised are features that the backend implements and no kind of the target has.
+	Advertised Feature
+	// Except contains the rows that do not apply to the target, with the reasons.
 	Except map[string]string
 }
 
 // Room is the minimum size of a medium.
 type Room struct {
-	Total   string // the size of a filesystem, as truncate(1) reads it
-	Volumes int    // or this many disks
-	Each    int64  // for a volume of this size in bytes
+	Total   string // size of the medium's filesystem, as truncate(1) reads it
+	Volumes int    // number of disks, if the medium has disks
+	Each    int64  // size of a volume on each disk in bytes
 }
 
-// Medium is what a pool is made on.
+// Medium is the storage for a pool.
 type Medium struct {
 	// Config is the pool's configuration without its name.
 	Config pool.Config
-	// Dir is where the content of the pool can be seen; empty: below the state directory.
+	// Dir is the directory with the content of the pool; empty: it is in the state directory.
 	Dir string
 }
 
-// Limits tells how the filesystem of a node limits directories to their size.
+// Limits describes how the filesystem of a node limits directories to their size.
 type Limits struct {
 	// RootExempt: a process with CAP_SYS_RESOURCE is not limited.
 	RootExempt bool
-	// Off switches limits off in the filesystem at a path, and On on again.
+	// Off switches the limits of the filesystem at a path off, and On switches them on.
 	Off, On func(tb testing.TB, path string)
-	// Remounts: Off and On mount the filesystem again, and the limits survive.
+	// Remounts: Off and On remount the filesystem. The sizes of the limits are kept.
 	Remounts bool
 }
 
 const (
-	// SharedPool is the name of the pools that every node reaches.
+	// SharedPool is the name of the pools on exports.
 	SharedPool = "nas"
 	// DiskPool is the name of the pools of whole disks.
 	DiskPool = "disks"
@@ -268,7 +269,7 @@ const (
 	DefaultPool = "default"
 )
 
-// OnFilesystem is the medium of a directory pool, on the filesystem that mount makes.
+// OnFilesystem returns a function that creates media for directory pools, on filesystems that mount creates.
 func OnFilesystem(mount func(tb testing.TB, size string) string) func(testing.TB, Room) Medium {
 	return func(tb testing.TB, room Room) Medium {
 		tb.Helper()
@@ -277,7 +278,7 @@ func OnFilesystem(mount func(tb testing.TB, size string) string) func(testing.TB
 	}
 }
 
-// Formatted returns a function for OnFilesystem.
+// Formatted returns a function for OnFilesystem that creates a filesystem of a type.
 func Formatted(fsType string, options ...string) func(testing.TB, string) string {
 	return func(tb testing.TB, size string) string {
 		tb.Helper()
@@ -285,7 +286,7 @@ func Formatted(fsType string, options ...string) func(testing.TB, string) string
 	}
 }
 
-// OnDisks is the medium of a pool of disks, which match gives.
+// OnDisks returns a function that creates media for pools of the disks whose globs match returns.
 func OnDisks(match func(tb testing.TB, room Room) []string) func(testing.TB, Room) Medium {
 	return func(tb testing.TB, room Room) Medium {
 		tb.Helper()
@@ -293,7 +294,7 @@ func OnDisks(match func(tb testing.TB, room Room) []string) func(testing.TB, Roo
 	}
 }
 
-// LoopDisks makes disks of files.
+// LoopDisks creates disks from files.
 func LoopDisks(tb testing.TB, room Room) []string {
 	tb.Helper()
 	var devices []string
@@ -304,10 +305,10 @@ func LoopDisks(tb testing.TB, room Room) []string {
 	return devices
 }
 
-// powers returns all powers of a kind of the target.
-func (target *Target) powers(kind Kind) Power {
-	p := target.Powers | kind.Powers
-	for power, has := range map[Power]bool{
+// features returns all features of a kind of the target, including the derived ones.
+func (target *Target) features(kind Kind) Feature {
+	p := target.Features | kind.Features
+	for feature, has := range map[Feature]bool{
 		Mounted:    p&(Filesystem|Directory) != 0,
 		RestCopies: p.Has(Snapshots) && !p.Has(LiveCopies),
 		Limited:    target.Limits != nil,
@@ -317,17 +318,17 @@ func (target *Target) powers(kind Kind) Power {
 		Pluggable:  target.Plug != nil,
 	} {
 		if has {
-			p |= power
+			p |= feature
 		}
 	}
 	return p
 }
 
-// Volumes returns the target's kinds with all their powers.
+// Volumes returns the target's kinds with all their features.
 func (target Target) Volumes() []Kind {
 	var all []Kind
 	for _, k := range target.Kinds {
-		all = append(all, Kind{FSType: k.FSType, Powers: target.powers(k), target: &target})
+		all = append(all, Kind{FSType: k.FSType, Features: target.features(k), target: &target})
 	}
 	return all
 }
@@ -338,6 +339,7 @@ func (target *Target) Start(tb testing.TB, room Room, change func(*driver.Option
 	return target.startOn(tb, target.Medium(tb, room), change)
 }
 
+// start starts a driver with a pool on a new medium with the given size, or with four disks.
 func (target *Target) start(tb testing.TB, size string, change func(*driver.Options)) *Driver {
 	tb.Helper()
 	return target.Start(tb, Room{Total: size, Volumes: 4, Each: gib}, change)
@@ -363,20 +365,20 @@ func (target *Target) startOn(tb testing.TB, m Medium, change func(*driver.Optio
 	return d
 }
 
-// awaitPool waits for a shared pool: a driver is ready before it has opened one.
+// awaitPool waits until the driver has opened a shared pool, because a driver is ready before that.
 func (target *Target) awaitPool(tb testing.TB, d *Driver) {
 	tb.Helper()
-	if !target.Powers.Has(Shared) {
+	if !target.Features.Has(Shared) {
 		return
 	}
-	await(tb, "the shared pool", func() bool {
+	await(tb, "the shared pool to be opened", func() bool {
 		_, err := d.Control.GetCapacity(tb.Context(), &csi.GetCapacityRequest{Parameters: target.Class})
 		return err == nil
 	})
 }
 
-// advertised maps a power to the interface by which a backend advertises it.
-var advertised = map[Power]func(backend.Backend) bool{
+// advertised maps a feature to a test whether a backend implements the interface of the feature.
+var advertised = map[Feature]func(backend.Backend) bool{
 	Expand:        implements[backend.Expander],
 	Snapshots:     implements[backend.Snapshotter],
 	ChangedBlocks: implements[backend.ChangeTracker],
@@ -391,32 +393,32 @@ func implements[T any](b backend.Backend) bool {
 	return ok
 }
 
-// check returns the errors of the description.
+// check returns the errors in the description of the target.
 func (target *Target) check() (wrong []string) {
-	var stated Power
+	var stated Feature
 	for _, k := range target.Volumes() {
-		stated |= k.Powers
-		for _, one := range [][]Power{{Filesystem, Block, Directory}, {NodeLocal, Shared}} {
-			if n := len(slices.DeleteFunc(one, func(p Power) bool { return !k.Has(p) })); n != 1 {
-				wrong = append(wrong, fmt.Sprintf("kind %s has %s: want exactly one of each group", k.Name(), k.Powers))
+		stated |= k.Features
+		for _, one := range [][]Feature{{Filesystem, Block, Directory}, {NodeLocal, Shared}} {
+			if n := len(slices.DeleteFunc(one, func(p Feature) bool { return !k.Has(p) })); n != 1 {
+				wrong = append(wrong, fmt.Sprintf("kind %s has the features %s: want exactly one of Filesystem, Block and Directory, and one of NodeLocal and Shared", k.Name(), k.Features))
 			}
 		}
 	}
 	b := target.Backend.New(&pool.Set{})
-	for power, has := range advertised {
+	for feature, has := range advertised {
 		switch {
-		case stated.Has(power) && !has(b):
-			wrong = append(wrong, fmt.Sprintf("%s is stated, and backend %s does not implement it", power, b.Name()))
-		case !stated.Has(power) && has(b) && !target.Advertised.Has(power):
-			wrong = append(wrong, fmt.Sprintf("backend %s implements %s, and no kind states it", b.Name(), power))
-		case target.Advertised.Has(power) && (stated.Has(power) || !has(b)):
-			wrong = append(wrong, fmt.Sprintf("%s is advertised and not used: say so only of such", power))
+		case stated.Has(feature) && !has(b):
+			wrong = append(wrong, fmt.Sprintf("feature %s is stated, but backend %s does not implement its interface", feature, b.Name()))
+		case !stated.Has(feature) && has(b) && !target.Advertised.Has(feature):
+			wrong = append(wrong, fmt.Sprintf("backend %s implements the interface of feature %s, but no kind states the feature", b.Name(), feature))
+		case target.Advertised.Has(feature) && (stated.Has(feature) || !has(b)):
+			wrong = append(wrong, fmt.Sprintf("feature %s is in Advertised, but a kind states it, or the backend does not implement its interface", feature))
 		}
 	}
 	for name := range target.Except {
 		i := slices.IndexFunc(table, func(r row) bool { return r.name == name })
 		if i < 0 || !slices.ContainsFunc(target.Volumes(), func(k Kind) bool { return k.Has(table[i].needs) }) {
-			wrong = append(wrong, fmt.Sprintf("the exception %s is of no row that applies", name))
+			wrong = append(wrong, fmt.Sprintf("Except contains %s, which is not a row that runs for a kind of the target", name))
 		}
 	}
 	return wrong

@@ -15,18 +15,18 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testDirectoryArguments: parameters that a directory cannot have are refused by name, and
-// nothing is changed.
+// testDirectoryArguments: CreateVolume refuses arguments that a directory cannot have, names them, and changes
+// nothing.
 func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	taken := newLifeWith(t, d, kind, multiWriter, kind.Parameters("subDir", "arguments/taken"))
+	l := newVolume(t, d, kind, multiWriter)
+	taken := newVolumeOfClass(t, d, kind, multiWriter, kind.Parameters("subDir", "arguments/taken"))
 	must(t, os.Symlink("/", filepath.Join(d.Pool(), "link")))
 	must(t, os.WriteFile(filepath.Join(d.Pool(), "file"), nil, 0o600))
 	d.awaitTrash(t)
-	before, files := d.listing(t), d.tree(t)
+	before, files := d.listing(t), d.paths(t)
 	for _, tc := range []struct {
 		name  string
-		needs Power
+		needs Feature
 		more  []string
 		c     *csi.VolumeCapability
 		r     *csi.CapacityRange
@@ -36,34 +36,34 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 		{"raw device", 0, nil, Kind{}.Capability(writer), nil, codes.InvalidArgument, []string{"raw device"}},
 		{"filesystem", 0, nil, Kind{FSType: "ext4"}.Capability(writer), nil, codes.InvalidArgument, []string{"fs_type", "ext4"}},
 		{"filesystem of nfs", NodeLocal, nil, Kind{FSType: "nfs"}.Capability(writer), nil, codes.InvalidArgument, []string{"fs_type", "nfs"}},
-		{"many nodes", NodeLocal, nil, kind.Capability(manyWriters), nil, codes.InvalidArgument, []string{"MULTI_NODE_MULTI_WRITER", "shares"}},
+		{"many nodes", NodeLocal, nil, kind.Capability(manyWriters), nil, codes.InvalidArgument, []string{"MULTI_NODE_MULTI_WRITER", "supports it"}},
 		{"mount flag", 0, nil, kind.Capability(writer, "remount"), nil, codes.InvalidArgument, []string{"mount_flags", "remount"}},
 		{"flag of a filesystem", 0, nil, kind.Capability(writer, "data=journal"), nil, codes.InvalidArgument, []string{"mount_flags", "data=journal"}},
 		{"allocation", 0, []string{"allocation", "thick"}, nil, nil, codes.InvalidArgument, []string{"allocation", "thick"}},
 		{"mkfs options", 0, []string{"mkfsOptions", "-m 1"}, nil, nil, codes.InvalidArgument, []string{"mkfsOptions"}},
 		{"filesystem parameter", 0, []string{"csi.storage.k8s.io/fstype", "xfs"}, nil, nil, codes.InvalidArgument, []string{"fstype"}},
-		{"up", 0, []string{"subDir", "../x"}, nil, nil, codes.InvalidArgument, []string{"subDir", "../x"}},
-		{".. from a claim", 0, []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, nil, codes.InvalidArgument, []string{"subDir"}},
-		{"absolute", 0, []string{"subDir", "/etc"}, nil, nil, codes.InvalidArgument, []string{"subDir", "/etc"}},
-		{"two lines", 0, []string{"subDir", "a\nb"}, nil, nil, codes.InvalidArgument, []string{"subDir", "control"}},
-		{"long", 0, []string{"subDir", strings.Repeat("d/", 2048) + "d"}, nil, nil, codes.InvalidArgument, []string{"subDir", "4097 bytes"}},
+		{"parent directory", 0, []string{"subDir", "../x"}, nil, nil, codes.InvalidArgument, []string{"subDir", "../x"}},
+		{"claim named ..", 0, []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, nil, codes.InvalidArgument, []string{"subDir"}},
+		{"absolute path", 0, []string{"subDir", "/etc"}, nil, nil, codes.InvalidArgument, []string{"subDir", "/etc"}},
+		{"newline", 0, []string{"subDir", "a\nb"}, nil, nil, codes.InvalidArgument, []string{"subDir", "control"}},
+		{"long path", 0, []string{"subDir", strings.Repeat("d/", 2048) + "d"}, nil, nil, codes.InvalidArgument, []string{"subDir", "4097 bytes"}},
 		{"reserved by the pool", 0, []string{"subDir", "volumes/x"}, nil, nil, codes.InvalidArgument, []string{"subDir", "volumes"}},
 		{"another volume", 0, []string{"subDir", "volumes/" + l.name() + "/data"}, nil, nil, codes.InvalidArgument, []string{"subDir", "volumes"}},
 		{"shared by namespaces", 0, []string{"subDir", "shared/${pvc.metadata.name}", "onDelete", "retain", "csi.storage.k8s.io/pvc/name", "claim"}, nil, nil, codes.InvalidArgument, []string{"subDir", "shared", "${pvc.metadata.namespace}"}},
-		{"no metadata", 0, []string{"subDir", "${pvc.metadata.name}"}, nil, nil, codes.InvalidArgument, []string{"--extra-create-metadata"}},
+		{"variable without a value", 0, []string{"subDir", "${pvc.metadata.name}"}, nil, nil, codes.InvalidArgument, []string{"--extra-create-metadata"}},
 		{"subDir of another volume", 0, []string{"subDir", "arguments/taken"}, nil, nil, codes.FailedPrecondition, []string{"subDir", taken.name()}},
 		{"inside the subDir of another volume", 0, []string{"subDir", "arguments/taken/x"}, nil, nil, codes.FailedPrecondition, []string{"subDir", taken.name()}},
-		{"a link", 0, []string{"subDir", "link/x"}, nil, nil, codes.FailedPrecondition, []string{"subDir", "link/x"}},
-		{"a file", 0, []string{"subDir", "file"}, nil, nil, codes.FailedPrecondition, []string{"subDir", "file"}},
-		{"mode", 0, []string{"mode", "rwx"}, nil, nil, codes.InvalidArgument, []string{"mode", "rwx"}},
-		{"owner", 0, []string{"uid", "root"}, nil, nil, codes.InvalidArgument, []string{"uid", "root"}},
-		{"onDelete", 0, []string{"onDelete", "shred"}, nil, nil, codes.InvalidArgument, []string{"onDelete", "shred"}},
-		{"pool", 0, []string{"pool", "elsewhere"}, nil, nil, codes.InvalidArgument, []string{"pool", "elsewhere"}},
+		{"path with a link", 0, []string{"subDir", "link/x"}, nil, nil, codes.FailedPrecondition, []string{"subDir", "link/x"}},
+		{"path of a file", 0, []string{"subDir", "file"}, nil, nil, codes.FailedPrecondition, []string{"subDir", "file"}},
+		{"invalid mode", 0, []string{"mode", "rwx"}, nil, nil, codes.InvalidArgument, []string{"mode", "rwx"}},
+		{"invalid owner", 0, []string{"uid", "root"}, nil, nil, codes.InvalidArgument, []string{"uid", "root"}},
+		{"unknown onDelete", 0, []string{"onDelete", "shred"}, nil, nil, codes.InvalidArgument, []string{"onDelete", "shred"}},
+		{"unknown pool", 0, []string{"pool", "elsewhere"}, nil, nil, codes.InvalidArgument, []string{"pool", "elsewhere"}},
 		{"server without share", 0, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server"}},
-		{"server and no share", Shared, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server", "share"}},
+		{"server without share on an export", Shared, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server", "share"}},
 		{"one byte", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1}, codes.OutOfRange, []string{"1 bytes", "1048576"}},
 		{"largest number", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.OutOfRange, []string{"9223372036854775807"}},
-		{"too much", 0, nil, nil, &csi.CapacityRange{RequiredBytes: 1 << 60}, codes.ResourceExhausted, []string{"room"}},
+		{"more than the pool has", 0, nil, nil, &csi.CapacityRange{RequiredBytes: 1 << 60}, codes.ResourceExhausted, []string{"room"}},
 	} {
 		if !kind.Has(tc.needs) {
 			continue
@@ -85,13 +85,13 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 	})
 	wantCode(t, err, codes.InvalidArgument, "subDir")
 	if after := d.listing(t); after != before {
-		t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
+		t.Errorf("the refused calls changed the list of volumes from\n%s\nto\n%s", before, after)
 	}
-	await(t, "the temporary folders to be removed", func() bool { return slices.Equal(d.tree(t), files) })
+	await(t, "the files of the refused calls to be removed", func() bool { return slices.Equal(d.paths(t), files) })
 }
 
-// tree lists all paths in the pool.
-func (d *Driver) tree(t *testing.T) []string {
+// paths returns all paths in the pool.
+func (d *Driver) paths(t *testing.T) []string {
 	t.Helper()
 	var paths []string
 	_ = filepath.WalkDir(d.Pool(), func(path string, _ os.DirEntry, _ error) error { // files can be removed meanwhile
@@ -101,92 +101,93 @@ func (d *Driver) tree(t *testing.T) []string {
 	return paths
 }
 
-// testGone: pods can end when the directory or record of their volume was removed or replaced.
-// No other directory is taken for the volume.
-func testGone(t *testing.T, d *Driver, kind Kind) {
-	for name, attack := range map[string]func(l *life){
-		"directory removed": func(l *life) { must(t, os.RemoveAll(l.directory())) },
-		"directory replaced": func(l *life) {
+// testDirectoryGone: a volume whose directory or record was removed or replaced can be unpublished and unstaged. No
+// other directory is mistaken for that of the volume.
+func testDirectoryGone(t *testing.T, d *Driver, kind Kind) {
+	for name, attack := range map[string]func(l *testVolume){
+		"directory removed": func(l *testVolume) { must(t, os.RemoveAll(l.directory())) },
+		"directory replaced": func(l *testVolume) {
 			must(t, os.Rename(l.directory(), l.directory()+".away"))
 			must(t, os.Mkdir(l.directory(), 0o777))
 		},
-		"record removed": func(l *life) { must(t, os.Remove(l.record())) },
-		"folder removed": func(l *life) { must(t, os.RemoveAll(filepath.Dir(l.record()))) },
+		"record removed": func(l *testVolume) { must(t, os.Remove(l.record())) },
+		"folder removed": func(l *testVolume) { must(t, os.RemoveAll(filepath.Dir(l.record()))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, other := newLife(t, d, kind, multiWriter), newLife(t, d, kind, multiWriter)
-			neighbour := newLifeWith(t, d, kind, multiWriter, kind.Parameters("subDir", "gone/"+l.name()))
-			l.up(t)
-			other.up(t)
-			neighbour.up(t)
+			l, other := newVolume(t, d, kind, multiWriter), newVolume(t, d, kind, multiWriter)
+			neighbor := newVolumeOfClass(t, d, kind, multiWriter, kind.Parameters("subDir", "gone/"+l.name()))
+			l.stageAndPublish(t)
+			other.stageAndPublish(t)
+			neighbor.stageAndPublish(t)
 			attack(l)
 			if err := l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false); err == nil {
-				t.Error("it was published again")
+				t.Error("publish at a second target succeeded, want an error")
 			}
 			wantCode(t, l.unpublishAt(t.Context(), other.target), codes.FailedPrecondition, "it stays")
 			d.Restart(t)
-			l.down(t)
+			l.unpublishAndUnstage(t)
 			if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {
-				t.Errorf("%d mounts are left", n)
+				t.Errorf("got %d mounts after unstage, want none", n)
 			}
 			l.d, l.id = d, other.id // l may have no files left to delete
 			must(t, os.RemoveAll(filepath.Dir(l.record())))
-			other.down(t)
-			neighbour.down(t)
+			other.unpublishAndUnstage(t)
+			neighbor.unpublishAndUnstage(t)
 		})
 	}
 }
 
-// testGoneAtRoot is testGone for a pool that is the root of a filesystem.
-func testGoneAtRoot(t *testing.T, _ *Driver, kind Kind) {
+// testDirectoryGoneAtRoot is testDirectoryGone for a pool that is the root directory of a filesystem.
+func testDirectoryGoneAtRoot(t *testing.T, _ *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "20G"})
 	m.Dir = filepath.Dir(m.Dir)
 	m.Config.Directory.Path, m.Config.RequireMount = m.Dir, true
-	testGone(t, kind.target.startOn(t, m, func(*driver.Options) {}), kind)
+	testDirectoryGone(t, kind.target.startOn(t, m, func(*driver.Options) {}), kind)
 }
 
-// testTenant: a root user in a pod does the worst to its volume. Deleting the volume removes
-// all of it, and nothing else.
-func testTenant(t *testing.T, d *Driver, kind Kind) {
+// testHostileTenant: a root user in a pod creates files that are hard to remove. Deleting the volume removes all its
+// files, and nothing else.
+func testHostileTenant(t *testing.T, d *Driver, kind Kind) {
 	victim, outside := newBystanders(t, d, kind)
-	before := describe(t, outside, victim.directory())
+	before := fingerprint(t, outside, victim.directory())
 	archived := 0
-	for _, place := range [][]string{{"onDelete", "delete"}, {"onDelete", "archive"}, {"onDelete", "delete", "subDir", "tenant/deleted"}, {"onDelete", "archive", "subDir", "tenant/archived"}} {
-		t.Run(strings.Join(place[1:], " "), func(t *testing.T) {
-			l := newLifeWith(t, d, kind, multiWriter, kind.Parameters(append(place, owner...)...))
-			wantOwner(t, l.place(place))
-			l.up(t)
-			plant(t, l.target, outside, victim.directory())
-			l.down(t)
+	for _, parameters := range [][]string{{"onDelete", "delete"}, {"onDelete", "archive"}, {"onDelete", "delete", "subDir", "tenant/deleted"}, {"onDelete", "archive", "subDir", "tenant/archived"}} {
+		t.Run(strings.Join(parameters[1:], " "), func(t *testing.T) {
+			l := newVolumeOfClass(t, d, kind, multiWriter, kind.Parameters(append(parameters, owner...)...))
+			wantOwner(t, l.dataDirectory(parameters))
+			l.stageAndPublish(t)
+			plantHostileFiles(t, l.target, outside, victim.directory())
+			l.unpublishAndUnstage(t)
 			remove(t, d, l.id)
 			d.awaitTrash(t)
-			if place[1] == "archive" {
+			if parameters[1] == "archive" {
 				archived++
 			}
-			if found := d.find(t, "planted"); len(found) != archived {
-				t.Errorf("of %d archived volumes there are %q", archived, found)
+			if found := d.findFiles(t, "planted"); len(found) != archived {
+				t.Errorf("got files %q in the pool, want those of %d archived volumes", found, archived)
 			}
 		})
 	}
-	t.Run("mounted below", func(t *testing.T) { testMountedBelow(t, d, kind, outside) })
-	wantSame(t, before, describe(t, outside, victim.directory()))
+	t.Run("mount in the directory", func(t *testing.T) { testMountedBelow(t, d, kind, outside) })
+	wantSame(t, before, fingerprint(t, outside, victim.directory()))
 }
 
-// owner has the parameters of a directory with an owner other than root.
+// owner are the parameters of a directory with an owner other than root.
 var owner = []string{"uid", "1000", "gid", "1001", "mode", "0750"}
 
+// wantOwner fails the test unless a directory has the owner and mode of owner.
 func wantOwner(t *testing.T, dir string) {
 	t.Helper()
 	if have := testenv.Run(t, "stat", "-c", "%u:%g %a", dir); have != "1000:1001 750" {
-		t.Errorf("%s has the owner and mode %s", dir, have)
+		t.Errorf("got owner and mode %s of %s, want 1000:1001 750", have, dir)
 	}
 }
 
-// newBystanders creates a volume of another tenant, and a directory outside of any pool. Each
-// has a file of a third user.
-func newBystanders(t *testing.T, d *Driver, kind Kind) (victim *life, outside string) {
+// newBystanders creates a volume of another tenant, and a directory outside any pool. Each contains a file of a
+// third user.
+func newBystanders(t *testing.T, d *Driver, kind Kind) (victim *testVolume, outside string) {
 	t.Helper()
-	victim, outside = newLife(t, d, kind, multiWriter), t.TempDir()
+	victim, outside = newVolume(t, d, kind, multiWriter), t.TempDir()
 	for i, dir := range []string{victim.directory(), outside} {
 		precious := filepath.Join(dir, "precious")
 		write(t, precious, pattern(uint64(40+i)))
@@ -196,21 +197,22 @@ func newBystanders(t *testing.T, d *Driver, kind Kind) (victim *life, outside st
 	return victim, outside
 }
 
-// describe lists all attributes of directories that a hostile volume must not change. A change
-// that was reverted shows in the time of the last change.
-func describe(t *testing.T, dirs ...string) string {
+// fingerprint returns the attributes and contents of the files in directories that a hostile volume must not change.
+// It includes the times of the last change, which show a change that was reverted.
+func fingerprint(t *testing.T, dirs ...string) string {
 	t.Helper()
 	return testenv.Run(t, "find", append(dirs, "-printf", `%p %M %U:%G changed %C@\n`, "-type", "f", "-exec", "sha256sum", "{}", ";")...)
 }
 
+// wantSame fails the test unless two results of fingerprint are equal.
 func wantSame(t *testing.T, before, after string) {
 	t.Helper()
 	if before != after {
-		t.Errorf("the protected files were\n%s\nand are\n%s", before, after)
+		t.Errorf("the files that must not change were\n%s\nand are\n%s", before, after)
 	}
 }
 
-// awaitTrash waits until all that was deleted is removed.
+// awaitTrash waits until all deleted volumes are removed.
 func (d *Driver) awaitTrash(t *testing.T) {
 	t.Helper()
 	var left []os.DirEntry
@@ -226,8 +228,8 @@ func (d *Driver) awaitTrash(t *testing.T) {
 	})
 }
 
-// plant fills a directory with files that are hard to remove.
-func plant(t *testing.T, dir, outside, victim string) {
+// plantHostileFiles fills a directory with files that are hard to remove.
+func plantHostileFiles(t *testing.T, dir, outside, victim string) {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	write(t, at("planted"), pattern(42))
@@ -258,8 +260,8 @@ func plant(t *testing.T, dir, outside, victim string) {
 	testenv.Run(t, "chattr", "+i", dir)
 }
 
-// unnest removes the subvolumes that plant created, which cannot be copied.
-func unnest(t *testing.T, dir string) {
+// removeSubvolumes removes the subvolumes that plantHostileFiles created, which cannot be copied.
+func removeSubvolumes(t *testing.T, dir string) {
 	t.Helper()
 	testenv.Run(t, "chattr", "-i", dir)
 	for _, nested := range []string{"nested", strings.Repeat("deep/", 200) + "snapshot"} {
@@ -268,11 +270,10 @@ func unnest(t *testing.T, dir string) {
 	testenv.Run(t, "chattr", "+i", dir)
 }
 
-// testMountedBelow: a mount in a volume's directory stays unchanged. The directory cannot be
-// removed until it is unmounted. Only in a subvolume the kernel unmounts it when the subvolume
-// is destroyed.
+// testMountedBelow: a deleted volume whose directory contains a mount is not removed until that is unmounted, and the
+// mounted files stay unchanged. The kernel itself unmounts it if the directory is a subvolume.
 func testMountedBelow(t *testing.T, d *Driver, kind Kind, outside string) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	below := filepath.Join(l.directory(), "below")
 	must(t, os.Mkdir(below, 0o755))
 	testenv.Run(t, "mount", "--bind", outside, below)
@@ -285,9 +286,10 @@ func testMountedBelow(t *testing.T, d *Driver, kind Kind, outside string) {
 	wantContent(t, filepath.Join(mounted, "precious"), pattern(41))
 	testenv.Run(t, "umount", mounted)
 	d.Restart(t)
-	await(t, "the trash to be emptied", func() bool { return len(d.find(t, "below")) == 0 })
+	await(t, "the trash to be emptied", func() bool { return len(d.findFiles(t, "below")) == 0 })
 }
 
+// trashLog returns the lines of the log about the trash.
 func trashLog() string {
 	var out []string
 	for line := range strings.Lines(Log()) {

@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// nodeNames are the nodes of onTwoNodes.
+// nodeNames are the names of the two nodes of onTwoNodes.
 var nodeNames = []string{Node, "node-2.example"}
 
-// onTwoNodes serves one pool from the drivers of two nodes, each with its own controller, as
-// with two sidecars of different leaders.
+// onTwoNodes returns a row that runs test with the drivers of two nodes that serve the same pool. Each driver also
+// serves the Controller service.
 func onTwoNodes(test func(*testing.T, []*Driver, Kind)) func(*testing.T, *Driver, Kind) {
 	return func(t *testing.T, _ *Driver, kind Kind) {
 		t.Helper()
@@ -29,8 +29,8 @@ func onTwoNodes(test func(*testing.T, []*Driver, Kind)) func(*testing.T, *Driver
 	}
 }
 
-// on is the same volume on another node.
-func (l *life) on(t *testing.T, d *Driver) *life {
+// onNode returns the same volume with the driver of another node.
+func (l *testVolume) onNode(t *testing.T, d *Driver) *testVolume {
 	t.Helper()
 	other := *l
 	dir := t.TempDir()
@@ -39,44 +39,44 @@ func (l *life) on(t *testing.T, d *Driver) *life {
 	return &other
 }
 
-// testTwoNodes: two nodes use the volume at once and see each other's writes.
+// testTwoNodes: two nodes use a volume at the same time, and each sees the writes of the other.
 func testTwoNodes(t *testing.T, drivers []*Driver, kind Kind) {
-	first := newLife(t, drivers[0], kind, manyWriters)
-	second := first.on(t, drivers[1])
-	for i, l := range []*life{first, second} {
+	first := newVolume(t, drivers[0], kind, manyWriters)
+	second := first.onNode(t, drivers[1])
+	for i, l := range []*testVolume{first, second} {
 		for range 2 {
 			must(t, l.publishTo(t.Context(), nodeNames[i]))
 		}
-		l.up(t)
+		l.stageAndPublish(t)
 	}
 	write(t, filepath.Join(first.target, "a"), pattern(20))
 	write(t, filepath.Join(second.target, "b"), pattern(21))
 	wantContent(t, filepath.Join(second.target, "a"), pattern(20))
 	wantContent(t, filepath.Join(first.target, "b"), pattern(21))
-	for _, l := range []*life{first, second} {
+	for _, l := range []*testVolume{first, second} {
 		v, err := l.d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
 		must(t, err)
 		nodes := slices.Sorted(slices.Values(v.GetStatus().GetPublishedNodeIds()))
 		if !slices.Equal(nodes, slices.Sorted(slices.Values(nodeNames))) {
-			t.Errorf("it is published to %q", nodes)
+			t.Errorf("got published nodes %q, want %q", nodes, nodeNames)
 		}
 		wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "published")
 	}
-	second.down(t)
-	first.down(t)
+	second.unpublishAndUnstage(t)
+	first.unpublishAndUnstage(t)
 	must(t, first.unpublishFrom(t.Context(), nodeNames[0]))
 	wantCode(t, first.delete(t.Context()), codes.FailedPrecondition, nodeNames[1])
 }
 
-// testOneNode: a volume in a single-node mode belongs to one node until it is unpublished
-// there.
+// testOneNode: a volume that is published to a node in a single-node mode cannot be published to another node until
+// it is unpublished.
 func testOneNode(t *testing.T, drivers []*Driver, kind Kind) {
-	l := newLife(t, drivers[0], kind, multiWriter)
-	elsewhere := l.on(t, drivers[1])
+	l := newVolume(t, drivers[0], kind, multiWriter)
+	elsewhere := l.onNode(t, drivers[1])
 	must(t, l.publishTo(t.Context(), nodeNames[0]))
 	wantCode(t, elsewhere.publishTo(t.Context(), nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
 	shared := *elsewhere
-	shared.cap = kind.Capability(kind.many())
+	shared.cap = kind.Capability(kind.widestMode())
 	wantCode(t, shared.publishTo(t.Context(), nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
 	must(t, elsewhere.unpublishFrom(t.Context(), nodeNames[0]))
 	must(t, elsewhere.publishTo(t.Context(), nodeNames[1]))
@@ -90,7 +90,7 @@ func testTwoCreators(t *testing.T, drivers []*Driver, kind Kind) {
 		for _, d := range drivers {
 			go func() {
 				resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-					Name: name, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: kind.Parameters(),
+					Name: name, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.widestMode())}, Parameters: kind.Parameters(),
 				})
 				if err != nil {
 					t.Errorf("creating %s: %v", name, err)
@@ -100,7 +100,7 @@ func testTwoCreators(t *testing.T, drivers []*Driver, kind Kind) {
 		}
 		first, second := <-ids, <-ids
 		if first != second {
-			t.Errorf("one got %q, the other %q", first, second)
+			t.Errorf("got volumes %q and %q of two simultaneous requests, want the same", first, second)
 		}
 		for _, d := range drivers {
 			remove(t, d, first)

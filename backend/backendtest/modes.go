@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testAccessModes publishes at a second path in every mode.
+// testAccessModes: only some access modes allow a second target of a volume.
 func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 	for _, tc := range []struct {
 		mode   csi.VolumeCapability_AccessMode_Mode
@@ -24,8 +24,8 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 		{readerOnly, codes.FailedPrecondition},
 	} {
 		t.Run(tc.mode.String(), func(t *testing.T) {
-			l := newLife(t, d, kind, tc.mode)
-			l.up(t)
+			l := newVolume(t, d, kind, tc.mode)
+			l.stageAndPublish(t)
 			must(t, l.publish(t.Context())) // the same path again
 			second := filepath.Join(t.TempDir(), "second")
 			err := l.publishAt(t.Context(), second, false)
@@ -40,8 +40,8 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 			}
 		})
 	}
-	t.Run("through a link", func(t *testing.T) { testThroughLink(t, d, kind) })
-	t.Run("seen twice", func(t *testing.T) { testSeenTwice(t, d, kind) })
+	t.Run("path with a link", func(t *testing.T) { testThroughLink(t, d, kind) })
+	t.Run("directory visible at two paths", func(t *testing.T) { testSeenTwice(t, d, kind) })
 	refused := []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, manyReaders, manyWriters}
 	if kind.Has(Shared | Directory) {
 		refused = refused[:1]
@@ -51,19 +51,19 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testThroughLink: a path with a link is the path that the link leads to.
+// testThroughLink: a path with a symbolic link counts as the path to which the link leads.
 func testThroughLink(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, singleWriter)
+	l := newVolume(t, d, kind, singleWriter)
 	link := filepath.Join(t.TempDir(), "link")
 	must(t, os.Symlink(filepath.Dir(l.staging), link))
 	l.staging, l.target = filepath.Join(link, "staging"), filepath.Join(link, "target")
-	l.up(t)
-	l.up(t)
+	l.stageAndPublish(t)
+	l.stageAndPublish(t)
 	wantCode(t, l.publishAt(t.Context(), filepath.Join(link, "second"), false), codes.FailedPrecondition, "allows one path")
 }
 
-// testSeenTwice: a directory that is visible at a second path, like the host's root in a
-// container, does not make one mount count as two.
+// testSeenTwice: a mount in a directory that is visible at two paths, as the host's root is in a container, counts
+// once.
 func testSeenTwice(t *testing.T, d *Driver, kind Kind) {
 	shared, again := t.TempDir(), t.TempDir()
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", shared)
@@ -71,16 +71,16 @@ func testSeenTwice(t *testing.T, d *Driver, kind Kind) {
 	testenv.Run(t, "mount", "--make-shared", shared)
 	testenv.Run(t, "mount", "--bind", shared, again)
 	t.Cleanup(func() { testenv.Run(t, "umount", again) })
-	l := newLife(t, d, kind, singleWriter)
+	l := newVolume(t, d, kind, singleWriter)
 	l.staging, l.target = filepath.Join(shared, "staging"), filepath.Join(shared, "target")
 	must(t, os.Mkdir(l.staging, 0o755))
-	l.up(t)
-	l.up(t)
+	l.stageAndPublish(t)
+	l.stageAndPublish(t)
 	if seen := mountsAt(t, filepath.Join(again, "target")); seen != 1 {
-		t.Errorf("the target is shown %d times at the other path, so this proves nothing", seen)
+		t.Errorf("got %d mounts of the target at the other path, want 1 for a valid test", seen)
 	}
 	wantCode(t, l.publishAt(t.Context(), filepath.Join(shared, "second"), false), codes.FailedPrecondition, "allows one path")
-	l.down(t)
+	l.unpublishAndUnstage(t)
 }
 
 // testMultiNode publishes a volume in the modes for several nodes.
@@ -90,9 +90,9 @@ func testMultiNode(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testRefusedMode: every call refuses a mode that the kind does not support.
+// testRefusedMode: all calls refuse a mode that the kind does not support.
 func testRefusedMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	c := kind.Capability(mode)
 	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
 	wantCode(t, err, codes.InvalidArgument, mode.String())
@@ -108,91 +108,90 @@ func testRefusedMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapabili
 	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, mode.String())
 }
 
-// testStageAgain stages with the same arguments and with others.
+// testStageAgain: repeating NodeStageVolume with the same arguments succeeds, with other arguments it fails.
 func testStageAgain(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	must(t, l.stage(t.Context()))
 	must(t, l.stage(t.Context()))
 	other := kind.otherFilesystem()
-	again := func(c *csi.VolumeCapability, staging string) error {
+	restage := func(c *csi.VolumeCapability, staging string) error {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: staging, VolumeCapability: c})
 		return err
 	}
-	wantCode(t, again(other.Capability(multiWriter), l.staging), codes.FailedPrecondition, "volume_capability")
+	wantCode(t, restage(other.Capability(multiWriter), l.staging), codes.FailedPrecondition, "volume_capability")
 	if kind.Block() {
 		return
 	}
-	wantCode(t, again(kind.Capability(readerOnly), l.staging), codes.AlreadyExists, l.staging)
-	wantCode(t, again(kind.Capability(multiWriter, "noexec"), l.staging), codes.AlreadyExists, l.staging)
+	wantCode(t, restage(kind.Capability(readerOnly), l.staging), codes.AlreadyExists, l.staging)
+	wantCode(t, restage(kind.Capability(multiWriter, "noexec"), l.staging), codes.AlreadyExists, l.staging)
 	says := "block true"
 	if kind.Has(Directory) {
 		says = "raw device"
 	}
-	wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, says)
+	wantCode(t, restage(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, says)
 }
 
-// testStageElsewhere: a filesystem is staged at one path.
+// testStageElsewhere: a staged filesystem cannot be staged at a second path.
 func testStageElsewhere(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	must(t, l.stage(t.Context()))
 	elsewhere := *l
 	elsewhere.staging = t.TempDir()
 	wantCode(t, elsewhere.stage(t.Context()), codes.FailedPrecondition, l.staging)
 	if n := mountsAt(t, elsewhere.staging); n != 0 {
-		t.Errorf("the refused stage left %d mounts", n)
+		t.Errorf("got %d mounts after the refused stage, want none", n)
 	}
 	deviceOf(t, l)
 }
 
-// testPublishAgain publishes at one path with the same arguments, with others, and without the
-// calls that must precede.
+// testPublishAgain: repeating NodePublishVolume with the same arguments succeeds, with other arguments or before
+// staging it fails.
 func testPublishAgain(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, "not staged")
-	l.up(t)
+	l.stageAndPublish(t)
 	must(t, l.publish(t.Context()))
 	if n := mountsAt(t, l.target); n != 1 {
-		t.Errorf("%d mounts at the target", n)
+		t.Errorf("got %d mounts at the target, want 1", n)
 	}
 	wantCode(t, l.publishAt(t.Context(), l.target, true), codes.AlreadyExists, l.target)
-	other := newLife(t, d, kind, multiWriter)
+	other := newVolume(t, d, kind, multiWriter)
 	must(t, other.stage(t.Context()))
 	wantCode(t, other.publishAt(t.Context(), l.target, false), codes.AlreadyExists, l.target)
 	wantCode(t, other.unpublishAt(t.Context(), l.target), codes.FailedPrecondition, "it stays")
 	_, err := d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: l.id, TargetPath: l.target, VolumeCapability: l.cap})
 	wantCode(t, err, codes.FailedPrecondition, "staging_target_path")
 	if !kind.Block() {
-		l2 := *other
-		l2.staging = l.staging // staged, but with the other volume
-		wantCode(t, l2.publishAt(t.Context(), filepath.Join(t.TempDir(), "x"), false), codes.FailedPrecondition, "not staged")
+		mixed := *other
+		mixed.staging = l.staging // l is staged there, not other
+		wantCode(t, mixed.publishAt(t.Context(), filepath.Join(t.TempDir(), "x"), false), codes.FailedPrecondition, "not staged")
 	}
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, l.unpublishAt(t.Context(), l.target))
 	if _, err := os.Lstat(l.target); !os.IsNotExist(err) {
-		t.Errorf("unpublish left the target: %v", err)
+		t.Errorf("unpublish did not remove the target: %v", err)
 	}
 }
 
-// testMountFlags: flags of the class reach the mount; wrong ones are refused and
-// leave nothing.
+// testMountFlags: a mount has the flags of the class. Invalid flags are refused, and leave no device.
 func testMountFlags(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	for _, flag := range []string{"no-such-option", "noatim", "bind", "remount", "loop", "errors=panic", "fatal_errors=panic", "abort", "sb=8193", "journal_checksum", "norecovery", "device=/dev/null"} {
 		l.cap = kind.Capability(multiWriter, flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if left := devicesOf(t, l); len(left) > 0 {
-			t.Errorf("after flag %s was refused the volume has the devices %q", flag, left)
+			t.Errorf("got devices %q after flag %s was refused, want none", left, flag)
 		}
 	}
 	l.cap = kind.Capability(multiWriter, "noexec", "nodev,noatime", "defaults", "lazytime")
-	l.up(t)
+	l.stageAndPublish(t)
 	for _, path := range []string{l.staging, l.target} {
 		options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", path)
 		for _, want := range []string{"noexec", "nodev", "noatime", "lazytime"} {
 			if !strings.Contains(options, want) {
-				t.Errorf("%s has the options %s, want %s among them", path, options, want)
+				t.Errorf("%s is mounted with options %s, want %s among them", path, options, want)
 			}
 		}
 	}
-	l.up(t)
+	l.stageAndPublish(t)
 }

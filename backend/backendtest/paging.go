@@ -23,9 +23,8 @@ func await(tb testing.TB, what string, holds func() bool) {
 	}
 }
 
-// testPaging lists 250 volumes by pages while others are created and deleted. A volume that
-// exists all the time is listed once. A volume that is deleted between pages does not break
-// the list.
+// testPaging lists 250 volumes in pages while volumes are created and deleted. Each of the 250 volumes is listed
+// once, even if the last volume of a page is deleted before the next page.
 func testPaging(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Overcommit = 100 })
 	c := kind.Capability(multiWriter)
@@ -40,13 +39,13 @@ func testPaging(t *testing.T, _ *Driver, kind Kind) {
 		resp, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 20, StartingToken: token})
 		must(t, err)
 		if len(resp.GetEntries()) > 20 {
-			t.Fatalf("a page of %d entries", len(resp.GetEntries()))
+			t.Fatalf("got a page of %d entries, want at most 20", len(resp.GetEntries()))
 		}
 		for _, e := range resp.GetEntries() {
 			seen = append(seen, e.GetVolume().GetVolumeId())
 		}
 		page++
-		// The last volume of this page is deleted, and one on either side is created.
+		// Delete the last volume of this page, and create one before and one after it.
 		last := resp.GetEntries()[len(resp.GetEntries())-1].GetVolume().GetVolumeId()
 		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: last})
 		must(t, err)
@@ -58,11 +57,11 @@ func testPaging(t *testing.T, _ *Driver, kind Kind) {
 	}
 	for name, id := range ids {
 		if n := count(seen, id); n != 1 {
-			t.Errorf("volume %s was listed %d times", name, n)
+			t.Errorf("volume %s was listed %d times, want once", name, n)
 		}
 	}
 	if page < 13 {
-		t.Errorf("only %d pages", page)
+		t.Errorf("got %d pages, want at least 13", page)
 	}
 	good, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
 	must(t, err)

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// atOnce makes the same call many times at once. Each ends in success or ABORTED, and at least
-// one in success.
+// atOnce makes the same call many times at the same time. Each must succeed or be ABORTED, and at least one must
+// succeed.
 func atOnce(t *testing.T, what string, call func(ctx context.Context) error) {
 	t.Helper()
 	const callers = 12
@@ -31,17 +31,17 @@ func atOnce(t *testing.T, what string, call func(ctx context.Context) error) {
 			done++
 		case codes.Aborted:
 		default:
-			t.Errorf("one of many at once: %s: %v", what, err)
+			t.Errorf("%s, called %d times at once: got %v, want success or ABORTED", what, callers, err)
 		}
 	}
 	if done == 0 {
-		t.Errorf("none of many at once succeeded: %s", what)
+		t.Errorf("%s, called %d times at once: no call succeeded", what, callers)
 	}
 }
 
-// testDuplicates makes every call many times at once.
+// testDuplicates makes each call of a volume's life many times at the same time.
 func testDuplicates(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	name := newName(t)
 	atOnce(t, "create", func(ctx context.Context) error {
 		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters()})
@@ -53,13 +53,13 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	wantOneDevice(t, l)
 	atOnce(t, "publish", l.publish)
 	if n := mountsAt(t, l.target); n != 1 {
-		t.Errorf("%d mounts at the target", n)
+		t.Errorf("got %d mounts at the target, want 1", n)
 	}
 	if !kind.Block() && mountsAt(t, l.staging) != 1 {
-		t.Errorf("%d mounts at the staging path", mountsAt(t, l.staging))
+		t.Errorf("got %d mounts at the staging path, want 1", mountsAt(t, l.staging))
 	}
 	larger := gib + 64<<20
-	if !kind.Has(Divisible) { // a volume takes all of its disk
+	if !kind.Has(Divisible) { // a volume always has the size of its disk
 		larger = gib
 	}
 	atOnce(t, "controller expand", func(ctx context.Context) error { _, err := l.expand(ctx, larger); return err })
@@ -84,14 +84,15 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	})
 }
 
-// wantOneDevice fails the test unless a volume that has a device has one.
-func wantOneDevice(t *testing.T, l *life) {
+// wantOneDevice fails the test unless the volume has one device. It does nothing for a directory.
+func wantOneDevice(t *testing.T, l *testVolume) {
 	t.Helper()
 	if !l.kind.Has(Directory) {
 		deviceOf(t, l)
 	}
 }
 
+// volumeNamed creates a volume with a name and returns its ID.
 func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeCapability) string {
 	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -101,7 +102,7 @@ func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeC
 	return resp.GetVolume().GetVolumeId()
 }
 
-// capacity is the available capacity that GetCapacity reports.
+// capacity returns the available capacity that GetCapacity reports for the kind.
 func capacity(t *testing.T, d *Driver, kind Kind) int64 {
 	t.Helper()
 	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.Parameters()})
@@ -109,21 +110,21 @@ func capacity(t *testing.T, d *Driver, kind Kind) int64 {
 	return resp.GetAvailableCapacity()
 }
 
-// testPromise: the promised bytes never exceed the available ones, however many calls run at
-// once. The capacity of GetCapacity can be used. Deleting releases it.
-func testPromise(t *testing.T, _ *Driver, kind Kind) {
+// testPromisedSpace: the sizes of all volumes never exceed the available space, however many calls run at the same
+// time. A volume can have the whole capacity that GetCapacity reports. DeleteVolume releases the space.
+func testPromisedSpace(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "10Gi", "0" })
 	room := capacity(t, d, kind)
 	if room > 10*gib || room < 9*gib {
-		t.Fatalf("a pool of 10 GiB has room for %d bytes", room)
+		t.Fatalf("got a capacity of %d bytes of a pool of 10 GiB, want 9 to 10 GiB", room)
 	}
 	ids := createMany(t, d, kind, 32, gib)
 	if want := int(room / gib); len(ids) != want {
-		t.Errorf("%d volumes of 1 GiB were made where %d fit", len(ids), want)
+		t.Errorf("created %d volumes of 1 GiB, want %d", len(ids), want)
 	}
 	rest := capacity(t, d, kind)
 	if rest != room-int64(len(ids))*gib {
-		t.Errorf("%d bytes are left of %d after %d volumes of 1 GiB", rest, room, len(ids))
+		t.Errorf("got a capacity of %d bytes after %d volumes of 1 GiB were created, want that much less than %d", rest, len(ids), room)
 	}
 	d.Restart(t)
 	d.awaitShared(t, kind)
@@ -134,15 +135,15 @@ func testPromise(t *testing.T, _ *Driver, kind Kind) {
 		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 		must(t, err)
 	}
-	await(t, "the trash to be emptied", func() bool { return capacity(t, d, kind) == room })
+	await(t, "the space of the deleted volumes to be released", func() bool { return capacity(t, d, kind) == room })
 	one := createMany(t, d, kind, 1, room/4096*4096)
 	if len(one) != 1 {
-		t.Errorf("a volume of all that GetCapacity said could not be made")
+		t.Errorf("creating a volume of the whole capacity of %d bytes failed", room)
 	}
 }
 
-// createMany creates volumes at once and returns the IDs of the created ones. The others must
-// be refused for lack of room.
+// createMany creates n volumes at the same time, and returns the IDs of the created ones. The others must be refused
+// for lack of room.
 func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string {
 	t.Helper()
 	var mu sync.Mutex
@@ -168,12 +169,12 @@ func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string 
 	return ids
 }
 
-// testNodeLimit: a node accepts as many volumes as it advertises.
-func testNodeLimit(t *testing.T, _ *Driver, kind Kind) {
+// testVolumesPerNode: as many volumes can be published to a node as NodeGetInfo reports, and no more.
+func testVolumesPerNode(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.MaxVolumesPerNode = 2 })
 	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	if err != nil || info.GetMaxVolumesPerNode() != 2 {
-		t.Fatalf("NodeGetInfo: %v, %v", info, err)
+		t.Fatalf("NodeGetInfo: got %v, %v; want a maximum of 2 volumes", info, err)
 	}
 	c := kind.Capability(multiWriter)
 	publish := func(id string) error {

@@ -13,33 +13,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recorder writes numbers to places one after the other, each durable before the next, until
-// it is stopped. At any moment the number of a place is that of the place before it, or one
+// recorder repeatedly writes an increasing number to several places, in their order, and makes each write durable
+// before the next. At any time the number at a place therefore equals that at the place before it, or is one
 // less.
 type recorder struct {
+	// files and at are the file and the offset of each place.
 	files []*os.File
 	at    []int64
-	// done is the last number that all places have.
+	// done is the last number that was written to all places.
 	done atomic.Int64
 	stop context.CancelFunc
 	ends sync.WaitGroup
 	err  error
 }
 
-// recordSize is the size of a number in bytes: a block, because of raw devices.
+// recordSize is the size of a written number in bytes: a block, because some places are in raw devices.
 const recordSize = 4096
 
-// places are two places of a volume: files of a filesystem, or ranges of a device after the
-// range of write.
-func (l *life) places(target string) (paths []string, at []int64) {
+// places returns the two places in a volume: files of its filesystem, or offsets of its device after the range to
+// which write writes.
+func (l *testVolume) places(target string) (paths []string, at []int64) {
 	if l.kind.Block() {
 		return []string{target, target}, []int64{64 * mib, 32 * mib}
 	}
 	return []string{l.data(target) + "-first", l.data(target) + "-second"}, []int64{0, 0}
 }
 
-// record starts to write to published volumes, and returns when the first numbers are written.
-func record(t *testing.T, volumes ...*life) *recorder {
+// record starts a recorder that writes to published volumes, and returns when the first numbers are written.
+func record(t *testing.T, volumes ...*testVolume) *recorder {
 	t.Helper()
 	r := &recorder{}
 	for _, l := range volumes {
@@ -72,14 +73,14 @@ func (r *recorder) run(ctx context.Context) {
 	}
 }
 
-// await waits until more is written.
+// await waits until more numbers are written.
 func (r *recorder) await(t *testing.T) {
 	t.Helper()
 	until := r.done.Load() + 3
-	await(t, "more to be written", func() bool { return r.done.Load() >= until })
+	await(t, "the recorder to write more numbers", func() bool { return r.done.Load() >= until })
 }
 
-// end stops the writing.
+// end stops the recorder, and returns its error.
 func (r *recorder) end() error {
 	r.stop()
 	r.ends.Wait()
@@ -90,8 +91,8 @@ func (r *recorder) end() error {
 	return r.err
 }
 
-// recorded reads the numbers that record has written to volumes.
-func recorded(t *testing.T, volumes ...*life) (numbers []int64) {
+// recorded reads the numbers in volumes that are published, which are those of record or copies of them.
+func recorded(t *testing.T, volumes ...*testVolume) (numbers []int64) {
 	t.Helper()
 	for _, l := range volumes {
 		paths, at := l.places(l.target)
@@ -109,24 +110,24 @@ func recorded(t *testing.T, volumes ...*life) (numbers []int64) {
 	return numbers
 }
 
-// wantMoment fails the test unless volumes show one moment of a recorder, between since and
-// until.
-func wantMoment(t *testing.T, since, until int64, volumes ...*life) {
+// wantMoment fails the test unless the volumes show one point in time of a recorder, at which it wrote a number
+// from since to until.
+func wantMoment(t *testing.T, since, until int64, volumes ...*testVolume) {
 	t.Helper()
 	numbers := recorded(t, volumes...)
 	last := numbers[len(numbers)-1]
 	if last < since || numbers[0] > until+1 {
-		t.Errorf("the recorded numbers are %v, want %d at least and %d at most", numbers, since, until+1)
+		t.Errorf("got recorded numbers %v, want %d to %d", numbers, since, until+1)
 	}
 	for i, n := range numbers {
 		if n > numbers[0] || n < last || n-last > 1 || i > 0 && n > numbers[i-1] {
-			t.Errorf("the recorded numbers are not of one moment: %v", numbers)
+			t.Errorf("got recorded numbers %v, which are not of one point in time", numbers)
 			return
 		}
 	}
 }
 
-// allocatedTo is the allocated size of a file in bytes.
+// allocatedTo returns the allocated size of a file in bytes.
 func allocatedTo(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t

@@ -7,12 +7,12 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// testSecrets: secrets of requests are never logged, neither at the highest verbosity nor in errors.
+// testSecrets: the secrets of requests are not logged, even at the highest verbosity and in errors.
 func testSecrets(t *testing.T, d *Driver, kind Kind) {
 	const secret = "hunter2-horse-battery"
 	secrets := map[string]string{"password": secret}
 	ctx := t.Context()
-	l := newLife(t, d, kind, multiWriter)
+	l := newVolume(t, d, kind, multiWriter)
 	l.secrets = secrets
 	name := newName(t)
 	for _, parameters := range []map[string]string{kind.Parameters(), {"wrong": "parameter"}} {
@@ -21,7 +21,7 @@ func testSecrets(t *testing.T, d *Driver, kind Kind) {
 		})
 	}
 	must(t, l.publishTo(ctx, Node))
-	l.up(t)
+	l.stageAndPublish(t)
 	_, _ = l.expand(ctx, gib)
 	_, _ = d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target, Secrets: secrets})
 	_, _ = d.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{Secrets: secrets})
@@ -37,9 +37,9 @@ func testSecrets(t *testing.T, d *Driver, kind Kind) {
 	}
 	log := Log()
 	if !strings.Contains(log, name) || !strings.Contains(log, `stripped`) {
-		t.Fatal("the log does not have the calls of this test with their bodies, so it proves nothing")
+		t.Fatal("the log does not contain the requests of this test, so the test is not valid")
 	}
 	if strings.Contains(log, secret) {
-		t.Error("a secret is in the log")
+		t.Error("the log contains a secret")
 	}
 }

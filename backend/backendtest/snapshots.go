@@ -28,21 +28,21 @@ func (d *Driver) sharesBlocks(t *testing.T) bool {
 	return refused == nil
 }
 
-// left returns the volumes and snapshots in the pool, with temporary and deleted ones.
-func (d *Driver) left(t *testing.T) (left []string) {
+// contents returns the paths of the volumes and snapshots in the pool, including temporary and deleted ones.
+func (d *Driver) contents(t *testing.T) (paths []string) {
 	t.Helper()
 	for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-		left = append(left, d.under(t, folder)...)
+		paths = append(paths, d.entries(t, folder)...)
 	}
-	return left
+	return paths
 }
 
-// wantEmpty waits until the pool has no volumes and snapshots. A server needs time to remove a
-// tree of many files.
+// wantEmpty waits until the pool contains no volumes and snapshots. It waits long, because a server needs time to
+// remove a tree of many files.
 func (d *Driver) wantEmpty(t *testing.T) {
 	t.Helper()
 	err := retry.For(t.Context(), 5*time.Minute, func() (again bool, err error) {
-		if left := d.left(t); len(left) > 0 {
+		if left := d.contents(t); len(left) > 0 {
 			err = fmt.Errorf("left in the pool: %q", left)
 		}
 		return err != nil, err
@@ -52,10 +52,10 @@ func (d *Driver) wantEmpty(t *testing.T) {
 	}
 }
 
-// testRemoved: nothing is left of the volumes and snapshots of the rows before.
-func testRemoved(t *testing.T, d *Driver, _ Kind) { d.wantEmpty(t) }
+// testNothingLeft: no files are left of the volumes and snapshots of the rows before.
+func testNothingLeft(t *testing.T, d *Driver, _ Kind) { d.wantEmpty(t) }
 
-// snapshotRequest is a request for a snapshot with a new name.
+// snapshotRequest returns a request for a snapshot with a new name.
 func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateSnapshotRequest {
 	t.Helper()
 	r := &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: newName(t), Parameters: map[string]string{}}
@@ -66,12 +66,12 @@ func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateS
 }
 
 // snapshot creates a snapshot, which is deleted when the test ends.
-func (l *life) snapshot(t *testing.T, parameters ...string) *csi.Snapshot {
+func (l *testVolume) snapshot(t *testing.T, parameters ...string) *csi.Snapshot {
 	t.Helper()
 	s, err := l.d.snapshot(t, snapshotRequest(t, l.id, parameters...))
 	must(t, err)
 	if s.GetSourceVolumeId() != l.id || !s.GetReadyToUse() || s.GetSizeBytes() <= 0 || s.GetCreationTime().AsTime().IsZero() || s.GetGroupSnapshotId() != "" {
-		t.Errorf("a snapshot of %s is %v", l.id, s)
+		t.Errorf("got snapshot %v, want a ready snapshot of volume %s", s, l.id)
 	}
 	return s
 }
@@ -80,15 +80,15 @@ func (d *Driver) snapshot(t *testing.T, req *csi.CreateSnapshotRequest) (*csi.Sn
 	t.Helper()
 	resp, err := d.Control.CreateSnapshot(t.Context(), req)
 	if err == nil {
-		t.Cleanup(func() { d.drop(t, resp.GetSnapshot()) })
+		t.Cleanup(func() { d.deleteSnapshot(t, resp.GetSnapshot()) })
 	}
 	return resp.GetSnapshot(), err
 }
 
-// drop deletes a snapshot.
-func (d *Driver) drop(t *testing.T, s *csi.Snapshot) {
+// deleteSnapshot deletes a snapshot.
+func (d *Driver) deleteSnapshot(t *testing.T, s *csi.Snapshot) {
 	t.Helper()
-	if _, err := d.Control.DeleteSnapshot(contextForCleanup(t), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshotId()}); err != nil {
+	if _, err := d.Control.DeleteSnapshot(context.WithoutCancel(t.Context()), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshotId()}); err != nil {
 		t.Errorf("deleting %s: %v", s.GetSnapshotId(), err)
 	}
 }
@@ -99,13 +99,13 @@ func fromSnapshot(s *csi.Snapshot) *csi.VolumeContentSource {
 	}}
 }
 
-func fromVolume(l *life) *csi.VolumeContentSource {
+func fromVolume(l *testVolume) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: l.id},
 	}}
 }
 
-// copyRequest is a request for a volume from a source; size 0: that of the source.
+// copyRequest returns a request for a volume from a source; size 0: the size of the source.
 func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64, more ...string) *csi.CreateVolumeRequest {
 	t.Helper()
 	r := k.request(t, more...)
@@ -116,20 +116,20 @@ func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64,
 	return r
 }
 
-// restore creates a volume from a source. It is removed when the test ends.
-func (d *Driver) restore(t *testing.T, kind Kind, of *csi.VolumeContentSource, size int64, more ...string) *life {
+// newCopy creates a volume from a source. The volume is removed when the test ends.
+func (d *Driver) newCopy(t *testing.T, kind Kind, of *csi.VolumeContentSource, size int64, more ...string) *testVolume {
 	t.Helper()
-	l, v := newLifeOf(t, d, kind, kind.copyRequest(t, of, size, more...))
+	l, v := newVolumeFor(t, d, kind, kind.copyRequest(t, of, size, more...))
 	if v.GetContentSource().String() != of.String() || v.GetCapacityBytes() < size {
-		t.Errorf("a volume of %v is %v", of, v)
+		t.Errorf("got volume %v, want content source %v and at least %d bytes", v, of, size)
 	}
 	return l
 }
 
-// testSnapshotRequests: the same request returns the same snapshot, a different one is
-// refused. An unknown snapshot is NOT_FOUND, and deleting it succeeds.
+// testSnapshotRequests: the same request returns the same snapshot, and a different request with the same name is
+// refused. Deleting a snapshot that does not exist succeeds, and other calls return NOT_FOUND.
 func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
-	l, other := newLife(t, d, kind, multiWriter), newLife(t, d, kind, multiWriter)
+	l, other := newVolume(t, d, kind, multiWriter), newVolume(t, d, kind, multiWriter)
 	req := snapshotRequest(t, l.id, "consistency", "crash")
 	first, err := d.snapshot(t, req)
 	must(t, err)
@@ -137,11 +137,11 @@ func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
 	d.awaitShared(t, kind)
 	again, err := d.snapshot(t, req)
 	if err != nil || again.String() != first.String() {
-		t.Errorf("again: %v, %v; want %v", again, err, first)
+		t.Errorf("second CreateSnapshot: got %v, %v; want %v", again, err, first)
 	}
 	got, err := d.Control.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: first.GetSnapshotId()})
 	if err != nil || got.GetSnapshot().String() != first.String() {
-		t.Errorf("GetSnapshot: %v, %v; want %v", got, err, first)
+		t.Errorf("GetSnapshot: got %v, %v; want %v", got, err, first)
 	}
 	for _, tc := range []struct {
 		name string
@@ -152,10 +152,10 @@ func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
 		{"another source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = other.id }, codes.AlreadyExists, "exists"},
 		{"no name", func(r *csi.CreateSnapshotRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
 		{"no source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "" }, codes.InvalidArgument, "source_volume_id"},
-		{"no such source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId += "-none" }, codes.NotFound, "none"},
-		{"foreign source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "vol-0123456789" }, codes.NotFound, "vol-0123456789"},
+		{"source does not exist", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId += "-none" }, codes.NotFound, "none"},
+		{"foreign source ID", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "vol-0123456789" }, codes.NotFound, "vol-0123456789"},
 		{"unknown parameter", func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"color": "red"} }, codes.InvalidArgument, "color"},
-		{"bad consistency", func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"consistency": "eventual"} }, codes.InvalidArgument, "eventual"},
+		{"unknown consistency", func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"consistency": "eventual"} }, codes.InvalidArgument, "eventual"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bad := snapshotRequest(t, l.id)
@@ -166,9 +166,9 @@ func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
 		})
 	}
 	for range 2 {
-		d.drop(t, first)
+		d.deleteSnapshot(t, first)
 	}
-	d.drop(t, &csi.Snapshot{SnapshotId: "snap-0123456789"})
+	d.deleteSnapshot(t, &csi.Snapshot{SnapshotId: "snap-0123456789"})
 	_, err = d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{})
 	wantCode(t, err, codes.InvalidArgument, "snapshot_id")
 	for _, id := range []string{first.GetSnapshotId(), "snap-0123456789", l.id + ":x"} {
@@ -179,18 +179,18 @@ func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// awaitShared waits for a shared pool after a restart.
+// awaitShared waits until the driver has opened a shared pool after a restart.
 func (d *Driver) awaitShared(t *testing.T, kind Kind) {
 	t.Helper()
 	kind.target.awaitPool(t, d)
 }
 
-// testSources: a volume is created from a snapshot or a volume only if their properties match.
-func testSources(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+// testContentSources: a volume is created from a snapshot or a volume only if their properties match.
+func testContentSources(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, multiWriter)
 	s := l.snapshot(t)
 	for name, of := range map[string]*csi.VolumeContentSource{"snapshot": fromSnapshot(s), "volume": fromVolume(l)} {
-		t.Run(name, func(t *testing.T) { testSource(t, d, kind, of) })
+		t.Run(name, func(t *testing.T) { testContentSource(t, d, kind, of) })
 	}
 	missing := *l
 	missing.id += "-none"
@@ -200,7 +200,8 @@ func testSources(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, err, codes.InvalidArgument, "volume_content_source")
 }
 
-func testSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource) {
+// testContentSource tests requests for volumes from one source.
+func testContentSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource) {
 	other := kind.otherFilesystem()
 	type row struct {
 		name string
@@ -209,20 +210,20 @@ func testSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource)
 		says string
 	}
 	rows := []row{
-		{"smaller", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib / 2} }, codes.OutOfRange, "1073741824"},
-		{"with a limit below", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} }, codes.OutOfRange, "1073741824"},
-		{"more than there is", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 50} }, codes.ResourceExhausted, "room"},
+		{"smaller than the source", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib / 2} }, codes.OutOfRange, "1073741824"},
+		{"limit below the size of the source", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} }, codes.OutOfRange, "1073741824"},
+		{"more than the pool has", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 50} }, codes.ResourceExhausted, "room"},
 	}
 	if kind.Has(Filesystem) {
 		rows = append(rows,
 			row{"another filesystem", func(r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities = []*csi.VolumeCapability{other.Capability(multiWriter)}
 			}, codes.InvalidArgument, kind.FSType},
-			row{"another filesystem of the class", func(r *csi.CreateVolumeRequest) {
+			row{"another filesystem in the class", func(r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities[0].GetMount().FsType = ""
 				r.Parameters["csi.storage.k8s.io/fstype"] = other.FSType
 			}, codes.InvalidArgument, kind.FSType},
-			row{"raw", func(r *csi.CreateVolumeRequest) {
+			row{"raw device", func(r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities = []*csi.VolumeCapability{Kind{}.Capability(multiWriter)}
 			}, codes.InvalidArgument, "block"},
 		)
@@ -238,20 +239,20 @@ func testSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource)
 	req := kind.copyRequest(t, of, 0)
 	v, err := create(t, d, req)
 	if err != nil || v.GetCapacityBytes() != gib {
-		t.Fatalf("a copy without a size: %v, %v", v, err)
+		t.Fatalf("creating a copy without a size: got %v, %v; want 1 GiB", v, err)
 	}
 	again, err := d.Control.CreateVolume(t.Context(), req)
 	if err != nil || again.GetVolume().String() != v.String() {
-		t.Errorf("again: %v, %v; want %v", again, err, v)
+		t.Errorf("second CreateVolume: got %v, %v; want %v", again, err, v)
 	}
 	req.VolumeContentSource = nil
 	_, err = d.Control.CreateVolume(t.Context(), req)
 	wantCode(t, err, codes.AlreadyExists)
 }
 
-// testSnapshotList lists snapshots by pages of all sizes, by source and by ID.
+// testSnapshotList lists all snapshots, in pages of several sizes, and the snapshots of a source or with an ID.
 func testSnapshotList(t *testing.T, d *Driver, kind Kind) {
-	volumes := []*life{newLife(t, d, kind, multiWriter), newLife(t, d, kind, multiWriter)}
+	volumes := []*testVolume{newVolume(t, d, kind, multiWriter), newVolume(t, d, kind, multiWriter)}
 	want := map[string]*csi.Snapshot{}
 	ofSource := map[string]int{}
 	for i := range 5 {
@@ -267,11 +268,11 @@ func testSnapshotList(t *testing.T, d *Driver, kind Kind) {
 			got := d.list(t, &csi.ListSnapshotsRequest{SourceVolumeId: source, MaxEntries: entries})
 			for _, s := range got {
 				if s.GetSourceVolumeId() != source {
-					t.Errorf("of %s there is %v", source, s)
+					t.Errorf("got %v in the list of the snapshots of %s", s, source)
 				}
 			}
 			if len(got) != n {
-				t.Errorf("of %s %d snapshots are listed in pages of %d, there are %d", source, len(got), entries, n)
+				t.Errorf("got %d snapshots of %s in pages of %d, want %d", len(got), source, entries, n)
 			}
 		}
 	}
@@ -280,7 +281,7 @@ func testSnapshotList(t *testing.T, d *Driver, kind Kind) {
 	}
 	for _, none := range []*csi.ListSnapshotsRequest{{SnapshotId: "snap-1"}, {SourceVolumeId: "vol-1"}, {SnapshotId: volumes[0].id}} {
 		if got := d.list(t, none); len(got) > 0 {
-			t.Errorf("%v lists %v", none, got)
+			t.Errorf("ListSnapshots(%v): got %v, want none", none, got)
 		}
 	}
 	_, err := d.Control.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "nonsense"})
@@ -289,14 +290,14 @@ func testSnapshotList(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, err, codes.InvalidArgument, "max_entries")
 }
 
-// list returns all pages of a list.
+// list returns the snapshots of all pages of a list.
 func (d *Driver) list(t *testing.T, req *csi.ListSnapshotsRequest) (all []*csi.Snapshot) {
 	t.Helper()
 	for {
 		resp, err := d.Control.ListSnapshots(t.Context(), req)
 		must(t, err)
 		if n := int(req.GetMaxEntries()); n > 0 && len(resp.GetEntries()) > n {
-			t.Fatalf("a page of %d entries, asked for were %d", len(resp.GetEntries()), n)
+			t.Fatalf("got a page of %d entries, want at most %d", len(resp.GetEntries()), n)
 		}
 		for _, e := range resp.GetEntries() {
 			all = append(all, e.GetSnapshot())
@@ -307,78 +308,80 @@ func (d *Driver) list(t *testing.T, req *csi.ListSnapshotsRequest) (all []*csi.S
 	}
 }
 
+// wantListed fails the test unless a list contains exactly the snapshots of want.
 func wantListed(t *testing.T, want map[string]*csi.Snapshot, got []*csi.Snapshot) {
 	t.Helper()
 	for _, s := range got {
 		if want[s.GetSnapshotId()].String() != s.String() {
-			t.Errorf("listed is %v, want %v", s, want[s.GetSnapshotId()])
+			t.Errorf("got list entry %v, want %v", s, want[s.GetSnapshotId()])
 		}
 	}
 	if len(got) != len(want) {
-		t.Errorf("%d snapshots are listed, there are %d", len(got), len(want))
+		t.Errorf("got a list of %d snapshots, want %d", len(got), len(want))
 	}
 }
 
-// testParallelSnapshots makes many snapshots of a volume at once, and volumes of them.
+// testParallelSnapshots creates many snapshots of a volume at the same time, then a volume from each, and deletes
+// all of them.
 func testParallelSnapshots(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(70))
-	l.down(t)
+	l.unpublishAndUnstage(t)
 	name := newName(t)
 	atOnce(t, "snapshot", func(ctx context.Context) error {
 		_, err := d.Control.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: l.id, Name: name})
 		return err
 	})
-	requests := make([]*csi.CreateSnapshotRequest, many)
+	requests := make([]*csi.CreateSnapshotRequest, parallelCalls)
 	for i := range requests {
 		requests[i] = snapshotRequest(t, l.id)
 	}
 	requests[0].Name = name
-	made := make([]*csi.Snapshot, many)
-	each(t, func(i int) error {
+	made := make([]*csi.Snapshot, parallelCalls)
+	inParallel(t, func(i int) error {
 		resp, err := d.Control.CreateSnapshot(t.Context(), requests[i])
 		made[i] = resp.GetSnapshot()
 		return err
 	})
-	copies := make([]*csi.CreateVolumeRequest, many)
+	copies := make([]*csi.CreateVolumeRequest, parallelCalls)
 	for i := range copies {
 		copies[i] = kind.copyRequest(t, fromSnapshot(made[i]), gib)
 	}
-	ids := make([]string, many)
-	each(t, func(i int) error {
+	ids := make([]string, parallelCalls)
+	inParallel(t, func(i int) error {
 		resp, err := d.Control.CreateVolume(t.Context(), copies[i])
 		ids[i] = resp.GetVolume().GetVolumeId()
 		return err
 	})
-	each(t, func(i int) error {
+	inParallel(t, func(i int) error {
 		_, err := d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: made[i].GetSnapshotId()})
 		return err
 	})
-	for _, id := range ids[many-2:] {
+	for _, id := range ids[parallelCalls-2:] {
 		c := *l
 		c.id = id
-		c.up(t)
+		c.stageAndPublish(t)
 		wantContent(t, c.data(c.target), pattern(70))
-		c.down(t)
+		c.unpublishAndUnstage(t)
 	}
-	each(t, func(i int) error {
+	inParallel(t, func(i int) error {
 		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: ids[i]})
 		return err
 	})
 }
 
-// many is the number of calls of each.
-const many = 16
+// parallelCalls is the number of calls of inParallel.
+const parallelCalls = 16
 
-// each makes many calls at once, and retries each while it is ABORTED.
-func each(t *testing.T, call func(i int) error) {
+// inParallel makes parallelCalls calls at the same time, and retries each while it is ABORTED.
+func inParallel(t *testing.T, call func(i int) error) {
 	t.Helper()
 	var all sync.WaitGroup
-	for i := range many {
+	for i := range parallelCalls {
 		all.Go(func() {
 			if err := untilDone(t, func() error { return call(i) }); err != nil {
-				t.Errorf("call %d of %d at once: %v", i, many, err)
+				t.Errorf("call %d of %d parallel calls: %v", i, parallelCalls, err)
 			}
 		})
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// testSplitServices serves controller and node from two drivers, as in a cluster. Controller
-// calls consider the volumes that are staged on the node.
+// testSplitServices runs the controller's driver and the node's driver separately, as in a cluster. DeleteVolume and
+// ControllerExpandVolume of the controller's driver must know whether the volume is staged on the node.
 func testSplitServices(t *testing.T, _ *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "20G", Volumes: 1, Each: gib})
 	m.Config.Name = kind.target.Pool
@@ -23,14 +23,15 @@ func testSplitServices(t *testing.T, _ *Driver, kind Kind) {
 	c.Router = StartWith(t, c.RouterOptions(t, []driver.ForwardingNode{{Name: o.NodeID, Address: o.Config.Forwarding.Listen}}, kind.target.Backend))
 	c.Await(t)
 	if _, err := c.Nodes[0].Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil {
-		t.Errorf("the socket of the node's driver does not answer controller calls: %v", err)
+		t.Errorf("ListVolumes on the socket of the node's driver: %v", err)
 	}
-	testSplitLife(t, c.Member(0), kind)
+	testStageAndDelete(t, c.Member(0), kind)
 }
 
-func testSplitLife(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
+// testStageAndDelete makes calls of a volume through both drivers.
+func testStageAndDelete(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
 	content := pattern(9)
 	write(t, l.data(l.target), content)
 	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
@@ -41,13 +42,12 @@ func testSplitLife(t *testing.T, d *Driver, kind Kind) {
 		must(t, err)
 		wantSize(t, l, 2*gib)
 	}
-	l.down(t)
-	// A stage and a delete run at once, through two drivers. One of them succeeds, and no
-	// deleted volume is mounted.
+	l.unpublishAndUnstage(t)
+	// Stage and delete run at the same time. Exactly one of them must succeed.
 	staged := make(chan error, 1)
 	go func() { staged <- l.stage(context.WithoutCancel(t.Context())) }()
 	_, deleted := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
 	if err := <-staged; (err == nil) == (deleted == nil) {
-		t.Errorf("stage ended with %v, and delete with %v", err, deleted)
+		t.Errorf("got errors %v of stage and %v of delete, want exactly one success", err, deleted)
 	}
 }

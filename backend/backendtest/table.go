@@ -7,15 +7,15 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// row is a test of every kind that has the powers that it needs. Rows run in this order with
-// one driver for each kind. Those that count bytes or volumes start their own driver.
+// row is a test that runs with every kind that has all features of needs. The rows of a kind run in the order of
+// the table, with the same driver. Rows that count bytes or volumes start their own driver.
 type row struct {
 	name  string
-	needs Power
+	needs Feature
 	test  func(*testing.T, *Driver, Kind)
 }
 
-// table has the rows. A row that needs no power is for every kind.
+// table contains all rows. A row that needs no feature runs with every kind.
 var table = []row{
 	// A volume on a node.
 	{"Contents", 0, testContents},
@@ -38,23 +38,23 @@ var table = []row{
 	{"ImageHealth", Image, testImageHealth},
 	{"DirectoryHealth", Placed, testDirectoryHealth},
 	{"DiskHealth", WholeDisk | Pluggable, testDiskHealth},
-	{"Dying", WholeDisk | Pluggable, testDiskDying},
-	{"Pulled", WholeDisk | Pullable, testDiskPulled},
+	{"DiskDying", WholeDisk | Pluggable, testDiskDying},
+	{"DiskPulled", WholeDisk | Pullable, testDiskPulled},
 
 	// Arguments and capabilities.
-	{"CreateArguments", Image | NodeLocal, unchanged(testCreateArguments)},
-	{"ControllerArguments", 0, unchanged(testControllerArguments)},
-	{"NodeArguments", 0, unchanged(testNodeArguments)},
-	{"Targets", Mounted, testTargets},
+	{"CreateArguments", Image | NodeLocal, wantUnchanged(testCreateArguments)},
+	{"ControllerArguments", 0, wantUnchanged(testControllerArguments)},
+	{"NodeArguments", 0, wantUnchanged(testNodeArguments)},
+	{"TargetPaths", Mounted, testTargetPaths},
 	{"DirectoryArguments", Placed, testDirectoryArguments},
 	{"Capabilities", 0, testCapabilities},
-	{"Validate", Image | NodeLocal, testValidate},
+	{"ValidateImage", Image | NodeLocal, testValidateImage},
 	{"ValidateDirectory", Placed, testValidateDirectory},
-	{"Idempotent", Image | NodeLocal, testIdempotentCreate},
+	{"IdempotentImage", Image | NodeLocal, testIdempotentImage},
 	{"IdempotentDirectory", Placed, testIdempotentDirectory},
 	{"IdempotentDisk", WholeDisk, testIdempotentDisk},
-	{"Sizes", Image | NodeLocal, testSizes},
-	{"Smallest", Image, testSmallest},
+	{"ImageSizes", Image | NodeLocal, testImageSizes},
+	{"SmallestImage", Image, testSmallestImage},
 	{"DirectorySizes", Placed, testDirectorySizes},
 	{"DiskSizes", WholeDisk, testDiskSizes},
 	{"Topology", NodeLocal, testTopology},
@@ -66,79 +66,79 @@ var table = []row{
 	{"OfflineGrowth", Image | Expand, testOfflineGrowth},
 	{"DirectoryGrowth", Directory | Expand, testDirectoryGrowth},
 	{"DiskGrowth", WholeDisk | Growable | Expand, testDiskGrowth},
-	{"Expansion", Image | Expand, testExpansionRefused},
+	{"ExpansionRefused", Image | Expand, testExpansionRefused},
 
 	// Snapshots and copies.
-	{"Clone", Clones, testCloneAtRest},
-	{"CloneStates", Image | Snapshots, testClone},
+	{"Clone", Clones, testClone},
+	{"CloneStates", Image | Snapshots, testCloneStates},
 	{"CloneOnLarger", WholeDisk | Block | Clones, testCloneOnLarger},
-	{"Requests", Snapshots, testSnapshotRequests},
-	{"Listing", Snapshots, testSnapshotList},
-	{"Sources", Snapshots, testSources},
-	{"Parallel", Snapshots, testParallelSnapshots},
-	{"Live", Image | LiveCopies, testLiveSnapshot},
-	{"RawInUse", Image | Block | RestCopies, testRawInUse},
-	{"Group", Image | Filesystem | LiveCopies, testGroup},
-	{"SnapshotLife", Image | Snapshots, testSnapshotLife},
-	{"Thick", Image | Snapshots, testThickCopy},
-	{"Changes", Block | ChangedBlocks, testChanges},
-	{"Ledger", Image | Snapshots, testSnapshotLedger},
-	{"Long", Block | FullCopies, testLongCopies},
+	{"SnapshotRequests", Snapshots, testSnapshotRequests},
+	{"SnapshotList", Snapshots, testSnapshotList},
+	{"ContentSources", Snapshots, testContentSources},
+	{"ParallelSnapshots", Snapshots, testParallelSnapshots},
+	{"LiveSnapshot", Image | LiveCopies, testLiveSnapshot},
+	{"RawDeviceInUse", Image | Block | RestCopies, testRawDeviceInUse},
+	{"SnapshotGroup", Image | Filesystem | LiveCopies, testSnapshotGroup},
+	{"SnapshotLifetime", Image | Snapshots, testSnapshotLifetime},
+	{"ThickCopy", Image | Snapshots, testThickCopy},
+	{"ChangedBlocks", Block | ChangedBlocks, testChangedBlocks},
+	{"SnapshotSpace", Image | Snapshots, testSnapshotSpace},
+	{"LongCopies", Block | FullCopies, testLongCopies},
 	{"FreezeLimit", Filesystem | FullCopies, testFreezeLimit},
 	{"FullPool", Block | FullCopies, testFullPool},
-	{"Pools", Image | NodeLocal | Snapshots, testGroupOfPools},
+	{"OtherPool", Image | NodeLocal | Snapshots, testOtherPool},
 	{"LiveDirectory", Directory | LiveCopies, testLiveDirectory},
 	{"DirectoryInUse", Directory | RestCopies, testDirectoryInUse},
 	{"DirectoryGroup", Directory | Snapshots, testDirectoryGroup},
-	{"Tree", Directory | Snapshots, testTree},
-	{"DirectoryLife", Directory | Snapshots, testDirectorySnapshotLife},
+	{"DirectoryTree", Directory | Snapshots, testDirectoryTree},
+	{"DirectorySnapshotLifetime", Directory | Snapshots, testDirectorySnapshotLifetime},
 	{"SnapshotOfSubDir", Placed | Snapshots, testSnapshotOfSubDir},
-	{"NoBlocks", Directory | Snapshots, testNoBlocks},
-	{"HostileSource", Placed | NodeLocal | Snapshots, testHostileSource}, // on a server nothing is mounted below
+	{"DirectoryHasNoBlocks", Directory | Snapshots, testDirectoryHasNoBlocks},
+	{"HostileSource", Placed | NodeLocal | Snapshots, testHostileSource}, // the server copies no mounts of this node
 	{"LimitedCopy", Limited | Snapshots, testLimitedCopy},
-	{"Removed", 0, testRemoved},
+	{"NothingLeft", 0, testNothingLeft},
 
 	// Events of a node's disks.
-	{"Restored", WholeDisk | Filesystem, testDiskRestored},
+	{"DiskRecordRestored", WholeDisk | Filesystem, testDiskRecordRestored},
 	{"DiskMoved", WholeDisk | Pluggable, testDiskMoved},
 
 	// Directories.
-	{"Owners", Placed, testOwners},
+	{"DirectoryOwner", Placed, testDirectoryOwner},
 	{"SubDir", Placed, testSubDir},
 	{"OnDelete", Placed, testOnDelete},
-	{"Hostile", Placed, testHostile},
-	{"Tenant", Placed | NodeLocal, testTenant},
-	{"Gone", Placed | NodeLocal, testGone},
-	{"GoneAtRoot", Placed | NodeLocal, testGoneAtRoot},
-	{"Moved", Placed | NodeLocal, testMoved},
-	{"NotLimited", Directory | Unlimited, testUnlimited},
-	{"Full", Limited, testFull},
-	{"Inodes", Limited, testInodes},
-	{"Next", Limited, testNext},
-	{"IDs", Limited, testIDs},
-	{"Foreign", Limited, testForeign},
-	{"Changed", Limited, testChanged},
-	{"Copied", Limited, testCopied},
-	{"OtherKind", Limited, testOtherKind},
-	{"Adopted", Limited, testAdopted},
-	{"Kept", Limited, testKept},
-	{"TenantUnlimited", Limited, testTenantUnlimited},
-	{"Off", Limited, testOff},
-	{"Inline", Inline | Filesystem, testInline},
-	{"Static", Static, testStatic},
-	{"Direct", Static, testDirect},
+	{"HostilePoolContent", Placed, testHostilePoolContent},
+	{"HostileTenant", Placed | NodeLocal, testHostileTenant},
+	{"DirectoryGone", Placed | NodeLocal, testDirectoryGone},
+	{"DirectoryGoneAtRoot", Placed | NodeLocal, testDirectoryGoneAtRoot},
+	{"FilesystemMoved", Placed | NodeLocal, testFilesystemMoved},
+	{"WithoutLimits", Directory | Unlimited, testWithoutLimits},
+	{"LimitEnforced", Limited, testLimitEnforced},
+	{"InodeLimit", Limited, testInodeLimit},
+	{"LimitAfterDelete", Limited, testLimitAfterDelete},
+	{"QuotaIDs", Limited, testQuotaIDs},
+	{"ForeignUse", Limited, testForeignUse},
+	{"LimitChanged", Limited, testLimitChanged},
+	{"LimitLost", Limited, testLimitLost},
+	{"OtherQuotaKind", Limited, testOtherQuotaKind},
+	{"AdoptedDirectory", Limited, testAdoptedDirectory},
+	{"KeptDataLimited", Limited, testKeptDataLimited},
+	{"HostileTenantUnlimited", Limited, testHostileTenantUnlimited},
+	{"LimitsOff", Limited, testLimitsOff},
+	{"InlineVolume", Inline | Filesystem, testInlineVolume},
+	{"StaticVolume", Static, testStaticVolume},
+	{"DirectPool", Static, testDirectPool},
 
 	// Rows with their own pool, because they count bytes or volumes.
 	{"Paging", Divisible, testPaging},
-	{"Promise", Divisible, testPromise},
-	{"NodeLimit", NodeLocal, testNodeLimit},
+	{"PromisedSpace", Divisible, testPromisedSpace},
+	{"VolumesPerNode", NodeLocal, testVolumesPerNode},
 	{"SplitServices", NodeLocal, testSplitServices},
 	{"TwoNodes", Shared | Directory, onTwoNodes(testTwoNodes)},
 	{"OneNode", Shared, onTwoNodes(testOneNode)},
 	{"TwoCreators", Shared, onTwoNodes(testTwoCreators)},
 }
 
-// Run runs every row of the table that applies to a kind of the target.
+// Run runs the rows of the table with all kinds of the target.
 func Run(t *testing.T, target Target) {
 	for _, wrong := range target.check() {
 		t.Errorf("target %s: %s", target.Name, wrong)
@@ -154,7 +154,7 @@ func Run(t *testing.T, target Target) {
 					continue
 				}
 				if reason := target.Except[r.name]; reason != "" {
-					t.Logf("%s does not hold: %s", r.name, reason)
+					t.Logf("row %s does not apply: %s", r.name, reason)
 					continue
 				}
 				t.Run(r.name, func(t *testing.T) { r.test(t, d, kind) })
@@ -163,21 +163,21 @@ func Run(t *testing.T, target Target) {
 	}
 }
 
-// CheckTable fails the test if two rows have one name, if a row applies to no kind of the
-// targets, or if a target is described wrongly.
+// CheckTable fails the test if two rows have the same name, if a row runs with no kind of the targets, or if the
+// description of a target is wrong.
 func CheckTable(t *testing.T, targets []Target) {
 	t.Helper()
 	seen := map[string]bool{}
 	for _, r := range table {
 		if seen[r.name] {
-			t.Errorf("two rows are called %s", r.name)
+			t.Errorf("two rows have the name %s", r.name)
 		}
 		seen[r.name] = true
 		used := slices.ContainsFunc(targets, func(target Target) bool {
 			return slices.ContainsFunc(target.Volumes(), func(k Kind) bool { return k.Has(r.needs) })
 		})
 		if !used {
-			t.Errorf("row %s needs %s: no kind has that", r.name, r.needs)
+			t.Errorf("row %s needs the features %s, but no kind has all of them", r.name, r.needs)
 		}
 	}
 	for _, target := range targets {

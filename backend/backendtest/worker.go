@@ -11,12 +11,11 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// Worker is the program of driver.Options.Worker: the running program, if Main is its main
-// function.
+// Worker returns the value for driver.Options.Worker: the running test program, which must call Main in TestMain.
 func Worker() string { return reexec.Self }
 
-// Main is testenv.Main for a program that its drivers start as a child process, too: as the
-// worker of an nfs pool, and as the guardian of a freeze.
+// Main is testenv.Main for a test program that its drivers also start as a child process: as the worker of an nfs
+// pool, and as the guardian of a freeze.
 func Main(m *testing.M, kinds ...backend.Kind) {
 	isChild, err := reexec.Run(os.Args, driver.Roles(kinds))
 	if err != nil {

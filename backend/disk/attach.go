@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// node returns the name of a volume's device node (blockdev.PartitionPath). It depends on the ID
+// deviceName returns the name of a volume's device node (blockdev.PartitionPath). It depends on the ID
 // only, so that a volume can be unstaged without its record.
-func node(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.Name }
+func deviceName(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.Name }
 
 // Attach implements backend.Backend: it creates the volume's device node, and a filesystem if
 // the volume never had one.
@@ -27,13 +27,13 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 		return nil, err
 	}
 	defer lock.Close()
-	d, m, err := of(p).locate(v)
+	d, m, err := storageOf(p).locate(v)
 	if err != nil {
 		return nil, err
 	}
-	device, err := d.Attach(ctx, sectionOf(v).GUID, node(v.ID))
+	device, err := d.Attach(ctx, sectionOf(v).GUID, deviceName(v.ID))
 	if err != nil {
-		return nil, explain(v, err)
+		return nil, explainDisk(v, err)
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := &holding{device, v}
@@ -47,27 +47,27 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
 }
 
-// holding keeps a disk attached until it is mounted.
+// holding keeps the disk of a volume attached while it is not mounted yet.
 type holding struct {
 	device *os.File
 	v      volume.Volume
 }
 
-// Close closes the device, and detaches the disk if nothing is mounted from it.
+// Close closes the device, and detaches the disk unless it is mounted or the volume is raw.
 func (h *holding) Close() error {
 	err := h.device.Close()
 	mounts, mountsErr := mount.OfDevice(h.device.Name())
 	if mountsErr == nil && len(mounts) == 0 && !h.v.Block {
-		return errors.Join(err, explain(h.v, blockdev.Detach(context.Background(), sectionOf(h.v).GUID, node(h.v.ID))))
+		return errors.Join(err, explainDisk(h.v, blockdev.Detach(context.Background(), sectionOf(h.v).GUID, deviceName(h.v.ID))))
 	}
 	return errors.Join(err, mountsErr)
 }
 
-// explain adds the volume and the remedy to an error of a disk.
-func explain(v volume.Volume, err error) error {
+// explainDisk adds the volume and the remedy to an error of an attached disk.
+func explainDisk(v volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, blockdev.ErrDiskBusy):
-		return volume.Errorf(volume.ErrInUse, "volume %s: %w: a program has it open (find it with fuser or lsblk), or it is mounted in another mount namespace (grep %s /proc/*/mountinfo): stop that program", v.ID, err, blockdev.PartitionPath(node(v.ID)))
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w: a program has it open (find it with fuser or lsblk), or it is mounted in another mount namespace (grep %s /proc/*/mountinfo): stop that program", v.ID, err, blockdev.PartitionPath(deviceName(v.ID)))
 	case errors.Is(err, blockdev.ErrDiskGone):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: insert the disk again, or read in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrNoMark):
@@ -86,7 +86,7 @@ type attachedVolume struct {
 }
 
 // prepare checks the size of the device, and creates the filesystem if necessary. commit makes the
-// writes durable; it is nil if nothing was written.
+// writes durable; it is nil if there is nothing to make durable.
 func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func() error, err error) {
 	if err := a.syncCapacity(ctx); err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func()
 		return nil, err
 	}
 	if len(mounts) > 0 {
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", a.v.ID, mounts[0].Mountpoint)
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage the volume there first", a.v.ID, mounts[0].Mountpoint)
 	}
 	// Every supported filesystem has blocks of at least 4096 bytes, so this sector size is valid even
 	// on a disk with smaller sectors.
@@ -125,7 +125,7 @@ func (a *attachedVolume) syncCapacity(ctx context.Context) error {
 		return err
 	}
 	if size < a.v.Capacity {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %d bytes, and the record requires %d: nothing was changed; find out what has changed the partition table", a.v.ID, a.device.Name(), size, a.v.Capacity)
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %d bytes, but the record requires %d: nothing was changed; find out which program has changed the partition table", a.v.ID, a.device.Name(), size, a.v.Capacity)
 	}
 	if size > a.v.Capacity {
 		err = a.p.RaiseCapacity(ctx, a.v, size)
@@ -139,12 +139,12 @@ func (a *attachedVolume) setUsed(ctx context.Context) error {
 	if a.mark.Used {
 		return nil
 	}
-	return explain(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
+	return explainDisk(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
 }
 
-// checkFormatted checks an existing filesystem. If the disk is marked as used and the record does
-// not say that it is formatted, checkFormatted also updates the record: a call was interrupted after
-// it marked the disk, or the record was restored from a backup.
+// checkFormatted checks an existing filesystem, and completes the marks of the disk and the record. The
+// record may lack its mark because a call was interrupted after it marked the disk as used, or because
+// the record was restored from a backup.
 func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
 	if err := fs.Check(ctx, a.device); err != nil {
 		return err
@@ -160,43 +160,39 @@ func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesys
 
 // Present implements backend.Backend: a disk is present while its device node exists.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	ok, _, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
-	return &blockdev.DeviceSource{Path: blockdev.PartitionPath(node(v.ID)), FSType: v.FSType}, ok, err
+	ok, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
+	return &blockdev.DeviceSource{Path: blockdev.PartitionPath(deviceName(v.ID)), FSType: v.FSType}, ok, err
 }
 
 // Detach implements backend.Backend. It succeeds for a disk that was removed from the machine.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
-	if err := checkUnmounted(v); err != nil {
+	device := blockdev.PartitionPath(deviceName(v.ID))
+	mounts, err := mount.OfDevice(device)
+	if err != nil {
 		return err
+	}
+	if len(mounts) > 0 {
+		return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: %s is mounted at %s: unpublish and unstage the volume there first", v.ID, device, mounts[0].Mountpoint)
 	}
 	if err := b.Loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
 	}
-	return explain(v, blockdev.Detach(ctx, sectionOf(v).GUID, node(v.ID)))
-}
-
-func checkUnmounted(v volume.Volume) error {
-	device := blockdev.PartitionPath(node(v.ID))
-	mounts, err := mount.OfDevice(device)
-	if err == nil && len(mounts) > 0 {
-		err = volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: %s is mounted at %s: unpublish and unstage it there first", v.ID, device, mounts[0].Mountpoint)
-	}
-	return err
+	return explainDisk(v, blockdev.Detach(ctx, sectionOf(v).GUID, deviceName(v.ID)))
 }
 
 // releaseDisk detaches the volume, and removes its partition from the kernel, so that no program can
-// open it. It returns ErrInUse if the volume is in use. It ignores a disk that is missing or
-// unreadable, because Reclaim searches for the disk again before it wipes.
+// open the partition. It returns ErrInUse if the volume is in use. It ignores a missing or unreadable
+// disk, because Reclaim searches for the disk again before it wipes.
 func (b *Backend) releaseDisk(ctx context.Context, p *pool.Pool, v volume.Volume) error {
 	if err := b.Detach(ctx, v); err != nil {
 		return err
 	}
-	d, err := of(p).own(v)
+	d, err := storageOf(p).locateForChange(v)
 	if errors.Is(err, volume.ErrUnavailable) {
 		return nil
 	}
 	if err == nil {
-		err = explain(v, d.Hide(ctx))
+		err = explainDisk(v, d.Hide(ctx))
 	}
 	return err
 }
@@ -204,9 +200,9 @@ func (b *Backend) releaseDisk(ctx context.Context, p *pool.Pool, v volume.Volume
 // VerifyOwnership implements backend.OwnershipVerifier. It returns ErrUnavailable if the disk of an
 // attached volume was removed from the machine.
 func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
-	ok, removed, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
+	ok, removed, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
 	if err == nil && (removed || !ok) {
-		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was removed, or the kernel has removed it after errors (dmesg): insert it again, stop the volume's pods on this node, and stage the volume again", v.ID)
+		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was removed, or the kernel has removed it after errors (dmesg): insert the disk again, stop the volume's pods on this node, and stage the volume again", v.ID)
 	}
 	return err
 }
@@ -218,7 +214,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 
 // grow expands the volume to the size of its disk.
 func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (int64, error) {
-	d, err := of(p).own(v)
+	d, err := storageOf(p).locateForChange(v)
 	if err != nil {
 		return 0, err
 	}
@@ -231,7 +227,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	}
 	return size, p.Grow(ctx, v, size, func() error {
 		_, err := d.Grow(ctx, sectionOf(v).GUID)
-		return explain(v, err)
+		return explainDisk(v, err)
 	})
 }
 
@@ -243,27 +239,27 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
 		return err
 	}
 	var size int64
-	d, err := of(p).own(v)
+	d, err := storageOf(p).locateForChange(v)
 	if err == nil {
 		size, err = d.Grow(ctx, sectionOf(v).GUID)
 	}
 	if err != nil {
-		return explain(v, err)
+		return explainDisk(v, err)
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
 	return b.GrowReadOnly(v, size)
 }
 
-// readOnlyTag is the tag of the read-only loop device on a volume's disk.
+// readOnlyTag returns the tag of the read-only loop device on a volume's disk.
 func readOnlyTag(id volume.ID) string {
 	sum := sha256.Sum256([]byte(id.String()))
 	return "trivet-disk:" + hex.EncodeToString(sum[:20])
 }
 
-// openPartition opens the volume's partition. The read-only device is a loop device on it:
-// BLKROSET would make the partition read-only for all users.
+// openPartition opens the volume's partition, to create the read-only device on it. That device is a
+// loop device, because BLKROSET would make the partition itself read-only.
 func openPartition(v volume.Volume) (*os.File, error) {
-	partition, err := blockdev.OpenPartition(node(v.ID))
+	partition, err := blockdev.OpenPartition(deviceName(v.ID))
 	if err != nil {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// claim is a free disk that is reserved for a new volume. Until it is closed, no other call claims a
-// disk of the pool, because two device nodes may be the same disk.
+// claim is a free disk that is reserved for a new volume. Until the claim is closed, no other call claims
+// a disk of the pool, because two device nodes may be the same disk.
 type claim struct {
 	*blockdev.Claim
 	claiming *semaphore.Weighted
@@ -39,9 +39,9 @@ func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, minSize int64)
 		return nil, err
 	}
 	if r.Limit > 0 && r.Limit < minSize {
-		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind is %d bytes: raise it", r.Limit, minSize)
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind has %d bytes: raise the limit", r.Limit, minSize)
 	}
-	s := of(p)
+	s := storageOf(p)
 	c, err := s.claimAfter(ctx, p.Check, r, minSize)
 	if !errors.Is(err, volume.ErrExhausted) {
 		return c, err
@@ -51,7 +51,7 @@ func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, minSize int64)
 	return s.claimAfter(ctx, s.Scan, r, minSize)
 }
 
-// claimAfter runs step, and then claims a free disk. No other call does so at the same time.
+// claimAfter calls step, and then claims a free disk. Only one call at a time does this.
 func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Range, minSize int64) (*claim, error) {
 	if err := s.claiming.Acquire(ctx, 1); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Ra
 	err := step()
 	if err == nil {
 		var c *blockdev.Claim
-		if c, err = s.takeFree(ctx, r, minSize); err == nil {
+		if c, err = s.claimSmallest(ctx, r, minSize); err == nil {
 			return &claim{c, s.claiming}, nil
 		}
 	}
@@ -67,13 +67,13 @@ func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Ra
 	return nil, err
 }
 
-// takeFree claims the smallest suitable disk that was free at the last scan.
-func (s *storage) takeFree(ctx context.Context, r volume.Range, minSize int64) (*blockdev.Claim, error) {
+// claimSmallest claims the smallest suitable disk that was free at the last scan.
+func (s *storage) claimSmallest(ctx context.Context, r volume.Range, minSize int64) (*blockdev.Claim, error) {
 	all := s.states()
-	slices.SortStableFunc(all, func(a, b state) int { return cmp.Compare(a.disk.Room(), b.disk.Room()) })
+	slices.SortStableFunc(all, func(a, b diskState) int { return cmp.Compare(a.disk.Room(), b.disk.Room()) })
 	free, wiping := 0, 0
 	for _, st := range all {
-		switch st.state {
+		switch st.reason {
 		case blockdev.DiskFree:
 			free++
 		case diskWiping:
@@ -94,7 +94,7 @@ func (s *storage) takeFree(ctx context.Context, r volume.Range, minSize int64) (
 		}
 		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", st.disk.Path)
 	}
-	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: of %d disks that match, %d are free and %d are being wiped: add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
+	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s (%d disks match disks.match, %d of them are free, %d are being wiped): add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
 		s.cfg.Name, max(r.Required, minSize), atMost(r.Limit), len(all), free, wiping)
 }
 
@@ -105,13 +105,13 @@ func atMost(limit int64) string {
 	return fmt.Sprintf(" and at most %d", limit)
 }
 
-// create creates a volume on a claimed disk. It returns ErrDiskRefuses if the disk cannot be
-// written. Then the disk is not free until the next scan, and the caller may claim another one.
-// fill, if not nil, writes the content to the disk, and records the state of the filesystem in dir.
+// create creates a volume on a claimed disk, and closes the claim. It returns ErrDiskRefuses if the disk
+// cannot be written. The disk is then not free until the next scan, and the caller may claim another
+// one. fill, if not nil, writes the content to the disk, and records the state of the filesystem in dir.
 func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill func(dir *os.Root) error) error {
-	s := of(p)
+	s := storageOf(p)
 	release := sync.OnceFunc(func() {
-		_ = c.Claim.Close() // other processes can open the disk from now on
+		_ = c.Claim.Close() // from now on other processes can open the disk
 		s.rescan(c.Disk.Path)
 		c.claiming.Release(1)
 	})
@@ -124,14 +124,15 @@ func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill f
 	})
 	release()
 	if errors.Is(err, blockdev.ErrDiskRefuses) {
-		s.saw(state{disk: c.Disk, state: blockdev.DiskUnreadable, detail: err.Error()})
+		s.replaceState(diskState{disk: c.Disk, reason: blockdev.DiskUnreadable, detail: err.Error()})
 	}
 	return err
 }
 
-// fillMarked calls fill. If the volume is not created, the disk is wiped, because copyingFile exists.
+// fillMarked calls fill on a marked disk. While copyingFile exists, Abandon lets the disk be wiped if the
+// volume is not created.
 func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
-	if err := note(dir, copyingFile); err != nil {
+	if err := createFlag(dir, copyingFile); err != nil {
 		return err
 	}
 	if err := fill(dir); err != nil {

@@ -14,7 +14,7 @@ import (
 // CheckSource implements backend.Cloner.
 func (b *Backend) CheckSource(s volume.Source) error {
 	if s.Snapshot {
-		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v: there are no snapshots of whole disks", &s)
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v: snapshots of whole disks are not supported: use a volume as the source", &s)
 	}
 	return nil
 }
@@ -29,7 +29,7 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	if err := o.CheckDevice(spec); err != nil {
 		return volume.Volume{}, err
 	}
-	if err := o.CheckLimit(spec); err != nil { // a volume has the size of its disk, whatever the request
+	if err := o.CheckLimit(spec); err != nil { // the other limits are checked when a disk is claimed
 		return volume.Volume{}, err
 	}
 	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
@@ -38,7 +38,7 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 }
 
 func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o *backend.Origin, progress func(int64)) error {
-	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name) // against staging
+	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name) // prevents staging
 	if err != nil {
 		return err
 	}
@@ -48,13 +48,13 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 		return err
 	}
 	defer from.Close()
-	needs := spec.Capacity
-	needs.Required = max(needs.Required, o.Volume.Capacity)
-	free, err := claimDisk(ctx, p, needs, o.Volume.Capacity)
+	size := spec.Capacity
+	size.Required = max(size.Required, o.Volume.Capacity)
+	free, err := claimDisk(ctx, p, size, o.Volume.Capacity)
 	if err != nil {
 		return err
 	}
-	v := b.volumeOn(p, spec, free)
+	v := b.newVolume(p, spec, free)
 	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
 	if !used {
 		return create(ctx, p, v, free, nil)
@@ -65,36 +65,37 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	})
 }
 
-// openUnused opens the data of a disk that is not in use, and reports whether it contains any.
+// openUnused opens the partition of a volume that is not in use. used reports whether the partition may
+// contain data.
 func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used bool, err error) {
 	v := o.Volume
-	staged, _, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
+	staged, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
 	if err == nil && staged {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk can be copied only while it is not in use: unpublish and unstage it first", v.ID)
 	}
 	if err != nil {
 		return nil, false, err
 	}
-	d, m, err := of(o.Pool).locate(v)
+	d, m, err := storageOf(o.Pool).locate(v)
 	if err != nil {
 		return nil, false, err
 	}
 	from, err = d.OpenData(ctx, sectionOf(v).GUID)
-	return from, m.Used, explain(v, err)
+	return from, m.Used, explainDisk(v, err)
 }
 
 // fill copies the source to the disk of the new volume.
 func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk, from *os.File, progress func(int64)) error {
 	to, err := disk.OpenData(ctx, sectionOf(v).GUID)
 	if err != nil {
-		return explain(v, err)
+		return explainDisk(v, err)
 	}
 	defer to.Close()
 	copied, err := clone.File(ctx, to, from, clone.Options{Progress: progress})
 	if err != nil {
 		return pool.CopyError(err)
 	}
-	if err := zeroBehind(ctx, to, copied.Bytes, v, progress); err != nil {
+	if err := zeroRest(ctx, to, copied.Bytes, v, progress); err != nil {
 		return err
 	}
 	if !v.Block {
@@ -102,12 +103,12 @@ func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk
 			return err
 		}
 	}
-	return explain(v, disk.SetUsed(ctx, sectionOf(v).GUID))
+	return explainDisk(v, disk.SetUsed(ctx, sectionOf(v).GUID))
 }
 
-// zeroBehind makes everything behind the copied content read as zeros: the disk may contain
-// old data there.
-func zeroBehind(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
+// zeroRest makes the part of a disk after the copied bytes read as zeros, because it may contain old
+// data.
+func zeroRest(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
 	release := sectionOf(v).Wipe != wipeZero
 	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, release, func(upTo int64) error {
 		progress(upTo)

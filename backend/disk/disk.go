@@ -5,7 +5,7 @@
 // disk is a GUID partition table with one partition of the driver's own type. The record contains
 // the GUID of the partition. The partition contains the data, so that a pod with the raw device
 // cannot overwrite the mark. The record is durable before the first sector of the mark is written,
-// and wiping removes the mark last; so after a crash a disk is blank, or a record has its GUID.
+// and wiping removes the mark last. After a crash, therefore, a disk is blank, or a record has its GUID.
 package disk
 
 import (
@@ -45,20 +45,20 @@ var Kind = backend.Kind{
 		backend.MkfsOptions,
 		{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero), string(wipeNone)}, Default: string(wipeDiscard),
-			Doc: "What happens to the data of a [deleted volume](disks.md#delete). `discard`: the disk gives the storage back if it guarantees zeros, else everything is overwritten. `zero`: everything is overwritten. `none`: the next user of the disk can read it.",
+			Doc: "What happens to the data of a [deleted volume](disks.md#delete). `discard`: the disk is discarded if it guarantees zeros afterwards, otherwise it is overwritten. `zero`: the disk is overwritten. `none`: the next user of the disk can read the data.",
 		},
 	},
 	New: New,
 }
 
-// New creates the backend on the pools. It ignores pools that have no disks.
+// New creates the backend. It uses only pools of disks.
 func New(pools *pool.Set) backend.Backend {
-	own := func(c pool.Config) bool {
-		_, disks := c.Section.(*Disks)
-		return disks
+	accepts := func(c pool.Config) bool {
+		_, isDisks := c.Section.(*Disks)
+		return isDisks
 	}
 	return &Backend{backend.Devices{
-		Pools: backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom},
+		Pools: backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: backend.NoRoom},
 		Raw:   volume.Bounds{Min: volume.MiB, Granule: volume.MiB}, Formatter: blockdev.NewFormatter(),
 		Loops: blockdev.NewLoopTags(blockdev.IsPartitionPath), ReadOnlyTag: readOnlyTag, OpenDevice: openPartition,
 	}}
@@ -70,10 +70,10 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		if spec.Source != nil {
 			return b.createFrom(ctx, p, spec)
 		}
-		// Each try claims another disk, because a disk that cannot be written is not free any more.
-		for tries := len(of(p).states()); ; tries-- {
+		// Each attempt claims another disk, because a disk that cannot be written is no longer free.
+		for attempts := len(storageOf(p).states()); ; attempts-- {
 			v, err := b.createEmpty(ctx, p, spec)
-			if !errors.Is(err, blockdev.ErrDiskRefuses) || tries <= 1 {
+			if !errors.Is(err, blockdev.ErrDiskRefuses) || attempts <= 1 {
 				return v, err
 			}
 			klog.FromContext(ctx).Error(err, "Marking a free disk failed; trying the next one", "pool", p.Name())
@@ -86,7 +86,7 @@ func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spe
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	v := b.volumeOn(p, spec, c)
+	v := b.newVolume(p, spec, c)
 	v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
 	if err := backend.CheckMkfsOptions(spec.Parameters, v.FSType, v.Capacity); err != nil {
 		return volume.Volume{}, errors.Join(err, c.Close())
@@ -94,8 +94,8 @@ func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spe
 	return v, create(ctx, p, v, c, nil)
 }
 
-// volumeOn returns the record of a new volume on a claimed disk.
-func (b *Backend) volumeOn(p *pool.Pool, spec volume.Spec, c *claim) volume.Volume {
+// newVolume returns the record of a new volume on a claimed disk.
+func (b *Backend) newVolume(p *pool.Pool, spec volume.Spec, c *claim) volume.Volume {
 	v := b.NewVolume(p, spec)
 	v.Capacity, v.SectorSize = c.Disk.Room(), c.Disk.SectorSize
 	wipe := wipeMode(spec.Parameters.Get(paramWipe))

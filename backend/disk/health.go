@@ -13,21 +13,21 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	return b.Examine(v, condition)
+	return b.Examine(v, diskCondition)
 }
 
 // StorageHealth implements backend.HealthChecker.
 func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
 	found := b.Pools.StorageHealth(ctx)
 	for _, p := range b.OpenPools() {
-		found = append(found, conditions(p)...)
+		found = append(found, poolConditions(p)...)
 	}
 	return found
 }
 
-// condition returns the condition of a volume's disk, nil if it is healthy.
-func condition(p *pool.Pool, v volume.Volume) *backend.Condition {
-	d, m, err := of(p).locate(v)
+// diskCondition returns the condition of a volume's disk; nil if the disk is healthy.
+func diskCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
+	d, m, err := storageOf(p).locate(v)
 	switch {
 	case errors.Is(err, volume.ErrUnavailable):
 		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDiskMissing, Message: err.Error()}
@@ -45,22 +45,22 @@ func condition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	if m.Damaged {
 		return &backend.Condition{
 			Severity: backend.Degraded, Reason: backend.ReasonPartitionTableDamaged,
-			Message: fmt.Sprintf("volume %s: the first partition table of %s is damaged, the one at its end is good: restore it (gdisk, sfdisk), and find out which program wrote there", v.ID, d.Path),
+			Message: fmt.Sprintf("volume %s: the primary partition table of %s is damaged, and its backup is intact: restore the primary table (gdisk, sfdisk), and find out which program wrote to it", v.ID, d.Path),
 		}
 	}
 	return nil
 }
 
-// conditions returns the conditions of a pool's disks that belong to no volume.
-func conditions(p *pool.Pool) []backend.Condition {
+// poolConditions returns the conditions of a pool's disks that belong to no volume.
+func poolConditions(p *pool.Pool) []backend.Condition {
 	var found []backend.Condition
 	add := func(reason backend.Reason, format string, args ...any) {
 		found = append(found, backend.Condition{Severity: backend.Degraded, Reason: reason, Message: fmt.Sprintf(format, args...), Pool: p.Name()})
 	}
-	for _, s := range of(p).states() {
-		switch s.state {
+	for _, s := range storageOf(p).states() {
+		switch s.reason {
 		case diskOtherPool:
-			add(backend.ReasonDiskInTwoPools, "%s: %s: change disks.match of one of them", s.disk.Path, s.detail)
+			add(backend.ReasonDiskInTwoPools, "%s: %s: change disks.match of one of the two pools", s.disk.Path, s.detail)
 		case diskOrphaned:
 			add(backend.ReasonDiskOrphaned, "%s is %s", s.disk.Path, s.detail)
 		case blockdev.DiskUnreadable:

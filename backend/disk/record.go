@@ -6,20 +6,20 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// section has the fields of a volume's record that only whole disks have.
+// section contains the fields of a volume's record that only whole disks have.
 type section struct {
-	// GUID is the GUID of the partition with the data. The driver finds the disk by it.
+	// GUID is the GUID of the partition that contains the data. The driver finds the disk by this GUID.
 	GUID string `json:"guid"`
 	// Identity is the identity that the hardware of the disk reports. It may be empty.
 	Identity string `json:"identity,omitempty"`
-	// Wipe is the way in which the data is erased after the volume is deleted.
+	// Wipe tells how the data is erased after the volume is deleted.
 	Wipe wipeMode `json:"wipe"`
 }
 
 // paramWipe is the StorageClass parameter with a wipeMode.
 const paramWipe = "wipe"
 
-// wipeMode is the way in which the data of a disk is erased after its volume is deleted.
+// wipeMode tells how the data of a disk is erased after its volume is deleted.
 type wipeMode string
 
 const (
@@ -52,10 +52,10 @@ var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 // Check implements volume.Section.
 func (s *section) Check() error {
 	if !guidPattern.MatchString(s.GUID) {
-		return volume.Errorf(volume.ErrDamaged, "section.guid is %q: want a GUID in lower case; restore the record from a backup", s.GUID)
+		return volume.Errorf(volume.ErrDamaged, "section.guid is %q: expected a GUID in lower case; restore the record from a backup", s.GUID)
 	}
 	if s.Wipe != wipeDiscard && s.Wipe != wipeZero && s.Wipe != wipeNone {
-		return volume.Errorf(volume.ErrDamaged, "section.wipe is %q: want %s, %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero, wipeNone)
+		return volume.Errorf(volume.ErrDamaged, "section.wipe is %q: expected %s, %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero, wipeNone)
 	}
 	return nil
 }

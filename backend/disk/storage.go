@@ -20,20 +20,20 @@ import (
 // The states of a disk in addition to those of package blockdev. A disk of an existing volume is
 // blockdev.DiskClaimed.
 const (
-	// diskOrphaned has a mark, and no record on this node has its GUID.
+	// diskOrphaned: the disk has a mark, and no record on this node has the GUID of the mark.
 	diskOrphaned blockdev.Reason = "orphaned"
-	// diskWiping is the disk of a deleted volume, and is not wiped completely.
+	// diskWiping: the disk of a deleted volume, which is not wiped completely yet.
 	diskWiping blockdev.Reason = "wiping"
-	// diskOtherPool has a volume of another pool, or also matches a pool that is earlier in the
-	// configuration.
+	// diskOtherPool: the disk has a volume of another pool, or also matches a pool that is earlier in
+	// the configuration.
 	diskOtherPool blockdev.Reason = "other-pool"
 )
 
-// state is the state of a disk that matches the configuration.
-type state struct {
-	disk  blockdev.Disk
-	state blockdev.Reason
-	// detail describes the state for people; empty for a free disk.
+// diskState is the state of a disk that matches the configuration.
+type diskState struct {
+	disk   blockdev.Disk
+	reason blockdev.Reason
+	// detail describes the state in words; empty for a free disk.
 	detail string
 	// wiped is the number of zeroed bytes of a disk that is being wiped.
 	wiped int64
@@ -50,15 +50,15 @@ type storage struct {
 	scanning sync.Mutex
 
 	mu   sync.Mutex
-	seen []state // the result of the last scan
+	seen []diskState // the result of the last scan
 }
 
-// of returns the storage of a pool of disks.
-func of(p *pool.Pool) *storage { return p.Storage().(*storage) }
+// storageOf returns the storage of a pool of disks.
+func storageOf(p *pool.Pool) *storage { return p.Storage().(*storage) }
 
-// states returns the matching disks as of the last scan, at most a minute ago unless a disk is
-// slow to answer.
-func (s *storage) states() []state {
+// states returns the states of the matching disks at the last scan, which is at most a minute ago unless
+// a disk is slow to answer.
+func (s *storage) states() []diskState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.seen)
@@ -88,15 +88,15 @@ func (s *storage) rescan(path string) {
 	defer s.scanning.Unlock()
 	found, err := blockdev.FindDisks([]string{path})
 	if err != nil || len(found) == 0 {
-		return // the next scan inspects the disk
+		return // the next scan inspects the disk again
 	}
 	if seen, err := s.inspect(found); err == nil {
-		s.saw(seen[0])
+		s.replaceState(seen[0])
 	}
 }
 
-// saw replaces the state of one disk.
-func (s *storage) saw(current state) {
+// replaceState replaces the state of one disk.
+func (s *storage) replaceState(current diskState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.seen {
@@ -109,20 +109,20 @@ func (s *storage) saw(current state) {
 // inspect determines the states of disks. A disk with a volume belongs to the pool of that volume,
 // even if other pools match it. The records are read after all marks, because a record is written
 // before the mark of its disk, and removed after the mark.
-func (s *storage) inspect(found []blockdev.Disk) ([]state, error) {
-	seen, marks := make([]state, len(found)), make([]blockdev.Mark, len(found))
+func (s *storage) inspect(found []blockdev.Disk) ([]diskState, error) {
+	seen, marks := make([]diskState, len(found)), make([]blockdev.Mark, len(found))
 	var group sync.WaitGroup
 	for i, d := range found {
 		group.Go(func() {
 			f := d.Inspect()
-			seen[i], marks[i] = state{disk: d, state: f.Reason, detail: f.Detail}, f.Mark
+			seen[i], marks[i] = diskState{disk: d, reason: f.Reason, detail: f.Detail}, f.Mark
 		})
 	}
 	group.Wait()
 	records, unreadable := s.records()
 	for i, d := range found {
-		if seen[i].state == blockdev.DiskClaimed {
-			if seen[i] = s.claimedState(d, marks[i], records[marks[i].GUID.String()], unreadable); seen[i].state != diskOrphaned {
+		if seen[i].reason == blockdev.DiskClaimed {
+			if seen[i] = s.claimedState(d, marks[i], records[marks[i].GUID.String()], unreadable); seen[i].reason != diskOrphaned {
 				continue
 			}
 		}
@@ -131,7 +131,7 @@ func (s *storage) inspect(found []blockdev.Disk) ([]state, error) {
 			return nil, err
 		}
 		if other != "" {
-			seen[i] = state{disk: d, state: diskOtherPool, detail: fmt.Sprintf("pools %q and %q both match it: it belongs to the first one", other, s.cfg.Name)}
+			seen[i] = diskState{disk: d, reason: diskOtherPool, detail: fmt.Sprintf("pools %q and %q both match the disk: it belongs to the first pool", other, s.cfg.Name)}
 		}
 	}
 	return seen, nil
@@ -158,9 +158,9 @@ type record struct {
 	pool string
 }
 
-// records returns the records of all pools of disks that were ever configured, keyed by the GUID
-// of the disk. If several records have the same GUID, the record of this pool is used. unreadable
-// contains the errors of the records that cannot be read.
+// records returns the records of all pools of disks that were ever configured, by the GUID of the disk.
+// If several records have the same GUID, a record of this pool takes precedence. unreadable contains the
+// errors of the records that cannot be read.
 func (s *storage) records() (byGUID map[string]record, unreadable []error) {
 	byGUID = map[string]record{}
 	parent := filepath.Dir(s.cfg.Directory.Path)
@@ -172,7 +172,7 @@ func (s *storage) records() (byGUID map[string]record, unreadable []error) {
 		}
 	}
 	pools, err := os.ReadDir(parent)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a missing directory: no pool was opened yet
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the directory is missing until the first pool is opened
 		unreadable = append(unreadable, err)
 	}
 	for _, other := range pools {
@@ -183,31 +183,31 @@ func (s *storage) records() (byGUID map[string]record, unreadable []error) {
 }
 
 // claimedState returns the state of a disk with a mark. While a record cannot be read, no disk is
-// reported as orphaned: the unreadable record may be that of the disk, and the advice for an orphaned
-// disk destroys its data.
-func (s *storage) claimedState(d blockdev.Disk, m blockdev.Mark, r record, unreadable []error) state {
+// reported as orphaned, because the unreadable record may be that of the disk, and the advice for an
+// orphaned disk destroys its data.
+func (s *storage) claimedState(d blockdev.Disk, m blockdev.Mark, r record, unreadable []error) diskState {
 	name := filepath.Base(r.Folder)
 	switch {
 	case r.Folder == "" && len(unreadable) > 0:
-		return state{disk: d, state: blockdev.DiskClaimed, detail: fmt.Sprintf("claimed as %s (%s), perhaps by a record that cannot be read (%v): restore that record from a backup, or run the driver that wrote it; do not clear the disk", m.GUID, m.Name, unreadable[0])}
+		return diskState{disk: d, reason: blockdev.DiskClaimed, detail: fmt.Sprintf("claimed as %s (volume %s), and a record that may belong to the disk cannot be read (%v): restore that record from a backup, or run the driver that wrote it; do not clear the disk", m.GUID, m.Name, unreadable[0])}
 	case r.Folder == "":
-		return state{disk: d, state: diskOrphaned, detail: fmt.Sprintf("claimed as %s (%s), of which no pool here has a record: put the records back, or if nothing on it is needed any more, and no other driver has it: %s", m.GUID, m.Name, d.Clearing())}
+		return diskState{disk: d, reason: diskOrphaned, detail: fmt.Sprintf("claimed as %s (volume %s), but no pool of this driver has a record with this GUID: restore the records from a backup; or if the data is not needed and no other driver uses the disk: %s", m.GUID, m.Name, d.Clearing())}
 	case r.pool != s.cfg.Name:
-		return state{disk: d, state: diskOtherPool, detail: fmt.Sprintf("it is %s of pool %q (%s): if that is an older name of this pool, use that name again", name, r.pool, filepath.Join(filepath.Dir(s.cfg.Directory.Path), r.pool))}
+		return diskState{disk: d, reason: diskOtherPool, detail: fmt.Sprintf("the disk contains volume %s of pool %q (records in %s): if that is an older name of this pool, use that name again", name, r.pool, filepath.Join(filepath.Dir(s.cfg.Directory.Path), r.pool))}
 	case !r.Trashed:
-		return state{disk: d, state: blockdev.DiskClaimed, detail: "volume " + r.Volume.ID.Name}
+		return diskState{disk: d, reason: blockdev.DiskClaimed, detail: "volume " + r.Volume.ID.Name}
 	}
-	wiped := min(wipedUpTo(os.DirFS(r.Folder)), d.Size)
-	return state{
-		disk: d, state: diskWiping, wiped: wiped,
+	wiped := min(wipedOffset(os.DirFS(r.Folder)), d.Size)
+	return diskState{
+		disk: d, reason: diskWiping, wiped: wiped,
 		detail: fmt.Sprintf("of a deleted volume, in the trash as %s: %d%% wiped", name, wiped*100/d.Size),
 	}
 }
 
-// Usage implements pool.Storage. The size of a disk is the size of its data partition.
+// Usage implements pool.Storage. A disk counts with the size of its data partition.
 func (s *storage) Usage(u ledger.Usage) ledger.Usage {
 	for _, st := range s.states() {
-		if st.state == blockdev.DiskFree {
+		if st.reason == blockdev.DiskFree {
 			u.Room += st.disk.Room()
 			u.Largest = max(u.Largest, st.disk.Room())
 		}
@@ -226,10 +226,10 @@ func (s *storage) Find(v volume.Volume) (device string, used int64, err error) {
 func (s *storage) Devices() []pool.Device {
 	var devices []pool.Device
 	for _, st := range s.states() {
-		d := pool.Device{Path: st.disk.Path, Size: st.disk.Size, State: string(st.state), Detail: st.detail}
-		switch st.state {
+		d := pool.Device{Path: st.disk.Path, Size: st.disk.Size, State: string(st.reason), Detail: st.detail}
+		switch st.reason {
 		case diskOrphaned:
-			d.Advice = "no volume gets the disk as it is"
+			d.Advice = "no volume is created on the disk until it is cleared"
 		case diskOtherPool:
 			d.Advice = "change disks.match of one of the two pools"
 		case blockdev.DiskUnreadable:
@@ -247,31 +247,31 @@ func (s *storage) Devices() []pool.Device {
 func (s *storage) Summary(u ledger.Usage) (found, advice string) {
 	all, free := s.states(), 0
 	for _, st := range all {
-		if st.state == blockdev.DiskFree {
+		if st.reason == blockdev.DiskFree {
 			free++
 		}
 	}
 	switch {
 	case len(all) == 0:
-		return "no disk matches", "correct disks.match in the configuration; in a container, mount the host's /dev"
+		return "no disk matches disks.match", "correct disks.match in the configuration; in a container, mount the host's /dev"
 	case free == 0:
-		return "none of the disks is free", "no volume fits any more: delete volumes, or add disks; the list shows the state of each disk"
+		return "none of the disks is free", "no volume can be created: delete volumes, or add disks; the list shows the state of each disk"
 	}
 	return fmt.Sprintf("%d of %d disks are free, the largest with %s for a volume", free, len(all), volume.FormatSize(u.Largest)), ""
 }
 
 // locate finds the disk of a volume. The disk need not match the configuration. It returns
-// ErrUnavailable if the disk is missing, ErrDamaged if its mark is damaged, ErrPrecondition if two
-// disks have the mark.
+// ErrUnavailable if the disk is missing, ErrDamaged if both copies of its mark are damaged, and
+// ErrPrecondition if two disks have the mark.
 func (s *storage) locate(v volume.Volume) (blockdev.Disk, blockdev.Mark, error) {
 	d, m, err := blockdev.SearchClaim(s.match, sectionOf(v).GUID)
 	return d, m, s.explain(v, d, m, err)
 }
 
-// own is locate for a caller that changes the disk: the disk must match the configuration, and must
-// be the claimed one. It returns ErrUnavailable if a candidate cannot be read, ErrPrecondition if
-// another disk has the mark.
-func (s *storage) own(v volume.Volume) (blockdev.Disk, error) {
+// locateForChange finds the disk of a volume for a caller that changes the disk. In contrast to locate,
+// the disk must match the configuration and have the recorded identity. It also returns ErrUnavailable if
+// a disk that may be the volume's cannot be read, and ErrPrecondition if another disk has the mark.
+func (s *storage) locateForChange(v volume.Volume) (blockdev.Disk, error) {
 	d, m, err := blockdev.FindClaim(s.match, claimed(v))
 	return d, s.explain(v, d, m, err)
 }
@@ -280,19 +280,20 @@ func claimed(v volume.Volume) blockdev.Claimed {
 	return blockdev.Claimed{GUID: sectionOf(v).GUID, Identity: sectionOf(v).Identity}
 }
 
-// explain adds the remedy to an error of locate.
+// explain adds the remedy to an error of locate or locateForChange. It returns ErrDamaged for a mark that
+// is not complete.
 func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err error) error {
 	switch {
 	case err == nil && !m.Complete:
-		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if nothing on it is needed any more: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, sectionOf(v).GUID, d.Clearing())
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if the data is not needed: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, sectionOf(v).GUID, d.Clearing())
 	case errors.Is(err, blockdev.ErrNoMark):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: find out which program wrote to it; nothing was changed", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: find out which program wrote to the disk; nothing was changed", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskUnread):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: remove it from the machine, or read in dmesg why it fails", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: remove that disk from the machine, or read in dmesg why it fails", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskGone):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is missing (%w): insert the disk again, or read in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskBusy):
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: remove one of them from the machine", v.ID, err)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: remove one of the two disks from the machine", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskOther):
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: remove the copy from the machine, or if it replaces the disk permanently, set identity to that value in %s", v.ID, err, s.cfg.RecordPath(v.ID.Name))
 	}

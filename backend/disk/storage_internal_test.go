@@ -23,6 +23,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// openDisks opens a pool of disks with a state directory.
 func openDisks(t *testing.T, dir string, match ...string) *pool.Pool {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
@@ -33,6 +34,7 @@ func openDisks(t *testing.T, dir string, match ...string) *pool.Pool {
 	return p
 }
 
+// makeDisk creates a volume on a disk.
 func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.Volume, error) {
 	t.Helper()
 	c, err := claimDisk(t.Context(), p, r, volume.MiB)
@@ -46,20 +48,20 @@ func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.V
 	return v, create(t.Context(), p, v, c, nil)
 }
 
-func stateOf(p *pool.Pool, device string) state {
-	for _, s := range of(p).states() {
+func stateOf(p *pool.Pool, device string) diskState {
+	for _, s := range storageOf(p).states() {
 		if s.disk.Path == device {
 			return s
 		}
 	}
-	return state{}
+	return diskState{}
 }
 
 func awaitDisk(t *testing.T, p *pool.Pool, device string, want blockdev.Reason) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); stateOf(p, device).state != want; {
+	for end := time.Now().Add(10 * time.Second); stateOf(p, device).reason != want; {
 		if time.Now().After(end) {
-			t.Fatalf("%s is %+v, want %s", device, stateOf(p, device), want)
+			t.Fatalf("timed out: disk %s is %+v, want %s", device, stateOf(p, device), want)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -73,39 +75,40 @@ func TestDiskChoice(t *testing.T) {
 	used, _, _ := testenv.Disk(t, 32<<20)
 	testenv.Run(t, "mkfs.ext4", "-q", used)
 	p := openDisks(t, t.TempDir(), large, small, used, small)
-	if n := len(of(p).states()); n != 3 {
-		t.Errorf("%d disks", n)
+	if n := len(storageOf(p).states()); n != 3 {
+		t.Errorf("got %d disks, want 3", n)
 	}
 	u, err := p.Usage()
 	must(t, err)
 	if want := int64(64-2+128-2) << 20; u.Room != want || u.Largest != 126<<20 || u.Promised != 0 {
-		t.Errorf("%+v", u)
+		t.Errorf("got usage %+v, want %d bytes of room", u, want)
 	}
 	v, err := makeDisk(t, p, "one", volume.Range{})
 	must(t, err)
-	if s := stateOf(p, small); s.state != blockdev.DiskClaimed || s.detail != "volume one" || v.Capacity != 62<<20 {
-		t.Errorf("%+v has %+v", s, v)
+	if s := stateOf(p, small); s.reason != blockdev.DiskClaimed || s.detail != "volume one" || v.Capacity != 62<<20 {
+		t.Errorf("got disk %+v and volume %+v, want the claimed disk %s", s, v, small)
 	}
-	if s := stateOf(p, used); s.state != blockdev.DiskNotBlank || !strings.Contains(s.detail, "ext4") {
-		t.Errorf("%+v", s)
+	if s := stateOf(p, used); s.reason != blockdev.DiskNotBlank || !strings.Contains(s.detail, "ext4") {
+		t.Errorf("got %+v, want a disk that is not blank because of ext4", s)
 	}
 	for _, r := range []volume.Range{{Required: 127 << 20}, {Required: 63 << 20, Limit: 100 << 20}} {
 		if _, err := makeDisk(t, p, "two", r); !errors.Is(err, volume.ErrExhausted) {
-			t.Errorf("%+v: %v", r, err)
+			t.Errorf("create with %+v: got %v, want ErrExhausted", r, err)
 		}
 	}
 	if u, err = p.Usage(); err != nil || u.Room != 126<<20 || u.Promised != 62<<20 || u.Volumes != 1 {
-		t.Errorf("%+v, %v", u, err)
+		t.Errorf("got usage %+v, %v; want one volume of 62 MiB and 126 MiB of room", u, err)
 	}
-	d, m, err := of(p).locate(v)
+	d, m, err := storageOf(p).locate(v)
 	if err != nil || d.Path != small || m.Name != "one" {
-		t.Errorf("%+v, %+v, %v", d, m, err)
+		t.Errorf("locate: got %+v, %+v, %v; want disk %s of volume one", d, m, err, small)
 	}
 	must(t, p.Remove(t.Context(), v))
 	awaitDisk(t, p, small, blockdev.DiskFree)
 }
 
-// TestWipeResumed: the progress of a wipe is shown, and the next driver continues there.
+// TestWipeResumed: the state of the disk shows the progress of a wipe, and the next driver continues at that
+// offset.
 func TestWipeResumed(t *testing.T) {
 	const size, wiped = 256 << 20, 128 << 20
 	device, image, _ := testenv.Disk(t, size)
@@ -126,40 +129,41 @@ func TestWipeResumed(t *testing.T) {
 	must(t, os.Rename(filepath.Join(records, "volumes", v.ID.Name), entry))
 	must(t, os.WriteFile(entry+"/wiping", []byte(strconv.Itoa(wiped)), 0o600))
 
-	looked, err := pool.OpenReadOnly(t.Context(), forms, pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
+	readOnly, err := pool.OpenReadOnly(t.Context(), forms, pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
 	must(t, err)
-	if s := stateOf(looked, device); s.state != diskWiping || s.wiped != wiped || !strings.Contains(s.detail, "50%") {
-		t.Errorf("%+v", s)
+	if s := stateOf(readOnly, device); s.reason != diskWiping || s.wiped != wiped || !strings.Contains(s.detail, "50%") {
+		t.Errorf("got %+v, want a disk that is wiped to 50%%", s)
 	}
-	looked.Close()
+	readOnly.Close()
 	awaitDisk(t, openDisks(t, dir, device), device, blockdev.DiskFree)
 	for at, want := range map[int64]string{wiped - 32<<20: "data", wiped + 32<<20: "\x00\x00\x00\x00"} {
 		have := make([]byte, 4)
 		_, err = f.ReadAt(have, at)
 		must(t, err)
 		if string(have) != want {
-			t.Errorf("at byte %d there is %q, want %q", at, have, want)
+			t.Errorf("at byte %d: got %q, want %q", at, have, want)
 		}
 	}
 }
 
-// TestDiskOrphan: a disk with a mark and without a record is shown, and not claimed.
+// TestDiskOrphan: a disk that has a mark and no record is reported as orphaned, and not claimed. The advice
+// clears the disk, unless it is mounted.
 func TestDiskOrphan(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	p := openDisks(t, t.TempDir(), device)
 	_, err := makeDisk(t, p, "lost", volume.Range{})
 	must(t, err)
 	p.Close()
-	again := openDisks(t, t.TempDir(), device) // a node that was installed again
-	if s := stateOf(again, device); s.state != diskOrphaned || !strings.Contains(s.detail, "lost") {
-		t.Errorf("%+v", s)
+	again := openDisks(t, t.TempDir(), device) // the state directory was lost
+	if s := stateOf(again, device); s.reason != diskOrphaned || !strings.Contains(s.detail, "lost") {
+		t.Errorf("got %+v, want an orphaned disk of volume lost", s)
 	}
 	if _, err := makeDisk(t, again, "other", volume.Range{}); !errors.Is(err, volume.ErrExhausted) {
-		t.Errorf("%v", err)
+		t.Errorf("create: got %v, want ErrExhausted", err)
 	}
-	_, advice, _ := strings.Cut(stateOf(again, device).detail, "no other driver has it: ")
+	_, advice, _ := strings.Cut(stateOf(again, device).detail, "no other driver uses the disk: ")
 	if strings.Contains(advice, "force") || !strings.Contains(advice, "partx -d") {
-		t.Errorf("the advice is: %s", advice)
+		t.Errorf("got advice %q, want partx -d and no force", advice)
 	}
 	dir := t.TempDir()
 	testenv.Run(t, "mkfs.ext4", "-q", device+"p1")
@@ -173,8 +177,8 @@ func TestDiskOrphan(t *testing.T) {
 	must(t, err)
 }
 
-// TestUnreadableRecord: while a record cannot be read, no disk is orphaned and no command that clears
-// a disk is shown, in whichever state and pool the record's volume is.
+// TestUnreadableRecord: while a record cannot be read, no disk is reported as orphaned, and no command that
+// clears a disk is shown, whatever the state and pool of the record's volume.
 func TestUnreadableRecord(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	damage := func(t *testing.T, folder string) {
@@ -191,14 +195,14 @@ func TestUnreadableRecord(t *testing.T) {
 	must(t, err)
 	for name, tc := range map[string]struct {
 		folder string
-		breaks func(t *testing.T, folder string)
+		damage func(t *testing.T, folder string)
 		says   string
 	}{
-		"of a volume":     {"disks/volumes/live", damage, "version 2"},
-		"missing":         {"disks/volumes/live", func(t *testing.T, folder string) { must(t, os.Remove(filepath.Join(folder, "volume.json"))) }, "no such file"},
-		"in creation":     {"disks/.trivet/tmp/live", damage, "version 2"},
+		"existing volume": {"disks/volumes/live", damage, "version 2"},
+		"missing record":  {"disks/volumes/live", func(t *testing.T, folder string) { must(t, os.Remove(filepath.Join(folder, "volume.json"))) }, "no such file"},
+		"being created":   {"disks/.trivet/tmp/live", damage, "version 2"},
 		"in the trash":    {"disks/.trivet/trash/live.1", damage, "version 2"},
-		"of another pool": {"other/volumes/live", damage, "version 2"},
+		"another pool":    {"other/volumes/live", damage, "version 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			state := t.TempDir()
@@ -206,28 +210,28 @@ func TestUnreadableRecord(t *testing.T) {
 			folder := filepath.Join(state, "disks", tc.folder)
 			must(t, os.RemoveAll(filepath.Join(state, "disks/disks/volumes/live")))
 			must(t, os.CopyFS(folder, os.DirFS(filepath.Join(records, "volumes/live"))))
-			tc.breaks(t, folder)
+			tc.damage(t, folder)
 			c := pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}
 			read, err := pool.OpenReadOnly(t.Context(), forms, c, state)
 			must(t, err)
 			defer read.Close()
 			s := stateOf(read, device)
-			if s.state != blockdev.DiskClaimed || !strings.Contains(s.detail, tc.says) || strings.Contains(s.detail, "wipefs") {
-				t.Errorf("the state is %+v", s)
+			if s.reason != blockdev.DiskClaimed || !strings.Contains(s.detail, tc.says) || strings.Contains(s.detail, "wipefs") {
+				t.Errorf("got %+v, want a claimed disk with %q and without wipefs", s, tc.says)
 			}
-			if found := conditions(read); len(found) > 0 {
-				t.Errorf("the conditions are %+v", found)
+			if found := poolConditions(read); len(found) > 0 {
+				t.Errorf("got conditions %+v, want none", found)
 			}
 			must(t, os.WriteFile(filepath.Join(folder, "volume.json"), readable, 0o600))
 			must(t, read.Storage().Scan())
-			if s := stateOf(read, device); s.state == diskOrphaned {
-				t.Errorf("with a readable record the state is %+v", s)
+			if s := stateOf(read, device); s.reason == diskOrphaned {
+				t.Errorf("after the record was restored: got %+v, want a disk that is not orphaned", s)
 			}
 		})
 	}
 }
 
-// openSet opens pools of disks, by name, in this order.
+// openSet opens pools of disks in this order, and returns a function that returns one of them by name.
 func openSet(t *testing.T, dir string, configs ...pool.Config) func(name string) *pool.Pool {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
@@ -255,11 +259,11 @@ func TestDiskTwoPools(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	named := openSet(t, t.TempDir(), poolOf("first", device), poolOf("second", device))
 	second := named("second")
-	if s := stateOf(second, device); s.state != diskOtherPool || !strings.Contains(s.detail, `"first"`) || !strings.Contains(s.detail, `"second"`) {
-		t.Errorf("%+v", s)
+	if s := stateOf(second, device); s.reason != diskOtherPool || !strings.Contains(s.detail, `"first"`) || !strings.Contains(s.detail, `"second"`) {
+		t.Errorf("got %+v, want a disk of pool first", s)
 	}
 	if _, err := makeDisk(t, second, "v", volume.Range{}); !errors.Is(err, volume.ErrExhausted) {
-		t.Errorf("%v", err)
+		t.Errorf("create in the second pool: got %v, want ErrExhausted", err)
 	}
 	_, err := makeDisk(t, named("first"), "v", volume.Range{})
 	must(t, err)
@@ -276,18 +280,18 @@ func TestDiskElsewhere(t *testing.T) {
 	p.Close()
 	named := openSet(t, dir, poolOf("wider", device, "/dev/loop-control"), poolOf("disks", device))
 	for name, want := range map[string]blockdev.Reason{"wider": diskOtherPool, "disks": blockdev.DiskClaimed} {
-		if s := stateOf(named(name), device); s.state != want || !strings.Contains(s.detail, "live") {
-			t.Errorf("in pool %s it is %+v, want %s", name, s, want)
+		if s := stateOf(named(name), device); s.reason != want || !strings.Contains(s.detail, "live") {
+			t.Errorf("in pool %s: got %+v, want %s", name, s, want)
 		}
 	}
 	renamed := openSet(t, dir, poolOf("renamed", device))("renamed")
-	if s := stateOf(renamed, device); s.state != diskOtherPool || !strings.Contains(s.detail, `pool "disks"`) || strings.Contains(s.detail, "wipefs") {
-		t.Errorf("%+v", s)
+	if s := stateOf(renamed, device); s.reason != diskOtherPool || !strings.Contains(s.detail, `pool "disks"`) || strings.Contains(s.detail, "wipefs") {
+		t.Errorf("in the renamed pool: got %+v, want a disk of pool disks", s)
 	}
 }
 
-// TestDiskRefuses: a disk that reads as blank and cannot be written is not claimed again
-// immediately, and the attempt leaves nothing.
+// TestDiskRefuses: a disk that reads as blank and cannot be written is not claimed again until the next
+// scan, and the failed create leaves no files.
 func TestDiskRefuses(t *testing.T) {
 	full := testenv.Filesystem(t, "ext4", "32M")
 	must(t, os.Truncate(sparse(t, full, "disk"), 64<<20))
@@ -297,14 +301,14 @@ func TestDiskRefuses(t *testing.T) {
 	dir := t.TempDir()
 	p := openDisks(t, dir, bad, good)
 	if _, err := makeDisk(t, p, "v", volume.Range{}); !errors.Is(err, blockdev.ErrDiskRefuses) {
-		t.Errorf("%v", err)
+		t.Errorf("create on a disk that cannot be written: got %v, want ErrDiskRefuses", err)
 	}
-	if s := stateOf(p, bad); s.state != blockdev.DiskUnreadable || !strings.Contains(s.detail, "cannot be written") {
-		t.Errorf("%+v", s)
+	if s := stateOf(p, bad); s.reason != blockdev.DiskUnreadable || !strings.Contains(s.detail, "cannot be written") {
+		t.Errorf("got %+v, want a disk that cannot be written", s)
 	}
 	v, err := makeDisk(t, p, "v", volume.Range{})
 	if err != nil || v.Capacity != 126<<20 {
-		t.Errorf("%d bytes, %v", v.Capacity, err)
+		t.Errorf("create: got %d bytes, %v; want 126 MiB", v.Capacity, err)
 	}
 	awaitEmpty(t, filepath.Join(dir, "disks/disks/.trivet/trash"))
 }
@@ -325,7 +329,7 @@ func awaitEmpty(t *testing.T, dir string) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s has %v", dir, left)
+			t.Fatalf("timed out: %s contains %v, want no files", dir, left)
 		}
 	}
 }
@@ -341,18 +345,18 @@ func TestDiskCanceled(t *testing.T) {
 	_, err = claimDisk(soon, p, volume.Range{}, 1)
 	must(t, held.Close())
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v", err)
+		t.Errorf("while another program holds the disk: got %v, want DeadlineExceeded", err)
 	}
 	c, err := claimDisk(t.Context(), p, volume.Range{}, 1)
 	must(t, err)
 	if _, err := claimDisk(soon, p, volume.Range{}, 1); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("while another claims: %v", err)
+		t.Errorf("while another call claims a disk: got %v, want DeadlineExceeded", err)
 	}
 	must(t, c.Close())
 }
 
-// TestDiskFailedCreate: a disk that was marked for a failed create is not orphaned, and the next
-// call waits for it.
+// TestDiskFailedCreate: a disk that was marked by a create that failed is not orphaned, and the next create
+// waits until the mark is removed.
 func TestDiskFailedCreate(t *testing.T) {
 	first, _, _ := testenv.Disk(t, 64<<20)
 	second, _, _ := testenv.Disk(t, 128<<20)
@@ -360,29 +364,30 @@ func TestDiskFailedCreate(t *testing.T) {
 	_, err := makeDisk(t, p, "v", volume.Range{})
 	must(t, err)
 	if _, err := makeDisk(t, p, "v", volume.Range{}); err == nil {
-		t.Error("two volumes have one name")
+		t.Error("the second create with the same name succeeded, want an error")
 	}
-	if s := stateOf(p, second); s.state != diskWiping && s.state != blockdev.DiskFree {
-		t.Errorf("%+v", s)
+	if s := stateOf(p, second); s.reason != diskWiping && s.reason != blockdev.DiskFree {
+		t.Errorf("got %+v, want a disk that is free or being wiped", s)
 	}
 	v, err := makeDisk(t, p, "w", volume.Range{})
 	if err != nil || v.Capacity != 126<<20 {
-		t.Errorf("%d bytes, %v", v.Capacity, err)
+		t.Errorf("create: got %d bytes, %v; want 126 MiB", v.Capacity, err)
 	}
 }
 
+// awaitStuck waits for an error of removing a deleted volume.
 func awaitStuck(t *testing.T, p *pool.Pool) string {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); len(p.Trash.Errors()) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("no error reports that the disk is not wiped")
+			t.Fatal("timed out waiting for an error of the trash")
 		}
 	}
 	return p.Trash.Errors()[0].Error()
 }
 
-// TestDiskRepurposed: a disk that has another use now is not wiped when its old volume is deleted,
-// and an error reports that.
+// TestDiskRepurposed: if another program uses the disk now, it is not wiped when its old volume is deleted,
+// and the trash reports an error.
 func TestDiskRepurposed(t *testing.T) {
 	for name, boot := range map[string]bool{"filesystem": false, "boot record": true} {
 		t.Run(name, func(t *testing.T) {
@@ -400,28 +405,27 @@ func TestDiskRepurposed(t *testing.T) {
 				must(t, errors.Join(err, f.Close()))
 			}
 			testenv.Run(t, "mkfs.ext4", "-q", device+"p1")
-			_, err = of(p).own(v)
+			_, err = storageOf(p).locateForChange(v)
 			if want := map[bool]error{false: volume.ErrDamaged, true: volume.ErrUnavailable}[boot]; !errors.Is(err, want) {
-				t.Errorf("%v, want %v", err, want)
+				t.Errorf("locateForChange: got %v, want %v", err, want)
 			}
 			must(t, p.Remove(t.Context(), v))
 			if stuck := awaitStuck(t, p); !strings.Contains(stuck, filepath.Join(dir, "disks/disks/.trivet/trash/v.")) {
-				t.Errorf("%s: it does not name the entry", stuck)
+				t.Errorf("got %q, want an error that names the folder in the trash", stuck)
 			}
 			testenv.Run(t, "e2fsck", "-fn", image+"?offset=1048576")
 		})
 	}
 }
 
-// TestDiskRestored: a disk with data is not wiped if a restored state directory has it as an unused
-// disk.
+// TestDiskRestored: a disk with data is not wiped if a restored state directory records the disk as unused.
 func TestDiskRestored(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	dir := t.TempDir()
 	p := openDisks(t, dir, device)
 	v, err := makeDisk(t, p, "v", volume.Range{})
 	must(t, err)
-	d, err := of(p).own(v)
+	d, err := storageOf(p).locateForChange(v)
 	must(t, err)
 	must(t, d.SetUsed(t.Context(), sectionOf(v).GUID))
 	p.Close()
@@ -429,14 +433,14 @@ func TestDiskRestored(t *testing.T) {
 	must(t, os.Rename(base+"/volumes/v", base+"/.trivet/tmp/v"))
 	p = openDisks(t, dir, device)
 	if stuck := awaitStuck(t, p); !strings.Contains(stuck, "backup") {
-		t.Error(stuck)
+		t.Errorf("got %q, want an error that mentions the backup", stuck)
 	}
 	if m, err := d.Mark(); err != nil || !m.Complete || m.Damaged || m.GUID.String() != sectionOf(v).GUID {
-		t.Errorf("%+v, %v", m, err)
+		t.Errorf("got mark %+v, %v; want the unchanged mark", m, err)
 	}
 }
 
-// TestDiskTorn: a partially written record has no disk, and is removed.
+// TestDiskTorn: a partially written record, which has no disk, is removed.
 func TestDiskTorn(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	dir := t.TempDir()
@@ -451,8 +455,8 @@ func TestDiskTorn(t *testing.T) {
 	must(t, err)
 }
 
-// TestDiskPulledInTrash: the removal of a deleted volume whose disk is missing waits, and a later
-// driver wipes the disk when it is attached again.
+// TestDiskPulledInTrash: a deleted volume whose disk is missing stays in the trash, and a later driver wipes
+// the disk when it is attached again.
 func TestDiskPulledInTrash(t *testing.T) {
 	device, image, pull := testenv.Disk(t, 64<<20)
 	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "disk")
@@ -463,7 +467,7 @@ func TestDiskPulledInTrash(t *testing.T) {
 	pull()
 	must(t, p.Remove(t.Context(), v))
 	if stuck := awaitStuck(t, p); !strings.Contains(stuck, sectionOf(v).GUID) || !strings.Contains(stuck, "insert its unchanged disk") {
-		t.Error(stuck)
+		t.Errorf("got %q, want an error with the GUID and the remedy", stuck)
 	}
 	p.Close()
 	must(t, os.Remove(link))
@@ -472,8 +476,8 @@ func TestDiskPulledInTrash(t *testing.T) {
 	awaitDisk(t, p, link, blockdev.DiskFree)
 }
 
-// TestDiskMarkWithoutVolume: the next start removes the mark of a create that did not complete,
-// whichever part of the mark was written, also if the disk is attached later.
+// TestDiskMarkWithoutVolume: after a create that did not complete, the next start removes the mark of the
+// disk, whichever parts of the mark were written, even if the disk is attached only later.
 func TestDiskMarkWithoutVolume(t *testing.T) {
 	const sector, size = 512, 64 << 20
 	type span struct{ from, to int64 }
@@ -481,17 +485,17 @@ func TestDiskMarkWithoutVolume(t *testing.T) {
 	first, rest, second := span{2 * sector, 3 * sector}, span{3 * sector, 34 * sector}, span{size - 33*sector, size}
 	for _, tc := range []struct {
 		name    string
-		missing []span
-		late    bool
+		missing []span // parts of the mark that were not written
+		late    bool   // the disk is attached after the start
 	}{
-		{"nothing", []span{boot, header, first, rest, second}, false},
-		{"entry alone", []span{boot, header, rest, second}, false},
-		{"second table", []span{boot, header, rest}, false},
-		{"half of the second table", []span{boot, header, rest, {size - sector, size}}, false},
+		{"nothing written", []span{boot, header, first, rest, second}, false},
+		{"only the partition entry", []span{boot, header, rest, second}, false},
+		{"only the backup table", []span{boot, header, rest}, false},
+		{"half of the backup table", []span{boot, header, rest, {size - sector, size}}, false},
 		{"no boot record", []span{boot}, false},
-		{"whole", nil, false},
-		{"entry alone, late", []span{boot, header, rest, second}, true},
-		{"whole, late", nil, true},
+		{"complete", nil, false},
+		{"only the partition entry, disk attached later", []span{boot, header, rest, second}, true},
+		{"complete, disk attached later", nil, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			device, image, pull := testenv.Disk(t, size)
@@ -522,7 +526,7 @@ func TestDiskMarkWithoutVolume(t *testing.T) {
 			}
 			awaitEmpty(t, base+"/.trivet/trash")
 			if _, err := p.Lookup("v"); !errors.Is(err, volume.ErrNotFound) {
-				t.Errorf("%v", err)
+				t.Errorf("Lookup: got %v, want ErrNotFound", err)
 			}
 			_, err = makeDisk(t, p, v.CoName, volume.Range{})
 			must(t, err)
@@ -536,19 +540,19 @@ func TestDisksConfig(t *testing.T) {
 		c    pool.Config
 		says string
 	}{
-		"good":        {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/disk/by-id/nvme-*"}}}, ""},
-		"no glob":     {pool.Config{Name: "d", Section: &Disks{}}, "disks.match is empty"},
-		"bad glob":    {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/[a"}}}, `disks.match "/dev/[a"`},
-		"no device":   {pool.Config{Name: "d", Section: &Disks{Match: []string{"nvme*"}}}, `disks.match "nvme*"`},
-		"directory":   {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Directory: pool.Directory{Path: "/p"}}, "beside"},
-		"overcommit":  {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Overcommit: 2}, "overcommit"},
-		"quota":       {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Quota: pool.QuotaAuto}, "quota"},
-		"neither one": {pool.Config{Name: "d"}, "directory.path"},
+		"valid":        {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/disk/by-id/nvme-*"}}}, ""},
+		"no glob":      {pool.Config{Name: "d", Section: &Disks{}}, "disks.match is empty"},
+		"invalid glob": {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/[a"}}}, `disks.match "/dev/[a"`},
+		"not in /dev":  {pool.Config{Name: "d", Section: &Disks{Match: []string{"nvme*"}}}, `disks.match "nvme*"`},
+		"directory":    {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Directory: pool.Directory{Path: "/p"}}, "beside"},
+		"overcommit":   {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Overcommit: 2}, "overcommit"},
+		"quota":        {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Quota: pool.QuotaAuto}, "quota"},
+		"no section":   {pool.Config{Name: "d"}, "directory.path"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := tc.c.Validate()
 			if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%v", err)
+				t.Errorf("got %v, want %q in the error", err, tc.says)
 			}
 		})
 	}

@@ -16,9 +16,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Names of empty files in a volume's folder that record the state of its disk.
+// Names of files in a volume's folder that record the state of its disk. All but wipingFile are empty.
 const (
-	// wipedFile: the data is wiped, and the mark may already be removed.
+	// wipedFile: the data is wiped, and the mark may be removed, too.
 	wipedFile = "wiped"
 	// unusedFile: the disk was claimed for a volume that was not created. The disk may have a mark.
 	unusedFile = "unused"
@@ -30,9 +30,9 @@ const (
 
 // Abandon implements pool.Storage. If no data was copied to the disk, Reclaim removes only the mark.
 func (s *storage) Abandon(folder *os.Root) error {
-	copied, err := noted(folder, copyingFile)
+	copied, err := hasFlag(folder, copyingFile)
 	if err == nil && !copied {
-		err = note(folder, unusedFile)
+		err = createFlag(folder, unusedFile)
 	}
 	return err
 }
@@ -44,23 +44,23 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 	case err != nil && !errors.Is(err, volume.ErrDamaged):
 		return fmt.Errorf("%s: %w", path, err)
 	case err != nil:
-		return errors.Join(fmt.Errorf("%s has no readable record of a disk: restore the record from a backup; or remove that folder, and trivet doctor shows its disk as orphaned", path), err)
+		return errors.Join(fmt.Errorf("%s has no readable record of a disk: restore the record from a backup; or remove that folder, then trivet doctor shows its disk as orphaned", path), err)
 	case !ok: // the disk was wiped
 		return nil
 	}
 	if err := s.wipeDisk(ctx, v, folder); err != nil {
-		return fmt.Errorf("volume %s, which was deleted: %w: insert its unchanged disk, and the driver wipes it; if the disk is lost, or in other use, remove %s", v.ID, err, path)
+		return fmt.Errorf("volume %s, which was deleted: %w: insert its unchanged disk, and the driver wipes the disk; if the disk is lost, or used otherwise now, remove %s", v.ID, err, path)
 	}
 	return nil
 }
 
-// wipeDisk verifies that a disk is the volume's, and wipes it.
+// wipeDisk finds the disk of a deleted volume, verifies that it is the volume's, and wipes it.
 func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root) error {
-	wiped, err := noted(folder, wipedFile)
+	wiped, err := hasFlag(folder, wipedFile)
 	if err != nil {
 		return err
 	}
-	unused, err := noted(folder, unusedFile)
+	unused, err := hasFlag(folder, unusedFile)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	defer s.rescan(d.Path)
 	switch {
 	case unused && m.Used:
-		return fmt.Errorf("%s has data, but this record is of an unused disk: %s was restored from an older backup", d.Path, s.cfg.Directory.Path)
+		return fmt.Errorf("%s has data, but its record says that it is unused: %s was restored from an older backup", d.Path, s.cfg.Directory.Path)
 	case unused, wiped && (!m.Complete || m.Damaged):
 		return d.Unmark(ctx, sectionOf(v).GUID)
 	}
@@ -87,13 +87,13 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	return err
 }
 
-// wipe wipes a disk, and continues at the offset that an interrupted call has recorded.
+// wipe wipes a disk. It begins at the offset that an interrupted call has recorded.
 func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root) error {
 	var saved time.Time
 	return d.Wipe(ctx, sectionOf(v).GUID, blockdev.WipeOptions{
 		Keep:    sectionOf(v).Wipe == wipeNone,
 		Release: sectionOf(v).Wipe == wipeDiscard,
-		From:    wipedUpTo(folder.FS()),
+		From:    wipedOffset(folder.FS()),
 		Progress: func(upTo int64) error {
 			if time.Since(saved) < saveInterval {
 				return nil
@@ -103,13 +103,13 @@ func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root
 			crashpoint.Here(crashpoint.ReapZeroed)
 			return err
 		},
-		Wiped: func() error { return note(folder, wipedFile) },
+		Wiped: func() error { return createFlag(folder, wipedFile) },
 	})
 }
 
-// wipedUpTo returns the recorded offset up to which a disk is wiped, or 0 if there is no valid one:
-// to start again is safe.
-func wipedUpTo(folder fs.FS) int64 {
+// wipedOffset returns the recorded offset up to which a disk is wiped; 0 if no valid offset is recorded,
+// because to wipe the disk from the beginning is safe.
+func wipedOffset(folder fs.FS) int64 {
 	b, err := fs.ReadFile(folder, wipingFile)
 	if err != nil {
 		return 0
@@ -118,19 +118,19 @@ func wipedUpTo(folder fs.FS) int64 {
 	return upTo
 }
 
-// saveInterval is the interval in which the progress of a wipe is recorded.
+// saveInterval is the interval between two records of the progress of a wipe.
 const saveInterval = 30 * time.Second
 
-// note durably creates an empty file in a volume's folder.
-func note(folder *os.Root, name string) error {
+// createFlag durably creates an empty file in a volume's folder.
+func createFlag(folder *os.Root, name string) error {
 	if err := folder.WriteFile(name, nil, 0o600); err != nil {
 		return err
 	}
 	return atomicfile.Sync(folder, ".")
 }
 
-// noted reports whether note has created the file.
-func noted(folder *os.Root, name string) (bool, error) {
+// hasFlag reports whether createFlag has created the file.
+func hasFlag(folder *os.Root, name string) (bool, error) {
 	_, err := folder.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil

@@ -31,10 +31,10 @@ func TestDamagedQuotas(t *testing.T) {
 		damage func(t *testing.T, image string, id uint64)
 		repair string
 		mounts bool
-		// reason is that of the condition; creating another volume fails with code and says.
-		reason string
-		code   codes.Code
-		says   string
+		reason string // of the reported condition
+		// code and says are the code and the text in the error of creating another volume.
+		code codes.Code
+		says string
 	}{
 		"xfs record":  {"xfs", damageRecord, "xfs_repair -f $0", true, "QuotaUnreadable", codes.OK, ""},
 		"xfs file":    {"xfs", damageInode, "xfs_repair -f $0", true, "QuotaNotInForce", codes.FailedPrecondition, "xfs_repair"},
@@ -48,10 +48,10 @@ func TestDamagedQuotas(t *testing.T) {
 			before := g.names(t)
 			err := g.create(t, "other")
 			if status.Code(err) != tc.code || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("another volume: %v, want %v that says %q", err, tc.code, tc.says)
+				t.Errorf("creating another volume: got %v, want %v with %q", err, tc.code, tc.says)
 			}
 			if after := g.names(t); err != nil && !slices.Equal(after, before) {
-				t.Errorf("the names were %q and are %q", before, after)
+				t.Errorf("the refused create changed the folders from %q to %q", before, after)
 			}
 			g.damage(t, func() { testenv.Run(t, "sh", "-c", tc.repair, g.image) }, true)
 			g.restage(t) // restores the limits that the repair has removed
@@ -63,12 +63,12 @@ func TestDamagedQuotas(t *testing.T) {
 	}
 }
 
-// damaged is a driver that requires limits, and a volume.
+// damaged is a driver whose pool requires limits, and a volume of it.
 type damaged struct {
 	*backendtest.Driver
-	at, image string
+	at, image string // mount point and image of the filesystem
 	volume    volume.ID
-	id        uint64 // its project
+	id        uint64 // project ID of the volume
 	mounted   bool
 }
 
@@ -84,7 +84,7 @@ func newDamaged(t *testing.T, fsType string) *damaged {
 	}
 	records, err := filepath.Glob(filepath.Join(g.at, "pool/volumes/*/volume.json"))
 	if err != nil || len(records) != 1 {
-		t.Fatalf("records %q, %v", records, err)
+		t.Fatalf("got records %q, %v; want one", records, err)
 	}
 	b, err := os.ReadFile(records[0])
 	if err != nil {
@@ -111,7 +111,8 @@ func (g *damaged) create(t *testing.T, name string) error {
 	return err
 }
 
-// damage changes the image while it is not mounted, and starts the driver again.
+// damage changes the image while it is not mounted, and restarts the driver. mounts tells whether the
+// changed image can be mounted.
 func (g *damaged) damage(t *testing.T, change func(), mounts bool) {
 	t.Helper()
 	g.Stop(t)
@@ -121,13 +122,13 @@ func (g *damaged) damage(t *testing.T, change func(), mounts bool) {
 	change()
 	out, err := testenv.Output("", "mount", "-o", "loop,prjquota", g.image, g.at)
 	if g.mounted = err == nil; g.mounted != mounts {
-		t.Fatalf("mount: %v\n%s", err, out)
+		t.Fatalf("mount: got %v, want success: %t\n%s", err, mounts, out)
 	}
 	g.Restart(t)
 }
 
-// wantReason fails the test unless the pool and the volume have one condition; "" for none. The
-// volumes of a pool that is not open have no conditions of their own.
+// wantReason fails the test unless the conditions of the pool and the volume have only this reason; "": no
+// conditions. The health of a volume is unavailable while its pool is not open.
 func (g *damaged) wantReason(t *testing.T, want string) {
 	t.Helper()
 	storage, err := g.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -147,11 +148,12 @@ func (g *damaged) wantReason(t *testing.T, want string) {
 	}
 	slices.Sort(have)
 	if got := strings.Join(slices.Compact(have), " "); got != want {
-		t.Errorf("health is %v, %v, want %q", storage, own, want)
+		t.Errorf("got health of the pool %v, of the volume %v; want reason %q", storage, own, want)
 	}
 }
 
-// names lists the folder of the volumes, and fails the test if an unmounted pool contains a file.
+// names returns the names of the volumes' folders. It fails the test if the pool is not mounted and its
+// directory is not empty.
 func (g *damaged) names(t *testing.T) (names []string) {
 	t.Helper()
 	dir := filepath.Join(g.at, "pool")
@@ -160,7 +162,7 @@ func (g *damaged) names(t *testing.T) (names []string) {
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || !g.mounted && len(entries) > 0 {
-		t.Errorf("%s contains %v, %v", dir, entries, err)
+		t.Errorf("got files %v in %s, %v; want none", entries, dir, err)
 	}
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -168,6 +170,7 @@ func (g *damaged) names(t *testing.T) (names []string) {
 	return names
 }
 
+// restage stages and unstages the volume.
 func (g *damaged) restage(t *testing.T) {
 	t.Helper()
 	id, staging := g.volume.String(), t.TempDir()
@@ -185,32 +188,34 @@ func damageRecord(t *testing.T, image string, id uint64) {
 	testenv.Run(t, "xfs_db", "-x", "-c", "dquot -p "+strconv.FormatUint(id, 10), "-c", "write -d diskdq.magic 0", image)
 }
 
-// damageInode damages the inode of the quota file of xfs: its checksum is wrong. More damage would
-// make adjacent inodes unreadable.
+// damageInode makes the checksum of the inode of the quota file of xfs wrong. More damage would make
+// adjacent inodes unreadable.
 func damageInode(t *testing.T, image string, _ uint64) {
 	t.Helper()
 	testenv.Run(t, "xfs_db", "-x", "-c", "inode "+word(t, `pquotino = (\d+)`, "xfs_db", "-c", "sb 0", "-c", "p pquotino", image), "-c", "write -c core.uid 1", image)
 }
 
 // The quota file of ext4 has blocks of 1 KiB: a header, then the root of a tree of records
-// (fs/quota/quota_tree.c in the kernel). An entry of the root is for IDs with the same highest byte,
-// which is not 0 for volumes.
+// (fs/quota/quota_tree.c in the kernel). An entry of the root is for all IDs with the same highest byte,
+// which is not 0 in the IDs of volumes.
 const (
 	quotaBlock = 1024
 	treeEntry  = 4
 )
 
+// damageTree overwrites the root of the tree, except its first entry.
 func damageTree(t *testing.T, image string, _ uint64) {
 	t.Helper()
 	overwrite(t, image, quotaBlock+treeEntry, quotaBlock-treeEntry)
 }
 
+// damageHeader overwrites the magic number of the quota file.
 func damageHeader(t *testing.T, image string, _ uint64) {
 	t.Helper()
 	overwrite(t, image, 0, treeEntry)
 }
 
-// overwrite writes ones to the quota file of an ext4 with blocks of 4 KiB.
+// overwrite writes n bytes 0xff at an offset of the quota file of an ext4 with blocks of 4 KiB.
 func overwrite(t *testing.T, image string, at, n int64) {
 	t.Helper()
 	inode := word(t, `Project quota inode: *(\d+)`, "dumpe2fs", "-h", image)
@@ -231,7 +236,7 @@ func overwrite(t *testing.T, image string, at, n int64) {
 	}
 }
 
-// word returns the match of a pattern in the output of a program.
+// word returns the first group of a pattern in the output of a program.
 func word(t *testing.T, pattern string, command ...string) string {
 	t.Helper()
 	out := testenv.Run(t, command[0], command[1:]...)

@@ -22,7 +22,7 @@ import (
 // Name is the backend's name.
 const Name = "local"
 
-// bounds are multiples of the block size of quotas. The minimum exceeds the size of an empty directory.
+// bounds allow multiples of the block size of quotas. The minimum exceeds the size of an empty directory.
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
 
 // Backend creates volumes that are directories of a filesystem of this node.
@@ -48,20 +48,19 @@ var Kind = backend.Kind{
 	New:        New,
 }
 
-// New creates the backend on the pools. It ignores pools that are not directories of this node.
+// New creates the backend. It uses only pools that are directories of this node.
 func New(pools *pool.Set) backend.Backend {
-	own := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
+	accepts := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
 	b := &Backend{}
 	b.Directories = backend.Directories{
-		Pools:  backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom},
+		Pools:  backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: backend.NoRoom},
 		Bounds: bounds, Prepare: backend.PrepareDirectory, Copy: b.copyFrom,
 		Source: func(v volume.Volume) (mount.Source, error) { return b.NodeDirectory(v) },
 	}
 	return b
 }
 
-// Enforced implements backend.Limiter. Some users can exceed the limit of a directory: see
-// docs/local.md.
+// Enforced implements backend.Limiter. docs/local.md describes who can exceed the limit of a directory.
 func (b *Backend) Enforced(v volume.Volume) string {
 	limited := v.Directory != nil && v.Directory.Quota != nil
 	if v.Version == 0 { // only the ID is known
@@ -74,16 +73,16 @@ func (b *Backend) Enforced(v volume.Volume) string {
 	return backend.EnforcedNot
 }
 
-// checkMountFlags refuses filesystem-specific mount flags: a bind mount cannot have them.
+// checkMountFlags refuses filesystem-specific mount flags, because a bind mount cannot have them.
 func checkMountFlags(words []string) error {
 	if flags, err := mount.ParseFlags(words); err == nil && len(flags.Data) > 0 {
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories and have no filesystem of their own that could have %s: remove that from mountOptions", words, Name, strings.Join(flags.Data, ","))
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories, have no filesystem of their own, and cannot have %s: remove it from mountOptions", words, Name, strings.Join(flags.Data, ","))
 	}
 	return nil
 }
 
-// Create implements backend.Backend. It also raises the limits of the volumes with which the new
-// volume shares data.
+// Create implements backend.Backend. It also sets the limits of the volumes with which the new volume
+// shares data again, because these limits increase.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	v, err := b.Directories.Create(ctx, spec)
 	if err != nil || v.Source == nil || len(v.Source.Owners) == 0 {
@@ -100,7 +99,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 // its filesystem cannot enforce them.
 func (b *Backend) Capacity(ctx context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
 	room, err := b.Directories.Capacity(ctx, q)
-	if err != nil || room.Min == 0 { // the pool is of another node
+	if err != nil || room.Min == 0 { // another driver has the pool
 		return room, err
 	}
 	p, err := b.Named(q.Parameters.Pool)
@@ -114,8 +113,8 @@ func (b *Backend) Capacity(ctx context.Context, q backend.CapacityQuery) (backen
 	return room, err
 }
 
-// Attach implements backend.Backend. It restores a limit that was changed, if the filesystem has
-// limits now. A volume whose limit is not in force can be attached, and Health reports it.
+// Attach implements backend.Backend. It restores a limit that was changed. A volume whose limit cannot be
+// enforced now is attached, too; Health reports it.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
 	p, err := b.Usable(v.ID)
 	if err != nil {
@@ -144,7 +143,7 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	return b.Examine(v, backend.DirectoryHealth, quotaCondition, backend.AlmostFull)
 }
 
-// quotaCondition reports a volume whose limit is not in force as recorded.
+// quotaCondition is a backend.Check that reports a volume whose limit is not enforced as recorded.
 func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	err := p.Quotas.Check(v)
 	if err == nil {

@@ -8,5 +8,5 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 )
 
-// TestProjectConformance is TestConformance where project quotas limit directories.
+// TestProjectConformance runs the conformance tests on filesystems with project quotas.
 func TestProjectConformance(t *testing.T) { targets.Run(t, "directories-xfs", "directories-ext4") }

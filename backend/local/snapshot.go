@@ -12,10 +12,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Snapshot implements backend.Snapshotter for directories. Only a single btrfs subvolume can be in use:
-// the snapshot of any other directory, or of several subvolumes, would not show one point in time.
+// Snapshot implements backend.Snapshotter for directories. It refuses a volume in use, unless it is a
+// btrfs subvolume and the only volume, because the snapshots of other directories, or of several
+// subvolumes, would not show one point in time.
 func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	set, err := b.Take(ctx, volumes, spec, expect, b.cut)
+	set, err := b.Take(ctx, volumes, spec, expect, b.copyToSnapshots)
 	if err != nil {
 		return set, err
 	}
@@ -36,27 +37,28 @@ func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec vo
 func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	u, _, err := p.Quotas.Usage(v)
 	s := volume.Snapshot{Directory: true, Bytes: u.Bytes}
-	if v.Source != nil && len(v.Source.Owners) > 0 { // the volume's usage does not include the data that it shares
+	if v.Source != nil && len(v.Source.Owners) > 0 { // btrfs does not count shared data as usage of this volume
 		s.Bytes, s.Owners = s.Bytes+v.Source.Shared, v.Source.Owners
 	}
 	return s, err
 }
 
-func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
-	for _, v := range c.Of {
+// copyToSnapshots copies volumes to snapshots.
+func (b *Backend) copyToSnapshots(ctx context.Context, c *backend.SnapshotCopy) error {
+	for _, v := range c.Volumes {
 		const samePool = true
 		err := awaitSlot(ctx, c.Job, samePool, func() (*os.File, error) { return c.Pool.OpenData(v) })
 		if err != nil {
 			return err
 		}
 	}
-	return c.CutDirectories(
-		func(v volume.Volume) (io.Closer, error) { return c.Pool.LockVolume(ctx, v.ID.Name) }, // against staging
-		func(i int, from *os.File) error { return b.cutOne(ctx, c, i, from) })
+	return c.CopyDirectories(
+		func(v volume.Volume) (io.Closer, error) { return c.Pool.LockVolume(ctx, v.ID.Name) }, // prevents staging
+		func(i int, from *os.File) error { return b.copyToSnapshot(ctx, c, i, from) })
 }
 
-// awaitSlot waits for a slot to copy a directory. It does not wait for a subvolume in the destination's
-// pool, because btrfs creates a snapshot of that immediately.
+// awaitSlot waits for a slot to copy the directory that open opens. It does not wait if the directory is a
+// subvolume and stays in its pool, because btrfs copies it immediately.
 func awaitSlot(ctx context.Context, j *pool.Job, samePool bool, open func() (*os.File, error)) error {
 	if !samePool {
 		return j.AwaitSlot(ctx)
@@ -73,19 +75,20 @@ func awaitSlot(ctx context.Context, j *pool.Job, samePool bool, open func() (*os
 	return j.AwaitSlot(ctx)
 }
 
-func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int, from *os.File) error {
-	v, s := c.Of[i], &c.Set.Snapshots[i]
+// copyToSnapshot copies a volume to the snapshot with index i.
+func (b *Backend) copyToSnapshot(ctx context.Context, c *backend.SnapshotCopy, i int, from *os.File) error {
+	v, s := c.Volumes[i], &c.Record.Snapshots[i]
 	subvolume, err := clone.IsSubvolume(from)
 	if err != nil {
 		return err
 	}
-	if !subvolume || len(c.Of) > 1 {
-		if err := b.quiet(v); err != nil {
+	if !subvolume || len(c.Volumes) > 1 {
+		if err := b.checkIdle(v); err != nil {
 			return err
 		}
 	}
 	if !subvolume {
-		return c.CutDirectory(ctx, i, from)
+		return c.CopyDirectory(ctx, i, from)
 	}
 	folder, err := c.Folders[i].Open(".")
 	if err != nil {
@@ -100,11 +103,12 @@ func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int, from *os.Fi
 	return pool.CopyError(clone.Subvolume(folder, pool.DataDir, from, readOnly))
 }
 
-// quiet refuses a volume that is in use: its copy would not show one point in time.
-func (b *Backend) quiet(v volume.Volume) error {
+// checkIdle refuses (ErrPrecondition) a volume that is mounted on this node, because its copy would not show
+// one point in time.
+func (b *Backend) checkIdle(v volume.Volume) error {
 	err := b.CheckUnused(v)
 	if errors.Is(err, volume.ErrInUse) {
-		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time; only a single volume on btrfs can be in use", err)
+		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so its copy would not show one point in time while it is in use; only a single volume on btrfs can be in use", err)
 	}
 	return err
 }
@@ -133,7 +137,7 @@ func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error 
 	}
 	return c.Create(ctx, &pool.Content{Dir: from, Copy: func(to *os.File) error {
 		if o.Snapshot == nil {
-			if err := b.quiet(o.Volume); err != nil {
+			if err := b.checkIdle(o.Volume); err != nil {
 				return err
 			}
 		}
@@ -145,9 +149,9 @@ func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error 
 	}})
 }
 
-// recordShared records in source the size of the data that a copy shares, and the volumes that have
-// written this data: the copy of a subvolume is a snapshot, and btrfs counts each block as usage of
-// the subvolume that wrote it. The volumes are recorded only if they are in the same pool.
+// recordShared records in source the size of the data that a copy of a subvolume shares with it, and the
+// volumes that have written this data, because btrfs counts a block as usage of the subvolume that wrote
+// it. The volumes are recorded only if the copy is in the same pool.
 func recordShared(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) error {
 	subvolume, err := clone.IsSubvolume(from)
 	if err != nil || !subvolume {

@@ -71,10 +71,10 @@ var Kind = backend.Kind{
 
 // New creates the backend on the pools.
 func New(pools *pool.Set) backend.Backend {
-	own := func(c pool.Config) bool { return c.Section == nil }
+	accepts := func(c pool.Config) bool { return c.Section == nil }
 	b := &Backend{}
 	b.Devices = backend.Devices{
-		Pools: backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom},
+		Pools: backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: backend.NoRoom},
 		Raw:   bounds, Formatter: blockdev.NewFormatter(), Loops: blockdev.NewLoopTags(isImage),
 		ReadOnlyTag: func(id volume.ID) string { return b.tag(id) + readOnlySuffix }, OpenDevice: b.openDevice,
 	}

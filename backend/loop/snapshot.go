@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/blockdev"
@@ -20,7 +21,7 @@ import (
 
 // Snapshot implements backend.Snapshotter.
 func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	return b.Take(ctx, volumes, spec, expectedSnapshot, b.cut)
+	return b.Take(ctx, volumes, spec, expectedSnapshot, b.copyToSnapshots)
 }
 
 // expectedSnapshot returns the record of a snapshot before it is taken. Bytes is the allocated size
@@ -41,9 +42,9 @@ func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	return s, err
 }
 
-// cut copies the images of volumes, all at the same point in time.
-func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
-	all, err := b.openSources(ctx, c.Pool, c.Of)
+// copyToSnapshots copies the images of volumes, all at the same point in time.
+func (b *Backend) copyToSnapshots(ctx context.Context, c *backend.SnapshotCopy) error {
+	all, err := b.openSources(ctx, c.Pool, c.Volumes)
 	if err != nil {
 		return err
 	}
@@ -54,13 +55,13 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		}
 		defer s.to.Close()
 	}
-	c.SetCreated()
+	c.Record.Created = time.Now().UTC()
 	o := copyOptions{pool: c.Pool, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job}
 	if err := b.copyAll(ctx, o, all); err != nil {
 		return err
 	}
 	for i, from := range all {
-		s := &c.Set.Snapshots[i]
+		s := &c.Record.Snapshots[i]
 		s.Size, s.Bytes, s.Shared, s.Formatted = from.v.Capacity, from.result.Bytes, from.result.Shared, from.formatted()
 		if _, err := clone.SetImmutable(from.to, true); err != nil {
 			return err

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// prepare calls backend.PrepareDirectory, and checks that the server keeps users and modes.
+// prepare calls backend.PrepareDirectory, and refuses a server that changes users or modes.
 func prepare(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error {
 	if created {
 		_, owner, _, err := pool.Status(dir)
@@ -26,17 +26,18 @@ func prepare(dir *os.File, created bool, requested volume.DirectoryParameters, r
 	err := backend.PrepareDirectory(dir, created, requested, record)
 	var failed *os.PathError
 	if errors.As(err, &failed) && failed.Op == "fchown" && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)) {
-		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): export with no_root_squash, or remove them from the class",
+		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): export with no_root_squash, or remove these parameters from the class",
 			volume.ParamUID, volume.ParamGID, err)
 	}
 	if err != nil {
 		return err
 	}
-	return given(requested, record)
+	return checkApplied(requested, record)
 }
 
-// given refuses a server that reported success but maps users or forces modes.
-func given(requested volume.DirectoryParameters, have *volume.Directory) error {
+// checkApplied refuses a directory whose mode or owner differs from the request, because the server maps
+// users or forces modes.
+func checkApplied(requested volume.DirectoryParameters, have *volume.Directory) error {
 	for _, c := range []struct {
 		key       string
 		format    string
@@ -62,16 +63,17 @@ func stat(dir *os.File) (st syscall.Stat_t, err error) {
 	return st, nil
 }
 
-// stranger is a user ID that a server maps only if it maps all users.
-const stranger = 64321
+// otherUser is a user ID other than root. A server changes it only if it maps all users.
+const otherUser = 64321
 
-// checkSquash refuses a server that maps root and no other users: the kubelet, which runs as root,
-// could not apply a pod's fsGroup. checkSquash accepts a server that maps all users to one.
+// checkSquash refuses a server that maps root but not the other users, because the kubelet, which runs as
+// root, could not apply a pod's fsGroup. It accepts a server that maps all users to one. owner is the
+// owner of dir, which this process created.
 func checkSquash(dir *os.File, owner uint32) error {
 	if int(owner) == os.Geteuid() {
 		return nil
 	}
-	other, err := ownerOfNewFile(dir, stranger)
+	other, err := ownerOfNewFile(dir, otherUser)
 	if err != nil || other == owner {
 		return err
 	}

@@ -26,7 +26,7 @@ const Name = "nfs"
 // bounds allows every size, because no size is enforced.
 var bounds = volume.Bounds{Min: 1, Granule: 1}
 
-// Backend creates directory volumes in nfs pools.
+// Backend creates volumes that are directories of exports.
 type Backend struct{ backend.Directories }
 
 var (
@@ -50,19 +50,18 @@ var Kind = backend.Kind{
 	New:         New,
 }
 
-// New creates the backend on the pools. It ignores node-local pools.
+// New creates the backend. It uses only pools that are exports.
 func New(pools *pool.Set) backend.Backend {
 	b := &Backend{}
 	b.Directories = backend.Directories{
-		Pools:  backend.Pools{Backend: Name, Set: pools, Own: pool.Config.Shared, Explain: explain},
+		Pools:  backend.Pools{Backend: Name, Set: pools, Accepts: pool.Config.Shared, Explain: explain},
 		Bounds: bounds, Prepare: prepare, Copy: b.copyFrom,
 		Source: func(v volume.Volume) (mount.Source, error) { return b.source(v) },
 	}
 	return b
 }
 
-// Enforced implements backend.Limiter. The driver sets no quotas on the server. The server's
-// administrator may set them.
+// Enforced implements backend.Limiter. Only an administrator can set quotas on the server.
 func (b *Backend) Enforced(volume.Volume) string { return backend.EnforcedNot }
 
 // checkMountFlags refuses NFS options that the driver sets or does not support.
@@ -79,9 +78,9 @@ func checkMountFlags(words []string) error {
 
 // explain adds the remedy to an errno of an export.
 func explain(p *pool.Pool, err error) error {
-	for errno, reason := range reasons {
+	for errno, r := range remedies {
 		if errors.Is(err, errno) && !volume.HasKind(err) {
-			return volume.Errorf(reason.kind, "pool %q: %w: %s", p.Name(), err, reason.remedy)
+			return volume.Errorf(r.kind, "pool %q: %w: %s", p.Name(), err, r.remedy)
 		}
 	}
 	return err
@@ -89,7 +88,7 @@ func explain(p *pool.Pool, err error) error {
 
 const squashed = "the server maps this node's root to another user: export with no_root_squash"
 
-var reasons = map[error]struct {
+var remedies = map[error]struct {
 	kind   error
 	remedy string
 }{
@@ -98,7 +97,7 @@ var reasons = map[error]struct {
 	syscall.EROFS:  {volume.ErrPrecondition, "the export is read-only: export it rw"},
 	syscall.ENOSPC: {volume.ErrExhausted, "free space on the server, or grow its filesystem"},
 	syscall.EDQUOT: {volume.ErrExhausted, "raise the quota on the server"},
-	syscall.ESTALE: {volume.ErrUnavailable, "the export was replaced, or exported again: try again"},
+	syscall.ESTALE: {volume.ErrUnavailable, "the export was replaced or exported again: retry"},
 }
 
 // Health implements backend.HealthChecker.
@@ -111,7 +110,8 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 const ownSuperblock = "nosharecache"
 
 // Attach implements backend.Backend. It opens the directory beneath the pool without following links.
-// The volume is mounted by path: source.Verify checks that the mount shows the same directory.
+// The kernel mounts the volume by path, and source.Verify checks that the mount shows the opened
+// directory.
 func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, error) {
 	source, err := b.source(v)
 	if err != nil || isStatic(v) {
@@ -150,14 +150,14 @@ func identify(dir *os.File) (identity, error) {
 	return identity{st.Ino, handle}, err
 }
 
-// verify checks that a mounted directory is the volume's. The kernel follows links in the path, and
-// a user who can write to the export may create one at any time.
+// verify returns ErrDamaged unless the mounted directory root is the volume's. The kernel follows links in
+// the path of a mount, and a user who can write to the export can create a link at any time.
 func verify(v volume.Volume, root *os.File, want identity) error {
 	got, err := identify(root)
 	if err != nil || got == want {
 		return err
 	}
-	return volume.Errorf(volume.ErrDamaged, "volume %s: its server mounts another directory under its path: check the path for a symbolic link; nothing was mounted", v.ID)
+	return volume.Errorf(volume.ErrDamaged, "volume %s: the server mounted another directory at its path: check the path for a symbolic link; nothing was mounted", v.ID)
 }
 
 // StaticAt implements backend.StaticProvider.
@@ -180,7 +180,7 @@ func (b *Backend) source(v volume.Volume) (*mount.NFSSource, error) {
 		c, ok = pool.DirectConfig(v.ID.Pool)
 	}
 	if !ok || c.NFS == nil {
-		return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q is not an nfs pool of this driver's configuration: is it in the configuration?", v.ID, v.ID.Pool)
+		return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q is not an nfs pool of this driver's configuration: add it to the configuration", v.ID, v.ID.Pool)
 	}
 	n, err := address(c.NFS)
 	if err != nil {

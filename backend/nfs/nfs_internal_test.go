@@ -37,7 +37,7 @@ func TestCapabilities(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			err := backend.Kinds{Kind}.CheckCapabilities(volume.Spec{Parameters: volume.Parameters{Backend: Name}, Capabilities: []volume.Capability{tc.c}})
 			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want %q in the error", err, tc.says)
 			}
 		})
 	}
@@ -48,29 +48,29 @@ func TestStaticVolume(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		context map[string]string
-		path    string // of the mount; empty: no static volume
+		path    string // path of the mount; empty: not a static volume
 		err     error
 	}{
 		{"whole share", map[string]string{"server": "nas", "share": "/tank/"}, "/tank", nil},
-		{"export", map[string]string{"server": "nas", "Export": "/tank/"}, "/tank", nil},
+		{"share as export", map[string]string{"server": "nas", "Export": "/tank/"}, "/tank", nil},
 		{"share and export", map[string]string{"server": "nas", "share": "/tank", "export": "/other"}, "", volume.ErrInvalid},
 		{"directory", map[string]string{"server": "nas", "share": "/tank", "subDir": "team/a"}, "/tank/team/a", nil},
-		{"as csi-driver-nfs writes it", map[string]string{"server": "nas", "share": "/", "subdir": "pvc-1", "csi.storage.k8s.io/pv/name": "pvc-1"}, "/pvc-1", nil},
-		{"as its users write it", map[string]string{"Server": "nas", "SHARE": "/tank", "SubDir": "/a/"}, "/tank/a", nil},
-		{"in the folders of a pool", map[string]string{"server": "nas", "share": "/tank", "subDir": "volumes/x/data"}, "/tank/volumes/x/data", nil},
+		{"keys of csi-driver-nfs", map[string]string{"server": "nas", "share": "/", "subdir": "pvc-1", "csi.storage.k8s.io/pv/name": "pvc-1"}, "/pvc-1", nil},
+		{"keys in other cases", map[string]string{"Server": "nas", "SHARE": "/tank", "SubDir": "/a/"}, "/tank/a", nil},
+		{"inside the folders of a pool", map[string]string{"server": "nas", "share": "/tank", "subDir": "volumes/x/data"}, "/tank/volumes/x/data", nil},
 		{"other attributes", map[string]string{"foo": "bar"}, "", nil},
-		{"nothing", nil, "", nil},
+		{"no attributes", nil, "", nil},
 		{"server alone", map[string]string{"server": "nas"}, "", volume.ErrInvalid},
 		{"share alone", map[string]string{"share": "/tank"}, "", volume.ErrInvalid},
-		{"up", map[string]string{"server": "nas", "share": "/tank", "subDir": "a/../../b"}, "", volume.ErrInvalid},
-		{"up by the share", map[string]string{"server": "nas", "share": "/tank/.."}, "", volume.ErrInvalid},
-		{"lines", map[string]string{"server": "nas", "share": "/tank", "subDir": "a\nb"}, "", volume.ErrInvalid},
-		{"another mount", map[string]string{"server": "nas:/x", "share": "/tank"}, "", volume.ErrInvalid},
+		{"parent directory in subDir", map[string]string{"server": "nas", "share": "/tank", "subDir": "a/../../b"}, "", volume.ErrInvalid},
+		{"parent directory in share", map[string]string{"server": "nas", "share": "/tank/.."}, "", volume.ErrInvalid},
+		{"newline", map[string]string{"server": "nas", "share": "/tank", "subDir": "a\nb"}, "", volume.ErrInvalid},
+		{"path in server", map[string]string{"server": "nas:/x", "share": "/tank"}, "", volume.ErrInvalid},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v, ok, err := b.StaticVolume("some-handle#1", tc.context)
 			if !errors.Is(err, tc.err) || ok != (tc.path != "") {
-				t.Fatalf("%+v, %t, %v", v, ok, err)
+				t.Fatalf("got %+v, %t, %v; want path %q and error %v", v, ok, err, tc.path, tc.err)
 			}
 			if !ok {
 				return
@@ -80,14 +80,14 @@ func TestStaticVolume(t *testing.T) {
 				t.Fatal(err)
 			}
 			if source := attached.(*mount.NFSSource); source.Server != "nas" || source.Path != tc.path || source.AnyPath || source.Verify != nil {
-				t.Errorf("attached %+v", source)
+				t.Errorf("Attach: got %+v, want path %q on server nas", source, tc.path)
 			}
 			present, ok, err := b.Present(t.Context(), v)
 			if !ok || err != nil {
-				t.Fatalf("present: %t, %v", ok, err)
+				t.Fatalf("Present: got %t, %v; want true", ok, err)
 			}
 			if mounts, err := mount.Of(present); len(mounts) > 0 || err != nil {
-				t.Errorf("mounts before the first: %v, %v", mounts, err)
+				t.Errorf("before the volume is mounted: got mounts %v, %v; want none", mounts, err)
 			}
 			if err := Kind.Supports(v, volume.Capability{Mode: volume.MultiNodeMultiWriter}); err != nil {
 				t.Error(err)
@@ -96,7 +96,7 @@ func TestStaticVolume(t *testing.T) {
 	}
 }
 
-// TestSource: the source of a volume does not depend on an open pool.
+// TestSource: the source of a volume is known even if its pool is not open.
 func TestSource(t *testing.T) {
 	c := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/", MountOptions: []string{"hard"}}}
 	b := New(pool.NewSharedSet(nil, c, nil, pool.Shared{}))
@@ -105,7 +105,7 @@ func TestSource(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		v    volume.Volume
-		want string // as in the mount table; empty: refused
+		want string // source in the mount table; empty: ErrUnavailable
 	}{
 		{"own folder", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: directory}, "[fd00::1]:/tank/volumes/v/data"},
 		{"subDir", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: nested}, "[fd00::1]:/tank/team/a"},
@@ -117,39 +117,39 @@ func TestSource(t *testing.T) {
 			present, ok, err := b.Present(t.Context(), tc.v)
 			if tc.want == "" {
 				if !errors.Is(err, volume.ErrUnavailable) {
-					t.Errorf("%+v, %v", present, err)
+					t.Errorf("got %+v, %v; want ErrUnavailable", present, err)
 				}
 				return
 			}
 			if err != nil || !ok {
-				t.Fatalf("%t, %v", ok, err)
+				t.Fatalf("Present: got %t, %v; want true", ok, err)
 			}
 			if source := present.(*mount.NFSSource); source.String() != tc.want || source.AnyPath != (tc.v.Directory == nil) {
-				t.Errorf("%+v", source)
+				t.Errorf("got %+v, want %s", source, tc.want)
 			}
 			matches, err := present.Matcher(nil)
 			if err != nil || matches(&mount.Entry{FSType: "nfs4", Source: tc.want + "x"}) {
-				t.Errorf("the source matches another directory: %v", err)
+				t.Errorf("the source matches a mount of another directory: %v", err)
 			}
 		})
 	}
 	onNode := New(pool.NewSet(nil, []pool.Config{{Name: "local", Directory: pool.Directory{Path: "/x"}}}, nil))
 	_, _, err := onNode.Present(t.Context(), volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "local", Name: "v"}, Directory: directory})
 	if !errors.Is(err, volume.ErrUnavailable) {
-		t.Errorf("in a pool of a node: %v", err)
+		t.Errorf("in a pool of a node: got %v, want ErrUnavailable", err)
 	}
 }
 
 func TestPrepare(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, tc := range []struct {
-		name  string
-		made  bool
-		asked volume.DirectoryParameters
-		want  volume.Directory
+		name      string
+		created   bool
+		requested volume.DirectoryParameters
+		want      volume.Directory
 	}{
-		{"made", true, volume.DirectoryParameters{}, volume.Directory{Mode: 0o777}},
-		{"made as asked", true, volume.DirectoryParameters{Mode: ptr(0o2750), UID: ptr(1000), GID: ptr(2000)}, volume.Directory{Mode: 0o2750, UID: 1000, GID: 2000}},
+		{"created", true, volume.DirectoryParameters{}, volume.Directory{Mode: 0o777}},
+		{"created with mode and owner", true, volume.DirectoryParameters{Mode: ptr(0o2750), UID: ptr(1000), GID: ptr(2000)}, volume.Directory{Mode: 0o2750, UID: 1000, GID: 2000}},
 		{"mode 0", true, volume.DirectoryParameters{Mode: ptr(0)}, volume.Directory{}},
 		{"adopted", false, volume.DirectoryParameters{}, volume.Directory{Mode: 0o1711, UID: 7, GID: 8}},
 		{"adopted, another mode", false, volume.DirectoryParameters{Mode: ptr(0o700)}, volume.Directory{Mode: 0o700, UID: 7, GID: 8}},
@@ -158,7 +158,7 @@ func TestPrepare(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "data")
 			must(t, os.Mkdir(path, 0o700))
-			if !tc.made {
+			if !tc.created {
 				must(t, os.Chown(path, 7, 8))
 				must(t, syscall.Chmod(path, 0o1711))
 			}
@@ -166,23 +166,22 @@ func TestPrepare(t *testing.T) {
 			must(t, err)
 			defer dir.Close()
 			var got volume.Directory
-			must(t, prepare(dir, tc.made, tc.asked, &got))
+			must(t, prepare(dir, tc.created, tc.requested, &got))
 			st, err := stat(dir)
 			must(t, err)
 			if now := (volume.Directory{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid}); got != tc.want || now != tc.want {
-				t.Errorf("recorded %+v, the directory has %+v, want %+v", got, now, tc.want)
+				t.Errorf("got record %+v and directory %+v, want %+v", got, now, tc.want)
 			}
 		})
 	}
 }
 
-// TestGiven: a server that reports success and sets other values is refused, but only for requested
-// values.
-func TestGiven(t *testing.T) {
+// TestCheckApplied: a server that sets other values than the requested ones is refused.
+func TestCheckApplied(t *testing.T) {
 	have := volume.Directory{Mode: 0o755, UID: 99, GID: 100}
 	for _, tc := range []struct {
-		asked volume.DirectoryParameters
-		says  string // empty: the values are as requested
+		requested volume.DirectoryParameters
+		says      string // text in the error; empty: no error
 	}{
 		{volume.DirectoryParameters{}, ""},
 		{volume.DirectoryParameters{Mode: ptr(0o755), UID: ptr(99), GID: ptr(100)}, ""},
@@ -190,16 +189,16 @@ func TestGiven(t *testing.T) {
 		{volume.DirectoryParameters{UID: ptr(0)}, "uid=0: the server gave the directory 99"},
 		{volume.DirectoryParameters{GID: ptr(7)}, "gid=7: the server gave the directory 100"},
 	} {
-		err := given(tc.asked, &have)
+		err := checkApplied(tc.requested, &have)
 		if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), tc.says)) {
-			t.Errorf("want %q, got %v", tc.says, err)
+			t.Errorf("got %v, want %q in the error", err, tc.says)
 		}
 	}
 }
 
-// TestSquash: a server that maps root and keeps other users is refused. The check leaves no file,
+// TestCheckSquash: a server that maps root but not the other users is refused. The check leaves no file,
 // and does not change the user of this process.
-func TestSquash(t *testing.T) {
+func TestCheckSquash(t *testing.T) {
 	testenv.RequireRoot(t)
 	path := t.TempDir()
 	must(t, os.Chown(path, 65534, 65534))
@@ -207,12 +206,12 @@ func TestSquash(t *testing.T) {
 	must(t, err)
 	defer dir.Close()
 	if err := checkSquash(dir, 65534); !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), "no_root_squash") {
-		t.Errorf("a server that maps root: %v", err)
+		t.Errorf("a server that maps root: got %v, want ErrPrecondition with no_root_squash", err)
 	}
-	must(t, checkSquash(dir, stranger)) // the server maps all users to one
+	must(t, checkSquash(dir, otherUser)) // the server maps all users to one
 	must(t, checkSquash(dir, 0))
 	if left, err := dir.Readdirnames(-1); len(left) > 0 || err != nil {
-		t.Errorf("left in the directory: %q, %v", left, err)
+		t.Errorf("got files %q, %v; want none", left, err)
 	}
 	for range 100 { // on all threads
 		f, err := os.CreateTemp(t.TempDir(), "")
@@ -221,15 +220,15 @@ func TestSquash(t *testing.T) {
 		must(t, err)
 		f.Close()
 		if st.Uid != 0 || st.Gid != 0 {
-			t.Fatalf("files of this process have the owner %d:%d", st.Uid, st.Gid)
+			t.Fatalf("got files of this process with owner %d:%d, want 0:0", st.Uid, st.Gid)
 		}
 	}
 }
 
-func TestErrorsWithKind(t *testing.T) {
+func TestHasKind(t *testing.T) {
 	errno := fmt.Errorf("mkdirat x: %w", syscall.EDQUOT)
 	if volume.HasKind(errno) || !volume.HasKind(volume.Errorf(volume.ErrUnavailable, "%w", errno)) {
-		t.Error("an errno alone has no kind, and an error of Errorf has one")
+		t.Error("want HasKind to be false for an errno, and true for an error of Errorf")
 	}
 }
 
@@ -244,7 +243,7 @@ func TestVerify(t *testing.T) {
 		root, err := os.Open(path)
 		must(t, err)
 		if err := verify(volume.Volume{}, root, id); (err == nil) != ok || err != nil && !errors.Is(err, volume.ErrDamaged) {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("directory %s: got %v, want success: %t", path, err, ok)
 		}
 		root.Close()
 	}

@@ -17,22 +17,22 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ground is the backend on a shared pool in a directory: the calls before the first mount need no
-// server.
-type ground struct {
+// testBackend is the backend with a shared pool in a local directory. The calls before the first mount need
+// no server.
+type testBackend struct {
 	*nfs.Backend
 	dir string
 }
 
-func newGround(t *testing.T) ground {
+func newTestBackend(t *testing.T) testBackend {
 	t.Helper()
 	dir := filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "export")
 	must(t, os.Mkdir(dir, 0o755))
-	return join(t, dir)
+	return openTestBackend(t, dir)
 }
 
-// join opens the pool as another process.
-func join(t *testing.T, dir string) ground {
+// openTestBackend opens the pool in dir as another process does.
+func openTestBackend(t *testing.T, dir string) testBackend {
 	t.Helper()
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
@@ -57,7 +57,7 @@ func join(t *testing.T, dir string) ground {
 			t.Fatal(err)
 		}
 	}
-	return ground{nfs.New(set).(*nfs.Backend), dir}
+	return testBackend{nfs.New(set).(*nfs.Backend), dir}
 }
 
 func must(t *testing.T, err error) {
@@ -70,10 +70,11 @@ func must(t *testing.T, err error) {
 func wantKind(t *testing.T, what string, err, kind error) {
 	t.Helper()
 	if !errors.Is(err, kind) {
-		t.Errorf("%s: %v, want %v", what, err, kind)
+		t.Errorf("%s: got %v, want %v", what, err, kind)
 	}
 }
 
+// spec returns a request with parameters, given as keys and values.
 func spec(t *testing.T, name string, more ...string) volume.Spec {
 	t.Helper()
 	in := map[string]string{"backend": "nfs"}
@@ -88,92 +89,92 @@ func spec(t *testing.T, name string, more ...string) volume.Spec {
 	}
 }
 
-func (g ground) make(t *testing.T, name string, more ...string) volume.Volume {
+func (b testBackend) create(t *testing.T, name string, more ...string) volume.Volume {
 	t.Helper()
-	v, err := g.Create(t.Context(), spec(t, name, more...))
+	v, err := b.Create(t.Context(), spec(t, name, more...))
 	must(t, err)
 	return v
 }
 
-func (g ground) data(v volume.Volume) string { return filepath.Join(g.dir, pool.DirectoryPath(v)) }
+func (b testBackend) data(v volume.Volume) string { return filepath.Join(b.dir, pool.DirectoryPath(v)) }
 
-func TestLife(t *testing.T) {
-	g := newGround(t)
+func TestLifecycle(t *testing.T) {
+	b := newTestBackend(t)
 	ctx := t.Context()
-	v := g.make(t, "v", "mode", "0750", "uid", "3")
+	v := b.create(t, "v", "mode", "0750", "uid", "3")
 	if v.ID.String() != "nfs:nas:v" || v.Capacity != 1<<20 || v.Directory.Mode != 0o750 || v.Directory.UID != 3 {
-		t.Errorf("made %+v with %+v", v, v.Directory)
+		t.Errorf("got %+v with directory %+v, want nfs:nas:v with mode 0750 and uid 3", v, v.Directory)
 	}
-	again, err := g.Create(ctx, spec(t, "v", "mode", "0750", "uid", "3"))
+	again, err := b.Create(ctx, spec(t, "v", "mode", "0750", "uid", "3"))
 	if err != nil || again.ID != v.ID || *again.Directory != *v.Directory {
-		t.Errorf("again %+v, %v", again, err)
+		t.Errorf("second Create: got %+v, %v; want %+v", again, err, v)
 	}
-	_, err = g.Create(ctx, spec(t, "v", "mode", "0777"))
-	wantKind(t, "another mode", err, volume.ErrIncompatible)
-	other := join(t, g.dir) // another process
+	_, err = b.Create(ctx, spec(t, "v", "mode", "0777"))
+	wantKind(t, "create with another mode", err, volume.ErrIncompatible)
+	other := openTestBackend(t, b.dir) // another process
 	got, err := other.Get(ctx, v.ID)
 	if err != nil || got.CoName != "v" || *got.Directory != *v.Directory {
-		t.Errorf("the other gets %+v, %v", got, err)
+		t.Errorf("Get of the other process: got %+v, %v; want %+v", got, err, v)
 	}
-	must(t, g.Publish(ctx, v, backend.Publication{Node: "a", MultiNode: true}))
+	must(t, b.Publish(ctx, v, backend.Publication{Node: "a", MultiNode: true}))
 	must(t, other.Publish(ctx, v, backend.Publication{Node: "b", MultiNode: true, ReadOnly: true}))
-	nodes, err := g.PublishedNodes(ctx, v)
+	nodes, err := b.PublishedNodes(ctx, v)
 	slices.Sort(nodes)
 	if err != nil || !slices.Equal(nodes, []string{"a", "b"}) {
-		t.Errorf("published to %q, %v", nodes, err)
+		t.Errorf("got published nodes %q, %v; want a and b", nodes, err)
 	}
-	wantKind(t, "publish to one node", other.Publish(ctx, v, backend.Publication{Node: "c"}), volume.ErrPrecondition)
-	wantKind(t, "delete", g.Delete(ctx, v.ID), volume.ErrPrecondition)
-	must(t, g.Unpublish(ctx, v.ID, "a"))
-	wantKind(t, "delete", g.Delete(ctx, v.ID), volume.ErrPrecondition)
+	wantKind(t, "publish in a mode for one node", other.Publish(ctx, v, backend.Publication{Node: "c"}), volume.ErrPrecondition)
+	wantKind(t, "delete", b.Delete(ctx, v.ID), volume.ErrPrecondition)
+	must(t, b.Unpublish(ctx, v.ID, "a"))
+	wantKind(t, "delete", b.Delete(ctx, v.ID), volume.ErrPrecondition)
 	must(t, other.Unpublish(ctx, v.ID, ""))
 	grown, err := other.Expand(ctx, v, volume.Range{Required: 5<<20 + 1})
 	if err != nil || grown.Capacity != 5<<20+1 {
-		t.Errorf("grown to %d, %v", grown.Capacity, err)
+		t.Errorf("Expand: got %d bytes, %v; want %d", grown.Capacity, err, 5<<20+1)
 	}
-	_, err = g.Expand(ctx, v, volume.Range{Required: 1, Limit: 2})
+	_, err = b.Expand(ctx, v, volume.Range{Required: 1, Limit: 2})
 	wantKind(t, "shrink", err, volume.ErrOutOfRange)
-	_, err = g.Expand(ctx, v, volume.Range{Required: 1 << 50})
-	wantKind(t, "beyond the pool", err, volume.ErrOutOfRange)
+	_, err = b.Expand(ctx, v, volume.Range{Required: 1 << 50})
+	wantKind(t, "expand beyond the pool", err, volume.ErrOutOfRange)
 	for range 2 {
-		must(t, g.Delete(ctx, v.ID))
+		must(t, b.Delete(ctx, v.ID))
 	}
 	_, err = other.Get(ctx, v.ID)
-	wantKind(t, "get", err, volume.ErrNotFound)
+	wantKind(t, "get after delete", err, volume.ErrNotFound)
 }
 
 func TestList(t *testing.T) {
-	g := newGround(t)
+	b := newTestBackend(t)
 	for _, name := range []string{"a", "b", "c"} {
-		g.make(t, name)
+		b.create(t, name)
 	}
-	first, more, err := g.List(t.Context(), volume.ID{}, 2)
+	first, more, err := b.List(t.Context(), volume.ID{}, 2)
 	if err != nil || !more || len(first) != 2 {
-		t.Fatalf("%+v, %t, %v", first, more, err)
+		t.Fatalf("first page: got %+v, %t, %v; want two volumes and more", first, more, err)
 	}
-	rest, more, err := g.List(t.Context(), first[1].ID, 2)
+	rest, more, err := b.List(t.Context(), first[1].ID, 2)
 	if err != nil || more || len(rest) != 1 || rest[0].ID.Name != "c" {
-		t.Errorf("%+v, %t, %v", rest, more, err)
+		t.Errorf("second page: got %+v, %t, %v; want only c", rest, more, err)
 	}
-	_, _, err = g.List(t.Context(), volume.ID{Backend: "nfs", Pool: "other", Name: "a"}, 2)
-	wantKind(t, "a token of another pool", err, volume.ErrStaleToken)
+	_, _, err = b.List(t.Context(), volume.ID{Backend: "nfs", Pool: "other", Name: "a"}, 2)
+	wantKind(t, "list after a volume of another pool", err, volume.ErrStaleToken)
 }
 
-// TestIDs: an ID that combines parts of other IDs is not a volume.
+// TestIDs: an ID that differs from a volume's ID in one part does not identify the volume.
 func TestIDs(t *testing.T) {
-	g := newGround(t)
-	v := g.make(t, "v")
+	b := newTestBackend(t)
+	v := b.create(t, "v")
 	for _, id := range []volume.ID{
 		{Backend: "nfs", Pool: "nas", Name: "w"},
 		{Backend: "loop", Pool: "nas", Name: "v"},
 	} {
-		_, err := g.Get(t.Context(), id)
+		_, err := b.Get(t.Context(), id)
 		wantKind(t, id.String(), err, volume.ErrNotFound)
-		must(t, g.Delete(t.Context(), id))
+		must(t, b.Delete(t.Context(), id))
 	}
-	_, err := g.Get(t.Context(), volume.ID{Backend: "nfs", Pool: "nas", PoolUUID: "01234567", Name: "v"})
-	wantKind(t, "node-local", err, volume.ErrUnavailable)
-	if _, err := os.Stat(g.data(v)); err != nil {
+	_, err := b.Get(t.Context(), volume.ID{Backend: "nfs", Pool: "nas", PoolUUID: "01234567", Name: "v"})
+	wantKind(t, "get with the UUID of a node-local pool", err, volume.ErrUnavailable)
+	if _, err := os.Stat(b.data(v)); err != nil {
 		t.Error(err)
 	}
 }
@@ -181,97 +182,98 @@ func TestIDs(t *testing.T) {
 // TestAttach: only the volume's own directory is attached, even if a user of the export has replaced
 // it.
 func TestAttach(t *testing.T) {
-	g := newGround(t)
-	victim := g.make(t, "victim")
+	b := newTestBackend(t)
+	victim := b.create(t, "victim")
 	outside := t.TempDir()
 	for _, tc := range []struct {
 		name string
 		more []string
-		at   func(volume.Volume) string
-		to   string
+		at   func(volume.Volume) string // path that is replaced
+		to   string                     // by a link to this path; empty: by nothing
 	}{
-		{name: "another volume", at: g.data, to: g.data(victim)},
-		{name: "outside", at: g.data, to: outside},
-		{name: "upwards", at: g.data, to: "../.."},
-		{name: "on the way", more: []string{"subDir", "a/b/c"}, at: func(volume.Volume) string { return filepath.Join(g.dir, "a/b") }, to: outside},
-		{name: "at the end", more: []string{"subDir", "d/e"}, at: g.data, to: g.data(victim)},
-		{name: "missing", at: g.data},
+		{name: "link to another volume", at: b.data, to: b.data(victim)},
+		{name: "link out of the pool", at: b.data, to: outside},
+		{name: "parent directory", at: b.data, to: "../.."},
+		{name: "link in the path", more: []string{"subDir", "a/b/c"}, at: func(volume.Volume) string { return filepath.Join(b.dir, "a/b") }, to: outside},
+		{name: "link at the end of the path", more: []string{"subDir", "d/e"}, at: b.data, to: b.data(victim)},
+		{name: "directory missing", at: b.data},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := g.make(t, volume.NameFor(tc.name), tc.more...)
-			attached, err := g.Attach(t.Context(), v)
+			v := b.create(t, volume.NameFor(tc.name), tc.more...)
+			attached, err := b.Attach(t.Context(), v)
 			must(t, err)
 			source := attached.(*mount.NFSSource)
 			if want := "nas.lan:/tank/" + pool.DirectoryPath(v); source.String() != want || !slices.Contains(source.Options, "nosharecache") || !slices.Contains(source.Options, "hard") {
-				t.Errorf("attached %+v, want %s", source, want)
+				t.Errorf("Attach: got %+v, want %s with nosharecache and hard", source, want)
 			}
-			wantVerified(t, source.Verify, g.data(v), nil)
+			wantVerified(t, source.Verify, b.data(v), nil)
 			path := tc.at(v)
 			must(t, os.Rename(path, path+".away"))
 			if tc.to != "" {
 				must(t, os.Symlink(tc.to, path))
-				wantVerified(t, source.Verify, g.data(v), volume.ErrDamaged) // os.Open follows the link, as a mount does
+				wantVerified(t, source.Verify, b.data(v), volume.ErrDamaged) // os.Open follows the link, as a mount does
 			}
-			_, err = g.Attach(t.Context(), v)
+			_, err = b.Attach(t.Context(), v)
 			wantKind(t, "attach", err, volume.ErrDamaged)
-			if c := g.Health(t.Context(), v); len(c) == 0 || c[0].Reason != "DirectoryMissing" || c[0].Severity != backend.DataLoss {
-				t.Errorf("the health is %+v", c)
+			if c := b.Health(t.Context(), v); len(c) == 0 || c[0].Reason != "DirectoryMissing" || c[0].Severity != backend.DataLoss {
+				t.Errorf("got conditions %+v, want DirectoryMissing", c)
 			}
 			_ = os.Remove(path)
 			must(t, os.Rename(path+".away", path))
-			if c := g.Health(t.Context(), v); len(c) != 0 {
-				t.Errorf("the repaired volume has %+v", c)
+			if c := b.Health(t.Context(), v); len(c) != 0 {
+				t.Errorf("after the directory was restored: got conditions %+v, want none", c)
 			}
-			must(t, g.Delete(t.Context(), v.ID))
+			must(t, b.Delete(t.Context(), v.ID))
 		})
 	}
 }
 
+// wantVerified calls verify with the directory at path, and fails the test unless the error is kind.
 func wantVerified(t *testing.T, verify func(*os.File) error, path string, kind error) {
 	t.Helper()
 	root, err := os.Open(path)
-	if err != nil && kind != nil { // it cannot be mounted either
+	if err != nil && kind != nil { // a path that cannot be opened cannot be mounted
 		return
 	}
 	must(t, err)
 	defer root.Close()
 	if err := verify(root); !errors.Is(err, kind) {
-		t.Errorf("verifying %s: %v, want %v", path, err, kind)
+		t.Errorf("Verify of %s: got %v, want %v", path, err, kind)
 	}
 }
 
-// TestRecords: a forged record gives no access to another volume, and removes none.
-func TestRecords(t *testing.T) {
-	g := newGround(t)
-	victim := g.make(t, "victim")
-	must(t, os.WriteFile(filepath.Join(g.data(victim), "precious"), []byte("x"), 0o600))
+// TestForgedRecords: a forged record is refused as damaged, and gives no access to another volume.
+func TestForgedRecords(t *testing.T) {
+	b := newTestBackend(t)
+	victim := b.create(t, "victim")
+	must(t, os.WriteFile(filepath.Join(b.data(victim), "precious"), []byte("x"), 0o600))
 	for name, change := range map[string]func(*volume.Volume){
-		"up":       func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
-		"anothers": func(v *volume.Volume) { v.Directory.SubDir = "volumes/victim/data" },
-		"an-id":    func(v *volume.Volume) { v.ID.Name = "victim" },
-		"backend":  func(v *volume.Volume) { v.ID.Backend = "loop" },
-		"image":    func(v *volume.Volume) { v.Directory = nil },
+		"parent-directory": func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
+		"other-volume-dir": func(v *volume.Volume) { v.Directory.SubDir = "volumes/victim/data" },
+		"other-volume-id":  func(v *volume.Volume) { v.ID.Name = "victim" },
+		"other-backend":    func(v *volume.Volume) { v.ID.Backend = "loop" },
+		"no-directory":     func(v *volume.Volume) { v.Directory = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := g.make(t, name)
+			v := b.create(t, name)
 			change(&v)
-			b, err := v.MarshalRecord()
+			text, err := v.MarshalRecord()
 			must(t, err)
-			record := filepath.Join(g.dir, "volumes", name, "volume.json")
-			must(t, os.WriteFile(record, b, 0o600))
+			record := filepath.Join(b.dir, "volumes", name, "volume.json")
+			must(t, os.WriteFile(record, text, 0o600))
 			id := volume.ID{Backend: "nfs", Pool: "nas", Name: name}
-			_, err = g.Get(t.Context(), id)
+			_, err = b.Get(t.Context(), id)
 			wantKind(t, "get", err, volume.ErrDamaged)
-			wantKind(t, "delete", g.Delete(t.Context(), id), volume.ErrDamaged)
-			_, err = g.Create(t.Context(), spec(t, name))
+			wantKind(t, "delete", b.Delete(t.Context(), id), volume.ErrDamaged)
+			_, err = b.Create(t.Context(), spec(t, name))
 			wantKind(t, "create", err, volume.ErrDamaged)
 		})
 	}
-	if _, err := os.Stat(filepath.Join(g.data(victim), "precious")); err != nil {
+	if _, err := os.Stat(filepath.Join(b.data(victim), "precious")); err != nil {
 		t.Error(err)
 	}
-	all, _, err := g.List(t.Context(), volume.ID{}, 100)
+	all, _, err := b.List(t.Context(), volume.ID{}, 100)
 	if err != nil || len(all) != 6 {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("got list %+v, %v; want 6 volumes", all, err)
 	}
 }

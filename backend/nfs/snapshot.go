@@ -13,24 +13,26 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Snapshot implements backend.Snapshotter. A directory is copied file by file, by the server if it
-// supports that. It must not be in use on any node.
-func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+// Snapshot implements backend.Snapshotter. A directory is copied file by file, by the server itself if it
+// supports that. The volume must not be published.
+func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
 	expect := func(*pool.Pool, volume.Volume) (volume.Snapshot, error) { return volume.Snapshot{Directory: true}, nil }
-	return b.Take(ctx, of, spec, expect, b.cut)
+	return b.Take(ctx, volumes, spec, expect, b.copyToSnapshots)
 }
 
-func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
+// copyToSnapshots copies volumes to snapshots.
+func (b *Backend) copyToSnapshots(ctx context.Context, c *backend.SnapshotCopy) error {
 	if err := c.Job.AwaitSlot(ctx); err != nil {
 		return err
 	}
-	return c.CutDirectories(
-		func(v volume.Volume) (io.Closer, error) { return b.quiet(ctx, c.Pool, v) },
-		func(i int, from *os.File) error { return c.CutDirectory(ctx, i, from) })
+	return c.CopyDirectories(
+		func(v volume.Volume) (io.Closer, error) { return b.lockIdle(ctx, c.Pool, v) },
+		func(i int, from *os.File) error { return c.CopyDirectory(ctx, i, from) })
 }
 
-// quiet refuses a published volume, and prevents publication until the lock is closed.
-func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (lock io.Closer, err error) {
+// lockIdle refuses a volume that is published or mounted on this node, and prevents publication until the
+// lock is closed.
+func (b *Backend) lockIdle(ctx context.Context, p *pool.Pool, v volume.Volume) (lock io.Closer, err error) {
 	if lock, err = p.LockVolume(ctx, v.ID.Name); err != nil {
 		return nil, err
 	}
@@ -39,7 +41,7 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 		err = cmp.Or(p.Attachments.CheckUnpublished(v.ID), backend.CheckUnmounted(v, source))
 	}
 	if errors.Is(err, volume.ErrPrecondition) {
-		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time", err)
+		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so its copy would not show one point in time while it is in use", err)
 	}
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -48,7 +50,7 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 }
 
 // Publish implements backend.Publisher. A volume cannot be published while it is being copied.
-func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publication) error {
+func (b *Backend) Publish(ctx context.Context, v volume.Volume, publication backend.Publication) error {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
 		return err
@@ -57,7 +59,7 @@ func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publi
 	if err != nil {
 		return explain(p, err)
 	}
-	return errors.Join(b.Pools.Publish(ctx, v, at), lock.Close())
+	return errors.Join(b.Pools.Publish(ctx, v, publication), lock.Close())
 }
 
 // copyFrom copies a snapshot or another volume to the directory of a new volume.
@@ -66,7 +68,7 @@ func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error 
 		return err
 	}
 	if o := c.Origin; o.Snapshot == nil {
-		lock, err := b.quiet(ctx, o.Pool, o.Volume)
+		lock, err := b.lockIdle(ctx, o.Pool, o.Volume)
 		if err != nil {
 			return err
 		}

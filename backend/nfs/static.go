@@ -13,11 +13,11 @@ import (
 // wholeShare is the SubDir of a static volume that is the whole share.
 const wholeShare = "."
 
-// isStatic reports whether a volume is static: it has no record.
+// isStatic reports whether a volume is static: it has a directory and no record.
 func isStatic(v volume.Volume) bool { return v.Version == 0 && v.Directory != nil }
 
-// StaticVolume implements backend.StaticProvider: a PersistentVolume whose
-// volumeAttributes have server, share and perhaps subDir.
+// StaticVolume implements backend.StaticProvider. The volumeAttributes server and share, and optionally
+// subDir, describe a static volume.
 func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Volume, bool, error) {
 	server, subDir := volume.Attribute(context, volume.ParamServer), volume.Attribute(context, volume.ParamSubDir)
 	share, err := volume.Share(context)
@@ -45,14 +45,14 @@ func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Vol
 	}, true, nil
 }
 
-// cleanSubDir validates the path of a directory. It may be any path below the share, also in the
-// directories of a pool, because the share need not be a pool.
+// cleanSubDir validates the subDir of a static volume. It accepts any path below the share, even one that
+// is reserved in a pool, because the share need not be a pool.
 func cleanSubDir(s string) (string, error) {
 	switch {
 	case slices.Contains(strings.Split(s, "/"), ".."):
-		return "", volume.Errorf(volume.ErrInvalid, "volume_context %s=%q: want a path below the share, without ..", volume.ParamSubDir, s)
+		return "", volume.Errorf(volume.ErrInvalid, "volume_context %s=%q: expected a path below the share, without ..", volume.ParamSubDir, s)
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }), len(s) > volume.MaxSubDir:
-		return "", volume.Errorf(volume.ErrInvalid, "volume_context %s=%q: want a path of at most %d bytes without control characters", volume.ParamSubDir, s, volume.MaxSubDir)
+		return "", volume.Errorf(volume.ErrInvalid, "volume_context %s=%q: expected a path of at most %d bytes without control characters", volume.ParamSubDir, s, volume.MaxSubDir)
 	}
 	return cmp.Or(strings.TrimPrefix(path.Join("/", s), "/"), wholeShare), nil
 }

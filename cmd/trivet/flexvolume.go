@@ -137,7 +137,7 @@ func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
 		return nil, err
 	}
 	e := &flexvolume.Executable{StateDir: stateDir, DefaultKind: kinds[0].Name}
-	if i := slices.IndexFunc(kinds, backend.Kind.OnExports); i >= 0 {
+	if i := slices.IndexFunc(kinds, backend.Kind.OnlyOnExports); i >= 0 {
 		e.ServerKind = kinds[i].Name
 	}
 	_, name, _ := strings.Cut(filepath.Base(dir), "~")

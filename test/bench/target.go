@@ -36,7 +36,7 @@ func filesystemOf(target string) string {
 // printTarget measures all calls of a volume's life for each kind of volume of a target.
 func printTarget(ctx context.Context, g *testbed, o options, out io.Writer) {
 	target := targetNamed(o.target)
-	if target.Powers.Has(backendtest.Shared) && g.served == "" {
+	if target.Features.Has(backendtest.Shared) && g.served == "" {
 		measure.Must(fmt.Errorf("--target %s: the target's pool is on an export: add --nfs", target.Name))
 	}
 	for i, k := range target.Volumes() {

@@ -18,7 +18,7 @@ type kind struct {
 
 func (k kind) String() string { return k.name }
 
-// kinds contains the tested kinds of volume. The powers of a kind select the rows that test it.
+// kinds contains the tested kinds of volume. The features of a kind select the rows that test it.
 var kinds = []kind{
 	{targets.Volume("images-xfs", "ext4"), "ext4"},
 	{targets.Volume("images-xfs", "block"), "block"},
@@ -46,8 +46,8 @@ var (
 	onePerTarget = slices.CompactFunc(kindsWith(backendtest.NodeLocal), func(a, b kind) bool { return a.Target().Name == b.Target().Name })
 )
 
-// kindsWith returns the kinds that have some powers.
-func kindsWith(needs backendtest.Power) []kind {
+// kindsWith returns the kinds that have some features.
+func kindsWith(needs backendtest.Feature) []kind {
 	return slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return !k.Has(needs) })
 }
 

@@ -125,7 +125,7 @@ func singleDriver(t *testing.T, target backendtest.Target) suite {
 	d := target.Start(t, room, func(o *driver.Options) { o.Config.MaxVolumesPerNode = maxVolumes })
 	s.pool, s.controller, s.node = d.Pool(), d.Options.Endpoint, d.Options.Endpoint
 	s.id = volume.ID{Pool: target.Pool}
-	if !target.Powers.Has(backendtest.Shared) {
+	if !target.Features.Has(backendtest.Shared) {
 		s.id.PoolUUID = uuidOf(t, s.pool)
 	}
 	return s

@@ -19,8 +19,8 @@ var Kind = backend.Kind{
 	Name: Name, Doc: "a directory of a node that nothing limits",
 	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
 	New: func(pools *pool.Set) backend.Backend {
-		own := func(c pool.Config) bool { return c.Kind() == pool.KindDirectory }
-		return &Backend{backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom}}
+		accepts := func(c pool.Config) bool { return c.Kind() == pool.KindDirectory }
+		return &Backend{backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: backend.NoRoom}}
 	},
 }
 

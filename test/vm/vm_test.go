@@ -29,7 +29,7 @@ const (
 	module = "../.."
 
 	sanityTest = "^TestSanity$"
-	growthTest = "^TestConformance$/^images-xfs$/^ext4$/^(OnlineGrowth|OfflineGrowth|Live|SnapshotLife)$"
+	growthTest = "^TestConformance$/^images-xfs$/^ext4$/^(OnlineGrowth|OfflineGrowth|LiveSnapshot|SnapshotLifetime)$"
 
 	// hostReserve is the time in which the host builds the programs and downloads a kernel, in
 	// addition to the time of the guest.
@@ -79,7 +79,7 @@ var guests = []guest{
 	{
 		name: "growth", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
 		programs: []program{
-			{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/images-xfs/ext4/\w+Growth`, "TestConformance/images-xfs/ext4/Live/frozen")},
+			{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/images-xfs/ext4/\w+Growth`, "TestConformance/images-xfs/ext4/LiveSnapshot/frozen")},
 		},
 	},
 	{
@@ -90,13 +90,13 @@ var guests = []guest{
 		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 6 * time.Minute,
 		programs: []program{{
 			"./backend/local",
-			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(Full|IDs|OtherKind|Off|LimitedCopy)$|^TestDamagedQuotas$"},
-			append(onProjects("Full/root", "Off/required"), passed("TestDamagedQuotas/.*")...),
+			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(LimitEnforced|QuotaIDs|OtherQuotaKind|LimitsOff|LimitedCopy)$|^TestDamagedQuotas$"},
+			append(onProjects("LimitEnforced/root", "LimitsOff/required"), passed("TestDamagedQuotas/.*")...),
 		}},
 	},
 	{
 		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 30 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("Full/root", "HostileSource")}},
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("LimitEnforced/root", "HostileSource")}},
 	},
 	{
 		name: "local-sanity", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 10 * time.Minute,
@@ -106,7 +106,7 @@ var guests = []guest{
 		name: "disks", disks: []string{"8G", "1100M", "1100M", "1100M"}, nvme: []string{"1100M", "1100M", "1100M"}, scsi: []string{"1100M", "1100M", "1100M"},
 		prelude: onDisk, long: true, limit: 30 * time.Minute,
 		programs: []program{
-			{"./backend/disk", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/disks-scsi/xfs/Pulled", "TestRealDisks/disks-nvme/ext4/DiskGrowth", "TestRealDisks/disks-virtio/btrfs")},
+			{"./backend/disk", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/disks-scsi/xfs/DiskPulled", "TestRealDisks/disks-nvme/ext4/DiskGrowth", "TestRealDisks/disks-virtio/btrfs")},
 			{"./backend/disk", []string{"-test.run", "^TestDisks$/./^ext4$/^DiskGrowth$"}, passed("TestDisks/disks/ext4/DiskGrowth")},
 			{"./linux/blockdev", []string{"-test.run", "^TestHeld$"}, passed("TestHeld/disk", "TestHeld/partition")},
 		},

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// realDisks are the disks of a virtual machine on a bus. Its kernel scans partition tables
-// automatically.
+// realDisks returns the target of the disks on a bus of a virtual machine. The kernel scans their partition tables
+// automatically, in contrast to those of loop devices.
 func realDisks(bus, glob string) backendtest.Target {
 	target := loopDisks()
 	target.Name, target.Guest, target.Growing, target.Plug = "disks-"+bus, true, nil, nil
@@ -27,7 +27,7 @@ func realDisks(bus, glob string) backendtest.Target {
 	return target
 }
 
-// pullSCSI takes a SCSI disk away, and brings it back.
+// pullSCSI removes a SCSI disk, and returns a function that attaches it again.
 func pullSCSI(tb testing.TB, disk string) (back func()) {
 	tb.Helper()
 	write := func(path, text string) {
@@ -44,9 +44,9 @@ func pullSCSI(tb testing.TB, disk string) (back func()) {
 	return func() { write("/sys/class/scsi_host/host"+host+"/scan", "- - -") }
 }
 
-// growingNVMe creates a disk from a file that this machine exports to itself by NVMe over TCP
-// (kernel documentation, ABI/testing/configfs-nvmet): a notification
-// tells the kernel the new size, as with any LUN.
+// growingNVMe creates a disk from a file that this machine exports to itself by NVMe over TCP (kernel
+// documentation, ABI/testing/configfs-nvmet). When the file is enlarged, the kernel gets a notification of the
+// new size, as with other network disks.
 func growingNVMe(tb testing.TB, size int64) (device string, enlarge func(size int64)) {
 	tb.Helper()
 	const (
@@ -89,18 +89,18 @@ func growingNVMe(tb testing.TB, size int64) (device string, enlarge func(size in
 	tb.Cleanup(func() { must(os.Remove(port + "/subsystems/" + nqn)) })
 	set("/dev/nvme-fabrics", "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn="+nqn)
 	tb.Cleanup(func() {
-		set(where(tb, "/sys/class/nvme/*/subsysnqn", nqn)+"/delete_controller", "1")
+		set(awaitFile(tb, "/sys/class/nvme/*/subsysnqn", nqn)+"/delete_controller", "1")
 	})
-	disk := where(tb, "/sys/block/nvme?n1/wwid", "uuid."+uuid)
+	disk := awaitFile(tb, "/sys/block/nvme?n1/wwid", "uuid."+uuid)
 	return "/dev/" + filepath.Base(disk), func(size int64) {
 		must(os.Truncate(image, size))
 		set(namespace+"/revalidate_size", "1")
-		where(tb, disk+"/size", strconv.FormatInt(size/512, 10))
+		awaitFile(tb, disk+"/size", strconv.FormatInt(size/512, 10))
 	}
 }
 
-// where waits for the folder of sysfs that has a file with a text.
-func where(tb testing.TB, glob, text string) string {
+// awaitFile waits until a file that matches glob contains exactly a text, and returns the file's directory.
+func awaitFile(tb testing.TB, glob, text string) string {
 	tb.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		files, err := filepath.Glob(glob)
@@ -113,6 +113,6 @@ func where(tb testing.TB, glob, text string) string {
 			}
 		}
 	}
-	tb.Fatalf("no %s is %s", glob, text)
+	tb.Fatalf("timed out waiting for a file %s with the content %s", glob, text)
 	return ""
 }

@@ -1,6 +1,5 @@
-// Package targets lists every kind of volume that the tests cover: each backend on each
-// medium. Conformance, csi-sanity, crash tests, verification and benchmarks read this list,
-// so a new kind is one entry here.
+// Package targets lists every kind of volume that is tested: each backend on each medium. The conformance tests,
+// csi-sanity, the crash tests, verification and benchmarks use this list.
 package targets
 
 import (
@@ -22,10 +21,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Backends are the kinds of All, in that order. Every driver of the tests serves them.
+// Backends are the backends of All, in that order. The drivers of most tests serve all of them.
 var Backends backend.Kinds
 
-func init() { // in a declaration, Backends and All would depend on each other
+func init() { // an initializer of Backends would be an initialization cycle
 	for _, target := range All {
 		if !slices.Contains(Backends.Names(), target.Backend.Name) {
 			Backends = append(Backends, target.Backend)
@@ -33,7 +32,7 @@ func init() { // in a declaration, Backends and All would depend on each other
 	}
 }
 
-// Powers of the volumes of a backend on every medium.
+// Features of the volumes of each backend, whatever the medium.
 const (
 	common      = backendtest.Expand | backendtest.Clones
 	images      = common | backendtest.Image | backendtest.Divisible | backendtest.Snapshots | backendtest.ChangedBlocks
@@ -41,25 +40,24 @@ const (
 	disks       = common | backendtest.WholeDisk | backendtest.NodeLocal
 )
 
-// All are the targets. Those with Guest need the kernel of a virtual machine of test/vm. The first
-// backend is the default of classes.
+// All are the targets. The backend of the first is the default of a class without a backend.
 var All = []backendtest.Target{
 	localImages("xfs", backendtest.LiveCopies),
 	localImages("ext4", backendtest.FullCopies),
 	localImages("btrfs", backendtest.LiveCopies),
 	{
 		Name: "images-nfs", Guest: true, Backend: loop.Kind, Pool: backendtest.SharedPool, Class: class("", backendtest.SharedPool),
-		Powers: images | backendtest.Shared | backendtest.LiveCopies, Kinds: backendtest.Devices("ext4", "xfs"),
+		Features: images | backendtest.Shared | backendtest.LiveCopies, Kinds: backendtest.Devices("ext4", "xfs"),
 		Prepare: onExports(), Options: serve,
-		Advertised: backendtest.Inline, // inline volumes are in pools of the node
+		Advertised: backendtest.Inline, // inline volumes can only be in node-local pools
 	},
 	{
 		Name: "nfs", Guest: true, Backend: nfs.Kind, Pool: backendtest.SharedPool, Class: class(nfs.Name, backendtest.SharedPool),
-		Powers: directories | backendtest.Shared | backendtest.Static, Kinds: backendtest.Directories(),
-		Prepare: onExports("noatime"), Options: serve, // the server would change files that are only read
+		Features: directories | backendtest.Shared | backendtest.Static, Kinds: backendtest.Directories(),
+		Prepare: onExports("noatime"), Options: serve, // otherwise reading a file would change it on the server
 		Except: map[string]string{
-			"ControllerArguments": "an ID of another form may be the handle of a static volume",
-			"NodeArguments":       "an ID of another form may be the handle of a static volume",
+			"ControllerArguments": "an ID that the driver did not create may be the handle of a static volume",
+			"NodeArguments":       "an ID that the driver did not create may be the handle of a static volume",
 		},
 	},
 	localDirectories("unlimited", 0, backendtest.Formatted("ext4"), nil),
@@ -72,7 +70,7 @@ var All = []backendtest.Target{
 	loopDisks(),
 	{
 		Name: "sixth", Backend: sixthkind.Kind, Pool: backendtest.DefaultPool, Class: class(sixthkind.Name, backendtest.DefaultPool),
-		Powers: backendtest.NodeLocal | backendtest.Divisible | backendtest.Expand, Kinds: backendtest.Directories(),
+		Features: backendtest.NodeLocal | backendtest.Divisible | backendtest.Expand, Kinds: backendtest.Directories(),
 		Medium: backendtest.OnFilesystem(backendtest.Formatted("xfs")), Options: serve,
 	},
 	realDisks("nvme", "/dev/nvme[0-2]n1"),
@@ -80,40 +78,43 @@ var All = []backendtest.Target{
 	realDisks("virtio", "/dev/vd[b-z]"),
 }
 
-// loopDisks are disks of files.
+// loopDisks returns the target of disks that are loop devices.
 func loopDisks() backendtest.Target {
 	return backendtest.Target{
 		Name: "disks", Backend: disk.Kind, Pool: backendtest.DiskPool, Class: class(disk.Name, backendtest.DiskPool),
-		Powers: disks, Kinds: backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnDisks(backendtest.LoopDisks),
+		Features: disks, Kinds: backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnDisks(backendtest.LoopDisks),
 		Growing: backendtest.GrowingLoop, Plug: testenv.PlugIn, Options: serve,
 	}
 }
 
-// localImages are images on a filesystem of the node. Copies of a raw device that is in use
-// need a filesystem that shares blocks; filesystems are frozen where a copy takes time.
-func localImages(fsType string, copies backendtest.Power) backendtest.Target {
+// localImages returns the target of images on a filesystem of the node. copies is LiveCopies if the filesystem
+// shares blocks, otherwise FullCopies: then a raw device in use cannot be copied, and other volumes are frozen
+// during a copy.
+func localImages(fsType string, copies backendtest.Feature) backendtest.Target {
 	kinds := backendtest.Devices("ext4", "xfs", "btrfs")
 	for i, k := range kinds {
-		kinds[i].Powers |= backendtest.LiveCopies
+		kinds[i].Features |= backendtest.LiveCopies
 		if k.Block() {
-			kinds[i].Powers = k.Powers | copies
+			kinds[i].Features = k.Features | copies
 		}
 	}
 	return backendtest.Target{
 		Name: "images-" + fsType, Backend: loop.Kind, Pool: backendtest.DefaultPool,
-		Powers: images | backendtest.NodeLocal | backendtest.Inline | copies&backendtest.FullCopies, Kinds: kinds,
+		Features: images | backendtest.NodeLocal | backendtest.Inline | copies&backendtest.FullCopies, Kinds: kinds,
 		Medium: backendtest.OnFilesystem(backendtest.Formatted(fsType)),
 	}
 }
 
-func localDirectories(name string, powers backendtest.Power, filesystem func(testing.TB, string) string, limits *backendtest.Limits) backendtest.Target {
+// localDirectories returns the target of directories on a filesystem of the node.
+func localDirectories(name string, features backendtest.Feature, filesystem func(testing.TB, string) string, limits *backendtest.Limits) backendtest.Target {
 	return backendtest.Target{
 		Name: "directories-" + name, Backend: local.Kind, Pool: backendtest.DefaultPool, Class: class(local.Name, backendtest.DefaultPool),
-		Powers: directories | backendtest.NodeLocal | powers, Kinds: backendtest.Directories(),
+		Features: directories | backendtest.NodeLocal | features, Kinds: backendtest.Directories(),
 		Medium: backendtest.OnFilesystem(filesystem), Limits: limits, Options: serve,
 	}
 }
 
+// projectDirectories returns the target of directories with project quotas.
 func projectDirectories(fsType string, rootExempt bool) backendtest.Target {
 	target := localDirectories(fsType, 0, func(tb testing.TB, size string) string { tb.Helper(); return testenv.ProjectQuotas(tb, fsType, size) }, &backendtest.Limits{
 		RootExempt: rootExempt, Remounts: true,
@@ -124,7 +125,7 @@ func projectDirectories(fsType string, rootExempt bool) backendtest.Target {
 	return target
 }
 
-// onExports starts an NFS server. Each medium is a new export of it.
+// onExports returns a Target.Prepare that starts an NFS server. Each medium is a new export of the server.
 func onExports(mountOptions ...string) func(testing.TB, *backendtest.Target) {
 	return func(tb testing.TB, target *backendtest.Target) {
 		tb.Helper()
@@ -132,7 +133,7 @@ func onExports(mountOptions ...string) func(testing.TB, *backendtest.Target) {
 	}
 }
 
-// OnServer makes media that are exports of a server. Drivers mount them with options.
+// OnServer returns a Target.Medium that creates exports of a server. The pools have the mount options.
 func OnServer(server *nfsd.Server, name string, options ...string) func(testing.TB, backendtest.Room) backendtest.Medium {
 	exports := 0
 	return func(tb testing.TB, _ backendtest.Room) backendtest.Medium {
@@ -145,12 +146,13 @@ func OnServer(server *nfsd.Server, name string, options ...string) func(testing.
 	}
 }
 
-// On returns every kind of volume with some powers that a pool on a medium contains.
-func On(medium pool.Kind, needs backendtest.Power) (kinds []backendtest.Kind) {
-	powers := map[pool.Kind]backendtest.Power{pool.KindDirectory: backendtest.NodeLocal | backendtest.Divisible, pool.KindExport: backendtest.Shared, disk.Kind.Media[0]: backendtest.WholeDisk}
+// On returns the kinds of volume that a pool of a kind can contain and that have some features. It uses the first
+// such target of each backend.
+func On(poolKind pool.Kind, needs backendtest.Feature) (kinds []backendtest.Kind) {
+	byKind := map[pool.Kind]backendtest.Feature{pool.KindDirectory: backendtest.NodeLocal | backendtest.Divisible, pool.KindExport: backendtest.Shared, disk.Kind.Media[0]: backendtest.WholeDisk}
 	for _, b := range Backends {
 		i := slices.IndexFunc(All, func(target backendtest.Target) bool {
-			return target.Backend.Name == b.Name && target.Powers.Has(powers[medium]|needs)
+			return target.Backend.Name == b.Name && target.Features.Has(byKind[poolKind]|needs)
 		})
 		if i >= 0 {
 			kinds = append(kinds, All[i].Volumes()...)
@@ -159,8 +161,8 @@ func On(medium pool.Kind, needs backendtest.Power) (kinds []backendtest.Kind) {
 	return kinds
 }
 
-// serve makes a driver serve every kind, as the program does: what a class may contain
-// depends on all kinds.
+// serve makes a driver serve all kinds, as the program does, because the parameters of all kinds determine how a
+// class is parsed.
 func serve(o *driver.Options) { o.Kinds, o.Worker = Backends, backendtest.Worker() }
 
 // ByName returns a target of All.
@@ -173,7 +175,7 @@ func ByName(tb testing.TB, name string) backendtest.Target {
 	return All[i]
 }
 
-// Volume returns the kind of volume of a target that has a name (Kind.Name). Both must exist.
+// Volume returns the kind of volume with a name (Kind.Name) of a target. Both must exist.
 func Volume(target, name string) backendtest.Kind {
 	i := slices.IndexFunc(All, func(t backendtest.Target) bool { return t.Name == target })
 	all := All[i].Volumes()
@@ -188,6 +190,7 @@ func Run(t *testing.T, names ...string) {
 	}
 }
 
+// class returns the parameters of a class for a backend and a pool. It omits the defaults.
 func class(backend, name string) map[string]string {
 	c := map[string]string{}
 	if backend != "" {

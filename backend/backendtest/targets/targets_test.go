@@ -7,6 +7,6 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 )
 
-// TestTable: every row of the conformance table is for some target, and has a name of its
-// own; every descriptor agrees with its backend.
+// TestTable: each row of the conformance table has a unique name and runs for some target, and the description of
+// each target agrees with its backend.
 func TestTable(t *testing.T) { backendtest.CheckTable(t, targets.All) }

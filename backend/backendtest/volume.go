@@ -27,6 +27,7 @@ const (
 
 var nextName atomic.Int64
 
+// newName returns a new name for a volume or snapshot of the test.
 func newName(t *testing.T) string {
 	t.Helper()
 	words := strings.FieldsFunc(strings.ToLower(t.Name()), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
@@ -34,8 +35,8 @@ func newName(t *testing.T) string {
 	return name[max(0, len(name)-40):] + "-" + strconv.FormatInt(nextName.Add(1), 10)
 }
 
-// life is a volume and where it is staged and published.
-type life struct {
+// testVolume is a volume with its paths on a node, and the arguments of its calls.
+type testVolume struct {
 	d       *Driver
 	kind    Kind
 	cap     *csi.VolumeCapability
@@ -45,35 +46,35 @@ type life struct {
 	secrets map[string]string
 }
 
-// newLife creates a volume of 1 GiB. It is removed when the test ends.
-func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) *life {
+// newVolume creates a volume of 1 GiB, which is removed when the test ends.
+func newVolume(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) *testVolume {
 	t.Helper()
-	return newLifeWith(t, d, kind, mode, kind.Parameters())
+	return newVolumeOfClass(t, d, kind, mode, kind.Parameters())
 }
 
-// newLifeWith is newLife for a class with other parameters.
-func newLifeWith(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode, parameters map[string]string) *life {
+// newVolumeOfClass is newVolume for a class with given parameters.
+func newVolumeOfClass(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode, parameters map[string]string) *testVolume {
 	t.Helper()
-	l, _ := newLifeOf(t, d, kind, &csi.CreateVolumeRequest{
+	l, _ := newVolumeFor(t, d, kind, &csi.CreateVolumeRequest{
 		CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(mode)}, Parameters: parameters,
 	})
 	return l
 }
 
-// newSized is newLife for a size.
-func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *life {
+// newVolumeOfSize is newVolume for a size and more parameters.
+func newVolumeOfSize(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *testVolume {
 	t.Helper()
 	req := kind.request(t, more...)
 	req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
-	l, _ := newLifeOf(t, d, kind, req)
+	l, _ := newVolumeFor(t, d, kind, req)
 	return l
 }
 
-// newLifeOf is newLife for a request, which gets a name.
-func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest) (*life, *csi.Volume) {
+// newVolumeFor is newVolume for a request. It sets a new name in the request.
+func newVolumeFor(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest) (*testVolume, *csi.Volume) {
 	t.Helper()
 	dir := t.TempDir()
-	l := &life{
+	l := &testVolume{
 		d: d, kind: kind, cap: req.GetVolumeCapabilities()[0],
 		staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target"),
 	}
@@ -82,11 +83,11 @@ func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest)
 	resp, err := d.Control.CreateVolume(t.Context(), req)
 	must(t, err)
 	l.id = resp.GetVolume().GetVolumeId()
-	t.Cleanup(func() { l.end(t) })
+	t.Cleanup(func() { l.cleanUp(t) })
 	return l, resp.GetVolume()
 }
 
-// request is a request for a new volume of the kind.
+// request returns a request for a new volume of the kind.
 func (k Kind) request(t *testing.T, more ...string) *csi.CreateVolumeRequest {
 	t.Helper()
 	return &csi.CreateVolumeRequest{
@@ -94,8 +95,8 @@ func (k Kind) request(t *testing.T, more ...string) *csi.CreateVolumeRequest {
 	}
 }
 
-// end unpublishes, unstages and deletes the volume, whatever its state.
-func (l *life) end(t *testing.T) {
+// cleanUp unpublishes, unstages and deletes the volume, whatever its state.
+func (l *testVolume) cleanUp(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
 	_, unpublish := l.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: l.target})
@@ -106,72 +107,72 @@ func (l *life) end(t *testing.T) {
 	}
 }
 
-func (l *life) delete(ctx context.Context) error {
+func (l *testVolume) delete(ctx context.Context) error {
 	_, err := l.d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: l.id})
 	return err
 }
 
 // publishTo controller-publishes the volume to a node.
-func (l *life) publishTo(ctx context.Context, node string) error {
+func (l *testVolume) publishTo(ctx context.Context, node string) error {
 	_, err := l.d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
 		VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Secrets: l.secrets,
 	})
 	return err
 }
 
-func (l *life) unpublishFrom(ctx context.Context, node string) error {
+func (l *testVolume) unpublishFrom(ctx context.Context, node string) error {
 	_, err := l.d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: node})
 	return err
 }
 
-func (l *life) stage(ctx context.Context) error {
+func (l *testVolume) stage(ctx context.Context) error {
 	_, err := l.d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: l.id, StagingTargetPath: l.staging, VolumeCapability: l.cap, Secrets: l.secrets,
 	})
 	return err
 }
 
-func (l *life) publishAt(ctx context.Context, target string, readOnly bool) error {
+func (l *testVolume) publishAt(ctx context.Context, target string, readOnly bool) error {
 	_, err := l.d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: target, VolumeCapability: l.cap, Readonly: readOnly, Secrets: l.secrets,
 	})
 	return err
 }
 
-func (l *life) publish(ctx context.Context) error { return l.publishAt(ctx, l.target, false) }
+func (l *testVolume) publish(ctx context.Context) error { return l.publishAt(ctx, l.target, false) }
 
-func (l *life) unpublishAt(ctx context.Context, target string) error {
+func (l *testVolume) unpublishAt(ctx context.Context, target string) error {
 	_, err := l.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: target})
 	return err
 }
 
-func (l *life) unstage(ctx context.Context) error {
+func (l *testVolume) unstage(ctx context.Context) error {
 	_, err := l.d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging})
 	return err
 }
 
-// up stages and publishes.
-func (l *life) up(t *testing.T) {
+// stageAndPublish stages and publishes the volume.
+func (l *testVolume) stageAndPublish(t *testing.T) {
 	t.Helper()
 	must(t, l.stage(t.Context()))
 	must(t, l.publish(t.Context()))
 }
 
-// down undoes up.
-func (l *life) down(t *testing.T) {
+// unpublishAndUnstage unpublishes and unstages the volume.
+func (l *testVolume) unpublishAndUnstage(t *testing.T) {
 	t.Helper()
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, l.unstage(t.Context()))
 }
 
-func (l *life) expand(ctx context.Context, size int64) (*csi.ControllerExpandVolumeResponse, error) {
+func (l *testVolume) expand(ctx context.Context, size int64) (*csi.ControllerExpandVolumeResponse, error) {
 	return l.d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: l.cap, Secrets: l.secrets,
 	})
 }
 
-// data is the path that a test writes to: a file in the filesystem, or the device itself.
-func (l *life) data(target string) string {
+// data returns the path to which a test writes: a file in the filesystem, or the device itself.
+func (l *testVolume) data(target string) string {
 	if l.kind.Block() {
 		return target
 	}
@@ -185,7 +186,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// wantCode fails the test unless err has the code and its message contains all of says.
+// wantCode fails the test unless err has the code, and its message contains all texts of says.
 func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -194,7 +195,7 @@ func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	}
 	for _, s := range says {
 		if !strings.Contains(status.Convert(err).Message(), s) {
-			t.Errorf("the message %q does not say %q", status.Convert(err).Message(), s)
+			t.Errorf("got message %q, want %q in it", status.Convert(err).Message(), s)
 		}
 	}
 }
