@@ -62,7 +62,7 @@ func testSnapshotMoment(t *testing.T, l *testVolume, r *recorder, consistency st
 		size = 2 * gib
 	}
 	c := d.newCopy(t, kind, fromSnapshot(s), size)
-	if consistency == "frozen" && !recovered(t, c) {
+	if consistency == "frozen" && !isClean(t, c) {
 		t.Error("the filesystem in a frozen snapshot is not clean")
 	}
 	c.stageAndPublish(t)
@@ -78,8 +78,8 @@ func testSnapshotMoment(t *testing.T, l *testVolume, r *recorder, consistency st
 	wantContent(t, c.data(c.target), pattern(72))
 }
 
-// recovered reports whether the filesystem on a volume's image needs no recovery.
-func recovered(t *testing.T, l *testVolume) bool {
+// isClean reports whether the filesystem in a volume's image needs no recovery.
+func isClean(t *testing.T, l *testVolume) bool {
 	t.Helper()
 	if l.kind.FSType != "ext4" {
 		return true

@@ -114,7 +114,7 @@ const ownSuperblock = "nosharecache"
 // directory.
 func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, error) {
 	source, err := b.source(v)
-	if err != nil || isStatic(v) {
+	if err != nil || v.Version == 0 && v.Directory != nil { // a static volume has no record
 		return source, err
 	}
 	p, err := b.Usable(v.ID)

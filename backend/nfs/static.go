@@ -13,9 +13,6 @@ import (
 // wholeShare is the SubDir of a static volume that is the whole share.
 const wholeShare = "."
 
-// isStatic reports whether a volume is static: it has a directory and no record.
-func isStatic(v volume.Volume) bool { return v.Version == 0 && v.Directory != nil }
-
 // StaticVolume implements backend.StaticProvider. The volumeAttributes server and share, and optionally
 // subDir, describe a static volume.
 func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Volume, bool, error) {
