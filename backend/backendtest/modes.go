@@ -100,7 +100,7 @@ func testRefusedMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapabili
 		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{c},
 	})
 	if err != nil || valid.GetConfirmed() != nil || !strings.Contains(valid.GetMessage(), mode.String()) {
-		t.Errorf("ValidateVolumeCapabilities: %v, %v", valid, err)
+		t.Errorf("ValidateVolumeCapabilities: got %v, %v; want a refusal that names the mode", valid, err)
 	}
 	l.cap = c
 	wantCode(t, l.publishTo(t.Context(), Node), codes.FailedPrecondition, mode.String())
