@@ -39,7 +39,7 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, err
 }
 
-// chunk is the minimum number of objects that are read at a time: each read sorts a whole pool.
+// chunk is the minimum number of objects that are read at a time, because each read sorts a whole pool.
 const chunk = 256
 
 // listing lists volumes or snapshots, called objects here.
@@ -58,14 +58,14 @@ func (s *Server) volumes() listing[volume.Volume] {
 	}
 }
 
-// pageCall is a request for one page of a list.
+// pageCall is a request for a page of a list.
 type pageCall interface {
 	GetStartingToken() string
 	GetMaxEntries() int32
 }
 
-// page returns the page of a request. entry returns the entry of an object, or nil to omit the
-// object.
+// page returns the entries of the page that a request specifies, and the token of the next page. entry
+// returns the entry of an object, or nil to omit the object.
 func page[O, E any](ctx context.Context, l listing[O], req pageCall, entry func(backend.Backend, O) (*E, error)) ([]*E, string, error) {
 	limit, err := paging.Limit(req.GetMaxEntries())
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -93,7 +94,16 @@ func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, ki
 // memberOptions returns the options that all drivers have.
 func memberOptions(tb testing.TB, service string, kinds backend.Kinds) driver.Options {
 	tb.Helper()
-	state := tb.TempDir()
+	// tb.TempDir contains the name of the test, and would be too long for the path of a socket.
+	state, err := os.MkdirTemp("", "state-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(state); err != nil {
+			tb.Error(err)
+		}
+	})
 	return driver.Options{
 		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), StateDir: state,
 		Name: DriverName, Version: "test", Services: []string{service},
