@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
 func completePod(pod *corev1.Pod) field.ErrorList {
@@ -281,18 +282,16 @@ func immutableChange(before, after metav1.Object) string {
 	switch b := before.(type) {
 	case *corev1.ConfigMap:
 		a := after.(*corev1.ConfigMap)
-		changed = isSet(b.Immutable) && (!isSet(a.Immutable) || !maps.Equal(b.Data, a.Data) || !maps.EqualFunc(b.BinaryData, a.BinaryData, bytes.Equal))
+		changed = ptr.Deref(b.Immutable, false) && (!ptr.Deref(a.Immutable, false) || !maps.Equal(b.Data, a.Data) || !maps.EqualFunc(b.BinaryData, a.BinaryData, bytes.Equal))
 	case *corev1.Secret:
 		a := after.(*corev1.Secret)
-		changed = isSet(b.Immutable) && (!isSet(a.Immutable) || !maps.EqualFunc(b.Data, a.Data, bytes.Equal))
+		changed = ptr.Deref(b.Immutable, false) && (!ptr.Deref(a.Immutable, false) || !maps.EqualFunc(b.Data, a.Data, bytes.Equal))
 	}
 	if !changed || before.GetUID() != after.GetUID() {
 		return ""
 	}
 	return "the object is immutable (immutable: true), so its data and this field cannot change: undo the change, or give the changed object another name, or remove the old object first"
 }
-
-func isSet(flag *bool) bool { return flag != nil && *flag }
 
 func checkKeys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
 	for _, k := range slices.Sorted(maps.Keys(data)) {

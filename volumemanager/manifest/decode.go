@@ -22,8 +22,8 @@ import (
 type entry struct {
 	key    key
 	object metav1.Object // nil if there is a problem
-	// foreign is set if the kind exists and is not supported, mistyped if it does not exist.
-	foreign, mistyped bool
+	// unsupported is set if the kind exists and is not supported. mistyped is set if it does not exist.
+	unsupported, mistyped bool
 	// problem says why the object is not valid.
 	problem string
 }
@@ -181,8 +181,8 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	e := entry{key: key{head.Kind, head.Metadata.Namespace, head.Metadata.Name}}
 	k, known := kinds[head.Kind]
 	if !known {
-		e.foreign = isForeign(head.TypeMeta)
-		e.mistyped = !e.foreign
+		e.unsupported = kindExists(head.TypeMeta)
+		e.mistyped = !e.unsupported
 		e.problem = fmt.Sprintf("kind: %q is not supported: supported kinds are %s", head.Kind, kindNames())
 		return e, nil
 	}

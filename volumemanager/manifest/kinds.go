@@ -113,9 +113,9 @@ var groups = func() *runtime.Scheme {
 	return s
 }()
 
-// isForeign reports whether an unsupported kind exists, or may exist because its API group is not in
+// kindExists reports whether a kind exists in Kubernetes, or may exist because its API group is not in
 // groups.
-func isForeign(t metav1.TypeMeta) bool {
+func kindExists(t metav1.TypeMeta) bool {
 	kind := t.GroupVersionKind().GroupKind()
 	return !groups.IsGroupRegistered(kind.Group) ||
 		groups.Recognizes(kind.WithVersion("v1")) && !strings.HasSuffix(kind.Kind, "List")

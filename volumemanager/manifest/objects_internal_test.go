@@ -84,8 +84,8 @@ func TestInvalid(t *testing.T) {
 		if len(o.Problems) != 1 || !strings.Contains(o.Problems[0].Message, want) {
 			t.Errorf("%s\ngot problems %v, want %s", text, o.Problems, want)
 		}
-		if foreign := strings.Contains(want, "Deployment"); o.Complete != foreign {
-			t.Errorf("%s\ngot complete %t, want %t", text, o.Complete, foreign)
+		if unsupported := strings.Contains(want, "Deployment"); o.Complete != unsupported {
+			t.Errorf("%s\ngot complete %t, want %t", text, o.Complete, unsupported)
 		}
 		if n := len(o.Pods) + len(o.Claims) + len(o.Volumes) + len(o.Classes) + len(o.ConfigMaps) + len(o.Secrets) + len(o.Drivers) + len(o.Snapshots) + len(o.SnapshotContents); n != 0 {
 			t.Errorf("%s\nthe object was added, want it ignored", text)

@@ -199,7 +199,7 @@ func (f *file) checkKinds(entries []entry) error {
 	for _, e := range entries {
 		for _, old := range f.entries {
 			kept := slices.ContainsFunc(entries, func(e entry) bool { return e.key == old.key })
-			if e.foreign && !old.foreign && !old.mistyped && old.key.name == e.key.name && !kept {
+			if e.unsupported && !old.unsupported && !old.mistyped && old.key.name == e.key.name && !kept {
 				return fmt.Errorf("%s has become a %s, which is not supported: correct the kind, or put the new object into another file", old.key, e.key.kind)
 			}
 		}
@@ -392,7 +392,7 @@ func (m *merger) leaveOut(path string, e entry) {
 	if e.mistyped {
 		m.typos[e.key.name] = path
 	}
-	if e.foreign || m.started {
+	if e.unsupported || m.started {
 		m.addProblem(path, e.key.String(), e.problem+": the object is ignored")
 		return
 	}

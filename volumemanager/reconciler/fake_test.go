@@ -55,11 +55,11 @@ type fakeHost struct {
 
 // result is the scripted result of an operation.
 type result struct {
-	takes time.Duration // the duration
-	err   error
-	// done is set if the operation takes effect although it fails.
-	done  bool
-	panic bool
+	duration time.Duration
+	err      error
+	// takesEffect is set if the operation takes effect although it fails.
+	takesEffect bool
+	panic       bool
 }
 
 func newFakeHost(root string) *fakeHost {
@@ -79,16 +79,16 @@ func (h *fakeHost) do(ctx context.Context, operation, volume string, id state.ID
 	if script != nil {
 		r = script(operation)
 	}
-	if r.takes > 0 {
+	if r.duration > 0 {
 		select {
 		case <-ctx.Done():
 			r.err = &plugins.UncertainError{Err: ctx.Err()}
-		case <-time.After(r.takes):
+		case <-time.After(r.duration):
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r.err == nil && !r.panic || r.done {
+	if r.err == nil && !r.panic || r.takesEffect {
 		if err := effect(); err != nil {
 			return err
 		}

@@ -47,7 +47,7 @@ func TestRandomHistories(t *testing.T) {
 	for seed := range histories {
 		ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := begin(t, filepath.Join(root, fmt.Sprint(seed)), seed)
+				h := newHistory(t, filepath.Join(root, fmt.Sprint(seed)), seed)
 				for range steps {
 					h.step()
 				}
@@ -60,7 +60,7 @@ func TestRandomHistories(t *testing.T) {
 	}
 }
 
-func begin(t *testing.T, root string, seed uint64) *history {
+func newHistory(t *testing.T, root string, seed uint64) *history {
 	t.Helper()
 	h := &history{
 		Rand: rand.New(rand.NewPCG(seed, 0)), outcomes: rand.New(rand.NewPCG(seed, 1)),
@@ -87,14 +87,14 @@ func begin(t *testing.T, root string, seed uint64) *history {
 func (h *history) script(string) result {
 	h.host.mu.Lock()
 	defer h.host.mu.Unlock()
-	e := result{takes: time.Duration(h.outcomes.IntN(3000)) * time.Millisecond}
+	e := result{duration: time.Duration(h.outcomes.IntN(3000)) * time.Millisecond}
 	switch h.outcomes.IntN(8) {
 	case 0:
 		e.err = errBroken
 	case 1:
-		e.err, e.done = &plugins.UncertainError{Err: errBroken}, h.outcomes.IntN(2) == 0
+		e.err, e.takesEffect = &plugins.UncertainError{Err: errBroken}, h.outcomes.IntN(2) == 0
 	case 2:
-		e.panic, e.done = true, h.outcomes.IntN(2) == 0
+		e.panic, e.takesEffect = true, h.outcomes.IntN(2) == 0
 	}
 	return e
 }

@@ -47,7 +47,7 @@ func wantAllRemoved(t *testing.T, host *fakeHost, m interface{ StateDiff() (int,
 func TestPodLifecycle(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		c := newClaims("fs", "disk")
-		host.setScript(func(string) result { return result{takes: time.Second} })
+		host.setScript(func(string) result { return result{duration: time.Second} })
 		m := start(t, host, c, fullPlugin{host}, plainPlugin{fakeHost: host})
 		if ready, _, known := m.PodReady(key("web")); ready || known {
 			t.Errorf("pod without a manifest: got ready %t, known %t; want neither", ready, known)
@@ -84,7 +84,7 @@ func TestPodLifecycle(t *testing.T) {
 
 func TestTwoPodsUseOneDevice(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
-		host.setScript(func(string) result { return result{takes: time.Second} })
+		host.setScript(func(string) result { return result{duration: time.Second} })
 		m := start(t, host, newClaims("fs"), fullPlugin{host})
 		m.Update(objects(pod("a", "fs"), pod("b", "fs")))
 		time.Sleep(time.Minute / 2)
@@ -124,12 +124,12 @@ func TestErrors(t *testing.T) {
 		tearDown []string
 	}{
 		"not mounted":             {"SetUp", result{err: errBroken}, nil},
-		"possibly mounted":        {"SetUp", result{err: &plugins.UncertainError{Err: errBroken}, done: true}, []string{"TearDown h-fs uid-a"}},
-		"panic":                   {"SetUp", result{panic: true, done: true}, []string{"TearDown h-fs uid-a"}},
+		"possibly mounted":        {"SetUp", result{err: &plugins.UncertainError{Err: errBroken}, takesEffect: true}, []string{"TearDown h-fs uid-a"}},
+		"panic":                   {"SetUp", result{panic: true, takesEffect: true}, []string{"TearDown h-fs uid-a"}},
 		"device not mounted":      {"MountDevice", result{err: errBroken}, nil},
 		"device possibly mounted": {"MountDevice", result{err: &plugins.UncertainError{Err: errBroken}}, nil},
 		"not attached":            {"Attach", result{err: errBroken}, nil},
-		"possibly attached":       {"Attach", result{err: &plugins.UncertainError{Err: errBroken}, done: true}, nil},
+		"possibly attached":       {"Attach", result{err: &plugins.UncertainError{Err: errBroken}, takesEffect: true}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			withFakeClock(t, func(t *testing.T, host *fakeHost) {
@@ -152,7 +152,7 @@ func TestErrors(t *testing.T) {
 				if c.operation == "SetUp" || c.operation == "MountDevice" && plugins.Uncertain(c.result.err) {
 					want = append(want, "UnmountDevice h-fs")
 				}
-				if c.operation != "Attach" || c.result.done {
+				if c.operation != "Attach" || c.result.takesEffect {
 					want = append(want, "Detach h-fs")
 				}
 				wantCalls(t, host, want...)
@@ -188,7 +188,7 @@ func TestAddedWhileUnmounting(t *testing.T) {
 		m := start(t, host, newClaims("fs"), fullPlugin{host})
 		m.apply(pod("a", "fs"))
 		host.calls()
-		host.setScript(func(string) result { return result{takes: time.Second} })
+		host.setScript(func(string) result { return result{duration: time.Second} })
 		m.Update(objects())
 		time.Sleep(time.Second / 2)
 		if s := m.Status(); len(s) != 1 || s[0].Phase != state.Unmounting {
@@ -349,7 +349,7 @@ func TestDriverRegistered(t *testing.T) {
 // retried without back-off.
 func TestDriverRegisteredDuringCall(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
-		host.setScript(failing("SetUp", result{err: errBroken, takes: time.Second}))
+		host.setScript(failing("SetUp", result{err: errBroken, duration: time.Second}))
 		m := start(t, host, newClaims("fs"), fullPlugin{host})
 		m.Update(objects(pod("a", "fs")))
 		time.Sleep(10 * time.Minute)
@@ -668,7 +668,7 @@ func TestUnknownFiles(t *testing.T) {
 // found on disk and torn down.
 func TestLeftByPlugin(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
-		host.setScript(failing("SetUp", result{err: errBroken, done: true}))
+		host.setScript(failing("SetUp", result{err: errBroken, takesEffect: true}))
 		m := start(t, host, newClaims(), plainPlugin{fakeHost: host})
 		m.apply(pod("a", "e"))
 		host.setScript(nil)
