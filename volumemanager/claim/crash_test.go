@@ -104,11 +104,13 @@ func number(t *testing.T, variable string, fallback int) int {
 	return n
 }
 
+// history is a random sequence of changes and failures.
 type history struct {
 	*fixture
 	random *rand.Rand
 }
 
+// retained is the name of the class with the reclaim policy Retain.
 const retained = "retained"
 
 func newHistory(t *testing.T, seed int) *history {
@@ -149,6 +151,7 @@ func (h *history) run() {
 	h.checkRetained()
 }
 
+// step makes one random change.
 func (h *history) step() {
 	name := fmt.Sprintf("c%d", h.random.IntN(8))
 	switch h.random.IntN(12) {

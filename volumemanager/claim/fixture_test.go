@@ -56,7 +56,7 @@ type manager struct {
 	operations *operation.Executor
 	controller *claim.Controller
 	end        context.CancelFunc
-	done       chan struct{}
+	done       chan struct{}   // receives a value when an operation ends
 	dead       bool            // the process was killed; guarded by fixture.mu
 	keys       map[string]bool // all keys that operations may have
 }
@@ -92,8 +92,8 @@ func (s *killableStore) RemoveVolume(name string) error {
 	return s.write(func() error { return s.Store.RemoveVolume(name) })
 }
 
-// startStep counts the begin of a write or call. It returns errKilled if the process is killed before
-// the write or call, or was killed earlier.
+// startStep is called before each write and call, and endStep after each write. startStep returns
+// errKilled if the process is killed at this moment, or was killed earlier.
 func (f *fixture) startStep(m *manager) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

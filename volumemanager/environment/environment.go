@@ -96,8 +96,9 @@ func (m Machine) addEnv(v Variables, pod *corev1.Pod, container *corev1.Containe
 	return err
 }
 
-// field returns the value of a fieldRef. An address is an error, because the volume manager gives pods
-// no addresses. A pod without a service account has the one that an API server sets.
+// field returns the value of a fieldRef. For an address it returns a variable with an error, because the
+// volume manager gives pods no addresses. A pod without a service account has the one that an API
+// server sets.
 func (m Machine) field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectFieldSelector) (variable, error) {
 	switch selector.FieldPath {
 	case "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs":

@@ -36,17 +36,22 @@ type fakeHost struct {
 	// handles contains the handles of volumes by name. The default handle of volume x is h-x.
 	handles map[string]string
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// attached and devices contain the handles of attached volumes and of mounted devices.
 	attached map[string]bool
 	devices  map[string]bool
 	// mounts contains the handle of each mounted volume.
-	mounts    map[state.ID]string
-	sizes     map[string]string
+	mounts map[state.ID]string
+	// sizes contains the sizes to which volumes were expanded, by handle.
+	sizes map[string]string
+	// exclusive contains the handles of volumes with access mode ReadWriteOncePod.
 	exclusive map[string]bool
 	// pending contains the running operations.
 	pending map[string]bool
-	log     []string
-	limit   int64
+	// log contains the operations since the last call of calls.
+	log []string
+	// limit is the volume limit of the driver; 0 for none.
+	limit int64
 	// unregistered is set while the driver is not registered.
 	unregistered bool
 	// zone is the topology that the registered driver reports.

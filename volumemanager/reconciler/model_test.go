@@ -99,6 +99,7 @@ func (h *history) script(string) result {
 	return e
 }
 
+// step makes one random change, and lets up to ten seconds pass.
 func (h *history) step() {
 	switch h.IntN(8) {
 	case 0:
