@@ -307,10 +307,6 @@ type view struct {
 	conflicts map[string]string
 }
 
-func newView() view {
-	return view{claims: map[types.NamespacedName]outcome{}, volumes: map[string]outcome{}, conflicts: map[string]string{}}
-}
-
 // publish replaces the view and records an event for each change.
 func (c *Controller) publish(ctx context.Context, view view) {
 	c.mu.Lock()

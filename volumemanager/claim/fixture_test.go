@@ -43,7 +43,7 @@ type fixture struct {
 
 	mu     sync.Mutex
 	inUse  map[string]bool
-	steps  int // counts the begins and the ends of writes to the store and of calls to the driver
+	steps  int // counts the begins of writes to the store and of calls to the driver, and the ends of writes
 	killIn int // the number of the next write or call before which the process is killed; 0 for never
 
 	zone   string // the driver's topology

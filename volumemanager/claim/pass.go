@@ -68,7 +68,8 @@ type volume struct {
 // opposite order, so the volume of each bound claim is found.
 func (c *Controller) newPass(objects *manifest.Objects) *pass {
 	p := &pass{
-		c: c, objects: objects, node: c.machine.Node(), view: newView(),
+		c: c, objects: objects, node: c.machine.Node(),
+		view:    view{claims: map[types.NamespacedName]outcome{}, volumes: map[string]outcome{}, conflicts: map[string]string{}},
 		records: map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
 		desired: map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
 		volumes: map[string]*volume{},
