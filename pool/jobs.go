@@ -55,8 +55,8 @@ type Job struct {
 	logged time.Time
 }
 
-// Alone is closed when no call waits for the end of the job any more. Work that must not continue
-// without a call ends then.
+// Alone is closed when no call waits for the end of the job any more. The job must then end work that
+// must not continue without a call, such as a freeze.
 func (j *Job) Alone() <-chan struct{} { return j.alone }
 
 // Progress sets the number of bytes copied so far. Only the goroutine of the job calls it.

@@ -139,14 +139,17 @@ func TestDiskNotMounted(t *testing.T) {
 	}
 }
 
+// TestRequireMount: with requireMount, a pool is opened only at a mount point. A lost+found folder is no
+// foreign file.
 func TestRequireMount(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.RequireMount = true
 	e.wantRefused(t, volume.ErrPrecondition, "not a mount point", "requireMount")
-	e.cfg.Directory.Path = testenv.Filesystem(t, "ext4", "64M") // with a lost+found
+	e.cfg.Directory.Path = testenv.Filesystem(t, "ext4", "64M")
 	e.open(t).Close()
 }
 
+// TestForeignDirectory: a directory that contains foreign files is not made a pool.
 func TestForeignDirectory(t *testing.T) {
 	e := newEnv(t)
 	must(t, os.Mkdir(e.cfg.Directory.Path, 0o755))
@@ -156,6 +159,8 @@ func TestForeignDirectory(t *testing.T) {
 	e.open(t)
 }
 
+// TestAnotherPool: a directory is refused if it contains another pool than the one that was opened under
+// the name before, or than the configured UUID.
 func TestAnotherPool(t *testing.T) {
 	e, other := newEnv(t), newEnv(t)
 	e.open(t).Close()
@@ -166,6 +171,7 @@ func TestAnotherPool(t *testing.T) {
 	e.wantRefused(t, volume.ErrPrecondition, e.cfg.UUID)
 }
 
+// TestMarker: a pool with an invalid marker is refused, and the marker is not changed.
 func TestMarker(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text string
@@ -382,6 +388,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// TestMaxVolumes: a pool with maxVolumes volumes refuses new ones, until a volume is deleted.
 func TestMaxVolumes(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.MaxVolumes = 1
