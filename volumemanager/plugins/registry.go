@@ -84,20 +84,20 @@ func (r Registry) ForClass(class *storagev1.StorageClass) (ProvisionableVolumePl
 	return found.(ProvisionableVolumePlugin), nil
 }
 
-// one returns the only plugin that pick selects.
-func (r Registry) one(what string, pick func(VolumePlugin) VolumePlugin) (found VolumePlugin, err error) {
+// one returns the only plugin that pick selects. The errors contain the object that needs the plugin.
+func (r Registry) one(object string, pick func(VolumePlugin) VolumePlugin) (found VolumePlugin, err error) {
 	for _, p := range r {
 		p = pick(p)
 		if p == nil {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("%s belongs to two plugins, %s and %s: use only one of them", what, found.Name(), p.Name())
+			return nil, fmt.Errorf("%s belongs to two plugins, %s and %s: use only one of them", object, found.Name(), p.Name())
 		}
 		found = p
 	}
 	if found == nil {
-		return nil, fmt.Errorf("%s: %w supports it", what, ErrNoPlugin)
+		return nil, fmt.Errorf("%s: %w supports it", object, ErrNoPlugin)
 	}
 	return found, nil
 }

@@ -61,11 +61,11 @@ func call[Q, A any](ctx context.Context, d *driver, do func(context.Context, *Q,
 		return answer, nil
 	}
 	s := status.Convert(err)
-	failed := &CallError{Driver: d.name, Call: callName(request), Code: s.Code(), Message: redacted(s.Message(), request)}
-	if failed.final() {
-		return nil, failed
+	callErr := &CallError{Driver: d.name, Call: callName(request), Code: s.Code(), Message: redacted(s.Message(), request)}
+	if callErr.final() {
+		return nil, callErr
 	}
-	return nil, &plugins.UncertainError{Err: failed}
+	return nil, &plugins.UncertainError{Err: callErr}
 }
 
 // certain returns the error of a call that changes nothing, without the *plugins.UncertainError around

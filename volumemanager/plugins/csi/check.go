@@ -83,13 +83,13 @@ func removeLeftover(path string) error {
 // undoOrUncertain handles the error of a call that failed after its record was written. It calls undo
 // and returns the error if the failure is certain, the record was written for this call (fresh), and
 // the path is not mounted. Otherwise, and if undo fails, it returns an *UncertainError.
-func (s *mountTable) undoOrUncertain(failed error, fresh bool, path string, undo func() error) error {
-	if !plugins.Uncertain(failed) && fresh {
+func (s *mountTable) undoOrUncertain(callErr error, fresh bool, path string, undo func() error) error {
+	if !plugins.Uncertain(callErr) && fresh {
 		if isMounted, err := s.mounted(path); err == nil && !isMounted {
 			if err := undo(); err == nil {
-				return failed
+				return callErr
 			}
 		}
 	}
-	return &plugins.UncertainError{Err: failed}
+	return &plugins.UncertainError{Err: callErr}
 }

@@ -37,8 +37,8 @@ type driver struct {
 
 	mu   sync.Mutex
 	last driverInfo
-	// failed is the reason why the registered driver cannot be used; nil if it can be used.
-	failed error
+	// unusable is the reason why the registered driver cannot be used; nil if it can be used.
+	unusable error
 }
 
 // driverInfo is the information that a driver reports about itself. It is immutable.
@@ -102,10 +102,10 @@ func (d *driver) refresh(ctx context.Context) error {
 	info, err := d.query(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.failed = certain(err); err == nil {
+	if d.unusable = certain(err); err == nil {
 		d.last = info
 	}
-	return d.failed
+	return d.unusable
 }
 
 func (d *driver) query(ctx context.Context) (driverInfo, error) {
@@ -143,7 +143,7 @@ func (d *driver) query(ctx context.Context) (driverInfo, error) {
 // a driver may serve it at another endpoint (csi-spec, "Architecture").
 func (d *driver) controllerCapabilities(ctx context.Context) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
 	control, err := call(ctx, d, d.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
-	if failed, ok := errors.AsType[*CallError](err); ok && failed.Code == codes.Unimplemented {
+	if callErr, ok := errors.AsType[*CallError](err); ok && callErr.Code == codes.Unimplemented {
 		return nil, nil
 	}
 	if err != nil {

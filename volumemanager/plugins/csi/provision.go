@@ -70,15 +70,15 @@ func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*co
 // the driver or of this program, may have created the volume. After a code that refuses the request
 // itself (*plugins.RefusedError), no call has created the volume.
 func classifyCreateError(err error) error {
-	failed, ok := errors.AsType[*CallError](err)
+	callErr, ok := errors.AsType[*CallError](err)
 	if !ok {
 		return err
 	}
-	switch failed.Code {
+	switch callErr.Code {
 	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange, codes.Unimplemented:
-		return &plugins.RefusedError{Err: failed}
+		return &plugins.RefusedError{Err: callErr}
 	case codes.ResourceExhausted:
-		return failed
+		return callErr
 	default:
 		return err
 	}

@@ -24,10 +24,10 @@ func TestClassifyCreateError(t *testing.T) {
 		codes.DeadlineExceeded:  {true, false},
 		codes.Unavailable:       {true, false},
 	} {
-		failed := &CallError{Driver: "d", Call: "CreateVolume", Code: code}
-		var err error = failed
-		if !failed.final() {
-			err = &plugins.UncertainError{Err: failed}
+		callErr := &CallError{Driver: "d", Call: "CreateVolume", Code: code}
+		var err error = callErr
+		if !callErr.final() {
+			err = &plugins.UncertainError{Err: callErr}
 		}
 		err = classifyCreateError(err)
 		if plugins.Uncertain(err) != want.uncertain || plugins.Refused(err) != want.refused {

@@ -79,7 +79,7 @@ func (s *registrarSocket) status() DriverStatus {
 	if d := s.driver; d != nil {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		status.Registered, status.Endpoint, err = true, d.endpoint, cmp.Or(d.failed, err)
+		status.Registered, status.Endpoint, err = true, d.endpoint, cmp.Or(d.unusable, err)
 		status.NodeID, status.MaxVolumes, status.Topology, status.Capabilities = d.last.nodeID, d.last.limit, d.last.topology, d.last.capabilities()
 	}
 	if err != nil {
@@ -98,7 +98,7 @@ func (p *Plugin) driver(name string) (*driver, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d, d.failed
+	return d, d.unusable
 }
 
 // Run registers drivers until ctx ends, as a kubelet's plugin manager does: it queries each

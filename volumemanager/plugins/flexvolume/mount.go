@@ -108,8 +108,12 @@ func (m *mounter) bind(c capabilities) error {
 	if err != nil {
 		return err
 	}
-	if at, err := mount.OnPath(from); at == nil || err != nil {
-		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and nothing is mounted at %s: see the driver's log", m.name, from))
+	at, err := mount.OnPath(from)
+	if err != nil {
+		return err
+	}
+	if at == nil {
+		return fmt.Errorf("driver %s does not support mount, and nothing is mounted at %s: see the driver's log", m.name, from)
 	}
 	return mount.Bind(from, m.Path(), mountOptions(m.spec))
 }
@@ -174,8 +178,11 @@ func (d *driver) takeDown(ctx context.Context, call, path string) error {
 	if err != nil {
 		return err
 	}
-	if at, err = mount.OnPath(path); at != nil || err != nil {
-		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: see the driver's log", d.name, path))
+	if at, err = mount.OnPath(path); err != nil {
+		return err
+	}
+	if at != nil {
+		return fmt.Errorf("driver %s reported success but %s is still mounted: see the driver's log", d.name, path)
 	}
 	return mount.RemoveTarget(path)
 }

@@ -47,7 +47,7 @@ func (p *Plugin) watch(watcher *fsnotify.Watcher) error {
 	dirs, err := filepath.Glob(filepath.Join(p.dir, "*"))
 	err = errors.Join(err, watcher.Add(p.dir))
 	for _, dir := range dirs {
-		if info, failed := os.Stat(dir); failed == nil && info.IsDir() {
+		if info, statErr := os.Stat(dir); statErr == nil && info.IsDir() {
 			err = errors.Join(err, watcher.Add(dir))
 		}
 	}

@@ -168,8 +168,12 @@ func (m *mounter) source() (string, mount.Options, error) {
 	if err != nil {
 		return "", mount.Options{}, err
 	}
-	if mounted, err := isMountOf(deviceMount, path); err != nil || !mounted {
-		return "", mount.Options{}, errors.Join(err, fmt.Errorf("the device %s is not mounted at %s: the manager retries", path, deviceMount))
+	mounted, err := isMountOf(deviceMount, path)
+	if err == nil && !mounted {
+		err = fmt.Errorf("the device %s is not mounted at %s: the manager retries", path, deviceMount)
+	}
+	if err != nil {
+		return "", mount.Options{}, err
 	}
 	return deviceMount, mount.Options{Attr: m.options.Attr}, nil
 }

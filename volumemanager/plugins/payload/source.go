@@ -75,11 +75,11 @@ func (w *writer) add(at *field.Path, name, data string, mode fs.FileMode, user *
 	return w.tree.add(at, name, n)
 }
 
-// fileMode returns the mode of an item: own, or by default the volume's.
-func (w *writer) fileMode(own *int32) fs.FileMode {
+// fileMode returns the mode of an item. If item is nil, it returns the default mode of the volume.
+func (w *writer) fileMode(item *int32) fs.FileMode {
 	switch {
-	case own != nil:
-		return fs.FileMode(*own)
+	case item != nil:
+		return fs.FileMode(*item)
 	case w.mode != nil:
 		return fs.FileMode(*w.mode)
 	}
@@ -223,10 +223,10 @@ func podUser(pod *corev1.Pod) *int64 {
 	return all
 }
 
-func containerUser(pod *corev1.Pod, own *corev1.SecurityContext) *int64 {
+func containerUser(pod *corev1.Pod, container *corev1.SecurityContext) *int64 {
 	switch {
-	case own != nil && own.RunAsUser != nil:
-		return own.RunAsUser
+	case container != nil && container.RunAsUser != nil:
+		return container.RunAsUser
 	case pod.Spec.SecurityContext != nil:
 		return pod.Spec.SecurityContext.RunAsUser
 	}
