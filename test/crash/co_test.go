@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -216,7 +217,7 @@ func (c *co) volumeID() (string, error) {
 	}
 	id := volume.ID{Backend: c.kind.Backend(), Pool: c.host.poolName(), Name: c.name}
 	if !c.host.shared() {
-		uuid, err := c.host.poolUUID()
+		uuid, err := testenv.PoolUUID(c.host.pool)
 		if err != nil {
 			return "", err
 		}
@@ -292,7 +293,7 @@ func (c *co) unstage(ctx context.Context) error {
 	if !c.formatted || c.kind.Has(backendtest.WholeDisk) { // a disk has no device while it is not staged
 		return nil
 	}
-	return fsck(c.image(), c.kind.FSType)
+	return testenv.Fsck(c.kind.FSType, c.image())
 }
 
 func (c *co) controllerUnpublish(ctx context.Context) error {

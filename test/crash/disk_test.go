@@ -30,7 +30,7 @@ func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 // diskNode returns the path of the device node that a volume has while it is attached. It is empty if
 // the pool does not exist yet.
 func (h *host) diskNode(name string) string {
-	uuid, err := h.poolUUID()
+	uuid, err := testenv.PoolUUID(h.pool)
 	if err != nil {
 		return ""
 	}

@@ -3,7 +3,6 @@ package crash
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -267,25 +266,15 @@ func (h *host) capacity() (int64, error) {
 	return room, err
 }
 
-// poolUUID reads the pool's UUID from its marker file.
-func (h *host) poolUUID() (string, error) {
-	b, err := os.ReadFile(filepath.Join(h.pool, "pool.json"))
-	if err != nil {
-		return "", err
-	}
-	var marker struct{ UUID string }
-	return marker.UUID, json.Unmarshal(b, &marker)
-}
-
 // awaitEmpty waits until the pool has no volumes, snapshots, temporary or deleted files, promised
 // bytes, mounts and bound loop devices.
 func (h *host) awaitEmpty() error {
 	return poll(func(context.Context) error {
-		errs := []error{h.leaks(), leaks(h.pool, ""), h.checkRoom()}
-		for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-			errs = append(errs, emptyDir(filepath.Join(h.pool, dir)))
+		left, err := testenv.PoolEntries(h.pool)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("got %q in the pool, want no volumes and snapshots", left)
 		}
-		return errors.Join(errs...)
+		return errors.Join(err, h.leaks(), leaks(h.pool, ""), h.checkRoom())
 	})
 }
 

@@ -106,23 +106,6 @@ func filesystemSize(path string) (int64, error) {
 	return int64(st.Blocks) * st.Frsize, err
 }
 
-// fsck checks the filesystem on an image with the filesystem's own tool, without repairs.
-func fsck(image, fsType string) error {
-	words := map[string][]string{
-		"ext4":  {"e2fsck", "-fn"},
-		"xfs":   {"xfs_repair", "-n", "-f"},
-		"btrfs": {"btrfs", "check", "--readonly"},
-	}[fsType]
-	if words == nil {
-		return nil
-	}
-	cmd := exec.Command(words[0], append(words[1:], image)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
-	}
-	return nil
-}
-
 // clearLeftovers removes mounts below dir and loop devices whose backing files are in dir or pool,
 // which a failed test has left. It unmounts a second time, because a loop device keeps the mount of
 // its backing file busy.

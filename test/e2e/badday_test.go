@@ -37,7 +37,7 @@ func TestRefusesToStart(t *testing.T) {
 			ensureInstalled(t)
 			for _, n := range nodes() {
 				must(t, os.MkdirAll(n.path(other)+"/plugins_registry", 0o755))
-				t.Cleanup(func() { mustRemove(t, n.path(other)) })
+				t.Cleanup(func() { removeAll(t, n.path(other)) })
 			}
 			applyChanged(t, tc.change...)
 			var seen string
@@ -247,7 +247,8 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-func mustRemove(t *testing.T, dir string) {
+// removeAll removes a directory with its content.
+func removeAll(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.RemoveAll(dir); err != nil {
 		t.Error(err)

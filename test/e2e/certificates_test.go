@@ -15,13 +15,10 @@ import (
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/trivet-csi/trivet/cluster/pki"
 )
@@ -141,17 +138,7 @@ func clientOf(t *testing.T, n node) kubernetes.Interface {
 	t.Helper()
 	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), n.driverPod(t), metav1.GetOptions{})
 	must(t, err)
-	token, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
-	must(t, err)
-	config = rest.AnonymousClientConfig(config)
-	config.BearerToken = token.Status.Token
-	c, err := kubernetes.NewForConfig(config)
-	must(t, err)
-	return c
+	return clientWithToken(t, token(t, pod.Spec.ServiceAccountName, pod))
 }
 
 // pairOf returns the certificate and key of a node.

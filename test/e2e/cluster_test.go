@@ -84,9 +84,7 @@ func newNamespace(t *testing.T, name string) string {
 		if t.Failed() {
 			describe(t, name)
 		}
-		if out, err := try(context.Background(), "kubectl", "delete", "namespace", name, "--timeout=3m"); err != nil {
-			t.Error(out)
-		}
+		kubectlLast(t, "delete", "namespace", name, "--timeout=3m")
 		checkNothingLeft(t)
 	})
 	return name
@@ -189,15 +187,6 @@ func restarts(t *testing.T) string {
 	t.Helper()
 	return kubectl(t, "-n", namespace, "get", "pod", "-l", "app.kubernetes.io/name=trivet", "-o",
 		`jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[?(@.name=="trivet")].restartCount}{"\n"}{end}`)
-}
-
-// remove deletes the objects of a file and waits until they no longer exist. Unlike kubectl, it works in a
-// cleanup, when the test's context has ended.
-func remove(t *testing.T, ns, path string) {
-	t.Helper()
-	if out, err := try(context.Background(), "kubectl", "-n", ns, "delete", "-f", path, "--ignore-not-found", "--timeout=3m"); err != nil {
-		t.Error(out)
-	}
 }
 
 // applyText applies a manifest in a namespace.

@@ -101,7 +101,7 @@ func TestGoneNode(t *testing.T) {
 	gone.checkDetached(t)
 
 	gone.die(t)
-	mustRemove(t, gone.path(stateDir))
+	removeAll(t, gone.path(stateDir))
 	kubectl(t, "delete", "node", gone.name)
 	checkServes(t, ns, alive)
 	kubectl(t, "-n", ns, "delete", "pvc", "lost")

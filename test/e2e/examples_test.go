@@ -53,7 +53,7 @@ func TestExamples(t *testing.T) {
 func apply(t *testing.T, ns, path string) {
 	t.Helper()
 	kubectl(t, "-n", ns, "apply", "-f", path)
-	t.Cleanup(func() { remove(t, ns, path) })
+	t.Cleanup(func() { kubectlLast(t, "-n", ns, "delete", "-f", path, "--ignore-not-found", "--timeout=3m") })
 }
 
 func checkLocal(t *testing.T, ns, path string) {

@@ -47,20 +47,15 @@ func (n node) installFlexVolume(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(n.dir, "flexvolume", "trivet~trivet")
 	config := fmt.Sprintf("pools:\n- {name: flexvolume, directory: {path: %s}, quota: off}\n", flexPool)
-	must := func(err error) {
-		must(t, err)
-	}
-	must(os.MkdirAll(n.path(filepath.Dir(flexPool)), 0o700))
-	must(os.MkdirAll(dir, 0o755))
+	must(t, os.MkdirAll(n.path(filepath.Dir(flexPool)), 0o700))
+	must(t, os.MkdirAll(dir, 0o755))
 	t.Cleanup(func() {
 		for _, path := range []string{dir, n.path(flexPool), n.path(flexState)} {
-			if err := os.RemoveAll(path); err != nil {
-				t.Error(err)
-			}
+			removeAll(t, path)
 		}
 	})
-	must(os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
-	must(os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), flexProgram), filepath.Join(dir, "trivet")))
+	must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
+	must(t, os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), flexProgram), filepath.Join(dir, "trivet")))
 }
 
 // flexVolume returns the manifest of a PersistentVolume with a FlexVolume.

@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // Directories that cluster/storage.sh creates on each node.
@@ -153,19 +156,10 @@ func (n node) throughMounts(file string) string {
 // leftLimited lists the files of volumes in the pool that limits directories, and the loop devices of images
 // in the pool.
 func (n node) leftLimited() []string {
-	var left []string
-	for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-		entries, err := os.ReadDir(n.throughMounts(filepath.Join(limitedPool, dir)))
-		if err != nil {
-			return []string{err.Error()}
-		}
-		for _, e := range entries {
-			left = append(left, n.name+" has "+filepath.Join(dir, e.Name()))
-		}
-	}
+	left, err := testenv.PoolEntries(n.throughMounts(limitedPool))
 	var st unix.Stat_t
-	if err := unix.Stat(n.throughMounts(limitedPool), &st); err != nil {
-		return append(left, err.Error())
+	if err := errors.Join(err, unix.Stat(n.throughMounts(limitedPool), &st)); err != nil {
+		return []string{err.Error()}
 	}
 	devices, _ := filepath.Glob("/dev/loop[0-9]*")
 	return append(left, slices.DeleteFunc(devices, func(device string) bool { return loopInfo(device).Device != st.Dev })...)

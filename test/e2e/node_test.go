@@ -19,6 +19,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // Directories of the driver on a node.
@@ -236,27 +238,12 @@ func backingFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// leftFiles lists the volumes, snapshots, temporary files and deleted files in the default pool.
+// leftFiles returns the paths of the volumes and snapshots in the default pool, including temporary and deleted
+// ones.
 func (n node) leftFiles() []string {
-	var left []string
-	for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-		names, err := n.poolEntries(dir)
-		if err != nil {
-			left = append(left, err.Error())
-		}
-		for _, name := range names {
-			left = append(left, n.name+" has "+filepath.Join(dir, name))
-		}
+	left, err := testenv.PoolEntries(n.path(defaultPool))
+	if err != nil {
+		return []string{err.Error()}
 	}
 	return left
-}
-
-// poolEntries returns the names of the entries of a directory in the default pool.
-func (n node) poolEntries(dir string) ([]string, error) {
-	entries, err := os.ReadDir(n.path(filepath.Join(defaultPool, dir)))
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names, err
 }

@@ -145,9 +145,7 @@ func (p *parity) end() {
 		p.t.Errorf("got mount %s after the test, want none", mounts[0].Mountpoint)
 		return
 	}
-	if err := os.RemoveAll(p.node.path(parityDir)); err != nil {
-		p.t.Error(err)
-	}
+	removeAll(p.t, p.node.path(parityDir))
 }
 
 // apply creates the objects of manifests in the cluster, and writes them with their UIDs for the manager. It

@@ -31,9 +31,9 @@ func TestReplacedNode(t *testing.T) {
 
 	// Move the state directory to the other node. The first node starts with an empty one.
 	stopNodes(t)
-	mustRemove(t, to.path(stateDir))
+	removeAll(t, to.path(stateDir))
 	run(t, "rsync", "-aHAXS", from.path(stateDir)+"/", to.path(stateDir)+"/")
-	mustRemove(t, from.path(stateDir))
+	removeAll(t, from.path(stateDir))
 	install(t)
 	run(t, "sh", "-c", moveCommand(t, to))
 	eventually(t, 2*time.Minute, "doctor reports no pool that is recorded for another node", func() (string, bool) {
@@ -111,7 +111,7 @@ func TestCopiedDisk(t *testing.T) {
 	owner.checkDetached(t)
 
 	stopNodes(t)
-	mustRemove(t, copied.path(stateDir))
+	removeAll(t, copied.path(stateDir))
 	run(t, "rsync", "-aHAXS", owner.path(stateDir)+"/", copied.path(stateDir)+"/")
 	install(t)
 	applyText(t, ns, claimPod{name: "more", node: copied.name}.manifest())
@@ -122,7 +122,7 @@ func TestCopiedDisk(t *testing.T) {
 		t.Errorf("got error %v for the volume in the copied pool, want it unchanged", err)
 	}
 
-	mustRemove(t, copied.path(stateDir))
+	removeAll(t, copied.path(stateDir))
 	kubectl(t, "-n", namespace, "delete", "pod", copied.driverPod(t))
 	kubectl(t, "-n", ns, "wait", "pod", "more", "--for=condition=Ready", "--timeout=3m")
 	waitDriver(t)

@@ -228,8 +228,12 @@ func checkChangedBlocks(t *testing.T, ns string) {
 	waitReady(t, ns)
 
 	metadata := csi.NewSnapshotMetadataClient(controllerSocket(t))
-	data, changed := allocated(t, metadata, snapshotHandle(t, ns, "newer")), delta(t, metadata, snapshotHandle(t, ns, "older"), snapshotHandle(t, ns, "newer"))
-	if size := sizeOf(data); size < 16<<20 || size > 24<<20 {
+	older, newer := snapshotHandle(t, ns, "older"), snapshotHandle(t, ns, "newer")
+	allocated, err := readBlocks(metadata.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: newer, MaxResults: 2}))
+	must(t, err)
+	changed, err := readBlocks(metadata.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: older, TargetSnapshotId: newer, MaxResults: 2}))
+	must(t, err)
+	if size := sizeOf(allocated); size < 16<<20 || size > 24<<20 {
 		t.Errorf("got %d allocated bytes, want 16 to 24 MiB", size)
 	}
 	if size := sizeOf(changed); size < 68<<10 || size > 8<<20 {
@@ -263,34 +267,17 @@ func sizeOf(blocks []*csi.BlockMetadata) (sum int64) {
 	return sum
 }
 
-// allocated returns the allocated blocks of a snapshot.
-func allocated(t *testing.T, client csi.SnapshotMetadataClient, id string) (blocks []*csi.BlockMetadata) {
-	t.Helper()
-	stream, err := client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 2})
+// readBlocks reads all blocks of a stream.
+func readBlocks[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream interface{ Recv() (M, error) }, err error) (blocks []*csi.BlockMetadata, _ error) {
 	for err == nil {
-		var part *csi.GetMetadataAllocatedResponse
+		var part M
 		part, err = stream.Recv()
 		blocks = append(blocks, part.GetBlockMetadata()...)
 	}
-	if !errors.Is(err, io.EOF) {
-		t.Fatal(err)
+	if errors.Is(err, io.EOF) {
+		err = nil
 	}
-	return blocks
-}
-
-// delta returns the blocks that differ between two snapshots.
-func delta(t *testing.T, client csi.SnapshotMetadataClient, base, target string) (blocks []*csi.BlockMetadata) {
-	t.Helper()
-	stream, err := client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, MaxResults: 2})
-	for err == nil {
-		var part *csi.GetMetadataDeltaResponse
-		part, err = stream.Recv()
-		blocks = append(blocks, part.GetBlockMetadata()...)
-	}
-	if !errors.Is(err, io.EOF) {
-		t.Fatal(err)
-	}
-	return blocks
+	return blocks, err
 }
 
 // controllerSocket connects to the socket over which the sidecars of a controller's pod call the driver.

@@ -1,12 +1,10 @@
 package sanity
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -41,13 +39,9 @@ func (g *ids) GenerateInvalidNodeID() string { return g.unique("no/node") }
 // uuidOf returns the part of a pool's UUID that the IDs of its volumes contain.
 func uuidOf(t *testing.T, poolDir string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(poolDir, "pool.json"))
+	uuid, err := testenv.PoolUUID(poolDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var marker struct{ UUID string }
-	if err := json.Unmarshal(b, &marker); err != nil {
-		t.Fatal(err)
-	}
-	return marker.UUID[:8]
+	return uuid[:8]
 }

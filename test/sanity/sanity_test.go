@@ -210,16 +210,6 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 // ones.
 func awaitEmpty(t *testing.T, poolDir string) {
 	t.Helper()
-	left := func() []string {
-		var all []string
-		for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-			found, err := filepath.Glob(filepath.Join(poolDir, folder, "*"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, found...)
-		}
-		return all
-	}
+	left := func() ([]string, error) { return testenv.PoolEntries(poolDir) }
 	gomega.NewWithT(t).Eventually(left, 30*time.Second).Should(gomega.BeEmpty(), "the suite left files in the pool")
 }

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -156,16 +155,11 @@ func (g *testDriver) run(t *testing.T) {
 func (g *testDriver) wantEmpty(t *testing.T) {
 	t.Helper()
 	err := retry.For(context.Background(), waitTimeout, func() (bool, error) {
-		for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-			left, err := filepath.Glob(filepath.Join(g.pool, dir, "*"))
-			if err == nil && len(left) > 0 {
-				err = fmt.Errorf("the pool is not empty: got %s", strings.Join(left, ", "))
-			}
-			if err != nil {
-				return true, err
-			}
+		left, err := testenv.PoolEntries(g.pool)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("got %q in the pool, want no volumes and snapshots", left)
 		}
-		return false, nil
+		return err != nil, err
 	})
 	if err != nil {
 		t.Error(err)

@@ -3,7 +3,6 @@ package verify
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -89,7 +89,7 @@ func (v *vol) unpublish(t *testing.T) {
 	_, err = v.control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: nodeID})
 	must(t, err)
 	v.published = false
-	v.fsck(t)
+	must(t, testenv.Fsck(v.kind.FSType, filepath.Join(v.pool, "volumes", v.name, "image")))
 }
 
 // unstage unstages the volume. It retries while the device is in use, because a process that was just
@@ -99,23 +99,6 @@ func (v *vol) unstage(ctx context.Context) error {
 		_, err := v.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
 		return status.Code(err) == codes.FailedPrecondition, err
 	})
-}
-
-// fsck checks the filesystem of an unpublished disk image.
-func (v *vol) fsck(t *testing.T) {
-	t.Helper()
-	words := map[string][]string{
-		"ext4":  {"e2fsck", "-fn"},
-		"xfs":   {"xfs_repair", "-n", "-f"},
-		"btrfs": {"btrfs", "check", "--readonly"},
-	}[v.kind.FSType]
-	if words == nil {
-		return
-	}
-	image := filepath.Join(v.pool, "volumes", v.name, "image")
-	if out, err := exec.Command(words[0], append(words[1:], image)...).CombinedOutput(); err != nil {
-		t.Errorf("%q %s: %v\n%s", words, image, err, out)
-	}
 }
 
 // remove unpublishes the volume if necessary, and deletes it.
