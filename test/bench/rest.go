@@ -54,7 +54,7 @@ func measureRest(ctx context.Context, g *testbed, o options, m *manager) *restRe
 	return r
 }
 
-// change measures several changes of the marker's ConfigMap while n other volumes are mounted.
+// change measures several changes of the marker's ConfigMap while the given number of other volumes are mounted.
 func (r *restResult) change(ctx context.Context, m *manager, volumes, turns int) {
 	c := change{volumes: volumes}
 	for i := range turns {

@@ -168,14 +168,14 @@ func TestParse(t *testing.T) {
 // parses runs a command with --help after its words, or before the last word if that may be an
 // argument. Help is printed only if the flags before it are valid.
 func parses(words []string) error {
-	err := helps(append(words, "--help"))
+	err := printsHelp(append(words, "--help"))
 	if last := len(words) - 1; err != nil && !strings.HasPrefix(words[last], "-") {
-		return helps(slices.Insert(words, last, "--help"))
+		return printsHelp(slices.Insert(words, last, "--help"))
 	}
 	return err
 }
 
-func helps(words []string) error {
+func printsHelp(words []string) error {
 	out, err := exec.Command(program, words...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
