@@ -52,14 +52,9 @@ func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error
 	return mount, Location{Major: mount.Major, Minor: mount.Minor, Path: path.Join(mount.Root, relative)}, nil
 }
 
-// SameFilesystem reports whether two locations are on one filesystem.
-func (l Location) SameFilesystem(other Location) bool {
-	return l.Major == other.Major && l.Minor == other.Minor
-}
-
 // Below reports whether l is dir or below dir.
 func (l Location) Below(dir Location) bool {
-	return l.SameFilesystem(dir) && IsBelow(l.Path, dir.Path)
+	return l.Major == dir.Major && l.Minor == dir.Minor && IsBelow(l.Path, dir.Path)
 }
 
 // IsBelow reports whether the path p is dir or below dir.
