@@ -11,43 +11,28 @@ import (
 	"github.com/trivet-csi/trivet/internal/relay"
 )
 
-// serveFunc answers a call in the router.
-type serveFunc func(*Server, context.Context, proto.Message) (proto.Message, error)
-
-// served are the calls that the router itself answers. It forwards all other calls to the node that has the
-// pool of the IDs in the request, or to Shared if that pool is not node-local.
-var served = map[string]serveFunc{
-	csi.Controller_ControllerGetCapabilities_FullMethodName:  typed((*Server).getCapabilities),
-	csi.Controller_CreateVolume_FullMethodName:               typed((*Server).createVolume),
-	csi.Controller_GetCapacity_FullMethodName:                typed((*Server).getCapacity),
-	csi.Controller_ControllerPublishVolume_FullMethodName:    typed((*Server).publishVolume),
-	csi.Controller_ControllerUnpublishVolume_FullMethodName:  typed((*Server).unpublishVolume),
-	csi.Controller_ControllerModifyVolume_FullMethodName:     notServed,
-	csi.Controller_ListVolumes_FullMethodName:                typed((*Server).listVolumes),
-	csi.Controller_ControllerListVolumeHealth_FullMethodName: (*Server).listHealth,
-	csi.Controller_ListSnapshots_FullMethodName:              typed((*Server).listSnapshots),
-}
-
-// typed returns the serveFunc of a method with message types.
-func typed[Req, Resp proto.Message](serve func(*Server, context.Context, Req) (Resp, error)) serveFunc {
-	return func(s *Server, ctx context.Context, req proto.Message) (proto.Message, error) {
-		resp, err := serve(s, ctx, req.(Req))
-		if err != nil {
-			return nil, err
-		}
-		return resp, nil
-	}
-}
-
-// notServed refuses a call that only a node's driver answers.
-func notServed(*Server, context.Context, proto.Message) (proto.Message, error) {
-	return nil, status.Error(codes.Unimplemented, "the controller's driver does not serve this method")
-}
-
-// Call implements relay.Service.
+// Call implements relay.Service. The router answers some calls itself. It forwards all others to the node that
+// has the pool of the IDs in the request, or to Shared if that pool is not node-local.
 func (s *Server) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
-	if serve := served[method]; serve != nil {
-		return serve(s, ctx, req)
+	switch req := req.(type) {
+	case *csi.ControllerGetCapabilitiesRequest:
+		return s.getCapabilities(ctx, req)
+	case *csi.CreateVolumeRequest:
+		return s.createVolume(ctx, req)
+	case *csi.GetCapacityRequest:
+		return s.getCapacity(ctx, req)
+	case *csi.ControllerPublishVolumeRequest:
+		return s.publishVolume(ctx, req)
+	case *csi.ControllerUnpublishVolumeRequest:
+		return s.unpublishVolume(ctx, req)
+	case *csi.ControllerModifyVolumeRequest:
+		return nil, status.Error(codes.Unimplemented, "the controller's driver does not serve this method")
+	case *csi.ListVolumesRequest:
+		return s.listVolumes(ctx, req)
+	case *csi.ControllerListVolumeHealthRequest:
+		return s.listHealth(ctx, req)
+	case *csi.ListSnapshotsRequest:
+		return s.listSnapshots(ctx, req)
 	}
 	return s.callPool(ctx, method, req)
 }

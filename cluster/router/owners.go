@@ -51,7 +51,7 @@ func (e *ownerError) Unwrap() error { return e.error }
 // moved returns the error for a pool that is recorded for one node and announced by others.
 func moved(key poolKey, owner string, announcing ...*node) error {
 	return newOwnerError(announcing, "the disk was moved",
-		"pool %s is recorded for node %q, and %s announces it: if its disk was moved, record the new node (`trivet doctor` in the controller's pod prints the command); if not, that node must not be trusted (docs/kubernetes.md, \"Which node has a pool\")",
+		"pool %s is recorded for node %q, and %s announces it: if the pool's disk was moved to %[3]s, record the new node (`trivet doctor` in the controller's pod prints the command); if not, do not trust %[3]s (docs/kubernetes.md, \"Which node has a pool\")",
 		key, owner, quoted(names(announcing)))
 }
 
@@ -59,7 +59,7 @@ func moved(key poolKey, owner string, announcing ...*node) error {
 func conflict(key poolKey, announcing []*node) error {
 	remedy := "one of their disks is a copy: remove the copy, or empty its directory, and restart the driver on its node"
 	if silent, _ := unavailable(announcing, key.name); len(silent) > 0 {
-		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy, remove the copy, or empty its directory, and restart the driver on its node", quoted(names(silent)))
+		remedy = fmt.Sprintf("%s does not answer: if the pool's disk was moved from %[1]s to the other node, delete the Node object %[1]s; if one of the disks is a copy, remove the copy, or empty its directory, and restart the driver on its node", quoted(names(silent)))
 	}
 	return newOwnerError(announcing, `"NODE" has the original disk`,
 		"pool %s is on nodes %s: %s; or record the node that has the original (`trivet doctor` in the controller's pod prints the command)",

@@ -86,11 +86,11 @@ func (s *Server) requirePool(all []*node, pool string) error {
 func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
 	if i < 0 {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which does not exist: the volume can be created on another node", value)
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which does not exist; the volume can be created on another node", value)
 	}
 	n := all[i]
 	if v := n.viewFor(ctx, spec.Parameters.Pool); v.answered && !v.has(spec.Parameters.Pool) {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be created on another node", n.name, spec.Parameters.Pool)
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q; the volume can be created on another node", n.name, spec.Parameters.Pool)
 	}
 	if resp, done, err := s.createAgain(ctx, all, spec, req); done {
 		return resp, err

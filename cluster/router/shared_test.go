@@ -170,10 +170,17 @@ func TestStagedVolumes(t *testing.T) {
 	b := w.fake()
 	s.node = b
 	w.updateHostsAndWait()
-	w.setHost("c", backendtest.FreeAddress(t)) // does not answer
+	w.setHost("c", backendtest.FreeAddress(t))
 	w.setHost("d", "")
-	const v, other, nowhere, two, away, stopped, gone = "loop:nas:v", "loop:nas:w", "loop:nas:nowhere", "loop:nas:two", "loop:nas:away", "loop:nas:stopped", "loop:nas:gone"
-	s.nodes = map[string][]string{v: {"b"}, other: {"b"}, nowhere: nil, two: {"a", "b"}, away: {"c"}, stopped: {"d"}, gone: {"unknown"}}
+	const (
+		staged, alsoStaged = "loop:nas:v", "loop:nas:w" // on node b
+		unpublished        = "loop:nas:unpublished"
+		onTwoNodes         = "loop:nas:on-two-nodes"
+		unreachable        = "loop:nas:unreachable" // on node c, which does not answer
+		stopped            = "loop:nas:stopped"     // on node d, whose driver is not running
+		onUnknownNode      = "loop:nas:on-unknown-node"
+	)
+	s.nodes = map[string][]string{staged: {"b"}, alsoStaged: {"b"}, unpublished: nil, onTwoNodes: {"a", "b"}, unreachable: {"c"}, stopped: {"d"}, onUnknownNode: {"unknown"}}
 	snapshot := func(id string) (string, error) {
 		resp, err := w.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "n", SourceVolumeId: id})
 		return resp.GetSnapshot().GetSnapshotId(), err
@@ -189,20 +196,20 @@ func TestStagedVolumes(t *testing.T) {
 		return resp.GetVolume().GetVolumeId(), err
 	}
 	const groupOfThree = "group of three"
-	for name, call := range map[string]func(string) (string, error){"snapshot": snapshot, "group": group(), groupOfThree: group(other, nowhere), "clone": clone} {
+	for name, call := range map[string]func(string) (string, error){"snapshot": snapshot, "group": group(), groupOfThree: group(alsoStaged, unpublished), "clone": clone} {
 		for id, want := range map[string]struct {
 			code codes.Code
 			text string
 		}{
-			v:             {codes.OK, ""},
-			nowhere:       {codes.FailedPrecondition, "it is in use"},
-			two:           {codes.FailedPrecondition, "it is in use"},
-			gone:          {codes.FailedPrecondition, "it is in use"},
+			staged:        {codes.OK, ""},
+			unpublished:   {codes.FailedPrecondition, "it is in use"},
+			onTwoNodes:    {codes.FailedPrecondition, "it is in use"},
+			onUnknownNode: {codes.FailedPrecondition, "it is in use"},
 			"loop:nas:no": {codes.FailedPrecondition, "it is in use"},
-			away:          {codes.Unavailable, `node "c" cannot be reached`},
+			unreachable:   {codes.Unavailable, `node "c" cannot be reached`},
 			stopped:       {codes.Unavailable, `node "d": its driver is not running`},
 		} {
-			if name == groupOfThree && slices.Contains([]string{nowhere, away, stopped, gone}, id) {
+			if name == groupOfThree && slices.Contains([]string{unpublished, unreachable, stopped, onUnknownNode}, id) {
 				continue // the group contains a volume on node b too
 			}
 			t.Run(name+" of "+id, func(t *testing.T) {
@@ -212,30 +219,30 @@ func TestStagedVolumes(t *testing.T) {
 				if err == nil && got != recordedID {
 					t.Errorf("got ID %q, want %q", got, recordedID)
 				}
-				if calls, _ := b.called(); (len(calls) > 0) != (id == v) {
-					t.Errorf("got calls %q on node b, want calls only for %s", calls, v)
+				if calls, _ := b.called(); (len(calls) > 0) != (id == staged) {
+					t.Errorf("got calls %q on node b, want calls only for %s", calls, staged)
 				}
 			})
 		}
 		b.refuse(status.Error(codes.Aborted, "being copied"), "CreateSnapshot", "CreateVolumeGroupSnapshot", "CreateVolume")
-		_, err := call(v)
+		_, err := call(staged)
 		wantCode(t, err, codes.Aborted, "being copied")
 	}
 	// A controller on node b sees the device but not the mount, as during staging.
 	for _, refusal := range []error{volume.Errorf(volume.ErrPending, "it is being staged"), status.Error(codes.Aborted, "it is being staged")} {
 		s.refusal = refusal
 		b.refuse(nil)
-		if got, err := snapshot(v); err != nil || got != recordedID {
+		if got, err := snapshot(staged); err != nil || got != recordedID {
 			t.Errorf("refusal %v: got %q, %v, want %q", refusal, got, err, recordedID)
 		}
 	}
 	s.refusal = volume.Errorf(volume.ErrUnavailable, "the server does not answer")
 	b.refuse(nil)
-	_, err := snapshot(v)
+	_, err := snapshot(staged)
 	wantCode(t, err, codes.Unavailable, "the server does not answer")
 	s.refusal = errInUse
 	// A group of volumes on two nodes cannot be copied at one point in time.
-	_, err = group(away)(v)
+	_, err = group(unreachable)(staged)
 	wantCode(t, err, codes.FailedPrecondition, "it is in use")
 }
 
