@@ -40,28 +40,28 @@ func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions)
 	if c == nil {
 		return
 	}
-	published, trust := newSignal(), newSignal()
+	publishedChanged, rootsChanged := newSignal(), newSignal()
 	e := &enrolment{
 		EnrolOptions: o,
 		client:       c,
-		published:    watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Authority, published),
-		trust:        trust,
+		published:    watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Authority, publishedChanged),
+		rootsChanged: rootsChanged,
 	}
 	var loops sync.WaitGroup
 	loops.Go(func() {
-		reconcileLoop(ctx, published, backoff, "Writing the CA certificates failed; retrying", e.keepRoots)
+		reconcileLoop(ctx, publishedChanged, backoff, "Writing the CA certificates failed; retrying", e.keepRoots)
 	})
 	loops.Go(func() {
-		reconcileLoop(ctx, trust, enrolBackoff, "Getting a certificate failed; retrying", e.keepCertificate)
+		reconcileLoop(ctx, rootsChanged, enrolBackoff, "Getting a certificate failed; retrying", e.keepCertificate)
 	})
 	loops.Wait()
 }
 
 type enrolment struct {
 	EnrolOptions
-	client    *Client
-	published watched[configMap]
-	trust     signal // the trusted CA certificates changed
+	client       *Client
+	published    watched[configMap]
+	rootsChanged signal // raised when the CA certificates in the node's directory change
 }
 
 // keepRoots writes the published CA certificates to the node's directory. If none of them is valid, it
@@ -77,7 +77,7 @@ func (e *enrolment) keepRoots(context.Context) (time.Duration, error) {
 	}
 	changed, err := writeRoots(e.Certificates, roots)
 	if changed && err == nil {
-		e.trust.raise()
+		e.rootsChanged.raise()
 	}
 	return maxPause, err
 }
@@ -94,7 +94,7 @@ func (e *enrolment) keepCertificate(ctx context.Context) (time.Duration, error) 
 	if err != nil {
 		return 0, err
 	}
-	cert, err := e.client.certificate(ctx, e.Driver, request)
+	cert, err := e.client.requestCertificate(ctx, e.Driver, request)
 	if err != nil {
 		return 0, err
 	}
@@ -105,13 +105,13 @@ func (e *enrolment) keepCertificate(ctx context.Context) (time.Duration, error) 
 		return 0, err
 	}
 	klog.FromContext(ctx).Info("Got a certificate", "identity", identity)
-	// The roots do not verify the certificate here, because its CA certificate may be published a moment later.
+	// The certificate is not verified with the roots, because its CA certificate may be published a moment later.
 	wait, err := untilRenewal(cert)
 	return max(wait, minWait), err
 }
 
-// certificate requests a certificate from the driver's signer and waits for it.
-func (c *Client) certificate(ctx context.Context, driver string, request []byte) ([]byte, error) {
+// requestCertificate requests a certificate from the driver's signer and waits for it.
+func (c *Client) requestCertificate(ctx context.Context, driver string, request []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestLifetime, errors.New("the CertificateSigningRequest was not answered: check that the driver's controller runs"))
 	defer cancel()
 	name := driver + "-node-" + strings.ToLower(rand.Text())
@@ -132,6 +132,7 @@ func (c *Client) certificate(ctx context.Context, driver string, request []byte)
 	return awaitAnswer(ctx, answer, changed)
 }
 
+// awaitAnswer waits until a request is signed, denied, marked as failed, or deleted.
 func awaitAnswer(ctx context.Context, answer watched[signingRequest], changed signal) ([]byte, error) {
 	for seen := false; ctx.Err() == nil; pause(ctx, changed, requestLifetime) {
 		r, found := answer.one()

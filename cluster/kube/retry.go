@@ -32,7 +32,7 @@ func (l *errorLog) report(ctx context.Context, err error) {
 	}
 }
 
-// signal reports that something changed, once for any number of changes.
+// signal is raised when something changes. Several changes before it is received count as one.
 type signal chan struct{}
 
 func newSignal() signal { return make(signal, 1) }
