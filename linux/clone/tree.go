@@ -126,7 +126,7 @@ func (c *treeCopy) Visit(in *tree.Entry) (*os.File, error) {
 func (c *treeCopy) open(e *entry) (err error) {
 	e.node, err = openat(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.EXDEV) {
-		return errUncopyable("something is mounted there, which a copy would leave out: unmount it")
+		return errUncopyable("a filesystem is mounted at this path, and a copy would not contain it: unmount it")
 	}
 	if err != nil {
 		return err
@@ -145,7 +145,7 @@ func (c *treeCopy) errForeign(e *entry) error {
 	if nested, err := IsSubvolume(e.node); err == nil && nested {
 		return errNested(c.source, strconv.Quote(e.Path()))
 	}
-	return errUncopyable("it is on another filesystem, which a copy would leave out: move it away")
+	return errUncopyable("it is on another filesystem, and a copy would not contain it: move it away")
 }
 
 // enter creates the copy of a directory, and returns the open source directory.

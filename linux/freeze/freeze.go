@@ -4,7 +4,7 @@
 // limit. If the guardian is killed, the driver thaws them. If both are killed, for example with the
 // container of the driver, the next driver thaws the filesystems that are listed in a file, the note.
 //
-// A process that ends a freeze must not wait for a write to a frozen filesystem.
+// A process that thaws filesystems must not write to them before, because the write would block.
 package freeze
 
 import (
@@ -27,15 +27,15 @@ import (
 // errNotFrozen is the error of FITHAW on a filesystem that is not frozen.
 var errNotFrozen = unix.EINVAL
 
-// ErrExpired means that the filesystems were thawed before the caller thawed them: a copy of them may
-// be inconsistent.
+// ErrExpired means that a filesystem was thawed before the caller called Thaw, so a copy of it may be
+// inconsistent.
 var ErrExpired = errors.New("the filesystems were thawed too early")
 
 // Target is a mounted filesystem.
 type Target struct {
 	// Root is a directory of the filesystem, open for reading. The caller closes it.
 	Root *os.File
-	// Name is unique. Recover finds the filesystem by this name.
+	// Name is unique. Recover passes it to find.
 	Name string
 }
 
@@ -44,28 +44,27 @@ type Freezer struct {
 	program, notes string
 }
 
-// New returns a freezer. program must run Guard for Role (reexec.Run). notes is the directory of the
-// notes. It is created if it is missing, and must not be on a filesystem that is ever frozen.
+// New returns a freezer. program is the executable that runs Guard for Role (reexec.Run). notes is the
+// directory of the notes. It is created if it is missing, and must not be on a filesystem that is ever frozen.
 func New(program, notes string) *Freezer { return &Freezer{program: program, notes: notes} }
 
 // Frozen holds the filesystems that one call of Freeze has frozen.
 type Frozen struct {
-	targets []Target // with duplicates of the descriptors
+	targets []Target // each Root is a duplicate of the descriptor that the caller passed
 	note    *os.File
 	child   *reexec.Process // the guardian
-	// results receives nil when all are frozen, and the result when the guardian has ended. If a
-	// filesystem cannot be frozen, it receives only the result.
+	// results receives nil when all are frozen, and err when the guardian has ended. If not all could be
+	// frozen, it receives only err.
 	results chan error
 	done    chan struct{}
 	err     error // valid after done is closed
 }
 
-// Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed after
-// limit in any case. If one cannot be frozen, Freeze thaws all others before it returns. The error is
-// syscall.EBUSY if another process has frozen that filesystem (that freeze remains), and
-// syscall.EOPNOTSUPP if its type cannot be frozen. If ctx or limit (ErrExpired) ends first, the frozen
-// ones are thawed at once. If the kernel is still writing dirty pages of a filesystem, the thaw follows
-// when they are written.
+// Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed after limit at the
+// latest. If one cannot be frozen, Freeze thaws all others before it returns. The error is syscall.EBUSY if
+// another process has frozen that filesystem (that freeze remains), and syscall.EOPNOTSUPP if its type cannot
+// be frozen. If ctx ends or limit passes (ErrExpired) before all are frozen, the guardian thaws the frozen
+// ones at once. It thaws a filesystem that the kernel is still freezing when the kernel has frozen it.
 //
 // A filesystem cannot be unmounted until it is thawed (EBUSY).
 func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (*Frozen, error) {
@@ -73,7 +72,7 @@ func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Ta
 	if err != nil {
 		return nil, fmt.Errorf("freezing %s: %w", namesOf(targets), err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: not all were frozen within %v: retry when less is being written", ErrExpired, limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: not all filesystems were frozen within %v: retry when less data is being written", ErrExpired, limit))
 	defer cancel()
 	select {
 	case err := <-z.results:
@@ -90,8 +89,8 @@ func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Ta
 }
 
 // Thaw thaws all filesystems and waits until they are thawed. A second call returns the same result.
-// ErrExpired if a filesystem was thawed before: by the limit, because the guardian was killed, or by
-// another process.
+// ErrExpired if a filesystem was thawed before the call because the limit passed, because the guardian was
+// killed, or by another process.
 func (z *Frozen) Thaw() error {
 	z.hangUp()
 	<-z.done
@@ -131,6 +130,7 @@ func (z *Frozen) startGuardian(program string, limit time.Duration) (err error) 
 	return err
 }
 
+// dup sets z.targets.
 func (z *Frozen) dup(targets []Target) error {
 	for _, t := range targets {
 		fd, err := unix.FcntlInt(t.Root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -142,6 +142,7 @@ func (z *Frozen) dup(targets []Target) error {
 	return nil
 }
 
+// release closes the files of z.
 func (z *Frozen) release() {
 	for _, t := range z.targets {
 		t.Root.Close()
@@ -154,11 +155,11 @@ func (z *Frozen) release() {
 	}
 }
 
-// hangUp requests the thaw. It has the same effect on the guardian as the death of the driver.
+// hangUp requests the thaw. The guardian cannot distinguish it from the death of the driver.
 func (z *Frozen) hangUp() { _ = z.child.Conn.CloseWrite() } // fails only if the guardian has ended
 
-// awaitEnd waits until the guardian ends, and sets the result. If the guardian ends without a last
-// report, the filesystems that it reported and the next one may still be frozen.
+// awaitEnd waits until the guardian ends, and sets z.err. If the guardian ends without a last report, the
+// filesystems that it reported as frozen and the next one may still be frozen.
 func (z *Frozen) awaitEnd() {
 	frozen, last := z.listen()
 	<-z.child.Done()
@@ -168,7 +169,7 @@ func (z *Frozen) awaitEnd() {
 	case last.Errno != 0:
 		z.err = refusal(z.targets[frozen].Name, last.Errno)
 	case last.Early:
-		z.err = fmt.Errorf("%s: %w: by the time limit or another process", namesOf(z.targets), ErrExpired)
+		z.err = fmt.Errorf("%s: %w: the time limit passed, or another process thawed them", namesOf(z.targets), ErrExpired)
 	}
 	z.release()
 	close(z.done)
@@ -192,7 +193,7 @@ func (z *Frozen) listen() (frozen int, last *report) {
 	}
 }
 
-// thaw thaws the first n filesystems in place of the guardian.
+// thaw thaws the first n filesystems after the guardian was killed, and removes the note.
 func (z *Frozen) thaw(n int) error {
 	var err error
 	for _, t := range z.targets[:min(n, len(z.targets))] {
@@ -204,7 +205,7 @@ func (z *Frozen) thaw(n int) error {
 	return os.Remove(z.note.Name())
 }
 
-// thaw thaws a filesystem that may not be frozen.
+// thaw thaws a filesystem. It is no error if the filesystem is not frozen.
 func thaw(root *os.File, name string) error {
 	if err := sys.Thaw(root); err != nil && !errors.Is(err, errNotFrozen) {
 		return fmt.Errorf("thawing %s: %w", name, err)
@@ -217,7 +218,7 @@ func refusal(name string, errno syscall.Errno) error {
 	err := fmt.Errorf("freezing %s: FIFREEZE: %w", name, errno)
 	switch errno {
 	case unix.EBUSY:
-		return fmt.Errorf("%w: another process has frozen it: wait, or thaw it (fsfreeze --unfreeze)", err)
+		return fmt.Errorf("%w: another process has frozen this filesystem: wait, or thaw it (fsfreeze --unfreeze)", err)
 	case unix.EOPNOTSUPP:
 		return fmt.Errorf("%w: use ext4, xfs or btrfs", err)
 	default:

@@ -24,9 +24,9 @@ import (
 	"github.com/trivet-csi/trivet/linux/freeze"
 )
 
-// driverWord is the argument with which this program is a driver: it freezes the filesystems in its arguments and
+// driverArgument makes this test binary run as a driver: it freezes the filesystems in the next arguments, and
 // then waits until it is killed.
-const driverWord = "driver"
+const driverArgument = "driver"
 
 func TestMain(m *testing.M) {
 	if isChild, err := reexec.Run(os.Args, map[string]reexec.Role{freeze.Role: freeze.Guard}); isChild {
@@ -35,18 +35,18 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	if len(os.Args) > 1 && os.Args[1] == driverWord {
+	if len(os.Args) > 1 && os.Args[1] == driverArgument {
 		fmt.Println(drive(os.Args[2], os.Args[3:]))
 		select {}
 	}
-	// The race detector delays the end of each process by a second, also of the guardians.
+	// The race detector delays the end of each process by a second, including the guardians.
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 		panic(err)
 	}
 	testenv.Main(m)
 }
 
-// long is a limit that no test reaches, soon is a limit that tests reach.
+// long is a time limit that no test reaches. soon is a time limit that some tests wait for.
 const (
 	long = 10 * time.Minute
 	soon = 300 * time.Millisecond
@@ -73,7 +73,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newFilesystem mounts a filesystem, and thaws it at the end of the test.
+// newFilesystem creates and mounts a filesystem. It is thawed at the end of the test.
 func newFilesystem(t *testing.T, fsType string) string {
 	t.Helper()
 	size := map[string]string{"ext4": "64M", "xfs": "300M", "btrfs": "128M"}[fsType]
@@ -90,7 +90,7 @@ func target(t *testing.T, dir string) freeze.Target {
 	return freeze.Target{Root: root, Name: dir}
 }
 
-// isFrozen reports whether a filesystem is frozen: a second freeze fails with EBUSY.
+// isFrozen reports whether a filesystem is frozen. If it is, a second freeze fails with EBUSY.
 func isFrozen(t *testing.T, dir string) bool {
 	t.Helper()
 	out, err := testenv.Output(dir, "fsfreeze", "--freeze", dir)
@@ -117,7 +117,7 @@ func requireWritable(t *testing.T, dir string) {
 	}
 }
 
-// guardians returns the guardians with notes in a directory.
+// guardians returns the process IDs of the guardians whose note is in a directory.
 func guardians(t *testing.T, notes string) []int {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -154,7 +154,7 @@ func eventually(t *testing.T, condition string, isTrue func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !isTrue(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("timed out: %s", condition)
+			t.Fatalf("timed out waiting until %s", condition)
 		}
 	}
 }
@@ -182,10 +182,10 @@ func requireOver(t *testing.T, notes string, dirs ...string) {
 		}
 	}
 	if left := notesIn(t, notes); len(left) > 0 {
-		t.Errorf("notes %v are left", left)
+		t.Errorf("got remaining notes %v, want none", left)
 	}
 	if pids := guardians(t, notes); len(pids) > 0 {
-		t.Errorf("guardians %v are left", pids)
+		t.Errorf("got running guardians %v, want none", pids)
 	}
 }
 
@@ -219,11 +219,11 @@ func TestFreeze(t *testing.T) {
 				t.Errorf("%s is not frozen", dir)
 			}
 			if err := unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
-				t.Errorf("unmounting a frozen filesystem: %v", err)
+				t.Errorf("unmounting a frozen filesystem: got %v, want EBUSY", err)
 			}
 		}
 		if n := len(notesIn(t, notes)); n != 1 {
-			t.Errorf("%d notes", n)
+			t.Errorf("got %d notes, want 1", n)
 		}
 		must(t, z.Thaw())
 		must(t, z.Thaw())
@@ -262,19 +262,19 @@ func TestLimit(t *testing.T) {
 	requireWritable(t, dir)
 	for range 2 {
 		if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) {
-			t.Errorf("%v", err)
+			t.Errorf("Thaw after the limit: got %v, want %v", err, freeze.ErrExpired)
 		}
 	}
 	requireOver(t, notes, dir)
 }
 
-// TestThawedByOthers: Thaw reports that another process has thawed.
+// TestThawedByOthers: Thaw reports that another process has thawed the filesystem.
 func TestThawedByOthers(t *testing.T) {
 	dir, notes := newFilesystem(t, "xfs"), t.TempDir()
 	z := freezeDirs(t, notes, long, dir)
 	testenv.Run(t, "fsfreeze", "--unfreeze", dir)
 	if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want %v", err, freeze.ErrExpired)
 	}
 	requireOver(t, notes, dir)
 }
@@ -282,30 +282,30 @@ func TestThawedByOthers(t *testing.T) {
 // TestRefused: if one filesystem cannot be frozen, all are thawed. The freeze of another process stays.
 func TestRefused(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
-	taken := newFilesystem(t, "ext4")
-	testenv.Run(t, "fsfreeze", "--freeze", taken)
+	frozenByOther := newFilesystem(t, "ext4")
+	testenv.Run(t, "fsfreeze", "--freeze", frozenByOther)
 	for _, tc := range []struct {
 		name    string
 		targets []freeze.Target
 		want    error
 	}{
-		{"taken", []freeze.Target{target(t, taken)}, syscall.EBUSY},
-		{"second taken", []freeze.Target{target(t, dir), target(t, taken)}, syscall.EBUSY},
-		{"same twice", []freeze.Target{target(t, dir), target(t, dir)}, syscall.EBUSY},
-		{"second without", []freeze.Target{target(t, dir), target(t, "/proc")}, syscall.EOPNOTSUPP},
+		{"frozen by another process", []freeze.Target{target(t, frozenByOther)}, syscall.EBUSY},
+		{"second target frozen by another process", []freeze.Target{target(t, dir), target(t, frozenByOther)}, syscall.EBUSY},
+		{"same filesystem twice", []freeze.Target{target(t, dir), target(t, dir)}, syscall.EBUSY},
+		{"second target cannot be frozen", []freeze.Target{target(t, dir), target(t, "/proc")}, syscall.EOPNOTSUPP},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), long, tc.targets...)
 			if !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.targets[len(tc.targets)-1].Name) {
-				t.Errorf("%v", err)
+				t.Errorf("got %v, want %v and the name of the last target", err, tc.want)
 			}
 			requireOver(t, notes, dir)
-			if !isFrozen(t, taken) {
+			if !isFrozen(t, frozenByOther) {
 				t.Error("the freeze of another process was thawed")
 			}
 		})
 	}
-	testenv.Run(t, "fsfreeze", "--unfreeze", taken)
+	testenv.Run(t, "fsfreeze", "--unfreeze", frozenByOther)
 }
 
 // TestNoGuardian: without a guardian no filesystem is frozen.
@@ -313,7 +313,7 @@ func TestNoGuardian(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
 	for _, program := range []string{"/nowhere/program", "true", "false"} {
 		if _, err := freeze.New(program, notes).Freeze(t.Context(), long, target(t, dir)); err == nil {
-			t.Errorf("%s is a guardian", program)
+			t.Errorf("program %s: Freeze returned no error, want one because the program is no guardian", program)
 		}
 		requireOver(t, notes, dir)
 	}
@@ -321,7 +321,7 @@ func TestNoGuardian(t *testing.T) {
 
 func TestGuardAlone(t *testing.T) {
 	if freeze.Guard(reexec.Input{}) == nil {
-		t.Error("the guardian runs without a driver")
+		t.Error("Guard returned no error without input from a driver")
 	}
 }
 
@@ -350,7 +350,7 @@ func TestGuardianKilled(t *testing.T) {
 	requireWritable(t, one)
 	requireWritable(t, two)
 	if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want %v because the guardian was killed", err, freeze.ErrExpired)
 	}
 	requireOver(t, notes, one, two)
 }
@@ -358,7 +358,7 @@ func TestGuardianKilled(t *testing.T) {
 // startDriver starts a driver, and returns when it has frozen the filesystems or has died.
 func startDriver(t *testing.T, crashAt crashpoint.Point, notes string, dirs ...string) *exec.Cmd {
 	t.Helper()
-	driver := exec.Command("/proc/self/exe", append([]string{driverWord, notes}, dirs...)...)
+	driver := exec.Command("/proc/self/exe", append([]string{driverArgument, notes}, dirs...)...)
 	driver.Env = append(os.Environ(), "TRIVET_CRASH_AT="+string(crashAt))
 	out, err := driver.StdoutPipe()
 	must(t, err)
@@ -374,8 +374,8 @@ func startDriver(t *testing.T, crashAt crashpoint.Point, notes string, dirs ...s
 	return driver
 }
 
-// TestDriverKilled: after the driver was killed, its filesystems are thawed and no note is left. With the build
-// tag crashpoints the driver kills itself.
+// TestDriverKilled: after the driver was killed, its filesystems are thawed and its note is removed. With the
+// build tag crashpoints the driver kills itself.
 func TestDriverKilled(t *testing.T) {
 	eachType(t, func(t *testing.T, fsType string) {
 		one, two, notes := newFilesystem(t, fsType), newFilesystem(t, fsType), t.TempDir()
@@ -399,15 +399,15 @@ func isStopped(t *testing.T, pid int) bool {
 	})
 }
 
-// leaveFrozen kills a driver and its guardian, as with a container, and leaves filesystems frozen.
+// leaveFrozen kills a driver and its guardian, as when their container is killed. The filesystems stay frozen.
 func leaveFrozen(t *testing.T, notes string, dirs ...string) {
 	t.Helper()
 	driver := startDriver(t, "", notes, dirs...)
 	pids := guardians(t, notes)
 	if len(pids) != 1 {
-		t.Fatalf("guardians %v", pids)
+		t.Fatalf("got guardians %v, want one", pids)
 	}
-	must(t, syscall.Kill(pids[0], syscall.SIGSTOP)) // it must not detect the death of its driver first
+	must(t, syscall.Kill(pids[0], syscall.SIGSTOP)) // otherwise it would detect the death of the driver, and thaw
 	eventually(t, "the guardian has stopped", func() bool { return isStopped(t, pids[0]) })
 	must(t, driver.Process.Kill())
 	_ = driver.Wait()
@@ -415,12 +415,12 @@ func leaveFrozen(t *testing.T, notes string, dirs ...string) {
 	awaitNoGuardian(t, notes)
 	for _, dir := range dirs {
 		if !isFrozen(t, dir) {
-			t.Fatalf("%s is not frozen, as the test requires", dir)
+			t.Fatalf("setup: %s is not frozen", dir)
 		}
 	}
 }
 
-// open opens a filesystem by the name from drive.
+// open is the argument find of Recover. drive uses paths as names.
 func open(name string) (*os.File, error) { return os.Open(name) }
 
 func TestRecover(t *testing.T) {
@@ -436,7 +436,7 @@ func TestRecover(t *testing.T) {
 			return os.Open(name)
 		})
 		if !errors.Is(err, failing) || len(notesIn(t, notes)) != 1 {
-			t.Errorf("%v, and notes %v", err, notesIn(t, notes))
+			t.Errorf("got %v and notes %v, want %v and one note", err, notesIn(t, notes), failing)
 		}
 		requireWritable(t, one)
 		must(t, f.Recover(t.Context(), open))
@@ -450,7 +450,7 @@ func TestRecoverUnmounted(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
 	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", dir)
 	leaveFrozen(t, notes, dir)
-	// A killed process closes its files shortly after its command line is empty.
+	// A killed process closes its files shortly after it has disappeared from guardians.
 	eventually(t, "the filesystem is not in use", func() bool { return unix.Unmount(dir, 0) == nil })
 	must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	if !isFrozen(t, dir) {
@@ -475,7 +475,7 @@ func TestRecoverNotes(t *testing.T) {
 	}
 	must(t, f.Recover(t.Context(), find))
 	if left := notesIn(t, notes); !slices.Equal(left, []string{"other"}) || !slices.Equal(found, []string{"removed"}) {
-		t.Errorf("notes %v are left, find was called for %v", left, found)
+		t.Errorf("got remaining notes %v and calls of find for %v, want [other] and [removed]", left, found)
 	}
 }
 
@@ -486,13 +486,14 @@ func TestRecoverBesideGuardian(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	if err := freeze.New(reexec.Self, notes).Recover(ctx, open); err == nil || !isFrozen(t, dir) {
-		t.Errorf("the filesystem was thawed: %v", err)
+		t.Errorf("Recover thawed the filesystem of a running guardian or returned no error: %v", err)
 	}
 	must(t, z.Thaw())
 	requireOver(t, notes, dir)
 }
 
-// hanging creates a filesystem whose freeze hangs until release is called: its image is on a frozen filesystem.
+// hanging creates a filesystem whose freeze hangs until release is called, because its image is on a frozen
+// filesystem.
 func hanging(t *testing.T) (dir string, release func()) {
 	t.Helper()
 	below := testenv.Filesystem(t, "ext4", "256M")
@@ -508,15 +509,15 @@ func hanging(t *testing.T) (dir string, release func()) {
 	return dir, release
 }
 
-// TestHang: a freeze that hangs in the kernel ends with its limit or with the call. The filesystems that were
-// frozen before are thawed at once, and the hanging one when the kernel has frozen it.
+// TestHang: Freeze returns at its limit or when ctx ends, even if a freeze hangs in the kernel. The
+// filesystems that were frozen before are thawed at once, and the hanging one when the kernel has frozen it.
 func TestHang(t *testing.T) {
 	for name, tc := range map[string]struct {
 		limit, timeout time.Duration
 		want           error
 	}{
-		"limit": {soon, long, freeze.ErrExpired},
-		"call":  {long, soon, context.DeadlineExceeded},
+		"limit":   {soon, long, freeze.ErrExpired},
+		"context": {long, soon, context.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first, notes := newFilesystem(t, "ext4"), t.TempDir()
@@ -525,11 +526,11 @@ func TestHang(t *testing.T) {
 			defer cancel()
 			_, err := freeze.New(reexec.Self, notes).Freeze(ctx, tc.limit, target(t, first), target(t, hung))
 			if !errors.Is(err, tc.want) {
-				t.Errorf("%v", err)
+				t.Errorf("got %v, want %v", err, tc.want)
 			}
 			requireWritable(t, first)
 			if n := len(guardians(t, notes)); n != 1 {
-				t.Errorf("%d guardians", n)
+				t.Errorf("got %d guardians, want 1 because the freeze still hangs", n)
 			}
 			release()
 			requireWritable(t, hung)
@@ -539,13 +540,13 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// TestHangKilled: if the guardian is killed while the kernel freezes a filesystem, the driver thaws it.
+// TestHangKilled: if the guardian is killed while the kernel freezes a filesystem, the driver thaws the filesystem.
 func TestHangKilled(t *testing.T) {
 	first, notes := newFilesystem(t, "ext4"), t.TempDir()
 	hung, release := hanging(t)
 	_, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), soon, target(t, first), target(t, hung))
 	if !errors.Is(err, freeze.ErrExpired) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want %v", err, freeze.ErrExpired)
 	}
 	killGuardians(t, notes)
 	release()

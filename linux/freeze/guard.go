@@ -16,40 +16,41 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Role is the name of the role of the guardian (Guard). In the process list it is followed by the path
-// of the note and the names of the filesystems.
+// Role is the reexec role that runs Guard. In the process list, the path of the note and the names of the
+// filesystems follow it.
 const Role = "freeze-guard"
 
-// report is a message from the guardian to the driver. The guardian sends one for each frozen
-// filesystem and a last one.
+// report is a message from the guardian to the driver. The guardian sends an empty report for each frozen
+// filesystem, and then a last report.
 type report struct {
 	// Last means that all filesystems are thawed and the note is removed.
 	Last bool `json:"last,omitempty"`
-	// Errno, in the last report, is the reason why the next filesystem could not be frozen.
+	// Errno, in the last report, is the error of the filesystem that could not be frozen. It is the one after
+	// those that were reported as frozen.
 	Errno syscall.Errno `json:"errno,omitempty"`
 	// Early means that the time limit ended the freeze, or that another process thawed a
 	// filesystem.
 	Early bool `json:"early,omitempty"`
 }
 
-// order holds the arguments of the guardian. The files of the guardian are the note, which it keeps
-// locked, and one directory of each filesystem.
+// order holds the arguments of the guardian. The guardian inherits the open note, which stays locked while it
+// is open, and one open directory of each filesystem.
 type order struct {
 	Limit time.Duration
 	Note  string
 }
 
-// guardian keeps filesystems frozen. It writes to no file, because a file could be on one of them.
+// guardian keeps filesystems frozen. It writes to no file, because the file could be on a frozen filesystem.
 type guardian struct {
 	conn  *net.UnixConn
-	over  chan struct{} // closed when the freeze ends
-	early atomic.Bool
-	holds sync.WaitGroup
+	over  chan struct{}  // closed when the freeze ends
+	early atomic.Bool    // Early of the last report
+	holds sync.WaitGroup // of the goroutines that run hold
 	mu    sync.Mutex
-	errs  []error
+	errs  []error // of thawing
 }
 
-// Guard is the guardian: it freezes the filesystems, waits until the driver hangs up or dies or the
+// Guard runs the guardian. It freezes the filesystems, waits until the driver hangs up, the driver dies or the
 // time limit passes, and thaws them.
 func Guard(in reexec.Input) error {
 	var o order
@@ -60,7 +61,7 @@ func Guard(in reexec.Input) error {
 		return errors.New("the guardian received no note")
 	}
 	defer in.Files[0].Close()
-	signal.Ignore() // all signals: only SIGKILL ends it before it has thawed
+	signal.Ignore() // ignores all signals except SIGKILL and SIGSTOP
 	g := &guardian{conn: in.Conn, over: make(chan struct{})}
 	if err := g.conn.SetReadDeadline(time.Now().Add(o.Limit)); err != nil {
 		return err
@@ -69,7 +70,7 @@ func Guard(in reexec.Input) error {
 	last := report{Last: true, Errno: g.freezeAll(in.Files[1:])}
 	g.holds.Wait()
 	if err := errors.Join(append(g.errs, os.Remove(o.Note))...); err != nil {
-		return err // without a last report the driver thaws as well
+		return err // without a last report the driver thaws, too
 	}
 	last.Early = g.early.Load()
 	return json.NewEncoder(g.conn).Encode(last)
@@ -95,7 +96,7 @@ func (g *guardian) freezeAll(roots []*os.File) syscall.Errno {
 		case err := <-frozen:
 			var errno syscall.Errno
 			if errors.As(err, &errno) {
-				_ = g.conn.CloseRead() // ends the freeze of the others
+				_ = g.conn.CloseRead() // makes await end the freeze of the other filesystems
 				<-g.over
 				return errno
 			}

@@ -19,9 +19,9 @@ import (
 
 const notePrefix = "freeze-"
 
-// writeNote records the names of the filesystems before they are frozen. The file is locked while the
-// driver or the guardian has it open, that is until one of them has thawed. It need not be durable,
-// since no freeze survives a power failure.
+// writeNote records the names of the filesystems before they are frozen. The note is locked while the driver
+// or the guardian has it open, that is until one of them has thawed the filesystems. The note need not be
+// durable, because no freeze survives a power failure.
 func writeNote(dir string, targets []Target) (note *os.File, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -45,11 +45,11 @@ func writeNote(dir string, targets []Target) (note *os.File, err error) {
 // guardianPatience is how long Recover waits for a guardian that has lost its driver.
 const guardianPatience = 5 * time.Second
 
-// Recover thaws the filesystems that stayed frozen because a driver and its guardian were killed. The
-// next driver calls it when it starts. find opens a directory of the filesystem with a name, which
-// Recover closes. It returns nil and no error if the filesystem no longer exists. A filesystem that
-// was unmounted while frozen still exists and keeps its device in use until it is mounted again and
-// thawed: find must mount it.
+// Recover thaws the filesystems that stayed frozen because a driver and its guardian were killed. The next
+// driver calls it when it starts. find opens a directory of the filesystem with a given name (Target.Name).
+// Recover closes the directory. If the filesystem no longer exists, find returns nil and no error. A
+// filesystem that was unmounted while frozen still exists and keeps its device in use until it is mounted
+// again and thawed, so find must mount it.
 //
 // A note whose filesystems cannot be thawed remains for the next call.
 func (f *Freezer) Recover(ctx context.Context, find func(name string) (*os.File, error)) error {
@@ -86,7 +86,7 @@ func recoverNote(ctx context.Context, path string, find func(name string) (*os.F
 		return err
 	}
 	var names []string
-	_ = json.Unmarshal(b, &names) // an incomplete note has no names: no filesystem was frozen
+	_ = json.Unmarshal(b, &names) // the driver was killed while it wrote an incomplete note: nothing was frozen
 	for _, name := range names {
 		err = errors.Join(err, thawFound(name, find))
 	}
@@ -96,14 +96,14 @@ func recoverNote(ctx context.Context, path string, find func(name string) (*os.F
 	return os.Remove(path)
 }
 
-// awaitGuardian locks a note.
+// awaitGuardian waits until no guardian has the note locked, and locks it.
 func awaitGuardian(ctx context.Context, note *os.File) error {
 	err := retry.For(ctx, guardianPatience, func() (again bool, err error) {
 		err = unix.Flock(int(note.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		return errors.Is(err, unix.EWOULDBLOCK), err
 	})
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("note %s: a guardian is still freezing or thawing the filesystems in it: check their devices for stuck I/O", note.Name())
+		return fmt.Errorf("note %s: a guardian is still freezing or thawing the filesystems in the note: check their devices for stuck I/O", note.Name())
 	}
 	return err
 }

@@ -61,9 +61,9 @@ func Allocates(dir *os.Root) (bool, error) {
 	})
 }
 
-// LocksReach reports whether a flock(2) on a file in dir is effective in other, the same directory in
-// a mount that shares no cache with the mount of dir. In that case the server holds the lock, and it
-// is effective on every node.
+// LocksReach reports whether a flock(2) on a file in dir also locks the file in other. other must be the same
+// directory in a mount that shares no cache with the mount of dir. If it does, the NFS server holds the lock,
+// so the lock is effective on every node.
 func LocksReach(dir, other *os.Root) (bool, error) {
 	return withFile(dir, probeFile, func(f *os.File) (bool, error) {
 		if ok, err := supported(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)); !ok {
@@ -85,8 +85,8 @@ func LocksReach(dir, other *os.Root) (bool, error) {
 // ErrNotPermitted means that this process may not act as another user (CAP_SETUID).
 var ErrNotPermitted = errors.New("acting as another user is not permitted")
 
-// OwnerOf returns the owner of a file that a user creates. A server may map users to others
-// (exports(5), squashing). All users must have write permission for the directory.
+// OwnerOf creates a file in dir as the user uid and returns the owner of the file. An NFS server may map a
+// user to another one (exports(5), squashing). All users must have write permission for dir.
 func OwnerOf(dir *os.Root, uid int) (owner uint32, err error) {
 	err = sys.OnOwnThread(func() error {
 		if err := actAs(uid); err != nil {
@@ -132,7 +132,7 @@ func write(f *os.File, at int64) error {
 	return errors.Join(err, f.Sync())
 }
 
-// supported turns the error of an operation that the filesystem does not support into false.
+// supported returns false and no error if err means that the filesystem does not support the operation.
 func supported(err error) (bool, error) {
 	if sys.Unsupported(err) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOLCK) {
 		return false, nil

@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// TestFilesystems checks the results for known filesystems, and that no file is left.
+// TestFilesystems checks the results for known filesystems, and that the probes remove their files.
 func TestFilesystems(t *testing.T) {
 	for _, tc := range []struct {
 		fsType string
@@ -29,43 +29,43 @@ func TestFilesystems(t *testing.T) {
 			"locks":     {func(dir *os.Root) (bool, error) { return fsprobe.LocksReach(dir, dir) }, true},
 		} {
 			if got, err := probe.run(dir); err != nil || got != probe.want {
-				t.Errorf("%s %s: %t, %v", tc.fsType, name, got, err)
+				t.Errorf("%s: %s: got %t, %v, want %t", tc.fsType, name, got, err, probe.want)
 			}
 		}
 		if after := names(t, dir); len(after) != len(before) {
-			t.Errorf("%s: %v became %v", tc.fsType, before, after)
+			t.Errorf("%s: files after the probes: got %v, want %v", tc.fsType, after, before)
 		}
 	}
 }
 
-// TestOwner checks the owner of a new file, and that the caller keeps its own user.
+// TestOwner checks the owner of a new file, and that the call does not change the user of later calls.
 func TestOwner(t *testing.T) {
 	testenv.RequireRoot(t)
 	path := t.TempDir()
 	dir := openRoot(t, path)
-	for _, up := range []string{path, path + "/.."} {
-		if err := os.Chmod(up, 0o777); err != nil {
+	for _, d := range []string{path, path + "/.."} {
+		if err := os.Chmod(d, 0o777); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, uid := range []int{54321, 0} {
 		if owner, err := fsprobe.OwnerOf(dir, uid); err != nil || int(owner) != uid {
-			t.Errorf("created by %d: owner %d, %v", uid, owner, err)
+			t.Errorf("file created by user %d: got owner %d, %v", uid, owner, err)
 		}
 	}
 	if left := names(t, dir); len(left) > 0 {
-		t.Errorf("%v are left", left)
+		t.Errorf("files after OwnerOf: got %v, want none", left)
 	}
 }
 
-// TestLocksOfOtherDirectory: a lock on another file is not effective.
+// TestLocksOfOtherDirectory: LocksReach is false if the directories contain different files of the same name.
 func TestLocksOfOtherDirectory(t *testing.T) {
 	a, b := openRoot(t, t.TempDir()), openRoot(t, t.TempDir())
 	if err := b.WriteFile("probe", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if reach, err := fsprobe.LocksReach(a, b); reach || err != nil {
-		t.Errorf("%t, %v", reach, err)
+		t.Errorf("got %t, %v, want false", reach, err)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Constants of uapi/linux/btrfs_tree.h; fidRoot is a type of file handles (open_by_handle_at(2)).
+// Constants of uapi/linux/btrfs_tree.h. fidRoot is a type of file handle (open_by_handle_at(2)).
 const (
 	quotaTree      = 8    // BTRFS_QUOTA_TREE_OBJECTID
 	inodeItem      = 1    // BTRFS_INODE_ITEM_KEY
@@ -48,7 +48,7 @@ func group(id uint64) uint64 { return 1<<levelShift | id }
 
 func (s *subvolumes) check() error {
 	if _, err := os.Stat(s.sysfs); err != nil {
-		return fmt.Errorf("%w: give the driver the host's /sys", err)
+		return fmt.Errorf("%w: mount the host's /sys in the container of the driver", err)
 	}
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
 		return errors.New("the kernel has no simple quotas of btrfs: run Linux 6.7 or newer")
@@ -112,8 +112,8 @@ func subvolume(dir *os.File) (uint64, error) {
 	return sys.SubvolumeID(dir)
 }
 
-// allocate uses the ID of the subvolume for the qgroup. After a mount btrfs reuses the IDs of removed
-// subvolumes, so the ID may still have a qgroup, or be recorded for another volume (taken).
+// allocate returns the ID of the subvolume. After a mount, btrfs reuses the IDs of removed subvolumes, so the
+// ID may still have a qgroup, or be the recorded ID of another directory (taken).
 func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := subvolume(dir)
 	if err == nil && id == 0 {
@@ -123,7 +123,7 @@ func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool)
 		return 0, err
 	}
 	if taken(id) {
-		return 0, fmt.Errorf("the ID %d of the subvolume %s belongs to another volume: create the directory again", id, dir.Name())
+		return 0, fmt.Errorf("the ID %d of the subvolume %s is recorded for another directory: create the directory again", id, dir.Name())
 	}
 	if err := sys.CreateQgroup(s.dir, group(id)); err != nil {
 		return 0, fmt.Errorf("qgroup 1/%d: %w: create the directory again", id, err)
@@ -155,10 +155,10 @@ func ignore(err, expected error) error {
 	return err
 }
 
-// commit makes qgroups durable. fsync(2) of a file does not, because the log of btrfs does not contain
-// qgroups. If the kernel thread that commits is about to sleep, it misses the request for 30 seconds
-// (transaction_kthread, fs/btrfs/disk-io.c). Another goroutine repeats the request, because the first
-// request blocks until the commit begins.
+// commit makes changes of qgroups durable. fsync(2) of a file is not enough, because the log of btrfs does not
+// contain qgroups. If the kernel thread that commits is about to sleep, it misses the request, and the commit
+// begins up to 30 seconds later (transaction_kthread, fs/btrfs/disk-io.c). Therefore commit repeats the
+// request from other goroutines while the first request blocks.
 func (s *subvolumes) commit() error {
 	begun := make(chan error, 1)
 	var transaction uint64
@@ -193,7 +193,7 @@ func (s *subvolumes) requestCommit() {
 	}()
 }
 
-// set also creates missing qgroups again: switching quotas off removes them.
+// set also creates missing qgroups, because switching quotas off removes them.
 func (s *subvolumes) set(id uint64, l Limit) error {
 	if err := ignore(sys.CreateQgroup(s.dir, group(id)), unix.EEXIST); err != nil {
 		return err
@@ -234,7 +234,7 @@ func (s *subvolumes) usage(id uint64) (u Usage, err error) {
 		return Usage{}, nil
 	}
 	reserved, err := s.number(id, "rsv_data")
-	if errors.Is(err, fs.ErrNotExist) { // the qgroup was removed meanwhile
+	if errors.Is(err, fs.ErrNotExist) { // the qgroup was removed after the first read
 		return Usage{}, nil
 	}
 	u.Bytes += reserved
@@ -253,7 +253,7 @@ func (s *subvolumes) number(id uint64, file string) (int64, error) {
 	return int64(n), err
 }
 
-// id returns 0 for a subvolume N that is not a member of the qgroup 1/N: allocate did not limit it.
+// id returns 0 for a subvolume N that is not a member of the qgroup 1/N, because allocate did not limit it.
 func (s *subvolumes) id(dir *os.File) (uint64, error) {
 	id, err := subvolume(dir)
 	if err != nil || id == 0 {
@@ -293,8 +293,8 @@ func (s *subvolumes) release(id uint64) error {
 	return err
 }
 
-// removeMembers deletes the members of a qgroup. They belong to removed subvolumes; kernels before 6.10
-// keep such qgroups.
+// removeMembers deletes the member qgroups of a qgroup. They are the qgroups of removed subvolumes, which
+// kernels before 6.10 keep.
 func (s *subvolumes) removeMembers(qgroup uint64) error {
 	for {
 		members, err := s.members(qgroup)
@@ -309,13 +309,13 @@ func (s *subvolumes) removeMembers(qgroup uint64) error {
 	}
 }
 
-// members lists the members of a qgroup that one search finds.
+// members lists the first members of a qgroup.
 func (s *subvolumes) members(qgroup uint64) ([]uint64, error) {
 	return s.related(qgroup, 0, group(0)-1)
 }
 
-// related lists the qgroups between two IDs that are members of a qgroup or contain it, as far as one
-// search finds them.
+// related lists the qgroups between the IDs from and to that are members of a qgroup or contain it. If they do
+// not fit in one buffer of the kernel, it returns the first ones.
 func (s *subvolumes) related(qgroup, from, to uint64) ([]uint64, error) {
 	found, err := sys.SearchBtrfs(s.dir, sys.BtrfsKeys{
 		Tree: quotaTree, MinObject: qgroup, MaxObject: qgroup, MinOffset: from, MaxOffset: to,

@@ -17,26 +17,26 @@ import (
 
 func TestBtrfs(t *testing.T) {
 	const metadata = 256 << 10
-	g := openedAs(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
+	g := openKind(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
 	t.Run("root", func(t *testing.T) { testWriter(t, g, asRoot, metadata) })
 	t.Run("unprivileged user", func(t *testing.T) { testWriter(t, g, asNobody, metadata) })
 	t.Run("parallel", func(t *testing.T) { testParallel(t, g) })
 	t.Run("release", func(t *testing.T) { testRelease(t, g) })
 	t.Run("nested", func(t *testing.T) { testNested(t, g) })
 	t.Run("deep", func(t *testing.T) { testDeep(t, g) })
-	t.Run("mounted", func(t *testing.T) { testMounted(t, g) })
-	t.Run("plain", func(t *testing.T) { testPlain(t, g) })
-	t.Run("taken", func(t *testing.T) { testTakenGroup(t, g) })
-	t.Run("unassign", func(t *testing.T) { testUnassign(t, g) })
-	t.Run("off", func(t *testing.T) { testOffAndOn(t, g) })
+	t.Run("mount point", func(t *testing.T) { testMountPoint(t, g) })
+	t.Run("not a subvolume", func(t *testing.T) { testNoSubvolume(t, g) })
+	t.Run("ID in use", func(t *testing.T) { testUsedID(t, g) })
+	t.Run("qgroup without subvolume", func(t *testing.T) { testUnassign(t, g) })
+	t.Run("quotas off and on", func(t *testing.T) { testOffAndOn(t, g) })
 }
 
-// TestBtrfsCrash: limits are durable. A copy of the disk has the state after a crash.
+// TestBtrfsCrash: limits survive a crash. A copy of the image of the mounted filesystem has the state after a crash.
 func TestBtrfsCrash(t *testing.T) {
 	d := newDisk(t, "btrfs", "512M")
 	d.mount(t)
 	testenv.SwitchQuotas(t, d.at, true)
-	g := openedAs(t, Btrfs, d.at)
+	g := openKind(t, Btrfs, d.at)
 	testDurable(t, d, g, func() {
 		testenv.Run(t, "cp", "--sparse=always", d.image, d.image+".crashed")
 		g.close()
@@ -59,11 +59,11 @@ func subvolumeCreate(t *testing.T, path ...string) string {
 	return at
 }
 
-// testNested: subvolumes that a tenant creates in a limited one count towards its limit and are removed with
-// it, also if the tenant has protected them.
-func testNested(t *testing.T, g *ground) {
+// testNested: subvolumes that a tenant creates in a limited subvolume count towards its limit and are removed
+// with it, even if the tenant has made them read-only or immutable.
+func testNested(t *testing.T, g *testFS) {
 	const limit = 16 * mib
-	path, id := g.limited(t, "nested", Limit{Bytes: limit})
+	path, id := g.createLimited(t, "nested", Limit{Bytes: limit})
 	inner := subvolumeCreate(t, path, "outer")
 	inner = subvolumeCreate(t, inner, "inner")
 	folder := filepath.Join(inner, "folder")
@@ -74,25 +74,25 @@ func testNested(t *testing.T, g *ground) {
 	must(t, os.Chmod(inner, 0o777))
 	fill(t, filepath.Join(inner, "file"), asNobody)
 	if u := g.usage(t, id); u.Bytes > limit || u.Bytes < limit-mib {
-		t.Errorf("the usage is %+v, the limit %d", u, limit)
+		t.Errorf("got usage %+v, want between %d and %d bytes", u, limit-mib, limit)
 	}
 	for _, s := range []string{inner, filepath.Dir(inner)} {
 		testenv.Run(t, "btrfs", "property", "set", s, "ro", "true")
 	}
 	if members, err := g.fs.subvolumes.members(group(id)); err != nil || len(members) != 5 {
-		t.Errorf("members %v, %v, want 5", members, err)
+		t.Errorf("got members %v, %v, want 5 members", members, err)
 	}
 	g.remove(t, "nested")
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after removal: %v", err)
+		t.Errorf("the removed directory: got %v, want %v", err, os.ErrNotExist)
 	}
 	g.release(t, id)
 }
 
-// testDeep: RemoveDir destroys more subvolumes than the kernel lists at once, and deeper ones than a path can
-// name.
-func testDeep(t *testing.T, g *ground) {
-	_, id := g.limited(t, "deep", Limit{Bytes: 64 * mib})
+// testDeep: RemoveDir destroys more subvolumes than the kernel lists at once, and subvolumes that are nested deeper
+// than PATH_MAX.
+func testDeep(t *testing.T, g *testFS) {
+	_, id := g.createLimited(t, "deep", Limit{Bytes: 64 * mib})
 	at, err := openDir(g.dir, "deep")
 	must(t, err)
 	for i := range 300 {
@@ -111,88 +111,88 @@ func testDeep(t *testing.T, g *ground) {
 	g.release(t, id)
 }
 
-// testMounted: RemoveDir does not remove a subvolume that is mounted at a directory.
-func testMounted(t *testing.T, g *ground) {
-	path, id := g.limited(t, "elsewhere", Limit{Bytes: mib})
-	dir := g.made(t, "mounted")
+// testMountPoint: RemoveDir does not remove a subvolume that is mounted at a directory.
+func testMountPoint(t *testing.T, g *testFS) {
+	path, id := g.createLimited(t, "elsewhere", Limit{Bytes: mib})
+	dir := g.create(t, "mounted")
 	dir.Close()
 	at := dir.Name()
 	testenv.Run(t, "mount", "--bind", path, at)
 	t.Cleanup(func() { testenv.Run(t, "umount", at) })
 	if done, err := g.fs.RemoveDir(g.dir, "mounted"); done || !errors.Is(err, unix.EXDEV) {
-		t.Errorf("remove: %t, %v, want EXDEV", done, err)
+		t.Errorf("RemoveDir: got %t, %v, want false and EXDEV", done, err)
 	}
 	if got := g.idOf(t, "elsewhere"); got != id {
-		t.Errorf("ID %d, want %d", got, id)
+		t.Errorf("ID of the mounted subvolume: got %d, want %d", got, id)
 	}
 }
 
-// testPlain: a directory that is not a subvolume gets no limit, and RemoveDir does not remove it.
-func testPlain(t *testing.T, g *ground) {
+// testNoSubvolume: a directory that is not a subvolume gets no limit, and RemoveDir does not remove it.
+func testNoSubvolume(t *testing.T, g *testFS) {
 	must(t, unix.Mkdirat(int(g.dir.Fd()), "plain", dirMode))
 	dir, err := openDir(g.dir, "plain")
 	must(t, err)
 	defer dir.Close()
 	if id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate returned %d", id)
+		t.Errorf("Allocate returned ID %d, want an error", id)
 	}
 	if id, err := g.fs.ID(dir); id != 0 || err != nil {
-		t.Errorf("ID %d, %v", id, err)
+		t.Errorf("got ID %d, %v, want 0", id, err)
 	}
 	if done, err := g.fs.RemoveDir(g.dir, "plain"); done || err != nil {
-		t.Errorf("remove: %t, %v", done, err)
+		t.Errorf("RemoveDir: got %t, %v, want false", done, err)
 	}
 	if err := g.fs.MakeDir(g.dir, "plain"); !errors.Is(err, os.ErrExist) {
-		t.Errorf("created again: %v", err)
+		t.Errorf("creating the directory again: got %v, want %v", err, os.ErrExist)
 	}
 }
 
-// testTakenGroup: Allocate refuses an ID with a record or with a qgroup of another user.
-func testTakenGroup(t *testing.T, g *ground) {
-	recorded := g.made(t, "recorded")
+// testUsedID: Allocate refuses an ID that is recorded for another directory or that has a qgroup.
+func testUsedID(t *testing.T, g *testFS) {
+	recorded := g.create(t, "recorded")
 	if id, err := g.fs.Allocate(recorded, Limit{Bytes: mib}, func(uint64) bool { return true }); err == nil {
-		t.Errorf("allocate returned %d, which is taken", id)
+		t.Errorf("Allocate returned ID %d, want an error because it is recorded", id)
 	}
 	recorded.Close()
-	foreign := g.made(t, "foreign")
+	foreign := g.create(t, "foreign")
 	defer foreign.Close()
 	id, err := subvolume(foreign)
 	must(t, err)
 	testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", id), g.path)
 	if id, err := g.fs.Allocate(foreign, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate returned %d, which has a qgroup", id)
+		t.Errorf("Allocate returned ID %d, want an error because it has a qgroup", id)
 	}
 	if u := g.usage(t, id); u != (Usage{}) {
-		t.Errorf("the qgroup of another user has %+v", u)
+		t.Errorf("the existing qgroup changed: got usage %+v, want none", u)
 	}
 	if id := g.idOf(t, "foreign"); id != 0 {
-		t.Errorf("ID %d, which belongs to another user", id)
+		t.Errorf("got ID %d, want 0 because Allocate failed", id)
 	}
 	for _, name := range []string{"recorded", "foreign"} {
 		g.remove(t, name)
 	}
-	g.limited(t, "next", Limit{Bytes: mib})
+	g.createLimited(t, "next", Limit{Bytes: mib})
 }
 
-// testUnassign: a qgroup without its subvolume can be removed.
-func testUnassign(t *testing.T, g *ground) {
-	_, id := g.limited(t, "unassigned", Limit{Bytes: mib})
+// testUnassign: a qgroup can be removed after its subvolume was removed from it.
+func testUnassign(t *testing.T, g *testFS) {
+	_, id := g.createLimited(t, "unassigned", Limit{Bytes: mib})
 	s := g.fs.subvolumes
 	for range 2 {
 		must(t, s.unassign(id, group(id)))
 	}
 	must(t, s.removeGroup(group(id)))
 	if id := g.idOf(t, "unassigned"); id != 0 {
-		t.Errorf("ID %d", id)
+		t.Errorf("got ID %d, want 0", id)
 	}
 	g.remove(t, "unassigned")
 }
 
 // TestBtrfsUnlinked: Release frees an ID whose directory was removed by rmdir(2). It does not wait for the
-// periodic commit of the kernel, every 30 seconds.
+// commit that the kernel makes every 30 seconds.
 func TestBtrfsUnlinked(t *testing.T) {
-	g := openedAs(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
-	path, id := g.limited(t, "unlinked", Limit{Bytes: mib})
+	g := openKind(t, Btrfs, testenv.SimpleQuotas(t, "512M"))
+	path, id := g.createLimited(t, "unlinked", Limit{Bytes: mib})
 	must(t, os.Remove(path))
 	must(t, retry.For(t.Context(), 20*time.Second, func() (bool, error) {
 		err := g.fs.Release(id)
@@ -201,16 +201,16 @@ func TestBtrfsUnlinked(t *testing.T) {
 }
 
 // testOffAndOn: after quotas were switched off and on, Set restores a limit for later writes.
-func testOffAndOn(t *testing.T, g *ground) {
+func testOffAndOn(t *testing.T, g *testFS) {
 	const limit = 16 * mib
-	path, id := g.limited(t, "off", Limit{Bytes: limit})
+	path, id := g.createLimited(t, "off", Limit{Bytes: limit})
 	inner := subvolumeCreate(t, path, "inner")
 	testenv.SwitchQuotas(t, g.path, false)
 	if err := g.fs.Check(); err == nil || !strings.Contains(err.Error(), "btrfs quota enable --simple") {
-		t.Errorf("check of quotas that are off: %v", err)
+		t.Errorf("Check with quotas off: got %v, want the remedy", err)
 	}
 	if err := g.fs.Set(id, Limit{Bytes: limit}); err == nil {
-		t.Error("a limit was set with quotas off")
+		t.Error("Set with quotas off: got no error")
 	}
 	must(t, g.fs.Release(id))
 	testenv.SwitchQuotas(t, g.path, true)
@@ -218,13 +218,14 @@ func testOffAndOn(t *testing.T, g *ground) {
 	must(t, g.fs.Set(id, Limit{Bytes: limit}))
 	fill(t, filepath.Join(inner, "file"), asRoot)
 	if u := g.usage(t, id); u.Bytes > limit || u.Bytes < limit-mib {
-		t.Errorf("the usage is %+v, the limit %d", u, limit)
+		t.Errorf("got usage %+v, want between %d and %d bytes", u, limit-mib, limit)
 	}
 	g.remove(t, "off")
 	g.release(t, id)
 }
 
-// TestOverride uses a directory in place of sysfs: writing to sysfs needs CAP_SYS_RESOURCE.
+// TestOverride: check rejects a filesystem with a quota override. The test uses another directory in place of sysfs,
+// because writing to sysfs needs CAP_SYS_RESOURCE.
 func TestOverride(t *testing.T) {
 	s := &subvolumes{sysfs: t.TempDir()}
 	must(t, os.Mkdir(filepath.Join(s.sysfs, "qgroups"), 0o755))
@@ -232,7 +233,7 @@ func TestOverride(t *testing.T) {
 	for _, override := range []string{"1", "0"} {
 		must(t, os.WriteFile(filepath.Join(s.sysfs, "quota_override"), []byte(override+"\n"), 0o600))
 		if err := s.check(); (err == nil) != (override == "0") {
-			t.Errorf("check with %s: %v", override, err)
+			t.Errorf("check with quota_override %s: got %v, want an error only for 1", override, err)
 		}
 	}
 }

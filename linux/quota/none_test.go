@@ -29,15 +29,15 @@ func TestNone(t *testing.T) {
 	t.Run("xfs", func(t *testing.T) { requireNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota") })
 }
 
-// TestLimits: values that the kernel treats as no limit are refused.
+// TestLimits: values that the kernel would treat as no limit are refused.
 func TestLimits(t *testing.T) {
-	g := opened(t, t.TempDir())
+	g := openFS(t, t.TempDir())
 	for _, l := range []Limit{{}, {Bytes: -1}, {Bytes: 1, Inodes: -1}} {
 		if err := l.check(); err == nil {
-			t.Errorf("%+v is a limit", l)
+			t.Errorf("check of %+v: got no error", l)
 		}
 		if err := g.fs.Set(1<<24, l); err == nil {
-			t.Errorf("%+v was set", l)
+			t.Errorf("Set of %+v: got no error", l)
 		}
 	}
 }

@@ -23,12 +23,12 @@ const (
 type projects struct {
 	kind Kind
 	dir  *os.File
-	// choosing is locked from the choice of an ID until the ID has its limit.
+	// choosing is locked while an ID is chosen and until the limit of the ID is set.
 	choosing *sync.Mutex
-	pick     func() uint32
+	pick     func() uint32 // returns a random ID
 }
 
-// locks holds a lock for each filesystem, by its st_dev.
+// locks maps the st_dev of each filesystem to the lock projects.choosing.
 var locks sync.Map
 
 func newProjects(kind Kind, dir *os.File) (*projects, error) {
@@ -59,7 +59,7 @@ func (p *projects) check() error {
 
 func (p *projects) errOff() error {
 	if p.kind == XFS {
-		return errors.New("this XFS has project quota switched off: unmount it and mount it with the option prjquota (a root filesystem: boot with rootflags=prjquota); if it has that option already, the kernel could not read its quotas: unmount it and run xfs_repair on its device")
+		return errors.New("this XFS has project quota switched off: unmount it and mount it with the option prjquota (if it is the root filesystem, boot with rootflags=prjquota); if it is already mounted with that option, the kernel could not read its quotas: unmount it and run xfs_repair on its device")
 	}
 	return errors.New("this ext4 has no project quota: unmount it, run tune2fs -O project,quota -Q prjquota on its device, and mount it with the option prjquota")
 }
@@ -95,6 +95,7 @@ func (p *projects) chooseLimited(dir *os.File, l Limit, taken func(id uint64) bo
 	return id, err
 }
 
+// choose gives a directory an unused ID, which has no limit yet.
 func (p *projects) choose(dir *os.File, taken func(id uint64) bool) (uint32, error) {
 	const tries = 1000
 	for range tries {
@@ -107,20 +108,21 @@ func (p *projects) choose(dir *os.File, taken func(id uint64) bool) (uint32, err
 			return id, err
 		}
 	}
-	return 0, fmt.Errorf("no free project ID in %d tries between %d and %d", tries, minProject, maxProject)
+	return 0, fmt.Errorf("found no free project ID between %d and %d in %d tries: remove unused projects", minProject, maxProject, tries)
 }
 
-// tryID gives a directory an ID if the ID is unused. alone means that no other file has the ID.
+// tryID gives a directory an ID if the ID is unused. alone means that the directory has the ID, and no other
+// file has it.
 func (p *projects) tryID(dir *os.File, id uint32) (alone bool, err error) {
 	before, err := p.get(id)
-	if err != nil || before.Blocks|before.Inodes != 0 || limited(before) {
+	if err != nil || before.Blocks|before.Inodes != 0 || hasLimit(before) {
 		return false, err
 	}
 	if err := setProject(dir, id); err != nil {
 		return false, err
 	}
 	now, err := p.get(id)
-	return err == nil && now.Inodes == 1 && !limited(now), err
+	return err == nil && now.Inodes == 1 && !hasLimit(now), err
 }
 
 func setProject(dir *os.File, id uint32) error {
@@ -131,11 +133,11 @@ func setProject(dir *os.File, id uint32) error {
 	return err
 }
 
-func limited(q sys.ProjectQuota) bool {
+func hasLimit(q sys.ProjectQuota) bool {
 	return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0
 }
 
-// get reads the quota of an ID. It is zero if the kernel has no record of the ID.
+// get reads the usage and the limits of an ID. They are zero if the filesystem has no record of the ID.
 func (p *projects) get(id uint32) (sys.ProjectQuota, error) {
 	q, err := sys.GetProjectQuota(p.dir, id)
 	if errors.Is(err, unix.ENOENT) {
@@ -156,7 +158,7 @@ func (p *projects) explain(err error) error {
 	return fmt.Errorf("%w: %w: unmount the filesystem and run %s on its device", ErrDamaged, err, check)
 }
 
-// limit sets the limits of an ID. Zero is no limit.
+// limit sets the limits of an ID. Zero means no limit.
 func (p *projects) limit(id uint32, l Limit) error {
 	return p.explain(sys.SetProjectLimits(p.dir, id, quotaBlocks(l.Bytes), uint64(l.Inodes)))
 }
@@ -181,8 +183,8 @@ func (p *projects) set(id uint64, l Limit) error {
 
 func inRange(id uint64) bool { return id >= minProject && id <= maxProject }
 
-// project converts an ID. It rejects IDs that allocate does not choose: ID 0 would set the default
-// limits.
+// project converts an ID. It rejects IDs that allocate does not choose, because setting the limits of ID 0
+// would set the default limits.
 func project(id uint64) (uint32, error) {
 	if !inRange(id) {
 		return 0, fmt.Errorf("project ID %d is not between %d and %d, the range that this driver uses", id, minProject, maxProject)
@@ -190,8 +192,9 @@ func project(id uint64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// syncQuota makes earlier changes of quotas durable. fsync(2) needs a file, and a limit has none. The
-// journals of XFS and ext4 are ordered, so syncing a later change of a directory syncs the limit too.
+// syncQuota makes earlier changes of quotas durable. fsync(2) needs a file, and no file represents a limit.
+// The journals of XFS and ext4 are ordered, so syncing a later change of a directory makes the limit durable,
+// too.
 func syncQuota(dir *os.File) error {
 	times := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_OMIT}}
 	if err := unix.UtimesNanoAt(int(dir.Fd()), ".", times, 0); err != nil {
@@ -212,8 +215,8 @@ func (p *projects) usage(id uint64) (Usage, error) {
 	}, err
 }
 
-// id returns 0 for an ID outside the range: a directory below a project of the administrator inherits
-// the ID of that project.
+// id returns 0 for an ID outside the range, because a directory can inherit the ID of a project that the
+// administrator uses for a parent directory.
 func (p *projects) id(dir *os.File) (uint64, error) {
 	a, err := sys.GetAttributes(dir)
 	if id := uint64(a.Project); inRange(id) {
@@ -222,7 +225,7 @@ func (p *projects) id(dir *os.File) (uint64, error) {
 	return 0, err
 }
 
-// release need not be durable: if the limit is back after a crash, allocate does not choose the ID.
+// release need not be durable. If the limit is back after a crash, allocate does not choose the ID.
 func (p *projects) release(id uint64) error {
 	project, err := project(id)
 	if err != nil {
@@ -238,7 +241,7 @@ func (p *projects) release(id uint64) error {
 	if q.Blocks|q.Inodes != 0 {
 		return ErrBusy
 	}
-	if !limited(q) {
+	if !hasLimit(q) {
 		return nil
 	}
 	return p.limit(project, Limit{})

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// projectDisk creates a filesystem with project quota. For ext4 it uses the remedy from Why.
+// projectDisk creates a filesystem with project quota. For ext4 it runs the command that Why recommends.
 func projectDisk(t *testing.T, fsType string) *disk {
 	t.Helper()
 	d := newDisk(t, fsType, "512M", "prjquota")
@@ -35,10 +35,10 @@ func TestProjects(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			const block = 4096
 			d := projectDisk(t, fsType)
-			g := openedAs(t, kind, d.at)
+			g := openKind(t, kind, d.at)
 			root := asRoot
 			if kind == Ext4 {
-				root = asPlainRoot
+				root = asLimitedRoot
 			}
 			t.Run("root", func(t *testing.T) { testWriter(t, g, root, 2*block) })
 			t.Run("unprivileged user", func(t *testing.T) { testWriter(t, g, asNobody, 2*block) })
@@ -47,15 +47,15 @@ func TestProjects(t *testing.T) {
 			t.Run("statfs", func(t *testing.T) { testStatfs(t, g) })
 			t.Run("inodes", func(t *testing.T) { testInodes(t, g) })
 			t.Run("rounding", func(t *testing.T) { testRounding(t, g) })
-			t.Run("others", func(t *testing.T) { testOthers(t, g) })
-			t.Run("processes", func(t *testing.T) { testProcesses(t, g) })
-			t.Run("foreign", func(t *testing.T) { testForeign(t, g) })
-			t.Run("off", func(t *testing.T) { testOff(t, g) })
+			t.Run("IDs in use", func(t *testing.T) { testUsedIDs(t, g) })
+			t.Run("parallel processes", func(t *testing.T) { testProcesses(t, g) })
+			t.Run("IDs out of range", func(t *testing.T) { testOutOfRange(t, g) })
+			t.Run("enforcement off", func(t *testing.T) { testOff(t, g) })
 		})
 	}
 }
 
-// TestProjectsCrash: limits are durable. After the shutdown the disk has the content of the journal.
+// TestProjectsCrash: limits survive a crash. After the shutdown ioctl, the disk has only what was written before it.
 func TestProjectsCrash(t *testing.T) {
 	const (
 		goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN
@@ -64,7 +64,7 @@ func TestProjectsCrash(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
 			d := projectDisk(t, fsType)
-			g := opened(t, d.at)
+			g := openFS(t, d.at)
 			testDurable(t, d, g, func() {
 				how := uint32(noFlush)
 				rawIoctl(t, g.dir, goingDown, unsafe.Pointer(&how))
@@ -79,28 +79,28 @@ func TestProjectsWhy(t *testing.T) {
 	requireNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota")
 	requireNone(t, testenv.Filesystem(t, "xfs", "512M", "pqnoenforce"), "not pqnoenforce")
 	requireNone(t, testenv.Filesystem(t, "ext4", "64M"), "tune2fs -O project,quota")
-	counting := newDisk(t, "ext4", "64M")
-	testenv.Run(t, "tune2fs", "-O", "project,quota", "-Q", "prjquota", counting.image)
-	counting.mount(t)
-	requireNone(t, counting.at, "with the option prjquota")
+	notEnforced := newDisk(t, "ext4", "64M")
+	testenv.Run(t, "tune2fs", "-O", "project,quota", "-Q", "prjquota", notEnforced.image)
+	notEnforced.mount(t)
+	requireNone(t, notEnforced.at, "with the option prjquota")
 	requireNone(t, testenv.Filesystem(t, "btrfs", "256M"), "Linux 6.7")
 }
 
-// testStatfs: statfs(2) of the directory returns the limit as its size.
-func testStatfs(t *testing.T, g *ground) {
-	path, id := g.limited(t, "statfs", Limit{Bytes: 16 * mib, Inodes: 1000})
+// testStatfs: statfs(2) of a limited directory returns the limit as the size of the filesystem.
+func testStatfs(t *testing.T, g *testFS) {
+	path, id := g.createLimited(t, "statfs", Limit{Bytes: 16 * mib, Inodes: 1000})
 	var st unix.Statfs_t
 	must(t, unix.Statfs(path, &st))
 	if size := int64(st.Blocks) * st.Bsize; size != 16*mib || st.Files != 1000 {
-		t.Errorf("statfs shows %d bytes and %d inodes", size, st.Files)
+		t.Errorf("statfs: got %d bytes and %d inodes, want %d and 1000", size, st.Files, 16*mib)
 	}
 	g.remove(t, "statfs")
 	g.release(t, id)
 }
 
-// testInodes: the limit of inodes applies, can be raised, and can be removed.
-func testInodes(t *testing.T, g *ground) {
-	path, id := g.limited(t, "inodes", Limit{Bytes: 16 * mib, Inodes: 10})
+// testInodes: the limit of inodes is enforced, can be raised, and can be removed.
+func testInodes(t *testing.T, g *testFS) {
+	path, id := g.createLimited(t, "inodes", Limit{Bytes: 16 * mib, Inodes: 10})
 	testenv.Run(t, "chown", "-R", "65534", path)
 	createFiles := func() int {
 		testenv.Run(t, "bash", "-c", "cd "+path+" && "+strings.Join(asNobody, " ")+" bash -c 'for i in {1..30}; do : > $i; done' 2> /dev/null || :")
@@ -111,33 +111,33 @@ func testInodes(t *testing.T, g *ground) {
 	for _, limit := range []int64{10, 20} {
 		must(t, g.fs.Set(id, Limit{Bytes: 16 * mib, Inodes: limit}))
 		if n := createFiles(); n != int(limit)-1 { // the directory counts too
-			t.Errorf("%d files were created, the limit is %d inodes", n, limit)
+			t.Errorf("created %d files with a limit of %d inodes, want %d", n, limit, limit-1)
 		}
 		if u := g.usage(t, id); u.Inodes != limit || u.Limit.Inodes != limit {
-			t.Errorf("the usage is %+v, the limit %d inodes", u, limit)
+			t.Errorf("got usage %+v, want %d inodes and a limit of %d", u, limit, limit)
 		}
 	}
 	must(t, g.fs.Set(id, Limit{Bytes: 16 * mib}))
 	if n := createFiles(); n != 30 {
-		t.Errorf("%d files were created without a limit of inodes", n)
+		t.Errorf("created %d files without a limit of inodes, want 30", n)
 	}
 	g.remove(t, "inodes")
 	g.release(t, id)
 }
 
 // testRounding: a limit is rounded up by less than a block.
-func testRounding(t *testing.T, g *ground) {
+func testRounding(t *testing.T, g *testFS) {
 	const requested, block = 16*mib - 1, 4096
-	_, id := g.limited(t, "rounding", Limit{Bytes: requested})
+	_, id := g.createLimited(t, "rounding", Limit{Bytes: requested})
 	if u := g.usage(t, id); u.Limit.Bytes < requested || u.Limit.Bytes >= requested+block {
-		t.Errorf("the limit is %d, requested %d", u.Limit.Bytes, requested)
+		t.Errorf("got limit %d, want %d rounded up to a block of %d", u.Limit.Bytes, requested, block)
 	}
 	g.remove(t, "rounding")
 	g.release(t, id)
 }
 
-// picking makes the IDs the next ones to be picked, repeatedly.
-func (g *ground) picking(ids ...uint32) {
+// setPicks makes pick return the IDs in order, repeatedly.
+func (g *testFS) setPicks(ids ...uint32) {
 	p := g.fs.limits.(*projects)
 	p.pick = func() uint32 {
 		id := ids[0]
@@ -146,8 +146,8 @@ func (g *ground) picking(ids ...uint32) {
 	}
 }
 
-// testOthers: Allocate does not choose an ID that is in use in any way.
-func testOthers(t *testing.T, g *ground) {
+// testUsedIDs: Allocate does not choose an ID that a file has, that has a limit, or that is recorded.
+func testUsedIDs(t *testing.T, g *testFS) {
 	const used, limited, both, recorded, free = minProject + 1, minProject + 2, minProject + 3, minProject + 4, minProject + 5
 	p := g.fs.limits.(*projects)
 	defer func(pick func() uint32) { p.pick = pick }(p.pick)
@@ -161,37 +161,37 @@ func testOthers(t *testing.T, g *ground) {
 	for _, id := range []uint32{limited, both} {
 		must(t, p.limit(id, Limit{Inodes: 1000}))
 	}
-	g.picking(used, limited, both, recorded, free)
-	dir := g.made(t, "others")
+	g.setPicks(used, limited, both, recorded, free)
+	dir := g.create(t, "others")
 	defer dir.Close()
 	id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, func(id uint64) bool { return id == recorded })
 	if err != nil || id != free {
-		t.Errorf("allocate returned %d, %v, want %d", id, err, free)
+		t.Errorf("Allocate: got ID %d, %v, want %d", id, err, free)
 	}
-	g.picking(used)
-	again := g.made(t, "again")
+	g.setPicks(used)
+	again := g.create(t, "again")
 	defer again.Close()
 	if id, err := g.fs.Allocate(again, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate returned %d, which is in use", id)
+		t.Errorf("Allocate returned ID %d, want an error because it is in use", id)
 	}
 	limit := Limit{Inodes: 1000}
 	for id, want := range map[uint64]Usage{used: {Inodes: 1}, limited: {Limit: limit}, both: {Inodes: 1, Limit: limit}} {
 		if u := g.usage(t, id); u != want {
-			t.Errorf("project %d has %+v, want %+v", id, u, want)
+			t.Errorf("usage of project %d: got %+v, want %+v", id, u, want)
 		}
 	}
 }
 
-// testProcesses: processes that do not share the lock and pick the same IDs get different IDs.
-func testProcesses(t *testing.T, g *ground) {
+// testProcesses: processes, which share no lock, get different IDs even if they pick the same IDs.
+func testProcesses(t *testing.T, g *testFS) {
 	const n, tries = 4, 20
 	for try := range tries {
 		ids := make([]uint64, n)
 		errs := make([]error, n)
 		var all sync.WaitGroup
 		for i := range n {
-			dir := g.made(t, fmt.Sprint("process-", try, "-", i))
-			other := &projects{kind: g.fs.Kind(), dir: g.dir, choosing: new(sync.Mutex), pick: counting(uint32(minProject + 1000*(1+try)))}
+			dir := g.create(t, fmt.Sprint("process-", try, "-", i))
+			other := &projects{kind: g.fs.Kind(), dir: g.dir, choosing: new(sync.Mutex), pick: consecutive(uint32(minProject + 1000*(1+try)))}
 			all.Go(func() {
 				defer dir.Close()
 				ids[i], errs[i] = other.allocate(dir, Limit{Bytes: mib}, noneTaken)
@@ -201,47 +201,47 @@ func testProcesses(t *testing.T, g *ground) {
 		must(t, errors.Join(errs...))
 		slices.Sort(ids)
 		if len(slices.Compact(ids)) != n {
-			t.Errorf("an ID is shared: %d", ids)
+			t.Errorf("got IDs %d, want different ones", ids)
 		}
 	}
 }
 
-// counting picks consecutive IDs.
-func counting(from uint32) func() uint32 {
+// consecutive returns a pick function that returns consecutive IDs.
+func consecutive(from uint32) func() uint32 {
 	return func() uint32 {
 		from++
 		return from
 	}
 }
 
-// testForeign: IDs outside of the range of the driver are refused.
-func testForeign(t *testing.T, g *ground) {
-	dir := g.made(t, "foreign")
+// testOutOfRange: IDs outside of the range that the driver uses are refused.
+func testOutOfRange(t *testing.T, g *testFS) {
+	dir := g.create(t, "foreign")
 	defer dir.Close()
 	must(t, setProject(dir, 42))
 	if id, err := g.fs.ID(dir); id != 0 || err != nil {
-		t.Errorf("ID %d, %v", id, err)
+		t.Errorf("got ID %d, %v, want 0", id, err)
 	}
 	for _, id := range []uint64{0, 42, 1 << 32, 1<<32 | minProject} {
 		if err := g.fs.Set(id, Limit{Bytes: mib}); err == nil {
-			t.Errorf("the limit of %d was set", id)
+			t.Errorf("Set of ID %d: got no error", id)
 		}
 		if err := g.fs.Release(id); err == nil {
-			t.Errorf("%d was released", id)
+			t.Errorf("Release of ID %d: got no error", id)
 		}
 	}
 }
 
 // testOff: Check fails after an administrator has switched enforcement off.
-func testOff(t *testing.T, g *ground) {
+func testOff(t *testing.T, g *testFS) {
 	const qXQuotaOff = 'X'<<8 + 2
-	g.limited(t, "off", Limit{Bytes: mib})
+	g.createLimited(t, "off", Limit{Bytes: mib})
 	flags := uint32(sys.ProjectQuotaEnforced)
 	const projectQuota = 2 // PRJQUOTA
 	if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, g.dir.Fd(), qXQuotaOff<<8|projectQuota, 0, uintptr(unsafe.Pointer(&flags)), 0, 0); errno != 0 {
 		t.Fatalf("Q_XQUOTAOFF: %v", errno)
 	}
 	if err := g.fs.Check(); err == nil || !strings.Contains(err.Error(), "with the option prjquota") {
-		t.Errorf("check: %v", err)
+		t.Errorf("Check: got %v, want the remedy", err)
 	}
 }

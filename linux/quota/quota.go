@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Kind is the mechanism that limits directories on a filesystem.
+// Kind is a mechanism that limits directories.
 type Kind string
 
 // The kinds of limits. A project quota can be evaded: the owner of a file on XFS may change its
@@ -24,11 +24,12 @@ const (
 	Btrfs Kind = "btrfs-simple"
 )
 
-// ErrBusy means that data still counts towards the ID. btrfs frees removed data in the background, and
-// a removed file counts until it is closed.
+// ErrBusy means that data still counts towards an ID. btrfs frees removed data in the background, and a
+// removed file counts until it is closed.
 var ErrBusy = errors.New("data still counts on the quota ID")
 
-// ErrDamaged means that the filesystem's record of projects and limits cannot be read.
+// ErrDamaged means that the file in which the filesystem stores the usage and the limits of projects cannot be
+// read.
 var ErrDamaged = errors.New("the quota file is damaged")
 
 // dirMode is the mode of a new directory.
@@ -37,12 +38,12 @@ const dirMode = 0o700
 // Limit is the limit of a directory.
 type Limit struct {
 	Bytes int64
-	// Inodes is 0 for no limit. btrfs ignores it.
+	// Inodes is the maximum number of inodes, or 0 for no such limit. btrfs ignores it.
 	Inodes int64
 }
 
-// Usage is the usage of an ID and its limit. The limit may be rounded up to a block of the filesystem.
-// A limit of zero is no limit.
+// Usage is the usage of an ID and its limit. The limit may be rounded up to a block of the filesystem. A limit
+// of zero means no limit.
 type Usage struct {
 	Bytes, Inodes int64
 	Limit         Limit
@@ -89,7 +90,8 @@ func Open(dir *os.File) (*FS, error) {
 	return f, nil
 }
 
-// detect sets f.limits and returns the kind that the filesystem supports, even if it is not in force.
+// detect sets f.limits and returns the kind that the type of the filesystem supports, even if it is switched
+// off.
 func (f *FS) detect() (kind Kind, err error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.dir.Fd()), &st); err != nil {
@@ -115,13 +117,13 @@ func (f *FS) detect() (kind Kind, err error) {
 // Close closes the directory that the FS holds.
 func (f *FS) Close() error { return f.dir.Close() }
 
-// Kind returns the kind of limits in force.
+// Kind returns the kind of limits that was in force when the FS was opened.
 func (f *FS) Kind() Kind { return f.kind }
 
-// Why returns the reason why Kind is None and the remedy.
+// Why returns the reason why Kind returns None, and the remedy.
 func (f *FS) Why() string { return f.reason }
 
-// Check returns an error with the remedy if limits are not in force: an administrator may have switched
+// Check returns an error with the remedy if limits are not in force now. An administrator may have switched
 // them off.
 func (f *FS) Check() error { return f.limits.check() }
 
@@ -137,9 +139,10 @@ func (f *FS) MakeDir(parent *os.File, name string) error {
 	return nil
 }
 
-// Allocate gives an empty directory of MakeDir a new ID, and durably sets the limit of the ID. It
-// chooses no ID that is in use on the filesystem or for which taken returns true. It calls taken under a
-// lock. After an error remove the directory: it has no limit, but may have an ID.
+// Allocate gives an empty directory, which MakeDir has created, a new ID, and durably sets the limit of the
+// ID. It chooses no ID that is in use on the filesystem or for which taken returns true. It holds a lock while
+// it calls taken. If Allocate fails, the directory has no limit but may have an ID, so the caller must remove
+// it.
 func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uint64, err error) {
 	if err := l.check(); err != nil {
 		return 0, err
@@ -155,7 +158,7 @@ func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uin
 // check rejects values that the kernel treats as no limit.
 func (l Limit) check() error {
 	if l.Bytes <= 0 || l.Inodes < 0 {
-		return fmt.Errorf("a limit of %d bytes and %d inodes: give at least 1 byte, and 0 inodes for no limit of inodes", l.Bytes, l.Inodes)
+		return fmt.Errorf("invalid limit of %d bytes and %d inodes: use at least 1 byte, and at least 0 inodes, where 0 means no limit", l.Bytes, l.Inodes)
 	}
 	return nil
 }
@@ -168,10 +171,10 @@ func (f *FS) Set(id uint64, l Limit) error {
 	return f.limits.set(id, l)
 }
 
-// Usage returns the usage of an ID. It is zero for an unknown ID.
+// Usage returns the usage and the limit of an ID. They are zero for an unknown ID.
 func (f *FS) Usage(id uint64) (Usage, error) { return f.limits.usage(id) }
 
-// ID returns the ID that Allocate gave a directory, 0 for none.
+// ID returns the ID that Allocate gave a directory, or 0 if the directory has none.
 func (f *FS) ID(dir *os.File) (uint64, error) { return readID(dir, f.limits.id) }
 
 func readID(dir *os.File, read func(dir *os.File) (uint64, error)) (uint64, error) {
@@ -183,7 +186,7 @@ func readID(dir *os.File, read func(dir *os.File) (uint64, error)) (uint64, erro
 	return read(dir)
 }
 
-// Has reports whether a directory has an ID, even if limits are not in force.
+// Has reports whether the ID of a directory is id, even if limits are not in force.
 func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
 	read := f.limits.id
 	if f.subvolumes != nil {
@@ -197,8 +200,8 @@ func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
 // is no error.
 func (f *FS) Release(id uint64) error { return f.limits.release(id) }
 
-// RemoveDir destroys a subvolume of btrfs in one step, with its content and the subvolumes in it. For
-// any other directory it changes nothing and done is false. EXDEV if the directory is a mount point.
+// RemoveDir destroys a btrfs subvolume, its content and the subvolumes in it without a walk of the files. For
+// any other directory it changes nothing, and done is false. EXDEV if the directory is a mount point.
 func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 	if f.subvolumes == nil {
 		return false, nil

@@ -12,15 +12,16 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// removeDir destroys a subvolume and the subvolumes in it. A tenant may have nested them deeper than a
-// path can name, and may have protected them. Each is opened by its ID, and its protection is cleared.
+// removeDir destroys a subvolume and the subvolumes in it. A tenant may have nested them deeper than PATH_MAX,
+// and may have made them read-only or immutable. Therefore removeDir opens each by its ID and makes it
+// writable.
 func (s *subvolumes) removeDir(parent *os.File, name string) (done bool, err error) {
 	dir, err := openDir(parent, name)
 	if err != nil {
 		return false, err
 	}
 	id, err := subvolume(dir)
-	dir.Close() // the kernel frees no space while it is open
+	dir.Close() // the kernel frees no space of a subvolume that is open
 	if err != nil || id == 0 {
 		return false, err
 	}
@@ -35,7 +36,8 @@ func (s *subvolumes) removeDir(parent *os.File, name string) (done bool, err err
 	return true, s.commit() // the kernel frees the space after the commit
 }
 
-// destroyLimited clears the limit if it prevents the removal: changing a flag needs space.
+// destroyLimited destroys a subvolume. If the limit prevents that, because making a subvolume writable needs
+// space, it clears the limit first.
 func (s *subvolumes) destroyLimited(parent *os.File, id uint64) error {
 	err := s.destroy(parent, id)
 	if !errors.Is(err, unix.EDQUOT) {
@@ -47,7 +49,7 @@ func (s *subvolumes) destroyLimited(parent *os.File, id uint64) error {
 	return s.destroy(parent, id)
 }
 
-// destroy destroys the subvolumes in a subvolume, and then the subvolume.
+// destroy destroys the subvolumes in the subvolume id, and then the subvolume itself.
 func (s *subvolumes) destroy(parent *os.File, id uint64) error {
 	name, err := s.empty(id)
 	if err != nil {
@@ -56,9 +58,9 @@ func (s *subvolumes) destroy(parent *os.File, id uint64) error {
 	return sys.DestroySubvolume(parent, name)
 }
 
-// empty destroys the subvolumes in a subvolume and returns the name of that.
+// empty destroys the subvolumes in the subvolume id, and returns the name of the subvolume id.
 func (s *subvolumes) empty(id uint64) (name string, err error) {
-	if name, err = s.unlock(id); err != nil {
+	if name, err = s.unprotect(id); err != nil {
 		return "", err
 	}
 	for {
@@ -74,7 +76,8 @@ func (s *subvolumes) empty(id uint64) (name string, err error) {
 	}
 }
 
-// destroyWithin holds no file open while it descends.
+// destroyWithin destroys the subvolume ref, which is in the subvolume id. It has no file open during the
+// recursion, because a tenant decides how deep it is.
 func (s *subvolumes) destroyWithin(id uint64, ref sys.SubvolumeRef) error {
 	name, err := s.empty(ref.Tree)
 	if err != nil {
@@ -91,7 +94,7 @@ func (s *subvolumes) destroyWithin(id uint64, ref sys.SubvolumeRef) error {
 	return sys.DestroySubvolume(dir, name)
 }
 
-// within lists up to 255 subvolumes in a subvolume.
+// within lists up to 255 subvolumes directly in the subvolume id.
 func (s *subvolumes) within(id uint64) ([]sys.SubvolumeRef, error) {
 	root, err := s.open(id, sys.BtrfsRootInode)
 	if err != nil {
@@ -101,8 +104,8 @@ func (s *subvolumes) within(id uint64) ([]sys.SubvolumeRef, error) {
 	return sys.SubvolumesWithin(root)
 }
 
-// unlock clears the protection of a subvolume and returns its name.
-func (s *subvolumes) unlock(id uint64) (name string, err error) {
+// unprotect makes a subvolume writable and mutable, and returns its name.
+func (s *subvolumes) unprotect(id uint64) (name string, err error) {
 	root, err := s.open(id, sys.BtrfsRootInode)
 	if err != nil {
 		return "", err
@@ -118,8 +121,8 @@ func (s *subvolumes) unlock(id uint64) (name string, err error) {
 	return name, err
 }
 
-// open opens a directory of a subvolume by its inode, at any path. It uses a handle as returned by
-// name_to_handle_at(2) (struct btrfs_fid in the kernel).
+// open opens a directory of a subvolume by its inode, without its path. It builds the handle that
+// name_to_handle_at(2) would return (struct btrfs_fid in the kernel).
 func (s *subvolumes) open(id, inode uint64) (*os.File, error) {
 	generation, err := s.generation(id, inode)
 	if err != nil {

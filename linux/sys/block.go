@@ -31,7 +31,8 @@ type blkpgArg struct {
 	data              *blkpgPartition
 }
 
-// ZeroOut writes zeros. The range stays allocated (BLKZEROOUT, block/ioctl.c).
+// ZeroOut writes zeros to a range of a device. Start and length are in bytes. The range stays allocated
+// (BLKZEROOUT, block/ioctl.c).
 func ZeroOut(device *os.File, start, length int64) error {
 	return ioctl(device, "BLKZEROOUT", unix.BLKZEROOUT, unsafe.Pointer(&[2]uint64{uint64(start), uint64(length)}))
 }
@@ -46,26 +47,27 @@ func SectorSize(device *os.File) (int, error) {
 func FlushBuffers(device *os.File) error { return ioctl(device, "BLKFLSBUF", unix.BLKFLSBUF, nil) }
 
 // DiskSequence returns the number that the kernel assigns when a disk appears or its medium changes
-// (BLKGETDISKSEQ, Linux 5.15). No other disk has it until the next boot. A partition has the number
-// of its disk.
+// (BLKGETDISKSEQ, Linux 5.15). The kernel assigns each number only once until the next boot. A partition has
+// the number of its disk.
 func DiskSequence(device *os.File) (n uint64, err error) {
 	err = ioctl(device, "BLKGETDISKSEQ", blkGetDiskSeq, unsafe.Pointer(&n))
 	return n, err
 }
 
-// AddPartition adds a partition to the kernel's partitions of a disk (BLKPG_ADD_PARTITION). Start
-// and length are in bytes. The partition table on the disk does not change.
+// AddPartition adds a partition to the list of partitions that the kernel holds for a disk
+// (BLKPG_ADD_PARTITION). Start and length are in bytes. The partition table on the disk does not change.
 func AddPartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_ADD_PARTITION", blkpgAddPartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// ResizePartition resizes one of the kernel's partitions (BLKPG_RESIZE_PARTITION).
+// ResizePartition changes the length of a partition in that list (BLKPG_RESIZE_PARTITION). EINVAL if the
+// partition has another start.
 func ResizePartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_RESIZE_PARTITION", blkpgResizePartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// DeletePartition removes a partition from the kernel's partitions of a disk
-// (BLKPG_DEL_PARTITION). EBUSY while it is in use, ENXIO if it does not exist.
+// DeletePartition removes a partition from that list (BLKPG_DEL_PARTITION). EBUSY while the partition is in
+// use, ENXIO if it does not exist.
 func DeletePartition(disk *os.File, number int32) error {
 	return changePartition(disk, "BLKPG_DEL_PARTITION", blkpgDeletePartition, blkpgPartition{number: number})
 }

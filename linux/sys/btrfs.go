@@ -109,14 +109,14 @@ func CreateSubvolume(dir *os.File, name string) error {
 	return namedCall(dir, "BTRFS_IOC_SUBVOL_CREATE", btrfsSubvolCreate, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// DestroySubvolume removes a subvolume from a directory: ENOTEMPTY if it contains others. The
-// kernel frees its space in the background.
+// DestroySubvolume removes a subvolume from a directory. ENOTEMPTY if it contains other subvolumes. The kernel
+// frees its space in the background.
 func DestroySubvolume(dir *os.File, name string) error {
 	var args volArgs
 	return namedCall(dir, "BTRFS_IOC_SNAP_DESTROY", btrfsSnapDestroy, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// SnapshotSubvolume creates a snapshot of the subvolume whose root is src, as name in dir.
+// SnapshotSubvolume creates a snapshot of the subvolume whose root is src. The snapshot is called name in dir.
 func SnapshotSubvolume(dir *os.File, name string, src *os.File, readOnly bool) error {
 	args := volArgsV2{fd: int64(src.Fd())}
 	if readOnly {
@@ -125,8 +125,8 @@ func SnapshotSubvolume(dir *os.File, name string, src *os.File, readOnly bool) e
 	return namedCall(dir, "BTRFS_IOC_SNAP_CREATE_V2", btrfsSnapCreateV2, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// namedCall copies a name to field, which is a part of args, and calls ioctl(2) on the directory.
-// Errors contain the path of the name.
+// namedCall copies name to field, which is a part of args, and calls ioctl(2) on dir. Its errors contain the
+// path dir/name.
 func namedCall(dir *os.File, op string, request uint, name string, field []byte, args unsafe.Pointer) error {
 	err := error(unix.ENAMETOOLONG)
 	if len(name) < len(field) {
@@ -176,7 +176,8 @@ func SubvolumeInfo(root *os.File) (name string, readOnly bool, err error) {
 	return unix.ByteSliceToString(info.name[:]), info.flags&btrfsRootReadOnly != 0, err
 }
 
-// MakeSubvolumeWritable clears the flags of the subvolume whose root is open.
+// MakeSubvolumeWritable clears the flags of the subvolume whose root is open. The kernel has only one such
+// flag: read-only.
 func MakeSubvolumeWritable(root *os.File) error {
 	var flags uint64
 	return ioctl(root, "BTRFS_IOC_SUBVOL_SETFLAGS", btrfsSubvolSetFlags, unsafe.Pointer(&flags))
@@ -237,7 +238,7 @@ func UnassignQgroup(root *os.File, member, group uint64) error {
 	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{0, member, group}))
 }
 
-// NoQgroupLimit is the value of LimitQgroup that clears the limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
+// NoQgroupLimit as the number of bytes in LimitQgroup clears the limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
 const NoQgroupLimit = ^uint64(0)
 
 // LimitQgroup limits the bytes that a qgroup references.
@@ -257,8 +258,8 @@ func WaitBtrfsCommit(root *os.File, transaction uint64) error {
 	return ioctl(root, "BTRFS_IOC_WAIT_SYNC", btrfsWaitSync, unsafe.Pointer(&transaction))
 }
 
-// BtrfsKeys is the range of keys that a search finds: the fields of struct btrfs_ioctl_search_key
-// up to max_type.
+// BtrfsKeys is a range of keys to search for. It has the fields of struct btrfs_ioctl_search_key up to
+// max_type.
 type BtrfsKeys struct {
 	Tree                 uint64
 	MinObject, MaxObject uint64
@@ -267,14 +268,14 @@ type BtrfsKeys struct {
 	MinType, MaxType     uint32
 }
 
-// BtrfsItem is an item of a tree: the offset of its key, and its content.
+// BtrfsItem is an item of a btrfs tree. Offset is a part of its key, Data is its content.
 type BtrfsItem struct {
 	Offset uint64
 	Data   []byte
 }
 
-// SearchBtrfs returns the first items of a mounted btrfs in a range of keys, as many as fit in one
-// buffer.
+// SearchBtrfs returns the items of a mounted btrfs whose keys are in a range. If not all of them fit in one
+// buffer, it returns the first ones.
 func SearchBtrfs(root *os.File, keys BtrfsKeys) ([]BtrfsItem, error) {
 	args := searchArgs{key: keys, n: ^uint32(0)}
 	if err := ioctl(root, "BTRFS_IOC_TREE_SEARCH", btrfsTreeSearch, unsafe.Pointer(&args)); err != nil {

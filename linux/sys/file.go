@@ -74,20 +74,20 @@ func ChangeAttributes(f *os.File, change func(*Attributes)) (changed bool, err e
 	return err == nil, err
 }
 
-// MakeMutable clears the attributes immutable and append-only, and reports whether one was set.
-// Each of them prevents a file from being changed, linked, moved and removed.
+// MakeMutable clears the attributes immutable and append-only, and reports whether one of them was set. Each
+// of them prevents removing, moving and linking a file.
 func MakeMutable(f *os.File) (changed bool, err error) {
 	return ChangeAttributes(f, func(a *Attributes) { a.Flags &^= AttrImmutable | AttrAppend })
 }
 
-// ShareBlocks makes the whole of dst share the blocks of src (ioctl_ficlone(2)).
+// ShareBlocks makes dst a copy of src that shares all blocks with src (ioctl_ficlone(2)).
 func ShareBlocks(dst, src *os.File) error {
 	return wrap("FICLONE", dst, unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())))
 }
 
-// NextData returns the first range with data between two offsets (lseek(2), SEEK_DATA). If there is none,
-// it returns an empty range at end. On files without information about holes, such as block devices, all
-// bytes are data.
+// NextData returns the first range with data between two offsets (lseek(2), SEEK_DATA). If the file has no
+// data between them, it returns an empty range at end. In a file without information about holes, such as a
+// block device, all bytes are data.
 func NextData(f *os.File, from, end int64) (start, stop int64, err error) {
 	if from >= end {
 		return end, end, nil
@@ -139,8 +139,8 @@ type ExtentMap struct {
 	extents        [MaxExtents]Extent
 }
 
-// Read writes the dirty pages of a file and then returns its first extents between two offsets
-// (FIEMAP_FLAG_SYNC; kernel documentation, filesystems/fiemap.rst). The next call overwrites them.
+// Read writes the dirty pages of a file (FIEMAP_FLAG_SYNC) and then returns its first extents between two
+// offsets (kernel documentation, filesystems/fiemap.rst). The next call overwrites the returned extents.
 func (m *ExtentMap) Read(f *os.File, from, end int64) ([]Extent, error) {
 	const sync = 1 << 0 // FIEMAP_FLAG_SYNC
 	m.start, m.length = uint64(from), uint64(end-from)

@@ -14,20 +14,20 @@ const (
 	xfsIocGrowFSData   = 0x4010586e // XFS_IOC_FSGROWFSDATA, _IOW('X', 110, struct xfs_growfs_data)
 )
 
-// Freeze freezes the filesystem of an open directory (FIFREEZE). It returns when the dirty
-// pages are written, and no signal ends it. EBUSY if the filesystem is frozen.
+// Freeze freezes the filesystem of an open directory (FIFREEZE). It returns when all dirty pages are written.
+// No signal interrupts it. EBUSY if the filesystem is already frozen.
 func Freeze(root *os.File) error { return ioctl(root, "FIFREEZE", fiFreeze, nil) }
 
 // Thaw ends a freeze (FITHAW). EINVAL if the filesystem is not frozen.
 func Thaw(root *os.File) error { return ioctl(root, "FITHAW", fiThaw, nil) }
 
-// ResizeExt4 grows a mounted ext4 to a number of its blocks (EXT4_IOC_RESIZE_FS). It needs
+// ResizeExt4 grows a mounted ext4 to a number of filesystem blocks (EXT4_IOC_RESIZE_FS). It needs
 // CAP_SYS_RESOURCE.
 func ResizeExt4(root *os.File, blocks uint64) error {
 	return ioctl(root, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&blocks))
 }
 
-// XFSReflink is the flag of a geometry with shared blocks (XFS_FSOP_GEOM_FLAGS_REFLINK).
+// XFSReflink is set in XFSGeometry.Flags if files can share blocks (XFS_FSOP_GEOM_FLAGS_REFLINK).
 const XFSReflink = 1 << 20
 
 // XFSGeometry is struct xfs_fsop_geom_v1.
@@ -57,8 +57,8 @@ type xfsGrowData struct {
 	_         uint32
 }
 
-// GrowXFS grows the data section of a mounted XFS to a number of its blocks
-// (XFS_IOC_FSGROWFSDATA).
+// GrowXFS grows the data section of a mounted XFS to a number of filesystem blocks (XFS_IOC_FSGROWFSDATA). g
+// is the current geometry.
 func GrowXFS(root *os.File, g XFSGeometry, blocks uint64) error {
 	arg := xfsGrowData{newBlocks: blocks, imaxPct: g.imaxPct}
 	return ioctl(root, "XFS_IOC_FSGROWFSDATA", xfsIocGrowFSData, unsafe.Pointer(&arg))

@@ -45,8 +45,8 @@ func ResizeLoop(device *os.File) error {
 	return ioctlInt(device, "LOOP_SET_CAPACITY", unix.LOOP_SET_CAPACITY, 0)
 }
 
-// ClearLoop unbinds a loop device (LOOP_CLR_FD). While other descriptors of it are open it only
-// sets LO_FLAGS_AUTOCLEAR. ENXIO if it is unbound.
+// ClearLoop unbinds a loop device (LOOP_CLR_FD). If other descriptors of the device are open, the kernel only
+// sets LO_FLAGS_AUTOCLEAR, and unbinds the device when the last one is closed. ENXIO if it is unbound.
 func ClearLoop(device *os.File) error {
 	return ioctlInt(device, "LOOP_CLR_FD", unix.LOOP_CLR_FD, 0)
 }

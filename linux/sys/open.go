@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Scope limits how openat2(2) resolves a path below a directory. No exported scope leaves the directory
-// (EXDEV), even if another process changes the path meanwhile.
+// Scope limits how openat2(2) resolves a path below a directory. A path that leaves the directory fails with
+// EXDEV in every exported scope, even if another process changes the path at the same time.
 type Scope uint64
 
 // The scopes, from the widest to the narrowest.
 const (
 	// Beneath follows symbolic links that stay below the directory, and enters mounts.
 	Beneath Scope = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
-	// NoLinks follows no symbolic link: ELOOP. O_PATH with O_NOFOLLOW opens a link at the end of
-	// the path itself.
+	// NoLinks is Beneath, but a symbolic link in the path fails with ELOOP. O_PATH with O_NOFOLLOW opens the
+	// link itself if it is the last part of the path.
 	NoLinks = Beneath | unix.RESOLVE_NO_SYMLINKS
-	// OneMount is NoLinks, and enters no mount: EXDEV.
+	// OneMount is NoLinks, but a mount point in the path fails with EXDEV.
 	OneMount = NoLinks | unix.RESOLVE_NO_XDEV
 
-	// absolute follows no link, and leaves the directory by an absolute path or "..".
+	// absolute follows no symbolic link, and allows a path to leave the directory, by "/" or "..".
 	absolute Scope = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 )
 
@@ -37,9 +37,9 @@ func Open(dir *os.File, path string, scope Scope, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), join(dir, path)), nil
 }
 
-// OpenFD is Open without an os.File, which needs two more system calls. mode is the mode of a file
-// that O_CREAT creates, and 0 without O_CREAT. O_CLOEXEC is always set. OpenFD repeats the call if a
-// rename raced with it, or while the kernel breaks a lease.
+// OpenFD is Open, but returns a descriptor, because creating an os.File needs two more system calls. mode is
+// the mode of a file that O_CREAT creates. Without O_CREAT it must be 0. O_CLOEXEC is always set. OpenFD repeats
+// the call if a rename raced with it, or while the kernel breaks a lease.
 func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Mode: uint64(mode), Resolve: uint64(scope)}
 	for {
@@ -83,6 +83,6 @@ func join(dir *os.File, path string) string {
 	return dir.Name() + "/" + path
 }
 
-// Path returns a path of an open file that does not depend on the name of the file. It also works
-// for O_PATH, and for a symbolic link itself (proc_pid_fd(5)).
+// Path returns a path of an open file that stays valid when the file is renamed or removed. It also works for
+// files opened with O_PATH, including symbolic links (proc_pid_fd(5)).
 func Path(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }

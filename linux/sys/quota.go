@@ -40,7 +40,7 @@ type quotaState struct {
 	_       [156]byte
 }
 
-// ProjectQuota is struct fs_disk_quota. A limit of 0 is none.
+// ProjectQuota is struct fs_disk_quota. A limit of 0 means no limit.
 type ProjectQuota struct {
 	version              int8
 	flags                int8
@@ -52,8 +52,8 @@ type ProjectQuota struct {
 	_                    [56]byte
 }
 
-// ProjectQuotaState reads the flags of project quota on the filesystem of a directory
-// (Q_XGETQSTATV). ENOSYS if all quotas are off, or the kernel has none: HasQuotactl.
+// ProjectQuotaState reads the flags of project quota on the filesystem of a directory (Q_XGETQSTATV). ENOSYS
+// if all quotas are off, or if the kernel has no quotactl_fd(2) (HasQuotactl).
 func ProjectQuotaState(dir *os.File) (flags uint16, err error) {
 	s := quotaState{version: statVersion}
 	err = quotactl(dir, "Q_XGETQSTATV", qXGetQStatV, 0, unsafe.Pointer(&s))

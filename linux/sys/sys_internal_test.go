@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSizes: each structure has the size in the number of its ioctl. The packages that use the calls test them.
+// TestSizes: each structure has the size that its ioctl number contains. The packages that use the ioctls test
+// the calls.
 func TestSizes(t *testing.T) {
 	for request, size := range map[uint]uintptr{
 		fsIocFSGetXattr:     unsafe.Sizeof(Attributes{}),
@@ -71,8 +73,8 @@ func TestScopes(t *testing.T) {
 	must(t, err)
 	defer dir.Close()
 	for _, tc := range []struct {
-		path            string
-		beneath, narrow error
+		path             string
+		beneath, noLinks error
 	}{
 		{"a/b", nil, nil},
 		{".", nil, nil},
@@ -82,14 +84,14 @@ func TestScopes(t *testing.T) {
 		{"..", unix.EXDEV, unix.EXDEV},
 		{"a/missing", unix.ENOENT, unix.ENOENT},
 	} {
-		for scope, want := range map[Scope]error{Beneath: tc.beneath, NoLinks: tc.narrow, OneMount: tc.narrow} {
+		for scope, want := range map[Scope]error{Beneath: tc.beneath, NoLinks: tc.noLinks, OneMount: tc.noLinks} {
 			f, err := Open(dir, tc.path, scope, unix.O_RDONLY)
 			if !errors.Is(err, want) {
-				t.Errorf("%q in scope %#x: %v, want %v", tc.path, scope, err, want)
+				t.Errorf("opening %q in scope %#x: got %v, want %v", tc.path, scope, err, want)
 			}
 			if err == nil {
 				if got, want := f.Name(), filepath.Join(path, tc.path); got != want {
-					t.Errorf("the name is %q, want %q", got, want)
+					t.Errorf("the open file has the name %q, want %q", got, want)
 				}
 				f.Close()
 			}
@@ -98,27 +100,27 @@ func TestScopes(t *testing.T) {
 	link, err := Open(dir, "absolute", OneMount, unix.O_PATH|unix.O_NOFOLLOW)
 	must(t, err)
 	defer link.Close()
-	if target, err := os.Readlink(path + "/absolute"); err != nil || target != path {
-		t.Errorf("%q, %v", target, err)
+	if st, err := link.Stat(); err != nil || st.Mode().Type() != fs.ModeSymlink {
+		t.Errorf("O_NOFOLLOW opened %v, %v, want the symbolic link", st, err)
 	}
 	if _, err := OpenDirectory(path + "/a/inside"); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("a link in an absolute path: %v", err)
+		t.Errorf("opening an absolute path with a symbolic link: got %v, want ELOOP", err)
 	}
 }
 
-// TestErrors: an error has the call, the file and the errno.
+// TestErrors: an error contains the name of the call, the path of the file and the errno.
 func TestErrors(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	must(t, err)
 	defer f.Close()
 	if err := Freeze(f); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
-		t.Errorf("freezing %s: %v", os.DevNull, err)
+		t.Errorf("freezing %s: got %v, want EPERM, EOPNOTSUPP or ENOTTY", os.DevNull, err)
 	}
 	if err := CreateSubvolume(f, "name"); !Unsupported(err) || err.Error() != "BTRFS_IOC_SUBVOL_CREATE /dev/null/name: inappropriate ioctl for device" {
-		t.Errorf("a subvolume in %s: %v", os.DevNull, err)
+		t.Errorf("creating a subvolume in %s: got %v, want ENOTTY", os.DevNull, err)
 	}
 	if err := CreateSubvolume(f, string(bytes.Repeat([]byte{'n'}, 5000))); !errors.Is(err, unix.ENAMETOOLONG) {
-		t.Errorf("a long name: %v", err)
+		t.Errorf("creating a subvolume with a long name: got %v, want ENAMETOOLONG", err)
 	}
 }
 
@@ -126,11 +128,11 @@ func TestErrors(t *testing.T) {
 func TestItems(t *testing.T) {
 	b := append(searchItem(7, 0), searchItem(8, 5)...)
 	if got, err := parseItems(b, 2); err != nil || len(got) != 2 || got[0].Offset != 7 || got[1].Offset != 8 || len(got[1].Data) != 5 {
-		t.Errorf("items: %v, %v", got, err)
+		t.Errorf("got items %v, %v, want offsets 7 and 8 with 0 and 5 bytes", got, err)
 	}
 	for _, cut := range [][]byte{nil, b[:31], b[:32], b[:len(b)-1]} {
 		if got, err := parseItems(cut, 2); err == nil {
-			t.Errorf("items of %d bytes: %v", len(cut), got)
+			t.Errorf("a buffer of %d bytes: got items %v, want an error", len(cut), got)
 		}
 	}
 }
@@ -141,12 +143,12 @@ func FuzzItems(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, n uint32) {
 		got, err := parseItems(b, n)
 		if err == nil && len(got) != int(n) {
-			t.Errorf("%d of %d", len(got), n)
+			t.Errorf("got %d items, want %d", len(got), n)
 		}
 	})
 }
 
-// searchItem returns a struct btrfs_ioctl_search_header and size bytes.
+// searchItem returns a struct btrfs_ioctl_search_header and a content of size bytes.
 func searchItem(offset uint64, size uint32) []byte {
 	b := make([]byte, 16, 32+size)
 	b = binary.NativeEndian.AppendUint64(b, offset)

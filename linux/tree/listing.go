@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listing reads the names in a directory. It continues after the last name also in a directory that
-// was closed and opened again: the offset of a directory entry is valid for every open file of the
-// directory (getdents64(2)).
+// listing reads the names in a directory. If the directory is closed and opened again, it continues after the
+// last name, because the offset of a directory entry is valid for every open file of the directory
+// (getdents64(2)).
 type listing struct {
 	buf, rest []byte
 	offset    int64
 }
 
-// forget frees the buffer.
+// forget frees the buffer. The next call of next reads the directory again from the current offset.
 func (l *listing) forget() { l.buf, l.rest = nil, nil }
 
 // next returns the next name and its type (DT_*, readdir(3)), and io.EOF after the last.
@@ -44,6 +44,7 @@ func (l *listing) next(dir *os.File) (name string, kind uint8, err error) {
 	}
 }
 
+// fill reads the next entries. io.EOF after the last.
 func (l *listing) fill(dir *os.File) error {
 	if l.buf == nil {
 		l.buf = make([]byte, 32<<10)

@@ -11,13 +11,12 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// ErrMounted means that a filesystem is mounted at the name. Its content was not removed.
-var ErrMounted = errors.New("something is mounted there: unmount it")
+// ErrMounted means that an entry is a mount point. Neither the entry nor the content of the mount was removed.
+var ErrMounted = errors.New("a filesystem is mounted at this path: unmount it")
 
-// Remove removes a name from an open directory, and its content if it is a directory. A
-// missing name is no error. Links are removed, not followed. Mount points and the content of
-// mounts are not removed (ErrMounted). Remove skips each entry that it cannot remove, and returns
-// the first error.
+// Remove removes a file or a directory with its content from the open directory dir. A missing name is no
+// error. Symbolic links are removed, not followed. Mount points and the content of mounts are not removed
+// (ErrMounted). Remove skips each entry that it cannot remove, and returns the first error.
 //
 // Remove changes permissions and clears the attributes immutable and append-only if they prevent the
 // removal.
@@ -59,16 +58,17 @@ func (r Remover) Remove(ctx context.Context, dir *os.File, name string) error {
 	return nil
 }
 
-// removal is the Handler that removes entries. It has a tally for each directory from the root to the
-// current one.
+// removal is the Handler that removes entries.
 type removal struct {
 	destroy func(parent *os.File, name string) bool
 	// keepRoot means that the root of the walk is kept, with its mode.
 	keepRoot bool
-	levels   []tally
+	// levels has a tally for the directory that the caller opened, and for each directory below it down to
+	// the current one.
+	levels []tally
 }
 
-// tally counts what was removed from a directory, and holds the first failure in it.
+// tally is the number of entries that were removed from a directory, and the first failure.
 type tally struct {
 	removed int
 	failed  error
@@ -144,7 +144,7 @@ func (r *removal) fail(err error) {
 	}
 }
 
-// unlink removes an entry. If permissions or attributes prevent that, it changes them. A directory must
+// unlink removes an entry. If permissions or attributes prevent the removal, it changes them. A directory must
 // be empty.
 func (r *removal) unlink(e *Entry, flags int) error {
 	try := func() error {
@@ -152,7 +152,7 @@ func (r *removal) unlink(e *Entry, flags int) error {
 	}
 	err := try()
 	kept := r.keepRoot && len(e.in.levels) == 1
-	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // an NFS server may apply the mode to root
+	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // an NFS server may enforce the mode for root, too
 		err = try()
 	}
 	if errors.Is(err, unix.EPERM) && makeMutable(e) {
@@ -164,7 +164,7 @@ func (r *removal) unlink(e *Entry, flags int) error {
 	return err
 }
 
-// ignoreMissing returns nil for the errors of names that another process has removed. NFS returns
+// ignoreMissing returns nil if err means that another process has removed the entry. On NFS the error is
 // ESTALE.
 func ignoreMissing(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE) {
@@ -203,7 +203,7 @@ func MakeMutable(dir *os.File, name string) bool {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if kind := st.Mode & unix.S_IFMT; err != nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
-		return false // opening a device or a pipe has effects
+		return false // opening a device or a pipe can have side effects
 	}
 	f, err := sys.Open(dir, name, sys.OneMount, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {

@@ -15,11 +15,11 @@ const maxOpen = 64
 const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
 
 // ErrMoved means that a directory was moved while its tree was walked.
-var ErrMoved = errors.New("it was moved meanwhile: retry when no process moves directories of the tree")
+var ErrMoved = errors.New("a directory was moved while its tree was read: retry when no process moves directories of the tree")
 
-// OpenDir opens a directory in parent for reading. It follows no link (ELOOP, ENOTDIR) and enters no
-// mount (EXDEV). Where permitted, reading does not change the time of access. The name of the file is
-// the name alone, because the path of a deep directory is long.
+// OpenDir opens a directory in parent for reading. It follows no symbolic link (ELOOP, ENOTDIR) and enters no
+// mount (EXDEV). If the caller owns the directory or has CAP_FOWNER, reading does not change the access time.
+// The returned file has only name as its name, because the path of a deep directory is long.
 func OpenDir(parent *os.File, name string) (*os.File, error) {
 	return openDir(name, func(flags int) (int, error) {
 		return sys.OpenFD(parent, name, sys.OneMount, flags, 0)
@@ -37,18 +37,18 @@ func openDir(name string, open func(flags int) (int, error)) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Stack holds the directories from a root to the current one, each a child of the one before. Only
+// Stack holds the directories from a root to the current directory. Each is a child of the previous one. Only
 // the last maxOpen are open.
 type Stack struct{ dirs []stacked }
 
-// stacked is a directory of a Stack. The file is nil while it is closed.
+// stacked is a directory of a Stack. file is nil while the directory is closed.
 type stacked struct {
 	file     *os.File
 	name     string
 	dev, ino uint64
 }
 
-// Push adds an open directory. The stack closes it, also after an error.
+// Push adds an open directory. The stack closes it, even if Push fails.
 func (s *Stack) Push(dir *os.File) error {
 	d := stacked{file: dir, name: dir.Name()}
 	var st unix.Stat_t
@@ -65,8 +65,8 @@ func (s *Stack) Push(dir *os.File) error {
 // Top returns the current directory.
 func (s *Stack) Top() *os.File { return s.dirs[len(s.dirs)-1].file }
 
-// Pop removes the current directory, which the caller must close, and opens its parent if that is
-// closed. ErrMoved if the current directory is no longer in it.
+// Pop removes the current directory, which the caller must close, and opens its parent if the parent is
+// closed. ErrMoved if the current directory is now in another directory.
 func (s *Stack) Pop() (*os.File, error) {
 	top := s.Top()
 	if n := len(s.dirs) - 2; n >= 0 && s.dirs[n].file == nil {
@@ -78,7 +78,7 @@ func (s *Stack) Pop() (*os.File, error) {
 	return top, nil
 }
 
-// reopen opens a directory through one of its children.
+// reopen opens a directory as the parent of one of its children.
 func (d *stacked) reopen(child *os.File) error {
 	dir, err := openDir(d.name, func(flags int) (int, error) { return sys.OpenParent(child, flags) })
 	if err != nil {

@@ -36,7 +36,7 @@ func open(t *testing.T, dir string) *os.File {
 	return f
 }
 
-// deep creates nested directories. Their path may be longer than PATH_MAX.
+// deep creates the nested directories "directory/…/directory/bottom". Their path may be longer than PATH_MAX.
 func deep(t *testing.T, dir string, levels int) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -64,7 +64,7 @@ func TestWalk(t *testing.T) {
 		return nil
 	}))
 	if slices.Sort(names); strings.Join(names, " ") != "a b file link pipe" {
-		t.Errorf("found %q", names)
+		t.Errorf("visited %q, want a, b, file, link and pipe", names)
 	}
 	if err := tree.Walk(t.Context(), open(t, dir), func(e *tree.Entry) error {
 		if e.Name == "file" {
@@ -72,12 +72,12 @@ func TestWalk(t *testing.T) {
 		}
 		return nil
 	}); err == nil || !strings.Contains(err.Error(), dir+`: "a/b/file": no more`) {
-		t.Errorf("the error is %v", err)
+		t.Errorf("got error %v, want the path %s/a/b/file and the error of the visitor", err, dir)
 	}
 }
 
-// TestWalkManyFiles: Walk visits every name once, also if a listing needs several reads and directories are
-// closed meanwhile.
+// TestWalkManyFiles: Walk visits every name once, even if reading a directory needs several system calls and the
+// directory is closed between them.
 func TestWalkManyFiles(t *testing.T) {
 	dir := t.TempDir()
 	const files = 3000
@@ -94,22 +94,22 @@ func TestWalkManyFiles(t *testing.T) {
 		return nil
 	}))
 	if seen["directory"] != 600 || seen["bottom"] != 3 {
-		t.Errorf("directories were seen %d times, bottoms %d", seen["directory"], seen["bottom"])
+		t.Errorf("visited \"directory\" %d times and \"bottom\" %d times, want 600 and 3", seen["directory"], seen["bottom"])
 	}
 	delete(seen, "directory")
 	delete(seen, "bottom")
 	for name, n := range seen {
 		if n != 1 {
-			t.Errorf("%s was seen %d times", name, n)
+			t.Errorf("visited %s %d times, want once", name, n)
 		}
 	}
 	if len(seen) != files+3 {
-		t.Errorf("%d names were seen", len(seen))
+		t.Errorf("visited %d names, want %d", len(seen), files+3)
 	}
 	must(t, tree.Empty(t.Context(), open(t, dir)))
 }
 
-// TestWalkRemoved: a directory that is removed while it is read has no more names.
+// TestWalkRemoved: if a directory is removed while it is read, Walk continues with its parent.
 func TestWalkRemoved(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(dir+"/a", 0o755))
@@ -124,7 +124,7 @@ func TestWalkRemoved(t *testing.T) {
 		return nil
 	}))
 	if slices.Sort(names); strings.Join(names, " ") != "a b file" {
-		t.Errorf("found %q", names)
+		t.Errorf("visited %q, want a, b and file", names)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestWalkCanceled(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, context.Canceled) || visited != 1 {
-		t.Errorf("after %d visits: %v", visited, err)
+		t.Errorf("got %v after %d visits, want %v after 1", err, visited, context.Canceled)
 	}
 }
 
@@ -169,14 +169,14 @@ func TestRemoveHostile(t *testing.T) {
 				t.Errorf("the tree was not removed: %v", err)
 			}
 			if b, err := os.ReadFile(outside + "/kept"); err != nil || string(b) != "kept" {
-				t.Errorf("outside has %q, %v", b, err)
+				t.Errorf("the file outside of the tree: got %q, %v, want it unchanged", b, err)
 			}
 			must(t, tree.Remove(t.Context(), open(t, base), "volume"))
 		})
 	}
 }
 
-// TestRemoveMounted: Remove does not remove the content of mounts in a tree, also of a bind mount of the same
+// TestRemoveMounted: Remove does not remove the content of mounts in a tree, including bind mounts of the same
 // filesystem.
 func TestRemoveMounted(t *testing.T) {
 	base := testenv.Filesystem(t, "ext4", "32M")
@@ -192,7 +192,7 @@ func TestRemoveMounted(t *testing.T) {
 	t.Cleanup(func() { must(t, unix.Unmount(dir+"/memory", 0)) })
 	must(t, os.WriteFile(dir+"/memory/kept", nil, 0o600))
 	if err := tree.Remove(t.Context(), open(t, base), "volume"); !errors.Is(err, tree.ErrMounted) {
-		t.Errorf("removing the tree: %v", err)
+		t.Errorf("removing a tree with mounts: got %v, want %v", err, tree.ErrMounted)
 	}
 	for _, kept := range []string{other + "/kept", dir + "/memory/kept"} {
 		if _, err := os.Stat(kept); err != nil {
@@ -200,14 +200,15 @@ func TestRemoveMounted(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(dir + "/file"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the rest was not removed: %v", err)
+		t.Errorf("the file beside the mount points was not removed: %v", err)
 	}
 	if err := tree.Remove(t.Context(), open(t, dir), "bound"); !errors.Is(err, tree.ErrMounted) {
-		t.Errorf("removing the mount point: %v", err)
+		t.Errorf("removing a mount point: got %v, want %v", err, tree.ErrMounted)
 	}
 }
 
-// TestRemoveWhileSwapped: Remove does not leave the tree while a tenant exchanges a directory and a link.
+// TestRemoveWhileSwapped: Remove removes nothing outside of the tree while a tenant swaps a directory and a
+// symbolic link.
 func TestRemoveWhileSwapped(t *testing.T) {
 	base := t.TempDir()
 	dir, outside := base+"/volume", base+"/outside"
@@ -226,7 +227,7 @@ func TestRemoveWhileSwapped(t *testing.T) {
 			}
 		}()
 		err := tree.Remove(t.Context(), open(t, base), "volume")
-		for err != nil { // the type of a name changed
+		for err != nil { // a name changed from a directory to a link between two system calls
 			err = tree.Remove(t.Context(), open(t, base), "volume")
 		}
 		<-done
@@ -236,7 +237,7 @@ func TestRemoveWhileSwapped(t *testing.T) {
 	}
 }
 
-// TestEmptyLocked: Empty does not change the mode of the directory, also if the mode prevents the removal.
+// TestEmptyLocked: Empty does not change the mode of the directory, even if the mode prevents the removal.
 func TestEmptyLocked(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -249,9 +250,9 @@ func TestEmptyLocked(t *testing.T) {
 		return errors.Join(syscall.Setfsuid(user), tree.Empty(t.Context(), f))
 	})
 	if !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("emptying the directory: %v", err)
+		t.Errorf("emptying a directory with mode 0500: got %v, want %v", err, fs.ErrPermission)
 	}
 	if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o500 {
-		t.Errorf("the mode is %v: %v", st.Mode(), err)
+		t.Errorf("got mode %v, %v, want 0500", st.Mode(), err)
 	}
 }

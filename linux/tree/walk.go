@@ -16,13 +16,14 @@ import (
 
 // Entry is a name in a directory of a tree. It is valid until the handler returns.
 type Entry struct {
-	// Dir is the directory that contains the name, open for reading; nil for the root.
+	// Dir is the directory that contains the name, open for reading. It is nil for the root of a walk that
+	// starts at an open directory.
 	Dir  *os.File
 	Name string
 	// Type is the type in the directory entry (DT_*, readdir(3)).
 	Type uint8
-	// Node is the open file and Info its state. Walk sets both; both are nil for a mount point.
-	// Node is opened with O_PATH if it is not a directory.
+	// Node is the open file or directory, and Info its state. Only Walk sets them, and only if the entry is
+	// not a mount point. Node is opened with O_PATH if it is not a directory.
 	Node *os.File
 	Info fs.FileInfo
 
@@ -32,7 +33,7 @@ type Entry struct {
 // Mounted reports whether an entry of Walk is a mount point.
 func (e *Entry) Mounted() bool { return e.Node == nil }
 
-// Chown changes the owner and the group, -1 for no change. It does not follow a link.
+// Chown changes the owner and the group. -1 means no change. It does not follow a symbolic link.
 func (e *Entry) Chown(uid, gid int) error { return os.Chown(sys.Path(e.Node), uid, gid) }
 
 // Chmod changes the mode. Do not call it for a symbolic link, which has no mode.
@@ -70,8 +71,8 @@ type Handler interface {
 	// Visit handles an entry. If it returns an open directory, the walk enters and closes that
 	// directory.
 	Visit(e *Entry) (*os.File, error)
-	// Leave handles a directory after its content. The last call is for the root, whose entry
-	// has no Dir. If again is true, the walk reads the directory once more.
+	// Leave handles a directory after its content. The last call is for the root. If again is true, the walk
+	// reads the directory once more.
 	Leave(e *Entry, dir *os.File) (again bool, err error)
 }
 
@@ -81,11 +82,11 @@ func Descend(ctx context.Context, root *os.File, h Handler) error {
 	return (&walk{handler: h}).from(ctx, root)
 }
 
-// walk holds the directories from the root to the current one on the heap: a tenant may create more
-// of them than a call stack can hold.
+// walk holds the directories from the root to the current one on the heap, because a tenant may create a tree
+// that is too deep for a recursive function.
 type walk struct {
 	handler Handler
-	// tolerant means that it is no error if a directory is removed while the walk reads it.
+	// tolerant means that the walk ignores the removal of a directory that it reads.
 	tolerant bool
 	dirs     Stack
 	levels   []*level
@@ -106,7 +107,7 @@ func (w *walk) from(ctx context.Context, root *os.File) error {
 	return w.run(ctx, &Entry{}, dir)
 }
 
-// run walks the directory of the entry root and closes it.
+// run walks dir, the open directory of the entry root, and closes it.
 func (w *walk) run(ctx context.Context, root *Entry, dir *os.File) error {
 	defer w.dirs.Close()
 	root.in = w
@@ -178,9 +179,9 @@ func removed(dir *os.File, err error) bool {
 	return errors.Is(err, unix.ESTALE) || unix.Fstat(int(dir.Fd()), &st) == nil && st.Nlink == 0
 }
 
-// Walk calls visit for every entry below an open directory, not for the directory itself. It visits
-// a directory after its content. It may miss entries that are created or removed meanwhile. It ends
-// with the first error, to which it adds the path, or with ctx.Err().
+// Walk calls visit for every entry below an open directory, not for the directory itself. It visits a
+// directory after its content. It may miss entries that are created or removed during the walk. It ends with
+// the first error, to which it adds the path, or with ctx.Err().
 func Walk(ctx context.Context, root *os.File, visit func(*Entry) error) error {
 	err := (&walk{handler: visitor(visit), tolerant: true}).from(ctx, root)
 	if err != nil {

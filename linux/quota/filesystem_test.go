@@ -27,7 +27,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// disk is an image with a filesystem.
+// disk is an image with a filesystem that can be mounted at a directory.
 type disk struct {
 	image, at string
 	options   []string
@@ -60,28 +60,28 @@ func (d *disk) unmount(t *testing.T) {
 	}
 }
 
-// ground is a filesystem under test.
-type ground struct {
+// testFS is a mounted filesystem under test. dir is its root directory.
+type testFS struct {
 	fs   *FS
 	dir  *os.File
 	path string
 }
 
-func opened(t *testing.T, path string) *ground {
+func openFS(t *testing.T, path string) *testFS {
 	t.Helper()
 	dir, err := os.Open(path)
 	must(t, err)
 	f, err := Open(dir)
 	must(t, err)
-	g := &ground{fs: f, dir: dir, path: path}
+	g := &testFS{fs: f, dir: dir, path: path}
 	t.Cleanup(g.close)
 	return g
 }
 
-// openedAs opens a filesystem and requires that a kind is in force.
-func openedAs(t *testing.T, kind Kind, path string) *ground {
+// openKind opens a filesystem and requires that it limits directories by kind.
+func openKind(t *testing.T, kind Kind, path string) *testFS {
 	t.Helper()
-	g := opened(t, path)
+	g := openFS(t, path)
 	if g.fs.Kind() != kind {
 		t.Fatalf("%s has kind %q (%s), want %q", path, g.fs.Kind(), g.fs.Why(), kind)
 	}
@@ -89,26 +89,26 @@ func openedAs(t *testing.T, kind Kind, path string) *ground {
 	return g
 }
 
-func (g *ground) close() {
+func (g *testFS) close() {
 	g.dir.Close()
 	_ = g.fs.Close()
 }
 
 func noneTaken(uint64) bool { return false }
 
-// limited creates a directory with a limit.
-func (g *ground) limited(t *testing.T, name string, l Limit) (path string, id uint64) {
+// createLimited creates a directory with a limit.
+func (g *testFS) createLimited(t *testing.T, name string, l Limit) (path string, id uint64) {
 	t.Helper()
-	dir := g.made(t, name)
-	defer dir.Close() // the kernel frees no open directory
+	dir := g.create(t, name)
+	defer dir.Close() // the kernel frees no space of a directory that is open
 	id, err := g.fs.Allocate(dir, l, noneTaken)
 	must(t, err)
 	must(t, dir.Chmod(0o777))
 	return dir.Name(), id
 }
 
-// made creates a directory without a limit.
-func (g *ground) made(t *testing.T, name string) *os.File {
+// create creates a directory without a limit.
+func (g *testFS) create(t *testing.T, name string) *os.File {
 	t.Helper()
 	must(t, g.fs.MakeDir(g.dir, name))
 	dir, err := os.Open(filepath.Join(g.path, name))
@@ -117,7 +117,7 @@ func (g *ground) made(t *testing.T, name string) *os.File {
 	return dir
 }
 
-func (g *ground) usage(t *testing.T, id uint64) Usage {
+func (g *testFS) usage(t *testing.T, id uint64) Usage {
 	t.Helper()
 	u, err := g.fs.Usage(id)
 	must(t, err)
@@ -125,7 +125,7 @@ func (g *ground) usage(t *testing.T, id uint64) Usage {
 }
 
 // idOf returns the ID of a directory.
-func (g *ground) idOf(t *testing.T, name string) uint64 {
+func (g *testFS) idOf(t *testing.T, name string) uint64 {
 	t.Helper()
 	dir, err := os.Open(filepath.Join(g.path, name))
 	must(t, err)
@@ -135,13 +135,13 @@ func (g *ground) idOf(t *testing.T, name string) uint64 {
 	return id
 }
 
-// remove removes a directory by RemoveDir, or by name where RemoveDir is not supported.
-func (g *ground) remove(t *testing.T, name string) {
+// remove removes a directory by RemoveDir on btrfs, and by os.RemoveAll on other filesystems.
+func (g *testFS) remove(t *testing.T, name string) {
 	t.Helper()
 	done, err := g.fs.RemoveDir(g.dir, name)
 	must(t, err)
 	if done != (g.fs.Kind() == Btrfs) {
-		t.Errorf("%s: RemoveDir: %t", name, done)
+		t.Errorf("RemoveDir of %s: got done %t on filesystem kind %q", name, done, g.fs.Kind())
 	}
 	if !done {
 		must(t, os.RemoveAll(filepath.Join(g.path, name)))
@@ -151,7 +151,7 @@ func (g *ground) remove(t *testing.T, name string) {
 const btrfsIocSync = 0x9408 // _IO(0x94, 8)
 
 // release releases an ID. It retries, because the filesystem frees removed data in the background.
-func (g *ground) release(t *testing.T, id uint64) {
+func (g *testFS) release(t *testing.T, id uint64) {
 	t.Helper()
 	must(t, retry.For(t.Context(), time.Minute, func() (bool, error) {
 		if g.fs.Kind() == Btrfs { // do not wait 30 seconds for the next commit
@@ -162,20 +162,20 @@ func (g *ground) release(t *testing.T, id uint64) {
 	}))
 }
 
-// The users that write. Each is the beginning of a command.
+// The users that write. Each is a prefix of a command, which the user runs.
 var (
 	asRoot   []string
 	asNobody = []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
-	// ext4 does not limit root with CAP_SYS_RESOURCE.
-	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
+	// asLimitedRoot has no CAP_SYS_RESOURCE, because ext4 does not limit processes that have it.
+	asLimitedRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
 )
 
-// fill writes a file until a write is refused, and returns its size.
+// fill writes a file until a write fails because of the limit, and returns the size of the file.
 func fill(t *testing.T, path string, as []string) int64 {
 	t.Helper()
 	words := slices.Concat(as, []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=64k", "conv=fsync"})
 	c := exec.Command(words[0], words[1:]...)
-	c.Dir = filepath.Dir(path) // the user nobody has no permission for the path
+	c.Dir = filepath.Dir(path) // the user nobody has no permission for the parent directories
 	c.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := c.CombinedOutput()
 	full := strings.Contains(string(out), "Disk quota exceeded") || strings.Contains(string(out), "No space left on device")
@@ -189,20 +189,20 @@ func fill(t *testing.T, path string, as []string) int64 {
 
 const mib = 1 << 20
 
-// testWriter: writes stop at the limit, and continue after the limit was raised. slack is the maximum overhead of
-// the filesystem in bytes.
-func testWriter(t *testing.T, g *ground, as []string, slack int64) {
+// testWriter: writes fail at the limit, and succeed after the limit was raised. slack is the maximum number of bytes
+// that the filesystem itself uses.
+func testWriter(t *testing.T, g *testFS, as []string, slack int64) {
 	const limit, grown = 16 * mib, 24 * mib
-	path, id := g.limited(t, "writer", Limit{Bytes: limit})
-	_, beside := g.limited(t, "beside", Limit{Bytes: limit})
+	path, id := g.createLimited(t, "writer", Limit{Bytes: limit})
+	_, beside := g.createLimited(t, "beside", Limit{Bytes: limit})
 	before := g.usage(t, beside)
 	check := func(size, limit int64) {
 		t.Helper()
 		if size > limit || size < limit-slack {
-			t.Errorf("%d bytes were written, the limit is %d", size, limit)
+			t.Errorf("wrote %d bytes, want at most the limit %d and at least %d", size, limit, limit-slack)
 		}
 		if u := g.usage(t, id); u.Limit.Bytes != limit || u.Bytes > limit || u.Bytes < limit-slack {
-			t.Errorf("the usage is %+v, the limit %d", u, limit)
+			t.Errorf("got usage %+v, want limit %d and between %d and %d bytes", u, limit, limit-slack, limit)
 		}
 	}
 	first := fill(t, filepath.Join(path, "first"), as)
@@ -210,7 +210,7 @@ func testWriter(t *testing.T, g *ground, as []string, slack int64) {
 	must(t, g.fs.Set(id, Limit{Bytes: grown}))
 	check(first+fill(t, filepath.Join(path, "second"), as), grown)
 	if after := g.usage(t, beside); after != before {
-		t.Errorf("the other directory has %+v, had %+v", after, before)
+		t.Errorf("the usage of the other directory changed from %+v to %+v", before, after)
 	}
 	for name, id := range map[string]uint64{"writer": id, "beside": beside} {
 		g.remove(t, name)
@@ -218,12 +218,12 @@ func testWriter(t *testing.T, g *ground, as []string, slack int64) {
 	}
 }
 
-// testParallel: parallel calls get different IDs.
-func testParallel(t *testing.T, g *ground) {
+// testParallel: parallel calls of Allocate return different IDs.
+func testParallel(t *testing.T, g *testFS) {
 	const n = 32
 	dirs := make([]*os.File, n)
 	for i := range dirs {
-		dirs[i] = g.made(t, "parallel"+string(rune('A'+i)))
+		dirs[i] = g.create(t, "parallel"+string(rune('A'+i)))
 	}
 	ids, errs := make([]uint64, n), make([]error, n)
 	var all sync.WaitGroup
@@ -236,11 +236,11 @@ func testParallel(t *testing.T, g *ground) {
 	for i, id := range ids {
 		name := filepath.Base(dirs[i].Name())
 		if id == 0 || of[id] != "" {
-			t.Errorf("%s has the ID %d, as has %q", name, id, of[id])
+			t.Errorf("%s got ID %d, which is 0 or the ID of %q", name, id, of[id])
 		}
 		of[id] = name
 		if got := g.idOf(t, name); got != id {
-			t.Errorf("%s has the ID %d, want %d", name, got, id)
+			t.Errorf("ID of %s: got %d, want %d", name, got, id)
 		}
 		dirs[i].Close()
 	}
@@ -250,9 +250,9 @@ func testParallel(t *testing.T, g *ground) {
 	}
 }
 
-// testRelease: an ID can be released when no data counts on it. A removed file counts until it is closed.
-func testRelease(t *testing.T, g *ground) {
-	path, id := g.limited(t, "released", Limit{Bytes: 16 * mib})
+// testRelease: an ID can be released when no data counts towards it. A removed file counts until it is closed.
+func testRelease(t *testing.T, g *testFS) {
+	path, id := g.createLimited(t, "released", Limit{Bytes: 16 * mib})
 	f, err := os.Create(filepath.Join(path, "file"))
 	must(t, err)
 	defer f.Close()
@@ -261,67 +261,67 @@ func testRelease(t *testing.T, g *ground) {
 	requireBusy := func(when string) {
 		t.Helper()
 		if err := g.fs.Release(id); !errors.Is(err, ErrBusy) {
-			t.Errorf("release %s: %v, want busy", when, err)
+			t.Errorf("Release %s: got %v, want %v", when, err, ErrBusy)
 		}
 	}
 	requireBusy("with a file")
 	g.remove(t, "released")
 	must(t, unix.Syncfs(int(g.dir.Fd())))
-	requireBusy("with an open file")
+	requireBusy("with a removed file that is open")
 	f.Close()
 	g.release(t, id)
 	if u := g.usage(t, id); u != (Usage{}) {
-		t.Errorf("after its release the ID has %+v", u)
+		t.Errorf("usage of the released ID: got %+v, want none", u)
 	}
 	must(t, g.fs.Release(id))
 }
 
-// testDurable: limits are in force after a crash. crash prepares the disk for the next mount.
-func testDurable(t *testing.T, d *disk, g *ground, crash func()) {
-	_, allocated := g.limited(t, "allocated", Limit{Bytes: 16 * mib})
-	_, grown := g.limited(t, "grown", Limit{Bytes: 16 * mib})
+// testDurable: limits are in force after a crash. crash simulates it, and leaves the disk ready to be mounted.
+func testDurable(t *testing.T, d *disk, g *testFS, crash func()) {
+	_, allocated := g.createLimited(t, "allocated", Limit{Bytes: 16 * mib})
+	_, grown := g.createLimited(t, "grown", Limit{Bytes: 16 * mib})
 	must(t, g.fs.Set(grown, Limit{Bytes: 24 * mib}))
 	kind := g.fs.Kind()
 	crash()
 	d.mount(t)
-	g = openedAs(t, kind, d.at)
+	g = openKind(t, kind, d.at)
 	for name, want := range map[string]struct {
 		id    uint64
 		bytes int64
 	}{"allocated": {allocated, 16 * mib}, "grown": {grown, 24 * mib}} {
 		if id := g.idOf(t, name); id != want.id {
-			t.Errorf("%s has the ID %d, want %d", name, id, want.id)
+			t.Errorf("ID of %s: got %d, want %d", name, id, want.id)
 		}
 		if u := g.usage(t, want.id); u.Limit.Bytes != want.bytes {
-			t.Errorf("%s has %+v, want %d bytes", name, u, want.bytes)
+			t.Errorf("usage of %s: got %+v, want a limit of %d bytes", name, u, want.bytes)
 		}
 	}
 }
 
-// requireNone checks that a filesystem limits no directories, and that the reason has a remedy.
+// requireNone requires that a filesystem does not limit directories, and that Why contains the remedy.
 func requireNone(t *testing.T, path, remedy string) {
 	t.Helper()
-	g := opened(t, path)
+	g := openFS(t, path)
 	if g.fs.Kind() != None || !strings.Contains(g.fs.Why(), remedy) {
-		t.Errorf("%s: kind %q, why %q, want none and %q", path, g.fs.Kind(), g.fs.Why(), remedy)
+		t.Errorf("%s: got kind %q because of %q, want no kind and the remedy %q", path, g.fs.Kind(), g.fs.Why(), remedy)
 	}
 	if err := g.fs.Check(); err == nil || err.Error() != g.fs.Why() {
-		t.Errorf("check: %v, want %q", err, g.fs.Why())
+		t.Errorf("Check: got %v, want %q", err, g.fs.Why())
 	}
-	dir := g.made(t, "unlimited")
+	dir := g.create(t, "unlimited")
 	if id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
-		t.Errorf("allocate returned %d", id)
+		t.Errorf("Allocate returned ID %d, want an error", id)
 	}
 	if id := g.idOf(t, "unlimited"); id != 0 {
-		t.Errorf("ID %d", id)
+		t.Errorf("got ID %d, want 0", id)
 	}
 	must(t, g.fs.Release(1<<24))
 	if done, err := g.fs.RemoveDir(g.dir, "unlimited"); done != (g.fs.subvolumes != nil) || err != nil {
-		t.Errorf("remove: %t, %v", done, err)
+		t.Errorf("RemoveDir: got %t, %v, want %t", done, err, g.fs.subvolumes != nil)
 	}
 }
 
-// rawIoctl makes requests that only tests use.
+// rawIoctl calls ioctl(2) for requests that only tests use.
 func rawIoctl(t *testing.T, f *os.File, request uint, arg unsafe.Pointer) {
 	t.Helper()
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(request), uintptr(arg)); errno != 0 {
