@@ -22,14 +22,14 @@ type DeviceSource struct {
 	Path string
 	// FSType is the type of the filesystem. It is empty for a raw device.
 	FSType string
-	// Commit returns once the writes to the storage of the device are durable and recorded. It is
-	// nil if nothing was written. It may run while the device is being mounted. The mount is
-	// attached to its path only after Commit.
+	// Commit makes the earlier writes to the storage of the device durable and records them. It is nil if
+	// nothing was written. Mount runs it while it mounts the device, and attaches the mount to its path when
+	// Commit has succeeded.
 	Commit func() error
-	// Abort makes requests that wait for the storage of the device fail, until its context ends
-	// or the device is free. It is nil if the storage is not on a server.
+	// Abort makes the I/O requests fail that wait for the server with the storage of the device. It returns
+	// when its context ends or the device is free. It is nil if the storage is not on a server.
 	Abort func(context.Context) error
-	// Created means that the filesystem was just created, as large as the device.
+	// Created means that the filesystem was just created, and is as large as the device.
 	Created bool
 	// Hold keeps the device bound until it is mounted. It is nil for a device that stays bound.
 	Hold io.Closer
@@ -174,7 +174,7 @@ func (d *DeviceSource) Matcher([]*mount.Entry) (func(*mount.Entry) bool, error) 
 }
 
 // Unmount implements mount.Source. A killed process whose requests wait for an unresponsive server keeps the
-// path busy until the requests fail.
+// path busy until Abort makes the requests fail.
 func (d *DeviceSource) Unmount(ctx context.Context, path string, abandon mount.Abandon) error {
 	if d.Abort == nil {
 		return mount.UnmountIdle(ctx, path)
@@ -204,7 +204,7 @@ func (d *DeviceSource) Grow() error {
 			return d.growAt(m.Mountpoint)
 		}
 	}
-	return fmt.Errorf("%w: it is mounted read-only on this node: it grows when it is staged writable", mount.ErrCannotGrow)
+	return fmt.Errorf("%w: the filesystem is mounted read-only on this node: it grows when the volume is staged writable", mount.ErrCannotGrow)
 }
 
 func (d *DeviceSource) growAt(path string) error {
@@ -255,8 +255,8 @@ func (d *DeviceSource) Problems() ([]mount.Problem, error) {
 	return found, nil
 }
 
-// madeReadOnly reports whether a filesystem with a writable mount became read-only. Since Linux 6.14 ext4 has
-// a separate option for that.
+// madeReadOnly reports whether the kernel made the filesystem of a writable mount read-only. Since Linux 6.14
+// ext4 shows that with a separate option.
 func madeReadOnly(m *mount.Entry) bool {
 	return !hasOption(m.Options, "ro") && (hasOption(m.VFSOptions, "ro") || hasOption(m.VFSOptions, "emergency_ro"))
 }

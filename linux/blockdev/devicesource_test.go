@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestDeviceSource: a source distinguishes mounts of its filesystem, of its device node, and of other sources.
+// TestDeviceSource: a source distinguishes mounts of its filesystem, bind mounts of its device node, and other
+// mounts.
 func TestDeviceSource(t *testing.T) {
 	at := testenv.Filesystem(t, "btrfs", "128M")
 	e, err := mount.OnPath(at)
@@ -26,7 +27,7 @@ func TestDeviceSource(t *testing.T) {
 	filesystem, raw := &blockdev.DeviceSource{Path: e.Source, FSType: "btrfs"}, &blockdev.DeviceSource{Path: e.Source}
 	for _, tc := range []struct {
 		path                   string
-		filesystem, raw, owned bool
+		filesystem, raw, owned bool // whether the filesystem and the raw device show the path, and whether the filesystem owns it
 	}{
 		{path: at, filesystem: true, raw: true, owned: true},
 		{path: node, raw: true, owned: true},
@@ -41,14 +42,14 @@ func TestDeviceSource(t *testing.T) {
 		owns, err := filesystem.Owns(tc.path)
 		must(t, err)
 		if shows != tc.filesystem || rawShows != tc.raw || owns != tc.owned {
-			t.Errorf("%s: shown by the filesystem %t, by the raw device %t, owned %t", tc.path, shows, rawShows, owns)
+			t.Errorf("%s: got shown by the filesystem %t, by the raw device %t, owned %t, want %+v", tc.path, shows, rawShows, owns, tc)
 		}
 	}
 	if mounts, err := mount.Of(filesystem); err != nil || len(mounts) != 2 {
-		t.Errorf("mounts %v, %v, want two", mounts, err)
+		t.Errorf("got mounts %v, %v, want two", mounts, err)
 	}
 	must(t, filesystem.Grow())
 	if problems, err := filesystem.Problems(); err != nil || len(problems) > 0 {
-		t.Errorf("problems %v, %v", problems, err)
+		t.Errorf("got problems %v, %v, want none", problems, err)
 	}
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Disk is a whole disk of this node, as FindDisks found it.
+// Disk is a whole disk of this node, with the properties that it had when FindDisks found it.
 type Disk struct {
-	// Path is the path by which the disk was found. Name is its kernel name, such as sda.
+	// Path is the device node by which the disk was found. Name is the name in the kernel, such as sda.
 	Path, Name string
 	// Size is in bytes, 0 without a medium. SectorSize is the size of a logical block.
 	Size       int64
@@ -34,10 +34,11 @@ type Disk struct {
 
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
 
-// Same reports whether both are the same disk, and the disk was not removed in between.
+// Same reports whether both are the same disk, which was not removed between the two calls of FindDisks.
 func (d Disk) Same(other Disk) bool { return d.number == other.number && d.seq == other.seq }
 
-// OneDisk reports whether both are the same disk, possibly on different paths to it.
+// OneDisk reports whether both are the same disk, possibly with a different device for each path to it
+// (multipath).
 func (d Disk) OneDisk(other Disk) bool {
 	return d.number == other.number || d.Identity != "" && d.Identity == other.Identity
 }
@@ -71,8 +72,8 @@ func readDisks(paths []string, minBytes int64) ([]Disk, error) {
 	return disks, nil
 }
 
-// notHardware matches the kernel's names of devices that are backed by files, other disks or servers, and
-// of drives with removable media. They are examined only if a glob matches them: opening a loop device
+// notHardware matches the kernel's names of devices that are backed by files, other disks or servers, and of
+// drives with removable media. They are examined only if a glob matches them, because opening a loop device
 // keeps it bound, and opening a floppy drive starts it.
 var notHardware = regexp.MustCompile(`^(loop|ram|zram|dm-|md|bcache|drbd|zd|nbd|rbd|rnbd|ublkb|nullb|zloop|sr|fd)`)
 
@@ -94,7 +95,8 @@ func everyDisk() ([]Disk, error) {
 // devicePath returns the device node of a name in sysfs, which has "!" for each slash.
 func devicePath(name string) string { return "/dev/" + strings.ReplaceAll(name, "!", "/") }
 
-// readDisk examines the device at a path. ok is false if it is not a whole disk, or was removed meanwhile.
+// readDisk examines the device at a path. ok is false if the device is not a whole disk, or does not exist any
+// more.
 func readDisk(path string) (d Disk, ok bool, err error) {
 	number, err := nodeNumber(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTBLK) || errors.Is(err, unix.ELOOP) {
@@ -121,7 +123,7 @@ func readDisk(path string) (d Disk, ok bool, err error) {
 	return d, err == nil, err
 }
 
-// measure reads the properties that may change while the disk is present.
+// measure reads the size, the sector size, the sequence number and the identity.
 func (d *Disk) measure() error {
 	size, err := readNumber(d.sys("size"))
 	if err != nil {
@@ -162,10 +164,10 @@ func (d Disk) Room() int64 { return Room(d.Size, d.SectorSize) }
 // ErrDiskBusy means that a program or the kernel has the disk or a partition of it open.
 var ErrDiskBusy = errors.New("disk is in use")
 
-// ErrDiskGone means that the disk was removed, or replaced by another.
+// ErrDiskGone means that the disk was removed, or that another disk has its device number now.
 var ErrDiskGone = errors.New("disk was removed or replaced")
 
-// open opens the disk. ErrDiskGone if it was removed or replaced.
+// open opens the disk. ErrDiskGone if the disk was removed or replaced.
 func (d Disk) open(flag int) (*os.File, error) {
 	f, err := os.OpenFile(d.Path, flag, 0)
 	switch {
@@ -184,8 +186,8 @@ func (d Disk) open(flag int) (*os.File, error) {
 	return f, nil
 }
 
-// backs reports whether an open device is this disk or its partition, and not another disk that got the
-// device number after this disk was removed. Without sequence numbers it compares the identity of the
+// backs reports whether an open device is this disk or its partition, and not another disk that got the device
+// number after this disk was removed. If the kernel has no sequence numbers, it compares the identity of the
 // hardware. While the device is open, no other device gets its number.
 func (d Disk) backs(f *os.File) bool {
 	if d.seq == 0 {
@@ -195,10 +197,10 @@ func (d Disk) backs(f *os.File) bool {
 	return err == nil && seq == d.seq
 }
 
-// OpenExclusive opens the disk for exclusive writing: until it is closed, no other program can mount it or
-// a partition of it, or add it to a RAID (open(2), O_EXCL), and udev does not probe it (systemd,
-// BLOCK_DEVICE_LOCKING). It drops the page cache, which may be stale after writes on another path to the
-// disk. ErrDiskBusy if another program has the disk open for over a second.
+// OpenExclusive opens the disk for exclusive writing. Until the file is closed, no other program can mount the
+// disk or a partition of it, or add it to a RAID (open(2), O_EXCL), and udev does not probe it (systemd,
+// BLOCK_DEVICE_LOCKING). OpenExclusive drops the page cache, which may be stale after writes on another path
+// to the disk. ErrDiskBusy if another program uses the disk exclusively for over a second.
 func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	f, err := d.openLocked(ctx, os.O_RDWR|os.O_EXCL)
 	if err != nil {
@@ -229,11 +231,11 @@ func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) 
 	return f, err
 }
 
-// Mark reads the mark of the disk (ReadMark). ErrDiskLate if it does not answer.
+// Mark reads the mark of the disk (ReadMark). ErrDiskLate if the disk does not answer.
 func (d Disk) Mark() (Mark, error) { return request(d, d.readMark) }
 
 func (d Disk) readMark() (Mark, error) {
-	if d.Room() == 0 { // without a medium it cannot be opened
+	if d.Room() == 0 { // a drive without a medium cannot be opened
 		return Mark{}, ErrNoMark
 	}
 	f, err := d.open(os.O_RDONLY)

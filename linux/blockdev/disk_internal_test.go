@@ -8,27 +8,27 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestReplaced: a Disk does not open another disk that has got its device number, also on kernels without sequence
-// numbers.
+// TestReplaced: a Disk does not open another disk that has its device number now, even on kernels without
+// sequence numbers.
 func TestReplaced(t *testing.T) {
-	for name, before := range map[string]func(*Disk){
-		"by its sequence number": func(*Disk) {},
-		"before Linux 5.15":      func(d *Disk) { d.seq = 0 },
+	for name, prepare := range map[string]func(*Disk){
+		"with sequence numbers":    func(*Disk) {},
+		"without sequence numbers": func(d *Disk) { d.seq = 0 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := replacedDisk(t)
-			before(&found)
+			prepare(&found)
 			if c, err := found.Claim(t.Context()); !errors.Is(err, ErrDiskGone) {
-				t.Errorf("claimed %+v: %v", c, err)
+				t.Errorf("Claim: got %+v, %v, want %v", c, err, ErrDiskGone)
 			}
 			if _, err := found.Mark(); !errors.Is(err, ErrDiskGone) {
-				t.Errorf("read: %v", err)
+				t.Errorf("Mark: got %v, want %v", err, ErrDiskGone)
 			}
 		})
 	}
 }
 
-// replacedDisk returns a Disk whose device number belongs to another disk now.
+// replacedDisk returns a Disk that was removed and whose device number another disk has now.
 func replacedDisk(t *testing.T) Disk {
 	t.Helper()
 	for {

@@ -33,7 +33,7 @@ func findDisk(t *testing.T, device string) blockdev.Disk {
 	disks, err := blockdev.FindDisks([]string{device})
 	must(t, err)
 	if len(disks) != 1 {
-		t.Fatalf("%s is %d disks", device, len(disks))
+		t.Fatalf("FindDisks of %s: got %d disks, want 1", device, len(disks))
 	}
 	return disks[0]
 }
@@ -58,19 +58,19 @@ func writeAt(t *testing.T, path string, b []byte, at int64) {
 func requireReason(t *testing.T, d blockdev.Disk, want blockdev.Reason, detail string) {
 	t.Helper()
 	if f := d.Inspect(); f.Reason != want || !strings.Contains(f.Detail, detail) {
-		t.Errorf("%s is %s (%s), want %s (%s)", d.Path, f.Reason, f.Detail, want, detail)
+		t.Errorf("Inspect of %s: got %s (%s), want %s (%s)", d.Path, f.Reason, f.Detail, want, detail)
 	}
 }
 
-// requirePresent checks the result of blockdev.Present for a disk that is attached, or was.
+// requirePresent checks the result of blockdev.Present for a claim whose node has the name guid.
 func requirePresent(t *testing.T, guid string, want, wantRemoved bool) {
 	t.Helper()
 	if present, removed, err := blockdev.Present(guid, guid); present != want || removed != wantRemoved || err != nil {
-		t.Errorf("present %t, removed %t: %v", present, removed, err)
+		t.Errorf("Present: got %t, removed %t, %v, want %t, removed %t", present, removed, err, want, wantRemoved)
 	}
 }
 
-// attachDisk attaches a claimed disk, which no process has open.
+// attachDisk attaches a claimed disk and closes its partition.
 func attachDisk(t *testing.T, d blockdev.Disk, guid string) {
 	t.Helper()
 	part, err := d.Attach(t.Context(), guid, guid)
@@ -78,8 +78,8 @@ func attachDisk(t *testing.T, d blockdev.Disk, guid string) {
 	must(t, part.Close())
 }
 
-// grown is a disk after its image got twice its size.
-func grown(t *testing.T, d blockdev.Disk, image string) blockdev.Disk {
+// growDisk doubles the size of the image of a disk, and returns the disk.
+func growDisk(t *testing.T, d blockdev.Disk, image string) blockdev.Disk {
 	t.Helper()
 	must(t, os.Truncate(image, 2*diskSize))
 	testenv.Run(t, "losetup", "-c", d.Path)
@@ -87,7 +87,7 @@ func grown(t *testing.T, d blockdev.Disk, image string) blockdev.Disk {
 }
 
 // TestDiskLife: a blank disk is free, a claimed disk is found by its mark, and a wiped disk is free again, for all
-// sizes of sectors.
+// sector sizes.
 func TestDiskLife(t *testing.T) {
 	for _, sector := range []string{"512", "4096"} {
 		t.Run(sector, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestDiskLife(t *testing.T) {
 			found, m, err := blockdev.FindClaim([]string{d.Path}, blockdev.Claimed{GUID: guid, Identity: d.Identity})
 			must(t, err)
 			if !found.Same(d) || m.Name != "a volume" || !m.Complete || m.Damaged || m.Used || m.Size != d.Room() || m.Size%mib != 0 {
-				t.Errorf("found %+v with %+v", found, m)
+				t.Errorf("FindClaim: got disk %+v with mark %+v, want disk %+v with a complete, unused mark", found, m, d)
 			}
 			checkTable(t, image, sector)
 
@@ -107,20 +107,20 @@ func TestDiskLife(t *testing.T) {
 			size, err := blockdev.Size(part)
 			must(t, err)
 			if size != d.Room() || part.Name() != blockdev.PartitionPath(guid) {
-				t.Errorf("%s has %d bytes, want %d", part.Name(), size, d.Room())
+				t.Errorf("attached partition: got %s with %d bytes, want %s with %d", part.Name(), size, blockdev.PartitionPath(guid), d.Room())
 			}
 			must(t, blockdev.RequireNoSignature(part))
 			_, err = part.WriteAt(bytes.Repeat([]byte("secret"), 10000), 0)
 			must(t, errors.Join(err, part.Sync()))
 			if err := blockdev.Detach(t.Context(), guid, guid); !errors.Is(err, blockdev.ErrDiskBusy) {
-				t.Errorf("detached an open partition: %v", err)
+				t.Errorf("detaching an open partition: got %v, want %v", err, blockdev.ErrDiskBusy)
 			}
 			must(t, part.Close())
 			requirePresent(t, guid, true, false)
 			must(t, blockdev.Detach(t.Context(), guid, guid))
 			requirePresent(t, guid, false, false)
 
-			must(t, d.Wipe(t.Context(), guid, wiping(nil)))
+			must(t, d.Wipe(t.Context(), guid, wipeOptions(nil)))
 			requireReason(t, d, blockdev.DiskFree, "")
 			requireBlankImage(t, image)
 		})
@@ -132,7 +132,7 @@ func checkTable(t *testing.T, image, sector string) {
 	t.Helper()
 	out := testenv.Run(t, "partx", "--raw", "--noheadings", "--output", "NR,START,TYPE,NAME", "--sector-size", sector, image)
 	if want := "1 2048 e855209b-c0f3-4ca6-ac51-2bca4d5e1291 a\\x20volume"; out != want && out != strings.Replace(want, "2048", "256", 1) {
-		t.Errorf("partx: %q, want %q", out, want)
+		t.Errorf("partx: got %q, want %q", out, want)
 	}
 }
 
@@ -145,38 +145,38 @@ func TestInspect(t *testing.T) {
 		return func(t *testing.T, dev string) { testenv.Run(t, name, append(args, dev)...) }
 	}
 	for name, tc := range map[string]struct {
-		make   func(t *testing.T, device string)
+		write  func(t *testing.T, device string)
 		detail string
 	}{
-		"ext4":                {run("mkfs.ext4", "-q"), "ext4"},
-		"xfs":                 {run("mkfs.xfs", "-q"), "xfs"},
-		"btrfs":               {run("mkfs.btrfs", "-q"), "btrfs"},
-		"btrfs, mirror alone": {label(64*mib+0x40, "_BHRfS_M"), "btrfs"},
-		"ext4, backup alone":  {label(128*mib+0x38, "\x53\xef"), "data at byte"},
-		"swap":                {run("mkswap"), "swap space"},
-		"LVM":                 {label(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 \x00\x00\x00LVM2 001"), "LVM"},
-		"LUKS1":               {label(0, "LUKS\xba\xbe\x00\x01"), "LUKS"},
-		"LUKS2":               {label(0, "LUKS\xba\xbe\x00\x02"), "LUKS"},
-		"LUKS2, second":       {label(4*mib, "SKUL\xba\xbe\x00\x02"), "LUKS"},
-		"md 0.90":             {label(-65536, "\xfc\x4e\x2b\xa9"), "md RAID"},
-		"md 1.0":              {label(-8192, "\xfc\x4e\x2b\xa9\x01"), "md RAID"},
-		"md 1.1":              {label(0, "\xfc\x4e\x2b\xa9\x01"), "md RAID"},
-		"md 1.2":              {label(4096, "\xfc\x4e\x2b\xa9\x01"), "md RAID"},
-		"ZFS":                 {label(128<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "ZFS"},
-		"ZFS, last label":     {label(-(128 << 10), "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "ZFS"},
-		"GPT":                 {label(512, "EFI PART"), "partition table"},
-		"GPT, backup alone":   {label(-512, "EFI PART"), "partition table"},
-		"MBR":                 {label(510, "\x55\xaa"), "partition table"},
-		"ISO 9660":            {label(32<<10, "\x01CD001"), "ISO"},
-		"BlueStore":           {label(0, "bluestore block device\n"), "Ceph"},
-		"bcache":              {label(4096+24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"), "bcache"},
-		"DRBD":                {label(-4096+60, "\x83\x74\x02\x6b"), "data"},
-		"one byte, first":     {label(0, "\x01"), "data"},
-		"one byte, last":      {label(-1, "\x01"), "data at byte"},
+		"ext4":                          {run("mkfs.ext4", "-q"), "ext4"},
+		"xfs":                           {run("mkfs.xfs", "-q"), "xfs"},
+		"btrfs":                         {run("mkfs.btrfs", "-q"), "btrfs"},
+		"btrfs, only a mirror":          {label(64*mib+0x40, "_BHRfS_M"), "btrfs"},
+		"ext4, only a backup":           {label(128*mib+0x38, "\x53\xef"), "data at byte"},
+		"swap":                          {run("mkswap"), "swap space"},
+		"LVM":                           {label(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 \x00\x00\x00LVM2 001"), "LVM"},
+		"LUKS1":                         {label(0, "LUKS\xba\xbe\x00\x01"), "LUKS"},
+		"LUKS2":                         {label(0, "LUKS\xba\xbe\x00\x02"), "LUKS"},
+		"LUKS2, only the second header": {label(4*mib, "SKUL\xba\xbe\x00\x02"), "LUKS"},
+		"md 0.90":                       {label(-65536, "\xfc\x4e\x2b\xa9"), "md RAID"},
+		"md 1.0":                        {label(-8192, "\xfc\x4e\x2b\xa9\x01"), "md RAID"},
+		"md 1.1":                        {label(0, "\xfc\x4e\x2b\xa9\x01"), "md RAID"},
+		"md 1.2":                        {label(4096, "\xfc\x4e\x2b\xa9\x01"), "md RAID"},
+		"ZFS":                           {label(128<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "ZFS"},
+		"ZFS, last label":               {label(-(128 << 10), "\x0c\xb1\xba\x00\x00\x00\x00\x00"), "ZFS"},
+		"GPT":                           {label(512, "EFI PART"), "partition table"},
+		"GPT, only the backup":          {label(-512, "EFI PART"), "partition table"},
+		"MBR":                           {label(510, "\x55\xaa"), "partition table"},
+		"ISO 9660":                      {label(32<<10, "\x01CD001"), "ISO"},
+		"BlueStore":                     {label(0, "bluestore block device\n"), "Ceph"},
+		"bcache":                        {label(4096+24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"), "bcache"},
+		"DRBD":                          {label(-4096+60, "\x83\x74\x02\x6b"), "data"},
+		"only the first byte":           {label(0, "\x01"), "data"},
+		"only the last byte":            {label(-1, "\x01"), "data at byte"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, _ := newDisk(t)
-			tc.make(t, d.Path)
+			tc.write(t, d.Path)
 			requireReason(t, d, blockdev.DiskNotBlank, tc.detail)
 			requireNoClaim(t, d, blockdev.ErrNotBlank)
 		})
@@ -193,7 +193,7 @@ func TestInspectPlaces(t *testing.T) {
 	places := []int64{
 		0, 510, 512, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, // labels and first superblocks
 		mib, 2 * mib, 4 * mib, // second headers of LUKS2
-		8*mib + 1<<10,       // the first copy of an ext4's with blocks of 1 KiB
+		8*mib + 1<<10,       // the first backup superblock of an ext4 with blocks of 1 KiB
 		64 * mib, 256 * gib, // mirrors of a btrfs
 		gib, 10 * gib, 100 * gib, 1000 * gib, // labels of Ceph's BlueStore
 		-1 << 10, -4 << 10, -8 << 10, -64 << 10, -128 << 10, -256 << 10, -512 << 10, // formats with metadata at the end
@@ -206,7 +206,7 @@ func TestInspectPlaces(t *testing.T) {
 			_, _ = rand.Read(random)
 			writeAt(t, d.Path, random, at)
 			if c, err := d.Claim(t.Context()); !errors.Is(err, blockdev.ErrNotBlank) {
-				t.Fatalf("claimed with data at byte %d: %+v, %v", at, c, err)
+				t.Fatalf("claiming a disk with data at byte %d: got %+v, %v, want %v", at, c, err, blockdev.ErrNotBlank)
 			}
 			writeAt(t, d.Path, make([]byte, len(random)), at)
 		}
@@ -225,13 +225,13 @@ func backupsOfExt4(t *testing.T, d blockdev.Disk) (places []int64) {
 		places = append(places, block*blockSize)
 	}
 	if len(places) < 10 {
-		t.Fatalf("mkfs.ext4 lists copies at %d", places)
+		t.Fatalf("setup: mkfs.ext4 lists backup superblocks at %d, want at least 10", places)
 	}
 	return places
 }
 
-// written returns the number of sectors that were written to a disk (kernel documentation, block/stat.rst).
-func written(t *testing.T, d blockdev.Disk) string {
+// sectorsWritten returns the number of sectors that were written to a disk (kernel documentation, block/stat.rst).
+func sectorsWritten(t *testing.T, d blockdev.Disk) string {
 	t.Helper()
 	b, err := os.ReadFile("/sys/class/block/" + d.Name + "/stat")
 	must(t, err)
@@ -248,7 +248,7 @@ func TestInspectUse(t *testing.T) {
 		t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
 		requireReason(t, d, blockdev.DiskMounted, dir)
 		if _, err := d.OpenExclusive(t.Context()); !errors.Is(err, blockdev.ErrDiskBusy) {
-			t.Errorf("opened: %v", err)
+			t.Errorf("opening a mounted disk exclusively: got %v, want %v", err, blockdev.ErrDiskBusy)
 		}
 	})
 	t.Run("second device of a btrfs", func(t *testing.T) {
@@ -284,13 +284,13 @@ func TestInspectUse(t *testing.T) {
 		requireReason(t, d, blockdev.DiskMounted, target)
 		requireNoClaim(t, d, blockdev.ErrDiskBusy)
 	})
-	t.Run("behind a loop device", func(t *testing.T) {
+	t.Run("backing file of a loop device", func(t *testing.T) {
 		d, _ := newDisk(t)
 		loop := testenv.PlugIn(t, d.Path)
 		requireReason(t, d, blockdev.DiskHeld, loop)
 		requireNoClaim(t, d, blockdev.ErrDiskBusy)
 	})
-	t.Run("exclusive", func(t *testing.T) {
+	t.Run("open exclusively", func(t *testing.T) {
 		d, _ := newDisk(t)
 		f, err := d.OpenExclusive(t.Context())
 		must(t, err)
@@ -313,19 +313,19 @@ func TestInspectUse(t *testing.T) {
 	})
 }
 
-// requireNoClaim requires that a claim of a disk fails and does not write to it.
+// requireNoClaim requires that claiming a disk fails and does not write to the disk.
 func requireNoClaim(t *testing.T, d blockdev.Disk, want error) {
 	t.Helper()
-	before := written(t, d)
+	before := sectorsWritten(t, d)
 	if _, err := d.Claim(t.Context()); !errors.Is(err, want) {
-		t.Errorf("claim: %v, want %v", err, want)
+		t.Errorf("Claim: got %v, want %v", err, want)
 	}
-	if written(t, d) != before {
-		t.Error("the claim wrote to the disk")
+	if sectorsWritten(t, d) != before {
+		t.Error("the failed claim wrote to the disk")
 	}
 }
 
-// TestFindDisks: FindDisks returns each disk once and no partitions and files. It follows links.
+// TestFindDisks: FindDisks returns each disk once, follows symbolic links, and skips partitions and files.
 func TestFindDisks(t *testing.T) {
 	d, _ := newDisk(t)
 	claim(t, d)
@@ -336,15 +336,15 @@ func TestFindDisks(t *testing.T) {
 	disks, err := blockdev.FindDisks([]string{dir + "/*", d.Path})
 	must(t, err)
 	if len(disks) != 1 || disks[0].Path != dir+"/a" || !disks[0].Same(d) {
-		t.Errorf("%+v", disks)
+		t.Errorf("got disks %+v, want only %s/a", disks, dir)
 	}
 	if _, err := blockdev.FindDisks([]string{"/dev/[a"}); !errors.Is(err, filepath.ErrBadPattern) {
-		t.Errorf("a bad glob: %v", err)
+		t.Errorf("a bad glob: got %v, want %v", err, filepath.ErrBadPattern)
 	}
 }
 
-// TestRootDisk: a disk with a mounted partition, which its glob matches too, is not free. The disks of this machine
-// are not free either.
+// TestRootDisk: a disk with a mounted partition is not free, even if the glob also matches the partition. The
+// disks of this machine are not free either.
 func TestRootDisk(t *testing.T) {
 	root, _ := newDisk(t)
 	testenv.Run(t, "addpart", root.Path, "1", "2048", "204800")
@@ -356,19 +356,19 @@ func TestRootDisk(t *testing.T) {
 	disks, err := blockdev.FindDisks([]string{root.Path, root.Path + "p*", "/dev/vd*", "/dev/sd*", "/dev/nvme*"})
 	must(t, err)
 	if len(disks) == 0 || !disks[0].Same(root) {
-		t.Fatalf("found %+v", disks)
+		t.Fatalf("got disks %+v, want %s first", disks, root.Path)
 	}
 	requireReason(t, root, blockdev.DiskMounted, dir)
 	requireNoClaim(t, root, blockdev.ErrDiskBusy)
 	for _, d := range disks {
 		if f := d.Inspect(); f.Reason == blockdev.DiskFree {
-			t.Errorf("%s is free", d.Path)
+			t.Errorf("Inspect of %s: got free, want a reason why it is not", d.Path)
 		}
 	}
 }
 
-// TestDiskRemoved: an attached disk that was removed is present until Detach. When it is inserted again, it is
-// another Disk with the same mark.
+// TestDiskRemoved: an attached disk that was removed is present until Detach. When the disk is inserted again,
+// it has the same mark, but is another Disk.
 func TestDiskRemoved(t *testing.T) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	d := findDisk(t, device)
@@ -376,44 +376,44 @@ func TestDiskRemoved(t *testing.T) {
 	attachDisk(t, d, guid)
 	pull()
 	if _, _, err := blockdev.SearchClaim([]string{device}, guid); !errors.Is(err, blockdev.ErrDiskGone) {
-		t.Errorf("found: %v", err)
+		t.Errorf("SearchClaim of a removed disk: got %v, want %v", err, blockdev.ErrDiskGone)
 	}
 	requirePresent(t, guid, true, true)
-	if err := d.Wipe(t.Context(), guid, wiping(nil)); err == nil {
-		t.Error("wiped a removed disk")
+	if err := d.Wipe(t.Context(), guid, wipeOptions(nil)); err == nil {
+		t.Error("Wipe of a removed disk: got no error")
 	}
 	again := findDisk(t, testenv.PlugIn(t, image))
 	if m, err := again.Mark(); err != nil || m.GUID.String() != guid || again.Same(d) {
-		t.Errorf("the inserted disk has the mark %+v: %v", m, err)
+		t.Errorf("the disk that was inserted again: got mark %+v, %v, want GUID %s", m, err, guid)
 	}
 	attachDisk(t, again, guid)
 	must(t, blockdev.Detach(t.Context(), guid, guid))
 }
 
-// copyOf copies the mark of a claimed disk to another disk.
-func copyOf(t *testing.T, image string) blockdev.Disk {
+// newCopy creates a disk with a copy of the mark of a claimed disk.
+func newCopy(t *testing.T, image string) blockdev.Disk {
 	t.Helper()
 	b := make([]byte, 2*mib)
 	f, err := os.Open(image)
 	must(t, err)
 	_, err = f.ReadAt(b, 0)
 	must(t, errors.Join(err, f.Close()))
-	twin, _ := newDisk(t)
-	writeAt(t, twin.Path, b, 0)
-	return twin
+	duplicate, _ := newDisk(t)
+	writeAt(t, duplicate.Path, b, 0)
+	return duplicate
 }
 
-// TestCopiedMark: if two disks have the mark of a claim, neither is used.
+// TestCopiedMark: if two disks have the mark of a claim, neither is found.
 func TestCopiedMark(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
-	twin := copyOf(t, image)
-	both := []string{d.Path, twin.Path}
+	duplicate := newCopy(t, image)
+	both := []string{d.Path, duplicate.Path}
 	if _, _, err := blockdev.SearchClaim(both, guid); !errors.Is(err, blockdev.ErrDiskBusy) || !strings.Contains(err.Error(), "copy") {
-		t.Errorf("%v", err)
+		t.Errorf("SearchClaim: got %v, want %v because of the copy", err, blockdev.ErrDiskBusy)
 	}
 	if _, _, err := blockdev.FindClaim(both, blockdev.Claimed{GUID: guid, Identity: d.Identity}); !errors.Is(err, blockdev.ErrDiskBusy) {
-		t.Errorf("%v", err)
+		t.Errorf("FindClaim: got %v, want %v", err, blockdev.ErrDiskBusy)
 	}
 }
 
@@ -422,7 +422,7 @@ func TestCopiedMark(t *testing.T) {
 func TestFindClaim(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
-	twin := copyOf(t, image)
+	duplicate := newCopy(t, image)
 	other, broken := newDisk(t)
 	must(t, os.Truncate(broken, 0))
 	known, unknown := blockdev.Claimed{GUID: guid, Identity: d.Identity}, blockdev.Claimed{GUID: guid}
@@ -434,23 +434,23 @@ func TestFindClaim(t *testing.T) {
 		}
 		found, _, err := blockdev.FindClaim(globs, c)
 		if !errors.Is(err, want) || err == nil && !found.Same(d) {
-			t.Errorf("%s: found %s, %v; want %v", name, found.Path, err, want)
+			t.Errorf("%s: got disk %s, %v, want disk %s or %v", name, found.Path, err, d.Path, want)
 		}
 	}
-	find("the disk", known, nil, d)
-	find("beside another disk", known, nil, d, other)
-	find("beside a disk that may be the claimed one", unknown, blockdev.ErrDiskUnread, d, other)
-	find("removed", known, blockdev.ErrDiskGone, other)
-	find("removed, copy present", known, blockdev.ErrDiskOther, twin)
+	find("only the claimed disk", known, nil, d)
+	find("unreadable other disk", known, nil, d, other)
+	find("unreadable other disk, claim without identity", unknown, blockdev.ErrDiskUnreadable, d, other)
+	find("claimed disk removed", known, blockdev.ErrDiskGone, other)
+	find("claimed disk removed, copy present", known, blockdev.ErrDiskOther, duplicate)
 	must(t, os.Truncate(image, 0))
-	find("unreadable", known, blockdev.ErrDiskUnread, d)
-	find("unreadable, copy present", known, blockdev.ErrDiskUnread, d, twin)
-	if found, _, err := blockdev.SearchClaim([]string{d.Path, twin.Path}, guid); err != nil || !found.Same(twin) {
-		t.Errorf("SearchClaim found %s, %v", found.Path, err)
+	find("claimed disk unreadable", known, blockdev.ErrDiskUnreadable, d)
+	find("claimed disk unreadable, copy present", known, blockdev.ErrDiskUnreadable, d, duplicate)
+	if found, _, err := blockdev.SearchClaim([]string{d.Path, duplicate.Path}, guid); err != nil || !found.Same(duplicate) {
+		t.Errorf("SearchClaim: got disk %s, %v, want the copy %s", found.Path, err, duplicate.Path)
 	}
 	must(t, os.Truncate(image, diskSize))
-	find("blank", known, blockdev.ErrNoMark, d)
-	find("blank, copy present", known, blockdev.ErrDiskOther, d, twin)
+	find("claimed disk blank", known, blockdev.ErrNoMark, d)
+	find("claimed disk blank, copy present", known, blockdev.ErrDiskOther, d, duplicate)
 }
 
 // TestTwoPaths: a disk with two paths is found once, and writes on one path are visible on the other.
@@ -460,7 +460,7 @@ func TestTwoPaths(t *testing.T) {
 	disks, err := blockdev.FindDisks([]string{d.Path, second.Path})
 	must(t, err)
 	if len(disks) != 1 || !d.OneDisk(second) || d.Same(second) {
-		t.Errorf("%+v", disks)
+		t.Errorf("got disks %+v, want one for both paths", disks)
 	}
 	cache, err := os.Open(second.Path) // keeps the page cache of the second path
 	must(t, err)
@@ -468,20 +468,20 @@ func TestTwoPaths(t *testing.T) {
 	requireReason(t, second, blockdev.DiskFree, "")
 	claim(t, d)
 	if _, err := second.Claim(t.Context()); !errors.Is(err, blockdev.ErrDiskBusy) {
-		t.Errorf("claimed twice: %v", err)
+		t.Errorf("claiming a claimed disk on its second path: got %v, want %v", err, blockdev.ErrDiskBusy)
 	}
 }
 
-// TestRepurposed: a disk that got other content is not wiped, although a part of its mark is left.
+// TestRepurposed: a disk with new content is not wiped, although a part of its mark is left.
 func TestRepurposed(t *testing.T) {
 	for name, tc := range map[string]struct {
-		make func(t *testing.T, d blockdev.Disk)
-		want blockdev.Reason
+		write func(t *testing.T, d blockdev.Disk)
+		want  blockdev.Reason
 	}{
-		"filesystem": {func(*testing.T, blockdev.Disk) {}, blockdev.DiskClaimed},
-		"boot record": {func(t *testing.T, d blockdev.Disk) {
+		"filesystem in the partition": {func(*testing.T, blockdev.Disk) {}, blockdev.DiskClaimed},
+		"boot record and filesystem": {func(t *testing.T, d blockdev.Disk) {
 			t.Helper()
-			entry := [64]byte{4: 0x83, 9: 8, 14: 8} // from sector 2048 on
+			entry := [64]byte{4: 0x83, 9: 8, 14: 8} // a partition that begins at sector 2048
 			writeAt(t, d.Path, append(entry[:], 0x55, 0xaa), 446)
 		}, blockdev.DiskPartitioned},
 	} {
@@ -489,56 +489,51 @@ func TestRepurposed(t *testing.T) {
 			d, image := newDisk(t)
 			guid := claim(t, d)
 			testenv.Run(t, "wipefs", "-q", "-a", d.Path)
-			tc.make(t, d)
+			tc.write(t, d)
 			testenv.Run(t, "mkfs.ext4", "-q", d.Path+"p1")
 			requireReason(t, d, tc.want, "")
-			o := wiping(nil)
-			o.Wiped = func() error { t.Error("the disk was wiped"); return nil }
+			o := wipeOptions(nil)
+			o.Wiped = func() error { t.Error("Wipe called Wiped"); return nil }
 			if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNoMark) {
-				t.Errorf("wiped: %v", err)
+				t.Errorf("Wipe: got %v, want %v", err, blockdev.ErrNoMark)
 			}
 			if err := d.Unmark(t.Context(), guid); !errors.Is(err, blockdev.ErrNoMark) && !errors.Is(err, blockdev.ErrNotBlank) {
-				t.Errorf("unmarked: %v", err)
+				t.Errorf("Unmark: got %v, want %v or %v", err, blockdev.ErrNoMark, blockdev.ErrNotBlank)
 			}
 			testenv.Run(t, "e2fsck", "-fn", image+"?offset=1048576")
 		})
 	}
-	t.Run("first table", func(t *testing.T) {
+	t.Run("first partition table overwritten", func(t *testing.T) {
 		d, _ := newDisk(t)
 		guid := claim(t, d)
 		writeAt(t, d.Path, make([]byte, 512), 512)
-		if err := d.Wipe(t.Context(), guid, wiping(nil)); !errors.Is(err, blockdev.ErrNoMark) {
-			t.Errorf("wiped: %v", err)
+		if err := d.Wipe(t.Context(), guid, wipeOptions(nil)); !errors.Is(err, blockdev.ErrNoMark) {
+			t.Errorf("Wipe: got %v, want %v", err, blockdev.ErrNoMark)
 		}
 		must(t, d.Unmark(t.Context(), guid)) // the disk has no data
-		must(t, hidden(d))
+		if _, err := os.Stat(d.Path + "p1"); err == nil {
+			t.Errorf("%sp1 still exists after Unmark", d.Path)
+		}
 		requireReason(t, d, blockdev.DiskFree, "")
 	})
 }
 
-func hidden(d blockdev.Disk) error {
-	if _, err := os.Stat(d.Path + "p1"); err == nil {
-		return errors.New("its partition still exists")
-	}
-	return nil
-}
-
-// TestUsed: the mark records the use of a disk, also after the disk has grown and in the second table.
+// TestUsed: SetUsed changes both tables of the mark, even if the disk has grown since they were written.
 func TestUsed(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
-	d = grown(t, d, image)
+	d = growDisk(t, d, image)
 	for range 2 {
 		must(t, d.SetUsed(t.Context(), guid))
 		if m, err := d.Mark(); err != nil || !m.Used || !m.Complete || m.Damaged || m.Name != "a volume" || m.Size >= d.Room() {
-			t.Errorf("%+v, %v", m, err)
+			t.Errorf("got mark %+v, %v, want a complete, used mark of the old size", m, err)
 		}
 	}
 	_, err := d.Grow(t.Context(), guid)
 	must(t, err)
 	writeAt(t, d.Path, make([]byte, 512), 512)
 	if m, err := d.Mark(); err != nil || !m.Used || !m.Damaged || m.Size != d.Room() {
-		t.Errorf("the second table has %+v, %v", m, err)
+		t.Errorf("second table: got mark %+v, %v, want a used mark of %d bytes", m, err, d.Room())
 	}
 }
 
@@ -553,7 +548,8 @@ func TestDetachUnreadable(t *testing.T) {
 	requirePresent(t, guid, false, false)
 }
 
-// TestPresentWithoutMark: a raw device without its mark is present while it is mounted, and not afterwards.
+// TestPresentWithoutMark: an attached disk whose mark was overwritten is present while its node is bind-mounted, and
+// not afterwards.
 func TestPresentWithoutMark(t *testing.T) {
 	d, _ := newDisk(t)
 	guid := claim(t, d)
@@ -581,13 +577,13 @@ func TestGrow(t *testing.T) {
 	})
 	_, err = part.WriteAt([]byte("kept"), d.Room()-4)
 	must(t, err)
-	larger := grown(t, d, image)
+	larger := growDisk(t, d, image)
 	size, err := larger.Grow(t.Context(), guid)
 	must(t, err)
 	current, err := blockdev.Size(part)
 	must(t, err)
 	if size != larger.Room() || current != size {
-		t.Errorf("%d bytes, partition %d, want %d", size, current, larger.Room())
+		t.Errorf("got size %d and a partition of %d bytes, want %d", size, current, larger.Room())
 	}
 	checkTable(t, image, "512")
 	tail := make([]byte, larger.Room()-d.Room()+4)
@@ -596,15 +592,16 @@ func TestGrow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(tail[:4]) != "kept" || slices.ContainsFunc(tail[4:], func(b byte) bool { return b != 0 }) {
-		t.Error("the old end of the disk became data")
+		t.Error("the grown partition: the data before the old end changed, or the space after it is not zero")
 	}
 	if again, err := larger.Grow(t.Context(), guid); err != nil || again != size {
-		t.Errorf("again: %d, %v", again, err)
+		t.Errorf("second Grow: got %d, %v, want %d", again, err, size)
 	}
 }
 
-// wiping returns the default options of a wipe. at receives the offsets of the progress, and may be nil.
-func wiping(at *[]int64) blockdev.WipeOptions {
+// wipeOptions returns the options of a wipe that may release storage. If at is not nil, it receives the offsets of
+// Progress.
+func wipeOptions(at *[]int64) blockdev.WipeOptions {
 	return blockdev.WipeOptions{
 		Release: true,
 		Progress: func(upTo int64) error {
@@ -617,8 +614,8 @@ func wiping(at *[]int64) blockdev.WipeOptions {
 	}
 }
 
-// put writes to the data of a claimed disk.
-func put(t *testing.T, d blockdev.Disk, guid, content string, at int64) {
+// writeData writes to the partition of a claimed disk.
+func writeData(t *testing.T, d blockdev.Disk, guid, content string, at int64) {
 	t.Helper()
 	part, err := d.OpenData(t.Context(), guid)
 	must(t, err)
@@ -636,7 +633,7 @@ func requireBlankImage(t *testing.T, image string) {
 	must(t, blockdev.RequireBlank(f))
 }
 
-// TestWipeLeavesNothing: Wipe removes all data, with and without the support of discards.
+// TestWipeLeavesNothing: Wipe removes all data, whether or not the disk supports discards.
 func TestWipeLeavesNothing(t *testing.T) {
 	testenv.RequireRoot(t)
 	discards := func(t *testing.T) (device, image string) {
@@ -653,9 +650,9 @@ func TestWipeLeavesNothing(t *testing.T) {
 				d := findDisk(t, device)
 				guid := claim(t, d)
 				for at := range int64(158) {
-					put(t, d, guid, "secret", at*mib+123)
+					writeData(t, d, guid, "secret", at*mib+123)
 				}
-				o := wiping(nil)
+				o := wipeOptions(nil)
 				o.Release = release
 				must(t, d.Wipe(t.Context(), guid, o))
 				requireReason(t, d, blockdev.DiskFree, "")
@@ -665,15 +662,15 @@ func TestWipeLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestWipeKeep: with Keep only the places of signatures are overwritten.
+// TestWipeKeep: with Keep, Wipe overwrites only the places of signatures.
 func TestWipeKeep(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
 	part, err := d.Attach(t.Context(), guid, guid)
 	must(t, err)
-	testenv.Mkfs(t, "ext4", "-b", "4096", part.Name()) // with a copy of its superblock at 128 MiB
+	testenv.Mkfs(t, "ext4", "-b", "4096", part.Name()) // has a backup superblock at 128 MiB
 	must(t, errors.Join(part.Close(), blockdev.Detach(t.Context(), guid, guid)))
-	put(t, d, guid, "kept", 100*mib)
+	writeData(t, d, guid, "kept", 100*mib)
 	must(t, d.Wipe(t.Context(), guid, blockdev.WipeOptions{Keep: true, Wiped: func() error { return nil }}))
 	requireReason(t, d, blockdev.DiskFree, "")
 	f, err := os.Open(image)
@@ -683,36 +680,36 @@ func TestWipeKeep(t *testing.T) {
 	_, err = f.ReadAt(middle, (100+1)*mib)
 	must(t, err)
 	if string(middle) != "kept" {
-		t.Errorf("the middle has %q", middle)
+		t.Errorf("data between the signatures: got %q, want \"kept\"", middle)
 	}
 }
 
-// TestWipeAgain: after an interrupted call the disk is claimed, and the next call continues at the last offset.
+// TestWipeAgain: after an interrupted call the disk is still claimed, and the next call continues at the last offset.
 func TestWipeAgain(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := d.Wipe(ended, guid, wiping(nil)); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+	if err := d.Wipe(ended, guid, wipeOptions(nil)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Wipe with an ended context: got %v, want %v", err, context.Canceled)
 	}
 	requireReason(t, d, blockdev.DiskClaimed, guid)
 
-	put(t, d, guid, "secret", 100*mib)
-	put(t, d, guid, "secret", 400*mib)
+	writeData(t, d, guid, "secret", 100*mib)
+	writeData(t, d, guid, "secret", 400*mib)
 	stop, stopped := errors.New("stop"), int64(0)
-	o := wiping(nil)
+	o := wipeOptions(nil)
 	o.Progress = func(upTo int64) error { stopped = upTo; return stop }
 	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, stop) {
-		t.Errorf("%v", err)
+		t.Errorf("Wipe whose Progress fails: got %v, want %v", err, stop)
 	}
 	requireReason(t, d, blockdev.DiskClaimed, guid)
 	var at []int64
-	o = wiping(&at)
+	o = wipeOptions(&at)
 	o.From = stopped
 	must(t, d.Wipe(t.Context(), guid, o))
 	if len(at) == 0 || at[0] <= stopped || !slices.IsSorted(at) {
-		t.Errorf("progress %v, continued at %d", at, stopped)
+		t.Errorf("got progress %v, want increasing offsets above %d", at, stopped)
 	}
 	requireReason(t, d, blockdev.DiskFree, "")
 	requireBlankImage(t, image)
@@ -722,11 +719,11 @@ func TestWipeAgain(t *testing.T) {
 func TestWipeWritten(t *testing.T) {
 	d, _ := newDisk(t)
 	guid := claim(t, d)
-	put(t, d, guid, "data", 0)
-	o := wiping(nil)
+	writeData(t, d, guid, "data", 0)
+	o := wipeOptions(nil)
 	o.From = d.Size
 	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNotBlank) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want %v", err, blockdev.ErrNotBlank)
 	}
 	requireReason(t, d, blockdev.DiskClaimed, guid)
 }
@@ -743,7 +740,7 @@ func diskWithoutDiscard(t *testing.T) (device, image string) {
 	device = testenv.Run(t, "losetup", "-f", "--show", image) // ramfs does not support direct I/O
 	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
 	if out, err := testenv.Output("", "blkdiscard", device); err == nil {
-		t.Fatalf("%s discards: %s", device, out)
+		t.Fatalf("setup: %s supports discards: %s", device, out)
 	}
 	return device, image
 }

@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,15 +17,15 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// Claim is a free disk that is open exclusively until Close.
+// Claim is a free disk that Mark can claim. It is open exclusively until Close.
 type Claim struct {
 	Disk Disk
 	GUID GUID
 	file *os.File
 }
 
-// Claim opens the disk exclusively and verifies that it is free. ErrDiskBusy if it is not. It writes
-// nothing.
+// Claim opens the disk exclusively and verifies that it is free. ErrDiskBusy if the disk is claimed or in use,
+// ErrNotBlank if it has data. Claim does not write to the disk.
 func (d Disk) Claim(ctx context.Context) (*Claim, error) {
 	f, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -44,15 +45,16 @@ func (d Disk) checkFree(f *os.File) error {
 	_, marked := ReadMark(f, d.Size, d.SectorSize)
 	use := d.inspectUsers()
 	if size != d.Size || !errors.Is(marked, ErrNoMark) || use.Reason != "" {
-		return fmt.Errorf("%s is not free any more: %w %s", d.Path, ErrDiskBusy, use.Detail)
+		return fmt.Errorf("%s is no longer free (%s): %w", d.Path, cmp.Or(use.Detail, "its size or its mark has changed"), ErrDiskBusy)
 	}
 	return requireZerosIn(f, diskPlaces(d.Size, d.SectorSize))
 }
 
-// ErrDiskRefuses means that the disk cannot be written.
+// ErrDiskRefuses means that writing to the disk fails.
 var ErrDiskRefuses = errors.New("disk cannot be written")
 
-// Mark durably writes the mark, which claims the disk. ErrDiskRefuses if the mark cannot be written.
+// Mark durably writes the mark, which claims the disk. name is the name in the mark. ErrDiskRefuses if the
+// mark cannot be written.
 func (c *Claim) Mark(name string) error {
 	m, err := WriteMark(c.file, Mark{GUID: c.GUID, Name: name}, c.Disk.Size, c.Disk.SectorSize)
 	if err != nil {
@@ -67,25 +69,26 @@ func (c *Claim) Close() error { return c.file.Close() }
 
 // Claimed identifies the disk of a claim.
 type Claimed struct {
-	// GUID is the GUID in its mark.
+	// GUID is the GUID in the mark.
 	GUID string
-	// Identity is the identity of the disk when it was claimed. It is empty if unknown.
+	// Identity is the identity that the disk had when it was claimed. It is empty if it is unknown.
 	Identity string
 }
 
-// isNot reports whether a disk has another identity than the claimed disk.
+// isNot reports whether a disk certainly is not the claimed one, because its identity differs.
 func (c Claimed) isNot(d Disk) bool { return c.Identity != "" && d.Identity != c.Identity }
 
-// ErrDiskUnread means that a disk that may be the claimed one cannot be read.
-var ErrDiskUnread = errors.New("disk cannot be read")
+// ErrDiskUnreadable means that a disk cannot be read that may be the claimed one.
+var ErrDiskUnreadable = errors.New("disk cannot be read")
 
-// ErrDiskOther means that the disk with the mark of a claim is not the claimed one.
+// ErrDiskOther means that a disk has the mark of a claim, but the identity of another disk.
 var ErrDiskOther = errors.New("not the disk that was claimed")
 
-// FindClaim finds the disk of a claim among the disks of the globs for a caller that changes the disk. It
-// returns an error if there is any doubt: ErrDiskGone if no disk has the mark, ErrNoMark if the claimed
-// disk is present without the mark, ErrDiskBusy if two disks have it, ErrDiskOther if only a copy of the
-// claimed disk has it, ErrDiskUnread if a disk that may have it cannot be read.
+// FindClaim finds the disk of a claim among the disks of the globs. Its caller may change the disk, so
+// FindClaim returns an error if another disk may be the claimed one: ErrDiskGone if no disk has the mark,
+// ErrNoMark if the claimed disk is present without the mark, ErrDiskBusy if two disks have the mark,
+// ErrDiskOther if only a copy of the claimed disk has the mark, ErrDiskUnreadable if a disk that may have the
+// mark cannot be read.
 func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	disks, err := FindDisks(globs)
 	if err != nil {
@@ -94,12 +97,12 @@ func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	marks := readMarks(disks)
 	for _, m := range marks {
 		if m.err != nil && !errors.Is(m.err, ErrNoMark) && !c.isNot(m.disk) {
-			return m.disk, Mark{}, fmt.Errorf("%s, which may be %s: %w: %s", m.disk.Path, c.GUID, ErrDiskUnread, m.err.Error())
+			return m.disk, Mark{}, fmt.Errorf("%s, which may be the disk of %s: %w: %s", m.disk.Path, c.GUID, ErrDiskUnreadable, m.err.Error())
 		}
 	}
 	d, m, err := findGUID(marks, c.GUID)
 	if err == nil && c.isNot(d) {
-		err = fmt.Errorf("%s has the mark of %s and is %q, claimed was %q: %w", d.Path, c.GUID, d.Identity, c.Identity, ErrDiskOther)
+		err = fmt.Errorf("%s has the mark of %s, but its identity is %q, not %q as when it was claimed: %w", d.Path, c.GUID, d.Identity, c.Identity, ErrDiskOther)
 	}
 	own := slices.IndexFunc(disks, func(d Disk) bool { return c.Identity != "" && !c.isNot(d) })
 	if errors.Is(err, ErrDiskGone) && own >= 0 {
@@ -108,8 +111,9 @@ func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	return d, m, err
 }
 
-// SearchClaim finds the disk of a claim among the disks of the globs, and then among all disks. It skips
-// disks that cannot be read. ErrDiskGone if no disk has the mark, ErrDiskBusy if two disks have it.
+// SearchClaim finds the disk with the mark of a claim among the disks of the globs, and if none has it, among
+// all disks. It skips disks that cannot be read. ErrDiskGone if no disk has the mark, ErrDiskBusy if two disks
+// have it.
 func SearchClaim(globs []string, guid string) (Disk, Mark, error) {
 	disks, err := FindDisks(globs)
 	if err != nil {
@@ -157,7 +161,7 @@ func findGUID(marks []markResult, guid string) (Disk, Mark, error) {
 	}
 	switch len(found) {
 	case 0:
-		return Disk{}, Mark{}, fmt.Errorf("no disk of this node is %s: %w", guid, ErrDiskGone)
+		return Disk{}, Mark{}, fmt.Errorf("no disk of this node has the mark of %s: %w", guid, ErrDiskGone)
 	case 1:
 		return found[0].disk, found[0].mark, nil
 	}
@@ -202,19 +206,20 @@ func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
 	return f, errors.Join(err, removePartitionNode(node))
 }
 
+// verify reads the mark. ErrNoMark unless it is the complete mark of the claim.
 func (d Disk) verify(disk *os.File, guid string) (Mark, error) {
 	m, err := ReadMark(disk, d.Size, d.SectorSize)
 	if err != nil {
 		return m, fmt.Errorf("%s: %w", d.Path, err)
 	}
 	if m.GUID.String() != guid || !m.Complete {
-		return m, fmt.Errorf("%s: its partition table is not that of %s: %w", d.Path, guid, ErrNoMark)
+		return m, fmt.Errorf("%s: it does not have the partition table of %s: %w", d.Path, guid, ErrNoMark)
 	}
 	return m, nil
 }
 
-// Hide removes the partition of a claim from the kernel's partitions. ErrDiskBusy if a program has it open
-// for over a second.
+// Hide makes the kernel forget the partition of a claim, which stays on the disk. ErrDiskBusy if a program has
+// the partition open for over a second.
 func (d Disk) Hide(ctx context.Context) error {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -227,8 +232,8 @@ func (d Disk) Hide(ctx context.Context) error {
 	})
 }
 
-// Detach undoes Attach, even if the disk was removed. It is no error if nothing is attached. ErrDiskBusy while a
-// program has the partition open. An empty GUID means that the GUID is unknown.
+// Detach undoes Attach, even if the disk was removed. It is no error if the claim is not attached. ErrDiskBusy
+// while a program has the partition open. guid is empty if it is unknown.
 func Detach(ctx context.Context, guid, node string) error {
 	present, d, err := present(guid, node)
 	if err != nil {
@@ -242,14 +247,14 @@ func Detach(ctx context.Context, guid, node string) error {
 	return removePartitionNode(node)
 }
 
-// Present reports whether a claim is attached as a node, and whether its disk was removed or cannot be read.
-// It examines only the device of the node.
+// Present reports whether the partition of a claim is attached as a device node, and whether the disk was
+// removed or cannot be read. It examines only the device of the node.
 func Present(guid, node string) (ok, removed bool, err error) {
 	ok, d, err := present(guid, node)
 	return ok, ok && d == nil, err
 }
 
-// present is Present, and returns the disk: nil if it was removed or cannot be read.
+// present is Present, but returns the disk. d is nil if the disk was removed or cannot be read.
 func present(guid, node string) (ok bool, d *Disk, err error) {
 	number, err := nodeNumber(PartitionPath(node))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -266,7 +271,7 @@ func present(guid, node string) (ok bool, d *Disk, err error) {
 	switch {
 	case err == nil && (guid == "" || m.GUID.String() == guid):
 		return true, &found, nil
-	case err != nil && !errors.Is(err, ErrNoMark): // Detach does not need to read the disk
+	case err != nil && !errors.Is(err, ErrNoMark): // an unreadable disk can be detached, too
 		return true, nil, nil
 	}
 	// While a device is mounted, no other device gets its number. Otherwise the number may now
@@ -275,8 +280,8 @@ func present(guid, node string) (ok bool, d *Disk, err error) {
 	return err == nil && len(mounts) > 0, nil, err
 }
 
-// diskOf returns the disk of the partition with a device number. ok is false if there is none.
-func diskOf(number uint64) (Disk, bool, error) {
+// diskOf returns the disk of the partition with a device number. ok is false if no device has the number.
+func diskOf(number uint64) (d Disk, ok bool, err error) {
 	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Disk{}, false, nil
@@ -287,7 +292,8 @@ func diskOf(number uint64) (Disk, bool, error) {
 	return readDisk(devicePath(filepath.Base(filepath.Dir(dir))))
 }
 
-// SetUsed durably records on the claimed disk that it may contain data from now on. The disk may be in use.
+// SetUsed durably records in the mark of the disk that the partition may contain data from now on. The disk
+// may be in use.
 func (d Disk) SetUsed(ctx context.Context, guid string) error {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {

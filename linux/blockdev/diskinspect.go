@@ -20,14 +20,14 @@ type Reason string
 // The reasons. Only a free disk may be claimed.
 const (
 	DiskFree        Reason = "free"
-	DiskClaimed     Reason = "claimed"     // it has a mark
+	DiskClaimed     Reason = "claimed"     // it has the mark of a claim
 	DiskEmpty       Reason = "no-medium"   // it has no medium, or is too small
 	DiskReadOnly    Reason = "read-only"   // it does not accept writes
 	DiskUnsupported Reason = "unsupported" // it cannot have partitions
 	DiskSwap        Reason = "swap"
 	DiskMounted     Reason = "mounted"
-	DiskHeld        Reason = "held"        // by another block device, such as LVM, RAID or dm-crypt
-	DiskPartitioned Reason = "partitioned" // not by a claim
+	DiskHeld        Reason = "held"        // another block device uses it, such as LVM, RAID or dm-crypt
+	DiskPartitioned Reason = "partitioned" // it has partitions that are not of a claim
 	DiskBusy        Reason = "busy"        // a program has it open exclusively
 	DiskNotBlank    Reason = "not-blank"
 	DiskUnreadable  Reason = "unreadable"
@@ -57,7 +57,7 @@ func (d Disk) inspect() Finding {
 	}
 	disk, err := d.open(os.O_RDONLY)
 	if err != nil {
-		return cmp.Or(d.inspectUsersAndOpen(), unreadable(err)) // the use of the disk may explain the error
+		return cmp.Or(d.inspectUsersAndOpen(), unreadable(err)) // a user of the disk explains the error better
 	}
 	defer disk.Close()
 	mark, err := ReadMark(disk, d.Size, d.SectorSize)
@@ -81,7 +81,7 @@ func (d Disk) inspectKernel() Finding {
 	if err != nil {
 		return unreadable(err)
 	}
-	// A value of 1 means that the disk can have no partition (kernel documentation,
+	// A value of 1 means that the kernel supports no partitions on the disk (kernel documentation,
 	// ABI/testing/sysfs-block).
 	minors, err := readNumber(d.sys("ext_range"))
 	if err != nil {
@@ -93,16 +93,17 @@ func (d Disk) inspectKernel() Finding {
 	case readOnly != 0:
 		return Finding{Reason: DiskReadOnly, Detail: "it is read-only"}
 	case minors <= 1:
-		return Finding{Reason: DiskUnsupported, Detail: "the kernel has no partitions on disks of this kind"}
+		return Finding{Reason: DiskUnsupported, Detail: "the kernel supports no partitions on disks of this kind"}
 	}
 	// Zones can only be written sequentially (kernel documentation, ABI/stable/sysfs-block).
 	if zoned, err := readText(d.sys("queue/zoned")); err == nil && zoned != "none" {
-		return Finding{Reason: DiskUnsupported, Detail: "it is zoned, and cannot be written anywhere"}
+		return Finding{Reason: DiskUnsupported, Detail: "it is zoned, so most of it accepts only sequential writes"}
 	}
 	return Finding{}
 }
 
-// inspectUsersAndOpen is inspectUsers, and also opens the disk exclusively to detect other users.
+// inspectUsersAndOpen is inspectUsers, but also opens the disk exclusively to detect users that inspectUsers
+// does not find.
 func (d Disk) inspectUsersAndOpen() Finding {
 	if f := d.inspectUsers(); f.Reason != "" {
 		return f
@@ -172,7 +173,7 @@ func inspectDevice(name, diskDir string) Finding {
 		if err != nil {
 			return unreadable(err)
 		}
-		return Finding{Reason: DiskHeld, Detail: name + " is behind " + loop}
+		return Finding{Reason: DiskHeld, Detail: name + " is the backing file of " + loop}
 	}
 	return inspectSwap(name, number)
 }
@@ -189,8 +190,8 @@ func mountedAt(number uint64) (string, error) {
 	return found[0].Mountpoint, nil
 }
 
-// showsNode reports whether a mount is a bind mount of a node of the device. A mount of the filesystem that
-// contains the node is not.
+// showsNode reports whether a mount is a bind mount of a node of the device. It is false for a mount of the
+// filesystem that contains the node.
 func showsNode(e *mount.Entry, number uint64) bool {
 	if e.Root == "/" || e.FSType != "devtmpfs" && e.FSType != "tmpfs" {
 		return false
@@ -199,9 +200,9 @@ func showsNode(e *mount.Entry, number uint64) bool {
 	return err == nil && at == number
 }
 
-// loopOn returns the loop device whose backing file is a device, "" if there is none. It examines only
-// backing files below /dev, because others may be on a server that does not respond. If a kubelet
-// attached the bind mount of a node to a loop device, mountedAt finds that mount.
+// loopOn returns the path of the loop device whose backing file is a device, or "". It examines only backing
+// files below /dev, because others may be on a server that does not respond. A kubelet attaches loop devices
+// to bind mounts of device nodes elsewhere, and mountedAt finds those mounts.
 func loopOn(number uint64) (string, error) {
 	loops, err := BoundLoops(func(file string) bool {
 		if !strings.HasPrefix(file, "/dev/") {

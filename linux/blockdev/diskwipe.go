@@ -9,22 +9,22 @@ import (
 
 // WipeOptions are the options of Wipe.
 type WipeOptions struct {
-	// Keep leaves the data and overwrites only the places of signatures.
+	// Keep means that only the places of signatures are overwritten, and other data is kept.
 	Keep bool
-	// Release allows the disk to release the storage (ZeroRange).
+	// Release means that the disk may release the storage (ZeroRange).
 	Release bool
-	// From is the last offset that Progress received, 0 for a first call.
+	// From is the last offset that an interrupted call passed to Progress, or 0.
 	From int64
-	// Progress receives the offset up to which the disk is zero and durable while Wipe zeroes it.
+	// Progress is called repeatedly with the offset up to which the disk is durably zeroed.
 	Progress func(upTo int64) error
-	// Wiped is called before the mark is removed. After it, Unmark completes an interrupted call.
+	// Wiped is called before the mark is removed. If Wipe is interrupted after that, call Unmark instead of
+	// Wipe.
 	Wiped func() error
 }
 
 // Wipe removes the data of a claimed disk, and then its mark, so that the disk is free. ErrDiskBusy while a
-// program has the disk open. ErrNoMark if the mark is not complete, because the disk may have another
-// owner. ErrNotBlank if the disk was written to after an earlier call zeroed it: start from the
-// beginning.
+// program has the disk open. ErrNoMark if the mark is not complete, because another program may use the disk.
+// ErrNotBlank if the disk was written to after an earlier call zeroed it; the next call must set From to 0.
 func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -36,7 +36,7 @@ func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 		return err
 	}
 	if m.Damaged {
-		return fmt.Errorf("%s: its first partition table is damaged, so that the disk may be another's now: %w", d.Path, ErrNoMark)
+		return fmt.Errorf("%s: its first partition table is damaged, so another program may use the disk now: %w", d.Path, ErrNoMark)
 	}
 	if err := d.hidePartition(disk); err != nil {
 		return err
@@ -50,7 +50,8 @@ func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	return EraseMark(disk, d.Size, d.SectorSize)
 }
 
-// Unmark removes the rest of the mark of a disk without data. ErrNotBlank if the disk has a signature.
+// Unmark removes the mark, or the rest of it, from a disk whose data was wiped. ErrNotBlank if the disk has a
+// signature.
 func (d Disk) Unmark(ctx context.Context, guid string) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -59,7 +60,7 @@ func (d Disk) Unmark(ctx context.Context, guid string) error {
 	defer disk.Close()
 	m, err := ReadMark(disk, d.Size, d.SectorSize)
 	if err != nil || m.GUID.String() != guid {
-		return errors.Join(fmt.Errorf("%s is not %s any more: %w", d.Path, guid, ErrNoMark), err)
+		return errors.Join(fmt.Errorf("%s no longer has the mark of %s: %w", d.Path, guid, ErrNoMark), err)
 	}
 	if err := requireZerosIn(disk, d.dataPlaces()); err != nil {
 		return err
@@ -70,13 +71,13 @@ func (d Disk) Unmark(ctx context.Context, guid string) error {
 	return EraseMark(disk, d.Size, d.SectorSize)
 }
 
-// data returns the range between the tables.
+// data returns the range between the two partition tables.
 func (d Disk) data() span {
 	t := newTable(d.Size, d.SectorSize)
 	return span{(2 + t.entrySectors()) * t.sector, t.backupEntries() * t.sector}
 }
 
-// dataPlaces returns diskPlaces between the tables.
+// dataPlaces returns the parts of diskPlaces that are in the range of data.
 func (d Disk) dataPlaces() []span {
 	var places []span
 	data := d.data()
@@ -88,7 +89,7 @@ func (d Disk) dataPlaces() []span {
 	return places
 }
 
-// wipeData zeroes the range between the tables.
+// wipeData zeroes the range of data, or only its signatures with o.Keep.
 func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error {
 	if o.Keep {
 		return zeroIn(disk, d.dataPlaces())
@@ -100,8 +101,8 @@ func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error 
 	return requireZerosIn(disk, d.dataPlaces())
 }
 
-// Clearing returns the commands by which an administrator clears an unused disk. Each of them refuses a
-// disk in use.
+// Clearing returns shell commands with which an administrator clears an unused disk. Each of them fails if the
+// disk is in use.
 func (d Disk) Clearing() string {
 	steps := fmt.Sprintf("wipefs -a %s && blkdiscard --zeroout %[1]s", d.Path)
 	if parts, err := d.partitions(); err != nil || len(parts) > 0 {

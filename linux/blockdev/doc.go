@@ -1,5 +1,5 @@
 // Package blockdev works on block devices and images: it attaches loop devices, claims whole
 // disks, recognizes the content of a device, and creates, checks and grows filesystems.
 //
-// It stores nothing outside of the devices, and has neither volumes nor pools.
+// It keeps no records outside of the devices, and knows neither volumes nor pools.
 package blockdev

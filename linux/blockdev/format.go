@@ -33,8 +33,8 @@ var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 256 
 // unsupported type.
 func MinSize(fsType string) int64 { return minSize[fsType] }
 
-// mkfsOptions are the options that CheckOptions accepts, by filesystem, each with the pattern of its value.
-// None of them sets another device, a file, a size or the block size.
+// mkfsOptions are the options that CheckOptions accepts, by filesystem, each with the pattern of its value. No
+// option is accepted that sets another device, a file, a size or the block size.
 var mkfsOptions = map[string]map[string]*regexp.Regexp{
 	"ext4": {
 		"-i": regexp.MustCompile(`^[0-9]{4,9}$`),      // bytes per inode
@@ -60,7 +60,7 @@ func CheckOptions(fsType string, words []string, size int64) error {
 	for pair := range slices.Chunk(words, 2) {
 		value := mkfsOptions[fsType][pair[0]]
 		if value == nil || !value.MatchString(pair[1]) {
-			return fmt.Errorf("%q is not on the list for %s (docs/parameters.md)", pair[0]+" "+pair[1], fsType)
+			return fmt.Errorf("option %q is not allowed for filesystem %q (see docs/parameters.md)", pair[0]+" "+pair[1], fsType)
 		}
 		if err := checkFit(fsType, pair[0], pair[1], size); err != nil {
 			return fmt.Errorf("%q: %w", pair[0]+" "+pair[1], err)
@@ -69,7 +69,8 @@ func CheckOptions(fsType string, words []string, size int64) error {
 	return nil
 }
 
-// checkFit refuses options that mkfs would refuse for the size once the volume exists.
+// checkFit refuses options that mkfs would refuse for a device of that size, so that creating the volume fails
+// and not only staging it.
 func checkFit(fsType, option, value string, size int64) error {
 	const inodeSize, minPerInode, maxPerInode, minDup = 256, 1024, 64 * mib, 512 * mib
 	switch fsType + " " + option {
@@ -110,9 +111,9 @@ type FormatSpec struct {
 	KeepAllocated bool
 }
 
-// Format creates a filesystem on a blank image that only the caller has open for writing. The filesystem is
-// not durable until the image is synced. A call that fails or is interrupted leaves an incomplete filesystem: wipe
-// the image before the next call.
+// Format creates a filesystem on an image, which must be blank, and which no other process may have open for
+// writing. The filesystem is not durable until the image is synced. A call that fails or is interrupted leaves
+// an incomplete filesystem, which the caller must wipe before the next call.
 func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
 	size, err := Size(image)
 	if err != nil {
@@ -140,8 +141,8 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 const mkfsRetryTime = 2 * time.Second
 
 // otherDeviceLost reports whether mkfs.btrfs failed because of another loop device, before its first write.
-// mkfs.btrfs reads the backing file of every device in the mount table, and fails if one of them is
-// unmounted and detached meanwhile.
+// mkfs.btrfs reads the backing file of every device in the mount table, and fails if one of them is unmounted
+// and detached at the same time.
 func otherDeviceLost(err error) bool {
 	var failed *command.Error
 	return errors.As(err, &failed) && failed.Name == "mkfs.btrfs" &&
@@ -212,8 +213,8 @@ func Resize(image *os.File, size int64, allocate bool) error {
 }
 
 // WipeImage makes an image blank. Its blocks stay allocated if keepAllocated is set. If the filesystem cannot
-// punch holes (NFS before 4.2), WipeImage truncates the image and extends it again: an interrupted call
-// leaves it short.
+// punch holes (NFS before 4.2), WipeImage truncates the image and extends it again, so an interrupted call can
+// leave a shorter image.
 func WipeImage(image *os.File, keepAllocated bool) error {
 	size, err := Size(image)
 	if err != nil {
@@ -238,8 +239,8 @@ func WipeImage(image *os.File, keepAllocated bool) error {
 // ErrUnclean means that the filesystem has errors that an automatic check must not repair.
 var ErrUnclean = errors.New("filesystem has errors that cannot be repaired automatically")
 
-// Check makes the safe repairs of a filesystem that was not cleanly unmounted. The image is open,
-// locked and not attached. If the filesystem is clean, Check reads only the superblock. xfs and btrfs
+// Check makes the safe repairs of a filesystem that was not cleanly unmounted. The image must be locked, and
+// must not be attached to a device. If the filesystem is clean, Check reads only the superblock. xfs and btrfs
 // recover when they are mounted.
 func Check(ctx context.Context, image *os.File, fsType string) error {
 	sb, err := ReadSuperblock(image, fsType)

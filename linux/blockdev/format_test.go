@@ -58,33 +58,34 @@ func TestTemplate(t *testing.T) {
 			info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
 			for _, want := range []string{"Block size:               4096", "Inode size:	          256", "Reserved block count:     0", "metadata_csum_seed"} {
 				if !strings.Contains(info, want) {
-					t.Errorf("dumpe2fs does not print %q", want)
+					t.Errorf("dumpe2fs printed no %q", want)
 				}
 			}
 			uuid := field(t, info, "Filesystem UUID:")
 			if uuids[uuid] {
-				t.Errorf("UUID %s twice", uuid)
+				t.Errorf("two filesystems have the UUID %s", uuid)
 			}
 			uuids[uuid] = true
-			// Every backup has the UUID too (e2fsck(8), -b).
+			// Every backup superblock must have the UUID, too (e2fsck(8), -b).
 			for _, group := range strings.Fields(testenv.Run(t, "sh", "-c", "dumpe2fs "+f.Name()+" 2>/dev/null | sed -n 's/.*Backup superblock at \\([0-9]*\\).*/\\1/p'")) {
 				if backup := testenv.Run(t, "dumpe2fs", "-h", "-o", "superblock="+group, "-o", "blocksize=4096", f.Name()); field(t, backup, "Filesystem UUID:") != uuid {
-					t.Errorf("the superblock at %s has another UUID", group)
+					t.Errorf("the backup superblock at block %s has another UUID than the primary one", group)
 				}
 			}
 			sb, err := blockdev.ReadSuperblock(f, "ext4")
 			if err != nil || sb.Dirty || sb.Size > size || sb.Size < size-8*mib {
-				t.Errorf("superblock %+v: %v", sb, err)
+				t.Errorf("got superblock %+v, %v, want a clean filesystem of at most %d bytes", sb, err, size)
 			}
 		})
 	}
 }
 
+// field returns the rest of the line after name.
 func field(t *testing.T, text, name string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(text, name)
 	if !ok {
-		t.Fatalf("no %s in %s", name, text)
+		t.Fatalf("%q is missing in %s", name, text)
 	}
 	value, _, _ := strings.Cut(rest, "\n")
 	return strings.TrimSpace(value)
@@ -95,12 +96,12 @@ func TestFormatLarge(t *testing.T) {
 	f := newFilesystem(t, "ext4", 17*gib, "-m", "1")
 	info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
 	if field(t, info, "Block size:") != "4096" || field(t, info, "Reserved block count:") == "0" {
-		t.Error(info)
+		t.Errorf("got %s, want blocks of 4096 bytes and reserved blocks", info)
 	}
 }
 
-// TestFormatBesideLostDevice: Format does not fail if mkfs.btrfs, which examines every device in the mount table, finds
-// a device that was detached meanwhile.
+// TestFormatBesideLostDevice: Format does not fail if the mount table contains a loop device that is not
+// bound, as when another process has just detached it.
 func TestFormatBesideLostDevice(t *testing.T) {
 	testenv.RequireRoot(t)
 	const number = 250 // a number that mkfs.btrfs accepts as a loop device, and that is not in use
@@ -113,13 +114,13 @@ func TestFormatBesideLostDevice(t *testing.T) {
 	must(t, unix.Mount(blockdev.LoopPath(number), dir, "tmpfs", 0, ""))
 	unmount := sync.OnceValue(func() error { return unix.Unmount(dir, 0) })
 	t.Cleanup(func() { must(t, unmount()) })
-	const while = 300 * time.Millisecond
+	const mountedFor = 300 * time.Millisecond
 	began := time.Now()
-	time.AfterFunc(while, func() { _ = unmount() })
+	time.AfterFunc(mountedFor, func() { _ = unmount() })
 
 	newFilesystem(t, "btrfs", 128*mib)
-	if time.Since(began) < while {
-		t.Error("mkfs.btrfs did not examine the device, as the test requires")
+	if time.Since(began) < mountedFor {
+		t.Error("setup: mkfs.btrfs did not fail because of the device")
 	}
 }
 
@@ -150,7 +151,7 @@ func TestFormatStale(t *testing.T) {
 func TestFormatOptions(t *testing.T) {
 	f := newFilesystem(t, "ext4", gib, "-N", "1024")
 	if got := field(t, testenv.Run(t, "dumpe2fs", "-h", f.Name()), "Inode count:"); got != "1024" {
-		t.Errorf("%s inodes", got)
+		t.Errorf("got %s inodes, want 1024", got)
 	}
 }
 
@@ -180,7 +181,7 @@ func TestCheckOptions(t *testing.T) {
 		{"btrfs", "-m single /dev/sda x", false},
 	} {
 		if err := blockdev.CheckOptions(tc.fsType, strings.Fields(tc.words), gib); (err == nil) != tc.ok {
-			t.Errorf("%s %q: %v", tc.fsType, tc.words, err)
+			t.Errorf("%s %q: got %v, want valid %t", tc.fsType, tc.words, err, tc.ok)
 		}
 	}
 }
@@ -197,7 +198,7 @@ func TestRequireBlank(t *testing.T) {
 		_, err := f.WriteAt([]byte{0xff}, at)
 		must(t, err)
 		if err := blockdev.RequireBlank(f); !errors.Is(err, blockdev.ErrNotBlank) || !strings.Contains(err.Error(), "byte "+strconv.FormatInt(at, 10)) {
-			t.Errorf("a byte at %d: %v", at, err)
+			t.Errorf("an image with data at byte %d: got %v, want %v", at, err, blockdev.ErrNotBlank)
 		}
 		_, err = f.WriteAt([]byte{0}, at)
 		must(t, err)
@@ -206,7 +207,7 @@ func TestRequireBlank(t *testing.T) {
 	must(t, err)
 	must(t, closed.Close())
 	if err := blockdev.RequireBlank(closed); err == nil || errors.Is(err, blockdev.ErrNotBlank) {
-		t.Errorf("a file that cannot be read: %v", err)
+		t.Errorf("a file that cannot be read: got %v, want another error than %v", err, blockdev.ErrNotBlank)
 	}
 }
 
@@ -221,12 +222,12 @@ func TestWipe(t *testing.T) {
 		var st unix.Stat_t
 		must(t, unix.Fstat(int(f.Fd()), &st))
 		if allocated := st.Blocks * 512; (allocated >= 64*mib) != keep || st.Size != 64*mib {
-			t.Errorf("keep %t: %d of %d bytes are allocated", keep, allocated, st.Size)
+			t.Errorf("keepAllocated %t: got %d bytes allocated of %d", keep, allocated, st.Size)
 		}
 	}
 }
 
-// discardLimit returns the limit of discards of a loop device.
+// discardLimit returns discard_max_bytes of a loop device. It is 0 if discards are disabled.
 func discardLimit(t *testing.T, l *blockdev.Loop) string {
 	t.Helper()
 	b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
@@ -249,23 +250,23 @@ func TestLoop(t *testing.T) {
 	l := attach(t, f, blockdev.LoopConfig{SectorSize: 512, Tag: "trivet:test"})
 	status, err := l.Status()
 	if err != nil || status.Tag != "trivet:test" || !status.DirectIO || status.ReadOnly || status.AutoClear {
-		t.Errorf("%+v, %v", status, err)
+		t.Errorf("got status %+v, %v, want the tag, direct I/O and no other flag", status, err)
 	}
 	must(t, f.Truncate(96*mib))
 	must(t, l.UpdateSize())
 	if size, err := blockdev.Size(l.File()); size != 96*mib || err != nil {
-		t.Errorf("grown, the device has %d bytes: %v", size, err)
+		t.Errorf("the device after UpdateSize: got %d bytes, %v, want %d", size, err, 96*mib)
 	}
 	if size, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/logical_block_size"); strings.TrimSpace(string(size)) != "512" || err != nil {
-		t.Errorf("the sector size is %s bytes: %v", size, err)
+		t.Errorf("got sector size %s, %v, want 512", size, err)
 	}
 	must(t, blockdev.Probe(l.Number))
-	// The lock outlives the descriptor, and ends with the device.
+	// The device keeps the lock until it is detached.
 	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
 	must(t, err)
 	defer other.Close()
 	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
-		t.Errorf("the lock of an attached image: %v", err)
+		t.Errorf("locking an attached image again: got %v, want EWOULDBLOCK", err)
 	}
 	number := l.Number
 	must(t, l.Close())
@@ -276,7 +277,7 @@ func TestLoop(t *testing.T) {
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
 	must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB))
 	if tag, err := blockdev.LoopTag(number); tag == "trivet:test" {
-		t.Errorf("a free device has the tag %q: %v", tag, err)
+		t.Errorf("the detached device still has the tag %q: %v", tag, err)
 	}
 }
 
@@ -294,24 +295,25 @@ func TestDetachInUse(t *testing.T) {
 	const tag = "trivet:used"
 	user := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag})
 	if err := blockdev.DetachLoop(t.Context(), user.Number, tag); !errors.Is(err, blockdev.ErrDeviceBusy) {
-		t.Errorf("detaching an open device: %v", err)
+		t.Errorf("detaching an open device: got %v, want %v", err, blockdev.ErrDeviceBusy)
 	}
 	if status, err := user.Status(); err != nil || status.AutoClear || status.Tag != tag {
-		t.Errorf("the device is now %+v: %v", status, err)
+		t.Errorf("the failed DetachLoop changed the device: got %+v, %v", status, err)
 	}
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, "trivet:another"))
 	if !blockdev.Bound(user.Number) {
-		t.Error("a device with another tag was freed")
+		t.Error("DetachLoop freed a device with another tag")
 	}
 	must(t, user.Close())
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
 	if blockdev.Bound(user.Number) {
-		t.Error("the device is still bound")
+		t.Error("the device is still bound after DetachLoop")
 	}
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
 }
 
-// TestDiscardsEnabled: a thin image never gets a device whose discards were disabled for a thick image.
+// TestDiscardsEnabled: an image without KeepAllocated never gets a device whose discards were disabled for
+// another image.
 func TestDiscardsEnabled(t *testing.T) {
 	testenv.RequireRoot(t)
 	limit := func(keep bool) string {
@@ -323,10 +325,10 @@ func TestDiscardsEnabled(t *testing.T) {
 	}
 	for range 3 {
 		if got := limit(true); got != "0" {
-			t.Errorf("thick: discard_max_bytes is %s", got)
+			t.Errorf("KeepAllocated: got discard_max_bytes %s, want 0", got)
 		}
 		if got := limit(false); got == "0" {
-			t.Error("thin: the device does not support discards")
+			t.Error("without KeepAllocated: got discard_max_bytes 0, want more")
 		}
 	}
 }
@@ -337,26 +339,26 @@ func TestRecover(t *testing.T) {
 	const tag = "trivet:recover"
 	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag, AutoClear: true})
 	if ok, err := blockdev.RecoverLoop(l.Number, "trivet:another", true); ok || err != nil {
-		t.Errorf("another tag: %t, %v", ok, err)
+		t.Errorf("RecoverLoop with another tag: got %t, %v, want false", ok, err)
 	}
 	if status, err := l.Status(); err != nil || !status.AutoClear {
-		t.Errorf("with another tag the device was changed to %+v: %v", status, err)
+		t.Errorf("RecoverLoop with another tag changed the device: got %+v, %v, want AutoClear", status, err)
 	}
 	if ok, err := blockdev.RecoverLoop(l.Number, tag, true); !ok || err != nil {
-		t.Errorf("its tag: %t, %v", ok, err)
+		t.Errorf("RecoverLoop with the tag of the device: got %t, %v, want true", ok, err)
 	}
 	must(t, l.Close())
 	if limit := discardLimit(t, l); !blockdev.Bound(l.Number) || limit != "0" {
-		t.Errorf("after the close: bound %t, limit of discards %s", blockdev.Bound(l.Number), limit)
+		t.Errorf("the recovered device after Close: got bound %t, discard_max_bytes %s, want true and 0", blockdev.Bound(l.Number), limit)
 	}
 	must(t, blockdev.DetachLoop(t.Context(), l.Number, tag))
 	if ok, err := blockdev.RecoverLoop(l.Number, tag, false); ok || err != nil {
-		t.Errorf("freed: %t, %v", ok, err)
+		t.Errorf("RecoverLoop of a free device: got %t, %v, want false", ok, err)
 	}
 }
 
 func TestLongTag(t *testing.T) {
 	if _, err := blockdev.AttachLoop(t.Context(), newImage(t, mib), blockdev.LoopConfig{SectorSize: 4096, Tag: strings.Repeat("x", 64)}); err == nil {
-		t.Error("a tag that the kernel would truncate was accepted")
+		t.Error("a tag that the kernel would truncate: got no error")
 	}
 }

@@ -45,8 +45,8 @@ type Mark struct {
 	Name string
 	// Start and Size describe the partition, in bytes.
 	Start, Size int64
-	// Complete means that a header has valid checksums. While a mark is written or removed, the
-	// disk may have only its entry: then only GUID and Used are valid.
+	// Complete means that a header has valid checksums. While a mark is written or removed, the disk may have
+	// only the entry of the partition. Then Complete is false, and only GUID and Used are valid.
 	Complete bool
 	// Damaged means that the first of the two tables is not valid.
 	Damaged bool
@@ -108,12 +108,12 @@ func Room(size int64, sector int) int64 {
 	return n
 }
 
-// ReadMark reads the mark of a disk of size bytes. ErrNoMark means that the disk is certainly not claimed.
-// If that is uncertain, for example after a failed read, the error is another one.
+// ReadMark reads the mark of a disk of size bytes. It returns ErrNoMark only if the disk is certainly not
+// claimed, and another error after a failed read.
 //
-// The entry of the first table claims the disk. The entry is in one sector, which is written atomically.
-// It is written first and removed last. If another program has written a boot record since, an entry
-// without a valid table is ignored.
+// The partition entry in the first table claims the disk. It is in one sector, which is written atomically. It
+// is written first and removed last. If the disk has an entry without a valid table, and a boot record that
+// another program has written since, the entry is ignored.
 func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	if _, room := t.room(); room == 0 {
@@ -142,7 +142,7 @@ func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 
 func isUsed(entry []byte) bool { return binary.LittleEndian.Uint64(entry[48:])&usedBit != 0 }
 
-// read reads the table whose header is in sector at.
+// read reads the table whose header is in the sector at.
 func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 	header := make([]byte, t.sector)
 	if _, err := disk.ReadAt(header, at*t.sector); err != nil {
@@ -242,8 +242,8 @@ func (t table) protective() []byte {
 	return b
 }
 
-// WriteMark durably claims a blank disk of size bytes. The caller sets GUID and Name of m, and opens the
-// disk with OpenExclusive.
+// WriteMark durably claims a blank disk of size bytes. The caller must set GUID and Name of m, and must have
+// opened the disk with OpenExclusive.
 func WriteMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	m.Start, m.Size = t.room()
@@ -269,14 +269,14 @@ func WriteMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	return m, err
 }
 
-// GrowMark durably resizes the partition of a claimed disk to the current size of the disk. At least one
-// table is valid at each moment. GrowMark zeroes the second table for the old size, because the
-// partition may now contain its sectors.
+// GrowMark durably resizes the partition of a claimed disk to the current size of the disk. At least one table
+// is valid at each moment. GrowMark zeroes the old second table, because its sectors may now be in the
+// partition.
 func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)
 	_, room := t.room()
 	if room < m.Size {
-		return m, fmt.Errorf("%s has become smaller than its partition: %w", disk.Name(), ErrNoMark)
+		return m, fmt.Errorf("%s is now smaller than its partition: %w", disk.Name(), ErrNoMark)
 	}
 	m.Size = room
 	entries := t.entries(m)
@@ -304,7 +304,7 @@ func UseMark(disk *os.File, m Mark, size int64, sector int) error {
 		t.sectors = m.otherHeader + 1
 	}
 	if t.backupEntries()*t.sector < m.Start+m.Size {
-		return fmt.Errorf("%s: its second partition table is not behind its data: %w", disk.Name(), ErrNoMark)
+		return fmt.Errorf("%s: its second partition table would overlap its partition: %w", disk.Name(), ErrNoMark)
 	}
 	m.Used = true
 	entries := t.entries(m)
@@ -324,7 +324,7 @@ func (t table) writePrimary(disk *os.File, m Mark, entries []byte) error {
 	return t.write(disk, append(t.header(entries, m, 1, t.last(), 2), entries...), 1)
 }
 
-// write durably writes b, beginning in sector at.
+// write durably writes b, beginning at sector at.
 func (t table) write(disk *os.File, b []byte, at int64) error {
 	_, err := disk.WriteAt(b, at*t.sector)
 	if err = cmp.Or(err, disk.Sync()); err != nil {
@@ -333,8 +333,8 @@ func (t table) write(disk *os.File, b []byte, at int64) error {
 	return nil
 }
 
-// EraseMark durably frees a disk: it zeroes the tables, the sector of the entry last. The caller opens the
-// disk with OpenExclusive.
+// EraseMark durably frees a disk. It zeroes the tables, and the sector with the partition entry last. The
+// caller must have opened the disk with OpenExclusive.
 func EraseMark(disk *os.File, size int64, sector int) error {
 	t := newTable(size, sector)
 	for _, part := range []struct{ at, sectors int64 }{

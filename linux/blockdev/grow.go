@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// GrowFilesystem makes a mounted filesystem as large as its device. root is a directory of the
-// filesystem. A filesystem of that size is no error. ext4 needs CAP_SYS_RESOURCE.
+// GrowFilesystem makes a mounted filesystem as large as its device. root is a directory of the filesystem. It
+// is no error if the filesystem already has that size. ext4 needs CAP_SYS_RESOURCE.
 func GrowFilesystem(root, device *os.File, fsType string) error {
 	size, err := Size(device)
 	if err == nil {
@@ -51,7 +51,7 @@ func growExt4(root, device *os.File, size int64) error {
 		return nil
 	}
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: the driver needs CAP_SYS_RESOURCE: run it privileged where the host has that, or use xfs", err)
+		return fmt.Errorf("%w: the driver needs CAP_SYS_RESOURCE: run it privileged on a host that has this capability, or use xfs", err)
 	}
 	return err
 }

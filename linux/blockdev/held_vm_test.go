@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// TestHeld: a blank disk is not free if the disk or its partition is a part of another device. That device cannot be
-// claimed.
+// TestHeld: a blank disk is not free if the disk or its partition is a part of a device-mapper device. The
+// device-mapper device cannot be claimed either.
 func TestHeld(t *testing.T) {
 	testenv.Run(t, "modprobe", "dm_mod")
 	for name, partition := range map[string]string{"disk": "", "partition": "p1"} {
@@ -23,7 +23,7 @@ func TestHeld(t *testing.T) {
 			t.Cleanup(func() { testenv.Run(t, "dmsetup", "remove", name) })
 			requireReason(t, d, blockdev.DiskHeld, d.Name+partition+" is a part of dm-")
 			requireNoClaim(t, d, blockdev.ErrDiskBusy)
-			requireReason(t, findDisk(t, "/dev/mapper/"+name), blockdev.DiskUnsupported, "no partitions")
+			requireReason(t, findDisk(t, "/dev/mapper/"+name), blockdev.DiskUnsupported, "supports no partitions")
 		})
 	}
 }

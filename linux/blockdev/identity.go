@@ -11,9 +11,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrForeign means that Format did not create the filesystem, and that rewriting only its superblocks cannot
-// change its UUID.
-var ErrForeign = errors.New("filesystem was created with other settings than the driver's")
+// ErrForeign means that the UUID cannot be changed by rewriting only the superblocks, because Format did not
+// create the filesystem.
+var ErrForeign = errors.New("the filesystem was not created with the settings of this driver")
 
 // Offsets and values in the superblocks (linux/fs/ext4/ext4.h, uapi/linux/btrfs_tree.h).
 const (
@@ -31,12 +31,13 @@ const (
 	btrfsHasMetadata  = 1 << 10 // BTRFS_FEATURE_INCOMPAT_METADATA_UUID
 )
 
-// Reidentify durably gives the filesystem on a copy of an image a new UUID, so that both can be mounted
-// on one node. Only the caller has the copy open for writing. The copied filesystem may have been in
-// use: the content of its journal is kept. An interrupted call must be repeated. ErrUnclean if an ext4 has
-// errors, ErrForeign if Format did not create the filesystem.
+// Reidentify durably gives the filesystem on a copy of an image a new UUID, so that the copy and the original
+// can be mounted on one node. No other process may have the copy open for writing. If the copied filesystem
+// was in use, the content of its journal is kept. An interrupted call must be repeated. ErrUnclean if an ext4
+// has errors, ErrForeign if Format did not create the filesystem.
 //
-// An xfs keeps its UUID, which is in its log and in all its metadata, and is mounted with nouuid.
+// Reidentify does not change an xfs, because its UUID is also in its log and in all its metadata. The caller
+// must mount it with nouuid.
 func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 	var err error
 	switch fsType {
@@ -53,7 +54,7 @@ func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 		err = image.Sync()
 	}
 	if err != nil {
-		return fmt.Errorf("a new UUID for the %s on %s: %w", fsType, image.Name(), err)
+		return fmt.Errorf("changing the UUID of the %s on %s: %w", fsType, image.Name(), err)
 	}
 	return nil
 }
@@ -86,7 +87,7 @@ func reidentifyExt4(ctx context.Context, image *os.File) error {
 	return nil
 }
 
-// rewriteExt4 changes the superblock at an offset, if one is there.
+// rewriteExt4 changes the superblock at an offset. It is no error if the offset has no superblock.
 func rewriteExt4(image *os.File, offset int64, id uuid.UUID) error {
 	super, err := readAt(image, offset, extSuperSize)
 	if err != nil || !superblockFormats["ext4"].isIn(super) {
@@ -117,7 +118,8 @@ func reidentifyBtrfs(image *os.File) error {
 	return rewriteBtrfs(image, btrfsSuper, id)
 }
 
-// rewriteBtrfs changes the superblock at an offset. ErrForeign if there is none with a valid CRC-32C.
+// rewriteBtrfs changes the superblock at an offset. ErrForeign if the offset has no superblock with a valid
+// CRC-32C.
 func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	super, err := readAt(image, offset, btrfsSuperSize)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// checkers find all errors of a filesystem that is not mounted, and change nothing.
+// checkers are the commands that find all errors of an unmounted filesystem and do not change it.
 var checkers = map[string][]string{
 	"ext4":  {"e2fsck", "-fn"},
 	"xfs":   {"xfs_repair", "-n"},
@@ -48,9 +48,9 @@ func mountImage(t *testing.T, fsType, image string) (dir string, unmount func())
 	return dir, unmount
 }
 
-// inUse creates an image whose filesystem is mounted. Some of its files are only in its journal: they were synced
-// after the last commit.
-func inUse(t *testing.T, fsType string, size int64) (image string) {
+// newImageInUse creates an image whose filesystem stays mounted. Some of its files are only in its journal,
+// because they were synced after the last commit.
+func newImageInUse(t *testing.T, fsType string, size int64) (image string) {
 	t.Helper()
 	f := newFilesystem(t, fsType, size)
 	dir, _ := mountImage(t, fsType, f.Name())
@@ -64,11 +64,11 @@ func inUse(t *testing.T, fsType string, size int64) (image string) {
 	switch fsType {
 	case "ext4":
 		if info := testenv.Run(t, "dumpe2fs", "-h", f.Name()); !strings.Contains(info, "needs_recovery") {
-			t.Fatalf("no journal to replay: %s", info)
+			t.Fatalf("setup: the ext4 has no journal to replay: %s", info)
 		}
 	case "btrfs":
 		if info := testenv.Run(t, "btrfs", "inspect-internal", "dump-super", f.Name()); field(t, info, "\nlog_root\t") == "0" {
-			t.Fatalf("no log to replay: %s", info)
+			t.Fatalf("setup: the btrfs has no log to replay: %s", info)
 		}
 	}
 	return f.Name()
@@ -86,8 +86,8 @@ func writeSynced(t *testing.T, path string, b []byte) {
 	must(t, f.Sync())
 }
 
-// twin creates a copy of an image and opens it for writing.
-func twin(t *testing.T, image string) *os.File {
+// copyImage creates a copy of an image and opens it for writing.
+func copyImage(t *testing.T, image string) *os.File {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "copy")
 	testenv.Run(t, "cp", "--sparse=always", image, name)
@@ -97,13 +97,14 @@ func twin(t *testing.T, image string) *os.File {
 	return f
 }
 
+// requireFiles requires the files that newImageInUse created.
 func requireFiles(t *testing.T, dir string) {
 	t.Helper()
 	for prefix, n := range map[string]int{"old": 500, "new": 20} {
 		for i := range n {
 			got, err := os.ReadFile(filepath.Join(dir, prefix+strconv.Itoa(i)))
 			if err != nil || !bytes.Equal(got, content(i)) {
-				t.Fatalf("%s%d: %d bytes, %v", prefix, i, len(got), err)
+				t.Fatalf("file %s%d: got %d bytes, %v, want %d bytes of its original content", prefix, i, len(got), err, len(content(i)))
 			}
 		}
 	}
@@ -115,10 +116,10 @@ func TestReidentify(t *testing.T) {
 	testenv.RequireRoot(t)
 	for fsType, size := range map[string]int64{"ext4": gib, "xfs": 400 * mib, "btrfs": 400 * mib} {
 		t.Run(fsType, func(t *testing.T) {
-			image := inUse(t, fsType, size)
+			image := newImageInUse(t, fsType, size)
 			uuids := map[string]bool{uuidOf(t, image): true}
 			for range 2 {
-				f := twin(t, image)
+				f := copyImage(t, image)
 				must(t, blockdev.Reidentify(t.Context(), f, fsType))
 				uuids[uuidOf(t, f.Name())] = true
 				if fsType == "ext4" {
@@ -129,11 +130,11 @@ func TestReidentify(t *testing.T) {
 				unmount()
 				checkClean(t, fsType, f.Name())
 				dir, _ = mountImage(t, fsType, f.Name())
-				writeSynced(t, filepath.Join(dir, "mine"), content(1))
+				writeSynced(t, filepath.Join(dir, "new file"), content(1))
 				image = f.Name()
 			}
 			if want := map[string]int{"ext4": 3, "xfs": 1, "btrfs": 3}[fsType]; len(uuids) != want {
-				t.Errorf("UUIDs %v", uuids)
+				t.Errorf("got UUIDs %v, want %d different ones", uuids, want)
 			}
 		})
 	}
@@ -144,8 +145,8 @@ func TestReidentifyDevice(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
-			image := inUse(t, fsType, 256*mib)
-			f := twin(t, image)
+			image := newImageInUse(t, fsType, 256*mib)
+			f := copyImage(t, image)
 			l, err := blockdev.AttachLoop(t.Context(), f, blockdev.LoopConfig{SectorSize: 4096, AutoClear: true})
 			must(t, err)
 			defer l.Close()
@@ -158,36 +159,36 @@ func TestReidentifyDevice(t *testing.T) {
 	}
 }
 
-// TestReidentifyAgain: for any subset of the superblocks that an interrupted call has written, the next call results in
-// a filesystem without errors.
+// TestReidentifyAgain: after a call was interrupted, whichever superblocks it had written, the next call
+// results in a filesystem without errors.
 func TestReidentifyAgain(t *testing.T) {
 	testenv.RequireRoot(t)
 	const attempts = 6
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
-			before := twin(t, inUse(t, fsType, gib))
+			before := copyImage(t, newImageInUse(t, fsType, gib))
 			if fsType == "ext4" { // e2fsck must replay the journal before the comparison
 				must(t, blockdev.Reidentify(t.Context(), before, fsType))
 			}
-			after := twin(t, before.Name())
+			after := copyImage(t, before.Name())
 			must(t, blockdev.Reidentify(t.Context(), after, fsType))
 			changed := differences(t, before, after)
 			if want := map[string]int{"ext4": 5, "btrfs": 2}[fsType]; len(changed) != want {
-				t.Fatalf("blocks %v were changed", changed)
+				t.Fatalf("got %d changed blocks, want %d", len(changed), want)
 			}
 			for range attempts {
-				cut := twin(t, before.Name())
+				interrupted := copyImage(t, before.Name())
 				for at, block := range changed {
 					if rand.IntN(2) == 0 {
-						_, err := cut.WriteAt(block, at)
+						_, err := interrupted.WriteAt(block, at)
 						must(t, err)
 					}
 				}
-				must(t, blockdev.Reidentify(t.Context(), cut, fsType))
-				dir, unmount := mountImage(t, fsType, cut.Name())
+				must(t, blockdev.Reidentify(t.Context(), interrupted, fsType))
+				dir, unmount := mountImage(t, fsType, interrupted.Name())
 				requireFiles(t, dir)
 				unmount()
-				checkClean(t, fsType, cut.Name())
+				checkClean(t, fsType, interrupted.Name())
 			}
 		})
 	}
@@ -211,12 +212,12 @@ func differences(t *testing.T, a, b *os.File) map[int64][]byte {
 	}
 }
 
-// TestReidentifyBackups: each superblock has the new UUID, also the ones that were created by growing, and the one of a
-// btrfs at 256 GiB.
+// TestReidentifyBackups: each superblock has the new UUID, including those that growing an ext4 has created,
+// and that of a btrfs at 256 GiB.
 func TestReidentifyBackups(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("ext4", func(t *testing.T) {
-		f := twin(t, inUse(t, "ext4", 256*mib))
+		f := copyImage(t, newImageInUse(t, "ext4", 256*mib))
 		must(t, blockdev.Reidentify(t.Context(), f, "ext4"))
 		must(t, f.Truncate(gib))
 		testenv.Run(t, "resize2fs", "-f", f.Name())
@@ -224,7 +225,7 @@ func TestReidentifyBackups(t *testing.T) {
 		for _, group := range []int{1, 3, 5, 7} {
 			info := testenv.Run(t, "dumpe2fs", "-h", "-o", "superblock="+strconv.Itoa(group*32768), "-o", "blocksize=4096", f.Name())
 			if field(t, info, "Filesystem UUID:") != uuidOf(t, f.Name()) {
-				t.Errorf("the superblock of group %d: %s", group, info)
+				t.Errorf("the superblock of group %d does not have the new UUID: %s", group, info)
 			}
 		}
 		checkClean(t, "ext4", f.Name())
@@ -235,7 +236,7 @@ func TestReidentifyBackups(t *testing.T) {
 		for _, mirror := range []string{"0", "1", "2"} {
 			info := testenv.Run(t, "btrfs", "inspect-internal", "dump-super", "-s", mirror, f.Name())
 			if field(t, info, "\nfsid") != uuidOf(t, f.Name()) || !strings.Contains(field(t, info, "\ncsum\t"), "[match]") {
-				t.Errorf("superblock %s: %s", mirror, info)
+				t.Errorf("superblock %s does not have the new UUID and a valid checksum: %s", mirror, info)
 			}
 		}
 		checkClean(t, "btrfs", f.Name())
@@ -248,23 +249,23 @@ func TestReidentifyRefuses(t *testing.T) {
 		mkfs         []string
 		want         error
 	}{
-		{"nothing", "ext4", nil, blockdev.ErrNoFS},
-		{"nothing", "btrfs", nil, blockdev.ErrNoFS},
-		{"another type", "zfs", nil, blockdev.ErrNoFS},
-		{"checksums with the UUID", "ext4", []string{"mkfs.ext4", "-q", "-O", "^metadata_csum_seed"}, blockdev.ErrForeign},
-		{"other checksums", "btrfs", []string{"mkfs.btrfs", "-q", "--csum", "sha256"}, blockdev.ErrForeign},
+		{"blank image", "ext4", nil, blockdev.ErrNoFS},
+		{"blank image", "btrfs", nil, blockdev.ErrNoFS},
+		{"unsupported type", "zfs", nil, blockdev.ErrNoFS},
+		{"checksums that depend on the UUID", "ext4", []string{"mkfs.ext4", "-q", "-O", "^metadata_csum_seed"}, blockdev.ErrForeign},
+		{"checksums of another type", "btrfs", []string{"mkfs.btrfs", "-q", "--csum", "sha256"}, blockdev.ErrForeign},
 	} {
 		t.Run(tc.fsType+" "+tc.name, func(t *testing.T) {
 			f := newImage(t, 256*mib)
 			if tc.mkfs != nil {
 				testenv.Run(t, tc.mkfs[0], append(tc.mkfs[1:], f.Name())...)
 			}
-			before := twin(t, f.Name())
+			before := copyImage(t, f.Name())
 			if err := blockdev.Reidentify(t.Context(), f, tc.fsType); !errors.Is(err, tc.want) {
-				t.Errorf("%v", err)
+				t.Errorf("got %v, want %v", err, tc.want)
 			}
 			if changed := differences(t, before, f); len(changed) != 0 {
-				t.Errorf("%d blocks were changed", len(changed))
+				t.Errorf("got %d changed blocks, want 0", len(changed))
 			}
 		})
 	}

@@ -7,20 +7,20 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// FormatJournal records outside of a device whether a filesystem is being created on it. With the record a
-// later call erases the content of an interrupted mkfs, and keeps any other data. The functions return
-// when the record is durable.
+// FormatJournal records outside of a device whether a filesystem is being created on it. The record allows a
+// later call to erase the content of an interrupted mkfs, but no other data. The functions return when the
+// record is durable.
 type FormatJournal struct {
-	// Interrupted means that an earlier call has called Begin, and not End.
+	// Interrupted means that Begin was called earlier, but not End.
 	Interrupted bool
-	// Begin records that the filesystem is being created. It may be recorded already.
+	// Begin records that the filesystem is being created. It is no error if that is already recorded.
 	Begin func() error
 	// End records that the filesystem is complete.
 	End func() error
 }
 
-// Prepare requires that a device is blank, and then calls Begin. It erases the content of an interrupted
-// mkfs. Other data is ErrNotBlank.
+// Prepare requires that a device is blank, and then calls Begin. After an interrupted mkfs it erases the
+// content of the device instead. ErrNotBlank if the device has other data.
 func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	var err error
 	switch {

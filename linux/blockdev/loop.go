@@ -24,7 +24,7 @@ const (
 	loopMajor   = 7
 	// maxTag is the size of loop_info64.lo_file_name without the final NUL.
 	maxTag = unix.LO_NAME_SIZE - 1
-	// busyTimeout is the time to wait for a device that other processes are about to close.
+	// busyTimeout is the time to wait until other processes close a device.
 	busyTimeout = time.Second
 )
 
@@ -64,7 +64,7 @@ func readLoop(number int, file string) (string, error) { return readText(sysLoop
 // image and any flock(2) on it.
 func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	if len(c.Tag) > maxTag {
-		return nil, fmt.Errorf("loop device: tag of %d bytes, at most %d fit", len(c.Tag), maxTag)
+		return nil, fmt.Errorf("loop device: the tag has %d bytes, at most %d are possible", len(c.Tag), maxTag)
 	}
 	control, err := os.OpenFile(loopControl, os.O_RDWR, 0)
 	if err != nil {
@@ -110,9 +110,9 @@ func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, err
 }
 
-// reservations holds the numbers of free devices that calls of this process are binding.
-// LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound the device. Binding
-// takes as long as the sync of the image.
+// reservations holds the numbers of free devices that other calls in this process are binding. It is necessary
+// because LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound the device, and
+// binding takes as long as the sync of the image.
 type reservations struct {
 	mu      sync.Mutex
 	numbers map[int]bool
@@ -120,7 +120,7 @@ type reservations struct {
 
 var reserved = reservations{numbers: map[int]bool{}}
 
-// reserve reserves a free device until release. It adds a device if all free devices are reserved.
+// reserve reserves a free device until release. If all free devices are reserved, it creates a device.
 func (r *reservations) reserve(control *os.File) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,8 +170,8 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, nil
 }
 
-// finishConfiguration verifies the settings that the kernel may ignore silently, and applies those that
-// LOOP_CONFIGURE does not support.
+// finishConfiguration verifies that the kernel has enabled direct I/O, because LOOP_CONFIGURE does not fail if
+// it has not. It disables discards if c requires that.
 func (l *Loop) finishConfiguration(image *os.File, c LoopConfig) error {
 	info, err := l.Status()
 	if err != nil {
@@ -201,9 +201,9 @@ func directIOAlign(f *os.File) uint32 {
 	return st.Dio_offset_align
 }
 
-// forbidDiscards disables the discards of a bound device. This cannot be undone: it sets the discard
-// granularity to 0, and the kernel accepts only multiples of the granularity as the limit (tested with
-// Linux 6.18). See removeIfDiscardsForbidden.
+// forbidDiscards disables the discards of a bound device. This cannot be undone, because it also sets the
+// discard granularity to 0, and the kernel accepts only multiples of the granularity as a new limit (tested
+// with Linux 6.18). See removeIfDiscardsForbidden.
 func (l *Loop) forbidDiscards() error {
 	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("loop device: %w: run the driver privileged, with a writable /sys", err)
@@ -212,8 +212,8 @@ func (l *Loop) forbidDiscards() error {
 }
 
 // removeIfDiscardsForbidden removes a free device whose discards were disabled for an earlier image. The
-// kernel creates a new device with this number on demand. A device that was never bound is kept: its
-// hardware limit is also 0.
+// kernel creates a new device with this number on demand. A device that was never bound also has the limit 0.
+// It is kept, and recognized by its hardware limit, which is 0 as well.
 func removeIfDiscardsForbidden(control *os.File, number int) (removed bool, err error) {
 	defer func() {
 		// Another process has removed the device.
@@ -230,7 +230,7 @@ func removeIfDiscardsForbidden(control *os.File, number int) (removed bool, err 
 		return false, err
 	}
 	err = sys.RemoveLoop(control, number)
-	if errors.Is(err, unix.EBUSY) { // another process has it open: use it without discards
+	if errors.Is(err, unix.EBUSY) { // another process has the device open: use the device without discards
 		return false, nil
 	}
 	if err != nil {
@@ -338,13 +338,13 @@ var ErrDeviceBusy = errors.New("device is still in use")
 
 func busy(number int) error {
 	device := LoopPath(number)
-	return fmt.Errorf("%s: %w: some process has it open or mounted in a namespace of its own (grep %[1]s /proc/*/mountinfo)",
+	return fmt.Errorf("%s: %w: a process has it open, or has it mounted in its own mount namespace (grep %[1]s /proc/*/mountinfo)",
 		device, ErrDeviceBusy)
 }
 
-// DetachLoop frees the device if it has the tag, and returns when it is free. ErrDeviceBusy if other
-// processes have it open for over a second: the device then stays unchanged. A device with another tag is
-// not changed.
+// DetachLoop frees the device if it has the tag, and returns when it is free. If other processes have it open
+// for over a second, DetachLoop does not change it and returns ErrDeviceBusy. A device with another tag is not
+// changed.
 func DetachLoop(ctx context.Context, number int, tag string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		freed, err := tryDetach(number, tag)
@@ -365,16 +365,17 @@ func tryDetach(number int, tag string) (freed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	ours, err := l.clearTagged(tag)
-	if err = errors.Join(err, l.Close()); err != nil || !ours {
+	tagged, err := l.clearTagged(tag)
+	if err = errors.Join(err, l.Close()); err != nil || !tagged {
 		return err == nil, err
 	}
 	return !Bound(number), nil
 }
 
-// clearTagged clears the device if it has the tag. The kernel frees it now or when it is closed. If other
-// processes have it open, the kernel only sets AUTOCLEAR, and clearTagged restores the flag.
-func (l *Loop) clearTagged(tag string) (ours bool, err error) {
+// clearTagged clears the device if it has the tag, and reports whether it has. The kernel frees the device now
+// or when l is closed. If other processes have the device open, the kernel only sets AUTOCLEAR, and
+// clearTagged restores the flag.
+func (l *Loop) clearTagged(tag string) (tagged bool, err error) {
 	before, err := l.Status()
 	switch {
 	case errors.Is(err, unix.ENXIO): // it is being freed
@@ -433,7 +434,7 @@ func Bound(number int) bool {
 }
 
 // AwaitFree returns when the device is not bound, or its sequence number (DiskSeq) is no longer seq.
-// ErrDeviceBusy after a second.
+// ErrDeviceBusy if that takes over a second.
 func AwaitFree(ctx context.Context, number int, seq string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {
@@ -450,7 +451,7 @@ type BoundLoop struct {
 	Deleted bool
 }
 
-// BoundLoops lists the bound loop devices. It skips a device if accept returns false for its backing file.
+// BoundLoops lists the bound loop devices for whose backing file accept returns true.
 func BoundLoops(accept func(backingFile string) bool) ([]BoundLoop, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {

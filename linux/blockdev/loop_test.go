@@ -18,22 +18,23 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// stalled is an image on a disk that stops responding at the second fsync(2), which LOOP_CONFIGURE makes.
+// stalled is an image on a filesystem that stops responding at the second fsync(2), which LOOP_CONFIGURE
+// makes. It closes reached when it stops, and continues when resume is closed.
 type stalled struct {
 	fs.MemRegularFile
-	syncs          atomic.Int32
-	reached, until chan struct{}
+	syncs           atomic.Int32
+	reached, resume chan struct{}
 }
 
 func (s *stalled) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	if s.syncs.Add(1) == 2 {
 		close(s.reached)
-		<-s.until
+		<-s.resume
 	}
 	return 0
 }
 
-// open mounts a FUSE filesystem with the image, until the test ends.
+// open mounts a FUSE filesystem that contains the image, and opens the image. The test unmounts it at its end.
 func (s *stalled) open(t *testing.T) *os.File {
 	t.Helper()
 	s.Data, s.Attr.Mode = make([]byte, mib), 0o600
@@ -54,11 +55,11 @@ func (s *stalled) open(t *testing.T) *os.File {
 	return f
 }
 
-// TestAttachBesideStalledDisk: while LOOP_CONFIGURE waits for the disk of one image, other images are attached, each to
-// its own device.
+// TestAttachBesideStalledDisk: while LOOP_CONFIGURE waits for the filesystem of one image, other images are
+// attached, each to its own device.
 func TestAttachBesideStalledDisk(t *testing.T) {
 	testenv.RequireRoot(t)
-	s := &stalled{reached: make(chan struct{}), until: make(chan struct{})}
+	s := &stalled{reached: make(chan struct{}), resume: make(chan struct{})}
 	image := s.open(t)
 	config := blockdev.LoopConfig{SectorSize: 4096, AutoClear: true}
 	attached := make(chan error)
@@ -70,8 +71,8 @@ func TestAttachBesideStalledDisk(t *testing.T) {
 		attached <- err
 	}()
 	defer func() {
-		close(s.until)
-		t.Logf("the stalled image: %v", <-attached)
+		close(s.resume)
+		t.Logf("attaching the stalled image: %v", <-attached)
 		_ = image.Close()
 	}()
 	<-s.reached
@@ -85,11 +86,11 @@ func TestAttachBesideStalledDisk(t *testing.T) {
 		numbers[l.Number] = true
 	}
 	if len(numbers) != 3 {
-		t.Errorf("3 images have the devices %v", numbers)
+		t.Errorf("got devices %v for 3 images, want 3 different ones", numbers)
 	}
 }
 
-// TestRenamedImage grows a device whose image was renamed, while another file has the old name.
+// TestRenamedImage: GrowLoop grows a device whose image was renamed, even if another file has the old name.
 func TestRenamedImage(t *testing.T) {
 	testenv.RequireRoot(t)
 	f := newImage(t, 64*mib)
@@ -99,19 +100,20 @@ func TestRenamedImage(t *testing.T) {
 	must(t, os.Rename(f.Name(), renamed))
 	must(t, os.WriteFile(f.Name(), nil, 0o600))
 	must(t, os.Truncate(renamed, 96*mib))
-	for _, size := range []int64{64 * mib, 96 * mib} { // the device is not smaller than 64 MiB
+	for _, size := range []int64{64 * mib, 96 * mib} { // the first call does nothing, because the device has 64 MiB
 		must(t, blockdev.GrowLoop(l.Number, size))
 		if current, err := blockdev.Size(l.File()); current != size || err != nil {
-			t.Errorf("the device has %d bytes: %v, want %d", current, err, size)
+			t.Errorf("GrowLoop: got a device of %d bytes, %v, want %d", current, err, size)
 		}
 	}
 	bound, err := blockdev.BoundLoops(func(file string) bool { return file == renamed })
 	if err != nil || len(bound) != 1 || bound[0] != (blockdev.BoundLoop{Number: l.Number}) {
-		t.Errorf("bound to %s: %+v, %v", renamed, bound, err)
+		t.Errorf("devices of %s: got %+v, %v, want device %d", renamed, bound, err, l.Number)
 	}
 }
 
-// TestLoopTags: a read-only device is attached once, is found by other processes, and is freed unless it is mounted.
+// TestLoopTags: AttachReadOnly attaches a device once, and other processes find the device and detach it
+// unless it is mounted. otherProcess represents another process.
 func TestLoopTags(t *testing.T) {
 	testenv.RequireRoot(t)
 	const tag = "trivet:tags"
@@ -119,33 +121,33 @@ func TestLoopTags(t *testing.T) {
 	testenv.Run(t, "mkfs.ext4", "-q", "-b", "4096", f.Name())
 	ours := func(file string) bool { return file == f.Name() }
 	t.Cleanup(func() { must(t, blockdev.NewLoopTags(ours).Detach(context.Background(), tag)) })
-	tags, late := blockdev.NewLoopTags(ours), blockdev.NewLoopTags(ours)
-	if number, ok, err := late.FindKnown(tag); ok || err != nil {
-		t.Fatalf("found %d: %v", number, err)
+	tags, otherProcess := blockdev.NewLoopTags(ours), blockdev.NewLoopTags(ours)
+	if number, ok, err := otherProcess.FindKnown(tag); ok || err != nil {
+		t.Fatalf("FindKnown before the device is attached: got device %d, %v, want none", number, err)
 	}
 	attached, err := tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return os.Open(f.Name()) })
 	must(t, err)
 	device := attached.Node()
 	again, err := tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return nil, os.ErrInvalid })
 	if err != nil || again.Node() != device {
-		t.Errorf("attached again: %s, %v, want %s", again, err, device)
+		t.Errorf("second AttachReadOnly: got %s, %v, want %s", again, err, device)
 	}
-	if _, ok, err := late.FindKnown(tag); ok || err != nil {
-		t.Errorf("found the device of another process: %v", err)
+	if _, ok, err := otherProcess.FindKnown(tag); ok || err != nil {
+		t.Errorf("FindKnown in the other process: got the device, %v, want none because it does not scan again", err)
 	}
-	if number, ok, err := late.Find(tag); blockdev.LoopPath(number) != device || !ok || err != nil {
-		t.Errorf("found %d, %t: %v, want %s", number, ok, err, device)
+	if number, ok, err := otherProcess.Find(tag); blockdev.LoopPath(number) != device || !ok || err != nil {
+		t.Errorf("Find in the other process: got device %d, %t, %v, want %s", number, ok, err, device)
 	}
 	dir := t.TempDir()
 	must(t, syscall.Mount(device, dir, "ext4", syscall.MS_RDONLY, "noload"))
 	t.Cleanup(func() { _ = syscall.Unmount(dir, 0) })
-	must(t, late.DetachUnmounted(t.Context(), tag))
-	if err := late.Detach(t.Context(), tag); !errors.Is(err, blockdev.ErrDeviceMounted) {
-		t.Errorf("detaching a mounted device: %v", err)
+	must(t, otherProcess.DetachUnmounted(t.Context(), tag))
+	if err := otherProcess.Detach(t.Context(), tag); !errors.Is(err, blockdev.ErrDeviceMounted) {
+		t.Errorf("detaching a mounted device: got %v, want %v", err, blockdev.ErrDeviceMounted)
 	}
 	must(t, syscall.Unmount(dir, 0))
-	must(t, late.DetachUnmounted(t.Context(), tag))
+	must(t, otherProcess.DetachUnmounted(t.Context(), tag))
 	if _, ok, err := tags.Find(tag); ok || err != nil {
-		t.Errorf("the device is still attached: %v", err)
+		t.Errorf("Find after the device was detached: got %t, %v, want false", ok, err)
 	}
 }

@@ -24,9 +24,9 @@ type LoopTags struct {
 	scanned bool
 }
 
-// NewLoopTags returns a LoopTags for the devices that BoundLoops returns for accept. It never examines
-// other devices: reading a tag reads attributes of the backing file, which may be on a
-// server that does not respond.
+// NewLoopTags returns a LoopTags for the devices that BoundLoops returns for accept. It never examines other
+// devices, because reading a tag reads attributes of the backing file, which may be on a server that does not
+// respond.
 func NewLoopTags(accept func(backingFile string) bool) *LoopTags {
 	return &LoopTags{accept: accept, numbers: map[string]int{}}
 }
@@ -44,8 +44,8 @@ func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
 	return t.scan(tag)
 }
 
-// FindKnown is Find, but does not scan all devices again for a tag that is not cached. After the first scan,
-// it does not find a device that another process binds. It suits a tag that rarely has a device.
+// FindKnown is Find, but scans all devices only once. After that, it does not find a device that another
+// process binds. It is faster than Find for a tag that rarely has a device.
 func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
 	t.mu.Lock()
 	_, known := t.numbers[tag]
@@ -69,7 +69,7 @@ func (t *LoopTags) scan(tag string) (int, bool, error) {
 		found, err := LoopTag(l.Number)
 		if err == nil {
 			current[found] = l.Number
-		} else if !errors.Is(err, unix.ENOENT) { // ENOENT: freed meanwhile
+		} else if !errors.Is(err, unix.ENOENT) { // ENOENT: the device was removed after BoundLoops
 			unreadable = err
 		}
 	}
@@ -103,8 +103,8 @@ func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*L
 	return l, nil
 }
 
-// AttachReadOnly returns the read-only device with a tag. If there is none, it binds one to the device that
-// open opens, with sectors of sectorSize bytes. The read-only device stays bound until Detach.
+// AttachReadOnly returns the read-only device with a tag. If no device has the tag, it binds one to the file
+// that open returns, with sectors of sectorSize bytes. The device stays bound until Detach.
 func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize int, open func() (*os.File, error)) (mount.BlockDevice, error) {
 	number, ok, err := t.FindKnown(tag)
 	if err == nil && ok {
@@ -129,8 +129,8 @@ func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize in
 // ErrDeviceMounted means that a device is mounted, or that its node is bind-mounted.
 var ErrDeviceMounted = errors.New("is still mounted")
 
-// Detach is DetachLoop for the device with a tag. It is no error if there is none.
-// ErrDeviceMounted if it is mounted.
+// Detach is DetachLoop for the device with a tag. It is no error if no device has the tag. ErrDeviceMounted if
+// the device is mounted.
 func (t *LoopTags) Detach(ctx context.Context, tag string) error {
 	number, ok, err := t.Find(tag)
 	if err != nil || !ok {
@@ -146,7 +146,8 @@ func (t *LoopTags) Detach(ctx context.Context, tag string) error {
 	return DetachLoop(ctx, number, tag)
 }
 
-// DetachUnmounted is Detach for a device that FindKnown finds. It does not change a mounted device.
+// DetachUnmounted is Detach for a device that FindKnown finds. It is no error if the device is mounted, and it
+// then stays attached.
 func (t *LoopTags) DetachUnmounted(ctx context.Context, tag string) error {
 	if _, ok, err := t.FindKnown(tag); err != nil || !ok {
 		return err

@@ -21,11 +21,11 @@ const partitionNumber = 1
 // partition is a partition that the kernel has registered.
 type partition struct {
 	name        string
-	number      uint64 // of its device
+	number      uint64 // the device number
 	start, size int64
 }
 
-// partitions lists the kernel's partitions of a disk.
+// partitions lists the partitions of a disk that the kernel has registered.
 func (d Disk) partitions() ([]partition, error) {
 	entries, err := os.ReadDir(d.sys(""))
 	if err != nil {
@@ -79,8 +79,8 @@ func readDev(path string) (uint64, error) {
 	return unix.Mkdev(major, minor), nil
 }
 
-// showPartition adds the partition of a claimed disk to the kernel's partitions in its full size. Kernels
-// that read partition tables have added it already.
+// showPartition registers the partition of a claimed disk with the kernel, in its full size. Kernels that read
+// partition tables have already registered it.
 func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
 	p, err := d.knownPartition(m)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +98,8 @@ func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
 	return d.knownPartition(m)
 }
 
-// knownPartition returns the kernel's partition of a claim. fs.ErrNotExist if the kernel has none.
+// knownPartition returns the registered partition of a claimed disk. fs.ErrNotExist if no partition is
+// registered.
 func (d Disk) knownPartition(m Mark) (partition, error) {
 	all, err := d.partitions()
 	if err != nil {
@@ -108,20 +109,20 @@ func (d Disk) knownPartition(m Mark) (partition, error) {
 		return partition{}, fs.ErrNotExist
 	}
 	if len(all) > 1 || all[0].start != m.Start {
-		return partition{}, fmt.Errorf("%s: the kernel has other partitions than its table: %w", d.Path, ErrDiskBusy)
+		return partition{}, fmt.Errorf("%s: the kernel has registered other partitions than those in its partition table: %w", d.Path, ErrDiskBusy)
 	}
 	return all[0], nil
 }
 
-// hidePartition removes the partition of a claimed disk from the kernel's partitions. ErrDiskBusy while it
-// is mounted or a program has it open.
+// hidePartition makes the kernel forget the partition of a claimed disk. ErrDiskBusy while the partition is
+// mounted or a program has it open.
 func (d Disk) hidePartition(disk *os.File) error {
 	all, err := d.partitions()
 	if err != nil || len(all) == 0 {
 		return err
 	}
 	if len(all) > 1 || all[0].start != partitionAlign {
-		return fmt.Errorf("%s: the kernel has other partitions than that of a claim: %w", d.Path, ErrDiskBusy)
+		return fmt.Errorf("%s: the kernel has registered other partitions than the one of a claim: %w", d.Path, ErrDiskBusy)
 	}
 	err = sys.DeletePartition(disk, partitionNumber)
 	switch {
@@ -133,12 +134,12 @@ func (d Disk) hidePartition(disk *os.File) error {
 	return nil
 }
 
-// nodesDir contains the device nodes of claimed disks in use. The caller chooses their names, because the
-// kernel reuses the name of a removed disk for the next one. The nodes stay when a disk is removed, so
-// that its mounts can be found. A reboot removes the nodes, which are on devtmpfs, and the mounts.
+// nodesDir contains the device nodes of the partitions of claimed disks in use. The caller chooses their
+// names, because the kernel reuses the name of a removed disk for the next one. The nodes stay when a disk is
+// removed, so that its mounts can be found. A reboot removes the nodes, which are on devtmpfs, and the mounts.
 const nodesDir = "/dev/trivet"
 
-// PartitionPath returns the path of the device node of a claimed disk in use.
+// PartitionPath returns the path of a device node in nodesDir.
 func PartitionPath(node string) string { return filepath.Join(nodesDir, node) }
 
 // IsPartitionPath reports whether a path can be a result of PartitionPath, possibly in another mount
@@ -165,7 +166,7 @@ func makePartitionNode(node string, number uint64) error {
 	return nil
 }
 
-// removePartitionNode removes the node. It is no error if there is none.
+// removePartitionNode removes the node. It is no error if the node does not exist.
 func removePartitionNode(node string) error {
 	if err := os.Remove(PartitionPath(node)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -173,7 +174,8 @@ func removePartitionNode(node string) error {
 	return nil
 }
 
-// nodeNumber returns the device number of the node of a block device. fs.ErrNotExist if there is none.
+// nodeNumber returns the device number of the node of a block device. fs.ErrNotExist if the node does not
+// exist, unix.ENOTBLK if it is another file.
 func nodeNumber(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

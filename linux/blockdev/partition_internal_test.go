@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestPartitionNode creates a node below /dev/trivet, replaces it, and removes it.
+// TestPartitionNode creates a device node in nodesDir, replaces it, and removes it.
 func TestPartitionNode(t *testing.T) {
 	testenv.RequireRoot(t)
 	node := "test." + NewGUID().String()
@@ -21,11 +21,11 @@ func TestPartitionNode(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := OpenPartition(node); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("opening a removed node: %v", err)
+			t.Errorf("opening a removed node: got %v, want %v", err, fs.ErrNotExist)
 		}
 	})
 	if !IsPartitionPath(path) || IsPartitionPath("/dev/"+node) {
-		t.Errorf("%s is not recognized", path)
+		t.Errorf("IsPartitionPath: want true only for %s", path)
 	}
 	first, second := unix.Mkdev(loopMajor, 250), unix.Mkdev(loopMajor, 251)
 	for _, number := range []uint64{first, first, second} {
@@ -33,13 +33,13 @@ func TestPartitionNode(t *testing.T) {
 			t.Fatal(err)
 		}
 		if current, err := nodeNumber(path); current != number || err != nil {
-			t.Errorf("the node has number %#x: %v, want %#x", current, err, number)
+			t.Errorf("got device number %#x, %v, want %#x", current, err, number)
 		}
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the node is %v: %v", info, err)
+		t.Errorf("got node %v, %v, want mode 0600", info, err)
 	}
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600), makePartitionNode(node, first)); err != nil {
-		t.Errorf("replacing a file: %v", err)
+		t.Errorf("replacing a regular file by a node: %v", err)
 	}
 }

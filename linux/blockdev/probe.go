@@ -13,15 +13,15 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// ErrNotBlank means that a device or image on which a filesystem is to be created has data.
+// ErrNotBlank means that a device or image has data, so that no filesystem may be created on it.
 var ErrNotBlank = errors.New("not blank")
 
 // RequireBlank returns an error unless an image contains only zeros. It reads all bytes except holes. A
 // failed read is also an error.
 //
-// A filesystem that cannot report holes (NFS before 4.2, and some servers of 4.2) reports the whole image
-// as data. Then RequireBlank requires that no block is allocated. It also requires zeros at both ends,
-// because some servers update the number of blocks seconds later.
+// A filesystem that cannot report holes (NFS before 4.2, and some servers of 4.2) reports the whole image as
+// data. If such an image has no allocated blocks, RequireBlank reads only both ends of it. It does not rely on
+// the number of blocks alone, because some servers update it seconds after a write.
 func RequireBlank(image *os.File) error {
 	size, err := Size(image)
 	if err != nil {
@@ -76,7 +76,7 @@ func requireZerosWith(image *os.File, buf []byte, s span) error {
 			return fmt.Errorf("probing %s: %w", image.Name(), err)
 		}
 		if n == 0 {
-			return fmt.Errorf("probing %s: it was truncated meanwhile", image.Name())
+			return fmt.Errorf("probing %s: the image was truncated while it was read", image.Name())
 		}
 		if i := bytes.IndexFunc(buf[:n], func(r rune) bool { return r != 0 }); i >= 0 {
 			return fmt.Errorf("%s has data at byte %d: %w", image.Name(), at+int64(i), ErrNotBlank)
@@ -129,7 +129,7 @@ var superblockFormats = map[string]superblockFormat{
 	}},
 }
 
-// ErrNoFS means that there is no filesystem of the expected type.
+// ErrNoFS means that the device or image has no filesystem of the expected type.
 var ErrNoFS = errors.New("no filesystem of that type")
 
 // ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is none.
@@ -148,7 +148,7 @@ func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
 	return format.parse(super), nil
 }
 
-// isIn reports whether a superblock has the magic of the format.
+// isIn reports whether the bytes of a superblock have the magic number of the format.
 func (f superblockFormat) isIn(super []byte) bool {
 	return bytes.HasPrefix(super[f.magicAt:], []byte(f.magic))
 }

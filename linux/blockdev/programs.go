@@ -20,7 +20,7 @@ type Program struct {
 // Programs are all programs that this package starts.
 var Programs = []Program{
 	{"mkfs.ext4", "e2fsprogs", "1.47"}, // -E assume_storage_prezeroed
-	{"e2fsck", "e2fsprogs", "1.47"},    // the filesystems of mkfs.ext4 1.47
+	{"e2fsck", "e2fsprogs", "1.47"},    // must support the features that mkfs.ext4 1.47 enables
 	{"mkfs.xfs", "xfsprogs", "5.10"},
 	{"mkfs.btrfs", "btrfs-progs", ""},
 }

@@ -118,7 +118,7 @@ type signature struct {
 
 func fixed(offsets ...int64) func(int64) []int64 { return func(int64) []int64 { return offsets } }
 
-// Filesystems that Format creates.
+// The names of the signatures of filesystems that Format creates.
 const (
 	anExt  = "an ext2, ext3 or ext4"
 	anXFS  = "an xfs"

@@ -26,8 +26,8 @@ const (
 	// maxTemplateDevice is the largest device in bytes that is formatted from a template. mkfs
 	// takes about 1 ms per GiB, and a template occupies about 0.5 MiB of memory.
 	maxTemplateDevice = 16 * gib
-	// maxTemplates and maxTemplateSize limit the memory of the cache to 16 MiB. Options of mkfs can
-	// make a template larger: it is not kept.
+	// maxTemplates and maxTemplateSize limit the memory of the cache to 16 MiB. A template that is larger,
+	// because of options of mkfs, is not cached.
 	maxTemplates    = 16
 	maxTemplateSize = 1 << 20
 
@@ -42,8 +42,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// template holds the blocks of an empty ext4 of one size that are not zero. With metadata_csum_seed only
-// the checksum of the superblock depends on the UUID, so that each copy can have its own UUID.
+// template holds the non-zero blocks of an empty ext4 of one size. With metadata_csum_seed, only the checksum
+// of the superblock depends on the UUID, so that each copy of the template can have its own UUID.
 type template struct {
 	extents []extent // all but the first block
 	first   []byte   // the block with the primary superblock
@@ -169,7 +169,7 @@ func backupsOf(size int64) []int64 {
 	return offsets
 }
 
-// super returns the superblock at an offset. It is nil if the template has none there.
+// super returns the superblock at an offset, or nil if the template has no superblock at it.
 func (t *template) super(offset int64) []byte {
 	for _, e := range t.extents {
 		if in := offset - e.offset; in >= 0 && in+extSuperSize <= int64(len(e.data)) {
@@ -203,8 +203,8 @@ func (t *template) write(image *os.File) error {
 	return err
 }
 
-// setIdentity puts a UUID and a hash seed into a superblock and updates its checksum: the crc32c of the
-// bytes before it, with an initial value of all ones and without the final inversion.
+// setIdentity puts a UUID and a hash seed into a superblock and updates its checksum. The checksum is the
+// CRC-32C of the bytes before it, with an initial value of all ones and without the final inversion.
 func setIdentity(super []byte, id uuid.UUID, seed []byte) []byte {
 	copy(super[superUUID:], id[:])
 	copy(super[superHashSeed:], seed)

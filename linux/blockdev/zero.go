@@ -111,8 +111,8 @@ func (z *zeroing) close() {
 	_ = z.direct.Close()
 }
 
-// step zeroes a range by the first method that succeeds. Only the error of the last method counts: a disk
-// may fail a command with any error and still accept writes.
+// step zeroes a range by the first method that succeeds. It returns only the error of the last method, because
+// a disk may reject a command with any error and still accept writes.
 func (z *zeroing) step(s span) error {
 	for {
 		err := z.try(s)

@@ -16,23 +16,23 @@ import (
 // A failed write is an error.
 func TestZeroMethods(t *testing.T) {
 	noOp := func(*os.File, span) error { return nil }
-	refuses := func(errno error) zeroMethod {
+	fails := func(errno error) zeroMethod {
 		return func(*os.File, span) error { return fmt.Errorf("fake: %w", errno) }
 	}
 	for name, tc := range map[string]struct {
 		methods []zeroMethod
 		want    error
-		left    int // number of methods after the first step
+		left    int // number of remaining methods after the first step
 	}{
-		"released":            {[]zeroMethod{punchOut, zeroOut, overwrite}, nil, 3},
-		"no effect":           {[]zeroMethod{noOp, overwrite}, nil, 1},
-		"no effect of all":    {[]zeroMethod{noOp, noOp}, ErrNotBlank, 1},
-		"unsupported":         {[]zeroMethod{refuses(unix.EOPNOTSUPP), zeroOut}, nil, 1},
-		"reported, refused":   {[]zeroMethod{refuses(unix.EREMOTEIO), zeroOut}, nil, 1},
-		"unsupported by all":  {[]zeroMethod{refuses(unix.EOPNOTSUPP)}, unix.EOPNOTSUPP, 1},
-		"broken":              {[]zeroMethod{refuses(unix.EIO), zeroOut}, nil, 1},
-		"all broken":          {[]zeroMethod{refuses(unix.EOPNOTSUPP), refuses(unix.EIO)}, unix.EIO, 1},
-		"released by nothing": {[]zeroMethod{refuses(unix.EOPNOTSUPP), noOp, overwrite}, nil, 1},
+		"first method works":                  {[]zeroMethod{punchOut, zeroOut, overwrite}, nil, 3},
+		"first method has no effect":          {[]zeroMethod{noOp, overwrite}, nil, 1},
+		"no method has an effect":             {[]zeroMethod{noOp, noOp}, ErrNotBlank, 1},
+		"first method unsupported":            {[]zeroMethod{fails(unix.EOPNOTSUPP), zeroOut}, nil, 1},
+		"first method rejected by the device": {[]zeroMethod{fails(unix.EREMOTEIO), zeroOut}, nil, 1},
+		"no method supported":                 {[]zeroMethod{fails(unix.EOPNOTSUPP)}, unix.EOPNOTSUPP, 1},
+		"first method fails":                  {[]zeroMethod{fails(unix.EIO), zeroOut}, nil, 1},
+		"all methods fail":                    {[]zeroMethod{fails(unix.EOPNOTSUPP), fails(unix.EIO)}, unix.EIO, 1},
+		"unsupported, then no effect":         {[]zeroMethod{fails(unix.EOPNOTSUPP), noOp, overwrite}, nil, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			device, image, _ := testenv.Disk(t, 4*mib)
@@ -46,16 +46,16 @@ func TestZeroMethods(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer z.close()
-			whole := span{512, 4*mib - 512}
-			if err := z.step(whole); !errors.Is(err, tc.want) || len(z.methods) != tc.left {
-				t.Errorf("%v with %d methods left, want %v with %d", err, len(z.methods), tc.want, tc.left)
+			all := span{512, 4*mib - 512}
+			if err := z.step(all); !errors.Is(err, tc.want) || len(z.methods) != tc.left {
+				t.Errorf("got %v and %d remaining methods, want %v and %d", err, len(z.methods), tc.want, tc.left)
 			}
 			content, err := os.ReadFile(image)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if blank := !slices.ContainsFunc(content, func(b byte) bool { return b != 0 }); tc.want == nil && !blank {
-				t.Error("data is left")
+				t.Error("the disk is not zero after the step")
 			}
 		})
 	}
@@ -68,11 +68,11 @@ func TestSamples(t *testing.T) {
 		s := span{17408, 17408 + length}
 		all := z.samples(s)
 		if all[0].start != s.start || all[len(all)-1].end != s.end {
-			t.Errorf("%d bytes: %v", length, all)
+			t.Errorf("a range of %d bytes: got samples %v, want one at each end of %v", length, all, s)
 		}
 		for _, p := range all {
 			if p.start%512 != 0 || p.end%512 != 0 || p.start < s.start || p.end > s.end || p.end-p.start > 4096 {
-				t.Errorf("%d bytes: %v in %v", length, p, s)
+				t.Errorf("a range of %d bytes: got sample %v, want an aligned one within %v", length, p, s)
 			}
 		}
 	}

@@ -48,7 +48,7 @@ func group(id uint64) uint64 { return 1<<levelShift | id }
 
 func (s *subvolumes) check() error {
 	if _, err := os.Stat(s.sysfs); err != nil {
-		return fmt.Errorf("%w: mount the host's /sys in the container of the driver", err)
+		return fmt.Errorf("%w: give the driver the host's /sys", err)
 	}
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
 		return errors.New("the kernel has no simple quotas of btrfs: run Linux 6.7 or newer")

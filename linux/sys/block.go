@@ -54,20 +54,20 @@ func DiskSequence(device *os.File) (n uint64, err error) {
 	return n, err
 }
 
-// AddPartition adds a partition to the list of partitions that the kernel holds for a disk
-// (BLKPG_ADD_PARTITION). Start and length are in bytes. The partition table on the disk does not change.
+// AddPartition registers a partition of a disk with the kernel (BLKPG_ADD_PARTITION). Start and length are in
+// bytes. The partition table on the disk does not change.
 func AddPartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_ADD_PARTITION", blkpgAddPartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// ResizePartition changes the length of a partition in that list (BLKPG_RESIZE_PARTITION). EINVAL if the
+// ResizePartition changes the length of a registered partition (BLKPG_RESIZE_PARTITION). EINVAL if the
 // partition has another start.
 func ResizePartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_RESIZE_PARTITION", blkpgResizePartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// DeletePartition removes a partition from that list (BLKPG_DEL_PARTITION). EBUSY while the partition is in
-// use, ENXIO if it does not exist.
+// DeletePartition removes a registered partition (BLKPG_DEL_PARTITION). EBUSY while the partition is in use,
+// ENXIO if it does not exist.
 func DeletePartition(disk *os.File, number int32) error {
 	return changePartition(disk, "BLKPG_DEL_PARTITION", blkpgDeletePartition, blkpgPartition{number: number})
 }

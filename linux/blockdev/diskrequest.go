@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// requestTimeout is the time within which a disk must respond. A disk that hangs must not delay the others,
-// and a sleeping disk needs some seconds to spin up.
+// requestTimeout is the time within which a disk must respond. It is short, so that a disk that hangs does not
+// delay the others, and longer than a sleeping disk needs to spin up.
 const requestTimeout = 10 * time.Second
 
 // ErrDiskLate means that the disk does not answer.
@@ -17,8 +17,8 @@ var ErrDiskLate = errors.New("disk does not answer")
 // requestLocks holds a lock for each device number, so that a disk that hangs gets no further requests.
 var requestLocks sync.Map
 
-// request calls do, which accesses a disk. ErrDiskLate if it does not return within requestTimeout. A later
-// result is dropped.
+// request calls do, which accesses a disk. ErrDiskLate if do does not return within requestTimeout. Its result
+// is then lost.
 func request[T any](d Disk, do func() (T, error)) (T, error) {
 	type result struct {
 		value T

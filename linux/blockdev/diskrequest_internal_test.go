@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 )
 
-// TestRequestLate: a disk that hangs is ErrDiskLate, gets no further requests meanwhile, and
-// responds again afterwards.
+// TestRequestLate: requests to a disk that hangs fail with ErrDiskLate and are not sent to the disk. When the
+// disk responds again, requests succeed.
 func TestRequestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := Disk{Path: "/dev/hangs", number: ^uint64(0)}
@@ -21,18 +21,18 @@ func TestRequestLate(t *testing.T) {
 		}
 		for range 3 {
 			if _, err := request(d, read); !errors.Is(err, ErrDiskLate) {
-				t.Errorf("%v", err)
+				t.Errorf("a disk that hangs: got %v, want %v", err, ErrDiskLate)
 			}
 		}
 		if n := calls.Load(); n != 1 {
-			t.Errorf("%d requests", n)
+			t.Errorf("the disk that hangs got %d requests, want 1", n)
 		}
 		if _, err := request(Disk{number: d.number - 1}, func() (int, error) { return 0, nil }); err != nil {
-			t.Errorf("another disk: %v", err)
+			t.Errorf("a request to another disk: got %v, want no error", err)
 		}
 		close(hang)
 		if n, err := request(d, read); n != 2 || err != nil {
-			t.Errorf("%d, %v", n, err)
+			t.Errorf("a request after the disk responds again: got %d, %v, want 2", n, err)
 		}
 	})
 }
