@@ -10,9 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// plainFlags are the flags of chattr(1) that are copied and do not prevent changes. The filesystem sets
-// the others itself, or they are part of features that cannot be copied: verity, encryption, project
-// IDs.
+// plainFlags are the flags of chattr(1) that are copied and do not prevent changes. The filesystem sets the
+// other flags itself, or they are part of features that cannot be copied: verity, encryption, project IDs.
 const plainFlags = sys.FlagCompress | sys.FlagSync | sys.FlagNoDump | sys.FlagNoAtime |
 	sys.FlagNoCompress | sys.FlagDirSync | sys.FlagTopDir | sys.FlagNoCOW
 
@@ -44,7 +43,7 @@ const xfsACL = "trusted.SGI_ACL_"
 // xattrCopy copies extended attributes.
 type xattrCopy struct{ names, value []byte }
 
-// copy skips attributes that the filesystem of the copy does not support.
+// copy copies the extended attributes of src that the filesystem of dst supports.
 func (x *xattrCopy) copy(dst, src string) error {
 	if x.names == nil {
 		x.names, x.value = make([]byte, xattrMax), make([]byte, xattrMax)
@@ -69,7 +68,7 @@ func (x *xattrCopy) copy(dst, src string) error {
 
 func (x *xattrCopy) copyOne(dst, src, name string) error {
 	n, err := unix.Getxattr(src, name, x.value)
-	if errors.Is(err, unix.ENODATA) { // listed, but not readable for this process
+	if errors.Is(err, unix.ENODATA) { // the attribute is listed, but this process may not read it
 		return nil
 	}
 	if err != nil {

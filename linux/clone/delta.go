@@ -22,15 +22,15 @@ const (
 	compareBuffer = 1 << 20
 )
 
-// Delta yields the ranges from an offset to the end of newer in which newer may differ from older. The
-// ranges are in order, and neither overlap nor touch. A copy of older equals newer after it is truncated
-// to the size of newer and these ranges are copied from newer. Behind the end of older, all bytes outside
-// of the ranges are zeros.
+// Delta yields the ranges from an offset to the end of newer in which newer may differ from older. The ranges
+// are in order, and neither overlap nor touch. To turn a copy of older into a copy of newer, set its size to
+// that of newer, and copy these ranges from newer. Where newer is larger than older, all bytes outside of the
+// ranges are zeros.
 //
-// Both must be snapshots that do not change. If both are immutable (SetImmutable) on one xfs or btrfs,
-// Delta detects equal content by its address on the disk and does not read it. Compressed data then
-// counts as different. Otherwise Delta reads and compares both. After an error it yields no more ranges.
-// The error is ctx.Err() if ctx ended.
+// Neither file may change during the call. If both are immutable (SetImmutable) and on one xfs or btrfs, Delta
+// detects equal content by its address on the disk and does not read it. Compressed data then counts as
+// different. Otherwise Delta reads and compares the content. After an error it yields no more ranges. The
+// error is ctx.Err() if ctx ended.
 func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
 		p, err := newPair(older, newer)
@@ -56,8 +56,8 @@ type pair struct {
 	older, newer *os.File
 	// common is the size of the smaller image, size is the size of newer, both in bytes.
 	common, size int64
-	// fixed means that equal addresses on the disk imply equal content.
-	fixed bool
+	// byAddress means that equal addresses on the disk imply equal content.
+	byAddress bool
 }
 
 func newPair(older, newer *os.File) (*pair, error) {
@@ -70,25 +70,25 @@ func newPair(older, newer *os.File) (*pair, error) {
 		return nil, err
 	}
 	p := &pair{older: older, newer: newer, common: min(oldSize, newSize), size: newSize}
-	p.fixed, err = comparableAddresses(older, newer)
+	p.byAddress, err = comparableAddresses(older, newer)
 	return p, err
 }
 
-// comparableAddresses reports whether two files can be compared by the addresses of their extents: they
-// are immutable, and on one device of a filesystem whose files share blocks. A file that is not
-// immutable may have been overwritten in place.
+// comparableAddresses reports whether two files can be compared by the addresses of their extents. They must
+// be immutable, and on one device of a filesystem whose files share blocks. A file that is not immutable may
+// have been overwritten in place.
 func comparableAddresses(older, newer *os.File) (bool, error) {
-	oldDev, oldFixed, err := deviceOf(older)
+	oldDev, oldImmutable, err := deviceOf(older)
 	if err != nil {
 		return false, err
 	}
-	newDev, newFixed, err := deviceOf(newer)
-	return oldFixed && newFixed && oldDev == newDev, err
+	newDev, newImmutable, err := deviceOf(newer)
+	return oldImmutable && newImmutable && oldDev == newDev, err
 }
 
-// deviceOf returns the device of a file, and reports whether its blocks are fixed. A realtime file of
-// xfs is on another device of the same filesystem.
-func deviceOf(f *os.File) (dev uint64, fixed bool, err error) {
+// deviceOf returns st_dev of a file. immutable means that the file is immutable, is on xfs or btrfs, and has
+// its data on that device. The data of a realtime file of xfs is on another device.
+func deviceOf(f *os.File) (dev uint64, immutable bool, err error) {
 	st, err := stat(f)
 	if err != nil {
 		return 0, false, err
@@ -106,15 +106,15 @@ func deviceOf(f *os.File) (dev uint64, fixed bool, err error) {
 
 // changed yields the differences up to the end of the smaller image.
 func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] {
-	if p.fixed {
-		return p.moved(ctx, from)
+	if p.byAddress {
+		return p.changedAddresses(ctx, from)
 	}
-	return p.compared(ctx, from, p.common)
+	return p.changedContent(ctx, from, p.common)
 }
 
-// moved yields the ranges whose addresses differ. Where addresses change meanwhile, it compares the
-// content.
-func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
+// changedAddresses yields the ranges whose addresses differ. If the addresses change while it reads them, it
+// compares the content instead.
+func (p *pair) changedAddresses(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		var older, newer sys.ExtentMap
 		for from < p.common {
@@ -124,8 +124,8 @@ func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 				return
 			}
 			ranges := differing(oldRuns, newRuns, from, upTo)
-			if stable, err := p.unmoved(&older, oldRuns, from, upTo); err != nil || !stable {
-				ranges = p.compared(ctx, from, upTo)
+			if stable, err := p.sameAddresses(&older, oldRuns, from, upTo); err != nil || !stable {
+				ranges = p.changedContent(ctx, from, upTo)
 			}
 			for r, err := range ranges {
 				if !yield(r, err) || err != nil {
@@ -137,8 +137,8 @@ func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	}
 }
 
-// window reads the runs of both images between from and upTo, the offset up to which both extent maps
-// are complete.
+// window reads the runs of both images from an offset up to upTo. An extent map has a limited size, and upTo
+// is the offset up to which both are complete.
 func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns []run, upTo int64, err error) {
 	oldExtents, upTo, err := readExtents(older, p.older, from, p.common)
 	if err != nil {
@@ -148,15 +148,15 @@ func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns
 	return runs(oldExtents, from, upTo), runs(newExtents, from, upTo), upTo, err
 }
 
-// unmoved reports whether the map of older is the same as before the map of newer was read. btrfs moves
-// the blocks of immutable files too (btrfs-balance(8)), and newer may have received a former address of
-// older.
-func (p *pair) unmoved(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
+// sameAddresses reports whether older still has the addresses that it had before those of newer were read. It
+// is necessary because btrfs also moves the blocks of immutable files (btrfs-balance(8)), so that newer may
+// have a former address of older.
+func (p *pair) sameAddresses(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
 	extents, _, err := readExtents(older, p.older, from, upTo)
 	return err == nil && slices.Equal(before, runs(extents, from, upTo)), err
 }
 
-// differing yields the ranges in which two maps of one window differ.
+// differing yields the ranges in which the runs of two files differ.
 func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		for from < end {
@@ -172,28 +172,29 @@ func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
 	}
 }
 
-// nowhere is the shift of a run without data.
-const nowhere = math.MinInt64
+// noAddress is the shift of a run without data.
+const noAddress = math.MinInt64
 
-// runAt returns the runs that end behind an offset, and the run at the offset.
+// runAt returns the run at an offset, which has the shift noAddress if the file has no data, and the runs that
+// end behind the offset.
 func runAt(runs []run, at, end int64) ([]run, run) {
 	for len(runs) > 0 && runs[0].end <= at {
 		runs = runs[1:]
 	}
 	switch {
 	case len(runs) == 0:
-		return runs, run{from: at, end: end, shift: nowhere}
+		return runs, run{from: at, end: end, shift: noAddress}
 	case runs[0].from > at:
-		return runs, run{from: at, end: runs[0].from, shift: nowhere}
+		return runs, run{from: at, end: runs[0].from, shift: noAddress}
 	}
 	return runs, runs[0]
 }
 
 func sameContent(a, b run) bool { return a.shift == b.shift && !a.unaddressable && !b.unaddressable }
 
-// compared yields the differing blocks between two offsets. It reads only ranges with data in at least
-// one of the images.
-func (p *pair) compared(ctx context.Context, from, end int64) iter.Seq2[Range, error] {
+// changedContent yields the blocks between two offsets whose content differs. It reads only ranges with data
+// in at least one of the images.
+func (p *pair) changedContent(ctx context.Context, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		older, newer := make([]byte, compareBuffer), make([]byte, compareBuffer)
 		for from < end {
@@ -232,7 +233,7 @@ func (p *pair) nextData(from, end int64) (Range, error) {
 	return a, err
 }
 
-// readFull reads a range within the size of the file.
+// readFull fills b. The range must be within the file.
 func readFull(f *os.File, b []byte, at int64) error {
 	_, err := f.ReadAt(b, at)
 	if errors.Is(err, io.EOF) {

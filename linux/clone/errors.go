@@ -6,8 +6,8 @@ import (
 )
 
 var (
-	// ErrUncopyable means that a copy of a tree would leave something out.
-	ErrUncopyable = errors.New("a copy would leave something out")
+	// ErrUncopyable means that a copy of a tree would be incomplete.
+	ErrUncopyable = errors.New("a copy would be incomplete")
 	// ErrNotShared means that the filesystem cannot share blocks between the files.
 	ErrNotShared = errors.New("the filesystem cannot share blocks between the files")
 	// ErrNotSubvolume means that a directory is not the root of a btrfs subvolume.
@@ -16,7 +16,7 @@ var (
 	ErrTooSmall = errors.New("the device is too small")
 )
 
-// uncopyable is ErrUncopyable with the text of its cause.
+// uncopyable is ErrUncopyable, but has the text of its cause.
 type uncopyable struct{ cause error }
 
 func (u *uncopyable) Error() string { return u.cause.Error() }

@@ -17,8 +17,8 @@ const unaddressable = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded
 
 func extentEnd(e *sys.Extent) int64 { return int64(e.Logical + e.Length) }
 
-// readExtents reads the first extents of a file between two offsets into m. It also returns the offset up
-// to which they are complete. The next call with m overwrites them.
+// readExtents reads the first extents of a file between two offsets into m, and returns them and the offset up
+// to which they are complete. The next call with m overwrites the returned extents.
 func readExtents(m *sys.ExtentMap, f *os.File, from, end int64) ([]sys.Extent, int64, error) {
 	found, err := m.Read(f, from, end)
 	if err != nil {
@@ -39,14 +39,15 @@ type Range struct{ Offset, Length int64 }
 
 func (r Range) end() int64 { return r.Offset + r.Length }
 
-// run is a contiguous range of data. shift is its offset on the disk minus its offset in the file.
+// run is a range of a file whose data is contiguous on the disk. shift is the offset on the disk minus the
+// offset in the file.
 type run struct {
 	from, end, shift int64
 	unaddressable    bool
 }
 
-// runs joins the extents with data between two offsets, because the kernel may divide them differently
-// in each call. Blocks that were never written read as zeros and are not data.
+// runs returns the runs between two offsets. It joins adjacent extents, because the kernel may divide them
+// differently in each call. It skips blocks that were never written, which read as zeros.
 func runs(extents []sys.Extent, from, end int64) []run {
 	var out []run
 	for i := range extents {
@@ -71,9 +72,10 @@ func runs(extents []sys.Extent, from, end int64) []run {
 	return out
 }
 
-// Allocated yields the ranges of f with data between two offsets, in order. The ranges neither overlap
-// nor touch. All other bytes read as zeros. Dirty pages count as data. The memory does not grow with
-// the number of extents. After an error it yields no more ranges. The error is ctx.Err() if ctx ended.
+// Allocated yields the ranges of f with data between the offsets from and size, in order. The ranges neither
+// overlap nor touch. All other bytes read as zeros. Dirty pages count as data. The memory that Allocated uses
+// does not depend on the number of extents. After an error it yields no more ranges. The error is ctx.Err() if
+// ctx ended.
 func Allocated(ctx context.Context, f *os.File, from, size int64) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
 		end, err := sizeOf(f)
@@ -156,10 +158,10 @@ func joined(ranges iter.Seq2[Range, error]) iter.Seq2[Range, error] {
 	}
 }
 
-// Unshared returns the number of bytes of f in blocks that no other file shares. ok is false if the
-// filesystem, such as NFS, does not report it.
+// Unshared returns the number of bytes that are allocated to f and not shared with another file. ok is false
+// if the filesystem does not report its extents, as on NFS.
 func Unshared(f *os.File) (bytes int64, ok bool, err error) {
-	const end = 1<<63 - 1 // blocks behind the end of the file count too
+	const end = 1<<63 - 1 // blocks behind the end of the file count, too
 	m := new(sys.ExtentMap)
 	for from := int64(0); from < end; {
 		extents, upTo, err := readExtents(m, f, from, end)

@@ -19,14 +19,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// collect reads all ranges, and requires that they are in order and within the limits.
+// collect returns all ranges, and requires that they are in order, do not touch, and are between from and end.
 func collect(tb testing.TB, ranges iter.Seq2[clone.Range, error], from, end int64) []clone.Range {
 	tb.Helper()
 	var all []clone.Range
 	for r, err := range ranges {
 		must(tb, err)
 		if len(all) > 0 && r.Offset <= from || r.Offset < from || r.Length <= 0 || r.Offset+r.Length > end {
-			tb.Fatalf("range %+v after %d, before %d", r, from, end)
+			tb.Fatalf("got range %+v, want one behind %d and before %d", r, from, end)
 		}
 		from = r.Offset + r.Length
 		all = append(all, r)
@@ -41,7 +41,7 @@ func total(ranges []clone.Range) (bytes int64) {
 	return bytes
 }
 
-// history changes an image as a tenant does.
+// history makes random changes to an image, such as those of a tenant.
 type history struct {
 	*rand.Rand
 	image *os.File
@@ -69,7 +69,7 @@ func (h *history) step() error {
 	case 5:
 		_, err := h.image.WriteAt(make([]byte, length), at)
 		return err
-	case 6: // not aligned to blocks
+	case 6: // a write that is not aligned to blocks
 		_, err := h.image.WriteAt(h.bytes(1+h.IntN(3000)), h.Int64N(h.size-3000))
 		return err
 	case 7:
@@ -79,7 +79,7 @@ func (h *history) step() error {
 	return err
 }
 
-// bytes returns data, of which some can be compressed.
+// bytes returns n bytes, which are random or can be compressed.
 func (h *history) bytes(n int) []byte {
 	b := bytes.Repeat([]byte{byte(h.Uint32())}, n)
 	if h.IntN(2) == 0 {
@@ -111,7 +111,7 @@ func content(tb testing.TB, f *os.File) []byte {
 	return b
 }
 
-// apply returns the content of older, with the content of newer in the ranges.
+// apply returns older with the size of newer, and with the content of newer in the ranges.
 func apply(older, newer []byte, ranges []clone.Range) []byte {
 	out := make([]byte, len(newer))
 	copy(out, older)
@@ -121,7 +121,7 @@ func apply(older, newer []byte, ranges []clone.Range) []byte {
 	return out
 }
 
-// histories returns the number of random histories on each filesystem.
+// histories returns the number of random histories that TestDelta tests on each filesystem.
 func histories(tb testing.TB) int {
 	tb.Helper()
 	if n, err := strconv.Atoi(os.Getenv("TRIVET_TEST_HISTORIES")); err == nil {
@@ -133,23 +133,23 @@ func histories(tb testing.TB) int {
 	return 40
 }
 
-// TestDelta: for random changes of an image, older with the delta equals newer, and bytes that are not allocated are
-// zeros. The delta is small unless data is compressed.
+// TestDelta: after random changes of an image, older with the delta applied equals newer, and bytes outside of
+// the allocated ranges are zeros. The delta is small unless data is compressed.
 func TestDelta(t *testing.T) {
-	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "1G", func(t *testing.T, g testFS, dir string) {
 		var changed, all int64
 		for seed := range histories(t) {
-			c, a := g.history(t, dir, uint64(seed))
+			c, a := g.testHistory(t, dir, uint64(seed))
 			changed, all = changed+c, all+a
 		}
 		if changed == 0 || !g.compress && changed > all/2 {
-			t.Errorf("%d of %d bytes changed", changed, all)
+			t.Errorf("all deltas have %d bytes of %d, want more than 0 and at most a half unless data is compressed", changed, all)
 		}
 	})
 }
 
-// history tests one random history, and returns the size of the delta and of the image.
-func (g ground) history(t *testing.T, dir string, seed uint64) (changed, all int64) {
+// testHistory tests one random history, and returns the sizes of the delta and of the image.
+func (g testFS) testHistory(t *testing.T, dir string, seed uint64) (changed, all int64) {
 	t.Helper()
 	h := &history{Rand: rand.New(rand.NewPCG(seed, 0)), size: 2*mib + int64(seed%2)*500}
 	h.image = g.image(t, filepath.Join(dir, "image"))
@@ -176,22 +176,22 @@ func (g ground) history(t *testing.T, dir string, seed uint64) (changed, all int
 	oldBytes, newBytes := content(t, older), content(t, newer)
 	got := apply(oldBytes, newBytes, rest)
 	if !bytes.Equal(got[from:], newBytes[from:]) {
-		t.Errorf("history %d: the delta from %d is not complete", seed, from)
+		t.Errorf("history %d: the delta from offset %d is incomplete", seed, from)
 	}
 	return total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)), h.size
 }
 
-// compare checks one delta and the allocated ranges of newer against the content of both.
-func (g ground) compare(t *testing.T, seed uint64, older, newer *os.File) {
+// compare checks the delta and the allocated ranges of newer against the content of both files.
+func (g testFS) compare(t *testing.T, seed uint64, older, newer *os.File) {
 	t.Helper()
 	oldBytes, newBytes := content(t, older), content(t, newer)
 	size := int64(len(newBytes))
 	delta := collect(t, clone.Delta(t.Context(), older, newer, 0), 0, size)
 	if got := apply(oldBytes, newBytes, delta); sha256.Sum256(got) != sha256.Sum256(newBytes) {
-		t.Errorf("history %d: the delta from %s to %s is not complete", seed, older.Name(), newer.Name())
+		t.Errorf("history %d: the delta from %s to %s is incomplete", seed, older.Name(), newer.Name())
 	}
 	if got := apply(nil, newBytes, collect(t, clone.Allocated(t.Context(), newer, 0, size), 0, size)); !bytes.Equal(got, newBytes) {
-		t.Errorf("history %d: the allocated ranges of %s are not complete", seed, newer.Name())
+		t.Errorf("history %d: the allocated ranges of %s are incomplete", seed, newer.Name())
 	}
 }
 
@@ -203,26 +203,26 @@ func remove(t *testing.T, files ...*os.File) {
 	}
 }
 
-// TestDeltaSame: equal content is neither read nor yielded.
+// TestDeltaSame: Delta does not yield equal content, whether it compares addresses or content.
 func TestDeltaSame(t *testing.T) {
-	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "1G", func(t *testing.T, g testFS, dir string) {
 		h := &history{Rand: rand.New(rand.NewPCG(1, 1)), size: 8 * mib, image: g.image(t, filepath.Join(dir, "image"))}
 		must(t, h.image.Truncate(h.size))
 		write(t, h.image, mib, random(mib))
 		older := h.snapshot(t, filepath.Join(dir, "older"))
 		write(t, h.image, mib+64*kib, random(4 * kib)[:100])
 		newer := h.snapshot(t, filepath.Join(dir, "newer"))
-		for name, tc := range map[string]struct{ a, b *os.File }{"itself": {older, older}, "newer": {older, newer}, "older": {newer, older}} {
+		for name, tc := range map[string]struct{ a, b *os.File }{"same": {older, older}, "older to newer": {older, newer}, "newer to older": {newer, older}} {
 			n := total(collect(t, clone.Delta(t.Context(), tc.a, tc.b, 0), 0, h.size))
-			if name == "itself" && n != 0 && !g.compress || name != "itself" && n == 0 || !g.compress && n > 64*kib {
-				t.Errorf("%s: %d bytes differ", name, n)
+			if name == "same" && n != 0 && !g.compress || name != "same" && n == 0 || !g.compress && n > 64*kib {
+				t.Errorf("%s: got a delta of %d bytes, want 0 for the same file and at most %d otherwise", name, n, 64*kib)
 			}
 		}
-		// Files that are not immutable are read.
+		// If one of the files is not immutable, Delta compares the content.
 		_, err := clone.SetImmutable(newer, false)
 		must(t, err)
 		if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)); n == 0 || n > 64*kib {
-			t.Errorf("compared: %d bytes differ", n)
+			t.Errorf("older to newer, by content: got a delta of %d bytes, want 1 to %d", n, 64*kib)
 		}
 		remove(t, older, newer)
 	})
@@ -241,14 +241,15 @@ func TestDeltaAcross(t *testing.T) {
 			files = append(files, f)
 		}
 		if n := total(collect(t, clone.Delta(t.Context(), files[0], files[1], 0), 0, mib)); n != mib {
-			t.Errorf("%s: %d bytes differ", fsType, n)
+			t.Errorf("%s: got a delta of %d bytes, want %d", fsType, n, mib)
 		}
 	}
 }
 
-// TestWindows: files with more extents than an ExtentMap holds, and iterations that end early.
+// TestWindows: Delta and Allocated work for files with more extents than an ExtentMap holds, and the caller can end
+// the iteration early.
 func TestWindows(t *testing.T) {
-	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "1G", func(t *testing.T, g testFS, dir string) {
 		const pieces = 3000
 		h := &history{image: g.image(t, filepath.Join(dir, "image")), size: gib}
 		must(t, h.image.Truncate(h.size))
@@ -265,7 +266,7 @@ func TestWindows(t *testing.T) {
 
 		ctx, cancel := context.WithCancel(t.Context())
 		for _, ranges := range []iter.Seq2[clone.Range, error]{clone.Delta(ctx, older, newer, 0), clone.Allocated(ctx, newer, 0, gib)} {
-			for _, err := range ranges { // the loop may end early
+			for _, err := range ranges {
 				must(t, err)
 				break
 			}
@@ -277,18 +278,19 @@ func TestWindows(t *testing.T) {
 				last = err
 			}
 			if !errors.Is(last, context.Canceled) {
-				t.Errorf("with an ended context: %v", last)
+				t.Errorf("with an ended context: got %v, want %v", last, context.Canceled)
 			}
 		}
 		remove(t, older, newer)
 	})
 }
 
-func (g ground) requireDelta(t *testing.T, older, newer *os.File, pieces int64) {
+// requireDelta checks the delta of TestWindows.
+func (g testFS) requireDelta(t *testing.T, older, newer *os.File, pieces int64) {
 	t.Helper()
 	allocated := collect(t, clone.Allocated(t.Context(), newer, 0, gib), 0, gib)
 	if int64(len(allocated)) != pieces {
-		t.Errorf("%d ranges are allocated, want %d", len(allocated), pieces)
+		t.Errorf("got %d allocated ranges, want %d", len(allocated), pieces)
 	}
 	delta := collect(t, clone.Delta(t.Context(), older, newer, 0), 0, gib)
 	seen := map[int64]bool{}
@@ -297,48 +299,48 @@ func (g ground) requireDelta(t *testing.T, older, newer *os.File, pieces int64) 
 	}
 	for i := range pieces / 3 {
 		if !seen[i*192*kib] && !seen[i*192*kib+4*kib] {
-			t.Fatalf("the write at %d is not in the delta", i*192*kib)
+			t.Fatalf("the delta does not contain the write at %d", i*192*kib)
 		}
 	}
 	if !g.compress && int64(len(delta)) != pieces/3 {
-		t.Errorf("%d ranges differ, want %d", len(delta), pieces/3)
+		t.Errorf("got a delta of %d ranges, want %d", len(delta), pieces/3)
 	}
 }
 
 // TestUnshared: Unshared counts the blocks that no other file shares.
 func TestUnshared(t *testing.T) {
-	eachGround(t, "512M", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "512M", func(t *testing.T, g testFS, dir string) {
 		f := g.image(t, filepath.Join(dir, "image"))
 		write(t, f, 0, random(4*mib))
 		must(t, f.Sync())
-		want := func(f *os.File, want int64) {
+		requireUnshared := func(f *os.File, want int64) {
 			t.Helper()
 			got, ok, err := clone.Unshared(f)
 			if err != nil || !ok || got != want {
-				t.Errorf("%s: %d, %t, %v, want %d", f.Name(), got, ok, err, want)
+				t.Errorf("%s: got %d unshared bytes, %t, %v, want %d", f.Name(), got, ok, err, want)
 			}
 		}
-		want(f, 4*mib)
+		requireUnshared(f, 4*mib)
 		if !g.reflink {
 			return
 		}
 		c := create(t, filepath.Join(dir, "copy"))
 		_, err := clone.File(t.Context(), c, f, clone.Options{})
 		must(t, err)
-		want(f, 0)
-		want(c, 0)
+		requireUnshared(f, 0)
+		requireUnshared(c, 0)
 		write(t, c, 3*mib, random(mib))
 		must(t, c.Sync())
-		want(c, mib)
+		requireUnshared(c, mib)
 	})
 	if _, ok, err := clone.Unshared(open(t, "/proc/self/status")); ok || err != nil {
-		t.Errorf("a file without extents: %t, %v", ok, err)
+		t.Errorf("a filesystem that reports no extents: got %t, %v, want false", ok, err)
 	}
 }
 
 // BenchmarkDelta compares two snapshots of an image of 1 TiB with 10,000 changed extents.
 func BenchmarkDelta(b *testing.B) {
-	for _, g := range grounds[:2] {
+	for _, g := range testFilesystems[:2] {
 		b.Run(g.name, func(b *testing.B) {
 			dir := g.mount(b, "4G")
 			h := &history{image: g.image(b, filepath.Join(dir, "image")), size: 1 << 40}
@@ -354,7 +356,7 @@ func BenchmarkDelta(b *testing.B) {
 			newer := h.snapshot(b, filepath.Join(dir, "newer"))
 			for b.Loop() {
 				if n := len(collect(b, clone.Delta(b.Context(), older, newer, 0), 0, h.size)); n != extents {
-					b.Fatalf("%d ranges differ", n)
+					b.Fatalf("got a delta of %d ranges, want %d", n, extents)
 				}
 			}
 		})

@@ -19,10 +19,9 @@ const chunk = 8 << 20
 
 // Options are the options of a copy.
 type Options struct {
-	// Unshared copies the bytes even if blocks could be shared. The copy then allocates all
-	// its space at once.
+	// Unshared means that blocks are not shared. The copy then has its own space from the beginning.
 	Unshared bool
-	// OnlyShared copies nothing if blocks cannot be shared (ErrNotShared).
+	// OnlyShared means that nothing is copied if blocks cannot be shared (ErrNotShared).
 	OnlyShared bool
 	// Progress is called repeatedly with the number of bytes copied so far. It may be nil.
 	Progress func(bytes int64)
@@ -36,18 +35,17 @@ type Result struct {
 	Bytes int64
 }
 
-// File copies the content of src to dst, including holes. dst is a new empty regular file open for
-// writing, src a regular file open for reading. If the filesystem supports it, the files share their
-// blocks (ioctl_ficlone(2)), and the copy is a consistent snapshot. Otherwise the data is copied, by
-// the filesystem or its server if they support it (copy_file_range(2)), and no process may write to
-// src meanwhile.
+// File copies the content of src to dst, including holes. dst must be an empty regular file that is open for
+// writing, and src a regular file that is open for reading. If the filesystem supports it, the files share
+// their blocks (ioctl_ficlone(2)), and the copy is a consistent snapshot. Otherwise the data is copied, by the
+// filesystem or its server if they support it (copy_file_range(2)), and no process may write to src during the
+// call.
 //
 // dst and src may also be block devices. File writes all bytes to a device, including zeros, because the
-// device may have other content. A larger device keeps its content behind the copy.
+// device may have other content. If the device is larger than src, its content after the copy does not change.
 //
-// dst is durable when File returns. File sets FS_NOCOW_FL of dst as on src if the filesystem has that
-// flag, because btrfs shares no blocks between files that differ in it. After an error dst contains a
-// part of the copy. The error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than
+// dst is durable when File returns. File copies the flag FS_NOCOW_FL if the filesystem has that flag, because
+// btrfs shares no blocks between files that differ in it. After an error dst contains a part of the copy. The error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than
 // src. File rejects a dst that is not empty, and a dst or src that is neither a file nor a device.
 func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	c, err := newFileCopy(dst, src, o)
@@ -68,10 +66,10 @@ type fileCopy struct {
 	Options
 	dst, src *os.File
 	size     int64
-	// anyDevice means that dst or src is a block device. dstDevice means that dst is one.
+	// anyDevice means that dst or src is a block device. dstDevice means that dst is a block device.
 	anyDevice, dstDevice bool
 	shared               bool
-	// offload means that the kernel has not refused copy_file_range(2).
+	// offload means that copy_file_range(2) is used. It is cleared when the kernel refuses the call.
 	offload bool
 	buf     []byte
 	// done is the number of bytes for Progress.
@@ -89,7 +87,7 @@ func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
 		case kind == unix.S_IFBLK:
 			c.anyDevice, c.dstDevice = true, c.dstDevice || f == dst
 		case kind != unix.S_IFREG:
-			return nil, fmt.Errorf("%q is neither a file nor a block device: only those are copied byte by byte", f.Name())
+			return nil, fmt.Errorf("%q is neither a file nor a block device: only those can be copied", f.Name())
 		case f == dst && st.Size != 0:
 			return nil, fmt.Errorf("%q has %d bytes: copy to an empty file", f.Name(), st.Size)
 		}
@@ -126,7 +124,7 @@ func (c *fileCopy) run(ctx context.Context) error {
 	return c.copyData(ctx)
 }
 
-// finish returns the result. It reports the progress of a copy that shares blocks.
+// finish returns the result. If the copy shares its blocks, finish makes the only call of Progress.
 func (c *fileCopy) finish() (Result, error) {
 	if c.dstDevice {
 		return Result{Bytes: c.size}, nil
@@ -147,19 +145,19 @@ func refused(err error) bool {
 		errors.Is(err, unix.EBADF) || errors.Is(err, unix.ETXTBSY)
 }
 
-// makeRoom extends a file dst to the size of src. ErrTooSmall if dst is a smaller device.
+// makeRoom extends dst to the size of src. ErrTooSmall if dst is a device that is smaller than src.
 func (c *fileCopy) makeRoom() error {
 	if !c.dstDevice {
 		return c.dst.Truncate(c.size)
 	}
 	room, err := sizeOf(c.dst)
 	if err == nil && room < c.size {
-		err = fmt.Errorf("%w: %q has %d bytes, %q has %d: copy to a device that is as large", ErrTooSmall, c.dst.Name(), room, c.src.Name(), c.size)
+		err = fmt.Errorf("%w: %q has %d bytes, %q has %d: copy to a device that is at least as large", ErrTooSmall, c.dst.Name(), room, c.src.Name(), c.size)
 	}
 	return err
 }
 
-// copyData copies the data between holes. If dst or src is a device, it also copies holes.
+// copyData copies the ranges with data. If dst or src is a device, it copies all bytes.
 func (c *fileCopy) copyData(ctx context.Context) error {
 	if err := c.makeRoom(); err != nil {
 		return err
@@ -201,8 +199,8 @@ func (c *fileCopy) report(bytes int64) {
 	}
 }
 
-// copyChunk copies up to length bytes. copy_file_range(2) may return 0 instead of an error if the
-// kernel cannot copy (BUGS).
+// copyChunk copies up to length bytes. If the kernel cannot copy, copy_file_range(2) may return 0 instead of
+// an error (section BUGS of its manual page).
 func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
 	if !c.offload {
 		return c.readWrite(at, length)
@@ -231,7 +229,7 @@ func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 		}
 		return 0, err
 	}
-	// Zeros become holes even if the filesystem does not report holes, such as NFS before 4.2.
+	// Zeros become holes, in case the filesystem of src does not report holes, such as NFS before 4.2.
 	if !c.dstDevice && zero(b[:n]) {
 		return int64(n), nil
 	}

@@ -26,7 +26,7 @@ func random(n int64) []byte {
 	return b
 }
 
-// sparse writes an image of 3 GiB with little data, and a hole at its end.
+// sparse makes f an image of 3 GiB with little data and with a hole at its end.
 func sparse(tb testing.TB, f *os.File) {
 	tb.Helper()
 	for _, at := range []int64{0, 10 * mib, gib + 5000, 2 * gib} {
@@ -37,7 +37,7 @@ func sparse(tb testing.TB, f *os.File) {
 	must(tb, f.Sync())
 }
 
-// dataOf returns the size of a file, the ranges with data, and the hash of the data.
+// dataOf returns the size of a file, the start and end of each range with data, and the hash of the data.
 func dataOf(tb testing.TB, f *os.File) (size int64, at []int64, sum [32]byte) {
 	tb.Helper()
 	size, err := f.Seek(0, io.SeekEnd)
@@ -62,14 +62,14 @@ func requireSame(tb testing.TB, a, b *os.File) {
 	aSize, aData, aSum := dataOf(tb, a)
 	bSize, bData, bSum := dataOf(tb, b)
 	if aSize != bSize || !slices.Equal(aData, bData) || aSum != bSum {
-		tb.Errorf("%s has %d bytes, data at %v; %s %d, %v; same content: %t", a.Name(), aSize, aData, b.Name(), bSize, bData, aSum == bSum)
+		tb.Errorf("%s differs from %s: got size %d and data at %v, want %d and %v; equal content: %t", b.Name(), a.Name(), bSize, bData, aSize, aData, aSum == bSum)
 	}
 }
 
 // TestFile: a copy has the content, size and holes of its source. It shares its blocks if the filesystem supports
 // that, unless the options forbid it.
 func TestFile(t *testing.T) {
-	eachGround(t, "512M", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "512M", func(t *testing.T, g testFS, dir string) {
 		src := g.image(t, filepath.Join(dir, "src"))
 		sparse(t, src)
 		for name, o := range map[string]clone.Options{"shared": {}, "unshared": {Unshared: true}} {
@@ -80,30 +80,30 @@ func TestFile(t *testing.T) {
 			must(t, err)
 			requireSame(t, src, dst)
 			want := g.reflink && !o.Unshared
-			if got.Shared != want || got.Bytes != blocks(t, dst) || reported == 0 {
-				t.Errorf("%s: %+v, %d bytes allocated, %d reported", name, got, blocks(t, dst), reported)
+			if got.Shared != want || got.Bytes != allocatedTo(t, dst) || reported == 0 {
+				t.Errorf("%s: got %+v, last progress %d, want shared %t and %d bytes", name, got, reported, want, allocatedTo(t, dst))
 			}
 			if shared, all := sharedExtents(t, dst.Name()); all == 0 || want && shared != all || !want && shared != 0 {
-				t.Errorf("%s: %d of %d extents are shared", name, shared, all)
+				t.Errorf("%s: got %d shared extents of %d, want all or none: shared %t", name, shared, all, want)
 			}
 			if flags := testenv.Run(t, "lsattr", dst.Name()); strings.Contains(strings.Fields(flags)[0], "C") != g.nocow {
-				t.Errorf("%s: NOCOW is wrong: %s", name, flags)
+				t.Errorf("%s: got flags %s, want NOCOW %t", name, flags, g.nocow)
 			}
 		}
 	})
 }
 
-// increasing is a Progress that stores each report, and requires that it does not decrease.
+// increasing returns a Progress that stores each report, and requires that the reports do not decrease.
 func increasing(t *testing.T, reported *int64) func(bytes int64) {
 	return func(bytes int64) {
 		if bytes < *reported {
-			t.Errorf("progress from %d to %d", *reported, bytes)
+			t.Errorf("Progress was called with %d after %d, want no decrease", bytes, *reported)
 		}
 		*reported = bytes
 	}
 }
 
-// TestFileNoCOW: copies share blocks also in a directory whose files inherit other flags.
+// TestFileNoCOW: a copy shares blocks even in a directory whose files inherit other flags.
 func TestFileNoCOW(t *testing.T) {
 	dir := filesystem(t, "btrfs", "256M")
 	for attribute, to := range map[string]string{"+C": "nocow", "+c": "compressed"} {
@@ -116,13 +116,13 @@ func TestFileNoCOW(t *testing.T) {
 		for _, to := range []string{"plain", "nocow", "compressed"} {
 			got, err := clone.File(t.Context(), create(t, filepath.Join(dir, to, "from-"+from)), src, clone.Options{})
 			if err != nil || !got.Shared {
-				t.Errorf("%s to %s: %+v, %v", from, to, got, err)
+				t.Errorf("copy from %s to %s: got %+v, %v, want shared blocks", from, to, got, err)
 			}
 		}
 	}
 }
 
-// TestFileAcross copies files of several sizes from each kind of filesystem to each.
+// TestFileAcross copies files of several sizes between all pairs of filesystems.
 func TestFileAcross(t *testing.T) {
 	dirs := map[string]string{}
 	for _, fsType := range []string{"xfs", "btrfs", "ext4"} {
@@ -136,10 +136,10 @@ func TestFileAcross(t *testing.T) {
 				dst := create(t, filepath.Join(b, "from-"+from+"-"+size))
 				got, err := clone.File(t.Context(), dst, src, clone.Options{})
 				if err != nil || from != to && n > 0 && got.Shared {
-					t.Errorf("%s from %s to %s: %+v, %v", size, from, to, got, err)
+					t.Errorf("%s file from %s to %s: got %+v, %v, want no shared blocks", size, from, to, got, err)
 				}
 				if back, err := os.ReadFile(dst.Name()); err != nil || !bytes.Equal(back, random(n)) {
-					t.Errorf("%s from %s to %s has %d bytes, %v", size, from, to, len(back), err)
+					t.Errorf("%s file from %s to %s: got %d bytes, %v, want the %d bytes of the source", size, from, to, len(back), err, n)
 				}
 				must(t, os.Remove(dst.Name()))
 			}
@@ -158,14 +158,14 @@ func TestFileCancel(t *testing.T) {
 	o := clone.Options{Progress: func(bytes int64) { reported = bytes; cancel() }}
 	_, err := clone.File(ctx, create(t, filepath.Join(dir, "dst")), src, o)
 	if !errors.Is(err, context.Canceled) || reported == 0 || reported > size/2 {
-		t.Errorf("after %d of %d bytes: %v", reported, size, err)
+		t.Errorf("got %v after %d bytes, want %v before %d", err, reported, context.Canceled, size/2)
 	}
 	if _, err := clone.File(ctx, create(t, filepath.Join(dir, "other")), src, o); !errors.Is(err, context.Canceled) {
-		t.Errorf("with an ended context: %v", err)
+		t.Errorf("with an ended context: got %v, want %v", err, context.Canceled)
 	}
 }
 
-// TestFileDevice: between images and disks all bytes are copied over the old content.
+// TestFileDevice: if the source or the destination is a disk, all bytes are copied, and old content is overwritten.
 func TestFileDevice(t *testing.T) {
 	const size = 64 * mib
 	disk := func(fill byte, size int64) *os.File {
@@ -192,21 +192,21 @@ func TestFileDevice(t *testing.T) {
 		got, err := clone.File(t.Context(), to, from, clone.Options{})
 		must(t, err)
 		if sum(to) != sum(image) || got.Shared || got.Bytes != size {
-			t.Errorf("%s from %s differs: %+v", to.Name(), from.Name(), got)
+			t.Errorf("copy from %s to %s: got %+v or other content, want %d bytes", from.Name(), to.Name(), got, size)
 		}
 		from = to
 	}
 	got, err := clone.File(t.Context(), back, first, clone.Options{})
 	must(t, err)
 	if st, err := back.Stat(); err != nil || st.Size() != size || sum(back) != sum(image) || got.Bytes > size/2 {
-		t.Errorf("from a disk to a file: %+v, %v", got, err)
+		t.Errorf("copy from a disk to a file: got %+v, %v, want the same content with holes", got, err)
 	}
 	if _, err := clone.File(t.Context(), small, image, clone.Options{}); !errors.Is(err, clone.ErrTooSmall) {
-		t.Errorf("to a disk that is too small: %v", err)
+		t.Errorf("copy to a disk that is too small: got %v, want %v", err, clone.ErrTooSmall)
 	}
 }
 
-// TestFileRefuses: File refuses files that are not images, and a destination that is not empty.
+// TestFileRefuses: File refuses directories, character devices, and a destination that is not empty.
 func TestFileRefuses(t *testing.T) {
 	dir := t.TempDir()
 	src, full := create(t, filepath.Join(dir, "src")), create(t, filepath.Join(dir, "full"))
@@ -217,25 +217,25 @@ func TestFileRefuses(t *testing.T) {
 		want     string
 	}{{full, src, "copy to an empty file"}, {open(t, dir), src, neither}, {src, open(t, dir), neither}, {src, open(t, "/dev/zero"), neither}} {
 		if _, err := clone.File(t.Context(), tc.dst, tc.src, clone.Options{}); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s from %s: %v", tc.dst.Name(), tc.src.Name(), err)
+			t.Errorf("copy from %s to %s: got %v, want %q", tc.src.Name(), tc.dst.Name(), err, tc.want)
 		}
 	}
 }
 
 func TestSetImmutable(t *testing.T) {
-	eachGround(t, "512M", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "512M", func(t *testing.T, g testFS, dir string) {
 		f := g.image(t, filepath.Join(dir, "image"))
 		for _, on := range []bool{true, true, false, false} {
 			ok, err := clone.SetImmutable(f, on)
 			must(t, err)
 			err = os.Truncate(f.Name(), 1)
 			if !ok || errors.Is(err, unix.EPERM) != on {
-				t.Errorf("immutable %t: %t, then truncate: %v", on, ok, err)
+				t.Errorf("SetImmutable %t: got %t, and truncating then returned %v", on, ok, err)
 			}
 		}
 	})
 	f := open(t, "/proc/self/status")
 	if ok, err := clone.SetImmutable(f, true); ok || err != nil {
-		t.Errorf("without flags: %t, %v", ok, err)
+		t.Errorf("a filesystem without attributes: got %t, %v, want false", ok, err)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// locks are the attributes that prevent a file from being changed, linked and moved.
-const locks = sys.AttrImmutable | sys.AttrAppend
+// protectionMask contains the attributes that prevent a file from being changed, linked and moved.
+const protectionMask = sys.AttrImmutable | sys.AttrAppend
 
 // SetImmutable sets or clears the attribute immutable of an open file. ok is false if the filesystem,
 // such as NFS, does not support the attribute. EPERM without CAP_LINUX_IMMUTABLE.
@@ -31,9 +31,9 @@ func setAttributes(f *os.File, mask, attributes uint32) error {
 	return err
 }
 
-// locksOf reads the locks of a file, which may be open by O_PATH. It returns 0 if the filesystem has no
-// such attributes.
-func locksOf(f *os.File) (uint32, error) {
+// protectionOf reads the attributes in protectionMask of a file, which may be opened with O_PATH. It returns 0
+// if the filesystem has no such attributes.
+func protectionOf(f *os.File) (uint32, error) {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
 	var l uint32
@@ -55,7 +55,7 @@ func inodeFlags(f *os.File) (int, error) {
 	return n, err
 }
 
-// copyFlags copies the flags in mask from src to dst. It clears flags before it sets others: btrfs
+// copyFlags copies the flags in mask from src to dst. It clears flags before it sets others, because btrfs
 // refuses NOCOW for a compressed file.
 func copyFlags(dst, src *os.File, mask int) error {
 	srcFlags, err := inodeFlags(src)

@@ -38,7 +38,7 @@ func filesystemType(f *os.File) (int64, error) {
 // blockUnit is the unit of st_blocks in bytes (stat(3type)).
 const blockUnit = 512
 
-// openat opens a path that neither leaves dir nor crosses a link or a mount. The name of the file is
+// openat opens a path that neither leaves dir nor crosses a symbolic link or a mount. The returned file has
 // the name of dir, because the path of a deep file is long.
 func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error) {
 	fd, err := sys.OpenFD(dir, path, sys.OneMount, flags, mode)
@@ -48,11 +48,11 @@ func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error)
 	return os.NewFile(uintptr(fd), dir.Name()), nil
 }
 
-// leaseBreak is longer than the time that the kernel waits for the holder of a lease (fcntl(2),
-// proc_sys_fs(5), lease-break-time).
+// leaseBreak is the time that reopen waits for the holder of a lease. It is longer than the time after which
+// the kernel breaks the lease (fcntl(2), proc_sys_fs(5), lease-break-time).
 const leaseBreak = time.Minute
 
-// reopen opens a regular file that is open by O_PATH for reading, independent of its name.
+// reopen opens the regular file that node, opened with O_PATH, refers to. The new file is open for reading.
 func reopen(ctx context.Context, node *os.File) (*os.File, error) {
 	var fd int
 	err := retry.For(ctx, leaseBreak, func() (again bool, err error) {

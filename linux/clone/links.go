@@ -13,14 +13,14 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
-// links holds one additional hard link to the copy of each file whose other names are not copied yet. The
-// links are in a temporary directory of the copy, and not in memory: a tree can have any number of such
-// files, and their other names may be outside of the tree.
+// links holds one additional hard link to the copy of each file that has more names than were copied so far.
+// The links are in a temporary directory of the copy, and not in memory, because a tree can have any number of
+// such files, and their other names may be outside of the tree.
 type links struct {
 	// root is the root of the copy.
 	root *os.File
-	// name is the name of the temporary directory in root. dir is that directory, nil until the
-	// first link is stored.
+	// name is the name of the temporary directory in root. dir is that directory. It is nil until the first
+	// link is stored.
 	name string
 	dir  *os.File
 }
@@ -28,23 +28,23 @@ type links struct {
 // link identifies a file with several hard links.
 type link struct {
 	inode uint64
-	// locks are the immutable and append-only attributes, which are set on the copy when it has all
+	// protection contains the attributes immutable and append-only, which are set on the copy when it has all
 	// its names.
-	locks uint32
+	protection uint32
 }
 
 func linkOf(e *entry) (l link, err error) {
 	l.inode = e.st.Ino
 	if e.kind() == unix.S_IFREG {
-		l.locks, err = locksOf(e.node)
+		l.protection, err = protectionOf(e.node)
 	}
 	return l, err
 }
 
 // String returns the name of the link in the temporary directory.
-func (l link) String() string { return fmt.Sprintf("%d.%d", l.inode, l.locks) }
+func (l link) String() string { return fmt.Sprintf("%d.%d", l.inode, l.protection) }
 
-// add creates the name of e as a hard link to the copy of the file. found is false if there is no copy
+// add creates the name of e as a hard link to the copy of the file. found is false if the file is not copied
 // yet. The last name replaces the additional link, so that the copy never has more links than the source.
 func (ls *links) add(l link, e *entry) (found bool, err error) {
 	if ls.dir == nil {
@@ -67,7 +67,7 @@ func (ls *links) add(l link, e *entry) (found bool, err error) {
 	})
 }
 
-// store creates the additional link to the copy. The copy has the name of e.
+// store creates the additional link to the copy, which already has the name of e.
 func (ls *links) store(l link, e *entry) error {
 	if err := ls.open(); err != nil {
 		return err
@@ -75,7 +75,7 @@ func (ls *links) store(l link, e *entry) error {
 	return fail("linkat", ls.dir, unix.Linkat(int(e.dst.Fd()), e.Name, int(ls.dir.Fd()), l.String(), 0))
 }
 
-// open creates the temporary directory. Its name is random, so that the source has no such name.
+// open creates the temporary directory. Its name is random, so that the source does not contain the same name.
 func (ls *links) open() (err error) {
 	if ls.dir != nil {
 		return nil
@@ -88,9 +88,9 @@ func (ls *links) open() (err error) {
 	return err
 }
 
-// release calls remove, which removes the additional link, and sets the locks of the copy.
+// release calls remove, which removes the additional link, and sets the protection of the copy.
 func (ls *links) release(l link, remove func() error) error {
-	if l.locks == 0 {
+	if l.protection == 0 {
 		return remove()
 	}
 	f, err := openat(ls.dir, l.String(), unix.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -101,10 +101,10 @@ func (ls *links) release(l link, remove func() error) error {
 	if err := remove(); err != nil {
 		return err
 	}
-	return setAttributes(f, locks, l.locks)
+	return setAttributes(f, protectionMask, l.protection)
 }
 
-// end removes the temporary directory, and the additional links that are left: their source has names
+// end removes the temporary directory, and the remaining additional links. They belong to files with names
 // outside of the tree.
 func (ls *links) end(ctx context.Context) error {
 	if ls.dir == nil {
@@ -147,7 +147,7 @@ func (ls *links) releaseAll(ctx context.Context) (released int, err error) {
 // drop releases the link with a name in the temporary directory.
 func (ls *links) drop(name string) error {
 	var l link
-	if _, err := fmt.Sscanf(name, "%d.%d", &l.inode, &l.locks); err != nil {
+	if _, err := fmt.Sscanf(name, "%d.%d", &l.inode, &l.protection); err != nil {
 		return fmt.Errorf("%s: %q is not a link of this copy: %w", ls.dir.Name(), name, err)
 	}
 	return ls.release(l, func() error {

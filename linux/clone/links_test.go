@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// TestTreeManyLinks: memory does not grow with the number of hard links, also if the other name of each file is
-// outside of the tree.
+// TestTreeManyLinks: memory does not grow with the number of hard links, even if the other names of the files
+// are outside of the tree.
 func TestTreeManyLinks(t *testing.T) {
 	const files = 20_000
 	dir := filesystem(t, "xfs", "1G")
@@ -24,44 +24,44 @@ func TestTreeManyLinks(t *testing.T) {
 	first, second := mkdir(t, src, "first"), mkdir(t, src, "second")
 	for i := range files {
 		name := fmt.Sprint(i)
-		create := filepath.Join(first, name)
-		must(t, os.WriteFile(create, nil, 0o600))
+		path := filepath.Join(first, name)
+		must(t, os.WriteFile(path, nil, 0o600))
 		other := outside
 		if i%2 == 0 {
 			other = second
 		}
-		must(t, os.Link(create, filepath.Join(other, name)))
+		must(t, os.Link(path, filepath.Join(other, name)))
 	}
-	copied, before, most := 0, heapObjects(), uint64(0)
+	copied, before, maximum := 0, heapObjects(), uint64(0)
 	o := clone.Options{Progress: func(int64) {
 		if copied++; copied%(files/10) == 0 {
-			most = max(most, heapObjects())
+			maximum = max(maximum, heapObjects())
 		}
 	}}
 	to, _, err := copyTree(t, src, o)
 	must(t, err)
 	if copied != files {
-		t.Errorf("%d files were copied, of %d", copied, files)
+		t.Errorf("copied %d files, want %d", copied, files)
 	}
-	if most > before+files/10 {
-		t.Errorf("%d objects in memory for %d files, %d before", most, files, before)
+	if maximum > before+files/10 {
+		t.Errorf("got %d objects in memory during the copy of %d files, want about as many as before: %d", maximum, files, before)
 	}
 	for _, sub := range []string{"first", "second"} {
 		a, b := inodes(t, filepath.Join(src, sub)), inodes(t, filepath.Join(to, sub))
 		if len(a) != len(b) {
-			t.Errorf("%s has %d names, its copy %d", sub, len(a), len(b))
+			t.Errorf("copy of %s: got %d names, want %d", sub, len(b), len(a))
 		}
 	}
-	again := inodes(t, filepath.Join(to, "first"))
+	firstInodes := inodes(t, filepath.Join(to, "first"))
 	for name, inode := range inodes(t, filepath.Join(to, "second")) {
-		if again[name] != inode {
-			t.Fatalf("%s: first and second have different files", name)
+		if firstInodes[name] != inode {
+			t.Fatalf("the copies first/%s and second/%[1]s are different files, want one file", name)
 		}
 	}
 	names, err := os.ReadDir(to)
 	must(t, err)
 	if len(names) != 2 {
-		t.Errorf("the copy has %v", names)
+		t.Errorf("root of the copy: got %v, want first and second", names)
 	}
 }
 
@@ -72,6 +72,7 @@ func heapObjects() uint64 {
 	return m.HeapObjects
 }
 
+// inodes returns the inode of each name in a directory.
 func inodes(tb testing.TB, dir string) map[string]uint64 {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
@@ -85,13 +86,13 @@ func inodes(tb testing.TB, dir string) map[string]uint64 {
 	return found
 }
 
-// TestTreeLockedLinks: immutable and append-only are copied with files of several names, also if one of the names
-// is outside of the tree.
-func TestTreeLockedLinks(t *testing.T) {
-	eachGround(t, "512M", func(t *testing.T, _ ground, dir string) {
-		src, whole, outside := mkdir(t, dir, "src"), mkdir(t, dir, "src", "whole"), mkdir(t, dir, "outside")
+// TestTreeProtectedLinks: the attributes immutable and append-only of a file with two names are copied, even if
+// one of the names is outside of the tree.
+func TestTreeProtectedLinks(t *testing.T) {
+	eachFilesystem(t, "512M", func(t *testing.T, _ testFS, dir string) {
+		src, inside, outside := mkdir(t, dir, "src"), mkdir(t, dir, "src", "inside"), mkdir(t, dir, "outside")
 		for _, flag := range []string{"i", "a", "ia"} {
-			for _, second := range []string{whole, outside} {
+			for _, second := range []string{inside, outside} {
 				name := filepath.Join(src, flag+filepath.Base(second))
 				must(t, os.WriteFile(name, []byte(flag), 0o600))
 				must(t, os.Link(name, filepath.Join(second, flag)))
@@ -103,27 +104,27 @@ func TestTreeLockedLinks(t *testing.T) {
 		must(t, err)
 		t.Cleanup(func() { testenv.Run(t, "chattr", "-R", "-ia", to) })
 		for _, flag := range []string{"i", "a", "ia"} {
-			for name, links := range map[string]uint64{"whole": 2, "outside": 1} {
+			for name, links := range map[string]uint64{"inside": 2, "outside": 1} {
 				var st unix.Stat_t
 				path := filepath.Join(to, flag+name)
 				must(t, unix.Lstat(path, &st))
 				if st.Nlink != links {
-					t.Errorf("%s has %d names", path, st.Nlink)
+					t.Errorf("%s: got %d names, want %d", path, st.Nlink, links)
 				}
 				got, err := unix.IoctlGetInt(int(open(t, path).Fd()), unix.FS_IOC_GETFLAGS)
 				must(t, err)
 				want, err := unix.IoctlGetInt(int(open(t, filepath.Join(src, flag+name)).Fd()), unix.FS_IOC_GETFLAGS)
 				must(t, err)
 				if got != want {
-					t.Errorf("%s has the flags %x, its source %x", path, got, want)
+					t.Errorf("%s: got flags %x, want %x", path, got, want)
 				}
 			}
 		}
 	})
 }
 
-// TestTreeMostLinks: a file is copied that has the maximum number of names of its filesystem.
-func TestTreeMostLinks(t *testing.T) {
+// TestTreeMaxLinks: a file with the maximum number of names that its filesystem supports is copied.
+func TestTreeMaxLinks(t *testing.T) {
 	dir := filesystem(t, "ext4", "512M")
 	src := mkdir(t, dir, "src")
 	name := filepath.Join(src, "0")

@@ -22,16 +22,16 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// ground is a kind of filesystem under test.
-type ground struct {
+// testFS is a type of filesystem under test, with its mount options.
+type testFS struct {
 	name, fsType string
 	options      []string
-	// reflink means that files share blocks, compress that data is compressed, nocow that images
-	// are NOCOW.
+	// reflink means that files can share blocks, compress that files are compressed, nocow that image sets
+	// NOCOW.
 	reflink, compress, nocow bool
 }
 
-var grounds = []ground{
+var testFilesystems = []testFS{
 	{name: "xfs", fsType: "xfs", reflink: true},
 	{name: "btrfs", fsType: "btrfs", reflink: true},
 	{name: "btrfs-nocow", fsType: "btrfs", reflink: true, nocow: true},
@@ -39,18 +39,18 @@ var grounds = []ground{
 	{name: "ext4", fsType: "ext4"},
 }
 
-func (g ground) mount(tb testing.TB, size string) string {
+func (g testFS) mount(tb testing.TB, size string) string {
 	tb.Helper()
 	return filesystem(tb, g.fsType, size, g.options...)
 }
 
-// filesystem is testenv.Filesystem on a disk in memory: these tests sync often, and need no durability.
+// filesystem is testenv.Filesystem on a disk in memory, because these tests sync often and need no durability.
 func filesystem(tb testing.TB, fsType, size string, options ...string) string {
 	tb.Helper()
 	testenv.RequireRoot(tb)
 	memory := tb.TempDir()
 	must(tb, unix.Mount("tmpfs", memory, "tmpfs", 0, ""))
-	// The loop device may keep its file open for a short time.
+	// MNT_DETACH, because the loop device may keep its file open for a short time.
 	tb.Cleanup(func() { must(tb, unix.Unmount(memory, unix.MNT_DETACH)) })
 	image, dir := filepath.Join(memory, "disk"), mkdir(tb, memory, "mnt")
 	testenv.Run(tb, "truncate", "-s", size, image)
@@ -60,15 +60,15 @@ func filesystem(tb testing.TB, fsType, size string, options ...string) string {
 	return dir
 }
 
-// eachGround runs a test on each filesystem.
-func eachGround(t *testing.T, size string, test func(t *testing.T, g ground, dir string)) {
-	for _, g := range grounds {
+// eachFilesystem runs a test on each filesystem.
+func eachFilesystem(t *testing.T, size string, test func(t *testing.T, g testFS, dir string)) {
+	for _, g := range testFilesystems {
 		t.Run(g.name, func(t *testing.T) { test(t, g, g.mount(t, size)) })
 	}
 }
 
-// image creates an empty file, which is NOCOW if the ground requires it.
-func (g ground) image(tb testing.TB, path string) *os.File {
+// image creates an empty file, which is NOCOW if g.nocow is set.
+func (g testFS) image(tb testing.TB, path string) *os.File {
 	tb.Helper()
 	f := create(tb, path)
 	if g.nocow {
@@ -106,14 +106,15 @@ func write(tb testing.TB, f *os.File, at int64, b []byte) {
 	must(tb, err)
 }
 
-func blocks(tb testing.TB, f *os.File) int64 {
+// allocatedTo returns the number of bytes that are allocated to a file.
+func allocatedTo(tb testing.TB, f *os.File) int64 {
 	tb.Helper()
 	var st unix.Stat_t
 	must(tb, unix.Fstat(int(f.Fd()), &st))
 	return st.Blocks * 512
 }
 
-// sharedExtents counts the extents that filefrag(8) lists.
+// sharedExtents counts the shared extents and all extents of a file (filefrag(8)).
 func sharedExtents(tb testing.TB, path string) (shared, all int) {
 	tb.Helper()
 	for line := range strings.Lines(testenv.Run(tb, "filefrag", "-v", path)) {

@@ -16,15 +16,16 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// TestNFS: depending on the server, it shares blocks, copies data, or receives the data. The results are the same as
-// on a disk.
+// TestNFS: the copies are correct if the server shares blocks, if it copies the data itself, and if the client
+// must send the data.
 func TestNFS(t *testing.T) {
 	for _, tc := range []struct {
 		name, version, reflink string
 		shared                 bool
-	}{{"shared", "4.2", "1", true}, {"copied", "4.2", "0", false}, {"written", "3,nolock", "1", false}} {
+	}{{"server shares blocks", "4.2", "1", true}, {"server copies", "4.2", "0", false}, {"client writes", "3,nolock", "1", false}} {
 		t.Run(tc.name, func(t *testing.T) {
-			// Reading changes times of access on the server, independent of the flags of the client.
+			// noatime, because reading changes access times on the server, independent of the flags of the
+			// client.
 			s := nfsd.Start(t, nfsd.Options{MkfsOptions: []string{"-m", "reflink=" + tc.reflink}, MountOptions: []string{"noatime"}})
 			at := t.TempDir()
 			testenv.Run(t, "mount", "-t", "nfs", "-o", "vers="+tc.version, s.Address()+":"+s.Export(t, "tank"), at)
@@ -48,14 +49,14 @@ func testFileNFS(t *testing.T, dir string, shared, holes bool) {
 		must(t, err)
 		requireSame(t, src, dst)
 		if got.Shared != (shared && !o.Unshared) || holes && (got.Bytes < 4*mib || got.Bytes > 8*mib) {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("%s: got %+v, want shared %t and 4 to 8 MiB", name, got, shared && !o.Unshared)
 		}
 	}
 	if ok, err := clone.SetImmutable(src, true); ok || err != nil {
-		t.Errorf("immutable: %t, %v", ok, err)
+		t.Errorf("SetImmutable: got %t, %v, want false", ok, err)
 	}
 	if _, ok, err := clone.Unshared(src); ok || err != nil {
-		t.Errorf("unshared: %t, %v", ok, err)
+		t.Errorf("Unshared: got %t, %v, want false", ok, err)
 	}
 }
 
@@ -65,7 +66,7 @@ func testTreeNFS(t *testing.T, dir string, shared bool) {
 	to, got, err := copyTree(t, src, clone.Options{})
 	must(t, err)
 	if got.Shared != shared {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v, want shared %t", got, shared)
 	}
 	treetest.Compare(t, src, to)
 }
@@ -81,8 +82,8 @@ func testDeltaNFS(t *testing.T, dir string) {
 	older := h.snapshot(t, filepath.Join(dir, "older"))
 	write(t, h.image, 3*mib, random(4*kib))
 	newer := h.snapshot(t, filepath.Join(dir, "newer"))
-	grounds[0].compare(t, 0, older, newer)
+	testFilesystems[0].compare(t, 0, older, newer)
 	if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)); n == 0 || n > 128*kib {
-		t.Errorf("%d bytes differ", n)
+		t.Errorf("Delta: got %d bytes, want 1 to %d", n, 128*kib)
 	}
 }

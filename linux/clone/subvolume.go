@@ -21,15 +21,14 @@ func IsSubvolume(dir *os.File) (bool, error) {
 	return err == nil && fsType == unix.BTRFS_SUPER_MAGIC && st.Ino == sys.BtrfsRootInode, err
 }
 
-// Subvolume creates a snapshot of the btrfs subvolume whose root is src, as name in the directory
-// parent (ioctl_btrfs(2), BTRFS_IOC_SNAP_CREATE_V2). It has the state of src at one moment, including
-// dirty pages, and is durable. Both directories are open for reading (not O_PATH) and on one
-// filesystem. A writable snapshot is neither immutable nor append-only, so that it can be moved and
-// its owner can change.
+// Subvolume creates the snapshot parent/name of the btrfs subvolume whose root is src (ioctl_btrfs(2),
+// BTRFS_IOC_SNAP_CREATE_V2). The snapshot has the state of src at one moment, including dirty pages, and is
+// durable. Both directories must be open for reading (not with O_PATH) and on one filesystem. The root of a
+// writable snapshot is neither immutable nor append-only, so that it can be moved and its owner can change.
 //
-// The error is ErrNotSubvolume if src is not a root, fs.ErrExist if the name exists, and
-// ErrUncopyable, with a path, if src contains subvolumes at any depth: in a snapshot they are empty
-// directories.
+// The error is ErrNotSubvolume if src is not the root of a subvolume, fs.ErrExist if the name exists, and
+// ErrUncopyable, with a path, if src contains subvolumes at any depth, because they would be empty directories
+// in the snapshot.
 func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error {
 	ok, err := IsSubvolume(src)
 	if err != nil {
@@ -38,16 +37,16 @@ func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error 
 	if !ok {
 		return fmt.Errorf("%s: %w", src.Name(), ErrNotSubvolume)
 	}
-	if err := requireNoneWithin(src); err != nil {
+	if err := requireNoSubvolumes(src); err != nil {
 		return err
 	}
 	if err := sys.SnapshotSubvolume(parent, name, src, readOnly); err != nil {
 		return err
 	}
 	// A tenant may have created a subvolume just before the snapshot.
-	err = requireNoneWithin(src)
+	err = requireNoSubvolumes(src)
 	if err == nil && !readOnly {
-		err = unlock(parent, name)
+		err = unprotect(parent, name)
 	}
 	if err != nil {
 		return errors.Join(err, sys.DestroySubvolume(parent, name))
@@ -55,7 +54,8 @@ func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error 
 	return nil
 }
 
-func unlock(parent *os.File, name string) error {
+// unprotect makes a directory neither immutable nor append-only.
+func unprotect(parent *os.File, name string) error {
 	dir, err := openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
@@ -65,8 +65,9 @@ func unlock(parent *os.File, name string) error {
 	return err
 }
 
-// requireNoneWithin reads the subvolumes directly in a subvolume. Deeper ones are within those.
-func requireNoneWithin(src *os.File) error {
+// requireNoSubvolumes returns ErrUncopyable if a subvolume contains others. Deeper ones need no search,
+// because they are within those.
+func requireNoSubvolumes(src *os.File) error {
 	refs, err := sys.SubvolumesWithin(src)
 	if err != nil {
 		return fmt.Errorf("%s: %w", src.Name(), err)
@@ -74,15 +75,15 @@ func requireNoneWithin(src *os.File) error {
 	if len(refs) == 0 {
 		return nil
 	}
-	return errNested(src.Name(), nameOf(src, refs[0]))
+	return errNested(src.Name(), subvolumeName(src, refs[0]))
 }
 
 func errNested(dir, name string) error {
-	return errUncopyable("%q has the subvolume %s in it, which a copy would leave out: replace it by a plain directory, or delete it (btrfs subvolume delete)", dir, name)
+	return errUncopyable("%q contains the subvolume %s, and a copy would not contain it: replace the subvolume by a directory, or delete it (btrfs subvolume delete)", dir, name)
 }
 
-// nameOf returns the path of a subvolume in another, or its ID if the path is too long.
-func nameOf(src *os.File, ref sys.SubvolumeRef) string {
+// subvolumeName returns the path of a subvolume within src, or its ID if the path is too long.
+func subvolumeName(src *os.File, ref sys.SubvolumeRef) string {
 	path, err := sys.SubvolumePath(src, ref)
 	if err != nil {
 		return strconv.FormatUint(ref.Tree, 10)

@@ -15,23 +15,23 @@ import (
 // maxDepth is the maximum depth of a copied tree, in directories.
 const maxDepth = 10000
 
-// Tree copies the content of the directory src into the empty directory dst, and the owner, mode, times
-// and extended attributes of src to dst. Both are open for reading.
+// Tree copies the content of the directory src into the empty directory dst, and the owner, mode, times and
+// extended attributes of src to dst. Both directories must be open for reading.
 //
 // It copies owners, modes, access and modification times with nanoseconds, extended attributes of all
 // namespaces including ACLs and capabilities, hard links within the tree, holes, symbolic links, pipes,
-// sockets, device nodes, and the flags of chattr(1). Files are copied as by File. It does not copy
-// project IDs (files inherit the ID of dst) and flags that the filesystem sets. dst itself does not get
+// sockets, device nodes, and the flags of chattr(1). It copies the content of files as File does. It does not
+// copy project IDs (files inherit the ID of dst) and flags that the filesystem sets. dst itself does not get
 // the flags immutable and append-only, which would prevent moving it.
 //
-// Tree does not trust the content of src and does not write to src; only reading a symbolic link may
-// change the access time of the link. Tree follows no links and opens no pipes and devices. If another
-// process changes the tree meanwhile, the copy mixes several states, or Tree fails.
+// Tree does not trust the content of src and does not write to src, but reading a symbolic link may change the
+// access time of the link. Tree follows no symbolic links and opens no pipes and devices. If another process
+// changes the tree during the call, the copy mixes several states, or Tree fails.
 //
-// dst is durable when Tree returns: Tree calls syncfs(2) on the filesystem, and on NFS closing each file
-// flushes it as well. After an error dst contains a part of the copy. The error is ctx.Err() if ctx
-// ended, and ErrUncopyable, with the path, if src contains a mount point, a btrfs subvolume, a directory
-// that was moved meanwhile, or more than 10000 levels.
+// dst is durable when Tree returns, because Tree calls syncfs(2) on the filesystem, and closing each file on
+// NFS flushes it. After an error dst contains a part of the copy. The error is ctx.Err() if ctx ended, and
+// ErrUncopyable, with the path, if src contains a mount point, a btrfs subvolume, a directory that was moved
+// during the call, or more than 10000 levels.
 func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	st, err := stat(src)
 	if err != nil {
@@ -62,8 +62,8 @@ type treeCopy struct {
 	source string
 	// dev is st_dev of the source. Every entry must have it.
 	dev uint64
-	// dirs are the directories of the copy, from its root to the current one. states are the
-	// states of the source directories when they were opened.
+	// dirs are the directories of the copy, from its root to the current one. states are the states that the
+	// corresponding directories of the source had when they were opened.
 	dirs   tree.Stack
 	states []unix.Stat_t
 	links  links
@@ -79,14 +79,14 @@ type entry struct {
 	*tree.Entry
 	// dst is the corresponding directory of the copy.
 	dst *os.File
-	// node is opened with O_PATH, which has no side effects and does not block.
+	// node is the source, opened with O_PATH, which has no side effects and does not block. st is its state.
 	node *os.File
 	st   unix.Stat_t
 }
 
 func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
-// begin opens the root of the copy again, so that the offset of dst does not change.
+// begin prepares the root of the copy. It opens the root again, so that the file offset of dst does not change.
 func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
 	// Files that are created in dst would inherit the default ACL.
 	err := unix.Removexattr(sys.Path(dst), "system.posix_acl_default")
@@ -96,7 +96,7 @@ func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
 	return c.push(dst, ".", st)
 }
 
-// push enters a directory of the copy.
+// push enters a directory of the copy. st is the state of the corresponding directory of the source.
 func (c *treeCopy) push(parent *os.File, name string, st *unix.Stat_t) error {
 	dir, err := tree.OpenDir(parent, name)
 	if err != nil {
@@ -151,7 +151,7 @@ func (c *treeCopy) errForeign(e *entry) error {
 // enter creates the copy of a directory, and returns the open source directory.
 func (c *treeCopy) enter(e *entry) (*os.File, error) {
 	if len(c.states) >= maxDepth {
-		return nil, errUncopyable("it is more than %d directories deep: move it up", maxDepth)
+		return nil, errUncopyable("it is more than %d directories deep: move it to a higher directory", maxDepth)
 	}
 	if err := unix.Mkdirat(int(e.dst.Fd()), e.Name, 0o700); err != nil {
 		return nil, fail("mkdirat", e.dst, err)
@@ -188,7 +188,7 @@ func (c *treeCopy) Leave(e *tree.Entry, src *os.File) (again bool, err error) {
 	if err := c.finish(dst, src, &st); err != nil || e.Dir == nil {
 		return false, err
 	}
-	return false, copyLocks(dst, src)
+	return false, copyProtection(dst, src)
 }
 
 // copyOther copies an entry that is not a directory.
@@ -215,7 +215,7 @@ func (c *treeCopy) copyLinked(e *entry) error {
 	return c.links.store(l, e)
 }
 
-// finish copies the attributes and adds the allocated space of the copy to c.bytes.
+// finish copies the attributes of an entry, and adds the allocated space of its copy to c.bytes.
 func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
 	if err := c.copyAttributes(dst, src, st); err != nil {
 		return err
@@ -250,10 +250,10 @@ func (c *treeCopy) fill(e *entry, dst, src *os.File) error {
 	if err := c.finish(dst, src, &e.st); err != nil {
 		return err
 	}
-	if e.st.Nlink > 1 { // links.release sets the locks when the copy has all its names
+	if e.st.Nlink > 1 { // links.release sets the protection when the copy has all its names
 		return nil
 	}
-	return copyLocks(dst, src)
+	return copyProtection(dst, src)
 }
 
 func (c *treeCopy) copyBytes(dst, src *os.File) error {
@@ -306,11 +306,11 @@ func makeNode(e *entry) error {
 	return fail("symlinkat", e.dst, unix.Symlinkat(string(target[:n]), dir, e.Name))
 }
 
-// copyLocks copies the attributes immutable and append-only. It must be the last change of the copy.
-func copyLocks(dst, src *os.File) error {
-	srcLocks, err := locksOf(src)
-	if err != nil || srcLocks == 0 {
+// copyProtection copies the attributes immutable and append-only. It must be the last change of the copy.
+func copyProtection(dst, src *os.File) error {
+	protection, err := protectionOf(src)
+	if err != nil || protection == 0 {
 		return err
 	}
-	return setAttributes(dst, locks, srcLocks)
+	return setAttributes(dst, protectionMask, protection)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// copyTree copies a directory into a new one beside it.
+// copyTree copies a directory into a new directory with the same parent.
 func copyTree(tb testing.TB, src string, o clone.Options) (string, clone.Result, error) {
 	tb.Helper()
 	to, err := os.MkdirTemp(filepath.Dir(src), "copy-")
@@ -28,7 +28,7 @@ func copyTree(tb testing.TB, src string, o clone.Options) (string, clone.Result,
 
 // TestTree: a copy of a tree with all kinds of files equals the tree.
 func TestTree(t *testing.T) {
-	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
+	eachFilesystem(t, "1G", func(t *testing.T, g testFS, dir string) {
 		for seed := range uint64(3) {
 			src := mkdir(t, dir, fmt.Sprint(seed))
 			treetest.Make(t, src, seed)
@@ -39,10 +39,10 @@ func TestTree(t *testing.T) {
 				must(t, err)
 				treetest.Compare(t, src, to)
 				used := allocated(t, to)
-				// The filesystem may have allocated a few blocks for metadata since.
+				// The filesystem may have allocated a few blocks for metadata after the copy.
 				if got.Shared != (g.reflink && !o.Unshared) || got.Bytes > used || got.Bytes < used-64*kib ||
 					reported == 0 || reported > used {
-					t.Errorf("%s: %+v, %d bytes are allocated, %d reported", name, got, used, reported)
+					t.Errorf("%s: got %+v, last progress %d, want shared %t and about %d bytes", name, got, reported, g.reflink && !o.Unshared, used)
 				}
 			}
 		}
@@ -57,7 +57,7 @@ func allocated(tb testing.TB, dir string) (bytes int64) {
 	return bytes
 }
 
-// TestTreeInherits: the copies do not inherit the ACL, mode and flags of dst.
+// TestTreeInherits: the copied files do not inherit the ACL, mode and flags of dst.
 func TestTreeInherits(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	src, dst := mkdir(t, dir, "src"), mkdir(t, dir, "dst")
@@ -76,7 +76,7 @@ func TestTreeInherits(t *testing.T) {
 	treetest.Compare(t, src, dst)
 }
 
-// TestTreeAcross copies between filesystems.
+// TestTreeAcross: a copy on another filesystem equals the tree.
 func TestTreeAcross(t *testing.T) {
 	for _, types := range [][2]string{{"ext4", "xfs"}, {"xfs", "ext4"}} {
 		src, dst := filesystem(t, types[0], "512M"), filesystem(t, types[1], "512M")
@@ -85,13 +85,13 @@ func TestTreeAcross(t *testing.T) {
 		got, err := clone.Tree(t.Context(), open(t, dst), open(t, src), clone.Options{})
 		must(t, err)
 		if got.Shared {
-			t.Errorf("%v: %+v", types, got)
+			t.Errorf("%v: got %+v, want no shared blocks", types, got)
 		}
 		treetest.Compare(t, src, dst)
 	}
 }
 
-// TestTreeUnchanged: Tree does not change the source, including times of access.
+// TestTreeUnchanged: Tree does not change the source, including its access times.
 func TestTreeUnchanged(t *testing.T) {
 	dir := filesystem(t, "ext4", "512M", "strictatime")
 	src := mkdir(t, dir, "src")
@@ -102,7 +102,7 @@ func TestTreeUnchanged(t *testing.T) {
 	list := func() string {
 		return testenv.Run(t, "find", src, "-printf", "%p %A@ %T@ %C@ %s\n")
 	}
-	_ = list() // changes the times of access of the directories
+	_ = list() // the first list changes the access times of the directories
 	testenv.Run(t, "mount", "-o", "remount,noatime", dir)
 	before := list()
 	testenv.Run(t, "mount", "-o", "remount,strictatime", dir)
@@ -110,19 +110,19 @@ func TestTreeUnchanged(t *testing.T) {
 	must(t, err)
 	testenv.Run(t, "mount", "-o", "remount,noatime", dir)
 	if after := list(); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
+		t.Errorf("the source after the copy: got\n%s\nwant\n%s", after, before)
 	}
 }
 
-// TestTreeMounted: the error names the mount point in a tree, for all kinds of mounts.
+// TestTreeMounted: Tree fails if the tree contains a mount, and the error contains the path of the mount point.
 func TestTreeMounted(t *testing.T) {
 	dir := filesystem(t, "ext4", "256M")
 	for name, mount := range map[string]func(at, file string) error{
-		"tmpfs":   func(at, _ string) error { return unix.Mount("tmpfs", at, "tmpfs", 0, "") },
-		"bind":    func(at, _ string) error { return unix.Mount(dir, at, "", unix.MS_BIND, "") },
-		"itself":  func(at, _ string) error { return unix.Mount(at, at, "", unix.MS_BIND, "") },
-		"file":    func(_, file string) error { return unix.Mount(file, file, "", unix.MS_BIND, "") },
-		"foreign": func(_, file string) error { return unix.Mount("/dev/null", file, "", unix.MS_BIND, "") },
+		"tmpfs":                  func(at, _ string) error { return unix.Mount("tmpfs", at, "tmpfs", 0, "") },
+		"bind mount of the root": func(at, _ string) error { return unix.Mount(dir, at, "", unix.MS_BIND, "") },
+		"directory on itself":    func(at, _ string) error { return unix.Mount(at, at, "", unix.MS_BIND, "") },
+		"file on itself":         func(_, file string) error { return unix.Mount(file, file, "", unix.MS_BIND, "") },
+		"device on a file":       func(_, file string) error { return unix.Mount("/dev/null", file, "", unix.MS_BIND, "") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := mkdir(t, dir, name)
@@ -135,17 +135,17 @@ func TestTreeMounted(t *testing.T) {
 				_ = unix.Unmount(file, 0)
 			})
 			want := "deep/mnt"
-			if name == "file" || name == "foreign" {
+			if strings.Contains(name, "file") {
 				want = "deep/file"
 			}
 			if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), want) {
-				t.Error(err)
+				t.Errorf("got %v, want %v with the path %s", err, clone.ErrUncopyable, want)
 			}
 		})
 	}
 }
 
-// TestTreeDeep: the number of open files does not grow with the depth, and the depth is limited.
+// TestTreeDeep: the number of open files does not grow with the depth of the tree, and the depth is limited.
 func TestTreeDeep(t *testing.T) {
 	for _, fsType := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
@@ -153,32 +153,32 @@ func TestTreeDeep(t *testing.T) {
 			dir := filesystem(t, fsType, "1G")
 			src := mkdir(t, dir, "src")
 			makeDeep(t, src, depth, "a", "file", "z")
-			files, most := 0, 0
+			files, maximum := 0, 0
 			o := clone.Options{Progress: func(int64) {
 				if files++; files%50 == 0 {
 					fds, err := os.ReadDir("/proc/self/fd")
 					must(t, err)
-					most = max(most, len(fds))
+					maximum = max(maximum, len(fds))
 				}
 			}}
 			to, _, err := copyTree(t, src, o)
 			must(t, err)
-			if most > 200 || most < 100 {
-				t.Errorf("%d files were open", most)
+			if maximum > 200 || maximum < 100 {
+				t.Errorf("got up to %d open files, want 100 to 200", maximum)
 			}
 			if a, b := countDeep(t, src), countDeep(t, to); a != b || a.depth != depth {
-				t.Errorf("the source has %+v, its copy %+v", a, b)
+				t.Errorf("copy: got %+v, source: got %+v, want equal ones of depth %d", b, a, depth)
 			}
 		})
 	}
 	src := mkdir(t, filesystem(t, "xfs", "1G"), "src")
 	makeDeep(t, src, 10_001)
 	if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || len(err.Error()) > 1000 {
-		t.Errorf("deeper than the limit: %.2000v", err)
+		t.Errorf("a tree that is too deep: got %.2000v, want a short error with %v", err, clone.ErrUncopyable)
 	}
 }
 
-// makeDeep creates nested directories, some with long names. Each has files with their depth as content.
+// makeDeep creates nested directories, some with long names. Each contains the files, whose content is their depth.
 func makeDeep(t *testing.T, dir string, depth int, files ...string) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -204,7 +204,7 @@ func makeDeep(t *testing.T, dir string, depth int, files ...string) {
 
 type deep struct{ depth, names, bytes int }
 
-// countDeep counts the files and directories of makeDeep and any others.
+// countDeep counts the names and the bytes in nested directories, and their depth.
 func countDeep(t *testing.T, dir string) (d deep) {
 	t.Helper()
 	at, err := os.Open(dir)
@@ -252,24 +252,24 @@ func TestTreeWide(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	before, most, n := heapSize(), uint64(0), 0
+	before, maximum, reports := heapSize(), uint64(0), 0
 	to, _, err := copyTree(t, src, clone.Options{Progress: func(int64) {
-		if n++; n%5000 == 0 {
-			most = max(most, heapSize())
+		if reports++; reports%5000 == 0 {
+			maximum = max(maximum, heapSize())
 		}
 	}})
 	must(t, err)
-	if grown := int64(most) - int64(before); grown > 8*mib {
-		t.Errorf("the heap grew by %d bytes", grown)
+	if grown := int64(maximum) - int64(before); grown > 8*mib {
+		t.Errorf("the heap grew by %d bytes, want at most %d", grown, 8*mib)
 	}
 	names, err := open(t, to).Readdirnames(-1)
 	must(t, err)
-	if len(names) != files || n != files {
-		t.Errorf("%d names, %d reports of progress", len(names), n)
+	if len(names) != files || reports != files {
+		t.Errorf("got %d names and %d calls of Progress, want %d", len(names), reports, files)
 	}
 }
 
-// TestTreeLeases: a copy that waits for the lease of a tenant on a file ends with its context.
+// TestTreeLeases: a copy that waits because a tenant has a lease on a file ends with its context.
 func TestTreeLeases(t *testing.T) {
 	src := mkdir(t, filesystem(t, "ext4", "256M"), "src")
 	path := filepath.Join(src, "leased")
@@ -281,14 +281,14 @@ func TestTreeLeases(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until another process waits for the lease
+		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until the copy waits for the lease
 			lease, _ = unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
 		}
 		cancel()
 	}()
 	_, err = clone.Tree(ctx, open(t, mkdir(t, filepath.Dir(src), "dst")), open(t, src), clone.Options{})
 	if !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 }
 
@@ -302,7 +302,7 @@ func TestTreeCancel(t *testing.T) {
 		cancel()
 	}})
 	if !errors.Is(err, context.Canceled) || n != 1 {
-		t.Errorf("after %d files: %v", n, err)
+		t.Errorf("got %v after %d files, want %v after 1", err, n, context.Canceled)
 	}
 }
 
@@ -322,39 +322,40 @@ func TestSubvolume(t *testing.T) {
 		must(t, clone.Subvolume(parent, name, open(t, src), readOnly))
 		at := filepath.Join(dir, name)
 		if ok, err := clone.IsSubvolume(open(t, at)); !ok || err != nil {
-			t.Errorf("%s: a subvolume: %t, %v", name, ok, err)
+			t.Errorf("IsSubvolume of the %s snapshot: got %t, %v, want true", name, ok, err)
 		}
 		err := os.WriteFile(filepath.Join(at, "new"), nil, 0o600)
 		if errors.Is(err, unix.EROFS) != readOnly {
-			t.Errorf("%s: writing: %v", name, err)
+			t.Errorf("writing to the %s snapshot: got %v, want EROFS only if it is read-only", name, err)
 		}
 		if err := clone.Subvolume(parent, name, open(t, src), readOnly); !errors.Is(err, os.ErrExist) {
-			t.Errorf("an existing name: %v", err)
+			t.Errorf("a snapshot with an existing name: got %v, want %v", err, os.ErrExist)
 		}
 	}
 	must(t, os.Remove(filepath.Join(dir, "writable", "new")))
 	treetest.Compare(t, src, filepath.Join(dir, "read-only"))
 	testenv.Run(t, "chattr", "+ia", src)
-	must(t, clone.Subvolume(parent, "unlocked", open(t, src), false))
-	must(t, os.Rename(filepath.Join(dir, "unlocked"), filepath.Join(dir, "moved")))
+	must(t, clone.Subvolume(parent, "unprotected", open(t, src), false))
+	must(t, os.Rename(filepath.Join(dir, "unprotected"), filepath.Join(dir, "moved")))
 	if err := clone.Subvolume(parent, strings.Repeat("n", 5000), open(t, src), true); !errors.Is(err, unix.ENAMETOOLONG) {
-		t.Errorf("a long name: %v", err)
+		t.Errorf("a long name: got %v, want ENAMETOOLONG", err)
 	}
 	for _, path := range []string{mkdir(t, dir, "plain"), "/proc", filesystem(t, "ext4", "64M")} {
 		if ok, err := clone.IsSubvolume(open(t, path)); ok || err != nil {
-			t.Errorf("%s is a subvolume: %t, %v", path, ok, err)
+			t.Errorf("IsSubvolume of %s: got %t, %v, want false", path, ok, err)
 		}
 		if err := clone.Subvolume(parent, "none", open(t, path), true); !errors.Is(err, clone.ErrNotSubvolume) {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("Subvolume of %s: got %v, want %v", path, err, clone.ErrNotSubvolume)
 		}
 	}
 }
 
-// TestNested: the errors of Subvolume and Tree name a subvolume in another, at any depth.
+// TestNested: Subvolume and Tree fail if a subvolume contains another one, at any depth. The error contains its name
+// unless its path is too long.
 func TestNested(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	parent := open(t, dir)
-	for name, depth := range map[string]int{"above": 0, "below": 3, "deep": 2500} {
+	for name, depth := range map[string]int{"in the root": 0, "in a directory": 3, "deeper than PATH_MAX": 2500} {
 		src, wantName := subvolume(t, dir, name), "inner"
 		at := src
 		for range min(depth, 3) {
@@ -370,18 +371,18 @@ func TestNested(t *testing.T) {
 			wantName = ""
 		}
 		if err := clone.Subvolume(parent, name+"-snapshot", open(t, src), true); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), wantName) {
-			t.Errorf("%s: snapshot: %v", name, err)
+			t.Errorf("%s: Subvolume: got %v, want %v with the name %q", name, err, clone.ErrUncopyable, wantName)
 		}
 		if _, err := os.Stat(filepath.Join(dir, name+"-snapshot")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: a snapshot exists: %v", name, err)
+			t.Errorf("%s: the snapshot: got %v, want %v", name, err, os.ErrNotExist)
 		}
 		if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), wantName) {
-			t.Errorf("%s: tree: %v", name, err)
+			t.Errorf("%s: Tree: got %v, want %v with the name %q", name, err, clone.ErrUncopyable, wantName)
 		}
 	}
 }
 
-// deepest opens the deepest directory of makeDeep.
+// deepest calls use with the deepest directory of makeDeep.
 func deepest(t *testing.T, dir string, use func(fd int)) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_CLOEXEC, 0)
