@@ -10,11 +10,11 @@ import (
 )
 
 // ErrLeadsOut means that a symbolic link in a path leads out of the directory.
-var ErrLeadsOut = errors.New("a symbolic link in it leads out of the volume")
+var ErrLeadsOut = errors.New("a symbolic link in the path leads out of the volume")
 
-// OpenBeneath opens a path below an open directory with O_PATH, for BindOpen. It follows only links that
-// stay below the directory, even if another process changes them meanwhile (openat2(2),
-// RESOLVE_BENEATH). Other links, including all absolute ones, are ErrLeadsOut.
+// OpenBeneath opens a path below an open directory with O_PATH, for BindOpen. It follows only symbolic links
+// that stay below the directory, even if another process changes them at the same time (openat2(2),
+// RESOLVE_BENEATH). ErrLeadsOut if the path contains another link, such as an absolute one.
 func OpenBeneath(dir *os.File, path string) (*os.File, error) {
 	return inside(sys.Open(dir, path, sys.Beneath, unix.O_PATH))
 }
@@ -30,7 +30,7 @@ func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) 
 	if err != nil || openErr != nil {
 		return made, openErr
 	}
-	// mkdir(2) does not set set-group-ID: a directory inherits it from its parent.
+	// mkdir(2) does not set set-group-ID, which a directory inherits from its parent.
 	if err := os.Chmod(sys.Path(made), mode); err != nil {
 		made.Close()
 		return nil, err
@@ -62,7 +62,7 @@ func inside(f *os.File, err error) (*os.File, error) {
 	return f, err
 }
 
-// BindOpen is Bind for an open file or directory. It does not include the mounts below it.
+// BindOpen is Bind for an open file or directory. The target does not show the mounts below the directory.
 func BindOpen(f *os.File, target string, o Options) error {
 	return bindTree(int(f.Fd()), "", unix.AT_EMPTY_PATH, f.Name(), target, o)
 }

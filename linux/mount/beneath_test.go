@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestMakeBeneath: a directory has its mode at every moment, independent of the umask.
+// TestMakeBeneath: a new directory has its mode from the beginning, independent of the umask, and an existing one keeps
+// its mode.
 func TestMakeBeneath(t *testing.T) {
 	testenv.RequireRoot(t)
 	const mode = 0o777 | fs.ModeSetgid | fs.ModeSticky
@@ -29,7 +30,7 @@ func TestMakeBeneath(t *testing.T) {
 				info, err := os.Lstat(at)
 				if err == nil {
 					if info.Mode() != mode|fs.ModeDir {
-						t.Errorf("the mode is %v", info.Mode())
+						t.Errorf("got mode %v during MakeBeneath, want %v", info.Mode(), mode|fs.ModeDir)
 					}
 					return
 				}
@@ -43,17 +44,17 @@ func TestMakeBeneath(t *testing.T) {
 			return
 		}
 	}
-	must(t, os.Chmod(path, 0o700)) // so that new entries inherit no bits
+	must(t, os.Chmod(path, 0o700)) // so that new directories do not inherit set-group-ID
 	made, err := mount.MakeBeneath(dir, "other", mode)
 	must(t, err)
 	defer made.Close()
 	if info, err := made.Stat(); err != nil || info.Mode() != mode|fs.ModeDir {
-		t.Errorf("the new directory is %v, %v", info, err)
+		t.Errorf("new directory: got %v, %v, want mode %v", info, err, mode|fs.ModeDir)
 	}
 	again, err := mount.MakeBeneath(dir, "other", 0o700)
 	must(t, err)
 	defer again.Close()
 	if info, err := again.Stat(); err != nil || info.Mode() != mode|fs.ModeDir {
-		t.Errorf("the existing directory is %v, %v", info, err)
+		t.Errorf("existing directory: got %v, %v, want unchanged mode %v", info, err, mode|fs.ModeDir)
 	}
 }

@@ -10,7 +10,7 @@ func Bind(source, target string, o Options) error {
 	return bindTree(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW, source, target, o)
 }
 
-// bindTree binds the file that open_tree(2) opens at dir and path. source is its name in errors.
+// bindTree binds the file or directory that dir and path identify (open_tree(2)). source is its name in errors.
 func bindTree(dir int, path string, flags uint, source, target string, o Options) error {
 	fail := func(op string, err error) error {
 		return &Error{Op: op, Source: source, Target: target, Err: err}

@@ -22,15 +22,15 @@ type DirectorySource struct {
 	Base *os.File
 	// Path is relative to Base. The directories at Path and below it belong to the source.
 	Path string
-	// AnyPath means that the path is unknown. Owns then also accepts the directories below Base
-	// that are not in the parent directory of Path. Matcher ignores AnyPath.
+	// AnyPath means that the source may also be at another path than Path. Owns then also accepts mounts of
+	// directories below Base that are not below the parent directory of Path. Matcher ignores AnyPath.
 	AnyPath bool
 	// Dir is the source directory, opened with O_PATH. Only Mount needs it.
 	Dir *os.File
-	// Dev and Ino are st_dev and st_ino of the directory, 0 if it does not exist. A btrfs
-	// subvolume has its own st_dev, which the mount table does not show.
+	// Dev and Ino are st_dev and st_ino of the directory. They are 0 if it does not exist. A btrfs subvolume
+	// has its own st_dev, which the mount table does not show.
 	Dev, Ino uint64
-	// Hold is closed by Close. It may be nil.
+	// Hold keeps the directory available until Close closes Hold. It may be nil.
 	Hold io.Closer
 }
 
@@ -50,7 +50,7 @@ func (d *DirectorySource) Close() error {
 // Mount implements Source. The target does not show the mounts below the directory.
 func (d *DirectorySource) Mount(_ context.Context, target string, o Options) error {
 	if len(o.Data) > 0 {
-		err := fmt.Errorf("%w: %s is an option of a filesystem, and this is a directory of one", ErrBadOption, strings.Join(o.Data, ","))
+		err := fmt.Errorf("%w: %s is an option of a filesystem, and the source is a directory", ErrBadOption, strings.Join(o.Data, ","))
 		return &Error{Op: "bind", Source: d.Path, Target: target, Err: err}
 	}
 	crashpoint.Here(crashpoint.StageMounted)
@@ -94,9 +94,9 @@ func (d *DirectorySource) Matcher(table []*Entry) (func(*Entry) bool, error) {
 	return d.matcher(table, false)
 }
 
-// matcher compares the roots of the mounts of the filesystem that contains Base. The root of a directory
-// is the same in every mount of the filesystem and in every container. If the directory was removed, the
-// root has the suffix "//deleted".
+// matcher returns a function that compares the root of a mount (the field Root of Entry) with the path of the
+// directory on the filesystem that contains Base. This path is the same in every mount of the filesystem and
+// in every container. If the directory was removed, the root has the suffix "//deleted".
 func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bool, error) {
 	if d.Base == nil {
 		return d.hasPath, nil
@@ -121,8 +121,8 @@ func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bo
 	}, nil
 }
 
-// hasPath reports whether a mount shows Path on any filesystem. It is used if the filesystem of the
-// directory is unknown.
+// hasPath reports whether the root of a mount contains Path, on any filesystem. It is used if the filesystem
+// of the directory is unknown.
 func (d *DirectorySource) hasPath(e *Entry) bool {
 	return strings.Contains(e.Root+"/", "/"+d.Path+"/")
 }
@@ -170,7 +170,7 @@ func CheckReadable(dir string) error {
 }
 
 // ErrStale means that the directory no longer exists on the server (ESTALE).
-var ErrStale = errors.New("the directory was removed on the server, or another filesystem was exported in its place: restore it there; pods get it back when they are started again")
+var ErrStale = errors.New("the directory was removed on the server, or another filesystem was exported in its place: restore the directory or the export on the server, and restart the pods that use it")
 
 // ExplainStale adds ErrStale to an error that wraps ESTALE.
 func ExplainStale(err error) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// directoryAt opens the directory at a path below a base.
+// directoryAt returns the source for the directory at a path below a base.
 func directoryAt(t *testing.T, base *os.File, path string) *mount.DirectorySource {
 	t.Helper()
 	dir, err := os.OpenFile(filepath.Join(base.Name(), path), os.O_RDONLY|syscall.O_DIRECTORY, 0)
@@ -21,8 +21,8 @@ func directoryAt(t *testing.T, base *os.File, path string) *mount.DirectorySourc
 	return &mount.DirectorySource{Base: base, Path: path, Dir: dir, Dev: st.Dev, Ino: st.Ino}
 }
 
-// TestDirectory: a source recognizes its bind mount, also on btrfs, whose st_dev is not in the mount table, and
-// after the directory was moved or removed. It does not recognize the mount of another directory.
+// TestDirectory: a source recognizes its bind mount, even on btrfs, whose st_dev is not in the mount table,
+// and even after the directory was moved or removed. It does not recognize the mount of another directory.
 func TestDirectory(t *testing.T) {
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) { testDirectory(t, testenv.Filesystem(t, fsType, "128M")) })
@@ -34,12 +34,12 @@ func testDirectory(t *testing.T, at string) {
 	below := filepath.Join(at, "some where", "pool")
 	must(t, os.MkdirAll(filepath.Join(below, "v/data"), 0o755))
 	must(t, os.MkdirAll(filepath.Join(below, "v2/data"), 0o755))
-	// As in a container: the pool is a bind mount of a part of its filesystem.
-	seen := t.TempDir()
-	testenv.Run(t, "mount", "--bind", below, seen)
-	base, err := os.Open(seen)
+	// As in a container, the base is a bind mount of a part of its filesystem.
+	baseMount := t.TempDir()
+	testenv.Run(t, "mount", "--bind", below, baseMount)
+	base, err := os.Open(baseMount)
 	must(t, err)
-	t.Cleanup(func() { base.Close(); testenv.Run(t, "umount", seen) })
+	t.Cleanup(func() { base.Close(); testenv.Run(t, "umount", baseMount) })
 	d, other := directoryAt(t, base, "v/data"), directoryAt(t, base, "v2/data")
 	d.Path, other.Path = "v", "v2"
 
@@ -49,9 +49,9 @@ func testDirectory(t *testing.T, at string) {
 	must(t, d.Mount(t.Context(), target, o))
 	t.Cleanup(func() { testenv.Run(t, "umount", target) })
 	if err := os.WriteFile(filepath.Join(target, "x"), nil, 0o600); err == nil {
-		t.Error("a file was created in a read-only bind mount")
+		t.Error("creating a file in a read-only bind mount: got no error")
 	}
-	check := func(what string, d *mount.DirectorySource, shown int) {
+	check := func(what string, d *mount.DirectorySource, wantMounts int) {
 		t.Helper()
 		shows, err := d.Shows(target)
 		must(t, err)
@@ -59,27 +59,27 @@ func testDirectory(t *testing.T, at string) {
 		must(t, err)
 		mounts, err := mount.Of(d)
 		must(t, err)
-		if len(mounts) != shown || owns != (shown == 1) || shows != (shown == 1 && d.Dir != nil) {
-			t.Errorf("%s: %d mounts, Shows %t, Owns %t, want %d mounts", what, len(mounts), shows, owns, shown)
+		if len(mounts) != wantMounts || owns != (wantMounts == 1) || shows != (wantMounts == 1 && d.Dir != nil) {
+			t.Errorf("%s: got %d mounts, Shows %t, Owns %t, want %d mounts", what, len(mounts), shows, owns, wantMounts)
 		}
 	}
 	check("the directory", d, 1)
 	check("another directory", other, 0)
-	unknown := &mount.DirectorySource{Path: "v"}
-	check("without a base", unknown, 1)
+	withoutBase := &mount.DirectorySource{Path: "v"}
+	check("without a base", withoutBase, 1)
 	check("another directory without a base", &mount.DirectorySource{Path: "v2"}, 0)
-	anywhere := &mount.DirectorySource{Base: base, Path: "volumes/x", AnyPath: true}
-	for path, want := range map[string]bool{target: true, seen: false} { // the base itself belongs to no volume
-		if ok, err := anywhere.Owns(path); ok != want || err != nil {
-			t.Errorf("anywhere below the base, at %s: %t, %v", path, ok, err)
+	anyPath := &mount.DirectorySource{Base: base, Path: "volumes/x", AnyPath: true}
+	for path, want := range map[string]bool{target: true, baseMount: false} { // the base itself does not belong to the source
+		if ok, err := anyPath.Owns(path); ok != want || err != nil {
+			t.Errorf("AnyPath: Owns of %s: got %t, %v, want %t", path, ok, err, want)
 		}
 	}
-	if all, err := mount.Of(anywhere); err != nil || len(all) > 0 {
-		t.Errorf("mounts of other directories below the base: %v, %v", all, err)
+	if all, err := mount.Of(anyPath); err != nil || len(all) > 0 {
+		t.Errorf("AnyPath: got mounts %v, %v, want none, because Matcher ignores it", all, err)
 	}
 	must(t, os.Rename(filepath.Join(below, "v/data"), filepath.Join(below, "v/away")))
-	check("moved in its directory", d, 1)
+	check("moved within its volume", d, 1)
 	must(t, os.Remove(filepath.Join(below, "v/away")))
 	check("removed", d, 1)
-	check("removed, without a base", unknown, 1)
+	check("removed, without a base", withoutBase, 1)
 }

@@ -14,11 +14,11 @@ import (
 type Endpoint struct {
 	// Address is an IP address. It is empty if the address is unknown.
 	Address string
-	// Port is empty for the default port of the protocol, and for a port from the portmapper.
+	// Port is empty for the default port of the protocol, and if the portmapper returns the port.
 	Port string
 	// Proto is rdma or udp, or empty for TCP.
 	Proto string
-	// Portmapped means that the portmapper returns the port. Only version 3 uses it.
+	// Portmapped means that the portmapper returns the port. Only NFS version 3 uses the portmapper.
 	Portmapped bool
 }
 
@@ -28,11 +28,11 @@ const (
 	portmapPort = "111"
 )
 
-// ParseEndpoint reads an endpoint from mount options. Each option may be several words separated by
+// ParseEndpoint reads an endpoint from mount options. Each option may contain several words, separated by
 // commas, as in the mount table.
 func ParseEndpoint(options []string) Endpoint {
 	var e Endpoint
-	var three bool
+	var version3 bool
 	for _, word := range splitWords(options) {
 		switch key, value, _ := strings.Cut(word, "="); key {
 		case "addr":
@@ -42,16 +42,16 @@ func ParseEndpoint(options []string) Endpoint {
 		case "proto", "tcp", "udp", "rdma":
 			e.Proto = strings.TrimSuffix(protoOf(word), "6")
 		case "vers", "nfsvers":
-			three = value == "3"
+			version3 = value == "3"
 		case "v3":
-			three = true
+			version3 = true
 		}
 	}
 	if e.Proto == "tcp" {
 		e.Proto = ""
 	}
 	e.Port = nonDefault(e.Port, e.Proto)
-	e.Portmapped = three && e.Port == ""
+	e.Portmapped = version3 && e.Port == ""
 	return e
 }
 
@@ -77,8 +77,8 @@ func nonDefault(port, proto string) string {
 	return port
 }
 
-// Ping makes the NULL call of NFS over a new connection, not through a mount. It returns nil if the
-// server responds. It also returns nil for other protocols than TCP, which it cannot check.
+// Ping makes the NULL call of NFS over a new connection, not through a mount. It returns nil if the server
+// responds, and also for other protocols than TCP, which it cannot check.
 func (e Endpoint) Ping(ctx context.Context) error {
 	if e.Proto != "" {
 		return nil
@@ -100,11 +100,11 @@ func (e Endpoint) Ping(ctx context.Context) error {
 // NFSEndpoint returns the endpoint of an NFS mount.
 func NFSEndpoint(e *Entry) Endpoint { return ParseEndpoint([]string{e.VFSOptions}) }
 
-// pingTimeout allows for a lost packet, with which a TCP handshake takes 1 s.
+// pingTimeout is longer than a TCP handshake with one lost packet, which takes 1 s.
 const pingTimeout = 2 * time.Second
 
-// Answers reports whether the server of an NFS mount responds at the address of the mount within 2 s, or
-// cannot be checked.
+// Answers reports whether the server of an NFS mount responds at the address of the mount within 2 s. It is
+// true if the server cannot be checked (Ping).
 func Answers(ctx context.Context, e *Entry) bool {
 	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()

@@ -25,7 +25,7 @@ func TestParseEndpoint(t *testing.T) {
 		"rw,vers=4.2,addr=fe80::1%2,soft": {Address: "fe80::1%2"},
 	} {
 		if got := mount.ParseEndpoint([]string{options}); got != want {
-			t.Errorf("%q: %+v, want %+v", options, got, want)
+			t.Errorf("%q: got %+v, want %+v", options, got, want)
 		}
 	}
 }

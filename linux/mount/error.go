@@ -32,5 +32,5 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ErrBadOption means that mount(8) or the filesystem does not accept the mount flag.
+// ErrBadOption means that this package or the filesystem does not accept a mount flag.
 var ErrBadOption = errors.New("mount option not accepted")

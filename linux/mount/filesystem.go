@@ -21,7 +21,7 @@ type Detached struct {
 // the kernel, and ErrBadOption if the kernel refused an option.
 func Filesystem(device, fsType string, o Options) (*Detached, error) {
 	hasOptions := len(o.Data) > 0
-	if fsType == "xfs" { // copies of an image have the same UUID, of which the kernel mounts only one (xfs(5))
+	if fsType == "xfs" { // copies of an image have the same UUID, and without nouuid the kernel mounts only one (xfs(5))
 		o.Data = append(slices.Clone(o.Data), "nouuid")
 	}
 	return detached(device, fsType, o, func(err error) error {
@@ -32,7 +32,7 @@ func Filesystem(device, fsType string, o Options) (*Detached, error) {
 	})
 }
 
-// detached mounts a filesystem. explain adds the reason to the error of the mount.
+// detached mounts a filesystem without a path. explain adds the reason to the error of the mount.
 func detached(source, fsType string, o Options, explain func(error) error) (*Detached, error) {
 	fsfd, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -85,7 +85,7 @@ func kernelLog(fsfd int) string {
 	buf := make([]byte, 1024)
 	for {
 		n, err := unix.Read(fsfd, buf)
-		if err != nil || n <= 0 { // ENODATA: no more
+		if err != nil || n <= 0 { // ENODATA after the last message
 			return strings.Join(lines, "; ")
 		}
 		line := strings.TrimSpace(string(buf[:n]))

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// abortEvery is the time between two calls of umount2(2) with MNT_FORCE. Each fails only the NFS calls
+// abortEvery is the time between two calls of umount2(2) with MNT_FORCE. Each makes only those NFS calls fail
 // that are waiting at that time.
 const abortEvery = 200 * time.Millisecond
 
@@ -22,16 +22,16 @@ const abortEvery = 200 * time.Millisecond
 const busyWithin = 10 * time.Second
 
 // errChanged means that another process unmounted the mount, or mounted over it.
-var errChanged = errors.New("the mount changed meanwhile: try again")
+var errChanged = errors.New("another process unmounted it, or mounted over it: try again")
 
 // forced holds the forced unmounts in progress by path.
 var forced singleflight.Group
 
-// ForceUnmountNFS unmounts the NFS mount at path without waiting for its server. Writes that the server
-// has not received are lost. Calls through other mounts of the same filesystem fail too. It returns when
-// the mount is removed, or ErrUnmounting when ctx ends: the unmount then continues, and another call for
-// the path joins it. EBUSY if a process that was not killed has files open there. It is no error if
-// nothing is mounted there.
+// ForceUnmountNFS unmounts the NFS mount at path without waiting for its server. Writes that the server has
+// not received are lost. Calls through other mounts of the same filesystem fail, too. If ctx ends before the
+// mount is removed, ForceUnmountNFS returns ErrUnmounting, the unmount continues, and another call for the
+// path joins it. EBUSY if a process that was not killed has files of the mount open. It is no error if nothing
+// is mounted at path.
 func ForceUnmountNFS(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
 	//nolint:contextcheck // the unmount continues after the call, and another call joins it
@@ -44,8 +44,8 @@ func ForceUnmountNFS(ctx context.Context, path string) error {
 	}
 }
 
-// forceUnmount retries while the mount is busy: a killed process that waits in close(2) ends only after
-// its dirty pages are discarded.
+// forceUnmount retries while the mount is busy, because a killed process that waits in close(2) ends only
+// after its dirty pages are discarded.
 func forceUnmount(path string) error {
 	var err error
 	for begin := time.Now(); time.Since(begin) < busyWithin; time.Sleep(abortEvery) {
@@ -56,9 +56,9 @@ func forceUnmount(path string) error {
 	return err
 }
 
-// tryForceUnmount discards the dirty pages first, while a descriptor keeps the mount busy. A detached
-// mount has no path through which its last writes could be aborted. They would block the unmounting
-// thread, which no signal interrupts.
+// tryForceUnmount discards the dirty pages while a descriptor keeps the mount busy, and unmounts afterwards.
+// In another order, the last writes would block the unmounting thread, which no signal interrupts, and a
+// detached mount has no path through which they could be aborted.
 func tryForceUnmount(path string) error {
 	h, err := holdNFS(path)
 	if err != nil || h == nil {
@@ -82,9 +82,9 @@ func tryForceUnmount(path string) error {
 	return h.unmount(unix.MNT_FORCE)
 }
 
-// DetachNFS removes the NFS mount at path without waiting for its server, and aborts no calls. Use it
-// only for a mount without dirty pages. A close(2) that waits for the server ends when the server
-// responds again. It is no error if nothing is mounted there.
+// DetachNFS removes the NFS mount at path without waiting for its server, and aborts no calls. Use it only for
+// a mount without dirty pages. A close(2) that waits for the server ends when the server responds again. It is
+// no error if nothing is mounted at path.
 func DetachNFS(path string) error {
 	h, err := holdNFS(filepath.Clean(path))
 	if err != nil || h == nil {
@@ -94,8 +94,8 @@ func DetachNFS(path string) error {
 	return h.unmount(unix.MNT_DETACH)
 }
 
-// unmount returns when the mount is detached. If it was the last mount of the server, the kernel then
-// ends its session with the server: if that does not respond, umount2(2) returns minutes later.
+// unmount returns when the mount is detached. It does not wait for umount2(2), because after the last mount of
+// a server the kernel ends its session with the server, which takes minutes if the server does not respond.
 func (h *held) unmount(flags int) error {
 	unmounted := make(chan error, 1)
 	go func() { unmounted <- unix.Unmount(h.path, flags|unix.UMOUNT_NOFOLLOW) }()
@@ -116,8 +116,8 @@ func (h *held) unmount(flags int) error {
 	}
 }
 
-// AbortNFS repeatedly fails the waiting calls of the NFS mount at path, until done returns true or ctx
-// ends. The mount stays. It is no error if nothing is mounted there.
+// AbortNFS repeatedly makes the waiting calls of the NFS mount at path fail, until done returns true or ctx
+// ends. It does not unmount. It is no error if nothing is mounted at path.
 func AbortNFS(ctx context.Context, path string, done func() bool) error {
 	h, err := holdNFS(filepath.Clean(path))
 	if err != nil || h == nil {
@@ -134,7 +134,8 @@ type held struct {
 	at   *Entry
 }
 
-// holdNFS keeps the NFS mount at path busy. It returns nil if nothing is mounted there.
+// holdNFS opens the NFS mount at path, which keeps the mount busy. It returns nil if nothing is mounted at
+// path.
 func holdNFS(path string) (*held, error) {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -151,7 +152,7 @@ func holdNFS(path string) (*held, error) {
 	return h, nil
 }
 
-// abort fails the waiting calls of a mount until done returns true.
+// abort repeatedly makes the waiting calls of a mount fail, until done returns true or ctx ends.
 func (h *held) abort(ctx context.Context, done func() bool) error {
 	tick := time.NewTicker(abortEvery)
 	defer tick.Stop()
@@ -169,11 +170,11 @@ func (h *held) abort(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// flush writes the dirty pages, or discards them while abort runs. It does not use syncfs(2), which
-// needs a descriptor that is open for reading: opening one sends a request to the server. A remount by
-// mount(2) without data starts with the same sync and sends no request; fsconfig(2) sends one with
-// version 3. The remount keeps the flags of the filesystem. It overwrites the flags of this mount, which
-// may differ and are restored at once.
+// flush writes the dirty pages, or discards them while abort runs. It does not use syncfs(2), because syncfs
+// needs a descriptor that is open for reading, and opening one sends a request to the server. Instead it
+// remounts, because a remount by mount(2) without data begins with the same sync. mount(2) sends no request,
+// but fsconfig(2) does with NFS version 3. The remount keeps the flags of the filesystem. It overwrites the
+// flags of this mount, which may differ and are restored at once.
 func (h *held) flush() {
 	now, _ := ParseFlags([]string{h.at.Options})
 	const restored = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW

@@ -23,7 +23,7 @@ type Info struct {
 	IsMount bool
 	// Mode is st_mode, with the type bits.
 	Mode uint32
-	// Dev is st_dev; Rdev is the device of a device node.
+	// Dev is st_dev. Rdev is the device of a device node.
 	Dev, Rdev uint64
 	Ino       uint64
 	// MountID is the ID of the mount in the mount table.
@@ -86,8 +86,8 @@ func IsTmpfs(st *unix.Statfs_t) bool { return st.Type == unix.TMPFS_MAGIC }
 // Entry is a line of the mount table.
 type Entry = mountinfo.Info
 
-// Table returns the entries of the mount table for which keep returns true. It takes 3 µs for each
-// mount of the node, too long for hot paths.
+// Table returns the entries of the mount table for which keep returns true. It takes 3 µs for each mount of
+// the node, which is too long for frequent calls.
 func Table(keep func(*Entry) bool) ([]*Entry, error) {
 	return mountinfo.GetMounts(func(e *Entry) (skip, stop bool) { return !keep(e), false })
 }
@@ -125,8 +125,8 @@ func IsOfDevice(e *Entry, device string) bool {
 		e.FSType == "btrfs" && sameDevice(e.Source, device)
 }
 
-// sameDevice reports whether two device nodes belong to one device. The path of the device in a btrfs
-// mount may differ, because udev changes it.
+// sameDevice reports whether two device nodes belong to one device. The mount table may show another node of
+// the device of a btrfs, because udev changes it.
 func sameDevice(a, b string) bool {
 	var one, other unix.Stat_t
 	if unix.Stat(a, &one) != nil || unix.Stat(b, &other) != nil {
@@ -135,9 +135,9 @@ func sameDevice(a, b string) bool {
 	return one.Mode&unix.S_IFMT == unix.S_IFBLK && other.Mode&unix.S_IFMT == unix.S_IFBLK && one.Rdev == other.Rdev
 }
 
-// Elsewhere returns the mount points of a source, except those at the same place as the mount with the
-// given ID (0: no exception). Mounts are at the same place if they have the same path on the same parent
-// filesystem. A place has several paths if a directory above it is mounted twice.
+// Elsewhere returns the mount points of a source, except those at the same place as the mount with the given
+// ID. If the ID is 0, it returns all. Mounts are at the same place if they have the same path on the same
+// parent filesystem. A place has several paths if a directory above it is mounted twice.
 func Elsewhere(source Source, mountID uint64) ([]string, error) {
 	return elsewhere(source.Matcher, mountID)
 }
@@ -172,7 +172,8 @@ func elsewhere(matcher func([]*Entry) (func(*Entry) bool, error), mountID uint64
 	return paths, nil
 }
 
-// place returns the parent filesystem of a mount and the path of the mount point there, and "" for nil.
+// place returns a text that identifies the parent filesystem of a mount and the path of the mount point on it.
+// It is empty for nil.
 func place(e *Entry, byID map[int]*Entry) string {
 	if e == nil {
 		return ""

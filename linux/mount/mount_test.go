@@ -31,7 +31,7 @@ func TestParseFlags(t *testing.T) {
 		data []string
 		ok   bool
 	}{
-		{"none", nil, 0, nil, true},
+		{"no flags", nil, 0, nil, true},
 		{"attributes", []string{"noexec", "nodev,nosuid"}, unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, nil, true},
 		{"options of the filesystem", []string{"discard", "data=ordered,commit=5"}, 0, []string{"discard", "data=ordered", "commit=5"}, true},
 		{"defaults", []string{"defaults,rw,relatime", "_netdev", "x-systemd.automount", ""}, 0, nil, true},
@@ -42,15 +42,15 @@ func TestParseFlags(t *testing.T) {
 		{"offset", []string{"offset=4096"}, 0, nil, false},
 		{"no key", []string{"=x"}, 0, nil, false},
 		{"newline", []string{"a\nb"}, 0, nil, false},
-		{"long", []string{strings.Repeat("a", 256)}, 0, nil, false},
+		{"long flag", []string{strings.Repeat("a", 256)}, 0, nil, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			o, err := mount.ParseFlags(tc.in)
 			if (err == nil) != tc.ok || o.Attr != tc.attr || !slices.Equal(o.Data, tc.data) {
-				t.Errorf("%+v, %v", o, err)
+				t.Errorf("got %+v, %v, want attributes %#x, data %q, valid %t", o, err, tc.attr, tc.data, tc.ok)
 			}
 			if err != nil && !errors.Is(err, mount.ErrBadOption) {
-				t.Errorf("%v is not ErrBadOption", err)
+				t.Errorf("got %v, want %v", err, mount.ErrBadOption)
 			}
 		})
 	}
@@ -69,13 +69,13 @@ func TestInspect(t *testing.T) {
 		{dir, true, true, true},
 		{filepath.Dir(dir), true, false, true},
 		{file, true, false, false},
-		{link, true, false, false}, // not followed
+		{link, true, false, false}, // Inspect does not follow the link
 		{filepath.Join(dir, "none"), false, false, false},
 		{filepath.Join(file, "below"), false, false, false},
 	} {
 		at, err := mount.Inspect(tc.path)
 		if err != nil || at.Exists != tc.exists || at.IsMount != tc.mounted || at.IsDir() != tc.directory {
-			t.Errorf("%s: %+v, %v", tc.path, at, err)
+			t.Errorf("%s: got %+v, %v, want exists %t, mount point %t, directory %t", tc.path, at, err, tc.exists, tc.mounted, tc.directory)
 		}
 	}
 }
@@ -91,24 +91,24 @@ func TestBind(t *testing.T) {
 	options := testenv.Run(t, "findmnt", "-n", "-o", "VFS-OPTIONS", target)
 	for _, want := range []string{"ro", "noexec", "noatime", "nosuid"} {
 		if !slices.Contains(strings.Split(options, ","), want) {
-			t.Errorf("bound with %s, want %s among them", options, want)
+			t.Errorf("got mount options %s, want %s among them", options, want)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(target, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("writing through a read-only mount: %v", err)
+		t.Errorf("writing through a read-only mount: got %v, want EROFS", err)
 	}
 	must(t, os.WriteFile(filepath.Join(source, "x"), nil, 0o600))
 	var from, to unix.Statfs_t
 	must(t, unix.Statfs(source, &from))
 	must(t, unix.Statfs(target, &to))
 	if !o.With(from.Flags).MatchAttr(to.Flags) || o.MatchAttr(from.Flags) || o.MatchAttr(to.Flags) {
-		t.Errorf("flags %x of the source and %x of the target", from.Flags, to.Flags)
+		t.Errorf("MatchAttr: want a match only for the target with the attributes of the source; statfs flags: source %x, target %x", from.Flags, to.Flags)
 	}
 	must(t, mount.Unmount(target))
 	must(t, mount.RemoveTarget(target))
 	must(t, mount.RemoveTarget(target))
 	if err := mount.Unmount(source + "/x"); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("unmounting a path that is not a mount point: %v", err)
+		t.Errorf("unmounting a path that is not a mount point: got %v, want EINVAL", err)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestDetached(t *testing.T) {
 	must(t, root.Close())
 	must(t, d.Close())
 	if entries, err := mount.OfDevice(device); err != nil || len(entries) > 0 {
-		t.Errorf("after Close: mounts %v, %v", entries, err)
+		t.Errorf("after Close: got mounts %v, %v, want none", entries, err)
 	}
 	d, err = mount.Filesystem(device, "ext4", mount.Options{Data: []string{"commit=7"}})
 	must(t, err)
@@ -132,7 +132,7 @@ func TestDetached(t *testing.T) {
 	must(t, d.Close())
 	entries, err := mount.OfDevice(device)
 	if err != nil || len(entries) != 1 || entries[0].Mountpoint != target || !strings.Contains(entries[0].VFSOptions, "commit=7") {
-		t.Errorf("after MoveTo: mounts %+v, %v", entries, err)
+		t.Errorf("after MoveTo: got mounts %+v, %v, want one at %s with commit=7", entries, err, target)
 	}
 	must(t, mount.Unmount(target))
 }
@@ -168,7 +168,7 @@ func TestFilesystemErrors(t *testing.T) {
 		}
 		var e *mount.Error
 		if !errors.Is(err, tc.want) || !errors.As(err, &e) || e.Source != device || e.FSType != tc.fsType {
-			t.Errorf("%s %v: %v", tc.fsType, tc.data, err)
+			t.Errorf("%s with options %v: got %v, want %v with the device and the type", tc.fsType, tc.data, err, tc.want)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func TestFilesystemErrors(t *testing.T) {
 func TestForceUnmountOther(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	if err := mount.ForceUnmountNFS(t.Context(), dir); err == nil {
-		t.Error("a filesystem other than NFS was unmounted by force")
+		t.Error("ForceUnmountNFS of an ext4: got no error")
 	}
 	must(t, mount.ForceUnmountNFS(t.Context(), filepath.Join(dir, "none", "such")))
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestIsMountPoint: mounted directories and files are mount points; a link to one, and a
-// path below one, are not.
+// TestIsMountPoint: mounted directories and files are mount points. A symbolic link to a mount point and a
+// path below one are not.
 func TestIsMountPoint(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func TestIsMountPoint(t *testing.T) {
 		"mounted/below": false, "missing": false, "missing/below": false, "file/below": false,
 	} {
 		if is, err := mount.IsMountPoint(filepath.Join(dir, name)); is != want || err != nil {
-			t.Errorf("%s: %t, %v", name, is, err)
+			t.Errorf("%s: got %t, %v, want %t", name, is, err, want)
 		}
 	}
 }

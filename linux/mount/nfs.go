@@ -7,9 +7,9 @@ import (
 
 // NFS is a directory of a server.
 type NFS struct {
-	// Server is a name or an address, IPv6 without brackets.
+	// Server is a name or an address. An IPv6 address has no brackets.
 	Server string
-	// Path is absolute, on the server.
+	// Path is the absolute path on the server.
 	Path string
 	// Options are mount flags (nfs(5)).
 	Options []string
@@ -39,23 +39,23 @@ func ParseNFSSource(s string) (server, path string, ok bool) {
 	return server, "/" + path, true
 }
 
-// Errors of MountNFS, for errors.Is.
+// Errors that MountNFS wraps.
 var (
-	// ErrServerName: the name does not resolve.
+	// ErrServerName means that the name of the server does not resolve.
 	ErrServerName = errors.New("the name of the NFS server does not resolve: correct it, or the name service of this node")
-	// ErrServerSilent: the server does not answer, or not as an NFS server.
+	// ErrServerSilent means that the server does not answer, or does not answer as an NFS server.
 	ErrServerSilent = errors.New("the NFS server does not answer: check that it runs, and the network and firewalls between it and this node")
-	// ErrExportMissing: the server has no such directory.
-	ErrExportMissing = errors.New("the NFS server has no such directory: correct the path, or create and export it there")
-	// ErrExportDenied: the server denies access to this node.
-	ErrExportDenied = errors.New("the NFS server denies this node: allow it in the server's exports")
-	// ErrNFSVersion: the server supports none of the requested versions.
-	ErrNFSVersion = errors.New("the NFS server or this kernel does not support that version: change nfsvers, or enable it there")
-	// ErrNoStatd: locks of version 3 need rpc.statd, which does not run here.
+	// ErrExportMissing means that the server does not have the directory.
+	ErrExportMissing = errors.New("the NFS server has no such directory: correct the path, or create and export the directory on the server")
+	// ErrExportDenied means that the server denies access to this node.
+	ErrExportDenied = errors.New("the NFS server denies this node: allow the node in the server's exports")
+	// ErrNFSVersion means that the server or the kernel supports none of the requested versions.
+	ErrNFSVersion = errors.New("the NFS server or this kernel does not support that version: change nfsvers, or enable the version on the server")
+	// ErrNoStatd means that NFS version 3 locks need rpc.statd, which does not run on this node.
 	ErrNoStatd = errors.New("NFS version 3 locks need rpc.statd on this node: start it, or add nolock to the mount options")
-	// ErrMayNotMount: the process lacks CAP_SYS_ADMIN.
+	// ErrMayNotMount means that the process lacks CAP_SYS_ADMIN.
 	ErrMayNotMount = errors.New("this process may not mount: run it with CAP_SYS_ADMIN (the chart's value nfs.enabled gives it to the controller)")
-	// ErrNoNFS: the kernel has no NFS client.
+	// ErrNoNFS means that the kernel has no NFS client.
 	ErrNoNFS = errors.New("this kernel has no NFS client: load or install its nfs module")
 )
 

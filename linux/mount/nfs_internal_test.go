@@ -24,15 +24,16 @@ func TestNFSVersionsToTry(t *testing.T) {
 	} {
 		o, err := parseNFSOptions(strings.Fields(words))
 		if err != nil || strings.Join(o.versions, " ") != want {
-			t.Errorf("%s: %v, %v, want %s", words, o.versions, err, want)
+			t.Errorf("%s: got versions %v, %v, want %s", words, o.versions, err, want)
 		}
 		if slices.ContainsFunc(o.Data, func(w string) bool { return strings.Contains(w, "vers") }) {
-			t.Errorf("%s: the version is among %v", words, o.Data)
+			t.Errorf("%s: got options %v, want them without the version", words, o.Data)
 		}
 	}
 }
 
-// TestNFSWith: the last version replaces earlier ones, and other options are combined.
+// TestNFSWith: a version in the added flags replaces the earlier one, other options are combined, and With does not
+// change its receiver.
 func TestNFSWith(t *testing.T) {
 	for _, tc := range []struct{ before, flags, versions, data string }{
 		{"nfsvers=4.2,hard", "nfsvers=4.1", "4.1", "hard"},
@@ -45,20 +46,20 @@ func TestNFSWith(t *testing.T) {
 		n := NFS{Options: strings.Fields(tc.before)}
 		o, err := parseNFSOptions(n.With(strings.Fields(tc.flags)).Options)
 		if err != nil || strings.Join(o.versions, " ") != tc.versions || strings.Join(o.Data, " ") != tc.data {
-			t.Errorf("%q and %q: %q, %q, %v", tc.before, tc.flags, o.versions, o.Data, err)
+			t.Errorf("%q with %q: got versions %q, options %q, %v, want %q, %q", tc.before, tc.flags, o.versions, o.Data, err, tc.versions, tc.data)
 		}
 		if strings.Join(n.Options, " ") != tc.before {
-			t.Errorf("%q became %q", tc.before, n.Options)
+			t.Errorf("With changed the options of its receiver: got %q, want %q", n.Options, tc.before)
 		}
 	}
 }
 
-// TestProto: nfs(5) has two spellings of the protocol.
+// TestProto: nfs(5) has two spellings of the protocol, and the last one applies.
 func TestProto(t *testing.T) {
 	for words, want := range map[string]string{"": "", "hard": "", "rdma": "rdma", "proto=rdma,port=20049": "rdma", "tcp,proto=tcp6": "tcp6"} {
 		o, err := parseNFSOptions([]string{words})
 		if err != nil || o.proto() != want {
-			t.Errorf("%q: %q, %v", words, o.proto(), err)
+			t.Errorf("%q: got protocol %q, %v, want %q", words, o.proto(), err, want)
 		}
 	}
 }
@@ -73,7 +74,7 @@ func TestLocksThroughServer(t *testing.T) {
 	} {
 		o, err := parseNFSOptions(strings.Fields(words))
 		if err != nil || o.locksThroughServer() != want {
-			t.Errorf("%q: %v, %v", words, !want, err)
+			t.Errorf("%q: got %t, %v, want %t", words, o.locksThroughServer(), err, want)
 		}
 	}
 }
@@ -92,7 +93,7 @@ func TestResolveAddress(t *testing.T) {
 	} {
 		got, err := resolve(t.Context(), tc.server, tc.proto)
 		if !errors.Is(err, tc.err) || tc.err == nil && !slices.Equal(got, []netip.Addr{netip.MustParseAddr(tc.want)}) {
-			t.Errorf("%s proto=%s: %v, %v", tc.server, tc.proto, got, err)
+			t.Errorf("%s proto=%s: got %v, %v, want %s, %v", tc.server, tc.proto, got, err, tc.want, tc.err)
 		}
 	}
 }
@@ -106,23 +107,23 @@ func TestExplain(t *testing.T) {
 		unix.EINVAL:          ErrBadOption,
 	} {
 		if err := explain(errno); !errors.Is(err, want) || !errors.Is(err, errno) {
-			t.Errorf("%v: %v", errno, err)
+			t.Errorf("%v: got %v, want %v", errno, err, want)
 		}
 	}
 	if err := explain(unix.ENOMEM); err != error(unix.ENOMEM) { //nolint:errorlint // the error must be unchanged
-		t.Errorf("ENOMEM became %v", err)
+		t.Errorf("ENOMEM: got %v, want it unchanged", err)
 	}
 }
 
 func TestTopmost(t *testing.T) {
 	bottom, middle, top := &Entry{ID: 30, Parent: 1}, &Entry{ID: 50, Parent: 30}, &Entry{ID: 40, Parent: 50}
 	if got := topmost([]*Entry{bottom, middle, top}); got != top {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v, want %+v", got, top)
 	}
 	if got := topmost([]*Entry{middle, top, bottom}); got != top {
-		t.Errorf("another order: %+v", got)
+		t.Errorf("another order: got %+v, want %+v", got, top)
 	}
 	if got := topmost(nil); got != nil {
-		t.Errorf("no entries: %+v", got)
+		t.Errorf("no entries: got %+v, want nil", got)
 	}
 }

@@ -28,10 +28,10 @@ func TestNFSSource(t *testing.T) {
 	} {
 		server, path, ok := mount.ParseNFSSource(tc.source)
 		if server != tc.server || path != tc.path || ok != tc.ok {
-			t.Errorf("%q: %q, %q, %v", tc.source, server, path, ok)
+			t.Errorf("%q: got server %q, path %q, %t, want %q, %q, %t", tc.source, server, path, ok, tc.server, tc.path, tc.ok)
 		}
 		if n := (mount.NFS{Server: server, Path: path}); ok && n.String() != tc.source {
-			t.Errorf("%q became %q", tc.source, n.String())
+			t.Errorf("String: got %q, want %q", n.String(), tc.source)
 		}
 	}
 }
@@ -47,7 +47,7 @@ func FuzzParseNFSSource(f *testing.F) {
 			return
 		}
 		if n := (mount.NFS{Server: server, Path: path}); n.String() != s || !strings.HasPrefix(path, "/") {
-			t.Errorf("%q is server %q, path %q and then %q", s, server, path, n.String())
+			t.Errorf("parsed as server %q and path %q, String returns %q, want %q", server, path, n.String(), s)
 		}
 	})
 }
@@ -87,12 +87,12 @@ func TestCheckNFSOptions(t *testing.T) {
 	} {
 		err := mount.CheckNFSOptions(strings.Fields(tc.words))
 		if (err == nil) != tc.ok || err != nil && !errors.Is(err, mount.ErrBadOption) {
-			t.Errorf("%q: %v", tc.words, err)
+			t.Errorf("%q: got %v, want valid %t", tc.words, err, tc.ok)
 		}
 	}
 }
 
-// FuzzCheckNFSOptions: no accepted word names another server.
+// FuzzCheckNFSOptions: CheckNFSOptions accepts no option that names another server.
 func FuzzCheckNFSOptions(f *testing.F) {
 	f.Add("hard,addr=1.2.3.4")
 	f.Add("vers=4,minorversion=2")
@@ -103,7 +103,7 @@ func FuzzCheckNFSOptions(f *testing.F) {
 		for word := range strings.SplitSeq(words, ",") {
 			key, _, _ := strings.Cut(word, "=")
 			if slices.Contains([]string{"addr", "clientaddr", "source", "mountaddr"}, key) {
-				t.Errorf("%q is accepted", words)
+				t.Errorf("%q: got no error, want %v", words, mount.ErrBadOption)
 			}
 		}
 	})

@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Identifiers of the NFS client: of the network namespace, and of the module, which applies
-// if the namespace has none (kernel documentation, admin-guide/kernel-parameters.txt,
-// nfs.nfs4_unique_id).
+// The files with the identifier of the NFS client. That of the module applies if the network namespace has
+// none (kernel documentation, admin-guide/kernel-parameters.txt, nfs.nfs4_unique_id).
 const (
 	netIdentifier    = "/sys/fs/nfs/net/nfs_client/identifier"
 	moduleIdentifier = "/sys/module/nfs/parameters/nfs4_unique_id"
@@ -34,7 +33,7 @@ func ClientIdentity() (string, error) {
 	return host, nil
 }
 
-// readIdentifier reads an identifier. It is empty if it is not set or this kernel lacks it.
+// readIdentifier reads an identifier. It is empty if it is not set, or if the kernel does not have the file.
 func readIdentifier(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

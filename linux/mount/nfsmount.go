@@ -19,12 +19,12 @@ import (
 // tried. A TCP handshake with two lost packets takes 3 s.
 const answerWithin = 5 * time.Second
 
-// MountNFS creates a detached mount of a directory of a server, with the attributes attr (MOUNT_ATTR_*).
-// It also returns the NFS version in use, such as "4.2". Without a version in the options this is the
-// highest of 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted,
-// one thread remains until the kernel times out. Errors are *Error with one of ErrServerName,
-// ErrServerSilent, ErrExportMissing, ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS,
-// ErrMayNotMount or ErrBadOption if that is the reason.
+// MountNFS creates a detached mount of a directory of a server, with the attributes attr (MOUNT_ATTR_*). It
+// also returns the NFS version in use, such as "4.2". Without a version in the options this is the highest of
+// 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted, one thread remains
+// until the kernel times out. Errors are *Error, and wrap ErrServerName, ErrServerSilent, ErrExportMissing,
+// ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them
+// describes the reason.
 //
 //nolint:revive // NFS alone is the type
 func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {
@@ -36,26 +36,26 @@ func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 		return nil, "", err
 	}
 	o.Attr |= attr
-	if err := checkClient(); err != nil { // errors of this node are returned without waiting for a server
+	if err := checkClient(); err != nil { // before ping, so that an error of this node is returned at once
 		return fail("fsopen", err)
 	}
 	addresses, err := resolve(ctx, n.Server, o.proto())
 	if err != nil {
 		return fail("resolve", err)
 	}
-	silent := make([]error, 0, len(addresses))
+	pingErrors := make([]error, 0, len(addresses))
 	for _, address := range addresses {
 		if err := o.ping(ctx, address); err != nil {
-			silent = append(silent, err)
+			pingErrors = append(pingErrors, err)
 			continue
 		}
 		return n.mountFrom(ctx, address, o)
 	}
-	return fail("call", fmt.Errorf("%w (%w)", ErrServerSilent, errors.Join(silent...)))
+	return fail("call", fmt.Errorf("%w (%w)", ErrServerSilent, errors.Join(pingErrors...)))
 }
 
-// resolve returns the addresses of a server in the address family of proto. The kernel rejects other
-// addresses.
+// resolve returns the addresses of a server. If proto is not empty, it returns only those in the address
+// family of proto, because the kernel rejects others.
 func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
 	addresses, err := addressesOf(ctx, server)
 	if err != nil {
@@ -66,7 +66,7 @@ func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
 		addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a.Is6() != six })
 	}
 	if len(addresses) == 0 {
-		return nil, fmt.Errorf("%w: %s has no address for proto=%s", ErrServerName, server, proto)
+		return nil, fmt.Errorf("%w: %s has no address that fits proto=%s", ErrServerName, server, proto)
 	}
 	return addresses, nil
 }
@@ -102,7 +102,7 @@ func (o nfsOptions) ping(ctx context.Context, address netip.Addr) error {
 	return sunrpc.Ping(ctx, net.JoinHostPort(address.String(), port), sunrpc.NFSProgram, 4)
 }
 
-// mountFrom mounts from one address with the first version that both sides support.
+// mountFrom mounts from one address, with the first of o.versions that the server and the kernel support.
 func (n NFS) mountFrom(ctx context.Context, address netip.Addr, o nfsOptions) (*Detached, string, error) {
 	var err error
 	for _, version := range o.versions {
@@ -177,7 +177,7 @@ func checkClient() error {
 	return unix.Close(fsfd)
 }
 
-// withAddresses adds the options that mount.nfs(8) would add: the kernel does not resolve names, and
+// withAddresses adds the options that mount.nfs(8) would add, because the kernel does not resolve names, and
 // uses UDP for mountd by default.
 func withAddresses(address netip.Addr, version string, o nfsOptions) ([]string, error) {
 	words := append(slices.Clone(o.Data), "vers="+version, "addr="+address.String())
@@ -212,7 +212,7 @@ func localAddress(server netip.Addr) (netip.Addr, error) {
 	return local.Unmap(), nil
 }
 
-// reasons holds the errnos of a failed NFS mount by their meaning.
+// reasons maps each error to the errnos of a failed NFS mount that mean the same.
 var reasons = map[error][]unix.Errno{
 	ErrServerSilent:  {unix.ETIMEDOUT, unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.EHOSTDOWN, unix.ENETUNREACH, unix.ENETDOWN, unix.EIO, unix.EPIPE},
 	ErrExportMissing: {unix.ENOENT, unix.ENOTDIR, unix.ESTALE},
@@ -221,7 +221,7 @@ var reasons = map[error][]unix.Errno{
 	ErrBadOption:     {unix.EINVAL},
 }
 
-// explain adds the meaning of its errno to an error.
+// explain wraps an errno in the error of reasons that describes it.
 func explain(err error) error {
 	for reason, errnos := range reasons {
 		if slices.ContainsFunc(errnos, func(e unix.Errno) bool { return errors.Is(err, e) }) {

@@ -29,7 +29,7 @@ func serve(t *testing.T, o nfsd.Options) (*nfsd.Server, mount.NFS) {
 	return s, mount.NFS{Server: s.Address(), Path: s.Export(t, "tank"), Options: []string{"nosharecache", "hard"}}
 }
 
-// mountError returns the error of mounting an export.
+// mountError mounts an export, unmounts it, and returns the error of the mount.
 func mountError(t *testing.T, n mount.NFS) error {
 	t.Helper()
 	d, _, err := mount.MountNFS(t.Context(), n, 0)
@@ -39,8 +39,8 @@ func mountError(t *testing.T, n mount.NFS) error {
 	return err
 }
 
-// mounted mounts an export at a new directory until the test ends.
-func mounted(t *testing.T, n mount.NFS) (at, version string) {
+// mountNFS mounts an export at a new directory. The test unmounts it at its end.
+func mountNFS(t *testing.T, n mount.NFS) (at, version string) {
 	t.Helper()
 	d, version, err := mount.MountNFS(t.Context(), n, 0)
 	must(t, err)
@@ -64,26 +64,26 @@ func TestNFSVersions(t *testing.T) {
 	for _, export.Server = range []string{s.Address(), s.Address6()} {
 		for want, words := range map[string]string{"4.2": "nfsvers=4.2", "4.1": "v4.1", "4.0": "vers=4,minorversion=0", "3": "nfsvers=3,nolock"} {
 			t.Run(export.Server+" "+want, func(t *testing.T) {
-				at, version := mounted(t, export.With([]string{words}))
+				at, version := mountNFS(t, export.With([]string{words}))
 				if version != want {
-					t.Errorf("version %s", version)
+					t.Errorf("got version %s, want %s", version, want)
 				}
 				e, err := mount.OnPath(at)
 				must(t, err)
 				if e == nil || !mount.IsNFS(e) || e.Source != export.String() || !strings.Contains(e.VFSOptions, "vers="+want) {
-					t.Fatalf("the mount table has %+v", e)
+					t.Fatalf("mount table: got %+v, want %s with version %s", e, export.String(), want)
 				}
 				endpoint := mount.NFSEndpoint(e)
 				if (endpoint != mount.Endpoint{Address: export.Server, Portmapped: want == "3"}) || !mount.Answers(t.Context(), e) {
-					t.Errorf("endpoint %+v from options %s, answers: %t", endpoint, e.VFSOptions, mount.Answers(t.Context(), e))
+					t.Errorf("options %s: got endpoint %+v, which answers: %t, want %s, which answers", e.VFSOptions, endpoint, mount.Answers(t.Context(), e), export.Server)
 				}
 				if beside, err := mount.Beside(e); err != nil || len(beside) != 0 {
-					t.Errorf("other mounts of the filesystem: %q, %v", beside, err)
+					t.Errorf("Beside: got %q, %v, want no other mounts", beside, err)
 				}
 				must(t, os.WriteFile(filepath.Join(at, "file"), []byte(want), 0o600))
 				must(t, mount.Unmount(at))
 				if e, err := mount.OnPath(at); e != nil || err != nil {
-					t.Errorf("unmounted: %+v, %v", e, err)
+					t.Errorf("mount table after Unmount: got %+v, %v, want nothing", e, err)
 				}
 			})
 		}
@@ -98,12 +98,12 @@ func TestNFSNegotiation(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			_, export := serve(t, nfsd.Options{Without: without})
 			export = export.With([]string{"nolock"})
-			if _, version := mounted(t, export); version != want {
-				t.Errorf("version %s, want %s", version, want)
+			if _, version := mountNFS(t, export); version != want {
+				t.Errorf("got version %s, want %s", version, want)
 			}
 			for _, missing := range without {
 				if err := mountError(t, export.With([]string{"nfsvers=" + missing})); !errors.Is(err, mount.ErrNFSVersion) {
-					t.Errorf("nfsvers=%s: %v", missing, err)
+					t.Errorf("nfsvers=%s: got %v, want %v", missing, err, mount.ErrNFSVersion)
 				}
 			}
 		})
@@ -121,7 +121,7 @@ func TestNFSAttributes(t *testing.T) {
 	var st unix.Statfs_t
 	must(t, unix.Fstatfs(int(root.Fd()), &st))
 	if st.Flags&unix.ST_RDONLY == 0 || st.Flags&unix.ST_NOEXEC == 0 || st.Type != unix.NFS_SUPER_MAGIC {
-		t.Errorf("type %x, flags %x", st.Type, st.Flags)
+		t.Errorf("got type %x with flags %x, want a read-only, noexec NFS", st.Type, st.Flags)
 	}
 }
 
@@ -138,22 +138,22 @@ func TestNFSErrors(t *testing.T) {
 		n    mount.NFS
 		want []error
 	}{
-		{"missing, 4", missing.With([]string{"nfsvers=4"}), []error{mount.ErrExportMissing}},
-		{"missing, 3", missing.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportMissing, mount.ErrExportDenied}},
-		// Version 4 hides exports to other clients.
-		{"denied, 4", denied.With([]string{"nfsvers=4"}), []error{mount.ErrExportDenied, mount.ErrExportMissing}},
-		{"denied, 3", denied.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportDenied}},
-		{"no such name", unknown, []error{mount.ErrServerName}},
-		{"no server", closed, []error{mount.ErrServerSilent}},
-		{"no such option", export.With([]string{"no-such-option"}), []error{mount.ErrBadOption}},
-		{"no such value", export.With([]string{"timeo=never"}), []error{mount.ErrBadOption}},
+		{"missing directory, version 4", missing.With([]string{"nfsvers=4"}), []error{mount.ErrExportMissing}},
+		{"missing directory, version 3", missing.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportMissing, mount.ErrExportDenied}},
+		// With version 4 a client cannot see exports to other clients.
+		{"denied directory, version 4", denied.With([]string{"nfsvers=4"}), []error{mount.ErrExportDenied, mount.ErrExportMissing}},
+		{"denied directory, version 3", denied.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportDenied}},
+		{"unknown server name", unknown, []error{mount.ErrServerName}},
+		{"no server at the port", closed, []error{mount.ErrServerSilent}},
+		{"unknown option", export.With([]string{"no-such-option"}), []error{mount.ErrBadOption}},
+		{"invalid value of an option", export.With([]string{"timeo=never"}), []error{mount.ErrBadOption}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			begin := time.Now()
 			err := mountError(t, tc.n)
 			var e *mount.Error
 			if !slices.ContainsFunc(tc.want, func(want error) bool { return errors.Is(err, want) }) || !errors.As(err, &e) {
-				t.Errorf("%v, want %v", err, tc.want)
+				t.Errorf("got %v, want one of %v", err, tc.want)
 			}
 			t.Logf("after %s: %v", time.Since(begin).Round(time.Millisecond), err)
 		})
@@ -165,10 +165,10 @@ func TestNFSStatd(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	export = export.With([]string{"nfsvers=3"})
 	if err := mountError(t, export); !errors.Is(err, mount.ErrNoStatd) {
-		t.Errorf("without rpc.statd: %v", err)
+		t.Errorf("without rpc.statd: got %v, want %v", err, mount.ErrNoStatd)
 	}
 	s.Link().ServeLocks(t)
-	mounted(t, export)
+	mountNFS(t, export)
 }
 
 func TestNFSSilentServer(t *testing.T) {
@@ -177,7 +177,7 @@ func TestNFSSilentServer(t *testing.T) {
 	begin := time.Now()
 	err := mountError(t, export)
 	if took := time.Since(begin); !errors.Is(err, mount.ErrServerSilent) || took > 8*time.Second {
-		t.Errorf("after %s: %v", took, err)
+		t.Errorf("got %v after %s, want %v within 8s", err, took, mount.ErrServerSilent)
 	}
 }
 
@@ -196,7 +196,7 @@ func newWriter(t *testing.T, at string, words ...string) writer {
 	must(t, err)
 	must(t, c.Start())
 	if line, err := bufio.NewReader(stderr).ReadString('\n'); line != "open\n" {
-		t.Fatalf("the writer prints %q, %v", line, err)
+		t.Fatalf("setup: the writer printed %q, %v, want open", line, err)
 	}
 	return writer{c, stdin}
 }
@@ -213,9 +213,9 @@ func TestForceUnmountNFS(t *testing.T) {
 func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
 	neighbour := export
 	neighbour.Path += "/neighbour"
-	at, _ := mounted(t, export)
+	at, _ := mountNFS(t, export)
 	must(t, os.MkdirAll(filepath.Join(at, "neighbour"), 0o777))
-	beside, _ := mounted(t, neighbour)
+	beside, _ := mountNFS(t, neighbour)
 	survivor, killed := newWriter(t, beside, "conv=fsync"), newWriter(t, at)
 	link.Cut(t)
 	must(t, survivor.begin.Close())
@@ -229,47 +229,47 @@ func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if err := mount.ForceUnmountNFS(ctx, at); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("with a context that ends: %v", err)
+		t.Errorf("with a context that ends: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := mount.ForceUnmountNFS(ctx, at)
 	t.Logf("%d KiB were dirty; unmounted after %s", before, time.Since(begin).Round(time.Millisecond))
 	if e, tableErr := mount.OnPath(at); err != nil || e != nil || tableErr != nil {
-		t.Errorf("%v; the mount table has %+v, %v", err, e, tableErr)
+		t.Errorf("ForceUnmountNFS: got %v, and then the mount %+v, %v, want no error and no mount", err, e, tableErr)
 	}
 	must(t, mount.ForceUnmountNFS(t.Context(), at))
-	_ = killed.Wait() // killed
+	_ = killed.Wait()
 
 	link.Restore(t)
 	if err := survivor.Wait(); err != nil {
-		t.Errorf("the neighbour's writer: %v", err)
+		t.Errorf("the process that writes to the other mount failed: %v", err)
 	}
 	if st, err := os.Stat(filepath.Join(beside, "written")); err != nil || st.Size() != 20<<20 {
-		t.Errorf("the neighbour's file: %+v, %v", st, err)
+		t.Errorf("the file on the other mount: got %+v, %v, want 20 MiB", st, err)
 	}
 }
 
-// TestForceUnmountLast: the unmount of the last mount of a server does not wait for the end of the session on
-// the server.
+// TestForceUnmountLast: unmounting the last mount of a server does not wait until the server has ended the
+// session.
 func TestForceUnmountLast(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
 		t.Run(words, func(t *testing.T) {
-			at, _ := mounted(t, export.With([]string{words}))
+			at, _ := mountNFS(t, export.With([]string{words}))
 			must(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
 			s.Link().Cut(t)
 			begin := time.Now()
 			must(t, mount.ForceUnmountNFS(t.Context(), at))
 			if took := time.Since(begin); took > 10*time.Second {
-				t.Errorf("unmounted after %s", took)
+				t.Errorf("ForceUnmountNFS took %s, want at most 10s", took)
 			}
 			s.Link().Restore(t)
 		})
 	}
 }
 
-// dirtyKiB returns the size of the dirty pages.
+// dirtyKiB returns the size of the dirty pages of this machine.
 func dirtyKiB(t *testing.T) int {
 	t.Helper()
 	info, err := os.ReadFile("/proc/meminfo")
@@ -285,13 +285,13 @@ func dirtyKiB(t *testing.T) int {
 	return sum
 }
 
-// TestAbortNFS: waiting calls fail and the mount stays.
+// TestAbortNFS: AbortNFS makes waiting calls fail, and does not unmount.
 func TestAbortNFS(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
-	at, _ := mounted(t, export)
+	at, _ := mountNFS(t, export)
 	s.Link().Cut(t)
 	if e, err := mount.OnPath(at); err != nil || mount.Answers(t.Context(), e) {
-		t.Errorf("a server without network answers, %v", err)
+		t.Errorf("Answers of a server without network: got true or %v, want false", err)
 	}
 	created := make(chan error, 1)
 	go func() { created <- os.WriteFile(filepath.Join(at, "aborted"), nil, 0o600) }()
@@ -305,11 +305,11 @@ func TestAbortNFS(t *testing.T) {
 		}
 	}))
 	if err == nil {
-		t.Error("the waiting call succeeded")
+		t.Error("the aborted call returned no error")
 	}
 	s.Link().Restore(t)
 	if e, err := mount.OnPath(at); e == nil || err != nil {
-		t.Errorf("the mount table has %+v, %v", e, err)
+		t.Errorf("mount table after AbortNFS: got %+v, %v, want the mount", e, err)
 	}
-	must(t, mount.AbortNFS(t.Context(), filepath.Dir(at), func() bool { t.Error("done was called without a mount"); return true }))
+	must(t, mount.AbortNFS(t.Context(), filepath.Dir(at), func() bool { t.Error("AbortNFS called done although nothing is mounted"); return true }))
 }

@@ -13,7 +13,7 @@ type nfsOptions struct {
 	versions []string
 }
 
-// notForNFS maps the options that CheckNFSOptions refuses to the reason.
+// notForNFS maps each option that CheckNFSOptions refuses to the reason.
 var notForNFS = map[string]string{
 	"addr":        setByDriver,
 	"clientaddr":  setByDriver,
@@ -31,7 +31,7 @@ var notForNFS = map[string]string{
 
 const (
 	setByDriver = "the driver sets it"
-	forMountNFS = "it is an option of mount.nfs(8), which is not used"
+	forMountNFS = "only mount.nfs(8) supports it, and the driver does not run that program"
 )
 
 func badNFSOption(word, reason string) error {
@@ -82,7 +82,7 @@ func versionIn(word string) (value string, minor, ok bool) {
 	return value, true, key == "minorversion"
 }
 
-// With adds mount flags. A version in them replaces the earlier one.
+// With adds mount flags. A version in flags replaces the version in n.Options.
 func (n NFS) With(flags []string) NFS {
 	isVersion := func(word string) bool { _, _, ok := versionIn(word); return ok }
 	before := n.Options
@@ -93,10 +93,10 @@ func (n NFS) With(flags []string) NFS {
 	return n
 }
 
-// splitWords splits flags that are several words each, separated by commas.
+// splitWords splits flags, each of which may contain several words, separated by commas.
 func splitWords(flags []string) []string { return strings.Split(strings.Join(flags, ","), ",") }
 
-// nfsVersions returns the versions to try for vers= and minorversion=, which may be empty.
+// nfsVersions returns the versions to try for the values of vers= and minorversion=, which may be empty.
 func nfsVersions(major, minor string) ([]string, error) {
 	all := []string{"4.2", "4.1", "4.0", "3"}
 	if minor != "" {
@@ -117,7 +117,7 @@ func nfsVersions(major, minor string) ([]string, error) {
 	}
 }
 
-// value returns the value of the last word `key=value`, or "" if there is none.
+// value returns the value of the last option `key=value`, or "" if the key is not set.
 func (o nfsOptions) value(key string) string {
 	for _, word := range slices.Backward(o.Data) {
 		if k, v, ok := strings.Cut(word, "="); ok && k == key {
@@ -127,7 +127,7 @@ func (o nfsOptions) value(key string) string {
 	return ""
 }
 
-// proto returns the protocol that the last such word sets, or "" if there is none.
+// proto returns the protocol that the options set, or "". The last option applies.
 func (o nfsOptions) proto() string {
 	for _, word := range slices.Backward(o.Data) {
 		if proto := protoOf(word); proto != "" {
@@ -137,8 +137,8 @@ func (o nfsOptions) proto() string {
 	return ""
 }
 
-// locksThroughServer reports whether version 3 would request locks of either kind from the server, which
-// needs rpc.statd.
+// locksThroughServer reports whether NFS version 3 would request locks (fcntl(2) or flock(2)) from the server,
+// which needs rpc.statd.
 func (o nfsOptions) locksThroughServer() bool {
 	locks := true
 	for _, word := range o.Data {

@@ -13,17 +13,18 @@ import (
 // NFSSource is a directory of an NFS server.
 type NFSSource struct {
 	NFS
-	// AnyPath means that the path is unknown. Mounts of every directory below NFS.Path then
+	// AnyPath means that the directory may be any directory below NFS.Path. The mounts of all of them then
 	// belong to the source.
 	AnyPath bool
-	// Verify checks the root directory of a mount before Mount attaches the mount to its target.
-	// It is nil if there is nothing to compare with.
+	// Verify checks the root directory of a mount before Mount attaches the mount to its target. It may be
+	// nil.
 	Verify func(root *os.File) error
 }
 
 var _ Source = (*NFSSource)(nil)
 
-// NFSAt returns the directory of an NFS server that is mounted at path, nil if there is none.
+// NFSAt returns the directory of an NFS server that is mounted at path, or nil if the path is not an NFS
+// mount.
 func NFSAt(path string) (*NFSSource, error) {
 	e, err := OnPath(path)
 	if err != nil || e == nil || !IsNFS(e) {
@@ -39,10 +40,10 @@ func NFSAt(path string) (*NFSSource, error) {
 // Close implements Source.
 func (*NFSSource) Close() error { return nil }
 
-// Mount implements Source. It fails if the kernel mounted another directory: a user with write permission
-// above the directory may have created a symbolic link, and nfs(5) has no option that prevents following
-// it. The mount table shows the resolved path. With version 3 the server follows links, and the mount
-// table does not show the resolved path.
+// Mount implements Source. It fails if the kernel mounted another directory, because a user with write
+// permission above the directory may have created a symbolic link, and nfs(5) has no option that prevents
+// following it. Mount detects that by the mount table, which shows the resolved path. With NFS version 3 it
+// cannot detect that, because the server follows links, and the mount table does not show the resolved path.
 func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err := n.mountUnchecked(ctx, target, o); err != nil {
 		return err
@@ -51,7 +52,7 @@ func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err != nil || e == nil || n.owns(e) {
 		return err
 	}
-	err = fmt.Errorf("%w: a part of this path is a symbolic link, and the server has %s there: use that path if it is meant",
+	err = fmt.Errorf("%w: a part of the path is a symbolic link, and the resolved path is %s: use the resolved path if that directory is intended",
 		ErrOtherDirectory, e.Source)
 	return errors.Join(&Error{Op: "mount", Source: n.String(), Target: target, FSType: "nfs", Err: err}, Unmount(target))
 }
@@ -116,17 +117,17 @@ func (n *NFSSource) Problems() ([]Problem, error) { return unreachable(n) }
 // Grow implements Source.
 func (*NFSSource) Grow() error { return nil }
 
-// Unmount implements Source. A killed process that waits for a server that does not respond keeps the
-// path busy. If abandon returns true and only one other mount is left, the waiting calls are aborted
-// through that mount.
+// Unmount implements Source. A killed process that waits for an unresponsive server keeps the path busy. If
+// abandon returns true and the filesystem has only one other mount, the waiting calls are aborted through that
+// mount.
 func (n *NFSSource) Unmount(ctx context.Context, path string, abandon Abandon) error {
 	return UnmountBusy(ctx, path, abandon, func(ctx context.Context, beside string) error {
 		return AbortNFS(context.WithoutCancel(ctx), beside, func() bool { return ctx.Err() != nil })
 	})
 }
 
-// UnmountLast implements Source. It writes dirty pages while the mount still exists: an unmount that
-// waits for the server could not be retried.
+// UnmountLast implements Source. It writes dirty pages before it unmounts, because an unmount that waits for
+// the server cannot be retried.
 func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abandon) error {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -153,8 +154,9 @@ func (n *NFSSource) UnmountLast(ctx context.Context, path string, abandon Abando
 	return UnmountIdle(ctx, path)
 }
 
-// abandonMount reports whether to abandon the server of one mount. A server may have several addresses.
-// A server that responds at the address of the mount still receives writes, and is not abandoned.
+// abandonMount reports whether to abandon the server of a mount. It does not abandon a server that responds at
+// the address of the mount, even if abandon returns true because another address of the server does not
+// respond.
 func abandonMount(ctx context.Context, e *Entry, abandon Abandon) (bool, error) {
 	force, err := abandon.decide()
 	if (force || err != nil) && IsNFS(e) && Answers(ctx, e) {

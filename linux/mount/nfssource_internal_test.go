@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestNFSSourceAttributes: a mount has the attributes of its source and of the request.
-func TestNFSSourceAttributes(t *testing.T) {
+// TestSourceAttributes: Attributes combines the attributes of the source with those of its argument.
+func TestSourceAttributes(t *testing.T) {
 	for _, tc := range []struct {
 		source Source
 		flags  string
@@ -29,15 +29,15 @@ func TestNFSSourceAttributes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := tc.source.Attributes(flags); err != nil || got.Attr != want.Attr {
-			t.Errorf("%+v and %s: %+v, %v", tc.source, tc.flags, got, err)
+			t.Errorf("%+v with %s: got %+v, %v, want %s", tc.source, tc.flags, got, err, tc.want)
 		}
 	}
 }
 
 // TestAbandonMount: only a mount whose own server does not respond is abandoned.
 func TestAbandonMount(t *testing.T) {
-	outage := errors.New("not now")
-	alive, dead := entryAt(serve(t)), entryAt(closed(t))
+	undecided := errors.New("not now")
+	responding, silent := entryAt(serve(t)), entryAt(closed(t))
 	for _, tc := range []struct {
 		name    string
 		abandon Abandon
@@ -45,28 +45,28 @@ func TestAbandonMount(t *testing.T) {
 		force   bool
 		err     error
 	}{
-		{"no server", nil, dead, false, nil},
-		{"not abandoned", func() (bool, error) { return false, nil }, dead, false, nil},
-		{"silent", func() (bool, error) { return true, nil }, dead, true, nil},
-		{"silent elsewhere", func() (bool, error) { return true, nil }, alive, false, nil},
-		{"outage", func() (bool, error) { return false, outage }, dead, false, outage},
-		{"outage elsewhere", func() (bool, error) { return false, outage }, alive, false, nil},
-		{"an image's filesystem", func() (bool, error) { return true, nil }, &Entry{FSType: "ext4"}, true, nil},
+		{"nil Abandon", nil, silent, false, nil},
+		{"not to abandon, server silent", func() (bool, error) { return false, nil }, silent, false, nil},
+		{"to abandon, server silent", func() (bool, error) { return true, nil }, silent, true, nil},
+		{"to abandon, server responds", func() (bool, error) { return true, nil }, responding, false, nil},
+		{"error, server silent", func() (bool, error) { return false, undecided }, silent, false, undecided},
+		{"error, server responds", func() (bool, error) { return false, undecided }, responding, false, nil},
+		{"to abandon, not an NFS mount", func() (bool, error) { return true, nil }, &Entry{FSType: "ext4"}, true, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if force, err := abandonMount(t.Context(), tc.e, tc.abandon); force != tc.force || !errors.Is(err, tc.err) {
-				t.Errorf("%t, %v", force, err)
+				t.Errorf("got %t, %v, want %t, %v", force, err, tc.force, tc.err)
 			}
 		})
 	}
 }
 
-// entryAt returns a mount from a server on this node.
+// entryAt returns the mount table entry of an NFS mount from a server at a port of this node.
 func entryAt(address net.Addr) *Entry {
 	return &Entry{FSType: "nfs4", VFSOptions: fmt.Sprintf("vers=4.2,port=%d,addr=127.0.0.1", address.(*net.TCPAddr).Port)}
 }
 
-// closed returns an address without a listener.
+// closed returns the address of a port on which no process listens.
 func closed(t *testing.T) net.Addr {
 	t.Helper()
 	l := listen(t)
@@ -86,7 +86,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// serve replies to NULL calls of RPC (RFC 5531, section 9).
+// serve runs a server that replies to NULL calls of RPC (RFC 5531, section 9).
 func serve(t *testing.T) net.Addr {
 	t.Helper()
 	l := listen(t)

@@ -38,8 +38,8 @@ var forbidden = []string{
 	"source", "device", "logdev", "rtdev", "journal_path", "journal_dev", "subvol", "subvolid",
 }
 
-// ParseFlags separates mount flags. A flag that would mount another source is ErrBadOption. The kernel
-// checks the options of the filesystem when it mounts.
+// ParseFlags separates mount flags. ErrBadOption if a flag would mount another source. The kernel checks the
+// options of the filesystem when it mounts.
 func ParseFlags(flags []string) (Options, error) {
 	var o Options
 	for _, flag := range flags {
@@ -76,7 +76,7 @@ func (o Options) ReadOnly() Options {
 // IsReadOnly reports whether the flags forbid writing.
 func (o Options) IsReadOnly() bool { return o.Attr&unix.MOUNT_ATTR_RDONLY != 0 }
 
-// statfsFlags are the attributes that statfs(2) returns for a mount.
+// statfsFlags maps mount attributes to the flags that statfs(2) returns for them.
 var statfsFlags = map[uint64]int64{
 	unix.MOUNT_ATTR_RDONLY:     unix.ST_RDONLY,
 	unix.MOUNT_ATTR_NOSUID:     unix.ST_NOSUID,
@@ -98,7 +98,7 @@ func (o Options) MatchAttr(flags int64) bool {
 	return true
 }
 
-// With adds the attributes in the statfs flags of another mount.
+// With adds the attributes of another mount, which has the given statfs flags.
 func (o Options) With(flags int64) Options {
 	for attr, flag := range statfsFlags {
 		if flags&flag != 0 {

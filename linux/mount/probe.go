@@ -21,7 +21,7 @@ func Probe() error {
 	return unix.Close(fsfd)
 }
 
-// At returns the mount that contains a path. It follows a link at the end of the path.
+// At returns the mount that contains a path. It follows symbolic links.
 func At(path string) (*Entry, error) {
 	at, err := Inspect(path + "/.")
 	if err != nil {

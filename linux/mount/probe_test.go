@@ -19,7 +19,7 @@ func TestProbe(t *testing.T) {
 	before := count()
 	must(t, mount.Probe())
 	if after := count(); after != before {
-		t.Errorf("%d root mounts became %d", before, after)
+		t.Errorf("root mounts after Probe: got %d, want %d", after, before)
 	}
 }
 
@@ -27,13 +27,13 @@ func TestAt(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	at, err := mount.At(dir)
 	if err != nil || at.Mountpoint != dir || at.FSType != "ext4" {
-		t.Errorf("%+v, %v", at, err)
+		t.Errorf("At of a mount point: got %+v, %v, want ext4 at %s", at, err, dir)
 	}
 	above, err := mount.At(filepath.Dir(dir))
 	if err != nil || above.ID == at.ID {
-		t.Errorf("its parent: %+v, %v", above, err)
+		t.Errorf("At of the parent of a mount point: got %+v, %v, want another mount", above, err)
 	}
 	if _, err := mount.At(filepath.Join(dir, "none")); err == nil {
-		t.Error("a missing path has a mount")
+		t.Error("At of a missing path: got no error")
 	}
 }

@@ -12,9 +12,9 @@ import (
 type Source interface {
 	// String names the source in errors and logs.
 	String() string
-	// Mount mounts the source at target. The target never shows the source without the options
-	// o, and never shows another source. After an error nothing is mounted. Errors are *Error,
-	// with one of the sentinel errors of this package if that is the reason.
+	// Mount mounts the source at target. At no moment does the target show the source without the options o,
+	// or another source. After an error nothing is mounted. Errors are *Error, and wrap a sentinel error of
+	// this package if one describes the reason.
 	Mount(ctx context.Context, target string, o Options) error
 	// Close releases the resources that keep the source available until it is mounted.
 	Close() error
@@ -23,29 +23,29 @@ type Source interface {
 
 	// Shows reports whether the mount at path shows the source in its current state.
 	Shows(path string) (bool, error)
-	// Owns reports whether the mount at path is a mount of the source, even if the source was
-	// replaced or removed since, or the mounted filesystem is broken.
+	// Owns reports whether the mount at path is a mount of the source, even if the source was replaced or
+	// removed after the mount, or the mounted filesystem is broken.
 	Owns(path string) (bool, error)
 	// Matcher returns a function that reports whether an entry of a mount table is a mount of
 	// the source.
 	Matcher(table []*Entry) (func(*Entry) bool, error)
 	// Problems returns the problems of the mounted source.
 	Problems() ([]Problem, error)
-	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow if no mount of the
-	// filesystem allows that. It does nothing for a directory.
+	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow if no mount of the filesystem
+	// allows that. It does nothing for a source without a device.
 	Grow() error
 
-	// Unmount removes the mount at path; other mounts of the source may remain. EBUSY if
-	// a process uses the mount.
+	// Unmount removes the mount at path. Other mounts of the source may remain. EBUSY if a process uses the
+	// mount.
 	Unmount(ctx context.Context, path string, abandon Abandon) error
-	// UnmountLast removes the last mount of the source. When it returns, the storage has all
-	// writes, unless abandon returned true. ErrMountedElsewhere if a directory of an NFS server
-	// has other mounts.
+	// UnmountLast removes the last mount of the source. When it returns, the storage has all writes, unless
+	// abandon returned true. ErrMountedElsewhere if the source is a directory of an NFS server and has other
+	// mounts.
 	UnmountLast(ctx context.Context, path string, abandon Abandon) error
 }
 
-// Abandon reports whether to abandon a server that does not respond. That discards the writes that the
-// server has not received. An error means that nothing may be unmounted now. A nil Abandon abandons no
+// Abandon reports whether to abandon a server that does not respond. Abandoning a server discards the writes
+// that it has not received. An error means that nothing may be unmounted now. A nil Abandon abandons no
 // server.
 type Abandon func() (bool, error)
 
@@ -89,14 +89,14 @@ var (
 	// ErrDamaged means that the kernel cannot mount the content of the device.
 	ErrDamaged = errors.New("the filesystem is damaged or missing")
 	// ErrNoFilesystem means that the kernel does not support the filesystem type.
-	ErrNoFilesystem = errors.New("this kernel does not have the filesystem")
-	// ErrOtherDirectory means that the server mounted a directory other than the source.
+	ErrNoFilesystem = errors.New("this kernel does not support the filesystem")
+	// ErrOtherDirectory means that the kernel mounted another directory of the server than the source.
 	ErrOtherDirectory = errors.New("the server mounts another directory")
 	// ErrMountedElsewhere means that the source has other mounts.
-	ErrMountedElsewhere = errors.New("it is still mounted")
+	ErrMountedElsewhere = errors.New("the source is still mounted")
 	// ErrNotWritten means that the server does not have all writes.
 	ErrNotWritten = errors.New("the server does not have all writes yet")
-	// ErrUnmounting means that the unmount continues after the call, and another call joins it.
+	// ErrUnmounting means that the unmount continues after the call has returned. Another call joins it.
 	ErrUnmounting = errors.New("the mount is still being unmounted by force, because its server does not answer: try again")
 )
 
@@ -116,10 +116,10 @@ func Of(s Source) ([]*Entry, error) {
 // HasAttributes reports whether the mount of a source at path has the attributes that Mount sets with
 // o.
 func HasAttributes(s Source, path string, o Options) (bool, error) {
-	wanted, err := s.Attributes(o)
+	want, err := s.Attributes(o)
 	if err != nil {
 		return false, err
 	}
 	st, err := Statfs(path)
-	return err == nil && wanted.MatchAttr(st.Flags), err
+	return err == nil && want.MatchAttr(st.Flags), err
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/location"
 )
 
-// OnPath returns the topmost mount at exactly the path, nil if there is none. It reads the mount table
-// and accesses only the parent of the path, because the server of a mount at the path may not respond.
+// OnPath returns the topmost mount at exactly the path, or nil if nothing is mounted at it. It reads the mount
+// table and accesses only the parent of the path, because the server of a mount at the path may not respond.
 func OnPath(path string) (*Entry, error) {
 	entries, err := byMountpoint(path, func(mountpoint, at string) bool { return mountpoint == at })
 	if err != nil {
@@ -21,7 +21,8 @@ func OnPath(path string) (*Entry, error) {
 // Below returns the mounts at a path and below it. It accesses only the parent of the path.
 func Below(path string) ([]*Entry, error) { return byMountpoint(path, location.IsBelow) }
 
-// byMountpoint compares mountpoints with a path whose parent has no links.
+// byMountpoint returns the mounts for which matches returns true. It resolves the symbolic links in the parent
+// of the path first.
 func byMountpoint(path string, matches func(mountpoint, at string) bool) ([]*Entry, error) {
 	path = filepath.Clean(path)
 	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
@@ -35,7 +36,7 @@ func byMountpoint(path string, matches func(mountpoint, at string) bool) ([]*Ent
 	return Table(func(e *Entry) bool { return matches(e.Mountpoint, at) })
 }
 
-// topmost returns the entry on which no other is mounted, nil if there are no entries.
+// topmost returns the entry on which no other entry is mounted, or nil if there are no entries.
 func topmost(entries []*Entry) *Entry {
 	below := map[int]bool{}
 	for _, e := range entries {

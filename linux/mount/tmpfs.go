@@ -47,8 +47,8 @@ func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 
 const memoryType = "tmpfs"
 
-// ResizeMemory changes the limit of the tmpfs that is mounted at path. It fails if the content is larger.
-// Without Inodes the limit of inodes stays.
+// ResizeMemory changes the limit of the tmpfs that is mounted at path. It fails if the content is larger than
+// the limit. Without Inodes the limit of inodes does not change.
 func ResizeMemory(path string, limit MemoryLimit) error {
 	fail := func(op string, err error) error { return &Error{Op: op, Target: path, FSType: memoryType, Err: err} }
 	fsfd, err := unix.Fspick(unix.AT_FDCWD, path, unix.FSPICK_CLOEXEC|unix.FSPICK_SYMLINK_NOFOLLOW)

@@ -16,11 +16,10 @@ import (
 )
 
 const (
-	// idleWithin is the time for which an unused mount may stay busy: a call that reads its usage,
-	// or a process that was just killed, may still have it open.
+	// idleWithin is the time for which an unused mount may stay busy, because a call that reads its usage, or
+	// a process that was just killed, may still have it open.
 	idleWithin = 100 * time.Millisecond
-	// abortedWithin is the time for which a mount may stay busy while the calls of its users are
-	// aborted.
+	// abortedWithin is the time for which a mount may stay busy while the I/O calls of its users are aborted.
 	abortedWithin = 10 * time.Second
 	// flushWithin is the time for which one call of NFSUnmounter waits for a slow server. The
 	// flush continues, and the next call joins it.
@@ -44,10 +43,10 @@ func UnmountIdle(ctx context.Context, path string) error {
 	})
 }
 
-// UnmountBusy is UnmountIdle for a mount whose storage is on a server. If the path stays busy and
-// abandon returns true, abort fails the calls that wait for the server, until its context ends. abort
-// is called only if the filesystem has exactly one other mount, at the path beside: with more mounts,
-// calls of other users would fail too.
+// UnmountBusy is UnmountIdle for a mount whose storage is on a server. If the path stays busy and abandon
+// returns true, abort makes the I/O calls fail that wait for the server, until its context ends. abort is
+// called only if the filesystem has exactly one other mount, at the path beside, because with more mounts the
+// calls of other users would fail, too.
 func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(ctx context.Context, beside string) error) error {
 	busy := UnmountIdle(ctx, path)
 	if !errors.Is(busy, unix.EBUSY) {
@@ -75,9 +74,8 @@ func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(c
 		func() bool { return false })
 }
 
-// UnmountAborting unmounts the filesystem of a device whose storage is on a server. If abandon returns
-// true, abort fails the writes that the unmount waits for, until its context ends or the device is
-// unused.
+// UnmountAborting unmounts the filesystem of a device whose storage is on a server. If abandon returns true,
+// abort makes the writes fail that the unmount waits for, until its context ends or the device is unused.
 func UnmountAborting(ctx context.Context, path string, abandon Abandon, abort func(context.Context) error) error {
 	e, err := OnPath(path)
 	if err != nil || e == nil {
@@ -97,9 +95,9 @@ func UnmountAborting(ctx context.Context, path string, abandon Abandon, abort fu
 	})
 }
 
-// Aborting runs step and abort concurrently. step waits for storage that does not respond. abort fails
-// the calls that step waits for, until its context ends or nothing is left to abort. If abort returns
-// first and done reports that step has taken effect, Aborting does not wait for step.
+// Aborting runs step and abort concurrently. step waits for storage that does not respond. abort makes the I/O
+// calls fail that step waits for, until its context ends or no such calls remain. If abort returns first and
+// done reports that step has taken effect, Aborting does not wait for step.
 func Aborting(ctx context.Context, abort, step func(context.Context) error, done func() bool) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -124,12 +122,12 @@ func Aborting(ctx context.Context, abort, step func(context.Context) error, done
 var flushing singleflight.Group
 
 // flush returns when the server of an NFS mount has all writes, or when ctx ends (ErrNotWritten). In the
-// latter case the flush continues, and the next call joins it. The flush does not unmount, because
-// another call may have mounted or published the volume again meanwhile.
+// latter case the flush continues, and the next call joins it. The continued flush does not unmount, because
+// another call may have mounted or published the volume again.
 func flush(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
 	done := flushing.DoChan(path, func() (any, error) {
-		// A server without the directory accepts no writes, now or later.
+		// ESTALE is no error, because a server without the directory never accepts the writes.
 		if err := syncMount(path); err != nil && !errors.Is(err, unix.ESTALE) {
 			return nil, fmt.Errorf("%w: %w", ErrNotWritten, err)
 		}
@@ -155,27 +153,27 @@ func syncMount(path string) error {
 // NFSUnmounter unmounts NFS mounts whose servers may not respond. Its methods are safe for concurrent
 // use.
 type NFSUnmounter struct {
-	// Patience is the time after which a mount is unmounted although its server does not respond.
-	// Writes that were not flushed are then lost.
+	// Patience is the time for which a server must not respond before its mount is unmounted by force. Writes
+	// that the server has not received are then lost.
 	Patience time.Duration
 
 	mu sync.Mutex
-	// silent holds the time at which a server was first seen not to respond, by the path of the mount.
-	silent map[string]time.Time
+	// silentSince holds the time at which a server was first found not to respond, by the path of the mount.
+	silentSince map[string]time.Time
 }
 
 // NewNFSUnmounter returns an unmounter whose Patience is two minutes.
 func NewNFSUnmounter() *NFSUnmounter {
-	return &NFSUnmounter{Patience: 2 * time.Minute, silent: map[string]time.Time{}}
+	return &NFSUnmounter{Patience: 2 * time.Minute, silentSince: map[string]time.Time{}}
 }
 
-// Unmount removes all NFS mounts at a path. It returns the remaining mount at the path, which is not an
-// NFS mount, or nil. After a normal unmount the server has all writes. If a server does not respond,
-// calls fail until Patience has passed; the next call unmounts by force (ForceUnmountNFS). Unmount does
-// not check the server through the mount, because that check would block too.
+// Unmount removes all NFS mounts at a path. It returns the remaining mount at the path, which is not an NFS
+// mount, or nil. If the server responds, Unmount waits until the server has all writes. If the server does not
+// respond, Unmount fails until Patience has passed, and then unmounts by force (ForceUnmountNFS). Unmount does
+// not check the server through the mount, because that check would block, too.
 //
-// Unmount does not unmount lazily (MNT_DETACH): a lazy unmount does not report whether the writes reach
-// the server, and leaves a mount without a path.
+// Unmount does not unmount lazily (MNT_DETACH), because a lazy unmount does not report whether the writes
+// reach the server, and leaves a mount without a path.
 func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error) {
 	for {
 		at, err := OnPath(path)
@@ -183,7 +181,7 @@ func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error)
 			return nil, err
 		}
 		if at == nil || !IsNFS(at) {
-			u.answered(path)
+			u.setAnswered(path)
 			return at, nil
 		}
 		if err := u.unmount(ctx, at, path); err != nil {
@@ -194,7 +192,7 @@ func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error)
 
 func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) error {
 	if Answers(ctx, at) {
-		u.answered(path)
+		u.setAnswered(path)
 		ctx, cancel := context.WithTimeout(ctx, flushWithin)
 		defer cancel()
 		if err := flush(ctx, path); err != nil {
@@ -206,11 +204,11 @@ func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) erro
 	if err != nil {
 		return err
 	}
-	if len(beside) > 0 { // the other mounts keep the dirty pages, and MNT_FORCE would fail their calls
+	if len(beside) > 0 { // the other mounts keep the dirty pages, and MNT_FORCE would make their calls fail
 		return Unmount(path)
 	}
 	if left := u.Patience - u.silentFor(path); left > 0 {
-		return fmt.Errorf("the server of %s does not answer, and may not have all writes: it is unmounted by force in %s",
+		return fmt.Errorf("the server of %s does not answer, and may not have all writes: the mount will be removed by force in %s",
 			at.Source, left.Round(time.Second))
 	}
 	return ForceUnmountNFS(ctx, path)
@@ -220,14 +218,14 @@ func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) erro
 func (u *NFSUnmounter) silentFor(path string) time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.silent[path].IsZero() {
-		u.silent[path] = time.Now()
+	if u.silentSince[path].IsZero() {
+		u.silentSince[path] = time.Now()
 	}
-	return time.Since(u.silent[path])
+	return time.Since(u.silentSince[path])
 }
 
-func (u *NFSUnmounter) answered(path string) {
+func (u *NFSUnmounter) setAnswered(path string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.silent, path)
+	delete(u.silentSince, path)
 }
