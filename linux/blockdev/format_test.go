@@ -253,9 +253,9 @@ func TestLoop(t *testing.T) {
 		t.Errorf("got status %+v, %v, want the tag, direct I/O and no other flag", status, err)
 	}
 	must(t, f.Truncate(96*mib))
-	must(t, l.UpdateSize())
+	must(t, blockdev.GrowLoop(l.Number, 96*mib))
 	if size, err := blockdev.Size(l.File()); size != 96*mib || err != nil {
-		t.Errorf("the device after UpdateSize: got %d bytes, %v, want %d", size, err, 96*mib)
+		t.Errorf("the device after GrowLoop: got %d bytes, %v, want %d", size, err, 96*mib)
 	}
 	if size, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/logical_block_size"); strings.TrimSpace(string(size)) != "512" || err != nil {
 		t.Errorf("got sector size %s, %v, want 512", size, err)

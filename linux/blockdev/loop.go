@@ -293,9 +293,6 @@ func (l *Loop) Status() (LoopStatus, error) {
 	}, nil
 }
 
-// UpdateSize sets the size of the device to the size of its image (LOOP_SET_CAPACITY).
-func (l *Loop) UpdateSize() error { return sys.ResizeLoop(l.file) }
-
 // GrowLoop sets the size of a device to the size of its image, if the device has less than size bytes.
 func GrowLoop(number int, size int64) error {
 	l, err := OpenLoop(number)
@@ -307,7 +304,7 @@ func GrowLoop(number int, size int64) error {
 	if err != nil || current >= size {
 		return err
 	}
-	if err := l.UpdateSize(); err != nil {
+	if err := sys.ResizeLoop(l.file); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.GrowDevice)

@@ -246,9 +246,9 @@ func TestDeltaAcross(t *testing.T) {
 	}
 }
 
-// TestWindows: Delta and Allocated work for files with more extents than an ExtentMap holds, and the caller can end
+// TestManyExtents: Delta and Allocated work for files with more extents than an ExtentMap holds, and the caller can end
 // the iteration early.
-func TestWindows(t *testing.T) {
+func TestManyExtents(t *testing.T) {
 	eachFilesystem(t, "1G", func(t *testing.T, g testFS, dir string) {
 		const pieces = 3000
 		h := &history{image: g.image(t, filepath.Join(dir, "image")), size: gib}
@@ -285,7 +285,7 @@ func TestWindows(t *testing.T) {
 	})
 }
 
-// requireDelta checks the delta of TestWindows.
+// requireDelta checks the delta of TestManyExtents.
 func (g testFS) requireDelta(t *testing.T, older, newer *os.File, pieces int64) {
 	t.Helper()
 	allocated := collect(t, clone.Allocated(t.Context(), newer, 0, gib), 0, gib)

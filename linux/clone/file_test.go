@@ -230,7 +230,7 @@ func TestSetImmutable(t *testing.T) {
 			must(t, err)
 			err = os.Truncate(f.Name(), 1)
 			if !ok || errors.Is(err, unix.EPERM) != on {
-				t.Errorf("SetImmutable %t: got %t, and truncating then returned %v", on, ok, err)
+				t.Errorf("SetImmutable %t: got %t, then truncating returned %v, want true, and EPERM only if the file is immutable", on, ok, err)
 			}
 		}
 	})

@@ -369,7 +369,7 @@ func startDriver(t *testing.T, crashAt crashpoint.Point, notes string, dirs ...s
 	})
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	if line != "" && line != "<nil>\n" {
-		t.Fatal(line)
+		t.Fatalf("the driver could not freeze the filesystems: %s", line)
 	}
 	return driver
 }

@@ -121,7 +121,8 @@ func OpenShown(e *Entry) *os.File {
 // device node.
 func IsOfDevice(e *Entry, device string) bool {
 	node := "/" + strings.TrimPrefix(device, "/dev/")
-	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) ||
+	inDev := e.FSType == "devtmpfs" || e.FSType == "tmpfs" // /dev of a host, or of a container
+	return e.Source == device || e.Root == node && inDev ||
 		e.FSType == "btrfs" && sameDevice(e.Source, device)
 }
 
@@ -185,9 +186,6 @@ func place(e *Entry, byID map[int]*Entry) string {
 	below := strings.TrimPrefix(e.Mountpoint, parent.Mountpoint)
 	return fmt.Sprintf("%d:%d %s", parent.Major, parent.Minor, filepath.Join(parent.Root, below))
 }
-
-// isDeviceFS reports whether a filesystem can be mounted at /dev, on a host or in a container.
-func isDeviceFS(fsType string) bool { return fsType == "devtmpfs" || fsType == "tmpfs" }
 
 // IsMountPoint reports whether a path is a mount point. It does not access the mounted filesystem,
 // because its server may not respond. It does not follow a link at the end of the path.

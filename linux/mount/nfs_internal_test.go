@@ -12,15 +12,15 @@ import (
 
 func TestNFSVersionsToTry(t *testing.T) {
 	for words, want := range map[string]string{
-		"hard":                     "4.2 4.1 4.0 3",
-		"nfsvers=4":                "4.2 4.1 4.0",
-		"v4":                       "4.2 4.1 4.0",
-		"vers=4 minorversion=1":    "4.1",
-		"minorversion=0":           "4.0",
-		"vers=4.2":                 "4.2",
-		"nfsvers=3 nolock":         "3",
-		"v4.1":                     "4.1",
-		"vers=4.0,minorversion=0 ": "4.0",
+		"hard":                    "4.2 4.1 4.0 3",
+		"nfsvers=4":               "4.2 4.1 4.0",
+		"v4":                      "4.2 4.1 4.0",
+		"vers=4 minorversion=1":   "4.1",
+		"minorversion=0":          "4.0",
+		"vers=4.2":                "4.2",
+		"nfsvers=3 nolock":        "3",
+		"v4.1":                    "4.1",
+		"vers=4.0,minorversion=0": "4.0",
 	} {
 		o, err := parseNFSOptions(strings.Fields(words))
 		if err != nil || strings.Join(o.versions, " ") != want {

@@ -49,13 +49,6 @@ type Source interface {
 // server.
 type Abandon func() (bool, error)
 
-func (a Abandon) decide() (bool, error) {
-	if a == nil {
-		return false, nil
-	}
-	return a()
-}
-
 // BlockDevice is a Source that has a device node.
 type BlockDevice interface {
 	Source

@@ -63,10 +63,6 @@ func (s *subvolumes) check() error {
 	if mode != "squota" {
 		return fmt.Errorf("this btrfs has quotas of mode %q, which are too slow to limit volumes: run btrfs quota disable on it, then btrfs quota enable --simple (btrfs-progs 6.7 or newer)", mode)
 	}
-	return s.checkOverride()
-}
-
-func (s *subvolumes) checkOverride() error {
 	override, err := s.read("quota_override")
 	if err == nil && override != "0" {
 		err = fmt.Errorf("%s/quota_override is %s, which exempts root from limits: write 0 to it", s.sysfs, override)

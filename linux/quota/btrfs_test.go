@@ -174,7 +174,7 @@ func testUsedID(t *testing.T, g *testFS) {
 	g.createLimited(t, "next", Limit{Bytes: mib})
 }
 
-// testUnassign: a qgroup can be removed after its subvolume was removed from it.
+// testUnassign: a qgroup can be removed when the subvolume is no longer a member of it.
 func testUnassign(t *testing.T, g *testFS) {
 	_, id := g.createLimited(t, "unassigned", Limit{Bytes: mib})
 	s := g.fs.subvolumes

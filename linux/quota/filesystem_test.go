@@ -180,7 +180,7 @@ func fill(t *testing.T, path string, as []string) int64 {
 	out, err := c.CombinedOutput()
 	full := strings.Contains(string(out), "Disk quota exceeded") || strings.Contains(string(out), "No space left on device")
 	if err == nil || !full {
-		t.Fatalf("%q: %v: %s", words, err, out)
+		t.Fatalf("%q: got %v with output %s, want an error because of the limit", words, err, out)
 	}
 	st, err := os.Stat(path)
 	must(t, err)

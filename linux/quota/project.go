@@ -37,10 +37,9 @@ func newProjects(kind Kind, dir *os.File) (*projects, error) {
 		return nil, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
 	}
 	mu, _ := locks.LoadOrStore(st.Dev, new(sync.Mutex))
-	return &projects{kind: kind, dir: dir, choosing: mu.(*sync.Mutex), pick: pickProject}, nil
+	pick := func() uint32 { return minProject + rand.Uint32N(maxProject-minProject) }
+	return &projects{kind: kind, dir: dir, choosing: mu.(*sync.Mutex), pick: pick}, nil
 }
-
-func pickProject() uint32 { return minProject + rand.Uint32N(maxProject-minProject) }
 
 func (p *projects) check() error {
 	flags, err := sys.ProjectQuotaState(p.dir)
