@@ -53,7 +53,7 @@ type Mark struct {
 	// Used means that the partition may contain data. It is recorded on the disk before the first
 	// use, because the record of the volume may be restored from an older backup.
 	Used bool
-	// otherHeader is the sector of the other header, from the header that was read (AlternateLBA).
+	// otherHeader is the sector of the other header, according to the header that was read (AlternateLBA).
 	otherHeader int64
 }
 

@@ -128,7 +128,7 @@ func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	le := binary.LittleEndian
 	sum := func() uint32 { return crc32.Checksum(super[btrfsFSID:], castagnoli) }
 	if !superblockFormats["btrfs"].isIn(super) || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
-		return fmt.Errorf("no superblock with a CRC-32C at byte %d: %w", offset, ErrForeign)
+		return fmt.Errorf("no superblock with a valid CRC-32C at byte %d: %w", offset, ErrForeign)
 	}
 	if features := le.Uint64(super[btrfsIncompat:]); features&btrfsHasMetadata == 0 {
 		le.PutUint64(super[btrfsIncompat:], features|btrfsHasMetadata)

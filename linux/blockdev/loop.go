@@ -178,7 +178,7 @@ func (l *Loop) finishConfiguration(image *os.File, c LoopConfig) error {
 		return err
 	}
 	if !info.DirectIO && directIOAlign(image) <= uint32(c.SectorSize) {
-		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O: put the pool on one that does (ext4, xfs, btrfs)",
+		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O: put the pool on a filesystem that supports it (ext4, xfs, btrfs)",
 			LoopPath(l.Number))
 	}
 	crashpoint.Here(crashpoint.StageBound)

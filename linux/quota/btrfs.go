@@ -96,7 +96,7 @@ func (s *subvolumes) makeDir(parent *os.File, name string) error {
 	return made.Chmod(dirMode)
 }
 
-// subvolume returns the ID of the subvolume whose root is dir, 0 if dir is not a root.
+// subvolume returns the ID of the subvolume whose root is dir, or 0 if dir is not the root of a subvolume.
 func subvolume(dir *os.File) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
