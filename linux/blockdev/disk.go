@@ -200,8 +200,8 @@ func (d Disk) backs(f *os.File) bool {
 // OpenExclusive opens the disk for exclusive writing. Until the file is closed, no other program can mount the
 // disk or a partition of it, or add it to a RAID (open(2), O_EXCL), and udev does not probe it (systemd,
 // BLOCK_DEVICE_LOCKING). OpenExclusive drops the page cache, which may be stale after writes on another path
-// to the disk. ErrDiskBusy if another program has the disk open
-// exclusively, or locked, for over a second.
+// to the disk. ErrDiskBusy if another program has the disk open exclusively, or locked, for
+// over a second.
 func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	f, err := d.openLocked(ctx, os.O_RDWR|os.O_EXCL)
 	if err != nil {

@@ -45,8 +45,9 @@ type Result struct {
 // device may have other content. If the device is larger than src, its content after the copy does not change.
 //
 // dst is durable when File returns. File copies the flag FS_NOCOW_FL if the filesystem has that flag, because
-// btrfs shares no blocks between files that differ in it. After an error dst contains a part of the copy. The error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than
-// src. File rejects a dst that is not empty, and a dst or src that is neither a file nor a device.
+// btrfs shares no blocks between files that differ in it. After an error dst contains a part of the copy. The
+// error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than src. File rejects a dst
+// that is not empty, and a dst or src that is neither a file nor a device.
 func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	c, err := newFileCopy(dst, src, o)
 	if err != nil {

@@ -22,7 +22,7 @@ const abortEvery = 200 * time.Millisecond
 const busyWithin = 10 * time.Second
 
 // errChanged means that another process unmounted the mount, or mounted over it.
-var errChanged = errors.New("another process unmounted it, or mounted over it: try again")
+var errChanged = errors.New("another process unmounted this mount, or mounted over it: try again")
 
 // forced holds the forced unmounts in progress by path.
 var forced singleflight.Group

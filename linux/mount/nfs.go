@@ -54,7 +54,7 @@ var (
 	// ErrNoStatd means that NFS version 3 locks need rpc.statd, which does not run on this node.
 	ErrNoStatd = errors.New("NFS version 3 locks need rpc.statd on this node: start it, or add nolock to the mount options")
 	// ErrMayNotMount means that the process lacks CAP_SYS_ADMIN.
-	ErrMayNotMount = errors.New("this process may not mount: run it with CAP_SYS_ADMIN (the chart's value nfs.enabled gives it to the controller)")
+	ErrMayNotMount = errors.New("this process may not mount: run it with CAP_SYS_ADMIN (the chart's value nfs.enabled gives the controller this capability)")
 	// ErrNoNFS means that the kernel has no NFS client.
 	ErrNoNFS = errors.New("this kernel has no NFS client: load or install its nfs module")
 )

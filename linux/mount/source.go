@@ -84,7 +84,7 @@ var (
 	// ErrNoFilesystem means that the kernel does not support the filesystem type.
 	ErrNoFilesystem = errors.New("this kernel does not support the filesystem")
 	// ErrOtherDirectory means that the kernel mounted another directory of the server than the source.
-	ErrOtherDirectory = errors.New("the server mounts another directory")
+	ErrOtherDirectory = errors.New("another directory of the server was mounted")
 	// ErrMountedElsewhere means that the source has other mounts.
 	ErrMountedElsewhere = errors.New("the source is still mounted")
 	// ErrNotWritten means that the server does not have all writes.
