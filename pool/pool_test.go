@@ -271,7 +271,7 @@ func TestMountInTmp(t *testing.T) {
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", victim)
 	t.Cleanup(func() { testenv.Run(t, "umount", victim) })
 	must(t, os.WriteFile(filepath.Join(victim, "precious"), nil, 0o600))
-	e.wantRefused(t, volume.ErrPrecondition, "something is mounted there: unmount it")
+	e.wantRefused(t, volume.ErrPrecondition, "a filesystem is mounted at this path: unmount it")
 	if _, err := os.Stat(filepath.Join(victim, "precious")); err != nil {
 		t.Error(err)
 	}

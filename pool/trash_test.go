@@ -50,7 +50,7 @@ func retryTrash(t *testing.T, p *pool.Pool, path string) {
 	})
 	must(t, p.Remove(t.Context(), held))
 	await(t, "the first attempt to remove the entry to fail", func() bool { return len(p.Trash.Errors()) > 0 })
-	wantError(t, p.Trash.Errors()[0], volume.ErrPrecondition, ".trivet/trash/held.", "something is mounted there: unmount it")
+	wantError(t, p.Trash.Errors()[0], volume.ErrPrecondition, ".trivet/trash/held.", "a filesystem is mounted at this path: unmount it")
 	if u := usage(t, p); u.Trash != 1 || u.TrashStuck != 1 {
 		t.Errorf("got %d entries in the trash, %d of them stuck; want one, which is stuck", u.Trash, u.TrashStuck)
 	}

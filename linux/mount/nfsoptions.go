@@ -31,7 +31,7 @@ var notForNFS = map[string]string{
 
 const (
 	setByDriver = "the driver sets it"
-	forMountNFS = "only mount.nfs(8) supports it, and the driver does not run that program"
+	forMountNFS = "it is an option of mount.nfs(8), a program that the driver does not run"
 )
 
 func badNFSOption(word, reason string) error {

@@ -56,8 +56,8 @@ func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int
 	}
 }
 
-// OpenParent opens the parent of a directory for reading. It enters no mount: EXDEV. Another process
-// may have moved the directory, so the caller verifies the parent.
+// OpenParent opens the parent of a directory. EXDEV if the directory is the root of a mount. Another process
+// may have moved the directory, so the caller must verify the parent.
 func OpenParent(dir *os.File, flags int) (int, error) {
 	return OpenFD(dir, "..", absolute|unix.RESOLVE_NO_XDEV, flags, 0)
 }
