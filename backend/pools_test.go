@@ -67,7 +67,7 @@ func TestTrashStuck(t *testing.T) {
 	for end := time.Now().Add(10 * time.Second); len(found) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		found = ps.StorageHealth(t.Context())
 	}
-	if len(found) != 1 || found[0].Reason != "TrashStuck" || found[0].Pool != "p" || !strings.Contains(found[0].Message, "something is mounted there: unmount it") {
+	if len(found) != 1 || found[0].Reason != "TrashStuck" || found[0].Pool != "p" || !strings.Contains(found[0].Message, "a filesystem is mounted at this path: unmount it") {
 		t.Errorf("got conditions %+v, want one TrashStuck of pool p that names the mount", found)
 	}
 }

@@ -288,7 +288,7 @@ func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err
 		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if the data is not needed: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, sectionOf(v).GUID, d.Clearing())
 	case errors.Is(err, blockdev.ErrNoMark):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: find out which program wrote to the disk; nothing was changed", v.ID, err)
-	case errors.Is(err, blockdev.ErrDiskUnread):
+	case errors.Is(err, blockdev.ErrDiskUnreadable):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: remove that disk from the machine, or read in dmesg why it fails", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskGone):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is missing (%w): insert the disk again, or read in dmesg why the kernel removed it", v.ID, err)
