@@ -86,7 +86,7 @@ type Options struct {
 	// DriverName is the expected name of the driver; empty: any.
 	DriverName string
 	Version    string
-	// Kinds are the kinds of volumes of this version.
+	// Kinds are the kinds of volumes that this program supports.
 	Kinds backend.Kinds
 	// Patience limits each check, so that a disk that hangs does not block the other checks.
 	Patience time.Duration

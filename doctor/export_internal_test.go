@@ -67,10 +67,10 @@ func TestJudgeExport(t *testing.T) {
 		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belong to 65534"},
 		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
 
-		"pool":                             {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
-		"pool that could be created again": {judgePool("n", "u at nas:/e", true), Warning, "nfs.init"},
-		"rename":                           {judgeRename("n", nil), OK, "renamed"},
-		"no rename":                        {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
+		"new pool":                     {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
+		"pool with nfs.init still set": {judgePool("n", "u at nas:/e", true), Warning, "nfs.init"},
+		"rename":                       {judgeRename("n", nil), OK, "renamed"},
+		"no rename":                    {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
 
 		"clock":       {judgeClock("n", skew{ahead: 2 * time.Second}), OK, "as on this node"},
 		"clock ahead": {judgeClock("n", skew{ahead: time.Minute}), Warning, "differs by 1m0s"},
@@ -89,10 +89,10 @@ func TestJudgeExport(t *testing.T) {
 		"recover_lost_locks on":      {judgeLostLocks("n", "Y"), Warning, "recover_lost_locks is Y"},
 		"recover_lost_locks unknown": {judgeLostLocks("n", ""), Skipped, "recover_lost_locks"},
 
-		"own identity":    {judgeIdentity("n", "one", "host", "one", nil), OK, "this node's"},
-		"new identity":    {judgeIdentity("n", "one", "host", "", nil), OK, "no node has"},
-		"shared identity": {judgeIdentity("n", "one", "host", "two", nil), Failure, `also the identity of node "two"`},
-		"identity fails":  {judgeIdentity("n", "one", "", "", syscall.EIO), Warning, "input/output"},
+		"own identity":    {judgeIdentity("n", "node-1", "identity", "node-1", nil), OK, "this node's"},
+		"new identity":    {judgeIdentity("n", "node-1", "identity", "", nil), OK, "no node has"},
+		"shared identity": {judgeIdentity("n", "node-1", "identity", "node-2", nil), Failure, `also the identity of node "node-2"`},
+		"identity fails":  {judgeIdentity("n", "node-1", "", "", syscall.EIO), Warning, "input/output"},
 
 		"quota":            {judgeQuota("n", 1, 3, nil), OK, "of 1 of 3 checked directories"},
 		"quota test fails": {judgeQuota("n", 0, 3, syscall.EIO), Warning, "input/output"},
@@ -130,7 +130,8 @@ func TestSilentServer(t *testing.T) {
 	expect(t, "server", checks[1], Failure, "no answer at port "+strconv.Itoa(port))
 }
 
-// TestHungExport: the result contains the checks that the child reported before it was killed, and a failure.
+// TestHungExport: the result contains the checks that Examine reported before its time was up, and a failure. In the
+// program, Examine is a child process that is killed.
 func TestHungExport(t *testing.T) {
 	o := Options{Patience: 10 * time.Millisecond, Examine: func(ctx context.Context, _ Export, report func(Check)) error {
 		report(ok("pool nas, name", "nas is 10.0.0.1"))

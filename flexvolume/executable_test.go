@@ -41,19 +41,19 @@ func TestInit(t *testing.T) {
 // volume, and the next call to mount finds the data.
 func TestLifecycle(t *testing.T) {
 	for _, tc := range []struct {
-		driver, backend, filesystem, fsType string
+		driver, backend, poolFS, fsType string
 	}{
 		{"loop", "", "xfs", "xfs"},
 		{"trivet", "loop", "ext4", "btrfs"},
 		{"local", "", "btrfs with simple quotas", ""},
 		{"trivet", "local", "btrfs with simple quotas", ""},
 	} {
-		t.Run(tc.driver+" "+tc.backend+" on "+tc.filesystem, func(t *testing.T) {
+		t.Run(tc.driver+" "+tc.backend+" on "+tc.poolFS, func(t *testing.T) {
 			var fs string
 			if tc.fsType == "" {
 				fs = testenv.SimpleQuotas(t, "2G")
 			} else {
-				fs = testenv.Filesystem(t, tc.filesystem, "2G")
+				fs = testenv.Filesystem(t, tc.poolFS, "2G")
 			}
 			k := newKubelet(t, fs)
 			common := []string{"kubernetes.io/fsType", tc.fsType, "size", "320Mi"}
@@ -65,7 +65,7 @@ func TestLifecycle(t *testing.T) {
 	}
 }
 
-// lifecycle runs the calls of TestLifecycle. of returns the options of the volume with extra options.
+// lifecycle runs the calls of TestLifecycle. The parameter of returns the volume's options with extra ones.
 func (k *kubelet) lifecycle(driver string, of func(extra ...string) string) {
 	web, db, reader := k.target("web"), k.target("db"), k.target("reader")
 	k.refuse("set option size", driver, "mount", web, strings.Replace(of(), `,"size":"320Mi"`, "", 1))
@@ -103,7 +103,7 @@ func (k *kubelet) lifecycle(driver string, of func(extra ...string) string) {
 	k.succeed(driver, "unmount", web)
 }
 
-// TestAnotherVolume: a directory has one volume at a time. If a killed call left a volume without a mount, the next
+// TestAnotherVolume: a target directory has one volume at a time. If a killed call left a volume without a mount, the next
 // call cleans it up.
 func TestAnotherVolume(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
@@ -132,7 +132,7 @@ func TestConcurrentCalls(t *testing.T) {
 	runConcurrently(pods, func(i int) { k.succeed("loop", "unmount", targets[i]) })
 }
 
-// TestBadInput: calls with invalid values are refused with the value, and leave no state.
+// TestBadInput: calls with invalid values are refused, the error names the value, and no state is left.
 func TestBadInput(t *testing.T) {
 	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	full := k.target("full")
@@ -243,22 +243,23 @@ func (h *history) unmount(pod string) {
 	delete(h.mounted, pod)
 }
 
-// checkGone fails the test if a volume is mounted at a path after a repeated call to unmount.
+// checkGone fails the test if a volume is still mounted at a path. If one is, it first repeats unmount, as a restarted
+// kubelet does.
 func (h *history) checkGone(at string) {
 	h.t.Helper()
 	if e, err := mount.OnPath(at); e != nil || err != nil {
-		h.killSome("unmount", at) // a restarted kubelet repeats the call
+		h.succeed("loop", "unmount", at)
 	}
 	if e, err := mount.OnPath(at); e != nil || err != nil {
 		h.t.Errorf("got mount %v, error %v at %s, want none", e, err, at)
 	}
 }
 
-// killSome makes a call up to four times and kills each attempt but the last. It may give up after a killed attempt.
-// It reports whether an attempt succeeded.
+// killSome makes a call up to four times, and may kill each attempt but the last before it ends. It may give up after a
+// killed attempt. It reports whether an attempt succeeded.
 func (h *history) killSome(words ...string) bool {
 	for range h.rand.IntN(4) {
-		if h.kill(words...) {
+		if h.tryKilling(words...) {
 			return true
 		}
 		if h.rand.IntN(4) == 0 {
@@ -269,8 +270,8 @@ func (h *history) killSome(words ...string) bool {
 	return true
 }
 
-// kill makes a call, and kills it after a random time unless it has ended. It reports whether the call succeeded.
-func (h *history) kill(words ...string) bool {
+// tryKilling makes a call, and kills it after a random time unless it has ended. It reports whether the call succeeded.
+func (h *history) tryKilling(words ...string) bool {
 	h.t.Helper()
 	c := h.command("loop", words...)
 	out, err := c.StdoutPipe()
@@ -279,12 +280,12 @@ func (h *history) kill(words ...string) bool {
 	timer := time.AfterFunc(time.Duration(h.rand.IntN(80))*time.Millisecond, func() { _ = c.Process.Kill() })
 	defer timer.Stop()
 	var a flexvolume.Answer
-	decoded := json.NewDecoder(out).Decode(&a)
+	decodeErr := json.NewDecoder(out).Decode(&a)
 	_ = c.Wait()
-	if decoded == nil && a.Status != flexvolume.Success {
+	if decodeErr == nil && a.Status != flexvolume.Success {
 		h.t.Errorf("%q: got %+v, want success or no answer", words, a)
 	}
-	return decoded == nil && a.Status == flexvolume.Success
+	return decodeErr == nil && a.Status == flexvolume.Success
 }
 
 // TestNamespace: a volume belongs to the namespace of the pod that mounted it first, even after it was unmounted. An

@@ -32,7 +32,7 @@ type kubelet struct {
 	plugins string // directory of the volume plugins
 	state   string // state directory of the executable
 	pool    string // directory of the pool
-	socket  string // socket of the running driver, if one runs
+	socket  string // socket of a driver that a test may start; not that of the on-demand driver
 }
 
 // newKubelet returns a kubelet whose executable has one pool, on the filesystem mounted at a path. All volumes
@@ -189,7 +189,7 @@ func size(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// TestStartPause: if the on-demand driver ends immediately with status 0, because another process holds its lock, a
+// TestStartPause: if the on-demand driver ends immediately with status 0, as it does if another process holds its lock, a
 // call starts it again only after increasing delays.
 func TestStartPause(t *testing.T) {
 	starts := filepath.Join(t.TempDir(), "starts")

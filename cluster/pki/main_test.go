@@ -57,8 +57,8 @@ func newAuthority(tb testing.TB) *pki.Authority {
 	return must[*pki.Authority](tb)(pki.NewAuthority(driverName))
 }
 
-// rootsOf returns the certificates of authorities (PEM).
-func rootsOf(authorities ...*pki.Authority) []byte {
+// certificatesOf returns the certificates of authorities (PEM).
+func certificatesOf(authorities ...*pki.Authority) []byte {
 	var bundle []byte
 	for _, a := range authorities {
 		bundle = append(bundle, encode(a.Certificate().Raw)...)
@@ -96,7 +96,7 @@ func newDirectory(tb testing.TB, ca *pki.Authority, identity *url.URL, usage x50
 	path = filepath.Join(tb.TempDir(), "certificates")
 	d = pki.OpenDirectory(path)
 	cert, key := newPair(tb, ca, identity, usage)
-	if err := d.Write(cert, key, rootsOf(ca)); err != nil {
+	if err := d.Write(cert, key, certificatesOf(ca)); err != nil {
 		tb.Fatal(err)
 	}
 	return d, path

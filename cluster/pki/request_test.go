@@ -97,7 +97,7 @@ func TestParseRequestEncoding(t *testing.T) {
 		{"garbage", "garbage", "exactly one PEM block"},
 		{"two requests", string(request) + string(request), "exactly one PEM block"},
 		{"trailing text", string(request) + "x", "exactly one PEM block"},
-		{"certificate instead of a request", string(rootsOf(newAuthority(t))), "exactly one PEM block"},
+		{"certificate instead of a request", string(certificatesOf(newAuthority(t))), "exactly one PEM block"},
 		{"empty block", string(csr(nil)), "certificate request: "},
 		{"truncated", string(csr(block.Bytes[:len(block.Bytes)-1])), "certificate request: "},
 		{"changed signature", string(csr(badSignature)), "certificate request: "},

@@ -23,7 +23,7 @@ var (
 	serverSide = side{"server", nodeA, x509.ExtKeyUsageServerAuth}
 )
 
-// present presents a certificate to the verifier, which is the directory of the other side, and returns the
+// present presents a certificate to the verifier, the pki.Directory of the other side, and returns the
 // verifier's error. The presenting side accepts every certificate, so that only the verifier can fail.
 func (s side) present(t *testing.T, verifier *pki.Directory, presented ...tls.Certificate) error {
 	t.Helper()
@@ -195,13 +195,13 @@ func TestIntermediate(t *testing.T) {
 		chain, roots []byte // chain is appended to the client's certificate
 		want         string
 	}{
-		{"chain without the root", intermediate, rootsOf(intermediate), rootsOf(root), ""},
-		{"chain with the root", intermediate, rootsOf(intermediate, root), rootsOf(root), ""},
-		{"intermediate is a trusted root", intermediate, nil, rootsOf(intermediate), ""},
-		{"missing intermediate", intermediate, nil, rootsOf(root), "signed by another CA"},
-		{"intermediate of another root", intermediate, rootsOf(newAuthority(t)), rootsOf(root), "signed by another CA"},
-		{"root only in the chain", intermediate, rootsOf(intermediate, root), rootsOf(newAuthority(t)), "signed by another CA"},
-		{"intermediate only for servers", forServers, rootsOf(forServers), rootsOf(root), "is not for client authentication"},
+		{"chain without the root", intermediate, certificatesOf(intermediate), certificatesOf(root), ""},
+		{"chain with the root", intermediate, certificatesOf(intermediate, root), certificatesOf(root), ""},
+		{"intermediate is a trusted root", intermediate, nil, certificatesOf(intermediate), ""},
+		{"missing intermediate", intermediate, nil, certificatesOf(root), "signed by another CA"},
+		{"chain of an unrelated CA", intermediate, certificatesOf(newAuthority(t)), certificatesOf(root), "signed by another CA"},
+		{"root only in the chain", intermediate, certificatesOf(intermediate, root), certificatesOf(newAuthority(t)), "signed by another CA"},
+		{"intermediate only for servers", forServers, certificatesOf(forServers), certificatesOf(root), "is not for client authentication"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			server, _ := newDirectory(t, root, nodeA, x509.ExtKeyUsageServerAuth)

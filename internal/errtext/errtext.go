@@ -1,4 +1,4 @@
-// Package errtext compares the texts of errors, so that a log does not repeat an error.
+// Package errtext reduces errors to comparable texts, so that a log does not repeat an error.
 package errtext
 
 import (

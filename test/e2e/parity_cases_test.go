@@ -63,9 +63,9 @@ const parityObjects = `
 ---
 {apiVersion: v1, kind: Secret, metadata: {name: keys}, stringData: {port: secret, password: "p w"}}
 ---
-{apiVersion: v1, kind: ConfigMap, metadata: {name: changing}, data: {value: old, gone: key}}
+{apiVersion: v1, kind: ConfigMap, metadata: {name: changing}, data: {value: old, removed: x}}
 ---
-{apiVersion: v1, kind: ConfigMap, metadata: {name: crossed}, data: {value: old}}
+{apiVersion: v1, kind: ConfigMap, metadata: {name: subpath-becomes-key}, data: {value: old}}
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: fixed}, immutable: true, data: {value: old}}
 ---
@@ -81,8 +81,8 @@ var parityChanges = []struct {
 }{
 	{"{apiVersion: v1, kind: ConfigMap, metadata: {name: fixed}, immutable: true, data: {value: new}}", true},
 	{"{apiVersion: v1, kind: Secret, metadata: {name: fixed}, immutable: true, stringData: {value: new}}", true},
-	{"{apiVersion: v1, kind: ConfigMap, metadata: {name: crossed}, data: {value: new, crossing: file}}", false},
-	{"{apiVersion: v1, kind: ConfigMap, metadata: {name: changing}, data: {value: new, added: key}}", false},
+	{"{apiVersion: v1, kind: ConfigMap, metadata: {name: subpath-becomes-key}, data: {value: new, subpath: file}}", false},
+	{"{apiVersion: v1, kind: ConfigMap, metadata: {name: changing}, data: {value: new, added: x}}", false},
 }
 
 const (
@@ -90,7 +90,7 @@ const (
 	settings     = "{name: data, configMap: {name: settings}}"
 )
 
-// mountedData returns the volumeMount of the volume data, with additional fields.
+// mountedData returns the volumeMount of the volume "data", with additional fields.
 func mountedData(more string) string {
 	return fmt.Sprintf("volumeMounts: [{name: data, mountPath: /data, %s}]", more)
 }
@@ -160,7 +160,7 @@ func driverClaim(name, mode, size string) string {
 	return fmt.Sprintf("{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: %s}, spec: {storageClassName: trivet-loop, volumeMode: %s, accessModes: [ReadWriteOnce], resources: {requests: {storage: %s}}}}\n", name, mode, size)
 }
 
-// claimVolume returns the volume data with a claim.
+// claimVolume returns a volume "data" that uses a claim.
 func claimVolume(name string) string {
 	return fmt.Sprintf("{name: data, persistentVolumeClaim: {claimName: %s}}", name)
 }
@@ -170,14 +170,14 @@ var parityCases = []parityCase{
 	{name: "payload", container: limited, volumes: payloads},
 	{name: "payload-group", container: limited, spec: "securityContext: {fsGroup: 4711, runAsUser: 1000}", volumes: payloads},
 	{name: "payload-user", container: limited, spec: "securityContext: {runAsUser: 1000}", volumes: payloads},
-	{name: "payload-machine", volumes: []string{"{name: data, downwardAPI: {items: [{path: cpu, resourceFieldRef: {containerName: main, resource: limits.cpu}}, {path: memory, resourceFieldRef: {containerName: main, resource: limits.memory}}, {path: storage, resourceFieldRef: {containerName: main, resource: limits.ephemeral-storage}}]}}"}},
+	{name: "payload-without-limits", volumes: []string{"{name: data, downwardAPI: {items: [{path: cpu, resourceFieldRef: {containerName: main, resource: limits.cpu}}, {path: memory, resourceFieldRef: {containerName: main, resource: limits.memory}}, {path: storage, resourceFieldRef: {containerName: main, resource: limits.ephemeral-storage}}]}}"}},
 	{name: "payload-missing", refused: true, volumes: []string{"{name: data, configMap: {name: none}}"}},
 	{name: "payload-key-missing", refused: true, volumes: []string{"{name: data, secret: {secretName: keys, items: [{key: none, path: none}]}}"}},
-	{name: "one-path-sources", volumes: []string{"{name: data, projected: {sources: [{configMap: {name: settings}}, {secret: {name: keys}}]}}"}},
-	{name: "one-path-items", volumes: []string{"{name: data, configMap: {name: settings, items: [{key: port, path: same}, {key: host, path: same}]}}"}},
+	{name: "same-path-sources", volumes: []string{"{name: data, projected: {sources: [{configMap: {name: settings}}, {secret: {name: keys}}]}}"}},
+	{name: "same-path-items", volumes: []string{"{name: data, configMap: {name: settings, items: [{key: port, path: same}, {key: host, path: same}]}}"}},
 	{name: "changing", volumes: []string{"{name: data, configMap: {name: changing}}", "{name: part, configMap: {name: changing}}"}, container: "volumeMounts: [{name: data, mountPath: /data}, {name: part, mountPath: /part, subPath: value}]"},
 	{name: "fixed", volumes: []string{"{name: map, configMap: {name: fixed}}", "{name: secret, secret: {secretName: fixed}}"}},
-	{name: "crossed", volumes: []string{"{name: data, configMap: {name: crossed}}"}, container: mountedData("subPath: crossing")},
+	{name: "subpath-becomes-key", volumes: []string{"{name: data, configMap: {name: subpath-becomes-key}}"}, container: mountedData("subPath: subpath")},
 
 	{name: "unused", volumes: []string{emptyDirData}, container: "volumeMounts: []"},
 
@@ -240,5 +240,5 @@ var parityCases = []parityCase{
 	{name: "claim-device", objects: driverClaim("device", "Block", "64Mi"), volumes: []string{claimVolume("device")}, container: "volumeDevices: [{name: data, devicePath: /dev/data}]"},
 }
 
-// settingsNamed returns the volume settings with another name.
+// settingsNamed returns the volume of the constant settings with another name.
 func settingsNamed(name string) string { return strings.Replace(settings, "data", name, 1) }

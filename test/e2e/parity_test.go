@@ -36,7 +36,7 @@ var differences = []difference{
 	{"Links to tokens", inMemory + `/token`, `0120000 0777 1000:.+`, `0120000 0777 0:.+`},
 	{"Records of CSI volumes", `[^/]+/volumes/kubernetes.io~csi/[^/]+/vol_data.json`, `0100000 0644 0:0`, `0100000 0600 0:0`},
 	{"Records of CSI volumes", `[^/]+/volumes/kubernetes.io~csi/[^/]+/vol_data.json content`, `.+`, `.+`},
-	{"Resources of the machine", `payload-machine/volumes/kubernetes.io~downward-api/data/..DATE/(memory|storage) content`, `"\d+"`, `"\d+"`},
+	{"Resources of the machine", `payload-without-limits/volumes/kubernetes.io~downward-api/data/..DATE/(memory|storage) content`, `"\d+"`, `"\d+"`},
 	{"Resources of the machine", `empty/volumes/kubernetes.io~empty-dir/memory size`, `\d+`, `\d+`},
 	{"Service account tokens", inMemory + `/..DATE/token content`, `.+`, `.+`},
 	{"Services", "expr-service/outcome", ready, refused},
@@ -285,11 +285,11 @@ func (p *parity) change(t *testing.T) {
 	for _, s := range p.sides() {
 		eventually(t, 2*time.Minute, "the volumes of the "+s.name+" have the new content", func() (string, bool) {
 			changed := s.content(t, "changing", "volumes/kubernetes.io~configmap/data/added")
-			crossed := s.content(t, "crossed", "volumes/kubernetes.io~configmap/data/..data/crossing")
-			return changed + "; " + crossed, changed == "key" && crossed == "file"
+			becameKey := s.content(t, "subpath-becomes-key", "volumes/kubernetes.io~configmap/data/..data/subpath")
+			return changed + "; " + becameKey, changed == "x" && becameKey == "file"
 		})
 	}
-	for _, name := range []string{"changing", "crossed", "fixed"} {
+	for _, name := range []string{"changing", "subpath-becomes-key", "fixed"} {
 		p.compareTrees(t, name+"-changed", p.kubelet.tree(t, name), p.manager.tree(t, name))
 	}
 }

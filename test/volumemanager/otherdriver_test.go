@@ -65,7 +65,6 @@ func (m *machine) startOther(data string) {
 	m.t.Helper()
 	socket := filepath.Join(m.dir, "other.sock")
 	driver := m.start(nil, *otherDriver, "--endpoint", "unix://"+socket, "--nodeid", nodeName, "--statedir", data, "--enable-attach")
-	// The registrar exits if the driver is not ready in time.
 	registrar := m.start(nil, *otherRegistrar, "--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", m.registry)
 	m.t.Cleanup(func() {
 		registrar.kill()

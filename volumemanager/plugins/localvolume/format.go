@@ -94,7 +94,7 @@ func (f *formatting) inspect() (blank bool, err error) {
 	}
 	err = f.journal().Prepare(f.device, f.formatSpec())
 	switch {
-	case errors.Is(err, blockdev.ErrNotBlank) && blockdev.MinSize(f.fsType) == 0: // not in known, but the kernel may support it
+	case errors.Is(err, blockdev.ErrNotBlank) && blockdev.MinSize(f.fsType) == 0: // the requested type is not in known, but the kernel may support it
 		return false, nil
 	case errors.Is(err, blockdev.ErrNotBlank):
 		return false, fmt.Errorf("local.path: %w, and has none of %s; nothing was changed: clear the device by hand (wipefs -a) if its data is not needed", err, strings.Join(known, ", "))
@@ -135,7 +135,7 @@ func (f *formatting) checkFit() error {
 	return nil
 }
 
-// check checks a filesystem that was not unmounted, and makes only safe repairs.
+// check checks the filesystem if it was not unmounted, and makes only safe repairs.
 func (f *formatting) check(ctx context.Context) error {
 	if blockdev.MinSize(f.fsType) == 0 {
 		return nil
