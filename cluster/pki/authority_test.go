@@ -132,7 +132,7 @@ func TestLifetimes(t *testing.T) {
 			}
 		}
 		caStart, caEnd := start.Add(-time.Hour), start.Add(years10)
-		wantValid(rootsOf(ca), caStart, caEnd)
+		wantValid(certificatesOf(ca), caStart, caEnd)
 		wantValid(issue(), caStart, start.Add(week))
 		time.Sleep(24 * time.Hour)
 		first := issue()
@@ -175,13 +175,13 @@ func TestOpenSSL(t *testing.T) {
 		}
 		return path
 	}
-	roots := write("ca.crt", rootsOf(newAuthority(t), ca)) // two CAs with the same name
+	roots := write("ca.crt", certificatesOf(newAuthority(t), ca)) // two CAs with the same name
 	clientCert, _ := newPair(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	serverCert, _ := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	for purpose, cert := range map[string][]byte{"sslclient": clientCert, "sslserver": serverCert} {
 		testenv.Run(t, "openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", roots, write(purpose, cert))
 	}
-	text := testenv.Run(t, "openssl", "x509", "-noout", "-text", "-in", write("own.crt", rootsOf(ca)))
+	text := testenv.Run(t, "openssl", "x509", "-noout", "-text", "-in", write("own.crt", certificatesOf(ca)))
 	for _, want := range []string{"X509v3 Basic Constraints: critical\n                CA:TRUE\n", "X509v3 Key Usage: critical\n                Certificate Sign\n", "X509v3 Subject Key Identifier"} {
 		if !bytes.Contains([]byte(text), []byte(want)) {
 			t.Errorf("the CA certificate does not contain %q:\n%s", want, text)
@@ -197,7 +197,7 @@ func TestJoinRoots(t *testing.T) {
 	old := caTemplate()
 	old.NotBefore, old.NotAfter = old.NotBefore.Add(-time.Hour), old.NotBefore.Add(-time.Minute)
 	expired := encode(sign(t, nil, old).Certificate[0])
-	block, _ := pem.Decode(rootsOf(one))
+	block, _ := pem.Decode(certificatesOf(one))
 	block.Headers = map[string]string{"Comment": "text"}
 	for _, tc := range []struct {
 		name    string
@@ -206,17 +206,17 @@ func TestJoinRoots(t *testing.T) {
 	}{
 		{"no bundle", nil, nil},
 		{"empty bundles", [][]byte{nil, {}}, nil},
-		{"one certificate", [][]byte{rootsOf(one)}, rootsOf(one)},
-		{"two certificates, in order", [][]byte{rootsOf(two), rootsOf(one)}, rootsOf(two, one)},
-		{"duplicates", [][]byte{rootsOf(one, two), rootsOf(two, one), rootsOf(one)}, rootsOf(one, two)},
-		{"with headers", [][]byte{pem.EncodeToMemory(block), rootsOf(one)}, rootsOf(one)},
-		{"text between blocks", [][]byte{[]byte("# one\n"), append([]byte("two\n"), rootsOf(two)...)}, rootsOf(two)},
-		{"leaf certificate", [][]byte{leaf, rootsOf(one)}, rootsOf(one)},
-		{"another block type", [][]byte{pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: two.Certificate().Raw}), rootsOf(one)}, rootsOf(one)},
-		{"private key", [][]byte{key, rootsOf(one)}, rootsOf(one)},
-		{"expired", [][]byte{expired, rootsOf(one)}, rootsOf(one)},
-		{"garbage in a block", [][]byte{encode([]byte("garbage")), rootsOf(one)}, rootsOf(one)},
-		{"truncated block", [][]byte{rootsOf(one), rootsOf(two)[:99]}, rootsOf(one)},
+		{"one certificate", [][]byte{certificatesOf(one)}, certificatesOf(one)},
+		{"two certificates, in order", [][]byte{certificatesOf(two), certificatesOf(one)}, certificatesOf(two, one)},
+		{"duplicates", [][]byte{certificatesOf(one, two), certificatesOf(two, one), certificatesOf(one)}, certificatesOf(one, two)},
+		{"with headers", [][]byte{pem.EncodeToMemory(block), certificatesOf(one)}, certificatesOf(one)},
+		{"text between blocks", [][]byte{[]byte("# one\n"), append([]byte("two\n"), certificatesOf(two)...)}, certificatesOf(two)},
+		{"leaf certificate", [][]byte{leaf, certificatesOf(one)}, certificatesOf(one)},
+		{"another block type", [][]byte{pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: two.Certificate().Raw}), certificatesOf(one)}, certificatesOf(one)},
+		{"private key", [][]byte{key, certificatesOf(one)}, certificatesOf(one)},
+		{"expired", [][]byte{expired, certificatesOf(one)}, certificatesOf(one)},
+		{"garbage in a block", [][]byte{encode([]byte("garbage")), certificatesOf(one)}, certificatesOf(one)},
+		{"truncated block", [][]byte{certificatesOf(one), certificatesOf(two)[:99]}, certificatesOf(one)},
 	} {
 		if got := pki.JoinRoots(tc.bundles...); !bytes.Equal(got, tc.want) {
 			t.Errorf("%s: got %s, want %s", tc.name, got, tc.want)
@@ -229,11 +229,11 @@ func TestJoinRoots(t *testing.T) {
 func FuzzJoinRoots(f *testing.F) {
 	one, two := newAuthority(f), newAuthority(f)
 	leaf, _ := newPair(f, one, nodeA, x509.ExtKeyUsageServerAuth)
-	for _, bundle := range [][]byte{rootsOf(one), append(rootsOf(two), leaf...), encode([]byte("garbage")), []byte("garbage")} {
+	for _, bundle := range [][]byte{certificatesOf(one), append(certificatesOf(two), leaf...), encode([]byte("garbage")), []byte("garbage")} {
 		f.Add(bundle)
 	}
 	f.Fuzz(func(t *testing.T, bundle []byte) {
-		joined := pki.JoinRoots(bundle, rootsOf(one))
+		joined := pki.JoinRoots(bundle, certificatesOf(one))
 		if !x509.NewCertPool().AppendCertsFromPEM(joined) {
 			t.Errorf("%s cannot be used as roots", joined)
 		}

@@ -77,7 +77,7 @@ func TestReplaced(t *testing.T) {
 			{map[string][]byte{"tls.crt": cert[:100]}, before},
 			{map[string][]byte{"tls.crt": cert, "ca.crt": nil}, cert},
 			{map[string][]byte{"ca.crt": []byte("garbage")}, cert},
-			{map[string][]byte{"ca.crt": rootsOf(s.ca)}, cert},
+			{map[string][]byte{"ca.crt": certificatesOf(s.ca)}, cert},
 		} {
 			put(t, s.path, step.files)
 			time.Sleep(reread)
@@ -112,7 +112,7 @@ func TestSecretVolume(t *testing.T) {
 		s.server = pki.OpenDirectory(dir)
 		for i, version := range []string{"..1", "..2", "..3"} {
 			cert, key := newPair(t, s.ca, nodeA, x509.ExtKeyUsageServerAuth)
-			files := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": rootsOf(s.ca)}
+			files := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": certificatesOf(s.ca)}
 			publish(version, files)
 			for name := range files {
 				if i > 0 {
@@ -133,18 +133,18 @@ func TestSecretVolume(t *testing.T) {
 func TestRotation(t *testing.T) {
 	withSides(t, func(s sides) {
 		next := newAuthority(t)
-		if err := s.server.Write(nil, nil, rootsOf(s.ca, next)); err != nil {
+		if err := s.server.Write(nil, nil, certificatesOf(s.ca, next)); err != nil {
 			t.Fatal(err)
 		}
 		mustConnect(t, s.server, s.client)
 		rotated, _ := newDirectory(t, next, controller, x509.ExtKeyUsageClientAuth)
-		if err := rotated.Write(nil, nil, rootsOf(next, s.ca)); err != nil {
+		if err := rotated.Write(nil, nil, certificatesOf(next, s.ca)); err != nil {
 			t.Fatal(err)
 		}
 		mustConnect(t, s.server, rotated)
 
 		serving, calling := s.server.Server(controller), s.client.Client(nodeA)
-		put(t, s.path, map[string][]byte{"ca.crt": rootsOf(next)})
+		put(t, s.path, map[string][]byte{"ca.crt": certificatesOf(next)})
 		time.Sleep(reread)
 		if _, err, _ := connect(t, serving, calling); !hasText(err, "signed by another CA") {
 			t.Errorf("client with a certificate of the old CA: got %v, want a refusal", err)
@@ -219,7 +219,7 @@ func TestFault(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	_, otherKey := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
-	roots := rootsOf(ca)
+	roots := certificatesOf(ca)
 	client, _ := newDirectory(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	garbage := []byte("garbage")
@@ -274,9 +274,9 @@ func TestWrite(t *testing.T) {
 	}
 	cert, key := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	for _, step := range []struct{ cert, key, roots, wantCert, wantKey, wantRoots []byte }{
-		{nil, nil, rootsOf(ca), nil, nil, rootsOf(ca)},
-		{cert, key, nil, cert, key, rootsOf(ca)},
-		{nil, nil, nil, cert, key, rootsOf(ca)},
+		{nil, nil, certificatesOf(ca), nil, nil, certificatesOf(ca)},
+		{cert, key, nil, cert, key, certificatesOf(ca)},
+		{nil, nil, nil, cert, key, certificatesOf(ca)},
 	} {
 		if err := d.Write(step.cert, step.key, step.roots); err != nil {
 			t.Fatal(err)
@@ -325,7 +325,7 @@ func TestWriteWhileServing(t *testing.T) {
 	writer.Go(func() {
 		for range 10 {
 			cert, key := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
-			if err := server.Write(cert, key, rootsOf(ca)); err != nil {
+			if err := server.Write(cert, key, certificatesOf(ca)); err != nil {
 				t.Error(err)
 			}
 		}
