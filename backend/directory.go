@@ -251,8 +251,8 @@ func PrepareDirectory(dir *os.File, created bool, requested volume.DirectoryPara
 	return err
 }
 
-// chown changes the owner if the current one differs: an NFS server that maps all users to one refuses
-// chown(2) even if nothing changes.
+// chown changes the owner only if it differs from the requested one, because an NFS server that maps all
+// users to one refuses chown(2) even if nothing changes.
 func chown(dir *os.File, requested volume.DirectoryParameters) error {
 	_, uid, gid, err := pool.Status(dir)
 	if err != nil {

@@ -154,9 +154,8 @@ func (ks Kinds) For(c pool.Config) (Kind, bool) {
 // Shared reports whether volumes with these parameters are on an export. It does not know the pools of
 // the configuration: use it for parameters whose pool is not in the configuration.
 func (ks Kinds) Shared(p volume.Parameters) bool {
-	_, _, direct := volume.ParseDirectPool(p.Pool)
 	k, err := ks.Named(p.Backend)
-	return direct || err == nil && k.OnlyOnExports()
+	return volume.IsDirectPool(p.Pool) || err == nil && k.OnlyOnExports()
 }
 
 // didYouMean is the end of an error about an unknown word; empty if no known word is similar.

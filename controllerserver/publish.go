@@ -112,12 +112,15 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err != nil {
 		return nil, err
 	}
-	reason := s.unsupported(v, caps)
-	if reason == "" && !static { // a static volume has no record to compare with
-		reason = s.mismatch(v, req)
+	for _, c := range caps {
+		if err := s.backends.Supports(v, c); err != nil {
+			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+		}
 	}
-	if reason != "" {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
+	if !static { // a static volume has no record to compare with
+		if reason := s.mismatch(v, req); reason != "" {
+			return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
+		}
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{
 		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -126,16 +129,6 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 			Parameters:         req.GetParameters(),
 		},
 	}, nil
-}
-
-// unsupported returns the reason why a volume cannot have the capabilities; empty if it can.
-func (s *Server) unsupported(v volume.Volume, caps []volume.Capability) string {
-	for _, c := range caps {
-		if err := s.backends.Supports(v, c); err != nil {
-			return err.Error()
-		}
-	}
-	return ""
 }
 
 // mismatch describes a difference between a volume and the context or the parameters of a request; empty

@@ -155,7 +155,7 @@ func TestDirectoryParameters(t *testing.T) {
 				t.Errorf("ExpandSubDir() = %q, %v; want %q", got, err, tc.subDir)
 			}
 			if tc.says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
-				t.Errorf("error %v does not say %q", err, tc.says)
+				t.Errorf("ExpandSubDir: got %v, want %q in the error", err, tc.says)
 			}
 		})
 	}

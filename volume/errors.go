@@ -40,7 +40,7 @@ type kindError struct{ kind, cause error }
 func (e *kindError) Error() string   { return e.cause.Error() }
 func (e *kindError) Unwrap() []error { return []error{e.kind, e.cause} }
 
-// Errorf is fmt.Errorf whose result also matches kind in errors.Is.
+// Errorf returns an error as fmt.Errorf does, which also matches kind in errors.Is.
 func Errorf(kind error, format string, args ...any) error {
 	return &kindError{kind: kind, cause: fmt.Errorf(format, args...)}
 }

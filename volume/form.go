@@ -24,7 +24,7 @@ type Form struct {
 // Section is the part of a volume's record that only its kind uses.
 type Section interface {
 	// Check refuses values that no driver wrote (ErrDamaged). It must refuse an
-	// empty section, because a record without a section is decoded as one.
+	// empty section, because a missing section is decoded as an empty one.
 	Check() error
 	// Parameters are the StorageClass parameters that the section records, by key. The volume does not
 	// satisfy a request with other values.
@@ -34,8 +34,9 @@ type Section interface {
 // Forms are the record formats of all kinds of volume that a program supports.
 type Forms []Form
 
-// Guess returns the name of the first kind that an export, or a directory pool of a node, can contain,
-// and whose volumes are directories, or have a device; empty if there is none.
+// Guess returns the name of the first kind whose volumes can be on an export, or if onExport is false in
+// a directory pool of a node, and are directories, or if directory is false have a device; empty if there
+// is none.
 func (fs Forms) Guess(onExport, directory bool) string {
 	for _, f := range fs {
 		if f.Directory == directory && (onExport && f.OnExports || !onExport && f.OnNodes) {

@@ -89,7 +89,7 @@ func TestParseInline(t *testing.T) {
 				return
 			}
 			if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) || len(err.Error()) > 400 {
-				t.Errorf("error %v does not say %s", err, tc.says)
+				t.Errorf("got %v, want %q in an error of at most 400 bytes", err, tc.says)
 			}
 		})
 	}

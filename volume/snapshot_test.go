@@ -156,7 +156,7 @@ func FuzzSnapshotSet(f *testing.F) {
 				t.Errorf("%q: snapshot %s with group %s does not belong to set %s: %v", b, one.ID, one.Group, s.ID, err)
 			}
 			if _, err := volume.ParseID(one.Source.String()); err != nil {
-				t.Errorf("%q: %v", b, err)
+				t.Errorf("%q: the source %s is not a valid volume ID: %v", b, one.Source, err)
 			}
 		}
 	})

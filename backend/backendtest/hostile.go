@@ -96,7 +96,8 @@ func testHostilePoolContent(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, filepath.Join(victim.target, "precious"), pattern(30))
 }
 
-// linked returns an attack that replaces the directory at a path by a link. The attack returns its undo.
+// linked returns an attack that replaces the directory at a path by a symbolic link. The attack returns a
+// function that undoes it.
 func linked(at func(*testVolume) string, to string) func(*testing.T, *testVolume) func() {
 	return func(t *testing.T, l *testVolume) func() {
 		t.Helper()

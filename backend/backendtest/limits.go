@@ -24,7 +24,8 @@ import (
 
 const mib = int64(1) << 20
 
-// Prefixes of a command that runs it as the user nobody, or as a root user that the filesystem limits.
+// Prefixes that make a command run as the user nobody, or as root without CAP_SYS_RESOURCE. Every filesystem
+// limits both.
 var (
 	asNobody    = []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
 	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
@@ -139,7 +140,7 @@ func testLimitEnforced(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// asLimitedRoot returns the prefix of a command that runs it as a root user that the filesystem limits.
+// asLimitedRoot returns the prefix that makes a command run as a root user that the filesystem limits.
 func (limits *Limits) asLimitedRoot() []string {
 	if limits.RootExempt {
 		return asPlainRoot

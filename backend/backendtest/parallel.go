@@ -13,8 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// atOnce makes the same call many times at the same time. Each must succeed or be ABORTED, and at least one must
-// succeed.
+// atOnce makes 12 equal calls at the same time. Each must succeed or be ABORTED, and at least one must succeed.
 func atOnce(t *testing.T, what string, call func(ctx context.Context) error) {
 	t.Helper()
 	const callers = 12

@@ -91,7 +91,7 @@ func (r *recorder) end() error {
 	return r.err
 }
 
-// recorded reads the numbers in volumes that are published, which are those of record or copies of them.
+// recorded reads the numbers at all places of published volumes: those of record, or copies of them.
 func recorded(t *testing.T, volumes ...*testVolume) (numbers []int64) {
 	t.Helper()
 	for _, l := range volumes {

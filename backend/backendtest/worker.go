@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// Worker returns the value for driver.Options.Worker: the running test program, which must call Main in TestMain.
+// Worker returns the value for driver.Options.Worker: the running test program, whose TestMain
+// must call Main.
 func Worker() string { return reexec.Self }
 
 // Main is testenv.Main for a test program that its drivers also start as a child process: as the worker of an nfs

@@ -8,5 +8,5 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 )
 
-// TestRealDisks is TestDisks for disks of other drivers, which the virtual machine has.
+// TestRealDisks runs the conformance tests on the NVMe, SCSI and virtio disks of the virtual machine.
 func TestRealDisks(t *testing.T) { targets.Run(t, "disks-nvme", "disks-scsi", "disks-virtio") }

@@ -81,8 +81,8 @@ func checkMountFlags(words []string) error {
 	return nil
 }
 
-// Create implements backend.Backend. It also sets the limits of the volumes with which the new volume
-// shares data again, because these limits increase.
+// Create implements backend.Backend. The new volume may share data with other volumes, whose limits then
+// increase. Create sets these limits.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	v, err := b.Directories.Create(ctx, spec)
 	if err != nil || v.Source == nil || len(v.Source.Owners) == 0 {

@@ -63,7 +63,7 @@ func stat(dir *os.File) (st syscall.Stat_t, err error) {
 	return st, nil
 }
 
-// otherUser is a user ID other than root. A server changes it only if it maps all users.
+// otherUser is the ID of a user other than root. A server maps this user only if it maps all users.
 const otherUser = 64321
 
 // checkSquash refuses a server that maps root but not the other users, because the kubelet, which runs as
