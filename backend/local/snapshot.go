@@ -103,8 +103,8 @@ func (b *Backend) copyToSnapshot(ctx context.Context, c *backend.SnapshotCopy, i
 	return pool.CopyError(clone.Subvolume(folder, pool.DataDir, from, readOnly))
 }
 
-// checkIdle refuses (ErrPrecondition) a volume that is mounted on this node, because its copy would not show
-// one point in time.
+// checkIdle refuses (ErrPrecondition) a volume that CheckUnused reports as in use, because its copy would not
+// show one point in time.
 func (b *Backend) checkIdle(v volume.Volume) error {
 	err := b.CheckUnused(v)
 	if errors.Is(err, volume.ErrInUse) {
