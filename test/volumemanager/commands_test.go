@@ -69,7 +69,7 @@ func (m *machine) output(words ...string) string {
 	m.t.Helper()
 	out, err := m.command(words...).Output()
 	if err != nil {
-		m.t.Errorf("%q: %v", words, err)
+		m.t.Errorf("trivet volume-manager %q: got error %v, want none", words, err)
 	}
 	return string(out)
 }

@@ -24,7 +24,7 @@ func TestExample(t *testing.T) {
 	m.wantPaths("web.service", p, "data")
 	m.wantPaths("web.container", p, "data", "config")
 	if config, err := os.ReadFile(filepath.Join(p["config"].Path, "site.conf")); err != nil || string(config) != "root = /data\n" {
-		t.Errorf("site.conf: got %q, error %v", config, err)
+		t.Errorf("site.conf: got %q, error %v; want root = /data", config, err)
 	}
 	if log, err := os.ReadFile(filepath.Join(p["data"].Path, "log")); err != nil || strings.Count(string(log), "\n") != 2 {
 		t.Errorf("log of two runs: got %q, error %v; want 2 lines", log, err)
@@ -45,7 +45,7 @@ func (m *machine) runExample() {
 	c := exec.Command(filepath.Join(dir, "web.sh"))
 	c.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 	if out, err := c.CombinedOutput(); err != nil {
-		m.t.Fatalf("web.sh: %v: %s", err, out)
+		m.t.Fatalf("web.sh: got error %v, output: %s", err, out)
 	}
 }
 

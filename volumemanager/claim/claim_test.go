@@ -207,15 +207,15 @@ func TestProvision(t *testing.T) {
 	f := newFixture(t)
 	f.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
 	if c := f.claim("c"); c.Phase != "Pending" || !strings.Contains(c.Message, "being provisioned") {
-		t.Errorf("claim during the provisioning: got %+v", c)
+		t.Errorf("claim during the provisioning: got %+v, want phase Pending and a message", c)
 	}
 	f.settle()
 	f.checkBound("c", "pvc-uid-c")
 	if c := f.claim("c"); c.Phase != "Bound" || c.Capacity != "1Gi" || c.Message != "" {
-		t.Errorf("claim after the provisioning: got %+v", c)
+		t.Errorf("claim after the provisioning: got %+v, want it Bound with 1Gi and no message", c)
 	}
 	if v := f.volume("pvc-uid-c"); v.Phase != "Bound" || v.Claim != "default/c" || v.ReclaimPolicy != "Delete" {
-		t.Errorf("volume after the provisioning: got %+v", v)
+		t.Errorf("volume after the provisioning: got %+v, want it Bound to default/c with policy Delete", v)
 	}
 	f.deleteClaim("c")
 	f.checkEmpty()
@@ -421,7 +421,7 @@ func TestProtected(t *testing.T) {
 	f.setInUse("pvc-uid-c", false)
 	f.restartAndSettle()
 	if len(f.driver.volumes) != 1 {
-		t.Errorf("deleted before all manifests were read: %s", f.status())
+		t.Errorf("the volume was deleted before all manifests were read: %s", f.status())
 	}
 	// A claim that is added again is the same claim.
 	f.objects.Complete = true

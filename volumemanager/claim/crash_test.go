@@ -37,7 +37,7 @@ func TestKilled(t *testing.T) {
 		f.lifecycle()
 		survived := f.killIn > 0
 		if t.Failed() {
-			t.Fatalf("killed before write or call %d: %s", n, f.status())
+			t.Fatalf("the manager was killed before write or call %d; the final state: %s", n, f.status())
 		}
 		if survived {
 			t.Logf("killed before each of %d writes and calls", n-1)

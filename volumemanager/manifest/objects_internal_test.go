@@ -150,7 +150,7 @@ spec: {driver: a.b, deletionPolicy: Retain, source: {snapshotHandle: a}, volumeS
 		"a UID that is the same in all releases":   pod.UID == "a35e61ec-44aa-8c59-a842-045806167094",
 	} {
 		if !ok {
-			t.Errorf("%s: not as an API server would set it", what)
+			t.Errorf("%s: got another value than an API server would set", what)
 		}
 	}
 }

@@ -121,7 +121,7 @@ func TestWatchChanges(t *testing.T) {
 	replace(t, a, podDocument("one", "2")+podDocument("two", "1"))
 	second := w.until("an edit", has("one=2", "two=1"))
 	if got := versions(first); !slices.Equal(got, []string{"one=1", "two=1"}) {
-		t.Errorf("the edit changed the pods of earlier Objects: got %v", got)
+		t.Errorf("pods of the first Objects after the edit: got %v, want one=1 and two=1 as before", got)
 	}
 	id := types.NamespacedName{Namespace: "default", Name: "one"}
 	if before, after := first.Pods[id].UID, second.Pods[id].UID; before != after || before == "" {
@@ -319,7 +319,7 @@ func TestWatchWithoutInotify(t *testing.T) {
 		ids := []syscall.SysProcIDMap{{Size: 1}}
 		again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 		if out, err := again.CombinedOutput(); err != nil {
-			t.Errorf("%v:\n%s", err, out)
+			t.Errorf("the test in a user namespace: got %v, output:\n%s", err, out)
 		}
 		return
 	}

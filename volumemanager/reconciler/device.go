@@ -15,7 +15,7 @@ import (
 
 // prepareDevice returns the device of a volume; nil if the volume needs none. It reports whether the
 // device is ready for the mount of a pod. If not, it starts the next step of attaching and mounting
-// the device.
+// the device, or reports what the volume waits for.
 func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state.DeviceVolume, ready bool) {
 	if v.Device == "" {
 		return nil, true
@@ -63,7 +63,7 @@ func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVo
 		return fmt.Errorf("the claim has access mode ReadWriteOncePod, and pod %s uses it: remove that pod", other.Owner())
 	}
 	if d.Mounted != state.No && !d.Matches(v) {
-		return fmt.Errorf("the volume is set up as PersistentVolume %s, or with another volumeMode: waits until no pod uses it and it is unmounted", d.Spec.Name())
+		return fmt.Errorf("waits until the volume, which is set up as PersistentVolume %s (raw device: %t), is unmounted", d.Spec.Name(), d.Spec.Block())
 	}
 	limiter, ok := v.Plugin.(plugins.AttachLimiter)
 	if !ok || d.Exists() {

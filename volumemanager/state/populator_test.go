@@ -224,7 +224,7 @@ func TestVolumeErrors(t *testing.T) {
 				t.Errorf("got error %v, ID known %t; want error %q, ID known %t", v.Err, v.Known(), c.want, c.known)
 			}
 			if fine.Err != nil {
-				t.Errorf("another volume has an error: %v", fine.Err)
+				t.Errorf("volume fine: got error %v, want none", fine.Err)
 			}
 		})
 	}
