@@ -114,12 +114,11 @@ func TestSecretVolume(t *testing.T) {
 			cert, key := newPair(t, s.ca, nodeA, x509.ExtKeyUsageServerAuth)
 			files := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": certificatesOf(s.ca)}
 			publish(version, files)
-			for name := range files {
-				if i > 0 {
-					continue
-				}
-				if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil {
-					t.Fatal(err)
+			if i == 0 {
+				for name := range files {
+					if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 			time.Sleep(reread)

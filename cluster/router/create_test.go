@@ -262,7 +262,7 @@ func TestUnconfirmedCreate(t *testing.T) {
 			u.addHost("a")
 			u.awaitRefusal(codes.Unavailable, mayExist)
 		},
-		// If the router refuses to call a node, the node has not answered.
+		// A refusal by the router itself does not mean that node a has no volume.
 		"other owner": func(u *unconfirmed) {
 			u.finish()
 			u.replaceOwner("a", "c")
@@ -275,6 +275,7 @@ func TestUnconfirmedCreate(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) { test(newUnconfirmed(t, anywhere, anywhere)) })
+		// The repeated call prefers another node.
 		t.Run(name+", prefers b", func(t *testing.T) {
 			test(newUnconfirmed(t, preferring("a", "b"), preferring("b", "a")))
 		})

@@ -173,8 +173,8 @@ func (p poolPart) verifyNext(last volume.ID, text string, parse func(string) (vo
 	return id, nil
 }
 
-// readToken returns the ID in a node's token. It rejects an ID before the last entry, because such a list
-// would not end.
+// readToken returns the ID in a node's token. It rejects an ID before the last entry and, if there are no
+// entries, an ID that does not follow last, because such a list would not end.
 func (p poolPart) readToken(token string, last volume.ID, entries int, parse func(string) (volume.ID, error)) (string, error) {
 	if token == "" {
 		return "", nil

@@ -76,7 +76,7 @@ func (s *Server) requirePool(all []*node, pool string) error {
 	}
 	shared := cmp.Or(quoted(s.sharedPools), "none")
 	if pool == "" {
-		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, so the volume needs a node-local pool, but no node has a pool: set it to one of the controller's nfs pools (%s), or configure a pool on the nodes", volume.ParamPool, shared)
+		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, so the volume needs a node-local pool, but no node has a pool: set %[1]s to one of the controller's nfs pools (%[2]s), or configure a pool on the nodes", volume.ParamPool, shared)
 	}
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass or the configuration of the nodes", volume.ParamPool, pool, shared)
 }

@@ -95,7 +95,7 @@ func TestRejectedLists(t *testing.T) {
 		token string
 	}{
 		"a volume of another node": {[]string{onA}, ""},
-		"no ID":                    {[]string{"v"}, ""},
+		"invalid ID":               {[]string{"v"}, ""},
 		"duplicate volume":         {[]string{fakeVolume.String(), fakeVolume.String()}, ""},
 		"wrong order":              {[]string{fakeVolume.String(), first.String()}, ""},
 		"an invalid token":         {nil, "garbage"},
