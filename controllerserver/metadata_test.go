@@ -40,7 +40,7 @@ func (d *testDriver) delta(req *csi.GetMetadataDeltaRequest) (all []block, err e
 	return all, err
 }
 
-// blocks returns the blocks of a message, which has at most most of them, or any number if most is 0.
+// blocks returns the blocks of a message, of which it has not more than most, or any number if most is 0.
 func (d *testDriver) blocks(m interface {
 	GetBlockMetadataType() csi.BlockMetadataType
 	GetVolumeCapacityBytes() int64

@@ -118,7 +118,7 @@ func grouped(versions []string, reasons map[string]string) string {
 
 // exportRemedies holds the remedies for an export that cannot be mounted.
 var exportRemedies = []remedy{
-	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and run exportfs -ra on the server"},
+	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and run exportfs -ra on the server"}, //nolint:misspell // the program's name
 	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports, or allow this node in that file: with version 4 an export that is not allowed appears to be missing"},
 	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},
 	{mount.ErrNoStatd, "run rpc.statd on this node (package nfs-common or nfs-utils), or use version 4"},

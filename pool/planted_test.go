@@ -176,7 +176,7 @@ func TestPlantedInPool(t *testing.T) {
 			p := e.open(t)
 			addDirectory(t, p, "w", "", volume.OnDeleteDelete)
 			e.awaitEmptyTrash(t)
-			e.wantEmpty(t, ".trivet/tmp")
+			e.wantEmptyTmp(t)
 		})
 	}
 }

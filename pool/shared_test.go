@@ -81,11 +81,11 @@ func (e export) awaitEmptyTrash(t *testing.T) {
 	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
 }
 
-// wantEmpty fails the test unless a folder of the export is empty.
-func (e export) wantEmpty(t *testing.T, dir string) {
+// wantEmptyTmp fails the test unless the pool's folder tmp is empty.
+func (e export) wantEmptyTmp(t *testing.T) {
 	t.Helper()
-	if names := e.names(t, dir); names != "" {
-		t.Errorf("%s contains %q, want nothing", dir, names)
+	if names := e.names(t, ".trivet/tmp"); names != "" {
+		t.Errorf(".trivet/tmp contains %q, want nothing", names)
 	}
 }
 
@@ -294,7 +294,7 @@ func TestSharedLedger(t *testing.T) {
 	if u := usage(t, b); u.Promised != 10<<20 || u.Room != 0 {
 		t.Errorf("usage: got %+v, want 10 MiB promised and no room", u)
 	}
-	e.wantEmpty(t, ".trivet/tmp")
+	e.wantEmptyTmp(t)
 }
 
 // TestPromisedOnce: concurrent calls of several processes do not promise a byte twice.
@@ -338,7 +338,7 @@ func TestSameVolumeAtOnce(t *testing.T) {
 	if got, err := a.Lookup("v"); err != nil || got.Token == "" {
 		t.Errorf("got %+v, %v; want a record with a token", got, err)
 	}
-	e.wantEmpty(t, ".trivet/tmp")
+	e.wantEmptyTmp(t)
 	must(t, a.Remove(t.Context(), v))
 	must(t, b.Remove(t.Context(), v)) // a has deleted it already
 	e.awaitEmptyTrash(t)
@@ -673,7 +673,7 @@ func TestCancelledCalls(t *testing.T) {
 	must(t, p.CreateDirectory(ctx, v, nil, open777))
 	must(t, p.Grow(ctx, v, v.Capacity+1, func() error { return nil }))
 	must(t, p.Remove(ctx, v))
-	e.wantEmpty(t, ".trivet/tmp")
+	e.wantEmptyTmp(t)
 	if u := usage(t, p); u.Volumes > 1 || e.has("a/b") { // the deleted volume may be in the trash
 		t.Errorf("after the delete: got usage %+v, directory exists %t; want no directory", u, e.has("a/b"))
 	}

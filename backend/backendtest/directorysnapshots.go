@@ -12,9 +12,17 @@ import (
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
-// testDirectoryInUse: a directory that is not a subvolume is copied only while it is not in use.
+// testDirectoryInUse: a directory that is not a subvolume is copied only while it is not in use, also if it is
+// retained when its volume is deleted.
 func testDirectoryInUse(t *testing.T, d *Driver, kind Kind) {
-	l := newVolume(t, d, kind, kind.widestMode())
+	requireIdleSource(t, d, kind, newVolume(t, d, kind, kind.widestMode()))
+	if kind.Has(Placed) {
+		requireIdleSource(t, d, kind, newVolumeOfClass(t, d, kind, kind.widestMode(), kind.Parameters("subDir", "idle/${pv.metadata.name}", "csi.storage.k8s.io/pv/name", "retained", "onDelete", "retain")))
+	}
+}
+
+func requireIdleSource(t *testing.T, d *Driver, kind Kind, l *testVolume) {
+	t.Helper()
 	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(90))
 	for _, published := range []bool{true, false} {

@@ -103,10 +103,13 @@ func (b *Backend) copyToSnapshot(ctx context.Context, c *backend.SnapshotCopy, i
 	return pool.CopyError(clone.Subvolume(folder, pool.DataDir, from, readOnly))
 }
 
-// checkIdle refuses (ErrPrecondition) a volume that CheckUnused reports as in use, because its copy would not
-// show one point in time.
+// checkIdle refuses (ErrPrecondition) a volume that is mounted, because its copy would not show one point in time.
+// Unlike CheckUnused it also checks a directory that is retained.
 func (b *Backend) checkIdle(v volume.Volume) error {
-	err := b.CheckUnused(v)
+	source, err := b.Source(v)
+	if err == nil {
+		err = backend.CheckUnmounted(v, source)
+	}
 	if errors.Is(err, volume.ErrInUse) {
 		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so its copy would not show one point in time while it is in use; only a single volume on btrfs can be in use", err)
 	}

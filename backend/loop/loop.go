@@ -138,10 +138,10 @@ func resize(f *os.File, size int64, a allocation) error {
 }
 
 // Delete implements backend.Backend. It locks the image first, so that no device writes to a removed
-// image.
+// image. It waits for the lock, because the kernel may release a detached image a moment later.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
-		image, err := p.Images.Lock(v.ID.Name)
+		image, err := p.Images.AwaitLock(ctx, v.ID.Name)
 		if errors.Is(err, volume.ErrDamaged) { // the image is missing; a device may still be bound to it
 			return b.deleteDamaged(ctx, p, v)
 		}

@@ -121,12 +121,12 @@ func (s *slot) use(uid string, p pod) (err error) {
 	}
 	s.written = append(s.written, uid)
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
-		return fmt.Errorf("content of the secret: got %q, error %v; want s3cret", b, err)
+		return fmt.Errorf("content of the secret: got %q, error %v; want s3cret", b, err) //nolint:errorlint // err may be nil
 	}
 	time.Sleep(s.randomPause())
 	for _, volume := range append(s.reused(), "scratch", "memory", "inline") {
 		if b, err := os.ReadFile(filepath.Join(p[volume].Path, "held")); string(b) != uid {
-			return fmt.Errorf("content of the open file in %s: got %q, error %v; want %s", volume, b, err, uid)
+			return fmt.Errorf("content of the open file in %s: got %q, error %v; want %s", volume, b, err, uid) //nolint:errorlint // err may be nil
 		}
 	}
 	return s.watch.check()
@@ -136,7 +136,7 @@ func (s *slot) use(uid string, p pod) (err error) {
 func (s *slot) reuse(v reconciler.VolumeStatus, uid string) error {
 	for _, name := range s.written {
 		if b, err := os.ReadFile(filepath.Join(v.Path, name)); err != nil || string(b) != name {
-			return fmt.Errorf("content of %s in reused volume %s: got %q, error %v; want %s", name, v.Volume, b, err, name)
+			return fmt.Errorf("content of %s in reused volume %s: got %q, error %v; want %s", name, v.Volume, b, err, name) //nolint:errorlint // err may be nil
 		}
 	}
 	return writeSynced(filepath.Join(v.Path, uid), uid)
@@ -364,7 +364,7 @@ func TestReboot(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
-		t.Errorf("content of the secret: got %q, error %v; want s3cret", b, err)
+		t.Errorf("content of the secret: got %q, error %v; want s3cret", b, err) //nolint:errorlint // err may be nil
 	}
 	m.awaitRemoved("goes")
 	m.removeAll()
