@@ -364,7 +364,7 @@ func TestReboot(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
-		t.Errorf("content of the secret: got %q, error %v; want s3cret", b, err) //nolint:errorlint // err may be nil
+		t.Errorf("content of the secret: got %q, error %v; want s3cret", b, err)
 	}
 	m.awaitRemoved("goes")
 	m.removeAll()

@@ -236,7 +236,7 @@ func (m *machine) editPod(p pod) {
 	eventually(m.t, func() error {
 		b, err := os.ReadFile(filepath.Join(p["config"].Path, "greeting"))
 		if string(b) != "changed" {
-			err = fmt.Errorf("key greeting in the volume: got %q, error %v; want changed", b, err)
+			err = fmt.Errorf("key greeting in the volume: got %q, error %v; want changed", b, err) //nolint:errorlint // err may be nil
 		}
 		return err
 	})
@@ -244,7 +244,7 @@ func (m *machine) editPod(p pod) {
 	m.put("fine", claim("fine", "ext4", "16Mi", ""), podOf("fine", claimed("fine"), "{name: secret, secret: {secretName: keys}}", "{name: dir, emptyDir: {}}"))
 	m.awaitStatus(func(volumemanager.Status) error {
 		if _, err := os.Stat(p["config"].Path); !os.IsNotExist(err) {
-			return fmt.Errorf("the removed volume config still exists, or Stat failed: %v", err)
+			return fmt.Errorf("the removed volume config still exists, or Stat failed: %v", err) //nolint:errorlint // err may be nil
 		}
 		return nil
 	})
