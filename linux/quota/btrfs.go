@@ -46,6 +46,9 @@ func newSubvolumes(dir *os.File) (*subvolumes, error) {
 // group returns the qgroup 1/N of subvolume N.
 func group(id uint64) uint64 { return 1<<levelShift | id }
 
+// groupDir returns the directory of the qgroup 1/N in the sysfs directory of the filesystem.
+func groupDir(id uint64) string { return "qgroups/1_" + strconv.FormatUint(id, 10) }
+
 func (s *subvolumes) check() error {
 	if _, err := os.Stat(s.sysfs); err != nil {
 		return fmt.Errorf("%w: give the driver the host's /sys", err)
@@ -241,7 +244,7 @@ func (s *subvolumes) usage(id uint64) (u Usage, err error) {
 }
 
 func (s *subvolumes) number(id uint64, file string) (int64, error) {
-	text, err := s.read("qgroups/1_" + strconv.FormatUint(id, 10) + "/" + file)
+	text, err := s.read(groupDir(id) + "/" + file)
 	if err != nil {
 		return 0, err
 	}
@@ -249,17 +252,27 @@ func (s *subvolumes) number(id uint64, file string) (int64, error) {
 	return int64(n), err
 }
 
-// id returns 0 for a subvolume N that is not a member of the qgroup 1/N, because allocate did not limit it.
+// id returns 0 for a subvolume N that allocate did not limit: the qgroup 1/N does not exist, or it has other
+// members. A qgroup 1/N without members is left if allocate is killed before it assigns the subvolume.
 func (s *subvolumes) id(dir *os.File) (uint64, error) {
 	id, err := subvolume(dir)
 	if err != nil || id == 0 {
 		return 0, err
 	}
-	own, err := s.related(group(id), id, id)
-	if errors.Is(err, unix.ENOENT) { // quotas are off
+	if _, err := os.Stat(s.sysfs + "/" + groupDir(id)); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
-	if err != nil || len(own) == 0 {
+	members, err := s.related(group(id), id, id)
+	if err == nil && len(members) == 1 {
+		return id, nil
+	}
+	if err == nil {
+		members, err = s.members(group(id))
+	}
+	if errors.Is(err, unix.ENOENT) { // quotas were switched off
+		return 0, nil
+	}
+	if err != nil || len(members) != 0 {
 		return 0, err
 	}
 	return id, nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 func TestBtrfs(t *testing.T) {
@@ -27,6 +28,7 @@ func TestBtrfs(t *testing.T) {
 	t.Run("mount point", func(t *testing.T) { testMountPoint(t, g) })
 	t.Run("not a subvolume", func(t *testing.T) { testNoSubvolume(t, g) })
 	t.Run("ID in use", func(t *testing.T) { testUsedID(t, g) })
+	t.Run("interrupted", func(t *testing.T) { testInterrupted(t, g) })
 	t.Run("qgroup without subvolume", func(t *testing.T) { testUnassign(t, g) })
 	t.Run("quotas off and on", func(t *testing.T) { testOffAndOn(t, g) })
 }
@@ -159,6 +161,11 @@ func testUsedID(t *testing.T, g *testFS) {
 	id, err := subvolume(foreign)
 	must(t, err)
 	testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", id), g.path)
+	member := g.create(t, "member")
+	defer member.Close()
+	memberID, err := subvolume(member)
+	must(t, err)
+	testenv.Run(t, "btrfs", "qgroup", "assign", fmt.Sprint("0/", memberID), fmt.Sprint("1/", id), g.path)
 	if id, err := g.fs.Allocate(foreign, Limit{Bytes: mib}, noneTaken); err == nil {
 		t.Errorf("Allocate returned ID %d, want an error because it has a qgroup", id)
 	}
@@ -172,6 +179,23 @@ func testUsedID(t *testing.T, g *testFS) {
 		g.remove(t, name)
 	}
 	g.createLimited(t, "next", Limit{Bytes: mib})
+}
+
+// testInterrupted: a qgroup is released if Allocate was killed before it assigned the subvolume.
+func testInterrupted(t *testing.T, g *testFS) {
+	dir := g.create(t, "interrupted")
+	id, err := subvolume(dir)
+	must(t, err)
+	must(t, dir.Close())
+	must(t, sys.CreateQgroup(g.dir, group(id)))
+	if got := g.idOf(t, "interrupted"); got != id {
+		t.Errorf("got ID %d, want %d", got, id)
+	}
+	g.remove(t, "interrupted")
+	g.release(t, id)
+	if _, err := os.Stat(g.fs.subvolumes.sysfs + "/" + groupDir(id)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the qgroup after the release: got %v, want %v", err, os.ErrNotExist)
+	}
 }
 
 // testUnassign: a qgroup can be removed when the subvolume is no longer a member of it.

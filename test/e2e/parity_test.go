@@ -40,7 +40,7 @@ var differences = []difference{
 	{"Resources of the machine", `empty/volumes/kubernetes.io~empty-dir/memory size`, `\d+`, `\d+`},
 	{"Service account tokens", inMemory + `/..DATE/token content`, `.+`, `.+`},
 	{"Services", "expr-service/outcome", ready, refused},
-	{"Size of what is projected", inMemory + ` (size|inodes)`, `\d+`, `\d+`},
+	{"Size of volumes with projected content", inMemory + ` (size|inodes)`, `\d+`, `\d+`},
 	{"Unused volumes", `unused/volumes/kubernetes.io~empty-dir(/data)?`, "", "040000 .*"},
 }
 

@@ -84,7 +84,7 @@ var guests = []guest{
 	},
 	{
 		name: "quota", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
-		programs: []program{{"./linux/quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/off")}},
+		programs: []program{{"./linux/quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/enforcement_off")}},
 	},
 	{
 		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 6 * time.Minute,
@@ -126,7 +126,7 @@ var guests = []guest{
 	},
 	{
 		name: "flexvolume", disks: []string{"2G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 10 * time.Minute,
-		programs: []program{{"./flexvolume", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/silent")}},
+		programs: []program{{"./flexvolume", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/outage")}},
 	},
 	{
 		name: "clone", disks: []string{"4G", "4G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
