@@ -49,8 +49,8 @@ func (k *kubelet) nfsLifecycle(of func(extra ...string) string, dir string) {
 	k.refuse("has no size of its own", "nfs", "expandvolume", of(), "", "1", "1")
 }
 
-// nfsOutage: while the server does not answer, mount fails, and unmount fails until the server answers or the outage
-// time has passed. Then the directory is unmounted by force.
+// nfsOutage: while the server does not answer, mount and unmount fail. When the outage time has passed, unmount
+// succeeds by force.
 func (k *kubelet) nfsOutage(of func(extra ...string) string, link *nfsd.Link) {
 	web := k.target("web")
 	k.succeed("nfs", "mount", web, of())

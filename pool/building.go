@@ -76,9 +76,9 @@ func (b *building) Discard(ctx context.Context, entry string) error {
 // that another process could still commit is moved to the trash by one rename, so that a commit
 // finds all of it or nothing. An entry that takes time to be removed is moved to the trash too.
 //
-// If the directory that was placed outside the folder cannot be removed, the entry stays, for another
-// attempt. On an export the entry of a failed create is removed nevertheless, because it would count
-// as reserved until this process ends.
+// If the directory in the subDir of the volume cannot be removed, the entry stays, for another attempt.
+// On an export the entry of a failed create is removed nevertheless, because its capacity would count as
+// reserved until this process ends.
 func (b *building) abandon(ctx context.Context, entry, own string) error {
 	err := b.removePlaced(entry, own)
 	if err != nil && (own == "" || b.medium.SoleWriter()) {

@@ -279,7 +279,7 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) er
 	}
 	freezer := b.Set.Freezer()
 	if freezer == nil {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and this process cannot freeze it because it does not serve a node", all[0].v.ID)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and this process cannot freeze it because it does not serve a node: unstage the volume first, or retry", targets[0].Name)
 	}
 	frozen, err := freezer.Freeze(ctx, limit, targets...)
 	if err != nil {

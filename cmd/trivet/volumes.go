@@ -38,7 +38,7 @@ type listed struct {
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 	// Pod is the namespace/name of the pod that an inline volume belongs to.
 	Pod string `json:"pod,omitempty" yaml:"pod,omitempty"`
-	// Namespace is the only namespace for whose pods FlexVolume mounts the volume.
+	// Namespace is the namespace whose pods may mount the volume by FlexVolume.
 	Namespace string `json:"namespace,omitempty" yaml:"namespace,omitempty"`
 	Device    string `json:"device,omitempty" yaml:"device,omitempty"`
 	Problem   string `json:"problem,omitempty" yaml:"problem,omitempty"`

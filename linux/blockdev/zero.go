@@ -81,8 +81,8 @@ type zeroing struct {
 	// direct is the same device, open with O_DIRECT.
 	direct  *os.File
 	methods []zeroMethod
-	// pattern is written to each sample, and sample is the buffer for reading it. Both are aligned
-	// for O_DIRECT.
+	// pattern is written to parts of the device, and sample is the buffer into which they are read again.
+	// Both are aligned for O_DIRECT.
 	pattern, sample []byte
 }
 

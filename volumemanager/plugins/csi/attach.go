@@ -45,8 +45,8 @@ func (p *Plugin) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	return d.controllerCan(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME), nil
 }
 
-// Attach calls ControllerPublishVolume. It does so even for a volume with a record, because the driver
-// may have lost the attachment.
+// Attach calls ControllerPublishVolume. It does so even for a volume with an attachment file, because
+// the driver may have lost the attachment.
 func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	v, d, err := p.volumeAndDriver(spec)
 	if err != nil {

@@ -33,9 +33,9 @@ func (m *mounter) Path() string {
 	return m.host.Paths().PodVolume(m.pod.UID, m.name, m.spec.Name())
 }
 
-// SetUp makes the call mount unless the path is mounted, and then applies the pod's fsGroup if the
-// driver has the capability fsGroup. If the driver does not support the call, SetUp bind-mounts the
-// device mount.
+// SetUp calls the command mount of the driver unless the path is mounted, and then applies the pod's fsGroup if the
+// driver has the capability fsGroup. If the driver does not support the command, SetUp
+// bind-mounts the device mount.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	c, err := m.capabilities(ctx)
 	if err != nil {
@@ -132,7 +132,7 @@ func cleanUp(err error, path string) error {
 	return err
 }
 
-// NewUnmounter needs no manifest.
+// NewUnmounter needs only the names of the volume and the pod, because the manifest may be gone.
 func (d *driver) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	if err := plugins.CheckPart("the volume's name", name); err != nil {
 		return nil, err
@@ -146,8 +146,8 @@ type unmounter struct {
 	name string
 }
 
-// TearDown makes the call unmount if the directory exists, even if it is not mounted, because the
-// driver may have completed a part of the call mount.
+// TearDown calls the command unmount of the driver if the directory exists, even if it is not
+// mounted, because the driver may have executed a part of the command mount.
 func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
 		return err
