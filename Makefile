@@ -49,7 +49,7 @@ test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, proje
 without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)
 
 .PHONY: docs-parameters
-docs-parameters: ## Write the tables of docs/parameters.md from the descriptors of the kinds
+docs-parameters: ## Write the tables of docs/reference/parameters.md from the descriptors of the kinds
 	go test ./cmd/trivet -run '^TestParametersDocumented$$' -update
 
 .PHONY: e2e

@@ -25,7 +25,7 @@ var DirectoryParameters = []Parameter{
 	},
 	{
 		Key: volume.ParamOnDelete, Values: []string{string(volume.OnDeleteDelete), string(volume.OnDeleteArchive), string(volume.OnDeleteRetain)},
-		Doc: "[What happens to the directory](nfs.md#delete-archive-retain) when the volume is deleted. Default: `delete`.",
+		Doc: "[What happens to the directory](../kinds/nfs.md#delete-archive-retain) when the volume is deleted. Default: `delete`.",
 	},
 	{
 		Key: volume.ParamMode, Valid: anything, Want: "permission bits in octal",

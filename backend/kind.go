@@ -16,7 +16,7 @@ import (
 type Kind struct {
 	// Name is the kind's name in StorageClasses, volume IDs and metrics.
 	Name string
-	// Doc is a phrase that describes the volumes, for docs/parameters.md.
+	// Doc is a phrase that describes the volumes, for docs/reference/parameters.md.
 	Doc string
 	// Media are the kinds of pools that can contain the kind's volumes. If they include exports,
 	// the kind has the parameters server and share.

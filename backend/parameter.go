@@ -20,7 +20,7 @@ type Parameter struct {
 	// Default is the value if the class does not set the parameter. If it is empty, Doc describes
 	// the default.
 	Default string
-	// Doc is one line for docs/parameters.md.
+	// Doc is one line for docs/reference/parameters.md.
 	Doc string
 }
 

@@ -1,7 +1,7 @@
 package backend
 
 // Reason identifies the problem of a Condition for programs. A volume has at most one condition with the
-// same reason. docs/metrics.md has a row for each reason.
+// same reason. docs/reference/metrics.md has a row for each reason.
 type Reason string
 
 // Reasons of pools, which concern all volumes of the pool.

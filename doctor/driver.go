@@ -168,14 +168,14 @@ func judgeCertificates(dir *pki.Directory, owner *url.URL) Check {
 	if owner != nil {
 		err = dir.UsableAs(owner)
 	}
-	return judgeError(name, err, nil, "install certificates; in Kubernetes the driver requests them itself, and its log contains the reason of a failure (docs/kubernetes.md, \"Certificates\")", "all are valid")
+	return judgeError(name, err, nil, "install certificates; in Kubernetes the driver requests them itself, and its log contains the reason of a failure (docs/operations/certificates.md)", "all are valid")
 }
 
 // judgeNodes judges the error of a list of all volumes, for which every node must answer.
 func judgeNodes(err error) Check {
 	const name = "nodes"
 	if err != nil {
-		return failure(name, reason(err), "if the message contains a command, decide whether to run the command (docs/kubernetes.md, \"Which node has a pool\"); otherwise check the driver of the node; if a node was removed permanently, delete its Node object in Kubernetes, or remove it from forwarding.nodes")
+		return failure(name, reason(err), "if the message contains a command, decide whether to run the command (docs/operations/nodes.md, \"Which node has a pool\"); otherwise check the driver of the node; if a node was removed permanently, delete its Node object in Kubernetes, or remove it from forwarding.nodes")
 	}
 	return ok(name, "all nodes answer")
 }

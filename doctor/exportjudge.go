@@ -124,7 +124,7 @@ var exportRemedies = []remedy{
 	{mount.ErrNoStatd, "run rpc.statd on this node (package nfs-common or nfs-utils), or use version 4"},
 	{mount.ErrNoNFS, "load or install the kernel's NFS client on this node (modprobe nfs)"},
 	{mount.ErrServerSilent, "check that nfsd runs on the server; version 3 also needs rpcbind and mountd"},
-	{mount.ErrBadOption, "correct mountOptions: only options of the kernel are supported (docs/nfs.md)"},
+	{mount.ErrBadOption, "correct mountOptions: only options of the kernel are supported (docs/kinds/nfs.md)"},
 	{syscall.EPERM, "run the doctor as root and privileged"},
 }
 

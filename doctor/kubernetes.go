@@ -198,7 +198,7 @@ func judgeInline(d kube.CSIDriver, inline bool) Check {
 	allowed := slices.Contains(d.Spec.VolumeLifecycleModes, "Ephemeral")
 	switch {
 	case inline && !allowed:
-		return warning(name, "this node's configuration allows them, but "+modes, "set ephemeral.enabled of the chart, or recreate the object with Ephemeral (docs/inline.md, \"Switch on\")")
+		return warning(name, "this node's configuration allows them, but "+modes, "set ephemeral.enabled of the chart, or recreate the object with Ephemeral (docs/kinds/inline.md, \"Switch on\")")
 	case inline && !d.Spec.PodInfoOnMount:
 		return warning(name, "the CSIDriver object has podInfoOnMount false, without which the driver refuses them", "set podInfoOnMount: true")
 	case !inline && allowed:
@@ -243,7 +243,7 @@ func judgeClasses(classes []kube.StorageClass, kinds backend.Kinds, pools []pool
 		checks = append(checks, judgeClass(c, kinds, pools, controller))
 	}
 	if len(checks) == 0 {
-		return []Check{warning("storage classes", "no StorageClass uses this driver", "create one (docs/parameters.md)")}
+		return []Check{warning("storage classes", "no StorageClass uses this driver", "create one (docs/reference/parameters.md)")}
 	}
 	return checks
 }

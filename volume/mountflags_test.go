@@ -60,9 +60,9 @@ func TestCheckMountFlags(t *testing.T) {
 	}
 }
 
-// TestMountFlagsDocumented: docs/parameters.md contains a row for each list of flags.
+// TestMountFlagsDocumented: docs/reference/parameters.md contains a row for each list of flags.
 func TestMountFlagsDocumented(t *testing.T) {
-	b, err := os.ReadFile("../docs/parameters.md")
+	b, err := os.ReadFile("../docs/reference/parameters.md")
 	must(t, err)
 	rows := map[string][]string{"all volumes": volume.CommonMountFlags}
 	for fsType, flags := range volume.MountFlags {
@@ -71,7 +71,7 @@ func TestMountFlagsDocumented(t *testing.T) {
 	for name, flags := range rows {
 		row := "| " + name + " | `" + strings.ReplaceAll(strings.Join(flags, "`, `"), "|", `\|`) + "` |\n"
 		if !strings.Contains(string(b), row) {
-			t.Errorf("docs/parameters.md lacks the row\n%s", row)
+			t.Errorf("docs/reference/parameters.md lacks the row\n%s", row)
 		}
 	}
 }

@@ -158,7 +158,7 @@ func uuidOf(t *testing.T, id string) string {
 }
 
 // testDiskMoved moves a disk to another node, and its record to the state directory of that node, as described
-// in docs/disks.md: with its whole pool, or alone.
+// in docs/kinds/disks.md: with its whole pool, or alone.
 func testDiskMoved(t *testing.T, _ *Driver, kind Kind) {
 	for name, script := range map[string]string{
 		"pool": `mv $OLD/disks/disks $CARRIED && rm $OLD/known-pools/disks

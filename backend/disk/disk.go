@@ -38,14 +38,14 @@ var (
 
 // Kind describes volumes that are whole disks of a node.
 var Kind = backend.Kind{
-	Name: Name, Doc: "[a whole disk](disks.md) of a node",
+	Name: Name, Doc: "[a whole disk](../kinds/disks.md) of a node",
 	Media: []pool.Kind{key}, PoolSection: func() pool.Section { return new(Disks) }, Section: newSection,
 	Parameters: []backend.Parameter{
 		backend.FSType,
 		backend.MkfsOptions,
 		{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero), string(wipeNone)}, Default: string(wipeDiscard),
-			Doc: "What happens to the data of a [deleted volume](disks.md#delete). `discard`: the disk is discarded if it guarantees zeros afterwards, otherwise it is overwritten. `zero`: the disk is overwritten. `none`: the next user of the disk can read the data.",
+			Doc: "What happens to the data of a [deleted volume](../kinds/disks.md#delete). `discard`: the disk is discarded if it guarantees zeros afterwards, otherwise it is overwritten. `zero`: the disk is overwritten. `none`: the next user of the disk can read the data.",
 		},
 	},
 	New: New,

@@ -40,7 +40,7 @@ var (
 
 // Kind describes volumes that are directories of a filesystem of a node.
 var Kind = backend.Kind{
-	Name: Name, Doc: "[a directory](local.md) of a node",
+	Name: Name, Doc: "[a directory](../kinds/directories.md) of a node",
 	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
 	MountFlags: volume.FSTypes, CheckMountFlags: checkMountFlags,
 	Parameters: backend.DirectoryParameters,
@@ -60,7 +60,7 @@ func New(pools *pool.Set) backend.Backend {
 	return b
 }
 
-// Enforced implements backend.Limiter. docs/local.md describes who can exceed the limit of a directory.
+// Enforced implements backend.Limiter. docs/kinds/directories.md describes who can exceed the limit of a directory.
 func (b *Backend) Enforced(v volume.Volume) string {
 	limited := v.Directory != nil && v.Directory.Quota != nil
 	if v.Version == 0 { // only the ID is known

@@ -41,7 +41,7 @@ var (
 
 // Kind describes volumes that are directories of an NFS export.
 var Kind = backend.Kind{
-	Name: Name, Doc: "[a directory of an export](nfs.md)",
+	Name: Name, Doc: "[a directory of an export](../kinds/nfs.md)",
 	Media:       []pool.Kind{pool.KindExport},
 	Directories: true, FSTypes: []string{"nfs", "nfs4"}, MountFlags: []string{"nfs"}, CheckMountFlags: checkMountFlags,
 	SharedModes: []volume.AccessMode{volume.MultiNodeMultiWriter, volume.MultiNodeReaderOnly},

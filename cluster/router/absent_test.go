@@ -46,7 +46,7 @@ func TestAbsentNode(t *testing.T) {
 				w.drivers["a"].Stop(w.t)
 			},
 			codes.FailedPrecondition,
-			[]string{`its node "a" no longer exists`, "docs/kubernetes.md"},
+			[]string{`its node "a" no longer exists`, "docs/operations/nodes.md"},
 			codes.ResourceExhausted, codes.OK,
 		},
 	} {

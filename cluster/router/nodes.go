@@ -210,13 +210,13 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	silent, closed := unavailable(all, id.Pool)
 	switch {
 	case owner != "" && n == nil:
-		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q no longer exists, and no other node has pool %s: restore the node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, owner, key)
+		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q no longer exists, and no other node has pool %s: restore the node or its disk, or remove the PersistentVolume by hand (docs/operations/nodes.md, \"A node is gone\")", id, owner, key)
 	case len(silent) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s: check the driver's pods there", id, key, quoted(names(silent)))
 	case len(closed) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: check the driver's log there", id, key, id.Pool, quoted(names(closed)))
 	}
-	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
+	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/operations/nodes.md, \"A node is gone\")", id, key)
 }
 
 // unavailable returns the nodes that did not answer the last request (silent), and the other nodes that

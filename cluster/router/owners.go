@@ -51,7 +51,7 @@ func (e *ownerError) Unwrap() error { return e.error }
 // moved returns the error for a pool that is recorded for one node and announced by others.
 func moved(key poolKey, owner string, announcing ...*node) error {
 	return newOwnerError(announcing, "the disk was moved",
-		"pool %s is recorded for node %q, and %s announces it: if the pool's disk was moved to %[3]s, record the new node (`trivet doctor` in the controller's pod prints the command); if not, do not trust %[3]s (docs/kubernetes.md, \"Which node has a pool\")",
+		"pool %s is recorded for node %q, and %s announces it: if the pool's disk was moved to %[3]s, record the new node (`trivet doctor` in the controller's pod prints the command); if not, do not trust %[3]s (docs/operations/nodes.md, \"Which node has a pool\")",
 		key, owner, quoted(names(announcing)))
 }
 
@@ -86,7 +86,7 @@ func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
 	}
 	n, err = ns.servingRecorded(key)
 	if errors.Is(err, errUnrecorded) {
-		err = volume.Errorf(volume.ErrPrecondition, "pool %s: its node has %d pools on record, which is the maximum: remove those that no longer exist from the record (docs/kubernetes.md, \"Which node has a pool\")", key, maxPoolsPerNode)
+		err = volume.Errorf(volume.ErrPrecondition, "pool %s: its node has %d pools on record, which is the maximum: remove those that no longer exist from the record (docs/operations/nodes.md, \"Which node has a pool\")", key, maxPoolsPerNode)
 	}
 	return n, err
 }
@@ -145,7 +145,7 @@ func (ns *nodes) notRecordedYet(key poolKey, announcing *node, silent []*node) e
 	if len(silent) > 1 {
 		others = fmt.Sprintf(" (nor have %d other nodes)", len(silent)-1)
 	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and node %q has not answered%s: %s. Restore that node, or delete its Node object if it no longer exists; or, only if no other node has the pool, record it: %s (docs/kubernetes.md, \"Which node has a pool\")",
+	return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and node %q has not answered%s: %s. Restore that node, or delete its Node object if it no longer exists; or, only if no other node has the pool, record it: %s (docs/operations/nodes.md, \"Which node has a pool\")",
 		key, announcing.name, silent[0].name, others, reason, ns.owners.MoveCommand(key.String(), announcing.name))
 }
 

@@ -10,15 +10,15 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 )
 
-var update = flag.Bool("update", false, "write the generated parts of docs/parameters.md")
+var update = flag.Bool("update", false, "write the generated parts of docs/reference/parameters.md")
 
 const (
-	parametersFile = "../../docs/parameters.md"
+	parametersFile = "../../docs/reference/parameters.md"
 	generatedBegin = "<!-- Generated from the descriptors of the kinds by `make docs-parameters`. -->\n"
 	generatedEnd   = "<!-- End of the generated part. -->\n"
 )
 
-// TestParametersDocumented: the generated part of docs/parameters.md matches the descriptors of the kinds. With
+// TestParametersDocumented: the generated part of docs/reference/parameters.md matches the descriptors of the kinds. With
 // -update, the test writes it.
 func TestParametersDocumented(t *testing.T) {
 	b, err := os.ReadFile(parametersFile)

@@ -60,7 +60,7 @@ func CheckOptions(fsType string, words []string, size int64) error {
 	for pair := range slices.Chunk(words, 2) {
 		value := mkfsOptions[fsType][pair[0]]
 		if value == nil || !value.MatchString(pair[1]) {
-			return fmt.Errorf("option %q is not allowed for filesystem %q (see docs/parameters.md)", pair[0]+" "+pair[1], fsType)
+			return fmt.Errorf("option %q is not allowed for filesystem %q (see docs/reference/parameters.md)", pair[0]+" "+pair[1], fsType)
 		}
 		if err := checkFit(fsType, pair[0], pair[1], size); err != nil {
 			return fmt.Errorf("%q: %w", pair[0]+" "+pair[1], err)

@@ -24,24 +24,24 @@ var (
 	suffix = regexp.MustCompile(`_(bucket|count|sum)$`)
 )
 
-// TestMetrics checks that docs/metrics.md contains the metrics of the alerts and the dashboard.
+// TestMetrics checks that docs/reference/metrics.md contains the metrics of the alerts and the dashboard.
 func TestMetrics(t *testing.T) {
-	documented := matches(read(t, "../../docs/metrics.md"), metric)
+	documented := matches(read(t, "../../docs/reference/metrics.md"), metric)
 	for _, e := range append(alerts(t), queries(t)...) {
 		used := matches(quoted.ReplaceAllString(e, ""), metric)
 		if len(used) == 0 {
 			t.Errorf("got no metric in the expression %s", e)
 		}
 		for name := range used {
-			// docs/metrics.md does not list the metrics of the Go runtime.
+			// docs/reference/metrics.md does not list the metrics of the Go runtime.
 			if runtime := strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_"); !runtime && !documented[suffix.ReplaceAllString(name, "")] {
-				t.Errorf("docs/metrics.md does not contain %s, which is used in %s", name, e)
+				t.Errorf("docs/reference/metrics.md does not contain %s, which is used in %s", name, e)
 			}
 		}
 	}
 }
 
-// TestMetricsDocumented checks that docs/metrics.md has a row for each metric of the code, and no others.
+// TestMetricsDocumented checks that docs/reference/metrics.md has a row for each metric of the code, and no others.
 func TestMetricsDocumented(t *testing.T) {
 	code := map[string]bool{}
 	for _, source := range sources(t, "driver", "volumemanager") {
@@ -50,15 +50,15 @@ func TestMetricsDocumented(t *testing.T) {
 			code["trivet_pool_"+pool] = true
 		}
 	}
-	rows := matches(tableRows(read(t, "../../docs/metrics.md")), regexp.MustCompile("`((?:trivet|csi_plugin|volume_manager)_[a-z_]+)`"))
+	rows := matches(tableRows(read(t, "../../docs/reference/metrics.md")), regexp.MustCompile("`((?:trivet|csi_plugin|volume_manager)_[a-z_]+)`"))
 	sameNames(t, "metrics", code, rows)
 }
 
-// TestReasonsDocumented checks that docs/metrics.md has a row for each reason of a health condition, and
+// TestReasonsDocumented checks that docs/reference/metrics.md has a row for each reason of a health condition, and
 // no others, and that the code uses constants for the reasons.
 func TestReasonsDocumented(t *testing.T) {
 	code := matches(read(t, "../../backend/reason.go"), regexp.MustCompile(`Reason = "(\w+)"`))
-	_, health, _ := strings.Cut(read(t, "../../docs/metrics.md"), "## Health of volumes")
+	_, health, _ := strings.Cut(read(t, "../../docs/reference/metrics.md"), "## Health of volumes")
 	sameNames(t, "reasons", code, matches(tableRows(health), regexp.MustCompile("`([A-Z][A-Za-z]+)`")))
 	for _, source := range sources(t, "backend", "nodeserver", "controllerserver", "export", "cluster/router") {
 		for literal := range matches(source, regexp.MustCompile(`Reason: +"(\w+)"`)) {
@@ -79,11 +79,11 @@ func tableRows(markdown string) string {
 	return strings.Join(cells, "\n")
 }
 
-// sameNames fails unless the code and docs/metrics.md contain the same names.
+// sameNames fails unless the code and docs/reference/metrics.md contain the same names.
 func sameNames(t *testing.T, what string, code, docs map[string]bool) {
 	t.Helper()
 	if len(code) == 0 || !maps.Equal(code, docs) {
-		t.Errorf("%s: got in the code:\n%q\nin docs/metrics.md:\n%q\nwant equal names", what, slices.Sorted(maps.Keys(code)), slices.Sorted(maps.Keys(docs)))
+		t.Errorf("%s: got in the code:\n%q\nin docs/reference/metrics.md:\n%q\nwant equal names", what, slices.Sorted(maps.Keys(code)), slices.Sorted(maps.Keys(docs)))
 	}
 }
 
@@ -136,32 +136,32 @@ func TestAlertRules(t *testing.T) {
 	}
 }
 
-// TestRunbooks checks that docs/alerts.md has a section for each alert, and no others, and that each alert
+// TestRunbooks checks that docs/reference/alerts.md has a section for each alert, and no others, and that each alert
 // links to its section.
 func TestRunbooks(t *testing.T) {
-	sections := matches(read(t, "../../docs/alerts.md"), regexp.MustCompile(`(?m)^## (\w+)$`))
+	sections := matches(read(t, "../../docs/reference/alerts.md"), regexp.MustCompile(`(?m)^## (\w+)$`))
 	alerted := map[string]bool{}
 	for _, r := range alertRules(t) {
 		alerted[r.Alert] = true
-		if link := "https://github.com/trivet-csi/trivet/blob/main/docs/alerts.md#" + strings.ToLower(r.Alert); r.Annotations["runbook_url"] != link {
+		if link := "https://github.com/trivet-csi/trivet/blob/main/docs/reference/alerts.md#" + strings.ToLower(r.Alert); r.Annotations["runbook_url"] != link {
 			t.Errorf("%s: got runbook_url %q, want %q", r.Alert, r.Annotations["runbook_url"], link)
 		}
 	}
 	if !maps.Equal(sections, alerted) {
-		t.Errorf("got alerts %q and sections %q of docs/alerts.md, want equal names", slices.Sorted(maps.Keys(alerted)), slices.Sorted(maps.Keys(sections)))
+		t.Errorf("got alerts %q and sections %q of docs/reference/alerts.md, want equal names", slices.Sorted(maps.Keys(alerted)), slices.Sorted(maps.Keys(sections)))
 	}
 }
 
-// TestAlertsCover checks that the alerts use each metric for which docs/metrics.md advises an alert, and
+// TestAlertsCover checks that the alerts use each metric for which docs/reference/metrics.md advises an alert, and
 // that the dashboard shows each family of metrics.
 func TestAlertsCover(t *testing.T) {
 	expressions := strings.Join(alerts(t), "\n")
-	for line := range strings.Lines(read(t, "../../docs/metrics.md")) {
+	for line := range strings.Lines(read(t, "../../docs/reference/metrics.md")) {
 		if !strings.HasPrefix(line, "| `trivet_") || !strings.Contains(line, "; alert ") {
 			continue
 		}
 		if name := metric.FindString(line); !strings.Contains(expressions, name) {
-			t.Errorf("docs/metrics.md advises an alert on %s, but no alert uses it", name)
+			t.Errorf("docs/reference/metrics.md advises an alert on %s, but no alert uses it", name)
 		}
 	}
 	shown := strings.Join(queries(t), "\n")

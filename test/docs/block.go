@@ -2,6 +2,7 @@ package docs
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,8 +11,8 @@ import (
 
 // Block is a fenced code block of a page.
 type Block struct {
-	// Name is the page and the anchor of the heading, such as docs/pools.md#limits. The second block
-	// of a language below the same heading has the name docs/pools.md#limits.2, and so on.
+	// Name is the page and the anchor of the heading, such as docs/snapshots.md#groups. The second block
+	// of a language below the same heading has the name docs/snapshots.md#groups.2, and so on.
 	Name     string
 	Language string
 	// File is the source file that the block quotes, relative to the root of the project. In the
@@ -20,19 +21,21 @@ type Block struct {
 	Text string
 }
 
-// Read returns the blocks of README.md and docs/*.md in the project at root.
+// Read returns the blocks of README.md and of all pages below docs/ in the project at root.
 func Read(root string) ([]Block, error) {
-	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	pages := []string{"README.md"}
+	err := fs.WalkDir(os.DirFS(root), "docs", func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".md") {
+			pages = append(pages, path)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	var all []Block
-	for _, path := range append([]string{filepath.Join(root, "README.md")}, pages...) {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		page, err := filepath.Rel(root, path)
+	for _, page := range pages {
+		text, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
 			return nil, err
 		}
@@ -86,9 +89,30 @@ func numbered(name, language string, numbers map[string]int) string {
 	return fmt.Sprintf("%s.%d", name, numbers[key])
 }
 
-var notInAnchor = regexp.MustCompile(`[^a-z0-9 -]`)
+var notInAnchor = regexp.MustCompile(`[^a-z0-9_ -]`)
 
 func anchorOf(heading string) string {
 	words := strings.ToLower(strings.TrimSpace(strings.TrimLeft(heading, "#")))
 	return strings.ReplaceAll(notInAnchor.ReplaceAllString(words, ""), " ", "-")
+}
+
+// Headings returns the anchors of the headings of a page. The second heading with the same text has the
+// anchor TEXT-1, and so on, as on GitHub.
+func Headings(text string) map[string]bool {
+	anchors, times, open := map[string]bool{}, map[string]int{}, false
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, fence) {
+			open = !open
+		}
+		if open || !strings.HasPrefix(line, "#") {
+			continue
+		}
+		anchor := anchorOf(line)
+		if n := times[anchor]; n > 0 {
+			anchors[fmt.Sprintf("%s-%d", anchor, n)] = true
+		}
+		anchors[anchor] = true
+		times[anchor]++
+	}
+	return anchors
 }

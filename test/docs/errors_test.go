@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// ignored contains texts that docs/errors.md quotes but the source does not contain as literals.
+// ignored contains texts that docs/reference/errors.md quotes but the source does not contain as literals.
 var ignored = []string{
 	// Messages of the kernel, of Go and of Kubernetes.
 	"signal: killed", "OOMKilled", "no space left on device",
@@ -31,10 +31,10 @@ var (
 	letter = regexp.MustCompile(`[a-zA-Z]`)
 )
 
-// TestErrorsDocumented checks that the source contains every message that docs/errors.md quotes. An
+// TestErrorsDocumented checks that the source contains every message that docs/reference/errors.md quotes. An
 // ellipsis in a quote stands for a value.
 func TestErrorsDocumented(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(root, "docs/errors.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs/reference/errors.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestErrorsDocumented(t *testing.T) {
 			for part := range strings.SplitSeq(strings.Trim(text, "`"), "…") {
 				part = strings.Trim(part, ` :;,."'=[]`)
 				if !slices.Contains(ignored, part) && !occurs(part, all) {
-					t.Errorf("docs/errors.md quotes %s, but no message of the source contains %q", text, part)
+					t.Errorf("docs/reference/errors.md quotes %s, but no message of the source contains %q", text, part)
 				}
 			}
 		}

@@ -204,7 +204,7 @@ func checkRefused(t *testing.T, n node, cert *tls.Certificate, why string) {
 	}
 }
 
-// TestNewAuthority replaces the CA as docs/kubernetes.md describes, while a pod writes. Afterwards all calls
+// TestNewAuthority replaces the CA as docs/operations/certificates.md describes, while a pod writes. Afterwards all calls
 // must work with the new CA, and the old CA must not be trusted any more.
 func TestNewAuthority(t *testing.T) {
 	ns := newNamespace(t, "authority")

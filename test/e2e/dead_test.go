@@ -89,7 +89,7 @@ func checkServes(t *testing.T, ns string, n node) {
 	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=2m")
 }
 
-// TestGoneNode follows docs/kubernetes.md for a node that is lost with its disk. Then another machine joins
+// TestGoneNode follows docs/operations/nodes.md for a node that is lost with its disk. Then another machine joins
 // with the same name.
 func TestGoneNode(t *testing.T) {
 	ns := newNamespace(t, "gone")

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// TestReplacedNode follows docs/kubernetes.md for a node that is replaced by one with another name, and for a
+// TestReplacedNode follows docs/operations/nodes.md for a node that is replaced by one with another name, and for a
 // cluster that has lost its PersistentVolumes. It moves the pool's directory to the other node, and writes a
 // PersistentVolume with the values that `trivet volumes` shows.
 func TestReplacedNode(t *testing.T) {
@@ -56,7 +56,7 @@ func TestReplacedNode(t *testing.T) {
 	kubectl(t, "patch", "pv", volume, "--type=merge", "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 }
 
-// restored is the manifest of a PersistentVolume in docs/kubernetes.md.
+// restored is the manifest of a PersistentVolume in docs/operations/nodes.md.
 const restored = `
 apiVersion: v1
 kind: PersistentVolume
