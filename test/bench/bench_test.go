@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/test/sixthkind"
 )
 
-// binary is the path of a driver that serves all kinds, including package sixthkind.
+// binary is the path of a driver that serves all kinds, including the kind of package sixthkind.
 var binary string
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &binary, Build: sixthkind.Build})
 }
 
-// TestTargets measures one volume of each kind of each target that does not need a virtual machine.
+// TestTargets measures one volume of each kind of each target that does not need a virtual machine. It
+// checks that the output has a section for each kind.
 func TestTargets(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, target := range targets.All {

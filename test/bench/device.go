@@ -20,7 +20,7 @@ func attach(ctx context.Context, image *os.File) (*os.File, error) {
 		return nil, err
 	}
 	defer control.Close()
-	config := unix.LoopConfig{Fd: uint32(image.Fd()), Size: 4096}
+	config := unix.LoopConfig{Fd: uint32(image.Fd()), Size: 4096} // Size is the sector size in bytes
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO | unix.LO_FLAGS_AUTOCLEAR
 	for ctx.Err() == nil {
 		number, err := sys.FreeLoop(control)
@@ -36,6 +36,7 @@ func attach(ctx context.Context, image *os.File) (*os.File, error) {
 	return nil, ctx.Err()
 }
 
+// configure opens a loop device and binds it with LOOP_CONFIGURE (loop(4)).
 func configure(path string, config *unix.LoopConfig) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -51,7 +52,7 @@ func configure(path string, config *unix.LoopConfig) (*os.File, error) {
 
 // awaitUnbound returns when the loop device with the number is no longer bound to the image.
 func awaitUnbound(ctx context.Context, number uint32, image string) error {
-	// In an idle process, time.Sleep takes at least a millisecond.
+	// The loop calls nanosleep(2), because time.Sleep takes at least a millisecond in an idle process.
 	wait := unix.Timespec{Nsec: 50_000}
 	for ctx.Err() == nil {
 		if measure.BackingFile(fmt.Sprintf("loop%d", number)) != image {

@@ -101,6 +101,7 @@ func (r *directoryResult) String() string {
 	return fmt.Sprintf("### Directories on %s\n\n%d volumes of 1 GiB, 2 passes, servers in turns; times in µs.\n\n%s", title(r.fsType), r.volumes, t.Text(true))
 }
 
+// row adds the times of one call: those of directories, then those of a floor and of images.
 func (r *directoryResult) row(t *markdown.Table, label, name, floor string, callers int) {
 	own := r.samples.of(localName, name, callers)
 	row := slices.Concat([]string{label, strconv.Itoa(callers)}, own.microCells())

@@ -15,7 +15,7 @@ import (
 type directoryFloor struct {
 	*floor
 	trash *os.File
-	// limits makes the directories subvolumes with a qgroup.
+	// limits makes CreateVolume create subvolumes whose size a qgroup limits.
 	limits bool
 }
 
@@ -36,6 +36,7 @@ func (f *directoryFloor) CreateVolume(_ context.Context, req *csi.CreateVolumeRe
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
 }
 
+// make creates the directory of a volume of a size in bytes.
 func (f *directoryFloor) make(name string, size int64) error {
 	if f.limits {
 		return makeSubvolume(f.volumes, name, size)

@@ -93,7 +93,7 @@ func serve(ctx context.Context, socket string, d csiServer) error {
 	return s.Serve(l)
 }
 
-// openDirectory creates a directory and opens it.
+// openDirectory opens a directory in dir. It creates the directory if necessary.
 func openDirectory(dir, name string) (*os.File, error) {
 	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(path, 0o755); err != nil {
@@ -128,7 +128,7 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
 }
 
-// share makes the image share the blocks of another image.
+// share makes the image share the blocks of the volume or snapshot with the ID of.
 func (f *floor) share(image *os.File, of string) error {
 	from, err := os.Open(f.path(of))
 	if err != nil {
@@ -151,7 +151,7 @@ func (f *floor) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReque
 	return &csi.DeleteSnapshotResponse{}, err
 }
 
-// record writes a small file and makes it durable.
+// record writes a file, which is about as large as a record of the driver, and makes it durable.
 func (f *floor) record(name string) error {
 	r, err := os.OpenFile(f.records.Name()+"/"+name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -215,6 +215,7 @@ func (f *floor) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeReq
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
+// format creates an ext4 in an image.
 func (f *floor) format(ctx context.Context, image *os.File) error {
 	if f.mkfs {
 		return mkfs(ctx, image.Name())
@@ -244,6 +245,7 @@ func (f *floor) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeR
 	return &csi.NodePublishVolumeResponse{}, bind(req.GetStagingTargetPath(), req.GetTargetPath())
 }
 
+// bind mounts what is mounted at from also at to.
 func bind(from, to string) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {

@@ -18,7 +18,7 @@ const (
 	gib = 1 << 30
 )
 
-// Names of the servers.
+// Names of the driver and of the floors.
 const (
 	trivet       = "trivet"
 	floorName    = "floor"
@@ -33,8 +33,8 @@ const manyCallers = 8
 type contender struct {
 	*server
 	clients []*client
-	class   class // of its volumes
-	calls   []call
+	class   class  // of its volumes
+	calls   []call // that are measured
 	// trash is the directory of deleted volumes, which the server removes in the background; empty if
 	// the server has none.
 	trash string
@@ -43,8 +43,8 @@ type contender struct {
 // lifeResult contains the times of all calls in a volume's life.
 type lifeResult struct {
 	samples samples
-	callers []int
-	volumes int
+	callers []int // the numbers of simultaneous callers, in ascending order
+	volumes int   // of each server in each pass
 	passes  int
 }
 
@@ -65,7 +65,7 @@ func measureLife(ctx context.Context, g *testbed, o options) *lifeResult {
 func measurePasses(ctx context.Context, g *testbed, contenders []*contender, volumes, passes int) *lifeResult {
 	r := &lifeResult{samples: samples{}, callers: []int{1, manyCallers}, volumes: volumes, passes: passes}
 	p := pass{testbed: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: min(2, volumes), callers: 1}
-	p.run(ctx)
+	p.run(ctx) // the first calls are slower, so their samples are dropped
 	p.samples, p.volumes = r.samples, volumes
 	for n := range passes {
 		slices.Reverse(contenders)
@@ -89,10 +89,11 @@ func startTrivet(ctx context.Context, g *testbed, binary, name string, of class,
 	return &contender{server: s, clients: s.connect(ctx, manyCallers), class: of, calls: life, trash: g.trash(name)}
 }
 
+// floorKind is a kind of floor or mounter.
 type floorKind struct {
 	name  string
-	flags []string
-	calls []call
+	flags []string // of serveFloor or serveMounter
+	calls []call   // that are measured
 }
 
 // imageFloors are the floors of images with ext4.
@@ -126,11 +127,12 @@ type pass struct {
 	testbed    *testbed
 	contenders []*contender
 	samples    samples
-	prefix     string
-	volumes    int
+	prefix     string // of the volumes' names
+	volumes    int    // of each server
 	callers    int
 }
 
+// run creates, uses and deletes the volumes.
 func (p *pass) run(ctx context.Context) {
 	vols := map[*contender][]*vol{}
 	for _, c := range p.contenders {
@@ -177,7 +179,7 @@ func (c *contender) turn(ctx context.Context, callers []*client, which call, vol
 // String returns tables that compare each call with the floors.
 func (r *lifeResult) String() string {
 	return fmt.Sprintf("%d volumes of 1 GiB ext4, %d passes, servers in turns; times in µs; CPU is the server's, user and system, per call.\n", r.volumes, r.passes) +
-		"\"floor\" is the bare system calls, its ext4 copied from a template; \"+ fsyncs\" makes its answers durable; \"mkfs\" starts mkfs.ext4 for each volume.\n\n" +
+		"\"floor\" only makes the system calls and copies its ext4 from a template; \"floor + fsyncs\" also makes its changes durable; \"floor: mkfs\" starts mkfs.ext4 for each volume.\n\n" +
 		r.tables("###")
 }
 
@@ -209,6 +211,7 @@ func (r *lifeResult) hasFloor(server, name string, callers int) bool {
 	return len(r.samples.of(server, name, callers).Durations) > 0
 }
 
+// row adds the times of a call of the driver, beside those of a floor if the floor was measured.
 func (r *lifeResult) row(t *markdown.Table, label, name, server string, callers int) {
 	a, b := r.samples.of(trivet, name, callers), r.samples.of(server, name, callers)
 	beside := make([]string, 7)

@@ -30,7 +30,8 @@ type options struct {
 	volumes int
 	rounds  int
 	quick   bool
-	served  string
+	// served is the directory that the NFS server exports; empty to measure on local filesystems.
+	served string
 	// At most one of these is true. It selects the only part that is measured.
 	directories, snapshots, manager bool
 	// target is the name of a target of package targets.
@@ -99,6 +100,7 @@ type part struct {
 	measure func(context.Context, *testbed, options, io.Writer)
 }
 
+// parts returns the parts that the options select, by default all parts that need no NFS server.
 func (o options) parts() []part {
 	directories := []part{{"btrfs", printDirectories}, {"xfs", printDirectories}}
 	snapshots := []part{{"xfs", printSnapshots}, {"btrfs", printSnapshots}, {"ext4", printPlainCopies}}
@@ -128,10 +130,11 @@ func hasSimpleQuotas() bool {
 	return err == nil
 }
 
+// run creates the testbed and measures the part in it.
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
-	all := func(g *measure.Testbed) { p.measure(ctx, &testbed{g, p.fsType, o.served}, o, out) }
+	measureIn := func(g *measure.Testbed) { p.measure(ctx, &testbed{g, p.fsType, o.served}, o, out) }
 	if p.fsType == "" {
-		return measure.OnExport(ctx, nfsServer+":/", all)
+		return measure.OnExport(ctx, nfsServer+":/", measureIn)
 	}
 	if p.fsType == btrfs && !hasSimpleQuotas() {
 		fmt.Fprintln(out, "Skipped the measurements on btrfs: this kernel has no btrfs simple quotas, which need Linux 6.7")
@@ -141,7 +144,7 @@ func (p part) run(ctx context.Context, o options, out io.Writer) error {
 		if p.fsType == btrfs {
 			enableSimpleQuotas(g.Disk)
 		}
-		all(g)
+		measureIn(g)
 	})
 }
 

@@ -52,7 +52,7 @@ func measureManaged(ctx context.Context, g *testbed, o options, driver *contende
 	r := &managedResult{pods: 2, turns: map[managedKey]*turns{}}
 	both := &managed{g, driver, m, r}
 	order := []string{byManager, byClient}
-	both.round(ctx, "warm", order)
+	both.round(ctx, "warm", order) // the first round is slower, so its result is dropped
 	r.pods, r.turns = o.pods, map[managedKey]*turns{}
 	for n := range 2 * o.rounds {
 		both.round(ctx, fmt.Sprintf("round%d", n), order)
@@ -73,9 +73,10 @@ func (b *managed) round(ctx context.Context, prefix string, order []string) {
 	}
 }
 
-// way sets up volumes, or tears them down. It returns when it began.
+// way sets up volumes, or tears them down. It returns the time at which it began.
 type way func() time.Time
 
+// throughManager returns the ways of the manager: it creates the manifests of pods, and removes them.
 func (b *managed) throughManager(ctx context.Context, prefix string, shape podShape) (up, down way) {
 	pods, manifests := shape.podsOf(prefix, b.result.pods)
 	up = func() time.Time {
@@ -91,6 +92,7 @@ func (b *managed) throughManager(ctx context.Context, prefix string, shape podSh
 	return up, down
 }
 
+// throughClient returns the ways of the client: it makes all CSI calls for one volume after the other.
 func (b *managed) throughClient(ctx context.Context, prefix string, shape podShape) (up, down way) {
 	vols := newVolumes(b.testbed.kubelet(byClient), prefix, b.result.pods*shape.csi, b.driver.class)
 	all := slices.Repeat(b.driver.clients[:1], len(vols))
@@ -116,8 +118,8 @@ func inTurn(calls ...call) call {
 	}}
 }
 
-// turn measures one way. What the processes do after it counts in the CPU time, but not in the
-// duration.
+// turn measures one way. What the processes do in the background after the way has ended counts in the
+// CPU time, but not in the duration.
 func (b *managed) turn(ctx context.Context, key managedKey, one way) {
 	b.testbed.Settle()
 	t := b.result.turns[key]
@@ -169,7 +171,7 @@ func (r *managedResult) String() string {
 		}
 	}
 	turns := r.turns[managedKey{shapes[0], byManager, true}]
-	return fmt.Sprintf("### %d pods through the volume manager\n\nEach is measured %d times, in turns with a client that calls the driver directly. The load of the machine was at most %.0f.\n\n%s",
+	return fmt.Sprintf("### %d pods through the volume manager\n\nEach row is measured %d times, in turns with a client that calls the driver directly. The load of the machine was at most %.0f.\n\n%s",
 		r.pods, len(turns.wall.Durations), r.busiest, t.Text(true))
 }
 

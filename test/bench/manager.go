@@ -57,9 +57,11 @@ func freeAddress(ctx context.Context) string {
 	return l.Addr().String()
 }
 
+// suffix ends the names of the files with manifests.
 const suffix = ".yaml"
 
-// put renames manifests into the manager's directory, and returns when it began to rename.
+// put renames manifests, by their names without suffix, into the manager's directory. It returns the
+// time at which it began to rename.
 func (m *manager) put(contents map[string]string) (start time.Time) {
 	aside := m.manifests + ".new"
 	measure.Must(os.MkdirAll(aside, 0o755))
@@ -73,7 +75,7 @@ func (m *manager) put(contents map[string]string) (start time.Time) {
 	return start
 }
 
-// remove removes manifests, and returns when it began.
+// remove removes manifests, and returns the time at which it began.
 func (m *manager) remove(contents map[string]string) (start time.Time) {
 	start = time.Now()
 	for name := range contents {

@@ -33,14 +33,15 @@ func measureNFS(ctx context.Context, g *testbed, o options) *nfsResult {
 	driver := startTrivet(ctx, g, o.binary, trivet, classOf(targets.Volume("images-nfs", "ext4"), gib))
 	mounters := startMounters(ctx, g)
 	floors := startFloors(ctx, g, driver.class, []floorKind{{floorName, nil, life}})
-	makes := *driver
-	makes.class, makes.calls = mounters[0].class, mounters[0].calls
+	directoryDriver := *driver
+	directoryDriver.class, directoryDriver.calls = mounters[0].class, mounters[0].calls
 	return &nfsResult{
-		directories: measurePasses(ctx, g, append(mounters, &makes), o.volumes, 2*o.rounds),
+		directories: measurePasses(ctx, g, append(mounters, &directoryDriver), o.volumes, 2*o.rounds),
 		images:      measurePasses(ctx, g, append(floors, driver), o.volumes, 2*o.rounds),
 	}
 }
 
+// startMounters starts both kinds of mounters, each with a directory of the export of its own.
 func startMounters(ctx context.Context, g *testbed) (all []*contender) {
 	of := classOf(targets.Volume("nfs", "dir"), gib)
 	for _, kind := range []floorKind{{name: mounterName, flags: []string{"--processes"}}, {name: mounterCallsName}} {
@@ -103,6 +104,7 @@ func (r *nfsResult) both(server string, callers int) *sample {
 	return r.directories.samples.of(server, create.name, callers).plus(r.directories.samples.of(server, remove.name, callers))
 }
 
+// directory adds a row that compares the driver with the mounters. of returns the sample of a server.
 func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of func(server string) *sample) {
 	row := slices.Concat([]string{label, strconv.Itoa(callers)}, of(trivet).cells())
 	for _, server := range []string{mounterName, mounterCallsName} {
@@ -113,7 +115,7 @@ func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of f
 
 // cells returns the p50 and p99 in ms, the calls per second, and the RPCs per call.
 func (s *sample) cells() []string {
-	ms := func(n int) string { return fmt.Sprintf("%.1f", float64(s.At(n))/1e6) }
+	ms := func(percentile int) string { return fmt.Sprintf("%.1f", float64(s.At(percentile))/1e6) }
 	return []string{ms(50), ms(99), fmt.Sprintf("%.1f", s.rate()), fmt.Sprintf("%.1f", float64(s.rpcs)/float64(len(s.Durations)))}
 }
 

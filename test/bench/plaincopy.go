@@ -15,7 +15,7 @@ import (
 
 // plainCopyResult contains the times of copies on a filesystem that cannot share blocks.
 type plainCopyResult struct {
-	bytes int64
+	bytes int64 // that the image occupies on the disk
 	// volumes are those restored from the snapshots. cp are copies made by cp(1).
 	snapshots, volumes, cp sample
 }
@@ -45,6 +45,7 @@ func measurePlainCopies(ctx context.Context, g *testbed, o options) *plainCopyRe
 	return r
 }
 
+// byDriver takes the n-th snapshot, restores it to a volume, and deletes both.
 func (r *plainCopyResult) byDriver(ctx context.Context, c *copier, source *vol, n int) {
 	snap := &vol{name: fmt.Sprintf("snapshot-%d", n), source: source.id}
 	r.snapshots.Time(func() error { return createSnapshot(ctx, c.clients[0], snap) })

@@ -48,7 +48,7 @@ func measureRest(ctx context.Context, g *testbed, o options, m *manager) *restRe
 		r.change(ctx, m, n*restShape.volumes(), 5*o.rounds)
 	}
 	r.measureIdle(ctx, g, m, o.pods)
-	all["config"] = ""
+	all["config"] = "" // the name of the manifest that reconfigure created
 	m.remove(all)
 	m.awaitGone(ctx)
 	return r
@@ -88,7 +88,7 @@ func (r *restResult) measureIdle(ctx context.Context, g *testbed, m *manager, po
 	g.Settle()
 	before := m.remounts(ctx)
 	r.idle = m.spent(ctx, func() { measure.Must(sleep(ctx, r.period)) })
-	r.checks = (m.remounts(ctx) - before) / (pods + 1)
+	r.checks = (m.remounts(ctx) - before) / (pods + 1) // each pod, and the marker, has one configMap
 	r.resident = m.Memory("VmRSS")
 }
 

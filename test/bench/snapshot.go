@@ -52,7 +52,8 @@ func images(o options) []sourceImage {
 	}
 }
 
-// inPieces returns a function that writes pieces of equal size, evenly distributed in a file.
+// inPieces returns a function that writes data bytes to a file, in pieces of equal size that are evenly
+// distributed.
 func inPieces(data int64, pieces int) func(*os.File) error {
 	return func(f *os.File) error {
 		info, err := f.Stat()
@@ -118,10 +119,10 @@ func rawOf(size int64) class { return classOf(targets.Volume("images-xfs", "bloc
 type snapshotResult struct {
 	fsType string
 	images []sourceImage
-	// samples contains the calls that copy. Their keys have the name of the call and of the image.
+	// samples contains the calls that copy. The call of a key is the name of the call and of the image.
 	samples samples
-	// others contains calls for other volumes. Their keys have, instead of a server, the name of the
-	// server that took snapshots at the same time, or alone.
+	// others contains calls for other volumes. The server of a key is the name of the server that took
+	// snapshots at the same time, or the constant alone.
 	others samples
 	// deltas are the durations of reading a list of changed blocks, and changed is its length.
 	deltas  measure.Durations
@@ -187,15 +188,15 @@ func (r *snapshotResult) copyAll(ctx context.Context, g *testbed, copiers []*cop
 		}
 	}
 	for c, all := range made {
-		for i, undo := range []call{dropSnapshot, remove, remove} {
+		for i, undo := range []call{dropSnapshot, remove, remove} { // of snapshot, restore and cloning
 			forAll(ctx, c.clients[:1], undo, all[i])
 		}
 		c.quiet(ctx)
 	}
 }
 
-// copies returns the five snapshots or volumes that a call is to create. before contains those of
-// the earlier calls, the snapshots first.
+// copies returns the five snapshots or volumes that a call is to create. before contains what the
+// earlier calls of copyAll created, the snapshots first.
 func (c *copier) copies(image sourceImage, what call, n int, before [][]*vol) []*vol {
 	vols := make([]*vol, 5)
 	source := c.sources[image.name]
@@ -232,6 +233,7 @@ func (r *snapshotResult) measureOthers(ctx context.Context, g *testbed, driver *
 	removeStaging(vols)
 }
 
+// stageOthers makes the calls of a node for the volumes. when is the server of the samples' keys.
 func (r *snapshotResult) stageOthers(ctx context.Context, g *testbed, driver *copier, vols []*vol, when string) {
 	g.Settle()
 	for _, one := range []call{stage, publish, unpublish, unstage} {
@@ -294,6 +296,7 @@ func rewrite(image string) error {
 	return f.Sync()
 }
 
+// countChanged returns the number of ranges in the list of blocks that differ between two snapshots.
 func countChanged(ctx context.Context, c *client, older, newer string) (n int, err error) {
 	stream, err := c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: older, TargetSnapshotId: newer})
 	for err == nil {

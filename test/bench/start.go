@@ -65,6 +65,7 @@ func (r *startResult) fill(ctx context.Context, g *testbed, binary string) {
 	g.Settle()
 }
 
+// writeVolume writes the record and the image of a blank volume to a pool.
 func writeVolume(poolPath, uuid, name string) error {
 	section := loop.Kind.Section()
 	if err := json.Unmarshal([]byte(`{"allocation":"thin"}`), section); err != nil {

@@ -25,7 +25,7 @@ type extent struct {
 	data   []byte
 }
 
-// get returns the template for a size. To make a new one, it creates a file at scratch.
+// get returns the template for a size in bytes. To make a new one, it creates a file at scratch.
 func (t *templates) get(ctx context.Context, size int64, scratch string) (template, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,7 +64,7 @@ func readExtents(f *os.File) (template, error) {
 	for at := int64(0); ; at += int64(len(block)) {
 		// SEEK_DATA returns the start of a block.
 		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // no more
+		if errors.Is(err, unix.ENXIO) { // no data after at
 			return t, nil
 		}
 		if err != nil {
@@ -80,6 +80,7 @@ func readExtents(f *os.File) (template, error) {
 	}
 }
 
+// with returns the template with one more block, which is behind the last extent.
 func (t template) with(offset int64, block []byte) template {
 	if n := len(t); n > 0 && t[n-1].offset+int64(len(t[n-1].data)) == offset {
 		t[n-1].data = append(t[n-1].data, block...)

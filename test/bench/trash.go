@@ -18,8 +18,8 @@ import (
 
 const (
 	trashName = "trash"
-	// In each round, emptyVolumes empty volumes are deleted, and again as many directly after each
-	// large volume.
+	// Each round deletes emptyVolumes empty volumes and largeVolumes large volumes. Directly after each
+	// large volume, it deletes emptyVolumes more.
 	emptyVolumes = 10
 	largeVolumes = 3
 	// The files of a large volume are in this number of directories, and have this size in bytes.
@@ -36,8 +36,8 @@ type trashResult struct {
 	files  int // of a large volume
 	// behind are empty volumes that were deleted while a large one was in the trash.
 	empty, large, behind deletes
-	// next are the bytes that could be written to volumes of nextSize while a large one was in the
-	// trash.
+	// next contains the number of bytes that could be written to each volume of nextSize while a large
+	// one was in the trash.
 	next []int64
 }
 
@@ -72,6 +72,8 @@ func (r *trashResult) round(ctx context.Context, g *testbed, driver *contender, 
 	removeStaging(vols)
 }
 
+// roundOfLarge deletes a large volume, and while that is in the trash, empty volumes. On btrfs, it also
+// fills a volume meanwhile.
 func (r *trashResult) roundOfLarge(ctx context.Context, g *testbed, driver *contender, dir, prefix string) {
 	vols := newVolumes(dir, prefix, 1+emptyVolumes, driver.class)
 	one := driver.class

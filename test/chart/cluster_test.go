@@ -17,7 +17,8 @@ import (
 )
 
 // API paths, and objects that a cluster may have when the chart is installed. Fields that the chart does
-// not check are omitted.
+// not check are omitted. The test cases fill in each %s: further metadata, or the value that differs
+// between the cases.
 const (
 	storage          = "/apis/storage.k8s.io/v1/"
 	snapshots        = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents"

@@ -49,7 +49,7 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(home)) }()
-	// A render needs less memory than is worth collecting, and there are hundreds.
+	// GOGC=off, because the tests start helm hundreds of times, and each process needs little memory.
 	environ = append(os.Environ(), "KUBECONFIG=/dev/null", "GOGC=off",
 		"HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 	// With -n, go tool builds helm in Go's build cache and prints its path instead of running it.

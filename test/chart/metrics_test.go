@@ -18,9 +18,10 @@ import (
 )
 
 var (
+	// quoted matches the values of labels in an expression.
 	quoted = regexp.MustCompile(`"[^"]*"`)
 	metric = regexp.MustCompile(`\b(?:trivet|csi|go|process)_[a-z0-9_]+\b`)
-	// suffix matches the suffixes of a histogram.
+	// suffix matches what the names of a histogram's series have in addition to the documented name.
 	suffix = regexp.MustCompile(`_(bucket|count|sum)$`)
 )
 
@@ -67,7 +68,7 @@ func TestReasonsDocumented(t *testing.T) {
 	}
 }
 
-// tableRows returns the first cells of the rows of all tables that begin with a quoted name.
+// tableRows returns the first cell of each table row that begins with a name in backquotes, one per line.
 func tableRows(markdown string) string {
 	var cells []string
 	for line := range strings.Lines(markdown) {
@@ -118,8 +119,8 @@ func sources(t *testing.T, dirs ...string) (texts []string) {
 	return texts
 }
 
-// TestAlertRules checks that promtool accepts the rules, and that testdata/alerts_test.yaml has cases for
-// each.
+// TestAlertRules checks that promtool accepts the alerting rules, that the cases of
+// testdata/alerts_test.yaml pass, and that each rule has a case.
 func TestAlertRules(t *testing.T) {
 	testenv.Require(t, "promtool")
 	const cases = "testdata/alerts_test.yaml"

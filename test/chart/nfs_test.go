@@ -64,13 +64,13 @@ func TestNFSNetwork(t *testing.T) {
 			all := pods(template(t, values))
 			maps.Copy(all, pods(template(t, oneNode+values)))
 			for name, pod := range all {
-				of, want := pod.Spec, corev1.DNSClusterFirstWithHostNet
+				spec, wantHost, wantDNS := pod.Spec, true, corev1.DNSClusterFirstWithHostNet
 				if name == "trivet-controller" {
-					want = corev1.DNSClusterFirst
+					wantHost, wantDNS = false, corev1.DNSClusterFirst
 				}
-				if of.HostNetwork != (name != "trivet-controller") || of.DNSPolicy != want || of.HostPID || of.HostIPC {
+				if spec.HostNetwork != wantHost || spec.DNSPolicy != wantDNS || spec.HostPID || spec.HostIPC {
 					t.Errorf("%s: got hostNetwork %t, dnsPolicy %s, hostPID %t and hostIPC %t, want %t, %s, false and false",
-						name, of.HostNetwork, of.DNSPolicy, of.HostPID, of.HostIPC, name != "trivet-controller", want)
+						name, spec.HostNetwork, spec.DNSPolicy, spec.HostPID, spec.HostIPC, wantHost, wantDNS)
 				}
 			}
 		})
@@ -197,7 +197,7 @@ func TestNFSClasses(t *testing.T) {
 		delete(want, c.Name)
 	}
 	if len(want) > 0 {
-		t.Errorf("got no classes %v, want them", want)
+		t.Errorf("got no StorageClasses for %v, want one for each", want)
 	}
 }
 
@@ -235,7 +235,7 @@ nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {
 		delete(want, c.Name)
 	}
 	if len(want) > 0 {
-		t.Errorf("got no classes %v, want them", want)
+		t.Errorf("got no StorageClasses for %v, want one for each", want)
 	}
 	if c := configuration(t, values, "trivet-controller-config"); c.Pools[0].NFS.Export != "/pool" {
 		t.Errorf("got nfs %+v of the pool, want export /pool", c.Pools[0].NFS)
@@ -251,8 +251,8 @@ func TestProvisionerFilesystem(t *testing.T) {
 	}
 }
 
-// TestNFSPolicies checks that pods in the network of the node have no network policies, and that no policy
-// selects them as peers.
+// TestNFSPolicies checks that pods in the network of the node have no network policies, and that the
+// controller's policy opens its ports to all addresses, because it cannot select such pods as peers.
 func TestNFSPolicies(t *testing.T) {
 	policy := one[*networkingv1.NetworkPolicy](t, template(t, exports+"networkPolicy: {enabled: true}\n"))
 	if policy.Name != "trivet-controller" {

@@ -189,7 +189,7 @@ func TestLeaders(t *testing.T) {
 			}
 		}
 	}
-	const drains = 20 // seconds in which the driver ends running calls
+	const drains = 20 // the seconds in which the driver ends its running calls after SIGTERM
 	stop := container(pod, "trivet").Lifecycle.PreStop.Sleep.Seconds
 	if stop < 1 || *pod.Spec.TerminationGracePeriodSeconds <= stop+drains {
 		t.Errorf("got preStop sleep of %d s and grace period of %d s, want at least 1 s and more than %d s", stop, *pod.Spec.TerminationGracePeriodSeconds, stop+drains)
@@ -209,8 +209,8 @@ func TestController(t *testing.T) {
 		t.Errorf("got disruption budget %v, want maxUnavailable 1 for the pods of the deployment", budget.Spec)
 	}
 	own := template(t, "controller: {replicas: 1, affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}}")
-	if of := one[*appsv1.Deployment](t, own).Spec.Template.Spec.Affinity.PodAntiAffinity; len(of.PreferredDuringSchedulingIgnoredDuringExecution) != 0 {
-		t.Errorf("got anti-affinity %v, want only the one of the values", of)
+	if affinity := one[*appsv1.Deployment](t, own).Spec.Template.Spec.Affinity.PodAntiAffinity; len(affinity.PreferredDuringSchedulingIgnoredDuringExecution) != 0 {
+		t.Errorf("got anti-affinity %v, want only the one of the values", affinity)
 	}
 	for _, budget := range ofType[*policyv1.PodDisruptionBudget](own) {
 		t.Errorf("got disruption budget %v, want none because a node with a single replica could not be drained", budget.Spec)
@@ -289,10 +289,12 @@ func TestSelectors(t *testing.T) {
 		default:
 			continue
 		}
-		// The service of snapshot metadata selects a sidecar of the controller.
-		ofControllers := name == "trivet-controller" || name == "trivet-snapshot-metadata"
-		if ofNode, ofController := selects(selector, node), selects(selector, controller); ofNode == ofControllers || ofController != (name != "trivet-node") {
-			t.Errorf("%T %s: got a selector that matches the nodes' pods: %t, the controller's pods: %t, want only its own", o, name, ofNode, ofController)
+		// The Service of the metrics selects all pods. The Service of the snapshot metadata selects the
+		// controller's pods, which contain its sidecar.
+		wantNode := name != "trivet-controller" && name != "trivet-snapshot-metadata"
+		wantController := name != "trivet-node"
+		if ofNode, ofController := selects(selector, node), selects(selector, controller); ofNode != wantNode || ofController != wantController {
+			t.Errorf("%T %s: got a selector that matches the nodes' pods: %t, the controller's pods: %t, want %t and %t", o, name, ofNode, ofController, wantNode, wantController)
 		}
 	}
 }

@@ -101,6 +101,7 @@ func TestRights(t *testing.T) {
 // TestNodePolicy checks that an admission policy limits the permission of the nodes' drivers to patch Nodes.
 // The policy is omitted if the drivers lack the permission or the cluster has no such policies.
 func TestNodePolicy(t *testing.T) {
+	// Helm lists the kinds of a cluster, such as v1/Pod. `helm template` lists only the versions of the APIs.
 	const kinds, policies = "v1/Pod", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
 	for _, tc := range []struct {
 		values, apis string
@@ -139,6 +140,7 @@ func TestNodePolicy(t *testing.T) {
 	}
 }
 
+// sameVerbs reports whether two lists contain the same verbs, in any order and any number of times.
 func sameVerbs(a, b []string) bool {
 	return slices.Equal(slices.Compact(slices.Sorted(slices.Values(a))), slices.Compact(slices.Sorted(slices.Values(b))))
 }

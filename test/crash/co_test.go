@@ -65,7 +65,7 @@ type co struct {
 	origin *co
 
 	id      string
-	context map[string]string // the response of ControllerPublishVolume
+	context map[string]string // the publish_context that ControllerPublishVolume returned
 
 	created, staged, published bool
 	// snapshots contains the IDs of the existing snapshots, in the order of sources.
@@ -349,6 +349,7 @@ func (c *co) write() error {
 	return f.Sync()
 }
 
+// read returns as many bytes of the volume's file or device as write writes.
 func (c *co) read() ([]byte, error) {
 	syscall.ForkLock.RLock() // as in write
 	defer syscall.ForkLock.RUnlock()

@@ -131,7 +131,7 @@ func (c *co) copying(answered <-chan error) error {
 	if len(answered) > 0 {
 		return nil
 	}
-	for _, pattern := range []string{".trivet/tmp/*/image", ".trivet/tmp/*/0/image"} {
+	for _, pattern := range []string{".trivet/tmp/*/image", ".trivet/tmp/*/0/image"} { // of a volume, and of a snapshot
 		images, err := filepath.Glob(filepath.Join(c.host.pool, pattern))
 		if err != nil {
 			return finalError{err}

@@ -40,9 +40,9 @@ func (h *host) diskNode(name string) string {
 // checkDisk compares the disk and its mounts with the expected state.
 func (c *co) checkDisk() error {
 	node := c.host.diskNode(c.name)
-	_, missing := os.Stat(node)
+	_, statErr := os.Stat(node)
 	errs := []error{c.checkTargetExists(), c.checkMount(c.staging(), node, c.staged, false), c.checkMount(c.target(), node, c.published, c.readOnly)}
-	if exists := missing == nil; exists != c.staged {
+	if exists := statErr == nil; exists != c.staged {
 		errs = append(errs, fmt.Errorf("got device node %s exists: %t, want %t", node, exists, c.staged))
 	}
 	if c.created {
@@ -81,7 +81,7 @@ func (c *co) checkDiskSize(node string) error {
 		return fmt.Errorf("got %d bytes and error %w for %s, want %d bytes", size, err, node, recorded)
 	}
 	have, err := filesystemSize(c.staging())
-	const overhead = 80 << 20 // mostly the log
+	const overhead = 80 << 20 // bytes of the filesystem's metadata, mostly its log
 	if err == nil && have < recorded-overhead {
 		err = fmt.Errorf("got a filesystem of %d bytes, want at least %d", have, recorded-overhead)
 	}
@@ -94,7 +94,7 @@ func (h *host) enlarge() error {
 	if err := os.Truncate(h.diskImage, size); err != nil {
 		return err
 	}
-	h.room = blockdev.Room(size, 512)
+	h.room = blockdev.Room(size, 512) // 512 is the sector size in bytes
 	if out, err := exec.Command("losetup", "-c", h.disk).CombinedOutput(); err != nil {
 		return fmt.Errorf("losetup -c: %w: %s", err, out)
 	}

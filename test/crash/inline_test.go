@@ -109,6 +109,7 @@ func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, interrupted ca
 	}
 }
 
+// newPod returns a pod whose volume is not published yet, and creates the parent of the target.
 func newPod(t *testing.T, h *host, attributes map[string]string) *pod {
 	t.Helper()
 	p := &pod{host: h, attributes: attributes}
@@ -116,6 +117,7 @@ func newPod(t *testing.T, h *host, attributes map[string]string) *pod {
 	return p
 }
 
+// id returns a volume ID in the format of the kubelet's IDs of inline volumes.
 func (p *pod) id() string { return "csi-" + strings.Repeat("0f", 32) }
 
 func (p *pod) target() string { return p.host.path("pods/volumes/scratch/mount") }

@@ -117,6 +117,7 @@ func clearLeftovers(dir, pool string) error {
 	return nil
 }
 
+// unmountAll unmounts all mounts below a directory, the last one first.
 func unmountAll(dir string) error {
 	mounts, err := mountsBelow(dir)
 	for i := len(mounts) - 1; i >= 0; i-- {

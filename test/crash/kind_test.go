@@ -46,7 +46,7 @@ var (
 	onePerTarget = slices.CompactFunc(kindsWith(backendtest.NodeLocal), func(a, b kind) bool { return a.Target().Name == b.Target().Name })
 )
 
-// kindsWith returns the kinds that have some features.
+// kindsWith returns the kinds that have all the given features.
 func kindsWith(needs backendtest.Feature) []kind {
 	return slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return !k.Has(needs) })
 }

@@ -83,6 +83,7 @@ func (c *co) checkLimit() error {
 	})
 }
 
+// withQuota calls f with the quotas of the pool's filesystem.
 func (h *host) withQuota(f func(*quota.FS) error) error {
 	dir, err := os.Open(h.pool)
 	if err != nil {
@@ -96,7 +97,7 @@ func (h *host) withQuota(f func(*quota.FS) error) error {
 	return errors.Join(f(fs), fs.Close())
 }
 
-// wantNoLimits fails if the quota of a volume or the directory of a subDir is left.
+// wantNoLimits fails if the quota of a volume or the directory of inSubDir is left.
 func (h *host) wantNoLimits() error {
 	if _, err := os.Lstat(filepath.Join(h.pool, inSubDir["subDir"])); err == nil {
 		return fmt.Errorf("%s still exists", inSubDir["subDir"])

@@ -14,6 +14,7 @@ import (
 // check compares the actual loop devices, mounts, sizes and snapshots with the expected state.
 func (c *co) check() error { return errors.Join(c.checkSnapshots(), c.checkVolume()) }
 
+// checkVolume compares the actual devices, mounts and sizes with the expected state.
 func (c *co) checkVolume() error {
 	if c.kind.Has(backendtest.WholeDisk) {
 		return c.checkDisk()
@@ -77,6 +78,7 @@ func (c *co) checkDevices() (string, error) {
 	return own[0], wantCount("read-only devices on "+own[0], above, want)
 }
 
+// wantCount fails unless a list has a number of elements. what describes the elements in the plural.
 func wantCount(what string, have []string, want int) error {
 	if len(have) != want {
 		return fmt.Errorf("got %d %s %q, want %d", len(have), what, have, want)
@@ -143,6 +145,7 @@ func (c *co) readOnlyDevice(below string) (string, error) {
 	return above[0], nil
 }
 
+// sameDevice reports whether two paths are device nodes of the same block device.
 func sameDevice(a, b string) (bool, error) {
 	var sa, sb syscall.Stat_t
 	err := errors.Join(syscall.Stat(a, &sa), syscall.Stat(b, &sb))

@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
+// The kinds of rows for pools on exports.
 var (
 	directory = kindsWith(backendtest.Directory | backendtest.Shared)
 	onExport  = slices.Concat(directory, ext4)

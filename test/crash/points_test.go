@@ -22,7 +22,8 @@ type row struct {
 	used bool
 	// readOnly means that the volume is published read-only.
 	readOnly bool
-	thick    bool
+	// thick means that all blocks of the image are allocated when the volume is created.
+	thick bool
 	// frozen means that snapshots are taken with consistency frozen, and group that each snapshot is
 	// a group snapshot of two volumes.
 	frozen, group bool
@@ -147,6 +148,7 @@ func (r row) path() []call {
 	return before[r.call]
 }
 
+// name returns the name of the subtest that runs the row for a kind.
 func (r row) name(k kind) string {
 	name := fmt.Sprintf("%s/%s", r.point, k)
 	for _, one := range []struct {
@@ -174,6 +176,8 @@ func (r row) name(k kind) string {
 
 func allRows() []row { return slices.Concat(rows, snapshotRows) }
 
+// TestEveryPointAndKindHasARow checks that the rows contain each crash point and each kind of volume in
+// pools of a node.
 func TestEveryPointAndKindHasARow(t *testing.T) {
 	for _, p := range crashpoint.All {
 		if !slices.ContainsFunc(allRows(), func(r row) bool { return r.point == p }) {
@@ -214,8 +218,7 @@ func undoCall(t *testing.T, c *co, r row) {
 	must(t, c.do(undo[r.call]...))
 }
 
-// eachRow crashes the driver at each point, restarts it, calls after, and checks that the volume can be
-// used and deleted.
+// eachRow runs each row for each of its kinds, in parallel.
 func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 	t.Helper()
 	for _, r := range allRows() {
@@ -228,6 +231,8 @@ func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 	}
 }
 
+// run crashes the driver of the host during the row's call, restarts it, calls after, and checks that the
+// volume can be used and deleted.
 func (r row) run(t *testing.T, h *host, k kind, after func(*testing.T, *co, row)) *co {
 	t.Helper()
 	c := r.crash(t, h, k)

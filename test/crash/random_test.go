@@ -33,12 +33,14 @@ func TestRandomMoments(t *testing.T) {
 		target := first.Target().Name
 		own := slices.DeleteFunc(kindsWith(backendtest.NodeLocal), func(k kind) bool { return k.Target().Name != target })
 		if !first.Has(backendtest.WholeDisk) { // a pool of disks has only one disk, for one volume
-			own = slices.Repeat(own, 3)[:len(own)+2]
+			own = slices.Repeat(own, 3)[:len(own)+2] // two volumes more than kinds
 		}
 		t.Run(target, func(t *testing.T) { first.host(t, "").randomMoments(t, own...) })
 	}
 }
 
+// randomMoments creates, uses and deletes one volume of each element of kinds at the same time, and kills
+// the driver meanwhile. Then it checks that nothing is left.
 func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 	t.Helper()
 	if *seed == 0 {
@@ -73,7 +75,7 @@ func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err er
 	for {
 		moment := time.NewTimer(minRun + time.Duration(r.Int64N(int64(maxRun-minRun))))
 		if kills == maxKills {
-			moment.Stop()
+			moment.Stop() // moment.C then receives nothing
 		}
 		select {
 		case <-ctx.Done():

@@ -72,6 +72,7 @@ func (c *co) snapshotFolderID() (string, error) {
 	return id.String(), err
 }
 
+// snapshotClass returns the parameters of the VolumeSnapshotClass.
 func (c *co) snapshotClass() map[string]string {
 	if c.frozen {
 		return map[string]string{volume.ParamConsistency: string(volume.ConsistencyFrozen)}
@@ -126,7 +127,8 @@ func (c *co) deleteSnapshot(ctx context.Context) error {
 	return err
 }
 
-// checkSnapshots fails if the folder of expected snapshots is missing, or an unexpected one exists.
+// checkSnapshots fails if snapshots are expected and their folder is missing, or if the folder exists and
+// none are expected.
 func (c *co) checkSnapshots() error {
 	dir := filepath.Join(c.host.pool, "snapshots", c.snapshotFolder())
 	_, err := os.Stat(dir)

@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestNormalBinary arms a driver that is built like a release. It must ignore the crash points.
+// TestNormalBinary arms a driver that is built like a release. The driver must not contain the name of
+// the environment variable, and must ignore the crash points.
 func TestNormalBinary(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Parallel()

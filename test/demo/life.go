@@ -15,12 +15,12 @@ import (
 
 const gib = int64(1) << 30
 
-// life is the life of the demo's volume.
+// life contains the demo's volume and the clients for its calls.
 type life struct {
-	backend, fsType string
+	backend, fsType string // the kind of the volume; fsType is empty for a directory
 
-	ctx      context.Context
-	dir      string
+	ctx      context.Context // ends at an interrupt
+	dir      string          // contains all files of the demo
 	identity csi.IdentityClient
 	control  csi.ControllerClient
 	node     csi.NodeClient
@@ -176,6 +176,7 @@ func (l *life) device(options ...string) {
 	}
 }
 
+// publish publishes the volume at a path in l.dir.
 func (l *life) publish(target string, readOnly bool, note string) error {
 	_, err := call(l, "NodePublishVolume", l.node.NodePublishVolume, &csi.NodePublishVolumeRequest{
 		VolumeId: l.id, StagingTargetPath: l.path("staging"), TargetPath: l.path(target), VolumeCapability: l.capability(), Readonly: readOnly,

@@ -79,6 +79,7 @@ func makeDisk(dir string) error {
 	return nil
 }
 
+// command returns a command without localized output, whose standard error is that of the demo.
 func command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin", "LC_ALL=C")
@@ -96,7 +97,7 @@ func startDriver(ctx context.Context, binary, dir string) (stop func() error, er
 	cmd := command(binary, "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "demo",
 		"--config", "", "--state-dir", dir+"/disk/trivet", "--http-address", "")
 	cmd.Stdout, cmd.Stderr = log, log
-	fmt.Printf("$ %s\n", strings.ReplaceAll(strings.Join(cmd.Args, " "), "  ", " '' "))
+	fmt.Printf("$ %s\n", strings.ReplaceAll(strings.Join(cmd.Args, " "), "  ", " '' ")) // '' is the empty argument
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}

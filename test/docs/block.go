@@ -58,6 +58,7 @@ func Commands(root string) (map[string]Block, error) {
 
 const fence = "```"
 
+// blocksOf returns the blocks of a page with the given text.
 func blocksOf(page, text string) (blocks []Block) {
 	var anchor string
 	var open *Block
@@ -80,7 +81,8 @@ func blocksOf(page, text string) (blocks []Block) {
 	return blocks
 }
 
-// numbered counts the blocks of one language below one heading, and returns the name of the block.
+// numbered returns the name of the next block of a language below the heading name. numbers contains the
+// number of earlier blocks.
 func numbered(name, language string, numbers map[string]int) string {
 	key := name + " " + language
 	if numbers[key]++; numbers[key] == 1 {
@@ -89,8 +91,10 @@ func numbered(name, language string, numbers map[string]int) string {
 	return fmt.Sprintf("%s.%d", name, numbers[key])
 }
 
+// notInAnchor matches the characters of a heading that its anchor does not contain.
 var notInAnchor = regexp.MustCompile(`[^a-z0-9_ -]`)
 
+// anchorOf returns the anchor that GitHub gives to a heading.
 func anchorOf(heading string) string {
 	words := strings.ToLower(strings.TrimSpace(strings.TrimLeft(heading, "#")))
 	return strings.ReplaceAll(notInAnchor.ReplaceAllString(words, ""), " ", "-")

@@ -20,6 +20,7 @@ import (
 
 const root = "../.."
 
+// commands returns the blocks of shell commands in the documentation, by name.
 func commands(t *testing.T) map[string]docs.Block {
 	t.Helper()
 	blocks, err := docs.Commands(root)
@@ -77,6 +78,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// parsesAsYAML fails if the block is YAML that cannot be parsed.
 func parsesAsYAML(b docs.Block) error {
 	if b.Language != "yaml" {
 		return nil
@@ -103,6 +105,8 @@ func TestMachine(t *testing.T) {
 	}
 }
 
+// runOnMachine runs a session with machine.sh, which shares only the build caches, the program and the
+// test binary with this machine.
 func runOnMachine(t *testing.T, s docs.Session, filesystem string) {
 	script, err := s.Script(commands(t))
 	if err != nil {
@@ -138,9 +142,11 @@ func newFilesystem(t *testing.T, kind string) string {
 
 var (
 	// ownCommand matches a trivet command in a block, also one in a container or in a synopsis.
-	ownCommand  = regexp.MustCompile(`(?m)(?:^|-- |\| |&& |/)trivet ((?:driver|volumes|doctor|pool|volume-manager)\b[^#|;&\n]*)`)
+	ownCommand = regexp.MustCompile(`(?m)(?:^|-- |\| |&& |/)trivet ((?:driver|volumes|doctor|pool|volume-manager)\b[^#|;&\n]*)`)
+	// alternative matches the second and later values in a synopsis, such as |yaml in json|yaml.
 	alternative = regexp.MustCompile(`\|[a-z]+`)
-	optional    = strings.NewReplacer("[", "", "]", "", "TIME", "1s")
+	// optional makes a command of a synopsis: it removes the brackets, and replaces TIME by a duration.
+	optional = strings.NewReplacer("[", "", "]", "", "TIME", "1s")
 )
 
 // TestParse checks that the program accepts the flags of all its commands in the documentation,
@@ -175,6 +181,7 @@ func parses(words []string) error {
 	return err
 }
 
+// printsHelp fails unless the program accepts the words, which contain --help.
 func printsHelp(words []string) error {
 	out, err := exec.Command(program, words...).CombinedOutput()
 	if err != nil {

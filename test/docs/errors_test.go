@@ -27,7 +27,7 @@ var ignored = []string{
 
 var (
 	quoted = regexp.MustCompile("`[^`]+`")
-	verb   = regexp.MustCompile(`%[-+# 0-9.]*[a-zA-Z]|%\[\d+\][a-zA-Z]`)
+	verb   = regexp.MustCompile(`%[-+# 0-9.]*[a-zA-Z]|%\[\d+\][a-zA-Z]`) // a formatting verb of package fmt
 	letter = regexp.MustCompile(`[a-zA-Z]`)
 )
 
@@ -78,9 +78,10 @@ type message struct {
 	words []word
 }
 
-// word is a word of a message. The pattern of a word with formatting verbs matches its values.
+// word is a word of a message.
 type word struct {
-	text    string
+	text string
+	// pattern matches the word with values in place of its formatting verbs; nil if it has no verbs.
 	pattern *regexp.Regexp
 }
 
@@ -99,6 +100,7 @@ func newMessage(text string) message {
 	return m
 }
 
+// wordsOf returns the words of a text without punctuation.
 func wordsOf(text string) (words []string) {
 	for w := range strings.FieldsSeq(text) {
 		words = append(words, strings.Trim(w, `:;,."'()[]`))
@@ -188,6 +190,7 @@ func literal(x ast.Expr) string {
 	return ""
 }
 
+// orVerb returns the text of an operand, or %s for an operand without a text.
 func orVerb(text string) string {
 	if text == "" {
 		return "%s"

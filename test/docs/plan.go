@@ -15,14 +15,18 @@ type Session struct {
 
 // Step is a block, or commands of the test that prepare a block or check its result.
 type Step struct {
+	// Block is the name of the block; empty for commands of the test.
 	Block string
 	// Values are replacements in the text of the block: old, new, old, new.
 	Values []string
-	Shell  string
+	// Shell contains the commands of the test.
+	Shell string
 }
 
+// block returns a step that runs a block after replacements in its text.
 func block(name string, values ...string) Step { return Step{Block: name, Values: values} }
 
+// shell returns a step with commands of the test.
 func shell(commands string) Step { return Step{Shell: commands} }
 
 // Script returns the session as a bash script that ends at the first command that fails.

@@ -22,8 +22,8 @@ func TestAPIServerAway(t *testing.T) {
 	waitDriver(t)
 	startPod(t, ns, claimPod{name: "before"})
 	before := restarts(t)
-	was := leaderProcesses()
-	router := routerOf(t, was)
+	leaders := leaderProcesses()
+	router := routerOf(t, leaders)
 
 	stopped := processes("kube-apiserver")
 	signal(t, syscall.SIGSTOP, stopped)
@@ -33,7 +33,7 @@ func TestAPIServerAway(t *testing.T) {
 	}
 	eventually(t, 2*time.Minute, "the leader's sidecars have ended", func() (string, bool) {
 		left := processes("/csi-")
-		return fmt.Sprint(left), !slices.ContainsFunc(left, func(pid int) bool { return slices.Contains(was, pid) })
+		return fmt.Sprint(left), !slices.ContainsFunc(left, func(pid int) bool { return slices.Contains(leaders, pid) })
 	})
 	for _, n := range nodes() {
 		checkRouted(t, router, n)
@@ -62,7 +62,7 @@ func signal(t *testing.T, s syscall.Signal, pids []int) {
 	}
 }
 
-// routerOf returns a client of the driver among the processes of a controller's pod.
+// routerOf returns a client of the controller's driver, given the PIDs of the processes in the driver's pod.
 func routerOf(t *testing.T, pod []int) csi.ControllerClient {
 	t.Helper()
 	drivers := processes(driver, "driver", "--services=controller")

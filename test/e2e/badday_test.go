@@ -56,8 +56,8 @@ func TestRefusesToStart(t *testing.T) {
 // pods must report the problem.
 func TestDoctor(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change []string
-		finds  []string
+		change []string // replacements in the manifests: old, new
+		finds  []string // texts in the output of doctor
 	}{
 		"missing pool directory": {
 			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/disks/fast\n      name: fast\n"},

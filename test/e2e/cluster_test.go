@@ -26,6 +26,7 @@ func try(ctx context.Context, command string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
+// run runs a command, which must succeed, and returns its output.
 func run(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	out, err := try(t.Context(), command, args...)
@@ -33,12 +34,13 @@ func run(t *testing.T, command string, args ...string) string {
 	return out
 }
 
+// kubectl runs kubectl, which must succeed, and returns its output.
 func kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	return run(t, "kubectl", args...)
 }
 
-// tryKubectlInput runs kubectl with text on its standard input.
+// tryKubectlInput runs kubectl with text on its standard input, and returns its output, even if it fails.
 func tryKubectlInput(ctx context.Context, input string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	cmd.Stdin = strings.NewReader(input)
@@ -49,7 +51,7 @@ func tryKubectlInput(ctx context.Context, input string, args ...string) (string,
 	return string(out), err
 }
 
-// kubectlInput runs kubectl with text on its standard input. It must succeed.
+// kubectlInput is tryKubectlInput for a call that must succeed.
 func kubectlInput(t *testing.T, input string, args ...string) string {
 	t.Helper()
 	out, err := tryKubectlInput(t.Context(), input, args...)
@@ -143,6 +145,7 @@ func waitDriver(t *testing.T) {
 	}
 }
 
+// waitRegistered waits until the node's kubelet has registered the driver.
 func waitRegistered(t *testing.T, n node) {
 	t.Helper()
 	eventually(t, time.Minute, "CSINode "+n.name+" lists the driver", func() (string, bool) {
@@ -165,6 +168,7 @@ func driverPods(t *testing.T, labels string) []string {
 	return names
 }
 
+// Label selectors for driverPods.
 const (
 	allPods  = "app.kubernetes.io/component in (node, controller)"
 	nodePods = "app.kubernetes.io/component=node"

@@ -36,6 +36,7 @@ func (n node) revive(t *testing.T) {
 // stopFile returns the path of the file that keeps the kubelet from starting (see cluster/node.sh).
 func (n node) stopFile() string { return filepath.Join(n.dir, "kubelet.stop") }
 
+// outOfService is the key of the taint with which an administrator declares that a node is shut down.
 const outOfService = "node.kubernetes.io/out-of-service"
 
 // TestDeadNode kills the kubelet and the containers of a node. The node's pods can be evicted and its volumes

@@ -34,8 +34,8 @@ func TestFailover(t *testing.T) {
 	waitDriver(t)
 	const rounds, claims = 3, 20
 	for round := range rounds {
-		was := leader(t.Context())
-		if was == "" {
+		old := leader(t.Context())
+		if old == "" {
 			t.Fatal("got no leader, want one")
 		}
 		var all []string
@@ -44,10 +44,10 @@ func TestFailover(t *testing.T) {
 		}
 		applyText(t, ns, strings.Join(all, "\n---\n"))
 		began := time.Now()
-		kubectl(t, "-n", namespace, "delete", "pod", was, "--wait=false")
+		kubectl(t, "-n", namespace, "delete", "pod", old, "--wait=false")
 		eventually(t, time.Minute, "another pod is the leader", func() (string, bool) {
 			now := leader(t.Context())
-			return now, now != "" && now != was
+			return now, now != "" && now != old
 		})
 		took := time.Since(began)
 		t.Logf("another pod was the leader after %v", took.Round(time.Millisecond))

@@ -83,6 +83,7 @@ func checkFlexMount(t *testing.T, n node, backend string) {
 	}
 }
 
+// checkFlexGone waits until the node has no mounts and no records of FlexVolumes.
 func (n node) checkFlexGone(t *testing.T) {
 	t.Helper()
 	eventually(t, time.Minute, "no FlexVolume is mounted on "+n.name, func() (string, bool) {
@@ -95,6 +96,7 @@ func (n node) checkFlexGone(t *testing.T) {
 	})
 }
 
+// flexMounts returns the mount points of FlexVolumes on the node: those of pods and the staging mounts.
 func (n node) flexMounts(t *testing.T) (at []string) {
 	t.Helper()
 	for _, m := range n.mounts(t, func(mountpoint string) bool {

@@ -73,11 +73,11 @@ func TestHelm(t *testing.T) {
 	stillCounting("helm install")
 
 	// The added pool must not replace the default pool, in which `helm test` below creates a volume.
-	was := driverPods(t, allPods)
+	oldPods := driverPods(t, allPods)
 	helmUpgrade(t, "--set", "pools.added.directory.path="+stateDir+"/pools/added")
 	waitDriver(t)
 	for _, pod := range driverPods(t, allPods) {
-		if slices.Contains(was, pod) {
+		if slices.Contains(oldPods, pod) {
 			t.Errorf("got pod %s after the upgrade, want a new one", pod)
 		}
 	}
@@ -129,6 +129,7 @@ func TestHelm(t *testing.T) {
 	}
 }
 
+// helmUpgrade upgrades the release to the chart, with its present values and the given options.
 func helmUpgrade(t *testing.T, options ...string) {
 	t.Helper()
 	run(t, "helm", append([]string{"upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--wait", "--timeout=3m"}, options...)...)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// first installs the driver once. installed is false if that failed.
+// first makes sure that only one test installs the driver. installed is false if the installation failed.
 var first = struct {
 	sync.Once
 	installed bool

@@ -119,7 +119,7 @@ func killAtRandom(ctx context.Context, least, most time.Duration, find func() []
 			if !all && len(found) > 0 {
 				found = []int{found[rand.N(len(found))]}
 			}
-			kills += min(1, kill(found...))
+			kills += min(1, kill(found...)) // the processes of one moment count as one kill
 		}
 	}
 }

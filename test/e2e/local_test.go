@@ -90,7 +90,7 @@ func checkSize(t *testing.T, ns, pod, dir, fsType string, size int) {
 	checkFull(t, ns, pod, dir, size)
 }
 
-// checkFull checks that a pod cannot allocate more space than the volume has.
+// checkFull checks that a pod cannot allocate more space than the size of the volume in MiB.
 func checkFull(t *testing.T, ns, pod, dir string, size int) {
 	t.Helper()
 	out := execIn(t, ns, pod, fmt.Sprintf("fallocate -l %dM %s/fill 2>&1 || true; rm -f %s/fill", size+1, dir, dir))
@@ -120,8 +120,8 @@ func checkKept(t *testing.T, ns, pod, path string) {
 	}
 }
 
-// growDisk grows the disk of a claim, as an administrator grows a LUN, and then expands the claim while its
-// pod runs.
+// growDisk grows the disk of a claim to a size in MiB, as an administrator grows a LUN, and then expands the
+// claim while its pod, which has the same name, runs.
 func growDisk(t *testing.T, ns, claim string, size int) {
 	t.Helper()
 	n := nodeNamed(t, nodeOfVolume(t, volumeOf(t, ns, claim)))
@@ -133,7 +133,7 @@ func growDisk(t *testing.T, ns, claim string, size int) {
 	must(t, err)
 	must(t, os.Truncate(n.path(storage+"/images/"+used[0]), int64(size)<<20))
 	run(t, "losetup", "--set-capacity", device)
-	// The driver's mark occupies a part of the disk.
+	// The driver's mark occupies less than 8 MiB of the disk.
 	kubectl(t, "-n", ns, "patch", "pvc", claim, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":"%dMi"}}}}`, size-8))
 	eventually(t, 2*time.Minute, "the pod sees the larger disk", func() (string, bool) {
 		out, err := try(t.Context(), "kubectl", "-n", ns, "exec", claim, "--", "sh", "-c", fmt.Sprintf("df -Pm /data | awk 'END {print ($2 > %d*9/10)}'; cat /data/kept", size))
@@ -145,12 +145,6 @@ func growDisk(t *testing.T, ns, claim string, size int) {
 func volumeContext(t *testing.T, ns, claim, key string) string {
 	t.Helper()
 	return kubectl(t, "get", "pv", volumeOf(t, ns, claim), "-o", "jsonpath={.spec.csi.volumeAttributes."+key+"}")
-}
-
-// throughMounts returns the path at which a file of the node is visible through the node's mounts.
-func (n node) throughMounts(file string) string {
-	pid, _ := os.ReadFile(filepath.Join(n.dir, "pid"))
-	return filepath.Join("/proc", strings.TrimSpace(string(pid)), "root", file)
 }
 
 // leftLimited lists the files of volumes in the pool that limits directories, and the loop devices of images

@@ -37,8 +37,8 @@ func TestNoNFS(t *testing.T) {
 	for _, w := range workloads {
 		kubectl(t, "-n", namespace, "rollout", "status", w, "--timeout=3m")
 	}
-	if of := kubectl(t, "-n", namespace, "get", "daemonset", "trivet-node", "-o", "jsonpath={.spec.template.spec.hostNetwork}"); of != "true" {
-		t.Errorf("got hostNetwork %q of the nodes' pods, want true", of)
+	if got := kubectl(t, "-n", namespace, "get", "daemonset", "trivet-node", "-o", "jsonpath={.spec.template.spec.hostNetwork}"); got != "true" {
+		t.Errorf("got hostNetwork %q of the nodes' pods, want true", got)
 	}
 
 	ns := newNamespace(t, "no-nfs")

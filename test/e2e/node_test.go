@@ -46,6 +46,7 @@ func nodes() []node {
 	return all
 }
 
+// nodeNamed returns the node with a name, which must exist.
 func nodeNamed(t *testing.T, name string) node {
 	t.Helper()
 	all := nodes()
@@ -56,9 +57,16 @@ func nodeNamed(t *testing.T, name string) node {
 	return all[i]
 }
 
-// path returns the path, on the machine, of a file below the node's /var/lib.
+// path returns the path, on the machine, of a file below the node's /var/lib. The node's mounts are not
+// visible there.
 func (n node) path(file string) string {
 	return filepath.Join(n.dir, "lib", strings.TrimPrefix(file, "/var/lib/"))
+}
+
+// throughMounts returns the path at which a file of the node is visible through the node's mounts.
+func (n node) throughMounts(file string) string {
+	pid, _ := os.ReadFile(filepath.Join(n.dir, "pid")) // without the PID, the path does not exist
+	return filepath.Join("/proc", strings.TrimSpace(string(pid)), "root", file)
 }
 
 // mounts returns the mounts in the node's mount namespace for which wanted returns true.
@@ -181,8 +189,8 @@ func isVolumeMount(mountpoint string) bool {
 }
 
 // leftDevices lists the loop devices whose backing file is a file in the node's pools, or a deleted file of any
-// node's default pool. It compares inodes, because the kernel shows the path of a backing file as the mount
-// namespace saw it that bound the device, and all nodes share the devices of the machine.
+// node's default pool. It compares inodes, because the kernel shows the path that a backing file has in the
+// mount namespace of the process that bound the device, and the paths of two nodes can be equal.
 func (n node) leftDevices() []string {
 	inodes, err := n.volumeInodes()
 	if err != nil {

@@ -15,7 +15,8 @@ type parityCase struct {
 	objects string
 	// spec and container are additional fields of the pod's spec and of its container.
 	spec, container string
-	volumes         []string
+	// volumes contains the elements of the pod's spec.volumes. Each begins with its name.
+	volumes []string
 	// refused is true if the kubelet and the manager must refuse the pod or one of its volumes.
 	refused bool
 }
@@ -77,7 +78,7 @@ const parityObjects = `
 // must ignore them.
 var parityChanges = []struct {
 	manifest string
-	refused  bool
+	refused  bool // by the API server
 }{
 	{"{apiVersion: v1, kind: ConfigMap, metadata: {name: fixed}, immutable: true, data: {value: new}}", true},
 	{"{apiVersion: v1, kind: Secret, metadata: {name: fixed}, immutable: true, stringData: {value: new}}", true},
@@ -101,7 +102,7 @@ func expression(expression string, env ...string) string {
 }
 
 // fieldEnv, keyEnv and resourceEnv return environment variables with a value from the pod, from a key of a
-// ConfigMap or Secret, and from a resource of the container.
+// ConfigMap or Secret, and from a resource of the container. more contains additional fields.
 func fieldEnv(name, path string) string {
 	return fmt.Sprintf(`{name: %s, valueFrom: {fieldRef: {fieldPath: "%s"}}}`, name, path)
 }
@@ -114,6 +115,8 @@ func resourceEnv(name, of, more string) string {
 	return fmt.Sprintf("{name: %s, valueFrom: {resourceFieldRef: {resource: %s%s}}}", name, of, more)
 }
 
+// podItems are the items of a downwardAPI volume, limited is the resources of a container, and allOf are the
+// sources of a projected volume.
 const (
 	podItems = `items: [
     {path: meta/name, fieldRef: {fieldPath: metadata.name}}, {path: meta/namespace, fieldRef: {fieldPath: metadata.namespace}},

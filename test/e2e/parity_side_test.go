@@ -121,36 +121,27 @@ func (s *side) statusOf(ns, pod string) (volumes, problems []string, err error) 
 	return volumes, problems, err
 }
 
-// left reports whether the manager has no volumes of pods any more and, if nothing is true, no
-// PersistentVolumes. It also returns them as text.
-func (s *side) left(nothing bool) (string, bool) {
+// left returns the manager's volumes of pods and its PersistentVolumes as text. none is true if the manager
+// has no volumes of pods and, if persistent is true, no PersistentVolumes, or if the manager does not run.
+func (s *side) left(persistent bool) (text string, none bool) {
 	status, err := volumemanager.ReadStatus(context.Background(), s.node.path(s.root))
 	if err != nil {
 		return err.Error(), errors.Is(err, volumemanager.ErrNotRunning)
 	}
-	n := len(status.Volumes)
-	if nothing {
-		n += len(status.PersistentVolumes)
-	}
-	return fmt.Sprintf("%+v, %+v", status.Volumes, status.PersistentVolumes), n == 0
+	none = len(status.Volumes) == 0 && (!persistent || len(status.PersistentVolumes) == 0)
+	return fmt.Sprintf("%+v, %+v", status.Volumes, status.PersistentVolumes), none
 }
 
 // tree contains a description of each file of a pod: below the pod's directory and, for the pod host, below
 // HOST.
 type tree map[string]string
 
-// throughMounts returns the path at which a file of the node is visible through the node's mounts.
-func (s *side) throughMounts(t *testing.T, path string) string {
-	t.Helper()
-	return filepath.Join("/proc", strings.TrimSpace(read(t, filepath.Join(s.node.dir, "pid"))), "root", path)
-}
-
+// podDir returns the path, on the node, of the directory of a pod.
 func (s *side) podDir(pod string) string { return filepath.Join(s.root, "pods", s.uids["Pod/"+pod]) }
 
-// content returns the content of a file in a pod's directory, or the error.
-func (s *side) content(t *testing.T, pod, path string) string {
-	t.Helper()
-	b, err := os.ReadFile(s.throughMounts(t, filepath.Join(s.podDir(pod), path)))
+// content returns the content of a file in a pod's directory, or the text of the error.
+func (s *side) content(pod, path string) string {
+	b, err := os.ReadFile(s.node.throughMounts(filepath.Join(s.podDir(pod), path)))
 	if err != nil {
 		return err.Error()
 	}
@@ -175,10 +166,10 @@ func (s *side) tree(t *testing.T, pod string) tree {
 	return all
 }
 
-// walk adds all files below a directory to a tree.
+// walk adds all files below a directory of the node to a tree, in which the directory has the given name.
 func (s *side) walk(t *testing.T, all tree, name, dir string) {
 	t.Helper()
-	at := s.throughMounts(t, dir)
+	at := s.node.throughMounts(dir)
 	err := filepath.WalkDir(at, func(path string, _ fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) { // missing, or replaced during the walk
 			return nil
@@ -233,6 +224,7 @@ func describeFilesystem(all tree, name, path string) error {
 }
 
 var (
+	// version matches the name of the directory with a version of a volume's content, which is its date.
 	version = regexp.MustCompile(`\.\.\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+`)
 	loops   = regexp.MustCompile(`/dev/loop\d+`)
 )
@@ -243,8 +235,8 @@ func (s *side) normalize(text string) string {
 	return loops.ReplaceAllString(version.ReplaceAllString(text, "..DATE"), "/dev/loopN")
 }
 
-// start starts a program in the namespaces of the node. It runs until stop. Its output goes to the log
-// directory of the cluster.
+// start starts a program in the namespaces of the node. words are its path, a subcommand and the flags. The
+// program runs until stop ends it. Its output goes to the log directory of the cluster.
 func (n node) start(t *testing.T, words ...string) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(filepath.Dir(n.dir), "log", fmt.Sprintf("parity-%s.log", words[1])))

@@ -52,6 +52,7 @@ func (d difference) covers(path, kubelet, manager string) bool {
 	return matchesWhole(d.path, path) && matchesWhole(d.kubelet, kubelet) && matchesWhole(d.manager, manager)
 }
 
+// matchesWhole reports whether an expression matches a whole text. A dot also matches a newline.
 func matchesWhole(expression, text string) bool {
 	return regexp.MustCompile("^(?s:" + expression + ")$").MatchString(text)
 }
@@ -123,6 +124,7 @@ func (p *parity) sides() []*side { return []*side{p.kubelet, p.manager} }
 // program returns the path of the trivet program that test/e2e/run has built.
 func program() string { return filepath.Join(os.Getenv("TRIVET_E2E_STATE"), flexProgram) }
 
+// startManager starts the volume manager.
 func (p *parity) startManager() {
 	p.t.Helper()
 	p.node.start(p.t, program(), "volume-manager", "--manifests="+parityDir+"/manifests", "--root-dir="+parityDir+"/root",
@@ -284,8 +286,8 @@ func (p *parity) change(t *testing.T) {
 	}
 	for _, s := range p.sides() {
 		eventually(t, 2*time.Minute, "the volumes of the "+s.name+" have the new content", func() (string, bool) {
-			changed := s.content(t, "changing", "volumes/kubernetes.io~configmap/data/added")
-			becameKey := s.content(t, "subpath-becomes-key", "volumes/kubernetes.io~configmap/data/..data/subpath")
+			changed := s.content("changing", "volumes/kubernetes.io~configmap/data/added")
+			becameKey := s.content("subpath-becomes-key", "volumes/kubernetes.io~configmap/data/..data/subpath")
 			return changed + "; " + becameKey, changed == "x" && becameKey == "file"
 		})
 	}
@@ -294,6 +296,7 @@ func (p *parity) change(t *testing.T) {
 	}
 }
 
+// kill creates chownedFiles files, whose group then changes to chownGroup.
 const (
 	chownedFiles = 10000
 	chownGroup   = 4711
@@ -307,7 +310,7 @@ func (p *parity) kill(t *testing.T) {
 	p.compare(t, filling)
 	for _, s := range p.sides() {
 		for i := range chownedFiles {
-			write(t, s.chownedFile(t, "walk-fill", i), "", 0o600)
+			write(t, s.chownedFile("walk-fill", i), "", 0o600)
 		}
 	}
 	p.remove(t, "walk-fill")
@@ -320,7 +323,7 @@ func (p *parity) kill(t *testing.T) {
 	p.startManager()
 	p.compare(t, walked)
 	for _, s := range p.sides() {
-		if left := s.countWithoutGroup(t); left > 0 {
+		if left := s.countWithoutGroup(); left > 0 {
 			t.Errorf("%s: got %d files without the group, want 0", s.name, left)
 		}
 	}
@@ -333,29 +336,27 @@ func (p *parity) remove(t *testing.T, pod string) {
 	p.manager.put(t, "pods", filter(p.manager.wanted["pods"], func(o object) bool { return o.GetName() != pod })...)
 	for _, s := range p.sides() {
 		eventually(t, time.Minute, "the "+s.name+" has removed the pod", func() (string, bool) {
-			_, err := os.Lstat(s.throughMounts(t, s.podDir(pod)))
+			_, err := os.Lstat(s.node.throughMounts(s.podDir(pod)))
 			return fmt.Sprint(err), errors.Is(err, fs.ErrNotExist)
 		})
 	}
 }
 
-// chownedFile returns the path of the i-th file of the volume.
-func (s *side) chownedFile(t *testing.T, pod string, i int) string {
-	t.Helper()
-	return s.throughMounts(t, filepath.Join(s.podDir(pod), "volumes/kubernetes.io~csi/pvc-"+s.uids["PersistentVolumeClaim/walked"], "mount", fmt.Sprintf("%06d", i)))
+// chownedFile returns the path of the i-th file in the volume of kill.
+func (s *side) chownedFile(pod string, i int) string {
+	return s.node.throughMounts(filepath.Join(s.podDir(pod), "volumes/kubernetes.io~csi/pvc-"+s.uids["PersistentVolumeClaim/walked"], "mount", fmt.Sprintf("%06d", i)))
 }
 
-// hasGroup reports whether the i-th file has the group.
-func (s *side) hasGroup(t *testing.T, i int) bool {
-	t.Helper()
+// hasGroup reports whether the i-th file in the volume of the pod walk has the group chownGroup.
+func (s *side) hasGroup(i int) bool {
 	var st unix.Stat_t
-	return unix.Stat(s.chownedFile(t, "walk", i), &st) == nil && st.Gid == chownGroup
+	return unix.Stat(s.chownedFile("walk", i), &st) == nil && st.Gid == chownGroup
 }
 
-func (s *side) countWithoutGroup(t *testing.T) (left int) {
-	t.Helper()
+// countWithoutGroup returns the number of files without the group chownGroup.
+func (s *side) countWithoutGroup() (left int) {
 	for i := range chownedFiles {
-		if !s.hasGroup(t, i) {
+		if !s.hasGroup(i) {
 			left++
 		}
 	}
@@ -364,11 +365,11 @@ func (s *side) countWithoutGroup(t *testing.T) (left int) {
 
 // killDuringChown kills processes as soon as the first file has the group.
 func (s *side) killDuringChown(t *testing.T, pids ...int) {
-	for deadline := time.Now().Add(time.Minute); !s.hasGroup(t, 0) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); !s.hasGroup(0) && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 	kill(pids...)
-	t.Logf("%s was killed when %d of %d files did not have the group yet", s.name, s.countWithoutGroup(t), chownedFiles)
+	t.Logf("%s was killed when %d of %d files did not have the group yet", s.name, s.countWithoutGroup(), chownedFiles)
 }
 
 // checkDifferences fails unless all differences have occurred, and the documentation lists them and no others.

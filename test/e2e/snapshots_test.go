@@ -83,6 +83,7 @@ func applySnapshots(t *testing.T, ns, name string) {
 	kubectl(t, "-n", ns, "apply", "-f", filepath.Join(examples, "snapshots", name))
 }
 
+// waitSnapshot waits until a snapshot can be used.
 func waitSnapshot(t *testing.T, ns, snapshot string) {
 	t.Helper()
 	kubectl(t, "-n", ns, "wait", "volumesnapshot", snapshot, "--for=jsonpath={.status.readyToUse}=true", "--timeout=2m")
@@ -260,6 +261,7 @@ func snapshotHandle(t *testing.T, ns, snapshot string) string {
 	return kubectl(t, "get", "volumesnapshotcontent", content, "-o", "jsonpath={.status.snapshotHandle}")
 }
 
+// sizeOf returns the sum of the sizes of blocks in bytes.
 func sizeOf(blocks []*csi.BlockMetadata) (sum int64) {
 	for _, b := range blocks {
 		sum += b.SizeBytes

@@ -18,8 +18,8 @@ const root = "../.."
 // kindNames are the names of the kinds of volume.
 var kindNames = []string{"loop", "nfs", "local", "disk"}
 
-// allowedNames contains the prefixes of paths whose files may contain such a name as a literal, with
-// the reason.
+// allowedNames contains the prefixes of paths whose files may contain one of kindNames as a string
+// literal, with the reason.
 var allowedNames = map[string]string{
 	"backend/disk/":        "a kind's own folder",
 	"backend/local/":       "a kind's own folder",

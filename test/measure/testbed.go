@@ -50,6 +50,8 @@ func OnExport(ctx context.Context, source string, run func(*Testbed)) error {
 	})
 }
 
+// inTestbed runs a measurement with a new temporary directory, and then ends the processes and removes
+// the directory.
 func inTestbed(ctx context.Context, run func(*Testbed)) error {
 	base, err := os.MkdirTemp("", "trivet-bench-")
 	if err != nil {
@@ -69,7 +71,7 @@ func inTestbed(ctx context.Context, run func(*Testbed)) error {
 	return err
 }
 
-// Command runs a program.
+// Command runs a program. The error of a failed program contains its output.
 func Command(ctx context.Context, name string, args ...string) error {
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {

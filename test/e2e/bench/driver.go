@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
+// The metric with the durations of calls in a driver, and its label with the method.
 const (
 	operations = "csi_plugin_operations_seconds"
 	methodName = "method_name"
@@ -25,7 +26,7 @@ type callTime struct {
 	seconds float64
 }
 
-// scrape sums the metrics of the drivers at comma-separated URLs.
+// scrape sums the metrics of the drivers at comma-separated URLs. It returns nil if urls is empty.
 func scrape(ctx context.Context, urls string) (driverTime, error) {
 	if urls == "" {
 		return nil, nil
@@ -68,7 +69,7 @@ func (d driverTime) add(ctx context.Context, url string) error {
 	return nil
 }
 
-// since returns the calls made after before was read.
+// since returns the calls that were made after before was scraped.
 func (d driverTime) since(before driverTime) driverTime {
 	delta := driverTime{}
 	for method, now := range d {

@@ -44,10 +44,10 @@ func bench(pods, rounds int, class, metrics string) error {
 	var emptyDirs, volumes []round
 	for i := range rounds {
 		for _, kind := range []struct {
-			class string
-			into  *[]round
-		}{{"", &emptyDirs}, {class, &volumes}} {
-			r, err := runRound(ctx, client, fmt.Sprintf("bench-%d%s", i, map[bool]string{true: "-volumes"}[kind.class != ""]), pods, kind.class, metrics)
+			suffix, class string // of the namespace, and of the claims
+			into          *[]round
+		}{{"", "", &emptyDirs}, {"-volumes", class, &volumes}} {
+			r, err := runRound(ctx, client, fmt.Sprintf("bench-%d%s", i, kind.suffix), pods, kind.class, metrics)
 			if err != nil {
 				return err
 			}

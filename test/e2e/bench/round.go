@@ -21,8 +21,8 @@ const (
 type round struct {
 	pods     int
 	up, down time.Duration // until all pods are ready, and until all pods and volumes are deleted
-	phases   []phase
-	driver   driverTime
+	phases   []phase       // nil for a round with emptyDirs
+	driver   driverTime    // the calls of the round; nil for a round with emptyDirs
 }
 
 // perVolume returns the mean duration of all phases of a volume.
@@ -63,11 +63,11 @@ func runRound(ctx context.Context, client kubernetes.Interface, namespace string
 	r := round{pods: pods, up: time.Since(began)}
 
 	began = time.Now()
-	at := metav1.DeleteOptions{}
-	if err := client.CoreV1().Pods(namespace).DeleteCollection(ctx, at, metav1.ListOptions{}); err != nil {
+	options := metav1.DeleteOptions{}
+	if err := client.CoreV1().Pods(namespace).DeleteCollection(ctx, options, metav1.ListOptions{}); err != nil {
 		return r, err
 	}
-	if err := client.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, at, metav1.ListOptions{}); err != nil {
+	if err := client.CoreV1().PersistentVolumeClaims(namespace).DeleteCollection(ctx, options, metav1.ListOptions{}); err != nil {
 		return r, err
 	}
 	gone := podGone
@@ -86,7 +86,7 @@ func runRound(ctx context.Context, client kubernetes.Interface, namespace string
 	if class != "" {
 		r.phases, r.driver = w.phases(), after.since(before)
 	}
-	return r, client.CoreV1().Namespaces().Delete(ctx, namespace, at)
+	return r, client.CoreV1().Namespaces().Delete(ctx, namespace, options)
 }
 
 // create creates a pod and, if class is not empty, its claim.

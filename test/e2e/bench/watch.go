@@ -36,9 +36,10 @@ type watcher struct {
 	mu      sync.Mutex
 	seen    map[moment]map[string]time.Time
 	claimOf map[string]string // PersistentVolume to claim
-	changed chan struct{}
+	changed chan struct{}     // receives a value after a moment was recorded
 }
 
+// selectedNode is the annotation with which the scheduler tells the provisioner the node of a claim's pod.
 const selectedNode = "volume.kubernetes.io/selected-node"
 
 // watch starts a watcher for the objects of a namespace.
@@ -82,7 +83,8 @@ func (w *watcher) in(namespace string, handle func(any)) func(any) {
 	}
 }
 
-// note records a moment of the pod or claim with a name. The second and later calls have no effect.
+// note records a moment of the pod with a name, or of its claim, which has the same name. Only the first
+// call for a moment and a name has an effect.
 func (w *watcher) note(m moment, name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,6 +111,7 @@ func (w *watcher) noteVolume(m moment, volume string) {
 	}
 }
 
+// pod, claim, volume and attachment note the moments that an added or changed object shows.
 func (w *watcher) pod(o any) {
 	p := o.(*corev1.Pod)
 	w.note(created, p.Name)

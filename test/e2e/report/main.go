@@ -65,6 +65,7 @@ func main() {
 	}
 }
 
+// read counts the specs in a report.
 func read(path string) (outcome, error) {
 	o := outcome{reasons: map[string]int{}}
 	b, err := os.ReadFile(path)
@@ -83,6 +84,7 @@ func read(path string) (outcome, error) {
 	return o, nil
 }
 
+// count adds the result of a spec.
 func (o *outcome) count(s spec) {
 	switch {
 	case s.State == "passed" && s.LeafNodeType == "It":
@@ -104,6 +106,7 @@ func why(message string) string {
 	return strings.TrimRight(strings.TrimSuffix(line, "skipping"), " -")
 }
 
+// skipped returns the number of specs that skipped themselves.
 func (o *outcome) skipped() int {
 	n := 0
 	for _, times := range o.reasons {

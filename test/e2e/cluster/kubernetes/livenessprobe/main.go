@@ -45,9 +45,10 @@ func main() {
 	}
 }
 
+// serve serves /healthz on an address until ctx ends.
 func serve(ctx context.Context, csiAddress, address string, timeout time.Duration) error {
-	// This waits for the driver. Until then, nothing listens on the address, so the kubelet's
-	// probes fail.
+	// ConnectWithoutMetrics waits for the driver. Until the driver listens, nothing listens on the
+	// address, so the kubelet's probes fail.
 	conn, err := connection.ConnectWithoutMetrics(ctx, csiAddress, connection.WithTimeout(0))
 	if err != nil {
 		return err
@@ -74,6 +75,7 @@ func serve(ctx context.Context, csiAddress, address string, timeout time.Duratio
 	return nil
 }
 
+// probe fails unless the driver reports that it is ready.
 func probe(ctx context.Context, conn *grpc.ClientConn, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

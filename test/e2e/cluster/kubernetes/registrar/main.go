@@ -72,7 +72,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	socket := filepath.Join(o.registryDir, name+"-reg.sock")
-	// A registrar that was killed has left its socket.
+	// A previous registrar that was killed has left its socket.
 	if err = os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -144,12 +144,14 @@ func answers(ctx context.Context, socket string, timeout time.Duration) error {
 	return err
 }
 
+// registrar answers the kubelet's calls on the registration socket.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
-	name, endpoint string
-	failed         chan<- error
+	name, endpoint string       // of the driver
+	failed         chan<- error // receives an error if the kubelet refuses the driver
 }
 
+// GetInfo implements registration.RegistrationServer.
 func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
 		Type:              registration.CSIPlugin,
@@ -159,6 +161,7 @@ func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*regist
 	}, nil
 }
 
+// NotifyRegistrationStatus implements registration.RegistrationServer.
 func (r *registrar) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if status.PluginRegistered {
 		klog.InfoS("Registered", "driver", r.name)
