@@ -151,7 +151,7 @@ func (f *floor) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReque
 	return &csi.DeleteSnapshotResponse{}, err
 }
 
-// record writes a file, which is about as large as a record of the driver, and makes it durable.
+// record writes a file of 300 bytes, which stands for the driver's record, and makes it durable.
 func (f *floor) record(name string) error {
 	r, err := os.OpenFile(f.records.Name()+"/"+name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -245,7 +245,7 @@ func (f *floor) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeR
 	return &csi.NodePublishVolumeResponse{}, bind(req.GetStagingTargetPath(), req.GetTargetPath())
 }
 
-// bind mounts what is mounted at from also at to.
+// bind makes the directory from also visible at to, like mount --bind (mount(8)).
 func bind(from, to string) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {

@@ -263,7 +263,7 @@ func testClocks(t *testing.T, server *nfsd.Server) {
 		t.Run(fmt.Sprint(to), func(t *testing.T) {
 			for _, v := range []*vol{m.directory(t, "nas", "directory"), m.image(t, "nas", "image", "ext4", 32*mib)} {
 				must(t, m.controllerPublish(t, v))
-				touchAll(t, server.Dir(export), time.Now().Add(-30*to))
+				touchAll(t, server.Dir(export), time.Now().Add(-30*to)) // 30 days in the other direction
 				restore := setClock(t, to)
 				must(t, m.stage(t, v))
 				must(t, m.publish(t, v))
@@ -284,7 +284,7 @@ func testClocks(t *testing.T, server *nfsd.Server) {
 // touchAll sets the modification time of all files below a directory.
 func touchAll(t *testing.T, dir string, to time.Time) {
 	t.Helper()
-	// The driver removes files at the same time.
+	// The driver may remove files while find and touch run.
 	run(t, "find", dir, "-ignore_readdir_race", "-exec", "touch", "-h", "-c", "-d", to.Format(time.RFC3339), "{}", "+")
 }
 
@@ -311,6 +311,8 @@ func TestFull(t *testing.T) {
 	awaitEmpty(t, filepath.Join(server.Dir(export), ".trivet/trash"))
 }
 
+// testQuota checks that a pod cannot write more than the server's quota of a directory, that the quota is
+// the size in the statistics, and that the volume can then be unpublished and deleted.
 func testQuota(t *testing.T, m *machine, server *nfsd.Server, export string) {
 	v := m.directory(t, "nas", "limited")
 	data := filepath.Join(server.Dir(export), "volumes/limited/data")
@@ -333,6 +335,8 @@ func testQuota(t *testing.T, m *machine, server *nfsd.Server, export string) {
 	must(t, m.delete(t, v))
 }
 
+// testFull checks that calls and writes fail on the full disk of a server, that synced data is kept, and
+// that the volumes work again when the disk has room.
 func testFull(t *testing.T, m *machine, server *nfsd.Server, export string) {
 	v, image := m.directory(t, "nas", "full"), m.image(t, "nas", "full-image", "ext4", 64*mib)
 	m.up(t, v)

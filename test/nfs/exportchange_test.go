@@ -79,6 +79,7 @@ func exported(t *testing.T, s *nfsd.Server, export string, options ...string) {
 	s.Export(t, strings.TrimPrefix(export, "/"), options...)
 }
 
+// exportedAgain exports a directory with the default options.
 func exportedAgain(t *testing.T, s *nfsd.Server, export string) { exported(t, s, export) }
 
 // TestExportChanges changes exports while the driver uses them. Each change affects one pool.
@@ -102,6 +103,8 @@ func TestExportChanges(t *testing.T) {
 	must(t, m.delete(t, m.directory(t, "untouched", "first")))
 }
 
+// run changes the export of the pool with the change's name, checks the driver's calls, and undoes the
+// change.
 func (c exportChange) run(t *testing.T, m *machine, s *nfsd.Server) {
 	eventually(t, func() error { return m.tryDirectory(t, c.name, c.name+"-spare") }) // until the pool is open
 	directory, image := m.directory(t, c.name, c.name+"-directory"), m.image(t, c.name, c.name+"-image", "ext4", 64*mib)
@@ -160,8 +163,8 @@ func (c exportChange) leave(t *testing.T, m *machine, volumes ...*vol) {
 	}
 }
 
-// soon repeats CreateVolume until it returns the wanted code and texts, because the NFS client caches
-// attributes for some seconds.
+// soon repeats do, which calls CreateVolume, until its error has the wanted code and texts, because the NFS
+// client caches attributes for some seconds. It returns the last error.
 func soon(t *testing.T, do func() error, code codes.Code, texts ...string) (err error) {
 	t.Helper()
 	for end := time.Now().Add(waitTimeout / 4); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {

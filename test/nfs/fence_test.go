@@ -177,6 +177,7 @@ type late struct {
 
 const lateText = "written too late "
 
+// lateWrite starts to write 64 KiB of lateText at offset 48 MiB of a device, without the page cache.
 func lateWrite(t *testing.T, device string) *late {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "late")
@@ -187,6 +188,7 @@ func lateWrite(t *testing.T, device string) *late {
 	return l
 }
 
+// wantFailed fails unless the write ends with an I/O error.
 func (l *late) wantFailed(t *testing.T) {
 	t.Helper()
 	ended := make(chan error, 1)

@@ -47,6 +47,8 @@ func startForwarded(t *testing.T, n *nfsd.Node, pools string) (node, controller 
 	return node, controller
 }
 
+// testSnapshotOnNode takes a snapshot while a writer writes to the image. A restored volume must contain the
+// records that were synced before.
 func testSnapshotOnNode(t *testing.T, node, controller *machine, fsType, consistency string) {
 	source := node.image(t, pool, "source-"+fsType+"-"+consistency, fsType, 512*mib)
 	must(t, node.controllerPublish(t, source))

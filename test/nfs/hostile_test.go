@@ -92,8 +92,8 @@ func (s *attackedPool) wantVictims(t *testing.T) {
 // folder returns the path of a volume's folder on the server.
 func (s *attackedPool) folder(v *vol) string { return filepath.Join(s.dir, "volumes", v.name) }
 
-// state describes the files that the driver must not change in calls for the attacked volume. It omits
-// access times and link counts, which may change.
+// state describes the files on the server that the driver must not change in calls for the attacked volume,
+// which is nil for calls with IDs of no volume. It omits access times and link counts, which may change.
 func (s *attackedPool) state(t *testing.T, attacked *vol) string {
 	t.Helper()
 	var b strings.Builder
@@ -209,9 +209,9 @@ var clearCodes = []codes.Code{codes.OK, codes.NotFound, codes.FailedPrecondition
 type attack struct {
 	name string
 	do   func(t *testing.T, folder string)
-	// stage is the code that NodeStageVolume must return, and texts a text that its error must contain.
+	// stage is the code that NodeStageVolume must return, and text a text that its error must contain.
 	stage codes.Code
-	texts string
+	text  string
 }
 
 // wantHarmless attacks a volume, makes every call for it, and checks that no other file has changed.
@@ -221,7 +221,7 @@ func (s *attackedPool) wantHarmless(t *testing.T, a attack, v *vol) {
 	before := s.state(t, v)
 	for _, r := range s.callAll(t, v) {
 		if r.call == "NodeStageVolume" {
-			wantCode(t, r.err, a.stage, a.texts)
+			wantCode(t, r.err, a.stage, a.text)
 		}
 	}
 	s.wantState(t, v, before)
@@ -263,6 +263,8 @@ func replace(file string, plant func(path string) error) func(*testing.T, string
 		must(t, plant(path))
 	}
 }
+
+// The following functions are arguments of replace, or return one. They create a file of a type at a path.
 
 func link(to string) func(path string) error {
 	return func(path string) error { return os.Symlink(to, path) }
@@ -323,7 +325,7 @@ func noPermissions(t *testing.T, folder string) {
 	}))
 }
 
-// onRecords contains the attacks on records, which images and directories have.
+// onRecords contains the attacks on a volume's folder and record.
 var onRecords = []attack{
 	{"folder is a link", linkFolder("victim"), codes.DataLoss, ""},
 	{"folder is an absolute link", linkFolder("/etc"), codes.DataLoss, ""},
@@ -346,6 +348,7 @@ var onRecords = []attack{
 	{"attachment is garbage", replace("attached/node", text("garbage")), codes.DataLoss, "attached"},
 }
 
+// onImages contains the attacks on volumes that are images.
 var onImages = []attack{
 	{"image is a link to another image", replace("image", link("../victim-image/image")), codes.DataLoss, "regular file"},
 	{"image is a link to a file of the host", replace("image", link("/etc/hostname")), codes.DataLoss, "regular file"},
@@ -373,6 +376,7 @@ func (s *attackedPool) testImages(t *testing.T) {
 	}
 }
 
+// onDirectories contains the attacks on volumes that are directories, in addition to onRecords.
 var onDirectories = []attack{
 	{"data is a link to another volume", replace("data", link("../victim/data")), codes.DataLoss, "data"},
 	{"data is a link to a parent", replace("data", link("../../..")), codes.DataLoss, "data"},
@@ -446,6 +450,7 @@ func (s *attackedPool) testStaged(t *testing.T) {
 	}
 }
 
+// testStagedVolume attacks a volume of a kind, image or directory, while it is in use.
 func (s *attackedPool) testStagedVolume(t *testing.T, a attack, kind string) {
 	var v *vol
 	if kind == "image" {
@@ -572,7 +577,7 @@ func (s *attackedPool) testStatic(t *testing.T) {
 func (s *attackedPool) testTrash(t *testing.T) {
 	deep := s.directory(t, "nas", "deep")
 	at := filepath.Join(s.folder(deep), "data")
-	for range 12 {
+	for range 12 { // 24 KiB in total, more than PATH_MAX
 		at = filepath.Join(at, strings.Repeat(strings.Repeat("d", 100)+"/", 20))
 		must(t, mkdirDeep(at))
 	}
@@ -605,7 +610,7 @@ func (s *attackedPool) testTrash(t *testing.T) {
 		t.Fatalf("got paths %v of the immutable file, want one", found)
 	}
 	run(t, "chattr", "-i", found[0])
-	s.stop(t)
+	s.stop(t) // the next driver retries at once, without the back-off of this one
 	s.run(t)
 	must(t, s.listVolumes(t))
 	s.awaitTrash(t)
@@ -634,6 +639,7 @@ func mkdirDeep(path string) error {
 	return err
 }
 
+// awaitTrash waits until the trash of the pool is empty.
 func (s *attackedPool) awaitTrash(t *testing.T) {
 	t.Helper()
 	awaitEmpty(t, filepath.Join(s.dir, ".trivet/trash"))

@@ -108,6 +108,7 @@ func (m *machine) run(t *testing.T) {
 	m.connect(t)
 }
 
+// connect creates clients of the driver and waits until it is ready.
 func (m *machine) connect(t *testing.T) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+m.path("csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
@@ -304,7 +305,7 @@ func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCap
 	return v
 }
 
-// tryCreate calls CreateVolume once.
+// tryCreate calls CreateVolume once. If the call fails, the returned volume has no ID.
 func (m *machine) tryCreate(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*vol, error) {
 	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
@@ -319,10 +320,12 @@ func (m *machine) tryDirectory(t *testing.T, pool, name string) error {
 	return err
 }
 
+// directoryIn returns the parameters of a StorageClass whose volumes are directories.
 func directoryIn(pool string) map[string]string {
 	return map[string]string{"backend": "nfs", "pool": pool}
 }
 
+// imageIn returns the parameters of a StorageClass whose volumes are disk images.
 func imageIn(pool string) map[string]string {
 	return map[string]string{"backend": "loop", "pool": pool}
 }
@@ -427,6 +430,7 @@ func (m *machine) tryHealth(t *testing.T, v *vol) (reasons []string, err error) 
 	return reasons, err
 }
 
+// health is tryHealth for a call that must succeed.
 func (m *machine) health(t *testing.T, v *vol) []string {
 	t.Helper()
 	reasons, err := m.tryHealth(t, v)
@@ -504,6 +508,7 @@ func write(t *testing.T, path, text string) {
 	must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
+// wantText fails unless a file contains exactly a text.
 func wantText(t *testing.T, path, want string) {
 	t.Helper()
 	got, err := os.ReadFile(path)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// A writer starts the test binary as a process that writes records.
 	if len(os.Args) == 3 && os.Args[1] == writerCommand {
 		if err := writeRecords(os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

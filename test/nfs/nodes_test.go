@@ -27,6 +27,7 @@ const pool = "nas"
 // wait for its end.
 const lease = 15 * time.Second
 
+// TestTwoNodes runs scenarios in which two nodes with their own drivers use one pool.
 func TestTwoNodes(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{Lease: lease})
 	p := pair{server: s, export: s.Export(t, "volumes")}

@@ -21,7 +21,7 @@ func TestOutageLock(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	pools := nfsPool("nas", s, s.Export(t, "nas"), "outage: 10s")
 	first, second := start(t, s.Node(t, "node-1"), "node-1", pools), start(t, s.Node(t, "node-2"), "node-2", pools)
-	eventually(t, func() error { return first.tryDirectory(t, "nas", "first") })
+	eventually(t, func() error { return first.tryDirectory(t, "nas", "first") }) // until the pool is open
 	must(t, first.delete(t, first.directory(t, "nas", "first")))
 	stays := first.image(t, "nas", "stays", "ext4", 64*mib)
 	first.up(t, stays)

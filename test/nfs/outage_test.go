@@ -44,8 +44,8 @@ type outageTest struct {
 	unaffected          []*vol // in a pool of other, and in a pool of the node
 	spare               []*vol // never staged
 	writers             map[*vol]*writer
-	parent              *testing.T // its writers run across the subtests
-	rounds              int        // calls of startVolumes
+	parent              *testing.T // the test that ends the writers, which run across the subtests
+	rounds              int        // the number of calls of startVolumes
 }
 
 // TestOutage cuts a node off from a server, and then stops the server, while programs write to volumes.
@@ -64,6 +64,7 @@ func TestOutage(t *testing.T) {
 	s.table.show(t)
 }
 
+// newOutageTest starts both servers and the driver, and creates the volumes.
 func newOutageTest(t *testing.T) *outageTest {
 	t.Helper()
 	s := &outageTest{writers: map[*vol]*writer{}, parent: t}
@@ -105,6 +106,7 @@ const (
 	unsynced = 9
 )
 
+// all returns the volumes of the server that becomes unreachable, except spare.
 func (s *outageTest) all() []*vol { return slices.Concat(s.directories, s.images) }
 
 // busy returns the volumes that have writers.
@@ -234,6 +236,7 @@ func (s *outageTest) teardowns(unstage codes.Code) []call {
 	}
 }
 
+// checkHealth calls NodeGetVolumeHealth and ignores the reported conditions.
 func (s *outageTest) checkHealth(t *testing.T, v *vol) error {
 	_, err := s.tryHealth(t, v)
 	return err
@@ -330,7 +333,7 @@ func (s *outageTest) useVolumes(t *testing.T, pool, kind, column string, done <-
 	for n := 0; ; n++ {
 		select {
 		case <-done:
-			s.table.set("a volume's parent life in "+kind, column, fmt.Sprintf("%d, the longest %s", n, rounded(longest)))
+			s.table.set("a volume's whole life in "+kind, column, fmt.Sprintf("%d, the longest %s", n, rounded(longest)))
 			return
 		case <-time.After(time.Second): // the virtual machine is slow
 		}
@@ -343,6 +346,7 @@ func (s *outageTest) useVolumes(t *testing.T, pool, kind, column string, done <-
 	}
 }
 
+// useVolume makes all calls of a volume's life for an image in a pool.
 func (s *outageTest) useVolume(t *testing.T, pool, name string) error {
 	v, err := s.tryCreate(t, name, 64*mib, filesystem("ext4", oneNode), imageIn(pool))
 	if err != nil {
@@ -358,8 +362,8 @@ func (s *outageTest) useVolume(t *testing.T, pool, name string) error {
 	return nil
 }
 
-// wantRecovered fails unless all calls succeed again, and the driver has as many workers as before and
-// hardly more threads.
+// wantRecovered fails unless all calls succeed again, the driver has as many workers as before, and it has at
+// most maxMoreThreads threads more than atFirst, their number before the outage.
 func (s *outageTest) wantRecovered(t *testing.T, atFirst int) {
 	t.Helper()
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
@@ -442,8 +446,13 @@ func (s *outageTest) testLong(t *testing.T) {
 	s.wantSilent(t)
 	s.noteThreads(after)
 	for v, w := range s.writers {
-		if !slices.Contains(s.unaffected, v) && w.err != nil {
-			t.Errorf("the writer of %s failed: %v", v.name, w.err)
+		if slices.Contains(s.unaffected, v) {
+			continue
+		}
+		select {
+		case <-w.ended:
+			t.Errorf("the writer of %s ended with error %v, want it to wait for the server", v.name, w.err)
+		default:
 		}
 	}
 	stop()

@@ -24,6 +24,7 @@ import (
 // writerCommand is the first argument with which the test binary runs writeRecords.
 const writerCommand = "write-records"
 
+// recordSize is the size of a record in bytes.
 const recordSize = 4096
 
 // record returns the record with number k. The first record has number 1.
@@ -58,6 +59,7 @@ func writeRecords(path string) error {
 	}
 }
 
+// writeRecord appends a record to f and syncs f. It also overwrites scratch, which it does not sync.
 func writeRecord(f, scratch *os.File, k int) error {
 	if _, err := f.Write(record(k)); err != nil {
 		return err
@@ -74,11 +76,11 @@ type writer struct {
 	path  string
 	cmd   *exec.Cmd
 	stdin io.Closer
-	ended chan struct{}
+	ended chan struct{} // closed when the process has ended
+	err   error         // the result of the process; valid when ended is closed
 
 	mu    sync.Mutex
-	acked int
-	err   error // the result of the process; valid when ended is closed
+	acked int // the number of records that are synced
 }
 
 // startWriter starts a writer for a new file. It runs until finish, kill or the end of the test.

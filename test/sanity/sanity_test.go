@@ -26,11 +26,12 @@ import (
 )
 
 const (
-	// An xfs must have at least 300 MiB.
+	// size and largerSize are the sizes of volumes in bytes. An xfs must have at least 300 MiB.
 	size       = 320 * volume.MiB
 	largerSize = 640 * volume.MiB
+	// maxVolumes is the number of volumes that a node accepts.
 	maxVolumes = 3
-
+	// idempotentCount is how often the suite makes each call that it repeats.
 	idempotentCount = 3
 )
 
@@ -53,7 +54,7 @@ func TestSanity(t *testing.T) {
 type suite struct {
 	name             string
 	kinds            []kind
-	pool             string    // its directory
+	pool             string    // the directory of the pool; empty if no driver was started
 	id               volume.ID // of a volume in the pool, without backend and name
 	controller, node string    // endpoints of the drivers
 }
@@ -178,6 +179,7 @@ func snapshot() testenv.State {
 	return state
 }
 
+// config returns the configuration of csi-sanity for one kind of volume.
 func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	t.Helper()
 	paths := t.TempDir()

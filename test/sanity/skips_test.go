@@ -108,8 +108,11 @@ func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 
 // rowFor returns the index of the row of skips that matches a spec, or -1.
 func rowFor(spec types.SpecReport, selected []kind) int {
-	of := slices.IndexFunc(selected, func(k kind) bool { return strings.HasPrefix(spec.FullText(), k.name+" ") })
+	i := slices.IndexFunc(selected, func(k kind) bool { return strings.HasPrefix(spec.FullText(), k.name+" ") })
+	if i < 0 {
+		return -1
+	}
 	return slices.IndexFunc(skips, func(s skip) bool {
-		return s.spec.MatchString(spec.FullText()) && of >= 0 && s.appliesTo(selected[of])
+		return s.spec.MatchString(spec.FullText()) && s.appliesTo(selected[i])
 	})
 }

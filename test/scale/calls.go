@@ -14,7 +14,7 @@ import (
 // volumeSize is the size of each volume in bytes. Images are sparse.
 const volumeSize = 1 << 20
 
-// vol is a volume in the calls of a sidecar.
+// vol is a volume on a node, or one for which the driver chooses the node.
 type vol struct {
 	name string
 	node *node
@@ -31,6 +31,7 @@ func newVolumes(nodes []*node, prefix string, n int) []*vol {
 	return vols
 }
 
+// capability returns the capability of all volumes.
 func capability() *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},

@@ -48,6 +48,7 @@ type drop struct {
 	listed time.Duration // until the volumes of all nodes can be listed
 }
 
+// measureDrop measures all phases, while it probes the nodes that drop.
 func measureDrop(ctx context.Context, f *fleet) *drop {
 	d := &drop{
 		fleet: f, samples: map[string]samples{}, resources: map[string]resources{}, others: map[string][]outcome{},
@@ -66,15 +67,16 @@ func measureDrop(ctx context.Context, f *fleet) *drop {
 	return d
 }
 
+// run runs the phases one after the other.
 func (d *drop) run(ctx context.Context) {
-	done := func() bool { return true }
-	d.phase(ctx, before, done)
+	once := func() bool { return true }
+	d.phase(ctx, before, once)
 	d.stop(d.fleet.ending, syscall.SIGTERM)
 	d.stop(d.fleet.silent, syscall.SIGSTOP)
 	d.away(ctx, unnoticed, d.allNoticed)
-	d.away(ctx, noticed, done)
+	d.away(ctx, noticed, once)
 	d.recover(ctx)
-	d.phase(ctx, afterwards, done)
+	d.phase(ctx, afterwards, once)
 }
 
 // stop sends a signal that ends or stops the drivers of a group.
@@ -207,6 +209,7 @@ func newProbes() *probes {
 	return &probes{first: map[*node]time.Duration{}, again: map[*node]bool{}, outcomes: map[string]int{}}
 }
 
+// stopped records the time at which the drivers of the group are signaled.
 func (p *probes) stopped() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,6 +251,7 @@ func (p *probes) probe(ctx context.Context, f *fleet, n *node) {
 	}
 }
 
+// note records a failed call to a node.
 func (p *probes) note(n *node, took time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -276,6 +280,7 @@ func (d *drop) String() string {
 	return b.String()
 }
 
+// healthy returns a table of the calls to healthy nodes in each phase.
 func (d *drop) healthy() string {
 	t := markdown.Table{append([]string{"call", "callers"}, phases...)}
 	for _, n := range callers {
@@ -291,6 +296,7 @@ func (d *drop) healthy() string {
 	return t.Text(true)
 }
 
+// dropped returns a table of the calls to nodes that are away.
 func (d *drop) dropped() string {
 	t := markdown.Table{{"nodes", "first call failed after, p50", "max", "duration of that call, p50", "max", "later failed calls, p50 ms", "p99", "codes", "reached again after, p50", "max"}}
 	for _, g := range []*group{d.fleet.ending, d.fleet.silent} {
@@ -302,6 +308,7 @@ func (d *drop) dropped() string {
 	return t.Text(true)
 }
 
+// codes returns the number of failed calls by code, as text.
 func (p *probes) codes() string {
 	var all []string
 	for _, code := range slices.Sorted(maps.Keys(p.outcomes)) {
@@ -310,6 +317,7 @@ func (p *probes) codes() string {
 	return strings.Join(all, ", ")
 }
 
+// meanwhile returns a table of the results of callOthers.
 func (d *drop) meanwhile() string {
 	t := markdown.Table{{"call", unnoticed, noticed}}
 	for i, o := range d.others[unnoticed] {

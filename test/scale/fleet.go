@@ -24,7 +24,7 @@ import (
 // fleet is the controller's driver and its nodes.
 type fleet struct {
 	testbed    *measure.Testbed
-	dir        string
+	dir        string // contains the directories of all drivers
 	ca         *pki.Authority
 	nodes      []*node
 	volumes    []*vol // permanent volumes, as many on each node
@@ -89,6 +89,7 @@ func freePorts(n int) []string {
 	return free
 }
 
+// addNode writes the certificate and the configuration of a node's driver, which listens on an address.
 func (f *fleet) addNode(name, address string) {
 	n := &node{name: name, dir: filepath.Join(f.dir, name), address: address}
 	f.nodes = append(f.nodes, n)
@@ -125,8 +126,10 @@ func (f *fleet) serve(ctx context.Context, group *group) {
 	}
 }
 
+// poll is the interval at which the fleet checks whether a driver is ready.
 const poll = 5 * time.Millisecond
 
+// listens reports whether a process listens on a TCP address.
 func listens(ctx context.Context, address string) bool {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	return err == nil && conn.Close() == nil

@@ -21,9 +21,10 @@ const (
 
 // serveNodes runs the drivers of the nodes that have the given directories, until ctx ends.
 func serveNodes(ctx context.Context, dirs []string) error {
+	const optional = false // the configuration file must exist
 	group, ctx := errgroup.WithContext(ctx)
 	for _, dir := range dirs {
-		config, err := driver.LoadConfig(filepath.Join(dir, configFile), false, dir, nil)
+		config, err := driver.LoadConfig(filepath.Join(dir, configFile), optional, dir, nil)
 		if err != nil {
 			return err
 		}

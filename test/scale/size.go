@@ -14,6 +14,7 @@ import (
 // many.
 const manyCallers = 16
 
+// callers contains the numbers of concurrent callers.
 var callers = []int{1, manyCallers}
 
 const (
@@ -24,6 +25,7 @@ const (
 	anywhere = 64 // volumes that are created without a topology
 )
 
+// anywhereCall is the name of the samples of createAnywhere.
 const anywhereCall = "CreateVolume without topology"
 
 // pageSizes are the requested page sizes; the last one is the largest allowed.
@@ -41,6 +43,7 @@ type size struct {
 func pageOf(n int) string    { return fmt.Sprintf("a page of %d", n) }
 func wholeList(n int) string { return fmt.Sprintf("the whole list by %d", n) }
 
+// measureSize measures a fleet with each number of callers.
 func measureSize(ctx context.Context, f *fleet) *size {
 	s := &size{nodes: len(f.nodes), volumes: len(f.volumes), after: map[int]resources{}, samples: samples{}}
 	s.filled = resourcesOf(ctx, f.controller, f.web)
@@ -84,6 +87,7 @@ func (f *fleet) on(w way, c call) func(context.Context, *vol) error {
 	return func(ctx context.Context, v *vol) error { return do(ctx, v.node.direct, v) }
 }
 
+// createAnywhere measures CreateVolume without a topology, and deletes the volumes.
 func (s *size) createAnywhere(ctx context.Context, f *fleet, callers int) {
 	vols := newVolumes(f.nodes, "anywhere", anywhere)
 	s.samples.add(routed, anywhereCall, callers, forAll(ctx, callers, vols, f.on(routed, call{do: createAnywhere}))...)
@@ -127,6 +131,7 @@ func (s *size) calls() string {
 	return fmt.Sprintf("### Calls: %d nodes, %d volumes\n\nIn milliseconds.\n\n%s", s.nodes, s.volumes, t.Text(true))
 }
 
+// lists returns a table of ListVolumes with each page size.
 func (s *size) lists() string {
 	t := markdown.Table{{"ListVolumes", "callers", "page p50", "p99", "whole list p50", "max"}}
 	for _, n := range callers {

@@ -13,6 +13,7 @@ import (
 
 func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }
 
+// TestConformance runs the conformance tests of package backendtest for the kind.
 func TestConformance(t *testing.T) { targets.Run(t, "sixth") }
 
 // TestDemo runs the demo with a volume of the kind.

@@ -70,7 +70,7 @@ func (h *history) checkDelta(t *testing.T, older, newer *capture, from int64) {
 	}))
 	must(t, err)
 	must(t, compareOutside(h.snapshotImage(older.id), h.snapshotImage(newer.id), from, spans))
-	if from > 0 {
+	if from > 0 { // totals counts only the call that covers the whole images
 		return
 	}
 	var st unix.Stat_t
@@ -134,7 +134,7 @@ func compareRange(a, b *os.File, from, end int64) error {
 			for left[at] == right[at] {
 				at++
 			}
-			return fmt.Errorf("they differ at %d", from+int64(at))
+			return fmt.Errorf("the first difference is at offset %d", from+int64(at))
 		}
 		from += n
 	}

@@ -18,7 +18,7 @@ type history struct {
 	*testDriver
 	seed   uint64
 	rand   *rand.Rand
-	totals *totals
+	totals *totals // of all histories of the pool
 
 	kind   kind
 	source *vol
@@ -36,12 +36,13 @@ type capture struct {
 	after, before moment
 }
 
+// newHistory returns a history with a random kind of volume of the driver.
 func newHistory(t *testing.T, g *testDriver, seed uint64, totals *totals) *history {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 0))
 	h := &history{testDriver: g, seed: seed, rand: r, totals: totals, kind: g.kinds[r.IntN(len(g.kinds))]}
 	h.tree = !h.kind.Block() && r.IntN(4) == 0
-	blocks := 256
+	blocks := 256 // of the file in the source
 	if h.kind.Block() {
 		blocks = int(h.kind.Size() / blockSize)
 	}
@@ -49,8 +50,10 @@ func newHistory(t *testing.T, g *testDriver, seed uint64, totals *totals) *histo
 	return h
 }
 
+// name returns a name of a volume or snapshot that no other history uses.
 func (h *history) name(what string) string { return fmt.Sprintf("%s-%x", what, h.seed) }
 
+// run writes to the source, makes captures, compares them with what was written, and removes everything.
 func (h *history) run(t *testing.T) {
 	t.Logf("%s, tree: %t", h.kind.Name(), h.tree)
 	h.source = h.newVol(t, h.kind, h.name("source"), h.kind.Size(), nil)
@@ -152,6 +155,7 @@ func (h *history) whileWriting(t *testing.T, do func()) {
 	do()
 }
 
+// snapshot takes a snapshot of the source, in some cases with consistency frozen.
 func (h *history) snapshot(t *testing.T, c *capture, name string) {
 	t.Helper()
 	class := map[string]string{}
@@ -163,6 +167,7 @@ func (h *history) snapshot(t *testing.T, c *capture, name string) {
 	c.id = resp.GetSnapshot().GetSnapshotId()
 }
 
+// clone creates a clone of the source.
 func (h *history) clone(t *testing.T, c *capture, name string) {
 	t.Helper()
 	c.copy = h.newVol(t, h.kind, name, h.kind.Size(), &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
@@ -170,6 +175,7 @@ func (h *history) clone(t *testing.T, c *capture, name string) {
 	}})
 }
 
+// restore creates a volume from the snapshot of a capture, in some cases with twice its size.
 func (h *history) restore(t *testing.T, c *capture, name string) {
 	t.Helper()
 	size := h.kind.Size()

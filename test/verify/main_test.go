@@ -113,6 +113,7 @@ func (g *testDriver) serve(t *testing.T, binary, medium string) {
 	g.connect(t, endpoint)
 }
 
+// connect creates clients of the driver and waits until it is ready.
 func (g *testDriver) connect(t *testing.T, endpoint string) {
 	t.Helper()
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))

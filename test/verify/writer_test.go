@@ -36,10 +36,12 @@ type writer struct {
 	versions map[int][]version
 }
 
+// newWriter returns a writer for a number of blocks.
 func newWriter(seed uint64, blocks int) *writer {
 	return &writer{seed: seed, blocks: blocks, rand: rand.New(rand.NewPCG(seed, 1)), versions: map[int][]version{}}
 }
 
+// moment returns the current progress of the writer.
 func (w *writer) moment() moment {
 	w.mu.Lock()
 	defer w.mu.Unlock()

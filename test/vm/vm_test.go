@@ -66,8 +66,8 @@ var long = flag.Bool("long", false, "also run the guests that take minutes each"
 // program runs tests of a package, built with the tag vm. For each expression of want, the output
 // must contain a matching line. No test may be skipped.
 type program struct {
-	pkg  string
-	args []string
+	pkg  string   // the path of the package, relative to the module
+	args []string // of the test binary
 	want []*regexp.Regexp
 }
 
@@ -208,6 +208,7 @@ var (
 	failed  = regexp.MustCompile(`(?m)^ *--- FAIL: .*`)
 )
 
+// TestVM runs the programs of each guest in a virtual machine. Without -long, it runs only the short guests.
 func TestVM(t *testing.T) {
 	testenv.RequireRoot(t)
 	dependOnSources(t)
@@ -329,6 +330,7 @@ func buildDriver(ctx context.Context, t *testing.T, flags ...string) string {
 	return binary
 }
 
+// compile runs the go command without cgo, so that it builds a static binary.
 func compile(ctx context.Context, t *testing.T, args ...string) {
 	t.Helper()
 	c := exec.CommandContext(ctx, "go", args...)

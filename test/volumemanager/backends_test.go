@@ -13,7 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// kind is a kind of volume of this project's driver.
+// kind is a kind of volume of this project's driver. name is the name of the claim, and larger the size to
+// which the claim is expanded.
 type kind struct {
 	name, class, size, larger string
 	// more contains additional fields of the claim's spec, each preceded by a comma.
@@ -105,6 +106,7 @@ func (m *machine) copies(all []kind) {
 	m.awaitRemoved("second")
 }
 
+// claimsOf returns the result of claimed for each name.
 func claimsOf(names []string) (volumes []string) {
 	for _, name := range names {
 		volumes = append(volumes, claimed(name))

@@ -83,10 +83,12 @@ func TestBadDrivers(t *testing.T) {
 	m.removeAll()
 }
 
+// driverObject returns the manifest of the CSIDriver of a driver for inline volumes.
 func driverObject(name string) string {
 	return fmt.Sprintf("\napiVersion: storage.k8s.io/v1\nkind: CSIDriver\nmetadata: {name: %s}\nspec: {volumeLifecycleModes: [Ephemeral]}\n", name)
 }
 
+// inlineOf returns an inline volume of the driver NAME.example. The volume has the name NAME.
 func inlineOf(driver string) string {
 	return fmt.Sprintf("{name: %[1]s, csi: {driver: %[1]s.example}}", driver)
 }
@@ -138,7 +140,8 @@ func (m *machine) awaitDriverError(socket, message string) {
 	})
 }
 
-// awaitUndesired waits until a volume of a removed pod is in the status.
+// awaitUndesired waits until a volume of a removed pod is in the status. The status identifies the pod only
+// by its UID.
 func (m *machine) awaitUndesired(uid, volume string) {
 	m.t.Helper()
 	m.awaitStatus(func(s volumemanager.Status) error {
@@ -163,6 +166,7 @@ func (m *machine) serve(path string, register func(*grpc.Server)) (stop func()) 
 	return s.Stop
 }
 
+// registrar answers the calls of the plugin registration for a driver with a name and a socket.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	name, endpoint string
@@ -184,12 +188,13 @@ type scriptedDriver struct {
 	name string
 	// released can be closed by a test to end the calls of a publish function that waits for it.
 	released chan struct{}
-	stops    []func()
+	stops    []func() // end the servers of the driver and of its registrar
 
 	mu      sync.Mutex
 	publish func(ctx context.Context, target string) error
 }
 
+// newScriptedDriver returns a driver that mounts a tmpfs for each volume. It does not start the driver.
 func newScriptedDriver(m *machine, name string) *scriptedDriver {
 	return &scriptedDriver{machine: m, name: name, released: make(chan struct{}), publish: mountTmpfs}
 }
@@ -209,12 +214,14 @@ func (d *scriptedDriver) start() {
 	}
 }
 
+// stop ends the driver and its registration, and cancels running calls.
 func (d *scriptedDriver) stop() {
 	for _, stop := range d.stops {
 		stop()
 	}
 }
 
+// set replaces the function that publishes a volume.
 func (d *scriptedDriver) set(publish func(context.Context, string) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -258,7 +265,7 @@ func (d *scriptedDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpub
 // mountTmpfs mounts a tmpfs on target, unless target exists. Inline volumes are published repeatedly.
 func mountTmpfs(_ context.Context, target string) error {
 	err := os.Mkdir(target, 0o750)
-	if errors.Is(err, os.ErrExist) { // an earlier call has mounted it
+	if errors.Is(err, os.ErrExist) { // an earlier call has mounted the tmpfs
 		return nil
 	}
 	if err != nil {

@@ -74,6 +74,7 @@ func (m *machine) output(words ...string) string {
 	return string(out)
 }
 
+// decode parses JSON. It fails for fields that the type of to does not have.
 func decode(text string, to any) error {
 	d := json.NewDecoder(strings.NewReader(text))
 	d.DisallowUnknownFields()

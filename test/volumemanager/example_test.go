@@ -40,6 +40,7 @@ func (m *machine) runExample() {
 	script := strings.ReplaceAll(example(m.t, "web.sh"), "/etc/trivet/manifests", m.manifests)
 	must(m.t, os.WriteFile(filepath.Join(dir, "web.sh"), []byte(script), 0o700))
 	must(m.t, os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(example(m.t, "web.yaml")), 0o600))
+	// The script runs `trivet volume-manager wait`. The wrapper adds the root directory of this manager.
 	wrapper := fmt.Sprintf("#!/bin/sh\nshift 2\nexec %q volume-manager wait --root-dir %q \"$@\"\n", program, m.root)
 	must(m.t, os.WriteFile(filepath.Join(dir, "trivet"), []byte(wrapper), 0o700))
 	c := exec.Command(filepath.Join(dir, "web.sh"))
@@ -63,6 +64,7 @@ func (m *machine) wantPaths(unit string, p pod, volumes ...string) {
 	}
 }
 
+// example returns the content of a file of the example.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(examples + name)

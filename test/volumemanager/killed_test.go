@@ -174,6 +174,7 @@ func (s *slot) openFiles(uid string, p pod) (o *openFiles, err error) {
 	return o, nil
 }
 
+// close closes the files, and ends the watch of the pod's mounts.
 func (o *openFiles) close() (err error) {
 	o.watch.remove(o.paths)
 	for _, f := range o.files {
@@ -188,6 +189,7 @@ func (s *slot) removePod(uid string) error {
 	return s.waitRemoved(uid)
 }
 
+// writeSynced writes a text to a new file and syncs it.
 func writeSynced(path, text string) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -204,8 +206,8 @@ type watch struct {
 	mu sync.Mutex
 	// ids holds the IDs of the mounts at each watched path.
 	ids  map[string]string
-	errs []error
-	stop func()
+	errs []error // one for each change
+	stop func()  // ends the comparisons
 }
 
 // watchMounts starts a watch, which compares the mount table every 10 ms.
@@ -246,6 +248,7 @@ func mountIDs(t *testing.T) map[string]string {
 	return ids
 }
 
+// compare records an error for each watched path whose mounts have changed.
 func (w *watch) compare() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -258,6 +261,7 @@ func (w *watch) compare() {
 	}
 }
 
+// add starts to watch paths, whose mounts must exist already.
 func (w *watch) add(paths []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -267,6 +271,7 @@ func (w *watch) add(paths []string) {
 	}
 }
 
+// remove ends the watch of paths.
 func (w *watch) remove(paths []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -293,7 +298,7 @@ func (m *machine) killRandomly(r *rand.Rand) (end func() (kills int)) {
 	kills := 0
 	stop := repeatedly(func() {
 		time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
-		which := 1 + r.IntN(3)
+		which := 1 + r.IntN(3) // 1: the manager; 2: the driver; 3: both
 		manager, driver := which&1 != 0, which&2 != 0
 		if manager {
 			m.manager.kill()
@@ -335,7 +340,7 @@ func TestReboot(t *testing.T) {
 		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}",
 		"{name: flexed, flexVolume: {driver: trivet/loop, fsType: ext4, options: {size: 32Mi, volume: mine}}}")
 	m.put("stays", podWith("stays", `containers: [{name: main, image: none, volumeMounts: [{name: xfs, mountPath: /x, subPath: part}]}]`, volumes...))
-	m.put("goes", podOf("goes", volumes[len(kinds()):len(volumes)-1]...))
+	m.put("goes", podOf("goes", volumes[len(kinds()):len(volumes)-1]...)) // without the claims and flexed
 	p := m.await("stays")
 	other := m.await("goes")
 	for _, name := range append(names, "scratch", "memory", "inline", "flexed") {

@@ -30,9 +30,9 @@ type machine struct {
 	t *testing.T
 	// dir contains all other directories except the pool.
 	dir, root, manifests, registry, flex string
-	pool                                 string
-	log                                  *os.File
-	manager, driver                      *process
+	pool                                 string   // the directory of the driver's pool; empty if there is none
+	log                                  *os.File // the output of all processes
+	manager, driver                      *process // nil if the process was not started
 }
 
 // newMachine starts a manager without a driver. The directories have short names, because the paths of
@@ -69,6 +69,7 @@ func newMachineWithDriver(t *testing.T) *machine {
 // process is a running program.
 type process struct{ *exec.Cmd }
 
+// start starts a program with environment variables in addition to those of the test.
 func (m *machine) start(env []string, words ...string) *process {
 	m.t.Helper()
 	p := &process{exec.Command(words[0], words[1:]...)}
@@ -78,7 +79,7 @@ func (m *machine) start(env []string, words ...string) *process {
 	return p
 }
 
-// kill sends SIGKILL.
+// kill sends SIGKILL and waits for the end of the process.
 func (p *process) kill() {
 	_ = p.Process.Kill()
 	_ = p.Wait() // returns an error, because the process was killed
@@ -212,6 +213,7 @@ func mountsBelow(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
+// mounted is an entry of the mount table.
 type mounted struct{ id, path, fsType string }
 
 // mountTable parses proc_pid_mountinfo(5).
@@ -235,8 +237,10 @@ func (m *machine) put(name string, text ...string) {
 	must(m.t, os.Rename(file, m.manifest(name)))
 }
 
+// manifest returns the path of a manifest.
 func (m *machine) manifest(name string) string { return filepath.Join(m.manifests, name+".yaml") }
 
+// remove removes manifests.
 func (m *machine) remove(names ...string) {
 	m.t.Helper()
 	for _, name := range names {

@@ -14,7 +14,7 @@ import (
 
 var (
 	lives = flag.Int("lives", 20, "number of pods that TestKilled runs while it kills the manager and the driver")
-	seed  = flag.Uint64("seed", 0, "seed of the random numbers; 0: use the time")
+	seed  = flag.Uint64("seed", 0, "seed of the random numbers; 0 means the current time")
 	// TestOtherDriver runs a third-party driver and its registrar.
 	otherDriver    = flag.String("other-driver", "", "`path` of hostpathplugin, of kubernetes-csi/csi-driver-host-path")
 	otherRegistrar = flag.String("other-registrar", "", "`path` of csi-node-driver-registrar, of kubernetes-csi/node-driver-registrar")

@@ -46,18 +46,18 @@ func (m *machine) badFiles() {
 		"set one source":                podOf("none", "{name: dir}"),
 		"spec.volumes[1].name":          podOf("twice", "{name: dir, emptyDir: {}}", "{name: dir, emptyDir: {}}"),
 	}
-	names := map[string]string{}
+	messages := map[string]string{} // by the name of the file and of its valid pod
 	for message, text := range parts {
-		name := fmt.Sprint("bad-", len(names))
-		names[name] = message
+		name := fmt.Sprint("bad-", len(messages))
+		messages[name] = message
 		m.put(name, text, podOf(name, "{name: dir, emptyDir: {}}"))
 	}
-	for name, message := range names {
+	for name, message := range messages {
 		m.awaitProblem(name, message)
 		m.await(name)
 		m.remove(name)
 	}
-	for name := range names {
+	for name := range messages {
 		m.awaitRemoved(name)
 	}
 	m.put("bad", podOf("bad", "{name: dir, emptyDir: {}, oops: 1}"))

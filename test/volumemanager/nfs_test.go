@@ -131,6 +131,7 @@ func TestNFSPlugins(t *testing.T) {
 	m.checkFlexClean()
 }
 
+// isNFS reports whether the mount table has an NFSv4 mount at a path.
 func isNFS(table []mounted, path string) bool {
 	for _, m := range table {
 		if m.path == path && m.fsType == "nfs4" {

@@ -61,6 +61,7 @@ func TestOtherDriver(t *testing.T) {
 	}
 }
 
+// startOther starts the third-party driver, which stores its volumes in a directory, and its registrar.
 func (m *machine) startOther(data string) {
 	m.t.Helper()
 	socket := filepath.Join(m.dir, "other.sock")

@@ -113,6 +113,7 @@ func list(dir string) (paths []string) {
 	return paths
 }
 
+// gidOf returns the group of a file.
 func gidOf(t *testing.T, path string) uint32 {
 	t.Helper()
 	info, err := os.Lstat(path)

@@ -21,6 +21,7 @@ import (
 )
 
 const (
+	// group and user are the fsGroup and the runAsUser of pods.
 	group = 4711
 	user  = 1000
 	// tmpfs is TMPFS_MAGIC (linux/magic.h).
