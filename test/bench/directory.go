@@ -68,6 +68,7 @@ func measureDirectories(ctx context.Context, g *testbed, o options) *directoryRe
 	return &directoryResult{r, g.fsType}
 }
 
+// directoryFloors returns the floors of directories on the testbed's filesystem.
 func (g *testbed) directoryFloors() []floorKind {
 	flags := []string{"--directories"}
 	if g.fsType == btrfs {

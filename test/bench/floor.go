@@ -73,6 +73,7 @@ func serveFloor(ctx context.Context, args []string) error {
 	return serve(ctx, *socket, server)
 }
 
+// csiServer implements all CSI services that a benchmark calls.
 type csiServer interface {
 	csi.IdentityServer
 	csi.ControllerServer

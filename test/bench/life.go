@@ -103,6 +103,7 @@ var imageFloors = []floorKind{
 	{floorDurable, []string{"--durable"}, []call{create, controllerPublish, controllerUnpublish, remove}},
 }
 
+// startFloors starts floors as contenders whose volumes have a class.
 func startFloors(ctx context.Context, g *testbed, of class, kinds []floorKind) (all []*contender) {
 	for _, kind := range kinds {
 		s := g.launchFloor(kind.name, kind.flags...)

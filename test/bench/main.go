@@ -42,6 +42,7 @@ type options struct {
 	idle time.Duration
 }
 
+// parse parses and checks the flags.
 func parse(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
@@ -125,6 +126,7 @@ func (o options) parts() []part {
 // diskSize is the size in bytes of the testbed's filesystem.
 const diskSize = 256 << 30
 
+// hasSimpleQuotas reports whether the btrfs of this kernel has simple quotas.
 func hasSimpleQuotas() bool {
 	_, err := os.Stat("/sys/fs/btrfs/features/simple_quota")
 	return err == nil

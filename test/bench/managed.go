@@ -48,6 +48,7 @@ type managed struct {
 	result  *managedResult
 }
 
+// measureManaged measures rounds in alternating order, each with the manager and with the client.
 func measureManaged(ctx context.Context, g *testbed, o options, driver *contender, m *manager) *managedResult {
 	r := &managedResult{pods: 2, turns: map[managedKey]*turns{}}
 	both := &managed{g, driver, m, r}
@@ -175,6 +176,7 @@ func (r *managedResult) String() string {
 		r.pods, len(turns.wall.Durations), r.busiest, t.Text(true))
 }
 
+// direction returns the text of managedKey.up in tables.
 func direction(up bool) string {
 	if up {
 		return "up"

@@ -13,6 +13,7 @@ type podShape struct {
 	plain bool
 }
 
+// volumes returns the number of volumes of a pod.
 func (s podShape) volumes() int {
 	if s.plain {
 		return s.csi + 2
@@ -38,6 +39,7 @@ func (s podShape) podsOf(prefix string, n int) (names []string, contents map[str
 	return names, contents
 }
 
+// manifest returns the manifests of a pod, its claims and its ConfigMap.
 func (s podShape) manifest(name string) string {
 	var claims, volumes strings.Builder
 	for i := range s.csi {
@@ -52,6 +54,7 @@ func (s podShape) manifest(name string) string {
 	return claims.String() + podManifest(name, volumes.String())
 }
 
+// configMap returns the manifest of a ConfigMap with the key content.
 func configMap(name, content string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {content: %q}\n", name, content)
 }

@@ -62,6 +62,7 @@ func stat(pid int) ([]string, error) {
 	return append([]string{"", "", ""}, strings.Fields(rest)...), nil
 }
 
+// countChildren returns the number of running children of a process.
 func countChildren(pid int) int {
 	const parent = 4
 	n := 0

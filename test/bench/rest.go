@@ -36,6 +36,7 @@ type change struct {
 // marker is the name of the pod whose ConfigMap changes, and of the ConfigMap.
 const marker = "marker"
 
+// measureRest measures changes with a growing number of mounted volumes, and then the idle manager.
 func measureRest(ctx context.Context, g *testbed, o options, m *manager) *restResult {
 	r := &restResult{period: o.idle}
 	all := map[string]string{marker: podManifest(marker, "  - {name: config, configMap: {name: marker}}\n")}
@@ -103,4 +104,5 @@ func (r *restResult) String() string {
 		restShape, t.Text(true), r.period, r.changes[len(r.changes)-1].volumes, millis(r.idle), 100*r.idle.Seconds()/r.period.Seconds(), r.checks, mebibytes(r.resident))
 }
 
+// perVolume returns the median of the CPU time, divided by the number of volumes.
 func (c *change) perVolume() time.Duration { return c.cpu.P50() / time.Duration(c.volumes) }

@@ -16,6 +16,8 @@ type sample struct {
 	processes bool
 }
 
+// add adds one turn: the durations of its calls, its duration, and the usage of the server before and
+// after it.
 func (s *sample) add(took measure.Durations, wall time.Duration, before, after usage) {
 	s.Add(took...)
 	s.wall += wall
@@ -41,6 +43,7 @@ type sampleKey struct {
 	callers int
 }
 
+// of returns the sample of a call. It creates an empty one if necessary.
 func (all samples) of(server, call string, callers int) *sample {
 	at := sampleKey{server, call, callers}
 	if all[at] == nil {

@@ -341,10 +341,12 @@ func (r *snapshotResult) String() string {
 		r.fsType, len(r.of(trivet, snapshot, r.images[0]).Durations), len(r.of(trivet, snapshot, r.images[2]).Durations), t.Text(true), manyCallers, manyExtents, others.Text(true), manyExtents, r.changed, millis(r.deltas.P50()), millis(r.deltas.At(100)))
 }
 
+// title returns the name of the image in tables.
 func (image sourceImage) title() string {
 	return fmt.Sprintf("%s, %d extents", strings.TrimSuffix(image.name, " in extents"), image.extents)
 }
 
+// of returns the sample of a call that copies an image.
 func (r *snapshotResult) of(server string, what call, image sourceImage) *sample {
 	return r.samples.of(server, what.name+" "+image.name, 1)
 }

@@ -30,6 +30,7 @@ type startResult struct {
 // starts contains the times from exec until the socket answers, and until the driver is ready.
 type starts struct{ answers, ready measure.Durations }
 
+// pageSize is the number of volumes in a page of ListVolumes.
 const pageSize = 100
 
 // measureStart fills a pool with records and starts drivers on it.
@@ -49,6 +50,8 @@ func measureStart(ctx context.Context, g *testbed, o options) *startResult {
 	return r
 }
 
+// manyPool is the name of the drivers that are started. They have the same pool, because its path contains
+// the name.
 const manyPool = "many"
 
 // fill lets a driver create the pool, stops it, and then writes the volumes to the pool without a

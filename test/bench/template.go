@@ -20,6 +20,7 @@ type templates struct {
 // template contains the blocks of a filesystem that are not zero. Adjacent blocks are one extent.
 type template []extent
 
+// extent contains data at an offset in bytes.
 type extent struct {
 	offset int64
 	data   []byte
@@ -43,6 +44,8 @@ func (t *templates) get(ctx context.Context, size int64, scratch string) (templa
 	return made, nil
 }
 
+// makeTemplate formats a file of a size in bytes at a path, which it removes, and reads the template from
+// it.
 func makeTemplate(ctx context.Context, size int64, path string) (template, error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -58,6 +61,7 @@ func makeTemplate(ctx context.Context, size int64, path string) (template, error
 	return readExtents(f) // the open file outlives its name
 }
 
+// readExtents reads the blocks of a file that are not zero.
 func readExtents(f *os.File) (template, error) {
 	var t template
 	block, zeros := make([]byte, 4096), make([]byte, 4096)
@@ -89,6 +93,7 @@ func (t template) with(offset int64, block []byte) template {
 	return append(t, extent{offset, bytes.Clone(block)})
 }
 
+// write writes the template to an image that contains only zeros.
 func (t template) write(image *os.File) error {
 	for _, e := range t {
 		if _, err := image.WriteAt(e.data, e.offset); err != nil {

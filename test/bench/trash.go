@@ -59,6 +59,7 @@ func measureTrash(ctx context.Context, g *testbed, o options) *trashResult {
 	return r
 }
 
+// round deletes empty volumes, and then large volumes.
 func (r *trashResult) round(ctx context.Context, g *testbed, driver *contender, prefix string) {
 	dir := g.kubelet(trashName)
 	vols := newVolumes(dir, prefix, emptyVolumes, driver.class)
@@ -184,6 +185,7 @@ func (r *trashResult) String() string {
 	return text
 }
 
+// row adds the times of deletes, whose ratio is to those of empty volumes.
 func (r *trashResult) row(t *markdown.Table, label string, d *deletes) {
 	row := []string{label, strconv.Itoa(len(d.answered.Durations)), millis(d.answered.At(0)), millis(d.answered.P50()), millis(d.answered.At(100)), "", "", ""}
 	if len(d.answered.Durations) > 0 {

@@ -46,6 +46,7 @@ func classOf(k backendtest.Kind, size int64) class {
 	return class{size: size, parameters: k.Parameters("pool", poolName), capability: k.Capability(mode)}
 }
 
+// ext4Of returns the class of images with ext4.
 func ext4Of(size int64) class { return classOf(targets.Volume("images-xfs", "ext4"), size) }
 
 // newVolumes returns n volumes that do not exist yet, and creates their staging directories, as a
@@ -166,6 +167,7 @@ func callAll(ctx context.Context, clients []*client, vols []*vol, calls ...call)
 	}
 }
 
+// sleep waits for a duration. It returns an error if ctx ends before.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -169,6 +169,7 @@ var withoutNamespace = map[string]bool{
 	"ValidatingAdmissionPolicy": true, "ValidatingAdmissionPolicyBinding": true, "VolumeSnapshotContent": true,
 }
 
+// init makes discovery announce VolumeSnapshotContent, which client-go does not know.
 func init() {
 	scheme.Scheme.AddKnownTypeWithName(schema.FromAPIVersionAndKind("snapshot.storage.k8s.io/v1", "VolumeSnapshotContent"), &unstructured.Unstructured{})
 }

@@ -97,6 +97,7 @@ func matches(text string, pattern *regexp.Regexp) map[string]bool {
 	return found
 }
 
+// read returns the content of a file.
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -179,6 +180,7 @@ type rule struct {
 	Labels, Annotations map[string]string
 }
 
+// alertRules returns the alerting rules of the chart.
 func alertRules(t *testing.T) (all []rule) {
 	t.Helper()
 	var file struct{ Groups []struct{ Rules []rule } }

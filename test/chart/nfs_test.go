@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// volumeKinds contains the kinds whose parameters the driver accepts in StorageClasses.
 var volumeKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
 
 // exports contains a pool on the nodes, a pool on an export, and classes for an export that is no pool.

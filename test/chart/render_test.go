@@ -87,12 +87,14 @@ const externalAPIs = "--api-versions=snapshot.storage.k8s.io/v1,groupsnapshot.st
 // oneNode selects the shape oneNode. The default shape is cluster.
 const oneNode = "shape: oneNode\n"
 
+// TestLint checks that helm lint reports no errors and no warnings.
 func TestLint(t *testing.T) {
 	if stdout, stderr, ok := tryHelm(t, "lint", "--strict", chart); !ok {
 		t.Error(stdout, stderr)
 	}
 }
 
+// TestManifestsAreCurrent checks that deploy/trivet.yaml contains what the chart renders.
 func TestManifestsAreCurrent(t *testing.T) {
 	have, err := os.ReadFile(manifests)
 	must(t, err)
@@ -371,6 +373,8 @@ func TestCertManager(t *testing.T) {
 	}
 }
 
+// TestAttachRequired checks the CSIDriver, and that the controller may change VolumeAttachments only if
+// it attaches volumes.
 func TestAttachRequired(t *testing.T) {
 	for values, want := range map[string]bool{"": true, "attachRequired: false": false} {
 		all := template(t, values)
@@ -481,6 +485,7 @@ func TestPoolMounts(t *testing.T) {
 	}
 }
 
+// TestStorageClasses checks the StorageClasses of everything.
 func TestStorageClasses(t *testing.T) {
 	classes := map[string]*storagev1.StorageClass{}
 	for _, c := range ofType[*storagev1.StorageClass](template(t, everything, externalAPIs)) {

@@ -106,6 +106,7 @@ func (c *co) makePaths() error {
 	return os.MkdirAll(filepath.Dir(c.target()), 0o750)
 }
 
+// staging and target return the staging path and the target path of the volume.
 func (c *co) staging() string { return c.host.path(c.name + "/staging") }
 func (c *co) target() string  { return c.host.path(c.name + "/pod/target") }
 
@@ -188,6 +189,7 @@ func (c *co) insist(one call) error {
 // attempt makes a call once.
 func (c *co) attempt(ctx context.Context, what call) error { return attempts[what](c, ctx) }
 
+// attempts contains, for each call, the method that makes it once and updates the expected state.
 var attempts = map[call]func(*co, context.Context) error{
 	create: (*co).create, remove: (*co).remove, expand: (*co).expand, nodeExpand: (*co).nodeExpand,
 	controllerPublish: (*co).controllerPublish, controllerUnpublish: (*co).controllerUnpublish, stage: (*co).stage, unstage: (*co).unstage,

@@ -254,6 +254,7 @@ func (p *process) killed() bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
+// capacity returns the result of GetCapacity for the pool, in bytes.
 func (h *host) capacity() (int64, error) {
 	var room int64
 	err := poll(func(ctx context.Context) error {
@@ -287,6 +288,7 @@ func (h *host) checkRoom() error {
 	return err
 }
 
+// emptyDir fails if a directory has entries.
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err == nil && len(entries) > 0 {

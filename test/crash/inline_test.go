@@ -144,6 +144,7 @@ func (p *pod) do(calls ...call) error {
 	return nil
 }
 
+// attempt makes a call once.
 func (p *pod) attempt(ctx context.Context, what call) error {
 	if what == unpublish {
 		_, err := p.host.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: p.id(), TargetPath: p.target()})

@@ -199,6 +199,7 @@ func TestRetry(t *testing.T) {
 	eachRow(t, retryCall)
 }
 
+// retryCall repeats the row's call, and makes the call that follows an expansion.
 func retryCall(t *testing.T, c *co, r row) {
 	t.Helper()
 	must(t, c.do(r.call))
@@ -213,6 +214,7 @@ func TestUndo(t *testing.T) {
 	eachRow(t, undoCall)
 }
 
+// undoCall makes the calls that undo the row's call.
 func undoCall(t *testing.T, c *co, r row) {
 	t.Helper()
 	must(t, c.do(undo[r.call]...))

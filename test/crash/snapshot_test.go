@@ -80,6 +80,7 @@ func (c *co) snapshotClass() map[string]string {
 	return nil
 }
 
+// snapshot takes a snapshot of the volume, or a group snapshot of the volume and its partner.
 func (c *co) snapshot(ctx context.Context) error {
 	c.hadSnapshot = true
 	if c.partner != nil {
@@ -94,6 +95,7 @@ func (c *co) snapshot(ctx context.Context) error {
 	return err
 }
 
+// snapshotGroup takes a group snapshot of the volume and its partner.
 func (c *co) snapshotGroup(ctx context.Context) error {
 	resp, err := c.host.groups.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{
 		Name: c.snapshotName(), SourceVolumeIds: []string{c.id, c.partner.id}, Parameters: c.snapshotClass(),

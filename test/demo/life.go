@@ -118,6 +118,8 @@ func (l *life) ready() error {
 	}
 }
 
+// create and the other methods without parameters are the steps of run. A step that must be undone appends
+// a function to undo.
 func (l *life) create() error {
 	resp, err := call(l, "CreateVolume", l.control.CreateVolume, &csi.CreateVolumeRequest{
 		Name: "pvc-demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.capability()},
@@ -195,6 +197,7 @@ func (l *life) publish(target string, readOnly bool, note string) error {
 func (l *life) publishFirst() error  { return l.publish("pod-1", false, "for a pod, read-write") }
 func (l *life) publishSecond() error { return l.publish("pod-2", true, "for another pod, read-only") }
 
+// letter is the content of the file that one pod writes and another pod reads.
 const letter = "written by one pod, read by another\n"
 
 func (l *life) write() error {

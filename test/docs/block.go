@@ -56,6 +56,7 @@ func Commands(root string) (map[string]Block, error) {
 	return commands, err
 }
 
+// fence begins and ends a block.
 const fence = "```"
 
 // blocksOf returns the blocks of a page with the given text.

@@ -85,6 +85,7 @@ type word struct {
 	pattern *regexp.Regexp
 }
 
+// newMessage returns a string literal with its words.
 func newMessage(text string) message {
 	m := message{text: text}
 	for _, w := range wordsOf(text) {

@@ -26,6 +26,7 @@ const (
 	checkToken = `test "$(cat /data/token)" = %[1]s`
 )
 
+// manifest returns the manifests of the claim and the pod.
 func (x claimPod) manifest() string {
 	command := strings.ReplaceAll(fmt.Sprintf(cmp.Or(x.command, writeToken), x.name), "'", "''")
 	return claim(x.name, cmp.Or(x.class, "trivet-loop"), cmp.Or(x.size, "32Mi"), x.volume) + fmt.Sprintf(`

@@ -17,6 +17,8 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 var errStep = errors.New("a step failed")
 
+// TestOnFilesystem checks that OnFilesystem returns the error of a measurement, ends its processes, and
+// reports a mount that it has left.
 func TestOnFilesystem(t *testing.T) {
 	testenv.RequireRoot(t)
 	for name, tc := range map[string]struct {

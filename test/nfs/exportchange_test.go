@@ -31,6 +31,7 @@ type exportChange struct {
 	reads, healthy bool
 }
 
+// exportChanges contains the tested changes.
 var exportChanges = []exportChange{
 	{
 		name:   "unexported",

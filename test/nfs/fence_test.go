@@ -175,6 +175,7 @@ type late struct {
 	stderr bytes.Buffer
 }
 
+// lateText is repeated in the data of a late write.
 const lateText = "written too late "
 
 // lateWrite starts to write 64 KiB of lateText at offset 48 MiB of a device, without the page cache.

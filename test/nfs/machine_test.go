@@ -355,6 +355,7 @@ func (m *machine) target(v *vol) string  { return m.path("target-" + v.name) }
 // file returns the path of a file in a published volume.
 func (m *machine) file(v *vol, name string) string { return filepath.Join(m.target(v), name) }
 
+// stage creates the staging directory if necessary, and calls NodeStageVolume.
 func (m *machine) stage(t *testing.T, v *vol) error {
 	if err := os.Mkdir(m.staging(v), 0o750); !errors.Is(err, os.ErrExist) { // unlike MkdirAll, Mkdir does not access a mounted server
 		must(t, err)

@@ -20,6 +20,7 @@ func smallPool(s *nfsd.Server, export string) string {
 	return fmt.Sprintf("- name: small\n  size: %dMi\n  reserve: 0%%\n  nfs: {server: %s, export: %s, init: true}\n", smallRoom, s.Address(), export)
 }
 
+// smallRoom is the number of directories for which the pool of smallPool has room.
 const smallRoom = 8
 
 // testSameVolumes: two controllers create and delete the same volumes at the same time.

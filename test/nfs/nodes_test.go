@@ -21,6 +21,7 @@ type pair struct {
 	first, second *machine
 }
 
+// pool is the name of the pool that the nodes share.
 const pool = "nas"
 
 // lease is the server's NFSv4 lease time. It is longer than NodeStageVolume takes, and short enough to

@@ -15,6 +15,7 @@ type ids struct {
 	made int       // the number of generated IDs
 }
 
+// unique returns a name that begins with prefix and differs from all earlier ones.
 func (g *ids) unique(prefix string) string {
 	g.made++
 	return fmt.Sprintf("%s-%d", prefix, g.made)

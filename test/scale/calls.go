@@ -68,6 +68,7 @@ func createAnywhere(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return create(ctx, c, v, nil)
 }
 
+// create creates a volume; where is nil if the driver chooses the node.
 func create(ctx context.Context, c csi.ControllerClient, v *vol, where *csi.TopologyRequirement) error {
 	resp, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: volumeSize},

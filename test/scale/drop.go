@@ -30,6 +30,7 @@ const (
 	afterwards = "after recovery"
 )
 
+// phases contains the phases in order.
 var phases = []string{before, unnoticed, noticed, afterwards}
 
 // drop contains the measurements while some nodes are away. Half of their drivers are ended by

@@ -28,6 +28,7 @@ type options struct {
 	nodes, volumes int
 }
 
+// parse parses and checks the flags.
 func parse(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)

@@ -28,6 +28,7 @@ const (
 	direct way = "direct" // to the node's driver
 )
 
+// add adds durations of a call.
 func (all samples) add(w way, call string, callers int, took ...time.Duration) {
 	at := sampleKey{w, call, callers}
 	all[at] = append(all[at], took...)

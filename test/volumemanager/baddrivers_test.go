@@ -140,8 +140,8 @@ func (m *machine) awaitDriverError(socket, message string) {
 	})
 }
 
-// awaitUndesired waits until a volume of a removed pod is in the status. The status identifies the pod only
-// by its UID.
+// awaitUndesired waits until a volume of a removed pod is in the status. It compares the pod's UID, because
+// the status may lack the name of a removed pod.
 func (m *machine) awaitUndesired(uid, volume string) {
 	m.t.Helper()
 	m.awaitStatus(func(s volumemanager.Status) error {

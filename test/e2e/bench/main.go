@@ -29,6 +29,7 @@ func main() {
 	}
 }
 
+// bench runs the rounds and prints the report.
 func bench(pods, rounds int, class, metrics string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

@@ -41,6 +41,7 @@ func report(emptyDirs, volumes []round) {
 	}
 }
 
+// median returns the median of a duration over all rounds.
 func median(rounds []round, of func(round) time.Duration) time.Duration {
 	var all []time.Duration
 	for _, r := range rounds {

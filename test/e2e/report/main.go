@@ -115,6 +115,7 @@ func (o *outcome) skipped() int {
 	return n
 }
 
+// add adds the counts of another outcome.
 func (o *outcome) add(other outcome) {
 	o.passed += other.passed
 	o.failed += other.failed
