@@ -43,6 +43,7 @@ func TestLocal(t *testing.T) {
 		checkText(t, ns, "example-inline-memory", "/keys/file", "secret")
 	})
 	t.Run("directory", func(t *testing.T) {
+		// The kernel may lack the quotas that limit a directory. See backend.EnforcedCooperative.
 		if volumeContext(t, ns, "example-local", "enforced") == "cooperative" {
 			checkFull(t, ns, "example-local", "/data", 1<<10)
 		}

@@ -250,6 +250,7 @@ func (p *parity) managerSays(pod, outcome string) (string, bool) {
 		mounted := !slices.ContainsFunc(volumes, func(v string) bool { return !strings.HasPrefix(v, "Mounted ") })
 		return state, len(volumes) > 0 && mounted
 	}
+	// A volume that is not mounted and has a message has failed.
 	failed := slices.ContainsFunc(volumes, func(v string) bool { return !strings.HasPrefix(v, "Mounted ") && !strings.HasSuffix(v, ": ") })
 	return state, failed || len(problems) > 0
 }
