@@ -74,7 +74,8 @@ func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec,
 	return spec, spec.Capacity.Validate()
 }
 
-// capabilities converts the capabilities of a request. ErrInvalid if one volume cannot have all of them.
+// capabilities converts the capabilities of a request. It returns ErrInvalid if there are none, or if one
+// volume cannot have all of them.
 func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 	if len(in) == 0 {
 		return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities are missing: give at least one")
@@ -263,8 +264,8 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	}, nil
 }
 
-// capacityQuery converts a GetCapacityRequest (ErrInvalid). external-provisioner sends the
-// parameters of a class unchanged, and no capabilities.
+// capacityQuery converts a GetCapacityRequest. It returns ErrInvalid for invalid parameters.
+// external-provisioner sends the parameters of a class unchanged, and no capabilities.
 func (s *Server) capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
 	params, err := s.backends.Kinds().Parse(req.GetParameters())
 	if err != nil {

@@ -109,7 +109,7 @@ func TestForwarding(t *testing.T) {
 	}
 	expect(t, "a stopped node", nodes, Failure, node.NodeID)
 	c.Certify(t, router.StateDir+"/certificates", pki.NodeURI(backendtest.DriverName, "x"), x509.ExtKeyUsageServerAuth)
-	expect(t, "the certificate of a node", find(t, check(router, routerConfig), "certificates"), Failure, "/node/x, expected is")
+	expect(t, "the certificate of a node", find(t, check(router, routerConfig), "certificates"), Failure, "/node/x, expected")
 	must(t, os.Remove(router.StateDir+"/certificates/ca.crt"))
 	expect(t, "no CA certificate", find(t, check(router, routerConfig), "certificates"), Failure, "ca.crt")
 }

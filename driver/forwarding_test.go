@@ -133,7 +133,7 @@ func TestForeignClients(t *testing.T) {
 		"self-signed certificate":            {c, withSelfSigned(t), "signed by another CA"},
 		"expired certificate":                {c, issued("controller", x509.ExtKeyUsageClientAuth, -time.Minute), "certificate expired on"},
 		"node certificate for servers":       {c, issued("node", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
-		"node certificate for clients":       {c, issued("node", x509.ExtKeyUsageClientAuth, time.Hour), "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/controller"},
+		"node certificate for clients":       {c, issued("node", x509.ExtKeyUsageClientAuth, time.Hour), "certificate of spiffe://csi.trivet.dev/node/a, expected spiffe://csi.trivet.dev/controller"},
 		"controller certificate for servers": {c, issued("controller", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
 		"TLS 1.2":                            {c, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
 	} {
@@ -224,7 +224,7 @@ func TestNodeOfAnotherName(t *testing.T) {
 	_, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 		Segments: map[string]string{"csi.trivet.dev/node": "b"},
 	}})
-	wantCode(t, err, codes.Unavailable, "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b")
+	wantCode(t, err, codes.Unavailable, "certificate of spiffe://csi.trivet.dev/node/a, expected spiffe://csi.trivet.dev/node/b")
 }
 
 // TestNewAuthority: running drivers use certificates of a new CA as soon as they are installed, and then refuse

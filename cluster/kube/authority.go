@@ -21,6 +21,7 @@ import (
 )
 
 const (
+	// controllerLifetime and nodeLifetime are the lifetimes of issued certificates.
 	controllerLifetime = 7 * 24 * time.Hour
 	nodeLifetime       = 30 * 24 * time.Hour
 	// propagationDelay is the time for which the controller keeps its valid certificate after it publishes
@@ -89,7 +90,8 @@ type authorityReconciler struct {
 	currentSince time.Time
 }
 
-// reconcile returns the time until the next call, unless an object changes earlier.
+// reconcile creates or renews the CA, publishes the CA certificate, and issues the certificates that are due.
+// It returns the time after which it must be called again even if no object changes.
 func (k *authorityReconciler) reconcile(ctx context.Context) (time.Duration, error) {
 	if !k.secret.synced() || !k.published.synced() || !k.requests.synced() {
 		return maxPause, nil
@@ -154,10 +156,11 @@ func (k *authorityReconciler) createdByDriver(s secret) bool {
 	return s.Metadata.Labels[k.label()] == fingerprint(s.Data[certKey])
 }
 
+// label returns the key of the label that contains the fingerprint of a CA that this driver created.
 func (k *authorityReconciler) label() string { return k.Driver + "/made" }
 
-// fingerprint returns the first 32 hexadecimal digits of a hash, because a label value has at most 63
-// characters.
+// fingerprint returns the first 32 hexadecimal digits of the SHA-256 hash of a certificate (PEM). The whole
+// hash has 64 digits, but a label value has at most 63 characters.
 func fingerprint(cert []byte) string {
 	sum := sha256.Sum256(cert)
 	return hex.EncodeToString(sum[:16])
@@ -227,6 +230,8 @@ func (k *authorityReconciler) untilNextIssue(ca *pki.Authority, roots []byte) ti
 	return max(wait, propagationDelay-time.Since(k.currentSince))
 }
 
+// answerRequests signs or refuses all pending requests of nodes. A request that another replica has
+// answered, or that was deleted, causes no error.
 func (k *authorityReconciler) answerRequests(ctx context.Context, ca *pki.Authority) error {
 	var errs []error
 	for _, r := range k.requests.all() {

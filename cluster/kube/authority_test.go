@@ -203,7 +203,7 @@ func TestTwoControllers(t *testing.T) {
 
 // TestInvalidSecret: the controller does not replace an invalid Secret, and keeps its valid certificates.
 func TestInvalidSecret(t *testing.T) {
-	for name, damaged := range map[string]func(cert, key []byte) ([]byte, []byte){
+	for name, damage := range map[string]func(cert, key []byte) (damagedCert, damagedKey []byte){
 		"no certificate":    func(_, key []byte) ([]byte, []byte) { return []byte("garbage"), key },
 		"no key":            func(cert, _ []byte) ([]byte, []byte) { return cert, nil },
 		"key of another CA": func(cert, _ []byte) ([]byte, []byte) { _, other := newCA(t, day); return cert, other },
@@ -215,8 +215,8 @@ func TestInvalidSecret(t *testing.T) {
 				ctl := startController(t, c)
 				synctest.Wait()
 				before, bundle := certIn(t, ctl.Directory), published(c)
-				damagedCert, key := damaged(newCA(t, day))
-				putCA(c, damagedCert, key, nil)
+				damagedCert, damagedKey := damage(newCA(t, day))
+				putCA(c, damagedCert, damagedKey, nil)
 				time.Sleep(time.Hour)
 				if got := caCert(t, c); !bytes.Equal(got, damagedCert) {
 					t.Errorf("the Secret was replaced by %s", got)
@@ -273,6 +273,8 @@ func TestConfigMapMerged(t *testing.T) {
 	})
 }
 
+// TestControllerRenews: the controller renews its certificate, which is valid for 7 days, after two thirds of
+// this time. A restart does not renew it.
 func TestControllerRenews(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		ctl := startController(t, c)
@@ -315,11 +317,11 @@ func TestNewCA(t *testing.T) {
 		}
 		time.Sleep(4 * time.Minute)
 		if certIn(t, ctl.Directory) != before {
-			t.Error("the controller presents a certificate of the new CA too early")
+			t.Error("the controller replaced its certificate less than 5 minutes after the new CA was published")
 		}
 		time.Sleep(2 * time.Minute)
 		if !signedBy(t, ctl.Directory, external) {
-			t.Error("the certificate is still one of the old CA")
+			t.Error("the controller's certificate was not issued by the new CA")
 		}
 		time.Sleep(29 * day)
 		if got := caCert(t, c); !bytes.Equal(got, external) {
@@ -350,7 +352,7 @@ func TestNewCAWithoutCertificate(t *testing.T) {
 		startControllerIn(t, c, ctl.Directory)
 		synctest.Wait()
 		if !signedBy(t, ctl.Directory, external) || rootsIn(t, ctl.Directory) != string(external) {
-			t.Error("the certificate is still one of the old CA")
+			t.Error("the controller's certificate was not issued by the new CA, or the controller trusts another CA")
 		}
 	})
 }
@@ -369,10 +371,10 @@ func TestOwnCARenewed(t *testing.T) {
 		time.Sleep(2 * day)
 		next := caCert(t, c)
 		if bytes.Equal(next, old) || published(c) != string(old)+string(next) || text(c.get(secretPath), "metadata", "labels", "mine") != "kept" {
-			t.Errorf("published %s, want the renewed CA; the Secret is %v", published(c), c.get(secretPath))
+			t.Errorf("published %s, want the old and the renewed CA certificate; the Secret is %v", published(c), c.get(secretPath))
 		}
 		if !signedBy(t, a.Directory, next) || !signedBy(t, b.Directory, next) {
-			t.Error("the certificate is still one of the old CA")
+			t.Error("the renewed CA did not issue the certificates of both controllers")
 		}
 		time.Sleep(40 * day)
 		if published(c) != string(next) || rootsIn(t, a.Directory) != string(next) || rootsIn(t, b.Directory) != string(next) {

@@ -130,7 +130,7 @@ func (c *Client) Serves(ctx context.Context, group, version string) (bool, error
 	return err == nil, err
 }
 
-// create creates an object. kind is the API's name of its kind.
+// create creates an object. kind is the object's kind in the API, for example "ConfigMap".
 func create(ctx context.Context, resource dynamic.ResourceInterface, apiVersion, kind string, object map[string]any) error {
 	object["apiVersion"], object["kind"] = apiVersion, kind
 	_, err := resource.Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})

@@ -83,7 +83,7 @@ type target struct {
 
 func parsePath(path string) target {
 	p := strings.Split(path, "/") // "", api, v1 or "", apis, group, v1
-	at := 3
+	at := 3                       // the index of the resource in p
 	if p[1] == "apis" {
 		at++
 	}
@@ -427,6 +427,7 @@ func answer(w http.ResponseWriter, object any) {
 	_ = json.NewEncoder(w).Encode(object)
 }
 
+// refuse answers with an HTTP error and, if given, one reason of meta/v1 Status.
 func refuse(w http.ResponseWriter, code int, reason ...string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

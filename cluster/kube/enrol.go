@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/cluster/pki"
 )
 
-// enrolBackoff is slow, because a refused request remains in the cluster for an hour.
+// enrolBackoff is slow, because Kubernetes deletes a denied request only after an hour, and each attempt
+// creates a request.
 var enrolBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Cap: 5 * time.Minute, Steps: math.MaxInt32}
 
 // requestLifetime is the time after which Kubernetes deletes a pending request.

@@ -40,7 +40,7 @@ func startNodeIn(t *testing.T, c *cluster, node string, pod object, dir *pki.Dir
 	return participant{dir, log, stop}
 }
 
-// handshake connects a controller to a node, and returns the errors of both sides.
+// handshake connects a controller to a node over TLS, and returns the joined errors of the two.
 func handshake(t *testing.T, controller, server *pki.Directory, node string) error {
 	t.Helper()
 	a, b := net.Pipe()
@@ -126,7 +126,8 @@ func TestEnrolOnce(t *testing.T) {
 	})
 }
 
-// TestRotation: controller and node accept each other at all times while the CA is replaced.
+// TestRotation: controller and node accept each other at all times while the CA is replaced. In the 42 days of
+// the test, the node requests its first certificate and two renewals.
 func TestRotation(t *testing.T) {
 	for name, rotate := range map[string]func(t *testing.T, c *cluster){
 		"CA replaced": func(t *testing.T, c *cluster) { cert, key := newCA(t, 365*day); putCA(c, cert, key, nil) },
@@ -305,7 +306,8 @@ func TestEnrolForbidden(t *testing.T) {
 	})
 }
 
-// TestForeignCertificate: a node refuses a certificate for another key or another node name.
+// TestForeignCertificate: a node refuses a certificate for another key or another node name. name is the node
+// name in the certificate: the certificate for "n" has a foreign key, and that for "another" has the node's key.
 func TestForeignCertificate(t *testing.T) {
 	for _, name := range []string{"n", "another"} {
 		bubble(t, func(t *testing.T, c *cluster) {

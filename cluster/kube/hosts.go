@@ -69,7 +69,8 @@ func viewNode(o runtime.Object) (nodeView, error) {
 	return nodeView{m.Name, registered}, nil
 }
 
-// join returns the hosts among nodes. addresses contains the nodes with an endpoint.
+// join returns the hosts among nodes. addresses contains the address of the driver, which may be empty, for
+// each node with an endpoint.
 func join(nodes []nodeView, addresses map[string]string) []Host {
 	var hosts []Host
 	for _, n := range nodes {
@@ -87,8 +88,8 @@ type candidate struct {
 	address  string
 }
 
-// driverAddresses returns the address of each node's driver. A node has two endpoints while one pod
-// replaces another on it; the better one is used.
+// driverAddresses returns the address of the driver on each node that has an endpoint. While one pod replaces
+// another, a node has two endpoints; betterThan chooses one.
 func driverAddresses(all []endpointSlice) map[string]string {
 	best := map[string]candidate{}
 	addresses := map[string]string{}
@@ -103,6 +104,8 @@ func driverAddresses(all []endpointSlice) map[string]string {
 	return addresses
 }
 
+// address returns host:port for calls forwarded to an endpoint. It is empty if the endpoint has no address or
+// the slice has no such port.
 func (s endpointSlice) address(e endpoint) string {
 	for _, p := range s.Ports {
 		if p.Name == forwardingPort && len(e.Addresses) > 0 {

@@ -56,7 +56,7 @@ func nodeObject(labels object) object { return object{"metadata": object{"labels
 
 var registered = object{"csi.trivet.dev/node": "any"}
 
-// sliceOf is an EndpointSlice of the Service trivet-node.
+// sliceOf returns an EndpointSlice of the Service trivet-node.
 func sliceOf(endpoints ...object) object {
 	return object{
 		"metadata":  object{"labels": object{"kubernetes.io/service-name": "trivet-node"}},
@@ -64,7 +64,7 @@ func sliceOf(endpoints ...object) object {
 	}
 }
 
-// endpointOn is an endpoint in an EndpointSlice.
+// endpointOn returns an endpoint of an EndpointSlice.
 func endpointOn(node, address string, conditions object) object {
 	return object{"nodeName": node, "addresses": []any{address}, "conditions": conditions}
 }
@@ -202,7 +202,8 @@ func TestHostsWithoutAPIServer(t *testing.T) {
 	})
 }
 
-// TestHostsNoConnection: while it cannot connect, WatchHosts returns when its context ends.
+// TestHostsNoConnection: a WatchHosts that cannot connect returns when its context ends. InCluster always fails
+// here, because the test does not run in a pod.
 func TestHostsNoConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *cluster) {
 		u := &updates{}

@@ -60,7 +60,7 @@ type CSINodeDriver struct {
 	TopologyKeys []string `json:"topologyKeys"`
 }
 
-// Driver returns a registered driver.
+// Driver returns the registered driver with a name, and whether the kubelet has registered it.
 func (n CSINode) Driver(name string) (CSINodeDriver, bool) {
 	for _, d := range n.Spec.Drivers {
 		if d.Name == name {

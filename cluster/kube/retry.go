@@ -18,9 +18,10 @@ var backoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter:
 type errorLog struct {
 	log     klog.Logger
 	message string
-	last    string
+	last    string // text of the error that was logged last; empty after a success
 }
 
+// report logs err unless ctx has ended. err is nil after a success.
 func (l *errorLog) report(ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil:
@@ -62,7 +63,8 @@ func dial(ctx context.Context, connect func() (*Client, error)) *Client {
 const maxPause = time.Hour
 
 // reconcileLoop calls reconcile until ctx ends: immediately, after each change, and when the time that
-// reconcile returned has passed. After an error, the time comes from retries instead.
+// reconcile returned has passed. After an error, it waits for a delay of retries instead of that time. It logs
+// errors with message.
 func reconcileLoop(ctx context.Context, changed signal, retries wait.Backoff, message string, reconcile func(context.Context) (time.Duration, error)) {
 	errs := errorLog{log: klog.FromContext(ctx), message: message}
 	delay := retries.DelayFunc()

@@ -109,6 +109,7 @@ func (k *authorityReconciler) nodeOf(ctx context.Context, r signingRequest) (str
 	return pod.Spec.NodeName, nil
 }
 
+// sign approves a request unless another client has approved it, and issues the certificate.
 func (k *authorityReconciler) sign(ctx context.Context, ca *pki.Authority, r signingRequest, pub crypto.PublicKey, identity *url.URL) error {
 	if _, isApproved := r.condition(approved); !isApproved {
 		var err error
@@ -140,6 +141,8 @@ func (k *authorityReconciler) refuse(ctx context.Context, r signingRequest, reas
 	return nil
 }
 
+// addCondition adds a condition to the status of a request. Kubernetes accepts the conditions Approved and
+// Denied only in the subresource approval, and Failed only in the subresource status.
 func (k *authorityReconciler) addCondition(ctx context.Context, r signingRequest, subresource, conditionType, reason, message string) (signingRequest, error) {
 	conditions := append(slices.Clone(r.Status.Conditions), map[string]any{"type": conditionType, "status": "True", "reason": reason, "message": message})
 	return patch[signingRequest](ctx, k.client.api.Resource(signingRequests), r.Metadata, map[string]any{"status": map[string]any{"conditions": conditions}}, subresource)

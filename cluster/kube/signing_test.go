@@ -67,6 +67,8 @@ func extra(key string, value ...any) func(r, pod object) {
 	}
 }
 
+// TestRefusedRequests: an invalid request is denied, or marked as failed if a user has approved it, and gets
+// no certificate.
 func TestRefusedRequests(t *testing.T) {
 	own := pki.NodeURI(driver, "n")
 	for name, tc := range map[string]struct {

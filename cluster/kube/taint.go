@@ -27,7 +27,8 @@ func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), no
 	}) // Until fails only when ctx ends
 }
 
-// tryRemoveTaint returns done if the driver is registered and the node has no startup taint any more.
+// tryRemoveTaint removes the startup taint if the driver is registered. done is true if the driver is
+// registered and the node has no startup taint any more.
 func tryRemoveTaint(ctx context.Context, log klog.Logger, connect func() (*Client, error), node, driver string) (done bool, err error) {
 	c, err := connect()
 	if err != nil {

@@ -34,8 +34,8 @@ type resource[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// watchObjects watches the selected objects until ctx ends. It raises changed when all are read and after
-// each change. description names the objects in logs.
+// watchObjects watches the selected objects until ctx ends, and keeps the view that toView returns of each. It
+// raises changed when all objects are read and after each change. description names the objects in logs.
 func watchObjects[T any, L runtime.Object](ctx context.Context, description string, from resource[L], selector metav1.ListOptions, toView func(runtime.Object) (T, error), changed signal) watched[T] {
 	informer := cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(listWatch(ctx, description, from, selector), from), nil, cache.SharedIndexInformerOptions{ObjectDescription: description})
 	// These calls fail only if the informer already runs.

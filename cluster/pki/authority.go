@@ -23,6 +23,7 @@ const (
 	backdate = time.Hour
 )
 
+// Types of PEM blocks.
 const (
 	certificateBlock = "CERTIFICATE"
 	keyBlock         = "PRIVATE KEY"

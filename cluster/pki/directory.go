@@ -35,7 +35,7 @@ type Directory struct {
 	last content
 }
 
-// content is the last valid content of the files.
+// content is the last valid content of the files, and the error of the current files.
 type content struct {
 	pair  *tls.Certificate // nil until the files were valid
 	roots *x509.CertPool   // nil until the file was valid
@@ -90,7 +90,7 @@ func (d *Directory) UsableAs(identity *url.URL) error {
 		return err
 	}
 	if got := uriNames(c.pair.Leaf); got != identity.String() {
-		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: replace it with this driver's certificate", d.file(certFile), got, identity)
+		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected %s: replace it with this driver's certificate", d.file(certFile), got, identity)
 	}
 	return nil
 }

@@ -73,9 +73,9 @@ func TestReplaced(t *testing.T) {
 			files map[string][]byte
 			want  []byte
 		}{
-			{map[string][]byte{"tls.key": key}, before}, // the key does not match tls.crt
-			{map[string][]byte{"tls.crt": cert[:100]}, before},
-			{map[string][]byte{"tls.crt": cert, "ca.crt": nil}, cert},
+			{map[string][]byte{"tls.key": key}, before},               // the key does not match tls.crt
+			{map[string][]byte{"tls.crt": cert[:100]}, before},        // tls.crt is truncated
+			{map[string][]byte{"tls.crt": cert, "ca.crt": nil}, cert}, // ca.crt is empty
 			{map[string][]byte{"ca.crt": []byte("garbage")}, cert},
 			{map[string][]byte{"ca.crt": certificatesOf(s.ca)}, cert},
 		} {
@@ -152,15 +152,16 @@ func TestRotation(t *testing.T) {
 	})
 }
 
-// TestExpiry: a certificate expires while it is in use, and a new one replaces it.
+// TestExpiry: an expired certificate is reported and refused. After a new certificate replaces it, connections
+// succeed.
 func TestExpiry(t *testing.T) {
 	withSides(t, func(s sides) {
 		time.Sleep(8 * 24 * time.Hour)
 		if err := s.server.Usable(); !errors.Is(err, volume.ErrPrecondition) || !hasText(err, "tls.crt expired on 2000-01-08T00:00:00Z, the clock here says 2000-01-09T00:00:00Z") {
-			t.Error(err)
+			t.Errorf("Usable: got %v, want ErrPrecondition with the time of the expiry", err)
 		}
 		if _, _, err := connect(t, s.server.Server(controller), s.client.Client(nodeA)); !hasText(err, "certificate expired on") {
-			t.Error(err)
+			t.Errorf("connection: got client error %v, want an error about the expired certificate", err)
 		}
 		for d, side := range map[*pki.Directory]side{s.server: serverSide, s.client: clientSide} {
 			cert, key := newPair(t, s.ca, side.identity, side.usage)
@@ -183,7 +184,7 @@ func TestExpiredAndInvalid(t *testing.T) {
 		put(t, s.path, map[string][]byte{"tls.crt": []byte("garbage")})
 		time.Sleep(reread)
 		if err := s.server.Usable(); !hasText(err, s.path) || !hasText(err, "PEM data in certificate input") {
-			t.Error(err)
+			t.Errorf("got %v, want an error about the content of %s", err, s.path)
 		}
 	})
 }

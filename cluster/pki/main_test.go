@@ -41,7 +41,7 @@ func must[T any](tb testing.TB) func(T, error) T {
 	}
 }
 
-// must2 is must for functions with two values.
+// must2 is must for functions with two values. Its arguments are in the other order: must2(f())(t).
 func must2[A, B any](a A, b B, err error) func(testing.TB) (A, B) {
 	return func(tb testing.TB) (A, B) {
 		tb.Helper()
@@ -144,7 +144,8 @@ func connect(tb testing.TB, server, client *tls.Config) (state tls.ConnectionSta
 	return conn.ConnectionState(), <-done, clientErr
 }
 
-// mustConnect fails the test unless both sides accept each other. It returns the client's state.
+// mustConnect fails the test unless server and client accept each other. It returns the state of the
+// connection as the client sees it.
 func mustConnect(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
 	tb.Helper()
 	state, serverErr, clientErr := connect(tb, server.Server(controller), client.Client(nodeA))

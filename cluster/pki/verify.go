@@ -10,6 +10,7 @@ import (
 	"time"
 )
 
+// purposes describes key usages in errors.
 var purposes = map[x509.ExtKeyUsage]string{
 	x509.ExtKeyUsageClientAuth: "client authentication",
 	x509.ExtKeyUsageServerAuth: "server authentication",
@@ -32,10 +33,10 @@ func verify(chain []*x509.Certificate, roots *x509.CertPool, identity *url.URL, 
 	}
 	// Verify accepts a certificate without usages.
 	if err != nil || !slices.Contains(leaf.ExtKeyUsage, usage) {
-		return fmt.Errorf("certificate of %s is not for %s, expected is %s", uriNames(leaf), purposes[usage], identity)
+		return fmt.Errorf("certificate of %s is not for %s, expected %s", uriNames(leaf), purposes[usage], identity)
 	}
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != identity.String() {
-		return fmt.Errorf("certificate of %s, expected is %s", uriNames(leaf), identity)
+		return fmt.Errorf("certificate of %s, expected %s", uriNames(leaf), identity)
 	}
 	return nil
 }

@@ -42,6 +42,7 @@ func (s side) present(t *testing.T, verifier *pki.Directory, presented ...tls.Ce
 	return serverErr
 }
 
+// other returns the side at the other end of the connection.
 func (s side) other() side {
 	if s == serverSide {
 		return clientSide
@@ -101,17 +102,17 @@ func TestVerify(t *testing.T) {
 		{"the other side's usage", trusted, func(c *x509.Certificate, s side) { c.ExtKeyUsage = []x509.ExtKeyUsage{s.other().usage} }, " is not for "},
 		{"no usage", trusted, usages(), " is not for "},
 		{"any usage", trusted, usages(x509.ExtKeyUsageAny), " is not for "},
-		{"the other side's name", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().identity} }, ", expected is spiffe://csi.trivet.dev/"},
-		{"another node's name", trusted, uris(nodeB), "certificate of spiffe://csi.trivet.dev/node/b, expected is spiffe://csi.trivet.dev/"},
+		{"the other side's name", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().identity} }, ", expected spiffe://csi.trivet.dev/"},
+		{"another node's name", trusted, uris(nodeB), "certificate of spiffe://csi.trivet.dev/node/b, expected spiffe://csi.trivet.dev/"},
 		{"another driver's name", trusted, func(c *x509.Certificate, s side) {
 			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "other", Path: s.identity.Path}}
 		}, "certificate of spiffe://other/"},
 		{"another scheme", trusted, func(c *x509.Certificate, s side) {
 			c.URIs = []*url.URL{{Scheme: "https", Host: s.identity.Host, Path: s.identity.Path}}
 		}, "certificate of https://"},
-		{"two URIs", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected is "},
-		{"one URI twice", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, s.identity} }, ", expected is "},
-		{"no URI", trusted, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.identity.Host} }, "certificate of no URI, expected is "},
+		{"two URIs", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected "},
+		{"one URI twice", trusted, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.identity, s.identity} }, ", expected "},
+		{"no URI", trusted, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.identity.Host} }, "certificate of no URI, expected "},
 	} {
 		for _, s := range []side{clientSide, serverSide} {
 			t.Run(s.name+"/"+tc.name, func(t *testing.T) {
@@ -136,7 +137,7 @@ func TestVerify(t *testing.T) {
 func TestNoCertificate(t *testing.T) {
 	verifier, _ := newDirectory(t, newAuthority(t), nodeA, x509.ExtKeyUsageServerAuth)
 	if err := clientSide.present(t, verifier); !hasText(err, "didn't provide a certificate") {
-		t.Error(err)
+		t.Errorf("got %v, want an error about the missing certificate", err)
 	}
 }
 
@@ -148,12 +149,12 @@ func TestOldTLS(t *testing.T) {
 	old := client.Client(nodeA)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	if _, err, _ := connect(t, server.Server(controller), old); !hasText(err, "unsupported versions") {
-		t.Error(err)
+		t.Errorf("client with TLS 1.2: got server error %v, want unsupported versions", err)
 	}
 	old = server.Server(controller)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	if _, _, err := connect(t, old, client.Client(nodeA)); !hasText(err, "protocol version not supported") {
-		t.Error(err)
+		t.Errorf("server with TLS 1.2: got client error %v, want protocol version not supported", err)
 	}
 	if state := mustConnect(t, server, client); state.Version != tls.VersionTLS13 {
 		t.Errorf("got TLS version %x, want 1.3", state.Version)

@@ -21,6 +21,7 @@ func TestUnconfirmedExpires(t *testing.T) {
 			u.record("v", a, context.DeadlineExceeded)
 			time.Sleep(5 * time.Minute)
 		}
+		// unconfirmedTime contains 12 rounds of 100 calls. The call v is retried.
 		if n := len(u.calls); n > 12*100+1 {
 			t.Errorf("after four hours: got %d recorded calls, want at most %d", n, 12*100+1)
 		}

@@ -162,7 +162,8 @@ type unconfirmed struct {
 	retry change   // the topology of repeated calls
 }
 
-// newUnconfirmed starts the creation with the topology first.
+// newUnconfirmed creates the cluster, calls CreateVolume with the topology first, and cancels the call while
+// node a is blocked in it.
 func newUnconfirmed(t *testing.T, first, retry change) *unconfirmed {
 	t.Helper()
 	u := &unconfirmed{newEmptyCluster(t), newBlocked(), retry}

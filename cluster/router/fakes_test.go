@@ -30,14 +30,14 @@ import (
 // fakeNode is a node's driver with a valid certificate. A test sets its responses; the default is an empty
 // response.
 type fakeNode struct {
-	relay.Service // no streams
+	relay.Service // nil: Stream is not implemented
 
 	mu        sync.Mutex
 	answers   map[string]proto.Message // responses by type name
-	refused   []string                 // methods that fail with refusal
+	refused   []string                 // methods that fail with the error refusal
 	refusal   error
-	calls     []string // without GetPluginInfo
-	manifests int      // calls of GetPluginInfo
+	calls     []string // methods of the calls, without GetPluginInfo
+	manifests int      // number of GetPluginInfo calls
 }
 
 // fakeVolume is a volume in the pool that a new fakeNode announces.
@@ -170,7 +170,8 @@ func (s *fakeShared) Call(ctx context.Context, method string, req proto.Message)
 	return s.fakeNode.Call(ctx, method, req)
 }
 
-// page returns a page of at most two volumes.
+// page returns at most limit and at most two volumes after the volume token, and the token of the next page. It
+// fails with listError if the test has set it.
 func (s *fakeShared) page(token string, limit int32) (ids []string, next string, err error) {
 	i := slices.Index(s.volumes, token) + 1
 	if token != "" && i == 0 {
@@ -188,7 +189,7 @@ func (s *fakeShared) page(token string, limit int32) (ids []string, next string,
 type blocked struct {
 	backend.Backend
 	entered chan struct{} // receives a value when a call is blocked
-	release chan error    // the test sends the error of a blocked call, or nil
+	release chan error    // the test sends the result of a blocked call: an error, or nil to let Create continue
 	ended   chan error    // receives the results of created volumes and of ended contexts
 }
 

@@ -34,8 +34,8 @@ type listSpec[E any] struct {
 // sharedToken is the prefix of tokens of the shared pools.
 const sharedToken = "shared "
 
-// maxPage bounds the entries of a page and of one call to a node. A list keeps up to fanOut times as many
-// in memory.
+// maxPage bounds the entries of a page and of one call to a node. A list keeps up to fanOut*maxPage entries in
+// memory.
 const maxPage = 1000
 
 func (s *Server) listVolumes(ctx context.Context, req *csi.ListVolumesRequest) (proto.Message, error) {

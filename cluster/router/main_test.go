@@ -298,7 +298,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// await waits up to 30 seconds until a condition condition.
+// await waits up to 30 seconds until a condition holds.
 func await(t *testing.T, description string, condition func() bool) {
 	t.Helper()
 	awaitWithin(t, 30*time.Second, description, condition)

@@ -183,6 +183,7 @@ func (n *node) setError(ctx context.Context, err error) {
 	}
 }
 
+// setPools stores the pools in a manifest (identity.Pools). It ignores pools that volume IDs cannot contain.
 func (n *node) setPools(manifest map[string]string) {
 	var pools []poolKey
 	for name, uuid := range identity.Pools(manifest) {
@@ -236,6 +237,7 @@ func (v view) open(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
+// has reports whether at least one pool with a name is configured, open or closed.
 func (v view) has(name string) bool { return len(v.named(name)) > 0 }
 
 // closed reports whether at least one pool with a name is not open.

@@ -30,7 +30,7 @@ type Host struct {
 // nodes are the nodes of the cluster and their pools.
 type nodes struct {
 	client func(node string) *tls.Config
-	start  func(*node) // starts run
+	start  func(*node) // calls the node's run in a goroutine
 	tasks  sync.WaitGroup
 
 	setting sync.Mutex // serializes set

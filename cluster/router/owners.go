@@ -28,7 +28,7 @@ type Owners interface {
 	Known() map[string]string
 	// Record adds entries for pools that have none. After it returns nil, Known returns them.
 	Record(ctx context.Context, owners map[string]string) error
-	// MoveCommand returns the command with which an administrator records another node.
+	// MoveCommand returns the command or the instruction with which an administrator records another node.
 	MoveCommand(pool, node string) string
 }
 
@@ -75,7 +75,7 @@ func newOwnerError(announcing []*node, condition, format string, args ...any) er
 }
 
 // serving returns the node that serves a pool, or nil if no node announces the pool. If the pool has no
-// owner yet, serving records it.
+// owner yet, serving records the owner.
 func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
 	n, err := ns.servingRecorded(key)
 	if !errors.Is(err, errUnrecorded) {
@@ -127,7 +127,7 @@ func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
 		return nil
 	}
 	owners := map[string]bool{}
-	for key, name := range ns.owners.Known() {
+	for key, name := range ns.owners.Known() { // key is POOL.UUID
 		if key[:max(0, strings.LastIndexByte(key, '.'))] == pool {
 			owners[name] = true
 		}

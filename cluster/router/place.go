@@ -49,8 +49,8 @@ func nodeSegment(t *csi.Topology) (value string, ok bool) {
 	return value, ok
 }
 
-// within returns the nodes that match one of the requisite topologies. If requisite is empty, it returns all
-// nodes.
+// within returns the nodes that match one of the requisite topologies. A topology without the driver's key
+// matches every node. If requisite is empty, within returns all nodes.
 func within(all []*node, requisite []*csi.Topology) []*node {
 	if len(requisite) == 0 {
 		return all

@@ -205,7 +205,7 @@ func TestStagedVolumes(t *testing.T) {
 			unpublished:   {codes.FailedPrecondition, "it is in use"},
 			onTwoNodes:    {codes.FailedPrecondition, "it is in use"},
 			onUnknownNode: {codes.FailedPrecondition, "it is in use"},
-			"loop:nas:no": {codes.FailedPrecondition, "it is in use"},
+			"loop:nas:no": {codes.FailedPrecondition, "it is in use"}, // ControllerGetVolume fails with NOT_FOUND
 			unreachable:   {codes.Unavailable, `node "c" cannot be reached`},
 			stopped:       {codes.Unavailable, `node "d": its driver is not running`},
 		} {

@@ -198,6 +198,6 @@ func TestCertificateOfAnotherNode(t *testing.T) {
 	w := newCluster(t, "a")
 	onA := w.mustCreateOn("a", "v")
 	w.setHost("b", w.addresses["a"])
-	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `node "b" cannot be reached`, "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b")
+	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `node "b" cannot be reached`, "certificate of spiffe://csi.trivet.dev/node/a, expected spiffe://csi.trivet.dev/node/b")
 	must(t, w.get(onA))
 }
