@@ -157,7 +157,7 @@ func (l listing[O]) resume(token string) ([]backend.Backend, error) {
 	i := slices.IndexFunc(l.backends, func(b backend.Backend) bool { return b.Name() == after.Backend })
 	switch {
 	case err == nil && onePool && slices.Contains(l.without, after.Backend):
-		return nil, nil
+		return nil, nil // the backend has no such objects, so the list is empty
 	case err != nil || i < 0:
 		return nil, paging.StaleToken(token)
 	case onePool:
@@ -177,7 +177,7 @@ const poolTokenPrefix = "pool "
 // volume.
 func PoolToken(after volume.ID) string { return poolTokenPrefix + after.String() }
 
-// ParsePoolToken is the inverse of PoolToken (ErrStaleToken).
+// ParsePoolToken is the inverse of PoolToken. It returns ErrStaleToken for every other token.
 func ParsePoolToken(token string) (volume.ID, error) {
 	text, ok := strings.CutPrefix(token, poolTokenPrefix)
 	if !ok {
@@ -185,7 +185,7 @@ func ParsePoolToken(token string) (volume.ID, error) {
 	}
 	rest, nameless := strings.CutSuffix(text, ":")
 	if nameless {
-		text = rest + ":-"
+		text = rest + ":-" // ParseSnapshotID requires a name
 	}
 	id, err := volume.ParseSnapshotID(text) // volume IDs have the same format
 	if err != nil {
@@ -197,6 +197,8 @@ func ParsePoolToken(token string) (volume.ID, error) {
 	return id, nil
 }
 
+// publishedNodes returns the nodes to which a volume is published. It returns none if the backend does not
+// record publications or the record cannot be read.
 func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]string, error) {
 	p, ok := b.(backend.Publisher)
 	if !ok {
@@ -209,6 +211,7 @@ func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]
 	return nodes, err
 }
 
+// health returns the conditions of a volume. It returns none if the backend does not check volumes.
 func health(ctx context.Context, b backend.Backend, v volume.Volume) []backend.Condition {
 	if h, ok := b.(backend.HealthChecker); ok {
 		return h.Health(ctx, v)
@@ -235,7 +238,7 @@ func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGet
 // ControllerGetVolumeHealth implements csi.ControllerServer.
 func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	b, v, err := s.volume(ctx, req.GetVolumeId())
-	if errors.Is(err, volume.ErrDamaged) {
+	if errors.Is(err, volume.ErrDamaged) { // health reports the damage
 		v.ID, err = volume.ParseID(req.GetVolumeId())
 	}
 	if id, invalid := volume.ParseID(req.GetVolumeId()); invalid == nil && id.Shared() && errors.Is(err, volume.ErrUnavailable) {

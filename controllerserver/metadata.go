@@ -50,7 +50,7 @@ type metadataRequest interface {
 	GetMaxResults() int32
 }
 
-// sendRanges checks the request, and sends the ranges of a snapshot.
+// sendRanges checks the request, and sends the ranges of a snapshot. message sends one message of the stream.
 func sendRanges(req metadataRequest, snapshot volume.Snapshot, ranges iter.Seq2[clone.Range, error], message func([]*csi.BlockMetadata) error) error {
 	limit := int(req.GetMaxResults())
 	switch offset := req.GetStartingOffset(); {
@@ -64,8 +64,8 @@ func sendRanges(req metadataRequest, snapshot volume.Snapshot, ranges iter.Seq2[
 	return send(ranges, snapshot.Size, min(limit, maxBlocks), message)
 }
 
-// pair returns the base and the target of a request. ErrInvalid if they are not two snapshots of one
-// volume, in this order.
+// pair returns the base and the target of a request. It returns ErrInvalid if they are not snapshots of one
+// volume, or if the base is newer than the target.
 func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tracker backend.ChangeTracker, base, target volume.Snapshot, err error) {
 	from, to := req.GetBaseSnapshotId(), req.GetTargetSnapshotId()
 	if err := cmp.Or(translate.Required("base_snapshot_id", from), translate.Required("target_snapshot_id", to)); err != nil {

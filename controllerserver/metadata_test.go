@@ -40,7 +40,8 @@ func (d *testDriver) delta(req *csi.GetMetadataDeltaRequest) (all []block, err e
 	return all, err
 }
 
-// blocks returns the blocks of a message, of which it has not more than most, or any number if most is 0.
+// blocks returns the blocks of a message. It fails the test unless the message has a variable block length, the
+// volume size 32 MiB, and at most most blocks. If most is 0, any number of blocks is allowed.
 func (d *testDriver) blocks(m interface {
 	GetBlockMetadataType() csi.BlockMetadataType
 	GetVolumeCapacityBytes() int64
@@ -48,7 +49,7 @@ func (d *testDriver) blocks(m interface {
 }, most int32,
 ) (all []block) {
 	if m.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH || m.GetVolumeCapacityBytes() != 32*mib || most > 0 && len(m.GetBlockMetadata()) > int(most) {
-		d.t.Errorf("got message %v, want variable length, 32 MiB, and at most %d blocks (0: any number)", m, most)
+		d.t.Errorf("got message %v, want variable length, 32 MiB, and at most %d blocks (0 means any number)", m, most)
 	}
 	for _, b := range m.GetBlockMetadata() {
 		all = append(all, block{b.GetByteOffset(), b.GetSizeBytes()})
@@ -123,6 +124,7 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
+// TestMetadataRefused: invalid requests are refused, and a missing image of a snapshot is reported as DATA_LOSS.
 func TestMetadataRefused(t *testing.T) {
 	d := newTestDriver(t)
 	v, other, elsewhere := d.createVolume("v", in("a")), d.createVolume("w", in("a")), d.createVolume("x", in("b"))
@@ -172,7 +174,7 @@ func TestMetadataRefused(t *testing.T) {
 		})
 	}
 	image := strings.Replace(d.imagePath(s), "volumes/s", "snapshots/s/0", 1)
-	testenv.Run(t, "chattr", "-i", image)
+	testenv.Run(t, "chattr", "-i", image) // the driver makes images of snapshots immutable
 	must(t, os.Remove(image))
 	_, _, err := d.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: s})
 	wantCode(t, err, codes.DataLoss, "image is missing")

@@ -46,8 +46,8 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 	return resp, nil
 }
 
-// PublishArgs checks the fields of a ControllerPublishVolumeRequest and returns its capability
-// (ErrInvalid).
+// PublishArgs returns the capability of a ControllerPublishVolumeRequest. It returns ErrInvalid if a field is
+// missing or invalid.
 func PublishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, error) {
 	err := cmp.Or(translate.Required("volume_id", req.GetVolumeId()), translate.Required("node_id", req.GetNodeId()))
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	}
 	for _, c := range caps {
 		if err := s.backends.Supports(v, c); err != nil {
-			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil //nolint:nilerr // the answer says it
+			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil //nolint:nilerr // the response contains the error
 		}
 	}
 	if !static { // a static volume has no record to compare with

@@ -26,10 +26,10 @@ type Server struct {
 	node       string
 	maxVolumes int
 	// Release unstages a volume that is being deleted, if it is staged on this node and not in use,
-	// and reports whether it unstaged it. nil: a staged volume cannot be deleted.
+	// and reports whether it unstaged it. If Release is nil, a staged volume cannot be deleted.
 	Release func(ctx context.Context, id volume.ID) (bool, error)
 	// Nodes reports whether a node exists. It is set if all nodes can reach the pools, and volumes
-	// therefore have no topology. nil: the pools are on this node.
+	// therefore have no topology. If Nodes is nil, the pools are on this node.
 	Nodes func(node string) bool
 }
 
@@ -78,7 +78,7 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return resp, nil
 }
 
-// volume looks up the volume of a request. ErrInvalid if id is empty.
+// volume looks up the volume of a request. It returns ErrInvalid if id is empty.
 func (s *Server) volume(ctx context.Context, id string) (backend.Backend, volume.Volume, error) {
 	if err := translate.Required("volume_id", id); err != nil {
 		return nil, volume.Volume{}, err

@@ -47,6 +47,7 @@ type snapshotRequest interface {
 	GetParameters() map[string]string
 }
 
+// snapshotSpec converts the name and the parameters of a request. It returns ErrInvalid if they are invalid.
 func snapshotSpec(req snapshotRequest) (volume.SnapshotSpec, error) {
 	spec := volume.SnapshotSpec{CoName: req.GetName()}
 	if err := checkName(req.GetName()); err != nil {
@@ -87,8 +88,8 @@ func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	return &csi.DeleteSnapshotResponse{}, err
 }
 
-// refuseMember returns the error for a request to delete a member of a group alone; nil if the group does
-// not exist.
+// refuseMember returns the error for a request to delete a member of a group alone. It returns nil if the group
+// does not exist, because the member then does not exist either.
 func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.ID) error {
 	_, err := b.Snapshots(ctx, group)
 	switch {
@@ -213,7 +214,8 @@ func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, 
 	return snapshotter, v, nil
 }
 
-// snapshotter parses the ID of a snapshot, and returns its backend. ErrInvalid if the ID is empty.
+// snapshotter parses the ID of a snapshot, and returns its backend. It returns ErrInvalid if the ID is empty, and
+// the errors of snapshotterOf.
 func (s *Server) snapshotter(text string) (backend.Snapshotter, volume.ID, error) {
 	if err := translate.Required("snapshot_id", text); err != nil {
 		return nil, volume.ID{}, err
@@ -226,8 +228,8 @@ func (s *Server) snapshotter(text string) (backend.Snapshotter, volume.ID, error
 	return b, id, err
 }
 
-// snapshotterOf returns the backend of a snapshot or group. ErrNotFound if the backend cannot make
-// snapshots, ErrUnavailable if this version or configuration does not serve it.
+// snapshotterOf returns the backend of a snapshot or group. It returns ErrNotFound if the backend cannot make
+// snapshots, and ErrUnavailable if this version or configuration of the driver does not serve the backend.
 func (s *Server) snapshotterOf(id volume.ID) (backend.Snapshotter, error) {
 	b, err := s.backends.ByName(id.Backend)
 	if err != nil {
@@ -311,10 +313,10 @@ func (s *Server) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateV
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: groupMessage(set)}, nil
 }
 
-// GroupArgs converts a CreateVolumeGroupSnapshotRequest. ErrPrecondition if the volumes are not in one
-// pool and of one backend, because only such volumes can be snapshotted at the same moment (CSI
-// specification, "Cannot snapshot multiple volumes together"). ErrNotFound for an ID that is not from this
-// driver. ErrInvalid for other errors.
+// GroupArgs converts a CreateVolumeGroupSnapshotRequest. It returns ErrPrecondition if the volumes are not in one
+// pool and of one backend, because only such volumes can be snapshotted at the same moment (CSI specification,
+// "Cannot snapshot multiple volumes together"). It returns ErrNotFound for an ID that is not from this driver,
+// and ErrInvalid for other errors.
 func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, []volume.ID, error) {
 	spec, err := snapshotSpec(req)
 	if err != nil {
@@ -366,9 +368,9 @@ func (s *Server) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeG
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: groupMessage(set)}, nil
 }
 
-// group returns the group of a request. ErrInvalid if the request names snapshots that are not exactly the
-// members of the group (CSI specification, "Snapshot list mismatch"). With ErrDamaged the returned set has
-// only an ID.
+// group returns the group of a request. It returns ErrInvalid if the request names snapshots that are not exactly
+// the members of the group (CSI specification, "Snapshot list mismatch"). If it returns ErrDamaged, the returned
+// set has only an ID.
 func (s *Server) group(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
@@ -392,6 +394,7 @@ func (s *Server) group(ctx context.Context, req interface {
 	return b, set, checkMembers(set, req.GetSnapshotIds())
 }
 
+// checkMembers returns ErrInvalid if IDs of snapshots are named and are not exactly those of the set.
 func checkMembers(set volume.SnapshotSet, named []string) error {
 	if len(named) == 0 {
 		return nil

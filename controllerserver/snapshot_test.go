@@ -37,7 +37,7 @@ func TestSnapshot(t *testing.T) {
 	listed, err := d.Control.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	must(t, err)
 	if !proto.Equal(again, one) || !proto.Equal(got.GetSnapshot(), one) || len(listed.GetEntries()) != 1 || !proto.Equal(listed.GetEntries()[0].GetSnapshot(), one) {
-		t.Errorf("created %v\ncreated again %v\ngot %v\nlisted %v", one, again, got, listed)
+		t.Errorf("got different descriptions of one snapshot, want equal ones:\nCreateSnapshot %v\nsecond CreateSnapshot %v\nGetSnapshot %v\nListSnapshots %v", one, again, got, listed)
 	}
 	for range 2 {
 		_, err = d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: one.GetSnapshotId()})
@@ -241,6 +241,8 @@ func TestContentSource(t *testing.T) {
 	}
 }
 
+// TestGroup: all calls describe a group and its members in the same way. A call that names other snapshots than the
+// members is refused.
 func TestGroup(t *testing.T) {
 	d := newTestDriver(t)
 	v, other := d.createVolume("v"), d.createVolume("w")
@@ -262,7 +264,7 @@ func TestGroup(t *testing.T) {
 		}
 		_, err = d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: one.GetSnapshotId()})
 		wantCode(t, err, codes.InvalidArgument, id)
-		d.createVolume("copy-"+one.GetSnapshotId()[len(id)-len(".group"):], ofSnapshot(one.GetSnapshotId()))
+		d.createVolume(fmt.Sprintf("copy-%d", i), ofSnapshot(one.GetSnapshotId()))
 	}
 	if again, err := d.createGroup("g", v, other); err != nil || !proto.Equal(again, group) {
 		t.Errorf("second create: got %v, %v; want %v", again, err, group)
@@ -308,6 +310,7 @@ func TestGroupOfOne(t *testing.T) {
 	must(t, err)
 }
 
+// TestGroupRefused: invalid requests to create, get and delete groups are refused, and create no snapshot.
 func TestGroupRefused(t *testing.T) {
 	d := newTestDriver(t)
 	v, elsewhere := d.createVolume("v", in("a")), d.createVolume("w", in("b"))

@@ -40,6 +40,7 @@ type Check struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
+// ok returns a check with the result OK. seen is a format for args.
 func ok(name, seen string, args ...any) Check {
 	return Check{Name: name, Result: OK, Seen: fmt.Sprintf(seen, args...)}
 }
@@ -64,8 +65,8 @@ type remedy struct {
 	text string
 }
 
-// judgeError returns a failure if there is an error. Its remedy is the first in known that matches the
-// error, or fallback. Without an error, it returns OK with seen and args.
+// judgeError returns a failure if there is an error. The failure's remedy is the first in known that matches the
+// error, or fallback. Without an error, judgeError returns OK. seen is a format for args.
 func judgeError(name string, err error, known []remedy, fallback, seen string, args ...any) Check {
 	if err == nil {
 		return ok(name, seen, args...)
@@ -79,11 +80,11 @@ func judgeError(name string, err error, known []remedy, fallback, seen string, a
 // Options configures Run.
 type Options struct {
 	ConfigPath string
-	// ConfigOptional: if the file does not exist, the default configuration applies.
+	// ConfigOptional is true if the default configuration applies when the file does not exist.
 	ConfigOptional bool
 	StateDir       string
 	Endpoint       string
-	// DriverName is the expected name of the driver; empty: any.
+	// DriverName is the expected name of the driver. If it is empty, any name is accepted.
 	DriverName string
 	Version    string
 	// Kinds are the kinds of volumes that this program supports.
@@ -106,15 +107,15 @@ func Run(ctx context.Context, o Options) []Check {
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir, o.Kinds)
 	var checks []Check
 	if !config.Forwarding.Controller() {
-		checks = within(o.Patience, "node", func() []Check { return nodeChecks(ctx, o.Kinds) })
+		checks = checkWithin(o.Patience, "node", func() []Check { return nodeChecks(ctx, o.Kinds) })
 	}
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
 	}
 	serving := readDriver(ctx, o, config)
-	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
+	checks = append(checks, checkWithin(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
 	configs := pool.Arrange(config.Pools)
-	checks = append(checks, within(o.Patience, "pools", func() []Check { return nestingChecks(configs, o.StateDir) })...)
+	checks = append(checks, checkWithin(o.Patience, "pools", func() []Check { return nestingChecks(configs, o.StateDir) })...)
 	opened := openPools(ctx, configs, o)
 	defer opened.close()
 	for _, p := range configs {
@@ -122,9 +123,9 @@ func Run(ctx context.Context, o Options) []Check {
 		case p.Shared():
 			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
 		case p.Section != nil:
-			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return storageChecks(ctx, o.Kinds.Forms(), p, o.StateDir, serving.ready) })...)
+			checks = append(checks, checkWithin(o.Patience, "pool "+p.Name, func() []Check { return storageChecks(ctx, o.Kinds.Forms(), p, o.StateDir, serving.ready) })...)
 		default:
-			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, opened[p.Name], serving.ready) })...)
+			checks = append(checks, checkWithin(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, opened[p.Name], serving.ready) })...)
 		}
 		if err, queried := serving.pools[p.Name]; queried && serving.ready {
 			checks = append(checks, judgeServed("pool "+p.Name+", served", err))
@@ -156,16 +157,17 @@ func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 		serverLog+"; remove directories "+scratchPrefix+"* from the export"))
 }
 
-// within returns the results of check, or a failure if check takes longer than atMost.
-func within(atMost time.Duration, name string, check func() []Check) []Check {
+// checkWithin returns the results of check, or a failure if check takes longer than atMost.
+func checkWithin(atMost time.Duration, name string, check func() []Check) []Check {
 	checks, err := Within(atMost, func() ([]Check, error) { return check(), nil })
 	if err != nil {
-		return []Check{hangs(name, err)}
+		return []Check{hangFailure(name, err)}
 	}
 	return checks
 }
 
-func hangs(name string, err error) Check {
+// hangFailure returns a failure for a check that did not end in time.
+func hangFailure(name string, err error) Check {
 	return failure(name, err.Error(), "fix the disk, or unmount it")
 }
 

@@ -162,6 +162,7 @@ func owner(f *driver.Forwarding, o Options, driverName string) *url.URL {
 	return nil
 }
 
+// judgeCertificates judges the certificates in a directory. If owner is nil, it accepts every URI in them.
 func judgeCertificates(dir *pki.Directory, owner *url.URL) Check {
 	const name = "certificates"
 	err := dir.Usable()

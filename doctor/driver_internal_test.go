@@ -90,7 +90,7 @@ func TestForwarding(t *testing.T) {
 	expect(t, "a pool of the node", find(t, checks, "pool default, served"), OK, "open")
 	expect(t, "an unknown pool", find(t, checks, "pool other, served"), Failure, "does not have this pool")
 	expect(t, "the node's certificates", find(t, checks, "certificates"), OK, "valid")
-	find(t, checks, "kernel")
+	find(t, checks, "kernel") // the doctor of a node also checks the kernel
 	checks = check(router, routerConfig)
 	expect(t, "the controller's nodes", find(t, checks, "nodes"), OK, "all")
 	expect(t, "the controller's certificates", find(t, checks, "certificates"), OK, "valid")
@@ -174,8 +174,8 @@ func TestHungState(t *testing.T) {
 func TestWithin(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
-	checks := within(10*time.Millisecond, "pool p", func() []Check { <-release; return nil })
+	checks := checkWithin(10*time.Millisecond, "pool p", func() []Check { <-release; return nil })
 	expect(t, "hanging", checks[0], Failure, "no answer")
-	checks = within(time.Minute, "pool p", func() []Check { return []Check{ok("pool p", "fine")} })
+	checks = checkWithin(time.Minute, "pool p", func() []Check { return []Check{ok("pool p", "fine")} })
 	expect(t, "answering", checks[0], OK, "fine")
 }

@@ -26,11 +26,11 @@ import (
 // Export is an export to check.
 type Export struct {
 	Config pool.Config
-	// NoPool: the export is not a pool of the configuration, so only the export is checked.
+	// NoPool is true if the export is not a pool of the configuration. Then only the export is checked.
 	NoPool bool
 	// StateDir and Node are the state directory and the name of this node; either may be empty.
 	StateDir, Node string
-	// Serving: a running driver serves the pool.
+	// Serving is true if a running driver serves the pool.
 	Serving bool
 }
 
@@ -190,6 +190,7 @@ func portOf(options []string) string {
 
 const pingPatience = 3 * time.Second
 
+// ping returns nil if an NFS server answers at an address (host:port), whichever versions it supports.
 func ping(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, pingPatience)
 	defer cancel()
@@ -218,6 +219,7 @@ func (x examination) tryVersions(ctx context.Context) []versionResult {
 	return all
 }
 
+// tryVersion mounts the export with one version, and unmounts it.
 func (x examination) tryVersion(ctx context.Context, version string) error {
 	ctx, cancel := context.WithTimeout(ctx, versionPatience)
 	defer cancel()
@@ -346,6 +348,7 @@ type skew struct {
 	err   error
 }
 
+// tryClock compares the modification time of a new file with this node's clock.
 func tryClock(dir *os.Root) skew {
 	before := time.Now()
 	if err := dir.WriteFile("clock", []byte("x"), 0o600); err != nil {
@@ -361,11 +364,12 @@ func tryClock(dir *os.Root) skew {
 
 // feature is an optional feature of a filesystem.
 type feature struct {
-	what string
-	have bool
-	err  error
+	what string // the feature
+	have bool   // the filesystem has the feature
+	err  error  // the test of the feature failed
 }
 
+// tryFeatures tests optional features of the export's filesystem.
 func tryFeatures(dir *os.Root) []feature {
 	test := func(what string, probe func(*os.Root) (bool, error)) feature {
 		have, err := probe(dir)
@@ -379,7 +383,7 @@ func tryFeatures(dir *os.Root) []feature {
 // lockPatience limits the wait for a lock, because the kernel retries during the server's grace period.
 const lockPatience = 5 * time.Second
 
-// tryLocks tests whether a lock through one mount is visible through another.
+// tryLocks tests whether a lock through one mount is visible through another. If so, the feature is present.
 func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch string) feature {
 	other, err := x.mountAgain(ctx, scratch)
 	if err != nil {
@@ -390,6 +394,8 @@ func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch string)
 	return feature{have: visible, err: err}
 }
 
+// mountAgain returns the scratch directory in another mount of the export, which lasts until the directory is
+// closed.
 func (x examination) mountAgain(ctx context.Context, scratch string) (*os.Root, error) {
 	top, _, err := export.Mount(ctx, x.Config)
 	if err != nil {

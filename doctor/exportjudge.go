@@ -22,9 +22,9 @@ func judgeClosedExport(name string, err error) Check {
 	return failure(name, err.Error(), "follow the message; the driver serves no volume of the export until then")
 }
 
-// judgePool judges a pool that could be read. anyPool: nfs.init is set and uuid is not. Then the driver
-// would create a new pool if the disk of the server were not mounted, because a controller in a pod does
-// not record the UUID of the pool.
+// judgePool judges a pool that could be read. anyPool is true if nfs.init is set and uuid is not. Then the driver
+// would create a new pool if the disk of the server were not mounted, because a controller in a pod does not
+// record the UUID of the pool.
 func judgePool(name, seen string, anyPool bool) Check {
 	if anyPool {
 		return warning(name, seen+", and nfs.init would create a new pool on an empty export", "set uuid in the configuration")
@@ -254,5 +254,5 @@ func judgeQuota(name string, limited, checked int, err error) Check {
 	if err != nil {
 		return warning(name, err.Error(), serverLog)
 	}
-	return ok(name, "the server enforces the size (df) of %[2]d of %[1]d checked directories; the other sizes are not enforced", checked, limited)
+	return ok(name, "the server enforces the size (df) of %d of %d checked directories; the other sizes are not enforced", limited, checked)
 }

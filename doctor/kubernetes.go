@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ownerLabel is the label of the CSIDriver object with the namespace of the installation that owns it.
+// ownerLabel is a label of the CSIDriver object. Its value is the namespace of the installation that owns the
+// object.
 const ownerLabel = "csi.trivet.dev/namespace"
 
 // kubernetesChecks checks the kubelet's directory and the driver's objects in the cluster.
@@ -28,7 +29,7 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	var checks []Check
 	controller := config.Forwarding.Controller()
 	if !controller {
-		checks = within(o.Patience, kubeletDirectory, func() []Check { return kubeletChecks(config.Kubernetes, pod.UID) })
+		checks = checkWithin(o.Patience, kubeletDirectory, func() []Check { return kubeletChecks(config.Kubernetes, pod.UID) })
 	}
 	if pod.Node == "" && !controller || pod.Namespace == "" || pod.Name == "" {
 		return append(checks, warning(apiServer, "the environment lacks POD_NAMESPACE, POD_NAME or, on a node, NODE_NAME", "give them to the container by the downward API"))
@@ -76,11 +77,11 @@ type cluster struct {
 	driver string
 	pools  []pool.Config
 	kinds  backend.Kinds
-	// controller: the doctor runs in a pod of the controller.
+	// controller is true if the doctor runs in a pod of the controller.
 	controller bool
-	// inline: the node's configuration allows inline volumes.
+	// inline is true if the node's configuration allows inline volumes.
 	inline bool
-	// untaints: the driver is configured to remove the startup taint.
+	// untaints is true if the driver is configured to remove the startup taint.
 	untaints bool
 
 	// forbidden are the missing permissions. unreachable is the error of connecting to the API server.
@@ -223,6 +224,8 @@ func judgeRegistration(n kube.CSINode, node, driverName string) Check {
 	return ok(name, "registered on %s with %s", node, translate.TopologyKey)
 }
 
+// judgeTaint judges the startup taint of a node. registered is true if the kubelet has registered the driver,
+// untaints if the driver is configured to remove the taint.
 func judgeTaint(n kube.Node, registered, untaints bool, driverName string) Check {
 	name, key := "startup taint", kube.StartupTaint(driverName)
 	switch {
@@ -265,8 +268,8 @@ func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, c
 	return ok(name, "its parameters are valid")
 }
 
-// poolOf describes the pool of a class. known: the pool is in the configuration, or need not be. shared:
-// all nodes can access the pool.
+// poolOf describes the pool of a class. known is true if the pool is in the configuration, or need not be. shared
+// is true if all nodes can access the pool.
 func poolOf(p volume.Parameters, kinds backend.Kinds, pools []pool.Config) (known, shared bool) {
 	if _, _, direct := volume.ParseDirectPool(p.Pool); direct {
 		return true, true
@@ -296,8 +299,8 @@ var leastSidecars = map[string]string{
 // snapshotter is the sidecar that needs the snapshot API.
 const snapshotter = "csi-snapshotter"
 
-// judgeSidecars judges the versions of the sidecars in the driver's pod. snapshots: the API server serves
-// the snapshot API.
+// judgeSidecars judges the versions of the sidecars in the driver's pod. snapshots is true if the API server
+// serves the snapshot API.
 func judgeSidecars(pod kube.Pod, snapshots bool) []Check {
 	var checks []Check
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {

@@ -53,6 +53,7 @@ func checkCluster(t *testing.T, objects map[string]string, refuse map[string]int
 			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "code": code, "reason": map[int]string{403: "Forbidden", 404: "NotFound"}[code], "message": "refused"})
 			return
 		}
+		// The client rejects objects without kind and apiVersion.
 		kind := `{"kind": "Some", "apiVersion": "v1", `
 		if strings.HasPrefix(body, `{"items"`) {
 			kind = `{"kind": "SomeList", "apiVersion": "v1", `

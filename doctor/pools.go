@@ -23,6 +23,7 @@ import (
 // writeOK is W_OK of access(2), which for root fails on a read-only filesystem.
 const writeOK = 2
 
+// stateDirectory is the name of the check of the state directory.
 const stateDirectory = "state directory"
 
 func stateCheck(dir string) Check {
@@ -60,13 +61,14 @@ type poolFacts struct {
 	readOnly bool
 	reflinks bool
 	// mode is the mode of the pool's directory; mounted is the mount that contains it.
-	mode               fs.FileMode
-	mounted            *mount.Entry
-	usage              pool.Usage
-	damaged            []error
-	attached           int
-	directories        []volume.Volume
-	creating, removing int // volumes and snapshots
+	mode        fs.FileMode
+	mounted     *mount.Entry
+	usage       pool.Usage
+	damaged     []error // the errors of volumes that could not be read
+	attached    int     // number of attached volumes
+	directories []volume.Volume
+	// creating and removing are the numbers of volumes and snapshots that are being created or are in the trash.
+	creating, removing int
 	// limits is the quota that limits directories; noLimits is the reason why none limits them.
 	limits   quota.Kind
 	noLimits error
@@ -113,12 +115,12 @@ func (o openedPools) close() {
 	}
 }
 
-// poolChecks checks a directory pool. serving: a running driver serves the pool.
+// poolChecks checks a directory pool. serving is true if a running driver serves the pool.
 func poolChecks(c pool.Config, stateDir string, opened openedPool, serving bool) []Check {
 	name, path := "pool "+c.Name, c.Directory.Path
 	parent := filepath.Dir(path)
 	if errors.Is(opened.err, errTimeout) {
-		return []Check{hangs(name, opened.err)}
+		return []Check{hangFailure(name, opened.err)}
 	}
 	if opened.err != nil {
 		return []Check{judgeClosedPool(name, path, opened.err, isDir(parent) || parent == filepath.Join(stateDir, "pools"))}
@@ -142,7 +144,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// judgeClosedPool judges the error of opening a pool. parent: the parent directory of the pool exists.
+// judgeClosedPool judges the error of opening a pool. parent is true if the pool's parent directory exists.
 func judgeClosedPool(name, path string, err error, parent bool) Check {
 	switch {
 	case errors.Is(err, volume.ErrUnavailable):
@@ -235,15 +237,15 @@ func judgeFilesystem(name, path string, f poolFacts) Check {
 	return ok(name, "%s", seen)
 }
 
-// judgeAccess judges whether users of the node can reach the directories of tenants, and whether a
-// filesystem that contains only the pool is mounted with nosuid and nodev.
+// judgeAccess judges whether users of the node can reach the directories of tenants, and whether a pool with
+// directory volumes on a filesystem other than the node's root filesystem is mounted with nosuid and nodev.
 func judgeAccess(name, path string, f poolFacts) Check {
 	if f.mode&0o077 != 0 {
 		return warning(name, fmt.Sprintf("%s has mode %04o: users of this node may reach the directories of tenants, and run what is set-user-ID there", path, f.mode),
 			"chmod 0700 "+path+"; the driver does that when it starts")
 	}
 	const closed = "only root can enter the pool's directory"
-	own := f.mounted.Root == "/" && f.mounted.Mountpoint != "/"
+	own := f.mounted.Root == "/" && f.mounted.Mountpoint != "/" // the filesystem is not that of the node
 	var missing []string
 	for _, flag := range []string{"nosuid", "nodev"} {
 		if !slices.Contains(strings.Split(f.mounted.Options, ","), flag) {
@@ -321,6 +323,7 @@ func judgeVolumes(name string, f poolFacts) Check {
 }
 
 // judgeLeftovers judges volumes and snapshots whose creation or removal was interrupted.
+// serving is true if a running driver serves the pool.
 func judgeLeftovers(name string, f poolFacts, serving bool) Check {
 	seen := fmt.Sprintf("%d being created, %d in the trash", f.creating, f.removing)
 	if !serving && f.creating+f.removing > 0 {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"github.com/google/uuid"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -65,7 +64,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 	}))
 }
 
-// checkPool checks one pool. serving: a running driver serves the pool.
+// checkPool checks one pool. serving is true if a running driver serves the pool.
 func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
 	t.Helper()
 	all := openPools(t.Context(), []pool.Config{c}, Options{Kinds: testKinds, StateDir: stateDir, Patience: time.Minute})
@@ -214,7 +213,7 @@ func TestReadOnlyPool(t *testing.T) {
 	expect(t, "read-only", checkPool(t, c, state, true)[0], Failure, "read-only")
 }
 
-// TestReflink: reflinks are reported only if the filesystem supports them: xfs can be created without.
+// TestReflink: no reflinks are reported for an xfs that was created without them.
 func TestReflink(t *testing.T) {
 	base, state := t.TempDir(), t.TempDir()
 	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")

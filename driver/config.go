@@ -34,8 +34,8 @@ type Config struct {
 	Pools []pool.Config `yaml:"pools"`
 	// MaxVolumesPerNode is the maximum number of volumes that are published to the node.
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`
-	// EphemeralMemory is the maximum size of an inline volume in memory. Empty: inline volumes
-	// in memory are refused.
+	// EphemeralMemory is the maximum size of an inline volume in memory. If it is empty, inline
+	// volumes in memory are refused.
 	EphemeralMemory string `yaml:"ephemeralMemory"`
 	// FlexVolume is for the FlexVolume executable; the driver ignores it.
 	FlexVolume FlexVolume `yaml:"flexVolume"`
@@ -49,7 +49,7 @@ type Config struct {
 
 // FlexVolume configures the FlexVolume executable.
 type FlexVolume struct {
-	// Endpoint is the `unix:///path` of the running driver; empty: the default.
+	// Endpoint is the `unix:///path` of the running driver. If it is empty, the executable uses its default.
 	Endpoint string `yaml:"endpoint"`
 }
 
@@ -61,8 +61,8 @@ type Forwarding struct {
 	// Nodes lists the nodes that the controller's driver calls. It is empty if the nodes are
 	// read from Kubernetes.
 	Nodes []ForwardingNode `yaml:"nodes"`
-	// Certificates is the directory of tls.crt, tls.key and ca.crt. Empty: certificates in
-	// the state directory.
+	// Certificates is the directory of tls.crt, tls.key and ca.crt. If it is empty, the files
+	// are in the directory certificates of the state directory.
 	Certificates string `yaml:"certificates"`
 }
 
@@ -92,7 +92,7 @@ type Kubernetes struct {
 	// namespace in which it was made.
 	NFS bool `yaml:"nfs"`
 	// Authority is the name of both the Secret and the ConfigMap of the certificate authority
-	// in the driver's namespace. Empty: the driver does not get its certificates from
+	// in the driver's namespace. If it is empty, the driver does not get its certificates from
 	// Kubernetes.
 	Authority string `yaml:"authority"`
 	// NodeService is the headless Service of the nodes' drivers. NodeServiceAccount is the
@@ -361,6 +361,7 @@ func (f *Forwarding) validate(doc *yaml.Node) error {
 	return nil
 }
 
+// validAddress reports whether an address is host:port with a port from 1 to 65535. The host may be empty.
 func validAddress(address string) bool {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -55,16 +55,16 @@ type Options struct {
 	Endpoint    string
 	NodeID      string
 	StateDir    string
-	HTTPAddress string // empty: HTTP is off
-	// Registry is the directory of plugin sockets where the driver registers itself. Empty:
-	// node-driver-registrar registers the driver.
+	HTTPAddress string // if it is empty, the driver does not serve HTTP
+	// Registry is the directory of plugin sockets where the driver registers itself. If it is
+	// empty, node-driver-registrar registers the driver.
 	Registry string
 	Name     string
 	Version  string
 	Services []string // "controller", "node" or both
-	// DrainTime is the timeout of running calls at shutdown; 0: 20 s.
+	// DrainTime is the timeout of running calls at shutdown. 0 means 20 s.
 	DrainTime time.Duration
-	// IdleTime is how long the driver runs without a connection before it ends; 0: forever.
+	// IdleTime is how long the driver runs without a connection before it ends. 0 means forever.
 	IdleTime time.Duration
 	Config   Config
 	// PodUID and Namespace are those of the driver's pod in Kubernetes.
@@ -119,7 +119,7 @@ func (o Options) serves(service string) bool { return slices.Contains(o.Services
 type Driver struct {
 	options  Options
 	config   Config
-	state    *os.Root
+	state    *os.Root  // the state directory
 	pools    *pool.Set // the pools of this node
 	backends *backend.Registry
 	workers  *export.Pools // the worker processes of the nfs pools

@@ -48,8 +48,8 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 	return nil
 }
 
-// TestStreams: calls with a stream of responses pass through the same interceptors as other calls: these
-// receive the request, count the call, convert errors to codes, and convert panics to errors.
+// TestStreams: calls with a stream of responses pass through the same interceptors as other calls. The
+// interceptors receive the request, count the call, convert errors to codes, and convert panics to errors.
 func TestStreams(t *testing.T) {
 	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil, nil))
 	var seen []string
@@ -158,6 +158,7 @@ func TestIdle(t *testing.T) {
 		if took := time.Since(began); took != 27*time.Second {
 			t.Errorf("the idle timeout ended after %v, want 27s", took)
 		}
+		// The second timeout must not close the channel of ended again, which would panic.
 		i.HandleConn(t.Context(), &stats.ConnBegin{})
 		i.HandleConn(t.Context(), &stats.ConnEnd{})
 		time.Sleep(4 * time.Second)

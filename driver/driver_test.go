@@ -551,9 +551,9 @@ func TestDeleteForgotten(t *testing.T) {
 	for name, tc := range map[string]struct {
 		options  func(*driver.Options)
 		kind     backendtest.Kind
-		stage    string // empty: the staging path of the kubelet
-		publish  string
-		attached bool
+		stage    string // the staging path; if it is empty, that of the kubelet
+		publish  string // the target path; if it is empty, the volume is not published
+		attached bool   // whether the volume is published by the controller
 		want     codes.Code
 	}{
 		"forgotten filesystem":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.OK},

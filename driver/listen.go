@@ -65,8 +65,8 @@ func listenTCP(ctx context.Context, setting, address string) (net.Listener, erro
 }
 
 // listenSocket listens on the endpoint, unix:///path, with mode 0600. It replaces the socket of a
-// driver that has ended. ErrPrecondition if another process listens on the socket, or if the path
-// is not a socket.
+// driver that has ended. It returns ErrPrecondition if another process listens on the socket, or
+// if the path is not a socket.
 func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
 	path, err := SocketPath(endpoint)
 	if err != nil {
@@ -86,7 +86,7 @@ func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
 	return l, err
 }
 
-// SocketPath returns the path in an endpoint such as unix:///path. ErrInvalid for other endpoints.
+// SocketPath returns the path in an endpoint such as unix:///path. It returns ErrInvalid for other endpoints.
 func SocketPath(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix:")
 	path = strings.TrimPrefix(path, "//")

@@ -64,6 +64,7 @@ func Roles(kinds backend.Kinds) map[string]reexec.Role {
 	}
 }
 
+// runWorker is the main function of a worker process (export.Role).
 func runWorker(in reexec.Input, kinds backend.Kinds) error {
 	// A terminal or a container runtime sends these signals to all processes. The driver drains
 	// its calls and then ends the worker.

@@ -132,9 +132,9 @@ func removeMount(path string) error {
 	return mount.RemoveTarget(path)
 }
 
-// leave removes the mounts of this process after the pool is closed, which the channel closed signals. If that
-// takes longer than leavePatience, the server is silent, and leave aborts the NFS calls that wait for the
-// server, because otherwise the process could not end.
+// leave waits until the pool is closed, and then removes the mounts of this process. The channel closed is closed
+// when the pool is closed. If that takes longer than leavePatience, the server is silent, and leave aborts the NFS
+// calls that wait for the server, because otherwise the process could not end.
 func (b *bases) leave(closed <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*leavePatience)
 	defer cancel()
@@ -146,7 +146,7 @@ func (b *bases) leave(closed <-chan struct{}) {
 		}
 	}
 	if !isClosed(closed) {
-		return // the next worker aborts the calls of this one through its mounts
+		return // the next worker aborts the calls of this worker through the mounts of this worker
 	}
 	for _, path := range b.own() {
 		// A pool of an earlier mount may still be open; the end of the process closes it.

@@ -51,9 +51,10 @@ func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServ
 	return handler(ctx, req)
 }
 
-// hangs waits until a call returns (false), or the mounts do not answer (true). While the mounts
-// answer, the call is only slow (a check of a large filesystem, a flush), and would have to start
-// again if the process ended.
+// hangs waits for a call and calls answers, a test of the mounts, at the interval every. It returns
+// false when the call has returned, and true if the mounts do not answer. While the mounts answer, the
+// call is only slow (a check of a large filesystem, a flush), and would have to start again if the
+// process ended.
 func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) bool {
 	for {
 		select {

@@ -15,7 +15,7 @@ func TestHangs(t *testing.T) {
 			}
 			return true
 		}) {
-			t.Error("got true, want false")
+			t.Error("hangs: got true, want false")
 		}
 		if tests < 3 {
 			t.Errorf("the mounts were tested %d times, want 3", tests)
@@ -24,14 +24,14 @@ func TestHangs(t *testing.T) {
 	t.Run("mounts stop answering", func(t *testing.T) {
 		tests := 0
 		if !hangs(make(chan struct{}), time.Millisecond, func() bool { tests++; return tests < 3 }) {
-			t.Error("got false, want true")
+			t.Error("hangs: got false, want true")
 		}
 	})
 	t.Run("call has returned", func(t *testing.T) {
 		returned := make(chan struct{})
 		close(returned)
 		if hangs(returned, time.Hour, func() bool { t.Error("the mounts were tested"); return false }) {
-			t.Error("got true, want false")
+			t.Error("hangs: got true, want false")
 		}
 	})
 }

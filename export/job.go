@@ -13,8 +13,8 @@ import (
 type Job struct {
 	// Pool is the pool that the process serves.
 	Pool pool.Config
-	// Static: the process serves the static volumes of one server, which have no records. Pool
-	// then contains only the server and is never opened.
+	// Static is true if the process serves the static volumes of one server, which have no
+	// records. Pool then contains only the server and is never opened.
 	Static     bool
 	DriverName string
 	Version    string
@@ -23,7 +23,7 @@ type Job struct {
 	// NodeID is empty if the driver does not serve the Node service.
 	NodeID   string
 	StateDir string
-	// Controller: the driver serves the Controller service.
+	// Controller is true if the driver serves the Controller service.
 	Controller bool
 	// MaxVolumes is the maximum number of volumes on the node.
 	MaxVolumes int
@@ -31,7 +31,7 @@ type Job struct {
 	MountsDir string
 	// KubeletDir is empty outside Kubernetes.
 	KubeletDir string
-	// SilentSince is the time since which the server does not answer; zero: it answers.
+	// SilentSince is the time since which the server does not answer. It is zero if the server answers.
 	SilentSince time.Time
 	// SilentFor is how long the server has not answered when the process is started. ReadJob
 	// computes SilentSince from SilentFor, so that a change of the clock does not end the outage.
@@ -53,7 +53,7 @@ func ReadJob(decode func(any) error) (job Job, err error) {
 // Report is the state of a worker's pool. It is JSON in the manifest of the worker's GetPluginInfo
 // (ReportKey).
 type Report struct {
-	// Err is the reason why the pool is not open; empty: it is open.
+	// Err is the reason why the pool is not open. It is empty if the pool is open.
 	Err string
 	// Version is the negotiated version of NFS.
 	Version string
@@ -76,7 +76,7 @@ func listen(conn net.Conn) net.Listener {
 // listener is both a connection and the listener that accepts the connection once.
 type listener struct {
 	net.Conn
-	fresh  chan net.Conn
+	fresh  chan net.Conn // contains the connection until it is accepted
 	closed chan struct{}
 	once   sync.Once
 }

@@ -170,7 +170,7 @@ type nfsServer struct {
 	port int
 
 	mu       sync.Mutex
-	listener net.Listener // nil: calls are refused
+	listener net.Listener // nil while connections are refused
 	silent   bool
 	conns    []net.Conn
 }
@@ -183,6 +183,7 @@ func startServer(tb testing.TB) *nfsServer {
 	return s
 }
 
+// listen makes the server accept connections at its port, and answer. The first call chooses the port.
 func (s *nfsServer) listen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,6 +207,7 @@ func (s *nfsServer) listen() {
 	}()
 }
 
+// refuse closes all connections, and makes the server refuse new ones.
 func (s *nfsServer) refuse() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,9 +240,9 @@ func (s *nfsServer) answer(conn net.Conn) {
 		_, _ = io.Copy(io.Discard, conn)
 		return
 	}
-	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24)
-	reply = append(reply, head[4:]...)
-	for _, word := range []uint32{1, 0, 0, 0, 0} {
+	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24) // the mark of the last fragment, and its 24 bytes
+	reply = append(reply, head[4:]...)                    // the transaction ID of the call
+	for _, word := range []uint32{1, 0, 0, 0, 0} {        // REPLY, MSG_ACCEPTED, AUTH_NONE without a body, SUCCESS (RFC 5531)
 		reply = binary.BigEndian.AppendUint32(reply, word)
 	}
 	_, _ = conn.Write(reply)

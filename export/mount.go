@@ -18,6 +18,7 @@ import (
 // of other nodes must be visible at once, and no file may be executed.
 var baseOptions = []string{"lookupcache=none", "actimeo=0", "nosharecache", "hard", "nosuid", "nodev", "noexec"}
 
+// mountExport mounts the export of a pool, at no path, and returns the mount and its NFS version.
 func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, error) {
 	n := mount.NFS{Server: strings.Trim(c.NFS.Server, "[]"), Path: c.NFS.Export, Options: append(slices.Clone(c.NFS.MountOptions), baseOptions...)}
 	fs, version, err := mount.MountNFS(ctx, n, 0)

@@ -24,10 +24,10 @@ type Options struct {
 	// Job is the part of the job that all workers have in common. Pool, Static, SilentSince and
 	// SilentFor are set for each worker.
 	Job Job
-	// Program is the program of a worker process, which runs Role; empty: the pools are
+	// Program is the program of a worker process, which runs Role. If it is empty, the pools are
 	// unavailable.
 	Program string
-	// Refused is the reason why no export may be mounted for pods; nil: exports may be mounted.
+	// Refused is the reason why no export may be mounted for pods. It is nil if exports may be mounted.
 	Refused error
 }
 
@@ -76,6 +76,7 @@ func (ps *Pools) States() []State {
 	return states
 }
 
+// all returns the workers, ordered by the names of their pools.
 func (ps *Pools) all() []*Worker {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -86,6 +87,7 @@ func (ps *Pools) all() []*Worker {
 	return all
 }
 
+// configured returns the pool of the configuration with a name, and whether it exists.
 func (ps *Pools) configured(name string) (pool.Config, bool) {
 	i := slices.IndexFunc(ps.options.Pools, func(c pool.Config) bool { return c.Name == name })
 	if i < 0 {
@@ -95,7 +97,7 @@ func (ps *Pools) configured(name string) (pool.Config, bool) {
 }
 
 // byName returns the worker of a pool of the configuration, or of a direct pool, whose name contains
-// its export; nil for any other name.
+// its export. It returns nil for any other name.
 func (ps *Pools) byName(name string) *Worker {
 	c, ok := ps.configured(name)
 	if !ok {
@@ -111,7 +113,7 @@ func (ps *Pools) byName(name string) *Worker {
 const staticPrefix = "static "
 
 // static returns the worker for the static volumes of a server that are mounted with the port and the
-// protocol of at. ErrInvalid for an invalid server.
+// protocol of at. It returns ErrInvalid for an invalid server.
 func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	server, err := volume.CanonicalServer(server)
 	if err != nil {
@@ -128,8 +130,8 @@ func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	return ps.worker(c, true), nil
 }
 
-// worker returns the worker of a pool, which it creates if necessary. It restarts the idle time of an
-// existing worker, so that the worker is not retired before the call.
+// worker returns the worker of a pool, which it creates if necessary. static is Job.Static. worker restarts
+// the idle time of an existing worker, so that the worker is not retired before the call.
 func (ps *Pools) worker(c pool.Config, static bool) *Worker {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -178,6 +180,7 @@ func (ps *Pools) retire(w *Worker) bool {
 	return true
 }
 
+// names returns the names of the configured pools for errors.
 func (ps *Pools) names() string {
 	var names []string
 	for _, c := range ps.options.Pools {

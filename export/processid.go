@@ -15,8 +15,8 @@ import (
 // processID identifies a process by its PID and the time of its start, because PIDs are reused.
 type processID struct {
 	pid int
-	// start is the time of the start, in clock ticks since the node was started; 0: unknown,
-	// because versions of the driver that made base mounts without it may have run before.
+	// start is the time of the start, in clock ticks since the node was started. It is 0 if it is
+	// unknown: the paths of base mounts of earlier versions of the driver do not contain it.
 	start uint64
 }
 
@@ -29,6 +29,7 @@ var self = sync.OnceValue(func() processID {
 
 func (p processID) String() string { return fmt.Sprintf("%d-%d", p.pid, p.start) }
 
+// parseProcessID parses the result of String, or a PID without a start time.
 func parseProcessID(s string) (p processID, err error) {
 	pid, start, recorded := strings.Cut(s, "-")
 	if p.pid, err = strconv.Atoi(pid); err != nil || !recorded {
@@ -53,14 +54,14 @@ func (p processID) ended() bool {
 	return start != p.start
 }
 
-// startOf is the time of a process's start (proc_pid_stat(5)).
+// startOf returns the time of a process's start (proc_pid_stat(5)).
 func startOf(pid int) (uint64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
 	// The program's name is in parentheses and may contain any character. The field after the name
-	// is the third field of the line.
+	// is field 3 of the line, and the start time is field 22.
 	const startTime = 22 - 3
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) <= startTime {

@@ -27,9 +27,9 @@ type Relay struct {
 type row struct {
 	// worker selects the worker that answers. It returns nil if Local answers. The default is ofIDs.
 	worker func(*Pools, proto.Message) (*Worker, error)
-	// teardown: the worker answers even if its server is silent.
+	// teardown is true if the worker answers even if its server is silent.
 	teardown bool
-	// silent returns the response for a silent server; nil: the call fails.
+	// silent returns the response for a silent server. If silent is nil, the call fails.
 	silent func(volumeID string, condition []backend.Condition) proto.Message
 	// merge, if not nil, answers with the combined responses of Local and of all workers.
 	merge func(context.Context, *Relay, proto.Message) (proto.Message, error)
@@ -96,6 +96,7 @@ func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error
 	return workerService{w, row.teardown}, w, nil
 }
 
+// volumeCall is a request about one volume.
 type volumeCall interface{ GetVolumeId() string }
 
 // ofParameters returns the worker for new volumes with the parameters of a request; nil if Local
@@ -220,10 +221,12 @@ func (ps *Pools) byMount(path string) (*Worker, error) {
 	return ps.static(server, mount.NFSEndpoint(e))
 }
 
+// silentVolume is the row.silent of ControllerGetVolumeHealth.
 func silentVolume(id string, condition []backend.Condition) proto.Message {
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(id, condition)}
 }
 
+// silentMount is the row.silent of NodeGetVolumeHealth.
 func silentMount(id string, condition []backend.Condition) proto.Message {
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(id, condition)}
 }

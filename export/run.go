@@ -77,6 +77,7 @@ func (w *workerProcess) server(kinds backend.Kinds, stagingPath StagingPath) *gr
 	return server
 }
 
+// serve serves until the connection ends, or until a call hangs (stuck).
 func (w *workerProcess) serve(ctx context.Context, connection net.Listener, server *grpc.Server) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -131,6 +132,7 @@ func (w *workerProcess) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest
 	}, nil
 }
 
+// report returns the state of the pool.
 func (w *workerProcess) report() (r Report) {
 	s := w.pools.States()[0]
 	err := s.Err

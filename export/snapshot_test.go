@@ -131,7 +131,7 @@ func TestSnapshotCalls(t *testing.T) {
 	}
 	for name, call := range calls {
 		if got, err := call("nas1"); err != nil || got != "nas1" {
-			t.Errorf("%s in pool nas1: answered by %q, %v", name, got, err)
+			t.Errorf("%s in pool nas1: answered by %q, %v; want nas1", name, got, err)
 		}
 		if _, err := call("missing"); !errors.Is(err, volume.ErrUnavailable) {
 			t.Errorf("%s in an unknown pool: got %v, want ErrUnavailable", name, err)

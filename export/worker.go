@@ -71,19 +71,19 @@ type Worker struct {
 	stop      context.CancelFunc
 
 	mu      sync.Mutex
-	process *process // nil: none runs
+	process *process // nil if none runs
 	closed  bool
 	// abandoned is the number of processes that were killed and have not ended.
 	abandoned int
 	calls     map[*call]struct{} // running
 	// lastCall, pinged and lastCheck are the start times of the last call, ping and check.
 	lastCall, pinged, lastCheck time.Time
-	// unansweredSince is the time of the first ping after the last answer; zero: the last ping was
-	// answered.
+	// unansweredSince is the time of the first ping after the last answer. It is zero if the last
+	// ping was answered.
 	unansweredSince time.Time
 	pingErr         error // of the last failed ping
-	// silentSince is the time since which a silent server has not answered; zero: the server does not
-	// count as silent.
+	// silentSince is the time since which a silent server has not answered. It is zero if the server
+	// does not count as silent.
 	silentSince time.Time
 	// shortRuns is the number of consecutive processes that ended soon after their start. No
 	// process is started before notBefore.
@@ -158,7 +158,8 @@ func (s workerService) invoke(ctx context.Context, do func(context.Context, *pro
 	return err
 }
 
-// acquire registers a call and returns the process. It starts a process if none runs.
+// acquire registers a call and returns the process. It starts a process if none runs. release ends the call. While
+// the server is silent, acquire fails unless teardown is true.
 func (w *Worker) acquire(teardown bool) (p *process, release func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,7 +189,7 @@ func (w *Worker) errSilent() error {
 		w.job.Pool.NFS.Server, w.silentSince.Format(time.DateTime), time.Since(w.silentSince).Round(time.Second), w.pingErr)
 }
 
-// start starts a process if none runs.
+// start starts a process if none runs. The caller holds mu.
 func (w *Worker) start() error {
 	switch {
 	case w.closed || w.ctx.Err() != nil:
@@ -240,7 +241,7 @@ func (w *Worker) awaitEnd(p *process) {
 	p.conn.Close()
 }
 
-// exited updates the state when a process has ended without being killed.
+// exited updates the state when a process has ended without being killed. The caller holds mu.
 func (w *Worker) exited(p *process) {
 	w.process = nil
 	w.lastExit = p.exit()
@@ -254,7 +255,7 @@ func (w *Worker) exited(p *process) {
 	if time.Since(p.started) > maxRetry {
 		w.shortRuns = 0
 	}
-	if w.shortRuns > 0 {
+	if w.shortRuns > 0 { // at most 10 doublings, because more could overflow
 		w.notBefore = time.Now().Add(min(w.intervals.restartDelay<<min(w.shortRuns-1, 10), maxRetry))
 	}
 	p.fail(w.errorf("its worker process has ended (%w): retry", w.lastExit))
@@ -274,7 +275,7 @@ func (w *Worker) connectionLost(p *process) error {
 }
 
 // kill kills p if it is the current process. The calls in p fail with err. reason is the reason for the
-// next start.
+// next start. The caller holds mu.
 func (w *Worker) kill(p *process, reason string, err error) {
 	if p == nil || w.process != p {
 		return
@@ -300,6 +301,7 @@ func (w *Worker) watch(retired func(*Worker) bool) {
 	w.close()
 }
 
+// close ends the process and makes new calls fail.
 func (w *Worker) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -358,6 +360,7 @@ func (w *Worker) hasSlowCall(now time.Time) bool {
 	return false
 }
 
+// ping sends one ping and records the result.
 func (w *Worker) ping() {
 	ctx, cancel := context.WithTimeout(w.ctx, w.intervals.silentAfter)
 	defer cancel()
@@ -374,6 +377,7 @@ func (w *Worker) ping() {
 	}
 }
 
+// markSilent records that the server is silent, and replaces the process. The caller holds mu.
 func (w *Worker) markSilent() {
 	w.silentSince = w.unansweredSince
 	if w.pingErr == nil {
@@ -391,6 +395,8 @@ func (w *Worker) markSilent() {
 	}
 }
 
+// markAnswering records that the server answers again, and kills a process that was started while the server was
+// silent. The caller holds mu.
 func (w *Worker) markAnswering() {
 	klog.FromContext(w.ctx).Info("An NFS server answers again", "pool", w.job.Pool.Name, "server", w.job.Pool.NFS.Server, "silent", time.Since(w.silentSince))
 	w.silentSince, w.pingErr = time.Time{}, nil
@@ -441,8 +447,8 @@ func (w *Worker) storageHealth() []*csi.NodeGetStorageHealthResponse_StorageBack
 	}}
 }
 
-// condition returns the condition of the pool's volumes while the server is silent; nil while it
-// answers.
+// condition returns the condition of the pool's volumes while the server is silent. It returns nil while the
+// server answers.
 func (w *Worker) condition() []backend.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
