@@ -44,6 +44,7 @@ func within(t *testing.T, atMost time.Duration, call <-chan error) error {
 	}
 }
 
+// alive reports whether a process exists.
 func alive(pid string) bool {
 	n, _ := strconv.Atoi(pid)
 	return syscall.Kill(n, 0) == nil
@@ -112,7 +113,7 @@ func TestSilentServer(t *testing.T) {
 				wantUnavailable(t, within(t, 10*time.Second, call), `pool "nas0": server 127.0.0.1 has not answered since`)
 			}
 			await(t, "the end of the process", func() bool { return !alive(first["pid"]) })
-			if n := threads(t); n > before+4 {
+			if n := threads(t); n > before+4 { // 200 calls that hang need 200 threads
 				t.Errorf("got %d threads, want at most 4 more than the %d before", n, before)
 			}
 			await(t, "the end of the goroutines of the calls", func() bool { return runtime.NumGoroutine() <= goroutines+80 })

@@ -48,7 +48,7 @@ const (
 type connection struct {
 	executable *Executable
 	dir        *os.File // the state directory
-	pool       string   // empty: the on-demand driver serves the call
+	pool       string   // if it is empty, the on-demand driver serves the call
 	socket     string   // the driver's socket, for error texts
 	conn       *grpc.ClientConn
 	started    *command.Child // the on-demand driver that this call started last
@@ -59,6 +59,7 @@ type connection struct {
 	node       csi.NodeClient
 }
 
+// connect connects to the driver that serves a pool. dir is the state directory.
 func (e *Executable) connect(ctx context.Context, dir *os.File, pool string) (*connection, error) {
 	c := &connection{executable: e, dir: dir, pool: pool}
 	c.controller, c.node = csi.NewControllerClient(c), csi.NewNodeClient(c)
@@ -131,6 +132,7 @@ func (c *connection) start() (err error) {
 	return err
 }
 
+// log returns the path of the on-demand driver's log.
 func (c *connection) log() string { return filepath.Join(c.executable.StateDir, LogFile) }
 
 func (c *connection) lastLogLine() string {
@@ -184,8 +186,8 @@ func (e callError) GRPCStatus() *status.Status { return e.Status }
 // the pool.
 var errNotServed = errors.New("no driver serves the pool")
 
-// dial connects to the driver at a socket if the driver serves the pool; otherwise errNotServed. If pool is
-// empty, it connects to any driver.
+// dial connects to the driver at a socket if the driver serves the pool. Otherwise it returns errNotServed. If
+// pool is empty, it connects to any driver.
 func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
 	open := func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -316,6 +318,7 @@ func mountedUUID(ctx context.Context, state *os.Root, pool string) (string, erro
 	return "", err
 }
 
+// sleep waits for a time. It returns an error if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -132,7 +132,7 @@ func TestPoolSharedWithCSI(t *testing.T) {
 	}()
 	d = k.startDriver(config)
 	k.awaitPool(d)
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // for FlexVolume calls that the running driver serves
 	close(stop)
 	<-stopped
 	k.unmountAndDelete(d, pvc)
@@ -191,7 +191,7 @@ func TestSecondPool(t *testing.T) {
 	first, second := k.target("web"), k.target("db")
 	k.succeed("loop", "mount", second, options("pool", "second", "volume", "two", "size", "32Mi"))
 	before := k.onDemandDrivers()
-	time.Sleep(1500 * time.Millisecond)
+	time.Sleep(1500 * time.Millisecond) // the on-demand driver queries the running driver's pools every 500 ms
 	if after := k.onDemandDrivers(); len(before) != 1 || !slices.Equal(before, after) {
 		t.Errorf("got on-demand drivers %v after %v, want the same single process", after, before)
 	}

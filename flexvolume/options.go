@@ -74,6 +74,7 @@ func (e *Executable) options(ctx context.Context, raw string) (o options, err er
 	return o, e.setKindAndPool(ctx, &o)
 }
 
+// set stores one option of the volume.
 func (o *options) set(key, value string) (err error) {
 	switch key {
 	case optionVolume:
@@ -95,17 +96,17 @@ func (o *options) set(key, value string) (err error) {
 // of a pool. The driver validates all other parameters.
 func (e *Executable) setKindAndPool(ctx context.Context, o *options) (err error) {
 	o.kind = o.parameters[volume.ParamBackend]
-	server := ""
+	nfsOption := "" // an option that describes an NFS directory; empty if there is none
 	for _, key := range []string{volume.ParamExport, volume.ParamShare, volume.ParamServer} {
 		if _, given := o.parameters[key]; given {
-			server = key
+			nfsOption = key
 		}
 	}
 	switch {
-	case o.kind != "" && o.kind == e.ServerKind, o.kind == "" && server != "":
+	case o.kind != "" && o.kind == e.ServerKind, o.kind == "" && nfsOption != "":
 		return o.setShare()
-	case server != "":
-		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, but this volume has backend %s: remove the option", server, o.parameters[server], e.ServerKind, o.kind)
+	case nfsOption != "":
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, but this volume has backend %s: remove the option", nfsOption, o.parameters[nfsOption], e.ServerKind, o.kind)
 	case o.name == "":
 		return volume.Errorf(volume.ErrInvalid, "option %s is missing: set it to the name of the volume", optionVolume)
 	case o.kind == "":
@@ -169,7 +170,7 @@ func (o *options) setShare() error {
 	if _, err := volume.DirectPool(server, share); err != nil {
 		return err
 	}
-	o.fsType = "" // manifests contain arbitrary values
+	o.fsType = "" // manifests for NFS may set any filesystem type
 	o.share = o.parameters
 	o.share[volume.ParamShare] = share
 	delete(o.share, volume.ParamExport)

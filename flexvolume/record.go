@@ -37,7 +37,7 @@ type target struct {
 	// Pool is the volume's pool; empty for an NFS directory.
 	Pool string `json:"pool,omitempty"`
 	// SilentSince is the time since which the NFS server has not answered, in seconds since boot. It
-	// delays the unmount. 0: the server answers.
+	// delays the unmount. 0 means that the server answers.
 	SilentSince int64 `json:"silent,omitempty"`
 }
 
@@ -49,6 +49,7 @@ func (t target) lock() string {
 	return "share-" + hash(t.Volume)
 }
 
+// hash returns a string of 32 hexadecimal digits that can be part of a file name.
 func hash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:16])
@@ -59,6 +60,7 @@ func (s *session) staging(id string) string {
 	return filepath.Join(s.state.Name(), stagedDir, hash(id))
 }
 
+// recordName returns the path of a target's record in the state directory.
 func recordName(path string) string { return filepath.Join(targetsDir, hash(path)+".json") }
 
 func (s *session) writeRecord(t target) error {
@@ -99,7 +101,7 @@ func targets(ctx context.Context, state *os.Root) ([]target, error) {
 	return all, nil
 }
 
-// readTarget reads a record. ErrDamaged if its content is invalid.
+// readTarget reads a record. It returns ErrDamaged if the content of the record is invalid.
 func readTarget(state fs.FS, name string) (t target, err error) {
 	b, err := fs.ReadFile(state, name)
 	if err != nil {

@@ -56,6 +56,7 @@ func (e *Executable) begin(ctx context.Context, t target, pool string, wait time
 	return s, err
 }
 
+// end releases the lock, and closes the connection and the state directory.
 func (s *session) end() {
 	if s.connection != nil {
 		s.close()
@@ -67,6 +68,7 @@ func (s *session) end() {
 	}
 }
 
+// openState opens the state directory, which it creates if necessary.
 func (e *Executable) openState() (*os.Root, error) {
 	if err := os.MkdirAll(e.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w: set %s to a writable directory", err, StateDirVariable)
@@ -344,7 +346,7 @@ func (s *session) tearDown(ctx context.Context, t target, all []target) error {
 	return errors.Join(unpublishErr, s.removeRecord(t))
 }
 
-// unstage unstages a volume and removes its staging path. force: the NFS server does not answer.
+// unstage unstages a volume and removes its staging path. force is true if the NFS server does not answer.
 func (s *session) unstage(ctx context.Context, id string, force bool) error {
 	staging := s.staging(id)
 	if force {
@@ -393,7 +395,7 @@ func (s *session) checkOutage(ctx context.Context, t target) (force bool, err er
 }
 
 // silentFor returns how long the server of a target has not answered. It stores the start of that time in
-// the record, because no process runs between calls. isSilent: the server does not answer now.
+// the record, because no process runs between calls. isSilent is true if the server does not answer now.
 func (s *session) silentFor(t target, isSilent bool) (time.Duration, error) {
 	now, err := sinceBoot()
 	if err != nil || isSilent == (t.SilentSince != 0) {
@@ -458,6 +460,8 @@ func (e *Executable) sweep(ctx context.Context) error {
 	return err
 }
 
+// sweepOne releases the volume of a target where nothing is mounted. It does nothing if another call holds the
+// lock of the target.
 func (e *Executable) sweepOne(ctx context.Context, t target) error {
 	s, err := e.begin(ctx, t, t.Pool, 0)
 	if errors.Is(err, syscall.EWOULDBLOCK) { // the running call cleans up

@@ -82,6 +82,7 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 	return found, err
 }
 
+// problemConditions holds the severity and the reason of the condition for each kind of problem.
 var problemConditions = map[mount.ProblemKind]backend.Condition{
 	mount.RecordedErrors: {Severity: backend.Degraded, Reason: backend.ReasonFilesystemErrors},
 	mount.MadeReadOnly:   {Severity: backend.Degraded, Reason: backend.ReasonFilesystemReadOnly},
@@ -214,6 +215,7 @@ func replaceUsage(ctx context.Context, meter backend.Meter, v volume.Volume, res
 	return nil
 }
 
+// filesystemStats returns the usage of the filesystem at a path.
 func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	st, err := mount.Statfs(path)
 	if err != nil {

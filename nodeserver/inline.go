@@ -57,7 +57,7 @@ func (s *Server) publishInPool(ctx context.Context, r request, in volume.Inline,
 		err = s.publishNew(ctx, r, in, at)
 	}
 	if err != nil {
-		s.cleaned.forget(r.id)
+		s.cleaned.forget(r.id) // the next call removes what this call has left
 	}
 	return err
 }
@@ -220,11 +220,11 @@ func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
 	if !damaged {
 		return discard(ctx, b, v)
 	}
-	klog.FromContext(ctx).Error(err, "A damaged inline volume is kept: inspect it, and remove its folder")
+	klog.FromContext(ctx).Error(err, "A damaged inline volume is kept: inspect it, and remove its directory")
 	return detachUnmounted(ctx, b, v)
 }
 
-// discard detaches and deletes an inline volume. ErrPrecondition while the volume is mounted anywhere.
+// discard detaches and deletes an inline volume. It returns ErrPrecondition while the volume is mounted anywhere.
 func discard(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	if err := detachUnmounted(ctx, b, v); err != nil {
 		return err
@@ -232,7 +232,7 @@ func discard(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	return b.Delete(ctx, v.ID)
 }
 
-// detachUnmounted detaches a volume. ErrPrecondition while the volume is mounted anywhere.
+// detachUnmounted detaches a volume. It returns ErrPrecondition while the volume is mounted anywhere.
 func detachUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	at, err := volumeMounts(ctx, b, v)
 	if err != nil {
@@ -296,14 +296,15 @@ func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
 
 func (v *cleanup) release() { <-v.lock }
 
+// forget makes the next cleanUp of a volume examine the volume again.
 func (c *cleanups) forget(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ids, id)
 }
 
-// cleanUp removes an inline volume that an earlier process left and that is not mounted: an interrupted
-// call or a restart of the node left it. A mounted volume belongs to a pod and stays. cleanUp does
+// cleanUp removes an inline volume that an earlier process left and that is not mounted, such as after an
+// interrupted call or a restart of the node. A mounted volume belongs to a pod and stays. cleanUp does
 // nothing if this process has cleaned up the volume before. The context waiting limits the wait for
 // other calls for the volume.
 func (s *Server) cleanUp(ctx, waiting context.Context, id string) error {

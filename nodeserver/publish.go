@@ -57,10 +57,12 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
+// errNotStaged returns the error for a volume that is not mounted at the staging path of a request.
 func errNotStaged(v volume.Volume, r request) error {
 	return volume.Errorf(volume.ErrPrecondition, "volume %s is not staged at staging_target_path %q: call NodeStageVolume first", v.ID, r.staging)
 }
 
+// publishFilesystem bind-mounts the staged filesystem of a volume at the target, unless it is mounted there.
 func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	staged, err := mount.Inspect(r.staging)
 	if err != nil {
@@ -88,7 +90,7 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 
 // mountTarget calls prepare to create the target if it is missing, and then mountAt to mount at the
 // target. If mountAt fails, a target that prepare created is removed.
-func mountTarget(r request, at mount.Info, prepare func(string, string, mount.Info) (bool, error), mountAt func() error) error {
+func mountTarget(r request, at mount.Info, prepare func(field, path string, at mount.Info) (made bool, err error), mountAt func() error) error {
 	made, err := prepare(targetField, r.target, at)
 	if err != nil {
 		return err
@@ -134,6 +136,8 @@ func checkOnePath(v volume.Volume, r request, staged mount.Info, source mount.So
 	return volume.Errorf(volume.ErrPrecondition, "volume %s is published at %q, and access mode %s allows one path: unpublish it there first, or use SINGLE_NODE_MULTI_WRITER", v.ID, elsewhere[0], r.capability.Mode)
 }
 
+// publishBlock bind-mounts the device node of a raw volume at the target, unless it is mounted there. A read-only
+// request gets the node of a read-only device.
 func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
 	device, ok := source.(mount.BlockDevice)
 	if !ok {

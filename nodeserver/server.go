@@ -25,8 +25,8 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Abandon decides whether an NFS server that does not respond is abandoned. ErrUnavailable if
-	// nothing may be unmounted now. If Abandon is nil, no server is abandoned.
+	// Abandon decides whether an NFS server that does not respond is abandoned. It returns
+	// ErrUnavailable if nothing may be unmounted now. If Abandon is nil, no server is abandoned.
 	Abandon mount.Abandon
 	// InlineMemory is the maximum size of an inline volume in memory, in bytes; 0 allows none.
 	InlineMemory int64
@@ -120,8 +120,8 @@ func (u unrecorded) Present(context.Context, volume.Volume) (mount.Source, bool,
 func (unrecorded) Detach(context.Context, volume.Volume) error { return nil }
 
 // findMounted looks up a volume. If no record of the volume is found, and its ID is not one that this
-// driver generates, the volume must be mounted at one of the paths; otherwise ErrNotFound. An ID in
-// the format of inline volumes may also be the ID of a static volume.
+// driver generates, findMounted returns ErrNotFound unless the volume is mounted at one of the paths. An
+// ID in the format of inline volumes may also be the ID of a static volume.
 func (s *Server) findMounted(ctx context.Context, id string, paths ...string) (backend.Backend, volume.Volume, error) {
 	b, v, err := s.find(ctx, id)
 	if _, parseErr := volume.ParseID(id); parseErr == nil || !isMissing(err) {
@@ -182,8 +182,9 @@ type request struct {
 	readOnly   bool
 }
 
-// newRequest reads the fields that stage and publish have in common (ErrInvalid). path is
-// the staging path, and field is the name of its field in the request.
+// newRequest reads the fields that stage and publish have in common. path is the staging path, and
+// field is the name of its field in the request. newRequest returns ErrInvalid if a field is missing
+// or invalid.
 func newRequest(id, field, path string, c *csi.VolumeCapability, readOnly bool) (request, error) {
 	r := request{id: id, staging: path, field: field}
 	err := requireIDAndAbsolute(id, field, path)
