@@ -220,7 +220,7 @@ func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
 	if !damaged {
 		return discard(ctx, b, v)
 	}
-	klog.FromContext(ctx).Error(err, "A damaged inline volume is kept: inspect it, and remove its directory")
+	klog.FromContext(ctx).Error(err, "A damaged inline volume is kept: inspect it, and remove its folder")
 	return detachUnmounted(ctx, b, v)
 }
 

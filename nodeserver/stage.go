@@ -46,6 +46,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
+// stageFilesystem attaches a volume and mounts its filesystem at the staging path, unless it is mounted there.
 func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
 	at, err := mount.Inspect(r.staging)
 	if err != nil {
@@ -141,9 +142,9 @@ func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volu
 // between unpublishing and unstaging leaves such a volume, because after its restart it searches
 // only the directories of its pods.
 //
-// Release reports whether it released the volume. ErrInUse if the volume is mounted at another path.
-// ErrPrecondition if a process uses its device; Release may then have unmounted the volume already,
-// which is safe because no publication exists.
+// Release reports whether it released the volume. It returns ErrInUse if the volume is mounted at another
+// path. It returns ErrPrecondition if a process uses the volume's device; Release may then have unmounted
+// the volume already, which is safe because no publication exists.
 func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) (bool, error) {
 	b, v, err := s.forTeardown(ctx, id.String(), stagingPath)
 	if err != nil {

@@ -19,21 +19,21 @@ const (
 	MultiNodeMultiWriter   AccessMode = "MULTI_NODE_MULTI_WRITER"
 )
 
-// MultiNode tells whether the mode allows several nodes to use the volume at once.
+// MultiNode reports whether the mode allows several nodes to use the volume at once.
 func (m AccessMode) MultiNode() bool { return strings.HasPrefix(string(m), "MULTI_NODE_") }
 
-// ReadOnly tells whether the mode allows no writes.
+// ReadOnly reports whether the mode allows no writes.
 func (m AccessMode) ReadOnly() bool { return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly }
 
-// OnePath tells whether the volume can be published at only one path of a node (CSI specification,
+// OnePath reports whether the volume can be published at only one path of a node (CSI specification,
 // NodePublishVolume, the table for plugins with SINGLE_NODE_MULTI_WRITER).
 func (m AccessMode) OnePath() bool { return !m.MultiNode() && m != SingleNodeMultiWriter }
 
 // Capability is a CSI VolumeCapability.
 type Capability struct {
-	// Block requests a raw device; false: a mounted filesystem or directory.
+	// Block is true for a raw device, and false for a mounted filesystem or directory.
 	Block bool
-	// FSType is the requested filesystem; empty: any.
+	// FSType is the requested filesystem. If it is empty, any filesystem satisfies the request.
 	FSType     string
 	MountFlags []string
 	Mode       AccessMode
@@ -42,5 +42,5 @@ type Capability struct {
 // FSTypes are the filesystems that volumes can have; the first is the default.
 var FSTypes = []string{"ext4", "xfs", "btrfs"}
 
-// ValidFSType tells whether s is one of FSTypes.
+// ValidFSType reports whether s is one of FSTypes.
 func ValidFSType(s string) bool { return slices.Contains(FSTypes, s) }

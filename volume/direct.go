@@ -16,13 +16,14 @@ import (
 const directMark = "="
 
 var (
+	// directEscaped matches the characters that escape replaces.
 	directEscaped = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
 	hostPattern   = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
 )
 
 // DirectPool returns the name of a direct pool: an export that a StorageClass specifies by server and
-// share, and that is not in the configuration. Each export has exactly one name. ErrInvalid for an
-// invalid server or share.
+// share, and that is not in the configuration. Each export has exactly one name. DirectPool returns
+// ErrInvalid for an invalid server or share.
 func DirectPool(server, share string) (string, error) {
 	server, err := CanonicalServer(server)
 	if err != nil {
@@ -34,8 +35,7 @@ func DirectPool(server, share string) (string, error) {
 	return directMark + escape(server) + directMark + escape(share), nil
 }
 
-// ParseDirectPool is the inverse of DirectPool; ok is false for the name of any
-// other pool.
+// ParseDirectPool is the inverse of DirectPool. ok is false for the name of any other pool.
 func ParseDirectPool(name string) (server, share string, ok bool) {
 	rest, direct := strings.CutPrefix(name, directMark)
 	server, share, divided := strings.Cut(rest, directMark)
@@ -48,13 +48,13 @@ func ParseDirectPool(name string) (server, share string, ok bool) {
 	return server, share, errors.Join(badServer, badShare, err) == nil && again == name
 }
 
-// IsDirectPool tells whether a pool's name is that of a direct pool.
+// IsDirectPool reports whether a pool's name is that of a direct pool.
 func IsDirectPool(name string) bool {
 	_, _, ok := ParseDirectPool(name)
 	return ok
 }
 
-// escape replaces each byte of a character that directEscaped matches by %xx.
+// escape replaces each byte of the characters that directEscaped matches by %xx.
 func escape(s string) string {
 	return directEscaped.ReplaceAllStringFunc(s, func(c string) string {
 		return "%" + strings.ReplaceAll(fmt.Sprintf("% x", c), " ", "%")
@@ -95,9 +95,9 @@ func CanonicalExport(s string) (string, error) {
 	return path.Clean(s), nil
 }
 
-// Attribute returns a value of a volume context that an administrator wrote; empty if there is none. The
-// case of the key does not matter, as in csi-driver-nfs: otherwise a PersistentVolume that was written
-// for that driver with the key subdir would mount the whole share.
+// Attribute returns a value of a volume context that an administrator wrote, or an empty string if there is
+// none. The case of the key does not matter, as in csi-driver-nfs: otherwise a PersistentVolume that was
+// written for that driver with the key subdir would mount the whole share.
 func Attribute(context map[string]string, key string) string {
 	if value, exact := context[key]; exact {
 		return value
@@ -111,7 +111,7 @@ func Attribute(context map[string]string, key string) string {
 }
 
 // Share returns the path of an export from parameters or a volume context: the value of share or of its
-// synonym export; empty if neither is set. ErrInvalid if both are set and differ.
+// synonym export. It returns an empty string if neither is set, and ErrInvalid if both are set and differ.
 func Share(in map[string]string) (string, error) {
 	share, export := Attribute(in, ParamShare), Attribute(in, ParamExport)
 	if share != "" && export != "" && share != export {

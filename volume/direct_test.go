@@ -6,6 +6,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestAttribute: the case of a key does not matter, but a key in the exact case takes precedence.
 func TestAttribute(t *testing.T) {
 	for _, tc := range []struct {
 		context map[string]string

@@ -29,7 +29,7 @@ const (
 	variablePV        = "${pv.metadata.name}"
 )
 
-// Directory parses the parameters of directories. ErrInvalid for an invalid value.
+// Directory parses the parameters of directories. It returns ErrInvalid for an invalid value.
 func (p Parameters) Directory() (DirectoryParameters, error) {
 	d := DirectoryParameters{values: p.Values}
 	for _, key := range []string{ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID} {
@@ -81,6 +81,7 @@ func (d *DirectoryParameters) setMode(key, value string) error {
 	return nil
 }
 
+// parseOwner parses a user or group ID.
 func parseOwner(key, value string) (*uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
 	if err != nil || n == 1<<32-1 { // chown(2) does not change an ID to this value

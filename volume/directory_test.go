@@ -23,7 +23,7 @@ func directoryRecord() volume.Volume {
 func TestDirectPool(t *testing.T) {
 	for _, tc := range []struct {
 		name, server, share string
-		want                string // empty: refused
+		want                string // if it is empty, DirectPool must fail
 	}{
 		{"name", "nas.lan", "/tank/volumes", "=nas.lan=/tank/volumes"},
 		{"upper case", "NAS.Lan", "/Tank", "=nas.lan=/Tank"},
@@ -110,7 +110,7 @@ func TestDirectoryParameters(t *testing.T) {
 		in     map[string]string
 		subDir string
 		want   volume.DirectoryParameters // without SubDir
-		says   string                     // text in the error of ExpandSubDir; empty: no error
+		says   string                     // text in the error of ExpandSubDir; if it is empty, there must be no error
 	}{
 		{"no parameters", nil, "", volume.DirectoryParameters{}, ""},
 		{
@@ -235,7 +235,7 @@ func TestDirectorySatisfies(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		in   map[string]string
-		says string // text in the error; empty: the volume satisfies the request
+		says string // text in the error; if it is empty, the volume must satisfy the request
 	}{
 		{"same values", map[string]string{"subDir": "team/claim", "onDelete": "delete", "mode": "770", "uid": "1000", "gid": "2000"}, ""},
 		{"values not specified", map[string]string{"subDir": "team/claim"}, ""},

@@ -12,12 +12,13 @@ import (
 type Form struct {
 	// Name is the kind's name, as in volume IDs.
 	Name string
-	// OnNodes: directory pools of a node can contain the volumes. OnExports: exports can contain them.
+	// OnNodes is true if directory pools of a node can contain the volumes. OnExports is true if
+	// exports can contain them.
 	OnNodes, OnExports bool
-	// Directory: the volumes are directories; others have a device.
+	// Directory is true if the volumes are directories, and false if they have a device.
 	Directory bool
 	// Section returns a pointer to an empty section, into which the section of a record is
-	// decoded; nil: the records have no section.
+	// decoded. If Section is nil, the records have no section.
 	Section func() Section
 }
 
@@ -34,9 +35,9 @@ type Section interface {
 // Forms are the record formats of all kinds of volume that a program supports.
 type Forms []Form
 
-// Guess returns the name of the first kind whose volumes can be on an export, or if onExport is false in
-// a directory pool of a node, and are directories, or if directory is false have a device; empty if there
-// is none.
+// Guess returns the name of the first kind whose volumes can be in a pool, or an empty string if there is no
+// such kind. The pool is an export if onExport is true, otherwise a directory pool of a node. The volumes are
+// directories if directory is true, otherwise they have a device.
 func (fs Forms) Guess(onExport, directory bool) string {
 	for _, f := range fs {
 		if f.Directory == directory && (onExport && f.OnExports || !onExport && f.OnNodes) {
@@ -46,7 +47,7 @@ func (fs Forms) Guess(onExport, directory bool) string {
 	return ""
 }
 
-// find returns the form of a kind; the zero Form if there is none.
+// find returns the form of a kind, or the zero Form if there is none.
 func (fs Forms) find(kind string) Form {
 	for _, f := range fs {
 		if f.Name == kind {
@@ -56,7 +57,7 @@ func (fs Forms) find(kind string) Form {
 	return Form{}
 }
 
-// byID returns the form of the record with an ID. ErrDamaged if no form matches the ID.
+// byID returns the form of the record with an ID. It returns ErrDamaged if no form matches the ID.
 func (fs Forms) byID(id ID) (Form, error) {
 	form := fs.find(id.Backend)
 	if form.Name == "" {

@@ -26,14 +26,16 @@ type ID struct {
 	Pool string
 	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty for a shared pool.
 	PoolUUID string
-	// Name is also the name of the volume's folder in its pool. For an inline volume it is the kubelet's
-	// ID (InlineID).
+	// Name is also the name of the volume's folder: the subdirectory of the pool with the volume's record and
+	// its data. For an inline volume it is the kubelet's ID (InlineID).
 	Name string
 }
 
-// ParseID parses an ID. ErrNotFound if the text is not in the format of String: no such volume can exist.
+// ParseID parses an ID. It returns ErrNotFound if the text is not in the format of String, because no such volume
+// can exist.
 func ParseID(s string) (ID, error) { return parseID(s, namePattern.MatchString) }
 
+// parseID is ParseID for IDs whose names validName accepts.
 func parseID(s string, validName func(string) bool) (ID, error) {
 	if len(s) > MaxIDLength {
 		return ID{}, Errorf(ErrNotFound, "volume ID of %d bytes was not created by this driver: its IDs have at most %d", len(s), MaxIDLength)
@@ -47,7 +49,7 @@ func parseID(s string, validName func(string) bool) (ID, error) {
 	return id, nil
 }
 
-// cutPool separates the UUID from the pool, and tells whether both are well-formed.
+// cutPool separates the UUID from the pool, and reports whether both are well-formed.
 func (id *ID) cutPool() bool {
 	if _, _, direct := ParseDirectPool(id.Pool); direct {
 		return true
@@ -66,7 +68,7 @@ func (id ID) String() string {
 	return id.Backend + ":" + pool + ":" + id.Name
 }
 
-// Shared tells whether the volume is in a pool that all nodes mount.
+// Shared reports whether the volume is in a pool that all nodes mount.
 func (id ID) Shared() bool { return id.PoolUUID == "" }
 
 // MarshalText returns the ID for a record.
@@ -95,6 +97,6 @@ func NameFor(coName string) string {
 	return "h-" + hex.EncodeToString(sum[:])[:60]
 }
 
-// ValidPoolName tells whether s can name a pool: 1 to 40 of [a-z0-9-],
+// ValidPoolName reports whether s can name a pool: 1 to 40 of [a-z0-9-],
 // beginning and ending with a letter or digit.
 func ValidPoolName(s string) bool { return poolPattern.MatchString(s) }

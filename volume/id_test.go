@@ -85,7 +85,7 @@ func FuzzID(f *testing.F) {
 			return
 		}
 		if id.String() != s {
-			t.Errorf("ParseID(%q).String() = %q", s, id.String())
+			t.Errorf("ParseID(%q).String() = %q, want the same text", s, id.String())
 		}
 		pool := id.Pool
 		if _, _, direct := volume.ParseDirectPool(pool); direct {

@@ -11,7 +11,7 @@ import (
 // (Kubernetes, pkg/volume/csi, makeVolumeHandle).
 var inlinePattern = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// InlineID tells whether s can be the ID of an inline volume: a volume that a pod describes, and that
+// InlineID reports whether s can be the ID of an inline volume: a volume that a pod describes, and that
 // exists as long as the pod. The ID is also the name of the volume's folder. The folder names of other
 // volumes are shorter, and ParseID refuses inline IDs, so calls for other volumes cannot reach an inline
 // volume.
@@ -21,7 +21,7 @@ func InlineID(s string) bool { return inlinePattern.MatchString(s) }
 // podInfoOnMount).
 const ephemeralKey = ProvisionerPrefix + "ephemeral"
 
-// IsInline tells whether a volume context is of an inline volume.
+// IsInline reports whether a volume context is of an inline volume.
 func IsInline(context map[string]string) bool { return context[ephemeralKey] == "true" }
 
 // The attributes of an inline volume, beside ParamPool.
@@ -41,10 +41,12 @@ var knownAttributes = []string{AttrSize, ParamPool, AttrFSType, AttrMedium}
 type Inline struct {
 	// Size is in bytes.
 	Size int64
-	// Memory: the volume is in the node's memory, and Pool and FSType are empty.
+	// Memory is true if the volume is in the node's memory. Pool and FSType are then empty.
 	Memory bool
-	Pool   string // empty: the first pool that allows inline volumes
-	FSType string // empty: not given by the pod
+	// Pool is the name of a pool. If it is empty, the first pool that allows inline volumes is used.
+	Pool string
+	// FSType is empty if the pod does not request a filesystem.
+	FSType string
 	Pod    Pod
 }
 
@@ -82,6 +84,7 @@ func ParseInline(context map[string]string) (Inline, error) {
 	return in, nil
 }
 
+// set stores one attribute. It returns ErrInvalid for an unknown key or an invalid value.
 func (in *Inline) set(key, value string) (err error) {
 	wrong := func(expected string) error {
 		return Errorf(ErrInvalid, "volume_context.%s=%.80q: expected %s", key, value, expected)

@@ -41,7 +41,7 @@ func TestParseInline(t *testing.T) {
 		name string
 		in   map[string]string
 		want volume.Inline
-		says string // text in the error; empty: no error
+		says string // text in the error; if it is empty, there must be no error
 	}{
 		{"size alone", map[string]string{"size": "1Gi"}, volume.Inline{Size: 1 << 30, Pod: pod}, ""},
 		{"bytes", map[string]string{"size": "1"}, volume.Inline{Size: 1, Pod: pod}, ""},

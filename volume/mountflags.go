@@ -17,8 +17,8 @@ var CommonMountFlags = []string{
 
 // MountFlags are the mount flags of each filesystem in addition to CommonMountFlags. The part after = lists
 // the allowed values, separated by |, or is N for a number, SIZE for a number with an optional unit, or
-// TEXT. All other flags are refused, because they stop the machine (errors=panic), mount other data (subvol=, sb=), skip the journal
-// (norecovery), open another device (logdev=), or are mistyped.
+// TEXT. All other flags are refused, because they stop the machine (errors=panic), mount other data
+// (subvol=, sb=), skip the journal (norecovery), open another device (logdev=), or are mistyped.
 var MountFlags = map[string][]string{
 	"ext4": {
 		"sync", "dirsync", "lazytime", "nolazytime", "context=TEXT",
@@ -81,7 +81,7 @@ var flagValues = map[string]*regexp.Regexp{
 	"TEXT": regexp.MustCompile(`^[A-Za-z0-9._:-]{1,255}$`),
 }
 
-// isFlag tells whether word is flag, an entry of the lists, with an allowed value.
+// isFlag reports whether word is flag, an entry of the lists, with an allowed value.
 func isFlag(word, flag string) bool {
 	key, value, given := strings.Cut(word, "=")
 	flagKey, values, takes := strings.Cut(flag, "=")

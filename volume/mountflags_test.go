@@ -12,7 +12,7 @@ import (
 func TestCheckMountFlags(t *testing.T) {
 	for _, tc := range []struct {
 		flags, fsTypes string
-		says           string // empty: allowed
+		says           string // text in the error; if it is empty, the flags must be allowed
 	}{
 		{"noatime,nodiratime,discard", "ext4", ""},
 		{"ro relatime nosuid,nodev noexec", "nfs", ""},

@@ -8,7 +8,7 @@ import (
 
 var namespacePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// ValidNamespace tells whether s can be the name of a namespace (RFC 1123 label).
+// ValidNamespace reports whether s can be the name of a namespace (RFC 1123 label).
 func ValidNamespace(s string) bool { return namespacePattern.MatchString(s) }
 
 // CheckNamespace returns ErrPrecondition unless the volume belongs to the namespace. A volume without a
@@ -27,11 +27,11 @@ func (v Volume) CheckNamespace(namespace string) error {
 // NamespaceChange is the change that ControllerModifyVolume requests.
 type NamespaceChange struct {
 	Namespace string
-	// Before is the namespace that the record must have; nil: any.
+	// Before is the namespace that the record must have. If it is nil, the record may have any namespace.
 	Before *string
 }
 
-// ParseNamespaceChange reads mutable parameters (ErrInvalid).
+// ParseNamespaceChange reads mutable parameters. It returns ErrInvalid for an unknown key or an invalid namespace.
 func ParseNamespaceChange(in map[string]string) (c NamespaceChange, err error) {
 	for _, key := range slices.Sorted(maps.Keys(in)) {
 		value := in[key]
@@ -50,8 +50,8 @@ func ParseNamespaceChange(in map[string]string) (c NamespaceChange, err error) {
 	return c, err
 }
 
-// Apply returns the volume with the namespace changed. ErrPrecondition if its record has another namespace
-// than Before.
+// Apply returns the volume with the namespace changed. It returns ErrPrecondition if the volume's record has another
+// namespace than Before.
 func (c NamespaceChange) Apply(v Volume) (Volume, error) {
 	if c.Before != nil && *c.Before != v.Namespace {
 		return v, Errorf(ErrPrecondition, "volume %s belongs to namespace %q, and the request changes it only if it belongs to %q", v.ID, v.Namespace, *c.Before)

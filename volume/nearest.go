@@ -7,7 +7,7 @@ import "strings"
 // reports whether the distance is at most one plus a quarter of the shorter length.
 func Nearest(word string, known []string) (nearest string, near bool) {
 	key, _, given := strings.Cut(word, "=")
-	least := 0
+	least := 0 // the doubled distance of nearest, plus one if only one of the words has a "="
 	for _, candidate := range known {
 		candidateKey, _, takes := strings.Cut(candidate, "=")
 		d := 2 * distance(key, candidateKey)

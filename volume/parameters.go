@@ -28,7 +28,7 @@ const (
 	// ControllerModifyVolume.
 	ParamNamespace = "csi.trivet.dev/namespace"
 	// ParamNamespaceBefore is the namespace that the record must have before
-	// ControllerModifyVolume changes it; absent: any.
+	// ControllerModifyVolume changes it. If it is absent, the record may have any namespace.
 	ParamNamespaceBefore = "csi.trivet.dev/namespace-before"
 )
 
@@ -37,7 +37,7 @@ const (
 // kubelet adds keys to a volume context, and replaces those that a pod gives.
 const ProvisionerPrefix = "csi.storage.k8s.io/"
 
-// OnDelete tells what happens to a directory when its volume is deleted.
+// OnDelete determines what happens to a directory when its volume is deleted.
 type OnDelete string
 
 func (o OnDelete) valid() bool {
@@ -56,8 +56,8 @@ const (
 // Parameters are the parameters of a StorageClass, as a kind of volume accepts them.
 type Parameters struct {
 	Backend string
-	// Pool is the pool's name; empty: the backend's first pool. For a class with server and share it
-	// is the name that DirectPool returns.
+	// Pool is the pool's name. If it is empty, the backend's first pool is used. For a class with server
+	// and share it is the name that DirectPool returns.
 	Pool string
 	// Values are all parameters by key, including the kind's defaults and the provisioner's keys.
 	Values map[string]string
@@ -65,8 +65,8 @@ type Parameters struct {
 	Namespace string
 }
 
-// Get returns the value of a parameter; empty if the class does not set it and the kind has no
-// default.
+// Get returns the value of a parameter. The value is empty if the class does not set the parameter and the
+// kind has no default.
 func (p Parameters) Get(key string) string { return p.Values[key] }
 
 // MkfsOptions are words for mkfs; the backend checks them against its closed list.
@@ -74,13 +74,13 @@ func (p Parameters) MkfsOptions() []string { return strings.Fields(p.Get(ParamMk
 
 // DirectoryParameters are the parameters of volumes that are directories.
 type DirectoryParameters struct {
-	// SubDir is the directory's path in the pool, which may contain variables (see ExpandSubDir);
-	// empty: the directory is in the volume's folder.
+	// SubDir is the directory's path in the pool, which may contain variables (see ExpandSubDir). If
+	// it is empty, the directory is in the volume's folder.
 	SubDir   string
-	OnDelete OnDelete // empty: delete
-	// Mode is the permission bits of the directory; nil: the backend's default.
+	OnDelete OnDelete // empty means OnDeleteDelete
+	// Mode is the permission bits of the directory. If it is nil, the backend's default applies.
 	Mode *uint32
-	// UID and GID own the directory; nil: root.
+	// UID and GID own the directory. nil means root.
 	UID, GID *uint32
 	// values are all parameters. They contain the values of the variables in SubDir.
 	values map[string]string

@@ -39,7 +39,7 @@ func (r Range) Validate() error {
 }
 
 // Choose returns the size of a new volume: the required size, rounded up to the granule, or DefaultSize if
-// none is required. ErrOutOfRange if that is below the minimum or above the limit.
+// none is required. It returns ErrOutOfRange if that is below the minimum or above the limit.
 func (r Range) Choose(b Bounds) (int64, error) {
 	if err := r.Validate(); err != nil {
 		return 0, err
@@ -64,7 +64,7 @@ func (r Range) Choose(b Bounds) (int64, error) {
 	return size, nil
 }
 
-// Holds tells whether a volume of size bytes satisfies the range.
+// Holds reports whether a volume of size bytes satisfies the range.
 func (r Range) Holds(size int64) bool {
 	return size >= r.Required && (r.Limit == 0 || size <= r.Limit)
 }
@@ -72,7 +72,7 @@ func (r Range) Holds(size int64) bool {
 var sizePattern = regexp.MustCompile(`^([0-9]+)(Ki|Mi|Gi|Ti)?$`)
 
 // ParseSize reads a size as configuration files write it: bytes, or a whole
-// number of Ki, Mi, Gi or Ti. ErrInvalid otherwise.
+// number of Ki, Mi, Gi or Ti. It returns ErrInvalid for any other text.
 func ParseSize(s string) (int64, error) {
 	m := sizePattern.FindStringSubmatch(s)
 	if m == nil {

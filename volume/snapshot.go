@@ -51,12 +51,12 @@ func ParseSnapshotParameters(in map[string]string) (SnapshotParameters, error) {
 type SnapshotSpec struct {
 	// CoName is the orchestrator's name, in full.
 	CoName string
-	// Group: the request is for a group, which may contain only one snapshot.
+	// Group is true if the request is for a group, which may contain only one snapshot.
 	Group      bool
 	Parameters SnapshotParameters
 }
 
-// Name is the name in the ID of the SnapshotSet.
+// Name returns the name in the ID of the SnapshotSet.
 func (s SnapshotSpec) Name() string {
 	if s.Group {
 		return GroupName(s.CoName)
@@ -77,10 +77,10 @@ var (
 // GroupName returns the name in the ID of the group of snapshots that the orchestrator calls coName.
 func GroupName(coName string) string { return NameFor(coName) + groupSuffix }
 
-// IsGroup tells whether a name is that of a group of snapshots.
+// IsGroup reports whether a name is that of a group of snapshots.
 func IsGroup(name string) bool { return groupNamePattern.MatchString(name) }
 
-// ValidSetName tells whether name can be the name of a SnapshotSet.
+// ValidSetName reports whether name can be the name of a SnapshotSet.
 func ValidSetName(name string) bool { return namePattern.MatchString(name) || IsGroup(name) }
 
 // MemberName returns the name of the snapshot with an index in a group.
@@ -97,8 +97,8 @@ func SetOf(snapshot string) string {
 	return snapshot
 }
 
-// ParseSnapshotID parses the ID of a snapshot. It has the format of a volume's ID, and contains the pool of
-// the source volume. ErrNotFound for any other text.
+// ParseSnapshotID parses the ID of a snapshot. The ID has the format of a volume's ID, and contains the pool of
+// the source volume. ParseSnapshotID returns ErrNotFound for any other text.
 func ParseSnapshotID(s string) (ID, error) { return parseID(s, snapshotNamePattern.MatchString) }
 
 // ParseGroupID is ParseSnapshotID for a group of snapshots.
@@ -126,17 +126,17 @@ type Snapshot struct {
 	Size int64 `json:"sizeBytes"`
 	// Bytes is the space that the snapshot can use, in bytes. Data that it shares is included.
 	Bytes int64 `json:"allocatedBytes"`
-	// Shared: the snapshot shared its data with the volume when the snapshot was created.
+	// Shared is true if the snapshot shared its data with the volume when the snapshot was created.
 	Shared bool `json:"shared,omitempty"`
 	// Owners are the volumes other than Source that have written data of the snapshot, if the filesystem
 	// counts the data as their usage.
 	Owners []ID `json:"owners,omitempty"`
-	// Directory: the snapshot is a directory. Only images have the fields from Block to Formatted.
+	// Directory is true if the snapshot is a directory. Only images have the fields from Block to Formatted.
 	Directory  bool   `json:"directory,omitempty"`
 	Block      bool   `json:"block,omitempty"`
 	FSType     string `json:"fsType,omitempty"`
 	SectorSize int    `json:"sectorSize,omitempty"`
-	// Formatted: the image contains a complete filesystem; otherwise it contains none.
+	// Formatted is true if the image contains a complete filesystem, and false if it contains none.
 	Formatted bool `json:"formatted,omitempty"`
 	// Created is the creation time of the set. Group is the ID of the set if it is a group. Members sets
 	// both.
@@ -144,13 +144,13 @@ type Snapshot struct {
 	Group   ID        `json:"-"`
 }
 
-// Writers are Source and Owners.
+// Writers returns Source and Owners.
 func (s Snapshot) Writers() []ID { return append([]ID{s.Source}, s.Owners...) }
 
-// IsGroup tells whether the set is a group.
+// IsGroup reports whether the set is a group.
 func (s SnapshotSet) IsGroup() bool { return IsGroup(s.ID.Name) }
 
-// Bytes is the space that the set can use.
+// Bytes returns the space that the set can use, in bytes.
 func (s SnapshotSet) Bytes() (sum int64) {
 	for _, one := range s.Snapshots {
 		sum += one.Bytes
@@ -158,7 +158,7 @@ func (s SnapshotSet) Bytes() (sum int64) {
 	return sum
 }
 
-// Members are the snapshots, with Created and Group set.
+// Members returns the snapshots, with Created and Group set.
 func (s SnapshotSet) Members() []Snapshot {
 	members := slices.Clone(s.Snapshots)
 	for i := range members {
@@ -225,13 +225,13 @@ func (s Snapshot) check(form Form, set SnapshotSet, i int) error {
 
 // Source is the source of a volume's content: a snapshot, or another volume.
 type Source struct {
-	// Snapshot: ID is that of a snapshot, otherwise that of a volume.
+	// Snapshot is true if ID is that of a snapshot, and false if it is that of a volume.
 	Snapshot bool `json:"snapshot,omitempty"`
 	ID       ID   `json:"id"`
 	// Shared is the size of the data that the volume shared with its source when the volume was created, in
 	// bytes.
 	Shared int64 `json:"sharedBytes,omitempty"`
-	// Owners are the volumes that have written the shared data, if the filesystem counts it as their usage.
+	// Owners are the volumes that have written the shared data, if the filesystem counts the data as their usage.
 	Owners []ID `json:"owners,omitempty"`
 }
 

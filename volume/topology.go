@@ -23,7 +23,7 @@ func TopologyValue(node string) string {
 		return node
 	}
 	sum := sha256.Sum256([]byte(node))
-	head := "n" + labelInvalid.ReplaceAllString(node, "-")
+	head := "n" + labelInvalid // n is removed if the name begins with a valid first character.ReplaceAllString(node, "-")
 	if labelPattern.MatchString(node[:min(1, len(node))]) {
 		head = head[1:]
 	}

@@ -18,13 +18,13 @@ type Spec struct {
 	Capacity     Range
 	Capabilities []Capability // at least one, all block or all mount
 	Parameters   Parameters
-	// Source is the source of the volume's content; nil: the volume is empty.
+	// Source is the source of the volume's content. It is nil if the volume is to be empty.
 	Source *Source
 	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral
 }
 
-// Name is the name of the volume's folder.
+// Name returns the name of the volume's folder.
 func (s Spec) Name() string {
 	if s.Ephemeral != nil {
 		return s.CoName
@@ -43,11 +43,11 @@ func (s Spec) CheckID() error {
 	return nil
 }
 
-// Block tells whether the request is for a raw device.
+// Block reports whether the request is for a raw device.
 func (s Spec) Block() bool { return s.Capabilities[0].Block }
 
-// FSType is the requested filesystem: the capability's, else the parameter's, else the default; empty for
-// a raw device.
+// FSType returns the requested filesystem: the capability's, else the parameter's, else the default. It returns an
+// empty string for a raw device.
 func (s Spec) FSType() string {
 	if s.Block() {
 		return ""
@@ -60,7 +60,7 @@ func (s Spec) FSType() string {
 	return cmp.Or(s.Parameters.Get(ParamFSType), FSTypes[0])
 }
 
-// NamesFSType tells whether the request names a filesystem.
+// NamesFSType reports whether the request names a filesystem.
 func (s Spec) NamesFSType() bool {
 	return s.Parameters.Get(ParamFSType) != "" || slices.ContainsFunc(s.Capabilities, func(c Capability) bool { return c.FSType != "" })
 }
@@ -75,7 +75,7 @@ type Volume struct {
 	Capacity int64  `json:"capacityBytes"`
 	Block    bool   `json:"block,omitempty"`
 	FSType   string `json:"fsType,omitempty"`
-	// SectorSize is the logical block size of the volume's device in bytes; 0: it has no device.
+	// SectorSize is the logical block size of the volume's device in bytes. It is 0 if the volume has no device.
 	SectorSize  int      `json:"sectorSize,omitempty"`
 	MkfsOptions []string `json:"mkfsOptions,omitempty"`
 	// Directory is nil for a volume that has a device.
@@ -87,8 +87,9 @@ type Volume struct {
 	Token string `json:"token,omitempty"`
 	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
-	// Namespace is the namespace to whose pods FlexVolume gives the volume; empty: to none. CSI ignores it,
-	// because a PersistentVolumeClaim determines which pods use a CSI volume.
+	// Namespace is the namespace to whose pods FlexVolume gives the volume. If it is empty, FlexVolume gives
+	// the volume to no pod. CSI ignores it, because a PersistentVolumeClaim determines which pods use a CSI
+	// volume.
 	Namespace string `json:"namespace,omitempty"`
 	// Source is nil for a volume that was created empty.
 	Source  *Source   `json:"source,omitempty"`
@@ -97,14 +98,14 @@ type Volume struct {
 
 // Directory is the part of the record that only directories have.
 type Directory struct {
-	// SubDir is the path of the directory in the pool; empty: it is in the volume's folder.
+	// SubDir is the path of the directory in the pool. If it is empty, the directory is in the volume's folder.
 	SubDir   string   `json:"subDir,omitempty"`
 	OnDelete OnDelete `json:"onDelete"`
 	// Mode, UID and GID are those of the directory when the volume was created.
 	Mode uint32 `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
-	// Quota limits the directory to the volume's capacity; nil: there is no limit.
+	// Quota limits the directory to the volume's capacity. It is nil if there is no limit.
 	Quota *Quota `json:"quota,omitempty"`
 }
 
@@ -119,13 +120,14 @@ type Quota struct {
 // MarshalRecord returns the record in its format on the disk.
 func (v Volume) MarshalRecord() ([]byte, error) { return marshalRecord(v) }
 
+// marshalRecord returns a record of a volume or of a SnapshotSet in its format on the disk.
 func marshalRecord(record any) ([]byte, error) {
 	b, err := json.MarshalIndent(record, "", "  ")
 	return append(b, '\n'), err
 }
 
-// Satisfies compares an existing volume with a request (CSI specification, CreateVolume). ErrIncompatible
-// if they differ.
+// Satisfies compares an existing volume with a request (CSI specification, CreateVolume). It returns
+// ErrIncompatible if they differ.
 func (v Volume) Satisfies(s Spec) error {
 	if v.Section != nil {
 		for key, have := range v.Section.Parameters() {
@@ -155,6 +157,7 @@ func (v Volume) Satisfies(s Spec) error {
 	return nil
 }
 
+// sameSource reports whether two sources name the same snapshot or volume, or are both nil.
 func sameSource(a, b *Source) bool {
 	if a == nil || b == nil {
 		return a == b
