@@ -42,8 +42,8 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: s.message(v)}, nil
 }
 
-// CreateSpec converts a CreateVolumeRequest. It returns ErrInvalid, or ErrNotFound if the ID of the
-// content source is not from this driver.
+// CreateSpec converts a CreateVolumeRequest. It returns ErrNotFound if the ID of the content source is not from
+// this driver, and ErrInvalid for other errors.
 func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	var spec volume.Spec
 	if err := checkName(req.GetName()); err != nil {
@@ -101,8 +101,8 @@ func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 	return out, nil
 }
 
-// sourceOf converts a content source; nil for a volume without a source. It returns ErrInvalid, or
-// ErrNotFound if the ID is not from this driver.
+// sourceOf converts a content source. It returns nil for a volume without a source, ErrNotFound if the ID is not
+// from this driver, and ErrInvalid for other errors.
 func sourceOf(c *csi.VolumeContentSource) (*volume.Source, error) {
 	if c == nil {
 		return nil, nil //nolint:nilnil // a volume without a source

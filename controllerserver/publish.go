@@ -131,8 +131,8 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	}, nil
 }
 
-// mismatch describes a difference between a volume and the context or the parameters of a request; empty
-// if there is none.
+// mismatch describes a difference between a volume and the context or the parameters of a request. It returns an
+// empty string if there is none.
 func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
 	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
 		return fmt.Sprintf("volume_context %v: the volume has %v", c, s.message(v).GetVolumeContext())

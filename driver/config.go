@@ -397,7 +397,8 @@ func lineOf(doc *yaml.Node, path ...any) int {
 	return at.Line
 }
 
-// child returns the value of a key in a mapping, or an item of a sequence; nil if it does not exist.
+// child returns the value of a key (a string) in a mapping, or the item with an index (an int) in a sequence. It
+// returns nil if the value does not exist.
 func child(at *yaml.Node, step any) *yaml.Node {
 	if i, ok := step.(int); ok {
 		if at.Kind == yaml.SequenceNode && i < len(at.Content) {

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// poolOf returns the pool of a worker; empty for nil.
+// poolOf returns the name of the pool of a worker, or an empty string for nil.
 func poolOf(w *Worker) string {
 	if w == nil {
 		return ""

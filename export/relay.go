@@ -99,7 +99,7 @@ func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error
 // volumeCall is a request about one volume.
 type volumeCall interface{ GetVolumeId() string }
 
-// ofParameters returns the worker for new volumes with the parameters of a request; nil if Local
+// ofParameters returns the worker for new volumes with the parameters of a request, or nil if Local
 // answers. It returns ErrInvalid if the parameters need an nfs pool that is not configured.
 func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	p, err := ps.options.Kinds.Parse(req.(interface{ GetParameters() map[string]string }).GetParameters())
@@ -121,7 +121,7 @@ func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s needs an nfs pool, and the configuration has none of that name (it has %s): use one of these, or add that pool", volume.ParamPool, p.Pool, p.Backend, ps.names())
 }
 
-// ofIDs returns the worker of the pool in the IDs of a request; nil if the request contains no ID, or the
+// ofIDs returns the worker of the pool in the IDs of a request, or nil if the request contains no ID, or the
 // pool is node-local.
 func ofIDs(ps *Pools, req proto.Message) (*Worker, error) {
 	ids, err := relay.IDs(req)
@@ -131,7 +131,7 @@ func ofIDs(ps *Pools, req proto.Message) (*Worker, error) {
 	return ps.byID(ids[0])
 }
 
-// byID returns the worker of the pool in an ID; nil if the pool is node-local. It returns ErrUnavailable
+// byID returns the worker of the pool in an ID, or nil if the pool is node-local. It returns ErrUnavailable
 // if the configuration has no such pool.
 func (ps *Pools) byID(id volume.ID) (*Worker, error) {
 	if !id.Shared() {
@@ -174,7 +174,7 @@ func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 	return ps.forNode(req.(volumeCall).GetVolumeId(), nil, nil, path)
 }
 
-// forNode returns the worker for a call of the Node service; nil if Local answers. text is the volume ID,
+// forNode returns the worker for a call of the Node service, or nil if Local answers. text is the volume ID,
 // which determines the worker if it contains a configured nfs pool. For a static volume, which has no
 // record, the volume context or, in calls without one, the mount at path determines the worker. For a
 // volume of a pool that is no longer configured, the mount at path determines it.
@@ -205,7 +205,7 @@ func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []s
 	return nil, unknownPool
 }
 
-// byMount returns the worker for the NFS mount at a path in the mount table; nil if there is none.
+// byMount returns the worker for the NFS mount at a path in the mount table, or nil if there is none.
 func (ps *Pools) byMount(path string) (*Worker, error) {
 	if !filepath.IsAbs(path) {
 		return nil, nil //nolint:nilnil // Local answers

@@ -97,7 +97,7 @@ func canonical(server string) string {
 	return name
 }
 
-// resolve returns the endpoints of the server's name; none if it cannot be resolved.
+// resolve returns the endpoints of the server's name, or none if it cannot be resolved.
 func (s *server) resolve(ctx context.Context) []mount.Endpoint {
 	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
 	defer cancel()

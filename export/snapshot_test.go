@@ -163,7 +163,7 @@ func messageOf(err error, code codes.Code) (string, error) {
 	return "", err
 }
 
-// firstID returns the ID of the first entry; empty if there is none.
+// firstID returns the ID of the first entry, or an empty string if there is none.
 func firstID(resp *csi.ListSnapshotsResponse) string {
 	if len(resp.GetEntries()) == 0 {
 		return ""

@@ -6,30 +6,30 @@ import (
 )
 
 // The sentinel errors of the domain. Each is a kind of failure with its own remedy. One table in the driver
-// translates them to the gRPC codes of the CSI specification. Wrap them with Errorf, test with errors.Is.
+// translates them to the gRPC codes of the CSI specification. Errorf wraps an error in a sentinel error, and
+// errors.Is tests for it.
 var (
-	// ErrInvalid: an argument is malformed or unknown; the same request can
-	// never succeed.
+	// ErrInvalid means that an argument is malformed or unknown. The same request can never succeed.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrNotFound: the volume, snapshot, node or path does not exist.
+	// ErrNotFound means that the volume, snapshot, node or path does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrIncompatible: the volume exists already, and differs from the request.
+	// ErrIncompatible means that the volume exists already, and differs from the request.
 	ErrIncompatible = errors.New("exists and is incompatible")
-	// ErrOutOfRange: a requested size or offset is not possible.
+	// ErrOutOfRange means that a requested size or offset is not possible.
 	ErrOutOfRange = errors.New("out of range")
-	// ErrExhausted: the pool or node has no room now. A later call, or another pool, may succeed.
+	// ErrExhausted means that the pool or node has no room now. A later call, or another pool, may succeed.
 	ErrExhausted = errors.New("resource exhausted")
-	// ErrPrecondition: the state of the volume, node or path must change first.
+	// ErrPrecondition means that the state of the volume, node or path must change first.
 	ErrPrecondition = errors.New("failed precondition")
 	// ErrInUse is an ErrPrecondition: a device or a program of this node uses the volume.
 	ErrInUse = fmt.Errorf("%w: in use", ErrPrecondition)
-	// ErrPending: another call for the same volume is in progress.
+	// ErrPending means that another call for the same volume is in progress.
 	ErrPending = errors.New("operation pending")
-	// ErrStaleToken: a list token is not from this driver, or its pool no longer exists.
+	// ErrStaleToken means that a list token is not from this driver, or that its pool no longer exists.
 	ErrStaleToken = errors.New("invalid list token")
-	// ErrUnavailable: the storage cannot be reached now. The same call may succeed later.
+	// ErrUnavailable means that the storage cannot be reached now. The same call may succeed later.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrDamaged: the record or data of a volume or snapshot is missing, invalid or from another program.
+	// ErrDamaged means that the record or data of a volume or snapshot is missing, invalid or from another program.
 	// Nothing was changed, and an administrator must repair it.
 	ErrDamaged = errors.New("damaged")
 )

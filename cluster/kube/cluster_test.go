@@ -136,7 +136,7 @@ func (c *cluster) countCall(call string) func() {
 	return before
 }
 
-// nextFailure removes and returns the first status in fail for a call; 0 if there is none.
+// nextFailure removes and returns the first status in fail for a call, or 0 if there is none.
 func (c *cluster) nextFailure(call string) int {
 	next := c.fail[call]
 	if len(next) == 0 {
@@ -521,7 +521,7 @@ func must[T any](v T, err error) func(*testing.T) T {
 	}
 }
 
-// field returns the value at a path of field names; nil if there is none.
+// field returns the value at a path of field names, or nil if there is none.
 func field(o object, path ...string) any {
 	for _, name := range path[:len(path)-1] {
 		o, _ = o[name].(object)
