@@ -34,6 +34,7 @@ type Export struct {
 	Serving bool
 }
 
+// name returns the prefix of the names of the export's checks.
 func (e Export) name() string {
 	if e.NoPool {
 		return "export " + e.source()

@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestJudgeExport judges the possible results of the tests of an export.
 func TestJudgeExport(t *testing.T) {
 	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	refused := errors.New("connection refused")

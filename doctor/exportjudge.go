@@ -14,6 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// In the functions below, name is the name of a check, and err is the error of the test that the check makes.
+
 // judgeClosedExport judges the error of opening a pool on an export.
 func judgeClosedExport(name string, err error) Check {
 	if errors.Is(err, volume.ErrUnavailable) {
@@ -250,6 +252,7 @@ func judgeIdentity(name, node, identity, registered string, err error) Check {
 	return ok(name, "%s, which is this node's", identity)
 }
 
+// judgeQuota judges whether the server limits directories: it limits the given number of the checked ones.
 func judgeQuota(name string, limited, checked int, err error) Check {
 	if err != nil {
 		return warning(name, err.Error(), serverLog)

@@ -52,6 +52,8 @@ func hasInline(config driver.Config) bool {
 
 const kubeletDirectory = "kubelet directory"
 
+// kubeletChecks checks the kubelet's directory and the propagation of mounts. config is nil if the
+// configuration has no section kubernetes.
 func kubeletChecks(config *driver.Kubernetes, podUID string) []Check {
 	const directory, propagation = kubeletDirectory, "mount propagation"
 	if config == nil {
@@ -167,6 +169,7 @@ func (c *cluster) classes(ctx context.Context) []Check {
 	return judgeClasses(classes, c.kinds, c.pools, c.controller)
 }
 
+// judgeCSIDriver judges the CSIDriver object of the driver with a name. namespace is that of this installation.
 func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 	check := "CSIDriver " + name
 	if err != nil {
@@ -315,6 +318,7 @@ func judgeSidecars(pod kube.Pod, snapshots bool) []Check {
 	return checks
 }
 
+// judgeSidecar judges the version of a sidecar. tag is the tag of its image, and least is the minimum version.
 func judgeSidecar(image, tag, least string) Check {
 	name := "sidecar " + image
 	switch {

@@ -25,6 +25,7 @@ func expect(t *testing.T, name string, got Check, result Result, says string) {
 	}
 }
 
+// TestJudgeNode judges the possible facts about a node.
 func TestJudgeNode(t *testing.T) {
 	const loaded = "nodev\tsysfs\nnodev\ttmpfs\n\text4\n"
 	ext4 := blockdev.Program{Name: "mkfs.ext4", Package: "e2fsprogs", Least: "1.47"}

@@ -93,6 +93,7 @@ type openedPool struct {
 // a pool depends on the other pools of its filesystem.
 type openedPools map[string]openedPool
 
+// openPools opens the directory pools for reading. It waits for each at most o.Patience.
 func openPools(ctx context.Context, configs []pool.Config, o Options) openedPools {
 	var filesystems ledger.Filesystems
 	all := openedPools{}

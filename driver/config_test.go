@@ -43,6 +43,7 @@ kubernetes:
   nfs: true
 `
 
+// TestParseConfig: the values of a valid configuration are read.
 func TestParseConfig(t *testing.T) {
 	c, err := driver.ParseConfig([]byte(goodConfig), poolKinds)
 	must(t, err)
@@ -138,6 +139,7 @@ func emptyFields(of any) (empty []string) {
 	return empty
 }
 
+// TestParseConfigRefuses: an invalid configuration is refused, and the error names the line and the key.
 func TestParseConfigRefuses(t *testing.T) {
 	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
 	nfs := "pools:\n- name: n\n  nfs:\n    export: /e\n"
@@ -219,6 +221,7 @@ func TestParseConfigRefuses(t *testing.T) {
 	}
 }
 
+// TestLoadConfig: without an optional file the default applies. Errors name the file.
 func TestLoadConfig(t *testing.T) {
 	dir := t.TempDir()
 	c, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), true, "/state", poolKinds)

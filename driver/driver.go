@@ -155,6 +155,7 @@ func Run(ctx context.Context, o Options) error {
 	return d.serve(ctx, background, stop, ports)
 }
 
+// newDriver creates the driver without starting it. background is the context of its tasks and outlives that of Run.
 func newDriver(background context.Context, o Options) (*Driver, error) {
 	if err := cmp.Or(o.validate(), o.checkKubelet()); err != nil {
 		return nil, err

@@ -309,6 +309,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
+// TestProfilesEnabled: with pprof in the configuration, the HTTP server serves profiles.
 func TestProfilesEnabled(t *testing.T) {
 	o := options(t)
 	o.HTTPAddress = backendtest.FreeAddress(t)

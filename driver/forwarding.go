@@ -65,6 +65,7 @@ func (o Options) checkForwarding() error {
 	return nil
 }
 
+// checkController refuses sections and pools that do not match --services controller.
 func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 	local := slices.IndexFunc(o.Config.Pools, func(p pool.Config) bool { return !p.Shared() })
 	switch {
@@ -86,6 +87,7 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 	return nil
 }
 
+// checkNode refuses sections and pools that do not match --services node.
 func (o Options) checkNode(f *Forwarding) error {
 	switch {
 	case f == nil || f.Listen == "":
@@ -164,6 +166,7 @@ const (
 	maxRefusalKinds = 1000
 )
 
+// log logs a refused connection from an address, if a log line is due.
 func (r *refusalLog) log(from net.Addr, err error) {
 	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return // a port scan or a health check

@@ -99,6 +99,7 @@ func newInline(t *testing.T, d *backendtest.Driver, attributes map[string]string
 	return v
 }
 
+// publish calls NodePublishVolume with the volume context that a kubelet sends.
 func (v *inlineVolume) publish(ctx context.Context) error {
 	volumeContext := map[string]string{
 		"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "shop",
@@ -116,6 +117,7 @@ func (v *inlineVolume) unpublish(ctx context.Context) error {
 	return err
 }
 
+// stats returns the usage of the volume, by unit.
 func (v *inlineVolume) stats(ctx context.Context) (map[csi.VolumeUsage_Unit]*csi.VolumeUsage, error) {
 	resp, err := v.d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
 	usage := map[csi.VolumeUsage_Unit]*csi.VolumeUsage{}

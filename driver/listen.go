@@ -56,6 +56,7 @@ func (p ports) close() {
 	}
 }
 
+// listenTCP listens on host:port. setting is the flag or the configuration key with the address, for errors.
 func listenTCP(ctx context.Context, setting, address string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -209,6 +210,7 @@ func (i *idle) ended() <-chan struct{} {
 	return i.done
 }
 
+// end closes done unless the server has a connection.
 func (i *idle) end() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

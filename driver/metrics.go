@@ -252,6 +252,7 @@ func (d *Driver) handler() http.Handler {
 	return mux
 }
 
+// answer writes the status 200 if err is nil, otherwise 503 with the error.
 func answer(w http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -38,6 +38,7 @@ type bases struct {
 	made        atomic.Int64 // number of mounts that this process has made
 }
 
+// newBases returns the base mounts of a pool. silent is true if the server does not answer now.
 func newBases(stateDir, poolName string, silent bool) (*bases, error) {
 	dir, err := filepath.EvalSymlinks(stateDir)
 	if err != nil {

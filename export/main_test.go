@@ -124,6 +124,7 @@ func (f *fake) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi
 	return listOf(req, "nfs:"+f.job.Pool.Name+":a", "nfs:"+f.job.Pool.Name+":b")
 }
 
+// NodeUnstageVolume fails if the process was started while the server was silent.
 func (f *fake) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	f.act(req.GetVolumeId())
 	if f.job.SilentSince.IsZero() {
@@ -132,6 +133,7 @@ func (f *fake) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRe
 	return nil, status.Error(codes.Unavailable, "silent since "+f.job.SilentSince.Format(time.RFC3339))
 }
 
+// NodeStageVolume returns an error with the name of the pool, which shows which worker answered.
 func (f *fake) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	return nil, status.Error(codes.DataLoss, f.job.Pool.Name)
 }
@@ -175,6 +177,7 @@ type nfsServer struct {
 	conns    []net.Conn
 }
 
+// startServer starts a server that answers.
 func startServer(tb testing.TB) *nfsServer {
 	tb.Helper()
 	s := &nfsServer{tb: tb}
@@ -227,6 +230,7 @@ func (s *nfsServer) setSilent(silent bool) {
 	s.silent = silent
 }
 
+// answer answers one call, or keeps the connection open without an answer while the server is silent.
 func (s *nfsServer) answer(conn net.Conn) {
 	defer conn.Close() //nolint:errcheck // only the reply matters
 	var head [8]byte

@@ -179,6 +179,7 @@ func (w *Worker) acquire(teardown bool) (p *process, release func(), err error) 
 	}, nil
 }
 
+// errorf returns ErrUnavailable with a text that begins with the name of the pool.
 func (w *Worker) errorf(format string, args ...any) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: "+format, append([]any{w.job.Pool.Name}, args...)...)
 }

@@ -247,6 +247,7 @@ func TestPoolRemoved(t *testing.T) {
 	}
 }
 
+// poolRemoved is TestPoolRemoved for one FlexVolume driver.
 func (k *kubelet) poolRemoved(driver string) {
 	config := filepath.Join(k.plugins, "trivet~"+driver, "config.yaml")
 	before, err := os.ReadFile(config)

@@ -235,6 +235,7 @@ func (h *history) step() {
 	h.written[volume] = text
 }
 
+// unmount unmounts the volume of a pod. It repeats killed calls.
 func (h *history) unmount(pod string) {
 	at := h.target(pod)
 	for !h.killSome("unmount", at) {
@@ -297,6 +298,7 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
+// namespaces is TestNamespace for one FlexVolume driver.
 func (k *kubelet) namespaces(driver string) {
 	of := func(namespace string, extra ...string) string {
 		return options(append(extra, "kubernetes.io/pod.namespace", namespace, "volume", driver)...)

@@ -94,6 +94,7 @@ func (s *Server) publishNew(ctx context.Context, r request, in volume.Inline, at
 	return err
 }
 
+// errOtherMount returns the error for a target where something other than the inline volume is mounted.
 func errOtherMount(r request) error {
 	return volume.Errorf(volume.ErrIncompatible, "target_path %q is a mount of something other than inline volume %s: unmount it, or use another path", r.target, r.id)
 }

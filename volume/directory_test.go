@@ -12,6 +12,7 @@ import (
 
 func ptr(n uint32) *uint32 { return &n }
 
+// directoryRecord returns a valid record of a directory on an export.
 func directoryRecord() volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: volume.ID{Backend: "nfs", Pool: "nas", Name: "v"},
@@ -20,6 +21,7 @@ func directoryRecord() volume.Volume {
 	}
 }
 
+// TestDirectPool: different forms of one export have the same name, from which the export can be parsed.
 func TestDirectPool(t *testing.T) {
 	for _, tc := range []struct {
 		name, server, share string
@@ -104,6 +106,7 @@ func TestCheckID(t *testing.T) {
 	}
 }
 
+// TestDirectoryParameters: parameters of directories are parsed, and the variables in subDir are replaced.
 func TestDirectoryParameters(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -161,6 +164,7 @@ func TestDirectoryParameters(t *testing.T) {
 	}
 }
 
+// TestCheckSubDir: only paths inside the pool that are not reserved for the driver are accepted.
 func TestCheckSubDir(t *testing.T) {
 	for _, good := range []string{"a", "a/b c/ü", "..a/b..", "volume", "data/volumes", "a/.trivet", ".hidden"} {
 		if err := volume.CheckSubDir(good); err != nil {
@@ -231,6 +235,7 @@ func TestDirectoryRecordRefuses(t *testing.T) {
 	})
 }
 
+// TestDirectorySatisfies: a directory satisfies a request unless a value in the request differs from its record.
 func TestDirectorySatisfies(t *testing.T) {
 	for _, tc := range []struct {
 		name string

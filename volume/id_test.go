@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestParseID: only IDs that the driver creates are accepted.
 func TestParseID(t *testing.T) {
 	for _, tc := range []struct {
 		name, in string
@@ -48,6 +49,7 @@ func TestParseID(t *testing.T) {
 	}
 }
 
+// TestNameFor: a name that cannot be in an ID is replaced by a hash.
 func TestNameFor(t *testing.T) {
 	if got := volume.NameFor("pvc-0d1e"); got != "pvc-0d1e" {
 		t.Errorf("NameFor(\"pvc-0d1e\") = %q, want the same name", got)
@@ -63,6 +65,7 @@ func TestNameFor(t *testing.T) {
 	}
 }
 
+// TestLongestID: an ID whose parts have their maximum lengths is not longer than CSI allows.
 func TestLongestID(t *testing.T) {
 	id := volume.ID{Backend: "local", Pool: strings.Repeat("p", 40), PoolUUID: "01234567", Name: strings.Repeat("n", 63)}
 	if n := len(id.String()); n > volume.MaxIDLength {

@@ -12,6 +12,8 @@ import (
 // inlineID is a valid ID of an inline volume.
 var inlineID = "csi-" + strings.Repeat("0123456789abcdef", 4)
 
+// TestInlineID: only IDs in the format of the kubelet are IDs of inline volumes. No such ID is also a valid volume ID
+// or name.
 func TestInlineID(t *testing.T) {
 	if !volume.InlineID(inlineID) {
 		t.Errorf("InlineID(%q) = false, want true", inlineID)
@@ -35,6 +37,7 @@ var kubeletContext = map[string]string{
 	"csi.storage.k8s.io/pod.uid": "u", "csi.storage.k8s.io/serviceAccount.name": "default",
 }
 
+// TestParseInline: only the known attributes are accepted, and an error contains at most a part of a long value.
 func TestParseInline(t *testing.T) {
 	pod := volume.Pod{Namespace: "ns", Name: "p", UID: "u"}
 	for _, tc := range []struct {
@@ -95,6 +98,7 @@ func TestParseInline(t *testing.T) {
 	}
 }
 
+// inlineRecord returns a valid record of an inline volume.
 func inlineRecord() volume.Volume {
 	v := record()
 	v.ID.Name, v.CoName = inlineID, inlineID
@@ -102,6 +106,7 @@ func inlineRecord() volume.Volume {
 	return v
 }
 
+// TestInlineRecordRefuses: a record whose ID and field ephemeral contradict each other is refused.
 func TestInlineRecordRefuses(t *testing.T) {
 	wantDamaged(t, inlineRecord, map[string]func(*volume.Volume){
 		"not marked as inline": func(v *volume.Volume) { v.Ephemeral = nil },

@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestCheckMountFlags: only listed flags with allowed values are accepted. The error proposes the nearest flag.
 func TestCheckMountFlags(t *testing.T) {
 	for _, tc := range []struct {
 		flags, fsTypes string

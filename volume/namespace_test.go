@@ -7,6 +7,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestCheckNamespace: only pods of the recorded namespace may use a volume.
 func TestCheckNamespace(t *testing.T) {
 	for _, tc := range []struct {
 		recorded string
@@ -18,6 +19,8 @@ func TestCheckNamespace(t *testing.T) {
 	}
 }
 
+// TestNamespaceChange: a namespace is changed only if the request is valid and the recorded namespace is the expected
+// one.
 func TestNamespaceChange(t *testing.T) {
 	const to, before = volume.ParamNamespace, volume.ParamNamespaceBefore
 	for _, tc := range []struct {

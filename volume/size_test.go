@@ -8,6 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestChoose: the chosen size is in the range of the request and the bounds of the backend, or the request is
+// refused.
 func TestChoose(t *testing.T) {
 	bounds := volume.Bounds{Min: 16 * volume.MiB, Granule: 4096}
 	for _, tc := range []struct {
@@ -38,6 +40,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// TestParseSize: only whole numbers of bytes or of binary units are accepted.
 func TestParseSize(t *testing.T) {
 	for in, want := range map[string]int64{"0": 0, "1": 1, "4Ki": 4096, "3Mi": 3 << 20, "2Gi": 2 << 30, "1Ti": 1 << 40, "9223372036854775807": math.MaxInt64} {
 		if got, err := volume.ParseSize(in); got != want || err != nil {
@@ -51,6 +54,7 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
+// TestFormatSize: a size has one decimal at most, and the largest unit that it reaches.
 func TestFormatSize(t *testing.T) {
 	for in, want := range map[int64]string{0: "0 B", 512: "512 B", 1536: "1.5 KiB", 1 << 30: "1 GiB", 5 << 40: "5 TiB"} {
 		if got := volume.FormatSize(in); got != want {

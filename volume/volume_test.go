@@ -57,6 +57,7 @@ var forms = volume.Forms{
 	{Name: "local", OnNodes: true, Directory: true},
 }
 
+// TestGuess: Guess returns the first kind that matches.
 func TestGuess(t *testing.T) {
 	for _, tc := range []struct {
 		onExport, directory bool
@@ -68,6 +69,7 @@ func TestGuess(t *testing.T) {
 	}
 }
 
+// record returns a valid record of an image.
 func record() volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: "v"},
@@ -76,6 +78,7 @@ func record() volume.Volume {
 	}
 }
 
+// TestRecordRoundTrip: a record is formatted and parsed to an equal record.
 func TestRecordRoundTrip(t *testing.T) {
 	for _, want := range []volume.Volume{record(), directoryRecord(), inlineRecord()} {
 		if got, err := parse(t, want); err != nil || !reflect.DeepEqual(got, want) {
@@ -98,6 +101,7 @@ func wantDamaged(t *testing.T, record func() volume.Volume, changes map[string]f
 	}
 }
 
+// TestParseRecordRefuses: a record that this driver did not write is refused as damaged.
 func TestParseRecordRefuses(t *testing.T) {
 	wantDamaged(t, record, map[string]func(*volume.Volume){
 		"another version":        func(v *volume.Volume) { v.Version = 2 },
@@ -147,6 +151,7 @@ func TestEditedRecord(t *testing.T) {
 	}
 }
 
+// TestSatisfies: a volume satisfies a request only if the name, the size and all parameters match.
 func TestSatisfies(t *testing.T) {
 	spec := func(change func(*volume.Spec)) volume.Spec {
 		s := volume.Spec{
@@ -183,6 +188,7 @@ func TestSatisfies(t *testing.T) {
 	}
 }
 
+// TestTopologyValue: the value is the node's name if possible, and always a valid label value.
 func TestTopologyValue(t *testing.T) {
 	for in, want := range map[string]string{
 		"node-1.example.com":    "node-1.example.com",
@@ -201,6 +207,7 @@ func TestTopologyValue(t *testing.T) {
 	}
 }
 
+// TestErrorfWrapsBoth: errors.Is finds both the sentinel and the wrapped error, and the text omits the sentinel's.
 func TestErrorfWrapsBoth(t *testing.T) {
 	cause := errors.New("disk on fire")
 	err := volume.Errorf(volume.ErrUnavailable, "pool %q: %w", "p", cause)

@@ -42,6 +42,7 @@ func startController(t *testing.T, c *cluster) participant {
 	return startControllerIn(t, c, pki.OpenDirectory(t.TempDir()))
 }
 
+// startControllerIn starts a replica of the controller with an existing certificate directory.
 func startControllerIn(t *testing.T, c *cluster, dir *pki.Directory) participant {
 	t.Helper()
 	log, stop := start(t, maintainAuthority(c, dir))
@@ -88,6 +89,7 @@ func fingerprint(cert []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
+// putCA replaces the CA in the Secret, as an administrator does.
 func putCA(c *cluster, cert, key []byte, labels object) {
 	c.put(secretPath, object{"metadata": object{"labels": labels}, "type": "kubernetes.io/tls", "data": object{"tls.crt": cert, "tls.key": key}})
 }

@@ -376,6 +376,7 @@ func (u user) watch(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: from, Request: r}, nil
 }
 
+// stream sends the events of a watch until the client disconnects or cut is closed.
 func (u user) stream(r *http.Request, t target, to *json.Encoder, cut chan struct{}) {
 	next, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if r.URL.Query().Get("sendInitialEvents") == "true" {

@@ -32,6 +32,7 @@ func startNode(t *testing.T, c *cluster, node string, pod object) participant {
 	return startNodeIn(t, c, node, pod, pki.OpenDirectory(t.TempDir()))
 }
 
+// startNodeIn is startNode with an existing certificate directory.
 func startNodeIn(t *testing.T, c *cluster, node string, pod object, dir *pki.Directory) participant {
 	t.Helper()
 	log, stop := start(t, func(ctx context.Context) {
@@ -63,6 +64,7 @@ func handshake(t *testing.T, controller, server *pki.Directory, node string) err
 	return errors.Join(err, <-served)
 }
 
+// requests returns all CertificateSigningRequests of the cluster.
 func requests(c *cluster) []object {
 	var out []object
 	for _, path := range c.paths(requestsPath) {

@@ -75,6 +75,7 @@ var (
 	terminating = object{"ready": true, "terminating": true}
 )
 
+// TestHosts: a change of Nodes or EndpointSlices causes an update only if it changes the hosts.
 func TestHosts(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		c.put(nodesPath+"stopped", nodeObject(registered))
@@ -149,6 +150,7 @@ func TestHostsSeveralEndpoints(t *testing.T) {
 	}
 }
 
+// TestNoHosts: in a cluster without nodes, WatchHosts calls update once, with no hosts.
 func TestNoHosts(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		u, _ := watchHosts(t, c)

@@ -57,6 +57,7 @@ func (k Kubelet) CheckPropagation() error {
 	return k.checkShared(plugins)
 }
 
+// checkShared returns ErrPrecondition if the mount that contains a path does not propagate to the node.
 func (k Kubelet) checkShared(path string) error {
 	at, err := mount.At(path)
 	if err != nil {

@@ -57,6 +57,7 @@ func (k *authorityReconciler) answer(ctx context.Context, ca *pki.Authority, r s
 	return k.sign(ctx, ca, r, pub, identity)
 }
 
+// answered reports whether a request was signed, denied or marked as failed.
 func (r signingRequest) answered() bool {
 	_, isDenied := r.condition(denied)
 	_, isFailed := r.condition(failed)

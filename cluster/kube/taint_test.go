@@ -45,6 +45,7 @@ func wantTaints(t *testing.T, c *cluster, patches int, want []taint) {
 	}
 }
 
+// TestRemoveStartupTaint: the startup taint is removed, also after failed calls, and other taints are kept unchanged.
 func TestRemoveStartupTaint(t *testing.T) {
 	for name, tc := range map[string]struct {
 		taints  []taint

@@ -30,6 +30,7 @@ func caTemplate() *x509.Certificate {
 	}
 }
 
+// TestParseAuthority: a valid CA is accepted and can issue certificates. Any other input is refused with the reason.
 func TestParseAuthority(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := must2(ca.PEM())(t)
@@ -191,6 +192,7 @@ func TestOpenSSL(t *testing.T) {
 	testenv.Run(t, "openssl", "req", "-verify", "-noout", "-in", write("request", request))
 }
 
+// TestJoinRoots: the result contains each valid CA certificate once, in order, and nothing else.
 func TestJoinRoots(t *testing.T) {
 	one, two := newAuthority(t), newAuthority(t)
 	leaf, key := newPair(t, one, nodeA, x509.ExtKeyUsageServerAuth)

@@ -183,6 +183,7 @@ func (d *Directory) reread() {
 	}
 }
 
+// parseRoots returns the valid CA certificates of a bundle. It fails if there are none.
 func parseRoots(bundle []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(JoinRoots(bundle)) {

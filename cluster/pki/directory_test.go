@@ -255,6 +255,7 @@ func TestFault(t *testing.T) {
 	}
 }
 
+// TestWrite: Write creates the directory, replaces only the given files, and makes them readable only for the owner.
 func TestWrite(t *testing.T) {
 	ca := newAuthority(t)
 	path := filepath.Join(t.TempDir(), "state", "certificates")

@@ -34,6 +34,7 @@ func generalName(tag int, text string) asn1.RawValue {
 	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: tag, IsCompound: tag == 0 || tag == 4, Bytes: []byte(text)}
 }
 
+// TestParseRequest: only a request with a P-256 key and one URI as its only name is accepted.
 func TestParseRequest(t *testing.T) {
 	p256 := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	p384 := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
@@ -81,6 +82,7 @@ func TestParseRequest(t *testing.T) {
 	}
 }
 
+// TestParseRequestEncoding: only one PEM block with a correctly signed request is accepted.
 func TestParseRequestEncoding(t *testing.T) {
 	_, request := must2(pki.NewRequest(nodeA))(t)
 	block, _ := pem.Decode(request)

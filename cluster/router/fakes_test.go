@@ -295,6 +295,7 @@ func (p *proxy) accept() {
 	}
 }
 
+// copy transfers bytes in one direction until one of the connections ends.
 func (p *proxy) copy(to, from net.Conn) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	buf := make([]byte, 16<<10)

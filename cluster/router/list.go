@@ -115,10 +115,12 @@ type poolPart struct {
 	node    *node
 }
 
+// id returns the ID of a volume or snapshot in the part.
 func (p poolPart) id(name string) volume.ID {
 	return volume.ID{Backend: p.backend, Pool: p.name, PoolUUID: p.uuid, Name: name}
 }
 
+// compare orders parts by pool, then by backend.
 func (p poolPart) compare(o poolPart) int {
 	return cmp.Or(p.poolKey.compare(o.poolKey), strings.Compare(p.backend, o.backend))
 }

@@ -40,6 +40,7 @@ type poolKey struct{ name, uuid string }
 
 func keyOf(id volume.ID) poolKey { return poolKey{id.Pool, id.PoolUUID} }
 
+// compare orders pools by UUID, then by name.
 func (k poolKey) compare(other poolKey) int {
 	return cmp.Or(strings.Compare(k.uuid, other.uuid), strings.Compare(k.name, other.name))
 }

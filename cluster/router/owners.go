@@ -66,6 +66,8 @@ func conflict(key poolKey, announcing []*node) error {
 		key, quoted(names(announcing)), remedy)
 }
 
+// newOwnerError returns an ownerError of kind ErrPrecondition. The candidate is the announcing node if there is only
+// one.
 func newOwnerError(announcing []*node, condition, format string, args ...any) error {
 	candidate := "NODE" // a placeholder
 	if len(announcing) == 1 {

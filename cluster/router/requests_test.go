@@ -61,6 +61,7 @@ func anywhere(*csi.CreateVolumeRequest) {}
 
 func inPool(name string) change { return with(map[string]string{"pool": name}) }
 
+// with sets the parameters of the class.
 func with(parameters map[string]string) change {
 	return func(req *csi.CreateVolumeRequest) { req.Parameters = parameters }
 }
