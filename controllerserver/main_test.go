@@ -155,7 +155,7 @@ func FuzzPoolToken(f *testing.F) {
 			return
 		}
 		if again := controllerserver.PoolToken(after); again != token {
-			t.Errorf("token %q was parsed and formatted to %q", token, again)
+			t.Errorf("token %q was parsed and formatted to %q, want the same token", token, again)
 		}
 	})
 }

@@ -115,13 +115,13 @@ func TestExampleConfig(t *testing.T) {
 		t.Fatalf("got pools %+v, want 4", c.Pools)
 	}
 	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS", "Section", "Sections"}) {
-		t.Errorf("the second directory pool has the empty fields %q", empty)
+		t.Errorf("second directory pool: got the empty fields %q, want only those of other kinds of pools", empty)
 	}
 	if empty := emptyFields(*c.Pools[2].Section.(*disk.Disks)); len(empty) > 0 {
-		t.Errorf("the pool of disks has the empty fields %q", empty)
+		t.Errorf("pool of disks: got the empty fields %q, want none", empty)
 	}
 	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // a synonym of Export
-		t.Errorf("the nfs pool has the empty fields %q", empty)
+		t.Errorf("nfs pool: got the empty fields %q, want only Share", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
 		t.Errorf("got section kubernetes %+v, want startupTaint true", c.Kubernetes)

@@ -31,15 +31,15 @@ func TestProcessEnded(t *testing.T) {
 		t.Errorf("parsed ID: got %v, %v; want %v", again, err, p)
 	}
 	if p.ended() {
-		t.Error("running process: got ended")
+		t.Error("running process: got ended, want not ended")
 	}
 	if earlier := (processID{p.pid, p.start - 1}); !earlier.ended() {
-		t.Error("earlier process with the same PID: got not ended")
+		t.Error("earlier process with the same PID: got not ended, want ended")
 	}
 	_ = c.Process.Kill()
 	_ = c.Wait()
 	if !p.ended() {
-		t.Error("killed process: got not ended")
+		t.Error("killed process: got not ended, want ended")
 	}
 }
 

@@ -27,7 +27,7 @@ func wantUnavailable(t *testing.T, err error, says ...string) {
 	}
 	for _, s := range says {
 		if !strings.Contains(err.Error(), s) {
-			t.Errorf("error %q does not contain %q", err, s)
+			t.Errorf("got error %q, want %q in it", err, s)
 		}
 	}
 }

@@ -98,7 +98,7 @@ func FuzzID(f *testing.F) {
 			t.Errorf("ParseID(%q) = %+v, which contains invalid names", s, id)
 		}
 		if id.Shared() != (id.PoolUUID == "") {
-			t.Errorf("ParseID(%q).Shared() = %t with UUID %q", s, id.Shared(), id.PoolUUID)
+			t.Errorf("ParseID(%q).Shared() = %t with UUID %q, want true only without a UUID", s, id.Shared(), id.PoolUUID)
 		}
 		if volume.NameFor(id.Name) != id.Name {
 			t.Errorf("%q: NameFor changes the name %q", s, id.Name)

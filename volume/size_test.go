@@ -72,7 +72,7 @@ func FuzzChoose(f *testing.F) {
 		r, b := volume.Range{Required: required, Limit: limit}, volume.Bounds{Min: 16 << 20, Granule: 4096}
 		got, err := r.Choose(b)
 		if err == nil && (!r.Holds(got) || got%b.Granule != 0 || got < b.Min) {
-			t.Errorf("%+v: chose %d", r, got)
+			t.Errorf("%+v: got size %d, want one in the range and the bounds %+v", r, got, b)
 		}
 	})
 }

@@ -91,7 +91,7 @@ func TestSnapshotNames(t *testing.T) {
 	}
 	alone := volume.SnapshotSpec{CoName: "snap-1"}.Name()
 	if volume.SetOf(alone) != alone || !volume.ValidSetName(alone) || !volume.ValidSetName(group) || volume.ValidSetName(volume.MemberName(group, 0)) {
-		t.Errorf("ValidSetName or SetOf is wrong for %q, for %q, or for a member of the latter", alone, group)
+		t.Errorf("want valid set names %q and %q, SetOf(%[1]q) = %[1]q, and that the name of a member of %[2]q is no valid set name", alone, group)
 	}
 	longest := snapshotID("local", volume.MemberName(volume.GroupName(strings.Repeat("n", 63)), 0))
 	longest.Pool = strings.Repeat("p", 40)
@@ -118,7 +118,7 @@ func FuzzSnapshotID(f *testing.F) {
 			t.Errorf("%q is the ID of a snapshot and of a group", s)
 		}
 		if gerr == nil && group.String() != s || err == nil && id.String() != s {
-			t.Errorf("%q was parsed and formatted to %q or %q", s, id, group)
+			t.Errorf("%q was parsed and formatted to %q (snapshot) or %q (group), want the same text", s, id, group)
 		}
 		if set := volume.SetOf(id.Name); err == nil && (!volume.ValidSetName(set) || strings.ContainsAny(set, "/\x00\n")) {
 			t.Errorf("snapshot %q: SetOf returns %q, which is not a valid name", s, set)
@@ -178,7 +178,7 @@ func FuzzSnapshotParameters(f *testing.F) {
 			return
 		}
 		if p.Consistency != volume.ConsistencyCrash && p.Consistency != volume.ConsistencyFrozen {
-			t.Errorf("%v was accepted as %+v", in, p)
+			t.Errorf("%v: got %+v, want a known consistency", in, p)
 		}
 	})
 }

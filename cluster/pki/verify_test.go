@@ -34,7 +34,7 @@ func (s side) present(t *testing.T, verifier *pki.Directory, presented ...tls.Ce
 	}
 	_, serverErr, clientErr := connect(t, server, client)
 	if (serverErr == nil) != (clientErr == nil) {
-		t.Errorf("only one side failed: server %v, client %v", serverErr, clientErr)
+		t.Errorf("got server error %v and client error %v, want errors of both or of neither", serverErr, clientErr)
 	}
 	if s == serverSide {
 		return clientErr

@@ -64,7 +64,7 @@ func TestAbsentNode(t *testing.T) {
 			wantCode(t, w.send(restore), codes.Unavailable, tc.texts...) // the volume may exist already
 			wantCode(t, w.create("w", preferring("a", "b")), tc.create, `"a"`)
 			w.wantAllRefused(lists, tc.lists, "incomplete", `"a"`)
-			for _, req := range append(volumeRequests(onB)[1:], getSnapshot(onBSnapshot)) {
+			for _, req := range append(volumeRequests(onB)[1:], getSnapshot(onBSnapshot)) { // without DeleteVolume
 				must(t, w.send(req))
 			}
 			must(t, w.publish("b", onB))

@@ -198,7 +198,7 @@ func (w *testCluster) wantAllRefused(requests []proto.Message, want codes.Code, 
 	w.t.Helper()
 	for _, req := range requests {
 		if wantCode(w.t, w.send(req), want, texts...); w.t.Failed() {
-			w.t.Fatalf("request type: %T", req)
+			w.t.Fatalf("the error above is that of the request %T", req)
 		}
 	}
 }
