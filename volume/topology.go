@@ -23,9 +23,9 @@ func TopologyValue(node string) string {
 		return node
 	}
 	sum := sha256.Sum256([]byte(node))
-	head := "n" + labelInvalid // n is removed if the name begins with a valid first character.ReplaceAllString(node, "-")
+	head := "n" + labelInvalid.ReplaceAllString(node, "-")
 	if labelPattern.MatchString(node[:min(1, len(node))]) {
-		head = head[1:]
+		head = head[1:] // the name begins with a valid first character
 	}
 	head = head[:min(len(head), maxLabelLength-1-labelHashDigits)]
 	return head + "-" + hex.EncodeToString(sum[:])[:labelHashDigits]
