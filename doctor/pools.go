@@ -246,7 +246,7 @@ func judgeAccess(name, path string, f poolFacts) Check {
 			"chmod 0700 "+path+"; the driver does that when it starts")
 	}
 	const closed = "only root can enter the pool's directory"
-	own := f.mounted.Root == "/" && f.mounted.Mountpoint != "/" // the filesystem is not that of the node
+	own := f.mounted.Root == "/" && f.mounted.Mountpoint != "/" // a whole filesystem, other than the root filesystem
 	var missing []string
 	for _, flag := range []string{"nosuid", "nodev"} {
 		if !slices.Contains(strings.Split(f.mounted.Options, ","), flag) {

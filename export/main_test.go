@@ -244,7 +244,7 @@ func (s *nfsServer) answer(conn net.Conn) {
 		_, _ = io.Copy(io.Discard, conn)
 		return
 	}
-	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24) // the mark of the last fragment, and its 24 bytes
+	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24) // record mark: the last fragment, of 24 bytes
 	reply = append(reply, head[4:]...)                    // the transaction ID of the call
 	for _, word := range []uint32{1, 0, 0, 0, 0} {        // REPLY, MSG_ACCEPTED, AUTH_NONE without a body, SUCCESS (RFC 5531)
 		reply = binary.BigEndian.AppendUint32(reply, word)
