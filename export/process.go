@@ -54,7 +54,8 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 	return p, p.connect(child.Conn)
 }
 
-// connect creates the clients, which all use one connection. After its end the process cannot be used.
+// connect creates the clients, which all use one connection. After the connection has ended, the process cannot be
+// used.
 func (p *process) connect(connection net.Conn) (err error) {
 	var dialed atomic.Bool
 	p.conn, err = grpc.NewClient("passthrough:///worker", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),

@@ -82,7 +82,8 @@ func (k *kubelet) on(t *testing.T) *kubelet {
 	return &in
 }
 
-// options returns the options that a kubelet passes for a volume, as JSON. extra are more keys and values, in turn.
+// options returns the options that a kubelet passes for a volume, as JSON. extra contains the keys of other options,
+// each followed by its value.
 func options(extra ...string) string {
 	o := map[string]string{
 		"kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "pv",

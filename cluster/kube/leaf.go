@@ -30,7 +30,7 @@ func parseLeaf(cert, key []byte, identity *url.URL) (*x509.Certificate, error) {
 
 // validLeaf returns the certificate in a directory and the time until its renewal. It returns nil if the
 // certificate cannot be read, is not for the given identity, or is not verified by the roots. If roots is
-// empty, they are not checked.
+// empty, validLeaf does not verify the certificate with them.
 func validLeaf(d *pki.Directory, identity *url.URL, roots []byte) (*x509.Certificate, time.Duration) {
 	cert, key, _, _ := d.Read() // an unreadable certificate is not valid
 	leaf, err := parseLeaf(cert, key, identity)

@@ -9,10 +9,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// PoolOwners records in a ConfigMap which node owns each pool. The controller creates the ConfigMap and
-// adds entries. Only an administrator changes or removes an entry. Several replicas may add entries
-// concurrently. While the API server does not answer, Known returns the last entries read, and no
-// entry is added.
+// PoolOwners records in a ConfigMap which node owns each pool. Each entry consists of a pool and the name
+// of its node. The controller creates the ConfigMap and adds entries. Only an administrator changes or
+// removes an entry. Several replicas may add entries concurrently. While the API server does not answer,
+// Known returns the last entries read, and no entry is added.
 type PoolOwners struct {
 	namespace, name string
 	changed         signal

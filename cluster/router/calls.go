@@ -12,7 +12,7 @@ import (
 )
 
 // Call implements relay.Service. The router answers some calls itself. It forwards all others to the node that
-// has the pool of the IDs in the request, or to Shared if that pool is not node-local.
+// has the pool of the IDs in the request, or to Options.Shared if that pool is not node-local.
 func (s *Server) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	switch req := req.(type) {
 	case *csi.ControllerGetCapabilitiesRequest:
@@ -37,7 +37,7 @@ func (s *Server) Call(ctx context.Context, method string, req proto.Message) (pr
 	return s.callPool(ctx, method, req)
 }
 
-// callPool forwards a call to the node that has the pool of the IDs in the request, or to Shared.
+// callPool forwards a call to the node that has the pool of the IDs in the request, or to Options.Shared.
 func (s *Server) callPool(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	ids, err := relay.IDs(req)
 	if err != nil {

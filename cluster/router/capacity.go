@@ -49,7 +49,7 @@ func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		}
 		sum.total += c.total
 		sum.maxVolume = max(sum.maxVolume, c.maxVolume)
-		sum.minVolume = max(sum.minVolume, c.minVolume)
+		sum.minVolume = max(sum.minVolume, c.minVolume) // a volume of this size is possible on every node
 	}
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: sum.total,

@@ -17,8 +17,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createAnywhere creates a volume on the candidate with the most capacity. If a node has the volume
-// already or may have it, the call is sent to that node instead.
+// createAnywhere creates a volume on the candidate with the most capacity. The candidates are those of all
+// nodes that the request allows. If a node has the volume already or may have it, the call is sent to that
+// node instead.
 func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	unrequested := slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.view().requested })
 	live := reachable(candidates)
@@ -56,8 +57,8 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 }
 
 // createAgain repeats the call on the node that may have created the volume in a call without a response.
-// done is false if no node may have created it, or if that node does not have the volume. createAgain
-// omits the preferred topologies, because a retry may prefer another node.
+// done is false if no node may have created the volume, or if that node does not have the volume. createAgain
+// omits the preferred topologies from the request, because a retry may prefer another node than that one.
 func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (resp *csi.CreateVolumeResponse, done bool, err error) {
 	n := s.unconfirmed.node(all, spec.CoName)
 	if n == nil {
@@ -73,7 +74,7 @@ func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec,
 		if !has && hasErr == nil {
 			return nil, false, nil
 		}
-		s.unconfirmed.add(spec.CoName, n) // the requirements may exclude the node
+		s.unconfirmed.add(spec.CoName, n) // the node may have the volume, although the requirements exclude the node
 		return nil, true, cmp.Or(hasErr, err)
 	}
 	s.unconfirmed.record(spec.CoName, n, err)

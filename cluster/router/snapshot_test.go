@@ -111,7 +111,7 @@ func TestSnapshots(t *testing.T) {
 	wantCode(t, w.create("none", fromSnapshot("loop:nas:s")), codes.InvalidArgument, "volume_content_source")
 	wantCode(t, w.create("none", fromSnapshot(s+"x")), codes.NotFound)
 	wantCode(t, w.create("none", fromSnapshot("s")), codes.NotFound)
-	w.wantVolumes(map[string]int{"p": 1, "q": 1 + 9, "r": 3})
+	w.wantVolumes(map[string]int{"p": 1, "q": 1 + 9, "r": 3}) // of 3 sources, 3 copies are in q and 1 copy is in r
 
 	for range 2 {
 		for _, req := range deletions(s, group.GetGroupSnapshotId()) {

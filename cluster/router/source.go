@@ -14,7 +14,7 @@ import (
 )
 
 // createFrom creates a volume from a source. If the source is in a node-local pool, the volume is created on
-// the source's node, and a retry uses the same pool. If the pool is shared, Shared creates the volume.
+// the source's node, and a retry uses the same pool. If the pool is shared, Options.Shared creates the volume.
 func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	source := spec.Source
 	switch shared := s.isShared(spec.Parameters); {
@@ -39,9 +39,9 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 	return s.createOn(ctx, n, spec, req)
 }
 
-// callCopying makes a call that copies volumes of a shared pool. If Shared refuses the call because a
-// volume is staged, the call is first sent to the node where the volume is staged, because only that
-// node can copy a consistent state. The call is then repeated at Shared, which returns that copy.
+// callCopying makes a call that copies volumes of a shared pool. If Options.Shared refuses the call because
+// a volume is staged, the call is first sent to the node where the volume is staged, because only that node
+// can copy a consistent state. The call is then repeated at Options.Shared, which returns that copy.
 func (s *Server) callCopying(ctx context.Context, sources []volume.ID, method string, req proto.Message) (proto.Message, error) {
 	resp, err := s.shared.Call(ctx, method, req)
 	if !inUse(err) {
@@ -65,7 +65,7 @@ func inUse(err error) bool {
 }
 
 // stagedOn returns the node to which volumes of a shared pool are published. It returns nil if they are
-// published to no node or to several nodes, or if Shared does not return a volume.
+// published to no node or to several nodes, or if Options.Shared does not return one of the volumes.
 func (s *Server) stagedOn(ctx context.Context, volumes []volume.ID) *node {
 	found := ""
 	for _, id := range volumes {
