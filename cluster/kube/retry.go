@@ -21,7 +21,7 @@ type errorLog struct {
 	last    string // text of the error that was logged last; empty after a success
 }
 
-// report logs err unless ctx has ended. err is nil after a success.
+// report logs err, unless err is nil (after a success) or equal to the last one, or ctx has ended.
 func (l *errorLog) report(ctx context.Context, err error) {
 	switch {
 	case ctx.Err() != nil:

@@ -74,7 +74,7 @@ func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec,
 		if !has && hasErr == nil {
 			return nil, false, nil
 		}
-		s.unconfirmed.add(spec.CoName, n) // the node may have the volume, although the requirements exclude the node
+		s.unconfirmed.add(spec.CoName, n) // the node may have the volume, and the requirements may exclude the node
 		return nil, true, cmp.Or(hasErr, err)
 	}
 	s.unconfirmed.record(spec.CoName, n, err)
