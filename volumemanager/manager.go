@@ -74,7 +74,8 @@ type Manager struct {
 	claims      *claim.Controller
 	reconciler  *reconciler.Reconciler
 	metrics     *metrics
-	changes     changes
+	// changes notifies syncManifests, and the clients that wait for a pod.
+	changes changes
 	// synced is closed after the first sync of manifests.
 	synced     chan struct{}
 	syncedOnce sync.Once
@@ -167,8 +168,8 @@ func (m *Manager) Node() *corev1.Node {
 	return node
 }
 
-// run runs the parts of the manager until ctx ends or one of them fails. ctx must be the context of
-// parts, and the one that newManager got.
+// run runs the parts of the manager until ctx ends or one of them fails. ctx must be the context of the
+// group parts, and newManager must have been called with the same context.
 func (m *Manager) run(ctx context.Context, parts *errgroup.Group) error {
 	objects, err := manifest.Watch(ctx, m.options.Manifests, resync)
 	if err != nil {

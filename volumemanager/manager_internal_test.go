@@ -45,7 +45,7 @@ func TestPartFails(t *testing.T) {
 	}
 }
 
-// TestStatusAtStart: a manager returns no status before the first sync.
+// TestStatusAtStart: a request for the status waits until the first sync.
 func TestStatusAtStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := newTestManager(t, ctx)
@@ -104,7 +104,8 @@ func TestIssuer(t *testing.T) {
 	}
 }
 
-// TestForeignRoot: Run refuses a root directory that contains pods of another program.
+// TestForeignRoot: Run refuses a root directory that contains pods of another program, and does not
+// change their volumes. It accepts a root directory with pods if a manager has used the directory before.
 func TestForeignRoot(t *testing.T) {
 	dir := t.TempDir()
 	content := filepath.Join(dir, "pods/uid/volumes/kubernetes.io~empty-dir/data/file")
@@ -119,6 +120,6 @@ func TestForeignRoot(t *testing.T) {
 	}
 	must(t, os.Mkdir(stateDir(dir), 0o700))
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); errors.Is(err, ErrForeign) {
-		t.Errorf("a root directory that a manager has used: got %v", err)
+		t.Errorf("a root directory that a manager has used: got %v, want another result than ErrForeign", err)
 	}
 }

@@ -38,14 +38,16 @@ func newMetrics(m *Manager) *metrics {
 	return all
 }
 
+// stateDiff returns the gauge of one direction: to_mount or to_unmount.
 func stateDiff(direction string, count func() int) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        "volume_manager_state_diff",
-		Help:        "Volumes that must still be mounted or unmounted (direction).",
+		Help:        "Volumes that must still be mounted or unmounted, by direction (to_mount, to_unmount).",
 		ConstLabels: prometheus.Labels{"direction": direction},
 	}, func() float64 { return float64(count()) })
 }
 
+// observe counts a completed operation. err is nil if the operation succeeded.
 func (m *metrics) observe(o operation.Operation, err error, duration time.Duration) {
 	status := "success"
 	if err != nil {

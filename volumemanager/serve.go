@@ -25,7 +25,8 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // an earlier manager left it, because this manager holds the lock
+	// No running manager uses an existing socket, because this manager holds the lock of the directory.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // only root can access the directory
@@ -45,8 +46,8 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	})), nil
 }
 
-// afterSync returns a function that waits for the first sync, because responses before it would be
-// empty, and then serves until ctx ends.
+// afterSync returns a function that waits for the first sync and then serves until ctx ends. Responses
+// before the first sync would be empty.
 func (m *Manager) afterSync(l net.Listener, serve func(context.Context, net.Listener) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -58,8 +59,8 @@ func (m *Manager) afterSync(l net.Listener, serve func(context.Context, net.List
 	}
 }
 
-// serveLocal serves the Unix socket. Its requests have no time limit, because a client may wait for a
-// pod.
+// serveLocal serves the Unix socket until ctx ends. Requests have no time limit, because a client may
+// wait for a pod.
 func (m *Manager) serveLocal(ctx context.Context, l net.Listener) error {
 	server := &http.Server{Handler: m.localHandler(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -114,6 +115,7 @@ func issuer(o Options) (string, error) {
 	return "http://" + net.JoinHostPort(host, port), nil
 }
 
+// serveDocument returns a handler that responds with the JSON document that get returns.
 func serveDocument(get func() ([]byte, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		b, err := get()

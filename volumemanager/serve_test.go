@@ -32,7 +32,8 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // patience is the time limit of each wait.
 const patience = time.Minute
 
-// TestHTTP checks the public HTTP port, with a ready pod and a failing one.
+// TestHTTP: the public HTTP port serves health, metrics of a pod that is ready and of a pod with a
+// failing volume, and the keys that verify tokens. A second manager with the same port does not start.
 func TestHTTP(t *testing.T) {
 	testenv.RequireRoot(t)
 	o := options(t)
@@ -61,7 +62,7 @@ spec:
 	}
 
 	if text := get(t, "http://"+o.HTTPAddress+"/healthz"); string(text) != "ok\n" {
-		t.Errorf("/healthz: got %q", text)
+		t.Errorf("/healthz: got %q, want %q", text, "ok\n")
 	}
 	wantMetrics(t, o, map[string]float64{
 		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/empty-dir",status="success"}`: 1,
@@ -80,7 +81,7 @@ spec:
 	other.HTTPAddress = o.HTTPAddress
 	err = volumemanager.Run(t.Context(), other)
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--http-address "+o.HTTPAddress) || !strings.Contains(err.Error(), "use another address, or '' for none") {
-		t.Errorf("a second manager with the same address: got error %v", err)
+		t.Errorf("a second manager with the same address: got error %v; want EADDRINUSE, with the flag, its value and what to do", err)
 	}
 }
 
@@ -102,8 +103,8 @@ func options(t *testing.T) volumemanager.Options {
 	return o
 }
 
-// start runs a manager until the test ends. At the end of the test, it first removes the manifests, and
-// waits until the manager has removed the volumes.
+// start runs a manager until the test ends. Before the manager is stopped, the manifests are removed,
+// and the manager must remove the volumes.
 func start(t *testing.T, o volumemanager.Options) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -120,11 +121,13 @@ func start(t *testing.T, o volumemanager.Options) {
 
 var must = plugintest.Must
 
+// put writes the manifest name.yaml.
 func put(t *testing.T, o volumemanager.Options, name, text string) {
 	t.Helper()
 	must(t, os.WriteFile(filepath.Join(o.Manifests, name+".yaml"), []byte(text), 0o600))
 }
 
+// get returns the body of a response, which must have the status 200.
 func get(t *testing.T, url string) []byte {
 	t.Helper()
 	response, err := http.Get(url)
@@ -181,7 +184,7 @@ func verify(t *testing.T, issuer, raw string) {
 	t.Helper()
 	var discovered struct {
 		Issuer string `json:"issuer"`
-		Keys   string `json:"jwks_uri"` //nolint:tagliatelle // OpenID Connect Discovery's
+		Keys   string `json:"jwks_uri"` //nolint:tagliatelle // OpenID Connect Discovery defines the name
 	}
 	must(t, json.Unmarshal(get(t, issuer+token.DiscoveryPath), &discovered))
 	var keys jose.JSONWebKeySet
@@ -196,7 +199,7 @@ func verify(t *testing.T, issuer, raw string) {
 	}
 }
 
-// removeAll removes the manifests and waits until all volumes are removed.
+// removeAll removes the manifests and waits until the manager has removed all volumes.
 func removeAll(t *testing.T, o volumemanager.Options) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(o.Manifests, "*"))

@@ -44,7 +44,8 @@ type Status struct {
 // PodStatus is the state of a pod's volumes.
 type PodStatus struct {
 	// Known is true if the pod is in the manifests.
-	Known   bool                      `json:"known"`
+	Known bool `json:"known"`
+	// Ready is true if all volumes of the pod are mounted.
 	Ready   bool                      `json:"ready"`
 	Volumes []reconciler.VolumeStatus `json:"volumes"`
 }
@@ -62,7 +63,7 @@ func (m *Manager) status() Status {
 // list joins slices. The result is not nil, so that its JSON is [] rather than null.
 func list[T any](parts ...[]T) []T { return append([]T{}, slices.Concat(parts...)...) }
 
-// awaitPod returns when a pod is ready or ctx ends.
+// awaitPod waits until a pod is ready or ctx ends, and returns the pod's status.
 func (m *Manager) awaitPod(ctx context.Context, key types.NamespacedName) PodStatus {
 	for {
 		changed := m.changes.next()
@@ -75,7 +76,7 @@ func (m *Manager) awaitPod(ctx context.Context, key types.NamespacedName) PodSta
 		case <-ctx.Done():
 			return s
 		case <-changed:
-		case <-time.After(time.Second): // the state may change after the notification
+		case <-time.After(time.Second): // the state can also change without a notification
 		}
 	}
 }
@@ -131,6 +132,7 @@ func AwaitPod(ctx context.Context, root string, pod types.NamespacedName, timeou
 	}
 }
 
+// socket returns the path of the manager's Unix socket. It returns an error if the path is too long.
 func socket(root string) (string, error) {
 	path := filepath.Join(stateDir(root), "manager.sock")
 	if err := plugins.CheckSocket(path); err != nil {
@@ -139,7 +141,7 @@ func socket(root string) (string, error) {
 	return path, nil
 }
 
-// get requests a path from the manager's socket and decodes the response.
+// get sends a request for a path to the manager's Unix socket, and decodes the JSON response.
 func get(ctx context.Context, root, path string, into any) error {
 	address, err := socket(root)
 	if err != nil {

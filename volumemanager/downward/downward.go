@@ -18,15 +18,15 @@ import (
 )
 
 // Field returns the value that a fieldRef selects: a field of the pod's metadata, or a value of more,
-// which is keyed by field path.
-func Field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector, more map[string]string) (string, error) {
-	if v := of.APIVersion; v != "" && v != "v1" {
+// which is keyed by field path. at is the path of the fieldRef, for errors.
+func Field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectFieldSelector, more map[string]string) (string, error) {
+	if v := selector.APIVersion; v != "" && v != "v1" {
 		return "", plugins.Invalidf("%s.apiVersion %q: it must be v1", at, v)
 	}
-	if value, ok := more[of.FieldPath]; ok {
+	if value, ok := more[selector.FieldPath]; ok {
 		return value, nil
 	}
-	switch of.FieldPath {
+	switch selector.FieldPath {
 	case "metadata.name":
 		return pod.Name, nil
 	case "metadata.namespace":
@@ -34,43 +34,45 @@ func Field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector, more
 	case "metadata.uid":
 		return string(pod.UID), nil
 	}
-	if key, ok := subscript(of.FieldPath, "metadata.labels"); ok {
+	if key, ok := subscript(selector.FieldPath, "metadata.labels"); ok {
 		return pod.Labels[key], nil
 	}
-	if key, ok := subscript(of.FieldPath, "metadata.annotations"); ok {
+	if key, ok := subscript(selector.FieldPath, "metadata.annotations"); ok {
 		return pod.Annotations[key], nil
 	}
-	return "", plugins.Invalidf("%s.fieldPath %q: use one of metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], %s", at, of.FieldPath, strings.Join(slices.Sorted(maps.Keys(more)), ", "))
+	return "", plugins.Invalidf("%s.fieldPath %q: use one of metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], %s", at, selector.FieldPath, strings.Join(slices.Sorted(maps.Keys(more)), ", "))
 }
 
-func subscript(path, of string) (key string, ok bool) {
-	rest, begins := strings.CutPrefix(path, of+"['")
+// subscript returns the key if path is field['KEY'].
+func subscript(path, field string) (key string, ok bool) {
+	rest, begins := strings.CutPrefix(path, field+"['")
 	key, ends := strings.CutSuffix(rest, "']")
 	return key, begins && ends
 }
 
-// Capacity returns the amount of a resource that a container without a limit can use.
+// Capacity returns the amount of a resource that a container without a limit can use: CPUs, or bytes.
 type Capacity func(corev1.ResourceName) (resource.Quantity, error)
 
-// Resource returns the value that a resourceFieldRef selects.
-func Resource(at *field.Path, pod *corev1.Pod, of *corev1.ResourceFieldSelector, capacity Capacity) (string, error) {
-	what, name, _ := strings.Cut(of.Resource, ".")
-	if what != "limits" && what != "requests" || !isResource(name) {
-		return "", plugins.Invalidf("%s.resource %q: it must be limits or requests, followed by .cpu, .memory, .ephemeral-storage or .hugepages-SIZE", at, of.Resource)
+// Resource returns the value that a resourceFieldRef selects, as a multiple of its divisor. at is the
+// path of the resourceFieldRef, for errors.
+func Resource(at *field.Path, pod *corev1.Pod, selector *corev1.ResourceFieldSelector, capacity Capacity) (string, error) {
+	list, name, _ := strings.Cut(selector.Resource, ".")
+	if list != "limits" && list != "requests" || !isResource(name) {
+		return "", plugins.Invalidf("%s.resource %q: it must be limits or requests, followed by .cpu, .memory, .ephemeral-storage or .hugepages-SIZE", at, selector.Resource)
 	}
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == of.ContainerName })
+	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == selector.ContainerName })
 	if i < 0 {
-		return "", plugins.Invalidf("%s.containerName %q: the pod has no such container: change it", at, of.ContainerName)
+		return "", plugins.Invalidf("%s.containerName %q: the pod has no such container: change it", at, selector.ContainerName)
 	}
-	divisor := of.Divisor
+	divisor := selector.Divisor
 	if divisor.IsZero() {
 		divisor = resource.MustParse("1")
 	}
 	if !slices.Contains(divisors(name), divisor.String()) {
 		return "", plugins.Invalidf("%s.divisor %q: it must be one of %s", at, divisor.String(), strings.Join(divisors(name), ", "))
 	}
-	amount, err := quantity(all[i].Resources, what, corev1.ResourceName(name), capacity)
+	amount, err := quantity(all[i].Resources, list, corev1.ResourceName(name), capacity)
 	if err != nil {
 		return "", err
 	}
@@ -82,7 +84,7 @@ func isResource(name string) bool {
 	return slices.Contains(known, corev1.ResourceName(name)) || strings.HasPrefix(name, corev1.ResourceHugePagesPrefix)
 }
 
-// divisors returns the divisors that an API server accepts.
+// divisors returns the divisors that an API server accepts for a resource.
 func divisors(name string) []string {
 	if corev1.ResourceName(name) == corev1.ResourceCPU {
 		return []string{"1m", "1"}
@@ -90,11 +92,12 @@ func divisors(name string) []string {
 	return []string{"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"}
 }
 
-// quantity returns a container's request or limit. If the request is missing, it returns the limit,
-// as an API server sets it. If the limit is missing, it returns the capacity.
-func quantity(r corev1.ResourceRequirements, what string, name corev1.ResourceName, capacity Capacity) (resource.Quantity, error) {
+// quantity returns a container's request or limit; list is requests or limits. If the request is
+// missing, it returns the limit, because an API server sets a missing request to the limit. If the
+// limit is missing, it returns the capacity.
+func quantity(r corev1.ResourceRequirements, list string, name corev1.ResourceName, capacity Capacity) (resource.Quantity, error) {
 	limit, limited := r.Limits[name]
-	if what == "requests" {
+	if list == "requests" {
 		if request, ok := r.Requests[name]; ok {
 			return request, nil
 		}

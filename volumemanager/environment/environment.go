@@ -29,15 +29,16 @@ type Machine struct {
 // Variables are the variables of a container by name.
 type Variables map[string]variable
 
-// variable holds a value, or the error that says why the value is unknown. The error is returned only
-// if the variable is used.
+// variable holds a value, or the error that says why the value is unknown. Expand returns the error
+// only if the expression uses the variable.
 type variable struct {
 	value string
 	err   error
 }
 
-// Variables returns the variables of envFrom and then those of env. A later variable replaces an
-// earlier one of the same name, and a value may refer to earlier ones.
+// Variables returns the variables of a container, first those of envFrom and then those of env. A
+// later variable replaces an earlier one of the same name, and the value of a variable may refer to
+// earlier variables.
 func (m Machine) Variables(pod *corev1.Pod, container *corev1.Container) (Variables, error) {
 	v := Variables{}
 	for i, source := range container.EnvFrom {
@@ -97,8 +98,8 @@ func (m Machine) addEnv(v Variables, pod *corev1.Pod, container *corev1.Containe
 }
 
 // field returns the value of a fieldRef. For an address it returns a variable with an error, because the
-// volume manager gives pods no addresses. A pod without a service account has the one that an API
-// server sets.
+// volume manager gives pods no addresses. For a pod without a service account it returns default, the
+// account that an API server sets.
 func (m Machine) field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectFieldSelector) (variable, error) {
 	switch selector.FieldPath {
 	case "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs":
@@ -111,14 +112,15 @@ func (m Machine) field(at *field.Path, pod *corev1.Pod, selector *corev1.ObjectF
 	return variable{value: value}, err
 }
 
-// resource returns the value of a resourceFieldRef. Its default containerName is container. A
-// container without a limit has the limit of the pod or, without one, the machine's capacity.
+// resource returns the value of a resourceFieldRef. The default of containerName is the name of
+// container. For a container without a limit, the value is the limit of the pod; if the pod has no limit
+// either, the value is the machine's capacity.
 func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Container, selector *corev1.ResourceFieldSelector) (string, error) {
 	selector = selector.DeepCopy()
 	selector.ContainerName = cmp.Or(selector.ContainerName, container.Name)
 	return downward.Resource(at, pod, selector, func(name corev1.ResourceName) (resource.Quantity, error) {
-		if ofPod := pod.Spec.Resources; ofPod != nil && !ofPod.Limits.Name(name, resource.BinarySI).IsZero() {
-			return ofPod.Limits[name], nil
+		if r := pod.Spec.Resources; r != nil && !r.Limits.Name(name, resource.BinarySI).IsZero() {
+			return r.Limits[name], nil
 		}
 		return downward.Machine(m.Dir)(name)
 	})
@@ -126,6 +128,7 @@ func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Con
 
 // object is a ConfigMap or Secret that contains variables.
 type object struct {
+	// at is the field that refers to the object.
 	at       *field.Path
 	kind     string
 	key      types.NamespacedName
@@ -165,8 +168,8 @@ func (o object) check() error {
 	return fmt.Errorf("%s: %s %s: %w: add it, or set optional: true", o.at, o.kind, o.key, plugins.ErrNotFound)
 }
 
-// addKey sets a variable to the value of a key. If the key or the object is optional and missing, it
-// leaves the variable unchanged.
+// addKey sets a variable to the value of a key of an object. If the key or the object is missing and
+// the reference is optional, it leaves the variable unchanged.
 func (v Variables) addKey(name, key string, from object) error {
 	value, found := from.data[key]
 	switch {
@@ -180,8 +183,9 @@ func (v Variables) addKey(name, key string, from object) error {
 	return nil
 }
 
-// Expand replaces the variables of a subPathExpr. Each variable must have a value, because an empty
-// one would select another path, at worst the whole volume.
+// Expand replaces each $(NAME) in a subPathExpr with the value of the variable. It returns an error if
+// the variable is unknown or empty, because an empty value would select another path, at worst the
+// whole volume.
 func (v Variables) Expand(expression string) (string, error) {
 	return expand(expression, func(name string) (string, error) {
 		known, ok := v[name]
@@ -195,7 +199,7 @@ func (v Variables) Expand(expression string) (string, error) {
 	})
 }
 
-// resolve returns a variable whose value is the given one with references to other variables
+// resolve returns a variable with the given value, in which the references to other variables are
 // replaced. A reference to an unknown variable is not replaced.
 func (v Variables) resolve(value string) variable {
 	value, err := expand(value, func(name string) (string, error) {

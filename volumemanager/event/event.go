@@ -10,24 +10,27 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Event is something that happened to an object. Equal events are stored once, with a count.
+// Event is something that happened to an object. Events that differ only in their times are stored
+// once, with a count.
 type Event struct {
 	// Time is the time of the last occurrence.
 	Time    time.Time `json:"time"`
 	Warning bool      `json:"warning,omitempty"`
-	// Object names kind and object: pod default/web, claim default/data, volume pvc-….
+	// Object is the kind and the name of the object, such as pod default/web, claim default/data or
+	// volume pvc-….
 	Object string `json:"object"`
 	// Reason is a word that programs can match, such as MountFailed.
 	Reason string `json:"reason"`
 	// Message says what happened and what to do. It contains no secrets.
 	Message string `json:"message"`
-	Count   int    `json:"count"`
+	// Count is the number of occurrences.
+	Count int `json:"count"`
 }
 
 const (
-	// maxEvents bounds the number of events; the oldest are dropped first.
+	// maxEvents is the maximum number of events; the oldest are dropped first.
 	maxEvents = 500
-	// quiet is the time in which a repeated event is not logged again.
+	// quiet is the time after a log line in which a repeated event is not logged again.
 	quiet = time.Minute
 )
 
@@ -40,10 +43,11 @@ type Recorder struct {
 
 type recorded struct {
 	Event
+	// logged is the time of the last log line.
 	logged time.Time
 }
 
-// Record adds an event with the current time. It is logged if it is new, or if it was not logged
+// Record adds an event with the current time. The event is logged if it is new, or if it was not logged
 // for a minute.
 func (r *Recorder) Record(ctx context.Context, e Event) {
 	r.mu.Lock()
@@ -66,6 +70,7 @@ func (r *Recorder) Record(ctx context.Context, e Event) {
 	}
 }
 
+// same reports whether two events differ at most in their times and counts.
 func (e recorded) same(o recorded) bool {
 	return e.Object == o.Object && e.Reason == o.Reason && e.Message == o.Message && e.Warning == o.Warning
 }

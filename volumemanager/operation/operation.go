@@ -66,13 +66,16 @@ type Executor struct {
 	pending map[string]bool
 	// failures holds the failed operations of each key by their names.
 	failures map[string]map[string]failure
-	swept    time.Time
+	// swept is the time of the last sweep.
+	swept time.Time
 }
 
+// failure is the back-off of a failed operation.
 type failure struct {
 	delay time.Duration
 	until time.Time
-	last  error
+	// last is the error of the last attempt.
+	last error
 }
 
 // New returns an Executor. The contexts of operations derive from ctx, and no operation starts after

@@ -68,14 +68,14 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// TestIdleKeysRemoved: the executor holds no state of operations that succeeded, and of operations that
-// failed and were not retried for a long time.
+// TestIdleKeysRemoved: the executor holds no state of operations that succeeded, and none of operations
+// that failed and were not retried for a long time.
 func TestIdleKeysRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(t.Context(), nil)
-		run := func(key string, err error) {
-			if e := e.Run(key, returning("", err)); e != nil {
-				t.Fatal(e)
+		run := func(key string, result error) {
+			if err := e.Run(key, returning("", result)); err != nil {
+				t.Fatal(err)
 			}
 			synctest.Wait()
 		}
@@ -145,6 +145,7 @@ func TestOneOperationPerKey(t *testing.T) {
 	})
 }
 
+// TestPanicIsAnError: after a panic, the operation has an error, and its key is free.
 func TestPanicIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got error

@@ -42,6 +42,8 @@ func (want attributes) check(t *testing.T, path string) {
 	}
 }
 
+// TestSet: Set changes the group and the mode of files of all types. It does not change the target of a
+// link and the files of another mount.
 func TestSet(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -51,7 +53,7 @@ func TestSet(t *testing.T) {
 	must(t, os.WriteFile(outside, nil, 0o600))
 	must(t, os.WriteFile(volume+"/sub/file", nil, 0o600))
 	must(t, os.WriteFile(volume+"/program", nil, 0o700))
-	must(t, os.Chmod(volume+"/program", 0o4700|os.ModeSetuid))
+	must(t, os.Chmod(volume+"/program", 0o700|os.ModeSetuid))
 	must(t, os.Chown(volume+"/sub/file", 7, 7))
 	must(t, os.Symlink(outside, volume+"/link"))
 	must(t, syscall.Mkfifo(volume+"/pipe", 0o600))
@@ -107,6 +109,7 @@ func TestOnRootMismatch(t *testing.T) {
 	attributes{0, 4711, 0o660}.check(t, dir+"/file")
 }
 
+// TestSetLink: Set refuses a volume whose path is a symbolic link.
 func TestSetLink(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Symlink(t.TempDir(), dir+"/link"))

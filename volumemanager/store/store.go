@@ -31,7 +31,7 @@ import (
 )
 
 // Store holds claims and volumes. It stores copies of the objects. The caller must not change returned
-// objects. Store is safe for concurrent use, except for two writes of the same object.
+// objects. Store is safe for concurrent use, except that an object must not be written concurrently.
 type Store struct {
 	volumes *kind[*corev1.PersistentVolume]
 	claims  *kind[*corev1.PersistentVolumeClaim]
@@ -103,15 +103,20 @@ type object interface {
 	runtime.Object
 }
 
-// kind holds the objects of one kind, keyed by the names of their files.
+// kind holds the objects of one kind.
 type kind[T object] struct {
-	name  string
-	root  *os.Root
+	// name is the kind in the objects, such as PersistentVolume.
+	name string
+	// root is the directory of the files.
+	root *os.Root
+	// empty returns a new empty object.
 	empty func() T
 
-	mu      sync.RWMutex
+	mu sync.RWMutex
+	// objects are keyed by the names of their files.
 	objects map[string]T
-	// broken holds the errors of files that cannot be read. Such files are never written.
+	// broken holds the errors of files that cannot be read, keyed by their names. Such files are never
+	// written.
 	broken map[string]error
 }
 

@@ -52,7 +52,7 @@ func TestLongNames(t *testing.T) {
 	long := strings.Repeat("a", 253)
 	claim := newClaim()
 	claim.Name = long
-	for range 2 {
+	for range 2 { // the second write replaces the objects
 		if err := errors.Join(first.PutVolume(newVolume(long)), first.PutVolume(newVolume(long[1:]+"b")), first.PutClaim(claim)); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// TestCopies: changing an object after it was stored does not change the store.
+// TestCopies: changing an object after it was stored does not change the stored object.
 func TestCopies(t *testing.T) {
 	s := open(t, t.TempDir())
 	v := newVolume("v")

@@ -53,6 +53,7 @@ func check(subPath string) error {
 	return nil
 }
 
+// explain adds the subPath, and what the user can do, to an error.
 func explain(subPath string, err error) error {
 	switch {
 	case errors.Is(err, mount.ErrLeadsOut):
@@ -110,6 +111,8 @@ func bind(part *os.File, target string, readOnly bool) error {
 	return mount.BindOpen(part, target, o)
 }
 
+// makeTarget creates an empty target. It replaces a directory with a file, or a file with a directory, if
+// the part of the volume is now of the other type.
 func makeTarget(target string, isDir bool) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
 		return err

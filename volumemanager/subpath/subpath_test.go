@@ -56,6 +56,7 @@ func newVolume(t *testing.T) (volume, target string) {
 	return volume, target
 }
 
+// TestBindDirectory: Bind mounts a directory, Unbind unmounts it, and both can be repeated.
 func TestBindDirectory(t *testing.T) {
 	volume, target := newVolume(t)
 	write(t, volume+"/a/b/file", "text")
@@ -70,6 +71,7 @@ func TestBindDirectory(t *testing.T) {
 	wantText(t, volume+"/a/b/file", "text")
 }
 
+// TestBindFile: Bind mounts a file read-only, and replaces a target that is a directory.
 func TestBindFile(t *testing.T) {
 	volume, target := newVolume(t)
 	write(t, volume+"/a/file", "text")
@@ -81,6 +83,7 @@ func TestBindFile(t *testing.T) {
 	}
 }
 
+// TestBindMissing: Bind creates missing directories with the mode of the volume's root.
 func TestBindMissing(t *testing.T) {
 	volume, target := newVolume(t)
 	must(t, os.Chown(volume, 0, 4711))
@@ -97,6 +100,8 @@ func TestBindMissing(t *testing.T) {
 	wantText(t, volume+"/real/new/newer/file", "text")
 }
 
+// TestBindOutside: Bind refuses a subPath that leads out of the volume or passes through a file or a
+// dangling link, and creates nothing outside the volume.
 func TestBindOutside(t *testing.T) {
 	volume, target := newVolume(t)
 	outside := t.TempDir()

@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	keyFile  = "service-account.key"
+	keyFile = "service-account.key"
+	// keyBlock is the type of the PEM block (PKCS #8).
 	keyBlock = "PRIVATE KEY"
 	keyBits  = 2048
 )

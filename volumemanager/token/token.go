@@ -57,9 +57,11 @@ func Open(dir, issuer string) (*Signer, error) {
 // request identifies tokens that differ only in their times and IDs.
 type request struct {
 	namespace, account, pod string
-	uid                     types.UID
-	audiences               string
-	lifetime                time.Duration
+	// uid is the UID of the pod.
+	uid types.UID
+	// audiences are separated by zero bytes.
+	audiences string
+	lifetime  time.Duration
 }
 
 // issuedToken is a token that is returned again until renewAt.
@@ -113,12 +115,13 @@ func (s *Signer) sign(r request, audiences []string, now time.Time) (issuedToken
 	return issuedToken{token, claims.Expiry.Time(), renewAt}, err
 }
 
+// reference is a reference to an object in the private claims of Kubernetes.
 type reference struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
 }
 
-// accountUID derives a stable UID from the account, because no manifest defines accounts.
+// accountUID derives a stable UID from the account's name, because no manifest defines accounts.
 func (s *Signer) accountUID(r request) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(s.issuer+"/"+r.namespace+"/"+r.account)).String()
 }

@@ -68,12 +68,13 @@ func newToken(t *testing.T, s *token.Signer, pod *corev1.Pod, audiences []string
 	return raw, expires
 }
 
+// TestClaims: a token has the claims of a Kubernetes token that is bound to a pod.
 func TestClaims(t *testing.T) {
 	s := open(t, t.TempDir())
 	for _, tc := range []struct {
 		name, account string
 		audiences     []string
-		subject       string
+		wantSubject   string
 		wantAudiences jwt.Audience
 	}{
 		{"default account and audience", "", nil, "system:serviceaccount:shop:default", jwt.Audience{issuer}},
@@ -83,8 +84,8 @@ func TestClaims(t *testing.T) {
 			before := time.Now().Truncate(time.Second)
 			raw, expires := newToken(t, s, pod(tc.account), tc.audiences, time.Hour)
 			got, all := verify(t, s, raw)
-			if got.Subject != tc.subject || !slices.Equal(got.Audience, tc.wantAudiences) || got.Issuer != issuer || got.ID == "" {
-				t.Errorf("got claims %+v, want subject %s, audience %v, issuer %s and an ID", got, tc.subject, tc.wantAudiences, issuer)
+			if got.Subject != tc.wantSubject || !slices.Equal(got.Audience, tc.wantAudiences) || got.Issuer != issuer || got.ID == "" {
+				t.Errorf("got claims %+v, want subject %s, audience %v, issuer %s and an ID", got, tc.wantSubject, tc.wantAudiences, issuer)
 			}
 			if got.IssuedAt.Time().Before(before) || *got.NotBefore != *got.IssuedAt || !got.Expiry.Time().Equal(got.IssuedAt.Time().Add(time.Hour)) || !got.Expiry.Time().Equal(expires) {
 				t.Errorf("got claims %+v, want a token that is valid from now for one hour, until the returned expiry %s", got, expires)
@@ -92,7 +93,7 @@ func TestClaims(t *testing.T) {
 			bound, _ := all["kubernetes.io"].(map[string]any)
 			boundPod, _ := bound["pod"].(map[string]any)
 			account, _ := bound["serviceaccount"].(map[string]any)
-			if bound["namespace"] != "shop" || boundPod["name"] != "web" || boundPod["uid"] != "4711" || !strings.HasSuffix(tc.subject, ":"+account["name"].(string)) || account["uid"] == "" {
+			if bound["namespace"] != "shop" || boundPod["name"] != "web" || boundPod["uid"] != "4711" || !strings.HasSuffix(tc.wantSubject, ":"+account["name"].(string)) || account["uid"] == "" {
 				t.Errorf("claim kubernetes.io: got %v, want namespace shop, pod web with UID 4711, and the service account", bound)
 			}
 		})
@@ -119,7 +120,7 @@ func TestRefresh(t *testing.T) {
 				}
 				time.Sleep(time.Nanosecond)
 				if again, expires := newToken(t, s, pod(""), nil, tc.lifetime); again == first || time.Until(expires) != tc.lifetime {
-					t.Errorf("after %v: got the same token %t, expiry in %s; want a new one, %s", tc.wantRenewal, again == first, time.Until(expires), tc.lifetime)
+					t.Errorf("after %v: got the same token: %t, expiry in %s; want a new token that expires in %s", tc.wantRenewal, again == first, time.Until(expires), tc.lifetime)
 				}
 			})
 		})
@@ -140,7 +141,7 @@ func TestRequestsDiffer(t *testing.T) {
 		"other lifetime": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a", "b"}, 2*time.Hour) },
 	} {
 		if raw, _, err := get(); err != nil || raw == first {
-			t.Errorf("%s: got the same token %t, error %v; want another token", name, raw == first, err)
+			t.Errorf("%s: got the same token: %t, error %v; want another token", name, raw == first, err)
 		}
 	}
 }
@@ -157,7 +158,7 @@ func TestRestart(t *testing.T) {
 		return claims["kubernetes.io"].(map[string]any)["serviceaccount"].(map[string]any)["uid"]
 	}
 	if uid(before) != uid(after) {
-		t.Errorf("UID of the account: got %v, want %v", uid(after), uid(before))
+		t.Errorf("UID of the account after the restart: got %v, want %v as before", uid(after), uid(before))
 	}
 	info, err := os.Stat(filepath.Join(dir, keyFile))
 	if err != nil || info.Mode() != 0o600 {
@@ -187,18 +188,19 @@ func TestInvalidKey(t *testing.T) {
 			if err := errors.Join(err, tc.damage(t, path, key)); err != nil {
 				t.Fatal(err)
 			}
-			before, _ := os.ReadFile(path)
+			damaged, _ := os.ReadFile(path)
 			_, err = token.Open(dir, issuer)
 			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "BEGIN") {
 				t.Errorf("got error %v, want one with the path of the key and without its content", err)
 			}
-			if after, _ := os.ReadFile(path); string(after) != string(before) {
+			if after, _ := os.ReadFile(path); string(after) != string(damaged) {
 				t.Error("Open replaced the key")
 			}
 		})
 	}
 }
 
+// TestInvalidIssuer: Open refuses an issuer that is not a URL below which documents can be served.
 func TestInvalidIssuer(t *testing.T) {
 	for _, invalid := range []string{"", "node-1", "https://", "https://node-1?a=b", "https://node-1#a", "://"} {
 		if _, err := token.Open(t.TempDir(), invalid); err == nil {
@@ -207,6 +209,7 @@ func TestInvalidIssuer(t *testing.T) {
 	}
 }
 
+// TestDiscovery: the discovery document names the issuer, the URL of the public keys and the algorithm.
 func TestDiscovery(t *testing.T) {
 	s, err := token.Open(t.TempDir(), issuer+"/")
 	if err != nil {
