@@ -46,6 +46,7 @@ func checkUnique(at *field.Path, name string, taken sets.Set[string]) field.Erro
 	return validate(at, name, validation.IsDNS1123Label)
 }
 
+// completeSource checks the source of a pod's volume. It sets the defaults of a volumeClaimTemplate.
 func completeSource(at *field.Path, source *corev1.VolumeSource) field.ErrorList {
 	errs := checkOneSource(at, *source)
 	if c := source.PersistentVolumeClaim; c != nil {
@@ -83,12 +84,14 @@ func checkOneSource(at *field.Path, source any) field.ErrorList {
 	}
 }
 
+// checkContainers checks the fields of containers that concern volumes. volumes has the names of the pod's
+// volumes.
 func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[string]) (errs field.ErrorList) {
 	names := sets.New[string]()
 	check := func(at *field.Path, c *corev1.Container) {
 		// The paths of subPath mounts contain the container's name.
 		errs = append(errs, checkUnique(at.Child("name"), c.Name, names)...)
-		errs = append(errs, checkVolumeNames(at, c, volumes)...)
+		errs = append(errs, checkMounts(at, c, volumes)...)
 	}
 	for i := range pod.InitContainers {
 		check(spec.Child("initContainers").Index(i), &pod.InitContainers[i])
@@ -102,7 +105,8 @@ func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[str
 	return errs
 }
 
-func checkVolumeNames(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (errs field.ErrorList) {
+// checkMounts checks the volumeMounts and volumeDevices of a container.
+func checkMounts(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (errs field.ErrorList) {
 	checkName := func(at *field.Path, name string) {
 		if !volumes.Has(name) {
 			errs = append(errs, field.Invalid(at, name, "spec.volumes has no volume of this name: add it, or correct the name"))
@@ -127,6 +131,7 @@ func checkSubPath(at *field.Path, sub string) field.ErrorList {
 	return nil
 }
 
+// Short names for the table of kinds.
 type (
 	claim    = corev1.PersistentVolumeClaim
 	class    = storagev1.StorageClass
@@ -178,6 +183,7 @@ func checkModes(at *field.Path, access []corev1.PersistentVolumeAccessMode, mode
 	return append(errs, checkSupported(at.Child("volumeMode"), **mode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)...)
 }
 
+// checkSize checks that a list of resources has a positive amount of storage.
 func checkSize(at *field.Path, list corev1.ResourceList) field.ErrorList {
 	at = at.Key(string(corev1.ResourceStorage))
 	storage, set := list[corev1.ResourceStorage]
@@ -293,6 +299,7 @@ func immutableChange(before, after metav1.Object) string {
 	return "the object is immutable (immutable: true), so its data and this field cannot change: undo the change, or give the changed object another name, or remove the old object first"
 }
 
+// checkKeys checks the keys of a ConfigMap or Secret.
 func checkKeys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
 	for _, k := range slices.Sorted(maps.Keys(data)) {
 		errs = append(errs, validate(at.Key(k), k, validation.IsConfigMapKey)...)

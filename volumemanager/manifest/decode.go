@@ -35,8 +35,8 @@ type document struct {
 	json  bool
 }
 
-// decode decodes a file. If one document is invalid, decode returns no entries, because the file may
-// be incomplete.
+// decode returns the objects of a file. If one document cannot be decoded, decode returns no entries,
+// because the file may be incomplete.
 func decode(data []byte, isJSON bool) ([]entry, error) {
 	if !utf8.Valid(data) {
 		return nil, errors.New("it is not UTF-8: save it as UTF-8 text")
@@ -85,6 +85,7 @@ func split(data []byte) (documents []document) {
 // lineBreaks are the line breaks of YAML 1.1 §4.2, which the parser uses.
 const lineBreaks = "\n\r\u0085\u2028\u2029"
 
+// lineLength returns the number of bytes of the first line, with its line break.
 func lineLength(data []byte) int {
 	end := bytes.IndexAny(data, lineBreaks)
 	if end < 0 {
@@ -99,16 +100,16 @@ func lineLength(data []byte) int {
 
 const markerLength = len("---")
 
-// isMarker reports whether a line begins or ends a document.
-func isMarker(line []byte) bool {
-	if !bytes.HasPrefix(line, []byte("---")) && !bytes.HasPrefix(line, []byte("...")) {
+// isMarker reports whether the first line of data begins or ends a document.
+func isMarker(data []byte) bool {
+	if !bytes.HasPrefix(data, []byte("---")) && !bytes.HasPrefix(data, []byte("...")) {
 		return false
 	}
-	next, _ := utf8.DecodeRune(line[markerLength:])
-	return len(line) == markerLength || strings.ContainsRune(" \t"+lineBreaks, next)
+	next, _ := utf8.DecodeRune(data[markerLength:])
+	return len(data) == markerLength || strings.ContainsRune(" \t"+lineBreaks, next)
 }
 
-// toJSON returns nil for an empty document.
+// toJSON converts the document to JSON. It returns nil for an empty document.
 func (d document) toJSON() ([]byte, error) {
 	raw := d.text
 	if !d.json {
@@ -140,6 +141,7 @@ type list struct {
 	Items           []json.RawMessage `json:"items"`
 }
 
+// decode returns the objects of the document. raw is the document as JSON.
 func (d document) decode(raw []byte) ([]entry, error) {
 	head, err := d.header(raw, "")
 	if err != nil {
@@ -162,6 +164,7 @@ func (d document) decode(raw []byte) ([]entry, error) {
 	return entries, nil
 }
 
+// header decodes the header of the object raw, which is at the path at of the document.
 func (d document) header(raw []byte, at string) (head header, err error) {
 	if err := strict.UnmarshalCaseSensitivePreserveInts(raw, &head); err != nil {
 		return head, d.explain(raw, &head, at, err)
@@ -172,7 +175,8 @@ func (d document) header(raw []byte, at string) (head header, err error) {
 	return head, nil
 }
 
-// object decodes the object at a path of the document.
+// object decodes the object raw, which is at the path at of the document. An object that an API server
+// would reject is an entry with a problem.
 func (d document) object(raw []byte, at string) (entry, error) {
 	head, err := d.header(raw, at)
 	if err != nil {
@@ -203,7 +207,8 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	return e, nil
 }
 
-// decodeStrict returns an error for unknown fields, duplicate fields, and names with the wrong case.
+// decodeStrict decodes raw, which is at the path at of the document. Unknown fields, duplicate fields, and
+// names with the wrong case are errors.
 func (d document) decodeStrict(raw []byte, into any, at string) error {
 	errs, err := strict.UnmarshalStrict(raw, into)
 	if err != nil {
@@ -227,8 +232,8 @@ func (d document) decodeStrict(raw []byte, into any, at string) error {
 // value that begins with an asterisk may be a password.
 var aliases = regexp.MustCompile("(unknown anchor) '.*?'|`.*`")
 
-// explainYAML says why the document is not valid YAML. It parses the document again, with an empty line
-// for each line before it in the file, so that the parser reports the right line.
+// explainYAML says why the document is not valid YAML. So that the parser reports the line of the file, it
+// parses the document again, after an empty line for each line of the file before the document.
 func (d document) explainYAML() error {
 	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), d.lines), d.text...))
 	reason, isYAML := strings.CutPrefix(fmt.Sprint(err), "yaml: ")
@@ -239,7 +244,8 @@ func (d document) explainYAML() error {
 	return errors.New(aliases.ReplaceAllString(reason, "$1 …"))
 }
 
-// explain returns an error that names the field that cannot be decoded.
+// explain returns an error that names the field that cannot be decoded. err is the error of decoding raw,
+// which is at the path at of the document.
 func (d document) explain(raw []byte, into any, at string, err error) error {
 	if isSyntax, offset := strict.SyntaxErrorOffset(err); isSyntax {
 		return fmt.Errorf("line %d: %w", 1+bytes.Count(raw[:min(int(offset), len(raw))], []byte("\n")), err)
@@ -301,6 +307,7 @@ func findInvalid(t reflect.Type, value any, path string) (field, reason string) 
 	}
 }
 
+// findInvalidField is findInvalid for the fields of a struct.
 func findInvalidField(t reflect.Type, value map[string]any, path string) (field, reason string) {
 	for f := range t.Fields() {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -327,7 +334,7 @@ func checkValue(t reflect.Type, value any) string {
 	case err == nil:
 		return ""
 	case isMismatch:
-		got, _, _ := strings.Cut(mismatch.Value, " ") // without the value of a number
+		got, _, _ := strings.Cut(mismatch.Value, " ") // "number 42" contains a value, which may be secret
 		reason := fmt.Sprintf("must be a %s, not %s", typeNames[t.Kind()], got)
 		if t.Kind() == reflect.String && (got == "number" || got == "bool") {
 			reason += ": put it in quotes"
@@ -360,7 +367,9 @@ func (d document) line(path string) int {
 	return d.lines + line
 }
 
-// descend follows the first element of a path. A mapping key may contain dots.
+// descend follows the first element of a path. It returns the line and the node of the element, and the
+// rest of the path. If the element does not exist, it returns fromLine and no node. A mapping key may
+// contain dots.
 func descend(from *yamlnode.Node, fromLine int, path string) (line int, to *yamlnode.Node, rest string) {
 	switch from.Kind {
 	case yamlnode.MappingNode:
@@ -381,6 +390,7 @@ func descend(from *yamlnode.Node, fromLine int, path string) (line int, to *yaml
 	return fromLine, nil, ""
 }
 
+// join appends a name to the path of a field. Both may be empty.
 func join(path, name string) string {
 	if path == "" || name == "" {
 		return path + name

@@ -6,6 +6,7 @@ import (
 	"testing"
 )
 
+// TestDecodeInvalid: the error about a file that cannot be decoded names the line and the field.
 func TestDecodeInvalid(t *testing.T) {
 	const head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 	for name, c := range map[string]struct {
@@ -69,6 +70,8 @@ func TestDecodeKeepsSecrets(t *testing.T) {
 	}
 }
 
+// TestSplit: split returns the documents of a file, here each as the number of lines before it and its
+// text.
 func TestSplit(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "",

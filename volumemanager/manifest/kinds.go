@@ -46,6 +46,7 @@ type Objects struct {
 
 // Problem says what is wrong with a manifest and what to do.
 type Problem struct {
+	// File is the path of the manifest or of the directory.
 	File string `json:"file"`
 	// Object is kind, namespace and name, as far as they are known.
 	Object  string `json:"object,omitempty"`
@@ -92,6 +93,7 @@ var kinds = map[string]kind{
 	"VolumeSnapshotContent": newKind("snapshot.storage.k8s.io/v1", clusterWide, completeContent, func(to *Objects, o *content) { set(&to.SnapshotContents, o.Name, o) }),
 }
 
+// newKind returns a kind whose objects have the type P, a pointer to T.
 func newKind[T any, P interface {
 	*T
 	metav1.Object
@@ -191,6 +193,7 @@ func validate(path *field.Path, value string, check func(string) []string) (errs
 	return errs
 }
 
+// checkSubdomain checks that a name is a DNS subdomain (RFC 1123), as the names of objects must be.
 func checkSubdomain(path *field.Path, name string) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(path, "")}

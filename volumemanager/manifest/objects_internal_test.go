@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// readFiles merges files, given as alternating names and texts.
+// readFiles decodes files, given as alternating names and texts, and merges their objects.
 func readFiles(t *testing.T, files ...string) *Objects {
 	t.Helper()
 	r := reader{files: make(map[string]*file), found: true}
@@ -32,6 +32,8 @@ const (
 	pvHead    = "apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: a}\nspec: "
 )
 
+// TestInvalid: an invalid object is left out with a problem. Objects are then incomplete, except if the
+// kind exists in Kubernetes and is not supported.
 func TestInvalid(t *testing.T) {
 	for text, want := range map[string]string{
 		"apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {containers: [{name: app}]}":                                         "metadata.name: Required",
@@ -93,6 +95,8 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// TestDefaults: objects have the defaults that an API server sets, and no status, except that snapshots
+// keep their status.
 func TestDefaults(t *testing.T) {
 	o := readFiles(t, "a.yaml", `
 apiVersion: v1

@@ -70,8 +70,8 @@ func stampOf(info fs.FileInfo) stamp {
 	return stamp{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}
 }
 
-// read reads the directory. It returns nil if nothing has changed since the last call. notWatched is
-// the error for which the directory is not watched, or nil.
+// read reads the directory. It returns nil if nothing has changed since the last call. If the directory
+// cannot be watched for changes, notWatched is the error.
 func (r *reader) read(notWatched error) *Objects {
 	first := r.files == nil
 	if first {
@@ -171,7 +171,7 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 		err = errEmpty
 	}
 	if err == nil && len(entries) == 0 && (len(f.entries) > 0 || !f.valid) && f.problem != noObject {
-		f.stamp, f.sum = stamp{}, [sha256.Size]byte{}
+		f.stamp, f.sum = stamp{}, [sha256.Size]byte{} // so that the file is read again
 		return f.setProblem(noObject)
 	}
 	f.stamp, f.sum = current, sum
@@ -189,8 +189,8 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 // in a power failure.
 var errEmpty = errors.New("the file is empty: write the manifest again, or remove the file")
 
-// noObject is the problem of a file that has text, but no objects, and may be incomplete. The file is
-// accepted if it still has no objects at the next read.
+// noObject is the problem of a file that has text, but no objects. Its writer may not have finished. The
+// file is accepted if it still has no objects at the next read.
 const noObject = "the file has no objects"
 
 // checkKinds returns an error if an object was replaced with one of the same name whose kind is not
@@ -319,6 +319,7 @@ func (r *reader) keepMissing(m *merger) {
 	r.missing = missing
 }
 
+// merger combines the objects of all files. It decides which version of each object applies.
 type merger struct {
 	last    map[key]metav1.Object // the objects of the last merge
 	started bool                  // Objects were complete once
@@ -346,6 +347,8 @@ func (m *merger) addFileProblem(path string, f *file) {
 
 const lastApplies = ": until this is fixed, the last valid version of the object applies"
 
+// addEntry adds the object of an entry. If the object is not valid, it adds the last valid version and a
+// problem.
 func (m *merger) addEntry(path string, e entry) {
 	object := e.object
 	if object != nil && m.last[e.key] != nil {

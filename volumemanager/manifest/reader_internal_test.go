@@ -36,6 +36,7 @@ func manyFiles(tb testing.TB, n int) (dir string) {
 	}
 }
 
+// edit writes the file of pod i.
 func edit(tb testing.TB, dir string, i int, version string) {
 	tb.Helper()
 	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: pod-%d, labels: {version: %q}}\nspec:\n  containers: [{name: app}]\n  volumes:\n", i, version)
@@ -104,7 +105,7 @@ func BenchmarkReread(b *testing.B) {
 				}
 				b.StartTimer()
 				if o := r.read(nil); (o == nil) != (changes == 0) {
-					b.Fatalf("got Objects %t, want %t", o != nil, changes > 0)
+					b.Fatalf("read returned Objects: got %t, want %t", o != nil, changes > 0)
 				}
 			}
 		})
@@ -140,6 +141,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
+// uidPod returns a YAML document with a pod, or with the same object of another kind.
 func uidPod(kind, name, uid string) string {
 	return fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {name: %s, uid: %q}\nspec: {containers: [{name: app}]}\n", kind, name, uid)
 }
@@ -149,7 +151,7 @@ func TestMissing(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
 	reread(t, r, "a.yaml", uidPod("Pod", "one", "1"), "b.yaml", uidPod("Pod", "two", "2"))
 	if pods, _ := reread(t, r, "a.yaml", ""); !slices.Equal(pods, []string{"one=1", "two=2"}) || !r.unsettled() {
-		t.Errorf("after the removal of a.yaml: got pods %v, want both", pods)
+		t.Errorf("after the removal of a.yaml: got pods %v, unsettled %t; want both pods, true", pods, r.unsettled())
 	}
 	if o := r.read(nil); o != nil {
 		t.Errorf("without a change: got pods %v, want nil", o.Pods)
@@ -158,14 +160,15 @@ func TestMissing(t *testing.T) {
 		r.missing[k] = r.missing[k].Add(-maxWait)
 	}
 	if pods, _ := reread(t, r); !slices.Equal(pods, []string{"two=2"}) || r.unsettled() {
-		t.Errorf("after maxWait: got pods %v, want only two=2", pods)
+		t.Errorf("after maxWait: got pods %v, unsettled %t; want only two=2, false", pods, r.unsettled())
 	}
 	if pods, _ := reread(t, r, "b.yaml", uidPod("Pod", "three", "2")); !slices.Equal(pods, []string{"three=2"}) {
 		t.Errorf("another pod with the UID of two: got pods %v, want only three=2", pods)
 	}
 }
 
-// TestCopied: an object that was read before takes precedence over a copy of its manifest.
+// TestCopied: an object that was read before takes precedence over an object with the same name or UID in
+// another file.
 func TestCopied(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
 	reread(t, r, "b.yaml", uidPod("Pod", "one", "1"), "c.yaml", uidPod("Pod", "two", "2"))
@@ -192,14 +195,14 @@ func TestMistypedKind(t *testing.T) {
 		for range 2 { // the second read must not change the result
 			pods, o := reread(t, r, files...)
 			if !slices.Equal(pods, []string{"one=1", "two=2"}) || !o.Complete || len(o.Problems) != 2 || r.unsettled() {
-				t.Errorf("%v: got pods %v, complete %t, problems %v; want both pods, complete, two problems", files, pods, o.Complete, o.Problems)
+				t.Errorf("%v: got pods %v, complete %t, unsettled %t, problems %v; want both pods, complete, settled, two problems", files, pods, o.Complete, r.unsettled(), o.Problems)
 			}
 			files = []string{"b.yaml", uidPod("Pod", "two", "2") + "# again\n"}
 		}
 		reread(t, r, "b.yaml", uidPod("Pod", "two", "2"))
 	}
 	if _, o := reread(t, r, "c.yaml", uidPod("Pod", "one", "1")+uidPod("Service", "one", "4")); len(o.Problems) != 1 || r.files["c.yaml"].problem != "" {
-		t.Errorf("a Service with the name of the pod, beside the pod: got problems %v, want one", o.Problems)
+		t.Errorf("a Service with the name of the pod, beside the pod: got problems %v, want one of the object and none of the file", o.Problems)
 	}
 	if pods, o := reread(t, r, "c.yaml", uidPod("Service", "one", "4")); !slices.Equal(pods, []string{"one=1", "two=2"}) || !strings.Contains(o.Problems[0].Message, "has become a Service") {
 		t.Errorf("a Service with the name of the pod, in place of the pod: got pods %v, problems %v; want both pods and a problem", pods, o.Problems)
@@ -257,6 +260,6 @@ func TestNotMounted(t *testing.T) {
 	}
 	must(t, mount.Unmount(r.dir))
 	if pods, o := reread(t, r); !o.Complete || !slices.Equal(pods, []string{"one=1"}) || len(o.Problems) != 1 || len(r.missing) != 0 {
-		t.Errorf("after the unmount: got pods %v, problems %v; want one=1 and one problem", pods, o.Problems)
+		t.Errorf("after the unmount: got complete %t, pods %v, missing %v, problems %v; want complete, one=1, nothing missing, one problem", o.Complete, pods, r.missing, o.Problems)
 	}
 }

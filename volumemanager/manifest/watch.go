@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// quietPeriod is the time without further events after which the directory is read.
+	// quietPeriod is the time without another event after which the directory is read.
 	quietPeriod = 100 * time.Millisecond
-	// maxWait is the maximal time from the first event to the read. A missing object also applies for
-	// this time.
+	// maxWait is the maximum time from the first event to the read. An object that disappears from the
+	// files still applies for this time.
 	maxWait = time.Second
 	// pollPeriod is the interval at which a directory that cannot be watched is read.
 	pollPeriod = 5 * time.Second
@@ -30,7 +30,7 @@ const (
 // the directory, as in a mounted ConfigMap. If two files declare the same object, the file that
 // declared it first takes precedence, or the first by name. For an invalid file or object, and a
 // missing directory, the last valid version applies. While the directory cannot be watched
-// (inotify(7), /proc interfaces) it is read every pollPeriod, and Problems says so.
+// (inotify(7), /proc interfaces), it is read every pollPeriod, and Problems says so.
 func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objects, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -41,12 +41,14 @@ func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objec
 	return w.latest, nil
 }
 
+// watcher reads the directory again after events of inotify(7).
 type watcher struct {
 	reader
 	// notify, events and failed are nil while the limit of inotify instances is reached.
 	notify *fsnotify.Watcher
 	events <-chan fsnotify.Event
 	failed <-chan error
+	// latest is the channel that Watch returns. It holds at most the latest Objects.
 	latest chan *Objects
 }
 
@@ -103,8 +105,8 @@ func (w *watcher) publish(objects *Objects) {
 	w.latest <- objects
 }
 
-// wait returns when the directory must be read again, or ctx has ended. After an event it waits until
-// no event arrives for quietPeriod, at most for maxWait.
+// wait returns when ctx has ended or the directory must be read again: when tick or soon fires, or after
+// an event. After an event it waits until no event arrives for quietPeriod, at most for maxWait.
 func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 	var quietTimer, deadline <-chan time.Time
 	for {

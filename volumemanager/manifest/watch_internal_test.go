@@ -19,6 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+// pod is the manifest of a pod, formatted with its name and the value of its label version.
 const pod = `apiVersion: v1
 kind: Pod
 metadata: {name: %s, labels: {version: %q}}
@@ -27,7 +28,7 @@ spec:
   volumes: [{name: data, emptyDir: {}}]
 `
 
-// podDocument returns a YAML document with a pod.
+// podDocument returns a YAML document with a pod, whose label version tells versions of the pod apart.
 func podDocument(name, version string) string { return "---\n" + fmt.Sprintf(pod, name, version) }
 
 func write(t *testing.T, path, text string) {
@@ -42,12 +43,14 @@ func replace(t *testing.T, path, text string) {
 	must(t, os.Rename(path+"~", path))
 }
 
+// watched receives the Objects of a directory.
 type watched struct {
 	t    *testing.T
 	ch   <-chan *Objects
 	last *Objects
 }
 
+// watch watches a directory until the test ends, without a resync.
 func watch(t *testing.T, dir string) *watched { return watchWithResync(t, dir, time.Hour) }
 
 func watchWithResync(t *testing.T, dir string, resync time.Duration) *watched {
@@ -102,8 +105,8 @@ func has(pods ...string) func(*Objects) bool {
 	}
 }
 
-// hasProblem returns a condition: Objects are complete or not, have these pods, and have one problem,
-// which contains words.
+// hasProblem returns a condition: Objects are complete or incomplete as given, have these pods, and have
+// one problem, which contains words.
 func hasProblem(complete bool, words string, pods ...string) func(*Objects) bool {
 	return func(o *Objects) bool {
 		return o.Complete == complete && slices.Equal(versions(o), pods) && len(o.Problems) == 1 &&
@@ -111,6 +114,7 @@ func hasProblem(complete bool, words string, pods ...string) func(*Objects) bool
 	}
 }
 
+// TestWatchChanges: new, changed and removed files are noticed. Objects that were sent do not change.
 func TestWatchChanges(t *testing.T) {
 	dir := t.TempDir()
 	a := filepath.Join(dir, "a.yaml")
@@ -251,6 +255,8 @@ func TestWatchImmutable(t *testing.T) {
 	w.until("new objects", hasValues("90", "z", 0, ""))
 }
 
+// TestWatchDirectory: the directory can be created, removed, and replaced with another directory or a
+// link. While it is missing, its last content applies.
 func TestWatchDirectory(t *testing.T) {
 	above := t.TempDir()
 	dir := filepath.Join(above, "manifests")
@@ -277,7 +283,7 @@ func TestWatchDirectory(t *testing.T) {
 	w.until("a change of the link's target", has("four=1", "one=1"))
 }
 
-// TestWatchDataLink: a mounted ConfigMap changes with one rename.
+// TestWatchDataLink: a change of a mounted ConfigMap, which is one rename of the link ..data, is noticed.
 func TestWatchDataLink(t *testing.T) {
 	dir := t.TempDir()
 	version := func(n string) {
