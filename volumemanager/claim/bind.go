@@ -151,8 +151,8 @@ func (p *pass) noMatch(claim *corev1.PersistentVolumeClaim) string {
 	return "no volume matches: " + strings.Join(reasons, "; ")
 }
 
-// mismatch says why a claim cannot be bound to a volume that does not name it; "" if nothing prevents
-// it.
+// mismatch says why a claim cannot be bound to a volume that does not name the claim; "" if the claim can
+// be bound.
 func (p *pass) mismatch(claim *corev1.PersistentVolumeClaim, v *volume) string {
 	return cmp.Or(claimMismatch(claim, v.PersistentVolume), p.affinityMismatch(v))
 }
@@ -175,8 +175,8 @@ func claimMismatch(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolu
 	return incompatible(claim, v)
 }
 
-// incompatible says why a claim cannot be bound even to a volume that names it; "" if nothing prevents
-// it.
+// incompatible says why a claim cannot be bound even to a volume that names the claim; "" if the claim can
+// be bound.
 func incompatible(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	for _, mode := range claim.Spec.AccessModes {
 		if !slices.Contains(v.Spec.AccessModes, mode) {
@@ -193,8 +193,9 @@ func incompatible(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolum
 	return ""
 }
 
-// affinityMismatch says why a volume cannot be used on this machine; "" if nothing prevents it. It is
-// not called for bound volumes, because drivers may not have reported their topology yet.
+// affinityMismatch says why a volume cannot be used on this machine; "" if the volume can be used.
+// affinityMismatch is not called for bound volumes, because drivers may not have reported their topology
+// yet.
 func (p *pass) affinityMismatch(v *volume) string {
 	if err := plugins.CheckAffinity(v.PersistentVolume, p.node); err != nil {
 		return err.Error()
@@ -323,8 +324,8 @@ func (p *pass) volumeOf(record *corev1.PersistentVolumeClaim) (*volume, error) {
 	return nil, err
 }
 
-// lost is the outcome of a claim that has lost its volume. Pods that have the volume mounted keep
-// it.
+// lost is the outcome of a claim that has lost its volume. The volume stays mounted in pods. v is nil if
+// the volume does not exist.
 func lost(record *corev1.PersistentVolumeClaim, v *volume, format string, args ...any) outcome {
 	o := blocked(format, args...)
 	o.claim, o.phase = record, string(corev1.ClaimLost)

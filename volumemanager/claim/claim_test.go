@@ -58,11 +58,13 @@ func (f *fixture) checkEmpty() {
 	}
 }
 
+// TestBinding: a claim is bound to the same volume as in Kubernetes, also after a restart. If no volume
+// matches, the claim's message says why.
 func TestBinding(t *testing.T) {
 	prebound := newVolume("v", "1Gi", "slow")
 	prebound.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "c"}
-	others := newVolume("v", "1Gi", "")
-	others.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "other"}
+	reserved := newVolume("v", "1Gi", "")
+	reserved.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "other"}
 	block := newVolume("v", "1Gi", "")
 	block.Spec.VolumeMode = new(corev1.PersistentVolumeBlock)
 	labelled := newVolume("v", "1Gi", "")
@@ -77,8 +79,8 @@ func TestBinding(t *testing.T) {
 	for name, row := range map[string]struct {
 		claim   *corev1.PersistentVolumeClaim
 		volumes []*corev1.PersistentVolume
-		want    string
-		message string
+		want    string // the volume of the claim; "" if the claim stays unbound
+		message string // a part of the claim's message
 	}{
 		"smallest volume that is large enough":     {newClaim("c", "2Gi", ""), []*corev1.PersistentVolume{newVolume("a", "9Gi", ""), newVolume("b", "3Gi", ""), newVolume("d", "1Gi", "")}, "b", ""},
 		"first of equal volumes by name":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{newVolume("b", "1Gi", ""), newVolume("a", "1Gi", "")}, "a", ""},
@@ -86,7 +88,7 @@ func TestBinding(t *testing.T) {
 		"volumeName of a missing volume":           {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", `"b": no such volume`},
 		"volumeName of a volume that is too small": {naming, []*corev1.PersistentVolume{newVolume("b", "1Mi", "")}, "", "capacity 1Mi is less than 1Gi"},
 		"claimRef with the claim's name":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{prebound, newVolume("a", "1Gi", "")}, "v", ""},
-		"claimRef with another claim":              {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{others}, "", "is free"},
+		"claimRef with another claim":              {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{reserved}, "", "is free"},
 		"other class":                              {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "")}, "", `StorageClass "fast" is in no manifest`},
 		"same class":                               {newClaim("c", "1Gi", "fast"), []*corev1.PersistentVolume{newVolume("v", "1Gi", "fast")}, "v", ""},
 		"other volumeMode":                         {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{block}, "", "volumeMode Block is not Filesystem"},
@@ -159,7 +161,8 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// TestDefaultClass: the newest default class applies.
+// TestDefaultClass: the newest default class applies to a claim without a class, but not to a claim with
+// an empty class.
 func TestDefaultClass(t *testing.T) {
 	f := newFixture(t)
 	for i, name := range []string{"a", "b"} {
@@ -178,15 +181,15 @@ func TestDefaultClass(t *testing.T) {
 	f.checkBound("static", "")
 }
 
-// TestTwoClaims: if several claims match a volume, the first by name gets it. It keeps the volume when
-// a claim is added that is first by name and names the volume.
+// TestTwoClaims: if several claims match a volume, the first by name gets the volume, and keeps it when
+// another claim is added that precedes it by name and names the volume.
 func TestTwoClaims(t *testing.T) {
-	for _, name := range []string{"", "v"} {
+	for _, volumeName := range []string{"", "v"} {
 		f := newFixture(t)
 		f.objects.Volumes["v"] = newVolume("v", "1Gi", "")
 		for _, c := range []string{"b", "c", "d"} {
 			claim := newClaim(c, "1Gi", "")
-			claim.Spec.VolumeName = name
+			claim.Spec.VolumeName = volumeName
 			f.objects.Claims[named(c)] = claim
 		}
 		f.update()
@@ -203,6 +206,7 @@ func TestTwoClaims(t *testing.T) {
 	}
 }
 
+// TestProvision: a volume is provisioned for a claim, and deleted after the claim is removed.
 func TestProvision(t *testing.T) {
 	f := newFixture(t)
 	f.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
@@ -227,7 +231,8 @@ func TestProvision(t *testing.T) {
 	}
 }
 
-// TestProvisionFails: a certain failure leaves no record and is reported.
+// TestProvisionFails: after a failure that certainly created no volume, the claim has a message and no
+// record. A changed class ends the back-off.
 func TestProvisionFails(t *testing.T) {
 	f := newFixture(t)
 	f.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
@@ -245,7 +250,6 @@ func TestProvisionFails(t *testing.T) {
 		t.Errorf("recorded claims: got %v, want none", claims)
 	}
 	f.driver.fails = nil
-	// A changed class ends the back-off.
 	changed := newClass("fast")
 	changed.Parameters = map[string]string{"pool": "other"}
 	f.add(changed)
@@ -255,10 +259,10 @@ func TestProvisionFails(t *testing.T) {
 }
 
 // TestUncertain: if a claim is removed while its volume may exist, the claim and a created volume are
-// deleted, even if the manager is killed and the driver is not registered in the meantime.
+// deleted, even if the manager is restarted and the driver is not registered in the meantime.
 func TestUncertain(t *testing.T) {
 	uncertain := &plugins.UncertainError{Err: errors.New("timeout")}
-	for name, results := range map[string][]result{
+	for name, results := range map[string][]result{ // the results of the first calls
 		"created":     {{err: uncertain}, {skip: true, err: errors.New("not registered")}},
 		"not created": {{skip: true, err: uncertain}, {skip: true, err: errors.New("not registered")}},
 		"refused":     {{skip: true, err: uncertain}, {skip: true, err: &plugins.RefusedError{Err: errors.New("too large")}}},
@@ -312,7 +316,7 @@ func TestOtherProvisioner(t *testing.T) {
 // TestUncertainEdit: if the claim's request is edited while its volume may exist, CreateVolume is
 // repeated with the earlier size if the new one is larger, and with the new size if it is smaller.
 func TestUncertainEdit(t *testing.T) {
-	for size, requested := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
+	for newSize, wantRequest := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
 		f := newFixture(t)
 		f.driver.fails = func(string) result {
 			return result{skip: true, err: &plugins.UncertainError{Err: errors.New("timeout")}}
@@ -320,17 +324,19 @@ func TestUncertainEdit(t *testing.T) {
 		f.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
 		f.wait()
 		f.driver.fails = nil
-		f.apply(newClaim("c", size, "fast"))
+		f.apply(newClaim("c", newSize, "fast"))
 		f.checkBound("c", "pvc-uid-c")
-		if got := f.driver.requests[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(requested)) != 0 {
-			t.Errorf("claim edited to %s: got a request of %s, want %s", size, got, requested)
+		if got := f.driver.requests[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(wantRequest)) != 0 {
+			t.Errorf("claim edited to %s: got a request of %s, want %s", newSize, got, wantRequest)
 		}
-		if c := f.claim("c"); c.Capacity != size {
-			t.Errorf("got claim %+v, want capacity %s", c, size)
+		if c := f.claim("c"); c.Capacity != newSize {
+			t.Errorf("got claim %+v, want capacity %s", c, newSize)
 		}
 	}
 }
 
+// TestWaitForFirstConsumer: a claim of such a class is bound, or its volume is provisioned, when a pod uses
+// the claim.
 func TestWaitForFirstConsumer(t *testing.T) {
 	f := newFixture(t)
 	late := newClass("late")
@@ -344,6 +350,7 @@ func TestWaitForFirstConsumer(t *testing.T) {
 	f.checkBound("c", "pvc-uid-c")
 }
 
+// ephemeralPod returns a pod with the generic ephemeral volume scratch.
 func ephemeralPod(name, uid string) *corev1.Pod {
 	pod := newPod(name)
 	pod.UID = types.UID(uid)
@@ -352,8 +359,8 @@ func ephemeralPod(name, uid string) *corev1.Pod {
 	return pod
 }
 
-// TestEphemeral: the claim of a generic ephemeral volume exists as long as its pod, and belongs to
-// this pod only.
+// TestEphemeral: the claim of a generic ephemeral volume exists as long as its pod. Another pod of the same
+// name gets another claim. A claim of a manifest with the same name stays, and the pod gets a warning.
 func TestEphemeral(t *testing.T) {
 	f := newFixture(t)
 	f.apply(newClass("fast"), ephemeralPod("p", "1"))
@@ -383,8 +390,8 @@ func TestEphemeral(t *testing.T) {
 	}
 }
 
-// TestOtherUID: a UID that is added to a claim's manifest does not remove the existing claim. The
-// output of kubectl contains UIDs.
+// TestOtherUID: a UID that is added to a claim's manifest, for example with the output of kubectl, does not
+// remove the existing claim.
 func TestOtherUID(t *testing.T) {
 	f := newFixture(t)
 	f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
@@ -559,6 +566,7 @@ func TestDuplicate(t *testing.T) {
 	}
 }
 
+// TestRecycle: a volume with the policy Recycle is scrubbed before it is bound to another claim.
 func TestRecycle(t *testing.T) {
 	f := newFixture(t)
 	f.driver.volumes["v"] = &driverVolume{}
@@ -585,8 +593,8 @@ func TestUnsupportedPolicy(t *testing.T) {
 	}
 }
 
-// TestLost: a claim is lost while its volume's manifest is missing. The volume is not changed, and
-// Volume still returns it for pods that have it mounted.
+// TestLost: a claim is Lost while its volume's manifest is missing. Volume still returns the volume, with an
+// error, for pods that have it mounted. If the claim is removed too, the driver's volume is kept.
 func TestLost(t *testing.T) {
 	f := newFixture(t)
 	f.driver.volumes["v"] = &driverVolume{}
@@ -614,15 +622,15 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestEdited: the source of a bound volume does not change.
+// TestEdited: changes to the source of a bound volume and to the class of a bound claim have no effect and
+// are reported.
 func TestEdited(t *testing.T) {
 	f := newFixture(t)
 	f.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
 	other := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete)
 	other.Spec.CSI.VolumeHandle = "other"
 	f.driver.volumes["other"] = &driverVolume{}
-	moved := newClaim("c", "1Gi", "elsewhere")
-	f.apply(other, moved)
+	f.apply(other, newClaim("c", "1Gi", "elsewhere"))
 	if _, v, err := f.manager.controller.Volume(named("c")); err != nil || v.Spec.CSI.VolumeHandle != "v" {
 		t.Errorf("got volume %v, error %v; want the handle v", v, err)
 	}
@@ -634,6 +642,8 @@ func TestEdited(t *testing.T) {
 	}
 }
 
+// TestExpand: the volume of a bound claim is expanded by the driver and then, if the driver says so, on the
+// node. The claim's capacity changes last. A volume cannot shrink.
 func TestExpand(t *testing.T) {
 	for _, node := range []bool{false, true} {
 		f := newFixture(t)
@@ -690,6 +700,8 @@ func TestNotExpanded(t *testing.T) {
 	}
 }
 
+// TestSource: a claim's data source, a VolumeSnapshot or another claim, is passed to the driver. The message
+// of a claim says why its source cannot be copied.
 func TestSource(t *testing.T) {
 	f := newFixture(t)
 	f.objects.Snapshots = map[types.NamespacedName]*snapshotv1.VolumeSnapshot{
@@ -703,16 +715,16 @@ func TestSource(t *testing.T) {
 	content.Spec.Source.SnapshotHandle = new("handle")
 	f.objects.SnapshotContents = map[string]*snapshotv1.VolumeSnapshotContent{"content": content}
 
-	snapshot := func(name, of string) *corev1.PersistentVolumeClaim {
+	ofSnapshot := func(name, snapshot string) *corev1.PersistentVolumeClaim {
 		c := newClaim(name, "1Gi", "fast")
-		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: new("snapshot.storage.k8s.io"), Kind: "VolumeSnapshot", Name: of}
+		c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: new("snapshot.storage.k8s.io"), Kind: "VolumeSnapshot", Name: snapshot}
 		return c
 	}
 	copied := newClaim("copy", "1Gi", "fast")
 	copied.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "original"}
 	ofPod := newClaim("of-pod", "1Gi", "fast")
 	ofPod.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "p"}
-	f.apply(newClass("fast"), snapshot("a", "s"), snapshot("b", "x"), snapshot("c", "y"), snapshot("d", "z"), copied, ofPod)
+	f.apply(newClass("fast"), ofSnapshot("a", "s"), ofSnapshot("b", "x"), ofSnapshot("c", "y"), ofSnapshot("d", "z"), copied, ofPod)
 	f.checkBound("a", "pvc-uid-a")
 	f.checkMessage(f.claim("b").Message, "spec.volumeSnapshotRef")
 	f.checkMessage(f.claim("c").Message, "volumeSnapshotContentName")
@@ -761,7 +773,7 @@ func TestSourceRemoved(t *testing.T) {
 
 // TestUnreadable: a claim or volume whose record cannot be read is not changed.
 func TestUnreadable(t *testing.T) {
-	for file, word := range map[string]string{"persistentvolumes/pvc-uid-c.json": "pvc-uid-c.json", "persistentvolumeclaims/default_c.json": "default_c.json"} {
+	for _, file := range []string{"persistentvolumes/pvc-uid-c.json", "persistentvolumeclaims/default_c.json"} {
 		for _, declared := range []bool{true, false} {
 			f := newFixture(t)
 			f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
@@ -780,7 +792,7 @@ func TestUnreadable(t *testing.T) {
 				t.Errorf("%s is unreadable: the volume was deleted from the driver", file)
 			}
 			if declared {
-				f.checkMessage(f.claim("c").Message, word)
+				f.checkMessage(f.claim("c").Message, filepath.Base(file))
 			}
 			if b, err := os.ReadFile(filepath.Join(f.dir, file)); err != nil || string(b) != "{" {
 				t.Errorf("content of %s: got %q, error %v; want it unchanged", file, b, err)

@@ -93,9 +93,11 @@ type Controller struct {
 	records keymutex.KeyMutex
 
 	// mu guards the fields below. It is never held during a blocking call.
-	mu       sync.Mutex
-	objects  *manifest.Objects
-	view     view
+	mu      sync.Mutex
+	objects *manifest.Objects
+	// view is the result of the last pass.
+	view view
+	// expanded holds the sizes of volumes on the machine, keyed by the names of the volumes.
 	expanded map[string]nodeSize
 	// releasing holds the claims that an operation is removing; their records may still exist.
 	releasing map[types.NamespacedName]bool
@@ -243,7 +245,7 @@ func claimObject(key types.NamespacedName) string { return "claim " + key.String
 func volumeObject(name string) string { return "volume " + name }
 
 // ClaimStatus is the state of a claim that is shown to users.
-type ClaimStatus struct { //nolint:revive // VolumeStatus exists too
+type ClaimStatus struct { //nolint:revive // the name tells it apart from VolumeStatus
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	// Phase is a Kubernetes claim phase, or Terminating if the claim was removed from the manifests.
@@ -327,7 +329,7 @@ func (c *Controller) publish(ctx context.Context, view view) {
 }
 
 // recordChange records an event if a condition has changed. A new object without a message causes no
-// event.
+// event. kind begins the reason of the event.
 func (c *Controller) recordChange(ctx context.Context, object, kind string, old, now condition) {
 	if now.message != old.message || old.phase != "" && now.phase != old.phase {
 		c.events.Record(ctx, event.Event{Warning: now.warning, Object: object, Reason: kind + now.phase, Message: cmp.Or(now.message, "it is "+now.phase)})

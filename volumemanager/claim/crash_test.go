@@ -95,6 +95,7 @@ func TestHistories(t *testing.T) {
 	}
 }
 
+// number returns the number in an environment variable; fallback if the variable is not set.
 func number(t *testing.T, variable string, fallback int) int {
 	t.Helper()
 	n, err := strconv.Atoi(cmp.Or(os.Getenv(variable), strconv.Itoa(fallback)))
@@ -113,6 +114,8 @@ type history struct {
 // retained is the name of the class with the reclaim policy Retain.
 const retained = "retained"
 
+// newHistory returns a history with three classes and six volumes of manifests, half of which are retained
+// and half of which are scrubbed.
 func newHistory(t *testing.T, seed int) *history {
 	t.Helper()
 	h := &history{fixture: newFixture(t), random: rand.New(rand.NewPCG(uint64(seed), 8))}
@@ -129,6 +132,8 @@ func newHistory(t *testing.T, seed int) *history {
 	return h
 }
 
+// run makes random changes. Then it checks the state without failures, and the state after all manifests
+// of pods and claims were removed.
 func (h *history) run() {
 	for range 60 {
 		h.step()
@@ -198,8 +203,7 @@ func (h *history) syncSome() {
 func (h *history) fail() {
 	h.driver.mu.Lock()
 	defer h.driver.mu.Unlock()
-	seed := h.random.Uint64()
-	random := rand.New(rand.NewPCG(seed, 1))
+	random := rand.New(rand.NewPCG(h.random.Uint64(), 1)) // calls run concurrently with the history, which uses h.random
 	left := random.IntN(12)
 	h.driver.fails = func(string) result {
 		if left--; left < 0 {
@@ -305,9 +309,10 @@ func (h *history) check() {
 // protected reports whether a pod uses a claim, so that the claim stays when its manifest is removed.
 func (h *history) protected(name string) bool { return h.objects.Pods[named("p-"+name)] != nil }
 
+// checkUnbound checks that there is a reason why a claim is not bound. err is the error of Volume.
 func (h *history) checkUnbound(c *corev1.PersistentVolumeClaim, err error) {
 	if before := h.volume("pvc-" + string(c.UID)); before.Phase == "Released" && before.Class == retained {
-		return // the volume that it had earlier still exists, and is too small for it
+		return // the earlier volume of the claim still exists, and is too small
 	}
 	switch class := *c.Spec.StorageClassName; class {
 	case "late":

@@ -55,6 +55,8 @@ func withRequest(claim *corev1.PersistentVolumeClaim, size resource.Quantity) *c
 	return claim
 }
 
+// expand starts the expansion of a volume. It returns a message while the operation runs, and an error if
+// the volume cannot be expanded or the last attempt failed.
 func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (message string, err error) {
 	size, actual := request(claim), capacity(v.PersistentVolume)
 	larger := fmt.Sprintf("spec.resources.requests.storage %s is more than the %s of volume %s", size.String(), actual.String(), v.Name)
@@ -82,7 +84,7 @@ func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (m
 // expand expands a volume. It records the new size, and whether the node must expand the volume too,
 // in one write.
 func (c *Controller) expand(ctx context.Context, expander plugins.ExpandableVolumePlugin, v *volume, size resource.Quantity) error {
-	actual, node, err := expander.Expand(ctx, v.PersistentVolume, size)
+	actual, nodeToo, err := expander.Expand(ctx, v.PersistentVolume, size)
 	if err != nil {
 		return err
 	}
@@ -92,7 +94,7 @@ func (c *Controller) expand(ctx context.Context, expander plugins.ExpandableVolu
 	return c.writeVolume(v, func() error {
 		expanded := v.DeepCopy()
 		expanded.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: actual}
-		if node {
+		if nodeToo {
 			metav1.SetMetaDataAnnotation(&expanded.ObjectMeta, plugins.NodeExpandAnnotation, "true")
 		}
 		return c.putVolume(v, expanded)

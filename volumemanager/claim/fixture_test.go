@@ -46,7 +46,7 @@ type fixture struct {
 	steps  int // counts the begins of writes to the store and of calls to the driver, and the ends of writes
 	killIn int // the number of the next write or call before which the process is killed; 0 for never
 
-	zone   string // the driver's topology
+	zone   string // the machine's label zone, which the driver reports as its topology
 	broken bool   // the store has unreadable files
 }
 
@@ -150,6 +150,7 @@ func newFixture(t testing.TB) *fixture {
 	return f
 }
 
+// start starts a process with the manifests.
 func (f *fixture) start() {
 	f.t.Helper()
 	s, err := store.Open(f.dir)
@@ -169,6 +170,7 @@ func (f *fixture) start() {
 	f.update()
 }
 
+// stop ends the process after its running operations.
 func (f *fixture) stop() {
 	f.manager.end()
 	f.manager.operations.Wait()
@@ -183,6 +185,7 @@ func (f *fixture) restart() {
 	f.start()
 }
 
+// kill makes all further writes and calls of the process fail.
 func (f *fixture) kill() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -238,8 +241,8 @@ func (f *fixture) wait() {
 	}
 }
 
-// settle syncs, without back-offs, until nothing is written or called any more. First it waits for
-// earlier operations: until they end, they block operations with the same key.
+// settle syncs, without back-offs, until a pass causes no writes and no calls, or the process is dead.
+// First it waits for earlier operations: until they end, they block operations with the same key.
 func (f *fixture) settle() {
 	f.t.Helper()
 	f.wait()
@@ -400,22 +403,25 @@ type driver struct {
 	fails func(call string) result
 	// node is set if the node must expand volumes too.
 	node bool
-	// requests are the calls of Provision.
+	// requests are the options of all calls of Provision that were executed.
 	requests []plugins.ProvisionOptions
 }
 
 // driverVolume is a volume in the driver.
 type driverVolume struct {
-	size    resource.Quantity
-	retain  bool
-	scrubs  int
-	deletes int
+	size resource.Quantity
+	// retain is set if the volume must not be deleted.
+	retain bool
+	// scrubs and deletes are the numbers of calls that scrubbed and deleted the volume.
+	scrubs, deletes int
 }
 
-// result says whether a call is executed, and what it returns.
+// result says what happens in a call.
 type result struct {
+	// skip is set if the call is not executed.
 	skip bool
-	err  error
+	// err is the error that the call returns, even if the call is executed.
+	err error
 }
 
 // pluginClient is the plugin through which one process of the manager calls the driver.

@@ -40,8 +40,9 @@ type pass struct {
 	// users maps each claim that pods use to one of these pods. copies maps each data source to one
 	// unbound claim whose volume is copied from it.
 	users, copies map[types.NamespacedName]string
-	releasing     map[types.NamespacedName]bool
-	defaultClass  string
+	// releasing is a copy of Controller.releasing.
+	releasing    map[types.NamespacedName]bool
+	defaultClass string
 
 	view view
 	// again is the time at which Sync must be called again; zero if no operation must be retried.
@@ -92,10 +93,11 @@ func (c *Controller) newPass(objects *manifest.Objects) *pass {
 	return p
 }
 
+// addVolumes adds the volumes of the store and of the manifests.
 func (p *pass) addVolumes() {
 	for _, record := range p.c.store.Volumes() {
-		_, declared := record.Annotations[fromManifest]
-		p.volumes[record.Name] = &volume{PersistentVolume: record, record: record, lost: declared}
+		_, hadManifest := record.Annotations[fromManifest]
+		p.volumes[record.Name] = &volume{PersistentVolume: record, record: record, lost: hadManifest}
 	}
 	for name, declared := range p.objects.Volumes {
 		v := &volume{manifest: true}
@@ -109,6 +111,7 @@ func (p *pass) addVolumes() {
 	}
 }
 
+// indexVolumes fills claimed, prebound and free with the volumes that can be bound to a claim.
 func (p *pass) indexVolumes() {
 	p.claimed, p.prebound, p.free = map[types.UID][]*volume{}, map[types.NamespacedName]*volume{}, map[string][]*volume{}
 	for _, name := range slices.Sorted(maps.Keys(p.volumes)) {
@@ -119,7 +122,7 @@ func (p *pass) indexVolumes() {
 		switch ref := v.Spec.ClaimRef; {
 		case ref != nil && ref.UID != "":
 			p.claimed[ref.UID] = append(p.claimed[ref.UID], v)
-		case v.lost:
+		case v.lost: // only its own claim can be bound to it
 		case ref == nil:
 			p.free[v.Spec.StorageClassName] = append(p.free[v.Spec.StorageClassName], v)
 		default:
@@ -241,7 +244,7 @@ func ephemeralClaim(pod *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeC
 	return claim
 }
 
-// uidOf derives a UUID from the identity of an object.
+// uidOf derives a UID, in the format of a UUID, from the identity of an object.
 func uidOf(identity string) types.UID {
 	sum := sha256.Sum256([]byte(identity))
 	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))

@@ -181,6 +181,7 @@ func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 	return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSource: kind %s of API group %q cannot be copied: use a PersistentVolumeClaim or a VolumeSnapshot", ref.Kind, groupOf(ref))
 }
 
+// sourceVolume returns the volume of the claim from which a volume is copied.
 func (p *pass) sourceVolume(key types.NamespacedName) (*corev1.PersistentVolume, error) {
 	record := p.records[key]
 	if record == nil || record.Spec.VolumeName == "" {

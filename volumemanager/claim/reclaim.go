@@ -156,6 +156,7 @@ func mayBeBound(record *corev1.PersistentVolumeClaim, v *volume) bool {
 	return record.UID == v.Spec.ClaimRef.UID && (name == "" || name == v.Name)
 }
 
+// isDesired reports whether a claimRef names a claim of the manifests, with its UID.
 func (p *pass) isDesired(ref *corev1.ObjectReference) bool {
 	claim := p.desired[refKey(ref)]
 	return claim != nil && claim.UID == ref.UID
@@ -305,6 +306,7 @@ func (p *pass) retainRemainder(v *volume) condition {
 	return failed(fmt.Errorf("persistentVolumeReclaimPolicy was changed to %s after deletion of its data had begun: the remaining data is kept; the volume is available to claims after its manifest is removed and added again", policy))
 }
 
+// failed is the condition of a volume that cannot be reclaimed or whose record cannot be read.
 func failed(err error) condition {
 	return condition{phase: string(corev1.VolumeFailed), message: err.Error(), warning: true}
 }
