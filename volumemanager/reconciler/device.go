@@ -88,6 +88,7 @@ func (r *Reconciler) countDevices() {
 	}
 }
 
+// countDevice adds a device to drivers.
 func (r *Reconciler) countDevice(d *state.DeviceVolume) {
 	if r.drivers[d.Driver] == nil {
 		r.drivers[d.Driver] = map[*state.DeviceVolume]bool{}
@@ -129,6 +130,7 @@ func (r *Reconciler) mountDevice(v *state.PodVolume, d *state.DeviceVolume) {
 	})
 }
 
+// setUpDevice mounts the device of a volume, or stages a raw device, which has no Place.
 func setUpDevice(ctx context.Context, v *state.PodVolume, attachment plugins.Attachment) (place state.Place, err error) {
 	if v.ID.Block {
 		mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
@@ -235,6 +237,7 @@ func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceV
 	r.start(t)
 }
 
+// nodeExpand expands the volume that is mounted at path.
 func nodeExpand(ctx context.Context, expander plugins.NodeExpandableVolumePlugin, v *state.PodVolume, path string) error {
 	o := plugins.NodeExpandOptions{Path: path, Size: v.Size}
 	if device, ok := v.Plugin.(plugins.DeviceMounter); ok && v.Device != "" {

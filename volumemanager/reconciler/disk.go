@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// sync compares the actual state with the disk and the mount table. The caller holds mu, so no
-// operation changes the state at the same time.
+// sync compares the actual state with the disk and the mount table, and increments generation. The caller
+// holds mu, so no operation changes the state at the same time.
 func (r *Reconciler) sync(ctx context.Context) {
 	r.generation++
 	r.reconstruct(ctx)
@@ -47,6 +47,7 @@ func (r *Reconciler) reconstruct(ctx context.Context) {
 	r.findDevices(ctx)
 }
 
+// findVolumes adds the volumes in a directory of a pod: volumes or, with block, volumeDevices.
 func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, dir string, block bool) {
 	found, err := below(filepath.Join(r.paths.Pod(pod), dir), 2)
 	if err != nil {
@@ -90,6 +91,7 @@ func (r *Reconciler) identify(id state.ID, e fs.DirEntry) (device string, err er
 	return device, nil
 }
 
+// findDevices adds the devices that plugins find on disk.
 func (r *Reconciler) findDevices(ctx context.Context) {
 	all, err := r.registry.All()
 	if err != nil {
@@ -180,6 +182,7 @@ func (r *Reconciler) verify(ctx context.Context) {
 	}
 }
 
+// unmounted reports whether a mount point of a place is not in the mount table.
 func unmounted(p state.Place, mountpoints map[string]bool) bool {
 	return slices.ContainsFunc(p.Mountpoints, func(m string) bool { return !mountpoints[m] })
 }
@@ -232,9 +235,11 @@ func (r *Reconciler) removeDirectories() {
 	}
 }
 
+// removeDirectory removes the directory of a pod that has no volumes any more.
 func (r *Reconciler) removeDirectory(pod types.UID) error {
 	dir := r.paths.Pod(pod)
-	// The remaining subPaths are of volumes that have no directory in the pod's directory (hostPath).
+	// The remaining subPaths, VOLUME/CONTAINER/INDEX, are of volumes that have no directory in the pod's
+	// directory (hostPath).
 	if err := unbindBelow(filepath.Join(dir, "volume-subpaths"), 3, nil); err != nil {
 		return err
 	}
@@ -256,7 +261,8 @@ type entry struct {
 	fs.DirEntry
 }
 
-// below returns the entries at a depth below dir, which may be missing. It follows no links.
+// below returns the entries at a depth below dir; at depth 1 these are the entries of dir. dir may be
+// missing. Links are not followed.
 func below(dir string, depth int) (found []entry, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -278,8 +284,8 @@ func below(dir string, depth int) (found []entry, err error) {
 	return found, err
 }
 
-// removeEmpty removes a directory and the directories in it, down to a depth. It returns an error if
-// a file, a mount or a deeper directory exists, and does not remove that.
+// removeEmpty removes a directory and the directories in it, down to a depth. It removes no files, no
+// mounts and no deeper directories; if one exists, it returns an error.
 func removeEmpty(dir string, depth int) error {
 	for ; depth > 0; depth-- {
 		found, err := below(dir, depth)

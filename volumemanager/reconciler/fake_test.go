@@ -46,9 +46,9 @@ type fakeHost struct {
 	sizes map[string]string
 	// exclusive contains the handles of volumes with access mode ReadWriteOncePod.
 	exclusive map[string]bool
-	// pending contains the running operations.
+	// pending contains the running operations as VOLUME|OWNER, with the owner as in func owner.
 	pending map[string]bool
-	// log contains the operations since the last call of calls.
+	// log contains the operations since the last call of calls or count.
 	log []string
 	// limit is the volume limit of the driver; 0 for none.
 	limit int64
@@ -134,6 +134,7 @@ func owner(id state.ID) string {
 	return string(id.Pod) + "/" + id.Name
 }
 
+// handleOf returns the handle of the volume with a name.
 func (h *fakeHost) handleOf(name string) string { return cmp.Or(h.handles[name], "h-"+name) }
 
 func (h *fakeHost) setScript(script func(string) result) {
@@ -162,7 +163,7 @@ func (h *fakeHost) existing() string {
 	return fmt.Sprint(h.attached, h.devices, h.mounts)
 }
 
-// calls returns the operations since the last call of calls.
+// calls returns the operations since the last call of calls or count.
 func (h *fakeHost) calls() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,7 +172,7 @@ func (h *fakeHost) calls() []string {
 	return log
 }
 
-// count returns the number of operations of one kind since the last call of calls. It calls calls.
+// count returns the number of operations of one kind since the last call of calls or count.
 func (h *fakeHost) count(operation string) (n int) {
 	for _, o := range h.calls() {
 		if strings.HasPrefix(o, operation+" ") {
@@ -192,6 +193,8 @@ func (h *fakeHost) mounted(volume string) bool {
 	return slices.Contains(slices.Collect(maps.Values(h.mounts)), volume)
 }
 
+// setUp mounts a volume for a pod. If staged is set, the device of the volume must be mounted already.
+// create creates the directory or link at path.
 func (h *fakeHost) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, create func(path string) error) error {
 	usesOther := func() bool { return h.mounts[id] != "" && h.mounts[id] != volume }
 	return h.do(ctx, "SetUp", volume, id, func() {
@@ -218,6 +221,7 @@ func (h *fakeHost) setUp(ctx context.Context, id state.ID, volume string, staged
 	})
 }
 
+// tearDown unmounts a volume of a pod and removes path.
 func (h *fakeHost) tearDown(ctx context.Context, id state.ID, volume, path string) error {
 	return h.do(ctx, "TearDown", volume, id, func() {
 		if h.desired != nil && h.desired(id) {
@@ -232,7 +236,8 @@ func (h *fakeHost) tearDown(ctx context.Context, id state.ID, volume, path strin
 	})
 }
 
-// record records on disk that a volume may be attached (kind attachments) or mounted (kind devices).
+// record records on disk that a volume may be attached (kind attachments) or mounted (kind devices). text
+// has the name and the volumeMode of the PersistentVolume.
 func (h *fakeHost) record(kind, volume, text string) error {
 	dir := filepath.Join(h.paths.Plugin("test/full"), kind)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -249,6 +254,7 @@ func (h *fakeHost) unrecord(kind, volume string) error {
 	return err
 }
 
+// recorded returns the volumes for which record was called, and not unrecord.
 func (h *fakeHost) recorded(kind string) (all []plugins.DeviceMount, err error) {
 	dir := filepath.Join(h.paths.Plugin("test/full"), kind)
 	entries, err := os.ReadDir(dir)
@@ -270,8 +276,10 @@ func (h *fakeHost) recorded(kind string) (all []plugins.DeviceMount, err error) 
 // plainPlugin is a plugin for emptyDirs.
 type plainPlugin struct {
 	*fakeHost
+	// remounts is the result of Remounts.
 	remounts bool
-	warning  string
+	// warning is a warning about each volume, or empty.
+	warning string
 }
 
 func (plainPlugin) Name() string { return "test/plain" }
@@ -299,8 +307,10 @@ func (p plainPlugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter
 // mounter implements Mounter, Unmounter and the interfaces for raw devices, for a volume of a pod.
 type mounter struct {
 	*fakeHost
-	id     state.ID
+	id state.ID
+	// volume is the handle of a PersistentVolume or the name of an emptyDir.
 	volume string
+	// staged is set if the volume needs a device mount.
 	staged bool
 	path   string
 }
@@ -321,6 +331,7 @@ func (m mounter) MapPodDevice(ctx context.Context) error {
 
 func (m mounter) UnmapPodDevice(ctx context.Context) error { return m.TearDown(ctx) }
 
+// warner is a mounter with a warning.
 type warner struct {
 	mounter
 	warning string
@@ -393,6 +404,7 @@ func (f fullPlugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.
 	return f.mounter(name, pod, true), nil
 }
 
+// mapper is a mounter that can also stage the raw device.
 type mapper struct {
 	mounter
 	spec *plugins.Spec
@@ -468,8 +480,9 @@ func (f fullPlugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugin
 
 // claims binds each claim to the volume of the same name.
 type claims struct {
-	mu       sync.Mutex
-	volumes  map[string]*corev1.PersistentVolume
+	mu      sync.Mutex
+	volumes map[string]*corev1.PersistentVolume
+	// expanded contains the sizes with which NodeExpanded was called, by the names of the volumes.
 	expanded map[string]string
 	// unbound is set if no claim is bound now.
 	unbound bool

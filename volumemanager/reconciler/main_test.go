@@ -34,6 +34,7 @@ type manager struct {
 	stop   func()
 }
 
+// start starts a reconciler with the plugins in registry.
 func start(tb testing.TB, host *fakeHost, c *claims, registry ...plugins.VolumePlugin) *manager {
 	tb.Helper()
 	discard := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
@@ -55,6 +56,7 @@ func start(tb testing.TB, host *fakeHost, c *claims, registry ...plugins.VolumeP
 	return m
 }
 
+// volumeOf returns a PersistentVolume with 1 GiB, which fullPlugin supports.
 func volumeOf(name, handle string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -97,6 +99,7 @@ func pod(name string, volumes ...string) *corev1.Pod {
 	return p
 }
 
+// objects returns complete manifests with these pods.
 func objects(pods ...*corev1.Pod) *manifest.Objects {
 	o := &manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{}}
 	for _, p := range pods {
@@ -141,6 +144,7 @@ func (m *manager) wantMounted(t *testing.T, volume, message string) {
 	}
 }
 
+// volume returns the status of a volume of a pod.
 func (m *manager) volume(t *testing.T, pod, volume string) reconciler.VolumeStatus {
 	t.Helper()
 	_, volumes, _ := m.PodReady(key(pod))
@@ -151,6 +155,7 @@ func (m *manager) volume(t *testing.T, pod, volume string) reconciler.VolumeStat
 	return volumes[i]
 }
 
+// wantReady fails the test unless all volumes of the pods are mounted.
 func (m *manager) wantReady(t *testing.T, pods ...string) {
 	t.Helper()
 	for _, p := range pods {
@@ -182,7 +187,7 @@ func withFakeClock(t *testing.T, test func(t *testing.T, host *fakeHost)) {
 	})
 }
 
-// settle waits until no operation runs. It waits for less than the sync period.
+// settle waits until no operation runs that takes no time. It waits for less than the sync period.
 func settle() {
 	time.Sleep(20 * time.Millisecond)
 	synctest.Wait()

@@ -35,6 +35,8 @@ type history struct {
 	since map[state.ID]time.Time
 }
 
+// modelVolumes are the volumes from which each pod has a random choice; the function pod says what their
+// names mean. fsduplicate has the handle of fs1, and fsexclusive is ReadWriteOncePod.
 var modelVolumes = []string{"fs1", "fsduplicate", "fs2", "fs3", "fsexclusive", "disk1", "disk2", "e1", "e2"}
 
 // TestRandomHistories: in random histories no forbidden operation occurs, and in the end exactly the
@@ -87,16 +89,16 @@ func newHistory(t *testing.T, root string, seed uint64) *history {
 func (h *history) script(string) result {
 	h.host.mu.Lock()
 	defer h.host.mu.Unlock()
-	e := result{duration: time.Duration(h.outcomes.IntN(3000)) * time.Millisecond}
+	r := result{duration: time.Duration(h.outcomes.IntN(3000)) * time.Millisecond}
 	switch h.outcomes.IntN(8) {
 	case 0:
-		e.err = errBroken
+		r.err = errBroken
 	case 1:
-		e.err, e.takesEffect = &plugins.UncertainError{Err: errBroken}, h.outcomes.IntN(2) == 0
+		r.err, r.takesEffect = &plugins.UncertainError{Err: errBroken}, h.outcomes.IntN(2) == 0
 	case 2:
-		e.panic, e.takesEffect = true, h.outcomes.IntN(2) == 0
+		r.panic, r.takesEffect = true, h.outcomes.IntN(2) == 0
 	}
-	return e
+	return r
 }
 
 // step makes one random change, and lets up to ten seconds pass.
@@ -153,6 +155,7 @@ func (h *history) change() {
 	h.update()
 }
 
+// update passes the pods to the manager, and updates since.
 func (h *history) update() {
 	h.host.mu.Lock()
 	desired := h.desired()
@@ -207,7 +210,7 @@ func (h *history) end() {
 	}
 	h.host.mu.Lock()
 	if !maps.Equal(h.host.mounts, desired) || !maps.Equal(h.host.devices, devices) || !maps.Equal(h.host.attached, devices) {
-		h.t.Errorf("got mounts %v\nwant       %v\ngot devices %v, attached %v, want both for each handle of test/full", h.host.mounts, desired, h.host.devices, h.host.attached)
+		h.t.Errorf("got mounts %v, want %v; got devices %v and attached volumes %v, want %v in both", h.host.mounts, desired, h.host.devices, h.host.attached, devices)
 	}
 	h.host.mu.Unlock()
 	entries, err := os.ReadDir(h.host.paths.Pods())

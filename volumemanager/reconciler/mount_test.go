@@ -32,6 +32,7 @@ func (f tmpfsPlugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter
 	return tmpfsMounter(f.paths.PodVolume(pod, f.Name(), name)), nil
 }
 
+// tmpfsMounter is the path at which a tmpfs is mounted.
 type tmpfsMounter string
 
 func (m tmpfsMounter) Path() string { return string(m) }
@@ -84,6 +85,8 @@ func wantMounts(t *testing.T, host *fakeHost, want ...string) {
 	}
 }
 
+// TestRealMounts: volumes and subPaths are really mounted and unmounted, also after changes, restarts and an
+// unmount by another program.
 func TestRealMounts(t *testing.T) {
 	testenv.RequireRoot(t)
 	const volume, first, second = "volumes/test~plain/e", "volume-subpaths/e/c0/0", "volume-subpaths/e/c1/0"

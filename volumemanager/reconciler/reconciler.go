@@ -59,8 +59,8 @@ type Reconciler struct {
 	// stale is set if the volumes of claims may have changed since the last call of populate.
 	stale atomic.Bool
 
-	// populating is held during calls of Claims.Volume. It is locked before mu. Claims must not call
-	// InUse while it holds a lock that Claims.Volume needs.
+	// populating is held during calls of Claims.Volume. It is locked before mu. The implementation of
+	// Claims must not call InUse while it holds a lock that its method Volume needs.
 	populating sync.Mutex
 	objects    *manifest.Objects
 
@@ -150,6 +150,7 @@ func (r *Reconciler) populate() {
 	r.desired = desired
 }
 
+// signal wakes Run.
 func (r *Reconciler) signal() {
 	select {
 	case r.changed <- struct{}{}:
@@ -239,6 +240,8 @@ func (r *Reconciler) sharesSubPaths(id state.ID) bool {
 	})
 }
 
+// mayBeDesired reports whether a volume is desired, or may be desired according to a manifest that could
+// not be read or a volume that is not resolved yet.
 func (r *Reconciler) mayBeDesired(m *state.Mount) bool {
 	if !r.desired.Complete || r.desired.ByID[m.ID] != nil {
 		return true
@@ -274,6 +277,7 @@ func (r *Reconciler) reportErrors(ctx context.Context) {
 	r.reportedState, r.reported = r.desired, reported
 }
 
+// warn records an event for an error. volume is the name of the volume, or empty.
 func (r *Reconciler) warn(ctx context.Context, object, reason, volume string, err error) {
 	message := err.Error()
 	if volume != "" {

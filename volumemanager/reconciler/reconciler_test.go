@@ -31,6 +31,7 @@ func failing(operation string, r result) func(string) result {
 	}
 }
 
+// wantAllRemoved fails the test if a volume, a device or a directory of a pod is left.
 func wantAllRemoved(t *testing.T, host *fakeHost, m interface{ StateDiff() (int, int) }) {
 	t.Helper()
 	if toMount, toUnmount := m.StateDiff(); toMount != 0 || toUnmount != 0 {
@@ -44,6 +45,8 @@ func wantAllRemoved(t *testing.T, host *fakeHost, m interface{ StateDiff() (int,
 	}
 }
 
+// TestPodLifecycle: the volumes of a pod are attached and mounted in order, stay mounted, and are unmounted
+// and detached after the pod is removed.
 func TestPodLifecycle(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		c := newClaims("fs", "disk")
@@ -82,6 +85,8 @@ func TestPodLifecycle(t *testing.T) {
 	})
 }
 
+// TestTwoPodsUseOneDevice: a device is attached and mounted once for two pods, and stays while one of them
+// uses it.
 func TestTwoPodsUseOneDevice(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.setScript(func(string) result { return result{duration: time.Second} })
@@ -97,6 +102,8 @@ func TestTwoPodsUseOneDevice(t *testing.T) {
 	})
 }
 
+// TestDriverWithoutStaging: a volume that needs neither an attachment nor a device mount is only mounted for
+// the pod.
 func TestDriverWithoutStaging(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.unstaged["h-fs"] = true
@@ -110,6 +117,7 @@ func TestDriverWithoutStaging(t *testing.T) {
 	})
 }
 
+// withoutAttach is fullPlugin with volumes that need no attachment.
 type withoutAttach struct{ fullPlugin }
 
 func (withoutAttach) NeedsAttach(*plugins.Spec) (bool, error) { return false, nil }
@@ -183,6 +191,8 @@ func TestUnmountFails(t *testing.T) {
 	})
 }
 
+// TestAddedWhileUnmounting: if a pod is added again while its volume is being unmounted, the volume is
+// mounted again, and its device stays.
 func TestAddedWhileUnmounting(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		m := start(t, host, newClaims("fs"), fullPlugin{host})
@@ -286,6 +296,7 @@ func TestLostClaim(t *testing.T) {
 	})
 }
 
+// TestReadWriteOncePod: a pod waits while another pod uses a volume that only one pod may use.
 func TestReadWriteOncePod(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.exclusive["h-fs"] = true
@@ -303,6 +314,7 @@ func TestReadWriteOncePod(t *testing.T) {
 	})
 }
 
+// TestVolumeLimit: if the limit of a driver is reached, a volume waits until another one is detached.
 func TestVolumeLimit(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.limit = 2
@@ -316,7 +328,7 @@ func TestVolumeLimit(t *testing.T) {
 	})
 }
 
-// TestVolumeLimitWhileWaiting: a device for which two pods wait counts once.
+// TestVolumeLimitWhileWaiting: a device for which two pods wait counts once towards the driver's limit.
 func TestVolumeLimitWhileWaiting(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.limit = 2
@@ -332,6 +344,7 @@ func TestVolumeLimitWhileWaiting(t *testing.T) {
 	})
 }
 
+// TestDriverRegistered: a volume waits for its driver to register, and is then mounted.
 func TestDriverRegistered(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.unregistered = true
@@ -433,6 +446,8 @@ func TestChangeEndsBackoff(t *testing.T) {
 	})
 }
 
+// TestExpand: if the capacity of a mounted volume grows, the volume is expanded once. It stays mounted while
+// the expansion fails.
 func TestExpand(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		c := newClaims("fs")
@@ -566,6 +581,7 @@ func TestChangedSpec(t *testing.T) {
 // TestOtherDevice: if the PersistentVolume of a mounted volume is changed to another device, the volume
 // fails and its device stays mounted.
 func TestOtherDevice(t *testing.T) {
+	// restarted returns the plugin with which the manager is restarted; nil for no restart.
 	for name, restarted := range map[string]func(host *fakeHost) plugins.VolumePlugin{
 		"without a restart":         nil,
 		"restarted":                 func(host *fakeHost) plugins.VolumePlugin { return fullPlugin{host} },

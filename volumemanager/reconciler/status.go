@@ -15,8 +15,9 @@ import (
 // VolumeStatus is the state of a volume of a pod, or of a device that no pod uses. A device has no
 // Pod.
 type VolumeStatus struct {
-	// Pod is namespace and name; empty for a pod that was only found on disk.
-	Pod string    `json:"pod,omitempty"`
+	// Pod is the pod's namespace and name; empty for a pod that was only found on disk.
+	Pod string `json:"pod,omitempty"`
+	// UID is the UID of the pod.
 	UID types.UID `json:"uid,omitempty"`
 	// Volume is the volume's name in the pod; if the volume is not desired, the name of its Spec.
 	Volume           string      `json:"volume"`
@@ -70,6 +71,7 @@ func (r *Reconciler) PodReady(pod types.NamespacedName) (ready bool, volumes []V
 	return false, nil, false
 }
 
+// status returns the status of a desired volume.
 func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
 	s := VolumeStatus{Pod: podName(v.Pod), UID: v.Pod.UID, Volume: v.Name, Plugin: v.ID.Plugin, SubPaths: v.SubPaths, Phase: state.Pending}
 	if v.Spec != nil && v.Spec.PersistentVolume != nil {
@@ -175,7 +177,7 @@ func (r *Reconciler) InUse(volume string) bool {
 		}
 	}
 	for id, m := range r.actual.Mounts {
-		inline := m.Last != nil && m.Last.Spec.PersistentVolume == nil
+		inline := m.Last != nil && m.Last.Spec.PersistentVolume == nil // and not the PersistentVolume of this name
 		if id.Name == volume && (m.Mounted != state.No || m.Busy) && !inline {
 			return true
 		}

@@ -56,6 +56,7 @@ func (p Populator) Populate(objects *manifest.Objects) *DesiredStateOfWorld {
 	return d
 }
 
+// addPod adds a pod and its volumes to d.
 func (p Populator) addPod(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifest.Objects) {
 	desired := &Pod{Pod: pod}
 	d.Pods[pod.UID] = desired
@@ -186,17 +187,17 @@ func argsOf(pod *corev1.Pod) plugins.MounterArgs {
 
 // specify sets the Spec of v, and the fields that depend on its claim.
 func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
-	name := claim.Of(v.Pod, source)
-	if name == (types.NamespacedName{}) {
+	key := claim.Of(v.Pod, source)
+	if key == (types.NamespacedName{}) {
 		v.Spec = &plugins.Spec{Volume: source}
 		return nil
 	}
-	pvc, pv, err := p.Claims.Volume(name)
+	pvc, pv, err := p.Claims.Volume(key)
 	if err != nil {
 		return err
 	}
 	if source.Ephemeral != nil && !metav1.IsControlledBy(pvc, v.Pod) {
-		return plugins.Invalidf("volume %s: ephemeral: claim %s does not belong to this pod: remove the claim's manifest, or rename the pod or the volume", v.Name, name)
+		return plugins.Invalidf("volume %s: ephemeral: claim %s does not belong to this pod: remove the claim's manifest, or rename the pod or the volume", v.Name, key)
 	}
 	v.Spec = &plugins.Spec{PersistentVolume: pv, ReadOnly: source.PersistentVolumeClaim != nil && source.PersistentVolumeClaim.ReadOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]
@@ -206,8 +207,8 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 }
 
 // deviceOf returns the name of a volume's DeviceVolume, or "". For a PersistentVolume it does not call
-// Needs, which fails while the driver does not run, because existing devices on the machine must be
-// identified anyway.
+// Needs, because Needs fails while the driver does not run, and a device that is set up must be
+// identified even then.
 func deviceOf(plugin plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
 	mountable, ok := plugin.(plugins.DeviceMountableVolumePlugin)
 	if !ok {

@@ -30,6 +30,7 @@ type csiPlugin struct {
 	block
 }
 
+// block has the methods of plugins.BlockVolumePlugin that csiPlugin does not have otherwise.
 type block interface {
 	NewBlockVolumeMapper(*plugins.Spec, *corev1.Pod) (plugins.BlockVolumeMapper, error)
 	NewBlockVolumeUnmapper(string, types.UID) (plugins.BlockVolumeUnmapper, error)
@@ -42,6 +43,10 @@ func (csiPlugin) CanSupport(spec *plugins.Spec) bool {
 
 func (csiPlugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
+}
+
+func (csiPlugin) VolumeName(spec *plugins.Spec) (string, error) {
+	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
 
 // nfsPlugin is a plugin that does not support ReadWriteOncePod.
@@ -64,10 +69,8 @@ func (hostPathPlugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.HostPath != nil
 }
 
-func (csiPlugin) VolumeName(spec *plugins.Spec) (string, error) {
-	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
-}
-
+// claims holds the volumes of bound claims, keyed by the namespace and name of the claim. The claim
+// web-own belongs to the pod with the UID u.
 type claims map[string]*corev1.PersistentVolume
 
 var errNotBound = errors.New("no volume matches")
@@ -84,6 +87,7 @@ func (c claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim,
 	return claim, pv, nil
 }
 
+// pv returns a CSI PersistentVolume.
 func pv(name string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -95,10 +99,12 @@ func pv(name string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolume 
 	}
 }
 
+// claimed returns a pod's volume with a claim.
 func claimed(name, claim string, readOnly bool) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim, ReadOnly: readOnly}}}
 }
 
+// empty returns a pod's emptyDir.
 func empty(name string) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
 }
@@ -109,6 +115,7 @@ func withOncePod(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	return pv
 }
 
+// withSource returns a PersistentVolume with a source other than CSI.
 func withSource(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVolume {
 	v := pv(name, corev1.PersistentVolumeFilesystem)
 	v.Spec.PersistentVolumeSource = source
@@ -135,6 +142,7 @@ func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 	return p.Populate(&manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{{Namespace: "default", Name: "web"}: pod}})
 }
 
+// TestPopulate: the desired volumes of a pod have their IDs, devices, subPaths and settings.
 func TestPopulate(t *testing.T) {
 	d := populate(corev1.PodSpec{
 		SecurityContext: &corev1.PodSecurityContext{FSGroup: new(int64(7))},
@@ -193,8 +201,8 @@ func TestVolumeErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		containers []corev1.Container
 		volumes    []corev1.Volume
-		want       string
-		known      bool
+		want       string // a part of the error of the last volume
+		known      bool   // the ID of the last volume is set
 	}{
 		"no claim":                   {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume matches", false},
 		"claim of another owner":     {nil, []corev1.Volume{{Name: "other", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "does not belong to this pod", false},
@@ -242,12 +250,14 @@ func TestOneClaimTwice(t *testing.T) {
 	}
 }
 
+// TestDeletedPodsAreNotDesired: the volumes of a pod with a deletionTimestamp are not desired, and those of
+// a completed pod are.
 func TestDeletedPodsAreNotDesired(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u", DeletionTimestamp: &metav1.Time{}}}
 	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "job", UID: "v"}, Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}
 	d := state.Populator{}.Populate(&manifest.Objects{Pods: map[types.NamespacedName]*corev1.Pod{{Name: "web"}: pod, {Name: "job"}: ended}})
 	if d.Pods["u"] != nil || d.Pods["v"] == nil || d.Complete {
-		t.Errorf("got pods %v, want only the one without a deletionTimestamp", d.Pods)
+		t.Errorf("got pods %v, complete %t; want only the pod without a deletionTimestamp, incomplete", d.Pods, d.Complete)
 	}
 }
 

@@ -46,7 +46,7 @@ type DesiredStateOfWorld struct {
 	ByID map[ID]*PodVolume
 	// Devices holds the volumes of each device, keyed by the device's name.
 	Devices map[string][]*PodVolume
-	// Persistent holds the names of all PersistentVolumes in use.
+	// Persistent holds the names of the PersistentVolumes that pods request.
 	Persistent map[string]bool
 }
 
@@ -108,6 +108,7 @@ func (v *PodVolume) SetUpLike(o *PodVolume) bool {
 	return v == o || reflect.DeepEqual(v.Args, o.Args) && reflect.DeepEqual(v.SubPaths, o.SubPaths) && sameSource(v.Spec, o.Spec)
 }
 
+// sameSource reports whether two specs select the same data with the same mount options and readOnly.
 func sameSource(a, b *plugins.Spec) bool {
 	if a.ReadOnly != b.ReadOnly || (a.PersistentVolume == nil) != (b.PersistentVolume == nil) {
 		return false
@@ -231,8 +232,9 @@ type DeviceVolume struct {
 	// Spec is the spec of the last set-up. It is sufficient for the tear-down.
 	Spec *plugins.Spec
 	// Driver is the driver whose volume limit includes this volume, or empty.
-	Driver     string
-	Attached   Certainty
+	Driver   string
+	Attached Certainty
+	// Attachment is the result of the last attach; nil if the volume was not attached by this process.
 	Attachment plugins.Attachment
 	// Mounted also covers the staging of a raw device.
 	Mounted Certainty
@@ -319,6 +321,7 @@ func (m *Mount) AddCandidate(d *DeviceVolume) {
 	d.mounts[m] = true
 }
 
+// unlink removes all devices of the mount.
 func (m *Mount) unlink() {
 	for d := range m.devices {
 		delete(d.mounts, m)
