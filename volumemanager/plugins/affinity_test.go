@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
+// TestAffinity: CheckAffinity matches the nodeAffinity with the node's labels and name.
 func TestAffinity(t *testing.T) {
 	term := func(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: operator, Values: values}}}

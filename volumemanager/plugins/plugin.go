@@ -45,6 +45,7 @@ type Warner interface {
 
 // MounterArgs are the settings of a pod for all its volumes.
 type MounterArgs struct {
+	// FSGroup is the pod's fsGroup, or nil.
 	FSGroup             *int64
 	FSGroupChangePolicy corev1.PodFSGroupChangePolicy
 }
@@ -59,6 +60,7 @@ type Unmounter interface {
 // PersistentVolumePlugin is a VolumePlugin that supports PersistentVolumes.
 type PersistentVolumePlugin interface {
 	VolumePlugin
+	// AccessModes returns the access modes that the plugin supports.
 	AccessModes() []corev1.PersistentVolumeAccessMode
 }
 
@@ -173,6 +175,7 @@ type ProvisionableVolumePlugin interface {
 
 // ProvisionOptions describes a volume to create.
 type ProvisionOptions struct {
+	// PVName is the name of the PersistentVolume.
 	PVName string
 	Claim  *corev1.PersistentVolumeClaim
 	Class  *storagev1.StorageClass
@@ -217,7 +220,9 @@ type NodeExpandableVolumePlugin interface {
 
 // NodeExpandOptions are the paths of a volume and its requested size.
 type NodeExpandOptions struct {
-	Path            string // path of a pod's mount or raw device
+	// Path is the path of a pod's mount or raw device.
+	Path string
+	// DeviceMountPath is empty if the volume needs no device mount.
 	DeviceMountPath string
 	Size            resource.Quantity
 }

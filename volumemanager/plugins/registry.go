@@ -84,7 +84,7 @@ func (r Registry) ForClass(class *storagev1.StorageClass) (ProvisionableVolumePl
 	return found.(ProvisionableVolumePlugin), nil
 }
 
-// one returns the only plugin that pick selects. The errors contain the object that needs the plugin.
+// one returns the only result of pick that is not nil. The errors contain the object that needs the plugin.
 func (r Registry) one(object string, pick func(VolumePlugin) VolumePlugin) (found VolumePlugin, err error) {
 	for _, p := range r {
 		p = pick(p)

@@ -43,6 +43,7 @@ var errMember = errors.New("a record cannot be read")
 // returns the member.
 func TestRegistry(t *testing.T) {
 	r := plugins.Registry{fakePlugin{name: "a"}, fakeFamily{fakePlugin{name: "flex"}}, fakePlugin{name: "ab"}}
+	// bySpec and byName are the names of the plugins, or parts of the errors.
 	for _, tc := range []struct{ name, bySpec, byName string }{
 		{"a", "a", "a"},
 		{"ab", "two plugins, a and ab", "ab"},
@@ -61,6 +62,7 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
+// check fails the test unless want is the name of the plugin or, if there is an error, a part of the error.
 func check(t *testing.T, what, want string, p plugins.VolumePlugin, err error) {
 	t.Helper()
 	if err != nil && !strings.Contains(err.Error(), want) || err == nil && p.Name() != want {

@@ -110,6 +110,7 @@ func (m *mounter) allocate(fs *quota.FS) (*record, error) {
 	return &record{Kind: fs.Kind(), ID: id, Bytes: m.size}, nil
 }
 
+// warn adds a warning that the size limit is not enforced.
 func (m *mounter) warn(why string) {
 	m.warnings = append(m.warnings, fmt.Sprintf("emptyDir.sizeLimit %s is not enforced: %s", m.limit, why))
 }
@@ -186,6 +187,8 @@ func (v *volume) removeDisk(ctx context.Context) error {
 	return nil
 }
 
+// removeDir removes the directory with its content. It ensures that the quota ID of a directory without a
+// record is released.
 func (v *volume) removeDir(ctx context.Context, fs *quota.FS, parent *os.File) error {
 	name := filepath.Base(v.path)
 	info, err := os.Lstat(v.path)

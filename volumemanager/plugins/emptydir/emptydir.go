@@ -103,6 +103,7 @@ func (p *Plugin) volume(name string, pod types.UID) (*volume, error) {
 	return &volume{p, string(pod) + "." + name, path}, nil
 }
 
+// mounter is a volume with the settings in the manifests of its pod.
 type mounter struct {
 	*volume
 	medium corev1.StorageMedium
@@ -198,6 +199,8 @@ func (v *volume) TearDown(ctx context.Context) error {
 	return nil
 }
 
+// unmount removes the topmost mount at the volume's path. It returns an error if one of the mounts at or
+// below the path was not created by the plugin.
 func (v *volume) unmount(mounts []*mount.Entry) error {
 	for _, e := range mounts {
 		if filepath.Base(e.Mountpoint) != filepath.Base(v.path) || e.FSType != memory && e.FSType != hugePages {

@@ -40,6 +40,7 @@ type machine struct {
 	*plugintest.Host
 }
 
+// newMachine returns a machine whose root directory is root.
 func newMachine(t *testing.T, root string) *machine {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -56,6 +57,7 @@ func newMachine(t *testing.T, root string) *machine {
 	return m
 }
 
+// restart replaces the plugin, as a restart of the manager does.
 func (m *machine) restart() { m.Plugin = emptydir.New(m.Host) }
 
 func (m *machine) path() string { return m.Paths().PodVolume(uid, emptydir.Name, "data") }
@@ -73,6 +75,7 @@ func emptyDir(medium corev1.StorageMedium, bytes int64) corev1.EmptyDirVolumeSou
 	return source
 }
 
+// pod returns a pod whose container has these requests.
 func pod(requests corev1.ResourceList) *corev1.Pod {
 	p := &corev1.Pod{}
 	p.UID = uid
@@ -96,7 +99,7 @@ func (m *machine) up(t *testing.T, source corev1.EmptyDirVolumeSource, args plug
 	return mounter.(plugins.Warner).Warnings()
 }
 
-// down removes a volume.
+// down removes a volume. While its quota ID is busy, it tries again.
 func (m *machine) down(t *testing.T, name string) {
 	t.Helper()
 	u := plugintest.Value(m.NewUnmounter(name, uid))(t)
@@ -106,6 +109,7 @@ func (m *machine) down(t *testing.T, name string) {
 	}))
 }
 
+// wantMode requires the owner root, a group and a mode.
 func wantMode(t *testing.T, path string, gid uint32, mode uint32) {
 	t.Helper()
 	var st syscall.Stat_t
@@ -130,6 +134,8 @@ func fill(t *testing.T, path string, maxBytes int64) int64 {
 	return info.Size()
 }
 
+// TestDisk: a volume on disk is created with the pod's group. SetUp does not change an existing volume, and
+// TearDown removes its content.
 func TestDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
@@ -151,6 +157,7 @@ func TestDisk(t *testing.T) {
 	}
 }
 
+// TestSizeLimit: btrfs limits the size of a volume.
 func TestSizeLimit(t *testing.T) { testSizeLimit(t, newMachine(t, testenv.SimpleQuotas(t, "512M"))) }
 
 // testSizeLimit fills a volume, raises its limit, fills it again, and removes its limit.
@@ -173,6 +180,8 @@ func testSizeLimit(t *testing.T, m *machine) {
 	}
 }
 
+// TestSizeLimitNotEnforced: on a filesystem without quotas, SetUp succeeds with a warning that says how to
+// enable them.
 func TestSizeLimitNotEnforced(t *testing.T) {
 	for fsType, want := range map[string]string{"ext4": "prjquota", "btrfs": "quota enable"} {
 		m := newMachine(t, testenv.Filesystem(t, fsType, "128M"))
@@ -224,7 +233,7 @@ func TestKilled(t *testing.T) {
 			}))
 			wantMode(t, m.path(), 0, 0o777)
 			if n := fill(t, m.path()+"/file", 64*mib); n > 16*mib {
-				t.Errorf("limit 16 MiB: got %d bytes written", n)
+				t.Errorf("limit 16 MiB: got %d bytes written, want at most 16 MiB", n)
 			}
 			m.down(t, "data")
 			plugintest.WantMissing(t, record(m))
@@ -317,6 +326,8 @@ func TestContentWithoutRecord(t *testing.T) {
 	plugintest.WantText(t, m.path()+"/file", "")
 }
 
+// TestMemory: a volume in memory has the pod's group and a size that can be changed. It is created again
+// after a reboot.
 func TestMemory(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	group := int64(4711)
@@ -328,7 +339,7 @@ func TestMemory(t *testing.T) {
 		t.Fatalf("got mount %+v, want a tmpfs without noexec", e)
 	}
 	if n := fill(t, m.path()+"/file", 64*mib); n != 4*mib {
-		t.Errorf("limit 4 MiB: got %d bytes written", n)
+		t.Errorf("limit 4 MiB: got %d bytes written, want 4 MiB", n)
 	}
 	m.restart()
 	m.up(t, emptyDir(corev1.StorageMediumMemory, 8*mib), args)
@@ -363,7 +374,8 @@ func allocatable(t *testing.T) int64 {
 	return (kib["MemTotal"]-kib["Hugetlb"])<<10 - 100*mib
 }
 
-// TestMemoryRoot: the mode and the number of inodes are those of a tmpfs without options.
+// TestMemoryRoot: the mode and the number of inodes of a volume in memory are those of a tmpfs that is
+// mounted without options.
 func TestMemoryRoot(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	plain := t.TempDir()
@@ -381,7 +393,8 @@ func TestMemoryRoot(t *testing.T) {
 	}
 }
 
-// TestMemorySize: the size is the minimum of sizeLimit, the pod's memory limit and the machine's memory.
+// TestMemorySize: the size of a volume in memory is the minimum of sizeLimit, the pod's memory limit and the
+// machine's memory.
 func TestMemorySize(t *testing.T) {
 	limits := func(sizes ...int64) (containers []corev1.Container) {
 		for _, size := range sizes {
@@ -445,11 +458,12 @@ func TestMemoryShrunk(t *testing.T) {
 		mounter := plugintest.Value(m.NewMounter(spec(emptyDir(corev1.StorageMediumMemory, size)), p))(t)
 		must(t, mounter.SetUp(t.Context(), plugins.MounterArgs{}))
 		if warnings := mounter.(plugins.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "4194304 bytes") {
-			t.Errorf("sizeLimit %d: got warnings %q, want one with the limit of 4194304 bytes", size, warnings)
+			t.Errorf("sizeLimit of %d bytes: got warnings %q, want one with the limit of 4194304 bytes", size, warnings)
 		}
 	}
 }
 
+// TestMediumChanged: SetUp refuses another medium for an existing volume, and keeps the content.
 func TestMediumChanged(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	for _, media := range [][2]corev1.StorageMedium{{"", corev1.StorageMediumMemory}, {corev1.StorageMediumMemory, ""}} {
@@ -477,6 +491,7 @@ func TestTearDownMounted(t *testing.T) {
 	}
 }
 
+// TestInvalid: NewMounter and NewUnmounter refuse invalid values, and the error names the value or field.
 func TestInvalid(t *testing.T) {
 	p := emptydir.New(plugintest.NewHost(t.TempDir()))
 	pages := corev1.ResourceList{"hugepages-2Mi": resource.MustParse("4Mi"), "hugepages-1Gi": resource.MustParse("1Gi")}
@@ -502,7 +517,8 @@ func TestInvalid(t *testing.T) {
 	plugintest.WantInvalid(t, err, "../x")
 }
 
-// TestHugePages lets the kernel allocate surplus huge pages while the test runs.
+// TestHugePages: a volume of huge pages has a size that is a multiple of the page size. Without pages,
+// SetUp fails. The test lets the kernel allocate surplus huge pages while it runs.
 func TestHugePages(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	huge := pod(corev1.ResourceList{"hugepages-2Mi": resource.MustParse("4Mi")})

@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
+// TestProjectSizeLimit: xfs and ext4 with project quotas limit the size of a volume.
 func TestProjectSizeLimit(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {

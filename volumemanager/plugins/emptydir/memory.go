@@ -42,8 +42,8 @@ func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugins
 	if err != nil {
 		return err
 	}
-	// If the root directory lacks the owner or mode, an earlier call was interrupted. Otherwise the
-	// files belong to the pod.
+	// If the root directory lacks the group or mode, an earlier call was interrupted. Otherwise the files
+	// belong to the pod and are not changed.
 	args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	return ownership.Set(ctx, m.path, args)
 }
@@ -73,6 +73,7 @@ func podMemory(pod *corev1.Pod) int64 {
 	return limits.Memory().Value()
 }
 
+// mount creates the filesystem and mounts it at the volume's path.
 func (m *mounter) mount() error {
 	if err := m.makeParent(); err != nil {
 		return err
@@ -87,6 +88,7 @@ func (m *mounter) mount() error {
 	return errors.Join(detached.MoveTo(m.path), detached.Close())
 }
 
+// filesystem creates a tmpfs or a hugetlbfs.
 func (m *mounter) filesystem() (*mount.Detached, error) {
 	if m.page == 0 {
 		return m.tmpfs()
@@ -118,10 +120,11 @@ func (m *mounter) tmpfs() (*mount.Detached, error) {
 	return detached, nil
 }
 
+// resize changes the size of a tmpfs.
 func (m *mounter) resize() error {
 	err := mount.ResizeMemory(m.path, mount.MemoryLimit{Bytes: m.size})
 	switch {
-	case !errors.Is(err, syscall.EINVAL):
+	case !errors.Is(err, syscall.EINVAL): // EINVAL means that the tmpfs contains more than the new size
 		return err
 	case m.limit == "":
 		m.warnings = append(m.warnings, fmt.Sprintf("the pod's memory limit and the node's memory allow the emptyDir in memory %d bytes, but it contains more: its size is not changed", m.size))

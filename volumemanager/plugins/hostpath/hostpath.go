@@ -103,9 +103,10 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 type kind struct {
 	mode        fs.FileMode
 	description string                  // in errors
-	create      func(path string) error // nil: the path must exist
+	create      func(path string) error // nil if the path must exist
 }
 
+// kinds has all types except the empty one, which requires nothing.
 var kinds = map[corev1.HostPathType]kind{
 	corev1.HostPathDirectoryOrCreate: {fs.ModeDir, "a directory", func(path string) error { return os.MkdirAll(path, 0o755) }},
 	corev1.HostPathDirectory:         {fs.ModeDir, "a directory", nil},

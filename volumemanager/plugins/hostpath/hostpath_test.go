@@ -20,6 +20,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 var must = plugintest.Must
 
+// setUp calls NewMounter and SetUp for a path and a type.
 func setUp(t *testing.T, path string, kind corev1.HostPathType) error {
 	t.Helper()
 	source := &corev1.HostPathVolumeSource{Path: path, Type: &kind}
@@ -38,6 +39,7 @@ func setUp(t *testing.T, path string, kind corev1.HostPathType) error {
 	return m.SetUp(t.Context(), plugins.MounterArgs{})
 }
 
+// TestTypes: SetUp accepts a path only with its own type or without a type, and creates nothing.
 func TestTypes(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -55,7 +57,7 @@ func TestTypes(t *testing.T) {
 		must(t, setUp(t, path, corev1.HostPathUnset))
 		for _, kind := range types {
 			if err := setUp(t, path, kind); (err == nil) != (kind == actual) {
-				t.Errorf("%s, a %s, with type %s: got error %v", path, actual, kind, err)
+				t.Errorf("%s, a %s, with type %s: got error %v, want an error: %t", path, actual, kind, err, kind != actual)
 			}
 		}
 	}
@@ -65,6 +67,7 @@ func TestTypes(t *testing.T) {
 	must(t, setUp(t, dir+"/missing", corev1.HostPathUnset))
 }
 
+// TestCreate: SetUp creates a missing path of a type OrCreate, and TearDown keeps it.
 func TestCreate(t *testing.T) {
 	dir := t.TempDir()
 	for range 2 {
@@ -82,12 +85,14 @@ func TestCreate(t *testing.T) {
 	plugintest.WantText(t, dir+"/a/file", "")
 }
 
+// TestInvalid: an invalid path or type is refused.
 func TestInvalid(t *testing.T) {
 	for path, kind := range map[string]corev1.HostPathType{"relative": "", "/a/../b": "", "": "", "/": "Folder"} {
 		plugintest.WantInvalid(t, setUp(t, path, kind), "hostPath.")
 	}
 }
 
+// recycle calls Recycle for a path.
 func recycle(t *testing.T, path string) error {
 	t.Helper()
 	pv := &corev1.PersistentVolume{}
@@ -95,6 +100,8 @@ func recycle(t *testing.T, path string) error {
 	return hostpath.New().Recycle(t.Context(), pv)
 }
 
+// TestRecycle: Recycle empties a directory. It follows no links, and refuses mounts, files and the root
+// directory.
 func TestRecycle(t *testing.T) {
 	testenv.RequireRoot(t)
 	base := t.TempDir()

@@ -76,6 +76,7 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	return &mounter{path: at, export: export, readOnly: spec.ReadOnly || sourceOf(spec).ReadOnly}, err
 }
 
+// exportOf returns the server's directory of a spec, with the mount options.
 func exportOf(spec *plugins.Spec) (mount.NFS, error) {
 	source := sourceOf(spec)
 	n := mount.NFS{Server: strings.TrimSuffix(strings.TrimPrefix(source.Server, "["), "]"), Path: source.Path, Options: []string{ownSuperblock}}
@@ -140,6 +141,7 @@ func (m *mounter) checkSource(at *mount.Entry) error {
 	return nil
 }
 
+// mountExport mounts a server's directory at a path.
 func mountExport(ctx context.Context, export mount.NFS, path string, o mount.Options) error {
 	detached, _, err := mount.MountNFS(ctx, export, o.Attr)
 	if errors.Is(err, mount.ErrBadOption) {

@@ -37,6 +37,8 @@ func pod() *corev1.Pod {
 	return p
 }
 
+// TestSpecs: NewMounter accepts valid servers, paths and mount options, and refuses invalid ones with an
+// error that names them.
 func TestSpecs(t *testing.T) {
 	p := nfsvolume.New(plugintest.NewHost(t.TempDir()), mount.NewNFSUnmounter())
 	for name, spec := range map[string]*plugins.Spec{

@@ -27,7 +27,8 @@ type machine struct {
 	nfsUnmounter *mount.NFSUnmounter
 	server       *nfsd.Server
 	export       string
-	path         string
+	// path is the path of the volume that up has set up.
+	path string
 }
 
 func newMachine(t *testing.T) *machine {
@@ -40,6 +41,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
+// up sets a volume up.
 func (m *machine) up(t *testing.T, spec *plugins.Spec) error {
 	t.Helper()
 	mounter := plugintest.Value(m.NewMounter(spec, pod()))(t)
@@ -58,6 +60,8 @@ func (m *machine) down(t *testing.T) {
 	plugintest.WantMissing(t, m.path)
 }
 
+// TestNFS: a volume shows the server's directory, over IPv4 and IPv6, with the mount options. A failed SetUp
+// leaves nothing.
 func TestNFS(t *testing.T) {
 	m := newMachine(t)
 	for name, spec := range map[string]*plugins.Spec{
@@ -126,6 +130,8 @@ func TestNFSSilent(t *testing.T) {
 	plugintest.WantText(t, m.path+"/file", "flushed")
 }
 
+// TestNFSRecycle: Recycle empties the server's directory, and does not follow links. A call during which the
+// server becomes unreachable ends with its context, and a later call removes the rest.
 func TestNFSRecycle(t *testing.T) {
 	m := newMachine(t)
 	dir := m.server.Dir(m.export)

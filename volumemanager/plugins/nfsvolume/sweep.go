@@ -14,7 +14,8 @@ import (
 // recycling returns the directory with a mount for each volume that is being recycled.
 func (p *Plugin) recycling() string { return filepath.Join(p.host.Paths().Plugin(Name), "recycling") }
 
-// acquire reserves the mount at a path for the caller. ok is false while another caller has it.
+// acquire reserves the mount at a path for the caller. ok is false while another caller holds the
+// reservation.
 func (p *Plugin) acquire(path string) (release func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,6 +50,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
+// sweep unmounts the mounts for recycling that no call uses.
 func (p *Plugin) sweep(ctx context.Context) error {
 	left, err := plugins.Entries(p.recycling())
 	for _, e := range left {

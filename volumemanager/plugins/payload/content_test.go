@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// TestContent: the content of each kind of volume. The umask has no effect.
+// TestContent: each kind of volume has the content, owners and modes as with a kubelet. The umask has no
+// effect.
 func TestContent(t *testing.T) {
 	before := syscall.Umask(0o077)
 	t.Cleanup(func() { syscall.Umask(before) })
@@ -109,6 +110,7 @@ func TestSamePath(t *testing.T) {
 	}
 }
 
+// TestDefaultMode: files without a mode of their own have the volume's defaultMode.
 func TestDefaultMode(t *testing.T) {
 	h := newHost(t)
 	h.configMap("run", map[string]string{"start": "#!/bin/sh\n", "stop": ""})
@@ -150,6 +152,7 @@ func TestTokenOwner(t *testing.T) {
 	}
 }
 
+// TestOptional: a missing object or key is an error and leaves nothing, unless the source is optional.
 func TestOptional(t *testing.T) {
 	h := newHost(t)
 	h.configMap("web", map[string]string{"port": "80"})
@@ -157,8 +160,8 @@ func TestOptional(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		volume  corev1.Volume
-		want    string
-		wantErr string
+		want    string // the only file if the source is optional; "" for none
+		wantErr string // a part of the error if the source is not optional
 	}{
 		{name: "no ConfigMap", volume: configMapVolume("other"), wantErr: "configMap: ConfigMap shop/other: no manifest has it"},
 		{name: "no Secret", volume: secretVolume("other"), wantErr: "secret: Secret shop/other: no manifest has it"},
@@ -179,6 +182,7 @@ func TestOptional(t *testing.T) {
 	}
 }
 
+// setOptional makes the source of a volume, or the second source of a projected volume, optional.
 func setOptional(v *corev1.Volume) {
 	switch {
 	case v.ConfigMap != nil:
@@ -248,8 +252,9 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-func resourceItem(container, of, divisor string) corev1.DownwardAPIVolumeFile {
-	s := &corev1.ResourceFieldSelector{ContainerName: container, Resource: of}
+// resourceItem returns an item with the path value. An empty divisor is the default.
+func resourceItem(container, name, divisor string) corev1.DownwardAPIVolumeFile {
+	s := &corev1.ResourceFieldSelector{ContainerName: container, Resource: name}
 	if divisor != "" {
 		s.Divisor = resource.MustParse(divisor)
 	}
@@ -303,6 +308,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
+// quantities returns the resources with these names and quantities, which alternate.
 func quantities(words ...string) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	for i := 0; i < len(words); i += 2 {

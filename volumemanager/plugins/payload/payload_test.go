@@ -29,8 +29,10 @@ func newHost(t *testing.T) *host {
 	return hostAt(t.TempDir())
 }
 
+// hostAt returns a host without objects whose root directory is root.
 func hostAt(root string) *host { return &host{plugintest.NewHost(root)} }
 
+// plugin returns the plugin of a volume.
 func (h *host) plugin(t *testing.T, v corev1.Volume) plugins.VolumePlugin {
 	t.Helper()
 	return plugintest.Value(plugins.Registry(payload.New(h)).ForSpec(&plugins.Spec{Volume: &v}))(t)
@@ -63,6 +65,7 @@ func (h *host) mount(t *testing.T, v corev1.Volume, pod *corev1.Pod, args plugin
 	return path
 }
 
+// wantRemoved requires that a path does not exist and is no mount point.
 func wantRemoved(t *testing.T, path string) {
 	t.Helper()
 	if mounts := plugintest.Value(mount.Below(path))(t); len(mounts) > 0 {
@@ -141,8 +144,8 @@ func ofToken(path string) corev1.VolumeProjection {
 
 func item(key, path string) corev1.KeyToPath { return corev1.KeyToPath{Key: key, Path: path} }
 
-func fieldItem(path, of string) corev1.DownwardAPIVolumeFile {
-	return corev1.DownwardAPIVolumeFile{Path: path, FieldRef: &corev1.ObjectFieldSelector{FieldPath: of}}
+func fieldItem(path, field string) corev1.DownwardAPIVolumeFile {
+	return corev1.DownwardAPIVolumeFile{Path: path, FieldRef: &corev1.ObjectFieldSelector{FieldPath: field}}
 }
 
 // content returns mode, owner, group and text of each file that a pod sees, by path. It follows links.
@@ -159,6 +162,7 @@ func content(t *testing.T, dir string) map[string]string {
 	return found
 }
 
+// describe adds a file, or a directory with its files, to found.
 func describe(t *testing.T, found map[string]string, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, name)

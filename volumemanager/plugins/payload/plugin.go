@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// plugin is one of the plugins. It treats each volume as a projected one: for it, a configMap volume is
-// a projected volume with a single source.
+// plugin is one of the plugins. It converts each volume to a projected volume: a configMap volume, for
+// example, becomes a projected volume with a single source.
 type plugin struct {
 	host plugins.Host
 	name string
@@ -36,6 +36,7 @@ func New(host plugins.Host) []plugins.VolumePlugin {
 	}
 }
 
+// single returns a projected volume with one source.
 func single(source corev1.VolumeProjection, mode *int32) *corev1.ProjectedVolumeSource {
 	return &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}, DefaultMode: mode}
 }
@@ -68,8 +69,8 @@ func ofDownwardAPI(v *corev1.Volume) *corev1.ProjectedVolumeSource {
 	return single(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: s.Items}}, s.DefaultMode)
 }
 
-// sourceField returns the field of source i in the manifest of a projected volume; nil for the others,
-// which have no list of sources.
+// sourceField returns the field of source i in the manifest of a projected volume. For other volumes, whose
+// manifests have no list of sources, it returns nil.
 func (p *plugin) sourceField(i int) *field.Path {
 	if p.name == projectedName {
 		return field.NewPath("projected", "sources").Index(i)
@@ -106,6 +107,7 @@ type volume struct {
 	path string
 }
 
+// mounter is a volume with its manifest.
 type mounter struct {
 	*volume
 	pod        *corev1.Pod

@@ -44,6 +44,7 @@ func (v *volume) setUp(ctx context.Context, content tree) error {
 	return err
 }
 
+// replaceOnDisk replaces the content of a volume on disk.
 func (v *volume) replaceOnDisk(ctx context.Context, content tree) error {
 	root, err := os.OpenRoot(v.path)
 	if err != nil {
@@ -119,6 +120,7 @@ func (v *volume) owns(root *os.Root) (bool, error) {
 	return mount.IsMemory(at, v.name), err
 }
 
+// The size of a page and the minimum size of the filesystem, in bytes.
 const (
 	page    = 4096
 	minRoom = 1 << 20
@@ -134,6 +136,7 @@ func room(content tree) int64 {
 	return max(minRoom, 2*pages*page)
 }
 
+// errOtherMount is the error about a mount of another program at the volume's path.
 func (v *volume) errOtherMount() error {
 	return fmt.Errorf("%s: the mount at this path does not belong to the volume: unmount it", v.path)
 }

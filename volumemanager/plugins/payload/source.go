@@ -17,10 +17,12 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// The API server's defaults.
 const (
-	defaultFileMode       = fs.FileMode(corev1.ProjectedVolumeSourceDefaultMode)
-	tokenMode             = 0o600
+	// defaultFileMode is the default of an API server.
+	defaultFileMode = fs.FileMode(corev1.ProjectedVolumeSourceDefaultMode)
+	// tokenMode is the mode of a token whose user or group is known.
+	tokenMode = 0o600
+	// dirMode is the mode of directories without an fsGroup, groupDirMode with an fsGroup.
 	dirMode, groupDirMode = fs.ModeDir | 0o755, fs.ModeDir | fs.ModeSetgid | 0o755
 	// groupMode contains the mode bits that a kubelet adds for a pod's fsGroup in read-only volumes.
 	groupMode = 0o440
@@ -40,6 +42,7 @@ func (m *mounter) content(args plugins.MounterArgs) (tree, error) {
 	return w.tree, nil
 }
 
+// project adds the files of a source. at is the field of the source.
 func (m *mounter) project(w *writer, at *field.Path, source corev1.VolumeProjection) error {
 	switch {
 	case source.ConfigMap != nil:
@@ -57,8 +60,10 @@ func (m *mounter) project(w *writer, at *field.Path, source corev1.VolumeProject
 
 // writer collects the files of a volume.
 type writer struct {
-	tree  tree
-	mode  *int32
+	tree tree
+	// mode is the volume's defaultMode, or nil.
+	mode *int32
+	// group is the pod's fsGroup, or nil.
 	group *int64
 }
 
@@ -88,14 +93,17 @@ func (w *writer) fileMode(item *int32) fs.FileMode {
 
 // object is a source of kind ConfigMap or Secret.
 type object struct {
-	at       *field.Path
-	kind     string
+	// at is the field of the source.
+	at   *field.Path
+	kind string
+	// get returns the data of the object.
 	get      func(name string) (map[string]string, error)
 	name     string
 	items    []corev1.KeyToPath
 	optional *bool
 }
 
+// projectObject adds the files of a ConfigMap or Secret.
 func (m *mounter) projectObject(w *writer, o object) error {
 	optional := o.optional != nil && *o.optional
 	data, err := o.get(o.name)
@@ -126,7 +134,7 @@ func (m *mounter) projectObject(w *writer, o object) error {
 	return nil
 }
 
-// addKeys adds a file for each key.
+// addKeys adds a file for each key of an object.
 func (w *writer) addKeys(o object, data map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(data)) {
 		if problems := validation.IsConfigMapKey(key); len(problems) > 0 {
@@ -139,6 +147,7 @@ func (w *writer) addKeys(o object, data map[string]string) error {
 	return nil
 }
 
+// configMap returns the data of a ConfigMap in the pod's namespace.
 func (m *mounter) configMap(name string) (map[string]string, error) {
 	o, err := m.host.ConfigMap(m.pod.Namespace, name)
 	if err != nil {
@@ -149,6 +158,7 @@ func (m *mounter) configMap(name string) (map[string]string, error) {
 	return data, nil
 }
 
+// secret returns the data of a Secret in the pod's namespace.
 func (m *mounter) secret(name string) (map[string]string, error) {
 	o, err := m.host.Secret(m.pod.Namespace, name)
 	if err != nil {
@@ -157,6 +167,7 @@ func (m *mounter) secret(name string) (map[string]string, error) {
 	return plugins.Strings(o.Data), nil
 }
 
+// projectPod adds the files of downwardAPI items.
 func (m *mounter) projectPod(w *writer, at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
 	for i, item := range items {
 		at := at.Child("items").Index(i)
@@ -223,6 +234,7 @@ func podUser(pod *corev1.Pod) *int64 {
 	return all
 }
 
+// containerUser returns the user of a container; nil if its image determines the user.
 func containerUser(pod *corev1.Pod, container *corev1.SecurityContext) *int64 {
 	switch {
 	case container != nil && container.RunAsUser != nil:

@@ -72,7 +72,7 @@ func TestKeyOfSubPath(t *testing.T) {
 			must(t, os.RemoveAll(dir))
 			h.mount(t, v, newPod(), plugins.MounterArgs{})
 			if got := content(t, at)["m"]; got != "-rw-r--r-- 0:0 2" {
-				t.Errorf("m after the directory was removed: got %q", got)
+				t.Errorf("m after the directory was removed: got %q, want the file with the text 2", got)
 			}
 		})
 	}
@@ -86,7 +86,7 @@ func TestUpdateOfItems(t *testing.T) {
 	for _, path := range []string{"x", "x/y", "x/y/z", "x"} {
 		at = h.mount(t, configMapVolume("web", item("a", path)), newPod(), plugins.MounterArgs{})
 		if got := content(t, at)[path]; got != "-rw-r--r-- 0:0 1" {
-			t.Errorf("%s: got %q", path, got)
+			t.Errorf("%s: got %q, want a file with the text 1", path, got)
 		}
 		wantLinks(t, at, 1)
 	}
@@ -153,6 +153,7 @@ func TestGrow(t *testing.T) {
 	}
 }
 
+// many returns n keys.
 func many(n int) map[string]string {
 	data := map[string]string{}
 	for i := range n {
@@ -228,6 +229,8 @@ func TestReaders(t *testing.T) {
 	}
 }
 
+// readUntil reads versions until stop is closed. It returns an error if a version is incomplete, or older
+// than the one before.
 func readUntil(dir string, stop <-chan struct{}) error {
 	last := 0
 	for {
@@ -251,6 +254,7 @@ func readUntil(dir string, stop <-chan struct{}) error {
 // the content of volumes below that directory until it is killed.
 const writerDir = "TRIVET_TEST_PAYLOAD_WRITER"
 
+// writeForever is the writer that writerDir describes. After each generation it prints its number.
 func writeForever(dir string) {
 	h := hostAt(dir)
 	for n := 0; ; n++ {
@@ -265,6 +269,7 @@ func writeForever(dir string) {
 	}
 }
 
+// setUpOnce sets a volume up outside of a test.
 func setUpOnce(h *host, v corev1.Volume) error {
 	spec := &plugins.Spec{Volume: &v}
 	p, err := plugins.Registry(payload.New(h)).ForSpec(spec)

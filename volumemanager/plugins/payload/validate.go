@@ -54,6 +54,7 @@ func (m *mounter) checkDistinct() error {
 	return nil
 }
 
+// itemPaths returns the paths in the items of a source.
 func itemPaths(s corev1.VolumeProjection) (paths []string) {
 	var items []corev1.KeyToPath
 	switch {
@@ -80,16 +81,17 @@ func (m *mounter) validateSource(at *field.Path, s corev1.VolumeProjection) erro
 	case len(slices.DeleteFunc(known, func(set bool) bool { return !set })) != 1:
 		return plugins.Invalidf("%s: want one of configMap, secret, downwardAPI and serviceAccountToken", at)
 	case s.ConfigMap != nil:
-		return checkKeys(at.Child("configMap"), s.ConfigMap.Name, s.ConfigMap.Items)
+		return checkObject(at.Child("configMap"), s.ConfigMap.Name, s.ConfigMap.Items)
 	case s.Secret != nil:
-		return checkKeys(at.Child("secret"), s.Secret.Name, s.Secret.Items)
+		return checkObject(at.Child("secret"), s.Secret.Name, s.Secret.Items)
 	case s.DownwardAPI != nil:
-		return m.checkFiles(at.Child("downwardAPI", "items"), s.DownwardAPI.Items)
+		return m.checkPodValues(at.Child("downwardAPI", "items"), s.DownwardAPI.Items)
 	}
 	return checkToken(at.Child("serviceAccountToken"), s.ServiceAccountToken)
 }
 
-func checkKeys(at *field.Path, name string, items []corev1.KeyToPath) error {
+// checkObject checks the name and the items of a source of kind ConfigMap or Secret.
+func checkObject(at *field.Path, name string, items []corev1.KeyToPath) error {
 	if name == "" {
 		return plugins.Invalidf("%s: the name is missing: set it", at)
 	}
@@ -101,7 +103,8 @@ func checkKeys(at *field.Path, name string, items []corev1.KeyToPath) error {
 	return nil
 }
 
-func (m *mounter) checkFiles(at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
+// checkPodValues checks downwardAPI items.
+func (m *mounter) checkPodValues(at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
 	for i, item := range items {
 		if err := checkItem(at.Index(i), item.Path, item.Mode); err != nil {
 			return err

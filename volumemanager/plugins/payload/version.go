@@ -24,9 +24,11 @@ import (
 //	..data -> ..2026_01_31_12_00_00.123
 //	key    -> ..data/key
 const (
+	// hidden begins the names that users do not see.
 	hidden   = ".."
 	dataLink = "..data"
-	newLink  = "..data_tmp"
+	// newLink is renamed to dataLink.
+	newLink = "..data_tmp"
 )
 
 // replace replaces the content of the volume with want by one rename. It writes nothing if the volume
@@ -55,8 +57,8 @@ func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 	return sweep(ctx, root, current)
 }
 
-// setRootAttributes gives the volume's root the attributes of a version's root, but the mode of an
-// emptyDir, because a kubelet keeps the versions in one.
+// setRootAttributes gives the volume's root the owner and group of a version's root and the mode of an
+// emptyDir, because a kubelet keeps the versions in an emptyDir.
 func (v *volume) setRootAttributes(root *os.Root, want node) error {
 	want.mode |= 0o777
 	if !v.onDisk {
@@ -87,6 +89,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+// isVersion reports whether a name can be that of a version.
 func isVersion(name string) bool {
 	return strings.HasPrefix(name, hidden) && filepath.IsLocal(name) && filepath.Base(name) == name && name != dataLink && name != newLink
 }
@@ -104,7 +107,7 @@ func addVersion(root *os.Root, content tree) (name string, err error) {
 }
 
 // updateLinks creates a link for each name, and removes other links that users see. As in a kubelet, it
-// keeps all else, such as directories that were created for the subPath of a container.
+// keeps all else, such as directories that were created for the subPath of a container. It modifies names.
 func updateLinks(root *os.Root, names map[string]bool) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
