@@ -23,6 +23,8 @@ const nodeIDAnnotation = "csi.alpha.kubernetes.io/node-id"
 // attachmentName returns the kubelet's name for a VolumeAttachment.
 func attachmentName(handle, driver, node string) string { return "csi-" + hash(handle+driver+node) }
 
+// attachmentsDir returns the directory of the attachment files. An attachment file is the record of an
+// attached volume.
 func (p *Plugin) attachmentsDir() string {
 	return filepath.Join(p.host.Paths().Root, "volume-manager", "attachments")
 }
@@ -70,6 +72,7 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attach
 	return p.attach(ctx, d, v, request, fresh)
 }
 
+// attach calls ControllerPublishVolume. fresh is true if the volume has no attachment file.
 func (p *Plugin) attach(ctx context.Context, d *driver, v *volume, request *csi.ControllerPublishVolumeRequest, fresh bool) (plugins.Attachment, error) {
 	a := p.newAttachment(v, request.GetNodeId())
 	dir, file := p.attachmentsDir(), p.attachmentFile(v)
@@ -95,6 +98,7 @@ func (p *Plugin) attach(ctx context.Context, d *driver, v *volume, request *csi.
 	return answer.GetPublishContext(), nil
 }
 
+// attachRequest returns the request of ControllerPublishVolume.
 func (p *Plugin) attachRequest(d *driver, v *volume) (*csi.ControllerPublishVolumeRequest, error) {
 	secrets, err := p.secret(v.persistent.ControllerPublishSecretRef)
 	if err != nil {
@@ -110,6 +114,7 @@ func (p *Plugin) attachRequest(d *driver, v *volume) (*csi.ControllerPublishVolu
 	}, nil
 }
 
+// newAttachment returns the content of an attachment file for a volume that is not attached yet.
 func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttachment {
 	a := plugins.NewAttachment(p.host, attachmentName(v.handle, v.driver, p.host.NodeName()), v.driver, corev1.PersistentVolumeSource{
 		CSI: &corev1.CSIPersistentVolumeSource{Driver: v.driver, VolumeHandle: v.handle, ControllerPublishSecretRef: v.persistent.ControllerPublishSecretRef},
@@ -186,7 +191,7 @@ func (p *Plugin) attachments() (map[string]*storagev1.VolumeAttachment, error) {
 	return all, err
 }
 
-// attachedRecord returns the record of an attachment's volume.
+// attachedRecord returns the record of an attachment's volume; false if a is nil.
 func attachedRecord(a *storagev1.VolumeAttachment) (record, bool) {
 	if a == nil {
 		return record{}, false

@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
+// mapper publishes a raw device to a pod.
 type mapper struct {
 	*Plugin
 	spec *plugins.Spec

@@ -22,6 +22,7 @@ func (v *volume) capability(singleWriters bool, group *int64) *csi.VolumeCapabil
 	})
 }
 
+// groupName returns a group in the format of volume_mount_group; "" for nil.
 func groupName(group *int64) string {
 	if group == nil {
 		return ""
@@ -29,6 +30,8 @@ func groupName(group *int64) string {
 	return strconv.FormatInt(*group, 10)
 }
 
+// capability returns the capability of a raw device if block is set, otherwise that of the filesystem m.
+// singleWriters is as in volume.capability.
 func capability(mode corev1.PersistentVolumeAccessMode, singleWriters, block bool, m *csi.VolumeCapability_MountVolume) *csi.VolumeCapability {
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: accessMode(mode, singleWriters)}}
 	c.AccessType = &csi.VolumeCapability_Mount{Mount: m}

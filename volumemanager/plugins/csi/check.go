@@ -26,8 +26,8 @@ func (s *mountTable) mounted(path string) (bool, error) {
 }
 
 // checkPublished checks the target path after a driver has reported success. It returns an
-// *UncertainError unless a filesystem is mounted at the path, or with block, the path is a block device
-// or a bind mount of one.
+// *UncertainError unless a filesystem is mounted at the path or, with block, the path is a block device or
+// a bind mount of a block device.
 func (s *mountTable) checkPublished(driver, path string, block bool) error {
 	ok, err := s.mounted(path)
 	problem := "nothing is mounted"
@@ -44,6 +44,7 @@ func (s *mountTable) checkPublished(driver, path string, block bool) error {
 	return nil
 }
 
+// isDevice reports whether a path is a block device. It does not follow links.
 func isDevice(path string) (bool, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -43,12 +43,16 @@ type driver struct {
 
 // driverInfo is the information that a driver reports about itself. It is immutable.
 type driverInfo struct {
-	nodeID   string
-	limit    int64
+	nodeID string
+	// limit is the maximum number of volumes on this node; 0 if there is none.
+	limit int64
+	// topology has the segments of this node.
 	topology map[string]string
-	plugin   map[csi.PluginCapability_Service_Type]bool
-	nodes    map[csi.NodeServiceCapability_RPC_Type]bool
-	control  map[csi.ControllerServiceCapability_RPC_Type]bool
+	// plugin, nodes and control are the capabilities of the driver, of its Node service, and of the
+	// Controller service at this endpoint.
+	plugin  map[csi.PluginCapability_Service_Type]bool
+	nodes   map[csi.NodeServiceCapability_RPC_Type]bool
+	control map[csi.ControllerServiceCapability_RPC_Type]bool
 }
 
 // dial connects to a Unix socket, and reconnects automatically. The path may contain any
@@ -71,6 +75,7 @@ func dial(path string) (*grpc.ClientConn, error) {
 		}))
 }
 
+// newDriver returns a driver that connects to its endpoint, but was not queried yet.
 func newDriver(name, endpoint string, v *version.Version) (*driver, error) {
 	conn, err := dial(endpoint)
 	if err != nil {
@@ -108,6 +113,7 @@ func (d *driver) refresh(ctx context.Context) error {
 	return d.unusable
 }
 
+// query checks the driver's identity, and returns the information that the driver reports about itself.
 func (d *driver) query(ctx context.Context) (driverInfo, error) {
 	var a driverInfo
 	if err := d.identify(ctx); err != nil {

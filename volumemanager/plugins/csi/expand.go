@@ -13,7 +13,7 @@ import (
 )
 
 // Expand calls ControllerExpandVolume. A driver without this call may expand volumes on the node alone.
-func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
+func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, nodeExpandRequired bool, err error) {
 	v, d, err := p.volumeAndDriver(&plugins.Spec{PersistentVolume: pv})
 	if err != nil {
 		return actual, false, err

@@ -41,9 +41,11 @@ type fake struct {
 	created *csi.Volume
 	// expandedSize is the size in the response of ControllerExpandVolume.
 	expandedSize int64
-	plugin       []csi.PluginCapability_Service_Type
-	nodeCan      []csi.NodeServiceCapability_RPC_Type
-	control      []csi.ControllerServiceCapability_RPC_Type
+	// plugin, nodeCan and control are the capabilities of the driver, and of its Node and Controller
+	// services.
+	plugin  []csi.PluginCapability_Service_Type
+	nodeCan []csi.NodeServiceCapability_RPC_Type
+	control []csi.ControllerServiceCapability_RPC_Type
 }
 
 // newFake serves a driver with all capabilities that the plugin uses.
@@ -77,6 +79,7 @@ func registeredFake(t *testing.T) (*host, *fake) {
 	return h, f
 }
 
+// start serves the driver until stop is called or the test ends.
 func (f *fake) start(t *testing.T) {
 	t.Helper()
 	f.stop = serve(t, f.path, func(s *grpc.Server) {
@@ -86,7 +89,7 @@ func (f *fake) start(t *testing.T) {
 	})
 }
 
-// replace replaces a call; nil restores the call.
+// replace replaces the effect of a call with do, which gets the request; nil restores the call.
 func (f *fake) replace(call string, do func(context.Context, any) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,7 +128,7 @@ func (f *fake) count(call string) (n int) {
 	return n
 }
 
-// record records a call, and runs its replacement. done is true if there is a replacement.
+// record records a call, and runs its replacement. done is true if there is a replacement; err is its error.
 func (f *fake) record(ctx context.Context, request any) (done bool, err error) {
 	name := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", request), "*csi."), "Request")
 	f.mu.Lock()

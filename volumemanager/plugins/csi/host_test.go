@@ -36,7 +36,8 @@ type host struct {
 	*csi.Plugin
 	*plugintest.Host
 	registry string
-	changes  atomic.Int32
+	// changes counts the calls of Options.Changed.
+	changes atomic.Int32
 }
 
 // newHost returns a host whose plugin runs until the test ends.
@@ -142,8 +143,15 @@ func (h *host) waitForStatus(t *testing.T, file string, ok func(csi.DriverStatus
 	return last
 }
 
+// registered is a condition for waitForStatus.
 func registered(s csi.DriverStatus) bool { return s.Registered && s.Error == "" }
 
+// registeredAs returns a condition for waitForStatus: the driver is registered and has the node ID.
+func registeredAs(nodeID string) func(csi.DriverStatus) bool {
+	return func(s csi.DriverStatus) bool { return registered(s) && s.NodeID == nodeID }
+}
+
+// hasError returns a condition for waitForStatus: the error contains the text.
 func hasError(text string) func(csi.DriverStatus) bool {
 	return func(s csi.DriverStatus) bool { return strings.Contains(s.Error, text) }
 }
@@ -165,6 +173,7 @@ var (
 	wantMissing   = plugintest.WantMissing
 )
 
+// pod returns a pod in the namespace team with the UID uid-<name>.
 func pod(name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-" + name)},
@@ -190,6 +199,7 @@ func device(spec *plugins.Spec) *plugins.Spec {
 	return spec
 }
 
+// inline returns an inline volume of a driver.
 func inline(driver, name string, attributes map[string]string) *plugins.Spec {
 	return &plugins.Spec{Volume: &corev1.Volume{
 		Name:         name,
@@ -204,6 +214,7 @@ func (h *host) setUp(ctx context.Context, t *testing.T, spec *plugins.Spec, pod 
 	return m.Path(), m.SetUp(ctx, args)
 }
 
+// tearDown unpublishes a filesystem from a pod.
 func (h *host) tearDown(t *testing.T, name string, pod *corev1.Pod) error {
 	t.Helper()
 	u := plugintest.Value(h.NewUnmounter(name, pod.UID))(t)
@@ -238,8 +249,4 @@ func mounts(t *testing.T, dir string) (at []string) {
 		}
 	}
 	return at
-}
-
-func registeredAs(nodeID string) func(csi.DriverStatus) bool {
-	return func(s csi.DriverStatus) bool { return registered(s) && s.NodeID == nodeID }
 }

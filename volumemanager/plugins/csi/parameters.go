@@ -14,7 +14,10 @@ import (
 const (
 	reserved    = "csi.storage.k8s.io/"
 	fsTypeParam = reserved + "fstype"
+)
 
+// The kinds of Secrets to which the parameters can refer, by the call that needs the Secret.
+const (
 	provisionerSecret       = "provisioner"
 	controllerPublishSecret = "controller-publish"
 	nodeStageSecret         = "node-stage"
@@ -64,7 +67,7 @@ func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 		}
 		p.secrets[kind] = ref
 	}
-	for key := range orchestrator {
+	for key := range orchestrator { // the known parameters were removed
 		return nil, plugins.Invalidf("StorageClass %s: parameter %s%s is unknown: remove it", o.Class.Name, reserved, key)
 	}
 	return p, nil

@@ -77,13 +77,14 @@ func classifyCreateError(err error) error {
 	switch callErr.Code {
 	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange, codes.Unimplemented:
 		return &plugins.RefusedError{Err: callErr}
-	case codes.ResourceExhausted:
+	case codes.ResourceExhausted: // the driver has no room for the volume, so this call has created nothing
 		return callErr
 	default:
 		return err
 	}
 }
 
+// createRequest returns the request of CreateVolume.
 func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugins.ProvisionOptions) (*csi.CreateVolumeRequest, error) {
 	if err := checkProvision(d, o); err != nil {
 		return nil, err
@@ -147,6 +148,7 @@ func isBlock(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == corev1.PersistentVolumeBlock
 }
 
+// contentSource returns the source of a new volume's content; nil if the volume is created empty.
 func contentSource(source plugins.ProvisionSource) *csi.VolumeContentSource {
 	switch {
 	case source.SnapshotHandle != "":
@@ -196,7 +198,7 @@ func isAllowed(terms []corev1.TopologySelectorTerm, segments map[string]string) 
 func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeRequest) error {
 	requested := request.GetCapacityRange().GetRequiredBytes()
 	switch size := created.GetCapacityBytes(); {
-	case size != 0 && size < requested: // 0: unknown
+	case size != 0 && size < requested: // 0 means unknown
 		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, created.GetVolumeId(), size, requested)
 	case request.GetVolumeContentSource() != nil && created.GetContentSource() == nil:
 		return fmt.Errorf("driver %s: CreateVolume: the response for volume %s does not contain its source, so the volume may lack the source's content: check the driver's log", d.name, created.GetVolumeId())
@@ -219,6 +221,7 @@ func (d *driver) canAccess(topologies []*csi.Topology) bool {
 	})
 }
 
+// persistentVolume returns the PersistentVolume of a created volume.
 func (p *Plugin) persistentVolume(d *driver, created *csi.Volume, parameters *parameters, request *csi.CreateVolumeRequest, o plugins.ProvisionOptions) *corev1.PersistentVolume {
 	size := cmp.Or(created.GetCapacityBytes(), request.GetCapacityRange().GetRequiredBytes())
 	pv := &corev1.PersistentVolume{
@@ -250,6 +253,7 @@ func (p *Plugin) persistentVolume(d *driver, created *csi.Volume, parameters *pa
 	return pv
 }
 
+// csiSource returns the source of the PersistentVolume of a created volume.
 func (p *Plugin) csiSource(d *driver, created *csi.Volume, parameters *parameters) *corev1.CSIPersistentVolumeSource {
 	identity := map[string]string{provisionerIdentity: p.host.NodeName() + "-" + d.name}
 	return &corev1.CSIPersistentVolumeSource{

@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-// options returns the options to provision a claim of a size.
+// options returns the options to provision a volume for a claim. size is the claim's request, parameters are
+// those of the class.
 func options(driver, name, size string, parameters map[string]string) plugins.ProvisionOptions {
 	return plugins.ProvisionOptions{
 		PVName: "pvc-" + name,
@@ -34,6 +35,7 @@ func options(driver, name, size string, parameters map[string]string) plugins.Pr
 	}
 }
 
+// TestProvision: the requests and the PersistentVolume are as with external-provisioner.
 func TestProvision(t *testing.T) {
 	h, f := registeredFake(t)
 	h.setSecret("team/admin-claim", map[string]string{"key": "admin"})
@@ -62,18 +64,18 @@ func TestProvision(t *testing.T) {
 		r.GetAccessibilityRequirements().GetRequisite()[0].GetSegments()["zone"] != "here" ||
 		r.GetVolumeCapabilities()[0].GetMount().GetFsType() != "xfs" || r.GetVolumeCapabilities()[0].GetMount().GetMountFlags()[0] != "noatime" ||
 		r.GetVolumeCapabilities()[0].GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
-		t.Errorf("got CreateVolume request %v", r)
+		t.Errorf("got CreateVolume request %v, want name pvc-claim, parameters %v, 1 GiB, Secret admin-claim, zone here, xfs with noatime, and one node that writes", r, parameters)
 	}
 	source := pv.Spec.CSI
 	if source.VolumeHandle != "made" || source.FSType != "xfs" || source.VolumeAttributes["a"] != "b" || source.NodePublishSecretRef.Name != "mary" ||
 		pv.Name != "pvc-claim" || pv.Spec.Capacity.Storage().Value() != 2<<30 || pv.Spec.PersistentVolumeReclaimPolicy != retain ||
 		pv.Spec.ClaimRef.UID != "uid-of-claim" || pv.Spec.StorageClassName != "class" || pv.Annotations["pv.kubernetes.io/provisioned-by"] != driverName ||
 		pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != "zone" {
-		t.Errorf("got PersistentVolume %+v", pv)
+		t.Errorf("got PersistentVolume %+v, want name pvc-claim, handle made, xfs, attribute a=b, Secret mary, 2 GiB, policy Retain, claim UID uid-of-claim, class class, the driver's annotation, and an affinity for the zone", pv)
 	}
 	must(t, h.Delete(t.Context(), pv))
 	if r := lastRequest[csi.DeleteVolumeRequest](f); r.GetVolumeId() != "made" || r.GetSecrets()["key"] != "admin" {
-		t.Errorf("got DeleteVolume request %v", r)
+		t.Errorf("got DeleteVolume request %v, want volume made and the Secret admin-claim", r)
 	}
 }
 
@@ -81,9 +83,9 @@ func TestProvision(t *testing.T) {
 func TestProvisionMismatch(t *testing.T) {
 	for name, tc := range map[string]struct {
 		created *csi.Volume
-		source  string
-		want    string
-		deleted bool
+		source  string // the handle of the snapshot to copy; "" for none
+		want    string // a part of the error; "" if Provision succeeds
+		deleted bool   // DeleteVolume is called
 	}{
 		"no volume":            {created: nil, want: "no volume ID"},
 		"no ID":                {created: &csi.Volume{CapacityBytes: 1 << 30}, want: "no volume ID"},
@@ -108,10 +110,10 @@ func TestProvisionMismatch(t *testing.T) {
 			}
 			wantError(t, err, tc.want)
 			if plugins.Uncertain(err) == tc.deleted {
-				t.Errorf("got error %v, uncertain %v; want uncertain %v", err, tc.deleted, !tc.deleted)
+				t.Errorf("got error %v, uncertain %v; want uncertain %v", err, plugins.Uncertain(err), !tc.deleted)
 			}
 			if n := f.count("DeleteVolume"); (n == 1) != tc.deleted {
-				t.Errorf("got %d calls of DeleteVolume, want deleted %v", n, tc.deleted)
+				t.Errorf("got %d calls of DeleteVolume, want one call: %v", n, tc.deleted)
 			}
 			f.failWith("DeleteVolume", status.Error(codes.Internal, "scripted"))
 			if _, err := h.Provision(t.Context(), o); tc.deleted {
@@ -170,6 +172,7 @@ func TestProvisionRefused(t *testing.T) {
 	}
 }
 
+// secretOf returns the parameters with a reference to a Secret in the namespace vault.
 func secretOf(kind, name string) map[string]string {
 	return map[string]string{"csi.storage.k8s.io/" + kind + "-secret-name": name, "csi.storage.k8s.io/" + kind + "-secret-namespace": "vault"}
 }
@@ -216,6 +219,8 @@ func (h *host) testWithoutController(t *testing.T, f *fake, endpoint string) {
 	}
 }
 
+// TestExpand: the driver expands a volume with the Secrets of the PersistentVolume. A size that is less than
+// requested is an error.
 func TestExpand(t *testing.T) {
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
@@ -231,17 +236,18 @@ func TestExpand(t *testing.T) {
 		t.Errorf("got %d bytes and node expansion %v, want 3 GiB and true", actual.Value(), node)
 	}
 	if r := lastRequest[csi.ControllerExpandVolumeRequest](f); r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "controller" {
-		t.Errorf("got ControllerExpandVolume request %v", r)
+		t.Errorf("got ControllerExpandVolume request %v, want volume handle and the Secret controller", r)
 	}
 	must(t, h.NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: "/a", DeviceMountPath: "/b", Size: actual}))
 	if r := lastRequest[csi.NodeExpandVolumeRequest](f); r.GetVolumePath() != "/a" || r.GetStagingTargetPath() != "/b" || r.GetCapacityRange().GetRequiredBytes() != 3<<30 || r.GetSecrets()["key"] != "node" {
-		t.Errorf("got NodeExpandVolume request %v", r)
+		t.Errorf("got NodeExpandVolume request %v, want path /a, staging path /b, 3 GiB and the Secret node", r)
 	}
 	f.change(func() { f.expandedSize = 1 })
 	_, _, err = h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
 	wantCertain(t, err, "less than")
 }
 
+// TestNeedsAttach: attachRequired of the CSIDriver object can switch off attaching.
 func TestNeedsAttach(t *testing.T) {
 	h, _ := registeredFake(t)
 	spec, no := persistent(driverName, "pv", "handle"), false

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
+// mounter publishes a filesystem to a pod.
 type mounter struct {
 	*Plugin
 	v   *volume
@@ -133,6 +134,7 @@ func (v *volume) source() string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
+// lifecycle returns the lifecycle mode: Ephemeral for an inline volume, otherwise Persistent.
 func (v *volume) lifecycle() storagev1.VolumeLifecycleMode {
 	if v.ephemeral {
 		return storagev1.VolumeLifecycleEphemeral
@@ -140,6 +142,7 @@ func (v *volume) lifecycle() storagev1.VolumeLifecycleMode {
 	return storagev1.VolumeLifecyclePersistent
 }
 
+// publishRequest returns the request of NodePublishVolume.
 func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target string, args plugins.MounterArgs) (*csi.NodePublishVolumeRequest, error) {
 	object := p.object(v.driver)
 	if err := checkLifecycle(object, v); err != nil {
@@ -173,7 +176,7 @@ func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target st
 	attachment, err := p.attachment(v)
 	if err == nil {
 		request.PublishContext = attachment.Status.AttachmentMetadata
-	} else if !errors.Is(err, fs.ErrNotExist) { // ErrNotExist: the volume is not attached
+	} else if !errors.Is(err, fs.ErrNotExist) { // ErrNotExist means that the volume is not attached
 		return nil, err
 	}
 	if d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {

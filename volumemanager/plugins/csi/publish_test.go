@@ -245,12 +245,12 @@ func TestPublishRequest(t *testing.T) {
 	p := pod("one")
 	plugintest.Value(h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{}))(t)
 	if r := lastRequest[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() || r.GetSecrets()["key"] != "attach" {
-		t.Errorf("got ControllerPublishVolume request %v", r)
+		t.Errorf("got ControllerPublishVolume request %v, want node fake-node, not read-only, and the Secret attach", r)
 	}
 	stage := lastRequest[csi.NodeStageVolumeRequest](f)
 	m := stage.GetVolumeCapability().GetMount()
 	if m.GetFsType() != "ext4" || m.GetMountFlags()[0] != "noatime" || stage.GetPublishContext()["device"] != "sda" || stage.GetSecrets()["key"] != "stage" {
-		t.Errorf("got NodeStageVolume request %v", stage)
+		t.Errorf("got NodeStageVolume request %v, want fsType ext4, mount flag noatime, device sda in the publish context, and the Secret stage", stage)
 	}
 	publish := lastRequest[csi.NodePublishVolumeRequest](f)
 	want := map[string]string{
@@ -268,7 +268,7 @@ func TestPublishRequest(t *testing.T) {
 	if !publish.GetReadonly() || publish.GetPublishContext()["device"] != "sda" || publish.GetSecrets()["key"] != "publish" ||
 		publish.GetStagingTargetPath() != stage.GetStagingTargetPath() ||
 		publish.GetVolumeCapability().GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
-		t.Errorf("got NodePublishVolume request %v", publish)
+		t.Errorf("got NodePublishVolume request %v, want read-only, device sda in the publish context, the Secret publish, the staging path %s, and one node with several writers", publish, stage.GetStagingTargetPath())
 	}
 
 	h.CSIDrivers[driverName].Spec.ServiceAccountTokenInSecrets = &yes
@@ -279,7 +279,7 @@ func TestPublishRequest(t *testing.T) {
 	}
 	h.takeDown(t, p)
 	if r := lastRequest[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "attach" {
-		t.Errorf("got ControllerUnpublishVolume request %v", r)
+		t.Errorf("got ControllerUnpublishVolume request %v, want node fake-node, volume handle, and the Secret attach", r)
 	}
 }
 
@@ -312,7 +312,7 @@ func TestGroup(t *testing.T) {
 		readOnly bool
 		delegate bool // the driver has VOLUME_MOUNT_GROUP
 		mode     corev1.PersistentVolumeAccessMode
-		want     bool
+		want     bool // the manager applies the group
 	}{
 		"default policy":           {fsType: "ext4", mode: corev1.ReadWriteOnce, want: true},
 		"ReadWriteOncePod":         {fsType: "ext4", mode: corev1.ReadWriteOncePod, want: true},
@@ -340,7 +340,7 @@ func TestGroup(t *testing.T) {
 			var st syscall.Stat_t
 			must(t, syscall.Stat(path, &st))
 			if applied := int64(st.Gid) == group; applied != tc.want {
-				t.Errorf("got group %d applied %v, want %v", group, applied, tc.want)
+				t.Errorf("got applied %v (group %d), want applied %v (group %d)", applied, st.Gid, tc.want, group)
 			}
 			requested := lastRequest[csi.NodePublishVolumeRequest](f).GetVolumeCapability().GetMount().GetVolumeMountGroup()
 			if delegated := requested == "4711"; delegated != tc.delegate {
@@ -351,6 +351,8 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// TestInline: an inline volume has the kubelet's handle and path, and is neither attached nor staged. The
+// CSIDriver object determines which lifecycle modes are allowed.
 func TestInline(t *testing.T) {
 	testenv.RequireRoot(t)
 	h, f := registeredFake(t)
@@ -368,7 +370,7 @@ func TestInline(t *testing.T) {
 	// The SHA-256 hash of the pod's UID and the volume's name, as in a kubelet.
 	const handle = "csi-093048c50afd7d39b40b0903de5456069ad41a610a4d887add0a73863ad5d8fc"
 	if r.GetVolumeId() != handle || r.GetVolumeContext()["csi.storage.k8s.io/ephemeral"] != "true" || r.GetStagingTargetPath() != "" {
-		t.Errorf("got NodePublishVolume request %v", r)
+		t.Errorf("got NodePublishVolume request %v, want volume %s, ephemeral true in the volume context, and no staging path", r, handle)
 	}
 	if want := h.Root + "/pods/uid-one/volumes/kubernetes.io~csi/scratch/mount"; path != want {
 		t.Errorf("got path %s, want %s", path, want)

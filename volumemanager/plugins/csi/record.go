@@ -68,6 +68,7 @@ func (p *Plugin) removeRecord(dir string) error {
 	return errors.Join(removeFile(dir, recordFile), mount.RemoveTarget(dir))
 }
 
+// removeFile removes a file, and the temporary file of an interrupted write.
 func removeFile(dir, name string) error {
 	file := filepath.Join(dir, name)
 	return errors.Join(mount.RemoveTarget(file), mount.RemoveTarget(file+".tmp"))

@@ -33,7 +33,7 @@ func TestRecords(t *testing.T) {
 	// The SHA-256 hash of "handle".
 	const hash = "c2a116aa910d147bd5bdacc2f1cc4430148955f450654ed756e9c93de1b1e1d2"
 	if staging != h.Root+"/plugins/kubernetes.io/csi/"+driverName+"/"+hash+"/globalmount" {
-		t.Errorf("got staging path %s", staging)
+		t.Errorf("got staging path %s, want the kubelet's path with the hash %s", staging, hash)
 	}
 	for dir, want := range map[string]map[string]string{
 		filepath.Dir(path):    {"specVolID": "pv", "volumeHandle": "handle", "driverName": driverName, "nodeName": nodeName, "volumeLifecycleMode": "Persistent"},
@@ -50,7 +50,7 @@ func TestRecords(t *testing.T) {
 	}
 	a := h.attachment(t)
 	if !a.Status.Attached || a.Status.AttachmentMetadata["device"] != "sda" || *a.Spec.Source.PersistentVolumeName != "pv" || a.Spec.NodeName != nodeName {
-		t.Errorf("got attachment %+v", a)
+		t.Errorf("got attachment %+v, want PersistentVolume pv attached to node %s with device sda", a, nodeName)
 	}
 	for _, list := range []func() ([]plugins.DeviceMount, error){h.DeviceMounts, h.Attachments} {
 		all := plugintest.Value(list())(t)
@@ -63,6 +63,7 @@ func TestRecords(t *testing.T) {
 	h.takeDown(t, pod("one"))
 }
 
+// attachment reads the only attachment file.
 func (h *host) attachment(t *testing.T) (a storagev1.VolumeAttachment) {
 	t.Helper()
 	b := plugintest.Value(os.ReadFile(h.attachmentFile(t)))(t)
@@ -70,6 +71,7 @@ func (h *host) attachment(t *testing.T) (a storagev1.VolumeAttachment) {
 	return a
 }
 
+// attachmentFile returns the path of the only attachment file.
 func (h *host) attachmentFile(t *testing.T) string {
 	t.Helper()
 	files := plugintest.Value(filepath.Glob(h.Root + "/volume-manager/attachments/*.json"))(t)
@@ -97,6 +99,7 @@ func TestTornRecord(t *testing.T) {
 	}
 }
 
+// tear makes a record torn.
 func tear(t *testing.T, file string) {
 	t.Helper()
 	must(t, os.WriteFile(file, []byte(`{"volumeHandle":`), 0o600))

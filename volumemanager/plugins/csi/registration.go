@@ -49,12 +49,16 @@ type DriverStatus struct {
 // registrarSocket is the socket of a registrar.
 type registrarSocket struct {
 	path string
+	// file identifies the socket, because a registrar may replace it.
 	file os.FileInfo
+	// stop ends serve, which then closes done.
 	stop context.CancelFunc
 	done chan struct{}
 
-	// Protected by Plugin.mu:
-	name   string
+	// The following fields are protected by Plugin.mu.
+	// name is the name of the driver; empty before the first answer of the registrar.
+	name string
+	// driver is nil while the driver is not registered.
 	driver *driver
 	err    error
 }
@@ -73,6 +77,7 @@ func (p *Plugin) Drivers() []DriverStatus {
 	return all
 }
 
+// status returns the state of the socket and its driver. The caller holds Plugin.mu.
 func (s *registrarSocket) status() DriverStatus {
 	status := DriverStatus{Name: s.name, Socket: s.path}
 	err := s.err
@@ -163,6 +168,7 @@ func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error)
 	return watchErr
 }
 
+// running returns the sockets that are served, by path.
 func (p *Plugin) running() map[string]*registrarSocket {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,6 +199,7 @@ func sockets(dir string) (map[string]os.FileInfo, error) {
 	return all, nil
 }
 
+// startRegistrar starts serving a socket.
 func (p *Plugin) startRegistrar(ctx context.Context, path string, file os.FileInfo) {
 	ctx, stop := context.WithCancel(ctx)
 	s := &registrarSocket{path: path, file: file, stop: stop, done: make(chan struct{})}
@@ -205,6 +212,7 @@ func (p *Plugin) startRegistrar(ctx context.Context, path string, file os.FileIn
 	}()
 }
 
+// stopRegistrar stops serving a socket, which unregisters its driver.
 func (p *Plugin) stopRegistrar(s *registrarSocket) {
 	s.stop()
 	<-s.done

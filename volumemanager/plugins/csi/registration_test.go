@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
+// TestRegistration: a driver can be used while its registrar's socket exists.
 func TestRegistration(t *testing.T) {
 	h := newHost(t)
 	f := newFake(t, h)

@@ -58,8 +58,8 @@ func TestTwoVolumesOfOneHandle(t *testing.T) {
 	}
 	m.Update(manifests())
 	waitFor(t, func() error {
-		if _, down := m.StateDiff(); down > 0 {
-			return fmt.Errorf("got %d volumes to unmount, want none", down)
+		if _, toUnmount := m.StateDiff(); toUnmount > 0 {
+			return fmt.Errorf("got %d volumes to unmount, want none", toUnmount)
 		}
 		return nil
 	})

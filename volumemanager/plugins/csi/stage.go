@@ -81,6 +81,7 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 	return nil
 }
 
+// stageRequest returns the request of NodeStageVolume.
 func (p *Plugin) stageRequest(d *driver, v *volume, attachment plugins.Attachment, args plugins.MounterArgs) (*csi.NodeStageVolumeRequest, error) {
 	secrets, err := p.secret(v.persistent.NodeStageSecretRef)
 	if err != nil {
@@ -192,6 +193,8 @@ func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	return all, nil
 }
 
+// deviceMount returns the volume whose record belongs in a directory. If no record identifies the volume,
+// its VolumeName is the directory.
 func (p *Plugin) deviceMount(dir string) plugins.DeviceMount {
 	block := filepath.Base(dir) == dataDir
 	r, err := p.findRecord(dir, func(r record) bool {

@@ -59,6 +59,7 @@ func newTrivet(t *testing.T) *trivet {
 	return d
 }
 
+// run starts the driver's process.
 func (d *trivet) run(t *testing.T) {
 	t.Helper()
 	base := filepath.Dir(d.Root)
@@ -68,11 +69,13 @@ func (d *trivet) run(t *testing.T) {
 	must(t, d.process.Start())
 }
 
+// kill kills the driver's process.
 func (d *trivet) kill() {
 	_ = d.process.Process.Kill()
 	_ = d.process.Wait() // returns that it was killed
 }
 
+// end kills the driver. If the test has failed, it logs the end of the driver's log and cleans up.
 func (d *trivet) end(t *testing.T) {
 	t.Helper()
 	d.kill()
@@ -108,6 +111,7 @@ func (d *trivet) step(t *testing.T, call func(context.Context) error) {
 	waitFor(t, func() error { return call(t.Context()) })
 }
 
+// provision creates a volume, and returns its PersistentVolume.
 func (d *trivet) provision(t *testing.T, o plugins.ProvisionOptions) *plugins.Spec {
 	t.Helper()
 	var pv *corev1.PersistentVolume
@@ -123,7 +127,7 @@ func (d *trivet) attachAndStage(t *testing.T, spec *plugins.Spec) {
 	t.Helper()
 	needs := plugintest.Value(d.NeedsAttach(spec))(t)
 	if !needs {
-		t.Error("NeedsAttach: got false")
+		t.Error("NeedsAttach: got false, want true")
 	}
 	var attachment plugins.Attachment
 	d.step(t, func(ctx context.Context) (err error) {
@@ -175,6 +179,8 @@ func TestTrivet(t *testing.T) {
 	t.Run("inline", d.inline)
 }
 
+// filesystem publishes a volume to two pods, expands it if larger is more than size, and publishes a copy
+// and a restored snapshot.
 func (d *trivet) filesystem(t *testing.T, fsType, size, larger string) {
 	o := options(trivetName, fsType, size, map[string]string{"csi.storage.k8s.io/fstype": fsType})
 	spec := d.provision(t, o)
@@ -195,7 +201,7 @@ func (d *trivet) filesystem(t *testing.T, fsType, size, larger string) {
 		d.expand(t, spec, path, larger)
 	}
 	if now := bytesOf(t, path); now < minFilesystem(larger) {
-		t.Errorf("got a filesystem of %d bytes on a volume of %s", now, larger)
+		t.Errorf("got a filesystem of %d bytes on a volume of %s, want at least %d", now, larger, minFilesystem(larger))
 	}
 
 	copyOptions := options(trivetName, fsType+"-copy", larger, o.Class.Parameters)
@@ -213,6 +219,7 @@ func (d *trivet) filesystem(t *testing.T, fsType, size, larger string) {
 	d.removeAll(t, specs, one, two)
 }
 
+// expand expands a volume in the pool and on the node. path is the path of a pod's mount or raw device.
 func (d *trivet) expand(t *testing.T, spec *plugins.Spec, path, larger string) {
 	t.Helper()
 	actual, node := resource.Quantity{}, false
@@ -221,7 +228,7 @@ func (d *trivet) expand(t *testing.T, spec *plugins.Spec, path, larger string) {
 		return err
 	})
 	if !node {
-		t.Error("got that the node need not expand the volume")
+		t.Error("Expand: got that the node need not expand the volume, want that it must")
 	}
 	staging := plugintest.Value(d.DeviceMountPath(spec))(t)
 	d.step(t, func(ctx context.Context) error {
@@ -235,6 +242,7 @@ func minFilesystem(size string) int64 {
 	return q.Value() * 8 / 10
 }
 
+// bytesOf returns the size of a filesystem in bytes.
 func bytesOf(t *testing.T, path string) int64 {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -242,11 +250,13 @@ func bytesOf(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
+// wantContent requires the file data of the first volume.
 func wantContent(t *testing.T, path string) {
 	t.Helper()
 	plugintest.WantText(t, path+"/data", "precious")
 }
 
+// block publishes a raw device to a pod, and expands it.
 func (d *trivet) block(t *testing.T) {
 	mode := corev1.PersistentVolumeBlock
 	o := options(trivetName, "block", "16Mi", nil)
@@ -273,6 +283,7 @@ func (d *trivet) block(t *testing.T) {
 	d.removeAll(t, []*plugins.Spec{spec}, one)
 }
 
+// writeDevice writes to a raw device.
 func writeDevice(t *testing.T, path string) {
 	t.Helper()
 	f := plugintest.Value(os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0))(t)
@@ -280,6 +291,7 @@ func writeDevice(t *testing.T, path string) {
 	must(t, f.Close())
 }
 
+// inline publishes an inline volume to a pod twice.
 func (d *trivet) inline(t *testing.T) {
 	spec, one := inline(trivetName, "scratch", map[string]string{"size": "32Mi"}), pod("inline-one")
 	path := d.publish(t, spec, one, plugins.MounterArgs{})
@@ -296,12 +308,14 @@ func (d *trivet) control(t *testing.T) csi.ControllerClient {
 	return csi.NewControllerClient(conn)
 }
 
+// createSnapshot creates a snapshot of a volume, and returns its ID.
 func (d *trivet) createSnapshot(t *testing.T, spec *plugins.Spec) (id string) {
 	t.Helper()
 	r := plugintest.Value(d.control(t).CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "of-" + spec.Name(), SourceVolumeId: spec.PersistentVolume.Spec.CSI.VolumeHandle}))(t)
 	return r.GetSnapshot().GetSnapshotId()
 }
 
+// deleteSnapshot deletes a snapshot.
 func (d *trivet) deleteSnapshot(t *testing.T, id string) {
 	t.Helper()
 	plugintest.Value(d.control(t).DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id}))(t)

@@ -59,6 +59,7 @@ func (p *Plugin) volumeAndDriver(spec *plugins.Spec) (*volume, *driver, error) {
 	return v, d, err
 }
 
+// persistentVolume returns the volume of a PersistentVolume.
 func persistentVolume(spec *plugins.Spec) (*volume, error) {
 	pv := spec.PersistentVolume
 	source := pv.Spec.CSI
@@ -80,6 +81,7 @@ func persistentVolume(spec *plugins.Spec) (*volume, error) {
 	}, nil
 }
 
+// inlineVolume returns the volume of a csi source in a pod.
 func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	if spec.Volume == nil || spec.Volume.CSI == nil || pod == nil {
 		return nil, plugins.Invalidf("volume: want a csi source, of a PersistentVolume or of a pod")
@@ -106,6 +108,7 @@ func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	return v, nil
 }
 
+// hash returns the SHA-256 hash of a string in hexadecimal digits.
 func hash(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
 
 // singleNodeWriter reports whether only one node at a time writes the volume.

@@ -236,6 +236,7 @@ func (d *driver) recordsDir() string { return filepath.Join(d.recordsRoot(), plu
 
 const recordSuffix = ".json"
 
+// recordFile returns the path of a volume's record. name is the VolumeName.
 func (d *driver) recordFile(name string) string {
 	return filepath.Join(d.recordsDir(), name+recordSuffix)
 }
@@ -281,6 +282,7 @@ func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
 	return r, nil
 }
 
+// writeRecord writes the record of a volume durably.
 func (d *driver) writeRecord(name string, r *storagev1.VolumeAttachment) error {
 	if err := os.MkdirAll(d.recordsDir(), 0o700); err != nil {
 		return err

@@ -34,7 +34,7 @@ type answer struct {
 	Message      string       `json:"message"`
 	Device       string       `json:"device"`
 	Attached     bool         `json:"attached"`
-	NewSize      int64        `json:"volumeNewSize"`
+	NewSize      int64        `json:"volumeNewSize"` // in bytes
 	Capabilities capabilities `json:"capabilities"`
 }
 
@@ -53,6 +53,7 @@ var errNotSupported = errors.New("the driver does not support the call")
 // secrets are values that no error may contain, even if a driver prints them.
 type secrets []string
 
+// quote returns a text in quotes. It hides secrets and cuts the text after maxQuoted bytes.
 func (s secrets) quote(text string) string {
 	for _, secret := range s {
 		if secret = strings.TrimSpace(secret); secret != "" {
@@ -65,8 +66,9 @@ func (s secrets) quote(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// call runs the driver's executable. args are the name of the call and its arguments. An error is a
-// *plugins.UncertainError, unless the driver reported the failure or could not be started.
+// call runs the driver's executable. args are the name of the call and its arguments. Errors do not contain
+// the values in hidden. An error is a *plugins.UncertainError, unless the driver reported the failure or
+// could not be started.
 func (d *driver) call(ctx context.Context, hidden secrets, args ...string) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.callTime)
 	defer cancel()

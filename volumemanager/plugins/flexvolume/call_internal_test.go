@@ -30,7 +30,7 @@ func TestAnswers(t *testing.T) {
 	for _, tc := range []struct {
 		name, script string
 		wantErr      string // part of the error; empty for no error
-		certain      bool
+		certain      bool   // the error is not a *plugins.UncertainError
 	}{
 		{"success", `echo '{"status":"Success","device":"/dev/x"}'`, "", true},
 		{"success, and other output on stderr", `echo noise >&2; echo '{"status":"Success"}'`, "", true},
@@ -96,6 +96,7 @@ func TestProbe(t *testing.T) {
 	plugintest.WantError(t, err, "put its executable at this path")
 }
 
+// TestNames: Named returns a plugin only for a valid name of a driver.
 func TestNames(t *testing.T) {
 	p := New(nil, mount.NewNFSUnmounter(), "/nowhere", nil)
 	for name, valid := range map[string]bool{

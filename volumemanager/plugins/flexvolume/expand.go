@@ -16,7 +16,7 @@ import (
 
 // Expand makes the call expandvolume. If the driver does not support the call, the volume is assumed to
 // need no call, and to grow when NodeExpand expands the filesystem.
-func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
+func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, nodeExpandRequired bool, err error) {
 	spec := &plugins.Spec{PersistentVolume: pv}
 	path, err := d.DeviceMountPath(spec)
 	if err != nil {
@@ -73,6 +73,7 @@ func (d *driver) device(spec *plugins.Spec) (string, error) {
 	return r.Status.AttachmentMetadata[deviceKey], nil
 }
 
+// grow expands the filesystem of a device, which is mounted at path, to the size of the device.
 func grow(path, device, fsType string) error {
 	root, err := os.Open(path)
 	if err != nil {

@@ -84,13 +84,15 @@ func (m *machine) calls() []string {
 	return calls
 }
 
+// wantCalls requires that calls returns these calls.
 func (m *machine) wantCalls(want ...string) {
 	m.t.Helper()
 	if got := m.calls(); !slices.Equal(got, want) {
-		m.t.Errorf("got calls  %q\nwant calls %q", got, want)
+		m.t.Errorf("got calls %q, want %q", got, want)
 	}
 }
 
+// setUp sets a volume up for the pod, and returns its path.
 func (m *machine) setUp(spec *plugins.Spec, args plugins.MounterArgs) (string, error) {
 	m.t.Helper()
 	mounter, err := m.of(spec).NewMounter(spec, pod)

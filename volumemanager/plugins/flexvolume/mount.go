@@ -22,6 +22,7 @@ func (d *driver) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	return &mounter{driver: d, spec: spec, pod: pod}, nil
 }
 
+// mounter is a volume of a pod with its manifest.
 type mounter struct {
 	*driver
 	spec *plugins.Spec
@@ -33,9 +34,8 @@ func (m *mounter) Path() string {
 	return m.host.Paths().PodVolume(m.pod.UID, m.name, m.spec.Name())
 }
 
-// SetUp calls the command mount of the driver unless the path is mounted, and then applies the pod's fsGroup if the
-// driver has the capability fsGroup. If the driver does not support the command, SetUp
-// bind-mounts the device mount.
+// SetUp makes the call mount unless the path is mounted, and then applies the pod's fsGroup if the driver has
+// the capability fsGroup. If the driver does not support the call, SetUp bind-mounts the device mount.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	c, err := m.capabilities(ctx)
 	if err != nil {
@@ -74,6 +74,7 @@ func (m *mounter) giveToGroup(ctx context.Context, args plugins.MounterArgs) err
 	return os.MkdirAll(m.groupMarker(*args.FSGroup), 0o750)
 }
 
+// mount makes the call mount, and checks that the path is mounted afterwards.
 func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.MounterArgs) error {
 	extra, hidden, err := m.podOptions(m.spec, m.pod, args)
 	if err != nil {
@@ -140,14 +141,15 @@ func (d *driver) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, er
 	return &unmounter{d, pod, name}, nil
 }
 
+// unmounter is a volume of a pod, whose manifest may have been removed.
 type unmounter struct {
 	*driver
 	pod  types.UID
 	name string
 }
 
-// TearDown calls the command unmount of the driver if the directory exists, even if it is not
-// mounted, because the driver may have executed a part of the command mount.
+// TearDown makes the call unmount if the directory exists, even if nothing is mounted at it, because the
+// driver may have executed a part of the call mount.
 func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
 		return err

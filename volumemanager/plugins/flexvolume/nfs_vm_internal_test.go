@@ -43,6 +43,7 @@ func TestNFSSilent(t *testing.T) {
 	server.Link().Restore(t)
 }
 
+// mountNFS creates a directory and mounts an export at it.
 func mountNFS(t *testing.T, n mount.NFS, path string) {
 	t.Helper()
 	must(t, os.Mkdir(path, 0o700))

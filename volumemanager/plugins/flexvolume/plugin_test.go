@@ -202,6 +202,7 @@ func attachCases(image string) []string {
 	}
 }
 
+// newImage returns an image with an xfs. Its loop devices are freed when the test ends.
 func newImage(t *testing.T) string {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
@@ -261,6 +262,8 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// expand expands a volume, and requires the calls that a kubelet makes. path is the path of the pod's mount,
+// at that of the device mount.
 func (m *machine) expand(spec *plugins.Spec, path, at, device string) {
 	m.t.Helper()
 	p := m.of(spec)
@@ -349,6 +352,7 @@ func TestGrow(t *testing.T) {
 	must(t, p.Detach(t.Context(), spec))
 }
 
+// size returns the size of a filesystem in bytes.
 func size(t *testing.T, path string) int64 {
 	t.Helper()
 	var st syscall.Statfs_t

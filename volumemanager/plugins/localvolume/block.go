@@ -33,8 +33,10 @@ func (p *Plugin) boundDevice(name string, pod types.UID) string {
 	return filepath.Join(p.host.Paths().Plugin(plugins.Escape(Name)), "volumeDevices", name, string(pod))
 }
 
+// mapper publishes a raw device to a pod.
 type mapper struct {
-	spec        *plugins.Spec
+	spec *plugins.Spec
+	// path is the path of the link, bound that of the bind mount.
 	path, bound string
 }
 
@@ -47,6 +49,7 @@ func (m *mapper) SetUpDevice(context.Context, plugins.Attachment) error {
 	return err
 }
 
+// device returns the path of the device without symbolic links.
 func (m *mapper) device() (string, error) {
 	path, mode, err := resolve(m.spec)
 	if err == nil && mode != fs.ModeDevice {

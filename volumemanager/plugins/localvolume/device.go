@@ -31,6 +31,7 @@ func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 // VolumeName returns the name of the PersistentVolume.
 func (p *Plugin) VolumeName(spec *plugins.Spec) (string, error) { return spec.Name(), nil }
 
+// mountsDir returns the directory of the device mounts.
 func (p *Plugin) mountsDir() string { return filepath.Join(p.host.Paths().Plugin(Name), "mounts") }
 
 // DeviceMountPath returns a path with the name of the PersistentVolume.
@@ -95,6 +96,7 @@ func isMountOf(path, device string) (bool, error) {
 	return true, nil
 }
 
+// mountDevice mounts the filesystem of a device at a path.
 func mountDevice(device, fsType, at string, options mount.Options) error {
 	filesystem, err := mount.Filesystem(device, fsType, options)
 	if errors.Is(err, mount.ErrBadOption) {

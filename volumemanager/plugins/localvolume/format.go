@@ -64,10 +64,12 @@ type formatting struct {
 	interrupted bool
 }
 
+// formatSpec describes the filesystem to create. Old data on the device is erased (blockdev.FormatSpec).
 func (f *formatting) formatSpec() blockdev.FormatSpec {
 	return blockdev.FormatSpec{FSType: f.fsType, SectorSize: 4096, Stale: true}
 }
 
+// journal returns the functions that write and remove the record.
 func (f *formatting) journal() blockdev.FormatJournal {
 	return blockdev.FormatJournal{Interrupted: f.interrupted, Begin: f.begin, End: f.end}
 }
@@ -156,6 +158,7 @@ type record struct {
 	Sequence uint64 `json:"sequence"`
 }
 
+// record returns the record of the device.
 func (f *formatting) record() (r record, err error) {
 	info, err := f.device.Stat()
 	if err != nil {
@@ -176,7 +179,7 @@ func (f *formatting) records() string {
 	return filepath.Join(f.p.host.Paths().Plugin(Name), "formatting")
 }
 
-// begin writes the record durably.
+// begin checks that the filesystem can be created, and writes the record durably.
 func (f *formatting) begin() error {
 	if err := f.checkFit(); err != nil {
 		return err

@@ -74,6 +74,7 @@ func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, er
 	return &unmounter{path}, err
 }
 
+// checkPath checks local.path.
 func checkPath(spec *plugins.Spec) error {
 	return plugins.CheckAbsolute("local.path", spec.PersistentVolume.Spec.Local.Path)
 }
@@ -117,6 +118,7 @@ func resolve(spec *plugins.Spec) (path string, mode fs.FileMode, err error) {
 	return path, mode, nil
 }
 
+// mounter sets a directory or filesystem up for a pod.
 type mounter struct {
 	p       *Plugin
 	spec    *plugins.Spec

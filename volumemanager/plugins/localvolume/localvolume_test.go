@@ -27,6 +27,7 @@ const mib = 1 << 20
 
 var must = plugintest.Must
 
+// machine is the plugin with its host.
 type machine struct {
 	*localvolume.Plugin
 	*plugintest.Host
@@ -90,6 +91,8 @@ func (m *machine) down(t *testing.T, uid string) {
 	plugintest.WantMissing(t, m.Paths().PodVolume(types.UID(uid), localvolume.Name, "pv"))
 }
 
+// TestDirectory: a directory is bind-mounted with its mount options and the pod's group. SetUp does not change
+// an existing mount or the files in it.
 func TestDirectory(t *testing.T) {
 	m := newMachine(t)
 	dir := t.TempDir()
@@ -129,6 +132,8 @@ func TestDirectory(t *testing.T) {
 	plugintest.WantText(t, at+"/file", "text")
 }
 
+// TestDevice: a filesystem is created on a blank device, mounted once, and bind-mounted for two pods. Its
+// content is kept when it is mounted again.
 func TestDevice(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change []func(*corev1.PersistentVolume)
@@ -172,7 +177,8 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestNotBlank: nothing is written to a device that contains data.
+// TestNotBlank: nothing is written to a device that contains data, or on which the requested filesystem
+// cannot be created.
 func TestNotBlank(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fill    func(t *testing.T, disk string)
@@ -207,12 +213,13 @@ func TestNotBlank(t *testing.T) {
 			before := plugintest.Value(os.ReadFile(disk))(t)
 			plugintest.WantError(t, m.mountDevice(t, tc.spec(disk)), tc.wantErr)
 			if after, err := os.ReadFile(disk); err != nil || string(after) != string(before) {
-				t.Errorf("got a device with other content than before, %v", err)
+				t.Errorf("got a device with other content or error %v, want the content unchanged", err)
 			}
 		})
 	}
 }
 
+// TestDeviceBusy: a device that is in use is not mounted.
 func TestDeviceBusy(t *testing.T) {
 	m := newMachine(t)
 	disk, _, _ := testenv.Disk(t, 64*mib)
@@ -224,6 +231,7 @@ func TestDeviceBusy(t *testing.T) {
 // TestFormatInterrupted: after mkfs was interrupted, the filesystem is created again, but only on the
 // device that the record identifies.
 func TestFormatInterrupted(t *testing.T) {
+	// writeRecord writes the record of a disk with a boot ID.
 	writeRecord := func(t *testing.T, m *machine, disk string, boot string) {
 		f := plugintest.Value(os.Open(disk))(t)
 		defer f.Close()
@@ -292,6 +300,8 @@ func TestFormatInterrupted(t *testing.T) {
 	}
 }
 
+// TestBlock: the pod's path links to a raw device, which is also bind-mounted. A link to and a mount of
+// another device are replaced. Both are removed with the pod's volume.
 func TestBlock(t *testing.T) {
 	m := newMachine(t)
 	disk, _, _ := testenv.Disk(t, mib)
@@ -334,6 +344,7 @@ func TestBlock(t *testing.T) {
 	plugintest.WantError(t, mapper.SetUpDevice(t.Context(), nil), "it is a directory")
 }
 
+// TestBadInput: the error about an invalid path or mount option names the value.
 func TestBadInput(t *testing.T) {
 	m := newMachine(t)
 	for _, spec := range []*plugins.Spec{volume("relative"), volume("/a/../b"), volume("/a", options("bind"))} {
