@@ -107,6 +107,8 @@ func Run(ctx context.Context, o Options) error {
 	return m.run(ctx, parts)
 }
 
+// newManager creates a manager whose parts are not running. The operations that the manager starts end with
+// ctx.
 func newManager(ctx context.Context, o Options) (*Manager, error) {
 	url, err := issuer(o)
 	if err != nil {

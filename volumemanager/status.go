@@ -97,6 +97,7 @@ func (c *changes) next() <-chan struct{} {
 	return c.changed
 }
 
+// notify closes the channel that next has returned.
 func (c *changes) notify() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

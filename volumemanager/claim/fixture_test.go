@@ -135,6 +135,7 @@ func (f *fixture) setInUse(name string, used bool) {
 	f.inUse[name] = used
 }
 
+// newFixture returns a machine with a running manager and without manifests.
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	f := &fixture{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: &manifest.Objects{
@@ -258,6 +259,7 @@ func (f *fixture) settle() {
 	f.t.Fatalf("after 200 passes there are still new writes or calls: %s", f.status())
 }
 
+// stepCount returns the number of writes and calls so far, counted as in steps.
 func (f *fixture) stepCount() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -290,6 +292,7 @@ func (f *fixture) add(objects ...any) {
 	f.update()
 }
 
+// removeClaim removes the manifest of a claim.
 func (f *fixture) removeClaim(name string) {
 	delete(f.objects.Claims, named(name))
 	f.update()
@@ -315,6 +318,7 @@ func (f *fixture) restartAndSettle() {
 	f.settle()
 }
 
+// removePod removes the manifest of a pod.
 func (f *fixture) removePod(name string) {
 	delete(f.objects.Pods, named(name))
 	f.update()
@@ -326,11 +330,13 @@ func (f *fixture) removeVolume() {
 	f.update()
 }
 
+// claim returns the status of a claim; zero if the claim is not in the status.
 func (f *fixture) claim(name string) claim.ClaimStatus {
 	claims, _ := f.manager.controller.Status()
 	return find(claims, func(c claim.ClaimStatus) bool { return c.Namespace == "default" && c.Name == name })
 }
 
+// volume returns the status of a volume; zero if the volume is not in the status.
 func (f *fixture) volume(name string) claim.VolumeStatus {
 	_, volumes := f.manager.controller.Status()
 	return find(volumes, func(v claim.VolumeStatus) bool { return v.Name == name })
@@ -360,6 +366,7 @@ func newClaim(name, size, class string) *corev1.PersistentVolumeClaim {
 	return c
 }
 
+// newVolume returns a PersistentVolume of the test driver with the policy Retain. Its handle is its name.
 func newVolume(name, size, class string) *corev1.PersistentVolume {
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
 	v.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
@@ -384,6 +391,7 @@ func newClass(name string) *storagev1.StorageClass {
 	}
 }
 
+// newPod returns a pod with a volume for each claim.
 func newPod(name string, claims ...string) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
 	for _, c := range claims {

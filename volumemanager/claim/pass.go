@@ -294,10 +294,12 @@ func refKey(ref *corev1.ObjectReference) types.NamespacedName {
 	return types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
 }
 
+// capacity returns the size of a volume.
 func capacity(v *corev1.PersistentVolume) resource.Quantity {
 	return v.Spec.Capacity[corev1.ResourceStorage]
 }
 
+// request returns the size that a claim requests.
 func request(claim *corev1.PersistentVolumeClaim) resource.Quantity {
 	return claim.Spec.Resources.Requests[corev1.ResourceStorage]
 }

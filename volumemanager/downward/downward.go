@@ -118,6 +118,7 @@ func Machine(dir string) Capacity {
 	}
 }
 
+// machine returns the capacity as a number of CPUs or bytes.
 func machine(name corev1.ResourceName, dir string) (int64, error) {
 	switch name {
 	case corev1.ResourceCPU:

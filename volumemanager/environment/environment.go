@@ -54,6 +54,7 @@ func (m Machine) Variables(pod *corev1.Pod, container *corev1.Container) (Variab
 	return v, nil
 }
 
+// addEnvFrom adds a variable for each key of an object. at is the field of the source, for errors.
 func (m Machine) addEnvFrom(v Variables, pod *corev1.Pod, at *field.Path, source corev1.EnvFromSource) error {
 	var from object
 	switch {
@@ -70,6 +71,7 @@ func (m Machine) addEnvFrom(v Variables, pod *corev1.Pod, at *field.Path, source
 	return from.check()
 }
 
+// addEnv adds the variable e. at is the field of the variable, for errors.
 func (m Machine) addEnv(v Variables, pod *corev1.Pod, container *corev1.Container, at *field.Path, e *corev1.EnvVar) (err error) {
 	if e.ValueFrom == nil {
 		v[e.Name] = v.resolve(e.Value)

@@ -41,6 +41,7 @@ type Recorder struct {
 	events []recorded
 }
 
+// recorded is an event in a Recorder.
 type recorded struct {
 	Event
 	// logged is the time of the last log line.

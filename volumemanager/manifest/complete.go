@@ -19,6 +19,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// completePod and the other functions whose names begin with complete are values of kind.complete, or parts
+// of such functions.
 func completePod(pod *corev1.Pod) field.ErrorList {
 	pod.Status = corev1.PodStatus{}
 	spec := field.NewPath("spec")
@@ -124,6 +126,7 @@ func checkMounts(at *field.Path, c *corev1.Container, volumes sets.Set[string]) 
 	return errs
 }
 
+// checkSubPath checks that a subPath or subPathExpr does not lead out of the volume.
 func checkSubPath(at *field.Path, sub string) field.ErrorList {
 	if path.IsAbs(sub) || slices.Contains(strings.Split(sub, "/"), "..") {
 		return field.ErrorList{field.Invalid(at, sub, "must be relative to the volume and must not contain ..")}

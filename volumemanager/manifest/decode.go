@@ -347,6 +347,7 @@ func checkValue(t reflect.Type, value any) string {
 	}
 }
 
+// typeNames are the names of types in messages.
 var typeNames = map[reflect.Kind]string{
 	reflect.String: "string", reflect.Bool: "bool", reflect.Struct: "mapping", reflect.Map: "mapping",
 	reflect.Slice: "list", reflect.Int32: "32-bit integer", reflect.Int64: "64-bit integer",

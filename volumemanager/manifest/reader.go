@@ -207,6 +207,7 @@ func (f *file) checkKinds(entries []entry) error {
 	return nil
 }
 
+// setProblem sets the problem, and reports whether it has changed.
 func (f *file) setProblem(problem string) (changed bool) {
 	changed = f.problem != problem
 	f.problem = problem

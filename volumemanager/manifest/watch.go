@@ -52,6 +52,7 @@ type watcher struct {
 	latest chan *Objects
 }
 
+// run reads the directory and sends Objects until ctx ends.
 func (w *watcher) run(ctx context.Context, resync time.Duration) {
 	defer close(w.latest)
 	defer func() {

@@ -104,6 +104,7 @@ func (e *Executor) Run(key string, o Operation) error {
 	return nil
 }
 
+// run runs an operation, frees its key, and then calls After and done.
 func (e *Executor) run(ctx context.Context, key string, o Operation) {
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "operation", o.Name, "plugin", o.Plugin, "object", o.Object)
 	ctx = klog.NewContext(ctx, log)

@@ -14,10 +14,12 @@ import (
 
 var errBroken = errors.New("broken")
 
+// returning returns an operation whose Do returns err at once.
 func returning(name string, err error) Operation {
 	return Operation{Name: name, Do: func(context.Context) error { return err }}
 }
 
+// failing returns an operation that fails with errBroken.
 func failing(name string) Operation { return returning(name, errBroken) }
 
 // runAfterBackoff runs an operation when its back-off ends, and returns the duration of the back-off.

@@ -67,6 +67,7 @@ func (g group) isSet(e *tree.Entry) bool { return g.owns(e) && newMode(e) == e.I
 
 func (g group) owns(e *tree.Entry) bool { return e.Info.Sys().(*syscall.Stat_t).Gid == uint32(g) }
 
+// newMode returns the mode of an entry with the bits that Set adds.
 func newMode(e *tree.Entry) fs.FileMode {
 	switch mode := e.Info.Mode(); mode.Type() {
 	case fs.ModeDir:

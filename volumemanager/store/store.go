@@ -98,6 +98,7 @@ func (s *Store) Problems() []manifest.Problem {
 
 const suffix = ".json"
 
+// object is a PersistentVolume or a PersistentVolumeClaim.
 type object interface {
 	metav1.Object
 	runtime.Object

@@ -78,6 +78,7 @@ func parseKey(b []byte) (*rsa.PrivateKey, error) {
 	return private, nil
 }
 
+// makeKey creates a key and writes it durably.
 func makeKey(root *os.Root) (*rsa.PrivateKey, error) {
 	key, err := rsa.GenerateKey(rand.Reader, keyBits)
 	if err != nil {

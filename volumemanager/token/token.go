@@ -95,6 +95,7 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	return t.token, t.expires, nil
 }
 
+// sign signs a token that is valid from now.
 func (s *Signer) sign(r request, audiences []string, now time.Time) (issuedToken, error) {
 	claims := jwt.Claims{
 		Issuer:    s.issuer,

@@ -26,6 +26,7 @@ const (
 	nodeExpandSecret        = "node-expand"
 )
 
+// secretKinds are the kinds of Secrets above.
 var secretKinds = []string{provisionerSecret, controllerPublishSecret, nodeStageSecret, nodePublishSecret, controllerExpandSecret, nodeExpandSecret}
 
 // parameters holds the parameters of a StorageClass by recipient.

@@ -116,6 +116,7 @@ func (p *Plugin) object(driver string) storagev1.CSIDriverSpec {
 	return storagev1.CSIDriverSpec{}
 }
 
+// driverOf returns the name of a spec's driver.
 func driverOf(spec *plugins.Spec) string {
 	if pv := spec.PersistentVolume; pv != nil {
 		return pv.Spec.CSI.Driver

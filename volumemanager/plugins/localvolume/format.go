@@ -64,7 +64,7 @@ type formatting struct {
 	interrupted bool
 }
 
-// formatSpec describes the filesystem to create. Old data on the device is erased (blockdev.FormatSpec).
+// formatSpec describes the filesystem to create. A device without signatures may still contain old data.
 func (f *formatting) formatSpec() blockdev.FormatSpec {
 	return blockdev.FormatSpec{FSType: f.fsType, SectorSize: 4096, Stale: true}
 }

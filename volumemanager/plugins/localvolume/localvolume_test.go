@@ -51,10 +51,12 @@ func volume(path string, change ...func(*corev1.PersistentVolume)) *plugins.Spec
 	return &plugins.Spec{PersistentVolume: pv}
 }
 
+// fsType is a change for volume that sets local.fsType.
 func fsType(name string) func(*corev1.PersistentVolume) {
 	return func(pv *corev1.PersistentVolume) { pv.Spec.Local.FSType = &name }
 }
 
+// options is a change for volume that sets mountOptions.
 func options(words ...string) func(*corev1.PersistentVolume) {
 	return func(pv *corev1.PersistentVolume) { pv.Spec.MountOptions = words }
 }
