@@ -73,7 +73,7 @@ func (p *pass) syncUnbound(claim *corev1.PersistentVolumeClaim) outcome {
 	}
 	class := p.objects.Classes[className(claim)]
 	if class != nil && ptr.Deref(class.VolumeBindingMode, "") == storagev1.VolumeBindingWaitForFirstConsumer && p.users[keyOf(claim)] == "" {
-		return waiting("waits for the first pod that uses it: StorageClass %s has volumeBindingMode WaitForFirstConsumer", class.Name)
+		return waiting("waits for the first pod that uses the claim: StorageClass %s has volumeBindingMode WaitForFirstConsumer", class.Name)
 	}
 	for _, v := range p.free[className(claim)] {
 		if p.mismatch(claim, v) == "" {

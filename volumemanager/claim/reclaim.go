@@ -14,8 +14,8 @@ import (
 )
 
 // syncRemovedClaim removes the record of a claim that was removed from the manifests. The claim stays,
-// and pods may use its volume, while a pod of the manifests uses the claim, while another claim is
-// being copied from it, while the volume is in use on the machine, and while the manifests are
+// and pods may use its volume, while a pod of the manifests uses the claim, while the volume is being
+// copied for another claim, while the volume is in use on the machine, and while the manifests are
 // incomplete. If it is unknown whether the volume exists, the volume is provisioned first, so that it
 // can be reclaimed.
 func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
@@ -36,7 +36,7 @@ func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 	case user != "" && p.desired[key] == nil:
 		o.message = fmt.Sprintf("its manifest was removed, but pod %s still uses it: remove the pod, or add the claim again", user)
 	case copying != "":
-		o.message = copying + " is being copied from it"
+		o.message = "its volume is being copied for " + copying
 	case record.Spec.VolumeName == "":
 		o = p.continueProvisioning(record, request(record))
 		o.phase, o.message = terminating, "its volume may have been created, so the creation is repeated before the deletion: "+o.message
@@ -50,7 +50,7 @@ func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 
 // release starts the operation that releases a claim's volume and removes the claim.
 func (p *pass) release(record *corev1.PersistentVolumeClaim, v *volume) outcome {
-	if v == nil {
+	if v == nil { // the volume does not exist any more
 		v = &volume{PersistentVolume: &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: record.Spec.VolumeName}}}
 	}
 	key := keyOf(record)
@@ -172,7 +172,7 @@ func (p *pass) reclaim(v *volume) condition {
 	policy, progress := v.Spec.PersistentVolumeReclaimPolicy, v.Annotations[reclaim]
 	switch {
 	case p.c.machine.InUse(v.Name):
-		current.message = "it is still in use on this machine"
+		current.message = "the volume is still in use on this machine"
 	case v.lost && (progress != reclaimBegun || policy == corev1.PersistentVolumeReclaimRetain):
 		return p.forget(v)
 	case progress == reclaimDone:

@@ -39,7 +39,7 @@ type document struct {
 // because the file may be incomplete.
 func decode(data []byte, isJSON bool) ([]entry, error) {
 	if !utf8.Valid(data) {
-		return nil, errors.New("it is not UTF-8: save it as UTF-8 text")
+		return nil, errors.New("the file is not UTF-8: save it as UTF-8 text")
 	}
 	documents := []document{{text: data, json: true}}
 	if !isJSON {
@@ -175,8 +175,8 @@ func (d document) header(raw []byte, at string) (head header, err error) {
 	return head, nil
 }
 
-// object decodes the object raw, which is at the path at of the document. An object that an API server
-// would reject is an entry with a problem.
+// object decodes the object raw, which is at the path at of the document. If the kind, the apiVersion or a
+// value is not valid, the entry has a problem. If raw cannot be decoded, object returns an error.
 func (d document) object(raw []byte, at string) (entry, error) {
 	head, err := d.header(raw, at)
 	if err != nil {
@@ -216,10 +216,10 @@ func (d document) decodeStrict(raw []byte, into any, at string) error {
 	}
 	const maxErrors = 5
 	for i, err := range errs[:min(maxErrors, len(errs))] {
-		if in, ok := errors.AsType[strict.FieldError](err); ok {
-			path := in.FieldPath()
-			in.SetFieldPath(path[strings.LastIndex(path, ".")+1:])
-			errs[i] = d.errorAt(join(at, path), in.Error()+": remove it, or correct its name")
+		if fieldErr, ok := errors.AsType[strict.FieldError](err); ok {
+			path := fieldErr.FieldPath()
+			fieldErr.SetFieldPath(path[strings.LastIndex(path, ".")+1:])
+			errs[i] = d.errorAt(join(at, path), fieldErr.Error()+": remove it, or correct its name")
 		}
 	}
 	if len(errs) > 0 {

@@ -77,7 +77,7 @@ func (w *watched) until(what string, condition func(o *Objects) bool) *Objects {
 				return w.last
 			}
 		case <-deadline:
-			w.t.Fatalf("%s: the expected Objects were not received; the last ones: %s", what, describe(w.last))
+			w.t.Fatalf("%s: the expected Objects were not received; the last Objects: %s", what, describe(w.last))
 		}
 	}
 }
@@ -325,7 +325,7 @@ func TestWatchWithoutInotify(t *testing.T) {
 		ids := []syscall.SysProcIDMap{{Size: 1}}
 		again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
 		if out, err := again.CombinedOutput(); err != nil {
-			t.Errorf("the test in a user namespace: got %v, output:\n%s", err, out)
+			t.Errorf("the test in a user namespace: got %v, want no error; output:\n%s", err, out)
 		}
 		return
 	}
@@ -358,7 +358,7 @@ func TestWatchSlowReader(t *testing.T) {
 	for {
 		o := slow.until("any complete Objects", func(o *Objects) bool { return o.Complete })
 		if now := versions(o)[0]; now < before {
-			t.Fatalf("the receiver got %s after %s", now, before)
+			t.Fatalf("the receiver got %s after %s, want no earlier version", now, before)
 		} else if before = now; now == "one=3" {
 			return
 		}

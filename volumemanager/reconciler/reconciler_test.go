@@ -249,7 +249,7 @@ func TestRestart(t *testing.T) {
 }
 
 // TestDuplicate: if two PersistentVolumes have the same handle, the device that is found after a
-// restart has the name of one of them. The device stays while a pod uses the other one.
+// restart has the name of one of them. The device stays while a pod uses the other PersistentVolume.
 func TestDuplicate(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, host *fakeHost) {
 		host.handles["duplicate"] = "h-fs"

@@ -49,7 +49,7 @@ func readKey(root *os.Root) (*rsa.PrivateKey, error) {
 		return nil, err
 	}
 	if info.Mode() != 0o600 {
-		return nil, fmt.Errorf("file mode %s: it must be -rw-------: change the mode, or, if others may have read the key, remove the file, and a new key is created", info.Mode())
+		return nil, fmt.Errorf("file mode %s: it must be -rw-------: change the mode, or, if others may have read the key, remove the file, so that a new key is created", info.Mode())
 	}
 	b, err := root.ReadFile(keyFile)
 	if err != nil {
@@ -57,7 +57,7 @@ func readKey(root *os.Root) (*rsa.PrivateKey, error) {
 	}
 	key, err := parseKey(b)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the file must contain an RSA key (PKCS #8 in PEM): restore the file, or remove it, and a new key is created, which invalidates existing tokens", err)
+		return nil, fmt.Errorf("%w: the file must contain an RSA key (PKCS #8 in PEM): restore the file, or remove it, so that a new key is created, which invalidates existing tokens", err)
 	}
 	return key, nil
 }

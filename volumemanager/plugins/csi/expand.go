@@ -57,7 +57,7 @@ func (p *Plugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.N
 		return err
 	}
 	path := o.Path
-	if v.block { // the target path of NodePublishVolume
+	if v.block { // the pod's path is a link to the target path of NodePublishVolume
 		if path, err = os.Readlink(path); err != nil {
 			return err
 		}

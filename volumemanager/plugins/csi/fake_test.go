@@ -218,7 +218,8 @@ func (f *fake) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRe
 	switch {
 	case done:
 	case r.GetVolumeCapability().GetBlock() != nil:
-		if err = syscall.Mknod(r.GetTargetPath(), syscall.S_IFBLK|0o600, 7<<8); errors.Is(err, os.ErrExist) {
+		const loop0 = 7 << 8 // major number 7, minor number 0
+		if err = syscall.Mknod(r.GetTargetPath(), syscall.S_IFBLK|0o600, loop0); errors.Is(err, os.ErrExist) {
 			err = nil
 		}
 	default:

@@ -29,14 +29,16 @@ const (
 // secretKinds are the kinds of Secrets above.
 var secretKinds = []string{provisionerSecret, controllerPublishSecret, nodeStageSecret, nodePublishSecret, controllerExpandSecret, nodeExpandSecret}
 
-// parameters holds the parameters of a StorageClass by recipient.
+// parameters holds the parameters of a StorageClass.
 type parameters struct {
-	driver  map[string]string
-	fsType  string
+	// driver holds the parameters that the driver gets.
+	driver map[string]string
+	fsType string
+	// secrets holds the reference of each kind; nil if there is none.
 	secrets map[string]*corev1.SecretReference
 }
 
-// newParameters returns the parameters of a StorageClass. To those for the driver it adds the ones that
+// newParameters returns the parameters of a StorageClass. The driver also gets the parameters that
 // external-provisioner adds with --extra-create-metadata.
 func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 	p := &parameters{secrets: map[string]*corev1.SecretReference{}, driver: map[string]string{
@@ -88,6 +90,7 @@ func secretReference(kind string, from map[string]string, o plugins.ProvisionOpt
 	if name == "" || namespace == "" {
 		return nil, plugins.Invalidf("StorageClass %s: parameters %s%s and …-namespace: set both or neither", o.Class.Name, reserved, nameKey)
 	}
+	// As in external-provisioner, the namespace cannot depend on the claim's name.
 	values := map[string]string{"pv.name": o.PVName, "pvc.namespace": o.Claim.Namespace}
 	expandedNamespace, err := expandTemplate(namespace, values, o)
 	if err != nil {

@@ -32,7 +32,8 @@ type Plugin struct {
 	// recording is read-locked while a record is written, and write-locked while a directory
 	// without a readable record is removed.
 	recording sync.RWMutex
-	// records holds the records by directory. It is complete once scanned is true.
+	// records holds the records by directory. It is complete once scanned is true. scanning is held while
+	// the records of earlier processes are read.
 	records  sync.Map
 	scanning sync.Mutex
 	scanned  bool

@@ -53,7 +53,7 @@ func TestProvision(t *testing.T) {
 	retain := corev1.PersistentVolumeReclaimRetain
 	o.Class.ReclaimPolicy, o.Class.MountOptions = &retain, []string{"noatime"}
 	if !h.Provisions(o.Class) {
-		t.Error("Provisions: got false for the driver's class")
+		t.Error("Provisions for the driver's class: got false, want true")
 	}
 	pv := plugintest.Value(h.Provision(t.Context(), o))(t)
 	r := lastRequest[csi.CreateVolumeRequest](f)
@@ -168,7 +168,7 @@ func TestProvisionRefused(t *testing.T) {
 		t.Errorf("got %d calls of CreateVolume, want none", n)
 	}
 	if h.Provisions(&storagev1.StorageClass{Provisioner: "kubernetes.io/no-provisioner"}) {
-		t.Error("Provisions: got true for an in-tree provisioner")
+		t.Error("Provisions for an in-tree provisioner: got true, want false")
 	}
 }
 

@@ -211,7 +211,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
 	wantCertain(t, err, "cannot log in", "***")
 	if text := err.Error(); strings.Contains(text, "hunter2") || strings.Contains(text, "token of") || len(text) > 2000 {
-		t.Errorf("got an error of %d bytes that is too long or contains a secret: %.300s", len(text), text)
+		t.Errorf("got an error of %d bytes, want at most 2000 bytes without secrets: %.300s", len(text), text)
 	}
 	wantNothingLeft(t, h.Root)
 }
@@ -237,7 +237,7 @@ func TestPublishRequest(t *testing.T) {
 	pv.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "publish"}
 	spec.ReadOnly = true
 	if !h.Remounts(spec) {
-		t.Error("Remounts: got false with requiresRepublish")
+		t.Error("Remounts with requiresRepublish: got false, want true")
 	}
 
 	attachment := plugintest.Value(h.Attach(t.Context(), spec))(t)

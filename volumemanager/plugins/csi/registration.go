@@ -115,7 +115,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	watch := func(string) error { return nil }
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The plugin registry cannot be watched: raise fs.inotify.max_user_instances, and start again", "directory", p.registry, "interval", resync)
+		klog.FromContext(ctx).Error(err, "The plugin registry cannot be watched: raise fs.inotify.max_user_instances, and restart the volume manager", "directory", p.registry, "interval", resync)
 	} else {
 		defer func() { _ = watcher.Close() }()
 		events, watchErrors, watch = watcher.Events, watcher.Errors, watcher.Add

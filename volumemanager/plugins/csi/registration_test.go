@@ -81,7 +81,7 @@ func TestRefusedRegistration(t *testing.T) {
 		})
 	}
 	if _, err := h.NeedsDeviceMount(persistent(driverName, "pv", "handle")); err != nil {
-		t.Errorf("a driver that was registered before: got %v", err)
+		t.Errorf("a driver that was registered before: got %v, want no error", err)
 	}
 }
 
@@ -151,8 +151,8 @@ func TestDeadSocket(t *testing.T) {
 	h.waitForStatus(t, "fake-reg.sock", registered)
 }
 
-// TestNewerVersion: of two drivers with one name, the one with the higher version is used. After its
-// registrar has stopped, the other one is used again.
+// TestNewerVersion: of two drivers with one name, the driver with the higher version is used. After the
+// registrar of that driver has stopped, the other driver is used again.
 func TestNewerVersion(t *testing.T) {
 	h, f := registeredFake(t)
 	newer := &fake{path: f.path + "2", name: driverName, nodeID: "newer", ready: true, replaced: f.replaced, requests: map[string]any{}}

@@ -174,7 +174,8 @@ func requestedPages(pod *corev1.Pod) map[int64]bool {
 }
 
 // requirePages returns an error unless the kernel has reserved huge pages of a size, or may allocate
-// surplus ones (hugetlbpage.rst). Without them, a program that writes to the volume would be killed.
+// surplus huge pages (hugetlbpage.rst). Without huge pages, a program that writes to the volume would be
+// killed.
 func requirePages(size int64) error {
 	dir := fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB", size/1024)
 	if _, err := os.Stat(dir); err != nil {

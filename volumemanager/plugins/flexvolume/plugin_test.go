@@ -322,7 +322,7 @@ func TestDefaults(t *testing.T) {
 	other := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", FSType: "xfs", Options: map[string]string{"disk": "8"}})
 	one, _ := p.VolumeName(spec)
 	if two, err := p.VolumeName(other); one == two || err != nil {
-		t.Errorf("inline volumes of two sources: got the same VolumeName %q, or error %v", two, err)
+		t.Errorf("inline volumes of two sources: got VolumeNames %q and %q, error %v; want different names", one, two, err)
 	}
 }
 

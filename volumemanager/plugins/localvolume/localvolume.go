@@ -192,7 +192,7 @@ func (m *mounter) isBound(source string) (bool, error) {
 		return false, err
 	}
 	if bound.Dev != want.Dev || bound.Ino != want.Ino {
-		return false, fmt.Errorf("the mount at %s is not one of local.path %s: unmount it", m.path, m.spec.PersistentVolume.Spec.Local.Path)
+		return false, fmt.Errorf("the mount at %s is not a mount of local.path %s: unmount it", m.path, m.spec.PersistentVolume.Spec.Local.Path)
 	}
 	return true, nil
 }

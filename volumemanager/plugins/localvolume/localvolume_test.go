@@ -72,7 +72,7 @@ func (m *machine) mountDevice(t *testing.T, spec *plugins.Spec) error {
 	t.Helper()
 	needs := plugintest.Value(m.NeedsDeviceMount(spec))(t)
 	if !needs {
-		t.Fatal("got that the volume needs no device mount")
+		t.Fatal("NeedsDeviceMount: got false, want true")
 	}
 	t.Cleanup(func() { must(t, m.UnmountDevice(context.Background(), spec)) })
 	return m.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{})

@@ -111,7 +111,7 @@ func (m *mounter) projectObject(w *writer, o object) error {
 	case errors.Is(err, plugins.ErrNotFound) && optional:
 		return nil
 	case errors.Is(err, plugins.ErrNotFound):
-		return fmt.Errorf("%s: %s %s/%s: %w: add one, or set optional", o.at, o.kind, m.pod.Namespace, o.name, err)
+		return fmt.Errorf("%s: %s %s/%s: %w: add it, or set optional: true", o.at, o.kind, m.pod.Namespace, o.name, err)
 	case err != nil:
 		return fmt.Errorf("%s: %s %s/%s: %w", o.at, o.kind, m.pod.Namespace, o.name, err)
 	}
@@ -125,7 +125,7 @@ func (m *mounter) projectObject(w *writer, o object) error {
 		}
 		at := o.at.Child("items").Index(i)
 		if !ok {
-			return fmt.Errorf("%s.key %q: %s %s/%s has no such key: add it, or set optional", at, item.Key, o.kind, m.pod.Namespace, o.name)
+			return fmt.Errorf("%s.key %q: %s %s/%s has no such key: add it, or set optional: true", at, item.Key, o.kind, m.pod.Namespace, o.name)
 		}
 		if err := w.add(at, item.Path, value, w.fileMode(item.Mode), nil); err != nil {
 			return err
@@ -207,7 +207,7 @@ func formatMap(m map[string]string) string {
 }
 
 // projectToken adds a token. As in a kubelet, only the common user of all containers and the fsGroup
-// can read the token. If there is neither, the token has the mode of the other files.
+// can read the token. Without a common user and an fsGroup, the token has the mode of the other files.
 func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.ServiceAccountTokenProjection) error {
 	token, _, err := plugins.Token(m.host, m.pod, source.Audience, source.ExpirationSeconds)
 	if err != nil {

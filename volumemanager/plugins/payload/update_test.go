@@ -244,7 +244,7 @@ func readUntil(dir string, stop <-chan struct{}) error {
 			return err
 		}
 		if n < last {
-			return fmt.Errorf("got generation %d after generation %d", n, last)
+			return fmt.Errorf("got generation %d after generation %d, want no older generation", n, last)
 		}
 		last = n
 	}
