@@ -167,7 +167,7 @@ var ErrDiskBusy = errors.New("disk is in use")
 // ErrDiskGone means that the disk was removed, or that another disk has its device number now.
 var ErrDiskGone = errors.New("disk was removed or replaced")
 
-// open opens the disk. ErrDiskGone if the disk was removed or replaced.
+// open opens the disk. The error is ErrDiskGone if the disk was removed or replaced.
 func (d Disk) open(flag int) (*os.File, error) {
 	f, err := os.OpenFile(d.Path, flag, 0)
 	switch {
@@ -200,7 +200,7 @@ func (d Disk) backs(f *os.File) bool {
 // OpenExclusive opens the disk for exclusive writing. Until the file is closed, no other program can mount the
 // disk or a partition of it, or add it to a RAID (open(2), O_EXCL), and udev does not probe it (systemd,
 // BLOCK_DEVICE_LOCKING). OpenExclusive drops the page cache, which may be stale after writes on another path
-// to the disk. ErrDiskBusy if another program has the disk open exclusively, or locked, for
+// to the disk. The error is ErrDiskBusy if another program has the disk open exclusively, or locked, for
 // over a second.
 func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 	f, err := d.openLocked(ctx, os.O_RDWR|os.O_EXCL)
@@ -232,7 +232,7 @@ func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) 
 	return f, err
 }
 
-// Mark reads the mark of the disk (ReadMark). ErrDiskLate if the disk does not answer.
+// Mark reads the mark of the disk (ReadMark). The error is ErrDiskLate if the disk does not answer.
 func (d Disk) Mark() (Mark, error) { return request(d, d.readMark) }
 
 func (d Disk) readMark() (Mark, error) {

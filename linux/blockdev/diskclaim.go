@@ -24,8 +24,8 @@ type Claim struct {
 	file *os.File
 }
 
-// Claim opens the disk exclusively and verifies that it is free. ErrDiskBusy if the disk is claimed or in use,
-// ErrNotBlank if it has data. Claim does not write to the disk.
+// Claim opens the disk exclusively and verifies that it is free. The error is ErrDiskBusy if the disk is claimed or
+// in use, ErrNotBlank if it has data. Claim does not write to the disk.
 func (d Disk) Claim(ctx context.Context) (*Claim, error) {
 	f, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -53,8 +53,8 @@ func (d Disk) checkFree(f *os.File) error {
 // ErrDiskRefuses means that writing to the disk fails.
 var ErrDiskRefuses = errors.New("disk cannot be written")
 
-// Mark durably writes the mark, which claims the disk. name is the name in the mark. ErrDiskRefuses if the
-// mark cannot be written.
+// Mark durably writes the mark, which claims the disk. name is the name in the mark. The error is ErrDiskRefuses if
+// the mark cannot be written.
 func (c *Claim) Mark(name string) error {
 	m, err := WriteMark(c.file, Mark{GUID: c.GUID, Name: name}, c.Disk.Size, c.Disk.SectorSize)
 	if err != nil {
@@ -111,9 +111,9 @@ func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	return d, m, err
 }
 
-// SearchClaim finds the disk with the mark of a claim among the disks of the globs, and if none has it, among
-// all disks. It skips disks that cannot be read. ErrDiskGone if no disk has the mark, ErrDiskBusy if two disks
-// have it.
+// SearchClaim finds the disk with the mark of a claim among the disks of the globs, and if none has it, among all
+// disks. It skips disks that cannot be read. The error is ErrDiskGone if no disk has the mark, ErrDiskBusy if two
+// disks have it.
 func SearchClaim(globs []string, guid string) (Disk, Mark, error) {
 	disks, err := FindDisks(globs)
 	if err != nil {
@@ -150,8 +150,8 @@ func readMarks(disks []Disk) []markResult {
 	return marks
 }
 
-// findGUID returns the only disk whose mark has the GUID. ErrDiskGone if there is none, ErrDiskBusy if there
-// are several.
+// findGUID returns the only disk whose mark has the GUID. The error is ErrDiskGone if there is none, ErrDiskBusy if
+// there are several.
 func findGUID(marks []markResult, guid string) (Disk, Mark, error) {
 	var found []markResult
 	for _, m := range marks {
@@ -169,8 +169,8 @@ func findGUID(marks []markResult, guid string) (Disk, Mark, error) {
 		found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
 }
 
-// Attach creates a device node for the partition of a claim (PartitionPath) and opens it. ErrNoMark if the
-// disk no longer has the mark of the claim.
+// Attach creates a device node for the partition of a claim (PartitionPath) and opens it. The error is ErrNoMark if
+// the disk no longer has the mark of the claim.
 func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -198,15 +198,15 @@ func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	return f, nil
 }
 
-// OpenData opens the partition of a claim without a permanent node. ErrNoMark if the disk no longer has the
-// mark of the claim.
+// OpenData opens the partition of a claim without a permanent node. The error is ErrNoMark if the disk no longer has
+// the mark of the claim.
 func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
 	node := "opening." + NewGUID().String()
 	f, err := d.Attach(ctx, guid, node)
 	return f, errors.Join(err, removePartitionNode(node))
 }
 
-// verify reads the mark. ErrNoMark unless it is the complete mark of the claim.
+// verify reads the mark. The error is ErrNoMark unless it is the complete mark of the claim.
 func (d Disk) verify(disk *os.File, guid string) (Mark, error) {
 	m, err := ReadMark(disk, d.Size, d.SectorSize)
 	if err != nil {
@@ -218,8 +218,8 @@ func (d Disk) verify(disk *os.File, guid string) (Mark, error) {
 	return m, nil
 }
 
-// Hide makes the kernel forget the partition of a claim, which stays on the disk. ErrDiskBusy if a program has
-// the partition open for over a second.
+// Hide makes the kernel forget the partition of a claim, which stays on the disk. The error is ErrDiskBusy if a
+// program has the partition open for over a second.
 func (d Disk) Hide(ctx context.Context) error {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {

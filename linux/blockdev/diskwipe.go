@@ -22,9 +22,10 @@ type WipeOptions struct {
 	Wiped func() error
 }
 
-// Wipe removes the data of a claimed disk, and then its mark, so that the disk is free. ErrDiskBusy while a
-// program has the disk open. ErrNoMark if the mark is not complete, because another program may use the disk.
-// ErrNotBlank if the disk was written to after an earlier call zeroed it; the next call must set From to 0.
+// Wipe removes the data of a claimed disk, and then its mark, so that the disk is free. The error is ErrDiskBusy
+// while a program has the disk open. The error is ErrNoMark if the mark is not complete, because another program may
+// use the disk. The error is ErrNotBlank if the disk was written to after an earlier call zeroed it; the next call
+// must set From to 0.
 func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {
@@ -50,8 +51,8 @@ func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	return EraseMark(disk, d.Size, d.SectorSize)
 }
 
-// Unmark removes the mark, or the rest of it, from a disk whose data was wiped. ErrNotBlank if the disk has a
-// signature.
+// Unmark removes the mark, or the rest of it, from a disk whose data was wiped. The error is ErrNotBlank if the disk
+// has a signature.
 func (d Disk) Unmark(ctx context.Context, guid string) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {

@@ -31,10 +31,10 @@ const (
 	btrfsHasMetadata  = 1 << 10 // BTRFS_FEATURE_INCOMPAT_METADATA_UUID
 )
 
-// Reidentify durably gives the filesystem on a copy of an image a new UUID, so that the copy and the original
-// can be mounted on one node. No other process may have the copy open for writing. If the copied filesystem
-// was in use, the content of its journal is kept. An interrupted call must be repeated. ErrUnclean if an ext4
-// has errors, ErrForeign if Format did not create the filesystem.
+// Reidentify durably gives the filesystem on a copy of an image a new UUID, so that the copy and the original can be
+// mounted on one node. No other process may have the copy open for writing. If the copied filesystem was in use, the
+// content of its journal is kept. An interrupted call must be repeated. The error is ErrUnclean if an ext4 has
+// errors, ErrForeign if Format did not create the filesystem.
 //
 // Reidentify does not change an xfs, because its UUID is also in its log and in all its metadata. The caller
 // must mount it with nouuid.
@@ -118,8 +118,8 @@ func reidentifyBtrfs(image *os.File) error {
 	return rewriteBtrfs(image, btrfsSuper, id)
 }
 
-// rewriteBtrfs changes the superblock at an offset. ErrForeign if the offset has no superblock with a valid
-// CRC-32C.
+// rewriteBtrfs changes the superblock at an offset. The error is ErrForeign if the offset has no superblock with a
+// valid CRC-32C.
 func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	super, err := readAt(image, offset, btrfsSuperSize)
 	if err != nil {

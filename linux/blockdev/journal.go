@@ -20,7 +20,7 @@ type FormatJournal struct {
 }
 
 // Prepare requires that a device is blank, and then calls Begin. After an interrupted mkfs it erases the
-// content of the device instead. ErrNotBlank if the device has other data.
+// content of the device instead. The error is ErrNotBlank if the device has other data.
 func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	var err error
 	switch {

@@ -431,7 +431,7 @@ func Bound(number int) bool {
 }
 
 // AwaitFree returns when the device is not bound, or its sequence number (DiskSeq) is no longer seq.
-// ErrDeviceBusy if that takes over a second.
+// The error is ErrDeviceBusy if that takes over a second.
 func AwaitFree(ctx context.Context, number int, seq string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {

@@ -129,8 +129,8 @@ func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize in
 // ErrDeviceMounted means that a device is mounted, or that its node is bind-mounted.
 var ErrDeviceMounted = errors.New("is still mounted")
 
-// Detach is DetachLoop for the device with a tag. It is no error if no device has the tag. ErrDeviceMounted if
-// the device is mounted.
+// Detach is DetachLoop for the device with a tag. It is no error if no device has the tag. The error is
+// ErrDeviceMounted if the device is mounted.
 func (t *LoopTags) Detach(ctx context.Context, tag string) error {
 	number, ok, err := t.Find(tag)
 	if err != nil || !ok {

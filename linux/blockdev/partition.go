@@ -98,7 +98,7 @@ func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
 	return d.knownPartition(m)
 }
 
-// knownPartition returns the registered partition of a claimed disk. fs.ErrNotExist if no partition is
+// knownPartition returns the registered partition of a claimed disk. The error is fs.ErrNotExist if no partition is
 // registered.
 func (d Disk) knownPartition(m Mark) (partition, error) {
 	all, err := d.partitions()
@@ -114,8 +114,8 @@ func (d Disk) knownPartition(m Mark) (partition, error) {
 	return all[0], nil
 }
 
-// hidePartition makes the kernel forget the partition of a claimed disk. ErrDiskBusy while the partition is
-// mounted or a program has it open.
+// hidePartition makes the kernel forget the partition of a claimed disk. The error is ErrDiskBusy while the partition
+// is mounted or a program has it open.
 func (d Disk) hidePartition(disk *os.File) error {
 	all, err := d.partitions()
 	if err != nil || len(all) == 0 {
@@ -174,8 +174,8 @@ func removePartitionNode(node string) error {
 	return nil
 }
 
-// nodeNumber returns the device number of the node of a block device. fs.ErrNotExist if the node does not
-// exist, unix.ENOTBLK if it is another file.
+// nodeNumber returns the device number of the node of a block device. The error is fs.ErrNotExist if the node does
+// not exist, unix.ENOTBLK if it is another file.
 func nodeNumber(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

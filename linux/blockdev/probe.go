@@ -132,7 +132,7 @@ var superblockFormats = map[string]superblockFormat{
 // ErrNoFS means that the device or image has no filesystem of the expected type.
 var ErrNoFS = errors.New("no filesystem of that type")
 
-// ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is none.
+// ReadSuperblock reads the superblock of a filesystem of type fsType. The error is ErrNoFS if there is none.
 func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
 	format, ok := superblockFormats[fsType]
 	if !ok {

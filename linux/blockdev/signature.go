@@ -81,7 +81,7 @@ func requireZerosIn(device *os.File, places []span) error {
 }
 
 // EraseIncomplete erases the incomplete filesystem of an interrupted mkfs. It writes zeros to all places
-// that RequireNoSignature reads. ErrNotBlank if the device has the signature of another format, which
+// that RequireNoSignature reads. The error is ErrNotBlank if the device has the signature of another format, which
 // means that another program used it after mkfs.
 func EraseIncomplete(device *os.File) error {
 	size, err := Size(device)

@@ -24,7 +24,7 @@ const zeroStep = 64 * mib
 //
 // After each step ZeroRange calls progress with the offset up to which all bytes are zero and durable. To
 // continue an interrupted call, pass that offset as start. ZeroRange returns the error of ctx or progress
-// if that ended the call. ErrNotBlank if the device keeps its data even if zeros are written.
+// if that ended the call. The error is ErrNotBlank if the device keeps its data even if zeros are written.
 func ZeroRange(ctx context.Context, device *os.File, start, end int64, release bool, progress func(upTo int64) error) error {
 	methods := []zeroMethod{zeroOut, overwrite}
 	if release {

@@ -40,7 +40,7 @@ const xattrMax = 64 << 10
 // (fs/xfs/xfs_xattr.c).
 const xfsACL = "trusted.SGI_ACL_"
 
-// xattrCopy copies extended attributes.
+// xattrCopy copies extended attributes. Its fields are buffers, which its calls of copy share.
 type xattrCopy struct{ names, value []byte }
 
 // copy copies the extended attributes of src that the filesystem of dst supports.

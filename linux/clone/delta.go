@@ -24,8 +24,8 @@ const (
 
 // Delta yields the ranges from an offset to the end of newer in which newer may differ from older. The ranges
 // are in order, and neither overlap nor touch. To turn a copy of older into a copy of newer, set its size to
-// that of newer, and copy these ranges from newer. Where newer is larger than older, all bytes outside of the
-// ranges are zeros.
+// that of newer, and copy these ranges from newer. If newer is larger than older, the bytes of newer that are
+// behind the end of older and outside of the ranges are zeros.
 //
 // Neither file may change during the call. If both are immutable (SetImmutable) and on one xfs or btrfs, Delta
 // detects equal content by its address on the disk and does not read it. Compressed data then counts as
@@ -54,7 +54,7 @@ func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Ran
 // pair holds two images that are compared.
 type pair struct {
 	older, newer *os.File
-	// common is the size of the smaller image, size is the size of newer, both in bytes.
+	// common is the size of the smaller image, and size that of newer, in bytes.
 	common, size int64
 	// byAddress means that equal addresses on the disk imply equal content.
 	byAddress bool
@@ -78,17 +78,17 @@ func newPair(older, newer *os.File) (*pair, error) {
 // be immutable, and on one device of a filesystem whose files share blocks. A file that is not immutable may
 // have been overwritten in place.
 func comparableAddresses(older, newer *os.File) (bool, error) {
-	oldDev, oldImmutable, err := deviceOf(older)
+	oldDev, oldStable, err := deviceOf(older)
 	if err != nil {
 		return false, err
 	}
-	newDev, newImmutable, err := deviceOf(newer)
-	return oldImmutable && newImmutable && oldDev == newDev, err
+	newDev, newStable, err := deviceOf(newer)
+	return oldStable && newStable && oldDev == newDev, err
 }
 
-// deviceOf returns st_dev of a file. immutable means that the file is immutable, is on xfs or btrfs, and has
-// its data on that device. The data of a realtime file of xfs is on another device.
-func deviceOf(f *os.File) (dev uint64, immutable bool, err error) {
+// deviceOf returns st_dev of a file. stable means that the file is immutable, is on xfs or btrfs, and has its
+// data on that device. The data of a realtime file of xfs is on another device.
+func deviceOf(f *os.File) (dev uint64, stable bool, err error) {
 	st, err := stat(f)
 	if err != nil {
 		return 0, false, err
@@ -104,7 +104,7 @@ func deviceOf(f *os.File) (dev uint64, immutable bool, err error) {
 	return st.Dev, a.Flags&(sys.AttrImmutable|sys.AttrRealtime) == sys.AttrImmutable, err
 }
 
-// changed yields the differences up to the end of the smaller image.
+// changed yields the differences from an offset to the end of the smaller image.
 func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	if p.byAddress {
 		return p.changedAddresses(ctx, from)
@@ -112,8 +112,8 @@ func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] 
 	return p.changedContent(ctx, from, p.common)
 }
 
-// changedAddresses yields the ranges whose addresses differ. If the addresses change while it reads them, it
-// compares the content instead.
+// changedAddresses yields the ranges whose addresses differ, from an offset to the end of the smaller image. If
+// the addresses change while it reads them, it compares the content instead.
 func (p *pair) changedAddresses(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		var older, newer sys.ExtentMap
@@ -175,9 +175,9 @@ func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
 // noAddress is the shift of a run without data.
 const noAddress = math.MinInt64
 
-// runAt returns the run at an offset, which has the shift noAddress if the file has no data, and the runs that
-// end behind the offset.
-func runAt(runs []run, at, end int64) ([]run, run) {
+// runAt returns the runs that end behind the offset at, and the run at this offset. The run has the shift
+// noAddress if the file has no data there. end is the end of the comparison.
+func runAt(runs []run, at, end int64) (rest []run, current run) {
 	for len(runs) > 0 && runs[0].end <= at {
 		runs = runs[1:]
 	}
@@ -190,6 +190,7 @@ func runAt(runs []run, at, end int64) ([]run, run) {
 	return runs, runs[0]
 }
 
+// sameContent reports whether two runs are the same blocks on the disk.
 func sameContent(a, b run) bool { return a.shift == b.shift && !a.unaddressable && !b.unaddressable }
 
 // changedContent yields the blocks between two offsets whose content differs. It reads only ranges with data
@@ -220,7 +221,8 @@ func (p *pair) changedContent(ctx context.Context, from, end int64) iter.Seq2[Ra
 	}
 }
 
-// nextData returns the first range with data in at least one of the images.
+// nextData returns the first range between two offsets with data in at least one of the images. If there is no
+// data, the range is empty and begins at end.
 func (p *pair) nextData(from, end int64) (Range, error) {
 	a, err := nextData(p.older, from, end)
 	if err != nil {

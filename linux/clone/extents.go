@@ -39,14 +39,15 @@ type Range struct{ Offset, Length int64 }
 
 func (r Range) end() int64 { return r.Offset + r.Length }
 
-// run is a range of a file whose data is contiguous on the disk. shift is the offset on the disk minus the
-// offset in the file.
+// run is a range of a file, in bytes, whose data is contiguous on the disk. shift is the offset on the disk minus
+// the offset in the file.
 type run struct {
 	from, end, shift int64
-	unaddressable    bool
+	// unaddressable means that the offset on the disk is unknown or not unique.
+	unaddressable bool
 }
 
-// runs returns the runs between two offsets. It joins adjacent extents, because the kernel may divide them
+// runs returns the runs of extents between two offsets. It joins adjacent extents, because the kernel may divide them
 // differently in each call. It skips blocks that were never written, which read as zeros.
 func runs(extents []sys.Extent, from, end int64) []run {
 	var out []run
@@ -161,7 +162,7 @@ func joined(ranges iter.Seq2[Range, error]) iter.Seq2[Range, error] {
 // Unshared returns the number of bytes that are allocated to f and not shared with another file. ok is false
 // if the filesystem does not report its extents, as on NFS.
 func Unshared(f *os.File) (bytes int64, ok bool, err error) {
-	const end = 1<<63 - 1 // blocks behind the end of the file count, too
+	const end = 1<<63 - 1 // the offset: blocks behind the end of the file count, too
 	m := new(sys.ExtentMap)
 	for from := int64(0); from < end; {
 		extents, upTo, err := readExtents(m, f, from, end)

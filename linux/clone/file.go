@@ -69,11 +69,12 @@ type fileCopy struct {
 	size     int64
 	// anyDevice means that dst or src is a block device. dstDevice means that dst is a block device.
 	anyDevice, dstDevice bool
-	shared               bool
+	// shared means that dst shares its blocks with src.
+	shared bool
 	// offload means that copy_file_range(2) is used. It is cleared when the kernel refuses the call.
 	offload bool
 	buf     []byte
-	// done is the number of bytes for Progress.
+	// done is the number of bytes that were reported to Progress.
 	done int64
 }
 
@@ -146,7 +147,7 @@ func refused(err error) bool {
 		errors.Is(err, unix.EBADF) || errors.Is(err, unix.ETXTBSY)
 }
 
-// makeRoom extends dst to the size of src. ErrTooSmall if dst is a device that is smaller than src.
+// makeRoom extends dst to the size of src. It returns ErrTooSmall if dst is a device that is smaller than src.
 func (c *fileCopy) makeRoom() error {
 	if !c.dstDevice {
 		return c.dst.Truncate(c.size)
@@ -193,6 +194,7 @@ func (c *fileCopy) copyRange(ctx context.Context, r Range) error {
 	return nil
 }
 
+// report adds a number of bytes to the progress.
 func (c *fileCopy) report(bytes int64) {
 	c.done += bytes
 	if c.Progress != nil {
@@ -200,8 +202,8 @@ func (c *fileCopy) report(bytes int64) {
 	}
 }
 
-// copyChunk copies up to length bytes. If the kernel cannot copy, copy_file_range(2) may return 0 instead of
-// an error (section BUGS of its manual page).
+// copyChunk copies up to length bytes, and returns their number. If the kernel cannot copy, copy_file_range(2) may
+// return 0 instead of an error (section BUGS of its manual page).
 func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
 	if !c.offload {
 		return c.readWrite(at, length)
@@ -218,6 +220,7 @@ func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
 	return int64(n), fail("copy_file_range", c.dst, err)
 }
 
+// readWrite does the same as copyChunk with read(2) and write(2).
 func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 	if c.buf == nil {
 		c.buf = make([]byte, min(length, 1<<20))

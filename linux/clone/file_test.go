@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
+// random returns n random bytes, which are the same in each call.
 func random(n int64) []byte {
 	b := make([]byte, n)
 	r := rand.NewChaCha8([32]byte{})
@@ -57,6 +58,7 @@ func dataOf(tb testing.TB, f *os.File) (size int64, at []int64, sum [32]byte) {
 	}
 }
 
+// requireSame requires that b has the size, the holes and the content of a.
 func requireSame(tb testing.TB, a, b *os.File) {
 	tb.Helper()
 	aSize, aData, aSum := dataOf(tb, a)
@@ -69,8 +71,8 @@ func requireSame(tb testing.TB, a, b *os.File) {
 // TestFile: a copy has the content, size and holes of its source. It shares its blocks if the filesystem supports
 // that, unless the options forbid it.
 func TestFile(t *testing.T) {
-	eachFilesystem(t, "512M", func(t *testing.T, g testFS, dir string) {
-		src := g.image(t, filepath.Join(dir, "src"))
+	eachFilesystem(t, "512M", func(t *testing.T, fsys testFS, dir string) {
+		src := fsys.image(t, filepath.Join(dir, "src"))
 		sparse(t, src)
 		for name, o := range map[string]clone.Options{"shared": {}, "unshared": {Unshared: true}} {
 			var reported int64
@@ -79,15 +81,15 @@ func TestFile(t *testing.T) {
 			got, err := clone.File(t.Context(), dst, open(t, src.Name()), o)
 			must(t, err)
 			requireSame(t, src, dst)
-			want := g.reflink && !o.Unshared
+			want := fsys.reflink && !o.Unshared
 			if got.Shared != want || got.Bytes != allocatedTo(t, dst) || reported == 0 {
 				t.Errorf("%s: got %+v, last progress %d, want shared %t and %d bytes", name, got, reported, want, allocatedTo(t, dst))
 			}
 			if shared, all := sharedExtents(t, dst.Name()); all == 0 || want && shared != all || !want && shared != 0 {
 				t.Errorf("%s: got %d shared extents of %d, want all or none: shared %t", name, shared, all, want)
 			}
-			if flags := testenv.Run(t, "lsattr", dst.Name()); strings.Contains(strings.Fields(flags)[0], "C") != g.nocow {
-				t.Errorf("%s: got flags %s, want NOCOW %t", name, flags, g.nocow)
+			if flags := testenv.Run(t, "lsattr", dst.Name()); strings.Contains(strings.Fields(flags)[0], "C") != fsys.nocow {
+				t.Errorf("%s: got flags %s, want NOCOW %t", name, flags, fsys.nocow)
 			}
 		}
 	})
@@ -166,6 +168,7 @@ func TestFileCancel(t *testing.T) {
 }
 
 // TestFileDevice: if the source or the destination is a disk, all bytes are copied, and old content is overwritten.
+// A disk that is smaller than the source is refused.
 func TestFileDevice(t *testing.T) {
 	const size = 64 * mib
 	disk := func(fill byte, size int64) *os.File {
@@ -222,9 +225,11 @@ func TestFileRefuses(t *testing.T) {
 	}
 }
 
+// TestSetImmutable: SetImmutable sets and clears the attribute, also if it is already set or cleared, and reports
+// whether the filesystem supports the attribute.
 func TestSetImmutable(t *testing.T) {
-	eachFilesystem(t, "512M", func(t *testing.T, g testFS, dir string) {
-		f := g.image(t, filepath.Join(dir, "image"))
+	eachFilesystem(t, "512M", func(t *testing.T, fsys testFS, dir string) {
+		f := fsys.image(t, filepath.Join(dir, "image"))
 		for _, on := range []bool{true, true, false, false} {
 			ok, err := clone.SetImmutable(f, on)
 			must(t, err)

@@ -12,7 +12,7 @@ import (
 const protectionMask = sys.AttrImmutable | sys.AttrAppend
 
 // SetImmutable sets or clears the attribute immutable of an open file. ok is false if the filesystem,
-// such as NFS, does not support the attribute. EPERM without CAP_LINUX_IMMUTABLE.
+// such as NFS, does not support the attribute. Without CAP_LINUX_IMMUTABLE the error is EPERM.
 func SetImmutable(f *os.File, on bool) (ok bool, err error) {
 	var attributes uint32
 	if on {
@@ -25,7 +25,7 @@ func SetImmutable(f *os.File, on bool) (ok bool, err error) {
 	return err == nil, err
 }
 
-// setAttributes replaces the attributes of a file that are in mask.
+// setAttributes sets the attributes of a file that are in mask to those in attributes.
 func setAttributes(f *os.File, mask, attributes uint32) error {
 	_, err := sys.ChangeAttributes(f, func(a *sys.Attributes) { a.Flags = a.Flags&^mask | attributes })
 	return err
@@ -36,14 +36,14 @@ func setAttributes(f *os.File, mask, attributes uint32) error {
 func protectionOf(f *os.File) (uint32, error) {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
-	var l uint32
+	var protection uint32
 	if st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0 {
-		l |= sys.AttrImmutable
+		protection |= sys.AttrImmutable
 	}
 	if st.Attributes&unix.STATX_ATTR_APPEND != 0 {
-		l |= sys.AttrAppend
+		protection |= sys.AttrAppend
 	}
-	return l, fail("statx", f, err)
+	return protection, fail("statx", f, err)
 }
 
 // inodeFlags reads the flags of chattr(1). It returns 0 if the filesystem has no flags.

@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
+// fail adds the operation and the name of the file to an error. It returns nil if err is nil.
 func fail(op string, f *os.File, err error) error {
 	if err == nil {
 		return nil
@@ -49,10 +50,11 @@ func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error)
 }
 
 // leaseBreak is the time that reopen waits for the holder of a lease. It is longer than the time after which
-// the kernel breaks the lease (fcntl(2), proc_sys_fs(5), lease-break-time).
+// the kernel breaks the lease (fcntl(2); lease-break-time in proc_sys_fs(5), by default 45 seconds).
 const leaseBreak = time.Minute
 
-// reopen opens the regular file that node, opened with O_PATH, refers to. The new file is open for reading.
+// reopen opens for reading the regular file that node, opened with O_PATH, refers to. While another process has
+// a write lease on the file, open(2) with O_NONBLOCK fails with EAGAIN, and reopen retries.
 func reopen(ctx context.Context, node *os.File) (*os.File, error) {
 	var fd int
 	err := retry.For(ctx, leaseBreak, func() (again bool, err error) {

@@ -19,8 +19,8 @@ import (
 type links struct {
 	// root is the root of the copy.
 	root *os.File
-	// name is the name of the temporary directory in root. dir is that directory. It is nil until the first
-	// link is stored.
+	// name is the name of the temporary directory in root. dir is that directory, or nil until the first link
+	// is stored.
 	name string
 	dir  *os.File
 }
@@ -28,11 +28,12 @@ type links struct {
 // link identifies a file with several hard links.
 type link struct {
 	inode uint64
-	// protection contains the attributes immutable and append-only, which are set on the copy when it has all
-	// its names.
+	// protection contains the attributes of the file in protectionMask. They are set on the copy when the copy
+	// has all its names.
 	protection uint32
 }
 
+// linkOf returns the link of an entry of the source.
 func linkOf(e *entry) (l link, err error) {
 	l.inode = e.st.Ino
 	if e.kind() == unix.S_IFREG {
@@ -88,7 +89,7 @@ func (ls *links) open() (err error) {
 	return err
 }
 
-// release calls remove, which removes the additional link, and sets the protection of the copy.
+// release calls remove, which removes or renames the additional link, and then sets the protection of the copy.
 func (ls *links) release(l link, remove func() error) error {
 	if l.protection == 0 {
 		return remove()
@@ -104,7 +105,7 @@ func (ls *links) release(l link, remove func() error) error {
 	return setAttributes(f, protectionMask, l.protection)
 }
 
-// end removes the temporary directory, and the remaining additional links. They belong to files with names
+// end removes the temporary directory with the remaining additional links, which belong to files with names
 // outside of the tree.
 func (ls *links) end(ctx context.Context) error {
 	if ls.dir == nil {
@@ -123,6 +124,8 @@ func (ls *links) end(ctx context.Context) error {
 	}
 }
 
+// releaseAll removes the additional links that it finds in one pass over the temporary directory, and returns
+// their number.
 func (ls *links) releaseAll(ctx context.Context) (released int, err error) {
 	if _, err := ls.dir.Seek(0, io.SeekStart); err != nil {
 		return 0, err
@@ -144,7 +147,7 @@ func (ls *links) releaseAll(ctx context.Context) (released int, err error) {
 	}
 }
 
-// drop releases the link with a name in the temporary directory.
+// drop removes the additional link that has a name in the temporary directory.
 func (ls *links) drop(name string) error {
 	var l link
 	if _, err := fmt.Sscanf(name, "%d.%d", &l.inode, &l.protection); err != nil {

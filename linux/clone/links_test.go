@@ -65,6 +65,7 @@ func TestTreeManyLinks(t *testing.T) {
 	}
 }
 
+// heapObjects returns the number of objects on the heap that are in use.
 func heapObjects() uint64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -39,12 +39,14 @@ var testFilesystems = []testFS{
 	{name: "ext4", fsType: "ext4"},
 }
 
-func (g testFS) mount(tb testing.TB, size string) string {
+// mount creates and mounts a filesystem, and returns the path of its mount point.
+func (fsys testFS) mount(tb testing.TB, size string) string {
 	tb.Helper()
-	return filesystem(tb, g.fsType, size, g.options...)
+	return filesystem(tb, fsys.fsType, size, fsys.options...)
 }
 
-// filesystem is testenv.Filesystem on a disk in memory, because these tests sync often and need no durability.
+// filesystem does the same as testenv.Filesystem with a disk in memory, because these tests sync often and need no
+// durability.
 func filesystem(tb testing.TB, fsType, size string, options ...string) string {
 	tb.Helper()
 	testenv.RequireRoot(tb)
@@ -61,17 +63,17 @@ func filesystem(tb testing.TB, fsType, size string, options ...string) string {
 }
 
 // eachFilesystem runs a test on each filesystem.
-func eachFilesystem(t *testing.T, size string, test func(t *testing.T, g testFS, dir string)) {
-	for _, g := range testFilesystems {
-		t.Run(g.name, func(t *testing.T) { test(t, g, g.mount(t, size)) })
+func eachFilesystem(t *testing.T, size string, test func(t *testing.T, fsys testFS, dir string)) {
+	for _, fsys := range testFilesystems {
+		t.Run(fsys.name, func(t *testing.T) { test(t, fsys, fsys.mount(t, size)) })
 	}
 }
 
-// image creates an empty file, which is NOCOW if g.nocow is set.
-func (g testFS) image(tb testing.TB, path string) *os.File {
+// image creates an empty file, which is NOCOW if fsys.nocow is set.
+func (fsys testFS) image(tb testing.TB, path string) *os.File {
 	tb.Helper()
 	f := create(tb, path)
-	if g.nocow {
+	if fsys.nocow {
 		testenv.Run(tb, "chattr", "+C", path)
 	}
 	return f

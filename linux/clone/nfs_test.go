@@ -37,6 +37,8 @@ func TestNFS(t *testing.T) {
 	}
 }
 
+// testFileNFS tests File. shared means that the server shares blocks. holes means that the client can find the holes
+// of a file, as with NFS 4.2.
 func testFileNFS(t *testing.T, dir string, shared, holes bool) {
 	src := create(t, filepath.Join(dir, "src"))
 	for at := range int64(4) {

@@ -65,8 +65,8 @@ func unprotect(parent *os.File, name string) error {
 	return err
 }
 
-// requireNoSubvolumes returns ErrUncopyable if a subvolume contains others. Deeper ones need no search,
-// because they are within those.
+// requireNoSubvolumes returns ErrUncopyable if a subvolume contains others. It searches only for direct children,
+// because deeper subvolumes are within a direct child.
 func requireNoSubvolumes(src *os.File) error {
 	refs, err := sys.SubvolumesWithin(src)
 	if err != nil {

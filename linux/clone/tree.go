@@ -58,7 +58,8 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 // treeCopy is the tree.Handler that copies each entry of the source.
 type treeCopy struct {
 	Options
-	ctx    context.Context
+	ctx context.Context
+	// source is the name of the source in errors.
 	source string
 	// dev is st_dev of the source. Every entry must have it.
 	dev uint64
@@ -69,8 +70,11 @@ type treeCopy struct {
 	links  links
 	xattrs xattrCopy
 
+	// files is the number of copied regular files. shared is the number of those that share all their blocks with
+	// the source.
 	files, shared int
-	// bytes is the space that is allocated to the copy. copied is the number of bytes for Progress.
+	// bytes is the space that is allocated to the copy. copied is the number of bytes that were reported to
+	// Progress.
 	bytes, copied int64
 }
 
@@ -122,7 +126,7 @@ func (c *treeCopy) Visit(in *tree.Entry) (*os.File, error) {
 	return nil, c.copyOther(e)
 }
 
-// open opens the node of an entry. ErrUncopyable if the entry is a mount point or on another filesystem.
+// open opens the node of an entry. The error is ErrUncopyable if the entry is a mount point or on another filesystem.
 func (c *treeCopy) open(e *entry) (err error) {
 	e.node, err = openat(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.EXDEV) {
@@ -169,7 +173,7 @@ func (c *treeCopy) enter(e *entry) (*os.File, error) {
 
 // Leave implements tree.Handler.
 func (c *treeCopy) Leave(e *tree.Entry, src *os.File) (again bool, err error) {
-	if e.Dir == nil {
+	if e.Dir == nil { // the root
 		if err := c.links.end(c.ctx); err != nil {
 			return false, err
 		}
@@ -225,6 +229,7 @@ func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
 	return err
 }
 
+// copyFile copies a regular file with its attributes.
 func (c *treeCopy) copyFile(e *entry) error {
 	src, err := reopen(c.ctx, e.node)
 	if err != nil {
@@ -256,6 +261,7 @@ func (c *treeCopy) fill(e *entry, dst, src *os.File) error {
 	return copyProtection(dst, src)
 }
 
+// copyBytes copies the content of a regular file.
 func (c *treeCopy) copyBytes(dst, src *os.File) error {
 	o := Options{Unshared: c.Unshared}
 	before := c.copied
@@ -293,6 +299,7 @@ func (c *treeCopy) copyNode(e *entry) error {
 	return c.finish(dst, e.node, &e.st)
 }
 
+// makeNode creates the copy of a node without its attributes.
 func makeNode(e *entry) error {
 	dir := int(e.dst.Fd())
 	if e.kind() != unix.S_IFLNK {

@@ -28,7 +28,7 @@ func copyTree(tb testing.TB, src string, o clone.Options) (string, clone.Result,
 
 // TestTree: a copy of a tree with all kinds of files equals the tree.
 func TestTree(t *testing.T) {
-	eachFilesystem(t, "1G", func(t *testing.T, g testFS, dir string) {
+	eachFilesystem(t, "1G", func(t *testing.T, fsys testFS, dir string) {
 		for seed := range uint64(3) {
 			src := mkdir(t, dir, fmt.Sprint(seed))
 			treetest.Make(t, src, seed)
@@ -40,9 +40,9 @@ func TestTree(t *testing.T) {
 				treetest.Compare(t, src, to)
 				used := allocated(t, to)
 				// The filesystem may have allocated a few blocks for metadata after the copy.
-				if got.Shared != (g.reflink && !o.Unshared) || got.Bytes > used || got.Bytes < used-64*kib ||
+				if got.Shared != (fsys.reflink && !o.Unshared) || got.Bytes > used || got.Bytes < used-64*kib ||
 					reported == 0 || reported > used {
-					t.Errorf("%s: got %+v, last progress %d, want shared %t and about %d bytes", name, got, reported, g.reflink && !o.Unshared, used)
+					t.Errorf("%s: got %+v, last progress %d, want shared %t and about %d bytes", name, got, reported, fsys.reflink && !o.Unshared, used)
 				}
 			}
 		}
@@ -163,7 +163,7 @@ func TestTreeDeep(t *testing.T) {
 			}}
 			to, _, err := copyTree(t, src, o)
 			must(t, err)
-			if maximum > 200 || maximum < 100 {
+			if maximum > 200 || maximum < 100 { // up to 64 directories of the source and 64 of the copy are open
 				t.Errorf("got up to %d open files, want 100 to 200", maximum)
 			}
 			if a, b := countDeep(t, src), countDeep(t, to); a != b || a.depth != depth {
@@ -178,7 +178,8 @@ func TestTreeDeep(t *testing.T) {
 	}
 }
 
-// makeDeep creates nested directories, some with long names. Each contains the files, whose content is their depth.
+// makeDeep creates nested directories, some with long names. Each of them except the last one contains files with the
+// given names. The content of a file is the number of the directories above its own.
 func makeDeep(t *testing.T, dir string, depth int, files ...string) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -202,9 +203,10 @@ func makeDeep(t *testing.T, dir string, depth int, files ...string) {
 	}
 }
 
+// deep is the result of countDeep. bytes is the size of all files.
 type deep struct{ depth, names, bytes int }
 
-// countDeep counts the names and the bytes in nested directories, and their depth.
+// countDeep counts nested directories, the names in them, and the bytes of their files.
 func countDeep(t *testing.T, dir string) (d deep) {
 	t.Helper()
 	at, err := os.Open(dir)
@@ -292,6 +294,7 @@ func TestTreeLeases(t *testing.T) {
 	}
 }
 
+// TestTreeCancel: Tree copies no further file after its context has ended.
 func TestTreeCancel(t *testing.T) {
 	src := mkdir(t, filesystem(t, "ext4", "256M"), "src")
 	treetest.Make(t, src, 1)
@@ -306,6 +309,7 @@ func TestTreeCancel(t *testing.T) {
 	}
 }
 
+// subvolume creates a btrfs subvolume, and returns its path.
 func subvolume(t *testing.T, path ...string) string {
 	t.Helper()
 	at := filepath.Join(path...)
@@ -313,7 +317,8 @@ func subvolume(t *testing.T, path ...string) string {
 	return at
 }
 
-// TestSubvolume: a snapshot equals its source.
+// TestSubvolume: a snapshot equals its source, and is writable unless readOnly is true. IsSubvolume is true only for
+// the root of a subvolume. Subvolume refuses any other directory, a name that exists, and a name that is too long.
 func TestSubvolume(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	src, parent := subvolume(t, dir, "src"), open(t, dir)

@@ -1,7 +1,7 @@
 // Package freeze freezes filesystems while they are copied (fsfreeze(8)), and guarantees that they
 // are thawed afterwards. A freeze outlives the process that requested it. Therefore a separate process,
 // the guardian, freezes the filesystems. It thaws them on request, when the driver dies, and after a time
-// limit. If the guardian is killed, the driver thaws them. If both are killed, for example with the
+// limit. If the guardian is killed, the driver thaws the filesystems. If both are killed, for example with the
 // container of the driver, the next driver thaws the filesystems that are listed in a file, the note.
 //
 // A process that thaws filesystems must not write to them before, because the write would block.
@@ -61,10 +61,10 @@ type Frozen struct {
 }
 
 // Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed after limit at the
-// latest. If one cannot be frozen, Freeze thaws all others before it returns. The error is syscall.EBUSY if
-// another process has frozen that filesystem (that freeze remains), and syscall.EOPNOTSUPP if its type cannot
-// be frozen. If ctx ends or limit passes (ErrExpired) before all are frozen, the guardian thaws the frozen
-// ones at once. It thaws a filesystem that the kernel is still freezing when the kernel has frozen it.
+// latest. If one cannot be frozen, Freeze thaws all others before it returns. The error is syscall.EBUSY if another
+// process has frozen that filesystem (that freeze remains), and syscall.EOPNOTSUPP if its type cannot be frozen. If
+// ctx ends or limit passes (ErrExpired) before all are frozen, the guardian thaws the frozen ones at once. If the
+// kernel is still freezing a filesystem, the guardian thaws it as soon as the kernel has frozen it.
 //
 // A filesystem cannot be unmounted until it is thawed (EBUSY).
 func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (*Frozen, error) {
@@ -88,9 +88,9 @@ func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Ta
 	}
 }
 
-// Thaw thaws all filesystems and waits until they are thawed. A second call returns the same result.
-// ErrExpired if a filesystem was thawed before the call because the limit passed, because the guardian was
-// killed, or by another process.
+// Thaw thaws all filesystems and waits until they are thawed. A second call returns the same result. The error is
+// ErrExpired if a filesystem was thawed before the call because the limit passed, because the guardian was killed, or
+// by another process.
 func (z *Frozen) Thaw() error {
 	z.hangUp()
 	<-z.done
@@ -117,6 +117,7 @@ func (f *Freezer) start(limit time.Duration, targets []Target) (*Frozen, error) 
 	return z, nil
 }
 
+// startGuardian starts the guardian, and sets z.child.
 func (z *Frozen) startGuardian(program string, limit time.Duration) (err error) {
 	note := z.note.Name()
 	guardian := reexec.Child{
@@ -130,7 +131,7 @@ func (z *Frozen) startGuardian(program string, limit time.Duration) (err error) 
 	return err
 }
 
-// dup sets z.targets.
+// dup sets z.targets to the targets, with a duplicate of each descriptor.
 func (z *Frozen) dup(targets []Target) error {
 	for _, t := range targets {
 		fd, err := unix.FcntlInt(t.Root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -155,7 +156,8 @@ func (z *Frozen) release() {
 	}
 }
 
-// hangUp requests the thaw. The guardian cannot distinguish it from the death of the driver.
+// hangUp requests the thaw by closing the connection for writing. The guardian cannot distinguish this from the
+// death of the driver.
 func (z *Frozen) hangUp() { _ = z.child.Conn.CloseWrite() } // fails only if the guardian has ended
 
 // awaitEnd waits until the guardian ends, and sets z.err. If the guardian ends without a last report, the

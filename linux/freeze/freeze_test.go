@@ -73,7 +73,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newFilesystem creates and mounts a filesystem. It is thawed at the end of the test.
+// newFilesystem creates and mounts a filesystem, which is thawed at the end of the test.
 func newFilesystem(t *testing.T, fsType string) string {
 	t.Helper()
 	size := map[string]string{"ext4": "64M", "xfs": "300M", "btrfs": "128M"}[fsType]
@@ -82,6 +82,7 @@ func newFilesystem(t *testing.T, fsType string) string {
 	return dir
 }
 
+// target returns the target for the filesystem that is mounted at a path.
 func target(t *testing.T, dir string) freeze.Target {
 	t.Helper()
 	root, err := os.Open(dir)
@@ -143,7 +144,7 @@ func killGuardians(t *testing.T, notes string) {
 	}
 }
 
-// awaitNoGuardian waits until all guardians have ended.
+// awaitNoGuardian waits until all guardians whose note is in a directory have ended.
 func awaitNoGuardian(t *testing.T, notes string) {
 	t.Helper()
 	eventually(t, "the guardian has ended", func() bool { return len(guardians(t, notes)) == 0 })
@@ -209,6 +210,7 @@ func freezeDirs(t *testing.T, notes string, limit time.Duration, dirs ...string)
 	return z
 }
 
+// TestFreeze: filesystems are frozen, cannot be unmounted, and are thawed by Thaw, which can be called twice.
 func TestFreeze(t *testing.T) {
 	eachType(t, func(t *testing.T, fsType string) {
 		one, two := newFilesystem(t, fsType), newFilesystem(t, fsType)
@@ -247,6 +249,7 @@ func TestFreezeWhileWriting(t *testing.T) {
 	})
 }
 
+// write writes a file repeatedly until the context ends.
 func write(ctx context.Context, path string) error {
 	for ctx.Err() == nil {
 		if err := os.WriteFile(path, make([]byte, 64<<10), 0o600); err != nil {
@@ -256,6 +259,7 @@ func write(ctx context.Context, path string) error {
 	return nil
 }
 
+// TestLimit: the guardian thaws the filesystem after the limit, and every later call of Thaw reports that.
 func TestLimit(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
 	z := freezeDirs(t, notes, soon, dir)
@@ -319,6 +323,7 @@ func TestNoGuardian(t *testing.T) {
 	}
 }
 
+// TestGuardAlone: Guard fails in a process that no driver started.
 func TestGuardAlone(t *testing.T) {
 	if freeze.Guard(reexec.Input{}) == nil {
 		t.Error("Guard returned no error without input from a driver")
@@ -343,6 +348,7 @@ func TestSignals(t *testing.T) {
 	requireOver(t, notes, dir)
 }
 
+// TestGuardianKilled: after the guardian was killed, the driver thaws the filesystems, and Thaw reports that.
 func TestGuardianKilled(t *testing.T) {
 	one, two, notes := newFilesystem(t, "ext4"), newFilesystem(t, "xfs"), t.TempDir()
 	z := freezeDirs(t, notes, long, one, two)
@@ -407,7 +413,7 @@ func leaveFrozen(t *testing.T, notes string, dirs ...string) {
 	if len(pids) != 1 {
 		t.Fatalf("got guardians %v, want one", pids)
 	}
-	must(t, syscall.Kill(pids[0], syscall.SIGSTOP)) // otherwise it would detect the death of the driver, and thaw
+	must(t, syscall.Kill(pids[0], syscall.SIGSTOP)) // otherwise the guardian would thaw when the driver dies
 	eventually(t, "the guardian has stopped", func() bool { return isStopped(t, pids[0]) })
 	must(t, driver.Process.Kill())
 	_ = driver.Wait()
@@ -423,6 +429,7 @@ func leaveFrozen(t *testing.T, notes string, dirs ...string) {
 // open is the argument find of Recover. drive uses paths as names.
 func open(name string) (*os.File, error) { return os.Open(name) }
 
+// TestRecover: Recover thaws the filesystems that it finds. The note remains until all are thawed.
 func TestRecover(t *testing.T) {
 	eachType(t, func(t *testing.T, fsType string) {
 		one, two, notes := newFilesystem(t, fsType), newFilesystem(t, fsType), t.TempDir()
@@ -460,6 +467,8 @@ func TestRecoverUnmounted(t *testing.T) {
 	requireOver(t, notes, dir)
 }
 
+// TestRecoverNotes: Recover removes notes whose filesystems no longer exist and incomplete notes, and ignores other
+// files. It succeeds if the directory of the notes does not exist.
 func TestRecoverNotes(t *testing.T) {
 	notes := filepath.Join(t.TempDir(), "notes")
 	f := freeze.New(reexec.Self, notes)
@@ -486,7 +495,7 @@ func TestRecoverBesideGuardian(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	if err := freeze.New(reexec.Self, notes).Recover(ctx, open); err == nil || !isFrozen(t, dir) {
-		t.Errorf("Recover thawed the filesystem of a running guardian or returned no error: %v", err)
+		t.Errorf("Recover beside a running guardian: got %v, want an error and a frozen filesystem", err)
 	}
 	must(t, z.Thaw())
 	requireOver(t, notes, dir)

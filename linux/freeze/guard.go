@@ -25,8 +25,8 @@ const Role = "freeze-guard"
 type report struct {
 	// Last means that all filesystems are thawed and the note is removed.
 	Last bool `json:"last,omitempty"`
-	// Errno, in the last report, is the error of the filesystem that could not be frozen. It is the one after
-	// those that were reported as frozen.
+	// Errno, in the last report, is the error of the filesystem that could not be frozen, or 0. This filesystem is
+	// the one after those that were reported as frozen.
 	Errno syscall.Errno `json:"errno,omitempty"`
 	// Early means that the time limit ended the freeze, or that another process thawed a
 	// filesystem.
@@ -45,9 +45,9 @@ type guardian struct {
 	conn  *net.UnixConn
 	over  chan struct{}  // closed when the freeze ends
 	early atomic.Bool    // Early of the last report
-	holds sync.WaitGroup // of the goroutines that run hold
-	mu    sync.Mutex
-	errs  []error // of thawing
+	holds sync.WaitGroup // waits for the goroutines that run hold
+	mu    sync.Mutex     // protects errs
+	errs  []error        // the errors of thawing
 }
 
 // Guard runs the guardian. It freezes the filesystems, waits until the driver hangs up, the driver dies or the
@@ -70,7 +70,7 @@ func Guard(in reexec.Input) error {
 	last := report{Last: true, Errno: g.freezeAll(in.Files[1:])}
 	g.holds.Wait()
 	if err := errors.Join(append(g.errs, os.Remove(o.Note))...); err != nil {
-		return err // without a last report the driver thaws, too
+		return err // the driver receives no last report, and therefore thaws, too
 	}
 	last.Early = g.early.Load()
 	return json.NewEncoder(g.conn).Encode(last)
@@ -109,8 +109,8 @@ func (g *guardian) freezeAll(roots []*os.File) syscall.Errno {
 	return 0
 }
 
-// hold freezes a filesystem, and thaws it when the freeze ends. Each filesystem has its own goroutine, so
-// that a freeze that hangs in the kernel does not delay the thaw of the others.
+// hold freezes a filesystem, sends the result to frozen, and thaws the filesystem when the freeze ends. Each
+// filesystem has its own goroutine, so that a freeze that hangs in the kernel does not delay the thaw of the others.
 func (g *guardian) hold(root *os.File, frozen chan<- error) {
 	err := sys.Freeze(root)
 	frozen <- err

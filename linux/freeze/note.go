@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
+// notePrefix is the beginning of the name of every note.
 const notePrefix = "freeze-"
 
 // writeNote records the names of the filesystems before they are frozen. The note is locked while the driver
@@ -66,9 +67,10 @@ func (f *Freezer) Recover(ctx context.Context, find func(name string) (*os.File,
 	return errors.Join(errs...)
 }
 
+// recoverNote thaws the filesystems of one note, and removes the note.
 func recoverNote(ctx context.Context, path string, find func(name string) (*os.File, error)) error {
 	note, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) { // the guardian has thawed
+	if errors.Is(err, fs.ErrNotExist) { // the guardian has thawed the filesystems
 		return nil
 	}
 	if err != nil {
@@ -78,7 +80,7 @@ func recoverNote(ctx context.Context, path string, find func(name string) (*os.F
 	if err := awaitGuardian(ctx, note); err != nil {
 		return err
 	}
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) { // the guardian has thawed them while this call waited
 		return nil
 	}
 	b, err := io.ReadAll(note)
@@ -86,7 +88,7 @@ func recoverNote(ctx context.Context, path string, find func(name string) (*os.F
 		return err
 	}
 	var names []string
-	_ = json.Unmarshal(b, &names) // the driver was killed while it wrote an incomplete note: nothing was frozen
+	_ = json.Unmarshal(b, &names) // fails if the driver was killed while it wrote the note: nothing was frozen
 	for _, name := range names {
 		err = errors.Join(err, thawFound(name, find))
 	}
@@ -108,6 +110,7 @@ func awaitGuardian(ctx context.Context, note *os.File) error {
 	return err
 }
 
+// thawFound thaws the filesystem with a name. It is no error if the filesystem no longer exists.
 func thawFound(name string, find func(name string) (*os.File, error)) error {
 	root, err := find(name)
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 )
 
 const (
+	// probeFile and otherFile are the names of the files that the tests create.
 	probeFile = "probe"
 	otherFile = "probe.other"
-	// blockSize is a multiple of the block size of every filesystem.
+	// blockSize is a multiple of the block size of every filesystem, in bytes.
 	blockSize = 64 << 10
 )
 
@@ -62,8 +63,8 @@ func Allocates(dir *os.Root) (bool, error) {
 }
 
 // LocksReach reports whether a flock(2) on a file in dir also locks the file in other. other must be the same
-// directory in a mount that shares no cache with the mount of dir. If it does, the NFS server holds the lock,
-// so the lock is effective on every node.
+// directory in a mount that shares no cache with the mount of dir. On NFS, true means that the server holds the
+// lock, so the lock is effective on every node.
 func LocksReach(dir, other *os.Root) (bool, error) {
 	return withFile(dir, probeFile, func(f *os.File) (bool, error) {
 		if ok, err := supported(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)); !ok {
@@ -127,6 +128,7 @@ func ownerOfNew(dir *os.Root) (uint32, error) {
 	return st.Uid, err
 }
 
+// write writes zeros to the block at an offset, and makes them durable.
 func write(f *os.File, at int64) error {
 	_, err := f.WriteAt(make([]byte, blockSize), at)
 	return errors.Join(err, f.Sync())

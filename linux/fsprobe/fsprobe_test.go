@@ -43,14 +43,14 @@ func TestOwner(t *testing.T) {
 	testenv.RequireRoot(t)
 	path := t.TempDir()
 	dir := openRoot(t, path)
-	for _, d := range []string{path, path + "/.."} {
+	for _, d := range []string{path, path + "/.."} { // the other users need access to the directory and its parent
 		if err := os.Chmod(d, 0o777); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, uid := range []int{54321, 0} {
 		if owner, err := fsprobe.OwnerOf(dir, uid); err != nil || int(owner) != uid {
-			t.Errorf("file created by user %d: got owner %d, %v", uid, owner, err)
+			t.Errorf("owner of a file created by user %d: got %d, %v, want %[1]d", uid, owner, err)
 		}
 	}
 	if left := names(t, dir); len(left) > 0 {

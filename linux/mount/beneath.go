@@ -14,7 +14,7 @@ var ErrLeadsOut = errors.New("a symbolic link in the path leads out of the volum
 
 // OpenBeneath opens a path below an open directory with O_PATH, for BindOpen. It follows only symbolic links
 // that stay below the directory, even if another process changes them at the same time (openat2(2),
-// RESOLVE_BENEATH). ErrLeadsOut if the path contains another link, such as an absolute one.
+// RESOLVE_BENEATH). The error is ErrLeadsOut if the path contains another link, such as an absolute one.
 func OpenBeneath(dir *os.File, path string) (*os.File, error) {
 	return inside(sys.Open(dir, path, sys.Beneath, unix.O_PATH))
 }
@@ -38,7 +38,7 @@ func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) 
 	return made, nil
 }
 
-// mkdir is mkdirat(2) without the umask. The directory has its mode from the start, even if this process
+// mkdir calls mkdirat(2) with the umask 0. The directory has its mode from the start, even if this process
 // is killed before chmod(2). CLONE_FS of unshare(2) gives the thread its own umask.
 func mkdir(dir *os.File, name string, mode os.FileMode) error {
 	bits := uint32(mode.Perm())
@@ -62,7 +62,8 @@ func inside(f *os.File, err error) (*os.File, error) {
 	return f, err
 }
 
-// BindOpen is Bind for an open file or directory. The target does not show the mounts below the directory.
+// BindOpen does the same as Bind with an open file or directory as the source. The target does not show the mounts
+// below the directory.
 func BindOpen(f *os.File, target string, o Options) error {
 	return bindTree(int(f.Fd()), "", unix.AT_EMPTY_PATH, f.Name(), target, o)
 }

@@ -31,8 +31,8 @@ func bindTree(dir int, path string, flags uint, source, target string, o Options
 	return nil
 }
 
-// mountAttr sets attributes. The attributes for the access time are an enumeration, whose old value must
-// be cleared in the same call (mount_setattr(2)).
+// mountAttr returns the argument of mount_setattr(2) that sets attributes. The attributes for the access time are an
+// enumeration, whose old value must be cleared in the same call (mount_setattr(2)).
 func mountAttr(attr uint64) *unix.MountAttr {
 	a := &unix.MountAttr{Attr_set: attr}
 	if attr&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {

@@ -22,7 +22,8 @@ func directoryAt(t *testing.T, base *os.File, path string) *mount.DirectorySourc
 }
 
 // TestDirectory: a source recognizes its bind mount, even on btrfs, whose st_dev is not in the mount table,
-// and even after the directory was moved or removed. It does not recognize the mount of another directory.
+// and even after the directory was moved or removed. It does not recognize the mount of another directory. A source
+// without a base recognizes its mount by the path.
 func TestDirectory(t *testing.T) {
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) { testDirectory(t, testenv.Filesystem(t, fsType, "128M")) })
@@ -41,7 +42,7 @@ func testDirectory(t *testing.T, at string) {
 	must(t, err)
 	t.Cleanup(func() { base.Close(); testenv.Run(t, "umount", baseMount) })
 	d, other := directoryAt(t, base, "v/data"), directoryAt(t, base, "v2/data")
-	d.Path, other.Path = "v", "v2"
+	d.Path, other.Path = "v", "v2" // the folder of each volume, of which only the directory data is mounted
 
 	target := t.TempDir()
 	o, err := mount.ParseFlags([]string{"ro", "noexec"})
@@ -49,7 +50,7 @@ func testDirectory(t *testing.T, at string) {
 	must(t, d.Mount(t.Context(), target, o))
 	t.Cleanup(func() { testenv.Run(t, "umount", target) })
 	if err := os.WriteFile(filepath.Join(target, "x"), nil, 0o600); err == nil {
-		t.Error("creating a file in a read-only bind mount: got no error")
+		t.Error("creating a file in a read-only bind mount: got no error, want EROFS")
 	}
 	check := func(what string, d *mount.DirectorySource, wantMounts int) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
+// TestParseEndpoint compares the endpoints of mount options with the expected ones.
 func TestParseEndpoint(t *testing.T) {
 	for options, want := range map[string]mount.Endpoint{
 		"":                                {},

@@ -17,15 +17,15 @@ type Detached struct {
 	fsType string
 }
 
-// Filesystem mounts the filesystem on a device without a path. Errors are *Error with the messages of
-// the kernel, and ErrBadOption if the kernel refused an option.
+// Filesystem mounts the filesystem on a device without a path. The error is an *Error with the messages of the
+// kernel, and wraps ErrBadOption if the kernel refused an option.
 func Filesystem(device, fsType string, o Options) (*Detached, error) {
 	hasOptions := len(o.Data) > 0
 	if fsType == "xfs" { // copies of an image have the same UUID, and without nouuid the kernel mounts only one (xfs(5))
 		o.Data = append(slices.Clone(o.Data), "nouuid")
 	}
 	return detached(device, fsType, o, func(err error) error {
-		if hasOptions && errors.Is(err, unix.EINVAL) {
+		if hasOptions && errors.Is(err, unix.EINVAL) { // some options are checked only now
 			return errors.Join(ErrBadOption, err)
 		}
 		return err
@@ -55,6 +55,7 @@ func detached(source, fsType string, o Options, explain func(error) error) (*Det
 	return &Detached{fd: fd, source: source, fsType: fsType}, nil
 }
 
+// configure sets the source and the options of a filesystem context (fsconfig(2)).
 func configure(fsfd int, source string, o Options) error {
 	if err := unix.FsconfigSetString(fsfd, "source", source); err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 // that are waiting at that time.
 const abortEvery = 200 * time.Millisecond
 
-// busyWithin is the time for which a mount may stay busy after its dirty pages were discarded.
+// busyWithin is the maximum time for which a mount may stay busy after its dirty pages were discarded.
 const busyWithin = 10 * time.Second
 
 // errChanged means that another process unmounted the mount, or mounted over it.
@@ -27,11 +27,11 @@ var errChanged = errors.New("another process unmounted this mount, or mounted ov
 // forced holds the forced unmounts in progress by path.
 var forced singleflight.Group
 
-// ForceUnmountNFS unmounts the NFS mount at path without waiting for its server. Writes that the server has
-// not received are lost. Calls through other mounts of the same filesystem fail, too. If ctx ends before the
-// mount is removed, ForceUnmountNFS returns ErrUnmounting, the unmount continues, and another call for the
-// path joins it. EBUSY if a process that was not killed has files of the mount open. It is no error if nothing
-// is mounted at path.
+// ForceUnmountNFS unmounts the NFS mount at path without waiting for its server. Writes that the server has not
+// received are lost. Calls through other mounts of the same filesystem fail, too. If ctx ends before the mount is
+// removed, ForceUnmountNFS returns ErrUnmounting, the unmount continues, and another call for the path joins it. The
+// error is EBUSY if a process that was not killed has files of the mount open. It is no error if nothing is mounted
+// at path.
 func ForceUnmountNFS(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
 	//nolint:contextcheck // the unmount continues after the call, and another call joins it
@@ -94,8 +94,8 @@ func DetachNFS(path string) error {
 	return h.unmount(unix.MNT_DETACH)
 }
 
-// unmount returns when the mount is detached. It does not wait for umount2(2), because after the last mount of
-// a server the kernel ends its session with the server, which takes minutes if the server does not respond.
+// unmount returns when the mount is detached. It does not wait for umount2(2), because with the last mount of
+// a server the kernel also ends the session with the server, which takes minutes if the server does not respond.
 func (h *held) unmount(flags int) error {
 	unmounted := make(chan error, 1)
 	go func() { unmounted <- unix.Unmount(h.path, flags|unix.UMOUNT_NOFOLLOW) }()
@@ -131,7 +131,7 @@ func AbortNFS(ctx context.Context, path string, done func() bool) error {
 type held struct {
 	fd   int
 	path string
-	at   *Entry
+	at   *Entry // the mount at path
 }
 
 // holdNFS opens the NFS mount at path, which keeps the mount busy. It returns nil if nothing is mounted at
@@ -158,7 +158,7 @@ func (h *held) abort(ctx context.Context, done func() bool) error {
 	defer tick.Stop()
 	for !done() {
 		err := unix.Unmount(h.path, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW)
-		if !errors.Is(err, unix.EBUSY) {
+		if !errors.Is(err, unix.EBUSY) { // the descriptor keeps the mount busy
 			return h.fail("aborting calls by umount2", errors.Join(err, errChanged))
 		}
 		select {
@@ -189,6 +189,7 @@ func (h *held) flush() {
 	}
 }
 
+// fail returns the error of an operation on the mount.
 func (h *held) fail(op string, err error) error {
 	return &Error{Op: op, Source: h.at.Source, Target: h.path, FSType: h.at.FSType, Err: err}
 }

@@ -150,6 +150,8 @@ func Beside(e *Entry) ([]string, error) {
 	return elsewhere(func([]*Entry) (func(*Entry) bool, error) { return same, nil }, uint64(e.ID))
 }
 
+// elsewhere returns the mount points of the mounts that a matcher accepts, except those at the same place as the
+// mount with the ID.
 func elsewhere(matcher func([]*Entry) (func(*Entry) bool, error), mountID uint64) ([]string, error) {
 	table, err := wholeTable()
 	if err != nil {

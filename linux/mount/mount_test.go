@@ -23,6 +23,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// TestParseFlags: mount flags are separated into attributes of the mount and options of the filesystem. Flags that
+// would mount another source are refused.
 func TestParseFlags(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -56,6 +58,7 @@ func TestParseFlags(t *testing.T) {
 	}
 }
 
+// TestInspect: Inspect describes directories, mount points, files, links and missing paths.
 func TestInspect(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := testenv.Filesystem(t, "ext4", "64M")
@@ -80,6 +83,8 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// TestBind: a bind mount has the requested attributes and those of the source, MatchAttr recognizes it, and it can be
+// unmounted and removed.
 func TestBind(t *testing.T) {
 	testenv.RequireRoot(t)
 	source := testenv.Filesystem(t, "ext4", "64M", "nosuid")
@@ -149,6 +154,8 @@ func TestMountCopy(t *testing.T) {
 	}
 }
 
+// TestFilesystemErrors: the error of a mount contains the errno, the device and the type, and ErrBadOption if the
+// kernel refused an option.
 func TestFilesystemErrors(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	for _, tc := range []struct {
@@ -173,10 +180,11 @@ func TestFilesystemErrors(t *testing.T) {
 	}
 }
 
+// TestForceUnmountOther: ForceUnmountNFS refuses a mount of another filesystem, and succeeds if nothing is mounted.
 func TestForceUnmountOther(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	if err := mount.ForceUnmountNFS(t.Context(), dir); err == nil {
-		t.Error("ForceUnmountNFS of an ext4: got no error")
+		t.Error("ForceUnmountNFS of an ext4: got no error, want one")
 	}
 	must(t, mount.ForceUnmountNFS(t.Context(), filepath.Join(dir, "none", "such")))
 }

@@ -24,7 +24,7 @@ func (n NFS) String() string {
 	return n.Server + ":" + n.Path
 }
 
-// ParseNFSSource parses a result of String.
+// ParseNFSSource parses a result of String. ok is false if s has another format.
 func ParseNFSSource(s string) (server, path string, ok bool) {
 	server, path, ok = strings.Cut(s, ":/")
 	if rest, bracketed := strings.CutPrefix(s, "["); bracketed {

@@ -38,8 +38,8 @@ var forbidden = []string{
 	"source", "device", "logdev", "rtdev", "journal_path", "journal_dev", "subvol", "subvolid",
 }
 
-// ParseFlags separates mount flags. ErrBadOption if a flag would mount another source. The kernel checks the
-// options of the filesystem when it mounts.
+// ParseFlags separates mount flags. The error is ErrBadOption if a flag would mount another source. The kernel checks
+// the options of the filesystem when it mounts.
 func ParseFlags(flags []string) (Options, error) {
 	var o Options
 	for _, flag := range flags {

@@ -31,15 +31,15 @@ type Source interface {
 	Matcher(table []*Entry) (func(*Entry) bool, error)
 	// Problems returns the problems of the mounted source.
 	Problems() ([]Problem, error)
-	// Grow makes a mounted filesystem as large as its device. ErrCannotGrow if no mount of the filesystem
-	// allows that. It does nothing for a source without a device.
+	// Grow makes a mounted filesystem as large as its device. The error is ErrCannotGrow if no mount of the
+	// filesystem allows that. It does nothing for a source without a device.
 	Grow() error
 
-	// Unmount removes the mount at path. Other mounts of the source may remain. EBUSY if a process uses the
-	// mount.
+	// Unmount removes the mount at path. Other mounts of the source may remain. The error is EBUSY if a process uses
+	// the mount.
 	Unmount(ctx context.Context, path string, abandon Abandon) error
-	// UnmountLast removes the last mount of the source. When it returns, the storage has all writes, unless
-	// abandon returned true. ErrMountedElsewhere if the source is a directory of an NFS server and has other
+	// UnmountLast removes the last mount of the source. When it returns, the storage has all writes, unless abandon
+	// returned true. The error is ErrMountedElsewhere if the source is a directory of an NFS server and has other
 	// mounts.
 	UnmountLast(ctx context.Context, path string, abandon Abandon) error
 }

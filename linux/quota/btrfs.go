@@ -73,6 +73,7 @@ func (s *subvolumes) check() error {
 	return err
 }
 
+// read returns the content of a file in the sysfs directory of the filesystem.
 func (s *subvolumes) read(file string) (string, error) {
 	b, err := os.ReadFile(s.sysfs + "/" + file)
 	if errors.Is(err, unix.ENODEV) { // quotas were switched off between open(2) and read(2)
@@ -112,7 +113,7 @@ func subvolume(dir *os.File) (uint64, error) {
 }
 
 // allocate returns the ID of the subvolume. After a mount, btrfs reuses the IDs of removed subvolumes, so the
-// ID may still have a qgroup, or be the recorded ID of another directory (taken).
+// ID may still have a qgroup, or be the recorded ID of another directory. allocate refuses such an ID.
 func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := subvolume(dir)
 	if err == nil && id == 0 {
@@ -133,8 +134,8 @@ func (s *subvolumes) allocate(dir *os.File, l Limit, taken func(id uint64) bool)
 	return id, nil
 }
 
-// removeGroup deletes a qgroup and its assignments to other qgroups. EBUSY if it has members or belongs
-// to a subvolume.
+// removeGroup deletes a qgroup and its assignments to other qgroups. It is no error if the qgroup does not exist. The
+// error is EBUSY if the qgroup has members or belongs to a subvolume.
 func (s *subvolumes) removeGroup(qgroup uint64) error {
 	return ignore(sys.RemoveQgroup(s.dir, qgroup), unix.ENOENT)
 }
@@ -147,6 +148,7 @@ func (s *subvolumes) assign(member, to uint64) error {
 	return ignore(sys.AssignQgroup(s.dir, member, to), unix.EEXIST)
 }
 
+// ignore returns nil if err wraps expected, and err otherwise.
 func ignore(err, expected error) error {
 	if errors.Is(err, expected) {
 		return nil
@@ -179,8 +181,8 @@ func (s *subvolumes) commit() error {
 	}
 }
 
-// requestCommit requests a commit without waiting for it. It opens its own descriptor, because it may
-// outlive the FS.
+// requestCommit requests a commit without waiting for it. The request has its own descriptor, because the request
+// may outlive the FS.
 func (s *subvolumes) requestCommit() {
 	dir, err := reopen(s.dir)
 	if err != nil {
@@ -192,7 +194,7 @@ func (s *subvolumes) requestCommit() {
 	}()
 }
 
-// set also creates missing qgroups, because switching quotas off removes them.
+// set also creates the qgroup if it is missing, because switching quotas off removes all qgroups.
 func (s *subvolumes) set(id uint64, l Limit) error {
 	if err := ignore(sys.CreateQgroup(s.dir, group(id)), unix.EEXIST); err != nil {
 		return err
@@ -243,6 +245,7 @@ func (s *subvolumes) usage(id uint64) (u Usage, err error) {
 	return u, err
 }
 
+// number reads a number in the directory of the qgroup 1/N.
 func (s *subvolumes) number(id uint64, file string) (int64, error) {
 	text, err := s.read(groupDir(id) + "/" + file)
 	if err != nil {
@@ -253,7 +256,8 @@ func (s *subvolumes) number(id uint64, file string) (int64, error) {
 }
 
 // id returns 0 for a subvolume N that allocate did not limit: the qgroup 1/N does not exist, or it has other
-// members. A qgroup 1/N without members is left if allocate is killed before it assigns the subvolume.
+// members. id returns N for a qgroup 1/N without members, which allocate leaves if it is killed before it assigns
+// the subvolume.
 func (s *subvolumes) id(dir *os.File) (uint64, error) {
 	id, err := subvolume(dir)
 	if err != nil || id == 0 {
@@ -320,7 +324,7 @@ func (s *subvolumes) removeMembers(qgroup uint64) error {
 
 // members lists the first members of a qgroup.
 func (s *subvolumes) members(qgroup uint64) ([]uint64, error) {
-	return s.related(qgroup, 0, group(0)-1)
+	return s.related(qgroup, 0, group(0)-1) // up to the last ID of level 0
 }
 
 // related lists the qgroups between the IDs from and to that are members of a qgroup or contain it. If they do

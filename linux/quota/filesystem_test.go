@@ -27,13 +27,16 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// disk is an image with a filesystem that can be mounted at a directory.
+// disk is an image with a filesystem that can be mounted.
 type disk struct {
+	// image is the path of the image, and at the path of the mount point.
 	image, at string
-	options   []string
-	mounted   bool
+	// options are mount options.
+	options []string
+	mounted bool
 }
 
+// newDisk creates an image with a filesystem, and does not mount it.
 func newDisk(t *testing.T, fsType, size string, options ...string) *disk {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -67,97 +70,99 @@ type testFS struct {
 	path string
 }
 
+// openFS opens the filesystem that is mounted at a path.
 func openFS(t *testing.T, path string) *testFS {
 	t.Helper()
 	dir, err := os.Open(path)
 	must(t, err)
 	f, err := Open(dir)
 	must(t, err)
-	g := &testFS{fs: f, dir: dir, path: path}
-	t.Cleanup(g.close)
-	return g
+	fsys := &testFS{fs: f, dir: dir, path: path}
+	t.Cleanup(fsys.close)
+	return fsys
 }
 
 // openKind opens a filesystem and requires that it limits directories by kind.
 func openKind(t *testing.T, kind Kind, path string) *testFS {
 	t.Helper()
-	g := openFS(t, path)
-	if g.fs.Kind() != kind {
-		t.Fatalf("%s has kind %q (%s), want %q", path, g.fs.Kind(), g.fs.Why(), kind)
+	fsys := openFS(t, path)
+	if fsys.fs.Kind() != kind {
+		t.Fatalf("%s has kind %q (%s), want %q", path, fsys.fs.Kind(), fsys.fs.Why(), kind)
 	}
-	must(t, g.fs.Check())
-	return g
+	must(t, fsys.fs.Check())
+	return fsys
 }
 
-func (g *testFS) close() {
-	g.dir.Close()
-	_ = g.fs.Close()
+func (fsys *testFS) close() {
+	fsys.dir.Close()
+	_ = fsys.fs.Close()
 }
 
+// noneTaken is the argument taken of Allocate if no ID is recorded.
 func noneTaken(uint64) bool { return false }
 
-// createLimited creates a directory with a limit.
-func (g *testFS) createLimited(t *testing.T, name string, l Limit) (path string, id uint64) {
+// createLimited creates a directory with a limit, in which all users may write.
+func (fsys *testFS) createLimited(t *testing.T, name string, l Limit) (path string, id uint64) {
 	t.Helper()
-	dir := g.create(t, name)
+	dir := fsys.create(t, name)
 	defer dir.Close() // the kernel frees no space of a directory that is open
-	id, err := g.fs.Allocate(dir, l, noneTaken)
+	id, err := fsys.fs.Allocate(dir, l, noneTaken)
 	must(t, err)
 	must(t, dir.Chmod(0o777))
 	return dir.Name(), id
 }
 
 // create creates a directory without a limit.
-func (g *testFS) create(t *testing.T, name string) *os.File {
+func (fsys *testFS) create(t *testing.T, name string) *os.File {
 	t.Helper()
-	must(t, g.fs.MakeDir(g.dir, name))
-	dir, err := os.Open(filepath.Join(g.path, name))
+	must(t, fsys.fs.MakeDir(fsys.dir, name))
+	dir, err := os.Open(filepath.Join(fsys.path, name))
 	must(t, err)
 	t.Cleanup(func() { dir.Close() })
 	return dir
 }
 
-func (g *testFS) usage(t *testing.T, id uint64) Usage {
+func (fsys *testFS) usage(t *testing.T, id uint64) Usage {
 	t.Helper()
-	u, err := g.fs.Usage(id)
+	u, err := fsys.fs.Usage(id)
 	must(t, err)
 	return u
 }
 
 // idOf returns the ID of a directory.
-func (g *testFS) idOf(t *testing.T, name string) uint64 {
+func (fsys *testFS) idOf(t *testing.T, name string) uint64 {
 	t.Helper()
-	dir, err := os.Open(filepath.Join(g.path, name))
+	dir, err := os.Open(filepath.Join(fsys.path, name))
 	must(t, err)
 	defer dir.Close()
-	id, err := g.fs.ID(dir)
+	id, err := fsys.fs.ID(dir)
 	must(t, err)
 	return id
 }
 
 // remove removes a directory by RemoveDir on btrfs, and by os.RemoveAll on other filesystems.
-func (g *testFS) remove(t *testing.T, name string) {
+func (fsys *testFS) remove(t *testing.T, name string) {
 	t.Helper()
-	done, err := g.fs.RemoveDir(g.dir, name)
+	done, err := fsys.fs.RemoveDir(fsys.dir, name)
 	must(t, err)
-	if done != (g.fs.Kind() == Btrfs) {
-		t.Errorf("RemoveDir of %s: got done %t on filesystem kind %q", name, done, g.fs.Kind())
+	if done != (fsys.fs.Kind() == Btrfs) {
+		t.Errorf("RemoveDir of %s: got done %t on filesystem kind %q", name, done, fsys.fs.Kind())
 	}
 	if !done {
-		must(t, os.RemoveAll(filepath.Join(g.path, name)))
+		must(t, os.RemoveAll(filepath.Join(fsys.path, name)))
 	}
 }
 
 const btrfsIocSync = 0x9408 // _IO(0x94, 8)
 
 // release releases an ID. It retries, because the filesystem frees removed data in the background.
-func (g *testFS) release(t *testing.T, id uint64) {
+func (fsys *testFS) release(t *testing.T, id uint64) {
 	t.Helper()
 	must(t, retry.For(t.Context(), time.Minute, func() (bool, error) {
-		if g.fs.Kind() == Btrfs { // do not wait 30 seconds for the next commit
-			rawIoctl(t, g.dir, btrfsIocSync, nil)
+		if fsys.fs.Kind() == Btrfs { // otherwise the next commit is up to 30 seconds later
+			rawIoctl(t, fsys.dir, btrfsIocSync, nil)
 		}
-		err := g.fs.Release(id)
+		err := fsys.fs.Release(id)
 		return errors.Is(err, ErrBusy), err
 	}))
 }
@@ -191,44 +196,44 @@ const mib = 1 << 20
 
 // testWriter: writes fail at the limit, and succeed after the limit was raised. slack is the maximum number of bytes
 // that the filesystem itself uses.
-func testWriter(t *testing.T, g *testFS, as []string, slack int64) {
+func testWriter(t *testing.T, fsys *testFS, as []string, slack int64) {
 	const limit, grown = 16 * mib, 24 * mib
-	path, id := g.createLimited(t, "writer", Limit{Bytes: limit})
-	_, beside := g.createLimited(t, "beside", Limit{Bytes: limit})
-	before := g.usage(t, beside)
+	path, id := fsys.createLimited(t, "writer", Limit{Bytes: limit})
+	_, beside := fsys.createLimited(t, "beside", Limit{Bytes: limit})
+	before := fsys.usage(t, beside)
 	check := func(size, limit int64) {
 		t.Helper()
 		if size > limit || size < limit-slack {
 			t.Errorf("wrote %d bytes, want at most the limit %d and at least %d", size, limit, limit-slack)
 		}
-		if u := g.usage(t, id); u.Limit.Bytes != limit || u.Bytes > limit || u.Bytes < limit-slack {
+		if u := fsys.usage(t, id); u.Limit.Bytes != limit || u.Bytes > limit || u.Bytes < limit-slack {
 			t.Errorf("got usage %+v, want limit %d and between %d and %d bytes", u, limit, limit-slack, limit)
 		}
 	}
 	first := fill(t, filepath.Join(path, "first"), as)
 	check(first, limit)
-	must(t, g.fs.Set(id, Limit{Bytes: grown}))
+	must(t, fsys.fs.Set(id, Limit{Bytes: grown}))
 	check(first+fill(t, filepath.Join(path, "second"), as), grown)
-	if after := g.usage(t, beside); after != before {
+	if after := fsys.usage(t, beside); after != before {
 		t.Errorf("the usage of the other directory changed from %+v to %+v", before, after)
 	}
 	for name, id := range map[string]uint64{"writer": id, "beside": beside} {
-		g.remove(t, name)
-		g.release(t, id)
+		fsys.remove(t, name)
+		fsys.release(t, id)
 	}
 }
 
 // testParallel: parallel calls of Allocate return different IDs.
-func testParallel(t *testing.T, g *testFS) {
+func testParallel(t *testing.T, fsys *testFS) {
 	const n = 32
 	dirs := make([]*os.File, n)
 	for i := range dirs {
-		dirs[i] = g.create(t, "parallel"+string(rune('A'+i)))
+		dirs[i] = fsys.create(t, "parallel"+string(rune('A'+i)))
 	}
 	ids, errs := make([]uint64, n), make([]error, n)
 	var all sync.WaitGroup
 	for i, dir := range dirs {
-		all.Go(func() { ids[i], errs[i] = g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken) })
+		all.Go(func() { ids[i], errs[i] = fsys.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken) })
 	}
 	all.Wait()
 	must(t, errors.Join(errs...))
@@ -239,20 +244,20 @@ func testParallel(t *testing.T, g *testFS) {
 			t.Errorf("%s got ID %d, which is 0 or the ID of %q", name, id, of[id])
 		}
 		of[id] = name
-		if got := g.idOf(t, name); got != id {
+		if got := fsys.idOf(t, name); got != id {
 			t.Errorf("ID of %s: got %d, want %d", name, got, id)
 		}
 		dirs[i].Close()
 	}
 	for id, name := range of {
-		g.remove(t, name)
-		g.release(t, id)
+		fsys.remove(t, name)
+		fsys.release(t, id)
 	}
 }
 
 // testRelease: an ID can be released when no data counts towards it. A removed file counts until it is closed.
-func testRelease(t *testing.T, g *testFS) {
-	path, id := g.createLimited(t, "released", Limit{Bytes: 16 * mib})
+func testRelease(t *testing.T, fsys *testFS) {
+	path, id := fsys.createLimited(t, "released", Limit{Bytes: 16 * mib})
 	f, err := os.Create(filepath.Join(path, "file"))
 	must(t, err)
 	defer f.Close()
@@ -260,39 +265,39 @@ func testRelease(t *testing.T, g *testFS) {
 	must(t, errors.Join(err, f.Sync()))
 	requireBusy := func(when string) {
 		t.Helper()
-		if err := g.fs.Release(id); !errors.Is(err, ErrBusy) {
+		if err := fsys.fs.Release(id); !errors.Is(err, ErrBusy) {
 			t.Errorf("Release %s: got %v, want %v", when, err, ErrBusy)
 		}
 	}
 	requireBusy("with a file")
-	g.remove(t, "released")
-	must(t, unix.Syncfs(int(g.dir.Fd())))
+	fsys.remove(t, "released")
+	must(t, unix.Syncfs(int(fsys.dir.Fd())))
 	requireBusy("with a removed file that is open")
 	f.Close()
-	g.release(t, id)
-	if u := g.usage(t, id); u != (Usage{}) {
+	fsys.release(t, id)
+	if u := fsys.usage(t, id); u != (Usage{}) {
 		t.Errorf("usage of the released ID: got %+v, want none", u)
 	}
-	must(t, g.fs.Release(id))
+	must(t, fsys.fs.Release(id))
 }
 
-// testDurable: limits are in force after a crash. crash simulates it, and leaves the disk ready to be mounted.
-func testDurable(t *testing.T, d *disk, g *testFS, crash func()) {
-	_, allocated := g.createLimited(t, "allocated", Limit{Bytes: 16 * mib})
-	_, grown := g.createLimited(t, "grown", Limit{Bytes: 16 * mib})
-	must(t, g.fs.Set(grown, Limit{Bytes: 24 * mib}))
-	kind := g.fs.Kind()
+// testDurable: limits are in force after a crash. crash simulates the crash, and leaves the disk ready to be mounted.
+func testDurable(t *testing.T, d *disk, fsys *testFS, crash func()) {
+	_, allocated := fsys.createLimited(t, "allocated", Limit{Bytes: 16 * mib})
+	_, grown := fsys.createLimited(t, "grown", Limit{Bytes: 16 * mib})
+	must(t, fsys.fs.Set(grown, Limit{Bytes: 24 * mib}))
+	kind := fsys.fs.Kind()
 	crash()
 	d.mount(t)
-	g = openKind(t, kind, d.at)
+	fsys = openKind(t, kind, d.at)
 	for name, want := range map[string]struct {
 		id    uint64
 		bytes int64
 	}{"allocated": {allocated, 16 * mib}, "grown": {grown, 24 * mib}} {
-		if id := g.idOf(t, name); id != want.id {
+		if id := fsys.idOf(t, name); id != want.id {
 			t.Errorf("ID of %s: got %d, want %d", name, id, want.id)
 		}
-		if u := g.usage(t, want.id); u.Limit.Bytes != want.bytes {
+		if u := fsys.usage(t, want.id); u.Limit.Bytes != want.bytes {
 			t.Errorf("usage of %s: got %+v, want a limit of %d bytes", name, u, want.bytes)
 		}
 	}
@@ -301,23 +306,23 @@ func testDurable(t *testing.T, d *disk, g *testFS, crash func()) {
 // requireNone requires that a filesystem does not limit directories, and that Why contains the remedy.
 func requireNone(t *testing.T, path, remedy string) {
 	t.Helper()
-	g := openFS(t, path)
-	if g.fs.Kind() != None || !strings.Contains(g.fs.Why(), remedy) {
-		t.Errorf("%s: got kind %q because of %q, want no kind and the remedy %q", path, g.fs.Kind(), g.fs.Why(), remedy)
+	fsys := openFS(t, path)
+	if fsys.fs.Kind() != None || !strings.Contains(fsys.fs.Why(), remedy) {
+		t.Errorf("%s: got kind %q because of %q, want no kind and the remedy %q", path, fsys.fs.Kind(), fsys.fs.Why(), remedy)
 	}
-	if err := g.fs.Check(); err == nil || err.Error() != g.fs.Why() {
-		t.Errorf("Check: got %v, want %q", err, g.fs.Why())
+	if err := fsys.fs.Check(); err == nil || err.Error() != fsys.fs.Why() {
+		t.Errorf("Check: got %v, want %q", err, fsys.fs.Why())
 	}
-	dir := g.create(t, "unlimited")
-	if id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
+	dir := fsys.create(t, "unlimited")
+	if id, err := fsys.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
 		t.Errorf("Allocate returned ID %d, want an error", id)
 	}
-	if id := g.idOf(t, "unlimited"); id != 0 {
+	if id := fsys.idOf(t, "unlimited"); id != 0 {
 		t.Errorf("got ID %d, want 0", id)
 	}
-	must(t, g.fs.Release(1<<24))
-	if done, err := g.fs.RemoveDir(g.dir, "unlimited"); done != (g.fs.subvolumes != nil) || err != nil {
-		t.Errorf("RemoveDir: got %t, %v, want %t", done, err, g.fs.subvolumes != nil)
+	must(t, fsys.fs.Release(minProject))
+	if done, err := fsys.fs.RemoveDir(fsys.dir, "unlimited"); done != (fsys.fs.subvolumes != nil) || err != nil {
+		t.Errorf("RemoveDir: got %t, %v, want %t", done, err, fsys.fs.subvolumes != nil)
 	}
 }
 

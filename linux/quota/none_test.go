@@ -8,6 +8,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
+// TestNone: a filesystem that cannot limit directories, or whose quotas are switched off, has no kind, and Why
+// contains the remedy.
 func TestNone(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("tmpfs", func(t *testing.T) {
@@ -31,13 +33,13 @@ func TestNone(t *testing.T) {
 
 // TestLimits: values that the kernel would treat as no limit are refused.
 func TestLimits(t *testing.T) {
-	g := openFS(t, t.TempDir())
+	fsys := openFS(t, t.TempDir())
 	for _, l := range []Limit{{}, {Bytes: -1}, {Bytes: 1, Inodes: -1}} {
 		if err := l.check(); err == nil {
-			t.Errorf("check of %+v: got no error", l)
+			t.Errorf("check of %+v: got no error, want one", l)
 		}
-		if err := g.fs.Set(1<<24, l); err == nil {
-			t.Errorf("Set of %+v: got no error", l)
+		if err := fsys.fs.Set(minProject, l); err == nil {
+			t.Errorf("Set of %+v: got no error, want one", l)
 		}
 	}
 }

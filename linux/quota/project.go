@@ -70,8 +70,8 @@ func (p *projects) errNotEnforced() error {
 	return errors.New("this ext4 counts what projects use, but enforces no limit: mount it with the option prjquota")
 }
 
-// allocate gives a directory an unused project ID. If two processes choose the same ID at the same time,
-// they detect it when both directories have the ID, and choose another ID before they set a limit.
+// allocate gives a directory an unused project ID. If two processes choose the same ID at the same time, each
+// finds that another directory has the ID, too, and chooses another ID before it sets a limit.
 func (p *projects) allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error) {
 	id, err := p.chooseLimited(dir, l, taken)
 	if err != nil {
@@ -124,6 +124,7 @@ func (p *projects) tryID(dir *os.File, id uint32) (alone bool, err error) {
 	return err == nil && now.Inodes == 1 && !hasLimit(now), err
 }
 
+// setProject gives a directory a project ID, which new files in the directory inherit.
 func setProject(dir *os.File, id uint32) error {
 	_, err := sys.ChangeAttributes(dir, func(a *sys.Attributes) {
 		a.Project = id
@@ -162,8 +163,8 @@ func (p *projects) limit(id uint32, l Limit) error {
 	return p.explain(sys.SetProjectLimits(p.dir, id, quotaBlocks(l.Bytes), uint64(l.Inodes)))
 }
 
-// quotaBlocks rounds up to 1 KiB, the unit in which ext4 stores limits. XFS rounds up to its own
-// blocks.
+// quotaBlocks converts bytes to the unit sys.QuotaBlock. It rounds up to 1 KiB, the unit in which ext4 stores limits.
+// XFS rounds up to its own blocks.
 func quotaBlocks(bytes int64) uint64 {
 	const block = 1024
 	return (uint64(bytes) + block - 1) / block * (block / sys.QuotaBlock)

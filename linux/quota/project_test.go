@@ -33,24 +33,24 @@ func projectDisk(t *testing.T, fsType string) *disk {
 func TestProjects(t *testing.T) {
 	for fsType, kind := range map[string]Kind{"xfs": XFS, "ext4": Ext4} {
 		t.Run(fsType, func(t *testing.T) {
-			const block = 4096
+			const block = 4096 // bytes
 			d := projectDisk(t, fsType)
-			g := openKind(t, kind, d.at)
+			fsys := openKind(t, kind, d.at)
 			root := asRoot
 			if kind == Ext4 {
 				root = asLimitedRoot
 			}
-			t.Run("root", func(t *testing.T) { testWriter(t, g, root, 2*block) })
-			t.Run("unprivileged user", func(t *testing.T) { testWriter(t, g, asNobody, 2*block) })
-			t.Run("parallel", func(t *testing.T) { testParallel(t, g) })
-			t.Run("release", func(t *testing.T) { testRelease(t, g) })
-			t.Run("statfs", func(t *testing.T) { testStatfs(t, g) })
-			t.Run("inodes", func(t *testing.T) { testInodes(t, g) })
-			t.Run("rounding", func(t *testing.T) { testRounding(t, g) })
-			t.Run("IDs in use", func(t *testing.T) { testUsedIDs(t, g) })
-			t.Run("parallel processes", func(t *testing.T) { testProcesses(t, g) })
-			t.Run("IDs out of range", func(t *testing.T) { testOutOfRange(t, g) })
-			t.Run("enforcement off", func(t *testing.T) { testOff(t, g) })
+			t.Run("root", func(t *testing.T) { testWriter(t, fsys, root, 2*block) })
+			t.Run("unprivileged user", func(t *testing.T) { testWriter(t, fsys, asNobody, 2*block) })
+			t.Run("parallel", func(t *testing.T) { testParallel(t, fsys) })
+			t.Run("release", func(t *testing.T) { testRelease(t, fsys) })
+			t.Run("statfs", func(t *testing.T) { testStatfs(t, fsys) })
+			t.Run("inodes", func(t *testing.T) { testInodes(t, fsys) })
+			t.Run("rounding", func(t *testing.T) { testRounding(t, fsys) })
+			t.Run("IDs in use", func(t *testing.T) { testUsedIDs(t, fsys) })
+			t.Run("parallel processes", func(t *testing.T) { testProcesses(t, fsys) })
+			t.Run("IDs out of range", func(t *testing.T) { testOutOfRange(t, fsys) })
+			t.Run("enforcement off", func(t *testing.T) { testOff(t, fsys) })
 		})
 	}
 }
@@ -64,17 +64,18 @@ func TestProjectsCrash(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
 			d := projectDisk(t, fsType)
-			g := openFS(t, d.at)
-			testDurable(t, d, g, func() {
+			fsys := openFS(t, d.at)
+			testDurable(t, d, fsys, func() {
 				how := uint32(noFlush)
-				rawIoctl(t, g.dir, goingDown, unsafe.Pointer(&how))
-				g.close()
+				rawIoctl(t, fsys.dir, goingDown, unsafe.Pointer(&how))
+				fsys.close()
 				d.unmount(t)
 			})
 		})
 	}
 }
 
+// TestProjectsWhy: Why contains the remedy if project quota is switched off, or counts but enforces no limit.
 func TestProjectsWhy(t *testing.T) {
 	requireNone(t, testenv.Filesystem(t, "xfs", "512M"), "with the option prjquota")
 	requireNone(t, testenv.Filesystem(t, "xfs", "512M", "pqnoenforce"), "not pqnoenforce")
@@ -87,20 +88,20 @@ func TestProjectsWhy(t *testing.T) {
 }
 
 // testStatfs: statfs(2) of a limited directory returns the limit as the size of the filesystem.
-func testStatfs(t *testing.T, g *testFS) {
-	path, id := g.createLimited(t, "statfs", Limit{Bytes: 16 * mib, Inodes: 1000})
+func testStatfs(t *testing.T, fsys *testFS) {
+	path, id := fsys.createLimited(t, "statfs", Limit{Bytes: 16 * mib, Inodes: 1000})
 	var st unix.Statfs_t
 	must(t, unix.Statfs(path, &st))
 	if size := int64(st.Blocks) * st.Bsize; size != 16*mib || st.Files != 1000 {
 		t.Errorf("statfs: got %d bytes and %d inodes, want %d and 1000", size, st.Files, 16*mib)
 	}
-	g.remove(t, "statfs")
-	g.release(t, id)
+	fsys.remove(t, "statfs")
+	fsys.release(t, id)
 }
 
 // testInodes: the limit of inodes is enforced, can be raised, and can be removed.
-func testInodes(t *testing.T, g *testFS) {
-	path, id := g.createLimited(t, "inodes", Limit{Bytes: 16 * mib, Inodes: 10})
+func testInodes(t *testing.T, fsys *testFS) {
+	path, id := fsys.createLimited(t, "inodes", Limit{Bytes: 16 * mib, Inodes: 10})
 	testenv.Run(t, "chown", "-R", "65534", path)
 	createFiles := func() int {
 		testenv.Run(t, "bash", "-c", "cd "+path+" && "+strings.Join(asNobody, " ")+" bash -c 'for i in {1..30}; do : > $i; done' 2> /dev/null || :")
@@ -109,36 +110,36 @@ func testInodes(t *testing.T, g *testFS) {
 		return len(names)
 	}
 	for _, limit := range []int64{10, 20} {
-		must(t, g.fs.Set(id, Limit{Bytes: 16 * mib, Inodes: limit}))
+		must(t, fsys.fs.Set(id, Limit{Bytes: 16 * mib, Inodes: limit}))
 		if n := createFiles(); n != int(limit)-1 { // the directory counts too
 			t.Errorf("created %d files with a limit of %d inodes, want %d", n, limit, limit-1)
 		}
-		if u := g.usage(t, id); u.Inodes != limit || u.Limit.Inodes != limit {
+		if u := fsys.usage(t, id); u.Inodes != limit || u.Limit.Inodes != limit {
 			t.Errorf("got usage %+v, want %d inodes and a limit of %d", u, limit, limit)
 		}
 	}
-	must(t, g.fs.Set(id, Limit{Bytes: 16 * mib}))
+	must(t, fsys.fs.Set(id, Limit{Bytes: 16 * mib}))
 	if n := createFiles(); n != 30 {
 		t.Errorf("created %d files without a limit of inodes, want 30", n)
 	}
-	g.remove(t, "inodes")
-	g.release(t, id)
+	fsys.remove(t, "inodes")
+	fsys.release(t, id)
 }
 
 // testRounding: a limit is rounded up by less than a block.
-func testRounding(t *testing.T, g *testFS) {
+func testRounding(t *testing.T, fsys *testFS) {
 	const requested, block = 16*mib - 1, 4096
-	_, id := g.createLimited(t, "rounding", Limit{Bytes: requested})
-	if u := g.usage(t, id); u.Limit.Bytes < requested || u.Limit.Bytes >= requested+block {
+	_, id := fsys.createLimited(t, "rounding", Limit{Bytes: requested})
+	if u := fsys.usage(t, id); u.Limit.Bytes < requested || u.Limit.Bytes >= requested+block {
 		t.Errorf("got limit %d, want %d rounded up to a block of %d", u.Limit.Bytes, requested, block)
 	}
-	g.remove(t, "rounding")
-	g.release(t, id)
+	fsys.remove(t, "rounding")
+	fsys.release(t, id)
 }
 
 // setPicks makes pick return the IDs in order, repeatedly.
-func (g *testFS) setPicks(ids ...uint32) {
-	p := g.fs.limits.(*projects)
+func (fsys *testFS) setPicks(ids ...uint32) {
+	p := fsys.fs.limits.(*projects)
 	p.pick = func() uint32 {
 		id := ids[0]
 		ids = append(ids[1:], id)
@@ -147,12 +148,12 @@ func (g *testFS) setPicks(ids ...uint32) {
 }
 
 // testUsedIDs: Allocate does not choose an ID that a file has, that has a limit, or that is recorded.
-func testUsedIDs(t *testing.T, g *testFS) {
+func testUsedIDs(t *testing.T, fsys *testFS) {
 	const used, limited, both, recorded, free = minProject + 1, minProject + 2, minProject + 3, minProject + 4, minProject + 5
-	p := g.fs.limits.(*projects)
+	p := fsys.fs.limits.(*projects)
 	defer func(pick func() uint32) { p.pick = pick }(p.pick)
 	for name, id := range map[string]uint32{"used": used, "both": both} {
-		f, err := os.Create(filepath.Join(g.path, name))
+		f, err := os.Create(filepath.Join(fsys.path, name))
 		must(t, err)
 		_, err = sys.ChangeAttributes(f, func(a *sys.Attributes) { a.Project = id })
 		must(t, err)
@@ -161,37 +162,38 @@ func testUsedIDs(t *testing.T, g *testFS) {
 	for _, id := range []uint32{limited, both} {
 		must(t, p.limit(id, Limit{Inodes: 1000}))
 	}
-	g.setPicks(used, limited, both, recorded, free)
-	dir := g.create(t, "others")
+	fsys.setPicks(used, limited, both, recorded, free)
+	dir := fsys.create(t, "others")
 	defer dir.Close()
-	id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, func(id uint64) bool { return id == recorded })
+	id, err := fsys.fs.Allocate(dir, Limit{Bytes: mib}, func(id uint64) bool { return id == recorded })
 	if err != nil || id != free {
 		t.Errorf("Allocate: got ID %d, %v, want %d", id, err, free)
 	}
-	g.setPicks(used)
-	again := g.create(t, "again")
+	fsys.setPicks(used)
+	again := fsys.create(t, "again")
 	defer again.Close()
-	if id, err := g.fs.Allocate(again, Limit{Bytes: mib}, noneTaken); err == nil {
+	if id, err := fsys.fs.Allocate(again, Limit{Bytes: mib}, noneTaken); err == nil {
 		t.Errorf("Allocate returned ID %d, want an error because it is in use", id)
 	}
 	limit := Limit{Inodes: 1000}
 	for id, want := range map[uint64]Usage{used: {Inodes: 1}, limited: {Limit: limit}, both: {Inodes: 1, Limit: limit}} {
-		if u := g.usage(t, id); u != want {
+		if u := fsys.usage(t, id); u != want {
 			t.Errorf("usage of project %d: got %+v, want %+v", id, u, want)
 		}
 	}
 }
 
-// testProcesses: processes, which share no lock, get different IDs even if they pick the same IDs.
-func testProcesses(t *testing.T, g *testFS) {
+// testProcesses: processes get different IDs even if they pick the same IDs. Each process is simulated by a value of
+// projects with its own lock, because processes share no lock.
+func testProcesses(t *testing.T, fsys *testFS) {
 	const n, tries = 4, 20
 	for try := range tries {
 		ids := make([]uint64, n)
 		errs := make([]error, n)
 		var all sync.WaitGroup
 		for i := range n {
-			dir := g.create(t, fmt.Sprint("process-", try, "-", i))
-			other := &projects{kind: g.fs.Kind(), dir: g.dir, choosing: new(sync.Mutex), pick: consecutive(uint32(minProject + 1000*(1+try)))}
+			dir := fsys.create(t, fmt.Sprint("process-", try, "-", i))
+			other := &projects{kind: fsys.fs.Kind(), dir: fsys.dir, choosing: new(sync.Mutex), pick: consecutive(uint32(minProject + 1000*(1+try)))}
 			all.Go(func() {
 				defer dir.Close()
 				ids[i], errs[i] = other.allocate(dir, Limit{Bytes: mib}, noneTaken)
@@ -215,33 +217,33 @@ func consecutive(from uint32) func() uint32 {
 }
 
 // testOutOfRange: IDs outside of the range that the driver uses are refused.
-func testOutOfRange(t *testing.T, g *testFS) {
-	dir := g.create(t, "foreign")
+func testOutOfRange(t *testing.T, fsys *testFS) {
+	dir := fsys.create(t, "foreign")
 	defer dir.Close()
 	must(t, setProject(dir, 42))
-	if id, err := g.fs.ID(dir); id != 0 || err != nil {
+	if id, err := fsys.fs.ID(dir); id != 0 || err != nil {
 		t.Errorf("got ID %d, %v, want 0", id, err)
 	}
 	for _, id := range []uint64{0, 42, 1 << 32, 1<<32 | minProject} {
-		if err := g.fs.Set(id, Limit{Bytes: mib}); err == nil {
-			t.Errorf("Set of ID %d: got no error", id)
+		if err := fsys.fs.Set(id, Limit{Bytes: mib}); err == nil {
+			t.Errorf("Set of ID %d: got no error, want one", id)
 		}
-		if err := g.fs.Release(id); err == nil {
-			t.Errorf("Release of ID %d: got no error", id)
+		if err := fsys.fs.Release(id); err == nil {
+			t.Errorf("Release of ID %d: got no error, want one", id)
 		}
 	}
 }
 
 // testOff: Check fails after an administrator has switched enforcement off.
-func testOff(t *testing.T, g *testFS) {
-	const qXQuotaOff = 'X'<<8 + 2
-	g.createLimited(t, "off", Limit{Bytes: mib})
+func testOff(t *testing.T, fsys *testFS) {
+	const qXQuotaOff = 'X'<<8 + 2 // Q_XQUOTAOFF
+	fsys.createLimited(t, "off", Limit{Bytes: mib})
 	flags := uint32(sys.ProjectQuotaEnforced)
 	const projectQuota = 2 // PRJQUOTA
-	if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, g.dir.Fd(), qXQuotaOff<<8|projectQuota, 0, uintptr(unsafe.Pointer(&flags)), 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, fsys.dir.Fd(), qXQuotaOff<<8|projectQuota, 0, uintptr(unsafe.Pointer(&flags)), 0, 0); errno != 0 {
 		t.Fatalf("Q_XQUOTAOFF: %v", errno)
 	}
-	if err := g.fs.Check(); err == nil || !strings.Contains(err.Error(), "with the option prjquota") {
+	if err := fsys.fs.Check(); err == nil || !strings.Contains(err.Error(), "with the option prjquota") {
 		t.Errorf("Check: got %v, want the remedy", err)
 	}
 }

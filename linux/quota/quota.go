@@ -51,7 +51,8 @@ type Usage struct {
 
 // FS is a filesystem that may limit directories. It holds a directory of the filesystem open.
 type FS struct {
-	kind   Kind
+	kind Kind
+	// reason is the result of Why.
 	reason string
 	dir    *os.File
 	limits limits
@@ -59,7 +60,7 @@ type FS struct {
 	subvolumes *subvolumes
 }
 
-// limits is the implementation of a Kind.
+// limits is the implementation of a Kind. Each method implements the method of FS with the same name.
 type limits interface {
 	check() error
 	allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error)
@@ -142,7 +143,7 @@ func (f *FS) MakeDir(parent *os.File, name string) error {
 // Allocate gives an empty directory, which MakeDir has created, a new ID, and durably sets the limit of the
 // ID. It chooses no ID that is in use on the filesystem or for which taken returns true. It holds a lock while
 // it calls taken. If Allocate fails, the directory has no limit but may have an ID, so the caller must remove
-// it.
+// the directory.
 func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uint64, err error) {
 	if err := l.check(); err != nil {
 		return 0, err
@@ -177,6 +178,7 @@ func (f *FS) Usage(id uint64) (Usage, error) { return f.limits.usage(id) }
 // ID returns the ID that Allocate gave a directory, or 0 if the directory has none.
 func (f *FS) ID(dir *os.File) (uint64, error) { return readID(dir, f.limits.id) }
 
+// readID calls read with dir opened for reading.
 func readID(dir *os.File, read func(dir *os.File) (uint64, error)) (uint64, error) {
 	dir, err := reopen(dir)
 	if err != nil {
@@ -196,12 +198,12 @@ func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
 	return err == nil && current == id, err
 }
 
-// Release frees an ID whose data was removed. ErrBusy if data still counts towards the ID. An unknown ID
+// Release frees an ID whose data was removed. The error is ErrBusy if data still counts towards the ID. An unknown ID
 // is no error.
 func (f *FS) Release(id uint64) error { return f.limits.release(id) }
 
 // RemoveDir destroys a btrfs subvolume, its content and the subvolumes in it without a walk of the files. For
-// any other directory it changes nothing, and done is false. EXDEV if the directory is a mount point.
+// any other directory it changes nothing, and done is false. The error is EXDEV if the directory is a mount point.
 func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 	if f.subvolumes == nil {
 		return false, nil

@@ -37,7 +37,7 @@ func (s *subvolumes) removeDir(parent *os.File, name string) (done bool, err err
 }
 
 // destroyLimited destroys a subvolume. If the limit prevents that, because making a subvolume writable needs
-// space, it clears the limit first.
+// space, destroyLimited clears the limit and tries again.
 func (s *subvolumes) destroyLimited(parent *os.File, id uint64) error {
 	err := s.destroy(parent, id)
 	if !errors.Is(err, unix.EDQUOT) {
@@ -77,7 +77,7 @@ func (s *subvolumes) empty(id uint64) (name string, err error) {
 }
 
 // destroyWithin destroys the subvolume ref, which is in the subvolume id. It has no file open during the
-// recursion, because a tenant decides how deep it is.
+// recursion, because a tenant decides how deep the subvolumes are nested.
 func (s *subvolumes) destroyWithin(id uint64, ref sys.SubvolumeRef) error {
 	name, err := s.empty(ref.Tree)
 	if err != nil {

@@ -60,18 +60,19 @@ func AddPartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_ADD_PARTITION", blkpgAddPartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// ResizePartition changes the length of a registered partition (BLKPG_RESIZE_PARTITION). EINVAL if the
+// ResizePartition changes the length of a registered partition (BLKPG_RESIZE_PARTITION). The error is EINVAL if the
 // partition has another start.
 func ResizePartition(disk *os.File, number int32, start, length int64) error {
 	return changePartition(disk, "BLKPG_RESIZE_PARTITION", blkpgResizePartition, blkpgPartition{start: start, length: length, number: number})
 }
 
-// DeletePartition removes a registered partition (BLKPG_DEL_PARTITION). EBUSY while the partition is in use,
-// ENXIO if it does not exist.
+// DeletePartition removes a registered partition (BLKPG_DEL_PARTITION). The error is EBUSY while the partition is in
+// use, ENXIO if it does not exist.
 func DeletePartition(disk *os.File, number int32) error {
 	return changePartition(disk, "BLKPG_DEL_PARTITION", blkpgDeletePartition, blkpgPartition{number: number})
 }
 
+// changePartition calls BLKPG with an operation. name is the name of the operation in errors.
 func changePartition(disk *os.File, name string, op int32, p blkpgPartition) error {
 	arg := blkpgArg{op: op, length: int32(unsafe.Sizeof(p)), data: &p}
 	return ioctl(disk, name, blkpg, unsafe.Pointer(&arg))

@@ -41,6 +41,7 @@ const (
 // (BTRFS_FIRST_FREE_OBJECTID).
 const BtrfsRootInode = 256
 
+// The arguments of the requests, with the layout that the kernel defines (uapi/linux/btrfs.h).
 type (
 	volArgs struct {
 		fd   int64
@@ -96,7 +97,7 @@ type (
 	}
 	searchArgs struct {
 		key BtrfsKeys
-		n   uint32
+		n   uint32 // the maximum number of items, and after the call the number of items in buf
 		_   uint32
 		_   [4]uint64
 		buf [3992]byte
@@ -109,8 +110,8 @@ func CreateSubvolume(dir *os.File, name string) error {
 	return namedCall(dir, "BTRFS_IOC_SUBVOL_CREATE", btrfsSubvolCreate, name, args.name[:], unsafe.Pointer(&args))
 }
 
-// DestroySubvolume removes a subvolume from a directory. ENOTEMPTY if it contains other subvolumes. The kernel
-// frees its space in the background.
+// DestroySubvolume removes a subvolume from a directory. The error is ENOTEMPTY if the subvolume contains others. The
+// kernel frees its space in the background.
 func DestroySubvolume(dir *os.File, name string) error {
 	var args volArgs
 	return namedCall(dir, "BTRFS_IOC_SNAP_DESTROY", btrfsSnapDestroy, name, args.name[:], unsafe.Pointer(&args))
@@ -217,28 +218,32 @@ func GrowBtrfs(root *os.File) error {
 	return ioctl(root, "BTRFS_IOC_RESIZE", btrfsResize, unsafe.Pointer(&args))
 }
 
-// CreateQgroup creates a qgroup. EEXIST if it exists, ENOTCONN if quotas are off.
+// CreateQgroup creates a qgroup. The error is EEXIST if the qgroup exists, ENOTCONN if quotas are off.
 func CreateQgroup(root *os.File, id uint64) error {
-	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{1, id}))
+	const create = 1
+	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{create, id}))
 }
 
-// RemoveQgroup deletes a qgroup and its assignments to other qgroups. EBUSY if it has members or
-// belongs to a subvolume, ENOENT if it does not exist.
+// RemoveQgroup deletes a qgroup and its assignments to other qgroups. The error is EBUSY if the qgroup has members or
+// belongs to a subvolume, and ENOENT if the qgroup does not exist.
 func RemoveQgroup(root *os.File, id uint64) error {
-	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{0, id}))
+	const remove = 0
+	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&[2]uint64{remove, id}))
 }
 
-// AssignQgroup adds the qgroup member to the qgroup group. EEXIST if it is a member already.
+// AssignQgroup adds the qgroup member to the qgroup group. The error is EEXIST if member is already in group.
 func AssignQgroup(root *os.File, member, group uint64) error {
-	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{1, member, group}))
+	const assign = 1
+	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{assign, member, group}))
 }
 
-// UnassignQgroup removes the qgroup member from the qgroup group. ENOENT if it is not a member.
+// UnassignQgroup removes the qgroup member from the qgroup group. The error is ENOENT if member is not in group.
 func UnassignQgroup(root *os.File, member, group uint64) error {
-	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{0, member, group}))
+	const remove = 0
+	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&[3]uint64{remove, member, group}))
 }
 
-// NoQgroupLimit as the number of bytes in LimitQgroup clears the limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
+// NoQgroupLimit is the argument bytes of LimitQgroup that clears the limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
 const NoQgroupLimit = ^uint64(0)
 
 // LimitQgroup limits the bytes that a qgroup references.
@@ -286,7 +291,7 @@ func SearchBtrfs(root *os.File, keys BtrfsKeys) ([]BtrfsItem, error) {
 
 // parseItems reads n items, each a struct btrfs_ioctl_search_header and its content.
 func parseItems(b []byte, n uint32) (found []BtrfsItem, err error) {
-	const header = 32
+	const header = 32 // bytes: the offset is at byte 16, and the size of the content at byte 28
 	for range n {
 		if len(b) < header {
 			return nil, io.ErrUnexpectedEOF

@@ -15,10 +15,10 @@ const (
 )
 
 // Freeze freezes the filesystem of an open directory (FIFREEZE). It returns when all dirty pages are written.
-// No signal interrupts it. EBUSY if the filesystem is already frozen.
+// No signal interrupts it. The error is EBUSY if the filesystem is already frozen.
 func Freeze(root *os.File) error { return ioctl(root, "FIFREEZE", fiFreeze, nil) }
 
-// Thaw ends a freeze (FITHAW). EINVAL if the filesystem is not frozen.
+// Thaw ends a freeze (FITHAW). The error is EINVAL if the filesystem is not frozen.
 func Thaw(root *os.File) error { return ioctl(root, "FITHAW", fiThaw, nil) }
 
 // ResizeExt4 grows a mounted ext4 to a number of filesystem blocks (EXT4_IOC_RESIZE_FS). It needs

@@ -29,6 +29,7 @@ func ioctlInt(f *os.File, op string, request uint, value int) error {
 	return wrap(op, f, unix.IoctlSetInt(int(f.Fd()), request, value))
 }
 
+// wrap adds the name of the call and of the file to an error. It returns nil if err is nil.
 func wrap(op string, f *os.File, err error) error {
 	if err == nil {
 		return nil

@@ -37,9 +37,9 @@ func Open(dir *os.File, path string, scope Scope, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), join(dir, path)), nil
 }
 
-// OpenFD is Open, but returns a descriptor, because creating an os.File needs two more system calls. mode is
-// the mode of a file that O_CREAT creates. Without O_CREAT it must be 0. O_CLOEXEC is always set. OpenFD repeats
-// the call if a rename raced with it, or while the kernel breaks a lease.
+// OpenFD does the same as Open, but returns a descriptor, because creating an os.File needs two more system calls.
+// mode is the mode of a file that O_CREAT creates. Without O_CREAT it must be 0. O_CLOEXEC is always set. OpenFD
+// repeats the call if a rename raced with it, or while the kernel breaks a lease.
 func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Mode: uint64(mode), Resolve: uint64(scope)}
 	for {
@@ -56,13 +56,13 @@ func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int
 	}
 }
 
-// OpenParent opens the parent of a directory. EXDEV if the directory is the root of a mount. Another process
-// may have moved the directory, so the caller must verify the parent.
+// OpenParent opens the parent of a directory. The error is EXDEV if the directory is the root of a mount. Another
+// process may have moved the directory, so the caller must verify the parent.
 func OpenParent(dir *os.File, flags int) (int, error) {
 	return OpenFD(dir, "..", absolute|unix.RESOLVE_NO_XDEV, flags, 0)
 }
 
-// OpenDirectory opens a directory by its absolute path. ELOOP if a part of the path is a symbolic
+// OpenDirectory opens a directory by its absolute path. The error is ELOOP if a part of the path is a symbolic
 // link.
 func OpenDirectory(path string) (*os.File, error) {
 	top, err := os.Open("/")
@@ -73,6 +73,7 @@ func OpenDirectory(path string) (*os.File, error) {
 	return Open(top, path, absolute, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
+// join returns the name of the file at a path below dir. path is absolute if dir is "/" (OpenDirectory).
 func join(dir *os.File, path string) string {
 	switch {
 	case path == ".":

@@ -52,15 +52,15 @@ type ProjectQuota struct {
 	_                    [56]byte
 }
 
-// ProjectQuotaState reads the flags of project quota on the filesystem of a directory (Q_XGETQSTATV). ENOSYS
-// if all quotas are off, or if the kernel has no quotactl_fd(2) (HasQuotactl).
+// ProjectQuotaState reads the flags of project quota on the filesystem of a directory (Q_XGETQSTATV). The error is
+// ENOSYS if all quotas are off, or if the kernel has no quotactl_fd(2) (HasQuotactl).
 func ProjectQuotaState(dir *os.File) (flags uint16, err error) {
 	s := quotaState{version: statVersion}
 	err = quotactl(dir, "Q_XGETQSTATV", qXGetQStatV, 0, unsafe.Pointer(&s))
 	return s.flags, err
 }
 
-// GetProjectQuota reads the usage and the limits of a project (Q_XGETQUOTA). ENOENT if the
+// GetProjectQuota reads the usage and the limits of a project (Q_XGETQUOTA). The error is ENOENT if the
 // filesystem has no record of the project.
 func GetProjectQuota(dir *os.File, id uint32) (q ProjectQuota, err error) {
 	err = quotactl(dir, "Q_XGETQUOTA", qXGetQuota, id, unsafe.Pointer(&q))

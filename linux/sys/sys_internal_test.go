@@ -40,7 +40,7 @@ func TestSizes(t *testing.T) {
 		btrfsQgroupLimit:    unsafe.Sizeof([6]uint64{}),
 	} {
 		if want := uintptr(request >> 16 & 0x3fff); size != want {
-			t.Errorf("ioctl %#x: %d bytes, want %d", request, size, want)
+			t.Errorf("structure of ioctl %#x: got %d bytes, want %d", request, size, want)
 		}
 	}
 	for name, sizes := range map[string][2]uintptr{
@@ -50,7 +50,7 @@ func TestSizes(t *testing.T) {
 		"struct blkpg_partition": {unsafe.Sizeof(blkpgPartition{}), 152},
 	} {
 		if sizes[0] != sizes[1] {
-			t.Errorf("%s: %d bytes, want %d", name, sizes[0], sizes[1])
+			t.Errorf("%s: got %d bytes, want %d", name, sizes[0], sizes[1])
 		}
 	}
 }
@@ -137,6 +137,7 @@ func TestItems(t *testing.T) {
 	}
 }
 
+// FuzzItems: parseItems returns all items or an error.
 func FuzzItems(f *testing.F) {
 	f.Add(append(searchItem(7, 0), searchItem(8, 5)...), uint32(2))
 	f.Add([]byte(nil), uint32(1))
@@ -152,7 +153,7 @@ func FuzzItems(f *testing.F) {
 func searchItem(offset uint64, size uint32) []byte {
 	b := make([]byte, 16, 32+size)
 	b = binary.NativeEndian.AppendUint64(b, offset)
-	b = binary.NativeEndian.AppendUint32(b, 246)
+	b = binary.NativeEndian.AppendUint32(b, 246) // the type, which parseItems ignores
 	b = binary.NativeEndian.AppendUint32(b, size)
 	return append(b, make([]byte, size)...)
 }

@@ -10,18 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listing reads the names in a directory. If the directory is closed and opened again, it continues after the
-// last name, because the offset of a directory entry is valid for every open file of the directory
+// listing reads the names in a directory. If the directory is closed and opened again, the listing continues
+// after the last name, because the offset of a directory entry is valid for every open file of the directory
 // (getdents64(2)).
 type listing struct {
+	// buf holds the result of the last getdents64(2). rest is the part of buf that next has not returned yet.
 	buf, rest []byte
-	offset    int64
+	// offset is the position in the directory after the last name that next returned (lseek(2)).
+	offset int64
 }
 
-// forget frees the buffer. The next call of next reads the directory again from the current offset.
+// forget frees the buffer. The following call of next reads the directory again from offset.
 func (l *listing) forget() { l.buf, l.rest = nil, nil }
 
-// next returns the next name and its type (DT_*, readdir(3)), and io.EOF after the last.
+// next returns the next name and its type (DT_*, readdir(3)), and io.EOF after the last name.
 func (l *listing) next(dir *os.File) (name string, kind uint8, err error) {
 	const (
 		offsetAt = unsafe.Offsetof(unix.Dirent{}.Off)
@@ -44,7 +46,7 @@ func (l *listing) next(dir *os.File) (name string, kind uint8, err error) {
 	}
 }
 
-// fill reads the next entries. io.EOF after the last.
+// fill reads the next entries into rest. It returns io.EOF after the last.
 func (l *listing) fill(dir *os.File) error {
 	if l.buf == nil {
 		l.buf = make([]byte, 32<<10)

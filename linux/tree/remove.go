@@ -33,7 +33,8 @@ func Empty(ctx context.Context, dir *os.File) error {
 	return nil
 }
 
-// Remover removes trees in which some directories can be removed only as a whole.
+// Remover removes trees in which some directories can be removed only as a whole, such as read-only subvolumes
+// of btrfs.
 type Remover struct {
 	// Destroy removes a directory, with its content, in one operation. It is called after the
 	// removal by unlinkat(2) has failed with EPERM or EROFS, and reports whether it removed the
@@ -76,7 +77,7 @@ type tally struct {
 
 // Visit implements Handler.
 func (r *removal) Visit(e *Entry) (*os.File, error) {
-	if e.Type != unix.DT_DIR {
+	if e.Type != unix.DT_DIR { // the entry may still be a directory, because not every filesystem reports types
 		if err := r.unlink(e, 0); !errors.Is(err, unix.EISDIR) {
 			r.record(e, err)
 			return nil, nil
@@ -102,7 +103,7 @@ func (r *removal) Visit(e *Entry) (*os.File, error) {
 func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
 	n := len(r.levels) - 1
 	t := r.levels[n]
-	if e.Dir == nil {
+	if e.Dir == nil { // the root of Empty, which is kept
 		r.levels[n] = tally{}
 		return t.failed == nil && t.removed > 0, t.failed
 	}
@@ -138,20 +139,21 @@ func (r *removal) record(e *Entry, err error) {
 	r.levels[len(r.levels)-1].removed++
 }
 
+// fail adds an error to the tally of the current directory.
 func (r *removal) fail(err error) {
 	if t := &r.levels[len(r.levels)-1]; t.failed == nil {
 		t.failed = err
 	}
 }
 
-// unlink removes an entry. If permissions or attributes prevent the removal, it changes them. A directory must
-// be empty.
+// unlink removes an entry with unlinkat(2) and its flags. If permissions or attributes prevent the removal,
+// unlink changes them and tries again. A directory must be empty.
 func (r *removal) unlink(e *Entry, flags int) error {
 	try := func() error {
 		return ignoreMissing(os.NewSyscallError("unlinkat", unix.Unlinkat(int(e.Dir.Fd()), e.Name, flags)))
 	}
 	err := try()
-	kept := r.keepRoot && len(e.in.levels) == 1
+	kept := r.keepRoot && len(e.in.levels) == 1                            // e.Dir is the root, whose mode must not change
 	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // an NFS server may enforce the mode for root, too
 		err = try()
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// maxOpen is the number of directories of a Stack that are open at once.
+// maxOpen is the maximum number of directories of a Stack that are open at once.
 const maxOpen = 64
 
 const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
@@ -19,13 +19,15 @@ var ErrMoved = errors.New("a directory was moved while its tree was read: retry 
 
 // OpenDir opens a directory in parent for reading. It follows no symbolic link (ELOOP, ENOTDIR) and enters no
 // mount (EXDEV). If the caller owns the directory or has CAP_FOWNER, reading does not change the access time.
-// The returned file has only name as its name, because the path of a deep directory is long.
+// The Name of the returned file is name and not a path, because the path of a deep directory is long.
 func OpenDir(parent *os.File, name string) (*os.File, error) {
 	return openDir(name, func(flags int) (int, error) {
 		return sys.OpenFD(parent, name, sys.OneMount, flags, 0)
 	})
 }
 
+// openDir opens a directory by calling open, which returns a descriptor, and gives the result a name. It calls
+// open with O_NOATIME, and again without O_NOATIME if that is not permitted.
 func openDir(name string, open func(flags int) (int, error)) (*os.File, error) {
 	fd, err := open(dirFlags | unix.O_NOATIME)
 	if errors.Is(err, unix.EPERM) { // only the owner and CAP_FOWNER may use O_NOATIME
@@ -66,7 +68,7 @@ func (s *Stack) Push(dir *os.File) error {
 func (s *Stack) Top() *os.File { return s.dirs[len(s.dirs)-1].file }
 
 // Pop removes the current directory, which the caller must close, and opens its parent if the parent is
-// closed. ErrMoved if the current directory is now in another directory.
+// closed. It returns ErrMoved if the current directory is now in another directory.
 func (s *Stack) Pop() (*os.File, error) {
 	top := s.Top()
 	if n := len(s.dirs) - 2; n >= 0 && s.dirs[n].file == nil {

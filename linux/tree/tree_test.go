@@ -36,7 +36,8 @@ func open(t *testing.T, dir string) *os.File {
 	return f
 }
 
-// deep creates the nested directories "directory/…/directory/bottom". Their path may be longer than PATH_MAX.
+// deep creates the nested directories "directory/…/directory/bottom" in dir. levels is the number of those named
+// "directory". The path of the last one may be longer than PATH_MAX.
 func deep(t *testing.T, dir string, levels int) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -52,6 +53,7 @@ func deep(t *testing.T, dir string, levels int) {
 	unix.Close(fd)
 }
 
+// TestWalk: Walk visits every entry, does not follow a symbolic link, and adds the path to an error of the visitor.
 func TestWalk(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(dir+"/a/b", 0o755))
@@ -94,7 +96,7 @@ func TestWalkManyFiles(t *testing.T) {
 		return nil
 	}))
 	if seen["directory"] != 600 || seen["bottom"] != 3 {
-		t.Errorf("visited \"directory\" %d times and \"bottom\" %d times, want 600 and 3", seen["directory"], seen["bottom"])
+		t.Errorf("visited \"directory\" %d times and \"bottom\" %d times, want 3·200 and 3", seen["directory"], seen["bottom"])
 	}
 	delete(seen, "directory")
 	delete(seen, "bottom")
@@ -128,6 +130,7 @@ func TestWalkRemoved(t *testing.T) {
 	}
 }
 
+// TestWalkCanceled: Walk visits no entry after its context has ended.
 func TestWalkCanceled(t *testing.T) {
 	dir := t.TempDir()
 	deep(t, dir, 10)
@@ -166,12 +169,12 @@ func TestRemoveHostile(t *testing.T) {
 			deep(t, dir, 5000)
 			must(t, tree.Remove(t.Context(), open(t, base), "volume"))
 			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the tree was not removed: %v", err)
+				t.Errorf("lstat of the removed tree: got %v, want %v", err, fs.ErrNotExist)
 			}
 			if b, err := os.ReadFile(outside + "/kept"); err != nil || string(b) != "kept" {
 				t.Errorf("the file outside of the tree: got %q, %v, want it unchanged", b, err)
 			}
-			must(t, tree.Remove(t.Context(), open(t, base), "volume"))
+			must(t, tree.Remove(t.Context(), open(t, base), "volume")) // a missing name is no error
 		})
 	}
 }
@@ -200,7 +203,7 @@ func TestRemoveMounted(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(dir + "/file"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the file beside the mount points was not removed: %v", err)
+		t.Errorf("stat of the file beside the mount points: got %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := tree.Remove(t.Context(), open(t, dir), "bound"); !errors.Is(err, tree.ErrMounted) {
 		t.Errorf("removing a mount point: got %v, want %v", err, tree.ErrMounted)
@@ -237,11 +240,12 @@ func TestRemoveWhileSwapped(t *testing.T) {
 	}
 }
 
-// TestEmptyLocked: Empty does not change the mode of the directory, even if the mode prevents the removal.
+// TestEmptyLocked: Empty does not change the mode of the directory that it empties, even if this mode prevents the
+// removal of the content.
 func TestEmptyLocked(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
-	const user = 64321
+	const user = 64321 // any user other than root
 	must(t, os.WriteFile(dir+"/file", nil, 0o600))
 	must(t, os.Chown(dir, user, user))
 	must(t, os.Chmod(dir, 0o500))

@@ -41,7 +41,7 @@ func (e *Entry) Chmod(mode fs.FileMode) error { return os.Chmod(sys.Path(e.Node)
 
 // Path returns the path from the root. A long path is shortened in the middle.
 func (e *Entry) Path() string {
-	const most = 400
+	const most = 400 // bytes
 	names := make([]string, 0, len(e.in.levels)+1)
 	for _, l := range e.in.levels {
 		if l.name != "" {
@@ -86,10 +86,11 @@ func Descend(ctx context.Context, root *os.File, h Handler) error {
 // that is too deep for a recursive function.
 type walk struct {
 	handler Handler
-	// tolerant means that the walk ignores the removal of a directory that it reads.
+	// tolerant means that the walk continues with the parent if a directory is removed while it is read.
 	tolerant bool
-	dirs     Stack
-	levels   []*level
+	// dirs and levels have an element for each directory from the root to the current one.
+	dirs   Stack
+	levels []*level
 }
 
 // level is the state of a directory of the walk.
@@ -107,7 +108,7 @@ func (w *walk) from(ctx context.Context, root *os.File) error {
 	return w.run(ctx, &Entry{}, dir)
 }
 
-// run walks dir, the open directory of the entry root, and closes it.
+// run walks the directory of the entry root, which is open as dir, and closes it.
 func (w *walk) run(ctx context.Context, root *Entry, dir *os.File) error {
 	defer w.dirs.Close()
 	root.in = w
@@ -125,6 +126,7 @@ func (w *walk) run(ctx context.Context, root *Entry, dir *os.File) error {
 	return nil
 }
 
+// push makes dir the current directory.
 func (w *walk) push(l *level, dir *os.File) error {
 	w.levels = append(w.levels, l)
 	if n := len(w.levels) - maxOpen; n > 0 {
@@ -173,7 +175,8 @@ func (w *walk) leave(root *Entry) error {
 	return e.wrap(w.push(&level{name: l.name}, dir))
 }
 
-// removed reports whether reading a directory failed because the directory was removed (getdents64(2)).
+// removed reports whether err is an error of reading a directory that was removed (getdents64(2)). On NFS the
+// error is ESTALE.
 func removed(dir *os.File, err error) bool {
 	var st unix.Stat_t
 	return errors.Is(err, unix.ESTALE) || unix.Fstat(int(dir.Fd()), &st) == nil && st.Nlink == 0
@@ -181,7 +184,7 @@ func removed(dir *os.File, err error) bool {
 
 // Walk calls visit for every entry below an open directory, not for the directory itself. It visits a
 // directory after its content. It may miss entries that are created or removed during the walk. It ends with
-// the first error, to which it adds the path, or with ctx.Err().
+// the first error, to which it adds the path of the entry, or with ctx.Err().
 func Walk(ctx context.Context, root *os.File, visit func(*Entry) error) error {
 	err := (&walk{handler: visitor(visit), tolerant: true}).from(ctx, root)
 	if err != nil {
