@@ -29,7 +29,7 @@ func Write(root *os.Root, name string, data []byte) error {
 	return Sync(root, filepath.Dir(name))
 }
 
-// WriteJSON writes a value as JSON to the file name in the directory dir, like Write.
+// WriteJSON writes a value as JSON to the file name in the directory dir, in the same way as Write.
 func WriteJSON(dir, name string, value any) error {
 	b, err := json.Marshal(value)
 	if err != nil {

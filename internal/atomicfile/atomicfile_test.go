@@ -82,7 +82,7 @@ func TestWriteFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := atomicfile.Write(root, "record", []byte("new")); err == nil {
-		t.Error("Write replaced a directory")
+		t.Error("Write with the name of a directory: got no error, want one")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("got directory entries %v, %v, want only record", entries, err)

@@ -42,8 +42,8 @@ func (c Command) Answer(ctx context.Context, limit int) (string, error) {
 // head keeps the first bytes that are written to it, and refuses more.
 type head struct {
 	kept []byte
-	left int
-	over bool
+	left int  // bytes that it can still keep
+	over bool // more was written than it can keep
 }
 
 func (h *head) Write(b []byte) (int, error) {

@@ -21,8 +21,8 @@ type Child struct {
 	err    error // set before done is closed
 }
 
-// Start starts the program with input as its standard input. It writes its output to the standard error
-// of this process. The caller may close the files in Hold.
+// Start starts the program with input as its standard input. The output of the program goes to the standard error of
+// this process, unless c.Quiet is set. The caller may close the files in Hold.
 func (c Command) Start(input []byte) (*Child, error) {
 	child, err := c.child()
 	if err != nil {
@@ -62,6 +62,7 @@ func (c Command) child() (*Child, error) {
 	return child, nil
 }
 
+// start starts the program, and returns when it runs or has failed to start.
 func (c *Child) start() (*Child, error) {
 	started := make(chan error)
 	go c.startAndWait(started)
@@ -116,6 +117,7 @@ type tail struct {
 	kept []byte
 }
 
+// keptOutput is the number of bytes that a tail keeps.
 const keptOutput = 4 << 10
 
 func (t *tail) Write(b []byte) (int, error) {

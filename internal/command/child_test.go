@@ -78,12 +78,12 @@ func TestChildKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if child.Err() != nil {
-		t.Errorf("the child has ended: %v", child.Err())
+		t.Errorf("Err of a running child: got %v, want nil", child.Err())
 	}
 	child.Kill()
 	<-child.Done()
 	if child.Err() == nil {
-		t.Error("Err of a killed child is nil")
+		t.Error("Err of a killed child: got nil, want an error")
 	}
 }
 
@@ -128,7 +128,7 @@ func TestDetached(t *testing.T) {
 	awaitEnd(t, pid)
 }
 
-// TestChildMissing: a program that does not exist is ErrMissing.
+// TestChildMissing: the error for a program that does not exist is ErrMissing.
 func TestChildMissing(t *testing.T) {
 	missing := command.Command{Name: "/nowhere/program"}
 	if _, err := missing.Start(nil); !errors.Is(err, command.ErrMissing) {

@@ -55,7 +55,8 @@ type Command struct {
 	// Hold contains files that the program inherits as descriptors 3, 4 and so on. Locks on these files last
 	// until the program ends, even if this process ends earlier.
 	Hold []*os.File
-	// Quiet keeps the output of a program that Start starts off standard error. Its Error contains the output.
+	// Quiet means that Start does not pass the program's output to the standard error of this process. The *Error
+	// contains the end of the output in any case.
 	Quiet bool
 }
 
@@ -66,7 +67,7 @@ func (c Command) Run(ctx context.Context) error {
 	return err
 }
 
-// Output is Run, but also returns the standard output and standard error of the program.
+// Output does the same as Run, and also returns the standard output and standard error of the program.
 func (c Command) Output(ctx context.Context) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {

@@ -16,7 +16,7 @@ type Limit struct {
 	mu    sync.Mutex
 	conns map[net.Conn]*entry
 	hosts map[string]int // number of connections by address
-	last  uint64
+	last  uint64         // number of the last connection
 }
 
 // entry is the state of a connection.
@@ -77,8 +77,8 @@ func (l *Limit) victim() net.Conn {
 	return victim
 }
 
-// closesFirst reports whether a is closed before b. It compares the addresses first, because otherwise one
-// address with many busy connections would keep out all others.
+// closesFirst reports whether a is closed before b. It first compares how many connections their addresses have,
+// because otherwise one address with many busy connections would keep out all others.
 func (l *Limit) closesFirst(a, b *entry) bool {
 	if l.hosts[a.host] != l.hosts[b.host] {
 		return l.hosts[a.host] > l.hosts[b.host]

@@ -68,7 +68,7 @@ func TestLimitSparesBusy(t *testing.T) {
 		t.Errorf("closed: got %t, %t, %t, %t; want false for the first and the last, true for the others", conns[0].closed, conns[1].closed, conns[2].closed, conns[3].closed)
 	}
 	if limit.SetBusy(conns[0], false); !limit.Remove(conns[0]) {
-		t.Error("the idle connection is not held")
+		t.Error("Remove of the idle connection: got false, want true")
 	}
 }
 

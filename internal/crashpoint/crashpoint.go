@@ -6,12 +6,12 @@ package crashpoint
 // Point names a point in a call that changes persistent state.
 type Point string
 
-// The points by call, in the order in which they are reached. A comment describes the state at the
-// point; "not answered" means that the call has not returned.
+// The points by call, in the order in which they are reached. A comment describes the state at the point. "Committed"
+// means that the volume or snapshot was renamed to its final path, and "not answered" that the call has not returned.
 const (
 	CreateReserved    Point = "create-reserved"    // empty temporary directory created
 	CreateImage       Point = "create-image"       // image created, no record
-	ClaimEntry        Point = "claim-entry"        // record in tmp, first sector of a disk's partition tables written
+	ClaimEntry        Point = "claim-entry"        // record in tmp, of a disk's partition tables only the sector with the entry written
 	ClaimMarked       Point = "claim-marked"       // a disk's partition tables complete, not committed
 	CreateLimited     Point = "create-limited"     // directory with a quota created, no record
 	CreatePlaced      Point = "create-placed"      // directory moved to its subDir, not committed
@@ -59,7 +59,7 @@ const (
 	ReapErasing       Point = "reap-erasing"       // disk wiped, partition tables partly removed
 )
 
-// All lists every point; test/crash fails if one of them is never reached.
+// All contains all points. test/crash fails if one of them is never reached.
 var All = []Point{
 	CreateReserved, CreateImage, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
 	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,

@@ -7,6 +7,7 @@ import (
 	"syscall"
 )
 
+// armed is the point at which the process kills itself.
 var armed = Point(os.Getenv("TRIVET_CRASH_AT"))
 
 // Here kills the process, as kill -9 does, if p is the armed point.

@@ -15,7 +15,7 @@ import (
 // inFlight contains the running calls that change an object.
 type inFlight struct {
 	mu      sync.Mutex
-	methods map[string]string // by key of the changed object
+	methods map[string]string // the name of the running method, by the key of the changed object
 }
 
 // OneAtATime returns an interceptor that allows one mutating call per volume, snapshot or group
@@ -25,6 +25,7 @@ func OneAtATime() grpc.UnaryServerInterceptor {
 	return f.intercept
 }
 
+// intercept rejects a call while another call changes the same object (ErrPending).
 func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	key := changedObject(req)
 	if key == "" {

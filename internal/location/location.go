@@ -33,7 +33,7 @@ func Of(dir *os.File) (Location, error) {
 	return location, err
 }
 
-// In is Of with a given mount table. It also returns the mount that contains the directory.
+// In does the same as Of with a given mount table. It also returns the mount that contains the directory.
 func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {

@@ -16,9 +16,9 @@ import (
 // enteredVariable is set in the environment of the program in the new namespace, and of its children.
 const enteredVariable = "TRIVET_MOUNT_NAMESPACE"
 
-// Enter executes the program again, from its start, in a new mount namespace whose mounts do not
-// propagate to the parent's. It does nothing if the program already runs in that namespace, or if the user is
-// not root, because only root can mount. Call it before all other code, because a thread cannot move other
+// Enter executes the program again, from its start, in a new mount namespace. Mounts do not propagate from it to the
+// namespace of the parent process. Enter does nothing if the program already runs in that namespace, or if the user
+// is not root, because only root can mount. Call it before all other code, because a thread cannot move other
 // threads.
 func Enter() error {
 	if os.Getenv(enteredVariable) != "" || os.Geteuid() != 0 {

@@ -46,7 +46,7 @@ const Serial = 1
 // next page, which is empty at the end. The first section continues after token. id returns the ID
 // of an entry, which must be a valid token of its section.
 //
-// Fill lists up to parallel sections concurrently. It starts with fewer, because a few sections often fill the
+// Fill lists up to parallel sections concurrently. It starts with up to four, because a few sections often fill the
 // page.
 func Fill[E any](ctx context.Context, sections []Section[E], token string, limit, parallel int, id func(E) string) (entries []E, next string, err error) {
 	for window := min(4, parallel); len(sections) > 0; window = min(2*window, parallel) {

@@ -17,7 +17,7 @@ import (
 type testList struct {
 	mu       sync.Mutex
 	sections [][]string
-	calls    int
+	calls    int // calls of all sections
 }
 
 // newList returns a list with sections of these sizes.
@@ -79,7 +79,7 @@ func TestFill(t *testing.T) {
 					for {
 						entries, next, err := s.page(t.Context(), token, limit, parallel, sectionLimit)
 						if err != nil || len(entries) > limit || next != "" && len(entries) != limit {
-							t.Fatalf("sections %v, limit %d: got entries %q, token %q, %v", sizes, limit, entries, next, err)
+							t.Fatalf("sections %v, limit %d: got entries %q, token %q, %v, want a full page or the last one", sizes, limit, entries, next, err)
 						}
 						got = append(got, entries...)
 						if token = next; token == "" {
@@ -156,6 +156,7 @@ func TestFillFails(t *testing.T) {
 	}
 }
 
+// TestLimit: Limit limits pages to MaxPage entries, and refuses a negative number.
 func TestLimit(t *testing.T) {
 	for maxEntries, want := range map[int32]int{0: 5000, 1: 1, 5000: 5000, 5001: 5000} {
 		if got, err := paging.Limit(maxEntries); got != want || err != nil {

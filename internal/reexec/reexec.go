@@ -27,10 +27,11 @@ type Child struct {
 	Role    string
 	Label   []string // arguments that the child ignores; ps(1) shows them
 	Args    any
-	Files   []*os.File // the child inherits them; the caller closes its own
-	// Detached lets the child continue when this process ends. Otherwise the kernel kills it.
+	Files   []*os.File // the child inherits duplicates; the caller must still close the files
+	// Detached means that the child continues when this process ends. Otherwise the kernel then kills the child.
 	Detached bool
-	// Quiet keeps the child's output off standard error. The child's error contains the output.
+	// Quiet means that the child's output does not go to the standard error of this process. The child's error
+	// contains the end of the output in any case.
 	Quiet bool
 }
 
@@ -40,7 +41,7 @@ type Process struct {
 	Conn *net.UnixConn
 }
 
-// maxHeader limits the size of a header, and so the memory that a child allocates for it.
+// maxHeader is the maximum size of a header in bytes. It limits the memory that a child allocates for the header.
 const maxHeader = 16 << 20
 
 // header is the first data that the parent sends.

@@ -85,7 +85,7 @@ func wantEnd(t *testing.T, p *reexec.Process, text string) {
 		t.Fatal("the child does not end")
 	}
 	if err := p.Err(); (err == nil) != (text == "") || text != "" && !strings.Contains(err.Error(), text) {
-		t.Errorf("the child ended with %v, want %q", err, text)
+		t.Errorf("the child ended: got error %v, want %q", err, text)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestStartFails(t *testing.T) {
 		child.Role, child.Quiet = echoRole, true
 		if p, err := child.Start(); err == nil {
 			p.Kill()
-			t.Errorf("%s: Start succeeded", name)
+			t.Errorf("%s: Start: got no error, want one", name)
 		}
 	}
 }

@@ -15,8 +15,11 @@ type List[E any] struct {
 	// ID returns the ID of an entry. The ID is also a token of the list.
 	ID func(E) string
 
-	request  func(token string, limit int32) proto.Message
-	content  func(proto.Message) (entries []E, next string)
+	// request returns the request for one page.
+	request func(token string, limit int32) proto.Message
+	// content returns the content of a response.
+	content func(proto.Message) (entries []E, next string)
+	// response returns the response with the content.
 	response func(entries []E, next string) proto.Message
 }
 

@@ -35,6 +35,7 @@ func Call[Resp proto.Message](ctx context.Context, s Service, method string, req
 	return m.(Resp), nil
 }
 
+// remote is a Service at the other end of a connection.
 type remote struct{ conn grpc.ClientConnInterface }
 
 // Remote returns the Service at the other end of a connection.
@@ -107,6 +108,7 @@ func NewRequest(method string) (proto.Message, error) {
 	return types.request.New().Interface(), nil
 }
 
+// unserved returns the error for an unknown method.
 func unserved(method string) error {
 	return status.Errorf(codes.Unimplemented, "%s is not served", method)
 }
@@ -205,6 +207,7 @@ func Register(r grpc.ServiceRegistrar, s Service, services ...*grpc.ServiceDesc)
 	}
 }
 
+// unaryHandler returns a handler that passes the calls of a method to a Service.
 func unaryHandler(method string) grpc.MethodHandler {
 	return func(s any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 		req, err := NewRequest(method)
@@ -224,6 +227,7 @@ func unaryHandler(method string) grpc.MethodHandler {
 	}
 }
 
+// streamHandler does the same as unaryHandler for a method with a stream of responses.
 func streamHandler(method string) grpc.StreamHandler {
 	return func(s any, stream grpc.ServerStream) error {
 		req, err := NewRequest(method)

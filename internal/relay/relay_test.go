@@ -81,6 +81,7 @@ func dial(t *testing.T, address string) *grpc.ClientConn {
 	return conn
 }
 
+// The methods that the tests call.
 const (
 	get       = csi.Controller_ControllerGetVolume_FullMethodName
 	allocated = csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName
@@ -141,7 +142,7 @@ func TestService(t *testing.T) {
 				return canceled.Err()
 			})
 			if err == nil {
-				t.Error("the canceled Stream succeeded")
+				t.Error("the canceled Stream: got no error, want one")
 			}
 			wantEnded(t, s)
 

@@ -37,9 +37,9 @@ var errRefused = errors.New("the RPC was not accepted")
 const (
 	rpcVersion     = 2
 	portmapVersion = 2
-	getPort        = 3
-	lastFragment   = 1 << 31
-	maxReply       = 4096
+	getPort        = 3       // PMAPPROC_GETPORT
+	lastFragment   = 1 << 31 // flag in the length of a fragment (RFC 5531, section 11)
+	maxReply       = 4096    // bytes
 )
 
 // Ping makes the NULL call of a program at address (host:port). It succeeds for every well-formed

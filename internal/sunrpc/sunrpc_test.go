@@ -11,7 +11,9 @@ import (
 	"time"
 )
 
-// reply returns a record in fragments of words. The first word is the xid of the call.
+// reply returns a record in fragments of words, and puts the xid of the call before the first one. The other words of
+// a successful reply are the message type 1, the status 0, flavor and length of the verifier, the accept status 0,
+// and the result (RFC 5531, section 9).
 func reply(xid uint32, fragments ...[]uint32) []byte {
 	var out []byte
 	for i, words := range fragments {
@@ -45,7 +47,7 @@ func serve(t *testing.T, answer func(xid uint32) []byte) (address string) {
 			return
 		}
 		defer func() { _ = conn.Close() }()
-		call := make([]byte, 44)
+		call := make([]byte, 4+10*4) // the length of the fragment, and the header of the call
 		if _, err := io.ReadFull(conn, call); err != nil {
 			return
 		}
@@ -86,6 +88,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
+// TestPingWithoutServer: a ping fails if no server listens at the address, or if the context has ended.
 func TestPingWithoutServer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -93,7 +96,7 @@ func TestPingWithoutServer(t *testing.T) {
 	}
 	_ = l.Close()
 	if err := Ping(t.Context(), l.Addr().String(), NFSProgram, 4); err == nil {
-		t.Error("a ping without a server succeeded")
+		t.Error("a ping without a server: got no error, want one")
 	}
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -102,6 +105,7 @@ func TestPingWithoutServer(t *testing.T) {
 	}
 }
 
+// TestPort: Port returns the port of a registered program, and refuses malformed replies.
 func TestPort(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -139,7 +143,8 @@ func FuzzReply(f *testing.F) {
 			t.Fatalf("got a record of %d bytes from %d bytes", len(record), len(data))
 		}
 		result, err := parseReply(record, 1)
-		if err == nil && len(result) > len(record)-20 {
+		const header = 24 // bytes of the header of a successful reply
+		if err == nil && len(result) > len(record)-header {
 			t.Errorf("got a result of %d bytes from a record of %d bytes", len(result), len(record))
 		}
 		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, errRefused) {

@@ -10,7 +10,7 @@ import (
 )
 
 // Disk creates a blank disk (a loop device) with a size in bytes. The disk exists until the test ends, or until
-// pull removes it.
+// pull removes it. options are options of losetup(8).
 func Disk(tb testing.TB, size int64, options ...string) (device, image string, pull func()) {
 	tb.Helper()
 	RequireRoot(tb)
@@ -20,7 +20,7 @@ func Disk(tb testing.TB, size int64, options ...string) (device, image string, p
 	return device, image, func() { pullOut(device, image) }
 }
 
-// PlugIn creates a disk (a loop device) from an image.
+// PlugIn creates a disk (a loop device) from an image. The disk exists until the test ends.
 func PlugIn(tb testing.TB, image string, options ...string) (device string) {
 	tb.Helper()
 	device = strings.TrimSpace(Run(tb, "losetup", append(options, "--direct-io=on", "-f", "--show", image)...))

@@ -22,7 +22,7 @@ func TestPulledDisk(t *testing.T) {
 		t.Run("pulled", func(sub *testing.T) {
 			device, _, pull := testenv.Disk(sub, 1<<20)
 			pull()
-			pulled, other = device, testenv.PlugIn(t, image)
+			pulled, other = device, testenv.PlugIn(t, image) // the other disk remains until the outer test ends
 		})
 		if pulled != other { // another process uses the pulled device
 			continue

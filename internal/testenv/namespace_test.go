@@ -20,7 +20,7 @@ func TestMountsArePrivate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := strings.Contains(string(table), dir); got != want {
-			t.Errorf("mount table of process %d: got %s=%t, want %t", pid, dir, got, want)
+			t.Errorf("mount table of process %d contains %s: got %t, want %t", pid, dir, got, want)
 		}
 	}
 }

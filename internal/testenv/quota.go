@@ -14,8 +14,8 @@ const (
 	quotaEnableSimple = 4
 )
 
-// SimpleQuotas is Filesystem for a btrfs with simple quotas. It does not use btrfs(8), because that of Debian 12
-// cannot enable simple quotas.
+// SimpleQuotas does the same as Filesystem for a btrfs with simple quotas. It does not enable them with btrfs(8),
+// because btrfs(8) of Debian 12 cannot.
 func SimpleQuotas(tb testing.TB, size string) string {
 	tb.Helper()
 	dir := Filesystem(tb, "btrfs", size)
@@ -33,6 +33,7 @@ func SwitchQuotas(tb testing.TB, dir string, on bool) {
 	quotaCtl(tb, dir, command)
 }
 
+// quotaCtl calls BTRFS_IOC_QUOTA_CTL on the filesystem at a path.
 func quotaCtl(tb testing.TB, path string, command uint64) {
 	tb.Helper()
 	const btrfsIocQuotaCtl = 0xc0109428 // _IOWR(0x94, 40, struct btrfs_ioctl_quota_ctl_args)
@@ -47,7 +48,7 @@ func quotaCtl(tb testing.TB, path string, command uint64) {
 	}
 }
 
-// ProjectQuotas is Filesystem for an xfs or ext4 with project quotas.
+// ProjectQuotas does the same as Filesystem for an xfs or ext4 with project quotas.
 func ProjectQuotas(tb testing.TB, fsType, size string) string {
 	tb.Helper()
 	var mkfs []string
@@ -57,6 +58,7 @@ func ProjectQuotas(tb testing.TB, fsType, size string) string {
 	return filesystem(tb, fsType, size, mkfs, projectQuotas)
 }
 
+// projectQuotas is the mount option of xfs and ext4.
 const projectQuotas = "prjquota"
 
 // SwitchProjects unmounts a filesystem that ProjectQuotas mounted, and mounts it with or without project quotas.

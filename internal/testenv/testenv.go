@@ -87,6 +87,7 @@ func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) stri
 	return filesystem(tb, fsType, size, nil, mountOptions...)
 }
 
+// filesystem does the same as Filesystem with options of mkfs.
 func filesystem(tb testing.TB, fsType, size string, mkfs []string, mountOptions ...string) string {
 	tb.Helper()
 	RequireRoot(tb)
@@ -104,6 +105,7 @@ func filesystem(tb testing.TB, fsType, size string, mkfs []string, mountOptions 
 // ImageOf returns the image of a filesystem that this package mounted at a directory.
 func ImageOf(dir string) string { return filepath.Join(filepath.Dir(dir), "disk") }
 
+// mount mounts the image of a filesystem at its directory.
 func mount(tb testing.TB, dir string, options ...string) {
 	tb.Helper()
 	Run(tb, "mount", "-o", strings.Join(append([]string{"loop"}, options...), ","), ImageOf(dir), dir)
@@ -123,9 +125,9 @@ func unmount(tb testing.TB, dir string) {
 
 // State lists the resources that a test may leak.
 type State struct {
-	Mounts []string
-	Loops  []string
-	Files  int
+	Mounts []string // mount points
+	Loops  []string // loop devices with their images
+	Files  int      // number of open files
 }
 
 // Snapshot lists the mounts and loop devices below the directory for temporary files, and counts the open
@@ -191,6 +193,7 @@ func Main(m interface{ Run() int }) {
 	os.Exit(code)
 }
 
+// run does the same as Main, but returns the exit status.
 func run(m interface{ Run() int }) (code int, err error) {
 	if err := mountns.Enter(); err != nil {
 		return 1, err

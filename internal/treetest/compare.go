@@ -55,6 +55,7 @@ func describe(tb testing.TB, root string) map[string]string {
 	return d.paths
 }
 
+// walk describes a file, and all files below a directory. rel is relative to the root.
 func (d *describer) walk(rel string) error {
 	st, text, err := d.file(rel)
 	d.paths[rel] = text
@@ -104,6 +105,7 @@ func (d *describer) file(rel string) (st unix.Stat_t, text string, err error) {
 	return st, text + x + " " + strconv.Quote(content), err
 }
 
+// xattrs describes the extended attributes of a file.
 func xattrs(path string) (string, error) {
 	names, value := make([]byte, 64<<10), make([]byte, 64<<10)
 	n, err := unix.Llistxattr(path, names)
@@ -128,7 +130,8 @@ func xattrs(path string) (string, error) {
 	return strings.Join(out, ""), nil
 }
 
-// contentAndFlags describes the flags of a file or directory, and the content and holes of a regular file.
+// contentAndFlags describes the flags of a file or directory, and the content and holes of a regular file. For the
+// root of a tree it omits the flags immutable and append-only.
 func contentAndFlags(path string, regular, root bool) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0)
 	if err != nil {

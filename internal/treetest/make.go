@@ -57,13 +57,14 @@ const (
 	locked = flagImmutable | flagAppend
 )
 
+// maker is one call of Make.
 type maker struct {
 	tb testing.TB
 	*rand.Rand
 	root  string
-	files []string
-	dirs  []string
-	n     int // number of names so far
+	files []string // paths of all created files that can have more names
+	dirs  []string // paths of all created directories
+	n     int      // number of names so far
 	// final contains the changes that are made last, because they make files unchangeable.
 	final []func()
 }
@@ -75,7 +76,7 @@ func (m *maker) must(err error) {
 	}
 }
 
-// mustIfSupported is must for properties that the filesystem may not support.
+// mustIfSupported does the same as must for properties that the filesystem may not support.
 func (m *maker) mustIfSupported(err error) {
 	m.tb.Helper()
 	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
@@ -237,6 +238,7 @@ func (m *maker) lock(path string, flags int) {
 	m.final = append(m.final, func() { changeFlags(m.tb, path, func(f int) int { return f | flags }) })
 }
 
+// changeFlags changes the flags of a file, if the filesystem supports them.
 func changeFlags(tb testing.TB, path string, change func(int) int) {
 	tb.Helper()
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0)
@@ -306,7 +308,7 @@ func capability() []byte {
 // times sets random times. The access time of a symbolic link is in the future, because otherwise each read
 // changes it (mount(8), relatime).
 func (m *maker) times(path string, kind uint32) {
-	access := m.Int64N(2e18)
+	access := m.Int64N(2e18) // nanoseconds since 1970, up to the year 2033
 	if kind == unix.S_IFLNK {
 		access = 2.06e18 + m.Int64N(6e16)
 	}

@@ -35,6 +35,7 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	return nil
 }
 
+// newServer returns a server with all limits of this package.
 func newServer(ctx context.Context, handler http.Handler) *http.Server {
 	limit := connlimit.New(maxConnections)
 	return &http.Server{

@@ -58,7 +58,7 @@ func TestBusyConnectionKept(t *testing.T) {
 	}
 	_ = oldestIdle.SetReadDeadline(time.Now().Add(requestTime / 2)) // the request timeout closes the connection later
 	if _, err := oldestIdle.Read(make([]byte, 1)); err == nil || isTimeout(err) {
-		t.Errorf("the oldest idle connection was not closed: %v", err)
+		t.Errorf("reading from the oldest idle connection: got %v, want an error because the server has closed it", err)
 	}
 	close(end)
 	resp, err := http.ReadResponse(bufio.NewReader(busy), nil)
@@ -68,6 +68,7 @@ func TestBusyConnectionKept(t *testing.T) {
 	_ = resp.Body.Close()
 }
 
+// dial connects to the server.
 func dial(t *testing.T, l net.Listener) net.Conn {
 	t.Helper()
 	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
@@ -78,7 +79,8 @@ func dial(t *testing.T, l net.Listener) net.Conn {
 	return c
 }
 
+// isTimeout reports whether an error is a timeout of the connection.
 func isTimeout(err error) bool {
-	timeout, ok := err.(net.Error) //nolint:errorlint // Read returns it unwrapped
+	timeout, ok := err.(net.Error) //nolint:errorlint // Read returns the error unwrapped
 	return ok && timeout.Timeout()
 }

@@ -75,6 +75,7 @@ func (d *DeviceSource) Mount(_ context.Context, target string, o mount.Options) 
 	return fs.MoveTo(target)
 }
 
+// explainMount adds the reason to the error of a mount.
 func explainMount(err error) error {
 	switch {
 	case errors.Is(err, mount.ErrBadOption):
@@ -87,6 +88,7 @@ func explainMount(err error) error {
 	return err
 }
 
+// growDetached grows the filesystem of a mount without a path.
 func (d *DeviceSource) growDetached(fs *mount.Detached) error {
 	root, err := fs.OpenRoot()
 	if err != nil {
@@ -96,6 +98,7 @@ func (d *DeviceSource) growDetached(fs *mount.Detached) error {
 	return d.grow(root)
 }
 
+// grow makes the filesystem with an open root as large as the device.
 func (d *DeviceSource) grow(root *os.File) error {
 	device, err := os.Open(d.Path)
 	if err != nil {
@@ -207,6 +210,7 @@ func (d *DeviceSource) Grow() error {
 	return fmt.Errorf("%w: the filesystem is mounted read-only on this node: it grows when the volume is staged writable", mount.ErrCannotGrow)
 }
 
+// growAt grows the filesystem that is mounted at path.
 func (d *DeviceSource) growAt(path string) error {
 	root, err := os.Open(path)
 	if err != nil {
@@ -224,6 +228,7 @@ func (d *DeviceSource) growAt(path string) error {
 	return d.grow(root)
 }
 
+// hasOption reports whether a list of options, separated by commas, contains an option.
 func hasOption(options, option string) bool {
 	return slices.Contains(strings.Split(options, ","), option)
 }

@@ -26,8 +26,9 @@ func TestDeviceSource(t *testing.T) {
 	}
 	filesystem, raw := &blockdev.DeviceSource{Path: e.Source, FSType: "btrfs"}, &blockdev.DeviceSource{Path: e.Source}
 	for _, tc := range []struct {
-		path                   string
-		filesystem, raw, owned bool // whether the filesystem and the raw device show the path, and whether the filesystem owns it
+		path            string
+		filesystem, raw bool // the expected results of Shows of both sources
+		owned           bool // the expected result of Owns of filesystem
 	}{
 		{path: at, filesystem: true, raw: true, owned: true},
 		{path: node, raw: true, owned: true},

@@ -21,17 +21,18 @@ import (
 type Disk struct {
 	// Path is the device node by which the disk was found. Name is the name in the kernel, such as sda.
 	Path, Name string
-	// Size is in bytes, 0 without a medium. SectorSize is the size of a logical block.
+	// Size is in bytes, 0 without a medium. SectorSize is the size of a logical block in bytes.
 	Size       int64
 	SectorSize int
 	// Identity is the identity that the hardware reports. It is empty if the hardware reports
 	// none. It does not depend on the path or the name.
 	Identity string
 
-	number uint64
-	seq    uint64 // 0 before Linux 5.15
+	number uint64 // the device number (st_rdev)
+	seq    uint64 // the result of sys.DiskSequence, or 0 before Linux 5.15
 }
 
+// sys returns the path of a file in the sysfs directory of the disk.
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
 
 // Same reports whether both are the same disk, which was not removed between the two calls of FindDisks.

@@ -22,12 +22,14 @@ import (
 
 const diskSize = 512 * mib
 
+// newDisk creates a blank disk, and returns it with the path of its image. options are options of losetup(8).
 func newDisk(t *testing.T, options ...string) (blockdev.Disk, string) {
 	t.Helper()
 	device, image, _ := testenv.Disk(t, diskSize, options...)
 	return findDisk(t, device), image
 }
 
+// findDisk returns the disk with a device node.
 func findDisk(t *testing.T, device string) blockdev.Disk {
 	t.Helper()
 	disks, err := blockdev.FindDisks([]string{device})
@@ -38,6 +40,7 @@ func findDisk(t *testing.T, device string) blockdev.Disk {
 	return disks[0]
 }
 
+// claim claims a disk, and returns the GUID of the claim.
 func claim(t *testing.T, d blockdev.Disk) string {
 	t.Helper()
 	c, err := d.Claim(t.Context())
@@ -47,6 +50,7 @@ func claim(t *testing.T, d blockdev.Disk) string {
 	return c.GUID.String()
 }
 
+// writeAt durably writes to a file or device at an offset.
 func writeAt(t *testing.T, path string, b []byte, at int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -55,6 +59,7 @@ func writeAt(t *testing.T, path string, b []byte, at int64) {
 	must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
+// requireReason requires that Inspect returns a reason, whose detail contains a text.
 func requireReason(t *testing.T, d blockdev.Disk, want blockdev.Reason, detail string) {
 	t.Helper()
 	if f := d.Inspect(); f.Reason != want || !strings.Contains(f.Detail, detail) {
@@ -127,7 +132,8 @@ func TestDiskLife(t *testing.T) {
 	}
 }
 
-// checkTable reads a partition table with libblkid.
+// checkTable requires that libblkid finds the partition of a claim in an image. The partition begins at 1 MiB, which
+// is sector 2048 or 256.
 func checkTable(t *testing.T, image, sector string) {
 	t.Helper()
 	out := testenv.Run(t, "partx", "--raw", "--noheadings", "--output", "NR,START,TYPE,NAME", "--sector-size", sector, image)
@@ -138,9 +144,11 @@ func checkTable(t *testing.T, image, sector string) {
 
 // TestInspect: a disk with any content is not free, and the detail names the content.
 func TestInspect(t *testing.T) {
+	// label returns a function that writes a magic number. A negative offset is relative to the end of the disk.
 	label := func(offset int64, magic string) func(*testing.T, string) {
 		return func(t *testing.T, dev string) { writeAt(t, dev, []byte(magic), (offset+diskSize)%diskSize) }
 	}
+	// run returns a function that runs a program on the disk.
 	run := func(name string, args ...string) func(*testing.T, string) {
 		return func(t *testing.T, dev string) { testenv.Run(t, name, append(args, dev)...) }
 	}
@@ -380,7 +388,7 @@ func TestDiskRemoved(t *testing.T) {
 	}
 	requirePresent(t, guid, true, true)
 	if err := d.Wipe(t.Context(), guid, wipeOptions(nil)); err == nil {
-		t.Error("Wipe of a removed disk: got no error")
+		t.Error("Wipe of a removed disk: got no error, want one")
 	}
 	again := findDisk(t, testenv.PlugIn(t, image))
 	if m, err := again.Mark(); err != nil || m.GUID.String() != guid || again.Same(d) {
@@ -493,7 +501,7 @@ func TestRepurposed(t *testing.T) {
 			testenv.Run(t, "mkfs.ext4", "-q", d.Path+"p1")
 			requireReason(t, d, tc.want, "")
 			o := wipeOptions(nil)
-			o.Wiped = func() error { t.Error("Wipe called Wiped"); return nil }
+			o.Wiped = func() error { t.Error("Wipe called Wiped, want no call"); return nil }
 			if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNoMark) {
 				t.Errorf("Wipe: got %v, want %v", err, blockdev.ErrNoMark)
 			}
@@ -677,7 +685,7 @@ func TestWipeKeep(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	middle := make([]byte, 4)
-	_, err = f.ReadAt(middle, (100+1)*mib)
+	_, err = f.ReadAt(middle, (100+1)*mib) // the partition begins at 1 MiB
 	must(t, err)
 	if string(middle) != "kept" {
 		t.Errorf("data between the signatures: got %q, want \"kept\"", middle)
@@ -721,7 +729,7 @@ func TestWipeWritten(t *testing.T) {
 	guid := claim(t, d)
 	writeData(t, d, guid, "data", 0)
 	o := wipeOptions(nil)
-	o.From = d.Size
+	o.From = d.Size // as after a call that has zeroed the whole disk
 	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNotBlank) {
 		t.Errorf("got %v, want %v", err, blockdev.ErrNotBlank)
 	}

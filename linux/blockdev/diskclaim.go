@@ -37,6 +37,7 @@ func (d Disk) Claim(ctx context.Context) (*Claim, error) {
 	return &Claim{Disk: d, GUID: NewGUID(), file: f}, nil
 }
 
+// checkFree verifies that the disk, which is open exclusively, is still free.
 func (d Disk) checkFree(f *os.File) error {
 	size, err := Size(f)
 	if err != nil {
@@ -169,8 +170,8 @@ func findGUID(marks []markResult, guid string) (Disk, Mark, error) {
 		found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
 }
 
-// Attach creates a device node for the partition of a claim (PartitionPath) and opens it. The error is ErrNoMark if
-// the disk no longer has the mark of the claim.
+// Attach creates a device node with the name node for the partition of a claim (PartitionPath) and opens it. The
+// error is ErrNoMark if the disk no longer has the mark of the claim.
 func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
 	if err != nil {
@@ -206,7 +207,7 @@ func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
 	return f, errors.Join(err, removePartitionNode(node))
 }
 
-// verify reads the mark. The error is ErrNoMark unless it is the complete mark of the claim.
+// verify reads the mark. The error is ErrNoMark unless the mark is the complete mark of the claim.
 func (d Disk) verify(disk *os.File, guid string) (Mark, error) {
 	m, err := ReadMark(disk, d.Size, d.SectorSize)
 	if err != nil {
@@ -254,7 +255,7 @@ func Present(guid, node string) (ok, removed bool, err error) {
 	return ok, ok && d == nil, err
 }
 
-// present is Present, but returns the disk. d is nil if the disk was removed or cannot be read.
+// present does the same as Present, but returns the disk. d is nil if the disk was removed or cannot be read.
 func present(guid, node string) (ok bool, d *Disk, err error) {
 	number, err := nodeNumber(PartitionPath(node))
 	if errors.Is(err, fs.ErrNotExist) {

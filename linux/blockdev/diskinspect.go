@@ -38,7 +38,8 @@ type Finding struct {
 	Reason Reason
 	// Detail describes the reason. It is empty for a free disk.
 	Detail string
-	Mark   Mark // of a claimed disk
+	// Mark is the mark of a claimed disk.
+	Mark Mark
 }
 
 // Inspect determines whether the disk is free: it has no known format, and no program or device uses it. It
@@ -51,6 +52,7 @@ func (d Disk) Inspect() Finding {
 	return f
 }
 
+// inspect does the same as Inspect, but waits for a disk that does not respond.
 func (d Disk) inspect() Finding {
 	if f := d.inspectKernel(); f.Reason != "" {
 		return f
@@ -102,8 +104,8 @@ func (d Disk) inspectKernel() Finding {
 	return Finding{}
 }
 
-// inspectUsersAndOpen is inspectUsers, but also opens the disk exclusively to detect users that inspectUsers
-// does not find.
+// inspectUsersAndOpen does the same as inspectUsers, and also opens the disk exclusively to detect users that
+// inspectUsers does not find.
 func (d Disk) inspectUsersAndOpen() Finding {
 	if f := d.inspectUsers(); f.Reason != "" {
 		return f
@@ -217,6 +219,7 @@ func loopOn(number uint64) (string, error) {
 	return LoopPath(loops[0].Number), nil
 }
 
+// inspectSwap reports whether a disk or a partition is swap space.
 func inspectSwap(name string, number uint64) Finding {
 	swaps, err := os.ReadFile("/proc/swaps") // proc(5); the first line is a header
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -17,8 +17,8 @@ var ErrDiskLate = errors.New("disk does not answer")
 // requestLocks holds a lock for each device number, so that a disk that hangs gets no further requests.
 var requestLocks sync.Map
 
-// request calls do, which accesses a disk. The error is ErrDiskLate if do does not return within requestTimeout. Its
-// result is then lost.
+// request calls do, which accesses a disk. The error is ErrDiskLate if do does not return within requestTimeout. The
+// result of do is then lost.
 func request[T any](d Disk, do func() (T, error)) (T, error) {
 	type result struct {
 		value T

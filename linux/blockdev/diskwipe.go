@@ -75,7 +75,8 @@ func (d Disk) Unmark(ctx context.Context, guid string) error {
 // data returns the range between the two partition tables.
 func (d Disk) data() span {
 	t := newTable(d.Size, d.SectorSize)
-	return span{(2 + t.entrySectors()) * t.sector, t.backupEntries() * t.sector}
+	const first = 2 // sectors: the boot record and the header of the first table
+	return span{(first + t.entrySectors()) * t.sector, t.backupEntries() * t.sector}
 }
 
 // dataPlaces returns the parts of diskPlaces that are in the range of data.

@@ -78,7 +78,7 @@ func checkFit(fsType, option, value string, size int64) error {
 		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < minPerInode || n > maxPerInode {
 			return fmt.Errorf("must be %d to %d bytes per inode", minPerInode, maxPerInode)
 		}
-	case "ext4 -N":
+	case "ext4 -N": // at most a quarter of the device for inodes
 		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < 16 || n > size/(4*inodeSize) {
 			return fmt.Errorf("must be 16 to %d inodes for %d bytes", size/(4*inodeSize), size)
 		}
@@ -92,8 +92,8 @@ func checkFit(fsType, option, value string, size int64) error {
 
 // Formatter creates filesystems on images.
 type Formatter struct {
-	making    singleflight.Group
-	templates *lru.Cache // of *template
+	making    singleflight.Group // calls of makeTemplate, by the key in templates
+	templates *lru.Cache         // of *template
 }
 
 // NewFormatter returns a formatter with an empty template cache.
@@ -102,8 +102,8 @@ func NewFormatter() *Formatter { return &Formatter{templates: lru.New(maxTemplat
 // FormatSpec describes the filesystem to create.
 type FormatSpec struct {
 	FSType     string
-	SectorSize int // logical block size in bytes of the device
-	Options    []string
+	SectorSize int      // logical block size in bytes of the device
+	Options    []string // options of mkfs (CheckOptions)
 	// Stale means that a device without signatures (RequireNoSignature) may contain old data
 	// elsewhere, such as a disk that was used before.
 	Stale bool
@@ -152,6 +152,7 @@ func otherDeviceLost(err error) bool {
 // inheritedPath is the path of the first file that a program inherits.
 const inheritedPath = "/proc/self/fd/3"
 
+// mkfs returns the command that creates a filesystem on an image of size bytes.
 func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) {
 	cmd := command.Command{Name: "mkfs." + spec.FSType, Hold: []*os.File{image}}
 	switch spec.FSType {
@@ -169,9 +170,9 @@ func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) 
 	return cmd, nil
 }
 
-// ext4Args sets all parameters, so that no mke2fs.conf changes the result: blocks of 4 KiB for every size, a
-// journal that is large enough after growth, a separate checksum seed so that the UUID can change, and
-// no zeroing, because a new image reads as zeros. On stale devices the kernel zeroes the inode tables
+// ext4Args returns arguments of mke2fs that set all parameters, so that no mke2fs.conf changes the result: blocks of
+// 4 KiB for every size, a journal that is large enough after growth, a separate checksum seed so that the UUID can
+// change, and no zeroing, because a new image reads as zeros. On stale devices the kernel zeroes the inode tables
 // after the mount, and mke2fs zeroes the journal.
 func ext4Args(size int64, stale bool, options []string) []string {
 	extended := "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1"
@@ -203,8 +204,8 @@ func journalSize(size int64) int64 {
 }
 
 // Resize sets the size of an image in bytes. If allocate is set, it allocates all blocks (fallocate(2)).
-// syscall.EFBIG if the size is too large for the filesystem, syscall.EOPNOTSUPP if the filesystem cannot
-// allocate.
+// The error is syscall.EFBIG if the size is too large for the filesystem, and syscall.EOPNOTSUPP if the filesystem
+// cannot allocate.
 func Resize(image *os.File, size int64, allocate bool) error {
 	if allocate {
 		return unix.Fallocate(int(image.Fd()), 0, 0, size)

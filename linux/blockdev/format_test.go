@@ -26,6 +26,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
+// newImage creates an image without data.
 func newImage(tb testing.TB, size int64) *os.File {
 	tb.Helper()
 	f, err := os.Create(filepath.Join(tb.TempDir(), "image"))
@@ -142,12 +143,13 @@ func TestFormatStale(t *testing.T) {
 				must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), bytes.Repeat([]byte{1}, 5000), 0o644))
 			}
 			testenv.Run(t, "umount", dir)
-			checkClean(t, fsType, f.Name())
+			must(t, testenv.Fsck(fsType, f.Name()))
 			testenv.Run(t, "mount", "-o", "loop", f.Name(), dir)
 		})
 	}
 }
 
+// TestFormatOptions: the options of mkfs take effect.
 func TestFormatOptions(t *testing.T) {
 	f := newFilesystem(t, "ext4", gib, "-N", "1024")
 	if got := field(t, testenv.Run(t, "dumpe2fs", "-h", f.Name()), "Inode count:"); got != "1024" {
@@ -155,6 +157,7 @@ func TestFormatOptions(t *testing.T) {
 	}
 }
 
+// TestCheckOptions: only options that fit the filesystem and its size, and name no other file, are accepted.
 func TestCheckOptions(t *testing.T) {
 	for _, tc := range []struct {
 		fsType, words string
@@ -186,6 +189,7 @@ func TestCheckOptions(t *testing.T) {
 	}
 }
 
+// TestRequireBlank: holes, zeros and unwritten blocks are blank. The error for any other content contains its offset.
 func TestRequireBlank(t *testing.T) {
 	f := newImage(t, gib)
 	must(t, blockdev.RequireBlank(f))
@@ -211,6 +215,7 @@ func TestRequireBlank(t *testing.T) {
 	}
 }
 
+// TestWipe: WipeImage removes the content of an image, and keeps its blocks allocated only if requested.
 func TestWipe(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		f := newImage(t, 64*mib)
@@ -222,12 +227,12 @@ func TestWipe(t *testing.T) {
 		var st unix.Stat_t
 		must(t, unix.Fstat(int(f.Fd()), &st))
 		if allocated := st.Blocks * 512; (allocated >= 64*mib) != keep || st.Size != 64*mib {
-			t.Errorf("keepAllocated %t: got %d bytes allocated of %d", keep, allocated, st.Size)
+			t.Errorf("keepAllocated %t: got %d bytes allocated of %d, want all of %d only if keepAllocated is set", keep, allocated, st.Size, 64*mib)
 		}
 	}
 }
 
-// discardLimit returns discard_max_bytes of a loop device. It is 0 if discards are disabled.
+// discardLimit returns discard_max_bytes of a loop device, which is 0 if discards are disabled.
 func discardLimit(t *testing.T, l *blockdev.Loop) string {
 	t.Helper()
 	b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
@@ -243,6 +248,8 @@ func attach(t *testing.T, f *os.File, c blockdev.LoopConfig) *blockdev.Loop {
 	return l
 }
 
+// TestLoop: a loop device has the requested configuration, grows with its image, and keeps the lock on the image
+// until it is detached.
 func TestLoop(t *testing.T) {
 	testenv.RequireRoot(t)
 	f := newImage(t, 64*mib)
@@ -281,6 +288,7 @@ func TestLoop(t *testing.T) {
 	}
 }
 
+// TestAutoClear: a device with AutoClear is freed when it is closed.
 func TestAutoClear(t *testing.T) {
 	testenv.RequireRoot(t)
 	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:auto", AutoClear: true})
@@ -298,7 +306,7 @@ func TestDetachInUse(t *testing.T) {
 		t.Errorf("detaching an open device: got %v, want %v", err, blockdev.ErrDeviceBusy)
 	}
 	if status, err := user.Status(); err != nil || status.AutoClear || status.Tag != tag {
-		t.Errorf("the failed DetachLoop changed the device: got %+v, %v", status, err)
+		t.Errorf("the device after the failed DetachLoop: got %+v, %v, want it unchanged", status, err)
 	}
 	must(t, blockdev.DetachLoop(t.Context(), user.Number, "trivet:another"))
 	if !blockdev.Bound(user.Number) {
@@ -357,8 +365,9 @@ func TestRecover(t *testing.T) {
 	}
 }
 
+// TestLongTag: AttachLoop refuses a tag that the kernel would truncate.
 func TestLongTag(t *testing.T) {
 	if _, err := blockdev.AttachLoop(t.Context(), newImage(t, mib), blockdev.LoopConfig{SectorSize: 4096, Tag: strings.Repeat("x", 64)}); err == nil {
-		t.Error("a tag that the kernel would truncate: got no error")
+		t.Error("AttachLoop with a tag of 64 bytes: got no error, want one")
 	}
 }

@@ -85,14 +85,18 @@ type table struct {
 	sectors int64 // number of sectors of the disk
 }
 
+// newTable returns the table of a disk. Both arguments are in bytes.
 func newTable(size int64, sector int) table {
 	return table{int64(sector), size / int64(sector)}
 }
 
-// entrySectors returns the size of the array of entries.
+// entrySectors returns the size of the array of entries, in sectors.
 func (t table) entrySectors() int64 { return (gptEntryBytes + t.sector - 1) / t.sector }
 
-func (t table) last() int64          { return t.sectors - 1 }
+// last returns the last sector of the disk, which contains the second header.
+func (t table) last() int64 { return t.sectors - 1 }
+
+// backupEntries returns the first sector of the second array of entries.
 func (t table) backupEntries() int64 { return t.last() - t.entrySectors() }
 
 // room returns the range of the partition of a claimed disk in bytes: the range between the tables, aligned
@@ -102,7 +106,7 @@ func (t table) room() (start, size int64) {
 	return partitionAlign, max(0, end-partitionAlign)
 }
 
-// Room returns the size in bytes of the partition on a claimed disk of size bytes.
+// Room returns the size in bytes of the partition on a claimed disk of size bytes, with sectors of sector bytes.
 func Room(size int64, sector int) int64 {
 	_, n := newTable(size, sector).room()
 	return n
@@ -140,9 +144,11 @@ func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 	return Mark{GUID: GUID(first[16:32]), Used: isUsed(first)}, nil
 }
 
+// isUsed reports whether an entry has the attribute usedBit.
 func isUsed(entry []byte) bool { return binary.LittleEndian.Uint64(entry[48:])&usedBit != 0 }
 
-// read reads the table whose header is in the sector at.
+// read reads the table whose header is in the sector at. The numbers are the offsets of the fields of a header (UEFI
+// specification 2.10, section 5.3.2).
 func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 	header := make([]byte, t.sector)
 	if _, err := disk.ReadAt(header, at*t.sector); err != nil {
@@ -172,7 +178,8 @@ func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 	return m, err
 }
 
-// parse reads the mark from the entries of a valid table: one partition of type markType within the disk.
+// parse reads the mark from the entries of a valid table: one partition of type markType within the disk. The numbers
+// are the offsets of the fields of an entry (UEFI specification 2.10, section 5.3.3).
 func (t table) parse(entries []byte) (Mark, error) {
 	le := binary.LittleEndian
 	first, last := le.Uint64(entries[32:]), le.Uint64(entries[40:])
@@ -315,11 +322,13 @@ func UseMark(disk *os.File, m Mark, size int64, sector int) error {
 	return t.writePrimary(disk, m, entries)
 }
 
+// writeBackup durably writes the second table: the entries, and then the header.
 func (t table) writeBackup(disk *os.File, m Mark, entries []byte) error {
 	entriesAt := t.backupEntries()
 	return t.write(disk, append(bytes.Clone(entries), t.header(entries, m, t.last(), 1, entriesAt)...), entriesAt)
 }
 
+// writePrimary durably writes the first table: the header, and then the entries.
 func (t table) writePrimary(disk *os.File, m Mark, entries []byte) error {
 	return t.write(disk, append(t.header(entries, m, 1, t.last(), 2), entries...), 1)
 }
@@ -338,7 +347,10 @@ func (t table) write(disk *os.File, b []byte, at int64) error {
 func EraseMark(disk *os.File, size int64, sector int) error {
 	t := newTable(size, sector)
 	for _, part := range []struct{ at, sectors int64 }{
-		{0, 2}, {t.backupEntries(), t.entrySectors() + 1}, {3, t.entrySectors() - 1}, {2, 1},
+		{0, 2}, // the boot record and the first header
+		{t.backupEntries(), t.entrySectors() + 1}, // the second table
+		{3, t.entrySectors() - 1},                 // the first entries without the first sector
+		{2, 1},
 	} {
 		if err := t.write(disk, make([]byte, part.sectors*t.sector), part.at); err != nil {
 			return err

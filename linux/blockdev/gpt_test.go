@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
+// newMarkedImage creates the image of a claimed disk.
 func newMarkedImage(tb testing.TB, size int64, sector int) (*os.File, blockdev.Mark) {
 	tb.Helper()
 	f := newImage(tb, size)
@@ -22,8 +23,8 @@ type torn struct{ b []byte }
 
 func (d torn) ReadAt(b []byte, at int64) (int, error) { return bytes.NewReader(d.b).ReadAt(b, at) }
 
-// TestMarkTorn: after a power failure during WriteMark, whichever of the later sectors were written, a disk
-// with the entry is claimed, and a disk without any is blank.
+// TestMarkTorn: after a power failure during WriteMark, a disk with the sector of the entry is claimed, whichever of
+// the later sectors were written. A disk on which no sector was written is not claimed.
 func TestMarkTorn(t *testing.T) {
 	const size, sector = 8 * mib, 512
 	f, m := newMarkedImage(t, size, sector)

@@ -106,7 +106,7 @@ func reidentifyBtrfs(image *os.File) error {
 		return err
 	}
 	id := uuid.New()
-	for _, offset := range []int64{256 * gib, 64 * mib} {
+	for _, offset := range []int64{256 * gib, 64 * mib} { // the backups
 		if offset+btrfsSuperSize > sb.Size {
 			continue
 		}
@@ -140,6 +140,7 @@ func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	return err
 }
 
+// readAt reads length bytes at an offset.
 func readAt(image *os.File, offset int64, length int) ([]byte, error) {
 	b := make([]byte, length)
 	_, err := image.ReadAt(b, offset)

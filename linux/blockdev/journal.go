@@ -42,8 +42,8 @@ func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	return err
 }
 
-// FormatPrepared is Format for a device after Prepare. commit makes the filesystem durable, and then calls
-// End.
+// FormatPrepared does the same as Format for a device after Prepare. commit makes the filesystem durable, and then
+// calls End.
 func (f *Formatter) FormatPrepared(ctx context.Context, device *os.File, spec FormatSpec, j FormatJournal) (commit func() error, err error) {
 	if err := f.Format(ctx, device, spec); err != nil {
 		return nil, err

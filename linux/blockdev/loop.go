@@ -51,6 +51,7 @@ type Loop struct {
 // LoopPath returns the path of a loop device.
 func LoopPath(number int) string { return "/dev/loop" + strconv.Itoa(number) }
 
+// sysLoop returns the path of an attribute of a loop device in sysfs.
 func sysLoop(number int, file string) string {
 	return "/sys/block/loop" + strconv.Itoa(number) + "/" + file
 }
@@ -139,12 +140,14 @@ func (r *reservations) reserve(control *os.File) (int, error) {
 	return number, nil
 }
 
+// release ends a reservation.
 func (r *reservations) release(number int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.numbers, number)
 }
 
+// configureLoop binds an image to the free device with a number.
 func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 	// If the device is not open for writing, the kernel makes the binding read-only.
 	l, err := openLoop(number, os.O_RDWR)
@@ -170,8 +173,8 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, nil
 }
 
-// finishConfiguration verifies that the kernel has enabled direct I/O, because LOOP_CONFIGURE does not fail if
-// it has not. It disables discards if c requires that.
+// finishConfiguration verifies that the kernel has enabled direct I/O, because LOOP_CONFIGURE succeeds even if direct
+// I/O is not possible. It disables discards if c requires that.
 func (l *Loop) finishConfiguration(image *os.File, c LoopConfig) error {
 	info, err := l.Status()
 	if err != nil {
@@ -257,6 +260,7 @@ func openLoop(number, flag int) (*Loop, error) {
 	return &Loop{Number: number, file: f}, nil
 }
 
+// makeNode creates the device node of a loop device.
 func makeNode(path string, number int) error {
 	err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(number))))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -279,7 +283,7 @@ type LoopStatus struct {
 	AutoClear bool
 }
 
-// Status reads the state of the device. unix.ENXIO if it is not bound.
+// Status reads the state of the device. The error is unix.ENXIO if the device is not bound.
 func (l *Loop) Status() (LoopStatus, error) {
 	info, err := sys.LoopStatus(l.file)
 	if err != nil {
@@ -311,6 +315,7 @@ func GrowLoop(number int, size int64) error {
 	return nil
 }
 
+// clear unbinds the device (sys.ClearLoop). It is no error if the device is not bound.
 func (l *Loop) clear() error {
 	err := sys.ClearLoop(l.file)
 	if errors.Is(err, unix.ENXIO) {
@@ -333,14 +338,15 @@ func (l *Loop) disableAutoClear() error {
 // ErrDeviceBusy means that the device is still bound, because a process has it open.
 var ErrDeviceBusy = errors.New("device is still in use")
 
+// busy returns the error for a device that is still bound.
 func busy(number int) error {
 	device := LoopPath(number)
 	return fmt.Errorf("%s: %w: a process has it open, or has it mounted in its own mount namespace (grep %[1]s /proc/*/mountinfo)",
 		device, ErrDeviceBusy)
 }
 
-// DetachLoop frees the device if it has the tag, and returns when it is free. If other processes have it open
-// for over a second, DetachLoop does not change it and returns ErrDeviceBusy. A device with another tag is not
+// DetachLoop frees the device if it has the tag, and returns when it is free. If other processes have the device
+// open for over a second, DetachLoop does not change it and returns ErrDeviceBusy. A device with another tag is not
 // changed.
 func DetachLoop(ctx context.Context, number int, tag string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
@@ -431,7 +437,7 @@ func Bound(number int) bool {
 }
 
 // AwaitFree returns when the device is not bound, or its sequence number (DiskSeq) is no longer seq.
-// The error is ErrDeviceBusy if that takes over a second.
+// The error is ErrDeviceBusy if neither is the case within a second.
 func AwaitFree(ctx context.Context, number int, seq string) error {
 	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {

@@ -26,6 +26,7 @@ type stalled struct {
 	reached, resume chan struct{}
 }
 
+// Fsync implements fs.NodeFsyncer.
 func (s *stalled) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	if s.syncs.Add(1) == 2 {
 		close(s.reached)
@@ -34,7 +35,8 @@ func (s *stalled) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	return 0
 }
 
-// open mounts a FUSE filesystem that contains the image, and opens the image. The test unmounts it at its end.
+// open mounts a FUSE filesystem that contains the image, and opens the image. The filesystem is unmounted at the end
+// of the test.
 func (s *stalled) open(t *testing.T) *os.File {
 	t.Helper()
 	s.Data, s.Attr.Mode = make([]byte, mib), 0o600

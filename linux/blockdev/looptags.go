@@ -19,7 +19,7 @@ type LoopTags struct {
 	accept func(backingFile string) bool
 
 	mu      sync.Mutex
-	numbers map[string]int
+	numbers map[string]int // the cached numbers of devices, by tag
 	// scanned means that all devices have been examined at least once.
 	scanned bool
 }
@@ -44,8 +44,8 @@ func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
 	return t.scan(tag)
 }
 
-// FindKnown is Find, but scans all devices only once. After that, it does not find a device that another
-// process binds. It is faster than Find for a tag that rarely has a device.
+// FindKnown does the same as Find, but scans all devices only once. After that, it does not find a device that
+// another process binds. It is faster than Find for a tag that rarely has a device.
 func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
 	t.mu.Lock()
 	_, known := t.numbers[tag]
@@ -91,7 +91,7 @@ func (t *LoopTags) Forget(tag string) {
 	delete(t.numbers, tag)
 }
 
-// Attach is AttachLoop and caches the device.
+// Attach does the same as AttachLoop, and caches the device.
 func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	l, err := AttachLoop(ctx, image, c)
 	if err != nil {
@@ -129,7 +129,7 @@ func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize in
 // ErrDeviceMounted means that a device is mounted, or that its node is bind-mounted.
 var ErrDeviceMounted = errors.New("is still mounted")
 
-// Detach is DetachLoop for the device with a tag. It is no error if no device has the tag. The error is
+// Detach does the same as DetachLoop for the device with a tag. It is no error if no device has the tag. The error is
 // ErrDeviceMounted if the device is mounted.
 func (t *LoopTags) Detach(ctx context.Context, tag string) error {
 	number, ok, err := t.Find(tag)
@@ -146,8 +146,8 @@ func (t *LoopTags) Detach(ctx context.Context, tag string) error {
 	return DetachLoop(ctx, number, tag)
 }
 
-// DetachUnmounted is Detach for a device that FindKnown finds. It is no error if the device is mounted, and it
-// then stays attached.
+// DetachUnmounted does the same as Detach for a device that FindKnown finds. It is no error if the device is mounted,
+// and it then stays attached.
 func (t *LoopTags) DetachUnmounted(ctx context.Context, tag string) error {
 	if _, ok, err := t.FindKnown(tag); err != nil || !ok {
 		return err

@@ -58,6 +58,7 @@ func readText(path string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
+// readNumber reads an attribute in sysfs that is a decimal number.
 func readNumber(path string) (int64, error) {
 	text, err := readText(path)
 	if err != nil {
@@ -98,8 +99,8 @@ func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
 	return d.knownPartition(m)
 }
 
-// knownPartition returns the registered partition of a claimed disk. The error is fs.ErrNotExist if no partition is
-// registered.
+// knownPartition returns the registered partition of a disk with the mark m. The error is fs.ErrNotExist if no
+// partition is registered.
 func (d Disk) knownPartition(m Mark) (partition, error) {
 	all, err := d.partitions()
 	if err != nil {
@@ -109,7 +110,7 @@ func (d Disk) knownPartition(m Mark) (partition, error) {
 		return partition{}, fs.ErrNotExist
 	}
 	if len(all) > 1 || all[0].start != m.Start {
-		return partition{}, fmt.Errorf("%s: the kernel has registered other partitions than those in its partition table: %w", d.Path, ErrDiskBusy)
+		return partition{}, fmt.Errorf("%s: the kernel has registered other partitions than those in the partition table of the disk: %w", d.Path, ErrDiskBusy)
 	}
 	return all[0], nil
 }

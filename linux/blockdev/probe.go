@@ -64,11 +64,12 @@ func holesUnknown(image *os.File, size int64) (bool, error) {
 	return hole == size, nil
 }
 
+// requireZeros returns ErrNotBlank unless all bytes from start to end are zeros.
 func requireZeros(image *os.File, start, end int64) error {
 	return requireZerosWith(image, make([]byte, min(256<<10, end-start)), span{start, end})
 }
 
-// requireZerosWith is requireZeros with a buffer for the reads.
+// requireZerosWith does the same as requireZeros for a span, with a buffer for the reads.
 func requireZerosWith(image *os.File, buf []byte, s span) error {
 	for at := s.start; at < s.end; {
 		n, err := image.ReadAt(buf[:min(int64(len(buf)), s.end-at)], at)
@@ -111,9 +112,9 @@ type Superblock struct {
 
 // superblockFormat describes the superblock of a filesystem on a device.
 type superblockFormat struct {
-	offset  int64
-	size    int
-	magicAt int
+	offset  int64 // on the device
+	size    int   // bytes that are read
+	magicAt int   // offset of magic in the superblock
 	magic   string
 	parse   func(super []byte) Superblock
 }
@@ -153,6 +154,7 @@ func (f superblockFormat) isIn(super []byte) bool {
 	return bytes.HasPrefix(super[f.magicAt:], []byte(f.magic))
 }
 
+// parseExt4 reads s_blocks_count, s_state, s_log_block_size and s_feature_incompat (linux/fs/ext4/ext4.h).
 func parseExt4(super []byte) Superblock {
 	le := binary.LittleEndian
 	blocks := uint64(le.Uint32(super[0x150:]))<<32 | uint64(le.Uint32(super[0x4:]))

@@ -10,6 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
+// TestProgramVersion: Version finds the version in the standard output or standard error of a program.
 func TestProgramVersion(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))

@@ -71,6 +71,7 @@ func RequireNoSignature(device *os.File) error {
 	return requireZerosIn(device, signaturePlaces(size))
 }
 
+// requireZerosIn returns ErrNotBlank unless all bytes in the places are zeros.
 func requireZerosIn(device *os.File, places []span) error {
 	for _, p := range places {
 		if err := requireZeros(device, p.start, p.end); err != nil {
@@ -113,9 +114,11 @@ func zeroIn(device *os.File, places []span) error {
 type signature struct {
 	name  string
 	magic string
-	at    func(size int64) []int64
+	// at returns the offsets at which magic can be on a device of size bytes.
+	at func(size int64) []int64
 }
 
+// fixed returns a function that returns the same offsets for every size.
 func fixed(offsets ...int64) func(int64) []int64 { return func(int64) []int64 { return offsets } }
 
 // The names of the signatures of filesystems that Format creates.
@@ -172,6 +175,7 @@ func contentName(disk *os.File, size int64) string {
 	return "data"
 }
 
+// isOn reports whether a disk of size bytes has the signature.
 func (s *signature) isOn(disk *os.File, size int64) bool {
 	magic := make([]byte, len(s.magic))
 	for _, at := range s.at(size) {

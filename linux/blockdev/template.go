@@ -50,6 +50,7 @@ type template struct {
 	backups []int64  // offsets of the other superblocks
 }
 
+// extent is a contiguous part of a template.
 type extent struct {
 	offset int64
 	data   []byte
@@ -102,6 +103,7 @@ func makeTemplate(ctx context.Context, size int64, options []string) (*template,
 	return readTemplate(mem, size)
 }
 
+// readTemplate reads the blocks of an ext4 of size bytes that are not zero.
 func readTemplate(f *os.File, size int64) (*template, error) {
 	t := &template{}
 	zeros := make([]byte, blockSize)
@@ -136,6 +138,7 @@ func (t *template) size() int {
 	return size
 }
 
+// add adds a block of the filesystem that is not zero. The offsets must increase.
 func (t *template) add(offset int64, block []byte) {
 	if offset == 0 {
 		t.first = block

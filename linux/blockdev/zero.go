@@ -73,6 +73,7 @@ func zeroOut(device *os.File, s span) error {
 	return nil
 }
 
+// overwrite writes zeros to the range.
 func overwrite(device *os.File, s span) error { return zeroIn(device, []span{s}) }
 
 // zeroing is one call of ZeroRange.
@@ -123,6 +124,7 @@ func (z *zeroing) step(s span) error {
 	}
 }
 
+// try zeroes a range by the first method, and verifies the result.
 func (z *zeroing) try(s span) error {
 	samples := z.samples(s)
 	for _, p := range samples {

@@ -55,7 +55,7 @@ func TestZeroMethods(t *testing.T) {
 				t.Fatal(err)
 			}
 			if blank := !slices.ContainsFunc(content, func(b byte) bool { return b != 0 }); tc.want == nil && !blank {
-				t.Error("the disk is not zero after the step")
+				t.Error("the disk after the step: got data, want only zeros")
 			}
 		})
 	}

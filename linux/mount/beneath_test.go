@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestMakeBeneath: a new directory has its mode from the beginning, independent of the umask, and an existing one keeps
-// its mode.
+// TestMakeBeneath: a new directory has its mode from the beginning, independent of the umask, and an existing one
+// keeps its mode.
 func TestMakeBeneath(t *testing.T) {
 	testenv.RequireRoot(t)
 	const mode = 0o777 | fs.ModeSetgid | fs.ModeSticky

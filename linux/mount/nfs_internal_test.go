@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// TestNFSVersionsToTry: the words that set the version decide which versions are tried, and are removed from the
+// options.
 func TestNFSVersionsToTry(t *testing.T) {
 	for words, want := range map[string]string{
 		"hard":                    "4.2 4.1 4.0 3",
@@ -64,6 +66,7 @@ func TestProto(t *testing.T) {
 	}
 }
 
+// TestLocksThroughServer: the last of the options nolock, lock and local_lock decides.
 func TestLocksThroughServer(t *testing.T) {
 	for words, want := range map[string]bool{
 		"":                 true,
@@ -79,6 +82,7 @@ func TestLocksThroughServer(t *testing.T) {
 	}
 }
 
+// TestResolveAddress: resolve accepts only addresses that fit the protocol.
 func TestResolveAddress(t *testing.T) {
 	for _, tc := range []struct {
 		server, proto, want string
@@ -98,6 +102,7 @@ func TestResolveAddress(t *testing.T) {
 	}
 }
 
+// TestExplain: explain adds an error that describes the errno, and returns any other error unchanged.
 func TestExplain(t *testing.T) {
 	for errno, want := range map[unix.Errno]error{
 		unix.ETIMEDOUT:       ErrServerSilent,
@@ -115,6 +120,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestTopmost: topmost finds the uppermost of several mounts at one path by their parents, in any order.
 func TestTopmost(t *testing.T) {
 	bottom, middle, top := &Entry{ID: 30, Parent: 1}, &Entry{ID: 50, Parent: 30}, &Entry{ID: 40, Parent: 50}
 	if got := topmost([]*Entry{bottom, middle, top}); got != top {

@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
+// TestNFSSource: ParseNFSSource accepts the sources that String returns, and no others.
 func TestNFSSource(t *testing.T) {
 	for _, tc := range []struct {
 		source, server, path string
@@ -52,6 +53,7 @@ func FuzzParseNFSSource(f *testing.F) {
 	})
 }
 
+// TestCheckNFSOptions: the options that MountNFS cannot use are refused.
 func TestCheckNFSOptions(t *testing.T) {
 	for _, tc := range []struct {
 		words string

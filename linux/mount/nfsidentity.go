@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The files with the identifier of the NFS client. That of the module applies if the network namespace has
+// The files with the identifier of the NFS client. The identifier of the module applies if the network namespace has
 // none (kernel documentation, admin-guide/kernel-parameters.txt, nfs.nfs4_unique_id).
 const (
 	netIdentifier    = "/sys/fs/nfs/net/nfs_client/identifier"

@@ -71,6 +71,7 @@ func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
 	return addresses, nil
 }
 
+// addressesOf returns the addresses of a server, which may be given by its name or by an address.
 func addressesOf(ctx context.Context, server string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(server); err == nil {
 		return []netip.Addr{a.Unmap()}, nil

@@ -29,7 +29,7 @@ func serve(t *testing.T, o nfsd.Options) (*nfsd.Server, mount.NFS) {
 	return s, mount.NFS{Server: s.Address(), Path: s.Export(t, "tank"), Options: []string{"nosharecache", "hard"}}
 }
 
-// mountError mounts an export, unmounts it, and returns the error of the mount.
+// mountError mounts an export, and returns the error. A mount that succeeds is removed at once.
 func mountError(t *testing.T, n mount.NFS) error {
 	t.Helper()
 	d, _, err := mount.MountNFS(t.Context(), n, 0)
@@ -39,7 +39,7 @@ func mountError(t *testing.T, n mount.NFS) error {
 	return err
 }
 
-// mountNFS mounts an export at a new directory. The test unmounts it at its end.
+// mountNFS mounts an export at a new directory. The mount is removed at the end of the test.
 func mountNFS(t *testing.T, n mount.NFS) (at, version string) {
 	t.Helper()
 	d, version, err := mount.MountNFS(t.Context(), n, 0)
@@ -59,6 +59,7 @@ func mountNFS(t *testing.T, n mount.NFS) (at, version string) {
 	return at, version
 }
 
+// TestNFSVersions: every version can be requested over IPv4 and IPv6, and the mount table shows the endpoint.
 func TestNFSVersions(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	for _, export.Server = range []string{s.Address(), s.Address6()} {
@@ -110,6 +111,7 @@ func TestNFSNegotiation(t *testing.T) {
 	}
 }
 
+// TestNFSAttributes: a mount has the requested attributes.
 func TestNFSAttributes(t *testing.T) {
 	_, export := serve(t, nfsd.Options{})
 	d, _, err := mount.MountNFS(t.Context(), export, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
@@ -125,6 +127,7 @@ func TestNFSAttributes(t *testing.T) {
 	}
 }
 
+// TestNFSErrors: the error of a mount tells the reason.
 func TestNFSErrors(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	missing, denied, unknown, closed := export, export, export, export
@@ -171,6 +174,7 @@ func TestNFSStatd(t *testing.T) {
 	mountNFS(t, export)
 }
 
+// TestNFSSilentServer: a mount from a server that does not respond fails.
 func TestNFSSilentServer(t *testing.T) {
 	s, export := serve(t, nfsd.Options{})
 	s.Link().Cut(t)
@@ -187,6 +191,7 @@ type writer struct {
 	begin io.Closer
 }
 
+// newWriter starts a writer, and returns when its file is open. words are further arguments of dd(1).
 func newWriter(t *testing.T, at string, words ...string) writer {
 	t.Helper()
 	c := exec.Command("sh", append([]string{"-c", `exec >"$0" && echo open >&2 && read -r go; exec dd if=/dev/zero bs=1M count=20 status=none "$@"`, filepath.Join(at, "written")}, words...)...)
@@ -210,6 +215,8 @@ func TestForceUnmountNFS(t *testing.T) {
 	}
 }
 
+// testForceUnmount unmounts an export by force while its server does not respond. The process killed writes to this
+// mount, the process survivor to a mount of a directory of the export.
 func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
 	neighbour := export
 	neighbour.Path += "/neighbour"
@@ -220,7 +227,7 @@ func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
 	link.Cut(t)
 	must(t, survivor.begin.Close())
 	must(t, killed.begin.Close())
-	for dirtyKiB(t) < 40<<10-100 {
+	for dirtyKiB(t) < 40<<10-100 { // until both writers have written almost everything
 		time.Sleep(50 * time.Millisecond)
 	}
 	must(t, killed.Process.Kill())
@@ -305,7 +312,7 @@ func TestAbortNFS(t *testing.T) {
 		}
 	}))
 	if err == nil {
-		t.Error("the aborted call returned no error")
+		t.Error("the aborted call: got no error, want one")
 	}
 	s.Link().Restore(t)
 	if e, err := mount.OnPath(at); e == nil || err != nil {

@@ -9,7 +9,7 @@ import (
 // nfsOptions are the mount flags of an NFS mount, without the version.
 type nfsOptions struct {
 	Options
-	// versions are tried in this order.
+	// versions are the versions to try, in this order.
 	versions []string
 }
 
@@ -34,6 +34,7 @@ const (
 	forMountNFS = "it is an option of mount.nfs(8), a program that the driver does not run"
 )
 
+// badNFSOption returns the error for a word that is not accepted.
 func badNFSOption(word, reason string) error {
 	return &Error{Op: "checking NFS mount option " + word, FSType: "nfs", Err: fmt.Errorf("%w: %s", ErrBadOption, reason)}
 }
@@ -69,8 +70,8 @@ func parseNFSOptions(flags []string) (nfsOptions, error) {
 	return o, err
 }
 
-// versionIn parses a word that sets the version, such as vers=4.2, v4.2 or minorversion=2. ok is false
-// for any other word.
+// versionIn parses a word that sets the version, such as vers=4.2, v4.2 or minorversion=2. minor means that value is
+// only the minor version. ok is false for any other word.
 func versionIn(word string) (value string, minor, ok bool) {
 	key, value, _ := strings.Cut(word, "=")
 	switch {

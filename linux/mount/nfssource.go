@@ -42,8 +42,8 @@ func (*NFSSource) Close() error { return nil }
 
 // Mount implements Source. It fails if the kernel mounted another directory, because a user with write
 // permission above the directory may have created a symbolic link, and nfs(5) has no option that prevents
-// following it. Mount detects that by the mount table, which shows the resolved path. With NFS version 3 it
-// cannot detect that, because the server follows links, and the mount table does not show the resolved path.
+// following a link. Mount detects a link by the resolved path in the mount table. With NFS version 3 Mount detects no
+// link, because the server follows links, and the mount table does not show the resolved path.
 func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err := n.mountUnchecked(ctx, target, o); err != nil {
 		return err
@@ -57,6 +57,7 @@ func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	return errors.Join(&Error{Op: "mount", Source: n.String(), Target: target, FSType: "nfs", Err: err}, Unmount(target))
 }
 
+// mountUnchecked mounts the directory at target, but does not check whether the path contains a link.
 func (n *NFSSource) mountUnchecked(ctx context.Context, target string, o Options) (err error) {
 	fs, _, err := MountNFS(ctx, n.With(o.Data), o.Attr)
 	if err != nil {
@@ -70,6 +71,7 @@ func (n *NFSSource) mountUnchecked(ctx context.Context, target string, o Options
 	return fs.MoveTo(target)
 }
 
+// verify calls n.Verify with the root of a mount that is not attached yet.
 func (n *NFSSource) verify(fs *Detached) error {
 	if n.Verify == nil {
 		return nil
@@ -101,6 +103,7 @@ func (n *NFSSource) Owns(path string) (bool, error) { return n.Shows(path) }
 // Matcher implements Source.
 func (n *NFSSource) Matcher([]*Entry) (func(*Entry) bool, error) { return n.owns, nil }
 
+// owns reports whether an entry of the mount table is a mount of the source.
 func (n *NFSSource) owns(e *Entry) bool {
 	switch {
 	case !IsNFS(e):

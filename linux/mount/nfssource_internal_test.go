@@ -76,6 +76,7 @@ func closed(t *testing.T) net.Addr {
 	return l.Addr()
 }
 
+// listen returns a listener at a free port of this node.
 func listen(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -98,15 +99,16 @@ func serve(t *testing.T) net.Addr {
 	return l.Addr()
 }
 
+// answer replies to one NULL call, and closes the connection.
 func answer(conn net.Conn) {
 	defer conn.Close() //nolint:errcheck // only the reply matters
 	var head [8]byte
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
 		return
 	}
-	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24)
-	reply = append(reply, head[4:]...)
-	for _, word := range []uint32{1, 0, 0, 0, 0} {
+	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24) // the last fragment, of 24 bytes
+	reply = append(reply, head[4:]...)                    // the ID of the call
+	for _, word := range []uint32{1, 0, 0, 0, 0} {        // a reply, accepted, without authentication (2 words), success
 		reply = binary.BigEndian.AppendUint32(reply, word)
 	}
 	_, _ = conn.Write(reply)

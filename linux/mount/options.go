@@ -52,6 +52,7 @@ func ParseFlags(flags []string) (Options, error) {
 	return o, nil
 }
 
+// add adds one mount flag.
 func (o *Options) add(word string) error {
 	key, _, _ := strings.Cut(word, "=")
 	attr, isAttr := attributes[word]

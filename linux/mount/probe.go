@@ -2,8 +2,8 @@ package mount
 
 import "golang.org/x/sys/unix"
 
-// Probe makes the system calls of a bind mount on a temporary detached copy of the root mount. An error
-// is the reason why this process cannot mount.
+// Probe makes the system calls of a bind mount on a temporary detached copy of the root mount, and begins to mount a
+// filesystem. An error is the reason why this process cannot mount.
 func Probe() error {
 	fail := func(op string, err error) error { return &Error{Op: op, Source: "/", Err: err} }
 	fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)

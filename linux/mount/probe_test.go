@@ -23,6 +23,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// TestAt: At finds the mount at a path or above it.
 func TestAt(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	at, err := mount.At(dir)
@@ -34,6 +35,6 @@ func TestAt(t *testing.T) {
 		t.Errorf("At of the parent of a mount point: got %+v, %v, want another mount", above, err)
 	}
 	if _, err := mount.At(filepath.Join(dir, "none")); err == nil {
-		t.Error("At of a missing path: got no error")
+		t.Error("At of a missing path: got no error, want one")
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// mountMemory mounts a new tmpfs. The test unmounts it at its end.
+// mountMemory mounts a new tmpfs, which is unmounted at the end of the test.
 func mountMemory(t *testing.T, limit mount.MemoryLimit, o mount.Options) string {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -54,6 +54,8 @@ func hasSizeAndAttributes(t *testing.T, at string, size int64, o mount.Options) 
 	return shows && same
 }
 
+// TestMemory: a tmpfs has the limit, rounded up to pages, and the attributes of every tmpfs, and is recognized by its
+// name, size and attributes.
 func TestMemory(t *testing.T) {
 	const size = 2<<20 - 1
 	at := mountMemory(t, mount.MemoryFor(size), mount.Options{})
@@ -111,6 +113,7 @@ func TestMemoryKernelInodes(t *testing.T) {
 	}
 }
 
+// TestMemoryReadOnly: a tmpfs can be mounted read-only.
 func TestMemoryReadOnly(t *testing.T) {
 	at := mountMemory(t, mount.MemoryFor(1<<20), mount.Options{}.ReadOnly())
 	if err := os.WriteFile(filepath.Join(at, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -155,7 +158,7 @@ func TestResizeMemory(t *testing.T) {
 		t.Errorf("the file after the resizes: got %v, %v, want 1 MiB", info, err)
 	}
 	if err := mount.ResizeMemory(t.TempDir(), mount.MemoryFor(1<<20)); err == nil {
-		t.Error("resizing a directory that is not a mount point: got no error")
+		t.Error("resizing a directory that is not a mount point: got no error, want one")
 	}
 }
 

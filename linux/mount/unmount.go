@@ -35,7 +35,7 @@ func Unmount(path string) error {
 	return nil
 }
 
-// UnmountIdle is Unmount for an unused path. It retries on EBUSY for idleWithin.
+// UnmountIdle does the same as Unmount for an unused path. It retries on EBUSY for idleWithin.
 func UnmountIdle(ctx context.Context, path string) error {
 	return retry.For(ctx, idleWithin, func() (bool, error) {
 		err := Unmount(path)
@@ -43,10 +43,10 @@ func UnmountIdle(ctx context.Context, path string) error {
 	})
 }
 
-// UnmountBusy is UnmountIdle for a mount whose storage is on a server. If the path stays busy and abandon
-// returns true, abort makes the I/O calls fail that wait for the server, until its context ends. abort is
-// called only if the filesystem has exactly one other mount, at the path beside, because with more mounts the
-// calls of other users would fail, too.
+// UnmountBusy does the same as UnmountIdle for a mount whose storage is on a server. If the path stays busy and
+// abandon returns true, abort makes the I/O calls fail that wait for the server, until its context ends. abort is
+// called only if the filesystem has exactly one other mount, at the path beside, because with more mounts the calls
+// of other users would fail, too.
 func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(ctx context.Context, beside string) error) error {
 	busy := UnmountIdle(ctx, path)
 	if !errors.Is(busy, unix.EBUSY) {
@@ -141,6 +141,7 @@ func flush(ctx context.Context, path string) error {
 	}
 }
 
+// syncMount writes the dirty pages of the mount at path.
 func syncMount(path string) error {
 	dir, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -190,6 +191,7 @@ func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error)
 	}
 }
 
+// unmount removes the NFS mount at, which is the topmost at path.
 func (u *NFSUnmounter) unmount(ctx context.Context, at *Entry, path string) error {
 	if Answers(ctx, at) {
 		u.setAnswered(path)
@@ -224,6 +226,7 @@ func (u *NFSUnmounter) silentFor(path string) time.Duration {
 	return time.Since(u.silentSince[path])
 }
 
+// setAnswered forgets since when the server of a path has not responded.
 func (u *NFSUnmounter) setAnswered(path string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

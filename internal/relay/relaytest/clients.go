@@ -23,6 +23,7 @@ func Controller(s relay.Service) controllerserver.Clients {
 // Node returns the client of a node service.
 func Node(s relay.Service) csi.NodeClient { return csi.NewNodeClient(conn{s}) }
 
+// conn is a connection whose calls a Service answers.
 type conn struct{ service relay.Service }
 
 // Invoke implements grpc.ClientConnInterface. Errors are not converted to status codes.

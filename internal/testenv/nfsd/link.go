@@ -17,7 +17,7 @@ var nodeScript string
 type Link struct {
 	server *Server
 	pid    int // a process in the connected namespace
-	n      int // index among the links of the server, from 2
+	n      int // index among the links of the server, from 2, and last number of the client's address
 }
 
 // link creates the link from the server to the network namespace of a process.

@@ -18,6 +18,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+// TestServer tests a server with client tracking, and one of its nodes.
 func TestServer(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "tank/a")
@@ -104,11 +105,11 @@ func testUnexport(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) 
 	at := mounted(t, node, "vers=4.2,nosharecache,actimeo=0", s.Address()+":"+export)
 	s.Unexport(t, export)
 	if _, err := os.Stat(filepath.Join(at, "lock")); err == nil {
-		t.Error("stat on a removed export succeeded")
+		t.Error("stat on a removed export: got no error, want one")
 	}
 	s.Export(t, "tank/a")
 	if _, err := os.Stat(filepath.Join(at, "lock")); err != nil {
-		t.Errorf("stat on the restored export: %v", err)
+		t.Errorf("stat on the restored export: got %v, want no error", err)
 	}
 }
 

@@ -19,8 +19,9 @@ import (
 // patience is the maximum time to wait for the kernel or for a killed process.
 const patience = 20 * time.Second
 
-// startNamespaces starts a script in new namespaces, and returns its process after the script has printed
-// "ready". When the test ends, all processes in the script's mount namespace are killed.
+// startNamespaces starts a script in new namespaces, which the command start creates, and returns its process after
+// the script has printed "ready". args are the arguments of the script. When the test ends, all processes in the
+// script's mount namespace are killed.
 func startNamespaces(tb testing.TB, start []string, script string, args ...string) (pid int) {
 	tb.Helper()
 	command := slices.Concat(start, []string{"bash", "-euxc", script, "bash"}, args)

@@ -43,6 +43,7 @@ func (l *Link) CutWriting(tb testing.TB, file string) {
 	}))
 }
 
+// check fails a test if err is not nil.
 func check(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
