@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// Write writes data to the file name in root. It writes a temporary file, syncs it, renames it and syncs the
-// directory. Only one writer of a name may run at a time.
+// Write replaces the content of the file called name in root by data. It writes a temporary file, syncs it, renames
+// it and syncs the directory. Only one writer of a name may run at a time.
 func Write(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
 	err := writeNew(root, tmp, data)

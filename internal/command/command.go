@@ -50,7 +50,7 @@ func failure(name string, args []string, exit *exec.ExitError, output string) *E
 type Command struct {
 	Name string
 	Args []string
-	// Env is added to the environment, which is that of this process and LC_ALL=C.
+	// Env contains variables for the program. The program also gets the environment of this process and LC_ALL=C.
 	Env []string
 	// Hold contains files that the program inherits as descriptors 3, 4 and so on. Locks on these files last
 	// until the program ends, even if this process ends earlier.

@@ -50,7 +50,7 @@ type header struct {
 	Files []string // the names of Child.Files
 }
 
-// Start starts the child and sends it its arguments.
+// Start starts the child and sends the arguments to the child.
 func (c Child) Start() (*Process, error) {
 	h := header{Files: make([]string, len(c.Files))}
 	for i, f := range c.Files {

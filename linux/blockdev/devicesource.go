@@ -23,7 +23,7 @@ type DeviceSource struct {
 	// FSType is the type of the filesystem. It is empty for a raw device.
 	FSType string
 	// Commit makes the earlier writes to the storage of the device durable and records them. It is nil if
-	// nothing was written. Mount runs it while it mounts the device, and attaches the mount to its path when
+	// nothing was written. Mount calls Commit while it mounts the device, and attaches the mount to its path when
 	// Commit has succeeded.
 	Commit func() error
 	// Abort makes the I/O requests fail that wait for the server with the storage of the device. It returns
@@ -217,7 +217,7 @@ func (d *DeviceSource) growAt(path string) error {
 		return err
 	}
 	defer root.Close()
-	// Another mount may cover the path. Its filesystem must not grow.
+	// Another mount may cover the path. The filesystem of that mount must not grow.
 	ok, err := d.contains(root)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: %s does not show the filesystem on %s: unmount what covers it", mount.ErrCannotGrow, path, d.Path)

@@ -35,10 +35,11 @@ type Disk struct {
 // sys returns the path of a file in the sysfs directory of the disk.
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
 
-// Same reports whether both are the same disk, which was not removed between the two calls of FindDisks.
+// Same reports whether d and other are the same disk, and the disk was not removed between the calls of FindDisks
+// that found them.
 func (d Disk) Same(other Disk) bool { return d.number == other.number && d.seq == other.seq }
 
-// OneDisk reports whether both are the same disk, possibly with a different device for each path to it
+// OneDisk reports whether d and other are the same disk, possibly with a different device for each path to it
 // (multipath).
 func (d Disk) OneDisk(other Disk) bool {
 	return d.number == other.number || d.Identity != "" && d.Identity == other.Identity
@@ -74,7 +75,7 @@ func readDisks(paths []string, minBytes int64) ([]Disk, error) {
 }
 
 // notHardware matches the kernel's names of devices that are backed by files, other disks or servers, and of
-// drives with removable media. They are examined only if a glob matches them, because opening a loop device
+// drives with removable media. Such devices are examined only if a glob matches them, because opening a loop device
 // keeps it bound, and opening a floppy drive starts it.
 var notHardware = regexp.MustCompile(`^(loop|ram|zram|dm-|md|bcache|drbd|zd|nbd|rbd|rnbd|ublkb|nullb|zloop|sr|fd)`)
 

@@ -85,7 +85,7 @@ var ErrDiskUnreadable = errors.New("disk cannot be read")
 // ErrDiskOther means that a disk has the mark of a claim, but the identity of another disk.
 var ErrDiskOther = errors.New("not the disk that was claimed")
 
-// FindClaim finds the disk of a claim among the disks of the globs. Its caller may change the disk, so
+// FindClaim finds the disk of a claim among the disks of the globs. The caller may change the disk, so
 // FindClaim returns an error if another disk may be the claimed one: ErrDiskGone if no disk has the mark,
 // ErrNoMark if the claimed disk is present without the mark, ErrDiskBusy if two disks have the mark,
 // ErrDiskOther if only a copy of the claimed disk has the mark, ErrDiskUnreadable if a disk that may have the
@@ -233,8 +233,8 @@ func (d Disk) Hide(ctx context.Context) error {
 	})
 }
 
-// Detach undoes Attach, even if the disk was removed. It is no error if the claim is not attached. ErrDiskBusy
-// while a program has the partition open. guid is empty if it is unknown.
+// Detach undoes Attach, even if the disk was removed. It is no error if the claim is not attached. The error is
+// ErrDiskBusy while a program has the partition open. guid is empty if it is unknown.
 func Detach(ctx context.Context, guid, node string) error {
 	present, d, err := present(guid, node)
 	if err != nil {

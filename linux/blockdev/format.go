@@ -69,7 +69,7 @@ func CheckOptions(fsType string, words []string, size int64) error {
 	return nil
 }
 
-// checkFit refuses options that mkfs would refuse for a device of that size, so that creating the volume fails
+// checkFit refuses options that mkfs would refuse for a device of size bytes, so that creating the volume fails
 // and not only staging it.
 func checkFit(fsType, option, value string, size int64) error {
 	const inodeSize, minPerInode, maxPerInode, minDup = 256, 1024, 64 * mib, 512 * mib
@@ -188,7 +188,7 @@ func ext4Args(size int64, stale bool, options []string) []string {
 	return append(args, options...)
 }
 
-// journalSize returns the size of an ext4 journal in bytes. It is the default of mke2fs for large filesystems,
+// journalSize returns the size of an ext4 journal in bytes. The size is the default of mke2fs for large filesystems,
 // and larger for small ones, which may grow.
 func journalSize(size int64) int64 {
 	switch {

@@ -115,8 +115,8 @@ func Room(size int64, sector int) int64 {
 // ReadMark reads the mark of a disk of size bytes. It returns ErrNoMark only if the disk is certainly not
 // claimed, and another error after a failed read.
 //
-// The partition entry in the first table claims the disk. It is in one sector, which is written atomically. It
-// is written first and removed last. If the disk has an entry without a valid table, and a boot record that
+// The partition entry in the first table claims the disk. The entry is in one sector, which is written atomically.
+// The entry is written first and removed last. If the disk has an entry without a valid table, and a boot record that
 // another program has written since, the entry is ignored.
 func ReadMark(disk io.ReaderAt, size int64, sector int) (Mark, error) {
 	t := newTable(size, sector)

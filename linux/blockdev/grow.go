@@ -33,8 +33,7 @@ func GrowFilesystem(root, device *os.File, fsType string) error {
 }
 
 func growExt4(root, device *os.File, size int64) error {
-	// A mounted ext4 keeps its superblock in the page cache of the device, so this reads the
-	// current state.
+	// A mounted ext4 keeps its superblock in the page cache of the device, so ReadSuperblock reads the current state.
 	sb, err := ReadSuperblock(device, "ext4")
 	if err != nil {
 		return err

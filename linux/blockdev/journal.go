@@ -13,13 +13,13 @@ import (
 type FormatJournal struct {
 	// Interrupted means that Begin was called earlier, but not End.
 	Interrupted bool
-	// Begin records that the filesystem is being created. It is no error if that is already recorded.
+	// Begin records that the filesystem is being created. It is no error if an earlier call has recorded this.
 	Begin func() error
 	// End records that the filesystem is complete.
 	End func() error
 }
 
-// Prepare requires that a device is blank, and then calls Begin. After an interrupted mkfs it erases the
+// Prepare requires that a device is blank, and then calls Begin. After an interrupted mkfs Prepare erases the
 // content of the device instead. The error is ErrNotBlank if the device has other data.
 func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	var err error

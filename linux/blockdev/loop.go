@@ -36,7 +36,8 @@ type LoopConfig struct {
 	// path in sysfs, the tag is the same in every mount namespace.
 	Tag      string
 	ReadOnly bool
-	// AutoClear frees the device at its last close. The kernel also closes it for a killed process.
+	// AutoClear frees the device when its last descriptor is closed. The kernel closes the descriptors of a killed
+	// process.
 	AutoClear bool
 	// KeepAllocated disables discards, so that the image stays allocated.
 	KeepAllocated bool
@@ -111,9 +112,9 @@ func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, err
 }
 
-// reservations holds the numbers of free devices that other calls in this process are binding. It is necessary
-// because LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound the device, and
-// binding takes as long as the sync of the image.
+// reservations holds the numbers of free devices that other calls in this process are binding. A reservation is
+// necessary because LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound the device,
+// and binding takes as long as the sync of the image.
 type reservations struct {
 	mu      sync.Mutex
 	numbers map[int]bool
@@ -191,10 +192,10 @@ func (l *Loop) finishConfiguration(image *os.File, c LoopConfig) error {
 	return nil
 }
 
-// directIOAlign returns the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN). It is
-// 0 if the kernel does not report it or the file does not support direct I/O. On xfs the alignment grows
-// permanently from a sector to a block when the file shares blocks (reflink). From then on, a loop
-// device with smaller sectors uses buffered I/O.
+// directIOAlign returns the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN). The alignment is 0
+// if the kernel does not report one or the file does not support direct I/O. On xfs the alignment grows permanently
+// from a sector to a block when the file shares blocks (reflink). From then on, a loop device with smaller sectors
+// uses buffered I/O.
 func directIOAlign(f *os.File) uint32 {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -204,9 +205,9 @@ func directIOAlign(f *os.File) uint32 {
 	return st.Dio_offset_align
 }
 
-// forbidDiscards disables the discards of a bound device. This cannot be undone, because it also sets the
-// discard granularity to 0, and the kernel accepts only multiples of the granularity as a new limit (tested
-// with Linux 6.18). See removeIfDiscardsForbidden.
+// forbidDiscards disables the discards of a bound device. Discards cannot be enabled again, because disabling them
+// also sets the discard granularity to 0, and the kernel accepts only multiples of the granularity as a new limit
+// (tested with Linux 6.18). See removeIfDiscardsForbidden.
 func (l *Loop) forbidDiscards() error {
 	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("loop device: %w: run the driver privileged, with a writable /sys", err)
@@ -216,7 +217,7 @@ func (l *Loop) forbidDiscards() error {
 
 // removeIfDiscardsForbidden removes a free device whose discards were disabled for an earlier image. The
 // kernel creates a new device with this number on demand. A device that was never bound also has the limit 0.
-// It is kept, and recognized by its hardware limit, which is 0 as well.
+// Such a device is kept. It is recognized by its hardware limit, which is 0 as well.
 func removeIfDiscardsForbidden(control *os.File, number int) (removed bool, err error) {
 	defer func() {
 		// Another process has removed the device.
@@ -375,8 +376,8 @@ func tryDetach(number int, tag string) (freed bool, err error) {
 	return !Bound(number), nil
 }
 
-// clearTagged clears the device if it has the tag, and reports whether it has. The kernel frees the device now
-// or when l is closed. If other processes have the device open, the kernel only sets AUTOCLEAR, and
+// clearTagged clears the device if it has the tag, and reports whether the device has the tag. The kernel frees the
+// device now or when l is closed. If other processes have the device open, the kernel only sets AUTOCLEAR, and
 // clearTagged restores the flag.
 func (l *Loop) clearTagged(tag string) (tagged bool, err error) {
 	before, err := l.Status()

@@ -19,7 +19,7 @@ import (
 )
 
 // stalled is an image on a filesystem that stops responding at the second fsync(2), which LOOP_CONFIGURE
-// makes. It closes reached when it stops, and continues when resume is closed.
+// makes. The filesystem closes reached when it stops responding, and continues when resume is closed.
 type stalled struct {
 	fs.MemRegularFile
 	syncs           atomic.Int32

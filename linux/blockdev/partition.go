@@ -176,7 +176,7 @@ func removePartitionNode(node string) error {
 }
 
 // nodeNumber returns the device number of the node of a block device. The error is fs.ErrNotExist if the node does
-// not exist, unix.ENOTBLK if it is another file.
+// not exist, and unix.ENOTBLK if path is another file.
 func nodeNumber(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -19,9 +19,9 @@ var ErrNotBlank = errors.New("not blank")
 // RequireBlank returns an error unless an image contains only zeros. It reads all bytes except holes. A
 // failed read is also an error.
 //
-// A filesystem that cannot report holes (NFS before 4.2, and some servers of 4.2) reports the whole image as
-// data. If such an image has no allocated blocks, RequireBlank reads only both ends of it. It does not rely on
-// the number of blocks alone, because some servers update it seconds after a write.
+// A filesystem that cannot report holes (NFS before 4.2, and some servers of 4.2) reports the whole image as data. If
+// such an image has no allocated blocks, RequireBlank reads only both ends of it. RequireBlank does not rely on the
+// number of blocks alone, because some servers update it seconds after a write.
 func RequireBlank(image *os.File) error {
 	size, err := Size(image)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // Program is a program that this package starts.
 type Program struct {
 	Name string
-	// Package is the name of its package in Debian and most distributions.
+	// Package is the name of the package with the program in Debian and most distributions.
 	Package string
 	// Least is the oldest version that supports the options in use. It is empty for any version.
 	Least string

@@ -22,9 +22,9 @@ const zeroStep = 64 * mib
 // the end of the step, and reads these places from the device afterwards. If a method fails or leaves
 // the pattern, the next, stricter method replaces it. The last method writes zeros.
 //
-// After each step ZeroRange calls progress with the offset up to which all bytes are zero and durable. To
-// continue an interrupted call, pass that offset as start. ZeroRange returns the error of ctx or progress
-// if that ended the call. The error is ErrNotBlank if the device keeps its data even if zeros are written.
+// After each step ZeroRange calls progress with the offset up to which all bytes are zero and durable. To continue an
+// interrupted call, pass that offset as start. ZeroRange returns the error of ctx or progress if one of them ended
+// the call. The error is ErrNotBlank if the device keeps its data even if zeros are written.
 func ZeroRange(ctx context.Context, device *os.File, start, end int64, release bool, progress func(upTo int64) error) error {
 	methods := []zeroMethod{zeroOut, overwrite}
 	if release {

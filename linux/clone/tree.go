@@ -18,7 +18,7 @@ const maxDepth = 10000
 // Tree copies the content of the directory src into the empty directory dst, and the owner, mode, times and
 // extended attributes of src to dst. Both directories must be open for reading.
 //
-// It copies owners, modes, access and modification times with nanoseconds, extended attributes of all
+// Tree copies owners, modes, access and modification times with nanoseconds, extended attributes of all
 // namespaces including ACLs and capabilities, hard links within the tree, holes, symbolic links, pipes,
 // sockets, device nodes, and the flags of chattr(1). It copies the content of files as File does. It does not
 // copy project IDs (files inherit the ID of dst) and flags that the filesystem sets. dst itself does not get

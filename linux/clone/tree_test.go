@@ -355,8 +355,8 @@ func TestSubvolume(t *testing.T) {
 	}
 }
 
-// TestNested: Subvolume and Tree fail if a subvolume contains another one, at any depth. The error contains its name
-// unless its path is too long.
+// TestNested: Subvolume and Tree fail if a subvolume contains another one, at any depth. The error contains the name
+// of the inner one unless its path is too long.
 func TestNested(t *testing.T) {
 	dir := filesystem(t, "btrfs", "512M")
 	parent := open(t, dir)

@@ -170,11 +170,11 @@ func (h *held) abort(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// flush writes the dirty pages, or discards them while abort runs. It does not use syncfs(2), because syncfs
-// needs a descriptor that is open for reading, and opening one sends a request to the server. Instead it
-// remounts, because a remount by mount(2) without data begins with the same sync. mount(2) sends no request,
-// but fsconfig(2) does with NFS version 3. The remount keeps the flags of the filesystem. It overwrites the
-// flags of this mount, which may differ and are restored at once.
+// flush writes the dirty pages, or discards them while abort runs. It does not use syncfs(2), because syncfs needs a
+// descriptor that is open for reading, and opening one sends a request to the server. Instead flush remounts the
+// filesystem, because a remount by mount(2) without data begins with the same sync. mount(2) sends no request, but
+// fsconfig(2) does with NFS version 3. The remount keeps the flags of the filesystem. It overwrites the flags of this
+// mount, which may differ and are restored at once.
 func (h *held) flush() {
 	now, _ := ParseFlags([]string{h.at.Options})
 	const restored = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW

@@ -127,7 +127,7 @@ func IsOfDevice(e *Entry, device string) bool {
 }
 
 // sameDevice reports whether two device nodes belong to one device. The mount table may show another node of
-// the device of a btrfs, because udev changes it.
+// the device of a btrfs, because udev changes the node in the mount table.
 func sameDevice(a, b string) bool {
 	var one, other unix.Stat_t
 	if unix.Stat(a, &one) != nil || unix.Stat(b, &other) != nil {

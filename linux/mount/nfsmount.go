@@ -19,12 +19,12 @@ import (
 // tried. A TCP handshake with two lost packets takes 3 s.
 const answerWithin = 5 * time.Second
 
-// MountNFS creates a detached mount of a directory of a server, with the attributes attr (MOUNT_ATTR_*). It
-// also returns the NFS version in use, such as "4.2". Without a version in the options this is the highest of
-// 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted, one thread remains
+// MountNFS creates a detached mount of a directory of a server, with the attributes attr (MOUNT_ATTR_*). It also
+// returns the NFS version in use, such as "4.2". Without a version in the options the version in use is the highest
+// of 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted, one thread remains
 // until the kernel times out. Errors are *Error, and wrap ErrServerName, ErrServerSilent, ErrExportMissing,
-// ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them
-// describes the reason.
+// ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them describes the
+// reason.
 //
 //nolint:revive // NFS alone is the type
 func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {

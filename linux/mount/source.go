@@ -32,7 +32,7 @@ type Source interface {
 	// Problems returns the problems of the mounted source.
 	Problems() ([]Problem, error)
 	// Grow makes a mounted filesystem as large as its device. The error is ErrCannotGrow if no mount of the
-	// filesystem allows that. It does nothing for a source without a device.
+	// filesystem allows growth. Grow does nothing for a source without a device.
 	Grow() error
 
 	// Unmount removes the mount at path. Other mounts of the source may remain. The error is EBUSY if a process uses
@@ -89,7 +89,7 @@ var (
 	ErrMountedElsewhere = errors.New("the source is still mounted")
 	// ErrNotWritten means that the server does not have all writes.
 	ErrNotWritten = errors.New("the server does not have all writes yet")
-	// ErrUnmounting means that the unmount continues after the call has returned. Another call joins it.
+	// ErrUnmounting means that the unmount continues after the call has returned. Another call joins the unmount.
 	ErrUnmounting = errors.New("the mount is still being unmounted by force, because its server does not answer: try again")
 )
 

@@ -17,7 +17,7 @@ import (
 
 const (
 	// idleWithin is the time for which an unused mount may stay busy, because a call that reads its usage, or
-	// a process that was just killed, may still have it open.
+	// a process that was just killed, may still have the mount open.
 	idleWithin = 100 * time.Millisecond
 	// abortedWithin is the time for which a mount may stay busy while the I/O calls of its users are aborted.
 	abortedWithin = 10 * time.Second

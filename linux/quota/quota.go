@@ -56,7 +56,7 @@ type FS struct {
 	reason string
 	dir    *os.File
 	limits limits
-	// subvolumes is set for every btrfs, even if it does not limit directories.
+	// subvolumes is set for every btrfs, even if the btrfs does not limit directories.
 	subvolumes *subvolumes
 }
 
@@ -91,7 +91,7 @@ func Open(dir *os.File) (*FS, error) {
 	return f, nil
 }
 
-// detect sets f.limits and returns the kind that the type of the filesystem supports, even if it is switched
+// detect sets f.limits and returns the kind that the type of the filesystem supports, even if limits are switched
 // off.
 func (f *FS) detect() (kind Kind, err error) {
 	var st unix.Statfs_t

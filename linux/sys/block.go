@@ -67,7 +67,7 @@ func ResizePartition(disk *os.File, number int32, start, length int64) error {
 }
 
 // DeletePartition removes a registered partition (BLKPG_DEL_PARTITION). The error is EBUSY while the partition is in
-// use, ENXIO if it does not exist.
+// use, and ENXIO if the partition does not exist.
 func DeletePartition(disk *os.File, number int32) error {
 	return changePartition(disk, "BLKPG_DEL_PARTITION", blkpgDeletePartition, blkpgPartition{number: number})
 }

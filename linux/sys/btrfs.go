@@ -111,7 +111,7 @@ func CreateSubvolume(dir *os.File, name string) error {
 }
 
 // DestroySubvolume removes a subvolume from a directory. The error is ENOTEMPTY if the subvolume contains others. The
-// kernel frees its space in the background.
+// kernel frees the space of the subvolume in the background.
 func DestroySubvolume(dir *os.File, name string) error {
 	var args volArgs
 	return namedCall(dir, "BTRFS_IOC_SNAP_DESTROY", btrfsSnapDestroy, name, args.name[:], unsafe.Pointer(&args))
