@@ -16,8 +16,8 @@ import (
 // shapes are the shapes of the pods that are created and removed.
 var shapes = []podShape{{csi: 1, plain: true}, {csi: 3}}
 
-// Volumes are set up by the volume manager, or by a client that calls the driver directly. The
-// client handles one volume after the other.
+// Volumes are set up by the volume manager, or by a client that calls the driver directly. The client
+// handles all volumes at the same time. It makes the calls for each volume one after the other.
 const (
 	byManager = "manager"
 	byClient  = "client"
@@ -93,14 +93,14 @@ func (b *managed) throughManager(ctx context.Context, prefix string, shape podSh
 	return up, down
 }
 
-// throughClient returns the ways of the client: it makes all CSI calls for one volume after the other.
+// throughClient returns the ways of the client: it makes the CSI calls for the volumes of all pods.
 func (b *managed) throughClient(ctx context.Context, prefix string, shape podShape) (up, down way) {
 	vols := newVolumes(b.testbed.kubelet(byClient), prefix, b.result.pods*shape.csi, b.driver.class)
-	all := slices.Repeat(b.driver.clients[:1], len(vols))
+	callers := slices.Repeat(b.driver.clients[:1], len(vols)) // one for each volume, on the same connection
 	through := func(calls ...call) way {
 		return func() time.Time {
 			start := time.Now()
-			forAll(ctx, all, inTurn(calls...), vols)
+			forAll(ctx, callers, inTurn(calls...), vols)
 			return start
 		}
 	}

@@ -43,7 +43,7 @@ func measureNFS(ctx context.Context, g *testbed, o options) *nfsResult {
 
 // startMounters starts both kinds of mounters, each with a directory of the export of its own.
 func startMounters(ctx context.Context, g *testbed) (all []*contender) {
-	of := classOf(targets.Volume("nfs", "dir"), gib)
+	directories := classOf(targets.Volume("nfs", "dir"), gib)
 	for _, kind := range []floorKind{{name: mounterName, flags: []string{"--processes"}}, {name: mounterCallsName}} {
 		share := "mounter" + strconv.Itoa(len(all))
 		measure.Must(os.Mkdir(filepath.Join(g.served, share), 0o777))
@@ -52,7 +52,7 @@ func startMounters(ctx context.Context, g *testbed) (all []*contender) {
 		s := g.launch(kind.name, "/proc/self/exe", func(socket string) []string {
 			return append([]string{argMounter, "--socket", socket, "--share", "/" + share, "--dir", dir}, kind.flags...)
 		})
-		all = append(all, &contender{server: s, clients: s.connect(ctx, manyCallers), class: of, calls: []call{create, remove}})
+		all = append(all, &contender{server: s, clients: s.connect(ctx, manyCallers), class: directories, calls: []call{create, remove}})
 	}
 	return all
 }

@@ -68,12 +68,12 @@ func countChildren(pid int) int {
 	n := 0
 	all, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
 	for _, path := range all {
-		one, err := strconv.Atoi(filepath.Base(path))
+		other, err := strconv.Atoi(filepath.Base(path))
 		if err != nil {
 			continue
 		}
 		// stat fails for a process that has ended since the Glob.
-		if fields, err := stat(one); err == nil && fields[parent] == strconv.Itoa(pid) {
+		if fields, err := stat(other); err == nil && fields[parent] == strconv.Itoa(pid) {
 			n++
 		}
 	}

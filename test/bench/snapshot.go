@@ -324,12 +324,12 @@ func (r *snapshotResult) String() string {
 	for _, image := range r.images {
 		for _, what := range []call{snapshot, restore, cloning} {
 			a, b := r.of(trivet, what, image), r.of(floorDurable, what, image)
-			own, bare := "", ""
+			perExtent, floorPerExtent := "", ""
 			if image.extents == manyExtents {
-				own, bare = r.perExtent(trivet, what, image), r.perExtent(floorDurable, what, image)
+				perExtent, floorPerExtent = r.perExtent(trivet, what, image), r.perExtent(floorDurable, what, image)
 			}
 			t.Row(image.title(), what.name, micros(a.P50()), micros(a.At(99)), micros(a.cpuPerCall()),
-				micros(b.P50()), micros(b.At(99)), micros(b.cpuPerCall()), times(a.slower(b)), own, bare)
+				micros(b.P50()), micros(b.At(99)), micros(b.cpuPerCall()), times(a.slower(b)), perExtent, floorPerExtent)
 		}
 	}
 	others := markdown.Table{{"call", "no snapshots, p50", "p99", "driver takes snapshots, p50", "p99", "p50 ratio", "floor takes snapshots, p50", "p99", "p50 ratio"}}

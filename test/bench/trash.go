@@ -77,9 +77,9 @@ func (r *trashResult) round(ctx context.Context, g *testbed, driver *contender, 
 // fills a volume meanwhile.
 func (r *trashResult) roundOfLarge(ctx context.Context, g *testbed, driver *contender, dir, prefix string) {
 	vols := newVolumes(dir, prefix, 1+emptyVolumes, driver.class)
-	one := driver.class
-	one.size = nextSize
-	next := newVolumes(dir, prefix+"-next", 1, one)
+	nextClass := driver.class
+	nextClass.size = nextSize
+	next := newVolumes(dir, prefix+"-next", 1, nextClass)
 	callAll(ctx, driver.clients, vols, create)
 	large, behind := vols[0], vols[1:]
 	r.fill(ctx, driver, large)
@@ -126,8 +126,8 @@ func fillFile(path string) (size int64, err error) {
 
 // fill writes the files of a large volume, as a pod does.
 func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) {
-	one := []*vol{v}
-	callAll(ctx, driver.clients, one, controllerPublish, stage, publish)
+	vols := []*vol{v}
+	callAll(ctx, driver.clients, vols, controllerPublish, stage, publish)
 	for i := range largeDirectories {
 		dir := filepath.Join(v.target, strconv.Itoa(i))
 		measure.Must(os.Mkdir(dir, 0o755))
@@ -135,7 +135,7 @@ func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) {
 			measure.Must(os.WriteFile(filepath.Join(dir, strconv.Itoa(k)), make([]byte, fileSize), 0o600))
 		}
 	}
-	callAll(ctx, driver.clients, one, unpublish, unstage, controllerUnpublish)
+	callAll(ctx, driver.clients, vols, unpublish, unstage, controllerUnpublish)
 }
 
 // deleteOne deletes a volume, and calls meanwhile while the volume is in the trash.

@@ -158,7 +158,7 @@ func TestShapes(t *testing.T) {
 
 // TestServices checks the flags of the drivers and provisioners that depend on the shape.
 func TestServices(t *testing.T) {
-	cluster, one := pods(template(t, "")), pods(template(t, oneNode))
+	cluster, single := pods(template(t, "")), pods(template(t, oneNode))
 	for _, tc := range []struct {
 		pod             corev1.PodTemplateSpec
 		container, flag string
@@ -168,14 +168,14 @@ func TestServices(t *testing.T) {
 		{cluster["trivet-node"], "trivet", "--node-id=$(NODE_NAME)", true},
 		{cluster["trivet-controller"], "trivet", "--services=controller", true},
 		{cluster["trivet-controller"], "csi-provisioner", "--capacity-ownerref-level=2", true},
-		{one["trivet"], "csi-provisioner", "--capacity-ownerref-level=1", true},
-		{one["trivet"], "csi-provisioner", "--leader-election", false},
+		{single["trivet"], "csi-provisioner", "--capacity-ownerref-level=1", true},
+		{single["trivet"], "csi-provisioner", "--leader-election", false},
 	} {
 		if slices.Contains(container(tc.pod, tc.container).Args, tc.flag) != tc.has {
 			t.Errorf("%s: got arguments %q, want %s: %t", tc.container, container(tc.pod, tc.container).Args, tc.flag, tc.has)
 		}
 	}
-	if args := container(one["trivet"], "trivet").Args; slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--services") }) {
+	if args := container(single["trivet"], "trivet").Args; slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--services") }) {
 		t.Errorf("shape oneNode: got arguments %q of the driver, want no --services because all services are the default", args)
 	}
 }
@@ -210,11 +210,11 @@ func TestController(t *testing.T) {
 	if budget := one[*policyv1.PodDisruptionBudget](t, all); budget.Spec.MaxUnavailable.IntValue() != 1 || !maps.Equal(budget.Spec.Selector.MatchLabels, deployment.Spec.Selector.MatchLabels) {
 		t.Errorf("got disruption budget %v, want maxUnavailable 1 for the pods of the deployment", budget.Spec)
 	}
-	own := template(t, "controller: {replicas: 1, affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}}")
-	if affinity := one[*appsv1.Deployment](t, own).Spec.Template.Spec.Affinity.PodAntiAffinity; len(affinity.PreferredDuringSchedulingIgnoredDuringExecution) != 0 {
+	changed := template(t, "controller: {replicas: 1, affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}}")
+	if affinity := one[*appsv1.Deployment](t, changed).Spec.Template.Spec.Affinity.PodAntiAffinity; len(affinity.PreferredDuringSchedulingIgnoredDuringExecution) != 0 {
 		t.Errorf("got anti-affinity %v, want only the one of the values", affinity)
 	}
-	for _, budget := range ofType[*policyv1.PodDisruptionBudget](own) {
+	for _, budget := range ofType[*policyv1.PodDisruptionBudget](changed) {
 		t.Errorf("got disruption budget %v, want none because a node with a single replica could not be drained", budget.Spec)
 	}
 	if !slices.ContainsFunc(deployment.Spec.Template.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == "csi.trivet.dev/agent-not-ready" }) {

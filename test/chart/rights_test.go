@@ -129,8 +129,8 @@ func TestNodePolicy(t *testing.T) {
 		if binding.Spec.PolicyName != policy.Name || !slices.Equal(binding.Spec.ValidationActions, []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny}) || *policy.Spec.FailurePolicy != admissionregistrationv1.Fail {
 			t.Errorf("got binding %+v and failurePolicy %s of %s, want Deny and Fail", binding.Spec, *policy.Spec.FailurePolicy, policy.Name)
 		}
-		if of := policy.Spec.MatchConditions; len(of) != 1 || of[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:storage-node'" {
-			t.Errorf("got match conditions %+v of the policy, want only the ServiceAccount of the nodes", of)
+		if conditions := policy.Spec.MatchConditions; len(conditions) != 1 || conditions[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:storage-node'" {
+			t.Errorf("got match conditions %+v of the policy, want only the ServiceAccount of the nodes", conditions)
 		}
 		if !slices.ContainsFunc(policy.Spec.Validations, func(v admissionregistrationv1.Validation) bool {
 			return strings.Contains(v.Expression, "'storage.example.com/agent-not-ready'")
@@ -171,16 +171,16 @@ func writes(t *testing.T, all objects, account string) map[string][]string {
 // rules returns the rules of the roles that are bound to a ServiceAccount.
 func rules(t *testing.T, all objects, account string) (found []rbacv1.PolicyRule) {
 	t.Helper()
-	own := func(subjects []rbacv1.Subject) bool {
+	isAccount := func(subjects []rbacv1.Subject) bool {
 		return slices.Equal(subjects, []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: namespace}})
 	}
 	for _, binding := range ofType[*rbacv1.ClusterRoleBinding](all) {
-		if own(binding.Subjects) {
+		if isAccount(binding.Subjects) {
 			found = append(found, named[*rbacv1.ClusterRole](t, all, binding.RoleRef.Name).Rules...)
 		}
 	}
 	for _, binding := range ofType[*rbacv1.RoleBinding](all) {
-		if own(binding.Subjects) {
+		if isAccount(binding.Subjects) {
 			found = append(found, named[*rbacv1.Role](t, all, binding.RoleRef.Name).Rules...)
 		}
 	}

@@ -48,7 +48,7 @@ type co struct {
 	name     string
 	kind     kind
 	readOnly bool // the volume is published read-only
-	thick    bool
+	thick    bool // all blocks of the image are allocated when the volume is created
 	// class contains StorageClass parameters in addition to those of the kind.
 	class map[string]string
 	// size is the requested size in bytes before any expansion; 0 means the size of the kind.
@@ -64,7 +64,7 @@ type co struct {
 	// if the test deletes the source itself.
 	origin *co
 
-	id      string
+	id      string            // empty until a call has returned it or volumeID has built it
 	context map[string]string // the publish_context that ControllerPublishVolume returned
 
 	created, staged, published bool

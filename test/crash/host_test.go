@@ -231,7 +231,7 @@ func (h *host) kill() {
 // commit makes btrfs commit its transaction. A killed driver may wait in the kernel for a commit,
 // which would otherwise take up to 30 seconds (see package quota).
 func (h *host) commit() {
-	if own, err := h.filesystem(); err == nil && own.FSType == "btrfs" {
+	if poolMount, err := h.filesystem(); err == nil && poolMount.FSType == "btrfs" {
 		_ = exec.Command("sync", "-f", h.pool).Run() // if sync fails, the driver only ends later
 	}
 }

@@ -61,7 +61,7 @@ func loops(match func(file string) bool) (devices []string, err error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
 		// The device may have been freed since the Glob.
-		if on, err := os.ReadFile(f); err == nil && match(strings.TrimSpace(string(on))) {
+		if backing, err := os.ReadFile(f); err == nil && match(strings.TrimSpace(string(backing))) {
 			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
 	}
@@ -69,12 +69,14 @@ func loops(match func(file string) bool) (devices []string, err error) {
 }
 
 // loopsOn returns the loop devices whose backing file is a file or another loop device.
-func loopsOn(file string) ([]string, error) { return loops(func(on string) bool { return on == file }) }
+func loopsOn(file string) ([]string, error) {
+	return loops(func(backing string) bool { return backing == file })
+}
 
 // loopsBelow returns the loop devices whose backing file is or was below a directory. It does not
 // return loop devices on top of other loop devices.
 func loopsBelow(dir string) ([]string, error) {
-	return loops(func(on string) bool { return strings.HasPrefix(on, dir+"/") })
+	return loops(func(backing string) bool { return strings.HasPrefix(backing, dir+"/") })
 }
 
 // leaks fails if a mount point or the backing file of a loop device is below a directory. It ignores

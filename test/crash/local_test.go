@@ -23,12 +23,12 @@ func (c *co) checkBound(path string, mounted, readOnly bool) error {
 	if m == nil {
 		return err
 	}
-	own, err := c.host.filesystem()
+	poolMount, err := c.host.filesystem()
 	if err != nil {
 		return err
 	}
-	if end := "/pool/" + c.dataPath(); m.Source != own.Source || !strings.HasSuffix(m.Root, end) {
-		return fmt.Errorf("got %s of %s mounted at %s, want …%s of %s", m.Root, m.Source, path, end, own.Source)
+	if end := "/pool/" + c.dataPath(); m.Source != poolMount.Source || !strings.HasSuffix(m.Root, end) {
+		return fmt.Errorf("got %s of %s mounted at %s, want …%s of %s", m.Root, m.Source, path, end, poolMount.Source)
 	}
 	return checkReadOnly(m, readOnly)
 }
@@ -102,12 +102,12 @@ func (h *host) wantNoLimits() error {
 	if _, err := os.Lstat(filepath.Join(h.pool, inSubDir["subDir"])); err == nil {
 		return fmt.Errorf("%s still exists", inSubDir["subDir"])
 	}
-	own, err := h.filesystem()
+	poolMount, err := h.filesystem()
 	if err != nil {
 		return err
 	}
-	if own.FSType == "btrfs" {
-		return wantNoQgroups(own.Source)
+	if poolMount.FSType == "btrfs" {
+		return wantNoQgroups(poolMount.Source)
 	}
 	return wantNoProjects(filepath.Dir(h.pool))
 }

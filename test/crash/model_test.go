@@ -54,7 +54,7 @@ func (c *co) checkDevices() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	own, err := loopsOn(image)
+	devices, err := loopsOn(image)
 	if err != nil {
 		return "", err
 	}
@@ -62,12 +62,12 @@ func (c *co) checkDevices() (string, error) {
 		return "", fmt.Errorf("the volume is not staged, but the folder of its image is still mounted at %s", filepath.Dir(image))
 	}
 	if !c.staged {
-		return "", wantCount("loop devices of the image", own, 0)
+		return "", wantCount("loop devices of the image", devices, 0)
 	}
-	if err := wantCount("loop devices of the image", own, 1); err != nil {
+	if err := wantCount("loop devices of the image", devices, 1); err != nil {
 		return "", err
 	}
-	above, err := loopsOn(own[0])
+	above, err := loopsOn(devices[0])
 	if err != nil {
 		return "", err
 	}
@@ -75,7 +75,7 @@ func (c *co) checkDevices() (string, error) {
 	if c.kind.Block() && c.readOnly && c.published {
 		want = 1
 	}
-	return own[0], wantCount("read-only devices on "+own[0], above, want)
+	return devices[0], wantCount("read-only devices on "+devices[0], above, want)
 }
 
 // wantCount fails unless a list has a number of elements. what describes the elements in the plural.

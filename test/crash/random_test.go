@@ -31,11 +31,11 @@ const (
 func TestRandomMoments(t *testing.T) {
 	for _, first := range onePerTarget {
 		target := first.Target().Name
-		own := slices.DeleteFunc(kindsWith(backendtest.NodeLocal), func(k kind) bool { return k.Target().Name != target })
+		ofTarget := slices.DeleteFunc(kindsWith(backendtest.NodeLocal), func(k kind) bool { return k.Target().Name != target })
 		if !first.Has(backendtest.WholeDisk) { // a pool of disks has only one disk, for one volume
-			own = slices.Repeat(own, 3)[:len(own)+2] // two volumes more than kinds
+			ofTarget = slices.Repeat(ofTarget, 3)[:len(ofTarget)+2] // two volumes more than kinds
 		}
-		t.Run(target, func(t *testing.T) { first.host(t, "").randomMoments(t, own...) })
+		t.Run(target, func(t *testing.T) { first.host(t, "").randomMoments(t, ofTarget...) })
 	}
 }
 
@@ -151,8 +151,8 @@ func (c *co) callsAfterSnapshot() (int, error) {
 	if !c.isLocal() {
 		return 3, nil
 	}
-	own, err := c.host.filesystem()
-	if err == nil && own.FSType == "btrfs" {
+	poolMount, err := c.host.filesystem()
+	if err == nil && poolMount.FSType == "btrfs" {
 		return 3, nil
 	}
 	return 1, err

@@ -196,7 +196,7 @@ func TestMakeTargets(t *testing.T) {
 		for line := range strings.Lines(b.Text) {
 			words, _, _ := strings.Cut(line, "#")
 			words, _, _ = strings.Cut(words, "&&")
-			if target, made := strings.CutPrefix(strings.TrimSpace(words), "make "); made {
+			if target, isMake := strings.CutPrefix(strings.TrimSpace(words), "make "); isMake {
 				testenv.Run(t, "make", "-n", "-C", root, target)
 			}
 		}

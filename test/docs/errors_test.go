@@ -88,15 +88,15 @@ type word struct {
 // newMessage returns a string literal with its words.
 func newMessage(text string) message {
 	m := message{text: text}
-	for _, w := range wordsOf(text) {
-		one := word{text: w}
-		if pieces := verb.Split(w, -1); len(pieces) > 1 {
+	for _, part := range wordsOf(text) {
+		w := word{text: part}
+		if pieces := verb.Split(part, -1); len(pieces) > 1 {
 			for i := range pieces {
 				pieces[i] = regexp.QuoteMeta(pieces[i])
 			}
-			one.pattern = regexp.MustCompile("^" + strings.Join(pieces, ".+") + "$")
+			w.pattern = regexp.MustCompile("^" + strings.Join(pieces, ".+") + "$")
 		}
-		m.words = append(m.words, one)
+		m.words = append(m.words, w)
 	}
 	return m
 }
@@ -113,14 +113,14 @@ func wordsOf(text string) (words []string) {
 // words, and half of the words, must match without a formatting verb.
 func (m message) formats(text []string) bool {
 	for i := range len(m.words) - len(text) + 1 {
-		exact := 0
-		for k, w := range text {
-			own := m.words[i+k]
-			if own.pattern == nil && own.text != w || own.pattern != nil && !own.pattern.MatchString(w) {
+		exact := 0 // the number of words that match without a formatting verb; -1 if a word does not match
+		for k, want := range text {
+			w := m.words[i+k]
+			if w.pattern == nil && w.text != want || w.pattern != nil && !w.pattern.MatchString(want) {
 				exact = -1
 				break
 			}
-			if own.pattern == nil {
+			if w.pattern == nil {
 				exact++
 			}
 		}

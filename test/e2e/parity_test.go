@@ -207,16 +207,16 @@ const (
 
 // expected returns the outcomes for a pod. They are equal unless a documented difference applies.
 func (p *parity) expected(c parityCase) (kubelet, manager string) {
-	same := ready
+	outcome := ready
 	if c.refused {
-		same = refused
+		outcome = refused
 	}
 	for _, d := range differences {
 		if d.path == c.name+"/outcome" {
 			return d.kubelet, d.manager
 		}
 	}
-	return same, same
+	return outcome, outcome
 }
 
 // kubeletSays returns the kubelet's status and warnings of a pod, and whether they mean the outcome.

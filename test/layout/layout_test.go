@@ -130,7 +130,7 @@ func fieldsIn(file *ast.File) (found []string) {
 			if n.Sel.Name == "Path" && selects(n.X, "Directory") {
 				return false
 			}
-			if of, ok := n.X.(*ast.Ident); selects(n, "Directory") && (!ok || !importsAs(file, of.Name)) {
+			if name, ok := n.X.(*ast.Ident); selects(n, "Directory") && (!ok || !importsAs(file, name.Name)) {
 				found = append(found, n.Sel.Name)
 			}
 		case *ast.TypeAssertExpr:

@@ -265,6 +265,7 @@ func replace(file string, plant func(path string) error) func(*testing.T, string
 }
 
 // The following functions are arguments of replace, or return one. They create a file of a type at a path.
+// Paths in parameters are relative to the directory of the new file.
 
 func link(to string) func(path string) error {
 	return func(path string) error { return os.Symlink(to, path) }

@@ -58,8 +58,8 @@ var life = []call{
 }
 
 func createVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
-	on := []*csi.Topology{translate.Topology(v.node.name)}
-	return create(ctx, c, v, &csi.TopologyRequirement{Requisite: on, Preferred: on})
+	onNode := []*csi.Topology{translate.Topology(v.node.name)}
+	return create(ctx, c, v, &csi.TopologyRequirement{Requisite: onNode, Preferred: onNode})
 }
 
 // createAnywhere creates a volume without a topology, so that the controller's driver calls all

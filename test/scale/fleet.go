@@ -169,9 +169,9 @@ func (f *fleet) connect(dir, endpoint string) {
 		return csi.NewControllerClient(conn)
 	}
 	f.routed = dial(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	own := certificates(dir)
+	controllerCertificates := certificates(dir)
 	for _, n := range f.nodes {
-		config := own.Client(pki.NodeURI(driver.DefaultName, n.name))
+		config := controllerCertificates.Client(pki.NodeURI(driver.DefaultName, n.name))
 		n.direct = dial("passthrough:///"+n.address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
 			grpc.WithIdleTimeout(0), grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10))
 	}

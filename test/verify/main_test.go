@@ -66,8 +66,8 @@ func must(t *testing.T, err error) {
 // program returns the path of the driver, which it builds unless driverVariable is set.
 func program(t *testing.T) string {
 	t.Helper()
-	if made := os.Getenv(driverVariable); made != "" {
-		return made
+	if path := os.Getenv(driverVariable); path != "" {
+		return path
 	}
 	path := filepath.Join(t.TempDir(), "trivet")
 	must(t, testenv.Build(path))

@@ -163,7 +163,7 @@ func (m *machine) loops() (devices []string) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
 		// A device may be freed meanwhile.
-		if on, err := os.ReadFile(f); err == nil && m.pool != "" && strings.HasPrefix(string(on), filepath.Dir(m.pool)+"/") {
+		if backing, err := os.ReadFile(f); err == nil && m.pool != "" && strings.HasPrefix(string(backing), filepath.Dir(m.pool)+"/") {
 			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
 	}

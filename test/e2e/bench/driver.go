@@ -73,9 +73,9 @@ func (d driverTime) add(ctx context.Context, url string) error {
 func (d driverTime) since(before driverTime) driverTime {
 	delta := driverTime{}
 	for method, now := range d {
-		was := before[method]
-		if now.calls > was.calls {
-			delta[method] = callTime{now.calls - was.calls, now.seconds - was.seconds}
+		then := before[method]
+		if now.calls > then.calls {
+			delta[method] = callTime{now.calls - then.calls, now.seconds - then.seconds}
 		}
 	}
 	return delta
