@@ -11,7 +11,7 @@ import (
 // manySize is the size in bytes of each volume when there are many.
 const manySize = 32 * mib
 
-// manyResult contains the times and the memory of a driver with many published volumes.
+// manyResult contains the times, and the memory in bytes, of a driver with many published volumes.
 type manyResult struct {
 	volumes             int
 	atStart             int64 // VmRSS before the volumes are created

@@ -19,7 +19,7 @@ type usage struct {
 	// childFaults is the number of page faults of children that have ended and were waited
 	// for.
 	childFaults uint64
-	children    int
+	children    int // that run
 	// rpcs is the number of NFS calls of the machine. They are all of this server, because only
 	// one server is called at a time.
 	rpcs int

@@ -23,7 +23,7 @@ type restResult struct {
 	idle, period time.Duration
 	// checks is how often the manager compared all volumes with the disk and the mount table.
 	checks   int
-	resident int64
+	resident int64 // VmRSS in bytes
 }
 
 // change contains the CPU time that a change of one ConfigMap costs, which makes the manager check

@@ -9,6 +9,7 @@ import (
 // sample contains the measurements of one call on one server.
 type sample struct {
 	measure.Durations
+	// wall is the sum of the durations of the turns, and cpu the CPU time of the server.
 	wall, cpu time.Duration
 	// rpcs is the number of NFS calls of this machine during the measurement.
 	rpcs int

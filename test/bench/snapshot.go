@@ -23,8 +23,8 @@ import (
 // sourceImage describes a volume that is copied.
 type sourceImage struct {
 	name string
-	size int64
-	fill func(*os.File) error
+	size int64                // in bytes
+	fill func(*os.File) error // writes the data of the volume to its image
 	// extents is the minimum number of its extents.
 	extents int
 	// turns is how often five copies of each kind are made in a round.

@@ -24,7 +24,7 @@ type startResult struct {
 	// was mounted again, so that its caches are empty as after a restart of the machine.
 	warm, cold starts
 	pages      measure.Durations
-	resident   int64 // VmRSS after a cold start
+	resident   int64 // VmRSS in bytes after a cold start
 }
 
 // starts contains the times from exec until the socket answers, and until the driver is ready.

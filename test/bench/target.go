@@ -86,7 +86,7 @@ func (g *testbed) floorsOf(k backendtest.Kind) []floorKind {
 
 // blankDisks creates loop devices for a pool of disks and returns their paths.
 func (g *testbed) blankDisks(ctx context.Context, name string) (devices []string) {
-	const overhead = 4 << 20 // more than the partition tables take
+	const overhead = 4 << 20 // bytes; more than the partition tables take
 	for i := range disks {
 		image := filepath.Join(g.directory(name), fmt.Sprintf("disk%d", i))
 		measure.Must(os.WriteFile(image, nil, 0o600))

@@ -31,7 +31,7 @@ type vol struct {
 
 // class is the size, the parameters and the capability of requested volumes.
 type class struct {
-	size       int64
+	size       int64 // in bytes
 	parameters map[string]string
 	capability *csi.VolumeCapability
 }

@@ -78,7 +78,7 @@ type co struct {
 	resized bool
 	// written is true if the volume contains data.
 	written bool
-	// initialSize is the size of the filesystem when it was first checked.
+	// initialSize is the size of the filesystem in bytes when it was first checked.
 	initialSize int64
 }
 

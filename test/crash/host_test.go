@@ -35,7 +35,7 @@ type host struct {
 	export    *export
 	disk      string            // the loop device that is the disk of a pool of disks
 	diskImage string            // the backing file of disk
-	size      int64             // the size of the volume on disk
+	size      int64             // the size in bytes of the volume on disk, before any expansion
 	class     map[string]string // parameters of GetCapacity in addition to the pool
 	log       *os.File
 	conn      *grpc.ClientConn
@@ -45,7 +45,7 @@ type host struct {
 	node      csi.NodeClient
 	process   *process
 	armed     crashpoint.Point // the crash point of the driver that was started last
-	room      int64            // the result of GetCapacity for the empty pool
+	room      int64            // the result of GetCapacity for the empty pool, in bytes
 
 	mu   sync.Mutex
 	errs []error // of addError

@@ -288,7 +288,7 @@ func text(s string) func(path string) error {
 	return func(path string) error { return os.WriteFile(path, []byte(s), 0o600) }
 }
 
-// sized creates an empty file of n bytes.
+// sized creates a file of n bytes without data.
 func sized(n int64) func(path string) error {
 	return func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, n)) }
 }

@@ -39,9 +39,9 @@ var phases = []string{before, unnoticed, noticed, afterwards}
 type drop struct {
 	fleet     *fleet
 	samples   map[string]samples // of the healthy nodes, by phase
-	resources map[string]resources
+	resources map[string]resources // of the controller's driver, by phase
 	others    map[string][]outcome // the results of callOthers, by phase
-	probes    map[*group]*probes
+	probes    map[*group]*probes   // of ending and silent
 	// The other fields are times since the recovery began. back is the time until the controller's
 	// driver reaches a node again.
 	back   map[*group]measure.Durations

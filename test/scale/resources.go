@@ -36,10 +36,10 @@ func (all samples) add(w way, call string, callers int, took ...time.Duration) {
 
 // resources are the resources that a process uses. Memory is in bytes.
 type resources struct {
-	resident, anonymous, peak int64
+	resident, anonymous, peak int64 // VmRSS, RssAnon and VmHWM
 	heap                      int64 // Go objects in use or not yet collected
 	goroutines                int64
-	files, sockets            int64
+	files, sockets            int64 // the number of open files, and of the sockets among them
 }
 
 // resourcesOf reads the resources of a process that serves its metrics at a host:port.

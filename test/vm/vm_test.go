@@ -50,14 +50,14 @@ var sanityDisks = slices.Repeat([]string{"322M"}, 5)
 // guest is a virtual machine that runs test programs one after the other.
 type guest struct {
 	name     string
-	disks    []string // the sizes of the virtio disks
-	nvme     []string // the sizes of the NVMe disks
-	scsi     []string // the sizes of the SCSI disks
-	prelude  string   // a bash command that runs before the programs
-	driver   bool     // TRIVET_TEST_DRIVER is set to the path of a driver
-	crashing bool     // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
-	limit    time.Duration
-	long     bool // the guest runs only with -long
+	disks    []string      // the sizes of the virtio disks
+	nvme     []string      // the sizes of the NVMe disks
+	scsi     []string      // the sizes of the SCSI disks
+	prelude  string        // a bash command that runs before the programs
+	driver   bool          // TRIVET_TEST_DRIVER is set to the path of a driver
+	crashing bool          // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
+	limit    time.Duration // the guest is ended after this time
+	long     bool          // the guest runs only with -long
 	programs []program
 }
 
