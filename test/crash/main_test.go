@@ -26,7 +26,8 @@ const (
 	// waitTimeout is the maximum duration of each wait. It is far more than any step takes, because other
 	// tests run at the same time.
 	waitTimeout = 2 * time.Minute
-	interval    = 2 * time.Millisecond
+	// interval is the time between two calls of a function by poll.
+	interval = 2 * time.Millisecond
 )
 
 // poll calls try until it succeeds or returns a finalError. After waitTimeout it returns the last

@@ -140,7 +140,7 @@ func (g *Testbed) mounts() (paths []string, err error) {
 	return paths, err
 }
 
-// awaitLoops waits until no loop device is bound to a file in the directory.
+// awaitLoops waits, for at most five seconds, until no loop device is bound to a file in the directory.
 func (g *Testbed) awaitLoops() error {
 	var bound []string
 	for range 250 {

@@ -47,7 +47,7 @@ func (t *table) measure(row, column string, call func() error) error {
 	return err
 }
 
-// rounded returns a rounded duration.
+// rounded returns a duration in milliseconds, or from a second on with one decimal.
 func rounded(d time.Duration) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()

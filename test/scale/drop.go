@@ -38,7 +38,7 @@ var phases = []string{before, unnoticed, noticed, afterwards}
 // connections and accepts new ones.
 type drop struct {
 	fleet     *fleet
-	samples   map[string]samples // of the healthy nodes, by phase
+	samples   map[string]samples   // of the healthy nodes, by phase
 	resources map[string]resources // of the controller's driver, by phase
 	others    map[string][]outcome // the results of callOthers, by phase
 	probes    map[*group]*probes   // of ending and silent
