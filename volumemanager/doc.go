@@ -1,7 +1,7 @@
 // Package volumemanager is a kubelet's volume manager without the rest of the kubelet. It reads
 // manifests, mounts the volumes of their pods at the kubelet's paths, with volume plugins and CSI
-// drivers, and unmounts them when the pods are removed. A manifest passes through the packages below in
-// this order:
+// drivers, and unmounts them when the pods are removed. These packages handle the volumes, each with the
+// result of the package before it:
 //
 //	manifest → claim → state → reconciler → operation → plugins
 //

@@ -35,7 +35,7 @@ func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
 
 func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.manifests().Drivers[name] }
 
-// manifests returns the last manifests; without objects before the first manifests were read.
+// manifests returns the last manifests. Before the first manifests were read, it returns empty Objects.
 func (h *host) manifests() *manifest.Objects {
 	if o := h.objects.Load(); o != nil {
 		return o

@@ -335,8 +335,8 @@ func TestUncertainEdit(t *testing.T) {
 	}
 }
 
-// TestWaitForFirstConsumer: a claim of such a class is bound, or its volume is provisioned, when a pod uses
-// the claim.
+// TestWaitForFirstConsumer: a claim whose class has volumeBindingMode WaitForFirstConsumer is bound, or its
+// volume is provisioned, when a pod uses the claim.
 func TestWaitForFirstConsumer(t *testing.T) {
 	f := newFixture(t)
 	late := newClass("late")

@@ -44,7 +44,7 @@ type fixture struct {
 	mu     sync.Mutex
 	inUse  map[string]bool
 	steps  int // counts the begins of writes to the store and of calls to the driver, and the ends of writes
-	killIn int // the number of the next write or call before which the process is killed; 0 for never
+	killIn int // the process is killed before the killIn-th write or call from now; 0 for never
 
 	zone   string // the machine's label zone, which the driver reports as its topology
 	broken bool   // the store has unreadable files

@@ -122,7 +122,7 @@ func (p *pass) indexVolumes() {
 		switch ref := v.Spec.ClaimRef; {
 		case ref != nil && ref.UID != "":
 			p.claimed[ref.UID] = append(p.claimed[ref.UID], v)
-		case v.lost: // only its own claim can be bound to it
+		case v.lost: // no other claim is bound to a lost volume
 		case ref == nil:
 			p.free[v.Spec.StorageClassName] = append(p.free[v.Spec.StorageClassName], v)
 		default:

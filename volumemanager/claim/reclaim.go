@@ -156,7 +156,7 @@ func mayBeBound(record *corev1.PersistentVolumeClaim, v *volume) bool {
 	return record.UID == v.Spec.ClaimRef.UID && (name == "" || name == v.Name)
 }
 
-// isDesired reports whether a claimRef names a claim of the manifests, with its UID.
+// isDesired reports whether a claimRef has the name and the UID of a desired claim.
 func (p *pass) isDesired(ref *corev1.ObjectReference) bool {
 	claim := p.desired[refKey(ref)]
 	return claim != nil && claim.UID == ref.UID

@@ -164,7 +164,7 @@ func (d document) decode(raw []byte) ([]entry, error) {
 	return entries, nil
 }
 
-// header decodes the header of the object raw, which is at the path at of the document.
+// header decodes the header of an object. raw is the object as JSON, at its path in the document.
 func (d document) header(raw []byte, at string) (head header, err error) {
 	if err := strict.UnmarshalCaseSensitivePreserveInts(raw, &head); err != nil {
 		return head, d.explain(raw, &head, at, err)
@@ -175,8 +175,9 @@ func (d document) header(raw []byte, at string) (head header, err error) {
 	return head, nil
 }
 
-// object decodes the object raw, which is at the path at of the document. If the kind, the apiVersion or a
-// value is not valid, the entry has a problem. If raw cannot be decoded, object returns an error.
+// object decodes an object. raw is the object as JSON, at its path in the document. If the kind, the
+// apiVersion or a value is not valid, the entry has a problem. If raw cannot be decoded, object returns an
+// error.
 func (d document) object(raw []byte, at string) (entry, error) {
 	head, err := d.header(raw, at)
 	if err != nil {
@@ -207,8 +208,8 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	return e, nil
 }
 
-// decodeStrict decodes raw, which is at the path at of the document. Unknown fields, duplicate fields, and
-// names with the wrong case are errors.
+// decodeStrict decodes an object. raw is the object as JSON, at its path in the document. Unknown fields,
+// duplicate fields, and names with the wrong case are errors.
 func (d document) decodeStrict(raw []byte, into any, at string) error {
 	errs, err := strict.UnmarshalStrict(raw, into)
 	if err != nil {
@@ -244,8 +245,8 @@ func (d document) explainYAML() error {
 	return errors.New(aliases.ReplaceAllString(reason, "$1 …"))
 }
 
-// explain returns an error that names the field that cannot be decoded. err is the error of decoding raw,
-// which is at the path at of the document.
+// explain returns an error that names the field that cannot be decoded. err is the decoder's error about raw,
+// an object as JSON. at is the object's path in the document.
 func (d document) explain(raw []byte, into any, at string, err error) error {
 	if isSyntax, offset := strict.SyntaxErrorOffset(err); isSyntax {
 		return fmt.Errorf("line %d: %w", 1+bytes.Count(raw[:min(int(offset), len(raw))], []byte("\n")), err)

@@ -70,8 +70,8 @@ func TestDecodeKeepsSecrets(t *testing.T) {
 	}
 }
 
-// TestSplit: split returns the documents of a file, here each as the number of lines before it and its
-// text.
+// TestSplit: split returns the documents of a file. In the expected results, each document is the number of
+// lines before it, and its text.
 func TestSplit(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "",

@@ -42,8 +42,8 @@ func (want attributes) check(t *testing.T, path string) {
 	}
 }
 
-// TestSet: Set changes the group and the mode of files of all types. It does not change the target of a
-// link and the files of another mount.
+// TestSet: Set changes the group and the mode of files of all types. It changes neither the target of a link
+// nor the files of another mount.
 func TestSet(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()

@@ -134,7 +134,7 @@ func owner(id state.ID) string {
 	return string(id.Pod) + "/" + id.Name
 }
 
-// handleOf returns the handle of the volume with a name.
+// handleOf returns the handle of the volume with this name.
 func (h *fakeHost) handleOf(name string) string { return cmp.Or(h.handles[name], "h-"+name) }
 
 func (h *fakeHost) setScript(script func(string) result) {
@@ -254,7 +254,7 @@ func (h *fakeHost) unrecord(kind, volume string) error {
 	return err
 }
 
-// recorded returns the volumes for which record was called, and not unrecord.
+// recorded returns the volumes that record has recorded and unrecord has not removed.
 func (h *fakeHost) recorded(kind string) (all []plugins.DeviceMount, err error) {
 	dir := filepath.Join(h.paths.Plugin("test/full"), kind)
 	entries, err := os.ReadDir(dir)

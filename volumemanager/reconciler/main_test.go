@@ -187,7 +187,8 @@ func withFakeClock(t *testing.T, test func(t *testing.T, host *fakeHost)) {
 	})
 }
 
-// settle waits until no operation runs that takes no time. It waits for less than the sync period.
+// settle waits until all operations to which the script gives no duration have ended. It waits for less than
+// the sync period.
 func settle() {
 	time.Sleep(20 * time.Millisecond)
 	synctest.Wait()

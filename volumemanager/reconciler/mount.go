@@ -172,7 +172,7 @@ func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume,
 // unbindSubPaths unbinds the subPaths of a volume except those in keep. If keep is empty, it also
 // removes the directories.
 func unbindSubPaths(dir string, keep map[string]bool) error {
-	if err := unbindBelow(dir, 2, keep); err != nil || len(keep) > 0 { // CONTAINER/INDEX
+	if err := unbindBelow(dir, 2, keep); err != nil || len(keep) > 0 { // the subPaths are at CONTAINER/INDEX
 		return err
 	}
 	return removeEmpty(dir, 1)

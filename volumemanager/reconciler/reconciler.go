@@ -240,8 +240,8 @@ func (r *Reconciler) sharesSubPaths(id state.ID) bool {
 	})
 }
 
-// mayBeDesired reports whether a volume is desired, or may be desired according to a manifest that could
-// not be read or a volume that is not resolved yet.
+// mayBeDesired reports whether a volume is desired or may be desired. A volume may be desired while the
+// manifests are incomplete, and while a volume of its pod is not resolved.
 func (r *Reconciler) mayBeDesired(m *state.Mount) bool {
 	if !r.desired.Complete || r.desired.ByID[m.ID] != nil {
 		return true

@@ -177,7 +177,7 @@ func (r *Reconciler) InUse(volume string) bool {
 		}
 	}
 	for id, m := range r.actual.Mounts {
-		inline := m.Last != nil && m.Last.Spec.PersistentVolume == nil // and not the PersistentVolume of this name
+		inline := m.Last != nil && m.Last.Spec.PersistentVolume == nil // may have the name of a PersistentVolume
 		if id.Name == volume && (m.Mounted != state.No || m.Busy) && !inline {
 			return true
 		}

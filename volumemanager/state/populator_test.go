@@ -30,7 +30,8 @@ type csiPlugin struct {
 	block
 }
 
-// block has the methods of plugins.BlockVolumePlugin that csiPlugin does not have otherwise.
+// block has the methods of plugins.BlockVolumePlugin, without those of plugins.VolumePlugin, which csiPlugin
+// already has.
 type block interface {
 	NewBlockVolumeMapper(*plugins.Spec, *corev1.Pod) (plugins.BlockVolumeMapper, error)
 	NewBlockVolumeUnmapper(string, types.UID) (plugins.BlockVolumeUnmapper, error)

@@ -31,7 +31,8 @@ import (
 )
 
 // Store holds claims and volumes. It stores copies of the objects. The caller must not change returned
-// objects. Store is safe for concurrent use, except that an object must not be written concurrently.
+// objects. Store is safe for concurrent use, except that two calls must not write the same object at the same
+// time.
 type Store struct {
 	volumes *kind[*corev1.PersistentVolume]
 	claims  *kind[*corev1.PersistentVolumeClaim]

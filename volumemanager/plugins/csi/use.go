@@ -70,9 +70,9 @@ func (p *Plugin) recordPaths(dir string) ([]string, error) {
 	return []string{p.stagedAt(dir)}, nil
 }
 
-// readRecords reads the records that were written before this process started. After all could be read,
-// later calls do nothing, because reading all records for each of hundreds of volumes would take most of
-// the time.
+// readRecords reads the records that were written before this process started. When all records have been
+// read, later calls do nothing, because reading all records for each of hundreds of volumes would take most
+// of the time.
 func (p *Plugin) readRecords() error {
 	p.scanning.Lock()
 	defer p.scanning.Unlock()

@@ -24,7 +24,7 @@ import (
 //	..data -> ..2026_01_31_12_00_00.123
 //	key    -> ..data/key
 const (
-	// hidden begins the names that users do not see.
+	// hidden is the prefix of names that users do not see.
 	hidden   = ".."
 	dataLink = "..data"
 	// newLink is renamed to dataLink.
