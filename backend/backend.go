@@ -29,8 +29,8 @@ type Backend interface {
 	Delete(ctx context.Context, id volume.ID) error
 	// Get reads the record of a volume (ErrNotFound, ErrDamaged).
 	Get(ctx context.Context, id volume.ID) (volume.Volume, error)
-	// List returns up to limit volumes in a stable order, beginning after the volume with the ID
-	// after (the zero ID: with the first volume). more reports whether more volumes follow. A
+	// List returns up to limit volumes in a stable order. It begins after the volume with the ID
+	// after, or with the first volume if after is zero. more reports whether more volumes follow. A
 	// volume with an unreadable record has only its ID.
 	List(ctx context.Context, after volume.ID, limit int) (volumes []volume.Volume, more bool, err error)
 	// Capacity returns the capacity that is available for new volumes with these parameters.
@@ -67,7 +67,7 @@ type Capacity struct {
 type Publication struct {
 	Node     string
 	ReadOnly bool
-	// MultiNode: the volume can be published to other nodes at the same time.
+	// MultiNode means that the volume can be published to other nodes at the same time.
 	MultiNode bool
 }
 
@@ -77,7 +77,7 @@ type Publisher interface {
 	// that node, ErrPrecondition if it is published to another node and the two publications
 	// exclude each other.
 	Publish(ctx context.Context, v volume.Volume, p Publication) error
-	// Unpublish removes the publication to a node; empty: to all nodes.
+	// Unpublish removes the publication to a node, or to all nodes if node is empty.
 	Unpublish(ctx context.Context, id volume.ID, node string) error
 	// PublishedNodes lists the nodes to which v is published.
 	PublishedNodes(ctx context.Context, v volume.Volume) ([]string, error)
@@ -99,18 +99,19 @@ type Expander interface {
 
 // NamespaceSetter records the namespace to which a FlexVolume volume belongs.
 type NamespaceSetter interface {
-	// SetNamespace returns ErrPrecondition if change.Before is set and is not the recorded namespace.
+	// SetNamespace records a namespace. ErrPrecondition if change.Before is set and is not the
+	// recorded namespace.
 	SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error
 }
 
 // The results of Limiter.Enforced.
 const (
-	// EnforcedHard: the volume's device limits it to its capacity.
+	// EnforcedHard means that the volume's device limits it to its capacity.
 	EnforcedHard = "hard"
-	// EnforcedCooperative: a quota limits the volume. A sufficiently privileged process can
+	// EnforcedCooperative means that a quota limits the volume. A sufficiently privileged process can
 	// exceed it.
 	EnforcedCooperative = "cooperative"
-	// EnforcedNot: nothing limits the volume.
+	// EnforcedNot means that nothing limits the volume.
 	EnforcedNot = "false"
 )
 
@@ -124,8 +125,8 @@ type Limiter interface {
 
 // Meter measures volumes that share a filesystem with other volumes.
 type Meter interface {
-	// Measure returns the size and the usage of a volume; ok is false if nothing limits the
-	// volume: then the statistics of its filesystem apply.
+	// Measure returns the size and the usage of a volume. ok is false if nothing limits the volume,
+	// so that the statistics of its filesystem apply.
 	Measure(ctx context.Context, v volume.Volume) (m Measure, ok bool, err error)
 }
 
@@ -201,7 +202,7 @@ type Condition struct {
 	Severity Severity
 	Reason   Reason
 	Message  string
-	// Pool is the pool whose volumes all have the condition; empty: only one volume has it.
+	// Pool is the pool whose volumes all have the condition; empty if only one volume has it.
 	Pool string
 }
 

@@ -7,6 +7,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// TestSupports: Registry.Supports accepts exactly the access modes, access types and filesystems that a
+// volume's kind and its pool can have, and refuses others with ErrPrecondition.
 func TestSupports(t *testing.T) {
 	nodeImage := volume.Volume{ID: volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: "v"}, FSType: "ext4"}
 	sharedImage, directory, nodeDirectory := nodeImage, nodeImage, nodeImage

@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -13,7 +14,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Drain waits until the trash contains only stuck entries, or atMost has passed.
+// accounts reads the reservations and usage of a pool for its ledger. It implements ledger.Pool.
+type accounts struct {
+	*store
+	quotas    *Quotas
+	deleted   *Trash
+	snapshots *Snapshots
+}
+
+// Drain waits until the trash is empty, except for entries whose removal keeps failing, or until atMost
+// has passed.
 func (c *accounts) Drain(atMost time.Duration) { c.deleted.reaper.drain(atMost) }
 
 // rebuildLedger reads all records and measures the foreign use.
@@ -26,8 +36,9 @@ func (c *accounts) rebuildLedger(ctx context.Context) error {
 }
 
 // Refresh sets the ledger to what the folders contain. It reads their names and inode numbers,
-// and the records of volumes that are new, have grown or could not be read before. Folders that
-// this process is changing are left out.
+// and the records of volumes that are new, have grown or could not be read before. grown tells whether
+// a known volume may have grown since its record was last read. Folders that this process is changing
+// are left out.
 func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) error {
 	known, end := c.ledger.BeginReading()
 	defer end()
@@ -40,6 +51,8 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 	found := map[string]bool{}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
+	// changed marks a folder as found, and tells whether it must be read because it is new or replaced
+	// another one.
 	changed := func(dir string, inode uint64) bool {
 		found[dir] = true
 		before, ok := known[dir]
@@ -146,8 +159,17 @@ func (c *accounts) measureOne(fs *quota.FS, dir string, r ledger.Reservation) in
 	if err != nil {
 		return r.Bytes
 	}
-	if len(r.Owners) > 0 { // the usage does not include the shared data
+	if len(r.Owners) > 0 { // the shared data counts as usage of its owners
 		return u.Bytes
 	}
 	return max(0, u.Bytes-r.Shared)
+}
+
+// allocated is the disk space of a file in bytes; 0 if the file does not exist.
+func allocated(dir *os.File, path string) int64 {
+	st, err := beneath.Stat(dir, path)
+	if err != nil {
+		return 0
+	}
+	return st.Blocks * 512
 }

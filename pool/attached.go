@@ -32,7 +32,8 @@ type Attachment struct {
 	Version  int    `json:"version"`
 	Node     string `json:"node"`
 	ReadOnly bool   `json:"readonly,omitempty"`
-	// MultiNode: the volume may be published to other nodes too. The name of the file contains this.
+	// MultiNode means that the volume may be published to other nodes too. The name of the file tells
+	// it, so the record does not contain it.
 	MultiNode bool `json:"-"`
 }
 
@@ -87,7 +88,8 @@ func (at *Attachments) Attach(name string, requested Attachment) error {
 	return nil
 }
 
-// compare refuses the requested attachment a of a volume, unless the existing one is the same.
+// compare returns nil if the requested attachment a of the volume name is the same as the existing one.
+// Otherwise it returns the reason to refuse a (ErrPrecondition, ErrIncompatible).
 func (a Attachment) compare(existing Attachment, name string) error {
 	switch {
 	case existing.Node != a.Node:
@@ -101,8 +103,8 @@ func (a Attachment) compare(existing Attachment, name string) error {
 }
 
 // checkOthers refuses an attachment that is not compatible with the volume's other attachments. It
-// also fails if another process has removed the attachment. Only in a shared pool a volume can have
-// several attachments.
+// also fails if another process has removed the requested attachment. Only in a shared pool can a volume
+// have several attachments.
 func (at *Attachments) checkOthers(name string, requested Attachment) error {
 	if at.medium.SoleWriter() {
 		return nil
@@ -283,6 +285,8 @@ func (at *Attachments) damagedAttachment(name, file string, err error) error {
 	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that file", name, at.cfg.Name, attachedDir, file, err)
 }
 
+// parseAttachment checks the version before the other errors, because a record of another version may
+// have fields that this driver does not know.
 func parseAttachment(b []byte) (a Attachment, err error) {
 	switch err = volume.DecodeStrictly(b, &a); {
 	case a.Version != attachmentVersion && (err == nil || a.Version != 0):
@@ -318,13 +322,14 @@ func (at *Attachments) Detach(name, node string) error {
 	if found {
 		return nil
 	}
+	// An earlier call may have removed the attachment without a sync.
 	if err := at.SyncVolume(name); !beneath.IsNotExist(err) {
 		return err
 	}
 	return nil // the volume does not exist
 }
 
-// belongsTo tells whether an attachment is for a node; always true for an empty node.
+// belongsTo tells whether an attachment is for a node. An empty node stands for all nodes.
 func (at *Attachments) belongsTo(name, file, node string) (bool, error) {
 	if file == (Attachment{Node: node, MultiNode: true}).file() { // the name identifies the node
 		return true, nil
@@ -351,7 +356,7 @@ func (at *Attachments) removeAttachment(name, file string) error {
 	}
 	crashpoint.Here(crashpoint.DetachRemoved)
 	at.ledger.SetAttached(FolderPath(name), false)
-	if dir == nil {
+	if dir == nil { // the folder of attachments does not exist
 		return nil
 	}
 	return at.medium.SyncNames(dir)

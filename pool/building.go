@@ -72,9 +72,10 @@ func (b *building) Discard(ctx context.Context, entry string) error {
 	return b.medium.Exclusively(ctx, func(func(func() error) error) error { return b.abandon(ctx, entry, "") })
 }
 
-// abandon removes an entry of tmp. own is the name of its volume; empty: unknown. An entry
-// that another process could still commit is moved to the trash by one rename, so that a commit
-// finds all of it or nothing. An entry that takes time to be removed is moved to the trash too.
+// abandon removes an entry of tmp. own is the name of the volume that the entry was made for; an empty
+// name means that it is not known, or that the entry is a set of snapshots. An entry that another
+// process could still commit is moved to the trash by one rename, so that a commit finds all of it or
+// nothing. An entry that takes time to be removed is moved to the trash too.
 //
 // If the directory in the subDir of the volume cannot be removed, the entry stays, for another attempt.
 // On an export the entry of a failed create is removed nevertheless, because its capacity would count as
@@ -87,6 +88,7 @@ func (b *building) abandon(ctx context.Context, entry, own string) error {
 	return errors.Join(err, b.removeEntry(ctx, entry))
 }
 
+// removeEntry removes an entry of tmp, or moves it to the trash; see abandon.
 func (b *building) removeEntry(ctx context.Context, entry string) error {
 	onStorage, err := b.abandonOnStorage(entry)
 	if err != nil {
@@ -102,7 +104,7 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}
-	if onStorage { // its data takes space until it is reclaimed
+	if onStorage { // the volume's data takes space until it is reclaimed
 		b.ledger.Set(trashDir+"/"+to, b.deleted.entryReservation(to))
 	}
 	b.ledger.Remove(tmpDir + "/" + entry)
@@ -121,15 +123,15 @@ func (b *building) hasDirectory(entry string) bool {
 }
 
 // removePlaced removes the directory that a failed create has moved to its subDir outside the
-// volume's folder, if it is empty and belongs to no volume. own is the volume of that create;
-// empty: unknown. In a shared pool the caller prevents other processes from making or removing
-// volumes with a subDir meanwhile.
+// volume's folder, if the directory is empty and belongs to no volume. own is the volume's name; an
+// empty name means that it is not known. In a shared pool the caller prevents other processes from
+// making or removing volumes with a subDir meanwhile.
 func (b *building) removePlaced(entry, own string) error {
 	subDir, err := b.files.Read(b.tmp, entry+"/"+placingFile)
 	if err != nil || volume.CheckSubDir(string(subDir)) != nil {
 		return nil //nolint:nilerr // there was nothing to place, or the driver did not write the file
 	}
-	if _, err := beneath.Stat(b.tmp, entry+"/"+DataDir); !beneath.IsNotExist(err) { // it was not placed
+	if _, err := beneath.Stat(b.tmp, entry+"/"+DataDir); !beneath.IsNotExist(err) { // the directory was not moved
 		return err
 	}
 	if _, err := b.Lookup(own); own != "" && !errors.Is(err, volume.ErrNotFound) {

@@ -18,20 +18,21 @@ type Config struct {
 	// One of Directory, NFS and Section is set, and describes where the pool is.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
-	// Section is nil for a pool that has its data in its directory. Sections contains it, by its
-	// Kind, before it is decoded.
+	// Section is nil for a pool that has its data in its directory. Sections contains the section
+	// before it is decoded; the map key is the section's Kind.
 	Section  Section        `yaml:"-" json:"-"`
 	Sections map[string]any `yaml:",inline" json:"-"`
-	// Size limits the pool to less than its filesystem's size; empty: no limit.
+	// Size limits the pool to less than its filesystem's size. Empty means no limit.
 	Size string `yaml:"size"`
 	// Reserve is the space that is never promised to volumes: a size, or a percentage of the
 	// pool's size.
 	Reserve string `yaml:"reserve"`
 	// Overcommit is the number of times that each byte may be promised; 0 means 1.
 	Overcommit float64 `yaml:"overcommit"`
-	// MaxVolumes is the largest number of volumes; 0: no limit.
+	// MaxVolumes is the largest number of volumes. 0 means no limit.
 	MaxVolumes int `yaml:"maxVolumes"`
-	// UUID is the UUID that the pool must have; empty: that of the pool that was opened first.
+	// UUID is the UUID that the pool must have. If it is empty, the UUID of the pool that was first
+	// opened under this name is required.
 	UUID string `yaml:"uuid"`
 	// RequireMount refuses a directory that is not a mount point.
 	RequireMount bool `yaml:"requireMount"`
@@ -39,12 +40,13 @@ type Config struct {
 	// limited to their size.
 	Quota string `yaml:"quota"`
 	// FreezeLimit is the longest time for which a filesystem is frozen while it is copied for a
-	// snapshot (time.ParseDuration); 0s: it is never frozen. Empty: DefaultFreezeLimit.
+	// snapshot (time.ParseDuration). 0s means that no filesystem is frozen, and empty means
+	// DefaultFreezeLimit.
 	FreezeLimit string `yaml:"freezeLimit"`
 	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to use one.
 	Ephemeral bool `yaml:"ephemeral"`
 
-	earlier []Config // see Arrange
+	earlier []Config // see Earlier
 }
 
 // Directory is a pool on a filesystem of this node.
@@ -54,7 +56,7 @@ type Directory struct {
 
 // NFS is a pool on an export, which all nodes mount.
 type NFS struct {
-	// Server is a name or an address; IPv6 with or without brackets.
+	// Server is a host name or an IP address. An IPv6 address may have brackets.
 	Server string `yaml:"server"`
 	// Export is the absolute path on the server.
 	Export string `yaml:"export"`
@@ -94,7 +96,7 @@ func (n *NFS) OutageTime() time.Duration {
 // DefaultFreezeLimit is the freeze limit if none is configured.
 const DefaultFreezeLimit = 10 * time.Second
 
-// maxFreezeLimit is shorter than the timeout of a call in Kubernetes.
+// maxFreezeLimit is shorter than the timeout of 60 seconds that the sidecars have in Kubernetes.
 const maxFreezeLimit = 50 * time.Second
 
 // FreezeTime is FreezeLimit, or its default.
@@ -135,7 +137,7 @@ func (c Config) place() string {
 	switch {
 	case c.Shared():
 		return c.NFS.Server + ":" + c.NFS.Export
-	case c.Directory.Path == "" && c.Section != nil: // Within was not called
+	case c.Directory.Path == "" && c.Section != nil: // Within, which sets the path, was not called
 		return c.Section.String()
 	}
 	return c.Directory.Path
@@ -218,6 +220,7 @@ func (n *NFS) validate() (key string, err error) {
 	if n == nil {
 		return "", nil
 	}
+	// The errors of CanonicalServer and CanonicalExport begin with "=".
 	if _, err := volume.CanonicalServer(n.Server); err != nil {
 		return "nfs.server", volume.Errorf(volume.ErrInvalid, "nfs.server%w", err)
 	}

@@ -88,14 +88,14 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Co
 	})
 }
 
-// Content is the source of a directory's data; nil: the directory is empty.
+// Content is the source of a new directory's data. A nil Content means that the directory is empty.
 type Content struct {
 	// Dir is the open directory that is copied.
 	Dir *os.File
 	// Copy copies Dir into an empty directory. It is not called if the filesystem has cloned
 	// the whole directory.
 	Copy func(to *os.File) error
-	// cloned: the filesystem has cloned the whole directory.
+	// cloned is true after the filesystem has cloned the whole directory.
 	cloned bool
 }
 
@@ -255,8 +255,9 @@ func unmovable(subDir string, err error, remedy string) error {
 		volume.ParamSubDir, subDir, err, remedy)
 }
 
-// Status is statx(2) of a directory that this process has just opened or changed. It sends no request
-// to an NFS server, because the reply to the open or change contained the attributes.
+// Status returns the mode, owner and group of a directory that this process has just opened or changed.
+// Its statx(2) sends no request to an NFS server, because the reply to the open or change contained the
+// attributes.
 func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
@@ -270,8 +271,8 @@ func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 // to the trash: its space is freed in the background, and counts as promised until then. With
 // onDelete archive or retain it moves the folder, with the record, to archived/<name>.<time>.<random>
 // or retained/<name>.<time>.<random>; a retained subDir is not moved. ErrPrecondition for a volume
-// that is published, or whose directory contains another volume's. The caller holds the lock of
-// the volume's image.
+// that is published, or whose directory contains the directory of another volume. If the volume has an
+// image, the caller holds the lock of the image.
 func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -322,7 +323,7 @@ func (p *Pool) fetchData(v volume.Volume) error {
 	}
 	defer folder.Close()
 	err = beneath.MoveUnique(parent, name, folder, DataDir)
-	if errors.Is(err, unix.EPERM) && tree.MakeMutable(parent, name) {
+	if errors.Is(err, unix.EPERM) && tree.MakeMutable(parent, name) { // a user of the volume made it immutable
 		err = beneath.MoveUnique(parent, name, folder, DataDir)
 	}
 	if errors.Is(err, unix.EXDEV) {
@@ -343,6 +344,7 @@ func (p *Pool) moveOut(v volume.Volume) error {
 	case v.Directory.SubDir == "":
 		return p.keepIn(v, retainedDir)
 	}
+	// The folder of a volume with a retained subDir contains no data, so it also goes to the trash.
 	entry := v.ID.Name + "." + uuid.NewString()[:8]
 	if err := p.takeOut(v.ID.Name, p.trash, entry); err != nil {
 		return err
@@ -374,8 +376,8 @@ func (p *Pool) keepIn(v volume.Volume, dir string) error {
 	return errors.Join(p.volumes.Sync(), to.Sync(), p.dir.Sync())
 }
 
-// takeOut deletes a volume by the rename of its folder. It succeeds if another process has deleted the
-// volume.
+// takeOut moves the folder of the volume name to newName in the folder to, which deletes the volume. It
+// succeeds if another process has deleted the volume.
 func (p *Pool) takeOut(name string, to *os.File, newName string) error {
 	err := beneath.MoveUnique(p.volumes, name, to, newName)
 	if beneath.IsNotExist(err) && !p.medium.SoleWriter() {

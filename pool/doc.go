@@ -1,6 +1,6 @@
 // Package pool stores volumes on a disk: the pool's configuration and identity, the records
-// beside the data, the ledger of promised bytes, and the trash. The disk is the database: all
-// state in memory can be read from it again.
+// beside the data, the ledger of promised bytes, and the trash. There is no database: all state in
+// memory can be read from the disk again.
 //
 //	<pool>/pool.json                     version, UUID, name; written once
 //	<pool>/volumes/<name>/volume.json    the record
@@ -23,8 +23,8 @@
 // Jobs. A Medium hides whether one process writes the pool or several do (pool/shared). Package
 // ledger counts the promised bytes; package beneath opens files without following links.
 //
-// Processes on several nodes write a shared pool. It has one attachment per node for access modes with
-// several nodes, and files that a process locks while it does something:
+// Processes on several nodes write a shared pool. A volume that may be controller-published to several
+// nodes has one file for each of them. The other files below are locked by processes:
 //
 //	<pool>/volumes/<name>/attached/node.<hash>  one of the nodes where the volume is controller-published
 //	<pool>/volumes/<name>/lock                  locked by a call that grows, stages or copies the volume

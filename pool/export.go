@@ -18,13 +18,14 @@ import (
 // exportOpener opens an export.
 type exportOpener struct {
 	Config
-	// canCreate: this process makes the export a pool if it is none.
+	// canCreate means that this process may make a pool on an export that has none.
 	canCreate bool
 }
 
 // openShared mounts an export and opens its pool. Only a process that maintains the pool makes the
 // pool and its folders; other processes get ErrUnavailable until then. On an export that no
-// configuration names, the pool is made only if creates is set.
+// configuration names, the pool is made only if creates is set. Without state (nil) the pool's UUID is
+// neither checked nor recorded.
 func openShared(ctx context.Context, forms volume.Forms, c Config, state *os.Root, s Shared, creates bool) (*Pool, error) {
 	base, version, err := s.Mount(ctx, c)
 	if err != nil {
@@ -54,7 +55,8 @@ func (p *Pool) openExport(ctx context.Context, state *os.Root, create bool) erro
 	return p.open(ctx, o, known, func(uuid string) error { return remember(state, p.cfg.Name, uuid) })
 }
 
-// openBase takes over an open directory as a pool's root.
+// openBase returns the pool, not yet open, of an export whose root directory is base. The pool closes
+// base.
 func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 	account, err := c.account()
 	if err != nil {
@@ -140,15 +142,15 @@ func InitShared(root *os.File, c Config) (uuid string, err error) {
 }
 
 // create makes a new pool. If several processes do that at once, only one links its marker. The reply
-// to the link may be lost, so create reads the marker that exists after it.
+// to the link may be lost, so create then reads the marker that exists.
 func (o *exportOpener) create(root *os.Root) (string, error) {
-	refused := o.refuseForeignFiles(root)
-	if refused == nil {
-		refused = o.linkMarker(root)
+	failed := o.refuseForeignFiles(root)
+	if failed == nil {
+		failed = o.linkMarker(root)
 	}
 	m, err := readMarker(root, o.place())
-	if errors.Is(err, fs.ErrNotExist) && refused != nil {
-		return "", refused
+	if errors.Is(err, fs.ErrNotExist) && failed != nil {
+		return "", failed
 	}
 	return m.UUID, err
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Forms are the forms of the records in tests of this package.
+// Forms are the record formats of the backends that the tests of this package use.
 var Forms = volume.Forms{
 	{Name: "loop", OnNodes: true, OnExports: true},
 	{Name: "nfs", OnExports: true, Directory: true},

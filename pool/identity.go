@@ -62,13 +62,13 @@ func newMarker(name string) marker {
 }
 
 func (m marker) encode() []byte {
-	b, _ := json.Marshal(m) // it has only strings and a number
+	b, _ := json.Marshal(m) // cannot fail, because a marker has only strings and a number
 	return append(b, '\n')
 }
 
 // knownPool is what the state directory says about a pool.
 type knownPool struct {
-	uuid string // of the pool that was opened under this name before; empty: none
+	uuid string // of the pool that was opened under this name before; empty if none was
 	file string // path of the file with the UUID, for errors
 }
 

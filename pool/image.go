@@ -40,7 +40,7 @@ func (i *Images) noImage(name string) error {
 
 // Lock opens a volume's image for writing and takes its lock, which is held until all duplicates
 // of the descriptor are closed. ErrInUse if the image is attached, being formatted or being
-// checked, in a shared pool on any node.
+// checked: on this node or, in a shared pool, on any node.
 func (i *Images) Lock(name string) (*os.File, error) {
 	image, err := i.Open(name, os.O_RDWR)
 	if err != nil {
@@ -72,8 +72,8 @@ func (i *Images) AwaitLock(ctx context.Context, name string) (*os.File, error) {
 	return i.locked(name, image, flockPatiently(ctx, image))
 }
 
-// locked returns an image that was locked with the result err. If the lock was refused, or the
-// volume has another image now, it closes the image and returns an error.
+// locked returns the image of the volume name after an attempt to lock it, which returned err. If the
+// lock was refused, or the volume has another image now, locked closes the image and returns an error.
 func (i *Images) locked(name string, image *os.File, err error) (*os.File, error) {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):

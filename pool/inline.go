@@ -13,7 +13,7 @@ import (
 // ErrDamaged the returned volume has only its ID.
 func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	var damaged volume.Volume
-	missing := s.inlineClosed()
+	failed := s.inlineClosed()
 	for _, p := range s.openLocalPools() {
 		if p.ledger.Lacks(FolderPath(id)) {
 			continue
@@ -23,13 +23,13 @@ func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 			return v, nil
 		}
 		if !errors.Is(err, volume.ErrNotFound) {
-			damaged, missing = v, err
+			damaged, failed = v, err
 		}
 	}
-	if missing == nil {
-		missing = volume.Errorf(volume.ErrNotFound, "inline volume %q is not on this node", id)
+	if failed == nil {
+		failed = volume.Errorf(volume.ErrNotFound, "inline volume %q is not on this node", id)
 	}
-	return damaged, missing
+	return damaged, failed
 }
 
 // Inlines returns the IDs of all inline volumes of a backend in the open pools of this node. The error
@@ -48,7 +48,7 @@ func (s *Set) Inlines(backend string) ([]string, error) {
 	return ids, closed
 }
 
-// openLocalPools are the node-local pools that are open.
+// openLocalPools returns the node-local pools that are open.
 func (s *Set) openLocalPools() []*Pool {
 	var open []*Pool
 	if s.shared.Mount != nil {
@@ -62,7 +62,7 @@ func (s *Set) openLocalPools() []*Pool {
 	return open
 }
 
-// inlineClosed is the error of a pool for inline volumes that is not open; nil if all are open.
+// inlineClosed returns the error of a pool for inline volumes that is not open; nil if all are open.
 func (s *Set) inlineClosed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,6 +74,7 @@ func (s *Set) inlineClosed() error {
 	return nil
 }
 
+// inline is Set.Inline for one pool.
 func (p *Pool) inline(backend, id string) (volume.Volume, error) {
 	v, err := p.Lookup(id)
 	switch {

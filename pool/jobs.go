@@ -17,13 +17,13 @@ import (
 // Jobs are the copies into a pool that are under way. A copy can take longer than a call waits,
 // so it continues after the call that started it.
 type Jobs struct {
-	pool string // its name
+	pool string // name of the pool, for errors
 
 	mu      sync.Mutex
-	running map[string]*Job
+	running map[string]*Job // by name
 	closed  bool
 	ended   sync.WaitGroup
-	copied  atomic.Int64
+	copied  atomic.Int64 // bytes copied by all jobs since the start of this process
 	// treeCopies has one slot for each copy of a directory that may be under way.
 	treeCopies *semaphore.Weighted
 }
@@ -40,19 +40,20 @@ type Job struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	err    error // set before done is closed
-	// waiting counts the calls that wait for the end of the job. alone is closed when none
+	// waiting counts the calls that wait for the end of the job. alone is closed when no call
 	// waits any more.
 	waiting int
 	alone   chan struct{}
-	// queued: the job waits for a slot; slot: it has one until it ends.
+	// queued is true while the job waits for a slot of treeCopies. slot is true after it got one, which
+	// it keeps until it ends.
 	queued atomic.Bool
 	slot   bool
 
 	all    *Jobs
 	log    klog.Logger
-	copied atomic.Int64
+	copied atomic.Int64 // bytes
 	began  time.Time
-	logged time.Time
+	logged time.Time // when the progress was last logged
 }
 
 // Alone is closed when no call waits for the end of the job any more. The job must then end work that
@@ -137,7 +138,8 @@ func (s *Jobs) job(ctx context.Context, name string, do func(ctx context.Context
 	return j, nil
 }
 
-// run turns a panic into an error of the job: a panic ends the process, with all other calls.
+// run calls do. It turns a panic into an error of the job, because otherwise the panic would end the
+// process and all its calls.
 func (j *Job) run(ctx context.Context, do func(ctx context.Context, j *Job) error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -148,6 +150,7 @@ func (j *Job) run(ctx context.Context, do func(ctx context.Context, j *Job) erro
 	return do(ctx, j)
 }
 
+// leave ends the wait of one call for the job.
 func (j *Job) leave() {
 	j.all.mu.Lock()
 	defer j.all.mu.Unlock()
@@ -161,7 +164,7 @@ func (j *Job) leave() {
 	}
 }
 
-// Cancel ends the job of a name, and waits for its end.
+// Cancel ends the job of a name, if there is one, and waits for its end.
 func (s *Jobs) Cancel(name string) {
 	s.mu.Lock()
 	j := s.running[name]

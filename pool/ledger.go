@@ -1,11 +1,6 @@
 package pool
 
-import (
-	"os"
-
-	"github.com/trivet-csi/trivet/pool/beneath"
-	"github.com/trivet-csi/trivet/pool/ledger"
-)
+import "github.com/trivet-csi/trivet/pool/ledger"
 
 // Usage is a pool's capacity and the state of its background work, at one moment.
 type Usage struct {
@@ -14,8 +9,8 @@ type Usage struct {
 	// has copied since it started.
 	Copies int
 	Copied int64
-	// Trash is the number of entries in the trash, TrashStuck the number of those that could
-	// not be removed.
+	// Trash is the number of entries in the trash, TrashStuck the number of those whose removal
+	// failed.
 	Trash, TrashStuck int
 }
 
@@ -50,21 +45,4 @@ func joinLedger(f *ledger.Filesystems, at site, c Config) *ledger.Ledger {
 		return ledger.New()
 	}
 	return f.Join(at.at)
-}
-
-// accounts reads the reservations and usage of a pool for its ledger.
-type accounts struct {
-	*store
-	quotas    *Quotas
-	deleted   *Trash
-	snapshots *Snapshots
-}
-
-// allocated is the disk space of a file in bytes; 0 if it does not exist.
-func allocated(dir *os.File, path string) int64 {
-	st, err := beneath.Stat(dir, path)
-	if err != nil {
-		return 0
-	}
-	return st.Blocks * 512
 }

@@ -36,7 +36,7 @@ func TestNoPromiseBesideUnreadPool(t *testing.T) {
 func TestRemovedElsewhere(t *testing.T) {
 	r := newReaper()
 	r.add("taken", "queued")
-	taken, _ := r.next()
+	taken, _ := r.next() // this process removes it
 	r.drop(map[string]*trashEntry{"taken": taken, "queued": r.queued()["queued"]})
 	if n := r.count(); n != 1 || r.awaited != 1 {
 		t.Errorf("got %d entries, %d of them awaited; want one, which is being removed", n, r.awaited)
@@ -49,6 +49,6 @@ func TestRemovedElsewhere(t *testing.T) {
 	}
 	others := []string{"another process's"}
 	if r.waitsFor(others, false) || !r.waitsFor(others, true) {
-		t.Error("waitsFor does not return unknown for an entry that was not added")
+		t.Errorf("waitsFor an entry that was not added: got %t with unknown=false and %t with unknown=true, want false and true", r.waitsFor(others, false), r.waitsFor(others, true))
 	}
 }

@@ -73,8 +73,8 @@ type Medium interface {
 	// the ledger and calls the check again.
 	Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error
 	// AnnounceGrowth shows other processes the bytes that are reserved for a volume beyond its
-	// recorded capacity. CompleteGrowth ends this after the record has the new capacity,
-	// WithdrawGrowth at any time.
+	// recorded capacity. CompleteGrowth ends the announcement after the record has the new capacity.
+	// WithdrawGrowth ends it at any time.
 	AnnounceGrowth(name string, more int64) error
 	CompleteGrowth(ctx context.Context, name string) error
 	WithdrawGrowth(name string) error
@@ -252,7 +252,8 @@ func (*localMedium) HoldTrash() (release func(), err error) { return func() {}, 
 // foreignInterval is the time between two measurements of the foreign use.
 const foreignInterval = time.Minute
 
-// Maintain measures the foreign use periodically, if this pool leads on its filesystem (Leads).
+// Maintain measures the foreign use periodically, if this pool measures for all pools on its filesystem
+// (ledger.Ledger.Leads).
 func (m *localMedium) Maintain(ctx context.Context, log klog.Logger) {
 	tick := time.NewTicker(foreignInterval)
 	defer tick.Stop()

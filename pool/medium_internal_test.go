@@ -23,7 +23,7 @@ func stopTasks(p *Pool) {
 	p.tasks.Wait()
 }
 
-// TestNoAttachedFolder: a volume without a folder for attachments can be published.
+// TestNoAttachedFolder: a volume without a folder for attachments can be synced, unpublished and published.
 func TestNoAttachedFolder(t *testing.T) {
 	local, at := openPlain(t)
 	must(t, local.CreateDirectory(t.Context(), directoryVolume(local, "v", 4096), nil, nothing))

@@ -108,6 +108,7 @@ func TestPlantedFolder(t *testing.T) {
 	p := e.open(t)
 	addDirectory(t, p, "victim", "", volume.OnDeleteDelete)
 	must(t, p.Attachments.Attach("victim", pool.Attachment{Node: "a"}))
+	// One link leads to another volume of the pool, the other one leads out of the pool.
 	must(t, os.Symlink("victim", filepath.Join(e.dir, "volumes/own")))
 	must(t, os.Symlink("/etc", filepath.Join(e.dir, "volumes/etc")))
 	for _, name := range []string{"own", "etc"} {
@@ -171,7 +172,7 @@ func TestPlantedInPool(t *testing.T) {
 			addDirectory(t, e.open(t), "v", "", volume.OnDeleteDelete)
 			for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash", ".trivet/owners"} {
 				must(t, plant(filepath.Join(e.dir, dir, "planted")))
-				must(t, plant(filepath.Join(e.dir, dir, "planted.a.1.grow")))
+				must(t, plant(filepath.Join(e.dir, dir, "planted.a.1.grow"))) // named like an announced growth
 			}
 			p := e.open(t)
 			addDirectory(t, p, "w", "", volume.OnDeleteDelete)

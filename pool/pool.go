@@ -38,7 +38,7 @@ type Pool struct {
 	building *building
 	accounts *accounts
 
-	base *os.File // keeps an export's mount alive; nil for a directory pool
+	base *os.File // root of the mounted export; nil for a directory pool
 	// replaced happens when the process finds that the open directory is no longer the pool.
 	replaced once
 	stop     context.CancelFunc
@@ -89,7 +89,7 @@ func openOn(ctx context.Context, forms volume.Forms, c Config, state *os.Root, l
 	return p, nil
 }
 
-// openRoot opens the pool's directory, whatever it contains.
+// openRoot opens the pool's directory, whatever it contains, and returns the directory's stat(2).
 func openRoot(forms volume.Forms, c Config, l *ledger.Ledger) (p *Pool, st unix.Stat_t, err error) {
 	if c.RequireMount {
 		err := requireMountPoint(c.Directory.Path)
@@ -183,7 +183,7 @@ func (p *Pool) readRecords(ctx context.Context) error {
 type directoryOpener struct {
 	Config
 	stat unix.Stat_t
-	// write: this process makes the pool on its first use, and writes to it.
+	// write means that this process makes the pool on its first use, and writes to it.
 	write bool
 }
 

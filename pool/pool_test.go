@@ -29,7 +29,7 @@ func newEnv(t *testing.T) env {
 	return env{stateRoot(t), pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "pool")}}}
 }
 
-// newEnvOn is an environment whose pool is on a new filesystem.
+// newEnvOn is an environment whose pool is on a new filesystem, which is mounted at disk.
 func newEnvOn(t *testing.T, fsType, size string) (e env, disk string) {
 	t.Helper()
 	disk = testenv.Filesystem(t, fsType, size)
@@ -46,7 +46,7 @@ func (e env) open(t *testing.T) *pool.Pool {
 	return p
 }
 
-// wantRefused fails the test unless opening the pool fails.
+// wantRefused fails the test unless opening the pool fails with an error that wantError accepts.
 func (e env) wantRefused(t *testing.T, kind error, says ...string) {
 	t.Helper()
 	p, err := pool.Open(t.Context(), pool.Forms, e.cfg, e.state, nil)
@@ -56,6 +56,7 @@ func (e env) wantRefused(t *testing.T, kind error, says ...string) {
 	wantError(t, err, kind, says...)
 }
 
+// wantError fails the test unless errors.Is(err, kind), and the message of err contains all strings.
 func wantError(t *testing.T, err, kind error, says ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
@@ -308,12 +309,12 @@ func TestMountInData(t *testing.T) {
 func TestFailedBuild(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
-	fire := errors.New("disk on fire")
+	failed := errors.New("build failed")
 	err := p.Create(t.Context(), record(p, "v", 1<<20), func(dir *os.Root) error {
 		must(t, dir.WriteFile("image", []byte("half"), 0o600))
-		return fire
+		return failed
 	})
-	wantError(t, err, fire)
+	wantError(t, err, failed)
 	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
 		if left, err := os.ReadDir(filepath.Join(e.cfg.Directory.Path, dir)); err != nil || len(left) > 0 {
 			t.Errorf("%s contains %v (error %v), want nothing", dir, left, err)
@@ -450,7 +451,7 @@ func TestSet(t *testing.T) {
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("after the end of Run: got %v, want ErrUnavailable", err)
 	}
-	e.open(t).Close() // its lock is free
+	e.open(t).Close() // the set has released the lock of the pool
 	// The UUID of the refused copy was not recorded, so a new pool with its name can be created.
 	copied.Directory.Path += ".own"
 	env{e.state, copied}.open(t)
@@ -494,7 +495,7 @@ func TestReplacedImage(t *testing.T) {
 		}
 		got <- err
 	}()
-	// The call waits for the lock when the image is open twice.
+	// When the image is open twice, the call has opened it and waits for its lock.
 	await(t, "the call to wait for the lock", func() bool {
 		open, err := filepath.Glob("/proc/self/fd/*")
 		must(t, err)

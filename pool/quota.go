@@ -25,8 +25,8 @@ const (
 )
 
 const (
-	// inodeBytes: a volume may have one inode for this many bytes of its capacity, like the
-	// bytes-per-inode of mke2fs(8).
+	// inodeBytes is the number of bytes of its capacity for which a volume may have one inode, like
+	// the bytes-per-inode of mke2fs(8).
 	inodeBytes = 16 << 10
 	// minInodes is the smallest limit of inodes.
 	minInodes = 1024
@@ -40,14 +40,16 @@ var (
 	ErrQuotaOff = errors.New("quota not in force")
 	// ErrQuotaChanged means that the limit is not the one that the driver has set.
 	ErrQuotaChanged = errors.New("quota changed")
-	// ErrQuotaLost means that the directory no longer has its quota ID: it was copied, or a user of the volume has changed the ID.
+	// ErrQuotaLost means that the directory no longer has its quota ID: it was copied, or a user of
+	// the volume has changed the ID.
 	ErrQuotaLost = errors.New("quota lost")
 )
 
 // Quotas limits the directories of a pool.
 type Quotas struct {
 	*store
-	// limiting is held by calls that change limits which depend on the ledger.
+	// limiting is locked by calls that change limits or the reservations on which limits depend, and
+	// read-locked by Check, which compares the two.
 	limiting sync.RWMutex
 }
 
@@ -179,7 +181,8 @@ func (p *Pool) GrowDirectory(ctx context.Context, v volume.Volume, capacity int6
 }
 
 // setQuota sets the limit of a volume's directory durably. ErrPrecondition if the filesystem no
-// longer limits directories, or if the directory no longer has its ID: another volume may have it.
+// longer limits directories, or if the directory no longer has its quota ID, which another volume may
+// have now.
 func (q *Quotas) setQuota(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -289,7 +292,7 @@ func (q *Quotas) check(v volume.Volume) error {
 func (q *Quotas) checkID(fs *quota.FS, v volume.Volume) error {
 	dir, err := beneath.OpenDir(q.dir, DirectoryPath(v))
 	if err != nil {
-		return nil // another check reports that it is missing
+		return nil // another check reports that the directory is missing
 	}
 	defer dir.Close()
 	has, err := fs.Has(dir, v.Directory.Quota.ID)

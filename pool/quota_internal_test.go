@@ -88,7 +88,7 @@ func TestDeepRecord(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(deep, quotaFile), []byte("42"), 0o600))
 	}
 	testenv.Run(t, "mount", "-t", "tmpfs", "none", deep) // so no directory above can be removed
-	mounted := func() string {
+	mounted := func() string {                           // the mount moves to the trash with the directory
 		return strings.TrimSpace(testenv.Run(t, "sh", "-c", "findmnt -rn -o TARGET | grep "+l.at))
 	}
 	t.Cleanup(func() { testenv.Run(t, "umount", mounted()) })
@@ -229,7 +229,7 @@ func TestForeignQgroups(t *testing.T) {
 	disk := testenv.SimpleQuotas(t, "512M")
 	l := newPlace(t, disk)
 	p := l.open(t)
-	const first, n = 256, 2 * allocateTries
+	const first, n = 256, 2 * allocateTries // a create uses the ID of a new subvolume, and the first one has 256
 	for i := range n {
 		testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", first+i), disk)
 	}
@@ -281,12 +281,12 @@ func TestSubvolumesOfTenants(t *testing.T) {
 	must(t, os.MkdirAll(deep, 0o755))
 	write(t, filepath.Join(deep, "file"), 1)
 	testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", layer, filepath.Join(layer, "d/d/snapshot"))
-	fixed := filepath.Join(filepath.Dir(l.dataOf(v)), "0", DataDir) // a path as in a snapshot
-	must(t, os.Mkdir(filepath.Dir(fixed), 0o755))
-	testenv.Run(t, "btrfs", "-q", "subvolume", "create", fixed)
-	write(t, filepath.Join(fixed, "file"), 2)
-	testenv.Run(t, "chattr", "+i", fixed)
-	testenv.Run(t, "btrfs", "property", "set", fixed, "ro", "true")
+	immutable := filepath.Join(filepath.Dir(l.dataOf(v)), "0", DataDir) // a path as in a snapshot
+	must(t, os.Mkdir(filepath.Dir(immutable), 0o755))
+	testenv.Run(t, "btrfs", "-q", "subvolume", "create", immutable)
+	write(t, filepath.Join(immutable, "file"), 2)
+	testenv.Run(t, "chattr", "+i", immutable)
+	testenv.Run(t, "btrfs", "property", "set", immutable, "ro", "true")
 	must(t, p.Remove(t.Context(), v))
 	l.awaitTrash(t)
 }

@@ -110,6 +110,7 @@ func (p *Pool) Entries() ([]Entry, error) {
 	return entries, nil
 }
 
+// entry reads one entry. With an error, the entry has what could be read.
 func (p *Pool) entry(name string) (Entry, error) {
 	e := Entry{Name: name, Used: allocated(p.volumes, name+"/"+ImageFile)}
 	v, err := p.Lookup(name)
@@ -179,7 +180,8 @@ func (p *Pool) notAVolume(name string) error {
 	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is not the folder of a volume: move it out of the pool", p.cfg.place(), volumesDir, name)
 }
 
-// Leftovers counts the entries of tmp and of the trash. A driver clears both when it starts.
+// Leftovers counts the entries of tmp (making) and of the trash (removing). A driver clears both when
+// it starts.
 func (p *Pool) Leftovers() (making, removing int, err error) {
 	tmp, err := beneath.Names(p.tmp, ".")
 	if err != nil {

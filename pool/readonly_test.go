@@ -84,7 +84,7 @@ func TestReadOnlyBesideWriter(t *testing.T) {
 		t.Errorf("reading changed the pool from\n%v\nto\n%v", before, after)
 	}
 
-	first := entries[1]
+	first := entries[1] // entries[0] is the file stray
 	if first.Err != nil || first.Volume.ID != v.ID || first.State != pool.Formatted || !slices.Equal(first.Nodes, []string{"n"}) {
 		t.Errorf("got %+v, want volume v, formatted and published to node n", first)
 	}
@@ -116,7 +116,7 @@ func TestReadOnlyWithoutPool(t *testing.T) {
 	must(t, os.Mkdir(e.cfg.Directory.Path, 0o700))
 	_, err = e.openReadOnly(t)
 	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
-	if names := tree(t, e.cfg.Directory.Path); len(names) != 1 {
+	if names := tree(t, e.cfg.Directory.Path); len(names) != 1 { // only the directory itself
 		t.Errorf("the directory contains %v, want nothing", names)
 	}
 	e.open(t).Close()

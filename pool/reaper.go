@@ -2,6 +2,7 @@ package pool
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -17,7 +18,7 @@ const (
 	// burst of deletes should not also wait for the removal of the first volumes.
 	reapDelay = 200 * time.Millisecond
 	// reapAtOnce is the number of entries that are removed concurrently, so that up to three huge
-	// ones do not delay the others.
+	// entries do not delay the others.
 	reapAtOnce = 4
 	// firstRetry and lastRetry bound the back-off of an entry that could not be removed.
 	// firstRetry is short, because data that the filesystem removes in the background is often gone
@@ -26,7 +27,7 @@ const (
 	lastRetry  = time.Minute
 	// stuckTries is the number of failed attempts after which no call waits for an entry.
 	stuckTries = 5
-	// loggedTries: one of this number of failed attempts to remove an entry is logged.
+	// loggedTries is the number of failed attempts to remove an entry of which one is logged.
 	loggedTries = 60
 )
 
@@ -34,7 +35,7 @@ const (
 type trashEntry struct {
 	name  string // of its folder in the trash
 	tries int    // failed attempts
-	err   error
+	err   error  // of the last attempt
 	// relimit are the volumes whose limits must be set after the removal. Only the goroutine
 	// that removes the entry changes it.
 	relimit []volume.ID
@@ -104,6 +105,7 @@ func (r *reaper) finish(e *trashEntry) {
 	r.forget(e)
 }
 
+// forget is finish for a caller that holds r.mu.
 func (r *reaper) forget(e *trashEntry) {
 	delete(r.entries, e.name)
 	if e.tries < stuckTries {
@@ -167,7 +169,7 @@ func backOff(tries int) time.Duration {
 	return d - rand.N(d/2)
 }
 
-// drain waits until the trash contains only stuck entries, or atMost has passed.
+// drain waits until no entry is awaited, or atMost has passed.
 func (r *reaper) drain(atMost time.Duration) {
 	r.mu.Lock()
 	awaited, drained := r.awaited, r.drained
@@ -182,8 +184,8 @@ func (r *reaper) drain(atMost time.Duration) {
 	}
 }
 
-// stuck returns the names and errors of the entries that could not be removed, sorted by name.
-// An entry whose data the filesystem is still removing counts after stuckTries attempts.
+// stuck returns the names and errors of the entries whose removal failed, sorted by name. An entry whose
+// data the filesystem is still removing counts only after stuckTries attempts.
 func (r *reaper) stuck() []trashEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,6 +211,17 @@ func (r *reaper) waitsFor(names []string, unknown bool) bool {
 		}
 		return e.tries < stuckTries
 	})
+}
+
+// pause waits for reapDelay, or until a call waits for the trash. It returns false when ctx ends.
+func (r *reaper) pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.hurry:
+	case <-time.After(reapDelay):
+	}
+	return true
 }
 
 func (r *reaper) count() int {

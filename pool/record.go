@@ -41,8 +41,8 @@ func (p *Pool) Create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	return p.create(ctx, v, build, func(string) error { return nil })
 }
 
-// create is Create. place moves data from the entry of tmp to a place outside the volume's
-// folder.
+// create is Create with a function place, which moves data from the entry of tmp to a place outside the
+// volume's folder.
 func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -205,7 +205,7 @@ func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 
 // LockVolume locks the volume until the result is closed, so that no other call grows the volume, or
 // binds it to a device of its present size. ErrPending if another call holds the lock for more than a
-// second.
+// second. On an export whose server does not support locks, LockVolume locks nothing.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	f, err := p.medium.OpenLock(name)
 	if beneath.IsNotExist(err) {
@@ -227,4 +227,5 @@ func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	return f, nil
 }
 
+// flock locks a file without waiting. EWOULDBLOCK if it is locked.
 func flock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }

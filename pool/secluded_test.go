@@ -44,7 +44,7 @@ func TestSetUserIDProgram(t *testing.T) {
 	}
 }
 
-// makeAccessible gives all users access to a directory.
+// makeAccessible gives all users access to a directory and its ancestors.
 func makeAccessible(t *testing.T, dir string) {
 	t.Helper()
 	for at := dir; at != "/"; at = filepath.Dir(at) {

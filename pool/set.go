@@ -31,7 +31,7 @@ const retryInterval = 2 * time.Second
 type Set struct {
 	forms  volume.Forms
 	state  *os.Root
-	shared Shared // zero: the pools are node-local
+	shared Shared // zero if the pools are node-local
 	// openPool opens the pool of a slot.
 	openPool func(ctx context.Context, slot *slot) (*Pool, error)
 
@@ -62,7 +62,8 @@ type slot struct {
 	placed once
 	// endExpect allows the pools of the filesystem to reserve bytes again; see expect.
 	endExpect func()
-	// refused: the last attempt failed, and an administrator must act before another one can succeed.
+	// refused means that the last attempt failed, and an administrator must act before another attempt
+	// can succeed.
 	refused bool
 	// claimed happens when the pool has claimed its UUID, or at the end of the first attempt.
 	claimed once
@@ -102,7 +103,7 @@ func (s *Set) Config(name string) (c Config, ok bool) {
 	return s.pools[i].cfg, true
 }
 
-// Freezer freezes filesystems of this node's volumes; nil without a state directory.
+// Freezer returns the freezer for the filesystems of this node's volumes; nil without a state directory.
 func (s *Set) Freezer() *freeze.Freezer {
 	if s.state == nil {
 		return nil
@@ -129,7 +130,7 @@ type openingError struct {
 func (e *openingError) Unwrap() error { return e.error }
 
 // AwaitAttempt waits until the first attempt to open a pool has ended. err is the error of a call
-// for that pool. It returns false if the call failed for another reason, or if ctx ends first.
+// for that pool. AwaitAttempt returns false if the call failed for another reason, or if ctx ends first.
 func AwaitAttempt(ctx context.Context, err error) bool {
 	var opening *openingError
 	if !errors.As(err, &opening) {
@@ -167,7 +168,7 @@ func (s *Set) becomeReady(patience time.Duration) {
 // export was replaced.
 func (s *Set) keepOpen(ctx context.Context, slot *slot) {
 	defer slot.attempted.close()
-	if !s.shared.SilentSince.IsZero() {
+	if !s.shared.SilentSince.IsZero() { // mounting would wait for the server
 		return
 	}
 	for s.openWithRetries(ctx, slot) {
@@ -205,6 +206,7 @@ func (s *Set) removePool(slot *slot, err error) *Pool {
 	return p
 }
 
+// tryOpen makes one attempt to open a pool, and tells whether it succeeded.
 func (s *Set) tryOpen(ctx context.Context, slot *slot) bool {
 	p, err := s.openPool(ctx, slot)
 	defer slot.attempted.close()
@@ -228,7 +230,7 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
 	l := joinLedger(&s.filesystems, at, c)
-	if !own.refused {
+	if !own.refused { // a refused pool delays the others only after its UUID is accepted
 		own.expect(l)
 	}
 	if err = s.claimSite(own, c, at); err == nil {

@@ -17,10 +17,10 @@ type Shared struct {
 	Mount func(ctx context.Context, c Config) (root *os.File, version string, err error)
 	// NodeID is this driver's node; empty in the process of a controller.
 	NodeID string
-	// Maintains: this process also serves the Controller service. It creates the pool, empties
-	// the trash, and removes the entries of ended processes.
+	// Maintains means that this process also serves the Controller service. It creates the pool,
+	// empties the trash, and removes the entries of ended processes.
 	Maintains bool
-	// SilentSince is when the server stopped answering; zero: it answers. While it is set the
+	// SilentSince is when the server stopped answering; zero if it answers. With a silent server the
 	// pool is not opened.
 	SilentSince time.Time
 	// MountsDir is the directory of the private mounts of images.

@@ -98,9 +98,11 @@ func TestLostReplies(t *testing.T) {
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	ended, living, sweeper := openExportDir(t, dir), openExportDir(t, dir), openExportDir(t, dir)
+	entries := map[*Pool]string{}
 	for _, p := range []*Pool{ended, living} {
 		entry, err := p.medium.Entry("v", 1<<20, "")
 		must(t, err)
+		entries[p] = entry
 		must(t, p.building.makeTmp(t.Context(), entry))
 		must(t, p.medium.AnnounceGrowth("w", 4096))
 	}
@@ -111,11 +113,11 @@ func TestSweep(t *testing.T) {
 	kill(t, dir, ended)
 	must(t, sweeper.Export().Sweep(t.Context()))
 	wantTmp(t, dir, 2)
-	if err := living.buildAndCommit(t.Context(), sharedVolume(living, "v"), "v."+token(t, living)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
+	if err := living.buildAndCommit(t.Context(), sharedVolume(living, "v"), entries[living], func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
 		t.Errorf("commit of a process that lives: %v", err)
 	}
 	// A process that lives although it counts as ended cannot commit an incomplete volume.
-	err := ended.buildAndCommit(t.Context(), sharedVolume(ended, "w"), "v."+token(t, ended)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
+	err := ended.buildAndCommit(t.Context(), sharedVolume(ended, "w"), entries[ended], func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
 		t.Error("an incomplete volume was committed")
 	}

@@ -17,13 +17,15 @@ import (
 type site struct {
 	// at is the filesystem and the path on it, so it does not depend on links and bind mounts.
 	at location.Location
-	// own is the directory, zero if it does not exist, and above are its ancestors.
+	// own is the directory, zero if it does not exist. above are its ancestors, beginning with the
+	// nearest.
 	own   inode
 	above []inode
 }
 
 type inode struct{ dev, ino uint64 }
 
+// siteOf returns the site of a directory, which may not exist. It follows links.
 func siteOf(path string) (site, error) {
 	dir, err := os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(path) != path {
@@ -39,12 +41,13 @@ func siteOf(path string) (site, error) {
 		return site{}, err
 	}
 	at, err := location.Of(dir)
-	if errors.Is(err, unix.ENOENT) { // only st_dev identifies the filesystem
+	if errors.Is(err, unix.ENOENT) { // not in the mount table, so only st_dev identifies the filesystem
 		at, err = location.Location{Major: int(unix.Major(ancestry[0].dev)), Minor: int(unix.Minor(ancestry[0].dev))}, nil
 	}
 	return site{at: at, own: ancestry[0], above: ancestry[1:]}, err
 }
 
+// child returns the site of a missing directory in p.
 func (p site) child(name string) site {
 	p.above = append([]inode{p.own}, p.above...)
 	p.own = inode{}

@@ -244,7 +244,7 @@ func (sn *Snapshots) setNames() ([]string, error) {
 // lastName is the greatest name that a snapshot of a set can have.
 func lastName(set string) string {
 	if volume.IsGroup(set) {
-		return volume.MemberName(set, 999)
+		return volume.MemberName(set, 999) // the numbers of members have three digits
 	}
 	return set
 }

@@ -68,8 +68,8 @@ type Device struct {
 	Advice string
 }
 
-// Arrange returns the configurations of the pools of one node, and sets Earlier in each one that has
-// a section.
+// Arrange returns the configurations of the pools of one node, in which those with a section have an
+// Earlier.
 func Arrange(configs []Config) []Config {
 	configs = slices.Clone(configs)
 	for i, c := range configs {
@@ -98,14 +98,6 @@ func (c Config) Within(stateDir string) Config {
 // RecordPath is the path of a volume's record in a pool of this node, for messages.
 func (c Config) RecordPath(name string) string {
 	return filepath.Join(c.Directory.Path, volumePath(name, recordFile))
-}
-
-// AwaitEmpty waits up to ledger.DrainTime until the trash contains only stuck entries. In a pool that
-// other processes also write, use AwaitTrash.
-func (t *Trash) AwaitEmpty() {
-	if t.ledger.HasTrash() {
-		t.reaper.drain(ledger.DrainTime)
-	}
 }
 
 // buildOnStorage makes the record durable, and then calls build, which creates the data on the
@@ -158,7 +150,7 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 // Recorded is a record in a pool's directory. Its volume may exist, be in creation, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
-	// Folder is the path of the folder with the record. Trashed: the folder is in the trash.
+	// Folder is the path of the folder with the record. Trashed means that the folder is in the trash.
 	Folder  string
 	Trashed bool
 }

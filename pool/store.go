@@ -27,7 +27,7 @@ type store struct {
 	version string
 	files   beneath.Files
 	medium  Medium
-	storage Storage // nil: the data is in the pool's directory
+	storage Storage // nil if the data is in the pool's directory
 	ledger  *ledger.Ledger
 	root    *os.Root
 	// These folders stay open, because commits call fsync(2) on them, and files are opened relative
@@ -94,7 +94,8 @@ func (s *store) Lookup(name string) (volume.Volume, error) {
 	return v, err
 }
 
-// parseIn reads and parses the record dir/name/file of a volume or set of snapshots.
+// parseIn reads and parses the record dir/name/file of a volume or set of snapshots. kind is the word
+// for it in errors.
 func parseIn[T any](s *store, kind string, dir *os.File, name, file string, parse func([]byte) (T, error)) (record T, err error) {
 	b, exists, err := s.readIn(dir, name, file)
 	switch {

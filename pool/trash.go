@@ -25,7 +25,7 @@ type Trash struct {
 	*store
 	quotas *Quotas
 	reaper *reaper
-	// maintained: this process maintains the pool. It removes the entries of ended processes
+	// maintained means that this process maintains the pool: it removes the entries of ended processes
 	// and empties the trash.
 	maintained bool
 }
@@ -78,7 +78,7 @@ func (t *Trash) reap(ctx context.Context, log klog.Logger) {
 	}
 	var removing errgroup.Group
 	removing.SetLimit(limit)
-	defer removing.Wait() //nolint:errcheck // it returns none
+	defer removing.Wait() //nolint:errcheck // its functions return no errors
 	tick := time.NewTicker(reapInterval)
 	defer tick.Stop()
 	for {
@@ -143,10 +143,17 @@ func (t *Trash) dropRemovedTrash() {
 	t.reaper.drop(removed)
 }
 
-// AwaitTrash waits up to ledger.DrainTime until the trash contains only stuck entries; any process
-// may empty it. A process that does not maintain the pool cannot tell which entries of other
-// processes are stuck, and waits only for its own. AwaitTrash returns false if there was nothing to
-// wait for.
+// AwaitEmpty waits up to ledger.DrainTime until the trash is empty, except for entries whose removal
+// keeps failing. In a pool that other processes also write, use AwaitTrash.
+func (t *Trash) AwaitEmpty() {
+	if t.ledger.HasTrash() {
+		t.reaper.drain(ledger.DrainTime)
+	}
+}
+
+// AwaitTrash is AwaitEmpty for a pool whose trash any of several processes may empty. A process that
+// does not maintain the pool does not know which removals keep failing in other processes, and waits
+// only for its own entries. AwaitTrash returns false if there was nothing to wait for.
 func (t *Trash) AwaitTrash() bool {
 	notify(t.reaper.hurry)
 	end, waited := time.Now().Add(ledger.DrainTime), t.ledger.HasTrash()
@@ -158,17 +165,6 @@ func (t *Trash) AwaitTrash() bool {
 		waited = true
 		time.Sleep(ledger.DrainTime / 50)
 	}
-}
-
-// pause waits for reapDelay, or until a call waits for the trash; false when ctx ends.
-func (r *reaper) pause(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-r.hurry:
-	case <-time.After(reapDelay):
-	}
-	return true
 }
 
 // reapOne removes an entry, or queues another attempt.
@@ -214,6 +210,8 @@ func (t *Trash) reapEntry(ctx context.Context, e *trashEntry) error {
 	return t.quotas.relimit(e.relimit)
 }
 
+// reapContent removes the data of an entry, or frees its storage, and then removes the record of a
+// volume.
 func (t *Trash) reapContent(ctx context.Context, name string) error {
 	entry, err := beneath.OpenDir(t.trash, name)
 	if errors.Is(err, unix.ELOOP) { // a link, which the driver did not make
@@ -263,6 +261,7 @@ func (t *Trash) removeData(ctx context.Context, folder *os.File) error {
 	})
 }
 
+// removeContent removes all but the records and the quota file from an entry.
 func (t *Trash) removeContent(ctx context.Context, fs *quota.FS, folder *os.File) error {
 	names, err := beneath.Names(folder, ".")
 	if err != nil {
@@ -277,6 +276,7 @@ func (t *Trash) removeContent(ctx context.Context, fs *quota.FS, folder *os.File
 	return failed
 }
 
+// removeOne removes a file, a directory with its content, or a subvolume.
 func (t *Trash) removeOne(ctx context.Context, fs *quota.FS, folder *os.File, name string) error {
 	st, err := beneath.Stat(folder, name)
 	if err != nil {
@@ -290,8 +290,8 @@ func (t *Trash) removeOne(ctx context.Context, fs *quota.FS, folder *os.File, na
 	return t.removeFolder(ctx, folder, name)
 }
 
-// quotaIn returns the quota ID to release with an entry; 0: none. retained: the directory with the ID
-// is not deleted, and keeps its limit.
+// quotaIn returns the quota ID to release with an entry; 0 if there is none. retained means that the
+// directory with the ID is not deleted, and keeps its limit.
 func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool) {
 	data, err := beneath.OpenDir(folder, DataDir)
 	if err == nil {

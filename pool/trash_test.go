@@ -35,7 +35,8 @@ func TestTrashIsRetried(t *testing.T) {
 	})
 }
 
-// retryTrash deletes a volume in which a filesystem is mounted, which is unmounted later.
+// retryTrash deletes a volume in whose folder a filesystem is mounted. The entry stays in the trash and is
+// reported until the filesystem is unmounted, and another volume is removed meanwhile.
 func retryTrash(t *testing.T, p *pool.Pool, path string) {
 	t.Helper()
 	held := add(t, p, "held")

@@ -62,7 +62,7 @@ func (f Files) Read(dir *os.File, path string) ([]byte, error) {
 	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
 }
 
-// ReadRoot is Read without flags.
+// ReadRoot is Files.Read below root, with no added flags.
 func ReadRoot(root *os.Root, path string) ([]byte, error) {
 	dir, err := root.Open(".")
 	if err != nil {

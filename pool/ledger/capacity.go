@@ -30,12 +30,12 @@ const (
 type Config struct {
 	Name       string
 	Accounting Accounting
-	// Size limits the pool to less than its filesystem's size, in bytes; 0: no limit.
+	// Size limits the pool to less than its filesystem's size, in bytes. 0 means no limit.
 	Size    int64
 	Reserve Reserve
 	// Overcommit is the number of times that each byte may be promised; 0 means 1.
 	Overcommit float64
-	// MaxVolumes is the largest number of volumes; 0: no limit.
+	// MaxVolumes is the largest number of volumes. 0 means no limit.
 	MaxVolumes int
 	// RaiseOvercommit tells an administrator how to raise the overcommit.
 	RaiseOvercommit string
@@ -68,7 +68,7 @@ type Usage struct {
 	Volumes    int
 	// Snapshots counts every member of a group.
 	Snapshots int
-	// Full: the pool has maxVolumes volumes.
+	// Full means that the pool has maxVolumes volumes.
 	Full bool
 	// Attached is the number of controller-published volumes; 0 for a shared pool,
 	// where it is not counted.

@@ -15,7 +15,7 @@ import (
 // filesystem share its space.
 type Filesystems struct {
 	mu  sync.Mutex
-	all map[location.Location]*filesystem // by their roots
+	all map[location.Location]*filesystem // by device numbers, without a path
 }
 
 // filesystem contains the ledgers of the pools on one filesystem.
@@ -30,6 +30,7 @@ type filesystem struct {
 	// foreign is the foreign use at the last measurement, in bytes.
 	foreign int64
 
+	// measuring is held during Measure.
 	measuring sync.Mutex
 }
 
@@ -124,7 +125,8 @@ func (s *filesystem) awaitRead(patience time.Duration) {
 	}
 }
 
-// drain waits until the trash of each pool contains only stuck entries, or atMost has passed.
+// drain waits until the trash of each pool is empty, except for entries whose removal keeps failing, or
+// until atMost has passed.
 func (s *filesystem) drain(atMost time.Duration) {
 	end := time.Now().Add(atMost)
 	for _, l := range s.counted() {

@@ -21,7 +21,8 @@ type Pool interface {
 	Space() (Space, error)
 	// Used measures the usage of the pool's volumes, in bytes.
 	Used() (int64, error)
-	// Drain waits until the pool's trash contains only stuck entries, or atMost has passed.
+	// Drain waits until the pool's trash is empty, except for entries whose removal keeps failing, or
+	// until atMost has passed.
 	Drain(atMost time.Duration)
 }
 
@@ -32,7 +33,7 @@ type Ledger struct {
 	// All ledgers on the filesystem share its lock.
 	*filesystem
 	config Config
-	// pool is nil until the pool's directory is open. complete: its volumes have been read.
+	// pool is nil until the pool's directory is open. complete is true after its volumes were read.
 	pool     Pool
 	complete bool
 	// used is the usage of the pool's volumes at the last measurement, in bytes. foreignInDirectory is
@@ -205,7 +206,7 @@ func (l *Ledger) Reservations() map[string]Reservation {
 	return maps.Clone(l.reservations)
 }
 
-// find returns a folder whose reservation matches; empty: none.
+// find returns a folder whose reservation matches; empty if there is none.
 func (l *Ledger) find(match func(Reservation) bool) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

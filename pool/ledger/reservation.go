@@ -13,27 +13,27 @@ const UnknownBackend = "unknown"
 type Reservation struct {
 	Backend string
 	Bytes   int64
-	// Trashed: the volume or set is deleted, and its space is not free yet.
+	// Trashed means that the volume or set is deleted, and its space is not free yet.
 	Trashed bool
-	// SubDir is the volume's directory outside its folder; empty: none. UnknownSubDir: the volume may
-	// have any SubDir, because its record cannot be read. Retain: the directory is not deleted with
-	// the volume.
+	// SubDir is the volume's directory outside its folder; empty if it has none. UnknownSubDir means
+	// that the volume may have any SubDir, because its record cannot be read. Retain means that the
+	// directory is not deleted with the volume.
 	SubDir        string
 	UnknownSubDir bool
 	Retain        bool
-	// Quota is the limit of a directory; zero: none. Unmeasured: the volume is a directory without a
-	// limit, so its usage is not known.
+	// Quota is the limit of a directory; zero if it has none. Unmeasured means that the volume is a
+	// directory without a limit, so its usage is not known.
 	Quota      volume.Quota
 	Unmeasured bool
 	// Snapshots are those of a set; nil for a volume.
 	Snapshots []volume.Snapshot
-	// Cloned: the volume was made from another volume or a snapshot. Shared is the size of the
-	// data that it shared with its source at first, in bytes.
+	// Cloned means that the volume was made from another volume or a snapshot. Shared is the size of
+	// the data that it shared with its source at first, in bytes.
 	Cloned bool
 	Shared int64
 	// Owners are the volumes that have written the shared data. It counts as their usage.
 	Owners []volume.ID
-	// Inode is the inode number of the folder before its record was read; 0: not known. A
+	// Inode is the inode number of the folder before its record was read; 0 if it is not known. A
 	// folder with the same name and another number belongs to another volume.
 	Inode uint64
 }

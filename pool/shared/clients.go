@@ -41,7 +41,7 @@ func (e *Export) Register(identity, node string) error {
 	return nil
 }
 
-// Registered returns the node that has an NFS client identity; empty: none yet.
+// Registered returns the node that has an NFS client identity; empty if no node has it yet.
 func (e *Export) Registered(identity string) (node string, err error) {
 	c, err := e.readClient(clientPath(identity))
 	if beneath.IsNotExist(err) {
@@ -60,8 +60,12 @@ func (e *Export) readClient(path string) (c client, err error) {
 	if err != nil {
 		return c, e.foreign(path, err)
 	}
-	if err := json.Unmarshal(b, &c); err != nil || c.Node == "" {
-		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a file that a driver wrote (%w): remove it", e.Name, path, errors.Join(err))
+	err = json.Unmarshal(b, &c)
+	if err == nil && c.Node == "" {
+		err = errors.New("it names no node")
+	}
+	if err != nil {
+		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a file that a driver wrote (%w): remove it", e.Name, path, err)
 	}
 	return c, nil
 }

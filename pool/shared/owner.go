@@ -79,8 +79,9 @@ func (e *Export) token() (string, error) {
 	return o.token, nil
 }
 
-// lockOwner locks an owner's file (EWOULDBLOCK: the owner lives). If the server does not support
-// locks, every process can be an owner, and none sweeps.
+// lockOwner opens an owner's file with the flags flag, and locks it. EWOULDBLOCK means that the owner
+// lives. If the server does not support locks, every process can become an owner, and no owner counts
+// as ended.
 func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
 	path := OwnersDir + "/" + token
 	mode := uint32(0) // openat2(2) refuses a mode without O_CREAT
@@ -252,7 +253,7 @@ func (e *Export) WithdrawGrowth(name string) error {
 	return nil
 }
 
-// growthOf returns the entry of tmp that announces the growth of a volume; empty: none.
+// growthOf returns the entry of tmp that announces the growth of a volume; empty if there is none.
 func (o *owner) growthOf(name string) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

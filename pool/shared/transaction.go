@@ -29,7 +29,7 @@ const (
 	// ledgerPatience is the longest time for which a call waits for the lock of the ledger file.
 	// The server releases the lock of a dead node when the node's lease expires.
 	ledgerPatience = 20 * time.Second
-	// joinTime is the time after the begin of a transaction during which callers may join it. It is
+	// joinTime is the time after the start of a transaction during which callers may join it. It is
 	// limited so that the transaction ends and other processes get the lock.
 	joinTime = 100 * time.Millisecond
 )
@@ -57,8 +57,9 @@ type transactions struct {
 	count int
 }
 
+// transaction is one period in which this process has the lock of the ledger file.
 type transaction struct {
-	members int
+	members int // calls that share the transaction
 	began   time.Time
 	ready   chan struct{} // closed when the fields below are set
 	over    chan struct{} // closed when the lock is released
