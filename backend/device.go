@@ -108,6 +108,7 @@ func CheckMkfsOptions(p volume.Parameters, fsType string, size int64) error {
 	return nil
 }
 
+// journal returns the functions that record the steps of mkfs in the volume's folder.
 func (f *Filesystem) journal() blockdev.FormatJournal {
 	name := f.Volume.ID.Name
 	return blockdev.FormatJournal{
@@ -177,6 +178,7 @@ func (f *Filesystem) Check(ctx context.Context, device *os.File) error {
 	return err
 }
 
+// reidentify checks a cloned filesystem, and gives it a UUID of its own. commit records that.
 func (f *Filesystem) reidentify(ctx context.Context, device *os.File) (commit func() error, err error) {
 	if err := f.Check(ctx, device); err != nil {
 		return nil, err

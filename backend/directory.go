@@ -59,8 +59,8 @@ type Directories struct {
 	// Source returns the location of a volume.
 	Source func(volume.Volume) (mount.Source, error)
 	// Prepare sets the mode and owner of a volume's directory: PrepareDirectory, or a function that
-	// calls it.
-	Prepare func(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error
+	// calls PrepareDirectory.
+	Prepare func(dir *os.File, empty bool, requested volume.DirectoryParameters, record *volume.Directory) error
 	// Copy opens c.Origin, and calls c.Create with its content.
 	Copy func(ctx context.Context, c *DirectoryCopy) error
 }
@@ -88,8 +88,8 @@ func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volu
 	return d.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
 		v := d.NewDirectory(p, spec, requested)
 		create := func(ctx context.Context, content *pool.Content) error {
-			return p.CreateDirectory(ctx, v, content, func(dir *os.File, created bool) error {
-				return d.Prepare(dir, created, requested, v.Directory)
+			return p.CreateDirectory(ctx, v, content, func(dir *os.File, empty bool) error {
+				return d.Prepare(dir, empty, requested, v.Directory)
 			})
 		}
 		if spec.Source == nil {
@@ -229,9 +229,10 @@ func (ps *Pools) AttachNodeDirectory(ctx context.Context, p *pool.Pool, v volume
 }
 
 // PrepareDirectory sets the requested mode and owner of a volume's directory, and writes the result to
-// record. A directory that existed before (created is false) keeps a mode and owner that the request
-// does not specify. If the owner cannot be changed, the error is a *os.PathError with Op "fchown".
-func PrepareDirectory(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error {
+// record. A new directory (empty is true) gets the default mode if the request specifies none. A copy or
+// an adopted directory keeps a mode and owner that the request does not specify. If the owner cannot be
+// changed, the error is a *os.PathError with Op "fchown".
+func PrepareDirectory(dir *os.File, empty bool, requested volume.DirectoryParameters, record *volume.Directory) error {
 	if err := chown(dir, requested); err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func PrepareDirectory(dir *os.File, created bool, requested volume.DirectoryPara
 	if requested.Mode != nil {
 		mode = *requested.Mode
 	}
-	if created || requested.Mode != nil { // after chown(2), which clears the set-ID bits
+	if empty || requested.Mode != nil { // after chown(2), which clears the set-ID bits
 		if err := syscall.Fchmod(int(dir.Fd()), mode); err != nil {
 			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
 		}

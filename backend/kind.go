@@ -27,7 +27,7 @@ type Kind struct {
 	// Section returns a pointer to an empty section of a volume's record, to decode into; nil
 	// if the kind has none.
 	Section func() volume.Section
-	// Directories: the volumes are directories; others have a device.
+	// Directories means that the volumes are directories. Otherwise each volume has a device.
 	Directories bool
 	// FSTypes are the values of fsType that a request for a directory may have.
 	FSTypes []string
@@ -55,9 +55,9 @@ type Kind struct {
 type Finding struct {
 	// Name is the examined requirement, Found its state.
 	Name, Found string
-	// Advice says how to fix the state; empty: nothing is wrong.
+	// Advice says how to fix the state; empty if nothing is wrong.
 	Advice string
-	// Unusable: the kind's volumes cannot be used on this node.
+	// Unusable means that the kind's volumes cannot be used on this node.
 	Unusable bool
 }
 
@@ -75,7 +75,7 @@ func (k Kind) Takes() []Parameter {
 	return slices.Concat(all, k.Parameters)
 }
 
-// parameter finds a parameter that the kind accepts, documented or not.
+// parameter finds a parameter that the kind accepts, whether or not it is documented.
 func (k Kind) parameter(key string) (Parameter, bool) {
 	all := append(k.Takes(), namespaceParameter)
 	i := slices.IndexFunc(all, func(p Parameter) bool { return p.Key == key })
@@ -210,6 +210,8 @@ func (k Kind) Supports(v volume.Volume, c volume.Capability) error {
 	return nil
 }
 
+// checkFlags refuses mount flags that are not in the given lists (keys of volume.MountFlags), or that
+// CheckMountFlags refuses (ErrInvalid).
 func (k Kind) checkFlags(flags, lists []string) error {
 	err := volume.CheckMountFlags(flags, lists...)
 	if err == nil && k.CheckMountFlags != nil {

@@ -107,6 +107,7 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 		switch p, known := k.parameter(key); {
 		case known:
 			err = p.check(value)
+		// Other keys of the provisioner are ignored, except a filesystem that the kind does not have.
 		case !strings.HasPrefix(key, volume.ProvisionerPrefix) || key == volume.ParamFSType && value != "" && !slices.Contains(k.FSTypes, value):
 			err = ks.refuseParameter(k, key, value)
 		}

@@ -17,12 +17,14 @@ import (
 
 var kinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
 
+// TestParseParameters: valid parameters are parsed with their defaults. The error for an invalid parameter
+// contains its name and value, and the remedy.
 func TestParseParameters(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		in   map[string]string
 		want volume.Parameters
-		says string // text in the error; empty: no error
+		says string // text in the error; empty if the parameters are valid
 	}{
 		{"no parameters", nil, volume.Parameters{Backend: "loop"}, ""},
 		{

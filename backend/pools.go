@@ -197,7 +197,7 @@ func listPools[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.P
 	var out []T
 	for _, s := range ps.poolStates() {
 		if s.Err != nil {
-			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %s", s.Err.Error()) // not wrapped: the call must not wait until the pool is open
+			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %s", s.Err.Error()) // not wrapped, so that pool.AwaitAttempt does not delay the call
 		}
 		name := ""
 		if !found {

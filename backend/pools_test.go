@@ -85,8 +85,10 @@ func TestNamed(t *testing.T) {
 	}
 	set := openSet(t, state, configs...)
 	for _, tc := range []struct {
-		name, accepts, want string
-		says                string // text in the error (ErrInvalid); empty: no error
+		name    string // of the requested pool
+		accepts string // prefix of the names of the pools that the backend can use
+		want    string // name of the returned pool
+		says    string // text in the error (ErrInvalid); empty if a pool is returned
 	}{
 		{"", "own", "own", ""},
 		{"own2", "own", "own2", ""},
@@ -111,7 +113,7 @@ func TestNamed(t *testing.T) {
 }
 
 // TestListOfOtherKind: the controller's driver lists each pool with each backend. A backend that
-// cannot use the pool returns an empty list.
+// cannot use the pool returns an empty list. For a pool that does not exist it returns ErrStaleToken.
 func TestListOfOtherKind(t *testing.T) {
 	testenv.RequireRoot(t)
 	state, err := os.OpenRoot(t.TempDir())

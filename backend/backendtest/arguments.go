@@ -109,7 +109,8 @@ func testCreateArguments(t *testing.T, l *testVolume) {
 	}
 }
 
-// foreignIDs returns IDs of volumes that do not exist, and the code of a call for each.
+// foreignIDs returns IDs of volumes that do not exist, and the code of a call for each. own is the ID of a
+// volume of the driver.
 func foreignIDs(own string) map[string]codes.Code {
 	parts := strings.Split(own, ":")
 	return map[string]codes.Code{
@@ -124,6 +125,8 @@ func foreignIDs(own string) map[string]codes.Code {
 	}
 }
 
+// testControllerArguments: calls of the controller refuse IDs of volumes that do not exist, and invalid
+// arguments. Calls that remove something succeed if it does not exist.
 func testControllerArguments(t *testing.T, l *testVolume) {
 	d, ctx := l.d, t.Context()
 	grow := &csi.CapacityRange{RequiredBytes: 2 * gib}
@@ -161,6 +164,8 @@ func testControllerArguments(t *testing.T, l *testVolume) {
 	wantCode(t, err, codes.InvalidArgument, "zfs")
 }
 
+// testNodeArguments: calls of the node refuse IDs of volumes that do not exist, and invalid or missing
+// arguments.
 func testNodeArguments(t *testing.T, l *testVolume) {
 	d, ctx := l.d, t.Context()
 	for id, code := range foreignIDs(l.id) {
@@ -195,6 +200,7 @@ func testNodeArguments(t *testing.T, l *testVolume) {
 	}
 }
 
+// errOf returns the error of a call.
 func errOf[T any](_ T, err error) error { return err }
 
 // testTargetPaths: target paths that are not empty directories are refused, and stay unchanged.

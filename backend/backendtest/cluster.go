@@ -71,7 +71,7 @@ func (c *Cluster) Member(i int) *Driver {
 	return &Driver{Options: n.Options, Identity: c.Router.Identity, Control: c.Router.Control, Node: n.Node}
 }
 
-// NodeOptions returns the options of a node's driver with one pool.
+// NodeOptions returns the options of a node's driver with one pool in the directory pool.
 func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
 	o := memberOptions(tb, "node", kinds)

@@ -88,9 +88,9 @@ func testReboot(t *testing.T, d *Driver, kind Kind) {
 	content := pattern(2)
 	write(t, l.data(l.target), content)
 	devices := devicesOf(t, l)
-	partitioned := ""
+	disk := ""
 	if kind.Has(WholeDisk) {
-		partitioned = l.disk(t)
+		disk = l.disk(t)
 	}
 	d.Stop(t)
 	testenv.Run(t, "umount", l.target)
@@ -99,8 +99,8 @@ func testReboot(t *testing.T, d *Driver, kind Kind) {
 	}
 	switch {
 	case kind.Has(WholeDisk):
-		testenv.Run(t, "delpart", "/dev/"+partitioned, "1")
-		must(t, os.Remove(devices[0]))
+		testenv.Run(t, "delpart", "/dev/"+disk, "1")
+		must(t, os.Remove(devices[0])) // the device node, which the driver has created
 	case kind.Has(Image | Block):
 		testenv.Run(t, "losetup", "-d", devices[0])
 	}

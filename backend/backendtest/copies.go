@@ -54,7 +54,7 @@ func testLongCopies(t *testing.T, _ *Driver, kind Kind) {
 	d.wantEmpty(t)
 }
 
-// fillDevice writes unique content to the first bytes of a device.
+// fillDevice writes data that is not zero to the first size bytes of a device.
 func fillDevice(t *testing.T, device string, size int64) {
 	t.Helper()
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)

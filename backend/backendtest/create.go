@@ -18,6 +18,7 @@ func create(t *testing.T, d *Driver, req *csi.CreateVolumeRequest) (*csi.Volume,
 	return resp.GetVolume(), err
 }
 
+// remove deletes a volume, which need not exist.
 func remove(t *testing.T, d *Driver, id string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // which has ended when a cleanup calls remove
@@ -245,6 +246,7 @@ func wantValidated(t *testing.T, d *Driver, v *csi.Volume, calls []validation) {
 	}
 }
 
+// testValidateImage: only capabilities and parameters that the volume has are confirmed.
 func testValidateImage(t *testing.T, d *Driver, _ Kind) {
 	c := Kind{FSType: "ext4"}.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})

@@ -148,7 +148,7 @@ func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
 	l := newVolume(t, d, kind, manyWriters)
 	l.cap = kind.Capability(manyWriters, "nodev", "nfsvers=4.1")
 	l.stageAndPublish(t)
-	l.stageAndPublish(t)
+	l.stageAndPublish(t) // repeated calls with the same flags succeed
 	options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", l.staging)
 	for _, want := range []string{"noatime", "nodev", "vers=4.1"} {
 		if !strings.Contains(options, want) {
@@ -159,7 +159,8 @@ func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
 	wantCode(t, l.stage(t.Context()), codes.AlreadyExists, "mount flags")
 }
 
-// testMultiNodeMode publishes a directory in a mode for several nodes, at two targets.
+// testMultiNodeMode publishes a directory in a mode for several nodes, at two targets. The second target refuses
+// writes in the mode for readers, and otherwise shows its writes at the first one.
 func testMultiNodeMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newVolume(t, d, kind, mode)
 	must(t, l.publishTo(t.Context(), Node))

@@ -21,6 +21,8 @@ func testDirectoryInUse(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
+// requireIdleSource fails the test unless a directory is not copied while it is published or staged, and is
+// copied afterwards.
 func requireIdleSource(t *testing.T, d *Driver, kind Kind, l *testVolume) {
 	t.Helper()
 	l.stageAndPublish(t)

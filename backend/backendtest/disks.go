@@ -23,12 +23,13 @@ import (
 )
 
 const (
-	// diskOverhead is the space of a disk that a volume cannot use.
+	// diskOverhead is the space of a disk that a volume cannot use, in bytes.
 	diskOverhead = 2 << 20
-	diskSize     = gib + diskOverhead
+	// diskSize is the size of a disk for a volume of 1 GiB, in bytes.
+	diskSize = gib + diskOverhead
 )
 
-// startDisks starts a driver with a pool of disks.
+// startDisks starts a driver with a pool of the disks that match the globs devices.
 func (k Kind) startDisks(tb testing.TB, devices ...string) *Driver {
 	tb.Helper()
 	return k.startDisksOn(tb, Node, devices...)

@@ -30,8 +30,8 @@ type Driver struct {
 	Control  controllerserver.Clients
 	Node     csi.NodeClient
 
-	// poolDir is the directory with the content of the driver's pool; empty: the directory of
-	// the configuration.
+	// poolDir is the directory with the content of the driver's pool. If it is empty, that is the
+	// directory of the configuration.
 	poolDir string
 
 	cancel context.CancelFunc
@@ -134,6 +134,7 @@ var logBuffer struct {
 	buf  bytes.Buffer
 }
 
+// lockedLog appends to logBuffer.
 type lockedLog struct{}
 
 func (lockedLog) Write(b []byte) (int, error) {
@@ -142,6 +143,7 @@ func (lockedLog) Write(b []byte) (int, error) {
 	return logBuffer.buf.Write(b)
 }
 
+// captureLog makes klog write to logBuffer.
 func captureLog() {
 	logBuffer.once.Do(func() {
 		flags := flag.NewFlagSet("klog", flag.PanicOnError)

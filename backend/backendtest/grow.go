@@ -42,7 +42,7 @@ func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
 			})
 			must(t, err)
 			if resp.GetCapacityBytes() != size {
-				t.Errorf("NodeExpandVolume to %d: got %v", size, resp)
+				t.Errorf("NodeExpandVolume to %d: got %v, want that size", size, resp)
 			}
 		}
 		wantSize(t, l, size)

@@ -41,7 +41,7 @@ func testHostilePoolContent(t *testing.T, d *Driver, kind Kind) {
 		code   codes.Code // of NodeStageVolume
 	}{
 		{"a link to another volume", with(), linked(func(l *testVolume) string { return l.directory() }, victim.directory()), codes.DataLoss},
-		{"a relative link", with(), linked(func(l *testVolume) string { return l.directory() }, "../"+"../"+"../beside"), codes.DataLoss},
+		{"a relative link", with(), linked(func(l *testVolume) string { return l.directory() }, "../../../beside"), codes.DataLoss},
 		{"a link to the host", with(), linked(func(l *testVolume) string { return l.directory() }, outside), codes.DataLoss},
 		{"a link in the path", inSubDir, linked(func(*testVolume) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
 		{"a link at the end", inSubDir, linked(func(*testVolume) string { return filepath.Join(d.Pool(), "hostile/team/claim") }, beside), codes.DataLoss},
@@ -129,6 +129,7 @@ func replaced(t *testing.T, l *testVolume) func() {
 	return putBack(t, l.directory())
 }
 
+// record is the path of the volume's record.
 func (l *testVolume) record() string {
 	return filepath.Join(l.d.Pool(), "volumes", l.name(), "volume.json")
 }

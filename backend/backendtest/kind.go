@@ -151,7 +151,7 @@ func (k Kind) otherMode() Kind {
 	return Kind{}
 }
 
-// start starts a driver with a new pool for the kind.
+// start starts a driver with a new pool for the kind; see Target.start.
 func (k Kind) start(tb testing.TB, size string, change func(*driver.Options)) *Driver {
 	tb.Helper()
 	return k.target.start(tb, size, change)
@@ -212,13 +212,13 @@ type Target struct {
 	// Features are the features of all kinds, in addition to those that each kind states.
 	Features Feature
 	Kinds    []Kind
-	// Guest: the target needs the kernel of a virtual machine of test/vm.
+	// Guest means that the target needs the kernel of a virtual machine of test/vm.
 	Guest bool
 	// Prepare starts a server that all media of the target need, and sets Medium. It may be nil.
 	Prepare func(tb testing.TB, target *Target)
 	// Medium creates a new, empty medium.
 	Medium func(tb testing.TB, room Room) Medium
-	// Limits describes the limits of directories; nil: there are none.
+	// Limits describes the limits of directories; nil if there are none.
 	Limits *Limits
 	// Growing creates a blank disk with a size in bytes, and a function that enlarges the disk to a size.
 	Growing func(tb testing.TB, size int64) (device string, enlarge func(size int64))
@@ -246,17 +246,17 @@ type Room struct {
 type Medium struct {
 	// Config is the pool's configuration without its name.
 	Config pool.Config
-	// Dir is the directory with the content of the pool; empty: it is in the state directory.
+	// Dir is the directory with the content of the pool; empty if it is in the state directory.
 	Dir string
 }
 
 // Limits describes how the filesystem of a node limits directories to their size.
 type Limits struct {
-	// RootExempt: a process with CAP_SYS_RESOURCE is not limited.
+	// RootExempt means that a process with CAP_SYS_RESOURCE is not limited.
 	RootExempt bool
 	// Off switches the limits of the filesystem at a path off, and On switches them on.
 	Off, On func(tb testing.TB, path string)
-	// Remounts: Off and On remount the filesystem. The sizes of the limits are kept.
+	// Remounts means that Off and On remount the filesystem, and that the sizes of the limits are kept.
 	Remounts bool
 }
 

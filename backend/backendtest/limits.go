@@ -100,10 +100,10 @@ func (l *testVolume) stats(t *testing.T) map[csi.VolumeUsage_Unit]*csi.VolumeUsa
 }
 
 const (
-	// slack is the part of a volume's size that the filesystem may use itself.
+	// slack is the part of a volume's size that the filesystem may use itself, in bytes.
 	slack = mib
-	// block is the unit of quotas. metadata is the extra space that a write on btrfs needs: two nodes
-	// of 16 KiB.
+	// block is the unit of quotas in bytes. metadata is the extra space in bytes that a write on btrfs
+	// needs: two nodes of its trees, of 16 KiB each.
 	block    = 4096
 	metadata = 2 * 16 << 10
 )
@@ -323,7 +323,7 @@ func testQuotaIDs(t *testing.T, _ *Driver, kind Kind) {
 	})
 }
 
-// wantID fails the test unless a directory has a quota ID; 0: none.
+// wantID fails the test unless a directory has the quota ID want. 0 means that it has none.
 func (d *Driver) wantID(t *testing.T, path string, want uint64) {
 	t.Helper()
 	dir, err := os.Open(path)
@@ -398,7 +398,7 @@ func testLimitLost(t *testing.T, d *Driver, kind Kind) {
 		t.Errorf("got usage and limit %+v of the moved directory, want a limit of %d bytes", u, size)
 	}
 	must(t, os.RemoveAll(away))
-	d.withQuota(t, func(fs *quota.FS) error {
+	d.withQuota(t, func(fs *quota.FS) error { // the driver does not release the ID
 		return retry.For(t.Context(), time.Minute, func() (bool, error) {
 			err := fs.Release(id)
 			return errors.Is(err, quota.ErrBusy), err
@@ -411,6 +411,7 @@ func testLimitLost(t *testing.T, d *Driver, kind Kind) {
 func testOtherQuotaKind(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(*driver.Options) {})
 	l := newVolume(t, d, kind, multiWriter)
+	// The IDs are in the range that linux/quota uses for the kind.
 	have, other := d.quotaOf(t, l), volume.Quota{Kind: string(quota.Btrfs), ID: 257}
 	if have.Kind == other.Kind {
 		other = volume.Quota{Kind: string(quota.XFS), ID: 1 << 24}
@@ -473,7 +474,8 @@ func testKeptDataLimited(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// dataDirectory returns the path of the directory of a volume with parameters that may contain a subDir.
+// dataDirectory returns the path of the directory of a volume. more are the keys and values of its parameters:
+// onDelete, and optionally subDir and the name of the PersistentVolume in it.
 func (l *testVolume) dataDirectory(more []string) string {
 	if len(more) > 2 {
 		return filepath.Join(l.d.Pool(), strings.ReplaceAll(more[3], "${pv.metadata.name}", more[len(more)-1]))

@@ -73,6 +73,7 @@ func testPaging(t *testing.T, _ *Driver, kind Kind) {
 	wantCode(t, err, codes.InvalidArgument, "max_entries")
 }
 
+// count returns how often a string is in a list.
 func count(in []string, what string) int {
 	n := 0
 	for _, s := range in {

@@ -46,7 +46,7 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters()})
 		return err
 	})
-	other := volumeNamed(t, d, name, kind, l.cap)
+	created := volumeNamed(t, d, name, kind, l.cap) // the volume of the calls above
 	atOnce(t, "controller publish", func(ctx context.Context) error { return l.publishTo(ctx, Node) })
 	atOnce(t, "stage", l.stage)
 	wantOneDevice(t, l)
@@ -78,7 +78,7 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	wantNoDevice(t, l)
 	atOnce(t, "controller unpublish", func(ctx context.Context) error { return l.unpublishFrom(ctx, Node) })
 	atOnce(t, "delete", func(ctx context.Context) error {
-		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: other})
+		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: created})
 		return err
 	})
 }
@@ -91,7 +91,7 @@ func wantOneDevice(t *testing.T, l *testVolume) {
 	}
 }
 
-// volumeNamed creates a volume with a name and returns its ID.
+// volumeNamed creates a volume with a name, unless it exists, and returns its ID.
 func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeCapability) string {
 	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{

@@ -24,7 +24,7 @@ type recorder struct {
 	done atomic.Int64
 	stop context.CancelFunc
 	ends sync.WaitGroup
-	err  error
+	err  error // of the first write that failed; set before ends is done
 }
 
 // recordSize is the size of a written number in bytes: a block, because some places are in raw devices.
@@ -59,6 +59,7 @@ func record(t *testing.T, volumes ...*testVolume) *recorder {
 	return r
 }
 
+// run writes numbers until ctx ends or a write fails.
 func (r *recorder) run(ctx context.Context) {
 	for n := int64(1); ctx.Err() == nil && r.err == nil; n++ {
 		for i, f := range r.files {

@@ -3,8 +3,6 @@ package backendtest
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -14,19 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/internal/testenv"
 )
-
-// sharesBlocks reports whether two files of the pool can share blocks.
-func (d *Driver) sharesBlocks(t *testing.T) bool {
-	t.Helper()
-	dir, err := os.MkdirTemp(filepath.Dir(d.Pool()), "reflink-")
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(dir, "a"), pattern(60), 0o600))
-	_, refused := testenv.Output(dir, "cp", "--reflink=always", "a", "b")
-	must(t, os.RemoveAll(dir))
-	return refused == nil
-}
 
 // contents returns the paths of the volumes and snapshots in the pool, including temporary and deleted ones.
 func (d *Driver) contents(t *testing.T) (paths []string) {
@@ -37,8 +23,8 @@ func (d *Driver) contents(t *testing.T) (paths []string) {
 	return paths
 }
 
-// wantEmpty waits until the pool contains no volumes and snapshots. It waits long, because a server needs time to
-// remove a tree of many files.
+// wantEmpty waits until the pool contains no volumes and snapshots. It waits up to five minutes, because a server
+// needs time to remove a tree of many files.
 func (d *Driver) wantEmpty(t *testing.T) {
 	t.Helper()
 	err := retry.For(t.Context(), 5*time.Minute, func() (again bool, err error) {
@@ -76,6 +62,7 @@ func (l *testVolume) snapshot(t *testing.T, parameters ...string) *csi.Snapshot 
 	return s
 }
 
+// snapshot calls CreateSnapshot. The snapshot is deleted when the test ends.
 func (d *Driver) snapshot(t *testing.T, req *csi.CreateSnapshotRequest) (*csi.Snapshot, error) {
 	t.Helper()
 	resp, err := d.Control.CreateSnapshot(t.Context(), req)
@@ -105,7 +92,7 @@ func fromVolume(l *testVolume) *csi.VolumeContentSource {
 	}}
 }
 
-// copyRequest returns a request for a volume from a source; size 0: the size of the source.
+// copyRequest returns a request for a volume of size bytes from a source. With size 0 it requests no size.
 func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64, more ...string) *csi.CreateVolumeRequest {
 	t.Helper()
 	r := k.request(t, more...)

@@ -98,6 +98,7 @@ func (s *storage) claimSmallest(ctx context.Context, r volume.Range, minSize int
 		s.cfg.Name, max(r.Required, minSize), atMost(r.Limit), len(all), free, wiping)
 }
 
+// atMost is the part of an error that tells the largest requested size; empty if limit is 0, which means no limit.
 func atMost(limit int64) string {
 	if limit == 0 {
 		return ""

@@ -37,6 +37,7 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	})
 }
 
+// copyTo claims a disk for the new volume, and copies the origin to the disk unless the origin is blank.
 func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o *backend.Origin, progress func(int64)) error {
 	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name) // prevents staging
 	if err != nil {
@@ -109,7 +110,7 @@ func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk
 // zeroRest makes the part of a disk after the copied bytes read as zeros, because it may contain old
 // data.
 func zeroRest(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
-	release := sectionOf(v).Wipe != wipeZero
+	release := sectionOf(v).Wipe != wipeZero // zero by discarding, where that guarantees zeros
 	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, release, func(upTo int64) error {
 		progress(upTo)
 		return nil

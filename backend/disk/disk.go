@@ -81,6 +81,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	})
 }
 
+// createEmpty creates a volume without content on a free disk.
 func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	c, err := claimDisk(ctx, p, spec.Capacity, b.Bounds(spec.FSType(), spec.Block()).Min)
 	if err != nil {

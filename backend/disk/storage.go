@@ -20,12 +20,12 @@ import (
 // The states of a disk in addition to those of package blockdev. A disk of an existing volume is
 // blockdev.DiskClaimed.
 const (
-	// diskOrphaned: the disk has a mark, and no record on this node has the GUID of the mark.
+	// diskOrphaned means that the disk has a mark, and no record on this node has the GUID of the mark.
 	diskOrphaned blockdev.Reason = "orphaned"
-	// diskWiping: the disk of a deleted volume, which is not wiped completely yet.
+	// diskWiping means that the volume on the disk is deleted, and the disk is not wiped completely yet.
 	diskWiping blockdev.Reason = "wiping"
-	// diskOtherPool: the disk has a volume of another pool, or also matches a pool that is earlier in
-	// the configuration.
+	// diskOtherPool means that the disk has a volume of another pool, or also matches a pool that is
+	// earlier in the configuration.
 	diskOtherPool blockdev.Reason = "other-pool"
 )
 
@@ -276,6 +276,7 @@ func (s *storage) locateForChange(v volume.Volume) (blockdev.Disk, error) {
 	return d, s.explain(v, d, m, err)
 }
 
+// claimed returns what the record of a volume says about its disk.
 func claimed(v volume.Volume) blockdev.Claimed {
 	return blockdev.Claimed{GUID: sectionOf(v).GUID, Identity: sectionOf(v).Identity}
 }

@@ -34,7 +34,7 @@ func openDisks(t *testing.T, dir string, match ...string) *pool.Pool {
 	return p
 }
 
-// makeDisk creates a volume on a disk.
+// makeDisk creates a volume on a free disk whose size is in the range r.
 func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.Volume, error) {
 	t.Helper()
 	c, err := claimDisk(t.Context(), p, r, volume.MiB)
@@ -48,6 +48,7 @@ func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.V
 	return v, create(t.Context(), p, v, c, nil)
 }
 
+// stateOf returns the state of a disk at the last scan; zero if the pool does not match the disk.
 func stateOf(p *pool.Pool, device string) diskState {
 	for _, s := range storageOf(p).states() {
 		if s.disk.Path == device {
@@ -57,6 +58,7 @@ func stateOf(p *pool.Pool, device string) diskState {
 	return diskState{}
 }
 
+// awaitDisk waits until a disk has the state want.
 func awaitDisk(t *testing.T, p *pool.Pool, device string, want blockdev.Reason) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); stateOf(p, device).reason != want; {
@@ -74,7 +76,7 @@ func TestDiskChoice(t *testing.T) {
 	small, _, _ := testenv.Disk(t, 64<<20)
 	used, _, _ := testenv.Disk(t, 32<<20)
 	testenv.Run(t, "mkfs.ext4", "-q", used)
-	p := openDisks(t, t.TempDir(), large, small, used, small)
+	p := openDisks(t, t.TempDir(), large, small, used, small) // a disk that two globs match counts once
 	if n := len(storageOf(p).states()); n != 3 {
 		t.Errorf("got %d disks, want 3", n)
 	}
@@ -250,6 +252,7 @@ func openSet(t *testing.T, dir string, configs ...pool.Config) func(name string)
 	}
 }
 
+// poolOf is the configuration of a pool of disks.
 func poolOf(name string, match ...string) pool.Config {
 	return pool.Config{Name: name, Section: &Disks{Match: match}}
 }
@@ -294,8 +297,10 @@ func TestDiskElsewhere(t *testing.T) {
 // scan, and the failed create leaves no files.
 func TestDiskRefuses(t *testing.T) {
 	full := testenv.Filesystem(t, "ext4", "32M")
-	must(t, os.Truncate(sparse(t, full, "disk"), 64<<20))
-	bad := testenv.PlugIn(t, filepath.Join(full, "disk"))
+	image := filepath.Join(full, "disk") // a sparse file, to which nothing can be written on a full filesystem
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 64<<20))
+	bad := testenv.PlugIn(t, image)
 	testenv.Run(t, "sh", "-c", "cd "+full+"; cat /dev/zero >a; sync a; dd if=/dev/zero of=b bs=4096 oflag=direct || true")
 	good, _, _ := testenv.Disk(t, 128<<20)
 	dir := t.TempDir()
@@ -313,13 +318,7 @@ func TestDiskRefuses(t *testing.T) {
 	awaitEmpty(t, filepath.Join(dir, "disks/disks/.trivet/trash"))
 }
 
-func sparse(t *testing.T, dir, name string) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	must(t, os.WriteFile(path, nil, 0o600))
-	return path
-}
-
+// awaitEmpty waits until a directory is empty.
 func awaitEmpty(t *testing.T, dir string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -389,6 +388,7 @@ func awaitStuck(t *testing.T, p *pool.Pool) string {
 // TestDiskRepurposed: if another program uses the disk now, it is not wiped when its old volume is deleted,
 // and the trash reports an error.
 func TestDiskRepurposed(t *testing.T) {
+	// boot tells whether the other program has also written a boot record with a partition table.
 	for name, boot := range map[string]bool{"filesystem": false, "boot record": true} {
 		t.Run(name, func(t *testing.T) {
 			device, image, _ := testenv.Disk(t, 64<<20)
@@ -480,6 +480,8 @@ func TestDiskPulledInTrash(t *testing.T) {
 // disk, whichever parts of the mark were written, even if the disk is attached only later.
 func TestDiskMarkWithoutVolume(t *testing.T) {
 	const sector, size = 512, 64 << 20
+	// The mark consists of a protective boot record, the header of the partition table, its first entry,
+	// the rest of its entries, and the second copy of entries and header at the end of the disk.
 	type span struct{ from, to int64 }
 	boot, header := span{0, sector}, span{sector, 2 * sector}
 	first, rest, second := span{2 * sector, 3 * sector}, span{3 * sector, 34 * sector}, span{size - 33*sector, size}

@@ -18,13 +18,14 @@ import (
 
 // Names of files in a volume's folder that record the state of its disk. All but wipingFile are empty.
 const (
-	// wipedFile: the data is wiped, and the mark may be removed, too.
+	// wipedFile means that the data is wiped, and the mark may be removed, too.
 	wipedFile = "wiped"
-	// unusedFile: the disk was claimed for a volume that was not created. The disk may have a mark.
+	// unusedFile means that the disk was claimed for a volume that was not created. The disk may have a
+	// mark.
 	unusedFile = "unused"
 	// wipingFile contains the offset in bytes up to which the disk is zeroed.
 	wipingFile = "wiping"
-	// copyingFile: another volume's data is being copied to the disk of a new volume.
+	// copyingFile means that another volume's data is being copied to the disk of a new volume.
 	copyingFile = "copying"
 )
 
@@ -77,7 +78,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	switch {
 	case unused && m.Used:
 		return fmt.Errorf("%s has data, but its record says that it is unused: %s was restored from an older backup", d.Path, s.cfg.Directory.Path)
-	case unused, wiped && (!m.Complete || m.Damaged):
+	case unused, wiped && (!m.Complete || m.Damaged): // there is nothing to wipe but the mark
 		return d.Unmark(ctx, sectionOf(v).GUID)
 	}
 	err = wipe(ctx, d, v, folder)

@@ -30,7 +30,7 @@ func TestDamagedQuotas(t *testing.T) {
 		fsType string
 		damage func(t *testing.T, image string, id uint64)
 		repair string
-		mounts bool
+		mounts bool   // whether the damaged filesystem can be mounted
 		reason string // of the reported condition
 		// code and says are the code and the text in the error of creating another volume.
 		code codes.Code
@@ -127,8 +127,8 @@ func (g *damaged) damage(t *testing.T, change func(), mounts bool) {
 	g.Restart(t)
 }
 
-// wantReason fails the test unless the conditions of the pool and the volume have only this reason; "": no
-// conditions. The health of a volume is unavailable while its pool is not open.
+// wantReason fails the test unless the conditions of the pool and the volume have only this reason. An empty
+// reason stands for no conditions. The health of a volume is unavailable while its pool is not open.
 func (g *damaged) wantReason(t *testing.T, want string) {
 	t.Helper()
 	storage, err := g.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})

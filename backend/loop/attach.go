@@ -262,7 +262,8 @@ func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
 	return b.GrowReadOnly(v, v.Capacity)
 }
 
-// isImage reports whether a device with this backing file may belong to a volume.
+// isImage reports whether a device with this backing file may belong to a volume. The backing file of a
+// read-only device is the volume's own loop device.
 func isImage(backingFile string) bool {
 	base := filepath.Base(backingFile)
 	return base == pool.ImageFile || strings.HasPrefix(base, "loop")

@@ -15,7 +15,7 @@ import (
 type Device struct {
 	Path string
 	Tag  string
-	// Orphan: the image was removed.
+	// Orphan means that the image was removed.
 	Orphan bool
 }
 
@@ -28,7 +28,7 @@ func Devices() ([]Device, error) {
 	var devices []Device
 	for _, l := range bound {
 		tag, err := blockdev.LoopTag(l.Number)
-		if err != nil && !errors.Is(err, syscall.ENOENT) { // ENOENT: freed meanwhile
+		if err != nil && !errors.Is(err, syscall.ENOENT) { // with ENOENT the device was freed meanwhile
 			return nil, err
 		}
 		if strings.HasPrefix(tag, tagPrefix) {
@@ -52,6 +52,7 @@ func examine() []backend.Finding {
 	return []backend.Finding{control, examineDevices()}
 }
 
+// examineDevices counts the loop devices, and reports those that are bound to a removed image.
 func examineDevices() backend.Finding {
 	found := backend.Finding{Name: "loop devices"}
 	all, err := blockdev.BoundLoops(func(string) bool { return true })

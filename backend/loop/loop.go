@@ -112,6 +112,7 @@ func sectorSize(p *pool.Pool, block bool) int {
 	return 4096
 }
 
+// makeImage creates the blank image of a new volume.
 func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 	f, err := createImage(p, dir)
 	if err != nil {
@@ -185,6 +186,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 	})
 }
 
+// imageSize returns the size of a volume's image in bytes; see checkSize.
 func imageSize(p *pool.Pool, v volume.Volume) (int64, error) {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
@@ -277,6 +279,7 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 	}
 }
 
+// imageCondition reports an image that is missing, cannot be read or is too short.
 func imageCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if errors.Is(err, volume.ErrDamaged) {

@@ -72,6 +72,7 @@ func mountBase(t *testing.T) func(context.Context, pool.Config) (*os.File, strin
 	}
 }
 
+// make creates a thin volume. Without a filesystem ("") it is a raw device.
 func (w *worker) make(t *testing.T, name, fsType string, size int64) volume.Volume {
 	t.Helper()
 	v, err := w.Create(context.Background(), volume.Spec{
@@ -111,6 +112,7 @@ func (w *worker) wantNothingLeft(t *testing.T) {
 	}
 }
 
+// TestNFS runs each test with an export of its own.
 func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	for name, run := range map[string]func(*testing.T, *nfsd.Server, pool.NFS){

@@ -500,6 +500,8 @@ func TestDeleteAfterImageRemoved(t *testing.T) {
 	}
 }
 
+// testDeleteWithoutImage removes the image of a published volume. The volume can be deleted only after it is
+// unpublished and unstaged.
 func testDeleteWithoutImage(t *testing.T, s *subject, kind backendtest.Kind, afterRemoval func()) {
 	v := s.volume(t, kind, "removed-"+kind.Name(), nil)
 	must(t, v.stage(t.Context()))

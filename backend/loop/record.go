@@ -2,7 +2,7 @@ package loop
 
 import "github.com/trivet-csi/trivet/volume"
 
-// section is the section of a volume's record.
+// section contains the fields of a volume's record that only loop volumes have.
 type section struct {
 	Allocation allocation `json:"allocation"`
 }
@@ -22,12 +22,12 @@ const (
 
 func newSection() volume.Section { return new(section) }
 
-// sectionFor is the section of a volume with the given parameters.
+// sectionFor returns the section of a volume with the given parameters.
 func sectionFor(p volume.Parameters) *section {
 	return &section{allocation(p.Get(paramAllocation))}
 }
 
-// allocationOf is the allocation of a volume; empty while its record cannot be read.
+// allocationOf returns the allocation of a volume; empty if its record cannot be read.
 func allocationOf(v volume.Volume) allocation {
 	if s, ok := v.Section.(*section); ok {
 		return s.Allocation
@@ -38,7 +38,7 @@ func allocationOf(v volume.Volume) allocation {
 // Check implements volume.Section.
 func (s *section) Check() error {
 	if s.Allocation != thin && s.Allocation != thick {
-		return volume.Errorf(volume.ErrDamaged, "record has allocation %q", s.Allocation)
+		return volume.Errorf(volume.ErrDamaged, "section.allocation is %q: expected %s or %s; restore the record from a backup", s.Allocation, thin, thick)
 	}
 	return nil
 }

@@ -244,7 +244,8 @@ func (b *Backend) mountPrivate(ctx context.Context, p *pool.Pool, id volume.ID) 
 		return nil, err
 	}
 	source := imageSource(p, id.Name)
-	m, version, err := mount.MountNFS(ctx, source, 0)
+	const attributes = 0 // the options contain nosuid, nodev and noexec
+	m, version, err := mount.MountNFS(ctx, source, attributes)
 	if err != nil {
 		return nil, errors.Join(backend.ExplainMount(err), mount.RemoveTarget(target))
 	}
@@ -262,6 +263,7 @@ func (b *Backend) mountPrivate(ctx context.Context, p *pool.Pool, id volume.ID) 
 	return nil, errors.Join(err, mount.RemoveTarget(target))
 }
 
+// openRoot opens the root directory of a mount that is not attached to a path yet.
 func openRoot(m *mount.Detached) (*os.Root, error) {
 	dir, err := m.OpenRoot()
 	if err != nil {
@@ -281,7 +283,8 @@ func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 			return false, err
 		}
 		err = mount.Unmount(target)
-		// Retry: another mount may be stacked below this one, or another call may have unmounted it.
+		// After an unmount, and after EINVAL, privateMount is called again: another mount may be below this
+		// one, or another call may have unmounted it.
 		return err == nil || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EINVAL), err
 	})
 	if errors.Is(err, syscall.EBUSY) {
@@ -297,7 +300,7 @@ func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 func privateMount(path string) (*mount.Entry, error) {
 	e, err := mount.OnPath(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e == nil {
-		return nil, nil //nolint:nilnil // nil: no mount
+		return nil, nil //nolint:nilnil // there is no mount
 	}
 	if err == nil && !mount.IsNFS(e) {
 		err = volume.Errorf(volume.ErrPrecondition, "%s is a mount of type %s, which this driver did not create: unmount it", path, e.FSType)
@@ -308,7 +311,7 @@ func privateMount(path string) (*mount.Entry, error) {
 // sweep removes the private mounts without a device that an earlier process has left.
 func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	log := klog.FromContext(ctx)
-	volumes := imageSource(p, "").String() + "/"
+	volumes := imageSource(p, "").String() + "/" // the folder of all volumes on the server
 	left, err := mount.Table(func(e *mount.Entry) bool {
 		return mount.IsNFS(e) && filepath.Dir(e.Mountpoint) == b.Set.MountsDir() && strings.HasPrefix(e.Source, volumes)
 	})

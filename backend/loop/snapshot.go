@@ -70,6 +70,7 @@ func (b *Backend) copyToSnapshots(ctx context.Context, c *backend.SnapshotCopy) 
 	return nil
 }
 
+// createImage creates the empty file of an image in the folder of a volume or snapshot.
 func createImage(p *pool.Pool, dir *os.Root) (*os.File, error) {
 	return dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 }
@@ -82,7 +83,7 @@ type source struct {
 	state pool.FormatState
 	image *os.File
 	lock  io.Closer
-	// staged: the image is attached on this node.
+	// staged is true if the image is attached on this node.
 	staged bool
 	// device is the device of a staged raw volume, root the root directory of a staged
 	// filesystem.
@@ -94,6 +95,7 @@ type source struct {
 	result clone.Result
 }
 
+// sources are images that are copied together.
 type sources []*source
 
 // close releases all sources.
@@ -119,6 +121,7 @@ func (s *source) formatted() bool {
 // blank reports whether the image has no data to copy, because it has no complete filesystem.
 func (s *source) blank() bool { return !s.v.Block && !s.formatted() }
 
+// openSources locks and opens the images of volumes, attached or not.
 func (b *Backend) openSources(ctx context.Context, p *pool.Pool, volumes []volume.Volume) (sources, error) {
 	var all sources
 	for _, v := range volumes {
@@ -135,6 +138,7 @@ func (b *Backend) openSources(ctx context.Context, p *pool.Pool, volumes []volum
 	return all, nil
 }
 
+// openSource opens the image of a source whose volume is locked.
 func (b *Backend) openSource(s *source) (err error) {
 	if s.v, err = s.p.ByID(s.v.ID); err != nil {
 		return err
@@ -200,9 +204,9 @@ func openMounted(device *os.File) (*os.File, error) {
 // copyOptions are the options of copying images.
 type copyOptions struct {
 	pool *pool.Pool
-	// freeze: staged filesystems are frozen even if the copy shares blocks.
+	// freeze means that staged filesystems are frozen even if the copy shares blocks.
 	freeze bool
-	// unshared: the copy shares no blocks with its source.
+	// unshared means that the copy shares no blocks with its source.
 	unshared bool
 	job      *pool.Job
 }

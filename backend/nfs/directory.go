@@ -12,9 +12,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// prepare calls backend.PrepareDirectory, and refuses a server that changes users or modes.
-func prepare(dir *os.File, created bool, requested volume.DirectoryParameters, record *volume.Directory) error {
-	if created {
+// prepare is backend.PrepareDirectory, and refuses a server that changes users or modes.
+func prepare(dir *os.File, empty bool, requested volume.DirectoryParameters, record *volume.Directory) error {
+	if empty {
 		_, owner, _, err := pool.Status(dir)
 		if err == nil {
 			err = checkSquash(dir, owner)
@@ -23,7 +23,7 @@ func prepare(dir *os.File, created bool, requested volume.DirectoryParameters, r
 			return err
 		}
 	}
-	err := backend.PrepareDirectory(dir, created, requested, record)
+	err := backend.PrepareDirectory(dir, empty, requested, record)
 	var failed *os.PathError
 	if errors.As(err, &failed) && failed.Op == "fchown" && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)) {
 		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): export with no_root_squash, or remove these parameters from the class",

@@ -86,8 +86,10 @@ func explain(p *pool.Pool, err error) error {
 	return err
 }
 
+// squashed is the remedy for an error that a server causes by mapping root to another user.
 const squashed = "the server maps this node's root to another user: export with no_root_squash"
 
+// remedies are the kind and the remedy of an errno.
 var remedies = map[error]struct {
 	kind   error
 	remedy string
@@ -141,6 +143,7 @@ type identity struct {
 	handle string
 }
 
+// identify returns the identity of an open directory.
 func identify(dir *os.File) (identity, error) {
 	st, err := stat(dir)
 	if err != nil {
@@ -193,6 +196,7 @@ func (b *Backend) source(v volume.Volume) (*mount.NFSSource, error) {
 	return &mount.NFSSource{NFS: n}, nil
 }
 
+// address returns the address and the mount options of an export.
 func address(c *pool.NFS) (mount.NFS, error) {
 	server, err := volume.CanonicalServer(c.Server)
 	if err != nil {

@@ -18,11 +18,12 @@ import (
 
 func ptr(n uint32) *uint32 { return &n }
 
+// TestCapabilities: a capability that a directory of an export cannot have is refused.
 func TestCapabilities(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		c    volume.Capability
-		says string // empty: the capability is supported
+		says string // text in the error; empty if the capability is supported
 	}{
 		{"many nodes", volume.Capability{Mode: volume.MultiNodeMultiWriter}, ""},
 		{"one pod", volume.Capability{Mode: volume.SingleNodeSingleWriter, FSType: "nfs"}, ""},
@@ -43,12 +44,14 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
+// TestStaticVolume: the attributes of a static PersistentVolume specify the server and the path that are
+// mounted. Invalid attributes are refused.
 func TestStaticVolume(t *testing.T) {
 	b := New(pool.NewSet(nil, nil, nil)).(*Backend)
 	for _, tc := range []struct {
 		name    string
 		context map[string]string
-		path    string // path of the mount; empty: not a static volume
+		path    string // path of the mount; empty if it is not a static volume
 		err     error
 	}{
 		{"whole share", map[string]string{"server": "nas", "share": "/tank/"}, "/tank", nil},
@@ -105,7 +108,7 @@ func TestSource(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		v    volume.Volume
-		want string // source in the mount table; empty: ErrUnavailable
+		want string // source in the mount table; empty if the error is ErrUnavailable
 	}{
 		{"own folder", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: directory}, "[fd00::1]:/tank/volumes/v/data"},
 		{"subDir", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: nested}, "[fd00::1]:/tank/team/a"},
@@ -140,11 +143,13 @@ func TestSource(t *testing.T) {
 	}
 }
 
+// TestPrepare: a new directory has the requested mode and owner, or the defaults. An adopted directory keeps a
+// mode and owner that the request does not specify. The record contains the result.
 func TestPrepare(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, tc := range []struct {
 		name      string
-		created   bool
+		empty     bool
 		requested volume.DirectoryParameters
 		want      volume.Directory
 	}{
@@ -158,7 +163,7 @@ func TestPrepare(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "data")
 			must(t, os.Mkdir(path, 0o700))
-			if !tc.created {
+			if !tc.empty {
 				must(t, os.Chown(path, 7, 8))
 				must(t, syscall.Chmod(path, 0o1711))
 			}
@@ -166,7 +171,7 @@ func TestPrepare(t *testing.T) {
 			must(t, err)
 			defer dir.Close()
 			var got volume.Directory
-			must(t, prepare(dir, tc.created, tc.requested, &got))
+			must(t, prepare(dir, tc.empty, tc.requested, &got))
 			st, err := stat(dir)
 			must(t, err)
 			if now := (volume.Directory{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid}); got != tc.want || now != tc.want {
@@ -181,7 +186,7 @@ func TestCheckApplied(t *testing.T) {
 	have := volume.Directory{Mode: 0o755, UID: 99, GID: 100}
 	for _, tc := range []struct {
 		requested volume.DirectoryParameters
-		says      string // text in the error; empty: no error
+		says      string // text in the error; empty if the directory is accepted
 	}{
 		{volume.DirectoryParameters{}, ""},
 		{volume.DirectoryParameters{Mode: ptr(0o755), UID: ptr(99), GID: ptr(100)}, ""},
@@ -213,7 +218,7 @@ func TestCheckSquash(t *testing.T) {
 	if left, err := dir.Readdirnames(-1); len(left) > 0 || err != nil {
 		t.Errorf("got files %q, %v; want none", left, err)
 	}
-	for range 100 { // on all threads
+	for range 100 { // so that the goroutine probably runs on all threads
 		f, err := os.CreateTemp(t.TempDir(), "")
 		must(t, err)
 		st, err := stat(f)
@@ -225,6 +230,7 @@ func TestCheckSquash(t *testing.T) {
 	}
 }
 
+// TestHasKind: HasKind tells an errno, to which explain adds a remedy, from an error that has its kind already.
 func TestHasKind(t *testing.T) {
 	errno := fmt.Errorf("mkdirat x: %w", syscall.EDQUOT)
 	if volume.HasKind(errno) || !volume.HasKind(volume.Errorf(volume.ErrUnavailable, "%w", errno)) {
@@ -232,6 +238,7 @@ func TestHasKind(t *testing.T) {
 	}
 }
 
+// TestVerify: verify accepts only the directory whose identity it gets.
 func TestVerify(t *testing.T) {
 	want, other := t.TempDir(), t.TempDir()
 	dir, err := os.Open(want)

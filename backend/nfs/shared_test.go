@@ -67,6 +67,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// wantKind fails the test unless errors.Is(err, kind). what names the call.
 func wantKind(t *testing.T, what string, err, kind error) {
 	t.Helper()
 	if !errors.Is(err, kind) {
@@ -98,6 +99,8 @@ func (b testBackend) create(t *testing.T, name string, more ...string) volume.Vo
 
 func (b testBackend) data(v volume.Volume) string { return filepath.Join(b.dir, pool.DirectoryPath(v)) }
 
+// TestLifecycle creates, publishes, expands and deletes a volume with two processes. Repeated calls succeed, and
+// calls that contradict the state of the volume are refused.
 func TestLifecycle(t *testing.T) {
 	b := newTestBackend(t)
 	ctx := t.Context()
@@ -143,6 +146,8 @@ func TestLifecycle(t *testing.T) {
 	wantKind(t, "get after delete", err, volume.ErrNotFound)
 }
 
+// TestList: a page continues after the last volume of the page before. A page after a volume of another pool is
+// refused.
 func TestList(t *testing.T) {
 	b := newTestBackend(t)
 	for _, name := range []string{"a", "b", "c"} {
@@ -189,7 +194,7 @@ func TestAttach(t *testing.T) {
 		name string
 		more []string
 		at   func(volume.Volume) string // path that is replaced
-		to   string                     // by a link to this path; empty: by nothing
+		to   string                     // target of the link that replaces it; empty if it is only removed
 	}{
 		{name: "link to another volume", at: b.data, to: b.data(victim)},
 		{name: "link out of the pool", at: b.data, to: outside},
@@ -273,7 +278,7 @@ func TestForgedRecords(t *testing.T) {
 		t.Error(err)
 	}
 	all, _, err := b.List(t.Context(), volume.ID{}, 100)
-	if err != nil || len(all) != 6 {
+	if err != nil || len(all) != 6 { // the victim and five with forged records
 		t.Errorf("got list %+v, %v; want 6 volumes", all, err)
 	}
 }

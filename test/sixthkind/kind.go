@@ -56,8 +56,8 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 			if err != nil {
 				return err
 			}
-			const made = true
-			err = backend.PrepareDirectory(data, made, asked, v.Directory)
+			const empty = true
+			err = backend.PrepareDirectory(data, empty, asked, v.Directory)
 			return errors.Join(err, data.Sync(), data.Close())
 		})
 	})

@@ -95,7 +95,7 @@ func growingNVMe(tb testing.TB, size int64) (device string, enlarge func(size in
 	return "/dev/" + filepath.Base(disk), func(size int64) {
 		must(os.Truncate(image, size))
 		set(namespace+"/revalidate_size", "1")
-		awaitFile(tb, disk+"/size", strconv.FormatInt(size/512, 10))
+		awaitFile(tb, disk+"/size", strconv.FormatInt(size/512, 10)) // sysfs counts in units of 512 bytes
 	}
 }
 

@@ -87,9 +87,9 @@ func loopDisks() backendtest.Target {
 	}
 }
 
-// localImages returns the target of images on a filesystem of the node. copies is LiveCopies if the filesystem
-// shares blocks, otherwise FullCopies: then a raw device in use cannot be copied, and other volumes are frozen
-// during a copy.
+// localImages returns the target of images on a filesystem of the node. copies is LiveCopies if files on the
+// filesystem can share blocks, and otherwise FullCopies. With FullCopies a raw device in use cannot be copied,
+// and other volumes are frozen during a copy.
 func localImages(fsType string, copies backendtest.Feature) backendtest.Target {
 	kinds := backendtest.Devices("ext4", "xfs", "btrfs")
 	for i, k := range kinds {

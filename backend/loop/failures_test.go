@@ -49,11 +49,12 @@ func startOn(t *testing.T, disk string) *subject {
 	return s
 }
 
-// setKind sets the filesystem of the volumes; empty: raw devices.
+// setKind sets the filesystem of the volumes. Without a filesystem ("") they are raw devices.
 func (s *subject) setKind(fsType string) {
 	s.cap = backendtest.Kind{FSType: fsType}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
 }
 
+// create creates a volume, which the other methods then use.
 func (s *subject) create(t *testing.T, name string, size int64, parameters map[string]string) error {
 	t.Helper()
 	resp, err := s.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -488,8 +489,8 @@ func TestNoSpaceInCreate(t *testing.T) {
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/4 {
 		t.Errorf("image after the failed expansion: got %v, %v; want a size of %d as before", info, err, gib/4)
 	}
-	// The health reports that the disk is full. The room of the pool is smaller only after the foreign
-	// use was measured again.
+	// The health reports a full disk at once. The pool has less room only after the foreign use was
+	// measured again, as when the driver starts.
 	must(t, os.Remove(filepath.Join(s.disk, "filler")))
 	s.mustDelete(t)
 	must(t, s.create(t, "thin", gib, nil))
