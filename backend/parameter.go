@@ -32,6 +32,7 @@ func (p Parameter) check(value string) error {
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: expected %s%s", p.Key, value, p.want(), didYouMean(value, p.Values))
 }
 
+// want describes the valid values.
 func (p Parameter) want() string {
 	if p.Values != nil {
 		return either(p.Values)

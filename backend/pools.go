@@ -193,7 +193,7 @@ func listPools[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.P
 	if c, ok := ps.Set.Config(after.Pool); ok && !ps.Accepts(c) {
 		return nil, false, nil // the controller requests the list of each pool from every backend
 	}
-	found := after == volume.ID{}
+	found := after == volume.ID{} // from the pool of after on
 	var out []T
 	for _, s := range ps.poolStates() {
 		if s.Err != nil {

@@ -147,6 +147,7 @@ func (c *accounts) measureOne(fs *quota.FS, dir string, r ledger.Reservation) in
 	if r.Snapshots != nil {
 		return c.snapshots.measureSet(dir, r)
 	}
+	// A directory has a quota or is Unmeasured.
 	switch image := r.Quota == (volume.Quota{}) && !r.Unmeasured; {
 	case image && r.Cloned:
 		return c.snapshots.unshared(dir + "/" + ImageFile)

@@ -285,8 +285,9 @@ func (at *Attachments) damagedAttachment(name, file string, err error) error {
 	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that file", name, at.cfg.Name, attachedDir, file, err)
 }
 
-// parseAttachment checks the version before the other errors, because a record of another version may
-// have fields that this driver does not know.
+// parseAttachment reports another version rather than the error of reading the record, because a record of
+// another version may have fields that this driver does not know. Version 0 with an error means that no
+// version was read.
 func parseAttachment(b []byte) (a Attachment, err error) {
 	switch err = volume.DecodeStrictly(b, &a); {
 	case a.Version != attachmentVersion && (err == nil || a.Version != 0):

@@ -112,6 +112,7 @@ func (c *Content) makeDir(fs *quota.FS, parent *os.File) error {
 	return CopyError(err)
 }
 
+// fill copies the content into a directory that makeDir has made, unless it was cloned.
 func (c *Content) fill(dir *os.File) error {
 	if c.cloned {
 		return nil
@@ -160,7 +161,7 @@ func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, empty bool) err
 	}
 	defer dir.Close()
 	if p.cfg.Quota == QuotaRequired {
-		return false, volume.Errorf(volume.ErrPrecondition, "%s %q: this directory exists already, so it cannot be limited, and pool %q has quota: %s: use another %[1]s, or a pool without that",
+		return false, volume.Errorf(volume.ErrPrecondition, "%s %q: this directory exists already, so it cannot be limited, and pool %q has quota: %s: use another %[1]s, or a pool without that setting",
 			volume.ParamSubDir, v.Directory.SubDir, p.cfg.Name, QuotaRequired)
 	}
 	return true, prepare(dir, false)
@@ -230,6 +231,7 @@ func (p *Pool) makeParents(dir string) (*os.File, error) {
 	return at, nil
 }
 
+// openOrMake opens a directory in an open one, and makes it if it does not exist.
 func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
 	next, err := beneath.OpenDir(at, name)
 	if !errors.Is(err, unix.ENOENT) {
@@ -244,7 +246,7 @@ func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
 // misplaced explains why a volume's directory cannot be opened or made at its subDir.
 func misplaced(subDir string, err error) error {
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of it is a link or not a directory: remove that, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of this path is a link or not a directory: remove that part, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
 	}
 	return fmt.Errorf("%s %q: %w", volume.ParamSubDir, subDir, err)
 }

@@ -19,6 +19,15 @@
 //	<pool>/.trivet/trash/                deleted volumes and snapshots that are being removed
 //	<pool>/.trivet/lock                  locked by the driver that writes a node-local pool
 //
+// These terms have a fixed meaning:
+//
+//   - An entry is a folder in tmp or in the trash. It is, was or becomes a volume or a set.
+//   - A set is a snapshot, or a group of snapshots that were taken at one moment.
+//   - An attachment records that a volume is controller-published to a node.
+//   - A direct pool is a pool on an export that a StorageClass names and no configuration contains.
+//   - Storage is the place of a volume's data if that is not the pool's directory (a whole disk).
+//   - Promised bytes are the sum of the capacities; foreign use is the space that no volume of any pool uses.
+//
 // A Pool has parts with their own state: Attachments, Snapshots, Images, Quotas, Trash and
 // Jobs. A Medium hides whether one process writes the pool or several do (pool/shared). Package
 // ledger counts the promised bytes; package beneath opens files without following links.

@@ -43,6 +43,7 @@ func openShared(ctx context.Context, forms volume.Forms, c Config, state *os.Roo
 	return p, nil
 }
 
+// openExport opens the pool of openBase. create allows this process to make the pool.
 func (p *Pool) openExport(ctx context.Context, state *os.Root, create bool) error {
 	o := &exportOpener{p.cfg, create}
 	if state == nil {
@@ -94,6 +95,7 @@ func (o *exportOpener) checkName(m marker) error {
 // errNotMade means that an export that no configuration names has no pool yet.
 var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
 
+// mayCreate returns the error for an export that is not a pool and that this process must not make one.
 func (o *exportOpener) mayCreate() error {
 	switch {
 	case !o.canCreate && volume.IsDirectPool(o.Name):

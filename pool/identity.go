@@ -128,6 +128,7 @@ type markerStat struct {
 	ctim, mtim unix.StatxTimestamp
 }
 
+// requireMountPoint refuses a directory that is not a mount point (ErrPrecondition).
 func requireMountPoint(path string) error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st); err != nil {

@@ -150,7 +150,7 @@ func TestPlantedInPool(t *testing.T) {
 				_ = os.Remove(path)
 				must(t, plant(path))
 				var s *pool.Set
-				must(t, promptly(t, func() error { s = e.process(t, true); return nil }))
+				must(t, promptly(t, func() error { s = e.process(t, maintaining); return nil }))
 				p, err := s.Named("nas")
 				if name == "pool.json" {
 					wantError(t, s.States()[0].Err, volume.ErrDamaged, "pool.json")
@@ -200,23 +200,23 @@ func TestOtherName(t *testing.T) {
 	addDirectory(t, e.open(t), "v", "", volume.OnDeleteDelete)
 	other := e
 	other.cfg.Name = "other"
-	other.wantRefused(t, true, volume.ErrPrecondition, `"nas"`, "use that name")
+	other.wantRefused(t, maintaining, volume.ErrPrecondition, `"nas"`, "use that name")
 	name, err := volume.DirectPool("nas.lan", "/tank")
 	must(t, err)
 	direct := e
 	direct.cfg, _ = pool.DirectConfig(name)
-	direct.wantRefused(t, true, volume.ErrPrecondition, "pool: nas")
+	direct.wantRefused(t, maintaining, volume.ErrPrecondition, "pool: nas")
 	// Two names of one server are two direct pools.
 	d := newExport(t)
 	d.cfg = direct.cfg
-	s := d.process(t, true)
+	s := d.process(t, maintaining)
 	s.Initialise(context.Background())
 	_, err = s.Named(name)
 	must(t, err)
 	d.cfg.Name, err = volume.DirectPool("10.0.0.1", "/tank")
 	must(t, err)
-	_, err = d.process(t, true).Named(d.cfg.Name)
+	_, err = d.process(t, maintaining).Named(d.cfg.Name)
 	must(t, err)
 	d.cfg.Name = "nas"
-	d.wantRefused(t, true, volume.ErrPrecondition, "server", "share")
+	d.wantRefused(t, maintaining, volume.ErrPrecondition, "server", "share")
 }

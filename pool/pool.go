@@ -118,6 +118,7 @@ func openRoot(forms volume.Forms, c Config, l *ledger.Ledger) (p *Pool, st unix.
 	return newPool(forms, c, account, root, l), st, nil
 }
 
+// newPool returns a pool whose root directory is open and was not read yet.
 func newPool(forms volume.Forms, c Config, account ledger.Config, root *os.Root, l *ledger.Ledger) *Pool {
 	s := &store{cfg: c, forms: forms, root: root, ledger: l}
 	if c.Section != nil {
@@ -256,6 +257,7 @@ func (p *Pool) restrictAccess() error {
 	return nil
 }
 
+// makeFolders makes the missing ones of some folders of the pool.
 func (p *Pool) makeFolders(dirs ...string) error {
 	for _, dir := range dirs {
 		if err := p.root.MkdirAll(dir, 0o700); err != nil {
@@ -265,6 +267,7 @@ func (p *Pool) makeFolders(dirs ...string) error {
 	return nil
 }
 
+// openFolders opens the folders that stay open until Close.
 func (p *Pool) openFolders() (err error) {
 	for _, folder := range []struct {
 		to   **os.File

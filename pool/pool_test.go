@@ -364,7 +364,7 @@ func TestLedger(t *testing.T) {
 	disk := testenv.Filesystem(t, "ext4", "256M")
 	for name, tc := range map[string]struct {
 		change func(*pool.Config)
-		room   func(u pool.Usage) int64
+		room   func(u pool.Usage) int64 // expected room in bytes
 	}{
 		"filesystem":   {func(*pool.Config) {}, func(u pool.Usage) int64 { return u.Total - u.Used - u.Total/100*2 }},
 		"size":         {func(c *pool.Config) { c.Size, c.Reserve = "100Mi", "0" }, func(pool.Usage) int64 { return 100 << 20 }},

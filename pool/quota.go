@@ -219,6 +219,7 @@ func (q *Quotas) Relimit(volumes ...volume.ID) error {
 	return q.relimit(volumes)
 }
 
+// relimit is Relimit for a caller that holds q.limiting.
 func (q *Quotas) relimit(volumes []volume.ID) error {
 	for _, id := range volumes {
 		v, err := q.Lookup(id.Name)
@@ -261,6 +262,7 @@ func (q *Quotas) Check(v volume.Volume) error {
 	return q.check(v)
 }
 
+// check is Check for a caller that holds q.limiting.
 func (q *Quotas) check(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -281,7 +283,7 @@ func (q *Quotas) check(v volume.Volume) error {
 			limit.Inodes = 0
 		}
 		if u.Limit != limit {
-			return fmt.Errorf("%w: the limit is %d bytes, the volume has %d: it is restored when the volume is staged again or grows", ErrQuotaChanged, u.Limit.Bytes, limit.Bytes)
+			return fmt.Errorf("%w: the limit is %d bytes, but it should be %d: staging or growing the volume restores the limit", ErrQuotaChanged, u.Limit.Bytes, limit.Bytes)
 		}
 		return nil
 	})

@@ -72,6 +72,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	return p.medium.Explain(err)
 }
 
+// buildAndCommit fills an entry of tmp and commits it as the volume v. After an error it removes the entry.
 func (p *Pool) buildAndCommit(ctx context.Context, v volume.Volume, entry string, build func(dir *os.Root) error, place func(entry string) error) error {
 	err := p.buildEntry(entry, v, build)
 	if err == nil {
@@ -183,6 +184,7 @@ func (p *Pool) RaiseCapacity(ctx context.Context, v volume.Volume, capacity int6
 	return p.medium.Explain(err)
 }
 
+// recordGrowth records the capacity of v, whose data already has that size, and ends the announcement.
 func (p *Pool) recordGrowth(ctx context.Context, v volume.Volume) error {
 	crashpoint.Here(crashpoint.GrowImage)
 	if err := p.rewrite(v); err != nil {

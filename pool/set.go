@@ -85,6 +85,7 @@ func NewSet(forms volume.Forms, configs []Config, state *os.Root) *Set {
 	return s
 }
 
+// newSet returns a set of pools that are being opened. The caller sets openPool.
 func newSet(forms volume.Forms, configs []Config, state *os.Root) *Set {
 	s := &Set{forms: forms, state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	for _, c := range configs {

@@ -23,6 +23,12 @@ type export struct {
 	cfg pool.Config
 }
 
+// Values for the argument maintains of process and wantRefused.
+const (
+	maintaining = true
+	nodeOnly    = false
+)
+
 func newExport(t *testing.T) export {
 	t.Helper()
 	return export{t.TempDir(), pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/tank", Init: true}}}
@@ -50,13 +56,13 @@ func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
 // open opens the pool in a new process that maintains it.
 func (e export) open(t *testing.T) *pool.Pool {
 	t.Helper()
-	p, err := e.process(t, true).Named("nas")
+	p, err := e.process(t, maintaining).Named("nas")
 	must(t, err)
 	return p
 }
 
 // wantRefused fails the test unless opening the pool in a new process fails with an error that wantError
-// accepts. maintains tells whether the process maintains the pool.
+// accepts.
 func (e export) wantRefused(t *testing.T, maintains bool, kind error, says ...string) {
 	t.Helper()
 	s := e.process(t, maintains)
@@ -133,19 +139,19 @@ func addDirectory(t *testing.T, p *pool.Pool, name, subDir string, onDelete volu
 // export is empty.
 func TestSharedInit(t *testing.T) {
 	e := newExport(t)
-	e.wantRefused(t, false, volume.ErrUnavailable, "not a pool yet")
+	e.wantRefused(t, nodeOnly, volume.ErrUnavailable, "not a pool yet")
 	e.cfg.NFS.Init = false
-	e.wantRefused(t, true, volume.ErrPrecondition, "init: true", "trivet pool init", "nas.lan:/tank")
+	e.wantRefused(t, maintaining, volume.ErrPrecondition, "init: true", "trivet pool init", "nas.lan:/tank")
 	e.cfg.NFS.Init = true
 	e.write(t, "letter.txt")
-	e.wantRefused(t, true, volume.ErrPrecondition, "letter.txt", "empty directory")
+	e.wantRefused(t, maintaining, volume.ErrPrecondition, "letter.txt", "empty directory")
 	must(t, os.Remove(filepath.Join(e.dir, "letter.txt")))
 	e.mkdir(t, "lost+found")
 	p := e.open(t)
 	if !p.Shared() || p.Version() != "4.2" || p.ID("nfs", "v").String() != "nfs:nas:v" {
 		t.Errorf("got shared %t, version %q, ID %s; want true, 4.2, nfs:nas:v", p.Shared(), p.Version(), p.ID("nfs", "v"))
 	}
-	node := e.process(t, false) // the pool exists now
+	node := e.process(t, nodeOnly) // the pool exists now
 	if _, err := node.ByID(p.ID("nfs", "v")); err != nil {
 		t.Errorf("in a process that only serves a node: %v", err)
 	}
@@ -155,10 +161,10 @@ func TestSharedInit(t *testing.T) {
 		t.Errorf("got mounts directory %q and node %q, want /run/mounts and n", node.MountsDir(), node.NodeID())
 	}
 	must(t, os.Remove(filepath.Join(e.dir, "pool.json")))
-	e.wantRefused(t, true, volume.ErrPrecondition, ".trivet", "backup")
+	e.wantRefused(t, maintaining, volume.ErrPrecondition, ".trivet", "backup")
 	another := newExport(t) // empty, although the configuration contains the UUID of a pool
 	another.cfg.UUID = p.UUID()
-	another.wantRefused(t, true, volume.ErrPrecondition, p.UUID())
+	another.wantRefused(t, maintaining, volume.ErrPrecondition, p.UUID())
 }
 
 // TestDirectInit: a pool is created beside the directories of another driver, unless the pool needs one
@@ -170,11 +176,11 @@ func TestDirectInit(t *testing.T) {
 	e.cfg, _ = pool.DirectConfig(name)
 	e.mkdir(t, "pvc-1")
 	e.mkdir(t, "volumes")
-	s := e.process(t, true)
+	s := e.process(t, maintaining)
 	s.Initialise(t.Context())
 	wantError(t, s.States()[0].Err, volume.ErrPrecondition, `"volumes"`)
 	must(t, os.Remove(filepath.Join(e.dir, "volumes")))
-	s = e.process(t, true)
+	s = e.process(t, maintaining)
 	_, err = s.ByID(volume.ID{Backend: "nfs", Pool: name, Name: "forged"})
 	wantError(t, err, volume.ErrUnavailable, "not a pool")
 	if e.names(t, ".") != "pvc-1" {
@@ -241,7 +247,7 @@ func TestSilentServer(t *testing.T) {
 			}
 		})
 	}
-	if force, err := e.process(t, true).Teardown("nas"); force || err != nil {
+	if force, err := e.process(t, maintaining).Teardown("nas"); force || err != nil {
 		t.Errorf("Teardown for a server that answers: got %t, %v; want false", force, err)
 	}
 }
@@ -250,7 +256,7 @@ func TestSilentServer(t *testing.T) {
 // again when the marker is restored.
 func TestReplacedExport(t *testing.T) {
 	e := newExport(t)
-	s := e.process(t, true)
+	s := e.process(t, maintaining)
 	p, err := s.Named("nas")
 	must(t, err)
 	v := add(t, p, "v")
@@ -417,7 +423,7 @@ func TestAttachAtOnce(t *testing.T) {
 			_, err := fmt.Sscan(a.Node, &n)
 			must(t, err)
 			if errs[n] != nil {
-				t.Errorf("node %d: Attach returned %v, but the volume is published to the node", n, errs[n])
+				t.Errorf("node %d: got %v from Attach, want success, because the volume is published to the node", n, errs[n])
 			}
 			if !a.MultiNode {
 				single++
@@ -708,7 +714,7 @@ func TestTwoServerNames(t *testing.T) {
 		name, err := volume.DirectPool(server, "/tank")
 		must(t, err)
 		e.cfg, _ = pool.DirectConfig(name)
-		s := e.process(t, true)
+		s := e.process(t, maintaining)
 		s.Initialise(t.Context())
 		p, err := s.Named(name)
 		must(t, err)

@@ -23,6 +23,7 @@ type site struct {
 	above []inode
 }
 
+// inode identifies a directory while this process runs.
 type inode struct{ dev, ino uint64 }
 
 // siteOf returns the site of a directory, which may not exist. It follows links.

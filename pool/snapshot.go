@@ -84,6 +84,7 @@ func (sn *Snapshots) Sync() error {
 	return nil
 }
 
+// buildAndCommit fills an entry of tmp and commits it as a set. After an error it removes the entry.
 func (sn *Snapshots) buildAndCommit(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
 	err := sn.buildEntry(ctx, entry, set, build)
 	if err == nil {
@@ -101,6 +102,8 @@ func (sn *Snapshots) buildAndCommit(ctx context.Context, entry string, set *volu
 	return nil
 }
 
+// buildEntry fills the folder of a set in tmp, and makes it durable. It writes the record before the data, so
+// that a process that removes the entry after a crash knows the volumes of the set.
 func (sn *Snapshots) buildEntry(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
 	dir, err := beneath.OpenRoot(sn.tmp, entry)
 	if err != nil {
@@ -191,6 +194,7 @@ func (sn *Snapshots) Get(id volume.ID) (volume.Snapshot, error) {
 	return volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, setID)
 }
 
+// readSet is Set for a name: the set may be of any backend.
 func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
 	set, err := parseIn(sn.store, "snapshot", sn.snapshots, name, snapshotFile, sn.forms.ParseSnapshotSet)
 	if err == nil && set.ID != sn.ID(set.ID.Backend, name) {

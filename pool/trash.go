@@ -339,6 +339,7 @@ func (t *Trash) writeQuotaFile(folder *os.File, id uint64) {
 	}
 }
 
+// readVolume reads the record of a volume at a path below dir.
 func (t *Trash) readVolume(dir *os.File, path string) (volume.Volume, error) {
 	b, err := t.files.Read(dir, path)
 	if err != nil {

@@ -63,6 +63,7 @@ func retryTrash(t *testing.T, p *pool.Pool, path string) {
 	await(t, "the error and the reservation to be removed", func() bool { return len(p.Trash.Errors()) == 0 && usage(t, p).Promised == 0 })
 }
 
+// unmountTrashed unmounts the filesystem in the entry of retryTrash.
 func unmountTrashed(t *testing.T, path string) {
 	t.Helper()
 	at, err := filepath.Glob(filepath.Join(path, ".trivet", "trash", "held.*", "sub"))

@@ -70,6 +70,7 @@ func (d *Driver) Pool() string {
 // privateMounts is the folder for the mounts of images on exports.
 func (d *Driver) privateMounts() string { return filepath.Join(d.Options.StateDir, "nfs") + "/" }
 
+// start runs the driver, connects to its socket, and waits until the driver is ready.
 func (d *Driver) start(tb testing.TB) {
 	tb.Helper()
 	// tb.Context ends before the cleanups of the test, which need the driver.
@@ -87,6 +88,7 @@ func (d *Driver) start(tb testing.TB) {
 	d.awaitReady(tb)
 }
 
+// awaitReady waits until Probe returns ready. It fails the test if the driver ends first.
 func (d *Driver) awaitReady(tb testing.TB) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)

@@ -122,7 +122,7 @@ func wantMoment(t *testing.T, since, until int64, volumes ...*testVolume) {
 	}
 	for i, n := range numbers {
 		if n > numbers[0] || n < last || n-last > 1 || i > 0 && n > numbers[i-1] {
-			t.Errorf("got recorded numbers %v, which are not of one point in time", numbers)
+			t.Errorf("got recorded numbers %v, want numbers of one point in time", numbers)
 			return
 		}
 	}

@@ -132,6 +132,7 @@ func (l *testVolume) stage(ctx context.Context) error {
 	return err
 }
 
+// publishAt publishes the volume at target. readOnly is the argument readonly of the call.
 func (l *testVolume) publishAt(ctx context.Context, target string, readOnly bool) error {
 	_, err := l.d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: target, VolumeCapability: l.cap, Readonly: readOnly, Secrets: l.secrets,

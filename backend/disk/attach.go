@@ -107,7 +107,7 @@ func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func()
 	if err != nil {
 		return nil, err
 	}
-	if fs.State == pool.Formatted || a.mark.Used && fs.State != pool.Cloned {
+	if fs.State == pool.Formatted || a.mark.Used && fs.State != pool.Cloned { // a used disk has a filesystem
 		return nil, a.checkFormatted(ctx, fs)
 	}
 	fs.MarkUsed = func() error { return a.setUsed(ctx) }

@@ -126,7 +126,7 @@ func (s *storage) inspect(found []blockdev.Disk) ([]diskState, error) {
 				continue
 			}
 		}
-		other, err := s.earlierPool(d)
+		other, err := s.earlierPool(d) // to which a disk without a known volume belongs
 		if err != nil {
 			return nil, err
 		}

@@ -72,6 +72,7 @@ type damaged struct {
 	mounted   bool
 }
 
+// newDamaged starts the driver, and creates the volume. Nothing is damaged yet.
 func newDamaged(t *testing.T, fsType string) *damaged {
 	t.Helper()
 	g := &damaged{at: testenv.ProjectQuotas(t, fsType, "2G"), mounted: true}

@@ -95,6 +95,7 @@ func (s *subject) publish(ctx context.Context, readOnly bool) error {
 	return s.publishAt(ctx, s.target, readOnly)
 }
 
+// publishAt publishes the volume at target. readOnly is the argument readonly of the call.
 func (s *subject) publishAt(ctx context.Context, target string, readOnly bool) error {
 	_, err := s.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap, Readonly: readOnly,

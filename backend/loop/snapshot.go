@@ -218,11 +218,12 @@ func (b *Backend) copyAll(ctx context.Context, c copyOptions, all sources) error
 	if err := all.flush(); err != nil {
 		return err
 	}
+	const onlyShared = true
 	switch {
 	case !slices.ContainsFunc(all, func(s *source) bool { return s.staged }):
-		return copyEach(ctx, c, all, false)
+		return copyEach(ctx, c, all, !onlyShared)
 	case !c.freeze && !c.unshared && len(all) == 1:
-		err := copyEach(ctx, c, all, true)
+		err := copyEach(ctx, c, all, onlyShared)
 		if !errors.Is(err, clone.ErrNotShared) {
 			return err
 		}
@@ -298,7 +299,8 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) er
 		case <-copyCtx.Done():
 		}
 	}()
-	err = copyEach(copyCtx, c, all, false)
+	const onlyShared = false // files may be copied while they are frozen
+	err = copyEach(copyCtx, c, all, onlyShared)
 	thawErr := frozen.Thaw()
 	if errors.Is(copyCtx.Err(), context.DeadlineExceeded) || errors.Is(thawErr, freeze.ErrExpired) {
 		return c.tooLong(all)

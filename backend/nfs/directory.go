@@ -56,6 +56,7 @@ func checkApplied(requested volume.DirectoryParameters, have *volume.Directory) 
 	return nil
 }
 
+// stat is fstat(2).
 func stat(dir *os.File) (st syscall.Stat_t, err error) {
 	if err := syscall.Fstat(int(dir.Fd()), &st); err != nil {
 		return st, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}

@@ -24,6 +24,7 @@ type testBackend struct {
 	dir string
 }
 
+// newTestBackend opens a new pool.
 func newTestBackend(t *testing.T) testBackend {
 	t.Helper()
 	dir := filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "export")

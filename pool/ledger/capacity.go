@@ -86,6 +86,7 @@ func (l *Ledger) Usage(s Space) Usage {
 	return l.usage(s)
 }
 
+// usage is Usage for a caller that holds l.mu.
 func (l *Ledger) usage(s Space) Usage {
 	u := Usage{
 		Total: s.Directory.Total, Free: s.Directory.Free, Used: s.Directory.used(),

@@ -51,6 +51,7 @@ func (f *Filesystems) Join(at location.Location) *Ledger {
 // New makes the ledger of a pool that shares its filesystem with no other.
 func New() *Ledger { return new(filesystem).join() }
 
+// join makes the ledger of another pool on the filesystem.
 func (s *filesystem) join() *Ledger {
 	l := &Ledger{
 		filesystem: s, reservations: map[string]Reservation{},

@@ -74,6 +74,7 @@ func (l *Ledger) Set(dir string, r Reservation) {
 	l.set(dir, r)
 }
 
+// set is Set for a caller that holds l.mu.
 func (l *Ledger) set(dir string, r Reservation) {
 	existing := l.reservations[dir]
 	l.promised += r.Bytes - existing.Bytes
@@ -94,6 +95,7 @@ func (l *Ledger) Remove(dir string) (had Reservation, ok bool) {
 	return had, ok
 }
 
+// remove is Remove for a caller that holds l.mu.
 func (l *Ledger) remove(dir string) {
 	existing := l.reservations[dir]
 	l.promised -= existing.Bytes
@@ -132,6 +134,7 @@ func (l *Ledger) Recount(dir string, r Reservation, err error) {
 	l.recount(dir, r, err)
 }
 
+// recount is Recount for a caller that holds l.mu.
 func (l *Ledger) recount(dir string, r Reservation, err error) {
 	switch {
 	case err == nil:

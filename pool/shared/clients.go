@@ -55,6 +55,7 @@ func clientPath(identity string) string {
 	return clientsDir + "/" + hex.EncodeToString(sum[:16])
 }
 
+// readClient reads the file of a client. ErrPrecondition if no driver wrote it.
 func (e *Export) readClient(path string) (c client, err error) {
 	b, err := e.Files.Read(e.Dir, path)
 	if err != nil {

@@ -170,6 +170,7 @@ func (e *Export) signPage(t *transaction, token string) (err error) {
 	return e.writePage(t.page)
 }
 
+// lockLedger locks the ledger file, if the server supports locks. It waits up to ledgerPatience.
 func (e *Export) lockLedger(ctx context.Context) error {
 	f := e.transactions.file
 	err := retry.For(ctx, ledgerPatience, func() (bool, error) {

@@ -42,6 +42,7 @@ func (e *Export) HoldTrash() (release func(), err error) {
 	return e.releaseTrash, nil
 }
 
+// releaseTrash ends one use of the trash lock. The last user releases the lock by closing the file.
 func (e *Export) releaseTrash() {
 	l := &e.trash
 	l.mu.Lock()
