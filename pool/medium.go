@@ -59,7 +59,8 @@ type Medium interface {
 	// OpenLock opens the file or folder that LockVolume locks.
 	OpenLock(name string) (*os.File, error)
 
-	// Entry returns the name of the entry of tmp for a volume or set that reserves some bytes.
+	// Entry returns the name of the entry of tmp for a volume or set that reserves some bytes. The
+	// name ends with suffix.
 	Entry(name string, bytes int64, suffix string) (string, error)
 	// SoleWriter tells whether no other process can write to the pool.
 	SoleWriter() bool

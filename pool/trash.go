@@ -74,7 +74,7 @@ const reapInterval = 30 * time.Second
 func (t *Trash) reap(ctx context.Context, log klog.Logger) {
 	limit := reapAtOnce
 	if t.storage != nil {
-		limit = -1
+		limit = -1 // no limit
 	}
 	var removing errgroup.Group
 	removing.SetLimit(limit)
