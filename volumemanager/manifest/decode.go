@@ -164,7 +164,7 @@ func (d document) decode(raw []byte) ([]entry, error) {
 	return entries, nil
 }
 
-// header decodes the header of an object. raw is the object as JSON, at its path in the document.
+// header decodes the header of an object. raw is the object as JSON, and at is the object's path in the document.
 func (d document) header(raw []byte, at string) (head header, err error) {
 	if err := strict.UnmarshalCaseSensitivePreserveInts(raw, &head); err != nil {
 		return head, d.explain(raw, &head, at, err)
@@ -175,7 +175,7 @@ func (d document) header(raw []byte, at string) (head header, err error) {
 	return head, nil
 }
 
-// object decodes an object. raw is the object as JSON, at its path in the document. If the kind, the
+// object decodes an object. raw is the object as JSON, and at is the object's path in the document. If the kind, the
 // apiVersion or a value is not valid, the entry has a problem. If raw cannot be decoded, object returns an
 // error.
 func (d document) object(raw []byte, at string) (entry, error) {
@@ -208,7 +208,7 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	return e, nil
 }
 
-// decodeStrict decodes an object. raw is the object as JSON, at its path in the document. Unknown fields,
+// decodeStrict decodes an object. raw is the object as JSON, and at is the object's path in the document. Unknown fields,
 // duplicate fields, and names with the wrong case are errors.
 func (d document) decodeStrict(raw []byte, into any, at string) error {
 	errs, err := strict.UnmarshalStrict(raw, into)
