@@ -59,7 +59,7 @@ func TestWriteOverLink(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := atomicfile.Write(root, "record", []byte(name)); err != nil {
-			t.Errorf("temporary file is a %s: %v", name, err)
+			t.Errorf("temporary file is a %s: got %v, want no error", name, err)
 		}
 		if b, err := os.ReadFile(filepath.Join(dir, "record")); string(b) != name || err != nil {
 			t.Errorf("temporary file is a %s: got content %q, %v, want %q", name, b, err, name)

@@ -71,6 +71,7 @@ func changedObject(req any) string {
 	return ""
 }
 
+// volumeKey and snapshotKey return the results of changedObject for the name of a volume, and of a snapshot or group.
 func volumeKey(name string) string { return fmt.Sprintf("volume %q", name) }
 
 func snapshotKey(name string) string { return fmt.Sprintf("snapshot %q", name) }

@@ -129,6 +129,7 @@ func Controller(s controllerserver.Services) Service { return newLocal(s, Contro
 // Node returns a Service that calls a node service in this process.
 func Node(s csi.NodeServer) Service { return newLocal(s, &csi.Node_ServiceDesc) }
 
+// newLocal returns a Service that calls server, which implements the gRPC services.
 func newLocal(server any, services ...*grpc.ServiceDesc) local {
 	l := local{server: server, unary: map[string]grpc.MethodDesc{}, streams: map[string]grpc.StreamDesc{}}
 	for _, d := range services {
@@ -142,6 +143,7 @@ func newLocal(server any, services ...*grpc.ServiceDesc) local {
 	return l
 }
 
+// fullName returns the full name of a method of a gRPC service.
 func fullName(d *grpc.ServiceDesc, method string) string { return "/" + d.ServiceName + "/" + method }
 
 // Call implements Service. It passes req to the handler instead of the empty request that the handler decodes.

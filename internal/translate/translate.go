@@ -75,6 +75,7 @@ func VolumeHealth(id string, conditions []backend.Condition) *csi.VolumeHealth {
 	return h
 }
 
+// volumeSeverity maps the severity of a condition to the status in a CSI message.
 var volumeSeverity = map[backend.Severity]csi.VolumeHealthErrorType{
 	backend.Degraded:     csi.VolumeHealthErrorType_DEGRADED,
 	backend.Inaccessible: csi.VolumeHealthErrorType_INACCESSIBLE,

@@ -69,6 +69,7 @@ type maker struct {
 	final []func()
 }
 
+// must fails the test if err is not nil.
 func (m *maker) must(err error) {
 	m.tb.Helper()
 	if err != nil {
@@ -127,6 +128,7 @@ func (m *maker) name() string {
 	return name
 }
 
+// file creates a regular file, which is empty in half of the calls.
 func (m *maker) file(path string) string {
 	m.must(os.WriteFile(path, m.bytes(m.IntN(20000)*m.IntN(2)), 0o600))
 	return m.created(path)
@@ -138,6 +140,7 @@ func (m *maker) created(path string) string {
 	return path
 }
 
+// bytes returns n random bytes.
 func (m *maker) bytes(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -177,12 +180,14 @@ func (m *maker) directory(path string) string {
 	return path
 }
 
+// symlink creates a symbolic link with a random target, which may be missing or outside of the tree.
 func (m *maker) symlink(path string) string {
 	targets := []string{"/", "/etc/passwd", "..", "../../../..", "nothing", ".", "a\xffb", strings.Repeat("x/", 500)}
 	m.must(os.Symlink(targets[m.IntN(len(targets))], path))
 	return m.created(path)
 }
 
+// node creates a pipe, socket or device node.
 func (m *maker) node(path string, kind uint32, dev uint64) string {
 	m.must(unix.Mknod(path, kind|0o600, int(dev)))
 	return m.created(path)
@@ -267,6 +272,7 @@ func (m *maker) attributes(path string) {
 	m.times(path, st.Mode&unix.S_IFMT)
 }
 
+// xattrs sets random extended attributes that files of a kind (S_IFMT) can have.
 func (m *maker) xattrs(path string, kind uint32) {
 	set := func(name string, value []byte) { m.mustIfSupported(unix.Lsetxattr(path, name, value, 0)) }
 	set("trusted.test", m.bytes(m.IntN(100)))

@@ -237,6 +237,7 @@ func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) 
 // Mark reads the mark of the disk (ReadMark). The error is ErrDiskLate if the disk does not answer.
 func (d Disk) Mark() (Mark, error) { return request(d, d.readMark) }
 
+// readMark does the same as Mark, but waits for a disk that does not respond.
 func (d Disk) readMark() (Mark, error) {
 	if d.Room() == 0 { // a drive without a medium cannot be opened
 		return Mark{}, ErrNoMark

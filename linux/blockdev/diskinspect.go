@@ -75,6 +75,7 @@ func (d Disk) inspect() Finding {
 	return d.inspectContent(disk)
 }
 
+// unreadable returns the finding for a disk whose state could not be read.
 func unreadable(err error) Finding { return Finding{Reason: DiskUnreadable, Detail: err.Error()} }
 
 // inspectKernel checks in sysfs whether the disk can be claimed.
@@ -138,6 +139,7 @@ func (d Disk) inspectUsers() Finding {
 	return Finding{}
 }
 
+// names returns the names of partitions.
 func names(parts []partition) []string {
 	var out []string
 	for _, p := range parts {

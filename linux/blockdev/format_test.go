@@ -284,7 +284,7 @@ func TestLoop(t *testing.T) {
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
 	must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB))
 	if tag, err := blockdev.LoopTag(number); tag == "trivet:test" {
-		t.Errorf("the detached device still has the tag %q: %v", tag, err)
+		t.Errorf("LoopTag of the detached device: got %q, %v, want no tag", tag, err)
 	}
 }
 

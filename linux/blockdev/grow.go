@@ -32,6 +32,7 @@ func GrowFilesystem(root, device *os.File, fsType string) error {
 	return nil
 }
 
+// growExt4 grows a mounted ext4 to a device of size bytes.
 func growExt4(root, device *os.File, size int64) error {
 	// A mounted ext4 keeps its superblock in the page cache of the device, so ReadSuperblock reads the current state.
 	sb, err := ReadSuperblock(device, "ext4")
@@ -55,6 +56,7 @@ func growExt4(root, device *os.File, size int64) error {
 	return err
 }
 
+// growXFS grows a mounted xfs to a device of size bytes.
 func growXFS(root *os.File, size int64) error {
 	geometry, err := sys.ReadXFSGeometry(root)
 	if err != nil {
@@ -73,6 +75,7 @@ func growXFS(root *os.File, size int64) error {
 	return err
 }
 
+// growBtrfs grows a mounted btrfs to a device of size bytes.
 func growBtrfs(root *os.File, size int64) error {
 	_, have, err := sys.BtrfsDevice(root)
 	const sectorSize = 4096

@@ -120,6 +120,7 @@ type reservations struct {
 	numbers map[int]bool
 }
 
+// reserved contains the reservations of this process.
 var reserved = reservations{numbers: map[int]bool{}}
 
 // reserve reserves a free device until release. If all free devices are reserved, it creates a device.
@@ -247,6 +248,7 @@ func removeIfDiscardsForbidden(control *os.File, number int) (removed bool, err 
 // because the kernel does not update /dev of a container.
 func OpenLoop(number int) (*Loop, error) { return openLoop(number, os.O_RDONLY) }
 
+// openLoop does the same as OpenLoop with the flag of open(2).
 func openLoop(number, flag int) (*Loop, error) {
 	path := LoopPath(number)
 	f, err := os.OpenFile(path, flag, 0)

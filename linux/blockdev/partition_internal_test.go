@@ -40,6 +40,6 @@ func TestPartitionNode(t *testing.T) {
 		t.Errorf("got node %v, %v, want mode 0600", info, err)
 	}
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600), makePartitionNode(node, first)); err != nil {
-		t.Errorf("replacing a regular file by a node: %v", err)
+		t.Errorf("replacing a regular file by a node: got %v, want no error", err)
 	}
 }

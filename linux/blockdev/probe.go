@@ -119,6 +119,7 @@ type superblockFormat struct {
 	parse   func(super []byte) Superblock
 }
 
+// superblockFormats contains the format for each type of filesystem.
 var superblockFormats = map[string]superblockFormat{
 	"ext4": {extSuperOffset, extSuperSize, extMagicAt, extMagic, parseExt4},
 	"xfs": {0, 16, 0, xfsMagic, func(super []byte) Superblock {

@@ -40,6 +40,7 @@ const (
 	superChecksum = 0x3FC
 )
 
+// castagnoli is the table of CRC-32C.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // template holds the non-zero blocks of an empty ext4 of one size. With metadata_csum_seed, only the checksum

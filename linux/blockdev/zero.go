@@ -87,6 +87,7 @@ type zeroing struct {
 	pattern, sample []byte
 }
 
+// newZeroing opens the device for direct I/O. The caller closes the result.
 func newZeroing(device *os.File, methods []zeroMethod) (*zeroing, error) {
 	sector, err := sys.SectorSize(device)
 	if err != nil {

@@ -66,6 +66,7 @@ func (x *xattrCopy) copy(dst, src string) error {
 	return nil
 }
 
+// copyOne copies one extended attribute.
 func (x *xattrCopy) copyOne(dst, src, name string) error {
 	n, err := unix.Getxattr(src, name, x.value)
 	if errors.Is(err, unix.ENODATA) { // the attribute is listed, but this process may not read it

@@ -60,6 +60,7 @@ type pair struct {
 	byAddress bool
 }
 
+// newPair reads the properties of two images.
 func newPair(older, newer *os.File) (*pair, error) {
 	oldSize, err := sizeOf(older)
 	if err != nil {

@@ -25,6 +25,7 @@ func (u *uncopyable) Unwrap() error { return u.cause }
 
 func (u *uncopyable) Is(target error) bool { return target == ErrUncopyable }
 
+// errUncopyable returns an error that is ErrUncopyable, with a text.
 func errUncopyable(format string, args ...any) error {
 	return &uncopyable{fmt.Errorf(format, args...)}
 }

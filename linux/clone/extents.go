@@ -15,6 +15,7 @@ import (
 const unaddressable = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded | sys.ExtentEncrypted |
 	sys.ExtentNotAligned | sys.ExtentInline | sys.ExtentTail
 
+// extentEnd returns the offset in the file at which an extent ends.
 func extentEnd(e *sys.Extent) int64 { return int64(e.Logical + e.Length) }
 
 // readExtents reads the first extents of a file between two offsets into m, and returns them and the offset up

@@ -34,6 +34,7 @@ func collect(tb testing.TB, ranges iter.Seq2[clone.Range, error], from, end int6
 	return all
 }
 
+// total returns the sum of the lengths of ranges.
 func total(ranges []clone.Range) (bytes int64) {
 	for _, r := range ranges {
 		bytes += r.Length
@@ -103,6 +104,7 @@ func (h *history) snapshot(tb testing.TB, path string) *os.File {
 	return f
 }
 
+// content reads a whole file.
 func content(tb testing.TB, f *os.File) []byte {
 	tb.Helper()
 	size, err := f.Seek(0, io.SeekEnd)
@@ -199,6 +201,7 @@ func (fsys testFS) compare(t *testing.T, seed uint64, older, newer *os.File) {
 	}
 }
 
+// remove closes and removes immutable files.
 func remove(t *testing.T, files ...*os.File) {
 	t.Helper()
 	for _, f := range files {

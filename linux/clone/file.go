@@ -78,6 +78,7 @@ type fileCopy struct {
 	done int64
 }
 
+// newFileCopy verifies that dst and src can be copied.
 func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
 	c := &fileCopy{Options: o, dst: dst, src: src, offload: !o.Unshared}
 	for _, f := range []*os.File{dst, src} {
@@ -179,6 +180,7 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 	return nil
 }
 
+// copyRange copies the bytes of a range, and reports the progress.
 func (c *fileCopy) copyRange(ctx context.Context, r Range) error {
 	for r.Length > 0 {
 		if err := ctx.Err(); err != nil {

@@ -62,6 +62,7 @@ func testFileNFS(t *testing.T, dir string, shared, holes bool) {
 	}
 }
 
+// testTreeNFS tests Tree. shared means that the server shares blocks.
 func testTreeNFS(t *testing.T, dir string, shared bool) {
 	src := mkdir(t, dir, "tree")
 	treetest.Make(t, src, 1)
@@ -73,6 +74,7 @@ func testTreeNFS(t *testing.T, dir string, shared bool) {
 	treetest.Compare(t, src, to)
 }
 
+// testDeltaNFS tests Delta, which compares the content on NFS.
 func testDeltaNFS(t *testing.T, dir string) {
 	h := &history{Rand: rand.New(rand.NewPCG(1, 1)), size: 8 * mib, image: create(t, filepath.Join(dir, "image"))}
 	must(t, h.image.Truncate(h.size))

@@ -78,6 +78,7 @@ func requireNoSubvolumes(src *os.File) error {
 	return errNested(src.Name(), subvolumeName(src, refs[0]))
 }
 
+// errNested returns the error for a subvolume with a name in dir.
 func errNested(dir, name string) error {
 	return errUncopyable("%q contains the subvolume %s, and a copy would not contain it: replace the subvolume by a directory, or delete it (btrfs subvolume delete)", dir, name)
 }

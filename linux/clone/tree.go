@@ -88,6 +88,7 @@ type entry struct {
 	st   unix.Stat_t
 }
 
+// kind returns the type of the file (S_IFMT).
 func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
 // begin prepares the root of the copy. It opens the root again, so that the file offset of dst does not change.

@@ -228,6 +228,7 @@ func refusal(name string, errno syscall.Errno) error {
 	}
 }
 
+// namesOf returns the names of targets for errors.
 func namesOf(targets []Target) string {
 	names := make([]string, len(targets))
 	for i, t := range targets {

@@ -28,6 +28,7 @@ import (
 // then waits until it is killed.
 const driverArgument = "driver"
 
+// TestMain runs a guardian or a driver if the arguments name one, and otherwise the tests.
 func TestMain(m *testing.M) {
 	if isChild, err := reexec.Run(os.Args, map[string]reexec.Role{freeze.Role: freeze.Guard}); isChild {
 		if err != nil {
@@ -160,6 +161,7 @@ func eventually(t *testing.T, condition string, isTrue func() bool) {
 	}
 }
 
+// notesIn returns the names in the directory of the notes, which may be missing.
 func notesIn(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -326,7 +328,7 @@ func TestNoGuardian(t *testing.T) {
 // TestGuardAlone: Guard fails in a process that no driver started.
 func TestGuardAlone(t *testing.T) {
 	if freeze.Guard(reexec.Input{}) == nil {
-		t.Error("Guard returned no error without input from a driver")
+		t.Error("Guard without input from a driver: got no error, want one")
 	}
 }
 
@@ -341,7 +343,7 @@ func TestSignals(t *testing.T) {
 		group, err := syscall.Getpgid(pid)
 		must(t, err)
 		if group == syscall.Getpgrp() {
-			t.Error("the guardian is in the process group of the driver")
+			t.Error("the guardian is in the process group of the driver, want another group")
 		}
 	}
 	must(t, z.Thaw())

@@ -30,6 +30,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
+// testDirectory tests sources on the filesystem that is mounted at a path.
 func testDirectory(t *testing.T, at string) {
 	t.Helper()
 	below := filepath.Join(at, "some where", "pool")

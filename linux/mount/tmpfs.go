@@ -20,6 +20,7 @@ type MemoryLimit struct{ Bytes, Inodes int64 }
 // an inode does not count towards Bytes.
 func MemoryFor(bytes int64) MemoryLimit { return MemoryLimit{bytes, max(1024, bytes/4096)} }
 
+// mountOptions returns the limit as options of tmpfs(5).
 func (l MemoryLimit) mountOptions() []string {
 	options := []string{fmt.Sprintf("size=%d", l.Bytes)}
 	if l.Inodes > 0 {
@@ -45,6 +46,7 @@ func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 	return fs, err
 }
 
+// memoryType is the type of the filesystem.
 const memoryType = "tmpfs"
 
 // ResizeMemory changes the limit of the tmpfs that is mounted at path. It fails if the content is larger than

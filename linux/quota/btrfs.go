@@ -34,6 +34,7 @@ type subvolumes struct {
 	sysfs string // the directory of the filesystem in sysfs
 }
 
+// newSubvolumes finds the sysfs directory of the btrfs that contains dir.
 func newSubvolumes(dir *os.File) (*subvolumes, error) {
 	id, err := sys.BtrfsUUID(dir)
 	if err != nil {
@@ -140,10 +141,12 @@ func (s *subvolumes) removeGroup(qgroup uint64) error {
 	return ignore(sys.RemoveQgroup(s.dir, qgroup), unix.ENOENT)
 }
 
+// unassign removes the qgroup member from another qgroup. It is no error if member is not in that qgroup.
 func (s *subvolumes) unassign(member, from uint64) error {
 	return ignore(sys.UnassignQgroup(s.dir, member, from), unix.ENOENT)
 }
 
+// assign adds the qgroup member to another qgroup. It is no error if member is already in that qgroup.
 func (s *subvolumes) assign(member, to uint64) error {
 	return ignore(sys.AssignQgroup(s.dir, member, to), unix.EEXIST)
 }
@@ -282,6 +285,7 @@ func (s *subvolumes) id(dir *os.File) (uint64, error) {
 	return id, nil
 }
 
+// release deletes the qgroup 1/N and its remaining members.
 func (s *subvolumes) release(id uint64) error {
 	u, err := s.usage(id)
 	if err != nil {

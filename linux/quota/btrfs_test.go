@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
+// TestBtrfs tests the limits of subvolumes.
 func TestBtrfs(t *testing.T) {
 	const metadata = 256 << 10 // bytes that the filesystem itself uses
 	fsys := openKind(t, Btrfs, testenv.SimpleQuotas(t, "512M"))

@@ -153,6 +153,7 @@ func (fsys *testFS) remove(t *testing.T, name string) {
 	}
 }
 
+// btrfsIocSync is BTRFS_IOC_SYNC, which commits the running transaction.
 const btrfsIocSync = 0x9408 // _IO(0x94, 8)
 
 // release releases an ID. It retries, because the filesystem frees removed data in the background.
@@ -215,7 +216,7 @@ func testWriter(t *testing.T, fsys *testFS, as []string, slack int64) {
 	must(t, fsys.fs.Set(id, Limit{Bytes: grown}))
 	check(first+fill(t, filepath.Join(path, "second"), as), grown)
 	if after := fsys.usage(t, beside); after != before {
-		t.Errorf("the usage of the other directory changed from %+v to %+v", before, after)
+		t.Errorf("usage of the other directory: got %+v, want %+v", after, before)
 	}
 	for name, id := range map[string]uint64{"writer": id, "beside": beside} {
 		fsys.remove(t, name)

@@ -31,6 +31,7 @@ type projects struct {
 // locks maps the st_dev of each filesystem to the lock projects.choosing.
 var locks sync.Map
 
+// newProjects returns the projects of the filesystem that contains dir.
 func newProjects(kind Kind, dir *os.File) (*projects, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -133,6 +134,7 @@ func setProject(dir *os.File, id uint32) error {
 	return err
 }
 
+// hasLimit reports whether a project has a hard or soft limit.
 func hasLimit(q sys.ProjectQuota) bool {
 	return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0
 }
@@ -181,6 +183,7 @@ func (p *projects) set(id uint64, l Limit) error {
 	return syncQuota(p.dir)
 }
 
+// inRange reports whether an ID can be a result of allocate.
 func inRange(id uint64) bool { return id >= minProject && id <= maxProject }
 
 // project converts an ID. It rejects IDs that allocate does not choose, because setting the limits of ID 0

@@ -30,6 +30,7 @@ func projectDisk(t *testing.T, fsType string) *disk {
 	return d
 }
 
+// TestProjects tests the limits of project quota.
 func TestProjects(t *testing.T) {
 	for fsType, kind := range map[string]Kind{"xfs": XFS, "ext4": Ext4} {
 		t.Run(fsType, func(t *testing.T) {

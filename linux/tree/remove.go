@@ -175,6 +175,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+// mountedAt reports whether an entry is a mount point.
 func mountedAt(e *Entry) bool {
 	fd, err := sys.OpenFD(e.Dir, e.Name, sys.OneMount, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 // maxOpen is the maximum number of directories of a Stack that are open at once.
 const maxOpen = 64
 
+// dirFlags are the flags of open(2) for every directory of a tree.
 const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
 
 // ErrMoved means that a directory was moved while its tree was walked.

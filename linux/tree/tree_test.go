@@ -28,6 +28,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// open opens a directory until the test ends.
 func open(t *testing.T, dir string) *os.File {
 	t.Helper()
 	f, err := os.Open(dir)

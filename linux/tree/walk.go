@@ -27,7 +27,7 @@ type Entry struct {
 	Node *os.File
 	Info fs.FileInfo
 
-	in *walk
+	in *walk // the walk that visits the entry
 }
 
 // Mounted reports whether an entry of Walk is a mount point.
@@ -138,13 +138,12 @@ func (w *walk) push(l *level, dir *os.File) error {
 // step handles the next entry of the current directory, or leaves the directory if there is none.
 func (w *walk) step(root *Entry) error {
 	dir := w.dirs.Top()
-	current := &Entry{in: w}
 	name, kind, err := w.levels[len(w.levels)-1].list.next(dir)
 	if errors.Is(err, io.EOF) || err != nil && w.tolerant && removed(dir, err) {
 		return w.leave(root)
 	}
 	if err != nil {
-		return current.wrap(err)
+		return (&Entry{in: w}).wrap(err)
 	}
 	e := &Entry{Dir: dir, Name: name, Type: kind, in: w}
 	into, err := w.handler.Visit(e)
@@ -212,7 +211,7 @@ func (v visitor) Visit(e *Entry) (*os.File, error) {
 	if e.Info, err = e.Node.Stat(); err != nil {
 		return nil, err
 	}
-	if e.Info.IsDir() {
+	if e.Info.IsDir() { // Leave calls v for the directory
 		return OpenDir(e.Node, ".")
 	}
 	return nil, v(e)

@@ -23,6 +23,7 @@ import (
 // diskVariable names the block device for a server's filesystem. If it is not set, a loop device is used.
 const diskVariable = "TRIVET_TEST_DISK"
 
+// exportProgram is exportfs(8).
 const exportProgram = "exportfs" //nolint:misspell // the program's name
 
 var (
@@ -31,6 +32,7 @@ var (
 	//go:embed server.sh
 	serverScript string
 
+	// servers is the number of servers that this process has started.
 	servers atomic.Int32
 )
 
@@ -49,12 +51,12 @@ type Options struct {
 // Server is an NFS server in a separate network namespace, with one XFS filesystem that contains all exports.
 type Server struct {
 	options Options
-	n       int    // index among the servers of this process, from 1
-	root    string // the mount point of its filesystem, which contains the exports
-	pid     int    // a process in its namespaces
-	links   int    // number of links
-	own     *Link  // the link to the test
-	fsids   map[string]int
+	n       int            // index among the servers of this process, from 1
+	root    string         // the mount point of its filesystem, which contains the exports
+	pid     int            // a process in its namespaces
+	links   int            // number of links
+	own     *Link          // the link to the test
+	fsids   map[string]int // the option fsid of each export (exports(5))
 }
 
 // Start creates a filesystem and serves it until the test ends. The server is linked to the network namespace of
