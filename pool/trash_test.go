@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// trashed lists the trash of a pool.
+// trashed lists the trash of the pool in the directory path.
 func trashed(t *testing.T, path string) []os.DirEntry {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(path, ".trivet", "trash"))

@@ -123,7 +123,7 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 		wantCode(t, err, codes.FailedPrecondition, "subvolume", "nested")
 		removeSubvolumes(t, l.directory())
 	}
-	testenv.Run(t, "find", l.directory(), "-type", "l", "-printf", "%l") // reading a link for the first time changes it
+	testenv.Run(t, "find", l.directory(), "-type", "l", "-printf", "%l") // reading a link for the first time changes its access time
 	s := l.snapshot(t)
 	c, owned := d.newCopy(t, kind, fromSnapshot(s), gib), d.newCopy(t, kind, fromSnapshot(s), gib, owner...)
 	l.stageAndPublish(t)

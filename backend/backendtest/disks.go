@@ -125,6 +125,7 @@ func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	if err != nil || len(storage.GetBackendHealth()) > 0 {
 		t.Errorf("NodeGetStorageHealth: got %v, %v; want no conditions", storage, err)
 	}
+	// Sector 1 contains the header of the primary partition table.
 	testenv.Run(t, "dd", "if=/dev/zero", "of="+device, "bs=512", "seek=1", "count=1", "conv=notrunc")
 	l.wantReasons(t, []string{"PartitionTableDamaged"}, []string{"PartitionTableDamaged"})
 	wantContent(t, l.data(l.target), content)
@@ -141,7 +142,7 @@ func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
 	duplicate, _, _ := testenv.Disk(t, diskSize)
-	testenv.Run(t, "dd", "if="+image, "of="+duplicate, "bs=1M", "count=2", "conv=fsync")
+	testenv.Run(t, "dd", "if="+image, "of="+duplicate, "bs=1M", "count=2", "conv=fsync") // copies the mark
 	must(t, os.Symlink(duplicate, link+"-2"))
 	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskTwice" || !slices.Equal(control, []string{"DiskTwice"}) {
 		t.Errorf("with a disk and its copy: got conditions %q of the node and %q of the controller, want DiskTwice", node, control)

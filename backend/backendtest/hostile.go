@@ -27,6 +27,7 @@ func testHostilePoolContent(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.Mkdir(beside, 0o777))
 	write(t, filepath.Join(beside, "precious"), pattern(32))
 
+	// with returns a function that creates a volume with more parameters.
 	with := func(more ...string) func(t *testing.T) *testVolume {
 		return func(t *testing.T) *testVolume {
 			t.Helper()
@@ -40,9 +41,9 @@ func testHostilePoolContent(t *testing.T, d *Driver, kind Kind) {
 		attack func(t *testing.T, l *testVolume) (undo func())
 		code   codes.Code // of NodeStageVolume
 	}{
-		{"a link to another volume", with(), linked(func(l *testVolume) string { return l.directory() }, victim.directory()), codes.DataLoss},
-		{"a relative link", with(), linked(func(l *testVolume) string { return l.directory() }, "../../../beside"), codes.DataLoss},
-		{"a link to the host", with(), linked(func(l *testVolume) string { return l.directory() }, outside), codes.DataLoss},
+		{"a link to another volume", with(), linked((*testVolume).directory, victim.directory()), codes.DataLoss},
+		{"a relative link", with(), linked((*testVolume).directory, "../../../beside"), codes.DataLoss},
+		{"a link to the host", with(), linked((*testVolume).directory, outside), codes.DataLoss},
 		{"a link in the path", inSubDir, linked(func(*testVolume) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
 		{"a link at the end", inSubDir, linked(func(*testVolume) string { return filepath.Join(d.Pool(), "hostile/team/claim") }, beside), codes.DataLoss},
 		{"a link for the folder", with(), linked(func(l *testVolume) string { return filepath.Dir(l.directory()) }, filepath.Dir(victim.directory())), codes.DataLoss},

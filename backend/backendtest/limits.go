@@ -114,7 +114,7 @@ func fillFile(t *testing.T, path string, command []string) int64 {
 	t.Helper()
 	for _, size := range []string{"64k", "4k"} {
 		dd := []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=" + size, "conv=fsync,notrunc", "oflag=append"}
-		out, err := testenv.Output(filepath.Dir(path), slices.Concat(command, dd)...) // in its directory, because nobody cannot open the path
+		out, err := testenv.Output(filepath.Dir(path), slices.Concat(command, dd)...) // with a relative path, because the user nobody cannot open the absolute one
 		if err == nil || !strings.Contains(out, "No space left") && !strings.Contains(out, "quota exceeded") {
 			t.Fatalf("filling %s: %v\n%s", path, err, out)
 		}
@@ -189,7 +189,8 @@ func (l *testVolume) wantToTheBlock(t *testing.T, size int64) {
 	}
 }
 
-// wantStatfs fails the test unless statfs(2) shows the size of a full volume, if the filesystem supports that.
+// wantStatfs fails the test unless statfs(2) shows the size of a full volume and one inode for each 16 KiB of it, if
+// the filesystem supports that.
 func (l *testVolume) wantStatfs(t *testing.T, size int64) {
 	t.Helper()
 	if l.d.quotaOf(t, l).Kind == string(quota.Btrfs) {
@@ -256,7 +257,7 @@ func testLimitAfterDelete(t *testing.T, d *Driver, kind Kind) {
 	name := newName(t)
 	for range 4 {
 		l := newVolumeOfSize(t, d, kind, size)
-		named := volumeNamed(t, d, name, kind, l.cap)
+		named := volumeNamed(t, d, name, kind, l.cap) // has the same name in each round
 		l.stageAndPublish(t)
 		for i := range 200 {
 			must(t, os.WriteFile(filepath.Join(l.target, fmt.Sprint(i)), nil, 0o600))
@@ -435,7 +436,8 @@ func testOtherQuotaKind(t *testing.T, _ *Driver, kind Kind) {
 	d.awaitTrash(t)
 }
 
-// testAdoptedDirectory: an adopted directory has no limit, and its volume context contains enforced=false.
+// testAdoptedDirectory: an adopted directory has no limit, and its volume context contains enforced=false. A pool with
+// quota: required adopts no directory, and a pool with quota: off limits none.
 func testAdoptedDirectory(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.MkdirAll(filepath.Join(d.Pool(), "limits/there"), 0o755))
 	write(t, filepath.Join(d.Pool(), "limits/there/file"), pattern(52))

@@ -27,8 +27,8 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 	for _, tc := range []struct {
 		name  string
 		needs Feature
-		more  []string
-		c     *csi.VolumeCapability
+		more  []string              // parameters of the class, as keys and values
+		c     *csi.VolumeCapability // nil for a supported one
 		r     *csi.CapacityRange
 		code  codes.Code
 		says  []string
@@ -269,8 +269,8 @@ func removeSubvolumes(t *testing.T, dir string) {
 	testenv.Run(t, "chattr", "+i", dir)
 }
 
-// testMountedBelow: a deleted volume whose directory contains a mount is not removed until that is unmounted, and the
-// mounted files stay unchanged. The kernel itself unmounts it if the directory is a subvolume.
+// testMountedBelow: a deleted volume whose directory contains a mount is not removed until the mount is removed, and the
+// mounted files stay unchanged. If the directory is a subvolume, the kernel itself removes the mount.
 func testMountedBelow(t *testing.T, d *Driver, kind Kind, outside string) {
 	l := newVolume(t, d, kind, multiWriter)
 	below := filepath.Join(l.directory(), "below")

@@ -16,7 +16,7 @@ import (
 func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 	for _, tc := range []struct {
 		mode   csi.VolumeCapability_AccessMode_Mode
-		second codes.Code
+		second codes.Code // of NodePublishVolume at a second target
 	}{
 		{multiWriter, codes.OK},
 		{singleWriter, codes.FailedPrecondition},

@@ -138,6 +138,7 @@ func TestWipeResumed(t *testing.T) {
 	}
 	readOnly.Close()
 	awaitDisk(t, openDisks(t, dir, device), device, blockdev.DiskFree)
+	// The bytes before the recorded offset are not wiped again.
 	for at, want := range map[int64]string{wiped - 32<<20: "data", wiped + 32<<20: "\x00\x00\x00\x00"} {
 		have := make([]byte, 4)
 		_, err = f.ReadAt(have, at)

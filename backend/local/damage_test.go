@@ -43,7 +43,7 @@ func TestDamagedQuotas(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newDamaged(t, tc.fsType)
-			g.damage(t, func() { tc.damage(t, g.image, g.id) }, tc.mounts)
+			g.changeImage(t, func() { tc.damage(t, g.image, g.id) }, tc.mounts)
 			g.wantReason(t, tc.reason)
 			before := g.names(t)
 			err := g.create(t, "other")
@@ -53,7 +53,7 @@ func TestDamagedQuotas(t *testing.T) {
 			if after := g.names(t); err != nil && !slices.Equal(after, before) {
 				t.Errorf("the refused create changed the folders from %q to %q", before, after)
 			}
-			g.damage(t, func() { testenv.Run(t, "sh", "-c", tc.repair, g.image) }, true)
+			g.changeImage(t, func() { testenv.Run(t, "sh", "-c", tc.repair, g.image) }, true)
 			g.restage(t) // restores the limits that the repair has removed
 			g.wantReason(t, "")
 			if err := g.create(t, "third"); err != nil {
@@ -112,9 +112,9 @@ func (g *damaged) create(t *testing.T, name string) error {
 	return err
 }
 
-// damage changes the image while it is not mounted, and restarts the driver. mounts tells whether the
+// changeImage changes the image while it is not mounted, and restarts the driver. mounts tells whether the
 // changed image can be mounted.
-func (g *damaged) damage(t *testing.T, change func(), mounts bool) {
+func (g *damaged) changeImage(t *testing.T, change func(), mounts bool) {
 	t.Helper()
 	g.Stop(t)
 	if g.mounted {

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestForeignClientFile: a file that no driver wrote in place of a client's file is refused with its path and
+// TestForeignClientFile: a file that no driver wrote in place of a client's file causes an error with its path and
 // the reason.
 func TestForeignClientFile(t *testing.T) {
 	root := t.TempDir()
