@@ -156,8 +156,8 @@ func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRe
 	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (fsType != "" && !v.Block && fsType != v.FSType) {
 		return fmt.Sprintf("parameters %v: the volume was created with other parameters", req.GetParameters())
 	}
-	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}
-	if err := v.Satisfies(same); err != nil {
+	requested := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}
+	if err := v.Satisfies(requested); err != nil {
 		return fmt.Sprintf("parameters %v: %v", req.GetParameters(), err)
 	}
 	return ""

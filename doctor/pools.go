@@ -168,7 +168,7 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	if err != nil {
 		return poolFacts{}, err
 	}
-	has, err := reflinks(path, at.FSType)
+	hasReflinks, err := reflinks(path, at.FSType)
 	if err != nil {
 		return poolFacts{}, err
 	}
@@ -177,7 +177,7 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 		return poolFacts{}, err
 	}
 	f, err := readContents(p)
-	f.fsType, f.readOnly, f.reflinks, f.mounted = at.FSType, isReadOnly(at), has, at
+	f.fsType, f.readOnly, f.reflinks, f.mounted = at.FSType, isReadOnly(at), hasReflinks, at
 	f.mode = info.Mode().Perm()
 	f.limits, f.noLimits = p.Quotas.Enforces()
 	return f, err

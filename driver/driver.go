@@ -212,13 +212,13 @@ func checkWritable(state *os.Root) error {
 func (d *Driver) makeServers(background context.Context) {
 	o := d.options
 	d.backends = o.Kinds.Registry(d.pools)
-	calls := grpcserver.Chain(grpcserver.RecoverPanics, d.metrics.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors)
-	calls = append(calls, grpc.ChainUnaryInterceptor(awaitPool))
+	serverOptions := grpcserver.Chain(grpcserver.RecoverPanics, d.metrics.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors)
+	serverOptions = append(serverOptions, grpc.ChainUnaryInterceptor(awaitPool))
 	if o.IdleTime > 0 { // only then, because a stats handler has a cost per call
 		d.idle = newIdle(o.IdleTime)
-		calls = append(calls, grpc.StatsHandler(d.idle))
+		serverOptions = append(serverOptions, grpc.StatsHandler(d.idle))
 	}
-	d.server = grpcserver.New(calls...)
+	d.server = grpcserver.New(serverOptions...)
 	identityServer := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
 	controller := controllerserver.New(d.backends, o.NodeID, d.config.MaxVolumesPerNode)
 	exports := &export.Relay{Pools: d.workers, Local: relay.Controller(controller)}
@@ -234,10 +234,10 @@ func (d *Driver) makeServers(background context.Context) {
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
 		relay.Register(d.server, d.router, relay.ControllerServices...)
 	case o.receivesForwarded():
-		d.forwarded = grpc.NewServer(append(d.forwardingServerOptions(), calls...)...)
-		own := &forwardedService{Service: exports.Local, exports: exports}
-		relay.Register(d.forwarded, own, relay.ControllerServices...)
-		relay.Register(d.server, own, relay.ControllerServices...) // for FlexVolume
+		d.forwarded = grpc.NewServer(append(d.forwardingServerOptions(), serverOptions...)...)
+		service := &forwardedService{Service: exports.Local, exports: exports}
+		relay.Register(d.forwarded, service, relay.ControllerServices...)
+		relay.Register(d.server, service, relay.ControllerServices...) // for FlexVolume
 		csi.RegisterIdentityServer(d.forwarded, identityServer)
 	default:
 		relay.Register(d.server, exports, relay.ControllerServices...)

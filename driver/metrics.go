@@ -147,13 +147,13 @@ func collectDevices(ch chan<- prometheus.Metric, p *pool.Pool) {
 	if storage == nil {
 		return
 	}
-	n, left := map[string]int{}, int64(0)
+	counts, unwipedBytes := map[string]int{}, int64(0) // counts of disks by state
 	for _, d := range storage.Devices() {
-		n[d.State]++
-		left += d.Unwiped
+		counts[d.State]++
+		unwipedBytes += d.Unwiped
 	}
-	gauge(ch, unwiped, float64(left), p.Name())
-	for state, count := range n {
+	gauge(ch, unwiped, float64(unwipedBytes), p.Name())
+	for state, count := range counts {
 		gauge(ch, disks, float64(count), p.Name(), state)
 	}
 }

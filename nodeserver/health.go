@@ -29,12 +29,12 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if h, ok := b.(backend.HealthChecker); ok {
 		found = h.Health(ctx, v)
 	}
-	here, err := nodeConditions(ctx, b, v, req)
+	onNode, err := nodeConditions(ctx, b, v, req)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeGetVolumeHealthResponse{
-		VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), append(found, here...)),
+		VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), append(found, onNode...)),
 	}, nil
 }
 
