@@ -258,7 +258,8 @@ func TestIdleConnections(t *testing.T) {
 	_, address := startNode(t, c)
 	known := dial(t, address, controllerTLS(t, c))
 	must(t, probe(t.Context(), known))
-	const many = 400
+	const many, reason = 400, "have not completed the TLS handshake"
+	before := refusals(reason)
 	closed := make(chan struct{}, many)
 	for range many {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
@@ -270,7 +271,7 @@ func TestIdleConnections(t *testing.T) {
 		}()
 	}
 	<-closed
-	await(t, "the log line for closed connections", func() bool { return refusals("have not completed the TLS handshake") == 1 })
+	await(t, "the log line for closed connections", func() bool { return refusals(reason) == before+1 })
 	must(t, probe(t.Context(), known))
 	must(t, probe(t.Context(), dial(t, address, controllerTLS(t, c)), grpc.WaitForReady(true)))
 	for range many - 1 { // every idle connection is closed
