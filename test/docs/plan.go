@@ -48,14 +48,11 @@ func (s Session) Script(commands map[string]Block) (string, error) {
 
 // Machine contains the sessions that this package runs, each on a clean machine.
 var Machine = []Session{
-	{Name: "README", Filesystems: []string{"xfs"}, Steps: []Step{
-		block("README.md#no-cluster"),
-		shell(`trivet doctor | grep 'driver  *ok .*csi.trivet.dev'
-			findmnt "$(trivet volume-manager wait web | awk '$1 == "data" {print $2}')"`),
-	}},
 	{Name: "volume manager", Filesystems: []string{"xfs", "btrfs", "ext4"}, Steps: []Step{
 		block("docs/volume-manager.md#start"),
-		shell(`TRIVET_TEST_SNAPSHOTS=1 "$TESTS"`),
+		shell(`trivet doctor | grep 'driver  *ok .*csi.trivet.dev'
+			findmnt "$(trivet volume-manager wait web | awk '$1 == "data" {print $2}')"
+			TRIVET_TEST_SNAPSHOTS=1 "$TESTS"`),
 		block("docs/volume-manager.md#uninstall"),
 		shell(`! findmnt -R /var/lib/trivet`),
 		block("docs/operations/upgrade.md#remove-the-data"),
@@ -80,10 +77,21 @@ var Cluster = []Session{
 	{Name: "README", Steps: []Step{
 		block("README.md#install"),
 		shell(rolledOut),
-		block("README.md#install.3"),
 		shell(`kubectl delete -f examples/mount.yaml --timeout=3m`),
 		block("docs/operations/upgrade.md#uninstall"),
 		block("docs/operations/upgrade.md#uninstall.2"),
+	}},
+	{Name: "getting started", Steps: []Step{
+		block("docs/getting-started.md#install"),
+		block("docs/getting-started.md#install.2"),
+		block("docs/getting-started.md#create-a-volume"),
+		block("docs/getting-started.md#write"),
+		block("docs/getting-started.md#grow"),
+		shell(snapshotAPI),
+		block("docs/getting-started.md#take-a-snapshot"),
+		block("docs/getting-started.md#restore-it"),
+		block("docs/getting-started.md#uninstall"),
+		shell(`kubectl delete -f "$TRIVET_E2E_STATE/snapshots.yaml" --timeout=3m`),
 	}},
 	{Name: "operation", Steps: []Step{
 		block("docs/operations/install.md#install"),
@@ -99,8 +107,7 @@ var Cluster = []Session{
 		shell(rolledOut),
 		block("docs/operations/certificates.md#certificates"),
 		shell(rolledOut),
-		shell(`kubectl apply --server-side -f "$TRIVET_E2E_STATE/snapshots.yaml"
-			kubectl -n kube-system rollout status deployment/snapshot-controller --timeout=3m`),
+		shell(snapshotAPI),
 		block("docs/snapshots.md#switch-on.2"),
 		shell(rolledOut),
 		block("docs/snapshots.md#groups.2"),
@@ -119,6 +126,10 @@ var Cluster = []Session{
 // rolledOut waits until the pods of the driver are ready.
 const rolledOut = `for w in daemonset/trivet-node deployment/trivet-controller; do kubectl -n trivet-system rollout status $w --timeout=3m; done`
 
+// snapshotAPI installs the snapshot API, which distributions include.
+const snapshotAPI = `kubectl apply --server-side -f "$TRIVET_E2E_STATE/snapshots.yaml"
+	kubectl -n kube-system rollout status deployment/snapshot-controller --timeout=3m`
+
 const (
 	needsServer  = "needs an NFS server with the name nas.lan"
 	needsQuotas  = "needs a kernel with project quotas, as in test/vm"
@@ -128,8 +139,7 @@ const (
 
 // Nowhere contains the blocks that no test runs, with the reason.
 var Nowhere = map[string]string{
-	"README.md#see-it-work": "runs all tests, this one too",
-	"README.md#install.2":   needsServer,
+	"README.md#install.2": "runs all tests, this one too",
 
 	"docs/kinds/disks.md#move-a-disk":   needsDisks,
 	"docs/kinds/disks.md#upgrade":       needsDisks,
