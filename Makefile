@@ -52,6 +52,10 @@ without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $
 docs-parameters: ## Write the tables of docs/reference/parameters.md from the descriptors of the kinds
 	go test ./cmd/trivet -run '^TestParametersDocumented$$' -update
 
+.PHONY: docs-values
+docs-values: ## Write docs/reference/values.md from the values of the chart
+	go test ./test/chart -run '^TestValuesDocumented$$' -update
+
 .PHONY: e2e
 e2e: ## Run all end-to-end tests and Kubernetes' storage tests in a new Kubernetes cluster (as root; an hour)
 	test/e2e/run all

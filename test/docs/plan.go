@@ -96,6 +96,36 @@ var Cluster = []Session{
 	{Name: "operation", Steps: []Step{
 		block("docs/operations/install.md#install"),
 		shell(rolledOut),
+		shell(`kubectl apply -f - <<'END'
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: old}
+spec:
+  storageClassName: trivet-loop
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: user}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: user
+    image: docker.io/library/busybox:1.37
+    command: [sh, -c, "echo data >/old/file && chown 7:8 /old/file"]
+    volumeMounts: [{name: old, mountPath: /old}]
+  volumes: [{name: old, persistentVolumeClaim: {claimName: old}}]
+END
+kubectl wait pod/user --for=jsonpath='{.status.phase}'=Succeeded --timeout=3m
+kubectl delete pod/user`),
+		block("docs/migration.md#copy-the-data"),
+		block("docs/migration.md#copy-the-data.2"),
+		shell(`[ "$(kubectl get pvc old -o jsonpath='{.status.capacity.storage}')" = 1Gi ]
+kubectl run reader --image=docker.io/library/busybox:1.37 --restart=Never --overrides='{"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "old"}}],
+	"containers": [{"name": "reader", "image": "docker.io/library/busybox:1.37", "command": ["sh", "-c", "grep data /v/file && [ $(stat -c %u:%g /v/file) = 7:8 ]"], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}}'
+kubectl wait pod/reader --for=jsonpath='{.status.phase}'=Succeeded --timeout=3m
+kubectl delete pod/reader pvc/old --timeout=3m; rm new.yaml`),
 		block("docs/troubleshooting.md#troubleshooting", "NODE", "node1"),
 		block("docs/reference/alerts.md#alerts"),
 		block("docs/commands.md#commands", "NAMESPACE", "trivet-system", " POD ", " $POD "),
@@ -156,10 +186,10 @@ var Nowhere = map[string]string{
 	"docs/kinds/directories.md#switch-it-on.3":          "needs btrfs-progs 6.7, which Debian 12 lacks",
 	"docs/kinds/directories.md#when-quotas-are-damaged": needsQuotas,
 
-	"docs/migration.md#coming-from-another-nfs-provisioner": needsServer,
-	"docs/migration.md#volumes-that-exist":                  "needs volumes of csi-driver-nfs",
-	"docs/kinds/nfs.md#pools":                               needsServer,
-	"docs/snapshots.md#switch-on":                           needsNetwork,
-	"docs/snapshots.md#groups":                              "needs a registry with the image of snapshot-controller",
-	"docs/volume-manager.md#other-drivers":                  needsNetwork,
+	"docs/migration.md#from-csi-driver-nfs": needsServer,
+	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
+	"docs/kinds/nfs.md#pools":               needsServer,
+	"docs/snapshots.md#switch-on":           needsNetwork,
+	"docs/snapshots.md#groups":              "needs a registry with the image of snapshot-controller",
+	"docs/volume-manager.md#other-drivers":  needsNetwork,
 }
