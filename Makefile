@@ -17,7 +17,7 @@ TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-sys
 
 .PHONY: help
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build bin/trivet, statically linked
@@ -51,6 +51,14 @@ without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $
 .PHONY: docs-parameters
 docs-parameters: ## Write the tables of docs/reference/parameters.md from the descriptors of the kinds
 	go test ./cmd/trivet -run '^TestParametersDocumented$$' -update
+
+HUGO := go run github.com/gohugoio/hugo@v0.164.0
+HTMLTEST := go run github.com/wjdp/htmltest@v0.17.0
+
+.PHONY: docs
+docs: ## Build the documentation site in dist/site and check its links (the first build takes minutes)
+	CGO_ENABLED=0 $(HUGO) --source site --destination "$(CURDIR)/dist/site" --cleanDestinationDir --panicOnWarning
+	CGO_ENABLED=0 $(HTMLTEST) --conf site/htmltest.yml
 
 .PHONY: docs-values
 docs-values: ## Write docs/reference/values.md from the values of the chart
