@@ -64,6 +64,14 @@ docs: ## Build the documentation site in dist/site and check its links (the firs
 docs-values: ## Write docs/reference/values.md from the values of the chart
 	go test ./test/chart -run '^TestValuesDocumented$$' -update
 
+.PHONY: docs-cli
+docs-cli: ## Write docs/reference/cli from the help texts of the commands
+	go test ./cmd/trivet -run '^TestReference$$' -update
+
+.PHONY: man
+man: ## Write man pages of all commands to dist/man
+	go test ./cmd/trivet -count=1 -ldflags '-X github.com/trivet-csi/trivet/cmd/trivet.version=$(VERSION)' -run '^TestManPages$$' -man $(CURDIR)/dist/man
+
 .PHONY: e2e
 e2e: ## Run all end-to-end tests and Kubernetes' storage tests in a new Kubernetes cluster (as root; an hour)
 	test/e2e/run all

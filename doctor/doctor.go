@@ -94,6 +94,14 @@ type Options struct {
 	// Examine runs ExamineExport in a process that is killed when ctx ends.
 	Examine func(ctx context.Context, e Export, report func(Check)) error
 	Pod     Pod
+	// Begin is called with the subject of the checks that begin; nil: it is not called.
+	Begin func(subject string)
+}
+
+func (o Options) begin(subject string) {
+	if o.Begin != nil {
+		o.Begin(subject)
+	}
 }
 
 // Pod describes the pod of this process, from its environment. It is empty outside Kubernetes.
@@ -107,18 +115,23 @@ func Run(ctx context.Context, o Options) []Check {
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir, o.Kinds)
 	var checks []Check
 	if !config.Forwarding.Controller() {
+		o.begin("the node")
 		checks = checkWithin(o.Patience, "node", func() []Check { return nodeChecks(ctx, o.Kinds) })
 	}
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
 	}
+	o.begin("the driver")
 	serving := readDriver(ctx, o, config)
+	o.begin("the state directory")
 	checks = append(checks, checkWithin(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
+	o.begin("the pools")
 	configs := pool.Arrange(config.Pools)
 	checks = append(checks, checkWithin(o.Patience, "pools", func() []Check { return nestingChecks(configs, o.StateDir) })...)
 	opened := openPools(ctx, configs, o)
 	defer opened.close()
 	for _, p := range configs {
+		o.begin("pool " + p.Name)
 		switch {
 		case p.Shared():
 			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
@@ -132,6 +145,7 @@ func Run(ctx context.Context, o Options) []Check {
 		}
 	}
 	checks = append(checks, judgeDriver(serving, o))
+	o.begin("the cluster")
 	driverName := cmp.Or(o.DriverName, serving.name, driver.DefaultName)
 	checks = append(checks, forwardingChecks(config.Forwarding, o, driverName, serving)...)
 	return append(checks, kubernetesChecks(ctx, o, driverName, config)...)
@@ -142,6 +156,7 @@ const exportPatience = 3
 
 // ExportChecks checks an export. If a check hangs, the result contains the checks before it and a failure.
 func ExportChecks(ctx context.Context, o Options, e Export) []Check {
+	o.begin(e.name())
 	var checks []Check
 	ctx, cancel := context.WithTimeout(ctx, exportPatience*o.Patience)
 	defer cancel()

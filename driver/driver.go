@@ -27,6 +27,7 @@ import (
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/internal/logging"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/nodeserver"
 	"github.com/trivet-csi/trivet/pool"
@@ -72,8 +73,8 @@ type Options struct {
 	// Worker is the path of the program that runs the worker processes of nfs pools, in the roles
 	// that Roles returns. If it is empty, nfs pools are unavailable.
 	Worker string
-	// LogLevel is the log verbosity of the worker processes.
-	LogLevel string
+	// Log is the log of the worker processes.
+	Log logging.Options
 	// Kinds are the kinds of volumes that the driver serves.
 	Kinds backend.Kinds
 }

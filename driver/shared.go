@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"flag"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -27,7 +26,7 @@ func (o Options) sharedPools() []pool.Config {
 // workers returns the options of the worker processes of nfs pools.
 func (o Options) workers() export.Options {
 	job := export.Job{
-		DriverName: o.Name, Version: o.Version, LogLevel: o.LogLevel, NodeID: o.NodeID, StateDir: o.StateDir,
+		DriverName: o.Name, Version: o.Version, Log: o.Log, NodeID: o.NodeID, StateDir: o.StateDir,
 		Controller: o.serves("controller"), MaxVolumes: o.Config.MaxVolumesPerNode,
 		MountsDir: filepath.Join(o.StateDir, "nfs"),
 	}
@@ -74,12 +73,8 @@ func runWorker(in reexec.Input, kinds backend.Kinds) error {
 		return err
 	}
 	defer klog.Flush()
-	if job.LogLevel != "" {
-		flags := flag.NewFlagSet("", flag.ContinueOnError)
-		klog.InitFlags(flags)
-		if err := flags.Set("v", job.LogLevel); err != nil {
-			return err
-		}
+	if err := job.Log.Apply(); err != nil {
+		return err
 	}
 	return export.Run(context.Background(), job, in.Conn, kinds, func(kubeletDir, driver, volumeID string) string {
 		return kube.Kubelet{Dir: kubeletDir}.StagingPath(driver, volumeID)

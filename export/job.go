@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/logging"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -18,8 +19,7 @@ type Job struct {
 	Static     bool
 	DriverName string
 	Version    string
-	// LogLevel is the log verbosity.
-	LogLevel string
+	Log        logging.Options
 	// NodeID is empty if the driver does not serve the Node service.
 	NodeID   string
 	StateDir string

@@ -49,10 +49,10 @@ func TestReadLines(t *testing.T) {
 // TestHungChild: reading from a child without output ends at the deadline.
 func TestHungChild(t *testing.T) {
 	r, w, err := os.Pipe()
-	must(t, err)
+	check(t, err)
 	defer r.Close()
 	defer w.Close()
-	must(t, r.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	check(t, r.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
 	if err := readLines(r, func(string) {}); !errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF) {
 		t.Errorf("got error %v, want os.ErrDeadlineExceeded", err)
 	}
@@ -61,23 +61,21 @@ func TestHungChild(t *testing.T) {
 // TestPoolToInit: the pool is that of the flags or the named pool of the configuration.
 func TestPoolToInit(t *testing.T) {
 	config := t.TempDir() + "/config.yaml"
-	must(t, os.WriteFile(config, []byte("pools:\n- {name: local, directory: {path: /x}}\n- {name: nas, nfs: {server: nas.lan, export: /e}}\n"), 0o600))
+	check(t, os.WriteFile(config, []byte("pools:\n- {name: local, directory: {path: /x}}\n- {name: nas, nfs: {server: nas.lan, export: /e}}\n"), 0o600))
 	for _, tc := range []struct {
-		server, export string
-		names          []string
-		want           pool.NFS
-		err            string
+		export namedExport
+		names  []string
+		want   pool.NFS
+		err    string
 	}{
 		{names: []string{"nas"}, want: pool.NFS{Server: "nas.lan", Export: "/e"}},
-		{server: "[FD00::1]", export: "/e/", want: pool.NFS{Server: "fd00::1", Export: "/e"}},
-		{server: "nas", export: "e", err: `--export="e": expected`},
-		{server: "nas/x", export: "/e", err: `--server="nas/x": expected`},
-		{server: "nas", export: "/e", names: []string{"nas"}, err: `unexpected argument "nas"`},
-		{err: "give the name of one pool"},
+		{export: namedExport{"[FD00::1]", "/e/"}, want: pool.NFS{Server: "fd00::1", Export: "/e"}},
+		{export: namedExport{"nas", "e"}, err: `--export="e": expected`},
+		{export: namedExport{"nas/x", "/e"}, err: `--server="nas/x": expected`},
 		{names: []string{"missing"}, err: `pool "missing" is not in`},
 		{names: []string{"local"}, err: "is not an nfs pool"},
 	} {
-		c, err := poolToInit(config, t.TempDir(), tc.server, tc.export, tc.names)
+		c, err := poolToInit(config, t.TempDir(), tc.export, tc.names)
 		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("%+v: got error %v, want %q", tc, err, tc.err)
 			continue
@@ -86,13 +84,16 @@ func TestPoolToInit(t *testing.T) {
 			t.Errorf("%+v: got %+v", tc, c.NFS)
 		}
 	}
+	if names := sharedPoolNames(config, t.TempDir()); !slices.Equal(names, []string{"nas"}) {
+		t.Errorf("got completions %q, want nas", names)
+	}
 }
 
 // TestHungPool: listPool returns the problem of a pool whose disk does not answer.
 func TestHungPool(t *testing.T) {
 	state, path := t.TempDir(), t.TempDir()
 	fifo := state + "/known-pools/p"
-	must(t, errors.Join(os.Mkdir(state+"/known-pools", 0o700), syscall.Mkfifo(fifo, 0o600)))
+	check(t, errors.Join(os.Mkdir(state+"/known-pools", 0o700), syscall.Mkfifo(fifo, 0o600)))
 	t.Cleanup(func() { // ends the read that hangs
 		f, err := os.OpenFile(fifo, os.O_RDWR, 0)
 		if err := errors.Join(err, f.Close()); err != nil {
@@ -113,9 +114,10 @@ func TestInlinePod(t *testing.T) {
 	if inline.Pod != "shop/web" || claimed.Pod != "" {
 		t.Errorf("got pods %q and %q, want shop/web and none", inline.Pod, claimed.Pod)
 	}
-	rows := table([]listed{inline, claimed})
-	if at := slices.Index(rows[0], "POD"); at < 0 || rows[1][at] != "shop/web" || rows[2][at] != "-" {
-		t.Errorf("got table %q, want the column POD with shop/web and -", rows)
+	all := volumeTable([]listed{inline, claimed})
+	at := slices.IndexFunc(all.columns, func(c tableColumn) bool { return c.name == "POD" })
+	if at < 0 || !slices.Equal(all.columns[at].cells, []string{"shop/web", "-"}) {
+		t.Errorf("got table %+v, want the column POD with shop/web and -", all)
 	}
 }
 
@@ -157,7 +159,7 @@ func testNotReady(t *testing.T) {
 		t.Errorf("got error  %v\nwant error %s", err, want)
 	}
 	var out bytes.Buffer
-	if err := writeStatus(&out, volumemanager.Status{Volumes: volumes}); err != nil || !strings.Contains(out.String(), "for 1h0m0s\n") {
+	if err := writeTables(&out, statusTables(volumemanager.Status{Volumes: volumes}), false, false); err != nil || !strings.Contains(out.String(), "for 1h0m0s\n") {
 		t.Errorf("got error %v, table:\n%s\nwant a volume in progress for 1h0m0s", err, &out)
 	}
 }
@@ -170,7 +172,7 @@ func TestLatestEvents(t *testing.T) {
 		s.Events = append(s.Events, event.Event{Time: at, Object: fmt.Sprint("pod default/", i), Reason: "FailedMount", Message: "volume data: add one", Count: 7})
 	}
 	var out bytes.Buffer
-	must(t, writeStatus(&out, s))
+	check(t, writeTables(&out, statusTables(s), false, false))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	last := strings.Join(strings.Fields(lines[len(lines)-1]), " ")
 	if want := fmt.Sprintf("2026-01-02 03:04:05 pod default/%d FailedMount 7 volume data: add one", 2*shownEvents-1); len(lines) != shownEvents+1 || last != want {

@@ -3,9 +3,10 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
+
+	"github.com/spf13/cobra"
 
 	"github.com/trivet-csi/trivet/doctor"
 	"github.com/trivet-csi/trivet/driver"
@@ -14,18 +15,9 @@ import (
 // errChecksFailed makes the command exit with status 1. The output contains the reasons.
 var errChecksFailed = errors.New("some checks failed: see the failures above")
 
-func runDoctor(args []string) error {
-	flags := flag.NewFlagSet("trivet doctor", flag.ContinueOnError)
-	config, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
-	name := flags.String("driver-name", os.Getenv(driverNameVariable), "expected `name` of the driver (default: $"+driverNameVariable+"); if empty, the name that the driver reports, or "+driver.DefaultName+" if no driver answers")
-	server, export := exportFlags(flags)
-	format := outputFlag(flags, "table", "json")
-	if err := parse(flags, args); err != nil {
-		return err
-	}
+func newDoctorCommand() *cobra.Command {
 	o := doctor.Options{
-		ConfigPath: *config, ConfigOptional: *config == defaultConfig,
-		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Kinds: kinds, Patience: patience,
+		Version: version, Kinds: kinds, Patience: patience,
 		Examine: func(ctx context.Context, e doctor.Export, report func(doctor.Check)) error {
 			return inChild(ctx, examineTask, e, report)
 		},
@@ -35,35 +27,87 @@ func runDoctor(args []string) error {
 			Name: os.Getenv("POD_NAME"), UID: os.Getenv("POD_UID"),
 		},
 	}
-	checks, err := runChecks(o, *server, *export)
-	if err != nil {
-		return err
+	cmd := &cobra.Command{
+		Use:     "doctor",
+		GroupID: adminGroup,
+		Short:   "Check what works on this node, with suggested fixes",
+		Long: `Checks the node, the state directory, the pools, the driver and, in a pod of
+Kubernetes, the objects of the cluster. The result of a check is ok, warning, failure
+or skipped; the line below a problem suggests a fix. In the controller's pod it checks
+the cluster instead of the node.
+
+It changes nothing, with two exceptions: it creates missing nodes /dev/loopN in a
+container, and it creates and removes a directory on each export. With --server and
+--export it checks only that export, which need not be in the configuration.
+
+The exit status is 1 if a check failed. If a disk or the kubelet's directory does not
+answer within 20 seconds, or an export within a minute, that is a failure, and the
+other checks still run.`,
+		Example: `  # Check this node with the configuration of its driver.
+  trivet doctor
+
+  # Test an NFS export before you use it.
+  trivet doctor --server nas.lan --export /tank/volumes
+
+  # Print the names of the failed checks.
+  trivet doctor -o json | jq -r '.[] | select(.result == "failure") | .name'`,
 	}
-	rows := [][]string{{"CHECK", "RESULT", "SEEN"}}
-	for _, c := range checks {
-		rows = append(rows, []string{c.Name, string(c.Result), c.Seen})
-		if c.Remedy != "" {
-			rows = append(rows, []string{"", "", "→ " + c.Remedy})
+	config, stateDir, endpoint := configFlag(cmd), stateDirFlag(cmd), endpointFlag(cmd)
+	cmd.Flags().StringVar(&o.DriverName, "driver-name", os.Getenv(driverNameVariable), "expected `name` of the driver (default: $"+driverNameVariable+"); if empty, the name that the driver reports, or "+driver.DefaultName+" if no driver answers")
+	export := exportFlags(cmd)
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o.ConfigPath, o.ConfigOptional = *config, *config == defaultConfig
+		o.StateDir, o.Endpoint = filepath.Clean(*stateDir), *endpoint
+		bar := startProgress(cmd.ErrOrStderr())
+		o.Begin = func(subject string) { bar.next("Checking %s", subject) }
+		checks, err := runChecks(o, *export)
+		bar.end()
+		if err != nil {
+			return err
 		}
+		if err := out.write(checks, checkTable(checks, out.isWide())); err != nil {
+			return err
+		}
+		if doctor.Failed(checks) {
+			return errChecksFailed
+		}
+		return nil
 	}
-	if err := write(os.Stdout, *format, checks, rows); err != nil {
-		return err
-	}
-	if doctor.Failed(checks) {
-		return errChecksFailed
-	}
-	return nil
+	return cmd
 }
 
 // runChecks runs all checks of the configuration. If the flags name an export, it runs only the checks of
 // that export.
-func runChecks(o doctor.Options, server, export string) ([]doctor.Check, error) {
-	if server == "" && export == "" {
+func runChecks(o doctor.Options, e namedExport) ([]doctor.Check, error) {
+	if !e.isSet() {
 		return doctor.Run(context.Background(), o), nil
 	}
-	c, err := exportConfig(server, export)
+	c, err := e.config()
 	if err != nil {
 		return nil, err
 	}
 	return doctor.ExportChecks(context.Background(), o, doctor.Export{Config: c, NoPool: true}), nil
+}
+
+// checkTable returns the table of checks. Remedies are in lines of their own, or in a column of the wide table.
+func checkTable(checks []doctor.Check, wide bool) table {
+	var lines []doctor.Check
+	for _, c := range checks {
+		lines = append(lines, c)
+		if c.Remedy != "" && !wide {
+			lines = append(lines, doctor.Check{Seen: "→ " + c.Remedy})
+		}
+	}
+	return newTable(
+		lines,
+		column[doctor.Check]{name: "CHECK", cell: func(c doctor.Check) string { return c.Name }},
+		column[doctor.Check]{name: "RESULT", cell: func(c doctor.Check) string { return string(c.Result) }, color: resultColor},
+		column[doctor.Check]{name: "SEEN", cell: func(c doctor.Check) string { return c.Seen }},
+		column[doctor.Check]{name: "REMEDY", wide: true, cell: func(c doctor.Check) string { return c.Remedy }},
+	)
+}
+
+func resultColor(c doctor.Check) color {
+	return map[doctor.Result]color{doctor.OK: green, doctor.Warning: yellow, doctor.Failure: red}[c.Result]
 }

@@ -2,40 +2,66 @@ package main
 
 import (
 	"cmp"
-	"flag"
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
+	"slices"
 
+	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/reexec"
 )
 
-func runDriver(args []string) error {
-	flags := flag.NewFlagSet("trivet driver", flag.ContinueOnError)
-	o := driver.Options{Version: version, Kinds: kinds, PodUID: os.Getenv("POD_UID"), Namespace: os.Getenv("POD_NAMESPACE")}
-	endpoint, config, stateDir := endpointFlag(flags), configFlag(flags), stateDirFlag(flags)
+// The values of --services.
+const (
+	controllerService = "controller"
+	nodeService       = "node"
+)
+
+func newDriverCommand() *cobra.Command {
+	o := driver.Options{Version: version, Kinds: kinds, Worker: reexec.Self, PodUID: os.Getenv("POD_UID"), Namespace: os.Getenv("POD_NAMESPACE")}
+	cmd := &cobra.Command{
+		Use:     "driver",
+		GroupID: serviceGroup,
+		Short:   "Serve CSI on a Unix socket",
+		Long: `Runs the CSI driver until SIGTERM or SIGINT. After the first signal it completes the
+calls that are running, for at most 20 seconds. A second signal ends it immediately.
+Volumes stay mounted when it ends.
+
+The flags describe the process. All other settings are in the configuration file.`,
+		Example: `  # A machine without a cluster: all services for this node.
+  trivet driver --node-id web-1 --plugins-registry /var/lib/trivet/volume-manager/plugins_registry
+
+  # A cluster: one driver for the node services on each node, and one for the controller.
+  trivet driver --services node --node-id worker-1 --config node.yaml
+  trivet driver --services controller --config controller.yaml`,
+	}
+	flags := cmd.Flags()
 	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object; unused with --services controller")
-	services := flags.String("services", "controller,node", "CSI services to serve: controller,node if there is only one node; in a cluster, node on each node and controller in one place")
-	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
-	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where a kubelet or trivet volume-manager finds drivers: the driver registers itself there; empty: node-driver-registrar registers the driver")
+	flags.StringSliceVar(&o.Services, "services", []string{controllerService, nodeService}, "CSI `services` to serve: controller,node if there is only one node; in a cluster, node on each node and controller in one place")
+	must(cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"controller,node", controllerService, nodeService}, cobra.ShellCompDirectiveNoFileComp)))
+	config, stateDir, endpoint := configFlag(cmd), stateDirFlag(cmd), endpointFlag(cmd)
+	directoryFlag(cmd, &o.Registry, "plugins-registry", "", "`directory` where a kubelet or trivet volume-manager finds drivers: the driver registers itself there; empty: node-driver-registrar registers the driver")
 	flags.StringVar(&o.Name, "driver-name", cmp.Or(os.Getenv(driverNameVariable), driver.DefaultName), "`name` of the driver, as in StorageClasses; $"+driverNameVariable+" overrides the default")
-	klog.InitFlags(flags)
-	if err := parse(flags, args); err != nil {
+	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
+	log := logFlags(cmd)
+	cmd.RunE = func(*cobra.Command, []string) (err error) {
+		o.Endpoint, o.StateDir, o.Log = *endpoint, filepath.Clean(*stateDir), *log
+		if o.Config, err = loadConfig(*config, o.StateDir); err != nil {
+			return err
+		}
+		return runDriver(o)
+	}
+	return cmd
+}
+
+func runDriver(o driver.Options) error {
+	if err := o.Log.Apply(); err != nil {
 		return err
 	}
-	o.Endpoint = *endpoint
-	o.Services = strings.Split(*services, ",")
-	o.StateDir = filepath.Clean(*stateDir)
-	o.Worker, o.LogLevel = reexec.Self, flags.Lookup("v").Value.String()
-	var err error
-	if o.Config, err = loadConfig(*config, o.StateDir); err != nil {
-		return err
-	}
-	if *services == "controller" && os.Getenv("GOGC") == "" {
+	if slices.Equal(o.Services, []string{controllerService}) && os.Getenv("GOGC") == "" {
 		// Most of the memory is used by hundreds of connections. A lower percentage limits the garbage
 		// beside them.
 		debug.SetGCPercent(50)

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 )
 
-var update = flag.Bool("update", false, "write the generated parts of docs/reference/parameters.md")
+var update = flag.Bool("update", false, "write the generated parts of the documentation")
 
 const (
 	parametersFile = "../../docs/reference/parameters.md"
@@ -22,7 +22,7 @@ const (
 // -update, the test writes it.
 func TestParametersDocumented(t *testing.T) {
 	b, err := os.ReadFile(parametersFile)
-	must(t, err)
+	check(t, err)
 	before, rest, begins := strings.Cut(string(b), generatedBegin)
 	have, after, ends := strings.Cut(rest, generatedEnd)
 	if !begins || !ends {
@@ -93,7 +93,7 @@ func code(words ...string) string {
 	return "`" + strings.Join(words, "`, `") + "`"
 }
 
-func must(tb testing.TB, err error) {
+func check(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)

@@ -14,68 +14,41 @@ import (
 // version is set when a release is built (-ldflags -X main.version=…).
 var version = "dev"
 
-const usage = `usage: trivet COMMAND [FLAG]...
-
-  driver          serve CSI on a Unix socket
-  volumes         list the volumes of the pools, read from the disk
-  doctor          check what works on this node, with suggested fixes
-  pool            make an NFS export a pool
-  volume-manager  mount the volumes of pods without a kubelet
-  flexvolume      answer one call of a kubelet, as a FlexVolume driver
-  version         print the version
-  help            print this
-
-Each command has --help.
-`
-
 func main() {
-	if dir := flexvolumeDir(os.Args[0]); dir != "" {
-		if err := runFlexvolume(dir, os.Args[1:]); err != nil && !errors.Is(err, errHelp) {
-			os.Exit(1)
-		}
-		return
-	}
-	command := "help"
-	if len(os.Args) > 1 {
-		command = os.Args[1]
+	os.Exit(run(os.Args))
+}
+
+// run runs the program with its name and arguments, and returns its exit status. Calls of a kubelet and child
+// processes need no command tree, so they start without one.
+func run(args []string) int {
+	if dir := flexvolumeDir(args[0]); dir != "" {
+		return exitStatus(runLinked(dir, args[1:]), args[0])
 	}
 	roles := driver.Roles(kinds)
 	roles[taskRole] = runTask
-	isChild, err := reexec.Run(os.Args, roles)
-	if !isChild {
-		err = runCommand(command)
+	if isChild, err := reexec.Run(args, roles); isChild {
+		return exitStatus(err, "trivet "+args[1])
 	}
-	if errors.Is(err, errAnswered) {
-		os.Exit(1)
+	if len(args) > 1 && args[1] == onDemandCommand {
+		return exitStatus(runOnDemandDriver(args[2:]), "trivet "+onDemandCommand)
 	}
-	if err != nil && !errors.Is(err, errHelp) {
-		fmt.Fprintf(os.Stderr, "trivet %s: %v\n", command, err)
-		os.Exit(1)
-	}
+	command, err := newRootCommand().execute(args[1:])
+	return exitStatus(err, command)
 }
 
-var commands = map[string]func(args []string) error{
-	"driver":         runDriver,
-	"volumes":        runVolumes,
-	"doctor":         runDoctor,
-	"pool":           runPool,
-	"volume-manager": runVolumeManager,
-	"flexvolume":     func(args []string) error { return runFlexvolume("", args) },
-	onDemandCommand:  runOnDemandDriver,
-}
-
-func runCommand(command string) error {
-	run := commands[command]
+// exitStatus prints an error of a command to standard error, and returns the exit status: 2 for an incorrect
+// command line, 1 for other errors.
+func exitStatus(err error, command string) int {
+	var usage *usageError
 	switch {
-	case run != nil:
-		return run(os.Args[2:])
-	case command == "version" || command == "--version":
-		fmt.Println("trivet", version)
-	case command == "help" || command == "--help" || command == "-h":
-		fmt.Print(usage)
-	default:
-		fmt.Fprintf(os.Stderr, "trivet: unknown command %q\n\n%s", command, usage)
-		os.Exit(2)
+	case err == nil:
+		return 0
+	case errors.Is(err, errAnswered):
+		return 1
+	case errors.As(err, &usage):
+		fmt.Fprintf(os.Stderr, "%s: %v. Run '%[1]s --help'.\n", usage.command, err)
+		return 2
 	}
-	return nil
+	fmt.Fprintf(os.Stderr, "%s: %v\n", command, err)
+	return 1
 }

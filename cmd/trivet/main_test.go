@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,48 +35,48 @@ func TestCommandLine(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"version"}, 0, "trivet v1.2.3"},
-		{nil, 0, "usage: trivet COMMAND"},
-		{[]string{"help"}, 0, "usage: trivet COMMAND"},
-		{[]string{"dance"}, 2, `unknown command "dance"`},
-		{[]string{"driver", "--help"}, 0, "-node-id"},
-		{[]string{"driver", "--nod-id", "x"}, 1, "nod-id"},
-		{[]string{"driver", "extra"}, 1, `unexpected argument "extra"`},
-		{[]string{"driver", "--endpoint", "unix:///x/y", "--config", "", "--state-dir", t.TempDir()}, 1, "--node-id is missing"},
+		{[]string{"version"}, 0, "v1.2.3"},
+		{[]string{"--version"}, 0, "trivet v1.2.3"},
+		{[]string{"version", "-o", "json"}, 0, `"version": "v1.2.3"`},
+		{nil, 0, "trivet [command]"},
+		{[]string{"help"}, 0, "trivet [command]"},
+		{[]string{"help", "dance"}, 2, `trivet: unknown command "dance". Run 'trivet --help'.`},
+		{[]string{"volums"}, 2, `trivet: unknown command "volums" (did you mean volumes?). Run 'trivet --help'.`},
+		{[]string{"driver", "--help"}, 0, "--node-id"},
+		{[]string{"driver", "--nod-id", "x"}, 2, "trivet driver: unknown flag: --nod-id (did you mean --node-id?). Run 'trivet driver --help'."},
+		{[]string{"driver", "extra"}, 2, `unexpected argument "extra"`},
+		{[]string{"driver", "--logtostderr"}, 2, "unknown flag: --logtostderr"},
+		{[]string{"driver", "--log-format", "xml"}, 2, "must be text or json"},
+		{[]string{"driver", "-v", "high"}, 2, `invalid argument "high" for "-v, --v" flag`},
+		{[]string{"driver", "--endpoint", "unix:///x/y", "--config", "", "--state-dir", t.TempDir()}, 1, "trivet driver: --node-id is missing"},
 		{[]string{"driver", "--node-id", "n", "--config", "/nowhere.yaml"}, 1, "/nowhere.yaml"},
+		{[]string{"driver", "--node-id", "n", "--services", "nodes", "--config", ""}, 1, `--services "nodes"`},
 		{[]string{"doctor", "--help"}, 0, "unix:///run/trivet/csi.sock"},
-		{[]string{"doctor", "-o", "xml"}, 1, `"xml" for flag -o: must be one of table, json`},
-		{[]string{"doctor", "-o", "yaml"}, 1, `"yaml" for flag -o: must be one of table, json`},
-		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "some checks failed"},
+		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "trivet doctor: some checks failed"},
 		{[]string{"doctor", "--server", "nas", "--export", "e"}, 1, `--export="e": expected the export's absolute path`},
 		{[]string{"doctor", "--server", "127.0.0.1", "--export", "/e", "-o", "json"}, 1, `"name": "export 127.0.0.1:/e, server"`},
-		{[]string{"pool"}, 1, "trivet pool init [--config FILE] NAME"},
-		{[]string{"pool", "--help"}, 0, "usage: trivet pool init"},
-		{[]string{"pool", "help"}, 0, "usage: trivet pool init"},
-		{[]string{"pool", "init", "--help"}, 0, "-export"},
+		{[]string{"pool"}, 0, "trivet pool [command]"},
+		{[]string{"pool", "int"}, 2, `trivet pool: unknown command "int" (did you mean init?)`},
+		{[]string{"pool", "init"}, 2, "trivet pool init: give the name of one pool, or --server and --export"},
+		{[]string{"pool", "init", "nas", "--server", "nas"}, 2, `unexpected argument "nas"`},
 		{[]string{"pool", "init", "missing"}, 1, `pool "missing" is not in /etc/trivet/config.yaml`},
 		{[]string{"pool", "init", "--server", "127.0.0.1", "--export", "/e"}, 1, "127.0.0.1:/e"},
 		{[]string{"export-task"}, 1, "for this program's own use"},
 		{[]string{"flexvolume-driver"}, 1, "for this program's own use"},
-		{[]string{"flexvolume", "--help"}, 0, "usage: trivet flexvolume CALL"},
+		{[]string{"flexvolume", "--help"}, 0, "trivet flexvolume CALL"},
 		{[]string{"flexvolume"}, 1, `{"status":"Failure","message":"no call is given`},
 		{[]string{"flexvolume", "dance"}, 1, `{"status":"Not supported"}`},
-		{[]string{"volume-manager", "help"}, 0, "usage: trivet volume-manager"},
-		{[]string{"volume-manager", "--help"}, 0, "trivet volume-manager status"},
-		{[]string{"volume-manager", "--help"}, 0, "trivet volume-manager wait POD"},
-		{[]string{"volume-manager", "--help"}, 0, "-manifests"},
-		{[]string{"volume-manager", "dance"}, 1, `unexpected argument "dance"`},
-		{[]string{"volume-manager", "status", "--help"}, 0, "-root-dir"},
-		{[]string{"volume-manager", "status", "-o", "yaml"}, 1, `"yaml" for flag -o: must be one of table, json`},
+		{[]string{"volume-manager", "--help"}, 0, "--manifests"},
+		{[]string{"volume-manager", "dance"}, 2, `unknown command "dance"`},
+		{[]string{"volume-manager", "stats"}, 2, "did you mean status?"},
 		{[]string{"volume-manager", "status", "--root-dir", "/nowhere"}, 1, "--root-dir /nowhere: no volume manager uses this directory"},
-		{[]string{"volume-manager", "wait", "--help"}, 0, "-timeout"},
-		{[]string{"volume-manager", "wait"}, 1, "as NAME or NAMESPACE/NAME"},
-		{[]string{"volume-manager", "wait", "web", "db"}, 1, `unexpected argument "db"`},
-		{[]string{"volume-manager", "wait", "web", "--timeout", "soon"}, 1, `"soon" for flag -timeout`},
+		{[]string{"volume-manager", "wait"}, 2, "as NAME or NAMESPACE/NAME"},
+		{[]string{"volume-manager", "wait", "web", "db"}, 2, `unexpected argument "db"`},
+		{[]string{"volume-manager", "wait", "web", "--timeout", "soon"}, 2, `"soon" for "--timeout" flag`},
 		{[]string{"volume-manager", "wait", "--root-dir", "/nowhere", "web", "--timeout", "1ms"}, 1, "--root-dir /nowhere: no volume manager uses this directory"},
 		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
-		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
-		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: must be one of table, json, yaml`},
+		{[]string{"volumes", "all"}, 2, `unexpected argument "all"`},
+		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 2, `must be table, wide, json or yaml. Run 'trivet volumes --help'.`},
 		{[]string{"volumes", "--state-dir", "/nowhere"}, 1, "/nowhere/pools/default"},
 	} {
 		out, err := exec.Command(program, tc.args...).CombinedOutput()
@@ -113,6 +114,34 @@ func TestSilentServer(t *testing.T) {
 		!strings.Contains(list[1].Problem, "127.0.0.1:/e") {
 		t.Errorf("got %+v, error %v, want entries for here and nas, and the problem of nas", list, err)
 	}
+}
+
+// TestUsageError: a usage error is one line on standard error.
+func TestUsageError(t *testing.T) {
+	cmd := exec.Command(program, "volumes", "--outptu", "json")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	stdout, _ := cmd.Output()
+	if want := "trivet volumes: unknown flag: --outptu (did you mean --output?). Run 'trivet volumes --help'.\n"; len(stdout) > 0 || stderr.String() != want {
+		t.Errorf("got %q on standard output, %q on standard error, want only %q", stdout, &stderr, want)
+	}
+}
+
+// TestLogFormat: with --log-format json, the driver writes one JSON object per line.
+func TestLogFormat(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(program, "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", "", "--state-dir", dir,
+		"--http-address", "", "-v", "4", "--log-format=json")
+	r, err := cmd.StderrPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	lines := bufio.NewScanner(r)
+	lines.Scan()
+	var line struct{ TS, Level, Msg string }
+	if err := json.Unmarshal(lines.Bytes(), &line); err != nil || line.TS == "" || line.Level == "" || line.Msg == "" {
+		t.Errorf("got log line %q, error %v, want JSON with ts, level and msg", lines.Bytes(), err)
+	}
+	must(t, errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait()), lines.Err()))
 }
 
 // TestDriverName: CSI_DRIVER_NAME overrides the default of --driver-name.
@@ -281,6 +310,9 @@ func TestVolumesAndDoctor(t *testing.T) {
 	}
 	if out := p.run(t, "volumes"); strings.Count(out, "\n") != 2 || strings.Contains(out, "\x1b") || !strings.Contains(out, id) {
 		t.Errorf("table: got %q, want two lines without escape sequences, with %s", out, id)
+	}
+	if out := p.run(t, "volumes", "-o", "wide"); !strings.Contains(out, "BACKEND") || !strings.Contains(out, "loop") {
+		t.Errorf("wide table: got %s, want the backend loop", out)
 	}
 	if out := p.run(t, "volumes", "-o", "yaml"); !strings.Contains(out, "id: "+id) {
 		t.Errorf("YAML: got %s, want %s", out, id)

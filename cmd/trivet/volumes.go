@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/doctor"
@@ -23,55 +23,76 @@ var errIncomplete = errors.New("some objects could not be read: see the problems
 
 // listed is one volume, or a pool that could not be read.
 type listed struct {
-	Pool      string `json:"pool" yaml:"pool"`
-	ID        string `json:"id,omitempty" yaml:"id,omitempty"`
-	Name      string `json:"name,omitempty" yaml:"name,omitempty"`
-	Backend   string `json:"backend,omitempty" yaml:"backend,omitempty"`
-	SizeBytes int64  `json:"sizeBytes" yaml:"sizeBytes"`
-	UsedBytes int64  `json:"usedBytes" yaml:"usedBytes"`
+	Pool      string `json:"pool"`
+	ID        string `json:"id,omitempty"`
+	Name      string `json:"name,omitempty"`
+	Backend   string `json:"backend,omitempty"`
+	SizeBytes int64  `json:"sizeBytes"`
+	UsedBytes int64  `json:"usedBytes"`
 	// Content is the filesystem, `block` or `directory`.
-	Content string `json:"content,omitempty" yaml:"content,omitempty"`
+	Content string `json:"content,omitempty"`
 	// SubDir is the path of the volume's directory in the pool, if its StorageClass sets subDir.
-	SubDir string `json:"subDir,omitempty" yaml:"subDir,omitempty"`
-	State  string `json:"state,omitempty" yaml:"state,omitempty"`
+	SubDir string `json:"subDir,omitempty"`
+	State  string `json:"state,omitempty"`
 	// Nodes are the nodes to which the volume is controller-published.
-	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
+	Nodes []string `json:"nodes,omitempty"`
 	// Pod is the namespace/name of the pod that an inline volume belongs to.
-	Pod string `json:"pod,omitempty" yaml:"pod,omitempty"`
+	Pod string `json:"pod,omitempty"`
 	// Namespace is the namespace whose pods may mount the volume by FlexVolume.
-	Namespace string `json:"namespace,omitempty" yaml:"namespace,omitempty"`
-	Device    string `json:"device,omitempty" yaml:"device,omitempty"`
-	Problem   string `json:"problem,omitempty" yaml:"problem,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Device    string `json:"device,omitempty"`
+	Problem   string `json:"problem,omitempty"`
 }
 
-func runVolumes(args []string) error {
-	flags := flag.NewFlagSet("trivet volumes", flag.ContinueOnError)
-	path, stateDir := configFlag(flags), stateDirFlag(flags)
-	format := outputFlag(flags, "table", "json", "yaml")
-	if err := parse(flags, args); err != nil {
-		return err
+func newVolumesCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "volumes",
+		GroupID: adminGroup,
+		Short:   "List the volumes of the pools, as read from the disk",
+		Long: `Lists the volumes in the pools of this node, as read from the disk. It changes nothing
+in a pool, and needs no running driver. In a container it creates missing nodes
+/dev/loopN.
+
+The exit status is 1 if a pool, a record or the loop devices cannot be read; all other
+volumes are listed anyway. The time limit for a pool is 20 seconds.`,
+		Example: `  # The volumes of the pools in /etc/trivet/config.yaml.
+  trivet volumes
+
+  # Those that FlexVolume created, with all data.
+  trivet volumes -o yaml --config /etc/trivet/flexvolume.yaml --state-dir /var/lib/trivet/flexvolume`,
 	}
-	config, err := loadConfig(*path, filepath.Clean(*stateDir))
-	if err != nil {
-		return err
+	path, stateDir := configFlag(cmd), stateDirFlag(cmd)
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		config, err := loadConfig(*path, filepath.Clean(*stateDir))
+		if err != nil {
+			return err
+		}
+		bar := startProgress(cmd.ErrOrStderr())
+		all, incomplete := listPools(config.Pools, filepath.Clean(*stateDir), bar)
+		bar.end()
+		return errors.Join(out.write(all, volumeTable(all)), incomplete)
 	}
+	return cmd
+}
+
+// listPools returns the volumes of all pools. The error states that the list is incomplete.
+func listPools(pools []pool.Config, stateDir string, bar *progress) (all []listed, incomplete error) {
 	devices, incomplete := devicesByTag()
-	all := []listed{}
-	for _, c := range config.Pools {
-		in := listInput{Config: c, StateDir: filepath.Clean(*stateDir), Devices: devices}
+	all = []listed{}
+	for _, c := range pools {
+		bar.next("Reading pool %s", c.Name)
+		in := listInput{Config: c, StateDir: stateDir, Devices: devices}
 		if c.Shared() {
 			all = append(all, listShared(in)...)
 		} else {
 			all = append(all, listPool(patience, in)...)
 		}
 	}
-	if err := write(os.Stdout, *format, all, table(all)); err != nil {
-		return err
-	}
 	if slices.ContainsFunc(all, func(v listed) bool { return v.Problem != "" }) {
 		incomplete = errors.Join(incomplete, errIncomplete)
 	}
-	return incomplete
+	return all, incomplete
 }
 
 // devicesByTag returns the loop devices of the volumes that are staged on this node, by the tag of the volume
@@ -151,16 +172,40 @@ func newListed(pool string, e pool.Entry, devices map[string]string) listed {
 	return l
 }
 
-// table returns the table of volumes with its header.
-func table(all []listed) [][]string {
-	return rows("POOL ID NAME SIZE USED CONTENT STATE NODE POD DEVICE PROBLEM", all, func(v listed) []string {
-		row := []string{
-			v.Pool, v.ID, v.Name, volume.FormatSize(v.SizeBytes), volume.FormatSize(v.UsedBytes), v.Content, v.State,
-			strings.Join(v.Nodes, ","), v.Pod, v.Device, v.Problem,
-		}
-		for i, cell := range row {
-			row[i] = cmp.Or(cell, "-")
-		}
-		return row
-	})
+// volumeTable returns the table of volumes. Empty cells contain "-".
+func volumeTable(all []listed) table {
+	text := func(name string, cell func(listed) string) column[listed] {
+		return column[listed]{name: name, cell: func(v listed) string { return cmp.Or(cell(v), "-") }}
+	}
+	wide := func(name string, cell func(listed) string) column[listed] {
+		c := text(name, cell)
+		c.wide = true
+		return c
+	}
+	problem := text("PROBLEM", func(v listed) string { return v.Problem })
+	problem.color = problemColor
+	return newTable(
+		all,
+		text("POOL", func(v listed) string { return v.Pool }),
+		text("ID", func(v listed) string { return v.ID }),
+		text("NAME", func(v listed) string { return v.Name }),
+		wide("BACKEND", func(v listed) string { return v.Backend }),
+		text("SIZE", func(v listed) string { return volume.FormatSize(v.SizeBytes) }),
+		text("USED", func(v listed) string { return volume.FormatSize(v.UsedBytes) }),
+		text("CONTENT", func(v listed) string { return v.Content }),
+		wide("SUBDIR", func(v listed) string { return v.SubDir }),
+		text("STATE", func(v listed) string { return v.State }),
+		text("NODE", func(v listed) string { return strings.Join(v.Nodes, ",") }),
+		text("POD", func(v listed) string { return v.Pod }),
+		wide("NAMESPACE", func(v listed) string { return v.Namespace }),
+		text("DEVICE", func(v listed) string { return v.Device }),
+		problem,
+	)
+}
+
+func problemColor(v listed) color {
+	if v.Problem != "" {
+		return red
+	}
+	return noColor
 }

@@ -142,7 +142,7 @@ func newFilesystem(t *testing.T, kind string) string {
 
 var (
 	// ownCommand matches a trivet command in a block, also one in a container or in a synopsis.
-	ownCommand = regexp.MustCompile(`(?m)(?:^|-- |\| |&& |/)trivet ((?:driver|volumes|doctor|pool|volume-manager)\b[^#|;&\n]*)`)
+	ownCommand = regexp.MustCompile(`(?m)(?:^|-- |\| |&& |/)trivet ((?:driver|volumes|doctor|pool|volume-manager|version|completion)\b[^#|;&\n]*)`)
 	// alternative matches the second and later values in a synopsis, such as |yaml in json|yaml.
 	alternative = regexp.MustCompile(`\|[a-z]+`)
 	// optional makes a command of a synopsis: it removes the brackets, and replaces TIME by a duration.

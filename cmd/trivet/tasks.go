@@ -5,39 +5,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/trivet-csi/trivet/doctor"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/reexec"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/volume"
 )
-
-// exportFlags returns flags that name an export, which need not be in the configuration.
-func exportFlags(flags *flag.FlagSet) (server, export *string) {
-	server = flags.String("server", "", "`name` or address of an NFS server; with --export, selects an export that need not be in the configuration")
-	export = flags.String("export", "", "`path` that the server exports")
-	flags.StringVar(export, "share", "", "same as --export")
-	return server, export
-}
-
-// exportConfig returns the configuration of a pool on the export that the flags name.
-func exportConfig(server, export string) (c pool.Config, err error) {
-	if server, err = volume.CanonicalServer(server); err != nil {
-		return c, fmt.Errorf("--server%w", err)
-	}
-	if export, err = volume.CanonicalExport(export); err != nil {
-		return c, fmt.Errorf("--export%w", err)
-	}
-	return pool.Config{Name: server + ":" + export, NFS: &pool.NFS{Server: server, Export: export}}, nil
-}
 
 // examine is the task that checks an export.
 func examine(ctx context.Context, e doctor.Export, report func(any) error) error {
@@ -90,61 +67,6 @@ func initExport(ctx context.Context, c pool.Config, report func(any) error) erro
 		return err
 	}
 	return report(uuid)
-}
-
-const poolUsage = `usage: trivet pool init [--config FILE] NAME
-       trivet pool init --server SERVER --export PATH
-
-Makes an NFS export a pool, and prints the UUID that the configuration can pin.
-The export must be empty. An export that is already a pool is not changed.
-`
-
-func runPool(args []string) error {
-	if isHelp(args) {
-		fmt.Print(poolUsage)
-		return errHelp
-	}
-	if len(args) == 0 || args[0] != "init" {
-		return fmt.Errorf("the subcommand must be init\n\n%s", poolUsage)
-	}
-	flags := flag.NewFlagSet("trivet pool init", flag.ContinueOnError)
-	path, stateDir := configFlag(flags), stateDirFlag(flags)
-	server, export := exportFlags(flags)
-	if err := flags.Parse(args[1:]); err != nil {
-		return flagError(err)
-	}
-	c, err := poolToInit(*path, *stateDir, *server, *export, flags.Args())
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return inChild(ctx, initTask, c, func(uuid string) { fmt.Println("uuid:", uuid) })
-}
-
-// poolToInit returns the configuration of the pool that the flags or the arguments name.
-func poolToInit(path, stateDir, server, export string, names []string) (pool.Config, error) {
-	if server != "" || export != "" {
-		if len(names) > 0 {
-			return pool.Config{}, fmt.Errorf("unexpected argument %q: --server and --export already name the export", names[0])
-		}
-		return exportConfig(server, export)
-	}
-	if len(names) != 1 {
-		return pool.Config{}, errors.New("give the name of one pool after the flags, or --server and --export")
-	}
-	config, err := loadConfig(path, filepath.Clean(stateDir))
-	if err != nil {
-		return pool.Config{}, err
-	}
-	i := slices.IndexFunc(config.Pools, func(c pool.Config) bool { return c.Name == names[0] })
-	switch {
-	case i < 0:
-		return pool.Config{}, fmt.Errorf("pool %q is not in %s: add it, or give --server and --export", names[0], path)
-	case !config.Pools[i].Shared():
-		return pool.Config{}, fmt.Errorf("pool %q is not an nfs pool, and init is only for nfs pools: the driver creates other pools when it starts", names[0])
-	}
-	return config.Pools[i], nil
 }
 
 // taskRole is the role of a child process that runs one task on an export, because a process hangs if the
