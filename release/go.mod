@@ -1,0 +1,18 @@
+// The program that assembles releases. A module of its own, so that the driver does not depend on its
+// dependencies.
+module github.com/trivet-csi/trivet/release
+
+go 1.26.0
+
+require (
+	github.com/blakesmith/ar v0.0.0-20190502131153-809d4375e1fb
+	github.com/google/go-containerregistry v0.22.1
+	github.com/ulikunitz/xz v0.5.17
+)
+
+require (
+	github.com/klauspost/compress v1.20.3 // indirect
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
+	golang.org/x/sync v0.22.0 // indirect
+)
