@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// withoutVariable lists the features that a run omits, separated by commas: root, ext4-growth, other-driver,
-// promtool (CONTRIBUTING.md).
+// withoutVariable lists the features that a run omits, separated by commas: root, network, ext4-growth,
+// other-driver, promtool (CONTRIBUTING.md).
 const withoutVariable = "TRIVET_TEST_WITHOUT"
 
 // IsWithout reports whether this run omits a feature.

@@ -62,7 +62,7 @@ func Write(ctx context.Context, path string, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if result.Digest, err = o.writeLayout(dir, result.Images); err != nil {
 		return nil, err
 	}
