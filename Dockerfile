@@ -9,7 +9,7 @@ ARG VERSION=dev
 ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
 COPY . .
-RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache \
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build --mount=type=cache,target=/root/.cache/trivet-packages \
     make bin/release bin/trivet-linux-${TARGETARCH} \
  && bin/release rootfs -out /rootfs -epoch ${SOURCE_DATE_EPOCH} bin/trivet-linux-${TARGETARCH}
 
