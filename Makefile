@@ -118,8 +118,9 @@ manifests: ## Render deploy/trivet.yaml from the chart, and copy the schema to t
 	  $(TOOL) helm template trivet deploy/chart --namespace trivet-system --set plainManifests=true; } > deploy/trivet.yaml
 
 # Static binaries for linux/amd64 and linux/arm64, and the program that assembles images.
-.PHONY: bin/trivet-linux-% bin/release
-bin/trivet-linux-%:
+# FORCE, because go detects what has changed.
+.PHONY: FORCE bin/release
+bin/trivet-linux-%: FORCE
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/trivet
 
 bin/release:
