@@ -131,6 +131,14 @@ bin/release:
 image: $(ARCHS:%=bin/trivet-linux-%) bin/release ## Assemble the container image of ARCHS (amd64 arm64) as an OCI archive, bin/image.tar
 	bin/release image -out bin/image.tar -name $(IMAGE) -version $(VERSION) -revision $(shell git rev-parse HEAD) -epoch $(SOURCE_DATE_EPOCH) $(ARCHS:%=bin/trivet-linux-%)
 
+.PHONY: release
+release: ## Write the files of the release VERSION=v1.2.3 to dist/, signed with COSIGN_KEY
+	release/release.sh $(VERSION)
+
+.PHONY: publish
+publish: ## Push the image and the chart of the release VERSION in dist/ to REGISTRY, and sign them there with COSIGN_KEY
+	release/publish.sh $(VERSION)
+
 .PHONY: image-lock
 image-lock: ## Update the Debian packages of the image, release/image/packages.lock
 	release/image/lock.sh

@@ -1,8 +1,9 @@
-// The program release assembles images and other files of a release. Makefile and release.sh call it.
+// The program release assembles images and other files of a release. Makefile, release.sh and publish.sh call it.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -14,7 +15,10 @@ import (
 
 const usage = `usage:
   release image [flags] BINARY...    write an OCI archive with the image of each static binary
-  release rootfs [flags] BINARY      write the content of the image to a directory`
+  release rootfs [flags] BINARY      write the content of the image to a directory
+  release provenance [flags] FILE... print the provenance statement of the files
+  release predicate STATEMENT        print the predicate of a statement
+  release push ARCHIVE NAME:TAG      push the index of an OCI archive to a registry`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -28,13 +32,19 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("%s", usage)
+		return errors.New(usage)
 	}
 	switch command := args[0]; command {
 	case "image":
 		return writeImage(ctx, args[1:])
 	case "rootfs":
 		return writeRootfs(ctx, args[1:])
+	case "provenance":
+		return writeProvenance(args[1:])
+	case "predicate":
+		return printPredicate(args[1:])
+	case "push":
+		return push(ctx, args[1:])
 	default:
 		return fmt.Errorf("unknown command %q\n%s", command, usage)
 	}
@@ -60,7 +70,7 @@ func writeImage(ctx context.Context, args []string) error {
 		return err
 	}
 	if *out == "" || len(o.Binaries) == 0 {
-		return fmt.Errorf("%s", usage)
+		return errors.New(usage)
 	}
 	result, err := image.Write(ctx, *out, o)
 	if err != nil {
@@ -79,7 +89,7 @@ func writeRootfs(ctx context.Context, args []string) error {
 	epoch := epochFlag(flags)
 	_ = flags.Parse(args)
 	if *out == "" || flags.NArg() != 1 {
-		return fmt.Errorf("%s", usage)
+		return errors.New(usage)
 	}
 	binary, err := os.ReadFile(flags.Arg(0))
 	if err != nil {

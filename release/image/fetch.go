@@ -18,7 +18,7 @@ import (
 const maxPackage = 64 << 20
 
 // fetch returns the .deb file of a package from the user's cache directory, or downloads it.
-func (l *lock) fetch(ctx context.Context, p debianPackage) ([]byte, error) {
+func (l *lock) fetch(ctx context.Context, p Package) ([]byte, error) {
 	caches, err := os.UserCacheDir()
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func writeFile(path string, data []byte) error {
 	}
 	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.Write(data)
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), path)
@@ -54,7 +54,7 @@ func writeFile(path string, data []byte) error {
 
 // download tries the archive, which removes packages when newer versions replace them, and then
 // snapshot.debian.org, which has all versions.
-func (l *lock) download(ctx context.Context, p debianPackage) ([]byte, error) {
+func (l *lock) download(ctx context.Context, p Package) ([]byte, error) {
 	var errs []error
 	for _, url := range []string{p.URL, l.snapshotURL(p)} {
 		data, err := get(ctx, url)
@@ -71,7 +71,7 @@ func (l *lock) download(ctx context.Context, p debianPackage) ([]byte, error) {
 
 // snapshotURL returns https://snapshot.debian.org/archive/ARCHIVE/TIME/PATH for
 // https://deb.debian.org/ARCHIVE/PATH.
-func (l *lock) snapshotURL(p debianPackage) string {
+func (l *lock) snapshotURL(p Package) string {
 	archive, path, _ := strings.Cut(strings.TrimPrefix(p.URL, "https://deb.debian.org/"), "/")
 	return "https://snapshot.debian.org/archive/" + archive + "/" + l.snapshot + "/" + path
 }
@@ -95,7 +95,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 }
 
 // verify compares the digest of a .deb file with that of the lock file.
-func (p debianPackage) verify(data []byte) error {
+func (p Package) verify(data []byte) error {
 	sum := sha256.Sum256(data)
 	if got := hex.EncodeToString(sum[:]); got != p.SHA256 {
 		return fmt.Errorf("the file has the SHA-256 %s, but packages.lock has %s", got, p.SHA256)

@@ -23,8 +23,8 @@ var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mk
 //go:embed packages.lock
 var lockFile string
 
-// debianPackage is one line of packages.lock.
-type debianPackage struct {
+// Package is one line of packages.lock, a Debian package.
+type Package struct {
 	Arch, Name, Version string
 	// SHA256 is the digest of the .deb file, in hexadecimal digits.
 	SHA256 string
@@ -35,7 +35,7 @@ type debianPackage struct {
 type lock struct {
 	// snapshot is the time at which snapshot.debian.org has all packages, such as 20261123T000000Z.
 	snapshot string
-	packages []debianPackage
+	packages []Package
 }
 
 // parseLock reads packages.lock: a line "snapshot TIME", and a line with five words for each package.
@@ -48,10 +48,19 @@ func parseLock(text string) (*lock, error) {
 		case len(words) == 2 && words[0] == "snapshot":
 			l.snapshot = words[1]
 		case len(words) == 5 && len(words[3]) == 64:
-			l.packages = append(l.packages, debianPackage{words[0], words[1], words[2], words[3], words[4]})
+			l.packages = append(l.packages, Package{words[0], words[1], words[2], words[3], words[4]})
 		default:
 			return nil, fmt.Errorf("packages.lock: malformed line %q: run make image-lock", line)
 		}
 	}
 	return l, nil
+}
+
+// Packages returns the Debian packages from which the images are assembled.
+func Packages() ([]Package, error) {
+	l, err := parseLock(lockFile)
+	if err != nil {
+		return nil, err
+	}
+	return l.packages, nil
 }
