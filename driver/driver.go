@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/identity"
@@ -132,6 +133,8 @@ type Driver struct {
 	// router and owners are nil unless this is the controller's driver.
 	router *router.Server
 	owners router.Owners
+	// lists lists the volumes and snapshots for the report, without those of other nodes.
+	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
 	idle *idle
 	// node is nil if the Node service is not served.
@@ -223,6 +226,7 @@ func (d *Driver) makeServers(background context.Context) {
 	identityServer := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
 	controller := controllerserver.New(d.backends, o.NodeID, d.config.MaxVolumesPerNode)
 	exports := &export.Relay{Pools: d.workers, Local: relay.Controller(controller)}
+	d.lists = exports
 	switch {
 	case o.forwards():
 		controller.Nodes = func(string) bool { return true } // the router checks that the node exists
@@ -239,6 +243,8 @@ func (d *Driver) makeServers(background context.Context) {
 		service := &forwardedService{Service: exports.Local, exports: exports}
 		relay.Register(d.forwarded, service, relay.ControllerServices...)
 		relay.Register(d.server, service, relay.ControllerServices...) // for FlexVolume
+		d.lists = exports.Local // the controller's driver lists the nfs pools
+		status.Register(d.forwarded, d.report)
 		csi.RegisterIdentityServer(d.forwarded, identityServer)
 	default:
 		relay.Register(d.server, exports, relay.ControllerServices...)

@@ -15,10 +15,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/webserver"
 	"github.com/trivet-csi/trivet/pool"
@@ -27,6 +28,7 @@ import (
 // metrics holds the metrics of gRPC calls, and the registry of all metrics.
 type metrics struct {
 	registry *prometheus.Registry
+	calls    *prometheus.Registry // only the metrics of calls
 	driver   string
 	seconds  *prometheus.HistogramVec
 	inFlight *prometheus.GaugeVec
@@ -35,6 +37,7 @@ type metrics struct {
 func newMetrics(driver, version string, services []string, pools *pool.Set) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
+		calls:    prometheus.NewRegistry(),
 		driver:   driver,
 		// The name and the labels are those of csi-lib-utils, so that dashboards for other
 		// drivers work. The buckets are not, because those of csi-lib-utils begin at 100 ms.
@@ -52,6 +55,7 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version(), "services": strings.Join(slices.Sorted(slices.Values(services)), ",")},
 	})
 	build.Set(1)
+	m.calls.MustRegister(m.seconds, m.inFlight)
 	m.registry.MustRegister(m.seconds, m.inFlight, build, poolCollector{pools},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -221,7 +225,7 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	defer running.Dec()
 	start := time.Now()
 	resp, err := handler(ctx, req)
-	m.seconds.WithLabelValues(m.driver, info.FullMethod, status.Code(err).String()).Observe(time.Since(start).Seconds())
+	m.seconds.WithLabelValues(m.driver, info.FullMethod, grpcstatus.Code(err).String()).Observe(time.Since(start).Seconds())
 	return resp, err
 }
 
@@ -236,12 +240,13 @@ func awaitPool(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler gr
 	return resp, err
 }
 
-// handler serves /metrics, /healthz, /readyz and, if Config.Pprof is set, profiles.
+// handler serves /metrics, /healthz, /readyz, the status and, if Config.Pprof is set, profiles.
 func (d *Driver) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, d.usable()) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, d.ready()) })
+	status.Handle(mux, d.report)
 	if d.config.Pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)

@@ -95,6 +95,15 @@ func (d *Directory) UsableAs(identity *url.URL) error {
 	return nil
 }
 
+// Expires returns the time when the certificate expires.
+func (d *Directory) Expires() (time.Time, error) {
+	c, err := d.current()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return c.pair.Leaf.NotAfter, nil
+}
+
 // Read returns the content of the files. For a file that cannot be read, the content is nil; err is the
 // error of the first such file.
 func (d *Directory) Read() (cert, key, roots []byte, err error) {

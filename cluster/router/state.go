@@ -1,5 +1,11 @@
 package router
 
+import (
+	"context"
+
+	"google.golang.org/grpc"
+)
+
 // State describes the router's connection to a node.
 type State struct {
 	Name string
@@ -24,4 +30,34 @@ func (s *Server) States() []State {
 		states = append(states, state)
 	}
 	return states
+}
+
+// EachNode calls f for all nodes, up to fanOut at a time, with a connection to the node's driver. The errors of
+// calls over the connection name the node.
+func (s *Server) EachNode(ctx context.Context, f func(ctx context.Context, node string, conn grpc.ClientConnInterface)) {
+	all, _ := s.nodes.all()
+	_ = each(ctx, all, func(ctx context.Context, n *node) error {
+		f(ctx, n.name, explainedConn{n.conn, n})
+		return nil
+	})
+}
+
+// Serves reports whether a node-local pool is recorded for a node and announced by it.
+func (s *Server) Serves(node, pool, uuid string) bool {
+	n, _ := s.nodes.servingRecorded(poolKey{pool, uuid})
+	return n != nil && n.name == node
+}
+
+// explainedConn is a connection to a node whose errors name the node.
+type explainedConn struct {
+	*grpc.ClientConn
+	node *node
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c explainedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if err := c.ClientConn.Invoke(ctx, method, args, reply, opts...); err != nil {
+		return c.node.explain(ctx, err)
+	}
+	return nil
 }

@@ -57,6 +57,18 @@ func (l List[E]) Page(ctx context.Context, s Service, token string, limit int32)
 	return entries, next, nil
 }
 
+// All requests all pages from a Service.
+func (l List[E]) All(ctx context.Context, s Service) (all []E, err error) {
+	for token := ""; ; {
+		entries, next, err := l.Page(ctx, s, token, 0)
+		all = append(all, entries...)
+		if err != nil || next == "" {
+			return all, err
+		}
+		token = next
+	}
+}
+
 // Volumes is ListVolumes.
 var Volumes = List[*csi.ListVolumesResponse_Entry]{
 	Method: csi.Controller_ListVolumes_FullMethodName,

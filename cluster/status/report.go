@@ -1,0 +1,191 @@
+// Package status describes the state of drivers, pools, volumes and snapshots, for people: the driver of each
+// node reports its own state, and the controller's driver merges the reports of all nodes. The package serves
+// the report as JSON and as a page, to clients on the same machine only (Handler), and transfers it between
+// drivers (Register, Fetch). Package driver collects the report.
+//
+// The controller does not trust the reports of nodes: From keeps only what concerns the node.
+package status
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Report is the state of one driver, or of all drivers of a cluster. Sizes are bytes.
+type Report struct {
+	Time time.Time `json:"time"`
+	// Driver is the name of the CSI driver.
+	Driver    string     `json:"driver"`
+	Processes []Process  `json:"processes"`
+	Pools     []Pool     `json:"pools"`
+	Volumes   []Volume   `json:"volumes"`
+	Snapshots []Snapshot `json:"snapshots"`
+}
+
+// Process is a driver process.
+type Process struct {
+	// Node is the node that the process serves. It is empty for the controller's driver.
+	Node    string `json:"node,omitempty"`
+	Version string `json:"version,omitempty"`
+	// Problem is the reason why the process did not report, or why it is not ready.
+	Problem string `json:"problem,omitempty"`
+	// CertificateExpires is zero if the process has no certificate.
+	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
+	Calls              []Call    `json:"calls,omitempty"`
+}
+
+// Call is a CSI method with the calls that a process has served since it started.
+type Call struct {
+	Method  string `json:"method"`
+	Running int    `json:"running"`
+	// Count is the number of completed calls, Failed the number of those that failed, and Seconds
+	// the sum of their durations.
+	Count   uint64  `json:"count"`
+	Failed  uint64  `json:"failed"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Pool is a pool of a node, or an nfs pool, which has no node.
+type Pool struct {
+	Name string `json:"name"`
+	// UUID is the part of the pool's UUID that the IDs of its volumes contain. It is empty for a pool
+	// that is not open, and for an nfs pool.
+	UUID    string `json:"uuid,omitempty"`
+	Node    string `json:"node,omitempty"`
+	Problem string `json:"problem,omitempty"`
+
+	SizeBytes     int64 `json:"sizeBytes"`
+	UsedBytes     int64 `json:"usedBytes"`
+	FreeBytes     int64 `json:"freeBytes"`
+	PromisedBytes int64 `json:"promisedBytes"`
+	RoomBytes     int64 `json:"roomBytes"`
+	ReserveBytes  int64 `json:"reserveBytes"`
+	Volumes       int   `json:"volumes"`
+	Snapshots     int   `json:"snapshots"`
+	// Trash is the number of deleted volumes and snapshots that are not removed yet. TrashStuck is the
+	// number of those whose removal failed.
+	Trash      int `json:"trash"`
+	TrashStuck int `json:"trashStuck"`
+	Copies     int `json:"copies"`
+}
+
+// Volume is a volume, or an entry of a pool that cannot be read.
+type Volume struct {
+	ID string `json:"id,omitempty"`
+	// Name is the name that the container orchestrator gave the volume.
+	Name    string `json:"name,omitempty"`
+	Pool    string `json:"pool"`
+	Node    string `json:"node,omitempty"`
+	Backend string `json:"backend,omitempty"`
+	// UsedBytes is the space that the volume takes. It is -1 if it is unknown.
+	SizeBytes int64 `json:"sizeBytes"`
+	UsedBytes int64 `json:"usedBytes"`
+	// Content is the filesystem, `block` or `directory`.
+	Content string `json:"content,omitempty"`
+	// State is the progress of formatting.
+	State string `json:"state,omitempty"`
+	// PublishedTo are the nodes to which the volume is controller-published.
+	PublishedTo []string `json:"publishedTo,omitempty"`
+	// Pod is the namespace/name of the pod that an inline volume belongs to.
+	Pod    string   `json:"pod,omitempty"`
+	Device string   `json:"device,omitempty"`
+	IO     *IO      `json:"io,omitempty"`
+	Health []Health `json:"health,omitempty"`
+}
+
+// IO counts the I/O of a volume's device since it was attached.
+type IO struct {
+	Reads        uint64 `json:"reads"`
+	ReadBytes    uint64 `json:"readBytes"`
+	Writes       uint64 `json:"writes"`
+	WrittenBytes uint64 `json:"writtenBytes"`
+	// BusyMilliseconds is the time during which the device had requests.
+	BusyMilliseconds uint64 `json:"busyMilliseconds"`
+}
+
+// Health is an adverse condition of a volume.
+type Health struct {
+	// Status is a VolumeHealthErrorType of the CSI specification.
+	Status  string `json:"status"`
+	Reason  string `json:"reason"`
+	Message string `json:"message,omitempty"`
+}
+
+// Snapshot is a snapshot, or a member of a group snapshot.
+type Snapshot struct {
+	ID        string    `json:"id"`
+	Source    string    `json:"source"`
+	Group     string    `json:"group,omitempty"`
+	Pool      string    `json:"pool"`
+	Node      string    `json:"node,omitempty"`
+	SizeBytes int64     `json:"sizeBytes"`
+	Created   time.Time `json:"created"`
+}
+
+// From returns the part of a node's report that the controller accepts: one process, the pools and what is in
+// them. serves reports whether a pool belongs to the node.
+func (r Report) From(node string, serves func(pool, uuid string) bool) Report {
+	kept := Report{Time: r.Time, Driver: r.Driver, Processes: []Process{{Node: node}}}
+	if len(r.Processes) == 1 {
+		kept.Processes[0] = r.Processes[0]
+		kept.Processes[0].Node = node
+	}
+	uuids := map[string]string{} // of the pools that the node serves
+	for _, p := range r.Pools {
+		switch {
+		case p.UUID != "" && serves(p.Name, p.UUID):
+			uuids[p.Name] = p.UUID
+		case p.UUID != "":
+			p.Problem = "another node is recorded for this pool, or also announces it"
+		}
+		p.Node = node
+		kept.Pools = append(kept.Pools, p)
+	}
+	// An entry that cannot be read has no ID.
+	in := func(pool, text string) bool {
+		id, err := volume.ParseID(text)
+		return uuids[pool] != "" && (text == "" || err == nil && id.Pool == pool && id.PoolUUID == uuids[pool])
+	}
+	for _, v := range r.Volumes {
+		if in(v.Pool, v.ID) {
+			v.Node = node
+			kept.Volumes = append(kept.Volumes, v)
+		}
+	}
+	for _, s := range r.Snapshots {
+		if in(s.Pool, s.Source) {
+			s.Node = node
+			kept.Snapshots = append(kept.Snapshots, s)
+		}
+	}
+	return kept
+}
+
+// Add adds another report.
+func (r *Report) Add(o Report) {
+	r.Processes = append(r.Processes, o.Processes...)
+	r.Pools = append(r.Pools, o.Pools...)
+	r.Volumes = append(r.Volumes, o.Volumes...)
+	r.Snapshots = append(r.Snapshots, o.Snapshots...)
+}
+
+// Sort orders each list by node and pool, then by name.
+func (r *Report) Sort() {
+	slices.SortFunc(r.Processes, func(a, b Process) int { return strings.Compare(a.Node, b.Node) })
+	slices.SortFunc(r.Pools, func(a, b Pool) int { return compare(a.Node, b.Node, a.Name, b.Name) })
+	slices.SortFunc(r.Volumes, func(a, b Volume) int { return compare(a.Node, b.Node, a.Pool, b.Pool, a.Name, b.Name, a.ID, b.ID) })
+	slices.SortFunc(r.Snapshots, func(a, b Snapshot) int { return compare(a.Node, b.Node, a.Pool, b.Pool, a.ID, b.ID) })
+}
+
+// compare compares pairs of strings. The first pair that differs decides.
+func compare(pairs ...string) int {
+	for i := 0; i < len(pairs); i += 2 {
+		if c := strings.Compare(pairs[i], pairs[i+1]); c != 0 {
+			return c
+		}
+	}
+	return 0
+}

@@ -1,0 +1,207 @@
+package status_test
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/cluster/status"
+)
+
+const (
+	uuid   = "01234567"
+	volume = "loop:fast.01234567:pvc-1"
+)
+
+func sample() status.Report {
+	return status.Report{
+		Driver:    "csi.trivet.dev",
+		Processes: []status.Process{{Node: "a", Version: "v1", Calls: []status.Call{{Method: "CreateVolume", Running: 2}}}},
+		Pools:     []status.Pool{{Name: "fast", UUID: uuid, Node: "a", SizeBytes: 100 << 30, UsedBytes: 10 << 30, PromisedBytes: 40 << 30, FreeBytes: 90 << 30}},
+		Volumes: []status.Volume{{
+			ID: volume, Name: "pvc-1", Pool: "fast", Node: "a", SizeBytes: 1 << 30, UsedBytes: 1 << 20,
+			Health: []status.Health{{Status: "DEGRADED", Reason: "PoolAlmostFull", Message: "<script>alert(1)</script>"}},
+		}},
+		Snapshots: []status.Snapshot{{ID: "loop:fast.01234567:s", Source: volume, Pool: "fast", Node: "a"}},
+	}
+}
+
+// TestFrom: the controller ignores what a node reports about pools, volumes and nodes that are not its own.
+func TestFrom(t *testing.T) {
+	serves := func(pool, id string) bool { return pool == "fast" && id == uuid }
+	r := sample()
+	r.Pools = append(r.Pools, status.Pool{Name: "foreign", UUID: "ffffffff"}, status.Pool{Name: "closed", Problem: "not mounted"})
+	r.Volumes = append(r.Volumes,
+		status.Volume{ID: "loop:foreign.ffffffff:pvc-2", Pool: "foreign"},
+		status.Volume{ID: "loop:foreign.ffffffff:pvc-3", Pool: "fast"}, // the ID names another pool
+		status.Volume{ID: "garbage", Pool: "fast"},
+		status.Volume{Name: "damaged", Pool: "fast"},
+		status.Volume{Name: "damaged", Pool: "closed"},
+	)
+	r.Snapshots = append(r.Snapshots, status.Snapshot{ID: "x", Source: "loop:foreign.ffffffff:pvc-2", Pool: "foreign"})
+	got := r.From("b", serves)
+	if len(got.Processes) != 1 || got.Processes[0].Node != "b" || got.Processes[0].Version != "v1" {
+		t.Errorf("got processes %+v, want one of node b", got.Processes)
+	}
+	var names []string
+	for _, v := range got.Volumes {
+		names = append(names, v.Node+"/"+v.Name)
+	}
+	if want := []string{"b/pvc-1", "b/damaged"}; !slices.Equal(names, want) {
+		t.Errorf("got volumes %v, want %v", names, want)
+	}
+	if len(got.Snapshots) != 1 || len(got.Pools) != 3 || got.Pools[1].Problem == "" || got.Pools[2].Problem != "not mounted" {
+		t.Errorf("got snapshots %+v and pools %+v, want one snapshot, and three pools of which the last two have a problem", got.Snapshots, got.Pools)
+	}
+	many := status.Report{Processes: make([]status.Process, 3)}
+	if got := many.From("b", serves); len(got.Processes) != 1 || got.Processes[0].Node != "b" {
+		t.Errorf("got processes %+v from a node that reports three, want one", got.Processes)
+	}
+}
+
+// TestTransfer: Fetch returns the report that Register serves, and survives a source that panics.
+func TestTransfer(t *testing.T) {
+	fail := false
+	server := grpc.NewServer()
+	status.Register(server, func(context.Context) status.Report {
+		if fail {
+			panic("broken")
+		}
+		return sample()
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	r, err := status.Fetch(t.Context(), conn)
+	must(t, err)
+	if got, want := text(t, r), text(t, sample()); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	fail = true
+	if r, err := status.Fetch(t.Context(), conn); err == nil {
+		t.Errorf("got %+v from a source that panics, want an error", r)
+	}
+}
+
+// TestHandler: only local clients that name the loopback interface get the report.
+func TestHandler(t *testing.T) {
+	mux := http.NewServeMux()
+	status.Handle(mux, func(context.Context) status.Report { return sample() })
+	for name, tc := range map[string]struct {
+		client, host string
+		code         int
+	}{
+		"local":              {"127.0.0.1:5000", "localhost:9810", http.StatusOK},
+		"local by address":   {"[::1]:5000", "[::1]:9810", http.StatusOK},
+		"without a port":     {"127.0.0.1:5000", "127.0.0.1", http.StatusOK},
+		"another machine":    {"10.0.0.7:5000", "localhost:9810", http.StatusForbidden},
+		"name of a web site": {"127.0.0.1:5000", "attacker.example:9810", http.StatusForbidden},
+		"another address":    {"127.0.0.1:5000", "10.0.0.7:9810", http.StatusForbidden},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, path := range []string{"/", "/status"} {
+				req := httptest.NewRequest(http.MethodGet, path, nil)
+				req.RemoteAddr, req.Host = tc.client, tc.host
+				w := httptest.NewRecorder()
+				mux.ServeHTTP(w, req)
+				if w.Code != tc.code || strings.Contains(w.Body.String(), "pvc-1") != (tc.code == http.StatusOK) {
+					t.Errorf("%s: got code %d and %q, want code %d", path, w.Code, w.Body, tc.code)
+				}
+			}
+		})
+	}
+}
+
+// TestPage: the page shows the report, escapes its texts, and allows only its own script.
+func TestPage(t *testing.T) {
+	w := page(t, sample())
+	body := w.Body.String()
+	for _, want := range []string{"csi.trivet.dev", "pvc-1", "PoolAlmostFull", "&lt;script&gt;alert(1)", "CreateVolume", "1 of 1", `width="10.0"`, `x="10.0" width="30.0"`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(body, "<script>alert") {
+		t.Error("the page contains the script of a report")
+	}
+	policy := w.Header().Get("Content-Security-Policy")
+	_, after, _ := strings.Cut(policy, "script-src 'nonce-")
+	nonce, _, _ := strings.Cut(after, "'")
+	if nonce == "" || !strings.Contains(body, `<script nonce="`+nonce+`">`) || !strings.Contains(policy, "default-src 'none'") {
+		t.Errorf("got the policy %q, want one that allows only the page's script", policy)
+	}
+	if again := page(t, sample()).Header().Get("Content-Security-Policy"); again == policy {
+		t.Error("two answers have the same nonce")
+	}
+	if empty := page(t, status.Report{}).Body.String(); !strings.Contains(empty, "No pools.") || !strings.Contains(empty, "No volumes.") {
+		t.Error("the page of an empty report does not say that there are no pools and volumes")
+	}
+}
+
+// TestShared: requests at the same time share one report.
+func TestShared(t *testing.T) {
+	var reports atomic.Int32
+	mux := http.NewServeMux()
+	status.Handle(mux, func(context.Context) status.Report {
+		reports.Add(1)
+		return sample()
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	begin := time.Now()
+	for range 5 {
+		resp, err := http.Get(server.URL + "/status")
+		must(t, err)
+		var r status.Report
+		must(t, json.NewDecoder(resp.Body).Decode(&r))
+		must(t, resp.Body.Close())
+		if len(r.Volumes) != 1 {
+			t.Errorf("got %d volumes, want 1", len(r.Volumes))
+		}
+	}
+	if most := int32(time.Since(begin)/time.Second) + 1; reports.Load() > most {
+		t.Errorf("five requests caused %d reports, want at most %d", reports.Load(), most)
+	}
+}
+
+func page(t *testing.T, r status.Report) *httptest.ResponseRecorder {
+	t.Helper()
+	mux := http.NewServeMux()
+	status.Handle(mux, func(context.Context) status.Report { return r })
+	req := httptest.NewRequest(http.MethodGet, "/", nil)
+	req.RemoteAddr, req.Host = "127.0.0.1:5000", "localhost"
+	w := httptest.NewRecorder()
+	mux.ServeHTTP(w, req)
+	if w.Code != http.StatusOK {
+		t.Fatalf("got code %d: %s", w.Code, w.Body)
+	}
+	return w
+}
+
+func text(t *testing.T, r status.Report) string {
+	t.Helper()
+	b, err := json.Marshal(r)
+	must(t, err)
+	return string(b)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
