@@ -122,6 +122,7 @@ func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry) s
 		return out
 	}
 	out.ID, out.Name, out.Backend, out.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
+	out.Namespace = v.Namespace
 	out.Content, out.State = v.FSType, string(e.State)
 	switch {
 	case v.Directory != nil:

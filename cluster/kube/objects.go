@@ -1,11 +1,15 @@
 package kube
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // The types below contain only the fields in use of each API object.
 
 // Meta is meta/v1 ObjectMeta.
 type Meta struct {
+	Namespace       string            `json:"namespace"`
 	Name            string            `json:"name"`
 	UID             string            `json:"uid"`
 	ResourceVersion string            `json:"resourceVersion"`
@@ -34,16 +38,96 @@ type Pod struct {
 		Containers []Container `json:"containers"`
 		// A sidecar may be an init container with restartPolicy Always.
 		InitContainers []Container `json:"initContainers"`
+		Volumes        []PodVolume `json:"volumes"`
 	} `json:"spec"`
 	Status struct {
-		Phase string `json:"phase"`
+		Phase      string `json:"phase"`
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
 	} `json:"status"`
+}
+
+// Ready reports whether the pod has the condition Ready.
+func (p Pod) Ready() bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True"
+		}
+	}
+	return false
+}
+
+// PodVolume is core/v1 Volume.
+type PodVolume struct {
+	Name                  string `json:"name"`
+	PersistentVolumeClaim struct {
+		ClaimName string `json:"claimName"`
+	} `json:"persistentVolumeClaim"`
+	// Ephemeral is not nil for a generic ephemeral volume.
+	Ephemeral *struct{} `json:"ephemeral"`
+}
+
+// ClaimName returns the name of the claim that a volume of a pod uses, or "". The claim of a generic ephemeral
+// volume has the names of the pod and of the volume.
+func (v PodVolume) ClaimName(pod string) string {
+	if v.Ephemeral != nil {
+		return pod + "-" + v.Name
+	}
+	return v.PersistentVolumeClaim.ClaimName
 }
 
 // Container is core/v1 Container.
 type Container struct {
 	Name  string `json:"name"`
 	Image string `json:"image"`
+	Ports []struct {
+		Name          string `json:"name"`
+		ContainerPort int    `json:"containerPort"`
+	} `json:"ports"`
+}
+
+// PersistentVolume is core/v1 PersistentVolume.
+type PersistentVolume struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		CSI struct {
+			Driver       string `json:"driver"`
+			VolumeHandle string `json:"volumeHandle"`
+		} `json:"csi"`
+		ClaimRef struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+		} `json:"claimRef"`
+		StorageClassName string `json:"storageClassName"`
+	} `json:"spec"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
+}
+
+// SnapshotContent is snapshot.storage.k8s.io/v1 VolumeSnapshotContent.
+type SnapshotContent struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		Driver string `json:"driver"`
+		Source struct {
+			SnapshotHandle string `json:"snapshotHandle"`
+		} `json:"source"`
+		VolumeSnapshotRef struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+		} `json:"volumeSnapshotRef"`
+	} `json:"spec"`
+	Status struct {
+		SnapshotHandle string `json:"snapshotHandle"`
+	} `json:"status"`
+}
+
+// Handle returns the ID of the snapshot, or "" if it is not created yet.
+func (s SnapshotContent) Handle() string {
+	return cmp.Or(s.Status.SnapshotHandle, s.Spec.Source.SnapshotHandle)
 }
 
 // CSINode is storage/v1 CSINode.

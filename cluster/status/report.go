@@ -90,10 +90,12 @@ type Volume struct {
 	// PublishedTo are the nodes to which the volume is controller-published.
 	PublishedTo []string `json:"publishedTo,omitempty"`
 	// Pod is the namespace/name of the pod that an inline volume belongs to.
-	Pod    string   `json:"pod,omitempty"`
-	Device string   `json:"device,omitempty"`
-	IO     *IO      `json:"io,omitempty"`
-	Health []Health `json:"health,omitempty"`
+	Pod string `json:"pod,omitempty"`
+	// Namespace is the namespace whose pods may mount the volume by FlexVolume.
+	Namespace string   `json:"namespace,omitempty"`
+	Device    string   `json:"device,omitempty"`
+	IO        *IO      `json:"io,omitempty"`
+	Health    []Health `json:"health,omitempty"`
 }
 
 // IO counts the I/O of a volume's device since it was attached.

@@ -70,10 +70,10 @@ func percent(part, whole int64) float64 {
 func (r Report) problems() (all []problem) {
 	for _, p := range r.Processes {
 		if p.Problem != "" {
-			all = append(all, problem{driverName(p), p.Problem})
+			all = append(all, problem{p.Name(), p.Problem})
 		}
 		if left := time.Until(p.CertificateExpires); !p.CertificateExpires.IsZero() && left < 0 {
-			all = append(all, problem{driverName(p), fmt.Sprintf("its certificate expired at %s", p.CertificateExpires.Format(time.RFC3339))})
+			all = append(all, problem{p.Name(), fmt.Sprintf("its certificate expired at %s", p.CertificateExpires.Format(time.RFC3339))})
 		}
 	}
 	for _, p := range r.Pools {
@@ -96,7 +96,8 @@ func (r Report) problems() (all []problem) {
 	return all
 }
 
-func driverName(p Process) string { return cmp.Or(p.Node, "controller") }
+// Name returns the name of the node, or "controller".
+func (p Process) Name() string { return cmp.Or(p.Node, "controller") }
 
 func on(node string) string {
 	if node == "" {
@@ -138,7 +139,7 @@ func newView(r Report, nonce string) view {
 		}
 		for _, c := range p.Calls {
 			if c.Running > 0 {
-				v.Running = append(v.Running, runningCall{driverName(p), c.Method, c.Running})
+				v.Running = append(v.Running, runningCall{p.Name(), c.Method, c.Running})
 			}
 		}
 	}
