@@ -98,27 +98,31 @@ func needs(err error, right string) error {
 	return err
 }
 
-// Report returns the report of all drivers. It fetches the report from a pod of the controller, or in an
-// installation for one node from the node's pod.
-func (c *Cluster) Report(ctx context.Context) (r status.Report, err error) {
+// Reporter returns the pod whose driver reports about all nodes.
+func (c *Cluster) Reporter(ctx context.Context) (kube.Pod, error) {
 	pods, err := c.DriverPods(ctx)
 	if err != nil {
-		return r, err
+		return kube.Pod{}, err
 	}
-	reporter, err := reporter(pods)
+	return reporter(pods)
+}
+
+// Report returns the report of all drivers.
+func (c *Cluster) Report(ctx context.Context) (r status.Report, err error) {
+	pod, err := c.Reporter(ctx)
 	if err != nil {
 		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	port, err := c.Forward(ctx, reporter, 0)
+	port, err := c.Forward(ctx, pod, 0)
 	if err != nil {
 		return r, err
 	}
 	return fetch(ctx, fmt.Sprintf("http://localhost:%d/status", port))
 }
 
-// reporter returns the pod whose driver reports about all nodes.
+// reporter returns a pod of the controller, or in an installation for one node the node's pod.
 func reporter(pods []kube.Pod) (kube.Pod, error) {
 	candidates := slices.DeleteFunc(slices.Clone(pods), func(p kube.Pod) bool { return !IsController(p) })
 	if len(candidates) == 0 { // an installation for one node

@@ -37,21 +37,20 @@ type Orphan struct {
 	CleanUp string `json:"cleanUp"`
 }
 
-// Orphans returns the orphans. unknown contains the reasons why there may be more.
-func (c *Cluster) Orphans(ctx context.Context, r status.Report) (orphans []Orphan, unknown []string, err error) {
+// Orphans returns the orphans. It does not examine what is missing in the report (Report.Missing).
+func (c *Cluster) Orphans(ctx context.Context, r status.Report) ([]Orphan, error) {
 	volumes, err := c.PersistentVolumes(ctx, r.Driver)
 	if err != nil {
-		return nil, nil, needs(err, "list persistentvolumes")
+		return nil, needs(err, "list persistentvolumes")
 	}
 	contents, err := c.SnapshotContents(ctx, r.Driver)
 	if err != nil {
-		return nil, nil, needs(err, "list volumesnapshotcontents")
+		return nil, needs(err, "list volumesnapshotcontents")
 	}
-	orphans, unknown = findOrphans(r, volumes, contents)
-	return orphans, unknown, nil
+	return findOrphans(r, volumes, contents), nil
 }
 
-func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []kube.SnapshotContent) (orphans []Orphan, unknown []string) {
+func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []kube.SnapshotContent) (orphans []Orphan) {
 	complete := completePools(r)
 	handles := map[string]bool{}
 	for _, v := range volumes {
@@ -79,18 +78,7 @@ func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []ku
 			CleanUp: "kubectl delete persistentvolume " + v.Metadata.Name,
 		})
 	}
-	orphans = append(orphans, findOrphanedSnapshots(r, contents, complete)...)
-	for _, p := range r.Processes {
-		if p.Problem != "" {
-			unknown = append(unknown, fmt.Sprintf("%s: %s", p.Name(), p.Problem))
-		}
-	}
-	for _, p := range r.Pools {
-		if p.Problem != "" {
-			unknown = append(unknown, fmt.Sprintf("pool %s: %s", p.Name, p.Problem))
-		}
-	}
-	return orphans, unknown
+	return append(orphans, findOrphanedSnapshots(r, contents, complete)...)
 }
 
 func findOrphanedSnapshots(r status.Report, contents []kube.SnapshotContent, complete map[pool]bool) (orphans []Orphan) {

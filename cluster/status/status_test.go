@@ -69,6 +69,17 @@ func TestFrom(t *testing.T) {
 	}
 }
 
+func TestMissing(t *testing.T) {
+	r := sample()
+	if got := r.Missing(); len(got) != 0 {
+		t.Errorf("got %q for a complete report, want nothing", got)
+	}
+	r.Processes[0].Problem, r.Pools[0].Problem = "no answer", "not mounted"
+	if got, want := r.Missing(), []string{"a: no answer", "pool fast on a: not mounted"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // TestTransfer: Fetch returns the report that Register serves, and survives a source that panics.
 func TestTransfer(t *testing.T) {
 	fail := false

@@ -106,6 +106,22 @@ func on(node string) string {
 	return " on " + node
 }
 
+// Missing returns the reasons why volumes or snapshots may be missing in the report: processes that did not report
+// or are not ready, and pools that are not open.
+func (r Report) Missing() (reasons []string) {
+	for _, p := range r.Processes {
+		if p.Problem != "" {
+			reasons = append(reasons, p.Name()+": "+p.Problem)
+		}
+	}
+	for _, p := range r.Pools {
+		if p.Problem != "" {
+			reasons = append(reasons, "pool "+p.Name+on(p.Node)+": "+p.Problem)
+		}
+	}
+	return reasons
+}
+
 // SnapshotCounts returns the number of snapshots by the ID of their volume.
 func (r Report) SnapshotCounts() map[string]int {
 	counts := map[string]int{}

@@ -32,7 +32,11 @@ func run(args []string) int {
 	if len(args) > 1 && args[1] == onDemandCommand {
 		return exitStatus(runOnDemandDriver(args[2:]), "trivet "+onDemandCommand)
 	}
-	command, err := newRootCommand().execute(args[1:])
+	tree := newRootCommand
+	if isPlugin(args[0]) {
+		tree = newPluginCommand
+	}
+	command, err := tree().execute(args[1:])
 	return exitStatus(err, command)
 }
 
