@@ -243,7 +243,7 @@ func (d *Driver) makeServers(background context.Context) {
 		service := &forwardedService{Service: exports.Local, exports: exports}
 		relay.Register(d.forwarded, service, relay.ControllerServices...)
 		relay.Register(d.server, service, relay.ControllerServices...) // for FlexVolume
-		d.lists = exports.Local // the controller's driver lists the nfs pools
+		d.lists = exports.Local                                        // the controller's driver lists the nfs pools
 		status.Register(d.forwarded, d.report)
 		csi.RegisterIdentityServer(d.forwarded, identityServer)
 	default:

@@ -49,9 +49,9 @@ The doctor needs the right to create pods/exec.`,
 	access.addFlags(cmd)
 	cmd.AddCommand(
 		newClusterStatusCommand(access), newClusterVolumesCommand(access), newOrphansCommand(access), newTopCommand(access),
-		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newVersionCommand(),
+		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newVersionCommand("kubectl trivet"),
 	)
-	cmd.SetHelpCommand(newHelpCommand())
+	cmd.SetHelpCommand(newHelpCommand("  kubectl trivet help volumes"))
 	cmd.InitDefaultHelpCmd()
 	prepare(cmd)
 	return root{cmd}

@@ -135,9 +135,10 @@ func TestManPages(t *testing.T) {
 		dir = t.TempDir()
 	}
 	check(t, os.MkdirAll(dir, 0o755))
-	root := newRootCommand().Command
-	root.DisableAutoGenTag = true
-	check(t, doc.GenManTree(root, &doc.GenManHeader{Section: "8", Manual: "Trivet", Source: "Trivet " + version}, dir))
+	for _, r := range []root{newRootCommand(), newPluginCommand()} {
+		r.DisableAutoGenTag = true
+		check(t, doc.GenManTree(r.Command, &doc.GenManHeader{Section: "8", Manual: "Trivet", Source: "Trivet " + version}, dir))
+	}
 	for _, c := range everyCommand() {
 		if !c.IsAvailableCommand() { // the command help
 			continue

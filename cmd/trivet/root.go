@@ -45,9 +45,9 @@ any other error.`,
 	cmd.AddCommand(
 		newDriverCommand(), newVolumeManagerCommand(), newFlexvolumeCommand(),
 		newVolumesCommand(), newDoctorCommand(), newPoolCommand(),
-		newVersionCommand(), newCompletionCommand(),
+		newVersionCommand("trivet"), newCompletionCommand(),
 	)
-	cmd.SetHelpCommand(newHelpCommand())
+	cmd.SetHelpCommand(newHelpCommand("  trivet help doctor\n  trivet help volume-manager status"))
 	cmd.InitDefaultHelpCmd()
 	prepare(cmd)
 	return root{cmd}
@@ -135,13 +135,13 @@ func suggestion(prefix string, names []string) string {
 	return " (did you mean " + prefix + strings.Join(names, " or "+prefix) + "?)"
 }
 
-func newHelpCommand() *cobra.Command {
+// newHelpCommand returns the command help with examples.
+func newHelpCommand(examples string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "help [COMMAND]...",
-		Short: "Print the help of a command",
-		Long:  "Prints the help of a command, as COMMAND --help does.",
-		Example: `  trivet help doctor
-  trivet help volume-manager status`,
+		Use:               "help [COMMAND]...",
+		Short:             "Print the help of a command",
+		Long:              "Prints the help of a command, as COMMAND --help does.",
+		Example:           examples,
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: completeCommands,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// everyCommand returns the commands of the tree, with the root first.
+// everyCommand returns the commands of both trees, each with its root first.
 func everyCommand() []*cobra.Command {
 	var all []*cobra.Command
 	var visit func(c *cobra.Command)
@@ -23,15 +23,32 @@ func everyCommand() []*cobra.Command {
 		}
 	}
 	visit(newRootCommand().Command)
+	visit(newPluginCommand().Command)
 	return all
 }
 
 // words returns the arguments of a command, without the name of the program.
-func words(c *cobra.Command) []string { return strings.Fields(c.CommandPath())[1:] }
+func words(c *cobra.Command) []string {
+	return strings.Fields(strings.TrimPrefix(c.CommandPath(), c.Root().CommandPath()))
+}
 
-// execute runs a command line in a new tree, and returns its output.
-func execute(args ...string) (string, error) {
-	r := newRootCommand()
+// execute runs a command line of trivet in a new tree, and returns its output.
+func execute(args ...string) (string, error) { return executeIn(newRootCommand(), args...) }
+
+// executeLike runs a command line in a new tree like that of a command.
+func executeLike(c *cobra.Command, args ...string) (string, error) {
+	return executeIn(treeOf(c), args...)
+}
+
+// treeOf returns a new tree like that of a command.
+func treeOf(c *cobra.Command) root {
+	if c.Root().Name() == pluginName {
+		return newPluginCommand()
+	}
+	return newRootCommand()
+}
+
+func executeIn(r root, args ...string) (string, error) {
 	var out bytes.Buffer
 	r.SetOut(&out)
 	r.SetErr(&out)
@@ -45,8 +62,8 @@ func TestHelp(t *testing.T) {
 		if c.Short == "" || c.Long == "" || c.Example == "" && !c.HasSubCommands() {
 			t.Errorf("%s lacks a short text, a long text or an example", c.CommandPath())
 		}
-		flag, err := execute(append(words(c), "--help")...)
-		help, helpErr := execute(append([]string{"help"}, words(c)...)...)
+		flag, err := executeLike(c, append(words(c), "--help")...)
+		help, helpErr := executeLike(c, append([]string{"help"}, words(c)...)...)
 		if err != nil || helpErr != nil || flag != help || !strings.Contains(flag, c.Long) || !c.DisableFlagParsing && !strings.Contains(flag, "--help") {
 			t.Errorf("%s: got errors %v and %v, help\n%s\n%s\nwant its long text and flags twice", c.CommandPath(), err, helpErr, flag, help)
 		}
@@ -59,10 +76,10 @@ func TestUnknownFlag(t *testing.T) {
 		if c.DisableFlagParsing {
 			continue
 		}
-		_, err := execute(append(words(c), "--hlep")...)
+		_, err := executeLike(c, append(words(c), "--hlep")...)
 		wantUsageError(t, err, c.CommandPath(), "unknown flag: --hlep (did you mean --help?)")
 		if c.Flags().Lookup("output") != nil {
-			_, err = execute(append(words(c), "--outptu", "json")...)
+			_, err = executeLike(c, append(words(c), "--outptu", "json")...)
 			wantUsageError(t, err, c.CommandPath(), "(did you mean --output?)")
 		}
 	}
@@ -86,12 +103,14 @@ func TestOutputFlag(t *testing.T) {
 			continue
 		}
 		found++
-		_, err := execute(append(words(c), "-o", "xml")...)
+		_, err := executeLike(c, append(words(c), "-o", "xml")...)
 		wantUsageError(t, err, c.CommandPath(), `invalid argument "xml" for "-o, --output" flag: must be table, wide, json or yaml`)
-		wantCompletions(t, append(words(c), "--output", ""), "table", "wide", "json", "yaml")
+		if c.Root().Name() != pluginName {
+			wantCompletions(t, append(words(c), "--output", ""), "table", "wide", "json", "yaml")
+		}
 	}
-	if found < 6 {
-		t.Errorf("got %d commands with --output, want at least 6", found)
+	if found < 11 {
+		t.Errorf("got %d commands with --output, want at least 11", found)
 	}
 }
 
@@ -146,7 +165,7 @@ func TestCompletionScripts(t *testing.T) {
 
 // ownCommand matches a command of trivet in a line of an example, up to a pipe, a redirection or the end of a
 // substitution.
-var ownCommand = regexp.MustCompile(`^ *(?:source <\()?trivet (.*?)(?: \| .*| > .*|\))?\n?$`)
+var ownCommand = regexp.MustCompile(`^ *(?:source <\()?(?:kubectl )?trivet (.*?)(?: \| .*| > .*|\))?\n?$`)
 
 // TestExamples: the command tree accepts the commands of all examples.
 func TestExamples(t *testing.T) {
@@ -158,7 +177,7 @@ func TestExamples(t *testing.T) {
 				continue
 			}
 			found++
-			if err := parses(match[1]); err != nil {
+			if err := parses(treeOf(c), match[1]); err != nil {
 				t.Errorf("%s: example %s: %v", c.CommandPath(), strings.TrimSpace(line), err)
 			}
 		}
@@ -169,12 +188,12 @@ func TestExamples(t *testing.T) {
 }
 
 // parses parses the words of a command line as the shell splits them.
-func parses(line string) error {
+func parses(r root, line string) error {
 	out, err := exec.Command("bash", "-c", `printf '%s\n' `+line).Output()
 	if err != nil {
 		return err
 	}
-	c, args, err := newRootCommand().Find(strings.Split(strings.TrimSpace(string(out)), "\n"))
+	c, args, err := r.Find(strings.Split(strings.TrimSpace(string(out)), "\n"))
 	if err != nil || c.DisableFlagParsing {
 		return err
 	}

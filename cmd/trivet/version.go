@@ -26,15 +26,15 @@ type buildInfo struct {
 // csiModule contains the CSI specification.
 const csiModule = "github.com/container-storage-interface/spec"
 
-func newVersionCommand() *cobra.Command {
+// newVersionCommand returns the command version of a program.
+func newVersionCommand(program string) *cobra.Command {
 	var out *output
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Long: `Prints the version of this program, the commit and its date, and the release of Go
 and the platform for which it was built.`,
-		Example: `  trivet version
-  trivet version -o json`,
+		Example: "  " + program + " version\n  " + program + " version -o json",
 		RunE: func(*cobra.Command, []string) error {
 			b := readBuildInfo()
 			return out.write(b, newTable([]buildInfo{b},
