@@ -88,7 +88,7 @@ func (p *Pool) buildAndCommit(ctx context.Context, v volume.Volume, entry string
 	if err != nil {
 		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
 	}
-	if v.Directory != nil { // the quota ID was not known before
+	if v.Directory != nil { // build has set the quota ID in v.Directory
 		p.ledger.Set(FolderPath(v.ID.Name), ledger.OfVolume(v))
 	}
 	crashpoint.Here(crashpoint.CreateCommitted)
@@ -112,7 +112,7 @@ func (p *Pool) buildEntry(entry string, v volume.Volume, build func(dir *os.Root
 	if err := build(dir); err != nil {
 		return err
 	}
-	record, err := v.MarshalRecord() // build may have set fields of the record
+	record, err := v.MarshalRecord() // build may have set v.Directory.Quota
 	if err != nil {
 		return err
 	}
@@ -166,8 +166,8 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	return p.medium.Explain(err)
 }
 
-// CompleteGrowth announces to other processes that this process has grown a volume, if the earlier
-// announcement failed. The caller holds LockVolume.
+// CompleteGrowth ends the announcement of a volume's growth if an earlier call of this process has recorded the
+// new capacity but could not end the announcement. The caller holds LockVolume.
 func (p *Pool) CompleteGrowth(ctx context.Context, name string) error {
 	return p.medium.CompleteGrowth(ctx, name)
 }
@@ -205,8 +205,7 @@ func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 	return p.rewrite(v)
 }
 
-// LockVolume locks the volume until the result is closed, so that no other call grows the volume, or
-// binds it to a device of its present size. ErrPending if another call holds the lock for more than a
+// LockVolume locks the volume until the result is closed. Meanwhile no other call can grow, stage or copy it. ErrPending if another call holds the lock for more than a
 // second. On an export whose server does not support locks, LockVolume locks nothing.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	f, err := p.medium.OpenLock(name)

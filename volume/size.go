@@ -38,8 +38,8 @@ func (r Range) Validate() error {
 	return nil
 }
 
-// Choose returns the size of a new volume: the required size, rounded up to the granule, or DefaultSize if
-// none is required. It returns ErrOutOfRange if that is below the minimum or above the limit.
+// Choose returns the size of a new volume: the required size, rounded up to the granule. Without a required size
+// it is DefaultSize, raised to the minimum or lowered to the limit. It returns ErrOutOfRange if no size fits.
 func (r Range) Choose(b Bounds) (int64, error) {
 	if err := r.Validate(); err != nil {
 		return 0, err

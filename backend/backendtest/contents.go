@@ -142,8 +142,8 @@ func devicesOf(t *testing.T, l *testVolume) []string {
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))
 }
 
-// mountedImage returns the path of the image of a volume in a shared pool, in the private mount of the
-// volume's folder; empty if there is no such mount.
+// mountedImage returns the path of a volume's image in a shared pool, below the driver's own mount of the
+// volume's folder. The path is empty if that mount does not exist.
 func (l *testVolume) mountedImage(t *testing.T) string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -221,7 +221,8 @@ func testReadOnly(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 }
 
-// wantRefusesWrites fails the test if path, a file or device, accepts a write, or its directory a new file.
+// wantRefusesWrites fails the test if the file or device at path accepts a write, or if the
+// directory of a file accepts a new file.
 func wantRefusesWrites(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)

@@ -15,8 +15,9 @@ import (
 // must call Main.
 func Worker() string { return reexec.Self }
 
-// Main is testenv.Main for a test program that its drivers also start as a child process: as the worker of an nfs
-// pool, and as the guardian of a freeze.
+// Main replaces testenv.Main in a test program that uses Worker. The drivers in such a program start the program
+// again as a child process: as the worker of an nfs pool, or as the process that thaws frozen filesystems if the
+// driver dies (freeze.Guard). In a child process Main runs only that role.
 func Main(m *testing.M, kinds ...backend.Kind) {
 	isChild, err := reexec.Run(os.Args, driver.Roles(kinds))
 	if err != nil {

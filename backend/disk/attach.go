@@ -41,7 +41,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
-	if v.Block { // a raw device stays attached after it is closed
+	if v.Block { // a raw device is not mounted, so nothing needs to hold it
 		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
 	}
 	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
@@ -142,9 +142,9 @@ func (a *attachedVolume) setUsed(ctx context.Context) error {
 	return explainDisk(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
 }
 
-// checkFormatted checks an existing filesystem, and completes the marks of the disk and the record. The
-// record may lack its mark because a call was interrupted after it marked the disk as used, or because
-// the record was restored from a backup.
+// checkFormatted checks an existing filesystem. Then it records on the disk that the disk is used, and in the pool
+// that the filesystem is formatted, if either is missing. The state in the pool may be missing because a call was
+// interrupted after it had recorded that the disk is used, or because the volume's folder was restored from a backup.
 func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
 	if err := fs.Check(ctx, a.device); err != nil {
 		return err

@@ -37,14 +37,15 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	})
 }
 
-// copyTo claims a disk for the new volume, and copies the origin to the disk unless the origin is blank.
+// copyTo claims a disk for the new volume, and copies the origin to the disk unless the origin was
+// never written.
 func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o *backend.Origin, progress func(int64)) error {
 	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name) // prevents staging
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	from, used, err := openUnused(ctx, o)
+	from, mayHaveData, err := openUnstaged(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	}
 	v := b.newVolume(p, spec, free)
 	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
-	if !used {
+	if !mayHaveData {
 		return create(ctx, p, v, free, nil)
 	}
 	disk := free.Disk
@@ -66,9 +67,9 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	})
 }
 
-// openUnused opens the partition of a volume that is not in use. used reports whether the partition may
+// openUnstaged opens the partition of a volume that is not staged. mayHaveData reports whether the partition may
 // contain data.
-func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used bool, err error) {
+func openUnstaged(ctx context.Context, o *backend.Origin) (from *os.File, mayHaveData bool, err error) {
 	v := o.Volume
 	staged, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
 	if err == nil && staged {

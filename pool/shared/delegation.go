@@ -13,8 +13,8 @@ import (
 // A delegation belongs to the NFS client, and all processes of a node are one client, though
 // each has a mount of its own. So the server does not recall the delegation when another process of
 // this node writes or renames the file, and the file appears unchanged for ever, with any actimeo and
-// lookupcache (tried on Linux 6.1). A server that delegates writes leaves flock(2) to the
-// client, which checks only its own mount.
+// lookupcache (tried on Linux 6.1). If the server delegates writes, the client
+// handles flock(2) itself, for each mount separately, so two processes of a node could hold the same lock.
 func OpenFlags(dir *os.File) (int, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {

@@ -226,8 +226,7 @@ func (e *Export) AnnounceGrowth(name string, more int64) error {
 	return f.Close()
 }
 
-// CompleteGrowth announces to other processes that the record of a growing volume has its new
-// capacity.
+// CompleteGrowth ends the announcement of a volume's growth: the record of the volume has its new capacity.
 func (e *Export) CompleteGrowth(ctx context.Context, name string) error {
 	if e.owner.growthOf(name) == "" {
 		return nil

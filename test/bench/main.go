@@ -171,7 +171,7 @@ func printPlainCopies(ctx context.Context, g *testbed, o options, out io.Writer)
 func printManager(ctx context.Context, g *testbed, o options, out io.Writer) {
 	driver, manager := startManager(ctx, g, o.binary)
 	fmt.Fprintln(out, measureManaged(ctx, g, o, driver, manager))
-	fmt.Fprintln(out, measureRest(ctx, g, o, manager))
+	fmt.Fprintln(out, measureIdleManager(ctx, g, o, manager))
 	manager.stop()
 	driver.stop()
 }

@@ -123,8 +123,8 @@ func (m *manager) awaitGone(ctx context.Context) {
 	})
 }
 
-// remounts returns how often the manager has checked the content of a mounted configMap again.
-func (m *manager) remounts(ctx context.Context) int {
+// configMapChecks returns how often the manager has checked the content of a mounted configMap again.
+func (m *manager) configMapChecks(ctx context.Context) int {
 	const counter = `volume_manager_operations_total{operation="volume_remount",plugin="kubernetes.io/configmap",status="success"}`
 	return int(measure.Get(measure.Scrape(ctx, m.address))[counter])
 }

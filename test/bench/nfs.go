@@ -19,15 +19,15 @@ const nfsServer = "127.0.0.1"
 
 // Names of the mounter that starts mount.nfs(8), and of the one that calls mount(2).
 const (
-	mounterName      = "mount.nfs"
-	mounterCallsName = "mount(2)"
+	mounterProcessName = "mount.nfs"
+	mounterSyscallName = "mount(2)"
 )
 
 // nfsResult contains the times of the calls for directories and images of a pool on an export.
 type nfsResult struct{ directories, images *lifeResult }
 
-// measureNFS creates and deletes directories on an export, beside servers that mount the export for
-// each call, and measures all calls of an image's life on the export beside a floor.
+// measureNFS compares directories on an export with servers that mount the export for each call, and all calls of
+// an image's life on the export with a floor, which makes only the necessary system calls.
 func measureNFS(ctx context.Context, g *testbed, o options) *nfsResult {
 	measure.Must(os.Mkdir(g.poolPath(trivet), 0o755))
 	driver := startTrivet(ctx, g, o.binary, trivet, classOf(targets.Volume("images-nfs", "ext4"), gib))
@@ -41,10 +41,10 @@ func measureNFS(ctx context.Context, g *testbed, o options) *nfsResult {
 	}
 }
 
-// startMounters starts both kinds of mounters, each with a directory of the export of its own.
+// startMounters starts both kinds of mounters, each with its own directory on the export.
 func startMounters(ctx context.Context, g *testbed) (all []*contender) {
 	directories := classOf(targets.Volume("nfs", "dir"), gib)
-	for _, kind := range []floorKind{{name: mounterName, flags: []string{"--processes"}}, {name: mounterCallsName}} {
+	for _, kind := range []floorKind{{name: mounterProcessName, flags: []string{"--processes"}}, {name: mounterSyscallName}} {
 		share := "mounter" + strconv.Itoa(len(all))
 		measure.Must(os.Mkdir(filepath.Join(g.served, share), 0o777))
 		dir := filepath.Join(g.Dir, share)
@@ -71,7 +71,7 @@ func clientCalls() int {
 func (r *nfsResult) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d volumes, %d passes, servers in turns; times in ms; RPCs are those of the NFS client per CSI call.\n\n", r.images.volumes, r.images.passes)
-	b.WriteString("### Directories: one permanent mount beside a mount per call\n\n")
+	b.WriteString("### Directories: one permanent mount compared with a mount per call\n\n")
 	t := markdown.Table{{"call", "callers", "p50", "p99", "ops/s", "RPCs", "mount.nfs p50", "p99", "ops/s", "RPCs", "ops/s ratio", "mount(2) p50", "p99", "ops/s", "RPCs", "ops/s ratio"}}
 	for _, callers := range r.images.callers {
 		for _, one := range []call{create, remove} {
@@ -93,7 +93,7 @@ func (r *nfsResult) String() string {
 	t = markdown.Table{{"goal", "result"}}
 	for _, callers := range r.images.callers {
 		t.Row(fmt.Sprintf("create + delete of directories with %d callers: at least 5 × the ops/s of a mount per call", callers),
-			times(r.both(trivet, callers).rate()/r.both(mounterName, callers).rate())+" ×")
+			times(r.both(trivet, callers).rate()/r.both(mounterProcessName, callers).rate())+" ×")
 	}
 	b.WriteString(t.Text(false))
 	return b.String()
@@ -107,7 +107,7 @@ func (r *nfsResult) both(server string, callers int) *sample {
 // directory adds a row that compares the driver with the mounters. of returns the sample of a server.
 func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of func(server string) *sample) {
 	row := slices.Concat([]string{label, strconv.Itoa(callers)}, of(trivet).cells())
-	for _, server := range []string{mounterName, mounterCallsName} {
+	for _, server := range []string{mounterProcessName, mounterSyscallName} {
 		row = slices.Concat(row, of(server).cells(), []string{times(of(trivet).rate() / of(server).rate())})
 	}
 	t.Row(row...)

@@ -19,7 +19,7 @@ const gib = int64(1) << 30
 type life struct {
 	backend, fsType string // the kind of the volume; fsType is empty for a directory
 
-	ctx      context.Context // ends at an interrupt
+	ctx      context.Context // ends at an interrupt; only the waits at the start obey that
 	dir      string          // contains all files of the demo
 	identity csi.IdentityClient
 	control  csi.ControllerClient
@@ -73,7 +73,7 @@ func (l *life) run() (err error) {
 
 // call makes one call and prints its name, its duration and the note.
 func call[Req, Resp any](l *life, name string, f func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, note string) (Resp, error) {
-	// An interrupt must not cancel the calls that undo steps.
+	// An interrupt cancels no call, so that a step is either complete or not begun when the steps are undone.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), 30*time.Second)
 	defer cancel()
 	start := time.Now()

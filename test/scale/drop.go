@@ -156,7 +156,7 @@ func (d *drop) callOthers(ctx context.Context) []outcome {
 	return out
 }
 
-// volumeOn returns one of the permanent volumes on a node.
+// volumeOn returns one of the volumes on a node that exist during all measurements.
 func (f *fleet) volumeOn(n *node) *vol {
 	return f.volumes[slices.IndexFunc(f.volumes, func(v *vol) bool { return v.node == n })]
 }

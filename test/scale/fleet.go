@@ -27,7 +27,7 @@ type fleet struct {
 	dir        string // contains the directories of all drivers
 	ca         *pki.Authority
 	nodes      []*node
-	volumes    []*vol // permanent volumes, as many on each node
+	volumes    []*vol // the volumes that exist during all measurements, as many on each node
 	controller *measure.Process
 	web        string // host:port of the controller's metrics
 	routed     csi.ControllerClient
@@ -50,7 +50,7 @@ type group struct {
 	*measure.Process
 }
 
-// newFleet starts all drivers and creates the permanent volumes.
+// newFleet starts all drivers and creates the volumes that exist during all measurements.
 func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, volumesPerNode int) *fleet {
 	f := &fleet{testbed: g, ca: measure.Get(pki.NewAuthority(driver.DefaultName)), dir: filepath.Join(g.Disk, fmt.Sprint(nodes))}
 	ports := freePorts(nodes + 1)
@@ -177,7 +177,7 @@ func (f *fleet) connect(dir, endpoint string) {
 	}
 }
 
-// fill creates the permanent volumes.
+// fill creates the volumes that exist during all measurements.
 func (f *fleet) fill(ctx context.Context, perNode int) {
 	f.volumes = newVolumes(f.nodes, "permanent", len(f.nodes)*perNode)
 	forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume}))

@@ -34,7 +34,7 @@ func parse(args []string) (options, error) {
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	flags.StringVar(&o.binary, "binary", "bin/trivet", "`file` of the driver to measure")
 	flags.IntVar(&o.nodes, "nodes", 500, "`number` of nodes; first, a tenth and two fifths of this number are measured")
-	flags.IntVar(&o.volumes, "volumes", 20_000, "`number` of permanent volumes, distributed evenly over the nodes")
+	flags.IntVar(&o.volumes, "volumes", 20_000, "`number` of volumes that exist during all measurements, distributed evenly over the nodes")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -86,7 +86,8 @@ func allowFiles(nodes int) error {
 // diskSize is the size of the xfs in bytes.
 const diskSize = 64 << 30
 
-// measureAll measures a tenth, two fifths and all of the nodes, and then a drop of some.
+// measureAll measures the calls with a tenth, two fifths and all of the nodes. With all nodes it then measures an
+// outage (measureDrop): the drivers of some nodes stop answering, and recover.
 func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Writer) {
 	var sizes []*size
 	for _, nodes := range []int{o.nodes / 10, o.nodes * 2 / 5, o.nodes} {
@@ -99,7 +100,7 @@ func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Write
 	}
 }
 
-// report prints the measurements. It measures the drop after the other results are printed.
+// report prints the measurements. It measures the outage after the other results are printed.
 func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) {
 	last := sizes[len(sizes)-1]
 	fmt.Fprintln(out, last.calls())

@@ -34,7 +34,7 @@ var pageSizes = []int{100, 1000}
 // size contains the measurements with a number of nodes.
 type size struct {
 	nodes, volumes int
-	filled         resources         // when all permanent volumes are created
+	filled         resources         // when fill has created all volumes
 	after          map[int]resources // after the measurements with a number of callers
 	samples        samples
 }

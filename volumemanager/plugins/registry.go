@@ -10,8 +10,8 @@ import (
 // Registry holds the plugins.
 type Registry []VolumePlugin
 
-// Family is a plugin with one member for each of its drivers, which are installed and removed
-// while the manager runs. It supports the specs of all members. A Registry returns members,
+// Family is a plugin with one member for each of its drivers (FlexVolume drivers), which are installed
+// and removed while the manager runs. It supports the specs of all members. A Registry returns members,
 // never the family.
 type Family interface {
 	VolumePlugin

@@ -27,7 +27,7 @@ type machine struct {
 	nfsUnmounter *mount.NFSUnmounter
 	server       *nfsd.Server
 	export       string
-	// path is the path of the volume that up has set up.
+	// path is the path of the volume after a call of the method up.
 	path string
 }
 
