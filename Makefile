@@ -55,12 +55,11 @@ docs-parameters: ## Write the tables of docs/reference/parameters.md from the de
 	go test ./cmd/trivet -run '^TestParametersDocumented$$' -update
 
 HUGO := go run github.com/gohugoio/hugo@v0.164.0
-HTMLTEST := go run github.com/wjdp/htmltest@v0.17.0
 
 .PHONY: docs
-docs: ## Build the documentation site in dist/site and check its links (the first build takes minutes)
-	CGO_ENABLED=0 $(HUGO) --source site --destination "$(CURDIR)/dist/site" --cleanDestinationDir --panicOnWarning
-	CGO_ENABLED=0 $(HTMLTEST) --conf site/htmltest.yml
+docs: ## Check the links of the documentation and build it as a site in dist/site (the first build takes minutes)
+	go test ./test/docs -run '^TestLinks$$'
+	CGO_ENABLED=0 $(HUGO) --source site --destination "$(CURDIR)/dist/site" --cleanDestinationDir --noBuildLock --panicOnWarning
 
 .PHONY: docs-values
 docs-values: ## Write docs/reference/values.md from the values of the chart

@@ -102,3 +102,31 @@ func read(t *testing.T, name string) string {
 	}
 	return string(text)
 }
+
+var (
+	pageLists = regexp.MustCompile(`pages = \[([^\]]*)\]`)
+	pageName  = regexp.MustCompile(`"([^"]+)"`)
+)
+
+// TestSitePages checks that the navigation of the site has each page of docs/, and no others. It shows the
+// folders reference and design as a whole.
+func TestSitePages(t *testing.T) {
+	listed := map[string]bool{}
+	for _, list := range pageLists.FindAllStringSubmatch(read(t, "site/hugo.toml"), -1) {
+		for _, name := range pageName.FindAllStringSubmatch(list[1], -1) {
+			listed["docs/"+name[1]+".md"] = true
+		}
+	}
+	for _, file := range textFiles(t) {
+		folder := path.Dir(strings.TrimPrefix(file, "docs/"))
+		whole := strings.HasPrefix(folder, "reference") || strings.HasPrefix(folder, "design")
+		if strings.HasPrefix(file, "docs/") && path.Ext(file) == ".md" && file != "docs/README.md" && !whole && !listed[file] {
+			t.Errorf("the navigation in site/hugo.toml lacks %s", file)
+		}
+	}
+	for name := range listed {
+		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+			t.Errorf("site/hugo.toml lists %s, which does not exist", name)
+		}
+	}
+}
