@@ -1,10 +1,7 @@
 package chart
 
 import (
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +15,6 @@ import (
 	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/backend/nfs"
-	"github.com/trivet-csi/trivet/volume"
 )
 
 // volumeKinds contains the kinds whose parameters the driver accepts in StorageClasses.
@@ -268,36 +264,4 @@ func TestNFSPolicies(t *testing.T) {
 	for _, policy := range ofType[*networkingv1.NetworkPolicy](template(t, oneNode+exports+"networkPolicy: {enabled: true}\n")) {
 		t.Errorf("shape oneNode: got network policy %s, want none", policy.Name)
 	}
-}
-
-// TestExamples checks that the objects in examples/ fit the types of the API, and that the driver accepts
-// the parameters of the classes.
-func TestExamples(t *testing.T) {
-	err := filepath.WalkDir("../../examples", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".yaml" {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		objects := decode(t, string(text))
-		if len(objects.known)+len(objects.foreign) == 0 {
-			t.Errorf("%s: got no objects, want at least one", path)
-		}
-		for _, c := range ofType[*storagev1.StorageClass](objects) {
-			if _, err := volumeKinds.Parse(c.Parameters); err != nil {
-				t.Errorf("%s: %v", path, err)
-			}
-		}
-		for _, kind := range []string{"VolumeSnapshotClass", "VolumeGroupSnapshotClass"} {
-			for _, c := range decoded[snapshotClass](t, objects, kind) {
-				if _, err := volume.ParseSnapshotParameters(c.Parameters); err != nil {
-					t.Errorf("%s: %v", path, err)
-				}
-			}
-		}
-		return nil
-	})
-	must(t, err)
 }

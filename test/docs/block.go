@@ -21,9 +21,10 @@ type Block struct {
 	Text string
 }
 
-// Read returns the blocks of README.md and of all pages below docs/ in the project at root.
+// Read returns the blocks of README.md, of all pages below docs/, and of the page of the examples without a
+// cluster, in the project at root.
 func Read(root string) ([]Block, error) {
-	pages := []string{"README.md"}
+	pages := []string{"README.md", "examples/volume-manager/README.md"}
 	err := fs.WalkDir(os.DirFS(root), "docs", func(path string, _ fs.DirEntry, err error) error {
 		if strings.HasSuffix(path, ".md") {
 			pages = append(pages, path)

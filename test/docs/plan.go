@@ -58,6 +58,20 @@ var Machine = []Session{
 		block("docs/operations/upgrade.md#remove-the-data"),
 		shell(`[ ! -e /var/lib/trivet ]`),
 	}},
+	{Name: "examples of the volume manager", Filesystems: []string{"xfs"}, Steps: []Step{
+		block("examples/volume-manager/README.md#install"),
+		block("examples/volume-manager/README.md#add-volumes"),
+		shell(`data=$(trivet volume-manager wait database | awk '$1 == "data" {print $2}')
+			echo kept >"$data/file"`),
+		block("examples/volume-manager/README.md#expand-a-volume"),
+		shell(`until [ "$(df --output=size -m "$data" | tail -1)" -gt 1500 ]; do sleep 0.1; done`),
+		block("examples/volume-manager/README.md#back-up-and-restore", "wait backup\n",
+			`wait backup | while read -r _ copy; do grep kept "$copy/file"; done`+"\n"),
+		block("examples/volume-manager/README.md#remove"),
+		shell(`trivet volumes | grep pvc-database
+			ls /var/lib/trivet/pools/default/default/site/html
+			! findmnt -R /var/lib/trivet/volume-manager`),
+	}},
 	{Name: "FlexVolume", Filesystems: []string{"xfs"}, Steps: []Step{
 		shell(`install -m 0755 "$TRIVET" /usr/local/bin/trivet
 			mkdir -p /etc/trivet /var/lib/flex
@@ -170,6 +184,8 @@ const (
 // Nowhere contains the blocks that no test runs, with the reason.
 var Nowhere = map[string]string{
 	"README.md#install.2": "runs all tests, this one too",
+
+	"examples/volume-manager/README.md#add-volumes.2": "needs podman and a registry; TestExamples of test/volumemanager checks the paths",
 
 	"docs/kinds/disks.md#move-a-disk":   needsDisks,
 	"docs/kinds/disks.md#upgrade":       needsDisks,

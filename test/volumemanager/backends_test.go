@@ -171,19 +171,24 @@ func (m *machine) checkGrown(k kind, path string) {
 	}
 }
 
-// snapshot creates a snapshot of a claim's volume with a call of the driver, because the manager creates
-// no snapshots. It returns the manifests of the snapshot.
-func (m *machine) snapshot(claim string) (manifests string) {
+// createSnapshot creates a snapshot of a claim's volume with a call of the driver, because the manager
+// creates no snapshots. It returns the ID of the snapshot.
+func (m *machine) createSnapshot(claim string) (id string) {
 	m.t.Helper()
 	handle := m.handle("pvc-" + claim)
 	request := &csi.CreateSnapshotRequest{Name: "of-" + claim, SourceVolumeId: handle}
 	controller := m.controller()
-	var id string
 	eventually(m.t, func() error {
 		resp, err := controller.CreateSnapshot(m.t.Context(), request)
 		id = resp.GetSnapshot().GetSnapshotId()
 		return err
 	})
+	return id
+}
+
+// snapshot creates a snapshot of a claim's volume, and returns its manifests.
+func (m *machine) snapshot(claim string) (manifests string) {
+	m.t.Helper()
 	return fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
@@ -194,7 +199,7 @@ apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
 metadata: {name: of-%[1]s}
 spec: {driver: csi.trivet.dev, deletionPolicy: Retain, source: {snapshotHandle: %[2]q}, volumeSnapshotRef: {namespace: default, name: of-%[1]s}}
-`, claim, id)
+`, claim, m.createSnapshot(claim))
 }
 
 // handle returns the volume ID of a provisioned volume.

@@ -98,7 +98,7 @@ func TestPlugins(t *testing.T) {
 	p := m.await("all")
 	m.checkContents(p, host)
 	m.checkPaths(p)
-	m.checkLimit(p["limited"])
+	m.checkLimit(p["limited"], "8Mi")
 	m.checkHuge()
 	m.remove("all")
 	m.awaitRemoved("all")
@@ -242,9 +242,9 @@ func (m *machine) checkContents(p pod, host string) {
 	}
 }
 
-// checkLimit checks the message of an emptyDir with sizeLimit 8Mi. If the filesystem cannot enforce the
+// checkLimit checks the message of an emptyDir with a sizeLimit. If the filesystem cannot enforce the
 // limit, the message must say so.
-func (m *machine) checkLimit(v reconciler.VolumeStatus) {
+func (m *machine) checkLimit(v reconciler.VolumeStatus, size string) {
 	m.t.Helper()
 	dir, err := os.Open(m.root)
 	must(m.t, err)
@@ -254,7 +254,7 @@ func (m *machine) checkLimit(v reconciler.VolumeStatus) {
 	defer func() { must(m.t, limits.Close()) }()
 	want := ""
 	if limits.Kind() == quota.None {
-		want = "emptyDir.sizeLimit 8Mi is not enforced: " + limits.Why()
+		want = "emptyDir.sizeLimit " + size + " is not enforced: " + limits.Why()
 	}
 	if v.Message != want {
 		m.t.Errorf("message of the emptyDir with a limit: got %q, want %q", v.Message, want)

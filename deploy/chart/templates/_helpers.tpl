@@ -214,6 +214,17 @@ disks. */}}
 {{- $classes | toJson -}}
 {{- end -}}
 
+{{/* The class for `helm test`, as JSON: the first one whose volumes are deleted with their claims. Each
+test would leave a volume of another class behind. null if there is none. */}}
+{{- define "trivet.testClass" -}}
+{{- $found := list -}}
+{{- range include "trivet.storageClasses" . | fromJsonArray }}
+{{- $kept := or (eq (.reclaimPolicy | default "Delete") "Retain") (ne (dig "parameters" "onDelete" "delete" .) "delete") -}}
+{{- if not $kept }}{{ $found = append $found . }}{{ end -}}
+{{- end -}}
+{{- first $found | toJson -}}
+{{- end -}}
+
 {{/* The path on a server, from the key share or export: dict "of" the section with the keys "key" the name
 of the section for error messages. */}}
 {{- define "trivet.share" -}}
