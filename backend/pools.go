@@ -283,7 +283,7 @@ func (ps *Pools) SetNamespace(ctx context.Context, id volume.ID, change volume.N
 // WithinLimit refuses a volume that is larger than the limit (ErrOutOfRange).
 func WithinLimit(size int64, r volume.Range) error {
 	if r.Limit > 0 && size > r.Limit {
-		return volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, size)
+		return volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's size of %s: volumes do not shrink", r.Limit, volume.ExactSize(size))
 	}
 	return nil
 }

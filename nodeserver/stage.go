@@ -194,7 +194,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, err
 	}
 	if r.Required > v.Capacity {
-		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: volume %s has %d bytes; call ControllerExpandVolume first", r.Required, v.ID, v.Capacity)
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: volume %s has %s; call ControllerExpandVolume first", r.Required, v.ID, volume.ExactSize(v.Capacity))
 	}
 	if err := grow(ctx, b, v); err != nil {
 		return nil, err

@@ -285,7 +285,7 @@ func TestSharedLedger(t *testing.T) {
 	a, b := e.open(t), e.open(t)
 	v := record(a, "v", 6<<20)
 	must(t, a.Create(t.Context(), v, func(dir *os.Root) error {
-		wantError(t, b.Create(t.Context(), record(b, "w", 5<<20), image(5<<20)), volume.ErrExhausted, "4194304 bytes more")
+		wantError(t, b.Create(t.Context(), record(b, "w", 5<<20), image(5<<20)), volume.ErrExhausted, "room for 4 MiB more")
 		return image(6 << 20)(dir)
 	}))
 	wantError(t, b.Create(t.Context(), record(b, "w", 5<<20), image(5<<20)), volume.ErrExhausted)

@@ -52,7 +52,7 @@ func (r Range) Choose(b Bounds) (int64, error) {
 		}
 	}
 	if want < b.Min {
-		return 0, Errorf(ErrOutOfRange, "capacity_range requests %d bytes, but the smallest volume of this kind has %d bytes: request at least that", want, b.Min)
+		return 0, Errorf(ErrOutOfRange, "capacity_range requests %s, but the smallest volume of this kind has %s: request at least that", ExactSize(want), ExactSize(b.Min))
 	}
 	if want > math.MaxInt64-b.Granule {
 		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is larger than any volume can be", r.Required)
@@ -86,17 +86,33 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// FormatSize formats a number of bytes with one decimal in the largest unit that it reaches.
+// FormatSize formats a number of bytes for humans: with at most one decimal, in the largest binary unit that the
+// rounded number reaches. Machine-readable output has bytes instead.
 func FormatSize(n int64) string {
+	unit, name := unitOf(n)
+	s := strconv.FormatFloat(float64(n)/float64(unit), 'f', 1, 64)
+	return strings.TrimSuffix(s, ".0") + " " + name
+}
+
+// ExactSize is FormatSize for errors that compare sizes: if the size was rounded, the text also has the bytes.
+func ExactSize(n int64) string {
+	s := FormatSize(n)
+	if unit, _ := unitOf(n); n%unit*10%unit != 0 {
+		s += " (" + strconv.FormatInt(n, 10) + " bytes)"
+	}
+	return s
+}
+
+// unitOf returns the unit for a number of bytes, and its name.
+func unitOf(n int64) (unit int64, name string) {
 	units := []struct {
 		size int64
 		name string
 	}{{TiB, "TiB"}, {GiB, "GiB"}, {MiB, "MiB"}, {KiB, "KiB"}}
 	for _, u := range units {
-		if n >= u.size {
-			s := strconv.FormatFloat(float64(n)/float64(u.size), 'f', 1, 64)
-			return strings.TrimSuffix(s, ".0") + " " + u.name
+		if n >= u.size-u.size/(20*KiB) { // otherwise it would be 1024 of the next smaller unit
+			return u.size, u.name
 		}
 	}
-	return strconv.FormatInt(n, 10) + " B"
+	return 1, "B"
 }

@@ -39,7 +39,7 @@ func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, minSize int64)
 		return nil, err
 	}
 	if r.Limit > 0 && r.Limit < minSize {
-		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind has %d bytes: raise the limit", r.Limit, minSize)
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind has %s: raise the limit", r.Limit, volume.ExactSize(minSize))
 	}
 	s := storageOf(p)
 	c, err := s.claimAfter(ctx, p.Check, r, minSize)
@@ -94,8 +94,8 @@ func (s *storage) claimSmallest(ctx context.Context, r volume.Range, minSize int
 		}
 		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", st.disk.Path)
 	}
-	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s (%d disks match disks.match, %d of them are free, %d are being wiped): add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
-		s.cfg.Name, max(r.Required, minSize), atMost(r.Limit), len(all), free, wiping)
+	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %s%s (%d disks match disks.match, %d of them are free, %d are being wiped): add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
+		s.cfg.Name, volume.ExactSize(max(r.Required, minSize)), atMost(r.Limit), len(all), free, wiping)
 }
 
 // atMost is the part of an error that tells the largest requested size; empty if limit is 0, which means no limit.
@@ -103,7 +103,7 @@ func atMost(limit int64) string {
 	if limit == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" and at most %d", limit)
+	return fmt.Sprintf(" and at most %s", volume.ExactSize(limit))
 }
 
 // create creates a volume on a claimed disk, and closes the claim. It returns ErrDiskRefuses if the disk

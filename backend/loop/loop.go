@@ -130,7 +130,7 @@ func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 func resize(f *os.File, size int64, a allocation) error {
 	err := blockdev.Resize(f, size, a == thick)
 	if errors.Is(err, syscall.EFBIG) {
-		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem does not support files of %d bytes: request less", size)
+		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem does not support files of %s: request less", volume.ExactSize(size))
 	}
 	if a == thick && errors.Is(err, syscall.EOPNOTSUPP) {
 		return volume.Errorf(volume.ErrPrecondition, "parameter %s=%s: the pool's filesystem cannot preallocate blocks (over NFS that requires version 4.2, and support by the server's filesystem): use %s", paramAllocation, a, thin)

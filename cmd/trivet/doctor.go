@@ -15,8 +15,9 @@ import (
 // errChecksFailed makes the command exit with status 1. The output contains the reasons.
 var errChecksFailed = errors.New("some checks failed: see the failures above")
 
-func newDoctorCommand() *cobra.Command {
-	o := doctor.Options{
+// doctorOptions returns the options that no flag sets.
+func doctorOptions() doctor.Options {
+	return doctor.Options{
 		Version: version, Kinds: kinds, Patience: patience,
 		Examine: func(ctx context.Context, e doctor.Export, report func(doctor.Check)) error {
 			return inChild(ctx, examineTask, e, report)
@@ -27,6 +28,10 @@ func newDoctorCommand() *cobra.Command {
 			Name: os.Getenv("POD_NAME"), UID: os.Getenv("POD_UID"),
 		},
 	}
+}
+
+func newDoctorCommand() *cobra.Command {
+	o := doctorOptions()
 	cmd := &cobra.Command{
 		Use:     "doctor",
 		GroupID: adminGroup,

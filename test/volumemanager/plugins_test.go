@@ -271,7 +271,7 @@ func (m *machine) checkHuge() {
 			case v.Volume != "huge":
 			case v.Phase == state.Mounted:
 				return m.isHuge(v.Path)
-			case v.Phase == state.Failed && strings.Contains(v.Message, "no huge pages of 2097152 bytes are reserved"):
+			case v.Phase == state.Failed && strings.Contains(v.Message, "no huge pages of 2 MiB are reserved"):
 				return nil
 			default:
 				return fmt.Errorf("volume of huge pages: got phase %s, message %q; want it mounted, or failed because no pages are reserved", v.Phase, v.Message)

@@ -457,8 +457,8 @@ func TestMemoryShrunk(t *testing.T) {
 		m.restart()
 		mounter := plugintest.Value(m.NewMounter(spec(emptyDir(corev1.StorageMediumMemory, size)), p))(t)
 		must(t, mounter.SetUp(t.Context(), plugins.MounterArgs{}))
-		if warnings := mounter.(plugins.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "4194304 bytes") {
-			t.Errorf("sizeLimit of %d bytes: got warnings %q, want one with the limit of 4194304 bytes", size, warnings)
+		if warnings := mounter.(plugins.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "allow the emptyDir in memory 4 MiB") {
+			t.Errorf("sizeLimit of %d bytes: got warnings %q, want one with the limit of 4 MiB", size, warnings)
 		}
 	}
 }

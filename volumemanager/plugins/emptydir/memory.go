@@ -17,6 +17,7 @@ import (
 	podresource "k8s.io/component-helpers/resource"
 
 	"github.com/trivet-csi/trivet/linux/mount"
+	domain "github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/volumemanager/ownership"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
@@ -127,7 +128,7 @@ func (m *mounter) resize() error {
 	case !errors.Is(err, syscall.EINVAL): // EINVAL means that the tmpfs contains more than the new size
 		return err
 	case m.limit == "":
-		m.warnings = append(m.warnings, fmt.Sprintf("the pod's memory limit and the node's memory allow the emptyDir in memory %d bytes, but it contains more: its size is not changed", m.size))
+		m.warnings = append(m.warnings, fmt.Sprintf("the pod's memory limit and the node's memory allow the emptyDir in memory %s, but it contains more: its size is not changed", domain.ExactSize(m.size)))
 		return nil
 	}
 	return fmt.Errorf("sizeLimit %s: the volume contains more: remove files, or raise the limit: %w", m.limit, err)
@@ -179,7 +180,7 @@ func requestedPages(pod *corev1.Pod) map[int64]bool {
 func requirePages(size int64) error {
 	dir := fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB", size/1024)
 	if _, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("medium: this kernel has no huge pages of %d bytes: use a size in /sys/kernel/mm/hugepages", size)
+		return fmt.Errorf("medium: this kernel has no huge pages of %s: use a size in /sys/kernel/mm/hugepages", domain.FormatSize(size))
 	}
 	for _, file := range []string{"nr_hugepages", "nr_overcommit_hugepages"} {
 		b, err := os.ReadFile(filepath.Join(dir, file))
@@ -190,5 +191,5 @@ func requirePages(size int64) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("medium: no huge pages of %d bytes are reserved: write their number to %s/nr_hugepages", size, dir)
+	return fmt.Errorf("medium: no huge pages of %s are reserved: write their number to %s/nr_hugepages", domain.FormatSize(size), dir)
 }

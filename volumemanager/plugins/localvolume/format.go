@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
@@ -132,7 +133,7 @@ func (f *formatting) checkFit() error {
 		return plugins.Invalidf("local.fsType %q: the device is blank, and only %s can be created: correct local.fsType, or create the filesystem by hand", f.fsType, strings.Join(known, ", "))
 	}
 	if size < minSize {
-		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another filesystem or a larger device", f.fsType, size, minSize)
+		return plugins.Invalidf("local.fsType %q: the device has %s, the filesystem needs %s: use another filesystem or a larger device", f.fsType, volume.ExactSize(size), volume.ExactSize(minSize))
 	}
 	return nil
 }
