@@ -130,6 +130,10 @@ bin/release:
 image: $(ARCHS:%=bin/trivet-linux-%) bin/release ## Assemble the container image of ARCHS (amd64 arm64) as an OCI archive, bin/image.tar
 	bin/release image -out bin/image.tar -name $(IMAGE) -version $(VERSION) -revision $(shell git rev-parse HEAD) -epoch $(SOURCE_DATE_EPOCH) $(ARCHS:%=bin/trivet-linux-%)
 
+.PHONY: test-release
+test-release: ## Make a release of the worktree, publish it in a registry on this machine, and verify it
+	go test -count=1 -timeout 40m -v ./test/release -run '^TestRelease$$' -publish
+
 .PHONY: release
 release: ## Write the files of the release VERSION=v1.2.3 to dist/, signed with COSIGN_KEY
 	release/release.sh $(VERSION)
