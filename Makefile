@@ -104,6 +104,8 @@ fuzz: ## Fuzz IDs, parameters, records and configuration, FUZZTIME each
 .PHONY: lint
 lint: ## Check style, imports between packages and formatting
 	$(TOOL) golangci-lint run --build-tags e2e,vm ./...
+	cd release && go tool -modfile=../tools/go.mod golangci-lint run ./...
+	go tool -modfile=release/tools/go.mod actionlint
 	@unformatted=$$($(TOOL) gofumpt -l $(GOFILES)); [ -z "$$unformatted" ] || { echo "gofumpt would change: $$unformatted"; exit 1; }
 
 .PHONY: fmt
@@ -142,6 +144,10 @@ release: ## Write the files of the release VERSION=v1.2.3 to dist/, signed with 
 publish: ## Push the image and the chart of the release VERSION in dist/ to REGISTRY, and sign them there with COSIGN_KEY
 	release/publish.sh $(VERSION)
 
+.PHONY: github-release
+github-release: ## Create the release VERSION on GitHub with the files of dist/
+	gh release create $(VERSION) --verify-tag --title $(VERSION) --notes-file dist/notes.md dist/*
+
 .PHONY: image-lock
 image-lock: ## Update the Debian packages of the image, release/image/packages.lock
 	release/image/lock.sh
@@ -163,6 +169,10 @@ bin/promtool:
 	apt-get -qq update; apt-get -qq -o APT::Sandbox::User=root download prometheus; \
 	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >promtool; \
 	chmod +x promtool; mv promtool "$(CURDIR)/bin/promtool"
+
+.PHONY: deps-lock
+deps-lock:
+	apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends debian-archive-keyring >/dev/null
 
 .PHONY: deps-run
 deps-run:

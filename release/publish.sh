@@ -9,6 +9,7 @@ version=${1:-}
 [ -f "dist/trivet-$version-image.tar" ] || fail "dist/ has no release $version: run make release VERSION=$version"
 [ -n "${COSIGN_KEY:-}" ] || fail "COSIGN_KEY is not set: it is the private key that signs the release"
 (cd dist && sha256sum --quiet -c SHA256SUMS)
+build_tools
 export DOCKER_CONFIG=${DOCKER_CONFIG:-$HOME/.docker}
 
 work=$(mktemp -d)

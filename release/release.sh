@@ -14,6 +14,7 @@ notes=$(awk -v version="$version" '/^## / {found = $2 == version; next} found' C
 [ -n "${notes//[[:space:]]/}" ] || fail "CHANGELOG.md has no section \"## $version\" with text"
 [ -n "${COSIGN_KEY:-}" ] || fail "COSIGN_KEY is not set: it is the private key that signs the release"
 
+build_tools
 commit=$(git rev-parse HEAD)
 epoch=$(git log -1 --format=%ct)
 export VERSION=$version SOURCE_DATE_EPOCH=$epoch

@@ -7,8 +7,11 @@ fail() {
 	exit 1
 }
 
-# With -n, go tool builds a program in Go's build cache and prints its path.
-helm=$(go tool -modfile=tools/go.mod -n helm)
-export CGO_ENABLED=0
-cosign=$(go tool -modfile=release/tools/go.mod -n cosign)
-syft=$(go tool -modfile=release/tools/go.mod -n syft)
+# build_tools builds the programs of other projects and sets their paths. With -n, go tool builds a program in Go's
+# build cache and prints its path.
+build_tools() {
+	local release=release/tools/go.mod
+	helm=$(go tool -modfile=tools/go.mod -n helm)
+	cosign=$(CGO_ENABLED=0 go tool -modfile=$release -n cosign)
+	syft=$(CGO_ENABLED=0 go tool -modfile=$release -n syft)
+}

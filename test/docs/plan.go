@@ -179,6 +179,7 @@ const (
 	needsQuotas  = "needs a kernel with project quotas, as in test/vm"
 	needsNetwork = "fetches from the Internet"
 	needsDisks   = "needs whole disks that move between two machines"
+	needsRelease = "needs a published release; TestRelease of test/release runs the same commands with its own registry"
 )
 
 // Nowhere contains the blocks that no test runs, with the reason.
@@ -186,6 +187,10 @@ var Nowhere = map[string]string{
 	"README.md#install.2": "runs all tests, this one too",
 
 	"examples/volume-manager/README.md#add-volumes.2": "needs podman and a registry; TestExamples of test/volumemanager checks the paths",
+	"docs/releasing.md#verify-a-release":              needsRelease,
+	"docs/releasing.md#verify-a-release.2":            needsRelease,
+	"docs/releasing.md#verify-a-release.3":            needsRelease,
+	"docs/releasing.md#make-a-release":                needsRelease,
 
 	"docs/kinds/disks.md#move-a-disk":   needsDisks,
 	"docs/kinds/disks.md#upgrade":       needsDisks,
