@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 # The image of `make image`, for those who build with Docker or buildah. Only the first stage runs programs, and
-# only of the machine that builds. It assembles the content of the image for any architecture (release/image).
+# only of the machine that builds. It assembles the content of the image for any architecture (release/image). The
+# only difference: `trivet version` prints no commit, because the build has no repository.
 ARG GO_VERSION=1.26
 
 FROM --platform=$BUILDPLATFORM docker.io/library/golang:${GO_VERSION}-bookworm AS build

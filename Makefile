@@ -122,7 +122,7 @@ manifests: ## Render deploy/trivet.yaml from the chart, and copy the schema to t
 # FORCE, because go detects what has changed.
 .PHONY: FORCE bin/release
 bin/trivet-linux-%: FORCE
-	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/trivet
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -buildvcs=auto -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/trivet
 
 bin/release:
 	CGO_ENABLED=0 go build -C release -trimpath -buildvcs=false -o ../$@ .

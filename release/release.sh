@@ -29,14 +29,28 @@ archive() {
 	tar -C "$2" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --mode=go-w,a+rX -c . | gzip -9n >"$1"
 }
 
+# documents writes the man pages, and the completions for shells.
+documents() {
+	local shell
+	make --no-print-directory man
+	mkdir "$work/documents"
+	mv dist/man "$work/documents/"
+	mkdir "$work/documents/completion"
+	for shell in bash zsh fish; do
+		"bin/trivet-linux-$(go env GOHOSTARCH)" completion $shell >"$work/documents/completion/trivet.$shell"
+	done
+}
+
 binaries() {
 	local arch
 	make --no-print-directory bin/release bin/trivet-linux-amd64 bin/trivet-linux-arm64
+	documents
 	for arch in amd64 arm64; do
 		cp "bin/trivet-linux-$arch" dist/
 		mkdir "$work/$arch"
 		cp "bin/trivet-linux-$arch" "$work/$arch/trivet"
-		cp LICENSE "$work/$arch/"
+		ln -s trivet "$work/$arch/kubectl-trivet"
+		cp -r LICENSE "$work/documents/." "$work/$arch/"
 		archive "dist/trivet-$version-linux-$arch.tar.gz" "$work/$arch"
 	done
 }

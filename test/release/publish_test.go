@@ -170,11 +170,20 @@ func (w *workshop) testFiles(t *testing.T) {
 		if !bytes.Equal(found["./trivet"].data, w.read(t, "trivet-linux-"+arch)) || found["./trivet"].Mode&0o111 != 0o111 || found["./LICENSE"].Typeflag != tar.TypeReg {
 			t.Errorf("the archive for %s does not contain the program and LICENSE", arch)
 		}
+		if link := found["./kubectl-trivet"]; link.Linkname != "trivet" {
+			t.Errorf("the archive for %s has the link %q, want kubectl-trivet to trivet", arch, link.Linkname)
+		}
+		for _, name := range []string{"./man/trivet.8", "./completion/trivet.bash", "./completion/trivet.zsh", "./completion/trivet.fish"} {
+			if found[name].Size == 0 {
+				t.Errorf("the archive for %s has no %s", arch, name)
+			}
+		}
 		w.checkSBOM(t, "trivet-linux-"+arch+".spdx.json", "github.com/container-storage-interface/spec")
 		w.checkSBOM(t, "trivet-"+version+"-image-linux-"+arch+".spdx.json", "github.com/container-storage-interface/spec", "libc6", "xfsprogs", "arch="+arch)
 	}
-	if out := w.mustRun(t, w.dist("trivet-linux-"+runtime.GOARCH), "version"); !strings.Contains(out, version) {
-		t.Errorf("trivet version prints %q, want %s", out, version)
+	commit := strings.TrimSpace(w.mustRun(t, "git", "rev-parse", "HEAD"))
+	if out := w.mustRun(t, w.dist("trivet-linux-"+runtime.GOARCH), "version", "-o", "json"); !strings.Contains(out, `"`+version+`"`) || !strings.Contains(out, commit) || !strings.Contains(out, `"modified": false`) {
+		t.Errorf("trivet version prints %q, want %s and the commit %s", out, version, commit)
 	}
 	if out := w.mustRun(t, w.helm, "show", "chart", w.dist("trivet-0.1.0.tgz")); !strings.Contains(out, "\nversion: 0.1.0\n") || !strings.Contains(out, "appVersion: 0.1.0\n") {
 		t.Errorf("got the chart %s, want the version and appVersion 0.1.0", out)
