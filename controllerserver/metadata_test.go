@@ -41,7 +41,8 @@ func (d *testDriver) delta(req *csi.GetMetadataDeltaRequest) (all []block, err e
 }
 
 // blocks returns the blocks of a message. It fails the test unless the message has a variable block length, the
-// volume size 32 MiB, and at most most blocks. If most is 0, any number of blocks is allowed.
+// volume size 32 MiB, and at most the given number of blocks. If the number is 0, any number is
+// allowed.
 func (d *testDriver) blocks(m interface {
 	GetBlockMetadataType() csi.BlockMetadataType
 	GetVolumeCapacityBytes() int64

@@ -133,7 +133,7 @@ type Driver struct {
 	// router and owners are nil unless this is the controller's driver.
 	router *router.Server
 	owners router.Owners
-	// lists lists the volumes and snapshots for the report, without those of other nodes.
+	// lists answers the lists of volumes and snapshots for the report, without those of other nodes.
 	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
 	idle *idle

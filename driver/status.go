@@ -152,7 +152,7 @@ func presentDevice(ctx context.Context, b backend.Backend, v volume.Volume) stri
 	if err != nil || !ok {
 		return ""
 	}
-	defer source.Close()
+	defer func() { _ = source.Close() }()
 	if device, ok := source.(mount.BlockDevice); ok {
 		return device.Node()
 	}

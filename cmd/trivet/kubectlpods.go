@@ -177,7 +177,7 @@ func printLogs(ctx context.Context, w io.Writer, c *kubectl.Cluster, pods []kube
 				line, err := lines.ReadString('\n')
 				if line != "" {
 					mu.Lock()
-					fmt.Fprintf(w, "%s: %s\n", driverOf(pod), strings.TrimSuffix(line, "\n"))
+					_, _ = fmt.Fprintf(w, "%s: %s\n", driverOf(pod), strings.TrimSuffix(line, "\n"))
 					mu.Unlock()
 				}
 				if errors.Is(err, io.EOF) {
@@ -224,7 +224,7 @@ cannot change anything. The port is forwarded until you interrupt the command.`,
 			return err
 		}
 		url := fmt.Sprintf("http://localhost:%d/", local)
-		fmt.Fprintf(cmd.OutOrStdout(), "The status page is at %s until you interrupt this command (Ctrl-C).\n", url)
+		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The status page is at %s until you interrupt this command (Ctrl-C).\n", url)
 		if open {
 			openBrowser(ctx, cmd.ErrOrStderr(), url)
 		}
@@ -242,6 +242,6 @@ func openBrowser(ctx context.Context, w io.Writer, url string) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if err := (command.Command{Name: "xdg-open", Args: []string{url}}).Run(ctx); err != nil {
-		fmt.Fprintf(w, "The page could not be opened in a browser (%v): open %s yourself.\n", err, url)
+		_, _ = fmt.Fprintf(w, "The page could not be opened in a browser (%v): open %s yourself.\n", err, url)
 	}
 }

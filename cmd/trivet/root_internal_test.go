@@ -187,7 +187,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// parses parses the words of a command line as the shell splits them.
+// parses reports whether the tree accepts a command line, with the words as the shell splits them.
 func parses(r root, line string) error {
 	out, err := exec.Command("bash", "-c", `printf '%s\n' `+line).Output()
 	if err != nil {

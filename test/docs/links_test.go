@@ -6,6 +6,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +75,9 @@ func withoutBlocks(text string) string {
 	return kept.String()
 }
 
+// checkedFiles are the endings of the names of files that may name a page.
+var checkedFiles = []string{".md", ".go", ".yaml", ".tpl", ".json", ".sh", ".html", ".toml"}
+
 // textFiles returns the names of the files that may name a page, relative to the root of the project.
 func textFiles(t *testing.T) (files []string) {
 	t.Helper()
@@ -83,7 +87,7 @@ func textFiles(t *testing.T) (files []string) {
 			return err
 		case d.IsDir() && (strings.HasPrefix(name, ".git") || name == "bin" || name == "out" || name == "dist"):
 			return fs.SkipDir
-		case d.Type().IsRegular() && (path.Ext(name) != "" && strings.Contains(".md .go .yaml .tpl .json .sh .html .toml", path.Ext(name)) || d.Name() == "Makefile"):
+		case d.Type().IsRegular() && (slices.Contains(checkedFiles, path.Ext(name)) || d.Name() == "Makefile"):
 			files = append(files, name)
 		}
 		return nil

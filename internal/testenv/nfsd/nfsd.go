@@ -23,7 +23,7 @@ import (
 // diskVariable names the block device for a server's filesystem. If it is not set, a loop device is used.
 const diskVariable = "TRIVET_TEST_DISK"
 
-// exportProgram is exportfs(8).
+// exportProgram is the program that changes the table of exports.
 const exportProgram = "exportfs" //nolint:misspell // the program's name
 
 var (
