@@ -39,10 +39,10 @@ func TestCommands(t *testing.T) {
 	}
 
 	m.awaitVolume("stuck", "hangs", state.Mounting, "")
-	m.awaitVolume("stuck", "config", state.Failed, "add one")
+	m.awaitVolume("stuck", "config", state.Failed, "add it")
 	m.checkWaitFails("pod default/stuck is not ready", "stuck", "--timeout", "1ms")
 	m.checkWaitFails("hangs is Mounting: for ", "stuck", "--timeout", "1ms")
-	m.checkWaitFails("config is Failed: configMap: ConfigMap default/none: no manifest has it: add one", "stuck", "--timeout", "1ms")
+	m.checkWaitFails("config is Failed: configMap: ConfigMap default/none: no manifest has it: add it", "stuck", "--timeout", "1ms")
 	m.checkWaitFails("pod other/web: no manifest has it", "other/web", "--timeout", "1ms")
 
 	m.checkTables(p["dir"].Path)
@@ -52,7 +52,7 @@ func TestCommands(t *testing.T) {
 	if s.Node != nodeName || !s.Complete || len(s.Volumes) != 3 || len(s.Drivers) != 1 || strings.Contains(text, "null") {
 		t.Errorf("status -o json: got this, want node %s, complete, 3 volumes, 1 driver and no null:\n%s", nodeName, text)
 	}
-	m.awaitWarning("pod default/stuck", "FailedMount", "ConfigMap default/none: no manifest has it: add one")
+	m.awaitWarning("pod default/stuck", "FailedMount", "ConfigMap default/none: no manifest has it: add it")
 	d.stop() // cancels the hanging call
 	d.set(mountTmpfs)
 	d.start()

@@ -88,9 +88,9 @@ func (m *machine) badVolumes() {
 		phase   state.Phase
 		message string
 	}{
-		"missing-config": {"configMap: {name: none}", state.Failed, "ConfigMap default/none: no manifest has it: add one"},
+		"missing-config": {"configMap: {name: none}", state.Failed, "ConfigMap default/none: no manifest has it: add it"},
 		"missing-key":    {"configMap: {name: settings, items: [{key: none, path: x}]}", state.Failed, "none"},
-		"missing-secret": {"secret: {secretName: none}", state.Failed, "Secret default/none: no manifest has it: add one"},
+		"missing-secret": {"secret: {secretName: none}", state.Failed, "Secret default/none: no manifest has it: add it"},
 		"missing-claim":  {"persistentVolumeClaim: {claimName: none}", state.Pending, "add it"},
 		"path-out":       {"configMap: {name: settings, items: [{key: greeting, path: ../x}]}", state.Failed, "../x"},
 		"no-file":        {fmt.Sprintf("hostPath: {path: %q, type: File}", m.dir), state.Failed, "hostPath"},
@@ -116,7 +116,7 @@ func (m *machine) badVolumes() {
 	}
 	// The volumes are mounted when the missing objects are added.
 	m.put("bad", podOf("waits", "{name: config, configMap: {name: late}}", "{name: data, persistentVolumeClaim: {claimName: late}}"))
-	m.awaitVolume("waits", "config", state.Failed, "add one")
+	m.awaitVolume("waits", "config", state.Failed, "add it")
 	m.put("late", strings.ReplaceAll(settings, "name: settings", "name: late"), claim("late", "directory", "1Mi", ""))
 	m.await("waits")
 	m.remove("bad")
