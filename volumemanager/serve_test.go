@@ -22,6 +22,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/test/frozen"
 	"github.com/trivet-csi/trivet/volumemanager"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 	"github.com/trivet-csi/trivet/volumemanager/token"
@@ -71,6 +72,7 @@ spec:
 		`volume_manager_state_diff{direction="to_mount"}`:                                                             1,
 		`volume_manager_state_diff{direction="to_unmount"}`:                                                           0,
 	})
+	frozen.List(t, "metrics", frozen.Metrics(string(get(t, "http://"+o.HTTPAddress+"/metrics"))))
 	raw, err := os.ReadFile(filepath.Join(s.Volumes[1].Path, "token"))
 	if err != nil {
 		t.Fatal(err)
