@@ -1,16 +1,14 @@
 package main
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/test/frozen"
 )
-
-var update = flag.Bool("update", false, "write the generated parts of the documentation")
 
 const (
 	parametersFile = "../../docs/reference/parameters.md"
@@ -31,7 +29,7 @@ func TestParametersDocumented(t *testing.T) {
 	want := kindTable(kinds) + "\n" + parameterTable(t, kinds)
 	switch {
 	case have == want:
-	case *update:
+	case *frozen.Update:
 		if err := os.WriteFile(parametersFile, []byte(before+generatedBegin+want+generatedEnd+after), 0o644); err != nil { //nolint:gosec // all users may read it
 			t.Fatal(err)
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
+
+	"github.com/trivet-csi/trivet/test/frozen"
 )
 
 const referenceDir = "../../docs/reference/cli"
@@ -33,7 +35,7 @@ func TestReference(t *testing.T) {
 	for _, c := range everyCommand() {
 		pages[pageName(c)] = page(c)
 	}
-	if *update {
+	if *frozen.Update {
 		writeReference(t, pages)
 	}
 	files, err := filepath.Glob(referenceDir + "/*")
