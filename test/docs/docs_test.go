@@ -197,7 +197,7 @@ func TestMakeTargets(t *testing.T) {
 			words, _, _ := strings.Cut(line, "#")
 			words, _, _ = strings.Cut(words, "&&")
 			if target, isMake := strings.CutPrefix(strings.TrimSpace(words), "make "); isMake {
-				testenv.Run(t, "make", "-n", "-C", root, target)
+				testenv.Run(t, "make", append([]string{"-n", "-C", root}, strings.Fields(target)...)...)
 			}
 		}
 	}
