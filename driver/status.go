@@ -123,15 +123,7 @@ func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry) s
 	}
 	out.ID, out.Name, out.Backend, out.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
 	out.Namespace = v.Namespace
-	out.Content, out.State = v.FSType, string(e.State)
-	switch {
-	case v.Directory != nil:
-		out.Content = "directory"
-	case v.Block:
-		out.Content = "block"
-	case out.State == "" && e.Err == nil:
-		out.State = "blank"
-	}
+	out.Content, out.State = v.Content(), e.Progress()
 	if v.Ephemeral != nil {
 		out.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
 	}

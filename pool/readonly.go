@@ -92,6 +92,18 @@ type Entry struct {
 	Err error
 }
 
+// Progress returns the state of formatting: State, or `blank` for a volume whose filesystem is not created yet. It
+// is empty for a directory and for a raw device, and if the volume could not be read.
+func (e Entry) Progress() string {
+	switch v := e.Volume; {
+	case v.Directory != nil, v.Block:
+		return ""
+	case e.State == "" && e.Err == nil:
+		return "blank"
+	}
+	return string(e.State)
+}
+
 // Entries reads all entries among the volumes, sorted by name.
 func (p *Pool) Entries() ([]Entry, error) {
 	names, err := beneath.Names(p.volumes, ".")

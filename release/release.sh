@@ -49,9 +49,35 @@ binaries() {
 		cp "bin/trivet-linux-$arch" dist/
 		mkdir "$work/$arch"
 		cp "bin/trivet-linux-$arch" "$work/$arch/trivet"
-		ln -s trivet "$work/$arch/kubectl-trivet"
 		cp -r LICENSE "$work/documents/." "$work/$arch/"
 		archive "dist/trivet-$version-linux-$arch.tar.gz" "$work/$arch"
+	done
+}
+
+# krew writes the manifest of the kubectl plugin. krew cannot unpack links, so the archives contain none.
+krew() {
+	local arch
+	cat <<-END
+		apiVersion: krew.googlecontainertools.github.com/v1alpha2
+		kind: Plugin
+		metadata:
+		  name: trivet
+		spec:
+		  version: $version
+		  homepage: https://github.com/trivet-csi/trivet
+		  shortDescription: Show the drivers, pools and volumes of Trivet
+		  description: |
+		    Shows the state of the CSI driver Trivet in a cluster: drivers, pools, volumes with their claims
+		    and pods, snapshots, health, I/O and orphans.
+		  platforms:
+	END
+	for arch in amd64 arm64; do
+		cat <<-END
+			  - selector: {matchLabels: {os: linux, arch: $arch}}
+			    uri: https://github.com/trivet-csi/trivet/releases/download/$version/trivet-$version-linux-$arch.tar.gz
+			    sha256: $(sha256sum "dist/trivet-$version-linux-$arch.tar.gz" | cut -d' ' -f1)
+			    bin: trivet
+		END
 	done
 }
 
@@ -100,6 +126,7 @@ sign() {
 }
 
 binaries
+krew >dist/krew.yaml
 image
 chart
 sboms

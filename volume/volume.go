@@ -126,6 +126,17 @@ func marshalRecord(record any) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
+// Content returns what the volume contains for its users: `directory`, `block`, or the name of the filesystem.
+func (v Volume) Content() string {
+	switch {
+	case v.Directory != nil:
+		return "directory"
+	case v.Block:
+		return "block"
+	}
+	return v.FSType
+}
+
 // Satisfies compares an existing volume with a request (CSI specification, CreateVolume). It returns
 // ErrIncompatible if they differ.
 func (v Volume) Satisfies(s Spec) error {

@@ -157,17 +157,12 @@ func newListed(pool string, e pool.Entry, devices map[string]string) listed {
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
 	l.Namespace = v.Namespace
-	l.Content, l.State, l.Device = v.FSType, string(e.State), cmp.Or(devices[loop.Tag(v.ID)], e.Device)
+	l.Content, l.State, l.Device = v.Content(), e.Progress(), cmp.Or(devices[loop.Tag(v.ID)], e.Device)
 	if v.Ephemeral != nil {
 		l.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
 	}
-	switch {
-	case v.Directory != nil:
-		l.Content, l.SubDir = "directory", v.Directory.SubDir
-	case v.Block:
-		l.Content = "block"
-	case l.State == "" && e.Err == nil:
-		l.State = "blank"
+	if v.Directory != nil {
+		l.SubDir = v.Directory.SubDir
 	}
 	return l
 }

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -170,8 +171,14 @@ func (w *workshop) testFiles(t *testing.T) {
 		if !bytes.Equal(found["./trivet"].data, w.read(t, "trivet-linux-"+arch)) || found["./trivet"].Mode&0o111 != 0o111 || found["./LICENSE"].Typeflag != tar.TypeReg {
 			t.Errorf("the archive for %s does not contain the program and LICENSE", arch)
 		}
-		if link := found["./kubectl-trivet"]; link.Linkname != "trivet" {
-			t.Errorf("the archive for %s has the link %q, want kubectl-trivet to trivet", arch, link.Linkname)
+		for name, f := range found { // krew can unpack only these
+			if f.Typeflag != tar.TypeReg && f.Typeflag != tar.TypeDir {
+				t.Errorf("the archive for %s contains %s of type %q, want only files and directories", arch, name, f.Typeflag)
+			}
+		}
+		sum := fmt.Sprintf("sha256: %x\n", sha256.Sum256(w.read(t, "trivet-"+version+"-linux-"+arch+".tar.gz")))
+		if krew := string(w.read(t, "krew.yaml")); !strings.Contains(krew, "linux-"+arch+".tar.gz\n    "+sum) {
+			t.Errorf("krew.yaml lacks the archive for %s with %s:\n%s", arch, sum, krew)
 		}
 		for _, name := range []string{"./man/trivet.8", "./completion/trivet.bash", "./completion/trivet.zsh", "./completion/trivet.fish"} {
 			if found[name].Size == 0 {
