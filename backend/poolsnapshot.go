@@ -191,7 +191,7 @@ func (o *Origin) CheckLimit(spec volume.Spec) error {
 }
 
 func (o *Origin) tooSmall(spec volume.Spec) error {
-	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs at least %d bytes: request that size", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
+	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs at least %s: request that size", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, volume.ExactSize(o.Volume.Capacity))
 }
 
 // Directory opens the directory of the origin for reading.

@@ -248,7 +248,7 @@ func (q *Quotas) limitCopy(v volume.Volume) error {
 			return err
 		}
 		if u.Bytes > limit.Bytes {
-			return volume.Errorf(volume.ErrOutOfRange, "capacity_range: the volume would have %d bytes, and its content takes %d: request at least as much", v.Capacity, u.Bytes)
+			return volume.Errorf(volume.ErrOutOfRange, "capacity_range: the volume would have %s, and its content takes %s: request at least as much", volume.ExactSize(v.Capacity), volume.ExactSize(u.Bytes))
 		}
 		return fs.Set(v.Directory.Quota.ID, limit)
 	})
@@ -283,7 +283,7 @@ func (q *Quotas) check(v volume.Volume) error {
 			limit.Inodes = 0
 		}
 		if u.Limit != limit {
-			return fmt.Errorf("%w: the limit is %d bytes, but it should be %d: staging or growing the volume restores the limit", ErrQuotaChanged, u.Limit.Bytes, limit.Bytes)
+			return fmt.Errorf("%w: the limit is %s, but it should be %s: staging or growing the volume restores the limit", ErrQuotaChanged, volume.ExactSize(u.Limit.Bytes), volume.ExactSize(limit.Bytes))
 		}
 		return nil
 	})

@@ -151,7 +151,7 @@ func (v Volume) Satisfies(s Spec) error {
 	case v.CoName != s.CoName:
 		return Errorf(ErrIncompatible, "volume %s belongs to the name %q, which shares its hash with %q: use another name", v.ID, v.CoName, s.CoName)
 	case !s.Capacity.Holds(v.Capacity):
-		return Errorf(ErrIncompatible, "volume %q exists with %d bytes, capacity_range has required %d and limit %d: use another name or fix the range", v.CoName, v.Capacity, s.Capacity.Required, s.Capacity.Limit)
+		return Errorf(ErrIncompatible, "volume %q exists with %s, capacity_range has required %d and limit %d: use another name or fix the range", v.CoName, ExactSize(v.Capacity), s.Capacity.Required, s.Capacity.Limit)
 	case v.Namespace != s.Parameters.Namespace:
 		return Errorf(ErrIncompatible, "volume %q exists for namespace %q of FlexVolume, the request has %q: use another name", v.CoName, v.Namespace, s.Parameters.Namespace)
 	case !sameSource(v.Source, s.Source):

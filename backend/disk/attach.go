@@ -125,7 +125,7 @@ func (a *attachedVolume) syncCapacity(ctx context.Context) error {
 		return err
 	}
 	if size < a.v.Capacity {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %d bytes, but the record requires %d: nothing was changed; find out which program has changed the partition table", a.v.ID, a.device.Name(), size, a.v.Capacity)
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %s, but the record requires %s: nothing was changed; find out which program has changed the partition table", a.v.ID, a.device.Name(), volume.ExactSize(size), volume.ExactSize(a.v.Capacity))
 	}
 	if size > a.v.Capacity {
 		err = a.p.RaiseCapacity(ctx, a.v, size)
@@ -220,7 +220,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	}
 	size := d.Room()
 	if size < r.Required {
-		return 0, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: the disk %s of volume %s has %d bytes for data: enlarge the disk at its source and rescan it, or copy the data to a larger volume", r.Required, d.Path, v.ID, size)
+		return 0, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %s: the disk %s of volume %s has %s for data: enlarge the disk at its source and rescan it, or copy the data to a larger volume", volume.ExactSize(r.Required), d.Path, v.ID, volume.ExactSize(size))
 	}
 	if err := backend.WithinLimit(size, r); err != nil {
 		return 0, err

@@ -229,7 +229,7 @@ func checkSize(image *os.File, v volume.Volume) (int64, error) {
 		return 0, err
 	}
 	if size < v.Capacity {
-		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s was truncated to %d bytes, its record says %d: restore the image; nothing was changed", v.ID, image.Name(), size, v.Capacity)
+		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s was truncated to %s, its record says %s: restore the image; nothing was changed", v.ID, image.Name(), volume.ExactSize(size), volume.ExactSize(v.Capacity))
 	}
 	return size, nil
 }

@@ -29,12 +29,15 @@ func main() {
 	flag.Parse()
 	signal.Ignore(syscall.SIGPIPE) // it would end the demo without removing the mounts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	begin := time.Now()
 	err := l.demo(ctx, *binary)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
+	fmt.Printf("The demo took %.1f s. Next: install Trivet in a cluster (docs/getting-started.md), or mount volumes on this machine (docs/volume-manager.md).\n",
+		time.Since(begin).Seconds())
 }
 
 // demo starts the driver, takes the steps of the volume's life, and removes everything.
