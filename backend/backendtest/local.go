@@ -61,7 +61,7 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 		{"unknown pool", 0, []string{"pool", "elsewhere"}, nil, nil, codes.InvalidArgument, []string{"pool", "elsewhere"}},
 		{"server without share", 0, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server"}},
 		{"server without share on an export", Shared, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server", "share"}},
-		{"one byte", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1}, codes.OutOfRange, []string{"1 bytes", "1048576"}},
+		{"one byte", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1}, codes.OutOfRange, []string{"1 B", "1 MiB"}},
 		{"largest number", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.OutOfRange, []string{"9223372036854775807"}},
 		{"more than the pool has", 0, nil, nil, &csi.CapacityRange{RequiredBytes: 1 << 60}, codes.ResourceExhausted, []string{"room"}},
 	} {
