@@ -197,8 +197,8 @@ func testContentSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContent
 		says string
 	}
 	rows := []row{
-		{"smaller than the source", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib / 2} }, codes.OutOfRange, "1073741824"},
-		{"limit below the size of the source", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} }, codes.OutOfRange, "1073741824"},
+		{"smaller than the source", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib / 2} }, codes.OutOfRange, "1 GiB"},
+		{"limit below the size of the source", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} }, codes.OutOfRange, "1 GiB"},
 		{"more than the pool has", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 50} }, codes.ResourceExhausted, "room"},
 	}
 	if kind.Has(Filesystem) {
