@@ -134,8 +134,12 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 // mismatch describes a difference between a volume and the context or the parameters of a request. It returns an
 // empty string if there is none.
 func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
-	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
-		return fmt.Sprintf("volume_context %v: the volume has %v", c, s.message(v).GetVolumeContext())
+	// The context may lack keys that a later version of the driver has added.
+	own := s.message(v).GetVolumeContext()
+	for key, value := range req.GetVolumeContext() {
+		if has, ok := own[key]; !ok || has != value {
+			return fmt.Sprintf("volume_context %s %q: the volume has %v", key, value, own)
+		}
 	}
 	parameters := maps.Clone(req.GetParameters())
 	if namespace, given := parameters[volume.ParamNamespace]; given {

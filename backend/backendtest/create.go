@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -251,8 +252,15 @@ func testValidateImage(t *testing.T, d *Driver, _ Kind) {
 	c := Kind{FSType: "ext4"}.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
 	must(t, err)
+	older := maps.Clone(v.GetVolumeContext()) // as an earlier version of the driver would have returned it
+	for key := range older {
+		delete(older, key)
+		break
+	}
 	wantValidated(t, d, v, []validation{
 		{"all arguments", c, v.GetVolumeContext(), map[string]string{"allocation": "thin"}, true},
+		{"a context without a key", c, older, nil, true},
+		{"a context with an unknown key", c, map[string]string{"unknown": "value"}, nil, false},
 		{"the capability alone", c, nil, nil, true},
 		{"another filesystem", Kind{FSType: "xfs"}.Capability(writer), nil, nil, false},
 		{"block", Kind{}.Capability(writer), nil, nil, false},
