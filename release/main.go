@@ -18,7 +18,7 @@ const usage = `usage:
   release rootfs [flags] BINARY      write the content of the image to a directory
   release provenance [flags] FILE... print the provenance statement of the files
   release predicate STATEMENT        print the predicate of a statement
-  release push ARCHIVE NAME:TAG      push the index of an OCI archive to a registry`
+  release push ARCHIVE NAME:TAG      push the content of an OCI archive to a registry`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -15,8 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// push pushes the index of an OCI archive to a registry, and prints its digest and those of its images. The
-// credentials are those of docker and helm.
+// push pushes the image or the index of an OCI archive to a registry, and prints the digests. The credentials are those of docker and helm.
 func push(ctx context.Context, args []string) error {
 	if len(args) != 2 {
 		return errors.New(usage)
@@ -42,26 +41,32 @@ func push(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if len(content.Manifests) != 1 || !content.Manifests[0].MediaType.IsIndex() {
-		return fmt.Errorf("%s does not contain one index", archive)
+	if len(content.Manifests) != 1 {
+		return fmt.Errorf("%s has %d images or indexes, want one", archive, len(content.Manifests))
 	}
-	digest := content.Manifests[0].Digest
-	index, err := top.ImageIndex(digest)
+	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	found := content.Manifests[0]
+	if !found.MediaType.IsIndex() {
+		image, err := top.Image(found.Digest)
+		if err != nil {
+			return err
+		}
+		fmt.Println(found.Platform, found.Digest)
+		return remote.Write(target, image, options...)
+	}
+	index, err := top.ImageIndex(found.Digest)
 	if err != nil {
 		return err
 	}
-	if err := remote.WriteIndex(target, index, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)); err != nil {
-		return err
-	}
+	fmt.Println("index", found.Digest)
 	manifest, err := index.IndexManifest()
 	if err != nil {
 		return err
 	}
-	fmt.Println("index", digest)
 	for _, image := range manifest.Manifests {
 		fmt.Println(image.Platform, image.Digest)
 	}
-	return nil
+	return remote.WriteIndex(target, index, options...)
 }
 
 // extract unpacks a tar archive of regular files and directories.

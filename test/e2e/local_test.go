@@ -64,7 +64,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// installLocal replaces the manifests by the chart with the values of cluster/storage.sh and options. At the
+// installLocal replaces the manifests by the chart of the registry with the values of cluster/storage.sh and options. At the
 // end of the test it applies the manifests again.
 func installLocal(t *testing.T, options ...string) {
 	t.Helper()
@@ -76,7 +76,7 @@ func installLocal(t *testing.T, options ...string) {
 		kubectlLast(t, "apply", "--server-side", "-f", manifests)
 	})
 	values := filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "local.yaml")
-	run(t, "helm", append([]string{"install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--wait", "--timeout=3m"}, options...)...)
+	run(t, "helm", append([]string{"install", "trivet", chartURL, "--plain-http", "-n", namespace, "--create-namespace", "-f", values, "--wait", "--timeout=3m"}, options...)...)
 	waitDriver(t)
 }
 

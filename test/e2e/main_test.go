@@ -18,7 +18,9 @@ const (
 	namespace  = "trivet-system"
 	manifests  = "../../deploy/trivet.yaml"
 	chart      = "../../deploy/chart"
-	examples   = "../../examples"
+	// chartURL is the chart in the registry of the cluster.
+	chartURL = "oci://127.0.0.1:5000/trivet-csi/charts/trivet"
+	examples = "../../examples"
 )
 
 var (

@@ -55,6 +55,10 @@ containerd() {
 	go -C containerd build -o "$bin/cni/" -ldflags "-s -w" $p/ipam/host-local $p/main/bridge $p/main/loopback
 }
 
+registry() {
+	go -C ../../.. build -modfile=release/tools/go.mod -o "$bin/registry" -ldflags "-s -w" github.com/distribution/distribution/v3/cmd/registry
+}
+
 suite() {
 	go -C kubernetes build -o "$bin/" -ldflags "-s -w" k8s.io/kubernetes/test/images/agnhost github.com/onsi/ginkgo/v2/ginkgo
 	go -C kubernetes test -c -o "$bin/e2e.test" -ldflags "-s -w" ./suite
@@ -67,6 +71,7 @@ once kubernetes kubernetes kubernetes/go.mod kubernetes/go.sum
 once snapshot-api snapshot_api kubernetes/go.mod kubernetes/go.sum
 once standins standins kubernetes/go.mod kubernetes/go.sum kubernetes/{registrar,livenessprobe,pause,imagenames}
 once containerd containerd containerd
+once registry registry ../../../release/tools
 once debian debian_rootfs "$here/bases.sh"
 once images make_images images.sh "$cache"/stamps/{kubernetes,standins,debian} /bin/busybox
 if [ "${1:-}" = suite ]; then

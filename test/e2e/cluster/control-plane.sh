@@ -30,6 +30,17 @@ start kube-apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 \
 	--kubelet-client-certificate="$state/pki/kubelet-client.crt" --kubelet-client-key="$state/pki/kubelet-client.key" \
 	--kubelet-certificate-authority="$state/pki/ca.crt" --kubelet-preferred-address-types=InternalIP ${APISERVER_ARGS:-}
 
+# The image of the driver and the chart come from a registry, in place of ghcr.io.
+printf '%s\n' 'version: 0.1' 'log: {level: warn}' "storage: {filesystem: {rootdirectory: $state/registry}}" "http: {addr: $registry}" >"$state/registry.yaml"
+OTEL_TRACES_EXPORTER=none start registry registry serve "$state/registry.yaml"
+publish() {
+	until (: </dev/tcp/"${registry/:/\/}") 2>/dev/null; do sleep 0.1; done
+	release push "$cache/release/image.tar" "$registry/trivet-csi/$(cat "$cache/release/name")"
+	"$bin/helm" push "$cache"/release/trivet-*.tgz "oci://$registry/trivet-csi/charts" --plain-http
+	touch "$state/published"
+}
+start publish publish
+
 for n in $(seq "$nodes"); do
 	start "node$n" unshare --mount --pid --fork --mount-proc --propagation private bash "$here/node.sh" "$state" "$n"
 	child=

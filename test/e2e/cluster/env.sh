@@ -4,6 +4,8 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 cache=${TRIVET_E2E_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/trivet-e2e}
 bin=$cache/bin
 images=$cache/images
+# The registry of a cluster, in its network namespace.
+registry=127.0.0.1:5000
 # The name of a file in each state directory. down.sh only removes directories with it.
 marker=trivet-e2e-cluster
 

@@ -12,6 +12,12 @@ make_node() {
 		  "ipam": {"type": "host-local", "dataDir": "/run/cni-ipam",
 		           "ranges": [[{"subnet": "10.88.$n.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 	E
+	mkdir -p "$dir/registries/ghcr.io"
+	cat >"$dir/registries/ghcr.io/hosts.toml" <<-E
+		server = "http://$registry"
+		[host."http://$registry"]
+		  capabilities = ["pull", "resolve"]
+	E
 	# restrict_oom_score_adj, because lowering an OOM score needs CAP_SYS_RESOURCE.
 	cat >"$dir/containerd.toml" <<-E
 		version = 3
@@ -24,6 +30,8 @@ make_node() {
 		  snapshotter = "overlayfs"
 		[plugins.'io.containerd.cri.v1.images'.pinned_images]
 		  sandbox = "$(awk '$1 == "pause" {print $2}' "$cache/imagenames")"
+		[plugins.'io.containerd.cri.v1.images'.registry]
+		  config_path = "$dir/registries"
 		[plugins.'io.containerd.cri.v1.runtime']
 		  disable_apparmor = true
 		  restrict_oom_score_adj = true

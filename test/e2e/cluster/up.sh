@@ -14,6 +14,7 @@ nodes=${NODES:-1}
 [[ $nodes == [1-9] ]] || fail "NODES must be a number from 1 to 9"
 [ "$(id -u)" = 0 ] || fail "must run as root"
 [ -e "$cache/stamps/images" ] || fail "the cache is empty: run build.sh first"
+[ -e "$cache/release/image.tar" ] || fail "the cache has no image of the driver: run image.sh first"
 [ -n "${TRIVET_E2E_STATE:-}" ] || TRIVET_E2E_STATE=$(mktemp -d /tmp/trivet-e2e.XXXXXX)
 find_state
 mkdir -p "$state"
@@ -37,7 +38,7 @@ done
 echo "${child% }" >"$state/pid"
 
 ready() {
-	[ "$(find "$state" -maxdepth 2 -name images.done | wc -l)" = "$nodes" ] &&
+	[ -e "$state/published" ] && [ "$(find "$state" -maxdepth 2 -name images.done | wc -l)" = "$nodes" ] &&
 		[ "$("$here/in.sh" kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}' | grep -ow True | wc -l)" = "$nodes" ] &&
 		"$here/in.sh" kubectl get serviceaccount default
 }
