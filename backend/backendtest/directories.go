@@ -196,11 +196,11 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 		}
 	}
 	for key, other := range map[string]*csi.CreateVolumeRequest{
-		"subDir":   request("csi.storage.k8s.io/pvc/name", "other"),
-		"onDelete": request("onDelete", "archive"),
-		"mode":     request("mode", "0700"),
-		"uid":      request("uid", "1"),
-		"bytes":    change(request(), func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib + 1} }),
+		"subDir":         request("csi.storage.k8s.io/pvc/name", "other"),
+		"onDelete":       request("onDelete", "archive"),
+		"mode":           request("mode", "0700"),
+		"uid":            request("uid", "1"),
+		"capacity_range": change(request(), func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib + 1} }),
 	} {
 		_, err := d.Control.CreateVolume(t.Context(), other)
 		wantCode(t, err, codes.AlreadyExists, key)
