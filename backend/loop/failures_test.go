@@ -247,7 +247,7 @@ func TestTruncatedImage(t *testing.T) {
 	s := start(t, "8G")
 	s.createFormatted(t, "short")
 	must(t, os.Truncate(s.image(), gib/2))
-	wantCode(t, s.stage(t.Context()), codes.DataLoss, "truncated", "536870912")
+	wantCode(t, s.stage(t.Context()), codes.DataLoss, "truncated", "512 MiB")
 	wantCode(t, s.expand(t.Context(), 2*gib), codes.DataLoss, "truncated")
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/2 {
 		t.Errorf("the image: got %v, %v; want a size of %d as before", info, err, gib/2)
