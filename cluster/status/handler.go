@@ -9,7 +9,6 @@ import (
 	"html/template"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/trivet-csi/trivet/volume"
@@ -18,42 +17,44 @@ import (
 // maxAge is the age up to which a report is served again, so that several viewers cost as much as one.
 const maxAge = time.Second
 
-// Handle serves the report at /status as JSON, and at / as a page. Only clients on the loopback interface get
-// it, which is where `kubectl port-forward` connects from, because names of volumes are no business of
-// everybody who may scrape metrics.
+// Handle serves the report at /status as JSON, and at / as a page. It refuses clients that do not connect through
+// the loopback interface, because the report contains the names of all volumes, and other pods may reach the port to
+// read metrics. `kubectl port-forward` connects through the loopback interface.
 func Handle(mux *http.ServeMux, source Source) {
-	recent := &recent{source: source}
+	source = shared(source)
 	mux.Handle("GET /status", localOnly(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(recent.report(r.Context())) // fails only if the client is gone
+		_ = json.NewEncoder(w).Encode(source(r.Context())) // fails only if the client is gone
 	}))
 	mux.Handle("GET /{$}", localOnly(func(w http.ResponseWriter, r *http.Request) {
-		servePage(w, recent.report(r.Context()))
+		servePage(w, source(r.Context()))
 	}))
 }
 
-// recent holds the last report.
-type recent struct {
-	source Source
-	mu     sync.Mutex
-	at     time.Time
-	last   Report
-}
-
-// report returns a report that is at most maxAge old. Concurrent calls share one.
-func (c *recent) report(ctx context.Context) Report {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if time.Since(c.at) > maxAge {
-		// The report must not be incomplete for other callers if this caller ends.
-		c.last = c.source(context.WithoutCancel(ctx))
-		c.at = time.Now()
+// shared returns a Source that collects one report at a time. Its reports are at most maxAge old. A report that hangs,
+// because the disk of a pool does not answer, therefore blocks one goroutine only: other calls end with their context.
+func shared(source Source) Source {
+	var last Report
+	var at time.Time
+	turn := make(chan struct{}, 1)
+	return func(ctx context.Context) Report {
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return Report{Processes: []Process{{Problem: "an earlier report has not ended: a pool may not answer"}}}
+		}
+		defer func() { <-turn }()
+		if time.Since(at) > maxAge {
+			// The report must not be incomplete for other callers if this caller ends.
+			last = source(context.WithoutCancel(ctx))
+			at = time.Now()
+		}
+		return last
 	}
-	return c.last
 }
 
-// localOnly refuses clients of other machines. It also refuses names other than those of the loopback
-// interface in the request, so that no page of another site can read the report through a forwarded port
+// localOnly refuses clients of other machines. It also refuses a request whose Host header does not name the
+// loopback interface, so that no page of another site can read the report through a forwarded port
 // (DNS rebinding).
 func localOnly(f http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,6 +1,6 @@
 // Package status describes the state of drivers, pools, volumes and snapshots, for people: the driver of each
 // node reports its own state, and the controller's driver merges the reports of all nodes. The package serves
-// the report as JSON and as a page, to clients on the same machine only (Handler), and transfers it between
+// the report as JSON and as a page, to clients on the same machine only (Handle), and transfers it between
 // drivers (Register, Fetch). Package driver collects the report.
 //
 // The controller does not trust the reports of nodes: From keeps only what concerns the node.

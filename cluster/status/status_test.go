@@ -82,7 +82,7 @@ func TestMissing(t *testing.T) {
 
 // TestTransfer: Fetch returns the report that Register serves, and survives a source that panics.
 func TestTransfer(t *testing.T) {
-	fail := false
+	fail := true
 	server := grpc.NewServer()
 	status.Register(server, func(context.Context) status.Report {
 		if fail {
@@ -97,14 +97,14 @@ func TestTransfer(t *testing.T) {
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
+	if r, err := status.Fetch(t.Context(), conn); err == nil {
+		t.Errorf("got %+v from a source that panics, want an error", r)
+	}
+	fail = false
 	r, err := status.Fetch(t.Context(), conn)
 	must(t, err)
 	if got, want := text(t, r), text(t, sample()); got != want {
 		t.Errorf("got %s, want %s", got, want)
-	}
-	fail = true
-	if r, err := status.Fetch(t.Context(), conn); err == nil {
-		t.Errorf("got %+v from a source that panics, want an error", r)
 	}
 }
 
@@ -186,6 +186,39 @@ func TestShared(t *testing.T) {
 	}
 	if most := int32(time.Since(begin)/time.Second) + 1; reports.Load() > most {
 		t.Errorf("five requests caused %d reports, want at most %d", reports.Load(), most)
+	}
+}
+
+// TestHanging: while a report hangs, other calls end with their context, and do not start another report.
+func TestHanging(t *testing.T) {
+	var reports atomic.Int32
+	release := make(chan struct{})
+	mux := http.NewServeMux()
+	status.Handle(mux, func(context.Context) status.Report {
+		reports.Add(1)
+		<-release
+		return sample()
+	})
+	get := func(ctx context.Context) string {
+		req := httptest.NewRequestWithContext(ctx, http.MethodGet, "/status", nil)
+		req.RemoteAddr, req.Host = "127.0.0.1:5000", "localhost"
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, req)
+		return w.Body.String()
+	}
+	first := make(chan string)
+	go func() { first <- get(context.Background()) }()
+	for reports.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if got := get(ended); !strings.Contains(got, "has not ended") || reports.Load() != 1 {
+		t.Errorf("got %s and %d reports, want a problem and one report", got, reports.Load())
+	}
+	close(release)
+	if got := <-first; !strings.Contains(got, "pvc-1") {
+		t.Errorf("got %s after the end of the report, want the report", got)
 	}
 }
 

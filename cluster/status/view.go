@@ -66,7 +66,7 @@ func percent(part, whole int64) float64 {
 	return min(100, 100*float64(part)/float64(whole))
 }
 
-// Problems returns the problems of processes, pools and volumes.
+// problems returns the problems of processes, pools and volumes.
 func (r Report) problems() (all []problem) {
 	for _, p := range r.Processes {
 		if p.Problem != "" {
