@@ -580,6 +580,54 @@ func TestRecycle(t *testing.T) {
 	}
 }
 
+// TestBoundElsewhere: the binding to a volume is interrupted, and the claim is bound to another volume
+// while the first one has no manifest. The first volume becomes available to other claims with its data.
+func TestBoundElsewhere(t *testing.T) {
+	f := newFixture(t)
+	f.driver.volumes["v"] = &driverVolume{}
+	v := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete)
+	f.killAt(2) // between the writes of the volume and of the claim
+	f.apply(v, newClaim("c", "1Gi", ""))
+	f.removeVolume()
+	f.setInUse("v", true) // so that its record stays
+	f.add(newVolume("other", "1Gi", ""))
+	f.restartAndSettle()
+	f.checkBound("c", "other")
+	f.setInUse("v", false)
+	f.apply(v)
+	if got := f.volume("v"); got.Phase != "Available" || got.Claim != "" || f.driver.volumes["v"] == nil {
+		t.Errorf("the volume that the claim does not name: got %+v, volumes of the driver %v; want it Available with its data", got, f.driver.volumes)
+	}
+	f.checkBound("c", "other")
+	f.deleteClaim("c")
+	f.apply(newClaim("c", "1Gi", ""))
+	f.checkBound("c", "other")
+	f.apply(newClaim("d", "1Gi", ""))
+	f.checkBound("d", "v")
+}
+
+// TestProvisionedBoundElsewhere: a volume that was provisioned for a claim is deleted if the claim's
+// record names another volume.
+func TestProvisionedBoundElsewhere(t *testing.T) {
+	f := newFixture(t)
+	f.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
+	f.checkBound("c", "pvc-uid-c")
+	record, err := f.manager.store.Claim(named("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := record.DeepCopy()
+	edited.Spec.VolumeName = "other"
+	if err := f.manager.store.PutClaim(edited); err != nil {
+		t.Fatal(err)
+	}
+	f.apply(newVolume("other", "1Gi", "fast"))
+	f.checkBound("c", "other")
+	if len(f.driver.volumes) > 0 || f.volume("pvc-uid-c").Name != "" {
+		t.Errorf("the provisioned volume was not deleted: %s", f.status())
+	}
+}
+
 // TestUnsupportedPolicy: a policy that the plugin does not support is reported and not applied.
 func TestUnsupportedPolicy(t *testing.T) {
 	f := newFixture(t)

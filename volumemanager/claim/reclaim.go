@@ -145,7 +145,7 @@ func (p *pass) syncVolume(v *volume) condition {
 func (p *pass) hasClaim(v *volume) bool {
 	ref := v.Spec.ClaimRef
 	if record := p.records[refKey(ref)]; record != nil && record.UID == ref.UID {
-		return mayBeBound(record, v) || v.Status.Phase == corev1.VolumeBound
+		return mayBeBound(record, v)
 	}
 	return p.isDesired(ref) && v.Annotations[reclaim] == "" && !v.lost
 }
@@ -187,15 +187,30 @@ func (p *pass) reclaim(v *volume) condition {
 	return current
 }
 
-// releaseWithoutClaim releases a volume whose claim is not recorded. Either the manager was killed
-// between the writes of bind, or the volume's policy was changed from Retain after the release.
+// releaseWithoutClaim releases a volume to which no recorded claim is bound. Either the manager was
+// killed between the writes of bind, or the volume's policy was changed from Retain after the release.
+// If the claim was bound to another volume after that kill, the claim has never used this volume. As in
+// Kubernetes, such a volume becomes available again, unless it was provisioned for the claim.
 func (c *Controller) releaseWithoutClaim(v *volume) error {
 	return c.writeVolume(v, func() error {
-		if record, err := c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil || record != nil && mayBeBound(record, v) {
+		record, err := c.store.Claim(refKey(v.Spec.ClaimRef))
+		switch {
+		case err != nil || record != nil && mayBeBound(record, v):
 			return err
+		case record != nil && record.UID == v.Spec.ClaimRef.UID && v.Status.Phase == corev1.VolumeBound && v.Annotations[provisionedBy] == "":
+			return c.putVolume(v, available(v))
 		}
 		return c.putVolume(v, released(v))
 	})
+}
+
+// available returns the record of a volume that any claim can be bound to.
+func available(v *volume) *corev1.PersistentVolume {
+	r := v.DeepCopy()
+	delete(r.Annotations, reclaim)
+	r.Spec.ClaimRef = nil
+	r.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}
+	return r
 }
 
 // forget removes the record of a volume that has no manifest and no claim.
@@ -257,11 +272,7 @@ func (c *Controller) recordDeleted(v *volume) error {
 
 // recordScrubbed makes a scrubbed volume available to the next claim.
 func (c *Controller) recordScrubbed(v *volume) error {
-	scrubbed := v.DeepCopy()
-	delete(scrubbed.Annotations, reclaim)
-	scrubbed.Spec.ClaimRef = nil
-	scrubbed.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}
-	return c.putVolume(v, scrubbed)
+	return c.putVolume(v, available(v))
 }
 
 // duplicate returns another PersistentVolume that has a claim and the same source, or nil.
