@@ -210,6 +210,7 @@ var Nowhere = map[string]string{
 	"docs/migration.md#from-csi-driver-nfs": needsServer,
 	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
 	"docs/kinds/nfs.md#pools":               needsServer,
+	"docs/kinds/nfs.md#test-the-export":     needsServer,
 	"docs/snapshots.md#switch-on":           needsNetwork,
 	"docs/snapshots.md#groups":              "needs a registry with the image of snapshot-controller",
 	"docs/volume-manager.md#other-drivers":  needsNetwork,
