@@ -41,9 +41,18 @@ Kubernetes, the objects of the cluster. The result of a check is ok, warning, fa
 or skipped; the line below a problem suggests a fix. In the controller's pod it checks
 the cluster instead of the node.
 
+The checks of a node are the kernel, capabilities, programs and loop devices, the
+configuration, and for each pool its directory or disks, access, quotas, space, volumes
+and leftovers. The checks of an export are the server's name and address, mounting,
+writing, owners, renaming, the server's clock, locks and the NFS client identity. The
+checks in a pod are certificates, the kubelet's directory, mount propagation, the
+registration and the startup taint of the node, the versions of the sidecars, the
+CSIDriver and the StorageClasses.
+
 It changes nothing, with two exceptions: it creates missing nodes /dev/loopN in a
-container, and it creates and removes a directory on each export. With --server and
---export it checks only that export, which need not be in the configuration.
+container, and it creates and removes a directory .trivet-doctor.… on each export. With
+--server and --export it checks only that export, which need not be in the
+configuration.
 
 The exit status is 1 if a check failed. If a disk or the kubelet's directory does not
 answer within 20 seconds, or an export within a minute, that is a failure, and the

@@ -25,6 +25,10 @@ func newRootCommand() root {
 		Long: `Trivet is a CSI driver for storage that the nodes already have: directories, disk
 images, whole disks and NFS exports.
 
+Commands that print data have the flag --output. JSON and YAML contain sizes in bytes,
+and times in the format of RFC 3339. Results are written to standard output, errors to
+standard error.
+
 The exit status is 0 after success, 2 if the command line is incorrect, and 1 after
 any other error.`,
 		Example: `  # Serve CSI on a machine without a cluster.

@@ -23,7 +23,14 @@ func newVolumeStatusCommand() *cobra.Command {
 		Short: "Show the volumes and their problems",
 		Long: `Shows the volumes, claims, persistent volumes, drivers, problems of manifests, and the
 last events of the running volume manager, each with the remedy. Empty tables are
-omitted. JSON and YAML contain all events.
+omitted. Tables contain the last 20 events, JSON and YAML up to 500.
+
+The phase of a volume is Pending, Attaching, Mounting, Mounted, Unmounting or Failed.
+The phase of a claim is Pending, Bound, Lost, or Terminating if its manifest was
+removed. The phase of a PersistentVolume is Available, Bound, Released, or Failed if it
+cannot be reclaimed. In JSON and YAML, complete is true if there were manifests and each
+was valid at least once, since is the time when the phase began, and retryAt is the time
+of the next attempt, unless the attempt waits for a change.
 
 The exit status is 1 if no volume manager runs at --root-dir. Problems of volumes do
 not change it.`,

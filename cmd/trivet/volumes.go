@@ -53,6 +53,15 @@ func newVolumesCommand() *cobra.Command {
 in a pool, and needs no running driver. In a container it creates missing nodes
 /dev/loopN.
 
+In JSON and YAML, usedBytes is the allocated space of an image or of a directory with a
+limit, the size of a whole disk, and 0 for a directory without a limit. state is blank
+before a volume is first staged, then formatting and formatted; raw devices and
+directories have no state. nodes are the nodes to which the volume is
+controller-published. pod is the pod of an inline volume. namespace is the namespace
+whose pods can mount the volume by FlexVolume. device is the loop device of an image
+that is staged on this node, or the whole disk. problem is the reason why the pool or
+the volume cannot be used.
+
 The exit status is 1 if a pool, a record or the loop devices cannot be read; all other
 volumes are listed anyway. The time limit for a pool is 20 seconds.`,
 		Example: `  # The volumes of the pools in /etc/trivet/config.yaml.

@@ -23,7 +23,8 @@ func newVolumeWaitCommand() *cobra.Command {
 		Long: `Waits until all volumes of a pod are mounted, also for a volume manager that does not
 run yet. Then it prints a line with the name and the path of each volume, without a
 header, and a line VOLUME/SUBPATH with the path of each subPath. The default namespace
-is "default".
+is "default". JSON and YAML also contain known, which is true if a manifest declares the
+pod, and ready.
 
 If the time is over, it prints the reasons to standard error and nothing to standard
 output, and the exit status is 1. The same happens if no manifest declares the pod.`,

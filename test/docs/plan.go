@@ -142,7 +142,6 @@ kubectl wait pod/reader --for=jsonpath='{.status.phase}'=Succeeded --timeout=3m
 kubectl delete pod/reader pvc/old --timeout=3m; rm new.yaml`),
 		block("docs/troubleshooting.md#troubleshooting", "NODE", "node1"),
 		block("docs/reference/alerts.md#alerts"),
-		block("docs/commands.md#commands", "NAMESPACE", "trivet-system", " POD ", " $POD "),
 		block("docs/operations/nodes.md#which-node-has-a-pool", "NODE", "node1"),
 		block("docs/operations/upgrade.md#upgrade"),
 		shell(`helm upgrade trivet deploy/chart --namespace trivet-system --reset-then-reuse-values --wait --timeout=3m \
