@@ -45,7 +45,7 @@ check: lint ## Run vet, lint and all tests that need no root, no mounts and no V
 test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, project quotas, whole disks (as root; an hour)
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
-# The tests to skip. Drivers of other projects are built and tested by hand (docs/volume-manager.md).
+# The tests to skip. Drivers of other projects are built and tested by hand (TestOtherDriver).
 # A source archive and a shallow clone lack the commit from which test/frozen builds the released driver.
 # ext4 can grow while mounted only with CAP_SYS_RESOURCE (bit 24): without it, make test skips those
 # tests. test/vm always runs them.

@@ -49,7 +49,7 @@ func (s Session) Script(commands map[string]Block) (string, error) {
 // Machine contains the sessions that this package runs, each on a clean machine.
 var Machine = []Session{
 	{Name: "volume manager", Filesystems: []string{"xfs", "btrfs", "ext4"}, Steps: []Step{
-		block("docs/volume-manager.md#start"),
+		block("docs/volume-manager.md#install"),
 		shell(`trivet doctor | grep 'driver  *ok .*csi.trivet.dev'
 			findmnt "$(trivet volume-manager wait web | awk '$1 == "data" {print $2}')"
 			TRIVET_TEST_SNAPSHOTS=1 "$TESTS"`),
@@ -151,7 +151,7 @@ kubectl delete pod/reader pvc/old --timeout=3m; rm new.yaml`),
 		block("docs/operations/certificates.md#certificates"),
 		shell(rolledOut),
 		shell(snapshotAPI),
-		block("docs/snapshots.md#switch-on.2"),
+		block("docs/snapshots.md#enable-snapshots.2"),
 		shell(rolledOut),
 		block("docs/snapshots.md#groups.2"),
 		shell(`kubectl create namespace team-a`),
@@ -192,8 +192,6 @@ var Nowhere = map[string]string{
 	"docs/releasing.md#make-a-release":                needsRelease,
 
 	"docs/kinds/disks.md#move-a-disk":   needsDisks,
-	"docs/kinds/disks.md#upgrade":       needsDisks,
-	"docs/flexvolume.md#upgrade":        "needs volumes that an earlier version mounted",
 	"docs/kinds/disks.md#move-a-disk.2": needsDisks,
 	"docs/kinds/disks.md#move-a-disk.3": needsDisks,
 	"docs/kinds/disks.md#move-a-disk.4": needsDisks,
@@ -210,7 +208,6 @@ var Nowhere = map[string]string{
 	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
 	"docs/kinds/nfs.md#pools":               needsServer,
 	"docs/kinds/nfs.md#test-the-export":     needsServer,
-	"docs/snapshots.md#switch-on":           needsNetwork,
+	"docs/snapshots.md#enable-snapshots":    needsNetwork,
 	"docs/snapshots.md#groups":              "needs a registry with the image of snapshot-controller",
-	"docs/volume-manager.md#other-drivers":  needsNetwork,
 }

@@ -27,11 +27,14 @@ allowVolumeExpansion: true
 
 // TestOtherDriver runs a third-party driver beside this project's driver. An unmodified
 // node-driver-registrar registers it. The flags -other-driver and -other-registrar contain the paths of
-// the programs; docs/volume-manager.md names their versions.
+// the programs, which these commands build in clones of their repositories:
+//
+//	git checkout 1f2b2e64 && go build -ldflags '-X main.version=v1.18.0-8-g1f2b2e64' ./cmd/hostpathplugin
+//	git checkout 3482d444 && go build ./cmd/csi-node-driver-registrar
 func TestOtherDriver(t *testing.T) {
 	testenv.Require(t, "other-driver")
 	if *otherDriver == "" || *otherRegistrar == "" {
-		t.Fatal("build a driver and a registrar (docs/volume-manager.md) and set -other-driver and -other-registrar, or skip this test with TRIVET_TEST_WITHOUT=other-driver")
+		t.Fatal("build a driver and a registrar (see the comment of this test) and set -other-driver and -other-registrar, or skip this test with TRIVET_TEST_WITHOUT=other-driver")
 	}
 	m := newMachineWithDriver(t)
 	data := t.TempDir()
