@@ -206,7 +206,6 @@ var Nowhere = map[string]string{
 
 	"docs/migration.md#from-csi-driver-nfs": needsServer,
 	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
-	"docs/kinds/nfs.md#pools":               needsServer,
 	"docs/kinds/nfs.md#test-the-export":     needsServer,
 	"docs/snapshots.md#enable-snapshots":    needsNetwork,
 	"docs/snapshots.md#groups":              "needs a registry with the image of snapshot-controller",
