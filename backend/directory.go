@@ -21,7 +21,7 @@ var DirectoryParameters = []Parameter{
 	{
 		Key: volume.ParamSubDir, Valid: anything,
 		Want: "a relative path, which may contain `${pvc.metadata.name}`, `${pvc.metadata.namespace}` and `${pv.metadata.name}`",
-		Doc:  "The path of the directory in the pool or export. An existing directory is adopted with its content. The names at the top of a pool are reserved. With `onDelete: retain` the path needs the component `${pvc.metadata.namespace}`, or `${pv.metadata.name}`. Default: a folder of the volume's own.",
+		Doc:  "The path of the directory in the pool or export. An existing directory is used with its content. With `onDelete: retain` the path needs the component `${pvc.metadata.namespace}` or `${pv.metadata.name}`. Default: a new directory.",
 	},
 	{
 		Key: volume.ParamOnDelete, Values: []string{string(volume.OnDeleteDelete), string(volume.OnDeleteArchive), string(volume.OnDeleteRetain)},
@@ -29,19 +29,19 @@ var DirectoryParameters = []Parameter{
 	},
 	{
 		Key: volume.ParamMode, Valid: anything, Want: "permission bits in octal",
-		Doc: "The permissions of the volume's top directory when it is created. Default: `0777`; an adopted directory keeps its own.",
+		Doc: "The permissions of a new directory. Default: `0777`.",
 	},
 	{
 		Key: volume.ParamMountPermissions, Valid: anything, Want: "permission bits in octal",
-		Doc: "Another name of `mode`, as in csi-driver-nfs. `0` means the default.",
+		Doc: "Another name of `mode`, as in csi-driver-nfs. `0`: the default.",
 	},
 	{
 		Key: volume.ParamUID, Valid: anything, Want: "a number from 0 to 4294967294",
-		Doc: "The owner of the top directory when it is created. Default: root. `fsGroup` of a pod is applied afterwards.",
+		Doc: "The owner of a new directory. Default: root. `fsGroup` of a pod is applied afterwards.",
 	},
 	{
 		Key: volume.ParamGID, Valid: anything, Want: "a number from 0 to 4294967294",
-		Doc: "The group of the top directory when it is created. Default: root's.",
+		Doc: "The group of a new directory. Default: root.",
 	},
 }
 

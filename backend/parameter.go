@@ -54,7 +54,7 @@ var commonParameters = []Parameter{
 	},
 	{
 		Key: volume.ParamPool, Valid: volume.ValidPoolName, Want: "the name of a pool: 1 to 40 of a-z, 0-9 and -",
-		Doc: "The pool of the volume. Default: the first pool of the configuration that the backend can use.",
+		Doc: "Default: the first pool of the configuration that the backend can use.",
 	},
 }
 
@@ -66,11 +66,11 @@ var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.Val
 var exportParameters = []Parameter{
 	{
 		Key: volume.ParamServer, Valid: anything, Want: "a name or an address",
-		Doc: "The server of an export that is not a pool of the configuration, in place of `pool`. It needs `share`.",
+		Doc: "The server of an export that is not a pool, in place of `pool`.",
 	},
 	{
 		Key: volume.ParamShare, Valid: anything, Want: "an absolute path",
-		Doc: "The path of that export. It needs `server`.",
+		Doc: "The path of that export.",
 	},
 	{Key: volume.ParamExport, Valid: anything, Want: "an absolute path", Doc: "Another name of `share`."},
 }
@@ -79,7 +79,7 @@ var exportParameters = []Parameter{
 var (
 	FSType = Parameter{
 		Key: volume.ParamFSType, Valid: func(value string) bool { return value == "" || volume.ValidFSType(value) }, Want: either(volume.FSTypes),
-		Doc: "The filesystem. A capability that names one takes precedence. Default: `" + volume.FSTypes[0] + "`. Raw devices (`volumeMode: Block`) have none.",
+		Doc: "The filesystem. Default: `" + volume.FSTypes[0] + "`.",
 	}
 	MkfsOptions = Parameter{
 		Key: volume.ParamMkfsOptions, Valid: anything, Want: "words of [this list](#mkfsoptions)",

@@ -45,7 +45,7 @@ var Kind = backend.Kind{
 		backend.MkfsOptions,
 		{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero), string(wipeNone)}, Default: string(wipeDiscard),
-			Doc: "What happens to the data of a [deleted volume](../kinds/disks.md#delete). `discard`: the disk is discarded if it guarantees zeros afterwards, otherwise it is overwritten. `zero`: the disk is overwritten. `none`: the next user of the disk can read the data.",
+			Doc: "What happens to the data of a [deleted volume](../kinds/disks.md#delete). `discard` overwrites it if the disk does not guarantee zeros after a discard, `zero` always. With `none` the next user of the disk can read it.",
 		},
 	},
 	New: New,

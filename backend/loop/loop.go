@@ -61,7 +61,7 @@ var Kind = backend.Kind{
 		backend.FSType,
 		{
 			Key: paramAllocation, Values: []string{string(thin), string(thick)}, Default: string(thin),
-			Doc: "`thin` allocates disk space when it is written. `thick` allocates all of it at creation and refuses discards (`fstrim`); on an nfs pool it needs NFS 4.2.",
+			Doc: "`thin` allocates disk space when data is written, `thick` at creation. `thick` refuses discards (`fstrim`), and needs NFS 4.2 on an export.",
 		},
 		backend.MkfsOptions,
 	},
