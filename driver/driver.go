@@ -178,7 +178,7 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 	d.metrics.registry.MustRegister(workerCollector{d.workers})
 	if o.forwards() {
 		if d.owners, err = d.poolOwners(); err != nil {
-			return nil, err
+			return nil, errors.Join(err, state.Close())
 		}
 	}
 	d.makeServers(background)
@@ -194,7 +194,9 @@ func openState(o Options) (*os.Root, error) {
 		state, err = os.OpenRoot(o.StateDir)
 	}
 	if err == nil {
-		err = checkWritable(state)
+		if err = checkWritable(state); err != nil {
+			_ = state.Close()
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--state-dir %s: %w: give the driver a directory that it can write", o.StateDir, err)

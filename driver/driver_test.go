@@ -234,11 +234,19 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// wantRefused fails the test unless the driver does not start, with an error that contains the text.
+// wantRefused fails the test unless the driver does not start, with an error that contains the text, and has
+// closed the state directory.
 func wantRefused(t *testing.T, o driver.Options, says string) {
 	t.Helper()
 	if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("got error %v, want one with %q", err, says)
+	}
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	must(t, err)
+	for _, fd := range fds {
+		if path, err := os.Readlink(fd); err == nil && path == o.StateDir {
+			t.Errorf("the state directory %s is still open", path)
+		}
 	}
 }
 
@@ -260,6 +268,9 @@ func TestRunRefuses(t *testing.T) {
 		{"missing directory of the socket", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory does not exist"},
 		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "is not a socket: remove it"},
 		{"state is a file", func(o *driver.Options) { o.StateDir = file }, "--state-dir " + file},
+		{"state directory without a writable file", func(o *driver.Options) {
+			must(t, os.MkdirAll(filepath.Join(o.StateDir, "usable"), 0o700))
+		}, "usable: is a directory: give the driver a directory that it can write"},
 		{"no pod UID", func(o *driver.Options) { o.Config.Kubernetes = &driver.Kubernetes{KubeletDir: "/"} }, "POD_UID"},
 		{"kubeletDir without pods", func(o *driver.Options) {
 			o.Config.Kubernetes, o.PodUID = &driver.Kubernetes{KubeletDir: "/tmp"}, "uid"
