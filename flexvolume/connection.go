@@ -220,7 +220,8 @@ func queryPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string]
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	return identity.Pools(info.GetManifest()), err
+	pools, _ := identity.Pools(info.GetManifest())
+	return pools, err
 }
 
 // PoolsServed returns those of the pools that the driver at a socket serves, whether they are open or not.

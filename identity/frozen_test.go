@@ -9,11 +9,12 @@ import (
 
 // TestFrozenManifest: a controller and nodes of different versions understand each other's pools.
 func TestFrozenManifest(t *testing.T) {
-	pools, manifest := map[string]string{"ssd": "0a1b2c3d", "closed": ""}, map[string]string{"pool.ssd": "0a1b2c3d", "pool.closed": ""}
-	if got := identity.Manifest(pools); !maps.Equal(got, manifest) {
+	pools, expected := map[string]string{"ssd": "0a1b2c3d", "closed": ""}, map[string]string{"closed": "4e5f6071"}
+	manifest := map[string]string{"pool.ssd": "0a1b2c3d", "pool.closed": "", "expected.closed": "4e5f6071"}
+	if got := identity.Manifest(pools, expected); !maps.Equal(got, manifest) {
 		t.Errorf("got manifest %v, want %v", got, manifest)
 	}
-	if got := identity.Pools(manifest); !maps.Equal(got, pools) {
-		t.Errorf("got pools %v, want %v", got, pools)
+	if gotPools, gotExpected := identity.Pools(manifest); !maps.Equal(gotPools, pools) || !maps.Equal(gotExpected, expected) {
+		t.Errorf("got pools %v, expected %v; want %v, %v", gotPools, gotExpected, pools, expected)
 	}
 }

@@ -20,13 +20,15 @@ type Server struct {
 	// Pools returns the UUIDs of the driver's pools by name. The UUID of a pool that is not
 	// open is empty.
 	Pools func() map[string]string
+	// Expected returns, by name, the UUIDs of pools that are not open now and were open before.
+	Expected func() map[string]string
 	// Usable returns ErrPrecondition if no call can succeed.
 	Usable func() error
 }
 
 // GetPluginInfo implements csi.IdentityServer.
 func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version, Manifest: Manifest(s.Pools())}, nil
+	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version, Manifest: Manifest(s.Pools(), s.Expected())}, nil
 }
 
 // GetPluginCapabilities implements csi.IdentityServer. Every process of the plugin returns the same
@@ -64,22 +66,34 @@ func (s *Server) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 // pool is not open.
 const poolPrefix = "pool."
 
-// Manifest encodes the UUIDs of a driver's pools by name.
-func Manifest(pools map[string]string) map[string]string {
+// expectedPrefix begins the keys of pools that are not open and have a UUID nevertheless: that of the
+// configuration, or of the pool that was open before.
+const expectedPrefix = "expected."
+
+// Manifest encodes the UUIDs of a driver's pools by name. expected are the UUIDs of pools that are not open.
+func Manifest(pools, expected map[string]string) map[string]string {
 	manifest := map[string]string{}
 	for name, uuid := range pools {
 		manifest[poolPrefix+name] = uuid
+	}
+	for name, uuid := range expected {
+		manifest[expectedPrefix+name] = uuid
 	}
 	return manifest
 }
 
 // Pools is the inverse of Manifest.
-func Pools(manifest map[string]string) map[string]string {
-	pools := map[string]string{}
-	for key, uuid := range manifest {
-		if name, ok := strings.CutPrefix(key, poolPrefix); ok {
-			pools[name] = uuid
+func Pools(manifest map[string]string) (pools, expected map[string]string) {
+	return withPrefix(manifest, poolPrefix), withPrefix(manifest, expectedPrefix)
+}
+
+// withPrefix returns the entries whose keys begin with a prefix, without the prefix.
+func withPrefix(manifest map[string]string, prefix string) map[string]string {
+	found := map[string]string{}
+	for key, value := range manifest {
+		if name, ok := strings.CutPrefix(key, prefix); ok {
+			found[name] = value
 		}
 	}
-	return pools
+	return found
 }

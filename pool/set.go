@@ -427,6 +427,24 @@ func (s *Set) UUIDs() map[string]string {
 	return uuids
 }
 
+// ExpectedUUIDs returns the short UUIDs of the pools that UUIDs returns without one, by name: the UUID in
+// the configuration, or that of the pool that was open on this node before. Pools without such a UUID are
+// omitted.
+func (s *Set) ExpectedUUIDs() map[string]string {
+	expected := map[string]string{}
+	for name, open := range s.UUIDs() {
+		if open != "" {
+			continue
+		}
+		c, _ := s.Config(name)
+		known, err := recall(s.state.Name(), name)
+		if uuid := cmp.Or(c.UUID, known.uuid); err == nil && validUUID(uuid) {
+			expected[name] = shortUUID(uuid)
+		}
+	}
+	return expected
+}
+
 // State is a pool, or the reason why it is not open.
 type State struct {
 	Name string

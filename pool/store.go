@@ -226,7 +226,9 @@ func (s *store) SyncVolume(name string) error {
 func (s *store) Name() string { return s.cfg.Name }
 
 // ShortUUID is the part of the UUID in volume IDs: its first 8 hex digits.
-func (s *store) ShortUUID() string { return s.uuid[:8] }
+func (s *store) ShortUUID() string { return shortUUID(s.uuid) }
+
+func shortUUID(uuid string) string { return uuid[:8] }
 
 // ID returns the ID of a volume of a backend in this pool.
 func (s *store) ID(backend, name string) volume.ID { return s.medium.ID(backend, name) }

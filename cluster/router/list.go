@@ -221,7 +221,7 @@ func (ns *nodes) parts(ctx context.Context, backends []string) ([]poolPart, erro
 		return nil, err
 	}
 	ns.mu.RLock()
-	pools := slices.SortedFunc(maps.Keys(ns.announced), poolKey.compare)
+	pools := slices.SortedFunc(maps.Keys(ns.announced.open), poolKey.compare)
 	ns.mu.RUnlock()
 	var parts []poolPart
 	var refused []string

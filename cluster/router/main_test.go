@@ -275,7 +275,8 @@ func (w *testCluster) poolID(node, pool string) string {
 	w.t.Helper()
 	info, err := w.drivers[node].Identity.GetPluginInfo(w.t.Context(), &csi.GetPluginInfoRequest{})
 	must(w.t, err)
-	return pool + "." + identity.Pools(info.GetManifest())[pool]
+	pools, _ := identity.Pools(info.GetManifest())
+	return pool + "." + pools[pool]
 }
 
 // wantVolumes fails the test unless the pools contain these numbers of volumes. The keys of want are

@@ -74,8 +74,9 @@ type node struct {
 	requested time.Time
 	lastError error
 	answered  bool // the node has answered at least one request
-	// pools are the configured pools. A closed pool has an empty UUID.
-	pools []poolKey
+	// pools are the configured pools. A closed pool has an empty UUID. expected are the closed pools with
+	// the UUIDs that they had when they were open.
+	pools, expected []poolKey
 }
 
 // newNode returns a node without a connection. The method run makes the connection.
@@ -186,26 +187,33 @@ func (n *node) setError(ctx context.Context, err error) {
 
 // setPools stores the pools in a manifest (identity.Pools). It ignores pools that volume IDs cannot contain.
 func (n *node) setPools(manifest map[string]string) {
-	var pools []poolKey
-	for name, uuid := range identity.Pools(manifest) {
-		key := poolKey{name, uuid}
-		if key.valid() {
-			pools = append(pools, key)
-		}
-	}
-	slices.SortFunc(pools, poolKey.compare)
+	open, closed := identity.Pools(manifest)
+	pools, expected := validKeys(open), validKeys(closed)
 	n.mu.Lock()
-	same := n.answered && slices.Equal(pools, n.pools)
-	n.answered, n.pools = true, pools
+	same := n.answered && slices.Equal(pools, n.pools) && slices.Equal(expected, n.expected)
+	n.answered, n.pools, n.expected = true, pools, expected
 	n.mu.Unlock()
 	if !same {
 		n.changed()
 	}
 }
 
+// validKeys returns the sorted keys of pools by name that volume IDs can contain.
+func validKeys(uuids map[string]string) []poolKey {
+	var keys []poolKey
+	for name, uuid := range uuids {
+		if key := (poolKey{name, uuid}); key.valid() {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, poolKey.compare)
+	return keys
+}
+
 // view is a copy of a node's state.
 type view struct {
 	pools     []poolKey
+	expected  []poolKey
 	requested bool // the pools were requested at least once
 	answered  bool // the node has answered at least once
 	lastError error
@@ -214,7 +222,7 @@ type view struct {
 func (n *node) view() view {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return view{n.pools, !n.requested.IsZero(), n.answered, n.lastError}
+	return view{n.pools, n.expected, !n.requested.IsZero(), n.answered, n.lastError}
 }
 
 // viewFor returns the view for a call that uses the pools with a name. If the node has never answered or one of

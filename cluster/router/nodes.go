@@ -35,17 +35,21 @@ type nodes struct {
 
 	setting sync.Mutex // serializes set
 
-	mu     sync.RWMutex
-	isSet  bool // set was called
-	byName map[string]*node
-	sorted []*node // by name; replaced, never changed
-	// announced contains the nodes that announce each open pool. answered is true for the nodes whose
-	// announcements are included. Both maps are replaced, never changed.
-	announced map[poolKey][]*node
-	answered  map[*node]bool
+	mu        sync.RWMutex
+	isSet     bool // set was called
+	byName    map[string]*node
+	sorted    []*node // by name; replaced, never changed
+	announced announcements
 
 	owners    Owners
 	recording chan struct{} // a semaphore for record
+}
+
+// announcements are the last announcements of the nodes. The maps are replaced, never changed.
+type announcements struct {
+	open     map[poolKey][]*node // the nodes that announce each open pool
+	expected map[poolKey][]*node // the nodes that had each pool open before, and have it closed now
+	answered map[*node]bool      // true for the nodes whose announcements are included
 }
 
 func newNodes(ctx context.Context, client func(node string) *tls.Config, owners Owners) *nodes {
@@ -99,21 +103,24 @@ func (ns *nodes) add(name, address string) {
 	ns.start(n)
 }
 
-// index updates announced and answered, and logs pools that are not served.
+// index updates announced, and logs pools that are not served.
 func (ns *nodes) index() {
 	ns.mu.Lock()
-	before := ns.announced
-	ns.announced, ns.answered = map[poolKey][]*node{}, map[*node]bool{}
+	before := ns.announced.open
+	now := map[poolKey][]*node{}
+	ns.announced = announcements{open: now, expected: map[poolKey][]*node{}, answered: map[*node]bool{}}
 	for _, n := range ns.byName {
 		v := n.view()
-		ns.answered[n] = v.answered
+		ns.announced.answered[n] = v.answered
 		for _, key := range v.pools {
 			if key.uuid != "" {
-				ns.announced[key] = append(ns.announced[key], n)
+				now[key] = append(now[key], n)
 			}
 		}
+		for _, key := range v.expected {
+			ns.announced.expected[key] = append(ns.announced.expected[key], n)
+		}
 	}
-	now := ns.announced
 	ns.mu.Unlock()
 	for key, announcing := range now {
 		if slices.Equal(names(announcing), names(before[key])) {
@@ -151,12 +158,12 @@ func (ns *nodes) named(name string) *node {
 func (ns *nodes) announcing(key poolKey) []*node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
-	return ns.announced[key]
+	return ns.announced.open[key]
 }
 
 // forID returns the node that serves the pool of a volume or snapshot. If no node serves the pool, forID requests
-// the pools again, from the nodes that announce the pool and from its owner, or from all nodes if no node
-// announces the pool.
+// the pools again, from the nodes that announce the pool and from its owner or possible owners, or from all
+// nodes if no node announces the pool.
 func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
 	if n, _ := ns.serving(ctx, key); n != nil {
@@ -171,6 +178,9 @@ func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 		candidates = all
 	} else if owner := ns.named(ns.owner(key)); owner != nil {
 		candidates = append(candidates, owner)
+	} else {
+		_, expecting := ns.possibleOwners(key)
+		candidates = append(candidates, expecting...)
 	}
 	ns.requestPools(ctx, candidates)
 	n, err := ns.serving(ctx, key)

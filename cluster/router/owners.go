@@ -108,23 +108,31 @@ func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 	case len(announcing) > 1:
 		return nil, conflict(key, announcing)
 	}
-	if silent := ns.possibleOwners(ns.unanswered(), key.name); len(silent) > 0 {
-		return nil, ns.notRecordedYet(key, announcing[0], silent)
+	if silent, expecting := ns.possibleOwners(key); len(silent)+len(expecting) > 0 {
+		return nil, ns.notRecordedYet(key, announcing[0], silent, expecting)
 	}
 	return nil, errUnrecorded
 }
 
-// unanswered returns the nodes that have not answered since the controller started.
-func (ns *nodes) unanswered() []*node {
-	ns.mu.RLock()
-	defer ns.mu.RUnlock()
-	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.answered[n] })
+// possibleOwners returns the nodes that may have a pool although they do not announce it: those that have not
+// answered since the controller started (silent), and those that had the pool before and have it closed now
+// (expecting). While such a node exists, the pool is not recorded, because the node that announces the pool
+// may have a copy.
+func (ns *nodes) possibleOwners(key poolKey) (silent, expecting []*node) {
+	unanswered, announced := ns.unanswered()
+	return ns.withoutOwners(unanswered, key.name), announced.expected[key]
 }
 
-// possibleOwners returns the unanswered nodes that may have a pool with a name. It omits the nodes that
-// already own a pool with this name. While such a node exists, no pool with the name is recorded, because
-// the node that announces the pool may have a copy.
-func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
+// unanswered returns the nodes that have not answered since the controller started, and the announcements of
+// the others.
+func (ns *nodes) unanswered() ([]*node, announcements) {
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.announced.answered[n] }), ns.announced
+}
+
+// withoutOwners returns the nodes that do not own a pool with a name yet.
+func (ns *nodes) withoutOwners(unanswered []*node, pool string) []*node {
 	if len(unanswered) == 0 {
 		return nil
 	}
@@ -137,8 +145,13 @@ func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
 	return slices.DeleteFunc(slices.Clone(unanswered), func(n *node) bool { return owners[n.name] })
 }
 
-// notRecordedYet returns the error for a pool that is not recorded yet because nodes have not answered.
-func (ns *nodes) notRecordedYet(key poolKey, announcing *node, silent []*node) error {
+// notRecordedYet returns the error for a pool that is not recorded yet because of its possible owners.
+func (ns *nodes) notRecordedYet(key poolKey, announcing *node, silent, expecting []*node) error {
+	record := ns.owners.MoveCommand(key.String(), announcing.name)
+	if len(silent) == 0 {
+		return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and is closed on %s, which had it before. Check the driver's log there; or, only if the pool's disk was moved from there to node %[2]q, record it: %[4]s (docs/operations/nodes.md, \"Which node has a pool\")",
+			key, announcing.name, quoted(names(expecting)), record)
+	}
 	reason := "its pools were not requested yet"
 	if err := silent[0].view().lastError; err != nil {
 		reason = status.Convert(err).Message()
@@ -148,7 +161,7 @@ func (ns *nodes) notRecordedYet(key poolKey, announcing *node, silent []*node) e
 		others = fmt.Sprintf(" (nor have %d other nodes)", len(silent)-1)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and node %q has not answered%s: %s. Restore that node, or delete its Node object if it no longer exists; or, only if no other node has the pool, record it: %s (docs/operations/nodes.md, \"Which node has a pool\")",
-		key, announcing.name, silent[0].name, others, reason, ns.owners.MoveCommand(key.String(), announcing.name))
+		key, announcing.name, silent[0].name, others, reason, record)
 }
 
 // owner returns the name of the node that owns a pool, or "" if no owner is recorded.
@@ -212,25 +225,22 @@ func (ns *nodes) recordNew(ctx context.Context) {
 }
 
 // unrecorded returns the owners to record, by pool. The owner of a pool is the only node that announces it.
-// unrecorded omits pools that an unanswered node may have, and pools that exceed maxPoolsPerNode.
+// unrecorded omits pools that have other possible owners, and pools that exceed maxPoolsPerNode.
 func (ns *nodes) unrecorded() map[string]string {
 	known := ns.owners.Known()
 	count := map[string]int{}
 	for _, name := range known {
 		count[name]++
 	}
-	unanswered := ns.unanswered() // read first, so that announced contains the pools of all other nodes
-	ns.mu.RLock()
-	announced := ns.announced
-	ns.mu.RUnlock()
+	unanswered, announced := ns.unanswered()
 	uncertain := map[string]bool{} // by pool name: an unanswered node may have the pool
 	missing := map[string]string{}
-	for key, announcing := range announced {
-		if len(announcing) > 1 || known[key.String()] != "" {
+	for key, announcing := range announced.open {
+		if len(announcing) > 1 || len(announced.expected[key]) > 0 || known[key.String()] != "" {
 			continue
 		}
 		if _, checked := uncertain[key.name]; !checked {
-			uncertain[key.name] = len(ns.possibleOwners(unanswered, key.name)) > 0
+			uncertain[key.name] = len(ns.withoutOwners(unanswered, key.name)) > 0
 		}
 		if name := announcing[0].name; !uncertain[key.name] && count[name] < maxPoolsPerNode {
 			missing[key.String()] = name

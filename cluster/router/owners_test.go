@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -144,6 +145,50 @@ func TestSilentOriginal(t *testing.T) {
 	must(t, w.get(id))
 	must(t, w.delete(id))
 	w.wantVolumes(map[string]int{"a": 0, "b": 1})
+}
+
+// TestClosedOriginal: if the record of owners is lost, a node with a copy of a pool does not become its owner
+// while the original is closed on its node.
+func TestClosedOriginal(t *testing.T) {
+	w := newCluster(t, "a:4Gi")
+	id := w.copyPool()
+	pool := w.pool("default", "a", "4Gi")
+	testenv.Run(t, "mv", pool.Directory.Path, pool.Directory.Path+".unmounted")
+	w.drivers["a"].Restart(t)
+	w.start("b", w.pool("default", "b", "4Gi"))
+	key := w.poolID("b", "default")
+	w.removeOwners()
+	awaitError(t, `not recorded yet for node "b"`, func() error {
+		err := w.delete(id)
+		if err == nil {
+			t.Fatal("a node with a copy deleted the volume")
+		}
+		return err
+	})
+	awaitError(t, `is closed on "a"`, func() error { return w.delete(id) })
+	w.wantRefused("b", id, codes.Unavailable, "pool "+key+" is not recorded yet", `is closed on "a"`, `set "`+key+`" to "b"`)
+	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, "not recorded yet", `is closed on "a"`)
+	if known := w.owners.Known(); len(known) > 0 {
+		t.Errorf("got recorded owners %v, want none", known)
+	}
+	must(t, os.Remove(pool.Directory.Path))
+	testenv.Run(t, "mv", pool.Directory.Path+".unmounted", pool.Directory.Path)
+	awaitError(t, bothAnnounce, func() error { return w.get(id) })
+	w.recordOwner(key, "a")
+	must(t, w.delete(id))
+	w.wantVolumes(map[string]int{"a": 0, "b": 1})
+}
+
+// TestClosedElsewhere: a closed pool that a node never had open, or that had another UUID, does not delay the
+// record of a pool with the same name on another node.
+func TestClosedElsewhere(t *testing.T) {
+	w := newEmptyCluster(t)
+	w.start("a")
+	b := w.fake()
+	b.answer(&csi.GetPluginInfoResponse{Manifest: map[string]string{"pool.default": "", "expected.default": "01234567"}})
+	w.start("c", w.closedPool("default", "c"))
+	w.updateHosts()
+	await(t, "a volume on node a", func() bool { return w.create("v", preferring("a")) == nil })
 }
 
 // TestNodeNeverAnswered: while a node has never answered, only an administrator can record a pool, except if
