@@ -34,3 +34,19 @@ func TestPulledDisk(t *testing.T) {
 	}
 	t.Error("in 20 attempts, no other disk got the device of a pulled disk")
 }
+
+// TestPlugInAfterThickVolume: a disk supports discards, although those of its loop device were disabled for an
+// earlier image.
+func TestPlugInAfterThickVolume(t *testing.T) {
+	device, image, pull := testenv.Disk(t, 1<<20)
+	limit := func(device string) string { return "/sys/block/" + filepath.Base(device) + "/queue/discard_max_bytes" }
+	if err := os.WriteFile(limit(device), []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	pull()
+	again := testenv.PlugIn(t, image)
+	if b, err := os.ReadFile(limit(again)); err != nil || string(b) == "0\n" {
+		t.Errorf("discard_max_bytes of %s, after %s without discards: got %q, %v, want more than 0", again, device, b, err)
+	}
+	testenv.Run(t, "blkdiscard", again)
+}
