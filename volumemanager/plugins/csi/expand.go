@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	domain "github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
@@ -38,7 +39,7 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 		return actual, false, err
 	}
 	if bytes := answer.GetCapacityBytes(); bytes < size.Value() {
-		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, v.handle, bytes, size.Value())
+		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %s, less than the requested %s: check the driver's log", d.name, v.handle, domain.ExactSize(bytes), domain.ExactSize(size.Value()))
 	}
 	return *resource.NewQuantity(answer.GetCapacityBytes(), resource.BinarySI), answer.GetNodeExpansionRequired(), nil
 }

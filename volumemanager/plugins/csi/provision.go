@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	domain "github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
@@ -199,7 +200,7 @@ func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeReque
 	requested := request.GetCapacityRange().GetRequiredBytes()
 	switch size := created.GetCapacityBytes(); {
 	case size != 0 && size < requested: // 0 means unknown
-		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the requested %d: check the driver's log", d.name, created.GetVolumeId(), size, requested)
+		return fmt.Errorf("driver %s: CreateVolume: volume %s has %s, less than the requested %s: check the driver's log", d.name, created.GetVolumeId(), domain.ExactSize(size), domain.ExactSize(requested))
 	case request.GetVolumeContentSource() != nil && created.GetContentSource() == nil:
 		return fmt.Errorf("driver %s: CreateVolume: the response for volume %s does not contain its source, so the volume may lack the source's content: check the driver's log", d.name, created.GetVolumeId())
 	case !d.canAccess(created.GetAccessibleTopology()):

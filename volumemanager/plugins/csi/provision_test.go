@@ -89,7 +89,7 @@ func TestProvisionMismatch(t *testing.T) {
 	}{
 		"no volume":            {created: nil, want: "no volume ID"},
 		"no ID":                {created: &csi.Volume{CapacityBytes: 1 << 30}, want: "no volume ID"},
-		"too small":            {created: &csi.Volume{VolumeId: "made", CapacityBytes: 1}, want: "less than", deleted: true},
+		"too small":            {created: &csi.Volume{VolumeId: "made", CapacityBytes: 1}, want: "has 1 B, less than the requested 1 GiB", deleted: true},
 		"another topology":     {created: &csi.Volume{VolumeId: "made", AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "there"}}}}, want: "zone:here", deleted: true},
 		"no content source":    {created: &csi.Volume{VolumeId: "made"}, source: "snapshot", want: "source's content", deleted: true},
 		"valid without a size": {created: &csi.Volume{VolumeId: "made"}},
@@ -244,7 +244,7 @@ func TestExpand(t *testing.T) {
 	}
 	f.change(func() { f.expandedSize = 1 })
 	_, _, err = h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
-	wantCertain(t, err, "less than")
+	wantCertain(t, err, "has 1 B, less than the requested 2 GiB")
 }
 
 // TestNeedsAttach: attachRequired of the CSIDriver object can switch off attaching.
