@@ -182,7 +182,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(hang)
 	for !holds() {
 		select {
 		case <-deadline:
@@ -192,10 +192,13 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// soon is a context for a call that must return within five seconds.
+// hang is longer than any call takes that does not hang.
+const hang = time.Minute
+
+// soon is a context for a call that must not hang.
 func soon(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	t.Cleanup(cancel)
 	return ctx
 }
