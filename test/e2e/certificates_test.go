@@ -209,8 +209,7 @@ func checkRefused(t *testing.T, n node, cert *tls.Certificate, why string) {
 func TestNewAuthority(t *testing.T) {
 	ns := newNamespace(t, "authority")
 	waitDriver(t)
-	applyText(t, ns, counting)
-	waitReady(t, ns)
+	startCounting(t, ns, "trivet-loop")
 	old := published(t)
 
 	kubectl(t, "-n", namespace, "delete", "secret", authority)

@@ -18,13 +18,6 @@ import (
 // counting is a pod that appends a number to a file ten times a second and syncs the file. It ends when a
 // write fails.
 const counting = `
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: counting}
-spec:
-  storageClassName: trivet-loop
-  accessModes: [ReadWriteOnce]
-  resources: {requests: {storage: 64Mi}}
 ---
 apiVersion: v1
 kind: Pod
@@ -40,14 +33,20 @@ spec:
   volumes: [{name: data, persistentVolumeClaim: {claimName: counting}}]
 `
 
+// startCounting creates the pod counting with a claim of a StorageClass, and waits until the pod is ready.
+func startCounting(t *testing.T, ns, class string) {
+	t.Helper()
+	applyText(t, ns, claim("counting", class, "64Mi", "")+counting)
+	waitReady(t, ns)
+}
+
 // TestHelm replaces the plain manifests in a running cluster by the chart, upgrades, tests and uninstalls the
 // release, while a pod writes all the time.
 func TestHelm(t *testing.T) {
 	ns := newNamespace(t, "upgraded")
-	applyText(t, ns, counting)
-	waitReady(t, ns)
+	startCounting(t, ns, "trivet-loop")
 	n := nodeNamed(t, nodeOf(t, ns, "counting"))
-	mounted := mountOf(t, ns)
+	mounted := mountOf(t, ns, "counting")
 	stillCounting := func(after string) {
 		t.Helper()
 		before := numbers(t, ns)
@@ -55,7 +54,7 @@ func TestHelm(t *testing.T) {
 			n := numbers(t, ns)
 			return strconv.Itoa(n), n > before
 		})
-		if now := mountOf(t, ns); now != mounted {
+		if now := mountOf(t, ns, "counting"); now != mounted {
 			t.Errorf("after %s: got %s of the pod's volume, want %s as before", after, now, mounted)
 		}
 	}
@@ -165,10 +164,10 @@ func numbers(t *testing.T, ns string) int {
 	return n
 }
 
-// mountOf returns a description of the mount of the pod's volume. It differs for a new mount.
-func mountOf(t *testing.T, ns string) string {
+// mountOf returns a description of the mount of a claim's volume. It differs for a new mount.
+func mountOf(t *testing.T, ns, claim string) string {
 	t.Helper()
-	volume := kubectl(t, "-n", ns, "get", "pvc", "counting", "-o", "jsonpath={.spec.volumeName}")
+	volume := volumeOf(t, ns, claim)
 	for _, n := range nodes() {
 		if mounts := n.mounts(t, func(m string) bool { return strings.Contains(m, volume) }); len(mounts) > 0 {
 			return fmt.Sprintf("mount %d of %d:%d on %s", mounts[0].ID, mounts[0].Major, mounts[0].Minor, n.name)

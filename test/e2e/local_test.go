@@ -64,9 +64,15 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// installLocal replaces the manifests by the chart of the registry with the values of cluster/storage.sh and options. At the
-// end of the test it applies the manifests again.
+// installLocal does the same as installChart with the chart of the registry.
 func installLocal(t *testing.T, options ...string) {
+	t.Helper()
+	installChart(t, chartURL, options...)
+}
+
+// installChart replaces the manifests by a chart with the values of cluster/storage.sh and options. At the end of the
+// test it applies the manifests again.
+func installChart(t *testing.T, chart string, options ...string) {
 	t.Helper()
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
 	t.Cleanup(func() {
@@ -75,8 +81,14 @@ func installLocal(t *testing.T, options ...string) {
 		}
 		kubectlLast(t, "apply", "--server-side", "-f", manifests)
 	})
+	helmLocal(t, "install", chart, options...)
+}
+
+// helmLocal installs or upgrades the release, with the values of cluster/storage.sh and options.
+func helmLocal(t *testing.T, command, chart string, options ...string) {
+	t.Helper()
 	values := filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "local.yaml")
-	run(t, "helm", append([]string{"install", "trivet", chartURL, "--plain-http", "-n", namespace, "--create-namespace", "-f", values, "--wait", "--timeout=3m"}, options...)...)
+	run(t, "helm", append([]string{command, "trivet", chart, "--plain-http", "-n", namespace, "--create-namespace", "-f", values, "--wait", "--timeout=3m"}, options...)...)
 	waitDriver(t)
 }
 

@@ -25,7 +25,8 @@ import (
 // snapshot, even if the source is deleted, and nothing may be left of deleted volumes and snapshots.
 func TestSnapshots(t *testing.T) {
 	ns := newNamespace(t, "snapshots")
-	installSnapshots(t)
+	installSnapshotAPI(t)
+	installLocal(t, "--set", "snapshots.enabled=true,snapshots.groups=true")
 	const volume, taken = "example-original", "example"
 	applySnapshots(t, ns, "1-volume.yaml")
 	waitReady(t, ns)
@@ -67,14 +68,13 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// installSnapshots installs the snapshot API in the cluster, and the driver with snapshots.
-func installSnapshots(t *testing.T) {
+// installSnapshotAPI installs the snapshot API in the cluster until the end of the test.
+func installSnapshotAPI(t *testing.T) {
 	t.Helper()
 	api := filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "snapshots.yaml")
 	kubectl(t, "apply", "--server-side", "-f", api)
 	t.Cleanup(func() { kubectlLast(t, "delete", "-f", api, "--timeout=3m") })
 	kubectl(t, "-n", "kube-system", "rollout", "status", "deployment/snapshot-controller", "--timeout=3m")
-	installLocal(t, "--set", "snapshots.enabled=true,snapshots.groups=true")
 }
 
 // applySnapshots applies an example of snapshots. TestSnapshots deletes its objects.

@@ -8,6 +8,8 @@ images=$cache/images
 registry=127.0.0.1:5000
 # The name of a file in each state directory. down.sh only removes directories with it.
 marker=trivet-e2e-cluster
+# The repository may belong to another user than root, who runs the scripts.
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 
 node_name() { echo "node$1"; }
 node_ip() { echo "10.111.0.$1"; }
