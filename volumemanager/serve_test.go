@@ -87,6 +87,38 @@ spec:
 	}
 }
 
+// TestAwaitPodBeforeStart: a wait that begins before the manager runs, and before the directory of manifests and its
+// parent exist, ends when the pod is ready.
+func TestAwaitPodBeforeStart(t *testing.T) {
+	o := options(t)
+	o.Manifests = filepath.Join(o.Manifests, "etc", "manifests")
+	if _, err := volumemanager.ReadStatus(t.Context(), o.RootDir); !errors.Is(err, volumemanager.ErrNotRunning) {
+		t.Fatalf("before the start: got error %v, want ErrNotRunning", err)
+	}
+	type result struct {
+		volumemanager.PodStatus
+		err error
+	}
+	waited := make(chan result)
+	go func() {
+		s, err := volumemanager.AwaitPod(t.Context(), o.RootDir, types.NamespacedName{Namespace: "default", Name: "web"}, patience)
+		waited <- result{s, err}
+	}()
+	start(t, o)
+	eventually(t, func() error {
+		s, err := volumemanager.ReadStatus(t.Context(), o.RootDir)
+		if err == nil && len(s.Problems) == 0 {
+			err = errors.New("got no problem, want the missing directory")
+		}
+		return err
+	})
+	must(t, os.MkdirAll(o.Manifests, 0o755))
+	put(t, o, "web", "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: main, image: none}]}}")
+	if r := <-waited; r.err != nil || !r.Known || !r.Ready {
+		t.Errorf("got %+v, want a ready pod", r)
+	}
+}
+
 // options returns options with new directories and a free port.
 func options(t *testing.T) volumemanager.Options {
 	t.Helper()

@@ -29,7 +29,7 @@ const (
 // Manifests are files *.yaml, *.yml and *.json that are not hidden, and symbolic links to files inside
 // the directory, as in a mounted ConfigMap. If two files declare the same object, the file that
 // declared it first takes precedence, or the first by name. For an invalid file or object, and a
-// missing directory, the last valid version applies. While the directory cannot be watched
+// missing directory, the last valid version applies. While the directory is missing or cannot be watched
 // (inotify(7), /proc interfaces), it is read every pollPeriod, and Problems says so.
 func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objects, error) {
 	dir, err := filepath.Abs(dir)
@@ -79,8 +79,9 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 }
 
 // addWatches watches the directory and its parent. Events of the parent show that another directory
-// is now at the path. The next read sees changes that happen before addWatches returns.
-func (w *watcher) addWatches() error {
+// is now at the path. The next read sees changes that happen before addWatches returns. A missing
+// directory is an error, because its parent may be missing, too, and then no event shows its creation.
+func (w *watcher) addWatches() (err error) {
 	if w.notify == nil {
 		notify, err := fsnotify.NewWatcher()
 		if err != nil {
@@ -90,11 +91,11 @@ func (w *watcher) addWatches() error {
 	}
 	for _, dir := range []string{filepath.Dir(w.dir), w.dir} {
 		_ = w.notify.Remove(dir)
-		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err = w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("watching %s: %w: raise fs.inotify.max_user_watches", dir, err)
 		}
 	}
-	return nil
+	return err
 }
 
 // publish sends Objects, and drops earlier ones that were not received.

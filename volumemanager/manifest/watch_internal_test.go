@@ -255,6 +255,18 @@ func TestWatchImmutable(t *testing.T) {
 	w.until("new objects", hasValues("90", "z", 0, ""))
 }
 
+// TestWatchMissingParent: a directory that is created after the start is read, also if its parent did not exist.
+func TestWatchMissingParent(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "etc", "manifests")
+	w := watch(t, dir)
+	w.until("no parent", hasProblem(false, "cannot be read"))
+	must(t, os.MkdirAll(dir, 0o700))
+	write(t, filepath.Join(dir, "a.yaml"), podDocument("one", "1"))
+	w.until("a directory", has("one=1"))
+	write(t, filepath.Join(dir, "b.yaml"), podDocument("two", "1"))
+	w.until("a change", has("one=1", "two=1"))
+}
+
 // TestWatchDirectory: the directory can be created, removed, and replaced with another directory or a
 // link. While it is missing, its last content applies.
 func TestWatchDirectory(t *testing.T) {
