@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,11 +18,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// pluginName is the name of this program as a plugin of kubectl.
-const pluginName = "kubectl-trivet"
+// The names of this program as a plugin of kubectl, and as the program from which kubectl gets the completions of the
+// plugin's command line.
+const (
+	pluginName     = "kubectl-trivet"
+	completionName = "kubectl_complete-trivet"
+)
 
-// isPlugin reports whether kubectl, or a user, runs this program as the plugin.
-func isPlugin(program string) bool { return filepath.Base(program) == pluginName }
+// completionTimeout limits the requests of a completion, during which the shell does not respond.
+const completionTimeout = 3 * time.Second
 
 // newPluginCommand returns the command tree of `kubectl trivet`.
 func newPluginCommand() root {

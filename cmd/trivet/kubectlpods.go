@@ -45,13 +45,12 @@ doctor could not run in a pod.`,
 		Example: `  kubectl trivet doctor
   kubectl trivet doctor --node worker-1 --all`,
 	}
-	var node string
 	var all bool
-	cmd.Flags().StringVar(&node, "node", "", "check only the driver of this `node`")
+	node := access.nodeFlag(cmd, "check only the driver of this `node`")
 	cmd.Flags().BoolVar(&all, "all", false, "list also the checks that found nothing")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, pods, err := access.pods(cmd.Context(), node)
+		c, pods, err := access.pods(cmd.Context(), *node)
 		if err != nil {
 			return err
 		}
@@ -130,6 +129,28 @@ func (a *clusterAccess) pods(ctx context.Context, node string) (*kubectl.Cluster
 	return c, own, nil
 }
 
+// nodeFlag adds the flag --node, which is completed with the names of the nodes that have a driver.
+func (a *clusterAccess) nodeFlag(cmd *cobra.Command, usage string) *string {
+	node := cmd.Flags().String("node", "", usage)
+	must(cmd.RegisterFlagCompletionFunc("node", a.completeNodes))
+	return node
+}
+
+func (a *clusterAccess) completeNodes(cmd *cobra.Command, _ []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+	defer cancel()
+	_, pods, err := a.pods(ctx, "")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	for _, pod := range pods {
+		if !kubectl.IsController(pod) {
+			names = append(names, pod.Spec.NodeName)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 func newLogsCommand(access *clusterAccess) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs",
@@ -139,16 +160,15 @@ or with "controller".`,
 		Example: `  kubectl trivet logs --since 10m
   kubectl trivet logs --node worker-1 --follow`,
 	}
-	var node string
 	var o kubectl.LogOptions
-	cmd.Flags().StringVar(&node, "node", "", "print only the log of the driver of this `node`")
+	node := access.nodeFlag(cmd, "print only the log of the driver of this `node`")
 	cmd.Flags().BoolVarP(&o.Follow, "follow", "f", false, "print new lines until interrupted")
 	cmd.Flags().IntVar(&o.Tail, "tail", -1, "print only this `number` of lines of each log; -1 means all")
 	cmd.Flags().DurationVar(&o.Since, "since", 0, "print only lines of the last `duration`, for example 10m")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, stop := untilSignal()
 		defer stop()
-		c, pods, err := access.pods(ctx, node)
+		c, pods, err := access.pods(ctx, *node)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
 
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/reexec"
@@ -32,11 +35,14 @@ func run(args []string) int {
 	if len(args) > 1 && args[1] == onDemandCommand {
 		return exitStatus(runOnDemandDriver(args[2:]), "trivet "+onDemandCommand)
 	}
-	tree := newRootCommand
-	if isPlugin(args[0]) {
+	tree, words := newRootCommand, args[1:]
+	switch filepath.Base(args[0]) {
+	case pluginName:
 		tree = newPluginCommand
+	case completionName:
+		tree, words = newPluginCommand, append([]string{cobra.ShellCompRequestCmd}, words...)
 	}
-	command, err := tree().execute(args[1:])
+	command, err := tree().execute(words)
 	return exitStatus(err, command)
 }
 

@@ -27,7 +27,9 @@ import (
 func installPlugin(t *testing.T) func(ctx context.Context, args ...string) *exec.Cmd {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "trivet"), filepath.Join(dir, "kubectl-trivet")))
+	for _, name := range []string{"kubectl-trivet", "kubectl_complete-trivet"} {
+		must(t, os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "trivet"), filepath.Join(dir, name)))
+	}
 	return func(ctx context.Context, args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, "kubectl", append([]string{"trivet"}, args...)...)
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
@@ -106,6 +108,13 @@ func TestPlugin(t *testing.T) {
 	t.Run("logs", func(t *testing.T) {
 		if log := output(t, plugin(t.Context(), "logs", "--node", node, "--since", "10m")); !strings.HasPrefix(log, node+": ") || !strings.Contains(log, "NodeStageVolume") {
 			t.Errorf("got the log\n%s\nwant that of %s with NodeStageVolume", tail(log, 20), node)
+		}
+	})
+	t.Run("completion", func(t *testing.T) {
+		cmd := plugin(t.Context(), "logs", "--node", "")
+		cmd.Args = slices.Insert(cmd.Args, 1, "__complete") // the command with which the shell asks kubectl
+		if words := strings.Fields(output(t, cmd)); !slices.Contains(words, node) {
+			t.Errorf("got completions %q for --node, want %s", words, node)
 		}
 	})
 	t.Run("ui", func(t *testing.T) { checkPage(t, plugin, volume) })
