@@ -46,7 +46,7 @@ test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, proje
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # The tests to skip. Drivers of other projects are built and tested by hand (TestOtherDriver).
-# A source archive and a shallow clone lack the commit from which test/frozen builds the released driver.
+# A source archive and a shallow clone lack the commit from which test/frozen and test/e2e build the released driver.
 # ext4 can grow while mounted only with CAP_SYS_RESOURCE (bit 24): without it, make test skips those
 # tests. test/vm always runs them.
 without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)$(shell git cat-file -e "$$(cat test/frozen/release)^{commit}" 2>/dev/null || echo ,history)
@@ -76,11 +76,11 @@ man: ## Write man pages of all commands to dist/man
 
 .PHONY: e2e
 e2e: ## Run all end-to-end tests and Kubernetes' storage tests in a new Kubernetes cluster (as root; an hour)
-	test/e2e/run all
+	$(without) test/e2e/run all
 
 .PHONY: e2e-smoke
 e2e-smoke: ## Install the manifests in a new Kubernetes cluster, run the examples, kill the driver (as root)
-	test/e2e/run smoke
+	$(without) test/e2e/run smoke
 
 .PHONY: e2e-bench
 e2e-bench: ## Measure volumes in Kubernetes, and emptyDir volumes for comparison (as root)

@@ -51,7 +51,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 	waitReady(t, ns)
 	checkLog(t, ns, "example-restored", "/data/log", before, after)
 	checkLog(t, ns, "example-clone", "/data/log", newAfter, math.MaxInt)
-	grow(t, ns, "example-original", "counting", "old")
+	grow(t, ns, "example-original", "counting")
 	kubectl(t, "-n", ns, "delete", "volumesnapshot", "old", "--timeout=2m")
 	deletePod(t, ns, "old")
 	created := claimPod{name: "created", class: "example-original", size: "320Mi"}
@@ -66,7 +66,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 	waitReady(t, ns)
 	checkLog(t, ns, "reader", "/first/log", newBefore, newAfter)
 	checkLog(t, ns, "reader", "/second/log", before, after)
-	grow(t, ns, "example-clone", "created")
+	grow(t, ns, "created")
 	checkWriters(t, ns, mounts)
 
 	kubectl(t, "-n", ns, "delete", "pod,pvc,volumesnapshot", "--all", "--timeout=3m")
