@@ -62,7 +62,7 @@ func TestHelm(t *testing.T) {
 	everything := run(t, "helm", "template", "trivet", chart, "-n", namespace, "--set", "node.podDisruptionBudget.enabled=true,networkPolicy.enabled=true,metrics.grafanaDashboard.enabled=true")
 	kubectlInput(t, everything, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-")
 
-	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
+	uninstall(t)
 	t.Cleanup(func() { kubectlLast(t, "apply", "--server-side", "-f", manifests) })
 	stillCounting("the manifests were deleted")
 
@@ -83,7 +83,7 @@ func TestHelm(t *testing.T) {
 	stillCounting("helm upgrade")
 
 	out, err := try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--set", "pools.default=null")
-	if err == nil || !strings.Contains(err.Error(), "pools.default is missing, and PersistentVolume pvc-") {
+	if err == nil || !strings.Contains(err.Error(), "pools.default is missing, but PersistentVolume pvc-") {
 		t.Errorf("upgrade that removes the pool of a volume: got error %v and output %s, want a refusal that names the volume", err, out)
 	}
 	out, err = try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--set", "attachRequired=false")

@@ -33,6 +33,14 @@ func install(t *testing.T) {
 	waitDriver(t)
 }
 
+// uninstall deletes the manifests. It deletes the pods first: the namespace controller checks a namespace with pods again
+// only after a part of their grace period.
+func uninstall(t *testing.T) {
+	t.Helper()
+	kubectl(t, "-n", namespace, "delete", "daemonset,deployment", "--all", "--cascade=foreground", "--timeout=3m")
+	kubectl(t, "delete", "-f", manifests, "--ignore-not-found", "--timeout=3m")
+}
+
 // TestInstall checks that the driver becomes ready with the unmodified manifests, and that the API server
 // accepts them without a warning.
 func TestInstall(t *testing.T) {

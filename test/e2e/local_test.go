@@ -74,7 +74,7 @@ func installLocal(t *testing.T, options ...string) {
 // test it applies the manifests again.
 func installChart(t *testing.T, chart string, options ...string) {
 	t.Helper()
-	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
+	uninstall(t)
 	t.Cleanup(func() {
 		if out, err := try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--ignore-not-found", "--timeout=3m"); err != nil {
 			t.Error(out)
