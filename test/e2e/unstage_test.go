@@ -42,6 +42,6 @@ func waitUnstageFails(t *testing.T, n node, volume string) {
 	pod := n.driverPod(t)
 	eventually(t, time.Minute, "NodeUnstageVolume of "+volume+" fails", func() (string, bool) {
 		log := kubectl(t, "-n", namespace, "logs", pod, "-c", "trivet", "--tail=200")
-		return tail(log, 10), hasLine(log, "NodeUnstageVolume", volume, "busy")
+		return tail(log, 10), hasLine(log, "NodeUnstageVolume", volume, "device or resource busy")
 	})
 }
