@@ -32,19 +32,20 @@ func TestUpgradeAndRollback(t *testing.T) {
 	applySnapshots(t, ns, "1-volume.yaml")
 	startCounting(t, ns, "trivet-directories")
 	mounts := mountsOfWriters(t, ns)
-	before := checkWriters(t, ns, mounts)
+	before := waitLogged(t, ns, "example-original", "/data/log")
 	applySnapshots(t, ns, "2-snapshot.yaml")
 	waitSnapshot(t, ns, "example")
-	after := checkWriters(t, ns, mounts)
+	after := waitLogged(t, ns, "example-original", "/data/log")
 	old := claimPod{name: "old", class: "example-original", size: "320Mi"}
 	startPod(t, ns, old)
 	snapshot(t, ns, "old", "old")
 
 	helmLocal(t, "upgrade", chartURL, "--set", "snapshots.enabled=true")
 	checkReleased(t, commit, false)
-	newBefore := checkWriters(t, ns, mounts)
+	checkWriters(t, ns, mounts)
+	newBefore := waitLogged(t, ns, "example-original", "/data/log")
 	snapshot(t, ns, "new", "example-original")
-	newAfter := checkWriters(t, ns, mounts)
+	newAfter := waitLogged(t, ns, "example-original", "/data/log")
 	applySnapshots(t, ns, "3-restore.yaml")
 	applySnapshots(t, ns, "4-clone.yaml")
 	replacePod(t, ns, old)
@@ -112,18 +113,15 @@ func mountsOfWriters(t *testing.T, ns string) (mounts []string) {
 }
 
 // checkWriters checks that the volumes of all writers are still mounted, that the writers still write, and that
-// nothing that they have written is lost. It returns the number of lines of the first writer.
-func checkWriters(t *testing.T, ns string, mounts []string) int {
+// nothing that they have written is lost.
+func checkWriters(t *testing.T, ns string, mounts []string) {
 	t.Helper()
-	lines := make([]int, len(writers))
 	for i, w := range writers {
-		atLeast := waitLogged(t, ns, w.pod, w.file)
-		lines[i] = checkLog(t, ns, w.pod, w.file, atLeast, math.MaxInt)
+		checkLog(t, ns, w.pod, w.file, waitLogged(t, ns, w.pod, w.file), math.MaxInt)
 		if now := mountOf(t, ns, w.pod); now != mounts[i] {
 			t.Errorf("got %s of the volume of pod %s, want %s as before", now, w.pod, mounts[i])
 		}
 	}
-	return lines[0]
 }
 
 // replacePod replaces the pod of a claim by one that checks the data of the first one.
