@@ -12,10 +12,12 @@ cgroup_hierarchies() {
 }
 
 # delegate CGROUP: enables the missing controllers for the children of a v2 cgroup. A
-# cgroup must have a controller before it can enable it, so begin with the root.
+# cgroup must have a controller before it can enable it, so begin with the root. The kubelet
+# needs hugetlb if the kernel has it.
 delegate() {
 	local controller missing=()
-	for controller in cpu cpuset io memory pids; do
+	for controller in cpu cpuset hugetlb io memory pids; do
+		grep -qw "$controller" "$1/cgroup.controllers" || continue
 		grep -qw "$controller" "$1/cgroup.subtree_control" || missing+=("+$controller")
 	done
 	[ ${#missing[@]} = 0 ] || echo "${missing[*]}" >"$1/cgroup.subtree_control"
