@@ -39,17 +39,21 @@ test: deps-test bin/promtool ## Run all tests: unit, conformance, csi-sanity, cr
 # of a user may lack.
 .PHONY: check
 check: lint ## Run vet, lint and all tests that need no root, no mounts and no VM (as any user)
-	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool) go test ./...
+	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool)$(browser) go test ./...
 
 .PHONY: test-vm
 test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, project quotas, whole disks (as root; an hour)
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
+# The tests of the status page need Debian's package chromium. It is not installed, because it has about 700 MB with its
+# dependencies.
+browser = $(shell command -v chromium >/dev/null || echo ,browser)
+
 # The tests to skip. Drivers of other projects are built and tested by hand (TestOtherDriver).
 # A source archive and a shallow clone lack the commit from which test/frozen and test/e2e build the released driver.
 # ext4 can grow while mounted only with CAP_SYS_RESOURCE (bit 24): without it, make test skips those
 # tests. test/vm always runs them.
-without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)$(shell git cat-file -e "$$(cat test/frozen/release)^{commit}" 2>/dev/null || echo ,history)
+without = TRIVET_TEST_WITHOUT=other-driver$(browser)$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)$(shell git cat-file -e "$$(cat test/frozen/release)^{commit}" 2>/dev/null || echo ,history)
 
 .PHONY: docs-parameters
 docs-parameters: ## Write the tables of docs/reference/parameters.md from the descriptors of the kinds

@@ -20,7 +20,7 @@ import (
 )
 
 // withoutVariable lists the features that a run omits, separated by commas: root, network, ext4-growth,
-// other-driver, promtool, history (CONTRIBUTING.md).
+// other-driver, promtool, browser, history (CONTRIBUTING.md).
 const withoutVariable = "TRIVET_TEST_WITHOUT"
 
 // IsWithout reports whether this run omits a feature.
