@@ -56,7 +56,14 @@ var Machine = []Session{
 		block("docs/volume-manager.md#uninstall"),
 		shell(`! findmnt -R /var/lib/trivet`),
 		block("docs/operations/upgrade.md#remove-the-data"),
-		shell(`[ ! -e /var/lib/trivet ]`),
+		shell(`[ ! -e /var/lib/trivet ]
+			truncate -s 1G /var/lib/disk
+			disk=$(losetup --find --show /var/lib/disk)`),
+		block("docs/kinds/images.md#pool-and-class", "DEVICE", `"$disk"`),
+		shell(`umount /mnt/nvme0
+			mount /mnt/nvme0
+			losetup --detach "$disk" # at the unmount
+			umount /mnt/nvme0`),
 	}},
 	{Name: "examples of the volume manager", Filesystems: []string{"xfs"}, Steps: []Step{
 		block("examples/volume-manager/README.md#install"),
