@@ -66,10 +66,16 @@ func (k Kind) OnlyOnExports() bool {
 	return len(k.Media) > 0 && !slices.ContainsFunc(k.Media, func(m pool.Kind) bool { return m != pool.KindExport })
 }
 
+// OnExports reports whether exports can contain the kind's volumes.
+func (k Kind) OnExports() bool { return k.Uses(string(pool.KindExport)) }
+
+// Uses reports whether pools of a kind (pool.Kind) can contain the kind's volumes.
+func (k Kind) Uses(poolKind string) bool { return slices.Contains(k.Media, pool.Kind(poolKind)) }
+
 // Takes returns all documented StorageClass parameters of the kind.
 func (k Kind) Takes() []Parameter {
 	all := commonParameters
-	if slices.Contains(k.Media, pool.KindExport) {
+	if k.OnExports() {
 		all = slices.Concat(all, exportParameters)
 	}
 	return slices.Concat(all, k.Parameters)
@@ -114,7 +120,7 @@ func (ks Kinds) Forms() volume.Forms {
 	for _, k := range ks {
 		forms = append(forms, volume.Form{
 			Name: k.Name, Directory: k.Directories, Section: k.Section,
-			OnNodes: slices.Contains(k.Media, pool.KindDirectory), OnExports: slices.Contains(k.Media, pool.KindExport),
+			OnNodes: slices.Contains(k.Media, pool.KindDirectory), OnExports: k.OnExports(),
 		})
 	}
 	return forms

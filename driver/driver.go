@@ -225,7 +225,7 @@ func (d *Driver) makeServers(background context.Context) {
 		serverOptions = append(serverOptions, grpc.StatsHandler(d.idle))
 	}
 	d.server = grpcserver.New(serverOptions...)
-	identityServer := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs, Expected: d.pools.ExpectedUUIDs}
+	identityServer := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs, Expected: d.pools.ExpectedUUIDs, Kinds: d.pools.Kinds()}
 	controller := controllerserver.New(d.backends, o.NodeID, d.config.MaxVolumesPerNode)
 	exports := &export.Relay{Pools: d.workers, Local: relay.Controller(controller)}
 	d.lists = exports

@@ -22,13 +22,15 @@ type Server struct {
 	Pools func() map[string]string
 	// Expected returns, by name, the UUIDs of pools that are not open now and were open before.
 	Expected func() map[string]string
+	// Kinds are the kinds of the driver's pools (pool.Kind) by name.
+	Kinds map[string]string
 	// Usable returns ErrPrecondition if no call can succeed.
 	Usable func() error
 }
 
 // GetPluginInfo implements csi.IdentityServer.
 func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version, Manifest: Manifest(s.Pools(), s.Expected())}, nil
+	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version, Manifest: Manifest(s.Pools(), s.Expected(), s.Kinds)}, nil
 }
 
 // GetPluginCapabilities implements csi.IdentityServer. Every process of the plugin returns the same
@@ -70,8 +72,12 @@ const poolPrefix = "pool."
 // configuration, or of the pool that was open before.
 const expectedPrefix = "expected."
 
-// Manifest encodes the UUIDs of a driver's pools by name. expected are the UUIDs of pools that are not open.
-func Manifest(pools, expected map[string]string) map[string]string {
+// kindPrefix begins the keys of the kinds of all pools.
+const kindPrefix = "kind."
+
+// Manifest encodes the UUIDs of a driver's pools by name. expected are the UUIDs of pools that are not open, and
+// kinds the kinds of all pools.
+func Manifest(pools, expected, kinds map[string]string) map[string]string {
 	manifest := map[string]string{}
 	for name, uuid := range pools {
 		manifest[poolPrefix+name] = uuid
@@ -79,13 +85,19 @@ func Manifest(pools, expected map[string]string) map[string]string {
 	for name, uuid := range expected {
 		manifest[expectedPrefix+name] = uuid
 	}
+	for name, kind := range kinds {
+		manifest[kindPrefix+name] = kind
+	}
 	return manifest
 }
 
-// Pools is the inverse of Manifest.
+// Pools returns the UUIDs in a manifest.
 func Pools(manifest map[string]string) (pools, expected map[string]string) {
 	return withPrefix(manifest, poolPrefix), withPrefix(manifest, expectedPrefix)
 }
+
+// Kinds returns the kinds of the pools in a manifest by name. Earlier versions of the driver announce none.
+func Kinds(manifest map[string]string) map[string]string { return withPrefix(manifest, kindPrefix) }
 
 // withPrefix returns the entries whose keys begin with a prefix, without the prefix.
 func withPrefix(manifest map[string]string, prefix string) map[string]string {

@@ -445,6 +445,15 @@ func (s *Set) ExpectedUUIDs() map[string]string {
 	return expected
 }
 
+// Kinds returns the kinds of all pools by name.
+func (s *Set) Kinds() map[string]string {
+	kinds := map[string]string{}
+	for _, slot := range s.pools {
+		kinds[slot.cfg.Name] = string(slot.cfg.Kind())
+	}
+	return kinds
+}
+
 // State is a pool, or the reason why it is not open.
 type State struct {
 	Name string

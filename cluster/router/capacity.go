@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/trivet-csi/trivet/internal/relay"
@@ -23,10 +25,28 @@ type capacity struct {
 	err                         error // the reason why the capacity is not known
 }
 
-// getCapacity answers GetCapacity. The capacity of a shared pool does not depend on the topology. A node
-// without the pool has capacity 0. If a requested node does not answer, the call fails with ErrUnavailable.
+// unlimited is the capacity in bytes for parameters that CreateVolume refuses (1 EiB).
+const unlimited = 1 << 60
+
+// getCapacity answers GetCapacity. For parameters that CreateVolume refuses on every node it returns unlimited,
+// because the scheduler selects only nodes with enough capacity, and CreateVolume, whose error names the remedy,
+// is called after that.
 func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	resp, err := s.validCapacity(ctx, req)
+	if errors.Is(err, volume.ErrInvalid) || status.Code(err) == codes.InvalidArgument {
+		return &csi.GetCapacityResponse{AvailableCapacity: unlimited, MaximumVolumeSize: wrapperspb.Int64(unlimited)}, nil
+	}
+	return resp, err
+}
+
+// validCapacity is getCapacity for valid parameters; for others it returns their error. The capacity of a shared
+// pool does not depend on the topology. A node without the pool has capacity 0. If a requested node does not
+// answer, the call fails with ErrUnavailable.
+func (s *Server) validCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := s.kinds.Parse(req.GetParameters())
+	if err == nil {
+		err = s.checkPool(params)
+	}
 	if err != nil {
 		return nil, err
 	}

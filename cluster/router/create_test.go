@@ -9,7 +9,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/pool"
 )
@@ -134,13 +136,12 @@ func TestCapacity(t *testing.T) {
 	if all.GetAvailableCapacity() != onA.GetAvailableCapacity()+onB.GetAvailableCapacity() || all.GetMaximumVolumeSize().GetValue() != onB.GetMaximumVolumeSize().GetValue() {
 		t.Errorf("all nodes: got %v, want the sum of %v and %v", all, onA, onB)
 	}
-	for _, at := range []struct{ node, pool string }{{"b", "fast"}, {"c", "default"}, {"a", "slow"}} {
+	for _, at := range []struct{ node, pool string }{{"b", "fast"}, {"c", "default"}} {
 		got := capacity(at.node, at.pool)
 		if got.GetAvailableCapacity() != 0 || got.GetMaximumVolumeSize() == nil || got.GetMaximumVolumeSize().GetValue() != 0 {
 			t.Errorf("pool %s of node %s: got %v, want 0", at.pool, at.node, got)
 		}
 	}
-	wantCode(t, w.send(&csi.GetCapacityRequest{Parameters: map[string]string{"colour": "red"}}), codes.InvalidArgument, "colour")
 	w.stopDriver("b")
 	for _, node := range []string{"b", ""} {
 		_, err := w.capacity(node)
@@ -152,6 +153,54 @@ func TestCapacity(t *testing.T) {
 	w.removeHosts("b")
 	if got := capacity("", "default"); got.String() != onA.String() {
 		t.Errorf("all nodes after b was removed: got %v, want %v", got, onA)
+	}
+}
+
+// TestCapacityOfInvalidClass: for a class that CreateVolume refuses on every node, the capacity is large enough for
+// every claim, so that the scheduler selects a node and the claim gets the error of CreateVolume. A pool that only
+// another node has gives a node no capacity.
+func TestCapacityOfInvalidClass(t *testing.T) {
+	w := newEmptyCluster(t, func(o *router.Options) {
+		o.SharedPools = []string{"nas"}
+		o.Kinds = append(o.Kinds, disk.Kind)
+	})
+	w.start("a", w.pool("ssd", "ssd", "1Gi"))
+	b := w.fake()
+	b.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(
+		map[string]string{"nvme": "fedcba98"}, nil, map[string]string{"nvme": "disks"},
+	)})
+	w.updateHosts()
+	await(t, "both nodes", func() bool { _, err := w.capacity(""); return err == nil })
+	tests := map[string]struct {
+		class map[string]string
+		texts []string // of the error of CreateVolume; none if the class is valid
+	}{
+		"unknown parameter":       {map[string]string{"pol": "ssd"}, []string{"did you mean pool?"}},
+		"unknown backend":         {map[string]string{"backend": "lop"}, []string{"did you mean loop?"}},
+		"parameter of other kind": {map[string]string{"wipe": "zero"}, []string{"belongs to backend disk"}},
+		"mkfs options":            {map[string]string{"mkfsOptions": "-K"}, []string{"mkfsOptions", "-K"}},
+		"unknown pool":            {map[string]string{"pool": "sssd"}, []string{`pool="sssd"`, `"ssd"`, `"nas"`, "did you mean ssd?"}},
+		"pool of another kind":    {map[string]string{"backend": "disk", "pool": "ssd"}, []string{"for backend disk", `"nvme"`}},
+		"shared pool":             {map[string]string{"backend": "disk", "pool": "nas"}, []string{"for backend disk", `"nvme"`}},
+		"unknown export":          {map[string]string{"backend": "nfs", "pool": "ssd"}, []string{"for backend nfs", `"nas"`}},
+		"pool of another node":    {map[string]string{"backend": "disk", "pool": "nvme"}, nil},
+		"no pool":                 {map[string]string{"backend": "disk"}, nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: tc.class, AccessibleTopology: translate.Topology("a")})
+			if tc.texts == nil {
+				if err != nil || got.GetAvailableCapacity() != 0 {
+					t.Errorf("got %v, %v, want 0", got, err)
+				}
+				wantCode(t, w.create("v", preferring("a"), with(tc.class)), codes.ResourceExhausted, "can be created on another node")
+				return
+			}
+			if err != nil || got.GetAvailableCapacity() != 1<<60 || got.GetMaximumVolumeSize().GetValue() != 1<<60 {
+				t.Errorf("got %v, %v, want 1 EiB", got, err)
+			}
+			wantCode(t, w.create("v", preferring("a"), with(tc.class)), codes.InvalidArgument, tc.texts...)
+		})
 	}
 }
 

@@ -101,7 +101,7 @@ func (f *fakeNode) answer(responses ...proto.Message) {
 
 // announce sets the UUIDs of the node's pools by name.
 func (f *fakeNode) announce(pools map[string]string) {
-	f.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(pools, nil)})
+	f.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(pools, nil, nil)})
 }
 
 // refuse makes these methods, and no others, fail with err. It clears the recorded calls.

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/internal/relay"
@@ -77,6 +78,7 @@ type node struct {
 	// pools are the configured pools. A closed pool has an empty UUID. expected are the closed pools with
 	// the UUIDs that they had when they were open.
 	pools, expected []poolKey
+	kinds           map[string]string // the kinds of the pools by name; replaced, never changed
 }
 
 // newNode returns a node without a connection. The method run makes the connection.
@@ -191,7 +193,7 @@ func (n *node) setPools(manifest map[string]string) {
 	pools, expected := validKeys(open), validKeys(closed)
 	n.mu.Lock()
 	same := n.answered && slices.Equal(pools, n.pools) && slices.Equal(expected, n.expected)
-	n.answered, n.pools, n.expected = true, pools, expected
+	n.answered, n.pools, n.expected, n.kinds = true, pools, expected, identity.Kinds(manifest)
 	n.mu.Unlock()
 	if !same {
 		n.changed()
@@ -214,6 +216,7 @@ func validKeys(uuids map[string]string) []poolKey {
 type view struct {
 	pools     []poolKey
 	expected  []poolKey
+	kinds     map[string]string
 	requested bool // the pools were requested at least once
 	answered  bool // the node has answered at least once
 	lastError error
@@ -222,7 +225,7 @@ type view struct {
 func (n *node) view() view {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return view{n.pools, n.expected, !n.requested.IsZero(), n.answered, n.lastError}
+	return view{n.pools, n.expected, n.kinds, !n.requested.IsZero(), n.answered, n.lastError}
 }
 
 // viewFor returns the view for a call that uses the pools with a name. If the node has never answered or one of
@@ -246,8 +249,22 @@ func (v view) open(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
-// has reports whether at least one pool with a name is configured, open or closed.
-func (v view) has(name string) bool { return len(v.named(name)) > 0 }
+// usable returns the names of the configured pools, open or closed, that can contain volumes of a kind. They
+// include pools whose kind the node does not announce, because its driver has an earlier version.
+func (v view) usable(k backend.Kind) (names []string) {
+	for _, key := range v.pools {
+		if kind, known := v.kinds[key.name]; !known || k.Uses(kind) {
+			names = append(names, key.name)
+		}
+	}
+	return names
+}
+
+// has reports whether a pool with a name, or any pool if the name is empty, can contain volumes of a kind.
+func (v view) has(k backend.Kind, name string) bool {
+	pools := v.usable(k)
+	return slices.Contains(pools, name) || name == "" && len(pools) > 0
+}
 
 // closed reports whether at least one pool with a name is not open.
 func (v view) closed(name string) bool {

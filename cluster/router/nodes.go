@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -152,6 +153,20 @@ func (ns *nodes) named(name string) *node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
 	return ns.byName[name]
+}
+
+// usable returns the sorted names of the nodes' pools that can contain volumes of a kind. complete is false while a
+// node has not announced its pools, and if the cluster has no nodes.
+func (ns *nodes) usable(k backend.Kind) (pools []string, complete bool) {
+	all, err := ns.all()
+	complete = err == nil && len(all) > 0
+	for _, n := range all {
+		v := n.view()
+		complete = complete && v.answered
+		pools = append(pools, v.usable(k)...)
+	}
+	slices.Sort(pools)
+	return slices.Compact(pools), complete
 }
 
 // announcing returns the nodes that announce a pool.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -24,14 +25,14 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if spec.Source != nil {
 		return s.createFrom(ctx, spec, req)
 	}
+	if err := s.checkPool(spec.Parameters); err != nil {
+		return nil, err
+	}
 	if s.isShared(spec.Parameters) {
 		return relay.Call[*csi.CreateVolumeResponse](ctx, s.shared, csi.Controller_CreateVolume_FullMethodName, req)
 	}
 	all, err := s.nodes.all()
 	if err != nil {
-		return nil, err
-	}
-	if err := s.requirePool(all, spec.Parameters.Pool); err != nil {
 		return nil, err
 	}
 	requirements := req.GetAccessibilityRequirements()
@@ -63,22 +64,32 @@ func within(all []*node, requisite []*csi.Topology) []*node {
 	})
 }
 
-// requirePool fails with ErrInvalid if no node has a pool with a name, or, if the name is empty, if no node has
-// any pool. It does not fail if the cluster has no nodes, or while a node has not announced its pools.
-func (s *Server) requirePool(all []*node, pool string) error {
-	for _, n := range all {
-		if v := n.view(); !v.answered || v.has(pool) {
-			return nil
-		}
+// checkPool fails with ErrInvalid if the cluster has no pool in which CreateVolume can create a volume with these
+// parameters. It does not fail while a node that may have the pool has not announced its pools.
+func (s *Server) checkPool(p volume.Parameters) error {
+	k, err := s.kinds.Named(p.Backend)
+	if err != nil || volume.IsDirectPool(p.Pool) {
+		return err
 	}
-	if len(all) == 0 {
+	pools, complete := s.nodes.usable(k)
+	defaults := len(pools) // a class without a pool does not use the shared pools by default
+	if k.OnExports() {
+		pools = append(pools, s.sharedPools...)
+	}
+	if k.OnlyOnExports() {
+		defaults, complete = len(pools), true
+	}
+	switch {
+	case !complete, p.Pool == "" && defaults > 0, slices.Contains(pools, p.Pool):
 		return nil
+	case p.Pool == "":
+		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, and no pool is the default for backend %s: set %[1]s to one that it can use (%[3]s), or configure such a pool", volume.ParamPool, k.Name, cmp.Or(quoted(pools), "none"))
 	}
-	shared := cmp.Or(quoted(s.sharedPools), "none")
-	if pool == "" {
-		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, so the volume needs a node-local pool, but no node has a pool: set %[1]s to one of the controller's nfs pools (%[2]s), or configure a pool on the nodes", volume.ParamPool, shared)
+	meant := ""
+	if nearest, near := volume.Nearest(p.Pool, pools); near {
+		meant = "; did you mean " + nearest + "?"
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass or the configuration of the nodes", volume.ParamPool, pool, shared)
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no pool of that name exists for backend %s, which can use %s: correct the StorageClass or the configuration of the nodes%s", volume.ParamPool, p.Pool, k.Name, cmp.Or(quoted(pools), "none"), meant)
 }
 
 // createAt creates a volume on the node with the given topology value. If another node may have created the
@@ -89,8 +100,16 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which does not exist; the volume can be created on another node", value)
 	}
 	n := all[i]
-	if v := n.viewFor(ctx, spec.Parameters.Pool); v.answered && !v.has(spec.Parameters.Pool) {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q; the volume can be created on another node", n.name, spec.Parameters.Pool)
+	k, err := s.kinds.Named(spec.Parameters.Backend)
+	if err != nil {
+		return nil, err
+	}
+	if v := n.viewFor(ctx, spec.Parameters.Pool); v.answered && !v.has(k, spec.Parameters.Pool) {
+		wanted := "pool"
+		if spec.Parameters.Pool != "" {
+			wanted += " " + strconv.Quote(spec.Parameters.Pool)
+		}
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no %s that backend %s can use; the volume can be created on another node", n.name, wanted, k.Name)
 	}
 	if resp, done, err := s.createAgain(ctx, all, spec, req); done {
 		return resp, err

@@ -49,7 +49,7 @@ func TestSharedClasses(t *testing.T) {
 	if id := w.mustCreateOn("a", "v"); !strings.HasPrefix(id, "loop:p.") {
 		t.Errorf("class without a pool: got %s, want a volume in pool p", id)
 	}
-	wantCode(t, w.create("v", inPool("nsa")), codes.InvalidArgument, `pool="nsa"`, `nfs pools of the controller are "nas"`)
+	wantCode(t, w.create("v", inPool("nsa")), codes.InvalidArgument, `pool="nsa"`, `"nas"`)
 }
 
 // TestSharedVolumes: calls for shared volumes and for IDs of other drivers go to the shared service. A shared
