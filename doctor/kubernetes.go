@@ -1,8 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -256,11 +259,13 @@ func judgeClasses(classes []kube.StorageClass, kinds backend.Kinds, pools []pool
 
 func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, controller bool) Check {
 	name := "StorageClass " + c.Metadata.Name
-	p, err := kinds.Parse(c.Parameters)
+	p, err := checkClass(c, kinds)
 	known, shared := poolOf(p, kinds, pools)
 	switch {
 	case err != nil:
 		return failure(name, err.Error(), "parameters cannot be changed: delete and recreate the class")
+	case misplaced(p, kinds, pools):
+		return failure(name, fmt.Sprintf("backend %s cannot use pool %q of this driver's configuration", p.Backend, p.Pool), "delete and recreate the class with another backend, or with a pool that the backend can use")
 	case shared && !known && p.Pool == "":
 		return failure(name, "no nfs pool is in this driver's configuration", "add one, or give the class server and share")
 	case !known && !controller:
@@ -269,6 +274,49 @@ func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, c
 		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are created before the node of their pod is known", "recreate the class with WaitForFirstConsumer")
 	}
 	return ok(name, "its parameters are valid")
+}
+
+// checkClass refuses (ErrInvalid) a class with which csi-provisioner or the driver refuses to create a volume with a
+// filesystem.
+func checkClass(c kube.StorageClass, kinds backend.Kinds) (volume.Parameters, error) {
+	p, err := kinds.Parse(c.Parameters)
+	if err != nil {
+		return p, err
+	}
+	spec := volume.Spec{Parameters: p, Capabilities: []volume.Capability{{
+		Mode: volume.SingleNodeWriter, FSType: c.Parameters[volume.ParamFSType], MountFlags: c.MountOptions,
+	}}}
+	return p, cmp.Or(
+		checkProvisionerKeys(c.Parameters),
+		backend.CheckMkfsOptions(p, spec.FSType(), math.MaxInt64),
+		kinds.CheckCapabilities(spec),
+	)
+}
+
+// checkProvisionerKeys refuses (ErrInvalid) keys with volume.ProvisionerPrefix that csi-provisioner does not know.
+func checkProvisionerKeys(class map[string]string) error {
+	known := []string{volume.ParamFSType}
+	for _, call := range []string{"", "provisioner-", "controller-publish-", "controller-expand-", "controller-modify-", "node-stage-", "node-publish-", "node-expand-"} {
+		known = append(known, volume.ProvisionerPrefix+call+"secret-name", volume.ProvisionerPrefix+call+"secret-namespace")
+	}
+	for _, key := range slices.Sorted(maps.Keys(class)) {
+		if !strings.HasPrefix(key, volume.ProvisionerPrefix) || slices.Contains(known, key) {
+			continue
+		}
+		meant := ""
+		if nearest, near := volume.Nearest(key, known); near {
+			meant = "; did you mean " + nearest + "?"
+		}
+		return volume.Errorf(volume.ErrInvalid, "parameter %s=%q is unknown to csi-provisioner%s", key, class[key], meant)
+	}
+	return nil
+}
+
+// misplaced reports whether the pool of a class is in the configuration and cannot contain volumes of the class.
+func misplaced(p volume.Parameters, kinds backend.Kinds, pools []pool.Config) bool {
+	k, err := kinds.Named(p.Backend)
+	i := slices.IndexFunc(pools, func(c pool.Config) bool { return c.Name == p.Pool })
+	return err == nil && i >= 0 && !k.Uses(string(pools[i].Kind()))
 }
 
 // poolOf describes the pool of a class. known is true if the pool is in the configuration, or need not be. shared

@@ -129,6 +129,11 @@ func TestBrokenCluster(t *testing.T) {
 		{"no snapshot API", snapshots, "", "", "sidecar csi-snapshotter", Failure, "snapshot.storage.k8s.io/v1"},
 		{"no classes", classes, "csi.trivet.dev", "z", "storage classes", Warning, "no StorageClass"},
 		{"unknown parameter", classes, `"pool": "default"`, `"siez": "1"`, "StorageClass trivet-loop", Failure, `parameter siez="1" is unknown`},
+		{"unknown key of the provisioner", classes, `"pool": "default"`, `"csi.storage.k8s.io/fs-type": "xfs"`, "StorageClass trivet-loop", Failure, "did you mean csi.storage.k8s.io/fstype?"},
+		{"mkfs option", classes, `"pool": "default"`, `"mkfsOptions": "-K"`, "StorageClass trivet-loop", Failure, "mkfsOptions"},
+		{"mkfs option of another filesystem", classes, `"pool": "default"`, `"csi.storage.k8s.io/fstype": "xfs", "mkfsOptions": "-N 9"`, "StorageClass trivet-loop", Failure, `filesystem "xfs"`},
+		{"mount option", classes, `"volumeBindingMode"`, `"mountOptions": ["exec=1"], "volumeBindingMode"`, "StorageClass trivet-loop", Failure, "exec=1"},
+		{"pool of another kind", classes, `"pool": "default"`, `"pool": "default", "backend": "disk"`, "StorageClass trivet-loop", Failure, `backend disk cannot use pool "default"`},
 		{"pool of another node", classes, `"pool": "default"`, `"pool": "fast"`, "StorageClass trivet-loop", Warning, `pool "fast"`},
 		{"volumeBindingMode Immediate", classes, "WaitForFirstConsumer", "Immediate", "StorageClass trivet-loop", Warning, "Immediate"},
 	} {

@@ -172,6 +172,7 @@ type StorageClass struct {
 	Metadata          Meta              `json:"metadata"`
 	Provisioner       string            `json:"provisioner"`
 	Parameters        map[string]string `json:"parameters"`
+	MountOptions      []string          `json:"mountOptions"`
 	VolumeBindingMode string            `json:"volumeBindingMode"`
 }
 
