@@ -63,7 +63,7 @@ func (s *Server) validCapacity(ctx context.Context, req *csi.GetCapacityRequest)
 		return nil, err
 	}
 	var sum capacity
-	for _, c := range s.capacities(ctx, nodes, params.Pool, req) {
+	for _, c := range s.capacities(ctx, nodes, params, req) {
 		if c.err != nil {
 			return nil, c.err
 		}
@@ -84,13 +84,12 @@ type capacityRequest interface {
 	GetVolumeCapabilities() []*csi.VolumeCapability
 }
 
-// capacities requests the capacity of nodes in the pools with a name, or in all pools if pool is empty. The
-// node with the largest total is first.
-func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req capacityRequest) []capacity {
+// capacities requests the capacity of nodes for the parameters in req. The node with the largest total is first.
+func (s *Server) capacities(ctx context.Context, nodes []*node, params volume.Parameters, req capacityRequest) []capacity {
 	var mu sync.Mutex
 	var out []capacity
 	_ = each(ctx, nodes, func(ctx context.Context, n *node) error {
-		c := s.capacityOf(ctx, n, pool, req)
+		c := s.capacityOf(ctx, n, params, req)
 		mu.Lock()
 		defer mu.Unlock()
 		out = append(out, c)
@@ -102,13 +101,17 @@ func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req
 	return out
 }
 
-// capacityOf requests the capacity of a node in the pools with a name. The capacity is 0 if none of these
-// pools is open, or if the node does not serve all of them.
-func (s *Server) capacityOf(ctx context.Context, n *node, pool string, req capacityRequest) capacity {
-	if v := n.viewFor(ctx, pool); v.answered && !v.open(pool) {
+// capacityOf requests the capacity of a node for the parameters in req. The capacity is 0 if the node has no such
+// pool open, or if it does not serve all of them.
+func (s *Server) capacityOf(ctx context.Context, n *node, params volume.Parameters, req capacityRequest) capacity {
+	k, err := s.kinds.Named(params.Backend)
+	if err != nil {
+		return capacity{node: n, err: err}
+	}
+	if v := n.viewFor(ctx, params.Pool); v.answered && !(v.has(k, params.Pool) && v.open(params.Pool)) {
 		return capacity{node: n}
 	}
-	switch err := s.nodes.checkServesNamed(ctx, n, pool); {
+	switch err := s.nodes.checkServesNamed(ctx, n, params.Pool); {
 	case errors.Is(err, volume.ErrUnavailable):
 		return capacity{node: n, err: err}
 	case err != nil:

@@ -42,7 +42,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 		return s.createOn(ctx, n, spec, req)
 	}
 	var failed error
-	for _, c := range s.capacities(ctx, live, spec.Parameters.Pool, req) {
+	for _, c := range s.capacities(ctx, live, spec.Parameters, req) {
 		if c.err != nil || c.maxVolume < max(1, spec.Capacity.Required) {
 			failed = cmp.Or(failed, c.err, retryable(s.nodes.checkServesNamed(ctx, c.node, spec.Parameters.Pool)))
 			continue

@@ -32,7 +32,7 @@ func TestTopology(t *testing.T) {
 		code    codes.Code
 		text    string
 	}{
-		"preferred node is full":            {[]change{preferring("b", "a"), sized(2048 * mib)}, codes.ResourceExhausted, ""},
+		"preferred node is full":            {[]change{preferring("b", "a"), sized(2048 * mib)}, codes.ResourceExhausted, `node "b": `},
 		"preferred node does not exist":     {[]change{preferring("c", "a")}, codes.ResourceExhausted, `"c", which does not exist`},
 		"preferred node has no such pool":   {[]change{preferring("b", "a"), inPool("fast")}, codes.ResourceExhausted, `node "b" has no pool "fast"`},
 		"no node has the pool":              {[]change{preferring("b", "a"), inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
@@ -46,6 +46,7 @@ func TestTopology(t *testing.T) {
 	if id := w.mustCreate("r", within("b", "c")).GetVolumeId(); id != onB+":r" {
 		t.Errorf("got %s, want a volume in %s", id, onB)
 	}
+	wantCode(t, w.send(&csi.ControllerExpandVolumeRequest{VolumeId: onB + ":r", CapacityRange: &csi.CapacityRange{RequiredBytes: 2048 * mib}}), codes.OutOfRange, `node "b": `)
 	if id := w.mustCreateOn("a", "w", inPool("fast")); id != "loop:"+w.poolID("a", "fast")+":w" {
 		t.Errorf("got %s, want a volume in pool fast", id)
 	}
@@ -62,10 +63,12 @@ func TestNoNodeLocalPool(t *testing.T) {
 	w.updateHostsAndWait()
 	for name, topology := range map[string]change{"preferring": preferring("a"), "within": within("a"), "anywhere": anywhere} {
 		t.Run(name, func(t *testing.T) {
-			wantCode(t, w.create("v", topology), codes.InvalidArgument, `nfs pools ("nas")`)
+			wantCode(t, w.create("v", topology), codes.InvalidArgument, "no pool is the default", `("nas")`)
 		})
 	}
-	w.wantNoCapacity("")
+	if got, err := w.capacity("a"); err != nil || got.GetAvailableCapacity() != 1<<60 {
+		t.Errorf("capacity: got %v, %v, want 1 EiB", got, err)
+	}
 }
 
 // TestMostCapacity: without a topology, the volume is created on the node with the most capacity, a repeated call

@@ -274,8 +274,8 @@ func (v view) closed(name string) bool {
 // connected reports whether a call would be sent immediately.
 func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
-// explain adds the node to an error that the connection may have caused, and returns other errors
-// unchanged. If the caller did not cancel, it replaces CANCELLED with UNAVAILABLE, because the connection
+// explain adds the node to an error that the connection may have caused, and to an error about the capacity, which
+// names a pool that several nodes may have. It returns other errors unchanged. If the caller did not cancel, it replaces CANCELLED with UNAVAILABLE, because the connection
 // or the node's driver ended.
 func (n *node) explain(ctx context.Context, err error) error {
 	s, _ := status.FromError(err) // the code of a nil error is OK
@@ -285,6 +285,8 @@ func (n *node) explain(ctx context.Context, err error) error {
 		if ctx.Err() == nil {
 			s = status.New(codes.Unavailable, s.Message())
 		}
+	case codes.ResourceExhausted, codes.OutOfRange:
+		return status.Errorf(s.Code(), "node %q: %s", n.name, s.Message())
 	default:
 		return err
 	}
