@@ -33,7 +33,7 @@ type Devices struct {
 func (d *Devices) Bounds(fsType string, block bool) volume.Bounds {
 	b := d.Raw
 	if !block {
-		b.Min = blockdev.MinSize(fsType)
+		b.Min, b.FSType = blockdev.MinSize(fsType), fsType
 	}
 	return b
 }

@@ -284,7 +284,7 @@ func TestInlineRefuses(t *testing.T) {
 		{"a pool that allows no inline volumes", map[string]string{"size": "64Mi", "pool": "other"}, nil, codes.InvalidArgument, `volume_context.pool="other": this node has no such pool for inline volumes: name one of inline`},
 		{"a pool that does not exist", map[string]string{"size": "64Mi", "pool": "nowhere"}, nil, codes.InvalidArgument, `volume_context.pool="nowhere": this node has no such pool for inline volumes: name one of inline`},
 		{"a backend", map[string]string{"size": "64Mi", "backend": "local"}, nil, codes.InvalidArgument, `"backend" is unknown`},
-		{"too small", map[string]string{"size": "1"}, nil, codes.OutOfRange, "the smallest volume of this kind"},
+		{"too small", map[string]string{"size": "1"}, nil, codes.OutOfRange, "the smallest volume with ext4"},
 		{"a size of 2^63-1 bytes", map[string]string{"size": "9223372036854775807"}, nil, codes.OutOfRange, "larger than any volume"},
 		{"larger than the pool", map[string]string{"size": "2Gi"}, nil, codes.ResourceExhausted, `pool "inline" has room for`},
 		{"more memory than allowed", map[string]string{"size": "17Mi", "medium": "memory"}, nil, codes.InvalidArgument, "has at most 16 MiB on this node"},

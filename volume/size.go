@@ -1,10 +1,10 @@
 package volume
 
 import (
+	"cmp"
 	"math"
 	"regexp"
 	"strconv"
-	"strings"
 )
 
 // Binary units, in bytes.
@@ -22,7 +22,11 @@ const DefaultSize = 1 * GiB
 type Range struct{ Required, Limit int64 }
 
 // Bounds are the sizes that a backend supports, in bytes: multiples of Granule from Min on.
-type Bounds struct{ Min, Granule int64 }
+type Bounds struct {
+	Min, Granule int64
+	// FSType is the filesystem to which Min applies; empty for a volume without one.
+	FSType string
+}
 
 // Validate refuses a negative bound and a limit below the requirement
 // (ErrInvalid; CSI specification, CapacityRange).
@@ -52,7 +56,7 @@ func (r Range) Choose(b Bounds) (int64, error) {
 		}
 	}
 	if want < b.Min {
-		return 0, Errorf(ErrOutOfRange, "capacity_range requests %s, but the smallest volume of this kind has %s: request at least that", ExactSize(want), ExactSize(b.Min))
+		return 0, Errorf(ErrOutOfRange, "capacity_range requests %s, but the smallest volume with %s has %s: request at least that", ExactSize(want), cmp.Or(b.FSType, "these parameters"), ExactSize(b.Min))
 	}
 	if want > math.MaxInt64-b.Granule {
 		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is larger than any volume can be", r.Required)
@@ -86,12 +90,16 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// FormatSize formats a number of bytes for humans: with at most one decimal, in the largest binary unit that the
-// rounded number reaches. Machine-readable output has bytes instead.
+// FormatSize formats a number of bytes for humans: in the largest binary unit that it reaches, rounded down to at
+// most one decimal, so that a request for the shown size does not exceed the number. Machine-readable output has
+// bytes instead.
 func FormatSize(n int64) string {
 	unit, name := unitOf(n)
-	s := strconv.FormatFloat(float64(n)/float64(unit), 'f', 1, 64)
-	return strings.TrimSuffix(s, ".0") + " " + name
+	s := strconv.FormatInt(n/unit, 10)
+	if tenths := n % unit * 10 / unit; tenths > 0 {
+		s += "." + strconv.FormatInt(tenths, 10)
+	}
+	return s + " " + name
 }
 
 // ExactSize is FormatSize for errors that compare sizes: if the size was rounded, the text also has the bytes.
@@ -110,7 +118,7 @@ func unitOf(n int64) (unit int64, name string) {
 		name string
 	}{{TiB, "TiB"}, {GiB, "GiB"}, {MiB, "MiB"}, {KiB, "KiB"}}
 	for _, u := range units {
-		if n >= u.size-u.size/(20*KiB) { // otherwise it would be 1024 of the next smaller unit
+		if n >= u.size {
 			return u.size, u.name
 		}
 	}

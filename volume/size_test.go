@@ -54,9 +54,9 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// TestFormatSize: a size has one decimal at most, and the largest unit that it reaches.
+// TestFormatSize: a size has the largest unit that it reaches, and is rounded down to one decimal.
 func TestFormatSize(t *testing.T) {
-	for in, want := range map[int64]string{0: "0 B", 512: "512 B", 1536: "1.5 KiB", 1 << 30: "1 GiB", 5 << 40: "5 TiB", 1<<30 - 1: "1 GiB", 1023 << 20: "1023 MiB", 1023: "1023 B"} {
+	for in, want := range map[int64]string{0: "0 B", 512: "512 B", 1536: "1.5 KiB", 1 << 30: "1 GiB", 5 << 40: "5 TiB", 1<<30 - 1: "1023.9 MiB", 2046 << 20: "1.9 GiB", 1023 << 20: "1023 MiB", 1023: "1023 B"} {
 		if got := volume.FormatSize(in); got != want {
 			t.Errorf("FormatSize(%d) = %q, want %q", in, got, want)
 		}
@@ -66,7 +66,7 @@ func TestFormatSize(t *testing.T) {
 // TestExactSize: the bytes are added only if the size was rounded.
 func TestExactSize(t *testing.T) {
 	for in, want := range map[int64]string{
-		0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 40: "5 TiB", 300<<20 + 1: "300 MiB (314572801 bytes)", 1<<30 - 1: "1 GiB (1073741823 bytes)",
+		0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 40: "5 TiB", 300<<20 + 1: "300 MiB (314572801 bytes)", 1<<30 - 1: "1023.9 MiB (1073741823 bytes)",
 	} {
 		if got := volume.ExactSize(in); got != want {
 			t.Errorf("ExactSize(%d) = %q, want %q", in, got, want)
