@@ -70,7 +70,7 @@ func TestSlowNode(t *testing.T) {
 }
 
 // TestCodes: the router returns a node's error unchanged, but adds the node to errors that the connection may
-// have caused.
+// have caused, and to those about the capacity.
 func TestCodes(t *testing.T) {
 	w, b, id, call := blockedGet(t)
 	for _, tc := range []struct {
@@ -81,8 +81,8 @@ func TestCodes(t *testing.T) {
 		{volume.ErrInvalid, codes.InvalidArgument, "some reason"},
 		{volume.ErrNotFound, codes.NotFound, "some reason"},
 		{volume.ErrIncompatible, codes.AlreadyExists, "some reason"},
-		{volume.ErrOutOfRange, codes.OutOfRange, "some reason"},
-		{volume.ErrExhausted, codes.ResourceExhausted, "some reason"},
+		{volume.ErrOutOfRange, codes.OutOfRange, `node "a": some reason`},
+		{volume.ErrExhausted, codes.ResourceExhausted, `node "a": some reason`},
 		{volume.ErrPrecondition, codes.FailedPrecondition, "some reason"},
 		{volume.ErrPending, codes.Aborted, "some reason"},
 		{volume.ErrDamaged, codes.DataLoss, "some reason"},
