@@ -135,7 +135,7 @@ func requireMountPoint(path string) error {
 		return err
 	}
 	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return volume.Errorf(volume.ErrPrecondition, "%s is not a mount point, and requireMount is set: mount its disk", path)
+		return volume.Errorf(volume.ErrPrecondition, "%s is not a mount point, and requireMount is set: mount its disk, or correct directory.path", path)
 	}
 	return nil
 }
