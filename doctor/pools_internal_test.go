@@ -108,7 +108,7 @@ func TestPools(t *testing.T) {
 	}{
 		{"healthy", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
 		{"promised space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
-		{"one volume", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
+		{"one volume", func(*pool.Config, string) {}, "pool p, volumes", OK, "1"},
 		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing limits directory volumes to their capacity"},
 		{"quota: off", func(c *pool.Config, _ string) { c.Quota = "off" }, "pool p, directories", OK, "quota: off"},
 		{"quota: required, not supported", func(c *pool.Config, _ string) { c.Quota = "required" }, "pool p, directories", Failure, "XFS"},
@@ -331,7 +331,7 @@ func TestDisks(t *testing.T) {
 	}{
 		"pool disks":                     {OK, "of disks; its records are at " + state + "/disks/disks"},
 		"pool disks, space":              {OK, "1 of 7 disks are free, the largest with 62 MiB for a volume"},
-		"pool disks, volumes":            {OK, "0, with 0 attached"},
+		"pool disks, volumes":            {OK, "0"},
 		"pool disks, leftovers":          {OK, "1 in the trash"},
 		"pool disks, served":             {OK, "open"},
 		"pool disks, " + free.Path:       {OK, "64 MiB, free"},
@@ -425,4 +425,8 @@ func TestNoDisks(t *testing.T) {
 	must(t, err)
 	p.Close()
 	expect(t, "no match", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[1], Warning, "no disk matches")
+	link := filepath.Join(t.TempDir(), "disk")
+	must(t, os.Symlink("/no-such-directory/disk", link))
+	c.Section = &diskbackend.Disks{Match: []string{link}}
+	expect(t, "link to another directory", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[1], Warning, link+" is a link")
 }

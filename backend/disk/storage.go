@@ -251,7 +251,9 @@ func (s *storage) Summary(u ledger.Usage) (found, advice string) {
 			free++
 		}
 	}
-	switch {
+	switch links := blockdev.BrokenLinks(s.match); {
+	case len(all) == 0 && len(links) > 0:
+		return "no disk matches disks.match, because " + links[0] + " is a link to a path that does not exist for the driver", "name device nodes, or links to paths below /dev: in a container, the driver has only /dev of the host"
 	case len(all) == 0:
 		return "no disk matches disks.match", "correct disks.match in the configuration; in a container, mount the host's /dev"
 	case free == 0:

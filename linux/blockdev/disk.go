@@ -59,6 +59,20 @@ func FindDisks(globs []string) ([]Disk, error) {
 	return readDisks(paths, 0)
 }
 
+// BrokenLinks returns the symbolic links that match globs and lead to no file. In a container these include links
+// to files outside the directories of the host that the container has.
+func BrokenLinks(globs []string) (links []string) {
+	for _, glob := range globs {
+		found, _ := filepath.Glob(glob) // fails only if FindDisks fails, too
+		for _, path := range found {
+			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+				links = append(links, path)
+			}
+		}
+	}
+	return links
+}
+
 // readDisks examines the devices at paths, and returns each disk of at least minBytes once.
 func readDisks(paths []string, minBytes int64) ([]Disk, error) {
 	var disks []Disk

@@ -346,6 +346,9 @@ func TestFindDisks(t *testing.T) {
 	if len(disks) != 1 || disks[0].Path != dir+"/a" || !disks[0].Same(d) {
 		t.Errorf("got disks %+v, want only %s/a", disks, dir)
 	}
+	if got := blockdev.BrokenLinks([]string{dir + "/*"}); !slices.Equal(got, []string{dir + "/dangling"}) {
+		t.Errorf("got broken links %q, want only %s/dangling", got, dir)
+	}
 	if _, err := blockdev.FindDisks([]string{"/dev/[a"}); !errors.Is(err, filepath.ErrBadPattern) {
 		t.Errorf("a bad glob: got %v, want %v", err, filepath.ErrBadPattern)
 	}
