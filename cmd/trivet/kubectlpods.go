@@ -93,9 +93,18 @@ func examinePods(ctx context.Context, c *kubectl.Cluster, pods []kube.Pod) ([]no
 	return slices.Concat(results...), errors.Join(failed...)
 }
 
+// nodeCheckTable returns the table of checks. A check with the same result in several pods of the controller has one
+// row.
 func nodeCheckTable(checks []nodeCheck) table {
+	var distinct []nodeCheck
+	for _, check := range checks {
+		check.Pod = ""
+		if !slices.Contains(distinct, check) {
+			distinct = append(distinct, check)
+		}
+	}
 	return newTable(
-		checks,
+		distinct,
 		column[nodeCheck]{name: "DRIVER", cell: func(n nodeCheck) string { return n.Driver }},
 		column[nodeCheck]{name: "CHECK", cell: func(n nodeCheck) string { return n.Name }},
 		column[nodeCheck]{name: "RESULT", cell: func(n nodeCheck) string { return string(n.Result) }, color: func(n nodeCheck) color { return resultColor(n.Check) }},
