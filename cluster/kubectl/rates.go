@@ -33,18 +33,19 @@ type CallRate struct {
 }
 
 // VolumeRates returns the rates of the volumes that are attached in both reports, the highest first. A volume
-// whose counters have become smaller has a new device and is left out.
+// with another device, or whose counters have become smaller, was attached again and is left out.
 func VolumeRates(before, after status.Report) []VolumeRate {
 	seconds := after.Time.Sub(before.Time).Seconds()
 	old := map[string]status.IO{}
+	key := func(v status.Volume) string { return v.Node + " " + v.ID + " " + v.Device }
 	for _, v := range before.Volumes {
 		if v.IO != nil {
-			old[v.Node+" "+v.ID] = *v.IO
+			old[key(v)] = *v.IO
 		}
 	}
 	var rates []VolumeRate
 	for _, v := range after.Volumes {
-		was, known := old[v.Node+" "+v.ID]
+		was, known := old[key(v)]
 		if v.IO == nil || !known || seconds <= 0 || v.IO.Reads < was.Reads || v.IO.Writes < was.Writes {
 			continue
 		}

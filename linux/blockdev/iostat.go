@@ -3,11 +3,12 @@ package blockdev
 import (
 	"fmt"
 	"os"
-	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
-// IOStat counts the completed requests of a device since it was created, and their bytes.
-// Documentation/block/stat.rst of Linux.
+// IOStat counts the completed requests of a device, and their bytes, since the kernel created the device. A loop
+// device keeps its counters when it is bound to another file. Documentation/block/stat.rst of Linux.
 type IOStat struct {
 	Reads, ReadBytes, Writes, WrittenBytes uint64
 	// BusyMilliseconds is the time during which the device had requests.
@@ -17,9 +18,13 @@ type IOStat struct {
 // statSector is the unit of sizes in the stat file, in bytes, for any sector size of the device.
 const statSector = 512
 
-// ReadIOStat reads the counters of the device at a path below /dev.
+// ReadIOStat reads the counters of the device at a path, which may be a link.
 func ReadIOStat(device string) (s IOStat, err error) {
-	file := filepath.Join("/sys/class/block", filepath.Base(device), "stat")
+	number, err := nodeNumber(device)
+	if err != nil {
+		return s, err
+	}
+	file := fmt.Sprintf("/sys/dev/block/%d:%d/stat", unix.Major(number), unix.Minor(number))
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return s, err
