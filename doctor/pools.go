@@ -65,7 +65,6 @@ type poolFacts struct {
 	mounted     *mount.Entry
 	usage       pool.Usage
 	damaged     []error // the errors of volumes that could not be read
-	attached    int     // number of attached volumes
 	directories []volume.Volume
 	// creating and removing are the numbers of volumes and snapshots that are being created or are in the trash.
 	creating, removing int
@@ -198,9 +197,6 @@ func readContents(p *pool.Pool) (poolFacts, error) {
 		if e.Err != nil {
 			f.damaged = append(f.damaged, e.Err)
 		}
-		if len(e.Nodes) > 0 {
-			f.attached++
-		}
 		if e.Err == nil && e.Volume.Directory != nil {
 			f.directories = append(f.directories, e.Volume)
 		}
@@ -310,7 +306,7 @@ func judgeSpace(name string, u pool.Usage) Check {
 // judgeVolumes judges whether the records and the data of all volumes could be read.
 func judgeVolumes(name string, f poolFacts) Check {
 	if len(f.damaged) == 0 {
-		return ok(name, "%d, with %d attached", f.usage.Volumes-f.removing, f.attached)
+		return ok(name, "%d", f.usage.Volumes-f.removing)
 	}
 	const shown = 3
 	var texts []string

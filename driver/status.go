@@ -67,8 +67,12 @@ func (d *Driver) ownReport(ctx context.Context) status.Report {
 		process.CertificateExpires, _ = d.certificates.Expires() // ready has reported the error
 	}
 	r := status.Report{Time: time.Now().UTC(), Driver: d.options.Name}
+	mounts, err := mount.Table(func(*mount.Entry) bool { return true })
+	if err != nil {
+		process.Problem = cmp.Or(process.Problem, err.Error())
+	}
 	for _, s := range d.pools.States() {
-		pool, volumes := d.reportPool(ctx, s)
+		pool, volumes := d.reportPool(ctx, s, mounts)
 		r.Pools = append(r.Pools, pool)
 		r.Volumes = append(r.Volumes, volumes...)
 	}
@@ -79,8 +83,8 @@ func (d *Driver) ownReport(ctx context.Context) status.Report {
 	return r
 }
 
-// reportPool returns the state of a pool of this node and of its volumes.
-func (d *Driver) reportPool(ctx context.Context, s pool.State) (status.Pool, []status.Volume) {
+// reportPool returns the state of a pool of this node and of its volumes. mounts is the mount table.
+func (d *Driver) reportPool(ctx context.Context, s pool.State, mounts []*mount.Entry) (status.Pool, []status.Volume) {
 	p := status.Pool{Name: s.Name, Node: d.options.NodeID}
 	err := s.Err
 	if err == nil {
@@ -101,7 +105,7 @@ func (d *Driver) reportPool(ctx context.Context, s pool.State) (status.Pool, []s
 	}
 	volumes := make([]status.Volume, 0, len(entries))
 	for _, e := range entries {
-		volumes = append(volumes, d.reportEntry(ctx, p, e))
+		volumes = append(volumes, d.reportEntry(ctx, p, e, mounts))
 	}
 	return p, volumes
 }
@@ -113,8 +117,8 @@ func reportUsage(p *status.Pool, u pool.Usage) {
 	p.Trash, p.TrashStuck = u.Trash, u.TrashStuck
 }
 
-// reportEntry returns the state of a volume in a pool of this node.
-func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry) status.Volume {
+// reportEntry returns the state of a volume in a pool of this node. mounts is the mount table.
+func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry, mounts []*mount.Entry) status.Volume {
 	out := status.Volume{Name: e.Name, Pool: p.Name, Node: p.Node, UsedBytes: e.Used, PublishedTo: e.Nodes, Device: e.Device}
 	v := e.Volume
 	if v.Version == 0 { // no readable record
@@ -131,24 +135,27 @@ func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry) s
 	if err != nil {
 		return out
 	}
-	out.Device = cmp.Or(out.Device, presentDevice(ctx, b, v))
+	device, staged := present(ctx, b, v, mounts)
+	out.Device, out.Staged = cmp.Or(out.Device, device), staged
 	if s, err := blockdev.ReadIOStat(out.Device); err == nil {
 		out.IO = &status.IO{Reads: s.Reads, ReadBytes: s.ReadBytes, Writes: s.Writes, WrittenBytes: s.WrittenBytes, BusyMilliseconds: s.BusyMilliseconds}
 	}
 	return out
 }
 
-// presentDevice returns the path of the device of a volume that is attached to this node, or "".
-func presentDevice(ctx context.Context, b backend.Backend, v volume.Volume) string {
+// present returns the path of the device of a volume that is attached to this node, or "", and whether the volume
+// is staged: attached, or for a volume without a device, in the mount table.
+func present(ctx context.Context, b backend.Backend, v volume.Volume, mounts []*mount.Entry) (device string, staged bool) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil || !ok {
-		return ""
+		return "", false
 	}
 	defer func() { _ = source.Close() }()
 	if device, ok := source.(mount.BlockDevice); ok {
-		return device.Node()
+		return device.Node(), true
 	}
-	return ""
+	matches, err := source.Matcher(mounts)
+	return "", err == nil && slices.ContainsFunc(mounts, matches)
 }
 
 // reportLists adds the volumes of nfs pools, the snapshots, and the health of all volumes.

@@ -71,7 +71,7 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("got volumes %+v, want one", r.Volumes)
 	}
 	got := r.Volumes[0]
-	if got.ID != v.GetVolumeId() || got.SizeBytes != 64*mib || got.UsedBytes <= 0 || got.Content != "ext4" || got.Device == "" || got.IO == nil || got.IO.WrittenBytes == 0 || len(got.Health) != 0 {
+	if got.ID != v.GetVolumeId() || got.SizeBytes != 64*mib || got.UsedBytes <= 0 || got.Content != "ext4" || got.Device == "" || !got.Staged || got.IO == nil || got.IO.WrittenBytes == 0 || len(got.Health) != 0 {
 		t.Errorf("got volume %+v, want %s with 64 MiB of ext4 and a device that was written to", got, v.GetVolumeId())
 	}
 }

@@ -80,6 +80,12 @@ var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"size": volume.FormatSize,
+	"plural": func(n int, word string) string {
+		if n != 1 {
+			word += "s"
+		}
+		return word
+	},
 }).Parse(pageText))
 
 // servePage writes the page. It contains its style and script, and loads nothing else.

@@ -87,8 +87,12 @@ type Volume struct {
 	Content string `json:"content,omitempty"`
 	// State is the progress of formatting.
 	State string `json:"state,omitempty"`
-	// PublishedTo are the nodes to which the volume is controller-published.
+	// PublishedTo are the nodes to which the volume is controller-published. A central controller records this only
+	// for volumes of nfs pools.
 	PublishedTo []string `json:"publishedTo,omitempty"`
+	// Staged is true if the volume is mounted on its node, or attached to it as a device. It is known for volumes of
+	// the node's own pools.
+	Staged bool `json:"staged,omitempty"`
 	// Pod is the namespace/name of the pod that an inline volume belongs to.
 	Pod string `json:"pod,omitempty"`
 	// Namespace is the namespace whose pods may mount the volume by FlexVolume.
@@ -98,7 +102,8 @@ type Volume struct {
 	Health    []Health `json:"health,omitempty"`
 }
 
-// IO counts the I/O of a volume's device since it was attached.
+// IO counts the I/O of a volume's device since the kernel created the device. A loop device or a disk keeps its
+// counters when it is used for another volume, so only differences between two reports concern the volume.
 type IO struct {
 	Reads        uint64 `json:"reads"`
 	ReadBytes    uint64 `json:"readBytes"`

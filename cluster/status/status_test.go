@@ -29,7 +29,7 @@ func sample() status.Report {
 		Processes: []status.Process{{Node: "a", Version: "v1", Calls: []status.Call{{Method: "CreateVolume", Running: 2}}}},
 		Pools:     []status.Pool{{Name: "fast", UUID: uuid, Node: "a", SizeBytes: 100 << 30, UsedBytes: 10 << 30, PromisedBytes: 40 << 30, FreeBytes: 90 << 30}},
 		Volumes: []status.Volume{{
-			ID: volume, Name: "pvc-1", Pool: "fast", Node: "a", SizeBytes: 1 << 30, UsedBytes: 1 << 20,
+			ID: volume, Name: "pvc-1", Pool: "fast", Node: "a", SizeBytes: 1 << 30, UsedBytes: 1 << 20, Staged: true,
 			Health: []status.Health{{Status: "DEGRADED", Reason: "PoolAlmostFull", Message: "<script>alert(1)</script>"}},
 		}},
 		Snapshots: []status.Snapshot{{ID: "loop:fast.01234567:s", Source: volume, Pool: "fast", Node: "a"}},
@@ -145,6 +145,12 @@ func TestPage(t *testing.T) {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
 		}
+	}
+	if want := `<td data-label="In use on">a</td>`; !strings.Contains(body, want) {
+		t.Errorf("the page lacks %q for a staged volume of node a", want)
+	}
+	if !strings.Contains(body, `<b>1</b><span class="soft">volume</span>`) || !strings.Contains(body, "0 volumes, 0 snapshots") {
+		t.Error("the page does not use singular and plural")
 	}
 	if strings.Contains(body, "<script>alert") {
 		t.Error("the page contains the script of a report")

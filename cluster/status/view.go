@@ -134,6 +134,14 @@ func (r Report) SnapshotCounts() map[string]int {
 // worstFirst are the values of Health.Status from the worst to the mildest.
 var worstFirst = []string{"DATA_LOSS", "INACCESSIBLE", "DEGRADED"}
 
+// InUseOn returns the nodes that use the volume: its node if it is staged there, else those to which it is published.
+func (v Volume) InUseOn() []string {
+	if v.Staged {
+		return []string{v.Node}
+	}
+	return v.PublishedTo
+}
+
 // Worst returns the most severe status of the volume, or "ok".
 func (v Volume) Worst() string {
 	for _, s := range worstFirst {
