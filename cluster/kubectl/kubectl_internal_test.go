@@ -61,8 +61,10 @@ func TestJoin(t *testing.T) {
 	r := sample()
 	r.Volumes = append(r.Volumes, status.Volume{ID: "loop:fast.01234567:e", Name: "e", Pool: "fast", Node: "a"})
 	got := map[string]Volume{}
+	released := persistentVolume(t, "pv-2", orphaned, "data")
+	released.Status.Phase = "Released"
 	for _, v := range join(r, []kube.PersistentVolume{
-		persistentVolume(t, "pv-1", claimed, "data"), persistentVolume(t, "pv-e", "loop:fast.01234567:e", "scratch-space"),
+		persistentVolume(t, "pv-1", claimed, "data"), persistentVolume(t, "pv-e", "loop:fast.01234567:e", "scratch-space"), released,
 	}, pods) {
 		got[v.ID] = v
 	}
@@ -71,6 +73,9 @@ func TestJoin(t *testing.T) {
 	}
 	if v := got["loop:fast.01234567:e"]; !slices.Equal(v.Pods, []string{"ns/scratch"}) {
 		t.Errorf("got pods %v of a generic ephemeral volume, want ns/scratch", v.Pods)
+	}
+	if v := got[orphaned]; v.Phase != "Released" || v.Claim != "ns/data" || v.Pods != nil {
+		t.Errorf("got %+v for a released PersistentVolume, want its phase, its former claim and no pods", v)
 	}
 	if v := got["loop:fast.01234567:inline"]; v.Claim != "" || !slices.Equal(v.Pods, []string{"ns/web"}) {
 		t.Errorf("got %+v for an inline volume, want the pod ns/web and no claim", v)
@@ -154,6 +159,20 @@ func TestVolumeRates(t *testing.T) {
 	}
 	if again := VolumeRates(after, after); len(again) != 0 {
 		t.Errorf("got %+v of two reports of the same time, want no rates", again)
+	}
+}
+
+// TestRateOfOtherDevice: the counters of two devices are not compared.
+func TestRateOfOtherDevice(t *testing.T) {
+	at := func(seconds int64, device string) status.Report {
+		io := &status.IO{Writes: uint64(seconds)}
+		return status.Report{Time: time.Unix(seconds, 0), Volumes: []status.Volume{{ID: claimed, Node: "a", Device: device, IO: io}}}
+	}
+	if got := VolumeRates(at(1, "/dev/loop1"), at(2, "/dev/loop2")); len(got) != 0 {
+		t.Errorf("got %+v for a volume that was attached again, want none", got)
+	}
+	if got := VolumeRates(at(1, "/dev/loop1"), at(2, "/dev/loop1")); len(got) != 1 {
+		t.Errorf("got %+v for a volume with the same device, want its rate", got)
 	}
 }
 

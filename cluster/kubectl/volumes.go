@@ -17,6 +17,8 @@ type Volume struct {
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	Claim            string `json:"claim,omitempty"`
 	StorageClass     string `json:"storageClass,omitempty"`
+	// Phase is the phase of the PersistentVolume. The claim of a PersistentVolume that is Released no longer exists.
+	Phase string `json:"persistentVolumePhase,omitempty"`
 	// Pods are the pods that use the claim, as namespace/name.
 	Pods      []string `json:"pods,omitempty"`
 	Snapshots int      `json:"snapshots"`
@@ -49,9 +51,11 @@ func join(r status.Report, persistent []kube.PersistentVolume, pods []kube.Pod) 
 			own.Pods = []string{v.Pod}
 		}
 		if p, ok := byHandle[v.ID]; ok && v.ID != "" {
-			own.PersistentVolume, own.StorageClass = p.Metadata.Name, p.Spec.StorageClassName
+			own.PersistentVolume, own.StorageClass, own.Phase = p.Metadata.Name, p.Spec.StorageClassName, p.Status.Phase
 			if ref := p.Spec.ClaimRef; ref.Name != "" {
 				own.Claim = ref.Namespace + "/" + ref.Name
+			}
+			if own.Phase != "Released" { // otherwise another claim of that name may exist
 				own.Pods = users[own.Claim]
 			}
 		}

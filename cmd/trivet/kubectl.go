@@ -249,7 +249,8 @@ func newClusterVolumesCommand(access *clusterAccess) *cobra.Command {
 		Use:   "volumes",
 		Short: "List the volumes with their claims and pods",
 		Long: `Lists the volumes of all pools, with their claims, the pods that use them, their
-snapshots and their health.
+snapshots and their health. If the PersistentVolume of a volume is not bound, its phase
+is beside the claim: the claim of a released one no longer exists.
 
 The exit status is 1 if a driver does not report or a pool is not open, because the
 list may then be incomplete.`,
@@ -290,7 +291,7 @@ func clusterVolumeTable(all []kubectl.Volume) table {
 	health.color = func(v kubectl.Volume) color { return goodIf(len(v.Health) == 0) }
 	return newTable(
 		all,
-		text("CLAIM", false, func(v kubectl.Volume) string { return v.Claim }),
+		text("CLAIM", false, claimText),
 		text("VOLUME", false, func(v kubectl.Volume) string { return v.Name }),
 		text("NODE", false, func(v kubectl.Volume) string { return v.Node }),
 		text("POOL", false, func(v kubectl.Volume) string { return v.Pool }),
@@ -304,12 +305,20 @@ func clusterVolumeTable(all []kubectl.Volume) table {
 		}),
 		text("SNAPSHOTS", false, func(v kubectl.Volume) string { return fmt.Sprint(v.Snapshots) }),
 		text("PODS", false, func(v kubectl.Volume) string { return strings.Join(v.Pods, ",") }),
-		text("PUBLISHED", true, func(v kubectl.Volume) string { return strings.Join(v.PublishedTo, ",") }),
+		text("IN USE ON", true, func(v kubectl.Volume) string { return strings.Join(v.InUseOn(), ",") }),
 		text("CLASS", true, func(v kubectl.Volume) string { return v.StorageClass }),
 		text("DEVICE", true, func(v kubectl.Volume) string { return v.Device }),
 		text("ID", true, func(v kubectl.Volume) string { return v.ID }),
 		health,
 	)
+}
+
+// claimText returns the claim, and the phase of its PersistentVolume unless that is bound to the claim.
+func claimText(v kubectl.Volume) string {
+	if v.Claim == "" || v.Phase == "Bound" {
+		return v.Claim
+	}
+	return v.Claim + " (" + v.Phase + ")"
 }
 
 func healthText(v kubectl.Volume) string {

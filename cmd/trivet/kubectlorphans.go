@@ -43,6 +43,7 @@ report or a pool is not open, because there may then be more orphans.`,
 		}
 		if orphans == nil {
 			orphans = []kubectl.Orphan{} // an empty list in JSON
+			cmd.PrintErrln("No orphans found.")
 		}
 		return cmp.Or(out.write(orphans, orphanTable(orphans)), incompleteReport(r))
 	}
@@ -66,7 +67,7 @@ func orphanTable(all []kubectl.Orphan) table {
 	text := func(name string, wide bool, of func(kubectl.Orphan) string) column[kubectl.Orphan] {
 		return column[kubectl.Orphan]{name: name, wide: wide, cell: func(o kubectl.Orphan) string { return cmp.Or(of(o), "-") }}
 	}
-	return newTable(
+	t := newTable(
 		all,
 		text("KIND", false, func(o kubectl.Orphan) string { return o.Kind }),
 		text("NAME", false, func(o kubectl.Orphan) string { return o.Name }),
@@ -76,4 +77,6 @@ func orphanTable(all []kubectl.Orphan) table {
 		text("REASON", false, func(o kubectl.Orphan) string { return o.Reason }),
 		text("CLEAN UP", false, func(o kubectl.Orphan) string { return o.CleanUp }),
 	)
+	t.noHeader = len(all) == 0
+	return t
 }
