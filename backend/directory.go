@@ -247,7 +247,7 @@ func PrepareDirectory(dir *os.File, empty bool, requested volume.DirectoryParame
 	}
 	after, uid, gid, err := pool.Status(dir)
 	if err == nil {
-		record.Mode, record.UID, record.GID = after&0o7777, uid, gid
+		record.Mode, record.UID, record.GID = volume.Mode(after&0o7777), uid, gid
 	}
 	return err
 }

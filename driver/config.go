@@ -146,9 +146,6 @@ func ParseConfig(b []byte, kinds backend.Kinds) (Config, error) {
 	if c.Kubernetes != nil && c.Kubernetes.KubeletDir == "" {
 		c.Kubernetes.KubeletDir = defaultKubeletDir
 	}
-	if err := c.resolveShares(&doc); err != nil {
-		return Config{}, err
-	}
 	if err := c.decodeSections(&doc, kinds); err != nil {
 		return Config{}, err
 	}
@@ -162,21 +159,6 @@ func checkPoolList(doc *yaml.Node) error {
 	}
 	if at := child(doc.Content[0], "pools"); at != nil && at.Kind == yaml.MappingNode {
 		return volume.Errorf(volume.ErrInvalid, "line %d: pools is a map by name, as in the values of the chart: it must be a list of `- name: NAME` with the keys of that pool", at.Line)
-	}
-	return nil
-}
-
-// resolveShares copies the value of nfs.share, an alias of nfs.export, to nfs.export. It returns an
-// error if both are set and differ.
-func (c Config) resolveShares(doc *yaml.Node) error {
-	for i, p := range c.Pools {
-		switch n := p.NFS; {
-		case n == nil || n.Share == "":
-		case n.Export != "" && n.Export != n.Share:
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].nfs.share %q: export is %q, and both name the path on the server: remove one", lineOf(doc, "pools", i, "nfs", "share"), i, n.Share, n.Export)
-		default:
-			n.Export = n.Share
-		}
 	}
 	return nil
 }

@@ -74,18 +74,6 @@ pools:
 	}
 }
 
-// TestShareOfPool: share is a synonym of export, as in a StorageClass.
-func TestShareOfPool(t *testing.T) {
-	c, err := driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs: {server: nas.lan, share: /tank/volumes}\n"), poolKinds)
-	if err != nil || c.Pools[0].NFS.Export != "/tank/volumes" {
-		t.Errorf("got %+v, error %v, want nfs.export /tank/volumes", c, err)
-	}
-	_, err = driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs:\n    server: nas.lan\n    export: /a\n    share: /b\n"), poolKinds)
-	if err == nil || !strings.Contains(err.Error(), `line 6: pools[0].nfs.share "/b": export is "/a"`) {
-		t.Errorf("with another export: got error %v, want one that names line 6 and both paths", err)
-	}
-}
-
 // TestNoPools: an empty list of pools is valid.
 func TestNoPools(t *testing.T) {
 	if c, err := driver.ParseConfig([]byte("pools: []\n"), poolKinds); err != nil || len(c.Pools) != 0 {

@@ -2,7 +2,6 @@ package flexvolume
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -287,17 +286,12 @@ func (c *connection) poolUUID(ctx context.Context, parameters map[string]string)
 
 // checkUUID returns an error if the recorded UUID of the pool with this name is not uuid. Without this
 // check the running driver and the on-demand driver could have two pools with one name, and a volume of
-// one pool would be created again in the other. If no UUID is recorded, checkUUID records that of the
-// mounted volumes, because earlier versions recorded none, or uuid if no volume is mounted.
-func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
+// one pool would be created again in the other. If no UUID is recorded, checkUUID records uuid.
+func checkUUID(state *os.Root, pool, uuid string) error {
 	name := filepath.Join(uuidsDir, pool+".uuid")
 	known, err := fs.ReadFile(state.FS(), name)
 	if errors.Is(err, fs.ErrNotExist) {
-		var mounted string
-		if mounted, err = mountedUUID(ctx, state, pool); err != nil {
-			return err
-		}
-		known = []byte(cmp.Or(mounted, uuid))
+		known = []byte(uuid)
 		err = atomicfile.Write(state, name, known)
 	}
 	if err == nil && string(known) != uuid {
@@ -305,18 +299,6 @@ func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
 			pool, uuid, known, filepath.Join(state.Name(), name))
 	}
 	return err
-}
-
-// mountedUUID returns the UUID of a pool from the IDs of its mounted volumes, or an empty string if none is
-// mounted.
-func mountedUUID(ctx context.Context, state *os.Root, pool string) (string, error) {
-	all, err := targets(ctx, state)
-	for _, t := range all {
-		if id, err := volume.ParseID(t.Volume); err == nil && t.Pool == pool && id.PoolUUID != "" {
-			return id.PoolUUID, nil
-		}
-	}
-	return "", err
 }
 
 // sleep waits for a time. It returns an error if ctx ends first.

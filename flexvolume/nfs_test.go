@@ -95,11 +95,11 @@ func (k *kubelet) ageOutage() {
 	must(k.t, err)
 	var record map[string]any
 	must(k.t, json.Unmarshal(b, &record))
-	since, ok := record["silent"].(float64)
+	since, ok := record["silentSinceUptimeSeconds"].(float64)
 	if !ok {
-		k.t.Fatalf("got record %s, want one with silent", b)
+		k.t.Fatalf("got record %s, want one with silentSinceUptimeSeconds", b)
 	}
-	record["silent"] = since - 3600
+	record["silentSinceUptimeSeconds"] = since - 3600
 	b, err = json.Marshal(record)
 	must(k.t, err)
 	must(k.t, os.WriteFile(records[0], b, 0o600))

@@ -27,18 +27,21 @@ const (
 	LogFile = "driver.log"
 )
 
+const targetVersion = 1
+
 // target is the record of a directory where a volume is or may be mounted. It is written before the
 // volume is mounted, and removed after the volume is unmounted. It is needed because a call to unmount
 // receives only the directory.
 type target struct {
-	Path string `json:"path"`
+	Version int    `json:"version"`
+	Path    string `json:"path"`
 	// Volume is the ID of the volume, or the handle of an NFS directory.
 	Volume string `json:"volume"`
 	// Pool is the volume's pool; empty for an NFS directory.
 	Pool string `json:"pool,omitempty"`
-	// SilentSince is the time since which the NFS server has not answered, in seconds since boot. It
+	// SilentSince is the uptime of the node in seconds since which the NFS server has not answered. It
 	// delays the unmount. 0 means that the server answers.
-	SilentSince int64 `json:"silent,omitempty"`
+	SilentSince int64 `json:"silentSinceUptimeSeconds,omitempty"`
 }
 
 // lock returns the name of the lock of the volume's pool, or of the NFS directory.
@@ -64,6 +67,7 @@ func (s *session) staging(id string) string {
 func recordName(path string) string { return filepath.Join(targetsDir, hash(path)+".json") }
 
 func (s *session) writeRecord(t target) error {
+	t.Version = targetVersion
 	b, err := json.Marshal(t)
 	if err != nil {
 		return err
@@ -78,7 +82,7 @@ func (s *session) removeRecord(t target) error {
 	return nil
 }
 
-// targets returns all recorded targets. It omits a target whose record is damaged; while a volume is
+// targets returns all recorded targets. It omits a target whose record cannot be read; while a volume is
 // mounted at such a target, the driver refuses to unstage the volume.
 func targets(ctx context.Context, state *os.Root) ([]target, error) {
 	entries, err := fs.ReadDir(state.FS(), targetsDir)
@@ -101,13 +105,17 @@ func targets(ctx context.Context, state *os.Root) ([]target, error) {
 	return all, nil
 }
 
-// readTarget reads a record. It returns ErrDamaged if the content of the record is invalid.
+// readTarget reads a record. It returns ErrDamaged if the content of the record is invalid, and ErrPrecondition
+// if another version of the driver wrote it.
 func readTarget(state fs.FS, name string) (t target, err error) {
 	b, err := fs.ReadFile(state, name)
 	if err != nil {
 		return t, err
 	}
-	err = json.Unmarshal(b, &t)
+	err = volume.DecodeRecord(b, &t, &t.Version, targetVersion)
+	if err != nil && t.Version != 0 {
+		return t, volume.Errorf(volume.ErrPrecondition, "%s: %w", name, err)
+	}
 	if err == nil && (t.Path == "" || t.Volume == "") {
 		err = errors.New("path or volume is missing")
 	}

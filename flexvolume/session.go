@@ -107,7 +107,7 @@ func lockFile(ctx context.Context, state *os.Root, name string, timeout time.Dur
 func (s *session) id(ctx context.Context, o options) (string, error) {
 	uuid, err := s.poolUUID(ctx, o.parameters)
 	if err == nil {
-		err = checkUUID(ctx, s.state, o.pool, uuid)
+		err = checkUUID(s.state, o.pool, uuid)
 	}
 	return volume.ID{Backend: o.kind, Pool: o.pool, PoolUUID: uuid, Name: volume.NameFor(o.name)}.String(), err
 }

@@ -31,7 +31,7 @@ const (
 type Attachment struct {
 	Version  int    `json:"version"`
 	Node     string `json:"node"`
-	ReadOnly bool   `json:"readonly,omitempty"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
 	// MultiNode means that the volume may be published to other nodes too. The name of the file tells
 	// it, so the record does not contain it.
 	MultiNode bool `json:"-"`
@@ -285,15 +285,10 @@ func (at *Attachments) damagedAttachment(name, file string, err error) error {
 	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that file", name, at.cfg.Name, attachedDir, file, err)
 }
 
-// parseAttachment reports another version rather than the error of reading the record, because a record of
-// another version may have fields that this driver does not know. Version 0 with an error means that no
-// version was read.
+// parseAttachment parses the content of an attachment's file.
 func parseAttachment(b []byte) (a Attachment, err error) {
-	switch err = volume.DecodeStrictly(b, &a); {
-	case a.Version != attachmentVersion && (err == nil || a.Version != 0):
-		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
-	case err != nil:
-	case a.Node == "":
+	err = volume.DecodeRecord(b, &a, &a.Version, attachmentVersion)
+	if err == nil && a.Node == "" {
 		err = errors.New("the node is missing")
 	}
 	return a, err

@@ -60,8 +60,6 @@ type NFS struct {
 	Server string `yaml:"server"`
 	// Export is the absolute path on the server.
 	Export string `yaml:"export"`
-	// Share is another key for Export, named as in StorageClasses. The driver copies it to Export.
-	Share string `yaml:"share"`
 	// MountOptions are used for every mount of the export.
 	MountOptions []string `yaml:"mountOptions"`
 	// Init creates the pool on the export at the first use, if the export is empty.

@@ -49,7 +49,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	}
 	ctx = context.WithoutCancel(ctx)
 	defer p.ledger.Begin(FolderPath(v.ID.Name))()
-	v.Token = uuid.NewString()
+	v.CreationID = uuid.NewString()
 	entry, err := p.medium.Entry(v.ID.Name, v.Capacity, "")
 	if err == nil {
 		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), ledger.OfVolume(v), func() error {
@@ -80,9 +80,9 @@ func (p *Pool) buildAndCommit(ctx context.Context, v volume.Volume, entry string
 	}
 	if err == nil {
 		crashpoint.Here(crashpoint.CreateBuilt)
-		err = p.building.commit(entry, p.volumes, v.ID.Name, v.Token, func() (string, error) {
+		err = p.building.commit(entry, p.volumes, v.ID.Name, v.CreationID, func() (string, error) {
 			existing, err := p.Lookup(v.ID.Name)
-			return existing.Token, err
+			return existing.CreationID, err
 		})
 	}
 	if err != nil {

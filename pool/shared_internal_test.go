@@ -70,9 +70,9 @@ func TestLostReplies(t *testing.T) {
 	have, err := p.Lookup("v")
 	must(t, err)
 	commit := func(token string) error {
-		return p.building.commit("v.gone.1", p.volumes, "v", token, func() (string, error) { return have.Token, nil })
+		return p.building.commit("v.gone.1", p.volumes, "v", token, func() (string, error) { return have.CreationID, nil })
 	}
-	if err := commit(have.Token); err != nil {
+	if err := commit(have.CreationID); err != nil {
 		t.Errorf("repeated commit: %v", err)
 	}
 	if err := commit("another's"); !errors.Is(err, ErrExists) {

@@ -343,7 +343,7 @@ func TestSameVolumeAtOnce(t *testing.T) {
 	})
 	wantError(t, err, pool.ErrExists, "another process")
 	wantError(t, err, volume.ErrPending)
-	if got, err := a.Lookup("v"); err != nil || got.Token == "" {
+	if got, err := a.Lookup("v"); err != nil || got.CreationID == "" {
 		t.Errorf("got %+v, %v; want a record with a token", got, err)
 	}
 	e.wantEmptyTmp(t)

@@ -52,7 +52,7 @@ func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build 
 	ctx = context.WithoutCancel(ctx)
 	dir := snapshotDir(set.ID.Name)
 	defer sn.ledger.Begin(dir)()
-	set.Token = uuid.NewString()
+	set.CreationID = uuid.NewString()
 	entry, err := sn.medium.Entry(set.ID.Name, set.Bytes(), snapshotSuffix)
 	if err == nil {
 		err = sn.medium.Reserve(ctx, dir, ledger.OfSet(*set), func() error { return sn.building.makeTmp(ctx, entry) })
@@ -89,9 +89,9 @@ func (sn *Snapshots) buildAndCommit(ctx context.Context, entry string, set *volu
 	err := sn.buildEntry(ctx, entry, set, build)
 	if err == nil {
 		crashpoint.Here(crashpoint.SnapshotBuilt)
-		err = sn.building.commit(entry, sn.snapshots, set.ID.Name, set.Token, func() (string, error) {
+		err = sn.building.commit(entry, sn.snapshots, set.ID.Name, set.CreationID, func() (string, error) {
 			existing, err := sn.readSet(set.ID.Name)
-			return existing.Token, err
+			return existing.CreationID, err
 		})
 	}
 	if err != nil {

@@ -67,7 +67,7 @@ func (d *DirectoryParameters) set(key, value string) (err error) {
 // setMode parses permission bits. As in csi-driver-nfs, mountPermissions=0 does not change the mode.
 func (d *DirectoryParameters) setMode(key, value string) error {
 	n, err := strconv.ParseUint(value, 8, 16)
-	if err != nil || n > 0o7777 {
+	if err != nil || n > maxMode {
 		return Errorf(ErrInvalid, "parameter %s=%q: expected permission bits in octal, such as 0770", key, value)
 	}
 	if n == 0 && key == ParamMountPermissions {

@@ -16,7 +16,7 @@ func ptr(n uint32) *uint32 { return &n }
 func directoryRecord() volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: volume.ID{Backend: "nfs", Pool: "nas", Name: "v"},
-		CoName: "v", Capacity: 1 << 30, Token: "t",
+		CoName: "v", Capacity: 1 << 30, CreationID: "t",
 		Directory: &volume.Directory{SubDir: "team/claim", OnDelete: volume.OnDeleteDelete, Mode: 0o770, UID: 1000, GID: 2000},
 	}
 }
@@ -271,7 +271,7 @@ func TestQuotaRecord(t *testing.T) {
 	local := func(q *volume.Quota) volume.Volume {
 		v := directoryRecord()
 		v.ID = volume.ID{Backend: "local", Pool: "p", PoolUUID: "01234567", Name: "v"}
-		v.Token, v.Directory.Quota = "", q
+		v.CreationID, v.Directory.Quota = "", q
 		return v
 	}
 	shared := directoryRecord()

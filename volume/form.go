@@ -3,6 +3,7 @@ package volume
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"regexp"
 
 	strict "sigs.k8s.io/json"
@@ -79,19 +80,28 @@ func DecodeStrictly(b []byte, into any) error {
 	return errors.Join(unknown...)
 }
 
-// decodeRecord decodes a record strictly. version points to the version field of the record. Errors are
-// ErrDamaged and state the version, even if the rest of the record is in an unknown format.
-func decodeRecord(b []byte, record any, version *int) error {
+// DecodeRecord decodes a record strictly. version points to the version field of the record, and known is the
+// version that the caller reads. An error states the version of the record if it has one, even if the rest of
+// the record is in an unknown format.
+func DecodeRecord(b []byte, record any, version *int, known int) error {
 	err := DecodeStrictly(b, record)
 	switch {
-	case err == nil && *version == RecordVersion:
+	case err == nil && *version == known:
 		return nil
 	case err != nil && *version == 0:
-		return Errorf(ErrDamaged, "record: %w", err)
-	case *version != RecordVersion:
-		return Errorf(ErrDamaged, "record has version %d, this driver reads version %d: run a driver that reads version %[1]d", *version, RecordVersion)
+		return fmt.Errorf("record: %w", err)
+	case *version != known:
+		return fmt.Errorf("record has version %d, this driver reads version %d: run a driver that reads version %[1]d", *version, known)
 	}
-	return Errorf(ErrDamaged, "record has version %d, which this driver reads, but another format: %w: run the driver that wrote it", *version, err)
+	return fmt.Errorf("record has version %d, which this driver reads, but another format: %w: run the driver that wrote it", *version, err)
+}
+
+// decodeRecord is DecodeRecord for the records of volumes and snapshots. Errors are ErrDamaged.
+func decodeRecord(b []byte, record any, version *int) error {
+	if err := DecodeRecord(b, record, version, RecordVersion); err != nil {
+		return Errorf(ErrDamaged, "%w", err)
+	}
+	return nil
 }
 
 // ParseVolume reads the record of a volume strictly: an unknown version, kind or field, or a value
@@ -146,7 +156,7 @@ func (v Volume) check() error {
 	case !namePattern.MatchString(v.ID.Name) && !InlineID(v.ID.Name):
 		return Errorf(ErrDamaged, "record has the invalid id %q", v.ID)
 	case v.Capacity <= 0:
-		return Errorf(ErrDamaged, "record has the invalid capacityBytes %d", v.Capacity)
+		return Errorf(ErrDamaged, "record has the invalid sizeBytes %d", v.Capacity)
 	case InlineID(v.ID.Name) != (v.Ephemeral != nil), v.Ephemeral != nil && v.ID.Shared():
 		return Errorf(ErrDamaged, "record of %s: the field ephemeral (present: %t) contradicts the ID", v.ID, v.Ephemeral != nil)
 	case v.Namespace != "" && !ValidNamespace(v.Namespace):
@@ -188,9 +198,6 @@ func (v Volume) checkDirectory() error {
 	}
 	if !d.OnDelete.valid() {
 		return Errorf(ErrDamaged, "record has the invalid onDelete %q", d.OnDelete)
-	}
-	if d.Mode > 0o7777 {
-		return Errorf(ErrDamaged, "record has the invalid mode %o", d.Mode)
 	}
 	if q := d.Quota; q != nil && (q.ID == 0 || v.ID.Shared() || !quotaKindPattern.MatchString(q.Kind)) {
 		return Errorf(ErrDamaged, "record of %s has the invalid quota %q with ID %d", v.ID, q.Kind, q.ID)

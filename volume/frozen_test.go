@@ -79,7 +79,7 @@ func TestFrozenVolumes(t *testing.T) {
 	}.Test(t, map[string]volume.Volume{
 		"image": {
 			Version: 1, ID: id("loop", "nas", "", "pvc-1"), CoName: "PVC 1", Capacity: 1 << 30, FSType: "ext4", SectorSize: 4096,
-			MkfsOptions: []string{"-m", "0"}, Section: &section{"thin"}, Token: "ABCDEFGHIJKLMNOPQRSTUVWXYZ", Namespace: "team-a",
+			MkfsOptions: []string{"-m", "0"}, Section: &section{"thin"}, CreationID: "0a1b2c3d-0123-4567-89ab-0123456789ab", Namespace: "team-a",
 			Source: &volume.Source{Snapshot: true, ID: id("loop", "nas", "", "snap-1")}, Created: frozenTime,
 		},
 		"block": {
@@ -93,7 +93,7 @@ func TestFrozenVolumes(t *testing.T) {
 			Ephemeral: &volume.Ephemeral{Target: "/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount", Pod: volume.Pod{Namespace: "n", Name: "p", UID: "u"}},
 		},
 		"export-directory": {
-			Version: 1, ID: id("nfs", "nas", "", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, Token: "ABCDEFGHIJKLMNOPQRSTUVWXYZ", Created: frozenTime,
+			Version: 1, ID: id("nfs", "nas", "", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, CreationID: "0a1b2c3d-0123-4567-89ab-0123456789ab", Created: frozenTime,
 			Directory: &volume.Directory{SubDir: "team-a/pvc-1", OnDelete: volume.OnDeleteRetain, Mode: 0o2770, UID: 1000, GID: 2000},
 		},
 		"direct-export-directory": {
@@ -128,7 +128,7 @@ func TestFrozenSnapshots(t *testing.T) {
 		},
 		"group": {
 			Version: 1, ID: id("loop", "ssd", "0a1b2c3d", "group-1.group"), CoName: "group-1", Created: frozenTime,
-			Snapshots: []volume.Snapshot{image("group-1.000"), block}, Token: "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+			Snapshots: []volume.Snapshot{image("group-1.000"), block}, CreationID: "0a1b2c3d-0123-4567-89ab-0123456789ab",
 		},
 		"directory": {
 			Version: 1, ID: id("local", "ssd", "0a1b2c3d", "snap-1"), CoName: "snap-1", Created: frozenTime,

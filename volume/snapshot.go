@@ -112,9 +112,9 @@ type SnapshotSet struct {
 	CoName    string     `json:"name"`
 	Created   time.Time  `json:"created"`
 	Snapshots []Snapshot `json:"snapshots"`
-	// Token identifies the call that created the set, because several processes may create sets with the
+	// CreationID identifies the call that created the set, because several processes may create sets with the
 	// same name.
-	Token string `json:"token,omitempty"`
+	CreationID string `json:"creationID,omitempty"`
 }
 
 // Snapshot is one snapshot of a set.
@@ -132,7 +132,7 @@ type Snapshot struct {
 	// counts the data as their usage.
 	Owners []ID `json:"owners,omitempty"`
 	// Directory is true if the snapshot is a directory. Only images have the fields from Block to Formatted.
-	Directory  bool   `json:"directory,omitempty"`
+	Directory  bool   `json:"isDirectory,omitempty"`
 	Block      bool   `json:"block,omitempty"`
 	FSType     string `json:"fsType,omitempty"`
 	SectorSize int    `json:"sectorSize,omitempty"`
@@ -214,7 +214,7 @@ func (s Snapshot) check(form Form, set SnapshotSet, i int) error {
 	case !s.Directory && len(s.Owners) > 0:
 		return Errorf(ErrDamaged, "record of snapshot %s of an image has owners %v", s.ID, s.Owners)
 	case s.Directory && (s.Block || s.FSType != "" || s.SectorSize != 0 || s.Formatted), s.Directory != form.Directory:
-		return Errorf(ErrDamaged, "record of snapshot %s: directory is %t, which contradicts its backend or its other fields", s.ID, s.Directory)
+		return Errorf(ErrDamaged, "record of snapshot %s: isDirectory is %t, which contradicts its backend or its other fields", s.ID, s.Directory)
 	case s.Directory:
 		return nil
 	case s.Block == (s.FSType != ""), !s.Block && !ValidFSType(s.FSType), s.SectorSize != 512 && s.SectorSize != 4096:

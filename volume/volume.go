@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -72,7 +73,7 @@ type Volume struct {
 	// CoName is the orchestrator's name, in full.
 	CoName string `json:"name"`
 	// Capacity is the promised size, in bytes.
-	Capacity int64  `json:"capacityBytes"`
+	Capacity int64  `json:"sizeBytes"`
 	Block    bool   `json:"block,omitempty"`
 	FSType   string `json:"fsType,omitempty"`
 	// SectorSize is the logical block size of the volume's device in bytes. It is 0 if the volume has no device.
@@ -82,9 +83,9 @@ type Volume struct {
 	Directory *Directory `json:"directory,omitempty"`
 	// Section is the part that only the volume's kind uses; nil if the kind has no section.
 	Section Section `json:"section,omitempty"`
-	// Token identifies the call that created the volume, because several processes may create volumes
+	// CreationID identifies the call that created the volume, because several processes may create volumes
 	// with the same name.
-	Token string `json:"token,omitempty"`
+	CreationID string `json:"creationID,omitempty"`
 	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
 	// Namespace is the namespace to whose pods FlexVolume gives the volume. If it is empty, FlexVolume gives
@@ -102,11 +103,31 @@ type Directory struct {
 	SubDir   string   `json:"subDir,omitempty"`
 	OnDelete OnDelete `json:"onDelete"`
 	// Mode, UID and GID are those of the directory when the volume was created.
-	Mode uint32 `json:"mode"`
+	Mode Mode   `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 	// Quota limits the directory to the volume's capacity. It is nil if there is no limit.
 	Quota *Quota `json:"quota,omitempty"`
+}
+
+// Mode is the permission bits of a directory. A record contains them in octal, such as "0755".
+type Mode uint32
+
+const maxMode = 0o7777
+
+func (m Mode) String() string { return fmt.Sprintf("%04o", uint32(m)) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. It accepts only what MarshalText returns.
+func (m *Mode) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 8, 32)
+	if err != nil || n > maxMode || Mode(n).String() != string(text) {
+		return fmt.Errorf("mode %q: expected permission bits as 4 octal digits, such as 0770", text)
+	}
+	*m = Mode(n)
+	return nil
 }
 
 // Quota is the limit of a directory in its filesystem.
@@ -195,7 +216,7 @@ func (v Volume) satisfiesDirectory(s Spec) error {
 	}{
 		{ParamSubDir, d.SubDir, d.SubDir == subDir},
 		{ParamOnDelete, d.OnDelete, d.OnDelete == cmp.Or(p.OnDelete, OnDeleteDelete)},
-		{ParamMode, fmt.Sprintf("%04o", d.Mode), p.Mode == nil || d.Mode == *p.Mode},
+		{ParamMode, d.Mode.String(), p.Mode == nil || d.Mode == Mode(*p.Mode)},
 		{ParamUID, d.UID, p.UID == nil || d.UID == *p.UID},
 		{ParamGID, d.GID, p.GID == nil || d.GID == *p.GID},
 	} {

@@ -124,10 +124,10 @@ func TestParseRecordRefuses(t *testing.T) {
 	const versions = "has version %d, this driver reads version 1"
 	for text, want := range map[string]string{
 		"": "end of JSON", "{": "end of JSON", "\x00\x00": "invalid character", "null": fmt.Sprintf(versions, 0),
-		`{"version":1,"surprise":true}`:                                           "version 1, which this driver reads, but another format",
-		`{"version":1,"id":"loop:p.01234567:v","capacityBytes":1,"section":null}`: "field section is present: false, want true",
-		`{"version":2,"surprise":true}`:                                           fmt.Sprintf(versions, 2),
-		`{"version":3,"id":"tape:p:v","capacityBytes":"1Gi"}`:                     fmt.Sprintf(versions, 3),
+		`{"version":1,"surprise":true}`:                                       "version 1, which this driver reads, but another format",
+		`{"version":1,"id":"loop:p.01234567:v","sizeBytes":1,"section":null}`: "field section is present: false, want true",
+		`{"version":2,"surprise":true}`:                                       fmt.Sprintf(versions, 2),
+		`{"version":3,"id":"tape:p:v","sizeBytes":"1Gi"}`:                     fmt.Sprintf(versions, 3),
 	} {
 		got, err := forms.ParseVolume([]byte(text))
 		if !errors.Is(err, volume.ErrDamaged) || !strings.Contains(err.Error(), want) {
@@ -143,7 +143,7 @@ func TestEditedRecord(t *testing.T) {
 	var fields map[string]json.RawMessage
 	must(t, json.Unmarshal(b, &fields))
 	for _, before := range []string{"", `"source": {"id": "nfs:nas:v"}, `} {
-		text := fmt.Sprintf(`{"section":%s, %s"id":%s, "version":1, "name":"v", "capacityBytes":1, "fsType":"xfs", "sectorSize":512, "created":%s}`,
+		text := fmt.Sprintf(`{"section":%s, %s"id":%s, "version":1, "name":"v", "sizeBytes":1, "fsType":"xfs", "sectorSize":512, "created":%s}`,
 			fields["section"], before, fields["id"], fields["created"])
 		if v, err := forms.ParseVolume([]byte(text)); err != nil || !reflect.DeepEqual(v.Section, record().Section) {
 			t.Errorf("%s: got %+v, %v; want section %+v", text, v, err, record().Section)
@@ -226,7 +226,7 @@ func FuzzRecord(f *testing.F) {
 		f.Add(b)
 	}
 	f.Add([]byte(`{"version":1}`))
-	f.Add([]byte(`{"version":1,"id":"loop:a:../b","capacityBytes":-1}`))
+	f.Add([]byte(`{"version":1,"id":"loop:a:../b","sizeBytes":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		v, err := forms.ParseVolume(b)
 		if err != nil {

@@ -44,7 +44,7 @@ func checkApplied(requested volume.DirectoryParameters, have *volume.Directory) 
 		requested *uint32
 		have      uint32
 	}{
-		{volume.ParamMode, "%04o", requested.Mode, have.Mode},
+		{volume.ParamMode, "%04o", requested.Mode, uint32(have.Mode)},
 		{volume.ParamUID, "%d", requested.UID, have.UID},
 		{volume.ParamGID, "%d", requested.GID, have.GID},
 	} {

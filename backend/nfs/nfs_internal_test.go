@@ -174,7 +174,7 @@ func TestPrepare(t *testing.T) {
 			must(t, prepare(dir, tc.empty, tc.requested, &got))
 			st, err := stat(dir)
 			must(t, err)
-			if now := (volume.Directory{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid}); got != tc.want || now != tc.want {
+			if now := (volume.Directory{Mode: volume.Mode(st.Mode & 0o7777), UID: st.Uid, GID: st.Gid}); got != tc.want || now != tc.want {
 				t.Errorf("got record %+v and directory %+v, want %+v", got, now, tc.want)
 			}
 		})

@@ -55,7 +55,7 @@ func TestFrozenConfig(t *testing.T) {
 				},
 				{Name: "disks", Section: &disk.Disks{Match: []string{"/dev/disk/by-id/nvme-*"}}},
 				{Name: "nas", NFS: &pool.NFS{
-					Server: "server.example", Export: "/export", Share: "/export", MountOptions: []string{"noatime"}, Init: true, Fencing: "none", Outage: "20m",
+					Server: "server.example", Export: "/export", MountOptions: []string{"noatime"}, Init: true, Fencing: "none", Outage: "20m",
 				}},
 			},
 		},

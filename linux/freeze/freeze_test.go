@@ -481,12 +481,32 @@ func TestRecoverNotes(t *testing.T) {
 	}
 	must(t, f.Recover(t.Context(), find))
 	must(t, os.Mkdir(notes, 0o700))
-	for name, content := range map[string]string{"freeze-1": `["removed"]`, "freeze-2": "", "freeze-3": `["cut`, "other": `["x"]`} {
+	for name, content := range map[string]string{"freeze-1": `{"version":1,"filesystems":["removed"]}`, "freeze-2": "", "freeze-3": `{"version":1,"filesystems":["cut`, "other": `["x"]`} {
 		must(t, os.WriteFile(filepath.Join(notes, name), []byte(content), 0o600))
 	}
 	must(t, f.Recover(t.Context(), find))
 	if left := notesIn(t, notes); !slices.Equal(left, []string{"other"}) || !slices.Equal(found, []string{"removed"}) {
 		t.Errorf("got remaining notes %v and calls of find for %v, want [other] and [removed]", left, found)
+	}
+}
+
+// TestRecoverOtherVersion: Recover keeps a note of another version, and returns an error with the remedy.
+func TestRecoverOtherVersion(t *testing.T) {
+	notes := t.TempDir()
+	for name, content := range map[string]string{"freeze-1": `{"version":2,"filesystems":{"name":"x"}}`, "freeze-2": `["x"]`} {
+		must(t, os.WriteFile(filepath.Join(notes, name), []byte(content), 0o600))
+	}
+	err := freeze.New(reexec.Self, notes).Recover(t.Context(), func(name string) (*os.File, error) {
+		t.Errorf("find was called for %s", name)
+		return nil, nil
+	})
+	for _, want := range []string{"freeze-1", "version 2, this driver reads version 1: run a driver that reads version 2", "freeze-2", "version 0"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", err, want)
+		}
+	}
+	if left := notesIn(t, notes); len(left) != 2 {
+		t.Errorf("got remaining notes %v, want both", left)
 	}
 }
 

@@ -15,12 +15,16 @@ import (
 
 // clientsDir has a file for each NFS client identity of the pool's nodes. The server takes two nodes
 // with the same identity for one client, so both would get the lock of an image.
-const clientsDir = ".trivet/clients"
+const (
+	clientsDir    = ".trivet/clients"
+	clientVersion = 1
+)
 
 // client is the content of a file in clientsDir.
 type client struct {
-	Client string `json:"client"`
-	Node   string `json:"node"`
+	Version int    `json:"version"`
+	Client  string `json:"client"`
+	Node    string `json:"node"`
 }
 
 // Register records the node that has an NFS client identity. ErrPrecondition if another node
@@ -29,7 +33,7 @@ func (e *Export) Register(identity, node string) error {
 	path := clientPath(identity)
 	have, err := e.readClient(path)
 	if beneath.IsNotExist(err) {
-		have, err = e.linkClient(path, client{Client: identity, Node: node})
+		have, err = e.linkClient(path, client{Version: clientVersion, Client: identity, Node: node})
 	}
 	if err != nil {
 		return err
@@ -61,7 +65,10 @@ func (e *Export) readClient(path string) (c client, err error) {
 	if err != nil {
 		return c, e.foreign(path, err)
 	}
-	err = json.Unmarshal(b, &c)
+	err = volume.DecodeRecord(b, &c, &c.Version, clientVersion)
+	if err != nil && c.Version != 0 {
+		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s: %w", e.Name, path, err)
+	}
 	if err == nil && c.Node == "" {
 		err = errors.New("it names no node")
 	}

@@ -8,10 +8,10 @@ import (
 
 // TestFrozenRecords: drivers of different versions understand each other's files on an export.
 func TestFrozenRecords(t *testing.T) {
-	frozen.JSON[client]("clients").Test(t, map[string]client{"client": {Client: "identity", Node: "node-1.example"}})
+	frozen.JSON[client]("clients").Test(t, map[string]client{"client": {Version: clientVersion, Client: "identity", Node: "node-1.example"}})
 	frozen.JSON[page]("ledger").Test(t, map[string]page{
-		"grown": {Writer: "ABCDEFGHIJKLMNOPQRSTUVWXYZ/1", Growths: 2, Grown: []string{"pvc-1", "pvc-2"}},
-		"first": {Writer: "ABCDEFGHIJKLMNOPQRSTUVWXYZ/1"},
+		"grown": {Version: ledgerVersion, Writer: "ABCDEFGHIJKLMNOPQRSTUVWXYZ/1", Growths: 2, Grown: []string{"pvc-1", "pvc-2"}},
+		"first": {Version: ledgerVersion, Writer: "ABCDEFGHIJKLMNOPQRSTUVWXYZ/1"},
 	})
 }
 

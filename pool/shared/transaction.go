@@ -23,7 +23,8 @@ const (
 	// ledgerFile is locked by a process that reserves bytes.
 	ledgerFile = ".trivet/ledger"
 	// ledgerPage is the size of the ledger file in bytes.
-	ledgerPage = 4096
+	ledgerPage    = 4096
+	ledgerVersion = 1
 	// growthsKept is the number of grown volumes that the ledger file names.
 	growthsKept = 32
 	// ledgerPatience is the longest time for which a call waits for the lock of the ledger file.
@@ -37,6 +38,7 @@ const (
 // page is the content of the ledger file. It shows whether another process has reserved bytes
 // since this process last read the folders.
 type page struct {
+	Version int `json:"version"`
 	// Writer identifies a series of transactions of one process. A process writes a new value in its
 	// first transaction after one of another process.
 	Writer string `json:"writer"`
@@ -189,7 +191,8 @@ func (e *Export) lockLedger(ctx context.Context) error {
 }
 
 // readPage reads the page of the previous transaction. If the page cannot be parsed, readPage returns
-// an empty page, which makes this process read all folders.
+// an empty page, which makes this process read all folders. It refuses a page that another version of the driver
+// wrote (ErrPrecondition), because that driver would not understand what this process writes.
 func (e *Export) readPage() (page, error) {
 	b := make([]byte, ledgerPage)
 	n, err := unix.Pread(int(e.transactions.file.Fd()), b, 0)
@@ -197,14 +200,19 @@ func (e *Export) readPage() (page, error) {
 		return page{}, fmt.Errorf("pool %q: reading %s: %w", e.Name, ledgerFile, err)
 	}
 	var p page
-	if json.Unmarshal(b[:n], &p) != nil {
-		p = page{}
+	err = volume.DecodeRecord(b[:n], &p, &p.Version, ledgerVersion)
+	if err != nil && p.Version != 0 {
+		return page{}, volume.Errorf(volume.ErrPrecondition, "pool %q: %s: %w", e.Name, ledgerFile, err)
+	}
+	if err != nil {
+		return page{}, nil //nolint:nilerr // the file is new or damaged
 	}
 	return p, nil
 }
 
 // writePage writes the page. The NFS client sends the page to the server before it releases the lock.
 func (e *Export) writePage(next page) error {
+	next.Version = ledgerVersion
 	text, err := json.Marshal(next)
 	if err != nil {
 		return err

@@ -341,7 +341,7 @@ var onRecords = []attack{
 	{"record is empty", replace("volume.json", text("")), codes.DataLoss, ""},
 	{"record is a hard link to another record", replace("volume.json", hardLink("../victim/volume.json")), codes.DataLoss, "victim"},
 	{"record has another ID", editRecord(func(r map[string]any) { r["id"] = "nfs:nas:victim" }), codes.DataLoss, "victim"},
-	{"record has a negative size", editRecord(func(r map[string]any) { r["capacityBytes"] = -1 }), codes.DataLoss, "capacityBytes"},
+	{"record has a negative size", editRecord(func(r map[string]any) { r["sizeBytes"] = -1 }), codes.DataLoss, "sizeBytes"},
 	{"record has an unknown version", editRecord(func(r map[string]any) { r["version"] = 99 }), codes.DataLoss, "version"},
 	{"record has an unknown field", editRecord(func(r map[string]any) { r["path"] = "/etc" }), codes.DataLoss, ""},
 	{"attachment is a FIFO", replace("attached/node", fifo), codes.DataLoss, "attached"},
