@@ -37,19 +37,19 @@ pools:
     - {name: images, backend: loop, fsType: xfs, volumeBindingMode: WaitForFirstConsumer}
 nfs:
   storageClasses:
-  - {name: direct, server: nas.lan, share: /tank/shared}
-  - {name: direct-images, backend: loop, server: nas.lan, share: /tank/shared, allocation: thick}
+  - {name: direct, server: nas.lan, export: /tank/shared}
+  - {name: direct-images, backend: loop, server: nas.lan, export: /tank/shared, allocation: thick}
 `
 
 // nasOnly contains the values of an installation whose volumes are all on one export.
-const nasOnly = "pools: {default: null}\nnfs: {server: nas.lan, share: /tank/volumes}\n"
+const nasOnly = "pools: {default: null}\nnfs: {server: nas.lan, export: /tank/volumes}\n"
 
 // withNFS contains values that enable NFS volumes in different ways.
 var withNFS = map[string]string{
 	"pool":    "pools: {nas: {nfs: {server: nas.lan, export: /e}}}\n",
 	"enabled": "nfs: {enabled: true}\n",
 	"server":  nasOnly,
-	"class":   "nfs: {storageClasses: [{name: a, server: nas.lan, share: /e}]}\n",
+	"class":   "nfs: {storageClasses: [{name: a, server: nas.lan, export: /e}]}\n",
 	"all":     exports,
 }
 
@@ -193,7 +193,7 @@ func TestNFSClasses(t *testing.T) {
 	}
 }
 
-// TestNASOnly checks that server and share define a class, and that the nodes have no pool.
+// TestNASOnly checks that server and export define a class, and that the nodes have no pool.
 func TestNASOnly(t *testing.T) {
 	for _, values := range []string{nasOnly, "pools: []\nnfs: {server: nas.lan, export: /tank/volumes}\n", oneNode + nasOnly} {
 		all := template(t, values)
@@ -212,14 +212,13 @@ func TestNASOnly(t *testing.T) {
 	}
 }
 
-// TestShare checks that classes use their own server and share, or those of nfs, and that export is a
-// synonym of share.
-func TestShare(t *testing.T) {
+// TestExport checks that classes use their own server and export, or those of nfs.
+func TestExport(t *testing.T) {
 	const values = `
-pools: {default: null, nas: {nfs: {server: a, share: /pool}, storageClasses: [{name: pool}]}}
-nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {name: share, share: /own}, {name: both, server: c, export: /own}]}
+pools: {default: null, nas: {nfs: {server: a, export: /pool}, storageClasses: [{name: pool}]}}
+nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {name: export, export: /own}, {name: both, server: c, export: /own}]}
 `
-	want := map[string]string{"pool": "nas", "of-nfs": "b:/nfs", "share": "b:/own", "both": "c:/own"}
+	want := map[string]string{"pool": "nas", "of-nfs": "b:/nfs", "export": "b:/own", "both": "c:/own"}
 	for _, c := range ofType[*storagev1.StorageClass](template(t, values)) {
 		if place := c.Parameters["pool"]; place != want[c.Name] && c.Parameters["server"]+":"+c.Parameters["share"] != want[c.Name] {
 			t.Errorf("%s: got parameters %v, want %s", c.Name, c.Parameters, want[c.Name])

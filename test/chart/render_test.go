@@ -430,6 +430,20 @@ func TestAddedPool(t *testing.T) {
 	}
 }
 
+// TestLogFormat checks that each driver gets the format of its log, and that the sidecars, which have no such flag,
+// do not.
+func TestLogFormat(t *testing.T) {
+	for values, want := range map[string]string{"": "--log-format=text", "logFormat: json\n": "--log-format=json", oneNode + "logFormat: json\n": "--log-format=json"} {
+		for name, pod := range pods(template(t, values)) {
+			for _, c := range pod.Spec.Containers {
+				if has := slices.Contains(c.Args, want); has != (c.Name == "trivet") {
+					t.Errorf("%q: container %s of %s has argument %s: %t, want %t", values, c.Name, name, want, has, !has)
+				}
+			}
+		}
+	}
+}
+
 // TestConfigurationRestarts checks that a changed configuration restarts only the drivers that read it.
 func TestConfigurationRestarts(t *testing.T) {
 	sums := func(values string) (node, controller string) {

@@ -106,11 +106,10 @@ directories with another use. */}}
 {{- $places := dict -}}{{- $servers := dict -}}
 {{- $pools := include "trivet.pools" . | fromJsonArray -}}
 {{- if not (or $pools (include "trivet.nfs" .) .Values.ephemeral.memory) -}}
-{{- fail "\n\npools is empty, so no volume could be created: add a pool, or set nfs.server and nfs.share" -}}
+{{- fail "\n\npools is empty, so no volume could be created: add a pool, or set nfs.server and nfs.export" -}}
 {{- end -}}
-{{- $share := include "trivet.share" (dict "of" .Values.nfs "key" "nfs") -}}
-{{- if and $share (not .Values.nfs.server) (not .Values.nfs.storageClasses) -}}
-{{- fail (printf "\n\nnfs.server is missing: set the server that exports %s" $share) -}}
+{{- if and .Values.nfs.export (not .Values.nfs.server) (not .Values.nfs.storageClasses) -}}
+{{- fail (printf "\n\nnfs.server is missing: set the server that exports %s" .Values.nfs.export) -}}
 {{- end -}}
 {{- range $pool := $pools -}}
 {{- $key := printf "pools.%s" $pool.name -}}
@@ -132,11 +131,10 @@ directories with another use. */}}
 {{- end -}}
 {{- else -}}
 {{- $at = "nfs.export" -}}
-{{- $share := include "trivet.share" (dict "of" $pool.nfs "key" (printf "%s.nfs" $key)) -}}
-{{- if not $share -}}
+{{- if not $pool.nfs.export -}}
 {{- fail (printf "\n\n%s.nfs.export is missing: give the path that the server exports" $key) -}}
 {{- end -}}
-{{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $share) -}}
+{{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $pool.nfs.export) -}}
 {{- if $pool.requireMount -}}
 {{- fail (printf "\n\n%s.requireMount is only for pools with a directory, because an export is always mounted: remove it" $key) -}}
 {{- end -}}
@@ -187,8 +185,8 @@ directories with another use. */}}
 {{- $names = append $names .name -}}
 {{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
 {{- $class := .name -}}
-{{- if not (or .pool (and .server .share)) -}}
-{{- fail (printf "\n\nstorageClass %s: set server and share of the class, or nfs.server and nfs.share for all classes below nfs" $class) -}}
+{{- if not (or .pool (and .server .export)) -}}
+{{- fail (printf "\n\nstorageClass %s: set server and export of the class, or nfs.server and nfs.export for all classes below nfs" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "nfs") (not .shared) -}}
 {{- fail (printf "\n\nstorageClass %s: backend nfs requires a pool with nfs, but %s is a directory of the nodes" $class .pool) -}}

@@ -156,6 +156,7 @@ readinessProbe:
     - --state-dir={{ clean .Values.stateDir }}
     - --http-address=:{{ .Values.ports.metrics }}
     - --v={{ .Values.logLevel }}
+    - --log-format={{ .Values.logFormat }}
   env:
     - name: NODE_NAME
       valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
@@ -218,6 +219,7 @@ readinessProbe:
     - --state-dir=/var/lib/trivet
     - --http-address=:{{ .Values.ports.metrics }}
     - --v={{ .Values.logLevel }}
+    - --log-format={{ .Values.logFormat }}
   env:
     - name: POD_NAME
       valueFrom: {fieldRef: {fieldPath: metadata.name}}

@@ -208,8 +208,7 @@ disks. */}}
 {{- end -}}
 {{- $nfs := .Values.nfs -}}
 {{- range $nfs.storageClasses | default (ternary (list (dict "name" "trivet-nfs")) list (not (empty $nfs.server))) }}
-{{- $share := include "trivet.share" (dict "of" . "key" (printf "storageClass %s" .name)) | default (include "trivet.share" (dict "of" $nfs "key" "nfs")) -}}
-{{- $classes = append $classes (merge (dict "shared" true "backend" (.backend | default "nfs") "server" (.server | default $nfs.server) "share" $share) .) -}}
+{{- $classes = append $classes (merge (dict "shared" true "backend" (.backend | default "nfs") "server" (.server | default $nfs.server) "export" (.export | default $nfs.export)) .) -}}
 {{- end -}}
 {{- $classes | toJson -}}
 {{- end -}}
@@ -225,19 +224,10 @@ test would leave a volume of another class behind. null if there is none. */}}
 {{- first $found | toJson -}}
 {{- end -}}
 
-{{/* The path on a server, from the key share or export: dict "of" the section with the keys "key" the name
-of the section for error messages. */}}
-{{- define "trivet.share" -}}
-{{- if and .of.share .of.export (ne .of.share .of.export) -}}
-{{- fail (printf "\n\n%s: share %s and export %s name the same path: remove one" .key .of.share .of.export) -}}
-{{- end -}}
-{{- .of.share | default .of.export | default "" -}}
-{{- end -}}
-
 {{/* Parameters of a StorageClass, which is an item of trivet.storageClasses. */}}
 {{- define "trivet.classParameters" -}}
 {{- $p := dict "backend" .backend -}}
-{{- if .pool }}{{ $p = set $p "pool" .pool }}{{ else }}{{ $p = merge $p (pick . "server" "share") }}{{ end -}}
+{{- if .pool }}{{ $p = set $p "pool" .pool }}{{ else }}{{ $p = merge $p (dict "server" .server "share" .export) }}{{ end -}}
 {{- if eq .backend "loop" -}}
 {{- $p = merge $p (dict "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin")) -}}
 {{- end -}}
