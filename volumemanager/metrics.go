@@ -20,11 +20,11 @@ func newMetrics(m *Manager) *metrics {
 	all := &metrics{
 		registry: prometheus.NewRegistry(),
 		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "volume_manager_operations_total",
+			Name: "trivet_volume_manager_operations_total",
 			Help: "Completed operations by operation, plugin and status (success, fail).",
 		}, []string{"operation", "plugin", "status"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "volume_manager_operation_duration_seconds",
+			Name:    "trivet_volume_manager_operation_duration_seconds",
 			Help:    "Duration of operations.",
 			Buckets: []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 120},
 		}, []string{"operation", "plugin"}),
@@ -41,7 +41,7 @@ func newMetrics(m *Manager) *metrics {
 // stateDiff returns the gauge of one direction: to_mount or to_unmount.
 func stateDiff(direction string, count func() int) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name:        "volume_manager_state_diff",
+		Name:        "trivet_volume_manager_state_diff",
 		Help:        "Volumes that must still be mounted or unmounted, by direction (to_mount, to_unmount).",
 		ConstLabels: prometheus.Labels{"direction": direction},
 	}, func() float64 { return float64(count()) })

@@ -66,11 +66,11 @@ spec:
 		t.Errorf("/healthz: got %q, want %q", text, "ok\n")
 	}
 	wantMetrics(t, o, map[string]float64{
-		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/empty-dir",status="success"}`: 1,
-		`volume_manager_operation_duration_seconds_count{operation="volume_mount",plugin="kubernetes.io/empty-dir"}`:  1,
-		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/host-path",status="fail"}`:    1,
-		`volume_manager_state_diff{direction="to_mount"}`:                                                             1,
-		`volume_manager_state_diff{direction="to_unmount"}`:                                                           0,
+		`trivet_volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/empty-dir",status="success"}`: 1,
+		`trivet_volume_manager_operation_duration_seconds_count{operation="volume_mount",plugin="kubernetes.io/empty-dir"}`:  1,
+		`trivet_volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/host-path",status="fail"}`:    1,
+		`trivet_volume_manager_state_diff{direction="to_mount"}`:                                                             1,
+		`trivet_volume_manager_state_diff{direction="to_unmount"}`:                                                           0,
 	})
 	frozen.List(t, "metrics", frozen.Metrics(string(get(t, "http://"+o.HTTPAddress+"/metrics"))))
 	raw, err := os.ReadFile(filepath.Join(s.Volumes[1].Path, "token"))
