@@ -99,9 +99,8 @@ type Expander interface {
 
 // NamespaceSetter records the namespace to which a FlexVolume volume belongs.
 type NamespaceSetter interface {
-	// SetNamespace records a namespace. ErrPrecondition if change.Before is set and is not the
-	// recorded namespace.
-	SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error
+	// SetNamespace records a namespace.
+	SetNamespace(ctx context.Context, id volume.ID, namespace string) error
 }
 
 // The results of Limiter.Enforced.

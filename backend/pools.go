@@ -268,16 +268,13 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 }
 
 // SetNamespace implements NamespaceSetter.
-func (ps *Pools) SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error {
+func (ps *Pools) SetNamespace(ctx context.Context, id volume.ID, namespace string) error {
 	p, v, lock, err := ps.Lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if v, err = change.Apply(v); err != nil {
-		return err
-	}
-	return p.SetNamespace(v, v.Namespace)
+	return p.SetNamespace(v, namespace)
 }
 
 // WithinLimit refuses a volume that is larger than the limit (ErrOutOfRange).

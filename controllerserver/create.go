@@ -212,7 +212,7 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 // to namespaces by this call. MODIFY_VOLUME is not advertised: an orchestrator cannot modify
 // any parameter.
 func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	change, err := volume.ParseNamespaceChange(req.GetMutableParameters())
+	namespace, err := volume.ParseNamespaceChange(req.GetMutableParameters())
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +224,7 @@ func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.Controller
 	if !ok || v.ID.Shared() {
 		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: volumes of its pool belong to no namespace", v.ID)
 	}
-	return &csi.ControllerModifyVolumeResponse{}, setter.SetNamespace(ctx, v.ID, change)
+	return &csi.ControllerModifyVolumeResponse{}, setter.SetNamespace(ctx, v.ID, namespace)
 }
 
 // GetCapacity implements csi.ControllerServer. It returns the capacity for CreateVolume with the

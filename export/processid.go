@@ -15,8 +15,7 @@ import (
 // processID identifies a process by its PID and the time of its start, because PIDs are reused.
 type processID struct {
 	pid int
-	// start is the time of the start, in clock ticks since the node was started. It is 0 if it is
-	// unknown: the paths of base mounts of earlier versions of the driver do not contain it.
+	// start is the time of the start, in clock ticks since the node was started.
 	start uint64
 }
 
@@ -29,18 +28,20 @@ var self = sync.OnceValue(func() processID {
 
 func (p processID) String() string { return fmt.Sprintf("%d-%d", p.pid, p.start) }
 
-// parseProcessID parses the result of String, or a PID without a start time.
+// parseProcessID parses the result of String. It refuses a PID without a start time, because PIDs are reused.
 func parseProcessID(s string) (p processID, err error) {
-	pid, start, recorded := strings.Cut(s, "-")
-	if p.pid, err = strconv.Atoi(pid); err != nil || !recorded {
+	pid, start, _ := strings.Cut(s, "-")
+	if p.pid, err = strconv.Atoi(pid); err != nil {
 		return p, err
 	}
 	p.start, err = strconv.ParseUint(start, 10, 64)
+	if err == nil && p.start == 0 {
+		err = fmt.Errorf("process ID %q has no start time", s)
+	}
 	return p, err
 }
 
-// ended reports whether the process has ended, with all its files closed. A process without a start
-// time belongs to an earlier version of the driver, so it was started before this process.
+// ended reports whether the process has ended, with all its files closed.
 func (p processID) ended() bool {
 	start, err := startOf(p.pid)
 	switch {
@@ -48,8 +49,6 @@ func (p processID) ended() bool {
 		return true
 	case err != nil:
 		return false
-	case p.start == 0:
-		return start >= self().start
 	}
 	return start != p.start
 }

@@ -165,7 +165,7 @@ func (s *session) create(ctx context.Context, o options) error {
 	return err
 }
 
-// assign sets the namespace of a volume. It fails if the volume is mounted and has a namespace already.
+// assign sets the namespace of a volume that is not mounted.
 func (s *session) assign(ctx context.Context, o options, namespace string) error {
 	if o.share != nil {
 		return volume.Errorf(volume.ErrInvalid, "an NFS directory belongs to no namespace: the server controls access to it")
@@ -178,14 +178,12 @@ func (s *session) assign(ctx context.Context, o options, namespace string) error
 	if err != nil {
 		return err
 	}
-	change := map[string]string{volume.ParamNamespace: namespace}
 	if at != nil {
-		change[volume.ParamNamespaceBefore] = ""
+		return volume.Errorf(volume.ErrInUse, "the volume is mounted: delete its pods first")
 	}
-	_, err = s.controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: change})
-	if at != nil && status.Code(err) == codes.FailedPrecondition {
-		return volume.Errorf(volume.ErrInUse, "the volume is mounted: delete its pods first: %w", err)
-	}
+	_, err = s.controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+		VolumeId: id, MutableParameters: map[string]string{volume.ParamNamespace: namespace},
+	})
 	return explainMissing(err)
 }
 

@@ -24,38 +24,17 @@ func (v Volume) CheckNamespace(namespace string) error {
 	return Errorf(ErrPrecondition, "volume %s belongs to namespace %q, and the pod is in namespace %q: use another volume, or have an administrator assign it to that namespace with the call assign", v.ID, v.Namespace, namespace)
 }
 
-// NamespaceChange is the change that ControllerModifyVolume requests.
-type NamespaceChange struct {
-	Namespace string
-	// Before is the namespace that the record must have. If it is nil, the record may have any namespace.
-	Before *string
-}
-
-// ParseNamespaceChange reads mutable parameters. It returns ErrInvalid for an unknown key or an invalid namespace.
-func ParseNamespaceChange(in map[string]string) (c NamespaceChange, err error) {
+// ParseNamespaceChange returns the namespace in mutable parameters. It returns ErrInvalid for an unknown key or an
+// invalid namespace.
+func ParseNamespaceChange(in map[string]string) (namespace string, err error) {
 	for _, key := range slices.Sorted(maps.Keys(in)) {
-		value := in[key]
-		switch key {
-		case ParamNamespace:
-			c.Namespace = value
-		case ParamNamespaceBefore:
-			c.Before = &value
-		default:
-			return c, Errorf(ErrInvalid, "mutable parameter %q is unknown: the known ones are %s and %s", key, ParamNamespace, ParamNamespaceBefore)
+		if key != ParamNamespace {
+			return "", Errorf(ErrInvalid, "mutable parameter %q is unknown: the known one is %s", key, ParamNamespace)
 		}
 	}
-	if !ValidNamespace(c.Namespace) {
-		err = Errorf(ErrInvalid, "parameter %s=%q: expected a namespace: 1 to 63 of a-z, 0-9 and -", ParamNamespace, c.Namespace)
+	namespace = in[ParamNamespace]
+	if !ValidNamespace(namespace) {
+		return "", Errorf(ErrInvalid, "parameter %s=%q: expected a namespace: 1 to 63 of a-z, 0-9 and -", ParamNamespace, namespace)
 	}
-	return c, err
-}
-
-// Apply returns the volume with the namespace changed. It returns ErrPrecondition if the volume's record has another
-// namespace than Before.
-func (c NamespaceChange) Apply(v Volume) (Volume, error) {
-	if c.Before != nil && *c.Before != v.Namespace {
-		return v, Errorf(ErrPrecondition, "volume %s belongs to namespace %q, and the request changes it only if it belongs to %q", v.ID, v.Namespace, *c.Before)
-	}
-	v.Namespace = c.Namespace
-	return v, nil
+	return namespace, nil
 }

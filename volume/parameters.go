@@ -27,9 +27,6 @@ const (
 	// parameter of CreateVolume and ValidateVolumeCapabilities, and a mutable parameter of
 	// ControllerModifyVolume.
 	ParamNamespace = "csi.trivet.dev/namespace"
-	// ParamNamespaceBefore is the namespace that the record must have before
-	// ControllerModifyVolume changes it. If it is absent, the record may have any namespace.
-	ParamNamespaceBefore = "csi.trivet.dev/namespace-before"
 )
 
 // ProvisionerPrefix begins the keys that Kubernetes adds. The provisioner adds the names of the claim and

@@ -23,6 +23,7 @@ func TestRefusals(t *testing.T) {
 		{"unknown key of a pool", pools("siez: 1Gi"), []string{"pools.p.siez is not a key", "did you mean size?"}},
 		{"unknown key of a class", "nfs: {storageClasses: [{name: a, exprot: /e}]}", []string{"nfs.storageClasses[0].exprot is not a key", "did you mean export?"}},
 		{"unknown key without a similar one", "snapshots: {xyz: 1}", []string{"snapshots.xyz is not a key", "known there are classes, enabled, groups, metadata"}},
+		{"key of a pod at the top", "tolerations: []", []string{"tolerations is not a key"}},
 		{"unknown shape", "shape: twoNodes", []string{"/shape"}},
 		{"unknown key of a sidecar", "sidecars: {attacher: {worker: 1}}", []string{"sidecars.attacher.worker is not a key", "did you mean workers?"}},
 		{"driver name in capitals", "driverName: CSI.trivet.dev", []string{"/driverName"}},
@@ -84,7 +85,7 @@ func TestRefusals(t *testing.T) {
 		{"old release candidate of a sidecar", "sidecars: {resizer: {tag: v2.1.9-rc1}}", []string{"sidecars.resizer.tag", "too old"}},
 		{"two default classes", pools("storageClasses: [{name: a, default: true}, {name: b, default: true}]"), []string{"a, b are all default"}},
 		{"two classes with one name", pools("storageClasses: [{name: a}, {name: a}]"), []string{"two storageClasses are named a"}},
-		{"list of pools", "pools: [{name: fast, directory: {path: /srv/fast}, size: 1Gi}]", []string{"pools is now a map by name", "\npools:\n  default: null\n  fast:\n    directory:\n      path: /srv/fast\n    size: 1Gi\n"}},
+		{"list of pools", "pools: [{name: fast, directory: {path: /srv/fast}, size: 1Gi}]", []string{"pools is a list, but must be a map by name", "\npools:\n  default: null\n  fast:\n    directory:\n      path: /srv/fast\n    size: 1Gi\n"}},
 		{"list of pools with the default pool", "pools: [{name: default, directory: {path: /srv/p}}]", []string{"\npools:\n  default:\n    directory:\n      path: /srv/p\n"}},
 		{"two pools with one path", "pools: {a: {directory: {path: /srv/p}}, b: {directory: {path: /srv/p/}}}", []string{"pools.b.directory.path /srv/p: pool a already has that location"}},
 		{"pool inside another", "pools: {a: {directory: {path: /srv/p}}, b: {directory: {path: /srv/p/q/}}}", []string{"pools.b.directory.path /srv/p/q: pool b is inside pool a"}},
@@ -148,21 +149,6 @@ func TestRefusals(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			checkMessage(t, tc.values, tc.texts)
 		})
-	}
-}
-
-// TestMoved checks that the error for a value that no longer exists names its successors, and that null
-// removes the value.
-func TestMoved(t *testing.T) {
-	for key, want := range map[string][]string{
-		"affinity": {"node.affinity", "controller.affinity"}, "driver": {"driver.resources:", "node.resources", "controller.resources"},
-		"nodeSelector": {"node.nodeSelector", "controller.nodeSelector", "shape=oneNode"}, "podAnnotations": {"node.podAnnotations"},
-		"podDisruptionBudget": {"node.podDisruptionBudget"}, "podLabels": {"node.podLabels"}, "priorityClassName": {"controller.priorityClassName"},
-		"serviceAccount": {"node.serviceAccount"}, "terminationGracePeriodSeconds": {"node.terminationGracePeriodSeconds"},
-		"tolerations": {"node.tolerations"}, "updateStrategy": {"node.updateStrategy"},
-	} {
-		checkMessage(t, key+": {}", append(want, "--set "+key+"=null"))
-		template(t, key+": null")
 	}
 }
 

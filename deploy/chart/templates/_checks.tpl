@@ -12,7 +12,6 @@ livenessProbe: 2.8.0
 {{- end -}}
 
 {{- define "trivet.check" -}}
-{{- include "trivet.checkMoved" . -}}
 {{- $schema := .Files.Get "files/schema.json" | fromJson -}}
 {{- include "trivet.checkKeys" (dict "definitions" $schema.definitions "schema" $schema "value" .Values "path" "") -}}
 {{- include "trivet.checkSidecars" . -}}
@@ -27,25 +26,12 @@ livenessProbe: 2.8.0
 {{- if eq .Values.shape "oneNode" -}}{{- include "trivet.checkOneNode" . -}}{{- end -}}
 {{- end -}}
 
-{{/* Refuses values of earlier chart versions, which had only one kind of pod. null removes a value that
-Helm reuses from the last release. */}}
-{{- define "trivet.checkMoved" -}}
-{{- $values := .Values -}}
-{{- range $key := list "affinity" "driver" "nodeSelector" "podAnnotations" "podDisruptionBudget" "podLabels" "priorityClassName" "serviceAccount" "terminationGracePeriodSeconds" "tolerations" "updateStrategy" -}}
-{{- if not (kindIs "invalid" (index $values $key)) -}}
-{{- $now := ternary "resources" $key (eq $key "driver") -}}
-{{- $controllers := ternary "" (printf ", and controller.%s for the controller's pods" $now) (eq $key "updateStrategy") -}}
-{{- fail (printf "\n\n%s: this key was replaced: set node.%s for the nodes' pods%s. To keep one pod on one node, also set shape=oneNode. If Helm reuses the value from the last release, --set %s=null removes it" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* Refuses a list of pools, as in earlier chart versions, and shows it as a map. */}}
+{{/* Refuses a list of pools, as in the configuration of the driver, and shows it as a map. */}}
 {{- define "trivet.checkPoolMap" -}}
 {{- if and (kindIs "slice" .Values.pools) .Values.pools -}}
 {{- $map := dict "default" nil -}}
 {{- range .Values.pools -}}{{- $_ := set $map (get . "name" | default "NAME") (omit . "name") -}}{{- end -}}
-{{- fail (printf "\n\npools is now a map by name. The chart adds your pools to its own. Replace your list by:\n\npools:\n%s\n\n(default: null removes the pool default of the chart, which your list replaced)" ($map | toYaml | indent 2)) -}}
+{{- fail (printf "\n\npools is a list, but must be a map by name. The chart adds your pools to its own. Replace your list by:\n\npools:\n%s\n\n(default: null removes the pool default of the chart, which a list would replace)" ($map | toYaml | indent 2)) -}}
 {{- end -}}
 {{- end -}}
 
