@@ -119,17 +119,12 @@ func reportUsage(p *status.Pool, u pool.Usage) {
 
 // reportEntry returns the state of a volume in a pool of this node. mounts is the mount table.
 func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry, mounts []*mount.Entry) status.Volume {
-	out := status.Volume{Name: e.Name, Pool: p.Name, Node: p.Node, UsedBytes: e.Used, PublishedTo: e.Nodes, Device: e.Device}
+	out := status.OfEntry(p.Name, e)
+	out.Node = p.Node
 	v := e.Volume
 	if v.Version == 0 { // no readable record
 		out.Health = []status.Health{{Status: csi.VolumeHealthErrorType_DATA_LOSS.String(), Reason: string(backend.ReasonRecordDamaged), Message: fmt.Sprint(e.Err)}}
 		return out
-	}
-	out.ID, out.Name, out.Backend, out.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
-	out.Namespace = v.Namespace
-	out.Content, out.State = v.Content(), e.Progress()
-	if v.Ephemeral != nil {
-		out.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
 	}
 	b, err := d.backends.ByName(v.ID.Backend)
 	if err != nil {
@@ -138,7 +133,7 @@ func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry, m
 	device, staged := present(ctx, b, v, mounts)
 	out.Device, out.Staged = cmp.Or(out.Device, device), staged
 	if s, err := blockdev.ReadIOStat(out.Device); err == nil {
-		out.IO = &status.IO{Reads: s.Reads, ReadBytes: s.ReadBytes, Writes: s.Writes, WrittenBytes: s.WrittenBytes, BusyMilliseconds: s.BusyMilliseconds}
+		out.IO = &status.IO{Reads: s.Reads, ReadBytes: s.ReadBytes, Writes: s.Writes, WrittenBytes: s.WrittenBytes, BusySeconds: float64(s.BusyMilliseconds) / 1000}
 	}
 	return out
 }
@@ -254,7 +249,7 @@ func (m *metrics) callsServed() []status.Call {
 			}
 			if h := sample.GetHistogram(); h != nil {
 				c.Count += h.GetSampleCount()
-				c.Seconds += h.GetSampleSum()
+				c.TotalSeconds += h.GetSampleSum()
 				if labels["grpc_status_code"] != codes.OK.String() {
 					c.Failed += h.GetSampleCount()
 				}

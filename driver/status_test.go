@@ -58,7 +58,7 @@ func TestStatus(t *testing.T) {
 	for _, c := range r.Processes[0].Calls {
 		calls[c.Method] = c
 	}
-	if c := calls["CreateVolume"]; c.Count != 1 || c.Failed != 0 || c.Seconds <= 0 || c.Running != 0 {
+	if c := calls["CreateVolume"]; c.Count != 1 || c.Failed != 0 || c.TotalSeconds <= 0 || c.Running != 0 {
 		t.Errorf("got %+v for CreateVolume, want one completed call", c)
 	}
 	if len(r.Pools) != 1 || r.Pools[0].UUID == "" || r.Pools[0].Volumes != 1 || r.Pools[0].Snapshots != 1 || r.Pools[0].SizeBytes == 0 {

@@ -152,7 +152,7 @@ func TestVolumeRates(t *testing.T) {
 		return r
 	}
 	before := at(0, &status.IO{Reads: 10, ReadBytes: 1000}, &status.IO{Writes: 5}, &status.IO{Reads: 50}, nil)
-	after := at(2*time.Second, &status.IO{Reads: 30, ReadBytes: 5000, BusyMilliseconds: 500}, &status.IO{Writes: 5, WrittenBytes: 8000}, &status.IO{Reads: 1}, &status.IO{Reads: 1})
+	after := at(2*time.Second, &status.IO{Reads: 30, ReadBytes: 5000, BusySeconds: .5}, &status.IO{Writes: 5, WrittenBytes: 8000}, &status.IO{Reads: 1}, &status.IO{Reads: 1})
 	got := VolumeRates(before, after)
 	if len(got) != 2 || got[0].ID != "b" || got[0].WrittenBytes != 4000 || got[1].ID != "a" || got[1].Reads != 10 || got[1].ReadBytes != 2000 || got[1].BusyPercent != 25 {
 		t.Errorf("got %+v, want b with 4000 bytes per second before a with 2000, and neither the device that was replaced nor the one that was attached later", got)
@@ -180,13 +180,13 @@ func TestCallRates(t *testing.T) {
 	report := func(calls ...status.Call) status.Report {
 		return status.Report{Processes: []status.Process{{Node: "a", Calls: calls}}}
 	}
-	before := report(status.Call{Method: "Stage", Count: 10, Seconds: 1}, status.Call{Method: "Idle", Count: 7}, status.Call{Method: "Restarted", Count: 100, Seconds: 50})
+	before := report(status.Call{Method: "Stage", Count: 10, TotalSeconds: 1}, status.Call{Method: "Idle", Count: 7}, status.Call{Method: "Restarted", Count: 100, TotalSeconds: 50})
 	after := report(
-		status.Call{Method: "Stage", Count: 14, Failed: 1, Seconds: 3}, status.Call{Method: "Idle", Count: 7},
-		status.Call{Method: "Restarted", Count: 2, Seconds: 1}, status.Call{Method: "Create", Running: 1},
+		status.Call{Method: "Stage", Count: 14, Failed: 1, TotalSeconds: 3}, status.Call{Method: "Idle", Count: 7},
+		status.Call{Method: "Restarted", Count: 2, TotalSeconds: 1}, status.Call{Method: "Create", Running: 1},
 	)
 	got := CallRates(before, after)
-	if len(got) != 3 || got[0].Method != "Create" || got[1].Method != "Stage" || got[1].Calls != 4 || got[1].Failed != 1 || math.Abs(got[1].MeanSeconds-.5) > 1e-9 || got[2].Calls != 2 || got[2].MeanSeconds != .5 {
+	if len(got) != 3 || got[0].Method != "Create" || got[1].Method != "Stage" || got[1].Count != 4 || got[1].Failed != 1 || math.Abs(got[1].MeanSeconds-.5) > 1e-9 || got[2].Count != 2 || got[2].MeanSeconds != .5 {
 		t.Errorf("got %+v, want Create, which is running, then Stage with 4 calls of 0.5 s, then Restarted with 2", got)
 	}
 }

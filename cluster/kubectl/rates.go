@@ -3,7 +3,6 @@ package kubectl
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/trivet-csi/trivet/cluster/status"
 )
@@ -25,8 +24,8 @@ type CallRate struct {
 	Node    string `json:"node,omitempty"`
 	Method  string `json:"method"`
 	Running int    `json:"running"`
-	// Calls and Failed are the calls that were completed between the reports.
-	Calls  uint64 `json:"calls"`
+	// Count and Failed are the numbers of calls that were completed or failed between the reports.
+	Count  uint64 `json:"count"`
 	Failed uint64 `json:"failed"`
 	// MeanSeconds is the mean duration of these calls; 0 if there were none.
 	MeanSeconds float64 `json:"meanSeconds"`
@@ -54,7 +53,7 @@ func VolumeRates(before, after status.Report) []VolumeRate {
 			ID: v.ID, Name: v.Name, Node: v.Node,
 			Reads: per(v.IO.Reads, was.Reads), ReadBytes: per(v.IO.ReadBytes, was.ReadBytes),
 			Writes: per(v.IO.Writes, was.Writes), WrittenBytes: per(v.IO.WrittenBytes, was.WrittenBytes),
-			BusyPercent: min(100, per(v.IO.BusyMilliseconds, was.BusyMilliseconds)*100/float64(time.Second/time.Millisecond)),
+			BusyPercent: min(100, (v.IO.BusySeconds-was.BusySeconds)/seconds*100),
 		})
 	}
 	slices.SortStableFunc(rates, func(a, b VolumeRate) int {
@@ -80,17 +79,17 @@ func CallRates(before, after status.Report) []CallRate {
 			if c.Count < was.Count { // the driver has restarted
 				was = status.Call{}
 			}
-			r := CallRate{Node: p.Node, Method: c.Method, Running: c.Running, Calls: c.Count - was.Count, Failed: c.Failed - was.Failed}
-			if r.Calls > 0 {
-				r.MeanSeconds = (c.Seconds - was.Seconds) / float64(r.Calls)
+			r := CallRate{Node: p.Node, Method: c.Method, Running: c.Running, Count: c.Count - was.Count, Failed: c.Failed - was.Failed}
+			if r.Count > 0 {
+				r.MeanSeconds = (c.TotalSeconds - was.TotalSeconds) / float64(r.Count)
 			}
-			if r.Calls > 0 || r.Running > 0 {
+			if r.Count > 0 || r.Running > 0 {
 				rates = append(rates, r)
 			}
 		}
 	}
 	slices.SortStableFunc(rates, func(a, b CallRate) int {
-		return cmp.Or(cmp.Compare(b.Running, a.Running), cmp.Compare(b.Calls, a.Calls))
+		return cmp.Or(cmp.Compare(b.Running, a.Running), cmp.Compare(b.Count, a.Count))
 	})
 	return rates
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -41,11 +42,11 @@ type Process struct {
 type Call struct {
 	Method  string `json:"method"`
 	Running int    `json:"running"`
-	// Count is the number of completed calls, Failed the number of those that failed, and Seconds
+	// Count is the number of completed calls, Failed the number of those that failed, and TotalSeconds
 	// the sum of their durations.
-	Count   uint64  `json:"count"`
-	Failed  uint64  `json:"failed"`
-	Seconds float64 `json:"seconds"`
+	Count        uint64  `json:"count"`
+	Failed       uint64  `json:"failed"`
+	TotalSeconds float64 `json:"totalSeconds"`
 }
 
 // Pool is a pool of a node, or an nfs pool, which has no node.
@@ -85,6 +86,8 @@ type Volume struct {
 	UsedBytes int64 `json:"usedBytes"`
 	// Content is the filesystem, `block` or `directory`.
 	Content string `json:"content,omitempty"`
+	// SubDir is the path of the volume's directory in the pool, if its StorageClass sets subDir.
+	SubDir string `json:"subDir,omitempty"`
 	// State is the progress of formatting.
 	State string `json:"state,omitempty"`
 	// PublishedTo are the nodes to which the volume is controller-published. A central controller records this only
@@ -100,6 +103,29 @@ type Volume struct {
 	Device    string   `json:"device,omitempty"`
 	IO        *IO      `json:"io,omitempty"`
 	Health    []Health `json:"health,omitempty"`
+	// Problem is the reason why the entry, or the pool if there is no name, could not be read.
+	Problem string `json:"problem,omitempty"`
+}
+
+// OfEntry returns the state of an entry of a pool that the disk contains.
+func OfEntry(poolName string, e pool.Entry) Volume {
+	out := Volume{Pool: poolName, Name: e.Name, UsedBytes: e.Used, PublishedTo: e.Nodes, Device: e.Device}
+	if e.Err != nil {
+		out.Problem = e.Err.Error()
+	}
+	v := e.Volume
+	if v.Version == 0 { // no readable record
+		return out
+	}
+	out.ID, out.Name, out.Backend, out.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
+	out.Namespace, out.Content, out.State = v.Namespace, v.Content(), e.Progress()
+	if v.Ephemeral != nil {
+		out.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
+	}
+	if v.Directory != nil {
+		out.SubDir = v.Directory.SubDir
+	}
+	return out
 }
 
 // IO counts the I/O of a volume's device since the kernel created the device. A loop device or a disk keeps its
@@ -109,8 +135,8 @@ type IO struct {
 	ReadBytes    uint64 `json:"readBytes"`
 	Writes       uint64 `json:"writes"`
 	WrittenBytes uint64 `json:"writtenBytes"`
-	// BusyMilliseconds is the time during which the device had requests.
-	BusyMilliseconds uint64 `json:"busyMilliseconds"`
+	// BusySeconds is the time during which the device had requests.
+	BusySeconds float64 `json:"busySeconds"`
 }
 
 // Health is an adverse condition of a volume.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/flexvolume"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -114,7 +115,7 @@ func TestInlinePod(t *testing.T) {
 	if inline.Pod != "shop/web" || claimed.Pod != "" {
 		t.Errorf("got pods %q and %q, want shop/web and none", inline.Pod, claimed.Pod)
 	}
-	all := volumeTable([]listed{inline, claimed})
+	all := volumeTable([]status.Volume{inline, claimed})
 	at := slices.IndexFunc(all.columns, func(c tableColumn) bool { return c.name == "POD" })
 	if at < 0 || !slices.Equal(all.columns[at].cells, []string{"shop/web", "-"}) {
 		t.Errorf("got table %+v, want the column POD with shop/web and -", all)

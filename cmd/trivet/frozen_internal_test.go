@@ -139,7 +139,7 @@ func TestFrozenOutput(t *testing.T) {
 		"kubectl trivet doctor":  reflect.TypeFor[[]nodeCheck](),
 		"kubectl trivet top":     reflect.TypeFor[topOutput](),
 		"report of a driver":     reflect.TypeFor[status.Report](), // HTTP, and between the drivers of different versions
-		"volumes":                reflect.TypeFor[[]listed](),
+		"volumes":                reflect.TypeFor[[]status.Volume](),
 		"doctor":                 reflect.TypeFor[[]doctor.Check](),
 		"version":                reflect.TypeFor[buildInfo](),
 		"pool init":              reflect.TypeFor[newPool](),

@@ -15,10 +15,10 @@ import (
 
 // topOutput is the output of `kubectl trivet top`.
 type topOutput struct {
-	// Seconds is the time between the two reports.
-	Seconds float64              `json:"seconds"`
-	Calls   []kubectl.CallRate   `json:"calls"`
-	Volumes []kubectl.VolumeRate `json:"volumes"`
+	// IntervalSeconds is the time between the two reports.
+	IntervalSeconds float64              `json:"intervalSeconds"`
+	Calls           []kubectl.CallRate   `json:"calls"`
+	Volumes         []kubectl.VolumeRate `json:"volumes"`
 }
 
 func newTopCommand(access *clusterAccess) *cobra.Command {
@@ -81,7 +81,7 @@ func callTable(all []kubectl.CallRate) table {
 		column[kubectl.CallRate]{name: "DRIVER", cell: func(c kubectl.CallRate) string { return cmp.Or(c.Node, "controller") }},
 		column[kubectl.CallRate]{name: "CALL", cell: func(c kubectl.CallRate) string { return c.Method }},
 		column[kubectl.CallRate]{name: "RUNNING", cell: func(c kubectl.CallRate) string { return fmt.Sprint(c.Running) }},
-		column[kubectl.CallRate]{name: "COMPLETED", cell: func(c kubectl.CallRate) string { return fmt.Sprint(c.Calls) }},
+		column[kubectl.CallRate]{name: "COMPLETED", cell: func(c kubectl.CallRate) string { return fmt.Sprint(c.Count) }},
 		column[kubectl.CallRate]{name: "FAILED", cell: func(c kubectl.CallRate) string { return fmt.Sprint(c.Failed) }, color: func(c kubectl.CallRate) color { return goodIf(c.Failed == 0) }},
 		column[kubectl.CallRate]{name: "MEAN", cell: func(c kubectl.CallRate) string {
 			return time.Duration(c.MeanSeconds * float64(time.Second)).Round(10 * time.Microsecond).String()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/volumemanager"
 	"github.com/trivet-csi/trivet/volumemanager/claim"
 	"github.com/trivet-csi/trivet/volumemanager/event"
@@ -59,7 +60,7 @@ func statusTables(s volumemanager.Status) []table {
 		newTable(
 			s.Volumes,
 			column[reconciler.VolumeStatus]{name: "POD", cell: func(v reconciler.VolumeStatus) string { return v.Pod }},
-			column[reconciler.VolumeStatus]{name: "UID", wide: true, cell: func(v reconciler.VolumeStatus) string { return string(v.UID) }},
+			column[reconciler.VolumeStatus]{name: "UID", wide: true, cell: func(v reconciler.VolumeStatus) string { return string(v.PodUID) }},
 			column[reconciler.VolumeStatus]{name: "VOLUME", cell: func(v reconciler.VolumeStatus) string { return v.Volume }},
 			column[reconciler.VolumeStatus]{name: "PERSISTENTVOLUME", wide: true, cell: func(v reconciler.VolumeStatus) string { return v.PersistentVolume }},
 			column[reconciler.VolumeStatus]{name: "PLUGIN", cell: func(v reconciler.VolumeStatus) string { return v.Plugin }},
@@ -71,8 +72,8 @@ func statusTables(s volumemanager.Status) []table {
 			s.Claims,
 			column[claim.ClaimStatus]{name: "CLAIM", cell: func(c claim.ClaimStatus) string { return c.Namespace + "/" + c.Name }},
 			column[claim.ClaimStatus]{name: "PHASE", cell: func(c claim.ClaimStatus) string { return c.Phase }, color: func(c claim.ClaimStatus) color { return phaseColor(c.Phase) }},
-			column[claim.ClaimStatus]{name: "VOLUME", cell: func(c claim.ClaimStatus) string { return c.Volume }},
-			column[claim.ClaimStatus]{name: "CAPACITY", cell: func(c claim.ClaimStatus) string { return c.Capacity }},
+			column[claim.ClaimStatus]{name: "VOLUME", cell: func(c claim.ClaimStatus) string { return c.PersistentVolume }},
+			column[claim.ClaimStatus]{name: "CAPACITY", cell: func(c claim.ClaimStatus) string { return sizeCell(c.SizeBytes) }},
 			column[claim.ClaimStatus]{name: "MESSAGE", cell: func(c claim.ClaimStatus) string { return c.Message }},
 		),
 		newTable(
@@ -80,9 +81,9 @@ func statusTables(s volumemanager.Status) []table {
 			column[claim.VolumeStatus]{name: "PERSISTENTVOLUME", cell: func(v claim.VolumeStatus) string { return v.Name }},
 			column[claim.VolumeStatus]{name: "PHASE", cell: func(v claim.VolumeStatus) string { return v.Phase }, color: func(v claim.VolumeStatus) color { return phaseColor(v.Phase) }},
 			column[claim.VolumeStatus]{name: "CLAIM", cell: func(v claim.VolumeStatus) string { return v.Claim }},
-			column[claim.VolumeStatus]{name: "CLASS", cell: func(v claim.VolumeStatus) string { return v.Class }},
+			column[claim.VolumeStatus]{name: "CLASS", cell: func(v claim.VolumeStatus) string { return v.StorageClass }},
 			column[claim.VolumeStatus]{name: "RECLAIM", cell: func(v claim.VolumeStatus) string { return v.ReclaimPolicy }},
-			column[claim.VolumeStatus]{name: "CAPACITY", cell: func(v claim.VolumeStatus) string { return v.Capacity }},
+			column[claim.VolumeStatus]{name: "CAPACITY", cell: func(v claim.VolumeStatus) string { return sizeCell(v.SizeBytes) }},
 			column[claim.VolumeStatus]{name: "MESSAGE", cell: func(v claim.VolumeStatus) string { return v.Message }},
 		),
 		newTable(
@@ -91,7 +92,7 @@ func statusTables(s volumemanager.Status) []table {
 			column[csi.DriverStatus]{name: "SOCKET", cell: func(d csi.DriverStatus) string { return d.Socket }},
 			column[csi.DriverStatus]{name: "ENDPOINT", wide: true, cell: func(d csi.DriverStatus) string { return d.Endpoint }},
 			column[csi.DriverStatus]{name: "NODE", cell: func(d csi.DriverStatus) string { return d.NodeID }},
-			column[csi.DriverStatus]{name: "MESSAGE", cell: func(d csi.DriverStatus) string { return d.Error }},
+			column[csi.DriverStatus]{name: "MESSAGE", cell: func(d csi.DriverStatus) string { return d.Problem }},
 		),
 		newTable(
 			s.Problems,
@@ -108,6 +109,14 @@ func statusTables(s volumemanager.Status) []table {
 			column[event.Event]{name: "MESSAGE", cell: func(e event.Event) string { return e.Message }},
 		),
 	}
+}
+
+// sizeCell returns the cell of a size; empty if it is unknown.
+func sizeCell(bytes int64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return volume.FormatSize(bytes)
 }
 
 // phaseColor returns the color of the phase of a volume or claim.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/doctor"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -20,29 +21,6 @@ import (
 
 // errIncomplete makes the command exit with status 1. The output contains the problems.
 var errIncomplete = errors.New("some objects could not be read: see the problems above")
-
-// listed is one volume, or a pool that could not be read.
-type listed struct {
-	Pool      string `json:"pool"`
-	ID        string `json:"id,omitempty"`
-	Name      string `json:"name,omitempty"`
-	Backend   string `json:"backend,omitempty"`
-	SizeBytes int64  `json:"sizeBytes"`
-	UsedBytes int64  `json:"usedBytes"`
-	// Content is the filesystem, `block` or `directory`.
-	Content string `json:"content,omitempty"`
-	// SubDir is the path of the volume's directory in the pool, if its StorageClass sets subDir.
-	SubDir string `json:"subDir,omitempty"`
-	State  string `json:"state,omitempty"`
-	// Nodes are the nodes to which the volume is controller-published.
-	Nodes []string `json:"nodes,omitempty"`
-	// Pod is the namespace/name of the pod that an inline volume belongs to.
-	Pod string `json:"pod,omitempty"`
-	// Namespace is the namespace whose pods may mount the volume by FlexVolume.
-	Namespace string `json:"namespace,omitempty"`
-	Device    string `json:"device,omitempty"`
-	Problem   string `json:"problem,omitempty"`
-}
 
 func newVolumesCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -86,9 +64,9 @@ volumes are listed anyway. The time limit for a pool is 20 seconds.`,
 }
 
 // listPools returns the volumes of all pools. The error states that the list is incomplete.
-func listPools(pools []pool.Config, stateDir string, bar *progress) (all []listed, incomplete error) {
+func listPools(pools []pool.Config, stateDir string, bar *progress) (all []status.Volume, incomplete error) {
 	devices, incomplete := devicesByTag()
-	all = []listed{}
+	all = []status.Volume{}
 	for _, c := range pools {
 		bar.next("Reading pool %s", c.Name)
 		in := listInput{Config: c, StateDir: stateDir, Devices: devices}
@@ -98,7 +76,7 @@ func listPools(pools []pool.Config, stateDir string, bar *progress) (all []liste
 			all = append(all, listPool(patience, in)...)
 		}
 	}
-	if slices.ContainsFunc(all, func(v listed) bool { return v.Problem != "" }) {
+	if slices.ContainsFunc(all, func(v status.Volume) bool { return v.Problem != "" }) {
 		incomplete = errors.Join(incomplete, errIncomplete)
 	}
 	return all, incomplete
@@ -120,12 +98,12 @@ func devicesByTag() (map[string]string, error) {
 
 // listPool returns the volumes of a pool. If the pool cannot be read within atMost, it returns one entry with
 // the problem.
-func listPool(atMost time.Duration, in listInput) []listed {
+func listPool(atMost time.Duration, in listInput) []status.Volume {
 	entries, err := doctor.Within(atMost, func() ([]pool.Entry, error) { return readPool(in.Config, in.StateDir) })
 	if err != nil {
-		return []listed{{Pool: in.Config.Name, Problem: err.Error()}}
+		return []status.Volume{{Pool: in.Config.Name, Problem: err.Error()}}
 	}
-	var out []listed
+	var out []status.Volume
 	for _, e := range entries {
 		out = append(out, newListed(in.Config.Name, e, in.Devices))
 	}
@@ -134,12 +112,12 @@ func listPool(atMost time.Duration, in listInput) []listed {
 
 // listShared returns the volumes of an nfs pool. If the pool cannot be read completely, the last entry contains
 // the problem.
-func listShared(in listInput) []listed {
+func listShared(in listInput) []status.Volume {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	var out []listed
-	if err := inChild(ctx, listTask, in, func(l listed) { out = append(out, l) }); err != nil {
-		out = append(out, listed{Pool: in.Config.Name, Problem: err.Error()})
+	var out []status.Volume
+	if err := inChild(ctx, listTask, in, func(l status.Volume) { out = append(out, l) }); err != nil {
+		out = append(out, status.Volume{Pool: in.Config.Name, Problem: err.Error()})
 	}
 	return out
 }
@@ -154,60 +132,45 @@ func readPool(c pool.Config, stateDir string) ([]pool.Entry, error) {
 	return p.Entries()
 }
 
-// newListed converts an entry of a pool. devices are the loop devices of staged volumes, by tag.
-func newListed(pool string, e pool.Entry, devices map[string]string) listed {
-	l := listed{Pool: pool, Name: e.Name, UsedBytes: e.Used, Nodes: e.Nodes}
-	if e.Err != nil {
-		l.Problem = e.Err.Error()
-	}
-	v := e.Volume
-	if v.Version == 0 { // the volume has no readable record
-		return l
-	}
-	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
-	l.Namespace = v.Namespace
-	l.Content, l.State, l.Device = v.Content(), e.Progress(), cmp.Or(devices[loop.Tag(v.ID)], e.Device)
-	if v.Ephemeral != nil {
-		l.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
-	}
-	if v.Directory != nil {
-		l.SubDir = v.Directory.SubDir
-	}
+// newListed returns an entry of a pool. devices are the loop devices of staged volumes, by tag.
+func newListed(pool string, e pool.Entry, devices map[string]string) status.Volume {
+	l := status.OfEntry(pool, e)
+	l.Device = cmp.Or(devices[loop.Tag(e.Volume.ID)], l.Device)
 	return l
 }
 
 // volumeTable returns the table of volumes. Empty cells contain "-".
-func volumeTable(all []listed) table {
-	text := func(name string, cell func(listed) string) column[listed] {
-		return column[listed]{name: name, cell: func(v listed) string { return cmp.Or(cell(v), "-") }}
+func volumeTable(all []status.Volume) table {
+	text := func(name string, cell func(status.Volume) string) column[status.Volume] {
+		return column[status.Volume]{name: name, cell: func(v status.Volume) string { return cmp.Or(cell(v), "-") }}
 	}
-	wide := func(name string, cell func(listed) string) column[listed] {
+	wide := func(name string, cell func(status.Volume) string) column[status.Volume] {
 		c := text(name, cell)
 		c.wide = true
 		return c
 	}
-	problem := text("PROBLEM", func(v listed) string { return v.Problem })
+	problem := text("PROBLEM", func(v status.Volume) string { return v.Problem })
 	problem.color = problemColor
 	return newTable(
 		all,
-		text("POOL", func(v listed) string { return v.Pool }),
-		text("ID", func(v listed) string { return v.ID }),
-		text("NAME", func(v listed) string { return v.Name }),
-		wide("BACKEND", func(v listed) string { return v.Backend }),
-		text("SIZE", func(v listed) string { return volume.FormatSize(v.SizeBytes) }),
-		text("USED", func(v listed) string { return volume.FormatSize(v.UsedBytes) }),
-		text("CONTENT", func(v listed) string { return v.Content }),
-		wide("SUBDIR", func(v listed) string { return v.SubDir }),
-		text("STATE", func(v listed) string { return v.State }),
-		text("NODE", func(v listed) string { return strings.Join(v.Nodes, ",") }),
-		text("POD", func(v listed) string { return v.Pod }),
-		wide("NAMESPACE", func(v listed) string { return v.Namespace }),
-		text("DEVICE", func(v listed) string { return v.Device }),
+		text("POOL", func(v status.Volume) string { return v.Pool }),
+		text("ID", func(v status.Volume) string { return v.ID }),
+		text("NAME", func(v status.Volume) string { return v.Name }),
+		wide("BACKEND", func(v status.Volume) string { return v.Backend }),
+		text("SIZE", func(v status.Volume) string { return volume.FormatSize(v.SizeBytes) }),
+		text("USED", func(v status.Volume) string { return volume.FormatSize(v.UsedBytes) }),
+		text("CONTENT", func(v status.Volume) string { return v.Content }),
+		wide("SUBDIR", func(v status.Volume) string { return v.SubDir }),
+		text("STATE", func(v status.Volume) string { return v.State }),
+		text("NODE", func(v status.Volume) string { return strings.Join(v.PublishedTo, ",") }),
+		text("POD", func(v status.Volume) string { return v.Pod }),
+		wide("NAMESPACE", func(v status.Volume) string { return v.Namespace }),
+		text("DEVICE", func(v status.Volume) string { return v.Device }),
 		problem,
 	)
 }
 
-func problemColor(v listed) color {
+func problemColor(v status.Volume) color {
 	if v.Problem != "" {
 		return red
 	}

@@ -46,7 +46,7 @@ func startManager(ctx context.Context, g *testbed, binary string) (*contender, *
 		return []string{"volume-manager", "--root-dir", root, "--manifests", m.manifests, "--node-name", nodeID, "--http-address", m.address}
 	})
 	m.put(map[string]string{"sharedObjects": sharedObjects})
-	m.await(ctx, func(s volumemanager.Status) bool { return len(s.Drivers) == 1 && s.Drivers[0].Error == "" })
+	m.await(ctx, func(s volumemanager.Status) bool { return len(s.Drivers) == 1 && s.Drivers[0].Problem == "" })
 	return driver, m
 }
 
@@ -125,6 +125,6 @@ func (m *manager) awaitGone(ctx context.Context) {
 
 // configMapChecks returns how often the manager has checked the content of a mounted configMap again.
 func (m *manager) configMapChecks(ctx context.Context) int {
-	const counter = `volume_manager_operations_total{operation="volume_remount",plugin="kubernetes.io/configmap",status="success"}`
+	const counter = `trivet_volume_manager_operations_total{operation="volume_remount",plugin="kubernetes.io/configmap",status="success"}`
 	return int(measure.Get(measure.Scrape(ctx, m.address))[counter])
 }

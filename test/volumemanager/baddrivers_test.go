@@ -71,7 +71,7 @@ func TestBadDrivers(t *testing.T) {
 	m.remove("web")
 	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
-			if v.UID == "web" && v.Volume == "good" && strings.Contains(v.Message, "not registered") {
+			if v.PodUID == "web" && v.Volume == "good" && strings.Contains(v.Message, "not registered") {
 				return nil
 			}
 		}
@@ -132,7 +132,7 @@ func (m *machine) awaitDriverError(socket, message string) {
 	m.t.Helper()
 	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, d := range s.Drivers {
-			if filepath.Base(d.Socket) == socket && strings.Contains(d.Error, message) {
+			if filepath.Base(d.Socket) == socket && strings.Contains(d.Problem, message) {
 				return nil
 			}
 		}
@@ -146,7 +146,7 @@ func (m *machine) awaitUndesired(uid, volume string) {
 	m.t.Helper()
 	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
-			if string(v.UID) == uid && v.Volume == volume {
+			if string(v.PodUID) == uid && v.Volume == volume {
 				return nil
 			}
 		}

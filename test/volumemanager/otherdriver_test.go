@@ -82,7 +82,7 @@ func (m *machine) awaitClaimSize(name, size string) {
 	want := resource.MustParse(size)
 	m.awaitStatus(func(s volumemanager.Status) error {
 		for _, c := range s.Claims {
-			if c.Name == name && c.Capacity == want.String() {
+			if c.Name == name && c.SizeBytes == want.Value() {
 				return nil
 			}
 		}

@@ -175,7 +175,7 @@ func TestDefaultClass(t *testing.T) {
 	c.Spec.StorageClassName = nil
 	f.apply(c, newClaim("static", "1Gi", ""))
 	f.checkBound("c", "pvc-uid-c")
-	if got := f.volume("pvc-uid-c").Class; got != "b" {
+	if got := f.volume("pvc-uid-c").StorageClass; got != "b" {
 		t.Errorf("class of the volume: got %q, want b, the newest default class", got)
 	}
 	f.checkBound("static", "")
@@ -215,7 +215,7 @@ func TestProvision(t *testing.T) {
 	}
 	f.settle()
 	f.checkBound("c", "pvc-uid-c")
-	if c := f.claim("c"); c.Phase != "Bound" || c.Capacity != "1Gi" || c.Message != "" {
+	if c := f.claim("c"); c.Phase != "Bound" || c.SizeBytes != 1<<30 || c.Message != "" {
 		t.Errorf("claim after the provisioning: got %+v, want it Bound with 1Gi and no message", c)
 	}
 	if v := f.volume("pvc-uid-c"); v.Phase != "Bound" || v.Claim != "default/c" || v.ReclaimPolicy != "Delete" {
@@ -329,7 +329,7 @@ func TestUncertainEdit(t *testing.T) {
 		if got := f.driver.requests[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(wantRequest)) != 0 {
 			t.Errorf("claim edited to %s: got a request of %s, want %s", newSize, got, wantRequest)
 		}
-		if c := f.claim("c"); c.Capacity != newSize {
+		if c, want := f.claim("c"), resource.MustParse(newSize); c.SizeBytes != want.Value() {
 			t.Errorf("got claim %+v, want capacity %s", c, newSize)
 		}
 	}
@@ -703,13 +703,13 @@ func TestExpand(t *testing.T) {
 			t.Errorf("after the expansion by the driver: got volume %v, error %v; want capacity 2Gi, node expansion needed %t", v, err, node)
 		}
 		if node {
-			if c := f.claim("c"); c.Capacity != "1Gi" || c.Phase != "Bound" {
+			if c := f.claim("c"); c.SizeBytes != 1<<30 || c.Phase != "Bound" {
 				t.Errorf("before the expansion on the node: got claim %+v, want it Bound with 1Gi", c)
 			}
 			f.restart()
 			f.manager.controller.NodeExpanded("pvc-uid-c", resource.MustParse("1Gi"))
 			f.settle()
-			if f.claim("c").Capacity != "1Gi" {
+			if f.claim("c").SizeBytes != 1<<30 {
 				t.Error("the claim's capacity has changed although the node reported only 1Gi")
 			}
 			f.manager.controller.NodeExpanded("pvc-uid-c", resource.MustParse("2Gi"))
@@ -719,7 +719,7 @@ func TestExpand(t *testing.T) {
 			}
 		}
 		f.restart()
-		if c := f.claim("c"); c.Capacity != "2Gi" || c.Message != "" {
+		if c := f.claim("c"); c.SizeBytes != 2<<30 || c.Message != "" {
 			t.Errorf("got claim %+v, want capacity 2Gi and no message", c)
 		}
 		f.apply(newClaim("c", "1Gi", "fast"))
@@ -742,7 +742,7 @@ func TestNotExpanded(t *testing.T) {
 	f.checkMessage(f.claim("b").Message, "allowVolumeExpansion")
 	f.checkMessage(f.claim("c").Message, "no room")
 	for _, name := range []string{"a", "b", "c"} {
-		if c := f.claim(name); c.Phase != "Bound" || c.Capacity != "1Gi" {
+		if c := f.claim(name); c.Phase != "Bound" || c.SizeBytes != 1<<30 {
 			t.Errorf("got claim %+v, want it Bound with 1Gi", c)
 		}
 	}

@@ -249,9 +249,9 @@ type ClaimStatus struct { //nolint:revive // the name tells it apart from Volume
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	// Phase is a Kubernetes claim phase, or Terminating if the claim was removed from the manifests.
-	Phase    string `json:"phase"`
-	Volume   string `json:"volume,omitempty"`
-	Capacity string `json:"capacity,omitempty"`
+	Phase            string `json:"phase"`
+	PersistentVolume string `json:"persistentVolume,omitempty"`
+	SizeBytes        int64  `json:"sizeBytes,omitempty"`
 	// Message says what the claim waits for or what is wrong, and what to do.
 	Message string `json:"message,omitempty"`
 }
@@ -262,9 +262,9 @@ type VolumeStatus struct {
 	// Phase is a Kubernetes volume phase. A volume that cannot be reclaimed is Failed.
 	Phase         string `json:"phase"`
 	Claim         string `json:"claim,omitempty"`
-	Class         string `json:"class,omitempty"`
+	StorageClass  string `json:"storageClass,omitempty"`
 	ReclaimPolicy string `json:"reclaimPolicy,omitempty"`
-	Capacity      string `json:"capacity,omitempty"`
+	SizeBytes     int64  `json:"sizeBytes,omitempty"`
 	Message       string `json:"message,omitempty"`
 }
 
@@ -343,9 +343,9 @@ func (c *Controller) Status() (claims []ClaimStatus, volumes []VolumeStatus) {
 	for key, o := range c.view.claims {
 		s := ClaimStatus{Namespace: key.Namespace, Name: key.Name, Phase: o.phase, Message: o.message}
 		if o.claim != nil {
-			s.Volume = o.claim.Spec.VolumeName
+			s.PersistentVolume = o.claim.Spec.VolumeName
 			if size, ok := o.claim.Status.Capacity[corev1.ResourceStorage]; ok {
-				s.Capacity = size.String()
+				s.SizeBytes = size.Value()
 			}
 		}
 		claims = append(claims, s)
@@ -353,7 +353,7 @@ func (c *Controller) Status() (claims []ClaimStatus, volumes []VolumeStatus) {
 	for name, o := range c.view.volumes {
 		size := capacity(o.volume)
 		s := VolumeStatus{
-			Name: name, Phase: o.phase, Class: o.volume.Spec.StorageClassName, Capacity: size.String(),
+			Name: name, Phase: o.phase, StorageClass: o.volume.Spec.StorageClassName, SizeBytes: size.Value(),
 			ReclaimPolicy: string(o.volume.Spec.PersistentVolumeReclaimPolicy), Message: o.message,
 		}
 		if o.volume.Spec.ClaimRef != nil {

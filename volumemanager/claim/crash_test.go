@@ -66,7 +66,7 @@ func (f *fixture) lifecycle() {
 		f.manager.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the restarted manager expands on the node again
 		f.settleAfterKill()
 	}
-	if c := f.claim("dynamic"); c.Capacity != "2Gi" || c.Message != "" {
+	if c := f.claim("dynamic"); c.SizeBytes != 2<<30 || c.Message != "" {
 		f.t.Errorf("claim after the expansion: got %+v, want capacity 2Gi and no message", c)
 	}
 
@@ -311,7 +311,7 @@ func (h *history) protected(name string) bool { return h.objects.Pods[named("p-"
 
 // checkUnbound checks that there is a reason why a claim is not bound. err is the error of Volume.
 func (h *history) checkUnbound(c *corev1.PersistentVolumeClaim, err error) {
-	if before := h.volume("pvc-" + string(c.UID)); before.Phase == "Released" && before.Class == retained {
+	if before := h.volume("pvc-" + string(c.UID)); before.Phase == "Released" && before.StorageClass == retained {
 		return // the earlier volume of the claim still exists, and is too small
 	}
 	switch class := *c.Spec.StorageClassName; class {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // Entries is os.ReadDir for a directory that may be missing: a missing one has no entries.
@@ -24,6 +26,18 @@ func ReadJSON(path string, to any) error {
 		return err
 	}
 	if err := json.Unmarshal(b, to); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// ReadRecord is ReadJSON for a record with a version (volume.DecodeRecord). It refuses unknown fields.
+func ReadRecord(path string, record any, version *int, known int) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := volume.DecodeRecord(b, record, version, known); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil

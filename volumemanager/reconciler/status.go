@@ -16,9 +16,8 @@ import (
 // Pod.
 type VolumeStatus struct {
 	// Pod is the pod's namespace and name; empty for a pod that was only found on disk.
-	Pod string `json:"pod,omitempty"`
-	// UID is the UID of the pod.
-	UID types.UID `json:"uid,omitempty"`
+	Pod    string    `json:"pod,omitempty"`
+	PodUID types.UID `json:"podUID,omitempty"`
 	// Volume is the volume's name in the pod; if the volume is not desired, the name of its Spec.
 	Volume           string      `json:"volume"`
 	PersistentVolume string      `json:"persistentVolume,omitempty"`
@@ -73,7 +72,7 @@ func (r *Reconciler) PodReady(pod types.NamespacedName) (ready bool, volumes []V
 
 // status returns the status of a desired volume.
 func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
-	s := VolumeStatus{Pod: podName(v.Pod), UID: v.Pod.UID, Volume: v.Name, Plugin: v.ID.Plugin, SubPaths: v.SubPaths, Phase: state.Pending}
+	s := VolumeStatus{Pod: podName(v.Pod), PodUID: v.Pod.UID, Volume: v.Name, Plugin: v.ID.Plugin, SubPaths: v.SubPaths, Phase: state.Pending}
 	if v.Spec != nil && v.Spec.PersistentVolume != nil {
 		s.PersistentVolume = v.Spec.Name()
 	}
@@ -112,7 +111,7 @@ func (r *Reconciler) undesired() []VolumeStatus {
 		if r.desired.ByID[id] != nil || m.Mounted == state.No {
 			continue
 		}
-		s := VolumeStatus{Pod: m.Pod, UID: id.Pod, Volume: id.Name, Plugin: id.Plugin, Path: m.Place.Path}
+		s := VolumeStatus{Pod: m.Pod, PodUID: id.Pod, Volume: id.Name, Plugin: id.Plugin, Path: m.Place.Path}
 		all = append(all, s.with(m.Progress))
 	}
 	for _, d := range r.actual.Devices {
@@ -124,11 +123,11 @@ func (r *Reconciler) undesired() []VolumeStatus {
 	}
 	for uid, p := range r.actual.Pods {
 		if p.Phase == state.Failed {
-			all = append(all, VolumeStatus{UID: uid, Path: r.paths.Pod(uid)}.with(*p))
+			all = append(all, VolumeStatus{PodUID: uid, Path: r.paths.Pod(uid)}.with(*p))
 		}
 	}
 	slices.SortFunc(all, func(a, b VolumeStatus) int {
-		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Plugin, b.Plugin))
+		return cmp.Or(cmp.Compare(a.PodUID, b.PodUID), cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Plugin, b.Plugin))
 	})
 	return all
 }

@@ -144,7 +144,7 @@ func (h *host) waitForStatus(t *testing.T, file string, ok func(csi.DriverStatus
 }
 
 // registered is a condition for waitForStatus.
-func registered(s csi.DriverStatus) bool { return s.Registered && s.Error == "" }
+func registered(s csi.DriverStatus) bool { return s.Registered && s.Problem == "" }
 
 // registeredAs returns a condition for waitForStatus: the driver is registered and has the node ID.
 func registeredAs(nodeID string) func(csi.DriverStatus) bool {
@@ -153,7 +153,7 @@ func registeredAs(nodeID string) func(csi.DriverStatus) bool {
 
 // hasError returns a condition for waitForStatus: the error contains the text.
 func hasError(text string) func(csi.DriverStatus) bool {
-	return func(s csi.DriverStatus) bool { return strings.Contains(s.Error, text) }
+	return func(s csi.DriverStatus) bool { return strings.Contains(s.Problem, text) }
 }
 
 // waitFor retries a function until it returns no error.

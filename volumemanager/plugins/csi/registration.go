@@ -42,8 +42,8 @@ type DriverStatus struct {
 	Topology   map[string]string `json:"topology,omitempty"`
 	// Capabilities have the names of csi-spec, such as Node/STAGE_UNSTAGE_VOLUME.
 	Capabilities []string `json:"capabilities,omitempty"`
-	// Error is the reason why the driver cannot be used, or why the registrar was not notified.
-	Error string `json:"error,omitempty"`
+	// Problem is the reason why the driver cannot be used, or why the registrar was not notified.
+	Problem string `json:"problem,omitempty"`
 }
 
 // registrarSocket is the socket of a registrar.
@@ -88,7 +88,7 @@ func (s *registrarSocket) status() DriverStatus {
 		status.NodeID, status.MaxVolumes, status.Topology, status.Capabilities = d.last.nodeID, d.last.limit, d.last.topology, d.last.capabilities()
 	}
 	if err != nil {
-		status.Error = err.Error()
+		status.Problem = err.Error()
 	}
 	return status
 }

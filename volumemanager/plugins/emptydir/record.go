@@ -15,14 +15,17 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
+const recordVersion = 1
+
 // record describes a volume with the default medium. It is written once the volume is complete. It is
 // removed after the directory is removed and its quota ID is released.
 type record struct {
+	Version int `json:"version"`
 	// Kind and ID identify the quota that limits the directory to Bytes. Without a limit, all three
 	// are zero.
 	Kind  quota.Kind `json:"kind,omitempty"`
 	ID    uint64     `json:"id,omitempty"`
-	Bytes int64      `json:"bytes,omitempty"`
+	Bytes int64      `json:"limitBytes,omitempty"`
 }
 
 const suffix = ".json"
@@ -32,7 +35,7 @@ func (p *Plugin) records() string { return filepath.Join(p.host.Paths().Plugin(N
 // load reads a record; nil if there is none.
 func (p *Plugin) load(key string) (*record, error) {
 	r := &record{}
-	err := plugins.ReadJSON(filepath.Join(p.records(), key+suffix), r)
+	err := plugins.ReadRecord(filepath.Join(p.records(), key+suffix), r, &r.Version, recordVersion)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // no record is a valid result
 	}
@@ -47,6 +50,7 @@ func (p *Plugin) save(key string, r *record) error {
 	if err := os.MkdirAll(p.records(), 0o750); err != nil {
 		return err
 	}
+	r.Version = recordVersion
 	return atomicfile.WriteJSON(p.records(), key+suffix, r)
 }
 

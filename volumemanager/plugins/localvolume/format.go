@@ -151,9 +151,12 @@ func (f *formatting) check(ctx context.Context) error {
 	return err
 }
 
+const recordVersion = 1
+
 // record identifies the device on which a filesystem is being created, because an incomplete
 // filesystem is erased only on that device. A record is valid until the machine reboots.
 type record struct {
+	Version  int    `json:"version"`
 	Boot     string `json:"boot"`
 	Device   uint64 `json:"device"`
 	Sequence uint64 `json:"sequence"`
@@ -165,6 +168,7 @@ func (f *formatting) record() (r record, err error) {
 	if err != nil {
 		return r, err
 	}
+	r.Version = recordVersion
 	r.Device = info.Sys().(*syscall.Stat_t).Rdev
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -215,7 +219,7 @@ func (f *formatting) end() error {
 func (f *formatting) readRecord() (interrupted bool, err error) {
 	path := filepath.Join(f.records(), f.spec.Name())
 	var recorded record
-	err = plugins.ReadJSON(path, &recorded)
+	err = plugins.ReadRecord(path, &recorded, &recorded.Version, recordVersion)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -239,7 +239,7 @@ func TestFormatInterrupted(t *testing.T) {
 		defer f.Close()
 		sequence := plugintest.Value(sys.DiskSequence(f))(t)
 		at := plugintest.Value(mount.Inspect(disk))(t)
-		b := plugintest.Value(json.Marshal(map[string]any{"boot": boot, "device": at.Rdev, "sequence": sequence}))(t)
+		b := plugintest.Value(json.Marshal(map[string]any{"version": 1, "boot": boot, "device": at.Rdev, "sequence": sequence}))(t)
 		dir := m.Paths().Plugin(localvolume.Name) + "/formatting"
 		must(t, os.MkdirAll(dir, 0o750))
 		must(t, os.WriteFile(dir+"/pv", b, 0o600))
