@@ -108,8 +108,8 @@ func TestExampleConfig(t *testing.T) {
 	if empty := emptyFields(*c.Pools[2].Section.(*disk.Disks)); len(empty) > 0 {
 		t.Errorf("pool of disks: got the empty fields %q, want none", empty)
 	}
-	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // a synonym of Export
-		t.Errorf("nfs pool: got the empty fields %q, want only Share", empty)
+	if empty := emptyFields(*c.Pools[3].NFS); len(empty) > 0 {
+		t.Errorf("nfs pool: got the empty fields %q, want none", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
 		t.Errorf("got section kubernetes %+v, want startupTaint true", c.Kubernetes)

@@ -74,7 +74,7 @@ func TestRefusals(t *testing.T) {
 		{"server without an export", "nfs: {server: nas}", []string{"storageClass trivet-nfs", "nfs.export"}},
 		{"export without a server of the section", "nfs: {export: /e}", []string{"nfs.server is missing", "/e"}},
 		{"pool without an export", "pools: {p: {nfs: {server: nas}}}", []string{"pools.p.nfs.export is missing"}},
-		{"class of a pool with a server", pools("storageClasses: [{name: a, server: nas, export: /e}]"), []string{"pools.p.storageClasses[0].server is not a key"}},
+		{"class of a pool with a server", pools("storageClasses: [{name: a, server: nas}]"), []string{"pools.p.storageClasses[0].server is not a key"}},
 		{"no replicas", "controller: {replicas: 0}", []string{"/controller/replicas"}},
 		{"duration in days", "certificates: {certManager: {duration: 365d}}", []string{"/certificates/certManager/duration"}},
 		{"fractional memory of inline volumes", "ephemeral: {enabled: true, memory: 1.5Gi}", []string{"/ephemeral/memory"}},
