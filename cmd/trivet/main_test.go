@@ -298,14 +298,14 @@ func TestVolumesAndDoctor(t *testing.T) {
 	var list []struct {
 		Pool, ID, Name, Backend, Content, Device, Problem string
 		SizeBytes                                         int64
-		Nodes                                             []string
+		PublishedTo                                       []string
 	}
 	if err := json.Unmarshal([]byte(p.run(t, "volumes", "-o", "json")), &list); err != nil || len(list) != 1 {
 		t.Fatalf("got volumes %+v, error %v, want one volume", list, err)
 	}
 	got := list[0]
 	if got.Pool != "default" || got.ID != id || got.Name != "raw\n\x1b[2J" || got.Backend != "loop" || got.Content != "block" ||
-		got.SizeBytes != 1<<20 || !slices.Equal(got.Nodes, []string{"n"}) || !strings.HasPrefix(got.Device, "/dev/loop") || got.Problem != "" {
+		got.SizeBytes != 1<<20 || !slices.Equal(got.PublishedTo, []string{"n"}) || !strings.HasPrefix(got.Device, "/dev/loop") || got.Problem != "" {
 		t.Errorf("got %+v, want the published raw volume %s", got, id)
 	}
 	if out := p.run(t, "volumes"); strings.Count(out, "\n") != 2 || strings.Contains(out, "\x1b") || !strings.Contains(out, id) {
