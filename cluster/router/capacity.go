@@ -108,7 +108,7 @@ func (s *Server) capacityOf(ctx context.Context, n *node, params volume.Paramete
 	if err != nil {
 		return capacity{node: n, err: err}
 	}
-	if v := n.viewFor(ctx, params.Pool); v.answered && !(v.has(k, params.Pool) && v.open(params.Pool)) {
+	if v := n.viewFor(ctx, params.Pool); v.answered && (!v.has(k, params.Pool) || !v.open(params.Pool)) {
 		return capacity{node: n}
 	}
 	switch err := s.nodes.checkServesNamed(ctx, n, params.Pool); {
