@@ -162,7 +162,7 @@ func volumeTable(all []status.Volume) table {
 		text("CONTENT", func(v status.Volume) string { return v.Content }),
 		wide("SUBDIR", func(v status.Volume) string { return v.SubDir }),
 		text("STATE", func(v status.Volume) string { return v.State }),
-		text("NODE", func(v status.Volume) string { return strings.Join(v.PublishedTo, ",") }),
+		wide("PUBLISHED TO", func(v status.Volume) string { return strings.Join(v.PublishedTo, ",") }),
 		text("POD", func(v status.Volume) string { return v.Pod }),
 		wide("NAMESPACE", func(v status.Volume) string { return v.Namespace }),
 		text("DEVICE", func(v status.Volume) string { return v.Device }),
