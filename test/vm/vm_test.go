@@ -50,11 +50,13 @@ var sanityDisks = slices.Repeat([]string{"322M"}, 5)
 // guest is a virtual machine that runs test programs one after the other.
 type guest struct {
 	name     string
+	mem      int           // the memory in MiB; 0 for the default of vm.sh
 	disks    []string      // the sizes of the virtio disks
 	nvme     []string      // the sizes of the NVMe disks
 	scsi     []string      // the sizes of the SCSI disks
 	prelude  string        // a bash command that runs before the programs
 	driver   bool          // TRIVET_TEST_DRIVER is set to the path of a driver
+	cluster  bool          // the programs run beside the control plane of a cluster, which cluster.sh starts
 	crashing bool          // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
 	limit    time.Duration // the guest is ended after this time
 	long     bool          // the guest runs only with -long
@@ -184,6 +186,10 @@ var guests = []guest{
 		name: "tenants", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestHostile|TestBadInput|TestFull)$"}, passed("TestHostile/IDs")}},
 	},
+	{
+		name: "kubernetes", mem: 8 << 10, disks: []string{"16G", "4G"}, prelude: nfsDisk, cluster: true, long: true, limit: time.Hour,
+		programs: []program{{"./test/e2e", []string{"-test.run", "^TestNAS$"}, passed("TestNAS")}},
+	},
 }
 
 // passed returns expressions that match the lines with which tests and subtests report success.
@@ -224,6 +230,9 @@ func TestVM(t *testing.T) {
 			ctx, cancel := context.WithTimeout(ctx, g.limit+hostReserve)
 			defer cancel()
 			options := []string{"--timeout", seconds(g.limit)}
+			if g.mem != 0 {
+				options = append(options, "--mem", strconv.Itoa(g.mem))
+			}
 			for _, size := range g.disks {
 				options = append(options, "--disk", size)
 			}
@@ -249,13 +258,24 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 	if g.crashing {
 		lines = append(lines, "export TRIVET_TEST_CRASHING="+quote(buildDriver(ctx, t, "-tags", "crashpoints")))
 	}
+	var enter []string
+	if g.cluster {
+		run(ctx, t, exec.CommandContext(ctx, "../e2e/run", "build", "vm"))
+		lines = append(lines, ". ./cluster.sh")
+		in, err := filepath.Abs("../e2e/cluster/in.sh")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Package nfsd needs mounts that propagate.
+		enter = []string{"IN=0", quote(in), "unshare", "--mount", "--propagation", "shared"}
+	}
 	for _, p := range g.programs {
 		folder, err := filepath.Abs(filepath.Join(module, p.pkg))
 		if err != nil {
 			t.Fatal(err)
 		}
 		left := fmt.Sprintf("-test.timeout=$((%s - SECONDS))s", seconds(g.limit-dumpReserve))
-		words := []string{quote(build(ctx, t, p.pkg)), "-test.v", left}
+		words := append(slices.Clone(enter), quote(build(ctx, t, p.pkg)), "-test.v", left)
 		for _, a := range p.args {
 			words = append(words, quote(a))
 		}
@@ -318,7 +338,7 @@ func interruptible(t *testing.T) context.Context {
 func build(ctx context.Context, t *testing.T, pkg string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), filepath.Base(pkg)+".test")
-	compile(ctx, t, "test", "-c", "-tags", "vm", "-o", binary, pkg)
+	compile(ctx, t, "test", "-c", "-tags", "e2e,vm", "-o", binary, pkg)
 	return binary
 }
 

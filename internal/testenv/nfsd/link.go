@@ -58,6 +58,12 @@ func (l *Link) Restore(tb testing.TB) {
 	ip(tb, s.pid, endCommands(l.device("s"), s.Address(), l.Address(), s.Address6(), l.Address6())...)
 }
 
+// Route lets the server answer to a network behind the client. Cut removes the route.
+func (l *Link) Route(tb testing.TB, network string) {
+	tb.Helper()
+	ip(tb, l.server.pid, fmt.Sprintf("route replace %s via %s", network, l.Address()))
+}
+
 // endCommands returns the commands of ip(8) that configure one end of a link. They include addresses and routes,
 // because a device that was down has lost its routes and its IPv6 addresses.
 func endCommands(device, own, peer, own6, peer6 string) []string {

@@ -6,6 +6,7 @@ bin=$cache/bin
 images=$cache/images
 # The registry of a cluster, in its network namespace.
 registry=127.0.0.1:5000
+interval=${INTERVAL:-0.2}
 # The name of a file in each state directory. down.sh only removes directories with it.
 marker=trivet-e2e-cluster
 # The repository may belong to another user than root, who runs the scripts.

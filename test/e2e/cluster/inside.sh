@@ -31,7 +31,7 @@ fake_sysctls() {
 }
 
 wait_for_apiserver() {
-	until kubectl --kubeconfig "$state/admin.kubeconfig" get --raw /readyz >/dev/null 2>&1; do sleep 0.2; done
+	until kubectl --kubeconfig "$state/admin.kubeconfig" get --raw /readyz >/dev/null 2>&1; do sleep "$interval"; done
 }
 
 # reap reaps the orphaned processes of the namespace. It does not return.

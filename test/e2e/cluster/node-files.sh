@@ -4,7 +4,8 @@
 # make_node N
 make_node() {
 	local n=$1 dir=$state/n$1
-	mkdir -p "$dir"/{cni,lib,log,pki,flexvolume}
+	mkdir -p "$dir"/{cni,lib/containerd,log,pki,flexvolume}
+	[ -z "${UNPACKED:-}" ] || tar -C "$dir/lib/containerd" -xf "$cache/unpacked.tar"
 	# A node without a CNI configuration does not become Ready.
 	cat >"$dir/cni/10-trivet.conflist" <<-E
 		{"cniVersion": "1.0.0", "name": "trivet", "plugins": [{

@@ -23,7 +23,7 @@ start "containerd$n" containerd -c "$dir/containerd.toml"
 import_images() {
 	local archive
 	until ctr version >/dev/null 2>&1; do sleep 0.2; done
-	for archive in "$images"/*.tar; do ctr -n k8s.io images import --local "$archive"; done
+	[ -n "${UNPACKED:-}" ] || for archive in "$images"/*.tar; do ctr -n k8s.io images import --local "$archive"; done
 	touch "$dir/images.done"
 }
 start "images$n" import_images

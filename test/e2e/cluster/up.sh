@@ -3,6 +3,8 @@
 # private namespaces without access to other networks, private cgroups, and its files in
 # $TRIVET_E2E_STATE (default: a new directory in /tmp). README.md describes what else
 # changes on machines with cgroup v2.
+# TIMEOUT is the time in seconds after which it gives up. INTERVAL is the time in seconds
+# between two checks. With UNPACKED, the nodes start with the images of `build.sh vm`.
 # KUBELET_V is the log level of the kubelets. KUBELET_ARGS, APISERVER_ARGS, KCM_ARGS and
 # SCHEDULER_ARGS are additional arguments of the programs.
 set -euo pipefail
@@ -44,7 +46,7 @@ ready() {
 }
 until ready >/dev/null 2>&1; do
 	kill -0 "$child" 2>/dev/null || fail "control-plane.sh has ended; see $state/log"
-	[ $SECONDS -lt 180 ] || fail "the cluster is not ready after $SECONDS s; see $state/log"
-	sleep 0.2
+	[ $SECONDS -lt "${TIMEOUT:-180}" ] || fail "the cluster is not ready after $SECONDS s; see $state/log"
+	sleep "$interval"
 done
 echo "ready in $SECONDS s: TRIVET_E2E_STATE=$state"

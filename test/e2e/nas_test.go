@@ -1,0 +1,116 @@
+//go:build e2e && vm
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+const (
+	// podNetwork contains the addresses of the pods (cluster/node-files.sh).
+	podNetwork = "10.88.0.0/16"
+	// slow is the timeout of commands in the virtual machine.
+	slow = 15 * time.Minute
+)
+
+// TestNAS installs the chart with the values for a NAS. Two pods share a directory of the NAS, and a third pod
+// has a disk image on it, which grows while the pod runs. After the claims are deleted, the directory is
+// archived and the image is removed. The kernel needs an NFS client and server, so the test runs only in the
+// virtual machine.
+func TestNAS(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	s.Link().Route(t, podNetwork)
+	shared, images := s.Dir(s.Export(t, "tank/shared")), s.Dir(s.Export(t, "tank/images"))
+	installNAS(t, s.Address())
+	applyText(t, "default", sharedClaim+sharingPod("a", "b")+sharingPod("b", "a")+
+		"---"+claimPod{name: "image", class: "nas-images", size: "320Mi"}.manifest())
+	waitSlowly(t, "--for=condition=Ready", "pod/a", "pod/b", "pod/image")
+
+	for _, pod := range []string{"a", "b"} {
+		if got := strings.TrimSpace(read(t, filepath.Join(shared, "default/shared", pod))); got != pod {
+			t.Errorf("file of pod %s on the server: got %q, want %q", pod, got, pod)
+		}
+	}
+	kubectl(t, "patch", "pvc", "image", "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
+	waitSlowly(t, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/image")
+	checkSize(t, "default", "image", "/data", "xfs", 640)
+
+	kubectl(t, "delete", "pod,pvc", "--all", "--timeout="+slow.String())
+	eventually(t, slow, "no volumes are left", func() (string, bool) {
+		left := leftObjects()
+		for _, dir := range []string{shared, images} {
+			entries, err := testenv.PoolEntries(dir)
+			if err != nil {
+				left = append(left, err.Error())
+			}
+			left = append(left, entries...)
+		}
+		return strings.Join(left, "; "), len(left) == 0
+	})
+	kept, err := filepath.Glob(filepath.Join(shared, "archived/*/data/[ab]"))
+	if err != nil || len(kept) != 2 {
+		t.Errorf("archived files: got %q, %v, want one of each pod", kept, err)
+	}
+}
+
+// sharedClaim is a claim for a directory, with the default class.
+const sharedClaim = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: shared}
+spec:
+  accessModes: [ReadWriteMany]
+  resources: {requests: {storage: 64Mi}}
+`
+
+// sharingPod returns the manifest of a pod that writes its name to the claim shared, and is ready when it can
+// read the name of the other pod.
+func sharingPod(name, other string) string {
+	return fmt.Sprintf(`
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sh, -c, 'echo %[1]s >/data/%[1]s && sync /data/%[1]s && sleep 1000000']
+    readinessProbe: {exec: {command: [grep, %[2]s, /data/%[2]s]}, periodSeconds: 5, timeoutSeconds: 60}
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: shared}}]
+`, name, other)
+}
+
+// installNAS installs the chart with the values for a NAS until the end of the test. The shape oneNode needs no
+// leader election. The sidecars of the other shape lose their leases if the API server does not answer for 10 s.
+func installNAS(t *testing.T, server string) {
+	t.Helper()
+	values := filepath.Join(t.TempDir(), "nas.yaml")
+	must(t, os.WriteFile(values, []byte(strings.NewReplacer("nas.lan", server, "6Ti", "1Gi", "2Ti", "1Gi").Replace(read(t, examples+"/values/nas.yaml"))), 0o600))
+	t.Cleanup(func() {
+		if t.Failed() {
+			describe(t, "default")
+		}
+		if out, err := try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--timeout="+slow.String()); err != nil {
+			t.Error(out)
+		}
+	})
+	run(t, "helm", "install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--set", "shape=oneNode", "--wait", "--timeout="+slow.String())
+}
+
+// waitSlowly waits for a condition of objects in the default namespace.
+func waitSlowly(t *testing.T, condition string, objects ...string) {
+	t.Helper()
+	kubectl(t, append([]string{"wait", condition, "--timeout=" + slow.String()}, objects...)...)
+}
