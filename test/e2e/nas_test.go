@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,11 +32,13 @@ func TestNAS(t *testing.T) {
 	s.Link().Route(t, podNetwork)
 	shared, images := s.Dir(s.Export(t, "tank/shared")), s.Dir(s.Export(t, "tank/images"))
 	installNAS(t, s.Address())
-	applyText(t, "default", sharedClaim+
+	objects := filepath.Join(t.TempDir(), "objects.yaml")
+	must(t, os.WriteFile(objects, []byte(sharedClaim+
 		nasPod("a", "shared", "echo a >/data/a && until cp /data/b /data/copy-of-b; do sleep 1; done")+
 		nasPod("b", "shared", "echo b >/data/b && until cp /data/a /data/copy-of-a; do sleep 1; done")+
-		"---"+claim("image", "nas-images", "320Mi", "")+nasPod("image", "image", "true"))
-	waitSlowly(t, "--for=condition=Ready", "pod/a", "pod/b", "pod/image")
+		"---"+claim("image", "nas-images", "320Mi", "")+nasPod("image", "image", "true")), 0o600))
+	retried(t, "kubectl", "apply", "-f", objects)
+	retried(t, "kubectl", "wait", "pod", "--all", "--for=condition=Ready", "--timeout=5m")
 
 	for _, pod := range []string{"a", "b"} {
 		file := filepath.Join(shared, "default/shared/copy-of-"+pod)
@@ -44,13 +47,14 @@ func TestNAS(t *testing.T) {
 			return fmt.Sprintf("%q, %v", text, err), string(text) == pod+"\n"
 		})
 	}
-	kubectl(t, "patch", "pvc", "image", "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
-	waitSlowly(t, "--for=jsonpath={.status.capacity.storage}=640Mi", "pvc/image")
-	if got := execIn(t, "default", "image", "df -Pm /data | awk 'END {print ($2 > 640*9/10)}'"); got != "1" {
-		t.Errorf("got %s after the growth, want a filesystem of about 640 MiB", got)
+	retried(t, "kubectl", "patch", "pvc", "image", "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
+	retried(t, "kubectl", "wait", "pvc/image", "--for=jsonpath={.status.capacity.storage}=640Mi", "--timeout=5m")
+	df := strings.Fields(retried(t, "kubectl", "exec", "image", "--", "df", "-Pm", "/data"))
+	if size, err := strconv.Atoi(df[len(df)-5]); err != nil || size < 640*9/10 || size > 640 {
+		t.Errorf("df after the growth: got %q, want 90 to 100 %% of 640 MiB", df)
 	}
 
-	kubectl(t, "delete", "pod,pvc", "--all", "--timeout="+slow.String())
+	retried(t, "kubectl", "delete", "pod,pvc", "--all", "--timeout=5m")
 	eventually(t, slow, "no volumes are left", func() (string, bool) {
 		left := leftObjects()
 		for _, dir := range []string{shared, images} {
@@ -111,11 +115,17 @@ func installNAS(t *testing.T, server string) {
 			t.Error(out)
 		}
 	})
-	run(t, "helm", "install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--set", "shape=oneNode", "--wait", "--timeout="+slow.String())
+	retried(t, "helm", "upgrade", "--install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--set", "shape=oneNode", "--wait", "--timeout="+slow.String())
 }
 
-// waitSlowly waits for a condition of objects in the default namespace.
-func waitSlowly(t *testing.T, condition string, objects ...string) {
+// retried repeats a command until it succeeds, because the API server may be too slow for the timeouts of its
+// clients. It returns the output.
+func retried(t *testing.T, command string, args ...string) (out string) {
 	t.Helper()
-	kubectl(t, append([]string{"wait", condition, "--timeout=" + slow.String()}, objects...)...)
+	eventually(t, slow, command+" "+strings.Join(args, " ")+" succeeds", func() (string, bool) {
+		var err error
+		out, err = try(t.Context(), command, args...)
+		return fmt.Sprint(err), err == nil
+	})
+	return out
 }
