@@ -118,7 +118,16 @@ func (c *Cluster) Report(ctx context.Context) (r status.Report, err error) {
 	if err != nil {
 		return r, err
 	}
-	return fetch(ctx, fmt.Sprintf("http://localhost:%d/status", port))
+	r, err = fetch(ctx, fmt.Sprintf("http://localhost:%d/status", port))
+	return r, explain(err, pod)
+}
+
+// explain adds a pod that does not answer, and where to look for the cause, to an error.
+func explain(err error, pod kube.Pod) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: see `kubectl -n %s describe pod %s`", err, pod.Metadata.Namespace, pod.Metadata.Name)
 }
 
 // reporter returns a pod of the controller, or in an installation for one node the node's pod.

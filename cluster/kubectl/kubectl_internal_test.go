@@ -209,3 +209,12 @@ func TestReporter(t *testing.T) {
 		}
 	}
 }
+
+// TestExplain: the error of a pod that does not answer names the pod and its namespace.
+func TestExplain(t *testing.T) {
+	_, err := fetch(t.Context(), "http://localhost:0/status")
+	err = explain(err, object[kube.Pod](t, `{"metadata":{"name":"trivet-0","namespace":"storage"}}`))
+	if err == nil || !strings.Contains(err.Error(), "kubectl -n storage describe pod trivet-0") {
+		t.Errorf("got error %v, want one with the command that describes the pod", err)
+	}
+}
