@@ -205,7 +205,7 @@ func judgeInline(d kube.CSIDriver, inline bool) Check {
 	allowed := slices.Contains(d.Spec.VolumeLifecycleModes, "Ephemeral")
 	switch {
 	case inline && !allowed:
-		return warning(name, "this node's configuration allows them, but "+modes, "set ephemeral.enabled of the chart, or recreate the object with Ephemeral (docs/kinds/inline.md, \"Switch on\")")
+		return warning(name, "this node's configuration allows them, but "+modes, "set ephemeral.enabled of the chart, or recreate the object with Ephemeral (docs/kinds/inline.md, \"Enable inline volumes\")")
 	case inline && !d.Spec.PodInfoOnMount:
 		return warning(name, "the CSIDriver object has podInfoOnMount false, without which the driver refuses them", "set podInfoOnMount: true")
 	case !inline && allowed:
