@@ -72,6 +72,91 @@ func (d *Devices) GrowReadOnly(v volume.Volume, size int64) error {
 	return blockdev.GrowLoop(number, size)
 }
 
+// Marked is an attached device whose storage records by a mark that it may contain data.
+type Marked struct {
+	Pool   *pool.Pool
+	Volume volume.Volume
+	Device *os.File
+	// Used is the mark. SetUsed sets it durably.
+	Used    bool
+	SetUsed func(context.Context) error
+	// Shrunk returns the error for a device that is smaller than the record requires.
+	Shrunk func(size int64) error
+}
+
+// PrepareMarked checks the size of a device, and creates the filesystem if the device was never used. The device is
+// marked before it can be used. commit makes the writes durable; it is nil if there is nothing to make durable.
+func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (commit func() error, err error) {
+	if err := m.syncCapacity(ctx); err != nil {
+		return nil, err
+	}
+	if m.Volume.Block {
+		return nil, m.setUsed(ctx)
+	}
+	mounts, err := mount.OfDevice(m.Device.Name())
+	if err != nil {
+		return nil, err
+	}
+	if len(mounts) > 0 {
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage the volume there first", m.Volume.ID, mounts[0].Mountpoint)
+	}
+	// Every supported filesystem has blocks of at least 4096 bytes, so this sector size is valid even
+	// on a device with smaller sectors.
+	fs, err := FilesystemOf(m.Pool, m.Volume, m.Device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
+	if err != nil {
+		return nil, err
+	}
+	if fs.State == pool.Formatted || m.Used && fs.State != pool.Cloned { // a used device has a filesystem
+		return nil, m.checkFormatted(ctx, fs)
+	}
+	fs.MarkUsed = func() error { return m.setUsed(ctx) }
+	if err := fs.Prepare(m.Device); err != nil {
+		return nil, err
+	}
+	return fs.Complete(ctx, d.Formatter, m.Device)
+}
+
+// syncCapacity returns the error of Shrunk if the device is smaller than the record says. If it is larger, an expansion
+// was interrupted, and syncCapacity records the new size.
+func (m *Marked) syncCapacity(ctx context.Context) error {
+	size, err := blockdev.Size(m.Device)
+	if err != nil {
+		return err
+	}
+	if size < m.Volume.Capacity {
+		return m.Shrunk(size)
+	}
+	if size > m.Volume.Capacity {
+		err = m.Pool.RaiseCapacity(ctx, m.Volume, size)
+		m.Volume.Capacity = size
+	}
+	return err
+}
+
+// setUsed sets the mark, unless it is set.
+func (m *Marked) setUsed(ctx context.Context) error {
+	if m.Used {
+		return nil
+	}
+	return m.SetUsed(context.WithoutCancel(ctx))
+}
+
+// checkFormatted checks an existing filesystem. Then it sets the mark, and records in the pool that the filesystem is
+// formatted, if either is missing. The state in the pool may be missing because a call was interrupted after it had set
+// the mark, or because the volume's folder was restored from a backup.
+func (m *Marked) checkFormatted(ctx context.Context, fs *Filesystem) error {
+	if err := fs.Check(ctx, m.Device); err != nil {
+		return err
+	}
+	if err := m.setUsed(ctx); err != nil || fs.State == pool.Formatted {
+		return err
+	}
+	if err := m.Pool.Images.BeginFormat(m.Volume.ID.Name); err != nil {
+		return err
+	}
+	return m.Pool.Images.MarkFormatted(m.Volume.ID.Name, pool.Formatting)
+}
+
 // Filesystem creates and checks the filesystem of a volume on a block device or in an image. A raw
 // volume has no filesystem, and the methods do nothing for it.
 type Filesystem struct {

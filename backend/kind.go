@@ -44,7 +44,7 @@ type Kind struct {
 	// Check refuses parameters that contradict each other (ErrInvalid). It may be nil.
 	Check func(volume.Parameters) error
 	// Examine reports for trivet doctor whether this node meets the requirements of the kind.
-	// It may be nil.
+	// It may be nil. A kind with a PoolSection is examined only if such a pool is configured.
 	Examine func() []Finding
 	// New creates the backend. It does not fail: a pool that cannot be used is reported as the
 	// state of that pool.
@@ -147,6 +147,13 @@ func (ks Kinds) Named(name string) (Kind, error) {
 
 // OnNodes returns the kinds whose volumes can be in pools of a node.
 func (ks Kinds) OnNodes() Kinds { return slices.DeleteFunc(slices.Clone(ks), Kind.OnlyOnExports) }
+
+// Needed returns the kinds without those that have pools of their own, of which none is configured.
+func (ks Kinds) Needed(pools []pool.Config) Kinds {
+	return slices.DeleteFunc(slices.Clone(ks), func(k Kind) bool {
+		return k.PoolSection != nil && !slices.ContainsFunc(pools, func(c pool.Config) bool { return c.Kind() == k.Media[0] })
+	})
+}
 
 // For returns the first kind whose volumes can be in a pool with this configuration.
 func (ks Kinds) For(c pool.Config) (Kind, bool) {

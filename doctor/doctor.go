@@ -116,7 +116,7 @@ func Run(ctx context.Context, o Options) []Check {
 	var checks []Check
 	if !config.Forwarding.Controller() {
 		o.begin("the node")
-		checks = checkWithin(o.Patience, "node", func() []Check { return nodeChecks(ctx, o.Kinds) })
+		checks = checkWithin(o.Patience, "node", func() []Check { return nodeChecks(ctx, o.Kinds.Needed(config.Pools)) })
 	}
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))

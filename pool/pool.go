@@ -43,6 +43,8 @@ type Pool struct {
 	replaced once
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup
+	// unmount unmounts the pool's directory; nil if this process did not mount it.
+	unmount func()
 }
 
 // Open opens a pool: it makes the pool on its first use, takes its lock, removes the leftovers of a
@@ -53,7 +55,18 @@ type Pool struct {
 // Open returns ErrPrecondition for a disk that is not mounted, a foreign or missing marker, a new
 // pool's directory that is not empty, or a pool that another driver writes.
 func Open(ctx context.Context, forms volume.Forms, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
-	return openOn(ctx, forms, c.Within(state.Name()), state, ledger.New(), claim)
+	c = c.Within(state.Name())
+	unmount, err := c.mountRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, err := openOn(ctx, forms, c, state, ledger.New(), claim)
+	if err != nil {
+		unmount()
+		return nil, err
+	}
+	p.unmount = unmount
+	return p, nil
 }
 
 // openOn is Open with a given ledger.
@@ -306,6 +319,9 @@ func (p *Pool) Close() {
 		}
 	}
 	_ = p.root.Close()
+	if p.unmount != nil {
+		p.unmount()
+	}
 }
 
 // DirectIOAlign is the smallest unit of direct I/O on files of this pool, in bytes.

@@ -25,6 +25,9 @@ func OpenReadOnly(ctx context.Context, forms volume.Forms, c Config, stateDir st
 // OpenReadOnlyOn is OpenReadOnly for one of several pools that are open at the same time and share f.
 func OpenReadOnlyOn(ctx context.Context, f *ledger.Filesystems, forms volume.Forms, c Config, stateDir string) (*Pool, error) {
 	c = c.Within(stateDir)
+	if err := c.checkMounted(); err != nil {
+		return nil, err
+	}
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -107,7 +109,12 @@ func (p *Pool) buildEntry(entry string, v volume.Volume, build func(dir *os.Root
 		if err != nil {
 			return err
 		}
-		return p.building.buildOnStorage(dir, record, build)
+		return p.building.buildOnStorage(dir, record, func(dir *os.Root) error {
+			if err := build(dir); err != nil {
+				return err
+			}
+			return completeRecord(dir, v, record)
+		})
 	}
 	if err := build(dir); err != nil {
 		return err
@@ -127,6 +134,15 @@ func (p *Pool) buildEntry(entry string, v volume.Volume, build func(dir *os.Root
 		return p.medium.SyncFiles(dir, ImageFile, ".")
 	}
 	return p.medium.SyncFiles(dir, ".")
+}
+
+// completeRecord writes the record again if build has changed v.Section.
+func completeRecord(dir *os.Root, v volume.Volume, before []byte) error {
+	record, err := v.MarshalRecord()
+	if err != nil || bytes.Equal(record, before) {
+		return err
+	}
+	return atomicfile.Write(dir, recordFile, record)
 }
 
 // writeSynced writes a new file and makes its content durable.

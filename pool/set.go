@@ -226,6 +226,17 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	defer own.placed.close()
 	defer own.claimed.close()
 	c := own.cfg.Within(s.state.Name())
+	unmount, err := c.mountRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			unmount()
+			return
+		}
+		p.unmount = unmount
+	}()
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)

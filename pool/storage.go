@@ -33,6 +33,42 @@ type Section interface {
 	Open(c Config) Storage
 }
 
+// RecordMounter is implemented by a Section whose pools have their records on their own storage, so that they move with
+// the data. Records is then a mount point.
+type RecordMounter interface {
+	// MountRecords prepares the storage, and mounts the directory of the records at Directory.Path, before the pool
+	// is opened. It does nothing if the directory is already mounted. unmount is called after the pool is closed.
+	// ErrPrecondition if an administrator must act first.
+	MountRecords(ctx context.Context, c Config) (unmount func(), err error)
+	// CheckMounted explains why the records are not mounted at Directory.Path, for a process that only reads the pool;
+	// nil if they are.
+	CheckMounted(c Config) error
+}
+
+// mountRecords calls MountRecords of the section that c has, if the section has its records on its storage.
+func (c Config) mountRecords(ctx context.Context) (unmount func(), err error) {
+	mounter, ok := c.Section.(RecordMounter)
+	if !ok {
+		return func() {}, nil
+	}
+	if unmount, err = mounter.MountRecords(ctx, c); err != nil {
+		return nil, fmt.Errorf("pool %q: %w", c.Name, err)
+	}
+	return unmount, nil
+}
+
+// checkMounted calls CheckMounted of the section that c has, if the section has its records on its storage.
+func (c Config) checkMounted() error {
+	mounter, ok := c.Section.(RecordMounter)
+	if !ok {
+		return nil
+	}
+	if err := mounter.CheckMounted(c); err != nil {
+		return fmt.Errorf("pool %q: %w", c.Name, err)
+	}
+	return nil
+}
+
 // Storage stores the data of one pool's volumes. The record of a volume is
 // durable before any of its data exists on the storage.
 type Storage interface {

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// deviceName returns the name of a volume's device node (blockdev.PartitionPath). It depends on the ID
+// deviceName returns the name of a volume's device node (blockdev.NodePath). It depends on the ID
 // only, so that a volume can be unstaged without its record.
 func deviceName(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.Name }
 
@@ -37,7 +37,13 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := &holding{device, v}
-	commit, err := b.prepare(ctx, &attachedVolume{p, v, d, m, device})
+	commit, err := b.PrepareMarked(ctx, &backend.Marked{
+		Pool: p, Volume: v, Device: device, Used: m.Used,
+		SetUsed: func(ctx context.Context) error { return explainDisk(v, d.SetUsed(ctx, sectionOf(v).GUID)) },
+		Shrunk: func(size int64) error {
+			return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %s, but the record requires %s: nothing was changed; find out which program has changed the partition table", v.ID, device.Name(), volume.ExactSize(size), volume.ExactSize(v.Capacity))
+		},
+	})
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
@@ -67,7 +73,7 @@ func (h *holding) Close() error {
 func explainDisk(v volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, blockdev.ErrDiskBusy):
-		return volume.Errorf(volume.ErrInUse, "volume %s: %w: a program has it open (find it with fuser or lsblk), or it is mounted in another mount namespace (grep %s /proc/*/mountinfo): stop that program", v.ID, err, blockdev.PartitionPath(deviceName(v.ID)))
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w: a program has it open (find it with fuser or lsblk), or it is mounted in another mount namespace (grep %s /proc/*/mountinfo): stop that program", v.ID, err, blockdev.NodePath(deviceName(v.ID)))
 	case errors.Is(err, blockdev.ErrDiskGone):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: insert the disk again, or read in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrNoMark):
@@ -76,97 +82,15 @@ func explainDisk(v volume.Volume, err error) error {
 	return err
 }
 
-// attachedVolume is a volume with its attached disk and the state of the disk.
-type attachedVolume struct {
-	p      *pool.Pool
-	v      volume.Volume
-	disk   blockdev.Disk
-	mark   blockdev.Mark
-	device *os.File
-}
-
-// prepare checks the size of the device, and creates the filesystem if necessary. commit makes the
-// writes durable; it is nil if there is nothing to make durable.
-func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func() error, err error) {
-	if err := a.syncCapacity(ctx); err != nil {
-		return nil, err
-	}
-	if a.v.Block {
-		return nil, a.setUsed(ctx)
-	}
-	mounts, err := mount.OfDevice(a.device.Name())
-	if err != nil {
-		return nil, err
-	}
-	if len(mounts) > 0 {
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage the volume there first", a.v.ID, mounts[0].Mountpoint)
-	}
-	// Every supported filesystem has blocks of at least 4096 bytes, so this sector size is valid even
-	// on a disk with smaller sectors.
-	fs, err := backend.FilesystemOf(a.p, a.v, a.device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
-	if err != nil {
-		return nil, err
-	}
-	if fs.State == pool.Formatted || a.mark.Used && fs.State != pool.Cloned { // a used disk has a filesystem
-		return nil, a.checkFormatted(ctx, fs)
-	}
-	fs.MarkUsed = func() error { return a.setUsed(ctx) }
-	if err := fs.Prepare(a.device); err != nil {
-		return nil, err
-	}
-	return fs.Complete(ctx, b.Formatter, a.device)
-}
-
-// syncCapacity returns ErrDamaged if the device is smaller than the record says. If it is larger,
-// an expansion was interrupted, and syncCapacity records the new size.
-func (a *attachedVolume) syncCapacity(ctx context.Context) error {
-	size, err := blockdev.Size(a.device)
-	if err != nil {
-		return err
-	}
-	if size < a.v.Capacity {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %s, but the record requires %s: nothing was changed; find out which program has changed the partition table", a.v.ID, a.device.Name(), volume.ExactSize(size), volume.ExactSize(a.v.Capacity))
-	}
-	if size > a.v.Capacity {
-		err = a.p.RaiseCapacity(ctx, a.v, size)
-		a.v.Capacity = size
-	}
-	return err
-}
-
-// setUsed records on the disk that it may contain data.
-func (a *attachedVolume) setUsed(ctx context.Context) error {
-	if a.mark.Used {
-		return nil
-	}
-	return explainDisk(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
-}
-
-// checkFormatted checks an existing filesystem. Then it records on the disk that the disk is used, and in the pool
-// that the filesystem is formatted, if either is missing. The state in the pool may be missing because a call was
-// interrupted after it had recorded that the disk is used, or because the volume's folder was restored from a backup.
-func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
-	if err := fs.Check(ctx, a.device); err != nil {
-		return err
-	}
-	if err := a.setUsed(ctx); err != nil || fs.State == pool.Formatted {
-		return err
-	}
-	if err := a.p.Images.BeginFormat(a.v.ID.Name); err != nil {
-		return err
-	}
-	return a.p.Images.MarkFormatted(a.v.ID.Name, pool.Formatting)
-}
-
 // Present implements backend.Backend: a disk is present while its device node exists.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
 	ok, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
-	return &blockdev.DeviceSource{Path: blockdev.PartitionPath(deviceName(v.ID)), FSType: v.FSType}, ok, err
+	return &blockdev.DeviceSource{Path: blockdev.NodePath(deviceName(v.ID)), FSType: v.FSType}, ok, err
 }
 
 // Detach implements backend.Backend. It succeeds for a disk that was removed from the machine.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
-	device := blockdev.PartitionPath(deviceName(v.ID))
+	device := blockdev.NodePath(deviceName(v.ID))
 	mounts, err := mount.OfDevice(device)
 	if err != nil {
 		return err
@@ -259,7 +183,7 @@ func readOnlyTag(id volume.ID) string {
 // openPartition opens the volume's partition, to create the read-only device on it. That device is a
 // loop device, because BLKROSET would make the partition itself read-only.
 func openPartition(v volume.Volume) (*os.File, error) {
-	partition, err := blockdev.OpenPartition(deviceName(v.ID))
+	partition, err := blockdev.OpenNode(deviceName(v.ID))
 	if err != nil {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
 	}

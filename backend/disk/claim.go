@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
@@ -133,7 +134,7 @@ func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill f
 // fillMarked calls fill on a marked disk. While copyingFile exists, Abandon lets the disk be wiped if the
 // volume is not created.
 func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
-	if err := createFlag(dir, copyingFile); err != nil {
+	if err := backend.CreateFlag(dir, copyingFile); err != nil {
 		return err
 	}
 	if err := fill(dir); err != nil {

@@ -60,7 +60,7 @@ func New(pools *pool.Set) backend.Backend {
 	return &Backend{backend.Devices{
 		Pools: backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: backend.NoRoom},
 		Raw:   volume.Bounds{Min: volume.MiB, Granule: volume.MiB}, Formatter: blockdev.NewFormatter(),
-		Loops: blockdev.NewLoopTags(blockdev.IsPartitionPath), ReadOnlyTag: readOnlyTag, OpenDevice: openPartition,
+		Loops: blockdev.NewLoopTags(blockdev.IsNodePath), ReadOnlyTag: readOnlyTag, OpenDevice: openPartition,
 	}}
 }
 

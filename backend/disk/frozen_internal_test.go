@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/test/frozen"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -31,5 +32,5 @@ func TestFrozenVolumes(t *testing.T) {
 
 // TestFrozenFiles: the files that record the state of a disk keep their names.
 func TestFrozenFiles(t *testing.T) {
-	frozen.List(t, "files", []string{wipedFile, unusedFile, wipingFile, copyingFile})
+	frozen.List(t, "files", []string{wipedFile, unusedFile, backend.WipingFile, copyingFile})
 }

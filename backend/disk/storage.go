@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -197,7 +198,7 @@ func (s *storage) claimedState(d blockdev.Disk, m blockdev.Mark, r record, unrea
 	case !r.Trashed:
 		return diskState{disk: d, reason: blockdev.DiskClaimed, detail: "volume " + r.Volume.ID.Name}
 	}
-	wiped := min(wipedOffset(os.DirFS(r.Folder)), d.Size)
+	wiped := min(backend.WipedOffset(os.DirFS(r.Folder)), d.Size)
 	return diskState{
 		disk: d, reason: diskWiping, wiped: wiped,
 		detail: fmt.Sprintf("of a deleted volume, in the trash as %s: %d%% wiped", name, wiped*100/d.Size),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"syscall"
 	"time"
@@ -25,6 +26,7 @@ func (c Command) Answer(ctx context.Context, limit int) (string, error) {
 	}
 	out, errs := head{left: limit}, tail{}
 	cmd := exec.CommandContext(ctx, path, c.Args...)
+	cmd.Env = append(os.Environ(), c.Env...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}

@@ -114,7 +114,7 @@ func devicePath(name string) string { return "/dev/" + strings.ReplaceAll(name, 
 // readDisk examines the device at a path. ok is false if the device is not a whole disk, or does not exist any
 // more.
 func readDisk(path string) (d Disk, ok bool, err error) {
-	number, err := nodeNumber(path)
+	number, err := NodeNumber(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTBLK) || errors.Is(err, unix.ELOOP) {
 		return d, false, nil
 	}

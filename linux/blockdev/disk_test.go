@@ -111,8 +111,8 @@ func TestDiskLife(t *testing.T) {
 			must(t, err)
 			size, err := blockdev.Size(part)
 			must(t, err)
-			if size != d.Room() || part.Name() != blockdev.PartitionPath(guid) {
-				t.Errorf("attached partition: got %s with %d bytes, want %s with %d", part.Name(), size, blockdev.PartitionPath(guid), d.Room())
+			if size != d.Room() || part.Name() != blockdev.NodePath(guid) {
+				t.Errorf("attached partition: got %s with %d bytes, want %s with %d", part.Name(), size, blockdev.NodePath(guid), d.Room())
 			}
 			must(t, blockdev.RequireNoSignature(part))
 			_, err = part.WriteAt(bytes.Repeat([]byte("secret"), 10000), 0)
@@ -568,7 +568,7 @@ func TestPresentWithoutMark(t *testing.T) {
 	t.Cleanup(func() { must(t, blockdev.Detach(context.WithoutCancel(t.Context()), guid, guid)) })
 	target := filepath.Join(t.TempDir(), "pod")
 	must(t, os.WriteFile(target, nil, 0o600))
-	must(t, unix.Mount(blockdev.PartitionPath(guid), target, "", unix.MS_BIND, ""))
+	must(t, unix.Mount(blockdev.NodePath(guid), target, "", unix.MS_BIND, ""))
 	writeAt(t, d.Path, make([]byte, mib), 0)
 	writeAt(t, d.Path, make([]byte, mib), diskSize-mib)
 	requirePresent(t, guid, true, true)

@@ -170,7 +170,7 @@ func findGUID(marks []markResult, guid string) (Disk, Mark, error) {
 		found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
 }
 
-// Attach creates a device node with the name node for the partition of a claim (PartitionPath) and opens it. The
+// Attach creates a device node with the name node for the partition of a claim (NodePath) and opens it. The
 // error is ErrNoMark if the disk no longer has the mark of the claim.
 func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	disk, err := d.openLocked(ctx, os.O_RDWR)
@@ -186,10 +186,10 @@ func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := makePartitionNode(node, p.number); err != nil {
+	if err := MakeNode(node, p.number); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(PartitionPath(node), os.O_RDWR, 0)
+	f, err := os.OpenFile(NodePath(node), os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +204,7 @@ func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
 	node := "opening." + NewGUID().String()
 	f, err := d.Attach(ctx, guid, node)
-	return f, errors.Join(err, removePartitionNode(node))
+	return f, errors.Join(err, RemoveNode(node))
 }
 
 // verify reads the mark. The error is ErrNoMark unless the mark is the complete mark of the claim.
@@ -245,7 +245,7 @@ func Detach(ctx context.Context, guid, node string) error {
 			return err
 		}
 	}
-	return removePartitionNode(node)
+	return RemoveNode(node)
 }
 
 // Present reports whether the partition of a claim is attached as a device node, and whether the disk was
@@ -257,7 +257,7 @@ func Present(guid, node string) (ok, removed bool, err error) {
 
 // present does the same as Present, but returns the disk. d is nil if the disk was removed or cannot be read.
 func present(guid, node string) (ok bool, d *Disk, err error) {
-	number, err := nodeNumber(PartitionPath(node))
+	number, err := NodeNumber(NodePath(node))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil, nil
 	}
@@ -277,7 +277,7 @@ func present(guid, node string) (ok bool, d *Disk, err error) {
 	}
 	// While a device is mounted, no other device gets its number. Otherwise the number may now
 	// belong to another disk.
-	mounts, err := mount.OfDevice(PartitionPath(node))
+	mounts, err := mount.OfDevice(NodePath(node))
 	return err == nil && len(mounts) > 0, nil, err
 }
 
@@ -310,7 +310,7 @@ func (d Disk) SetUsed(ctx context.Context, guid string) error {
 
 // KernelName returns the kernel name of the device of a device node, such as sda1.
 func KernelName(node string) (string, error) {
-	number, err := nodeNumber(node)
+	number, err := NodeNumber(node)
 	if err != nil {
 		return "", err
 	}
@@ -337,4 +337,25 @@ func (d Disk) Grow(ctx context.Context, guid string) (int64, error) {
 	}
 	_, err = d.showPartition(disk, m)
 	return m.Size, err
+}
+
+// IsClaimed reports whether the device at a path is a partition of a disk with a mark.
+func IsClaimed(path string) bool {
+	name, err := KernelName(path)
+	if err != nil {
+		return false
+	}
+	dir, err := filepath.EvalSymlinks("/sys/class/block/" + name)
+	if err != nil {
+		return false
+	}
+	if _, err := os.Stat(dir + "/partition"); err != nil {
+		return false
+	}
+	d, ok, err := readDisk(devicePath(filepath.Base(filepath.Dir(dir))))
+	if err != nil || !ok {
+		return false
+	}
+	_, err = d.Mark()
+	return err == nil
 }

@@ -200,7 +200,7 @@ func showsNode(e *mount.Entry, number uint64) bool {
 	if e.Root == "/" || e.FSType != "devtmpfs" && e.FSType != "tmpfs" {
 		return false
 	}
-	at, err := nodeNumber(e.Mountpoint)
+	at, err := NodeNumber(e.Mountpoint)
 	return err == nil && at == number
 }
 
@@ -212,7 +212,7 @@ func loopOn(number uint64) (string, error) {
 		if !strings.HasPrefix(file, "/dev/") {
 			return false
 		}
-		at, err := nodeNumber(file)
+		at, err := NodeNumber(file)
 		return err == nil && at == number
 	})
 	if err != nil || len(loops) == 0 {
@@ -229,7 +229,7 @@ func inspectSwap(name string, number uint64) Finding {
 	}
 	for line := range strings.Lines(string(swaps)) {
 		path, _, _ := strings.Cut(line, " ")
-		if at, err := nodeNumber(path); err == nil && at == number {
+		if at, err := NodeNumber(path); err == nil && at == number {
 			return Finding{Reason: DiskSwap, Detail: name + " is swap space"}
 		}
 	}

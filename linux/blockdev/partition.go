@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -134,59 +133,3 @@ func (d Disk) hidePartition(disk *os.File) error {
 	}
 	return nil
 }
-
-// nodesDir contains the device nodes of the partitions of claimed disks in use. The caller chooses their
-// names, because the kernel reuses the name of a removed disk for the next one. The nodes stay when a disk is
-// removed, so that its mounts can be found. A reboot removes the nodes, which are on devtmpfs, and the mounts.
-const nodesDir = "/dev/trivet"
-
-// PartitionPath returns the path of a device node in nodesDir.
-func PartitionPath(node string) string { return filepath.Join(nodesDir, node) }
-
-// IsPartitionPath reports whether a path can be a result of PartitionPath, possibly in another mount
-// namespace.
-func IsPartitionPath(path string) bool {
-	return filepath.Base(filepath.Dir(path)) == filepath.Base(nodesDir)
-}
-
-// makePartitionNode creates the node. It replaces an existing node of another device.
-func makePartitionNode(node string, number uint64) error {
-	path := PartitionPath(node)
-	if current, err := nodeNumber(path); err == nil && current == number {
-		return nil
-	}
-	if err := os.MkdirAll(nodesDir, 0o755); err != nil {
-		return err
-	}
-	if err := removePartitionNode(node); err != nil {
-		return err
-	}
-	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(number)); err != nil {
-		return fmt.Errorf("mknod %s: %w: give the driver the host's /dev", path, err)
-	}
-	return nil
-}
-
-// removePartitionNode removes the node. It is no error if the node does not exist.
-func removePartitionNode(node string) error {
-	if err := os.Remove(PartitionPath(node)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// nodeNumber returns the device number of the node of a block device. The error is fs.ErrNotExist if the node does
-// not exist, and unix.ENOTBLK if path is another file.
-func nodeNumber(path string) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return 0, fmt.Errorf("%s: %w", path, unix.ENOTBLK)
-	}
-	return st.Rdev, nil
-}
-
-// OpenPartition opens an attached partition for reading.
-func OpenPartition(node string) (*os.File, error) { return os.Open(PartitionPath(node)) }

@@ -97,6 +97,15 @@ func EraseIncomplete(device *os.File) error {
 	return zeroIn(device, signaturePlaces(size))
 }
 
+// EraseSignatures durably writes zeros to all places that RequireNoSignature reads, whatever they contain.
+func EraseSignatures(device *os.File) error {
+	size, err := Size(device)
+	if err != nil {
+		return err
+	}
+	return zeroIn(device, signaturePlaces(size))
+}
+
 // zeroIn durably writes zeros to the places.
 func zeroIn(device *os.File, places []span) error {
 	zeros := make([]byte, mib)

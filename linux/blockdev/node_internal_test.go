@@ -11,35 +11,35 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestPartitionNode creates a device node in nodesDir, replaces it, and removes it.
-func TestPartitionNode(t *testing.T) {
+// TestNode creates a device node in nodesDir, replaces it, and removes it.
+func TestNode(t *testing.T) {
 	testenv.RequireRoot(t)
 	node := "test." + NewGUID().String()
-	path := PartitionPath(node)
+	path := NodePath(node)
 	t.Cleanup(func() {
-		if err := errors.Join(removePartitionNode(node), removePartitionNode(node)); err != nil {
+		if err := errors.Join(RemoveNode(node), RemoveNode(node)); err != nil {
 			t.Error(err)
 		}
-		if _, err := OpenPartition(node); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := OpenNode(node); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("opening a removed node: got %v, want %v", err, fs.ErrNotExist)
 		}
 	})
-	if !IsPartitionPath(path) || IsPartitionPath("/dev/"+node) {
-		t.Errorf("IsPartitionPath: want true only for %s", path)
+	if !IsNodePath(path) || IsNodePath("/dev/"+node) {
+		t.Errorf("IsNodePath: want true only for %s", path)
 	}
 	first, second := unix.Mkdev(loopMajor, 250), unix.Mkdev(loopMajor, 251)
 	for _, number := range []uint64{first, first, second} {
-		if err := makePartitionNode(node, number); err != nil {
+		if err := MakeNode(node, number); err != nil {
 			t.Fatal(err)
 		}
-		if current, err := nodeNumber(path); current != number || err != nil {
+		if current, err := NodeNumber(path); current != number || err != nil {
 			t.Errorf("got device number %#x, %v, want %#x", current, err, number)
 		}
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("got node %v, %v, want mode 0600", info, err)
 	}
-	if err := errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600), makePartitionNode(node, first)); err != nil {
+	if err := errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600), MakeNode(node, first)); err != nil {
 		t.Errorf("replacing a regular file by a node: got %v, want no error", err)
 	}
 }
