@@ -12,12 +12,13 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // poolKinds contains the only kind of volume whose pools have a section of their own.
-var poolKinds = backend.Kinds{disk.Kind}
+var poolKinds = backend.Kinds{disk.Kind, lvm.Kind}
 
 const goodConfig = `
 # two pools
@@ -99,8 +100,8 @@ func TestKubernetesSection(t *testing.T) {
 func TestExampleConfig(t *testing.T) {
 	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state", poolKinds)
 	must(t, err)
-	if len(c.Pools) != 4 {
-		t.Fatalf("got pools %+v, want 4", c.Pools)
+	if len(c.Pools) != 5 {
+		t.Fatalf("got pools %+v, want 5", c.Pools)
 	}
 	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS", "Section", "Sections"}) {
 		t.Errorf("second directory pool: got the empty fields %q, want only those of other kinds of pools", empty)
@@ -108,7 +109,10 @@ func TestExampleConfig(t *testing.T) {
 	if empty := emptyFields(*c.Pools[2].Section.(*disk.Disks)); len(empty) > 0 {
 		t.Errorf("pool of disks: got the empty fields %q, want none", empty)
 	}
-	if empty := emptyFields(*c.Pools[3].NFS); len(empty) > 0 {
+	if empty := emptyFields(*c.Pools[3].Section.(*lvm.Group)); len(empty) > 0 {
+		t.Errorf("pool of a volume group: got the empty fields %q, want none", empty)
+	}
+	if empty := emptyFields(*c.Pools[4].NFS); len(empty) > 0 {
 		t.Errorf("nfs pool: got the empty fields %q, want none", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {

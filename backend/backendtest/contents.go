@@ -98,6 +98,9 @@ func testReboot(t *testing.T, d *Driver, kind Kind) {
 		testenv.Run(t, "umount", l.staging)
 	}
 	switch {
+	case kind.Has(Logical):
+		testenv.Run(t, "lvm", "vgchange", "-an", d.volumeGroup())
+		must(t, os.Remove(devices[0])) // the device node, which the driver has created
 	case kind.Has(WholeDisk):
 		testenv.Run(t, "delpart", "/dev/"+disk, "1")
 		must(t, os.Remove(devices[0])) // the device node, which the driver has created
@@ -127,7 +130,7 @@ func devicesOf(t *testing.T, l *testVolume) []string {
 	t.Helper()
 	image := l.image()
 	switch {
-	case l.kind.Has(WholeDisk):
+	case l.kind.Has(WholeDisk), l.kind.Has(Logical):
 		if _, err := os.Stat(l.diskNode()); err != nil {
 			return nil
 		}

@@ -111,8 +111,8 @@ func testImageSizes(t *testing.T, d *Driver, _ Kind) {
 	}
 }
 
-// testSmallestImage: a volume of the minimum size that GetCapacity reports can be used and expanded.
-func testSmallestImage(t *testing.T, d *Driver, kind Kind) {
+// testSmallestDevice: a volume of the minimum size that GetCapacity reports can be used and expanded.
+func testSmallestDevice(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(multiWriter)
 	reported, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
 	must(t, err)

@@ -57,7 +57,7 @@ func GrowingLoop(tb testing.TB, size int64) (device string, enlarge func(size in
 // diskNode returns the path of the volume's device node, which exists while the volume is attached.
 func (l *testVolume) diskNode() string {
 	_, rest, _ := strings.Cut(l.id, ":")
-	return blockdev.PartitionPath(strings.ReplaceAll(rest, ":", "."))
+	return blockdev.NodePath(strings.ReplaceAll(rest, ":", "."))
 }
 
 // disk returns the kernel's name of the volume's disk.

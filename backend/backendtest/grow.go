@@ -117,13 +117,17 @@ func wantSize(t *testing.T, l *testVolume, size int64) {
 	}
 }
 
-// wantFilesystem checks the size of the unmounted filesystem on the image to the byte.
+// wantFilesystem checks the size of the unmounted filesystem to the byte.
 func wantFilesystem(t *testing.T, l *testVolume, size int64) {
 	t.Helper()
 	if l.kind.Block() {
 		return
 	}
-	image, err := os.Open(l.image())
+	path := l.image()
+	if l.kind.Has(Logical) {
+		path = l.activate(t)
+	}
+	image, err := os.Open(path)
 	must(t, err)
 	defer image.Close()
 	sb, err := blockdev.ReadSuperblock(image, l.kind.FSType)

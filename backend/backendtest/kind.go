@@ -32,6 +32,7 @@ const (
 
 	Image     // the device shows a file in the volume's folder of the pool
 	WholeDisk // the device is a partition of a disk, which contains no other volume
+	Logical   // the device is a logical volume
 	Divisible // volumes share the space of the medium, and can have any size
 
 	// A medium has exactly one of these.
@@ -53,6 +54,7 @@ const (
 	// These are derived from the other features and from the target; no target states them.
 
 	Mounted    // a filesystem or a directory, not a raw device
+	Device     // a filesystem on a device of its own, or a raw device
 	RestCopies // volumes can have snapshots, but only while they are not in use
 	Limited    // quotas of the medium's filesystem limit directories
 	Unlimited  // the medium's filesystem limits no directory
@@ -63,9 +65,9 @@ const (
 
 // featureNames are the names of the features, in the order of the constants.
 var featureNames = []string{
-	"Filesystem", "Block", "Directory", "Image", "WholeDisk", "Divisible", "NodeLocal", "Shared", "Expand", "Clones", "Snapshots",
+	"Filesystem", "Block", "Directory", "Image", "WholeDisk", "Logical", "Divisible", "NodeLocal", "Shared", "Expand", "Clones", "Snapshots",
 	"LiveCopies", "FullCopies", "ChangedBlocks", "Static", "Inline", "Placed", "Subvolumes",
-	"Mounted", "RestCopies", "Limited", "Unlimited", "Growable", "Pullable", "Pluggable",
+	"Mounted", "Device", "RestCopies", "Limited", "Unlimited", "Growable", "Pullable", "Pluggable",
 }
 
 func (f Feature) String() string {
@@ -265,6 +267,8 @@ const (
 	SharedPool = "nas"
 	// DiskPool is the name of the pools of whole disks.
 	DiskPool = "disks"
+	// GroupPool is the name of the pools of volume groups.
+	GroupPool = "group"
 	// DefaultPool is the name of all other pools.
 	DefaultPool = "default"
 )
@@ -310,6 +314,7 @@ func (target *Target) features(kind Kind) Feature {
 	p := target.Features | kind.Features
 	for feature, has := range map[Feature]bool{
 		Mounted:    p&(Filesystem|Directory) != 0,
+		Device:     p&(Filesystem|Block) != 0,
 		RestCopies: p.Has(Snapshots) && !p.Has(LiveCopies),
 		Limited:    target.Limits != nil,
 		Unlimited:  target.Limits == nil && p.Has(Placed|NodeLocal),
@@ -359,7 +364,7 @@ func (target *Target) startOn(tb testing.TB, m Medium, change func(*driver.Optio
 	d := StartWith(tb, o)
 	d.poolDir = m.Dir
 	if d.poolDir == "" {
-		d.poolDir = filepath.Join(o.StateDir, "disks", target.Pool)
+		d.poolDir = m.Config.Within(o.StateDir).Directory.Path
 	}
 	target.awaitPool(tb, d)
 	return d

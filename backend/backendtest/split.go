@@ -35,7 +35,7 @@ func testStageAndDelete(t *testing.T, d *Driver, kind Kind) {
 	content := pattern(9)
 	write(t, l.data(l.target), content)
 	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
-	if kind.Has(Image) && kind.growsHere() {
+	if kind.Has(Device|Divisible|Expand) && kind.growsHere() {
 		_, err := l.expand(t.Context(), 2*gib)
 		must(t, err)
 		_, err = d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target})

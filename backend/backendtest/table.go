@@ -54,7 +54,7 @@ var table = []row{
 	{"IdempotentDirectory", Placed, testIdempotentDirectory},
 	{"IdempotentDisk", WholeDisk, testIdempotentDisk},
 	{"ImageSizes", Image | NodeLocal, testImageSizes},
-	{"SmallestImage", Image, testSmallestImage},
+	{"SmallestDevice", Device | Divisible, testSmallestDevice},
 	{"DirectorySizes", Placed, testDirectorySizes},
 	{"DiskSizes", WholeDisk, testDiskSizes},
 	{"Topology", NodeLocal, testTopology},
@@ -62,11 +62,11 @@ var table = []row{
 	{"Publication", 0, testPublication},
 
 	// Expansion.
-	{"OnlineGrowth", Image | Expand, testOnlineGrowth},
-	{"OfflineGrowth", Image | Expand, testOfflineGrowth},
+	{"OnlineGrowth", Device | Divisible | Expand, testOnlineGrowth},
+	{"OfflineGrowth", Device | Divisible | Expand, testOfflineGrowth},
 	{"DirectoryGrowth", Directory | Expand, testDirectoryGrowth},
 	{"DiskGrowth", WholeDisk | Growable | Expand, testDiskGrowth},
-	{"ExpansionRefused", Image | Expand, testExpansionRefused},
+	{"ExpansionRefused", Device | Divisible | Expand, testExpansionRefused},
 
 	// Snapshots and copies.
 	{"Clone", Clones, testClone},
@@ -101,6 +101,14 @@ var table = []row{
 	// Events of a node's disks.
 	{"DiskRecordRestored", WholeDisk | Filesystem, testDiskRecordRestored},
 	{"DiskMoved", WholeDisk | Pluggable, testDiskMoved},
+
+	// Volume groups.
+	{"LogicalVolumes", Logical, testLogicalVolumes},
+	{"GroupMoved", Logical, testGroupMoved},
+	{"GroupRoom", Logical | Block, testGroupRoom},
+	{"ForeignVolumes", Logical | Block, testForeignVolumes},
+	{"HostileSignatures", Logical | Block, testHostileSignatures},
+	{"DeletedData", Logical | Block, testDeletedData},
 
 	// Directories.
 	{"DirectoryOwner", Placed, testDirectoryOwner},

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
 	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/doctor"
@@ -59,6 +60,7 @@ func TestFrozenConfig(t *testing.T) {
 				}},
 			},
 		},
+		"group": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{Name: "group", Section: &lvm.Group{VolumeGroup: "vg0"}}}},
 		"controller": {
 			MaxVolumesPerNode: 4096, Forwarding: &driver.Forwarding{Nodes: []driver.ForwardingNode{{Name: "node-1.example", Address: "192.0.2.1:9808"}}},
 		},

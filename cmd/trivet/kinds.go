@@ -5,6 +5,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/backend/nfs"
 )
 
@@ -14,4 +15,5 @@ var kinds = backend.Kinds{
 	nfs.Kind,
 	local.Kind,
 	disk.Kind,
+	lvm.Kind,
 }

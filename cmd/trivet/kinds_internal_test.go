@@ -58,13 +58,14 @@ func parameterTable(t *testing.T, kinds backend.Kinds) string {
 	var b strings.Builder
 	b.WriteString("| key | backends | values | default | meaning |\n|---|---|---|---|---|\n")
 	var rows []backend.Parameter
-	kindsByKey := map[string][]string{}
+	kindsByRow := map[[2]string][]string{} // kinds may have different parameters with the same key
 	for _, k := range kinds {
 		for _, p := range k.Takes() {
-			if kindsByKey[p.Key] == nil {
+			row := [2]string{p.Key, p.Doc}
+			if kindsByRow[row] == nil {
 				rows = append(rows, p)
 			}
-			kindsByKey[p.Key] = append(kindsByKey[p.Key], k.Name)
+			kindsByRow[row] = append(kindsByRow[row], k.Name)
 		}
 	}
 	for _, p := range rows {
@@ -72,8 +73,8 @@ func parameterTable(t *testing.T, kinds backend.Kinds) string {
 			t.Errorf("parameter %s has no documentation", p.Key)
 		}
 		names, values := "all", p.Want
-		if len(kindsByKey[p.Key]) < len(kinds) {
-			names = code(kindsByKey[p.Key]...)
+		if len(kindsByRow[[2]string{p.Key, p.Doc}]) < len(kinds) {
+			names = code(kindsByRow[[2]string{p.Key, p.Doc}]...)
 		}
 		if p.Values != nil {
 			values = code(p.Values...)

@@ -18,7 +18,7 @@ var architectures = map[string]architecture{
 }
 
 // programs are the programs that the driver starts, which linux/blockdev lists.
-var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.btrfs"}
+var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.btrfs", "/usr/sbin/lvm"}
 
 //go:embed packages.lock
 var lockFile string

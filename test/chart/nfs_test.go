@@ -14,11 +14,12 @@ import (
 	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/backend/nfs"
 )
 
 // volumeKinds contains the kinds whose parameters the driver accepts in StorageClasses.
-var volumeKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
+var volumeKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind, lvm.Kind}
 
 // exports contains a pool on the nodes, a pool on an export, and classes for an export that is no pool.
 const exports = `

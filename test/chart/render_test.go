@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -336,7 +338,7 @@ func configuration(t *testing.T, values, name string) driver.Config {
 // parsed parses the configuration of a ConfigMap with the driver's parser.
 func parsed(t *testing.T, all objects, name string) driver.Config {
 	t.Helper()
-	c, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, all, name).Data["config.yaml"]), backend.Kinds{disk.Kind})
+	c, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, all, name).Data["config.yaml"]), backend.Kinds{disk.Kind, lvm.Kind})
 	must(t, err)
 	return c
 }
@@ -536,6 +538,32 @@ func TestDiskClasses(t *testing.T) {
 	}
 	if len(classes) != len(want) {
 		t.Errorf("got %d classes, want %d", len(classes), len(want))
+	}
+}
+
+// TestVolumeGroup checks that a class of a pool of a volume group has the backend lvm, and that the driver shares the
+// locks of LVM with the node only if there is such a pool.
+func TestVolumeGroup(t *testing.T) {
+	const values = `pools: {default: null, fast: {lvm: {volumeGroup: vg0}, storageClasses: [{name: plain}, {name: large, fsType: xfs}]}}`
+	want := map[string]map[string]string{
+		"plain": {"backend": "lvm", "pool": "fast"},
+		"large": {"backend": "lvm", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs"},
+	}
+	all := template(t, values, externalAPIs)
+	for _, c := range ofType[*storagev1.StorageClass](all) {
+		if !maps.Equal(c.Parameters, want[c.Name]) {
+			t.Errorf("%s: got parameters %v, want %v", c.Name, c.Parameters, want[c.Name])
+		}
+	}
+	if got := parsed(t, all, "trivet-node-config").Pools[0].Section; !reflect.DeepEqual(got, &lvm.Group{VolumeGroup: "vg0"}) {
+		t.Errorf("got the section %+v in the configuration, want vg0", got)
+	}
+	for values, want := range map[string]bool{values: true, `pools: {default: {directory: {path: /srv/a}}}`: false} {
+		pod := one[*appsv1.DaemonSet](t, template(t, values, externalAPIs)).Spec.Template.Spec
+		shares := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/run/lock/lvm" })
+		if shares != want {
+			t.Errorf("%s: the pod has the locks of LVM: %t, want %t", values, shares, want)
+		}
 	}
 }
 

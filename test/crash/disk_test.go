@@ -22,24 +22,24 @@ func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	h := &host{binary: crashing, dir: t.TempDir(), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	h.pool = h.path("state/disks/default")
 	h.disk, h.diskImage, _ = testenv.Disk(t, h.size+diskOverhead)
-	t.Cleanup(func() { _ = os.Remove(h.diskNode("pvc-1")) })
+	t.Cleanup(func() { _ = os.Remove(h.deviceNode("pvc-1")) })
 	h.begin(t, fmt.Sprintf("disks: {match: [%q]}", h.disk), armed)
 	return h
 }
 
-// diskNode returns the path of the device node that a volume has while it is attached. It is empty if
+// deviceNode returns the path of the device node that a volume has while it is attached. It is empty if
 // the pool does not exist yet.
-func (h *host) diskNode(name string) string {
+func (h *host) deviceNode(name string) string {
 	uuid, err := testenv.PoolUUID(h.pool)
 	if err != nil {
 		return ""
 	}
-	return blockdev.PartitionPath(h.poolName() + "." + uuid[:8] + "." + name)
+	return blockdev.NodePath(h.poolName() + "." + uuid[:8] + "." + name)
 }
 
 // checkDisk compares the disk and its mounts with the expected state.
 func (c *co) checkDisk() error {
-	node := c.host.diskNode(c.name)
+	node := c.host.deviceNode(c.name)
 	_, statErr := os.Stat(node)
 	errs := []error{c.checkTargetExists(), c.checkMount(c.staging(), node, c.staged, false), c.checkMount(c.target(), node, c.published, c.readOnly)}
 	if exists := statErr == nil; exists != c.staged {
@@ -49,7 +49,7 @@ func (c *co) checkDisk() error {
 		errs = append(errs, c.host.checkMark())
 	}
 	if c.staged && c.resized {
-		errs = append(errs, c.checkDiskSize(node))
+		errs = append(errs, c.checkDeviceSize(node))
 	}
 	return errors.Join(errs...)
 }
@@ -66,8 +66,8 @@ func (h *host) checkMark() error {
 	return nil
 }
 
-// checkDiskSize fails unless the device has the recorded size and the filesystem fills it.
-func (c *co) checkDiskSize(node string) error {
+// checkDeviceSize fails unless the device has the recorded size and the filesystem fills it.
+func (c *co) checkDeviceSize(node string) error {
 	recorded, err := c.capacity()
 	if err != nil {
 		return err

@@ -35,6 +35,7 @@ type host struct {
 	export    *export
 	disk      string            // the loop device that is the disk of a pool of disks
 	diskImage string            // the backing file of disk
+	group     string            // the volume group of a pool of one
 	size      int64             // the size in bytes of the volume on disk, before any expansion
 	class     map[string]string // parameters of GetCapacity in addition to the pool
 	log       *os.File
@@ -82,7 +83,7 @@ func (h *host) begin(t *testing.T, medium string, armed crashpoint.Point) {
 	t.Helper()
 	// The size of the pool is far below that of the filesystem, so that the growth of the filesystem's
 	// metadata does not change the result of GetCapacity.
-	if h.disk == "" {
+	if h.disk == "" && h.group == "" {
 		medium += ", size: 3Gi"
 	}
 	config := fmt.Sprintf("pools: [{name: %s, %s}]\nephemeralMemory: 16Mi\n", h.poolName(), medium)
@@ -298,8 +299,14 @@ func emptyDir(dir string) error {
 }
 
 // leaks fails if a mount or loop device below the host's directory is left. The mount with which the
-// driver accesses the records of a shared pool is allowed.
-func (h *host) leaks() error { return leaks(h.dir, h.path("state/exports")) }
+// driver accesses the records of a pool on an export or of a volume group is allowed.
+func (h *host) leaks() error {
+	records := "state/exports"
+	if h.group != "" {
+		records = "state/lvm"
+	}
+	return leaks(h.dir, h.path(records))
+}
 
 // wantNothingOwned fails if a driver that has ended left a mount, or an owner file in a shared pool.
 func (h *host) wantNothingOwned() error {

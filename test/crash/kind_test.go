@@ -68,5 +68,8 @@ func (k kind) host(t *testing.T, armed crashpoint.Point) *host {
 	if k.Has(backendtest.WholeDisk) {
 		return newDiskHost(t, k, armed)
 	}
+	if k.Has(backendtest.Logical) {
+		return newGroupHost(t, k, armed)
+	}
 	return newHostWithPool(t, k.Target().Medium(t, backendtest.Room{Total: poolFilesystem}).Dir, crashing, armed)
 }

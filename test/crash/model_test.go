@@ -19,6 +19,9 @@ func (c *co) checkVolume() error {
 	if c.kind.Has(backendtest.WholeDisk) {
 		return c.checkDisk()
 	}
+	if c.kind.Has(backendtest.Logical) {
+		return c.checkLogical()
+	}
 	if c.isLocal() {
 		return errors.Join(c.checkTargetExists(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())
 	}

@@ -357,6 +357,9 @@ func (c *co) finish(t *testing.T) {
 	if c.kind.Has(backendtest.WholeDisk) {
 		must(t, c.host.wantBlankDisk())
 	}
+	if c.kind.Has(backendtest.Logical) {
+		must(t, c.host.wantOnlyRecords())
+	}
 	must(t, c.host.stop())
 	must(t, c.host.wantNothingOwned())
 }

@@ -190,7 +190,10 @@ const (
 
 // Nowhere contains the blocks that no test runs, with the reason.
 var Nowhere = map[string]string{
-	"README.md#install.2": "runs all tests, this one too",
+	"docs/kinds/lvm.md#logical-volumes":       "needs the device mapper; the conformance tests of backend/lvm create volume groups",
+	"docs/kinds/lvm.md#logical-volumes.2":     "needs the device mapper, and overwrites all free extents of a group",
+	"docs/kinds/lvm.md#move-the-volume-group": "needs the device mapper; row GroupMoved of the conformance tests runs these commands",
+	"README.md#install.2":                     "runs all tests, this one too",
 
 	"examples/volume-manager/README.md#add-volumes.2": "needs podman and a registry; TestExamples of test/volumemanager checks the paths",
 	"docs/releasing.md#verify-a-release":              needsRelease,

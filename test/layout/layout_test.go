@@ -16,7 +16,7 @@ import (
 const root = "../.."
 
 // kindNames are the names of the kinds of volume.
-var kindNames = []string{"loop", "nfs", "local", "disk"}
+var kindNames = []string{"loop", "nfs", "local", "disk", "lvm"}
 
 // allowedNames contains the prefixes of paths whose files may contain one of kindNames as a string
 // literal, with the reason.
@@ -24,11 +24,12 @@ var allowedNames = map[string]string{
 	"backend/disk/":        "a kind's own folder",
 	"backend/local/":       "a kind's own folder",
 	"backend/loop/":        "a kind's own folder",
+	"backend/lvm/":         "a kind's own folder",
 	"backend/nfs/":         "a kind's own folder",
 	"backend/backendtest":  "code of tests",
 	"internal/testenv/":    "code of tests",
 	"test/":                "code of tests",
-	"linux/":               "names of Linux: the filesystem nfs, loop devices",
+	"linux/":               "names of Linux: the filesystem nfs, loop devices, the program lvm",
 	"driver/config.go":     "the key nfs of the configuration",
 	"driver/shared.go":     "the directory of NFS mounts",
 	"pool/config.go":       "the key nfs of the configuration",
@@ -42,6 +43,7 @@ var allowedFields = map[string]string{
 	"backend/disk/":                "a kind's own folder",
 	"backend/local/":               "a kind's own folder",
 	"backend/loop/":                "a kind's own folder",
+	"backend/lvm/":                 "a kind's own folder",
 	"backend/nfs/":                 "a kind's own folder",
 	"backend/backendtest":          "code of tests",
 	"backend/directory.go":         "what the kinds whose volumes are directories share",

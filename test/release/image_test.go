@@ -165,7 +165,7 @@ func (i *image) checkLinked(t *testing.T, at string, program *elf.File, arch str
 
 // checkPrograms checks that the programs in PATH are those that the driver starts.
 func (i *image) checkPrograms(t *testing.T) {
-	want := []string{"mke2fs", "trivet"} // mkfs.ext4 is a link to mke2fs
+	want := []string{"lvm", "mke2fs", "trivet"} // mkfs.ext4 is a link to mke2fs
 	for _, p := range blockdev.Programs {
 		want = append(want, p.Name)
 	}
@@ -237,6 +237,9 @@ func (i *image) run(t *testing.T) {
 		}
 	}
 
+	if out, err := inside("/usr/sbin/lvm", "version"); err != nil {
+		t.Errorf("lvm version: %v\n%s", err, out)
+	}
 	for _, command := range []string{"mkfs.ext4 -q -F", "mkfs.xfs -q", "mkfs.btrfs -q", "e2fsck -fn"} {
 		words := strings.Fields(command)
 		fsType := strings.TrimPrefix(strings.Replace(words[0], "e2fsck", "mkfs.ext4", 1), "mkfs.")

@@ -24,6 +24,9 @@ func TestRealDisksSanity(t *testing.T) {
 	runSuites(t, singleDriver(t, nvme), singleDriver(t, targets.ByName(t, "disks-scsi")), singleDriver(t, targets.ByName(t, "disks-virtio")))
 }
 
+// TestGroupSanity runs the suite for logical volumes.
+func TestGroupSanity(t *testing.T) { runSuites(t, singleDriver(t, targets.ByName(t, "group"))) }
+
 // TestNFSSanity runs the suite for pools on exports, with several NFS versions.
 func TestNFSSanity(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})

@@ -42,10 +42,19 @@ const (
 	onDisk = "mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && export TMPDIR=/mnt"
 	// nfsDisk is onDisk with the second disk for the exports of package nfsd.
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
+	// onGroups is onDisk with the other disks for volume groups, and a configuration of LVM for the tests, because the
+	// guest has no udevd.
+	onGroups = onDisk + " && modprobe dm_mod && export LVM_SYSTEM_DIR=/run/lvm.test && mkdir $LVM_SYSTEM_DIR && echo '" + lvmConfig + "' >$LVM_SYSTEM_DIR/lvm.conf"
+
+	lvmConfig = `devices{obtain_device_list_from_udev=0 external_device_info_source="none" use_devicesfile=0 scan_lvs=0} ` +
+		`global{use_lvmpolld=0 notify_dbus=0 event_activation=0} activation{udev_sync=0 udev_rules=0 monitoring=0} backup{backup=0 archive=0}`
 )
 
 // sanityDisks are the disks that test/sanity needs on each bus.
 var sanityDisks = slices.Repeat([]string{"322M"}, 5)
+
+// groupDisks are the disks of a guest with volume groups, which are larger than the volumes of the conformance tests.
+var groupDisks = []string{"8G", "70G", "70G"}
 
 // guest is a virtual machine that runs test programs one after the other.
 type guest struct {
@@ -117,6 +126,28 @@ var guests = []guest{
 		name: "disks-sanity", disks: append([]string{"8G"}, sanityDisks...), nvme: sanityDisks, scsi: sanityDisks,
 		prelude: onDisk, long: true, limit: 40 * time.Minute,
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestRealDisksSanity$"}, passed("TestRealDisksSanity")}},
+	},
+	{
+		name: "lvm", disks: groupDisks, prelude: onGroups, limit: 10 * time.Minute,
+		programs: []program{
+			{
+				"./backend/lvm",
+				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Contents|Reboot|LogicalVolumes|OnlineGrowth)$|^TestGroup$/./^block$/^(ForeignVolumes|HostileSignatures)$"},
+				passed("TestGroup/group/xfs/Contents", "TestGroup/group/xfs/OnlineGrowth"),
+			},
+		},
+	},
+	{
+		name: "lvm-conformance", disks: groupDisks, prelude: onGroups, long: true, limit: 90 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestGroup$"}, passed("TestGroup/group/ext4/GroupMoved", "TestGroup/group/block/DeletedData")}},
+	},
+	{
+		name: "lvm-sanity", disks: groupDisks, prelude: onGroups, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestGroupSanity$"}, passed("TestGroupSanity")}},
+	},
+	{
+		name: "lvm-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onGroups, crashing: true, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/crash", []string{"-test.run", "^TestGroup$", "-test.parallel", "4"}, passed("TestGroup/random", "TestGroup/rows/.*")}},
 	},
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,

@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -38,6 +39,7 @@ const (
 	images      = common | backendtest.Image | backendtest.Divisible | backendtest.Snapshots | backendtest.ChangedBlocks
 	directories = common | backendtest.Placed | backendtest.Divisible | backendtest.Snapshots
 	disks       = common | backendtest.WholeDisk | backendtest.NodeLocal
+	logical     = backendtest.Expand | backendtest.Logical | backendtest.Divisible | backendtest.NodeLocal
 )
 
 // All are the targets. The backend of the first is the default of a class without a backend.
@@ -76,6 +78,14 @@ var All = []backendtest.Target{
 	realDisks("nvme", "/dev/nvme[0-2]n1"),
 	realDisks("scsi", "/dev/sd?"),
 	realDisks("virtio", "/dev/vd[b-z]"),
+	{
+		Name: "group", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: class(lvm.Name, backendtest.GroupPool),
+		Features: logical, Kinds: backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnGroup, Options: serve,
+		Except: map[string]string{
+			"Paging":        "lvm(8) takes too long in the virtual machine to create some hundred logical volumes",
+			"PromisedSpace": "the pool has no size; row GroupRoom fills the volume group",
+		},
+	},
 }
 
 // loopDisks returns the target of disks that are loop devices.

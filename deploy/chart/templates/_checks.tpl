@@ -102,8 +102,8 @@ directories with another use. */}}
 {{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$" $pool.name) -}}
 {{- fail (printf "\n\n%s: must be a name of 1 to 40 of a-z, 0-9 and -" $key) -}}
 {{- end -}}
-{{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks))) -}}
-{{- fail (printf "\n\n%s: set exactly one of them: directory for a directory on every node, nfs for an export, or disks for whole disks of every node" $key) -}}
+{{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks $pool.lvm))) -}}
+{{- fail (printf "\n\n%s: set exactly one of them: directory for a directory on every node, nfs for an export, disks for whole disks of every node, or lvm for a volume group of every node" $key) -}}
 {{- end -}}
 {{- $at := "directory.path" -}}{{- $place := "" -}}
 {{- if $pool.directory -}}
@@ -113,6 +113,13 @@ directories with another use. */}}
 {{- range list "size" "reserve" "overcommit" "freezeLimit" "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
 {{- fail (printf "\n\n%s.%s is not for pools of disks, because each volume is one whole disk: remove it" $key .) -}}
+{{- end -}}
+{{- end -}}
+{{- else if $pool.lvm -}}
+{{- $at = "lvm" -}}{{- $place = printf "volume group of %s" $pool.name -}}
+{{- range list "size" "reserve" "overcommit" "freezeLimit" "requireMount" "quota" -}}
+{{- if hasKey $pool . -}}
+{{- fail (printf "\n\n%s.%s is not for pools of volume groups, whose capacity is their free extents: remove it" $key .) -}}
 {{- end -}}
 {{- end -}}
 {{- else -}}
@@ -189,10 +196,16 @@ directories with another use. */}}
 {{- if and .disks (ne .backend "disk") -}}
 {{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which only backend disk can use: remove backend, or move the class to another pool" $class .pool) -}}
 {{- end -}}
+{{- if and (eq .backend "lvm") (not .lvm) -}}
+{{- fail (printf "\n\nstorageClass %s: backend lvm requires a pool of a volume group: move the class to such a pool, or set another backend" $class) -}}
+{{- end -}}
+{{- if and .lvm (ne .backend "lvm") -}}
+{{- fail (printf "\n\nstorageClass %s: %s is a pool of a volume group, which only backend lvm can use: remove backend, or move the class to another pool" $class .pool) -}}
+{{- end -}}
 {{- if and (eq .backend "local") .fsType -}}
 {{- fail (printf "\n\nstorageClass %s: fsType is for disk images and whole disks, but with backend local in pool %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
 {{- end -}}
-{{- if and (has .backend (list "local" "disk")) .allocation -}}
+{{- if and (has .backend (list "local" "disk" "lvm")) .allocation -}}
 {{- fail (printf "\n\nstorageClass %s: allocation is for disk images, but with backend %s a volume is not a disk image: remove it, or set backend=loop" $class .backend) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}

@@ -204,6 +204,10 @@ readinessProbe:
     {{- range $i, $dir := include "trivet.poolMounts" . | fromJsonArray }}
     - {name: pool-{{ $i }}, mountPath: {{ $dir }}, mountPropagation: HostToContainer}
     {{- end }}
+    {{- if include "trivet.volumeGroups" . }}
+    # The locks of LVM: no command of the node changes a volume group at the same time as the driver.
+    - {name: lvm-locks, mountPath: /run/lock/lvm}
+    {{- end }}
     {{- include "trivet.tokenMount" . | nindent 4 }}
 {{- end -}}
 
@@ -444,6 +448,10 @@ not watch all pods of the cluster. */}}
 {{- range $i, $dir := include "trivet.poolMounts" . | fromJsonArray }}
 - name: pool-{{ $i }}
   hostPath: {path: {{ $dir }}, type: DirectoryOrCreate}
+{{- end }}
+{{- if include "trivet.volumeGroups" . }}
+- name: lvm-locks
+  hostPath: {path: /run/lock/lvm, type: DirectoryOrCreate}
 {{- end }}
 - name: config
   configMap: {name: {{ include "trivet.node" . }}-config, defaultMode: 0444}

@@ -194,16 +194,23 @@ directory itself is mounted. Directories inside others are omitted. */}}
 {{- rest $kept | toJson -}}
 {{- end -}}
 
+{{/* true if a pool is a volume group, else empty. */}}
+{{- define "trivet.volumeGroups" -}}
+{{- range include "trivet.pools" . | fromJsonArray }}{{ if .lvm }}true{{ end }}{{ end -}}
+{{- end -}}
+
 {{/* All StorageClasses, as a JSON list. Each has the backend, and the pool or the export of the section
 that contains it. shared is true if all nodes can access the volumes, disks if the pool is a pool of
-disks. */}}
+disks, lvm if it is a pool of a volume group. */}}
 {{- define "trivet.storageClasses" -}}
 {{- $classes := list -}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray }}
 {{- $shared := not (empty $pool.nfs) -}}
 {{- $disks := not (empty $pool.disks) -}}
+{{- $lvm := not (empty $pool.lvm) -}}
+{{- $default := ternary "nfs" (ternary "disk" (ternary "lvm" "loop" $lvm) $disks) $shared -}}
 {{- range ($pool.storageClasses | default list) }}
-{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "backend" (.backend | default (ternary "nfs" (ternary "disk" "loop" $disks) $shared))) .) -}}
+{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "lvm" $lvm "backend" (.backend | default $default)) .) -}}
 {{- end -}}
 {{- end -}}
 {{- $nfs := .Values.nfs -}}
@@ -231,7 +238,7 @@ test would leave a volume of another class behind. null if there is none. */}}
 {{- if eq .backend "loop" -}}
 {{- $p = merge $p (dict "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin")) -}}
 {{- end -}}
-{{- if and (eq .backend "disk") .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
+{{- if and (has .backend (list "disk" "lvm")) .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
 {{- merge $p (.parameters | default dict) | toYaml -}}
 {{- end -}}
 

@@ -1,0 +1,246 @@
+package lvm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/dm"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// deviceNode returns the name of a volume's device node (blockdev.NodePath). It depends on the ID only, so that a
+// volume can be unstaged without its record.
+func deviceNode(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.Name }
+
+// readOnlyTag returns the tag of the read-only loop device on a volume's device.
+func readOnlyTag(id volume.ID) string {
+	sum := sha256.Sum256([]byte(id.String()))
+	return "trivet-lvm:" + hex.EncodeToString(sum[:20])
+}
+
+// Attach implements backend.Backend: it activates the logical volume, creates the volume's device node, and a
+// filesystem if the volume never had one.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+	p, v, lock, err := b.Lock(ctx, v.ID) // expansion uses the same lock
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	device, unused, err := storageOf(p).attach(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.StageAttached)
+	hold := &holding{b, device, v}
+	commit, err := b.prepare(ctx, p, v, device, unused)
+	if err != nil {
+		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
+	}
+	if v.Block { // a raw device is not mounted, so nothing needs to hold it
+		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
+	}
+	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
+}
+
+// holding keeps a volume attached while it is not mounted yet.
+type holding struct {
+	b      *Backend
+	device *os.File
+	v      volume.Volume
+}
+
+// Close closes the device, and detaches the volume unless it is mounted or raw.
+func (h *holding) Close() error {
+	err := h.device.Close()
+	mounts, mountsErr := mount.OfDevice(h.device.Name())
+	if mountsErr == nil && len(mounts) == 0 && !h.v.Block {
+		return errors.Join(err, h.b.deactivate(context.Background(), h.v))
+	}
+	return errors.Join(err, mountsErr)
+}
+
+// attach activates the logical volume of a volume, and opens its device node. unused reports whether the logical volume
+// never had data.
+func (s *storage) attach(ctx context.Context, v volume.Volume) (device *os.File, unused bool, err error) {
+	id := sectionOf(v).id()
+	err = s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error {
+		unused = lv.HasTag(unusedTag)
+		d, err := g.Activate(ctx, lv.Name, id, lv.Size)
+		if err != nil {
+			return err
+		}
+		return blockdev.MakeNode(deviceNode(v.ID), d.Number)
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	device, err = os.OpenFile(blockdev.NodePath(deviceNode(v.ID)), os.O_RDWR, 0)
+	if err != nil {
+		return nil, false, err
+	}
+	if ok, err := showsVolume(v); err != nil || !ok {
+		return nil, false, errors.Join(err, volume.Errorf(volume.ErrUnavailable, "volume %s: its logical volume was deactivated by another program: retry", v.ID), device.Close())
+	}
+	return device, unused, nil
+}
+
+// showsVolume reports whether the volume's device node exists and is that of its logical volume. Without a record, any
+// logical volume is accepted.
+func showsVolume(v volume.Volume) (bool, error) {
+	number, err := blockdev.NodeNumber(blockdev.NodePath(deviceNode(v.ID)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	id, ok := dm.IsVolume(number)
+	return ok && (v.Section == nil || id == sectionOf(v).id()), nil
+}
+
+// prepare checks the size of the device, and creates the filesystem if necessary.
+func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, device *os.File, unused bool) (commit func() error, err error) {
+	if unused { // the extents may contain signatures of removed logical volumes
+		if err := blockdev.EraseSignatures(device); err != nil {
+			return nil, err
+		}
+	}
+	return b.PrepareMarked(ctx, &backend.Marked{
+		Pool: p, Volume: v, Device: device, Used: !unused,
+		SetUsed: func(ctx context.Context) error { return storageOf(p).setUsed(ctx, v) },
+		Shrunk: func(size int64) error {
+			return volume.Errorf(volume.ErrDamaged, "volume %s: its logical volume has %s, but the record requires %s: nothing was changed; find out who has reduced it", v.ID, volume.ExactSize(size), volume.ExactSize(v.Capacity))
+		},
+	})
+}
+
+// setUsed durably records that the logical volume may contain data.
+func (s *storage) setUsed(ctx context.Context, v volume.Volume) error {
+	return s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error {
+		if err := g.RemoveTag(ctx, lv.Name, lv.ID, unusedTag); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.StageNoted)
+		lv.Tags = slices.DeleteFunc(slices.Clone(lv.Tags), func(tag string) bool { return tag == unusedTag })
+		return nil
+	})
+}
+
+// Present implements backend.Backend: a volume is present while its device node shows its logical volume.
+func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	ok, err := showsVolume(v)
+	return &blockdev.DeviceSource{Path: blockdev.NodePath(deviceNode(v.ID)), FSType: v.FSType}, ok, err
+}
+
+// Detach implements backend.Backend.
+func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
+	device := blockdev.NodePath(deviceNode(v.ID))
+	mounts, err := mount.OfDevice(device)
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: %s is mounted at %s: unpublish and unstage the volume there first", v.ID, device, mounts[0].Mountpoint)
+	}
+	if err := b.Loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
+		return backend.ExplainDetach(v, err)
+	}
+	return b.deactivate(ctx, v)
+}
+
+// deactivate deactivates the logical volume of a volume that has a device node, and removes the node.
+func (b *Backend) deactivate(ctx context.Context, v volume.Volume) error {
+	present, err := showsVolume(v)
+	if err != nil {
+		return err
+	}
+	if p, poolErr := b.Set.ByID(v.ID); present && poolErr == nil && v.Section != nil {
+		s := storageOf(p)
+		err = s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error { return g.Deactivate(ctx, lv.Name, lv.ID) })
+	}
+	if err != nil {
+		return err
+	}
+	return blockdev.RemoveNode(deviceNode(v.ID))
+}
+
+// release detaches a volume that is being deleted. It returns ErrInUse if a program has the logical volume open.
+func (b *Backend) release(ctx context.Context, v volume.Volume) error {
+	if err := b.Detach(ctx, v); err != nil {
+		return err
+	}
+	d, ok, err := sectionOf(v).id().Device()
+	if err == nil && ok && d.Opens > 0 {
+		err = volume.Errorf(volume.ErrInUse, "volume %s: a program has its logical volume open, or it is mounted (lsblk): stop that program", v.ID)
+	}
+	return err
+}
+
+// Expand implements backend.Expander.
+func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
+		s := storageOf(p)
+		size, err := r.Choose(s.bounds(v.FSType, v.Block))
+		if err != nil {
+			return 0, err
+		}
+		if err := s.awaitRoom(ctx, p, size-v.Capacity); err != nil {
+			return 0, err
+		}
+		return size, p.Grow(ctx, v, size, func() error { return s.extend(ctx, v, size) })
+	})
+}
+
+// extend enlarges the logical volume to a size in bytes. It does nothing if an interrupted call has done so.
+func (s *storage) extend(ctx context.Context, v volume.Volume, size int64) error {
+	return s.explainVolume(v, s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) error {
+		lv, err := s.locate(v, *r)
+		if err != nil || lv.Size >= size {
+			return err
+		}
+		if err := g.Extend(ctx, lv.Name, size); err != nil {
+			return err
+		}
+		i := slices.IndexFunc(r.Volumes, func(other dm.LogicalVolume) bool { return other.ID == lv.ID })
+		r.Volumes[i].Size, r.Free = size, r.Free-(size-lv.Size)/r.ExtentSize
+		return nil
+	}))
+}
+
+// ResizeDevice implements backend.Expander. The device has the size of the logical volume, unless the command that
+// enlarged it was killed.
+func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return err
+	}
+	err = storageOf(p).onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error {
+		_, err := g.Activate(ctx, lv.Name, lv.ID, v.Capacity)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.GrowDevice)
+	return b.GrowReadOnly(v, v.Capacity)
+}
+
+// openDevice opens the device of an attached volume, to create the read-only device on it. That device is a loop
+// device, because BLKROSET would make the device itself read-only.
+func openDevice(v volume.Volume) (*os.File, error) {
+	device, err := blockdev.OpenNode(deviceNode(v.ID))
+	if err != nil {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
+	}
+	return device, err
+}

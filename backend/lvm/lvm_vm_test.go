@@ -1,0 +1,15 @@
+//go:build vm
+
+package lvm_test
+
+import (
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
+	"github.com/trivet-csi/trivet/backend/lvm"
+)
+
+func TestMain(m *testing.M) { backendtest.Main(m, lvm.Kind) }
+
+func TestGroup(t *testing.T) { targets.Run(t, "group") }

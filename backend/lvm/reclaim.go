@@ -1,0 +1,120 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/dm"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Names of files in a volume's folder that record the state of its logical volume.
+const (
+	// wipedFile is an empty file: the data is wiped, and the logical volume may be removed.
+	wipedFile = "wiped"
+	// unusedFile is an empty file: the volume was not created. The logical volume may exist.
+	unusedFile = "unused"
+)
+
+// Abandon implements pool.Storage.
+func (s *storage) Abandon(folder *os.Root) error { return backend.CreateFlag(folder, unusedFile) }
+
+// Reclaim implements pool.Storage: it wipes and removes the logical volume of a deleted volume.
+func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) error {
+	v, ok, err := pool.ReadTrashed(forms, folder)
+	switch {
+	case err != nil && !errors.Is(err, volume.ErrDamaged):
+		return fmt.Errorf("%s: %w", path, err)
+	case err != nil:
+		return errors.Join(fmt.Errorf("%s has no readable record of a logical volume: restore the record from a backup; or remove that folder, then trivet doctor shows its logical volume as orphaned", path), err)
+	case !ok: // the logical volume was removed
+		return nil
+	}
+	if err := s.removeVolume(ctx, v, folder); err != nil {
+		return fmt.Errorf("volume %s, which was deleted: %w; if its logical volume must be kept, remove %s", v.ID, err, path)
+	}
+	return nil
+}
+
+// removeVolume verifies that a logical volume is that of a deleted volume, wipes it unless it never had data, and
+// removes it.
+func (s *storage) removeVolume(ctx context.Context, v volume.Volume, folder *os.Root) error {
+	g, lv, ok, err := s.find(ctx, v)
+	if err != nil || !ok {
+		return err
+	}
+	abandoned, err := backend.HasFlag(folder, unusedFile)
+	if err != nil {
+		return err
+	}
+	wiped, err := backend.HasFlag(folder, wipedFile)
+	if err != nil {
+		return err
+	}
+	neverUsed := lv.HasTag(unusedTag)
+	switch {
+	case !lv.HasTag(guidTag + sectionOf(v).GUID):
+		return fmt.Errorf("%s/%s has the UUID of its record, but not the tag %s: if it is the volume's, add the tag (lvchange --addtag)", g.Name, lv.Name, guidTag+sectionOf(v).GUID)
+	case abandoned && !neverUsed:
+		return fmt.Errorf("%s/%s may have data, but its record says that the volume was not created: %s was restored from an older backup", g.Name, lv.Name, s.cfg.Directory.Path)
+	case !neverUsed && !wiped:
+		if err := s.wipe(ctx, g, lv, v, folder); err != nil {
+			return err
+		}
+	}
+	return s.change(ctx, func(g dm.Group, r *dm.Report) error {
+		if err := g.Remove(ctx, lv.Name, lv.ID); err != nil {
+			return err
+		}
+		r.Volumes = slices.DeleteFunc(r.Volumes, func(other dm.LogicalVolume) bool { return other.ID == lv.ID })
+		r.Free += lv.Size / r.ExtentSize
+		return nil
+	})
+}
+
+// find finds the logical volume of a deleted volume, by its UUID if the record has one, and otherwise by its name. ok is
+// false if there is none.
+func (s *storage) find(ctx context.Context, v volume.Volume) (g dm.Group, lv dm.LogicalVolume, ok bool, err error) {
+	err = s.changeCurrent(ctx, func(current dm.Group, r *dm.Report) error {
+		g = current
+		if sectionOf(v).Group != g.UUID {
+			return fmt.Errorf("it belongs to the volume group with the UUID %s, and %s has %s", sectionOf(v).Group, g.Name, g.UUID)
+		}
+		if sectionOf(v).Volume != "" {
+			lv, ok = r.Volume(sectionOf(v).id())
+		} else if lv, ok = r.Named(volumeName(sectionOf(v).GUID)); ok {
+			ok = lv.HasTag(guidTag + sectionOf(v).GUID)
+		}
+		return nil
+	})
+	return g, lv, ok, err
+}
+
+// wipe makes a logical volume read as zeros. It begins at the offset that an interrupted call has recorded.
+func (s *storage) wipe(ctx context.Context, g dm.Group, lv dm.LogicalVolume, v volume.Volume, folder *os.Root) error {
+	if _, err := g.Activate(ctx, lv.Name, lv.ID, lv.Size); err != nil {
+		return err
+	}
+	device, err := lv.ID.Open(dm.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	release := sectionOf(v).Wipe == wipeDiscard
+	err = blockdev.ZeroRange(ctx, device, min(backend.WipedOffset(folder.FS()), lv.Size), lv.Size, release, backend.WipeProgress(folder))
+	if errors.Is(err, blockdev.ErrNotBlank) { // the volume was written to after it was zeroed
+		_ = folder.Remove(backend.WipingFile) // the next attempt starts at offset 0
+	}
+	if err == nil {
+		err = backend.CreateFlag(folder, wipedFile)
+		crashpoint.Here(crashpoint.ReapErasing)
+	}
+	return err
+}

@@ -1,0 +1,68 @@
+package lvm
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// TestRecord: a valid record is read as it was written, and a record with invalid values is refused.
+func TestRecord(t *testing.T) {
+	valid := section{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV, Wipe: wipeZero}
+	for name, tc := range map[string]struct {
+		change func(*section)
+		ok     bool
+	}{
+		"valid":            {func(*section) {}, true},
+		"being created":    {func(s *section) { s.Volume = "" }, true},
+		"invalid GUID":     {func(s *section) { s.GUID = "../x" }, false},
+		"no group":         {func(s *section) { s.Group = "" }, false},
+		"invalid volume":   {func(s *section) { s.Volume = "x\" || lv_name=\"y" }, false},
+		"no wipe mode":     {func(s *section) { s.Wipe = "" }, false},
+		"unsafe wipe mode": {func(s *section) { s.Wipe = "none" }, false},
+	} {
+		s := valid
+		tc.change(&s)
+		v := volume.Volume{
+			Version: volume.RecordVersion, ID: volume.ID{Backend: Name, Pool: "fast", PoolUUID: "0a1b2c3d", Name: "v"},
+			CoName: "v", Capacity: 1 << 30, FSType: "xfs", SectorSize: 512, Section: &s,
+		}
+		b, err := v.MarshalRecord()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := forms.ParseVolume(b)
+		if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, v) {
+			t.Errorf("%s: got %+v, %v; want success: %t", name, got, err, tc.ok)
+		}
+	}
+}
+
+// TestNotMounted: a process that only reads the pool is told to create a missing volume group.
+func TestNotMounted(t *testing.T) {
+	g := &Group{VolumeGroup: "vg-that-is-missing"}
+	c := pool.Config{Name: "p", Section: g}.Within(t.TempDir())
+	if err := g.CheckMounted(c); !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), "vgcreate vg-that-is-missing") {
+		t.Errorf("got %v, want the command that creates the group", err)
+	}
+}
+
+// TestValidate: a section needs the name of a volume group, and the pool must not have keys of other kinds.
+func TestValidate(t *testing.T) {
+	for name, want := range map[string]bool{"vg0": true, "my-group_1.2+x": true, "": false, "-vg": false, "a/b": false, "..": false, "vg 0": false} {
+		g := &Group{VolumeGroup: name}
+		if key, err := g.Validate(pool.Config{Section: g}); (err == nil) != want || err != nil && (key != "lvm.volumeGroup" || !errors.Is(err, volume.ErrInvalid)) {
+			t.Errorf("volumeGroup %q: got %q, %v; want success: %t", name, key, err, want)
+		}
+	}
+	for _, c := range []pool.Config{{Size: "1Gi"}, {Reserve: "1%"}, {Overcommit: 2}, {RequireMount: true}} {
+		g := &Group{VolumeGroup: "vg0"}
+		if _, err := g.Validate(c); !errors.Is(err, volume.ErrInvalid) {
+			t.Errorf("%+v: got %v, want ErrInvalid", c, err)
+		}
+	}
+}

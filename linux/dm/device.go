@@ -1,0 +1,125 @@
+package dm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// controlPath is the device node for the ioctls of the device mapper.
+const controlPath = "/dev/mapper/control"
+
+// ErrNoDeviceMapper means that the kernel has no device mapper, or that this process cannot use it.
+var ErrNoDeviceMapper = errors.New("the device mapper cannot be used")
+
+// control calls f with the open control node.
+func control(f func(*os.File) (sys.MappedDevice, error)) (d sys.MappedDevice, ok bool, err error) {
+	node, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		return d, false, fmt.Errorf("%w: %w", ErrNoDeviceMapper, err)
+	}
+	defer node.Close()
+	d, err = f(node)
+	if errors.Is(err, unix.ENXIO) {
+		return d, false, nil
+	}
+	return d, err == nil, err
+}
+
+// CheckControl verifies that this process can use the device mapper.
+func CheckControl() error {
+	_, _, err := control(func(f *os.File) (sys.MappedDevice, error) { return sys.MappedDeviceByUUID(f, "-") })
+	return err
+}
+
+// Device returns the device of a logical volume. ok is false if the logical volume is not active.
+func (v VolumeID) Device() (d sys.MappedDevice, ok bool, err error) {
+	return control(func(f *os.File) (sys.MappedDevice, error) { return sys.MappedDeviceByUUID(f, v.kernelUUID()) })
+}
+
+// Access is the access with which a device is opened.
+type Access int
+
+const (
+	// Shared allows other programs to have the device open.
+	Shared Access = 0
+	// Exclusive fails with ErrInUse while another program has the device open exclusively, or it is mounted.
+	Exclusive Access = unix.O_EXCL
+)
+
+// Open opens the device of an active logical volume. The device node of the result is removed again.
+func (v VolumeID) Open(access Access) (*os.File, error) {
+	d, ok, err := v.Device()
+	if err != nil || !ok {
+		return nil, errors.Join(err, fmt.Errorf("opening the logical volume %s, which is not active: %w", v.Volume, ErrMissing))
+	}
+	node := "opening." + blockdev.NewGUID().String()
+	if err := blockdev.MakeNode(node, d.Number); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(blockdev.NodePath(node), os.O_RDWR|int(access), 0)
+	if errors.Is(err, unix.EBUSY) {
+		err = fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return f, errors.Join(err, blockdev.RemoveNode(node))
+}
+
+// VolumeID identifies a logical volume by the UUIDs of its group and its own.
+type VolumeID struct{ Group, Volume string }
+
+// kernelUUIDPrefix is the prefix of the kernel's UUID for a device of LVM.
+const kernelUUIDPrefix = "LVM-"
+
+// kernelUUID is the kernel's UUID of the device of a logical volume: the two UUIDs without dashes.
+func (v VolumeID) kernelUUID() string {
+	return kernelUUIDPrefix + strings.ReplaceAll(v.Group, "-", "") + strings.ReplaceAll(v.Volume, "-", "")
+}
+
+// parseKernelUUID is the inverse of kernelUUID. ok is false for the device of something else, such as a part of a
+// logical volume.
+func parseKernelUUID(s string) (v VolumeID, ok bool) {
+	const length = 32
+	s, ok = strings.CutPrefix(s, kernelUUIDPrefix)
+	if !ok || len(s) != 2*length {
+		return v, false
+	}
+	return VolumeID{dashed(s[:length]), dashed(s[length:])}, true
+}
+
+// dashed formats a UUID of LVM in the form in which lvm(8) prints it.
+func dashed(s string) string {
+	return strings.Join([]string{s[:6], s[6:10], s[10:14], s[14:18], s[18:22], s[22:26], s[26:]}, "-")
+}
+
+// IsVolume reports whether a device with a number belongs to an active logical volume, and which one. If it belongs
+// to something else, ok is false.
+func IsVolume(number uint64) (v VolumeID, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/dm/uuid", unix.Major(number), unix.Minor(number)))
+	if err != nil {
+		return v, false
+	}
+	return parseKernelUUID(strings.TrimSpace(string(b)))
+}
+
+// Size returns the size of a device in bytes; 0 if it cannot be read.
+func Size(number uint64) int64 {
+	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/size", unix.Major(number), unix.Minor(number)))
+	if err != nil {
+		return 0
+	}
+	sectors, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return sectors * sector
+}
+
+// deviceName is the kernel's name of the device of a logical volume.
+func deviceName(group, volume string) string {
+	double := func(s string) string { return strings.ReplaceAll(s, "-", "--") }
+	return double(group) + "-" + double(volume)
+}

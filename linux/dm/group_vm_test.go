@@ -1,0 +1,140 @@
+//go:build vm
+
+package dm_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/dm"
+)
+
+const (
+	extent = 4 << 20
+	name   = "vg-dm"
+	lv     = "trivet.test-1"
+)
+
+// newGroup creates a volume group on the last disk of the virtual machine.
+func newGroup(t *testing.T) dm.Group {
+	t.Helper()
+	disks, err := filepath.Glob("/dev/vd[b-z]")
+	if err != nil || len(disks) == 0 {
+		t.Fatalf("got disks %q, %v, want at least one for a volume group", disks, err)
+	}
+	disk := disks[len(disks)-1]
+	testenv.Run(t, "lvm", "vgcreate", "--yes", name, disk)
+	t.Cleanup(func() {
+		testenv.Run(t, "lvm", "vgremove", "-ff", "--yes", name)
+		testenv.Run(t, "lvm", "pvremove", "--yes", disk)
+	})
+	g, err := dm.FindGroup(name, "", func(string) bool { return false })
+	if err != nil || !slices.Equal(g.Devices, []string{disk}) || g.SectorSize != 512 {
+		t.Fatalf("got group %+v, %v, want one on %s", g, err, disk)
+	}
+	return g
+}
+
+// TestGroup: a logical volume is created, found, extended and removed. Only the volume with the given UUID is changed.
+func TestGroup(t *testing.T) {
+	g := newGroup(t)
+	id, err := g.Create(t.Context(), lv, 4*extent, []string{"trivet.a", "trivet.b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := g.Report(t.Context())
+	if err != nil || r.ExtentSize != extent || r.Free != r.Extents-4 || len(r.Physical) != 1 || r.Physical[0].Missing || r.Exported {
+		t.Errorf("got report %+v, %v", r, err)
+	}
+	v, ok := r.Volume(id)
+	if named, _ := r.Named(lv); !ok || named.ID != id || v.Size != 4*extent || !slices.Equal(v.Tags, []string{"trivet.a", "trivet.b"}) {
+		t.Errorf("got logical volume %+v, want the new one", v)
+	}
+	if _, err := g.Create(t.Context(), "large", 1<<50, nil); !errors.Is(err, dm.ErrNoRoom) {
+		t.Errorf("a volume that is too large: got %v, want ErrNoRoom", err)
+	}
+	d, ok, err := id.Device()
+	if err != nil || !ok || d.Suspended || dm.Size(d.Number) != 4*extent {
+		t.Errorf("got device %+v, %t, %v", d, ok, err)
+	}
+	if found, ok := dm.IsVolume(d.Number); !ok || found != id {
+		t.Errorf("device %#x belongs to %+v, %t, want %+v", d.Number, found, ok, id)
+	}
+	other := dm.VolumeID{Group: id.Group, Volume: strings.Repeat("x", 6) + id.Volume[6:]}
+	for what, err := range map[string]error{
+		"RemoveTag": g.RemoveTag(t.Context(), lv, other, "trivet.a"), "Remove": g.Remove(t.Context(), lv, other),
+	} {
+		if err != nil {
+			t.Errorf("%s of another volume: %v", what, err)
+		}
+	}
+	if err := errors.Join(g.RemoveTag(t.Context(), lv, id, "trivet.b"), g.Extend(t.Context(), lv, 6*extent)); err != nil {
+		t.Fatal(err)
+	}
+	r, err = g.Report(t.Context())
+	if v, ok := r.Volume(id); err != nil || !ok || v.Size != 6*extent || !slices.Equal(v.Tags, []string{"trivet.a"}) {
+		t.Errorf("got logical volume %+v, %t, %v, want 6 extents and one tag", v, ok, err)
+	}
+	open, err := os.Open("/dev/" + name + "/" + lv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Deactivate(t.Context(), lv, id); !errors.Is(err, dm.ErrInUse) {
+		t.Errorf("deactivating an open volume: got %v, want ErrInUse", err)
+	}
+	open.Close()
+	if err := errors.Join(g.Deactivate(t.Context(), lv, id), g.Deactivate(t.Context(), lv, id)); err != nil {
+		t.Error(err)
+	}
+	if _, ok, err := id.Device(); ok || err != nil {
+		t.Errorf("a deactivated volume has a device: %t, %v", ok, err)
+	}
+	if err := g.Extend(t.Context(), "missing", 6*extent); !errors.Is(err, dm.ErrMissing) {
+		t.Errorf("a missing volume: got %v, want ErrMissing", err)
+	}
+	if err := g.Remove(t.Context(), lv, id); err != nil {
+		t.Error(err)
+	}
+	if r, err = g.Report(t.Context()); err != nil || len(r.Volumes) != 0 || r.Free != r.Extents {
+		t.Errorf("after the removal: got %+v, %v", r, err)
+	}
+	if version, err := dm.Version(t.Context()); err != nil || !strings.HasPrefix(version, "2.") {
+		t.Errorf("got version %q, %v", version, err)
+	}
+}
+
+// TestActivate: a device that a killed command has left in any state is made usable.
+func TestActivate(t *testing.T) {
+	g := newGroup(t)
+	id, err := g.Create(t.Context(), lv, 4*extent, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const mapped = "vg--dm-trivet.test--1"
+	table := strings.TrimSpace(testenv.Run(t, "dmsetup", "table", mapped))
+	uuid := strings.TrimSpace(testenv.Run(t, "dmsetup", "info", "-c", "--noheadings", "-o", "uuid", mapped))
+	for state, leave := range map[string]func(){
+		"active":    func() {},
+		"inactive":  func() { testenv.Run(t, "lvm", "lvchange", "-an", name+"/"+lv) },
+		"suspended": func() { testenv.Run(t, "dmsetup", "suspend", mapped) },
+		"without table": func() {
+			testenv.Run(t, "dmsetup", "remove", mapped)
+			testenv.Run(t, "dmsetup", "create", "--notable", "-u", uuid, mapped)
+		},
+		"old table": func() {
+			testenv.Run(t, "dmsetup", "load", mapped, "--table", strings.Replace(table, "0 32768 ", "0 8192 ", 1))
+			testenv.Run(t, "dmsetup", "resume", mapped)
+		},
+	} {
+		leave()
+		d, err := g.Activate(t.Context(), lv, id, 4*extent)
+		if err != nil || d.Suspended || dm.Size(d.Number) != 4*extent {
+			t.Errorf("%s: got %+v with %d bytes, %v", state, d, dm.Size(d.Number), err)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package dm
+
+import (
+	"strings"
+	"testing"
+)
+
+// reported is the output of the command of Report for a group with one logical volume, of LVM 2.03.16.
+const reported = `  {
+      "report": [
+          {
+              "vg": [
+                  {"vg_uuid":"PAbhEu-2yfv-wyTi-Ahuk-6fqy-jzl2-svOdfY", "vg_extent_size":"4194304", "vg_extent_count":"511", "vg_free_count":"479", "vg_exported":"0"}
+              ]
+              ,
+              "pv": [
+                  {"pv_name":"/dev/vdb", "pv_uuid":"JsnWpV-nQwa-543P-gdyT-KozC-zUeH-G4MeVo", "pv_size":"2143289344", "pv_missing":"0"}
+              ]
+              ,
+              "lv": [
+                  {"lv_uuid":"ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L", "lv_name":"trivet_abc", "lv_size":"134217728", "lv_tags":"trivet,trivet.pool=1234-56", "lv_health_status":""}
+              ]
+              ,
+              "pvseg": [
+              ]
+              ,
+              "seg": [
+              ]
+          }
+      ]
+  }
+`
+
+// TestParseReport parses a report of lvm(8).
+func TestParseReport(t *testing.T) {
+	g := Group{Name: "vg0", UUID: vgUUID}
+	r, err := g.parseReport(reported)
+	if err != nil || r.ExtentSize != 4<<20 || r.Extents != 511 || r.Free != 479 || r.Exported || len(r.Physical) != 1 || r.Physical[0].Missing {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	lv, ok := r.Named("trivet_abc")
+	if !ok || lv.Size != 128<<20 || !lv.HasTag("trivet") || lv.HasTag("pool") || lv.Partial {
+		t.Errorf("got logical volume %+v", lv)
+	}
+	if same, ok := r.Volume(lv.ID); !ok || same.Name != lv.Name {
+		t.Errorf("Volume: got %+v, %t", same, ok)
+	}
+	for name, out := range map[string]string{
+		"no JSON": "x", "no group": `{"report":[]}`, "another group": strings.ReplaceAll(reported, "PAbhEu", "QAbhEu"), "no number": strings.ReplaceAll(reported, `"511"`, `""`),
+	} {
+		if _, err := g.parseReport(out); err == nil {
+			t.Errorf("%s: got no error", name)
+		}
+	}
+}
+
+// TestKernelUUID: the kernel's UUID of a device identifies its logical volume. Devices of parts of a logical volume, which
+// have a suffix, and devices of other programs are not logical volumes.
+func TestKernelUUID(t *testing.T) {
+	id := VolumeID{vgUUID, "ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L"}
+	if got, ok := parseKernelUUID(id.kernelUUID()); !ok || got != id {
+		t.Errorf("got %v, %t, want %v", got, ok, id)
+	}
+	for _, other := range []string{"", "LVM-", id.kernelUUID() + "-tpool", "CRYPT-LUKS2-0123", "mpath-3600"} {
+		if _, ok := parseKernelUUID(other); ok {
+			t.Errorf("%q is a logical volume, want not", other)
+		}
+	}
+	if got := deviceName("vg-a", "trivet.b-c"); got != "vg--a-trivet.b--c" {
+		t.Errorf("got device name %q", got)
+	}
+}
