@@ -113,7 +113,9 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	return b.Room(q.Parameters, storageOf(p).bounds(q.FSType, q.Block))
+	bounds := storageOf(p).bounds(q.FSType, q.Block)
+	bounds.Min = (bounds.Min + bounds.Granule - 1) / bounds.Granule * bounds.Granule // the smallest logical volume
+	return b.Room(q.Parameters, bounds)
 }
 
 // Delete implements backend.Backend.

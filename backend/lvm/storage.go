@@ -166,13 +166,12 @@ func (s *storage) resume(ctx context.Context, g dm.Group, r dm.Report) {
 	}
 }
 
-// bounds returns the sizes that a volume can have.
+// bounds returns the sizes that a request can have. Sizes are rounded up to extents.
 func (s *storage) bounds(fsType string, block bool) volume.Bounds {
 	_, r := s.state()
-	extent := max(r.ExtentSize, volume.MiB)
-	b := volume.Bounds{Min: extent, Granule: extent}
+	b := volume.Bounds{Min: 1, Granule: max(r.ExtentSize, volume.MiB)}
 	if !block {
-		b.Min = max(extent, (blockdev.MinSize(fsType)+extent-1)/extent*extent)
+		b.Min, b.FSType = blockdev.MinSize(fsType), fsType
 	}
 	return b
 }

@@ -20,7 +20,7 @@ const statSector = 512
 
 // ReadIOStat reads the counters of the device at a path, which may be a link.
 func ReadIOStat(device string) (s IOStat, err error) {
-	number, err := nodeNumber(device)
+	number, err := NodeNumber(device)
 	if err != nil {
 		return s, err
 	}
