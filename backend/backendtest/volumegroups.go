@@ -45,7 +45,7 @@ func takeGroupDisk(tb testing.TB) (disk string, number int) {
 func OnGroup(tb testing.TB, _ Room) Medium {
 	tb.Helper()
 	disk, number := takeGroupDisk(tb)
-	name := fmt.Sprintf("vg-test%d", number)
+	name := fmt.Sprintf("vg-test%d-%d", os.Getpid(), number) // killed programs may have left device nodes of earlier groups
 	testenv.Run(tb, "lvm", "vgcreate", "--yes", name, disk)
 	tb.Cleanup(func() {
 		testenv.Run(tb, "lvm", "vgremove", "-ff", "--yes", name)
