@@ -44,8 +44,8 @@ func TestFrozenPin(t *testing.T) {
 		Read:  func(b []byte) (p pin, err error) { return p, json.Unmarshal(b, &p) },
 		Write: func(p pin) ([]byte, error) { return json.Marshal(p) },
 	}.Test(t, map[string]pin{
-		"creating": {Group: frozenGroup, Creating: frozenGUID},
-		"complete": {Group: frozenGroup, Records: frozenLV},
+		"creating": {Version: pinVersion, Group: frozenGroup, Creating: frozenGUID},
+		"complete": {Version: pinVersion, Group: frozenGroup, Records: frozenLV},
 	})
 }
 

@@ -13,8 +13,8 @@ type section struct {
 	GUID string `json:"guid"`
 	// Group and Volume are the UUIDs of the volume group and of the logical volume. Volume is empty until the logical
 	// volume is created.
-	Group  string `json:"group"`
-	Volume string `json:"volume,omitempty"`
+	Group  string `json:"groupUUID"`
+	Volume string `json:"volumeUUID,omitempty"`
 	// Wipe tells how the data is erased after the volume is deleted.
 	Wipe wipeMode `json:"wipe"`
 }
@@ -59,9 +59,9 @@ func (s *section) Check() error {
 	case !guidPattern.MatchString(s.GUID):
 		return volume.Errorf(volume.ErrDamaged, "section.guid is %q: expected a GUID in lower case; restore the record from a backup", s.GUID)
 	case !lvmPattern.MatchString(s.Group):
-		return volume.Errorf(volume.ErrDamaged, "section.group is %q: expected the UUID of a volume group; restore the record from a backup", s.Group)
+		return volume.Errorf(volume.ErrDamaged, "section.groupUUID is %q: expected the UUID of a volume group; restore the record from a backup", s.Group)
 	case s.Volume != "" && !lvmPattern.MatchString(s.Volume):
-		return volume.Errorf(volume.ErrDamaged, "section.volume is %q: expected the UUID of a logical volume; restore the record from a backup", s.Volume)
+		return volume.Errorf(volume.ErrDamaged, "section.volumeUUID is %q: expected the UUID of a logical volume; restore the record from a backup", s.Volume)
 	case s.Wipe != wipeDiscard && s.Wipe != wipeZero:
 		return volume.Errorf(volume.ErrDamaged, "section.wipe is %q: expected %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero)
 	}

@@ -38,12 +38,16 @@ var recordsFlags = []string{"noatime", "nosuid", "nodev", "noexec", "errors=remo
 // pin is the content of a file in the state directory, beside the mount point of the records. It prevents a pool from
 // using another group of the same name. If the file is lost, as on another host, the group is found by its name.
 type pin struct {
+	Version int `json:"version"`
 	// Group and Records are the UUIDs of the volume group and of the logical volume with the records.
-	Group   string `json:"group,omitempty"`
-	Records string `json:"records,omitempty"`
+	Group   string `json:"groupUUID"`
+	Records string `json:"recordsUUID,omitempty"`
 	// Creating is the GUID in the tags of a logical volume for the records that is being created.
 	Creating string `json:"creating,omitempty"`
 }
+
+// pinVersion is the version of pins that this driver reads and writes.
+const pinVersion = 1
 
 func pinName(c pool.Config) string { return filepath.Base(c.Directory.Path) + ".json" }
 
@@ -55,7 +59,11 @@ func readPin(c pool.Config) (p pin, err error) {
 		return p, nil
 	}
 	if err == nil {
-		if err = json.Unmarshal(b, &p); err != nil {
+		err = json.Unmarshal(b, &p)
+		if err == nil && p.Version != pinVersion {
+			return p, volume.Errorf(volume.ErrPrecondition, "%s has version %d, this driver reads version %d: run a driver that reads it", file, p.Version, pinVersion)
+		}
+		if err != nil {
 			err = volume.Errorf(volume.ErrDamaged, "%s: %w: restore it, or remove it, and the volume group is found by its name", file, err)
 		}
 	}
@@ -161,7 +169,7 @@ func (r *records) locate(ctx context.Context, report dm.Report) error {
 
 // remember records the UUIDs of the group and of the records.
 func (r *records) remember() error {
-	current := pin{Group: r.group.UUID, Records: r.id.Volume}
+	current := pin{Version: pinVersion, Group: r.group.UUID, Records: r.id.Volume}
 	if r.pin == current {
 		return nil
 	}
@@ -172,7 +180,7 @@ func (r *records) remember() error {
 // create creates the logical volume. The state directory contains its GUID before it exists, so that only a logical
 // volume that this function has created is formatted.
 func (r *records) create(ctx context.Context) (err error) {
-	r.pin = pin{Group: r.group.UUID, Creating: uuid.NewString()}
+	r.pin = pin{Version: pinVersion, Group: r.group.UUID, Creating: uuid.NewString()}
 	if err := r.pin.write(r.config); err != nil {
 		return err
 	}
