@@ -47,7 +47,7 @@ var allowedFields = map[string]string{
 	"backend/nfs/":                 "a kind's own folder",
 	"backend/backendtest":          "code of tests",
 	"backend/directory.go":         "what the kinds whose volumes are directories share",
-	"cmd/trivet/volumes.go":        "shows the path of a directory",
+	"cluster/status/report.go":     "shows the path of a directory",
 	"controllerserver/create.go":   "a directory has no device to expand",
 	"controllerserver/metadata.go": "a directory has no blocks",
 	"doctor/pools.go":              "reports the limits of directories",
