@@ -162,7 +162,7 @@ func On(poolKind pool.Kind, needs backendtest.Feature) (kinds []backendtest.Kind
 	byKind := map[pool.Kind]backendtest.Feature{pool.KindDirectory: backendtest.NodeLocal | backendtest.Divisible, pool.KindExport: backendtest.Shared, disk.Kind.Media[0]: backendtest.WholeDisk}
 	for _, b := range Backends {
 		i := slices.IndexFunc(All, func(target backendtest.Target) bool {
-			return target.Backend.Name == b.Name && target.Features.Has(byKind[poolKind]|needs)
+			return target.Backend.Name == b.Name && slices.Contains(target.Backend.Media, poolKind) && target.Features.Has(byKind[poolKind]|needs)
 		})
 		if i >= 0 {
 			kinds = append(kinds, All[i].Volumes()...)
