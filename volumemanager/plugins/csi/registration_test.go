@@ -49,11 +49,11 @@ func TestRegistration(t *testing.T) {
 		if _, err := h.NeedsDeviceMount(spec); err == nil {
 			return errors.New("the driver is still registered")
 		}
+		if all := h.Drivers(); len(all) != 0 {
+			return fmt.Errorf("got drivers %+v, want none", all)
+		}
 		return nil
 	})
-	if all := h.Drivers(); len(all) != 0 {
-		t.Errorf("got drivers %+v, want none", all)
-	}
 }
 
 // TestRefusedRegistration: the registrar of an invalid driver is notified of the error, and the status
