@@ -14,7 +14,7 @@ func TestMistypedClass(t *testing.T) {
 	ns := newNamespace(t, "mistyped")
 	for name, c := range map[string]struct{ parameters, event string }{
 		"key":    {`{pol: default}`, "did you mean pool?"},
-		"pool":   {`{pool: defualt}`, "did you mean default?"},
+		"pool":   {`{pool: defaults}`, "did you mean default?"},
 		"kind":   {`{backend: disk, pool: default}`, `pool="default"`},
 		"option": {`{mkfsOptions: "-K"}`, "each option needs a value"},
 	} {
