@@ -332,7 +332,7 @@ func (s *storage) inspect(r dm.Report) (devices []pool.Device) {
 		switch {
 		case i < 0 && len(unreadable) == 0:
 			d.State, d.Detail = deviceOrphaned, "no record of this pool has the GUID in its tags"
-			d.Advice = "restore the record from a backup; or if nobody needs the data: lvremove " + s.name + "/" + lv.Name
+			d.Advice = "restore the record from a backup; or if the data is not needed: lvremove " + s.name + "/" + lv.Name
 		case i >= 0 && known[guidOf(lv.Tags[i])].Trashed:
 			record := known[guidOf(lv.Tags[i])]
 			wiped := min(backend.WipedOffset(os.DirFS(record.Folder)), lv.Size)

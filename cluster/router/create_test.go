@@ -183,9 +183,9 @@ func TestCapacityOfInvalidClass(t *testing.T) {
 		"parameter of other kind": {map[string]string{"wipe": "zero"}, []string{"belongs to backend disk"}},
 		"mkfs options":            {map[string]string{"mkfsOptions": "-K"}, []string{"mkfsOptions", "-K"}},
 		"unknown pool":            {map[string]string{"pool": "sssd"}, []string{`pool="sssd"`, `"ssd"`, `"nas"`, "did you mean ssd?"}},
-		"pool of another kind":    {map[string]string{"backend": "disk", "pool": "ssd"}, []string{"for backend disk", `"nvme"`}},
-		"shared pool":             {map[string]string{"backend": "disk", "pool": "nas"}, []string{"for backend disk", `"nvme"`}},
-		"unknown export":          {map[string]string{"backend": "nfs", "pool": "ssd"}, []string{"for backend nfs", `"nas"`}},
+		"pool of another kind":    {map[string]string{"backend": "disk", "pool": "ssd"}, []string{"backend disk cannot use", `"nvme"`}},
+		"shared pool":             {map[string]string{"backend": "disk", "pool": "nas"}, []string{"backend disk cannot use", `"nvme"`}},
+		"unknown export":          {map[string]string{"backend": "nfs", "pool": "ssd"}, []string{"backend nfs cannot use", `"nas"`}},
 		"pool of another node":    {map[string]string{"backend": "disk", "pool": "nvme"}, nil},
 		"no pool":                 {map[string]string{"backend": "disk"}, nil},
 	}

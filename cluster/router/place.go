@@ -89,7 +89,7 @@ func (s *Server) checkPool(p volume.Parameters) error {
 	if nearest, near := volume.Nearest(p.Pool, pools); near {
 		meant = "; did you mean " + nearest + "?"
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no pool of that name exists for backend %s, which can use %s: correct the StorageClass or the configuration of the nodes%s", volume.ParamPool, p.Pool, k.Name, cmp.Or(quoted(pools), "none"), meant)
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s cannot use a pool of that name (pools that it can use: %s): correct the StorageClass or the configuration of the nodes%s", volume.ParamPool, p.Pool, k.Name, cmp.Or(quoted(pools), "none"), meant)
 }
 
 // createAt creates a volume on the node with the given topology value. If another node may have created the
