@@ -2,7 +2,9 @@ package kube
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 )
 
 // The types below contain only the fields in use of each API object.
@@ -46,7 +48,38 @@ type Pod struct {
 			Type   string `json:"type"`
 			Status string `json:"status"`
 		} `json:"conditions"`
+		ContainerStatuses []struct {
+			Name  string `json:"name"`
+			State struct {
+				Running    *struct{}       `json:"running"`
+				Waiting    *containerState `json:"waiting"`
+				Terminated *containerState `json:"terminated"`
+			} `json:"state"`
+		} `json:"containerStatuses"`
 	} `json:"status"`
+}
+
+// containerState says why a container is not running.
+type containerState struct {
+	Reason   string `json:"reason"`
+	Message  string `json:"message"`
+	ExitCode int    `json:"exitCode"`
+}
+
+// NotRunning returns why a container of the pod is not running, or "" if it is.
+func (p Pod) NotRunning(container string) string {
+	for _, c := range p.Status.ContainerStatuses {
+		switch {
+		case c.Name != container:
+		case c.State.Running != nil:
+			return ""
+		case c.State.Terminated != nil:
+			return fmt.Sprintf("%s, exit code %d", cmp.Or(c.State.Terminated.Reason, "terminated"), c.State.Terminated.ExitCode)
+		case c.State.Waiting != nil:
+			return strings.TrimSuffix(cmp.Or(c.State.Waiting.Reason, "waiting")+": "+c.State.Waiting.Message, ": ")
+		}
+	}
+	return "the pod is " + cmp.Or(p.Status.Phase, "Unknown")
 }
 
 // Ready reports whether the pod has the condition Ready.

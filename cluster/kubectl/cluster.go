@@ -250,6 +250,24 @@ func (c *Cluster) Doctor(ctx context.Context, pod kube.Pod) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
+// NotRunning returns why the driver's container of a pod is not running now, or "" if it is, and the commands that show
+// more.
+func (c *Cluster) NotRunning(ctx context.Context, pod kube.Pod) (reason, remedy string, err error) {
+	pods, err := c.DriverPods(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	namespace, name := pod.Metadata.Namespace, pod.Metadata.Name
+	i := slices.IndexFunc(pods, func(p kube.Pod) bool { return p.Metadata.Name == name })
+	if i < 0 {
+		return fmt.Sprintf("the pod %s no longer exists", name), "run this command again", nil
+	}
+	if why := pods[i].NotRunning(driverContainer); why != "" {
+		reason = fmt.Sprintf("the container %s of the pod %s is not running: %s", driverContainer, name, why)
+	}
+	return reason, fmt.Sprintf("see `kubectl -n %s describe pod %s` and `kubectl -n %s logs %s -c %s`", namespace, name, namespace, name, driverContainer), nil
+}
+
 // LogOptions select lines of a log.
 type LogOptions struct {
 	Follow bool

@@ -40,8 +40,9 @@ func newClusterDoctorCommand(access *clusterAccess) *cobra.Command {
 		Long: `Runs 'trivet doctor' in the pods of all drivers, and lists its findings: the warnings
 and failures, or with --all every check. JSON and YAML always contain every check.
 
-It needs the right to create pods/exec. The exit status is 1 if a check failed, or if
-doctor could not run in a pod.`,
+A pod whose driver is not running has one finding, the reason. The command needs the
+right to create pods/exec. The exit status is 1 if a check failed, or if doctor could
+not run in a pod.`,
 		Example: `  kubectl trivet doctor
   kubectl trivet doctor --node worker-1 --all`,
 	}
@@ -77,11 +78,7 @@ func examinePods(ctx context.Context, c *kubectl.Cluster, pods []kube.Pod) ([]no
 	group.SetLimit(podsAtOnce)
 	for i, pod := range pods {
 		group.Go(func() error {
-			var checks []doctor.Check
-			text, err := c.Doctor(ctx, pod)
-			if err == nil {
-				err = json.Unmarshal(text, &checks)
-			}
+			checks, err := examinePod(ctx, c, pod)
 			for _, check := range checks {
 				results[i] = append(results[i], nodeCheck{driverOf(pod), pod.Metadata.Name, check})
 			}
@@ -91,6 +88,19 @@ func examinePods(ctx context.Context, c *kubectl.Cluster, pods []kube.Pod) ([]no
 	}
 	_ = group.Wait() // the functions return no errors
 	return slices.Concat(results...), errors.Join(failed...)
+}
+
+// examinePod runs doctor in a pod. If the driver's container is not running, that is its only finding.
+func examinePod(ctx context.Context, c *kubectl.Cluster, pod kube.Pod) (checks []doctor.Check, err error) {
+	text, err := c.Doctor(ctx, pod)
+	if err == nil {
+		return checks, json.Unmarshal(text, &checks)
+	}
+	reason, remedy, statusErr := c.NotRunning(ctx, pod)
+	if statusErr != nil || reason == "" {
+		return nil, err
+	}
+	return []doctor.Check{{Name: "container", Result: doctor.Failure, Seen: reason, Remedy: remedy}}, nil
 }
 
 // nodeCheckTable returns the table of checks. A check with the same result in several pods of the controller has one
@@ -105,7 +115,7 @@ func nodeCheckTable(checks []nodeCheck) table {
 	}
 	return newTable(
 		distinct,
-		column[nodeCheck]{name: "DRIVER", cell: func(n nodeCheck) string { return n.Driver }},
+		column[nodeCheck]{name: "DRIVER", cell: func(n nodeCheck) string { return cmp.Or(n.Driver, "-") }},
 		column[nodeCheck]{name: "CHECK", cell: func(n nodeCheck) string { return n.Name }},
 		column[nodeCheck]{name: "RESULT", cell: func(n nodeCheck) string { return string(n.Result) }, color: func(n nodeCheck) color { return resultColor(n.Check) }},
 		column[nodeCheck]{name: "SEEN", cell: func(n nodeCheck) string { return n.Seen }},
