@@ -130,7 +130,8 @@ krew >dist/krew.yaml
 image
 chart
 sboms
-printf '%s\n' "$notes" | sed '/./,$!d' >dist/notes.md
+# On GitHub, a relative link in release notes is not relative to the repository.
+printf '%s\n' "$notes" | sed -E '/./,$!d; s,\]\(([^):#][^):]*)\),](https://github.com/trivet-csi/trivet/blob/'"$version"'/\1),g' >dist/notes.md
 sign
 chmod go+r dist/*
 ls -l dist

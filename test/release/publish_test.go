@@ -90,7 +90,7 @@ func newWorkshop(t *testing.T) *workshop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := strings.Replace(string(data), "\n## ", "\n## Unreleased\n## "+version+" (2026-01-02)\nThe notes.\n\n## v0.0.9\n## Old ", 1)
+	text := strings.Replace(string(data), "\n## ", "\n## Unreleased\n## "+version+" (2026-01-02)\nThe notes: [a](docs/releasing.md#verify-a-release), [c](https://example.com/c).\n\n## v0.0.9\n## Old ", 1)
 	if err := os.WriteFile(changelog, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -156,8 +156,9 @@ func (w *workshop) testRefusals(t *testing.T) {
 
 // testFiles checks the content of the release.
 func (w *workshop) testFiles(t *testing.T) {
-	if got := strings.TrimSpace(string(w.read(t, "notes.md"))); got != "The notes." {
-		t.Errorf("got the notes %q, want those of the section of CHANGELOG.md", got)
+	const notes = "The notes: [a](https://github.com/trivet-csi/trivet/blob/" + version + "/docs/releasing.md#verify-a-release), [c](https://example.com/c)."
+	if got := strings.TrimSpace(string(w.read(t, "notes.md"))); got != notes {
+		t.Errorf("got the notes %q, want those of the section of CHANGELOG.md with absolute links: %q", got, notes)
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		compressed, err := gzip.NewReader(bytes.NewReader(w.read(t, "trivet-"+version+"-linux-"+arch+".tar.gz")))
@@ -284,19 +285,23 @@ func (w *workshop) startRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := filepath.Join(t.TempDir(), "registry.yaml")
-	text := fmt.Sprintf("version: 0.1\nlog: {level: fatal, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %s}\n", t.TempDir(), address)
+	text := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %s}\n", t.TempDir(), address)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(w.registryProgram, "serve", config)
 	cmd.Env = append(os.Environ(), "OTEL_TRACES_EXPORTER=none")
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("the registry wrote:\n%s", log.String())
+		}
 	})
 	w.registry = address + "/trivet-csi"
 	err = retry.For(t.Context(), time.Minute, func() (bool, error) {
