@@ -76,7 +76,7 @@ func withoutBlocks(text string) string {
 }
 
 // checkedFiles are the endings of the names of files that may name a page.
-var checkedFiles = []string{".md", ".go", ".yaml", ".tpl", ".json", ".sh", ".html", ".toml"}
+var checkedFiles = []string{".md", ".go", ".yaml", ".tpl", ".json", ".sh", ".html", ".toml", ".txt"}
 
 // textFiles returns the names of the files that may name a page, relative to the root of the project.
 func textFiles(t *testing.T) (files []string) {
