@@ -121,8 +121,17 @@ func TestSweep(t *testing.T) {
 	if err == nil {
 		t.Error("an incomplete volume was committed")
 	}
-	if owners, err := filepath.Glob(filepath.Join(dir, shared.OwnersDir, "*")); err != nil || len(owners) != 2 {
-		t.Errorf("got the owners %v, %v; want two", owners, err)
+	wantOwners(t, dir, 2)
+	living.medium.Close()
+	sweeper.medium.Close()
+	wantOwners(t, dir, 0)
+}
+
+// wantOwners fails unless a pool has n owner files.
+func wantOwners(t *testing.T, dir string, n int) {
+	t.Helper()
+	if owners, err := filepath.Glob(filepath.Join(dir, shared.OwnersDir, "*")); err != nil || len(owners) != n {
+		t.Errorf("got the owners %v, %v; want %d", owners, err, n)
 	}
 }
 

@@ -254,14 +254,6 @@ func wantEmpty(t *testing.T, s *nfsd.Server, export string) {
 	}
 }
 
-// wantNoOwners fails if drivers that were ended with SIGTERM left owner files on an export.
-func wantNoOwners(t *testing.T, s *nfsd.Server, export string) {
-	t.Helper()
-	if left, err := onExport(s, export, ".trivet/owners"); err != nil || len(left) > 0 {
-		t.Errorf("got owner files %q and error %v on the export %s, want none", left, err, export)
-	}
-}
-
 // onExport lists the entries of some directories on an export.
 func onExport(s *nfsd.Server, export string, dirs ...string) (found []string, err error) {
 	for _, dir := range dirs {

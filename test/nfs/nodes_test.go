@@ -32,7 +32,6 @@ const lease = 15 * time.Second
 func TestTwoNodes(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{Lease: lease})
 	p := pair{server: s, export: s.Export(t, "volumes")}
-	t.Cleanup(func() { wantNoOwners(t, s, p.export) })
 	pools := nfsPool(pool, s, p.export) + smallPool(s, s.Export(t, "small"))
 	p.first = start(t, s.Node(t, "node-1"), "node-1", pools)
 	p.second = start(t, s.Node(t, "node-2"), "node-2", pools)
