@@ -97,24 +97,19 @@ func needs(err error, right string) error {
 	return err
 }
 
-// Reporter returns the pod whose driver reports about all nodes.
-func (c *Cluster) Reporter(ctx context.Context) (kube.Pod, error) {
-	pods, err := c.DriverPods(ctx)
-	if err != nil {
-		return kube.Pod{}, err
-	}
-	return reporter(pods)
-}
-
 // Report returns the report of all drivers.
 func (c *Cluster) Report(ctx context.Context) (r status.Report, err error) {
-	pod, err := c.Reporter(ctx)
+	pods, err := c.DriverPods(ctx)
+	if err != nil {
+		return r, err
+	}
+	pod, err := reporter(pods)
 	if err != nil {
 		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	port, err := c.Forward(ctx, pod, 0)
+	port, err := c.forward(ctx, pod)
 	if err != nil {
 		return r, err
 	}
@@ -130,7 +125,8 @@ func explain(err error, pod kube.Pod) error {
 	return fmt.Errorf("%w: see `kubectl -n %s describe pod %s`", err, pod.Metadata.Namespace, pod.Metadata.Name)
 }
 
-// reporter returns a pod of the controller, or in an installation for one node the node's pod.
+// reporter returns the pod whose driver reports about all nodes: a pod of the controller, or in an installation for one
+// node the node's pod.
 func reporter(pods []kube.Pod) (kube.Pod, error) {
 	candidates := slices.DeleteFunc(slices.Clone(pods), func(p kube.Pod) bool { return !IsController(p) })
 	if len(candidates) == 0 { // an installation for one node
@@ -166,9 +162,8 @@ func fetch(ctx context.Context, url string) (r status.Report, err error) {
 	return r, nil
 }
 
-// Forward forwards a port of this machine to the HTTP port of a driver, until ctx ends. It returns the port, which
-// the system chooses if port is 0.
-func (c *Cluster) Forward(ctx context.Context, pod kube.Pod, port int) (int, error) {
+// forward forwards a free port of this machine to the HTTP port of a driver, until ctx ends. It returns the port.
+func (c *Cluster) forward(ctx context.Context, pod kube.Pod) (int, error) {
 	target, err := httpPort(pod)
 	if err != nil {
 		return 0, err
@@ -186,7 +181,7 @@ func (c *Cluster) Forward(ctx context.Context, pod kube.Pod, port int) (int, err
 	dialer := portforward.NewFallbackDialer(tunnel, spdyDialer, httpstream.IsUpgradeFailure)
 	ready, failed := make(chan struct{}), make(chan error, 1)
 	var messages bytes.Buffer
-	forwarder, err := portforward.NewOnAddresses(dialer, []string{"localhost"}, []string{strconv.Itoa(port) + ":" + strconv.Itoa(target)}, ctx.Done(), ready, io.Discard, &messages)
+	forwarder, err := portforward.NewOnAddresses(dialer, []string{"localhost"}, []string{"0:" + strconv.Itoa(target)}, ctx.Done(), ready, io.Discard, &messages)
 	if err != nil {
 		return 0, err
 	}

@@ -151,7 +151,7 @@ func clusterReport() status.Report {
 		status.Pool{Name: "slow", Node: "a-node-with-a-long-name.example.internal", Problem: "/var/lib/trivet/pools/a/very/long/path/without/any/space/in/it is not a mount point, and requireMount is set: mount its disk"},
 		status.Pool{Name: "nas", SizeBytes: 4 << 40, UsedBytes: 3 << 40, PromisedBytes: 3 << 40, FreeBytes: 1 << 40, Volumes: 2, Trash: 1, Copies: 1})
 	r.Volumes = append(r.Volumes,
-		status.Volume{ID: "loop:nas:pvc-2", Name: "pvc-2", Pool: "nas", SizeBytes: 10 << 30, UsedBytes: 7 << 30, Content: "ext4", PublishedTo: []string{"a", "b"}},
+		status.Volume{ID: "loop:nas:pvc-2", Name: "pvc-2", Pool: "nas", SizeBytes: 10 << 30, UsedBytes: 7 << 30, Content: "ext4", PublishedTo: []string{"a", "b"}, Claim: "team-with-a-long-name/data-database-0", Phase: "Released"},
 		status.Volume{
 			ID: "nfs:nas:pvc-3", Name: "pvc-3-0b5ad54e-7a3c-4f0b-9a55-3f1f5a1c2d3e", Pool: "nas", SizeBytes: 1 << 30, UsedBytes: -1, Content: "directory", Pod: "default/web-0",
 			Health: []status.Health{{Status: "INACCESSIBLE", Reason: "ServerSilent", Message: "the server has not answered since 12:00"}},
@@ -181,7 +181,9 @@ func TestBrowserSearch(t *testing.T) {
 			if got := evaluate[string](b, `document.activeElement.id + " " + document.activeElement.value`); got != "search PVC-2" {
 				t.Errorf("got focus and search text %q after the update, want %q", got, "search PVC-2")
 			}
-			must(t, chromedp.Do(b.ctx, chromedp.SendKeys("#search", "\b\b\b\b\b")))
+			must(t, chromedp.Do(b.ctx, chromedp.SendKeys("#search", "\b\b\b\b\bdatabase-0 (rel")))
+			b.wantVisible("pvc-2")
+			must(t, chromedp.Do(b.ctx, chromedp.SendKeys("#search", strings.Repeat("\b", len("database-0 (rel")))))
 			b.wantVisible(append(all, "pvc-20")...)
 		})
 	}

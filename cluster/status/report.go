@@ -99,10 +99,14 @@ type Volume struct {
 	// Pod is the namespace/name of the pod that an inline volume belongs to.
 	Pod string `json:"pod,omitempty"`
 	// Namespace is the namespace whose pods may mount the volume by FlexVolume.
-	Namespace string   `json:"namespace,omitempty"`
-	Device    string   `json:"device,omitempty"`
-	IO        *IO      `json:"io,omitempty"`
-	Health    []Health `json:"health,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	// Claim is the namespace/name of the claim, and Phase the phase of its PersistentVolume. The claim of a
+	// PersistentVolume that is Released no longer exists. Drivers do not know both: kubectl trivet adds them.
+	Claim  string   `json:"claim,omitempty"`
+	Phase  string   `json:"persistentVolumePhase,omitempty"`
+	Device string   `json:"device,omitempty"`
+	IO     *IO      `json:"io,omitempty"`
+	Health []Health `json:"health,omitempty"`
 	// Problem is the reason why the entry, or the pool if there is no name, could not be read.
 	Problem string `json:"problem,omitempty"`
 }
@@ -184,7 +188,7 @@ func (r Report) From(node string, serves func(pool, uuid string) bool) Report {
 	}
 	for _, v := range r.Volumes {
 		if in(v.Pool, v.ID) {
-			v.Node = node
+			v.Node, v.Claim, v.Phase = node, "", ""
 			kept.Volumes = append(kept.Volumes, v)
 		}
 	}

@@ -40,6 +40,7 @@ func sample() status.Report {
 func TestFrom(t *testing.T) {
 	serves := func(pool, id string) bool { return pool == "fast" && id == uuid }
 	r := sample()
+	r.Volumes[0].Claim = "ns/claim"
 	r.Pools = append(r.Pools, status.Pool{Name: "foreign", UUID: "ffffffff"}, status.Pool{Name: "closed", Problem: "not mounted"})
 	r.Volumes = append(r.Volumes,
 		status.Volume{ID: "loop:foreign.ffffffff:pvc-2", Pool: "foreign"},
@@ -55,6 +56,9 @@ func TestFrom(t *testing.T) {
 	}
 	var names []string
 	for _, v := range got.Volumes {
+		if v.Claim != "" {
+			t.Errorf("got the claim %s of %s from a node, want none", v.Claim, v.Name)
+		}
 		names = append(names, v.Node+"/"+v.Name)
 	}
 	if want := []string{"b/pvc-1", "b/damaged"}; !slices.Equal(names, want) {
@@ -139,9 +143,11 @@ func TestHandler(t *testing.T) {
 
 // TestPage: the page shows the report, escapes its texts, and allows only its own script.
 func TestPage(t *testing.T) {
-	w := page(t, sample())
+	r := sample()
+	r.Volumes[0].Claim, r.Volumes[0].Phase = "shop/data", "Bound"
+	w := page(t, r)
 	body := w.Body.String()
-	for _, want := range []string{"csi.trivet.dev", "pvc-1", "PoolAlmostFull", "&lt;script&gt;alert(1)", "CreateVolume", "1 of 1", `width="10.0"`, `x="10.0" width="30.0"`} {
+	for _, want := range []string{"csi.trivet.dev", "pvc-1", "PoolAlmostFull", "&lt;script&gt;alert(1)", "CreateVolume", "1 of 1", `pvc-1 <span class="soft">shop/data</span>`, "volume pvc-1 on a of shop/data", `width="10.0"`, `x="10.0" width="30.0"`} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
 		}

@@ -90,7 +90,11 @@ func (r Report) problems() (all []problem) {
 	}
 	for _, v := range r.Volumes {
 		for _, h := range v.Health {
-			all = append(all, problem{"volume " + cmp.Or(v.Name, v.ID) + on(v.Node), h.Reason + ": " + h.Message})
+			where := "volume " + cmp.Or(v.Name, v.ID) + on(v.Node)
+			if claim := v.ClaimText(); claim != "" {
+				where += " of " + claim
+			}
+			all = append(all, problem{where, h.Reason + ": " + h.Message})
 		}
 	}
 	return all
@@ -140,6 +144,14 @@ func (v Volume) InUseOn() []string {
 		return []string{v.Node}
 	}
 	return v.PublishedTo
+}
+
+// ClaimText returns the claim, and the phase of its PersistentVolume unless that is bound to the claim.
+func (v Volume) ClaimText() string {
+	if v.Claim == "" || v.Phase == "Bound" {
+		return v.Claim
+	}
+	return v.Claim + " (" + v.Phase + ")"
 }
 
 // Worst returns the most severe status of the volume, or "ok".

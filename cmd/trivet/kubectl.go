@@ -291,7 +291,7 @@ func clusterVolumeTable(all []kubectl.Volume) table {
 	health.color = func(v kubectl.Volume) color { return goodIf(len(v.Health) == 0) }
 	return newTable(
 		all,
-		text("CLAIM", false, claimText),
+		text("CLAIM", false, func(v kubectl.Volume) string { return v.ClaimText() }),
 		text("VOLUME", false, func(v kubectl.Volume) string { return v.Name }),
 		text("NODE", false, func(v kubectl.Volume) string { return v.Node }),
 		text("POOL", false, func(v kubectl.Volume) string { return v.Pool }),
@@ -311,14 +311,6 @@ func clusterVolumeTable(all []kubectl.Volume) table {
 		text("ID", true, func(v kubectl.Volume) string { return v.ID }),
 		health,
 	)
-}
-
-// claimText returns the claim, and the phase of its PersistentVolume unless that is bound to the claim.
-func claimText(v kubectl.Volume) string {
-	if v.Claim == "" || v.Phase == "Bound" {
-		return v.Claim
-	}
-	return v.Claim + " (" + v.Phase + ")"
 }
 
 func healthText(v kubectl.Volume) string {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/doctor"
 )
 
@@ -31,7 +32,7 @@ func TestNodeCheckTable(t *testing.T) {
 // TestClusterVolumeTable: a PersistentVolume that is not bound has its phase beside the claim.
 func TestClusterVolumeTable(t *testing.T) {
 	for phase, want := range map[string]string{"Bound": "ns/data ", "Released": "ns/data (Released)"} {
-		if out := written(t, clusterVolumeTable([]kubectl.Volume{{Claim: "ns/data", Phase: phase}})); !strings.Contains(out, want) || phase == "Bound" && strings.Contains(out, phase) {
+		if out := written(t, clusterVolumeTable([]kubectl.Volume{{Volume: status.Volume{Claim: "ns/data", Phase: phase}}})); !strings.Contains(out, want) || phase == "Bound" && strings.Contains(out, phase) {
 			t.Errorf("%s: got %q, want %q", phase, out, want)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -18,8 +20,10 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/doctor"
 	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/webserver"
 )
 
 // nodeCheck is a check of doctor in a pod.
@@ -235,9 +239,10 @@ func newUICommand(access *clusterAccess) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Open the status page in the browser",
-		Long: `Forwards a port of this machine to the controller's driver, and opens the status page
-in the browser. The page shows pools, volumes, their health and what is going on. It
-cannot change anything. The port is forwarded until you interrupt the command.`,
+		Long: `Serves the status page on this machine until you interrupt the command, and opens it in
+the browser. The page shows pools, volumes with their claims, their health and what is
+going on. It cannot change anything. Without the right to list PersistentVolumes, the
+page shows no claims.`,
 		Example: `  kubectl trivet ui
 
   # On a machine without a browser.
@@ -254,21 +259,21 @@ cannot change anything. The port is forwarded until you interrupt the command.`,
 		if err != nil {
 			return err
 		}
-		pod, err := c.Reporter(ctx)
-		if err != nil {
+		if _, err := c.Report(ctx); err != nil {
 			return err
 		}
-		local, err := c.Forward(ctx, pod, port)
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("localhost:%d", port))
 		if err != nil {
-			return err
+			return fmt.Errorf("--port %d: %w", port, err)
 		}
-		url := fmt.Sprintf("http://localhost:%d/", local)
+		url := fmt.Sprintf("http://%s/", listener.Addr())
 		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The status page is at %s until you interrupt this command (Ctrl-C).\n", url)
 		if open {
-			openBrowser(ctx, cmd.ErrOrStderr(), url)
+			go openBrowser(ctx, cmd.ErrOrStderr(), url)
 		}
-		<-ctx.Done()
-		return nil
+		mux := http.NewServeMux()
+		status.Handle(mux, c.PageReport)
+		return webserver.Serve(ctx, listener, mux)
 	}
 	return cmd
 }

@@ -117,7 +117,7 @@ func TestPlugin(t *testing.T) {
 			t.Errorf("got completions %q for --node, want %s", words, node)
 		}
 	})
-	t.Run("ui", func(t *testing.T) { checkPage(t, plugin, volume) })
+	t.Run("ui", func(t *testing.T) { checkPage(t, plugin, volume, ns+"/data") })
 	t.Run("without rights", func(t *testing.T) {
 		out, err := plugin(t.Context(), "status", "--as", "nobody").CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "needs the right to list pods") {
@@ -139,8 +139,8 @@ func ownVolume(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, 
 	return all[i]
 }
 
-// checkPage: `kubectl trivet ui` serves the status page, which shows a volume.
-func checkPage(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, volume string) {
+// checkPage: `kubectl trivet ui` serves the status page, which shows a volume with its claim.
+func checkPage(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, volume, claim string) {
 	cmd := plugin(t.Context(), "ui", "--open=false")
 	out, err := cmd.StdoutPipe()
 	must(t, err)
@@ -160,8 +160,8 @@ func checkPage(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, 
 	defer resp.Body.Close()
 	page, err := io.ReadAll(resp.Body)
 	must(t, err)
-	if resp.StatusCode != http.StatusOK || !bytes.Contains(page, []byte(volume)) {
-		t.Errorf("got %s and a page without %s:\n%s", resp.Status, volume, page)
+	if resp.StatusCode != http.StatusOK || !bytes.Contains(page, []byte(volume)) || !bytes.Contains(page, []byte(claim)) {
+		t.Errorf("got %s and a page without %s and %s:\n%s", resp.Status, volume, claim, page)
 	}
 }
 
