@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-var tableFile = flag.String("table", "", "`file` to which TestOutage writes the table of docs/design/nfs-outages.md")
+var tableFile = flag.String("table", "", "`file` to which TestOutage writes its table")
 
 // table contains the result and the duration of each call (row) in each phase (column).
 type table struct {
