@@ -66,6 +66,10 @@ docs: ## Check the links of the documentation and build it as a site in dist/sit
 	go test ./test/docs -run '^TestLinks$$'
 	CGO_ENABLED=0 $(HUGO) --source site --destination "$(CURDIR)/dist/site" --cleanDestinationDir --noBuildLock --panicOnWarning
 
+.PHONY: docs-metrics
+docs-metrics: ## Write the table of docs/reference/metrics.md from the descriptions of the metrics
+	go test ./driver -run '^TestMetricsTable$$' -update
+
 .PHONY: docs-values
 docs-values: ## Write docs/reference/values.md from the values of the chart
 	go test ./test/chart -run '^TestValuesDocumented$$' -update

@@ -43,7 +43,7 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 		// drivers work. The buckets are not, because those of csi-lib-utils begin at 100 ms.
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "csi_plugin_operations_seconds",
-			Help:    "Duration of CSI calls by gRPC status code.",
+			Help:    "Durations of CSI calls.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 15, 60, 300},
 		}, []string{"driver_name", "method_name", "grpc_status_code"}),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -51,7 +51,7 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 		}, []string{"method_name"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "trivet_build_info", Help: "Always 1. The labels hold the version and the services of the driver.",
+		Name: "trivet_build_info", Help: "Always 1; alert if no driver has the service controller.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version(), "services": strings.Join(slices.Sorted(slices.Values(services)), ",")},
 	})
 	build.Set(1)
@@ -65,32 +65,32 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 type poolCollector struct{ pools *pool.Set }
 
 // poolUp is a pool's only metric while the pool is not open.
-var poolUp = poolDesc("up", "1 if the pool is open and its marker, path and device are unchanged, else 0.")
+var poolUp = poolDesc("up", "1 if the pool is open, else 0; alert on 0.")
 
 // usageGauges are the metrics that are read from the usage of an open pool.
 var usageGauges = []struct {
 	desc  *prometheus.Desc
 	value func(pool.Usage) int64
 }{
-	{poolDesc("size_bytes", "Size of the pool."), func(u pool.Usage) int64 { return u.Total }},
+	{poolDesc("size_bytes", "Configured size, or size of the filesystem without the blocks reserved for root."), func(u pool.Usage) int64 { return u.Total }},
 	{poolDesc("used_bytes", "Allocated bytes of the pool's filesystem, including foreign files."), func(u pool.Usage) int64 { return u.Used }},
 	{poolDesc("free_bytes", "Free bytes of the pool's filesystem."), func(u pool.Usage) int64 { return u.Free }},
-	{poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes and of the space that its snapshots may need."), func(u pool.Usage) int64 { return u.Promised }},
-	{poolDesc("room_bytes", "Bytes that can be promised to new volumes."), func(u pool.Usage) int64 { return u.Room }},
-	{poolDesc("reserve_bytes", "Bytes that are never promised to volumes."), func(u pool.Usage) int64 { return u.Reserve }},
-	{poolDesc("other_pools_bytes", "Bytes of the pool's filesystem that other pools have promised (divided by their overcommit) or that their volumes use, whichever is larger."), func(u pool.Usage) int64 { return u.OtherPools }},
+	{poolDesc("promised_bytes", "Sizes of the volumes, and the space that snapshots reserve."), func(u pool.Usage) int64 { return u.Promised }},
+	{poolDesc("room_bytes", "Bytes that can still be promised to new volumes."), func(u pool.Usage) int64 { return u.Room }},
+	{poolDesc("reserve_bytes", "Bytes that are never promised; alert when fewer bytes are free."), func(u pool.Usage) int64 { return u.Reserve }},
+	{poolDesc("other_pools_bytes", "Bytes that other pools of the filesystem take."), func(u pool.Usage) int64 { return u.OtherPools }},
 	{poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet."), func(u pool.Usage) int64 { return int64(u.Trash) }},
-	{poolDesc("trash_stuck_entries", "Deleted volumes and snapshots whose removal failed. The driver retries it."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
-	{poolDesc("published_volumes", "Volumes that are controller-published."), func(u pool.Usage) int64 { return int64(u.Attached) }},
-	{poolDesc("snapshots", "Snapshots in the pool. Each member of a group counts."), func(u pool.Usage) int64 { return int64(u.Snapshots) }},
-	{poolDesc("copies", "Running copies: snapshots and volumes that are being created from others."), func(u pool.Usage) int64 { return int64(u.Copies) }},
+	{poolDesc("trash_stuck_entries", "Deleted volumes and snapshots whose removal failed and is retried; alert above 0."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
+	{poolDesc("published_volumes", "Controller-published volumes; 0 for pools of nodes if a controller forwards the calls."), func(u pool.Usage) int64 { return int64(u.Attached) }},
+	{poolDesc("snapshots", "Snapshots, including each of a group."), func(u pool.Usage) int64 { return int64(u.Snapshots) }},
+	{poolDesc("copies", "Snapshots and volumes that are being copied."), func(u pool.Usage) int64 { return int64(u.Copies) }},
 }
 
 var (
-	poolCopied = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process, including shared blocks.")
-	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, including those that are being removed.", []string{"backend", "pool"}, nil)
-	disks      = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by state: free, claimed, or the reason why the disk cannot be used.", []string{"pool", "state"}, nil)
-	unwiped    = poolDesc("unwiped_bytes", "Bytes that are not wiped yet on the disks of deleted volumes. Only for pools of disks.")
+	poolCopied = poolDesc("copied_bytes_total", "Bytes that this process has copied, including shared blocks.")
+	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes, including those that are being removed.", []string{"backend", "pool"}, nil)
+	disks      = prometheus.NewDesc("trivet_disks", "Disks that match; alert on orphaned, unreadable and other-pool. Of a volume group: physical volumes (in-use, missing) and logical volumes without a volume (orphaned, wiping).", []string{"pool", "state"}, nil)
+	unwiped    = poolDesc("unwiped_bytes", "Bytes of deleted volumes that are not wiped yet; alert if above 0 and unchanged for an hour.")
 )
 
 // nodeCollector collects the state of the nodes from the router.
@@ -99,8 +99,8 @@ type nodeCollector struct{ router *router.Server }
 // The label is not "node", because Prometheus often adds a label of that name for the node of the
 // scraped driver.
 var (
-	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's driver, else 0.", []string{"csi_node"}, nil)
-	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node also announces, or that are recorded for another node. Only the recorded node receives calls.", []string{"csi_node"}, nil)
+	nodeUp        = prometheus.NewDesc("trivet_node_up", "Controller: 1 if it has a connection to the node's driver, else 0; alert on 0.", []string{"csi_node"}, nil)
+	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Controller: pools of the node that another node also announces, or is recorded for; alert above 0.", []string{"csi_node"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -182,9 +182,9 @@ func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBack
 type workerCollector struct{ workers *export.Pools }
 
 var (
-	serverUp  = prometheus.NewDesc("trivet_nfs_server_up", "0 if the server of the pool does not answer, else 1.", []string{"pool", "server"}, nil)
-	starts    = prometheus.NewDesc("trivet_nfs_worker_starts_total", "Worker processes started for the pool, by reason.", []string{"pool", "reason"}, nil)
-	abandoned = prometheus.NewDesc("trivet_nfs_workers_abandoned", "Worker processes of the pool that were killed and have not ended.", []string{"pool"}, nil)
+	serverUp  = prometheus.NewDesc("trivet_nfs_server_up", "0 if the NFS server of the pool does not answer, else 1; alert on 0.", []string{"pool", "server"}, nil)
+	starts    = prometheus.NewDesc("trivet_nfs_worker_starts_total", "Started workers by reason: first; ended: the last one ended by itself; silent, answering: it was killed because the server did not answer, or answered again; alert when ended grows.", []string{"pool", "reason"}, nil)
+	abandoned = prometheus.NewDesc("trivet_nfs_workers_abandoned", "Killed workers that wait in the kernel; alert above 0.", []string{"pool"}, nil)
 	nfsCalls  = prometheus.NewDesc("trivet_nfs_calls", "Running calls of the pool's worker.", []string{"pool"}, nil)
 )
 

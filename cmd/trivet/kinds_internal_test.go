@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -10,32 +9,12 @@ import (
 	"github.com/trivet-csi/trivet/test/frozen"
 )
 
-const (
-	parametersFile = "../../docs/reference/parameters.md"
-	generatedBegin = "<!-- Generated from the descriptors of the kinds by `make docs-parameters`. -->\n"
-	generatedEnd   = "<!-- End of the generated part. -->\n"
-)
+const parametersFile = "../../docs/reference/parameters.md"
 
 // TestParametersDocumented: the generated part of docs/reference/parameters.md matches the descriptors of the kinds. With
 // -update, the test writes it.
 func TestParametersDocumented(t *testing.T) {
-	b, err := os.ReadFile(parametersFile)
-	check(t, err)
-	before, rest, begins := strings.Cut(string(b), generatedBegin)
-	have, after, ends := strings.Cut(rest, generatedEnd)
-	if !begins || !ends {
-		t.Fatalf("%s lacks the lines %q and %q", parametersFile, generatedBegin, generatedEnd)
-	}
-	want := kindTable(kinds) + "\n" + parameterTable(t, kinds)
-	switch {
-	case have == want:
-	case *frozen.Update:
-		if err := os.WriteFile(parametersFile, []byte(before+generatedBegin+want+generatedEnd+after), 0o644); err != nil { //nolint:gosec // all users may read it
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("%s does not match the descriptors of the kinds: run make docs-parameters; want\n%s", parametersFile, want)
-	}
+	frozen.Generated(t, parametersFile, "make docs-parameters", kindTable(kinds)+"\n"+parameterTable(t, kinds))
 }
 
 // kindTable returns the Markdown table of the kinds.
