@@ -242,8 +242,70 @@ func onProjects(names ...string) (lines []*regexp.Regexp) {
 
 var (
 	skipped = regexp.MustCompile(`(?m)^ *--- SKIP: .*`)
-	failed  = regexp.MustCompile(`(?m)^ *--- FAIL: .*`)
+	failed  = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+).*`)
+	// section matches the line before the messages of a test, message the first line of a message.
+	section = regexp.MustCompile(`^=== (?:RUN|NAME|CONT|PAUSE) +(\S+)`)
+	message = regexp.MustCompile(`^ {4,}\w+\.go:\d+: `)
 )
+
+// A log may end with the output of other tests, of which CI shows only the tail.
+const (
+	causesOfTest = 10
+	allCauses    = 40
+)
+
+// causes returns the last messages of the failed tests in the output of go test -v, and panics.
+func causes(out string) (lines []string) {
+	failures := map[string]bool{}
+	for _, match := range failed.FindAllStringSubmatch(out, -1) {
+		failures[match[1]] = true
+	}
+	var order []string
+	byTest := map[string][]string{}
+	test, wanted := "", false
+	for line := range strings.Lines(out) {
+		line = strings.TrimRight(line, "\r\n")
+		switch found := section.FindStringSubmatch(line); {
+		case found != nil:
+			test, wanted = found[1], false
+		case message.MatchString(line):
+			wanted = failures[test]
+		case strings.HasPrefix(line, "panic: "):
+			wanted = true
+		case !strings.HasPrefix(line, "        "): // the further lines of a message are indented more
+			wanted = false
+		}
+		if !wanted {
+			continue
+		}
+		if byTest[test] == nil {
+			order = append(order, test)
+		}
+		byTest[test] = append(byTest[test], test+": "+strings.TrimSpace(line))
+	}
+	for _, test := range order {
+		lines = append(lines, byTest[test][max(0, len(byTest[test])-causesOfTest):]...)
+	}
+	return lines[:min(len(lines), allCauses)]
+}
+
+// TestCauses: only the messages of failed tests are causes, even if other tests log in between and afterwards.
+func TestCauses(t *testing.T) {
+	const out = "=== RUN   TestGood\r\n    a_test.go:1: fine\n=== RUN   TestBad\nI1123 a line of klog\n    a_test.go:2: got 1\n        want 2\nmore of klog\n" +
+		"=== RUN   TestBad/sub\n=== PAUSE TestBad/sub\n=== RUN   TestOther\n=== CONT  TestBad/sub\n    a_test.go:3: sub failed\n=== NAME  TestOther\n    a_test.go:4: fine too\n" +
+		"--- PASS: TestOther (0.00s)\n--- FAIL: TestBad (0.10s)\n    --- FAIL: TestBad/sub (0.00s)\n--- PASS: TestGood (0.00s)\n"
+	want := []string{"TestBad: a_test.go:2: got 1", "TestBad: want 2", "TestBad/sub: a_test.go:3: sub failed"}
+	if got := causes(out); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := causes("=== RUN   TestSlow\npanic: test timed out after 1m\n"); !slices.Equal(got, []string{"TestSlow: panic: test timed out after 1m"}) {
+		t.Errorf("got %q, want the panic", got)
+	}
+	many := "=== RUN   TestBad\n" + strings.Repeat("    a_test.go:1: same\n", 100) + "    a_test.go:2: last\n--- FAIL: TestBad (0.00s)\n"
+	if got := causes(many); len(got) != causesOfTest || got[causesOfTest-1] != "TestBad: a_test.go:2: last" {
+		t.Errorf("got %q, want the last %d messages", got, causesOfTest)
+	}
+}
 
 // TestVM runs the programs of each guest in a virtual machine. Without -long, it runs only the short guests.
 func TestVM(t *testing.T) {
@@ -410,6 +472,9 @@ func run(ctx context.Context, t *testing.T, c *exec.Cmd) string {
 		t.Log(&out)
 		for _, line := range failed.FindAllString(out.String(), -1) {
 			t.Error(strings.TrimSpace(line))
+		}
+		for _, line := range causes(out.String()) {
+			t.Error(line)
 		}
 		t.Fatalf("%s: %v", filepath.Base(c.Path), errors.Join(context.Cause(ctx), err))
 	}
