@@ -8,7 +8,8 @@ import (
 )
 
 // IOStat counts the completed requests of a device, and their bytes, since the kernel created the device. A loop
-// device keeps its counters when it is bound to another file. Documentation/block/stat.rst of Linux.
+// device keeps its counters when it is bound to another file. LOOP_CTL_REMOVE would reset them, but takes 66 ms (Linux
+// 6.18). Documentation/block/stat.rst of Linux.
 type IOStat struct {
 	Reads, ReadBytes, Writes, WrittenBytes uint64
 	// BusyMilliseconds is the time during which the device had requests.
