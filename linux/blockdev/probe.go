@@ -27,6 +27,9 @@ func RequireBlank(image *os.File) error {
 	if err != nil {
 		return err
 	}
+	if err := sys.WriteBack(image); err != nil {
+		return fmt.Errorf("probing an image: %w", err)
+	}
 	unknown, err := holesUnknown(image, size)
 	if err != nil {
 		return err

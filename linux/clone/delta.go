@@ -198,6 +198,10 @@ func sameContent(a, b run) bool { return a.shift == b.shift && !a.unaddressable 
 // in at least one of the images.
 func (p *pair) changedContent(ctx context.Context, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
+		if err := errors.Join(sys.WriteBack(p.older), sys.WriteBack(p.newer)); err != nil {
+			yield(Range{}, err)
+			return
+		}
 		older, newer := make([]byte, compareBuffer), make([]byte, compareBuffer)
 		for from < end {
 			r, err := p.nextData(from, end)

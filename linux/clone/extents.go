@@ -113,9 +113,14 @@ func data(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, err
 	}
 }
 
-// seekData does the same as data with SEEK_DATA and SEEK_HOLE (lseek(2)), for filesystems without FIEMAP.
+// seekData does the same as data with SEEK_DATA and SEEK_HOLE (lseek(2)), for filesystems without FIEMAP and
+// for copies. It writes dirty pages first, as FIEMAP does.
 func seekData(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
+		if err := sys.WriteBack(f); err != nil {
+			yield(Range{}, err)
+			return
+		}
 		for from < end {
 			r, err := nextData(f, from, end)
 			if err = errors.Join(err, ctx.Err()); err != nil {

@@ -169,9 +169,6 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 		c.offload = false // copy_file_range(2) rejects devices
 		return c.copyRange(ctx, Range{Length: c.size})
 	}
-	if err := writeBack(c.src); err != nil {
-		return err
-	}
 	for r, err := range seekData(ctx, c.src, 0, c.size) {
 		if err == nil {
 			err = c.copyRange(ctx, r)
@@ -179,18 +176,6 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// writeBack writes the dirty pages of f to the filesystem. Otherwise SEEK_DATA could take data for a hole: on xfs, if
-// the page is written and evicted between the lookups of the extent and of the page. The data is not durable
-// (sync_file_range(2)).
-func writeBack(f *os.File) error {
-	const flags = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-	err := unix.SyncFileRange(int(f.Fd()), 0, 0, flags)
-	if err != nil && !sys.Unsupported(err) {
-		return fail("sync_file_range", f, err)
 	}
 	return nil
 }

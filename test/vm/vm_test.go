@@ -163,7 +163,7 @@ var guests = []guest{
 	},
 	{
 		name: "clone", disks: []string{"4G", "4G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./linux/clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/written/Delta")}},
+		programs: []program{{"./linux/clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/client_writes/Delta")}},
 	},
 	{
 		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 40 * time.Minute,
