@@ -37,8 +37,9 @@ type Backend interface {
 	Capacity(ctx context.Context, q CapacityQuery) (Capacity, error)
 
 	// Attach makes the volume available on this node. A volume with a device is formatted or
-	// checked first. The caller mounts the source, unless it is a raw device, and closes it.
-	Attach(ctx context.Context, v volume.Volume) (mount.Source, error)
+	// checked first. The caller mounts the source, unless it is a raw device, and closes it. secrets contain the
+	// passphrase of an encrypted volume.
+	Attach(ctx context.Context, v volume.Volume, secrets volume.Secrets) (mount.Source, error)
 	// Present finds the current source of the volume on this node; ok is false if there is
 	// none. A directory is always present. If the record of the volume cannot be read, v has only
 	// the ID. The source must recognize the mounts of the volume by the ID alone.
@@ -94,7 +95,7 @@ type Expander interface {
 	Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error)
 	// ResizeDevice makes the device of the volume on this node as large as its storage. The
 	// call is cheap if the size is already right. It does nothing for a directory.
-	ResizeDevice(ctx context.Context, v volume.Volume) error
+	ResizeDevice(ctx context.Context, v volume.Volume, secrets volume.Secrets) error
 }
 
 // NamespaceSetter records the namespace to which a FlexVolume volume belongs.

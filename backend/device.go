@@ -43,7 +43,8 @@ func (d *Devices) Capacity(_ context.Context, q CapacityQuery) (Capacity, error)
 	if err := CheckMkfsOptions(q.Parameters, q.FSType, math.MaxInt64); err != nil {
 		return Capacity{}, err
 	}
-	return d.Room(q.Parameters, d.Bounds(q.FSType, q.Block))
+	room, err := d.Room(q.Parameters, d.Bounds(q.FSType, q.Block))
+	return WithoutHeader(room, q.Parameters), err
 }
 
 // ReadOnlyDevice implements BlockProvider: a read-only loop device on the volume's device.
@@ -74,26 +75,67 @@ func (d *Devices) GrowReadOnly(v volume.Volume, size int64) error {
 
 // Marked is an attached device whose storage records by a mark that it may contain data.
 type Marked struct {
-	Pool   *pool.Pool
-	Volume volume.Volume
-	Device *os.File
+	Pool    *pool.Pool
+	Volume  volume.Volume
+	Device  *os.File
+	Secrets volume.Secrets
 	// Used is the mark. SetUsed sets it durably.
 	Used    bool
 	SetUsed func(context.Context) error
+	// Foreign means that a device that is not used may have signatures of other data, which are erased.
+	Foreign bool
 	// Shrunk returns the error for a device that is smaller than the record requires.
 	Shrunk func(size int64) error
 }
 
-// PrepareMarked checks the size of a device, and creates the filesystem if the device was never used. The device is
-// marked before it can be used. commit makes the writes durable; it is nil if there is nothing to make durable.
-func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (commit func() error, err error) {
+// PrepareMarked checks the size of a device, opens the container of an encrypted volume, and creates the filesystem if the
+// device was never used. The device is marked before it can be used. Closing the source does not close the device.
+func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (*blockdev.DeviceSource, error) {
 	if err := m.syncCapacity(ctx); err != nil {
 		return nil, err
 	}
+	if m.Volume.Encryption != nil {
+		return d.prepareEncrypted(ctx, m)
+	}
+	if !m.Used && m.Foreign {
+		if err := blockdev.EraseSignatures(m.Device); err != nil {
+			return nil, err
+		}
+	}
+	commit, err := d.prepareContent(ctx, m, m.Device)
+	return &blockdev.DeviceSource{Path: m.Device.Name(), FSType: m.Volume.FSType, Commit: commit}, err
+}
+
+// prepareEncrypted is PrepareMarked for an encrypted volume. The open container of a raw volume is used again.
+func (d *Devices) prepareEncrypted(ctx context.Context, m *Marked) (*blockdev.DeviceSource, error) {
+	path, ok, err := d.MappedRaw(m.Volume)
+	if ok && err == nil {
+		return &blockdev.DeviceSource{Path: path}, m.setUsed(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	mapped, err := d.OpenContainer(ctx, &Container{
+		Pool: m.Pool, Volume: m.Volume, Device: m.Device, Storage: m.Device, Secrets: m.Secrets,
+		Spec: blockdev.FormatSpec{Stale: true}, Used: m.Used, Foreign: m.Foreign,
+	})
+	if err != nil {
+		return nil, err
+	}
+	commit, err := d.prepareContent(ctx, m, mapped)
+	if err != nil {
+		return nil, errors.Join(err, mapped.Close(), d.CloseMapped(context.WithoutCancel(ctx), m.Volume))
+	}
+	return &blockdev.DeviceSource{Path: mapped.Name(), FSType: m.Volume.FSType, Commit: commit, Hold: mapped}, nil
+}
+
+// prepareContent creates the filesystem on a device, which is the marked device or that of its container. commit makes
+// the writes durable; it is nil if there is nothing to make durable.
+func (d *Devices) prepareContent(ctx context.Context, m *Marked, device *os.File) (commit func() error, err error) {
 	if m.Volume.Block {
 		return nil, m.setUsed(ctx)
 	}
-	mounts, err := mount.OfDevice(m.Device.Name())
+	mounts, err := mount.OfDevice(device.Name())
 	if err != nil {
 		return nil, err
 	}
@@ -102,18 +144,23 @@ func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (commit func() e
 	}
 	// Every supported filesystem has blocks of at least 4096 bytes, so this sector size is valid even
 	// on a device with smaller sectors.
-	fs, err := FilesystemOf(m.Pool, m.Volume, m.Device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
+	fs, err := FilesystemOf(m.Pool, m.Volume, device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
 	if err != nil {
 		return nil, err
 	}
 	if fs.State == pool.Formatted || m.Used && fs.State != pool.Cloned { // a used device has a filesystem
-		return nil, m.checkFormatted(ctx, fs)
+		return nil, m.checkFormatted(ctx, fs, device)
 	}
 	fs.MarkUsed = func() error { return m.setUsed(ctx) }
-	if err := fs.Prepare(m.Device); err != nil {
+	if fs.State == pool.Cloned { // the device has data of its source
+		if err := m.setUsed(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := fs.Prepare(device); err != nil {
 		return nil, err
 	}
-	return fs.Complete(ctx, d.Formatter, m.Device)
+	return fs.Complete(ctx, d.Formatter, device)
 }
 
 // syncCapacity returns the error of Shrunk if the device is smaller than the record says. If it is larger, an expansion
@@ -123,14 +170,32 @@ func (m *Marked) syncCapacity(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if size < m.Volume.Capacity {
+	if size < m.Volume.StorageSize() {
 		return m.Shrunk(size)
 	}
-	if size > m.Volume.Capacity {
-		err = m.Pool.RaiseCapacity(ctx, m.Volume, size)
-		m.Volume.Capacity = size
+	if capacity := size - m.Volume.Overhead(); capacity > m.Volume.Capacity {
+		err = m.Pool.RaiseCapacity(ctx, m.Volume, capacity)
+		m.Volume.Capacity = capacity
 	}
 	return err
+}
+
+// Idle reports whether nothing uses the device of a volume that was being attached, so that it can be detached. It closes
+// the container of a filesystem that is not mounted. A raw device counts as used, unless its container is not open.
+func (d *Devices) Idle(ctx context.Context, v volume.Volume, device string) (bool, error) {
+	switch {
+	case v.Encryption == nil:
+		mounts, err := mount.OfDevice(device)
+		return len(mounts) == 0 && !v.Block, err
+	case v.Block:
+		_, open, err := d.Mapped(v)
+		return !open, err
+	}
+	err := d.CloseMapped(ctx, v)
+	if errors.Is(err, volume.ErrInUse) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // setUsed sets the mark, unless it is set.
@@ -144,8 +209,8 @@ func (m *Marked) setUsed(ctx context.Context) error {
 // checkFormatted checks an existing filesystem. Then it sets the mark, and records in the pool that the filesystem is
 // formatted, if either is missing. The state in the pool may be missing because a call was interrupted after it had set
 // the mark, or because the volume's folder was restored from a backup.
-func (m *Marked) checkFormatted(ctx context.Context, fs *Filesystem) error {
-	if err := fs.Check(ctx, m.Device); err != nil {
+func (m *Marked) checkFormatted(ctx context.Context, fs *Filesystem, device *os.File) error {
+	if err := fs.Check(ctx, device); err != nil {
 		return err
 	}
 	if err := m.setUsed(ctx); err != nil || fs.State == pool.Formatted {

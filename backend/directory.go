@@ -172,7 +172,7 @@ func (d *Directories) Expand(ctx context.Context, v volume.Volume, r volume.Rang
 }
 
 // ResizeDevice implements Expander: a directory has no device.
-func (d *Directories) ResizeDevice(context.Context, volume.Volume) error { return nil }
+func (d *Directories) ResizeDevice(context.Context, volume.Volume, volume.Secrets) error { return nil }
 
 // NodeDirectory returns the location of a directory in a pool of this node. If the record cannot
 // be read or the pool is not open, the source can only identify the volume's mounts.

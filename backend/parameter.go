@@ -54,7 +54,7 @@ var commonParameters = []Parameter{
 	},
 	{
 		Key: volume.ParamPool, Valid: volume.ValidPoolName, Want: "the name of a pool: 1 to 40 of a-z, 0-9 and -",
-		Doc: "Default: the first pool of the configuration that the backend can use.",
+		Doc: "Default: the first pool that the backend can use, in the order of the configuration. The chart writes `default` first, then the others by name.",
 	},
 }
 

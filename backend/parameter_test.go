@@ -1,6 +1,7 @@
 package backend_test
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"reflect"
@@ -39,8 +40,11 @@ func TestParseParameters(t *testing.T) {
 			volume.Parameters{Backend: "loop"},
 			"",
 		},
-		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, csi.storage.k8s.io/fstype, allocation, mkfsOptions; did you mean pool?`},
+		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, csi.storage.k8s.io/fstype, allocation, mkfsOptions, encryption; did you mean pool?`},
 		{"unknown and similar to none", map[string]string{"consistency": "x"}, volume.Parameters{}, `consistency="x" is unknown`},
+		{"encrypted image", map[string]string{"encryption": "luks2"}, volume.Parameters{Backend: "loop"}, ""},
+		{"unknown encryption", map[string]string{"encryption": "luks"}, volume.Parameters{}, `encryption="luks": expected none or luks2; did you mean luks2?`},
+		{"encrypted directory", map[string]string{"backend": "nfs", "encryption": "luks2"}, volume.Parameters{}, `encryption="luks2" belongs to backend loop`},
 		{"invalid value of a list", map[string]string{"allocation": "thck"}, volume.Parameters{}, `allocation="thck": expected thin or thick; did you mean thick?`},
 		{"server of a node's directory", map[string]string{"backend": "local", "server": "nas", "share": "/t"}, volume.Parameters{}, `server="nas" belongs to backend loop and nfs`},
 		{"upper case", map[string]string{"Pool": "x"}, volume.Parameters{}, `Pool="x" is unknown`},
@@ -81,6 +85,9 @@ func TestParseParameters(t *testing.T) {
 				tc.want.Values = maps.Clone(tc.in)
 				if tc.want.Values == nil {
 					tc.want.Values = map[string]string{}
+				}
+				if tc.want.Backend == "loop" {
+					tc.want.Values["encryption"] = cmp.Or(tc.in["encryption"], "none")
 				}
 				if tc.want.Backend == "loop" && tc.in["allocation"] == "" {
 					tc.want.Values["allocation"] = "thin"

@@ -258,13 +258,20 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 		return v, errors.Join(WithinLimit(v.Capacity, r), p.SyncVolume(v.ID.Name), p.CompleteGrowth(ctx, v.ID.Name))
 	}
 	size, err := grow(p, v)
-	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // callers retry RESOURCE_EXHAUSTED forever
+	if err != nil {
+		return v, ps.Unexpandable(p, r, err)
+	}
+	v.Capacity = size
+	return v, nil
+}
+
+// Unexpandable is Explain for an error of an expansion. A lack of space is ErrOutOfRange, because callers retry
+// RESOURCE_EXHAUSTED forever.
+func (ps *Pools) Unexpandable(p *pool.Pool, r volume.Range, err error) error {
+	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) {
 		err = volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
 	}
-	if err == nil {
-		v.Capacity = size
-	}
-	return v, err
+	return err
 }
 
 // SetNamespace implements NamespaceSetter.

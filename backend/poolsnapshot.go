@@ -149,7 +149,7 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	}
 	s, err := from.Snapshots.Get(id)
 	o.Snapshot = &s
-	o.Volume = volume.Volume{Capacity: s.Size, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize}
+	o.Volume = volume.Volume{Capacity: s.Size, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption}
 	return o, err
 }
 
@@ -161,7 +161,7 @@ func (o *Origin) CheckDevice(spec volume.Spec) error {
 	case spec.NamesFSType() && spec.FSType() != o.Volume.FSType:
 		return volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s request filesystem %s, %v has %s: request that, or none", volume.ParamFSType, spec.FSType(), spec.Source, o.Volume.FSType)
 	}
-	return nil
+	return o.Volume.Encryption.SameEncryption(spec.Parameters, spec.Source)
 }
 
 // Choose returns the capacity of the new volume (volume.Range.Choose). It returns ErrOutOfRange if the

@@ -9,10 +9,14 @@ const (
 	ReasonPoolUnavailable Reason = "PoolUnavailable"
 	ReasonPoolAlmostFull  Reason = "PoolAlmostFull"
 	ReasonTrashStuck      Reason = "TrashStuck"
+	ReasonPoolFull        Reason = "PoolFull"
+	ReasonPoolNeedsRepair Reason = "PoolNeedsRepair"
 	ReasonServerSilent    Reason = "ServerSilent"
 	ReasonDiskInTwoPools  Reason = "DiskInTwoPools"
 	ReasonDiskOrphaned    Reason = "DiskOrphaned"
 	ReasonDiskNotWiped    Reason = "DiskNotWiped"
+
+	ReasonPoolMetadataAlmostFull Reason = "PoolMetadataAlmostFull"
 )
 
 // Reasons of a volume's record or data.

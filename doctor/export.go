@@ -71,23 +71,24 @@ func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, report fu
 	if !x.checkServer(ctx) {
 		return
 	}
-	if top := x.mount(ctx); top != nil {
+	top, err := x.mount(ctx)
+	if err == nil {
 		defer top.Close()
 		x.tryExport(ctx, top)
 		x.checkPool(ctx, top)
 	}
-	if !slices.ContainsFunc(x.Config.NFS.MountOptions, namesVersion) {
+	if !errors.Is(err, mount.ErrExportMissing) && !slices.ContainsFunc(x.Config.NFS.MountOptions, namesVersion) {
 		x.report(judgeVersions(x.name()+", versions", x.tryVersions(ctx)))
 	}
 	x.report(judgeLostLocks(x.name()+", lost locks", read("/sys/module/nfs/parameters/recover_lost_locks")))
 	x.report(clientTracking(x.name() + ", client tracking"))
 }
 
-// mount mounts the export until the returned directory is closed. It returns nil if that fails.
-func (x examination) mount(ctx context.Context) *os.File {
+// mount mounts the export until the returned directory is closed.
+func (x examination) mount(ctx context.Context) (*os.File, error) {
 	top, version, err := export.Mount(ctx, x.Config)
 	x.report(judgeMounted(x.name()+", export", x.source(), version, err))
-	return top
+	return top, err
 }
 
 // openRoot opens a directory as an os.Root.

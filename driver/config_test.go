@@ -184,7 +184,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"an nfs pool and a directory pool with one name", nfsPool + "- name: n\n  directory: {path: /b}\n", "line 6: pools[1].name"},
 		{"two pools with one export", nfsPool + "- name: m\n  nfs: {server: S, export: /e/}\n", `line 7: pools[1].nfs.export "s:/e": pool "n" already has that location, and pool "m"`},
 		{"two pools with one export, with two forms of an IPv6 address", "pools:\n- name: n\n  nfs: {server: \"[fd00::1]\", export: /e}\n- name: m\n  nfs: {server: \"fd00:0::1\", export: /e}\n", `line 5: pools[1].nfs.export "[fd00::1]:/e": pool "n"`},
-		{"inline volumes on an export", nfsPool + "  ephemeral: true\n", "line 6: pools[0].ephemeral is for directory pools"},
+		{"inline volumes on an export", nfsPool + "  ephemeral: true\n", "line 6: pools[0].ephemeral is for pools of a node"},
 		{"ephemeralMemory in percent", pool + "ephemeralMemory: 50%\n", `line 4: ephemeralMemory "50%"`},
 		{"ephemeralMemory of 0", pool + "ephemeralMemory: 0\n", `line 4: ephemeralMemory "0"`},
 		{"maxVolumesPerNode of 0", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},

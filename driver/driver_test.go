@@ -304,7 +304,11 @@ func TestHTTP(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	d := backendtest.StartWith(t, o)
-	create(t, d, backendtest.Kind{FSType: "ext4"}, 32)
+	kind := backendtest.Kind{FSType: "ext4"}
+	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: create(t, d, kind, 32).GetVolumeId(), NodeId: o.NodeID, VolumeCapability: kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+	})
+	must(t, err)
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, body := get(t, o.HTTPAddress, path); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s: got %d %q, want 200 ok", path, code, body)
@@ -312,7 +316,7 @@ func TestHTTP(t *testing.T) {
 	}
 	wantMetrics(t, o.HTTPAddress,
 		`csi_plugin_operations_seconds_bucket{driver_name="csi.trivet.dev",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",le="0.0005"}`,
-		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 3.3554432e+07`, `trivet_volumes{backend="loop",pool="default"} 1`,
+		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 3.3554432e+07`, `trivet_volumes{backend="loop",pool="default"} 1`, `trivet_pool_published_volumes{pool="default"} 1`,
 		`trivet_pool_other_pools_bytes{pool="default"} 0`, `trivet_pool_trash_entries{pool="default"} 0`, `trivet_pool_trash_stuck_entries{pool="default"} 0`,
 		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_build_info{`)
 	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/"); code != http.StatusNotFound {

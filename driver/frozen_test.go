@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -17,8 +18,8 @@ import (
 	"github.com/trivet-csi/trivet/test/frozen"
 )
 
-// TestFrozenNames: the metrics of a node's driver with a pool of each kind, and of the controller's driver, keep their
-// names, types and labels. The names that PersistentVolumes and Node objects contain do not change.
+// TestFrozenNames: the metrics of a node's driver with a pool of each kind, of the controller's driver, and of a driver
+// that serves both, keep their names, types and labels. The names that PersistentVolumes and Node objects contain do not change.
 func TestFrozenNames(t *testing.T) {
 	testenv.RequireRoot(t)
 	device, _, _ := testenv.Disk(t, 64*mib)
@@ -35,7 +36,14 @@ func TestFrozenNames(t *testing.T) {
 	frozen.List(t, "names", namesIn(t, c.Nodes[0], v))
 	_, nodePage := get(t, o.HTTPAddress, "/metrics")
 	_, controllerPage := get(t, r.HTTPAddress, "/metrics")
-	frozen.List(t, "metrics", frozen.Metrics(nodePage, controllerPage))
+	if strings.Contains(nodePage+controllerPage, "trivet_pool_published_volumes") {
+		t.Error("the pages contain trivet_pool_published_volumes, but nothing records the publications")
+	}
+	single := options(t, loop.Kind)
+	single.HTTPAddress = backendtest.FreeAddress(t)
+	backendtest.StartWith(t, single)
+	_, singlePage := get(t, single.HTTPAddress, "/metrics")
+	frozen.List(t, "metrics", frozen.Metrics(nodePage, controllerPage, singlePage))
 	_, err := c.Router.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	must(t, err)
 }

@@ -56,13 +56,18 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 	})
 	build.Set(1)
 	m.calls.MustRegister(m.seconds, m.inFlight)
-	m.registry.MustRegister(m.seconds, m.inFlight, build, poolCollector{pools},
+	m.registry.MustRegister(m.seconds, m.inFlight, build, poolCollector{pools, slices.Contains(services, "controller")},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 // poolCollector collects the metrics of pools. It reads the pools at each scrape.
-type poolCollector struct{ pools *pool.Set }
+type poolCollector struct {
+	pools *pool.Set
+	// publishes is true if this driver itself records the publications of volumes. A central controller records none
+	// for the pools of nodes, so that the volumes of a dead node can be detached.
+	publishes bool
+}
 
 // poolUp is a pool's only metric while the pool is not open.
 var poolUp = poolDesc("up", "1 if the pool is open, else 0; alert on 0.")
@@ -81,7 +86,6 @@ var usageGauges = []struct {
 	{poolDesc("other_pools_bytes", "Bytes that other pools of the filesystem take."), func(u pool.Usage) int64 { return u.OtherPools }},
 	{poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet."), func(u pool.Usage) int64 { return int64(u.Trash) }},
 	{poolDesc("trash_stuck_entries", "Deleted volumes and snapshots whose removal failed and is retried; alert above 0."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
-	{poolDesc("published_volumes", "Controller-published volumes; 0 for pools of nodes if a controller forwards the calls."), func(u pool.Usage) int64 { return int64(u.Attached) }},
 	{poolDesc("snapshots", "Snapshots, including each of a group."), func(u pool.Usage) int64 { return int64(u.Snapshots) }},
 	{poolDesc("copies", "Snapshots and volumes that are being copied."), func(u pool.Usage) int64 { return int64(u.Copies) }},
 }
@@ -90,6 +94,7 @@ var (
 	poolCopied = poolDesc("copied_bytes_total", "Bytes that this process has copied, including shared blocks.")
 	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes, including those that are being removed.", []string{"backend", "pool"}, nil)
 	disks      = prometheus.NewDesc("trivet_disks", "Disks that match; alert on orphaned, unreadable and other-pool. Of a volume group: physical volumes (in-use, missing) and logical volumes without a volume (orphaned, wiping).", []string{"pool", "state"}, nil)
+	published  = poolDesc("published_volumes", "Controller-published volumes. Only for pools of a driver that serves node and controller.")
 	unwiped    = poolDesc("unwiped_bytes", "Bytes of deleted volumes that are not wiped yet; alert if above 0 and unchanged for an hour.")
 )
 
@@ -141,6 +146,9 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 			continue
 		}
 		collectUsage(ch, s.Name, u, s.Pool.VolumesByBackend())
+		if c.publishes {
+			gauge(ch, published, float64(u.Attached), s.Name)
+		}
 		collectDevices(ch, s.Pool)
 	}
 }

@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -105,23 +106,37 @@ func (s *Server) inlineSpec(b backend.Backend, r request, in volume.Inline) (vol
 	return in.Spec(r.id, r.target, r.capability, p), err
 }
 
-// newInline returns the first backend that provides inline volumes, and the specification of a new volume
-// of that backend.
+// newInline returns the backend of a new inline volume, and the specification of the volume.
 func (s *Server) newInline(r request, in volume.Inline) (b backend.Backend, spec volume.Spec, err error) {
-	for _, b = range s.backends.All() {
+	b, pool, err := s.inlineBackend(in.Pool)
+	if err == nil {
+		err = s.backends.CheckCapability(b, r.capability)
+	}
+	if err == nil {
+		spec, err = s.inlineSpec(b, r, in)
+	}
+	spec.Parameters.Pool = pool
+	return b, spec, err
+}
+
+// inlineBackend returns the first backend that provides inline volumes in the named pool, or if name is empty in any
+// pool, and the name of the pool. If there is none, it returns the error of the first backend with inline volumes.
+func (s *Server) inlineBackend(name string) (b backend.Backend, pool string, err error) {
+	for _, b := range s.backends.All() {
 		provider, can := b.(backend.InlineProvider)
 		if !can {
 			continue
 		}
-		if err := s.backends.CheckCapability(b, r.capability); err != nil {
-			return nil, spec, err
+		pool, poolErr := provider.InlinePool(name)
+		if poolErr == nil {
+			return b, pool, nil
 		}
-		if spec, err = s.inlineSpec(b, r, in); err == nil {
-			spec.Parameters.Pool, err = provider.InlinePool(in.Pool)
-		}
-		return b, spec, err
+		err = cmp.Or(err, poolErr)
 	}
-	return nil, spec, volume.Errorf(volume.ErrInvalid, "no backend of this driver (%s) provides inline volumes", strings.Join(s.backends.Kinds().Names(), ", "))
+	if err == nil {
+		err = volume.Errorf(volume.ErrInvalid, "no backend of this driver (%s) provides inline volumes", strings.Join(s.backends.Kinds().Names(), ", "))
+	}
+	return nil, "", err
 }
 
 // stageInline mounts a volume at its target, unless it is mounted there.
@@ -129,7 +144,7 @@ func (s *Server) stageInline(ctx context.Context, b backend.Backend, v volume.Vo
 	if err := s.backends.Supports(v, r.capability); err != nil {
 		return err
 	}
-	if err := stageFilesystem(ctx, b, v, r); err != nil {
+	if err := stageFilesystem(ctx, b, v, r, volume.Secrets{}); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.StageDone)

@@ -31,13 +31,14 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := s.backends.Supports(v, r.capability); err != nil {
 		return nil, err
 	}
+	secrets := volume.NewSecrets(req.GetSecrets())
 	if v.Block {
 		var source mount.Source
-		if source, err = b.Attach(ctx, v); err == nil {
+		if source, err = b.Attach(ctx, v, secrets); err == nil {
 			err = source.Close()
 		}
 	} else {
-		err = stageFilesystem(ctx, b, v, r)
+		err = stageFilesystem(ctx, b, v, r, secrets)
 	}
 	if err != nil {
 		return nil, err
@@ -47,7 +48,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 }
 
 // stageFilesystem attaches a volume and mounts its filesystem at the staging path, unless it is mounted there.
-func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
+func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r request, secrets volume.Secrets) error {
 	at, err := mount.Inspect(r.staging)
 	if err != nil {
 		return err
@@ -58,7 +59,7 @@ func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r 
 	if _, err := prepareDir(r.field, r.staging, at); err != nil {
 		return err
 	}
-	source, err := b.Attach(ctx, v)
+	source, err := b.Attach(ctx, v, secrets)
 	if err != nil {
 		return err
 	}
@@ -196,7 +197,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if r.Required > v.Capacity {
 		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: volume %s has %s; call ControllerExpandVolume first", r.Required, v.ID, volume.ExactSize(v.Capacity))
 	}
-	if err := grow(ctx, b, v); err != nil {
+	if err := grow(ctx, b, v, volume.NewSecrets(req.GetSecrets())); err != nil {
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.GrowDone)
@@ -205,7 +206,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 
 // grow makes the device of a staged volume as large as its storage, and its filesystem as
 // large as the device.
-func grow(ctx context.Context, b backend.Backend, v volume.Volume) error {
+func grow(ctx context.Context, b backend.Backend, v volume.Volume, secrets volume.Secrets) error {
 	expander, ok := b.(backend.Expander)
 	if !ok {
 		return volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot expand volumes", v.ID)
@@ -217,7 +218,7 @@ func grow(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	if !ok {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s is not staged on this node: call NodeStageVolume, which also grows the volume", v.ID)
 	}
-	if err := expander.ResizeDevice(ctx, v); err != nil {
+	if err := expander.ResizeDevice(ctx, v, secrets); err != nil {
 		return err
 	}
 	err = source.Grow()

@@ -174,8 +174,8 @@ func (c Config) validateMedium() (key string, err error) {
 		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
 	case c.NFS == nil && c.Section == nil && !filepath.IsAbs(c.Directory.Path):
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: expected an absolute path", c.Directory.Path)
-	case c.Ephemeral && c.Directory.Path == "":
-		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes are on the node of their pod")
+	case c.Ephemeral && c.NFS != nil:
+		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for pools of a node: remove it, inline volumes are on the node of their pod")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
 	}

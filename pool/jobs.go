@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Jobs are the copies into a pool that are under way. A copy can take longer than a call waits,
-// so it continues after the call that started it.
+// Jobs are the copies into a pool, and the zeroing of its new devices, that are under way. A job can take longer than a
+// call waits, so it continues after the call that started it.
 type Jobs struct {
 	pool string // name of the pool, for errors
 
@@ -35,7 +35,7 @@ func newJobs(pool string) *Jobs {
 	return &Jobs{pool: pool, running: map[string]*Job{}, treeCopies: semaphore.NewWeighted(MaxTreeCopies)}
 }
 
-// Job is one copy.
+// Job is one copy, or the zeroing of one device.
 type Job struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -102,7 +102,7 @@ func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context,
 			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied into the pool, and no more are copied at a time; retry: the call joins the queued copy",
 				name, s.pool, MaxTreeCopies)
 		}
-		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v; retry: the call joins the running copy",
+		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied or zeroed: %s so far in %v; retry: the call joins the running job",
 			name, s.pool, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
 	}
 }

@@ -137,6 +137,9 @@ func newPool(forms volume.Forms, c Config, account ledger.Config, root *os.Root,
 	if c.Section != nil {
 		s.storage = c.Section.Open(c)
 	}
+	if _, thin := s.storage.(ThinStorage); thin {
+		account.Accounting = ledger.Estimated
+	}
 	quotas := &Quotas{store: s}
 	trash := &Trash{store: s, quotas: quotas, reaper: newReaper()}
 	b := &building{store: s, deleted: trash}

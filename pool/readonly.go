@@ -180,8 +180,8 @@ func (p *Pool) checkImage(v volume.Volume) error {
 	}
 	defer image.Close()
 	info, err := image.Stat()
-	if err == nil && info.Size() < v.Capacity {
-		err = volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image is shorter than the %s of its record: restore it", v.ID.Name, p.cfg.Name, volume.ExactSize(v.Capacity))
+	if err == nil && info.Size() < v.StorageSize() {
+		err = volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image is shorter than the %s of its record: restore it", v.ID.Name, p.cfg.Name, volume.ExactSize(v.StorageSize()))
 	}
 	return err
 }

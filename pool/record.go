@@ -52,7 +52,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	ctx = context.WithoutCancel(ctx)
 	defer p.ledger.Begin(FolderPath(v.ID.Name))()
 	v.CreationID = uuid.NewString()
-	entry, err := p.medium.Entry(v.ID.Name, v.Capacity, "")
+	entry, err := p.medium.Entry(v.ID.Name, v.StorageSize(), "")
 	if err == nil {
 		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), ledger.OfVolume(v), func() error {
 			err := p.building.makeTmp(ctx, entry)

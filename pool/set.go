@@ -23,8 +23,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// retryInterval is the time between two attempts to open a pool.
-const retryInterval = 2 * time.Second
+// retryInterval is the time between two attempts to open a pool. For an export, each attempt mounts it, so the time doubles
+// up to exportRetryInterval.
+const (
+	retryInterval       = 2 * time.Second
+	exportRetryInterval = 10 * time.Second
+)
 
 // Set contains the pools of a configuration. It opens them in the background, and retries those
 // that fail to open. Until a pool is open, calls for it fail with the reason.
@@ -185,11 +189,13 @@ func (s *Set) keepOpen(ctx context.Context, slot *slot) {
 
 // openWithRetries tries to open a pool until it is open, or ctx ends.
 func (s *Set) openWithRetries(ctx context.Context, slot *slot) (open bool) {
-	tick := time.NewTicker(retryInterval)
-	defer tick.Stop()
-	for !s.tryOpen(ctx, slot) {
+	longest := retryInterval
+	if slot.cfg.NFS != nil {
+		longest = exportRetryInterval
+	}
+	for wait := retryInterval; !s.tryOpen(ctx, slot); wait = min(2*wait, longest) {
 		select {
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-s.retry:
 		case <-ctx.Done():
 			return false

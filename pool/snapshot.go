@@ -122,6 +122,11 @@ func (sn *Snapshots) buildEntry(ctx context.Context, entry string, set *volume.S
 	if err != nil {
 		return err
 	}
+	if sn.storage != nil { // after a power failure the folders identify the data that must be freed
+		if err := errors.Join(atomicfile.Sync(dir, snapshotFile), atomicfile.Sync(dir, "."), sn.tmp.Sync()); err != nil {
+			return err
+		}
+	}
 	if err := build(folders); err != nil {
 		return err
 	}
@@ -272,6 +277,11 @@ func snapshotPath(s volume.Snapshot) string {
 	}
 	n, _ := strconv.Atoi(s.ID.Name[strings.LastIndex(s.ID.Name, ".")+1:]) // three digits
 	return set + "/" + strconv.Itoa(n)
+}
+
+// Folder opens the folder of a snapshot, in which the storage of the pool has its records.
+func (sn *Snapshots) Folder(s volume.Snapshot) (*os.Root, error) {
+	return beneath.OpenRoot(sn.snapshots, snapshotPath(s))
 }
 
 // OpenImage opens the image of a snapshot for reading. ErrDamaged if it is missing or not a

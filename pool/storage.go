@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/pool/beneath"
@@ -80,9 +81,9 @@ type Storage interface {
 	// Find returns the device with a volume's data, and the volume's usage of the storage in
 	// bytes. If err is not nil, device and used may be empty.
 	Find(v volume.Volume) (device string, used int64, err error)
-	// Abandon prepares the folder of an incomplete volume for its move to the trash.
+	// Abandon prepares the folder of an incomplete volume or set for its move to the trash.
 	Abandon(folder *os.Root) error
-	// Reclaim frees the storage of the deleted volume whose folder is in the trash. The pool calls
+	// Reclaim frees the storage of the deleted volume or set whose folder is in the trash. The pool calls
 	// it again until it returns nil, also after a restart of the driver. It returns nil if nothing
 	// is left to free. path is the path of the folder, for errors.
 	Reclaim(ctx context.Context, folder *os.Root, path string) error
@@ -90,6 +91,14 @@ type Storage interface {
 	Devices() []Device
 	// Summary describes the free space in one line (found). advice is empty if no action is needed.
 	Summary(u ledger.Usage) (found, advice string)
+}
+
+// ThinStorage is implemented by a Storage that allocates space when data is written, so that a pool can promise more than
+// it has. The keys size, reserve and overcommit of the pool apply to it.
+type ThinStorage interface {
+	Storage
+	// Space reads the size and the free space of the storage.
+	Space() (ledger.Extent, error)
 }
 
 // Device is a device of a pool's storage, for metrics and trivet doctor.
@@ -151,13 +160,17 @@ func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *o
 	return build(dir)
 }
 
-// abandonOnStorage prepares the folder of an incomplete volume for the trash. ok is false if the
-// volume has no data on the storage.
+// abandonOnStorage prepares the folder of an incomplete volume or set for the trash. ok is false if it has no data on
+// the storage.
 func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 	if b.storage == nil {
 		return false, nil
 	}
-	if _, err := beneath.Stat(b.tmp, entry+"/"+recordFile); err != nil {
+	record := recordFile
+	if strings.HasSuffix(entry, snapshotSuffix) {
+		record = snapshotFile
+	}
+	if _, err := beneath.Stat(b.tmp, entry+"/"+record); err != nil {
 		if beneath.IsNotExist(err) { // the record is written before the data
 			return false, nil
 		}

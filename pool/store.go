@@ -245,8 +245,15 @@ func (s *store) OpenFlags(flag int) int { return s.files.Flags | flag }
 // UUID is the pool's identity.
 func (s *store) UUID() string { return s.uuid }
 
-// Space reads the size and the free space of the pool's filesystem.
-func (s *store) Space() (ledger.Space, error) { return s.medium.Space() }
+// Space reads the size and the free space of the pool's filesystem, or of its thin storage.
+func (s *store) Space() (ledger.Space, error) {
+	thin, ok := s.storage.(ThinStorage)
+	if !ok {
+		return s.medium.Space()
+	}
+	e, err := thin.Space()
+	return ledger.Space{Directory: e, Filesystem: e}, err
+}
 
 // recount updates the ledger from a volume's record on the disk.
 func (s *store) recount(name string) {

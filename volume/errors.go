@@ -11,6 +11,8 @@ import (
 var (
 	// ErrInvalid means that an argument is malformed or unknown. The same request can never succeed.
 	ErrInvalid = errors.New("invalid argument")
+	// ErrUnauthenticated means that the secrets of the request are not those of the volume.
+	ErrUnauthenticated = errors.New("unauthenticated")
 	// ErrNotFound means that the volume, snapshot, node or path does not exist.
 	ErrNotFound = errors.New("not found")
 	// ErrIncompatible means that the volume exists already, and differs from the request.

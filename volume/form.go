@@ -179,7 +179,7 @@ func (v Volume) checkMedium(form Form) error {
 	case v.SectorSize != 512 && v.SectorSize != 4096:
 		return Errorf(ErrDamaged, "record has the invalid sectorSize %d", v.SectorSize)
 	}
-	return nil
+	return v.Encryption.check()
 }
 
 var quotaKindPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
@@ -188,7 +188,7 @@ var quotaKindPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 // record, and could otherwise make the driver mount a path outside the pool.
 func (v Volume) checkDirectory() error {
 	d := v.Directory
-	if v.Block || v.FSType != "" || v.SectorSize != 0 || len(v.MkfsOptions) > 0 {
+	if v.Block || v.FSType != "" || v.SectorSize != 0 || len(v.MkfsOptions) > 0 || v.Encryption != nil {
 		return Errorf(ErrDamaged, "record of directory %s has fields of a device", v.ID)
 	}
 	if d.SubDir != "" {

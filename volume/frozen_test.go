@@ -95,6 +95,10 @@ func TestFrozenVolumes(t *testing.T) {
 			Version: 1, ID: id("nfs", "nas", "", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, CreationID: "0a1b2c3d-0123-4567-89ab-0123456789ab", Created: frozenTime,
 			Directory: &volume.Directory{SubDir: "team-a/pvc-1", OnDelete: volume.OnDeleteRetain, Mode: 0o2770, UID: 1000, GID: 2000},
 		},
+		"encrypted": {
+			Version: 1, ID: id("loop", "ssd", "0a1b2c3d", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, FSType: "xfs", SectorSize: 4096, Created: frozenTime,
+			Encryption: encryption, Section: &section{"thin"},
+		},
 		"direct-export-directory": {
 			Version: 1, ID: id("nfs", "=server.example=/export", "", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, Created: frozenTime,
 			Directory: &volume.Directory{OnDelete: volume.OnDeleteArchive, Mode: 0o755},
@@ -109,6 +113,11 @@ func TestFrozenVolumes(t *testing.T) {
 	})
 }
 
+// encryption is the encryption of frozen records.
+var encryption = &volume.Encryption{
+	Type: volume.EncryptionLUKS2, Cipher: "aes-xts-plain64", KeySize: 512, SectorSize: 4096, DataOffset: 16 << 20, Derivation: "argon2id", Memory: 32768, Iterations: 4,
+}
+
 // TestFrozenSnapshots: the records of snapshots and groups do not change.
 func TestFrozenSnapshots(t *testing.T) {
 	image := func(name string) volume.Snapshot {
@@ -119,6 +128,8 @@ func TestFrozenSnapshots(t *testing.T) {
 	}
 	block := image("group-1.001")
 	block.Source.Name, block.Block, block.FSType, block.SectorSize, block.Formatted = "pvc-2", true, "", 512, false
+	encrypted := image("snap-1")
+	encrypted.Encryption = encryption
 	frozen.Format[volume.SnapshotSet]{
 		Dir: "snapshots", Read: forms.ParseSnapshotSet, Write: volume.SnapshotSet.Marshal,
 	}.Test(t, map[string]volume.SnapshotSet{
@@ -128,6 +139,9 @@ func TestFrozenSnapshots(t *testing.T) {
 		"group": {
 			Version: 1, ID: id("loop", "ssd", "0a1b2c3d", "group-1.group"), CoName: "group-1", Created: frozenTime,
 			Snapshots: []volume.Snapshot{image("group-1.000"), block}, CreationID: "0a1b2c3d-0123-4567-89ab-0123456789ab",
+		},
+		"encrypted": {
+			Version: 1, ID: id("loop", "ssd", "0a1b2c3d", "snap-1"), CoName: "Snap 1", Created: frozenTime, Snapshots: []volume.Snapshot{encrypted},
 		},
 		"directory": {
 			Version: 1, ID: id("local", "ssd", "0a1b2c3d", "snap-1"), CoName: "snap-1", Created: frozenTime,

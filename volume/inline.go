@@ -36,8 +36,8 @@ const mediumMemory = "memory"
 
 var knownAttributes = []string{AttrSize, ParamPool, AttrFSType, AttrMedium}
 
-// Inline is an inline volume as its pod describes it: a disk image, or a filesystem in memory. Directories
-// are not supported, because not every filesystem can enforce their size.
+// Inline is an inline volume as its pod describes it: a volume with a filesystem in a pool, or a filesystem in memory.
+// Directories are not supported, because not every filesystem can enforce their size.
 type Inline struct {
 	// Size is in bytes.
 	Size int64

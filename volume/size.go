@@ -21,9 +21,10 @@ const DefaultSize = 1 * GiB
 // Range is a CSI CapacityRange in bytes; 0 means not set.
 type Range struct{ Required, Limit int64 }
 
-// Bounds are the sizes that a backend supports, in bytes: multiples of Granule from Min on.
+// Bounds are the sizes that a backend supports, in bytes: from Min on, those that are multiples of Granule after Overhead
+// is added.
 type Bounds struct {
-	Min, Granule int64
+	Min, Granule, Overhead int64
 	// FSType is the filesystem to which Min applies; empty for a volume without one.
 	FSType string
 }
@@ -52,16 +53,16 @@ func (r Range) Choose(b Bounds) (int64, error) {
 	if want == 0 {
 		want = max(DefaultSize, b.Min)
 		if r.Limit > 0 && r.Limit < want {
-			want = r.Limit / b.Granule * b.Granule
+			want = (r.Limit+b.Overhead)/b.Granule*b.Granule - b.Overhead
 		}
 	}
 	if want < b.Min {
 		return 0, Errorf(ErrOutOfRange, "capacity_range requests %s, but the smallest volume with %s has %s: request at least that", ExactSize(want), cmp.Or(b.FSType, "these parameters"), ExactSize(b.Min))
 	}
-	if want > math.MaxInt64-b.Granule {
+	if want > math.MaxInt64-b.Granule-b.Overhead {
 		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is larger than any volume can be", r.Required)
 	}
-	size := (want + b.Granule - 1) / b.Granule * b.Granule
+	size := (want+b.Overhead+b.Granule-1)/b.Granule*b.Granule - b.Overhead
 	if r.Limit > 0 && size > r.Limit {
 		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is not a multiple of %d bytes, and rounded up to %d it exceeds limit_bytes %d: raise the limit", r.Required, b.Granule, size, r.Limit)
 	}

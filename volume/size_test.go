@@ -40,6 +40,23 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// TestChooseWithOverhead: the size and the overhead together are a multiple of the granule.
+func TestChooseWithOverhead(t *testing.T) {
+	bounds := volume.Bounds{Min: 16 * volume.MiB, Granule: 64 * volume.MiB, Overhead: 16 * volume.MiB}
+	for in, want := range map[volume.Range]int64{
+		{Required: 16 * volume.MiB}: 48 * volume.MiB,
+		{Required: 48 * volume.MiB}: 48 * volume.MiB,
+		{Required: 49 * volume.MiB}: 112 * volume.MiB,
+		{Limit: 100 * volume.MiB}:   48 * volume.MiB,
+		{}:                          1072 * volume.MiB,
+		{Required: math.MaxInt64 - 64*volume.MiB}: 0,
+	} {
+		if got, err := in.Choose(bounds); got != want || (err != nil) != (want == 0) {
+			t.Errorf("%+v: got %d, %v; want %d", in, got, err, want)
+		}
+	}
+}
+
 // TestParseSize: only whole numbers of bytes or of binary units are accepted.
 func TestParseSize(t *testing.T) {
 	for in, want := range map[string]int64{"0": 0, "1": 1, "4Ki": 4096, "3Mi": 3 << 20, "2Gi": 2 << 30, "1Ti": 1 << 40, "9223372036854775807": math.MaxInt64} {

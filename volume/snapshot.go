@@ -136,6 +136,8 @@ type Snapshot struct {
 	Block      bool   `json:"block,omitempty"`
 	FSType     string `json:"fsType,omitempty"`
 	SectorSize int    `json:"sectorSize,omitempty"`
+	// Encryption is nil for a snapshot of a volume that is not encrypted.
+	Encryption *Encryption `json:"encryption,omitempty"`
 	// Formatted is true if the image contains a complete filesystem, and false if it contains none.
 	Formatted bool `json:"formatted,omitempty"`
 	// Created is the creation time of the set. Group is the ID of the set if it is a group. Members sets
@@ -213,15 +215,18 @@ func (s Snapshot) check(form Form, set SnapshotSet, i int) error {
 		return Errorf(ErrDamaged, "record of snapshot %s has the invalid sizeBytes %d or allocatedBytes %d", s.ID, s.Size, s.Bytes)
 	case !s.Directory && len(s.Owners) > 0:
 		return Errorf(ErrDamaged, "record of snapshot %s of an image has owners %v", s.ID, s.Owners)
-	case s.Directory && (s.Block || s.FSType != "" || s.SectorSize != 0 || s.Formatted), s.Directory != form.Directory:
+	case s.Directory && (s.Block || s.FSType != "" || s.SectorSize != 0 || s.Formatted || s.Encryption != nil), s.Directory != form.Directory:
 		return Errorf(ErrDamaged, "record of snapshot %s: isDirectory is %t, which contradicts its backend or its other fields", s.ID, s.Directory)
 	case s.Directory:
 		return nil
 	case s.Block == (s.FSType != ""), !s.Block && !ValidFSType(s.FSType), s.SectorSize != 512 && s.SectorSize != 4096:
 		return Errorf(ErrDamaged, "record of snapshot %s has an invalid combination: block %t, fsType %q, sectorSize %d", s.ID, s.Block, s.FSType, s.SectorSize)
 	}
-	return nil
+	return s.Encryption.check()
 }
+
+// Overhead returns the size of the header of an encrypted volume in bytes, by which the image is larger than Size.
+func (s Snapshot) Overhead() int64 { return s.Encryption.overhead() }
 
 // Source is the source of a volume's content: a snapshot, or another volume.
 type Source struct {

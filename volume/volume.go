@@ -79,6 +79,8 @@ type Volume struct {
 	// SectorSize is the logical block size of the volume's device in bytes. It is 0 if the volume has no device.
 	SectorSize  int      `json:"sectorSize,omitempty"`
 	MkfsOptions []string `json:"mkfsOptions,omitempty"`
+	// Encryption is nil for a volume that is not encrypted.
+	Encryption *Encryption `json:"encryption,omitempty"`
 	// Directory is nil for a volume that has a device.
 	Directory *Directory `json:"directory,omitempty"`
 	// Section is the part that only the volume's kind uses; nil if the kind has no section.
@@ -179,6 +181,8 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %q exists with the content of %v, volume_content_source is %v: use another name", v.CoName, v.Source, s.Source)
 	case v.Directory != nil:
 		return v.satisfiesDirectory(s)
+	case v.Encryption.kind() != s.Parameters.Encryption():
+		return Errorf(ErrIncompatible, "volume %q exists with encryption %s, the request has %s: use another name", v.CoName, v.Encryption.kind(), s.Parameters.Encryption())
 	case v.Block != s.Block():
 		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities have block %t: use another name", v.CoName, v.Block, s.Block())
 	case v.FSType != s.FSType() && (s.Source == nil || s.NamesFSType()):

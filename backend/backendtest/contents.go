@@ -97,10 +97,17 @@ func testReboot(t *testing.T, d *Driver, kind Kind) {
 	if !kind.Block() {
 		testenv.Run(t, "umount", l.staging)
 	}
+	if kind.Has(Encrypted | Block) {
+		testenv.Run(t, "dmsetup", "remove", l.mappedName())
+	}
+	if kind.Has(Encrypted) {
+		must(t, os.Remove(devices[0])) // the device node, which the driver has created
+	}
 	switch {
 	case kind.Has(Logical):
+		await(t, "the container to be closed", func() bool { return !kind.Has(Encrypted) || !l.isOpen() })
 		testenv.Run(t, "lvm", "vgchange", "-an", d.volumeGroup())
-		must(t, os.Remove(devices[0])) // the device node, which the driver has created
+		must(t, os.Remove(l.diskNode())) // the device node, which the driver has created
 	case kind.Has(WholeDisk):
 		testenv.Run(t, "delpart", "/dev/"+disk, "1")
 		must(t, os.Remove(devices[0])) // the device node, which the driver has created
@@ -130,6 +137,8 @@ func devicesOf(t *testing.T, l *testVolume) []string {
 	t.Helper()
 	image := l.image()
 	switch {
+	case l.kind.Has(Encrypted) && l.isOpen():
+		return []string{l.mapped()}
 	case l.kind.Has(WholeDisk), l.kind.Has(Logical):
 		if _, err := os.Stat(l.diskNode()); err != nil {
 			return nil
@@ -139,7 +148,7 @@ func devicesOf(t *testing.T, l *testVolume) []string {
 		if image = l.mountedImage(t); image == "" {
 			return nil
 		}
-	case !l.kind.Has(Image):
+	case !l.kind.Has(Image) && !l.kind.Has(Encrypted):
 		return nil
 	}
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // Node is the name of the node on which the drivers of the tests run.
@@ -79,7 +80,7 @@ func (d *Driver) start(tb testing.TB) {
 	go func() { d.done <- driver.Run(ctx, d.Options) }()
 	// The first attempt may precede the creation of the socket.
 	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}
-	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(quick))
+	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(addPassphrase))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -88,10 +89,29 @@ func (d *Driver) start(tb testing.TB) {
 	d.awaitReady(tb)
 }
 
+// passphrase is the passphrase of encrypted volumes.
+const passphrase = "correct horse battery staple"
+
+// addPassphrase adds the passphrase to requests of a kubelet that have no secrets.
+func addPassphrase(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	secrets := map[string]string{volume.SecretPassphrase: passphrase}
+	switch r := req.(type) {
+	case *csi.NodeStageVolumeRequest:
+		if r.GetSecrets() == nil {
+			r.Secrets = secrets
+		}
+	case *csi.NodeExpandVolumeRequest:
+		if r.GetSecrets() == nil {
+			r.Secrets = secrets
+		}
+	}
+	return invoke(ctx, method, req, reply, conn, opts...)
+}
+
 // awaitReady waits until Probe returns ready. It fails the test if the driver ends first.
 func (d *Driver) awaitReady(tb testing.TB) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		resp, err := d.Identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))

@@ -123,17 +123,15 @@ func wantFilesystem(t *testing.T, l *testVolume, size int64) {
 	if l.kind.Block() {
 		return
 	}
-	path := l.image()
-	if l.kind.Has(Logical) {
-		path = l.activate(t)
-	}
-	image, err := os.Open(path)
-	must(t, err)
-	defer image.Close()
-	sb, err := blockdev.ReadSuperblock(image, l.kind.FSType)
-	if err != nil || sb.Size != size || sb.Dirty {
-		t.Errorf("got filesystem %+v, want %d bytes and clean: %v", sb, size, err)
-	}
+	l.withImage(t, func(path string) {
+		image, err := os.Open(path)
+		must(t, err)
+		defer image.Close()
+		sb, err := blockdev.ReadSuperblock(image, l.kind.FSType)
+		if err != nil || sb.Size != size || sb.Dirty {
+			t.Errorf("got filesystem %+v, want %d bytes and clean: %v", sb, size, err)
+		}
+	})
 }
 
 // testExpansionRefused: an impossible expansion changes nothing.

@@ -78,18 +78,20 @@ func testSnapshotMoment(t *testing.T, l *testVolume, r *recorder, consistency st
 	wantContent(t, c.data(c.target), pattern(72))
 }
 
-// isClean reports whether the filesystem in a volume's image needs no recovery.
+// isClean reports whether the filesystem of an unstaged volume needs no recovery.
 func isClean(t *testing.T, l *testVolume) bool {
 	t.Helper()
 	if l.kind.FSType != "ext4" {
 		return true
 	}
-	image, err := os.Open(l.image())
-	must(t, err)
-	defer image.Close()
 	b := make([]byte, 4)
-	_, err = image.ReadAt(b, 1024+0x60) // s_feature_incompat, of which 4 is needs_recovery
-	must(t, err)
+	l.withImage(t, func(path string) {
+		image, err := os.Open(path)
+		must(t, err)
+		defer image.Close()
+		_, err = image.ReadAt(b, 1024+0x60) // s_feature_incompat, of which 4 is needs_recovery
+		must(t, err)
+	})
 	return b[0]&4 == 0
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -33,6 +34,7 @@ const (
 	Image     // the device shows a file in the volume's folder of the pool
 	WholeDisk // the device is a partition of a disk, which contains no other volume
 	Logical   // the device is a logical volume
+	Thin      // the device is a thin volume, whose blocks are allocated when they are written
 	Divisible // volumes share the space of the medium, and can have any size
 
 	// A medium has exactly one of these.
@@ -50,9 +52,11 @@ const (
 	Inline        // inline volumes (backend.InlineProvider)
 	Placed        // the class sets path, owner, mode and onDelete of the directory
 	Subvolumes    // the directories are subvolumes of btrfs
+	Encrypted     // the device shows a LUKS2 container
 
 	// These are derived from the other features and from the target; no target states them.
 
+	Thick      // a logical volume with extents of its own
 	Mounted    // a filesystem or a directory, not a raw device
 	Device     // a filesystem on a device of its own, or a raw device
 	RestCopies // volumes can have snapshots, but only while they are not in use
@@ -65,9 +69,9 @@ const (
 
 // featureNames are the names of the features, in the order of the constants.
 var featureNames = []string{
-	"Filesystem", "Block", "Directory", "Image", "WholeDisk", "Logical", "Divisible", "NodeLocal", "Shared", "Expand", "Clones", "Snapshots",
-	"LiveCopies", "FullCopies", "ChangedBlocks", "Static", "Inline", "Placed", "Subvolumes",
-	"Mounted", "Device", "RestCopies", "Limited", "Unlimited", "Growable", "Pullable", "Pluggable",
+	"Filesystem", "Block", "Directory", "Image", "WholeDisk", "Logical", "Thin", "Divisible", "NodeLocal", "Shared", "Expand", "Clones", "Snapshots",
+	"LiveCopies", "FullCopies", "ChangedBlocks", "Static", "Inline", "Placed", "Subvolumes", "Encrypted",
+	"Thick", "Mounted", "Device", "RestCopies", "Limited", "Unlimited", "Growable", "Pullable", "Pluggable",
 }
 
 func (f Feature) String() string {
@@ -135,6 +139,14 @@ func (k Kind) Size() int64 {
 		return 320 * mib // their minimum is 300 MiB and 256 MiB
 	}
 	return 64 * mib
+}
+
+// overhead returns the size in bytes that a volume needs in its pool in addition to its capacity.
+func (k Kind) overhead() int64 {
+	if k.Has(Encrypted) {
+		return luks.DataOffset
+	}
+	return 0
 }
 
 // otherFilesystem returns a kind with another filesystem.
@@ -313,6 +325,7 @@ func LoopDisks(tb testing.TB, room Room) []string {
 func (target *Target) features(kind Kind) Feature {
 	p := target.Features | kind.Features
 	for feature, has := range map[Feature]bool{
+		Thick:      p.Has(Logical) && !p.Has(Thin),
 		Mounted:    p&(Filesystem|Directory) != 0,
 		Device:     p&(Filesystem|Block) != 0,
 		RestCopies: p.Has(Snapshots) && !p.Has(LiveCopies),

@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // testSecrets: the secrets of requests are not logged, even at the highest verbosity and in errors.
 func testSecrets(t *testing.T, d *Driver, kind Kind) {
 	const secret = "hunter2-horse-battery"
-	secrets := map[string]string{"password": secret}
+	secrets := map[string]string{"password": secret, volume.SecretPassphrase: secret}
 	ctx := t.Context()
 	l := newVolume(t, d, kind, multiWriter)
 	l.secrets = secrets

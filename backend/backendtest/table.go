@@ -70,16 +70,16 @@ var table = []row{
 
 	// Snapshots and copies.
 	{"Clone", Clones, testClone},
-	{"CloneStates", Image | Snapshots, testCloneStates},
+	{"CloneStates", Device | Snapshots, testCloneStates},
 	{"CloneOnLarger", WholeDisk | Block | Clones, testCloneOnLarger},
 	{"SnapshotRequests", Snapshots, testSnapshotRequests},
 	{"SnapshotList", Snapshots, testSnapshotList},
 	{"ContentSources", Snapshots, testContentSources},
 	{"ParallelSnapshots", Snapshots, testParallelSnapshots},
-	{"LiveSnapshot", Image | LiveCopies, testLiveSnapshot},
+	{"LiveSnapshot", Device | LiveCopies, testLiveSnapshot},
 	{"RawDeviceInUse", Image | Block | RestCopies, testRawDeviceInUse},
-	{"SnapshotGroup", Image | Filesystem | LiveCopies, testSnapshotGroup},
-	{"SnapshotLifetime", Image | Snapshots, testSnapshotLifetime},
+	{"SnapshotGroup", Filesystem | LiveCopies, testSnapshotGroup},
+	{"SnapshotLifetime", Device | Snapshots, testSnapshotLifetime},
 	{"ThickCopy", Image | Snapshots, testThickCopy},
 	{"ChangedBlocks", Block | ChangedBlocks, testChangedBlocks},
 	{"SnapshotSpace", Image | Snapshots, testSnapshotSpace},
@@ -108,7 +108,22 @@ var table = []row{
 	{"GroupRoom", Logical | Block, testGroupRoom},
 	{"ForeignVolumes", Logical | Block, testForeignVolumes},
 	{"HostileSignatures", Logical | Block, testHostileSignatures},
+	{"HostileFormats", Logical | Block, testHostileFormats},
+	{"HostActivation", Logical, testHostActivation},
 	{"DeletedData", Logical | Block, testDeletedData},
+	{"ForeignData", Thick | Block, testForeignData},
+	{"ZeroingCancelled", Thick | Block, testZeroingCancelled},
+	{"ThinVolumes", Thin, testThinVolumes},
+	{"ThinPool", Thin | Block, testThinPool},
+	{"ThinRoom", Thin | Block, testThinRoom},
+
+	// Encrypted volumes.
+	{"Passphrase", Encrypted, testPassphrase},
+	{"Rotation", Encrypted, testRotation},
+	{"Ciphertext", Encrypted, testCiphertext},
+	{"ContainerHeader", Encrypted, testContainerHeader},
+	{"ContainerLeftOpen", Encrypted, testContainerLeftOpen},
+	{"EncryptedCopies", Encrypted | Clones, testEncryptedCopies},
 
 	// Directories.
 	{"DirectoryOwner", Placed, testDirectoryOwner},

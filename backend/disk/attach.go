@@ -21,7 +21,7 @@ func deviceName(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." 
 
 // Attach implements backend.Backend: it creates the volume's device node, and a filesystem if
 // the volume never had one.
-func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets) (mount.Source, error) {
 	p, v, lock, err := b.Lock(ctx, v.ID) // expansion uses the same lock
 	if err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := &holding{device, v}
-	commit, err := b.PrepareMarked(ctx, &backend.Marked{
+	source, err := b.PrepareMarked(ctx, &backend.Marked{
 		Pool: p, Volume: v, Device: device, Used: m.Used,
 		SetUsed: func(ctx context.Context) error { return explainDisk(v, d.SetUsed(ctx, sectionOf(v).GUID)) },
 		Shrunk: func(size int64) error {
@@ -50,7 +50,8 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if v.Block { // a raw device is not mounted, so nothing needs to hold it
 		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
 	}
-	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
+	source.Hold = hold
+	return source, nil
 }
 
 // holding keeps the disk of a volume attached while it is not mounted yet.
@@ -157,7 +158,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 
 // ResizeDevice implements backend.Expander: it grows the kernel's partition, and the read-only device
 // on the partition, to the size of the volume.
-func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
+func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, _ volume.Secrets) error {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
 		return err

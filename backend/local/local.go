@@ -115,7 +115,7 @@ func (b *Backend) Capacity(ctx context.Context, q backend.CapacityQuery) (backen
 
 // Attach implements backend.Backend. It restores a limit that was changed. A volume whose limit cannot be
 // enforced now is attached, too; Health reports it.
-func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets) (mount.Source, error) {
 	p, err := b.Usable(v.ID)
 	if err != nil {
 		return nil, err

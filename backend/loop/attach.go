@@ -51,13 +51,18 @@ func (b *Backend) tag(id volume.ID) string {
 
 // Attach implements backend.Backend: it locks the image, creates or checks its filesystem,
 // and binds the image to a loop device.
-func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+func (b *Backend) Attach(ctx context.Context, v volume.Volume, secrets volume.Secrets) (mount.Source, error) {
 	p, err := b.Usable(v.ID)
 	if err != nil {
 		return nil, err
 	}
 	if p.Shared() {
-		return b.attachShared(ctx, p, v)
+		return b.attachShared(ctx, p, v, secrets)
+	}
+	if v.Encryption != nil { // nothing is attached without the passphrase
+		if err := secrets.CheckPassphrase(v.ID); err != nil {
+			return nil, err
+		}
 	}
 	image, err := p.Images.Lock(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
@@ -73,7 +78,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err != nil {
 		return nil, err
 	}
-	return b.attachLocked(ctx, p, v, image)
+	return b.attachLocked(ctx, p, v, image, secrets)
 }
 
 // attached finds the volume's device on this node. It returns a raw device, which can be used again. The
@@ -83,6 +88,9 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return nil, false, err
+	}
+	if v.Encryption != nil {
+		return b.attachedContainer(ctx, v, number)
 	}
 	device := blockdev.LoopPath(number)
 	if v.Block {
@@ -103,7 +111,7 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 
 // attachLocked attaches a locked image. It closes the image after an error; otherwise closing the
 // source closes it.
-func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (mount.Source, error) {
+func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File, secrets volume.Secrets) (mount.Source, error) {
 	// The size of the image must not change after prepare has checked it.
 	lock, err := p.LockVolume(ctx, v.ID.Name)
 	if err != nil {
@@ -116,7 +124,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	}
 	v = fs.Volume
 	var commit func() error
-	if !p.Shared() {
+	if !p.Shared() && v.Encryption == nil {
 		if commit, err = fs.Complete(ctx, b.Formatter, image); err != nil {
 			return nil, errors.Join(err, image.Close())
 		}
@@ -124,7 +132,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	device, err := b.Loops.Attach(ctx, image, blockdev.LoopConfig{
 		SectorSize:    v.SectorSize,
 		Tag:           b.tag(v.ID),
-		AutoClear:     !v.Block,
+		AutoClear:     !v.Block || v.Encryption != nil, // the mapped device keeps the device bound
 		KeepAllocated: allocationOf(v) == thick,
 	})
 	if err != nil {
@@ -132,6 +140,12 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := backend.Closers{device, image}
+	if v.Encryption != nil {
+		return b.attachContainer(ctx, &backend.Container{
+			Pool: p, Volume: v, Device: device.File(), Storage: image, Secrets: secrets,
+			Spec: blockdev.FormatSpec{KeepAllocated: allocationOf(v) == thick},
+		}, hold)
+	}
 	if p.Shared() {
 		// mkfs and fsck run on the device, which writes through the locked descriptor. On the image
 		// they would open their own descriptors. After the lock is lost, the server refuses only
@@ -155,7 +169,13 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 	if err != nil {
 		return nil, err
 	}
-	if fs.State == pool.Formatting {
+	state := fs.State
+	if v.Encryption != nil {
+		if state, err = p.Images.ContainerState(id.Name); err != nil {
+			return nil, err
+		}
+	}
+	if state == pool.Formatting || state == pool.Encrypting {
 		if err := restoreSize(image, v); err != nil {
 			return nil, err
 		}
@@ -171,6 +191,9 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 		fs.Volume.Capacity = size
 	}
 	crashpoint.Here(crashpoint.StageLocked)
+	if v.Encryption != nil { // the filesystem is in the container, which is not open yet
+		return fs, nil
+	}
 	return fs, fs.Prepare(image)
 }
 
@@ -178,15 +201,55 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 // truncated. The image has no data yet.
 func restoreSize(image *os.File, v volume.Volume) error {
 	size, err := blockdev.Size(image)
-	if err != nil || size >= v.Capacity {
+	if err != nil || size >= v.StorageSize() {
 		return err
 	}
-	return resize(image, v.Capacity, allocationOf(v))
+	return resize(image, v.StorageSize(), allocationOf(v))
+}
+
+// attachContainer opens the container of an encrypted volume on its loop device. After an error it closes hold.
+func (b *Backend) attachContainer(ctx context.Context, c *backend.Container, hold backend.Closers) (mount.Source, error) {
+	e, err := b.PrepareContainer(ctx, c)
+	if err != nil {
+		return nil, errors.Join(err, hold.Close())
+	}
+	return &blockdev.DeviceSource{
+		Path: e.Mapped.Name(), FSType: c.Volume.FSType, Commit: e.Commit, Created: e.FS.Blank(), Hold: append(backend.Closers{e.Mapped}, hold...),
+	}, nil
+}
+
+// attachedContainer does the same as attached for an encrypted volume that has a loop device. Without a mount, only the
+// mapped device of a raw volume is used again.
+func (b *Backend) attachedContainer(ctx context.Context, v volume.Volume, number int) (source mount.Source, ok bool, err error) {
+	path, ok, err := b.MappedRaw(v)
+	if ok || err != nil {
+		return &blockdev.DeviceSource{Path: path}, ok, err
+	}
+	sequence := blockdev.DiskSeq(number)
+	if err := b.closeContainer(ctx, v, number); err != nil {
+		return nil, false, err
+	}
+	return nil, false, blockdev.AwaitFree(ctx, number, sequence)
+}
+
+// closeContainer closes the container of an encrypted volume on a loop device, unless it is in use.
+func (b *Backend) closeContainer(ctx context.Context, v volume.Volume, number int) error {
+	device, err := blockdev.OpenLoop(number)
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.CloseContainer(ctx, v, device.File().Name()), device.Close())
 }
 
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	if path, ok, err := b.Mapped(v); ok || err != nil {
+		return &blockdev.DeviceSource{Path: path, FSType: v.FSType}, ok, err
+	}
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
+	if v.Encryption != nil { // the volume is being attached, or a killed driver has left the device
+		ok = false
+	}
 	source := &blockdev.DeviceSource{Path: blockdev.LoopPath(number), FSType: v.FSType}
 	if v.ID.Shared() {
 		source.Abort = func(ctx context.Context) error { return b.abort(ctx, v) }
@@ -202,19 +265,20 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	}
 	if b.unlocked(v) {
 		b.Loops.Forget(b.tag(v.ID))
-		return nil
+		return b.CloseMapped(ctx, v) // removes the device node
 	}
 	return b.detachDevices(ctx, v)
 }
 
 // detachDevices frees the devices that the volume has on this node.
 func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
-	for _, tag := range []string{b.ReadOnlyTag(v.ID), b.tag(v.ID)} {
-		if err := b.Loops.Detach(ctx, tag); err != nil {
-			return backend.ExplainDetach(v, err)
-		}
+	if err := b.Loops.Detach(ctx, b.ReadOnlyTag(v.ID)); err != nil {
+		return backend.ExplainDetach(v, err)
 	}
-	return nil
+	if err := b.CloseMapped(ctx, v); err != nil {
+		return err
+	}
+	return backend.ExplainDetach(v, b.Loops.Detach(ctx, b.tag(v.ID)))
 }
 
 // unlocked reports whether the image is not locked. Then no device is bound to the image.
@@ -233,11 +297,16 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 // openDevice opens the volume's device. A read-only device that is stacked on the volume's device keeps
 // the latter bound, so that the image remains locked.
 func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
+	if path, ok, err := b.Mapped(v); err != nil {
+		return nil, err
+	} else if ok {
+		return os.Open(path)
+	}
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil {
 		return nil, err
 	}
-	if !ok {
+	if !ok || v.Encryption != nil {
 		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
 	}
 	own, err := blockdev.OpenLoop(number)
@@ -248,13 +317,16 @@ func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
 }
 
 // ResizeDevice implements backend.Expander.
-func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
+func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets volume.Secrets) error {
 	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err == nil && ok && v.ID.Shared() {
 		err = b.revalidate(v.ID)
 	}
 	if err == nil && ok {
-		err = blockdev.GrowLoop(number, v.Capacity)
+		err = blockdev.GrowLoop(number, v.StorageSize())
+	}
+	if err == nil && v.Encryption != nil {
+		err = b.GrowMapped(ctx, v, secrets)
 	}
 	if err != nil || !v.Block {
 		return err
@@ -263,8 +335,8 @@ func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
 }
 
 // isImage reports whether a device with this backing file may belong to a volume. The backing file of a
-// read-only device is the volume's own loop device.
+// read-only device is the volume's own loop device, or the mapped device of an encrypted volume.
 func isImage(backingFile string) bool {
 	base := filepath.Base(backingFile)
-	return base == pool.ImageFile || strings.HasPrefix(base, "loop")
+	return base == pool.ImageFile || strings.HasPrefix(base, "loop") || backend.IsMapped(base)
 }

@@ -49,7 +49,7 @@ func examine() []backend.Finding {
 		control.Found, control.Unusable = err.Error(), true
 		control.Advice = "load the loop module (modprobe loop), and give the container the host's /dev"
 	}
-	return []backend.Finding{control, examineDevices()}
+	return []backend.Finding{control, examineDevices(), backend.ExamineEncryption()}
 }
 
 // examineDevices counts the loop devices, and reports those that are bound to a removed image.

@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -64,6 +65,7 @@ var Kind = backend.Kind{
 			Doc: "`thin` allocates disk space when data is written, `thick` at creation. `thick` refuses discards (`fstrim`), and needs NFS 4.2 on an export.",
 		},
 		backend.MkfsOptions,
+		backend.Encryption,
 	},
 	Examine: examine,
 	New:     New,
@@ -98,6 +100,9 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		v := b.NewVolume(p, spec)
 		v.Capacity, v.Block, v.FSType, v.SectorSize = size, spec.Block(), spec.FSType(), sectorSize(p, spec.Block())
 		v.MkfsOptions, v.Section = spec.Parameters.MkfsOptions(), sectionFor(spec.Parameters)
+		if v.Encryption = backend.NewEncryption(spec.Parameters, v.Block, v.SectorSize); v.Encryption != nil && p.Shared() {
+			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%s: images in pool %q, which is an export, cannot be encrypted: use a pool of the node", volume.ParamEncryption, v.Encryption.Type, p.Name())
+		}
 		return v, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) })
 	})
 }
@@ -119,7 +124,7 @@ func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 		return err
 	}
 	defer f.Close()
-	if err := resize(f, v.Capacity, allocationOf(v)); err != nil {
+	if err := resize(f, v.StorageSize(), allocationOf(v)); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.CreateImage)
@@ -150,6 +155,12 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 			return err
 		}
 		defer image.Close()
+		if v.Encryption != nil {
+			if err := luks.Erase(image); err != nil {
+				return err
+			}
+			crashpoint.Here(crashpoint.DeleteErased)
+		}
 		return p.Remove(ctx, v)
 	})
 }
@@ -186,7 +197,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 	})
 }
 
-// imageSize returns the size of a volume's image in bytes; see checkSize.
+// imageSize returns the capacity that a volume's image has; see checkSize.
 func imageSize(p *pool.Pool, v volume.Volume) (int64, error) {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
@@ -211,14 +222,14 @@ func growImage(p *pool.Pool, v volume.Volume, size int64) error {
 	if current >= size {
 		return image.Sync()
 	}
-	if err := resize(image, size, allocationOf(v)); err != nil {
+	if err := resize(image, size+v.Overhead(), allocationOf(v)); err != nil {
 		// fallocate(2) may have enlarged the image partially. No device has the new size yet.
-		return errors.Join(err, image.Truncate(current))
+		return errors.Join(err, image.Truncate(current+v.Overhead()))
 	}
 	return image.Sync()
 }
 
-// checkSize returns the size of an image in bytes. ErrDamaged if the size is less than the
+// checkSize returns the capacity that an image has in bytes, without the header of an encrypted volume. ErrDamaged if the size is less than the
 // capacity of the volume, or the image has several hard links (checkLinks).
 func checkSize(image *os.File, v volume.Volume) (int64, error) {
 	if err := checkLinks(image, v); err != nil {
@@ -228,8 +239,8 @@ func checkSize(image *os.File, v volume.Volume) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if size < v.Capacity {
-		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s was truncated to %s, its record says %s: restore the image; nothing was changed", v.ID, image.Name(), volume.ExactSize(size), volume.ExactSize(v.Capacity))
+	if size -= v.Overhead(); size < v.Capacity {
+		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s was truncated to %s, its record says %s: restore the image; nothing was changed", v.ID, image.Name(), volume.ExactSize(size+v.Overhead()), volume.ExactSize(v.StorageSize()))
 	}
 	return size, nil
 }

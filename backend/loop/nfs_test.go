@@ -93,7 +93,7 @@ func (w *worker) publish(t *testing.T, v volume.Volume, node string) {
 // stage attaches a volume and mounts its filesystem.
 func (w *worker) stage(t *testing.T, v volume.Volume) string {
 	t.Helper()
-	source, err := w.Attach(context.Background(), v)
+	source, err := w.Attach(context.Background(), v, volume.Secrets{})
 	must(t, err)
 	at := t.TempDir()
 	must(t, errors.Join(source.Mount(context.Background(), at, mount.Options{}), source.Close()))
@@ -150,10 +150,10 @@ func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	if v.SectorSize != 512 {
 		t.Errorf("raw volume: got sectors of %d bytes, want 512", v.SectorSize)
 	}
-	source, err := w.Attach(ctx, v)
+	source, err := w.Attach(ctx, v, volume.Secrets{})
 	must(t, err)
 	must(t, source.Close())
-	again, err := w.Attach(ctx, v)
+	again, err := w.Attach(ctx, v, volume.Secrets{})
 	must(t, err)
 	if again.String() != source.String() {
 		t.Errorf("second attach: got %s, want %s as before", again, source)
@@ -170,7 +170,7 @@ func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w, controller := serve(t, c, "a", t.TempDir(), 0), serve(t, c, "", "", 0)
 	v := w.make(t, "grown", "", 8<<20)
-	source, err := w.Attach(ctx, v)
+	source, err := w.Attach(ctx, v, volume.Secrets{})
 	must(t, err)
 	must(t, source.Close())
 	defer func() { must(t, w.Detach(ctx, v)) }()
@@ -179,7 +179,7 @@ func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 		must(t, err)
 		grown, err := w.Get(ctx, v.ID)
 		must(t, err)
-		must(t, w.Backend.(backend.Expander).ResizeDevice(ctx, grown))
+		must(t, w.Backend.(backend.Expander).ResizeDevice(ctx, grown, volume.Secrets{}))
 		device, err := os.Open(source.String())
 		must(t, err)
 		have, err := device.Seek(0, 2)
@@ -205,7 +205,7 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	}
 
 	w.publish(t, v, "b")
-	_, err := w.Attach(ctx, v)
+	_, err := w.Attach(ctx, v, volume.Secrets{})
 	wantKind(t, err, volume.ErrPrecondition)
 	must(t, w.Backend.(backend.Publisher).Unpublish(ctx, v.ID, "b"))
 	w.publish(t, v, "a")
@@ -217,13 +217,13 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	must(t, held.Start())
 	_, err = says.Read(make([]byte, 1))
 	must(t, err)
-	_, err = w.Attach(ctx, v)
+	_, err = w.Attach(ctx, v, volume.Secrets{})
 	wantKind(t, err, volume.ErrUnavailable)
 	wantKind(t, w.Delete(ctx, v.ID), volume.ErrPrecondition)
 	must(t, errors.Join(release.Close(), held.Wait()))
 	w.wantNothingLeft(t)
 
-	source, err := w.Attach(ctx, v)
+	source, err := w.Attach(ctx, v, volume.Secrets{})
 	must(t, err)
 	must(t, source.Close())
 	if err := lock("true").Run(); err == nil {
@@ -309,7 +309,7 @@ func testNFSFencing(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	v := w.make(t, "fenced", "", 8<<20)
 	attach := func(c pool.NFS, node string) error {
 		w := serve(t, c, node, t.TempDir(), 0)
-		source, err := w.Attach(ctx, v)
+		source, err := w.Attach(ctx, v, volume.Secrets{})
 		if err != nil {
 			return err
 		}
@@ -361,7 +361,7 @@ func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	must(t, err)
 	_, err = f.WriteAt([]byte("data"), 32<<20)
 	must(t, errors.Join(err, f.Close()))
-	_, err = w.Attach(ctx, foreign)
+	_, err = w.Attach(ctx, foreign, volume.Secrets{})
 	wantKind(t, err, volume.ErrDamaged)
 	w.wantNothingLeft(t)
 }

@@ -24,7 +24,7 @@ import (
 )
 
 // attachShared is Attach for an image in a shared pool.
-func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volume) (mount.Source, error) {
+func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volume, secrets volume.Secrets) (mount.Source, error) {
 	if err := b.checkOwner(p, v); err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 	if err != nil {
 		return nil, err
 	}
-	source, err = b.attachPrivate(ctx, p, v, dir)
+	source, err = b.attachPrivate(ctx, p, v, dir, secrets)
 	dir.Close()
 	if err != nil {
 		return nil, errors.Join(err, b.unmountPrivate(context.WithoutCancel(ctx), v.ID))
@@ -57,7 +57,7 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 // attachPrivate attaches the image in dir, the root of its private mount. ErrUnavailable if
 // another node holds the lock. If that node is down, the server releases the lock when the lease of
 // the node expires.
-func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (mount.Source, error) {
+func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root, secrets volume.Secrets) (mount.Source, error) {
 	e, err := privateMount(b.privatePath(v.ID))
 	if err == nil && e == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s: the mount for its image was removed meanwhile: retry", v.ID)
@@ -83,7 +83,7 @@ func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volu
 	if err := b.checkOwner(p, v); err != nil {
 		return nil, errors.Join(err, image.Close())
 	}
-	return b.attachLocked(ctx, p, v, image)
+	return b.attachLocked(ctx, p, v, image, secrets)
 }
 
 // checkOwner refuses a volume that is controller-published to another node and not to this one,

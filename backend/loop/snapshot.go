@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -11,9 +12,9 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/freeze"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -33,7 +34,7 @@ func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	}
 	defer image.Close()
 	info, err := image.Stat()
-	s := volume.Snapshot{Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize}
+	s := volume.Snapshot{Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize, Encryption: v.Encryption}
 	if err == nil {
 		if st, ok := info.Sys().(*syscall.Stat_t); ok {
 			s.Bytes = st.Blocks * 512
@@ -87,8 +88,10 @@ type source struct {
 	staged bool
 	// device is the device of a staged raw volume, root the root directory of a staged
 	// filesystem.
-	device *blockdev.Loop
+	device *os.File
 	root   *os.File
+	// empty is true if an encrypted volume has no complete container, so that the image has no data.
+	empty bool
 	// to receives the copy.
 	to *os.File
 	// result describes the copy.
@@ -101,13 +104,10 @@ type sources []*source
 // close releases all sources.
 func (all sources) close() {
 	for _, s := range all {
-		for _, f := range []*os.File{s.root, s.image} {
+		for _, f := range []*os.File{s.root, s.device, s.image} {
 			if f != nil {
 				f.Close()
 			}
-		}
-		if s.device != nil {
-			s.device.Close()
 		}
 		s.lock.Close()
 	}
@@ -118,8 +118,8 @@ func (s *source) formatted() bool {
 	return !s.v.Block && (s.state == pool.Formatted || s.state == pool.Cloned)
 }
 
-// blank reports whether the image has no data to copy, because it has no complete filesystem.
-func (s *source) blank() bool { return !s.v.Block && !s.formatted() }
+// blank reports whether the image has no data to copy, because it has no complete filesystem or container.
+func (s *source) blank() bool { return s.empty || !s.v.Block && !s.formatted() }
 
 // openSources locks and opens the images of volumes, attached or not.
 func (b *Backend) openSources(ctx context.Context, p *pool.Pool, volumes []volume.Volume) (sources, error) {
@@ -148,6 +148,13 @@ func (b *Backend) openSource(s *source) (err error) {
 			return err
 		}
 	}
+	if s.v.Encryption != nil {
+		complete, err := b.ContainerComplete(s.v)
+		if err != nil {
+			return err
+		}
+		s.empty = !complete
+	}
 	s.image, err = s.p.Images.Lock(s.v.ID.Name)
 	if errors.Is(err, volume.ErrInUse) {
 		return b.openStaged(s, err)
@@ -161,24 +168,25 @@ func (b *Backend) openSource(s *source) (err error) {
 // openStaged opens an image that is locked by the volume's device on this node. It returns the error
 // inUse if there is no such device.
 func (b *Backend) openStaged(s *source, inUse error) error {
-	number, ok, err := b.Loops.Find(b.tag(s.v.ID))
-	if err != nil {
-		return err
+	if _, ok, err := b.Loops.Find(b.tag(s.v.ID)); err != nil || !ok {
+		return cmp.Or(err, inUse)
 	}
-	if !ok {
-		return inUse
-	}
+	var err error
 	if s.image, err = s.p.Images.Open(s.v.ID.Name, os.O_RDONLY); err != nil {
 		return err
 	}
-	if s.device, err = blockdev.OpenLoop(number); err != nil {
+	s.device, err = b.openDevice(s.v)
+	if errors.Is(err, volume.ErrPrecondition) {
+		return volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: retry", s.v.ID)
+	}
+	if err != nil {
 		return err
 	}
 	s.staged = true
 	if s.v.Block {
 		return nil
 	}
-	s.root, err = openMounted(s.device.File())
+	s.root, err = openMounted(s.device)
 	err = errors.Join(err, s.device.Close()) // otherwise the device would stay bound after an unmount
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: retry", s.v.ID)
@@ -240,7 +248,7 @@ func (all sources) flush() error {
 		case s.root != nil:
 			err = mount.SyncFilesystem(s.root)
 		case s.device != nil:
-			err = s.device.File().Sync()
+			err = s.device.Sync()
 		}
 		if err != nil {
 			return err
@@ -255,7 +263,7 @@ func copyEach(ctx context.Context, c copyOptions, all sources, onlyShared bool) 
 	for _, s := range all {
 		var err error
 		if s.blank() {
-			err = errors.Join(s.to.Truncate(s.v.Capacity), s.to.Sync())
+			err = errors.Join(s.to.Truncate(s.v.StorageSize()), s.to.Sync())
 		} else {
 			s.result, err = clone.File(ctx, s.to, s.image, o)
 		}
@@ -339,7 +347,7 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 		return volume.Volume{}, err
 	}
 	v.Block, v.FSType, v.SectorSize = o.Volume.Block, o.Volume.FSType, o.Volume.SectorSize
-	v.Section = sectionFor(spec.Parameters)
+	v.Section, v.Encryption = sectionFor(spec.Parameters), o.Volume.Encryption
 	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
 		c := copyOptions{pool: o.Pool, unshared: allocationOf(v) == thick, job: j}
 		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
@@ -357,11 +365,20 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 	if err != nil {
 		return err
 	}
-	if err := resize(to, v.Capacity, allocationOf(v)); err != nil {
+	if err := resize(to, v.StorageSize(), allocationOf(v)); err != nil {
 		return err
 	}
 	if formatted {
 		if err := pool.MarkCloned(dir); err != nil {
+			return err
+		}
+	}
+	if v.Encryption != nil {
+		encrypted, err := luks.HasHeader(to)
+		if err == nil && encrypted {
+			err = pool.MarkContainerCopied(dir)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -391,16 +408,31 @@ func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File
 
 // Allocated implements backend.ChangeTracker.
 func (b *Backend) Allocated(ctx context.Context, s volume.Snapshot, from int64) iter.Seq2[clone.Range, error] {
+	header := s.Overhead()
 	return b.ranges([]volume.Snapshot{s}, func(f []*os.File) iter.Seq2[clone.Range, error] {
-		return clone.Allocated(ctx, f[0], from, s.Size)
+		return withoutHeader(clone.Allocated(ctx, f[0], from+header, s.Size+header), header)
 	})
 }
 
 // Changed implements backend.ChangeTracker.
 func (b *Backend) Changed(ctx context.Context, older, newer volume.Snapshot, from int64) iter.Seq2[clone.Range, error] {
+	header := newer.Overhead()
 	return b.ranges([]volume.Snapshot{older, newer}, func(f []*os.File) iter.Seq2[clone.Range, error] {
-		return clone.Delta(ctx, f[0], f[1], from)
+		return withoutHeader(clone.Delta(ctx, f[0], f[1], from+header), header)
 	})
+}
+
+// withoutHeader converts ranges of an image, which begin after a header, to ranges of the device that the image shows. A
+// sector of an encrypted volume is at the same place of the image and of the device.
+func withoutHeader(ranges iter.Seq2[clone.Range, error], header int64) iter.Seq2[clone.Range, error] {
+	return func(yield func(clone.Range, error) bool) {
+		for r, err := range ranges {
+			r.Offset -= header
+			if !yield(r, err) {
+				return
+			}
+		}
+	}
 }
 
 // ranges opens the images of snapshots, and keeps them open while read yields their ranges.
@@ -439,15 +471,14 @@ func (b *Backend) Thaw(ctx context.Context) error {
 		if err != nil {
 			return nil, nil // not a volume of this driver
 		}
-		number, ok, err := b.Loops.Find(b.tag(id))
-		if err != nil || !ok {
+		if _, ok, err := b.Loops.Find(b.tag(id)); err != nil || !ok {
 			return nil, err
 		}
-		device, err := blockdev.OpenLoop(number)
+		device, err := b.openDevice(volume.Volume{ID: id})
 		if err != nil {
 			return nil, err
 		}
 		defer device.Close()
-		return openMounted(device.File())
+		return openMounted(device)
 	})
 }

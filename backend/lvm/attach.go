@@ -28,28 +28,34 @@ func readOnlyTag(id volume.ID) string {
 	return "trivet-lvm:" + hex.EncodeToString(sum[:20])
 }
 
-// Attach implements backend.Backend: it activates the logical volume, creates the volume's device node, and a
-// filesystem if the volume never had one.
-func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+// Attach implements backend.Backend: it activates the logical volume, creates the volume's device node, opens the
+// container of an encrypted volume, and creates a filesystem if the volume never had one.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume, secrets volume.Secrets) (mount.Source, error) {
 	p, v, lock, err := b.Lock(ctx, v.ID) // expansion uses the same lock
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	device, unused, err := storageOf(p).attach(ctx, v)
+	if v.Encryption != nil { // nothing is attached without the passphrase
+		if err := secrets.CheckPassphrase(v.ID); err != nil {
+			return nil, err
+		}
+	}
+	device, lv, err := storageOf(p).attach(ctx, v)
 	if err != nil {
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	hold := &holding{b, device, v}
-	commit, err := b.prepare(ctx, p, v, device, unused)
+	hold := backend.Closers{&holding{b, device, v}}
+	source, err := b.prepare(ctx, p, v, device, lv, secrets)
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
-	if v.Block { // a raw device is not mounted, so nothing needs to hold it
-		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
+	if source.Hold != nil { // the device in the container is closed first
+		hold = append(backend.Closers{source.Hold}, hold...)
 	}
-	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
+	source.Hold = hold
+	return source, nil
 }
 
 // holding keeps a volume attached while it is not mounted yet.
@@ -59,22 +65,22 @@ type holding struct {
 	v      volume.Volume
 }
 
-// Close closes the device, and detaches the volume unless it is mounted or raw.
+// Close closes the device, and detaches the volume if nothing uses it.
 func (h *holding) Close() error {
+	ctx := context.Background()
 	err := h.device.Close()
-	mounts, mountsErr := mount.OfDevice(h.device.Name())
-	if mountsErr == nil && len(mounts) == 0 && !h.v.Block {
-		return errors.Join(err, h.b.deactivate(context.Background(), h.v))
+	idle, idleErr := h.b.Idle(ctx, h.v, h.device.Name())
+	if idle {
+		return errors.Join(err, h.b.deactivate(ctx, h.v))
 	}
-	return errors.Join(err, mountsErr)
+	return errors.Join(err, idleErr)
 }
 
-// attach activates the logical volume of a volume, and opens its device node. unused reports whether the logical volume
-// never had data.
-func (s *storage) attach(ctx context.Context, v volume.Volume) (device *os.File, unused bool, err error) {
+// attach activates the logical volume of a volume, and opens its device node.
+func (s *storage) attach(ctx context.Context, v volume.Volume) (device *os.File, found dm.LogicalVolume, err error) {
 	id := sectionOf(v).id()
 	err = s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error {
-		unused = lv.HasTag(unusedTag)
+		found = *lv
 		d, err := g.Activate(ctx, lv.Name, id, lv.Size)
 		if err != nil {
 			return err
@@ -82,16 +88,16 @@ func (s *storage) attach(ctx context.Context, v volume.Volume) (device *os.File,
 		return blockdev.MakeNode(deviceNode(v.ID), d.Number)
 	})
 	if err != nil {
-		return nil, false, err
+		return nil, found, err
 	}
 	device, err = os.OpenFile(blockdev.NodePath(deviceNode(v.ID)), os.O_RDWR, 0)
 	if err != nil {
-		return nil, false, err
+		return nil, found, err
 	}
 	if ok, err := showsVolume(v); err != nil || !ok {
-		return nil, false, errors.Join(err, volume.Errorf(volume.ErrUnavailable, "volume %s: its logical volume was deactivated by another program: retry", v.ID), device.Close())
+		return nil, found, errors.Join(err, volume.Errorf(volume.ErrUnavailable, "volume %s: its logical volume was deactivated by another program: retry", v.ID), device.Close())
 	}
-	return device, unused, nil
+	return device, found, nil
 }
 
 // showsVolume reports whether the volume's device node exists and is that of its logical volume. Without a record, any
@@ -108,18 +114,15 @@ func showsVolume(v volume.Volume) (bool, error) {
 	return ok && (v.Section == nil || id == sectionOf(v).id()), nil
 }
 
-// prepare checks the size of the device, and creates the filesystem if necessary.
-func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, device *os.File, unused bool) (commit func() error, err error) {
-	if unused { // the extents may contain signatures of removed logical volumes
-		if err := blockdev.EraseSignatures(device); err != nil {
-			return nil, err
-		}
-	}
+// prepare checks the size of the device, opens the container of an encrypted volume, and creates the filesystem if
+// necessary.
+func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, device *os.File, lv dm.LogicalVolume, secrets volume.Secrets) (*blockdev.DeviceSource, error) {
 	return b.PrepareMarked(ctx, &backend.Marked{
-		Pool: p, Volume: v, Device: device, Used: !unused,
+		Pool: p, Volume: v, Device: device, Secrets: secrets, Used: !lv.HasTag(unusedTag),
+		Foreign: lv.Pool == "", // the extents may contain signatures of removed logical volumes
 		SetUsed: func(ctx context.Context) error { return storageOf(p).setUsed(ctx, v) },
 		Shrunk: func(size int64) error {
-			return volume.Errorf(volume.ErrDamaged, "volume %s: its logical volume has %s, but the record requires %s: nothing was changed; find out who has reduced it", v.ID, volume.ExactSize(size), volume.ExactSize(v.Capacity))
+			return volume.Errorf(volume.ErrDamaged, "volume %s: its logical volume has %s, but the record requires %s: nothing was changed; find out who has reduced it", v.ID, volume.ExactSize(size), volume.ExactSize(v.StorageSize()))
 		},
 	})
 }
@@ -136,8 +139,12 @@ func (s *storage) setUsed(ctx context.Context, v volume.Volume) error {
 	})
 }
 
-// Present implements backend.Backend: a volume is present while its device node shows its logical volume.
+// Present implements backend.Backend: a volume is present while its device node shows its logical volume, and an encrypted
+// volume while its container is open.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	if path, ok, err := b.Mapped(v); ok || err != nil || v.Encryption != nil {
+		return &blockdev.DeviceSource{Path: path, FSType: v.FSType}, ok, err
+	}
 	ok, err := showsVolume(v)
 	return &blockdev.DeviceSource{Path: blockdev.NodePath(deviceNode(v.ID)), FSType: v.FSType}, ok, err
 }
@@ -154,6 +161,9 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	}
 	if err := b.Loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
+	}
+	if err := b.CloseContainer(ctx, v, device); err != nil {
+		return err
 	}
 	return b.deactivate(ctx, v)
 }
@@ -188,16 +198,23 @@ func (b *Backend) release(ctx context.Context, v volume.Volume) error {
 
 // Expand implements backend.Expander.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return v, err
+	}
+	if storageOf(p).showsExtents(v) {
+		return b.expandRaw(ctx, p, v, r)
+	}
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
 		s := storageOf(p)
-		size, err := r.Choose(s.bounds(v.FSType, v.Block))
+		size, err := r.Choose(s.bounds(v))
 		if err != nil {
 			return 0, err
 		}
 		if err := s.awaitRoom(ctx, p, size-v.Capacity); err != nil {
 			return 0, err
 		}
-		return size, p.Grow(ctx, v, size, func() error { return s.extend(ctx, v, size) })
+		return size, p.Grow(ctx, v, size, func() error { return s.extend(ctx, v, size+v.Overhead()) })
 	})
 }
 
@@ -208,36 +225,45 @@ func (s *storage) extend(ctx context.Context, v volume.Volume, size int64) error
 		if err != nil || lv.Size >= size {
 			return err
 		}
-		if err := g.Extend(ctx, lv.Name, size); err != nil {
-			return err
-		}
-		i := slices.IndexFunc(r.Volumes, func(other dm.LogicalVolume) bool { return other.ID == lv.ID })
-		r.Volumes[i].Size, r.Free = size, r.Free-(size-lv.Size)/r.ExtentSize
-		return nil
+		return extend(ctx, g, r, lv, size)
 	}))
 }
 
 // ResizeDevice implements backend.Expander. The device has the size of the logical volume, unless the command that
 // enlarged it was killed.
-func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
+func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets volume.Secrets) error {
 	p, err := b.Usable(v.ID)
 	if err != nil {
 		return err
 	}
 	err = storageOf(p).onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error {
-		_, err := g.Activate(ctx, lv.Name, lv.ID, v.Capacity)
+		_, err := g.Activate(ctx, lv.Name, lv.ID, v.StorageSize())
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
+	if v.Encryption != nil {
+		if err := b.GrowMapped(ctx, v, secrets); err != nil {
+			return err
+		}
+	}
 	return b.GrowReadOnly(v, v.Capacity)
 }
 
 // openDevice opens the device of an attached volume, to create the read-only device on it. That device is a loop
 // device, because BLKROSET would make the device itself read-only.
-func openDevice(v volume.Volume) (*os.File, error) {
+func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
+	path, ok, err := b.Mapped(v)
+	switch {
+	case err != nil:
+		return nil, err
+	case ok:
+		return os.Open(path)
+	case v.Encryption != nil:
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
+	}
 	device, err := blockdev.OpenNode(deviceNode(v.ID))
 	if err != nil {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)

@@ -31,9 +31,9 @@ func TestFrozenVolumes(t *testing.T) {
 			}.MarshalRecord()
 		},
 	}.TestPart(t, "section", map[string]section{
-		"creating": {GUID: frozenGUID, Group: frozenGroup, Wipe: wipeDiscard},
-		"discard":  {GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV, Wipe: wipeDiscard},
-		"zero":     {GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV, Wipe: wipeZero},
+		"creating": {identity: identity{GUID: frozenGUID, Group: frozenGroup}, Wipe: wipeDiscard},
+		"discard":  {identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeDiscard},
+		"zero":     {identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeZero},
 	})
 }
 
@@ -49,8 +49,20 @@ func TestFrozenPin(t *testing.T) {
 	})
 }
 
+// TestFrozenCopies: the records of the logical volumes of snapshots do not change.
+func TestFrozenCopies(t *testing.T) {
+	frozen.Format[snapshotCopy]{
+		Dir: "copies", Read: parseCopy,
+		Write: func(c snapshotCopy) ([]byte, error) { return json.Marshal(c) },
+	}.Test(t, map[string]snapshotCopy{
+		"creating":  {Version: copyVersion, identity: identity{GUID: frozenGUID, Group: frozenGroup}},
+		"complete":  {Version: copyVersion, identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}},
+		"encrypted": {Version: copyVersion, identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Encrypted: true},
+	})
+}
+
 // TestFrozenNames: the files in a volume's folder, and the names and tags of logical volumes, do not change.
 func TestFrozenNames(t *testing.T) {
-	frozen.List(t, "files", []string{wipedFile, unusedFile, backend.WipingFile})
-	frozen.List(t, "names", []string{volumeName("GUID"), recordsName("POOL"), poolTag, volumeTag, guidTag, unusedTag, recordsTag})
+	frozen.List(t, "files", []string{wipedFile, unusedFile, backend.WipingFile, copyFile})
+	frozen.List(t, "names", []string{volumeName("GUID"), recordsName("POOL"), poolTag, volumeTag, guidTag, unusedTag, recordsTag, volumeName("GUID") + growthSuffix, growthTag, snapshotTag})
 }

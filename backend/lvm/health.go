@@ -14,7 +14,7 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	return b.Examine(v, volumeCondition)
+	return b.Examine(v, volumeCondition, thinCondition)
 }
 
 // volumeCondition returns the condition of a volume's logical volume at the last scan; nil if it is healthy.
@@ -37,6 +37,9 @@ func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
 	for _, p := range b.OpenPools() {
 		add := func(reason backend.Reason, format string, args ...any) {
 			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: reason, Message: fmt.Sprintf(format, args...), Pool: p.Name()})
+		}
+		if c := thinCondition(p, volume.Volume{}); c != nil && c.Reason != backend.ReasonPoolAlmostFull { // b.Pools reports it
+			found = append(found, *c)
 		}
 		for _, d := range p.Storage().Devices() {
 			switch d.State {

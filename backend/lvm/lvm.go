@@ -27,7 +27,10 @@ import (
 const Name = "lvm"
 
 // Backend creates volumes that are logical volumes.
-type Backend struct{ backend.Devices }
+type Backend struct {
+	backend.Devices
+	backend.InlinePools
+}
 
 var (
 	_ backend.Backend       = (*Backend)(nil)
@@ -35,18 +38,20 @@ var (
 	_ backend.Expander      = (*Backend)(nil)
 	_ backend.HealthChecker = (*Backend)(nil)
 	_ backend.BlockProvider = (*Backend)(nil)
+	_ backend.Snapshotter   = (*Backend)(nil)
 )
 
 // Kind describes volumes that are logical volumes of a node.
 var Kind = backend.Kind{
-	Name: Name, Doc: "[a logical volume](../kinds/lvm.md) of a volume group of a node",
+	Name: Name, Doc: "[a logical volume](../kinds/lvm.md) of a volume group of a node, thick or in a thin pool",
 	Media: []pool.Kind{key}, PoolSection: func() pool.Section { return new(Group) }, Section: newSection,
 	Parameters: []backend.Parameter{
 		backend.FSType,
 		backend.MkfsOptions,
+		backend.Encryption,
 		{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero)}, Default: string(wipeDiscard),
-			Doc: "How the data of a [deleted volume](../kinds/lvm.md#delete) is erased. `discard`: its extents are discarded if the physical volume guarantees zeros afterwards, otherwise they are overwritten. `zero`: they are overwritten.",
+			Doc: "How the data of a [deleted volume](../kinds/lvm.md#delete) is erased. `discard`: its extents are discarded if the physical volume guarantees zeros afterwards, otherwise they are overwritten. `zero`: they are overwritten. Not for thin pools, which zero their blocks.",
 		},
 	},
 	Examine: examine,
@@ -59,10 +64,13 @@ func New(pools *pool.Set) backend.Backend {
 		_, isGroup := c.Section.(*Group)
 		return isGroup
 	}
-	return &Backend{backend.Devices{
+	b := &Backend{}
+	b.Devices = backend.Devices{
 		Pools: backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: explainPool}, Formatter: blockdev.NewFormatter(),
-		Loops: blockdev.NewLoopTags(blockdev.IsNodePath), ReadOnlyTag: readOnlyTag, OpenDevice: openDevice,
-	}}
+		Loops: blockdev.NewLoopTags(blockdev.IsNodePath), ReadOnlyTag: readOnlyTag, OpenDevice: b.openDevice,
+	}
+	b.InlinePools = backend.InlinePools{Of: &b.Pools}
+	return b
 }
 
 // explainPool names the remedy for a group without room.
@@ -76,29 +84,61 @@ func explainPool(p *pool.Pool, err error) error {
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		if spec.Source != nil {
+			return b.createFrom(ctx, p, spec)
+		}
 		s := storageOf(p)
+		if s.thin != "" && spec.Parameters.Get(paramWipe) == string(wipeZero) {
+			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+		}
 		v := b.NewVolume(p, spec)
 		v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
+		v.SectorSize = s.sectorSize()
+		v.Encryption = backend.NewEncryption(spec.Parameters, v.Block, v.SectorSize)
 		var err error
-		if v.Capacity, err = spec.Capacity.Choose(s.bounds(v.FSType, v.Block)); err != nil {
+		if v.Capacity, err = spec.Capacity.Choose(s.bounds(v)); err != nil {
 			return v, err
 		}
 		if err := backend.CheckMkfsOptions(spec.Parameters, v.FSType, v.Capacity); err != nil {
 			return v, err
 		}
-		if err := s.awaitRoom(ctx, p, v.Capacity); err != nil {
-			return v, err
+		v.Section = s.newSection(spec)
+		build := func(ctx context.Context, progress func(int64)) error {
+			if err := s.awaitRoom(ctx, p, v.StorageSize()); err != nil {
+				return err
+			}
+			return p.Create(ctx, v, func(*os.Root) error { return s.build(ctx, v, progress) })
 		}
-		v.SectorSize = s.sectorSize()
-		sec := &section{GUID: uuid.NewString(), Group: s.groupUUID(), Wipe: wipeMode(spec.Parameters.Get(paramWipe))}
-		v.Section = sec
-		return v, p.Create(ctx, v, func(*os.Root) error {
-			id, err := s.create(ctx, v)
-			sec.Volume = id.Volume
-			crashpoint.Here(crashpoint.CreateImage)
-			return err
-		})
+		if !s.showsExtents(v) {
+			return v, build(ctx, nil)
+		}
+		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error { return build(ctx, j.Progress) })
 	})
+}
+
+// build creates the logical volume of a new volume, and records its UUID in the volume's section. Extents that the volume
+// shows are zeroed.
+func (s *storage) build(ctx context.Context, v volume.Volume, progress func(int64)) error {
+	id, err := s.create(ctx, v)
+	sectionOf(v).Volume = id.Volume
+	crashpoint.Here(crashpoint.CreateImage)
+	if err == nil && s.showsExtents(v) {
+		err = zero(ctx, v, id, v.Capacity, progress)
+		crashpoint.Here(crashpoint.CreateZeroed)
+	}
+	if err != nil {
+		return err
+	}
+	err = s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error { return g.Deactivate(ctx, lv.Name, lv.ID) })
+	if errors.Is(err, volume.ErrInUse) { // a program of the node examines the new device
+		return nil
+	}
+	return err
+}
+
+// newSection returns the section of the record of a new volume.
+func (s *storage) newSection(spec volume.Spec) *section {
+	return &section{identity: identity{GUID: uuid.NewString(), Group: s.groupUUID()}, Wipe: wipeMode(spec.Parameters.Get(paramWipe))}
 }
 
 // Capacity implements backend.Backend.
@@ -113,15 +153,22 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	bounds := storageOf(p).bounds(q.FSType, q.Block)
-	bounds.Min = (bounds.Min + bounds.Granule - 1) / bounds.Granule * bounds.Granule // the smallest logical volume
-	return b.Room(q.Parameters, bounds)
+	s := storageOf(p)
+	bounds := s.bounds(volume.Volume{FSType: q.FSType, Block: q.Block, Encryption: backend.NewEncryption(q.Parameters, q.Block, s.sectorSize())})
+	if bounds.Min, err = (volume.Range{Required: bounds.Min}).Choose(bounds); err != nil {
+		return backend.Capacity{}, err
+	}
+	room, err := b.Room(q.Parameters, bounds)
+	return backend.WithoutHeader(room, q.Parameters), err
 }
 
 // Delete implements backend.Backend.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
 		if err := b.release(ctx, v); err != nil {
+			return err
+		}
+		if err := storageOf(p).eraseHeader(ctx, p, v); err != nil {
 			return err
 		}
 		return p.Remove(ctx, v)

@@ -13,3 +13,9 @@ import (
 func TestMain(m *testing.M) { backendtest.Main(m, lvm.Kind) }
 
 func TestGroup(t *testing.T) { targets.Run(t, "group") }
+
+func TestEncryptedGroup(t *testing.T) { targets.Run(t, "group-encrypted") }
+
+func TestThin(t *testing.T) { targets.Run(t, "thin") }
+
+func TestEncryptedThin(t *testing.T) { targets.Run(t, "thin-encrypted") }

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/dm"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -26,7 +26,8 @@ const (
 // Abandon implements pool.Storage.
 func (s *storage) Abandon(folder *os.Root) error { return backend.CreateFlag(folder, unusedFile) }
 
-// Reclaim implements pool.Storage: it wipes and removes the logical volume of a deleted volume.
+// Reclaim implements pool.Storage: it wipes and removes the logical volume of a deleted volume, or removes those of
+// deleted snapshots.
 func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) error {
 	v, ok, err := pool.ReadTrashed(forms, folder)
 	switch {
@@ -34,8 +35,8 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 		return fmt.Errorf("%s: %w", path, err)
 	case err != nil:
 		return errors.Join(fmt.Errorf("%s has no readable record of a logical volume: restore the record from a backup; or remove that folder, then trivet doctor shows its logical volume as orphaned", path), err)
-	case !ok: // the logical volume was removed
-		return nil
+	case !ok: // the logical volume was removed, or the folder is that of snapshots
+		return s.reclaimSnapshots(ctx, folder, path)
 	}
 	if err := s.removeVolume(ctx, v, folder); err != nil {
 		return fmt.Errorf("volume %s, which was deleted: %w; if its logical volume must be kept, remove %s", v.ID, err, path)
@@ -46,7 +47,10 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 // removeVolume verifies that a logical volume is that of a deleted volume, wipes it unless it never had data, and
 // removes it.
 func (s *storage) removeVolume(ctx context.Context, v volume.Volume, folder *os.Root) error {
-	g, lv, ok, err := s.find(ctx, v)
+	if err := s.removeTemporary(ctx, folder); err != nil {
+		return err
+	}
+	g, lv, ok, err := s.find(ctx, sectionOf(v).identity)
 	if err != nil || !ok {
 		return err
 	}
@@ -61,36 +65,73 @@ func (s *storage) removeVolume(ctx context.Context, v volume.Volume, folder *os.
 	neverUsed := lv.HasTag(unusedTag)
 	switch {
 	case !lv.HasTag(guidTag + sectionOf(v).GUID):
-		return fmt.Errorf("%s/%s has the UUID of its record, but not the tag %s: if it is the volume's, add the tag (lvchange --addtag)", g.Name, lv.Name, guidTag+sectionOf(v).GUID)
+		return missingTag(g, lv, sectionOf(v).GUID)
 	case abandoned && !neverUsed:
 		return fmt.Errorf("%s/%s may have data, but its record says that the volume was not created: %s was restored from an older backup", g.Name, lv.Name, s.cfg.Directory.Path)
-	case !neverUsed && !wiped:
+	case !neverUsed && !wiped && lv.Pool == "": // a thin pool zeroes its blocks before another volume sees them
 		if err := s.wipe(ctx, g, lv, v, folder); err != nil {
 			return err
 		}
 	}
 	return s.change(ctx, func(g dm.Group, r *dm.Report) error {
-		if err := g.Remove(ctx, lv.Name, lv.ID); err != nil {
+		if err := removeGrowth(ctx, g, r, sectionOf(v).GUID); err != nil {
 			return err
 		}
-		r.Volumes = slices.DeleteFunc(r.Volumes, func(other dm.LogicalVolume) bool { return other.ID == lv.ID })
-		r.Free += lv.Size / r.ExtentSize
-		return nil
+		return remove(ctx, g, r, lv)
 	})
 }
 
-// find finds the logical volume of a deleted volume, by its UUID if the record has one, and otherwise by its name. ok is
-// false if there is none.
-func (s *storage) find(ctx context.Context, v volume.Volume) (g dm.Group, lv dm.LogicalVolume, ok bool, err error) {
+// missingTag is the error for a logical volume that has the UUID of a record, but not its tag.
+func missingTag(g dm.Group, lv dm.LogicalVolume, guid string) error {
+	return fmt.Errorf("%s/%s has the UUID of its record, but not the tag %s: if it is the volume's, add the tag (lvchange --addtag)", g.Name, lv.Name, guidTag+guid)
+}
+
+// eraseHeader durably erases the header of an encrypted volume, which is not attached and is being deleted, so that nobody
+// can decrypt its data. It does nothing if another program has removed the logical volume.
+func (s *storage) eraseHeader(ctx context.Context, p *pool.Pool, v volume.Volume) error {
+	if v.Encryption == nil {
+		return nil
+	}
+	if state, err := p.Images.ContainerState(v.ID.Name); err != nil || state == pool.Unformatted {
+		return err
+	}
+	if t, err := s.thinPool(); s.thin != "" && (err != nil || t.Data.Free() < luks.DataOffset) {
+		return err // if a snapshot shares the header, writing to it needs free blocks
+	}
+	var device *os.File
+	err := s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) (err error) {
+		lv, ok := r.Volume(sectionOf(v).id())
+		if !ok {
+			return nil
+		}
+		if _, err = g.Activate(ctx, lv.Name, lv.ID, lv.Size); err == nil {
+			device, err = lv.ID.Open(dm.Exclusive)
+		}
+		return err
+	})
+	if err != nil || device == nil {
+		return s.explainVolume(v, err)
+	}
+	defer device.Close()
+	if err := luks.Erase(device); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.DeleteErased)
+	return nil
+}
+
+// find finds the logical volume of a deleted volume or snapshot, by its UUID if the record has one, and otherwise by its
+// name. ok is false if there is none.
+func (s *storage) find(ctx context.Context, of identity) (g dm.Group, lv dm.LogicalVolume, ok bool, err error) {
 	err = s.changeCurrent(ctx, func(current dm.Group, r *dm.Report) error {
 		g = current
-		if sectionOf(v).Group != g.UUID {
-			return fmt.Errorf("it belongs to the volume group with the UUID %s, and %s has %s", sectionOf(v).Group, g.Name, g.UUID)
+		if of.Group != g.UUID {
+			return fmt.Errorf("it belongs to the volume group with the UUID %s, and %s has %s", of.Group, g.Name, g.UUID)
 		}
-		if sectionOf(v).Volume != "" {
-			lv, ok = r.Volume(sectionOf(v).id())
-		} else if lv, ok = r.Named(volumeName(sectionOf(v).GUID)); ok {
-			ok = lv.HasTag(guidTag + sectionOf(v).GUID)
+		if of.Volume != "" {
+			lv, ok = r.Volume(of.id())
+		} else if lv, ok = r.Named(volumeName(of.GUID)); ok {
+			ok = lv.HasTag(guidTag + of.GUID)
 		}
 		return nil
 	})

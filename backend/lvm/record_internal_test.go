@@ -12,7 +12,7 @@ import (
 
 // TestRecord: a valid record is read as it was written, and a record with invalid values is refused.
 func TestRecord(t *testing.T) {
-	valid := section{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV, Wipe: wipeZero}
+	valid := section{identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeZero}
 	for name, tc := range map[string]struct {
 		change func(*section)
 		ok     bool

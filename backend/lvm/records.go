@@ -84,7 +84,7 @@ func (g *Group) MountRecords(ctx context.Context, c pool.Config) (unmount func()
 	if err != nil {
 		return nil, err
 	}
-	s := g.Open(c).(*storage)
+	s := g.open(c)
 	group, err := findGroup(g.VolumeGroup, known.Group)
 	if err != nil {
 		if known.Group != "" && errors.Is(err, dm.ErrNoGroup) {
@@ -100,6 +100,9 @@ func (g *Group) MountRecords(ctx context.Context, c pool.Config) (unmount func()
 		return nil, volume.Errorf(volume.ErrPrecondition, "volume group %s is exported: import it (vgimport %[1]s)", group.Name)
 	}
 	r := &records{config: c, group: group, pin: known}
+	if err := g.openThin(ctx, c, group, report); err != nil {
+		return nil, err
+	}
 	if err := r.locate(ctx, report); err != nil {
 		return nil, err
 	}
@@ -122,7 +125,7 @@ func (g *Group) CheckMounted(c pool.Config) error {
 		_, err = findGroup(g.VolumeGroup, known.Group)
 	}
 	if err != nil {
-		return g.Open(c).(*storage).explain(err)
+		return g.open(c).explain(err)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "the records in volume group %s are not mounted at %s: the driver mounts them when it starts; if it runs in a container, run this command there", g.VolumeGroup, c.Directory.Path)
 }
@@ -186,7 +189,11 @@ func (r *records) create(ctx context.Context) (err error) {
 	}
 	tags := []string{recordsTag, poolTag + r.config.Name, guidTag + r.pin.Creating, unusedTag}
 	if r.id, err = r.group.Create(ctx, r.name(), recordsSize, tags); err != nil {
-		return fmt.Errorf("creating the logical volume for the records: %w", err)
+		err = fmt.Errorf("creating the logical volume for the records, which needs %s of free extents: %w", volume.FormatSize(recordsSize), err)
+		if errors.Is(err, dm.ErrNoRoom) {
+			err = volume.Errorf(volume.ErrPrecondition, "%w: extend the volume group (vgextend), or make a logical volume of it smaller", err)
+		}
+		return err
 	}
 	return r.complete(ctx)
 }

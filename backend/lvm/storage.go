@@ -29,6 +29,7 @@ const (
 	guidTag    = "trivet.guid."   // with the GUID in the record
 	unusedTag  = "trivet.unused"
 	recordsTag = "trivet.records"
+	growthTag  = "trivet.growth" // see growthSuffix
 )
 
 // volumeName returns the name that a logical volume has when it is created.
@@ -38,6 +39,7 @@ func volumeName(guid string) string { return "trivet." + guid }
 type storage struct {
 	cfg  pool.Config
 	name string
+	thin string // the name of the thin pool; empty if the volumes are thick
 	// maintained reports whether this process maintains the pool. Other processes only read it.
 	maintained func() bool
 
@@ -46,12 +48,18 @@ type storage struct {
 
 	mu      sync.Mutex
 	group   dm.Group
-	report  dm.Report     // the last one, with the changes of this process since then
-	devices []pool.Device // at the last Scan
+	report  dm.Report       // the last one, with the changes of this process since then
+	devices []pool.Device   // at the last Scan
+	growing map[string]bool // the GUIDs of the volumes that a running call expands
 }
 
 // storageOf returns the storage of a pool of a volume group.
-func storageOf(p *pool.Pool) *storage { return p.Storage().(*storage) }
+func storageOf(p *pool.Pool) *storage {
+	if s, ok := p.Storage().(thinStorage); ok {
+		return s.storage
+	}
+	return p.Storage().(*storage)
+}
 
 // state returns the group, and its state at the last scan with the changes of this process since then.
 func (s *storage) state() (dm.Group, dm.Report) {
@@ -100,7 +108,9 @@ func (s *storage) explain(err error) error {
 
 // findGroup finds the volume group of a pool. It never reads the data of volumes of this driver.
 func findGroup(name, uuid string) (dm.Group, error) {
-	return dm.FindGroup(name, uuid, blockdev.IsClaimed)
+	return dm.FindGroup(name, uuid, func(device string) bool {
+		return blockdev.IsClaimed(device) || backend.IsMapped(dm.NameOf(device))
+	})
 }
 
 // Scan implements pool.Storage.
@@ -115,12 +125,17 @@ func (s *storage) scan(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("pool %q: %w", s.cfg.Name, s.explain(err))
 	}
-	devices := s.inspect(r)
+	known := s.recorded()
+	if s.maintained() {
+		s.removeGrowths(ctx, g, &r, known)
+	}
+	devices := s.inspect(r, known)
 	s.mu.Lock()
 	s.group, s.report, s.devices = g, r, devices
 	s.mu.Unlock()
 	if s.maintained() {
-		s.resume(ctx, g, r)
+		s.resume(ctx, g, r, known)
+		return s.activatePool(ctx, g, r)
 	}
 	return nil
 }
@@ -150,8 +165,9 @@ func lacksPhysical(r dm.Report) bool {
 	return slices.ContainsFunc(r.Physical, func(p dm.PhysicalVolume) bool { return p.Missing })
 }
 
-// resume resumes the devices that a killed command left suspended.
-func (s *storage) resume(ctx context.Context, g dm.Group, r dm.Report) {
+// resume resumes the devices that a killed command or driver left suspended: first those of logical volumes, and then those
+// in containers.
+func (s *storage) resume(ctx context.Context, g dm.Group, r dm.Report, known inventory) {
 	for _, lv := range r.Volumes {
 		if !lv.HasTag(poolTag + s.cfg.Name) {
 			continue
@@ -164,14 +180,27 @@ func (s *storage) resume(ctx context.Context, g dm.Group, r dm.Report) {
 			klog.FromContext(ctx).Error(err, "Resuming a logical volume failed", "pool", s.cfg.Name, "volume", lv.Name)
 		}
 	}
+	for _, record := range known.volumes {
+		if record.Volume.Encryption == nil {
+			continue
+		}
+		name := backend.MappedName(record.Volume.ID)
+		d, ok, err := dm.Named(name)
+		if err == nil && ok && d.Suspended {
+			err = dm.DeviceName(name).Resume()
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Resuming the device of an encrypted volume failed", "pool", s.cfg.Name, "volume", record.Volume.ID)
+		}
+	}
 }
 
-// bounds returns the sizes that a request can have. Sizes are rounded up to extents.
-func (s *storage) bounds(fsType string, block bool) volume.Bounds {
+// bounds returns the sizes that a request for a volume can have. The size of the logical volume is rounded up to extents.
+func (s *storage) bounds(v volume.Volume) volume.Bounds {
 	_, r := s.state()
-	b := volume.Bounds{Min: 1, Granule: max(r.ExtentSize, volume.MiB)}
-	if !block {
-		b.Min, b.FSType = blockdev.MinSize(fsType), fsType
+	b := volume.Bounds{Min: 1, Granule: max(r.ExtentSize, volume.MiB), Overhead: v.Overhead()}
+	if !v.Block {
+		b.Min, b.FSType = blockdev.MinSize(v.FSType), v.FSType
 	}
 	return b
 }
@@ -200,6 +229,9 @@ func (s *storage) room() int64 {
 // awaitRoom waits a limited time until the group has free extents of a size in bytes. It returns ErrExhausted if it
 // has not.
 func (s *storage) awaitRoom(ctx context.Context, p *pool.Pool, size int64) error {
+	if s.thin != "" {
+		return s.checkRoom(p)
+	}
 	if s.room() >= size {
 		return nil
 	}
@@ -214,22 +246,62 @@ func (s *storage) awaitRoom(ctx context.Context, p *pool.Pool, size int64) error
 	return nil
 }
 
-// create creates the logical volume of a new volume, whose durable record contains the GUID.
+// tags returns the tags of a new logical volume of a volume.
+func (s *storage) tags(v volume.Volume) []string {
+	return []string{poolTag + s.cfg.Name, volumeTag + v.ID.Name, guidTag + sectionOf(v).GUID, unusedTag}
+}
+
+// create creates and activates the logical volume of a new volume, whose durable record contains the GUID.
 func (s *storage) create(ctx context.Context, v volume.Volume) (id dm.VolumeID, err error) {
-	guid := sectionOf(v).GUID
-	lv := dm.LogicalVolume{
-		Name: volumeName(guid), Size: v.Capacity,
-		Tags: []string{poolTag + s.cfg.Name, volumeTag + v.ID.Name, guidTag + guid, unusedTag},
-	}
+	return s.allocate(ctx, dm.LogicalVolume{Name: volumeName(sectionOf(v).GUID), Size: v.StorageSize(), Tags: s.tags(v), Pool: s.thin})
+}
+
+// allocate creates and activates a logical volume.
+func (s *storage) allocate(ctx context.Context, lv dm.LogicalVolume) (id dm.VolumeID, err error) {
 	return id, s.change(ctx, func(g dm.Group, r *dm.Report) error {
-		if id, err = g.Create(ctx, lv.Name, lv.Size, lv.Tags); err != nil {
+		if s.thin != "" {
+			id, err = g.CreateThin(ctx, s.thin, lv.Name, lv.Size, lv.Tags)
+		} else {
+			id, err = g.Create(ctx, lv.Name, lv.Size, lv.Tags)
+		}
+		if err != nil {
 			return err
 		}
 		lv.ID = id
 		r.Volumes = append(r.Volumes, lv)
-		r.Free -= lv.Size / r.ExtentSize
+		r.Free -= extentsOf(lv, *r)
 		return nil
 	})
+}
+
+// remove removes a logical volume, and removes it from the report.
+func remove(ctx context.Context, g dm.Group, r *dm.Report, lv dm.LogicalVolume) error {
+	if err := g.Remove(ctx, lv.Name, lv.ID); err != nil {
+		return err
+	}
+	r.Volumes = slices.DeleteFunc(r.Volumes, func(other dm.LogicalVolume) bool { return other.ID == lv.ID })
+	r.Free += extentsOf(lv, *r)
+	return nil
+}
+
+// extend enlarges a logical volume to a size in bytes, if ranges are given with their extents, and changes the report.
+func extend(ctx context.Context, g dm.Group, r *dm.Report, lv dm.LogicalVolume, size int64, ranges ...string) error {
+	if err := g.Extend(ctx, lv.Name, size, ranges...); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(r.Volumes, func(other dm.LogicalVolume) bool { return other.ID == lv.ID })
+	r.Free += extentsOf(lv, *r)
+	r.Volumes[i].Size = size
+	r.Free -= extentsOf(r.Volumes[i], *r)
+	return nil
+}
+
+// extentsOf returns the number of extents of the group that a logical volume has.
+func extentsOf(lv dm.LogicalVolume, r dm.Report) int64 {
+	if lv.Pool != "" { // its blocks are in the extents of the thin pool
+		return 0
+	}
+	return lv.Size / r.ExtentSize
 }
 
 // locate finds the logical volume of a volume in a report (ErrUnavailable if it is missing).
@@ -289,7 +361,11 @@ func (s *storage) Find(v volume.Volume) (device string, used int64, err error) {
 	if err != nil {
 		return "", 0, err
 	}
-	return "/dev/" + s.name + "/" + lv.Name, lv.Size, nil
+	used = lv.Size
+	if lv.Pool != "" {
+		used, _, err = lv.ID.Mapped() // 0 for an inactive volume
+	}
+	return "/dev/" + s.name + "/" + lv.Name, used, err
 }
 
 // Devices implements pool.Storage.
@@ -307,10 +383,27 @@ const (
 	deviceWiping   = "wiping"
 )
 
-// inspect returns the physical volumes, and the logical volumes of this pool that belong to no existing volume. The
-// records are read after the report, because a record is written before its logical volume is created, and removed
-// after it.
-func (s *storage) inspect(r dm.Report) (devices []pool.Device) {
+// inventory contains the records of a pool by the GUIDs in them.
+type inventory struct {
+	volumes   map[string]pool.Recorded
+	snapshots map[string]bool
+	complete  bool // all records could be read
+}
+
+// recorded returns the records of the pool. It is called after a report, because a record is written before its logical
+// volume is created, and removed after it.
+func (s *storage) recorded() inventory {
+	all, unreadable := pool.RecordsIn(forms, s.cfg.Directory.Path)
+	snapshots, err := snapshotsIn(s.cfg.Directory.Path)
+	known := inventory{volumes: map[string]pool.Recorded{}, snapshots: snapshots, complete: err == nil && len(unreadable) == 0}
+	for _, record := range all {
+		known.volumes[sectionOf(record.Volume).GUID] = record
+	}
+	return known
+}
+
+// inspect returns the physical volumes, and the logical volumes of this pool that belong to no existing volume.
+func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) {
 	for _, p := range r.Physical {
 		d := pool.Device{Path: p.Path, Size: p.Size, State: deviceInUse, Detail: "a physical volume of " + s.name}
 		if p.Missing {
@@ -318,23 +411,21 @@ func (s *storage) inspect(r dm.Report) (devices []pool.Device) {
 		}
 		devices = append(devices, d)
 	}
-	all, unreadable := pool.RecordsIn(forms, s.cfg.Directory.Path)
-	known := map[string]pool.Recorded{} // by GUID
-	for _, record := range all {
-		known[sectionOf(record.Volume).GUID] = record
-	}
 	for _, lv := range r.Volumes {
 		if !lv.HasTag(poolTag+s.cfg.Name) || lv.HasTag(recordsTag) {
 			continue
 		}
-		i := slices.IndexFunc(lv.Tags, func(tag string) bool { return known[guidOf(tag)].Folder != "" })
+		if slices.ContainsFunc(lv.Tags, func(tag string) bool { return known.snapshots[guidOf(tag)] }) {
+			continue
+		}
+		i := slices.IndexFunc(lv.Tags, func(tag string) bool { return known.volumes[guidOf(tag)].Folder != "" })
 		d := pool.Device{Path: "/dev/" + s.name + "/" + lv.Name, Size: lv.Size}
 		switch {
-		case i < 0 && len(unreadable) == 0:
+		case i < 0 && known.complete:
 			d.State, d.Detail = deviceOrphaned, "no record of this pool has the GUID in its tags"
 			d.Advice = "restore the record from a backup; or if the data is not needed: lvremove " + s.name + "/" + lv.Name
-		case i >= 0 && known[guidOf(lv.Tags[i])].Trashed:
-			record := known[guidOf(lv.Tags[i])]
+		case i >= 0 && known.volumes[guidOf(lv.Tags[i])].Trashed && lv.Pool == "":
+			record := known.volumes[guidOf(lv.Tags[i])]
 			wiped := min(backend.WipedOffset(os.DirFS(record.Folder)), lv.Size)
 			d.State, d.Unwiped = deviceWiping, lv.Size-wiped
 			d.Detail = fmt.Sprintf("of a deleted volume, in the trash as %s: %d%% wiped", filepath.Base(record.Folder), wiped*100/lv.Size)

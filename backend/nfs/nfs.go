@@ -114,7 +114,7 @@ const ownSuperblock = "nosharecache"
 // Attach implements backend.Backend. It opens the directory beneath the pool without following links.
 // The kernel mounts the volume by path, and source.Verify checks that the mount shows the opened
 // directory.
-func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, error) {
+func (b *Backend) Attach(_ context.Context, v volume.Volume, _ volume.Secrets) (mount.Source, error) {
 	source, err := b.source(v)
 	if err != nil || v.Version == 0 && v.Directory != nil { // a static volume has no record
 		return source, err

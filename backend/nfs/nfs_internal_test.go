@@ -78,7 +78,7 @@ func TestStaticVolume(t *testing.T) {
 			if !ok {
 				return
 			}
-			attached, err := b.Attach(t.Context(), v)
+			attached, err := b.Attach(t.Context(), v, volume.Secrets{})
 			if err != nil {
 				t.Fatal(err)
 			}

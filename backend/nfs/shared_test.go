@@ -206,7 +206,7 @@ func TestAttach(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := b.create(t, volume.NameFor(tc.name), tc.more...)
-			attached, err := b.Attach(t.Context(), v)
+			attached, err := b.Attach(t.Context(), v, volume.Secrets{})
 			must(t, err)
 			source := attached.(*mount.NFSSource)
 			if want := "nas.lan:/tank/" + pool.DirectoryPath(v); source.String() != want || !slices.Contains(source.Options, "nosharecache") || !slices.Contains(source.Options, "hard") {
@@ -219,7 +219,7 @@ func TestAttach(t *testing.T) {
 				must(t, os.Symlink(tc.to, path))
 				wantVerified(t, source.Verify, b.data(v), volume.ErrDamaged) // os.Open follows the link, as a mount does
 			}
-			_, err = b.Attach(t.Context(), v)
+			_, err = b.Attach(t.Context(), v, volume.Secrets{})
 			wantKind(t, "attach", err, volume.ErrDamaged)
 			if c := b.Health(t.Context(), v); len(c) == 0 || c[0].Reason != "DirectoryMissing" || c[0].Severity != backend.DataLoss {
 				t.Errorf("got conditions %+v, want DirectoryMissing", c)

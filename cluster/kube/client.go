@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -18,7 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// callTimeout bounds one API call, because a server may accept connections and never answer.
+// callTimeout bounds one API call, because a server may accept connections and never answer. A configuration can have
+// another limit.
 const callTimeout = 10 * time.Second
 
 // The resources that this package reads and writes.
@@ -56,7 +58,7 @@ func InCluster() (*Client, error) {
 // New returns a client that connects with a configuration.
 func New(config *rest.Config) (*Client, error) {
 	own := rest.CopyConfig(config)
-	own.UserAgent, own.Timeout = "trivet", callTimeout
+	own.UserAgent, own.Timeout = "trivet", cmp.Or(config.Timeout, callTimeout)
 	// The API server limits its clients itself (API priority and fairness). A limit here
 	// would delay 500 nodes that enrol at once.
 	own.QPS = -1

@@ -75,6 +75,7 @@ func (a *clusterAccess) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&a.rules.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`; default: $KUBECONFIG, or ~/.kube/config")
 	names := clientcmd.RecommendedConfigOverrideFlags("")
 	names.ContextOverrideFlags.Namespace.LongName = "" // no command depends on the namespace of the context
+	names.Timeout.Description = "`duration` for which a command waits for an answer of the API server, for example 30s; 0: 10s"
 	clientcmd.BindOverrideFlags(&a.overrides, flags, names)
 }
 

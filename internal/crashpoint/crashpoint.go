@@ -11,6 +11,7 @@ type Point string
 const (
 	CreateReserved    Point = "create-reserved"    // empty temporary directory created
 	CreateImage       Point = "create-image"       // image created, no record
+	CreateZeroed      Point = "create-zeroed"      // raw logical volume zeroed, not recorded
 	ClaimEntry        Point = "claim-entry"        // record in tmp, of a disk's partition tables only the sector with the entry written
 	ClaimMarked       Point = "claim-marked"       // a disk's partition tables complete, not committed
 	CreateLimited     Point = "create-limited"     // directory with a quota created, no record
@@ -28,6 +29,9 @@ const (
 	AttachLinked      Point = "attach-linked"      // attach record in place
 	DetachRemoved     Point = "detach-removed"     // attach record removed
 	StageLocked       Point = "stage-locked"       // image locked, filesystem not written
+	StageEncrypted    Point = "stage-encrypted"    // container complete and durable, not recorded
+	StageOpened       Point = "stage-opened"       // container open, not closed by the kernel
+	StageErased       Point = "stage-erased"       // signatures in a new container erased, container not recorded
 	StageFormatting   Point = "stage-formatting"   // intent to format durable
 	StageHalfFormat   Point = "stage-half-format"  // filesystem body written, no superblock
 	StageFormatted    Point = "stage-formatted"    // filesystem complete, not recorded
@@ -42,6 +46,8 @@ const (
 	PublishReadOnly   Point = "publish-read-only"  // read-only device for a block target created
 	PublishDone       Point = "publish-done"       // mounted at the target, not answered
 	GrowImage         Point = "grow-image"         // image grown, record unchanged
+	GrowZeroed        Point = "grow-zeroed"        // extents for a raw logical volume zeroed, not added to it
+	GrowFreed         Point = "grow-freed"         // the zeroed extents free, not added to it
 	GrowBackup        Point = "grow-backup"        // a disk's backup partition table grown, primary unchanged
 	GrowRecord        Point = "grow-record"        // record written, not answered
 	GrowDevice        Point = "grow-device"        // device grown, filesystem unchanged
@@ -51,6 +57,7 @@ const (
 	UnpublishDone     Point = "unpublish-done"     // all removed, not answered
 	UnstageMount      Point = "unstage-mount"      // unmounted, device not detached
 	UnstageGone       Point = "unstage-gone"       // device detached, not answered
+	DeleteErased      Point = "delete-erased"      // header of an encrypted volume erased
 	DeleteRenamed     Point = "delete-renamed"     // in the trash, rename not yet durable
 	DeleteDone        Point = "delete-done"        // durable, not answered
 	ReapRemoved       Point = "reap-removed"       // data of a directory removed, its quota ID not released
@@ -61,13 +68,13 @@ const (
 
 // All contains all points. test/crash fails if one of them is never reached.
 var All = []Point{
-	CreateReserved, CreateImage, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
+	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
 	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,
 	AttachWritten, AttachLinked, DetachRemoved,
-	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,
+	StageLocked, StageEncrypted, StageOpened, StageErased, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,
 	StageBound, StageAttached, StageMounted, StageDone,
 	PublishTarget, PublishReadOnly, PublishDone,
-	GrowImage, GrowBackup, GrowRecord, GrowDevice, GrowDone,
+	GrowZeroed, GrowFreed, GrowImage, GrowBackup, GrowRecord, GrowDevice, GrowDone,
 	UnpublishGone, UnpublishTarget, UnpublishDone, UnstageMount, UnstageGone,
-	DeleteRenamed, DeleteDone, ReapRemoved, ReapStarted, ReapZeroed, ReapErasing,
+	DeleteErased, DeleteRenamed, DeleteDone, ReapRemoved, ReapStarted, ReapZeroed, ReapErasing,
 }

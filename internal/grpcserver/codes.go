@@ -20,6 +20,7 @@ var statusCodes = []struct {
 	code codes.Code
 }{
 	{volume.ErrInvalid, codes.InvalidArgument},
+	{volume.ErrUnauthenticated, codes.Unauthenticated},
 	{volume.ErrUnavailable, codes.Unavailable},
 	{volume.ErrNotFound, codes.NotFound},
 	{volume.ErrIncompatible, codes.AlreadyExists},

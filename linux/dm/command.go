@@ -154,7 +154,7 @@ func (g Group) Activate(ctx context.Context, name string, id VolumeID, size int6
 	if err != nil || usable() {
 		return d, err
 	}
-	args := []string{"--yes", "--activate", "y", "--ignoreactivationskip", g.Name + "/" + name}
+	args := []string{"--yes", "--ignoremonitoring", "--activate", "y", "--ignoreactivationskip", g.Name + "/" + name}
 	if ok {
 		args = []string{"--refresh", g.Name + "/" + name}
 	}
@@ -184,14 +184,24 @@ func (g Group) Deactivate(ctx context.Context, name string, id VolumeID) error {
 	if err != nil || !active {
 		return err
 	}
-	_, err = g.run(ctx, "lvchange", "--activate", "n", g.Name+"/"+name)
+	_, err = g.run(ctx, "lvchange", "--ignoremonitoring", "--activate", "n", g.Name+"/"+name)
 	return err
 }
 
-// Extend enlarges a logical volume, active or not, to a size in bytes.
-func (g Group) Extend(ctx context.Context, name string, size int64) error {
-	_, err := g.run(ctx, "lvextend", "--yes", "--size", bytesOf(size), g.Name+"/"+name)
+// Extend enlarges a logical volume, active or not, to a size in bytes. If ranges are given (Ranges), it gets only their
+// extents, and the error is ErrNoRoom if they are not free.
+func (g Group) Extend(ctx context.Context, name string, size int64, ranges ...string) error {
+	_, err := g.run(ctx, "lvextend", append([]string{"--yes", "--size", bytesOf(size), g.Name + "/" + name}, ranges...)...)
 	return err
+}
+
+// Ranges returns the ranges of extents of a linear logical volume, each in the form DEVICE:FIRST-LAST.
+func (g Group) Ranges(ctx context.Context, name string, id VolumeID) ([]string, error) {
+	out, err := g.run(ctx, "lvs", "--select", selecting(id), "--options", "seg_pe_ranges", g.Name+"/"+name)
+	if err != nil {
+		return nil, err
+	}
+	return parseRanges(out)
 }
 
 // RemoveTag removes a tag of a logical volume. It is no error if the volume does not have the tag. It changes nothing

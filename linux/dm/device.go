@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -20,7 +21,7 @@ const controlPath = "/dev/mapper/control"
 var ErrNoDeviceMapper = errors.New("the device mapper cannot be used")
 
 // control calls f with the open control node.
-func control(f func(*os.File) (sys.MappedDevice, error)) (d sys.MappedDevice, ok bool, err error) {
+func control[T any](f func(*os.File) (T, error)) (d T, ok bool, err error) {
 	node, err := os.OpenFile(controlPath, os.O_RDWR, 0)
 	if err != nil {
 		return d, false, fmt.Errorf("%w: %w", ErrNoDeviceMapper, err)
@@ -42,6 +43,32 @@ func CheckControl() error {
 // Device returns the device of a logical volume. ok is false if the logical volume is not active.
 func (v VolumeID) Device() (d sys.MappedDevice, ok bool, err error) {
 	return control(func(f *os.File) (sys.MappedDevice, error) { return sys.MappedDeviceByUUID(f, v.kernelUUID()) })
+}
+
+// Named returns the device with a name. ok is false if there is none.
+func Named(name string) (d sys.MappedDevice, ok bool, err error) {
+	return control(func(f *os.File) (sys.MappedDevice, error) { return sys.MappedDeviceByName(f, name) })
+}
+
+// NameOf returns the name of the device with a path in /dev; empty if it is not a device of the device mapper.
+func NameOf(path string) string {
+	b, err := os.ReadFile(filepath.Join("/sys/class/block", filepath.Base(path), "dm/name"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// Remove removes the device with a name. It is no error if there is none. The error is ErrInUse if the device is open. If
+// deferred is set, the kernel removes an open device when it is closed.
+func Remove(name string, deferred bool) error {
+	_, _, err := control(func(f *os.File) (d sys.MappedDevice, err error) {
+		return d, sys.RemoveMappedDevice(f, name, deferred)
+	})
+	if errors.Is(err, unix.EBUSY) {
+		err = fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return err
 }
 
 // Access is the access with which a device is opened.

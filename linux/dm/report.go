@@ -36,6 +36,10 @@ type LogicalVolume struct {
 	Tags []string
 	// Partial means that a physical volume with a part of the data is missing.
 	Partial bool
+	// Pool is the name of the thin pool with the data of a thin volume; empty for any other volume. IsPool means that the
+	// volume is a thin pool.
+	Pool   string
+	IsPool bool
 }
 
 // HasTag reports whether the logical volume has a tag.
@@ -81,6 +85,8 @@ type jsonReport struct {
 			Size   string `json:"lv_size"`
 			Tags   string `json:"lv_tags"`
 			Health string `json:"lv_health_status"`
+			Pool   string `json:"pool_lv"`
+			Layout string `json:"lv_layout"`
 		} `json:"lv"`
 	} `json:"report"`
 }
@@ -90,13 +96,36 @@ func (g Group) Report(ctx context.Context) (Report, error) {
 	out, err := g.run(ctx, "fullreport", "--units", "b", "--nosuffix", "--binary",
 		"--configreport", "vg", "-o", "vg_uuid,vg_extent_size,vg_extent_count,vg_free_count,vg_exported",
 		"--configreport", "pv", "-o", "pv_name,pv_uuid,pv_size,pv_missing",
-		"--configreport", "lv", "-o", "lv_uuid,lv_name,lv_size,lv_tags,lv_health_status",
+		"--configreport", "lv", "-o", "lv_uuid,lv_name,lv_size,lv_tags,lv_health_status,pool_lv,lv_layout",
 		"--configreport", "pvseg", "-o", "pvseg_start", "-S", "pvseg_size=0",
 		"--configreport", "seg", "-o", "segtype", "-S", "seg_size=0", g.Name)
 	if err != nil {
 		return Report{}, err
 	}
 	return g.parseReport(out)
+}
+
+// parseRanges parses the output of the command lvs with the column seg_pe_ranges, which has a row for each segment.
+func parseRanges(out string) (ranges []string, err error) {
+	var all struct {
+		Report []struct {
+			LV []struct {
+				Ranges string `json:"seg_pe_ranges"`
+			} `json:"lv"`
+		} `json:"report"`
+	}
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		return nil, fmt.Errorf("parsing the extents of a logical volume: %w", err)
+	}
+	for _, report := range all.Report {
+		for _, segment := range report.LV {
+			ranges = append(ranges, strings.Fields(segment.Ranges)...)
+		}
+	}
+	if len(ranges) == 0 {
+		return nil, fmt.Errorf("the extents of a logical volume: %w", ErrMissing)
+	}
+	return ranges, nil
 }
 
 // parseReport parses the output of the command fullreport.
@@ -124,6 +153,7 @@ func (g Group) parseReport(out string) (r Report, err error) {
 	for _, v := range one.LV {
 		r.Volumes = append(r.Volumes, LogicalVolume{
 			ID: VolumeID{g.UUID, v.UUID}, Name: v.Name, Size: number(v.Size), Tags: strings.Split(v.Tags, ","), Partial: v.Health == "partial",
+			Pool: v.Pool, IsPool: v.Layout == "thin,pool",
 		})
 	}
 	return r, err

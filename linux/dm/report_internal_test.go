@@ -1,6 +1,7 @@
 package dm
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,7 +19,7 @@ const reported = `  {
               ]
               ,
               "lv": [
-                  {"lv_uuid":"ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L", "lv_name":"trivet_abc", "lv_size":"134217728", "lv_tags":"trivet,trivet.pool=1234-56", "lv_health_status":""}
+                  {"lv_uuid":"ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L", "lv_name":"trivet_abc", "lv_size":"134217728", "lv_tags":"trivet,trivet.pool=1234-56", "lv_health_status":"", "pool_lv":"pool0", "lv_layout":"thin,sparse"}
               ]
               ,
               "pvseg": [
@@ -39,7 +40,7 @@ func TestParseReport(t *testing.T) {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	lv, ok := r.Named("trivet_abc")
-	if !ok || lv.Size != 128<<20 || !lv.HasTag("trivet") || lv.HasTag("pool") || lv.Partial {
+	if !ok || lv.Size != 128<<20 || !lv.HasTag("trivet") || lv.HasTag("pool") || lv.Partial || lv.Pool != "pool0" || lv.IsPool {
 		t.Errorf("got logical volume %+v", lv)
 	}
 	if same, ok := r.Volume(lv.ID); !ok || same.Name != lv.Name {
@@ -68,5 +69,18 @@ func TestKernelUUID(t *testing.T) {
 	}
 	if got := deviceName("vg-a", "trivet.b-c"); got != "vg--a-trivet.b--c" {
 		t.Errorf("got device name %q", got)
+	}
+}
+
+// TestRanges: the ranges of all segments are returned. A report without a volume is an error.
+func TestRanges(t *testing.T) {
+	out := `{"report":[{"lv":[{"seg_pe_ranges":"/dev/vdb:0-3"},{"seg_pe_ranges":"/dev/vdc:7-7"}]}]}`
+	if got, err := parseRanges(out); err != nil || !slices.Equal(got, []string{"/dev/vdb:0-3", "/dev/vdc:7-7"}) {
+		t.Errorf("got %q, %v, want the ranges of both segments", got, err)
+	}
+	for _, out := range []string{`{"report":[{"lv":[]}]}`, "", "x"} {
+		if got, err := parseRanges(out); err == nil {
+			t.Errorf("%q: got %q, want an error", out, got)
+		}
 	}
 }

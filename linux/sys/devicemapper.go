@@ -25,8 +25,17 @@ type dmIoctl struct {
 }
 
 const (
-	dmDevStatus   = 0xc138fd07 // DM_DEV_STATUS, _IOWR(0xfd, 7, struct dm_ioctl)
-	dmSuspendFlag = 1 << 1     // DM_SUSPEND_FLAG
+	dmDevRemove   = 0xc138fd04 // DM_DEV_REMOVE, _IOWR(0xfd, 4, struct dm_ioctl)
+	dmDevSuspend  = 0xc138fd06 // DM_DEV_SUSPEND
+	dmDevStatus   = 0xc138fd07 // DM_DEV_STATUS
+	dmTableStatus = 0xc138fd0c // DM_TABLE_STATUS
+	dmTargetMsg   = 0xc138fd0e // DM_TARGET_MSG
+
+	dmSuspendFlag     = 1 << 1  // DM_SUSPEND_FLAG
+	dmStatusTableFlag = 1 << 4  // DM_STATUS_TABLE_FLAG
+	dmBufferFullFlag  = 1 << 8  // DM_BUFFER_FULL_FLAG
+	dmNoFlushFlag     = 1 << 11 // DM_NOFLUSH_FLAG
+	dmDeferredRemove  = 1 << 17 // DM_DEFERRED_REMOVE
 )
 
 // MappedDevice is a device of the device mapper.
@@ -54,6 +63,97 @@ func MappedDeviceByName(control *os.File, name string) (MappedDevice, error) {
 	return mappedDevice(control, request)
 }
 
+// RemoveMappedDevice removes the device with a name. The error is ENXIO if there is none, and EBUSY if the device is open.
+// If deferred is set, the kernel removes an open device when it is closed.
+func RemoveMappedDevice(control *os.File, name string, deferred bool) error {
+	request := newDMIoctl()
+	copy(request.name[:len(request.name)-1], name)
+	if deferred {
+		request.flags = dmDeferredRemove
+	}
+	return ioctl(control, "DM_DEV_REMOVE", dmDevRemove, unsafe.Pointer(request))
+}
+
+// SuspendMapped suspends the device with a UUID: it freezes the filesystem on it, if it is mounted, waits for the
+// requests under way, and lets new requests wait until ResumeMapped.
+func SuspendMapped(control *os.File, uuid string) error {
+	return suspendMapped(control, uuid, dmSuspendFlag)
+}
+
+// ResumeMapped resumes the device with a UUID.
+func ResumeMapped(control *os.File, uuid string) error { return suspendMapped(control, uuid, 0) }
+
+func suspendMapped(control *os.File, uuid string, flags uint32) error {
+	request := newDMIoctl()
+	request.flags = flags
+	copy(request.uuid[:len(request.uuid)-1], uuid)
+	return ioctl(control, "DM_DEV_SUSPEND", dmDevSuspend, unsafe.Pointer(request))
+}
+
+// MappedTarget is the only target in the table of a device: its type, its parameters and its status.
+type MappedTarget struct{ Type, Parameters, Status string }
+
+// TargetOf returns the target of the device with a UUID. The error is ENXIO if there is no such device.
+func TargetOf(control *os.File, uuid string) (t MappedTarget, err error) {
+	if t.Type, t.Parameters, err = tableStatus(control, uuid, dmStatusTableFlag); err == nil {
+		_, t.Status, err = tableStatus(control, uuid, dmNoFlushFlag)
+	}
+	return t, err
+}
+
+// SendToTarget sends a message to the only target of the device with a UUID.
+func SendToTarget(control *os.File, uuid, message string) error {
+	var request struct {
+		dmIoctl
+		sector uint64 // struct dm_target_msg
+		text   [64]byte
+	}
+	if len(message) >= len(request.text) {
+		return wrap("DM_TARGET_MSG", control, unix.ENAMETOOLONG)
+	}
+	request.dmIoctl = *newDMIoctl()
+	request.dataSize, request.dataStart = uint32(unsafe.Sizeof(request)), uint32(unsafe.Sizeof(dmIoctl{}))
+	copy(request.uuid[:len(request.uuid)-1], uuid)
+	copy(request.text[:], message)
+	return ioctl(control, "DM_TARGET_MSG", dmTargetMsg, unsafe.Pointer(&request))
+}
+
+// dmTargetSpec is struct dm_target_spec. A text follows it.
+type dmTargetSpec struct {
+	_, _   uint64
+	_      int32
+	_      uint32
+	target [16]byte
+}
+
+// tableStatus returns the type and the text of the only target of a device.
+func tableStatus(control *os.File, uuid string, flags uint32) (target, text string, err error) {
+	var request struct {
+		dmIoctl
+		spec dmTargetSpec
+		text [4096]byte
+	}
+	request.dmIoctl = *newDMIoctl()
+	request.dataSize, request.dataStart, request.flags = uint32(unsafe.Sizeof(request)), uint32(unsafe.Sizeof(dmIoctl{})), flags
+	copy(request.uuid[:len(request.uuid)-1], uuid)
+	if err := ioctl(control, "DM_TABLE_STATUS", dmTableStatus, unsafe.Pointer(&request)); err != nil {
+		return "", "", err
+	}
+	if request.targetCount == 0 { // the device is being created
+		return "", "", wrap("DM_TABLE_STATUS", control, unix.ENXIO)
+	}
+	if request.targetCount > 1 || request.flags&dmBufferFullFlag != 0 {
+		return "", "", wrap("DM_TABLE_STATUS", control, unix.ERANGE)
+	}
+	return untilZero(request.spec.target[:]), untilZero(request.text[:]), nil
+}
+
+// untilZero returns the text before the first zero byte.
+func untilZero(b []byte) string {
+	text, _, _ := bytes.Cut(b, []byte{0})
+	return string(text)
+}
+
 // newDMIoctl returns a request with the version of the interface that every kernel supports.
 func newDMIoctl() *dmIoctl {
 	return &dmIoctl{version: [3]uint32{4, 0, 0}, dataSize: uint32(unsafe.Sizeof(dmIoctl{}))}
@@ -63,10 +163,9 @@ func mappedDevice(control *os.File, request *dmIoctl) (MappedDevice, error) {
 	if err := ioctl(control, "DM_DEV_STATUS", dmDevStatus, unsafe.Pointer(request)); err != nil {
 		return MappedDevice{}, err
 	}
-	uuid, _, _ := bytes.Cut(request.uuid[:], []byte{0})
 	// The kernel encodes the number in the same way as new_encode_dev (linux/kdev_t.h).
 	major, minor := uint32(request.dev>>8&0xfff), uint32(request.dev&0xff|request.dev>>12&0xfff00)
 	return MappedDevice{
-		Number: unix.Mkdev(major, minor), UUID: string(uuid), Opens: int(request.openCount), Suspended: request.flags&dmSuspendFlag != 0,
+		Number: unix.Mkdev(major, minor), UUID: untilZero(request.uuid[:]), Opens: int(request.openCount), Suspended: request.flags&dmSuspendFlag != 0,
 	}, nil
 }

@@ -40,7 +40,7 @@ type Reservation struct {
 
 // OfVolume is the reservation of a volume.
 func OfVolume(v volume.Volume) Reservation {
-	r := Reservation{Backend: v.ID.Backend, Bytes: v.Capacity}
+	r := Reservation{Backend: v.ID.Backend, Bytes: v.StorageSize()}
 	if v.Source != nil {
 		r.Cloned, r.Shared, r.Owners = true, v.Source.Shared, v.Source.Owners
 	}

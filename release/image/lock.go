@@ -17,8 +17,8 @@ var architectures = map[string]architecture{
 	"arm64": {"arm64", "aarch64-linux-gnu"},
 }
 
-// programs are the programs that the driver starts, which linux/blockdev lists.
-var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.btrfs", "/usr/sbin/lvm"}
+// programs are the programs that the driver starts, which linux/blockdev, linux/dm and linux/luks name.
+var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.btrfs", "/usr/sbin/lvm", "/usr/sbin/cryptsetup"}
 
 //go:embed packages.lock
 var lockFile string

@@ -558,6 +558,10 @@ func TestVolumeGroup(t *testing.T) {
 	if got := parsed(t, all, "trivet-node-config").Pools[0].Section; !reflect.DeepEqual(got, &lvm.Group{VolumeGroup: "vg0"}) {
 		t.Errorf("got the section %+v in the configuration, want vg0", got)
 	}
+	const thin = `pools: {default: null, fast: {lvm: {volumeGroup: vg0, thinPool: pool0}, size: 1Ti, reserve: 5%, overcommit: 2, freezeLimit: 20s}}`
+	if got := parsed(t, template(t, thin, externalAPIs), "trivet-node-config").Pools[0]; !reflect.DeepEqual(got.Section, &lvm.Group{VolumeGroup: "vg0", ThinPool: "pool0"}) || got.Overcommit != 2 {
+		t.Errorf("got the pool %+v in the configuration, want one with a thin pool", got)
+	}
 	for values, want := range map[string]bool{values: true, `pools: {default: {directory: {path: /srv/a}}}`: false} {
 		pod := one[*appsv1.DaemonSet](t, template(t, values, externalAPIs)).Spec.Template.Spec
 		shares := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/run/lock/lvm" })

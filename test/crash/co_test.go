@@ -241,7 +241,7 @@ func (c *co) controllerPublish(ctx context.Context) error {
 
 func (c *co) stage(ctx context.Context) error {
 	_, err := c.host.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: c.id, StagingTargetPath: c.staging(), VolumeCapability: c.capability(), PublishContext: c.context,
+		VolumeId: c.id, StagingTargetPath: c.staging(), VolumeCapability: c.capability(), PublishContext: c.context, Secrets: secrets,
 	})
 	if err == nil && !c.staged {
 		c.staged, c.resized, c.formatted = true, true, c.kind.Has(backendtest.Filesystem)
@@ -274,7 +274,7 @@ func (c *co) expand(ctx context.Context) error {
 func (c *co) nodeExpand(ctx context.Context) error {
 	_, err := c.host.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 		VolumeId: c.id, VolumePath: c.target(), StagingTargetPath: c.staging(), VolumeCapability: c.capability(),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: c.kind.Size() + growth},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: c.kind.Size() + growth}, Secrets: secrets,
 	})
 	c.resized = c.resized || err == nil
 	return err

@@ -36,6 +36,7 @@ type host struct {
 	disk      string            // the loop device that is the disk of a pool of disks
 	diskImage string            // the backing file of disk
 	group     string            // the volume group of a pool of one
+	thinPool  string            // the thin pool in group; empty if volumes are thick
 	size      int64             // the size in bytes of the volume on disk, before any expansion
 	class     map[string]string // parameters of GetCapacity in addition to the pool
 	log       *os.File

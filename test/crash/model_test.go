@@ -70,6 +70,11 @@ func (c *co) checkDevices() (string, error) {
 	if err := wantCount("loop devices of the image", devices, 1); err != nil {
 		return "", err
 	}
+	if c.kind.Has(backendtest.Encrypted) {
+		if devices[0], err = c.mappedNode(); err != nil {
+			return "", err
+		}
+	}
 	above, err := loopsOn(devices[0])
 	if err != nil {
 		return "", err

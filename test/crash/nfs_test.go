@@ -28,6 +28,7 @@ var (
 var nodeLocal = []crashpoint.Point{
 	crashpoint.CreateLimited, crashpoint.ReapRemoved,
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
+	crashpoint.StageEncrypted, crashpoint.StageOpened, crashpoint.StageErased, crashpoint.DeleteErased,
 }
 
 // exportRows contains the rows for volumes on an export. Each point except those of nodeLocal has at

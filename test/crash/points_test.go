@@ -120,6 +120,7 @@ var before = map[call][]call{
 // beforeUsed lists the calls that precede a call of a row with used.
 var beforeUsed = map[call][]call{
 	stage:    {create, controllerPublish, stage, publish, write, unpublish, unstage},
+	expand:   {create, controllerPublish, stage, publish, write, unpublish, unstage},
 	publish:  {create, controllerPublish, stage, publish, write, unpublish},
 	snapshot: {create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish},
 }
@@ -180,7 +181,7 @@ func allRows() []row { return slices.Concat(rows, snapshotRows) }
 // pools of a node.
 func TestEveryPointAndKindHasARow(t *testing.T) {
 	for _, p := range crashpoint.All {
-		if !slices.ContainsFunc(allRows(), func(r row) bool { return r.point == p }) {
+		if !slices.ContainsFunc(slices.Concat(allRows(), groupRows, encryptedRows), func(r row) bool { return r.point == p }) {
 			t.Errorf("no row reaches %s", p)
 		}
 	}

@@ -60,10 +60,10 @@ var Machine = []Session{
 			truncate -s 1G /var/lib/disk
 			disk=$(losetup --find --show /var/lib/disk)`),
 		block("docs/kinds/images.md#pool-and-class", "DEVICE", `"$disk"`),
-		shell(`umount /mnt/nvme0
-			mount /mnt/nvme0
+		shell(`umount /mnt/nvme
+			mount /mnt/nvme
 			losetup --detach "$disk" # at the unmount
-			umount /mnt/nvme0`),
+			umount /mnt/nvme`),
 	}},
 	{Name: "examples of the volume manager", Filesystems: []string{"xfs"}, Steps: []Step{
 		block("examples/volume-manager/README.md#install"),
@@ -185,15 +185,19 @@ const (
 	needsQuotas  = "needs a kernel with project quotas, as in test/vm"
 	needsNetwork = "fetches from the Internet"
 	needsDisks   = "needs whole disks that move between two machines"
+	needsMapper  = "needs the device mapper; rows of the conformance tests run the same commands, in the guest encryption"
 	needsRelease = "needs a published release; TestRelease of test/release runs the same commands with its own registry"
 )
 
 // Nowhere contains the blocks that no test runs, with the reason.
 var Nowhere = map[string]string{
-	"docs/kinds/lvm.md#logical-volumes":       "needs the device mapper; the conformance tests of backend/lvm create volume groups",
-	"docs/kinds/lvm.md#logical-volumes.2":     "needs the device mapper, and overwrites all free extents of a group",
-	"docs/kinds/lvm.md#move-the-volume-group": "needs the device mapper; row GroupMoved of the conformance tests runs these commands",
-	"README.md#install.2":                     "runs all tests, this one too",
+	"docs/kinds/lvm.md#logical-volumes":                 "needs the device mapper; the conformance tests of backend/lvm create volume groups",
+	"docs/kinds/lvm.md#thin-pools":                      "needs the device mapper; the conformance tests of backend/lvm create thin pools",
+	"docs/kinds/lvm.md#move-the-volume-group":           "needs the device mapper; row GroupMoved of the conformance tests runs these commands",
+	"docs/encryption.md#class-and-secret":               needsMapper,
+	"docs/encryption.md#change-the-passphrase":          needsMapper,
+	"docs/encryption.md#back-up-and-restore-the-header": needsMapper,
+	"README.md#install.2":                               "runs all tests, this one too",
 
 	"examples/volume-manager/README.md#add-volumes.2": "needs podman and a registry; TestExamples of test/volumemanager checks the paths",
 	"docs/releasing.md#verify-a-release":              needsRelease,

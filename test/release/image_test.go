@@ -240,6 +240,9 @@ func (i *image) run(t *testing.T) {
 	if out, err := inside("/usr/sbin/lvm", "version"); err != nil {
 		t.Errorf("lvm version: %v\n%s", err, out)
 	}
+	if out, err := inside("/usr/sbin/cryptsetup", "--version"); err != nil {
+		t.Errorf("cryptsetup --version: %v\n%s", err, out)
+	}
 	for _, command := range []string{"mkfs.ext4 -q -F", "mkfs.xfs -q", "mkfs.btrfs -q", "e2fsck -fn"} {
 		words := strings.Fields(command)
 		fsType := strings.TrimPrefix(strings.Replace(words[0], "e2fsck", "mkfs.ext4", 1), "mkfs.")

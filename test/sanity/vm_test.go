@@ -27,6 +27,9 @@ func TestRealDisksSanity(t *testing.T) {
 // TestGroupSanity runs the suite for logical volumes.
 func TestGroupSanity(t *testing.T) { runSuites(t, singleDriver(t, targets.ByName(t, "group"))) }
 
+// TestThinSanity runs the suite for logical volumes in thin pools.
+func TestThinSanity(t *testing.T) { runSuites(t, singleDriver(t, targets.ByName(t, "thin"))) }
+
 // TestNFSSanity runs the suite for pools on exports, with several NFS versions.
 func TestNFSSanity(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})

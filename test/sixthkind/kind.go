@@ -80,7 +80,7 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 }
 
 // Attach implements backend.Backend. The source keeps the directory open until it is mounted.
-func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets) (mount.Source, error) {
 	p, err := b.Usable(v.ID)
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 }
 
 // ResizeDevice implements backend.Expander: a directory has no device.
-func (b *Backend) ResizeDevice(context.Context, volume.Volume) error { return nil }
+func (b *Backend) ResizeDevice(context.Context, volume.Volume, volume.Secrets) error { return nil }
 
 // Health implements backend.HealthChecker. StorageHealth is that of the pools.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {

@@ -46,6 +46,12 @@ const (
 	// guest has no udevd.
 	onGroups = onDisk + " && modprobe dm_mod && export LVM_SYSTEM_DIR=/run/lvm.test && mkdir $LVM_SYSTEM_DIR && echo '" + lvmConfig + "' >$LVM_SYSTEM_DIR/lvm.conf"
 
+	// onThinPools is onGroups with thin pools.
+	onThinPools = onGroups + " && modprobe dm_thin_pool"
+
+	// onEncrypted is onThinPools with encrypted volumes.
+	onEncrypted = onThinPools + " && modprobe dm_crypt"
+
 	lvmConfig = `devices{obtain_device_list_from_udev=0 external_device_info_source="none" use_devicesfile=0 scan_lvs=0} ` +
 		`global{use_lvmpolld=0 notify_dbus=0 event_activation=0} activation{udev_sync=0 udev_rules=0 monitoring=0} backup{backup=0 archive=0}`
 )
@@ -94,6 +100,22 @@ var guests = []guest{
 		},
 	},
 	{
+		name: "encryption", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", limit: 15 * time.Minute,
+		programs: []program{{
+			"./backend/loop",
+			[]string{"-test.run", "^TestEncrypted$/./^ext4$/^(OnlineGrowth|Rotation|Ciphertext|ContainerHeader|NothingLeft)$|^TestEncrypted$/./^block$/^(Passphrase|ContainerLeftOpen|EncryptedCopies|NothingLeft)$"},
+			passed("TestEncrypted/images-encrypted/ext4/ContainerHeader", "TestEncrypted/images-encrypted/block/EncryptedCopies"),
+		}},
+	},
+	{
+		name: "encryption-conformance", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
+		programs: []program{{"./backend/loop", []string{"-test.run", "^TestEncrypted$"}, passed("TestEncrypted/images-encrypted/xfs/Clone", "TestEncrypted/images-encrypted/block/ChangedBlocks")}},
+	},
+	{
+		name: "encryption-crash", disks: []string{"16G"}, prelude: onDisk + " && modprobe dm_crypt", crashing: true, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/crash", []string{"-test.run", "^TestEncrypted$", "-test.parallel", "4"}, passed("TestEncrypted/random", "TestEncrypted/rows/.*")}},
+	},
+	{
 		name: "quota", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
 		programs: []program{{"./linux/quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/enforcement_off")}},
 	},
@@ -128,18 +150,32 @@ var guests = []guest{
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestRealDisksSanity$"}, passed("TestRealDisksSanity")}},
 	},
 	{
-		name: "lvm", disks: groupDisks, prelude: onGroups, limit: 10 * time.Minute,
+		name: "lvm", disks: groupDisks, prelude: onGroups, limit: 15 * time.Minute,
 		programs: []program{
 			{
 				"./backend/lvm",
-				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Contents|Reboot|LogicalVolumes|OnlineGrowth)$|^TestGroup$/./^block$/^(ForeignVolumes|HostileSignatures)$"},
-				passed("TestGroup/group/xfs/Contents", "TestGroup/group/xfs/OnlineGrowth"),
+				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Reboot|LogicalVolumes|OnlineGrowth)$|^TestGroup$/./^block$/^(ForeignVolumes|HostileSignatures)$|^TestGroup$/./^block$/^ForeignData$/^zero$"},
+				passed("TestGroup/group/xfs/Reboot", "TestGroup/group/xfs/OnlineGrowth", "TestGroup/group/block/ForeignData/zero"),
+			},
+		},
+	},
+	lvmConformance("ext4", "GroupMoved"),
+	lvmConformance("xfs", "HostActivation"),
+	lvmConformance("btrfs", "OnlineGrowth"),
+	lvmConformance("block", "DeletedData"),
+	{
+		name: "thin", disks: groupDisks, prelude: onThinPools, limit: 15 * time.Minute,
+		programs: []program{
+			{
+				"./backend/lvm",
+				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$"},
+				passed("TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
 			},
 		},
 	},
 	{
-		name: "lvm-conformance", disks: groupDisks, prelude: onGroups, long: true, limit: 90 * time.Minute,
-		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestGroup$"}, passed("TestGroup/group/ext4/GroupMoved", "TestGroup/group/block/DeletedData")}},
+		name: "thin-conformance", disks: groupDisks, prelude: onThinPools, long: true, limit: 90 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestThin$"}, passed("TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom")}},
 	},
 	{
 		name: "lvm-sanity", disks: groupDisks, prelude: onGroups, long: true, limit: 60 * time.Minute,
@@ -147,7 +183,33 @@ var guests = []guest{
 	},
 	{
 		name: "lvm-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onGroups, crashing: true, long: true, limit: 60 * time.Minute,
-		programs: []program{{"./test/crash", []string{"-test.run", "^TestGroup$", "-test.parallel", "4"}, passed("TestGroup/random", "TestGroup/rows/.*")}},
+		programs: []program{
+			{"./test/crash", []string{"-test.run", "^TestGroup$", "-test.parallel", "4"}, passed("TestGroup/random", "TestGroup/rows/.*")},
+			{"./test/crash", []string{"-test.run", "^TestGroupPower$"}, passed("TestGroupPower/grow-freed/.*", "TestGroupPower/create-built/.*")},
+		},
+	},
+	{
+		name: "lvm-encryption", disks: groupDisks, prelude: onEncrypted, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestEncryptedGroup$"}, passed("TestEncryptedGroup/group-encrypted/ext4/Ciphertext", "TestEncryptedGroup/group-encrypted/block/HostileSignatures")}},
+	},
+	{
+		name: "thin-encryption", disks: groupDisks, prelude: onEncrypted, long: true, limit: 75 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestEncryptedThin$"}, passed("TestEncryptedThin/thin-encrypted/ext4/LiveSnapshot/frozen", "TestEncryptedThin/thin-encrypted/ext4/SnapshotGroup")}},
+	},
+	{
+		name: "lvm-encryption-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onEncrypted, crashing: true, long: true, limit: 75 * time.Minute,
+		programs: []program{
+			{"./test/crash", []string{"-test.run", "^TestEncryptedGroup$", "-test.parallel", "4"}, passed("TestEncryptedGroup/random", "TestEncryptedGroup/rows/.*")},
+			{"./test/crash", []string{"-test.run", "^TestEncryptedThin$", "-test.parallel", "4"}, passed("TestEncryptedThin/random", "TestEncryptedThin/rows/.*")},
+		},
+	},
+	{
+		name: "thin-sanity", disks: groupDisks, prelude: onThinPools, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestThinSanity$"}, passed("TestThinSanity")}},
+	},
+	{
+		name: "thin-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onThinPools, crashing: true, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/crash", []string{"-test.run", "^TestThin$", "-test.parallel", "4"}, passed("TestThin/random", "TestThin/rows/.*")}},
 	},
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
@@ -221,6 +283,14 @@ var guests = []guest{
 		name: "kubernetes", mem: 8 << 10, disks: []string{"16G", "4G"}, prelude: nfsDisk, cluster: true, long: true, limit: time.Hour,
 		programs: []program{{"./test/e2e", []string{"-test.run", "^TestNAS$"}, passed("TestNAS")}},
 	},
+}
+
+// lvmConformance returns the guest of the conformance tests for one kind of logical volume, of which a row must run.
+func lvmConformance(kind, row string) guest {
+	return guest{
+		name: "lvm-" + kind, disks: groupDisks, prelude: onGroups, long: true, limit: 45 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestGroup$/./^" + kind + "$"}, passed("TestGroup/group/" + kind + "/" + row)}},
+	}
 }
 
 // passed returns expressions that match the lines with which tests and subtests report success.

@@ -39,14 +39,23 @@ const (
 	images      = common | backendtest.Image | backendtest.Divisible | backendtest.Snapshots | backendtest.ChangedBlocks
 	directories = common | backendtest.Placed | backendtest.Divisible | backendtest.Snapshots
 	disks       = common | backendtest.WholeDisk | backendtest.NodeLocal
-	logical     = backendtest.Expand | backendtest.Logical | backendtest.Divisible | backendtest.NodeLocal
+	logical     = backendtest.Expand | backendtest.Logical | backendtest.Inline | backendtest.Divisible | backendtest.NodeLocal
 )
+
+// slowGroups is the reason to exclude a row.
+const slowGroups = "lvm(8) takes too long in the virtual machine to create some hundred logical volumes"
 
 // All are the targets. The backend of the first is the default of a class without a backend.
 var All = []backendtest.Target{
 	localImages("xfs", backendtest.LiveCopies),
 	localImages("ext4", backendtest.FullCopies),
 	localImages("btrfs", backendtest.LiveCopies),
+	{
+		Name: "images-encrypted", Guest: true, Backend: loop.Kind, Pool: backendtest.DefaultPool, Class: map[string]string{volume.ParamEncryption: volume.EncryptionLUKS2},
+		Features: common | backendtest.Encrypted | backendtest.Divisible | backendtest.NodeLocal | backendtest.Snapshots | backendtest.LiveCopies | backendtest.ChangedBlocks,
+		Kinds:    backendtest.Devices("ext4", "xfs"), Medium: backendtest.OnFilesystem(backendtest.Formatted("xfs")),
+		Advertised: backendtest.Inline, // inline volumes are not encrypted
+	},
 	{
 		Name: "images-nfs", Guest: true, Backend: loop.Kind, Pool: backendtest.SharedPool, Class: class("", backendtest.SharedPool),
 		Features: images | backendtest.Shared | backendtest.LiveCopies, Kinds: backendtest.Devices("ext4", "xfs"),
@@ -81,11 +90,38 @@ var All = []backendtest.Target{
 	{
 		Name: "group", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: class(lvm.Name, backendtest.GroupPool),
 		Features: logical, Kinds: backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnGroup, Options: serve,
+		Advertised: backendtest.Snapshots, // only volumes in thin pools have snapshots
 		Except: map[string]string{
-			"Paging":        "lvm(8) takes too long in the virtual machine to create some hundred logical volumes",
+			"Paging":        slowGroups,
 			"PromisedSpace": "the pool has no size; row GroupRoom fills the volume group",
 		},
 	},
+	encryptedIn("group", backendtest.OnGroup, 0, backendtest.Snapshots, map[string]string{
+		"Paging":           slowGroups,
+		"PromisedSpace":    "the pool has no size; row GroupRoom fills the volume group",
+		"ForeignData":      "an encrypted volume does not show its extents",
+		"ZeroingCancelled": "the extents of an encrypted volume are not zeroed",
+	}),
+	encryptedIn("thin", backendtest.OnThinPool, backendtest.Thin|backendtest.Clones|backendtest.Snapshots|backendtest.LiveCopies, 0, map[string]string{"Paging": slowGroups}),
+	{
+		Name: "thin", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: class(lvm.Name, backendtest.GroupPool),
+		Features: logical | backendtest.Thin | backendtest.Clones | backendtest.Snapshots | backendtest.LiveCopies,
+		Kinds:    backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnThinPool, Options: serve,
+		Except: map[string]string{"Paging": slowGroups},
+	},
+}
+
+// encryptedIn returns the target of encrypted logical volumes on a medium.
+func encryptedIn(name string, medium func(testing.TB, backendtest.Room) backendtest.Medium, features, advertised backendtest.Feature, except map[string]string) backendtest.Target {
+	parameters := class(lvm.Name, backendtest.GroupPool)
+	parameters[volume.ParamEncryption] = volume.EncryptionLUKS2
+	return backendtest.Target{
+		Name: name + "-encrypted", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: parameters,
+		Features: backendtest.Expand | backendtest.Logical | backendtest.Encrypted | backendtest.Divisible | backendtest.NodeLocal | features,
+		Kinds:    backendtest.Devices("ext4"), Medium: medium, Options: serve,
+		Advertised: backendtest.Inline | advertised, // inline volumes are not encrypted
+		Except:     except,
+	}
 }
 
 // loopDisks returns the target of disks that are loop devices.

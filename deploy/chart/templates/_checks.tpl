@@ -117,9 +117,16 @@ directories with another use. */}}
 {{- end -}}
 {{- else if $pool.lvm -}}
 {{- $at = "lvm" -}}{{- $place = printf "volume group of %s" $pool.name -}}
-{{- range list "size" "reserve" "overcommit" "freezeLimit" "requireMount" "quota" -}}
+{{- range list "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
-{{- fail (printf "\n\n%s.%s is not for pools of volume groups, whose capacity is their free extents: remove it" $key .) -}}
+{{- fail (printf "\n\n%s.%s is not for pools of volume groups: remove it" $key .) -}}
+{{- end -}}
+{{- end -}}
+{{- if not $pool.lvm.thinPool -}}
+{{- range list "size" "reserve" "overcommit" "freezeLimit" -}}
+{{- if hasKey $pool . -}}
+{{- fail (printf "\n\n%s.%s is not for pools of volume groups without a thin pool, whose capacity is their free extents: remove it" $key .) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- else -}}
@@ -177,7 +184,7 @@ directories with another use. */}}
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
-{{- $class := .name -}}
+{{- $class := .name -}}{{- $of := . -}}
 {{- if not (or .pool (and .server .export)) -}}
 {{- fail (printf "\n\nstorageClass %s: set server and export of the class, or nfs.server and nfs.export for all classes below nfs" $class) -}}
 {{- end -}}
@@ -190,31 +197,30 @@ directories with another use. */}}
 {{- if and (eq .backend "local") .shared -}}
 {{- fail (printf "\n\nstorageClass %s: backend local requires a pool of the nodes: move the class to such a pool, or set backend=nfs" $class) -}}
 {{- end -}}
-{{- if and (eq .backend "disk") (not .disks) -}}
-{{- fail (printf "\n\nstorageClass %s: backend disk requires a pool of disks: move the class to such a pool, or set another backend" $class) -}}
+{{- range $key, $m := include "trivet.media" $ | fromJson -}}
+{{- if and (eq $of.backend $m.backend) (ne $of.medium $key) -}}
+{{- fail (printf "\n\nstorageClass %s: backend %s requires %s: move the class to such a pool, or set another backend" $class $m.backend $m.pool) -}}
 {{- end -}}
-{{- if and .disks (ne .backend "disk") -}}
-{{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which only backend disk can use: remove backend, or move the class to another pool" $class .pool) -}}
+{{- if and (eq $of.medium $key) (ne $of.backend $m.backend) -}}
+{{- fail (printf "\n\nstorageClass %s: %s is %s, which only backend %s can use: remove backend, or move the class to another pool" $class $of.pool $m.pool $m.backend) -}}
 {{- end -}}
-{{- if and (eq .backend "lvm") (not .lvm) -}}
-{{- fail (printf "\n\nstorageClass %s: backend lvm requires a pool of a volume group: move the class to such a pool, or set another backend" $class) -}}
-{{- end -}}
-{{- if and .lvm (ne .backend "lvm") -}}
-{{- fail (printf "\n\nstorageClass %s: %s is a pool of a volume group, which only backend lvm can use: remove backend, or move the class to another pool" $class .pool) -}}
 {{- end -}}
 {{- if and (eq .backend "local") .fsType -}}
 {{- fail (printf "\n\nstorageClass %s: fsType is for disk images and whole disks, but with backend local in pool %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
 {{- end -}}
-{{- if and (has .backend (list "local" "disk" "lvm")) .allocation -}}
+{{- if and (or .medium (eq .backend "local")) .allocation -}}
 {{- fail (printf "\n\nstorageClass %s: allocation is for disk images, but with backend %s a volume is not a disk image: remove it, or set backend=loop" $class .backend) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
 {{- if has $key (list "backend" "pool" "server" "share" "export" "allocation" "csi.storage.k8s.io/fstype") -}}
 {{- fail (printf "\n\nstorageClass %s: the chart sets parameters.%s: the pool of a class is the pool that contains the class; set backend, fsType and allocation in the class itself, not in parameters; define a class for an export that is not a pool in nfs.storageClasses" $class $key) -}}
 {{- end -}}
-{{- if contains "secret" $key -}}
-{{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver uses no secrets, and its sidecars have no permission to read them" $class $key) -}}
+{{- if and (contains "secret" $key) (not (regexMatch "^csi.storage.k8s.io/node-(stage|expand)-secret-name(space)?$" $key)) -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver uses only the node-stage and node-expand secrets of encrypted volumes, and its sidecars have no permission to read others" $class $key) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (eq (dig "parameters" "encryption" "none" .) "luks2") (not (dig "parameters" "csi.storage.k8s.io/node-stage-secret-name" "" .)) -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.encryption=luks2 requires parameters csi.storage.k8s.io/node-stage-secret-name and csi.storage.k8s.io/node-stage-secret-namespace" $class) -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (len $defaults) 1 -}}
@@ -226,8 +232,8 @@ directories with another use. */}}
 {{- $open := list -}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray -}}
 {{- if $pool.ephemeral -}}
-{{- if not $pool.directory -}}
-{{- fail (printf "\n\npools.%s.ephemeral is only for pools with a directory, because inline volumes are on the node of their pod: remove it" $pool.name) -}}
+{{- if not (or $pool.directory $pool.lvm) -}}
+{{- fail (printf "\n\npools.%s.ephemeral is only for pools with a directory or a volume group, because inline volumes are on the node of their pod: remove it" $pool.name) -}}
 {{- end -}}
 {{- $open = append $open $pool.name -}}
 {{- end -}}

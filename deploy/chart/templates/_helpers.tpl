@@ -199,23 +199,31 @@ directory itself is mounted. Directories inside others are omitted. */}}
 {{- range include "trivet.pools" . | fromJsonArray }}{{ if .lvm }}true{{ end }}{{ end -}}
 {{- end -}}
 
+{{/* The keys of pools that only one backend can use, as JSON: the backend, what such a pool is, and what
+its volumes are. */}}
+{{- define "trivet.media" -}}
+{"disks": {"backend": "disk", "pool": "a pool of disks", "volumes": "whole disks"},
+ "lvm": {"backend": "lvm", "pool": "a pool of a volume group", "volumes": "logical volumes"}}
+{{- end -}}
+
 {{/* All StorageClasses, as a JSON list. Each has the backend, and the pool or the export of the section
-that contains it. shared is true if all nodes can access the volumes, disks if the pool is a pool of
-disks, lvm if it is a pool of a volume group. */}}
+that contains it. shared is true if all nodes can access the volumes. medium is the key of trivet.media
+that the pool has. */}}
 {{- define "trivet.storageClasses" -}}
 {{- $classes := list -}}
+{{- $media := include "trivet.media" . | fromJson -}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray }}
 {{- $shared := not (empty $pool.nfs) -}}
-{{- $disks := not (empty $pool.disks) -}}
-{{- $lvm := not (empty $pool.lvm) -}}
-{{- $default := ternary "nfs" (ternary "disk" (ternary "lvm" "loop" $lvm) $disks) $shared -}}
+{{- $default := ternary "nfs" "loop" $shared -}}
+{{- $medium := "" -}}
+{{- range $key, $m := $media }}{{ if get $pool $key }}{{ $medium = $key }}{{ $default = $m.backend }}{{ end }}{{ end -}}
 {{- range ($pool.storageClasses | default list) }}
-{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "lvm" $lvm "backend" (.backend | default $default)) .) -}}
+{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "medium" $medium "backend" (.backend | default $default)) .) -}}
 {{- end -}}
 {{- end -}}
 {{- $nfs := .Values.nfs -}}
 {{- range $nfs.storageClasses | default (ternary (list (dict "name" "trivet-nfs")) list (not (empty $nfs.server))) }}
-{{- $classes = append $classes (merge (dict "shared" true "backend" (.backend | default "nfs") "server" (.server | default $nfs.server) "export" (.export | default $nfs.export)) .) -}}
+{{- $classes = append $classes (merge (dict "shared" true "medium" "" "backend" (.backend | default "nfs") "server" (.server | default $nfs.server) "export" (.export | default $nfs.export)) .) -}}
 {{- end -}}
 {{- $classes | toJson -}}
 {{- end -}}
@@ -238,7 +246,7 @@ test would leave a volume of another class behind. null if there is none. */}}
 {{- if eq .backend "loop" -}}
 {{- $p = merge $p (dict "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin")) -}}
 {{- end -}}
-{{- if and (has .backend (list "disk" "lvm")) .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
+{{- if and .medium .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
 {{- merge $p (.parameters | default dict) | toYaml -}}
 {{- end -}}
 

@@ -1,0 +1,11 @@
+//go:build vm
+
+package loop_test
+
+import (
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
+)
+
+func TestEncrypted(t *testing.T) { targets.Run(t, "images-encrypted") }
