@@ -165,7 +165,7 @@ func (i *image) checkLinked(t *testing.T, at string, program *elf.File, arch str
 
 // checkPrograms checks that the programs in PATH are those that the driver starts.
 func (i *image) checkPrograms(t *testing.T) {
-	want := []string{"lvm", "mke2fs", "trivet"} // mkfs.ext4 is a link to mke2fs
+	want := []string{"cryptsetup", "lvm", "mke2fs", "trivet"} // mkfs.ext4 is a link to mke2fs
 	for _, p := range blockdev.Programs {
 		want = append(want, p.Name)
 	}
