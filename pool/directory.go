@@ -274,7 +274,8 @@ func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 // onDelete archive or retain it moves the folder, with the record, to archived/<name>.<time>.<random>
 // or retained/<name>.<time>.<random>; a retained subDir is not moved. ErrPrecondition for a volume
 // that is published, or whose directory contains the directory of another volume. If the volume has an
-// image, the caller holds the lock of the image.
+// image, the caller holds the lock of the image. The header of an encrypted volume is erased when Remove returns, or in the
+// background if that fails.
 func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -285,7 +286,7 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 		if err := p.Attachments.CheckUnpublished(v.ID); err != nil {
 			return err
 		}
-		return p.medium.Explain(p.moveOut(v))
+		return p.medium.Explain(p.moveOut(ctx, v))
 	}
 	// No other process may make a volume with this subDir during the removal.
 	ctx = context.WithoutCancel(ctx)
@@ -300,7 +301,7 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 		if err := p.fetchData(v); err != nil {
 			return err
 		}
-		return p.moveOut(v)
+		return p.moveOut(ctx, v)
 	}))
 }
 
@@ -338,7 +339,7 @@ func (p *Pool) fetchData(v volume.Volume) error {
 }
 
 // moveOut moves the volume's folder to the trash, or to archivedDir or retainedDir.
-func (p *Pool) moveOut(v volume.Volume) error {
+func (p *Pool) moveOut(ctx context.Context, v volume.Volume) error {
 	switch {
 	case v.Directory == nil || v.Directory.OnDelete == volume.OnDeleteDelete:
 	case v.Directory.OnDelete == volume.OnDeleteArchive:
@@ -352,10 +353,12 @@ func (p *Pool) moveOut(v volume.Volume) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.DeleteRenamed)
-	p.Trash.movedToTrash(FolderPath(v.ID.Name), entry, ledger.OfVolume(v))
+	p.ledger.Move(FolderPath(v.ID.Name), trashDir+"/"+entry, ledger.OfVolume(v))
+	defer p.Trash.reaper.add(entry)
 	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
 		return err
 	}
+	p.Trash.eraseNow(ctx, entry)
 	crashpoint.Here(crashpoint.DeleteDone)
 	return nil
 }

@@ -95,7 +95,8 @@ func TestSoleWriterRemoves(t *testing.T) {
 	if err := p.takeOut("missing", p.trash, "missing.1"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("delete of a missing volume: got %v, want ErrNotExist", err)
 	}
-	p.Trash.movedToTrash(FolderPath("v"), "v.1", ledger.Reservation{Bytes: 4096})
+	p.ledger.Move(FolderPath("v"), trashDir+"/v.1", ledger.Reservation{Bytes: 4096})
+	p.Trash.reaper.add("v.1")
 	u, err := p.Usage()
 	if err != nil || u.Trash != 1 || u.Promised != 4096 {
 		t.Errorf("got %d entries in the trash and %d promised bytes, %v; want 1 and 4096", u.Trash, u.Promised, err)

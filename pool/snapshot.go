@@ -320,7 +320,8 @@ func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
 		return sn.medium.Explain(err)
 	}
 	crashpoint.Here(crashpoint.SnapshotDeleted)
-	sn.deleted.movedToTrash(dir, entry, ledger.OfSet(set))
+	sn.ledger.Move(dir, trashDir+"/"+entry, ledger.OfSet(set))
+	sn.deleted.reaper.add(entry)
 	return sn.medium.Explain(errors.Join(sn.snapshots.Sync(), sn.trash.Sync()))
 }
 

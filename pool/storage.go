@@ -93,6 +93,14 @@ type Storage interface {
 	Summary(u ledger.Usage) (found, advice string)
 }
 
+// HeaderEraser is implemented by a Storage whose volumes can be encrypted.
+type HeaderEraser interface {
+	Storage
+	// EraseHeader durably erases the LUKS2 header of a deleted volume. The pool calls it before Reclaim, and again until it
+	// returns nil. It returns nil if there is no header.
+	EraseHeader(ctx context.Context, v volume.Volume) error
+}
+
 // ThinStorage is implemented by a Storage that allocates space when data is written, so that a pool can promise more than
 // it has. The keys size, reserve and overcommit of the pool apply to it.
 type ThinStorage interface {

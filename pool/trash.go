@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -28,13 +29,6 @@ type Trash struct {
 	// maintained means that this process maintains the pool: it removes the entries of ended processes
 	// and empties the trash.
 	maintained bool
-}
-
-// movedToTrash moves the reservation of a folder to its entry in the trash, and queues the entry.
-// r is used if the ledger does not have the folder.
-func (t *Trash) movedToTrash(dir, entry string, r ledger.Reservation) {
-	t.ledger.Move(dir, trashDir+"/"+entry, r)
-	t.reaper.add(entry)
 }
 
 // entryReservation reads the reservation of an entry.
@@ -221,6 +215,9 @@ func (t *Trash) reapContent(ctx context.Context, name string) error {
 		return beneath.IgnoreGone(err)
 	}
 	defer entry.Close()
+	if err := t.eraseHeader(ctx, entry); err != nil {
+		return err
+	}
 	if t.storage != nil {
 		var dir *os.Root
 		if dir, err = beneath.OpenRoot(entry, "."); err == nil {
@@ -236,6 +233,57 @@ func (t *Trash) reapContent(ctx context.Context, name string) error {
 	crashpoint.Here(crashpoint.ReapStarted)
 	_ = unix.Unlinkat(int(entry.Fd()), recordFile, 0) // so that rmdir(2) can remove the folder
 	return nil
+}
+
+// eraseNow erases the header of a volume that was just moved to the trash. If that fails, reapContent tries again, and
+// Errors reports why.
+func (t *Trash) eraseNow(ctx context.Context, name string) {
+	entry, err := beneath.OpenDir(t.trash, name)
+	if err != nil {
+		return
+	}
+	defer entry.Close()
+	_ = t.eraseHeader(ctx, entry)
+}
+
+// eraseHeader durably erases the LUKS2 header of a deleted volume, so that its data cannot be decrypted any more. It does
+// nothing if the volume is not encrypted, or the folder has no readable record.
+func (t *Trash) eraseHeader(ctx context.Context, folder *os.File) error {
+	v, err := t.readVolume(folder, recordFile)
+	if beneath.IsNotExist(err) || errors.Is(err, volume.ErrDamaged) {
+		return nil
+	}
+	if err != nil || v.Encryption == nil {
+		return err
+	}
+	if eraser, ok := t.storage.(HeaderEraser); ok {
+		err = eraser.EraseHeader(ctx, v)
+	} else {
+		err = t.eraseImageHeader(folder)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s, which was deleted: erasing its LUKS2 header: %w", v.ID, err)
+	}
+	crashpoint.Here(crashpoint.DeleteErased)
+	return nil
+}
+
+// eraseImageHeader erases the header in the image of a deleted volume. It leaves an image with several hard links alone,
+// because another client of an export may have linked the image of another volume.
+func (t *Trash) eraseImageHeader(folder *os.File) error {
+	image, err := t.files.Open(folder, ImageFile, unix.O_RDWR, 0)
+	if beneath.IsNotExist(err) || errors.Is(err, beneath.ErrIrregular) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &st); err != nil || st.Nlink != 1 {
+		return err
+	}
+	return luks.Erase(image)
 }
 
 // removeData removes all but the records from an entry, and then releases the volume's quota ID.

@@ -23,7 +23,6 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
-	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -155,12 +154,6 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 			return err
 		}
 		defer image.Close()
-		if v.Encryption != nil {
-			if err := luks.Erase(image); err != nil {
-				return err
-			}
-			crashpoint.Here(crashpoint.DeleteErased)
-		}
 		return p.Remove(ctx, v)
 	})
 }

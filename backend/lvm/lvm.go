@@ -168,9 +168,6 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 		if err := b.release(ctx, v); err != nil {
 			return err
 		}
-		if err := storageOf(p).eraseHeader(ctx, p, v); err != nil {
-			return err
-		}
 		return p.Remove(ctx, v)
 	})
 }

@@ -86,22 +86,15 @@ func missingTag(g dm.Group, lv dm.LogicalVolume, guid string) error {
 	return fmt.Errorf("%s/%s has the UUID of its record, but not the tag %s: if it is the volume's, add the tag (lvchange --addtag)", g.Name, lv.Name, guidTag+guid)
 }
 
-// eraseHeader durably erases the header of an encrypted volume, which is not attached and is being deleted, so that nobody
-// can decrypt its data. It does nothing if another program has removed the logical volume.
-func (s *storage) eraseHeader(ctx context.Context, p *pool.Pool, v volume.Volume) error {
-	if v.Encryption == nil {
-		return nil
-	}
-	if state, err := p.Images.ContainerState(v.ID.Name); err != nil || state == pool.Unformatted {
-		return err
-	}
+// EraseHeader implements pool.HeaderEraser. A logical volume that never had data of the volume needs no erasing.
+func (s *storage) EraseHeader(ctx context.Context, v volume.Volume) error {
 	if t, err := s.thinPool(); s.thin != "" && (err != nil || t.Data.Free() < luks.DataOffset) {
 		return err // if a snapshot shares the header, writing to it needs free blocks
 	}
 	var device *os.File
 	err := s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) (err error) {
 		lv, ok := r.Volume(sectionOf(v).id())
-		if !ok {
+		if !ok || lv.HasTag(unusedTag) || !lv.HasTag(guidTag+sectionOf(v).GUID) {
 			return nil
 		}
 		if _, err = g.Activate(ctx, lv.Name, lv.ID, lv.Size); err == nil {
@@ -110,14 +103,10 @@ func (s *storage) eraseHeader(ctx context.Context, p *pool.Pool, v volume.Volume
 		return err
 	})
 	if err != nil || device == nil {
-		return s.explainVolume(v, err)
-	}
-	defer device.Close()
-	if err := luks.Erase(device); err != nil {
 		return err
 	}
-	crashpoint.Here(crashpoint.DeleteErased)
-	return nil
+	defer device.Close()
+	return luks.Erase(device)
 }
 
 // find finds the logical volume of a deleted volume or snapshot, by its UUID if the record has one, and otherwise by its

@@ -1,6 +1,7 @@
 package luks
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -262,20 +263,24 @@ func ChangeKey(ctx context.Context, device *os.File, old, key []byte) error {
 }
 
 // Erase durably overwrites the header and the keyslots of a container, whose data cannot be read any more. It writes only
-// where a file has data, so that a file on a full filesystem can be erased.
+// where a file has data, so that a file on a full filesystem can be erased, and does not write again what reads as zeros.
 func Erase(device *os.File) error {
 	size, err := blockdev.Size(device)
 	if err != nil {
 		return err
 	}
-	zeros := make([]byte, 1<<20)
+	zeros, data := make([]byte, 1<<20), make([]byte, 1<<20)
 	for at, end := int64(0), min(size, DataOffset); at < end; {
 		start, stop, err := sys.NextData(device, at, end)
 		if err != nil {
 			return err
 		}
 		for at = start; at < stop; at += int64(len(zeros)) {
-			if _, err := device.WriteAt(zeros[:min(int64(len(zeros)), stop-at)], at); err != nil {
+			blank := zeros[:min(int64(len(zeros)), stop-at)]
+			if n, err := device.ReadAt(data[:len(blank)], at); err == nil && bytes.Equal(data[:n], blank) {
+				continue
+			}
+			if _, err := device.WriteAt(blank, at); err != nil {
 				return fmt.Errorf("erasing the LUKS2 header of %s: %w", device.Name(), err)
 			}
 		}

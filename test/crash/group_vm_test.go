@@ -57,7 +57,8 @@ var encryptedGroupRows = slices.Concat(
 
 // encryptedThinRows contains the rows for encrypted volumes in a thin pool, beside encryptedGroupRows.
 var encryptedThinRows = slices.Concat(
-	at(row{call: snapshot, kinds: cryptThinExt4, used: true}, crashpoint.FreezeFrozen, crashpoint.SnapshotCommitted),
+	at(row{call: snapshot, kinds: cryptThinExt4}, crashpoint.FreezeFrozen),
+	at(row{call: snapshot, kinds: cryptThinExt4, used: true}, crashpoint.SnapshotCommitted),
 	at(row{call: snapshot, kinds: cryptThinExt4, group: true}, crashpoint.FreezeFrozen),
 	at(row{call: create, kinds: cryptThinExt4, restored: true}, crashpoint.CreateImage),
 	at(row{call: stage, kinds: cryptThinExt4, restored: true}, crashpoint.StageNoted, crashpoint.StageIdentified),
