@@ -213,10 +213,11 @@ var Nowhere = map[string]string{
 	"docs/operations/nodes.md#a-node-is-gone":   "needs a node whose disk is lost",
 	"docs/troubleshooting.md#troubleshooting.2": "needs a driver that does not start; TestDoctor of test/e2e runs the same command with such a driver",
 
-	"docs/kinds/directories.md#enable-quotas":           needsQuotas,
-	"docs/kinds/directories.md#enable-quotas.2":         needsQuotas,
-	"docs/kinds/directories.md#enable-quotas.3":         "needs btrfs-progs 6.7, which Debian 12 lacks",
-	"docs/kinds/directories.md#when-quotas-are-damaged": needsQuotas,
+	"docs/kinds/directories.md#enable-quotas":             needsQuotas,
+	"docs/kinds/directories.md#enable-quotas.2":           needsQuotas,
+	"docs/kinds/directories.md#enable-quotas.3":           "needs btrfs-progs 6.7, which Debian 12 lacks",
+	"docs/kinds/directories.md#when-quotas-are-damaged":   needsQuotas,
+	"docs/kinds/directories.md#when-quotas-are-damaged.2": needsQuotas,
 
 	"docs/migration.md#from-csi-driver-nfs": needsServer,
 	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
