@@ -96,7 +96,7 @@ func (d *Devices) ContainerComplete(v volume.Volume) (bool, error) {
 // Mapped finds the mapped device of an encrypted volume on this node. If the record of the volume cannot be read, v has only
 // the ID.
 func (d *Devices) Mapped(v volume.Volume) (path string, ok bool, err error) {
-	if v.Encryption == nil && v.Version != 0 {
+	if !mayBeEncrypted(v) {
 		return "", false, nil
 	}
 	name := d.mappedName(v.ID)
@@ -117,24 +117,36 @@ func (d *Devices) MappedRaw(v volume.Volume) (path string, ok bool, err error) {
 	return path, false, err
 }
 
-// CloseMapped closes the container of a volume, if it is open.
+// mayBeEncrypted reports whether a volume is encrypted, or its record cannot be read, so that v has only the ID.
+func mayBeEncrypted(v volume.Volume) bool { return v.Encryption != nil || v.Version == 0 }
+
+// CloseMapped closes the container of a volume, if it is open, and removes its device node.
 func (d *Devices) CloseMapped(ctx context.Context, v volume.Volume) error {
 	path, ok, err := d.Mapped(v)
-	if err != nil || !ok && v.Encryption == nil {
+	if err != nil || !mayBeEncrypted(v) {
 		return err
 	}
-	mounts, err := mount.OfDevice(path)
-	if err != nil {
-		return err
+	if ok {
+		mounts, err := mount.OfDevice(path)
+		if err != nil {
+			return err
+		}
+		if len(mounts) > 0 {
+			return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: %s is mounted at %s: unpublish and unstage the volume there first", v.ID, path, mounts[0].Mountpoint)
+		}
 	}
-	if len(mounts) > 0 {
-		return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: %s is mounted at %s: unpublish and unstage the volume there first", v.ID, path, mounts[0].Mountpoint)
+	err = luks.Close(ctx, d.mappedName(v.ID))
+	if errors.Is(err, dm.ErrNoDeviceMapper) && v.Encryption == nil {
+		return nil
 	}
-	return explainContainer(v, luks.Close(ctx, d.mappedName(v.ID)))
+	return explainContainer(v, err)
 }
 
 // CloseContainer closes the container of a volume on a device, and what a killed driver has left. The device need not exist.
 func (d *Devices) CloseContainer(ctx context.Context, v volume.Volume, device string) error {
+	if !mayBeEncrypted(v) {
+		return nil
+	}
 	err := luks.CloseLeftovers(device)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil

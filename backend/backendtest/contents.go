@@ -144,12 +144,12 @@ func devicesOf(t *testing.T, l *testVolume) []string {
 			return nil
 		}
 		return []string{l.diskNode()}
-	case l.kind.Has(Image | Shared):
+	case !l.kind.Has(Image) && !l.kind.Has(Encrypted):
+		return nil
+	case l.kind.Has(Shared):
 		if image = l.mountedImage(t); image == "" {
 			return nil
 		}
-	case !l.kind.Has(Image) && !l.kind.Has(Encrypted):
-		return nil
 	}
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))
 }

@@ -56,13 +56,13 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume, secrets volume.Se
 	if err != nil {
 		return nil, err
 	}
-	if p.Shared() {
-		return b.attachShared(ctx, p, v, secrets)
-	}
 	if v.Encryption != nil { // nothing is attached without the passphrase
 		if err := secrets.CheckPassphrase(v.ID); err != nil {
 			return nil, err
 		}
+	}
+	if p.Shared() {
+		return b.attachShared(ctx, p, v, secrets)
 	}
 	image, err := p.Images.Lock(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
@@ -241,16 +241,16 @@ func (b *Backend) closeContainer(ctx context.Context, v volume.Volume, number in
 	return errors.Join(b.CloseContainer(ctx, v, device.File().Name()), device.Close())
 }
 
-// Present implements backend.Backend.
+// Present implements backend.Backend. An encrypted volume is present while its container is open: a loop device without
+// the container is being attached, or a killed driver has left it.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	if path, ok, err := b.Mapped(v); ok || err != nil {
-		return &blockdev.DeviceSource{Path: path, FSType: v.FSType}, ok, err
+	path, ok, err := b.Mapped(v)
+	if !ok && err == nil && v.Encryption == nil {
+		var number int
+		number, ok, err = b.Loops.Find(b.tag(v.ID))
+		path = blockdev.LoopPath(number)
 	}
-	number, ok, err := b.Loops.Find(b.tag(v.ID))
-	if v.Encryption != nil { // the volume is being attached, or a killed driver has left the device
-		ok = false
-	}
-	source := &blockdev.DeviceSource{Path: blockdev.LoopPath(number), FSType: v.FSType}
+	source := &blockdev.DeviceSource{Path: path, FSType: v.FSType}
 	if v.ID.Shared() {
 		source.Abort = func(ctx context.Context) error { return b.abort(ctx, v) }
 	}
@@ -265,7 +265,7 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	}
 	if b.unlocked(v) {
 		b.Loops.Forget(b.tag(v.ID))
-		return b.CloseMapped(ctx, v) // removes the device node
+		return b.CloseMapped(ctx, v)
 	}
 	return b.detachDevices(ctx, v)
 }
@@ -275,7 +275,13 @@ func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
 	if err := b.Loops.Detach(ctx, b.ReadOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
 	}
-	if err := b.CloseMapped(ctx, v); err != nil {
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
+	if err == nil && ok {
+		err = b.CloseContainer(ctx, v, blockdev.LoopPath(number))
+	} else if err == nil {
+		err = b.CloseMapped(ctx, v) // removes the device node
+	}
+	if err != nil {
 		return err
 	}
 	return backend.ExplainDetach(v, b.Loops.Detach(ctx, b.tag(v.ID)))

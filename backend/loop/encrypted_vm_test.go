@@ -9,3 +9,5 @@ import (
 )
 
 func TestEncrypted(t *testing.T) { targets.Run(t, "images-encrypted") }
+
+func TestEncryptedNFS(t *testing.T) { targets.Run(t, "images-nfs-encrypted") }

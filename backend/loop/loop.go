@@ -99,9 +99,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		v := b.NewVolume(p, spec)
 		v.Capacity, v.Block, v.FSType, v.SectorSize = size, spec.Block(), spec.FSType(), sectorSize(p, spec.Block())
 		v.MkfsOptions, v.Section = spec.Parameters.MkfsOptions(), sectionFor(spec.Parameters)
-		if v.Encryption = backend.NewEncryption(spec.Parameters, v.Block, v.SectorSize); v.Encryption != nil && p.Shared() {
-			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%s: images in pool %q, which is an export, cannot be encrypted: use a pool of the node", volume.ParamEncryption, v.Encryption.Type, p.Name())
-		}
+		v.Encryption = backend.NewEncryption(spec.Parameters, v.Block, v.SectorSize)
 		return v, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) })
 	})
 }

@@ -73,13 +73,22 @@ func mountBase(t *testing.T) func(context.Context, pool.Config) (*os.File, strin
 	}
 }
 
+// secrets open the encrypted volumes.
+var secrets = volume.NewSecrets(map[string]string{volume.SecretPassphrase: "passphrase"})
+
 // make creates a thin volume. Without a filesystem ("") it is a raw device.
 func (w *worker) make(t *testing.T, name, fsType string, size int64) volume.Volume {
+	t.Helper()
+	return w.makeWith(t, name, fsType, size, volume.EncryptionNone)
+}
+
+// makeWith does the same as make with an encryption.
+func (w *worker) makeWith(t *testing.T, name, fsType string, size int64, encryption string) volume.Volume {
 	t.Helper()
 	v, err := w.Create(context.Background(), volume.Spec{
 		CoName: name, Capacity: volume.Range{Required: size},
 		Capabilities: []volume.Capability{{Block: fsType == "", FSType: fsType}},
-		Parameters:   volume.Parameters{Values: map[string]string{"allocation": "thin"}},
+		Parameters:   volume.Parameters{Values: map[string]string{"allocation": "thin", volume.ParamEncryption: encryption}},
 	})
 	must(t, err)
 	return v
@@ -93,14 +102,14 @@ func (w *worker) publish(t *testing.T, v volume.Volume, node string) {
 // stage attaches a volume and mounts its filesystem.
 func (w *worker) stage(t *testing.T, v volume.Volume) string {
 	t.Helper()
-	source, err := w.Attach(context.Background(), v, volume.Secrets{})
+	source, err := w.Attach(context.Background(), v, secrets)
 	must(t, err)
 	at := t.TempDir()
 	must(t, errors.Join(source.Mount(context.Background(), at, mount.Options{}), source.Close()))
 	return at
 }
 
-// wantNothingLeft fails the test if private mounts or loop devices are left.
+// wantNothingLeft fails the test if private mounts, loop devices or open containers are left.
 func (w *worker) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := os.ReadDir(w.mounts)
@@ -111,6 +120,13 @@ func (w *worker) wantNothingLeft(t *testing.T) {
 	if numbers := bound(w.mounts); len(numbers) > 0 {
 		t.Errorf("loop devices of images: got %v, want none", numbers)
 	}
+	nodes, err := filepath.Glob("/dev/trivet/trivet-*")
+	must(t, err)
+	mapped, err := filepath.Glob("/sys/class/block/dm-*")
+	must(t, err)
+	if len(nodes)+len(mapped) > 0 {
+		t.Errorf("mapped devices: got nodes %v and devices %v, want none", nodes, mapped)
+	}
 }
 
 // TestNFS runs each test with an export of its own.
@@ -118,7 +134,8 @@ func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	for name, run := range map[string]func(*testing.T, *nfsd.Server, pool.NFS){
 		"life": testNFSLife, "growth": testNFSGrowth, "locked": testNFSLocked,
-		"outage": testNFSOutage, "fencing": testNFSFencing, "NFS 4.1": testNFSWithoutHoles,
+		"outage": testNFSOutage(volume.EncryptionNone), "outage encrypted": testNFSOutage(volume.EncryptionLUKS2),
+		"outage raw encrypted": testNFSOutageRaw, "fencing": testNFSFencing, "NFS 4.1": testNFSWithoutHoles,
 	} {
 		t.Run(name, func(t *testing.T) {
 			export := s.Export(t, strings.ReplaceAll(name, " ", "-"))
@@ -257,48 +274,85 @@ func run(t *testing.T, cmd *exec.Cmd) {
 
 // testNFSOutage: if the server does not answer, a volume is detached by force, but only after the outage
 // time.
-func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
+func testNFSOutage(encryption string) func(*testing.T, *nfsd.Server, pool.NFS) {
+	return func(t *testing.T, s *nfsd.Server, c pool.NFS) {
+		ctx := context.Background()
+		w := serve(t, c, "a", t.TempDir(), 0)
+		v := w.makeWith(t, "outage", "ext4", 64<<20, encryption)
+		beside := w.makeWith(t, "beside", "ext4", 64<<20, encryption)
+		at, besideAt := w.stage(t, v), w.stage(t, beside)
+		overwrite := func() {
+			for _, dir := range []string{at, besideAt} {
+				f, err := os.OpenFile(filepath.Join(dir, "dirty"), os.O_WRONLY|os.O_CREATE, 0o600)
+				must(t, err)
+				_, err = f.Write(bytes.Repeat([]byte("x"), 4<<20))
+				must(t, errors.Join(err, f.Close()))
+			}
+		}
+		overwrite() // creates the files, because that requires reads from the server
+		testenv.Run(t, "sync", "-f", at, besideAt)
+		s.Link().Cut(t)
+		overwrite()
+
+		early := serve(t, c, "a", w.mounts, time.Second)
+		wantKind(t, early.Detach(ctx, volume.Volume{ID: v.ID}), volume.ErrUnavailable)
+		late := serve(t, c, "a", w.mounts, time.Minute)
+		start := time.Now()
+		source, ok, err := late.Present(ctx, volume.Volume{ID: v.ID})
+		if err != nil || !ok || source.String() == "" {
+			t.Fatalf("Present: got %v, %v; want the device", ok, err)
+		}
+		unmounted := make(chan error, 1)
+		go func() { unmounted <- mount.Unmount(at) }()
+		must(t, source.(*blockdev.DeviceSource).Abort(ctx))
+		must(t, late.Detach(ctx, volume.Volume{ID: v.ID}))
+		t.Logf("detached by force in %v", time.Since(start))
+
+		s.Link().Restore(t)
+		must(t, <-unmounted) // ends after the server has confirmed the release of the lock
+		testenv.Run(t, "sync", "-f", besideAt)
+		must(t, mount.Unmount(besideAt))
+		must(t, w.Detach(ctx, beside))
+		w.wantNothingLeft(t)
+		again := w.stage(t, v)
+		must(t, mount.Unmount(again))
+		must(t, w.Detach(ctx, v))
+		w.wantNothingLeft(t)
+	}
+}
+
+// testNFSOutageRaw: an encrypted raw device whose user was killed, and waits for the server, is detached by force.
+func testNFSOutageRaw(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w := serve(t, c, "a", t.TempDir(), 0)
-	v := w.make(t, "outage", "ext4", 64<<20)
-	beside := w.make(t, "beside", "ext4", 64<<20)
-	at, besideAt := w.stage(t, v), w.stage(t, beside)
-	overwrite := func() {
-		for _, dir := range []string{at, besideAt} {
-			f, err := os.OpenFile(filepath.Join(dir, "dirty"), os.O_WRONLY|os.O_CREATE, 0o600)
-			must(t, err)
-			_, err = f.Write(bytes.Repeat([]byte("x"), 4<<20))
-			must(t, errors.Join(err, f.Close()))
-		}
+	v := w.makeWith(t, "outage-raw", "", 64<<20, volume.EncryptionLUKS2)
+	attach := func() string {
+		source, err := w.Attach(ctx, v, secrets)
+		must(t, err)
+		must(t, source.Close())
+		return source.String()
 	}
-	overwrite() // creates the files, because that requires reads from the server
-	testenv.Run(t, "sync", "-f", at, besideAt)
+	device := attach()
 	s.Link().Cut(t)
-	overwrite()
-
-	early := serve(t, c, "a", w.mounts, time.Second)
-	wantKind(t, early.Detach(ctx, volume.Volume{ID: v.ID}), volume.ErrUnavailable)
+	writer := exec.Command("dd", "if=/dev/zero", "of="+device, "bs=1M", "count=32")
+	must(t, writer.Start())
+	time.Sleep(2 * time.Second) // so that its writes wait for the server
+	must(t, writer.Process.Kill())
 	late := serve(t, c, "a", w.mounts, time.Minute)
 	start := time.Now()
-	source, ok, err := late.Present(ctx, volume.Volume{ID: v.ID})
-	if err != nil || !ok || source.String() == "" {
-		t.Fatalf("Present: got %v, %v; want the device", ok, err)
-	}
-	unmounted := make(chan error, 1)
-	go func() { unmounted <- mount.Unmount(at) }()
-	must(t, source.(*blockdev.DeviceSource).Abort(ctx))
 	must(t, late.Detach(ctx, volume.Volume{ID: v.ID}))
 	t.Logf("detached by force in %v", time.Since(start))
-
+	if err := writer.Wait(); err == nil {
+		t.Error("the killed program wrote everything")
+	}
 	s.Link().Restore(t)
-	must(t, <-unmounted) // ends after the server has confirmed the release of the lock
-	testenv.Run(t, "sync", "-f", besideAt)
-	must(t, mount.Unmount(besideAt))
-	must(t, w.Detach(ctx, beside))
-	w.wantNothingLeft(t)
-	again := w.stage(t, v)
-	must(t, mount.Unmount(again))
 	must(t, w.Detach(ctx, v))
+	w.wantNothingLeft(t)
+	if again := attach(); again != device {
+		t.Errorf("got device %s, want %s", again, device)
+	}
+	must(t, w.Detach(ctx, v))
+	w.wantNothingLeft(t)
 }
 
 // testNFSFencing: a volume is not attached if the configuration or the node does not allow fencing by

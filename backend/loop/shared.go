@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -177,7 +178,7 @@ func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 	go func() {
 		freed <- retry.For(ctx, forcedUnmountTime, func() (bool, error) {
 			err := b.detachDevices(ctx, v)
-			return errors.Is(err, blockdev.ErrDeviceBusy), err
+			return errors.Is(err, blockdev.ErrDeviceBusy) || errors.Is(err, luks.ErrBusy), err
 		})
 	}()
 	go func() { aborted <- b.abort(ctx, v) }()
@@ -197,6 +198,9 @@ func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 // fail.
 func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if err := b.freeByForce(ctx, v); err != nil {
+		return err
+	}
+	if err := b.CloseMapped(ctx, v); err != nil { // removes the device node if the kernel has closed the container
 		return err
 	}
 	b.Loops.Forget(b.tag(v.ID))

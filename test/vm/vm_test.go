@@ -228,8 +228,12 @@ var guests = []guest{
 		programs: []program{{"./linux/clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/client_writes/Delta")}},
 	},
 	{
-		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 40 * time.Minute,
+		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk + " && modprobe dm_crypt", long: true, limit: 40 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/images-nfs/xfs/\w+Growth`)}},
+	},
+	{
+		name: "nfs-encryption", disks: []string{"2G", "32G"}, prelude: nfsDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
+		programs: []program{{"./backend/loop", []string{"-test.run", "^TestEncryptedNFS$"}, passed(`TestEncryptedNFS/images-nfs-encrypted/ext4/\w+Growth`, "TestEncryptedNFS/images-nfs-encrypted/block/EncryptedCopies")}},
 	},
 	{
 		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 30 * time.Minute,

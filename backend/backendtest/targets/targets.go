@@ -51,7 +51,7 @@ var All = []backendtest.Target{
 	localImages("ext4", backendtest.FullCopies),
 	localImages("btrfs", backendtest.LiveCopies),
 	{
-		Name: "images-encrypted", Guest: true, Backend: loop.Kind, Pool: backendtest.DefaultPool, Class: map[string]string{volume.ParamEncryption: volume.EncryptionLUKS2},
+		Name: "images-encrypted", Guest: true, Backend: loop.Kind, Pool: backendtest.DefaultPool, Class: encryptedClass("", backendtest.DefaultPool),
 		Features: common | backendtest.Encrypted | backendtest.Divisible | backendtest.NodeLocal | backendtest.Snapshots | backendtest.LiveCopies | backendtest.ChangedBlocks,
 		Kinds:    backendtest.Devices("ext4", "xfs"), Medium: backendtest.OnFilesystem(backendtest.Formatted("xfs")),
 		Advertised: backendtest.Inline, // inline volumes are not encrypted
@@ -61,6 +61,12 @@ var All = []backendtest.Target{
 		Features: images | backendtest.Shared | backendtest.LiveCopies, Kinds: backendtest.Devices("ext4", "xfs"),
 		Prepare: onExports(), Options: serve,
 		Advertised: backendtest.Inline, // inline volumes can only be in node-local pools
+	},
+	{
+		Name: "images-nfs-encrypted", Guest: true, Backend: loop.Kind, Pool: backendtest.SharedPool, Class: encryptedClass("", backendtest.SharedPool),
+		Features: common | backendtest.Encrypted | backendtest.Divisible | backendtest.Shared | backendtest.Snapshots | backendtest.LiveCopies | backendtest.ChangedBlocks,
+		Kinds:    backendtest.Devices("ext4"), Prepare: onExports(), Options: serve,
+		Advertised: backendtest.Inline,
 	},
 	{
 		Name: "nfs", Guest: true, Backend: nfs.Kind, Pool: backendtest.SharedPool, Class: class(nfs.Name, backendtest.SharedPool),
@@ -113,10 +119,8 @@ var All = []backendtest.Target{
 
 // encryptedIn returns the target of encrypted logical volumes on a medium.
 func encryptedIn(name string, medium func(testing.TB, backendtest.Room) backendtest.Medium, features, advertised backendtest.Feature, except map[string]string) backendtest.Target {
-	parameters := class(lvm.Name, backendtest.GroupPool)
-	parameters[volume.ParamEncryption] = volume.EncryptionLUKS2
 	return backendtest.Target{
-		Name: name + "-encrypted", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: parameters,
+		Name: name + "-encrypted", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: encryptedClass(lvm.Name, backendtest.GroupPool),
 		Features: backendtest.Expand | backendtest.Logical | backendtest.Encrypted | backendtest.Divisible | backendtest.NodeLocal | features,
 		Kinds:    backendtest.Devices("ext4"), Medium: medium, Options: serve,
 		Advertised: backendtest.Inline | advertised, // inline volumes are not encrypted
@@ -245,5 +249,12 @@ func class(backend, name string) map[string]string {
 	if name != backendtest.DefaultPool {
 		c[volume.ParamPool] = name
 	}
+	return c
+}
+
+// encryptedClass returns the parameters of a class for encrypted volumes; see class.
+func encryptedClass(backend, name string) map[string]string {
+	c := class(backend, name)
+	c[volume.ParamEncryption] = volume.EncryptionLUKS2
 	return c
 }
