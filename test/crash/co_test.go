@@ -292,7 +292,7 @@ func (c *co) unstage(ctx context.Context) error {
 		return err
 	}
 	c.staged = false
-	if !c.formatted || c.kind.Has(backendtest.WholeDisk) || c.kind.Has(backendtest.Logical) { // they have no device while they are not staged
+	if !c.formatted || c.kind.Has(backendtest.Encrypted) || c.kind.Has(backendtest.WholeDisk) || c.kind.Has(backendtest.Logical) { // they have no device while they are not staged
 		return nil
 	}
 	return testenv.Fsck(c.kind.FSType, c.image())

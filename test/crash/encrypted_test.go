@@ -36,9 +36,32 @@ var encryptedRows = slices.Concat(
 	at(row{call: remove, kinds: encrypted}, crashpoint.DeleteErased, crashpoint.DeleteRenamed),
 )
 
+// The kinds of rows for encrypted images on exports.
+var (
+	exportCryptExt4 = []kind{{targets.Volume("images-nfs-encrypted", "ext4"), "ncrypt"}}
+	exportCryptRaw  = []kind{{targets.Volume("images-nfs-encrypted", "block"), "ncrypt-raw"}}
+	exportCrypt     = slices.Concat(exportCryptExt4, exportCryptRaw)
+)
+
+// exportEncryptedRows contains the rows for encrypted images on exports.
+var exportEncryptedRows = slices.Concat(
+	at(row{call: stage, kinds: exportCrypt},
+		crashpoint.StageAttached, crashpoint.StageFormatting, crashpoint.StageEncrypted, crashpoint.StageOpened, crashpoint.StageErased),
+	at(row{call: stage, kinds: exportCryptExt4}, crashpoint.StageFormatted, crashpoint.StageMounted),
+	at(row{call: stage, kinds: exportCrypt, used: true}, crashpoint.StageOpened),
+	at(row{call: expand, kinds: exportCryptRaw}, crashpoint.GrowImage),
+	at(row{call: nodeExpand, kinds: exportCryptRaw}, crashpoint.GrowDevice),
+	at(row{call: unstage, kinds: exportCrypt}, crashpoint.UnstageMount, crashpoint.UnstageGone),
+	at(row{call: remove, kinds: exportCryptExt4}, crashpoint.DeleteErased, crashpoint.DeleteRenamed),
+)
+
 // mappedNode returns the device node of an encrypted volume's mapped device. It fails unless the node exists.
 func (c *co) mappedNode() (string, error) {
-	sum := sha256.Sum256([]byte(c.id))
+	text := c.id
+	if c.host.shared() {
+		text += "@" + nodeID
+	}
+	sum := sha256.Sum256([]byte(text))
 	node := "/dev/trivet/trivet-" + hex.EncodeToString(sum[:20])
 	if _, err := os.Stat(node); err != nil {
 		return "", fmt.Errorf("the volume is staged: %w", err)

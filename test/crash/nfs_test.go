@@ -28,7 +28,6 @@ var (
 var nodeLocal = []crashpoint.Point{
 	crashpoint.CreateLimited, crashpoint.ReapRemoved,
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
-	crashpoint.StageEncrypted, crashpoint.StageOpened, crashpoint.StageErased, crashpoint.DeleteErased,
 }
 
 // exportRows contains the rows for volumes on an export. Each point except those of nodeLocal has at
@@ -74,6 +73,7 @@ var exportRows = slices.Concat(
 	at(row{call: deleteSnapshot, kinds: onExport}, crashpoint.SnapshotDeleted),
 	at(row{call: create, kinds: onExport, restored: true}, crashpoint.CreateBuilt),
 	at(row{call: stage, kinds: ext4, restored: true}, crashpoint.StageIdentified),
+	exportEncryptedRows,
 )
 
 var only = flag.String("rows", "", "run only the rows of TestNFS and TestProject whose names contain this `text`; default all")

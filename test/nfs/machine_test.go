@@ -27,6 +27,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 const (
@@ -336,6 +337,11 @@ func imageIn(pool string) map[string]string {
 	return map[string]string{"backend": "loop", "pool": pool}
 }
 
+// encryptedIn returns the parameters of a StorageClass whose volumes are encrypted disk images.
+func encryptedIn(pool string) map[string]string {
+	return map[string]string{"backend": "loop", "pool": pool, volume.ParamEncryption: volume.EncryptionLUKS2}
+}
+
 func (m *machine) delete(t *testing.T, v *vol) error {
 	_, err := m.control.DeleteVolume(deadline(t), &csi.DeleteVolumeRequest{VolumeId: v.id})
 	return err
@@ -368,6 +374,7 @@ func (m *machine) stage(t *testing.T, v *vol) error {
 	}
 	_, err := m.node.NodeStageVolume(deadline(t), &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: m.staging(v), VolumeCapability: v.capability, VolumeContext: v.context,
+		Secrets: map[string]string{volume.SecretPassphrase: "passphrase"}, // only encrypted volumes need it
 	})
 	return err
 }

@@ -27,14 +27,17 @@ func TestOutageLock(t *testing.T) {
 	first.up(t, stays)
 	w := startWriter(t, first.file(stays, "records"))
 	w.awaitProgress(t)
-	formatted, raw := first.image(t, "nas", "formatted", "ext4", 64*mib), first.raw(t, "nas", "raw")
-	for _, v := range []*vol{formatted, raw} {
+	volumes := []*vol{
+		first.image(t, "nas", "formatted", "ext4", 64*mib), first.create(t, "raw", 8*mib, rawDevice(), imageIn("nas")),
+		first.create(t, "encrypted", 64*mib, filesystem("ext4", oneNode), encryptedIn("nas")), first.create(t, "encrypted-raw", 8*mib, rawDevice(), encryptedIn("nas")),
+	}
+	for _, v := range volumes {
 		first.up(t, v)
 		must(t, first.unpublish(t, v))
 	}
 
 	first.Cut(t)
-	for _, v := range []*vol{formatted, raw} {
+	for _, v := range volumes {
 		err := retry.For(t.Context(), waitTimeout, func() (bool, error) {
 			err := first.unstage(t, v)
 			return status.Code(err) == codes.Unavailable, err
@@ -47,7 +50,7 @@ func TestOutageLock(t *testing.T) {
 	first.Restore(t)
 	w.awaitProgress(t)
 
-	for _, v := range []*vol{formatted, raw} {
+	for _, v := range volumes {
 		eventually(t, func() error { return first.controllerUnpublish(t, v, "node-1") })
 		must(t, second.controllerPublish(t, v))
 		eventually(t, func() error { return second.stage(t, v) })
@@ -60,12 +63,10 @@ func TestOutageLock(t *testing.T) {
 	wantEmpty(t, s, "/nas")
 }
 
-// raw creates a block volume.
-func (m *machine) raw(t *testing.T, pool, name string) *vol {
-	t.Helper()
-	block := &csi.VolumeCapability{
+// rawDevice returns the capability of a block volume.
+func rawDevice() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: oneNode},
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 	}
-	return m.create(t, name, 8*mib, block, imageIn(pool))
 }

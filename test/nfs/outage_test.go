@@ -84,7 +84,11 @@ func newOutageTest(t *testing.T) *outageTest {
 			fsType, size = "xfs", 320*mib
 		}
 		s.directories = append(s.directories, s.directory(t, "nas", fmt.Sprintf("directory-%d", i)))
-		s.images = append(s.images, s.image(t, "nas", fmt.Sprintf("image-%d", i), fsType, size))
+		class := imageIn("nas")
+		if i == 3 || i == 6 { // one whose writer is killed during the outage, and one whose writer continues
+			class = encryptedIn("nas")
+		}
+		s.images = append(s.images, s.create(t, fmt.Sprintf("image-%d", i), size, filesystem(fsType, oneNode), class))
 	}
 	s.unaffected = []*vol{
 		s.directory(t, "other", "unaffected-directory"), s.image(t, "other", "unaffected-image", "ext4", 64*mib),

@@ -42,6 +42,8 @@ const (
 	onDisk = "mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && export TMPDIR=/mnt"
 	// nfsDisk is onDisk with the second disk for the exports of package nfsd.
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
+	// cryptNFSDisk is nfsDisk with encrypted volumes.
+	cryptNFSDisk = nfsDisk + " && modprobe dm_crypt"
 	// onGroups is onDisk with the other disks for volume groups, and a configuration of LVM for the tests, because the
 	// guest has no udevd.
 	onGroups = onDisk + " && modprobe dm_mod && export LVM_SYSTEM_DIR=/run/lvm.test && mkdir $LVM_SYSTEM_DIR && echo '" + lvmConfig + "' >$LVM_SYSTEM_DIR/lvm.conf"
@@ -228,11 +230,11 @@ var guests = []guest{
 		programs: []program{{"./linux/clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/client_writes/Delta")}},
 	},
 	{
-		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk + " && modprobe dm_crypt", long: true, limit: 40 * time.Minute,
+		name: "images", disks: []string{"2G", "32G"}, prelude: cryptNFSDisk, long: true, limit: 40 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/images-nfs/xfs/\w+Growth`)}},
 	},
 	{
-		name: "nfs-encryption", disks: []string{"2G", "32G"}, prelude: nfsDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
+		name: "nfs-encryption", disks: []string{"2G", "32G"}, prelude: cryptNFSDisk, long: true, limit: 60 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestEncryptedNFS$"}, passed(`TestEncryptedNFS/images-nfs-encrypted/ext4/\w+Growth`, "TestEncryptedNFS/images-nfs-encrypted/block/EncryptedCopies")}},
 	},
 	{
@@ -253,7 +255,7 @@ var guests = []guest{
 		},
 	},
 	{
-		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: time.Hour,
+		name: "crash", disks: []string{"2G", "32G"}, prelude: cryptNFSDisk, crashing: true, long: true, limit: time.Hour,
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")},
 			{"./test/crash", []string{"-test.run", "^TestProject$", "-test.parallel", "4"}, passed("TestProject/xfs/.*/retry", "TestProject/ext4/.*/undo")},
@@ -272,11 +274,11 @@ var guests = []guest{
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestForwardedSnapshot$"}, passed("TestForwardedSnapshot/xfs/frozen")}},
 	},
 	{
-		name: "outage", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		name: "outage", disks: []string{"4G", "2G"}, prelude: cryptNFSDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestOutage$"}, passed("TestOutage/clear")}},
 	},
 	{
-		name: "export-changes", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		name: "export-changes", disks: []string{"4G", "2G"}, prelude: cryptNFSDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestOutageLock|TestExportChanges)$"}, passed("TestExportChanges/squashed")}},
 	},
 	{
