@@ -195,7 +195,7 @@ func (p *Pool) placeData(entry, subDir string) error {
 		}
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return unmovable(subDir, err, "use another "+volume.ParamSubDir+", or create the directory there, and the driver adopts it")
+		return unmovable(subDir, err, "use another "+volume.ParamSubDir+", or create the directory there and use "+volume.ParamOnDelete+": "+string(volume.OnDeleteRetain))
 	}
 	if err == nil {
 		err = p.medium.SyncNames(parent)
@@ -248,12 +248,15 @@ func misplaced(subDir string, err error) error {
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of this path is a link or not a directory: remove that part, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
 	}
+	if errors.Is(err, tree.ErrMounted) {
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of this path is on another filesystem than the pool (%w): use another %[1]s; for a filesystem of an NFS server, use a static volume", volume.ParamSubDir, subDir, err)
+	}
 	return fmt.Errorf("%s %q: %w", volume.ParamSubDir, subDir, err)
 }
 
-// unmovable explains an EXDEV of a rename on one filesystem.
+// unmovable explains an EXDEV of a rename on what looks like one filesystem.
 func unmovable(subDir string, err error, remedy string) error {
-	return volume.Errorf(volume.ErrPrecondition, "%s %q: no directory can be moved between this path and the rest of the pool (%w): probably a directory above it passes its quota project on to its content: %s",
+	return volume.Errorf(volume.ErrPrecondition, "%s %q: no directory can be moved between this path and the rest of the pool (%w): one of them is in a subvolume, or in a directory that passes its quota project on to its content: %s",
 		volume.ParamSubDir, subDir, err, remedy)
 }
 
@@ -330,7 +333,7 @@ func (p *Pool) fetchData(v volume.Volume) error {
 		err = beneath.MoveUnique(parent, name, folder, DataDir)
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return unmovable(v.Directory.SubDir, err, "set its quota project to that of the pool's folder "+volumesDir+", or remove the directory")
+		return unmovable(v.Directory.SubDir, err, "move the directory elsewhere, or remove it, and the volume can be deleted; or set its quota project to that of the pool's folder "+volumesDir)
 	}
 	if err != nil {
 		return beneath.IgnoreGone(err)
