@@ -198,6 +198,25 @@ func (d *Devices) Idle(ctx context.Context, v volume.Volume, device string) (boo
 	return err == nil, err
 }
 
+// OpenAttached opens the device of an attached volume: that of the container of an encrypted volume, or a device node
+// (blockdev.NodePath).
+func (d *Devices) OpenAttached(v volume.Volume, node string) (*os.File, error) {
+	path, ok, err := d.Mapped(v)
+	switch {
+	case err != nil:
+		return nil, err
+	case ok:
+		return os.Open(path)
+	case v.Encryption != nil:
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
+	}
+	device, err := blockdev.OpenNode(node)
+	if err != nil {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
+	}
+	return device, err
+}
+
 // setUsed sets the mark, unless it is set.
 func (m *Marked) setUsed(ctx context.Context) error {
 	if m.Used {

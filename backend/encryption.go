@@ -49,11 +49,18 @@ func NewEncryption(p volume.Parameters, block bool, sectorSize int) *volume.Encr
 	}
 }
 
+// HeaderSize returns the size in bytes of the header of a volume with parameters; 0 if it is not encrypted.
+func HeaderSize(p volume.Parameters) int64 {
+	if p.Encryption() == volume.EncryptionNone {
+		return 0
+	}
+	return luks.DataOffset
+}
+
 // WithoutHeader returns a capacity without the header of an encrypted volume.
 func WithoutHeader(c Capacity, p volume.Parameters) Capacity {
-	if p.Encryption() != volume.EncryptionNone {
-		c.Available, c.Max = max(0, c.Available-luks.DataOffset), max(0, c.Max-luks.DataOffset)
-	}
+	header := HeaderSize(p)
+	c.Available, c.Max = max(0, c.Available-header), max(0, c.Max-header)
 	return c
 }
 

@@ -103,14 +103,14 @@ func testReboot(t *testing.T, d *Driver, kind Kind) {
 	if kind.Has(Encrypted) {
 		must(t, os.Remove(devices[0])) // the device node, which the driver has created
 	}
+	await(t, "the container to be closed", func() bool { return !kind.Has(Encrypted) || !l.isOpen() })
 	switch {
 	case kind.Has(Logical):
-		await(t, "the container to be closed", func() bool { return !kind.Has(Encrypted) || !l.isOpen() })
 		testenv.Run(t, "lvm", "vgchange", "-an", d.volumeGroup())
 		must(t, os.Remove(l.diskNode())) // the device node, which the driver has created
 	case kind.Has(WholeDisk):
 		testenv.Run(t, "delpart", "/dev/"+disk, "1")
-		must(t, os.Remove(devices[0])) // the device node, which the driver has created
+		must(t, os.Remove(l.diskNode())) // the device node, which the driver has created
 	case kind.Has(Image | Block):
 		testenv.Run(t, "losetup", "-d", devices[0])
 	}

@@ -2,7 +2,9 @@ package backendtest
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -25,9 +27,12 @@ import (
 const (
 	// diskOverhead is the space of a disk that a volume cannot use, in bytes.
 	diskOverhead = 2 << 20
-	// diskSize is the size of a disk for a volume of 1 GiB, in bytes.
-	diskSize = gib + diskOverhead
+	// partitionStart is the offset in bytes of the partition of a claimed disk.
+	partitionStart = mib
 )
+
+// diskSize returns the size of a disk for a volume of 1 GiB, in bytes.
+func (k Kind) diskSize() int64 { return gib + diskOverhead + k.overhead() }
 
 // startDisks starts a driver with a pool of the disks that match the globs devices.
 func (k Kind) startDisks(tb testing.TB, devices ...string) *Driver {
@@ -75,7 +80,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
 		testenv.Require(t, "ext4-growth")
 	}
-	device, enlarge := kind.target.Growing(t, diskSize)
+	device, enlarge := kind.target.Growing(t, kind.diskSize())
 	d := kind.startDisks(t, device)
 	l := newVolume(t, d, kind, multiWriter)
 	l.stageAndPublish(t)
@@ -83,7 +88,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	write(t, l.data(l.target), content)
 	_, err := l.expand(t.Context(), 2*gib)
 	wantCode(t, err, codes.OutOfRange, "required_bytes", device, "enlarge the disk")
-	enlarge(2 * diskSize)
+	enlarge(2 * kind.diskSize())
 	for range 2 {
 		resp, err := l.expand(t.Context(), 2*gib)
 		must(t, err)
@@ -112,7 +117,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 // testDiskHealth: problems of a disk are reported as conditions. A volume whose disk was removed can be staged
 // again when the disk is back.
 func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
-	device, image, pull := testenv.Disk(t, diskSize)
+	device, image, pull := testenv.Disk(t, kind.diskSize())
 	link := filepath.Join(t.TempDir(), "disk")
 	must(t, os.Symlink(device, link))
 	d := kind.startDisks(t, link, link+"-2")
@@ -141,7 +146,7 @@ func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	must(t, os.Symlink(kind.target.Plug(t, image), link)) // the disk may have another name now
 	l.stageAndPublish(t)
 	wantContent(t, l.data(l.target), content)
-	duplicate, _, _ := testenv.Disk(t, diskSize)
+	duplicate, _, _ := testenv.Disk(t, kind.diskSize())
 	testenv.Run(t, "dd", "if="+image, "of="+duplicate, "bs=1M", "count=2", "conv=fsync") // copies the mark
 	must(t, os.Symlink(duplicate, link+"-2"))
 	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskTwice" || !slices.Equal(control, []string{"DiskTwice"}) {
@@ -172,7 +177,7 @@ sed -i "s/disk:disks.$UUID_OLD:$NAME/disk:disks.$UUID:$NAME/" $NEW/disks/disks/v
 	} {
 		t.Run(name, func(t *testing.T) {
 			oldDisks, newDisks := t.TempDir(), t.TempDir()
-			device, image, pull := testenv.Disk(t, diskSize)
+			device, image, pull := testenv.Disk(t, kind.diskSize())
 			must(t, os.Symlink(device, oldDisks+"/disk"))
 			before := kind.startDisks(t, oldDisks+"/*")
 			const elsewhere = "node-2.example"
@@ -217,7 +222,7 @@ func listed(t *testing.T, d *Driver) (volumes []*csi.Volume) {
 
 // testDiskDying: a volume can be unpublished and unstaged while its disk fails to read.
 func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
-	device, image, _ := testenv.Disk(t, diskSize)
+	device, image, _ := testenv.Disk(t, kind.diskSize())
 	d := kind.startDisks(t, device)
 	l := newVolume(t, d, kind, multiWriter)
 	l.stageAndPublish(t)
@@ -229,7 +234,7 @@ func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
 	if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {
 		t.Errorf("got %d mounts after unstage, want none", n)
 	}
-	must(t, os.Truncate(image, diskSize))
+	must(t, os.Truncate(image, kind.diskSize()))
 }
 
 // testDiskRecordRestored: a disk that has a filesystem is not formatted, even if its record was restored from a
@@ -248,21 +253,24 @@ func testDiskRecordRestored(t *testing.T, d *Driver, kind Kind) {
 			write(t, l.data(l.target), content)
 			l.unpublishAndUnstage(t)
 			must(t, restore(filepath.Join(filepath.Dir(l.record()), string(pool.Formatted))))
+			if kind.Has(Encrypted) {
+				must(t, os.Remove(filepath.Join(filepath.Dir(l.record()), string(pool.Encrypted))))
+			}
 			l.stageAndPublish(t)
 			wantContent(t, l.data(l.target), content)
 		})
 	}
 }
 
-// testCloneOnLarger: a clone on a larger disk shows zeros after the copied content, whatever data the disk had
-// before.
+// testCloneOnLarger: a clone on a larger disk shows zeros after the copied content, or random data if it is encrypted,
+// whatever data the disk had before.
 func testCloneOnLarger(t *testing.T, _ *Driver, kind Kind) {
-	small, _, _ := testenv.Disk(t, diskSize)
-	large, image, _ := testenv.Disk(t, diskSize+64<<20)
+	small, _, _ := testenv.Disk(t, kind.diskSize())
+	large, image, _ := testenv.Disk(t, kind.diskSize()+64<<20)
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	const stale = diskSize + 16<<20 // not an offset at which the driver looks for other data
+	stale := kind.diskSize() + 16<<20 // not an offset at which the driver looks for other data
 	_, err = f.WriteAt([]byte("secret"), stale)
 	must(t, err)
 	d := kind.startDisks(t, small, large)
@@ -279,13 +287,64 @@ func testCloneOnLarger(t *testing.T, _ *Driver, kind Kind) {
 	must(t, err)
 	defer device.Close()
 	tail := make([]byte, 64<<20)
-	n, err := device.ReadAt(tail, diskSize)
+	n, err := device.ReadAt(tail, kind.diskSize())
 	if !errors.Is(err, io.EOF) {
 		t.Errorf("reading the tail: %v", err)
 	}
-	if left := bytes.Trim(tail[:n], "\x00"); n == 0 || len(left) > 0 {
+	left := bytes.Trim(tail[:n], "\x00")
+	if kind.Has(Encrypted) && !bytes.Contains(left, []byte("secret")) { // blocks that were never written contain random data
+		left = nil
+	}
+	if n == 0 || len(left) > 0 {
 		t.Errorf("after the copied content: got %q in %d bytes, want zeros", left, n)
 	}
+}
+
+// testDiskHeader: the header of a deleted volume is erased, even if its other data is not.
+func testDiskHeader(t *testing.T, _ *Driver, kind Kind) {
+	device, _, _ := testenv.Disk(t, kind.diskSize())
+	d := kind.startDisks(t, device)
+	room := capacity(t, d, kind)
+	l := newVolumeOfSize(t, d, kind, gib, "wipe", "none")
+	l.stageAndPublish(t)
+	write(t, l.data(l.target), pattern(14))
+	l.unpublishAndUnstage(t)
+	storage, err := os.Open(device)
+	must(t, err)
+	defer storage.Close()
+	read := func(at, size int64) []byte {
+		t.Helper()
+		b := make([]byte, size)
+		_, err := storage.ReadAt(b, at)
+		must(t, err)
+		return bytes.Trim(b, "\x00")
+	}
+	must(t, l.delete(t.Context()))
+	await(t, "the disk to be free", func() bool { return capacity(t, d, kind) == room })
+	if len(read(partitionStart, kind.overhead())) > 0 {
+		t.Error("the disk of a deleted volume still has a header or keyslots")
+	}
+	if len(read(partitionStart+kind.overhead(), 128*mib)) == 0 {
+		t.Error("the data is overwritten, so the test is not valid")
+	}
+}
+
+// claimedDisk returns the device of the volume's disk.
+func (l *testVolume) claimedDisk(t *testing.T) string {
+	t.Helper()
+	record, err := os.ReadFile(l.record())
+	must(t, err)
+	var v struct{ Section struct{ GUID string } }
+	must(t, json.Unmarshal(record, &v))
+	d, _, err := blockdev.SearchClaim(l.d.Options.Config.Pools[0].Section.(*disk.Disks).Match, v.Section.GUID)
+	must(t, err)
+	return d.Path
+}
+
+// attachPartition returns a new loop device that shows the partition of an unstaged volume.
+func (l *testVolume) attachPartition(t *testing.T) string {
+	t.Helper()
+	return testenv.Run(t, "losetup", "--find", "--show", "--offset", fmt.Sprint(partitionStart), "--sizelimit", fmt.Sprint(gib+l.kind.overhead()), l.claimedDisk(t))
 }
 
 // testDiskPulled: a volume can be unpublished and unstaged after its disk was pulled, and staged again when the

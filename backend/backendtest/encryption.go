@@ -139,9 +139,6 @@ func testCiphertext(t *testing.T, d *Driver, kind Kind) {
 	secret := bytes.Repeat([]byte("a text that must not be readable"), 4096)
 	write(t, l.data(l.target), secret)
 	l.unpublishAndUnstage(t)
-	if !kind.Has(Divisible) {
-		return
-	}
 	check := func(path string) {
 		storage, err := os.Open(path)
 		must(t, err)
@@ -154,7 +151,7 @@ func testCiphertext(t *testing.T, d *Driver, kind Kind) {
 		}
 	}
 	l.withStorage(t, check)
-	if kind.Has(Logical) {
+	if kind.Has(Logical) || kind.Has(WholeDisk) {
 		return
 	}
 	image, err := os.Open(l.image())
@@ -193,9 +190,6 @@ func fileContains(t *testing.T, f *os.File, text []byte) bool {
 // testContainerHeader: a volume with one damaged copy of its header can be used. If both are damaged, or the header is of
 // another program, nothing is changed, and the header can be restored from a backup.
 func testContainerHeader(t *testing.T, d *Driver, kind Kind) {
-	if !kind.Has(Divisible) {
-		t.Skip("the storage is a disk")
-	}
 	ctx := t.Context()
 	l := newVolume(t, d, kind, multiWriter)
 	l.stageAndPublish(t)
@@ -240,9 +234,6 @@ func writtenKey(t *testing.T) string {
 
 // testContainerLeftOpen: a container that a killed driver has left open is used again, or closed.
 func testContainerLeftOpen(t *testing.T, d *Driver, kind Kind) {
-	if !kind.Has(Divisible) {
-		t.Skip("the storage is a disk")
-	}
 	ctx := t.Context()
 	l := newVolume(t, d, kind, multiWriter)
 	l.stageAndPublish(t)
@@ -271,7 +262,10 @@ func testContainerLeftOpen(t *testing.T, d *Driver, kind Kind) {
 // attachLeft attaches the storage of an unstaged volume, and returns its device.
 func (l *testVolume) attachLeft(t *testing.T) string {
 	t.Helper()
-	if !l.kind.Has(Logical) {
+	switch {
+	case l.kind.Has(WholeDisk):
+		return l.attachPartition(t)
+	case !l.kind.Has(Logical):
 		return testenv.Run(t, "losetup", "--find", "--show", "--sector-size", fmt.Sprint(sectorOf(l.kind)), l.image())
 	}
 	name := l.d.volumeGroup() + "/" + l.logicalVolume(t)
@@ -304,11 +298,15 @@ func testEncryptedCopies(t *testing.T, d *Driver, kind Kind) {
 	other, _ := newVolumeFor(t, d, kind, request)
 	_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(other), 0))
 	wantCode(t, err, codes.InvalidArgument, "has encryption none")
-	c := d.newCopy(t, kind, fromVolume(l), 2*gib)
+	size := int64(2 * gib)
+	if kind.Has(WholeDisk) { // all disks have the same size
+		size = gib
+	}
+	c := d.newCopy(t, kind, fromVolume(l), size)
 	l.stageAndPublish(t)
 	c.stageAndPublish(t)
 	wantContent(t, c.data(c.target), pattern(94))
-	wantSize(t, c, 2*gib)
+	wantSize(t, c, size)
 	write(t, c.data(c.target), pattern(95))
 	wantContent(t, l.data(l.target), pattern(94))
 	never := newVolume(t, d, kind, multiWriter) // the copy of a volume that was never staged gets its own container

@@ -357,10 +357,10 @@ func (target *Target) Start(tb testing.TB, room Room, change func(*driver.Option
 	return target.startOn(tb, target.Medium(tb, room), change)
 }
 
-// start starts a driver with a pool on a new medium with the given size, or with four disks.
+// start starts a driver with a pool on a new medium with the given size, or with five disks.
 func (target *Target) start(tb testing.TB, size string, change func(*driver.Options)) *Driver {
 	tb.Helper()
-	return target.Start(tb, Room{Total: size, Volumes: 4, Each: gib}, change)
+	return target.Start(tb, Room{Total: size, Volumes: 5, Each: gib + Kind{Features: target.Features}.overhead()}, change)
 }
 
 // startOn starts a driver with a pool on a medium.

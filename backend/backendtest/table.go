@@ -123,6 +123,7 @@ var table = []row{
 	{"Ciphertext", Encrypted, testCiphertext},
 	{"ContainerHeader", Encrypted, testContainerHeader},
 	{"ContainerLeftOpen", Encrypted, testContainerLeftOpen},
+	{"DiskHeader", Encrypted | WholeDisk | Block, testDiskHeader},
 	{"EncryptedCopies", Encrypted | Clones, testEncryptedCopies},
 
 	// Directories.

@@ -91,7 +91,13 @@ func (l *testVolume) withImage(t *testing.T, f func(path string)) {
 // withStorage calls f with the path of the image or device of an unstaged volume.
 func (l *testVolume) withStorage(t *testing.T, f func(path string)) {
 	t.Helper()
-	if !l.kind.Has(Logical) {
+	switch {
+	case l.kind.Has(WholeDisk):
+		partition := l.attachPartition(t)
+		f(partition)
+		testenv.Run(t, "losetup", "-d", partition)
+		return
+	case !l.kind.Has(Logical):
 		f(l.image())
 		return
 	}

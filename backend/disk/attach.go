@@ -19,14 +19,19 @@ import (
 // only, so that a volume can be unstaged without its record.
 func deviceName(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.Name }
 
-// Attach implements backend.Backend: it creates the volume's device node, and a filesystem if
-// the volume never had one.
-func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets) (mount.Source, error) {
+// Attach implements backend.Backend: it creates the volume's device node, opens the container of an encrypted volume, and
+// creates a filesystem if the volume never had one.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume, secrets volume.Secrets) (mount.Source, error) {
 	p, v, lock, err := b.Lock(ctx, v.ID) // expansion uses the same lock
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
+	if v.Encryption != nil { // nothing is attached without the passphrase
+		if err := secrets.CheckPassphrase(v.ID); err != nil {
+			return nil, err
+		}
+	}
 	d, m, err := storageOf(p).locate(v)
 	if err != nil {
 		return nil, err
@@ -36,19 +41,19 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets)
 		return nil, explainDisk(v, err)
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	hold := &holding{device, v}
+	hold := backend.Closers{&holding{b, device, v}}
 	source, err := b.PrepareMarked(ctx, &backend.Marked{
-		Pool: p, Volume: v, Device: device, Used: m.Used,
+		Pool: p, Volume: v, Device: device, Secrets: secrets, Used: m.Used,
 		SetUsed: func(ctx context.Context) error { return explainDisk(v, d.SetUsed(ctx, sectionOf(v).GUID)) },
 		Shrunk: func(size int64) error {
-			return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %s, but the record requires %s: nothing was changed; find out which program has changed the partition table", v.ID, device.Name(), volume.ExactSize(size), volume.ExactSize(v.Capacity))
+			return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %s, but the record requires %s: nothing was changed; find out which program has changed the partition table", v.ID, device.Name(), volume.ExactSize(size), volume.ExactSize(v.StorageSize()))
 		},
 	})
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
-	if v.Block { // a raw device is not mounted, so nothing needs to hold it
-		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
+	if source.Hold != nil { // the device in the container is closed first
+		hold = append(backend.Closers{source.Hold}, hold...)
 	}
 	source.Hold = hold
 	return source, nil
@@ -56,18 +61,20 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets)
 
 // holding keeps the disk of a volume attached while it is not mounted yet.
 type holding struct {
+	b      *Backend
 	device *os.File
 	v      volume.Volume
 }
 
-// Close closes the device, and detaches the disk unless it is mounted or the volume is raw.
+// Close closes the device, and detaches the disk if nothing uses it.
 func (h *holding) Close() error {
+	ctx := context.Background()
 	err := h.device.Close()
-	mounts, mountsErr := mount.OfDevice(h.device.Name())
-	if mountsErr == nil && len(mounts) == 0 && !h.v.Block {
-		return errors.Join(err, explainDisk(h.v, blockdev.Detach(context.Background(), sectionOf(h.v).GUID, deviceName(h.v.ID))))
+	idle, idleErr := h.b.Idle(ctx, h.v, h.device.Name())
+	if idle {
+		return errors.Join(err, explainDisk(h.v, blockdev.Detach(ctx, sectionOf(h.v).GUID, deviceName(h.v.ID))))
 	}
-	return errors.Join(err, mountsErr)
+	return errors.Join(err, idleErr)
 }
 
 // explainDisk adds the volume and the remedy to an error of an attached disk.
@@ -83,8 +90,12 @@ func explainDisk(v volume.Volume, err error) error {
 	return err
 }
 
-// Present implements backend.Backend: a disk is present while its device node exists.
+// Present implements backend.Backend: a disk is present while its device node exists, and an encrypted volume while its
+// container is open.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	if path, ok, err := b.Mapped(v); ok || err != nil || v.Encryption != nil {
+		return &blockdev.DeviceSource{Path: path, FSType: v.FSType}, ok, err
+	}
 	ok, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
 	return &blockdev.DeviceSource{Path: blockdev.NodePath(deviceName(v.ID)), FSType: v.FSType}, ok, err
 }
@@ -101,6 +112,9 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	}
 	if err := b.Loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
+	}
+	if err := b.CloseContainer(ctx, v, device); err != nil {
+		return err
 	}
 	return explainDisk(v, blockdev.Detach(ctx, sectionOf(v).GUID, deviceName(v.ID)))
 }
@@ -143,7 +157,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	if err != nil {
 		return 0, err
 	}
-	size := d.Room()
+	size := d.Room() - v.Overhead()
 	if size < r.Required {
 		return 0, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %s: the disk %s of volume %s has %s for data: enlarge the disk at its source and rescan it, or copy the data to a larger volume", volume.ExactSize(r.Required), d.Path, v.ID, volume.ExactSize(size))
 	}
@@ -156,9 +170,9 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	})
 }
 
-// ResizeDevice implements backend.Expander: it grows the kernel's partition, and the read-only device
-// on the partition, to the size of the volume.
-func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, _ volume.Secrets) error {
+// ResizeDevice implements backend.Expander: it grows the kernel's partition, the container of an encrypted volume, and the
+// read-only device, to the size of the volume.
+func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets volume.Secrets) error {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
 		return err
@@ -172,7 +186,13 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, _ volume.Se
 		return explainDisk(v, err)
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
-	return b.GrowReadOnly(v, size)
+	v.Capacity = size - v.Overhead()
+	if v.Encryption != nil {
+		if err := b.GrowMapped(ctx, v, secrets); err != nil {
+			return err
+		}
+	}
+	return b.GrowReadOnly(v, v.Capacity)
 }
 
 // readOnlyTag returns the tag of the read-only loop device on a volume's disk.
@@ -181,12 +201,8 @@ func readOnlyTag(id volume.ID) string {
 	return "trivet-disk:" + hex.EncodeToString(sum[:20])
 }
 
-// openPartition opens the volume's partition, to create the read-only device on it. That device is a
-// loop device, because BLKROSET would make the partition itself read-only.
-func openPartition(v volume.Volume) (*os.File, error) {
-	partition, err := blockdev.OpenNode(deviceName(v.ID))
-	if err != nil {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
-	}
-	return partition, err
+// openDevice opens the device of an attached volume, to create the read-only device on it. That device is a
+// loop device, because BLKROSET would make the device itself read-only.
+func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
+	return b.OpenAttached(v, deviceName(v.ID))
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -32,35 +31,58 @@ func (c *claim) Close() error {
 	return c.Claim.Close()
 }
 
-// claimDisk claims the smallest free disk whose size is in the range and at least minSize bytes.
-// The caller closes the claim. claimDisk waits a limited time for disks that are being wiped, and
-// returns ErrExhausted if no disk is free.
-func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, minSize int64) (*claim, error) {
+// room is the size that a new volume needs on its disk.
+type room struct {
+	volume.Range
+	// min is the smallest capacity in bytes.
+	min int64
+	// header is the size of the header of an encrypted volume in bytes, which is not a part of the capacity.
+	header int64
+}
+
+// fits reports whether a disk has the size, of whose bytes size are for a volume.
+func (r room) fits(size int64) bool {
+	capacity := size - r.header
+	return capacity >= r.min && r.Holds(capacity)
+}
+
+// String describes the size of the disk for errors.
+func (r room) String() string {
+	text := volume.ExactSize(max(r.Required, r.min) + r.header)
+	if r.Limit > 0 {
+		text += " and at most " + volume.ExactSize(r.Limit+r.header)
+	}
+	return text
+}
+
+// claimDisk claims the smallest free disk that r fits. The caller closes the claim. claimDisk waits a limited time for
+// disks that are being wiped, and returns ErrExhausted if no disk is free.
+func claimDisk(ctx context.Context, p *pool.Pool, r room) (*claim, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	if r.Limit > 0 && r.Limit < minSize {
-		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind has %s: raise the limit", r.Limit, volume.ExactSize(minSize))
+	if r.Limit > 0 && r.Limit < r.min {
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind has %s: raise the limit", r.Limit, volume.ExactSize(r.min))
 	}
 	s := storageOf(p)
-	c, err := s.claimAfter(ctx, p.Check, r, minSize)
+	c, err := s.claimAfter(ctx, p.Check, r)
 	if !errors.Is(err, volume.ErrExhausted) {
 		return c, err
 	}
 	// The semaphore is not held during the wait, so that other calls can claim free disks.
 	p.Trash.AwaitEmpty()
-	return s.claimAfter(ctx, s.Scan, r, minSize)
+	return s.claimAfter(ctx, s.Scan, r)
 }
 
 // claimAfter calls step, and then claims a free disk. Only one call at a time does this.
-func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Range, minSize int64) (*claim, error) {
+func (s *storage) claimAfter(ctx context.Context, step func() error, r room) (*claim, error) {
 	if err := s.claiming.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	err := step()
 	if err == nil {
 		var c *blockdev.Claim
-		if c, err = s.claimSmallest(ctx, r, minSize); err == nil {
+		if c, err = s.claimSmallest(ctx, r); err == nil {
 			return &claim{c, s.claiming}, nil
 		}
 	}
@@ -69,7 +91,7 @@ func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Ra
 }
 
 // claimSmallest claims the smallest suitable disk that was free at the last scan.
-func (s *storage) claimSmallest(ctx context.Context, r volume.Range, minSize int64) (*blockdev.Claim, error) {
+func (s *storage) claimSmallest(ctx context.Context, r room) (*blockdev.Claim, error) {
 	all := s.states()
 	slices.SortStableFunc(all, func(a, b diskState) int { return cmp.Compare(a.disk.Room(), b.disk.Room()) })
 	free, wiping := 0, 0
@@ -83,7 +105,7 @@ func (s *storage) claimSmallest(ctx context.Context, r volume.Range, minSize int
 		default:
 			continue
 		}
-		if room := st.disk.Room(); room < minSize || !r.Holds(room) {
+		if !r.fits(st.disk.Room()) {
 			continue
 		}
 		c, err := st.disk.Claim(ctx)
@@ -95,16 +117,8 @@ func (s *storage) claimSmallest(ctx context.Context, r volume.Range, minSize int
 		}
 		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", st.disk.Path)
 	}
-	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %s%s (%d disks match disks.match, %d of them are free, %d are being wiped): add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
-		s.cfg.Name, volume.ExactSize(max(r.Required, minSize)), atMost(r.Limit), len(all), free, wiping)
-}
-
-// atMost is the part of an error that tells the largest requested size; empty if limit is 0, which means no limit.
-func atMost(limit int64) string {
-	if limit == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" and at most %s", volume.ExactSize(limit))
+	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %v (%d disks match disks.match, %d of them are free, %d are being wiped): add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
+		s.cfg.Name, r, len(all), free, wiping)
 }
 
 // create creates a volume on a claimed disk, and closes the claim. It returns ErrDiskRefuses if the disk

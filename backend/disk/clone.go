@@ -52,11 +52,11 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	defer from.Close()
 	size := spec.Capacity
 	size.Required = max(size.Required, o.Volume.Capacity)
-	free, err := claimDisk(ctx, p, size, o.Volume.Capacity)
+	free, err := claimDisk(ctx, p, room{size, o.Volume.Capacity, o.Volume.Overhead()})
 	if err != nil {
 		return err
 	}
-	v := b.newVolume(p, spec, free)
+	v := b.newVolume(p, spec, free, o.Volume.Encryption)
 	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
 	if !mayHaveData {
 		return create(ctx, p, v, free, nil)
@@ -97,7 +97,12 @@ func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk
 	if err != nil {
 		return pool.CopyError(err)
 	}
-	if err := zeroRest(ctx, to, copied.Bytes, v, progress); err != nil {
+	if v.Encryption != nil { // the container does not show old data, and the source has a container because it has data
+		err = pool.MarkContainerCopied(dir)
+	} else {
+		err = zeroRest(ctx, to, copied.Bytes, v, progress)
+	}
+	if err != nil {
 		return err
 	}
 	if !v.Block {

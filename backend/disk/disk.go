@@ -43,12 +43,14 @@ var Kind = backend.Kind{
 	Parameters: []backend.Parameter{
 		backend.FSType,
 		backend.MkfsOptions,
+		backend.Encryption,
 		{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero), string(wipeNone)}, Default: string(wipeDiscard),
 			Doc: "What happens to the data of a [deleted volume](../kinds/disks.md#delete). `discard` overwrites it if the disk does not guarantee zeros after a discard, `zero` always. With `none` the next user of the disk can read it.",
 		},
 	},
-	New: New,
+	Examine: func() []backend.Finding { return []backend.Finding{backend.ExamineEncryption()} },
+	New:     New,
 }
 
 // New creates the backend. It uses only pools of disks.
@@ -57,11 +59,13 @@ func New(pools *pool.Set) backend.Backend {
 		_, isDisks := c.Section.(*Disks)
 		return isDisks
 	}
-	return &Backend{backend.Devices{
+	b := &Backend{}
+	b.Devices = backend.Devices{
 		Pools: backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: backend.NoRoom},
 		Raw:   volume.Bounds{Min: volume.MiB, Granule: volume.MiB}, Formatter: blockdev.NewFormatter(),
-		Loops: blockdev.NewLoopTags(blockdev.IsNodePath), ReadOnlyTag: readOnlyTag, OpenDevice: openPartition,
-	}}
+		Loops: blockdev.NewLoopTags(blockdev.IsNodePath), ReadOnlyTag: readOnlyTag, OpenDevice: b.openDevice,
+	}
+	return b
 }
 
 // Create implements backend.Backend.
@@ -83,11 +87,11 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 
 // createEmpty creates a volume without content on a free disk.
 func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
-	c, err := claimDisk(ctx, p, spec.Capacity, b.Bounds(spec.FSType(), spec.Block()).Min)
+	c, err := claimDisk(ctx, p, room{spec.Capacity, b.Bounds(spec.FSType(), spec.Block()).Min, backend.HeaderSize(spec.Parameters)})
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	v := b.newVolume(p, spec, c)
+	v := b.newVolume(p, spec, c, backend.NewEncryption(spec.Parameters, spec.Block(), c.Disk.SectorSize))
 	v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
 	if err := backend.CheckMkfsOptions(spec.Parameters, v.FSType, v.Capacity); err != nil {
 		return volume.Volume{}, errors.Join(err, c.Close())
@@ -96,9 +100,10 @@ func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spe
 }
 
 // newVolume returns the record of a new volume on a claimed disk.
-func (b *Backend) newVolume(p *pool.Pool, spec volume.Spec, c *claim) volume.Volume {
+func (b *Backend) newVolume(p *pool.Pool, spec volume.Spec, c *claim, e *volume.Encryption) volume.Volume {
 	v := b.NewVolume(p, spec)
-	v.Capacity, v.SectorSize = c.Disk.Room(), c.Disk.SectorSize
+	v.Encryption, v.SectorSize = e, c.Disk.SectorSize
+	v.Capacity = c.Disk.Room() - v.Overhead()
 	wipe := wipeMode(spec.Parameters.Get(paramWipe))
 	v.Section = &section{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: wipe}
 	return v

@@ -10,3 +10,6 @@ import (
 
 // TestRealDisks runs the conformance tests on the NVMe, SCSI and virtio disks of the virtual machine.
 func TestRealDisks(t *testing.T) { targets.Run(t, "disks-nvme", "disks-scsi", "disks-virtio") }
+
+// TestEncrypted runs the conformance tests for encrypted volumes.
+func TestEncrypted(t *testing.T) { targets.Run(t, "disks-encrypted", "disks-scsi-encrypted") }

@@ -220,7 +220,7 @@ func (s *storage) Usage(u ledger.Usage) ledger.Usage {
 // Find implements pool.Storage.
 func (s *storage) Find(v volume.Volume) (device string, used int64, err error) {
 	d, _, err := s.locate(v)
-	return d.Path, v.Capacity, err
+	return d.Path, v.StorageSize(), err
 }
 
 // Devices implements pool.Storage.
@@ -289,7 +289,7 @@ func claimed(v volume.Volume) blockdev.Claimed {
 func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err error) error {
 	switch {
 	case err == nil && !m.Complete:
-		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if the data is not needed: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, sectionOf(v).GUID, d.Clearing())
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if the data is not needed: %s; nothing was changed", v.ID, d.Path, v.StorageSize(), volume.MiB, sectionOf(v).GUID, d.Clearing())
 	case errors.Is(err, blockdev.ErrNoMark):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: find out which program wrote to the disk; nothing was changed", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskUnreadable):

@@ -37,7 +37,7 @@ func openDisks(t *testing.T, dir string, match ...string) *pool.Pool {
 // makeDisk creates a volume on a free disk whose size is in the range r.
 func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.Volume, error) {
 	t.Helper()
-	c, err := claimDisk(t.Context(), p, r, volume.MiB)
+	c, err := claimDisk(t.Context(), p, room{Range: r, min: volume.MiB})
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -342,14 +342,14 @@ func TestDiskCanceled(t *testing.T) {
 	must(t, err)
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err = claimDisk(soon, p, volume.Range{}, 1)
+	_, err = claimDisk(soon, p, room{min: 1})
 	must(t, held.Close())
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("while another program holds the disk: got %v, want DeadlineExceeded", err)
 	}
-	c, err := claimDisk(t.Context(), p, volume.Range{}, 1)
+	c, err := claimDisk(t.Context(), p, room{min: 1})
 	must(t, err)
-	if _, err := claimDisk(soon, p, volume.Range{}, 1); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := claimDisk(soon, p, room{min: 1}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("while another call claims a disk: got %v, want DeadlineExceeded", err)
 	}
 	must(t, c.Close())

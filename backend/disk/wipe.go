@@ -85,6 +85,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 // wipe wipes a disk. It begins at the offset that an interrupted call has recorded.
 func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root) error {
 	return d.Wipe(ctx, sectionOf(v).GUID, blockdev.WipeOptions{
+		Header:  v.Overhead(),
 		Keep:    sectionOf(v).Wipe == wipeNone,
 		Release: sectionOf(v).Wipe == wipeDiscard,
 		From:    backend.WipedOffset(folder.FS()), Progress: backend.WipeProgress(folder),

@@ -255,18 +255,5 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets vol
 // openDevice opens the device of an attached volume, to create the read-only device on it. That device is a loop
 // device, because BLKROSET would make the device itself read-only.
 func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
-	path, ok, err := b.Mapped(v)
-	switch {
-	case err != nil:
-		return nil, err
-	case ok:
-		return os.Open(path)
-	case v.Encryption != nil:
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
-	}
-	device, err := blockdev.OpenNode(deviceNode(v.ID))
-	if err != nil {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
-	}
-	return device, err
+	return b.OpenAttached(v, deviceNode(v.ID))
 }

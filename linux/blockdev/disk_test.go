@@ -673,7 +673,7 @@ func TestWipeLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestWipeKeep: with Keep, Wipe overwrites only the places of signatures.
+// TestWipeKeep: with Keep, Wipe overwrites only the header and the places of signatures.
 func TestWipeKeep(t *testing.T) {
 	d, image := newDisk(t)
 	guid := claim(t, d)
@@ -681,8 +681,10 @@ func TestWipeKeep(t *testing.T) {
 	must(t, err)
 	testenv.Mkfs(t, "ext4", "-b", "4096", part.Name()) // has a backup superblock at 128 MiB
 	must(t, errors.Join(part.Close(), blockdev.Detach(t.Context(), guid, guid)))
+	const header = 16 * mib
+	writeData(t, d, guid, "header", header-8)
 	writeData(t, d, guid, "kept", 100*mib)
-	must(t, d.Wipe(t.Context(), guid, blockdev.WipeOptions{Keep: true, Wiped: func() error { return nil }}))
+	must(t, d.Wipe(t.Context(), guid, blockdev.WipeOptions{Header: header, Keep: true, Wiped: func() error { return nil }}))
 	requireReason(t, d, blockdev.DiskFree, "")
 	f, err := os.Open(image)
 	must(t, err)
@@ -692,6 +694,12 @@ func TestWipeKeep(t *testing.T) {
 	must(t, err)
 	if string(middle) != "kept" {
 		t.Errorf("data between the signatures: got %q, want \"kept\"", middle)
+	}
+	erased := make([]byte, header)
+	_, err = f.ReadAt(erased, mib)
+	must(t, err)
+	if left := bytes.Trim(erased, "\x00"); len(left) > 0 {
+		t.Errorf("the header: got %d bytes of data, want none", len(left))
 	}
 }
 

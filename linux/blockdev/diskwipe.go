@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // WipeOptions are the options of Wipe.
 type WipeOptions struct {
+	// Header is the size in bytes of the beginning of the data that is durably overwritten first, also with Keep.
+	Header int64
 	// Keep means that only the places of signatures are overwritten, and other data is kept.
 	Keep bool
 	// Release means that the disk may release the storage (ZeroRange).
@@ -91,8 +95,14 @@ func (d Disk) dataPlaces() []span {
 	return places
 }
 
-// wipeData zeroes the range of data, or only its signatures with o.Keep.
+// wipeData zeroes the range of data, or only its header and its signatures with o.Keep.
 func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error {
+	if start, _ := newTable(d.Size, d.SectorSize).room(); o.Header > 0 && o.From < start+o.Header {
+		if err := zeroIn(disk, []span{{start, start + o.Header}}); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.DeleteErased)
+	}
 	if o.Keep {
 		return zeroIn(disk, d.dataPlaces())
 	}

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/luks"
 )
 
 // diskOverhead is a size in bytes that is larger than the partition tables of a disk.
@@ -20,6 +22,9 @@ const diskOverhead = 4 << 20
 func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	t.Helper()
 	h := &host{binary: crashing, dir: t.TempDir(), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
+	if k.Has(backendtest.Encrypted) {
+		h.size += luks.DataOffset
+	}
 	h.pool = h.path("state/disks/default")
 	h.disk, h.diskImage, _ = testenv.Disk(t, h.size+diskOverhead)
 	t.Cleanup(func() { _ = os.Remove(h.deviceNode("pvc-1")) })
@@ -39,19 +44,11 @@ func (h *host) deviceNode(name string) string {
 
 // checkDisk compares the disk and its mounts with the expected state.
 func (c *co) checkDisk() error {
-	node := c.host.deviceNode(c.name)
-	_, statErr := os.Stat(node)
-	errs := []error{c.checkTargetExists(), c.checkMount(c.staging(), node, c.staged, false), c.checkMount(c.target(), node, c.published, c.readOnly)}
-	if exists := statErr == nil; exists != c.staged {
-		errs = append(errs, fmt.Errorf("got device node %s exists: %t, want %t", node, exists, c.staged))
-	}
+	err := c.checkDevice()
 	if c.created {
-		errs = append(errs, c.host.checkMark())
+		err = errors.Join(err, c.host.checkMark())
 	}
-	if c.staged && c.resized {
-		errs = append(errs, c.checkDeviceSize(node))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // checkMark fails unless the disk has the complete mark of the driver.

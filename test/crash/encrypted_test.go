@@ -55,6 +55,28 @@ var exportEncryptedRows = slices.Concat(
 	at(row{call: remove, kinds: exportCryptExt4}, crashpoint.DeleteErased, crashpoint.DeleteRenamed),
 )
 
+// The kinds of rows for encrypted disks.
+var (
+	diskCryptXFS = []kind{{targets.Volume("disks-encrypted", "xfs"), "dcrypt"}}
+	diskCryptRaw = []kind{{targets.Volume("disks-encrypted", "block"), "dcrypt-raw"}}
+	diskCrypt    = slices.Concat(diskCryptXFS, diskCryptRaw)
+)
+
+// diskEncryptedRows contains the rows for encrypted disks.
+var diskEncryptedRows = slices.Concat(
+	at(row{call: create, kinds: diskCryptXFS}, crashpoint.ClaimMarked),
+	at(row{call: stage, kinds: diskCrypt},
+		crashpoint.StageAttached, crashpoint.StageFormatting, crashpoint.StageEncrypted, crashpoint.StageOpened, crashpoint.StageErased, crashpoint.StageNoted),
+	at(row{call: stage, kinds: diskCryptXFS}, crashpoint.StageHalfFormat, crashpoint.StageFormatted, crashpoint.StageMarked, crashpoint.StageMounted),
+	at(row{call: stage, kinds: diskCrypt, used: true}, crashpoint.StageOpened),
+	at(row{call: publish, kinds: diskCryptRaw, used: true, readOnly: true}, crashpoint.PublishReadOnly),
+	at(row{call: expand, kinds: diskCrypt}, crashpoint.GrowBackup, crashpoint.GrowImage),
+	at(row{call: nodeExpand, kinds: diskCrypt}, crashpoint.GrowDevice),
+	at(row{call: unstage, kinds: diskCrypt}, crashpoint.UnstageMount, crashpoint.UnstageGone),
+	at(row{call: remove, kinds: diskCrypt}, crashpoint.DeleteRenamed, crashpoint.DeleteErased),
+	at(row{call: remove, kinds: diskCryptXFS}, crashpoint.ReapZeroed),
+)
+
 // mappedNode returns the device node of an encrypted volume's mapped device. It fails unless the node exists.
 func (c *co) mappedNode() (string, error) {
 	text := c.id

@@ -57,8 +57,8 @@ func newHostWithGroup(t *testing.T, k kind, group *lvm.Group, armed crashpoint.P
 	return h
 }
 
-// checkLogical compares the mounts and the device node of a logical volume with the expected state.
-func (c *co) checkLogical() error {
+// checkDevice compares the mounts and the device node of a disk or a logical volume with the expected state.
+func (c *co) checkDevice() error {
 	node := c.host.deviceNode(c.name)
 	_, statErr := os.Stat(node)
 	errs := []error{c.checkTargetExists()}

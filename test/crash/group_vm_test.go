@@ -67,25 +67,24 @@ var encryptedThinRows = slices.Concat(
 
 // TestEncryptedGroup is TestGroup for encrypted volumes.
 func TestEncryptedGroup(t *testing.T) {
-	testLogical(t, encryptedGroupRows, cryptGroupExt4[0], cryptGroupRaw[0])
+	testRows(t, encryptedGroupRows, cryptGroupExt4[0], cryptGroupRaw[0], cryptGroupExt4[0])
 }
 
 // TestEncryptedThin is TestGroup for encrypted volumes in thin pools.
 func TestEncryptedThin(t *testing.T) {
-	testLogical(t, encryptedThinRows, cryptThinExt4[0], cryptThinExt4[0])
+	testRows(t, encryptedThinRows, slices.Repeat(cryptThinExt4, 3)...)
 }
 
 // TestGroup kills the driver at crash points and at random moments, for logical volumes. A program that the driver has
 // started is killed with it. Half of the rows repeat the interrupted call, and the others undo it.
-func TestGroup(t *testing.T) { testLogical(t, groupRows, groupXFS[0], groupRaw[0]) }
+func TestGroup(t *testing.T) { testRows(t, groupRows, groupXFS[0], groupRaw[0], groupXFS[0]) }
 
 // TestThin is TestGroup for volumes in thin pools.
-func TestThin(t *testing.T) { testLogical(t, thinRows, thinXFS[0], thinRaw[0]) }
+func TestThin(t *testing.T) { testRows(t, thinRows, thinXFS[0], thinRaw[0], thinXFS[0]) }
 
-func testLogical(t *testing.T, rows []row, filesystem, raw kind) {
-	t.Run("random", func(t *testing.T) {
-		newGroupHost(t, filesystem, "").randomMoments(t, filesystem, raw, filesystem)
-	})
+// testRows runs rows, and kills the driver at random moments while it serves a volume of each element of kinds.
+func testRows(t *testing.T, rows []row, kinds ...kind) {
+	t.Run("random", func(t *testing.T) { kinds[0].host(t, "").randomMoments(t, kinds...) })
 	t.Run("rows", func(t *testing.T) {
 		for i, r := range rows {
 			for j, k := range r.kinds {
@@ -96,7 +95,7 @@ func testLogical(t *testing.T, rows []row, filesystem, raw kind) {
 				if name := r.name(k) + "/" + how; strings.Contains(name, *only) {
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
-						r.run(t, newGroupHost(t, k, ""), k, after)
+						r.run(t, k.host(t, ""), k, after)
 					})
 				}
 			}

@@ -20,7 +20,7 @@ func (c *co) checkVolume() error {
 		return c.checkDisk()
 	}
 	if c.kind.Has(backendtest.Logical) {
-		return c.checkLogical()
+		return c.checkDevice()
 	}
 	if c.isLocal() {
 		return errors.Join(c.checkTargetExists(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())

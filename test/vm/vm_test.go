@@ -115,7 +115,10 @@ var guests = []guest{
 	},
 	{
 		name: "encryption-crash", disks: []string{"16G"}, prelude: onDisk + " && modprobe dm_crypt", crashing: true, long: true, limit: 60 * time.Minute,
-		programs: []program{{"./test/crash", []string{"-test.run", "^TestEncrypted$", "-test.parallel", "4"}, passed("TestEncrypted/random", "TestEncrypted/rows/.*")}},
+		programs: []program{
+			{"./test/crash", []string{"-test.run", "^TestEncrypted$", "-test.parallel", "4"}, passed("TestEncrypted/random", "TestEncrypted/rows/.*")},
+			{"./test/crash", []string{"-test.run", "^TestEncryptedDisk$", "-test.parallel", "4"}, passed("TestEncryptedDisk/random", "TestEncryptedDisk/rows/.*")},
+		},
 	},
 	{
 		name: "quota", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
@@ -144,6 +147,13 @@ var guests = []guest{
 			{"./backend/disk", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/disks-scsi/xfs/DiskPulled", "TestRealDisks/disks-nvme/ext4/DiskGrowth", "TestRealDisks/disks-virtio/btrfs")},
 			{"./backend/disk", []string{"-test.run", "^TestDisks$/./^ext4$/^DiskGrowth$"}, passed("TestDisks/disks/ext4/DiskGrowth")},
 			{"./linux/blockdev", []string{"-test.run", "^TestHeld$"}, passed("TestHeld/disk", "TestHeld/partition")},
+		},
+	},
+	{
+		name: "disk-encryption", disks: []string{"32G"}, scsi: []string{"1100M", "1100M", "1100M"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
+		programs: []program{
+			{"./backend/disk", []string{"-test.run", "^TestEncrypted$/^disks-encrypted$"}, passed("TestEncrypted/disks-encrypted/ext4/DiskGrowth", "TestEncrypted/disks-encrypted/block/DiskHeader", "TestEncrypted/disks-encrypted/xfs/EncryptedCopies")},
+			{"./backend/disk", []string{"-test.run", "^TestEncrypted$/^disks-scsi-encrypted$/./^(DiskPulled|Reboot)$"}, passed("TestEncrypted/disks-scsi-encrypted/(ext4|block)/DiskPulled")},
 		},
 	},
 	{

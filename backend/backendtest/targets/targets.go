@@ -93,6 +93,8 @@ var All = []backendtest.Target{
 	realDisks("nvme", "/dev/nvme[0-2]n1"),
 	realDisks("scsi", "/dev/sd?"),
 	realDisks("virtio", "/dev/vd[b-z]"),
+	encryptedDisks(loopDisks()),
+	encryptedDisks(realDisks("scsi", "/dev/sd?")),
 	{
 		Name: "group", Guest: true, Backend: lvm.Kind, Pool: backendtest.GroupPool, Class: class(lvm.Name, backendtest.GroupPool),
 		Features: logical, Kinds: backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnGroup, Options: serve,
@@ -135,6 +137,14 @@ func loopDisks() backendtest.Target {
 		Features: disks, Kinds: backendtest.Devices("ext4", "xfs", "btrfs"), Medium: backendtest.OnDisks(backendtest.LoopDisks),
 		Growing: backendtest.GrowingLoop, Plug: testenv.PlugIn, Options: serve,
 	}
+}
+
+// encryptedDisks returns the target of encrypted volumes on the disks of another target.
+func encryptedDisks(target backendtest.Target) backendtest.Target {
+	target.Name, target.Guest, target.Class = target.Name+"-encrypted", true, encryptedClass(disk.Name, backendtest.DiskPool)
+	target.Features |= backendtest.Encrypted
+	target.Kinds = backendtest.Devices("ext4", "xfs")
+	return target
 }
 
 // localImages returns the target of images on a filesystem of the node. copies is LiveCopies if files on the
