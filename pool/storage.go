@@ -96,9 +96,9 @@ type Storage interface {
 // HeaderEraser is implemented by a Storage whose volumes can be encrypted.
 type HeaderEraser interface {
 	Storage
-	// EraseHeader durably erases the LUKS2 header of a deleted volume. The pool calls it before Reclaim, and again until it
-	// returns nil. It returns nil if there is no header.
-	EraseHeader(ctx context.Context, v volume.Volume) error
+	// EraseHeader durably erases the LUKS2 header of a deleted volume, whose folder is in the trash. The pool calls it before
+	// Reclaim, and again until it returns nil. It returns nil if there is no header, or Reclaim erases it.
+	EraseHeader(ctx context.Context, folder *os.Root, v volume.Volume) error
 }
 
 // ThinStorage is implemented by a Storage that allocates space when data is written, so that a pool can promise more than

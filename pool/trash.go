@@ -257,7 +257,11 @@ func (t *Trash) eraseHeader(ctx context.Context, folder *os.File) error {
 		return err
 	}
 	if eraser, ok := t.storage.(HeaderEraser); ok {
-		err = eraser.EraseHeader(ctx, v)
+		var dir *os.Root
+		if dir, err = beneath.OpenRoot(folder, "."); err == nil {
+			defer dir.Close()
+			err = eraser.EraseHeader(ctx, dir, v)
+		}
 	} else {
 		err = t.eraseImageHeader(folder)
 	}

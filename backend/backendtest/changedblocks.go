@@ -23,7 +23,7 @@ func testChangedBlocks(t *testing.T, d *Driver, kind Kind) {
 	rng := rand.NewChaCha8([32]byte{})
 	var snapshots []*csi.Snapshot
 	for range 4 {
-		scribble(t, rng, l.target, size)
+		scribble(t, rng, l, size)
 		if kind.Has(RestCopies) {
 			l.unpublishAndUnstage(t)
 		}
@@ -33,29 +33,29 @@ func testChangedBlocks(t *testing.T, d *Driver, kind Kind) {
 		}
 	}
 	for i, newer := range snapshots {
-		content := d.snapshotContent(t, newer)
+		content := d.snapshotContent(t, newer, kind)
 		wantZerosOutside(t, content, d.allocated(t, newer, 0, 0))
 		for _, older := range snapshots[:i+1] {
-			wantDelta(t, d, older, newer)
+			wantDelta(t, d, kind, older, newer)
 		}
 	}
 	wantPaged(t, d, snapshots[0], snapshots[3])
 	testChangedBlocksRequests(t, d, kind, snapshots[0], snapshots[1], size)
 }
 
-// scribble writes, zeroes and deallocates random blocks of a device.
-func scribble(t *testing.T, source *rand.ChaCha8, device string, size int64) {
+// scribble writes, zeroes and deallocates random blocks of a raw volume. An encrypted volume refuses discards.
+func scribble(t *testing.T, source *rand.ChaCha8, l *testVolume, size int64) {
 	t.Helper()
 	rng := rand.New(source)
-	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	f, err := os.OpenFile(l.target, os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
 	for range 30 {
 		at, n := rng.Int64N(size/4096-16)*4096, (1+rng.Int64N(16))*4096
-		switch rng.IntN(6) {
-		case 0:
+		switch action := rng.IntN(6); {
+		case action == 0 && !l.kind.Has(Encrypted):
 			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, n)
-		case 1:
+		case action == 1:
 			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, at, n)
 		default:
 			b := make([]byte, n)
@@ -67,16 +67,16 @@ func scribble(t *testing.T, source *rand.ChaCha8, device string, size int64) {
 	must(t, f.Sync())
 }
 
-// snapshotContent returns the content of the image of a snapshot.
-func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot) []byte {
+// snapshotContent returns the content of the image of a snapshot, without a header.
+func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot, kind Kind) []byte {
 	t.Helper()
 	l := testVolume{id: s.GetSnapshotId()}
 	b, err := os.ReadFile(filepath.Join(d.Pool(), "snapshots", l.name(), "0/image"))
 	must(t, err)
-	if int64(len(b)) != s.GetSizeBytes() {
-		t.Errorf("the image of snapshot %v has %d bytes, want its size", s, len(b))
+	if int64(len(b)) != s.GetSizeBytes()+kind.overhead() {
+		t.Fatalf("the image of snapshot %v has %d bytes, want its size, and that of the header", s, len(b))
 	}
-	return b
+	return b[kind.overhead():]
 }
 
 // stream reads the messages of a call for a volume of size bytes, and returns their blocks. The blocks must
@@ -144,9 +144,9 @@ func wantZerosOutside(t *testing.T, content []byte, blocks []*csi.BlockMetadata)
 }
 
 // wantDelta fails the test unless the delta turns the older snapshot into the newer one.
-func wantDelta(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
+func wantDelta(t *testing.T, d *Driver, kind Kind, older, newer *csi.Snapshot) {
 	t.Helper()
-	have, want := d.snapshotContent(t, older), d.snapshotContent(t, newer)
+	have, want := d.snapshotContent(t, older, kind), d.snapshotContent(t, newer, kind)
 	blocks := d.delta(t, older, newer, 0, 0)
 	if older == newer && len(blocks) > 0 {
 		t.Errorf("got %d changed blocks between a snapshot and itself, want none", len(blocks))

@@ -49,6 +49,20 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 	return nil
 }
 
+// EraseHeader implements pool.HeaderEraser. At most four disks are wiped at the same time, so without it the header of
+// another disk would stay for hours. If it does nothing, Reclaim reports why, or erases the header.
+func (s *storage) EraseHeader(ctx context.Context, folder *os.Root, v volume.Volume) error {
+	for _, flag := range []string{unusedFile, wipedFile} {
+		if is, err := backend.HasFlag(folder, flag); err != nil || is {
+			return err
+		}
+	}
+	if d, _, err := blockdev.FindClaim(s.match, claimed(v)); err == nil {
+		_ = d.EraseHeader(ctx, sectionOf(v).GUID, v.Overhead())
+	}
+	return nil
+}
+
 // wipeDisk finds the disk of a deleted volume, verifies that it is the volume's, and wipes it.
 func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root) error {
 	wiped, err := backend.HasFlag(folder, wipedFile)

@@ -87,7 +87,10 @@ func missingTag(g dm.Group, lv dm.LogicalVolume, guid string) error {
 }
 
 // EraseHeader implements pool.HeaderEraser. A logical volume that never had data of the volume needs no erasing.
-func (s *storage) EraseHeader(ctx context.Context, v volume.Volume) error {
+func (s *storage) EraseHeader(ctx context.Context, folder *os.Root, v volume.Volume) error {
+	if abandoned, err := backend.HasFlag(folder, unusedFile); err != nil || abandoned { // removeVolume verifies that it has no data
+		return err
+	}
 	if t, err := s.thinPool(); s.thin != "" && (err != nil || t.Data.Free() < luks.DataOffset) {
 		return err // if a snapshot shares the header, writing to it needs free blocks
 	}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-
-	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // WipeOptions are the options of Wipe.
@@ -31,19 +29,12 @@ type WipeOptions struct {
 // use the disk. The error is ErrNotBlank if the disk was written to after an earlier call zeroed it; the next call
 // must set From to 0.
 func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
-	disk, err := d.OpenExclusive(ctx)
+	disk, err := d.openToWipe(ctx, guid)
 	if err != nil {
 		return err
 	}
 	defer disk.Close()
-	m, err := d.verify(disk, guid)
-	if err != nil {
-		return err
-	}
-	if m.Damaged {
-		return fmt.Errorf("%s: its first partition table is damaged, so another program may use the disk now: %w", d.Path, ErrNoMark)
-	}
-	if err := d.hidePartition(disk); err != nil {
+	if err := d.eraseHeader(disk, o.Header); err != nil {
 		return err
 	}
 	if err := d.wipeData(ctx, disk, o); err != nil {
@@ -53,6 +44,45 @@ func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 		return err
 	}
 	return EraseMark(disk, d.Size, d.SectorSize)
+}
+
+// EraseHeader durably overwrites the beginning of the data of a claimed disk, before Wipe does so. size is the size of the
+// header in bytes. The errors are those of Wipe.
+func (d Disk) EraseHeader(ctx context.Context, guid string, size int64) error {
+	disk, err := d.openToWipe(ctx, guid)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	return d.eraseHeader(disk, size)
+}
+
+// openToWipe opens a claimed disk exclusively, and makes the kernel forget its partition.
+func (d Disk) openToWipe(ctx context.Context, guid string) (*os.File, error) {
+	disk, err := d.OpenExclusive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.verify(disk, guid)
+	if err == nil && m.Damaged {
+		err = fmt.Errorf("%s: its first partition table is damaged, so another program may use the disk now: %w", d.Path, ErrNoMark)
+	}
+	if err == nil {
+		err = d.hidePartition(disk)
+	}
+	if err != nil {
+		return nil, errors.Join(err, disk.Close())
+	}
+	return disk, nil
+}
+
+// eraseHeader overwrites the first size bytes of the data.
+func (d Disk) eraseHeader(disk *os.File, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	start, _ := newTable(d.Size, d.SectorSize).room()
+	return zeroIn(disk, []span{{start, start + size}})
 }
 
 // Unmark removes the mark, or the rest of it, from a disk whose data was wiped. The error is ErrNotBlank if the disk
@@ -95,14 +125,8 @@ func (d Disk) dataPlaces() []span {
 	return places
 }
 
-// wipeData zeroes the range of data, or only its header and its signatures with o.Keep.
+// wipeData zeroes the range of data, or only its signatures with o.Keep.
 func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error {
-	if start, _ := newTable(d.Size, d.SectorSize).room(); o.Header > 0 && o.From < start+o.Header {
-		if err := zeroIn(disk, []span{{start, start + o.Header}}); err != nil {
-			return err
-		}
-		crashpoint.Here(crashpoint.DeleteErased)
-	}
 	if o.Keep {
 		return zeroIn(disk, d.dataPlaces())
 	}

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
 // mountsAt returns the mounts at a path. The last one hides the others.
@@ -93,7 +95,11 @@ func leaks(dir, allowed string) error {
 
 // deviceSize returns the size of a block device in bytes.
 func deviceSize(device string) (int64, error) {
-	b, err := os.ReadFile("/sys/block/" + filepath.Base(device) + "/size")
+	name, err := blockdev.KernelName(device)
+	if err != nil {
+		return 0, err
+	}
+	b, err := os.ReadFile("/sys/class/block/" + name + "/size")
 	if err != nil {
 		return 0, err
 	}

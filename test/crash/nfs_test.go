@@ -24,9 +24,9 @@ var (
 	formats   = images("ext4", "xfs")
 )
 
-// nodeLocal contains the points of quotas and disks, which volumes on an export do not reach.
+// nodeLocal contains the points of quotas, disks and volume groups, which volumes on an export do not reach.
 var nodeLocal = []crashpoint.Point{
-	crashpoint.CreateLimited, crashpoint.ReapRemoved,
+	crashpoint.CreateZeroed, crashpoint.GrowZeroed, crashpoint.GrowFreed, crashpoint.CreateLimited, crashpoint.ReapRemoved,
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
 
