@@ -438,8 +438,8 @@ func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
 			req.CapacityRange = tc.r
 			v, err := create(t, d, req)
 			wantCode(t, err, tc.code)
-			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()) {
-				t.Errorf("got %v, and the capacity changed from %d to %d; want it to decrease by the size of the volume, at least 1 GiB", v, free, capacity(t, d, kind))
+			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()-kind.overhead()) {
+				t.Errorf("got %v, and the capacity changed from %d to %d; want it to decrease by the size of the volume, at least 1 GiB, and that of its header", v, free, capacity(t, d, kind))
 			}
 		})
 		await(t, "all disks to be free again", allFree)
