@@ -21,7 +21,7 @@ const diskOverhead = 4 << 20
 // newDiskHost starts an armed driver with a pool of one disk, which a volume of the kind fits.
 func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	t.Helper()
-	h := &host{binary: crashing, dir: t.TempDir(), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
+	h := &host{binary: crashing, dir: newDir(t), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	if k.Has(backendtest.Encrypted) {
 		h.size += luks.DataOffset
 	}

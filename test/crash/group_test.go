@@ -50,7 +50,7 @@ func newGroupHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 // newHostWithGroup starts an armed driver with a pool of an existing volume group.
 func newHostWithGroup(t *testing.T, k kind, group *lvm.Group, armed crashpoint.Point) *host {
 	t.Helper()
-	h := &host{binary: crashing, dir: t.TempDir(), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
+	h := &host{binary: crashing, dir: newDir(t), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	h.pool = h.path("state/lvm/default")
 	h.group, h.thinPool = group.VolumeGroup, group.ThinPool
 	h.begin(t, fmt.Sprintf("lvm: {volumeGroup: %q, thinPool: %q}", h.group, h.thinPool), armed)

@@ -73,9 +73,22 @@ func newHost(t *testing.T, fsType, binary string, armed crashpoint.Point) *host 
 // newHostWithPool returns a node with an empty pool in a directory and a running driver.
 func newHostWithPool(t *testing.T, pool, binary string, armed crashpoint.Point) *host {
 	t.Helper()
-	h := &host{binary: binary, dir: t.TempDir(), pool: pool}
+	h := &host{binary: binary, dir: newDir(t), pool: pool}
 	h.begin(t, fmt.Sprintf("directory: {path: %q}, ephemeral: true", pool), armed)
 	return h
+}
+
+// newDir creates a host.dir. T.TempDir contains the name of the test, and would be too long for the path of a socket.
+func newDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "crash-")
+	must(t, err)
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // begin starts the first driver. medium is the part of the pool's configuration that selects its

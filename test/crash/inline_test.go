@@ -85,7 +85,7 @@ func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, interrupted ca
 	t.Helper()
 	for _, r := range inlineRows {
 		for _, point := range r.points {
-			name := string(point) // short, because the path of the driver's socket contains it
+			name := string(point)
 			if r.attributes["medium"] != "" {
 				name += "-memory"
 			}

@@ -9,8 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// kind is a kind of volume of package targets. Its name is short, because the path of the driver's
-// socket contains it.
+// kind is a kind of volume of package targets. Its name is a part of the names of tests.
 type kind struct {
 	backendtest.Kind
 	name string

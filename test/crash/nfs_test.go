@@ -116,7 +116,7 @@ func (r row) runOnExport(t *testing.T, server *nfsd.Server, k kind, after func(*
 func newExportHost(t *testing.T, server *nfsd.Server, name string, armed crashpoint.Point) *host {
 	t.Helper()
 	path := server.Export(t, name)
-	h := &host{binary: crashing, dir: t.TempDir(), pool: server.Dir(path), export: &export{server.Address(), path, name}}
+	h := &host{binary: crashing, dir: newDir(t), pool: server.Dir(path), export: &export{server.Address(), path, name}}
 	h.begin(t, fmt.Sprintf("nfs: {server: %s, export: %s, init: true}", h.export.server, h.export.path), armed)
 	return h
 }

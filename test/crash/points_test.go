@@ -162,7 +162,7 @@ func (r row) name(k kind) string {
 		{r.frozen, "-frozen"},
 		{r.group, "-group"},
 		{r.restored, "-restored"},
-		{r.call == deleteSnapshot, "-dropped"}, // without it, two rows would have the same name, and t.Run would add a #, which is not allowed in the socket's address
+		{r.call == deleteSnapshot, "-dropped"}, // without it, two rows would have the same name
 		{r.pool != "", "-on-" + r.pool},
 	} {
 		if one.is {
