@@ -191,13 +191,14 @@ const (
 
 // Nowhere contains the blocks that no test runs, with the reason.
 var Nowhere = map[string]string{
-	"docs/kinds/lvm.md#logical-volumes":                 "needs the device mapper; the conformance tests of backend/lvm create volume groups",
-	"docs/kinds/lvm.md#thin-pools":                      "needs the device mapper; the conformance tests of backend/lvm create thin pools",
-	"docs/kinds/lvm.md#move-the-volume-group":           "needs the device mapper; row GroupMoved of the conformance tests runs these commands",
-	"docs/encryption.md#class-and-secret":               needsMapper,
-	"docs/encryption.md#change-the-passphrase":          needsMapper,
-	"docs/encryption.md#back-up-and-restore-the-header": needsMapper,
-	"README.md#install.2":                               "runs all tests, this one too",
+	"docs/kinds/lvm.md#logical-volumes":                   "needs the device mapper; the conformance tests of backend/lvm create volume groups",
+	"docs/kinds/lvm.md#thin-pools":                        "needs the device mapper; the conformance tests of backend/lvm create thin pools",
+	"docs/kinds/lvm.md#move-the-volume-group":             "needs the device mapper; row GroupMoved of the conformance tests runs these commands",
+	"docs/encryption.md#class-and-secret":                 needsMapper,
+	"docs/encryption.md#change-the-passphrase":            needsMapper,
+	"docs/encryption.md#back-up-and-restore-the-header":   needsMapper,
+	"docs/encryption.md#back-up-and-restore-the-header.2": needsMapper,
+	"README.md#install.2":                                 "runs all tests, this one too",
 
 	"examples/volume-manager/README.md#add-volumes.2": "needs podman and a registry; TestExamples of test/volumemanager checks the paths",
 	"docs/releasing.md#verify-a-release":              needsRelease,
