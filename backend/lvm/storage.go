@@ -407,7 +407,7 @@ func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) 
 	for _, p := range r.Physical {
 		d := pool.Device{Path: p.Path, Size: p.Size, State: deviceInUse, Detail: "a physical volume of " + s.name}
 		if p.Missing {
-			d.State, d.Detail, d.Advice = deviceMissing, "physical volume "+p.UUID, "attach the disk, or remove it from the group: vgreduce --removemissing "+s.name+" (its volumes are lost)"
+			d.State, d.Detail, d.Advice = deviceMissing, "physical volume "+p.UUID, "attach the disk; or remove it and every logical volume with data on it: vgreduce --removemissing --force "+s.name
 		}
 		devices = append(devices, d)
 	}
