@@ -86,11 +86,44 @@ type Marked struct {
 	Foreign bool
 	// Shrunk returns the error for a device that is smaller than the record requires.
 	Shrunk func(size int64) error
+	// Detach detaches the device.
+	Detach func(context.Context) error
 }
 
 // PrepareMarked checks the size of a device, opens the container of an encrypted volume, and creates the filesystem if the
-// device was never used. The device is marked before it can be used. Closing the source does not close the device.
-func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (*blockdev.DeviceSource, error) {
+// device was never used. The device is marked before it can be used. After an error, and when the source is closed, the
+// device is closed, and detached if nothing uses it.
+func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (mount.Source, error) {
+	hold := Closers{&holding{d, m}}
+	source, err := d.prepareMarked(ctx, m)
+	if err != nil {
+		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
+	}
+	if source.Hold != nil { // the device in the container is closed first
+		hold = append(Closers{source.Hold}, hold...)
+	}
+	source.Hold = hold
+	return source, nil
+}
+
+// holding keeps a volume attached while it is not mounted yet.
+type holding struct {
+	d *Devices
+	m *Marked
+}
+
+// Close closes the device, and detaches it if nothing uses it.
+func (h *holding) Close() error {
+	ctx := context.Background()
+	err := h.m.Device.Close()
+	idle, idleErr := h.d.idle(ctx, h.m.Volume, h.m.Device.Name())
+	if idle {
+		return errors.Join(err, h.m.Detach(ctx))
+	}
+	return errors.Join(err, idleErr)
+}
+
+func (d *Devices) prepareMarked(ctx context.Context, m *Marked) (*blockdev.DeviceSource, error) {
 	if err := m.syncCapacity(ctx); err != nil {
 		return nil, err
 	}
@@ -106,7 +139,7 @@ func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (*blockdev.Devic
 	return &blockdev.DeviceSource{Path: m.Device.Name(), FSType: m.Volume.FSType, Commit: commit}, err
 }
 
-// prepareEncrypted is PrepareMarked for an encrypted volume. The open container of a raw volume is used again.
+// prepareEncrypted is prepareMarked for an encrypted volume. The open container of a raw volume is used again.
 func (d *Devices) prepareEncrypted(ctx context.Context, m *Marked) (*blockdev.DeviceSource, error) {
 	path, ok, err := d.MappedRaw(m.Volume)
 	if ok && err == nil {
@@ -180,9 +213,9 @@ func (m *Marked) syncCapacity(ctx context.Context) error {
 	return err
 }
 
-// Idle reports whether nothing uses the device of a volume that was being attached, so that it can be detached. It closes
+// idle reports whether nothing uses the device of a volume that was being attached, so that it can be detached. It closes
 // the container of a filesystem that is not mounted. A raw device counts as used, unless its container is not open.
-func (d *Devices) Idle(ctx context.Context, v volume.Volume, device string) (bool, error) {
+func (d *Devices) idle(ctx context.Context, v volume.Volume, device string) (bool, error) {
 	switch {
 	case v.Encryption == nil:
 		mounts, err := mount.OfDevice(device)

@@ -353,7 +353,8 @@ func (d *Devices) PrepareContainer(ctx context.Context, c *Container) (*Encrypte
 	return e, nil
 }
 
-// GrowMapped makes the mapped device of a volume as large as its capacity. The device below it already has the new size.
+// GrowMapped makes the mapped device of a volume, if there is one, as large as its capacity. The device below it already
+// has the new size.
 func (d *Devices) GrowMapped(ctx context.Context, v volume.Volume, secrets volume.Secrets) error {
 	path, ok, err := d.Mapped(v)
 	if err != nil || !ok {

@@ -86,7 +86,7 @@ func TestParseParameters(t *testing.T) {
 				if tc.want.Values == nil {
 					tc.want.Values = map[string]string{}
 				}
-				if tc.want.Backend == "loop" {
+				if tc.want.Backend == "loop" || tc.want.Backend == "disk" {
 					tc.want.Values["encryption"] = cmp.Or(tc.in["encryption"], "none")
 				}
 				if tc.want.Backend == "loop" && tc.in["allocation"] == "" {

@@ -41,40 +41,16 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume, secrets volume.Se
 		return nil, explainDisk(v, err)
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	hold := backend.Closers{&holding{b, device, v}}
-	source, err := b.PrepareMarked(ctx, &backend.Marked{
+	return b.PrepareMarked(ctx, &backend.Marked{
 		Pool: p, Volume: v, Device: device, Secrets: secrets, Used: m.Used,
 		SetUsed: func(ctx context.Context) error { return explainDisk(v, d.SetUsed(ctx, sectionOf(v).GUID)) },
 		Shrunk: func(size int64) error {
 			return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %s, but the record requires %s: nothing was changed; find out which program has changed the partition table", v.ID, device.Name(), volume.ExactSize(size), volume.ExactSize(v.StorageSize()))
 		},
+		Detach: func(ctx context.Context) error {
+			return explainDisk(v, blockdev.Detach(ctx, sectionOf(v).GUID, deviceName(v.ID)))
+		},
 	})
-	if err != nil {
-		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
-	}
-	if source.Hold != nil { // the device in the container is closed first
-		hold = append(backend.Closers{source.Hold}, hold...)
-	}
-	source.Hold = hold
-	return source, nil
-}
-
-// holding keeps the disk of a volume attached while it is not mounted yet.
-type holding struct {
-	b      *Backend
-	device *os.File
-	v      volume.Volume
-}
-
-// Close closes the device, and detaches the disk if nothing uses it.
-func (h *holding) Close() error {
-	ctx := context.Background()
-	err := h.device.Close()
-	idle, idleErr := h.b.Idle(ctx, h.v, h.device.Name())
-	if idle {
-		return errors.Join(err, explainDisk(h.v, blockdev.Detach(ctx, sectionOf(h.v).GUID, deviceName(h.v.ID))))
-	}
-	return errors.Join(err, idleErr)
 }
 
 // explainDisk adds the volume and the remedy to an error of an attached disk.
@@ -187,10 +163,8 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets vol
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
 	v.Capacity = size - v.Overhead()
-	if v.Encryption != nil {
-		if err := b.GrowMapped(ctx, v, secrets); err != nil {
-			return err
-		}
+	if err := b.GrowMapped(ctx, v, secrets); err != nil {
+		return err
 	}
 	return b.GrowReadOnly(v, v.Capacity)
 }

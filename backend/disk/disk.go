@@ -49,8 +49,7 @@ var Kind = backend.Kind{
 			Doc: "What happens to the data of a [deleted volume](../kinds/disks.md#delete). `discard` overwrites it if the disk does not guarantee zeros after a discard, `zero` always. With `none` the next user of the disk can read it.",
 		},
 	},
-	Examine: func() []backend.Finding { return []backend.Finding{backend.ExamineEncryption()} },
-	New:     New,
+	New: New,
 }
 
 // New creates the backend. It uses only pools of disks.

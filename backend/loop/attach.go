@@ -331,7 +331,7 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets vol
 	if err == nil && ok {
 		err = blockdev.GrowLoop(number, v.StorageSize())
 	}
-	if err == nil && v.Encryption != nil {
+	if err == nil {
 		err = b.GrowMapped(ctx, v, secrets)
 	}
 	if err != nil || !v.Block {

@@ -46,34 +46,15 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume, secrets volume.Se
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	hold := backend.Closers{&holding{b, device, v}}
-	source, err := b.prepare(ctx, p, v, device, lv, secrets)
-	if err != nil {
-		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
-	}
-	if source.Hold != nil { // the device in the container is closed first
-		hold = append(backend.Closers{source.Hold}, hold...)
-	}
-	source.Hold = hold
-	return source, nil
-}
-
-// holding keeps a volume attached while it is not mounted yet.
-type holding struct {
-	b      *Backend
-	device *os.File
-	v      volume.Volume
-}
-
-// Close closes the device, and detaches the volume if nothing uses it.
-func (h *holding) Close() error {
-	ctx := context.Background()
-	err := h.device.Close()
-	idle, idleErr := h.b.Idle(ctx, h.v, h.device.Name())
-	if idle {
-		return errors.Join(err, h.b.deactivate(ctx, h.v))
-	}
-	return errors.Join(err, idleErr)
+	return b.PrepareMarked(ctx, &backend.Marked{
+		Pool: p, Volume: v, Device: device, Secrets: secrets, Used: !lv.HasTag(unusedTag),
+		Foreign: lv.Pool == "", // the extents may contain signatures of removed logical volumes
+		SetUsed: func(ctx context.Context) error { return storageOf(p).setUsed(ctx, v) },
+		Shrunk: func(size int64) error {
+			return volume.Errorf(volume.ErrDamaged, "volume %s: its logical volume has %s, but the record requires %s: nothing was changed; find out who has reduced it", v.ID, volume.ExactSize(size), volume.ExactSize(v.StorageSize()))
+		},
+		Detach: func(ctx context.Context) error { return b.deactivate(ctx, v) },
+	})
 }
 
 // attach activates the logical volume of a volume, and opens its device node.
@@ -112,19 +93,6 @@ func showsVolume(v volume.Volume) (bool, error) {
 	}
 	id, ok := dm.IsVolume(number)
 	return ok && (v.Section == nil || id == sectionOf(v).id()), nil
-}
-
-// prepare checks the size of the device, opens the container of an encrypted volume, and creates the filesystem if
-// necessary.
-func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, device *os.File, lv dm.LogicalVolume, secrets volume.Secrets) (*blockdev.DeviceSource, error) {
-	return b.PrepareMarked(ctx, &backend.Marked{
-		Pool: p, Volume: v, Device: device, Secrets: secrets, Used: !lv.HasTag(unusedTag),
-		Foreign: lv.Pool == "", // the extents may contain signatures of removed logical volumes
-		SetUsed: func(ctx context.Context) error { return storageOf(p).setUsed(ctx, v) },
-		Shrunk: func(size int64) error {
-			return volume.Errorf(volume.ErrDamaged, "volume %s: its logical volume has %s, but the record requires %s: nothing was changed; find out who has reduced it", v.ID, volume.ExactSize(size), volume.ExactSize(v.StorageSize()))
-		},
-	})
 }
 
 // setUsed durably records that the logical volume may contain data.
@@ -244,10 +212,8 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume, secrets vol
 		return err
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
-	if v.Encryption != nil {
-		if err := b.GrowMapped(ctx, v, secrets); err != nil {
-			return err
-		}
+	if err := b.GrowMapped(ctx, v, secrets); err != nil {
+		return err
 	}
 	return b.GrowReadOnly(v, v.Capacity)
 }
