@@ -241,7 +241,7 @@ func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.Control
 	if errors.Is(err, volume.ErrDamaged) { // health reports the damage
 		v.ID, err = volume.ParseID(req.GetVolumeId())
 	}
-	if id, invalid := volume.ParseID(req.GetVolumeId()); invalid == nil && id.Shared() && errors.Is(err, volume.ErrUnavailable) {
+	if id, invalid := volume.ParseID(req.GetVolumeId()); invalid == nil && id.Shared() && b != nil && errors.Is(err, volume.ErrUnavailable) {
 		return &csi.ControllerGetVolumeHealthResponse{
 			VolumeHealth: translate.VolumeHealth(id.String(), []backend.Condition{backend.PoolUnavailable(err)}),
 		}, nil
