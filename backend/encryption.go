@@ -29,7 +29,7 @@ var Encryption = Parameter{
 func ExamineEncryption() Finding {
 	version, err := luks.Version(context.Background())
 	if err != nil {
-		return Finding{Name: "encryption", Found: fmt.Sprintf("volumes with %s: %s cannot be staged: %v (install the package %s, or run the driver from its image; modprobe dm_crypt)", volume.ParamEncryption, volume.EncryptionLUKS2, err, luks.Package)}
+		return Finding{Name: "encryption", Found: fmt.Sprintf("only volumes with %s: %s need it, and it is not available: %v (install the package %s, or run the driver from its image; modprobe dm_crypt)", volume.ParamEncryption, volume.EncryptionLUKS2, err, luks.Package)}
 	}
 	return Finding{Name: "encryption", Found: luks.Program + " " + version}
 }

@@ -269,7 +269,7 @@ func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, c
 	case shared && !known && p.Pool == "":
 		return failure(name, "no nfs pool is in this driver's configuration", "add one, or give the class server and share")
 	case !known && !controller:
-		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool if this node should have it; without the pool, volumes of the class are created on other nodes")
+		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "if another node has the pool, volumes of the class are created there; otherwise recreate the class with the name of a pool, or add the pool")
 	case !shared && c.VolumeBindingMode != "WaitForFirstConsumer":
 		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are created before the node of their pod is known", "recreate the class with WaitForFirstConsumer")
 	}

@@ -283,6 +283,9 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 	case unlimited < len(f.directories):
 		return warning(name, f.noLimits.Error()+more, "the other volumes were created with a limit, which is not in force: follow the message")
 	}
+	if len(f.directories) == 0 {
+		return ok(name, "directory volumes would have no limit: %v", f.noLimits)
+	}
 	return ok(name, "nothing limits directory volumes to their capacity: %v%s", f.noLimits, more)
 }
 

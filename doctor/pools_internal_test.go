@@ -109,7 +109,7 @@ func TestPools(t *testing.T) {
 		{"healthy", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
 		{"promised space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
 		{"one volume", func(*pool.Config, string) {}, "pool p, volumes", OK, "1"},
-		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing limits directory volumes to their capacity"},
+		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "directory volumes would have no limit"},
 		{"quota: off", func(c *pool.Config, _ string) { c.Quota = "off" }, "pool p, directories", OK, "quota: off"},
 		{"quota: required, not supported", func(c *pool.Config, _ string) { c.Quota = "required" }, "pool p, directories", Failure, "XFS"},
 		{"reserve larger than the filesystem", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},

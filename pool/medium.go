@@ -146,7 +146,7 @@ func (m *localMedium) Check() error {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.Directory.Path, err)
 	}
 	if st.Dev != m.dev || st.Ino != m.ino {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is no longer the directory that the driver opened: was its disk unmounted, or another one mounted over it? Mount the disk again and restart the driver", c.Name, c.Directory.Path)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is no longer the directory that the driver opened: was its disk unmounted, or another one mounted over it? Mount the disk again; if this message stays, restart the driver", c.Name, c.Directory.Path)
 	}
 	if err := m.CheckMarker(); err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is missing or belongs to another pool (%w): restore the pool's own %s (uuid %s)", c.Name, c.place(), err, markerFile, m.uuid)

@@ -108,6 +108,17 @@ func TestOrphans(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got orphans %q, want %q", got, want)
 	}
+	lost := persistentVolume(t, "pv-lost", "loop:fast.fedcba98:pvc-5", "lost")
+	if got := findOrphans(sample(), []kube.PersistentVolume{lost}, nil); slices.ContainsFunc(got, func(o Orphan) bool { return o.Name == "pv-lost" }) {
+		t.Errorf("got %+v although a node does not report, want no orphan of an unknown pool", got)
+	}
+	complete := sample()
+	complete.Processes, complete.Pools = complete.Processes[:1], complete.Pools[:1]
+	if got := findOrphans(complete, []kube.PersistentVolume{lost}, nil); !slices.ContainsFunc(got, func(o Orphan) bool {
+		return o.Name == "pv-lost" && strings.Contains(o.Reason, "no node has pool fast with the UUID fedcba98")
+	}) {
+		t.Errorf("got %+v, want the PersistentVolume of a pool that no node has", got)
+	}
 	twice := sample()
 	twice.Pools = append(twice.Pools, status.Pool{Name: "fast", UUID: "01234567", Node: "b"})
 	for _, o := range findOrphans(twice, volumes, contents) {

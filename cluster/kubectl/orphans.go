@@ -33,7 +33,7 @@ type Orphan struct {
 	Node      string `json:"node,omitempty"`
 	SizeBytes int64  `json:"sizeBytes,omitempty"`
 	Reason    string `json:"reason"`
-	// CleanUp is the command that removes the orphan.
+	// CleanUp is the command that removes the orphan, or the page with the steps.
 	CleanUp string `json:"cleanUp"`
 }
 
@@ -69,14 +69,21 @@ func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []ku
 	}
 	for _, v := range volumes {
 		id, err := volume.ParseID(v.Spec.CSI.VolumeHandle)
-		if err != nil || existing[id.String()] || !complete[poolOf(id)] { // a static volume has no ID of a pool
+		if err != nil || existing[id.String()] { // a static volume has no ID of a pool
 			continue
 		}
-		orphans = append(orphans, Orphan{
-			Kind: OrphanedPersistentVolume, Name: v.Metadata.Name, Pool: id.Pool,
-			Reason:  fmt.Sprintf("pool %s has no volume %s", id.Pool, id),
-			CleanUp: "kubectl delete persistentvolume " + v.Metadata.Name,
-		})
+		o := Orphan{Kind: OrphanedPersistentVolume, Name: v.Metadata.Name, Pool: id.Pool}
+		switch readable, known := complete[poolOf(id)]; {
+		case readable:
+			o.Reason = fmt.Sprintf("pool %s has no volume %s", id.Pool, id)
+			o.CleanUp = "kubectl delete persistentvolume " + v.Metadata.Name
+		case !known && !id.Shared() && len(r.Missing()) == 0:
+			o.Reason = fmt.Sprintf("no node has pool %s with the UUID %s", id.Pool, id.PoolUUID)
+			o.CleanUp = "if its disk is lost, see docs/operations/nodes.md"
+		default:
+			continue
+		}
+		orphans = append(orphans, o)
 	}
 	return append(orphans, findOrphanedSnapshots(r, contents, complete)...)
 }

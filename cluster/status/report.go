@@ -176,7 +176,7 @@ func (r Report) From(node string, serves func(pool, uuid string) bool) Report {
 		case p.UUID != "" && serves(p.Name, p.UUID):
 			uuids[p.Name] = p.UUID
 		case p.UUID != "":
-			p.Problem = "another node is recorded for this pool, or also announces it"
+			p.Problem = "the controller has not recorded this node for the pool: the pool is new, or another node has or also announces it"
 		}
 		p.Node = node
 		kept.Pools = append(kept.Pools, p)

@@ -82,6 +82,10 @@ func TestMissing(t *testing.T) {
 	if got, want := r.Missing(), []string{"a: no answer", "pool fast on a: not mounted"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	r.Processes[0].Problem = "no answer\nnot mounted"
+	if got := r.Missing(); len(got) != 2 {
+		t.Errorf("got %q, want the problem of the pool once", got)
+	}
 }
 
 // TestTransfer: Fetch returns the report that Register serves, and survives a source that panics.

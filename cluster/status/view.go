@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/trivet-csi/trivet/volume"
@@ -114,8 +115,12 @@ func on(node string) string {
 // or are not ready, and pools that are not open.
 func (r Report) Missing() (reasons []string) {
 	for _, p := range r.Processes {
-		if p.Problem != "" {
-			reasons = append(reasons, p.Name()+": "+p.Problem)
+		for line := range strings.Lines(p.Problem) {
+			problem := strings.TrimSpace(line)
+			ofPool := func(other Pool) bool { return other.Node == p.Node && other.Problem == problem }
+			if !slices.ContainsFunc(r.Pools, ofPool) { // a process also reports the problems of its pools
+				reasons = append(reasons, p.Name()+": "+problem)
+			}
 		}
 	}
 	for _, p := range r.Pools {

@@ -274,10 +274,10 @@ directories with another use. */}}
 
 {{- define "trivet.checkAPIs" -}}
 {{- if and .Values.snapshots.enabled (not (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1")) -}}
-{{- fail "\n\nsnapshots.enabled: the cluster has no API snapshot.storage.k8s.io/v1. Install the CRDs and the snapshot-controller of https://github.com/kubernetes-csi/external-snapshotter first, or set snapshots.enabled=false (helm template: --api-versions snapshot.storage.k8s.io/v1)" -}}
+{{- fail "\n\nsnapshots.enabled: the cluster has no API snapshot.storage.k8s.io/v1. Install the CRDs and the snapshot-controller of https://github.com/kubernetes-csi/external-snapshotter first (docs/snapshots.md), or set snapshots.enabled=false (helm template: --api-versions snapshot.storage.k8s.io/v1)" -}}
 {{- end -}}
 {{- if and .Values.snapshots.groups (not (.Capabilities.APIVersions.Has "groupsnapshot.storage.k8s.io/v1")) -}}
-{{- fail "\n\nsnapshots.groups: the cluster has no API groupsnapshot.storage.k8s.io/v1. Install the CRDs of https://github.com/kubernetes-csi/external-snapshotter, 8.6 or later, first, or set snapshots.groups=false (helm template: --api-versions groupsnapshot.storage.k8s.io/v1)" -}}
+{{- fail "\n\nsnapshots.groups: the cluster has no API groupsnapshot.storage.k8s.io/v1. Install the CRDs of https://github.com/kubernetes-csi/external-snapshotter, 8.6 or later, first (docs/snapshots.md), or set snapshots.groups=false (helm template: --api-versions groupsnapshot.storage.k8s.io/v1)" -}}
 {{- end -}}
 {{- if and .Values.snapshots.metadata.enabled (not (.Capabilities.APIVersions.Has "cbt.storage.k8s.io/v1beta1")) -}}
 {{- fail "\n\nsnapshots.metadata: the cluster has no API cbt.storage.k8s.io/v1beta1. Install the CRD of https://github.com/kubernetes-csi/external-snapshot-metadata first, or set snapshots.metadata.enabled=false (helm template: --api-versions cbt.storage.k8s.io/v1beta1)" -}}
