@@ -341,7 +341,7 @@ never be deleted without that sidecar. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses to remove a pool that has volumes or snapshots. An ID is backend:pool.uuid:name, or
+{{/* Refuses to remove a pool that has PersistentVolumes or VolumeSnapshotContents. An ID is backend:pool.uuid:name, or
 backend:pool:name for an export. Other IDs contain no pool of the values. */}}
 {{- define "trivet.checkDropped" -}}
 {{- $names := list -}}
@@ -364,7 +364,7 @@ backend:pool:name for an export. Other IDs contain no pool of the values. */}}
 {{- range $id, $object := $ids -}}
 {{- $pool := regexFind "^[a-z]+:[a-z0-9-]+(\\.[0-9a-f]{8})?:[a-z0-9.-]+$" $id | splitList ":" | rest | first | default "" | splitList "." | first -}}
 {{- if and $pool (not (has $pool $names)) -}}
-{{- fail (printf "\n\npools.%s is missing, but %s is in that pool: pods could no longer use it. Add the pool again, or delete its volumes and snapshots first" $pool $object) -}}
+{{- fail (printf "\n\npools.%s is missing, but %s is in that pool: pods could no longer use it. Add the pool again, or first delete its claims and snapshots, and what `kubectl trivet orphans` lists. To delete a released volume with the reclaim policy Retain:\n  kubectl patch pv NAME -p '{\"spec\":{\"persistentVolumeReclaimPolicy\":\"Delete\"}}'" $pool $object) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
