@@ -241,7 +241,7 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	case len(closed) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: check the driver's log there", id, key, id.Pool, quoted(names(closed)))
 	}
-	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/operations/nodes.md, \"A node is gone\")", id, key)
+	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: restore its node or its disk, or remove the PersistentVolume by hand (docs/operations/nodes.md, \"A node is gone\" or \"A disk is lost\")", id, key)
 }
 
 // unavailable returns the nodes that did not answer the last request (silent), and the other nodes that
