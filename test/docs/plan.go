@@ -211,8 +211,9 @@ var Nowhere = map[string]string{
 	"docs/kinds/disks.md#move-a-disk.3": needsDisks,
 	"docs/kinds/disks.md#move-a-disk.4": needsDisks,
 
-	"docs/operations/nodes.md#a-node-is-gone":   "needs a node whose disk is lost",
-	"docs/troubleshooting.md#troubleshooting.2": "needs a driver that does not start; TestDoctor of test/e2e runs the same command with such a driver",
+	"docs/operations/nodes.md#a-node-is-gone":             "needs a node whose disk is lost",
+	"docs/operations/nodes.md#unmount-the-disk-of-a-pool": "needs a pool on a disk of its own",
+	"docs/troubleshooting.md#troubleshooting.2":           "needs a driver that does not start; TestDoctor of test/e2e runs the same command with such a driver",
 
 	"docs/kinds/directories.md#enable-quotas":             needsQuotas,
 	"docs/kinds/directories.md#enable-quotas.2":           needsQuotas,
