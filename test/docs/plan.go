@@ -215,11 +215,10 @@ var Nowhere = map[string]string{
 	"docs/operations/nodes.md#unmount-the-disk-of-a-pool": "needs a pool on a disk of its own",
 	"docs/troubleshooting.md#troubleshooting.2":           "needs a driver that does not start; TestDoctor of test/e2e runs the same command with such a driver",
 
-	"docs/kinds/directories.md#enable-quotas":             needsQuotas,
-	"docs/kinds/directories.md#enable-quotas.2":           needsQuotas,
-	"docs/kinds/directories.md#enable-quotas.3":           "needs btrfs-progs 6.7, which Debian 12 lacks",
-	"docs/kinds/directories.md#when-quotas-are-damaged":   needsQuotas,
-	"docs/kinds/directories.md#when-quotas-are-damaged.2": needsQuotas,
+	"docs/kinds/directories.md#enable-quotas":           needsQuotas,
+	"docs/kinds/directories.md#enable-quotas.2":         needsQuotas,
+	"docs/kinds/directories.md#enable-quotas.3":         "needs btrfs-progs 6.7, which Debian 12 lacks",
+	"docs/kinds/directories.md#when-quotas-are-damaged": needsQuotas,
 
 	"docs/migration.md#from-csi-driver-nfs": needsServer,
 	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
