@@ -97,7 +97,7 @@ func (d *Devices) PrepareMarked(ctx context.Context, m *Marked) (mount.Source, e
 	hold := Closers{&holding{d, m}}
 	source, err := d.prepareMarked(ctx, m)
 	if err != nil {
-		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
+		return nil, errors.Join(err, hold.Close())
 	}
 	if source.Hold != nil { // the device in the container is closed first
 		hold = append(Closers{source.Hold}, hold...)

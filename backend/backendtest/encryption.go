@@ -298,7 +298,7 @@ func testEncryptedCopies(t *testing.T, d *Driver, kind Kind) {
 	other, _ := newVolumeFor(t, d, kind, request)
 	_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(other), 0))
 	wantCode(t, err, codes.InvalidArgument, "has encryption none")
-	size := int64(2 * gib)
+	size := 2 * gib
 	if kind.Has(WholeDisk) { // all disks have the same size
 		size = gib
 	}

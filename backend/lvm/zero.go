@@ -71,7 +71,7 @@ func (b *Backend) growRaw(ctx context.Context, p *pool.Pool, id volume.ID, r vol
 	s := storageOf(p)
 	size, err := r.Choose(s.bounds(v))
 	if err == nil && v.Capacity < r.Required {
-		defer s.beginGrowth(sectionOf(v).GUID)()
+		defer s.beginGrowth(sectionOf(v).GUID)() //nolint:contextcheck // the growth is removed even if the call has ended
 		err = s.prepareGrowth(ctx, p, v, size, progress)
 	}
 	if err != nil {

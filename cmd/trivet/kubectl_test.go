@@ -102,7 +102,7 @@ func serveExec(w http.ResponseWriter, r *http.Request, stdout string) {
 	if err != nil {
 		return
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	_, _ = fmt.Fprint(streams[1], stdout)
 	_, _ = fmt.Fprint(streams[3], `{"status":"Success"}`)
 }

@@ -201,13 +201,13 @@ func eachType(t *testing.T, test func(t *testing.T, fsType string)) {
 }
 
 // freezeDirs freezes filesystems.
-func freezeDirs(t *testing.T, notes string, limit time.Duration, dirs ...string) *freeze.Frozen {
+func freezeDirs(t *testing.T, notes string, dirs ...string) *freeze.Frozen {
 	t.Helper()
 	var targets []freeze.Target
 	for _, dir := range dirs {
 		targets = append(targets, target(t, dir))
 	}
-	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), limit, targets...)
+	z, err := freeze.New(reexec.Self, notes).Freeze(t.Context(), long, targets...)
 	must(t, err)
 	return z
 }
@@ -217,7 +217,7 @@ func TestFreeze(t *testing.T) {
 	eachType(t, func(t *testing.T, fsType string) {
 		one, two := newFilesystem(t, fsType), newFilesystem(t, fsType)
 		notes := filepath.Join(t.TempDir(), "notes")
-		z := freezeDirs(t, notes, long, one, two)
+		z := freezeDirs(t, notes, one, two)
 		for _, dir := range []string{one, two} {
 			if !isFrozen(t, dir) {
 				t.Errorf("%s is not frozen", dir)
@@ -243,7 +243,7 @@ func TestFreezeWhileWriting(t *testing.T) {
 		written := make(chan error, 1)
 		go func() { written <- write(ctx, filepath.Join(dir, "file")) }()
 		for range 70 {
-			must(t, freezeDirs(t, notes, long, dir).Thaw())
+			must(t, freezeDirs(t, notes, dir).Thaw())
 		}
 		stop()
 		must(t, <-written)
@@ -282,7 +282,7 @@ func TestLimit(t *testing.T) {
 // TestThawedByOthers: Thaw reports that another process has thawed the filesystem.
 func TestThawedByOthers(t *testing.T) {
 	dir, notes := newFilesystem(t, "xfs"), t.TempDir()
-	z := freezeDirs(t, notes, long, dir)
+	z := freezeDirs(t, notes, dir)
 	testenv.Run(t, "fsfreeze", "--unfreeze", dir)
 	if err := z.Thaw(); !errors.Is(err, freeze.ErrExpired) {
 		t.Errorf("got %v, want %v", err, freeze.ErrExpired)
@@ -340,7 +340,7 @@ func TestGuardAlone(t *testing.T) {
 // TestSignals: signals that a terminal or a container sends to all processes do not end a freeze.
 func TestSignals(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
-	z := freezeDirs(t, notes, long, dir)
+	z := freezeDirs(t, notes, dir)
 	for _, pid := range guardians(t, notes) {
 		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1} {
 			must(t, syscall.Kill(pid, signal))
@@ -358,7 +358,7 @@ func TestSignals(t *testing.T) {
 // TestGuardianKilled: after the guardian was killed, the driver thaws the filesystems, and Thaw reports that.
 func TestGuardianKilled(t *testing.T) {
 	one, two, notes := newFilesystem(t, "ext4"), newFilesystem(t, "xfs"), t.TempDir()
-	z := freezeDirs(t, notes, long, one, two)
+	z := freezeDirs(t, notes, one, two)
 	killGuardians(t, notes)
 	requireWritable(t, one)
 	requireWritable(t, two)
@@ -518,7 +518,7 @@ func TestRecoverOtherVersion(t *testing.T) {
 // TestRecoverBesideGuardian: Recover does not thaw the filesystems of a running guardian.
 func TestRecoverBesideGuardian(t *testing.T) {
 	dir, notes := newFilesystem(t, "ext4"), t.TempDir()
-	z := freezeDirs(t, notes, long, dir)
+	z := freezeDirs(t, notes, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	if err := freeze.New(reexec.Self, notes).Recover(ctx, open); err == nil || !isFrozen(t, dir) {

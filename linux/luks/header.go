@@ -142,7 +142,7 @@ func newestCopy(device io.ReaderAt) (headerCopy, error) {
 		newest, oldest = oldest, newest
 	}
 	newest.Damaged = damaged != nil || newest.sequence() != oldest.sequence()
-	return newest, nil
+	return newest, nil //nolint:nilerr // Damaged describes the other copy
 }
 
 // HasHeader reports whether a device has the magic number of a copy of a header.

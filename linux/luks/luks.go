@@ -246,7 +246,7 @@ func Resize(ctx context.Context, name string, key []byte) error {
 	}
 	node := filepath.Join("/dev/mapper", name)
 	if err := unix.Mknod(node, unix.S_IFBLK|0o600, int(d.Number)); err == nil {
-		defer os.Remove(node)
+		defer func() { _ = os.Remove(node) }()
 	} else if !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("mknod %s: %w", node, err)
 	}

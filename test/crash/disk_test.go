@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
-	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/luks"
@@ -18,8 +17,8 @@ import (
 // diskOverhead is a size in bytes that is larger than the partition tables of a disk.
 const diskOverhead = 4 << 20
 
-// newDiskHost starts an armed driver with a pool of one disk, which a volume of the kind fits.
-func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
+// newDiskHost starts a driver with a pool of one disk, which a volume of the kind fits.
+func newDiskHost(t *testing.T, k kind) *host {
 	t.Helper()
 	h := &host{binary: crashing, dir: newDir(t), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	if k.Has(backendtest.Encrypted) {
@@ -28,7 +27,7 @@ func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	h.pool = h.path("state/disks/default")
 	h.disk, h.diskImage, _ = testenv.Disk(t, h.size+diskOverhead)
 	t.Cleanup(func() { _ = os.Remove(h.deviceNode("pvc-1")) })
-	h.begin(t, fmt.Sprintf("disks: {match: [%q]}", h.disk), armed)
+	h.begin(t, fmt.Sprintf("disks: {match: [%q]}", h.disk), "")
 	return h
 }
 

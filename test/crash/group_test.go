@@ -41,19 +41,19 @@ var groupRows = slices.Concat(
 	at(row{call: remove, kinds: groupXFS}, crashpoint.ReapZeroed, crashpoint.ReapErasing, crashpoint.ReapStarted),
 )
 
-// newGroupHost starts an armed driver with a pool of a new volume group.
-func newGroupHost(t *testing.T, k kind, armed crashpoint.Point) *host {
+// newGroupHost starts a driver with a pool of a new volume group.
+func newGroupHost(t *testing.T, k kind) *host {
 	t.Helper()
-	return newHostWithGroup(t, k, k.Target().Medium(t, backendtest.Room{}).Config.Section.(*lvm.Group), armed)
+	return newHostWithGroup(t, k, k.Target().Medium(t, backendtest.Room{}).Config.Section.(*lvm.Group))
 }
 
-// newHostWithGroup starts an armed driver with a pool of an existing volume group.
-func newHostWithGroup(t *testing.T, k kind, group *lvm.Group, armed crashpoint.Point) *host {
+// newHostWithGroup starts a driver with a pool of an existing volume group.
+func newHostWithGroup(t *testing.T, k kind, group *lvm.Group) *host {
 	t.Helper()
 	h := &host{binary: crashing, dir: newDir(t), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	h.pool = h.path("state/lvm/default")
 	h.group, h.thinPool = group.VolumeGroup, group.ThinPool
-	h.begin(t, fmt.Sprintf("lvm: {volumeGroup: %q, thinPool: %q}", h.group, h.thinPool), armed)
+	h.begin(t, fmt.Sprintf("lvm: {volumeGroup: %q, thinPool: %q}", h.group, h.thinPool), "")
 	return h
 }
 

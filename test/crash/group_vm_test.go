@@ -84,7 +84,7 @@ func TestThin(t *testing.T) { testRows(t, thinRows, thinXFS[0], thinRaw[0], thin
 
 // testRows runs rows, and kills the driver at random moments while it serves a volume of each element of kinds.
 func testRows(t *testing.T, rows []row, kinds ...kind) {
-	t.Run("random", func(t *testing.T) { kinds[0].host(t, "").randomMoments(t, kinds...) })
+	t.Run("random", func(t *testing.T) { kinds[0].host(t).randomMoments(t, kinds...) })
 	t.Run("rows", func(t *testing.T) {
 		for i, r := range rows {
 			for j, k := range r.kinds {
@@ -95,7 +95,7 @@ func testRows(t *testing.T, rows []row, kinds ...kind) {
 				if name := r.name(k) + "/" + how; strings.Contains(name, *only) {
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
-						r.run(t, k.host(t, ""), k, after)
+						r.run(t, k.host(t), k, after)
 					})
 				}
 			}

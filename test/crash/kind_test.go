@@ -6,7 +6,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
-	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // kind is a kind of volume of package targets. Its name is a part of the names of tests.
@@ -61,14 +60,14 @@ func images(fsTypes ...string) []kind {
 // growth is the number of bytes by which volumes are expanded.
 const growth = 32 << 20
 
-// host starts an armed driver with a pool for volumes of the kind.
-func (k kind) host(t *testing.T, armed crashpoint.Point) *host {
+// host starts a driver with a pool for volumes of the kind.
+func (k kind) host(t *testing.T) *host {
 	t.Helper()
 	if k.Has(backendtest.WholeDisk) {
-		return newDiskHost(t, k, armed)
+		return newDiskHost(t, k)
 	}
 	if k.Has(backendtest.Logical) {
-		return newGroupHost(t, k, armed)
+		return newGroupHost(t, k)
 	}
-	return newHostWithPool(t, k.Target().Medium(t, backendtest.Room{Total: poolFilesystem}).Dir, crashing, armed)
+	return newHostWithPool(t, k.Target().Medium(t, backendtest.Room{Total: poolFilesystem}).Dir, crashing, "")
 }

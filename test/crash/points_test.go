@@ -251,7 +251,7 @@ func (r row) host(t *testing.T, k kind) *host {
 	if r.pool != "" {
 		return newHost(t, r.pool, crashing, "")
 	}
-	return k.host(t, "")
+	return k.host(t)
 }
 
 // crash makes the calls that precede the row's call. Then it arms the driver and makes the row's call,

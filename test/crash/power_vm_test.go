@@ -32,7 +32,7 @@ func TestGroupPower(t *testing.T) {
 		k := r.kinds[0]
 		t.Run(r.name(k), func(t *testing.T) {
 			disk := newFailingDisk(t)
-			h := newHostWithGroup(t, k, &lvm.Group{VolumeGroup: disk.group}, "")
+			h := newHostWithGroup(t, k, &lvm.Group{VolumeGroup: disk.group})
 			c := r.crash(t, h, k)
 			disk.cutPower(t, h)
 			must(t, h.start(""))

@@ -35,7 +35,7 @@ func TestRandomMoments(t *testing.T) {
 		if !first.Has(backendtest.WholeDisk) { // a pool of disks has only one disk, for one volume
 			ofTarget = slices.Repeat(ofTarget, 3)[:len(ofTarget)+2] // two volumes more than kinds
 		}
-		t.Run(target, func(t *testing.T) { first.host(t, "").randomMoments(t, ofTarget...) })
+		t.Run(target, func(t *testing.T) { first.host(t).randomMoments(t, ofTarget...) })
 	}
 }
 
