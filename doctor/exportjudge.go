@@ -245,7 +245,7 @@ func judgeIdentity(name, node, identity, registered string, err error) Check {
 	case err != nil:
 		return warning(name, err.Error(), "give the driver the host's /sys; follow the message")
 	case registered == "":
-		return ok(name, "%s, which no node has registered", identity)
+		return ok(name, "%s, which is new: no node has registered it", identity)
 	case registered != node:
 		return failure(name, fmt.Sprintf("%s is also the identity of node %q: the server would grant both the lock on one image", identity, registered), remedy)
 	}

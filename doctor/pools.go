@@ -291,7 +291,7 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 
 func judgeSpace(name string, u pool.Usage) Check {
 	seen := fmt.Sprintf("%s of %s free, %s promised, room for %s, reserve %s",
-		volume.FormatSize(u.Free), volume.FormatSize(u.Total), volume.FormatSize(u.Promised), volume.FormatSize(u.Room), volume.FormatSize(u.Reserve))
+		volume.FormatSize(min(u.Free, u.Total)), volume.FormatSize(u.Total), volume.FormatSize(u.Promised), volume.FormatSize(u.Room), volume.FormatSize(u.Reserve))
 	if u.OtherPools > 0 {
 		seen += fmt.Sprintf(", %s for other pools on the same filesystem", volume.FormatSize(u.OtherPools))
 	}

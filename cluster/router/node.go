@@ -295,7 +295,7 @@ func (n *node) explain(ctx context.Context, err error) error {
 	n.mu.Unlock()
 	switch {
 	case address == "":
-		return status.Errorf(s.Code(), "node %q: its driver is not running: check the driver's pod on that node; if the node no longer exists, delete its Node object", n.name)
+		return status.Errorf(s.Code(), "node %q: its driver is not running: check the driver's pod on that node, and whether an EndpointSlice of its Service lists it; if the node no longer exists, delete its Node object", n.name)
 	case s.Code() == codes.Unavailable && !n.connected():
 		return status.Errorf(s.Code(), "node %q cannot be reached at %s: %s", n.name, address, s.Message())
 	}
