@@ -16,6 +16,8 @@ type Meta struct {
 	UID             string            `json:"uid"`
 	ResourceVersion string            `json:"resourceVersion"`
 	Labels          map[string]string `json:"labels"`
+	// DeletionTimestamp is not empty if the object is being deleted.
+	DeletionTimestamp string `json:"deletionTimestamp,omitempty"`
 }
 
 // Node is core/v1 Node.

@@ -132,6 +132,10 @@ func reporter(pods []kube.Pod) (kube.Pod, error) {
 	if len(candidates) == 0 { // an installation for one node
 		candidates = pods
 	}
+	candidates = slices.DeleteFunc(slices.Clone(candidates), func(p kube.Pod) bool { return p.Metadata.DeletionTimestamp != "" })
+	if len(candidates) == 0 {
+		return kube.Pod{}, errors.New("the driver is being removed or restarted: all its pods that can report are ending")
+	}
 	if i := slices.IndexFunc(candidates, kube.Pod.Ready); i >= 0 {
 		return candidates[i], nil
 	}

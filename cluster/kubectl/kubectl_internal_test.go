@@ -219,6 +219,13 @@ func TestReporter(t *testing.T) {
 			t.Errorf("got pod %q and error %v, want %q", got.Metadata.Name, err, want)
 		}
 	}
+	ready.Metadata.DeletionTimestamp = "2026-01-02T03:04:05Z"
+	if got, err := reporter([]kube.Pod{ready, broken, node}); err != nil || got.Metadata.Name != "broken" {
+		t.Errorf("got pod %q and error %v, want the pod that is not ending", got.Metadata.Name, err)
+	}
+	if got, err := reporter([]kube.Pod{ready, node}); err == nil || !strings.Contains(err.Error(), "being removed or restarted") {
+		t.Errorf("got pod %q and error %v, want an error because the controller is ending", got.Metadata.Name, err)
+	}
 }
 
 // TestExplain: the error of a pod that does not answer names the pod and its namespace.
