@@ -361,7 +361,9 @@ func (p *Pool) moveOut(ctx context.Context, v volume.Volume) error {
 	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
 		return err
 	}
-	p.Trash.eraseNow(ctx, entry)
+	if v.Encryption != nil {
+		p.Trash.eraseNow(ctx, entry)
+	}
 	crashpoint.Here(crashpoint.DeleteDone)
 	return nil
 }

@@ -215,14 +215,18 @@ func (t *Trash) reapContent(ctx context.Context, name string) error {
 		return beneath.IgnoreGone(err)
 	}
 	defer entry.Close()
-	if err := t.eraseHeader(ctx, entry); err != nil {
+	path := filepath.Join(t.cfg.place(), trashDir, name)
+	if err = t.eraseHeader(ctx, entry); err != nil && t.storage != nil { // Errors adds the path if there is no storage
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	if err != nil {
 		return err
 	}
 	if t.storage != nil {
 		var dir *os.Root
 		if dir, err = beneath.OpenRoot(entry, "."); err == nil {
 			defer dir.Close()
-			err = t.storage.Reclaim(ctx, dir, filepath.Join(t.cfg.place(), trashDir, name))
+			err = t.storage.Reclaim(ctx, dir, path)
 		}
 	} else {
 		err = t.removeData(ctx, entry)

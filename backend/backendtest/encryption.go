@@ -131,7 +131,7 @@ func testRotation(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.stageWith(ctx, secretsOf("new")))
 }
 
-// testCiphertext: the storage of a volume does not contain what was written to it. A deleted volume has no header any more,
+// testCiphertext: the storage of a volume does not contain what was written to it. A deleted volume no longer has a header,
 // also while another process still has its storage open.
 func testCiphertext(t *testing.T, d *Driver, kind Kind) {
 	l := newVolume(t, d, kind, multiWriter)
