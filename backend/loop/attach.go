@@ -267,7 +267,24 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 		b.Loops.Forget(b.tag(v.ID))
 		return b.CloseMapped(ctx, v)
 	}
-	return b.detachDevices(ctx, v)
+	err := b.detachDevices(ctx, v)
+	if err == nil && v.Encryption != nil {
+		b.awaitClosed(ctx, v)
+	}
+	return err
+}
+
+// awaitClosed waits up to a second until the kernel has closed the image of an encrypted volume. If the kernel itself closes
+// the container, it closes the image some milliseconds after the loop device is free (fput of a kernel thread is delayed).
+// The device is free, so it is no error if the image cannot be locked: a copy may have it open, or it may be missing.
+func (b *Backend) awaitClosed(ctx context.Context, v volume.Volume) {
+	p, err := b.Set.ByID(v.ID)
+	if err != nil {
+		return
+	}
+	if image, err := p.Images.AwaitLock(ctx, v.ID.Name); err == nil {
+		_ = image.Close()
+	}
 }
 
 // detachDevices frees the devices that the volume has on this node.
