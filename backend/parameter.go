@@ -87,6 +87,12 @@ var (
 	}
 )
 
+// Copies is a parameter of every kind that implements Transferrer.
+var Copies = Parameter{
+	Key: volume.ParamCopies, Values: []string{volume.CopiesAnywhere, volume.CopiesLocal}, Default: volume.CopiesAnywhere,
+	Doc: "Where a volume from a snapshot or another volume is created: `anywhere` on the node of the pod, to which the data is [sent](../snapshots.md#restore-on-another-node), `local` on the node of the source.",
+}
+
 // anything accepts every value. It is for parameters that are checked later, together with others.
 func anything(string) bool { return true }
 

@@ -35,11 +35,28 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err := s.checkTopology(req.GetAccessibilityRequirements().GetRequisite(), preferred); err != nil {
 		return nil, err
 	}
-	v, err := b.Create(ctx, spec)
+	v, err := s.create(ctx, b, spec)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: s.message(v)}, nil
+}
+
+// create creates a volume. If the call has the permission to read the source on another node, the volume is created from there.
+func (s *Server) create(ctx context.Context, b backend.Backend, spec volume.Spec) (volume.Volume, error) {
+	if spec.Source == nil || s.Incoming == nil {
+		return b.Create(ctx, spec)
+	}
+	from, err := s.Incoming(ctx)
+	switch t, can := b.(backend.Transferrer); {
+	case err != nil:
+		return volume.Volume{}, err
+	case from == nil:
+		return b.Create(ctx, spec)
+	case can:
+		return t.Receive(ctx, spec, from)
+	}
+	return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is on another node, and backend %s cannot receive it: create the volume on the node of its source", spec.Source, b.Name())
 }
 
 // CreateSpec converts a CreateVolumeRequest. It returns ErrNotFound if the ID of the content source is not from

@@ -28,6 +28,9 @@ type Server struct {
 	// Release unstages a volume that is being deleted, if it is staged on this node and not in use,
 	// and reports whether it unstaged it. If Release is nil, a staged volume cannot be deleted.
 	Release func(ctx context.Context, id volume.ID) (bool, error)
+	// Incoming returns the permission in a call of CreateVolume to read the source on another node, or nil if the
+	// call has none. If Incoming is nil, sources on other nodes cannot be read.
+	Incoming func(ctx context.Context) (backend.Incoming, error)
 	// Nodes reports whether a node exists. It is set if all nodes can reach the pools, and volumes
 	// therefore have no topology. If Nodes is nil, the pools are on this node.
 	Nodes func(node string) bool

@@ -37,6 +37,8 @@ type Config struct {
 	// EphemeralMemory is the maximum size of an inline volume in memory. If it is empty, inline
 	// volumes in memory are refused.
 	EphemeralMemory string `yaml:"ephemeralMemory"`
+	// TransferLimit limits the transfers of volumes to and from other nodes.
+	TransferLimit TransferLimit `yaml:"transferLimit"`
 	// FlexVolume is for the FlexVolume executable; the driver ignores it.
 	FlexVolume FlexVolume `yaml:"flexVolume"`
 	// Pprof enables Go's profiles at /debug/pprof/.
@@ -217,6 +219,7 @@ func (c Config) validate(doc *yaml.Node) error {
 		return err
 	}
 	memory, memoryErr := volume.ParseSize(c.EphemeralMemory)
+	_, rateErr := c.TransferLimit.bytesPerSecond()
 	var endpointErr error
 	if c.FlexVolume.Endpoint != "" {
 		_, endpointErr = SocketPath(c.FlexVolume.Endpoint)
@@ -230,6 +233,10 @@ func (c Config) validate(doc *yaml.Node) error {
 		return volume.Errorf(volume.ErrInvalid, "line %d: ephemeralMemory %q: must be the size of the largest inline volume in memory, such as 1Gi", lineOf(doc, "ephemeralMemory"), c.EphemeralMemory)
 	case endpointErr != nil:
 		return fmt.Errorf("line %d: flexVolume.%w", lineOf(doc, "flexVolume", "endpoint"), endpointErr)
+	case rateErr != nil:
+		return fmt.Errorf("line %d: %w", lineOf(doc, "transferLimit", "bytesPerSecond"), rateErr)
+	case c.TransferLimit.Streams < 0:
+		return volume.Errorf(volume.ErrInvalid, "line %d: transferLimit.streams %d: must be 1 or more, or 0 for the default", lineOf(doc, "transferLimit", "streams"), c.TransferLimit.Streams)
 	case k != nil && !filepath.IsAbs(k.KubeletDir):
 		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: must be an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
 	}

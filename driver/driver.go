@@ -24,6 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/cluster/status"
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/identity"
@@ -128,7 +129,9 @@ type Driver struct {
 	metrics  *metrics
 	server   *grpc.Server
 	// forwarded serves calls of the controller's driver; nil unless this is a node's driver.
-	forwarded    *grpc.Server
+	forwarded *grpc.Server
+	// sender sends volumes to other nodes; nil unless this is a node's driver.
+	sender       *transfer.Server
 	certificates *pki.Directory
 	// router and owners are nil unless this is the controller's driver.
 	router *router.Server
@@ -234,13 +237,18 @@ func (d *Driver) makeServers(background context.Context) {
 		controller.Nodes = func(string) bool { return true } // the router checks that the node exists
 		d.router = router.New(background, router.Options{
 			Shared: exports, SharedPools: PoolNames(o.sharedPools()), Kinds: o.Kinds, Owners: d.owners,
-			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
+			Client:    func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
+			Transfers: d.transfers,
+			Sign:      func(t transfer.Ticket) ([]byte, error) { return t.Sign(d.certificates) },
 		})
 		started := time.Now()
 		identityServer.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodeListTimeout }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
 		relay.Register(d.server, d.router, relay.ControllerServices...)
 	case o.receivesForwarded():
+		d.sender = d.newSender()
+		receiver := &transfer.Client{Driver: o.Name, Certificates: d.certificates, Limit: d.config.TransferLimit.limit()}
+		controller.Incoming = receiver.Incoming
 		d.forwarded = grpc.NewServer(append(d.forwardingServerOptions(), serverOptions...)...)
 		service := &forwardedService{Service: exports.Local, exports: exports}
 		relay.Register(d.forwarded, service, relay.ControllerServices...)
@@ -350,6 +358,9 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 func (d *Driver) drain(log klog.Logger) {
 	timeout := cmp.Or(d.options.DrainTime, defaultDrainTime)
 	log.Info("Stopping: waiting for running calls", "timeout", timeout)
+	if d.sender != nil {
+		d.sender.Close() // the other nodes continue the transfers later
+	}
 	waitFor(timeout, log, func() {
 		var servers sync.WaitGroup
 		servers.Go(d.server.GracefulStop)

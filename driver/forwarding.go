@@ -24,6 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/connlimit"
 	"github.com/trivet-csi/trivet/internal/errtext"
@@ -103,9 +104,9 @@ func (o Options) checkNode(f *Forwarding) error {
 // forwardingServerOptions returns the options of the gRPC server for forwarded calls. Only the controller's
 // driver may call it.
 func (d *Driver) forwardingServerOptions() []grpc.ServerOption {
-	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
+	config := d.forwardingTLS()
 	return []grpc.ServerOption{
-		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: connlimit.New(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}}),
+		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: connlimit.New(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}, sender: d.sender}),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		// These two options reduce the memory of each of the hundreds of connections that the
 		// controller's driver may have. Its crypto/tls keeps a buffer of the size of the largest
@@ -126,11 +127,13 @@ const maxHandshakes = 256
 
 var errTooManyHandshakes = fmt.Errorf("more than %d connections have not completed the TLS handshake: the server closed the oldest connection of the address that has the most", maxHandshakes)
 
-// guardedCredentials limits the number of unauthenticated connections, and logs refused connections.
+// guardedCredentials limits the number of unauthenticated connections, logs refused connections, and passes those of other
+// nodes to the sender, so that the gRPC server has only connections of the controller's driver.
 type guardedCredentials struct {
 	credentials.TransportCredentials
 	handshakes *connlimit.Limit
 	refusals   *refusalLog
+	sender     *transfer.Server
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -144,12 +147,15 @@ func (c *guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credential
 		c.refusals.log(raw.RemoteAddr(), err)
 		return nil, nil, err
 	}
+	if dispatch(c.sender, conn, info) {
+		return nil, nil, credentials.ErrConnDispatched
+	}
 	return conn, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.
 func (c *guardedCredentials) Clone() credentials.TransportCredentials {
-	return &guardedCredentials{c.TransportCredentials.Clone(), c.handshakes, c.refusals}
+	return &guardedCredentials{c.TransportCredentials.Clone(), c.handshakes, c.refusals, c.sender}
 }
 
 // refusalLog logs each kind of refusal at most once per refusalInterval. A kind consists of the address

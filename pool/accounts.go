@@ -92,6 +92,9 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 			group.Go(func() error { c.ledger.Set(dir, c.deleted.entryReservation(name)); return ctx.Err() })
 		}
 	}
+	if err := c.readReceived(found); err != nil {
+		return errors.Join(err, group.Wait())
+	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
@@ -101,6 +104,20 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 	}
 	c.ledger.RemoveMissing(known, found)
 	return nil
+}
+
+// readReceived reads the reservations of the images that are being received, and marks them as found.
+func (c *accounts) readReceived(found map[string]bool) error {
+	if c.Shared() {
+		return nil
+	}
+	names, err := beneath.Names(c.dir, receivedDir)
+	for _, name := range names {
+		dir := receivedPath(name)
+		found[dir] = true
+		c.ledger.RecountUntouched(dir, c.receivedReservation(name), nil)
+	}
+	return beneath.IgnoreGone(err)
 }
 
 // recountUntouched reads the reservation of one folder into the ledger, unless this process is

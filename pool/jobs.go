@@ -49,9 +49,12 @@ type Job struct {
 	queued atomic.Bool
 	slot   bool
 
-	all    *Jobs
-	log    klog.Logger
-	copied atomic.Int64 // bytes
+	all *Jobs
+	log klog.Logger
+	// left is the time since which no call waits for the end of the job.
+	left time.Time
+	// copied and expected are bytes. expected is 0 if it is not known.
+	copied, expected atomic.Int64
 	began  time.Time
 	logged time.Time // when the progress was last logged
 }
@@ -67,6 +70,28 @@ func (j *Job) Progress(bytes int64) {
 		j.logged = time.Now()
 		j.log.Info("Copying", "bytes", bytes, "since", j.began)
 	}
+}
+
+// Expect sets the number of bytes that the job will copy.
+func (j *Job) Expect(bytes int64) { j.expected.Store(bytes) }
+
+// soFar describes the progress.
+func (j *Job) soFar() string {
+	text := volume.FormatSize(j.copied.Load())
+	if n := j.expected.Load(); n > 0 {
+		text += " of " + volume.FormatSize(n)
+	}
+	return text
+}
+
+// Unattended returns the time since which no call waits for the end of the job; 0 while a call waits.
+func (j *Job) Unattended() time.Duration {
+	j.all.mu.Lock()
+	defer j.all.mu.Unlock()
+	if j.waiting > 0 {
+		return 0
+	}
+	return time.Since(j.left)
 }
 
 // AwaitSlot waits for one of the MaxTreeCopies slots. The job keeps its slot until it ends, so a
@@ -103,7 +128,7 @@ func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context,
 				name, s.pool, MaxTreeCopies)
 		}
 		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied or zeroed: %s so far in %v; retry: the call joins the running job",
-			name, s.pool, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
+			name, s.pool, j.soFar(), time.Since(j.began).Round(time.Second))
 	}
 }
 
@@ -157,6 +182,7 @@ func (j *Job) leave() {
 	if j.waiting--; j.waiting != 0 {
 		return
 	}
+	j.left = time.Now()
 	select {
 	case <-j.alone: // another call has joined and left since
 	default:

@@ -37,6 +37,7 @@ type Pool struct {
 
 	building *building
 	accounts *accounts
+	received *receiving
 
 	base *os.File // root of the mounted export; nil for a directory pool
 	// replaced happens when the process finds that the open directory is no longer the pool.
@@ -147,6 +148,7 @@ func newPool(forms volume.Forms, c Config, account ledger.Config, root *os.Root,
 	p := &Pool{
 		store: s, Attachments: &Attachments{s}, Snapshots: snapshots, Images: &Images{s}, Quotas: quotas, Trash: trash, Jobs: newJobs(c.Name),
 		building: b, accounts: &accounts{store: s, quotas: quotas, deleted: trash, snapshots: snapshots}, replaced: newOnce(),
+		received: &receiving{idle: map[string]time.Time{}, running: map[string]bool{}},
 	}
 	l.Open(account, p.accounts)
 	return p

@@ -57,6 +57,9 @@ func (p *Pool) startTasks(ctx context.Context) error {
 	notify(p.Trash.reaper.wake)
 	p.tasks.Go(func() { p.Trash.reap(ctx, log) })
 	p.tasks.Go(func() { p.medium.Maintain(ctx, log) })
+	if !p.Shared() {
+		p.tasks.Go(func() { p.expireReceived(ctx, log) })
+	}
 	return nil
 }
 

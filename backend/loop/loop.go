@@ -50,6 +50,7 @@ var (
 	_ backend.Snapshotter   = (*Backend)(nil)
 	_ backend.ChangeTracker = (*Backend)(nil)
 	_ backend.Thawer        = (*Backend)(nil)
+	_ backend.Transferrer   = (*Backend)(nil)
 )
 
 // Kind describes loop volumes.
@@ -65,6 +66,7 @@ var Kind = backend.Kind{
 		},
 		backend.MkfsOptions,
 		backend.Encryption,
+		backend.Copies,
 	},
 	Examine: examine,
 	New:     New,

@@ -33,14 +33,19 @@ func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 		return volume.Snapshot{}, err
 	}
 	defer image.Close()
-	info, err := image.Stat()
 	s := volume.Snapshot{Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize, Encryption: v.Encryption}
-	if err == nil {
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			s.Bytes = st.Blocks * 512
-		}
-	}
+	s.Bytes, err = allocatedBytes(image)
 	return s, err
+}
+
+// allocatedBytes returns the allocated size of an image, including shared blocks.
+func allocatedBytes(image *os.File) (int64, error) {
+	info, err := image.Stat()
+	if err != nil {
+		return 0, err
+	}
+	st, _ := info.Sys().(*syscall.Stat_t) // always of this type on Linux
+	return st.Blocks * 512, nil
 }
 
 // copyToSnapshots copies the images of volumes, all at the same point in time.
@@ -339,19 +344,29 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	if err != nil {
 		return volume.Volume{}, err
 	}
+	v, err := b.newCopy(p, spec, o)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
+		c := copyOptions{pool: o.Pool, unshared: allocationOf(v) == thick, job: j}
+		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
+	})
+}
+
+// newCopy returns the record of a new volume with the content of an origin.
+func (b *Backend) newCopy(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volume, error) {
 	if err := o.CheckDevice(spec); err != nil {
 		return volume.Volume{}, err
 	}
 	v := b.NewVolume(p, spec)
+	var err error
 	if v.Capacity, err = o.Choose(spec, bounds); err != nil {
 		return volume.Volume{}, err
 	}
 	v.Block, v.FSType, v.SectorSize = o.Volume.Block, o.Volume.FSType, o.Volume.SectorSize
 	v.Section, v.Encryption = sectionFor(spec.Parameters), o.Volume.Encryption
-	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
-		c := copyOptions{pool: o.Pool, unshared: allocationOf(v) == thick, job: j}
-		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
-	})
+	return v, nil
 }
 
 // fill creates the image of a volume as a copy of its origin.
@@ -365,6 +380,12 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 	if err != nil {
 		return err
 	}
+	return finishCopy(dir, to, v, formatted)
+}
+
+// finishCopy completes the folder of a volume whose image is a copy. formatted reports whether the image contains a complete
+// filesystem.
+func finishCopy(dir *os.Root, to *os.File, v volume.Volume, formatted bool) error {
 	if err := resize(to, v.StorageSize(), allocationOf(v)); err != nil {
 		return err
 	}

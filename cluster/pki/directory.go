@@ -68,6 +68,43 @@ func (d *Directory) Client(server *url.URL) *tls.Config {
 	}
 }
 
+// PeerServer returns the TLS 1.3 configuration of a server that accepts all nodes of a driver, and only the protocol (ALPN).
+// The nodes present the certificate that they have as servers.
+func (d *Directory) PeerServer(driver, protocol string) *tls.Config {
+	return &tls.Config{
+		MinVersion:     tls.VersionTLS13,
+		NextProtos:     []string{protocol},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return d.pair() },
+		ClientAuth:     tls.RequireAnyClientCert, // VerifyConnection verifies it
+		VerifyConnection: func(s tls.ConnectionState) error {
+			node, ok := PeerNode(driver, s)
+			switch {
+			case s.NegotiatedProtocol != protocol:
+				return fmt.Errorf("protocol %q was negotiated, expected %q", s.NegotiatedProtocol, protocol)
+			case !ok:
+				return fmt.Errorf("certificate is not that of a node of %s", driver)
+			}
+			return d.accept(NodeURI(driver, node), x509.ExtKeyUsageServerAuth)(s)
+		},
+		SessionTicketsDisabled: true, // a resumed session would outlive its certificate
+	}
+}
+
+// PeerClient returns the configuration of a client of PeerServer that accepts only server.
+func (d *Directory) PeerClient(server *url.URL, protocol string) *tls.Config {
+	config := d.Client(server)
+	config.NextProtos = []string{protocol}
+	return config
+}
+
+// PeerNode returns the name of the node in the certificate of a connection. It does not verify the certificate.
+func PeerNode(driver string, s tls.ConnectionState) (node string, ok bool) {
+	if len(s.PeerCertificates) == 0 || len(s.PeerCertificates[0].URIs) != 1 {
+		return "", false
+	}
+	return nodeIn(driver, s.PeerCertificates[0].URIs[0])
+}
+
 // Usable fails with ErrPrecondition if the directory has no valid certificate or no CA certificate.
 func (d *Directory) Usable() error {
 	c, err := d.current()

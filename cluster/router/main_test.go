@@ -24,6 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/relay"
@@ -98,6 +99,8 @@ func newEmptyCluster(t *testing.T, change ...func(*router.Options)) *testCluster
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},
+		Transfers: func(kind string) bool { return kind == loop.Name },
+		Sign:      func(t transfer.Ticket) ([]byte, error) { return t.Sign(certificates) },
 	}
 	for _, c := range change {
 		c(&w.options)

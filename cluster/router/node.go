@@ -119,6 +119,13 @@ func (n *node) setAddress(address string) {
 	}
 }
 
+// currentAddress returns the address of the node's driver; empty if no driver runs.
+func (n *node) currentAddress() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.address
+}
+
 func resolverState(address string) (state resolver.State) {
 	if address != "" {
 		state.Endpoints = []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: address}}}}
@@ -290,9 +297,7 @@ func (n *node) explain(ctx context.Context, err error) error {
 	default:
 		return err
 	}
-	n.mu.Lock()
-	address := n.address
-	n.mu.Unlock()
+	address := n.currentAddress()
 	switch {
 	case address == "":
 		return status.Errorf(s.Code(), "node %q: its driver is not running: check the driver's pod on that node, and whether an EndpointSlice of its Service lists it; if the node no longer exists, delete its Node object", n.name)

@@ -123,7 +123,11 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	if err := s.nodes.checkServesNamed(ctx, n, spec.Parameters.Pool); err != nil {
 		return nil, retryable(err)
 	}
-	resp, err := n.controller.CreateVolume(ctx, req)
+	offered, err := s.offerSource(ctx, n, spec)
+	if err != nil {
+		return nil, retryable(err)
+	}
+	resp, err := n.controller.CreateVolume(offered, req)
 	if err != nil {
 		err = n.callError(ctx, err)
 	} else {

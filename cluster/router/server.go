@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -24,6 +25,10 @@ type Options struct {
 	Owners      Owners
 	// Client returns the TLS configuration for the driver of a node.
 	Client func(node string) *tls.Config
+	// Transfers reports whether volumes of a kind can be created from a source on another node. Sign signs the ticket
+	// for that. If Transfers is nil, each volume is created on the node of its source.
+	Transfers func(kind string) bool
+	Sign      func(transfer.Ticket) ([]byte, error)
 }
 
 // Server is the relay.Service of the controller for all nodes.
@@ -33,6 +38,8 @@ type Server struct {
 	kinds       backend.Kinds
 	nodes       *nodes
 	unconfirmed unconfirmed
+	transfers   func(kind string) bool
+	sign        func(transfer.Ticket) ([]byte, error)
 }
 
 // New returns a router without nodes. It closes its connections when ctx ends.
@@ -40,6 +47,7 @@ func New(ctx context.Context, o Options) *Server {
 	return &Server{
 		shared: o.Shared, sharedPools: o.SharedPools, kinds: o.Kinds,
 		nodes: newNodes(ctx, o.Client, o.Owners), unconfirmed: unconfirmed{calls: map[string]call{}},
+		transfers: o.Transfers, sign: o.Sign,
 	}
 }
 

@@ -97,21 +97,30 @@ func TestSnapshots(t *testing.T) {
 	wantCode(t, w.send(groupRequest("g", onA, onB)), codes.FailedPrecondition, onA, onB)
 	wantCode(t, w.send(groupRequest("g", onB, onB)), codes.InvalidArgument, "twice")
 
-	// A volume is created on the node of its source, whichever node is preferred.
+	// A volume is created on the first preferred node, otherwise on that of its source if it has the pool.
 	for name, source := range map[string]change{"from-snapshot": fromSnapshot(s), "from-volume": fromVolume(onB), "from-group": fromSnapshot(group.GetSnapshots()[0].GetSnapshotId())} {
-		for i, topology := range []change{preferring("a", "b"), within("b"), anywhere, inPool("r")} {
-			if v := w.mustCreate(fmt.Sprintf("%s-%d", name, i), source, topology); nodeOf(v) != "b" || v.GetContentSource() == nil {
-				t.Errorf("%s %d: got %v, want a volume on node b with a source", name, i, v)
+		for i, topology := range []change{preferring("b", "a"), within("b"), anywhere, inPool("r"), within("a"), preferring("a"), inPool("p")} {
+			node := "b"
+			if i > 3 {
+				node = "a"
+			}
+			if v := w.mustCreate(fmt.Sprintf("%s-%d", name, i), source, topology); nodeOf(v) != node || v.GetContentSource() == nil {
+				t.Errorf("%s %d: got %v, want a volume on node %s with a source", name, i, v, node)
 			}
 		}
-		wantCode(t, w.create("none", source, preferring("a")), codes.ResourceExhausted, "requisite", `"b"`)
+		local := with(map[string]string{"copies": "local"})
+		if v := w.mustCreate(name+"-local", source, local, preferring("a", "b")); nodeOf(v) != "b" {
+			t.Errorf("%s: got %v with copies: local, want a volume on node b", name, v)
+		}
+		wantCode(t, w.create("none", source, local, preferring("a")), codes.ResourceExhausted, "requisite", `"b"`)
+		wantCode(t, w.create("none", source, within("c")), codes.ResourceExhausted, "requisite")
 		wantCode(t, w.create("none", source, with(map[string]string{"server": "nas.lan", "share": "/e"})), codes.InvalidArgument, "volume_content_source")
-		wantCode(t, w.create("none", source, inPool("p")), codes.InvalidArgument, "pool")
+		wantCode(t, w.create("none", source, with(map[string]string{"copies": "local", "pool": "p"})), codes.InvalidArgument, "pool")
 	}
 	wantCode(t, w.create("none", fromSnapshot("loop:nas:s")), codes.InvalidArgument, "volume_content_source")
 	wantCode(t, w.create("none", fromSnapshot(s+"x")), codes.NotFound)
 	wantCode(t, w.create("none", fromSnapshot("s")), codes.NotFound)
-	w.wantVolumes(map[string]int{"p": 1, "q": 1 + 9, "r": 3}) // of 3 sources, 3 copies are in q and 1 copy is in r
+	w.wantVolumes(map[string]int{"p": 1 + 9, "q": 1 + 12, "r": 3}) // of 3 sources, 3 copies are in p, 4 in q and 1 in r
 
 	for range 2 {
 		for _, req := range deletions(s, group.GetGroupSnapshotId()) {

@@ -3,18 +3,19 @@ package router
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createFrom creates a volume from a source. If the source is in a node-local pool, the volume is created on
-// the source's node, and a retry uses the same pool. If the pool is shared, Options.Shared creates the volume.
+// createFrom creates a volume from a source. If the pool is shared, Options.Shared creates the volume.
 func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	source := spec.Source
 	switch shared := s.isShared(spec.Parameters); {
@@ -29,6 +30,9 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 		}
 		return resp.(*csi.CreateVolumeResponse), nil
 	}
+	if s.transferable(spec) {
+		return s.createAnywhereFrom(ctx, spec, req)
+	}
 	n, err := s.nodes.forID(ctx, source.ID)
 	if err != nil {
 		return nil, retryable(err)
@@ -37,6 +41,75 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not contain node %q, which has the source %v: a volume is created on the node of its source", n.name, source)
 	}
 	return s.createOn(ctx, n, spec, req)
+}
+
+// transferable reports whether a volume may be created on another node than that of its source.
+func (s *Server) transferable(spec volume.Spec) bool {
+	return s.transfers != nil && s.transfers(spec.Parameters.Backend) && spec.Source.ID.Backend == spec.Parameters.Backend &&
+		spec.Parameters.Get(volume.ParamCopies) == volume.CopiesAnywhere
+}
+
+// createAnywhereFrom creates a volume from a source on any node. As without a source, the first preferred node gets the volume, because
+// the scheduler has placed the pod there: on another node the volume could be out of the pod's reach. Without a preferred
+// topology, the node of the source gets the volume if it can, because the blocks are shared there. Otherwise the router
+// selects the node.
+func (s *Server) createAnywhereFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	all, err := s.nodes.all()
+	if err != nil {
+		return nil, err
+	}
+	if resp, done, err := s.createAgain(ctx, all, spec, req); done { // also if the node of the source no longer answers
+		return resp, err
+	}
+	n, err := s.nodes.forID(ctx, spec.Source.ID)
+	if err != nil {
+		return nil, retryable(err)
+	}
+	requirements := req.GetAccessibilityRequirements()
+	if preferred := requirements.GetPreferred(); len(preferred) > 0 {
+		if value, ok := nodeSegment(preferred[0]); ok {
+			return s.createAt(ctx, all, value, spec, req)
+		}
+	}
+	candidates := within(all, requirements.GetRequisite())
+	k, err := s.kinds.Named(spec.Parameters.Backend)
+	if err != nil {
+		return nil, err
+	}
+	if slices.Contains(candidates, n) && n.viewFor(ctx, spec.Parameters.Pool).has(k, spec.Parameters.Pool) {
+		resp, err := s.createOn(ctx, n, spec, req)
+		if status.Code(err) != codes.ResourceExhausted || len(candidates) == 1 {
+			return resp, err
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(candidates), func(other *node) bool { return other == n })
+	if len(others) == 0 {
+		return s.createOn(ctx, n, spec, req) // whose error explains why the volume cannot be created
+	}
+	return s.createAnywhere(ctx, all, others, spec, req)
+}
+
+// offerSource returns the context of a call that creates a volume on node n. If the source of the volume is on another node, the
+// context has the permission to read it.
+func (s *Server) offerSource(ctx context.Context, n *node, spec volume.Spec) (context.Context, error) {
+	if spec.Source == nil || spec.Source.ID.Shared() || !s.transferable(spec) {
+		return ctx, nil
+	}
+	from, err := s.nodes.forID(ctx, spec.Source.ID)
+	switch {
+	case err != nil: // node n may have the volume already
+		return transfer.Offer{Problem: err.Error()}.Attach(ctx)
+	case from == n:
+		return ctx, nil
+	case !from.connected():
+		err := from.explain(ctx, status.Error(codes.Unavailable, "it has the source of the volume"))
+		return transfer.Offer{Node: from.name, Problem: status.Convert(err).Message()}.Attach(ctx)
+	}
+	ticket, err := s.sign(transfer.NewTicket(*spec.Source, from.name, n.name, spec.Name()))
+	if err != nil {
+		return ctx, err
+	}
+	return transfer.Offer{Node: from.name, Address: from.currentAddress(), Ticket: ticket}.Attach(ctx)
 }
 
 // callCopying makes a call that copies volumes of a shared pool. If Options.Shared refuses the call because

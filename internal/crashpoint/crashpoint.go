@@ -19,6 +19,9 @@ const (
 	CreateBuilt       Point = "create-built"       // complete and durable, not committed
 	CreateCommitted   Point = "create-committed"   // renamed into place, rename not yet durable
 	CreateDone        Point = "create-done"        // durable, not answered
+	ReceiveSynced     Point = "receive-synced"     // a part of an image from another node durable, not recorded
+	ReceiveRecorded   Point = "receive-recorded"   // the part recorded, the image incomplete or not committed
+	ReceiveMoved      Point = "receive-moved"      // the complete image moved to its entry in tmp
 	FreezeFrozen      Point = "freeze-frozen"      // filesystems frozen, not copied
 	SnapshotData      Point = "snapshot-data"      // data of a snapshot durable, no record
 	SnapshotBuilt     Point = "snapshot-built"     // snapshot complete and durable, not committed
@@ -69,6 +72,7 @@ const (
 // All contains all points. test/crash fails if one of them is never reached.
 var All = []Point{
 	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
+	ReceiveSynced, ReceiveRecorded, ReceiveMoved,
 	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,
 	AttachWritten, AttachLinked, DetachRemoved,
 	StageLocked, StageEncrypted, StageOpened, StageErased, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,

@@ -116,6 +116,15 @@ func (l *Ledger) Move(dir, entry string, r Reservation) {
 	l.set(entry, r.InTrash())
 }
 
+// Rename moves the reservation of a folder to another folder.
+func (l *Ledger) Rename(dir, to string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.reservations[dir]
+	l.remove(dir)
+	l.set(to, r)
+}
+
 // Shrink reduces the reservation of a folder to a number of bytes.
 func (l *Ledger) Shrink(dir string, bytes int64) {
 	l.mu.Lock()

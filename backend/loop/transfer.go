@@ -1,0 +1,187 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"os"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// outgoing is the open image of a snapshot or a volume that is sent to another node.
+type outgoing struct {
+	*os.File
+	manifest volume.Manifest
+	// release ends the protection of the image from changes.
+	release func()
+}
+
+// Manifest implements backend.Outgoing.
+func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
+
+// Ranges implements backend.Outgoing.
+func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range, error] {
+	return clone.Allocated(ctx, o.File, from, o.manifest.StorageSize())
+}
+
+// Close implements io.Closer.
+func (o *outgoing) Close() error {
+	defer o.release()
+	return o.File.Close()
+}
+
+// Send implements backend.Transferrer. A snapshot can be deleted meanwhile: the open file keeps its data, which never changes.
+func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgoing, error) {
+	p, err := b.Set.ByID(source.ID)
+	if err != nil {
+		return nil, err
+	}
+	if p.Shared() {
+		return nil, volume.Errorf(volume.ErrInvalid, "%v is on an export, which all nodes mount: create the volume there", &source)
+	}
+	if !source.Snapshot {
+		return b.sendVolume(ctx, p, source.ID)
+	}
+	setID := source.ID
+	setID.Name = volume.SetOf(setID.Name)
+	set, err := p.Snapshots.Set(setID)
+	if err != nil {
+		return nil, err
+	}
+	s, err := p.Snapshots.Get(source.ID)
+	if err != nil {
+		return nil, err
+	}
+	image, err := p.Snapshots.OpenImage(s)
+	if err != nil {
+		return nil, err
+	}
+	return &outgoing{File: image, release: func() {}, manifest: volume.Manifest{
+		Identity: "snapshot " + s.ID.String() + " " + set.CreationID, Size: s.Size, Bytes: s.Bytes, Formatted: s.Formatted,
+		Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
+	}}, nil
+}
+
+// sendVolume is Send for a volume. A volume that is not staged is locked until its image is closed, as during a copy. Of a staged
+// volume it sends a copy that shares the blocks, and that has no name, so that it vanishes when it is closed.
+func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (backend.Outgoing, error) {
+	v, err := p.ByID(id)
+	if err != nil {
+		return nil, err
+	}
+	all, err := b.openSources(ctx, p, []volume.Volume{v})
+	if err != nil {
+		return nil, err
+	}
+	s := all[0]
+	o := &outgoing{manifest: volume.Manifest{
+		Identity: "volume " + s.v.ID.String() + " " + uuid.NewString(), Size: s.v.Capacity, Formatted: s.formatted(),
+		Block: s.v.Block, FSType: s.v.FSType, SectorSize: s.v.SectorSize, Encryption: s.v.Encryption,
+	}}
+	if !s.staged {
+		o.File, o.release = s.image, all.close
+	} else {
+		defer all.close()
+		o.release = func() {}
+		o.File, err = copyUnnamed(ctx, p, all)
+	}
+	if err == nil {
+		o.manifest.Bytes, err = allocatedBytes(o.File)
+	}
+	if err != nil && !s.staged {
+		all.close()
+	}
+	return o, err
+}
+
+// copyUnnamed copies the image of a staged source to a file without a name, by sharing its blocks.
+func copyUnnamed(ctx context.Context, p *pool.Pool, all sources) (*os.File, error) {
+	to, err := p.UnnamedFile()
+	if err != nil {
+		return nil, err
+	}
+	if err = all.flush(); err == nil {
+		_, err = clone.File(ctx, to, all[0].image, clone.Options{OnlyShared: true})
+	}
+	if errors.Is(err, clone.ErrNotShared) {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and its pool %q cannot share blocks: unstage the volume first, or create the new volume from a snapshot", all[0].v.ID, p.Name())
+	}
+	if err != nil {
+		return nil, errors.Join(err, to.Close())
+	}
+	return to, nil
+}
+
+// unattendedTime is the time after which a transfer ends for whose end no call waits.
+const unattendedTime = 15 * time.Minute
+
+// Receive implements backend.Transferrer.
+func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
+	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		if p.Shared() {
+			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is on another node, the requested volume is in pool %q, which is on an export: use a pool of the nodes", spec.Source, p.Name())
+		}
+		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
+			stream, err := from.Connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer stream.Close() //nolint:errcheck // all that was received is verified
+			return b.receive(ctx, p, spec, stream, j)
+		})
+	})
+}
+
+// receive creates a volume with the content of a stream.
+func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, stream backend.Stream, j *pool.Job) error {
+	m := stream.Manifest()
+	if err := m.Check(); err != nil {
+		return err
+	}
+	v, err := b.newCopy(p, spec, &backend.Origin{Volume: m.Volume()})
+	if err != nil {
+		return err
+	}
+	partial, err := p.Receive(v, m.Identity, m.StorageSize())
+	if err != nil {
+		return err
+	}
+	defer partial.Close()
+	j.Expect(max(0, m.Bytes-partial.Bytes))
+	if err := stream.Copy(ctx, partial.Verified, &target{partial: partial, job: j, before: partial.Bytes}); err != nil {
+		return err
+	}
+	return partial.Commit(ctx, func(dir *os.Root, image *os.File) error { return finishCopy(dir, image, v, m.Formatted) })
+}
+
+// target writes the content of a stream to the image of a new volume. It implements backend.Target.
+type target struct {
+	partial *pool.Partial
+	job     *pool.Job
+	// before and written are the bytes that were received before the stream began, and since.
+	before, written int64
+}
+
+// WriteAt implements io.WriterAt.
+func (t *target) WriteAt(content []byte, at int64) (int, error) {
+	n, err := t.partial.Image.WriteAt(content, at)
+	t.written += int64(n)
+	t.job.Progress(t.written)
+	return n, err
+}
+
+// Verified implements backend.Target.
+func (t *target) Verified(upTo int64) error {
+	if idle := t.job.Unattended(); idle > unattendedTime {
+		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
+	}
+	return t.partial.SetVerified(upTo, t.before+t.written)
+}
+

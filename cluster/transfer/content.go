@@ -1,0 +1,241 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"io"
+	"time"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// checkedSize is how much content is sent between two checksums, in bytes. After each, the receiver makes it
+	// durable, and an interrupted transfer continues from there.
+	checkedSize = 64 << 20
+	// waitInterval is the time after which a sender that has nothing to send shows that it is alive.
+	waitInterval = 10 * time.Second
+	// buffers is the number of chunks that are read ahead.
+	buffers = 4
+)
+
+// checksum is the checksum of the data frames of a transfer: of their offsets, sizes and content.
+type checksum struct{ hash.Hash }
+
+func newChecksum() checksum { return checksum{sha256.New()} }
+
+func (c checksum) add(offset int64, content []byte) {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], uint64(offset))
+	binary.BigEndian.PutUint64(b[8:], uint64(len(content)))
+	c.Write(b[:])
+	c.Write(content)
+}
+
+// chunk is a part of the content, or an error of reading it. buf has room for a header before the content.
+type chunk struct {
+	buf    []byte
+	offset int64
+	size   int
+	err    error
+}
+
+func (c chunk) content() []byte { return c.buf[headerSize:][:c.size] }
+
+// outgoing sends the content of a source.
+type outgoing struct {
+	source backend.Outgoing
+	to     io.Writer
+	limit  *Limit
+	chunks chan chunk
+	free   chan []byte
+}
+
+// send sends the content from an offset on.
+func (o *outgoing) send(ctx context.Context, from int64) error {
+	ctx, cancel := context.WithCancel(ctx)
+	o.chunks, o.free = make(chan chunk, buffers), make(chan []byte, buffers)
+	for range buffers {
+		o.free <- make([]byte, headerSize+chunkSize)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer close(o.chunks)
+		o.read(ctx, from)
+	}()
+	defer func() { cancel(); <-ended }()
+	sum, unchecked := newChecksum(), int64(0)
+	for {
+		c, more, err := o.next(ctx)
+		switch {
+		case err != nil:
+			return err
+		case !more:
+			return writeFrame(o.to, frame{kind: kindEnd, offset: o.source.Manifest().StorageSize(), payload: sum.Sum(nil)})
+		}
+		if unchecked += int64(c.size); unchecked > checkedSize {
+			unchecked = int64(c.size)
+			if err := writeFrame(o.to, frame{kind: kindChecked, offset: c.offset, payload: sum.Sum(nil)}); err != nil {
+				return err
+			}
+		}
+		sum.add(c.offset, c.content())
+		if err := o.write(ctx, c); err != nil {
+			return err
+		}
+		o.free <- c.buf
+	}
+}
+
+// next returns the next chunk, and keeps the connection alive until there is one.
+func (o *outgoing) next(ctx context.Context) (c chunk, more bool, err error) {
+	tick := time.NewTicker(waitInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case c, more = <-o.chunks:
+			return c, more, c.err
+		case <-tick.C:
+			if err := writeFrame(o.to, frame{kind: kindWait}); err != nil {
+				return c, false, err
+			}
+		case <-ctx.Done():
+			return c, false, ctx.Err()
+		}
+	}
+}
+
+// write sends a chunk.
+func (o *outgoing) write(ctx context.Context, c chunk) error {
+	f := frame{kind: kindData, offset: c.offset, size: int64(c.size)}
+	f.appendHeader(c.buf[:0], c.size)
+	message := c.buf[:headerSize+c.size]
+	if err := o.limit.wait(ctx, len(message)); err != nil {
+		return err
+	}
+	_, err := o.to.Write(message)
+	return err
+}
+
+// read reads the ranges with data, with the idle I/O priority, and skips chunks of zeros.
+func (o *outgoing) read(ctx context.Context, from int64) {
+	sys.IdleIO()
+	end := o.source.Manifest().StorageSize()
+	for r, err := range o.source.Ranges(ctx, from) {
+		if err == nil && r.Offset+r.Length > end {
+			r.Length = end - r.Offset
+		}
+		for at := r.Offset; err == nil && at < r.Offset+r.Length; {
+			var buf []byte
+			select {
+			case buf = <-o.free:
+			case <-ctx.Done():
+				return
+			}
+			c := chunk{buf: buf, offset: at, size: int(min(chunkSize, r.Offset+r.Length-at))}
+			if _, err = o.source.ReadAt(c.content(), at); err != nil {
+				break
+			}
+			at += int64(c.size)
+			if zero(c.content()) {
+				o.free <- buf
+			} else if !o.pass(ctx, c) {
+				return
+			}
+		}
+		if err != nil {
+			o.pass(ctx, chunk{err: err})
+			return
+		}
+	}
+}
+
+// pass passes a chunk to send; it returns false if ctx has ended.
+func (o *outgoing) pass(ctx context.Context, c chunk) bool {
+	select {
+	case o.chunks <- c:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// zero reports whether all bytes are 0: the first is 0, and each equals the one before it.
+func zero(b []byte) bool { return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
+
+// incoming receives the content of a source, which is not trusted.
+type incoming struct {
+	from  io.Reader
+	to    backend.Target
+	limit *Limit
+	// node is the node that sends, for errors.
+	node string
+	// end is the size of the content in bytes.
+	end int64
+	// at is the offset up to which all content was received.
+	at int64
+}
+
+// receive writes the content from an offset on to the target. It returns nil only if all of the content was received, and
+// all checksums are right.
+func (i *incoming) receive(ctx context.Context, from int64) error {
+	i.at = from
+	sum, buf := newChecksum(), make([]byte, chunkSize)
+	for {
+		f, err := readFrame(i.from, buf)
+		if err != nil {
+			return i.interrupted(err)
+		}
+		switch f.kind {
+		case kindData:
+			err = i.data(ctx, f, sum)
+		case kindChecked, kindEnd:
+			err = i.checked(f, sum)
+		case kindFailure:
+			err = failureIn(f.payload, i.node)
+		case kindWait:
+		default:
+			err = i.interrupted(fmt.Errorf("unexpected frame of kind %d", f.kind))
+		}
+		if err != nil || f.kind == kindEnd {
+			return err
+		}
+	}
+}
+
+// data writes the content of a data frame. The frames are in order, and within the size of the content.
+func (i *incoming) data(ctx context.Context, f frame, sum checksum) error {
+	if f.offset < i.at || f.size == 0 || f.offset+f.size > i.end || int64(len(f.payload)) != f.size || f.flags != 0 {
+		return i.interrupted(fmt.Errorf("invalid data frame: offset %d, size %d, payload %d, flags %d; expected an offset from %d to %d", f.offset, f.size, len(f.payload), f.flags, i.at, i.end))
+	}
+	if err := i.limit.wait(ctx, headerSize+len(f.payload)); err != nil {
+		return err
+	}
+	sum.add(f.offset, f.payload)
+	i.at = f.offset + f.size
+	_, err := i.to.WriteAt(f.payload, f.offset)
+	return err
+}
+
+// checked compares the checksums.
+func (i *incoming) checked(f frame, sum checksum) error {
+	switch {
+	case f.offset < i.at || f.offset > i.end || f.kind == kindEnd && f.offset != i.end:
+		return i.interrupted(fmt.Errorf("invalid offset %d of a checksum, expected %d to %d", f.offset, i.at, i.end))
+	case !bytes.Equal(f.payload, sum.Sum(nil)):
+		return volume.Errorf(volume.ErrUnavailable, "the checksum of the content up to offset %d from node %q is wrong: retry; the part before that is kept", f.offset, i.node)
+	}
+	i.at = f.offset
+	return i.to.Verified(f.offset)
+}
+
+func (i *incoming) interrupted(err error) error {
+	return volume.Errorf(volume.ErrUnavailable, "the transfer from node %q was interrupted at offset %d of %d: %w: retry; the transfer continues with the part that was not verified", i.node, i.at, i.end, err)
+}

@@ -1,0 +1,167 @@
+package transfer
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space. stallTimeout
+	// bounds one write: the receiver may sync 64 MiB to a slow disk meanwhile.
+	requestTimeout = 10 * time.Second
+	startTimeout   = 2 * time.Minute
+	stallTimeout   = 5 * time.Minute
+	// maxSessions bounds the connections of nodes, most of which wait for one of Limit's streams.
+	maxSessions = 256
+)
+
+// ServerOptions configure a Server.
+type ServerOptions struct {
+	// Driver is the name of the driver, Node the name of this node.
+	Driver, Node string
+	Certificates *pki.Directory
+	Limit        *Limit
+	// Open opens a source on this node.
+	Open func(ctx context.Context, source volume.Source) (backend.Outgoing, error)
+}
+
+// Server sends sources of this node to the nodes that have a ticket.
+type Server struct {
+	ServerOptions
+	tickets *tickets
+	ctx     context.Context //nolint:containedctx // the lifetime of the server
+	stop    context.CancelFunc
+
+	mu       sync.Mutex
+	closed   bool
+	count    int
+	sessions sync.WaitGroup
+}
+
+// NewServer returns a server that serves until Close.
+func NewServer(o ServerOptions) *Server {
+	s := &Server{ServerOptions: o, tickets: newTickets(o.Driver, o.Node, o.Certificates)}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	return s
+}
+
+// TLS returns the configuration of the connections that Serve serves.
+func (s *Server) TLS() *tls.Config { return s.Certificates.PeerServer(s.Driver, Protocol) }
+
+// Close ends all transfers, and waits for their end.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.stop()
+	s.sessions.Wait()
+}
+
+// Serve serves a connection whose handshake used the configuration of TLS. It returns immediately.
+func (s *Server) Serve(conn net.Conn, state tls.ConnectionState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	node, ok := pki.PeerNode(s.Driver, state)
+	if s.closed || s.count >= maxSessions || !ok || state.NegotiatedProtocol != Protocol {
+		_ = conn.Close()
+		return
+	}
+	s.count++
+	s.sessions.Go(func() {
+		defer func() {
+			_ = conn.Close()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.count--
+		}()
+		defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
+		s.serve(conn, node)
+	})
+}
+
+// serve serves one connection of a node, and tells the node why it ends.
+func (s *Server) serve(conn net.Conn, node string) {
+	err := s.session(&watched{conn: conn, timeout: requestTimeout}, node)
+	if err == nil || s.ctx.Err() != nil {
+		return
+	}
+	klog.Background().Info("A transfer to another node has ended early", "node", node, "reason", err.Error())
+	_ = writeFrame(&watched{conn: conn, timeout: requestTimeout}, failureFrame(err)) // fails if the node has ended the connection
+}
+
+// session redeems the ticket, and sends the source in it.
+func (s *Server) session(conn *watched, node string) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	f, err := readFrame(conn, make([]byte, maxTicket))
+	if err != nil || f.kind != kindTicket {
+		return refused("no ticket was presented (%v)", err)
+	}
+	t, err := s.tickets.redeem(f.payload, node)
+	if err != nil {
+		return err
+	}
+	conn.timeout = stallTimeout
+	release, err := s.Limit.acquire(s.ctx, func() error { return writeFrame(conn, frame{kind: kindWait}) })
+	if err != nil {
+		return err
+	}
+	defer release()
+	source, err := s.Open(s.ctx, volume.Source{Snapshot: t.Snapshot, ID: t.Source})
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	from, err := s.start(conn, source.Manifest())
+	if err != nil {
+		return err
+	}
+	log := klog.LoggerWithValues(klog.Background(), "source", t.Source, "node", node, "volume", t.Volume)
+	log.Info("Sending to another node", "from", from)
+	o := &outgoing{source: source, to: conn, limit: s.Limit}
+	if err := o.send(s.ctx, from); err != nil {
+		return err
+	}
+	log.Info("Sent to another node")
+	return awaitEnd(conn)
+}
+
+// start sends the manifest, and returns the offset from which on the node requests the content.
+func (s *Server) start(conn *watched, m volume.Manifest) (from int64, err error) {
+	payload, err := json.Marshal(m)
+	if err != nil {
+		return 0, err
+	}
+	if err := writeFrame(conn, frame{kind: kindManifest, payload: payload}); err != nil {
+		return 0, err
+	}
+	f, err := readFrame(&watched{conn: conn.conn, timeout: startTimeout}, nil)
+	if err != nil {
+		return 0, err
+	}
+	if f.kind != kindStart || f.offset > m.StorageSize() {
+		return 0, volume.Errorf(volume.ErrInvalid, "invalid request of kind %d for the content from offset %d on", f.kind, f.offset)
+	}
+	return f.offset, nil
+}
+
+// awaitEnd waits until the node ends the connection. Otherwise the end of this side could discard what the node has not read.
+func awaitEnd(conn *watched) error {
+	_, err := io.Copy(io.Discard, conn)
+	return err
+}

@@ -1,0 +1,313 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// receivedDir contains the images that are being received from other nodes, each in a folder with the name of the new
+	// volume. Unlike the entries of tmp, they stay when the driver restarts, so that the transfer continues.
+	receivedDir = ".trivet/received"
+	// progressFile records how much of an image was received.
+	progressFile = "progress.json"
+	// receivedLifetime is how long an image stays without a call that receives the rest of it.
+	receivedLifetime = time.Hour
+)
+
+func receivedPath(name string) string { return receivedDir + "/" + name }
+
+// progress is the content of progressFile. What it says is durable in the image.
+type progress struct {
+	// Identity is that of the content (volume.Manifest).
+	Identity string `json:"identity"`
+	// Verified is the offset up to which the image is complete, Bytes the size of the data before it, in bytes.
+	Verified int64 `json:"verifiedBytes"`
+	Bytes    int64 `json:"bytes"`
+}
+
+// receiving are the images of a node-local pool that are being received.
+type receiving struct {
+	mu sync.Mutex
+	// idle has the time since which no call has received each image; running are those that a call receives now.
+	idle    map[string]time.Time
+	running map[string]bool
+}
+
+// begin marks an image as running.
+func (r *receiving) begin(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running[name] = true
+	delete(r.idle, name)
+}
+
+// end marks an image as idle.
+func (r *receiving) end(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.running, name)
+	r.idle[name] = time.Now()
+}
+
+// expired reports whether an image has been idle for receivedLifetime. The time begins when the driver starts.
+func (r *receiving) expired(name string, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running[name] {
+		return false
+	}
+	since, known := r.idle[name]
+	if !known {
+		r.idle[name] = now
+		return false
+	}
+	return now.Sub(since) >= receivedLifetime
+}
+
+// forget drops an image that no longer exists.
+func (r *receiving) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.idle, name)
+}
+
+// Partial is the image of a volume that is being received. Only one Partial of a name exists at a time.
+type Partial struct {
+	// Image has the size of the content. All before Verified is durable.
+	Image *os.File
+	progress
+	pool *Pool
+	v    volume.Volume
+	dir  *os.Root
+}
+
+// Receive begins or continues to receive the image of a volume, and reserves the volume's size. identity is that of the
+// content, size its size in bytes. An image that was received from other content is discarded.
+func (p *Pool) Receive(v volume.Volume, identity string, size int64) (_ *Partial, err error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	name := v.ID.Name
+	p.received.begin(name)
+	x := &Partial{pool: p, v: v}
+	defer func() {
+		if err != nil {
+			x.Close()
+		}
+	}()
+	had, err := p.readProgress(name)
+	if err == nil && had.Identity != identity {
+		err = p.DiscardReceived(name)
+		had = progress{}
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.progress = progress{Identity: identity, Verified: min(had.Verified, size), Bytes: had.Bytes}
+	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(v)); err != nil {
+		return nil, err
+	}
+	if err := x.open(size); err != nil {
+		return nil, errors.Join(p.medium.ExplainWrite(err), p.DiscardReceived(name))
+	}
+	return x, nil
+}
+
+// readProgress reads how much of an image was received. If that is not known, nothing was received.
+func (p *Pool) readProgress(name string) (had progress, err error) {
+	b, err := p.files.Read(p.dir, receivedPath(name)+"/"+progressFile)
+	if beneath.IsNotExist(err) {
+		return had, nil
+	}
+	if err == nil && json.Unmarshal(b, &had) != nil || had.Verified < 0 {
+		had = progress{}
+	}
+	return had, err
+}
+
+// open opens the image, and removes from it what was not verified.
+func (x *Partial) open(size int64) error {
+	p, path := x.pool, receivedPath(x.v.ID.Name)
+	if err := p.root.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	var err error
+	if x.dir, err = p.root.OpenRoot(path); err != nil {
+		return err
+	}
+	record, err := x.v.MarshalRecord()
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.Write(x.dir, recordFile, record); err != nil {
+		return err
+	}
+	x.Image, err = x.dir.OpenFile(ImageFile, p.OpenFlags(os.O_RDWR|unix.O_NOFOLLOW), 0)
+	if errors.Is(err, os.ErrNotExist) {
+		x.Verified, x.Bytes = 0, 0
+		x.Image, err = x.dir.OpenFile(ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(x.Image.Truncate(x.Verified), x.Image.Truncate(size)); err != nil {
+		return err
+	}
+	return x.record()
+}
+
+// record makes the progress durable.
+func (x *Partial) record() error {
+	b, err := json.Marshal(x.progress)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(x.dir, progressFile, b)
+}
+
+// SetVerified makes the image durable, and records that it is complete up to an offset. bytes is the size of the data before it.
+func (x *Partial) SetVerified(upTo, bytes int64) error {
+	if err := x.Image.Sync(); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.ReceiveSynced)
+	x.Verified, x.Bytes = upTo, bytes
+	if err := x.record(); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.ReceiveRecorded)
+	return nil
+}
+
+// Commit makes the volume of the complete image. finish completes the volume's folder, and gives the image its final size.
+func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *os.File) error) error {
+	p, v := x.pool, x.v
+	ctx = context.WithoutCancel(ctx)
+	path := FolderPath(v.ID.Name)
+	defer p.ledger.Begin(path)()
+	v.CreationID = uuid.NewString()
+	entry, err := p.medium.Entry(v.ID.Name, v.StorageSize(), "")
+	if err == nil {
+		err = p.building.makeTmp(ctx, entry)
+	}
+	if err != nil {
+		return err
+	}
+	p.ledger.Rename(receivedPath(v.ID.Name), path)
+	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error {
+		if err := p.root.Rename(receivedPath(v.ID.Name)+"/"+ImageFile, tmpDir+"/"+entry+"/"+ImageFile); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.ReceiveMoved)
+		return finish(dir, x.Image)
+	}, func(string) error { return nil })
+	if err == nil {
+		err = p.SyncVolumes()
+	}
+	if err != nil {
+		p.recount(v.ID.Name)
+	}
+	return errors.Join(err, p.DiscardReceived(v.ID.Name))
+}
+
+// Close closes the image. What was verified stays for the next call.
+func (x *Partial) Close() {
+	x.pool.received.end(x.v.ID.Name)
+	if x.Image != nil {
+		_ = x.Image.Close()
+	}
+	if x.dir != nil {
+		_ = x.dir.Close()
+	}
+}
+
+// DiscardReceived removes an image that was not received completely, if there is one. No call may receive it.
+func (p *Pool) DiscardReceived(name string) error {
+	defer p.received.forget(name)
+	from, err := beneath.OpenDir(p.dir, receivedDir)
+	if err != nil {
+		return beneath.IgnoreGone(err)
+	}
+	defer from.Close()
+	entry := name + "." + uuid.NewString()[:8]
+	err = beneath.MoveUnique(from, name, p.trash, entry)
+	if beneath.IsNotExist(err) {
+		p.ledger.Remove(receivedPath(name))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.ledger.Move(receivedPath(name), trashDir+"/"+entry, ledger.Reservation{Backend: ledger.UnknownBackend})
+	p.Trash.reaper.add(entry)
+	return errors.Join(from.Sync(), p.trash.Sync())
+}
+
+// expireInterval is the time between two searches for images that no call receives any more.
+const expireInterval = time.Minute
+
+// expireReceived removes, until ctx ends, the images that no call receives any more.
+func (p *Pool) expireReceived(ctx context.Context, log klog.Logger) {
+	tick := time.NewTicker(expireInterval)
+	defer tick.Stop()
+	for {
+		if err := p.discardExpired(time.Now()); err != nil {
+			log.Error(err, "Removing the images of interrupted transfers failed; it is tried again")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// discardExpired removes the images that no call has received for receivedLifetime.
+func (p *Pool) discardExpired(now time.Time) error {
+	names, err := beneath.Names(p.dir, receivedDir)
+	if err != nil {
+		return beneath.IgnoreGone(err)
+	}
+	var failed error
+	for _, name := range names {
+		if p.received.expired(name, now) {
+			failed = errors.Join(failed, p.DiscardReceived(name))
+		}
+	}
+	return failed
+}
+
+// receivedReservation reads the reservation of an image that is being received.
+func (s *store) receivedReservation(name string) ledger.Reservation {
+	b, err := s.files.Read(s.dir, receivedPath(name)+"/"+recordFile)
+	if err == nil {
+		if v, err := s.forms.ParseVolume(b); err == nil {
+			return ledger.OfVolume(v)
+		}
+	}
+	return ledger.Reservation{Backend: ledger.UnknownBackend}
+}
+
+// UnnamedFile makes an empty file in the pool that has no name, and is removed when it is closed.
+func (p *Pool) UnnamedFile() (*os.File, error) {
+	fd, err := unix.Openat(int(p.tmp.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, p.medium.ExplainWrite(&os.PathError{Op: "openat", Path: tmpDir, Err: err})
+	}
+	return os.NewFile(uintptr(fd), tmpDir), nil
+}

@@ -1,0 +1,49 @@
+package volume
+
+// Manifest describes the content of a snapshot or a volume that is sent to another node.
+type Manifest struct {
+	// Identity differs for each content. An interrupted transfer continues only with the same content.
+	Identity string `json:"identity"`
+	// Size is the minimum capacity of a volume with this content, in bytes. Bytes is the size of the data
+	// without holes.
+	Size       int64       `json:"sizeBytes"`
+	Bytes      int64       `json:"bytes"`
+	Block      bool        `json:"block,omitempty"`
+	FSType     string      `json:"fsType,omitempty"`
+	SectorSize int         `json:"sectorSize"`
+	Encryption *Encryption `json:"encryption,omitempty"`
+	// Formatted is true if the content is a complete filesystem.
+	Formatted bool `json:"formatted,omitempty"`
+}
+
+// maxManifestSize is larger than every volume of a filesystem that Linux supports.
+const maxManifestSize = 1 << 62
+
+// Check refuses values that no driver sends (ErrDamaged). The values come from another machine.
+func (m Manifest) Check() error {
+	switch {
+	case m.Identity == "", m.Size <= 0, m.Size > maxManifestSize, m.Bytes < 0:
+		return Errorf(ErrDamaged, "the description of the source has the invalid identity %q, sizeBytes %d or bytes %d", m.Identity, m.Size, m.Bytes)
+	case m.Block == (m.FSType != ""), !m.Block && !ValidFSType(m.FSType), m.Block && m.Formatted, m.SectorSize != 512 && m.SectorSize != 4096:
+		return Errorf(ErrDamaged, "the description of the source has an invalid combination: block %t, fsType %q, formatted %t, sectorSize %d", m.Block, m.FSType, m.Formatted, m.SectorSize)
+	}
+	return m.Encryption.check()
+}
+
+// StorageSize is the size of the content in bytes: Size, and the header of an encrypted volume.
+func (m Manifest) StorageSize() int64 { return m.Size + m.Encryption.overhead() }
+
+// Volume returns the fields of a volume's record that the content determines.
+func (m Manifest) Volume() Volume {
+	return Volume{Capacity: m.Size, Block: m.Block, FSType: m.FSType, SectorSize: m.SectorSize, Encryption: m.Encryption}
+}
+
+// ParamCopies is the StorageClass parameter that says where a volume with a source is created.
+const ParamCopies = "copies"
+
+const (
+	// CopiesAnywhere creates the volume on the node that is requested. The content is sent to that node.
+	CopiesAnywhere = "anywhere"
+	// CopiesLocal creates the volume on the node of its source.
+	CopiesLocal = "local"
+)
