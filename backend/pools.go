@@ -140,7 +140,7 @@ func (ps *Pools) NewVolume(p *pool.Pool, spec volume.Spec) volume.Volume {
 	return v
 }
 
-// DeleteUnpublished implements Delete. It cancels a copy that is creating the volume. It calls remove
+// DeleteUnpublished implements Delete. It cancels a copy or a transfer that is creating the volume. It calls remove
 // if the volume exists and is not published; remove must refuse a volume that is in use.
 func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.Volume) error) error {
 	p, err := ps.Set.ByID(id)
@@ -148,6 +148,9 @@ func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.
 		return err
 	}
 	p.Jobs.Cancel(id.Name)
+	if err := p.DiscardReceived(id.Name); err != nil {
+		return ps.Explain(p, err)
+	}
 	v, err := p.ByID(id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return p.SyncVolumes()

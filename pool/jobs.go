@@ -111,7 +111,7 @@ func (j *Job) AwaitSlot(ctx context.Context) error {
 // copyLogInterval is how often a copy under way is logged.
 const copyLogInterval = 30 * time.Second
 
-// Do starts the job of a name, or joins the running one, and waits for its end. If ctx ends first,
+// Do starts the job of a name, or joins the running one, and waits for its end. If ctx ends first, or is about to end,
 // the job continues, and the error is ErrPending. do must stop when its context ends.
 func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) error {
 	j, err := s.job(ctx, name, do)
@@ -119,10 +119,12 @@ func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context,
 		return err
 	}
 	defer j.leave()
+	waiting, cancel := beforeDeadline(ctx)
+	defer cancel()
 	select {
 	case <-j.done:
 		return j.err
-	case <-ctx.Done():
+	case <-waiting.Done():
 		if j.queued.Load() {
 			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied into the pool, and no more are copied at a time; retry: the call joins the queued copy",
 				name, s.pool, MaxTreeCopies)
@@ -130,6 +132,15 @@ func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context,
 		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied or zeroed: %s so far in %v; retry: the call joins the running job",
 			name, s.pool, j.soFar(), time.Since(j.began).Round(time.Second))
 	}
+}
+
+// beforeDeadline returns a context that ends a little before the deadline of ctx, so that the caller gets the progress as an answer.
+func beforeDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-min(time.Second, time.Until(deadline)/10)))
 }
 
 // job joins a running job, or starts one.

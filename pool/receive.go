@@ -238,6 +238,9 @@ func (x *Partial) Close() {
 
 // DiscardReceived removes an image that was not received completely, if there is one. No call may receive it.
 func (p *Pool) DiscardReceived(name string) error {
+	if p.Shared() {
+		return nil
+	}
 	defer p.received.forget(name)
 	from, err := beneath.OpenDir(p.dir, receivedDir)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -253,6 +254,8 @@ type proxy struct {
 	listener net.Listener
 	target   string
 	gate     sync.RWMutex // the proxy transfers no bytes while gate is locked
+	// received is the number of bytes from the node. When it reaches cutAt, if that is not 0, all connections end.
+	received, cutAt atomic.Int64
 	done     sync.WaitGroup
 
 	mu    sync.Mutex
@@ -290,18 +293,22 @@ func (p *proxy) accept() {
 		p.mu.Lock()
 		p.conns = append(p.conns, client, server)
 		p.mu.Unlock()
-		p.done.Go(func() { p.copy(client, server) })
-		p.done.Go(func() { p.copy(server, client) })
+		p.done.Go(func() { p.copy(client, server, &p.received) })
+		p.done.Go(func() { p.copy(server, client, new(atomic.Int64)) })
 	}
 }
 
-// copy transfers bytes in one direction until one of the connections ends.
-func (p *proxy) copy(to, from net.Conn) {
+// copy transfers bytes in one direction until one of the connections ends, and counts them.
+func (p *proxy) copy(to, from net.Conn, count *atomic.Int64) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	buf := make([]byte, 16<<10)
 	for {
 		n, err := from.Read(buf)
 		if err != nil {
+			return
+		}
+		if total, cutAt := count.Add(int64(n)), p.cutAt.Load(); cutAt > 0 && total >= cutAt {
+			p.cut()
 			return
 		}
 		p.gate.RLock()

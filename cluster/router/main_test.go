@@ -26,6 +26,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/internal/relay/relaytest"
@@ -200,8 +201,15 @@ func (w *testCluster) startWith(name string, kind backend.Kind, pools ...pool.Co
 	if len(pools) == 0 {
 		pools = []pool.Config{w.pool("default", name, "1Gi")}
 	}
+	return w.startChanged(name, kind, func(o *driver.Options) { o.Config.Pools = pools })
+}
+
+// startChanged starts the driver of a node with changed options.
+func (w *testCluster) startChanged(name string, kind backend.Kind, change func(*driver.Options)) *backendtest.Driver {
+	w.t.Helper()
 	o := w.NodeOptions(w.t, name, "", kind)
-	o.Config.Pools, o.DrainTime = pools, 2*time.Second
+	o.Config.Pools, o.DrainTime = []pool.Config{w.pool("default", name, "1Gi")}, 2*time.Second
+	change(&o)
 	w.addresses[name] = o.Config.Forwarding.Listen
 	w.hosts[name] = w.addresses[name]
 	w.drivers[name] = backendtest.StartWith(w.t, o)

@@ -14,7 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
-	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
 )
 
 // raw requests a raw device.
@@ -106,9 +107,6 @@ func (w *testCluster) wantNothingReceived(node string) {
 	}
 }
 
-// transferTimeout is longer than any transfer in the tests.
-const transferTimeout = time.Minute
-
 // TestTransferFilesystems: a filesystem that is restored or cloned on another node has the content of its source, and another
 // identity.
 func TestTransferFilesystems(t *testing.T) {
@@ -157,8 +155,170 @@ func (w *testCluster) stage(node, id string, c *csi.VolumeCapability) string {
 	return path
 }
 
-var (
-	_ = transferTimeout
-	_ = codes.OK
-	_ = testenv.RequireRoot
-)
+// startSlowly starts the driver of a node that sends 1 MiB per second.
+func (w *testCluster) startSlowly(name string) {
+	w.t.Helper()
+	w.startChanged(name, loop.Kind, func(o *driver.Options) { o.Config.TransferLimit.BytesPerSecond = "1Mi" })
+}
+
+// newSlowCluster returns a cluster with the nodes a and b, and a snapshot on node a whose transfer takes some seconds.
+func newSlowCluster(t *testing.T) (w *testCluster, s string) {
+	t.Helper()
+	w = newEmptyCluster(t)
+	w.startSlowly("a")
+	w.start("b")
+	w.updateHostsAndWait()
+	v := w.mustCreateOn("a", "v", raw)
+	fill(t, w.image("a", "v"), 1<<20, 0, 8<<20, 16<<20, 24<<20)
+	return w, w.snapshot("s", v)
+}
+
+// createWithin makes a CreateVolume call that lasts up to a time.
+func (w *testCluster) createWithin(limit time.Duration, name string, changes ...change) error {
+	ctx, cancel := context.WithTimeout(w.t.Context(), limit)
+	defer cancel()
+	return w.sendWith(ctx, request(name, changes...))
+}
+
+// received returns the path of the incomplete image of a volume in the pool of a node.
+func (w *testCluster) received(node, name string) string {
+	return filepath.Join(w.dir, node, ".trivet", "received", name, "image")
+}
+
+// TestTransferJoins: a call that ends before the transfer is ABORTED with the progress, and other calls join the transfer.
+func TestTransferJoins(t *testing.T) {
+	w, s := newSlowCluster(t)
+	restore := []change{raw, fromSnapshot(s), preferring("b", "a")}
+	wantCode(t, w.createWithin(time.Second, "n", restore...), codes.Aborted, "MiB of 4 MiB so far", "joins")
+	wantCode(t, w.createWithin(time.Second, "n", raw, fromSnapshot(s), preferring("a", "b")), codes.Aborted, "so far") // prefers another node now
+	calls := make(chan error, 3)
+	for range cap(calls) {
+		go func() {
+			err := w.create("n", restore...)
+			for code(err) == codes.Aborted { // one call for a volume at a time
+				err = w.create("n", restore...)
+			}
+			calls <- err
+		}()
+	}
+	for range cap(calls) {
+		must(t, <-calls)
+	}
+	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
+	w.wantVolumes(map[string]int{"a": 1, "b": 1})
+	w.wantNothingReceived("b")
+}
+
+// TestTransferCancelled: DeleteVolume of the new volume ends the transfer, and releases the space.
+func TestTransferCancelled(t *testing.T) {
+	w, s := newSlowCluster(t)
+	before, err := w.capacity("b")
+	must(t, err)
+	wantCode(t, w.createWithin(time.Second, "n", raw, fromSnapshot(s), preferring("b")), codes.Aborted)
+	during, err := w.capacity("b")
+	must(t, err)
+	if got := before.GetAvailableCapacity() - during.GetAvailableCapacity(); got < 32*mib {
+		t.Errorf("a transfer reserves %d bytes, want 32 MiB", got)
+	}
+	must(t, w.delete("loop:"+w.poolID("b", "default")+":n"))
+	w.wantNothingReceived("b")
+	w.wantVolumes(map[string]int{"b": 0})
+	await(t, "the capacity before the transfer", func() bool {
+		after, err := w.capacity("b")
+		must(t, err)
+		return after.GetAvailableCapacity() >= before.GetAvailableCapacity()
+	})
+}
+
+// TestTransferOfDeletedSource: a snapshot that is deleted during its transfer is received completely. A transfer that is
+// interrupted after that fails.
+func TestTransferOfDeletedSource(t *testing.T) {
+	w, s := newSlowCluster(t)
+	restore := []change{raw, fromSnapshot(s), preferring("b")}
+	wantCode(t, w.createWithin(time.Second, "n", restore...), codes.Aborted)
+	wantCode(t, w.createWithin(time.Second, "m", restore...), codes.Aborted)
+	must(t, w.send(&csi.DeleteSnapshotRequest{SnapshotId: s}))
+	w.mustCreate("n", restore...)
+	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
+	w.drivers["b"].Restart(t)
+	w.awaitNode("b")
+	if err := w.create("m", restore...); err != nil { // otherwise it was complete before the restart
+		wantCode(t, err, codes.NotFound, "snapshot")
+	}
+	must(t, w.delete("loop:"+w.poolID("b", "default")+":m"))
+	w.wantNothingReceived("b")
+}
+
+// TestTransferWithoutRoom: a node without room is RESOURCE_EXHAUSTED. Without a preferred node, the volume is created on another
+// node if the node of the source has no room.
+func TestTransferWithoutRoom(t *testing.T) {
+	w := newCluster(t, "a:128Mi", "b:64Mi", "c:1Gi")
+	s := w.snapshot("s", w.mustCreateOn("a", "v", raw))
+	wantCode(t, w.create("n", raw, fromSnapshot(s), preferring("b"), sized(80*mib)), codes.ResourceExhausted, `node "b": `, "has room for")
+	w.wantNothingReceived("b")
+	for want, size := range map[string]int64{"a": 40 * mib, "c": 120 * mib} {
+		if got := nodeOf(w.mustCreate("on-"+want, raw, fromSnapshot(s), sized(size))); got != want {
+			t.Errorf("%d bytes: got node %s, want %s", size, got, want)
+		}
+	}
+}
+
+// TestTransferResumes: an interrupted transfer continues with what was not received, also after a restart of either driver.
+func TestTransferResumes(t *testing.T) {
+	const content = 160 << 20
+	for name, interrupt := range map[string]func(w *testCluster){
+		"network":  func(*testCluster) {},
+		"receiver": func(w *testCluster) { w.drivers["b"].Restart(t) },
+		"sender":   func(w *testCluster) { w.drivers["a"].Restart(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newCluster(t, "a", "b")
+			link := w.proxy("a")
+			w.updateHostsAndWait()
+			v := w.mustCreateOn("a", "v", raw, sized(256*mib))
+			fill(t, w.image("a", "v"), content, 32<<20)
+			s := w.snapshot("s", v)
+			restore := []change{raw, fromSnapshot(s), preferring("b"), sized(256 * mib)}
+			link.cutAt.Store(link.received.Load() + 100<<20)
+			wantCode(t, w.create("n", restore...), codes.Unavailable, `node "a"`)
+			if n := allocatedBytes(t, w.received("b", "n")); n < 63*mib {
+				t.Errorf("after the interruption: got %d bytes, want at least 63 MiB", n)
+			}
+			w.t = t
+			interrupt(w)
+			link.cutAt.Store(0)
+			before := link.received.Load()
+			await(t, "the transfer to continue", func() bool { return w.create("n", restore...) == nil })
+			if n := link.received.Load() - before; n > content-60<<20 {
+				t.Errorf("the second call transferred %d bytes, want only those that were not received", n)
+			}
+			wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
+			w.wantNothingReceived("b")
+		})
+	}
+}
+
+// TestTransferOfOtherContent: an image that was received from another snapshot of the same name is discarded.
+func TestTransferOfOtherContent(t *testing.T) {
+	w := newCluster(t, "a", "b")
+	link := w.proxy("a")
+	w.updateHostsAndWait()
+	v := w.mustCreateOn("a", "v", raw, sized(256*mib))
+	fill(t, w.image("a", "v"), 100<<20, 0)
+	s := w.snapshot("s", v)
+	restore := []change{raw, fromSnapshot(s), preferring("b"), sized(256 * mib)}
+	link.cutAt.Store(link.received.Load() + 80<<20)
+	wantCode(t, w.create("n", restore...), codes.Unavailable)
+	link.cutAt.Store(0)
+	await(t, "the deletion of the snapshot", func() bool { return w.send(&csi.DeleteSnapshotRequest{SnapshotId: s}) == nil })
+	fill(t, w.image("a", "v"), 90<<20, 128<<20)
+	must(t, os.Truncate(w.image("a", "v"), 128<<20)) // removes the part behind, and
+	must(t, os.Truncate(w.image("a", "v"), 256<<20)) // makes it a hole
+	fill(t, w.image("a", "v"), 1<<20, 4<<20)
+	if again := w.snapshot("s", v); again != s {
+		t.Fatalf("got snapshot %s, want %s again", again, s)
+	}
+	await(t, "the transfer", func() bool { return w.create("n", restore...) == nil })
+	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
+	w.wantNothingReceived("b")
+}
