@@ -27,6 +27,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 )
@@ -148,6 +149,31 @@ func TestForeignClients(t *testing.T) {
 			must(t, probe(t.Context(), dial(t, address, controllerTLS(t, c))))
 		})
 	}
+}
+
+// TestNodeAsClient: a node that offers the protocol of transfers beside HTTP/2 gets no answer to a call.
+func TestNodeAsClient(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	_, address := startNode(t, c)
+	as := withIssued(t, func(public crypto.PublicKey) []byte {
+		cert, err := c.CA.Issue(public, pki.NodeURI(backendtest.DriverName, "b"), x509.ExtKeyUsageServerAuth, time.Hour)
+		must(t, err)
+		return cert
+	})
+	for _, protocols := range [][]string{{transfer.Protocol, "h2"}, {"h2", transfer.Protocol}} {
+		client := dial(t, address, changedTLS(t, c, func(config *tls.Config) {
+			as(config)
+			config.NextProtos = protocols
+		}))
+		wantCode(t, probe(t.Context(), client), codes.Unavailable)
+	}
+	if !strings.Contains(backendtest.Log(), "no ticket was presented") {
+		t.Error("the connection was not one for transfers, want that it is")
+	}
+	// The controller gets no calls over a connection for transfers either.
+	controller := dial(t, address, changedTLS(t, c, func(config *tls.Config) { config.NextProtos = []string{transfer.Protocol, "h2"} }))
+	wantCode(t, probe(t.Context(), controller), codes.Unavailable)
+	must(t, probe(t.Context(), dial(t, address, controllerTLS(t, c))))
 }
 
 // wantOneRefusal runs do, and fails the test unless one refused connection with the text is logged meanwhile.

@@ -64,19 +64,23 @@ func (r *receiving) end(name string) {
 	r.idle[name] = time.Now()
 }
 
-// expired reports whether an image has been idle for receivedLifetime. The time begins when the driver starts.
-func (r *receiving) expired(name string, now time.Time) bool {
+// ifExpired calls discard if an image has been idle for receivedLifetime, since the driver has started. Without an image, a
+// folder is expired at once: the image was committed. Meanwhile no call begins to receive an image.
+func (r *receiving) ifExpired(name string, now time.Time, hasImage bool, discard func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.running[name] {
-		return false
+		return nil
 	}
 	since, known := r.idle[name]
 	if !known {
 		r.idle[name] = now
-		return false
 	}
-	return now.Sub(since) >= receivedLifetime
+	if hasImage && (!known || now.Sub(since) < receivedLifetime) {
+		return nil
+	}
+	delete(r.idle, name)
+	return discard()
 }
 
 // forget drops an image that no longer exists.
@@ -242,6 +246,11 @@ func (p *Pool) DiscardReceived(name string) error {
 		return nil
 	}
 	defer p.received.forget(name)
+	return p.discardReceived(name)
+}
+
+// discardReceived does the same as DiscardReceived, and leaves the times to the caller.
+func (p *Pool) discardReceived(name string) error {
 	from, err := beneath.OpenDir(p.dir, receivedDir)
 	if err != nil {
 		return beneath.IgnoreGone(err)
@@ -280,7 +289,7 @@ func (p *Pool) expireReceived(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// discardExpired removes the images that no call has received for receivedLifetime.
+// discardExpired removes the images that no call has received for receivedLifetime, and the remains of those that were committed.
 func (p *Pool) discardExpired(now time.Time) error {
 	names, err := beneath.Names(p.dir, receivedDir)
 	if err != nil {
@@ -288,9 +297,8 @@ func (p *Pool) discardExpired(now time.Time) error {
 	}
 	var failed error
 	for _, name := range names {
-		if p.received.expired(name, now) {
-			failed = errors.Join(failed, p.DiscardReceived(name))
-		}
+		_, noImage := beneath.Stat(p.dir, receivedPath(name)+"/"+ImageFile)
+		failed = errors.Join(failed, p.received.ifExpired(name, now, !beneath.IsNotExist(noImage), func() error { return p.discardReceived(name) }))
 	}
 	return failed
 }

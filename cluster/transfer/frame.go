@@ -62,6 +62,11 @@ func (k kind) maxPayload() int64 {
 	return -1
 }
 
+// hasOffset reports whether frames of the kind have an offset.
+func (k kind) hasOffset() bool {
+	return k == kindStart || k == kindData || k == kindChecked || k == kindEnd
+}
+
 // appendHeader appends the header of a frame with a payload of some length.
 func (f frame) appendHeader(b []byte, length int) []byte {
 	b = append(b, byte(f.kind), f.flags, 0, 0)
@@ -86,7 +91,8 @@ func readFrame(r io.Reader, buf []byte) (f frame, err error) {
 	}
 	f.kind, f.flags = kind(h[0]), h[1]
 	length, offset, size := int64(binary.BigEndian.Uint32(h[4:])), binary.BigEndian.Uint64(h[8:]), binary.BigEndian.Uint64(h[16:])
-	if length > f.kind.maxPayload() || length > int64(len(buf)) || offset > 1<<62 || size > chunkSize || h[2] != 0 || h[3] != 0 {
+	if length > f.kind.maxPayload() || length > int64(len(buf)) || offset > 1<<62 || size > chunkSize || h[2] != 0 || h[3] != 0 ||
+		f.kind != kindData && (f.flags != 0 || size != 0) || !f.kind.hasOffset() && offset != 0 {
 		return f, fmt.Errorf("invalid frame of kind %d: length %d, offset %d, size %d", f.kind, length, offset, size)
 	}
 	f.offset, f.size, f.payload = int64(offset), int64(size), buf[:length]

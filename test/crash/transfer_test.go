@@ -1,0 +1,178 @@
+package crash
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/translate"
+)
+
+// transferPoints are the points that a node reaches while it receives a volume from another node.
+var transferPoints = []crashpoint.Point{
+	crashpoint.ReceiveSynced, crashpoint.ReceiveRecorded, crashpoint.ReceiveMoved,
+	crashpoint.CreateBuilt, crashpoint.CreateCommitted, crashpoint.CreateDone,
+}
+
+// member is the driver of a node, or of the controller, in its own process.
+type member struct {
+	dir     string
+	args    []string
+	address string
+	process *process
+	control csi.ControllerClient
+}
+
+// newMember starts a driver. who is the identity in its certificate.
+func newMember(t *testing.T, c *backendtest.Cluster, who *url.URL, usage x509.ExtKeyUsage, config string, args ...string) *member {
+	t.Helper()
+	m := &member{dir: newDir(t)}
+	m.args = append([]string{
+		"driver", "--endpoint", "unix://" + filepath.Join(m.dir, "csi.sock"), "--config", filepath.Join(m.dir, "config.yaml"),
+		"--state-dir", filepath.Join(m.dir, "state"), "--http-address", "",
+	}, args...)
+	c.Certify(t, filepath.Join(m.dir, "state", "certificates"), who, usage)
+	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(m.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	must(t, err)
+	m.control = csi.NewControllerClient(conn)
+	t.Cleanup(func() {
+		_ = m.process.cmd.Process.Kill()
+		<-m.process.dead
+		_ = conn.Close()
+	})
+	return m
+}
+
+// start starts the driver.
+func (m *member) start(t *testing.T, armed crashpoint.Point) {
+	t.Helper()
+	cmd := exec.Command(crashing, m.args...)
+	cmd.Env = append(os.Environ(), "TRIVET_CRASH_AT="+string(armed))
+	must(t, cmd.Start())
+	p := &process{cmd: cmd, dead: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // killed
+		close(p.dead)
+	}()
+	m.process = p
+}
+
+// newNode returns the driver of a node with a pool in a directory.
+func newNode(t *testing.T, c *backendtest.Cluster, name, pool string) *member {
+	t.Helper()
+	address := backendtest.FreeAddress(t)
+	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, size: 1Gi}]\nforwarding: {listen: %q}\n", pool, address)
+	m := newMember(t, c, pki.NodeURI(backendtest.DriverName, name), x509.ExtKeyUsageServerAuth, config, "--services", "node", "--node-id", name)
+	m.address = address
+	return m
+}
+
+// TestKilledInTransfer kills the receiving driver at each point. Afterwards the volume is created, or the call is undone by
+// DeleteVolume, and nothing is left.
+func TestKilledInTransfer(t *testing.T) {
+	t.Parallel()
+	for _, p := range transferPoints {
+		for name, undone := range map[string]bool{"retry": false, "undo": true} {
+			t.Run(string(p)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				killInTransfer(t, p, undone)
+			})
+		}
+	}
+}
+
+func killInTransfer(t *testing.T, p crashpoint.Point, undone bool) {
+	t.Helper()
+	dir := testenv.Filesystem(t, "xfs", poolFilesystem)
+	c := backendtest.NewCluster(t)
+	a, b := newNode(t, c, "a", filepath.Join(dir, "a")), newNode(t, c, "b", filepath.Join(dir, "b"))
+	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
+	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	a.start(t, "")
+	b.start(t, p)
+	controller.start(t, "")
+
+	id, err := controller.create(t, "v", "a", nil)
+	must(t, err)
+	content := make([]byte, 3<<20)
+	_, _ = rand.Read(content)
+	image, err := os.OpenFile(filepath.Join(dir, "a/volumes/v/image"), os.O_WRONLY, 0)
+	must(t, err)
+	_, err = image.WriteAt(content, 1<<20)
+	must(t, errors.Join(err, image.Close()))
+
+	answered := make(chan error, 1)
+	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	go func() {
+		_, err := controller.create(t, "n", "b", from)
+		answered <- err
+	}()
+	if !b.process.ended() {
+		t.Fatalf("the driver was not killed at %s", p)
+	}
+	b.start(t, "")
+	must(t, <-answered)
+	if undone {
+		must(t, poll(func(ctx context.Context) error {
+			got, err := controller.control.ListVolumes(ctx, &csi.ListVolumesRequest{})
+			for _, e := range got.GetEntries() {
+				_, err = controller.control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: e.GetVolume().GetVolumeId()})
+			}
+			return err
+		}))
+		must(t, emptyDir(filepath.Join(dir, "b/volumes")))
+	} else {
+		got, err := os.ReadFile(filepath.Join(dir, "b/volumes/n/image"))
+		must(t, err)
+		if len(got) != 32<<20 || !bytes.Equal(got[1<<20:4<<20], content) || len(bytes.Trim(got[:1<<20], "\x00"))+len(bytes.Trim(got[4<<20:], "\x00")) > 0 {
+			t.Errorf("got another content of %d bytes than that of the source", len(got))
+		}
+	}
+	for _, left := range []string{"received", "tmp", "trash"} {
+		must(t, poll(func(context.Context) error { return emptyDir(filepath.Join(dir, "b/.trivet", left)) }))
+	}
+}
+
+// create creates a raw volume on a node, and repeats the call while a driver does not answer.
+func (m *member) create(t *testing.T, name, node string, from *csi.VolumeContentSource) (id string, err error) {
+	t.Helper()
+	err = poll(func(ctx context.Context) error {
+		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		resp, err := m.control.CreateVolume(limited, &csi.CreateVolumeRequest{
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from,
+			AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
+			VolumeCapabilities: []*csi.VolumeCapability{{
+				AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			}},
+		})
+		id = resp.GetVolume().GetVolumeId()
+		switch status.Code(err) {
+		case codes.OK, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted: // while the nodes start
+			return err
+		}
+		return finalError{err}
+	})
+	return id, err
+}
