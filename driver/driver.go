@@ -358,14 +358,12 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 func (d *Driver) drain(log klog.Logger) {
 	timeout := cmp.Or(d.options.DrainTime, defaultDrainTime)
 	log.Info("Stopping: waiting for running calls", "timeout", timeout)
-	if d.sender != nil {
-		d.sender.Close() // the other nodes continue the transfers later
-	}
 	waitFor(timeout, log, func() {
 		var servers sync.WaitGroup
 		servers.Go(d.server.GracefulStop)
 		if d.forwarded != nil {
 			servers.Go(d.forwarded.GracefulStop)
+			servers.Go(d.sender.Close) // the other nodes continue the transfers later
 		}
 		servers.Wait()
 	})

@@ -19,6 +19,8 @@ import (
 type outgoing struct {
 	*os.File
 	manifest volume.Manifest
+	// blank means that the image has no data to copy (source.blank).
+	blank bool
 	// release ends the protection of the image from changes.
 	release func()
 }
@@ -28,6 +30,9 @@ func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
 
 // Ranges implements backend.Outgoing.
 func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range, error] {
+	if o.blank {
+		return func(func(clone.Range, error) bool) {}
+	}
 	return clone.Allocated(ctx, o.File, from, o.manifest.StorageSize())
 }
 
@@ -81,24 +86,23 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 		return nil, err
 	}
 	s := all[0]
-	o := &outgoing{manifest: volume.Manifest{
+	o := &outgoing{blank: s.blank(), manifest: volume.Manifest{
 		Identity: "volume " + s.v.ID.String() + " " + uuid.NewString(), Size: s.v.Capacity, Formatted: s.formatted(),
 		Block: s.v.Block, FSType: s.v.FSType, SectorSize: s.v.SectorSize, Encryption: s.v.Encryption,
 	}}
-	if !s.staged {
-		o.File, o.release = s.image, all.close
-	} else {
-		defer all.close()
-		o.release = func() {}
+	o.File, o.release = s.image, all.close
+	if s.staged && !o.blank {
 		o.File, err = copyUnnamed(ctx, p, all)
-	}
-	if err == nil {
-		o.manifest.Bytes, err = allocatedBytes(o.File)
-	}
-	if err != nil && !s.staged {
 		all.close()
+		o.release = func() {}
 	}
-	return o, err
+	if err != nil {
+		return nil, err
+	}
+	if o.manifest.Bytes, err = allocatedBytes(o.File); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
 }
 
 // copyUnnamed copies the image of a staged source to a file without a name, by sharing its blocks.
@@ -158,6 +162,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	if err := stream.Copy(ctx, partial.Verified, &target{partial: partial, job: j, before: partial.Bytes}); err != nil {
 		return err
 	}
+	_ = stream.Close() // ends the use of the source; everything was verified
 	return partial.Commit(ctx, func(dir *os.Root, image *os.File) error { return finishCopy(dir, image, v, m.Formatted) })
 }
 

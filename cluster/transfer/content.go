@@ -55,10 +55,16 @@ type outgoing struct {
 	limit  *Limit
 	chunks chan chunk
 	free   chan []byte
+	form   *compressor
 }
 
 // send sends the content from an offset on.
 func (o *outgoing) send(ctx context.Context, from int64) error {
+	var err error
+	if o.form, err = newCompressor(); err != nil {
+		return err
+	}
+	defer o.form.close()
 	ctx, cancel := context.WithCancel(ctx)
 	o.chunks, o.free = make(chan chunk, buffers), make(chan []byte, buffers)
 	for range buffers {
@@ -114,13 +120,12 @@ func (o *outgoing) next(ctx context.Context) (c chunk, more bool, err error) {
 
 // write sends a chunk.
 func (o *outgoing) write(ctx context.Context, c chunk) error {
-	f := frame{kind: kindData, offset: c.offset, size: int64(c.size)}
-	f.appendHeader(c.buf[:0], c.size)
-	message := c.buf[:headerSize+c.size]
+	message := o.form.message(c)
 	if err := o.limit.wait(ctx, len(message)); err != nil {
 		return err
 	}
 	_, err := o.to.Write(message)
+	o.form.done(c, time.Now())
 	return err
 }
 
@@ -180,12 +185,18 @@ type incoming struct {
 	// end is the size of the content in bytes.
 	end int64
 	// at is the offset up to which all content was received.
-	at int64
+	at   int64
+	form *decompressor
 }
 
 // receive writes the content from an offset on to the target. It returns nil only if all of the content was received, and
 // all checksums are right.
 func (i *incoming) receive(ctx context.Context, from int64) error {
+	var err error
+	if i.form, err = newDecompressor(); err != nil {
+		return err
+	}
+	defer i.form.close()
 	i.at = from
 	sum, buf := newChecksum(), make([]byte, chunkSize)
 	for {
@@ -212,15 +223,19 @@ func (i *incoming) receive(ctx context.Context, from int64) error {
 
 // data writes the content of a data frame. The frames are in order, and within the size of the content.
 func (i *incoming) data(ctx context.Context, f frame, sum checksum) error {
-	if f.offset < i.at || f.size == 0 || f.offset+f.size > i.end || int64(len(f.payload)) != f.size || f.flags != 0 {
-		return i.interrupted(fmt.Errorf("invalid data frame: offset %d, size %d, payload %d, flags %d; expected an offset from %d to %d", f.offset, f.size, len(f.payload), f.flags, i.at, i.end))
+	if f.offset < i.at || f.size == 0 || f.offset+f.size > i.end {
+		return i.interrupted(fmt.Errorf("invalid data frame: offset %d, size %d; expected an offset from %d to %d", f.offset, f.size, i.at, i.end))
 	}
 	if err := i.limit.wait(ctx, headerSize+len(f.payload)); err != nil {
 		return err
 	}
-	sum.add(f.offset, f.payload)
+	content, err := i.form.content(f)
+	if err != nil {
+		return i.interrupted(fmt.Errorf("invalid data frame: %w", err))
+	}
+	sum.add(f.offset, content)
 	i.at = f.offset + f.size
-	_, err := i.to.WriteAt(f.payload, f.offset)
+	_, err = i.to.WriteAt(content, f.offset)
 	return err
 }
 

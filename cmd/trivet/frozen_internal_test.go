@@ -62,6 +62,10 @@ func TestFrozenConfig(t *testing.T) {
 		},
 		"group": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{Name: "group", Section: &lvm.Group{VolumeGroup: "vg0"}}}},
 		"thin":  {MaxVolumesPerNode: 4096, Pools: []pool.Config{{Name: "thin", Section: &lvm.Group{VolumeGroup: "vg0", ThinPool: "pool0"}}}},
+		"transfer": {
+			MaxVolumesPerNode: 4096, TransferLimit: driver.TransferLimit{BytesPerSecond: "200Mi", Streams: 8},
+			Pools: []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/var/lib/pools/default"}}},
+		},
 		"controller": {
 			MaxVolumesPerNode: 4096, Forwarding: &driver.Forwarding{Nodes: []driver.ForwardingNode{{Name: "node-1.example", Address: "192.0.2.1:9808"}}},
 		},

@@ -110,6 +110,10 @@ var guests = []guest{
 		}},
 	},
 	{
+		name: "transfer", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", limit: 10 * time.Minute,
+		programs: []program{{"./backend/loop", []string{"-test.run", "^TestTransfer$"}, passed("TestTransfer/none-ext4", "TestTransfer/luks2-block")}},
+	},
+	{
 		name: "encryption-conformance", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestEncrypted$"}, passed("TestEncrypted/images-encrypted/xfs/Clone", "TestEncrypted/images-encrypted/block/ChangedBlocks")}},
 	},

@@ -134,6 +134,9 @@ ephemeralMemory: {{ toYaml . }}
 {{- end }}
 pprof: {{ .Values.config.pprof }}
 {{- if ne .Values.shape "oneNode" }}
+transferLimit:
+  bytesPerSecond: {{ .Values.config.transferLimit.bytesPerSecond | quote }}
+  streams: {{ int64 .Values.config.transferLimit.streams }}
 forwarding:
   listen: ":{{ .Values.ports.forwarding }}"
 {{- end }}
