@@ -55,8 +55,8 @@ type Job struct {
 	left time.Time
 	// copied and expected are bytes. expected is 0 if it is not known.
 	copied, expected atomic.Int64
-	began  time.Time
-	logged time.Time // when the progress was last logged
+	began            time.Time
+	logged           time.Time // when the progress was last logged
 }
 
 // Alone is closed when no call waits for the end of the job any more. The job must then end work that

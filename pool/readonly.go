@@ -86,6 +86,8 @@ type Entry struct {
 	// storage; 0 for others.
 	Used  int64
 	State FormatState
+	// Receiving means that the image is being received from another node, so that the volume does not exist yet.
+	Receiving bool
 	// Device is the path of the volume's device on the pool's storage; empty for others,
 	// and if it is missing.
 	Device string
@@ -96,9 +98,12 @@ type Entry struct {
 }
 
 // Progress returns the state of formatting: State, or `blank` for a volume whose filesystem is not created yet. It
-// is empty for a directory and for a raw device, and if the volume could not be read.
+// is empty for a directory and for a raw device, and if the volume could not be read. For a volume that is being received, it is
+// Receiving.
 func (e Entry) Progress() string {
 	switch v := e.Volume; {
+	case e.Receiving:
+		return Receiving
 	case v.Directory != nil, v.Block:
 		return ""
 	case e.State == "" && e.Err == nil:
@@ -107,7 +112,10 @@ func (e Entry) Progress() string {
 	return string(e.State)
 }
 
-// Entries reads all entries among the volumes, sorted by name.
+// Receiving is the state of a volume that is being received from another node.
+const Receiving = "receiving"
+
+// Entries reads all entries among the volumes, sorted by name, and then the volumes that are being received.
 func (p *Pool) Entries() ([]Entry, error) {
 	names, err := beneath.Names(p.volumes, ".")
 	if err != nil {
@@ -122,7 +130,21 @@ func (p *Pool) Entries() ([]Entry, error) {
 		e.Err = err
 		entries = append(entries, e)
 	}
-	return entries, nil
+	return append(entries, p.receivedEntries()...), nil
+}
+
+// receivedEntries reads the volumes that are being received. It leaves out those that end meanwhile.
+func (p *Pool) receivedEntries() (entries []Entry) {
+	if p.Shared() {
+		return nil
+	}
+	names, _ := beneath.Names(p.dir, receivedDir) // without the folder, there are none
+	for _, name := range names {
+		if v, err := p.receivedVolume(name); err == nil {
+			entries = append(entries, Entry{Name: name, Volume: v, Receiving: true, Used: allocated(p.dir, receivedPath(name)+"/"+ImageFile)})
+		}
+	}
+	return entries
 }
 
 // entry reads one entry. With an error, the entry has what could be read.

@@ -303,15 +303,22 @@ func (p *Pool) discardExpired(now time.Time) error {
 	return failed
 }
 
-// receivedReservation reads the reservation of an image that is being received.
-func (s *store) receivedReservation(name string) ledger.Reservation {
+// receivedVolume reads the record of a volume that is being received.
+func (s *store) receivedVolume(name string) (volume.Volume, error) {
 	b, err := s.files.Read(s.dir, receivedPath(name)+"/"+recordFile)
-	if err == nil {
-		if v, err := s.forms.ParseVolume(b); err == nil {
-			return ledger.OfVolume(v)
-		}
+	if err != nil {
+		return volume.Volume{}, err
 	}
-	return ledger.Reservation{Backend: ledger.UnknownBackend}
+	return s.forms.ParseVolume(b)
+}
+
+// receivedReservation returns the reservation of a volume that is being received.
+func (s *store) receivedReservation(name string) ledger.Reservation {
+	v, err := s.receivedVolume(name)
+	if err != nil {
+		return ledger.Reservation{Backend: ledger.UnknownBackend}
+	}
+	return ledger.OfVolume(v)
 }
 
 // UnnamedFile makes an empty file in the pool that has no name, and is removed when it is closed.

@@ -41,6 +41,10 @@ func TestReceivedExpires(t *testing.T) {
 	p := place.open(t)
 	receiveSome(t, p, "a", 4096)
 	running := mustReceive(t, p, "b", "identity")
+	entries, err := p.Entries()
+	if err != nil || len(entries) != 2 || entries[0].Progress() != Receiving || entries[0].Used < 4096 || entries[0].Volume.ID.Name != "a" {
+		t.Errorf("got entries %+v, %v, want 2 that are being received", entries, err)
+	}
 	for _, at := range []time.Time{time.Now(), time.Now().Add(receivedLifetime - time.Minute)} {
 		must(t, p.discardExpired(at))
 		wantReceived(t, dir, 2)

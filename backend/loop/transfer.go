@@ -189,4 +189,3 @@ func (t *target) Verified(upTo int64) error {
 	}
 	return t.partial.SetVerified(upTo, t.before+t.written)
 }
-

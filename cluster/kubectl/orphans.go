@@ -59,8 +59,8 @@ func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []ku
 	existing := map[string]bool{}
 	for _, v := range r.Volumes {
 		existing[v.ID] = true
-		// Inline volumes and those of FlexVolume have no PersistentVolume.
-		if v.ID != "" && v.Pod == "" && v.Namespace == "" && !handles[v.ID] {
+		// Inline volumes and those of FlexVolume have no PersistentVolume. A volume that is being received has none yet.
+		if v.ID != "" && v.Pod == "" && v.Namespace == "" && v.State != status.StateReceiving && !handles[v.ID] {
 			orphans = append(orphans, Orphan{
 				Kind: OrphanedVolume, Name: v.ID, Pool: v.Pool, Node: v.Node, SizeBytes: v.SizeBytes,
 				Reason: "no PersistentVolume has its handle", CleanUp: deleteCommand(v.ID),

@@ -256,7 +256,7 @@ type proxy struct {
 	gate     sync.RWMutex // the proxy transfers no bytes while gate is locked
 	// received is the number of bytes from the node. When it reaches cutAt, if that is not 0, all connections end.
 	received, cutAt atomic.Int64
-	done     sync.WaitGroup
+	done            sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn

@@ -139,6 +139,33 @@ func TestTransferFilesystems(t *testing.T) {
 	}
 }
 
+// TestTransferUnformatted: what an interrupted mkfs wrote is not transferred, so that the new volume can be formatted.
+func TestTransferUnformatted(t *testing.T) {
+	w := newCluster(t, "a:8Gi", "b:8Gi")
+	v := w.mustCreateOn("a", "v")
+	fill(t, w.image("a", "v"), 1<<20, 0)
+	must(t, os.WriteFile(filepath.Join(filepath.Dir(w.image("a", "v")), "formatting"), nil, 0o600))
+	for name, source := range map[string]change{"from-volume": fromVolume(v), "from-snapshot": fromSnapshot(w.snapshot("s", v))} {
+		got := w.mustCreate(name, source, preferring("b")).GetVolumeId()
+		if n := allocatedBytes(t, w.image("b", name)); n > 0 {
+			t.Errorf("%s: got %d bytes, want none", name, n)
+		}
+		w.stage("b", got, capability())
+	}
+}
+
+// TestTransferLocks: a volume that is not staged cannot be staged or deleted while it is sent, and can be afterwards.
+func TestTransferLocks(t *testing.T) {
+	w, _ := newSlowCluster(t)
+	v := "loop:" + w.poolID("a", "default") + ":v"
+	clone := []change{raw, fromVolume(v), preferring("b")}
+	wantCode(t, w.createWithin(time.Second, "n", clone...), codes.Aborted)
+	wantCode(t, w.delete(v), codes.FailedPrecondition, "in use")
+	w.mustCreate("n", clone...)
+	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
+	await(t, "the deletion of the source", func() bool { return w.delete(v) == nil })
+}
+
 // stage stages a volume on its node until the test ends, and returns the path.
 func (w *testCluster) stage(node, id string, c *csi.VolumeCapability) string {
 	w.t.Helper()

@@ -88,7 +88,7 @@ type Volume struct {
 	Content string `json:"content,omitempty"`
 	// SubDir is the path of the volume's directory in the pool, if its StorageClass sets subDir.
 	SubDir string `json:"subDir,omitempty"`
-	// State is the progress of formatting.
+	// State is the progress of formatting, or StateReceiving.
 	State string `json:"state,omitempty"`
 	// PublishedTo are the nodes to which the volume is controller-published. A central controller records this only
 	// for volumes of nfs pools.
@@ -110,6 +110,9 @@ type Volume struct {
 	// Problem is the reason why the entry, or the pool if there is no name, could not be read.
 	Problem string `json:"problem,omitempty"`
 }
+
+// StateReceiving is the state of a volume that does not exist yet, because its content is being received from another node.
+const StateReceiving = pool.Receiving
 
 // OfEntry returns the state of an entry of a pool that the disk contains.
 func OfEntry(poolName string, e pool.Entry) Volume {

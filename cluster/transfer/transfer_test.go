@@ -210,9 +210,12 @@ func TestTickets(t *testing.T) {
 		"expired": {w.b, w.ticket(w.controller, func(t *transfer.Ticket) {
 			t.Issued, t.Expires = t.Issued.Add(-time.Hour), t.Expires.Add(-time.Hour)
 		}), "is valid from"},
-		"valid for too long":       {w.b, w.ticket(w.controller, func(t *transfer.Ticket) { t.Expires = t.Expires.Add(time.Hour) }), "is valid from"},
-		"of the future":            {w.b, w.ticket(w.controller, func(t *transfer.Ticket) { t.Issued = t.Issued.Add(time.Hour); t.Expires = t.Expires.Add(time.Hour) }), "is valid from"},
-		"of an earlier process":    {w.b, w.ticket(w.controller, func(t *transfer.Ticket) { t.Issued = t.Issued.Add(-time.Minute); t.Expires = t.Expires.Add(-time.Minute) }), "before the driver"},
+		"valid for too long": {w.b, w.ticket(w.controller, func(t *transfer.Ticket) { t.Expires = t.Expires.Add(time.Hour) }), "is valid from"},
+		"of the future":      {w.b, w.ticket(w.controller, func(t *transfer.Ticket) { t.Issued = t.Issued.Add(time.Hour); t.Expires = t.Expires.Add(time.Hour) }), "is valid from"},
+		"of an earlier process": {w.b, w.ticket(w.controller, func(t *transfer.Ticket) {
+			t.Issued = t.Issued.Add(-time.Minute)
+			t.Expires = t.Expires.Add(-time.Minute)
+		}), "before the driver"},
 		"signed by a node":         {w.b, w.ticket(w.b), "not signed by the controller"},
 		"signed by a foreign CA":   {w.b, w.ticket(w.certificates(other, pki.ControllerURI(driverName), x509.ExtKeyUsageClientAuth)), "not signed by the controller"},
 		"signed by another driver": {w.b, w.ticket(w.certificates(w.Cluster, pki.ControllerURI("other.example"), x509.ExtKeyUsageClientAuth)), "not signed by the controller"},
@@ -314,4 +317,3 @@ func TestManyReceivers(t *testing.T) {
 	must(t, first.Close())
 	must(t, <-second)
 }
-
