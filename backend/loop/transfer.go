@@ -137,7 +137,7 @@ func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.In
 			if err != nil {
 				return err
 			}
-			defer stream.Close() //nolint:errcheck // all that was received is verified
+			defer stream.Close()
 			return b.receive(ctx, p, spec, stream, j)
 		})
 	})
@@ -159,7 +159,9 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	}
 	defer partial.Close()
 	j.Expect(max(0, m.Bytes-partial.Bytes))
-	if err := stream.Copy(ctx, partial.Verified, &target{partial: partial, job: j, before: partial.Bytes}); err != nil {
+	t := &target{partial: partial, job: j, before: partial.Bytes}
+	err = stream.Copy(ctx, partial.Verified, t)
+	if err = errors.Join(err, t.await()); err != nil {
 		return err
 	}
 	_ = stream.Close() // ends the use of the source; everything was verified
@@ -172,6 +174,8 @@ type target struct {
 	job     *pool.Job
 	// before and written are the bytes that were received before the stream began, and since.
 	before, written int64
+	// syncing receives the result of SetVerified, which runs while the next part is received; nil if it was received.
+	syncing chan error
 }
 
 // WriteAt implements io.WriterAt.
@@ -187,5 +191,21 @@ func (t *target) Verified(upTo int64) error {
 	if idle := t.job.Unattended(); idle > unattendedTime {
 		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
 	}
-	return t.partial.SetVerified(upTo, t.before+t.written)
+	if err := t.await(); err != nil {
+		return err
+	}
+	syncing, bytes := make(chan error, 1), t.before+t.written
+	t.syncing = syncing
+	go func() { syncing <- t.partial.SetVerified(upTo, bytes) }()
+	return nil
+}
+
+// await waits until the last verified part is durable and recorded.
+func (t *target) await() error {
+	if t.syncing == nil {
+		return nil
+	}
+	err := <-t.syncing
+	t.syncing = nil
+	return err
 }

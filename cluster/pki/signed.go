@@ -87,8 +87,9 @@ func algorithmOf(cert *x509.Certificate) (x509.SignatureAlgorithm, crypto.Hash) 
 		return x509.SHA256WithRSAPSS, crypto.SHA256
 	case x509.Ed25519:
 		return x509.PureEd25519, 0
+	default:
+		return x509.UnknownSignatureAlgorithm, 0
 	}
-	return x509.UnknownSignatureAlgorithm, 0
 }
 
 // toSign returns the bytes that are signed. No message of TLS begins with them.

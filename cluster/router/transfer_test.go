@@ -93,15 +93,15 @@ func TestTransferRaw(t *testing.T) {
 		}
 	}
 	w.wantVolumes(map[string]int{"a": 1, "b": 4})
-	w.wantNothingReceived("b")
+	w.wantNothingReceived()
 }
 
-// wantNothingReceived waits until no incomplete image is in the pool of a node.
-func (w *testCluster) wantNothingReceived(node string) {
+// wantNothingReceived waits until no incomplete image is in the pool of node b.
+func (w *testCluster) wantNothingReceived() {
 	w.t.Helper()
 	for _, dir := range []string{"received", "tmp", "trash"} {
 		await(w.t, "an empty "+dir, func() bool {
-			entries, err := os.ReadDir(filepath.Join(w.dir, node, ".trivet", dir))
+			entries, err := os.ReadDir(filepath.Join(w.dir, "b", ".trivet", dir))
 			return err == nil && len(entries) == 0 || os.IsNotExist(err)
 		})
 	}
@@ -159,7 +159,7 @@ func TestTransferLocks(t *testing.T) {
 	w, _ := newSlowCluster(t)
 	v := "loop:" + w.poolID("a", "default") + ":v"
 	clone := []change{raw, fromVolume(v), preferring("b")}
-	wantCode(t, w.createWithin(time.Second, "n", clone...), codes.Aborted)
+	wantCode(t, w.createBriefly("n", clone...), codes.Aborted)
 	wantCode(t, w.delete(v), codes.FailedPrecondition, "in use")
 	w.mustCreate("n", clone...)
 	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
@@ -200,9 +200,9 @@ func newSlowCluster(t *testing.T) (w *testCluster, s string) {
 	return w, w.snapshot("s", v)
 }
 
-// createWithin makes a CreateVolume call that lasts up to a time.
-func (w *testCluster) createWithin(limit time.Duration, name string, changes ...change) error {
-	ctx, cancel := context.WithTimeout(w.t.Context(), limit)
+// createBriefly makes a CreateVolume call that lasts up to a second.
+func (w *testCluster) createBriefly(name string, changes ...change) error {
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
 	defer cancel()
 	return w.sendWith(ctx, request(name, changes...))
 }
@@ -216,8 +216,8 @@ func (w *testCluster) received(node, name string) string {
 func TestTransferJoins(t *testing.T) {
 	w, s := newSlowCluster(t)
 	restore := []change{raw, fromSnapshot(s), preferring("b", "a")}
-	wantCode(t, w.createWithin(time.Second, "n", restore...), codes.Aborted, "MiB of 4 MiB so far", "joins")
-	wantCode(t, w.createWithin(time.Second, "n", raw, fromSnapshot(s), preferring("a", "b")), codes.Aborted, "so far") // prefers another node now
+	wantCode(t, w.createBriefly("n", restore...), codes.Aborted, "MiB of 4 MiB so far", "joins")
+	wantCode(t, w.createBriefly("n", raw, fromSnapshot(s), preferring("a", "b")), codes.Aborted, "so far") // prefers another node now
 	calls := make(chan error, 3)
 	for range cap(calls) {
 		go func() {
@@ -233,7 +233,7 @@ func TestTransferJoins(t *testing.T) {
 	}
 	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
 	w.wantVolumes(map[string]int{"a": 1, "b": 1})
-	w.wantNothingReceived("b")
+	w.wantNothingReceived()
 }
 
 // TestTransferCancelled: DeleteVolume of the new volume ends the transfer, and releases the space.
@@ -241,14 +241,14 @@ func TestTransferCancelled(t *testing.T) {
 	w, s := newSlowCluster(t)
 	before, err := w.capacity("b")
 	must(t, err)
-	wantCode(t, w.createWithin(time.Second, "n", raw, fromSnapshot(s), preferring("b")), codes.Aborted)
+	wantCode(t, w.createBriefly("n", raw, fromSnapshot(s), preferring("b")), codes.Aborted)
 	during, err := w.capacity("b")
 	must(t, err)
 	if got := before.GetAvailableCapacity() - during.GetAvailableCapacity(); got < 32*mib {
 		t.Errorf("a transfer reserves %d bytes, want 32 MiB", got)
 	}
 	must(t, w.delete("loop:"+w.poolID("b", "default")+":n"))
-	w.wantNothingReceived("b")
+	w.wantNothingReceived()
 	w.wantVolumes(map[string]int{"b": 0})
 	await(t, "the capacity before the transfer", func() bool {
 		after, err := w.capacity("b")
@@ -262,8 +262,8 @@ func TestTransferCancelled(t *testing.T) {
 func TestTransferOfDeletedSource(t *testing.T) {
 	w, s := newSlowCluster(t)
 	restore := []change{raw, fromSnapshot(s), preferring("b")}
-	wantCode(t, w.createWithin(time.Second, "n", restore...), codes.Aborted)
-	wantCode(t, w.createWithin(time.Second, "m", restore...), codes.Aborted)
+	wantCode(t, w.createBriefly("n", restore...), codes.Aborted)
+	wantCode(t, w.createBriefly("m", restore...), codes.Aborted)
 	must(t, w.send(&csi.DeleteSnapshotRequest{SnapshotId: s}))
 	w.mustCreate("n", restore...)
 	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
@@ -273,7 +273,7 @@ func TestTransferOfDeletedSource(t *testing.T) {
 		wantCode(t, err, codes.NotFound, "snapshot")
 	}
 	must(t, w.delete("loop:"+w.poolID("b", "default")+":m"))
-	w.wantNothingReceived("b")
+	w.wantNothingReceived()
 }
 
 // TestTransferWithoutRoom: a node without room is RESOURCE_EXHAUSTED. Without a preferred node, the volume is created on another
@@ -282,7 +282,7 @@ func TestTransferWithoutRoom(t *testing.T) {
 	w := newCluster(t, "a:128Mi", "b:64Mi", "c:1Gi")
 	s := w.snapshot("s", w.mustCreateOn("a", "v", raw))
 	wantCode(t, w.create("n", raw, fromSnapshot(s), preferring("b"), sized(80*mib)), codes.ResourceExhausted, `node "b": `, "has room for")
-	w.wantNothingReceived("b")
+	w.wantNothingReceived()
 	for want, size := range map[string]int64{"a": 40 * mib, "c": 120 * mib} {
 		if got := nodeOf(w.mustCreate("on-"+want, raw, fromSnapshot(s), sized(size))); got != want {
 			t.Errorf("%d bytes: got node %s, want %s", size, got, want)
@@ -320,7 +320,7 @@ func TestTransferResumes(t *testing.T) {
 				t.Errorf("the second call transferred %d bytes, want only those that were not received", n)
 			}
 			wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
-			w.wantNothingReceived("b")
+			w.wantNothingReceived()
 		})
 	}
 }
@@ -347,5 +347,5 @@ func TestTransferOfOtherContent(t *testing.T) {
 	}
 	await(t, "the transfer", func() bool { return w.create("n", restore...) == nil })
 	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
-	w.wantNothingReceived("b")
+	w.wantNothingReceived()
 }

@@ -93,10 +93,10 @@ func newDecompressor() (*decompressor, error) {
 
 // content returns the content of a data frame, which is valid until the next call. It never has more than f.size bytes.
 func (d *decompressor) content(f frame) (b []byte, err error) {
-	switch {
-	case f.flags == 0:
+	switch f.flags {
+	case 0:
 		b = f.payload
-	case f.flags == flagCompressed:
+	case flagCompressed:
 		b, err = d.zstd.DecodeAll(f.payload, d.buf[:0:f.size])
 	default:
 		err = fmt.Errorf("unknown flags %d", f.flags)

@@ -198,17 +198,19 @@ func (i *incoming) receive(ctx context.Context, from int64) error {
 	}
 	defer i.form.close()
 	i.at = from
-	sum, buf := newChecksum(), make([]byte, chunkSize)
-	for {
-		f, err := readFrame(i.from, buf)
-		if err != nil {
-			return i.interrupted(err)
+	ended := make(chan struct{})
+	defer close(ended)
+	frames := i.readAhead(ended)
+	for sum := newChecksum(); ; {
+		f := <-frames
+		if f.err != nil {
+			return i.interrupted(f.err)
 		}
 		switch f.kind {
 		case kindData:
-			err = i.data(ctx, f, sum)
+			err = i.data(ctx, f.frame, sum)
 		case kindChecked, kindEnd:
-			err = i.checked(f, sum)
+			err = i.checked(f.frame, sum)
 		case kindFailure:
 			err = failureIn(f.payload, i.node)
 		case kindWait:
@@ -218,7 +220,45 @@ func (i *incoming) receive(ctx context.Context, from int64) error {
 		if err != nil || f.kind == kindEnd {
 			return err
 		}
+		f.free()
 	}
+}
+
+// received is a frame, or the error of reading it.
+type received struct {
+	frame
+	err error
+	// free allows the next frame to use the memory of the payload.
+	free func()
+}
+
+// readAhead reads frames while the frames before them are written. It ends after an error, and when ended is closed and the
+// connection is closed.
+func (i *incoming) readAhead(ended <-chan struct{}) <-chan received {
+	free, frames := make(chan []byte, buffers), make(chan received)
+	for range buffers {
+		free <- make([]byte, chunkSize)
+	}
+	go func() {
+		for {
+			var buf []byte
+			select {
+			case buf = <-free:
+			case <-ended:
+				return
+			}
+			f, err := readFrame(i.from, buf)
+			select {
+			case frames <- received{f, err, func() { free <- buf }}:
+			case <-ended:
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return frames
 }
 
 // data writes the content of a data frame. The frames are in order, and within the size of the content.

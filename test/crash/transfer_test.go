@@ -171,8 +171,9 @@ func (m *member) create(t *testing.T, name, node string, from *csi.VolumeContent
 		switch status.Code(err) {
 		case codes.OK, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted: // while the nodes start
 			return err
+		default:
+			return finalError{err}
 		}
-		return finalError{err}
 	})
 	return id, err
 }
