@@ -87,11 +87,11 @@ var usageGauges = []struct {
 	{poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet."), func(u pool.Usage) int64 { return int64(u.Trash) }},
 	{poolDesc("trash_stuck_entries", "Deleted volumes and snapshots whose removal failed and is retried; alert above 0."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
 	{poolDesc("snapshots", "Snapshots, including each of a group."), func(u pool.Usage) int64 { return int64(u.Snapshots) }},
-	{poolDesc("copies", "Snapshots and volumes that are being copied."), func(u pool.Usage) int64 { return int64(u.Copies) }},
+	{poolDesc("copies", "Snapshots and volumes that are being copied, or received from other nodes."), func(u pool.Usage) int64 { return int64(u.Copies) }},
 }
 
 var (
-	poolCopied = poolDesc("copied_bytes_total", "Bytes that this process has copied, including shared blocks.")
+	poolCopied = poolDesc("copied_bytes_total", "Bytes that this process has copied, including shared blocks, or received from other nodes.")
 	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes, including those that are being removed.", []string{"backend", "pool"}, nil)
 	disks      = prometheus.NewDesc("trivet_disks", "Disks that match; alert on orphaned, unreadable and other-pool. Of a volume group: physical volumes (in-use, missing) and logical volumes without a volume (orphaned, wiping).", []string{"pool", "state"}, nil)
 	published  = poolDesc("published_volumes", "Controller-published volumes. Only for pools of a driver that serves node and controller.")
