@@ -39,14 +39,18 @@ func growExt4(root, device *os.File, size int64) error {
 	if err != nil {
 		return err
 	}
-	have, blocks := uint64(sb.Size/blockSize), uint64(size/blockSize)
+	have, blocks := uint64(sb.Size/sb.blockSize), uint64(size/sb.blockSize) // another program may have used smaller blocks
 	if have >= blocks {
 		return nil
 	}
 	err = sys.ResizeExt4(root, blocks)
 	// mke2fs and the kernel do not use a tail that is too short for the tables of a block group.
 	const minGroupBlocks = 2048
-	tail := have%blocksPerGroup == 0 && blocks-have < minGroupBlocks
+	perGroup, first := uint64(8*sb.blockSize), uint64(0)
+	if sb.blockSize == 1024 { // the first group begins after the boot block
+		first = 1
+	}
+	tail := (have-first)%perGroup == 0 && blocks-have < minGroupBlocks
 	if tail && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EPERM)) {
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrForeign means that the UUID cannot be changed by rewriting only the superblocks, because Format did not
+// ErrForeign means that the UUID of a btrfs cannot be changed by rewriting only the superblocks, because Format did not
 // create the filesystem.
 var ErrForeign = errors.New("the filesystem was not created with the settings of this driver")
 
@@ -34,10 +34,11 @@ const (
 // Reidentify durably gives the filesystem on a copy of an image a new UUID, so that the copy and the original can be
 // mounted on one node. No other process may have the copy open for writing. If the copied filesystem was in use, the
 // content of its journal is kept. An interrupted call must be repeated. The error is ErrUnclean if an ext4 has
-// errors, ErrForeign if Format did not create the filesystem.
+// errors, ErrForeign if a btrfs has checksums of another type than Format creates.
 //
 // Reidentify does not change an xfs, because its UUID is also in its log and in all its metadata. The caller
-// must mount it with nouuid.
+// must mount it with nouuid. It does not change an ext4 that Format did not create either, because its checksums can
+// depend on its UUID. The kernel mounts several of these with the same UUID.
 func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 	var err error
 	switch fsType {
@@ -67,8 +68,8 @@ func reidentifyExt4(ctx context.Context, image *os.File) error {
 	if err != nil {
 		return err
 	}
-	if sb.incompat&extChecksumSeed == 0 {
-		return fmt.Errorf("no metadata_csum_seed: %w", ErrForeign)
+	if sb.incompat&extChecksumSeed == 0 || sb.blockSize != blockSize {
+		return nil
 	}
 	if sb.Dirty || sb.incompat&extNeedsReplay != 0 {
 		if err := preen(ctx, image); err != nil {

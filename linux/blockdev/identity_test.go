@@ -233,8 +233,8 @@ func TestReidentifyBackups(t *testing.T) {
 	})
 }
 
-// TestReidentifyRefuses: Reidentify refuses an image without the filesystem, and a filesystem that Format did not
-// create, and does not change the image.
+// TestReidentifyRefuses: Reidentify refuses an image without the filesystem. It does not change a filesystem that Format
+// did not create, and refuses a btrfs, of which the kernel mounts only one with the same UUID.
 func TestReidentifyRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name, fsType string
@@ -244,7 +244,8 @@ func TestReidentifyRefuses(t *testing.T) {
 		{"blank image", "ext4", nil, blockdev.ErrNoFS},
 		{"blank image", "btrfs", nil, blockdev.ErrNoFS},
 		{"unsupported type", "zfs", nil, blockdev.ErrNoFS},
-		{"checksums that depend on the UUID", "ext4", []string{"mkfs.ext4", "-q", "-O", "^metadata_csum_seed"}, blockdev.ErrForeign},
+		{"checksums that depend on the UUID", "ext4", []string{"mkfs.ext4", "-q", "-O", "^metadata_csum_seed"}, nil},
+		{"small blocks", "ext4", []string{"mkfs.ext4", "-q", "-b", "1024", "-O", "metadata_csum_seed"}, nil},
 		{"checksums of another type", "btrfs", []string{"mkfs.btrfs", "-q", "--csum", "sha256"}, blockdev.ErrForeign},
 	} {
 		t.Run(tc.fsType+" "+tc.name, func(t *testing.T) {

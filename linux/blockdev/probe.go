@@ -109,8 +109,10 @@ type Superblock struct {
 	// Dirty means that the filesystem must be checked before it is mounted, because it has
 	// recorded errors, or was not unmounted and has no journal.
 	Dirty bool
-	// incompat contains the incompat feature flags of an ext4.
-	incompat uint32
+	// blockSize is the size of a block in bytes, and incompat contains the incompat feature flags. They are only set for an
+	// ext4.
+	blockSize int64
+	incompat  uint32
 }
 
 // superblockFormat describes the superblock of a filesystem on a device.
@@ -163,9 +165,11 @@ func parseExt4(super []byte) Superblock {
 	le := binary.LittleEndian
 	blocks := uint64(le.Uint32(super[0x150:]))<<32 | uint64(le.Uint32(super[0x4:]))
 	state := le.Uint16(super[0x3A:])
+	shift := 10 + le.Uint32(super[0x18:])&0xf
 	return Superblock{
-		Size:     int64(blocks << (10 + le.Uint32(super[0x18:])&0x3f)),
-		Dirty:    state&extStateValid == 0 || state&extStateError != 0,
-		incompat: le.Uint32(super[extIncompat:]),
+		Size:      int64(blocks << shift),
+		Dirty:     state&extStateValid == 0 || state&extStateError != 0,
+		blockSize: 1 << shift,
+		incompat:  le.Uint32(super[extIncompat:]),
 	}
 }

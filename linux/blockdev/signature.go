@@ -2,9 +2,11 @@ package blockdev
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 )
 
 // span is a range of bytes of a disk.
@@ -172,6 +174,29 @@ func zfsUberblocks(size int64) []int64 {
 		}
 	}
 	return at
+}
+
+// filesystemNames are the names of the signatures of filesystems that Format creates, by type.
+var filesystemNames = map[string]string{"ext4": anExt, "xfs": anXFS, "btrfs": aBtrfs}
+
+// HasFilesystem reports whether a device has a filesystem of type fsType, and no known signature of another format. found
+// names all formats of which the device has a signature; it is empty if there are none.
+func HasFilesystem(device *os.File, fsType string) (ok bool, found string, err error) {
+	size, err := Size(device)
+	if err != nil {
+		return false, "", err
+	}
+	var names []string
+	for _, s := range knownSignatures {
+		if s.isOn(device, size) && !slices.Contains(names, s.name) {
+			names = append(names, s.name)
+		}
+	}
+	_, err = ReadSuperblock(device, fsType)
+	if errors.Is(err, ErrNoFS) {
+		return false, strings.Join(names, " and "), nil
+	}
+	return err == nil && slices.Equal(names, []string{filesystemNames[fsType]}), strings.Join(names, " and "), err
 }
 
 // contentName returns a name for the content of a disk that is not blank, for error messages.
