@@ -211,6 +211,38 @@ func (g Group) RemoveTag(ctx context.Context, name string, id VolumeID, tag stri
 	return err
 }
 
+// TakeOver removes and adds tags of a logical volume, and prevents that programs that activate all volumes at boot
+// activate it. That is one change of the group.
+func (g Group) TakeOver(ctx context.Context, lv LogicalVolume, remove, add []string) error {
+	flag := "--setautoactivation=n"
+	if lv.Pool != "" {
+		flag = "--setactivationskip=y" // see newVolume
+	}
+	return g.changeTags(ctx, lv, flag, remove, add)
+}
+
+// Release removes tags of a logical volume, and undoes the other change of TakeOver.
+func (g Group) Release(ctx context.Context, lv LogicalVolume, tags []string) error {
+	flag := "--setautoactivation=y"
+	if lv.Pool != "" {
+		flag = "--setactivationskip=n"
+	}
+	return g.changeTags(ctx, lv, flag, tags, nil)
+}
+
+// changeTags sets a flag, and removes and adds tags. It changes nothing if another logical volume has the name.
+func (g Group) changeTags(ctx context.Context, lv LogicalVolume, flag string, remove, add []string) error {
+	args := []string{"--yes", "--select", selecting(lv.ID), flag}
+	for _, tag := range remove {
+		args = append(args, "--deltag", tag)
+	}
+	for _, tag := range add {
+		args = append(args, "--addtag", tag)
+	}
+	_, err := g.run(ctx, "lvchange", append(args, g.Name+"/"+lv.Name)...)
+	return err
+}
+
 // Remove removes a logical volume, active or not. It changes nothing if another logical volume has the name.
 func (g Group) Remove(ctx context.Context, name string, id VolumeID) error {
 	_, err := g.run(ctx, "lvremove", "--yes", "--select", selecting(id), g.Name+"/"+name)

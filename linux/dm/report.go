@@ -40,6 +40,11 @@ type LogicalVolume struct {
 	// volume is a thin pool.
 	Pool   string
 	IsPool bool
+	// Layout describes the segments, such as "linear", and Roles what the volume is for others, such as "thickorigin".
+	Layout string
+	Roles  []string
+	// ReadOnly means that the volume refuses writes.
+	ReadOnly bool
 }
 
 // HasTag reports whether the logical volume has a tag.
@@ -80,13 +85,15 @@ type jsonReport struct {
 			Missing string `json:"pv_missing"`
 		} `json:"pv"`
 		LV []struct {
-			UUID   string `json:"lv_uuid"`
-			Name   string `json:"lv_name"`
-			Size   string `json:"lv_size"`
-			Tags   string `json:"lv_tags"`
-			Health string `json:"lv_health_status"`
-			Pool   string `json:"pool_lv"`
-			Layout string `json:"lv_layout"`
+			UUID        string `json:"lv_uuid"`
+			Name        string `json:"lv_name"`
+			Size        string `json:"lv_size"`
+			Tags        string `json:"lv_tags"`
+			Health      string `json:"lv_health_status"`
+			Pool        string `json:"pool_lv"`
+			Layout      string `json:"lv_layout"`
+			Roles       string `json:"lv_role"`
+			Permissions string `json:"lv_permissions"`
 		} `json:"lv"`
 	} `json:"report"`
 }
@@ -96,7 +103,7 @@ func (g Group) Report(ctx context.Context) (Report, error) {
 	out, err := g.run(ctx, "fullreport", "--units", "b", "--nosuffix", "--binary",
 		"--configreport", "vg", "-o", "vg_uuid,vg_extent_size,vg_extent_count,vg_free_count,vg_exported",
 		"--configreport", "pv", "-o", "pv_name,pv_uuid,pv_size,pv_missing",
-		"--configreport", "lv", "-o", "lv_uuid,lv_name,lv_size,lv_tags,lv_health_status,pool_lv,lv_layout",
+		"--configreport", "lv", "-o", "lv_uuid,lv_name,lv_size,lv_tags,lv_health_status,pool_lv,lv_layout,lv_role,lv_permissions",
 		"--configreport", "pvseg", "-o", "pvseg_start", "-S", "pvseg_size=0",
 		"--configreport", "seg", "-o", "segtype", "-S", "seg_size=0", g.Name)
 	if err != nil {
@@ -153,7 +160,7 @@ func (g Group) parseReport(out string) (r Report, err error) {
 	for _, v := range one.LV {
 		r.Volumes = append(r.Volumes, LogicalVolume{
 			ID: VolumeID{g.UUID, v.UUID}, Name: v.Name, Size: number(v.Size), Tags: strings.Split(v.Tags, ","), Partial: v.Health == "partial",
-			Pool: v.Pool, IsPool: v.Layout == "thin,pool",
+			Pool: v.Pool, IsPool: v.Layout == "thin,pool", Layout: v.Layout, Roles: strings.Split(v.Roles, ","), ReadOnly: strings.HasPrefix(v.Permissions, "read-only"),
 		})
 	}
 	return r, err

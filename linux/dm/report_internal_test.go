@@ -19,7 +19,7 @@ const reported = `  {
               ]
               ,
               "lv": [
-                  {"lv_uuid":"ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L", "lv_name":"trivet_abc", "lv_size":"134217728", "lv_tags":"trivet,trivet.pool=1234-56", "lv_health_status":"", "pool_lv":"pool0", "lv_layout":"thin,sparse"}
+                  {"lv_uuid":"ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L", "lv_name":"trivet_abc", "lv_size":"134217728", "lv_tags":"trivet,trivet.pool=1234-56", "lv_health_status":"", "pool_lv":"pool0", "lv_layout":"thin,sparse", "lv_role":"public,snapshot,thinsnapshot", "lv_permissions":"read-only"}
               ]
               ,
               "pvseg": [
@@ -40,7 +40,7 @@ func TestParseReport(t *testing.T) {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	lv, ok := r.Named("trivet_abc")
-	if !ok || lv.Size != 128<<20 || !lv.HasTag("trivet") || lv.HasTag("pool") || lv.Partial || lv.Pool != "pool0" || lv.IsPool {
+	if !ok || lv.Size != 128<<20 || !lv.HasTag("trivet") || lv.HasTag("pool") || lv.Partial || lv.Pool != "pool0" || lv.IsPool || lv.Layout != "thin,sparse" || !lv.ReadOnly || !slices.Contains(lv.Roles, "thinsnapshot") {
 		t.Errorf("got logical volume %+v", lv)
 	}
 	if same, ok := r.Volume(lv.ID); !ok || same.Name != lv.Name {
