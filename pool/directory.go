@@ -80,7 +80,7 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Co
 		}
 		return p.medium.SyncNames(data)
 	}
-	return p.create(ctx, v, build, func(entry string) error {
+	return p.create(ctx, v, ledger.OfVolume(v), build, func(entry string) error {
 		if adopted || !hasSubDir(v) {
 			return nil
 		}

@@ -40,12 +40,20 @@ var ErrExists = fmt.Errorf("%w: it exists", volume.ErrPending)
 //
 // Create, and all other calls that change a pool, continue when ctx ends.
 func (p *Pool) Create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error) error {
-	return p.create(ctx, v, build, func(string) error { return nil })
+	return p.create(ctx, v, ledger.OfVolume(v), build, func(string) error { return nil })
 }
 
-// create is Create with a function place, which moves data from the entry of tmp to a place outside the
-// volume's folder.
-func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
+// TakeOver is Create for a volume whose data exists on the storage, and already takes its space. It is counted even if the
+// pool has no room for it.
+func (p *Pool) TakeOver(ctx context.Context, v volume.Volume, build func(dir *os.Root) error) error {
+	r := ledger.OfVolume(v)
+	r.Exists = true
+	return p.create(ctx, v, r, build, func(string) error { return nil })
+}
+
+// create is Create with the reservation of the volume and a function place, which moves data from the entry of tmp to a
+// place outside the volume's folder.
+func (p *Pool) create(ctx context.Context, v volume.Volume, r ledger.Reservation, build func(dir *os.Root) error, place func(entry string) error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
@@ -54,7 +62,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	v.CreationID = uuid.NewString()
 	entry, err := p.medium.Entry(v.ID.Name, v.StorageSize(), "")
 	if err == nil {
-		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), ledger.OfVolume(v), func() error {
+		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), r, func() error {
 			err := p.building.makeTmp(ctx, entry)
 			if err == nil && hasSubDir(v) { // until the commit no other process may make a volume with the same subDir
 				err = p.buildAndCommit(ctx, v, entry, build, place)

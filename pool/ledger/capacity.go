@@ -158,7 +158,7 @@ func (l *Ledger) TryReserve(dir string, r Reservation, s Space) error {
 	if unread, _ := l.firstUnread(); unread != "" && more > 0 {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q promises nothing until the volumes of pool %q on the same filesystem have been read: retry; if this lasts, check why pool %[2]q is not open (trivet doctor)", l.config.Name, unread)
 	}
-	if more > u.Room && l.config.Accounting != Unlimited {
+	if more > u.Room && l.config.Accounting != Unlimited && !r.Exists {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %s more (%s of %s promised, %s reserved%s), the request needs %s: request less, delete volumes, grow the pool, or %s",
 			l.config.Name, volume.ExactSize(u.Room), volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), l.describeOtherPools(u), volume.ExactSize(more), l.config.RaiseOvercommit)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // fakePool is a pool with fixed results.
@@ -42,6 +44,24 @@ func TestRoomUnderProjectQuota(t *testing.T) {
 	other.config.Overcommit, other.used = 10, 880
 	if u := limited.Usage(space); u.OtherPools != 880 || u.Room != 10 {
 		t.Errorf("limited by the usage of the other pool: got %+v, want room 10, other pools 880", u)
+	}
+}
+
+// TestExists: data that exists is counted, even if the pool has no room for it.
+func TestExists(t *testing.T) {
+	l := New()
+	extent := Extent{Total: 100, Free: 100}
+	l.Open(Config{Name: "full"}, &fakePool{})
+	l.Set("volumes/v", Reservation{Bytes: 90})
+	space := Space{Directory: extent, Filesystem: extent}
+	if err := l.TryReserve("volumes/new", Reservation{Bytes: 50}, space); !errors.Is(err, volume.ErrExhausted) {
+		t.Errorf("new data: got %v, want ErrExhausted", err)
+	}
+	if err := l.TryReserve("volumes/existing", Reservation{Bytes: 50, Exists: true}, space); err != nil {
+		t.Errorf("existing data: %v", err)
+	}
+	if u := l.Usage(space); u.Promised != 140 || u.Room != 0 {
+		t.Errorf("got usage %+v, want 140 bytes promised and no room", u)
 	}
 }
 

@@ -15,6 +15,8 @@ type Reservation struct {
 	Bytes   int64
 	// Trashed means that the volume or set is deleted, and its space is not free yet.
 	Trashed bool
+	// Exists means that the data existed before the volume, so the pool needs no room for it.
+	Exists bool
 	// SubDir is the volume's directory outside its folder; empty if it has none. UnknownSubDir means
 	// that the volume may have any SubDir, because its record cannot be read. Retain means that the
 	// directory is not deleted with the volume.
