@@ -166,7 +166,7 @@ func (v Volume) Satisfies(s Spec) error {
 	if v.Section != nil {
 		for key, have := range v.Section.Parameters() {
 			if requested := s.Parameters.Get(key); requested != have {
-				return Errorf(ErrIncompatible, "volume %q exists with %s %s, the request has %s: use another name", v.CoName, key, have, requested)
+				return Errorf(ErrIncompatible, "volume %q exists with %s %q, the request has %q: use another name", v.CoName, key, have, requested)
 			}
 		}
 	}

@@ -34,6 +34,7 @@ func TestFrozenVolumes(t *testing.T) {
 		"creating": {identity: identity{GUID: frozenGUID, Group: frozenGroup}, Wipe: wipeDiscard},
 		"discard":  {identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeDiscard},
 		"zero":     {identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeZero},
+		"taken":    {identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeDiscard, LogicalVolume: "pvc-1"},
 	})
 }
 

@@ -28,7 +28,7 @@ const copyVersion = 1
 
 // identity identifies a logical volume.
 type identity struct {
-	// GUID is in the name and in a tag of the logical volume.
+	// GUID is in a tag of the logical volume, and in its name unless it was taken over.
 	GUID string `json:"guid"`
 	// Group and Volume are the UUIDs of the volume group and of the logical volume. Volume is empty until the logical
 	// volume is created.
@@ -80,19 +80,20 @@ func parseCopy(b []byte) (c snapshotCopy, err error) {
 	return c, c.check()
 }
 
-// snapshotsIn returns the GUIDs of the snapshots in the directory of a pool: of existing, deleted and incomplete ones.
-func snapshotsIn(directory string) (guids map[string]bool, unreadable error) {
-	guids = map[string]bool{}
+// snapshotsIn returns the UUIDs of the logical volumes of the snapshots in the directory of a pool by their GUIDs: of
+// existing, deleted and incomplete ones. The UUID of an incomplete one is empty.
+func snapshotsIn(directory string) (uuids map[string]string, unreadable error) {
+	uuids = map[string]string{}
 	for _, pattern := range []string{".trivet/tmp/*/*", "snapshots/*/*", ".trivet/trash/*/*"} { // in the order in which sets move
 		files, err := filepath.Glob(filepath.Join(directory, pattern, copyFile))
 		unreadable = errors.Join(unreadable, err)
 		for _, file := range files {
 			c, ok, err := readCopy(os.DirFS(filepath.Dir(file)), ".")
 			if ok {
-				guids[c.GUID] = true
+				uuids[c.GUID] = c.Volume
 			}
 			unreadable = errors.Join(unreadable, err)
 		}
 	}
-	return guids, unreadable
+	return uuids, unreadable
 }

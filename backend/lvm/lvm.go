@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -30,6 +31,8 @@ const Name = "lvm"
 type Backend struct {
 	backend.Devices
 	backend.InlinePools
+	// takingOver is held by a call that takes over a logical volume, so that no two calls take over the same one.
+	takingOver *semaphore.Weighted
 }
 
 var (
@@ -53,7 +56,12 @@ var Kind = backend.Kind{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero)}, Default: string(wipeDiscard),
 			Doc: "How the data of a [deleted volume](../kinds/lvm.md#delete) is erased. `discard`: its extents are discarded if the physical volume guarantees zeros afterwards, otherwise they are overwritten. `zero`: they are overwritten. Not for thin pools, which zero their blocks.",
 		},
+		{
+			Key: paramLogicalVolume, Valid: validName, Want: "the name of a logical volume (lvs)",
+			Doc: "The name of a logical volume that exists in the volume group. The volume [takes it over](../kinds/lvm.md#take-over-a-logical-volume) with its data. Default: a new logical volume.",
+		},
 	},
+	Check:   checkParameters,
 	Examine: examine,
 	New:     New,
 }
@@ -64,7 +72,7 @@ func New(pools *pool.Set) backend.Backend {
 		_, isGroup := c.Section.(*Group)
 		return isGroup
 	}
-	b := &Backend{}
+	b := &Backend{takingOver: semaphore.NewWeighted(1)}
 	b.Devices = backend.Devices{
 		Pools: backend.Pools{Backend: Name, Set: pools, Accepts: accepts, Explain: explainPool}, Formatter: blockdev.NewFormatter(),
 		Loops: blockdev.NewLoopTags(blockdev.IsNodePath), ReadOnlyTag: readOnlyTag, OpenDevice: b.openDevice,
@@ -84,12 +92,16 @@ func explainPool(p *pool.Pool, err error) error {
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
-		if spec.Source != nil {
+		takeOver := spec.Parameters.Get(paramLogicalVolume) != ""
+		if spec.Source != nil && !takeOver {
 			return b.createFrom(ctx, p, spec)
 		}
 		s := storageOf(p)
 		if s.thin != "" && spec.Parameters.Get(paramWipe) == string(wipeZero) {
 			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+		}
+		if takeOver {
+			return b.takeOver(ctx, p, spec)
 		}
 		v := b.NewVolume(p, spec)
 		v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
@@ -138,7 +150,10 @@ func (s *storage) build(ctx context.Context, v volume.Volume, progress func(int6
 
 // newSection returns the section of the record of a new volume.
 func (s *storage) newSection(spec volume.Spec) *section {
-	return &section{identity: identity{GUID: uuid.NewString(), Group: s.groupUUID()}, Wipe: wipeMode(spec.Parameters.Get(paramWipe))}
+	return &section{
+		identity: identity{GUID: uuid.NewString(), Group: s.groupUUID()},
+		Wipe:     wipeMode(spec.Parameters.Get(paramWipe)), LogicalVolume: spec.Parameters.Get(paramLogicalVolume),
+	}
 }
 
 // Capacity implements backend.Backend.
@@ -154,6 +169,9 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 		return backend.Capacity{}, err
 	}
 	s := storageOf(p)
+	if name := q.Parameters.Get(paramLogicalVolume); name != "" {
+		return s.capacityOf(name), nil
+	}
 	bounds := s.bounds(volume.Volume{FSType: q.FSType, Block: q.Block, Encryption: backend.NewEncryption(q.Parameters, q.Block, s.sectorSize())})
 	if bounds.Min, err = (volume.Range{Required: bounds.Min}).Choose(bounds); err != nil {
 		return backend.Capacity{}, err

@@ -19,7 +19,8 @@ import (
 const (
 	// wipedFile is an empty file: the data is wiped, and the logical volume may be removed.
 	wipedFile = "wiped"
-	// unusedFile is an empty file: the volume was not created. The logical volume may exist.
+	// unusedFile is an empty file: the volume was not created. The logical volume may exist. If it was taken over, it has
+	// data.
 	unusedFile = "unused"
 )
 
@@ -64,6 +65,8 @@ func (s *storage) removeVolume(ctx context.Context, v volume.Volume, folder *os.
 	}
 	neverUsed := lv.HasTag(unusedTag)
 	switch {
+	case abandoned && sectionOf(v).LogicalVolume != "":
+		return s.release(ctx, v)
 	case !lv.HasTag(guidTag + sectionOf(v).GUID):
 		return missingTag(g, lv, sectionOf(v).GUID)
 	case abandoned && !neverUsed:

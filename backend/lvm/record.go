@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"cmp"
 	"regexp"
 
 	"github.com/trivet-csi/trivet/volume"
@@ -11,6 +12,8 @@ type section struct {
 	identity
 	// Wipe tells how the data is erased after the volume is deleted.
 	Wipe wipeMode `json:"wipe"`
+	// LogicalVolume is the name with which a logical volume was taken over; empty if the driver created it.
+	LogicalVolume string `json:"logicalVolume,omitempty"`
 }
 
 // paramWipe is the StorageClass parameter with a wipeMode.
@@ -49,7 +52,10 @@ func (s *section) Check() error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	if s.Wipe != wipeDiscard && s.Wipe != wipeZero {
+	switch {
+	case s.LogicalVolume != "" && (!validName(s.LogicalVolume) || s.Volume == ""):
+		return volume.Errorf(volume.ErrDamaged, "section.logicalVolume is %q, and section.volumeUUID %q: expected the name and the UUID of a logical volume; restore the record from a backup", s.LogicalVolume, s.Volume)
+	case s.Wipe != wipeDiscard && s.Wipe != wipeZero:
 		return volume.Errorf(volume.ErrDamaged, "section.wipe is %q: expected %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero)
 	}
 	return nil
@@ -57,5 +63,8 @@ func (s *section) Check() error {
 
 // Parameters implements volume.Section.
 func (s *section) Parameters() map[string]string {
-	return map[string]string{paramWipe: string(s.Wipe)}
+	return map[string]string{paramWipe: string(s.Wipe), paramLogicalVolume: s.LogicalVolume}
 }
+
+// name returns the name that the logical volume had when the volume was created.
+func (s *section) name() string { return cmp.Or(s.LogicalVolume, volumeName(s.GUID)) }

@@ -24,6 +24,9 @@ func TestRecord(t *testing.T) {
 		"invalid volume":   {func(s *section) { s.Volume = "x\" || lv_name=\"y" }, false},
 		"no wipe mode":     {func(s *section) { s.Wipe = "" }, false},
 		"unsafe wipe mode": {func(s *section) { s.Wipe = "none" }, false},
+		"taken over":       {func(s *section) { s.LogicalVolume = "pvc-1" }, true},
+		"invalid name":     {func(s *section) { s.LogicalVolume = "../x" }, false},
+		"taken unknown":    {func(s *section) { s.LogicalVolume, s.Volume = "pvc-1", "" }, false},
 	} {
 		s := valid
 		tc.change(&s)

@@ -22,8 +22,9 @@ import (
 )
 
 // Tags of logical volumes. A logical volume of a volume has all of them but recordsTag; unusedTag is removed before the
-// volume can contain data.
+// volume can contain data, and a logical volume that is taken over never has it.
 const (
+	tagPrefix  = "trivet."        // of all tags of the driver
 	poolTag    = "trivet.pool."   // with the name of the pool
 	volumeTag  = "trivet.volume." // with the name in the ID of the volume, for administrators
 	guidTag    = "trivet.guid."   // with the GUID in the record
@@ -247,8 +248,11 @@ func (s *storage) awaitRoom(ctx context.Context, p *pool.Pool, size int64) error
 }
 
 // tags returns the tags of a new logical volume of a volume.
-func (s *storage) tags(v volume.Volume) []string {
-	return []string{poolTag + s.cfg.Name, volumeTag + v.ID.Name, guidTag + sectionOf(v).GUID, unusedTag}
+func (s *storage) tags(v volume.Volume) []string { return append(s.usedTags(v), unusedTag) }
+
+// usedTags returns the tags of a logical volume that may contain data of a volume.
+func (s *storage) usedTags(v volume.Volume) []string {
+	return []string{poolTag + s.cfg.Name, volumeTag + v.ID.Name, guidTag + sectionOf(v).GUID}
 }
 
 // create creates and activates the logical volume of a new volume, whose durable record contains the GUID.
@@ -308,7 +312,7 @@ func extentsOf(lv dm.LogicalVolume, r dm.Report) int64 {
 func (s *storage) locate(v volume.Volume, r dm.Report) (dm.LogicalVolume, error) {
 	lv, ok := r.Volume(sectionOf(v).id())
 	if !ok {
-		return lv, volume.Errorf(volume.ErrUnavailable, "volume %s: volume group %s has no logical volume with the UUID %s: find out who removed %s, and restore the group's metadata (vgcfgrestore) or delete the volume", v.ID, s.name, sectionOf(v).Volume, volumeName(sectionOf(v).GUID))
+		return lv, volume.Errorf(volume.ErrUnavailable, "volume %s: volume group %s has no logical volume with the UUID %s: find out who removed %s, and restore the group's metadata (vgcfgrestore) or delete the volume", v.ID, s.name, sectionOf(v).Volume, sectionOf(v).name())
 	}
 	return lv, nil
 }
@@ -386,8 +390,8 @@ const (
 // inventory contains the records of a pool by the GUIDs in them.
 type inventory struct {
 	volumes   map[string]pool.Recorded
-	snapshots map[string]bool
-	complete  bool // all records could be read
+	snapshots map[string]string // the UUIDs of the logical volumes
+	complete  bool              // all records could be read
 }
 
 // recorded returns the records of the pool. It is called after a report, because a record is written before its logical
@@ -415,7 +419,7 @@ func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) 
 		if !lv.HasTag(poolTag+s.cfg.Name) || lv.HasTag(recordsTag) {
 			continue
 		}
-		if slices.ContainsFunc(lv.Tags, func(tag string) bool { return known.snapshots[guidOf(tag)] }) {
+		if slices.ContainsFunc(lv.Tags, func(tag string) bool { _, ok := known.snapshots[guidOf(tag)]; return ok }) {
 			continue
 		}
 		i := slices.IndexFunc(lv.Tags, func(tag string) bool { return known.volumes[guidOf(tag)].Folder != "" })
@@ -423,7 +427,7 @@ func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) 
 		switch {
 		case i < 0 && known.complete:
 			d.State, d.Detail = deviceOrphaned, "no record of this pool has the GUID in its tags"
-			d.Advice = "restore the record from a backup; or if the data is not needed: lvremove " + s.name + "/" + lv.Name
+			d.Advice = s.orphanAdvice(lv)
 		case i >= 0 && known.volumes[guidOf(lv.Tags[i])].Trashed && lv.Pool == "":
 			record := known.volumes[guidOf(lv.Tags[i])]
 			wiped := min(backend.WipedOffset(os.DirFS(record.Folder)), lv.Size)
@@ -435,6 +439,15 @@ func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) 
 		devices = append(devices, d)
 	}
 	return devices
+}
+
+// orphanAdvice says what to do with an orphaned logical volume.
+func (s *storage) orphanAdvice(lv dm.LogicalVolume) string {
+	remove := "if the data is not needed: lvremove " + s.name + "/" + lv.Name
+	if lv.HasTag(unusedTag) {
+		return "restore the record from a backup; or " + remove
+	}
+	return "restore the record from a backup; or let a volume take the logical volume over, with the StorageClass parameter " + paramLogicalVolume + "; or " + remove
 }
 
 // guidOf returns the GUID in a tag; empty if it has none.
