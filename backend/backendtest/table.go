@@ -104,6 +104,9 @@ var table = []row{
 
 	// Volume groups.
 	{"LogicalVolumes", Logical, testLogicalVolumes},
+	{"TakenOver", Logical, testTakenOver},
+	{"TakeoverRefused", Logical, testTakeoverRefused},
+	{"TakeoverInterrupted", Logical, testTakeoverInterrupted},
 	{"GroupMoved", Logical, testGroupMoved},
 	{"GroupRoom", Logical | Block, testGroupRoom},
 	{"ForeignVolumes", Logical | Block, testForeignVolumes},

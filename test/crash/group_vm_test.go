@@ -3,12 +3,19 @@
 package crash
 
 import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // The kinds of rows for thin pools.
@@ -73,6 +80,84 @@ func TestEncryptedGroup(t *testing.T) {
 // TestEncryptedThin is TestGroup for encrypted volumes in thin pools.
 func TestEncryptedThin(t *testing.T) {
 	testRows(t, encryptedThinRows, slices.Repeat(cryptThinExt4, 3)...)
+}
+
+// takenOver is a class whose volume takes over a logical volume.
+var takenOver = map[string]string{"logicalVolume": "existing"}
+
+// takeoverRows contains the points of a call that takes over a logical volume.
+var takeoverRows = slices.Concat(
+	at(row{call: create, kinds: groupXFS, class: takenOver}, crashpoint.CreateReserved, crashpoint.CreateImage, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: thinXFS, class: takenOver}, crashpoint.CreateImage),
+)
+
+// TestTakeover kills the driver while it takes over a logical volume. Then the call is repeated, or the volume is deleted.
+func TestTakeover(t *testing.T) {
+	for _, r := range takeoverRows {
+		for how, after := range map[string]func(*testing.T, *co, row){"retry": retryCall, "undo": undoTakeover} {
+			t.Run(r.name(r.kinds[0])+"/"+how, func(t *testing.T) {
+				k := r.kinds[0]
+				h := k.host(t)
+				h.newLogicalVolume(t, k)
+				c := r.crash(t, h, k)
+				c.written = true
+				must(t, h.start(""))
+				after(t, c, r)
+				c.finish(t)
+			})
+		}
+	}
+}
+
+// undoTakeover deletes the volume. If it was not committed before, the logical volume keeps its data and has no tags.
+func undoTakeover(t *testing.T, c *co, r row) {
+	t.Helper()
+	must(t, c.do(remove))
+	if r.point == crashpoint.CreateCommitted {
+		return
+	}
+	must(t, poll(func(context.Context) error { return c.host.wantUntagged() }))
+	c.host.withLogicalVolume(t, func(file string) {
+		if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, c.data) {
+			t.Errorf("the logical volume does not have its data: %v", err)
+		}
+	})
+	testenv.Run(t, "lvm", "lvremove", "--yes", c.host.group+"/existing")
+	must(t, c.host.stop()) // so that the driver reads the capacity again
+	must(t, c.host.start(""))
+}
+
+// newLogicalVolume creates the logical volume of takenOver, with a filesystem and the data of the row's volume.
+func (h *host) newLogicalVolume(t *testing.T, k kind) {
+	t.Helper()
+	c, err := newCO(h, "pvc-1", k)
+	must(t, err)
+	size := []string{"--size", fmt.Sprintf("%db", k.Size()), h.group}
+	if h.thinPool != "" {
+		size = []string{"--virtualsize", fmt.Sprintf("%db", k.Size()), "--thin", h.group + "/" + h.thinPool}
+	}
+	testenv.Run(t, "lvm", append([]string{"lvcreate", "--yes", "--name", "existing"}, size...)...)
+	testenv.Run(t, "mkfs."+k.FSType, "-q", "/dev/"+h.group+"/existing")
+	h.withLogicalVolume(t, func(file string) { must(t, os.WriteFile(file, c.data, 0o600)) })
+}
+
+// withLogicalVolume calls f with the path of the file on the logical volume of takenOver.
+func (h *host) withLogicalVolume(t *testing.T, f func(file string)) {
+	t.Helper()
+	dir := t.TempDir()
+	testenv.Run(t, "lvm", "lvchange", "--activate", "y", h.group+"/existing")
+	testenv.Run(t, "mount", "/dev/"+h.group+"/existing", dir)
+	f(filepath.Join(dir, "data"))
+	testenv.Run(t, "umount", dir)
+}
+
+// wantUntagged fails if the logical volume of takenOver has tags.
+func (h *host) wantUntagged() error {
+	out, err := exec.Command("lvm", "lvs", "--noheadings", "-o", "lv_tags", h.group+"/existing").Output()
+	if tags := strings.TrimSpace(string(out)); err == nil && tags != "" {
+		err = fmt.Errorf("got tags %q of the logical volume, want none", tags)
+	}
+	return err
 }
 
 // TestGroup kills the driver at crash points and at random moments, for logical volumes. A program that the driver has

@@ -170,8 +170,8 @@ var guests = []guest{
 		programs: []program{
 			{
 				"./backend/lvm",
-				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Reboot|LogicalVolumes|OnlineGrowth)$|^TestGroup$/./^block$/^(ForeignVolumes|HostileSignatures)$|^TestGroup$/./^block$/^ForeignData$/^zero$"},
-				passed("TestGroup/group/xfs/Reboot", "TestGroup/group/xfs/OnlineGrowth", "TestGroup/group/block/ForeignData/zero"),
+				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Reboot|LogicalVolumes|TakenOver|OnlineGrowth)$|^TestGroup$/./^block$/^(ForeignVolumes|HostileSignatures)$|^TestGroup$/./^block$/^ForeignData$/^zero$"},
+				passed("TestGroup/group/xfs/Reboot", "TestGroup/group/xfs/TakenOver", "TestGroup/group/xfs/OnlineGrowth", "TestGroup/group/block/ForeignData/zero"),
 			},
 		},
 	},
@@ -225,7 +225,10 @@ var guests = []guest{
 	},
 	{
 		name: "thin-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onThinPools, crashing: true, long: true, limit: 60 * time.Minute,
-		programs: []program{{"./test/crash", []string{"-test.run", "^TestThin$", "-test.parallel", "4"}, passed("TestThin/random", "TestThin/rows/.*")}},
+		programs: []program{
+			{"./test/crash", []string{"-test.run", "^TestThin$", "-test.parallel", "4"}, passed("TestThin/random", "TestThin/rows/.*")},
+			{"./test/crash", []string{"-test.run", "^TestTakeover$"}, passed("TestTakeover/create-image/group-existing/retry", "TestTakeover/create-image/thin-existing/undo")},
+		},
 	},
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
