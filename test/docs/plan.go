@@ -186,6 +186,7 @@ const (
 	needsNetwork = "fetches from the Internet"
 	needsDisks   = "needs whole disks that move between two machines"
 	needsMapper  = "needs the device mapper; rows of the conformance tests run the same commands, in the guest encryption"
+	needsLogical = "needs volumes of TopoLVM or lvm-localpv; row TakenOver of the conformance tests takes over such logical volumes"
 	needsRelease = "needs a published release; TestRelease of test/release runs the same commands with its own registry"
 )
 
@@ -220,9 +221,12 @@ var Nowhere = map[string]string{
 	"docs/kinds/directories.md#enable-quotas.3":         "needs btrfs-progs 6.7, which Debian 12 lacks",
 	"docs/kinds/directories.md#when-quotas-are-damaged": needsQuotas,
 
-	"docs/migration.md#from-csi-driver-nfs": needsServer,
-	"docs/migration.md#volumes-that-exist":  "needs volumes of csi-driver-nfs",
-	"docs/kinds/nfs.md#test-the-export":     needsServer,
-	"docs/snapshots.md#enable-snapshots":    needsNetwork,
-	"docs/snapshots.md#groups":              "needs a registry with the image of snapshot-controller",
+	"docs/migration.md#from-csi-driver-nfs":                    needsServer,
+	"docs/migration.md#volumes-that-exist":                     "needs volumes of csi-driver-nfs",
+	"docs/migration.md#from-topolvm-and-openebs-lvm-localpv":   needsLogical,
+	"docs/migration.md#from-topolvm-and-openebs-lvm-localpv.2": needsLogical,
+	"docs/migration.md#from-topolvm-and-openebs-lvm-localpv.3": needsLogical,
+	"docs/kinds/nfs.md#test-the-export":                        needsServer,
+	"docs/snapshots.md#enable-snapshots":                       needsNetwork,
+	"docs/snapshots.md#groups":                                 "needs a registry with the image of snapshot-controller",
 }
