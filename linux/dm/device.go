@@ -114,7 +114,7 @@ func (v VolumeID) kernelUUID() string {
 func parseKernelUUID(s string) (v VolumeID, ok bool) {
 	const length = 32
 	s, ok = strings.CutPrefix(s, kernelUUIDPrefix)
-	if !ok || len(s) != 2*length {
+	if !ok || len(s) != 2*length || strings.Contains(s, "-") {
 		return v, false
 	}
 	return VolumeID{dashed(s[:length]), dashed(s[length:])}, true

@@ -145,11 +145,11 @@ func (g Group) parseReport(out string) (r Report, err error) {
 		return r, fmt.Errorf("the report of volume group %s does not contain the group with the UUID %s", g.Name, g.UUID)
 	}
 	number := func(s string) int64 {
-		n, parseErr := strconv.ParseInt(s, 10, 64)
+		n, parseErr := strconv.ParseUint(s, 10, 63) // all numbers are at least 0
 		if parseErr != nil && err == nil {
 			err = fmt.Errorf("parsing the report of volume group %s: %w", g.Name, parseErr)
 		}
-		return n
+		return int64(n)
 	}
 	one := all.Report[0]
 	vg := one.VG[0]
@@ -162,6 +162,9 @@ func (g Group) parseReport(out string) (r Report, err error) {
 			ID: VolumeID{g.UUID, v.UUID}, Name: v.Name, Size: number(v.Size), Tags: strings.Split(v.Tags, ","), Partial: v.Health == "partial",
 			Pool: v.Pool, IsPool: v.Layout == "thin,pool", Layout: v.Layout, Roles: strings.Split(v.Roles, ","), ReadOnly: strings.HasPrefix(v.Permissions, "read-only"),
 		})
+	}
+	if err == nil && r.ExtentSize == 0 {
+		err = fmt.Errorf("the report of volume group %s contains extents of 0 bytes", g.Name)
 	}
 	return r, err
 }

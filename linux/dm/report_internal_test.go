@@ -48,11 +48,37 @@ func TestParseReport(t *testing.T) {
 	}
 	for name, out := range map[string]string{
 		"no JSON": "x", "no group": `{"report":[]}`, "another group": strings.ReplaceAll(reported, "PAbhEu", "QAbhEu"), "no number": strings.ReplaceAll(reported, `"511"`, `""`),
+		"negative number": strings.ReplaceAll(reported, `"511"`, `"-1"`), "no extents": strings.ReplaceAll(reported, `"4194304"`, `"0"`),
 	} {
 		if _, err := g.parseReport(out); err == nil {
 			t.Errorf("%s: got no error", name)
 		}
 	}
+}
+
+// FuzzParseReport: a report is refused, or is that of the group, with extents of at least one byte and no negative number.
+func FuzzParseReport(f *testing.F) {
+	f.Add(reported)
+	f.Add(`{"report":[{"vg":[{"vg_uuid":"` + vgUUID + `","vg_extent_size":"0","vg_extent_count":"-1","vg_free_count":"1"}]}]}`)
+	f.Fuzz(func(t *testing.T, out string) {
+		r, err := Group{Name: "vg0", UUID: vgUUID}.parseReport(out)
+		if err != nil {
+			return
+		}
+		numbers := []int64{r.ExtentSize - 1, r.Extents, r.Free}
+		for _, p := range r.Physical {
+			numbers = append(numbers, p.Size)
+		}
+		for _, v := range r.Volumes {
+			numbers = append(numbers, v.Size)
+			if v.ID.Group != vgUUID {
+				t.Errorf("got a logical volume of group %q", v.ID.Group)
+			}
+		}
+		if slices.Min(numbers) < 0 {
+			t.Errorf("accepted %+v", r)
+		}
+	})
 }
 
 // TestKernelUUID: the kernel's UUID of a device identifies its logical volume. Devices of parts of a logical volume, which
@@ -62,7 +88,7 @@ func TestKernelUUID(t *testing.T) {
 	if got, ok := parseKernelUUID(id.kernelUUID()); !ok || got != id {
 		t.Errorf("got %v, %t, want %v", got, ok, id)
 	}
-	for _, other := range []string{"", "LVM-", id.kernelUUID() + "-tpool", "CRYPT-LUKS2-0123", "mpath-3600"} {
+	for _, other := range []string{"", "LVM-", id.kernelUUID() + "-tpool", "LVM-" + strings.Repeat("-", 64), "CRYPT-LUKS2-0123", "mpath-3600"} {
 		if _, ok := parseKernelUUID(other); ok {
 			t.Errorf("%q is a logical volume, want not", other)
 		}
@@ -70,6 +96,17 @@ func TestKernelUUID(t *testing.T) {
 	if got := deviceName("vg-a", "trivet.b-c"); got != "vg--a-trivet.b--c" {
 		t.Errorf("got device name %q", got)
 	}
+}
+
+// FuzzKernelUUID: a kernel's UUID is refused, or it is the UUID of the returned logical volume.
+func FuzzKernelUUID(f *testing.F) {
+	f.Add(VolumeID{vgUUID, "ccRkFK-D7a6-wfx4-UajG-yT7j-ABjK-076S0L"}.kernelUUID())
+	f.Add("LVM-" + strings.Repeat("-", 64))
+	f.Fuzz(func(t *testing.T, s string) {
+		if id, ok := parseKernelUUID(s); ok && id.kernelUUID() != s {
+			t.Errorf("%q was parsed to %v, whose UUID is %q", s, id, id.kernelUUID())
+		}
+	})
 }
 
 // TestRanges: the ranges of all segments are returned. A report without a volume is an error.
@@ -83,4 +120,14 @@ func TestRanges(t *testing.T) {
 			t.Errorf("%q: got %q, want an error", out, got)
 		}
 	}
+}
+
+// FuzzParseRanges: an output is refused, or contains a range. Without one, lvextend(8) would use any free extents.
+func FuzzParseRanges(f *testing.F) {
+	f.Add(`{"report":[{"lv":[{"seg_pe_ranges":"/dev/vdb:0-3"},{"seg_pe_ranges":" "}]}]}`)
+	f.Fuzz(func(t *testing.T, out string) {
+		if ranges, err := parseRanges(out); err == nil && (len(ranges) == 0 || slices.Contains(ranges, "")) {
+			t.Errorf("got ranges %q", ranges)
+		}
+	})
 }

@@ -158,11 +158,16 @@ const firstTemporary = 1<<24 - MaxTemporary
 const MaxTemporary = 100
 
 // Numbers returns the numbers of the volumes in the thin pools of the group, by the UUID of the logical volume.
-func (g Group) Numbers(ctx context.Context) (numbers map[string]int, err error) {
+func (g Group) Numbers(ctx context.Context) (map[string]int, error) {
 	out, err := g.run(ctx, "lvs", "-o", "lv_uuid,thin_id", "-S", "segtype=thin", g.Name)
 	if err != nil {
 		return nil, err
 	}
+	return parseNumbers(out)
+}
+
+// parseNumbers parses the output of the command lvs with the columns lv_uuid and thin_id.
+func parseNumbers(out string) (map[string]int, error) {
 	var all struct {
 		Report []struct {
 			LV []struct {
@@ -178,15 +183,17 @@ func (g Group) Numbers(ctx context.Context) (numbers map[string]int, err error) 
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		return nil, fmt.Errorf("parsing the numbers of thin volumes: %w", err)
 	}
-	numbers = map[string]int{}
+	numbers := map[string]int{}
 	for _, r := range all.Report {
 		for _, lv := range append(r.LV, r.Seg...) {
-			if numbers[lv.UUID], err = strconv.Atoi(lv.Number); err != nil {
+			n, err := strconv.ParseUint(lv.Number, 10, 24)
+			if err != nil {
 				return nil, fmt.Errorf("parsing the number of the thin volume %s: %w", lv.UUID, err)
 			}
-			if numbers[lv.UUID] >= firstTemporary {
-				return nil, fmt.Errorf("the thin volume %s has the number %d, which is used for temporary volumes: copy it to a new logical volume", lv.UUID, numbers[lv.UUID])
+			if n >= firstTemporary {
+				return nil, fmt.Errorf("the thin volume %s has the number %d, which is used for temporary volumes: copy it to a new logical volume", lv.UUID, n)
 			}
+			numbers[lv.UUID] = int(n)
 		}
 	}
 	return numbers, nil

@@ -41,3 +41,17 @@ func TestParseThinPool(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseNumbers: an output is refused, or contains only numbers that are not those of temporary volumes.
+func FuzzParseNumbers(f *testing.F) {
+	f.Add(`{"report":[{"lv":[{"lv_uuid":"a","thin_id":"1"}],"seg":[{"lv_uuid":"b","thin_id":"16777115"}]}]}`)
+	f.Add(`{"report":[{"lv":[{"lv_uuid":"a","thin_id":"-1"},{"lv_uuid":"b","thin_id":"16777116"}]}]}`)
+	f.Fuzz(func(t *testing.T, out string) {
+		numbers, err := parseNumbers(out)
+		for id, n := range numbers {
+			if err != nil || n < 0 || n >= firstTemporary {
+				t.Errorf("got number %d of %q, error %v", n, id, err)
+			}
+		}
+	})
+}
