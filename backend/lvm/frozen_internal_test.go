@@ -42,7 +42,7 @@ func TestFrozenVolumes(t *testing.T) {
 func TestFrozenPin(t *testing.T) {
 	frozen.Format[pin]{
 		Dir:   "pins",
-		Read:  func(b []byte) (p pin, err error) { return p, json.Unmarshal(b, &p) },
+		Read:  func(b []byte) (pin, error) { return parsePin(b, "pin") },
 		Write: func(p pin) ([]byte, error) { return json.Marshal(p) },
 	}.Test(t, map[string]pin{
 		"creating": {Version: pinVersion, Group: frozenGroup, Creating: frozenGUID},

@@ -1,6 +1,8 @@
 package lvm
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -43,6 +45,73 @@ func TestRecord(t *testing.T) {
 			t.Errorf("%s: got %+v, %v; want success: %t", name, got, err, tc.ok)
 		}
 	}
+}
+
+// FuzzSection: the record of a logical volume is refused as damaged, or is formatted to a record with an equal section.
+func FuzzSection(f *testing.F) {
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: volume.ID{Backend: Name, Pool: "fast", PoolUUID: "0a1b2c3d", Name: "v"}, CoName: "v", Capacity: 1 << 30,
+		FSType: "xfs", SectorSize: 512, Section: &section{identity: identity{GUID: frozenGUID, Group: frozenGroup, Volume: frozenLV}, Wipe: wipeZero},
+	}
+	b, err := v.MarshalRecord()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add(bytes.Replace(b, []byte(frozenLV), []byte(`x\" || lv_name=\"y`), 1))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, err := forms.ParseVolume(b)
+		if err != nil {
+			if !errors.Is(err, volume.ErrDamaged) {
+				t.Errorf("%q: %v is not ErrDamaged", b, err)
+			}
+			return
+		}
+		again, err := v.MarshalRecord()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, err := forms.ParseVolume(again); err != nil || !reflect.DeepEqual(w.Section, v.Section) {
+			t.Errorf("%q was parsed and formatted to %q: %v", b, again, err)
+		}
+	})
+}
+
+// FuzzCopy: the record of a snapshot's logical volume is refused as damaged, or can be used in the selections of lvm(8).
+func FuzzCopy(f *testing.F) {
+	f.Add([]byte(`{"version":1,"guid":"` + frozenGUID + `","groupUUID":"` + frozenGroup + `","volumeUUID":"` + frozenLV + `"}`))
+	f.Add([]byte(`{"version":1,"guid":"` + frozenGUID + `","groupUUID":"` + frozenGroup + `","volumeUUID":"\""}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := parseCopy(b)
+		if err != nil && !errors.Is(err, volume.ErrDamaged) {
+			t.Errorf("%q: %v is not ErrDamaged", b, err)
+		}
+		if err == nil && strings.ContainsAny(c.GUID+c.Group+c.Volume, "\"\\/ =|&\n\x00") {
+			t.Errorf("%q was accepted", b)
+		}
+	})
+}
+
+// FuzzPin: a pin is refused, or is formatted to an equal pin.
+func FuzzPin(f *testing.F) {
+	f.Add([]byte(`{"version":1,"groupUUID":"` + frozenGroup + `","creating":"` + frozenGUID + `"}`))
+	f.Add([]byte(`{"version":2,"groupUUID":"` + frozenGroup + `"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := parsePin(b, "pin")
+		if err != nil {
+			if !errors.Is(err, volume.ErrDamaged) && !errors.Is(err, volume.ErrPrecondition) {
+				t.Errorf("%q: got %v, want ErrDamaged or ErrPrecondition", b, err)
+			}
+			return
+		}
+		again, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if q, err := parsePin(again, "pin"); err != nil || q != p {
+			t.Errorf("%q was parsed and formatted to %q: %v", b, again, err)
+		}
+	})
 }
 
 // TestNotMounted: a process that only reads the pool is told to create a missing volume group.

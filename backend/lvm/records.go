@@ -58,16 +58,21 @@ func readPin(c pool.Config) (p pin, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, nil
 	}
-	if err == nil {
-		err = json.Unmarshal(b, &p)
-		if err == nil && p.Version != pinVersion {
-			return p, volume.Errorf(volume.ErrPrecondition, "%s has version %d, this driver reads version %d: run a driver that reads it", file, p.Version, pinVersion)
-		}
-		if err != nil {
-			err = volume.Errorf(volume.ErrDamaged, "%s: %w: restore it, or remove it, and the volume group is found by its name", file, err)
-		}
+	if err != nil {
+		return p, err
 	}
-	return p, err
+	return parsePin(b, file)
+}
+
+// parsePin parses the content of a file with a pin.
+func parsePin(b []byte, file string) (p pin, err error) {
+	if err := json.Unmarshal(b, &p); err != nil {
+		return p, volume.Errorf(volume.ErrDamaged, "%s: %w: restore it, or remove it, and the volume group is found by its name", file, err)
+	}
+	if p.Version != pinVersion {
+		return p, volume.Errorf(volume.ErrPrecondition, "%s has version %d, this driver reads version %d: run a driver that reads it", file, p.Version, pinVersion)
+	}
+	return p, nil
 }
 
 // write durably replaces the pin of a pool.
