@@ -252,7 +252,7 @@ func (c Config) account() (l ledger.Config, err error) {
 	}
 	switch {
 	case c.Shared():
-		l.Accounting = ledger.Estimated
+		l.Accounting, l.Shared = ledger.Estimated, true
 	case c.Section != nil:
 		l.Accounting = ledger.Unlimited
 	}

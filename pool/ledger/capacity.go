@@ -30,6 +30,8 @@ const (
 type Config struct {
 	Name       string
 	Accounting Accounting
+	// Shared means that other processes also publish volumes of the pool, so that this process cannot count them.
+	Shared bool
 	// Size limits the pool to less than its filesystem's size, in bytes. 0 means no limit.
 	Size    int64
 	Reserve Reserve

@@ -273,7 +273,7 @@ func (l *Ledger) VolumesByBackend() map[string]int {
 
 // CountsAttached tells whether the ledger counts the controller-published volumes. On an export it
 // does not, because other processes publish volumes too.
-func (l *Ledger) CountsAttached() bool { return l.config.Accounting != Estimated }
+func (l *Ledger) CountsAttached() bool { return !l.config.Shared }
 
 // SetAttached records whether the volume of a folder is controller-published, if CountsAttached.
 func (l *Ledger) SetAttached(dir string, attached bool) {

@@ -65,6 +65,20 @@ func TestExists(t *testing.T) {
 	}
 }
 
+// TestAttachedCount: published volumes are counted, also if the usage of the pool is estimated (thin pools), but not if
+// other processes publish volumes too.
+func TestAttachedCount(t *testing.T) {
+	for config, want := range map[Config]int{{Accounting: Estimated}: 1, {Accounting: Estimated, Shared: true}: 0} {
+		l := New()
+		l.Open(config, &fakePool{})
+		l.Set("volumes/v", Reservation{Backend: "lvm"})
+		l.SetAttached("volumes/v", true)
+		if n := l.AttachedCount("lvm"); n != want {
+			t.Errorf("%+v: got %d published volumes, want %d", config, n, want)
+		}
+	}
+}
+
 // TestMeasureBesideFailingPool: a pool that cannot be measured keeps its last measurement, and the
 // other pools on its filesystem are measured.
 func TestMeasureBesideFailingPool(t *testing.T) {
