@@ -73,10 +73,10 @@ func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot, kind Kind) []byt
 	l := testVolume{id: s.GetSnapshotId()}
 	b, err := os.ReadFile(filepath.Join(d.Pool(), "snapshots", l.name(), "0/image"))
 	must(t, err)
-	if int64(len(b)) != s.GetSizeBytes()+kind.overhead() {
+	if int64(len(b)) != s.GetSizeBytes()+kind.Overhead() {
 		t.Fatalf("the image of snapshot %v has %d bytes, want its size, and that of the header", s, len(b))
 	}
-	return b[kind.overhead():]
+	return b[kind.Overhead():]
 }
 
 // stream reads the messages of a call for a volume of size bytes, and returns their blocks. The blocks must

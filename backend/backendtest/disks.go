@@ -32,7 +32,7 @@ const (
 )
 
 // diskSize returns the size of a disk for a volume of 1 GiB, in bytes.
-func (k Kind) diskSize() int64 { return gib + diskOverhead + k.overhead() }
+func (k Kind) diskSize() int64 { return gib + diskOverhead + k.Overhead() }
 
 // startDisks starts a driver with a pool of the disks that match the globs devices.
 func (k Kind) startDisks(tb testing.TB, devices ...string) *Driver {
@@ -321,10 +321,10 @@ func testDiskHeader(t *testing.T, _ *Driver, kind Kind) {
 	}
 	must(t, l.delete(t.Context()))
 	await(t, "the disk to be free", func() bool { return capacity(t, d, kind) == room })
-	if len(read(partitionStart, kind.overhead())) > 0 {
+	if len(read(partitionStart, kind.Overhead())) > 0 {
 		t.Error("the disk of a deleted volume still has a header or keyslots")
 	}
-	if len(read(partitionStart+kind.overhead(), 128*mib)) == 0 {
+	if len(read(partitionStart+kind.Overhead(), 128*mib)) == 0 {
 		t.Error("the data is overwritten, so the test is not valid")
 	}
 }
@@ -344,7 +344,7 @@ func (l *testVolume) claimedDisk(t *testing.T) string {
 // attachPartition returns a new loop device that shows the partition of an unstaged volume.
 func (l *testVolume) attachPartition(t *testing.T) string {
 	t.Helper()
-	return testenv.Run(t, "losetup", "--find", "--show", "--offset", fmt.Sprint(partitionStart), "--sizelimit", fmt.Sprint(gib+l.kind.overhead()), l.claimedDisk(t))
+	return testenv.Run(t, "losetup", "--find", "--show", "--offset", fmt.Sprint(partitionStart), "--sizelimit", fmt.Sprint(gib+l.kind.Overhead()), l.claimedDisk(t))
 }
 
 // testDiskPulled: a volume can be unpublished and unstaged after its disk was pulled, and staged again when the
@@ -438,7 +438,7 @@ func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
 			req.CapacityRange = tc.r
 			v, err := create(t, d, req)
 			wantCode(t, err, tc.code)
-			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()-kind.overhead()) {
+			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()-kind.Overhead()) {
 				t.Errorf("got %v, and the capacity changed from %d to %d; want it to decrease by the size of the volume, at least 1 GiB, and that of its header", v, free, capacity(t, d, kind))
 			}
 		})

@@ -80,7 +80,7 @@ func (d *Driver) start(tb testing.TB) {
 	go func() { d.done <- driver.Run(ctx, d.Options) }()
 	// The first attempt may precede the creation of the socket.
 	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: time.Second}
-	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(addPassphrase))
+	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(AddPassphrase))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -92,8 +92,8 @@ func (d *Driver) start(tb testing.TB) {
 // passphrase is the passphrase of encrypted volumes.
 const passphrase = "correct horse battery staple"
 
-// addPassphrase adds the passphrase to requests of a kubelet that have no secrets.
-func addPassphrase(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// AddPassphrase is a grpc.UnaryClientInterceptor that adds the passphrase to requests of a kubelet that have no secrets.
+func AddPassphrase(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	secrets := map[string]string{volume.SecretPassphrase: passphrase}
 	switch r := req.(type) {
 	case *csi.NodeStageVolumeRequest:

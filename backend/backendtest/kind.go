@@ -141,8 +141,8 @@ func (k Kind) Size() int64 {
 	return 64 * mib
 }
 
-// overhead returns the size in bytes that a volume needs in its pool in addition to its capacity.
-func (k Kind) overhead() int64 {
+// Overhead returns the size in bytes that a volume needs in its pool in addition to its capacity.
+func (k Kind) Overhead() int64 {
 	if k.Has(Encrypted) {
 		return luks.DataOffset
 	}
@@ -360,7 +360,7 @@ func (target *Target) Start(tb testing.TB, room Room, change func(*driver.Option
 // start starts a driver with a pool on a new medium with the given size, or with five disks.
 func (target *Target) start(tb testing.TB, size string, change func(*driver.Options)) *Driver {
 	tb.Helper()
-	return target.Start(tb, Room{Total: size, Volumes: 5, Each: gib + Kind{Features: target.Features}.overhead()}, change)
+	return target.Start(tb, Room{Total: size, Volumes: 5, Each: gib}, change)
 }
 
 // startOn starts a driver with a pool on a medium.

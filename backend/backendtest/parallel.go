@@ -118,11 +118,11 @@ func testPromisedSpace(t *testing.T, _ *Driver, kind Kind) {
 		t.Fatalf("got a capacity of %d bytes of a pool of 10 GiB, want 9 to 10 GiB", room)
 	}
 	ids := createMany(t, d, kind, 32, gib)
-	if want := int((room + kind.overhead()) / (gib + kind.overhead())); len(ids) != want {
+	if want := int((room + kind.Overhead()) / (gib + kind.Overhead())); len(ids) != want {
 		t.Errorf("created %d volumes of 1 GiB, want %d", len(ids), want)
 	}
 	rest := capacity(t, d, kind)
-	if want := room - int64(len(ids))*(gib+kind.overhead()); rest != want {
+	if want := room - int64(len(ids))*(gib+kind.Overhead()); rest != want {
 		t.Errorf("got a capacity of %d bytes after %d volumes of 1 GiB were created, want %d", rest, len(ids), want)
 	}
 	d.Restart(t)

@@ -14,7 +14,7 @@ import (
 // testSplitServices runs the controller's driver and the node's driver separately, as in a cluster. DeleteVolume and
 // ControllerExpandVolume of the controller's driver must know whether the volume is staged on the node.
 func testSplitServices(t *testing.T, _ *Driver, kind Kind) {
-	m := kind.target.Medium(t, Room{Total: "20G", Volumes: 1, Each: gib + kind.overhead()})
+	m := kind.target.Medium(t, Room{Total: "20G", Volumes: 1, Each: gib})
 	m.Config.Name = kind.target.Pool
 	c := NewCluster(t)
 	o := c.NodeOptions(t, "node-1.example", m.Dir, kind.target.Backend)

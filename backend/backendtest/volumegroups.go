@@ -61,6 +61,16 @@ func OnGroup(tb testing.TB, _ Room) Medium {
 	return Medium{Config: pool.Config{Section: &lvm.Group{VolumeGroup: name}}}
 }
 
+// CheckOnlyRecords returns an error if a volume group has a logical volume other than that of the records, and the thin pool.
+func CheckOnlyRecords(g *lvm.Group) error {
+	out, err := exec.Command("lvm", "lvs", "--noheadings", "-o", "lv_name", g.VolumeGroup).Output()
+	names := slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return name == g.ThinPool })
+	if err == nil && (len(names) != 1 || !strings.HasPrefix(names[0], "trivet.records.")) {
+		err = fmt.Errorf("got logical volumes %q, want only that of the records", names)
+	}
+	return err
+}
+
 // volumeGroup returns the name of the driver's volume group.
 func (d *Driver) volumeGroup() string {
 	return d.Options.Config.Pools[0].Section.(*lvm.Group).VolumeGroup
@@ -86,6 +96,14 @@ func (l *testVolume) withImage(t *testing.T, f func(path string)) {
 		f = func(path string) { l.withContainer(t, path, plain) }
 	}
 	l.withStorage(t, f)
+}
+
+// Fsck checks the filesystem of an unstaged volume of the kind in a pool on a medium. Medium.Dir must be set.
+func (m Medium) Fsck(t *testing.T, kind Kind, id string) {
+	t.Helper()
+	d := &Driver{poolDir: m.Dir, Options: driver.Options{Config: driver.Config{Pools: []pool.Config{m.Config}}}}
+	l := &testVolume{d: d, kind: kind, id: id}
+	l.withImage(t, func(path string) { must(t, testenv.Fsck(kind.FSType, path)) })
 }
 
 // withStorage calls f with the path of the image or device of an unstaged volume.
@@ -173,7 +191,7 @@ func testGroupMoved(t *testing.T, _ *Driver, kind Kind) {
 func testGroupRoom(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "", func(*driver.Options) {})
 	room := capacity(t, d, kind)
-	header := kind.overhead()
+	header := kind.Overhead()
 	size := (room+header)/3/(4*mib)*(4*mib) - header
 	ids := createMany(t, d, kind, 5, size)
 	if len(ids) != 3 {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
@@ -35,8 +36,7 @@ type host struct {
 	export    *export
 	disk      string            // the loop device that is the disk of a pool of disks
 	diskImage string            // the backing file of disk
-	group     string            // the volume group of a pool of one
-	thinPool  string            // the thin pool in group; empty if volumes are thick
+	group     *lvm.Group        // the volume group of a pool of one
 	size      int64             // the size in bytes of the volume on disk, before any expansion
 	class     map[string]string // parameters of GetCapacity in addition to the pool
 	log       *os.File
@@ -97,7 +97,7 @@ func (h *host) begin(t *testing.T, medium string, armed crashpoint.Point) {
 	t.Helper()
 	// The size of the pool is far below that of the filesystem, so that the growth of the filesystem's
 	// metadata does not change the result of GetCapacity.
-	if h.disk == "" && h.group == "" {
+	if h.disk == "" && h.group == nil {
 		medium += ", size: 3Gi"
 	}
 	config := fmt.Sprintf("pools: [{name: %s, %s}]\nephemeralMemory: 16Mi\n", h.poolName(), medium)
@@ -316,7 +316,7 @@ func emptyDir(dir string) error {
 // driver accesses the records of a pool on an export or of a volume group is allowed.
 func (h *host) leaks() error {
 	records := "state/exports"
-	if h.group != "" {
+	if h.group != nil {
 		records = "state/lvm"
 	}
 	return leaks(h.dir, h.path(records))

@@ -360,7 +360,7 @@ func (c *co) finish(t *testing.T) {
 		must(t, c.host.wantBlankDisk())
 	}
 	if c.kind.Has(backendtest.Logical) {
-		must(t, c.host.wantOnlyRecords())
+		must(t, backendtest.CheckOnlyRecords(c.host.group))
 	}
 	must(t, c.host.stop())
 	must(t, c.host.wantNothingOwned())

@@ -73,7 +73,7 @@ func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 // keepKilling kills and restarts the driver until ctx ends. The last driver keeps running.
 func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err error) {
 	longest, most := maxRun, maxKills
-	if h.group != "" { // each call starts processes, which are killed too
+	if h.group != nil { // each call starts processes, which are killed too
 		longest, most = 50*maxRun, maxKills/4
 	}
 	for {

@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/test/sixthkind"
 	"github.com/trivet-csi/trivet/volume"
@@ -147,6 +148,12 @@ func encryptedDisks(target backendtest.Target) backendtest.Target {
 	target.Name, target.Guest, target.Class = target.Name+"-encrypted", true, encryptedClass(disk.Name, backendtest.DiskPool)
 	target.Features |= backendtest.Encrypted
 	target.Kinds = backendtest.Devices("ext4", "xfs")
+	medium := target.Medium
+	target.Medium = func(tb testing.TB, room backendtest.Room) backendtest.Medium {
+		tb.Helper()
+		room.Each += luks.DataOffset
+		return medium(tb, room)
+	}
 	return target
 }
 
