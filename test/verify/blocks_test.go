@@ -16,11 +16,11 @@ import (
 )
 
 // totals counts what the histories of a pool have compared. changed and allocated are bytes.
-type totals struct{ volumes, pairs, changed, allocated atomic.Int64 }
+type totals struct{ comparisons, pairs, changed, allocated atomic.Int64 }
 
 // snapshotImage returns the path of a snapshot's image.
 func (g *testDriver) snapshotImage(id string) string {
-	return filepath.Join(g.pool, "snapshots", id[strings.LastIndex(id, ":")+1:], "0", "image")
+	return filepath.Join(g.medium.Dir, "snapshots", id[strings.LastIndex(id, ":")+1:], "0", "image")
 }
 
 // span is a part of an image, in bytes.
@@ -54,22 +54,26 @@ func readSpans[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream in
 // as allocated, from an offset on.
 func (h *history) checkAllocated(t *testing.T, s *capture, from int64) {
 	t.Helper()
-	spans, err := readSpans(h.changes.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{
-		SnapshotId: s.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100)),
+	request := &csi.GetMetadataAllocatedRequest{SnapshotId: s.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100))}
+	var spans []span
+	must(t, insist(t.Context(), func() (err error) {
+		spans, err = readSpans(h.changes.GetMetadataAllocated(t.Context(), request))
+		return err
 	}))
-	must(t, err)
-	must(t, compareOutside("", h.snapshotImage(s.id), from, spans))
+	must(t, h.compareImages("", h.snapshotImage(s.id), from, spans))
 }
 
 // checkDelta checks that the images of two snapshots differ only in the ranges that the driver
 // reports as changed, from an offset on.
 func (h *history) checkDelta(t *testing.T, older, newer *capture, from int64) {
 	t.Helper()
-	spans, err := readSpans(h.changes.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{
-		BaseSnapshotId: older.id, TargetSnapshotId: newer.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100)),
+	request := &csi.GetMetadataDeltaRequest{BaseSnapshotId: older.id, TargetSnapshotId: newer.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100))}
+	var spans []span
+	must(t, insist(t.Context(), func() (err error) {
+		spans, err = readSpans(h.changes.GetMetadataDelta(t.Context(), request))
+		return err
 	}))
-	must(t, err)
-	must(t, compareOutside(h.snapshotImage(older.id), h.snapshotImage(newer.id), from, spans))
+	must(t, h.compareImages(h.snapshotImage(older.id), h.snapshotImage(newer.id), from, spans))
 	if from > 0 { // totals counts only the call that covers the whole images
 		return
 	}
@@ -80,6 +84,17 @@ func (h *history) checkDelta(t *testing.T, older, newer *capture, from int64) {
 	for _, s := range spans {
 		h.totals.changed.Add(s.end - s.from)
 	}
+}
+
+// compareImages is compareOutside for images. The offsets are those in the volume: the image of an encrypted volume begins
+// with a header.
+func (h *history) compareImages(older, newer string, from int64, spans []span) error {
+	header := h.kind.Overhead()
+	var inImage []span
+	for _, s := range spans {
+		inImage = append(inImage, span{header + s.from, header + s.end})
+	}
+	return compareOutside(older, newer, header+from, inImage)
 }
 
 // compareOutside fails if two files differ outside the spans and after the offset from. It compares

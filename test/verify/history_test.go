@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,6 +24,7 @@ type history struct {
 
 	kind   kind
 	source *vol
+	size   int64 // of the source in bytes
 	writer *writer
 	// tree is true if the source also contains a directory tree that does not change.
 	tree     bool
@@ -33,45 +36,130 @@ type history struct {
 type capture struct {
 	id            string // of the snapshot; empty for a clone
 	copy          *vol   // the clone, or the volume restored from the snapshot
+	size          int64  // of the source in bytes
 	after, before moment
 }
 
-// newHistory returns a history with a random kind of volume of the driver.
+// newHistory returns a history. Histories with consecutive seeds have all kinds of volume of the driver.
 func newHistory(t *testing.T, g *testDriver, seed uint64, totals *totals) *history {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 0))
-	h := &history{testDriver: g, seed: seed, rand: r, totals: totals, kind: g.kinds[r.IntN(len(g.kinds))]}
+	h := &history{testDriver: g, seed: seed, rand: r, totals: totals, kind: g.kinds[seed%uint64(len(g.kinds))]}
+	h.size = h.kind.Size()
 	h.tree = !h.kind.Block() && r.IntN(4) == 0
-	blocks := 256 // of the file in the source
-	if h.kind.Block() {
-		blocks = int(h.kind.Size() / blockSize)
-	}
-	h.writer = newWriter(seed, blocks)
+	h.writer = newWriter(seed, h.blocks())
+	h.writer.unzeroed = h.kind.Has(backendtest.Encrypted)
 	return h
+}
+
+// blocks returns the number of blocks of the file or device in the source.
+func (h *history) blocks() int {
+	if !h.kind.Block() {
+		return 256
+	}
+	return int(h.size / blockSize)
 }
 
 // name returns a name of a volume or snapshot that no other history uses.
 func (h *history) name(what string) string { return fmt.Sprintf("%s-%x", what, h.seed) }
 
-// run writes to the source, makes captures, compares them with what was written, and removes everything.
+// run writes to the source with a step after each write, compares the source and the captures with what was written, and
+// removes everything.
 func (h *history) run(t *testing.T) {
 	t.Logf("%s, tree: %t", h.kind.Name(), h.tree)
-	h.source = h.newVol(t, h.kind, h.name("source"), h.kind.Size(), nil)
+	h.source = h.newVol(t, h.kind, h.name("source"), h.size, nil)
 	t.Cleanup(func() { h.takeDown(t) })
 	h.source.publish(t)
 	if h.tree {
 		must(t, os.Mkdir(h.source.tree(), 0o755))
 		treetest.Make(t, h.source.tree(), h.seed)
 	}
-	for i := range 2 + h.rand.IntN(2) {
+	for _, step := range h.steps() {
 		h.write(t)
-		h.capture(t, i)
+		step(t)
+		h.checkSource(t)
+		h.writer.blocks = h.blocks() // the source may have grown
 	}
 	h.compareSnapshots(t)
 	for i, c := range h.captures {
 		h.checkCopy(t, i, c)
 	}
 	h.removeAll(t)
+}
+
+// steps returns what happens to the source, in random order.
+func (h *history) steps() []func(*testing.T) {
+	steps := []func(*testing.T){h.restage}
+	if h.kind.Has(backendtest.Snapshots) {
+		steps = append(steps, slices.Repeat([]func(*testing.T){h.capture}, 2+h.rand.IntN(2))...)
+	}
+	if h.grows() {
+		steps = append(steps, h.growInUse, h.growAtRest)
+	}
+	if h.restarts {
+		steps = append(steps, h.restartDriver)
+	}
+	h.rand.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
+	return steps
+}
+
+// restage unpublishes and unstages the source, and publishes it again.
+func (h *history) restage(t *testing.T) {
+	t.Helper()
+	h.source.unpublish(t)
+	h.source.publish(t)
+}
+
+// grows reports whether this machine can grow volumes of the kind. To grow an ext4 needs CAP_SYS_RESOURCE.
+func (h *history) grows() bool {
+	return h.kind.Has(backendtest.Expand|backendtest.Divisible) && (h.kind.FSType != "ext4" || !testenv.IsWithout("ext4-growth"))
+}
+
+// growInUse expands the source while it is written.
+func (h *history) growInUse(t *testing.T) {
+	t.Helper()
+	h.whileWriting(t, func() {
+		if !h.expand(t) {
+			return
+		}
+		_, err := h.node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: h.source.id, VolumePath: h.source.target, StagingTargetPath: h.source.staging, VolumeCapability: capability(h.kind),
+		})
+		must(t, err)
+	})
+}
+
+// growAtRest expands the source while it is not staged.
+func (h *history) growAtRest(t *testing.T) {
+	t.Helper()
+	h.source.unpublish(t)
+	h.expand(t)
+	h.source.publish(t)
+}
+
+// expand expands the source, and reports whether the node must be called too.
+func (h *history) expand(t *testing.T) (onNode bool) {
+	t.Helper()
+	h.size += h.kind.Size()
+	resp, err := h.control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: h.source.id, CapacityRange: &csi.CapacityRange{RequiredBytes: h.size}, VolumeCapability: capability(h.kind),
+	})
+	must(t, err)
+	return resp.GetNodeExpansionRequired()
+}
+
+// restartDriver ends the driver, in half of the histories with SIGKILL, while the source is written.
+func (h *history) restartDriver(t *testing.T) {
+	t.Helper()
+	signal := []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[h.rand.IntN(2)]
+	h.whileWriting(t, func() { must(t, h.restart(signal)) })
+}
+
+// checkSource compares the source with what was written.
+func (h *history) checkSource(t *testing.T) {
+	t.Helper()
+	must(t, h.writer.check(h.source.file(), h.writer.moment(), h.writer.moment()))
+	h.totals.comparisons.Add(1)
 }
 
 // takeDown unmounts the volumes if the history has failed.
@@ -117,9 +205,9 @@ func (h *history) live() bool {
 
 // capture makes a snapshot, or sometimes a clone: of an unpublished source if the kind requires it,
 // otherwise after a write without a sync, or during writes.
-func (h *history) capture(t *testing.T, i int) {
+func (h *history) capture(t *testing.T) {
 	t.Helper()
-	c := &capture{}
+	c := &capture{size: h.size}
 	h.captures = append(h.captures, c)
 	create := h.snapshot
 	if h.rand.IntN(4) == 0 {
@@ -127,7 +215,7 @@ func (h *history) capture(t *testing.T, i int) {
 	}
 	take := func() {
 		c.after = h.writer.moment()
-		create(t, c, h.name(fmt.Sprintf("capture-%d", i)))
+		create(t, c, h.name(fmt.Sprintf("capture-%d", len(h.captures))))
 		c.before = h.writer.moment()
 	}
 	switch {
@@ -170,7 +258,7 @@ func (h *history) snapshot(t *testing.T, c *capture, name string) {
 // clone creates a clone of the source.
 func (h *history) clone(t *testing.T, c *capture, name string) {
 	t.Helper()
-	c.copy = h.newVol(t, h.kind, name, h.kind.Size(), &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+	c.copy = h.newVol(t, h.kind, name, c.size, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: h.source.id},
 	}})
 }
@@ -178,8 +266,8 @@ func (h *history) clone(t *testing.T, c *capture, name string) {
 // restore creates a volume from the snapshot of a capture, in some cases with twice its size.
 func (h *history) restore(t *testing.T, c *capture, name string) {
 	t.Helper()
-	size := h.kind.Size()
-	if h.kind.FSType != "ext4" { // to grow an ext4 needs CAP_SYS_RESOURCE, which tests may lack
+	size := c.size
+	if h.grows() {
 		size *= 1 + h.rand.Int64N(2)
 	}
 	c.copy = h.newVol(t, h.kind, name, size, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
@@ -224,7 +312,7 @@ func (h *history) checkCopy(t *testing.T, i int, c *capture) {
 	if h.tree {
 		treetest.Compare(t, h.source.tree(), v.tree())
 	}
-	h.totals.volumes.Add(1)
+	h.totals.comparisons.Add(1)
 	must(t, newWriter(h.seed+1, 8).write(v.file(), 2))
 	v.unpublish(t)
 }
@@ -232,7 +320,7 @@ func (h *history) checkCopy(t *testing.T, i int, c *capture) {
 // removeAll checks the source again, and deletes the volumes and snapshots in random order.
 func (h *history) removeAll(t *testing.T) {
 	t.Helper()
-	must(t, h.writer.check(h.source.file(), h.writer.moment(), h.writer.moment()))
+	h.checkSource(t)
 	var removals []func()
 	for _, v := range h.volumes() {
 		removals = append(removals, func() { v.remove(t) })

@@ -3,7 +3,6 @@
 package verify
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
@@ -16,7 +15,8 @@ import (
 func TestNFS(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	path := server.Export(t, "verify")
-	g := &testDriver{pool: server.Dir(path), kinds: targets.On(pool.KindExport, backendtest.Snapshots)}
-	g.serve(t, program(t), fmt.Sprintf("nfs: {server: %s, export: %s, init: true}", server.Address(), path))
+	config := pool.Config{NFS: &pool.NFS{Server: server.Address(), Export: path, Init: true}, Overcommit: 100}
+	g := &testDriver{medium: backendtest.Medium{Config: config, Dir: server.Dir(path)}, kinds: targets.On(pool.KindExport, backendtest.Snapshots)}
+	g.serve(t, program(t))
 	g.run(t)
 }

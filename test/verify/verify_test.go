@@ -1,7 +1,6 @@
 package verify
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -38,8 +37,9 @@ func TestHistories(t *testing.T) {
 			if one.attribute != "" {
 				testenv.Run(t, "chattr", one.attribute, dir)
 			}
-			g := &testDriver{pool: dir, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory, backendtest.Snapshots)}
-			g.serve(t, binary, fmt.Sprintf("directory: {path: %q}", dir))
+			medium := backendtest.Medium{Config: pool.Config{Directory: pool.Directory{Path: dir}, Overcommit: 100}, Dir: dir}
+			g := &testDriver{medium: medium, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory, backendtest.Snapshots)}
+			g.serve(t, binary)
 			g.run(t)
 		})
 	}

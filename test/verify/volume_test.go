@@ -12,7 +12,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -89,7 +88,9 @@ func (v *vol) unpublish(t *testing.T) {
 	_, err = v.control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: nodeID})
 	must(t, err)
 	v.published = false
-	must(t, testenv.Fsck(v.kind.FSType, filepath.Join(v.pool, "volumes", v.name, "image")))
+	if v.kind.Has(backendtest.Filesystem) {
+		v.medium.Fsck(t, v.kind, v.id)
+	}
 }
 
 // unstage unstages the volume. It retries while the device is in use, because a process that was just
