@@ -1,12 +1,13 @@
 // Package sanity runs csi-sanity, the test suite of the CSI project, over real sockets: against one
 // driver, and against a controller's driver that forwards calls to a node's driver, each time for
 // each kind of volume. In the virtual machine of test/vm it also runs on NFS exports, on directories
-// with project quotas and on disks other than loop devices. Package backend/backendtest tests what
-// csi-sanity does not.
+// with project quotas, on disks other than loop devices, on logical volumes and on encrypted volumes.
+// Package backend/backendtest tests what csi-sanity does not.
 package sanity
 
 import (
 	"flag"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -123,6 +124,9 @@ func singleDriver(t *testing.T, target backendtest.Target) suite {
 	if len(s.kinds) == 0 {
 		return s
 	}
+	if target.Prepare != nil {
+		target.Prepare(t, &target)
+	}
 	d := target.Start(t, room, func(o *driver.Options) { o.Config.MaxVolumesPerNode = maxVolumes })
 	s.pool, s.controller, s.node = d.Pool(), d.Options.Endpoint, d.Options.Endpoint
 	s.id = volume.ID{Pool: target.Pool}
@@ -199,6 +203,12 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	c.TestVolumeExpandSize = largerSize
 	if !k.Has(backendtest.Divisible) { // a disk cannot grow to a requested size
 		c.TestVolumeExpandSize = size
+	}
+	if k.Has(backendtest.Encrypted) {
+		c.SecretsFile = filepath.Join(paths, "secrets.yaml")
+		if err := os.WriteFile(c.SecretsFile, []byte("NodeStageVolumeSecret: {passphrase: the passphrase of csi-sanity}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	c.TestNodeVolumeAttachLimit = !k.forwarded && k.Has(backendtest.NodeLocal)
 	c.IdempotentCount = idempotentCount

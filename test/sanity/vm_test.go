@@ -30,6 +30,26 @@ func TestGroupSanity(t *testing.T) { runSuites(t, singleDriver(t, targets.ByName
 // TestThinSanity runs the suite for logical volumes in thin pools.
 func TestThinSanity(t *testing.T) { runSuites(t, singleDriver(t, targets.ByName(t, "thin"))) }
 
+// TestEncryptedSanity runs the suite for encrypted images.
+func TestEncryptedSanity(t *testing.T) {
+	runSuites(t, singleDriver(t, targets.ByName(t, "images-encrypted")))
+}
+
+// TestEncryptedNFSSanity runs the suite for encrypted images on exports.
+func TestEncryptedNFSSanity(t *testing.T) {
+	runSuites(t, onExport(t, targets.ByName(t, "images-nfs-encrypted")))
+}
+
+// TestEncryptedDisksSanity runs the suite for encrypted disks.
+func TestEncryptedDisksSanity(t *testing.T) {
+	runSuites(t, singleDriver(t, targets.ByName(t, "disks-encrypted")))
+}
+
+// TestEncryptedGroupSanity runs the suite for encrypted logical volumes.
+func TestEncryptedGroupSanity(t *testing.T) {
+	runSuites(t, singleDriver(t, targets.ByName(t, "group-encrypted")), singleDriver(t, targets.ByName(t, "thin-encrypted")))
+}
+
 // TestNFSSanity runs the suite for pools on exports, with several NFS versions.
 func TestNFSSanity(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
@@ -44,13 +64,19 @@ func TestNFSSanity(t *testing.T) {
 		{"images-nfs", "images-nfs42", []string{"nfsvers=4.2"}},
 	} {
 		target := targets.ByName(t, one.target)
-		target.Name, target.Medium = one.name, targets.OnServer(server, one.name, one.options...)
-		var s suite
-		t.Cleanup(func() { wantNoOwners(t, s.pool) }) // after the driver has ended
-		s = singleDriver(t, target)
-		suites = append(suites, s)
+		target.Name, target.Prepare, target.Medium = one.name, nil, targets.OnServer(server, one.name, one.options...)
+		suites = append(suites, onExport(t, target))
 	}
 	runSuites(t, suites...)
+}
+
+// onExport is singleDriver for a target with a pool on an export.
+func onExport(t *testing.T, target backendtest.Target) suite {
+	t.Helper()
+	var s suite
+	t.Cleanup(func() { wantNoOwners(t, s.pool) }) // after the driver has ended
+	s = singleDriver(t, target)
+	return s
 }
 
 // wantNoOwners fails the test if a driver that has ended left an owner file in a pool.
