@@ -19,8 +19,8 @@ type kind struct {
 	name, class, size, larger string
 	// more contains additional fields of the claim's spec, each preceded by a comma.
 	more string
-	// unlimited is set if the size is not enforced.
-	unlimited bool
+	// unlimited is set if the size is not enforced, and noCopies if the kind has no snapshots and clones.
+	unlimited, noCopies bool
 }
 
 // kinds returns the kinds of volumes that are tested. If this machine cannot grow ext4, which needs
@@ -83,18 +83,22 @@ func (m *machine) grow(all []kind, first pod) {
 }
 
 // copies starts a pod with the volumes that fill has created, and with a clone and a restored snapshot
-// of each. The copies are requested while the volumes are not in use, because directories in use
+// of each that can have them. The copies are requested while the volumes are not in use, because directories in use
 // cannot be copied.
 func (m *machine) copies(all []kind) {
 	m.t.Helper()
 	var names, snapshots, copies []string
 	for _, k := range all {
+		names = append(names, k.name)
+		if k.noCopies {
+			continue
+		}
 		snapshots = append(snapshots, m.snapshot(k.name))
 		clone, restored := k.name+"-clone", k.name+"-restored"
 		copies = append(copies,
 			claim(clone, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {kind: PersistentVolumeClaim, name: %s}", k.name)),
 			claim(restored, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: of-%s}", k.name)))
-		names = append(names, k.name, clone, restored)
+		names = append(names, clone, restored)
 	}
 	m.put("snapshots", snapshots...)
 	m.put("copies", copies...)

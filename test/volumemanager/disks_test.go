@@ -11,17 +11,12 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-const diskClass = `
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: disk}
-provisioner: csi.trivet.dev
-parameters: {backend: disk, pool: disks, csi.storage.k8s.io/fstype: xfs}
-`
-
 // TestDisks writes to two volumes that are whole disks, one with a filesystem and one raw. After their
 // claims are removed, the disks are free again.
-func TestDisks(t *testing.T) {
+func TestDisks(t *testing.T) { testDisks(t, "") }
+
+// testDisks is TestDisks for a class with more parameters.
+func testDisks(t *testing.T, more string) {
 	m := newMachine(t)
 	const size = 1100 << 20
 	one, _, _ := testenv.Disk(t, size)
@@ -30,7 +25,7 @@ func TestDisks(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
 	m.startDriver()
 	t.Cleanup(m.end) // before the disks are removed
-	m.put("classes", diskClass)
+	m.put("classes", class("disk", "backend: disk, pool: disks, csi.storage.k8s.io/fstype: xfs"+more), passphraseSecret)
 	claims := []string{claim("files", "disk", "1Gi", ""), claim("raw", "disk", "1Gi", ", volumeMode: Block")}
 	m.put("claims", claims...)
 	m.put("first", podOf("first", claimed("files"), claimed("raw")))

@@ -53,12 +53,13 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// newMachineWithDriver starts a manager, and this project's driver with a pool on xfs.
-func newMachineWithDriver(t *testing.T) *machine {
+// newMachineWithDriver starts a manager, and this project's driver with a pool on xfs, and more pools.
+func newMachineWithDriver(t *testing.T, more ...string) *machine {
 	t.Helper()
 	m := newMachine(t)
 	m.pool = filepath.Join(testenv.Filesystem(t, "xfs", "8G"), "pool")
-	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, ephemeral: true, overcommit: 100}]\nephemeralMemory: 16Mi\n", m.pool)
+	pools := append([]string{fmt.Sprintf("{name: default, directory: {path: %q}, ephemeral: true, overcommit: 100}", m.pool)}, more...)
+	config := fmt.Sprintf("pools: [%s]\nephemeralMemory: 16Mi\n", strings.Join(pools, ", "))
 	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
 	m.startDriver()
 	t.Cleanup(m.end) // before the pool is unmounted
@@ -174,8 +175,10 @@ func (m *machine) loops() (devices []string) {
 func (m *machine) leftovers() error {
 	var errs []error
 	mounts := mountsBelow(m.t, m.dir)
-	if m.driver != nil { // a running driver mounts the exports of its pools
-		mounts = slices.DeleteFunc(mounts, func(at string) bool { return strings.HasPrefix(at, filepath.Join(m.dir, "state/exports")+"/") })
+	if m.driver != nil { // a running driver mounts the exports and the records of its pools
+		mounts = slices.DeleteFunc(mounts, func(at string) bool {
+			return strings.HasPrefix(at, filepath.Join(m.dir, "state/exports")+"/") || strings.HasPrefix(at, filepath.Join(m.dir, "state/lvm")+"/")
+		})
 	}
 	if len(mounts) > 0 {
 		errs = append(errs, fmt.Errorf("got mounts %q, want none", mounts))

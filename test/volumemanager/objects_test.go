@@ -59,6 +59,31 @@ parameters: {backend: local}
 allowVolumeExpansion: true
 `
 
+// passphraseSecret is the Secret of encrypted volumes, and encrypted the parameters of their classes.
+const (
+	passphraseSecret = `
+apiVersion: v1
+kind: Secret
+metadata: {name: passphrase}
+stringData: {passphrase: a passphrase in a manifest}
+`
+	encrypted = ", encryption: luks2" +
+		", csi.storage.k8s.io/node-stage-secret-name: passphrase, csi.storage.k8s.io/node-stage-secret-namespace: default" +
+		", csi.storage.k8s.io/node-expand-secret-name: passphrase, csi.storage.k8s.io/node-expand-secret-namespace: default"
+)
+
+// class returns the manifest of a StorageClass of this project's driver.
+func class(name, parameters string) string {
+	return fmt.Sprintf(`
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: %s}
+provisioner: csi.trivet.dev
+parameters: {%s}
+allowVolumeExpansion: true
+`, name, parameters)
+}
+
 // claim returns the manifest of a claim. more contains additional fields of the claim's spec, each
 // preceded by a comma.
 func claim(name, class, size, more string) string {
