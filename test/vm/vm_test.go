@@ -224,6 +224,22 @@ var guests = []guest{
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestThinSanity$"}, passed("TestThinSanity")}},
 	},
 	{
+		name: "encryption-sanity", disks: []string{"16G"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestEncryptedSanity$"}, passed("TestEncryptedSanity")}},
+	},
+	{
+		name: "nfs-encryption-sanity", disks: []string{"2G", "32G"}, prelude: cryptNFSDisk, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestEncryptedNFSSanity$"}, passed("TestEncryptedNFSSanity")}},
+	},
+	{
+		name: "disk-encryption-sanity", disks: []string{"16G"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestEncryptedDisksSanity$"}, passed("TestEncryptedDisksSanity")}},
+	},
+	{
+		name: "lvm-encryption-sanity", disks: groupDisks, prelude: onEncrypted, long: true, limit: 60 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestEncryptedGroupSanity$"}, passed("TestEncryptedGroupSanity")}},
+	},
+	{
 		name: "thin-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onThinPools, crashing: true, long: true, limit: 60 * time.Minute,
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestThin$", "-test.parallel", "4"}, passed("TestThin/random", "TestThin/rows/.*")},
@@ -272,6 +288,10 @@ var guests = []guest{
 		},
 	},
 	{
+		name: "lvm-volumes", disks: []string{"16G", "16G", "16G"}, prelude: onEncrypted, driver: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/volumemanager", []string{"-test.run", "^Test(Groups|EncryptedDisks)$"}, passed("TestGroups", "TestEncryptedDisks")}},
+	},
+	{
 		name: "crash", disks: []string{"2G", "32G"}, prelude: cryptNFSDisk, crashing: true, long: true, limit: time.Hour,
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")},
@@ -281,6 +301,18 @@ var guests = []guest{
 	{
 		name: "verify", disks: []string{"2G", "32G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/verify", []string{"-test.run", "^TestNFS$", "-histories", "6"}, passed(`TestNFS/histories/\d+`)}},
+	},
+	{
+		name: "lvm-verify", disks: []string{"8G", "16G"}, prelude: onEncrypted, driver: true, long: true, limit: 40 * time.Minute,
+		programs: []program{{"./test/verify", []string{"-test.run", "^TestGroups$", "-histories", "4"}, passed("TestGroups/group", "TestGroups/thin")}},
+	},
+	{
+		name: "lvm-encryption-verify", disks: []string{"8G", "16G"}, prelude: onEncrypted, driver: true, long: true, limit: 40 * time.Minute,
+		programs: []program{{"./test/verify", []string{"-test.run", "^TestEncryptedGroups$", "-histories", "4"}, passed("TestEncryptedGroups/group-encrypted", "TestEncryptedGroups/thin-encrypted")}},
+	},
+	{
+		name: "encryption-verify", disks: []string{"8G", "16G"}, prelude: cryptNFSDisk, driver: true, long: true, limit: 40 * time.Minute,
+		programs: []program{{"./test/verify", []string{"-test.run", "^TestEncrypted$", "-histories", "3"}, passed("TestEncrypted/images-encrypted", "TestEncrypted/images-nfs-encrypted", "TestEncrypted/disks-encrypted")}},
 	},
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
