@@ -339,14 +339,23 @@ func (h *host) wantCrash(t *testing.T, what call, point crashpoint.Point, err er
 	}
 }
 
+// use checks that an existing volume can be used and has the expected content. Then it deletes the volume.
+func (c *co) use() error {
+	if err := c.do(controllerPublish, stage, publish); err != nil {
+		return err
+	}
+	if err := c.verify(); err != nil {
+		return err
+	}
+	return c.do(unpublish, unstage, controllerUnpublish, remove)
+}
+
 // finish checks that the volume can be used and has the expected content. Then it deletes the volume
 // and the snapshots, ends the driver, and checks that nothing is left.
 func (c *co) finish(t *testing.T) {
 	t.Helper()
 	if c.created {
-		must(t, c.do(controllerPublish, stage, publish))
-		must(t, c.verify())
-		must(t, c.do(unpublish, unstage, controllerUnpublish, remove))
+		must(t, c.use())
 	}
 	if c.partner != nil {
 		must(t, c.partner.do(unpublish, unstage, controllerUnpublish, remove))

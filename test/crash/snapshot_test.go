@@ -2,7 +2,6 @@ package crash
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -183,10 +182,10 @@ func (c *co) finishSnapshots() error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(r.do(create, controllerPublish, stage, publish), r.verify()); err != nil {
+		if err := r.do(create); err != nil {
 			return err
 		}
-		if err := r.do(unpublish, unstage, controllerUnpublish, remove); err != nil {
+		if err := r.use(); err != nil {
 			return err
 		}
 	}

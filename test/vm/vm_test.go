@@ -201,7 +201,7 @@ var guests = []guest{
 		name: "lvm-crash", disks: []string{"8G", "8G", "8G", "8G", "8G"}, prelude: onGroups, crashing: true, long: true, limit: 60 * time.Minute,
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestGroup$", "-test.parallel", "4"}, passed("TestGroup/random", "TestGroup/rows/.*")},
-			{"./test/crash", []string{"-test.run", "^TestGroupPower$"}, passed("TestGroupPower/grow-freed/.*", "TestGroupPower/create-built/.*")},
+			power("TestGroupPower", "group", "group-raw"),
 		},
 	},
 	{
@@ -217,6 +217,7 @@ var guests = []guest{
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestEncryptedGroup$", "-test.parallel", "4"}, passed("TestEncryptedGroup/random", "TestEncryptedGroup/rows/.*")},
 			{"./test/crash", []string{"-test.run", "^TestEncryptedThin$", "-test.parallel", "4"}, passed("TestEncryptedThin/random", "TestEncryptedThin/rows/.*")},
+			power("TestEncryptedGroupPower", "gcrypt", "gcrypt-raw"),
 		},
 	},
 	{
@@ -244,6 +245,7 @@ var guests = []guest{
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestThin$", "-test.parallel", "4"}, passed("TestThin/random", "TestThin/rows/.*")},
 			{"./test/crash", []string{"-test.run", "^TestTakeover$"}, passed("TestTakeover/create-image/group-existing/retry", "TestTakeover/create-image/thin-existing/undo")},
+			power("TestThinPower", "thin", "thin-raw"),
 		},
 	},
 	{
@@ -346,6 +348,15 @@ func lvmConformance(kind, row string) guest {
 		name: "lvm-" + kind, disks: groupDisks, prelude: onGroups, long: true, limit: 45 * time.Minute,
 		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestGroup$/./^" + kind + "$"}, passed("TestGroup/group/" + kind + "/" + row)}},
 	}
+}
+
+// power returns the program that runs a test of power failures, in which volumes of some kinds must be created and deleted.
+func power(test string, kinds ...string) program {
+	p := program{"./test/crash", []string{"-test.run", "^" + test + "$"}, nil}
+	for _, kind := range kinds {
+		p.want = append(p.want, passed(test+"/"+kind+"/CreateVolume/.*", test+"/"+kind+"/DeleteVolume/.*", test+"/"+kind)...)
+	}
+	return p
 }
 
 // passed returns expressions that match the lines with which tests and subtests report success.
