@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
@@ -32,6 +33,16 @@ func TestThinPower(t *testing.T) { testPower(t, thinXFS[0], thinRaw[0]) }
 
 // TestEncryptedGroupPower is TestGroupPower for encrypted volumes.
 func TestEncryptedGroupPower(t *testing.T) { testPower(t, cryptGroupExt4[0], cryptGroupRaw[0]) }
+
+// TestEncryptedThinPower is TestThinPower for encrypted volumes.
+func TestEncryptedThinPower(t *testing.T) {
+	testPower(t, cryptThinExt4[0], kind{targets.Volume("thin-encrypted", "block"), "tcrypt-raw"})
+}
+
+// TestEncryptedPower is TestGroupPower for encrypted images.
+func TestEncryptedPower(t *testing.T) {
+	testPower(t, kind{targets.Volume("images-encrypted", "xfs"), "crypt-xfs"}, encryptedRaw[0])
+}
 
 // testPower records the writes to a disk during the life of a volume of each kind. Then it gives the disk the content that
 // it may have after a power failure, at several moments. Each time, a new driver must find the effects of all calls that

@@ -118,10 +118,11 @@ var guests = []guest{
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestEncrypted$"}, passed("TestEncrypted/images-encrypted/xfs/Clone", "TestEncrypted/images-encrypted/block/ChangedBlocks")}},
 	},
 	{
-		name: "encryption-crash", disks: []string{"16G"}, prelude: onDisk + " && modprobe dm_crypt", crashing: true, long: true, limit: 60 * time.Minute,
+		name: "encryption-crash", disks: []string{"16G", "8G", "8G"}, prelude: onDisk + " && modprobe dm_crypt", crashing: true, long: true, limit: 60 * time.Minute,
 		programs: []program{
 			{"./test/crash", []string{"-test.run", "^TestEncrypted$", "-test.parallel", "4"}, passed("TestEncrypted/random", "TestEncrypted/rows/.*")},
 			{"./test/crash", []string{"-test.run", "^TestEncryptedDisk$", "-test.parallel", "4"}, passed("TestEncryptedDisk/random", "TestEncryptedDisk/rows/.*")},
+			power("TestEncryptedPower", "crypt-xfs", "crypt-raw"),
 		},
 	},
 	{
@@ -218,6 +219,7 @@ var guests = []guest{
 			{"./test/crash", []string{"-test.run", "^TestEncryptedGroup$", "-test.parallel", "4"}, passed("TestEncryptedGroup/random", "TestEncryptedGroup/rows/.*")},
 			{"./test/crash", []string{"-test.run", "^TestEncryptedThin$", "-test.parallel", "4"}, passed("TestEncryptedThin/random", "TestEncryptedThin/rows/.*")},
 			power("TestEncryptedGroupPower", "gcrypt", "gcrypt-raw"),
+			power("TestEncryptedThinPower", "tcrypt", "tcrypt-raw"),
 		},
 	},
 	{
