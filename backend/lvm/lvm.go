@@ -134,10 +134,11 @@ func (s *storage) build(ctx context.Context, v volume.Volume, progress func(int6
 	id, err := s.create(ctx, v)
 	sectionOf(v).Volume = id.Volume
 	crashpoint.Here(crashpoint.CreateImage)
-	if err == nil && s.showsExtents(v) {
-		err = zero(ctx, v, id, v.Capacity, progress)
-		crashpoint.Here(crashpoint.CreateZeroed)
+	if err != nil || !s.showsExtents(v) {
+		return err
 	}
+	err = zero(ctx, v, id, v.Capacity, progress)
+	crashpoint.Here(crashpoint.CreateZeroed)
 	if err != nil {
 		return err
 	}

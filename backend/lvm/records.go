@@ -193,7 +193,7 @@ func (r *records) create(ctx context.Context) (err error) {
 		return err
 	}
 	tags := []string{recordsTag, poolTag + r.config.Name, guidTag + r.pin.Creating, unusedTag}
-	if r.id, err = r.group.Create(ctx, r.name(), recordsSize, tags); err != nil {
+	if r.id, err = r.group.Create(ctx, r.name(), recordsSize, tags, true); err != nil {
 		err = fmt.Errorf("creating the logical volume for the records, which needs %s of free extents: %w", volume.FormatSize(recordsSize), err)
 		if errors.Is(err, dm.ErrNoRoom) {
 			err = volume.Errorf(volume.ErrPrecondition, "%w: extend the volume group (vgextend), or make a logical volume of it smaller", err)

@@ -235,27 +235,21 @@ func (s *storage) copyAll(ctx context.Context, c *backend.SnapshotCopy, all orig
 		if err != nil {
 			return err
 		}
+		var created []string
 		for i, o := range all {
 			lv, err := s.locate(o.volume, *r)
 			if err != nil {
 				return err
 			}
 			tags := []string{poolTag + s.cfg.Name, snapshotTag + c.Record.Snapshots[i].ID.Name, guidTag + copies[i].GUID}
-			if err := g.CopyThin(ctx, lv.Name, volumeName(copies[i].GUID), true, tags); err != nil {
+			made, err := copyThin(ctx, g, r, lv, copies[i].GUID, true, tags)
+			if err != nil {
 				return err
 			}
+			copies[i].Volume = made.ID.Volume
+			created = append(created, made.ID.Volume)
 		}
 		crashpoint.Here(crashpoint.CreateImage)
-		if *r, err = g.Report(ctx); err != nil {
-			return err
-		}
-		var created []string
-		for i := range copies {
-			if copies[i].Volume, err = uuidOf(*r, copies[i].GUID); err != nil {
-				return err
-			}
-			created = append(created, copies[i].Volume)
-		}
 		if together {
 			return s.replaceContent(ctx, g, *r, created)
 		}
@@ -324,13 +318,14 @@ func (s *storage) replaceContent(ctx context.Context, g dm.Group, r dm.Report, c
 	return nil
 }
 
-// uuidOf returns the UUID of the logical volume that was created with a GUID.
-func uuidOf(r dm.Report, guid string) (string, error) {
-	lv, ok := r.Named(volumeName(guid))
-	if !ok || !lv.HasTag(guidTag+guid) {
-		return "", fmt.Errorf("lvcreate succeeded, but the logical volume %s is missing: %w", volumeName(guid), dm.ErrMissing)
+// copyThin creates a logical volume with a GUID as a copy of a thin volume, and adds it to the report.
+func copyThin(ctx context.Context, g dm.Group, r *dm.Report, from dm.LogicalVolume, guid string, readOnly bool, tags []string) (dm.LogicalVolume, error) {
+	lv := dm.LogicalVolume{Name: volumeName(guid), Size: from.Size, Tags: tags, Pool: from.Pool}
+	var err error
+	if lv.ID, err = g.CopyThin(ctx, from.Name, lv.Name, readOnly, tags); err == nil {
+		r.Volumes = append(r.Volumes, lv)
 	}
-	return lv.ID.Volume, nil
+	return lv, err
 }
 
 // suspendable is a device of the device mapper.
@@ -480,23 +475,16 @@ func (s *storage) fill(ctx context.Context, dir *os.Root, v volume.Volume, sec *
 		if err != nil {
 			return err
 		}
-		name := volumeName(sec.GUID)
-		if err := g.CopyThin(ctx, lv.Name, name, false, s.tags(v)); err != nil {
-			return err
+		made, err := copyThin(ctx, g, r, lv, sec.GUID, false, s.tags(v))
+		if err == nil && v.StorageSize() > lv.Size {
+			err = extend(ctx, g, r, made, v.StorageSize())
 		}
-		if v.StorageSize() > lv.Size {
-			if err := g.Extend(ctx, name, v.StorageSize()); err != nil {
-				return err
-			}
-		}
-		current, err := g.Report(ctx)
 		if err != nil {
 			return err
 		}
-		*r = current
-		sec.Volume, err = uuidOf(current, sec.GUID)
-		if err == nil && paused {
-			err = s.replaceContent(ctx, g, current, []string{sec.Volume})
+		sec.Volume = made.ID.Volume
+		if paused {
+			err = s.replaceContent(ctx, g, *r, []string{sec.Volume})
 		}
 		return err
 	})

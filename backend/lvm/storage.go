@@ -255,18 +255,19 @@ func (s *storage) usedTags(v volume.Volume) []string {
 	return []string{poolTag + s.cfg.Name, volumeTag + v.ID.Name, guidTag + sectionOf(v).GUID}
 }
 
-// create creates and activates the logical volume of a new volume, whose durable record contains the GUID.
+// create creates the logical volume of a new volume, whose durable record contains the GUID. It is active if its extents must
+// be zeroed.
 func (s *storage) create(ctx context.Context, v volume.Volume) (id dm.VolumeID, err error) {
-	return s.allocate(ctx, dm.LogicalVolume{Name: volumeName(sectionOf(v).GUID), Size: v.StorageSize(), Tags: s.tags(v), Pool: s.thin})
+	return s.allocate(ctx, dm.LogicalVolume{Name: volumeName(sectionOf(v).GUID), Size: v.StorageSize(), Tags: s.tags(v), Pool: s.thin}, s.showsExtents(v))
 }
 
-// allocate creates and activates a logical volume.
-func (s *storage) allocate(ctx context.Context, lv dm.LogicalVolume) (id dm.VolumeID, err error) {
+// allocate creates a logical volume. If active is set, it activates a thick one.
+func (s *storage) allocate(ctx context.Context, lv dm.LogicalVolume, active bool) (id dm.VolumeID, err error) {
 	return id, s.change(ctx, func(g dm.Group, r *dm.Report) error {
 		if s.thin != "" {
 			id, err = g.CreateThin(ctx, s.thin, lv.Name, lv.Size, lv.Tags)
 		} else {
-			id, err = g.Create(ctx, lv.Name, lv.Size, lv.Tags)
+			id, err = g.Create(ctx, lv.Name, lv.Size, lv.Tags, active)
 		}
 		if err != nil {
 			return err

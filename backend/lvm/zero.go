@@ -118,7 +118,7 @@ func (s *storage) prepareGrowth(ctx context.Context, p *pool.Pool, v volume.Volu
 	if err := s.awaitRoom(ctx, p, growth.Size); err != nil {
 		return err
 	}
-	if growth.ID, err = s.allocate(ctx, growth); err != nil {
+	if growth.ID, err = s.allocate(ctx, growth, true); err != nil {
 		return err
 	}
 	err = zero(ctx, v, growth.ID, growth.Size, progress)

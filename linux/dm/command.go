@@ -120,30 +120,42 @@ func Version(ctx context.Context) (string, error) {
 // bytesOf formats a size for lvm(8).
 func bytesOf(n int64) string { return strconv.FormatInt(n, 10) + "b" }
 
-// Create creates and activates a linear logical volume with a size in bytes, which is a multiple of the extent size.
-// The content of the volume is that of its extents. Programs that activate all volumes at boot do not activate it.
-func (g Group) Create(ctx context.Context, name string, size int64, tags []string) (VolumeID, error) {
-	args := []string{"--yes", "--zero", "n", "--wipesignatures", "n", "--setautoactivation", "n", "--type", "linear", "--size", bytesOf(size), "--name", name}
+// Create creates a linear logical volume with a size in bytes, which is a multiple of the extent size, and activates it
+// if active is set. No other logical volume ever had the name. The content of the volume is that of its extents. Programs
+// that activate all volumes at boot do not activate it.
+func (g Group) Create(ctx context.Context, name string, size int64, tags []string, active bool) (VolumeID, error) {
+	activate := "n"
+	if active {
+		activate = "y"
+	}
+	args := []string{"--yes", "--activate", activate, "--zero", "n", "--wipesignatures", "n", "--setautoactivation", "n", "--type", "linear", "--size", bytesOf(size), "--name", name}
 	for _, tag := range tags {
 		args = append(args, "--addtag", tag)
 	}
 	if _, err := g.run(ctx, "lvcreate", append(args, g.Name)...); err != nil {
 		return VolumeID{}, err
 	}
-	return g.active(name)
+	return g.created(ctx, name)
 }
 
-// active returns the ID of an active logical volume.
-func (g Group) active(name string) (VolumeID, error) {
-	d, ok, err := control(func(f *os.File) (sys.MappedDevice, error) { return sys.MappedDeviceByName(f, deviceName(g.Name, name)) })
+// created returns the ID of a new logical volume, active or not. It reads the metadata of the group itself, because
+// another command takes longer.
+func (g Group) created(ctx context.Context, name string) (VolumeID, error) {
+	for _, device := range g.Devices {
+		p, err := readLabel(device)
+		if id, ok := volumeIn(p.metadata, name); err == nil && ok && p.groupUUID == g.UUID {
+			return VolumeID{g.UUID, id}, nil
+		}
+	}
+	r, err := g.Report(ctx)
 	if err != nil {
 		return VolumeID{}, err
 	}
-	id, isVolume := parseKernelUUID(d.UUID)
-	if !ok || !isVolume || id.Group != g.UUID {
-		return VolumeID{}, fmt.Errorf("%s/%s has the device %q: %w", g.Name, name, d.UUID, ErrMissing)
+	lv, ok := r.Named(name)
+	if !ok {
+		return VolumeID{}, fmt.Errorf("lvcreate succeeded, but the logical volume %s/%s is missing: %w", g.Name, name, ErrMissing)
 	}
-	return id, nil
+	return lv.ID, nil
 }
 
 // Activate makes the device of a logical volume usable, with at least a size in bytes. A killed command may have left the

@@ -43,7 +43,7 @@ func newGroup(t *testing.T) dm.Group {
 // TestGroup: a logical volume is created, found, extended and removed. Only the volume with the given UUID is changed.
 func TestGroup(t *testing.T) {
 	g := newGroup(t)
-	id, err := g.Create(t.Context(), lv, 4*extent, []string{"trivet.a", "trivet.b"})
+	id, err := g.Create(t.Context(), lv, 4*extent, []string{"trivet.a", "trivet.b"}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestGroup(t *testing.T) {
 	if named, _ := r.Named(lv); !ok || named.ID != id || v.Size != 4*extent || !slices.Equal(v.Tags, []string{"trivet.a", "trivet.b"}) {
 		t.Errorf("got logical volume %+v, want the new one", v)
 	}
-	if _, err := g.Create(t.Context(), "large", 1<<50, nil); !errors.Is(err, dm.ErrNoRoom) {
+	if _, err := g.Create(t.Context(), "large", 1<<50, nil, false); !errors.Is(err, dm.ErrNoRoom) {
 		t.Errorf("a volume that is too large: got %v, want ErrNoRoom", err)
 	}
 	d, ok, err := id.Device()
@@ -108,10 +108,29 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// TestCreateInactive: the UUID of a new logical volume that is not active is found in the metadata of the group.
+func TestCreateInactive(t *testing.T) {
+	g := newGroup(t)
+	for i := range 3 { // the page cache has the metadata of the earlier ones
+		volume := lv + strings.Repeat("x", i)
+		id, err := g.Create(t.Context(), volume, extent, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := g.Report(t.Context())
+		if v, ok := r.Volume(id); err != nil || !ok || v.Name != volume {
+			t.Errorf("got ID %+v of %s, %v, which is not in the report %+v", id, volume, err, r)
+		}
+		if _, active, err := id.Device(); active || err != nil {
+			t.Errorf("%s is active: %t, %v", volume, active, err)
+		}
+	}
+}
+
 // TestActivate: a device that a killed command has left in any state is made usable.
 func TestActivate(t *testing.T) {
 	g := newGroup(t)
-	id, err := g.Create(t.Context(), lv, 4*extent, nil)
+	id, err := g.Create(t.Context(), lv, 4*extent, nil, true)
 	if err != nil {
 		t.Fatal(err)
 	}

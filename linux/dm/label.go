@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"strings"
 )
 
 // physicalVolume is what the label and the metadata of a physical volume say. The content of a device is untrusted.
@@ -35,8 +36,20 @@ const (
 
 var errNoLabel = errors.New("no label of a physical volume")
 
-// groupPattern matches the beginning of the metadata.
-var groupPattern = regexp.MustCompile(`^([a-zA-Z0-9+_.-]{1,127}) \{\nid = "([a-zA-Z0-9]{6}(?:-[a-zA-Z0-9]{4}){5}-[a-zA-Z0-9]{6})"\n`)
+// uuidPattern matches a UUID in the metadata, groupPattern the beginning of the metadata.
+const uuidPattern = `([a-zA-Z0-9]{6}(?:-[a-zA-Z0-9]{4}){5}-[a-zA-Z0-9]{6})`
+
+var groupPattern = regexp.MustCompile(`^([a-zA-Z0-9+_.-]{1,127}) \{\nid = "` + uuidPattern + `"\n`)
+
+// volumeIn returns the UUID of the logical volume with a name in the metadata of a group.
+func volumeIn(metadata, name string) (uuid string, ok bool) {
+	_, volumes, _ := strings.Cut(metadata, "\nlogical_volumes {\n")
+	m := regexp.MustCompile(`\n` + regexp.QuoteMeta(name) + ` \{\nid = "` + uuidPattern + `"\n`).FindStringSubmatch(volumes)
+	if m == nil {
+		return "", false
+	}
+	return m[1], true
+}
 
 // readLabel reads the label and the metadata on a device. The error is errNoLabel if the device is not a physical
 // volume.

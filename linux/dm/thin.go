@@ -244,36 +244,38 @@ func (v VolumeID) send(format string, args ...any) error {
 	return err
 }
 
-// newVolume are the arguments of lvcreate(8) for each new volume in a thin pool: programs that activate all volumes at
+// newVolume are the arguments of lvcreate(8) for each new volume in a thin pool, which is inactive: programs that activate all volumes at
 // boot do not activate it (LVM 2.03.16 refuses --setautoactivation for thin volumes), and the monitoring of its pool by
 // dmeventd(8) stays as it is.
 func (g Group) newVolume(name string, tags []string) []string {
-	args := []string{"--yes", "--setactivationskip", "y", "--ignoremonitoring", "--name", name}
+	args := []string{"--yes", "--activate", "n", "--setactivationskip", "y", "--ignoremonitoring", "--name", name}
 	for _, tag := range tags {
 		args = append(args, "--addtag", tag)
 	}
 	return args
 }
 
-// CreateThin creates and activates a volume with a size in bytes in a thin pool. It reads as zeros.
+// CreateThin creates an inactive volume with a size in bytes in a thin pool. It reads as zeros.
 func (g Group) CreateThin(ctx context.Context, pool, name string, size int64, tags []string) (VolumeID, error) {
-	args := append(g.newVolume(name, tags), "--ignoreactivationskip", "--type", "thin", "--thinpool", pool, "--virtualsize", bytesOf(size), g.Name)
+	args := append(g.newVolume(name, tags), "--type", "thin", "--thinpool", pool, "--virtualsize", bytesOf(size), g.Name)
 	if _, err := g.run(ctx, "lvcreate", args...); err != nil {
 		return VolumeID{}, err
 	}
-	return g.active(name)
+	return g.created(ctx, name)
 }
 
 // CopyThin creates an inactive volume with the content of a thin volume, with which it shares its blocks. If the origin
 // is active, its filesystem is frozen for a moment.
-func (g Group) CopyThin(ctx context.Context, origin, name string, readOnly bool, tags []string) error {
+func (g Group) CopyThin(ctx context.Context, origin, name string, readOnly bool, tags []string) (VolumeID, error) {
 	permission := "rw"
 	if readOnly {
 		permission = "r"
 	}
-	args := append(g.newVolume(name, tags), "--snapshot", "--permission", permission, "--activate", "n", g.Name+"/"+origin)
-	_, err := g.run(ctx, "lvcreate", args...)
-	return err
+	args := append(g.newVolume(name, tags), "--snapshot", "--permission", permission, g.Name+"/"+origin)
+	if _, err := g.run(ctx, "lvcreate", args...); err != nil {
+		return VolumeID{}, err
+	}
+	return g.created(ctx, name)
 }
 
 // PoolActive reports whether a thin pool is active itself. Otherwise it is active only while one of its volumes is.

@@ -174,6 +174,7 @@ var guests = []guest{
 				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Reboot|LogicalVolumes|TakenOver|OnlineGrowth)$|^TestGroup$/./^block$/^(ForeignVolumes|HostileSignatures)$|^TestGroup$/./^block$/^ForeignData$/^zero$"},
 				passed("TestGroup/group/xfs/Reboot", "TestGroup/group/xfs/TakenOver", "TestGroup/group/xfs/OnlineGrowth", "TestGroup/group/block/ForeignData/zero"),
 			},
+			{"./linux/dm", []string{"-test.run", "^Test(Group|CreateInactive|Activate)$"}, passed("TestGroup", "TestCreateInactive", "TestActivate")},
 		},
 	},
 	lvmConformance("ext4", "GroupMoved"),
