@@ -95,10 +95,11 @@ e2e-bench: ## Measure volumes in Kubernetes, and emptyDir volumes for comparison
 	test/e2e/run bench
 
 .PHONY: bench
-bench: deps-test build ## Measure each call, and its bare system calls for comparison; NFS in a VM (as root)
+bench: deps-test build ## Measure each call, and its bare system calls for comparison; NFS and logical volumes in VMs (as root)
 	go run ./test/bench --binary bin/trivet
 	CGO_ENABLED=0 go build -o bin/bench ./test/bench
 	test/vm/vm.sh --timeout 1800 --disk 8G --disk 8G -- test/bench/nfs.sh bin/bench --nfs /srv --binary bin/trivet --volumes 20 --rounds 2
+	test/vm/vm.sh --timeout 5400 --disk 16G --disk 16G -- test/bench/lvm.sh bin/bench --groups /dev/vda,/dev/vdb --binary bin/trivet --volumes 10 --rounds 1
 
 .PHONY: bench-scale
 bench-scale: deps-run build ## Measure the controller's driver with 500 nodes and 20,000 volumes (as root)

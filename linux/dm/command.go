@@ -72,12 +72,16 @@ func (g Group) run(ctx context.Context, name string, args ...string) (string, er
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commandTime)
 	defer cancel()
-	c := command.Command{
+	out, err := g.Command(name, args...).Answer(ctx, maxReport)
+	return out, explain(name, args, err)
+}
+
+// Command returns a command of lvm(8) for the group. The caller must not change the group at the same time.
+func (g Group) Command(name string, args ...string) command.Command {
+	return command.Command{
 		Name: "lvm", Args: append([]string{name, "--config", g.configuration()}, args...),
 		Env: []string{"LC_ALL=C", "LVM_SYSTEM_DIR=", "DM_DISABLE_UDEV=1", "LVM_SUPPRESS_FD_WARNINGS=1"},
 	}
-	out, err := c.Answer(ctx, maxReport)
-	return out, explain(name, args, err)
 }
 
 // explain returns a short error of a failed command.

@@ -53,6 +53,7 @@ func serveFloor(ctx context.Context, args []string) error {
 	flags.BoolVar(&f.durable, "durable", false, "write records, and make changes durable before the answer")
 	directories := flags.Bool("directories", false, "create directories instead of images")
 	flags.BoolVar(&f.limits, "limits", false, "limit directories with btrfs simple quotas")
+	group := groupFlags(flags, f.floor)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -64,11 +65,17 @@ func serveFloor(ctx context.Context, args []string) error {
 		return err
 	}
 	var server csiServer = f.floor
-	if *directories {
+	switch {
+	case *directories:
 		if f.trash, err = openDirectory(*dir, "trash"); err != nil {
 			return err
 		}
 		server = f
+	case group.group.Name != "":
+		if err := group.find(); err != nil {
+			return err
+		}
+		server = group
 	}
 	return serve(ctx, *socket, server)
 }

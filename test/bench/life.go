@@ -43,8 +43,9 @@ type contender struct {
 // lifeResult contains the times of all calls in a volume's life.
 type lifeResult struct {
 	samples samples
-	callers []int // the numbers of simultaneous callers, in ascending order
-	volumes int   // of each server in each pass
+	calls   []call // in the order in which they are made
+	callers []int  // the numbers of simultaneous callers, in ascending order
+	volumes int    // of each server in each pass
 	passes  int
 }
 
@@ -63,18 +64,23 @@ func measureLife(ctx context.Context, g *testbed, o options) *lifeResult {
 // measurePasses makes all calls of a volume's life on all servers. An even number of passes
 // measures each order of the servers as often as its reverse.
 func measurePasses(ctx context.Context, g *testbed, contenders []*contender, volumes, passes int) *lifeResult {
-	r := &lifeResult{samples: samples{}, callers: []int{1, manyCallers}, volumes: volumes, passes: passes}
-	p := pass{testbed: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: min(2, volumes), callers: 1}
+	r := &lifeResult{samples: samples{}, calls: life, callers: []int{1, manyCallers}, volumes: volumes, passes: passes}
+	r.measure(ctx, g, contenders)
+	return r
+}
+
+// measure makes the calls on all servers.
+func (r *lifeResult) measure(ctx context.Context, g *testbed, contenders []*contender) {
+	p := pass{testbed: g, contenders: contenders, samples: samples{}, prefix: "warm", calls: r.calls, volumes: min(2, r.volumes), callers: 1}
 	p.run(ctx) // the first calls are slower, so their samples are dropped
-	p.samples, p.volumes = r.samples, volumes
-	for n := range passes {
+	p.samples, p.volumes = r.samples, r.volumes
+	for n := range r.passes {
 		slices.Reverse(contenders)
 		for _, p.callers = range r.callers {
 			p.prefix = fmt.Sprintf("pass%d-%d", n, p.callers)
 			p.run(ctx)
 		}
 	}
-	return r
 }
 
 func stopAll(contenders []*contender) {
@@ -129,6 +135,7 @@ type pass struct {
 	contenders []*contender
 	samples    samples
 	prefix     string // of the volumes' names
+	calls      []call // in the order in which they are made
 	volumes    int    // of each server
 	callers    int
 }
@@ -139,7 +146,7 @@ func (p *pass) run(ctx context.Context) {
 	for _, c := range p.contenders {
 		vols[c] = newVolumes(p.testbed.kubelet(c.Name), p.prefix, p.volumes, c.class)
 	}
-	for _, which := range life {
+	for _, which := range p.calls {
 		p.call(ctx, which, vols)
 	}
 	for _, c := range p.contenders {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/trivet-csi/trivet/test/measure"
@@ -32,6 +33,8 @@ type options struct {
 	quick   bool
 	// served is the directory that the NFS server exports; empty to measure on local filesystems.
 	served string
+	// groups are the paths of the disks for the volume groups; empty to measure no logical volumes.
+	groups string
 	// At most one of these is true. It selects the only part that is measured.
 	directories, snapshots, manager bool
 	// target is the name of a target of package targets.
@@ -57,6 +60,7 @@ func parse(args []string) (options, error) {
 	flags.BoolVar(&o.manager, "volume-manager", false, "measure only the volume manager, beside a client that calls the driver directly")
 	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
 	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the idle volume manager is measured")
+	flags.StringVar(&o.groups, "groups", "", "measure only logical volumes, in new volume groups on two unused `disks`, separated by a comma")
 	flags.StringVar(&o.served, "nfs", "", "measure only on the `directory` that the NFS server at "+nfsServer+" exports as its root")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -96,7 +100,7 @@ func run(ctx context.Context, args []string) error {
 
 // part is a set of measurements in one testbed.
 type part struct {
-	fsType string // of the testbed; empty for an export
+	fsType string // of the testbed; empty for an export or volume groups
 	// measure prints each result when it is complete.
 	measure func(context.Context, *testbed, options, io.Writer)
 }
@@ -109,6 +113,8 @@ func (o options) parts() []part {
 	switch {
 	case o.directories:
 		return directories
+	case o.groups != "":
+		return []part{groupPart(thickKind), groupPart(thinKind), groupPart(encryptedKind), {"", printGrowth}}
 	case o.target != "" && o.served != "":
 		return []part{{"", printTarget}}
 	case o.target != "":
@@ -135,6 +141,9 @@ func hasSimpleQuotas() bool {
 // run creates the testbed and measures the part in it.
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
 	measureIn := func(g *measure.Testbed) { p.measure(ctx, &testbed{g, p.fsType, o.served}, o, out) }
+	if o.groups != "" {
+		return onGroups(ctx, strings.Split(o.groups, ","), measureIn)
+	}
 	if p.fsType == "" {
 		return measure.OnExport(ctx, nfsServer+":/", measureIn)
 	}
@@ -152,6 +161,17 @@ func (p part) run(ctx context.Context, o options, out io.Writer) error {
 
 func printNFS(ctx context.Context, g *testbed, o options, out io.Writer) {
 	fmt.Fprintln(out, measureNFS(ctx, g, o))
+}
+
+// groupPart returns the part that measures a kind of logical volumes.
+func groupPart(k groupKind) part {
+	return part{"", func(ctx context.Context, g *testbed, o options, out io.Writer) {
+		fmt.Fprintln(out, measureGroup(ctx, g, o, k))
+	}}
+}
+
+func printGrowth(ctx context.Context, g *testbed, o options, out io.Writer) {
+	fmt.Fprintln(out, measureGrowth(ctx, g, o))
 }
 
 func printDirectories(ctx context.Context, g *testbed, o options, out io.Writer) {

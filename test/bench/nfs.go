@@ -115,8 +115,7 @@ func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of f
 
 // cells returns the p50 and p99 in ms, the calls per second, and the RPCs per call.
 func (s *sample) cells() []string {
-	ms := func(percentile int) string { return fmt.Sprintf("%.1f", float64(s.At(percentile))/1e6) }
-	return []string{ms(50), ms(99), fmt.Sprintf("%.1f", s.rate()), fmt.Sprintf("%.1f", float64(s.rpcs)/float64(len(s.Durations)))}
+	return append(s.milliCells(), fmt.Sprintf("%.1f", s.rate()), fmt.Sprintf("%.1f", float64(s.rpcs)/float64(len(s.Durations))))
 }
 
 // plus returns the sum of s and other, call by call.

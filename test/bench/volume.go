@@ -23,10 +23,12 @@ type vol struct {
 	// source is the ID of the volume of which CreateSnapshot makes a snapshot.
 	source string
 	// content is the volume_content_source of CreateVolume.
-	content        *csi.VolumeContentSource
-	id             string
-	volumeContext  map[string]string
-	publishContext map[string]string
+	content *csi.VolumeContentSource
+	// snapshot and restored are the snapshot of the volume and the volume that was created from it, if there are any.
+	snapshot, restored *vol
+	id                 string
+	volumeContext      map[string]string
+	publishContext     map[string]string
 }
 
 // class is the size, the parameters and the capability of requested volumes.
@@ -34,6 +36,7 @@ type class struct {
 	size       int64 // in bytes
 	parameters map[string]string
 	capability *csi.VolumeCapability
+	secrets    map[string]string // of NodeStageVolume
 }
 
 // classOf returns the class of a kind of volume. The access mode is the one that Kubernetes requests
@@ -111,7 +114,7 @@ func controllerPublishVolume(ctx context.Context, c *client, v *vol) error {
 func stageVolume(ctx context.Context, c *client, v *vol) error {
 	_, err := c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.class.capability,
-		VolumeContext: v.volumeContext, PublishContext: v.publishContext,
+		VolumeContext: v.volumeContext, PublishContext: v.publishContext, Secrets: v.class.secrets,
 	})
 	return err
 }

@@ -43,8 +43,18 @@ func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Test
 
 // OnExport runs a measurement on a mount of an NFS export. It ends like OnFilesystem.
 func OnExport(ctx context.Context, source string, run func(*Testbed)) error {
+	return onMount(ctx, run, "-t", "nfs", "-o", "vers=4.2,nosharecache", source)
+}
+
+// OnDevice runs a measurement on the filesystem of a device. It ends like OnFilesystem.
+func OnDevice(ctx context.Context, device string, run func(*Testbed)) error {
+	return onMount(ctx, run, device)
+}
+
+// onMount runs a measurement on what mount(8) mounts with the arguments.
+func onMount(ctx context.Context, run func(*Testbed), args ...string) error {
 	return inTestbed(ctx, func(g *Testbed) {
-		g.mount = []string{"-t", "nfs", "-o", "vers=4.2,nosharecache", source, g.Disk}
+		g.mount = slices.Concat(args, []string{g.Disk})
 		Must(Command(ctx, "mount", g.mount...))
 		run(g)
 	})
