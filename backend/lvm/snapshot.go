@@ -228,9 +228,21 @@ func (all origins) mustPause() (bool, error) {
 	return len(all) > 1 && inUse > 0, err
 }
 
+// changeCopying is change with the current names of the volumes to copy. It needs no new report if all volumes are active
+// under the names in the last one.
+func (s *storage) changeCopying(ctx context.Context, all origins, f func(g dm.Group, r *dm.Report) error) error {
+	g, r := s.state()
+	for _, o := range all {
+		if lv, ok := r.Volume(o.id); !ok || !g.IsActive(lv.Name, o.id) {
+			return s.changeCurrent(ctx, f)
+		}
+	}
+	return s.change(ctx, f)
+}
+
 // copyAll creates the logical volumes of snapshots of the same moment, and sets their UUIDs.
 func (s *storage) copyAll(ctx context.Context, c *backend.SnapshotCopy, all origins, copies []snapshotCopy) error {
-	return s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) (err error) {
+	return s.changeCopying(ctx, all, func(g dm.Group, r *dm.Report) (err error) {
 		together, err := s.copyPaused(ctx, g, *r, all)
 		if err != nil {
 			return err
@@ -463,7 +475,7 @@ func (s *storage) fill(ctx context.Context, dir *os.Root, v volume.Volume, sec *
 	if o.blank() {
 		return s.build(ctx, v, nil)
 	}
-	err = s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) error {
+	err = s.changeCopying(ctx, origins{o}, func(g dm.Group, r *dm.Report) error {
 		lv, ok := r.Volume(o.id)
 		if !ok {
 			return volume.Errorf(volume.ErrUnavailable, "%v: volume group %s has no logical volume with the UUID %s: if it was not deleted meanwhile, restore the group's metadata (vgcfgrestore)", v.Source, s.name, o.id.Volume)

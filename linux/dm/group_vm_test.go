@@ -66,6 +66,11 @@ func TestGroup(t *testing.T) {
 		t.Errorf("device %#x belongs to %+v, %t, want %+v", d.Number, found, ok, id)
 	}
 	other := dm.VolumeID{Group: id.Group, Volume: strings.Repeat("x", 6) + id.Volume[6:]}
+	testenv.Run(t, "lvm", "lvrename", name, lv, lv+"-renamed")
+	if !g.IsActive(lv+"-renamed", id) || g.IsActive(lv, id) || g.IsActive(lv+"-renamed", other) {
+		t.Error("IsActive does not find the logical volume only under its new name")
+	}
+	testenv.Run(t, "lvm", "lvrename", name, lv+"-renamed", lv)
 	for what, err := range map[string]error{
 		"RemoveTag": g.RemoveTag(t.Context(), lv, other, "trivet.a"), "Remove": g.Remove(t.Context(), lv, other),
 	} {
