@@ -224,7 +224,7 @@ func TestController(t *testing.T) {
 	}
 }
 
-// TestForwarding checks that only the controller can connect to the forwarding ports of the nodes.
+// TestForwarding checks that only the controller and the other nodes can connect to the forwarding ports of the nodes.
 func TestForwarding(t *testing.T) {
 	all := template(t, "ports: {forwarding: 2004}\nnetworkPolicy: {enabled: true}")
 	service := named[*corev1.Service](t, all, "trivet-node")
@@ -240,8 +240,10 @@ func TestForwarding(t *testing.T) {
 		t.Errorf("got ports %v of the driver, want 2004", container(node, "trivet").Ports)
 	}
 	in := ports(named[*networkingv1.NetworkPolicy](t, all, "trivet-node").Spec.Ingress)
-	if from := in["forwarding"]; len(from) != 1 || !selects(from[0].PodSelector.MatchLabels, controller) || selects(from[0].PodSelector.MatchLabels, node) || from[0].NamespaceSelector != nil {
-		t.Errorf("got forwarding open to %v, want only the controller's pods", from)
+	from := in["forwarding"]
+	if len(from) != 2 || !selects(from[0].PodSelector.MatchLabels, controller) || !selects(from[1].PodSelector.MatchLabels, node) ||
+		selects(from[0].PodSelector.MatchLabels, node) || selects(from[1].PodSelector.MatchLabels, controller) || from[0].NamespaceSelector != nil || from[1].NamespaceSelector != nil {
+		t.Errorf("got forwarding open to %v, want only the pods of the controller and of the nodes", from)
 	}
 	for _, name := range []string{"metrics", "health", "registrar"} {
 		if from, open := in[name]; !open || len(from) != 0 {

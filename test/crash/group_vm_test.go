@@ -122,22 +122,25 @@ func undoTakeover(t *testing.T, c *co, r row) {
 			t.Errorf("the logical volume does not have its data: %v", err)
 		}
 	})
-	testenv.Run(t, "lvm", "lvremove", "--yes", c.host.group+"/existing")
+	testenv.Run(t, "lvm", "lvremove", "--yes", c.host.existing())
 	must(t, c.host.stop()) // so that the driver reads the capacity again
 	must(t, c.host.start(""))
 }
+
+// existing is the path of the logical volume of takenOver, in the notation of lvm(8).
+func (h *host) existing() string { return h.group.VolumeGroup + "/existing" }
 
 // newLogicalVolume creates the logical volume of takenOver, with a filesystem and the data of the row's volume.
 func (h *host) newLogicalVolume(t *testing.T, k kind) {
 	t.Helper()
 	c, err := newCO(h, "pvc-1", k)
 	must(t, err)
-	size := []string{"--size", fmt.Sprintf("%db", k.Size()), h.group}
-	if h.thinPool != "" {
-		size = []string{"--virtualsize", fmt.Sprintf("%db", k.Size()), "--thin", h.group + "/" + h.thinPool}
+	size := []string{"--size", fmt.Sprintf("%db", k.Size()), h.group.VolumeGroup}
+	if h.group.ThinPool != "" {
+		size = []string{"--virtualsize", fmt.Sprintf("%db", k.Size()), "--thin", h.group.VolumeGroup + "/" + h.group.ThinPool}
 	}
 	testenv.Run(t, "lvm", append([]string{"lvcreate", "--yes", "--name", "existing"}, size...)...)
-	testenv.Run(t, "mkfs."+k.FSType, "-q", "/dev/"+h.group+"/existing")
+	testenv.Run(t, "mkfs."+k.FSType, "-q", "/dev/"+h.existing())
 	h.withLogicalVolume(t, func(file string) { must(t, os.WriteFile(file, c.data, 0o600)) })
 }
 
@@ -145,15 +148,15 @@ func (h *host) newLogicalVolume(t *testing.T, k kind) {
 func (h *host) withLogicalVolume(t *testing.T, f func(file string)) {
 	t.Helper()
 	dir := t.TempDir()
-	testenv.Run(t, "lvm", "lvchange", "--activate", "y", h.group+"/existing")
-	testenv.Run(t, "mount", "/dev/"+h.group+"/existing", dir)
+	testenv.Run(t, "lvm", "lvchange", "--activate", "y", h.existing())
+	testenv.Run(t, "mount", "/dev/"+h.existing(), dir)
 	f(filepath.Join(dir, "data"))
 	testenv.Run(t, "umount", dir)
 }
 
 // wantUntagged fails if the logical volume of takenOver has tags.
 func (h *host) wantUntagged() error {
-	out, err := exec.Command("lvm", "lvs", "--noheadings", "-o", "lv_tags", h.group+"/existing").Output()
+	out, err := exec.Command("lvm", "lvs", "--noheadings", "-o", "lv_tags", h.existing()).Output()
 	if tags := strings.TrimSpace(string(out)); err == nil && tags != "" {
 		err = fmt.Errorf("got tags %q of the logical volume, want none", tags)
 	}

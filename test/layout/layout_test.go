@@ -34,6 +34,7 @@ var allowedNames = map[string]string{
 	"driver/shared.go":     "the directory of NFS mounts",
 	"pool/config.go":       "the key nfs of the configuration",
 	"pool/set.go":          "a directory of freeze notes",
+	"volume/manifest.go":   "the value local of the parameter copies",
 	"volume/mountflags.go": "names of Linux: the filesystem nfs",
 }
 
