@@ -331,6 +331,7 @@ func (m *powerMachine) verify(t *testing.T, expected scene, interrupted step, re
 		if retry {
 			must(t, c.do(interrupted.call))
 		}
+	default: // a reboot undoes what the call did on the node
 	}
 	if expected.volume.created {
 		if capacity, err := expected.volume.capacity(); err != nil || capacity < expected.capacity {
