@@ -42,8 +42,8 @@ check: lint ## Run vet, lint and all tests that need no root, no mounts and no V
 	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool)$(browser) go test ./...
 
 .PHONY: test-vm
-test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, project quotas, whole disks (as root; an hour)
-	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
+test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, quotas, disks, volume groups, encryption (as root; hours)
+	go test -count=1 -timeout 600m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # The tests of the status page need Debian's package chromium. It is not installed, because it has about 700 MB with its
 # dependencies.
