@@ -244,9 +244,9 @@ func (v VolumeID) send(format string, args ...any) error {
 	return err
 }
 
-// newVolume are the arguments of lvcreate(8) for each new volume in a thin pool, which is inactive: programs that activate all volumes at
-// boot do not activate it (LVM 2.03.16 refuses --setautoactivation for thin volumes), and the monitoring of its pool by
-// dmeventd(8) stays as it is.
+// newVolume returns the arguments of lvcreate(8) for a new volume in a thin pool. The volume is inactive, and programs that
+// activate all volumes at boot do not activate it (LVM 2.03.16 refuses --setautoactivation for thin volumes). dmeventd(8)
+// monitors the pool as before.
 func (g Group) newVolume(name string, tags []string) []string {
 	args := []string{"--yes", "--activate", "n", "--setactivationskip", "y", "--ignoremonitoring", "--name", name}
 	for _, tag := range tags {
