@@ -60,7 +60,8 @@ func (g Group) configuration() string {
 // locks contains a semaphore for each volume group, by UUID. Only one command at a time runs for a group.
 var locks sync.Map
 
-// run runs a command of lvm(8) for the group, and returns its standard output. The command continues if ctx ends.
+// run runs a command of lvm(8) for the group, and returns its standard output. The command continues if ctx ends. If an earlier
+// command was killed, run completes what that command has not.
 func (g Group) run(ctx context.Context, name string, args ...string) (string, error) {
 	lock, _ := locks.LoadOrStore(g.UUID, semaphore.NewWeighted(1))
 	if err := lock.(*semaphore.Weighted).Acquire(ctx, 1); err != nil {
@@ -72,8 +73,18 @@ func (g Group) run(ctx context.Context, name string, args ...string) (string, er
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commandTime)
 	defer cancel()
-	out, err := g.Command(name, args...).Answer(ctx, maxReport)
-	return out, explain(name, args, err)
+	once := func() (string, error) {
+		out, err := g.Command(name, args...).Answer(ctx, maxReport)
+		return out, explain(name, args, err)
+	}
+	out, err := once()
+	if !errors.Is(err, errQueued) {
+		return out, err
+	}
+	if removeErr := g.removeQueued(); removeErr != nil {
+		return out, errors.Join(err, removeErr)
+	}
+	return once() // if nothing was queued, the command itself has queued the removal of what it has not created completely
 }
 
 // Command returns a command of lvm(8) for the group. The caller must not change the group at the same time.
@@ -94,6 +105,7 @@ func explain(name string, args []string, err error) error {
 	reason := fmt.Errorf("lvm %s %s: exit status %d: %s", name, strings.Join(args, " "), failed.Code, output)
 	for text, known := range map[string]error{
 		" in use":                                           ErrInUse,
+		"with queued messages":                              errQueued,
 		"nsufficient free space":                            ErrNoRoom,
 		"nsufficient suitable allocatable":                  ErrNoRoom,
 		"Failed to find logical volume":                     ErrMissing,
@@ -145,11 +157,8 @@ func (g Group) Create(ctx context.Context, name string, size int64, tags []strin
 // created returns the ID of a new logical volume, active or not. It reads the metadata of the group itself, because
 // another command takes longer.
 func (g Group) created(ctx context.Context, name string) (VolumeID, error) {
-	for _, device := range g.Devices {
-		p, err := readLabel(device)
-		if id, ok := volumeIn(p.metadata, name); err == nil && ok && p.groupUUID == g.UUID {
-			return VolumeID{g.UUID, id}, nil
-		}
+	if id, ok := volumeIn(g.metadata(), name); ok {
+		return VolumeID{g.UUID, id}, nil
 	}
 	r, err := g.Report(ctx)
 	if err != nil {

@@ -40,6 +40,69 @@ func newGroup(t *testing.T) dm.Group {
 	return g
 }
 
+// TestKilledCreate: if lvcreate(8) was killed after the kernel had created a snapshot, and before it had completed its message,
+// the volume can be removed, and others can be created.
+func TestKilledCreate(t *testing.T) {
+	g := newGroup(t)
+	run := func(args ...string) { testenv.Run(t, "lvm", args...) }
+	for what, call := range map[string]func(id dm.VolumeID) error{
+		"remove": func(id dm.VolumeID) error { return g.Remove(t.Context(), lv+"-copy", id) },
+		"create": func(dm.VolumeID) error {
+			_, err := g.CreateThin(t.Context(), "pool", lv+"-other", 64<<20, nil)
+			return err
+		},
+		"copy": func(dm.VolumeID) error {
+			_, err := g.CopyThin(t.Context(), lv, lv+"-other", false, nil)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			run("lvcreate", "--yes", "--type", "thin-pool", "--size", "1g", "--name", "pool", name)
+			defer run("lvremove", "--yes", name+"/pool")
+			_, err := g.CreateThin(t.Context(), "pool", lv, 64<<20, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, err := g.CopyThin(t.Context(), lv, lv+"-copy", false, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			interruptCreate(t, lv+"-copy")
+			if err := call(id); err != nil {
+				t.Error(err)
+			}
+			if _, err := g.Numbers(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// interruptCreate gives the group and the thin pool the state of a moment before the creation of the last volume was complete.
+func interruptCreate(t *testing.T, volume string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "metadata")
+	testenv.Run(t, "lvm", "vgcfgbackup", "--file", file, name)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const transaction = "transaction_id = 2\n"
+	if strings.Count(string(b), transaction) != 1 {
+		t.Fatalf("want one %q in %s", transaction, b)
+	}
+	b = []byte(strings.Replace(string(b), transaction, transaction+"message1 {\ncreate = \""+volume+"\"\n}\n", 1))
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := name + "/pool"
+	testenv.Run(t, "lvm", "lvchange", "--activate", "y", at)
+	testenv.Run(t, "dmsetup", "message", strings.ReplaceAll(name, "-", "--")+"-pool-tpool", "0", "set_transaction_id 2 1")
+	testenv.Run(t, "lvm", "lvchange", "--activate", "n", at)
+	testenv.Run(t, "lvm", "vgcfgrestore", "--force", "--file", file, name)
+	testenv.Run(t, "lvm", "lvchange", "--activate", "y", at)
+}
+
 // TestGroup: a logical volume is created, found, extended and removed. Only the volume with the given UUID is changed.
 func TestGroup(t *testing.T) {
 	g := newGroup(t)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"strings"
 )
 
 // physicalVolume is what the label and the metadata of a physical volume say. The content of a device is untrusted.
@@ -43,8 +42,7 @@ var groupPattern = regexp.MustCompile(`^([a-zA-Z0-9+_.-]{1,127}) \{\nid = "` + u
 
 // volumeIn returns the UUID of the logical volume with a name in the metadata of a group.
 func volumeIn(metadata, name string) (uuid string, ok bool) {
-	_, volumes, _ := strings.Cut(metadata, "\nlogical_volumes {\n")
-	m := regexp.MustCompile(`\n` + regexp.QuoteMeta(name) + ` \{\nid = "` + uuidPattern + `"\n`).FindStringSubmatch(volumes)
+	m := idLine.FindStringSubmatch(volumesIn(metadata)[name])
 	if m == nil {
 		return "", false
 	}

@@ -40,6 +40,8 @@ const (
 type ThinPool struct {
 	Data, Metadata Usage
 	Mode           string
+	// Transaction is the ID that LVM changes each time it creates or removes volumes.
+	Transaction int64
 	// NeedsCheck means that the metadata must be repaired before it can be changed.
 	NeedsCheck bool
 	// ErrorIfFull means that writes to a full pool fail at once. Otherwise they wait until the pool is extended, or for
@@ -83,6 +85,9 @@ func parseThinPool(t sys.MappedTarget) (p ThinPool, err error) {
 	if len(fields) < 5 { // "Fail" or "Error"
 		p.Mode = ModeFailed
 		return p, nil
+	}
+	if p.Transaction, err = strconv.ParseInt(fields[0], 10, 64); err != nil {
+		return p, err
 	}
 	p.Mode = fields[4]
 	p.NeedsCheck = strings.Contains(t.Status, " needs_check")

@@ -14,15 +14,15 @@ func TestParseThinPool(t *testing.T) {
 		parameters, status string
 		want               ThinPool
 	}{
-		"as LVM creates it": {table, status, ThinPool{Data: data, Metadata: metadata, Mode: ModeWritable, Zero: true}},
-		"without zeroing":   {"253:0 253:1 128 0 1 skip_block_zeroing ", status, ThinPool{Data: data, Metadata: metadata, Mode: ModeWritable}},
+		"as LVM creates it": {table, status, ThinPool{Data: data, Metadata: metadata, Mode: ModeWritable, Transaction: 3, Zero: true}},
+		"without zeroing":   {"253:0 253:1 128 0 1 skip_block_zeroing ", status, ThinPool{Data: data, Metadata: metadata, Mode: ModeWritable, Transaction: 3}},
 		"errors when full": {
 			"253:0 253:1 128 0 1 error_if_no_space ", "3 113/1024 8/32768 - out_of_data_space discard_passdown error_if_no_space - 256",
-			ThinPool{Data: data, Metadata: metadata, Mode: ModeOutOfSpace, Zero: true, ErrorIfFull: true},
+			ThinPool{Data: data, Metadata: metadata, Mode: ModeOutOfSpace, Transaction: 3, Zero: true, ErrorIfFull: true},
 		},
 		"read-only": {
 			table, "3 113/1024 8/32768 - ro discard_passdown queue_if_no_space needs_check 256",
-			ThinPool{Data: data, Metadata: metadata, Mode: ModeReadOnly, Zero: true, NeedsCheck: true},
+			ThinPool{Data: data, Metadata: metadata, Mode: ModeReadOnly, Transaction: 3, Zero: true, NeedsCheck: true},
 		},
 		"failed": {table, "Fail", ThinPool{Mode: ModeFailed, Zero: true}},
 	} {
@@ -34,6 +34,7 @@ func TestParseThinPool(t *testing.T) {
 	for name, bad := range map[string]sys.MappedTarget{
 		"another target": {Type: "linear", Parameters: "253:0 0"},
 		"no table":       {Type: "thin-pool", Status: status},
+		"no transaction": {Type: "thin-pool", Parameters: table, Status: "x 113/1024 8/32768 - rw - 256"},
 		"no numbers":     {Type: "thin-pool", Parameters: table, Status: "3 a/b c/d - rw - 256"},
 	} {
 		if got, err := parseThinPool(bad); err == nil {

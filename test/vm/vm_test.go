@@ -189,6 +189,7 @@ var guests = []guest{
 				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$"},
 				passed("TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
 			},
+			{"./linux/dm", []string{"-test.run", "^TestKilledCreate$"}, passed("TestKilledCreate/remove", "TestKilledCreate/copy")},
 		},
 	},
 	{
