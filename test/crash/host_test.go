@@ -48,6 +48,8 @@ type host struct {
 	process   *process
 	armed     crashpoint.Point // the crash point of the driver that was started last
 	room      int64            // the result of GetCapacity for the empty pool, in bytes
+	// explainLoss returns nil if an empty pool may have less room, because its kernel has lost blocks.
+	explainLoss func() error
 
 	mu   sync.Mutex
 	errs []error // of addError
@@ -290,13 +292,19 @@ func (h *host) awaitEmpty() error {
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("got %q in the pool, want no volumes and snapshots", left)
 		}
-		return errors.Join(err, h.leaks(), leaks(h.pool, ""), h.checkRoom())
+		if err = errors.Join(err, h.leaks(), leaks(h.pool, "")); err != nil {
+			return err
+		}
+		return h.checkRoom()
 	})
 }
 
 // checkRoom fails while the driver counts bytes of the pool as promised to volumes.
 func (h *host) checkRoom() error {
 	room, err := h.capacity()
+	if err == nil && room < h.room && h.explainLoss != nil {
+		return h.explainLoss()
+	}
 	if err == nil && room != h.room {
 		err = fmt.Errorf("got %d bytes from GetCapacity, want %d as for the empty pool", room, h.room)
 	}

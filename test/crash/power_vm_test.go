@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/dm"
 )
 
 var cuts = flag.Int("cuts", 1, "number of moments during each call at which the tests of power failures cut the power; 0 means all")
@@ -176,7 +178,25 @@ func newPowerMachine(t *testing.T, k kind) *powerMachine {
 		m.lvm(t, "lvcreate", "--yes", "--type", "thin-pool", "--extents", "95%FREE", "--poolmetadatasize", "64m", "--name", group.ThinPool, powerGroup)
 	}
 	m.host = newHostWithGroup(t, k, group)
+	if group.ThinPool != "" {
+		m.host.explainLoss = noThinVolumes
+	}
 	return m
+}
+
+// noThinVolumes returns an error if the thin pool has a volume. Without one, blocks that are in use were lost by the kernel: it
+// allocates a block when a write begins, and maps the block in a later transaction, when the write has ended.
+func noThinVolumes() error {
+	const pool, temporary = "vg--power-pool0-tpool", 1<<24 - dm.MaxTemporary
+	for _, from := range []int{0, temporary} {
+		for number := from; number < from+dm.MaxTemporary; number++ {
+			message := fmt.Sprintf("delete %d", number)
+			if err := exec.Command("dmsetup", "message", pool, "0", message).Run(); err == nil {
+				return fmt.Errorf("the thin pool had a volume with the number %d, which no logical volume has", number)
+			}
+		}
+	}
+	return nil
 }
 
 // lvm runs lvm(8), which must not find the physical volume a second time on the disk below.
