@@ -23,8 +23,12 @@ type Transferrer interface {
 type Outgoing interface {
 	Manifest() volume.Manifest
 	io.ReaderAt
+	// Since makes Ranges yield the differences from the content with an identity. It reports false, and changes
+	// nothing, if this node does not have that content.
+	Since(identity string) (bool, error)
 	// Ranges yields, in order, the ranges with data between an offset and Manifest().StorageSize(). All other
-	// bytes are zeros.
+	// bytes are zeros. After Since they are the ranges that may differ from the other content, and behind its end
+	// those with data.
 	Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range, error]
 	io.Closer
 }
@@ -40,14 +44,21 @@ type Stream interface {
 	// Manifest is as the other node sent it. The caller checks it.
 	Manifest() volume.Manifest
 	// Copy writes the ranges with data between an offset and Manifest().StorageSize() to a target, in order.
-	// It writes nothing outside of them. It returns nil if the target has received all of the content.
-	Copy(ctx context.Context, from int64, to Target) error
+	// It writes nothing outside of them. If the other node has one of the bases, which are identities of contents,
+	// it sends only the differences from the first of these. It returns nil if the target has received all of the
+	// content.
+	Copy(ctx context.Context, from int64, bases []string, to Target) error
 	io.Closer
 }
 
 // Target receives the content of a Stream.
 type Target interface {
+	// Begin is called before all other methods. All bytes that are not written are then those of base, which is one
+	// of the bases or empty. Without a base they are zeros.
+	Begin(base string) error
 	io.WriterAt
+	// WriteZeros writes zeros to a range.
+	WriteZeros(r clone.Range) error
 	// Verified is called repeatedly: the content up to an offset is complete, and its checksum is that of the source.
 	Verified(upTo int64) error
 }

@@ -249,6 +249,7 @@ func (d *Driver) makeServers(background context.Context) {
 		d.sender = d.newSender()
 		receiver := &transfer.Client{Driver: o.Name, Certificates: d.certificates, Limit: d.config.TransferLimit.limit()}
 		controller.Incoming = receiver.Incoming
+		d.metrics.registry.MustRegister(transferredBytes("sent", d.sender.Limit), transferredBytes("received", receiver.Limit))
 		d.forwarded = grpc.NewServer(append(d.forwardingServerOptions(), serverOptions...)...)
 		service := &forwardedService{Service: exports.Local, exports: exports}
 		relay.Register(d.forwarded, service, relay.ControllerServices...)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/cluster/status"
+	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/webserver"
 	"github.com/trivet-csi/trivet/pool"
@@ -97,6 +98,15 @@ var (
 	published  = poolDesc("published_volumes", "Controller-published volumes. Only for pools of a driver that serves node and controller.")
 	unwiped    = poolDesc("unwiped_bytes", "Bytes of deleted volumes that are not wiped yet; alert if above 0 and unchanged for an hour.")
 )
+
+// transferredBytes returns the counter of the transfers in one direction.
+func transferredBytes(direction string, l *transfer.Limit) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name:        "trivet_transferred_bytes_total",
+		Help:        "Bytes of volumes that this node has sent to other nodes or received from them, as on the network.",
+		ConstLabels: prometheus.Labels{"direction": direction},
+	}, func() float64 { return float64(l.Bytes()) })
+}
 
 // nodeCollector collects the state of the nodes from the router.
 type nodeCollector struct{ router *router.Server }

@@ -10,6 +10,7 @@
 //	<pool>/volumes/<name>/data/          the data of a volume that is a directory
 //	<pool>/volumes/<name>/attached/node  where the volume is controller-published
 //	<pool>/volumes/<name>/cloned         the filesystem is a copy, and still has the UUID of the original
+//	<pool>/volumes/<name>/received       the image still has the content that was received from another node
 //	<pool>/archived/<name>.<time>.<random>/  a volume that was deleted with onDelete: archive
 //	<pool>/retained/<name>.<time>.<random>/  a volume that was deleted with onDelete: retain
 //	<pool>/snapshots/<name>/snapshot.json   the record of a snapshot

@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -25,6 +26,8 @@ const (
 	receivedDir = ".trivet/received"
 	// progressFile records how much of an image was received.
 	progressFile = "progress.json"
+	// baseAlignment is a multiple of the block size of every filesystem.
+	baseAlignment = 1 << 20
 	// receivedLifetime is how long an image stays without a call that receives the rest of it.
 	receivedLifetime = time.Hour
 )
@@ -35,6 +38,8 @@ func receivedPath(name string) string { return receivedDir + "/" + name }
 type progress struct {
 	// Identity is that of the content (volume.Manifest).
 	Identity string `json:"identity"`
+	// Base is the identity of the content of which the image has the bytes that are not sent; empty for zeros.
+	Base string `json:"base,omitempty"`
 	// Verified is the offset up to which the image is complete, Bytes the size of the data before it, in bytes.
 	Verified int64 `json:"verifiedBytes"`
 	Bytes    int64 `json:"bytes"`
@@ -92,41 +97,45 @@ func (r *receiving) forget(name string) {
 
 // Partial is the image of a volume that is being received. Only one Partial of a name exists at a time.
 type Partial struct {
-	// Image has the size of the content. All before Verified is durable.
+	// Image is complete and durable before Verified. After Begin it has the size of the content.
 	Image *os.File
 	progress
-	pool *Pool
-	v    volume.Volume
-	dir  *os.Root
+	pool    *Pool
+	v       volume.Volume
+	content volume.Manifest
+	dir     *os.Root
 }
 
-// Receive begins or continues to receive the image of a volume, and reserves the volume's size. identity is that of the
-// content, size its size in bytes. An image that was received from other content is discarded.
-func (p *Pool) Receive(v volume.Volume, identity string, size int64) (_ *Partial, err error) {
+// Receive begins or continues to receive the image of a volume, and reserves the volume's size. An image that was received from
+// other content is discarded.
+func (p *Pool) Receive(v volume.Volume, content volume.Manifest) (_ *Partial, err error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
 	name := v.ID.Name
 	p.received.begin(name)
-	x := &Partial{pool: p, v: v}
+	x := &Partial{pool: p, v: v, content: content}
 	defer func() {
 		if err != nil {
 			x.Close()
 		}
 	}()
 	had, err := p.readProgress(name)
-	if err == nil && had.Identity != identity {
+	if err == nil && had.Identity != content.Identity {
 		err = p.DiscardReceived(name)
 		had = progress{}
 	}
 	if err != nil {
 		return nil, err
 	}
-	x.progress = progress{Identity: identity, Verified: min(had.Verified, size), Bytes: had.Bytes}
+	x.progress = progress{Identity: content.Identity, Base: had.Base, Verified: min(had.Verified, content.StorageSize()), Bytes: had.Bytes}
+	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
+		x.Verified -= x.Verified % baseAlignment
+	}
 	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(v)); err != nil {
 		return nil, err
 	}
-	if err := x.open(size); err != nil {
+	if err := x.open(); err != nil {
 		return nil, errors.Join(p.medium.ExplainWrite(err), p.DiscardReceived(name))
 	}
 	return x, nil
@@ -145,7 +154,7 @@ func (p *Pool) readProgress(name string) (had progress, err error) {
 }
 
 // open opens the image, and removes from it what was not verified.
-func (x *Partial) open(size int64) error {
+func (x *Partial) open() error {
 	p, path := x.pool, receivedPath(x.v.ID.Name)
 	if err := p.root.MkdirAll(path, 0o700); err != nil {
 		return err
@@ -163,15 +172,74 @@ func (x *Partial) open(size int64) error {
 	}
 	x.Image, err = x.dir.OpenFile(ImageFile, p.OpenFlags(os.O_RDWR|unix.O_NOFOLLOW), 0)
 	if errors.Is(err, os.ErrNotExist) {
-		x.Verified, x.Bytes = 0, 0
+		x.progress = progress{Identity: x.Identity}
 		x.Image, err = x.dir.OpenFile(ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 	}
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(x.Image.Truncate(x.Verified), x.Image.Truncate(size)); err != nil {
+	if err := x.Image.Truncate(x.Verified); err != nil {
 		return err
 	}
+	return x.record()
+}
+
+// Bases returns the identities of the contents with which the image can begin, by sharing blocks. An image that has begun keeps
+// its base.
+func (x *Partial) Bases() ([]string, error) {
+	switch {
+	case x.Base != "":
+		return []string{x.Base}, nil
+	case x.Verified > 0:
+		return nil, nil
+	}
+	bases, err := x.pool.Images.unchanged(x.content.Lineage)
+	if err != nil || len(bases) == 0 {
+		return nil, err
+	}
+	trial, err := x.pool.UnnamedFile()
+	if err != nil {
+		return nil, err
+	}
+	defer trial.Close()
+	if err = clone.ShareRest(trial, x.Image, 0); errors.Is(err, clone.ErrNotShared) {
+		return nil, nil
+	}
+	return bases, err
+}
+
+// Begin gives the image the size of the content. All bytes that are not verified are those of base, or zeros if base is empty.
+func (x *Partial) Begin(ctx context.Context, base string) error {
+	var err error
+	switch {
+	case base != "":
+		err = x.share(ctx, base)
+	case x.Base != "":
+		err = volume.Errorf(volume.ErrUnavailable, "the other node no longer has the content %q, from which this transfer sends the differences: retry; the transfer begins again", x.Base)
+	}
+	if err != nil {
+		return errors.Join(err, x.restart())
+	}
+	x.Base = base
+	if err := x.record(); err != nil {
+		return err
+	}
+	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
+}
+
+// share shares the blocks of the volume with the content base, which no call attaches meanwhile.
+func (x *Partial) share(ctx context.Context, base string) error {
+	image, release, err := x.pool.openUnchanged(ctx, base)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return x.pool.medium.ExplainWrite(clone.ShareRest(x.Image, image, x.Verified))
+}
+
+// restart makes the next call receive the whole content.
+func (x *Partial) restart() error {
+	x.progress = progress{Identity: x.Identity}
 	return x.record()
 }
 

@@ -1,20 +1,27 @@
 package pool
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
+
+// contentSize is the size of the content that the tests receive, in bytes.
+const contentSize = 4 << 20
 
 // receiveSome begins to receive an image with some verified bytes, and ends.
 func receiveSome(t *testing.T, p *Pool, name string, verified int64) {
 	t.Helper()
 	x := mustReceive(t, p, name, "identity")
+	must(t, x.Begin(t.Context(), ""))
 	_, err := x.Image.WriteAt([]byte("content"), 0)
 	must(t, err)
 	must(t, x.SetVerified(verified, verified))
@@ -26,10 +33,10 @@ func receiveSome(t *testing.T, p *Pool, name string, verified int64) {
 func mustReceive(t *testing.T, p *Pool, name, identity string) *Partial {
 	t.Helper()
 	v := volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: 1 << 20, Block: true, SectorSize: 512,
+		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: contentSize, Block: true, SectorSize: 512,
 		Created: time.Now().UTC(), Source: &volume.Source{Snapshot: true, ID: p.ID("loop", "s")},
 	}
-	x, err := p.Receive(v, identity, 1<<20)
+	x, err := p.Receive(v, volume.Manifest{Identity: identity, Lineage: "lineage", Size: contentSize})
 	must(t, err)
 	return x
 }
@@ -55,7 +62,7 @@ func TestReceivedExpires(t *testing.T) {
 	p.Close()
 
 	p = place.open(t)
-	if u, err := p.Usage(); err != nil || u.Promised < 1<<20 {
+	if u, err := p.Usage(); err != nil || u.Promised < contentSize {
 		t.Errorf("after a restart: got %d promised bytes, %v, want those of the image", u.Promised, err)
 	}
 	must(t, p.discardExpired(time.Now().Add(receivedLifetime-time.Minute)))
@@ -73,6 +80,7 @@ func TestReceiveAgain(t *testing.T) {
 	p, _ := openPlain(t)
 	receiveSome(t, p, "a", 4096)
 	x := mustReceive(t, p, "a", "identity")
+	must(t, x.Begin(t.Context(), ""))
 	b := make([]byte, 8192)
 	_, err := x.Image.ReadAt(b, 0)
 	must(t, err)
@@ -81,6 +89,7 @@ func TestReceiveAgain(t *testing.T) {
 	}
 	x.Close()
 	x = mustReceive(t, p, "a", "another identity")
+	must(t, x.Begin(t.Context(), ""))
 	_, err = x.Image.ReadAt(b, 0)
 	must(t, err)
 	if b[0] != 0 || x.Verified != 0 {
@@ -98,6 +107,64 @@ func TestReceiveAgain(t *testing.T) {
 	if u, err := p.Usage(); err != nil || u.Promised != 0 {
 		t.Errorf("got %d promised bytes, %v, want none", u.Promised, err)
 	}
+}
+
+// TestReceiveDifferences: an image begins with the content of a volume that was not changed, and continues with it after an
+// interruption. If the base was changed or the other node has it no longer, the image begins again.
+func TestReceiveDifferences(t *testing.T) {
+	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
+	base := mustReceive(t, p, "base", "S1")
+	must(t, base.Begin(t.Context(), ""))
+	_, err := base.Image.WriteAt(bytes.Repeat([]byte("base"), contentSize/4), 0)
+	must(t, err)
+	must(t, base.Commit(t.Context(), func(dir *os.Root, image *os.File) error { return MarkReceived(dir, image, base.content) }))
+	base.Close()
+
+	begin := func(verified int64, bases []string) *Partial {
+		t.Helper()
+		x := mustReceive(t, p, "a", "S2")
+		if got, err := x.Bases(); err != nil || !slices.Equal(got, bases) || x.Verified != verified {
+			t.Fatalf("got bases %q, %v, verified %d, want %q and %d", got, err, x.Verified, bases, verified)
+		}
+		return x
+	}
+	x := begin(0, []string{"S1"})
+	must(t, x.Begin(t.Context(), "S1"))
+	_, err = x.Image.WriteAt([]byte("newer"), 0)
+	must(t, err)
+	must(t, x.SetVerified(baseAlignment+512, 5))
+	_, err = x.Image.WriteAt([]byte("not verified"), 2<<20)
+	must(t, err)
+	x.Close()
+
+	x = begin(baseAlignment, []string{"S1"})
+	must(t, x.Begin(t.Context(), "S1"))
+	got := make([]byte, contentSize)
+	_, err = x.Image.ReadAt(got, 0)
+	must(t, err)
+	if want := append([]byte("newer"), bytes.Repeat([]byte("base"), contentSize/4)[5:]...); !bytes.Equal(got, want) {
+		t.Error("the image that continues is not the verified part, and the base behind it")
+	}
+	must(t, x.SetVerified(baseAlignment, 5))
+	x.Close()
+
+	x = begin(baseAlignment, []string{"S1"})
+	if err := x.Begin(t.Context(), ""); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("the other node has lost the base: got %v, want ErrUnavailable", err)
+	}
+	x.Close()
+	x = begin(0, []string{"S1"})
+	must(t, x.Begin(t.Context(), "S1"))
+	must(t, x.SetVerified(baseAlignment, 5))
+	x.Close()
+	must(t, p.Images.BeginChange("base"))
+	must(t, p.Images.BeginChange("base"))
+	x = begin(baseAlignment, []string{"S1"})
+	if err := x.Begin(t.Context(), "S1"); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("the base was changed: got %v, want ErrUnavailable", err)
+	}
+	x.Close()
+	begin(0, nil).Close()
 }
 
 func wantReceived(t *testing.T, dir string, n int) {

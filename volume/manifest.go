@@ -4,6 +4,8 @@ package volume
 type Manifest struct {
 	// Identity differs for each content. An interrupted transfer continues only with the same content.
 	Identity string `json:"identity"`
+	// Lineage is the same for all snapshots of one volume. It is empty if the content is not a snapshot.
+	Lineage string `json:"lineage,omitempty"`
 	// Size is the minimum capacity of a volume with this content, in bytes. Bytes is the size of the data
 	// without holes.
 	Size       int64       `json:"sizeBytes"`

@@ -175,6 +175,9 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 			return nil, err
 		}
 	}
+	if err := p.Images.BeginChange(id.Name); err != nil {
+		return nil, err
+	}
 	if state == pool.Formatting || state == pool.Encrypting {
 		if err := restoreSize(image, v); err != nil {
 			return nil, err

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"iter"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -19,6 +22,9 @@ import (
 type outgoing struct {
 	*os.File
 	manifest volume.Manifest
+	pool     *pool.Pool
+	// base is the open image of the earlier snapshot from which the differences are sent; nil for none.
+	base *os.File
 	// blank means that the image has no data to copy (source.blank).
 	blank bool
 	// release ends the protection of the image from changes.
@@ -28,10 +34,30 @@ type outgoing struct {
 // Manifest implements backend.Outgoing.
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
 
+// Since implements backend.Outgoing. The bases are the snapshots of the same volume.
+func (o *outgoing) Since(identity string) (bool, error) {
+	text, creation, _ := strings.Cut(strings.TrimPrefix(identity, snapshotIdentity), " ")
+	id, err := volume.ParseSnapshotID(text)
+	if err != nil || o.manifest.Lineage == "" {
+		return false, nil
+	}
+	s, set, err := getSnapshot(o.pool, id)
+	if errors.Is(err, volume.ErrNotFound) || err == nil && (set.CreationID != creation || s.Source.String() != o.manifest.Lineage) {
+		return false, nil
+	}
+	if err == nil {
+		o.base, err = o.pool.Snapshots.OpenImage(s)
+	}
+	return err == nil, err
+}
+
 // Ranges implements backend.Outgoing.
 func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range, error] {
-	if o.blank {
+	switch {
+	case o.blank:
 		return func(func(clone.Range, error) bool) {}
+	case o.base != nil:
+		return clone.Delta(ctx, o.base, o.File, from)
 	}
 	return clone.Allocated(ctx, o.File, from, o.manifest.StorageSize())
 }
@@ -39,6 +65,9 @@ func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range
 // Close implements io.Closer.
 func (o *outgoing) Close() error {
 	defer o.release()
+	if o.base != nil {
+		_ = o.base.Close()
+	}
 	return o.File.Close()
 }
 
@@ -54,13 +83,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if !source.Snapshot {
 		return b.sendVolume(ctx, p, source.ID)
 	}
-	setID := source.ID
-	setID.Name = volume.SetOf(setID.Name)
-	set, err := p.Snapshots.Set(setID)
-	if err != nil {
-		return nil, err
-	}
-	s, err := p.Snapshots.Get(source.ID)
+	s, set, err := getSnapshot(p, source.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -68,10 +91,23 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if err != nil {
 		return nil, err
 	}
-	return &outgoing{File: image, release: func() {}, manifest: volume.Manifest{
-		Identity: "snapshot " + s.ID.String() + " " + set.CreationID, Size: s.Size, Bytes: s.Bytes, Formatted: s.Formatted,
-		Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
+	return &outgoing{File: image, pool: p, release: func() {}, manifest: volume.Manifest{
+		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source.String(), Size: s.Size, Bytes: s.Bytes,
+		Formatted: s.Formatted, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
 	}}, nil
+}
+
+// snapshotIdentity begins the identity of a snapshot's content.
+const snapshotIdentity = "snapshot "
+
+// getSnapshot reads a snapshot and its set.
+func getSnapshot(p *pool.Pool, id volume.ID) (s volume.Snapshot, set volume.SnapshotSet, err error) {
+	if s, err = p.Snapshots.Get(id); err != nil {
+		return s, set, err
+	}
+	id.Name = volume.SetOf(id.Name)
+	set, err = p.Snapshots.Set(id)
+	return s, set, err
 }
 
 // sendVolume is Send for a volume. A volume that is not staged is locked until its image is closed, as during a copy. Of a staged
@@ -153,29 +189,56 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	if err != nil {
 		return err
 	}
-	partial, err := p.Receive(v, m.Identity, m.StorageSize())
+	partial, err := p.Receive(v, m)
 	if err != nil {
 		return err
 	}
 	defer partial.Close()
-	j.Expect(max(0, m.Bytes-partial.Bytes))
-	t := &target{partial: partial, job: j, before: partial.Bytes}
-	err = stream.Copy(ctx, partial.Verified, t)
+	var bases []string
+	if allocationOf(v) == thin { // the blocks of a thick volume are its own
+		if bases, err = partial.Bases(); err != nil {
+			return err
+		}
+	}
+	t := &target{ctx: ctx, partial: partial, job: j, before: partial.Bytes, expected: m.Bytes}
+	err = stream.Copy(ctx, partial.Verified, bases, t)
 	if err = errors.Join(err, t.await()); err != nil {
 		return err
 	}
 	_ = stream.Close() // ends the use of the source; everything was verified
-	return partial.Commit(ctx, func(dir *os.Root, image *os.File) error { return finishCopy(dir, image, v, m.Formatted) })
+	return partial.Commit(ctx, func(dir *os.Root, image *os.File) error {
+		err := finishCopy(dir, image, v, m.Formatted)
+		if err == nil && allocationOf(v) == thin {
+			err = pool.MarkReceived(dir, image, m)
+		}
+		return err
+	})
 }
 
 // target writes the content of a stream to the image of a new volume. It implements backend.Target.
 type target struct {
+	ctx     context.Context //nolint:containedctx // the lifetime of the transfer
 	partial *pool.Partial
 	job     *pool.Job
+	// expected is the size of the whole content without holes, in bytes.
+	expected int64
 	// before and written are the bytes that were received before the stream began, and since.
 	before, written int64
 	// syncing receives the result of SetVerified, which runs while the next part is received; nil if it was received.
 	syncing chan error
+}
+
+// Begin implements backend.Target. How many bytes differ from a base is not known before.
+func (t *target) Begin(base string) error {
+	if base == "" {
+		t.job.Expect(max(0, t.expected-t.before))
+	}
+	return t.partial.Begin(t.ctx, base)
+}
+
+// WriteZeros implements backend.Target.
+func (t *target) WriteZeros(r clone.Range) error {
+	return unix.Fallocate(int(t.partial.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 }
 
 // WriteAt implements io.WriterAt.
@@ -196,7 +259,10 @@ func (t *target) Verified(upTo int64) error {
 	}
 	syncing, bytes := make(chan error, 1), t.before+t.written
 	t.syncing = syncing
-	go func() { syncing <- t.partial.SetVerified(upTo, bytes) }()
+	go func() {
+		sys.IdleIO()
+		syncing <- t.partial.SetVerified(upTo, bytes)
+	}()
 	return nil
 }
 

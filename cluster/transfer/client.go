@@ -107,9 +107,12 @@ func (s *stream) request(ticket []byte) error {
 func (s *stream) Manifest() volume.Manifest { return s.manifest }
 
 // Copy implements backend.Stream.
-func (s *stream) Copy(ctx context.Context, from int64, to backend.Target) error {
-	i := &incoming{from: s.conn, to: to, limit: s.limit, node: s.node, end: s.manifest.StorageSize(), at: from}
-	err := writeFrame(s.conn, frame{kind: kindStart, offset: from})
+func (s *stream) Copy(ctx context.Context, from int64, bases []string, to backend.Target) error {
+	i := &incoming{from: s.conn, to: to, limit: s.limit, node: s.node, end: s.manifest.StorageSize(), at: from, bases: bases}
+	list, err := json.Marshal(bases)
+	if err == nil {
+		err = writeFrame(s.conn, frame{kind: kindStart, offset: from, payload: list})
+	}
 	if err != nil {
 		err = i.interrupted(err)
 	} else {

@@ -7,8 +7,14 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// flagCompressed marks a data frame whose payload is compressed (zstd).
-const flagCompressed = 1
+// The forms of a data frame.
+const (
+	flagCompressed = 1 // the payload is compressed (zstd)
+	flagZeros      = 2 // the content is zeros; there is no payload
+)
+
+// zeros is the content of frames with flagZeros.
+var zeros [chunkSize]byte
 
 const (
 	// A sender tries both forms for trialChunks each, and then uses the faster one for steadyChunks. A trial is larger than
@@ -45,6 +51,10 @@ func (c *compressor) message(k chunk) []byte {
 		c.began = time.Now()
 	}
 	f := frame{kind: kindData, offset: k.offset, size: int64(k.size)}
+	if k.zeros {
+		f.flags = flagZeros
+		return f.appendHeader(k.buf[:0], 0)
+	}
 	if c.on {
 		f.flags = flagCompressed
 		message := c.zstd.EncodeAll(k.content(), c.buf[:headerSize])
@@ -60,6 +70,9 @@ func (c *compressor) message(k chunk) []byte {
 
 // done is called when a chunk was sent. It decides which form the next one has.
 func (c *compressor) done(k chunk, now time.Time) {
+	if k.zeros {
+		return
+	}
 	c.sent += int64(k.size)
 	if c.left--; c.left > 0 {
 		return
@@ -96,6 +109,11 @@ func (d *decompressor) content(f frame) (b []byte, err error) {
 	switch f.flags {
 	case 0:
 		b = f.payload
+	case flagZeros:
+		if len(f.payload) > 0 {
+			return nil, fmt.Errorf("a frame of zeros has a payload of %d bytes", len(f.payload))
+		}
+		b = zeros[:f.size]
 	case flagCompressed:
 		b, err = d.zstd.DecodeAll(f.payload, d.buf[:0:f.size])
 	default:

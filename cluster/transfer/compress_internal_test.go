@@ -72,7 +72,7 @@ func TestCompression(t *testing.T) {
 			t.Errorf("%s: got %d bytes, %v, want at most %d", name, w.n, err, tc.most)
 		}
 		m := &memory{content: make([]byte, len(tc.content))}
-		i := &incoming{from: bytes.NewReader(sent(t, tc.content)), to: m, limit: NewLimit(0, 1), node: "a", end: int64(len(tc.content))}
+		i := &incoming{from: bytes.NewReader(sent(t, tc.content, "")), to: m, limit: NewLimit(0, 1), node: "a", end: int64(len(tc.content))}
 		if err := i.receive(t.Context(), 0); err != nil || !bytes.Equal(m.content, tc.content) {
 			t.Errorf("%s: got %v, want the content that was sent", name, err)
 		}
@@ -105,7 +105,7 @@ func TestDecompressedSize(t *testing.T) {
 			t.Errorf("got %d bytes for a frame of %d bytes of content, want an error", len(b), size)
 		}
 	}
-	f.flags = 2
+	f.flags = 4
 	if _, err := d.content(f); err == nil {
 		t.Error("unknown flags were accepted")
 	}

@@ -3,14 +3,17 @@ package transfer
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"hash"
 	"io"
+	"slices"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -25,10 +28,14 @@ const (
 	buffers = 4
 )
 
-// checksum is the checksum of the data frames of a transfer: of their offsets, sizes and content.
+// checksum is the checksum of the data frames of a transfer: of their offsets, sizes and content. It detects errors of the
+// software and the memory of both nodes. TLS protects the connection from others.
 type checksum struct{ hash.Hash }
 
-func newChecksum() checksum { return checksum{sha256.New()} }
+func newChecksum() checksum { return checksum{xxhash.New()} }
+
+// checksumSize is the size of a checksum in bytes.
+const checksumSize = 8
 
 func (c checksum) add(offset int64, content []byte) {
 	var b [16]byte
@@ -43,6 +50,7 @@ type chunk struct {
 	buf    []byte
 	offset int64
 	size   int
+	zeros  bool
 	err    error
 }
 
@@ -56,6 +64,8 @@ type outgoing struct {
 	chunks chan chunk
 	free   chan []byte
 	form   *compressor
+	// differences means that zeros are sent, too.
+	differences bool
 }
 
 // send sends the content from an offset on.
@@ -129,7 +139,7 @@ func (o *outgoing) write(ctx context.Context, c chunk) error {
 	return err
 }
 
-// read reads the ranges with data, with the idle I/O priority, and skips chunks of zeros.
+// read reads the ranges, with the idle I/O priority. It skips chunks of zeros, except of differences.
 func (o *outgoing) read(ctx context.Context, from int64) {
 	sys.IdleIO()
 	end := o.source.Manifest().StorageSize()
@@ -149,7 +159,8 @@ func (o *outgoing) read(ctx context.Context, from int64) {
 				break
 			}
 			at += int64(c.size)
-			if zero(c.content()) {
+			c.zeros = zero(c.content())
+			if c.zeros && !o.differences {
 				o.free <- buf
 			} else if !o.pass(ctx, c) {
 				return
@@ -185,8 +196,11 @@ type incoming struct {
 	// end is the size of the content in bytes.
 	end int64
 	// at is the offset up to which all content was received.
-	at   int64
-	form *decompressor
+	at int64
+	// bases are the contents of which the sender may use one, and begun is true after it has said which.
+	bases []string
+	begun bool
+	form  *decompressor
 }
 
 // receive writes the content from an offset on to the target. It returns nil only if all of the content was received, and
@@ -206,14 +220,16 @@ func (i *incoming) receive(ctx context.Context, from int64) error {
 		if f.err != nil {
 			return i.interrupted(f.err)
 		}
-		switch f.kind {
-		case kindData:
-			err = i.data(ctx, f.frame, sum)
-		case kindChecked, kindEnd:
-			err = i.checked(f.frame, sum)
-		case kindFailure:
+		switch {
+		case f.kind == kindWait:
+		case f.kind == kindFailure:
 			err = failureIn(f.payload, i.node)
-		case kindWait:
+		case f.kind == kindBase && !i.begun:
+			err = i.begin(string(f.payload))
+		case f.kind == kindData && i.begun:
+			err = i.data(ctx, f.frame, sum)
+		case (f.kind == kindChecked || f.kind == kindEnd) && i.begun:
+			err = i.checked(f.frame, sum)
 		default:
 			err = i.interrupted(fmt.Errorf("unexpected frame of kind %d", f.kind))
 		}
@@ -261,6 +277,15 @@ func (i *incoming) readAhead(ended <-chan struct{}) <-chan received {
 	return frames
 }
 
+// begin begins the target with the base that the sender has selected.
+func (i *incoming) begin(base string) error {
+	if base != "" && !slices.Contains(i.bases, base) {
+		return i.interrupted(fmt.Errorf("the base %q is none of those that were offered", base))
+	}
+	i.begun = true
+	return i.to.Begin(base)
+}
+
 // data writes the content of a data frame. The frames are in order, and within the size of the content.
 func (i *incoming) data(ctx context.Context, f frame, sum checksum) error {
 	if f.offset < i.at || f.size == 0 || f.offset+f.size > i.end {
@@ -275,6 +300,9 @@ func (i *incoming) data(ctx context.Context, f frame, sum checksum) error {
 	}
 	sum.add(f.offset, content)
 	i.at = f.offset + f.size
+	if f.flags == flagZeros {
+		return i.to.WriteZeros(clone.Range{Offset: f.offset, Length: f.size})
+	}
 	_, err = i.to.WriteAt(content, f.offset)
 	return err
 }

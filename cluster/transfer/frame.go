@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -20,12 +19,13 @@ type kind byte
 const (
 	kindTicket   kind = iota + 1 // from the client: a signed ticket
 	kindManifest                 // a volume.Manifest
-	kindStart                    // from the client: send the content from offset on
+	kindStart                    // from the client: send the content from offset on; payload is the list of bases (JSON)
 	kindData                     // the content from offset on; size bytes, of which flagCompressed says the form
 	kindChecked                  // all up to offset was sent; payload is the checksum of all data frames since the start
 	kindEnd                      // as kindChecked; there is no more data
 	kindFailure                  // the transfer has failed
 	kindWait                     // nothing can be sent now, and the connection is alive
+	kindBase                     // payload is the base of the content that follows; empty for none
 )
 
 const (
@@ -50,13 +50,13 @@ func (k kind) maxPayload() int64 {
 	switch k {
 	case kindTicket:
 		return maxTicket
-	case kindManifest, kindFailure:
+	case kindManifest, kindFailure, kindStart, kindBase:
 		return maxText
 	case kindData:
 		return chunkSize
 	case kindChecked, kindEnd:
-		return sha256.Size
-	case kindStart, kindWait:
+		return checksumSize
+	case kindWait:
 		return 0
 	}
 	return -1

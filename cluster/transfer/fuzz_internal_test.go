@@ -15,7 +15,8 @@ import (
 // memory is a source of some content, and a target that remembers what was written.
 type memory struct {
 	content []byte
-	low     int64 // no write may be below
+	base    string // the base with which the target began
+	low     int64  // no write may be below
 	wrong   bool
 	upTo    int64
 }
@@ -24,6 +25,8 @@ func (m *memory) Manifest() volume.Manifest { return volume.Manifest{Size: int64
 
 func (m *memory) ReadAt(b []byte, at int64) (int, error) { return copy(b, m.content[at:]), nil }
 
+func (m *memory) Since(identity string) (bool, error) { return identity == known, nil }
+
 func (m *memory) Ranges(_ context.Context, from int64) iter.Seq2[clone.Range, error] {
 	return func(yield func(clone.Range, error) bool) {
 		yield(clone.Range{Offset: from, Length: int64(len(m.content)) - from}, nil)
@@ -31,6 +34,16 @@ func (m *memory) Ranges(_ context.Context, from int64) iter.Seq2[clone.Range, er
 }
 
 func (m *memory) Close() error { return nil }
+
+func (m *memory) Begin(base string) error {
+	m.base = base
+	return nil
+}
+
+func (m *memory) WriteZeros(r clone.Range) error {
+	_, err := m.WriteAt(make([]byte, r.Length), r.Offset)
+	return err
+}
 
 func (m *memory) WriteAt(b []byte, at int64) (int, error) {
 	if at < m.low || at+int64(len(b)) > int64(len(m.content)) {
@@ -47,12 +60,15 @@ func (m *memory) Verified(upTo int64) error {
 	return nil
 }
 
-// sent returns what a sender of content sends.
-func sent(t testing.TB, content []byte) []byte {
+// known is the base that every memory has.
+const known = "base"
+
+// sent returns what a sender of content sends, as differences from a base unless that is empty.
+func sent(t testing.TB, content []byte, base string) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	o := &outgoing{source: &memory{content: content}, to: &b, limit: NewLimit(0, 1)}
-	if err := o.send(t.Context(), 0); err != nil {
+	o := &outgoing{source: &memory{content: content}, to: &b, limit: NewLimit(0, 1), differences: base != ""}
+	if err := errors.Join(writeFrame(&b, frame{kind: kindBase, payload: []byte(base)}), o.send(t.Context(), 0)); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -63,17 +79,21 @@ func sent(t testing.TB, content []byte) []byte {
 func FuzzReceive(f *testing.F) {
 	const size = 3 << 10
 	content := bytes.Repeat([]byte("content "), size/8)
-	f.Add(sent(f, content), int64(0))
-	f.Add(sent(f, make([]byte, size)), int64(1024))
-	f.Add(append(sent(f, content)[:100], failureFrame(volume.ErrNotFound).payload...), int64(0))
+	f.Add(sent(f, content, ""), int64(0))
+	f.Add(sent(f, make([]byte, size), ""), int64(1024))
+	f.Add(sent(f, make([]byte, size), known), int64(0))
+	f.Add(sent(f, content, known), int64(0))
+	f.Add(append(sent(f, content, "")[:100], failureFrame(volume.ErrNotFound).payload...), int64(0))
 	f.Fuzz(func(t *testing.T, stream []byte, from int64) {
 		if from < 0 || from > size {
 			return
 		}
 		m := &memory{content: make([]byte, size), low: from}
-		i := &incoming{from: bytes.NewReader(stream), to: m, limit: NewLimit(0, 1), node: "a", end: size}
+		i := &incoming{from: bytes.NewReader(stream), to: m, limit: NewLimit(0, 1), node: "a", end: size, bases: []string{known}}
 		err := i.receive(t.Context(), from)
 		switch {
+		case m.base != "" && m.base != known:
+			t.Errorf("the receiver began with the base %q, which it does not have", m.base)
 		case m.wrong:
 			t.Error("the receiver wrote or verified outside of the content")
 		case err == nil && m.upTo != size:
@@ -86,7 +106,7 @@ func FuzzReceive(f *testing.F) {
 
 // FuzzFrame: a frame that is read is written with the same bytes, and its payload has at most the size that its kind allows.
 func FuzzFrame(f *testing.F) {
-	f.Add(sent(f, []byte("content")))
+	f.Add(sent(f, []byte("content"), known))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got, err := readFrame(bytes.NewReader(b), make([]byte, chunkSize))
 		if err != nil {
@@ -105,7 +125,7 @@ func FuzzFrame(f *testing.F) {
 // TestDamagedStream: a wrong bit anywhere in a stream is detected, unless the content is right nevertheless.
 func TestDamagedStream(t *testing.T) {
 	content := bytes.Repeat([]byte("content "), 16)
-	good := sent(t, content)
+	good := sent(t, content, "")
 	for at := range good {
 		stream := bytes.Clone(good)
 		stream[at] ^= 1

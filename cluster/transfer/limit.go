@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
@@ -14,7 +15,11 @@ const DefaultStreams = 4
 type Limit struct {
 	bytes   *rate.Limiter // nil if the rate is not limited
 	streams *semaphore.Weighted
+	moved   atomic.Int64
 }
+
+// Bytes returns the size of the content that was transferred, as it was on the wire.
+func (l *Limit) Bytes() int64 { return l.moved.Load() }
 
 // NewLimit returns a limit for the bytes per second of all transfers together, and for the number of transfers at a time. If
 // bytesPerSecond is 0, the rate is not limited.
@@ -28,6 +33,7 @@ func NewLimit(bytesPerSecond int64, streams int) *Limit {
 
 // wait waits until n bytes may be transferred. n is at most the size of a frame.
 func (l *Limit) wait(ctx context.Context, n int) error {
+	l.moved.Add(int64(n))
 	if l.bytes == nil {
 		return nil
 	}

@@ -127,13 +127,20 @@ func (s *Server) session(conn *watched, node string) (err error) {
 		return err
 	}
 	defer source.Close()
-	from, err := s.start(conn, source.Manifest())
+	from, bases, err := s.start(conn, source.Manifest())
 	if err != nil {
 		return err
 	}
+	base, err := selectBase(source, bases)
+	if err != nil {
+		return err
+	}
+	if err := writeFrame(conn, frame{kind: kindBase, payload: []byte(base)}); err != nil {
+		return err
+	}
 	log := klog.LoggerWithValues(klog.Background(), "source", t.Source, "node", node, "volume", t.Volume)
-	log.Info("Sending to another node", "from", from)
-	o := &outgoing{source: source, to: conn, limit: s.Limit}
+	log.Info("Sending to another node", "from", from, "base", base)
+	o := &outgoing{source: source, to: conn, limit: s.Limit, differences: base != ""}
 	if err := o.send(s.ctx, from); err != nil {
 		return err
 	}
@@ -141,23 +148,33 @@ func (s *Server) session(conn *watched, node string) (err error) {
 	return awaitEnd(conn)
 }
 
-// start sends the manifest, and returns the offset from which on the node requests the content.
-func (s *Server) start(conn *watched, m volume.Manifest) (from int64, err error) {
+// start sends the manifest. It returns the offset from which on the node requests the content, and the bases that the node has.
+func (s *Server) start(conn *watched, m volume.Manifest) (from int64, bases []string, err error) {
 	payload, err := json.Marshal(m)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	if err := writeFrame(conn, frame{kind: kindManifest, payload: payload}); err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	f, err := readFrame(&watched{conn: conn.conn, timeout: startTimeout}, nil)
+	f, err := readFrame(&watched{conn: conn.conn, timeout: startTimeout}, make([]byte, maxText))
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	if f.kind != kindStart || f.offset > m.StorageSize() {
-		return 0, volume.Errorf(volume.ErrInvalid, "invalid request of kind %d for the content from offset %d on", f.kind, f.offset)
+	if f.kind != kindStart || f.offset > m.StorageSize() || json.Unmarshal(f.payload, &bases) != nil {
+		return 0, nil, volume.Errorf(volume.ErrInvalid, "invalid request of kind %d for the content from offset %d on, with bases %q", f.kind, f.offset, f.payload)
 	}
-	return f.offset, nil
+	return f.offset, bases, nil
+}
+
+// selectBase selects the first base that this node has, too; empty for none.
+func selectBase(source backend.Outgoing, bases []string) (string, error) {
+	for _, base := range bases {
+		if ok, err := source.Since(base); ok || err != nil {
+			return base, err
+		}
+	}
+	return "", nil
 }
 
 // awaitEnd waits until the node ends the connection. Otherwise the end of this side could discard what the node has not read.

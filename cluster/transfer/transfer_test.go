@@ -33,6 +33,11 @@ type content struct {
 	bytes    []byte
 	manifest volume.Manifest
 	ranges   []clone.Range
+	// base is the content that a source has, too, and changes are the differences from it.
+	base    string
+	changes []clone.Range
+	// begun is the base with which a target began.
+	begun    string
 	opened   atomic.Int32
 	fail     error
 	verified int64
@@ -41,6 +46,24 @@ type content struct {
 func (c *content) Manifest() volume.Manifest { return c.manifest }
 
 func (c *content) ReadAt(b []byte, at int64) (int, error) { return copy(b, c.bytes[at:]), c.fail }
+
+func (c *content) Since(identity string) (bool, error) {
+	if identity != c.base {
+		return false, nil
+	}
+	c.ranges = c.changes
+	return true, nil
+}
+
+func (c *content) Begin(base string) error {
+	c.begun = base
+	return nil
+}
+
+func (c *content) WriteZeros(r clone.Range) error {
+	clear(c.bytes[r.Offset:][:r.Length])
+	return nil
+}
 
 func (c *content) WriteAt(b []byte, at int64) (int, error) { return copy(c.bytes[at:], b), nil }
 
@@ -79,6 +102,8 @@ type world struct {
 	t       *testing.T
 	source  *content
 	address string
+	// received is the limit of the last connection.
+	received *transfer.Limit
 	// controller, b and c are the certificates of the controller and of two other nodes.
 	controller, b, c *pki.Directory
 }
@@ -134,7 +159,8 @@ func (w *world) certificates(of *backendtest.Cluster, who *url.URL, usage x509.E
 
 // connect presents a ticket to node a.
 func (w *world) connect(as *pki.Directory, ticket []byte) (backend.Stream, error) {
-	client := &transfer.Client{Driver: driverName, Certificates: as, Limit: transfer.NewLimit(0, 1)}
+	w.received = transfer.NewLimit(0, 1)
+	client := &transfer.Client{Driver: driverName, Certificates: as, Limit: w.received}
 	out, err := transfer.Offer{Node: "a", Address: w.address, Ticket: ticket}.Attach(w.t.Context())
 	must(w.t, err)
 	md, _ := metadata.FromOutgoingContext(out)
@@ -176,7 +202,7 @@ func TestTransfer(t *testing.T) {
 		}
 		to := &content{bytes: make([]byte, 4<<20)}
 		copy(to.bytes, w.source.bytes[:from])
-		if err := s.Copy(t.Context(), from, to); err != nil || to.verified != 4<<20 || !bytes.Equal(to.bytes, w.source.bytes) {
+		if err := s.Copy(t.Context(), from, nil, to); err != nil || to.verified != 4<<20 || !bytes.Equal(to.bytes, w.source.bytes) {
 			t.Errorf("from %d: got %v, verified up to %d, want the content of the source", from, err, to.verified)
 		}
 		must(t, s.Close())
@@ -184,9 +210,31 @@ func TestTransfer(t *testing.T) {
 	s, err := w.connect(w.b, w.ticket(w.controller))
 	must(t, err)
 	w.source.fail = errors.New("the disk is gone")
-	err = s.Copy(t.Context(), 0, &content{bytes: make([]byte, 4<<20)})
+	err = s.Copy(t.Context(), 0, nil, &content{bytes: make([]byte, 4<<20)})
 	if !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), `node "a": the disk is gone`) {
 		t.Errorf("got %v, want the error of the source", err)
+	}
+}
+
+// TestDifferences: if both nodes have the same content, only the changes are sent, also those to zeros.
+func TestDifferences(t *testing.T) {
+	w := newWorld(t)
+	older := bytes.Clone(w.source.bytes)
+	clear(w.source.bytes[1<<20 : 2<<20])
+	w.source.bytes[4095] = 77
+	w.source.base, w.source.changes = "S1", []clone.Range{{Offset: 0, Length: 4096}, {Offset: 1 << 20, Length: 1 << 20}}
+	s, err := w.connect(w.b, w.ticket(w.controller))
+	must(t, err)
+	to := &content{bytes: older}
+	to.bytes[3<<20] = 99 // outside of the changes
+	w.source.bytes[3<<20] = 98
+	must(t, s.Copy(t.Context(), 0, []string{"unknown", "S1"}, to))
+	w.source.bytes[3<<20] = 99
+	if changed := int64(1<<20 + 4096); w.received.Bytes() > changed*12/10 {
+		t.Errorf("%d bytes were received for %d changed ones", w.received.Bytes(), changed)
+	}
+	if to.begun != "S1" || to.verified != 4<<20 || !bytes.Equal(to.bytes, w.source.bytes) {
+		t.Errorf("the target began with %q, and is verified up to %d: want the changes since S1, and no other byte", to.begun, to.verified)
 	}
 }
 
@@ -304,11 +352,11 @@ func TestManyReceivers(t *testing.T) {
 	go func() {
 		s, err := w.connect(w.b, w.ticket(w.controller))
 		if err == nil {
-			err = s.Copy(t.Context(), 0, &content{bytes: make([]byte, 4<<20)})
+			err = s.Copy(t.Context(), 0, nil, &content{bytes: make([]byte, 4<<20)})
 		}
 		second <- err
 	}()
-	must(t, first.Copy(t.Context(), 0, &content{bytes: make([]byte, 4<<20)}))
+	must(t, first.Copy(t.Context(), 0, nil, &content{bytes: make([]byte, 4<<20)}))
 	select {
 	case err := <-second:
 		t.Errorf("the second transfer has ended before the first: %v", err)

@@ -62,6 +62,26 @@ func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	return c.finish()
 }
 
+// ShareRest makes the content of dst from an offset on that of src, with the same blocks (ioctl_ficlonerange(2)). dst has the
+// size of the offset, which is a multiple of the block size of the filesystem. ErrNotShared if the filesystem cannot share
+// blocks, also if both files are empty. The result is not durable.
+func ShareRest(dst, src *os.File, from int64) error {
+	size, err := sizeOf(src)
+	if err != nil || from > 0 && from >= size {
+		return err
+	}
+	if from == 0 { // the flag of a file with content cannot be changed
+		if err := copyFlags(dst, src, sys.FlagNoCOW); err != nil && !sys.Unsupported(err) {
+			return err
+		}
+	}
+	err = sys.ShareBlocks(dst, src, from)
+	if err != nil && refused(err) {
+		return ErrNotShared
+	}
+	return err
+}
+
 // fileCopy is the state of one call of File, or of one file that Tree copies.
 type fileCopy struct {
 	Options
@@ -112,7 +132,7 @@ func (c *fileCopy) run(ctx context.Context) error {
 		return err
 	}
 	if !c.Unshared {
-		err := sys.ShareBlocks(c.dst, c.src)
+		err := sys.ShareBlocks(c.dst, c.src, 0)
 		if err == nil {
 			c.shared = true
 			return nil

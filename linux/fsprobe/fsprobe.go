@@ -39,7 +39,7 @@ func Clones(dir *os.Root) (bool, error) {
 		if err := write(from, 0); err != nil {
 			return false, err
 		}
-		return withFile(dir, otherFile, func(to *os.File) (bool, error) { return supported(sys.ShareBlocks(to, from)) })
+		return withFile(dir, otherFile, func(to *os.File) (bool, error) { return supported(sys.ShareBlocks(to, from, 0)) })
 	})
 }
 

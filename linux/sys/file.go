@@ -80,9 +80,12 @@ func MakeMutable(f *os.File) (changed bool, err error) {
 	return ChangeAttributes(f, func(a *Attributes) { a.Flags &^= AttrImmutable | AttrAppend })
 }
 
-// ShareBlocks makes dst a copy of src that shares all blocks with src (ioctl_ficlone(2)).
-func ShareBlocks(dst, src *os.File) error {
-	return wrap("FICLONE", dst, unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())))
+// ShareBlocks makes the content of dst from an offset on that of src, with the same blocks (ioctl_ficlonerange(2)). The offset
+// is a multiple of the block size of the filesystem, and at most the size of both files. If dst is larger than src, its rest
+// does not change.
+func ShareBlocks(dst, src *os.File, from int64) error {
+	r := unix.FileCloneRange{Src_fd: int64(src.Fd()), Src_offset: uint64(from), Dest_offset: uint64(from)}
+	return wrap("FICLONERANGE", dst, unix.IoctlFileCloneRange(int(dst.Fd()), &r))
 }
 
 // WriteBack writes the dirty pages of a file to the filesystem, so that NextData finds them. On xfs and ext4,

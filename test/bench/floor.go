@@ -143,7 +143,7 @@ func (f *floor) share(image *os.File, of string) error {
 		return err
 	}
 	defer from.Close()
-	return sys.ShareBlocks(image, from)
+	return sys.ShareBlocks(image, from, 0)
 }
 
 // CreateSnapshot implements csi.ControllerServer. A snapshot is a volume that is never

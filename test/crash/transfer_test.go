@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -87,21 +86,23 @@ func newNode(t *testing.T, c *backendtest.Cluster, name, pool string) *member {
 	return m
 }
 
-// TestKilledInTransfer kills the receiving driver at each point. Afterwards the volume is created, or the call is undone by
-// DeleteVolume, and nothing is left.
+// TestKilledInTransfer kills the receiving driver at each point, while it receives the whole content of a volume or the
+// differences between two snapshots. Afterwards the volume is created, or the call is undone by DeleteVolume, and nothing is left.
 func TestKilledInTransfer(t *testing.T) {
 	t.Parallel()
 	for _, p := range transferPoints {
 		for name, undone := range map[string]bool{"retry": false, "undo": true} {
-			t.Run(string(p)+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				killInTransfer(t, p, undone)
-			})
+			for _, differences := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/differences=%t", p, name, differences), func(t *testing.T) {
+					t.Parallel()
+					killInTransfer(t, p, undone, differences)
+				})
+			}
 		}
 	}
 }
 
-func killInTransfer(t *testing.T, p crashpoint.Point, undone bool) {
+func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool) {
 	t.Helper()
 	dir := testenv.Filesystem(t, "xfs", poolFilesystem)
 	c := backendtest.NewCluster(t)
@@ -109,7 +110,7 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone bool) {
 	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
 	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
 	a.start(t, "")
-	b.start(t, p)
+	b.start(t, map[bool]crashpoint.Point{false: p}[differences])
 	controller.start(t, "")
 
 	id, err := controller.create(t, "v", "a", nil)
@@ -118,11 +119,24 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone bool) {
 	_, _ = rand.Read(content)
 	image, err := os.OpenFile(filepath.Join(dir, "a/volumes/v/image"), os.O_WRONLY, 0)
 	must(t, err)
+	defer image.Close()
 	_, err = image.WriteAt(content, 1<<20)
-	must(t, errors.Join(err, image.Close()))
+	must(t, err)
+	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	if differences {
+		_, err := controller.create(t, "base", "b", controller.snapshot(t, "s1", id))
+		must(t, err)
+		clear(content[1<<20 : 2<<20])
+		content[0]++
+		_, err = image.WriteAt(content, 1<<20)
+		must(t, err)
+		from = controller.snapshot(t, "s2", id)
+		must(t, b.process.cmd.Process.Kill())
+		<-b.process.dead
+		b.start(t, p)
+	}
 
 	answered := make(chan error, 1)
-	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	go func() {
 		_, err := controller.create(t, "n", "b", from)
 		answered <- err
@@ -151,6 +165,14 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone bool) {
 	for _, left := range []string{"received", "tmp", "trash"} {
 		must(t, poll(func(context.Context) error { return emptyDir(filepath.Join(dir, "b/.trivet", left)) }))
 	}
+}
+
+// snapshot takes a snapshot of a volume, and returns it as the source of others.
+func (m *member) snapshot(t *testing.T, name, id string) *csi.VolumeContentSource {
+	t.Helper()
+	s, err := m.control.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: id})
+	must(t, err)
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}}
 }
 
 // create creates a raw volume on a node, and repeats the call while a driver does not answer.

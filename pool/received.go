@@ -1,0 +1,124 @@
+package pool
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// receivedFile, in the folder of a volume, says that the image still has the content that was received from another node. A
+// later snapshot of the same volume can then be received as differences from this content. The file is removed before the
+// volume is staged for the first time.
+const receivedFile = "received"
+
+// received is the content of receivedFile.
+type received struct {
+	// Identity and Lineage are those of the content (volume.Manifest).
+	Identity string `json:"identity"`
+	Lineage  string `json:"lineage"`
+	// Modified is the modification time of the image, in nanoseconds since 1970. Another time means that the image was
+	// replaced or grown.
+	Modified int64 `json:"modifiedNanoseconds"`
+}
+
+// MarkReceived records, in the folder of a volume in tmp, that the image has the content of a snapshot of another node, and that
+// it may share its blocks with other volumes. The image is durable, and does not change until BeginChange.
+func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
+	if content.Lineage == "" {
+		return nil
+	}
+	info, err := image.Stat()
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(received{content.Identity, content.Lineage, info.ModTime().UnixNano()})
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(dir, receivedFile, b)
+}
+
+// BeginChange removes receivedFile durably, because the image of a volume is about to change. The caller has locked the volume.
+func (i *Images) BeginChange(name string) error {
+	err := i.root.Remove(volumePath(name, receivedFile))
+	if beneath.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return atomicfile.Sync(i.root, volumesDir+"/"+name)
+}
+
+// maxBases bounds the contents that are offered to the other node.
+const maxBases = 64
+
+// unchanged returns the identities of the received contents with a lineage that volumes of the pool still have, the newest first.
+func (i *Images) unchanged(lineage string) ([]string, error) {
+	if lineage == "" {
+		return nil, nil
+	}
+	names, err := beneath.Names(i.volumes, ".")
+	if err != nil {
+		return nil, err
+	}
+	var found []received
+	for _, name := range names {
+		if r := i.receivedContent(name); r.Lineage == lineage {
+			found = append(found, r)
+		}
+	}
+	slices.SortFunc(found, func(a, b received) int { return cmp.Compare(b.Modified, a.Modified) })
+	var identities []string
+	for _, r := range found[:min(len(found), maxBases)] {
+		identities = append(identities, r.Identity)
+	}
+	return identities, nil
+}
+
+// receivedContent returns which received content a volume still has. The result is empty if it has none.
+func (i *Images) receivedContent(name string) (r received) {
+	b, err := i.files.Read(i.volumes, name+"/"+receivedFile)
+	if err != nil || json.Unmarshal(b, &r) != nil {
+		return received{}
+	}
+	st, err := beneath.Stat(i.volumes, name+"/"+ImageFile)
+	if err != nil || st.Mtim.Nano() != r.Modified {
+		return received{}
+	}
+	return r
+}
+
+// openUnchanged opens the image of a volume that still has a received content, and locks the volume until release is called.
+// ErrUnavailable if no volume has it.
+func (p *Pool) openUnchanged(ctx context.Context, identity string) (image *os.File, release func(), err error) {
+	names, err := beneath.Names(p.volumes, ".")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range names {
+		if p.Images.receivedContent(name).Identity != identity {
+			continue
+		}
+		lock, err := p.LockVolume(ctx, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		image, err := p.Images.Open(name, os.O_RDONLY)
+		if err == nil && p.Images.receivedContent(name).Identity == identity {
+			return image, func() { _ = errors.Join(image.Close(), lock.Close()) }, nil
+		}
+		if err == nil {
+			_ = image.Close()
+		}
+		_ = lock.Close()
+	}
+	return nil, nil, volume.Errorf(volume.ErrUnavailable, "the content %q, from which this transfer receives the differences, was changed or deleted: retry; the transfer begins again", identity)
+}
