@@ -36,7 +36,7 @@ func mustReceive(t *testing.T, p *Pool, name, identity string) *Partial {
 		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: contentSize, Block: true, SectorSize: 512,
 		Created: time.Now().UTC(), Source: &volume.Source{Snapshot: true, ID: p.ID("loop", "s")},
 	}
-	x, err := p.Receive(v, volume.Manifest{Identity: identity, Lineage: "lineage", Size: contentSize})
+	x, err := p.Receive(v, volume.Manifest{Identity: identity, Lineage: p.ID("loop", "lineage"), Size: contentSize})
 	must(t, err)
 	return x
 }

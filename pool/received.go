@@ -21,8 +21,8 @@ const receivedFile = "received"
 // received is the content of receivedFile.
 type received struct {
 	// Identity and Lineage are those of the content (volume.Manifest).
-	Identity string `json:"identity"`
-	Lineage  string `json:"lineage"`
+	Identity string    `json:"identity"`
+	Lineage  volume.ID `json:"lineage"`
 	// Modified is the modification time of the image, in nanoseconds since 1970. Another time means that the image was
 	// replaced or grown.
 	Modified int64 `json:"modifiedNanoseconds"`
@@ -31,7 +31,7 @@ type received struct {
 // MarkReceived records, in the folder of a volume in tmp, that the image has the content of a snapshot of another node, and that
 // it may share its blocks with other volumes. The image is durable, and does not change until BeginChange.
 func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
-	if content.Lineage == "" {
+	if content.Lineage == (volume.ID{}) {
 		return nil
 	}
 	info, err := image.Stat()
@@ -61,8 +61,8 @@ func (i *Images) BeginChange(name string) error {
 const maxBases = 64
 
 // unchanged returns the identities of the received contents with a lineage that volumes of the pool still have, the newest first.
-func (i *Images) unchanged(lineage string) ([]string, error) {
-	if lineage == "" {
+func (i *Images) unchanged(lineage volume.ID) ([]string, error) {
+	if lineage == (volume.ID{}) {
 		return nil, nil
 	}
 	names, err := beneath.Names(i.volumes, ".")

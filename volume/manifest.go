@@ -4,8 +4,8 @@ package volume
 type Manifest struct {
 	// Identity differs for each content. An interrupted transfer continues only with the same content.
 	Identity string `json:"identity"`
-	// Lineage is the same for all snapshots of one volume. It is empty if the content is not a snapshot.
-	Lineage string `json:"lineage,omitempty"`
+	// Lineage is the volume of which the content is a snapshot. It is zero if the content is not a snapshot.
+	Lineage ID `json:"lineage,omitzero"`
 	// Size is the minimum capacity of a volume with this content, in bytes. Bytes is the size of the data
 	// without holes.
 	Size       int64       `json:"sizeBytes"`
@@ -21,9 +21,13 @@ type Manifest struct {
 // maxManifestSize is larger than every volume of a filesystem that Linux supports.
 const maxManifestSize = 1 << 62
 
-// Check refuses values that no driver sends (ErrDamaged). The values come from another machine.
-func (m Manifest) Check() error {
+// Check refuses values that no driver sends for a source (ErrDamaged). The values come from another machine.
+func (m Manifest) Check(source Source) error {
+	pool := m.Lineage
+	pool.Name = source.ID.Name
 	switch {
+	case m.Lineage != (ID{}) && pool != source.ID: // another node must not get what this node has received from elsewhere
+		return Errorf(ErrDamaged, "the description of %v says that it is a snapshot of %s, which is in another pool", &source, m.Lineage)
 	case m.Identity == "", m.Size <= 0, m.Size > maxManifestSize, m.Bytes < 0:
 		return Errorf(ErrDamaged, "the description of the source has the invalid identity %q, sizeBytes %d or bytes %d", m.Identity, m.Size, m.Bytes)
 	case m.Block == (m.FSType != ""), !m.Block && !ValidFSType(m.FSType), m.Block && m.Formatted, m.SectorSize != 512 && m.SectorSize != 4096:

@@ -38,11 +38,11 @@ func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
 func (o *outgoing) Since(identity string) (bool, error) {
 	text, creation, _ := strings.Cut(strings.TrimPrefix(identity, snapshotIdentity), " ")
 	id, err := volume.ParseSnapshotID(text)
-	if err != nil || o.manifest.Lineage == "" {
+	if err != nil || o.manifest.Lineage == (volume.ID{}) {
 		return false, nil
 	}
 	s, set, err := getSnapshot(o.pool, id)
-	if errors.Is(err, volume.ErrNotFound) || err == nil && (set.CreationID != creation || s.Source.String() != o.manifest.Lineage) {
+	if errors.Is(err, volume.ErrNotFound) || err == nil && (set.CreationID != creation || s.Source != o.manifest.Lineage) {
 		return false, nil
 	}
 	if err == nil {
@@ -92,7 +92,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 		return nil, err
 	}
 	return &outgoing{File: image, pool: p, release: func() {}, manifest: volume.Manifest{
-		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source.String(), Size: s.Size, Bytes: s.Bytes,
+		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source, Size: s.Size, Bytes: s.Bytes,
 		Formatted: s.Formatted, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
 	}}, nil
 }
@@ -182,7 +182,7 @@ func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.In
 // receive creates a volume with the content of a stream.
 func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, stream backend.Stream, j *pool.Job) error {
 	m := stream.Manifest()
-	if err := m.Check(); err != nil {
+	if err := m.Check(*spec.Source); err != nil {
 		return err
 	}
 	v, err := b.newCopy(p, spec, &backend.Origin{Volume: m.Volume()})
