@@ -25,7 +25,7 @@ type Outgoing interface {
 	io.ReaderAt
 	// Since makes Ranges yield the differences from the content with an identity. It reports false, and changes
 	// nothing, if this node does not have that content.
-	Since(identity string) (bool, error)
+	Since(identity string) bool
 	// Ranges yields, in order, the ranges with data between an offset and Manifest().StorageSize(). All other
 	// bytes are zeros. After Since they are the ranges that may differ from the other content, and behind its end
 	// those with data.

@@ -35,20 +35,18 @@ type outgoing struct {
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
 
 // Since implements backend.Outgoing. The bases are the snapshots of the same volume.
-func (o *outgoing) Since(identity string) (bool, error) {
+func (o *outgoing) Since(identity string) bool {
 	text, creation, _ := strings.Cut(strings.TrimPrefix(identity, snapshotIdentity), " ")
 	id, err := volume.ParseSnapshotID(text)
 	if err != nil || o.manifest.Lineage == (volume.ID{}) {
-		return false, nil
+		return false
 	}
 	s, set, err := getSnapshot(o.pool, id)
-	if errors.Is(err, volume.ErrNotFound) || err == nil && (set.CreationID != creation || s.Source != o.manifest.Lineage) {
-		return false, nil
+	if err != nil || set.CreationID != creation || s.Source != o.manifest.Lineage {
+		return false
 	}
-	if err == nil {
-		o.base, err = o.pool.Snapshots.OpenImage(s)
-	}
-	return err == nil, err
+	o.base, err = o.pool.Snapshots.OpenImage(s)
+	return err == nil
 }
 
 // Ranges implements backend.Outgoing.

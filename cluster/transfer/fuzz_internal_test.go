@@ -25,7 +25,7 @@ func (m *memory) Manifest() volume.Manifest { return volume.Manifest{Size: int64
 
 func (m *memory) ReadAt(b []byte, at int64) (int, error) { return copy(b, m.content[at:]), nil }
 
-func (m *memory) Since(identity string) (bool, error) { return identity == known, nil }
+func (m *memory) Since(identity string) bool { return identity == known }
 
 func (m *memory) Ranges(_ context.Context, from int64) iter.Seq2[clone.Range, error] {
 	return func(yield func(clone.Range, error) bool) {

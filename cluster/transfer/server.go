@@ -131,10 +131,7 @@ func (s *Server) session(conn *watched, node string) (err error) {
 	if err != nil {
 		return err
 	}
-	base, err := selectBase(source, bases)
-	if err != nil {
-		return err
-	}
+	base := selectBase(source, bases)
 	if err := writeFrame(conn, frame{kind: kindBase, payload: []byte(base)}); err != nil {
 		return err
 	}
@@ -168,13 +165,13 @@ func (s *Server) start(conn *watched, m volume.Manifest) (from int64, bases []st
 }
 
 // selectBase selects the first base that this node has, too; empty for none.
-func selectBase(source backend.Outgoing, bases []string) (string, error) {
+func selectBase(source backend.Outgoing, bases []string) string {
 	for _, base := range bases {
-		if ok, err := source.Since(base); ok || err != nil {
-			return base, err
+		if source.Since(base) {
+			return base
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // awaitEnd waits until the node ends the connection. Otherwise the end of this side could discard what the node has not read.

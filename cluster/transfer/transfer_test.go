@@ -47,12 +47,12 @@ func (c *content) Manifest() volume.Manifest { return c.manifest }
 
 func (c *content) ReadAt(b []byte, at int64) (int, error) { return copy(b, c.bytes[at:]), c.fail }
 
-func (c *content) Since(identity string) (bool, error) {
+func (c *content) Since(identity string) bool {
 	if identity != c.base {
-		return false, nil
+		return false
 	}
 	c.ranges = c.changes
-	return true, nil
+	return true
 }
 
 func (c *content) Begin(base string) error {

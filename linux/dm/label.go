@@ -71,7 +71,7 @@ func parseLabel(device io.ReaderAt) (p physicalVolume, err error) {
 	}
 	for i := range labelSectors {
 		label := head[i*sector : (i+1)*sector]
-		if !bytes.HasPrefix(label, []byte(labelID)) || string(label[24:32]) != labelType {
+		if !bytes.HasPrefix(label, []byte(labelID)) || binary.LittleEndian.Uint64(label[8:]) != uint64(i) || string(label[24:32]) != labelType {
 			continue
 		}
 		content := binary.LittleEndian.Uint32(label[20:])

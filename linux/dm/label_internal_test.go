@@ -20,6 +20,7 @@ func device(labelSector int, offset uint64, metadata string) []byte {
 	b := make([]byte, areaStart+areaSize)
 	label := b[labelSector*sector:]
 	copy(label, labelID)
+	binary.LittleEndian.PutUint64(label[8:], uint64(labelSector))
 	binary.LittleEndian.PutUint32(label[20:], 32)
 	copy(label[24:], labelType)
 	header := label[32:]
@@ -63,7 +64,9 @@ func TestParseLabel(t *testing.T) {
 			t.Errorf("%s: got %+v, %v, want a physical volume without a group", name, p, err)
 		}
 	}
-	for name, b := range map[string][]byte{"zeros": make([]byte, 4096), "label in the fifth sector": device(4, headerSize, text)} {
+	moved := device(1, headerSize, text)
+	binary.LittleEndian.PutUint64(moved[sector+8:], 0)
+	for name, b := range map[string][]byte{"zeros": make([]byte, 4096), "label in the fifth sector": device(4, headerSize, text), "label of another sector": moved} {
 		if _, err := parseLabel(bytes.NewReader(b)); !errors.Is(err, errNoLabel) {
 			t.Errorf("%s: got %v, want errNoLabel", name, err)
 		}
