@@ -69,13 +69,15 @@ func (b *Backend) growRaw(ctx context.Context, p *pool.Pool, id volume.ID, r vol
 		return err
 	}
 	s := storageOf(p)
-	size, err := r.Choose(s.bounds(v))
-	if err == nil && v.Capacity < r.Required {
-		defer s.beginGrowth(sectionOf(v).GUID)() //nolint:contextcheck // the growth is removed even if the call has ended
-		err = s.prepareGrowth(ctx, p, v, size, progress)
-	}
-	if err != nil {
-		return b.Unexpandable(p, r, err)
+	var size int64
+	if v.Capacity < r.Required {
+		if size, err = r.Choose(s.bounds(v)); err == nil {
+			defer s.beginGrowth(sectionOf(v).GUID)() //nolint:contextcheck // the growth is removed even if the call has ended
+			err = s.prepareGrowth(ctx, p, v, size, progress)
+		}
+		if err != nil {
+			return b.Unexpandable(p, r, err)
+		}
 	}
 	return retry.For(ctx, lockTime, func() (bool, error) {
 		_, err := b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
