@@ -37,7 +37,9 @@ func TestEncryptedSanity(t *testing.T) {
 
 // TestEncryptedNFSSanity runs the suite for encrypted images on exports.
 func TestEncryptedNFSSanity(t *testing.T) {
-	runSuites(t, onExport(t, targets.ByName(t, "images-nfs-encrypted")))
+	target := targets.ByName(t, "images-nfs-encrypted")
+	target.Prepare, target.Medium = nil, targets.OnServer(nfsd.Start(t, nfsd.Options{}), target.Name)
+	runSuites(t, onExport(t, target))
 }
 
 // TestEncryptedDisksSanity runs the suite for encrypted disks.
