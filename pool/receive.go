@@ -40,6 +40,8 @@ type progress struct {
 	Identity string `json:"identity"`
 	// Base is the identity of the content of which the image has the bytes that are not sent; empty for zeros.
 	Base string `json:"base,omitempty"`
+	// Whole means that the whole content is received, because the blocks of the bases cannot be shared.
+	Whole bool `json:"whole,omitempty"`
 	// Verified is the offset up to which the image is complete, Bytes the size of the data before it, in bytes.
 	Verified int64 `json:"verifiedBytes"`
 	Bytes    int64 `json:"bytes"`
@@ -128,7 +130,7 @@ func (p *Pool) Receive(v volume.Volume, content volume.Manifest) (_ *Partial, er
 	if err != nil {
 		return nil, err
 	}
-	x.progress = progress{Identity: content.Identity, Base: had.Base, Verified: min(had.Verified, content.StorageSize()), Bytes: had.Bytes}
+	x.progress = progress{Identity: content.Identity, Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, content.StorageSize()), Bytes: had.Bytes}
 	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
 		x.Verified -= x.Verified % baseAlignment
 	}
@@ -190,7 +192,7 @@ func (x *Partial) Bases() ([]string, error) {
 	switch {
 	case x.Base != "":
 		return []string{x.Base}, nil
-	case x.Verified > 0:
+	case x.Verified > 0, x.Whole:
 		return nil, nil
 	}
 	bases, err := x.pool.Images.unchanged(x.content.Lineage)
@@ -209,6 +211,7 @@ func (x *Partial) Bases() ([]string, error) {
 }
 
 // Begin gives the image the size of the content. All bytes that are not verified are those of base, or zeros if base is empty.
+// ErrUnavailable if base is lost, and ErrPending if another call has locked its volume.
 func (x *Partial) Begin(ctx context.Context, base string) error {
 	var err error
 	switch {
@@ -217,8 +220,12 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 	case x.Base != "":
 		err = volume.Errorf(volume.ErrUnavailable, "the other node no longer has the content %q, from which this transfer sends the differences: retry; the transfer begins again", x.Base)
 	}
-	if err != nil {
-		return errors.Join(err, x.restart())
+	notShared := errors.Is(err, clone.ErrNotShared)
+	if notShared || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrNotFound) {
+		return errors.Join(err, x.restart(notShared))
+	}
+	if err != nil { // the next call continues
+		return err
 	}
 	x.Base = base
 	if err := x.record(); err != nil {
@@ -229,7 +236,7 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 
 // share shares the blocks of the volume with the content base, which no call attaches meanwhile.
 func (x *Partial) share(ctx context.Context, base string) error {
-	image, release, err := x.pool.openUnchanged(ctx, base)
+	image, release, err := x.pool.openUnchanged(ctx, x.content.Lineage, base)
 	if err != nil {
 		return err
 	}
@@ -237,9 +244,9 @@ func (x *Partial) share(ctx context.Context, base string) error {
 	return x.pool.medium.ExplainWrite(clone.ShareRest(x.Image, image, x.Verified))
 }
 
-// restart makes the next call receive the whole content.
-func (x *Partial) restart() error {
-	x.progress = progress{Identity: x.Identity}
+// restart makes the next call begin again. If whole is set, that call uses no base.
+func (x *Partial) restart(whole bool) error {
+	x.progress = progress{Identity: x.Identity, Whole: whole}
 	return x.record()
 }
 

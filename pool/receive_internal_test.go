@@ -157,6 +157,14 @@ func TestReceiveDifferences(t *testing.T) {
 	must(t, x.Begin(t.Context(), "S1"))
 	must(t, x.SetVerified(baseAlignment, 5))
 	x.Close()
+	lock, err := p.LockVolume(t.Context(), "base")
+	must(t, err)
+	x = begin(baseAlignment, []string{"S1"})
+	if err := x.Begin(t.Context(), "S1"); !errors.Is(err, volume.ErrPending) {
+		t.Errorf("the base is locked: got %v, want ErrPending", err)
+	}
+	x.Close()
+	must(t, lock.Close())
 	must(t, p.Images.BeginChange("base"))
 	must(t, p.Images.BeginChange("base"))
 	x = begin(baseAlignment, []string{"S1"})
@@ -165,6 +173,9 @@ func TestReceiveDifferences(t *testing.T) {
 	}
 	x.Close()
 	begin(0, nil).Close()
+	if _, _, err := p.openUnchanged(t.Context(), p.ID("loop", "another"), "S1"); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("a base of another lineage: got %v, want ErrUnavailable", err)
+	}
 }
 
 func wantReceived(t *testing.T, dir string, n int) {

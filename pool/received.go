@@ -97,14 +97,18 @@ func (i *Images) receivedContent(name string) (r received) {
 }
 
 // openUnchanged opens the image of a volume that still has a received content, and locks the volume until release is called.
-// ErrUnavailable if no volume has it.
-func (p *Pool) openUnchanged(ctx context.Context, identity string) (image *os.File, release func(), err error) {
+// ErrUnavailable if no volume has it, ErrPending if another call holds the lock.
+func (p *Pool) openUnchanged(ctx context.Context, lineage volume.ID, identity string) (image *os.File, release func(), err error) {
 	names, err := beneath.Names(p.volumes, ".")
 	if err != nil {
 		return nil, nil, err
 	}
+	has := func(name string) bool {
+		r := p.Images.receivedContent(name)
+		return r.Lineage == lineage && r.Identity == identity
+	}
 	for _, name := range names {
-		if p.Images.receivedContent(name).Identity != identity {
+		if !has(name) {
 			continue
 		}
 		lock, err := p.LockVolume(ctx, name)
@@ -112,7 +116,7 @@ func (p *Pool) openUnchanged(ctx context.Context, identity string) (image *os.Fi
 			return nil, nil, err
 		}
 		image, err := p.Images.Open(name, os.O_RDONLY)
-		if err == nil && p.Images.receivedContent(name).Identity == identity {
+		if err == nil && has(name) {
 			return image, func() { _ = errors.Join(image.Close(), lock.Close()) }, nil
 		}
 		if err == nil {

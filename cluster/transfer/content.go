@@ -29,7 +29,7 @@ const (
 )
 
 // checksum is the checksum of the data frames of a transfer: of their offsets, sizes and content. It detects errors of the
-// software and the memory of both nodes. TLS protects the connection from others.
+// software and the memory of both nodes. It need not detect intended changes, which TLS prevents.
 type checksum struct{ hash.Hash }
 
 func newChecksum() checksum { return checksum{xxhash.New()} }

@@ -84,7 +84,7 @@ func (g Group) run(ctx context.Context, name string, args ...string) (string, er
 	if removeErr := g.removeQueued(); removeErr != nil {
 		return out, errors.Join(err, removeErr)
 	}
-	return once() // if nothing was queued, the command itself has queued the removal of what it has not created completely
+	return once() // also if nothing was queued: this command may have failed for its own volume, whose removal it has queued
 }
 
 // Command returns a command of lvm(8) for the group. The caller must not change the group at the same time.
