@@ -46,12 +46,18 @@ spec:
   volumes: [{name: data, persistentVolumeClaim: {claimName: %[1]s}}]
 `
 
-// takenSnapshot is a snapshot of the claim "source".
+// takenSnapshot is a snapshot of the claim "source", and its class.
 const takenSnapshot = `
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotClass
+metadata: {name: copies}
+driver: csi.trivet.dev
+deletionPolicy: Delete
+---
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
 metadata: {name: taken}
-spec: {source: {persistentVolumeClaimName: source}}
+spec: {volumeSnapshotClassName: copies, source: {persistentVolumeClaimName: source}}
 `
 
 // TestCopies restores a snapshot in pods that the scheduler places on the other node. With copies: anywhere the volume is created
@@ -67,6 +73,7 @@ func TestCopies(t *testing.T) {
 	from, to := nodes()[0].name, nodes()[1].name
 	startPod(t, ns, claimPod{name: "source", class: "copies-anywhere", node: from})
 	applyText(t, ns, takenSnapshot)
+	t.Cleanup(func() { kubectlLast(t, "delete", "volumesnapshotclass", "copies") })
 	waitSnapshot(t, ns, "taken")
 
 	expression := fmt.Sprintf("matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%s]}]", to)
