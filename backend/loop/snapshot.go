@@ -191,27 +191,12 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 	if s.v.Block {
 		return nil
 	}
-	s.root, err = openMounted(s.device)
+	s.root, err = mount.OpenMounted(s.device.Name())
 	err = errors.Join(err, s.device.Close()) // otherwise the device would stay bound after an unmount
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: retry", s.v.ID)
 	}
 	return err
-}
-
-// openMounted opens the root of the filesystem that is mounted from a device; nil if the device is
-// not mounted in this mount namespace.
-func openMounted(device *os.File) (*os.File, error) {
-	mounts, err := mount.OfDevice(device.Name())
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range mounts {
-		if root := mount.OpenShown(e); root != nil {
-			return root, nil
-		}
-	}
-	return nil, nil
 }
 
 // copyOptions are the options of copying images.
@@ -500,6 +485,6 @@ func (b *Backend) Thaw(ctx context.Context) error {
 			return nil, err
 		}
 		defer device.Close()
-		return openMounted(device)
+		return mount.OpenMounted(device.Name())
 	})
 }

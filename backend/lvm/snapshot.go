@@ -15,8 +15,10 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/linux/luks"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -100,12 +102,15 @@ func (o *origin) inUse() (bool, error) {
 	return ok, err
 }
 
-// flush writes the dirty pages of a raw device in use. The kernel writes those of a filesystem when its device is
-// suspended.
+// flush writes the dirty pages of a volume in use, so that the copy contains all data that was written before the copy. The
+// kernel does this itself when it suspends the device of a filesystem, but before Linux 6.8 not for btrfs.
 func (o *origin) flush() error {
 	inUse, err := o.inUse()
-	if err != nil || !inUse || !o.volume.Block {
+	if err != nil || !inUse {
 		return err
+	}
+	if !o.volume.Block {
+		return o.flushFilesystem()
 	}
 	var device *os.File
 	if o.container != "" {
@@ -117,6 +122,19 @@ func (o *origin) flush() error {
 		return err
 	}
 	return errors.Join(device.Sync(), device.Close())
+}
+
+// flushFilesystem writes the dirty pages of the filesystem, if it is mounted.
+func (o *origin) flushFilesystem() error {
+	device := blockdev.NodePath(deviceNode(o.volume.ID))
+	if o.container != "" {
+		device = luks.Path(string(o.container))
+	}
+	root, err := mount.OpenMounted(device)
+	if err != nil || root == nil {
+		return err
+	}
+	return errors.Join(mount.SyncFilesystem(root), root.Close())
 }
 
 // Snapshot implements backend.Snapshotter, for volumes in a thin pool.

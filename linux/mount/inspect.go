@@ -101,6 +101,21 @@ func OfDevice(device string) ([]*Entry, error) {
 	return Table(func(e *Entry) bool { return IsOfDevice(e, device) })
 }
 
+// OpenMounted opens the root of the filesystem that is mounted from a block device; nil if the device is not mounted in this
+// mount namespace.
+func OpenMounted(device string) (*os.File, error) {
+	mounts, err := OfDevice(device)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range mounts {
+		if root := OpenShown(e); root != nil {
+			return root, nil
+		}
+	}
+	return nil, nil
+}
+
 // OpenShown opens the root of a mount by its path. It returns nil if the path does not show the mount,
 // for example because another mount covers it.
 func OpenShown(e *Entry) *os.File {
