@@ -16,8 +16,28 @@ type Meta struct {
 	UID             string            `json:"uid"`
 	ResourceVersion string            `json:"resourceVersion"`
 	Labels          map[string]string `json:"labels"`
+	Annotations     map[string]string `json:"annotations"`
+	OwnerReferences []Owner           `json:"ownerReferences"`
+	Finalizers      []string          `json:"finalizers"`
 	// DeletionTimestamp is not empty if the object is being deleted.
 	DeletionTimestamp string `json:"deletionTimestamp,omitempty"`
+}
+
+// Owner is meta/v1 OwnerReference.
+type Owner struct {
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+	Controller bool   `json:"controller"`
+}
+
+// Controller returns the owner that manages the object, and whether there is one.
+func (m Meta) Controller() (Owner, bool) {
+	for _, o := range m.OwnerReferences {
+		if o.Controller {
+			return o, true
+		}
+	}
+	return Owner{}, false
 }
 
 // Node is core/v1 Node.
@@ -26,7 +46,26 @@ type Node struct {
 	Spec     struct {
 		// Each taint is a map, so that unknown fields are written back.
 		Taints []map[string]any `json:"taints"`
+		// Unschedulable is true if the node is cordoned.
+		Unschedulable bool `json:"unschedulable"`
 	} `json:"spec"`
+	Status struct {
+		Conditions []Condition `json:"conditions"`
+	} `json:"status"`
+}
+
+// Condition is a condition of a Node or a Pod.
+type Condition struct {
+	Type   string `json:"type"`
+	Status string `json:"status"`
+}
+
+// Ready reports whether the node has the condition Ready.
+func (n Node) Ready() bool { return ready(n.Status.Conditions) }
+
+// ready reports whether the condition Ready is one of conditions, with the status True.
+func ready(conditions []Condition) bool {
+	return slices.Contains(conditions, Condition{Type: "Ready", Status: "True"})
 }
 
 // HasTaint reports whether the node has a taint with a key.
@@ -45,11 +84,8 @@ type Pod struct {
 		Volumes        []PodVolume `json:"volumes"`
 	} `json:"spec"`
 	Status struct {
-		Phase      string `json:"phase"`
-		Conditions []struct {
-			Type   string `json:"type"`
-			Status string `json:"status"`
-		} `json:"conditions"`
+		Phase             string      `json:"phase"`
+		Conditions        []Condition `json:"conditions"`
 		ContainerStatuses []struct {
 			Name  string `json:"name"`
 			State struct {
@@ -85,13 +121,19 @@ func (p Pod) NotRunning(container string) string {
 }
 
 // Ready reports whether the pod has the condition Ready.
-func (p Pod) Ready() bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == "Ready" {
-			return c.Status == "True"
+func (p Pod) Ready() bool { return ready(p.Status.Conditions) }
+
+// Completed reports whether the containers of the pod have ended and will not run again.
+func (p Pod) Completed() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
+
+// Claims returns the names of the claims that the pod uses.
+func (p Pod) Claims() (names []string) {
+	for _, v := range p.Spec.Volumes {
+		if claim := v.ClaimName(p.Metadata.Name); claim != "" {
+			names = append(names, claim)
 		}
 	}
-	return false
+	return names
 }
 
 // PodVolume is core/v1 Volume.
@@ -134,12 +176,46 @@ type PersistentVolume struct {
 		ClaimRef struct {
 			Namespace string `json:"namespace"`
 			Name      string `json:"name"`
+			UID       string `json:"uid"`
 		} `json:"claimRef"`
 		StorageClassName string `json:"storageClassName"`
+		ReclaimPolicy    string `json:"persistentVolumeReclaimPolicy"`
+		Capacity         struct {
+			Storage string `json:"storage"`
+		} `json:"capacity"`
+		NodeAffinity struct {
+			Required struct {
+				NodeSelectorTerms []NodeSelectorTerm `json:"nodeSelectorTerms"`
+			} `json:"required"`
+		} `json:"nodeAffinity"`
 	} `json:"spec"`
 	Status struct {
 		Phase string `json:"phase"`
 	} `json:"status"`
+}
+
+// NodeSelectorTerm is core/v1 NodeSelectorTerm.
+type NodeSelectorTerm struct {
+	MatchExpressions []struct {
+		Key      string   `json:"key"`
+		Operator string   `json:"operator"`
+		Values   []string `json:"values"`
+	} `json:"matchExpressions"`
+}
+
+// OnlyNode returns the node that is the only one from which the volume can be reached, by the values of a topology key.
+// It returns "" if there are several.
+func (v PersistentVolume) OnlyNode(topologyKey string) string {
+	terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
+	if len(terms) != 1 {
+		return ""
+	}
+	for _, e := range terms[0].MatchExpressions {
+		if e.Key == topologyKey && e.Operator == "In" && len(e.Values) == 1 {
+			return e.Values[0]
+		}
+	}
+	return ""
 }
 
 // SnapshotContent is snapshot.storage.k8s.io/v1 VolumeSnapshotContent.
@@ -209,6 +285,7 @@ type StorageClass struct {
 	Parameters        map[string]string `json:"parameters"`
 	MountOptions      []string          `json:"mountOptions"`
 	VolumeBindingMode string            `json:"volumeBindingMode"`
+	ReclaimPolicy     string            `json:"reclaimPolicy"`
 }
 
 // endpointSlice is discovery/v1 EndpointSlice.

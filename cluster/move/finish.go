@@ -1,0 +1,65 @@
+package move
+
+import (
+	"context"
+	"fmt"
+)
+
+// clean deletes the old volume and the objects that exist only during the move.
+func (m *Mover) clean(ctx context.Context) error {
+	current, err := m.current(ctx)
+	if err != nil {
+		return err
+	}
+	if current != newVolume {
+		return fmt.Errorf("claim %s/%s does not have the volume on node %s: nothing is deleted", m.Namespace, m.ClaimName, m.state.To)
+	}
+	if err := m.removeCopies(ctx, m.state.Round); err != nil {
+		return err
+	}
+	if m.state.Keep || m.Keep {
+		m.Progress("PersistentVolume %s keeps the old volume. This command deletes it and its data:", m.keptName())
+		m.Progress(`  kubectl patch persistentvolume %s -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`, m.keptName())
+	} else if err := m.removeKept(ctx, true); err != nil {
+		return err
+	}
+	other := map[string]any{}
+	if m.claim.Metadata.Annotations[selectedNode] != "" {
+		other[selectedNode] = m.state.To
+	}
+	return m.save(ctx, func(s *state) { s.Step = complete }, other)
+}
+
+// Abort undoes a move whose claim still has its old volume.
+func (m *Mover) Abort(ctx context.Context) error {
+	if m.state.Step == complete {
+		return fmt.Errorf("--abort: claim %s/%s has no move that is not complete", m.Namespace, m.ClaimName)
+	}
+	current, err := m.current(ctx)
+	if err != nil {
+		return err
+	}
+	if current == newVolume {
+		return fmt.Errorf("--abort: claim %s/%s already has the volume on node %s: complete the move with --to %[3]s", m.Namespace, m.ClaimName, m.state.To)
+	}
+	if err := m.restore(ctx); err != nil {
+		return err
+	}
+	if err := m.enter(ctx, aborting); err != nil { // which also makes a lost claim Bound
+		return err
+	}
+	if err := m.waitBound(ctx); err != nil {
+		return err
+	}
+	if err := m.uncordon(ctx); err != nil {
+		return err
+	}
+	if err := m.removeCopies(ctx, m.state.Round); err != nil {
+		return err
+	}
+	if err := m.removeKept(ctx, false); err != nil {
+		return err
+	}
+	m.Progress("Move %s is undone.", m.state.ID)
+	return m.save(ctx, func(s *state) { s.Step = complete }, nil)
+}

@@ -1,0 +1,160 @@
+package move
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/kubectl"
+)
+
+// Options are the arguments of a move.
+type Options struct {
+	Namespace, ClaimName string
+	// To is the node to which the volume is moved.
+	To string
+	// SnapshotClass is the class of the snapshots. If it is empty, the only one or the default one of the driver is used.
+	SnapshotClass string
+	// Keep keeps the old volume after the move.
+	Keep bool
+	// Timeout limits each wait for pods and objects. The transfer of data has no limit.
+	Timeout time.Duration
+	// Transfers reports whether volumes of a kind can be sent to another node.
+	Transfers func(kind string) bool
+	// Progress prints a line.
+	Progress func(format string, args ...any)
+}
+
+// Mover moves the volume of a claim.
+type Mover struct {
+	Options
+	api *kubectl.Cluster
+	// claim and state are as this process has last read or written them.
+	claim kube.Claim
+	state state
+	times times
+}
+
+// New reads a claim and the state of its move, if one has begun.
+func New(ctx context.Context, cluster *kubectl.Cluster, o Options) (*Mover, error) {
+	claim, err := cluster.Claim(ctx, o.Namespace, o.ClaimName)
+	if err != nil {
+		return nil, err
+	}
+	s, err := readState(claim)
+	if err != nil {
+		return nil, err
+	}
+	return &Mover{Options: o, api: cluster, claim: claim, state: s}, nil
+}
+
+// Begun describes the move that has begun and is not complete, or returns "".
+func (m *Mover) Begun() string {
+	if m.state.Step == complete {
+		return ""
+	}
+	return fmt.Sprintf("move %s from node %s to node %s, step %s", m.state.ID, m.state.From, m.state.To, m.state.Step)
+}
+
+// Destination returns the node of the move that has begun.
+func (m *Mover) Destination() string { return m.state.To }
+
+// Start moves the volume as planned.
+func (m *Mover) Start(ctx context.Context, p Plan) error {
+	first, round := stopping, 0
+	if p.Precopy {
+		first, round = copying, 1
+	}
+	err := m.save(ctx, func(s *state) {
+		*s = state{
+			ID: uuid.NewString()[:8], From: p.From, To: p.To, SnapshotClass: p.SnapshotClass, Step: first, Round: round,
+			Used: len(p.Pods) > 0, Keep: m.Keep, Old: manifestOf(p.old),
+		}
+	}, nil)
+	if err != nil {
+		return err
+	}
+	return m.run(ctx)
+}
+
+// Resume continues a move that has begun.
+func (m *Mover) Resume(ctx context.Context) error {
+	switch {
+	case m.To != m.state.To:
+		return fmt.Errorf("--to %q: the claim is already being moved to node %s: continue with --to %[2]s, or undo that move with --abort", m.To, m.state.To)
+	case m.state.Step == aborting:
+		return fmt.Errorf("claim %s/%s: its move is being undone: complete this with --abort", m.Namespace, m.ClaimName)
+	}
+	m.Progress("Continuing move %s at the step %s.", m.state.ID, m.state.Step)
+	if err := m.rewind(ctx); err != nil {
+		return err
+	}
+	return m.run(ctx)
+}
+
+// rewind returns to the step stop if the volume may have been used since the last copy was created.
+func (m *Mover) rewind(ctx context.Context) error {
+	switch m.state.Step {
+	case catching:
+		return m.enter(ctx, stopping)
+	case swapping:
+		current, err := m.current(ctx)
+		if err != nil || current != oldVolume {
+			return err
+		}
+		return m.enter(ctx, stopping)
+	}
+	return nil
+}
+
+// run runs the steps from that of the state on.
+func (m *Mover) run(ctx context.Context) error {
+	steps := map[step]func(context.Context) error{
+		copying: m.precopy, stopping: m.stop, catching: m.catchUp, swapping: m.swap, starting: m.start, cleaning: m.clean,
+	}
+	for m.state.Step != complete {
+		if err := steps[m.state.Step](ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pollInterval is the time between two reads of an object that is waited for.
+const pollInterval = 200 * time.Millisecond
+
+// until calls done until it returns true or an error. A limit of 0 means none. what describes what is waited for, and is part of
+// the error after the limit.
+func until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
+	begin := time.Now()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if limit > 0 && time.Since(begin) > limit {
+			return fmt.Errorf("timed out after %v waiting until %s", limit, what)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// times are the parts of the time in which the pods are stopped.
+type times struct{ stopped, ended, snapshot, copied, swapped time.Time }
+
+// String returns the parts, or "" if this process has not run all of them.
+func (t times) String() string {
+	if t.stopped.IsZero() || t.swapped.IsZero() {
+		return ""
+	}
+	now := time.Now()
+	seconds := func(from, to time.Time) float64 { return to.Sub(from).Seconds() }
+	return fmt.Sprintf("%.1f s: end of the pods %.1f s, snapshot %.1f s, transfer %.1f s, replacement of the volume %.1f s, start of the pods %.1f s",
+		seconds(t.stopped, now), seconds(t.stopped, t.ended), seconds(t.ended, t.snapshot), seconds(t.snapshot, t.copied), seconds(t.copied, t.swapped), seconds(t.swapped, now))
+}

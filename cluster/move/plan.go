@@ -1,0 +1,263 @@
+package move
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/status"
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// defaultSnapshotClass is the annotation of the default VolumeSnapshotClass of a driver.
+const defaultSnapshotClass = "snapshot.storage.kubernetes.io/is-default-class"
+
+// Plan is what a move will do.
+type Plan struct {
+	Volume        kube.PersistentVolume
+	From, To      string
+	SizeBytes     int64
+	UsedBytes     int64
+	SnapshotClass string
+	// Pods are the pods that use the claim, with their controllers.
+	Pods []PlannedPod
+	// Cordon is true if the node From is not cordoned, and will be during the stop.
+	Cordon bool
+	// Precopy is true if the data is copied while the pods run.
+	Precopy bool
+
+	old kube.Object
+}
+
+// PlannedPod is a pod that the move stops.
+type PlannedPod struct {
+	Name string
+	// Controller is the kind and the name of the controller, as kind/name.
+	Controller string
+}
+
+// Plan examines whether the volume can be moved. report is the report of the drivers. The error tells why it cannot be moved.
+func (m *Mover) Plan(ctx context.Context, report status.Report) (Plan, error) {
+	p := Plan{To: m.To}
+	if err := m.checkClaim(); err != nil {
+		return p, err
+	}
+	if err := m.checkRights(ctx); err != nil {
+		return p, err
+	}
+	if err := m.planVolume(ctx, &p, report); err != nil {
+		return p, err
+	}
+	class, err := m.checkClass(ctx, report.Driver, p)
+	if err != nil {
+		return p, err
+	}
+	if err := m.checkDestination(ctx, report.Driver, p); err != nil {
+		return p, err
+	}
+	if p.SnapshotClass, err = m.chooseSnapshotClass(ctx, report.Driver); err != nil {
+		return p, err
+	}
+	pods, err := m.users(ctx)
+	if err != nil {
+		return p, err
+	}
+	if p.Pods, err = m.checkPods(ctx, pods, p.From, p.To); err != nil {
+		return p, err
+	}
+	return p, m.planCopies(ctx, &p, report, class)
+}
+
+// checkClaim checks the claim itself.
+func (m *Mover) checkClaim() error {
+	c := m.claim
+	name := c.Metadata.Namespace + "/" + c.Metadata.Name
+	switch owner := slices.IndexFunc(c.Metadata.OwnerReferences, func(o kube.Owner) bool { return o.Kind == "Pod" }); {
+	case c.Metadata.DeletionTimestamp != "":
+		return fmt.Errorf("claim %s is being deleted: its volume cannot be moved", name)
+	case owner >= 0:
+		return fmt.Errorf("claim %s belongs to pod %s, and is deleted with that pod: it cannot be moved", name, c.Metadata.OwnerReferences[owner].Name)
+	case c.Status.Phase != "Bound":
+		return fmt.Errorf("claim %s is %s: only the volume of a bound claim can be moved: wait until the claim is Bound", name, cmp.Or(c.Status.Phase, "Pending"))
+	case slices.Contains(c.Spec.AccessModes, "ReadWriteMany"), slices.Contains(c.Spec.AccessModes, "ReadOnlyMany"):
+		return fmt.Errorf("claim %s has the access modes %q: only claims with ReadWriteOnce or ReadWriteOncePod can be moved", name, c.Spec.AccessModes)
+	}
+	return nil
+}
+
+// planVolume checks the volume of the claim.
+func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) (err error) {
+	if p.old, err = m.api.PersistentVolume(ctx, m.claim.Spec.VolumeName); err != nil {
+		return err
+	}
+	if p.Volume, err = kube.AsPersistentVolume(p.old); err != nil {
+		return err
+	}
+	name, csi := p.Volume.Metadata.Name, p.Volume.Spec.CSI
+	if csi.Driver != report.Driver {
+		return fmt.Errorf("PersistentVolume %s has the driver %q: only volumes of %s can be moved", name, csi.Driver, report.Driver)
+	}
+	id, err := volume.ParseID(csi.VolumeHandle)
+	if err != nil {
+		return fmt.Errorf("PersistentVolume %s: %w", name, err)
+	}
+	if id.Shared() {
+		return fmt.Errorf("volume %v is on an export, which every node can reach: its pods can run on every node without a move", id)
+	}
+	if !m.Transfers(id.Backend) {
+		return fmt.Errorf("volume %v: backend %s cannot send a volume to another node: copy the data with a pod for each node, as in docs/migration.md", id, id.Backend)
+	}
+	if p.From = p.Volume.OnlyNode(translate.TopologyKey); p.From == "" {
+		return fmt.Errorf("PersistentVolume %s: its node affinity does not select one node by %s: only a volume of one node can be moved", name, translate.TopologyKey)
+	}
+	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == csi.VolumeHandle })
+	if i < 0 {
+		return fmt.Errorf("volume %v is not in the report of the drivers: see 'kubectl trivet status' for node %s", id, p.From)
+	}
+	p.SizeBytes, p.UsedBytes = report.Volumes[i].SizeBytes, report.Volumes[i].UsedBytes
+	return nil
+}
+
+// checkClass checks the StorageClass, with which the copies are created.
+func (m *Mover) checkClass(ctx context.Context, driver string, p Plan) (kube.StorageClass, error) {
+	name := m.claim.Spec.StorageClassName
+	if name == "" {
+		return kube.StorageClass{}, fmt.Errorf("claim %s/%s has no StorageClass, with which the copy could be created", m.Namespace, m.ClaimName)
+	}
+	class, err := m.api.StorageClass(ctx, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return class, fmt.Errorf("StorageClass %q of the claim does not exist: create it again, because the copy is created with it", name)
+	case err != nil:
+		return class, err
+	case class.Provisioner != driver:
+		return class, fmt.Errorf("StorageClass %q has the provisioner %q: it must be %s, because the copy is created with it", name, class.Provisioner, driver)
+	case class.Parameters[volume.ParamCopies] == volume.CopiesLocal:
+		return class, fmt.Errorf("StorageClass %q has the parameter %s: %s, so that copies stay on node %s: delete the class, and create it again without this parameter", name, volume.ParamCopies, volume.CopiesLocal, p.From)
+	}
+	return class, nil
+}
+
+// checkDestination checks the node to which the volume is moved.
+func (m *Mover) checkDestination(ctx context.Context, driver string, p Plan) error {
+	if p.From == p.To {
+		return fmt.Errorf("--to %q: the volume is already on this node", p.To)
+	}
+	node, err := m.api.Node(ctx, p.To)
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("--to %q: the cluster has no such node", p.To)
+	case err != nil:
+		return err
+	case !node.Ready():
+		return fmt.Errorf("--to %q: the node is not ready", p.To)
+	case node.Spec.Unschedulable:
+		return fmt.Errorf("--to %q: the node is cordoned, so that no pod can start there: run 'kubectl uncordon %s'", p.To, p.To)
+	}
+	registered, err := m.api.CSINode(ctx, p.To)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	if _, found := registered.Driver(driver); !found {
+		return fmt.Errorf("--to %q: the driver %s is not registered on the node: see 'kubectl trivet status'", p.To, driver)
+	}
+	return nil
+}
+
+// chooseSnapshotClass returns the class that the user has named, otherwise the only one or the default one of the driver.
+func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string, error) {
+	all, err := m.api.SnapshotClasses(ctx, driver)
+	if err != nil {
+		return "", err
+	}
+	var names, defaults []string
+	for _, c := range all {
+		names = append(names, c.Metadata.Name)
+		if c.Metadata.Annotations[defaultSnapshotClass] == "true" {
+			defaults = append(defaults, c.Metadata.Name)
+		}
+	}
+	switch {
+	case m.SnapshotClass != "" && !slices.Contains(names, m.SnapshotClass):
+		return "", fmt.Errorf("--snapshot-class %q is not a VolumeSnapshotClass of %s: it has %q", m.SnapshotClass, driver, names)
+	case m.SnapshotClass != "":
+		return m.SnapshotClass, nil
+	case len(names) == 1:
+		return names[0], nil
+	case len(defaults) == 1:
+		return defaults[0], nil
+	case len(names) == 0:
+		return "", fmt.Errorf("driver %s has no VolumeSnapshotClass: enable snapshots as in docs/snapshots.md", driver)
+	}
+	return "", fmt.Errorf("driver %s has the VolumeSnapshotClasses %q, and none of them is the only default: name one by --snapshot-class", driver, names)
+}
+
+// planCopies checks the room on the node To. Two copies exist there at the same time, so that only changes are sent for the
+// second one.
+func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, class kube.StorageClass) error {
+	p.Precopy = len(p.Pods) > 0
+	if room, known := roomOn(report, p.To, class.Parameters[volume.ParamPool]); known {
+		if room < p.SizeBytes {
+			return fmt.Errorf("--to %q: the node has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
+		}
+		p.Precopy = p.Precopy && room >= 2*p.SizeBytes
+	}
+	from, err := m.api.Node(ctx, p.From)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	p.Cordon = len(p.Pods) > 0 && !from.Spec.Unschedulable
+	return nil
+}
+
+// roomOn returns the largest room of a pool with a name on a node, or of any pool if the name is empty.
+func roomOn(report status.Report, node, name string) (room int64, known bool) {
+	for _, p := range report.Pools {
+		if p.Node == node && p.Problem == "" && (name == "" || p.Name == name) {
+			room, known = max(room, p.RoomBytes), true
+		}
+	}
+	return room, known
+}
+
+// rights are the rights that a move needs, beside those for the report of the drivers.
+func (m *Mover) rights() (all []kube.Right) {
+	add := func(namespace, group, resource string, verbs ...string) {
+		for _, verb := range verbs {
+			all = append(all, kube.Right{Verb: verb, Group: group, Resource: resource, Namespace: namespace})
+		}
+	}
+	add(m.Namespace, "", "persistentvolumeclaims", "get", "create", "patch", "delete")
+	add(m.Namespace, "", "pods", "get", "list")
+	add(m.Namespace, "", "events", "list")
+	add(m.Namespace, "snapshot.storage.k8s.io", "volumesnapshots", "get", "create", "delete")
+	add("", "snapshot.storage.k8s.io", "volumesnapshotclasses", "list")
+	add("", "storage.k8s.io", "storageclasses", "get")
+	add("", "storage.k8s.io", "csinodes", "get")
+	add("", "storage.k8s.io", "csidrivers", "get")
+	add("", "storage.k8s.io", "volumeattachments", "list")
+	add("", "", "nodes", "get", "patch")
+	add("", "", "persistentvolumes", "get", "create", "patch", "delete")
+	return append(all, kube.Right{Verb: "create", Resource: "pods", Subresource: "eviction", Namespace: m.Namespace})
+}
+
+// checkRights returns an error with the rights that the user does not have, so that a move does not stop half-way.
+func (m *Mover) checkRights(ctx context.Context) error {
+	var missing []error
+	for _, r := range m.rights() {
+		allowed, err := m.api.May(ctx, r)
+		if err != nil {
+			return err
+		}
+		if !allowed {
+			missing = append(missing, fmt.Errorf("this command needs the right to %v", r))
+		}
+	}
+	return errors.Join(missing...)
+}

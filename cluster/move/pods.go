@@ -1,0 +1,134 @@
+package move
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/status"
+)
+
+// mirrorAnnotation is the annotation of the object that represents a static pod.
+const mirrorAnnotation = "kubernetes.io/config.mirror"
+
+// users returns the pods that use the claim. A completed pod uses no claim.
+func (m *Mover) users(ctx context.Context) ([]kube.Pod, error) {
+	all, err := m.api.Pods(ctx, m.Namespace, "")
+	return slices.DeleteFunc(all, func(p kube.Pod) bool {
+		return p.Completed() || !slices.Contains(p.Claims(), m.ClaimName)
+	}), err
+}
+
+// checkPods checks that pods can be stopped and that new ones can run on node to.
+func (m *Mover) checkPods(ctx context.Context, pods []kube.Pod, from, to string) (planned []PlannedPod, err error) {
+	for _, pod := range pods {
+		controller, err := m.checkController(ctx, pod, from)
+		if err != nil {
+			return nil, err
+		}
+		reason, err := m.api.Unfit(ctx, pod.Metadata, to)
+		if err != nil {
+			return nil, err
+		}
+		if reason != "" {
+			return nil, refusal(pod, "cannot run on node %s: %s", to, reason)
+		}
+		if err := m.checkOtherClaims(ctx, pod, to); err != nil {
+			return nil, err
+		}
+		planned = append(planned, PlannedPod{pod.Metadata.Name, controller})
+	}
+	return planned, nil
+}
+
+// refusal returns an error about a pod.
+func refusal(pod kube.Pod, format string, args ...any) error {
+	return fmt.Errorf("pod %s/%s, which uses the claim, %s", pod.Metadata.Namespace, pod.Metadata.Name, fmt.Sprintf(format, args...))
+}
+
+// checkController checks that a controller creates a new pod, and that the scheduler does not place it on a cordoned node. It
+// returns the controller.
+func (m *Mover) checkController(ctx context.Context, pod kube.Pod, from string) (string, error) {
+	owner, managed := pod.Metadata.Controller()
+	switch _, mirror := pod.Metadata.Annotations[mirrorAnnotation]; {
+	case mirror:
+		return "", refusal(pod, "is a static pod of node %s, which the kubelet starts again: remove its manifest", pod.Spec.NodeName)
+	case !managed:
+		return "", refusal(pod, "has no controller that would create it on the other node: delete the pod, and create it again after the move")
+	case owner.Kind == "DaemonSet":
+		return "", refusal(pod, "belongs to %s %s, which runs it on each node: only the volumes of pods that can run on any node can be moved", owner.Kind, owner.Name)
+	case pod.Spec.NodeName != "" && pod.Spec.NodeName != from:
+		return "", refusal(pod, "is on node %s, and not on that of the volume, %s", pod.Spec.NodeName, from)
+	}
+	tolerates, err := m.api.ToleratesCordon(ctx, pod.Metadata)
+	if tolerates {
+		return "", refusal(pod, "tolerates the taint node.kubernetes.io/unschedulable, so that a new pod would start on the old node: remove the toleration, or scale %s/%s to 0", owner.Kind, owner.Name)
+	}
+	return owner.Kind + "/" + owner.Name, err
+}
+
+// checkOtherClaims checks that the volumes of the pod's other claims can be reached from node to.
+func (m *Mover) checkOtherClaims(ctx context.Context, pod kube.Pod, to string) error {
+	for _, name := range pod.Claims() {
+		if name == m.ClaimName {
+			continue
+		}
+		claim, err := m.api.Claim(ctx, m.Namespace, name)
+		if err != nil {
+			return err
+		}
+		if claim.Spec.VolumeName == "" {
+			continue
+		}
+		reachable, err := m.api.Reachable(ctx, claim.Spec.VolumeName, to)
+		if err != nil {
+			return err
+		}
+		if !reachable {
+			return refusal(pod, "also uses claim %s, whose volume cannot be reached from node %s: only a pod whose other volumes can be reached from there can be moved", name, to)
+		}
+	}
+	return nil
+}
+
+// usedOn returns the name of a node on which pods or the kubelet may use the volume, or "".
+func (m *Mover) usedOn(ctx context.Context) (string, error) {
+	pods, err := m.users(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range pods {
+		if p.Spec.NodeName != "" {
+			return p.Spec.NodeName, nil
+		}
+	}
+	attachments, err := m.api.VolumeAttachments(ctx)
+	for _, a := range attachments {
+		if a.Spec.Source.PersistentVolumeName == m.claim.Spec.VolumeName {
+			return a.Spec.NodeName, nil
+		}
+	}
+	return "", err
+}
+
+// staged reports whether the volume is staged on its node. Without attachments, only the driver knows it.
+func (m *Mover) staged(ctx context.Context) (bool, error) {
+	old, err := kube.AsPersistentVolume(m.state.Old)
+	if err != nil {
+		return false, err
+	}
+	driver, err := m.api.CSIDriver(ctx, old.Spec.CSI.Driver)
+	if err != nil || driver.Spec.AttachRequired {
+		return false, err
+	}
+	report, err := m.api.Report(ctx)
+	if err != nil {
+		return false, err
+	}
+	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == old.Spec.CSI.VolumeHandle })
+	if i < 0 {
+		return false, fmt.Errorf("volume %s is not in the report of the drivers: see 'kubectl trivet status' for node %s", old.Spec.CSI.VolumeHandle, m.state.From)
+	}
+	return report.Volumes[i].Staged, nil
+}

@@ -1,0 +1,156 @@
+package move
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+)
+
+// stop stops the pods that use the claim. Their controllers create new pods, which stay Pending, because the
+// PersistentVolume allows only the node From, and that is cordoned.
+func (m *Mover) stop(ctx context.Context) error {
+	pods, err := m.users(ctx)
+	if err != nil {
+		return err
+	}
+	if len(pods) > 0 {
+		if _, err := m.checkPods(ctx, pods, m.state.From, m.state.To); err != nil {
+			return err
+		}
+		if err := m.cordon(ctx); err != nil {
+			return err
+		}
+	}
+	m.times = times{stopped: time.Now()}
+	if err := m.evictAll(ctx); err != nil {
+		return err
+	}
+	m.times.ended = time.Now()
+	if err := m.restore(ctx); err != nil {
+		return err
+	}
+	return m.save(ctx, func(s *state) { s.Step, s.Round = catching, s.Round+1 }, nil)
+}
+
+// cordon cordons the node From, unless it is cordoned already.
+func (m *Mover) cordon(ctx context.Context) error {
+	node, err := m.api.Node(ctx, m.state.From)
+	if err != nil || node.Spec.Unschedulable {
+		return err
+	}
+	if err := m.save(ctx, func(s *state) { s.Cordoned = true }, nil); err != nil {
+		return err
+	}
+	m.Progress("Node %s is cordoned until the move is complete.", m.state.From)
+	return m.api.Cordon(ctx, m.state.From, true)
+}
+
+// evictAll evicts the pods that use the claim, and waits until the volume is not used.
+func (m *Mover) evictAll(ctx context.Context) error {
+	shown, evicted := "", map[string]bool{}
+	return until(ctx, m.Timeout, fmt.Sprintf("the volume is not used on node %s: see 'kubectl describe persistentvolumeclaim -n %s %s'", m.state.From, m.Namespace, m.ClaimName), func() (bool, error) {
+		pods, err := m.users(ctx)
+		if err != nil {
+			return false, err
+		}
+		for _, pod := range slices.DeleteFunc(pods, func(p kube.Pod) bool { return p.Spec.NodeName == "" || p.Metadata.DeletionTimestamp != "" }) {
+			if err := m.evict(ctx, pod, evicted, &shown); err != nil {
+				return false, err
+			}
+		}
+		node, err := m.usedOn(ctx)
+		if err != nil || node != "" {
+			return false, err
+		}
+		staged, err := m.staged(ctx)
+		return !staged, err
+	})
+}
+
+// evict evicts a pod. If a PodDisruptionBudget does not allow it now, it is repeated later.
+func (m *Mover) evict(ctx context.Context, pod kube.Pod, evicted map[string]bool, shown *string) error {
+	if _, err := m.checkController(ctx, pod, m.state.From); err != nil {
+		return err
+	}
+	err := m.api.Evict(ctx, pod.Metadata)
+	switch {
+	case apierrors.IsTooManyRequests(err):
+		if message := fmt.Sprintf("Pod %s is not evicted yet: %v", pod.Metadata.Name, err); message != *shown {
+			*shown = message
+			m.Progress("%s", message)
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("evicting pod %s: %w", pod.Metadata.Name, err)
+	case !evicted[pod.Metadata.UID]:
+		evicted[pod.Metadata.UID] = true
+		m.Progress("Pod %s is evicted.", pod.Metadata.Name)
+	}
+	return nil
+}
+
+// start waits until the pods run on the node To.
+func (m *Mover) start(ctx context.Context) error {
+	if err := m.waitBound(ctx); err != nil {
+		return err
+	}
+	m.times.swapped = time.Now()
+	if err := m.uncordon(ctx); err != nil {
+		return err
+	}
+	if m.state.Used {
+		if err := m.waitRunning(ctx); err != nil {
+			return err
+		}
+		if times := m.times.String(); times != "" {
+			m.Progress("The pods were stopped for %s.", times)
+		}
+	}
+	return m.enter(ctx, cleaning)
+}
+
+// uncordon undoes cordon.
+func (m *Mover) uncordon(ctx context.Context) error {
+	if !m.state.Cordoned {
+		return nil
+	}
+	if err := absent(m.api.Cordon(ctx, m.state.From, false)); err != nil {
+		return fmt.Errorf("uncordoning node %s: %w", m.state.From, err)
+	}
+	return m.save(ctx, func(s *state) { s.Cordoned = false }, nil)
+}
+
+// waitRunning waits until a pod that uses the claim runs on the node To, or has completed there. It also succeeds if no pod uses
+// the claim after the timeout, because its controller may have been scaled down.
+func (m *Mover) waitRunning(ctx context.Context) error {
+	var seen []string
+	err := until(ctx, m.Timeout, "a pod runs on node "+m.state.To, func() (bool, error) {
+		all, err := m.api.Pods(ctx, m.Namespace, "")
+		seen = nil
+		for _, p := range all {
+			if !slices.Contains(p.Claims(), m.ClaimName) {
+				continue
+			}
+			if p.Spec.NodeName == m.state.To && (p.Status.Phase == "Running" || p.Status.Phase == "Succeeded") {
+				return true, err
+			}
+			seen = append(seen, p.Metadata.Name)
+		}
+		return false, err
+	})
+	if err == nil || ctx.Err() != nil || errors.As(err, new(apierrors.APIStatus)) {
+		return err
+	}
+	if len(seen) == 0 {
+		m.Progress("No pod uses the claim.")
+		return nil
+	}
+	return fmt.Errorf("%w: see 'kubectl describe pod -n %s %s': the old volume is kept until then", err, m.Namespace, strings.Join(seen, " "))
+}
