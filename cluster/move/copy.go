@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/translate"
 )
 
@@ -38,6 +39,7 @@ func (m *Mover) precopy(ctx context.Context) error {
 		if err := m.copyVolume(ctx, func() error { return nil }); err != nil {
 			return err
 		}
+		crashpoint.Here(crashpoint.MoveCopied)
 		if err := m.removeCopies(ctx, m.state.Round-1); err != nil {
 			return err
 		}
@@ -67,6 +69,7 @@ func (m *Mover) catchUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveCaughtUp)
 	m.times.copied = time.Now()
 	copied, err := m.api.Claim(ctx, m.Namespace, m.copyName(m.state.Round))
 	if err != nil {
@@ -93,6 +96,7 @@ func (m *Mover) copyVolume(ctx context.Context, check func() error) error {
 	if err := m.takeSnapshot(ctx, name, check); err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveSnapshot)
 	m.times.snapshot = time.Now()
 	err := m.api.CreateClaim(ctx, m.Namespace, m.copyClaim(name))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -227,6 +231,7 @@ func (m *Mover) removeCopies(ctx context.Context, last int) error {
 		if err := m.removeCopy(ctx, name); err != nil {
 			return err
 		}
+		crashpoint.Here(crashpoint.MoveCopyGone)
 		if err := m.api.DeleteSnapshot(ctx, m.Namespace, name); err != nil {
 			return fmt.Errorf("deleting snapshot %s: %w", name, err)
 		}
@@ -249,6 +254,7 @@ func (m *Mover) removeCopy(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveReleased)
 	if err := m.api.DeleteClaim(ctx, m.Namespace, name); err != nil {
 		return fmt.Errorf("deleting claim %s: %w", name, err)
 	}

@@ -3,6 +3,8 @@ package move
 import (
 	"context"
 	"fmt"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // clean deletes the old volume and the objects that exist only during the move.
@@ -23,6 +25,7 @@ func (m *Mover) clean(ctx context.Context) error {
 	} else if err := m.removeKept(ctx, true); err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveOldGone)
 	other := map[string]any{}
 	if m.claim.Metadata.Annotations[selectedNode] != "" {
 		other[selectedNode] = m.state.To
@@ -48,6 +51,7 @@ func (m *Mover) Abort(ctx context.Context) error {
 	if err := m.enter(ctx, aborting); err != nil { // which also makes a lost claim Bound
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveAborting)
 	if err := m.waitBound(ctx); err != nil {
 		return err
 	}

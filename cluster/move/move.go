@@ -9,6 +9,7 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // Options are the arguments of a move.
@@ -77,6 +78,7 @@ func (m *Mover) Start(ctx context.Context, p Plan) error {
 	if err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveBegun)
 	return m.run(ctx)
 }
 

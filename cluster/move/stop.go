@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // stop stops the pods that use the claim. Their controllers create new pods, which stay Pending, because the
@@ -27,11 +28,13 @@ func (m *Mover) stop(ctx context.Context) error {
 		if err := m.cordon(ctx); err != nil {
 			return err
 		}
+		crashpoint.Here(crashpoint.MoveCordoned)
 	}
 	m.times = times{stopped: time.Now()}
 	if err := m.evictAll(ctx); err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveStopped)
 	m.times.ended = time.Now()
 	if err := m.restore(ctx); err != nil {
 		return err
@@ -112,6 +115,7 @@ func (m *Mover) start(ctx context.Context) error {
 		if times := m.times.String(); times != "" {
 			m.Progress("The pods were stopped for %s.", times)
 		}
+		crashpoint.Here(crashpoint.MoveRunning)
 	}
 	return m.enter(ctx, cleaning)
 }

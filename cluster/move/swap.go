@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // manifestOf returns what is necessary to create a PersistentVolume again.
@@ -116,26 +118,22 @@ func (m *Mover) swap(ctx context.Context) error {
 		return err
 	}
 	if current == oldVolume {
-		if err := m.detachOld(ctx); err != nil {
-			return err
-		}
-		node, err := m.usedOn(ctx)
-		if err != nil {
-			return err
-		}
-		if node != "" { // it was used after the last copy
-			m.Progress("A pod has used the volume on node %s since it was stopped. It is stopped again.", node)
-			return m.enter(ctx, stopping)
-		}
+		err = m.detachOld(ctx)
 	}
-	if current != newVolume {
-		if err := m.api.CreatePersistentVolume(ctx, runtime.DeepCopyJSON(m.state.New)); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("creating PersistentVolume %s: %w", m.claim.Spec.VolumeName, err)
-		}
+	if err == nil && current != newVolume {
+		err = m.attachNew(ctx)
+	}
+	if errors.Is(err, errUsed) {
+		m.Progress("A pod has used the volume since it was stopped. It is stopped again.")
+		return m.enter(ctx, stopping)
+	}
+	if err != nil {
+		return err
 	}
 	if err := m.waitPhase(ctx); err != nil {
 		return err
 	}
+	crashpoint.Here(crashpoint.MoveReplaced)
 	// The controller of PersistentVolumes examines a lost claim when the claim changes, otherwise after 15 seconds.
 	if err := m.enter(ctx, starting); err != nil {
 		return err
@@ -157,11 +155,33 @@ func (m *Mover) detachOld(ctx context.Context) error {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating PersistentVolume %s: %w", m.keptName(), err)
 	}
+	crashpoint.Here(crashpoint.MoveKept)
 	old, err := m.view(ctx, m.claim.Spec.VolumeName)
 	if err != nil {
 		return err
 	}
-	return m.removeObject(ctx, old)
+	err = m.removeObject(ctx, old)
+	crashpoint.Here(crashpoint.MoveLost)
+	return err
+}
+
+// attachNew creates the new PersistentVolume of the claim. If a pod has used the volume after the last copy, it creates the old
+// one again, without which the volume cannot be detached.
+func (m *Mover) attachNew(ctx context.Context) error {
+	node, err := m.usedOn(ctx)
+	if err != nil {
+		return err
+	}
+	if node != "" {
+		if err := m.restore(ctx); err != nil {
+			return err
+		}
+		return errUsed
+	}
+	if err := m.api.CreatePersistentVolume(ctx, runtime.DeepCopyJSON(m.state.New)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating PersistentVolume %s: %w", m.claim.Spec.VolumeName, err)
+	}
+	return nil
 }
 
 // removeObject removes the object of a PersistentVolume, but not the volume.

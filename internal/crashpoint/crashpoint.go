@@ -1,4 +1,4 @@
-// Package crashpoint lists the points at which test/crash kills the driver. Each point follows a step with a
+// Package crashpoint lists the points at which test/crash kills the driver, and test/e2e kubectl trivet move. Each point follows a step with a
 // persistent effect. In the normal binary Here does nothing and is inlined. A binary with the build tag
 // `crashpoints` kills itself at the point that the environment variable TRIVET_CRASH_AT names.
 package crashpoint
@@ -69,7 +69,31 @@ const (
 	ReapErasing       Point = "reap-erasing"       // disk wiped, partition tables partly removed
 )
 
-// All contains all points. test/crash fails if one of them is never reached.
+// The points of `kubectl trivet move` in the order in which they are reached.
+const (
+	MoveBegun    Point = "move-begun"     // state recorded, no other object
+	MoveSnapshot Point = "move-snapshot"  // snapshot taken, no claim of the copy
+	MoveCopied   Point = "move-copied"    // a copy complete, the older ones not deleted
+	MoveCordoned Point = "move-cordoned"  // node cordoned, no pod evicted
+	MoveStopped  Point = "move-stopped"   // volume not used, not recorded
+	MoveCaughtUp Point = "move-caught-up" // last copy complete, not recorded
+	MoveKept     Point = "move-kept"      // a second object for the old volume
+	MoveLost     Point = "move-lost"      // claim without a PersistentVolume
+	MoveReplaced Point = "move-replaced"  // claim with the new volume, not recorded
+	MoveRunning  Point = "move-running"   // pod with the new volume, not recorded
+	MoveReleased Point = "move-released"  // PersistentVolume of the last copy deleted, its claim not
+	MoveCopyGone Point = "move-copy-gone" // claim of the copy deleted, its snapshot not
+	MoveOldGone  Point = "move-old-gone"  // old volume deleted, state not removed
+	MoveAborting Point = "move-aborting"  // claim with the old volume, copies not deleted
+)
+
+// Move contains all points of `kubectl trivet move`.
+var Move = []Point{
+	MoveBegun, MoveSnapshot, MoveCopied, MoveCordoned, MoveStopped, MoveCaughtUp, MoveKept, MoveLost, MoveReplaced, MoveRunning,
+	MoveReleased, MoveCopyGone, MoveOldGone, MoveAborting,
+}
+
+// All contains all points of the driver. test/crash fails if one of them is never reached.
 var All = []Point{
 	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
 	ReceiveSynced, ReceiveRecorded, ReceiveMoved,

@@ -22,13 +22,13 @@ import (
 	"github.com/trivet-csi/trivet/cluster/status"
 )
 
-// installPlugin installs the driver's binary as the plugin of kubectl. It returns a function that prepares a call of
-// `kubectl trivet`.
-func installPlugin(t *testing.T) func(ctx context.Context, args ...string) *exec.Cmd {
+// installPlugin installs a binary of the driver, in the state directory of the cluster, as the plugin of kubectl. It returns a
+// function that prepares a call of `kubectl trivet`.
+func installPlugin(t *testing.T, binary string) func(ctx context.Context, args ...string) *exec.Cmd {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"kubectl-trivet", "kubectl_complete-trivet"} {
-		must(t, os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "trivet"), filepath.Join(dir, name)))
+		must(t, os.Symlink(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), binary), filepath.Join(dir, name)))
 	}
 	return func(ctx context.Context, args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, "kubectl", append([]string{"trivet"}, args...)...)
@@ -41,7 +41,7 @@ func installPlugin(t *testing.T) func(ctx context.Context, args ...string) *exec
 // PersistentVolume, and the command that `orphans` prints deletes it.
 func TestPlugin(t *testing.T) {
 	ns := newNamespace(t, "plugin")
-	plugin := installPlugin(t)
+	plugin := installPlugin(t, "trivet")
 	startPod(t, ns, claimPod{name: "data"})
 	volume := volumeOf(t, ns, "data")
 	handle := kubectl(t, "get", "pv", volume, "-o", "jsonpath={.spec.csi.volumeHandle}")
