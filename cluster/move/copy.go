@@ -12,8 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 const (
@@ -21,8 +23,8 @@ const (
 	maxRounds = 5
 	// shortRound is the time of a copy after which the next one would not be much shorter.
 	shortRound = 5 * time.Second
-	// warningInterval is the time between two reads of the events of a copy, which contain the progress of a transfer.
-	warningInterval = 2 * time.Second
+	// progressInterval is the time between two messages about the progress of a transfer.
+	progressInterval = 10 * time.Second
 )
 
 // selectedNode is the annotation of a claim with the node on which the provisioner creates its volume. The scheduler sets it for
@@ -189,15 +191,15 @@ func (m *Mover) size() string {
 
 // waitCopied waits until the claim of a copy is bound to a volume on the node To.
 func (m *Mover) waitCopied(ctx context.Context, name string, check func() error) error {
-	shown, next := "", time.Now().Add(warningInterval)
+	shown, next := "", time.Now().Add(progressInterval)
 	var claim kube.Claim
 	err := until(ctx, 0, "", func() (_ bool, err error) {
 		if claim, err = m.api.Claim(ctx, m.Namespace, name); err != nil || claim.Status.Phase == "Bound" {
 			return err == nil, errors.Join(err, check())
 		}
 		if time.Now().After(next) {
-			next = time.Now().Add(warningInterval)
-			message, err := m.api.LastWarning(ctx, claim.Metadata)
+			next = time.Now().Add(progressInterval)
+			message, err := m.progress(ctx, claim.Metadata)
 			if err != nil {
 				return false, err
 			}
@@ -213,6 +215,18 @@ func (m *Mover) waitCopied(ctx context.Context, name string, check func() error)
 		err = fmt.Errorf("claim %s: volume %s was created on node %q, not on node %s: undo the move with --abort, and check the StorageClass", name, v.Spec.CSI.VolumeHandle, v.OnlyNode(translate.TopologyKey), m.state.To)
 	}
 	return err
+}
+
+// progress returns what the drivers have received of a copy, or the last error of the provisioner if they report no transfer.
+func (m *Mover) progress(ctx context.Context, claim kube.Meta) (string, error) {
+	if report, err := m.api.Report(ctx); err == nil { // otherwise the events suffice
+		for _, v := range report.Volumes {
+			if v.Name == "pvc-"+claim.UID && v.State == status.StateReceiving {
+				return volume.FormatSize(v.UsedBytes) + " received", nil
+			}
+		}
+	}
+	return m.api.LastWarning(ctx, claim)
 }
 
 // view reads the fields in use of a PersistentVolume.

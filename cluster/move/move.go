@@ -99,14 +99,11 @@ func (m *Mover) Resume(ctx context.Context) error {
 
 // rewind returns to the step stop if the volume may have been used since the last copy was created.
 func (m *Mover) rewind(ctx context.Context) error {
-	switch m.state.Step {
-	case catching:
-		return m.enter(ctx, stopping)
-	case swapping:
-		current, err := m.current(ctx)
-		if err != nil || current != oldVolume {
-			return err
-		}
+	current, err := m.current(ctx)
+	if err != nil {
+		return err
+	}
+	if m.state.Step == catching || m.state.Step == swapping && current == oldVolume {
 		return m.enter(ctx, stopping)
 	}
 	return nil

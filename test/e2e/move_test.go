@@ -128,10 +128,10 @@ func (m *moving) move(t *testing.T, at crashpoint.Point, args ...string) *exec.C
 }
 
 // mustMove moves the claim to a node, and checks the result.
-func (m *moving) mustMove(t *testing.T, to string, args ...string) {
+func (m *moving) mustMove(t *testing.T, to string) {
 	t.Helper()
 	begin := time.Now()
-	out, err := m.move(t, "", append(args, "--to", to)...).CombinedOutput()
+	out, err := m.move(t, "", "--to", to).CombinedOutput()
 	t.Logf("after %v: %s", time.Since(begin).Round(time.Second/10), out)
 	must(t, err)
 	m.check(t, to)
