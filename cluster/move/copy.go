@@ -57,13 +57,7 @@ func (m *Mover) precopy(ctx context.Context) error {
 // catchUp creates the last copy. If a pod uses the volume meanwhile, the copy may lack what the pod has written, so that the
 // pods are stopped again.
 func (m *Mover) catchUp(ctx context.Context) error {
-	err := m.copyVolume(ctx, func() error {
-		node, err := m.usedOn(ctx)
-		if err == nil && node != "" {
-			return errUsed
-		}
-		return err
-	})
+	err := m.copyVolume(ctx, func() error { return m.checkUnused(ctx) })
 	if errors.Is(err, errUsed) {
 		m.Progress("A pod has used the volume since it was stopped. It is stopped again.")
 		return m.enter(ctx, stopping)
@@ -84,6 +78,15 @@ func (m *Mover) catchUp(ctx context.Context) error {
 	return m.save(ctx, func(s *state) {
 		s.Step, s.Copy, s.New = swapping, copied.Spec.VolumeName, newVolumeManifest(s.Old, object)
 	}, nil)
+}
+
+// checkUnused returns errUsed if a pod may use the volume.
+func (m *Mover) checkUnused(ctx context.Context) error {
+	scheduled, err := m.scheduled(ctx)
+	if scheduled {
+		return errUsed
+	}
+	return err
 }
 
 // copyName returns the name of a copy: of its snapshot and of its claim.

@@ -92,43 +92,44 @@ func (m *Mover) checkOtherClaims(ctx context.Context, pod kube.Pod, to string) e
 	return nil
 }
 
-// usedOn returns the name of a node on which pods or the kubelet may use the volume, or "".
-func (m *Mover) usedOn(ctx context.Context) (string, error) {
+// scheduled reports whether a pod that uses the claim is on a node, where it may write to the volume.
+func (m *Mover) scheduled(ctx context.Context) (bool, error) {
 	pods, err := m.users(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, p := range pods {
-		if p.Spec.NodeName != "" {
-			return p.Spec.NodeName, nil
-		}
-	}
-	attachments, err := m.api.VolumeAttachments(ctx)
-	for _, a := range attachments {
-		if a.Spec.Source.PersistentVolumeName == m.claim.Spec.VolumeName {
-			return a.Spec.NodeName, nil
-		}
-	}
-	return "", err
+	return slices.ContainsFunc(pods, func(p kube.Pod) bool { return p.Spec.NodeName != "" }), err
 }
 
-// staged reports whether the volume is staged on its node. Without attachments, only the driver knows it.
-func (m *Mover) staged(ctx context.Context) (bool, error) {
-	old, err := kube.AsPersistentVolume(m.state.Old)
+// attached reports whether the volume is attached to a node.
+func (m *Mover) attached(ctx context.Context) (bool, error) {
+	all, err := m.api.VolumeAttachments(ctx)
+	return slices.ContainsFunc(all, func(a kube.VolumeAttachment) bool {
+		return a.Spec.Source.PersistentVolumeName == m.claim.Spec.VolumeName
+	}), err
+}
+
+// released reports whether the volume is not staged on its node: it is not attached, or the driver reports that it is not
+// staged. The driver knows it seconds earlier, and without attachments only the driver knows it.
+func (m *Mover) released(ctx context.Context) (bool, error) {
+	handle, driver := m.oldHandle()
+	d, err := m.api.CSIDriver(ctx, driver)
 	if err != nil {
 		return false, err
 	}
-	driver, err := m.api.CSIDriver(ctx, old.Spec.CSI.Driver)
-	if err != nil || driver.Spec.AttachRequired {
-		return false, err
+	if d.Spec.AttachRequired {
+		attached, err := m.attached(ctx)
+		if err != nil || !attached {
+			return err == nil, err
+		}
 	}
 	report, err := m.api.Report(ctx)
 	if err != nil {
 		return false, err
 	}
-	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == old.Spec.CSI.VolumeHandle })
-	if i < 0 {
-		return false, fmt.Errorf("volume %s is not in the report of the drivers: see 'kubectl trivet status' for node %s", old.Spec.CSI.VolumeHandle, m.state.From)
-	}
-	return report.Volumes[i].Staged, nil
+	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == handle })
+	return i >= 0 && !report.Volumes[i].Staged, nil
+}
+
+// oldHandle returns the handle and the driver of the old volume.
+func (m *Mover) oldHandle() (handle, driver string) {
+	old, _ := kube.AsPersistentVolume(m.state.Old) // cannot fail: it was read in this form
+	return old.Spec.CSI.VolumeHandle, old.Spec.CSI.Driver
 }

@@ -68,12 +68,10 @@ func (m *Mover) evictAll(ctx context.Context) error {
 				return false, err
 			}
 		}
-		node, err := m.usedOn(ctx)
-		if err != nil || node != "" {
+		if scheduled, err := m.scheduled(ctx); err != nil || scheduled {
 			return false, err
 		}
-		staged, err := m.staged(ctx)
-		return !staged, err
+		return m.released(ctx)
 	})
 }
 

@@ -142,8 +142,16 @@ func (m *Mover) swap(ctx context.Context) error {
 	return nil
 }
 
-// detachOld removes the PersistentVolume of the claim. The old volume and the copy are kept by other objects.
+// detachOld removes the PersistentVolume of the claim when it is not attached. The old volume and the copy are kept by other
+// objects.
 func (m *Mover) detachOld(ctx context.Context) error {
+	err := until(ctx, m.Timeout, "no VolumeAttachment names PersistentVolume "+m.claim.Spec.VolumeName, func() (bool, error) {
+		attached, err := m.attached(ctx)
+		return !attached, errors.Join(err, m.checkUnused(ctx))
+	})
+	if err != nil {
+		return err
+	}
 	copied, err := m.view(ctx, m.state.Copy)
 	if err != nil {
 		return err
@@ -168,11 +176,15 @@ func (m *Mover) detachOld(ctx context.Context) error {
 // attachNew creates the new PersistentVolume of the claim. If a pod has used the volume after the last copy, it creates the old
 // one again, without which the volume cannot be detached.
 func (m *Mover) attachNew(ctx context.Context) error {
-	node, err := m.usedOn(ctx)
+	scheduled, err := m.scheduled(ctx)
 	if err != nil {
 		return err
 	}
-	if node != "" {
+	attached, err := m.attached(ctx)
+	if err != nil {
+		return err
+	}
+	if scheduled || attached {
 		if err := m.restore(ctx); err != nil {
 			return err
 		}
