@@ -51,8 +51,8 @@ func pod(change ...string) string {
 	return strings.NewReplacer(change...).Replace(text)
 }
 
-// plan plans the move of the claim to a node. It fails the test if the move writes anything.
-func plan(t *testing.T, answers map[string]string, report status.Report, o move.Options) (move.Plan, error) {
+// connect connects to an API server with answers. It fails the test if anything is written.
+func connect(t *testing.T, answers map[string]string) *kubectl.Cluster {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && !strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews") {
@@ -65,14 +65,21 @@ func plan(t *testing.T, answers map[string]string, report status.Report, o move.
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Namespace, o.ClaimName = "ns", "data"
-	o.Transfers = func(kind string) bool { return kind == "image" }
-	m, err := move.New(t.Context(), cluster, o)
+	return cluster
+}
+
+// plan plans the move of the claim to a node.
+func plan(t *testing.T, answers map[string]string, report status.Report, o move.Options) (move.Plan, error) {
+	t.Helper()
+	o.Namespace, o.ClaimName, o.Transfers = "ns", "data", isImage
+	m, err := move.New(t.Context(), connect(t, answers), o)
 	if err != nil {
 		return move.Plan{}, err
 	}
 	return m.Plan(t.Context(), report)
 }
+
+func isImage(kind string) bool { return kind == "image" }
 
 // serve writes an object as the API server does. An empty object is not found.
 func serve(w http.ResponseWriter, text string) {
@@ -195,5 +202,34 @@ func TestRefusals(t *testing.T) {
 	full.Pools[1].RoomBytes = 1 << 29
 	if _, err := plan(t, objects(), full, move.Options{To: "b"}); err == nil || !strings.Contains(err.Error(), "has room for 512 MiB") {
 		t.Errorf("got %v for a node without room, want an error with its room", err)
+	}
+}
+
+// TestPlanDrain: each volume is moved to the node with the most room that is left, and a volume of another kind cannot be moved.
+func TestPlanDrain(t *testing.T) {
+	answers, report := objects(), drivers()
+	report.Pools = append(report.Pools, status.Pool{Name: "fast", Node: "c", RoomBytes: 5 << 29})
+	answers["/api/v1/nodes/c"] = strings.ReplaceAll(answers["/api/v1/nodes/b"], `"b"`, `"c"`)
+	answers["/apis/storage.k8s.io/v1/csinodes/c"] = answers["/apis/storage.k8s.io/v1/csinodes/b"]
+	var volumes []string
+	for i, kind := range []string{"image", "image", "disk"} {
+		claim, pv := fmt.Sprintf("data-%d", i), fmt.Sprintf("pv-%d", 10+i)
+		id := fmt.Sprintf("%s:fast.01234567:pvc-%d", kind, i)
+		answers["/api/v1/namespaces/ns/persistentvolumeclaims/"+claim] = strings.NewReplacer(`"name":"data"`, `"name":"`+claim+`"`, `"pv"`, `"`+pv+`"`).Replace(answers["/api/v1/namespaces/ns/persistentvolumeclaims/data"])
+		volume := strings.NewReplacer(`"pv"`, `"`+pv+`"`, handle, id, `"csi"`, `"claimRef":{"namespace":"ns","name":"`+claim+`"},"csi"`).Replace(answers["/api/v1/persistentvolumes/pv"])
+		answers["/api/v1/persistentvolumes/"+pv] = volume
+		volumes = append(volumes, strings.TrimSuffix(volume, "}")+`,"status":{"phase":"Bound"}}`)
+		report.Volumes = append(report.Volumes, status.Volume{ID: id, Node: "a", SizeBytes: 1 << 30})
+	}
+	answers["/api/v1/persistentvolumes"] = `{"metadata":{},"items":[` + strings.Join(volumes, ",") + `]}`
+	d, err := move.PlanDrain(t.Context(), connect(t, answers), report, "a", move.Options{Transfers: isImage})
+	if err != nil || len(d.Moves) != 2 || len(d.Unmovable) != 1 {
+		t.Fatalf("got %+v, %v, want two moves and one claim that cannot be moved", d, err)
+	}
+	if first, second := d.Moves[0].Plan.To, d.Moves[1].Plan.To; first != "b" || second != "c" {
+		t.Errorf("got the nodes %s and %s, want b, and then c, which has more room than what is left on b", first, second)
+	}
+	if u := d.Unmovable[0]; u.Claim != "ns/data-2" || !strings.Contains(u.Reason.Error(), "backend disk cannot send") {
+		t.Errorf("got %+v, want ns/data-2 because of its backend", u)
 	}
 }

@@ -36,7 +36,7 @@ func newPluginCommand() root {
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl trivet"},
 		Short:       "Show the drivers, pools and volumes of Trivet in a cluster, and move volumes",
 		Long: `Shows the drivers, pools, volumes and snapshots of Trivet in a cluster, with the rights
-of your kubeconfig. Only the command move changes anything.
+of your kubeconfig. Only move and drain change anything.
 
 Most commands fetch the report of the controller's driver through a forwarded port,
 which needs the right to create pods/portforward in the namespace of the drivers.
@@ -52,7 +52,7 @@ The doctor needs the right to create pods/exec.`,
 	access.addFlags(cmd)
 	cmd.AddCommand(
 		newClusterStatusCommand(access), newClusterVolumesCommand(access), newOrphansCommand(access), newTopCommand(access),
-		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newMoveCommand(access), newVersionCommand("kubectl trivet"),
+		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newMoveCommand(access), newDrainCommand(access), newVersionCommand("kubectl trivet"),
 	)
 	cmd.SetHelpCommand(newHelpCommand("  kubectl trivet help volumes"))
 	cmd.InitDefaultHelpCmd()

@@ -251,6 +251,7 @@ func TestMove(t *testing.T) {
 	t.Run("budget", m.testBudget)
 	t.Run("keep", m.testKeep)
 	t.Run("without pods", m.testWithoutPods)
+	t.Run("drain", m.testDrain)
 	t.Run("refusals", m.testRefusals)
 }
 
@@ -348,6 +349,47 @@ func (m *moving) testWithoutPods(t *testing.T) {
 	}
 	kubectl(t, "-n", m.ns, "scale", "statefulset/log", "--replicas=1")
 	kubectl(t, "-n", m.ns, "rollout", "status", "statefulset/log", "--timeout=2m")
+	m.check(t, other)
+}
+
+// placed is a claim whose volume is created on a node without a pod.
+const placed = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %s, annotations: {volume.kubernetes.io/selected-node: %s}}
+spec:
+  storageClassName: %s
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 32Mi}}
+`
+
+// testDrain moves all volumes of a node. The directory cannot be moved.
+func (m *moving) testDrain(t *testing.T) {
+	other, node := m.elsewhere(t)
+	applyText(t, m.ns, fmt.Sprintf(placed, "image", node, "trivet-loop")+"---"+fmt.Sprintf(placed, "directory", node, "trivet-directories"))
+	for _, name := range []string{"image", "directory"} {
+		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != node {
+			t.Fatalf("got the volume of %s on %s, want %s", name, at, node)
+		}
+	}
+	out, err := m.plugin(t.Context(), "drain", node).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "backend local cannot send") || !strings.Contains(string(out), "--skip-unmovable") {
+		t.Errorf("got %v and\n%s\nwant that the claim directory cannot be moved", err, out)
+	}
+	if unschedulable := kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.unschedulable}"); unschedulable != "" {
+		t.Errorf("got unschedulable %s of %s after a refusal, want none", unschedulable, node)
+	}
+	t.Logf("%s", output(t, m.plugin(t.Context(), "drain", node, "--skip-unmovable")))
+	for name, want := range map[string]string{"image": other, movedClaim: other, "directory": node} {
+		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != want {
+			t.Errorf("got the volume of %s on %s, want %s", name, at, want)
+		}
+	}
+	if unschedulable := kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.unschedulable}"); unschedulable != "true" {
+		t.Errorf("got unschedulable %q of %s, want true", unschedulable, node)
+	}
+	kubectl(t, "uncordon", node)
+	kubectl(t, "-n", m.ns, "delete", "pvc", "image", "directory", "--timeout=2m")
 	m.check(t, other)
 }
 

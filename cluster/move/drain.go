@@ -1,0 +1,118 @@
+package move
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/cluster/status"
+	"github.com/trivet-csi/trivet/internal/translate"
+)
+
+// Drain is what a drain of a node will do.
+type Drain struct {
+	Moves     []PlannedMove
+	Unmovable []Unmovable
+}
+
+// PlannedMove is the move of a claim.
+type PlannedMove struct {
+	*Mover
+	// Plan is empty for a move that has begun.
+	Plan Plan
+}
+
+// Unmovable is a claim that cannot be moved.
+type Unmovable struct {
+	Claim  string // namespace/name
+	Reason error
+}
+
+// Name returns the claim as namespace/name.
+func (p PlannedMove) Name() string { return p.Namespace + "/" + p.ClaimName }
+
+// Move moves the volume, or continues a move that has begun.
+func (p PlannedMove) Move(ctx context.Context) error {
+	if p.Begun() != "" {
+		p.To = p.state.To
+		return p.Resume(ctx)
+	}
+	return p.Start(ctx, p.Plan)
+}
+
+// PlanDrain plans the moves of all claims whose volumes only one node has. Without Options.To, each claim is moved to the node
+// with the most room of those to which it can be moved. report is the report of the drivers.
+func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Report, node string, o Options) (d Drain, err error) {
+	if _, err := cluster.Node(ctx, node); err != nil {
+		return d, err
+	}
+	volumes, err := cluster.PersistentVolumes(ctx, report.Driver)
+	if err != nil {
+		return d, err
+	}
+	report.Pools = slices.Clone(report.Pools) // planClaim changes their room
+	for _, v := range volumes {
+		if v.OnlyNode(translate.TopologyKey) != node || v.Status.Phase != "Bound" {
+			continue
+		}
+		move, reason := planClaim(ctx, cluster, report, v, o)
+		if ctx.Err() != nil {
+			return d, ctx.Err()
+		}
+		if reason != nil {
+			d.Unmovable = append(d.Unmovable, Unmovable{v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name, reason})
+			continue
+		}
+		d.Moves = append(d.Moves, move)
+	}
+	return d, nil
+}
+
+// planClaim plans the move of the claim of a volume. It subtracts the size of the volume from the room of the pools to which it
+// may be moved.
+func planClaim(ctx context.Context, cluster *kubectl.Cluster, report status.Report, v kube.PersistentVolume, o Options) (p PlannedMove, err error) {
+	o.Namespace, o.ClaimName = v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name
+	if p.Mover, err = New(ctx, cluster, o); err != nil || p.Begun() != "" {
+		return p, err
+	}
+	from := v.OnlyNode(translate.TopologyKey)
+	err = errors.New("no other node has a pool that is open")
+	for _, to := range destinations(report, from, o.To) {
+		p.To = to
+		if p.Plan, err = p.Mover.Plan(ctx, report); err == nil {
+			reserve(report, to, p.Plan.SizeBytes)
+			return p, nil
+		}
+	}
+	return p, err
+}
+
+// destinations returns the nodes to which volumes can be moved, first those with the most room.
+func destinations(report status.Report, from, only string) (names []string) {
+	if only != "" {
+		return []string{only}
+	}
+	room := map[string]int64{}
+	for _, p := range report.Pools {
+		if p.Node != "" && p.Node != from && p.Problem == "" {
+			room[p.Node] = max(room[p.Node], p.RoomBytes)
+		}
+	}
+	for name := range room {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(room[b], room[a]), cmp.Compare(a, b)) })
+	return names
+}
+
+// reserve subtracts a size from the room of the pools of a node.
+func reserve(report status.Report, node string, size int64) {
+	for i := range report.Pools {
+		if p := &report.Pools[i]; p.Node == node {
+			p.RoomBytes -= size
+		}
+	}
+}
