@@ -61,8 +61,9 @@ type Snapshot struct {
 
 // SnapshotClass is snapshot.storage.k8s.io/v1 VolumeSnapshotClass.
 type SnapshotClass struct {
-	Metadata Meta   `json:"metadata"`
-	Driver   string `json:"driver"`
+	Metadata       Meta   `json:"metadata"`
+	Driver         string `json:"driver"`
+	DeletionPolicy string `json:"deletionPolicy"`
 }
 
 // VolumeAttachment is storage/v1 VolumeAttachment.

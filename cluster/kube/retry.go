@@ -2,7 +2,9 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"math"
+	"net/url"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -91,6 +93,12 @@ func pause(ctx context.Context, changed signal, atMost time.Duration) {
 	case <-changed:
 	case <-timer.C:
 	}
+}
+
+// Unanswered reports whether an error means that the API server does not answer now, so that the call can be repeated.
+func Unanswered(err error) bool {
+	var failed *url.Error // a request without a response
+	return errors.As(err, &failed) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
 // lostRace reports whether a write failed because another client changed or created the object first.

@@ -127,7 +127,7 @@ func (m *Mover) takeSnapshot(ctx context.Context, name string, check func() erro
 		return fmt.Errorf("creating snapshot %s: %w", name, err)
 	}
 	shown := ""
-	return until(ctx, 0, "", func() (bool, error) {
+	return m.until(ctx, 0, "", func() (bool, error) {
 		s, err := m.api.Snapshot(ctx, m.Namespace, name)
 		if err != nil || s.Status.ReadyToUse {
 			return s.Status.ReadyToUse, err
@@ -196,7 +196,7 @@ func (m *Mover) size() string {
 func (m *Mover) waitCopied(ctx context.Context, name string, check func() error) error {
 	shown, next := "", time.Now().Add(progressInterval)
 	var claim kube.Claim
-	err := until(ctx, 0, "", func() (_ bool, err error) {
+	err := m.until(ctx, 0, "", func() (_ bool, err error) {
 		if claim, err = m.api.Claim(ctx, m.Namespace, name); err != nil || claim.Status.Phase == "Bound" {
 			return err == nil, errors.Join(err, check())
 		}
@@ -275,7 +275,7 @@ func (m *Mover) removeCopy(ctx context.Context, name string) error {
 	if err := m.api.DeleteClaim(ctx, m.Namespace, name); err != nil {
 		return fmt.Errorf("deleting claim %s: %w", name, err)
 	}
-	return until(ctx, m.Timeout, "claim "+name+" is deleted", func() (bool, error) {
+	return m.until(ctx, m.Timeout, "claim "+name+" is deleted", func() (bool, error) {
 		_, err := m.api.Claim(ctx, m.Namespace, name)
 		return apierrors.IsNotFound(err), absent(err)
 	})
@@ -289,7 +289,7 @@ func (m *Mover) waitProvisioned(ctx context.Context, claim kube.Claim) (kube.Cla
 		return claim, absent(err)
 	}
 	m.Progress("Waiting until copy %s is complete, because StorageClass %s has the reclaim policy Retain.", claim.Metadata.Name, class.Metadata.Name)
-	err = until(ctx, 0, "", func() (_ bool, err error) {
+	err = m.until(ctx, 0, "", func() (_ bool, err error) {
 		claim, err = m.api.Claim(ctx, m.Namespace, claim.Metadata.Name)
 		return claim.Spec.VolumeName != "", err
 	})

@@ -2,6 +2,7 @@ package move
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -125,20 +126,27 @@ func (m *Mover) run(ctx context.Context) error {
 // pollInterval is the time between two reads of an object that is waited for.
 const pollInterval = 200 * time.Millisecond
 
-// until calls done until it returns true or an error. A limit of 0 means none. what describes what is waited for, and is part of
-// the error after the limit.
-func until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
-	begin := time.Now()
+// until calls done until it returns true or an error. It continues after errors of an API server that does not answer. A limit of 0
+// means none. what describes what is waited for, and is part of the error after the limit.
+func (m *Mover) until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
+	begin, silent := time.Now(), false
 	for {
-		if ok, err := done(); ok || err != nil {
+		ok, err := done()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if ok || err != nil && !kube.Unanswered(err) {
 			return err
 		}
 		if limit > 0 && time.Since(begin) > limit {
-			return fmt.Errorf("timed out after %v waiting until %s", limit, what)
+			return errors.Join(fmt.Errorf("timed out after %v waiting until %s", limit, what), err)
 		}
+		if err != nil && !silent {
+			m.Progress("The API server does not answer; retrying: %v", err)
+		}
+		silent = err != nil
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
 		case <-time.After(pollInterval):
 		}
 	}

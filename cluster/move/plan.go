@@ -170,7 +170,8 @@ func (m *Mover) checkDestination(ctx context.Context, driver string, p Plan) err
 	return nil
 }
 
-// chooseSnapshotClass returns the class that the user has named, otherwise the only one or the default one of the driver.
+// chooseSnapshotClass returns the class that the user has named, otherwise the only one or the default one of the driver. A class
+// with the deletion policy Retain would keep the snapshots of the move.
 func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string, error) {
 	all, err := m.api.SnapshotClasses(ctx, driver)
 	if err != nil {
@@ -178,6 +179,9 @@ func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string,
 	}
 	var names, defaults []string
 	for _, c := range all {
+		if c.DeletionPolicy != "Delete" {
+			continue
+		}
 		names = append(names, c.Metadata.Name)
 		if c.Metadata.Annotations[defaultSnapshotClass] == "true" {
 			defaults = append(defaults, c.Metadata.Name)
@@ -185,7 +189,7 @@ func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string,
 	}
 	switch {
 	case m.SnapshotClass != "" && !slices.Contains(names, m.SnapshotClass):
-		return "", fmt.Errorf("--snapshot-class %q is not a VolumeSnapshotClass of %s: it has %q", m.SnapshotClass, driver, names)
+		return "", fmt.Errorf("--snapshot-class %q is not a VolumeSnapshotClass of %s with the deletionPolicy Delete: it has %q", m.SnapshotClass, driver, names)
 	case m.SnapshotClass != "":
 		return m.SnapshotClass, nil
 	case len(names) == 1:
@@ -193,9 +197,9 @@ func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string,
 	case len(defaults) == 1:
 		return defaults[0], nil
 	case len(names) == 0:
-		return "", fmt.Errorf("driver %s has no VolumeSnapshotClass: enable snapshots as in docs/snapshots.md", driver)
+		return "", fmt.Errorf("driver %s has no VolumeSnapshotClass with the deletionPolicy Delete: enable snapshots as in docs/snapshots.md", driver)
 	}
-	return "", fmt.Errorf("driver %s has the VolumeSnapshotClasses %q, and none of them is the only default: name one by --snapshot-class", driver, names)
+	return "", fmt.Errorf("driver %s has the VolumeSnapshotClasses %q, and not exactly one of them is the default: name one by --snapshot-class", driver, names)
 }
 
 // planCopies checks the room on the node To. Two copies exist there at the same time, so that only changes are sent for the

@@ -44,7 +44,7 @@ type state struct {
 	Step          step   `json:"step"`
 	// Round is the number of the newest copy. It may not exist yet.
 	Round int `json:"round"`
-	// Used is true if pods used the claim when the move began.
+	// Used is true if pods used the claim, so that the move waits until one runs again.
 	Used bool `json:"used,omitempty"`
 	// Cordoned is true if the move cordons the node From.
 	Cordoned bool `json:"cordoned,omitempty"`

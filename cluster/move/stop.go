@@ -39,7 +39,7 @@ func (m *Mover) stop(ctx context.Context) error {
 	if err := m.restore(ctx); err != nil {
 		return err
 	}
-	return m.save(ctx, func(s *state) { s.Step, s.Round = catching, s.Round+1 }, nil)
+	return m.save(ctx, func(s *state) { s.Step, s.Round, s.Used = catching, s.Round+1, s.Used || len(pods) > 0 }, nil)
 }
 
 // cordon cordons the node From, unless it is cordoned already.
@@ -58,7 +58,7 @@ func (m *Mover) cordon(ctx context.Context) error {
 // evictAll evicts the pods that use the claim, and waits until the volume is not used.
 func (m *Mover) evictAll(ctx context.Context) error {
 	shown, evicted := "", map[string]bool{}
-	return until(ctx, m.Timeout, fmt.Sprintf("the volume is not used on node %s: see 'kubectl describe persistentvolumeclaim -n %s %s'", m.state.From, m.Namespace, m.ClaimName), func() (bool, error) {
+	return m.until(ctx, m.Timeout, fmt.Sprintf("the volume is not used on node %s: see 'kubectl describe persistentvolumeclaim -n %s %s'", m.state.From, m.Namespace, m.ClaimName), func() (bool, error) {
 		pods, err := m.users(ctx)
 		if err != nil {
 			return false, err
@@ -133,7 +133,7 @@ func (m *Mover) uncordon(ctx context.Context) error {
 // the claim after the timeout, because its controller may have been scaled down.
 func (m *Mover) waitRunning(ctx context.Context) error {
 	var seen []string
-	err := until(ctx, m.Timeout, "a pod runs on node "+m.state.To, func() (bool, error) {
+	err := m.until(ctx, m.Timeout, "a pod runs on node "+m.state.To, func() (bool, error) {
 		all, err := m.api.Pods(ctx, m.Namespace, "")
 		seen = nil
 		for _, p := range all {

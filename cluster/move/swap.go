@@ -145,7 +145,7 @@ func (m *Mover) swap(ctx context.Context) error {
 // detachOld removes the PersistentVolume of the claim when it is not attached. The old volume and the copy are kept by other
 // objects.
 func (m *Mover) detachOld(ctx context.Context) error {
-	err := until(ctx, m.Timeout, "no VolumeAttachment names PersistentVolume "+m.claim.Spec.VolumeName, func() (bool, error) {
+	err := m.until(ctx, m.Timeout, "no VolumeAttachment names PersistentVolume "+m.claim.Spec.VolumeName, func() (bool, error) {
 		attached, err := m.attached(ctx)
 		return !attached, errors.Join(err, m.checkUnused(ctx))
 	})
@@ -167,6 +167,9 @@ func (m *Mover) detachOld(ctx context.Context) error {
 	old, err := m.view(ctx, m.claim.Spec.VolumeName)
 	if err != nil {
 		return err
+	}
+	if handle, _ := m.oldHandle(); old.Spec.CSI.VolumeHandle != handle {
+		return errChanged
 	}
 	err = m.removeObject(ctx, old)
 	crashpoint.Here(crashpoint.MoveLost)
@@ -211,7 +214,7 @@ func (m *Mover) removeObject(ctx context.Context, v kube.PersistentVolume) error
 // waitPhase waits until the controller of PersistentVolumes has processed the new PersistentVolume of the claim.
 func (m *Mover) waitPhase(ctx context.Context) error {
 	name := m.claim.Spec.VolumeName
-	return until(ctx, m.Timeout, "PersistentVolume "+name+" is Bound", func() (bool, error) {
+	return m.until(ctx, m.Timeout, "PersistentVolume "+name+" is Bound", func() (bool, error) {
 		v, err := m.view(ctx, name)
 		return v.Status.Phase == "Bound", err
 	})
@@ -248,7 +251,7 @@ func (m *Mover) restore(ctx context.Context) error {
 
 // waitBound waits until the claim is bound.
 func (m *Mover) waitBound(ctx context.Context) error {
-	return until(ctx, m.Timeout, "claim "+m.ClaimName+" is Bound", func() (bool, error) {
+	return m.until(ctx, m.Timeout, "claim "+m.ClaimName+" is Bound", func() (bool, error) {
 		c, err := m.api.Claim(ctx, m.Namespace, m.ClaimName)
 		return c.Status.Phase == "Bound", err
 	})
@@ -270,7 +273,7 @@ func (m *Mover) removeKept(ctx context.Context, deletes bool) error {
 		return err
 	}
 	begin := time.Now()
-	err = until(ctx, m.Timeout, "the old volume is deleted: see 'kubectl describe persistentvolume "+m.keptName()+"'", func() (bool, error) {
+	err = m.until(ctx, m.Timeout, "the old volume is deleted: see 'kubectl describe persistentvolume "+m.keptName()+"'", func() (bool, error) {
 		_, err := m.view(ctx, m.keptName())
 		return apierrors.IsNotFound(err), absent(err)
 	})
