@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/cluster/move"
 	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/doctor"
 )
@@ -42,5 +43,34 @@ func TestClusterVolumeTable(t *testing.T) {
 func TestNoOrphans(t *testing.T) {
 	if out := written(t, orphanTable(nil)); strings.TrimSpace(out) != "" {
 		t.Errorf("got %q, want no header", out)
+	}
+}
+
+// TestCanTransfer: images can be sent to another node, directories cannot.
+func TestCanTransfer(t *testing.T) {
+	for kind, want := range map[string]bool{"loop": true, "local": false, "none": false} {
+		if got := canTransfer(kind); got != want {
+			t.Errorf("%s: got %t, want %t", kind, got, want)
+		}
+	}
+}
+
+// TestPlanText: the plan tells how long the pods are stopped.
+func TestPlanText(t *testing.T) {
+	p := move.Plan{From: "a", To: "b", SizeBytes: 1 << 30, UsedBytes: 1 << 20, SnapshotClass: "snap", Pods: []move.PlannedPod{{Name: "db-0", Controller: "StatefulSet/db"}}, Cordon: true, Precopy: true}
+	f := moveFlags{Options: move.Options{Namespace: "ns", ClaimName: "data"}}
+	text := planText(p, f)
+	for _, want := range []string{"ns/data", "1 GiB", "at most 1 MiB", "db-0 of StatefulSet/db", "node a, during the stop", "while the last changes are copied"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("got\n%s\nwant %q", text, want)
+		}
+	}
+	p.Precopy = false
+	if text := planText(p, f); !strings.Contains(text, "node b has no room for two copies") {
+		t.Errorf("got\n%s\nwant the reason of the long stop", text)
+	}
+	p.Pods, p.Cordon = nil, false
+	if text := planText(p, f); strings.Contains(text, "Stop") || strings.Contains(text, "Cordon") {
+		t.Errorf("got\n%s\nwant no stop, because no pod uses the claim", text)
 	}
 }

@@ -76,8 +76,8 @@ func TestUnknownFlag(t *testing.T) {
 		if c.DisableFlagParsing {
 			continue
 		}
-		_, err := executeLike(c, append(words(c), "--hlep")...)
-		wantUsageError(t, err, c.CommandPath(), "unknown flag: --hlep (did you mean --help?)")
+		_, err := executeLike(c, append(words(c), "--helpp")...)
+		wantUsageError(t, err, c.CommandPath(), "unknown flag: --helpp (did you mean --help?)")
 		if c.Flags().Lookup("output") != nil {
 			_, err = executeLike(c, append(words(c), "--outptu", "json")...)
 			wantUsageError(t, err, c.CommandPath(), "(did you mean --output?)")
