@@ -45,7 +45,11 @@ func (m *Mover) precopy(ctx context.Context) error {
 		if err := m.removeCopies(ctx, m.state.Round-1); err != nil {
 			return err
 		}
-		if time.Since(begin) < shortRound || m.state.Round >= maxRounds {
+		running, err := m.scheduled(ctx)
+		if err != nil {
+			return err
+		}
+		if !running || time.Since(begin) < shortRound || m.state.Round >= maxRounds {
 			return m.enter(ctx, stopping)
 		}
 		if err := m.save(ctx, func(s *state) { s.Round++ }, nil); err != nil {
@@ -60,7 +64,7 @@ func (m *Mover) catchUp(ctx context.Context) error {
 	err := m.copyVolume(ctx, func() error { return m.checkUnused(ctx) })
 	if errors.Is(err, errUsed) {
 		m.Progress("A pod has used the volume since it was stopped. It is stopped again.")
-		return m.enter(ctx, stopping)
+		return m.copyAgain(ctx)
 	}
 	if err != nil {
 		return err
@@ -78,6 +82,15 @@ func (m *Mover) catchUp(ctx context.Context) error {
 	return m.save(ctx, func(s *state) {
 		s.Step, s.Copy, s.New = swapping, copied.Spec.VolumeName, newVolumeManifest(s.Old, object)
 	}, nil)
+}
+
+// copyAgain enters the step in which the last copy is completed, although it may lack what pods have written. What has been
+// received of it is then not sent again. If only one copy fits, it is deleted instead.
+func (m *Mover) copyAgain(ctx context.Context) error {
+	if m.state.Single {
+		return m.enter(ctx, stopping)
+	}
+	return m.enter(ctx, copying)
 }
 
 // checkUnused returns errUsed if a pod may use the volume.

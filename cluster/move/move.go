@@ -67,13 +67,13 @@ func (m *Mover) Destination() string { return m.state.To }
 // Start moves the volume as planned.
 func (m *Mover) Start(ctx context.Context, p Plan) error {
 	first, round := stopping, 0
-	if p.Precopy {
+	if len(p.Pods) > 0 && !p.Single {
 		first, round = copying, 1
 	}
 	err := m.save(ctx, func(s *state) {
 		*s = state{
 			ID: uuid.NewString()[:8], From: p.From, To: p.To, SnapshotClass: p.SnapshotClass, Step: first, Round: round,
-			Used: len(p.Pods) > 0, Keep: m.Keep, Old: manifestOf(p.old),
+			Single: p.Single, Used: len(p.Pods) > 0, Keep: m.Keep, Old: manifestOf(p.old),
 		}
 	}, nil)
 	if err != nil {
@@ -98,13 +98,16 @@ func (m *Mover) Resume(ctx context.Context) error {
 	return m.run(ctx)
 }
 
-// rewind returns to the step stop if the volume may have been used since the last copy was created.
+// rewind returns to an earlier step if the volume may have been used since the last copy was created.
 func (m *Mover) rewind(ctx context.Context) error {
 	current, err := m.current(ctx)
 	if err != nil {
 		return err
 	}
-	if m.state.Step == catching || m.state.Step == swapping && current == oldVolume {
+	switch {
+	case m.state.Step == catching:
+		return m.copyAgain(ctx)
+	case m.state.Step == swapping && current == oldVolume:
 		return m.enter(ctx, stopping)
 	}
 	return nil

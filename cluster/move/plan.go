@@ -29,8 +29,8 @@ type Plan struct {
 	Pods []PlannedPod
 	// Cordon is true if the node From is not cordoned, and will be during the stop.
 	Cordon bool
-	// Precopy is true if the data is copied while the pods run.
-	Precopy bool
+	// Single is true if the node To has no room for two copies, so that nothing is copied while the pods run.
+	Single bool
 
 	old kube.Object
 }
@@ -205,12 +205,11 @@ func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string,
 // planCopies checks the room on the node To. Two copies exist there at the same time, so that only changes are sent for the
 // second one.
 func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, class kube.StorageClass) error {
-	p.Precopy = len(p.Pods) > 0
 	if room, known := roomOn(report, p.To, class.Parameters[volume.ParamPool]); known {
 		if room < p.SizeBytes {
 			return fmt.Errorf("--to %q: the node has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
 		}
-		p.Precopy = p.Precopy && room >= 2*p.SizeBytes
+		p.Single = room < 2*p.SizeBytes
 	}
 	from, err := m.api.Node(ctx, p.From)
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -112,17 +112,17 @@ func drivers() status.Report {
 func TestPlan(t *testing.T) {
 	p, err := plan(t, objects(), drivers(), move.Options{To: "b"})
 	want := move.PlannedPod{Name: "db-0", Controller: "StatefulSet/db"}
-	if err != nil || p.From != "a" || p.SnapshotClass != "snap" || len(p.Pods) != 1 || p.Pods[0] != want || !p.Cordon || !p.Precopy || p.SizeBytes != 1<<30 {
-		t.Errorf("got %+v, %v, want a plan from a to b with db-0, a cordon and a copy while the pod runs", p, err)
+	if err != nil || p.From != "a" || p.SnapshotClass != "snap" || len(p.Pods) != 1 || p.Pods[0] != want || !p.Cordon || p.Single || p.SizeBytes != 1<<30 {
+		t.Errorf("got %+v, %v, want a plan from a to b with db-0, a cordon and room for two copies", p, err)
 	}
 	small := drivers()
 	small.Pools[1].RoomBytes = 3 << 29
-	if p, err := plan(t, objects(), small, move.Options{To: "b"}); err != nil || p.Precopy {
-		t.Errorf("got %+v, %v with room for one copy, want no copy while the pod runs", p, err)
+	if p, err := plan(t, objects(), small, move.Options{To: "b"}); err != nil || !p.Single {
+		t.Errorf("got %+v, %v with room for one copy, want that only one fits", p, err)
 	}
 	unused := objects()
 	unused["/api/v1/namespaces/ns/pods"] = `{"metadata":{},"items":[` + pod(`"Running"`, `"Succeeded"`) + `]}`
-	if p, err := plan(t, unused, drivers(), move.Options{To: "b"}); err != nil || p.Precopy || p.Cordon || len(p.Pods) != 0 {
+	if p, err := plan(t, unused, drivers(), move.Options{To: "b"}); err != nil || p.Cordon || len(p.Pods) != 0 {
 		t.Errorf("got %+v, %v for a claim that only a completed pod uses, want no pods and no cordon", p, err)
 	}
 	zone := objects()

@@ -44,6 +44,8 @@ type state struct {
 	Step          step   `json:"step"`
 	// Round is the number of the newest copy. It may not exist yet.
 	Round int `json:"round"`
+	// Single is true if the node To has no room for two copies.
+	Single bool `json:"single,omitempty"`
 	// Used is true if pods used the claim, so that the move waits until one runs again.
 	Used bool `json:"used,omitempty"`
 	// Cordoned is true if the move cordons the node From.

@@ -30,6 +30,13 @@ func (m *Mover) stop(ctx context.Context) error {
 		}
 		crashpoint.Here(crashpoint.MoveCordoned)
 	}
+	superfluous := m.state.Round - 1
+	if m.state.Single {
+		superfluous = m.state.Round
+	}
+	if err := m.removeCopies(ctx, superfluous); err != nil {
+		return err
+	}
 	m.times = times{stopped: time.Now()}
 	if err := m.evictAll(ctx); err != nil {
 		return err

@@ -57,7 +57,7 @@ func TestCanTransfer(t *testing.T) {
 
 // TestPlanText: the plan tells how long the pods are stopped.
 func TestPlanText(t *testing.T) {
-	p := move.Plan{From: "a", To: "b", SizeBytes: 1 << 30, UsedBytes: 1 << 20, SnapshotClass: "snap", Pods: []move.PlannedPod{{Name: "db-0", Controller: "StatefulSet/db"}}, Cordon: true, Precopy: true}
+	p := move.Plan{From: "a", To: "b", SizeBytes: 1 << 30, UsedBytes: 1 << 20, SnapshotClass: "snap", Pods: []move.PlannedPod{{Name: "db-0", Controller: "StatefulSet/db"}}, Cordon: true}
 	f := moveFlags{Options: move.Options{Namespace: "ns", ClaimName: "data"}}
 	text := planText(p, f)
 	for _, want := range []string{"ns/data", "1 GiB", "at most 1 MiB", "db-0 of StatefulSet/db", "node a, during the stop", "while the last changes are copied"} {
@@ -65,7 +65,7 @@ func TestPlanText(t *testing.T) {
 			t.Errorf("got\n%s\nwant %q", text, want)
 		}
 	}
-	p.Precopy = false
+	p.Single = true
 	if text := planText(p, f); !strings.Contains(text, "node b has no room for two copies") {
 		t.Errorf("got\n%s\nwant the reason of the long stop", text)
 	}

@@ -144,10 +144,10 @@ func planText(p move.Plan, f moveFlags) string {
 	}
 	switch {
 	case len(p.Pods) == 0:
-	case p.Precopy:
-		line("Stop", "while the last changes are copied")
-	default:
+	case p.Single:
 		line("Stop", "while everything is copied, because node %s has no room for two copies", p.To)
+	default:
+		line("Stop", "while the last changes are copied")
 	}
 	if p.Cordon {
 		line("Cordon", "node %s, during the stop", p.From)
