@@ -82,6 +82,11 @@ func (c *Client) Claim(ctx context.Context, namespace, name string) (Claim, erro
 	return get[Claim](ctx, c.api.Resource(claims).Namespace(namespace), name)
 }
 
+// Claims lists the PersistentVolumeClaims of all namespaces.
+func (c *Client) Claims(ctx context.Context) ([]Claim, error) {
+	return list[Claim](ctx, c.api.Resource(claims), "")
+}
+
 // CreateClaim creates a PersistentVolumeClaim.
 func (c *Client) CreateClaim(ctx context.Context, namespace string, object Object) error {
 	return create(ctx, c.api.Resource(claims).Namespace(namespace), "v1", "PersistentVolumeClaim", object)

@@ -4,6 +4,8 @@
 // (PoolOwners), and distributes the certificates with which controller and nodes identify themselves
 // to each other (MaintainAuthority runs in the controller, Enrol on each node).
 //
+// For kubectl trivet, it reads and writes claims, PersistentVolumes, snapshots and pods with the rights of a user.
+//
 // Package pki defines the content of the certificates; this package distributes them. The CA
 // is in a Secret that only the controller may read. The trusted CA certificates are in a
 // ConfigMap. A node requests its certificate by a CertificateSigningRequest, which it creates with the
@@ -11,7 +13,8 @@
 // for another node.
 //
 // Objects are read through the dynamic client, and Nodes through the metadata client, into structures that
-// contain only the fields in use. The complete types would double the size that the client adds to the binary.
+// contain only the fields in use. The complete types would double the size that the client adds to the binary. Only placement.go
+// uses some of them, which the functions of the scheduler need.
 // Informers are built by hand for the same reason: client-go's informer factories import all types.
 //
 // Failed calls are retried until they succeed. If the same error repeats, it is logged once. No volume

@@ -49,13 +49,17 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 	if _, err := cluster.Node(ctx, node); err != nil {
 		return d, err
 	}
+	if d.Moves, err = begunMoves(ctx, cluster, node, o); err != nil {
+		return d, err
+	}
 	volumes, err := cluster.PersistentVolumes(ctx, report.Driver)
 	if err != nil {
 		return d, err
 	}
 	report.Pools = slices.Clone(report.Pools) // planClaim changes their room
 	for _, v := range volumes {
-		if v.OnlyNode(translate.TopologyKey) != node || v.Status.Phase != "Bound" {
+		name := v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name
+		if v.OnlyNode(translate.TopologyKey) != node || v.Status.Phase != "Bound" || slices.ContainsFunc(d.Moves, func(m PlannedMove) bool { return m.Name() == name }) {
 			continue
 		}
 		move, reason := planClaim(ctx, cluster, report, v, o)
@@ -63,7 +67,7 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 			return d, ctx.Err()
 		}
 		if reason != nil {
-			d.Unmovable = append(d.Unmovable, Unmovable{v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name, reason})
+			d.Unmovable = append(d.Unmovable, Unmovable{name, reason})
 			continue
 		}
 		d.Moves = append(d.Moves, move)
@@ -71,11 +75,28 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 	return d, nil
 }
 
+// begunMoves returns the moves from a node that are not complete. Their claims may have no PersistentVolume, or one on another
+// node.
+func begunMoves(ctx context.Context, cluster *kubectl.Cluster, node string, o Options) (moves []PlannedMove, err error) {
+	claims, err := cluster.Claims(ctx)
+	for _, c := range claims {
+		s, err := readState(c)
+		if err != nil {
+			return nil, err
+		}
+		if s.Step != complete && s.From == node {
+			o.Namespace, o.ClaimName = c.Metadata.Namespace, c.Metadata.Name
+			moves = append(moves, PlannedMove{Mover: &Mover{Options: o, api: cluster, claim: c, state: s}})
+		}
+	}
+	return moves, err
+}
+
 // planClaim plans the move of the claim of a volume. It subtracts the size of the volume from the room of the pools to which it
 // may be moved.
 func planClaim(ctx context.Context, cluster *kubectl.Cluster, report status.Report, v kube.PersistentVolume, o Options) (p PlannedMove, err error) {
 	o.Namespace, o.ClaimName = v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name
-	if p.Mover, err = New(ctx, cluster, o); err != nil || p.Begun() != "" {
+	if p.Mover, err = New(ctx, cluster, o); err != nil {
 		return p, err
 	}
 	from := v.OnlyNode(translate.TopologyKey)

@@ -111,7 +111,7 @@ func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) (
 		return fmt.Errorf("volume %v is on an export, which every node can reach: its pods can run on every node without a move", id)
 	}
 	if !m.Transfers(id.Backend) {
-		return fmt.Errorf("volume %v: backend %s cannot send a volume to another node: copy the data with a pod for each node, as in docs/migration.md", id, id.Backend)
+		return fmt.Errorf("volume %v: backend %s cannot send a volume to another node: restore a backup there (docs/operations/backup.md), or move the disk with its pool to that node", id, id.Backend)
 	}
 	if p.From = p.Volume.OnlyNode(translate.TopologyKey); p.From == "" {
 		return fmt.Errorf("PersistentVolume %s: its node affinity does not select one node by %s: only a volume of one node can be moved", name, translate.TopologyKey)

@@ -222,12 +222,16 @@ func TestPlanDrain(t *testing.T) {
 		volumes = append(volumes, strings.TrimSuffix(volume, "}")+`,"status":{"phase":"Bound"}}`)
 		report.Volumes = append(report.Volumes, status.Volume{ID: id, Node: "a", SizeBytes: 1 << 30})
 	}
+	answers["/api/v1/persistentvolumeclaims"] = `{"metadata":{},"items":[{"metadata":{"namespace":"ns","name":"lost","annotations":{"csi.trivet.dev/move":"{\"id\":\"1\",\"from\":\"a\",\"to\":\"c\",\"step\":\"swap\"}"}}}]}`
 	answers["/api/v1/persistentvolumes"] = `{"metadata":{},"items":[` + strings.Join(volumes, ",") + `]}`
 	d, err := move.PlanDrain(t.Context(), connect(t, answers), report, "a", move.Options{Transfers: isImage})
-	if err != nil || len(d.Moves) != 2 || len(d.Unmovable) != 1 {
-		t.Fatalf("got %+v, %v, want two moves and one claim that cannot be moved", d, err)
+	if err != nil || len(d.Moves) != 3 || len(d.Unmovable) != 1 {
+		t.Fatalf("got %+v, %v, want three moves and one claim that cannot be moved", d, err)
 	}
-	if first, second := d.Moves[0].Plan.To, d.Moves[1].Plan.To; first != "b" || second != "c" {
+	if begun := d.Moves[0]; begun.Name() != "ns/lost" || begun.Begun() == "" || begun.Destination() != "c" {
+		t.Errorf("got %+v, want first the move that has begun, of a claim without a PersistentVolume", begun)
+	}
+	if first, second := d.Moves[1].Plan.To, d.Moves[2].Plan.To; first != "b" || second != "c" {
 		t.Errorf("got the nodes %s and %s, want b, and then c, which has more room than what is left on b", first, second)
 	}
 	if u := d.Unmovable[0]; u.Claim != "ns/data-2" || !strings.Contains(u.Reason.Error(), "backend disk cannot send") {

@@ -140,10 +140,16 @@ func (m *moving) mustMove(t *testing.T, to string) {
 // killed moves the claim to a node. The command must kill itself at a point.
 func (m *moving) killed(t *testing.T, at crashpoint.Point, args ...string) {
 	t.Helper()
-	out, err := m.move(t, at, args...).CombinedOutput()
+	wantKilled(t, m.move(t, at, args...))
+}
+
+// wantKilled runs a command, which must kill itself.
+func wantKilled(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Fatalf("got %v and\n%s\nwant the command killed at %s", err, out, at)
+		t.Fatalf("%s: got %v and\n%s\nwant the command killed", cmd, err, out)
 	}
 }
 
@@ -379,6 +385,9 @@ func (m *moving) testDrain(t *testing.T) {
 	if unschedulable := kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.unschedulable}"); unschedulable != "" {
 		t.Errorf("got unschedulable %s of %s after a refusal, want none", unschedulable, node)
 	}
+	lost := m.plugin(t.Context(), "drain", node, "--skip-unmovable")
+	lost.Env = append(lost.Env, "TRIVET_CRASH_AT="+string(crashpoint.MoveLost))
+	wantKilled(t, lost)
 	t.Logf("%s", output(t, m.plugin(t.Context(), "drain", node, "--skip-unmovable")))
 	for name, want := range map[string]string{"image": other, movedClaim: other, "directory": node} {
 		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != want {
