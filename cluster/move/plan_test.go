@@ -26,10 +26,12 @@ func objects() map[string]string {
 			"spec":{"accessModes":["ReadWriteOnce"],"storageClassName":"fast","volumeName":"pv","resources":{"requests":{"storage":"1Gi"}}},"status":{"phase":"Bound"}}`,
 		"/api/v1/persistentvolumes/pv": `{"metadata":{"name":"pv"},"spec":{"capacity":{"storage":"1Gi"},"csi":{"driver":"d","volumeHandle":"` + handle + `"},
 			"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["a"]}]}]}}}}`,
+
 		"/apis/storage.k8s.io/v1/storageclasses/fast": `{"metadata":{"name":"fast"},"provisioner":"d","parameters":{"pool":"fast"}}`,
-		"/api/v1/nodes/a":                                        `{"metadata":{"name":"a"}}`,
-		"/api/v1/nodes/b":                                        `{"metadata":{"name":"b","labels":{"zone":"x"}},"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
-		"/apis/storage.k8s.io/v1/csinodes/b":                     `{"spec":{"drivers":[{"name":"d","nodeID":"b"}]}}`,
+		"/api/v1/nodes/a":                    `{"metadata":{"name":"a"}}`,
+		"/api/v1/nodes/b":                    `{"metadata":{"name":"b","labels":{"zone":"x"}},"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
+		"/apis/storage.k8s.io/v1/csinodes/b": `{"spec":{"drivers":[{"name":"d","nodeID":"b"}]}}`,
+
 		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses": list(`{"metadata":{"name":"snap"},"driver":"d","deletionPolicy":"Delete"}`, `{"metadata":{"name":"other"},"driver":"e","deletionPolicy":"Delete"}`),
 		"/api/v1/namespaces/ns/pods":                             list(pod("")),
 		"/api/v1/namespaces/ns/pods/db-0":                        pod(""),

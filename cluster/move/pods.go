@@ -121,8 +121,8 @@ func (m *Mover) released(ctx context.Context) (bool, error) {
 		}
 	}
 	report, err := m.api.Report(ctx)
-	if err != nil && d.Spec.AttachRequired {
-		return false, nil //nolint:nilerr // the volume is also detached if the drivers do not report
+	if err != nil && d.Spec.AttachRequired { // the volume is also detached if the drivers do not report
+		return false, nil
 	}
 	if err != nil {
 		return false, err
