@@ -70,7 +70,7 @@ func MaintainAuthority(ctx context.Context, connect func() (*Client, error), o A
 		client:           c,
 		invalidCA:        errorLog{log: klog.FromContext(ctx), message: "The certificate authority is invalid: put a valid CA into the Secret, or delete the Secret so that the driver creates a new CA"},
 		secret:           watchOne[secret](ctx, c, secrets, o.Namespace, o.Name, changed),
-		published:        watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Name, changed),
+		published:        watchOne[ConfigMap](ctx, c, configMaps, o.Namespace, o.Name, changed),
 		requests:         watchObjects(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, viewObject[signingRequest], changed),
 	}
 	reconcileLoop(ctx, changed, backoff, "Maintaining the certificate authority failed; retrying", k.reconcile)
@@ -81,7 +81,7 @@ type authorityReconciler struct {
 	AuthorityOptions
 	client    *Client
 	secret    watched[secret]
-	published watched[configMap]
+	published watched[ConfigMap]
 	requests  watched[signingRequest]
 
 	invalidCA errorLog // logs why the CA in the Secret is invalid

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,6 +43,10 @@ type Claim struct {
 				Storage string `json:"storage"`
 			} `json:"requests"`
 		} `json:"resources"`
+		DataSource struct {
+			Kind string `json:"kind"`
+			Name string `json:"name"`
+		} `json:"dataSource"`
 	} `json:"spec"`
 	Status struct {
 		Phase string `json:"phase"`
@@ -52,8 +57,9 @@ type Claim struct {
 type Snapshot struct {
 	Metadata Meta `json:"metadata"`
 	Status   struct {
-		ReadyToUse bool `json:"readyToUse"`
-		Error      struct {
+		ReadyToUse  bool   `json:"readyToUse"`
+		RestoreSize string `json:"restoreSize"`
+		Error       struct {
 			Message string `json:"message"`
 		} `json:"error"`
 	} `json:"status"`
@@ -80,11 +86,6 @@ type VolumeAttachment struct {
 // Claim reads a PersistentVolumeClaim.
 func (c *Client) Claim(ctx context.Context, namespace, name string) (Claim, error) {
 	return get[Claim](ctx, c.api.Resource(claims).Namespace(namespace), name)
-}
-
-// Claims lists the PersistentVolumeClaims of all namespaces.
-func (c *Client) Claims(ctx context.Context) ([]Claim, error) {
-	return list[Claim](ctx, c.api.Resource(claims), "")
 }
 
 // CreateClaim creates a PersistentVolumeClaim.
@@ -134,19 +135,29 @@ func (c *Client) SetReclaimPolicy(ctx context.Context, v PersistentVolume, polic
 // removes the finalizers, because that of a bound PersistentVolume stays until the claim is deleted. The object must be the
 // one that was read. It succeeds if that one does not exist.
 func (c *Client) RemovePersistentVolume(ctx context.Context, v PersistentVolume) error {
-	resource, uid := c.api.Resource(persistentVolumes), types.UID(v.Metadata.UID)
-	err := absent(resource.Delete(ctx, v.Metadata.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}))
-	for err == nil || apierrors.IsConflict(err) {
-		v, err = get[PersistentVolume](ctx, resource, v.Metadata.Name)
+	resource, name, uid := c.api.Resource(persistentVolumes), v.Metadata.Name, types.UID(v.Metadata.UID)
+	for {
+		var err error
+		switch {
+		case v.Spec.ReclaimPolicy != "Retain":
+			return fmt.Errorf("PersistentVolume %s has the reclaim policy %q: its object is removed only with Retain", name, v.Spec.ReclaimPolicy)
+		case v.Metadata.DeletionTimestamp == "":
+			version := v.Metadata.ResourceVersion
+			err = resource.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+		case len(v.Metadata.Finalizers) > 0:
+			_, err = patch[struct{}](ctx, resource, v.Metadata, map[string]any{"metadata": map[string]any{"finalizers": nil}})
+		}
+		if err := absent(err); err != nil && !apierrors.IsConflict(err) {
+			return err
+		}
+		v, err = get[PersistentVolume](ctx, resource, name)
 		if apierrors.IsNotFound(err) || err == nil && v.Metadata.UID != string(uid) {
 			return nil
 		}
-		if err == nil && v.Metadata.DeletionTimestamp != "" && len(v.Metadata.Finalizers) > 0 {
-			_, err = patch[struct{}](ctx, resource, v.Metadata, map[string]any{"metadata": map[string]any{"finalizers": nil}})
-			err = absent(err)
+		if err != nil {
+			return err
 		}
 	}
-	return err
 }
 
 // absent returns nil for the error that an object does not exist.
@@ -160,6 +171,37 @@ func absent(err error) error {
 // VolumeAttachments lists the VolumeAttachments.
 func (c *Client) VolumeAttachments(ctx context.Context) ([]VolumeAttachment, error) {
 	return list[VolumeAttachment](ctx, c.api.Resource(volumeAttachments), "")
+}
+
+// ConfigMap reads a ConfigMap.
+func (c *Client) ConfigMap(ctx context.Context, namespace, name string) (ConfigMap, error) {
+	return get[ConfigMap](ctx, c.api.Resource(configMaps).Namespace(namespace), name)
+}
+
+// ConfigMaps lists the ConfigMaps of a namespace that match a label selector.
+func (c *Client) ConfigMaps(ctx context.Context, namespace, selector string) ([]ConfigMap, error) {
+	return list[ConfigMap](ctx, c.api.Resource(configMaps).Namespace(namespace), selector)
+}
+
+// CreateConfigMap creates a ConfigMap.
+func (c *Client) CreateConfigMap(ctx context.Context, namespace string, object Object) (ConfigMap, error) {
+	object["apiVersion"], object["kind"] = "v1", "ConfigMap"
+	created, err := c.api.Resource(configMaps).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	if err != nil {
+		return ConfigMap{}, err
+	}
+	return view[ConfigMap](created.Object)
+}
+
+// ChangeConfigMap changes data of a ConfigMap that has not changed since it was read.
+func (c *Client) ChangeConfigMap(ctx context.Context, current Meta, data map[string]any) (ConfigMap, error) {
+	return patch[ConfigMap](ctx, c.api.Resource(configMaps).Namespace(current.Namespace), current, map[string]any{"data": data})
+}
+
+// DeleteConfigMap deletes a ConfigMap that has not changed since it was read.
+func (c *Client) DeleteConfigMap(ctx context.Context, current Meta) error {
+	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &current.ResourceVersion}}
+	return c.api.Resource(configMaps).Namespace(current.Namespace).Delete(ctx, current.Name, options)
 }
 
 // StorageClass reads a StorageClass.

@@ -45,7 +45,7 @@ func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions)
 	e := &enrolment{
 		EnrolOptions: o,
 		client:       c,
-		published:    watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Authority, publishedChanged),
+		published:    watchOne[ConfigMap](ctx, c, configMaps, o.Namespace, o.Authority, publishedChanged),
 		rootsChanged: rootsChanged,
 	}
 	var loops sync.WaitGroup
@@ -61,7 +61,7 @@ func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions)
 type enrolment struct {
 	EnrolOptions
 	client       *Client
-	published    watched[configMap]
+	published    watched[ConfigMap]
 	rootsChanged signal // raised when the CA certificates in the node's directory change
 }
 

@@ -19,6 +19,8 @@ type Meta struct {
 	Annotations     map[string]string `json:"annotations"`
 	OwnerReferences []Owner           `json:"ownerReferences"`
 	Finalizers      []string          `json:"finalizers"`
+	// CreationTimestamp is in the format of RFC 3339, in UTC.
+	CreationTimestamp string `json:"creationTimestamp"`
 	// DeletionTimestamp is not empty if the object is being deleted.
 	DeletionTimestamp string `json:"deletionTimestamp,omitempty"`
 }
@@ -85,6 +87,7 @@ type Pod struct {
 	} `json:"spec"`
 	Status struct {
 		Phase             string      `json:"phase"`
+		StartTime         string      `json:"startTime"`
 		Conditions        []Condition `json:"conditions"`
 		ContainerStatuses []struct {
 			Name  string `json:"name"`
@@ -313,8 +316,8 @@ type secret struct {
 	Data     map[string][]byte `json:"data"`
 }
 
-// configMap is core/v1 ConfigMap.
-type configMap struct {
+// ConfigMap is core/v1 ConfigMap.
+type ConfigMap struct {
 	Metadata Meta              `json:"metadata"`
 	Data     map[string]string `json:"data"`
 }

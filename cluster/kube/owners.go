@@ -19,7 +19,7 @@ type PoolOwners struct {
 
 	mu     sync.Mutex
 	client *Client
-	object *watched[configMap] // nil until Run has connected
+	object *watched[ConfigMap] // nil until Run has connected
 }
 
 // NewPoolOwners returns an empty record. Run fills it from the ConfigMap.
@@ -33,7 +33,7 @@ func (o *PoolOwners) Run(ctx context.Context, connect func() (*Client, error)) {
 	if c == nil {
 		return
 	}
-	object := watchOne[configMap](ctx, c, configMaps, o.namespace, o.name, o.changed)
+	object := watchOne[ConfigMap](ctx, c, configMaps, o.namespace, o.name, o.changed)
 	o.mu.Lock()
 	o.client, o.object = c, &object
 	o.mu.Unlock()
@@ -48,7 +48,7 @@ func (o *PoolOwners) Known() map[string]string {
 }
 
 // read returns the ConfigMap as last read. synced is false before the first read.
-func (o *PoolOwners) read() (known configMap, synced bool) {
+func (o *PoolOwners) read() (known ConfigMap, synced bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.object == nil || !o.object.synced() {
@@ -86,7 +86,7 @@ func (o *PoolOwners) Record(ctx context.Context, owners map[string]string) error
 }
 
 // add writes entries if the ConfigMap has not changed since it was read.
-func (o *PoolOwners) add(ctx context.Context, known configMap, entries map[string]any) error {
+func (o *PoolOwners) add(ctx context.Context, known ConfigMap, entries map[string]any) error {
 	resource := o.client.api.Resource(configMaps).Namespace(o.namespace)
 	err := put(ctx, resource, "ConfigMap", o.name, known.Metadata, map[string]any{"data": entries})
 	if err == nil {
