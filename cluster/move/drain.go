@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
@@ -18,7 +19,7 @@ type Drain struct {
 	Unmovable []Unmovable
 }
 
-// PlannedMove is the move of a claim.
+// PlannedMove is the move of a claim, as planned before the drain begins.
 type PlannedMove struct {
 	*Mover
 	// Plan is empty for a move that has begun.
@@ -34,13 +35,25 @@ type Unmovable struct {
 // Name returns the claim as namespace/name.
 func (p PlannedMove) Name() string { return p.Namespace + "/" + p.ClaimName }
 
-// Move moves the volume, or continues a move that has begun.
+// Move plans the move again, because earlier moves take time, and moves the volume. It continues a move that has begun.
 func (p PlannedMove) Move(ctx context.Context) error {
-	if p.Begun() != "" {
-		p.To = p.state.To
-		return p.Resume(ctx)
+	m, err := New(ctx, p.api, p.Options)
+	if err != nil {
+		return err
 	}
-	return p.Start(ctx, p.Plan)
+	if m.Begun() != "" {
+		m.To = m.state.To
+		return m.Resume(ctx)
+	}
+	report, err := p.api.Report(ctx)
+	if err != nil {
+		return err
+	}
+	plan, err := m.Plan(ctx, report)
+	if err != nil {
+		return err
+	}
+	return m.Start(ctx, plan)
 }
 
 // PlanDrain plans the moves of all claims whose volumes only one node has. Without Options.To, each claim is moved to the node
@@ -49,7 +62,7 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 	if _, err := cluster.Node(ctx, node); err != nil {
 		return d, err
 	}
-	if d.Moves, err = begunMoves(ctx, cluster, node, o); err != nil {
+	if d, err = begunMoves(ctx, cluster, node, o); err != nil {
 		return d, err
 	}
 	volumes, err := cluster.PersistentVolumes(ctx, report.Driver)
@@ -76,20 +89,29 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 }
 
 // begunMoves returns the moves from a node that are not complete. Their claims may have no PersistentVolume, or one on another
-// node.
-func begunMoves(ctx context.Context, cluster *kubectl.Cluster, node string, o Options) (moves []PlannedMove, err error) {
-	claims, err := cluster.Claims(ctx)
-	for _, c := range claims {
-		s, err := readState(c)
+// node. It ignores a state that cannot be read: New returns the error for its claim.
+func begunMoves(ctx context.Context, cluster *kubectl.Cluster, node string, o Options) (d Drain, err error) {
+	records, err := cluster.ConfigMaps(ctx, cluster.Namespace, moveLabel)
+	for _, record := range records {
+		s, err := readState(record)
+		if err != nil || s.From != node {
+			continue
+		}
+		o.Namespace, o.ClaimName = s.Namespace, s.Claim
+		m, err := New(ctx, cluster, o)
+		if err == nil && m.state.ID != s.ID {
+			err = fmt.Errorf("the claim was deleted and created again during its move: delete ConfigMap %s/%s, and the PersistentVolumes of move %s that are not needed", record.Metadata.Namespace, record.Metadata.Name, s.ID)
+		}
+		if ctx.Err() != nil {
+			return d, ctx.Err()
+		}
 		if err != nil {
-			return nil, err
+			d.Unmovable = append(d.Unmovable, Unmovable{s.Namespace + "/" + s.Claim, err})
+			continue
 		}
-		if s.Step != complete && s.From == node {
-			o.Namespace, o.ClaimName = c.Metadata.Namespace, c.Metadata.Name
-			moves = append(moves, PlannedMove{Mover: &Mover{Options: o, api: cluster, claim: c, state: s}})
-		}
+		d.Moves = append(d.Moves, PlannedMove{Mover: m})
 	}
-	return moves, err
+	return d, err
 }
 
 // planClaim plans the move of the claim of a volume. It subtracts the size of the volume from the room of the pools to which it

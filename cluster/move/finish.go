@@ -16,6 +16,9 @@ func (m *Mover) clean(ctx context.Context) error {
 	if current != newVolume {
 		return fmt.Errorf("claim %s/%s does not have the volume on node %s: nothing is deleted", m.Namespace, m.ClaimName, m.state.To)
 	}
+	if err := m.verify(ctx); err != nil {
+		return err
+	}
 	if err := m.removeCopies(ctx, m.state.Round); err != nil {
 		return err
 	}
@@ -30,7 +33,7 @@ func (m *Mover) clean(ctx context.Context) error {
 	if m.claim.Metadata.Annotations[selectedNode] != "" {
 		other[selectedNode] = m.state.To
 	}
-	return m.save(ctx, func(s *state) { s.Step = complete }, other)
+	return m.finish(ctx, other)
 }
 
 // Abort undoes a move whose claim still has its old volume.
@@ -38,17 +41,28 @@ func (m *Mover) Abort(ctx context.Context) error {
 	if m.state.Step == complete {
 		return fmt.Errorf("--abort: claim %s/%s has no move that is not complete", m.Namespace, m.ClaimName)
 	}
+	err := m.save(ctx, func(s *state) {
+		s.Step = aborting
+		m.hold(s)
+	})
+	if err != nil {
+		return err
+	}
+	// From here on, no other process replaces the volume.
 	current, err := m.current(ctx)
 	if err != nil {
 		return err
 	}
 	if current == newVolume {
+		if err := m.enter(ctx, starting); err != nil {
+			return err
+		}
 		return fmt.Errorf("--abort: claim %s/%s already has the volume on node %s: complete the move with --to %[3]s", m.Namespace, m.ClaimName, m.state.To)
 	}
 	if err := m.restore(ctx); err != nil {
 		return err
 	}
-	if err := m.enter(ctx, aborting); err != nil { // which also makes a lost claim Bound
+	if err := m.note(ctx, "restored"); err != nil { // makes a lost claim Bound
 		return err
 	}
 	crashpoint.Here(crashpoint.MoveAborting)
@@ -58,6 +72,9 @@ func (m *Mover) Abort(ctx context.Context) error {
 	if err := m.uncordon(ctx); err != nil {
 		return err
 	}
+	if err := m.verify(ctx); err != nil {
+		return err
+	}
 	if err := m.removeCopies(ctx, m.state.Round); err != nil {
 		return err
 	}
@@ -65,5 +82,5 @@ func (m *Mover) Abort(ctx context.Context) error {
 		return err
 	}
 	m.Progress("Move %s is undone.", m.state.ID)
-	return m.save(ctx, func(s *state) { s.Step = complete }, nil)
+	return m.finish(ctx, nil)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
@@ -22,6 +23,8 @@ type Options struct {
 	SnapshotClass string
 	// Keep keeps the old volume after the move.
 	Keep bool
+	// StayCordoned keeps the node from which the volume is moved cordoned.
+	StayCordoned bool
 	// Timeout limits each wait for pods and objects. The transfer of data has no limit.
 	Timeout time.Duration
 	// Transfers reports whether volumes of a kind can be sent to another node.
@@ -34,10 +37,14 @@ type Options struct {
 type Mover struct {
 	Options
 	api *kubectl.Cluster
-	// claim and state are as this process has last read or written them.
-	claim kube.Claim
-	state state
-	times times
+	// claim, record and state are as this process has last read or written them. record is the ConfigMap of the state.
+	claim  kube.Claim
+	record kube.Meta
+	state  state
+	times  times
+	// unused is the time of the last successful check that no pod uses the volume. It includes the time in which the machine is
+	// suspended.
+	unused time.Time
 }
 
 // New reads a claim and the state of its move, if one has begun.
@@ -46,11 +53,16 @@ func New(ctx context.Context, cluster *kubectl.Cluster, o Options) (*Mover, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := readState(claim)
-	if err != nil {
-		return nil, err
+	m := &Mover{Options: o, api: cluster, claim: claim}
+	record, err := cluster.ConfigMap(ctx, cluster.Namespace, recordName(claim.Metadata.UID))
+	if apierrors.IsNotFound(err) {
+		return m, nil
 	}
-	return &Mover{Options: o, api: cluster, claim: claim, state: s}, nil
+	if err == nil {
+		m.record = record.Metadata
+		m.state, err = readState(record)
+	}
+	return m, err
 }
 
 // Begun describes the move that has begun and is not complete, or returns "".
@@ -64,6 +76,11 @@ func (m *Mover) Begun() string {
 // Destination returns the node of the move that has begun.
 func (m *Mover) Destination() string { return m.state.To }
 
+// Next reports whether Resume can continue the move that has begun, and whether Abort can undo it.
+func (m *Mover) Next() (resume, abort bool) {
+	return m.state.Step != aborting, m.state.Step != starting && m.state.Step != cleaning
+}
+
 // Start moves the volume as planned.
 func (m *Mover) Start(ctx context.Context, p Plan) error {
 	first, round := stopping, 0
@@ -72,10 +89,11 @@ func (m *Mover) Start(ctx context.Context, p Plan) error {
 	}
 	err := m.save(ctx, func(s *state) {
 		*s = state{
-			ID: uuid.NewString()[:8], From: p.From, To: p.To, SnapshotClass: p.SnapshotClass, Step: first, Round: round,
+			ID: uuid.NewString()[:8], Namespace: m.Namespace, Claim: m.ClaimName, UID: m.claim.Metadata.UID, From: p.From, To: p.To, SnapshotClass: p.SnapshotClass, Step: first, Round: round,
 			Single: p.Single, Used: len(p.Pods) > 0, Keep: m.Keep, Old: manifestOf(p.old),
 		}
-	}, nil)
+		m.hold(s)
+	})
 	if err != nil {
 		return err
 	}
@@ -92,6 +110,9 @@ func (m *Mover) Resume(ctx context.Context) error {
 		return fmt.Errorf("claim %s/%s: its move is being undone: complete this with --abort", m.Namespace, m.ClaimName)
 	}
 	m.Progress("Continuing move %s at the step %s.", m.state.ID, m.state.Step)
+	if err := m.save(ctx, m.hold); err != nil {
+		return err
+	}
 	if err := m.rewind(ctx); err != nil {
 		return err
 	}
@@ -104,6 +125,7 @@ func (m *Mover) rewind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	m.unused = now() // if the claim has no volume, no pod can start
 	switch {
 	case m.state.Step == catching:
 		return m.copyAgain(ctx)
@@ -154,6 +176,9 @@ func (m *Mover) until(ctx context.Context, limit time.Duration, what string, don
 		}
 	}
 }
+
+// now returns the time without the monotonic clock, which stops while the machine is suspended.
+func now() time.Time { return time.Now().Round(0) }
 
 // times are the parts of the time in which the pods are stopped.
 type times struct{ stopped, ended, snapshot, copied, swapped time.Time }

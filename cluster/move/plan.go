@@ -100,6 +100,9 @@ func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) (
 		return err
 	}
 	name, csi := p.Volume.Metadata.Name, p.Volume.Spec.CSI
+	if ref := p.Volume.Spec.ClaimRef; ref.UID != m.claim.Metadata.UID {
+		return fmt.Errorf("PersistentVolume %s belongs to claim %s/%s with the UID %q, and not to claim %s/%s", name, ref.Namespace, ref.Name, ref.UID, m.Namespace, m.ClaimName)
+	}
 	if csi.Driver != report.Driver {
 		return fmt.Errorf("PersistentVolume %s has the driver %q: only volumes of %s can be moved", name, csi.Driver, report.Driver)
 	}
@@ -205,17 +208,20 @@ func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string,
 // planCopies checks the room on the node To. Two copies exist there at the same time, so that only changes are sent for the
 // second one.
 func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, class kube.StorageClass) error {
-	if room, known := roomOn(report, p.To, class.Parameters[volume.ParamPool]); known {
-		if room < p.SizeBytes {
-			return fmt.Errorf("--to %q: the node has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
-		}
-		p.Single = room < 2*p.SizeBytes
+	pool := class.Parameters[volume.ParamPool]
+	room, known := roomOn(report, p.To, pool)
+	switch {
+	case !known:
+		return fmt.Errorf("--to %q: the node has no open pool %q for the copy: see 'kubectl trivet status'", p.To, pool)
+	case room < p.SizeBytes:
+		return fmt.Errorf("--to %q: the node has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
 	}
+	p.Single = room < 2*p.SizeBytes
 	from, err := m.api.Node(ctx, p.From)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	p.Cordon = len(p.Pods) > 0 && !from.Spec.Unschedulable
+	p.Cordon = err == nil && !from.Spec.Unschedulable
 	return nil
 }
 
@@ -237,6 +243,7 @@ func (m *Mover) rights() (all []kube.Right) {
 		}
 	}
 	add(m.Namespace, "", "persistentvolumeclaims", "get", "create", "patch", "delete")
+	add(m.api.Namespace, "", "configmaps", "get", "list", "create", "patch", "delete")
 	add(m.Namespace, "", "pods", "get", "list")
 	add(m.Namespace, "", "events", "list")
 	add(m.Namespace, "snapshot.storage.k8s.io", "volumesnapshots", "get", "create", "delete")

@@ -24,7 +24,7 @@ func objects() map[string]string {
 	return map[string]string{
 		"/api/v1/namespaces/ns/persistentvolumeclaims/data": `{"metadata":{"namespace":"ns","name":"data","uid":"u"},
 			"spec":{"accessModes":["ReadWriteOnce"],"storageClassName":"fast","volumeName":"pv","resources":{"requests":{"storage":"1Gi"}}},"status":{"phase":"Bound"}}`,
-		"/api/v1/persistentvolumes/pv": `{"metadata":{"name":"pv"},"spec":{"capacity":{"storage":"1Gi"},"csi":{"driver":"d","volumeHandle":"` + handle + `"},
+		"/api/v1/persistentvolumes/pv": `{"metadata":{"name":"pv"},"spec":{"capacity":{"storage":"1Gi"},"claimRef":{"namespace":"ns","name":"data","uid":"u"},"csi":{"driver":"d","volumeHandle":"` + handle + `"},
 			"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["a"]}]}]}}}}`,
 
 		"/apis/storage.k8s.io/v1/storageclasses/fast": `{"metadata":{"name":"fast"},"provisioner":"d","parameters":{"pool":"fast"}}`,
@@ -124,8 +124,8 @@ func TestPlan(t *testing.T) {
 	}
 	unused := objects()
 	unused["/api/v1/namespaces/ns/pods"] = `{"metadata":{},"items":[` + pod(`"Running"`, `"Succeeded"`) + `]}`
-	if p, err := plan(t, unused, drivers(), move.Options{To: "b"}); err != nil || p.Cordon || len(p.Pods) != 0 {
-		t.Errorf("got %+v, %v for a claim that only a completed pod uses, want no pods and no cordon", p, err)
+	if p, err := plan(t, unused, drivers(), move.Options{To: "b"}); err != nil || !p.Cordon || len(p.Pods) != 0 {
+		t.Errorf("got %+v, %v for a claim that only a completed pod uses, want no pods, and a cordon so that none starts", p, err)
 	}
 	zone := objects()
 	usedPod(zone, `[{"name":"v"`, `[{"name":"w","persistentVolumeClaim":{"claimName":"second"}},{"name":"v"`, `"nodeName"`, `"nodeSelector":{"zone":"x"},"nodeName"`)
@@ -160,6 +160,7 @@ func TestRefusals(t *testing.T) {
 		"many nodes":           {change: replaced(claim, "ReadWriteOnce", "ReadWriteMany"), want: `access modes ["ReadWriteMany"]`},
 		"claim of a pod":       {change: replaced(claim, `"uid"`, `"ownerReferences":[{"kind":"Pod","name":"x"}],"uid"`), want: "belongs to pod x"},
 		"other driver":         {change: replaced(pv, `"d"`, `"e"`), want: `has the driver "e"`},
+		"of another claim":     {change: replaced(pv, `"uid":"u"`, `"uid":"v"`), want: "belongs to claim ns/data with the UID \"v\""},
 		"static volume":        {change: replaced(pv, handle, "some text"), want: "was not created by this driver"},
 		"export":               {change: replaced(pv, "fast.01234567", "nas"), want: "is on an export"},
 		"other kind":           {change: replaced(pv, "image:", "disk:"), want: "backend disk cannot send a volume"},
@@ -202,7 +203,11 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	full := drivers()
-	full.Pools[1].RoomBytes = 1 << 29
+	full.Pools[1].Problem = "not open"
+	if _, err := plan(t, objects(), full, move.Options{To: "b"}); err == nil || !strings.Contains(err.Error(), "has no open pool") {
+		t.Errorf("got %v for a node whose pool is not open, want an error", err)
+	}
+	full.Pools[1] = status.Pool{Name: "fast", Node: "b", RoomBytes: 1 << 29}
 	if _, err := plan(t, objects(), full, move.Options{To: "b"}); err == nil || !strings.Contains(err.Error(), "has room for 512 MiB") {
 		t.Errorf("got %v for a node without room, want an error with its room", err)
 	}
@@ -219,12 +224,15 @@ func TestPlanDrain(t *testing.T) {
 		claim, pv := fmt.Sprintf("data-%d", i), fmt.Sprintf("pv-%d", 10+i)
 		id := fmt.Sprintf("%s:fast.01234567:pvc-%d", kind, i)
 		answers["/api/v1/namespaces/ns/persistentvolumeclaims/"+claim] = strings.NewReplacer(`"name":"data"`, `"name":"`+claim+`"`, `"pv"`, `"`+pv+`"`).Replace(answers["/api/v1/namespaces/ns/persistentvolumeclaims/data"])
-		volume := strings.NewReplacer(`"pv"`, `"`+pv+`"`, handle, id, `"csi"`, `"claimRef":{"namespace":"ns","name":"`+claim+`"},"csi"`).Replace(answers["/api/v1/persistentvolumes/pv"])
+		volume := strings.NewReplacer(`"pv"`, `"`+pv+`"`, handle, id, `"name":"data"`, `"name":"`+claim+`"`).Replace(answers["/api/v1/persistentvolumes/pv"])
 		answers["/api/v1/persistentvolumes/"+pv] = volume
 		volumes = append(volumes, strings.TrimSuffix(volume, "}")+`,"status":{"phase":"Bound"}}`)
 		report.Volumes = append(report.Volumes, status.Volume{ID: id, Node: "a", SizeBytes: 1 << 30})
 	}
-	answers["/api/v1/persistentvolumeclaims"] = `{"metadata":{},"items":[{"metadata":{"namespace":"ns","name":"lost","annotations":{"csi.trivet.dev/move":"{\"id\":\"1\",\"from\":\"a\",\"to\":\"c\",\"step\":\"swap\"}"}}}]}`
+	const configMaps = "/api/v1/namespaces/trivet-system/configmaps"
+	answers["/api/v1/namespaces/ns/persistentvolumeclaims/lost"] = `{"metadata":{"namespace":"ns","name":"lost","uid":"l"}}`
+	answers[configMaps+"/trivet-move-l"] = `{"metadata":{"name":"trivet-move-l"},"data":{"state":"{\"id\":\"1\",\"namespace\":\"ns\",\"claim\":\"lost\",\"uid\":\"l\",\"from\":\"a\",\"to\":\"c\",\"step\":\"swap\"}"}}`
+	answers[configMaps] = `{"metadata":{},"items":[{"metadata":{"name":"trivet-move-x"},"data":{"state":"{"}},` + answers[configMaps+"/trivet-move-l"] + `]}`
 	answers["/api/v1/persistentvolumes"] = `{"metadata":{},"items":[` + strings.Join(volumes, ",") + `]}`
 	d, err := move.PlanDrain(t.Context(), connect(t, answers), report, "a", move.Options{Transfers: isImage})
 	if err != nil || len(d.Moves) != 3 || len(d.Unmovable) != 1 {

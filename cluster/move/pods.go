@@ -12,12 +12,16 @@ import (
 // mirrorAnnotation is the annotation of the object that represents a static pod.
 const mirrorAnnotation = "kubernetes.io/config.mirror"
 
+// pods returns the pods of the claim, also those that have completed.
+func (m *Mover) pods(ctx context.Context) ([]kube.Pod, error) {
+	all, err := m.api.Pods(ctx, m.Namespace, "")
+	return slices.DeleteFunc(all, func(p kube.Pod) bool { return !slices.Contains(p.Claims(), m.ClaimName) }), err
+}
+
 // users returns the pods that use the claim. A completed pod uses no claim.
 func (m *Mover) users(ctx context.Context) ([]kube.Pod, error) {
-	all, err := m.api.Pods(ctx, m.Namespace, "")
-	return slices.DeleteFunc(all, func(p kube.Pod) bool {
-		return p.Completed() || !slices.Contains(p.Claims(), m.ClaimName)
-	}), err
+	all, err := m.pods(ctx)
+	return slices.DeleteFunc(all, kube.Pod.Completed), err
 }
 
 // checkPods checks that pods can be stopped and that new ones can run on node to.
@@ -92,10 +96,22 @@ func (m *Mover) checkOtherClaims(ctx context.Context, pod kube.Pod, to string) e
 	return nil
 }
 
-// scheduled reports whether a pod that uses the claim is on a node, where it may write to the volume.
-func (m *Mover) scheduled(ctx context.Context) (bool, error) {
-	pods, err := m.users(ctx)
-	return slices.ContainsFunc(pods, func(p kube.Pod) bool { return p.Spec.NodeName != "" }), err
+// scheduled reports whether one of the pods of the claim is on a node, where it may write to the volume, or has completed there
+// and is not one of those that had ended before.
+func scheduled(pods []kube.Pod, ended []string) bool {
+	return slices.ContainsFunc(pods, func(p kube.Pod) bool {
+		return p.Spec.NodeName != "" && !(p.Completed() && slices.Contains(ended, p.Metadata.UID))
+	})
+}
+
+// completed returns the UIDs of the pods that have completed.
+func completed(pods []kube.Pod) (uids []string) {
+	for _, p := range pods {
+		if p.Completed() {
+			uids = append(uids, p.Metadata.UID)
+		}
+	}
+	return uids
 }
 
 // attached reports whether the volume is attached to a node.

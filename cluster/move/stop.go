@@ -1,10 +1,10 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,19 +17,20 @@ import (
 // stop stops the pods that use the claim. Their controllers create new pods, which stay Pending, because the
 // PersistentVolume allows only the node From, and that is cordoned.
 func (m *Mover) stop(ctx context.Context) error {
+	if current, err := m.current(ctx); err != nil || current == newVolume {
+		return cmp.Or(err, errChanged)
+	}
 	pods, err := m.users(ctx)
 	if err != nil {
 		return err
 	}
-	if len(pods) > 0 {
-		if _, err := m.checkPods(ctx, pods, m.state.From, m.state.To); err != nil {
-			return err
-		}
-		if err := m.cordon(ctx); err != nil {
-			return err
-		}
-		crashpoint.Here(crashpoint.MoveCordoned)
+	if _, err := m.checkPods(ctx, pods, m.state.From, m.state.To); err != nil {
+		return err
 	}
+	if err := m.cordon(ctx); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.MoveCordoned)
 	superfluous := m.state.Round - 1
 	if m.state.Single {
 		superfluous = m.state.Round
@@ -38,7 +39,8 @@ func (m *Mover) stop(ctx context.Context) error {
 		return err
 	}
 	m.times = times{stopped: time.Now()}
-	if err := m.evictAll(ctx); err != nil {
+	ended, err := m.evictAll(ctx)
+	if err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.MoveStopped)
@@ -46,40 +48,60 @@ func (m *Mover) stop(ctx context.Context) error {
 	if err := m.restore(ctx); err != nil {
 		return err
 	}
-	return m.save(ctx, func(s *state) { s.Step, s.Round, s.Used = catching, s.Round+1, s.Used || len(pods) > 0 }, nil)
+	return m.save(ctx, func(s *state) {
+		s.Step, s.Round, s.Used, s.Ended, s.Detaching = catching, s.Round+1, s.Used || len(pods) > 0, ended, false
+	})
 }
 
 // cordon cordons the node From, unless it is cordoned already.
 func (m *Mover) cordon(ctx context.Context) error {
 	node, err := m.api.Node(ctx, m.state.From)
 	if err != nil || node.Spec.Unschedulable {
-		return err
+		return absent(err)
 	}
-	if err := m.save(ctx, func(s *state) { s.Cordoned = true }, nil); err != nil {
-		return err
+	if !m.state.Cordoned {
+		if err := m.save(ctx, func(s *state) { s.Cordoned = true }); err != nil {
+			return err
+		}
 	}
-	m.Progress("Node %s is cordoned until the move is complete.", m.state.From)
+	m.Progress("Node %s is cordoned until the claim has the new volume.", m.state.From)
 	return m.api.Cordon(ctx, m.state.From, true)
 }
 
-// evictAll evicts the pods that use the claim, and waits until the volume is not used.
-func (m *Mover) evictAll(ctx context.Context) error {
+// evictAll evicts the pods that use the claim, and waits until the volume is not used. It returns the pods that have completed.
+func (m *Mover) evictAll(ctx context.Context) (ended []string, err error) {
 	shown, evicted := "", map[string]bool{}
-	return m.until(ctx, m.Timeout, fmt.Sprintf("the volume is not used on node %s: see 'kubectl describe persistentvolumeclaim -n %s %s'", m.state.From, m.Namespace, m.ClaimName), func() (bool, error) {
-		pods, err := m.users(ctx)
+	err = m.until(ctx, m.Timeout, fmt.Sprintf("the volume is not used on node %s: see 'kubectl describe persistentvolumeclaim -n %s %s'", m.state.From, m.Namespace, m.ClaimName), func() (bool, error) {
+		if err := m.cordon(ctx); err != nil {
+			return false, err
+		}
+		pods, err := m.pods(ctx)
 		if err != nil {
 			return false, err
 		}
-		for _, pod := range slices.DeleteFunc(pods, func(p kube.Pod) bool { return p.Spec.NodeName == "" || p.Metadata.DeletionTimestamp != "" }) {
+		for _, pod := range pods {
+			if pod.Completed() || pod.Spec.NodeName == "" || pod.Metadata.DeletionTimestamp != "" {
+				continue
+			}
 			if err := m.evict(ctx, pod, evicted, &shown); err != nil {
 				return false, err
 			}
 		}
-		if scheduled, err := m.scheduled(ctx); err != nil || scheduled {
+		ended = completed(pods)
+		if scheduled(pods, ended) {
+			return false, nil
+		}
+		if released, err := m.released(ctx); err != nil || !released {
 			return false, err
 		}
-		return m.released(ctx)
+		begin := now() // the driver may have reported for seconds
+		if pods, err = m.pods(ctx); err != nil || scheduled(pods, ended) {
+			return false, err
+		}
+		m.unused = begin
+		return true, nil
 	})
+	return ended, err
 }
 
 // evict evicts a pod. If a PodDisruptionBudget does not allow it now, it is repeated later.
@@ -94,6 +116,8 @@ func (m *Mover) evict(ctx context.Context, pod kube.Pod, evicted map[string]bool
 			*shown = message
 			m.Progress("%s", message)
 		}
+		return nil
+	case apierrors.IsConflict(err): // the pod or its budget has changed
 		return nil
 	case err != nil:
 		return fmt.Errorf("evicting pod %s: %w", pod.Metadata.Name, err)
@@ -127,30 +151,34 @@ func (m *Mover) start(ctx context.Context) error {
 
 // uncordon undoes cordon.
 func (m *Mover) uncordon(ctx context.Context) error {
-	if !m.state.Cordoned {
+	if !m.state.Cordoned || m.StayCordoned {
 		return nil
 	}
 	if err := absent(m.api.Cordon(ctx, m.state.From, false)); err != nil {
 		return fmt.Errorf("uncordoning node %s: %w", m.state.From, err)
 	}
-	return m.save(ctx, func(s *state) { s.Cordoned = false }, nil)
+	return m.save(ctx, func(s *state) { s.Cordoned = false })
 }
 
-// waitRunning waits until a pod that uses the claim runs on the node To, or has completed there. It also succeeds if no pod uses
-// the claim after the timeout, because its controller may have been scaled down.
+// waitRunning waits until a pod that uses the claim runs on the node To, or has completed there after the swap began. It also
+// succeeds if no pod uses the claim after the timeout, because its controller may have been scaled down.
 func (m *Mover) waitRunning(ctx context.Context) error {
+	kept, err := m.view(ctx, m.keptName())
+	if err := absent(err); err != nil {
+		return err
+	}
 	var seen []string
-	err := m.until(ctx, m.Timeout, "a pod runs on node "+m.state.To, func() (bool, error) {
-		all, err := m.api.Pods(ctx, m.Namespace, "")
+	err = m.until(ctx, m.Timeout, "a pod runs on node "+m.state.To, func() (bool, error) {
+		pods, err := m.pods(ctx)
 		seen = nil
-		for _, p := range all {
-			if !slices.Contains(p.Claims(), m.ClaimName) {
-				continue
-			}
-			if p.Spec.NodeName == m.state.To && (p.Status.Phase == "Running" || p.Status.Phase == "Succeeded") {
+		for _, p := range pods {
+			ran := p.Status.Phase == "Succeeded" && p.Status.StartTime >= kept.Metadata.CreationTimestamp
+			if p.Spec.NodeName == m.state.To && (ran || p.Status.Phase == "Running") {
 				return true, err
 			}
-			seen = append(seen, p.Metadata.Name)
+			if !p.Completed() {
+				seen = append(seen, p.Metadata.Name)
+			}
 		}
 		return false, err
 	})

@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,7 +125,7 @@ func (m *Mover) swap(ctx context.Context) error {
 		err = m.attachNew(ctx)
 	}
 	if errors.Is(err, errUsed) {
-		m.Progress("A pod has used the volume since it was stopped. It is stopped again.")
+		m.Progress("A pod may have used the volume since the pods were stopped. They are stopped again.")
 		return m.enter(ctx, stopping)
 	}
 	if err != nil {
@@ -134,7 +135,6 @@ func (m *Mover) swap(ctx context.Context) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.MoveReplaced)
-	// The controller of PersistentVolumes examines a lost claim when the claim changes, otherwise after 15 seconds.
 	if err := m.enter(ctx, starting); err != nil {
 		return err
 	}
@@ -147,16 +147,22 @@ func (m *Mover) swap(ctx context.Context) error {
 func (m *Mover) detachOld(ctx context.Context) error {
 	err := m.until(ctx, m.Timeout, "no VolumeAttachment names PersistentVolume "+m.claim.Spec.VolumeName, func() (bool, error) {
 		attached, err := m.attached(ctx)
-		return !attached, errors.Join(err, m.checkUnused(ctx))
+		if err == nil {
+			err = m.checkUnused(ctx)
+		}
+		return err == nil && !attached, err
 	})
 	if err != nil {
 		return err
 	}
-	copied, err := m.view(ctx, m.state.Copy)
+	claim, copied, err := m.newestCopy(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := m.api.SetReclaimPolicy(ctx, copied, "Retain"); err != nil {
+	if claim.Spec.VolumeName != m.state.Copy {
+		return fmt.Errorf("claim %s/%s of the copy has PersistentVolume %s, and had %s: nothing is changed: undo the move with --abort", m.Namespace, claim.Metadata.Name, claim.Spec.VolumeName, m.state.Copy)
+	}
+	if _, err := m.setPolicy(ctx, m.state.Copy, "Retain", func(v kube.PersistentVolume) error { return m.checkCopy(claim, v) }); err != nil {
 		return err
 	}
 	err = m.api.CreatePersistentVolume(ctx, m.keptManifest())
@@ -164,49 +170,104 @@ func (m *Mover) detachOld(ctx context.Context) error {
 		return fmt.Errorf("creating PersistentVolume %s: %w", m.keptName(), err)
 	}
 	crashpoint.Here(crashpoint.MoveKept)
-	old, err := m.view(ctx, m.claim.Spec.VolumeName)
-	if err != nil {
+	if err := m.recordOld(ctx, copied); err != nil {
 		return err
 	}
-	if handle, _ := m.oldHandle(); old.Spec.CSI.VolumeHandle != handle {
-		return errChanged
+	if err := m.checkUnused(ctx); err != nil {
+		return err
 	}
-	err = m.removeObject(ctx, old)
+	err = m.removeObject(ctx, m.claim.Spec.VolumeName, m.checkOld)
 	crashpoint.Here(crashpoint.MoveLost)
 	return err
 }
 
-// attachNew creates the new PersistentVolume of the claim. If a pod has used the volume after the last copy, it creates the old
-// one again, without which the volume cannot be detached.
-func (m *Mover) attachNew(ctx context.Context) error {
-	scheduled, err := m.scheduled(ctx)
+// recordOld writes the manifests of the claim's PersistentVolume as it is now, and of the new one. It may have changed since the
+// move began.
+func (m *Mover) recordOld(ctx context.Context, copied kube.Object) error {
+	object, err := m.api.PersistentVolume(ctx, m.claim.Spec.VolumeName)
 	if err != nil {
 		return err
 	}
+	v, err := kube.AsPersistentVolume(object)
+	if err == nil {
+		err = m.checkOld(v)
+	}
+	if err != nil {
+		return err
+	}
+	old := manifestOf(object)
+	return m.save(ctx, func(s *state) { s.Old, s.New, s.Detaching = old, newVolumeManifest(old, copied), true })
+}
+
+// checkOld returns errChanged unless a PersistentVolume has the old volume.
+func (m *Mover) checkOld(v kube.PersistentVolume) error {
+	if handle, _ := m.oldHandle(); v.Spec.CSI.VolumeHandle != handle {
+		return errChanged
+	}
+	return nil
+}
+
+// attachNew creates the new PersistentVolume of the claim. If a pod may have used the volume after the last copy, it creates the
+// old one again, without which the volume cannot be detached.
+func (m *Mover) attachNew(ctx context.Context) error {
 	attached, err := m.attached(ctx)
 	if err != nil {
 		return err
 	}
-	if scheduled || attached {
-		if err := m.restore(ctx); err != nil {
-			return err
-		}
-		return errUsed
+	err = m.checkUnused(ctx)
+	if attached || errors.Is(err, errUsed) {
+		return cmp.Or(m.restore(ctx), errUsed)
 	}
-	if err := m.api.CreatePersistentVolume(ctx, runtime.DeepCopyJSON(m.state.New)); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err != nil {
+		return err
+	}
+	if err := m.createClaimed(ctx, m.state.New); err != nil {
+		return err
+	}
+	if current, err := m.current(ctx); err != nil || current != newVolume {
+		return cmp.Or(err, errChanged)
+	}
+	return nil
+}
+
+// createClaimed creates a PersistentVolume of the claim, unless there is one.
+func (m *Mover) createClaimed(ctx context.Context, manifest kube.Object) error {
+	if err := m.verify(ctx); err != nil {
+		return err
+	}
+	if err := m.api.CreatePersistentVolume(ctx, runtime.DeepCopyJSON(manifest)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating PersistentVolume %s: %w", m.claim.Spec.VolumeName, err)
 	}
 	return nil
 }
 
-// removeObject removes the object of a PersistentVolume, but not the volume.
-func (m *Mover) removeObject(ctx context.Context, v kube.PersistentVolume) error {
-	v, err := m.api.SetReclaimPolicy(ctx, v, "Retain")
+// setPolicy sets the reclaim policy of a PersistentVolume that check accepts. If the object changes meanwhile, it is read again.
+func (m *Mover) setPolicy(ctx context.Context, name, policy string, check func(kube.PersistentVolume) error) (v kube.PersistentVolume, err error) {
+	for {
+		v, err = m.view(ctx, name)
+		if err == nil {
+			err = check(v)
+		}
+		if err != nil {
+			return v, err
+		}
+		if v, err = m.api.SetReclaimPolicy(ctx, v, policy); !apierrors.IsConflict(err) {
+			return v, err
+		}
+	}
+}
+
+// removeObject removes the object of a PersistentVolume that check accepts, but not the volume.
+func (m *Mover) removeObject(ctx context.Context, name string, check func(kube.PersistentVolume) error) error {
+	if err := m.verify(ctx); err != nil {
+		return err
+	}
+	v, err := m.setPolicy(ctx, name, "Retain", check)
 	if err == nil {
 		err = m.api.RemovePersistentVolume(ctx, v)
 	}
 	if err != nil {
-		return fmt.Errorf("deleting the object of PersistentVolume %s: %w", v.Metadata.Name, err)
+		return fmt.Errorf("deleting the object of PersistentVolume %s: %w", name, err)
 	}
 	return nil
 }
@@ -226,27 +287,34 @@ func (m *Mover) restore(ctx context.Context) error {
 	if err != nil || current == newVolume {
 		return err
 	}
-	old, err := kube.AsPersistentVolume(m.state.Old)
-	if err != nil {
-		return err
-	}
 	if current == oldVolume {
+		if !m.state.Detaching {
+			return nil
+		}
 		v, err := m.view(ctx, m.claim.Spec.VolumeName)
 		if err != nil {
 			return err
 		}
 		if v.Metadata.DeletionTimestamp == "" {
-			_, err = m.api.SetReclaimPolicy(ctx, v, old.Spec.ReclaimPolicy)
-			return err
+			return m.restorePolicy(ctx)
 		}
-		if err := m.removeObject(ctx, v); err != nil {
+		if err := m.removeObject(ctx, v.Metadata.Name, m.checkOld); err != nil {
 			return err
 		}
 	}
-	if err := m.api.CreatePersistentVolume(ctx, runtime.DeepCopyJSON(m.state.Old)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("creating PersistentVolume %s: %w", old.Metadata.Name, err)
+	if err := m.createClaimed(ctx, m.state.Old); err != nil {
+		return err
 	}
 	return m.waitPhase(ctx)
+}
+
+// restorePolicy sets the reclaim policy of the claim's PersistentVolume to what it was before the move changed it.
+func (m *Mover) restorePolicy(ctx context.Context) error {
+	old, err := kube.AsPersistentVolume(m.state.Old)
+	if err == nil {
+		_, err = m.setPolicy(ctx, old.Metadata.Name, old.Spec.ReclaimPolicy, m.checkOld)
+	}
+	return err
 }
 
 // waitBound waits until the claim is bound.
@@ -258,19 +326,17 @@ func (m *Mover) waitBound(ctx context.Context) error {
 }
 
 // removeKept removes the PersistentVolume that keeps the old volume, and the old volume too if the claim has the new one.
-func (m *Mover) removeKept(ctx context.Context, deletes bool) error {
-	kept, err := m.view(ctx, m.keptName())
-	if apierrors.IsNotFound(err) {
-		return nil
+func (m *Mover) removeKept(ctx context.Context, deletes bool) (err error) {
+	if deletes {
+		if err := m.verify(ctx); err != nil {
+			return err
+		}
+		_, err = m.setPolicy(ctx, m.keptName(), "Delete", m.checkOld)
+	} else {
+		err = m.removeObject(ctx, m.keptName(), m.checkOld)
 	}
-	if err != nil {
-		return err
-	}
-	if !deletes {
-		return m.removeObject(ctx, kept)
-	}
-	if _, err := m.api.SetReclaimPolicy(ctx, kept, "Delete"); err != nil {
-		return err
+	if err != nil || !deletes {
+		return absent(err)
 	}
 	begin := time.Now()
 	err = m.until(ctx, m.Timeout, "the old volume is deleted: see 'kubectl describe persistentvolume "+m.keptName()+"'", func() (bool, error) {

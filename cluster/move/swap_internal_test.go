@@ -63,19 +63,22 @@ func TestKeptManifest(t *testing.T) {
 	}
 }
 
-// TestReadState: the state is read as it was written, and another text is an error.
+// TestReadState: the state is read as it was written, and another text or the state of another claim is an error.
 func TestReadState(t *testing.T) {
-	written := state{ID: "1", From: "a", To: "b", Step: swapping, Round: 2, Cordoned: true, Old: object(t, before)}
+	written := state{ID: "1", UID: "u", From: "a", To: "b", Step: swapping, Round: 2, Cordoned: true, Ended: []string{"p"}, Old: object(t, before)}
 	text, err := json.Marshal(written)
 	if err != nil {
 		t.Fatal(err)
 	}
-	claim := kube.Claim{Metadata: kube.Meta{Annotations: map[string]string{stateAnnotation: string(text)}}}
-	if got, err := readState(claim); err != nil || !reflect.DeepEqual(got, written) {
+	read := func(name, text string) (state, error) {
+		return readState(kube.ConfigMap{Metadata: kube.Meta{Name: name}, Data: map[string]string{stateKey: text}})
+	}
+	if got, err := read("trivet-move-u", string(text)); err != nil || !reflect.DeepEqual(got, written) {
 		t.Errorf("got %+v, %v, want %+v", got, err, written)
 	}
-	claim.Metadata.Annotations[stateAnnotation] = "{"
-	if got, err := readState(claim); err == nil {
-		t.Errorf("got %+v for an incomplete state, want an error", got)
+	for name, text := range map[string]string{"trivet-move-u": "{", "trivet-move-v": string(text), "trivet-move-": "{}"} {
+		if got, err := read(name, text); err == nil {
+			t.Errorf("%s: got %+v for %s, want an error", name, got, text)
+		}
 	}
 }

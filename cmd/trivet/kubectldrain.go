@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/trivet-csi/trivet/cluster/kubectl"
 	"github.com/trivet-csi/trivet/cluster/move"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -58,6 +59,7 @@ func drainNode(ctx context.Context, w io.Writer, access *clusterAccess, f drainF
 	if err != nil {
 		return err
 	}
+	f.StayCordoned = true
 	f.Transfers, f.Progress = canTransfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, "  "+format+"\n", args...) }
 	d, err := move.PlanDrain(ctx, c, report, node, f.Options)
 	if err != nil {
@@ -72,16 +74,36 @@ func drainNode(ctx context.Context, w io.Writer, access *clusterAccess, f drainF
 	if f.dryRun {
 		return nil
 	}
+	if err := c.Cordon(ctx, node, true); err != nil {
+		return err
+	}
 	for _, m := range d.Moves {
-		if err := c.Cordon(ctx, node, true); err != nil {
-			return err
-		}
 		_, _ = fmt.Fprintf(w, "Claim %s:\n", m.Name())
 		if err := m.Move(ctx); err != nil {
 			return fmt.Errorf("claim %s: %w\nThe drain is not complete. To continue, run the same command again", m.Name(), interrupted(ctx, err))
 		}
 	}
-	return c.Cordon(ctx, node, true) // a move that had begun may have uncordoned it
+	return checkDrained(ctx, c, f, node)
+}
+
+// checkDrained returns an error if the node has volumes of claims that were created during the drain.
+func checkDrained(ctx context.Context, c *kubectl.Cluster, f drainFlags, node string) error {
+	report, err := c.Report(ctx)
+	if err != nil {
+		return err
+	}
+	d, err := move.PlanDrain(ctx, c, report, node, f.Options)
+	if err != nil {
+		return err
+	}
+	left := len(d.Moves)
+	if !f.skip {
+		left += len(d.Unmovable)
+	}
+	if left > 0 {
+		return fmt.Errorf("node %s has volumes of %d other claims now: run the same command again", node, left)
+	}
+	return nil
 }
 
 func moveTable(all []move.PlannedMove) table {

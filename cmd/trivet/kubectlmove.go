@@ -106,7 +106,15 @@ func interrupted(ctx context.Context, err error) error {
 // remedies returns the commands with which the user completes or undoes a move.
 func remedies(m *move.Mover, f moveFlags) string {
 	command := fmt.Sprintf("kubectl trivet move -n %s %s", f.Namespace, f.ClaimName)
-	return fmt.Sprintf("The move is not complete. To continue: %s --to %s\nTo undo it: %[1]s --abort", command, m.Destination())
+	text := "The move is not complete."
+	resume, abort := m.Next()
+	if resume {
+		text += fmt.Sprintf(" To continue: %s --to %s", command, m.Destination())
+	}
+	if abort {
+		text += fmt.Sprintf("\nTo undo it: %s --abort", command)
+	}
+	return text
 }
 
 // startMove prints the plan of a move, and then moves the volume unless this is a dry run.
