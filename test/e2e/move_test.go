@@ -138,19 +138,20 @@ func (m *moving) mustMove(t *testing.T, to string) {
 }
 
 // killed moves the claim to a node. The command must kill itself at a point.
-func (m *moving) killed(t *testing.T, at crashpoint.Point, args ...string) {
+func (m *moving) killed(t *testing.T, at crashpoint.Point, args ...string) string {
 	t.Helper()
-	wantKilled(t, m.move(t, at, args...))
+	return wantKilled(t, m.move(t, at, args...))
 }
 
-// wantKilled runs a command, which must kill itself.
-func wantKilled(t *testing.T, cmd *exec.Cmd) {
+// wantKilled runs a command, which must kill itself, and returns what it has printed.
+func wantKilled(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Fatalf("%s: got %v and\n%s\nwant the command killed", cmd, err, out)
 	}
+	return string(out)
 }
 
 // check checks that the pod runs on a node with all records, that the claim is the same, and that nothing else is left.
@@ -169,6 +170,9 @@ func (m *moving) check(t *testing.T, node string) {
 		out := kubectl(t, "-n", m.ns, "get", "pvc,volumesnapshot,pv,volumesnapshotcontent", "-o", "name")
 		return out, len(strings.Fields(out)) == 2
 	})
+	if out := kubectl(t, "-n", "trivet-system", "get", "configmap", "-l", "csi.trivet.dev/move", "-o", "name"); out != "" {
+		t.Errorf("got the ConfigMaps %s, want that the state of the move is deleted", out)
+	}
 	if out := kubectl(t, "get", "node", "-o", "jsonpath={.items[*].spec.unschedulable}"); out != "" {
 		t.Errorf("got unschedulable %q of the nodes, want none cordoned", out)
 	}
@@ -261,13 +265,27 @@ func TestMove(t *testing.T) {
 	t.Run("refusals", m.testRefusals)
 }
 
-// testKilled kills the command at each point, and continues each time.
+// steps contains the step in which the command continues after it was killed at a point.
+var steps = map[crashpoint.Point]string{
+	crashpoint.MoveBegun: "copy", crashpoint.MoveSnapshot: "copy", crashpoint.MoveCopied: "copy",
+	crashpoint.MoveCordoned: "stop", crashpoint.MoveStopped: "stop", crashpoint.MoveCaughtUp: "last",
+	crashpoint.MoveKept: "swap", crashpoint.MoveLost: "swap", crashpoint.MoveReplaced: "swap", crashpoint.MoveRunning: "start",
+	crashpoint.MoveReleased: "clean", crashpoint.MoveCopyGone: "clean", crashpoint.MoveOldGone: "clean",
+}
+
+// testKilled kills the command at each point, and continues each time. A tenant overwrites the annotation of the claim meanwhile.
 func (m *moving) testKilled(t *testing.T) {
 	other, _ := m.elsewhere(t)
+	want := ""
 	for _, at := range crashpoint.Move {
-		if at != crashpoint.MoveAborting {
-			m.killed(t, at, "--to", other)
+		if at == crashpoint.MoveAborting {
+			continue
 		}
+		if out := m.killed(t, at, "--to", other); want != "" && !strings.Contains(out, want) {
+			t.Errorf("got\n%s\nwant %q", out, want)
+		}
+		want = "at the step " + steps[at] + "."
+		kubectl(t, "-n", m.ns, "annotate", "--overwrite", "pvc", movedClaim, "csi.trivet.dev/move={}")
 	}
 	m.mustMove(t, other)
 }
@@ -350,8 +368,8 @@ func (m *moving) testWithoutPods(t *testing.T) {
 	kubectl(t, "-n", m.ns, "wait", "pod", "log-0", "--for=delete", "--timeout=2m")
 	out, err := m.move(t, "", "--to", other).CombinedOutput()
 	must(t, err)
-	if strings.Contains(string(out), "cordoned") {
-		t.Errorf("got\n%s\nwant no cordoned node, because no pod uses the claim", out)
+	if !strings.Contains(string(out), "is cordoned") {
+		t.Errorf("got\n%s\nwant the node cordoned, so that no pod starts there meanwhile", out)
 	}
 	kubectl(t, "-n", m.ns, "scale", "statefulset/log", "--replicas=1")
 	kubectl(t, "-n", m.ns, "rollout", "status", "statefulset/log", "--timeout=2m")
@@ -412,6 +430,22 @@ spec:
   volumes: [{name: data, persistentVolumeClaim: {claimName: data-log-0}}]
 `
 
+// onlyReader is a user who may read everything, and fetch the report of the drivers.
+const onlyReader = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: move-reader}
+rules:
+- {apiGroups: ["*"], resources: ["*"], verbs: [get, list, watch]}
+- {apiGroups: [""], resources: [pods/portforward], verbs: [create]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: move-reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: move-reader}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
+`
+
 // testRefusals: a move that cannot succeed changes nothing.
 func (m *moving) testRefusals(t *testing.T) {
 	other, node := m.elsewhere(t)
@@ -449,7 +483,11 @@ func (m *moving) testRefusals(t *testing.T) {
 	}
 	t.Run("same node", func(t *testing.T) { refuse(t, node, "already on this node") })
 	t.Run("no such node", func(t *testing.T) { refuse(t, "nowhere", "no such node") })
-	t.Run("without rights", func(t *testing.T) { refuse(t, other, "forbidden", "--as", "nobody") })
+	t.Run("without rights", func(t *testing.T) {
+		applyText(t, m.ns, onlyReader)
+		defer kubectlLast(t, "delete", "clusterrole,clusterrolebinding", "move-reader")
+		refuse(t, other, "needs the right to create pods/eviction", "--as", "reader")
+	})
 	t.Run("cordoned", func(t *testing.T) {
 		kubectl(t, "cordon", other)
 		defer kubectlLast(t, "uncordon", other)
