@@ -1,0 +1,224 @@
+package move
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/kubectl"
+)
+
+// apiServer is an API server with objects by path. It checks resource versions.
+type apiServer struct {
+	mu      sync.Mutex
+	objects map[string]kube.Object
+	version int
+}
+
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	var body kube.Object
+	_ = json.NewDecoder(r.Body).Decode(&body) // a GET has none
+	at := r.URL.Path
+	if r.Method == http.MethodPost {
+		at = path.Join(at, body["metadata"].(map[string]any)["name"].(string))
+	}
+	object, found := s.objects[at]
+	switch {
+	case r.Method == http.MethodPost && found:
+		answer(w, http.StatusConflict, "AlreadyExists")
+		return
+	case r.Method == http.MethodPost:
+		object = body
+	case !found:
+		answer(w, http.StatusNotFound, "NotFound")
+		return
+	case wanted(body) != "" && wanted(body) != wanted(object):
+		answer(w, http.StatusConflict, "Conflict")
+		return
+	case r.Method == http.MethodDelete:
+		delete(s.objects, at)
+	case r.Method == http.MethodPatch:
+		merge(object, body)
+	}
+	if r.Method != http.MethodGet {
+		s.version++
+		object["metadata"].(map[string]any)["resourceVersion"] = fmt.Sprint(s.version)
+	}
+	if r.Method == http.MethodPost {
+		object["metadata"].(map[string]any)["namespace"] = "trivet-system"
+		s.objects[at] = object
+	}
+	object["kind"], object["apiVersion"] = "Object", "v1"
+	_ = json.NewEncoder(w).Encode(object)
+}
+
+// wanted returns the resource version in an object, or in the preconditions of a deletion.
+func wanted(object kube.Object) string {
+	for _, key := range []string{"metadata", "preconditions"} {
+		if in, ok := object[key].(map[string]any); ok {
+			version, _ := in["resourceVersion"].(string)
+			return version
+		}
+	}
+	return ""
+}
+
+// merge applies a JSON merge patch.
+func merge(in, patch kube.Object) {
+	for key, value := range patch {
+		inner, isMap := value.(map[string]any)
+		current, exists := in[key].(map[string]any)
+		switch {
+		case value == nil:
+			delete(in, key)
+		case isMap && exists:
+			merge(current, inner)
+		default:
+			in[key] = value
+		}
+	}
+}
+
+func answer(w http.ResponseWriter, code int, reason string) {
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d}`, reason, code)
+}
+
+const (
+	claimPath  = "/api/v1/namespaces/ns/persistentvolumeclaims/data"
+	copyPath   = "/api/v1/namespaces/ns/persistentvolumeclaims/trivet-move-1-1"
+	pvPath     = "/api/v1/persistentvolumes/pv"
+	recordPath = "/api/v1/namespaces/trivet-system/configmaps/trivet-move-u"
+)
+
+// begin starts an API server with a claim whose PersistentVolume has a volume, and with a move in a step.
+func begin(t *testing.T, handle string, at step) (*apiServer, func() *Mover) {
+	t.Helper()
+	old := manifestOf(object(t, before))
+	text, err := json.Marshal(state{ID: "1", Namespace: "ns", Claim: "data", UID: "u", Holder: "first", From: "a", To: "b", Step: at, Round: 1, Old: old, New: newVolumeManifest(old, object(t, copied)), Copy: "pv-copy"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &apiServer{objects: map[string]kube.Object{
+		claimPath:  object(t, `{"metadata":{"namespace":"ns","name":"data","uid":"u","resourceVersion":"c"},"spec":{"volumeName":"pv"},"status":{"phase":"Bound"}}`),
+		pvPath:     object(t, strings.NewReplacer(`"old"`, `"`+handle+`"`, `"uid":"x"`, `"uid":"x","resourceVersion":"p"`).Replace(before)),
+		recordPath: {"metadata": map[string]any{"namespace": "trivet-system", "name": "trivet-move-u", "resourceVersion": "r"}, "data": map[string]any{"state": string(text)}},
+	}}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	cluster, err := kubectl.Connect(&rest.Config{Host: server.URL}, "trivet-system")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, func() *Mover {
+		m, err := New(t.Context(), cluster, Options{Namespace: "ns", ClaimName: "data", Progress: func(string, ...any) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+}
+
+// TestForgedAnnotation: the state that a user has written into the claim is ignored.
+func TestForgedAnnotation(t *testing.T) {
+	s, open := begin(t, "old", swapping)
+	s.objects[claimPath]["metadata"].(map[string]any)["annotations"] = map[string]any{moveLabel: `{"id":"2","to":"c","step":"clean"}`}
+	if m := open(); m.state.ID != "1" || m.state.Step != swapping || m.Destination() != "b" {
+		t.Errorf("got %+v, want the state of the ConfigMap", m.state)
+	}
+	delete(s.objects, recordPath)
+	if begun := open().Begun(); begun != "" {
+		t.Errorf("got %q without a ConfigMap, want no move", begun)
+	}
+}
+
+// TestForeignCopy: a PersistentVolume that does not belong to the claim of a copy is neither used nor changed.
+func TestForeignCopy(t *testing.T) {
+	s, open := begin(t, "old", swapping)
+	s.objects[copyPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-move-1-1","uid":"v"},"spec":{"volumeName":"foreign"}}`)
+	foreign := strings.NewReplacer("pv-copy", "foreign", `"uid":"v"`, `"uid":"other"`, `"name":"copy"`, `"name":"theirs"`).Replace(copied)
+	s.objects["/api/v1/persistentvolumes/foreign"] = object(t, foreign)
+	m := open()
+	_, _, used := m.newestCopy(t.Context())
+	for name, err := range map[string]error{"use": used, "removal": m.removeCopies(t.Context(), 1)} {
+		if err == nil || !strings.Contains(err.Error(), "foreign") || !strings.Contains(err.Error(), "ns/theirs") {
+			t.Errorf("%s: got %v, want an error with the PersistentVolume and its claim", name, err)
+		}
+	}
+	if s.version != 0 {
+		t.Errorf("got %d writes, want none", s.version)
+	}
+}
+
+// TestTwoProcesses: the process that began earlier removes and creates nothing after another one has begun.
+func TestTwoProcesses(t *testing.T) {
+	s, open := begin(t, "old", swapping)
+	first, second := open(), open()
+	if err := second.save(t.Context(), second.hold); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"removal":  first.removeObject(t.Context(), "pv", first.checkOld),
+		"creation": first.createClaimed(t.Context(), first.state.New),
+		"deletion": first.removeKept(t.Context(), true),
+		"write":    first.enter(t.Context(), starting),
+	} {
+		if !errors.Is(err, errChanged) {
+			t.Errorf("%s: got %v, want %v", name, err, errChanged)
+		}
+	}
+	if version := wanted(s.objects[pvPath]); version != "p" {
+		t.Errorf("got the PersistentVolume with the version %q, want that it does not change", version)
+	}
+	if err := second.verify(t.Context()); err != nil {
+		t.Errorf("got %v for the second process, want that it can continue", err)
+	}
+}
+
+// TestAbortTooLate: a move is not undone after the claim has the new volume, and can be completed.
+func TestAbortTooLate(t *testing.T) {
+	s, open := begin(t, "new", swapping)
+	err := open().Abort(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "complete the move with --to b") {
+		t.Errorf("got %v, want that the move can only be completed", err)
+	}
+	m := open()
+	if resume, abort := m.Next(); m.state.Step != starting || !resume || abort {
+		t.Errorf("got the step %q, resume %v, abort %v, want the step start, which can only be continued", m.state.Step, resume, abort)
+	}
+	if version := wanted(s.objects[pvPath]); version != "p" {
+		t.Errorf("got the PersistentVolume with the version %q, want that it does not change", version)
+	}
+}
+
+// TestScheduled: a pod on a node uses the volume, and so does one that has completed since the pods were stopped.
+func TestScheduled(t *testing.T) {
+	for name, tc := range map[string]struct {
+		node, phase, uid string
+		want             bool
+	}{
+		"pending":          {"", "Pending", "p", false},
+		"running":          {"a", "Running", "p", true},
+		"completed before": {"a", "Succeeded", "ended", false},
+		"completed since":  {"a", "Succeeded", "p", true},
+		"failed since":     {"a", "Failed", "p", true},
+	} {
+		var pod kube.Pod
+		pod.Metadata.UID, pod.Spec.NodeName, pod.Status.Phase = tc.uid, tc.node, tc.phase
+		if got := scheduled([]kube.Pod{pod}, []string{"ended"}); got != tc.want {
+			t.Errorf("%s: got %v, want %v", name, got, tc.want)
+		}
+	}
+}
