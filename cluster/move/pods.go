@@ -100,7 +100,7 @@ func (m *Mover) checkOtherClaims(ctx context.Context, pod kube.Pod, to string) e
 // and is not one of those that had ended before.
 func scheduled(pods []kube.Pod, ended []string) bool {
 	return slices.ContainsFunc(pods, func(p kube.Pod) bool {
-		return p.Spec.NodeName != "" && !(p.Completed() && slices.Contains(ended, p.Metadata.UID))
+		return p.Spec.NodeName != "" && (!p.Completed() || !slices.Contains(ended, p.Metadata.UID))
 	})
 }
 

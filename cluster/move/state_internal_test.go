@@ -103,11 +103,11 @@ const (
 	recordPath = "/api/v1/namespaces/trivet-system/configmaps/trivet-move-u"
 )
 
-// begin starts an API server with a claim whose PersistentVolume has a volume, and with a move in a step.
-func begin(t *testing.T, handle string, at step) (*apiServer, func() *Mover) {
+// begin starts an API server with a claim whose PersistentVolume has a volume, and with a move in the step swap.
+func begin(t *testing.T, handle string) (*apiServer, func() *Mover) {
 	t.Helper()
 	old := manifestOf(object(t, before))
-	text, err := json.Marshal(state{ID: "1", Namespace: "ns", Claim: "data", UID: "u", Holder: "first", From: "a", To: "b", Step: at, Round: 1, Old: old, New: newVolumeManifest(old, object(t, copied)), Copy: "pv-copy"})
+	text, err := json.Marshal(state{ID: "1", Namespace: "ns", Claim: "data", UID: "u", Holder: "first", From: "a", To: "b", Step: swapping, Round: 1, Old: old, New: newVolumeManifest(old, object(t, copied)), Copy: "pv-copy"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func begin(t *testing.T, handle string, at step) (*apiServer, func() *Mover) {
 
 // TestForgedAnnotation: the state that a user has written into the claim is ignored.
 func TestForgedAnnotation(t *testing.T) {
-	s, open := begin(t, "old", swapping)
+	s, open := begin(t, "old")
 	s.objects[claimPath]["metadata"].(map[string]any)["annotations"] = map[string]any{moveLabel: `{"id":"2","to":"c","step":"clean"}`}
 	if m := open(); m.state.ID != "1" || m.state.Step != swapping || m.Destination() != "b" {
 		t.Errorf("got %+v, want the state of the ConfigMap", m.state)
@@ -146,7 +146,7 @@ func TestForgedAnnotation(t *testing.T) {
 
 // TestForeignCopy: a PersistentVolume that does not belong to the claim of a copy is neither used nor changed.
 func TestForeignCopy(t *testing.T) {
-	s, open := begin(t, "old", swapping)
+	s, open := begin(t, "old")
 	s.objects[copyPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-move-1-1","uid":"v"},"spec":{"volumeName":"foreign"}}`)
 	foreign := strings.NewReplacer("pv-copy", "foreign", `"uid":"v"`, `"uid":"other"`, `"name":"copy"`, `"name":"theirs"`).Replace(copied)
 	s.objects["/api/v1/persistentvolumes/foreign"] = object(t, foreign)
@@ -164,7 +164,7 @@ func TestForeignCopy(t *testing.T) {
 
 // TestTwoProcesses: the process that began earlier removes and creates nothing after another one has begun.
 func TestTwoProcesses(t *testing.T) {
-	s, open := begin(t, "old", swapping)
+	s, open := begin(t, "old")
 	first, second := open(), open()
 	if err := second.save(t.Context(), second.hold); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestTwoProcesses(t *testing.T) {
 
 // TestAbortTooLate: a move is not undone after the claim has the new volume, and can be completed.
 func TestAbortTooLate(t *testing.T) {
-	s, open := begin(t, "new", swapping)
+	s, open := begin(t, "new")
 	err := open().Abort(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "complete the move with --to b") {
 		t.Errorf("got %v, want that the move can only be completed", err)
