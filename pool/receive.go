@@ -259,6 +259,11 @@ func (x *Partial) record() error {
 	return atomicfile.Write(x.dir, progressFile, b)
 }
 
+// PunchHole makes a range of the image read as zeros, and frees its blocks (fallocate(2)).
+func (x *Partial) PunchHole(r clone.Range) error {
+	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
+}
+
 // SetVerified makes the image durable, and records that it is complete up to an offset. bytes is the size of the data before it.
 func (x *Partial) SetVerified(upTo, bytes int64) error {
 	if err := x.Image.Sync(); err != nil {

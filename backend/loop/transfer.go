@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/clone"
@@ -235,9 +234,7 @@ func (t *target) Begin(base string) error {
 }
 
 // WriteZeros implements backend.Target.
-func (t *target) WriteZeros(r clone.Range) error {
-	return unix.Fallocate(int(t.partial.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
-}
+func (t *target) WriteZeros(r clone.Range) error { return t.partial.PunchHole(r) }
 
 // WriteAt implements io.WriterAt.
 func (t *target) WriteAt(content []byte, at int64) (int, error) {
