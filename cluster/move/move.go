@@ -152,7 +152,7 @@ func (m *Mover) run(ctx context.Context) error {
 const pollInterval = 200 * time.Millisecond
 
 // until calls done until it returns true or an error. It continues after errors of an API server that does not answer. A limit of 0
-// means none. what describes what is waited for, and is part of the error after the limit.
+// means none. The error after the limit contains what, such as "claim c is Bound".
 func (m *Mover) until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
 	begin, silent := time.Now(), false
 	for {

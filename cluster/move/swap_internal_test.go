@@ -43,7 +43,7 @@ func TestNewVolumeManifest(t *testing.T) {
 	}
 }
 
-// TestKeptManifest: the PersistentVolume of the old volume has the policy Retain and the claim of nobody, and the provisioner can
+// TestKeptManifest: the PersistentVolume of the old volume has the policy Retain and a claim that never existed, and the provisioner can
 // delete its volume.
 func TestKeptManifest(t *testing.T) {
 	m := &Mover{Options: Options{Namespace: "ns", ClaimName: strings.Repeat("x", 62) + "-data"}, state: state{ID: "1", Old: manifestOf(object(t, before))}}
