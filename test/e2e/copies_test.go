@@ -29,7 +29,7 @@ spec:
   storageClassName: %[2]s
   dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: taken}
   accessModes: [ReadWriteOnce]
-  resources: {requests: {storage: 64Mi}}
+  resources: {requests: {storage: 32Mi}}
 ---
 apiVersion: v1
 kind: Pod
