@@ -55,7 +55,7 @@ type Stream interface {
 type Target interface {
 	// Begin is called before all other methods. All bytes that are not written are then those of base, which is one
 	// of the bases or empty. Without a base they are zeros.
-	Begin(base string) error
+	Begin(ctx context.Context, base string) error
 	io.WriterAt
 	// WriteZeros writes zeros to a range.
 	WriteZeros(r clone.Range) error

@@ -47,6 +47,9 @@ func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
 
 // BeginChange removes receivedFile durably, because the image of a volume is about to change. The caller has locked the volume.
 func (i *Images) BeginChange(name string) error {
+	if i.Shared() { // no image on an export was received
+		return nil
+	}
 	err := i.root.Remove(volumePath(name, receivedFile))
 	if beneath.IsNotExist(err) {
 		return nil

@@ -197,7 +197,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 			return err
 		}
 	}
-	t := &target{ctx: ctx, partial: partial, job: j, before: partial.Bytes, expected: m.Bytes}
+	t := &target{partial: partial, job: j, before: partial.Bytes, expected: m.Bytes}
 	err = stream.Copy(ctx, partial.Verified, bases, t)
 	if err = errors.Join(err, t.await()); err != nil {
 		return err
@@ -214,7 +214,6 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 
 // target writes the content of a stream to the image of a new volume. It implements backend.Target.
 type target struct {
-	ctx     context.Context //nolint:containedctx // the lifetime of the transfer
 	partial *pool.Partial
 	job     *pool.Job
 	// expected is the size of the whole content without holes, in bytes.
@@ -226,11 +225,11 @@ type target struct {
 }
 
 // Begin implements backend.Target. How many bytes differ from a base is not known before.
-func (t *target) Begin(base string) error {
+func (t *target) Begin(ctx context.Context, base string) error {
 	if base == "" {
 		t.job.Expect(max(0, t.expected-t.before))
 	}
-	return t.partial.Begin(t.ctx, base)
+	return t.partial.Begin(ctx, base)
 }
 
 // WriteZeros implements backend.Target.

@@ -22,7 +22,7 @@ import (
 const (
 	// maxRounds limits the copies that are created while the pods run.
 	maxRounds = 5
-	// shortRound is the time of a copy after which the next one would not be much shorter.
+	// shortRound is the time of a copy that is short enough. A shorter one would not make the stop of the pods much shorter.
 	shortRound = 5 * time.Second
 	// progressInterval is the time between two messages about the progress of a transfer.
 	progressInterval = 10 * time.Second
@@ -243,9 +243,9 @@ func (m *Mover) size(restoreSize string) string {
 	largest := m.claim.Spec.Resources.Requests.Storage
 	old, _ := kube.AsPersistentVolume(m.state.Old) // cannot fail: it was read in this form
 	for _, size := range []string{old.Spec.Capacity.Storage, restoreSize} {
-		want, err1 := resource.ParseQuantity(largest)
-		have, err2 := resource.ParseQuantity(size)
-		if errors.Join(err1, err2) == nil && have.Cmp(want) > 0 {
+		known, err1 := resource.ParseQuantity(largest)
+		other, err2 := resource.ParseQuantity(size)
+		if errors.Join(err1, err2) == nil && other.Cmp(known) > 0 {
 			largest = size
 		}
 	}

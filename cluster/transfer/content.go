@@ -225,7 +225,7 @@ func (i *incoming) receive(ctx context.Context, from int64) error {
 		case f.kind == kindFailure:
 			err = failureIn(f.payload, i.node)
 		case f.kind == kindBase && !i.begun:
-			err = i.begin(string(f.payload))
+			err = i.begin(ctx, string(f.payload))
 		case f.kind == kindData && i.begun:
 			err = i.data(ctx, f.frame, sum)
 		case (f.kind == kindChecked || f.kind == kindEnd) && i.begun:
@@ -278,12 +278,12 @@ func (i *incoming) readAhead(ended <-chan struct{}) <-chan received {
 }
 
 // begin begins the target with the base that the sender has selected.
-func (i *incoming) begin(base string) error {
+func (i *incoming) begin(ctx context.Context, base string) error {
 	if base != "" && !slices.Contains(i.bases, base) {
 		return i.interrupted(fmt.Errorf("the base %q is none of those that were offered", base))
 	}
 	i.begun = true
-	return i.to.Begin(base)
+	return i.to.Begin(ctx, base)
 }
 
 // data writes the content of a data frame. The frames are in order, and within the size of the content.

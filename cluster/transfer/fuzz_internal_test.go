@@ -35,7 +35,7 @@ func (m *memory) Ranges(_ context.Context, from int64) iter.Seq2[clone.Range, er
 
 func (m *memory) Close() error { return nil }
 
-func (m *memory) Begin(base string) error {
+func (m *memory) Begin(_ context.Context, base string) error {
 	m.base = base
 	return nil
 }

@@ -55,7 +55,7 @@ func (c *content) Since(identity string) bool {
 	return true
 }
 
-func (c *content) Begin(base string) error {
+func (c *content) Begin(_ context.Context, base string) error {
 	c.begun = base
 	return nil
 }

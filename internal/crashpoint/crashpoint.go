@@ -1,5 +1,6 @@
-// Package crashpoint lists the points at which test/crash kills the driver, and test/e2e kubectl trivet move. Each point follows a step with a
-// persistent effect. In the normal binary Here does nothing and is inlined. A binary with the build tag
+// Package crashpoint lists the points at which tests kill a process: test/crash kills the driver, and test/e2e kills the command
+// kubectl trivet move. Each point follows a step with a persistent effect. In the normal binary Here does nothing and is inlined. A
+// binary with the build tag
 // `crashpoints` kills itself at the point that the environment variable TRIVET_CRASH_AT names.
 package crashpoint
 
