@@ -246,12 +246,12 @@ func (all origins) mustPause() (bool, error) {
 	return len(all) > 1 && inUse > 0, err
 }
 
-// changeCopying is change with the current names of the volumes to copy. It needs no new report if all volumes are active
-// under the names in the last one.
+// changeCopying is change with the current names of the volumes to copy. It needs no new report if all volumes still have the
+// names in the last one.
 func (s *storage) changeCopying(ctx context.Context, all origins, f func(g dm.Group, r *dm.Report) error) error {
 	g, r := s.state()
 	for _, o := range all {
-		if lv, ok := r.Volume(o.id); !ok || !g.IsActive(lv.Name, o.id) {
+		if lv, ok := r.Volume(o.id); !ok || !g.HasNamed(lv.Name, o.id) {
 			return s.changeCurrent(ctx, f)
 		}
 	}

@@ -50,13 +50,6 @@ func Named(name string) (d sys.MappedDevice, ok bool, err error) {
 	return control(func(f *os.File) (sys.MappedDevice, error) { return sys.MappedDeviceByName(f, name) })
 }
 
-// IsActive reports whether a logical volume is active and has the given name: LVM also renames the device of an active
-// logical volume.
-func (g Group) IsActive(name string, id VolumeID) bool {
-	d, ok, err := Named(deviceName(g.Name, name))
-	return err == nil && ok && d.UUID == id.kernelUUID()
-}
-
 // NameOf returns the name of the device with a path in /dev; empty if it is not a device of the device mapper.
 func NameOf(path string) string {
 	b, err := os.ReadFile(filepath.Join("/sys/class/block", filepath.Base(path), "dm/name"))

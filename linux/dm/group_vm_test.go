@@ -130,8 +130,8 @@ func TestGroup(t *testing.T) {
 	}
 	other := dm.VolumeID{Group: id.Group, Volume: strings.Repeat("x", 6) + id.Volume[6:]}
 	testenv.Run(t, "lvm", "lvrename", name, lv, lv+"-renamed")
-	if !g.IsActive(lv+"-renamed", id) || g.IsActive(lv, id) || g.IsActive(lv+"-renamed", other) {
-		t.Error("IsActive does not find the logical volume only under its new name")
+	if !g.HasNamed(lv+"-renamed", id) || g.HasNamed(lv, id) || g.HasNamed(lv+"-renamed", other) {
+		t.Error("HasNamed does not find the logical volume only under its new name")
 	}
 	testenv.Run(t, "lvm", "lvrename", name, lv+"-renamed", lv)
 	for what, err := range map[string]error{

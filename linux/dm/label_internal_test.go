@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -116,5 +118,26 @@ func TestChooseGroup(t *testing.T) {
 		if !errors.Is(err, tc.err) || strings.Join(g.Devices, " ") != tc.devices {
 			t.Errorf("%s: got %v, %v, want %s, %v", tc.name, g.Devices, err, tc.devices, tc.err)
 		}
+	}
+}
+
+// TestNewestMetadata: a physical volume that was missing during a change has older metadata, which is not used.
+func TestNewestMetadata(t *testing.T) {
+	dir := t.TempDir()
+	g := Group{UUID: vgUUID, Devices: []string{filepath.Join(dir, "missing")}}
+	for name, number := range map[string]string{"first": "9", "current": "11", "last": "10"} {
+		path := filepath.Join(dir, name)
+		metadata := strings.Replace(text, "seqno = 1\n", "seqno = "+number+"\n", 1)
+		if err := os.WriteFile(path, device(1, headerSize, metadata), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g.Devices = append(g.Devices, path)
+	}
+	if got := sequence(g.metadata()); got != 11 {
+		t.Errorf("got the metadata with the sequence number %d, want 11", got)
+	}
+	g.UUID = strings.Replace(vgUUID, "P", "Q", 1)
+	if got := g.metadata(); got != "" {
+		t.Errorf("got metadata of another group: %q", got)
 	}
 }

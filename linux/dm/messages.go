@@ -81,18 +81,42 @@ func current(f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, named)
 }
 
-// metadata returns the text of the group's metadata; empty if it cannot be read.
-func (g Group) metadata() string {
+// metadata returns the text of the group's metadata; empty if it cannot be read. A physical volume that was missing during a
+// change has an older text.
+func (g Group) metadata() (newest string) {
+	latest := -1
 	for _, device := range g.Devices {
-		if p, err := readLabel(device); err == nil && p.groupUUID == g.UUID {
-			return p.metadata
+		p, err := readLabel(device)
+		if err != nil || p.groupUUID != g.UUID {
+			continue
+		}
+		if n := sequence(p.metadata); n > latest {
+			newest, latest = p.metadata, n
 		}
 	}
-	return ""
+	return newest
+}
+
+// sequence returns the sequence number of the metadata of a group, which LVM increases with each change; 0 if it has none.
+func sequence(metadata string) int {
+	m := sequenceLine.FindStringSubmatch(metadata)
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(m[1])
+	return n
+}
+
+// HasNamed reports whether a logical volume has the given name, active or not. It reads the metadata of the group itself, and
+// starts no process. False if the metadata cannot be read.
+func (g Group) HasNamed(name string, id VolumeID) bool {
+	uuid, ok := volumeIn(g.metadata(), name)
+	return ok && uuid == id.Volume
 }
 
 var (
 	idLine          = regexp.MustCompile(`(?m)^id = "` + uuidPattern + `"$`)
+	sequenceLine    = regexp.MustCompile(`(?m)^seqno = (\d+)$`)
 	transactionLine = regexp.MustCompile(`(?m)^transaction_id = (\d+)$`)
 	numberLine      = regexp.MustCompile(`(?m)^device_id = (\d+)$`)
 	createMessage   = regexp.MustCompile(`(?m)^message\d+ \{\ncreate = "([^"]+)"\n\}$`)
