@@ -100,7 +100,7 @@ func capabilityOf(fsType string) *csi.VolumeCapability {
 }
 
 // create creates a volume on a node.
-func (tr *transfers) create(t *testing.T, node int, name string, bytes int64, from *csi.VolumeContentSource) *mounted {
+func (tr *transfers) create(t testing.TB, node int, name string, bytes int64, from *csi.VolumeContentSource) *mounted {
 	t.Helper()
 	resp, err := tr.Router.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}, VolumeContentSource: from,
@@ -112,7 +112,7 @@ func (tr *transfers) create(t *testing.T, node int, name string, bytes int64, fr
 }
 
 // snapshot takes a snapshot of a volume, and returns it as the source of others.
-func (tr *transfers) snapshot(t *testing.T, of *mounted, name string) *csi.VolumeContentSource {
+func (tr *transfers) snapshot(t testing.TB, of *mounted, name string) *csi.VolumeContentSource {
 	t.Helper()
 	s, err := tr.Router.Control.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: of.id})
 	must(t, err)
@@ -127,7 +127,7 @@ type mounted struct {
 	staging, target string
 }
 
-func (m *mounted) publish(t *testing.T) {
+func (m *mounted) publish(t testing.TB) {
 	m.staging, m.target = t.TempDir(), filepath.Join(t.TempDir(), "target")
 	t.Cleanup(func() { m.unpublish(t) })
 	_, err := m.d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: m.id, StagingTargetPath: m.staging, VolumeCapability: m.capability})
@@ -136,7 +136,7 @@ func (m *mounted) publish(t *testing.T) {
 	must(t, err)
 }
 
-func (m *mounted) unpublish(t *testing.T) {
+func (m *mounted) unpublish(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context())
 	_, err := m.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: m.id, TargetPath: m.target})
 	must(t, err)
@@ -144,7 +144,7 @@ func (m *mounted) unpublish(t *testing.T) {
 	must(t, err)
 }
 
-func (m *mounted) delete(t *testing.T) {
+func (m *mounted) delete(t testing.TB) {
 	_, err := m.d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: m.id})
 	must(t, err)
 }
@@ -157,7 +157,7 @@ func (m *mounted) path() string {
 	return filepath.Join(m.target, "file")
 }
 
-func (m *mounted) write(t *testing.T, content []byte, at int64) {
+func (m *mounted) write(t testing.TB, content []byte, at int64) {
 	f, err := os.OpenFile(m.path(), os.O_WRONLY|os.O_CREATE, 0o600)
 	must(t, err)
 	defer f.Close()
