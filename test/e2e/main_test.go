@@ -28,6 +28,8 @@ var (
 	// clusterConfig is the configuration of client.
 	clusterConfig *rest.Config
 	pods          = flag.Int("pods", 100, "`number` of pods that TestKilled creates and deletes")
+	moves         = flag.Int("moves", 10, "`number` of moves of TestMoveUnderLoad")
+	moveSize      = flag.Int("move-size", 1, "size of the volume of TestMoveUnderLoad in `GiB`")
 )
 
 func TestMain(m *testing.M) {

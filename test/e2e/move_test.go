@@ -74,13 +74,13 @@ type moving struct {
 // movedClaim is the claim of the StatefulSet.
 const movedClaim = "data-log-0"
 
-// startMoving installs the chart with snapshots, and starts the StatefulSet.
-func startMoving(t *testing.T) *moving {
+// startMoving installs the chart with snapshots, and starts the StatefulSet "log" of a manifest.
+func startMoving(t *testing.T, manifest string) *moving {
 	t.Helper()
 	m := &moving{ns: newNamespace(t, "move"), plugin: installPlugin(t, "trivet-crashpoints")}
 	installSnapshotAPI(t)
 	installLocal(t, "--set", "snapshots.enabled=true")
-	kubectlInput(t, logger, "-n", m.ns, "apply", "-f", "-")
+	kubectlInput(t, manifest, "-n", m.ns, "apply", "-f", "-")
 	t.Cleanup(func() {
 		for _, n := range nodes() {
 			kubectlLast(t, "uncordon", n.name)
@@ -89,7 +89,7 @@ func startMoving(t *testing.T) *moving {
 		kubectlLast(t, "-n", m.ns, "delete", "pvc,volumesnapshot", "--all", "--timeout=2m")
 		kubectlLast(t, "wait", "pv", "--all", "--for=delete", "--timeout=2m")
 	})
-	kubectl(t, "-n", m.ns, "rollout", "status", "statefulset/log", "--timeout=3m")
+	kubectl(t, "-n", m.ns, "rollout", "status", "statefulset/log", "--timeout=10m")
 	m.uid = kubectl(t, "-n", m.ns, "get", "pvc", movedClaim, "-o", "jsonpath={.metadata.uid}")
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -127,14 +127,15 @@ func (m *moving) move(t *testing.T, at crashpoint.Point, args ...string) *exec.C
 	return cmd
 }
 
-// mustMove moves the claim to a node, and checks the result.
-func (m *moving) mustMove(t *testing.T, to string) {
+// mustMove moves the claim to a node, and checks the result. It returns what the command has printed.
+func (m *moving) mustMove(t *testing.T, to string) string {
 	t.Helper()
 	begin := time.Now()
 	out, err := m.move(t, "", "--to", to).CombinedOutput()
 	t.Logf("after %v: %s", time.Since(begin).Round(time.Second/10), out)
 	must(t, err)
 	m.check(t, to)
+	return string(out)
 }
 
 // killed moves the claim to a node. The command must kill itself at a point.
@@ -242,7 +243,7 @@ func (m *moving) elsewhere(t *testing.T) (other, node string) {
 // TestMove moves the volume of a StatefulSet's claim while its pod writes. No record may be missing, whatever interrupts the
 // command.
 func TestMove(t *testing.T) {
-	m := startMoving(t)
+	m := startMoving(t, logger)
 	t.Run("there and back", func(t *testing.T) {
 		other, node := m.elsewhere(t)
 		before := kubectl(t, "-n", m.ns, "get", "pvc", movedClaim, "-o", "jsonpath={.metadata.resourceVersion}")
