@@ -180,7 +180,7 @@ func TestCapacityOfInvalidClass(t *testing.T) {
 	}{
 		"unknown parameter":       {map[string]string{"pol": "ssd"}, []string{"did you mean pool?"}},
 		"unknown backend":         {map[string]string{"backend": "lop"}, []string{"did you mean loop?"}},
-		"parameter of other kind": {map[string]string{"wipe": "zero"}, []string{"belongs to backend disk"}},
+		"parameter of other kind": {map[string]string{"wipe": "zero"}, []string{"belongs to backend lvm and disk"}},
 		"mkfs options":            {map[string]string{"mkfsOptions": "-K"}, []string{"mkfsOptions", "-K"}},
 		"unknown pool":            {map[string]string{"pool": "sssd"}, []string{`pool="sssd"`, `"ssd"`, `"nas"`, "did you mean ssd?"}},
 		"pool of another kind":    {map[string]string{"backend": "disk", "pool": "ssd"}, []string{"backend disk cannot use", `"nvme"`}},

@@ -100,9 +100,13 @@ func (f *fakeNode) answer(responses ...proto.Message) {
 	}
 }
 
-// announce sets the UUIDs of the node's pools by name.
+// announce sets the UUIDs of the node's pools by name. All are directories.
 func (f *fakeNode) announce(pools map[string]string) {
-	f.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(pools, nil, nil)})
+	kinds := map[string]string{}
+	for name := range pools {
+		kinds[name] = string(pool.KindDirectory)
+	}
+	f.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(pools, nil, kinds)})
 }
 
 // refuse makes these methods, and no others, fail with err. It clears the recorded calls.

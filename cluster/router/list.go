@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/paging"
 	"github.com/trivet-csi/trivet/internal/relay"
@@ -193,14 +194,14 @@ func (p poolPart) readToken(token string, last volume.ID, entries int, parse fun
 // first of these parts, after is the token, otherwise after is empty. partsAfter fails if a node or a pool
 // is unavailable.
 func (s *Server) partsAfter(ctx context.Context, token string, parse func(string) (volume.ID, error)) (rest []poolPart, after string, err error) {
-	backends := s.kinds.OnNodes().Names()
+	kinds := s.kinds.OnNodes()
 	var from volume.ID
 	if token != "" {
-		if from, err = parse(token); err != nil || from.PoolUUID == "" || !slices.Contains(backends, from.Backend) {
+		if from, err = parse(token); err != nil || from.PoolUUID == "" || !slices.Contains(kinds.Names(), from.Backend) {
 			return nil, "", paging.StaleToken(token)
 		}
 	}
-	parts, err := s.nodes.parts(ctx, backends)
+	parts, err := s.nodes.parts(ctx, kinds)
 	if err != nil {
 		return nil, "", err
 	}
@@ -211,8 +212,9 @@ func (s *Server) partsAfter(ctx context.Context, token string, parse func(string
 	return parts[i:], after, nil
 }
 
-// parts returns the parts of all pools in order. It fails if a node or a pool is unavailable.
-func (ns *nodes) parts(ctx context.Context, backends []string) ([]poolPart, error) {
+// parts returns the parts of all pools in order: one for each kind of volume that the pool can contain. It fails if a node or a pool
+// is unavailable.
+func (ns *nodes) parts(ctx context.Context, kinds backend.Kinds) ([]poolPart, error) {
 	all, err := ns.all()
 	if err != nil {
 		return nil, err
@@ -233,9 +235,13 @@ func (ns *nodes) parts(ctx context.Context, backends []string) ([]poolPart, erro
 		if err != nil {
 			refused = append(refused, err.Error())
 		}
-		for _, b := range backends {
-			if n != nil {
-				parts = append(parts, poolPart{key, b, n})
+		if n == nil {
+			continue
+		}
+		v := n.view()
+		for _, k := range kinds {
+			if v.mayContain(k, key.name) {
+				parts = append(parts, poolPart{key, k.Name, n})
 			}
 		}
 	}

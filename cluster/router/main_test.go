@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
@@ -96,7 +97,8 @@ func newEmptyCluster(t *testing.T, change ...func(*router.Options)) *testCluster
 	certificates := pki.OpenDirectory(state)
 	w.state = openRoot(t, state)
 	w.options = router.Options{
-		Shared: serviceWithoutPools(t), Kinds: backend.Kinds{loop.Kind, nfs.Kind}, Owners: w.owners,
+		// The nodes do not know lvm.Kind, as those of an earlier version.
+		Shared: serviceWithoutPools(t), Kinds: backend.Kinds{loop.Kind, nfs.Kind, lvm.Kind}, Owners: w.owners,
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},

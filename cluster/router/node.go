@@ -256,11 +256,17 @@ func (v view) open(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
-// usable returns the names of the configured pools, open or closed, that can contain volumes of a kind. They
-// include pools whose kind the node does not announce, because its driver has an earlier version.
+// mayContain reports whether a pool with a name can contain volumes of a kind, or the node does not announce the kind of
+// the pool, because its driver has an earlier version.
+func (v view) mayContain(k backend.Kind, pool string) bool {
+	kind, known := v.kinds[pool]
+	return !known || k.Uses(kind)
+}
+
+// usable returns the names of the configured pools, open or closed, that may contain volumes of a kind.
 func (v view) usable(k backend.Kind) (names []string) {
 	for _, key := range v.pools {
-		if kind, known := v.kinds[key.name]; !known || k.Uses(kind) {
+		if v.mayContain(k, key.name) {
 			names = append(names, key.name)
 		}
 	}

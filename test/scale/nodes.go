@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
 )
@@ -31,7 +32,7 @@ func serveNodes(ctx context.Context, dirs []string) error {
 		o := driver.Options{
 			Endpoint: "unix://" + filepath.Join(dir, socketFile), StateDir: dir, NodeID: filepath.Base(dir),
 			Name: driver.DefaultName, Version: "scale", Services: []string{"node"}, Config: config,
-			Kinds: backend.Kinds{loop.Kind},
+			Kinds: backend.Kinds{loop.Kind, local.Kind}, // those that a directory can contain
 		}
 		group.Go(func() error {
 			if err := driver.Run(ctx, o); err != nil {
