@@ -78,6 +78,9 @@ func (k Kind) Takes() []Parameter {
 	if k.OnExports() {
 		all = slices.Concat(all, exportParameters)
 	}
+	if !k.OnlyOnExports() {
+		all = slices.Concat(all, []Parameter{nodeLoss})
+	}
 	return slices.Concat(all, k.Parameters)
 }
 

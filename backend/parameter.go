@@ -58,6 +58,12 @@ var commonParameters = []Parameter{
 	},
 }
 
+// nodeLoss is a parameter of every kind whose volumes can be in pools of nodes.
+var nodeLoss = Parameter{
+	Key: volume.ParamOnNodeLoss, Values: []string{volume.NodeLossKeep, volume.NodeLossRelease}, Default: volume.NodeLossKeep,
+	Doc: "What happens to the claim of a volume in a pool of a node when the Node object does not exist any more: `release` [deletes it](../operations/nodes.md#release-the-claims-of-lost-nodes) and its PersistentVolume, if `controller.nodeLoss.enabled` of the chart is set.",
+}
+
 // namespaceParameter is a parameter of every kind. It is not documented, because only FlexVolume sets
 // it.
 var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.ValidNamespace, Want: "a namespace: 1 to 63 of a-z, 0-9 and -"}

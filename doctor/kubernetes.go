@@ -44,6 +44,7 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	c := cluster{
 		api: client, pod: pod, driver: driverName, controller: controller, pools: config.Pools, kinds: o.Kinds,
 		inline: hasInline(config), untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint,
+		releases: config.Kubernetes != nil && config.Kubernetes.NodeLossDelay != "",
 	}
 	return append(checks, c.checks(ctx)...)
 }
@@ -88,6 +89,8 @@ type cluster struct {
 	inline bool
 	// untaints is true if the driver is configured to remove the startup taint.
 	untaints bool
+	// releases is true if the controller's driver is configured to release the claims of lost nodes.
+	releases bool
 
 	// forbidden are the missing permissions. unreachable is the error of connecting to the API server.
 	forbidden   []string
@@ -169,7 +172,25 @@ func (c *cluster) classes(ctx context.Context) []Check {
 	if c.recordUnread("list storageclasses", err) {
 		return nil
 	}
-	return judgeClasses(classes, c.kinds, c.pools, c.controller)
+	checks := judgeClasses(classes, c.kinds, c.pools, c.controller)
+	if c.controller && !c.releases {
+		checks = append(checks, judgeNodeLoss(classes)...)
+	}
+	return checks
+}
+
+// judgeNodeLoss returns a warning if classes need a controller that releases the claims of lost nodes.
+func judgeNodeLoss(classes []kube.StorageClass) []Check {
+	var names []string
+	for _, c := range classes {
+		if c.Parameters[volume.ParamOnNodeLoss] == volume.NodeLossRelease {
+			names = append(names, c.Metadata.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []Check{warning("lost nodes", "onNodeLoss: release of StorageClass "+strings.Join(names, ", ")+" has no effect, because the controller's driver is not configured to release claims", "set controller.nodeLoss.enabled of the chart, or kubernetes.nodeLossDelay")}
 }
 
 // judgeCSIDriver judges the CSIDriver object of the driver with a name. namespace is that of this installation.

@@ -153,6 +153,18 @@ func TestBrokenCluster(t *testing.T) {
 	}
 }
 
+// TestNodeLossClasses: a class that needs the release of claims causes a warning if the controller does not release any.
+func TestNodeLossClasses(t *testing.T) {
+	class := func(name, value string) (c kube.StorageClass) {
+		c.Metadata.Name, c.Parameters = name, map[string]string{"onNodeLoss": value}
+		return c
+	}
+	if got := judgeNodeLoss([]kube.StorageClass{class("kept", "keep"), {}}); got != nil {
+		t.Errorf("got %+v, want no check", got)
+	}
+	expect(t, "release", find(t, judgeNodeLoss([]kube.StorageClass{class("kept", "keep"), class("cache", "release")}), "lost nodes"), Warning, "StorageClass cache has no effect")
+}
+
 // TestForbidden: one warning lists all missing permissions, and the other checks run.
 func TestForbidden(t *testing.T) {
 	checks := checkCluster(t, objects(), map[string]int{"/api/v1/nodes/n": 403, "/apis/storage.k8s.io/v1/storageclasses": 403})

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -104,6 +105,24 @@ type Kubernetes struct {
 	// PoolOwners is the name of the ConfigMap in the driver's namespace where the controller's
 	// driver records the node of each pool.
 	PoolOwners string `yaml:"poolOwners"`
+	// NodeLossDelay is the time after which the controller's driver releases the claims of a node that does not exist,
+	// if their class has onNodeLoss: release. If it is empty, no claims are released.
+	NodeLossDelay string `yaml:"nodeLossDelay"`
+}
+
+// minNodeLossDelay leaves the Node object of a node that registers again the time to appear.
+const minNodeLossDelay = 10 * time.Second
+
+// nodeLossDelay parses NodeLossDelay. It returns 0 if no claims are released.
+func (k *Kubernetes) nodeLossDelay() (time.Duration, error) {
+	if k == nil || k.NodeLossDelay == "" {
+		return 0, nil
+	}
+	delay, err := time.ParseDuration(k.NodeLossDelay)
+	if err != nil || delay < minNodeLossDelay {
+		return 0, volume.Errorf(volume.ErrInvalid, "kubernetes.nodeLossDelay %q: must be a time of at least %v, such as 10m", k.NodeLossDelay, minNodeLossDelay)
+	}
+	return delay, nil
 }
 
 const defaultKubeletDir = "/var/lib/kubelet"
@@ -220,6 +239,7 @@ func (c Config) validate(doc *yaml.Node) error {
 	}
 	memory, memoryErr := volume.ParseSize(c.EphemeralMemory)
 	_, rateErr := c.TransferLimit.bytesPerSecond()
+	_, delayErr := c.Kubernetes.nodeLossDelay()
 	var endpointErr error
 	if c.FlexVolume.Endpoint != "" {
 		_, endpointErr = SocketPath(c.FlexVolume.Endpoint)
@@ -237,6 +257,8 @@ func (c Config) validate(doc *yaml.Node) error {
 		return fmt.Errorf("line %d: %w", lineOf(doc, "transferLimit", "bytesPerSecond"), rateErr)
 	case c.TransferLimit.Streams < 0:
 		return volume.Errorf(volume.ErrInvalid, "line %d: transferLimit.streams %d: must be 1 or more, or 0 for the default", lineOf(doc, "transferLimit", "streams"), c.TransferLimit.Streams)
+	case delayErr != nil:
+		return fmt.Errorf("line %d: %w", lineOf(doc, "kubernetes", "nodeLossDelay"), delayErr)
 	case k != nil && !filepath.IsAbs(k.KubeletDir):
 		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: must be an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
 	}

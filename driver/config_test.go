@@ -202,6 +202,8 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"node without an address", forwarding + "  - name: a\n", `line 3: forwarding.nodes[0].address "": must be host:port`},
 		{"unknown key of a node", forwarding + "  - {name: a, address: \"a:1\", port: 1}\n", "line 3: field port is not a key here"},
 		{"nodes is not a list", "forwarding:\n  nodes: worker\n", "line 2: cannot unmarshal"},
+		{"delay without a unit", pool + "kubernetes:\n  nodeLossDelay: 10\n", `line 5: kubernetes.nodeLossDelay "10": must be a time of at least 10s`},
+		{"too short delay", pool + "kubernetes:\n  nodeLossDelay: 9s\n", `line 5: kubernetes.nodeLossDelay "9s": must be a time of at least 10s`},
 		{"unknown key of kubernetes", pool + "kubernetes:\n  taint: true\n", "line 5: field taint is not a key here"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -136,6 +136,8 @@ type Driver struct {
 	// router and owners are nil unless this is the controller's driver.
 	router *router.Server
 	owners router.Owners
+	// nodeLoss is nil unless claims of lost nodes are released.
+	nodeLoss *kube.NodeLoss
 	// lists answers the lists of volumes and snapshots for the report, without those of other nodes.
 	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
@@ -244,6 +246,10 @@ func (d *Driver) makeServers(background context.Context) {
 		started := time.Now()
 		identityServer.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodeListTimeout }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
+		if delay, _ := d.config.Kubernetes.nodeLossDelay(); delay > 0 { // validated before
+			d.nodeLoss = kube.NewNodeLoss(kube.NodeLossOptions{Driver: o.Name, Delay: delay, CheckLost: d.router.CheckLost})
+			d.metrics.registry.MustRegister(nodeLossCollector{d.nodeLoss})
+		}
 		relay.Register(d.server, d.router, relay.ControllerServices...)
 	case o.receivesForwarded():
 		d.sender = d.newSender()
@@ -335,6 +341,9 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		tasks.Go(func() { d.updateHosts(ctx) })
 		if owners, ok := d.owners.(*kube.PoolOwners); ok {
 			tasks.Go(func() { owners.Run(ctx, kube.InCluster) })
+		}
+		if d.nodeLoss != nil {
+			tasks.Go(func() { d.nodeLoss.Run(ctx, kube.InCluster) })
 		}
 		tasks.Go(func() { <-ctx.Done(); d.router.Wait() })
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/test/frozen"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // TestFrozenNames: the metrics of a node's driver with a pool of each kind, of the controller's driver, and of a driver
@@ -29,6 +30,7 @@ func TestFrozenNames(t *testing.T) {
 	o.Config.Pools = append(o.Config.Pools, pool.Config{Name: "disks", Section: &disk.Disks{Match: []string{device}}})
 	r := c.RouterOptions(t, []driver.ForwardingNode{{Name: o.NodeID, Address: o.Config.Forwarding.Listen}}, loop.Kind, disk.Kind)
 	r.HTTPAddress = backendtest.FreeAddress(t)
+	r.Config.Kubernetes = &driver.Kubernetes{NodeLossDelay: "10m"}
 	c.Nodes = append(c.Nodes, backendtest.StartWith(t, o))
 	c.Router = backendtest.StartWith(t, r)
 	c.Await(t)
@@ -53,7 +55,7 @@ func namesIn(t *testing.T, node *backendtest.Driver, v *csi.Volume) []string {
 	t.Helper()
 	info, err := node.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	must(t, err)
-	all := []string{"driver " + driver.DefaultName, "publish_context " + translate.ReadOnlyKey, "taint " + kube.StartupTaint(driver.DefaultName)}
+	all := []string{"driver " + driver.DefaultName, "publish_context " + translate.ReadOnlyKey, "taint " + kube.StartupTaint(driver.DefaultName), "annotation " + kube.NodeLostKey, "volume_context " + volume.ParamOnNodeLoss}
 	for key := range v.GetVolumeContext() {
 		all = append(all, "volume_context "+key)
 	}

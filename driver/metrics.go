@@ -18,6 +18,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/cluster/transfer"
@@ -134,6 +135,30 @@ func (c nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(ch, nodeUp, up, s.Name)
 		gauge(ch, nodeConflicts, float64(s.Conflicts), s.Name)
 	}
+}
+
+// nodeLossCollector collects the volumes of nodes that do not exist.
+type nodeLossCollector struct{ loss *kube.NodeLoss }
+
+// The number of lost nodes has no limit, so their names are not labels.
+var (
+	lostVolumes     = prometheus.NewDesc("trivet_node_loss_volumes", "Controller with nodeLoss: volumes whose node does not exist: kept; waiting for the delay or for finalizers; stopped: not released because that may be wrong; alert on kept and stopped.", []string{"state"}, nil)
+	releasedVolumes = prometheus.NewDesc("trivet_node_loss_released_volumes_total", "Controller with nodeLoss: volumes whose claim and PersistentVolume this process has deleted because their node does not exist.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c nodeLossCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- lostVolumes
+	ch <- releasedVolumes
+}
+
+// Collect implements prometheus.Collector.
+func (c nodeLossCollector) Collect(ch chan<- prometheus.Metric) {
+	byState, released := c.loss.Counts()
+	for _, state := range kube.LostStates {
+		gauge(ch, lostVolumes, float64(byState[state]), string(state))
+	}
+	ch <- prometheus.MustNewConstMetric(releasedVolumes, prometheus.CounterValue, float64(released))
 }
 
 func poolDesc(name, help string) *prometheus.Desc {

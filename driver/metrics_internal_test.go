@@ -31,6 +31,7 @@ func TestMetricsTable(t *testing.T) {
 		m.registry.Describe(described)
 		nodeCollector{}.Describe(described)
 		workerCollector{}.Describe(described)
+		nodeLossCollector{}.Describe(described)
 		transferredBytes("", nil).Describe(described)
 	}()
 	for d := range described {

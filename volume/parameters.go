@@ -21,6 +21,17 @@ const (
 	ParamGID              = "gid"
 )
 
+// ParamOnNodeLoss is the StorageClass parameter that says what happens to the claim of a volume whose node no longer
+// exists. It is also a key of the volume context.
+const ParamOnNodeLoss = "onNodeLoss"
+
+const (
+	// NodeLossKeep keeps the claim and its PersistentVolume.
+	NodeLossKeep = "keep"
+	// NodeLossRelease deletes the claim and its PersistentVolume.
+	NodeLossRelease = "release"
+)
+
 // Keys that only FlexVolume sets in its calls; no StorageClass needs them.
 const (
 	// ParamNamespace is the namespace to whose pods FlexVolume gives the volume. It is a

@@ -121,6 +121,8 @@ func (u user) serve(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound)
 	case r.Method == http.MethodPatch:
 		u.patch(w, r, t, current)
+	case r.Method == http.MethodDelete:
+		u.delete(w, r, t, current)
 	default:
 		answer(w, current)
 	}
@@ -189,6 +191,25 @@ func (u user) patch(w http.ResponseWriter, r *http.Request, t target, current ob
 	}
 }
 
+// delete deletes an object that has the UID and the version of the preconditions. An object with finalizers only gets a
+// deletionTimestamp.
+func (u user) delete(w http.ResponseWriter, r *http.Request, t target, current object) {
+	want, _ := field(decode(r.Body), "preconditions").(object)
+	metadata := current["metadata"].(object)
+	for key, value := range want {
+		if metadata[key] != value {
+			refuse(w, http.StatusConflict, "Conflict")
+			return
+		}
+	}
+	if finalizers, _ := metadata["finalizers"].([]any); len(finalizers) > 0 {
+		answer(w, u.store(t.object, merge(current, object{"metadata": object{"deletionTimestamp": "2026-01-01T00:00:00Z"}})))
+		return
+	}
+	u.removeLocked(t.object)
+	answer(w, current)
+}
+
 // patchTaints applies a JSON patch (RFC 6902) that tests and replaces the taints of a node.
 func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, current object) {
 	var ops []struct {
@@ -252,6 +273,11 @@ func (c *cluster) put(path string, o object) {
 func (c *cluster) remove(path string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.removeLocked(path)
+}
+
+// removeLocked removes an object. The caller holds mu.
+func (c *cluster) removeLocked(path string) {
 	if o := c.objects[path]; o != nil {
 		delete(c.objects, path)
 		c.addEvent(event{"DELETED", path, merge(o, object{"metadata": object{"resourceVersion": strconv.Itoa(len(c.events) + 1)}})})

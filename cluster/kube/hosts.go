@@ -60,13 +60,14 @@ func WatchHosts(ctx context.Context, connect func() (*Client, error), namespace,
 // nodeView contains the fields in use of a Node.
 type nodeView struct {
 	name       string
-	registered bool // the kubelet registered the driver at some time
+	registered bool   // the kubelet registered the driver at some time
+	value      string // the node's value in CSI topologies, if it is registered
 }
 
 func viewNode(o runtime.Object) (nodeView, error) {
 	m := o.(*metav1.PartialObjectMetadata)
-	_, registered := m.Labels[translate.TopologyKey]
-	return nodeView{m.Name, registered}, nil
+	value, registered := m.Labels[translate.TopologyKey]
+	return nodeView{m.Name, registered, value}, nil
 }
 
 // join returns the hosts among nodes. addresses contains the address of the driver, which may be empty, for

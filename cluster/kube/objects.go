@@ -173,8 +173,9 @@ type PersistentVolume struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
 		CSI struct {
-			Driver       string `json:"driver"`
-			VolumeHandle string `json:"volumeHandle"`
+			Driver           string            `json:"driver"`
+			VolumeHandle     string            `json:"volumeHandle"`
+			VolumeAttributes map[string]string `json:"volumeAttributes"`
 		} `json:"csi"`
 		ClaimRef struct {
 			Namespace string `json:"namespace"`

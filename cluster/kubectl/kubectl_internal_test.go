@@ -112,10 +112,11 @@ func TestOrphans(t *testing.T) {
 	if got := findOrphans(sample(), []kube.PersistentVolume{lost}, nil); slices.ContainsFunc(got, func(o Orphan) bool { return o.Name == "pv-lost" }) {
 		t.Errorf("got %+v although a node does not report, want no orphan of an unknown pool", got)
 	}
+	lost.Spec.NodeAffinity.Required.NodeSelectorTerms = object[[]kube.NodeSelectorTerm](t, `[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["z"]}]}]`)
 	complete := sample()
 	complete.Processes, complete.Pools = complete.Processes[:1], complete.Pools[:1]
 	if got := findOrphans(complete, []kube.PersistentVolume{lost}, nil); !slices.ContainsFunc(got, func(o Orphan) bool {
-		return o.Name == "pv-lost" && strings.Contains(o.Reason, "no node has pool fast with the UUID fedcba98")
+		return o.Name == "pv-lost" && o.Node == "z" && strings.Contains(o.Reason, "no node has pool fast with the UUID fedcba98; it was on node z")
 	}) {
 		t.Errorf("got %+v, want the PersistentVolume of a pool that no node has", got)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/status"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -78,7 +79,11 @@ func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []ku
 			o.Reason = fmt.Sprintf("pool %s has no volume %s", id.Pool, id)
 			o.CleanUp = "kubectl delete persistentvolume " + v.Metadata.Name
 		case !known && !id.Shared() && len(r.Missing()) == 0:
+			o.Node = v.OnlyNode(translate.TopologyKey)
 			o.Reason = fmt.Sprintf("no node has pool %s with the UUID %s", id.Pool, id.PoolUUID)
+			if o.Node != "" {
+				o.Reason += "; it was on node " + o.Node
+			}
 			o.CleanUp = "if its disk is lost, see docs/operations/nodes.md"
 		default:
 			continue

@@ -16,8 +16,8 @@ import (
 // The names with which a move marks objects.
 const (
 	// moveLabel is the label of the objects that exist only during a move. Its value is the ID of the move. The annotation of
-	// this name shows the step in the claim. It is never read, because users who can write claims can write it.
-	moveLabel = "csi.trivet.dev/move"
+	// this name shows the step in the claim. A move never reads it, because users who can write claims can write it.
+	moveLabel = kube.MoveKey
 	// movedFromLabel is the label of the PersistentVolume of the old volume. Its value is the name of the claim.
 	movedFromLabel = "csi.trivet.dev/moved-from"
 	// stateKey is the key of the state in its ConfigMap.

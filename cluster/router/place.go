@@ -137,7 +137,21 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	if err != nil {
 		return nil, err
 	}
+	recordNodeLoss(spec.Parameters, resp.GetVolume())
 	return resp, nil
+}
+
+// recordNodeLoss adds the parameter volume.ParamOnNodeLoss of the class, if it is set, to the volume context. The
+// PersistentVolume contains it then, and a later class of the same name does not change it.
+func recordNodeLoss(p volume.Parameters, v *csi.Volume) {
+	value := p.Get(volume.ParamOnNodeLoss)
+	if value == "" {
+		return
+	}
+	if v.VolumeContext == nil {
+		v.VolumeContext = map[string]string{}
+	}
+	v.VolumeContext[volume.ParamOnNodeLoss] = value
 }
 
 // retryable converts an error of CreateVolume to ErrUnavailable, because the volume may exist and the

@@ -75,6 +75,7 @@ controller:
   podLabels: {team: storage}
   podAnnotations: {note: x}
   serviceAccount: {annotations: {note: x}}
+  nodeLoss: {enabled: true, delay: 30m}
 certificates: {certManager: {enabled: true, issuerRef: {name: ours, kind: ClusterIssuer}}}
 networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}], apiServer: {cidrs: [10.0.0.1/32]}}
 metrics:

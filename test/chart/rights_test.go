@@ -36,6 +36,11 @@ var (
 		"tokenreviews":                       {"create"},
 		"subjectaccessreviews":               {"create"},
 	}
+	nodeLossWrites = map[string][]string{
+		"persistentvolumes":      {"patch", "delete"},
+		"persistentvolumeclaims": {"delete"},
+		"events":                 {"create"},
+	}
 	authorityWrites = map[string][]string{
 		"leases":                              {"create", "update"},
 		"configmaps":                          {"create"},
@@ -61,7 +66,7 @@ func join(rights ...map[string][]string) map[string][]string {
 
 // TestRights checks the permissions of each ServiceAccount.
 func TestRights(t *testing.T) {
-	byCertManager := join(sidecarWrites, authorityWrites)
+	byCertManager := join(sidecarWrites, authorityWrites, nodeLossWrites)
 	delete(byCertManager, "secrets")
 	byCertManager["secrets trivet-ca"] = []string{"list", "watch"}
 	for _, tc := range []struct {
@@ -69,6 +74,9 @@ func TestRights(t *testing.T) {
 		want              map[string]map[string][]string // by ServiceAccount
 	}{
 		{"cluster", everything, "certificates.certManager.enabled=false", map[string]map[string][]string{
+			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites, nodeLossWrites),
+		}},
+		{"no release of claims", everything, "controller.nodeLoss.enabled=false,certificates.certManager.enabled=false", map[string]map[string][]string{
 			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites),
 		}},
 		{"cert-manager", everything, "certificates.certManager.enabled=true", map[string]map[string][]string{

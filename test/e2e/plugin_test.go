@@ -168,16 +168,7 @@ func checkPage(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, 
 // checkOrphan removes the pod, the claim and the PersistentVolume of a volume, but keeps the volume. It is then an
 // orphan, and the printed command deletes it.
 func checkOrphan(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, ns, volume, handle string) {
-	find := func() (o plugins.Orphan, found bool) {
-		var all []plugins.Orphan
-		readJSON(t, plugin(t.Context(), "orphans", "-o", "json"), &all)
-		i := slices.IndexFunc(all, func(o plugins.Orphan) bool { return o.Name == handle })
-		if i < 0 {
-			return o, false
-		}
-		return all[i], true
-	}
-	if o, found := find(); found {
+	if o, found := findOrphan(t, plugin, handle); found {
 		t.Fatalf("got the orphan %+v while the volume has a PersistentVolume", o)
 	}
 	kubectl(t, "patch", "pv", volume, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
@@ -187,7 +178,25 @@ func checkOrphan(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd
 		return left, left == ""
 	})
 	kubectl(t, "delete", "pv", volume, "--timeout=2m")
-	o, found := find()
+	deleteOrphan(t, plugin, handle)
+}
+
+// findOrphan returns the orphan with a name that `kubectl trivet orphans` lists.
+func findOrphan(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, name string) (o plugins.Orphan, found bool) {
+	t.Helper()
+	var all []plugins.Orphan
+	readJSON(t, plugin(t.Context(), "orphans", "-o", "json"), &all)
+	i := slices.IndexFunc(all, func(o plugins.Orphan) bool { return o.Name == name })
+	if i < 0 {
+		return o, false
+	}
+	return all[i], true
+}
+
+// deleteOrphan deletes an orphaned volume with the command that `kubectl trivet orphans` prints.
+func deleteOrphan(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd, handle string) {
+	t.Helper()
+	o, found := findOrphan(t, plugin, handle)
 	if !found || o.Kind != plugins.OrphanedVolume {
 		t.Fatalf("got %+v, want the orphaned volume %s", o, handle)
 	}
@@ -197,7 +206,7 @@ func checkOrphan(t *testing.T, plugin func(context.Context, ...string) *exec.Cmd
 		t.Fatalf("%s: %v: %s", o.CleanUp, err, out)
 	}
 	eventually(t, 2*time.Minute, "the orphan is deleted", func() (string, bool) {
-		o, found := find()
+		o, found := findOrphan(t, plugin, handle)
 		return fmt.Sprintf("%+v", o), !found
 	})
 }

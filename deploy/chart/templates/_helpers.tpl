@@ -166,6 +166,9 @@ kubernetes:
   nodeService: {{ include "trivet.node" . }}
   nodeServiceAccount: {{ include "trivet.nodeServiceAccount" . | toYaml }}
   poolOwners: {{ include "trivet.poolOwners" . }}
+{{- if .Values.controller.nodeLoss.enabled }}
+  nodeLossDelay: {{ .Values.controller.nodeLoss.delay }}
+{{- end }}
 {{- end -}}
 
 {{/* The host directories to mount into the driver's container for the pools, as a JSON list. Each is the

@@ -178,6 +178,25 @@ Kubernetes allows list and watch only in requests that select the name. */}}
   verbs: [approve, sign]
 {{- end -}}
 
+{{/* For the release of the claims of lost nodes. */}}
+{{- define "trivet.nodeLossClusterRules" -}}
+{{- if .Values.controller.nodeLoss.enabled }}
+# Driver: reads the volumes of lost nodes and their claims, and deletes both.
+- apiGroups: [""]
+  resources: [persistentvolumes]
+  verbs: [get, list, watch, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, delete]
+- apiGroups: [storage.k8s.io]
+  resources: [storageclasses]
+  verbs: [get, list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}
+{{- end -}}
+
 {{- define "trivet.authorityRules" -}}
 # Driver: verifies the pod that requests a certificate.
 - apiGroups: [""]

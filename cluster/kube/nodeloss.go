@@ -1,0 +1,442 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// NodeLostKey is the annotation of a PersistentVolume whose release has begun. Its value is the reclaim policy that
+// the PersistentVolume had before.
+const NodeLostKey = "csi.trivet.dev/node-lost"
+
+// MoveKey is the annotation of a claim whose volume is being moved, and the label of the objects that exist only
+// during a move (kubectl trivet move).
+const MoveKey = "csi.trivet.dev/move"
+
+// nodeLossInterval is the time between two examinations of the nodes.
+const nodeLossInterval = 10 * time.Second
+
+// LostState is the state of a volume whose node does not exist.
+type LostState string
+
+// The states of volumes whose node does not exist.
+const (
+	// LostKept: the claim is not deleted, because neither the volume nor its class has onNodeLoss: release.
+	LostKept LostState = "kept"
+	// LostWaiting: the delay is not over, another node is first, or finalizers of the PersistentVolume remain.
+	LostWaiting LostState = "waiting"
+	// LostStopped: the delay is over, and the claim is not deleted because its deletion may be wrong.
+	LostStopped LostState = "stopped"
+)
+
+// LostStates are all states.
+var LostStates = []LostState{LostKept, LostWaiting, LostStopped}
+
+// NodeLossOptions configure a NodeLoss.
+type NodeLossOptions struct {
+	Driver string
+	// Delay is the time between the first observation that a node does not exist and the release of its volumes.
+	Delay time.Duration
+	// CheckLost returns nil if no node of the cluster can have the pool of a volume.
+	CheckLost func(ctx context.Context, volumeID string) error
+}
+
+// NodeLoss releases the claims of volumes whose Node object does not exist any more, if their class has
+// onNodeLoss: release. It sets the reclaim policy of the PersistentVolume to Retain, and deletes the claim and the
+// PersistentVolume. It removes no finalizers and no data.
+//
+// Several replicas may run it: each delay counts from the first observation of that process, and each deletion has
+// the UID and the version of the object as preconditions. Objects are read from the API server again before the first
+// change.
+type NodeLoss struct {
+	NodeLossOptions
+	client  *Client
+	nodes   watched[nodeView]
+	volumes watched[localVolume]
+	missing map[string]time.Time // the first observation of each missing node
+	// reported contains the reason of the last event about a volume that is not released, by the UID of the PersistentVolume.
+	reported map[string]string
+
+	mu       sync.Mutex
+	counts   map[LostState]int
+	released int
+}
+
+// NewNodeLoss returns a NodeLoss. Run starts it.
+func NewNodeLoss(o NodeLossOptions) *NodeLoss {
+	return &NodeLoss{NodeLossOptions: o, missing: map[string]time.Time{}, reported: map[string]string{}}
+}
+
+// Run releases claims until ctx ends.
+func (l *NodeLoss) Run(ctx context.Context, connect func() (*Client, error)) {
+	c := dial(ctx, connect)
+	if c == nil {
+		return
+	}
+	l.client = c
+	changed := newSignal() // not received: examinations are periodic, because Node objects change often
+	l.nodes = watchObjects(ctx, "nodes", c.metadata.Resource(nodes), metav1.ListOptions{}, viewNode, changed)
+	l.volumes = watchObjects(ctx, "persistentvolumes", c.watches.Resource(persistentVolumes), metav1.ListOptions{}, l.viewVolume, changed)
+	reconcileLoop(ctx, newSignal(), backoff, "Releasing the claims of lost nodes failed; retrying", l.reconcile)
+}
+
+// Counts returns the number of volumes whose node does not exist, by state, and the number of volumes that this process
+// has released.
+func (l *NodeLoss) Counts() (byState map[LostState]int, released int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counts, l.released
+}
+
+// localVolume contains the fields in use of the PersistentVolume of a node-local volume of the driver. It is empty for
+// other PersistentVolumes.
+type localVolume struct {
+	name    string
+	node    string // the topology value of the only node that can reach the volume
+	setting string // the value of onNodeLoss in its attributes
+	class   string
+	// deleted is true if the PersistentVolume is being deleted.
+	deleted bool
+}
+
+func (l *NodeLoss) viewVolume(o runtime.Object) (localVolume, error) {
+	v, err := viewObject[PersistentVolume](o)
+	if err != nil {
+		return localVolume{}, err
+	}
+	return l.local(v), nil
+}
+
+// local returns the fields in use of a PersistentVolume. It returns an empty value unless the PersistentVolume is a
+// volume of the driver in a pool of a node, and its node affinity selects exactly that node.
+func (l *NodeLoss) local(v PersistentVolume) localVolume {
+	id, err := volume.ParseID(v.Spec.CSI.VolumeHandle)
+	node := v.OnlyNode(translate.TopologyKey)
+	if v.Spec.CSI.Driver != l.Driver || err != nil || id.Shared() || node == "" || len(v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions) != 1 {
+		return localVolume{}
+	}
+	return localVolume{
+		name: v.Metadata.Name, node: node, setting: v.Spec.CSI.VolumeAttributes[volume.ParamOnNodeLoss], class: v.Spec.StorageClassName,
+		deleted: v.Metadata.DeletionTimestamp != "",
+	}
+}
+
+// lostNode is a node that has volumes and does not exist.
+type lostNode struct {
+	name    string // its topology value
+	since   time.Time
+	volumes []localVolume // those that are released, sorted by name
+}
+
+// reconcile counts the volumes of missing nodes, and releases those of one node. It returns the time until the next
+// examination.
+func (l *NodeLoss) reconcile(ctx context.Context) (time.Duration, error) {
+	if !l.nodes.synced() || !l.volumes.synced() {
+		return time.Second, nil
+	}
+	lost, kept, err := l.lostNodes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	counts := map[LostState]int{LostKept: kept}
+	var due []lostNode
+	for _, n := range lost {
+		if time.Since(n.since) >= l.Delay {
+			due = append(due, n)
+			continue
+		}
+		counts[LostWaiting] += len(n.volumes)
+	}
+	err = l.releaseFirst(ctx, due, counts)
+	l.mu.Lock()
+	l.counts = counts
+	l.mu.Unlock()
+	return nodeLossInterval, err
+}
+
+// lostNodes updates l.missing, and returns the missing nodes with volumes that are released, in the order in which they
+// were first missing. kept is the number of volumes of missing nodes that are not released.
+func (l *NodeLoss) lostNodes(ctx context.Context) (lost []lostNode, kept int, err error) {
+	byNode, unset := map[string][]localVolume{}, false
+	exists := existing(l.nodes.all())
+	for _, v := range l.volumes.all() {
+		if v.node != "" && !exists[v.node] {
+			byNode[v.node] = append(byNode[v.node], v)
+			unset = unset || v.setting == ""
+		}
+	}
+	maps.DeleteFunc(l.missing, func(node string, _ time.Time) bool { return byNode[node] == nil })
+	classes := map[string]string{}
+	if unset {
+		if classes, err = l.classSettings(ctx); err != nil {
+			return nil, 0, err
+		}
+	}
+	for node, all := range byNode {
+		if _, known := l.missing[node]; !known {
+			l.missing[node] = time.Now()
+			klog.FromContext(ctx).Info("The Node object of volumes does not exist", "node", node, "volumes", len(all))
+		}
+		var released []localVolume
+		for _, v := range all {
+			if cmp.Or(v.setting, classes[v.class]) == volume.NodeLossRelease {
+				released = append(released, v)
+			}
+		}
+		kept += len(all) - len(released)
+		if len(released) > 0 {
+			slices.SortFunc(released, func(a, b localVolume) int { return cmp.Compare(a.name, b.name) })
+			lost = append(lost, lostNode{node, l.missing[node], released})
+		}
+	}
+	slices.SortFunc(lost, func(a, b lostNode) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) })
+	return lost, kept, nil
+}
+
+// existing returns the topology values of existing nodes: those of their names and those of their labels.
+func existing(all []nodeView) map[string]bool {
+	values := map[string]bool{}
+	for _, n := range all {
+		values[volume.TopologyValue(n.name)] = true
+		if n.registered {
+			values[n.value] = true
+		}
+	}
+	return values
+}
+
+// classSettings returns the values of onNodeLoss of the driver's StorageClasses, by name.
+func (l *NodeLoss) classSettings(ctx context.Context) (map[string]string, error) {
+	classes, err := l.client.StorageClasses(ctx, l.Driver)
+	if err != nil {
+		return nil, fmt.Errorf("listing storageclasses: %w", err)
+	}
+	settings := map[string]string{}
+	for _, c := range classes {
+		settings[c.Metadata.Name] = c.Parameters[volume.ParamOnNodeLoss]
+	}
+	return settings, nil
+}
+
+// releaseFirst releases the volumes of the first node of which any can be released now. The others follow in the next
+// examinations, which repeat all checks.
+func (l *NodeLoss) releaseFirst(ctx context.Context, due []lostNode, counts map[LostState]int) error {
+	if len(due) == 0 {
+		clear(l.reported)
+	}
+	var problems []error
+	changed := false
+	for _, n := range due {
+		if changed {
+			counts[LostWaiting] += len(n.volumes)
+			continue
+		}
+		for _, v := range n.volumes {
+			released, err := l.release(ctx, v)
+			changed = changed || released
+			if err != nil {
+				problems = append(problems, fmt.Errorf("persistentvolumes/%s: %w", v.name, err))
+			}
+			if err != nil && !lostRace(err) {
+				counts[LostStopped]++
+			} else {
+				counts[LostWaiting]++
+			}
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// release releases a volume. released is true if it has begun to change objects. All objects are read from the API server
+// before.
+func (l *NodeLoss) release(ctx context.Context, known localVolume) (released bool, err error) {
+	if known.deleted { // the controllers that have added its finalizers remove them
+		return false, nil
+	}
+	v, err := get[PersistentVolume](ctx, l.client.api.Resource(persistentVolumes), known.name)
+	if err != nil {
+		return false, absent(err)
+	}
+	claim, bound, err := l.claimOf(ctx, v)
+	if err != nil || l.local(v).node != known.node || !unreleased(v, bound) {
+		return false, err
+	}
+	if setting, err := l.setting(ctx, v); err != nil || setting != volume.NodeLossRelease {
+		return false, err
+	}
+	reason, err := l.reasonToStop(ctx, known.node, v, claim)
+	if err != nil {
+		return false, err
+	}
+	if reason != "" {
+		l.reportStop(ctx, v, claim, bound, reason)
+		return false, errors.New(reason)
+	}
+	return true, l.remove(ctx, known.node, v, claim, bound)
+}
+
+// claimOf returns the claim to which a PersistentVolume is bound. bound is false if it does not exist any more.
+func (l *NodeLoss) claimOf(ctx context.Context, v PersistentVolume) (claim Claim, bound bool, err error) {
+	ref := v.Spec.ClaimRef
+	if ref.UID == "" {
+		return Claim{}, false, nil
+	}
+	claim, err = l.client.Claim(ctx, ref.Namespace, ref.Name)
+	if err != nil || claim.Metadata.UID != ref.UID {
+		return Claim{}, false, absent(err)
+	}
+	return claim, true, nil
+}
+
+// unreleased reports whether a PersistentVolume still binds a claim to its node, or would be deleted by a driver that
+// cannot do this. A PersistentVolume that an administrator retains after its claim was deleted does neither.
+func unreleased(v PersistentVolume, bound bool) bool {
+	_, begun := v.Metadata.Annotations[NodeLostKey]
+	return v.Metadata.DeletionTimestamp == "" && v.Spec.ClaimRef.UID != "" && (bound || begun || v.Spec.ReclaimPolicy == "Delete")
+}
+
+// setting returns the value of onNodeLoss: that in the attributes of the volume, or otherwise that of the class, which may
+// be deleted.
+func (l *NodeLoss) setting(ctx context.Context, v PersistentVolume) (string, error) {
+	if value := v.Spec.CSI.VolumeAttributes[volume.ParamOnNodeLoss]; value != "" || v.Spec.StorageClassName == "" {
+		return value, nil
+	}
+	class, err := l.client.StorageClass(ctx, v.Spec.StorageClassName)
+	if err != nil || class.Provisioner != l.Driver {
+		return "", absent(err)
+	}
+	return class.Parameters[volume.ParamOnNodeLoss], nil
+}
+
+// reasonToStop returns why a volume may not be released now, or "" if it may be released. The nodes are read last.
+func (l *NodeLoss) reasonToStop(ctx context.Context, node string, v PersistentVolume, claim Claim) (string, error) {
+	if _, moving := claim.Metadata.Annotations[MoveKey]; moving || claim.Metadata.Labels[MoveKey] != "" {
+		return "its volume is being moved: complete or abort the move (kubectl trivet move)", nil
+	}
+	if name := claim.Spec.VolumeName; name != "" && name != v.Metadata.Name {
+		return fmt.Sprintf("its claim is bound to PersistentVolume %s", name), nil
+	}
+	if err := l.CheckLost(ctx, v.Spec.CSI.VolumeHandle); err != nil {
+		return err.Error(), nil
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, err := l.client.metadata.Resource(nodes).List(limited, metav1.ListOptions{})
+	if err != nil {
+		return "", fmt.Errorf("listing nodes: %w", err)
+	}
+	var all []nodeView
+	for i := range list.Items {
+		n, _ := viewNode(&list.Items[i]) // never fails
+		all = append(all, n)
+	}
+	return l.nodesStop(node, all), nil
+}
+
+// nodesStop returns why the existing nodes forbid the release of the volumes of a node, or "". If more nodes are lost than
+// exist, an error of the cluster is more likely, such as a restored backup of etcd.
+func (l *NodeLoss) nodesStop(node string, all []nodeView) string {
+	exists, registered, lost := existing(all), 0, 0
+	for _, n := range all {
+		if n.registered {
+			registered++
+		}
+	}
+	for name := range l.missing {
+		if !exists[name] {
+			lost++
+		}
+	}
+	switch {
+	case exists[node]:
+		return fmt.Sprintf("node %q exists again", node)
+	case registered == 0:
+		return fmt.Sprintf("no Node object has the label %s, so the Node objects may have been deleted by mistake", translate.TopologyKey)
+	case lost > registered:
+		return fmt.Sprintf("%d nodes that have volumes do not exist, and only %d nodes have the label %s, so Node objects may have been deleted by mistake: if the nodes are lost, delete their PersistentVolumes (docs/operations/nodes.md, \"A node is gone\")", lost, registered, translate.TopologyKey)
+	}
+	return ""
+}
+
+// remove deletes the claim and the PersistentVolume. Each step can be repeated.
+func (l *NodeLoss) remove(ctx context.Context, node string, v PersistentVolume, claim Claim, bound bool) error {
+	message := fmt.Sprintf("Node %q does not exist, and the class has onNodeLoss: release. The claim and PersistentVolume %s are deleted. If the node returns, its disk still has volume %s (kubectl trivet orphans).", node, v.Metadata.Name, v.Spec.CSI.VolumeHandle)
+	if _, begun := v.Metadata.Annotations[NodeLostKey]; !begun || v.Spec.ReclaimPolicy != "Retain" {
+		l.record(ctx, "PersistentVolume", v.Metadata, "NodeLost", message)
+		var err error
+		v, err = patch[PersistentVolume](ctx, l.client.api.Resource(persistentVolumes), v.Metadata, map[string]any{
+			"metadata": map[string]any{"annotations": map[string]any{NodeLostKey: v.Spec.ReclaimPolicy}},
+			"spec":     map[string]any{"persistentVolumeReclaimPolicy": "Retain"},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if bound && claim.Metadata.DeletionTimestamp == "" {
+		l.record(ctx, "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
+		err := l.client.api.Resource(claims).Namespace(claim.Metadata.Namespace).Delete(ctx, claim.Metadata.Name, unchanged(claim.Metadata))
+		if err := absent(err); err != nil {
+			return fmt.Errorf("deleting claim %s/%s: %w", claim.Metadata.Namespace, claim.Metadata.Name, err)
+		}
+	}
+	err := l.client.api.Resource(persistentVolumes).Delete(ctx, v.Metadata.Name, unchanged(v.Metadata))
+	if err != nil {
+		return absent(err)
+	}
+	klog.FromContext(ctx).Info("Released a volume of a lost node", "node", node, "volume", v.Spec.CSI.VolumeHandle, "persistentVolume", v.Metadata.Name, "claim", v.Spec.ClaimRef.Namespace+"/"+v.Spec.ClaimRef.Name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.released++
+	return nil
+}
+
+// unchanged are the options that delete only an object that has not changed since it was read.
+func unchanged(m Meta) metav1.DeleteOptions {
+	uid := types.UID(m.UID)
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &m.ResourceVersion}}
+}
+
+// reportStop creates an event that says why a volume is not released, unless the last one has the same reason.
+func (l *NodeLoss) reportStop(ctx context.Context, v PersistentVolume, claim Claim, bound bool, reason string) {
+	if l.reported[v.Metadata.UID] == reason {
+		return
+	}
+	l.reported[v.Metadata.UID] = reason
+	kind, of := "PersistentVolume", v.Metadata
+	if bound {
+		kind, of = "PersistentVolumeClaim", claim.Metadata
+	}
+	l.record(ctx, kind, of, "NodeLossStopped", "The node of the volume does not exist, but the claim is not deleted: "+reason)
+}
+
+// record creates an event of the type Warning. Replicas create it once, because its name is derived from its content. An
+// error is only logged, because a namespace that is being deleted accepts no events.
+func (l *NodeLoss) record(ctx context.Context, kind string, of Meta, reason, message string) {
+	sum := sha256.Sum256([]byte(of.UID + reason + message))
+	namespace, now := cmp.Or(of.Namespace, metav1.NamespaceDefault), metav1.Now().UTC().Format(time.RFC3339)
+	err := create(ctx, l.client.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
+		"metadata":       map[string]any{"name": fmt.Sprintf("trivet-node-loss-%x", sum[:10]), "namespace": namespace},
+		"involvedObject": map[string]any{"apiVersion": "v1", "kind": kind, "namespace": of.Namespace, "name": of.Name, "uid": of.UID},
+		"type":           "Warning", "reason": reason, "message": message,
+		"source": map[string]any{"component": l.Driver}, "firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+	})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		klog.FromContext(ctx).Error(err, "Creating an event failed", "kind", kind, "namespace", of.Namespace, "name", of.Name, "reason", reason)
+	}
+}
