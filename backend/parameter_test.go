@@ -40,7 +40,7 @@ func TestParseParameters(t *testing.T) {
 			volume.Parameters{Backend: "loop"},
 			"",
 		},
-		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, csi.storage.k8s.io/fstype, allocation, mkfsOptions, encryption, copies; did you mean pool?`},
+		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, onNodeLoss, csi.storage.k8s.io/fstype, allocation, mkfsOptions, encryption, copies; did you mean pool?`},
 		{"unknown and similar to none", map[string]string{"consistency": "x"}, volume.Parameters{}, `consistency="x" is unknown`},
 		{"encrypted image", map[string]string{"encryption": "luks2"}, volume.Parameters{Backend: "loop"}, ""},
 		{"unknown encryption", map[string]string{"encryption": "luks"}, volume.Parameters{}, `encryption="luks": expected none or luks2; did you mean luks2?`},

@@ -101,7 +101,7 @@ func TestNodeLoss(t *testing.T) {
 	kubectl(t, "wait", "node", lost.name, "--for=condition=Ready", "--timeout=3m")
 	waitDriver(t)
 	startPod(t, ns, claimPod{name: "kept", node: lost.name, command: checkToken})
-	image, err := os.ReadFile(filepath.Join(lost.path(defaultPool), "volumes", volume, "image"))
+	image, err := os.ReadFile(lost.throughMounts(filepath.Join(limitedPool, "volumes", volume, "image")))
 	must(t, err)
 	if !bytes.Contains(image, []byte(content)) {
 		t.Error("the image of the released volume does not contain the data of its pod any more")
