@@ -2,7 +2,8 @@
 // objects that concern a CSI driver, removes the startup taint of a node, checks the kubelet's
 // directory, watches the addresses of the drivers on nodes (WatchHosts), records the owners of pools
 // (PoolOwners), and distributes the certificates with which controller and nodes identify themselves
-// to each other (MaintainAuthority runs in the controller, Enrol on each node).
+// to each other (MaintainAuthority runs in the controller, Enrol on each node). NodeLoss deletes the claims of nodes that do
+// not exist any more.
 //
 // For kubectl trivet, it reads and writes claims, PersistentVolumes, snapshots and pods with the rights of a user.
 //
@@ -17,7 +18,7 @@
 // uses some of them, which the functions of the scheduler need.
 // Informers are built by hand for the same reason: client-go's informer factories import all types.
 //
-// Failed calls are retried until they succeed. If the same error repeats, it is logged once. No volume
-// operation depends on this package: while the API server does not answer, hosts and certificates do not
+// Failed calls are retried until they succeed. If the same error repeats, it is logged once. No call of CSI
+// depends on this package: while the API server does not answer, hosts and certificates do not
 // change.
 package kube

@@ -71,7 +71,9 @@ func affinity(node string) object {
 }
 
 // change merges fields into an object.
-func (l *lossTest) change(path string, fields object) { l.put(path, merge(l.get(path), viaJSON(fields))) }
+func (l *lossTest) change(path string, fields object) {
+	l.put(path, merge(l.get(path), viaJSON(fields)))
+}
 
 // run starts the NodeLoss, and waits until it has examined the nodes.
 func (l *lossTest) run() {
@@ -171,37 +173,57 @@ func TestNodeLossKept(t *testing.T) {
 		gone    []string        // the deleted nodes; default: the node of the volume
 		stopped string          // the reason in the event of the claim
 	}{
-		"node exists":                         {gone: []string{"b"}},
-		"attribute keep":                      {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"volumeAttributes": object{"onNodeLoss": "keep"}}})) }},
-		"unknown value":                       {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"volumeAttributes": object{"onNodeLoss": "delete"}}})) }},
-		"class without the parameter":         {before: func(l *lossTest) { volume(l, spec(object{"storageClassName": "kept"})) }},
-		"class deleted":                       {before: func(l *lossTest) { l.remove(classesPath + "released") }},
-		"no class":                            {before: func(l *lossTest) { volume(l, spec(object{"storageClassName": ""})) }},
-		"class of another driver":             {before: func(l *lossTest) { l.change(classesPath+"released", object{"provisioner": "x"}) }},
-		"volume of another driver":            {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"driver": "x"}})) }},
-		"static volume":                       {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"volumeHandle": "any text"}})) }},
-		"volume on an export":                 {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"volumeHandle": "loop:nas:v"}})) }},
-		"several nodes":                       {before: func(l *lossTest) { volume(l, spec(object{"nodeAffinity": withValues("gone", "other")})) }},
-		"another expression in the affinity":  {before: func(l *lossTest) { volume(l, spec(object{"nodeAffinity": withExpression()})) }},
-		"no affinity":                         {before: func(l *lossTest) { volume(l, spec(object{"nodeAffinity": object{"required": object{"nodeSelectorTerms": []any{}}}})) }},
-		"node with another label":             {after: func(l *lossTest) { l.put(nodesPath+"gone", nodeObject(nil)) }},
-		"node with another name":              {after: func(l *lossTest) { l.put(nodesPath+"new", nodeObject(object{"csi.trivet.dev/node": "gone"})) }},
-		"node exists again":                   {after: func(l *lossTest) { l.wait(lossDelay / 2); l.addNode("gone") }},
-		"pool elsewhere":                      {before: func(l *lossTest) { l.elsewhere = errors.New("it is on node b") }, stopped: "it is on node b"},
-		"a move runs":                         {before: func(l *lossTest) { l.change(claimsPath+"data", object{"metadata": object{"annotations": object{kube.MoveKey: "1 copy"}}}) }, stopped: "is being moved"},
-		"copy of a move":                      {before: func(l *lossTest) { l.change(claimsPath+"data", object{"metadata": object{"labels": object{kube.MoveKey: "1"}}}) }, stopped: "is being moved"},
-		"claim bound to another volume":       {before: func(l *lossTest) { l.change(claimsPath+"data", spec(object{"volumeName": "w"})) }, stopped: "PersistentVolume w"},
-		"all nodes deleted":                   {gone: []string{"a", "b", "gone"}, stopped: "may have been deleted by mistake"},
-		"more nodes lost than exist":          {before: func(l *lossTest) { l.bind("w", "other", "b", spec(object{"storageClassName": "kept"})) }, gone: []string{"b", "gone"}, stopped: "2 nodes that have volumes do not exist"},
-		"reading Nodes fails":                 {before: func(l *lossTest) { l.fail["GET nodes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
-		"reading PersistentVolumes fails":     {before: func(l *lossTest) { l.fail["GET persistentvolumes"] = slices.Repeat([]int{http.StatusInternalServerError}, 1000) }},
-		"reading claims fails":                {before: func(l *lossTest) { l.fail["GET persistentvolumeclaims"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
-		"reading StorageClasses fails":        {before: func(l *lossTest) { l.fail["GET storageclasses"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
-		"API server unreachable":              {after: func(l *lossTest) { l.setUnreachable(true) }},
-		"node exists again when it is read":   {after: func(l *lossTest) { l.before["GET persistentvolumes"] = func() { l.addNode("gone") } }, stopped: `node "gone" exists again`},
-		"volume replaced when it is read":     {after: func(l *lossTest) { l.before["GET persistentvolumes"] = func() { volume(l, spec(object{"nodeAffinity": affinity("a")})) } }},
-		"class changed when it is read":       {after: func(l *lossTest) { l.before["GET persistentvolumes"] = func() { volume(l, spec(object{"storageClassName": "kept"})) } }},
-		"changing the PersistentVolume fails": {after: func(l *lossTest) { l.fail["PATCH persistentvolumes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
+		"node exists": {gone: []string{"b"}},
+		"attribute keep": {before: func(l *lossTest) {
+			volume(l, spec(object{"csi": object{"volumeAttributes": object{"onNodeLoss": "keep"}}}))
+		}},
+		"unknown value": {before: func(l *lossTest) {
+			volume(l, spec(object{"csi": object{"volumeAttributes": object{"onNodeLoss": "delete"}}}))
+		}},
+		"class without the parameter":        {before: func(l *lossTest) { volume(l, spec(object{"storageClassName": "kept"})) }},
+		"class deleted":                      {before: func(l *lossTest) { l.remove(classesPath + "released") }},
+		"no class":                           {before: func(l *lossTest) { volume(l, spec(object{"storageClassName": ""})) }},
+		"class of another driver":            {before: func(l *lossTest) { l.change(classesPath+"released", object{"provisioner": "x"}) }},
+		"volume of another driver":           {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"driver": "x"}})) }},
+		"static volume":                      {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"volumeHandle": "any text"}})) }},
+		"volume on an export":                {before: func(l *lossTest) { volume(l, spec(object{"csi": object{"volumeHandle": "loop:nas:v"}})) }},
+		"several nodes":                      {before: func(l *lossTest) { volume(l, spec(object{"nodeAffinity": withValues("gone", "other")})) }},
+		"another expression in the affinity": {before: func(l *lossTest) { volume(l, spec(object{"nodeAffinity": withExpression()})) }},
+		"no affinity": {before: func(l *lossTest) {
+			volume(l, spec(object{"nodeAffinity": object{"required": object{"nodeSelectorTerms": []any{}}}}))
+		}},
+		"node with another label": {after: func(l *lossTest) { l.put(nodesPath+"gone", nodeObject(nil)) }},
+		"node with another name":  {after: func(l *lossTest) { l.put(nodesPath+"new", nodeObject(object{"csi.trivet.dev/node": "gone"})) }},
+		"node exists again":       {after: func(l *lossTest) { l.wait(lossDelay / 2); l.addNode("gone") }},
+		"pool elsewhere":          {before: func(l *lossTest) { l.elsewhere = errors.New("it is on node b") }, stopped: "it is on node b"},
+		"a move runs": {before: func(l *lossTest) {
+			l.change(claimsPath+"data", object{"metadata": object{"annotations": object{kube.MoveKey: "1 copy"}}})
+		}, stopped: "is being moved"},
+		"copy of a move": {before: func(l *lossTest) {
+			l.change(claimsPath+"data", object{"metadata": object{"labels": object{kube.MoveKey: "1"}}})
+		}, stopped: "is being moved"},
+		"claim bound to another volume": {before: func(l *lossTest) { l.change(claimsPath+"data", spec(object{"volumeName": "w"})) }, stopped: "PersistentVolume w"},
+		"all nodes deleted":             {gone: []string{"a", "b", "gone"}, stopped: "may have been deleted by mistake"},
+		"more nodes lost than exist":    {before: func(l *lossTest) { l.bind("w", "other", "b", spec(object{"storageClassName": "kept"})) }, gone: []string{"b", "gone"}, stopped: "2 nodes that have volumes do not exist"},
+		"reading Nodes fails":           {before: func(l *lossTest) { l.fail["GET nodes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
+		"reading PersistentVolumes fails": {before: func(l *lossTest) {
+			l.fail["GET persistentvolumes"] = slices.Repeat([]int{http.StatusInternalServerError}, 1000)
+		}},
+		"reading claims fails": {before: func(l *lossTest) {
+			l.fail["GET persistentvolumeclaims"] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+		}},
+		"reading StorageClasses fails":      {before: func(l *lossTest) { l.fail["GET storageclasses"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
+		"API server unreachable":            {after: func(l *lossTest) { l.setUnreachable(true) }},
+		"node exists again when it is read": {after: func(l *lossTest) { l.before["GET persistentvolumes"] = func() { l.addNode("gone") } }, stopped: `node "gone" exists again`},
+		"volume replaced when it is read": {after: func(l *lossTest) {
+			l.before["GET persistentvolumes"] = func() { volume(l, spec(object{"nodeAffinity": affinity("a")})) }
+		}},
+		"class changed when it is read": {after: func(l *lossTest) {
+			l.before["GET persistentvolumes"] = func() { volume(l, spec(object{"storageClassName": "kept"})) }
+		}},
+		"changing the PersistentVolume fails": {after: func(l *lossTest) {
+			l.fail["PATCH persistentvolumes"] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
@@ -373,6 +395,7 @@ func TestNodeLossInOrder(t *testing.T) {
 		l.wantReleased("w", "other")
 		l.wantKept("v", "data")
 		l.wantKept("x", "moving")
+		l.wantCounts(0, 1, 1, 1)
 		if len(order) != 3 {
 			t.Errorf("got claims %q at the first deletion, want all three", order)
 		}

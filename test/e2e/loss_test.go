@@ -50,7 +50,8 @@ spec:
 func TestNodeLoss(t *testing.T) {
 	ns := newNamespace(t, "loss")
 	plugin := installPlugin(t, "trivet")
-	installLocal(t, "--set", "controller.nodeLoss.enabled=true", "--set", "controller.nodeLoss.delay=15s")
+	// With attachRequired, the PersistentVolume stays six minutes longer, until Kubernetes detaches the volume by force.
+	installLocal(t, "--set", "controller.nodeLoss.enabled=true", "--set", "controller.nodeLoss.delay=15s", "--set", "attachRequired=false")
 	alive, lost := nodes()[0], nodes()[1]
 	t.Cleanup(func() {
 		kubectlLast(t, "wait", "node", lost.name, "--for=create", "--timeout=3m")
@@ -89,7 +90,6 @@ func TestNodeLoss(t *testing.T) {
 	if events := kubectl(t, "-n", ns, "get", "events", "--field-selector=reason=NodeLost", "-o", "jsonpath={.items[*].involvedObject.name}"); events != "data-cache-0" {
 		t.Errorf("got events NodeLost of %q, want one of the claim data-cache-0", events)
 	}
-	// Kubernetes detaches a volume that was mounted on a lost node after six minutes.
 	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=10m")
 	t.Logf("the PersistentVolume was deleted %v after the Node object", time.Since(begin).Round(time.Second))
 	if o, found := findOrphan(t, plugin, kept); !found || o.Kind != plugins.OrphanedPersistentVolume || o.Node != lost.name {
