@@ -38,6 +38,7 @@ type cluster struct {
 	cut         chan struct{} // closed to end all watches, and replaced
 	unreachable bool
 	fail        map[string][]int  // by "METHOD resource": statuses of the next responses
+	refused     map[string]int    // by path: the status of all deletions
 	before      map[string]func() // by "METHOD resource": called before the next request is handled
 	calls       map[string]int    // by "METHOD resource"
 }
@@ -50,7 +51,7 @@ type event struct {
 func newCluster() *cluster {
 	return &cluster{
 		objects: map[string]object{}, changed: make(chan struct{}), cut: make(chan struct{}),
-		fail: map[string][]int{}, before: map[string]func(){}, calls: map[string]int{},
+		fail: map[string][]int{}, refused: map[string]int{}, before: map[string]func(){}, calls: map[string]int{},
 	}
 }
 
@@ -194,6 +195,10 @@ func (u user) patch(w http.ResponseWriter, r *http.Request, t target, current ob
 // delete deletes an object that has the UID and the version of the preconditions. An object with finalizers only gets a
 // deletionTimestamp.
 func (u user) delete(w http.ResponseWriter, r *http.Request, t target, current object) {
+	if code := u.refused[t.object]; code != 0 {
+		refuse(w, code)
+		return
+	}
 	want, _ := field(decode(r.Body), "preconditions").(object)
 	metadata := current["metadata"].(object)
 	for key, value := range want {
@@ -228,10 +233,14 @@ func (u user) patchTaints(w http.ResponseWriter, r *http.Request, t target, curr
 	answer(w, u.store(t.object, merge(current, object{"spec": object{"taints": ops[1].Value}})))
 }
 
-// merge applies a JSON merge patch (RFC 7396) that deletes nothing. It does not change its arguments.
+// merge applies a JSON merge patch (RFC 7396). It does not change its arguments.
 func merge(into, patch object) object {
 	out := maps.Clone(into)
 	for k, v := range patch {
+		if v == nil {
+			delete(out, k)
+			continue
+		}
 		if inner, ok := v.(object); ok {
 			old, _ := into[k].(object)
 			v = merge(old, inner)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -62,12 +63,13 @@ type nodeView struct {
 	name       string
 	registered bool   // the kubelet registered the driver at some time
 	value      string // the node's value in CSI topologies, if it is registered
+	created    time.Time
 }
 
 func viewNode(o runtime.Object) (nodeView, error) {
 	m := o.(*metav1.PartialObjectMetadata)
 	value, registered := m.Labels[translate.TopologyKey]
-	return nodeView{m.Name, registered, value}, nil
+	return nodeView{m.Name, registered, value, m.CreationTimestamp.Time}, nil
 }
 
 // join returns the hosts among nodes. addresses contains the address of the driver, which may be empty, for

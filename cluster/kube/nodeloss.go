@@ -29,8 +29,19 @@ const NodeLostKey = "csi.trivet.dev/node-lost"
 // during a move (kubectl trivet move).
 const MoveKey = "csi.trivet.dev/move"
 
+// provisionedByKey is the annotation of a PersistentVolume that the provisioner created. Its value is the driver.
+const provisionedByKey = "pv.kubernetes.io/provisioned-by"
+
 // nodeLossInterval is the time between two examinations of the nodes.
 const nodeLossInterval = 10 * time.Second
+
+// registrationTime is the time after which a new node without the driver is not expected to get it. A longer delay
+// replaces it.
+const registrationTime = 10 * time.Minute
+
+// reportInterval is the time after which an event with the same reason is created again. The API server deletes events
+// after one hour.
+const reportInterval = 30 * time.Minute
 
 // LostState is the state of a volume whose node does not exist.
 type LostState string
@@ -53,8 +64,9 @@ type NodeLossOptions struct {
 	Driver string
 	// Delay is the time between the first observation that a node does not exist and the release of its volumes.
 	Delay time.Duration
-	// CheckLost returns nil if no node of the cluster can have the pool of a volume.
-	CheckLost func(ctx context.Context, volumeID string) error
+	// CheckLost returns nil if no node of the cluster can have the pool of a volume. nodes are the names of the nodes that
+	// it must know.
+	CheckLost func(ctx context.Context, volumeID string, nodes []string) error
 }
 
 // NodeLoss releases the claims of volumes whose Node object does not exist any more, if their class has
@@ -70,17 +82,23 @@ type NodeLoss struct {
 	nodes   watched[nodeView]
 	volumes watched[localVolume]
 	missing map[string]time.Time // the first observation of each missing node
-	// reported contains the reason of the last event about a volume that is not released, by the UID of the PersistentVolume.
-	reported map[string]string
+	// reported contains the last event about each volume that is not released, by the UID of the PersistentVolume.
+	reported map[string]report
 
 	mu       sync.Mutex
 	counts   map[LostState]int
 	released int
 }
 
+// report is an event about a volume that is not released.
+type report struct {
+	reason string
+	at     time.Time
+}
+
 // NewNodeLoss returns a NodeLoss. Run starts it.
 func NewNodeLoss(o NodeLossOptions) *NodeLoss {
-	return &NodeLoss{NodeLossOptions: o, missing: map[string]time.Time{}, reported: map[string]string{}}
+	return &NodeLoss{NodeLossOptions: o, missing: map[string]time.Time{}, reported: map[string]report{}}
 }
 
 // Run releases claims until ctx ends.
@@ -108,11 +126,25 @@ func (l *NodeLoss) Counts() (byState map[LostState]int, released int) {
 // other PersistentVolumes.
 type localVolume struct {
 	name    string
+	uid     string
 	node    string // the topology value of the only node that can reach the volume
 	setting string // the value of onNodeLoss in its attributes
 	class   string
-	// deleted is true if the PersistentVolume is being deleted.
-	deleted bool
+	created string
+	// provisioned is true if the provisioner of the driver created the PersistentVolume.
+	provisioned bool
+	bound       bool
+	// begun is true if the release has begun. deleted is true if the PersistentVolume is being deleted.
+	begun, deleted bool
+}
+
+// settingWith returns the value of onNodeLoss of a volume whose class is given. If its attributes do not contain it, that
+// of the class applies if the volume can have been created with that class.
+func (v localVolume) settingWith(class StorageClass) string {
+	if v.setting != "" || !v.provisioned || v.created <= class.Metadata.CreationTimestamp {
+		return v.setting
+	}
+	return class.Parameters[volume.ParamOnNodeLoss]
 }
 
 func (l *NodeLoss) viewVolume(o runtime.Object) (localVolume, error) {
@@ -131,9 +163,12 @@ func (l *NodeLoss) local(v PersistentVolume) localVolume {
 	if v.Spec.CSI.Driver != l.Driver || err != nil || id.Shared() || node == "" || len(v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions) != 1 {
 		return localVolume{}
 	}
+	_, begun := v.Metadata.Annotations[NodeLostKey]
 	return localVolume{
-		name: v.Metadata.Name, node: node, setting: v.Spec.CSI.VolumeAttributes[volume.ParamOnNodeLoss], class: v.Spec.StorageClassName,
-		deleted: v.Metadata.DeletionTimestamp != "",
+		name: v.Metadata.Name, uid: v.Metadata.UID, node: node, setting: v.Spec.CSI.VolumeAttributes[volume.ParamOnNodeLoss],
+		class: v.Spec.StorageClassName, created: v.Metadata.CreationTimestamp,
+		provisioned: v.Metadata.Annotations[provisionedByKey] == l.Driver, bound: v.Status.Phase == "Bound",
+		begun: begun, deleted: v.Metadata.DeletionTimestamp != "",
 	}
 }
 
@@ -144,15 +179,17 @@ type lostNode struct {
 	volumes []localVolume // those that are released, sorted by name
 }
 
-// reconcile counts the volumes of missing nodes, and releases those of one node. It returns the time until the next
-// examination.
+// reconcile restores the volumes of nodes that exist again, counts those of missing nodes, and releases those of one
+// node. It returns the time until the next examination.
 func (l *NodeLoss) reconcile(ctx context.Context) (time.Duration, error) {
 	if !l.nodes.synced() || !l.volumes.synced() {
 		return time.Second, nil
 	}
-	lost, kept, err := l.lostNodes(ctx)
+	exists := existing(l.nodes.all())
+	restoreErr := l.restore(ctx, exists)
+	lost, kept, err := l.lostNodes(ctx, exists)
 	if err != nil {
-		return 0, err
+		return 0, errors.Join(restoreErr, err)
 	}
 	counts := map[LostState]int{LostKept: kept}
 	var due []lostNode
@@ -167,14 +204,13 @@ func (l *NodeLoss) reconcile(ctx context.Context) (time.Duration, error) {
 	l.mu.Lock()
 	l.counts = counts
 	l.mu.Unlock()
-	return nodeLossInterval, err
+	return nodeLossInterval, errors.Join(restoreErr, err)
 }
 
 // lostNodes updates l.missing, and returns the missing nodes with volumes that are released, in the order in which they
-// were first missing. kept is the number of volumes of missing nodes that are not released.
-func (l *NodeLoss) lostNodes(ctx context.Context) (lost []lostNode, kept int, err error) {
+// were first missing. kept is the number of bound volumes of missing nodes that are not released.
+func (l *NodeLoss) lostNodes(ctx context.Context, exists map[string]bool) (lost []lostNode, kept int, err error) {
 	byNode, unset := map[string][]localVolume{}, false
-	exists := existing(l.nodes.all())
 	for _, v := range l.volumes.all() {
 		if v.node != "" && !exists[v.node] {
 			byNode[v.node] = append(byNode[v.node], v)
@@ -182,9 +218,9 @@ func (l *NodeLoss) lostNodes(ctx context.Context) (lost []lostNode, kept int, er
 		}
 	}
 	maps.DeleteFunc(l.missing, func(node string, _ time.Time) bool { return byNode[node] == nil })
-	classes := map[string]string{}
+	classes := map[string]StorageClass{}
 	if unset {
-		if classes, err = l.classSettings(ctx); err != nil {
+		if classes, err = l.classes(ctx); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -195,11 +231,13 @@ func (l *NodeLoss) lostNodes(ctx context.Context) (lost []lostNode, kept int, er
 		}
 		var released []localVolume
 		for _, v := range all {
-			if cmp.Or(v.setting, classes[v.class]) == volume.NodeLossRelease {
+			switch {
+			case v.settingWith(classes[v.class]) == volume.NodeLossRelease:
 				released = append(released, v)
+			case v.bound:
+				kept++
 			}
 		}
-		kept += len(all) - len(released)
 		if len(released) > 0 {
 			slices.SortFunc(released, func(a, b localVolume) int { return cmp.Compare(a.name, b.name) })
 			lost = append(lost, lostNode{node, l.missing[node], released})
@@ -221,25 +259,71 @@ func existing(all []nodeView) map[string]bool {
 	return values
 }
 
-// classSettings returns the values of onNodeLoss of the driver's StorageClasses, by name.
-func (l *NodeLoss) classSettings(ctx context.Context) (map[string]string, error) {
-	classes, err := l.client.StorageClasses(ctx, l.Driver)
+// classes returns the driver's StorageClasses, by name.
+func (l *NodeLoss) classes(ctx context.Context) (map[string]StorageClass, error) {
+	all, err := l.client.StorageClasses(ctx, l.Driver)
 	if err != nil {
 		return nil, fmt.Errorf("listing storageclasses: %w", err)
 	}
-	settings := map[string]string{}
-	for _, c := range classes {
-		settings[c.Metadata.Name] = c.Parameters[volume.ParamOnNodeLoss]
+	byName := map[string]StorageClass{}
+	for _, c := range all {
+		byName[c.Metadata.Name] = c
 	}
-	return settings, nil
+	return byName, nil
 }
+
+// restore undoes the change of PersistentVolumes that were not deleted before their node existed again.
+func (l *NodeLoss) restore(ctx context.Context, exists map[string]bool) error {
+	var problems []error
+	for _, v := range l.volumes.all() {
+		if !v.begun || v.deleted || !exists[v.node] {
+			continue
+		}
+		if err := l.restorePolicy(ctx, v.name); err != nil && !lostRace(err) {
+			problems = append(problems, fmt.Errorf("persistentvolumes/%s: %w", v.name, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// restorePolicy removes the annotation of a PersistentVolume, and gives it its policy again. If its claim is deleted, the
+// PersistentVolume keeps the policy Retain, because with Delete, the provisioner would delete the data.
+func (l *NodeLoss) restorePolicy(ctx context.Context, name string) error {
+	v, err := get[PersistentVolume](ctx, l.client.api.Resource(persistentVolumes), name)
+	if err != nil {
+		return absent(err)
+	}
+	policy, begun := v.Metadata.Annotations[NodeLostKey]
+	if !begun || v.Metadata.DeletionTimestamp != "" {
+		return nil
+	}
+	fields := map[string]any{"metadata": map[string]any{"annotations": map[string]any{NodeLostKey: nil}}}
+	if policy == "Delete" {
+		claim, bound, err := l.claimOf(ctx, v)
+		if err != nil || !bound || claim.Metadata.DeletionTimestamp != "" || moving(claim) {
+			return err
+		}
+		fields["spec"] = map[string]any{"persistentVolumeReclaimPolicy": policy}
+	}
+	_, err = patch[PersistentVolume](ctx, l.client.api.Resource(persistentVolumes), v.Metadata, fields)
+	return absent(err)
+}
+
+// lossRound is the state of one examination.
+type lossRound struct {
+	nodes []nodeView // read from the API server before the first pool is checked
+	// checked contains the answer of CheckLost for each pool.
+	checked map[lossPool]error
+}
+
+// lossPool identifies a pool.
+type lossPool struct{ name, uuid string }
 
 // releaseFirst releases the volumes of the first node of which any can be released now. The others follow in the next
 // examinations, which repeat all checks.
 func (l *NodeLoss) releaseFirst(ctx context.Context, due []lostNode, counts map[LostState]int) error {
-	if len(due) == 0 {
-		clear(l.reported)
-	}
+	l.forgetReports(due)
+	round := &lossRound{checked: map[lossPool]error{}}
 	var problems []error
 	changed := false
 	for _, n := range due {
@@ -248,24 +332,37 @@ func (l *NodeLoss) releaseFirst(ctx context.Context, due []lostNode, counts map[
 			continue
 		}
 		for _, v := range n.volumes {
-			released, err := l.release(ctx, v)
-			changed = changed || released
-			if err != nil {
-				problems = append(problems, fmt.Errorf("persistentvolumes/%s: %w", v.name, err))
+			released, err := l.release(ctx, round, v)
+			changed = changed || released && err == nil
+			if err == nil || lostRace(err) {
+				counts[LostWaiting]++
+				continue
 			}
-			if err != nil && !lostRace(err) {
+			problems = append(problems, fmt.Errorf("persistentvolumes/%s: %w", v.name, err))
+			if v.bound {
 				counts[LostStopped]++
 			} else {
-				counts[LostWaiting]++
+				counts[LostWaiting]++ // no pod waits for it
 			}
 		}
 	}
 	return errors.Join(problems...)
 }
 
+// forgetReports removes the reports about volumes that are not due any more.
+func (l *NodeLoss) forgetReports(due []lostNode) {
+	uids := map[string]bool{}
+	for _, n := range due {
+		for _, v := range n.volumes {
+			uids[v.uid] = true
+		}
+	}
+	maps.DeleteFunc(l.reported, func(uid string, _ report) bool { return !uids[uid] })
+}
+
 // release releases a volume. released is true if it has begun to change objects. All objects are read from the API server
 // before.
-func (l *NodeLoss) release(ctx context.Context, known localVolume) (released bool, err error) {
+func (l *NodeLoss) release(ctx context.Context, round *lossRound, known localVolume) (released bool, err error) {
 	if known.deleted { // the controllers that have added its finalizers remove them
 		return false, nil
 	}
@@ -280,7 +377,7 @@ func (l *NodeLoss) release(ctx context.Context, known localVolume) (released boo
 	if setting, err := l.setting(ctx, v); err != nil || setting != volume.NodeLossRelease {
 		return false, err
 	}
-	reason, err := l.reasonToStop(ctx, known.node, v, claim)
+	reason, err := l.reasonToStop(ctx, round, known.node, v, claim)
 	if err != nil {
 		return false, err
 	}
@@ -307,69 +404,131 @@ func (l *NodeLoss) claimOf(ctx context.Context, v PersistentVolume) (claim Claim
 // unreleased reports whether a PersistentVolume still binds a claim to its node, or would be deleted by a driver that
 // cannot do this. A PersistentVolume that an administrator retains after its claim was deleted does neither.
 func unreleased(v PersistentVolume, bound bool) bool {
-	_, begun := v.Metadata.Annotations[NodeLostKey]
+	begun := v.Metadata.Annotations[NodeLostKey] == "Delete"
 	return v.Metadata.DeletionTimestamp == "" && v.Spec.ClaimRef.UID != "" && (bound || begun || v.Spec.ReclaimPolicy == "Delete")
 }
 
 // setting returns the value of onNodeLoss: that in the attributes of the volume, or otherwise that of the class, which may
 // be deleted.
 func (l *NodeLoss) setting(ctx context.Context, v PersistentVolume) (string, error) {
-	if value := v.Spec.CSI.VolumeAttributes[volume.ParamOnNodeLoss]; value != "" || v.Spec.StorageClassName == "" {
-		return value, nil
+	known := l.local(v)
+	if known.setting != "" || known.class == "" {
+		return known.setting, nil
 	}
-	class, err := l.client.StorageClass(ctx, v.Spec.StorageClassName)
+	class, err := l.client.StorageClass(ctx, known.class)
 	if err != nil || class.Provisioner != l.Driver {
 		return "", absent(err)
 	}
-	return class.Parameters[volume.ParamOnNodeLoss], nil
+	return known.settingWith(class), nil
+}
+
+// moving reports whether the volume of a claim is being moved.
+func moving(claim Claim) bool {
+	_, annotated := claim.Metadata.Annotations[MoveKey]
+	return annotated || claim.Metadata.Labels[MoveKey] != ""
 }
 
 // reasonToStop returns why a volume may not be released now, or "" if it may be released. The nodes are read last.
-func (l *NodeLoss) reasonToStop(ctx context.Context, node string, v PersistentVolume, claim Claim) (string, error) {
-	if _, moving := claim.Metadata.Annotations[MoveKey]; moving || claim.Metadata.Labels[MoveKey] != "" {
+func (l *NodeLoss) reasonToStop(ctx context.Context, round *lossRound, node string, v PersistentVolume, claim Claim) (string, error) {
+	if moving(claim) {
 		return "its volume is being moved: complete or abort the move (kubectl trivet move)", nil
 	}
 	if name := claim.Spec.VolumeName; name != "" && name != v.Metadata.Name {
 		return fmt.Sprintf("its claim is bound to PersistentVolume %s", name), nil
 	}
-	if err := l.CheckLost(ctx, v.Spec.CSI.VolumeHandle); err != nil {
+	if round.nodes == nil {
+		all, err := l.listNodes(ctx)
+		if err != nil {
+			return "", err
+		}
+		round.nodes = all
+	}
+	if reason := l.nodesStop(node, round.nodes); reason != "" {
+		return reason, nil
+	}
+	if err := l.checkPool(ctx, round, v.Spec.CSI.VolumeHandle); err != nil {
 		return err.Error(), nil
 	}
+	now, err := l.listNodes(ctx)
+	if err != nil {
+		return "", err
+	}
+	if reason := l.nodesStop(node, now); reason != "" {
+		return reason, nil
+	}
+	known := registeredNames(round.nodes)
+	for _, name := range registeredNames(now) {
+		if !slices.Contains(known, name) {
+			return fmt.Sprintf("node %q is new, so its pools are not known yet", name), nil
+		}
+	}
+	return "", nil
+}
+
+// checkPool calls CheckLost for the pool of a volume, once in an examination.
+func (l *NodeLoss) checkPool(ctx context.Context, round *lossRound, volumeID string) error {
+	id, err := volume.ParseID(volumeID)
+	if err != nil {
+		return err
+	}
+	key := lossPool{id.Pool, id.PoolUUID}
+	if err, known := round.checked[key]; known {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	round.checked[key] = l.CheckLost(limited, volumeID, registeredNames(round.nodes))
+	return round.checked[key]
+}
+
+// listNodes reads the nodes from the API server.
+func (l *NodeLoss) listNodes(ctx context.Context) (all []nodeView, err error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	list, err := l.client.metadata.Resource(nodes).List(limited, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("listing nodes: %w", err)
+		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	var all []nodeView
 	for i := range list.Items {
 		n, _ := viewNode(&list.Items[i]) // never fails
 		all = append(all, n)
 	}
-	return l.nodesStop(node, all), nil
+	return all, nil
 }
 
-// nodesStop returns why the existing nodes forbid the release of the volumes of a node, or "". If more nodes are lost than
-// exist, an error of the cluster is more likely, such as a restored backup of etcd.
-func (l *NodeLoss) nodesStop(node string, all []nodeView) string {
-	exists, registered, lost := existing(all), 0, 0
+// registeredNames returns the names of the nodes with the driver.
+func registeredNames(all []nodeView) (names []string) {
 	for _, n := range all {
 		if n.registered {
-			registered++
+			names = append(names, n.name)
 		}
 	}
+	return names
+}
+
+// nodesStop returns why the existing nodes forbid the release of the volumes of a node, or "". If many nodes are lost, an
+// error of the cluster is more likely, such as Node objects that were deleted by mistake, or a restored backup of etcd.
+func (l *NodeLoss) nodesStop(node string, all []nodeView) string {
+	exists, registered, lost := existing(all), len(registeredNames(all)), 0
 	for name := range l.missing {
 		if !exists[name] {
 			lost++
 		}
 	}
+	most := max(1, registered/5)
 	switch {
 	case exists[node]:
+		delete(l.missing, node) // the delay begins again
 		return fmt.Sprintf("node %q exists again", node)
 	case registered == 0:
 		return fmt.Sprintf("no Node object has the label %s, so the Node objects may have been deleted by mistake", translate.TopologyKey)
-	case lost > registered:
-		return fmt.Sprintf("%d nodes that have volumes do not exist, and only %d nodes have the label %s, so Node objects may have been deleted by mistake: if the nodes are lost, delete their PersistentVolumes (docs/operations/nodes.md, \"A node is gone\")", lost, registered, translate.TopologyKey)
+	case lost > most:
+		return fmt.Sprintf("%d nodes that have volumes do not exist. At most %d may be lost while %d nodes have the label %s, because Node objects may have been deleted by mistake: if the nodes are lost, delete their PersistentVolumes (docs/operations/nodes.md, \"A node is gone\")", lost, most, registered, translate.TopologyKey)
+	}
+	for _, n := range all {
+		if !n.registered && time.Since(n.created) < max(l.Delay, registrationTime) {
+			return fmt.Sprintf("node %q is new and has no driver yet, so the disk may be in that node", n.name)
+		}
 	}
 	return ""
 }
@@ -378,7 +537,6 @@ func (l *NodeLoss) nodesStop(node string, all []nodeView) string {
 func (l *NodeLoss) remove(ctx context.Context, node string, v PersistentVolume, claim Claim, bound bool) error {
 	message := fmt.Sprintf("Node %q does not exist, and the class has onNodeLoss: release. The claim and PersistentVolume %s are deleted. If the node returns, its disk still has volume %s (kubectl trivet orphans).", node, v.Metadata.Name, v.Spec.CSI.VolumeHandle)
 	if _, begun := v.Metadata.Annotations[NodeLostKey]; !begun || v.Spec.ReclaimPolicy != "Retain" {
-		l.record(ctx, "PersistentVolume", v.Metadata, "NodeLost", message)
 		var err error
 		v, err = patch[PersistentVolume](ctx, l.client.api.Resource(persistentVolumes), v.Metadata, map[string]any{
 			"metadata": map[string]any{"annotations": map[string]any{NodeLostKey: v.Spec.ReclaimPolicy}},
@@ -387,13 +545,14 @@ func (l *NodeLoss) remove(ctx context.Context, node string, v PersistentVolume, 
 		if err != nil {
 			return err
 		}
+		l.record(ctx, "PersistentVolume", v.Metadata, "NodeLost", message)
 	}
 	if bound && claim.Metadata.DeletionTimestamp == "" {
-		l.record(ctx, "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
 		err := l.client.api.Resource(claims).Namespace(claim.Metadata.Namespace).Delete(ctx, claim.Metadata.Name, unchanged(claim.Metadata))
 		if err := absent(err); err != nil {
 			return fmt.Errorf("deleting claim %s/%s: %w", claim.Metadata.Namespace, claim.Metadata.Name, err)
 		}
+		l.record(ctx, "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
 	}
 	err := l.client.api.Resource(persistentVolumes).Delete(ctx, v.Metadata.Name, unchanged(v.Metadata))
 	if err != nil {
@@ -412,12 +571,12 @@ func unchanged(m Meta) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &m.ResourceVersion}}
 }
 
-// reportStop creates an event that says why a volume is not released, unless the last one has the same reason.
+// reportStop creates an event that says why a volume is not released, unless one with the same reason was created recently.
 func (l *NodeLoss) reportStop(ctx context.Context, v PersistentVolume, claim Claim, bound bool, reason string) {
-	if l.reported[v.Metadata.UID] == reason {
+	if last := l.reported[v.Metadata.UID]; last.reason == reason && time.Since(last.at) < reportInterval {
 		return
 	}
-	l.reported[v.Metadata.UID] = reason
+	l.reported[v.Metadata.UID] = report{reason, time.Now()}
 	kind, of := "PersistentVolume", v.Metadata
 	if bound {
 		kind, of = "PersistentVolumeClaim", claim.Metadata
@@ -425,10 +584,10 @@ func (l *NodeLoss) reportStop(ctx context.Context, v PersistentVolume, claim Cla
 	l.record(ctx, kind, of, "NodeLossStopped", "The node of the volume does not exist, but the claim is not deleted: "+reason)
 }
 
-// record creates an event of the type Warning. Replicas create it once, because its name is derived from its content. An
-// error is only logged, because a namespace that is being deleted accepts no events.
+// record creates an event of the type Warning. Replicas create it once in a reportInterval, because its name is derived from
+// its content and that time. An error is only logged, because a namespace that is being deleted accepts no events.
 func (l *NodeLoss) record(ctx context.Context, kind string, of Meta, reason, message string) {
-	sum := sha256.Sum256([]byte(of.UID + reason + message))
+	sum := sha256.Sum256([]byte(of.UID + reason + message + time.Now().Truncate(reportInterval).UTC().String()))
 	namespace, now := cmp.Or(of.Namespace, metav1.NamespaceDefault), metav1.Now().UTC().Format(time.RFC3339)
 	err := create(ctx, l.client.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
 		"metadata":       map[string]any{"name": fmt.Sprintf("trivet-node-loss-%x", sum[:10]), "namespace": namespace},

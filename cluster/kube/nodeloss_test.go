@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -30,6 +31,14 @@ type lossTest struct {
 	loss      *kube.NodeLoss
 	log       *logBuffer
 	elsewhere error // the answer of CheckLost
+	during    func() // called once by CheckLost
+	checked   []checkedPool
+}
+
+// checkedPool are the arguments of a call of CheckLost.
+type checkedPool struct {
+	volume string
+	nodes  []string
 }
 
 // newLossTest creates the objects: the nodes a, b and gone, and a bound claim of a class with onNodeLoss: release.
@@ -39,7 +48,7 @@ func newLossTest(t *testing.T, c *cluster) *lossTest {
 	for _, name := range []string{"a", "b", "gone"} {
 		l.addNode(name)
 	}
-	c.put(classesPath+"released", object{"provisioner": driverName, "parameters": object{"onNodeLoss": "release"}})
+	c.put(classesPath+"released", object{"metadata": object{"creationTimestamp": "1999-01-01T00:00:00Z"}, "provisioner": driverName, "parameters": object{"onNodeLoss": "release"}})
 	c.put(classesPath+"kept", object{"provisioner": driverName, "parameters": object{}})
 	l.bind("v", "data", "gone", nil)
 	return l
@@ -54,7 +63,11 @@ func (l *lossTest) addNode(name string) {
 func (l *lossTest) bind(name, claim, node string, change object) {
 	l.put(claimsPath+claim, object{"metadata": object{"namespace": "ns", "uid": "uid-" + claim}, "spec": object{"volumeName": name}})
 	l.put(volumesPath+name, merge(viaJSON(object{
-		"metadata": object{"uid": "uid-" + name, "finalizers": []any{"kubernetes.io/pv-protection"}},
+		"metadata": object{
+			"uid": "uid-" + name, "finalizers": []any{"kubernetes.io/pv-protection"}, "creationTimestamp": "1999-01-01T00:00:01Z",
+			"annotations": object{"pv.kubernetes.io/provisioned-by": driverName},
+		},
+		"status": object{"phase": "Bound"},
 		"spec": object{
 			"csi":      object{"driver": driverName, "volumeHandle": "loop:default.01234567:" + name},
 			"claimRef": object{"namespace": "ns", "name": claim, "uid": "uid-" + claim}, "storageClassName": "released",
@@ -78,9 +91,23 @@ func (l *lossTest) change(path string, fields object) {
 // run starts the NodeLoss, and waits until it has examined the nodes.
 func (l *lossTest) run() {
 	l.t.Helper()
-	l.loss = kube.NewNodeLoss(kube.NodeLossOptions{Driver: driverName, Delay: lossDelay, CheckLost: func(context.Context, string) error { return l.elsewhere }})
+	l.loss = kube.NewNodeLoss(kube.NodeLossOptions{Driver: driverName, Delay: lossDelay, CheckLost: l.checkLost})
 	l.log, _ = start(l.t, func(ctx context.Context) { l.loss.Run(ctx, user{cluster: l.cluster}.connect) })
 	l.wait(2 * time.Second)
+}
+
+func (l *lossTest) checkLost(ctx context.Context, volumeID string, nodes []string) error {
+	if _, limited := ctx.Deadline(); !limited {
+		l.t.Error("CheckLost is called without a deadline")
+	}
+	answer := l.elsewhere
+	if during := l.during; during != nil {
+		l.during = nil
+		during()
+	}
+	slices.Sort(nodes)
+	l.checked = append(l.checked, checkedPool{volumeID, nodes})
+	return answer
 }
 
 // lose runs the NodeLoss, deletes the Node objects, and waits until the delay is over.
@@ -204,7 +231,27 @@ func TestNodeLossKept(t *testing.T) {
 		}, stopped: "is being moved"},
 		"claim bound to another volume": {before: func(l *lossTest) { l.change(claimsPath+"data", spec(object{"volumeName": "w"})) }, stopped: "PersistentVolume w"},
 		"all nodes deleted":             {gone: []string{"a", "b", "gone"}, stopped: "may have been deleted by mistake"},
-		"more nodes lost than exist":    {before: func(l *lossTest) { l.bind("w", "other", "b", spec(object{"storageClassName": "kept"})) }, gone: []string{"b", "gone"}, stopped: "2 nodes that have volumes do not exist"},
+		"two of three nodes deleted":    {before: func(l *lossTest) { l.bind("w", "other", "b", spec(object{"storageClassName": "kept"})) }, gone: []string{"b", "gone"}, stopped: "2 nodes that have volumes do not exist"},
+		"five of ten nodes deleted": {before: func(l *lossTest) {
+			for _, name := range []string{"c", "d", "e", "f", "g", "h", "i"} {
+				l.addNode(name)
+			}
+			for _, name := range []string{"c", "d", "e", "f"} {
+				l.bind("v-"+name, "data-"+name, name, nil)
+			}
+		}, gone: []string{"c", "d", "e", "f", "gone"}, stopped: "5 nodes that have volumes do not exist. At most 1 may be lost while 5 nodes"},
+		"new node appears at the last moment": {after: func(l *lossTest) {
+			l.during = func() { l.put(nodesPath+"new", newNode()) }
+		}, stopped: `node "new" is new and has no driver yet`},
+		"node registers while the pool is checked": {after: func(l *lossTest) {
+			l.during = func() { l.addNode("other"); l.elsewhere = errors.New("not known yet") }
+		}, stopped: `node "other" is new`},
+		"class newer than the volume": {before: func(l *lossTest) {
+			l.change(classesPath+"released", object{"metadata": object{"creationTimestamp": "1999-01-01T00:00:02Z"}})
+		}},
+		"volume of another provisioner": {before: func(l *lossTest) {
+			volume(l, object{"metadata": object{"annotations": object{"pv.kubernetes.io/provisioned-by": "x"}}})
+		}},
 		"reading Nodes fails":           {before: func(l *lossTest) { l.fail["GET nodes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
 		"reading PersistentVolumes fails": {before: func(l *lossTest) {
 			l.fail["GET persistentvolumes"] = slices.Repeat([]int{http.StatusInternalServerError}, 1000)
@@ -259,6 +306,11 @@ func TestNodeLossKept(t *testing.T) {
 			})
 		})
 	}
+}
+
+// newNode returns a Node without the driver that is created now.
+func newNode() object {
+	return object{"metadata": object{"creationTimestamp": time.Now().UTC().Format(time.RFC3339)}}
 }
 
 // withValues returns a node affinity with several values.
@@ -380,8 +432,8 @@ func TestNodeLossAgain(t *testing.T) {
 func TestNodeLossInOrder(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		l := newLossTest(t, c)
-		for _, name := range []string{"c", "d", "e", "z"} {
-			l.addNode(name)
+		for i := range 15 { // up to 20 % of the existing nodes can be lost
+			l.addNode(fmt.Sprint("node-", i))
 		}
 		l.bind("w", "other", "b", nil)
 		l.bind("x", "moving", "a", nil)
@@ -418,5 +470,122 @@ func TestNodeLossReplicas(t *testing.T) {
 		if got := l.reasons(eventsPath); !slices.Equal(got, []string{"NodeLost"}) {
 			t.Errorf("got events %q, want one", got)
 		}
+	})
+}
+
+// TestNodeLossNewNode: a new node without the driver delays the release until the time of its registration is over.
+func TestNodeLossNewNode(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		l.run()
+		c.remove(nodesPath + "gone")
+		l.wait(lossDelay / 2)
+		c.put(nodesPath+"other", newNode())
+		l.wait(lossDelay - time.Minute)
+		l.wantKept("v", "data")
+		l.wait(2 * time.Minute)
+		l.wantReleased("v", "data")
+		if got := l.reasons(eventsPath); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"NodeLossStopped", "NodeLost"}) {
+			t.Errorf("got events %q, want that the release was stopped first", got)
+		}
+	})
+}
+
+// TestNodeLossChecksPoolOnce: CheckLost is called once for all volumes of a pool, with the names of all nodes.
+func TestNodeLossChecksPoolOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		l.bind("w", "other", "gone", nil)
+		l.lose("gone")
+		l.wantReleased("v", "data")
+		l.wantReleased("w", "other")
+		if len(l.checked) != 1 || !slices.Equal(l.checked[0].nodes, []string{"a", "b"}) {
+			t.Errorf("got calls %+v, want one with the nodes a and b", l.checked)
+		}
+	})
+}
+
+// TestNodeLossRestored: if the node exists again before the PersistentVolume is deleted, it gets its policy again, unless the
+// claim is deleted, because the data would be deleted then.
+func TestNodeLossRestored(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy, want string // want is the policy after the node exists again
+		failing      string
+		change       func(*lossTest)
+		annotated    bool
+	}{
+		"Delete":              {policy: "Delete", want: "Delete", failing: "DELETE persistentvolumeclaims"},
+		"Retain":              {policy: "Retain", want: "Retain", failing: "DELETE persistentvolumeclaims"},
+		"claim deleted":       {policy: "Delete", want: "Retain", failing: "DELETE persistentvolumes", annotated: true},
+		"claim being deleted": {policy: "Delete", want: "Retain", failing: "DELETE persistentvolumeclaims", annotated: true, change: func(l *lossTest) {
+			l.change(claimsPath+"data", object{"metadata": object{"deletionTimestamp": "2000-01-01T00:00:00Z"}})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				l := newLossTest(t, c)
+				l.change(volumesPath+"v", object{"spec": object{"persistentVolumeReclaimPolicy": tc.policy}})
+				c.fail[tc.failing] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+				l.lose("gone")
+				v := c.get(volumesPath + "v")
+				if text(v, "metadata", "annotations", kube.NodeLostKey) != tc.policy || text(v, "spec", "persistentVolumeReclaimPolicy") != "Retain" {
+					t.Fatalf("got PersistentVolume %v, want one whose release has begun\n%s", v, l.log)
+				}
+				if tc.change != nil {
+					tc.change(l)
+				}
+				l.addNode("gone")
+				l.wait(time.Minute)
+				v = c.get(volumesPath + "v")
+				_, annotated := field(v, "metadata", "annotations").(object)[kube.NodeLostKey]
+				if got := text(v, "spec", "persistentVolumeReclaimPolicy"); got != tc.want || annotated != tc.annotated || field(v, "metadata", "deletionTimestamp") != nil {
+					t.Errorf("got PersistentVolume %v, want the policy %s and annotation %t\n%s", v, tc.want, tc.annotated, l.log)
+				}
+			})
+		})
+	}
+}
+
+// TestNodeLossNotBlocked: a node whose claim cannot be deleted does not delay others.
+func TestNodeLossNotBlocked(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		for i := range 10 {
+			l.addNode(fmt.Sprint("node-", i))
+		}
+		l.bind("w", "other", "a", nil)
+		c.refused[claimsPath+"other"] = http.StatusForbidden // the node a is first
+		l.lose("a", "gone")
+		l.wantReleased("v", "data")
+		if c.get(claimsPath+"other") == nil {
+			t.Error("the refused claim does not exist")
+		}
+		l.wantCounts(0, 1, 1, 1)
+	})
+}
+
+// TestNodeLossReported: an event with the same reason is created again after 30 minutes.
+func TestNodeLossReported(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		l.elsewhere = errors.New("it is on node b")
+		l.lose("gone")
+		for want := 1; want <= 2; want++ {
+			if got := l.reasons(eventsPath); len(got) != want {
+				t.Errorf("got events %q, want %d", got, want)
+			}
+			l.wait(31 * time.Minute)
+		}
+	})
+}
+
+// TestNodeLossCounts: a PersistentVolume without a claim is not counted as kept.
+func TestNodeLossCounts(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		l.bind("w", "other", "gone", object{"spec": object{"storageClassName": "kept"}})
+		l.bind("x", "third", "gone", object{"spec": object{"storageClassName": "kept"}, "status": object{"phase": "Released"}})
+		l.lose("gone")
+		l.wantCounts(1, 1, 0, 1)
 	})
 }

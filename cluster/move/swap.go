@@ -24,6 +24,9 @@ func manifestOf(object kube.Object) kube.Object {
 	if ref, ok := spec["claimRef"].(map[string]any); ok {
 		delete(ref, "resourceVersion")
 	}
+	if annotations, ok := metadata["annotations"].(map[string]any); ok {
+		delete(annotations, kube.NodeLostKey) // it is about the old node
+	}
 	kept := map[string]any{"name": metadata["name"]}
 	for _, key := range []string{"labels", "annotations"} {
 		if value, ok := metadata[key]; ok {

@@ -19,7 +19,7 @@ func object(t *testing.T, text string) (o kube.Object) {
 }
 
 const (
-	before = `{"metadata":{"name":"pv","uid":"x","labels":{"team":"a"},"finalizers":["f"]},"spec":{
+	before = `{"metadata":{"name":"pv","uid":"x","labels":{"team":"a"},"annotations":{"note":"x","csi.trivet.dev/node-lost":"Delete"},"finalizers":["f"]},"spec":{
 		"capacity":{"storage":"1Gi"},"persistentVolumeReclaimPolicy":"Retain","mountOptions":["noatime"],
 		"claimRef":{"namespace":"ns","name":"data","uid":"u","resourceVersion":"7"},
 		"csi":{"driver":"d","volumeHandle":"old","volumeAttributes":{"pool":"a","gone":"x"},"nodeStageSecretRef":{"name":"data-key","namespace":"ns"}},
@@ -33,7 +33,7 @@ const (
 
 // TestNewVolumeManifest: the new PersistentVolume has the volume of the copy, and otherwise the properties of the old one.
 func TestNewVolumeManifest(t *testing.T) {
-	want := object(t, `{"metadata":{"name":"pv","labels":{"team":"a"}},"spec":{
+	want := object(t, `{"metadata":{"name":"pv","labels":{"team":"a"},"annotations":{"note":"x"}},"spec":{
 		"capacity":{"storage":"2Gi"},"persistentVolumeReclaimPolicy":"Retain","mountOptions":["noatime"],
 		"claimRef":{"namespace":"ns","name":"data","uid":"u"},
 		"csi":{"driver":"d","volumeHandle":"new","volumeAttributes":{"pool":"b"},"nodeStageSecretRef":{"name":"data-key","namespace":"ns"}},

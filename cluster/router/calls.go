@@ -25,6 +25,8 @@ func (s *Server) Call(ctx context.Context, method string, req proto.Message) (pr
 		return s.publishVolume(ctx, req)
 	case *csi.ControllerUnpublishVolumeRequest:
 		return s.unpublishVolume(ctx, req)
+	case *csi.ValidateVolumeCapabilitiesRequest:
+		return s.validateCapabilities(ctx, method, req)
 	case *csi.ControllerModifyVolumeRequest:
 		return nil, status.Error(codes.Unimplemented, "the controller's driver does not serve this method")
 	case *csi.ListVolumesRequest:

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/relay"
@@ -152,6 +153,21 @@ func recordNodeLoss(p volume.Parameters, v *csi.Volume) {
 		v.VolumeContext = map[string]string{}
 	}
 	v.VolumeContext[volume.ParamOnNodeLoss] = value
+}
+
+// validateCapabilities answers ValidateVolumeCapabilities. The node does not know the key that recordNodeLoss has added.
+func (s *Server) validateCapabilities(ctx context.Context, method string, req *csi.ValidateVolumeCapabilitiesRequest) (proto.Message, error) {
+	added := req.GetVolumeContext()[volume.ParamOnNodeLoss]
+	if _, local := nodeLocal(req.GetVolumeId()); !local || (added != volume.NodeLossKeep && added != volume.NodeLossRelease) {
+		return s.callPool(ctx, method, req)
+	}
+	forwarded := proto.CloneOf(req)
+	delete(forwarded.VolumeContext, volume.ParamOnNodeLoss)
+	resp, err := s.callPool(ctx, method, forwarded)
+	if answer, ok := resp.(*csi.ValidateVolumeCapabilitiesResponse); ok && answer.GetConfirmed() != nil {
+		answer.Confirmed.VolumeContext = req.GetVolumeContext()
+	}
+	return resp, err
 }
 
 // retryable converts an error of CreateVolume to ErrUnavailable, because the volume may exist and the

@@ -152,6 +152,9 @@ func TestRefusals(t *testing.T) {
 		{"one ServiceAccount for nodes and controller", "node: {serviceAccount: {name: x}}\ncontroller: {serviceAccount: {name: x}}", []string{"node.serviceAccount.name and controller.serviceAccount.name are both x", "its own"}},
 		{"ServiceAccount of the controller for the nodes", "node: {serviceAccount: {name: trivet-controller}}", []string{"both trivet-controller"}},
 		{"driver name without a domain", "driverName: storage", []string{"driverName storage", "a dot", "oneNode"}},
+		{"short delay of nodeLoss", "controller: {nodeLoss: {delay: 9.5s}}", []string{"controller.nodeLoss.delay 9.5s", "at least 10s"}},
+		{"delay of nodeLoss in milliseconds", "controller: {nodeLoss: {delay: 600ms}}", []string{"controller.nodeLoss.delay 600ms"}},
+		{"nodeLoss with one node", oneNode + "controller: {nodeLoss: {enabled: true}}", []string{"controller.nodeLoss.enabled", "oneNode"}},
 		{"ServiceMonitor without its API", "metrics: {serviceMonitor: {enabled: true}}", []string{"metrics.serviceMonitor", "Prometheus operator"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

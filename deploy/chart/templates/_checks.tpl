@@ -22,6 +22,7 @@ livenessProbe: 2.8.0
 {{- include "trivet.checkAPIs" . -}}
 {{- include "trivet.checkCertificates" . -}}
 {{- include "trivet.checkAccounts" . -}}
+{{- include "trivet.checkNodeLoss" . -}}
 {{- include "trivet.checkCluster" . -}}
 {{- if eq .Values.shape "oneNode" -}}{{- include "trivet.checkOneNode" . -}}{{- end -}}
 {{- end -}}
@@ -58,6 +59,22 @@ livenessProbe: 2.8.0
 {{- $account := include "trivet.nodeServiceAccount" . -}}
 {{- if and (ne .Values.shape "oneNode") (eq $account (include "trivet.controllerServiceAccount" .)) -}}
 {{- fail (printf "\n\nnode.serviceAccount.name and controller.serviceAccount.name are both %s: the nodes could read the key of the CA; give each its own ServiceAccount" $account) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkNodeLoss" -}}
+{{- with .Values.controller.nodeLoss -}}
+{{- if and .enabled (eq $.Values.shape "oneNode") -}}
+{{- fail "\n\ncontroller.nodeLoss.enabled: shape oneNode has no controller that could release the claims of lost nodes: set it to false, or set shape=cluster" -}}
+{{- end -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9.]+[a-z]+" .delay -1 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- $seconds = addf $seconds (mulf (trimSuffix $unit . | float64) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit)) -}}
+{{- end -}}
+{{- if lt $seconds 10.0 -}}
+{{- fail (printf "\n\ncontroller.nodeLoss.delay %s: must be at least 10s" .delay) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
