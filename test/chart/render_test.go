@@ -27,7 +27,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// everything enables all features of the chart, with several entries in each list.
+// everything enables all features that both shapes have, with several entries in each list.
 const everything = `
 driverName: storage.example.com
 kubeletDir: /var/lib/k0s/kubelet
@@ -75,7 +75,7 @@ controller:
   podLabels: {team: storage}
   podAnnotations: {note: x}
   serviceAccount: {annotations: {note: x}}
-  nodeLoss: {enabled: true, delay: 30m}
+  nodeLoss: {delay: 30m}
 certificates: {certManager: {enabled: true, issuerRef: {name: ours, kind: ClusterIssuer}}}
 networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}], apiServer: {cidrs: [10.0.0.1/32]}}
 metrics:
@@ -327,8 +327,12 @@ func TestConfiguration(t *testing.T) {
 		t.Errorf("node: got forwarding %+v and kubernetes %+v, want :2004 and authority trivet-ca", c.Forwarding, c.Kubernetes)
 	}
 	c := configuration(t, everything, "trivet-controller-config")
-	if k := c.Kubernetes; len(c.Pools) != 0 || c.Forwarding == nil || k.Authority != "trivet-ca" || k.NodeService != "trivet-node" || k.NodeServiceAccount != "storage-node" {
-		t.Errorf("controller: got configuration %+v, want forwarding to trivet-node, authority trivet-ca, and no pools", c)
+	if k := c.Kubernetes; len(c.Pools) != 0 || c.Forwarding == nil || k.Authority != "trivet-ca" || k.NodeService != "trivet-node" || k.NodeServiceAccount != "storage-node" || k.NodeLossDelay != "" {
+		t.Errorf("controller: got configuration %+v, want forwarding to trivet-node, authority trivet-ca, no pools and no nodeLossDelay", c)
+	}
+	all := template(t, everything, externalAPIs, "--set", "controller.nodeLoss.enabled=true")
+	if k := parsed(t, all, "trivet-controller-config").Kubernetes; k.NodeLossDelay != "30m" {
+		t.Errorf("controller: got nodeLossDelay %q, want 30m", k.NodeLossDelay)
 	}
 }
 

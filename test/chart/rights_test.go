@@ -66,17 +66,17 @@ func join(rights ...map[string][]string) map[string][]string {
 
 // TestRights checks the permissions of each ServiceAccount.
 func TestRights(t *testing.T) {
-	byCertManager := join(sidecarWrites, authorityWrites, nodeLossWrites)
+	byCertManager := join(sidecarWrites, authorityWrites)
 	delete(byCertManager, "secrets")
 	byCertManager["secrets trivet-ca"] = []string{"list", "watch"}
 	for _, tc := range []struct {
 		name, values, set string
 		want              map[string]map[string][]string // by ServiceAccount
 	}{
-		{"cluster", everything, "certificates.certManager.enabled=false", map[string]map[string][]string{
+		{"release of claims", everything, "controller.nodeLoss.enabled=true,certificates.certManager.enabled=false", map[string]map[string][]string{
 			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites, nodeLossWrites),
 		}},
-		{"no release of claims", everything, "controller.nodeLoss.enabled=false,certificates.certManager.enabled=false", map[string]map[string][]string{
+		{"cluster", everything, "certificates.certManager.enabled=false", map[string]map[string][]string{
 			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites),
 		}},
 		{"cert-manager", everything, "certificates.certManager.enabled=true", map[string]map[string][]string{
