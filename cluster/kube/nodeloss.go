@@ -39,6 +39,10 @@ const nodeLossInterval = 10 * time.Second
 // replaces it.
 const registrationTime = 10 * time.Minute
 
+// settledTime is the age of a Node object after which no replica still releases its volumes, because none has seen the
+// node missing since.
+const settledTime = time.Minute
+
 // reportInterval is the time after which an event with the same reason is created again. The API server deletes events
 // after one hour.
 const reportInterval = 30 * time.Minute
@@ -274,9 +278,23 @@ func (l *NodeLoss) classes(ctx context.Context) (map[string]StorageClass, error)
 
 // restore undoes the change of PersistentVolumes that were not deleted before their node existed again.
 func (l *NodeLoss) restore(ctx context.Context, exists map[string]bool) error {
-	var problems []error
+	var begun []localVolume
 	for _, v := range l.volumes.all() {
-		if !v.begun || v.deleted || !exists[v.node] {
+		if v.begun && !v.deleted && exists[v.node] {
+			begun = append(begun, v)
+		}
+	}
+	if len(begun) == 0 {
+		return nil
+	}
+	all, err := l.listNodes(ctx)
+	if err != nil {
+		return err
+	}
+	settled := existing(slices.DeleteFunc(all, func(n nodeView) bool { return time.Since(n.created) < settledTime }))
+	var problems []error
+	for _, v := range begun {
+		if !settled[v.node] {
 			continue
 		}
 		if err := l.restorePolicy(ctx, v.name); err != nil && !lostRace(err) {
@@ -312,8 +330,8 @@ func (l *NodeLoss) restorePolicy(ctx context.Context, name string) error {
 // lossRound is the state of one examination.
 type lossRound struct {
 	nodes []nodeView // read from the API server before the first pool is checked
-	// checked contains the answer of CheckLost for each pool.
-	checked map[lossPool]error
+	// checked contains the error of CheckLost for each pool, or "".
+	checked map[lossPool]string
 }
 
 // lossPool identifies a pool.
@@ -323,7 +341,7 @@ type lossPool struct{ name, uuid string }
 // examinations, which repeat all checks.
 func (l *NodeLoss) releaseFirst(ctx context.Context, due []lostNode, counts map[LostState]int) error {
 	l.forgetReports(due)
-	round := &lossRound{checked: map[lossPool]error{}}
+	round := &lossRound{checked: map[lossPool]string{}}
 	var problems []error
 	changed := false
 	for _, n := range due {
@@ -446,8 +464,8 @@ func (l *NodeLoss) reasonToStop(ctx context.Context, round *lossRound, node stri
 	if reason := l.nodesStop(node, round.nodes); reason != "" {
 		return reason, nil
 	}
-	if err := l.checkPool(ctx, round, v.Spec.CSI.VolumeHandle); err != nil {
-		return err.Error(), nil
+	if reason := l.checkPool(ctx, round, v.Spec.CSI.VolumeHandle); reason != "" {
+		return reason, nil
 	}
 	now, err := l.listNodes(ctx)
 	if err != nil {
@@ -465,20 +483,21 @@ func (l *NodeLoss) reasonToStop(ctx context.Context, round *lossRound, node stri
 	return "", nil
 }
 
-// checkPool calls CheckLost for the pool of a volume, once in an examination.
-func (l *NodeLoss) checkPool(ctx context.Context, round *lossRound, volumeID string) error {
-	id, err := volume.ParseID(volumeID)
-	if err != nil {
-		return err
-	}
+// checkPool returns the error of CheckLost for the pool of a volume, or "". It calls CheckLost once in an examination.
+func (l *NodeLoss) checkPool(ctx context.Context, round *lossRound, volumeID string) string {
+	id, _ := volume.ParseID(volumeID) // local has checked it
 	key := lossPool{id.Pool, id.PoolUUID}
-	if err, known := round.checked[key]; known {
-		return err
+	reason, known := round.checked[key]
+	if known {
+		return reason
 	}
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	round.checked[key] = l.CheckLost(limited, volumeID, registeredNames(round.nodes))
-	return round.checked[key]
+	if err := l.CheckLost(limited, volumeID, registeredNames(round.nodes)); err != nil {
+		reason = err.Error()
+	}
+	round.checked[key] = reason
+	return reason
 }
 
 // listNodes reads the nodes from the API server.

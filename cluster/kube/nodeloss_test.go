@@ -30,8 +30,8 @@ type lossTest struct {
 	t         *testing.T
 	loss      *kube.NodeLoss
 	log       *logBuffer
-	elsewhere error // the answer of CheckLost
-	during    func() // called once by CheckLost
+	elsewhere error  // the answer of CheckLost
+	during    func() // called by the first CheckLost
 	checked   []checkedPool
 }
 
@@ -252,7 +252,7 @@ func TestNodeLossKept(t *testing.T) {
 		"volume of another provisioner": {before: func(l *lossTest) {
 			volume(l, object{"metadata": object{"annotations": object{"pv.kubernetes.io/provisioned-by": "x"}}})
 		}},
-		"reading Nodes fails":           {before: func(l *lossTest) { l.fail["GET nodes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
+		"reading Nodes fails": {before: func(l *lossTest) { l.fail["GET nodes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
 		"reading PersistentVolumes fails": {before: func(l *lossTest) {
 			l.fail["GET persistentvolumes"] = slices.Repeat([]int{http.StatusInternalServerError}, 1000)
 		}},
@@ -514,9 +514,9 @@ func TestNodeLossRestored(t *testing.T) {
 		change       func(*lossTest)
 		annotated    bool
 	}{
-		"Delete":              {policy: "Delete", want: "Delete", failing: "DELETE persistentvolumeclaims"},
-		"Retain":              {policy: "Retain", want: "Retain", failing: "DELETE persistentvolumeclaims"},
-		"claim deleted":       {policy: "Delete", want: "Retain", failing: "DELETE persistentvolumes", annotated: true},
+		"Delete":        {policy: "Delete", want: "Delete", failing: "DELETE persistentvolumeclaims"},
+		"Retain":        {policy: "Retain", want: "Retain", failing: "DELETE persistentvolumeclaims"},
+		"claim deleted": {policy: "Delete", want: "Retain", failing: "DELETE persistentvolumes", annotated: true},
 		"claim being deleted": {policy: "Delete", want: "Retain", failing: "DELETE persistentvolumeclaims", annotated: true, change: func(l *lossTest) {
 			l.change(claimsPath+"data", object{"metadata": object{"deletionTimestamp": "2000-01-01T00:00:00Z"}})
 		}},
@@ -544,6 +544,22 @@ func TestNodeLossRestored(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNodeLossRestoredLater: a PersistentVolume gets its policy again only when another replica cannot release it any more.
+func TestNodeLossRestoredLater(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		c.fail["DELETE persistentvolumeclaims"] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+		l.lose("gone")
+		c.put(nodesPath+"gone", merge(newNode(), object{"metadata": object{"labels": object{"csi.trivet.dev/node": "gone"}}}))
+		for _, want := range []string{"Retain", "Delete"} {
+			l.wait(40 * time.Second)
+			if got := text(c.get(volumesPath+"v"), "spec", "persistentVolumeReclaimPolicy"); got != want {
+				t.Errorf("got policy %s, want %s\n%s", got, want, l.log)
+			}
+		}
+	})
 }
 
 // TestNodeLossNotBlocked: a node whose claim cannot be deleted does not delay others.
