@@ -427,6 +427,40 @@ func TestNodeLossAgain(t *testing.T) {
 	})
 }
 
+// TestNodeLossAgainBetween: the delay begins again also if the watch has not reported the node.
+func TestNodeLossAgainBetween(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		c.before["GET persistentvolumes"] = func() { l.addNode("gone") }
+		c.before["POST events"] = func() { l.remove(nodesPath + "gone") } // the event that the node exists again
+		l.lose("gone")
+		l.wantKept("v", "data")
+		l.wait(lossDelay - 2*time.Minute)
+		l.wantKept("v", "data")
+		l.wait(2 * time.Minute)
+		l.wantReleased("v", "data")
+	})
+}
+
+// TestNodeLossRetainedBefore: a PersistentVolume without a claim that an administrator has retained is not released, although
+// an earlier release has begun.
+func TestNodeLossRetainedBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		l := newLossTest(t, c)
+		l.change(volumesPath+"v", object{
+			"metadata": object{"annotations": object{kube.NodeLostKey: "Retain"}},
+			"spec":     object{"persistentVolumeReclaimPolicy": "Retain"},
+		})
+		c.remove(claimsPath + "data")
+		c.remove(nodesPath + "gone") // before the first examination, which would remove the annotation
+		l.run()
+		l.wait(lossDelay + time.Minute)
+		if v := c.get(volumesPath + "v"); field(v, "metadata", "deletionTimestamp") != nil {
+			t.Errorf("got PersistentVolume %v, want one that is not deleted\n%s", v, l.log)
+		}
+	})
+}
+
 // TestNodeLossInOrder: the claims of one node are released at a time. A node whose volumes cannot be released does not
 // delay others.
 func TestNodeLossInOrder(t *testing.T) {
