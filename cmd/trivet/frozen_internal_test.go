@@ -75,6 +75,13 @@ func TestFrozenConfig(t *testing.T) {
 				KubeletDir: "/var/lib/kubelet", Authority: "trivet-ca", NodeService: "trivet-node", NodeServiceAccount: "trivet-node", PoolOwners: "trivet-pool-owners",
 			},
 		},
+		"node-loss": {
+			MaxVolumesPerNode: 4096, Forwarding: &driver.Forwarding{},
+			Kubernetes: &driver.Kubernetes{
+				KubeletDir: "/var/lib/kubelet", Authority: "trivet-ca", NodeService: "trivet-node", NodeServiceAccount: "trivet-node", PoolOwners: "trivet-pool-owners",
+				NodeLossDelay: "10m",
+			},
+		},
 	} {
 		b, err := os.ReadFile(filepath.Join("testdata/frozen", name+".yaml"))
 		if err != nil {
