@@ -96,6 +96,7 @@ var (
 	poolCopied = poolDesc("copied_bytes_total", "Bytes that this process has copied, including shared blocks, or received from other nodes.")
 	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes, including those that are being removed.", []string{"backend", "pool"}, nil)
 	disks      = prometheus.NewDesc("trivet_disks", "Disks that match; alert on orphaned, unreadable and other-pool. Of a volume group: physical volumes (in-use, missing) and logical volumes without a volume (orphaned, wiping).", []string{"pool", "state"}, nil)
+	copies     = prometheus.NewDesc("trivet_copy_timestamp_seconds", "Unix time of the newest snapshot of a volume of another node of which the pool has a copy that was never staged; alert if it is too old.", []string{"pool", "source"}, nil)
 	published  = poolDesc("published_volumes", "Controller-published volumes. Only for pools of a driver that serves node and controller.")
 	unwiped    = poolDesc("unwiped_bytes", "Bytes of deleted volumes that are not wiped yet; alert if above 0 and unchanged for an hour.")
 )
@@ -185,6 +186,7 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 			gauge(ch, published, float64(u.Attached), s.Name)
 		}
 		collectDevices(ch, s.Pool)
+		collectCopies(ch, s.Pool)
 	}
 }
 
@@ -202,6 +204,14 @@ func collectDevices(ch chan<- prometheus.Metric, p *pool.Pool) {
 	gauge(ch, unwiped, float64(unwipedBytes), p.Name())
 	for state, count := range counts {
 		gauge(ch, disks, float64(count), p.Name(), state)
+	}
+}
+
+// collectCopies collects the ages of the copies of volumes of other nodes.
+func collectCopies(ch chan<- prometheus.Metric, p *pool.Pool) {
+	all, _ := p.Images.Copies() // without the folder, there are none
+	for source, taken := range all {
+		gauge(ch, copies, float64(taken.UnixMilli())/1000, p.Name(), source.String())
 	}
 }
 

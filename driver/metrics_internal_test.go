@@ -21,7 +21,7 @@ var (
 // TestMetricsTable: docs/reference/metrics.md contains the names, labels and help texts of the metrics.
 func TestMetricsTable(t *testing.T) {
 	m := newMetrics("", "", nil, pool.NewSet(nil, nil, nil))
-	all := []*prometheus.Desc{poolUp, poolCopied, volumes, disks, published, unwiped}
+	all := []*prometheus.Desc{poolUp, poolCopied, volumes, disks, copies, published, unwiped}
 	for _, u := range usageGauges {
 		all = append(all, u.desc)
 	}

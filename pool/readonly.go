@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"time"
 
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -88,6 +89,10 @@ type Entry struct {
 	State FormatState
 	// Receiving means that the image is being received from another node, so that the volume does not exist yet.
 	Receiving bool
+	// CopyOf is the volume of another node whose snapshot of the time Snapshotted the volume still is. It is zero if the volume was
+	// not received, or was staged or changed since.
+	CopyOf      volume.ID
+	Snapshotted time.Time
 	// Device is the path of the volume's device on the pool's storage; empty for others,
 	// and if it is missing.
 	Device string
@@ -168,6 +173,10 @@ func (p *Pool) entry(name string) (Entry, error) {
 	}
 	if e.State, err = p.Images.State(name); err != nil {
 		return e, err
+	}
+	if !p.Shared() {
+		content := p.Images.receivedContent(name)
+		e.CopyOf, e.Snapshotted = content.Lineage, content.Created
 	}
 	attachments, attachmentErr := p.Attachments.List(name)
 	for _, a := range attachments {

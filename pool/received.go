@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/pool/beneath"
@@ -23,6 +24,8 @@ type received struct {
 	// Identity and Lineage are those of the content (volume.Manifest).
 	Identity string    `json:"identity"`
 	Lineage  volume.ID `json:"lineage"`
+	// Created is the time at which the snapshot was taken. It is zero if the driver that received the content did not know it.
+	Created time.Time `json:"created,omitzero"`
 	// Modified is the modification time of the image, in nanoseconds since 1970. Another time means that the image was
 	// replaced or grown.
 	Modified int64 `json:"modifiedNanoseconds"`
@@ -38,7 +41,7 @@ func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(received{content.Identity, content.Lineage, info.ModTime().UnixNano()})
+	b, err := json.Marshal(received{content.Identity, content.Lineage, content.Created, info.ModTime().UnixNano()})
 	if err != nil {
 		return err
 	}
@@ -84,6 +87,25 @@ func (i *Images) unchanged(lineage volume.ID) ([]string, error) {
 		identities = append(identities, r.Identity)
 	}
 	return identities, nil
+}
+
+// Copies returns the volumes of other nodes of which this pool has copies that were never staged, and when the newest copied
+// snapshot of each was taken.
+func (i *Images) Copies() (map[volume.ID]time.Time, error) {
+	if i.Shared() { // no image on an export was received
+		return nil, nil
+	}
+	names, err := beneath.Names(i.volumes, ".")
+	if err != nil {
+		return nil, err
+	}
+	newest := map[volume.ID]time.Time{}
+	for _, name := range names {
+		if r := i.receivedContent(name); r.Created.After(newest[r.Lineage]) {
+			newest[r.Lineage] = r.Created
+		}
+	}
+	return newest, nil
 }
 
 // receivedContent returns which received content a volume still has. The result is empty if it has none.

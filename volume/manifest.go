@@ -1,11 +1,15 @@
 package volume
 
+import "time"
+
 // Manifest describes the content of a snapshot or a volume that is sent to another node.
 type Manifest struct {
 	// Identity differs for each content. An interrupted transfer continues only with the same content.
 	Identity string `json:"identity"`
 	// Lineage is the volume of which the content is a snapshot. It is zero if the content is not a snapshot.
 	Lineage ID `json:"lineage,omitzero"`
+	// Created is the time at which the snapshot was taken. It is zero if the content is not a snapshot.
+	Created time.Time `json:"created,omitzero"`
 	// Size is the minimum capacity of a volume with this content, in bytes. Bytes is the size of the data
 	// without holes.
 	Size       int64       `json:"sizeBytes"`

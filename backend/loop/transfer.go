@@ -89,7 +89,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 		return nil, err
 	}
 	return &outgoing{File: image, pool: p, release: func() {}, manifest: volume.Manifest{
-		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source, Size: s.Size, Bytes: s.Bytes,
+		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source, Created: set.Created, Size: s.Size, Bytes: s.Bytes,
 		Formatted: s.Formatted, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
 	}}, nil
 }

@@ -90,6 +90,10 @@ type Volume struct {
 	SubDir string `json:"subDir,omitempty"`
 	// State is the progress of formatting, or StateReceiving.
 	State string `json:"state,omitempty"`
+	// CopyOf is the ID of the volume of another node of which this volume is an unchanged copy: it was received from a snapshot, and
+	// never staged. Snapshotted is the time of that snapshot.
+	CopyOf      string    `json:"copyOf,omitempty"`
+	Snapshotted time.Time `json:"snapshotted,omitzero"`
 	// PublishedTo are the nodes to which the volume is controller-published. A central controller records this only
 	// for volumes of nfs pools.
 	PublishedTo []string `json:"publishedTo,omitempty"`
@@ -126,6 +130,9 @@ func OfEntry(poolName string, e pool.Entry) Volume {
 	}
 	out.ID, out.Name, out.Backend, out.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
 	out.Namespace, out.Content, out.State = v.Namespace, v.Content(), e.Progress()
+	if e.CopyOf != (volume.ID{}) {
+		out.CopyOf, out.Snapshotted = e.CopyOf.String(), e.Snapshotted
+	}
 	if v.Ephemeral != nil {
 		out.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
 	}
