@@ -88,6 +88,11 @@ func (c *Client) Claim(ctx context.Context, namespace, name string) (Claim, erro
 	return get[Claim](ctx, c.api.Resource(claims).Namespace(namespace), name)
 }
 
+// Claims lists the PersistentVolumeClaims of a namespace that match a label selector.
+func (c *Client) Claims(ctx context.Context, namespace, selector string) ([]Claim, error) {
+	return list[Claim](ctx, c.api.Resource(claims).Namespace(namespace), selector)
+}
+
 // CreateClaim creates a PersistentVolumeClaim.
 func (c *Client) CreateClaim(ctx context.Context, namespace string, object Object) error {
 	return create(ctx, c.api.Resource(claims).Namespace(namespace), "v1", "PersistentVolumeClaim", object)
@@ -223,6 +228,11 @@ func (c *Client) SnapshotClasses(ctx context.Context, driver string) (own []Snap
 // Snapshot reads a VolumeSnapshot.
 func (c *Client) Snapshot(ctx context.Context, namespace, name string) (Snapshot, error) {
 	return get[Snapshot](ctx, c.api.Resource(snapshots).Namespace(namespace), name)
+}
+
+// Snapshots lists the VolumeSnapshots of a namespace that match a label selector.
+func (c *Client) Snapshots(ctx context.Context, namespace, selector string) ([]Snapshot, error) {
+	return list[Snapshot](ctx, c.api.Resource(snapshots).Namespace(namespace), selector)
 }
 
 // CreateSnapshot creates a VolumeSnapshot.

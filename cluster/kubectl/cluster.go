@@ -87,6 +87,12 @@ func (c *Cluster) DriverPods(ctx context.Context) ([]kube.Pod, error) {
 // IsController reports whether a pod is one of the controller.
 func IsController(p kube.Pod) bool { return p.Metadata.Labels[componentLabel] == controller }
 
+// DriverImage returns the image of the driver in a pod.
+func DriverImage(p kube.Pod) string {
+	i := slices.IndexFunc(p.Spec.Containers, isDriver) // DriverPods returns only pods with it
+	return p.Spec.Containers[i].Image
+}
+
 func isDriver(c kube.Container) bool { return c.Name == driverContainer }
 
 // needs adds the missing right to an error of the API server.

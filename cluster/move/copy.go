@@ -1,16 +1,13 @@
 package move
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/status"
@@ -24,16 +21,10 @@ const (
 	maxRounds = 5
 	// shortRound is the time of a copy that is short enough. A shorter one would not make the stop of the pods much shorter.
 	shortRound = 5 * time.Second
-	// progressInterval is the time between two messages about the progress of a transfer.
-	progressInterval = 10 * time.Second
 )
 
-// selectedNode is the annotation of a claim with the node on which the provisioner creates its volume. The scheduler sets it for
-// the first pod of the claim.
-const selectedNode = "volume.kubernetes.io/selected-node"
-
 // errUsed is returned if a pod may have used the volume since the pods were stopped.
-var errUsed = errors.New("a pod uses the volume")
+var errUsed = errors.New("a pod may use the volume")
 
 // maxUnchecked is the longest time without a check that no pod uses the volume. A pod that starts and ends in a longer time
 // would not be noticed.
@@ -100,12 +91,17 @@ func (m *Mover) newestCopy(ctx context.Context) (claim kube.Claim, object kube.O
 	return claim, object, err
 }
 
-// checkCopy checks that a PersistentVolume belongs to the claim of a copy. Users who can create claims can name any
-// PersistentVolume in one.
+// checkCopy checks that a PersistentVolume belongs to the claim of a copy.
 func (m *Mover) checkCopy(claim kube.Claim, v kube.PersistentVolume) error {
 	_, driver := m.oldHandle()
+	return checkCopy(driver, claim, v)
+}
+
+// checkCopy checks that a PersistentVolume belongs to the claim of a copy. Users who can create claims can name any
+// PersistentVolume in one.
+func checkCopy(driver string, claim kube.Claim, v kube.PersistentVolume) error {
 	if ref := v.Spec.ClaimRef; ref.UID != claim.Metadata.UID || v.Spec.CSI.Driver != driver {
-		return fmt.Errorf("claim %s/%s of a copy names PersistentVolume %s, which has the driver %q and belongs to claim %s/%s with the UID %q, and not to it: nothing is changed: find out who has created the claim, and delete it", m.Namespace, claim.Metadata.Name, v.Metadata.Name, v.Spec.CSI.Driver, ref.Namespace, ref.Name, ref.UID)
+		return fmt.Errorf("claim %s/%s of a copy names PersistentVolume %s, which has the driver %q and belongs to claim %s/%s with the UID %q, and not to it: nothing is changed: find out who has created the claim, and delete it", claim.Metadata.Namespace, claim.Metadata.Name, v.Metadata.Name, v.Spec.CSI.Driver, ref.Namespace, ref.Name, ref.UID)
 	}
 	return nil
 }
@@ -119,8 +115,16 @@ func (m *Mover) copyAgain(ctx context.Context) error {
 	return m.enter(ctx, copying)
 }
 
-// checkUnused returns errUsed if a pod may have used the volume since the pods were stopped.
+// checkUnused returns errUsed if a pod may have used the volume since the pods were stopped. If the node is lost, it returns
+// errUsed with the reason if a pod may use the volume there.
 func (m *Mover) checkUnused(ctx context.Context) error {
+	if m.state.Recovery != nil {
+		reason, err := m.notLost(ctx, m.state.From)
+		if reason != nil {
+			err = fmt.Errorf("%w: %w", errUsed, reason)
+		}
+		return err
+	}
 	begin := now()
 	pods, err := m.pods(ctx)
 	if err != nil {
@@ -135,153 +139,36 @@ func (m *Mover) checkUnused(ctx context.Context) error {
 
 // copyName returns the name of a copy: of its snapshot and of its claim.
 func (m *Mover) copyName(round int) string {
+	if m.state.Recovery != nil {
+		return m.state.Recovery.Claim
+	}
 	return fmt.Sprintf("trivet-move-%s-%d", m.state.ID, round)
 }
 
 // copyVolume creates the newest copy on the node To, and waits until it is complete. It calls check again and again, and ends
 // with its error.
 func (m *Mover) copyVolume(ctx context.Context, check func() error) error {
-	name, begin := m.copyName(m.state.Round), time.Now()
-	snapshot, err := m.takeSnapshot(ctx, name, check)
+	c, name := m.copier(), m.copyName(m.state.Round)
+	snapshot, err := c.takeSnapshot(ctx, name, check)
 	if err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.MoveSnapshot)
 	m.times.snapshot = time.Now()
-	err = m.api.CreateClaim(ctx, m.Namespace, m.copyClaim(name, snapshot.Status.RestoreSize))
-	if apierrors.IsAlreadyExists(err) {
-		err = m.checkExisting(ctx, name)
-	}
-	if err != nil {
-		return fmt.Errorf("creating claim %s: %w", name, err)
-	}
-	if err := m.waitCopied(ctx, name, check); err != nil {
-		return err
-	}
-	m.Progress("Copy %d is complete after %.1f s.", m.state.Round, time.Since(begin).Seconds())
-	return nil
-}
-
-// checkExisting checks that an existing claim was created by this move.
-func (m *Mover) checkExisting(ctx context.Context, name string) error {
-	claim, err := m.api.Claim(ctx, m.Namespace, name)
-	if source := claim.Spec.DataSource; err == nil && (claim.Metadata.Labels[moveLabel] != m.state.ID || source.Kind != "VolumeSnapshot" || source.Name != name) {
-		err = fmt.Errorf("it exists with the source %s %q, and was not created by this move: delete it", source.Kind, source.Name)
-	}
-	return err
-}
-
-// takeSnapshot takes a snapshot of the claim, and waits until it can be used.
-func (m *Mover) takeSnapshot(ctx context.Context, name string, check func() error) (taken kube.Snapshot, err error) {
-	err = m.api.CreateSnapshot(ctx, m.Namespace, kube.Object{
-		"metadata": map[string]any{"name": name, "labels": m.labels()},
-		"spec": map[string]any{
-			"volumeSnapshotClassName": m.state.SnapshotClass,
-			"source":                  map[string]any{"persistentVolumeClaimName": m.ClaimName},
-		},
-	})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return taken, fmt.Errorf("creating snapshot %s: %w", name, err)
-	}
-	shown := ""
-	err = m.until(ctx, 0, "", func() (_ bool, err error) {
-		if taken, err = m.api.Snapshot(ctx, m.Namespace, name); err != nil {
-			return false, err
-		}
-		if taken.Status.ReadyToUse {
-			err = check()
-			return err == nil, err
-		}
-		message := taken.Status.Error.Message
-		if m.state.Step == copying && strings.Contains(message, "FailedPrecondition") {
-			return false, fmt.Errorf("snapshot %s: %s: stop the pods, for example scale their controller to 0, and run this command again", name, message)
-		}
-		m.show(&shown, message)
-		return false, check()
-	})
-	return taken, err
-}
-
-// show prints a message unless it is empty or the one that was shown last.
-func (m *Mover) show(shown *string, message string) {
-	if message != "" && message != *shown {
-		*shown = message
-		m.Progress("Copy %d: %s", m.state.Round, message)
-	}
-}
-
-// labels are the labels of the objects that exist only during the move.
-func (m *Mover) labels() map[string]any { return map[string]any{moveLabel: m.state.ID} }
-
-// copyClaim returns the claim of a copy. Its volume is created from the snapshot of the same name, on the node To.
-func (m *Mover) copyClaim(name, restoreSize string) kube.Object {
-	spec := map[string]any{
-		"storageClassName": m.claim.Spec.StorageClassName,
-		"volumeMode":       cmp.Or(m.claim.Spec.VolumeMode, "Filesystem"),
-		"accessModes":      toAny(m.claim.Spec.AccessModes),
-		"resources":        map[string]any{"requests": map[string]any{"storage": m.size(restoreSize)}},
-		"dataSource":       map[string]any{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name},
-	}
-	if class := m.claim.Spec.VolumeAttributesClassName; class != "" {
-		spec["volumeAttributesClassName"] = class
-	}
-	return kube.Object{
-		"metadata": map[string]any{"name": name, "labels": m.labels(), "annotations": map[string]any{selectedNode: m.state.To}},
-		"spec":     spec,
-	}
-}
-
-func toAny(texts []string) (all []any) {
-	for _, t := range texts {
-		all = append(all, t)
-	}
-	return all
-}
-
-// size returns the size of the copy: the largest of what the claim requests, the size of the volume and that of the snapshot.
-func (m *Mover) size(restoreSize string) string {
-	largest := m.claim.Spec.Resources.Requests.Storage
-	old, _ := kube.AsPersistentVolume(m.state.Old) // cannot fail: it was read in this form
-	for _, size := range []string{old.Spec.Capacity.Storage, restoreSize} {
-		known, err1 := resource.ParseQuantity(largest)
-		other, err2 := resource.ParseQuantity(size)
-		if errors.Join(err1, err2) == nil && other.Cmp(known) > 0 {
-			largest = size
-		}
-	}
-	return largest
-}
-
-// waitCopied waits until the claim of a copy is bound to a volume on the node To.
-func (m *Mover) waitCopied(ctx context.Context, name string, check func() error) error {
-	shown, next := "", time.Now().Add(progressInterval)
-	var claim kube.Claim
-	err := m.until(ctx, 0, "", func() (_ bool, err error) {
-		if claim, err = m.api.Claim(ctx, m.Namespace, name); err != nil {
-			return false, err
-		}
-		if claim.Status.Phase == "Bound" {
-			err = check()
-			return err == nil, err
-		}
-		if time.Now().After(next) {
-			next = time.Now().Add(progressInterval)
-			message, err := m.progress(ctx, claim.Metadata)
-			if err != nil {
-				return false, err
-			}
-			m.show(&shown, message)
-		}
-		return false, check()
-	})
-	if err != nil {
-		return err
-	}
-	v, err := m.view(ctx, claim.Spec.VolumeName)
+	v, err := c.restore(ctx, name, snapshot, check)
 	if err == nil && v.OnlyNode(translate.TopologyKey) != m.state.To {
-		err = fmt.Errorf("claim %s: volume %s was created on node %q, not on node %s: undo the move with --abort, and check the StorageClass", name, v.Spec.CSI.VolumeHandle, v.OnlyNode(translate.TopologyKey), m.state.To)
+		err = fmt.Errorf("%w: undo the move with --abort, and check the StorageClass", elsewhere(name, v, m.state.To))
 	}
 	return err
+}
+
+// copier returns what creates the copies of the move.
+func (m *Mover) copier() *copier {
+	old, _ := kube.AsPersistentVolume(m.state.Old) // cannot fail: it was read in this form
+	return &copier{
+		api: m.api, claim: m.claim, capacity: old.Spec.Capacity.Storage, to: m.state.To, snapshotClass: m.state.SnapshotClass, used: m.state.Step == copying,
+		labels: map[string]any{moveLabel: m.state.ID}, status: m.progress, progress: m.Progress,
+	}
 }
 
 // progress returns what the drivers have received of a copy, or the last error of the provisioner if they report no transfer. A

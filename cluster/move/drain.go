@@ -102,6 +102,9 @@ func begunMoves(ctx context.Context, cluster *kubectl.Cluster, node string, o Op
 		if err == nil && m.state.ID != s.ID {
 			err = fmt.Errorf("the claim was deleted and created again during its move: delete ConfigMap %s/%s, and the PersistentVolumes of move %s that are not needed", record.Metadata.Namespace, record.Metadata.Name, s.ID)
 		}
+		if err == nil {
+			err = m.checkCommand()
+		}
 		if ctx.Err() != nil {
 			return d, ctx.Err()
 		}

@@ -3,7 +3,9 @@ package move
 import (
 	"context"
 	"fmt"
+	"time"
 
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
@@ -33,13 +35,19 @@ func (m *Mover) clean(ctx context.Context) error {
 	if m.claim.Metadata.Annotations[selectedNode] != "" {
 		other[selectedNode] = m.state.To
 	}
+	if r := m.state.Recovery; r != nil {
+		other[recoveredAnnotation] = r.Snapshotted.UTC().Format(time.RFC3339)
+	}
 	return m.finish(ctx, other)
 }
 
 // Abort undoes a move whose claim still has its old volume.
 func (m *Mover) Abort(ctx context.Context) error {
 	if m.state.Step == complete {
-		return fmt.Errorf("--abort: claim %s/%s has no move that is not complete", m.Namespace, m.ClaimName)
+		return fmt.Errorf("--abort: claim %s/%s has no move or recovery that is not complete", m.Namespace, m.ClaimName)
+	}
+	if err := m.checkCommand(); err != nil {
+		return err
 	}
 	err := m.save(ctx, func(s *state) {
 		s.Step = aborting
@@ -57,7 +65,11 @@ func (m *Mover) Abort(ctx context.Context) error {
 		if err := m.enter(ctx, starting); err != nil {
 			return err
 		}
-		return fmt.Errorf("--abort: claim %s/%s already has the volume on node %s: complete the move with --to %[3]s", m.Namespace, m.ClaimName, m.state.To)
+		remedy := "complete the move with --to " + m.state.To
+		if m.Recover {
+			remedy = "complete the recovery without --abort"
+		}
+		return fmt.Errorf("--abort: claim %s/%s already has the volume on node %s: %s", m.Namespace, m.ClaimName, m.state.To, remedy)
 	}
 	if err := m.restore(ctx); err != nil {
 		return err
@@ -75,12 +87,24 @@ func (m *Mover) Abort(ctx context.Context) error {
 	if err := m.verify(ctx); err != nil {
 		return err
 	}
-	if err := m.removeCopies(ctx, m.state.Round); err != nil {
+	if err := m.abandonCopies(ctx); err != nil {
 		return err
 	}
 	if err := m.removeKept(ctx, false); err != nil {
 		return err
 	}
-	m.Progress("Move %s is undone.", m.state.ID)
+	m.Progress("The %s %s is undone.", m.kind(), m.state.ID)
 	return m.finish(ctx, nil)
+}
+
+// abandonCopies deletes the copies of a move. The copy of a recovery existed before: only its reclaim policy is restored.
+func (m *Mover) abandonCopies(ctx context.Context) error {
+	if m.state.Recovery == nil {
+		return m.removeCopies(ctx, m.state.Round)
+	}
+	claim, err := m.api.Claim(ctx, m.Namespace, m.state.Recovery.Claim)
+	if err == nil {
+		_, err = m.setPolicy(ctx, m.state.Copy, m.state.Recovery.Policy, func(v kube.PersistentVolume) error { return m.checkCopy(claim, v) })
+	}
+	return absent(err)
 }

@@ -21,6 +21,8 @@ type Options struct {
 	To string
 	// SnapshotClass is the class of the snapshots. If it is empty, the only one or the default one of the driver is used.
 	SnapshotClass string
+	// Recover is true for the recovery of a claim whose node is lost.
+	Recover bool
 	// Keep keeps the old volume after the move.
 	Keep bool
 	// StayCordoned keeps the node from which the volume is moved cordoned.
@@ -70,7 +72,27 @@ func (m *Mover) Begun() string {
 	if m.state.Step == complete {
 		return ""
 	}
-	return fmt.Sprintf("move %s from node %s to node %s, step %s", m.state.ID, m.state.From, m.state.To, m.state.Step)
+	return fmt.Sprintf("%s %s from node %s to node %s, step %s", m.kind(), m.state.ID, m.state.From, m.state.To, m.state.Step)
+}
+
+// kind returns what the state is the state of.
+func (m *Mover) kind() string {
+	if m.state.Recovery != nil {
+		return "recovery"
+	}
+	return "move"
+}
+
+// checkCommand returns an error if the state is that of a recovery and the command is a move, or the other way round.
+func (m *Mover) checkCommand() error {
+	if m.Recover == (m.state.Recovery != nil) {
+		return nil
+	}
+	command := "move"
+	if m.state.Recovery != nil {
+		command = "recover"
+	}
+	return fmt.Errorf("claim %s/%s has a %s that is not complete: complete or undo it with 'kubectl trivet %s -n %[1]s %[2]s'", m.Namespace, m.ClaimName, m.kind(), command)
 }
 
 // Destination returns the node of the move that has begun.
@@ -103,13 +125,15 @@ func (m *Mover) Start(ctx context.Context, p Plan) error {
 
 // Resume continues a move that has begun.
 func (m *Mover) Resume(ctx context.Context) error {
-	switch {
-	case m.To != m.state.To:
+	switch err := m.checkCommand(); {
+	case err != nil:
+		return err
+	case !m.Recover && m.To != m.state.To:
 		return fmt.Errorf("--to %q: the claim is already being moved to node %s: continue with --to %[2]s, or undo that move with --abort", m.To, m.state.To)
 	case m.state.Step == aborting:
-		return fmt.Errorf("claim %s/%s: its move is being undone: complete this with --abort", m.Namespace, m.ClaimName)
+		return fmt.Errorf("claim %s/%s: its %s is being undone: complete this with --abort", m.Namespace, m.ClaimName, m.kind())
 	}
-	m.Progress("Continuing move %s at the step %s.", m.state.ID, m.state.Step)
+	m.Progress("Continuing %s %s at the step %s.", m.kind(), m.state.ID, m.state.Step)
 	if err := m.save(ctx, m.hold); err != nil {
 		return err
 	}
@@ -129,7 +153,7 @@ func (m *Mover) rewind(ctx context.Context) error {
 	switch {
 	case m.state.Step == catching:
 		return m.copyAgain(ctx)
-	case m.state.Step == swapping && current == oldVolume:
+	case m.state.Step == swapping && current == oldVolume && m.state.Recovery == nil:
 		return m.enter(ctx, stopping)
 	}
 	return nil
@@ -151,9 +175,14 @@ func (m *Mover) run(ctx context.Context) error {
 // pollInterval is the time between two reads of an object that is waited for.
 const pollInterval = 200 * time.Millisecond
 
+// until is the function until with the output of the move.
+func (m *Mover) until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
+	return until(ctx, m.Progress, limit, what, done)
+}
+
 // until calls done until it returns true or an error. It continues after errors of an API server that does not answer. A limit of 0
 // means none. The error after the limit contains what, such as "claim c is Bound".
-func (m *Mover) until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
+func until(ctx context.Context, progress func(format string, args ...any), limit time.Duration, what string, done func() (bool, error)) error {
 	begin, silent := time.Now(), false
 	for {
 		ok, err := done()
@@ -167,7 +196,7 @@ func (m *Mover) until(ctx context.Context, limit time.Duration, what string, don
 			return errors.Join(fmt.Errorf("timed out after %v waiting until %s", limit, what), err)
 		}
 		if err != nil && !silent {
-			m.Progress("The API server does not answer; retrying: %v", err)
+			progress("The API server does not answer; retrying: %v", err)
 		}
 		silent = err != nil
 		select {

@@ -48,7 +48,7 @@ func (m *Mover) Plan(ctx context.Context, report status.Report) (Plan, error) {
 	if err := m.checkClaim(); err != nil {
 		return p, err
 	}
-	if err := m.checkRights(ctx); err != nil {
+	if err := m.checkRights(ctx, m.rights()); err != nil {
 		return p, err
 	}
 	if err := m.planVolume(ctx, &p, report); err != nil {
@@ -78,6 +78,9 @@ func (m *Mover) Plan(ctx context.Context, report status.Report) (Plan, error) {
 func (m *Mover) checkClaim() error {
 	c := m.claim
 	name := c.Metadata.Namespace + "/" + c.Metadata.Name
+	if of := c.Metadata.Labels[protectLabel]; of != "" {
+		return fmt.Errorf("claim %s is a copy of the claim with the UID %s: to have the copies on another node, run 'kubectl trivet protect' for that claim, with that node", name, of)
+	}
 	switch owner := slices.IndexFunc(c.Metadata.OwnerReferences, func(o kube.Owner) bool { return o.Kind == "Pod" }); {
 	case c.Metadata.DeletionTimestamp != "":
 		return fmt.Errorf("claim %s is being deleted: its volume cannot be moved", name)
@@ -92,19 +95,27 @@ func (m *Mover) checkClaim() error {
 }
 
 // planVolume checks the volume of the claim.
-func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) (err error) {
-	if p.old, err = m.api.PersistentVolume(ctx, m.claim.Spec.VolumeName); err != nil {
+func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) error {
+	if err := m.planSource(ctx, p, report.Driver); err != nil {
 		return err
 	}
-	if p.Volume, err = kube.AsPersistentVolume(p.old); err != nil {
+	handle := p.Volume.Spec.CSI.VolumeHandle
+	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == handle })
+	if i < 0 {
+		return fmt.Errorf("volume %v is not in the report of the drivers: see 'kubectl trivet status' for node %s", handle, p.From)
+	}
+	p.SizeBytes, p.UsedBytes = report.Volumes[i].SizeBytes, report.Volumes[i].UsedBytes
+	return nil
+}
+
+// planSource checks the PersistentVolume of the claim.
+func (m *Mover) planSource(ctx context.Context, p *Plan, driver string) error {
+	if err := m.readVolume(ctx, p); err != nil {
 		return err
 	}
 	name, csi := p.Volume.Metadata.Name, p.Volume.Spec.CSI
-	if ref := p.Volume.Spec.ClaimRef; ref.UID != m.claim.Metadata.UID {
-		return fmt.Errorf("PersistentVolume %s belongs to claim %s/%s with the UID %q, and not to claim %s/%s", name, ref.Namespace, ref.Name, ref.UID, m.Namespace, m.ClaimName)
-	}
-	if csi.Driver != report.Driver {
-		return fmt.Errorf("PersistentVolume %s has the driver %q: only volumes of %s can be moved", name, csi.Driver, report.Driver)
+	if csi.Driver != driver {
+		return fmt.Errorf("PersistentVolume %s has the driver %q: only volumes of %s can be moved", name, csi.Driver, driver)
 	}
 	id, err := volume.ParseID(csi.VolumeHandle)
 	if err != nil {
@@ -116,14 +127,24 @@ func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) (
 	if !m.Transfers(id.Backend) {
 		return fmt.Errorf("volume %v: backend %s cannot send a volume to another node: restore a backup there (docs/operations/backup.md), or move the disk with its pool to that node", id, id.Backend)
 	}
+	return nil
+}
+
+// readVolume reads the PersistentVolume of the claim, which must belong to it and be on one node.
+func (m *Mover) readVolume(ctx context.Context, p *Plan) (err error) {
+	if p.old, err = m.api.PersistentVolume(ctx, m.claim.Spec.VolumeName); err != nil {
+		return err
+	}
+	if p.Volume, err = kube.AsPersistentVolume(p.old); err != nil {
+		return err
+	}
+	name := p.Volume.Metadata.Name
+	if ref := p.Volume.Spec.ClaimRef; ref.UID != m.claim.Metadata.UID {
+		return fmt.Errorf("PersistentVolume %s belongs to claim %s/%s with the UID %q, and not to claim %s/%s", name, ref.Namespace, ref.Name, ref.UID, m.Namespace, m.ClaimName)
+	}
 	if p.From = p.Volume.OnlyNode(translate.TopologyKey); p.From == "" {
-		return fmt.Errorf("PersistentVolume %s: its node affinity does not select one node by %s: only a volume of one node can be moved", name, translate.TopologyKey)
+		return fmt.Errorf("PersistentVolume %s: its node affinity does not select one node by %s: only a volume of one node can be copied", name, translate.TopologyKey)
 	}
-	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == csi.VolumeHandle })
-	if i < 0 {
-		return fmt.Errorf("volume %v is not in the report of the drivers: see 'kubectl trivet status' for node %s", id, p.From)
-	}
-	p.SizeBytes, p.UsedBytes = report.Volumes[i].SizeBytes, report.Volumes[i].UsedBytes
 	return nil
 }
 
@@ -149,28 +170,38 @@ func (m *Mover) checkClass(ctx context.Context, driver string, p Plan) (kube.Sto
 
 // checkDestination checks the node to which the volume is moved.
 func (m *Mover) checkDestination(ctx context.Context, driver string, p Plan) error {
-	if p.From == p.To {
-		return fmt.Errorf("--to %q: the volume is already on this node", p.To)
-	}
-	node, err := m.api.Node(ctx, p.To)
-	switch {
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("--to %q: the cluster has no such node", p.To)
-	case err != nil:
+	node, err := m.checkNode(ctx, p)
+	if err != nil {
 		return err
-	case !node.Ready():
-		return fmt.Errorf("--to %q: the node is not ready", p.To)
-	case node.Spec.Unschedulable:
-		return fmt.Errorf("--to %q: the node is cordoned, so that no pod can start there: run 'kubectl uncordon %s'", p.To, p.To)
+	}
+	if node.Spec.Unschedulable {
+		return fmt.Errorf("node %q is cordoned, so that no pod can start there: run 'kubectl uncordon %s'", p.To, p.To)
 	}
 	registered, err := m.api.CSINode(ctx, p.To)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	if _, found := registered.Driver(driver); !found {
-		return fmt.Errorf("--to %q: the driver %s is not registered on the node: see 'kubectl trivet status'", p.To, driver)
+		return fmt.Errorf("node %q: the driver %s is not registered on the node: see 'kubectl trivet status'", p.To, driver)
 	}
 	return nil
+}
+
+// checkNode checks that the node of a copy is another one than that of the volume, and ready.
+func (m *Mover) checkNode(ctx context.Context, p Plan) (kube.Node, error) {
+	if p.From == p.To {
+		return kube.Node{}, fmt.Errorf("node %q: the volume is already on this node: name another one", p.To)
+	}
+	node, err := m.api.Node(ctx, p.To)
+	switch {
+	case apierrors.IsNotFound(err):
+		return node, fmt.Errorf("node %q: the cluster has no such node", p.To)
+	case err != nil:
+		return node, err
+	case !node.Ready():
+		return node, fmt.Errorf("node %q: the node is not ready", p.To)
+	}
+	return node, nil
 }
 
 // chooseSnapshotClass returns the class that the user has named, otherwise the only one or the default one of the driver. A class
@@ -212,9 +243,9 @@ func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, c
 	room, known := roomOn(report, p.To, pool)
 	switch {
 	case !known:
-		return fmt.Errorf("--to %q: the node has no open pool %q for the copy: see 'kubectl trivet status'", p.To, pool)
+		return fmt.Errorf("node %q has no open pool %q for the copy: see 'kubectl trivet status'", p.To, pool)
 	case room < p.SizeBytes:
-		return fmt.Errorf("--to %q: the node has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
+		return fmt.Errorf("node %q has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
 	}
 	p.Single = room < 2*p.SizeBytes
 	from, err := m.api.Node(ctx, p.From)
@@ -237,30 +268,40 @@ func roomOn(report status.Report, node, name string) (room int64, known bool) {
 
 // rights are the rights that a move needs, beside those for the report of the drivers.
 func (m *Mover) rights() (all []kube.Right) {
-	add := func(namespace, group, resource string, verbs ...string) {
-		for _, verb := range verbs {
-			all = append(all, kube.Right{Verb: verb, Group: group, Resource: resource, Namespace: namespace})
-		}
-	}
-	add(m.Namespace, "", "persistentvolumeclaims", "get", "create", "patch", "delete")
-	add(m.api.Namespace, "", "configmaps", "get", "list", "create", "patch", "delete")
-	add(m.Namespace, "", "pods", "get", "list")
-	add(m.Namespace, "", "events", "list")
-	add(m.Namespace, "snapshot.storage.k8s.io", "volumesnapshots", "get", "create", "delete")
-	add("", "snapshot.storage.k8s.io", "volumesnapshotclasses", "list")
-	add("", "storage.k8s.io", "storageclasses", "get")
-	add("", "storage.k8s.io", "csinodes", "get")
-	add("", "storage.k8s.io", "csidrivers", "get")
-	add("", "storage.k8s.io", "volumeattachments", "list")
-	add("", "", "nodes", "get", "patch")
-	add("", "", "persistentvolumes", "get", "create", "patch", "delete")
+	all = append(m.swapRights(), rights(m.Namespace, "", "persistentvolumeclaims", "create")...)
+	all = append(all, rights(m.Namespace, "", "events", "list")...)
+	all = append(all, rights(m.Namespace, "snapshot.storage.k8s.io", "volumesnapshots", "get", "create")...)
+	all = append(all, rights("", "snapshot.storage.k8s.io", "volumesnapshotclasses", "list")...)
+	all = append(all, rights("", "storage.k8s.io", "storageclasses", "get")...)
+	all = append(all, rights("", "storage.k8s.io", "csidrivers", "get")...)
+	all = append(all, rights("", "", "nodes", "patch")...)
 	return append(all, kube.Right{Verb: "create", Resource: "pods", Subresource: "eviction", Namespace: m.Namespace})
 }
 
-// checkRights returns an error with the rights that the user does not have, so that a move does not stop half-way.
-func (m *Mover) checkRights(ctx context.Context) error {
+// swapRights are the rights with which the volume of the claim is replaced by a copy that exists.
+func (m *Mover) swapRights() (all []kube.Right) {
+	all = append(all, rights(m.Namespace, "", "persistentvolumeclaims", "get", "patch", "delete")...)
+	all = append(all, rights(m.api.Namespace, "", "configmaps", "get", "list", "create", "patch", "delete")...)
+	all = append(all, rights(m.Namespace, "", "pods", "get", "list")...)
+	all = append(all, rights(m.Namespace, "snapshot.storage.k8s.io", "volumesnapshots", "delete")...)
+	all = append(all, rights("", "storage.k8s.io", "csinodes", "get")...)
+	all = append(all, rights("", "storage.k8s.io", "volumeattachments", "list")...)
+	all = append(all, rights("", "", "nodes", "get")...)
+	return append(all, rights("", "", "persistentvolumes", "get", "create", "patch", "delete")...)
+}
+
+// rights returns rights for a resource.
+func rights(namespace, group, resource string, verbs ...string) (all []kube.Right) {
+	for _, verb := range verbs {
+		all = append(all, kube.Right{Verb: verb, Group: group, Resource: resource, Namespace: namespace})
+	}
+	return all
+}
+
+// checkRights returns an error with the rights that the user does not have, so that a command does not stop half-way.
+func (m *Mover) checkRights(ctx context.Context, all []kube.Right) error {
 	var missing []error
-	for _, r := range m.rights() {
+	for _, r := range all {
 		allowed, err := m.api.May(ctx, r)
 		if err != nil {
 			return err

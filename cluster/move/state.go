@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,12 +67,23 @@ type state struct {
 	Ended []string `json:"ended,omitempty"`
 	// Detaching is true while the reclaim policy of the PersistentVolume may not be that of Old.
 	Detaching bool `json:"detaching,omitempty"`
+	// Recovery is set if the node From is lost, so that the claim gets a copy that exists already.
+	Recovery *recovery `json:"recovery,omitempty"`
 	// Old is the manifest of the PersistentVolume before the move.
 	Old kube.Object `json:"old"`
 	// New is the manifest of the PersistentVolume after the move. Copy is the name of the PersistentVolume of the last copy,
 	// which has the same volume.
 	New  kube.Object `json:"new,omitempty"`
 	Copy string      `json:"copy,omitempty"`
+}
+
+// recovery is the copy that a claim gets after its node was lost.
+type recovery struct {
+	// Claim is the name of the copy's claim. Policy was the reclaim policy of its PersistentVolume.
+	Claim  string `json:"claim"`
+	Policy string `json:"policy"`
+	// Snapshotted is the time of the data.
+	Snapshotted time.Time `json:"snapshotted"`
 }
 
 // errChanged is returned if the ConfigMap is not as this process wrote it.

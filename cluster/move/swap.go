@@ -127,7 +127,7 @@ func (m *Mover) swap(ctx context.Context) error {
 	if err == nil && current != newVolume {
 		err = m.attachNew(ctx)
 	}
-	if errors.Is(err, errUsed) {
+	if errors.Is(err, errUsed) && m.state.Recovery == nil {
 		m.Progress("A pod may have used the volume since the pods were stopped. They are stopped again.")
 		return m.enter(ctx, stopping)
 	}
@@ -218,8 +218,11 @@ func (m *Mover) attachNew(ctx context.Context) error {
 		return err
 	}
 	err = m.checkUnused(ctx)
-	if attached || errors.Is(err, errUsed) {
-		return cmp.Or(m.restore(ctx), errUsed)
+	if attached && !errors.Is(err, errUsed) {
+		err = errUsed
+	}
+	if errors.Is(err, errUsed) {
+		return cmp.Or(m.restore(ctx), err)
 	}
 	if err != nil {
 		return err

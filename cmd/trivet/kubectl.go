@@ -34,9 +34,9 @@ func newPluginCommand() root {
 	cmd := &cobra.Command{
 		Use:         pluginName,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl trivet"},
-		Short:       "Show the drivers, pools and volumes of Trivet in a cluster, and move volumes",
+		Short:       "Show the drivers, pools and volumes of Trivet in a cluster, and move, copy and recover volumes",
 		Long: `Shows the drivers, pools, volumes and snapshots of Trivet in a cluster, with the rights
-of your kubeconfig. Only move and drain change anything.
+of your kubeconfig. Only move, drain, protect and recover change anything.
 
 Most commands fetch the report of the controller's driver through a forwarded port,
 which needs the right to create pods/portforward in the namespace of the drivers.
@@ -52,7 +52,8 @@ The doctor needs the right to create pods/exec.`,
 	access.addFlags(cmd)
 	cmd.AddCommand(
 		newClusterStatusCommand(access), newClusterVolumesCommand(access), newOrphansCommand(access), newTopCommand(access),
-		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newMoveCommand(access), newDrainCommand(access), newVersionCommand("kubectl trivet"),
+		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newMoveCommand(access), newDrainCommand(access),
+		newProtectCommand(access), newRecoverCommand(access), newVersionCommand("kubectl trivet"),
 	)
 	cmd.SetHelpCommand(newHelpCommand("  kubectl trivet help volumes"))
 	cmd.InitDefaultHelpCmd()
@@ -74,7 +75,7 @@ func (a *clusterAccess) addFlags(cmd *cobra.Command) {
 	a.rules = clientcmd.NewDefaultClientConfigLoadingRules()
 	flags.StringVar(&a.rules.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "kubeconfig `file`; default: $KUBECONFIG, or ~/.kube/config")
 	names := clientcmd.RecommendedConfigOverrideFlags("")
-	names.ContextOverrideFlags.Namespace.LongName = "" // only move depends on the namespace of the context, and has the flag itself
+	names.ContextOverrideFlags.Namespace.LongName = "" // only the commands for one claim depend on the namespace of the context, and have the flag themselves
 	names.Timeout.Description = "`duration` for which a command waits for an answer of the API server, for example 30s; 0: 10s"
 	clientcmd.BindOverrideFlags(&a.overrides, flags, names)
 }

@@ -23,8 +23,12 @@ type rootfs struct {
 	base, driver tree
 }
 
-// binaryPath is the path of the driver in the image.
-const binaryPath = "/usr/local/bin/trivet"
+// binaryPath is the path of the driver in the image. pluginPath is a link to it: by this name, the program is the plugin of
+// kubectl, which makes the copies of protected claims.
+const (
+	binaryPath = "/usr/local/bin/trivet"
+	pluginPath = "/usr/local/bin/kubectl-trivet"
+)
 
 // build assembles the content of the image for the architecture of a static binary.
 func build(ctx context.Context, binary []byte) (*rootfs, error) {
@@ -36,7 +40,7 @@ func build(ctx context.Context, binary []byte) (*rootfs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("assembling the image for %s: %w", arch.name, err)
 	}
-	driver := tree{binaryPath: {mode: 0o755, data: binary}}
+	driver := tree{binaryPath: {mode: 0o755, data: binary}, pluginPath: {link: "trivet"}}
 	driver.addParents()
 	return &rootfs{arch: arch, base: base, driver: driver}, nil
 }

@@ -138,6 +138,8 @@ func TestRefusals(t *testing.T) {
 		{"two snapshot classes with one name", "snapshots: {classes: [{name: a}, {name: a}]}", []string{"snapshots.classes: two are named a"}},
 		{"two default snapshot classes", "snapshots: {classes: [{name: a, default: true}, {name: b, default: true}]}", []string{"snapshots.classes: a, b are all default"}},
 		{"groups without snapshots", "snapshots: {groups: true}", []string{"snapshots.groups requires snapshots.enabled=true"}},
+		{"protection without snapshots", "protection: {enabled: true}", []string{"protection.enabled requires snapshots.enabled=true"}},
+		{"protection on one node", "shape: oneNode\nprotection: {enabled: true}\nsnapshots: {enabled: true}", []string{"protection.enabled requires shape=cluster"}},
 		{"metadata without snapshots", "snapshots: {metadata: {enabled: true}}", []string{"snapshots.metadata.enabled requires snapshots.enabled=true"}},
 		{"metadata without a Secret", "snapshots: {enabled: true, metadata: {enabled: true}}", []string{"snapshots.metadata.secretName", "trivet-snapshot-metadata.trivet-system"}},
 		{"invalid CA", "snapshots: {metadata: {caCert: MIIB}}", []string{"/snapshots/metadata/caCert"}},

@@ -106,6 +106,44 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestProtection checks the permissions of the ServiceAccount that makes copies: in the cluster it may only read, and what it may
+// write is in a role that the chart does not bind. kubectl trivet protect finds both by the labels of the ServiceAccount.
+func TestProtection(t *testing.T) {
+	all := template(t, "protection: {enabled: true, maxLagSeconds: 300}\nsnapshots: {enabled: true}\nimagePullSecrets: [registry]\nmetrics: {prometheusRule: {enabled: true}}\n", externalAPIs)
+	const account = "trivet-protection"
+	if got := writes(t, all, account); len(got) > 0 {
+		t.Errorf("got permissions %v in the whole cluster, want none to write", got)
+	}
+	for _, rule := range rules(t, all, account) {
+		if !slices.Equal(rule.Verbs, []string{"get"}) {
+			t.Errorf("got rule %v in the whole cluster, want only get", rule)
+		}
+	}
+	want := map[string][]string{"persistentvolumeclaims": {"get", "list", "create", "delete"}, "volumesnapshots": {"get", "list", "create", "delete"}, "events": {"list"}}
+	got := map[string][]string{}
+	for _, rule := range named[*rbacv1.ClusterRole](t, all, namespace+":"+account).Rules {
+		for _, resource := range rule.Resources {
+			got[resource] = append(got[resource], rule.Verbs...)
+		}
+	}
+	if !maps.EqualFunc(got, want, sameVerbs) {
+		t.Errorf("got permissions %v in the namespaces of claims, want %v", got, want)
+	}
+	a := named[*corev1.ServiceAccount](t, all, account)
+	if a.Labels["app.kubernetes.io/name"] != "trivet" || a.Labels["app.kubernetes.io/component"] != "protection" || len(a.ImagePullSecrets) != 1 {
+		t.Errorf("got %+v, want the labels and the Secret for images", a)
+	}
+	out, _, ok := tryHelm(t, "template", "trivet", chart, "--set", "metrics.prometheusRule.enabled=true,protection.maxLagSeconds=300", externalAPIs)
+	if !ok || !strings.Contains(out, "(trivet_copy_timestamp_seconds) > 300\n") {
+		t.Error("got no alert with the age of protection.maxLagSeconds")
+	}
+	for _, a := range ofType[*corev1.ServiceAccount](template(t, "", externalAPIs)) {
+		if a.Name == account {
+			t.Errorf("got ServiceAccount %s by default, want none", a.Name)
+		}
+	}
+}
+
 // TestNodePolicy checks that an admission policy limits the permission of the nodes' drivers to patch Nodes.
 // The policy is omitted if the drivers lack the permission or the cluster has no such policies.
 func TestNodePolicy(t *testing.T) {

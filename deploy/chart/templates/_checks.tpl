@@ -19,6 +19,7 @@ livenessProbe: 2.8.0
 {{- include "trivet.checkClasses" . -}}
 {{- include "trivet.checkEphemeral" . -}}
 {{- include "trivet.checkSnapshots" . -}}
+{{- include "trivet.checkProtection" . -}}
 {{- include "trivet.checkAPIs" . -}}
 {{- include "trivet.checkCertificates" . -}}
 {{- include "trivet.checkAccounts" . -}}
@@ -33,6 +34,17 @@ livenessProbe: 2.8.0
 {{- $map := dict "default" nil -}}
 {{- range .Values.pools -}}{{- $_ := set $map (get . "name" | default "NAME") (omit . "name") -}}{{- end -}}
 {{- fail (printf "\n\npools is a list, but must be a map by name. The chart adds your pools to its own. Replace your list by:\n\npools:\n%s\n\n(default: null removes the pool default of the chart, which a list would replace)" ($map | toYaml | indent 2)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkProtection" -}}
+{{- if .Values.protection.enabled -}}
+{{- if eq .Values.shape "oneNode" -}}
+{{- fail "\n\nprotection.enabled requires shape=cluster, because the copies are on another node" -}}
+{{- end -}}
+{{- if not .Values.snapshots.enabled -}}
+{{- fail "\n\nprotection.enabled requires snapshots.enabled=true" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -53,6 +53,11 @@ app.kubernetes.io/component: controller
 {{- .Values.controller.serviceAccount.name | default (include "trivet.controller" .) -}}
 {{- end -}}
 
+{{/* Name of the ServiceAccount that makes the copies of protected claims. */}}
+{{- define "trivet.protection" -}}
+{{- include "trivet.fullname" . -}}-protection
+{{- end -}}
+
 {{/* Name of the Secret and the ConfigMap of the CA. */}}
 {{- define "trivet.authority" -}}
 {{- include "trivet.fullname" . -}}-ca
