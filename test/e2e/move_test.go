@@ -68,18 +68,20 @@ type moving struct {
 	uid    string // of the claim
 
 	mu      sync.Mutex
-	printed []string // the records that the pods have printed
+	// printed contains the records that the pods have printed, and arrived when this process has read each of them.
+	printed []string
+	arrived []time.Time
 }
 
 // movedClaim is the claim of the StatefulSet.
 const movedClaim = "data-log-0"
 
-// startMoving installs the chart with snapshots, and starts the StatefulSet "log" of a manifest.
-func startMoving(t *testing.T, manifest string) *moving {
+// startMoving installs the chart with snapshots and options, and starts the StatefulSet "log" of a manifest.
+func startMoving(t *testing.T, manifest string, options ...string) *moving {
 	t.Helper()
 	m := &moving{ns: newNamespace(t, "move"), plugin: installPlugin(t, "trivet-crashpoints")}
 	installSnapshotAPI(t)
-	installLocal(t, "--set", "snapshots.enabled=true")
+	installLocal(t, append([]string{"--set", "snapshots.enabled=true"}, options...)...)
 	kubectlInput(t, manifest, "-n", m.ns, "apply", "-f", "-")
 	t.Cleanup(func() {
 		for _, n := range nodes() {
@@ -110,7 +112,7 @@ func (m *moving) follow(ctx context.Context) {
 			for lines := bufio.NewScanner(out); lines.Scan(); {
 				if record.Match(lines.Bytes()) { // kubectl also prints errors of the kubelet
 					m.mu.Lock()
-					m.printed = append(m.printed, lines.Text())
+					m.printed, m.arrived = append(m.printed, lines.Text()), append(m.arrived, time.Now())
 					m.mu.Unlock()
 				}
 			}
