@@ -3,6 +3,7 @@ package pool
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,9 @@ import (
 
 // contentSize is the size of the content that the tests receive, in bytes.
 const contentSize = 4 << 20
+
+// snapshotted is the time of the snapshot that the tests receive.
+var snapshotted = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // receiveSome begins to receive an image with some verified bytes, and ends.
 func receiveSome(t *testing.T, p *Pool, name string, verified int64) {
@@ -36,7 +40,7 @@ func mustReceive(t *testing.T, p *Pool, name, identity string) *Partial {
 		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: contentSize, Block: true, SectorSize: 512,
 		Created: time.Now().UTC(), Source: &volume.Source{Snapshot: true, ID: p.ID("loop", "s")},
 	}
-	x, err := p.Receive(v, volume.Manifest{Identity: identity, Lineage: p.ID("loop", "lineage"), Size: contentSize})
+	x, err := p.Receive(v, volume.Manifest{Identity: identity, Lineage: p.ID("loop", "lineage"), Created: snapshotted, Size: contentSize})
 	must(t, err)
 	return x
 }
@@ -176,6 +180,30 @@ func TestReceiveDifferences(t *testing.T) {
 	if _, _, err := p.openUnchanged(t.Context(), p.ID("loop", "another"), "S1"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("a base of another lineage: got %v, want ErrUnavailable", err)
 	}
+}
+
+// TestCopies: a received volume is a copy of the other node's volume, with the time of the snapshot, until it is changed.
+func TestCopies(t *testing.T) {
+	p, _ := openPlain(t)
+	x := mustReceive(t, p, "a", "S1")
+	must(t, x.Begin(t.Context(), ""))
+	must(t, x.Commit(t.Context(), func(dir *os.Root, image *os.File) error { return MarkReceived(dir, image, x.content) }))
+	x.Close()
+	check := func(want map[volume.ID]time.Time, of volume.ID) {
+		t.Helper()
+		copies, err := p.Images.Copies()
+		if err != nil || !maps.EqualFunc(copies, want, time.Time.Equal) {
+			t.Errorf("got the copies %v, %v, want %v", copies, err, want)
+		}
+		entries, err := p.Entries()
+		if err != nil || len(entries) != 1 || entries[0].CopyOf != of {
+			t.Errorf("got %+v, %v, want one volume that is a copy of %v", entries, err, of)
+		}
+	}
+	source := p.ID("loop", "lineage")
+	check(map[volume.ID]time.Time{source: snapshotted}, source)
+	must(t, p.Images.BeginChange("a"))
+	check(nil, volume.ID{})
 }
 
 func wantReceived(t *testing.T, dir string, n int) {

@@ -214,7 +214,7 @@ func cronJob(when string, o ProtectOptions, uid, account, image string, labels m
 		"jobTemplate": map[string]any{
 			"metadata": map[string]any{"labels": labels},
 			"spec": map[string]any{
-				"backoffLimit": int64(0), // the next Job continues
+				"backoffLimit":          int64(0), // the next Job continues
 				"activeDeadlineSeconds": int64(jobDeadline.Seconds()),
 				"template": map[string]any{
 					"metadata": map[string]any{"labels": labels},

@@ -74,8 +74,12 @@ func TestNextCopy(t *testing.T) {
 // TestOldCopies: the newest complete copies of the volume are kept, and no others.
 func TestOldCopies(t *testing.T) {
 	all := []protectedCopy{
-		{number: 1, complete: true, handle: "v"}, {number: 2, complete: true, handle: "v"}, {number: 3, handle: "v"},
-		{number: 4, complete: true, handle: "w"}, {number: 5, complete: true, handle: "v", ending: true}, {number: 6, complete: true, handle: "v"},
+		{number: 1, complete: true, handle: "v"},
+		{number: 2, complete: true, handle: "v"},
+		{number: 3, handle: "v"},
+		{number: 4, complete: true, handle: "w"},
+		{number: 5, complete: true, handle: "v", ending: true},
+		{number: 6, complete: true, handle: "v"},
 	}
 	for keep, want := range map[int][]int{1: {1, 2, 3, 4, 5}, 2: {1, 3, 4, 5}, 9: {3, 4, 5}} {
 		if got := oldCopies(all, "v", keep); !slices.Equal(got, want) {

@@ -51,7 +51,7 @@ func (m *Mover) PlanRecovery(ctx context.Context, report status.Report, name str
 	if err := m.checkClaim(); err != nil {
 		return r, err
 	}
-	if err := m.checkRights(ctx, m.swapRights()); err != nil {
+	if err := m.checkRights(ctx, append(m.swapRights(), rights(m.Namespace, "", "persistentvolumeclaims", "list")...)); err != nil {
 		return r, err
 	}
 	var p Plan

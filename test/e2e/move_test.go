@@ -67,7 +67,7 @@ type moving struct {
 	plugin func(ctx context.Context, args ...string) *exec.Cmd
 	uid    string // of the claim
 
-	mu      sync.Mutex
+	mu sync.Mutex
 	// printed contains the records that the pods have printed, and arrived when this process has read each of them.
 	printed []string
 	arrived []time.Time

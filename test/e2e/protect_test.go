@@ -62,6 +62,9 @@ func TestProtect(t *testing.T) {
 	if out := output(t, m.recover(t, "", "--dry-run")); !strings.Contains(out, taken.UTC().Format(time.RFC3339)) || !strings.Contains(out, m.copyName(3)) {
 		t.Errorf("got the plan\n%s\nwant copy 3 with the data of %v", out, taken)
 	}
+	if at := metricOf(t, other, `trivet_copy_timestamp_seconds{pool="limited",source="`+old+`"}`); int64(at) != taken.Unix() {
+		t.Errorf("got the time %f of the newest copy in the metrics, want %v", at, taken)
+	}
 	m.mu.Lock()
 	var kept []string // the records that were printed before the snapshot
 	for i, record := range m.printed {
@@ -197,18 +200,23 @@ func (m *moving) report(t *testing.T) (all []status.Volume) {
 }
 
 // received returns the bytes of volumes that the driver of a node has received since it started.
-func (m *moving) received(t *testing.T, node string) (n int) {
+func (m *moving) received(t *testing.T, node string) int {
+	t.Helper()
+	return int(metricOf(t, node, `trivet_transferred_bytes_total{direction="received"}`))
+}
+
+// metricOf returns the value of a metric of a node's driver.
+func metricOf(t *testing.T, node, series string) (value float64) {
 	t.Helper()
 	pod := nodeNamed(t, node).driverPod(t)
 	page := kubectl(t, "get", "--raw", "/api/v1/namespaces/"+namespace+"/pods/"+pod+":9810/proxy/metrics")
 	for line := range strings.Lines(page) {
-		if text, ok := strings.CutPrefix(line, `trivet_transferred_bytes_total{direction="received"} `); ok {
-			var bytes float64
-			must(t, json.Unmarshal([]byte(strings.TrimSpace(text)), &bytes))
-			return int(bytes)
+		if text, ok := strings.CutPrefix(line, series+" "); ok {
+			must(t, json.Unmarshal([]byte(strings.TrimSpace(text)), &value))
+			return value
 		}
 	}
-	t.Fatalf("got no counter of received bytes in the metrics of %s", pod)
+	t.Fatalf("got no %s in the metrics of %s", series, pod)
 	return 0
 }
 
