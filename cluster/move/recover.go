@@ -182,6 +182,33 @@ func (m *Mover) verifyCopy(ctx context.Context, report status.Report, of kube.Pe
 	return c, nil, nil
 }
 
+// verifyAgain checks that the copy is still what it was when the recovery began, because pods may have used it since.
+func (m *Mover) verifyAgain(ctx context.Context) error {
+	old, err := kube.AsPersistentVolume(m.state.Old)
+	if err != nil {
+		return err
+	}
+	report, err := m.api.Report(ctx)
+	if err != nil {
+		return err
+	}
+	claim, err := m.api.Claim(ctx, m.Namespace, m.state.Recovery.Claim)
+	if err != nil {
+		return err
+	}
+	c, refusal, err := m.verifyCopy(ctx, report, old, claim)
+	if err != nil {
+		return err
+	}
+	if refusal == nil && !c.Snapshotted.Equal(m.state.Recovery.Snapshotted) {
+		refusal = fmt.Errorf("copy %s has the data of %v, and had that of %v", c.Claim, c.Snapshotted, m.state.Recovery.Snapshotted)
+	}
+	if refusal != nil {
+		return fmt.Errorf("%w: nothing is changed: undo the recovery with --abort", refusal)
+	}
+	return nil
+}
+
 // checkCopyUnused checks that no pod uses the claim of a copy, which is deleted at the end.
 func (m *Mover) checkCopyUnused(ctx context.Context, name string) error {
 	pods, err := m.api.Pods(ctx, m.Namespace, "")

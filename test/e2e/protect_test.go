@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
@@ -78,7 +79,9 @@ func TestProtect(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "nothing is changed") {
 		t.Errorf("got %v and\n%s\nwant that nothing is changed without a confirmation", err, out)
 	}
-	wantKilled(t, m.recover(t, crashpoint.MoveKept, "--yes"))
+	wantKilled(t, m.recover(t, crashpoint.MoveKept, "--yes", "--copy", m.copyName(2)))
+	m.useCopy(t, other, 2)
+	m.refuseRecovery(t, "was used by a pod or changed")
 	output(t, m.recover(t, "", "--abort"))
 	if at := nodeOfVolume(t, pv); at != name {
 		t.Errorf("got the volume on %s after an abort, want %s", at, name)
@@ -197,6 +200,14 @@ func (m *moving) report(t *testing.T) (all []status.Volume) {
 	out, _ := m.plugin(t.Context(), "volumes", "-o", "json").Output() // fails while a node does not report
 	must(t, json.Unmarshal(out, &all))
 	return all
+}
+
+// useCopy uses a copy in a pod on a node, and deletes the pod.
+func (m *moving) useCopy(t *testing.T, node string, number int) {
+	t.Helper()
+	applyText(t, m.ns, "apiVersion: v1\nkind: Pod"+strings.Replace(fmt.Sprintf(user, "nodeName: "+node), movedClaim, m.copyName(number), 1))
+	kubectl(t, "-n", m.ns, "wait", "pod", "user", "--for=condition=Ready", "--timeout=2m")
+	kubectl(t, "-n", m.ns, "delete", "pod", "user", "--timeout=2m")
 }
 
 // received returns the bytes of volumes that the driver of a node has received since it started.
