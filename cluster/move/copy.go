@@ -73,6 +73,7 @@ func (m *Mover) catchUp(ctx context.Context) error {
 	}
 	return m.save(ctx, func(s *state) {
 		s.Step, s.Copy, s.New = swapping, claim.Spec.VolumeName, newVolumeManifest(s.Old, object)
+		s.CopyUID, s.CopyRound = claim.Metadata.UID, s.Round
 	})
 }
 
@@ -204,8 +205,11 @@ func (m *Mover) view(ctx context.Context, name string) (kube.PersistentVolume, e
 // removeCopies removes the copies up to a number, and their snapshots.
 func (m *Mover) removeCopies(ctx context.Context, last int) error {
 	for round := 1; round <= last; round++ {
-		name := m.copyName(round)
-		if err := m.removeCopy(ctx, name); err != nil {
+		name, remove := m.copyName(round), m.removeCopy
+		if round == m.state.CopyRound {
+			remove = m.removeChosen
+		}
+		if err := remove(ctx, name); err != nil {
 			return err
 		}
 		crashpoint.Here(crashpoint.MoveCopyGone)
@@ -226,12 +230,52 @@ func (m *Mover) removeCopy(ctx context.Context, name string) error {
 		return nil
 	}
 	if err == nil && claim.Spec.VolumeName != "" {
-		err = m.releaseCopy(ctx, claim)
+		err = m.releaseCopy(ctx, claim.Spec.VolumeName, func(v kube.PersistentVolume) error { return m.checkCopy(claim, v) })
 	}
 	if err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.MoveReleased)
+	return m.deleteClaim(ctx, name)
+}
+
+// removeChosen is removeCopy for the copy that the claim has or was to get. Its PersistentVolume is released also if its claim was
+// deleted. Another claim of that name, which a user may have created since, is not changed.
+func (m *Mover) removeChosen(ctx context.Context, name string) error {
+	if err := m.releaseCopy(ctx, m.state.Copy, m.checkChosen); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.MoveReleased)
+	claim, err := m.api.Claim(ctx, m.Namespace, name)
+	switch {
+	case err != nil:
+		return absent(err)
+	case !m.chosen(claim):
+		m.Progress("Claim %s/%s with the UID %s is not that of the copy: it is not changed.", m.Namespace, name, claim.Metadata.UID)
+		return nil
+	}
+	return m.deleteClaim(ctx, name)
+}
+
+// chosen reports whether a claim is that of the copy in the state.
+func (m *Mover) chosen(claim kube.Claim) bool {
+	return claim.Metadata.UID == m.state.CopyUID && claim.Spec.VolumeName == m.state.Copy
+}
+
+// checkChosen checks that a PersistentVolume is that of the copy in the state.
+func (m *Mover) checkChosen(v kube.PersistentVolume) error {
+	next, err := kube.AsPersistentVolume(m.state.New)
+	if err != nil {
+		return err
+	}
+	if v.Spec.ClaimRef.UID != m.state.CopyUID || v.Spec.CSI.VolumeHandle != next.Spec.CSI.VolumeHandle {
+		return fmt.Errorf("PersistentVolume %s has the volume %s and belongs to a claim with the UID %q, and not %s and %q as the copy: it is not changed: find out who has replaced it", v.Metadata.Name, v.Spec.CSI.VolumeHandle, v.Spec.ClaimRef.UID, next.Spec.CSI.VolumeHandle, m.state.CopyUID)
+	}
+	return nil
+}
+
+// deleteClaim deletes the claim of a copy, and waits until it is deleted.
+func (m *Mover) deleteClaim(ctx context.Context, name string) error {
 	if err := m.api.DeleteClaim(ctx, m.Namespace, name); err != nil {
 		return fmt.Errorf("deleting claim %s: %w", name, err)
 	}
@@ -265,11 +309,10 @@ func (m *Mover) waitProvisioned(ctx context.Context, claim kube.Claim) (kube.Cla
 	return claim, err
 }
 
-// releaseCopy makes sure that the volume of a copy is deleted together with its claim. It removes only the object if the claim
-// that is moved has the volume.
-func (m *Mover) releaseCopy(ctx context.Context, claim kube.Claim) error {
-	check := func(v kube.PersistentVolume) error { return m.checkCopy(claim, v) }
-	v, err := m.view(ctx, claim.Spec.VolumeName)
+// releaseCopy makes sure that the volume of a copy, whose PersistentVolume check must accept, is deleted together with its claim.
+// It removes only the object if the claim that is moved has the volume.
+func (m *Mover) releaseCopy(ctx context.Context, name string, check func(kube.PersistentVolume) error) error {
+	v, err := m.view(ctx, name)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
@@ -102,9 +101,6 @@ func (m *Mover) abandonCopies(ctx context.Context) error {
 	if m.state.Recovery == nil {
 		return m.removeCopies(ctx, m.state.Round)
 	}
-	claim, err := m.api.Claim(ctx, m.Namespace, m.state.Recovery.Claim)
-	if err == nil {
-		_, err = m.setPolicy(ctx, m.state.Copy, m.state.Recovery.Policy, func(v kube.PersistentVolume) error { return m.checkCopy(claim, v) })
-	}
+	_, err := m.setPolicy(ctx, m.state.Copy, m.state.Recovery.Policy, m.checkChosen)
 	return absent(err)
 }

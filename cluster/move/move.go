@@ -143,8 +143,7 @@ func (m *Mover) Resume(ctx context.Context) error {
 	return m.run(ctx)
 }
 
-// rewind returns to an earlier step if the volume may have been used since the last copy was created. The copy of a recovery is
-// verified again.
+// rewind returns to an earlier step if the volume may have been used since the last copy was created.
 func (m *Mover) rewind(ctx context.Context) error {
 	current, err := m.current(ctx)
 	if err != nil {
@@ -154,9 +153,7 @@ func (m *Mover) rewind(ctx context.Context) error {
 	switch {
 	case m.state.Step == catching:
 		return m.copyAgain(ctx)
-	case m.state.Step == swapping && current == oldVolume && m.state.Recovery != nil:
-		return m.verifyAgain(ctx)
-	case m.state.Step == swapping && current == oldVolume:
+	case m.state.Step == swapping && current == oldVolume && m.state.Recovery == nil:
 		return m.enter(ctx, stopping)
 	}
 	return nil

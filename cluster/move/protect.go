@@ -237,8 +237,8 @@ func cronJob(when string, o ProtectOptions, uid, account, image string, labels m
 	}
 }
 
-// Copies returns the copies of the claim, the newest first, and why others cannot be used.
-func Copies(ctx context.Context, cluster *kubectl.Cluster, report status.Report, o Options) ([]Copy, []error, error) {
+// Copies returns the copies of the claim, the newest first, and those that cannot be used.
+func Copies(ctx context.Context, cluster *kubectl.Cluster, report status.Report, o Options) ([]Copy, []Refusal, error) {
 	claim, err := cluster.Claim(ctx, o.Namespace, o.ClaimName)
 	if err != nil {
 		return nil, nil, err

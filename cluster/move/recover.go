@@ -41,9 +41,22 @@ type Recovery struct {
 	Volume kube.PersistentVolume
 	From   string
 	Copy   Copy
+	// Newer are the copies that are newer than Copy and cannot be used.
+	Newer []Refusal
 
 	old kube.Object
 }
+
+// Refusal is a copy that cannot be used, with the reason.
+type Refusal struct {
+	Claim  string
+	Reason error
+
+	created string
+}
+
+// errReady is the reason why a node is not lost.
+var errReady = errors.New("is ready")
 
 // PlanRecovery examines whether the claim's node is lost, and chooses the copy with a name, or the newest one if it is empty.
 // report is the report of the drivers. The error tells why the claim cannot be recovered.
@@ -59,11 +72,14 @@ func (m *Mover) PlanRecovery(ctx context.Context, report status.Report, name str
 		return r, err
 	}
 	reason, err := m.notLost(ctx, p.From)
+	if errors.Is(reason, errReady) {
+		reason = m.explainReady(report, p, reason)
+	}
 	if err = errors.Join(reason, err); err != nil {
 		return r, err
 	}
 	r = Recovery{Volume: p.Volume, From: p.From, old: p.old}
-	if r.Copy, err = m.chooseCopy(ctx, report, p.Volume, name); err != nil {
+	if r.Copy, r.Newer, err = m.chooseCopy(ctx, report, p.Volume, name); err != nil {
 		return r, err
 	}
 	p.To = r.Copy.Node
@@ -82,7 +98,7 @@ func (m *Mover) notLost(ctx context.Context, from string) (reason, err error) {
 	case err != nil:
 		return nil, err
 	case node.Ready():
-		return fmt.Errorf("node %s of the volume is ready: nothing is lost; 'kubectl trivet move -n %s %s --to NODE' moves the volume without loss", from, m.Namespace, m.ClaimName), nil
+		return fmt.Errorf("node %s of the volume %w", from, errReady), nil
 	case !node.HasTaint(outOfService):
 		return fmt.Errorf("node %s of the volume is not ready, but it may still run pods that write: make sure that the machine is off, and then run 'kubectl taint node %[1]s %s=nodeshutdown:NoExecute'", from, outOfService), nil
 	}
@@ -105,11 +121,21 @@ func (m *Mover) notLost(ctx context.Context, from string) (reason, err error) {
 	return nil, nil
 }
 
-// chooseCopy returns the copy with a name, or the newest one if the name is empty.
-func (m *Mover) chooseCopy(ctx context.Context, report status.Report, of kube.PersistentVolume, name string) (Copy, error) {
+// explainReady returns what to do if the node of the volume is ready.
+func (m *Mover) explainReady(report status.Report, p Plan, reason error) error {
+	handle := p.Volume.Spec.CSI.VolumeHandle
+	if slices.ContainsFunc(report.Volumes, func(v status.Volume) bool { return v.ID == handle }) {
+		return fmt.Errorf("%w: nothing is lost; 'kubectl trivet move -n %s %s --to NODE' moves the volume without loss", reason, m.Namespace, m.ClaimName)
+	}
+	return fmt.Errorf("%w, but no driver reports its volume %s: see 'kubectl trivet status'. If the disk is lost, and the node is not, follow docs/operations/protection.md#a-disk-is-lost-and-its-node-is-not", reason, handle)
+}
+
+// chooseCopy returns the copy with a name, or the newest one if the name is empty, and those that are newer and cannot be used. If
+// there are such copies, the name must be given.
+func (m *Mover) chooseCopy(ctx context.Context, report status.Report, of kube.PersistentVolume, name string) (chosen Copy, newer []Refusal, err error) {
 	all, refused, err := m.copies(ctx, report, of)
 	if err != nil {
-		return Copy{}, err
+		return chosen, nil, err
 	}
 	i := slices.IndexFunc(all, func(c Copy) bool { return name == "" || c.Claim == name })
 	if i < 0 {
@@ -117,15 +143,31 @@ func (m *Mover) chooseCopy(ctx context.Context, report status.Report, of kube.Pe
 		if name != "" {
 			what = fmt.Sprintf("copy %q", name)
 		}
-		return Copy{}, errors.Join(append(refused, fmt.Errorf("claim %s/%s has no %s with which it can be recovered", m.Namespace, m.ClaimName, what))...)
+		return chosen, nil, errors.Join(append(reasons(refused), fmt.Errorf("claim %s/%s has no %s with which it can be recovered", m.Namespace, m.ClaimName, what))...)
 	}
-	return all[i], nil
+	chosen = all[i]
+	for _, r := range refused {
+		if r.created >= chosen.claim.Metadata.CreationTimestamp { // both are in UTC
+			newer = append(newer, r)
+		}
+	}
+	if len(newer) > 0 && name == "" {
+		err = errors.Join(append(reasons(newer), fmt.Errorf("%d copies which cannot be used are newer than %s: remove the reasons, or accept the loss of what only they contain with --copy %[2]s", len(newer), chosen.Claim))...)
+	}
+	return chosen, newer, err
+}
+
+func reasons(refused []Refusal) (all []error) {
+	for _, r := range refused {
+		all = append(all, r.Reason)
+	}
+	return all
 }
 
 // copies returns the copies of the claim's volume that are unchanged, the newest first, and why others cannot be used. The labels
 // and names of claims are not trusted, because users of the namespace can write them: the PersistentVolume must belong to the
 // copy's claim, and the driver that has its volume must report of which volume it is an unchanged copy.
-func (m *Mover) copies(ctx context.Context, report status.Report, of kube.PersistentVolume) (all []Copy, refused []error, err error) {
+func (m *Mover) copies(ctx context.Context, report status.Report, of kube.PersistentVolume) (all []Copy, refused []Refusal, err error) {
 	claims, err := m.api.Claims(ctx, m.Namespace, protectLabel+"="+m.claim.Metadata.UID)
 	if err != nil {
 		return nil, nil, err
@@ -139,7 +181,7 @@ func (m *Mover) copies(ctx context.Context, report status.Report, of kube.Persis
 		case err != nil:
 			return nil, nil, err
 		case refusal != nil:
-			refused = append(refused, refusal)
+			refused = append(refused, Refusal{claim.Metadata.Name, refusal, claim.Metadata.CreationTimestamp})
 		default:
 			all = append(all, c)
 		}
@@ -182,7 +224,7 @@ func (m *Mover) verifyCopy(ctx context.Context, report status.Report, of kube.Pe
 	return c, nil, nil
 }
 
-// verifyAgain checks that the copy is still what it was when the recovery began, because pods may have used it since.
+// verifyAgain checks that the copy is still what it was when the recovery was planned, because pods may have used it since.
 func (m *Mover) verifyAgain(ctx context.Context) error {
 	old, err := kube.AsPersistentVolume(m.state.Old)
 	if err != nil {
@@ -206,7 +248,7 @@ func (m *Mover) verifyAgain(ctx context.Context) error {
 	if refusal != nil {
 		return fmt.Errorf("%w: nothing is changed: undo the recovery with --abort", refusal)
 	}
-	return nil
+	return m.checkCopyUnused(ctx, c.Claim)
 }
 
 // checkCopyUnused checks that no pod uses the claim of a copy, which is deleted at the end.
@@ -230,7 +272,7 @@ func (m *Mover) StartRecovery(ctx context.Context, r Recovery) error {
 		*s = state{
 			ID: uuid.NewString()[:8], Namespace: m.Namespace, Claim: m.ClaimName, UID: m.claim.Metadata.UID, From: r.From, To: r.Copy.Node, Step: swapping, Round: 1, Keep: true,
 			Recovery: &recovery{Claim: r.Copy.Claim, Policy: r.Copy.volume.Spec.ReclaimPolicy, Snapshotted: r.Copy.Snapshotted},
-			Old:      old, New: newVolumeManifest(old, r.Copy.object), Copy: r.Copy.volume.Metadata.Name,
+			Old:      old, New: newVolumeManifest(old, r.Copy.object), Copy: r.Copy.volume.Metadata.Name, CopyUID: r.Copy.claim.Metadata.UID, CopyRound: 1,
 		}
 		m.hold(s)
 	})

@@ -17,7 +17,17 @@ func beginRecovery(t *testing.T) (*apiServer, *Mover) {
 	s.objects["/apis/storage.k8s.io/v1/volumeattachments"] = object(t, `{"metadata":{},"items":[]}`)
 	m := open()
 	m.Recover, m.Timeout, m.state.Recovery = true, time.Nanosecond, &recovery{Claim: "trivet-move-1-1", Policy: "Delete"}
+	m.state.CopyUID, m.state.CopyRound = "v", 1
 	return s, m
+}
+
+const copiedPath = "/api/v1/persistentvolumes/pv-copy"
+
+// addCopy adds the copy, whose PersistentVolume has the policy Retain. The claim has the UID.
+func addCopy(t *testing.T, s *apiServer, uid string) {
+	t.Helper()
+	s.objects[copyPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-move-1-1","uid":"`+uid+`"},"spec":{"volumeName":"pv-copy"}}`)
+	s.objects[copiedPath] = object(t, strings.NewReplacer(`"Delete"`, `"Retain"`, `"spec"`, `"status":{"phase":"Bound"},"spec"`).Replace(copied))
 }
 
 // TestNodeIsBack: if the node is ready again, a recovery changes nothing, and does not stop pods as a move does.
@@ -35,26 +45,90 @@ func TestNodeIsBack(t *testing.T) {
 func TestNodeIsBackLate(t *testing.T) {
 	s, m := beginRecovery(t)
 	delete(s.objects, pvPath)
-	if err := m.swap(t.Context()); err == nil {
-		t.Error("got no error, want one")
+	if err := m.swap(t.Context()); !errors.Is(err, errUsed) || !strings.Contains(err.Error(), "node a of the volume is ready") {
+		t.Errorf("got %v, want that the node is ready", err)
 	}
 	v, err := kube.AsPersistentVolume(s.objects[pvPath])
-	if err != nil || v.Spec.CSI.VolumeHandle != "old" {
-		t.Errorf("got %+v, %v, want the PersistentVolume with the old volume", v, err)
+	if err != nil || v.Spec.CSI.VolumeHandle != "old" || v.Spec.ReclaimPolicy != "Retain" {
+		t.Errorf("got %+v, %v, want the PersistentVolume with the old volume and its policy Retain", v, err)
 	}
 }
 
 // TestAbandonCopy: an abort deletes no copy of a recovery, and restores the reclaim policy of its PersistentVolume.
 func TestAbandonCopy(t *testing.T) {
 	s, m := beginRecovery(t)
-	const copiedPath = "/api/v1/persistentvolumes/pv-copy"
-	s.objects[copyPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-move-1-1","uid":"v"},"spec":{"volumeName":"pv-copy"}}`)
-	s.objects[copiedPath] = object(t, strings.Replace(copied, `"Delete"`, `"Retain"`, 1))
+	addCopy(t, s, "v")
 	if err := m.abandonCopies(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	v, err := kube.AsPersistentVolume(s.objects[copiedPath])
 	if _, claimed := s.objects[copyPath]; err != nil || v.Spec.ReclaimPolicy != "Delete" || !claimed {
 		t.Errorf("got %+v, %v, claim %t, want the copy with the policy Delete", v, err, claimed)
+	}
+}
+
+// TestAbandonCopyWithoutClaim: an abort restores the policy of the copy's PersistentVolume also if its claim was deleted.
+func TestAbandonCopyWithoutClaim(t *testing.T) {
+	s, m := beginRecovery(t)
+	addCopy(t, s, "v")
+	delete(s.objects, copyPath)
+	if err := m.abandonCopies(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := kube.AsPersistentVolume(s.objects[copiedPath]); err != nil || v.Spec.ReclaimPolicy != "Delete" {
+		t.Errorf("got %+v, %v, want the policy Delete", v, err)
+	}
+}
+
+// TestKeepCopy: the old PersistentVolume is removed only if the copy is that of the state, and is not being deleted.
+func TestKeepCopy(t *testing.T) {
+	ending := map[string]any{"deletionTimestamp": "2026-01-02T03:04:05Z"}
+	for name, tc := range map[string]struct {
+		change func(s *apiServer)
+		want   string
+	}{
+		"complete":        {func(*apiServer) {}, ""},
+		"another claim":   {func(s *apiServer) { s.objects[copyPath]["metadata"].(map[string]any)["uid"] = "w" }, "and not to it"},
+		"claim deleted":   {func(s *apiServer) { merge(s.objects[copyPath]["metadata"].(map[string]any), ending) }, "is being deleted"},
+		"volume deleted":  {func(s *apiServer) { merge(s.objects[copiedPath]["metadata"].(map[string]any), ending) }, "is being deleted"},
+		"volume released": {func(s *apiServer) { s.objects[copiedPath]["status"] = map[string]any{"phase": "Released"} }, "is not Bound"},
+	} {
+		s, m := beginRecovery(t)
+		addCopy(t, s, "v")
+		tc.change(s)
+		_, err := m.keepCopy(t.Context())
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+// TestRemoveChosen: at the end, the superfluous PersistentVolume of the copy is removed also if the copy's claim was deleted. A claim of
+// the same name that a user has created since is not changed.
+func TestRemoveChosen(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(s *apiServer)
+		left   bool
+	}{
+		"claim of the copy": {func(*apiServer) {}, false},
+		"no claim":          {func(s *apiServer) { delete(s.objects, copyPath) }, false},
+		"another claim": {func(s *apiServer) {
+			merge(s.objects[copyPath], kube.Object{"metadata": map[string]any{"uid": "w"}, "spec": map[string]any{"volumeName": "foreign"}})
+		}, true},
+	} {
+		s, m := beginRecovery(t)
+		addCopy(t, s, "v")
+		s.objects[pvPath]["spec"].(map[string]any)["csi"].(map[string]any)["volumeHandle"] = "new"
+		tc.change(s)
+		if err := m.removeCopies(t.Context(), 1); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, claimed := s.objects[copyPath]
+		if _, kept := s.objects[copiedPath]; kept || claimed != tc.left {
+			t.Errorf("%s: got the PersistentVolume %t, the claim %t, want no PersistentVolume, and the claim %t", name, kept, claimed, tc.left)
+		}
+		if _, kept := s.objects[pvPath]; !kept {
+			t.Errorf("%s: got no PersistentVolume of the claim, want that it is kept", name)
+		}
 	}
 }

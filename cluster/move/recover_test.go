@@ -17,7 +17,7 @@ func lostObjects() map[string]string {
 	answers["/api/v1/nodes/a"] = `{"metadata":{"name":"a"},"spec":{"taints":[{"key":"node.kubernetes.io/out-of-service","effect":"NoExecute"}]},"status":{"conditions":[{"type":"Ready","status":"Unknown"}]}}`
 	answers["/api/v1/namespaces/ns/pods"] = `{"metadata":{},"items":[` + pod(`"nodeName":"a"`, `"nodeName":""`) + `]}`
 	answers["/apis/storage.k8s.io/v1/volumeattachments"] = `{"metadata":{},"items":[]}`
-	answers["/api/v1/namespaces/ns/persistentvolumeclaims"] = `{"metadata":{},"items":[{"metadata":{"namespace":"ns","name":"c1","uid":"c","labels":{"csi.trivet.dev/protect":"u"}},"spec":{"volumeName":"pv-c"},"status":{"phase":"Bound"}}]}`
+	answers["/api/v1/namespaces/ns/persistentvolumeclaims"] = `{"metadata":{},"items":[{"metadata":{"namespace":"ns","name":"c1","uid":"c","creationTimestamp":"2026-01-02T01:00:00Z","labels":{"csi.trivet.dev/protect":"u"}},"spec":{"volumeName":"pv-c"},"status":{"phase":"Bound"}}]}`
 	answers["/api/v1/persistentvolumes/pv-c"] = `{"metadata":{"name":"pv-c"},"spec":{"claimRef":{"namespace":"ns","name":"c1","uid":"c"},"csi":{"driver":"d","volumeHandle":"` + copyHandle + `"},
 		"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["b"]}]}]}}}}`
 	return answers
@@ -42,7 +42,7 @@ func TestPlanRecovery(t *testing.T) {
 	taken := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	answers, report := lostObjects(), lostReport(taken)
 	list := answers["/api/v1/namespaces/ns/persistentvolumeclaims"]
-	newer := strings.NewReplacer("c1", "c2", `"uid":"c"`, `"uid":"c2"`, "pv-c", "pv-c2", copyHandle, copyHandle+"2")
+	newer := strings.NewReplacer("T01", "T02", "c1", "c2", `"uid":"c"`, `"uid":"c2"`, "pv-c", "pv-c2", copyHandle, copyHandle+"2")
 	item := strings.TrimSuffix(strings.TrimPrefix(list, `{"metadata":{},"items":[`), `]}`)
 	answers["/api/v1/namespaces/ns/persistentvolumeclaims"] = `{"metadata":{},"items":[` + item + "," + newer.Replace(item) + `]}`
 	answers["/api/v1/persistentvolumes/pv-c2"] = newer.Replace(answers["/api/v1/persistentvolumes/pv-c"])
@@ -53,6 +53,14 @@ func TestPlanRecovery(t *testing.T) {
 			t.Errorf("copy %q: got %+v, %v, want %s on node b", name, r, err, want)
 		}
 	}
+	report.Volumes[1].CopyOf = ""
+	if r, err := planRecovery(t, answers, report, ""); err == nil || !strings.Contains(err.Error(), "copy c2 was used") || !strings.Contains(err.Error(), "--copy c1") {
+		t.Errorf("got %+v, %v, want that c2, which is newer, cannot be used, and c1 must be named", r, err)
+	}
+	if r, err := planRecovery(t, answers, report, "c1"); err != nil || r.Copy.Claim != "c1" || len(r.Newer) != 1 || r.Newer[0].Claim != "c2" {
+		t.Errorf("got %+v, %v, want c1, and that c2 is newer", r, err)
+	}
+	report.Volumes[1].CopyOf = handle
 	delete(answers, "/api/v1/nodes/a")
 	if r, err := planRecovery(t, answers, report, ""); err != nil || r.Copy.Claim != "c2" {
 		t.Errorf("got %+v, %v for a node that does not exist, want c2", r, err)
@@ -73,20 +81,23 @@ func TestRecoveryRefusals(t *testing.T) {
 		copy   string
 		want   string
 	}{
-		"ready":                {change: replaced(nodeA, "Unknown", "True"), want: "kubectl trivet move -n ns data --to NODE"},
-		"without the taint":    {change: replaced(nodeA, "out-of-service", "unreachable"), want: "kubectl taint node a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"},
-		"ready with the taint": {change: replaced(nodeA, "Unknown", "True"), want: "nothing is lost"},
-		"pod on the node":      {change: replaced(pods, `"nodeName":""`, `"nodeName":"a"`), want: "kubectl delete pod -n ns db-0 --force"},
-		"attached":             {change: replaced(attachments, `[]`, `[{"metadata":{"name":"va"},"spec":{"nodeName":"a","source":{"persistentVolumeName":"pv"}}}]`), want: "kubectl get volumeattachment va"},
-		"no copy":              {change: replaced(claims, "Bound", "Pending"), want: "claim ns/data has no copy with which"},
-		"unknown copy":         {copy: "other", want: `has no copy "other"`},
-		"foreign volume":       {change: replaced(pvC, `"uid":"c"`, `"uid":"x"`), want: `belongs to claim ns/c1 with the UID "x"`},
-		"other driver":         {change: replaced(pvC, `"d"`, `"e"`), want: `has the driver "e"`},
-		"not reported":         {change: reported(func(v *status.Volume) { v.ID = "another" }), want: "no driver reports its volume"},
-		"used":                 {change: reported(func(v *status.Volume) { v.CopyOf = "" }), want: "was used by a pod or changed"},
-		"of another volume":    {change: reported(func(v *status.Volume) { v.CopyOf = "image:fast.01234567:pvc-9" }), want: "is a copy of the volume image:fast.01234567:pvc-9"},
-		"without a time":       {change: reported(func(v *status.Volume) { v.Snapshotted = time.Time{} }), want: "reports it without a time"},
-		"reported by another":  {change: reported(func(v *status.Volume) { v.Node = "c" }), want: `driver of node "c"`},
+		"ready, lost disk":  {change: replaced(nodeA, "Unknown", "True"), want: "but no driver reports its volume " + handle},
+		"without the taint": {change: replaced(nodeA, "out-of-service", "unreachable"), want: "kubectl taint node a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"},
+		"ready with the taint": {change: func(o map[string]string, r *status.Report) {
+			o[nodeA] = strings.Replace(o[nodeA], "Unknown", "True", 1)
+			r.Volumes = append(r.Volumes, status.Volume{ID: handle, Node: "a"})
+		}, want: "nothing is lost"},
+		"pod on the node":     {change: replaced(pods, `"nodeName":""`, `"nodeName":"a"`), want: "kubectl delete pod -n ns db-0 --force"},
+		"attached":            {change: replaced(attachments, `[]`, `[{"metadata":{"name":"va"},"spec":{"nodeName":"a","source":{"persistentVolumeName":"pv"}}}]`), want: "kubectl get volumeattachment va"},
+		"no copy":             {change: replaced(claims, "Bound", "Pending"), want: "claim ns/data has no copy with which"},
+		"unknown copy":        {copy: "other", want: `has no copy "other"`},
+		"foreign volume":      {change: replaced(pvC, `"uid":"c"`, `"uid":"x"`), want: `belongs to claim ns/c1 with the UID "x"`},
+		"other driver":        {change: replaced(pvC, `"d"`, `"e"`), want: `has the driver "e"`},
+		"not reported":        {change: reported(func(v *status.Volume) { v.ID = "another" }), want: "no driver reports its volume"},
+		"used":                {change: reported(func(v *status.Volume) { v.CopyOf = "" }), want: "was used by a pod or changed"},
+		"of another volume":   {change: reported(func(v *status.Volume) { v.CopyOf = "image:fast.01234567:pvc-9" }), want: "is a copy of the volume image:fast.01234567:pvc-9"},
+		"without a time":      {change: reported(func(v *status.Volume) { v.Snapshotted = time.Time{} }), want: "reports it without a time"},
+		"reported by another": {change: reported(func(v *status.Volume) { v.Node = "c" }), want: `driver of node "c"`},
 		"copy on the same node": {change: func(o map[string]string, r *status.Report) {
 			o[pvC] = strings.Replace(o[pvC], `["b"]`, `["a"]`, 1)
 			r.Volumes[0].Node = "a"

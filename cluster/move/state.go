@@ -17,7 +17,8 @@ import (
 // The names with which a move marks objects.
 const (
 	// moveLabel is the label of the objects that exist only during a move. Its value is the ID of the move. The annotation of
-	// this name shows the step in the claim. A move never reads it, because users who can write claims can write it.
+	// this name shows the step in the claim. A move never reads it, because users who can write claims can write it. A
+	// protection makes no copy while the claim has it.
 	moveLabel = kube.MoveKey
 	// movedFromLabel is the label of the PersistentVolume of the old volume. Its value is the name of the claim.
 	movedFromLabel = "csi.trivet.dev/moved-from"
@@ -72,9 +73,12 @@ type state struct {
 	// Old is the manifest of the PersistentVolume before the move.
 	Old kube.Object `json:"old"`
 	// New is the manifest of the PersistentVolume after the move. Copy is the name of the PersistentVolume of the last copy,
-	// which has the same volume.
-	New  kube.Object `json:"new,omitempty"`
-	Copy string      `json:"copy,omitempty"`
+	// which has the same volume. CopyUID is the UID of the copy's claim, and CopyRound the number of the copy; the states of
+	// earlier versions have neither.
+	New       kube.Object `json:"new,omitempty"`
+	Copy      string      `json:"copy,omitempty"`
+	CopyUID   string      `json:"copyUID,omitempty"`
+	CopyRound int         `json:"copyRound,omitempty"`
 }
 
 // recovery is the copy that a claim gets after its node was lost.

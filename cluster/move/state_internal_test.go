@@ -58,6 +58,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method == http.MethodPost {
 		object["metadata"].(map[string]any)["namespace"] = "trivet-system"
+		if strings.HasPrefix(at, "/api/v1/persistentvolumes/") {
+			object["status"] = map[string]any{"phase": "Bound"}
+		}
 		s.objects[at] = object
 	}
 	object["kind"], object["apiVersion"] = "Object", "v1"

@@ -158,14 +158,13 @@ func (m *Mover) detachOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	claim, copied, err := m.newestCopy(ctx)
+	if m.state.Recovery != nil {
+		if err := m.verifyAgain(ctx); err != nil {
+			return err
+		}
+	}
+	copied, err := m.keepCopy(ctx)
 	if err != nil {
-		return err
-	}
-	if claim.Spec.VolumeName != m.state.Copy {
-		return fmt.Errorf("claim %s/%s of the copy has PersistentVolume %s, and had %s: nothing is changed: undo the move with --abort", m.Namespace, claim.Metadata.Name, claim.Spec.VolumeName, m.state.Copy)
-	}
-	if _, err := m.setPolicy(ctx, m.state.Copy, "Retain", func(v kube.PersistentVolume) error { return m.checkCopy(claim, v) }); err != nil {
 		return err
 	}
 	err = m.api.CreatePersistentVolume(ctx, m.keptManifest())
@@ -182,6 +181,30 @@ func (m *Mover) detachOld(ctx context.Context) error {
 	err = m.removeObject(ctx, m.claim.Spec.VolumeName, m.checkOld)
 	crashpoint.Here(crashpoint.MoveLost)
 	return err
+}
+
+// keepCopy makes sure that the copy is kept also if its claim is deleted from now on, and returns its PersistentVolume. The claim may
+// have been deleted before, with the volume.
+func (m *Mover) keepCopy(ctx context.Context) (kube.Object, error) {
+	claim, _, err := m.newestCopy(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !m.chosen(claim) {
+		return nil, fmt.Errorf("claim %s/%s of the copy has the UID %s and PersistentVolume %s, and had %s and %s: nothing is changed: undo the %s with --abort", m.Namespace, claim.Metadata.Name, claim.Metadata.UID, claim.Spec.VolumeName, m.state.CopyUID, m.state.Copy, m.kind())
+	}
+	if _, err := m.setPolicy(ctx, m.state.Copy, "Retain", m.checkChosen); err != nil {
+		return nil, err
+	}
+	claim, object, err := m.newestCopy(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v, err := kube.AsPersistentVolume(object)
+	if err == nil && (!m.chosen(claim) || claim.Metadata.DeletionTimestamp != "" || v.Metadata.DeletionTimestamp != "" || v.Status.Phase != "Bound") {
+		err = fmt.Errorf("the copy %s/%s is being deleted, or its PersistentVolume %s is not Bound: nothing is changed: undo the %s with --abort", m.Namespace, claim.Metadata.Name, m.state.Copy, m.kind())
+	}
+	return object, err
 }
 
 // recordOld writes the manifests of the claim's PersistentVolume as it is now, and of the new one. It may have changed since the

@@ -145,7 +145,7 @@ func showProtection(ctx context.Context, w io.Writer, c *kubectl.Cluster, f prot
 		return err
 	}
 	for _, r := range refused {
-		f.Progress("Not usable: %v.", r)
+		f.Progress("Not usable: %v.", r.Reason)
 	}
 	return writeTables(w, []table{copyTable(copies)}, false, hasColors(w))
 }

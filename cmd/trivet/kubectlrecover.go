@@ -110,6 +110,9 @@ func startRecovery(ctx context.Context, in io.Reader, c *kubectl.Cluster, m *mov
 	f.Progress("Old volume: %s on node %s, which is lost", r.Volume.Spec.CSI.VolumeHandle, r.From)
 	f.Progress("Copy:       %s on node %s", r.Copy.Claim, r.Copy.Node)
 	f.Progress("Data of:    %s", taken)
+	for _, n := range r.Newer {
+		f.Progress("Newer, but not usable: %v.", n.Reason)
+	}
 	f.Progress("Everything that was written since %s, about %s, is lost.", taken, move.Age(r.Copy.Snapshotted))
 	if f.dryRun {
 		return nil
