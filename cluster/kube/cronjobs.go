@@ -2,6 +2,8 @@ package kube
 
 import (
 	"context"
+	"fmt"
+	"reflect"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,6 +13,7 @@ import (
 // The resources that kubectl trivet protect reads and writes in addition.
 var (
 	cronJobs        = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}
+	jobs            = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 	roleBindings    = schema.GroupVersionResource{Group: rbacGroup, Version: "v1", Resource: "rolebindings"}
 	serviceAccounts = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
 )
@@ -22,13 +25,39 @@ const rbacGroup = "rbac.authorization.k8s.io"
 type CronJob struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
-		Schedule string `json:"schedule"`
+		JobTemplate struct {
+			Spec struct {
+				Template struct {
+					Spec struct {
+						ServiceAccountName string `json:"serviceAccountName"`
+					} `json:"spec"`
+				} `json:"template"`
+			} `json:"spec"`
+		} `json:"jobTemplate"`
 	} `json:"spec"`
 	Status struct {
 		// Both times are in the format of RFC 3339, in UTC.
 		LastScheduleTime   string `json:"lastScheduleTime"`
 		LastSuccessfulTime string `json:"lastSuccessfulTime"`
 	} `json:"status"`
+}
+
+// Job is batch/v1 Job.
+type Job struct {
+	Metadata Meta `json:"metadata"`
+	Status   struct {
+		Conditions []Condition `json:"conditions"`
+	} `json:"status"`
+}
+
+// Ended reports whether the Job has succeeded or failed.
+func (j Job) Ended() bool {
+	for _, c := range j.Status.Conditions {
+		if c.Status == "True" && (c.Type == "Complete" || c.Type == "Failed") {
+			return true
+		}
+	}
+	return false
 }
 
 // ServiceAccount is core/v1 ServiceAccount.
@@ -60,6 +89,23 @@ func (c *Client) PutCronJob(ctx context.Context, namespace, name string, object 
 	}
 }
 
+// SuspendCronJob makes a CronJob create no more Jobs. It succeeds if there is none.
+func (c *Client) SuspendCronJob(ctx context.Context, namespace, name string) error {
+	_, err := patch[struct{}](ctx, c.api.Resource(cronJobs).Namespace(namespace), Meta{Name: name}, map[string]any{"spec": map[string]any{"suspend": true}})
+	return absent(err)
+}
+
+// Jobs lists the Jobs of a namespace that match a label selector.
+func (c *Client) Jobs(ctx context.Context, namespace, selector string) ([]Job, error) {
+	return list[Job](ctx, c.api.Resource(jobs).Namespace(namespace), selector)
+}
+
+// DeleteJob deletes a Job after its pods are deleted. It returns before that. It succeeds if there is none.
+func (c *Client) DeleteJob(ctx context.Context, namespace, name string) error {
+	policy := metav1.DeletePropagationForeground
+	return absent(c.api.Resource(jobs).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &policy}))
+}
+
 // DeleteCronJob deletes a CronJob after its Jobs and their pods are deleted. It returns before that.
 func (c *Client) DeleteCronJob(ctx context.Context, namespace, name string) error {
 	policy := metav1.DeletePropagationForeground
@@ -71,15 +117,19 @@ func (c *Client) ServiceAccounts(ctx context.Context, namespace, selector string
 	return list[ServiceAccount](ctx, c.api.Resource(serviceAccounts).Namespace(namespace), selector)
 }
 
-// Bind gives a ServiceAccount the rights of a ClusterRole in a namespace, by the RoleBinding name.
+// Bind gives a ServiceAccount the rights of a ClusterRole in a namespace, by the RoleBinding name. An existing RoleBinding that gives
+// other rights, or gives them to others, is an error.
 func (c *Client) Bind(ctx context.Context, namespace, name string, labels map[string]any, clusterRole string, account Meta) error {
-	err := create(ctx, c.api.Resource(roleBindings).Namespace(namespace), rbacGroup+"/v1", "RoleBinding", Object{
-		"metadata": map[string]any{"name": name, "labels": labels},
-		"roleRef":  map[string]any{"apiGroup": rbacGroup, "kind": "ClusterRole", "name": clusterRole},
-		"subjects": []any{map[string]any{"kind": "ServiceAccount", "namespace": account.Namespace, "name": account.Name}},
-	})
-	if apierrors.IsAlreadyExists(err) {
-		return nil
+	resource := c.api.Resource(roleBindings).Namespace(namespace)
+	role := map[string]any{"apiGroup": rbacGroup, "kind": "ClusterRole", "name": clusterRole}
+	subjects := []any{map[string]any{"kind": "ServiceAccount", "namespace": account.Namespace, "name": account.Name}}
+	err := create(ctx, resource, rbacGroup+"/v1", "RoleBinding", Object{"metadata": map[string]any{"name": name, "labels": labels}, "roleRef": role, "subjects": subjects})
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	existing, err := resource.Get(ctx, name, metav1.GetOptions{})
+	if err == nil && !(reflect.DeepEqual(existing.Object["roleRef"], any(role)) && reflect.DeepEqual(existing.Object["subjects"], any(subjects))) {
+		err = fmt.Errorf("it exists with the role %v and the subjects %v: delete it, if nothing else needs it", existing.Object["roleRef"], existing.Object["subjects"])
 	}
 	return err
 }

@@ -26,14 +26,14 @@ const (
 	// claimAnnotation and nodeAnnotation are annotations of the CronJob: the claim as namespace/name, and the node of the copies.
 	claimAnnotation = "csi.trivet.dev/protected-claim"
 	nodeAnnotation  = "csi.trivet.dev/copies-on"
-	// everyAnnotation and keepAnnotation are annotations of the CronJob with the period, and the number of copies that are kept.
+	// everyAnnotation, keepAnnotation and classAnnotation are annotations of the CronJob with the period, the number of copies that
+	// are kept, and the class of their snapshots.
 	everyAnnotation = "csi.trivet.dev/copies-every"
 	keepAnnotation  = "csi.trivet.dev/copies-kept"
+	classAnnotation = "csi.trivet.dev/copies-snapshot-class"
 	// volumeAnnotation is the annotation of a copy with the handle of the volume that is copied. Users of the namespace can write it: it
 	// decides only which copies are deleted.
 	volumeAnnotation = "csi.trivet.dev/copied-volume"
-	// bindingName is the name of the RoleBinding in the namespace of a claim.
-	bindingName = "trivet-protection"
 	// protectionSelector selects the ServiceAccount of the chart that makes the copies.
 	protectionSelector = "app.kubernetes.io/name=trivet,app.kubernetes.io/component=protection"
 )
@@ -43,6 +43,8 @@ const (
 	defaultKeep, maxKeep = 2, 32
 	// jobDeadline ends a Job that does not end itself. The next one continues the copy.
 	jobDeadline = 6 * time.Hour
+	// checkInterval is the time between two checks that a copy that is being made is still useful.
+	checkInterval = 5 * time.Second
 )
 
 // Protection is a claim of which copies are kept on another node.
@@ -56,7 +58,7 @@ type Protection struct {
 	// for never.
 	LastRun, LastSuccess string
 
-	job string
+	job, snapshotClass, account string
 }
 
 // ProtectOptions are the arguments of a protection.
@@ -64,25 +66,33 @@ type ProtectOptions struct {
 	Options
 	// Every is the time between two copies.
 	Every time.Duration
-	// Kept is the number of complete copies that are kept; 0: the default.
+	// Kept is the number of complete copies that are kept; 0: that of the existing protection, or the default.
 	Kept int
 }
 
 // jobName returns the name of the CronJob of a protection. A CronJob's name has at most 52 characters.
 func jobName(uid string) string { return "trivet-protect-" + uid }
 
+// roleName returns the name of the ClusterRole in the chart for a ServiceAccount, which is also that of the RoleBinding in the
+// namespace of a claim.
+func roleName(namespace, account string) string { return namespace + ":" + account }
+
 // Protections returns the protections of the claims with a name, also of one that was deleted.
 func Protections(ctx context.Context, cluster *kubectl.Cluster, namespace, claim string) (own []Protection, err error) {
+	all, err := protections(ctx, cluster)
+	return slices.DeleteFunc(all, func(p Protection) bool { return p.Claim != namespace+"/"+claim }), err
+}
+
+// protections returns all protections.
+func protections(ctx context.Context, cluster *kubectl.Cluster) (own []Protection, err error) {
 	all, err := cluster.CronJobs(ctx, cluster.Namespace, protectLabel)
 	for _, job := range all {
 		a := job.Metadata.Annotations
-		if a[claimAnnotation] != namespace+"/"+claim {
-			continue
-		}
 		keep, _ := strconv.Atoi(a[keepAnnotation])
 		own = append(own, Protection{
 			Claim: a[claimAnnotation], UID: job.Metadata.Labels[protectLabel], Node: a[nodeAnnotation], Every: a[everyAnnotation], Keep: keep,
 			LastRun: job.Status.LastScheduleTime, LastSuccess: job.Status.LastSuccessfulTime, job: job.Metadata.Name,
+			snapshotClass: a[classAnnotation], account: job.Spec.JobTemplate.Spec.Template.Spec.ServiceAccountName,
 		})
 	}
 	return own, err
@@ -95,8 +105,16 @@ func Protect(ctx context.Context, cluster *kubectl.Cluster, report status.Report
 	if err != nil {
 		return err
 	}
+	all, err := protections(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	var existing Protection
+	if i := slices.IndexFunc(all, func(p Protection) bool { return p.UID == claim.Metadata.UID }); i >= 0 {
+		existing = all[i]
+	}
+	o.Kept, o.SnapshotClass = cmp.Or(o.Kept, existing.Keep, defaultKeep), cmp.Or(o.SnapshotClass, existing.snapshotClass)
 	m := &Mover{Options: o.Options, api: cluster, claim: claim}
-	o.Kept = cmp.Or(o.Kept, defaultKeep)
 	if o.Kept < 1 || o.Kept > maxKeep {
 		return fmt.Errorf("--keep %d: the number of copies must be between 1 and %d", o.Kept, maxKeep)
 	}
@@ -116,20 +134,39 @@ func Protect(ctx context.Context, cluster *kubectl.Cluster, report status.Report
 		return err
 	}
 	labels := map[string]any{protectLabel: claim.Metadata.UID}
-	// The name of the ClusterRole in the chart contains the namespace of the release.
-	if err := cluster.Bind(ctx, o.Namespace, bindingName, map[string]any{protectLabel: ""}, account.Namespace+":"+account.Name, account); err != nil {
-		return fmt.Errorf("creating RoleBinding %s/%s: %w", o.Namespace, bindingName, err)
-	}
 	err = cluster.PutCronJob(ctx, cluster.Namespace, jobName(claim.Metadata.UID), kube.Object{
 		"metadata": map[string]any{"name": jobName(claim.Metadata.UID), "labels": labels, "annotations": map[string]any{
-			claimAnnotation: o.Namespace + "/" + o.ClaimName, nodeAnnotation: o.To, everyAnnotation: Period(o.Every), keepAnnotation: strconv.Itoa(o.Kept),
+			claimAnnotation: o.Namespace + "/" + o.ClaimName, nodeAnnotation: o.To, everyAnnotation: Period(o.Every), keepAnnotation: strconv.Itoa(o.Kept), classAnnotation: o.SnapshotClass,
 		}},
 		"spec": cronJob(when, o, claim.Metadata.UID, account.Name, image, labels),
 	})
 	if err != nil {
 		return fmt.Errorf("writing CronJob %s/%s: %w", cluster.Namespace, jobName(claim.Metadata.UID), err)
 	}
-	return nil
+	// The CronJob is first, because --stop finds the RoleBinding by it.
+	role := roleName(account.Namespace, account.Name)
+	if err := cluster.Bind(ctx, o.Namespace, role, map[string]any{protectLabel: ""}, role, account); err != nil {
+		return fmt.Errorf("creating RoleBinding %s/%s: %w", o.Namespace, role, err)
+	}
+	return deleteJobs(ctx, cluster, claim.Metadata.UID, o.Options, func(j kube.Job) bool { return !j.Ended() })
+}
+
+// deleteJobs deletes the Jobs of a protection that which selects, and waits until they and their pods are deleted.
+func deleteJobs(ctx context.Context, cluster *kubectl.Cluster, uid string, o Options, which func(kube.Job) bool) error {
+	return until(ctx, o.Progress, o.Timeout, "the Jobs of CronJob "+jobName(uid)+" are deleted", func() (bool, error) {
+		all, err := cluster.Jobs(ctx, cluster.Namespace, protectLabel+"="+uid)
+		gone := true
+		for _, j := range all {
+			if !which(j) {
+				continue
+			}
+			gone = false
+			if j.Metadata.DeletionTimestamp == "" {
+				err = errors.Join(err, cluster.DeleteJob(ctx, cluster.Namespace, j.Metadata.Name))
+			}
+		}
+		return gone && err == nil, err
+	})
 }
 
 // planProtection checks the claim, its classes and the node of the copies. It returns the class of the snapshots.
@@ -209,7 +246,7 @@ func driverImage(ctx context.Context, cluster *kubectl.Cluster) (string, error) 
 // cronJob returns the specification of the CronJob of a protection.
 func cronJob(when string, o ProtectOptions, uid, account, image string, labels map[string]any) map[string]any {
 	return map[string]any{
-		"schedule": when, "concurrencyPolicy": "Forbid", "startingDeadlineSeconds": int64(o.Every.Seconds()),
+		"schedule": when, "concurrencyPolicy": "Forbid", "suspend": false, "startingDeadlineSeconds": int64(o.Every.Seconds()),
 		"successfulJobsHistoryLimit": int64(1), "failedJobsHistoryLimit": int64(1),
 		"jobTemplate": map[string]any{
 			"metadata": map[string]any{"labels": labels},
@@ -250,49 +287,89 @@ func Copies(ctx context.Context, cluster *kubectl.Cluster, report status.Report,
 	return m.copies(ctx, report, p.Volume)
 }
 
-// StopProtection ends a protection, and deletes its copies.
+// OnlyData returns why the copies of a protection may be the only data of its claim, or nil.
+func OnlyData(ctx context.Context, cluster *kubectl.Cluster, p Protection, o Options) (reason, err error) {
+	claim, err := cluster.Claim(ctx, o.Namespace, o.ClaimName)
+	if apierrors.IsNotFound(err) || err == nil && claim.Metadata.UID != p.UID {
+		return nil, nil // the claim was deleted with its volume
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, plan := &Mover{Options: o, api: cluster, claim: claim}, Plan{}
+	if claim.Spec.VolumeName == "" {
+		return nil, nil
+	}
+	if reason := m.readVolume(ctx, &plan); reason != nil {
+		return fmt.Errorf("the volume of claim %s may be lost: %w", p.Claim, reason), nil
+	}
+	return m.notReady(ctx, plan.From)
+}
+
+// notReady returns that the node of the volume does not exist or is not ready, or nil.
+func (m *Mover) notReady(ctx context.Context, from string) (reason, err error) {
+	node, err := m.api.Node(ctx, from)
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("node %s of the volume does not exist", from), nil
+	case err == nil && !node.Ready():
+		return fmt.Errorf("node %s of the volume is not ready", from), nil
+	}
+	return nil, err
+}
+
+// StopProtection ends a protection, and deletes its copies. The CronJob, by which the protection is found, is deleted last, so that
+// the command can be repeated.
 func StopProtection(ctx context.Context, cluster *kubectl.Cluster, p Protection, o Options) error {
 	namespace, _, _ := strings.Cut(p.Claim, "/")
-	if err := cluster.DeleteCronJob(ctx, cluster.Namespace, p.job); err != nil {
-		return fmt.Errorf("deleting CronJob %s/%s: %w", cluster.Namespace, p.job, err)
+	_, err := cluster.ConfigMap(ctx, cluster.Namespace, recordName(p.UID))
+	if err == nil {
+		return fmt.Errorf("claim %s has a move or a recovery that is not complete (ConfigMap %s/%s): complete or undo it first, because it may use a copy", p.Claim, cluster.Namespace, recordName(p.UID))
 	}
-	last := true
-	err := until(ctx, o.Progress, o.Timeout, "CronJob "+p.job+" and its pods are deleted", func() (bool, error) {
-		all, err := cluster.CronJobs(ctx, cluster.Namespace, protectLabel)
-		last = !slices.ContainsFunc(all, func(j kube.CronJob) bool {
-			return strings.HasPrefix(j.Metadata.Annotations[claimAnnotation], namespace+"/")
-		})
-		return !slices.ContainsFunc(all, func(j kube.CronJob) bool { return j.Metadata.Name == p.job }), err
-	})
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	if err := cluster.SuspendCronJob(ctx, cluster.Namespace, p.job); err != nil {
+		return fmt.Errorf("suspending CronJob %s/%s: %w", cluster.Namespace, p.job, err)
+	}
+	if err := deleteJobs(ctx, cluster, p.UID, o, func(kube.Job) bool { return true }); err != nil {
+		return err
+	}
+	copies, err := listCopies(ctx, cluster, namespace, p.UID)
 	if err != nil {
 		return err
 	}
-	all, err := listCopies(ctx, cluster, namespace, p.UID)
-	if err != nil {
-		return err
-	}
-	for _, c := range all {
+	for _, c := range copies {
 		if err := deleteCopy(ctx, cluster, namespace, copyOf(p.UID, c.number)); err != nil {
 			return err
 		}
 	}
-	if !last {
-		return nil
+	all, err := protections(ctx, cluster)
+	if err != nil {
+		return err
 	}
-	return cluster.Unbind(ctx, namespace, bindingName)
+	others := slices.ContainsFunc(all, func(other Protection) bool {
+		return other.job != p.job && strings.HasPrefix(other.Claim, namespace+"/")
+	})
+	if !others && p.account != "" {
+		if err := cluster.Unbind(ctx, namespace, roleName(cluster.Namespace, p.account)); err != nil {
+			return fmt.Errorf("deleting RoleBinding %s/%s: %w", namespace, roleName(cluster.Namespace, p.account), err)
+		}
+	}
+	if err := cluster.DeleteCronJob(ctx, cluster.Namespace, p.job); err != nil {
+		return fmt.Errorf("deleting CronJob %s/%s: %w", cluster.Namespace, p.job, err)
+	}
+	return until(ctx, o.Progress, o.Timeout, "CronJob "+p.job+" is deleted", func() (bool, error) {
+		all, err := protections(ctx, cluster)
+		return err == nil && !slices.ContainsFunc(all, func(other Protection) bool { return other.job == p.job }), err
+	})
 }
 
 // CopyOnce makes one copy of the claim with a UID, or continues one that is not complete, and deletes those that are not kept.
 func CopyOnce(ctx context.Context, cluster *kubectl.Cluster, o ProtectOptions, uid string) error {
-	claim, err := cluster.Claim(ctx, o.Namespace, o.ClaimName)
-	if apierrors.IsNotFound(err) || err == nil && claim.Metadata.UID != uid {
-		return fmt.Errorf("claim %s/%s with the UID %s was deleted: end its protection with 'kubectl trivet protect -n %[1]s %[2]s --stop'", o.Namespace, o.ClaimName, uid)
-	}
+	claim, err := protectedClaim(ctx, cluster, o.Options, uid)
 	if err != nil {
 		return err
-	}
-	if running := claim.Metadata.Annotations[moveLabel]; running != "" {
-		return fmt.Errorf("claim %s/%s is being moved or recovered (%s): the copy is made after that", o.Namespace, o.ClaimName, running)
 	}
 	m, p := &Mover{Options: o.Options, api: cluster, claim: claim}, Plan{To: o.To}
 	if err := m.checkClaim(); err != nil {
@@ -307,10 +384,61 @@ func CopyOnce(ctx context.Context, cluster *kubectl.Cluster, o ProtectOptions, u
 	if _, err := m.checkNode(ctx, p); err != nil {
 		return err
 	}
+	reason, err := m.notReady(ctx, p.From)
+	if err = errors.Join(reason, err); err != nil {
+		return fmt.Errorf("%w: no copy can be made", err)
+	}
 	if _, err := m.checkCopyClass(ctx, p.Volume.Spec.CSI.Driver, p); err != nil {
 		return err
 	}
 	return m.makeCopy(ctx, p, cmp.Or(o.Kept, defaultKeep))
+}
+
+// protectedClaim reads the claim with a UID. It is an error if the claim was deleted, or is being moved or recovered.
+func protectedClaim(ctx context.Context, cluster *kubectl.Cluster, o Options, uid string) (kube.Claim, error) {
+	claim, err := cluster.Claim(ctx, o.Namespace, o.ClaimName)
+	if apierrors.IsNotFound(err) || err == nil && claim.Metadata.UID != uid {
+		return claim, fmt.Errorf("claim %s/%s with the UID %s was deleted: end its protection with 'kubectl trivet protect -n %[1]s %[2]s --stop'", o.Namespace, o.ClaimName, uid)
+	}
+	if running := claim.Metadata.Annotations[moveLabel]; running != "" {
+		return claim, fmt.Errorf("claim %s/%s is being moved or recovered (%s): the copy is made after that", o.Namespace, o.ClaimName, running)
+	}
+	return claim, err
+}
+
+// checkUnchanged checks that the claim still has the volume that is copied.
+func (m *Mover) checkUnchanged(ctx context.Context, p Plan) error {
+	claim, err := protectedClaim(ctx, m.api, m.Options, m.claim.Metadata.UID)
+	if err != nil {
+		return err
+	}
+	v, err := m.view(ctx, claim.Spec.VolumeName)
+	if err != nil {
+		return err
+	}
+	if of := p.Volume.Spec.CSI.VolumeHandle; v.Spec.CSI.VolumeHandle != of {
+		return fmt.Errorf("claim %s/%s has the volume %s now, and not %s, which is copied: the next run copies that", m.Namespace, m.ClaimName, v.Spec.CSI.VolumeHandle, of)
+	}
+	return nil
+}
+
+// stillUseful returns the check of a copy that is being made. It reads the objects only in intervals.
+func (m *Mover) stillUseful(ctx context.Context, p Plan, name string) func() error {
+	next := time.Now()
+	return func() error {
+		if time.Now().Before(next) {
+			return nil
+		}
+		next = time.Now().Add(checkInterval)
+		if err := m.checkUnchanged(ctx, p); err != nil {
+			return err
+		}
+		claim, err := m.api.Claim(ctx, m.Namespace, name)
+		if err == nil && stray(claim) {
+			err = fmt.Errorf("claim %s/%s has no node any more, because the provisioner could not create its volume on node %s: see 'kubectl trivet status' for the room there; the next run begins another copy", m.Namespace, name, p.To)
+		}
+		return absent(err)
+	}
 }
 
 // makeCopy makes a copy, and deletes those that are not kept.
@@ -328,22 +456,27 @@ func (m *Mover) makeCopy(ctx context.Context, p Plan, keep int) error {
 		api: m.api, claim: m.claim, capacity: p.Volume.Spec.Capacity.Storage, to: m.To, snapshotClass: m.SnapshotClass, used: true,
 		labels: map[string]any{protectLabel: uid}, annotations: map[string]any{volumeAnnotation: handle}, status: m.api.LastWarning, progress: m.Progress,
 	}
-	name, unchecked := copyOf(uid, number), func() error { return nil }
-	snapshot, err := c.takeSnapshot(ctx, name, unchecked)
+	name := copyOf(uid, number)
+	check := m.stillUseful(ctx, p, name)
+	snapshot, err := c.takeSnapshot(ctx, name, check)
 	if err != nil {
 		return err
 	}
-	v, err := c.restore(ctx, name, snapshot, unchecked)
-	if err == nil && v.OnlyNode(translate.TopologyKey) != m.To {
-		err = fmt.Errorf("%w: check StorageClass %s", elsewhere(name, v, m.To), m.claim.Spec.StorageClassName)
-	}
+	v, err := c.restore(ctx, name, snapshot, check)
 	if err != nil {
 		return err
+	}
+	if v.OnlyNode(translate.TopologyKey) != m.To {
+		err := fmt.Errorf("%w: check StorageClass %s", elsewhere(name, v, m.To), m.claim.Spec.StorageClassName)
+		return errors.Join(err, deleteCopy(ctx, m.api, m.Namespace, name))
 	}
 	if all, err = listCopies(ctx, m.api, m.Namespace, uid); err != nil {
 		return err
 	}
-	return m.deleteCopies(ctx, oldCopies(all, handle, keep))
+	if err := m.checkUnchanged(ctx, p); err != nil {
+		return err
+	}
+	return m.deleteCopies(ctx, oldCopies(all, number, handle, p.From, keep))
 }
 
 // copyOf returns the name of a copy: of its snapshot and of its claim.
@@ -352,8 +485,9 @@ func copyOf(uid string, number int) string { return fmt.Sprintf("trivet-copy-%s-
 // protectedCopy is a copy of a protection, which may not be complete.
 type protectedCopy struct {
 	number int
-	// complete is true if the copy has a volume, ending if it is being deleted.
-	complete, ending bool
+	// complete is true if the copy has a volume, ending if it is being deleted, stray if the provisioner does not create its volume on
+	// the node any more.
+	complete, ending, stray bool
 	// handle is that of the volume that is copied, and node that of the copy; both may be empty.
 	handle, node string
 }
@@ -362,28 +496,28 @@ type protectedCopy struct {
 func listCopies(ctx context.Context, cluster *kubectl.Cluster, namespace, uid string) ([]protectedCopy, error) {
 	byNumber := map[int]protectedCopy{}
 	prefix := strings.TrimSuffix(copyOf(uid, 0), "0")
-	add := func(m kube.Meta, complete bool, node string) {
+	add := func(m kube.Meta, complete, stray bool, node string) {
 		text, own := strings.CutPrefix(m.Name, prefix)
 		number, err := strconv.Atoi(text)
 		if !own || err != nil {
 			return
 		}
 		c := byNumber[number]
-		byNumber[number] = protectedCopy{number, complete, c.ending || m.DeletionTimestamp != "", m.Annotations[volumeAnnotation], node}
+		byNumber[number] = protectedCopy{number, complete, c.ending || m.DeletionTimestamp != "", stray, m.Annotations[volumeAnnotation], node}
 	}
 	snapshots, err := cluster.Snapshots(ctx, namespace, protectLabel+"="+uid)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range snapshots {
-		add(s.Metadata, false, "")
+		add(s.Metadata, false, false, "")
 	}
 	claims, err := cluster.Claims(ctx, namespace, protectLabel+"="+uid)
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range claims {
-		add(c.Metadata, c.Status.Phase == "Bound", c.Metadata.Annotations[selectedNode])
+		add(c.Metadata, c.Status.Phase == "Bound", stray(c), c.Metadata.Annotations[selectedNode])
 	}
 	var all []protectedCopy
 	for _, c := range byNumber {
@@ -391,6 +525,12 @@ func listCopies(ctx context.Context, cluster *kubectl.Cluster, namespace, uid st
 	}
 	slices.SortFunc(all, func(a, b protectedCopy) int { return cmp.Compare(a.number, b.number) })
 	return all, nil
+}
+
+// stray reports whether the claim of a copy has no volume and no node. The provisioner removes the node if it could not create the
+// volume there, for example for lack of room, and may create it on any node.
+func stray(claim kube.Claim) bool {
+	return claim.Status.Phase != "Bound" && claim.Metadata.Annotations[selectedNode] == ""
 }
 
 // nextCopy returns the number of the copy to make, and those that are deleted before. The newest copy is continued if it is not
@@ -401,7 +541,7 @@ func nextCopy(all []protectedCopy, handle, node string) (number int, superfluous
 		switch {
 		case c.complete && !c.ending:
 			number = c.number + 1
-		case i == len(all)-1 && !c.ending && c.handle == handle && (c.node == node || c.node == ""):
+		case i == len(all)-1 && !c.ending && !c.stray && c.handle == handle && (c.node == node || c.node == ""):
 			return c.number, superfluous
 		default:
 			number = c.number + 1
@@ -411,12 +551,15 @@ func nextCopy(all []protectedCopy, handle, node string) (number int, superfluous
 	return number, superfluous
 }
 
-// oldCopies returns the numbers of the complete copies that are not among the newest ones of the claim's volume. A copy of another
-// volume, which the claim had before, is not kept.
-func oldCopies(all []protectedCopy, handle string, keep int) (numbers []int) {
+// oldCopies returns the numbers up to newest of the copies that are not among the newest complete ones of the claim's volume. A copy
+// of another volume, which the claim had before, is not kept, nor is one on the claim's own node, from.
+func oldCopies(all []protectedCopy, newest int, handle, from string, keep int) (numbers []int) {
 	kept := 0
 	for _, c := range slices.Backward(all) {
-		if c.complete && !c.ending && c.handle == handle && kept < keep {
+		if c.number > newest {
+			continue
+		}
+		if c.complete && !c.ending && c.handle == handle && c.node != from && kept < keep {
 			kept++
 			continue
 		}

@@ -1,21 +1,24 @@
 package move
 
 import (
+	"path"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
 )
 
 // TestSchedule: each period that a CronJob can express has a schedule, which depends on the claim, and others are refused.
 func TestSchedule(t *testing.T) {
 	for every, want := range map[time.Duration]string{
-		time.Minute: "0-59/1 * * * *", 15 * time.Minute: "7-59/15 * * * *", 30 * time.Minute: "7-59/30 * * * *",
-		time.Hour: "7 0-23/1 * * *", 6 * time.Hour: "7 2-23/6 * * *", 24 * time.Hour: "7 8 * * *",
+		time.Minute: "0-59/1 * * * *", 15 * time.Minute: "13-59/15 * * * *", 30 * time.Minute: "28-59/30 * * * *",
+		time.Hour: "28 0-23/1 * * *", 6 * time.Hour: "28 5-23/6 * * *", 24 * time.Hour: "28 11 * * *",
 	} {
-		if got, err := schedule(every, "u"); err != nil || len(strings.Fields(got)) != 5 || strings.Count(got, "/") != strings.Count(want, "/") {
-			t.Errorf("%v: got %q, %v, want one as %q", every, got, err, want)
+		if got, err := schedule(every, "u"); err != nil || got != want {
+			t.Errorf("%v: got %q, %v, want %q", every, got, err, want)
 		}
 	}
 	one, err1 := schedule(time.Hour, "one")
@@ -61,6 +64,7 @@ func TestNextCopy(t *testing.T) {
 		"only a snapshot":        {[]protectedCopy{complete(2), changed(func(c *protectedCopy) { c.node = "" })}, 3, nil},
 		"another volume":         {[]protectedCopy{complete(2), changed(func(c *protectedCopy) { c.handle = "w" })}, 4, []int{3}},
 		"another node":           {[]protectedCopy{complete(2), changed(func(c *protectedCopy) { c.node = "c" })}, 4, []int{3}},
+		"without its node":       {[]protectedCopy{complete(2), changed(func(c *protectedCopy) { c.node, c.stray = "", true })}, 4, []int{3}},
 		"being deleted":          {[]protectedCopy{complete(2), changed(func(c *protectedCopy) { c.ending = true })}, 4, []int{3}},
 		"not complete and older": {[]protectedCopy{begun, complete(4)}, 5, []int{3}},
 	} {
@@ -71,7 +75,8 @@ func TestNextCopy(t *testing.T) {
 	}
 }
 
-// TestOldCopies: the newest complete copies of the volume are kept, and no others.
+// TestOldCopies: the newest complete copies of the volume on other nodes than its own are kept. One that another run has begun since is
+// not deleted.
 func TestOldCopies(t *testing.T) {
 	all := []protectedCopy{
 		{number: 1, complete: true, handle: "v"},
@@ -80,9 +85,11 @@ func TestOldCopies(t *testing.T) {
 		{number: 4, complete: true, handle: "w"},
 		{number: 5, complete: true, handle: "v", ending: true},
 		{number: 6, complete: true, handle: "v"},
+		{number: 7, complete: true, handle: "v", node: "a"},
+		{number: 8, complete: true, handle: "w"},
 	}
-	for keep, want := range map[int][]int{1: {1, 2, 3, 4, 5}, 2: {1, 3, 4, 5}, 9: {3, 4, 5}} {
-		if got := oldCopies(all, "v", keep); !slices.Equal(got, want) {
+	for keep, want := range map[int][]int{1: {1, 2, 3, 4, 5, 7}, 2: {1, 3, 4, 5, 7}, 9: {3, 4, 5, 7}} {
+		if got := oldCopies(all, 7, "v", "a", keep); !slices.Equal(got, want) {
 			t.Errorf("keep %d: got %v, want %v", keep, got, want)
 		}
 	}
@@ -103,5 +110,136 @@ func TestCronJob(t *testing.T) {
 	}
 	if len(jobName("01234567-89ab-cdef-0123-456789abcdef")) > 52 {
 		t.Error("the name of the CronJob is longer than 52 characters")
+	}
+}
+
+const (
+	cronJobPath = "/apis/batch/v1/namespaces/trivet-system/cronjobs/trivet-protect-u"
+	jobPath     = "/apis/batch/v1/namespaces/trivet-system/jobs/run"
+	keptPath    = "/api/v1/namespaces/ns/persistentvolumeclaims/trivet-copy-u-4"
+	bindingPath = "/apis/rbac.authorization.k8s.io/v1/namespaces/ns/rolebindings/trivet-system:account"
+)
+
+// protected is begin with a protection of the claim, and without a move.
+func protected(t *testing.T) (*apiServer, *Mover) {
+	t.Helper()
+	s, open := begin(t, "old")
+	delete(s.objects, recordPath)
+	s.objects[cronJobPath] = object(t, `{"metadata":{"namespace":"trivet-system","name":"trivet-protect-u","labels":{"csi.trivet.dev/protect":"u"},"annotations":{"csi.trivet.dev/protected-claim":"ns/data"}},
+		"spec":{"jobTemplate":{"spec":{"template":{"spec":{"serviceAccountName":"account"}}}}}}`)
+	s.objects[jobPath] = object(t, `{"metadata":{"namespace":"trivet-system","name":"run"}}`)
+	s.objects[keptPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-copy-u-4"},"status":{"phase":"Bound"}}`)
+	s.objects[bindingPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-system:account"}}`)
+	for _, list := range []string{path.Dir(cronJobPath), path.Dir(jobPath), path.Dir(keptPath), "/apis/snapshot.storage.k8s.io/v1/namespaces/ns/volumesnapshots"} {
+		s.objects[list] = object(t, `{"metadata":{},"items":[]}`)
+	}
+	m := open()
+	m.Timeout = time.Minute
+	return s, m
+}
+
+// TestStopProtection: the end of a protection deletes its copies and its objects, also if the claim was deleted, but nothing while a move
+// or a recovery is not complete.
+func TestStopProtection(t *testing.T) {
+	s, m := protected(t)
+	all, err := Protections(t.Context(), m.api, "ns", "data")
+	if err != nil || len(all) != 1 {
+		t.Fatalf("got %+v, %v, want one protection", all, err)
+	}
+	s.objects[recordPath] = object(t, `{"metadata":{"name":"trivet-move-u"}}`)
+	if err := StopProtection(t.Context(), m.api, all[0], m.Options); err == nil || !strings.Contains(err.Error(), "ConfigMap trivet-system/trivet-move-u") || s.version != 0 {
+		t.Errorf("got %v and %d writes, want that the recovery must be completed first", err, s.version)
+	}
+	delete(s.objects, recordPath)
+	delete(s.objects, claimPath)
+	if err := StopProtection(t.Context(), m.api, all[0], m.Options); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{cronJobPath, jobPath, keptPath, bindingPath} {
+		if _, left := s.objects[path]; left {
+			t.Errorf("got %s, want that it is deleted", path)
+		}
+	}
+}
+
+// TestStopProtectionInterrupted: the protection is found again until everything else is deleted.
+func TestStopProtectionInterrupted(t *testing.T) {
+	s, m := protected(t)
+	delete(s.objects, path.Dir(keptPath))
+	if err := StopProtection(t.Context(), m.api, Protection{Claim: "ns/data", UID: "u", job: "trivet-protect-u", account: "account"}, m.Options); err == nil {
+		t.Error("got no error, want that the copies cannot be listed")
+	}
+	suspended, _ := s.objects[cronJobPath]["spec"].(map[string]any)["suspend"].(bool)
+	if _, running := s.objects[jobPath]; running || !suspended {
+		t.Errorf("got a Job: %t, suspended: %t, want a suspended CronJob without Jobs", running, suspended)
+	}
+	if all, err := Protections(t.Context(), m.api, "ns", "data"); err != nil || len(all) != 1 {
+		t.Errorf("got %+v, %v, want the protection", all, err)
+	}
+}
+
+// TestOnlyData: the copies may be the only data while the node of the claim is lost.
+func TestOnlyData(t *testing.T) {
+	s, m := protected(t)
+	s.objects[pvPath]["spec"].(map[string]any)["nodeAffinity"] = object(t, `{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["a"]}]}]}}`)
+	p := Protection{Claim: "ns/data", UID: "u"}
+	for status, want := range map[string]string{"": "does not exist", "Unknown": "is not ready", "True": ""} {
+		delete(s.objects, "/api/v1/nodes/a")
+		if status != "" {
+			s.objects["/api/v1/nodes/a"] = object(t, `{"metadata":{"name":"a"},"status":{"conditions":[{"type":"Ready","status":"`+status+`"}]}}`)
+		}
+		reason, err := OnlyData(t.Context(), m.api, p, m.Options)
+		if err != nil || (reason == nil) != (want == "") || reason != nil && !strings.Contains(reason.Error(), want) {
+			t.Errorf("%q: got %v, %v, want %q", status, reason, err, want)
+		}
+	}
+	delete(s.objects, pvPath)
+	if reason, err := OnlyData(t.Context(), m.api, p, m.Options); err != nil || reason == nil {
+		t.Errorf("got %v, %v without a PersistentVolume, want a reason", reason, err)
+	}
+	delete(s.objects, claimPath)
+	if reason, err := OnlyData(t.Context(), m.api, p, m.Options); err != nil || reason != nil {
+		t.Errorf("got %v, %v for a claim that was deleted, want no reason", reason, err)
+	}
+}
+
+// TestCheckUnchanged: a run ends if the claim gets another volume or is moved meanwhile.
+func TestCheckUnchanged(t *testing.T) {
+	s, m := protected(t)
+	v, err := m.view(t.Context(), "pv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := Plan{Volume: v}
+	if err := m.checkUnchanged(t.Context(), p); err != nil {
+		t.Errorf("got %v, want no error", err)
+	}
+	merge(s.objects[claimPath]["metadata"].(map[string]any), kube.Object{"annotations": map[string]any{moveLabel: "1 swap"}})
+	if err := m.checkUnchanged(t.Context(), p); err == nil || !strings.Contains(err.Error(), "is being moved or recovered (1 swap)") {
+		t.Errorf("got %v, want that the claim is being moved", err)
+	}
+	delete(s.objects[claimPath]["metadata"].(map[string]any), "annotations")
+	s.objects[pvPath]["spec"].(map[string]any)["csi"].(map[string]any)["volumeHandle"] = "new"
+	if err := m.checkUnchanged(t.Context(), p); err == nil || !strings.Contains(err.Error(), "has the volume new now") {
+		t.Errorf("got %v, want that the claim has another volume", err)
+	}
+}
+
+// TestBind: a RoleBinding that exists is used only if it gives the same rights to the same ServiceAccount.
+func TestBind(t *testing.T) {
+	s, m := protected(t)
+	delete(s.objects, bindingPath)
+	account := kube.Meta{Namespace: "trivet-system", Name: "account"}
+	bind := func() error {
+		return m.api.Bind(t.Context(), "ns", "trivet-system:account", map[string]any{}, "trivet-system:account", account)
+	}
+	for range 2 {
+		if err := bind(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	account.Name = "other"
+	if err := bind(); err == nil || !strings.Contains(err.Error(), "it exists with the role") {
+		t.Errorf("got %v for another ServiceAccount, want an error", err)
 	}
 }

@@ -13,7 +13,10 @@ import (
 func protectable() map[string]string {
 	answers := objects()
 	answers["/api/v1/namespaces/trivet-system/serviceaccounts"] = `{"metadata":{},"items":[{"metadata":{"namespace":"trivet-system","name":"trivet-protection"}}]}`
-	answers["/api/v1/namespaces/ns/persistentvolumeclaims"] = `{"metadata":{},"items":[]}`
+	for _, path := range []string{"/api/v1/namespaces/ns/persistentvolumeclaims", "/apis/snapshot.storage.k8s.io/v1/namespaces/ns/volumesnapshots", "/apis/batch/v1/namespaces/trivet-system/cronjobs"} {
+		answers[path] = `{"metadata":{},"items":[]}`
+	}
+	answers["/api/v1/nodes/a"] = strings.ReplaceAll(answers["/api/v1/nodes/b"], `"b"`, `"a"`)
 	return answers
 }
 
@@ -79,6 +82,7 @@ func TestCopyOnceRefusals(t *testing.T) {
 		"being moved":     {path: claim, old: `"uid":"u"`, by: `"annotations":{"csi.trivet.dev/move":"1 copy"},"uid":"u"`, want: "is being moved or recovered (1 copy)"},
 		"same node":       {on: "a", want: "a copy there protects nothing"},
 		"not ready":       {path: nodeB, old: `"True"`, by: `"Unknown"`, want: "the node is not ready"},
+		"lost node":       {path: "/api/v1/nodes/a", old: `"True"`, by: `"Unknown"`, want: "node a of the volume is not ready: no copy can be made"},
 		"other volume":    {path: "/api/v1/persistentvolumes/pv", old: `"uid":"u"`, by: `"uid":"v"`, want: "belongs to claim ns/data with the UID \"v\""},
 		"kept copies":     {path: "/apis/storage.k8s.io/v1/storageclasses/fast", old: `"provisioner"`, by: `"reclaimPolicy":"Retain","provisioner"`, want: "reclaim policy Retain"},
 		"several volumes": {path: "/api/v1/persistentvolumes/pv", old: `["a"]`, by: `["a","c"]`, want: "does not select one node"},

@@ -64,7 +64,22 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.objects[at] = object
 	}
 	object["kind"], object["apiVersion"] = "Object", "v1"
+	if _, isList := object["items"]; isList && r.Method == http.MethodGet {
+		s.fill(at, object)
+	}
 	_ = json.NewEncoder(w).Encode(object)
+}
+
+// fill adds the objects of a list. It ignores selectors.
+func (s *apiServer) fill(at string, list kube.Object) {
+	items := []any{}
+	for name, object := range s.objects {
+		if path.Dir(name) == at {
+			object["kind"], object["apiVersion"] = "Object", "v1"
+			items = append(items, object)
+		}
+	}
+	list["items"] = items
 }
 
 // wanted returns the resource version in an object, or in the preconditions of a deletion.

@@ -16,8 +16,8 @@ import (
 // protectFlags are the flags of `kubectl trivet protect`.
 type protectFlags struct {
 	move.ProtectOptions
-	stop bool
-	once string
+	stop, yes bool
+	once      string
 }
 
 func newProtectCommand(access *clusterAccess) *cobra.Command {
@@ -32,7 +32,7 @@ claim the newest copy.
 The copies are asynchronous: what was written after the snapshot of the newest complete
 copy is lost with the node. Without --on, --every and --stop, the command prints the
 protection and its copies. If the claim is protected already, --on and --every change
-the protection.`,
+the protection, and what is not named stays as it is.`,
 		Example: `  kubectl trivet protect -n shop data-db-0 --on worker-2 --every 15m
 
   # Show the copies and the age of their data.
@@ -47,23 +47,24 @@ the protection.`,
 	must(cmd.RegisterFlagCompletionFunc("on", access.completeNodes))
 	flags.StringVarP(&access.overrides.Context.Namespace, "namespace", "n", "", "`namespace` of the claim; default: that of the context")
 	flags.DurationVar(&f.Every, "every", 0, "`period` of the copies: minutes that divide an hour, hours that divide a day, or 24h")
-	flags.IntVar(&f.Kept, "keep", 2, "`number` of complete copies that are kept")
-	flags.StringVar(&f.SnapshotClass, "snapshot-class", "", "VolumeSnapshotClass of the snapshots, by `name`; default: the only one or the default one of the driver")
+	flags.IntVar(&f.Kept, "keep", 0, "`number` of complete copies that are kept; default: that of the existing protection, or 2")
+	flags.StringVar(&f.SnapshotClass, "snapshot-class", "", "VolumeSnapshotClass of the snapshots, by `name`; default: that of the existing protection, or the only one or the default one of the driver")
+	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask before --stop deletes copies that may be the only data")
 	flags.BoolVar(&f.stop, "stop", false, "end the protection, and delete its copies")
 	flags.StringVar(&f.once, "once", "", "make one copy of the claim with this `UID`; the CronJob runs this")
-	flags.DurationVar(&f.Timeout, "timeout", 5*time.Minute, "`duration` of the wait for the end of a copy with --stop")
+	flags.DurationVar(&f.Timeout, "timeout", 5*time.Minute, "`duration` of the wait for the end of a copy that is being made")
 	cmd.MarkFlagsMutuallyExclusive("every", "stop", "once")
 	cmd.MarkFlagsMutuallyExclusive("on", "stop")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, stop := untilSignal()
 		defer stop()
-		return protectClaim(ctx, cmd.OutOrStdout(), access, f, args[0])
+		return protectClaim(ctx, cmd.InOrStdin(), cmd.OutOrStdout(), access, f, args[0])
 	}
 	return cmd
 }
 
 // protectClaim shows, creates, changes or ends the protection of a claim, or makes one copy.
-func protectClaim(ctx context.Context, w io.Writer, access *clusterAccess, f protectFlags, claim string) (err error) {
+func protectClaim(ctx context.Context, in io.Reader, w io.Writer, access *clusterAccess, f protectFlags, claim string) (err error) {
 	c, err := access.connect()
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func protectClaim(ctx context.Context, w io.Writer, access *clusterAccess, f pro
 	case f.once != "" && f.To != "":
 		err = move.CopyOnce(ctx, c, f.ProtectOptions, f.once)
 	case f.stop:
-		err = stopProtection(ctx, c, f)
+		err = stopProtection(ctx, in, c, f)
 	case f.To != "" && f.Every != 0:
 		err = startProtection(ctx, c, f)
 	case f.To == "" && f.Every == 0 && f.once == "":
@@ -103,12 +104,22 @@ func startProtection(ctx context.Context, c *kubectl.Cluster, f protectFlags) er
 }
 
 // stopProtection ends all protections of claims with a name. More than one exists if a claim was deleted and created again.
-func stopProtection(ctx context.Context, c *kubectl.Cluster, f protectFlags) error {
+func stopProtection(ctx context.Context, in io.Reader, c *kubectl.Cluster, f protectFlags) error {
 	all, err := protections(ctx, c, f)
 	if err != nil {
 		return err
 	}
 	for _, p := range all {
+		reason, err := move.OnlyData(ctx, c, p, f.Options)
+		if err != nil {
+			return err
+		}
+		if reason != nil && !f.yes {
+			f.Progress("The copies of claim %s may be its only data: %v. --stop deletes them.", p.Claim, reason)
+			if err := confirm(in, f.Progress); err != nil {
+				return err
+			}
+		}
 		if err := move.StopProtection(ctx, c, p, f.Options); err != nil {
 			return err
 		}
