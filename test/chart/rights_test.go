@@ -129,6 +129,11 @@ func TestProtection(t *testing.T) {
 	if !maps.EqualFunc(got, want, sameVerbs) {
 		t.Errorf("got permissions %v in the namespaces of claims, want %v", got, want)
 	}
+	policy := named[*admissionregistrationv1.ValidatingAdmissionPolicy](t, all, namespace+"."+account)
+	binding := named[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, all, namespace+"."+account)
+	if c, v := policy.Spec.MatchConditions, policy.Spec.Validations; binding.Spec.PolicyName != policy.Name || len(c) != 1 || c[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:trivet-protection'" || len(v) != 1 || !strings.Contains(v[0].Expression, "'trivet-copy-'") {
+		t.Errorf("got the policy %+v with the binding %+v, want one that limits the names for the ServiceAccount", policy.Spec, binding.Spec)
+	}
 	a := named[*corev1.ServiceAccount](t, all, account)
 	if a.Labels["app.kubernetes.io/name"] != "trivet" || a.Labels["app.kubernetes.io/component"] != "protection" || len(a.ImagePullSecrets) != 1 {
 		t.Errorf("got %+v, want the labels and the Secret for images", a)

@@ -295,11 +295,19 @@ subjects:
 
 
 {{/* "true" if the driver may patch nodes and the cluster has the API for a policy that limits this,
-otherwise empty. Helm knows the kinds of a cluster; `helm template` knows only the API groups, so it
-assumes that the API exists. */}}
+otherwise empty. */}}
 {{- define "trivet.nodePolicy" -}}
+{{- if .Values.config.startupTaint -}}
+{{- include "trivet.policies" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" if the cluster has the API for admission policies, otherwise empty. Helm knows the kinds of a
+cluster; `helm template` knows only the API groups, so it
+assumes that the API exists. */}}
+{{- define "trivet.policies" -}}
 {{- $kinds := .Capabilities.APIVersions.Has "v1/Pod" -}}
-{{- if and .Values.config.startupTaint (or (not $kinds) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
+{{- if or (not $kinds) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") -}}
 true
 {{- end -}}
 {{- end -}}
