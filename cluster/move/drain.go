@@ -17,6 +17,8 @@ import (
 type Drain struct {
 	Moves     []PlannedMove
 	Unmovable []Unmovable
+	// Copies are the copies of protections, as namespace/name. They are not moved.
+	Copies []string
 }
 
 // PlannedMove is the move of a claim, as planned before the drain begins.
@@ -75,6 +77,14 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 		if v.OnlyNode(translate.TopologyKey) != node || v.Status.Phase != "Bound" || slices.ContainsFunc(d.Moves, func(m PlannedMove) bool { return m.Name() == name }) {
 			continue
 		}
+		isCopy, err := copyOfProtection(ctx, cluster, report, v)
+		if err != nil {
+			return d, err
+		}
+		if isCopy {
+			d.Copies = append(d.Copies, name)
+			continue
+		}
 		move, reason := planClaim(ctx, cluster, report, v, o)
 		if ctx.Err() != nil {
 			return d, ctx.Err()
@@ -86,6 +96,16 @@ func PlanDrain(ctx context.Context, cluster *kubectl.Cluster, report status.Repo
 		d.Moves = append(d.Moves, move)
 	}
 	return d, nil
+}
+
+// copyOfProtection reports whether a volume is a copy of a protection: its claim has the label, and the driver reports that it is an
+// unchanged copy. Users who can write claims can write the label.
+func copyOfProtection(ctx context.Context, cluster *kubectl.Cluster, report status.Report, v kube.PersistentVolume) (bool, error) {
+	if !slices.ContainsFunc(report.Volumes, func(r status.Volume) bool { return r.ID == v.Spec.CSI.VolumeHandle && r.CopyOf != "" }) {
+		return false, nil
+	}
+	claim, err := cluster.Claim(ctx, v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name)
+	return err == nil && claim.Metadata.Labels[protectLabel] != "", absent(err)
 }
 
 // begunMoves returns the moves from a node that are not complete. Their claims may have no PersistentVolume, or one on another

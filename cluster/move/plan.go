@@ -78,9 +78,6 @@ func (m *Mover) Plan(ctx context.Context, report status.Report) (Plan, error) {
 func (m *Mover) checkClaim() error {
 	c := m.claim
 	name := c.Metadata.Namespace + "/" + c.Metadata.Name
-	if of := c.Metadata.Labels[protectLabel]; of != "" {
-		return fmt.Errorf("claim %s is a copy of the claim with the UID %s: to have the copies on another node, run 'kubectl trivet protect' for that claim, with that node", name, of)
-	}
 	switch owner := slices.IndexFunc(c.Metadata.OwnerReferences, func(o kube.Owner) bool { return o.Kind == "Pod" }); {
 	case c.Metadata.DeletionTimestamp != "":
 		return fmt.Errorf("claim %s is being deleted: its volume cannot be moved", name)
@@ -103,6 +100,9 @@ func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) e
 	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == handle })
 	if i < 0 {
 		return fmt.Errorf("volume %v is not in the report of the drivers: see 'kubectl trivet status' for node %s", handle, p.From)
+	}
+	if of := m.claim.Metadata.Labels[protectLabel]; of != "" && report.Volumes[i].CopyOf != "" {
+		return fmt.Errorf("claim %s/%s is a copy of the claim with the UID %s: to have the copies on another node, run 'kubectl trivet protect' for that claim, with that node", m.Namespace, m.ClaimName, of)
 	}
 	p.SizeBytes, p.UsedBytes = report.Volumes[i].SizeBytes, report.Volumes[i].UsedBytes
 	return nil

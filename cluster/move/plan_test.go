@@ -233,7 +233,11 @@ func TestPlanDrain(t *testing.T) {
 	answers["/api/v1/namespaces/ns/persistentvolumeclaims/lost"] = `{"metadata":{"namespace":"ns","name":"lost","uid":"l"}}`
 	answers[configMaps+"/trivet-move-l"] = `{"metadata":{"name":"trivet-move-l"},"data":{"state":"{\"id\":\"1\",\"namespace\":\"ns\",\"claim\":\"lost\",\"uid\":\"l\",\"from\":\"a\",\"to\":\"c\",\"step\":\"swap\"}"}}`
 	answers[configMaps] = `{"metadata":{},"items":[{"metadata":{"name":"trivet-move-x"},"data":{"state":"{"}},` + answers[configMaps+"/trivet-move-l"] + `]}`
-	answers["/api/v1/persistentvolumes"] = `{"metadata":{},"items":[` + strings.Join(volumes, ",") + `]}`
+	const copied = "/api/v1/namespaces/ns/persistentvolumeclaims/copy"
+	answers[copied] = `{"metadata":{"namespace":"ns","name":"copy","uid":"k","labels":{"csi.trivet.dev/protect":"x"}}}`
+	volume := strings.NewReplacer(`"pv"`, `"pv-copy"`, handle, handle+"9", `"name":"data"`, `"name":"copy"`).Replace(answers["/api/v1/persistentvolumes/pv"])
+	answers["/api/v1/persistentvolumes"] = `{"metadata":{},"items":[` + strings.Join(append(volumes, strings.TrimSuffix(volume, "}")+`,"status":{"phase":"Bound"}}`), ",") + `]}`
+	report.Volumes = append(report.Volumes, status.Volume{ID: handle + "9", Node: "a", CopyOf: "w", SizeBytes: 1 << 30})
 	d, err := move.PlanDrain(t.Context(), connect(t, answers), report, "a", move.Options{Transfers: isImage})
 	if err != nil || len(d.Moves) != 3 || len(d.Unmovable) != 1 {
 		t.Fatalf("got %+v, %v, want three moves and one claim that cannot be moved", d, err)
@@ -243,6 +247,9 @@ func TestPlanDrain(t *testing.T) {
 	}
 	if first, second := d.Moves[1].Plan.To, d.Moves[2].Plan.To; first != "b" || second != "c" {
 		t.Errorf("got the nodes %s and %s, want b, and then c, which has more room than what is left on b", first, second)
+	}
+	if len(d.Copies) != 1 || d.Copies[0] != "ns/copy" {
+		t.Errorf("got the copies %q, want ns/copy", d.Copies)
 	}
 	if u := d.Unmovable[0]; u.Claim != "ns/data-2" || !strings.Contains(u.Reason.Error(), "backend disk cannot send") {
 		t.Errorf("got %+v, want ns/data-2 because of its backend", u)

@@ -32,6 +32,7 @@ func TestProtectRefusals(t *testing.T) {
 		every  time.Duration
 		keep   int
 		room   int64
+		copyOf string
 		want   string
 	}{
 		"period":              {every: 7 * time.Minute, want: "--every 7m0s: a CronJob cannot run with this period"},
@@ -41,7 +42,8 @@ func TestProtectRefusals(t *testing.T) {
 		"same node":           {on: "a", want: "already on this node"},
 		"no such node":        {on: "c", want: "no such node"},
 		"kept copies":         {change: replaced(class, `"provisioner"`, `"reclaimPolicy":"Retain","provisioner"`), want: "reclaim policy Retain"},
-		"copy of a copy":      {change: replaced("/api/v1/namespaces/ns/persistentvolumeclaims/data", `"uid"`, `"labels":{"csi.trivet.dev/protect":"x"},"uid"`), want: "is a copy of the claim with the UID x"},
+		"copy of a copy":      {change: replaced("/api/v1/namespaces/ns/persistentvolumeclaims/data", `"uid"`, `"labels":{"csi.trivet.dev/protect":"x"},"uid"`), copyOf: "w", want: "is a copy of the claim with the UID x"},
+		"only the label":      {change: replaced("/api/v1/namespaces/ns/persistentvolumeclaims/data", `"uid"`, `"labels":{"csi.trivet.dev/protect":"x"},"uid"`), want: "has no pods with the label"},
 		"no room":             {room: 2 << 30, want: "3 copies of the volume need 3 GiB"},
 		"no controller":       {want: "has no pods with the label"},
 		"room for fewer":      {room: 2 << 30, keep: 1, want: "has no pods with the label"},
@@ -54,6 +56,7 @@ func TestProtectRefusals(t *testing.T) {
 			if tc.change != nil {
 				tc.change(answers)
 			}
+			report.Volumes[0].CopyOf = tc.copyOf
 			if tc.room > 0 {
 				report.Pools[1] = status.Pool{Name: "fast", Node: "b", RoomBytes: tc.room}
 			}

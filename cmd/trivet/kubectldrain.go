@@ -68,6 +68,9 @@ func drainNode(ctx context.Context, w io.Writer, access *clusterAccess, f drainF
 	if err := writeTables(w, []table{moveTable(d.Moves), unmovableTable(d.Unmovable)}, false, hasColors(w)); err != nil {
 		return err
 	}
+	if len(d.Copies) > 0 {
+		_, _ = fmt.Fprintf(w, "Not moved, because they are copies of protected claims: %s\n", strings.Join(d.Copies, ", "))
+	}
 	if len(d.Unmovable) > 0 && !f.skip {
 		return fmt.Errorf("%d claims of node %s cannot be moved: remove the reasons, or use --skip-unmovable", len(d.Unmovable), node)
 	}
