@@ -283,6 +283,14 @@ func (m *Mover) StartRecovery(ctx context.Context, r Recovery) error {
 	return m.run(ctx)
 }
 
+// CheckCopy checks that the recovery that has begun is one with the copy that the user has named, if any.
+func (m *Mover) CheckCopy(name string) error {
+	if r := m.state.Recovery; r != nil && name != "" && name != r.Claim {
+		return fmt.Errorf("--copy %q: the claim is already being recovered with %s: continue without --copy, or undo that with --abort", name, r.Claim)
+	}
+	return nil
+}
+
 // Age returns how old data is.
 func Age(of time.Time) string {
 	age := max(0, time.Since(of))

@@ -132,3 +132,13 @@ func TestRemoveChosen(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckCopy: a recovery that has begun is continued only with its copy.
+func TestCheckCopy(t *testing.T) {
+	_, m := beginRecovery(t)
+	for name, want := range map[string]bool{"": true, "trivet-move-1-1": true, "other": false} {
+		if err := m.CheckCopy(name); (err == nil) != want {
+			t.Errorf("%q: got %v, want accepted: %t", name, err, want)
+		}
+	}
+}

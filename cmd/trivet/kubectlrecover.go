@@ -77,6 +77,9 @@ func recoverClaim(ctx context.Context, cmd *cobra.Command, access *clusterAccess
 	if err != nil {
 		return err
 	}
+	if err := m.CheckCopy(f.copyName); err != nil {
+		return err
+	}
 	begun := m.Begun() != ""
 	switch {
 	case f.abort:
