@@ -109,7 +109,7 @@ func (f *floor) copy(b *testing.B, from, to string) {
 	go func() { sent <- f.send(source) }()
 	conn, err := f.listener.Accept()
 	must(b, err)
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	must(b, f.receive(target, conn))
 	must(b, errors.Join(<-sent, target.Sync(), os.Remove(to)))
 }
@@ -120,7 +120,7 @@ func (f *floor) send(source io.Reader) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	if f.compressed {
 		out, in := io.Pipe()
 		go func(source io.Reader) {

@@ -128,7 +128,7 @@ func (c *Client) Bind(ctx context.Context, namespace, name string, labels map[st
 		return err
 	}
 	existing, err := resource.Get(ctx, name, metav1.GetOptions{})
-	if err == nil && !(reflect.DeepEqual(existing.Object["roleRef"], any(role)) && reflect.DeepEqual(existing.Object["subjects"], any(subjects))) {
+	if err == nil && (!reflect.DeepEqual(existing.Object["roleRef"], any(role)) || !reflect.DeepEqual(existing.Object["subjects"], any(subjects))) {
 		err = fmt.Errorf("it exists with the role %v and the subjects %v: delete it, if nothing else needs it", existing.Object["roleRef"], existing.Object["subjects"])
 	}
 	return err

@@ -23,10 +23,10 @@ func beginRecovery(t *testing.T) (*apiServer, *Mover) {
 
 const copiedPath = "/api/v1/persistentvolumes/pv-copy"
 
-// addCopy adds the copy, whose PersistentVolume has the policy Retain. The claim has the UID.
-func addCopy(t *testing.T, s *apiServer, uid string) {
+// addCopy adds the copy, whose PersistentVolume has the policy Retain.
+func addCopy(t *testing.T, s *apiServer) {
 	t.Helper()
-	s.objects[copyPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-move-1-1","uid":"`+uid+`"},"spec":{"volumeName":"pv-copy"}}`)
+	s.objects[copyPath] = object(t, `{"metadata":{"namespace":"ns","name":"trivet-move-1-1","uid":"v"},"spec":{"volumeName":"pv-copy"}}`)
 	s.objects[copiedPath] = object(t, strings.NewReplacer(`"Delete"`, `"Retain"`, `"spec"`, `"status":{"phase":"Bound"},"spec"`).Replace(copied))
 }
 
@@ -57,7 +57,7 @@ func TestNodeIsBackLate(t *testing.T) {
 // TestAbandonCopy: an abort deletes no copy of a recovery, and restores the reclaim policy of its PersistentVolume.
 func TestAbandonCopy(t *testing.T) {
 	s, m := beginRecovery(t)
-	addCopy(t, s, "v")
+	addCopy(t, s)
 	if err := m.abandonCopies(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestAbandonCopy(t *testing.T) {
 // TestAbandonCopyWithoutClaim: an abort restores the policy of the copy's PersistentVolume also if its claim was deleted.
 func TestAbandonCopyWithoutClaim(t *testing.T) {
 	s, m := beginRecovery(t)
-	addCopy(t, s, "v")
+	addCopy(t, s)
 	delete(s.objects, copyPath)
 	if err := m.abandonCopies(t.Context()); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestKeepCopy(t *testing.T) {
 		"volume released": {func(s *apiServer) { s.objects[copiedPath]["status"] = map[string]any{"phase": "Released"} }, "is not Bound"},
 	} {
 		s, m := beginRecovery(t)
-		addCopy(t, s, "v")
+		addCopy(t, s)
 		tc.change(s)
 		_, err := m.keepCopy(t.Context())
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
@@ -117,7 +117,7 @@ func TestRemoveChosen(t *testing.T) {
 		}, true},
 	} {
 		s, m := beginRecovery(t)
-		addCopy(t, s, "v")
+		addCopy(t, s)
 		s.objects[pvPath]["spec"].(map[string]any)["csi"].(map[string]any)["volumeHandle"] = "new"
 		tc.change(s)
 		if err := m.removeCopies(t.Context(), 1); err != nil {

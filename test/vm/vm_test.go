@@ -116,7 +116,8 @@ var guests = []guest{
 	{
 		name: "encryption-conformance", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
 		programs: []program{{
-			"./backend/loop", []string{"-test.run", "^(TestEncrypted|TestTransfer)$"},
+			"./backend/loop",
+			[]string{"-test.run", "^(TestEncrypted|TestTransfer)$"},
 			passed("TestEncrypted/images-encrypted/xfs/Clone", "TestEncrypted/images-encrypted/block/ChangedBlocks", "TestTransfer/none-btrfs", "TestTransfer/luks2-block"),
 		}},
 	},
