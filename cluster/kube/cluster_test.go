@@ -129,6 +129,20 @@ func (u user) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// intercept sets the function that is called before the next request is handled. It can be called while requests are handled.
+func (c *cluster) intercept(call string, f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.before[call] = f
+}
+
+// refuseAll makes the next 1000 requests fail with a status. It can be called while requests are handled.
+func (c *cluster) refuseAll(call string, code int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail[call] = slices.Repeat([]int{code}, 1000)
+}
+
 // countCall counts a call, and removes and returns its function in before.
 func (c *cluster) countCall(call string) func() {
 	c.mu.Lock()

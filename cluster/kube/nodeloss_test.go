@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,12 +28,14 @@ const (
 // lossTest is a cluster with a NodeLoss. The node "gone" has the volume "v", whose claim is "data".
 type lossTest struct {
 	*cluster
-	t         *testing.T
-	loss      *kube.NodeLoss
-	log       *logBuffer
-	elsewhere error  // the answer of CheckLost
-	during    func() // called by the first CheckLost
-	checked   []checkedPool
+	t       *testing.T
+	loss    *kube.NodeLoss
+	log     *logBuffer
+	checked []checkedPool
+
+	checking  sync.Mutex // protects elsewhere and during
+	elsewhere error      // the answer of CheckLost
+	during    func()     // called by the first CheckLost
 }
 
 // checkedPool are the arguments of a call of CheckLost.
@@ -100,14 +103,30 @@ func (l *lossTest) checkLost(ctx context.Context, volumeID string, nodes []strin
 	if _, limited := ctx.Deadline(); !limited {
 		l.t.Error("CheckLost is called without a deadline")
 	}
-	answer := l.elsewhere
-	if during := l.during; during != nil {
-		l.during = nil
+	l.checking.Lock()
+	answer, during := l.elsewhere, l.during
+	l.during = nil
+	l.checking.Unlock()
+	if during != nil {
 		during()
 	}
 	slices.Sort(nodes)
 	l.checked = append(l.checked, checkedPool{volumeID, nodes})
 	return answer
+}
+
+// answerCheck sets the answer of CheckLost.
+func (l *lossTest) answerCheck(err error) {
+	l.checking.Lock()
+	defer l.checking.Unlock()
+	l.elsewhere = err
+}
+
+// duringCheck sets the function that the next CheckLost calls.
+func (l *lossTest) duringCheck(f func()) {
+	l.checking.Lock()
+	defer l.checking.Unlock()
+	l.during = f
 }
 
 // lose runs the NodeLoss, deletes the Node objects, and waits until the delay is over.
@@ -222,7 +241,7 @@ func TestNodeLossKept(t *testing.T) {
 		"node with another label": {after: func(l *lossTest) { l.put(nodesPath+"gone", nodeObject(nil)) }},
 		"node with another name":  {after: func(l *lossTest) { l.put(nodesPath+"new", nodeObject(object{"csi.trivet.dev/node": "gone"})) }},
 		"node exists again":       {after: func(l *lossTest) { l.wait(lossDelay / 2); l.addNode("gone") }},
-		"pool elsewhere":          {before: func(l *lossTest) { l.elsewhere = errors.New("it is on node b") }, stopped: "it is on node b"},
+		"pool elsewhere":          {before: func(l *lossTest) { l.answerCheck(errors.New("it is on node b")) }, stopped: "it is on node b"},
 		"a move runs": {before: func(l *lossTest) {
 			l.change(claimsPath+"data", object{"metadata": object{"annotations": object{kube.MoveKey: "1 copy"}}})
 		}, stopped: "is being moved"},
@@ -241,10 +260,10 @@ func TestNodeLossKept(t *testing.T) {
 			}
 		}, gone: []string{"c", "d", "e", "f", "gone"}, stopped: "5 nodes that have volumes do not exist. At most 1 may be lost while 5 nodes"},
 		"new node appears at the last moment": {after: func(l *lossTest) {
-			l.during = func() { l.put(nodesPath+"new", newNode()) }
+			l.duringCheck(func() { l.put(nodesPath+"new", newNode()) })
 		}, stopped: `node "new" is new and has no driver yet`},
 		"node registers while the pool is checked": {after: func(l *lossTest) {
-			l.during = func() { l.addNode("other"); l.elsewhere = errors.New("not known yet") }
+			l.duringCheck(func() { l.addNode("other"); l.answerCheck(errors.New("not known yet")) })
 		}, stopped: `node "other" is new`},
 		"class newer than the volume": {before: func(l *lossTest) {
 			l.change(classesPath+"released", object{"metadata": object{"creationTimestamp": "1999-01-01T00:00:02Z"}})
@@ -252,24 +271,24 @@ func TestNodeLossKept(t *testing.T) {
 		"volume of another provisioner": {before: func(l *lossTest) {
 			volume(l, object{"metadata": object{"annotations": object{"pv.kubernetes.io/provisioned-by": "x"}}})
 		}},
-		"reading Nodes fails": {before: func(l *lossTest) { l.fail["GET nodes"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
+		"reading Nodes fails": {before: func(l *lossTest) { l.refuseAll("GET nodes", http.StatusForbidden) }},
 		"reading PersistentVolumes fails": {before: func(l *lossTest) {
-			l.fail["GET persistentvolumes"] = slices.Repeat([]int{http.StatusInternalServerError}, 1000)
+			l.refuseAll("GET persistentvolumes", http.StatusInternalServerError)
 		}},
 		"reading claims fails": {before: func(l *lossTest) {
-			l.fail["GET persistentvolumeclaims"] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+			l.refuseAll("GET persistentvolumeclaims", http.StatusForbidden)
 		}},
-		"reading StorageClasses fails":      {before: func(l *lossTest) { l.fail["GET storageclasses"] = slices.Repeat([]int{http.StatusForbidden}, 1000) }},
+		"reading StorageClasses fails":      {before: func(l *lossTest) { l.refuseAll("GET storageclasses", http.StatusForbidden) }},
 		"API server unreachable":            {after: func(l *lossTest) { l.setUnreachable(true) }},
-		"node exists again when it is read": {after: func(l *lossTest) { l.before["GET persistentvolumes"] = func() { l.addNode("gone") } }, stopped: `node "gone" exists again`},
+		"node exists again when it is read": {after: func(l *lossTest) { l.intercept("GET persistentvolumes", func() { l.addNode("gone") }) }, stopped: `node "gone" exists again`},
 		"volume replaced when it is read": {after: func(l *lossTest) {
-			l.before["GET persistentvolumes"] = func() { volume(l, spec(object{"nodeAffinity": affinity("a")})) }
+			l.intercept("GET persistentvolumes", func() { volume(l, spec(object{"nodeAffinity": affinity("a")})) })
 		}},
 		"class changed when it is read": {after: func(l *lossTest) {
-			l.before["GET persistentvolumes"] = func() { volume(l, spec(object{"storageClassName": "kept"})) }
+			l.intercept("GET persistentvolumes", func() { volume(l, spec(object{"storageClassName": "kept"})) })
 		}},
 		"changing the PersistentVolume fails": {after: func(l *lossTest) {
-			l.fail["PATCH persistentvolumes"] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+			l.refuseAll("PATCH persistentvolumes", http.StatusForbidden)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -431,8 +450,8 @@ func TestNodeLossAgain(t *testing.T) {
 func TestNodeLossAgainBetween(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		l := newLossTest(t, c)
-		c.before["GET persistentvolumes"] = func() { l.addNode("gone") }
-		c.before["POST events"] = func() { l.remove(nodesPath + "gone") } // the event that the node exists again
+		c.intercept("GET persistentvolumes", func() { l.addNode("gone") })
+		c.intercept("POST events", func() { l.remove(nodesPath + "gone") }) // the event that the node exists again
 		l.lose("gone")
 		l.wantKept("v", "data")
 		l.wait(lossDelay - 2*time.Minute)
@@ -559,7 +578,7 @@ func TestNodeLossRestored(t *testing.T) {
 			bubble(t, func(t *testing.T, c *cluster) {
 				l := newLossTest(t, c)
 				l.change(volumesPath+"v", object{"spec": object{"persistentVolumeReclaimPolicy": tc.policy}})
-				c.fail[tc.failing] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+				c.refuseAll(tc.failing, http.StatusForbidden)
 				l.lose("gone")
 				v := c.get(volumesPath + "v")
 				if text(v, "metadata", "annotations", kube.NodeLostKey) != tc.policy || text(v, "spec", "persistentVolumeReclaimPolicy") != "Retain" {
@@ -584,7 +603,7 @@ func TestNodeLossRestored(t *testing.T) {
 func TestNodeLossRestoredLater(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		l := newLossTest(t, c)
-		c.fail["DELETE persistentvolumeclaims"] = slices.Repeat([]int{http.StatusForbidden}, 1000)
+		c.refuseAll("DELETE persistentvolumeclaims", http.StatusForbidden)
 		l.lose("gone")
 		c.put(nodesPath+"gone", merge(newNode(), object{"metadata": object{"labels": object{"csi.trivet.dev/node": "gone"}}}))
 		for _, want := range []string{"Retain", "Delete"} {
@@ -618,7 +637,7 @@ func TestNodeLossNotBlocked(t *testing.T) {
 func TestNodeLossReported(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		l := newLossTest(t, c)
-		l.elsewhere = errors.New("it is on node b")
+		l.answerCheck(errors.New("it is on node b"))
 		l.lose("gone")
 		for want := 1; want <= 2; want++ {
 			if got := l.reasons(eventsPath); len(got) != want {
