@@ -163,9 +163,9 @@ func (i *image) checkLinked(t *testing.T, at string, program *elf.File, arch str
 	return min(len(needed), 1)
 }
 
-// checkPrograms checks that the programs in PATH are those that the driver starts.
+// checkPrograms checks that the programs in PATH are those that the driver starts, and the plugin of kubectl.
 func (i *image) checkPrograms(t *testing.T) {
-	want := []string{"cryptsetup", "lvm", "mke2fs", "trivet"} // mkfs.ext4 is a link to mke2fs
+	want := []string{"cryptsetup", "kubectl-trivet", "lvm", "mke2fs", "trivet"} // mkfs.ext4 is a link to mke2fs
 	for _, p := range blockdev.Programs {
 		want = append(want, p.Name)
 	}
