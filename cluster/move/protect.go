@@ -209,11 +209,19 @@ func (m *Mover) planProtection(ctx context.Context, report status.Report, keep i
 	return snapshotClass, nil
 }
 
-// checkCopyClass checks the StorageClass with which the copies are created. Copies must be deleted together with their claims.
+// checkCopyClass checks the StorageClass with which the copies are created. Copies must be deleted together with their claims, and the
+// claim must still exist when its node is lost.
 func (m *Mover) checkCopyClass(ctx context.Context, driver string, p Plan) (kube.StorageClass, error) {
 	class, err := m.checkClass(ctx, driver, p)
-	if err == nil && class.ReclaimPolicy == "Retain" {
+	if err != nil {
+		return class, err
+	}
+	onLoss := cmp.Or(p.Volume.Spec.CSI.VolumeAttributes[volume.ParamOnNodeLoss], class.Parameters[volume.ParamOnNodeLoss])
+	switch {
+	case class.ReclaimPolicy == "Retain":
 		err = fmt.Errorf("StorageClass %q of the claim has the reclaim policy Retain, so that copies which are no longer needed would never be deleted: such a claim cannot be protected", class.Metadata.Name)
+	case onLoss == volume.NodeLossRelease:
+		err = fmt.Errorf("the volume or StorageClass %q of the claim has %s: %s, so that the claim is deleted after its node was lost, and cannot be recovered: use a class without this parameter", class.Metadata.Name, volume.ParamOnNodeLoss, onLoss)
 	}
 	return class, err
 }

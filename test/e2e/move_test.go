@@ -129,15 +129,14 @@ func (m *moving) move(t *testing.T, at crashpoint.Point, args ...string) *exec.C
 	return cmd
 }
 
-// mustMove moves the claim to a node, and checks the result. It returns what the command has printed.
-func (m *moving) mustMove(t *testing.T, to string) string {
+// mustMove moves the claim to a node, and checks the result.
+func (m *moving) mustMove(t *testing.T, to string) {
 	t.Helper()
 	begin := time.Now()
 	out, err := m.move(t, "", "--to", to).CombinedOutput()
 	t.Logf("after %v: %s", time.Since(begin).Round(time.Second/10), out)
 	must(t, err)
 	m.check(t, to)
-	return string(out)
 }
 
 // killed moves the claim to a node. The command must kill itself at a point.
