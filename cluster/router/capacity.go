@@ -58,7 +58,10 @@ func (s *Server) validCapacity(ctx context.Context, req *csi.GetCapacityRequest)
 		return nil, err
 	}
 	if value, ok := nodeSegment(req.GetAccessibleTopology()); ok {
-		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n.topology != value })
+		nodes = nil
+		if n := s.nodes.withTopology(value); n != nil {
+			nodes = []*node{n}
+		}
 	} else if err := s.nodes.checkComplete(ctx, nodes); err != nil {
 		return nil, err
 	}

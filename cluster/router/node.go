@@ -32,6 +32,10 @@ const (
 	// The pools of a node are requested every requestInterval; requestTimeout bounds one request.
 	requestInterval = 30 * time.Second
 	requestTimeout  = 5 * time.Second
+	// maxConnecting is the number of connections that are made at the same time. Thousands of concurrent handshakes need much
+	// memory, and some would exceed their timeout. A node that does not answer delays the others by at most connectTurn.
+	maxConnecting = 64
+	connectTurn   = 250 * time.Millisecond
 	// freshness is the maximum age of a request whose result is used instead of a new request.
 	freshness = time.Second
 )
@@ -65,7 +69,7 @@ type node struct {
 	service    relay.Service // the Controller services
 	controller csi.ControllerClient
 	identity   csi.IdentityClient
-	changed    func() // called after a change of the pools
+	changed    func(*node) // called after a change of the pools
 	stop       context.CancelFunc
 	requesting chan struct{} // a semaphore for requestPools
 
@@ -82,7 +86,7 @@ type node struct {
 }
 
 // newNode returns a node without a connection. The method run makes the connection.
-func newNode(name, address string, config *tls.Config, changed func()) (*node, error) {
+func newNode(name, address string, config *tls.Config, changed func(*node)) (*node, error) {
 	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, requesting: make(chan struct{}, 1)}
 	n.addresses.InitialState(resolverState(address))
 	var err error
@@ -134,13 +138,14 @@ func resolverState(address string) (state resolver.State) {
 }
 
 // run maintains the connection until ctx ends. It requests the pools after each change of the connection and
-// every requestInterval, and calls afterRequest after each request.
-func (n *node) run(ctx context.Context, afterRequest func(context.Context)) {
+// every requestInterval, and calls afterRequest after each request. connecting is a semaphore for connect.
+func (n *node) run(ctx context.Context, connecting chan struct{}, afterRequest func(context.Context)) {
 	defer n.conn.Close()
 	for ctx.Err() == nil {
 		state := n.conn.GetState()
 		if state == connectivity.Idle {
-			n.conn.Connect()
+			n.connect(ctx, connecting)
+			state = n.conn.GetState()
 		}
 		if state == connectivity.Ready || state == connectivity.TransientFailure {
 			n.requestPools(ctx, 0)
@@ -150,6 +155,21 @@ func (n *node) run(ctx context.Context, afterRequest func(context.Context)) {
 		n.conn.WaitForStateChange(waiting, state)
 		cancel()
 	}
+}
+
+// connect makes an idle connection. It returns when the connection is made or has failed, but after at most connectTurn.
+func (n *node) connect(ctx context.Context, connecting chan struct{}) {
+	select {
+	case connecting <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-connecting }()
+	limited, cancel := context.WithTimeout(ctx, connectTurn)
+	defer cancel()
+	n.conn.Connect()
+	n.conn.WaitForStateChange(limited, connectivity.Idle)
+	n.conn.WaitForStateChange(limited, connectivity.Connecting)
 }
 
 // requestPools requests the pools of the node, unless the last request is younger than maxAge. Concurrent calls
@@ -203,7 +223,7 @@ func (n *node) setPools(manifest map[string]string) {
 	n.answered, n.pools, n.expected, n.kinds = true, pools, expected, identity.Kinds(manifest)
 	n.mu.Unlock()
 	if !same {
-		n.changed()
+		n.changed(n)
 	}
 }
 
@@ -249,6 +269,11 @@ func (n *node) viewFor(ctx context.Context, pool string) view {
 // named returns the pools with a name, or all pools if the name is empty.
 func (v view) named(name string) []poolKey {
 	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return name != "" && k.name != name })
+}
+
+// openPools returns the open pools.
+func (v view) openPools() []poolKey {
+	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return k.uuid == "" })
 }
 
 // open reports whether at least one pool with a name is open.

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
-	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -36,29 +35,25 @@ type nodes struct {
 
 	setting sync.Mutex // serializes set
 
-	mu        sync.RWMutex
-	isSet     bool // set was called
-	byName    map[string]*node
-	sorted    []*node // by name; replaced, never changed
-	announced announcements
+	mu         sync.RWMutex
+	isSet      bool // set was called
+	byName     map[string]*node
+	byTopology map[string]*node
+	sorted     []*node // by name; replaced, never changed
+	announced  announcements
 
 	owners    Owners
 	recording chan struct{} // a semaphore for record
-}
-
-// announcements are the last announcements of the nodes. The maps are replaced, never changed.
-type announcements struct {
-	open     map[poolKey][]*node // the nodes that announce each open pool
-	expected map[poolKey][]*node // the nodes that had each pool open before, and have it closed now
-	answered map[*node]bool      // true for the nodes whose announcements are included
+	recorded  recordState   // that of the last successful call of record
 }
 
 func newNodes(ctx context.Context, client func(node string) *tls.Config, owners Owners) *nodes {
-	ns := &nodes{client: client, byName: map[string]*node{}, owners: owners, recording: make(chan struct{}, 1)}
+	ns := &nodes{client: client, byName: map[string]*node{}, byTopology: map[string]*node{}, announced: newAnnouncements(), owners: owners, recording: make(chan struct{}, 1)}
+	connecting := make(chan struct{}, maxConnecting)
 	ns.start = func(n *node) {
 		ctx, stop := context.WithCancel(ctx)
 		n.stop = stop
-		ns.tasks.Go(func() { n.run(ctx, ns.recordNew) })
+		ns.tasks.Go(func() { n.run(ctx, connecting, ns.recordNew) })
 	}
 	return ns
 }
@@ -78,10 +73,13 @@ func (ns *nodes) set(hosts []Host) {
 			ns.add(name, address)
 		}
 	}
+	var changed []poolKey
 	for name, n := range ns.byName {
 		if _, exists := addresses[name]; !exists {
 			n.stop()
 			delete(ns.byName, name)
+			delete(ns.byTopology, n.topology)
+			changed = append(changed, ns.announced.remove(n)...)
 		}
 	}
 	ns.sorted = slices.SortedFunc(maps.Values(ns.byName), func(a, b *node) int { return strings.Compare(a.name, b.name) })
@@ -90,7 +88,7 @@ func (ns *nodes) set(hosts []Host) {
 	for _, n := range current {
 		n.setAddress(addresses[n.name])
 	}
-	ns.index()
+	ns.logUnserved(changed)
 }
 
 // add adds a node. The caller holds mu.
@@ -100,42 +98,8 @@ func (ns *nodes) add(name, address string) {
 		klog.Background().Error(err, "Preparing a connection failed", "node", name)
 		return
 	}
-	ns.byName[name] = n
+	ns.byName[name], ns.byTopology[n.topology] = n, n
 	ns.start(n)
-}
-
-// index updates announced, and logs pools that are not served.
-func (ns *nodes) index() {
-	ns.mu.Lock()
-	before := ns.announced.open
-	now := map[poolKey][]*node{}
-	ns.announced = announcements{open: now, expected: map[poolKey][]*node{}, answered: map[*node]bool{}}
-	for _, n := range ns.byName {
-		v := n.view()
-		ns.announced.answered[n] = v.answered
-		for _, key := range v.pools {
-			if key.uuid != "" {
-				now[key] = append(now[key], n)
-			}
-		}
-		for _, key := range v.expected {
-			ns.announced.expected[key] = append(ns.announced.expected[key], n)
-		}
-	}
-	ns.mu.Unlock()
-	for key, announcing := range now {
-		if slices.Equal(names(announcing), names(before[key])) {
-			continue
-		}
-		for _, n := range announcing {
-			if ns.ownedByOther(n, key) {
-				klog.Background().Error(moved(key, ns.owner(key), n), "A node announces a pool that is recorded for another node")
-			}
-		}
-		if ns.owner(key) == "" && len(announcing) > 1 {
-			klog.Background().Error(conflict(key, announcing), "A pool is served by no node")
-		}
-	}
 }
 
 // all returns the nodes, sorted by name. It fails with ErrUnavailable before set was called.
@@ -155,25 +119,11 @@ func (ns *nodes) named(name string) *node {
 	return ns.byName[name]
 }
 
-// usable returns the sorted names of the nodes' pools that can contain volumes of a kind. complete is false while a
-// node has not announced its pools, and if the cluster has no nodes.
-func (ns *nodes) usable(k backend.Kind) (pools []string, complete bool) {
-	all, err := ns.all()
-	complete = err == nil && len(all) > 0
-	for _, n := range all {
-		v := n.view()
-		complete = complete && v.answered
-		pools = append(pools, v.usable(k)...)
-	}
-	slices.Sort(pools)
-	return slices.Compact(pools), complete
-}
-
-// announcing returns the nodes that announce a pool.
-func (ns *nodes) announcing(key poolKey) []*node {
+// withTopology returns the node with a value in topologies, or nil if it does not exist.
+func (ns *nodes) withTopology(value string) *node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
-	return ns.announced.open[key]
+	return ns.byTopology[value]
 }
 
 // forID returns the node that serves the pool of a volume or snapshot. If no node serves the pool, forID requests

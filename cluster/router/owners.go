@@ -119,16 +119,10 @@ func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 // (expecting). While such a node exists, the pool is not recorded, because the node that announces the pool
 // may have a copy.
 func (ns *nodes) possibleOwners(key poolKey) (silent, expecting []*node) {
-	unanswered, announced := ns.unanswered()
-	return ns.withoutOwners(unanswered, key.name), announced.expected[key]
-}
-
-// unanswered returns the nodes that have not answered since the controller started, and the announcements of
-// the others.
-func (ns *nodes) unanswered() ([]*node, announcements) {
 	ns.mu.RLock()
-	defer ns.mu.RUnlock()
-	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.announced.answered[n] }), ns.announced
+	unanswered, expecting := ns.unanswered(), ns.announced.expected[key]
+	ns.mu.RUnlock()
+	return ns.withoutOwners(unanswered, key.name), expecting
 }
 
 // withoutOwners returns the nodes that do not own a pool with a name yet.
@@ -207,16 +201,41 @@ func (ns *nodes) record(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer func() { <-ns.recording }()
+	state := ns.recordState()
 	missing := ns.unrecorded()
-	if len(missing) == 0 {
-		return nil
+	if len(missing) > 0 {
+		if err := ns.owners.Record(ctx, missing); err != nil {
+			return err
+		}
 	}
-	return ns.owners.Record(ctx, missing)
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	ns.recorded = state
+	return nil
 }
 
-// recordNew calls record after a request to a node. It only logs an error, because the next request
-// calls it again.
+// recordState is the state from which record decides.
+type recordState struct {
+	changes uint64 // of announcements
+	owners  int    // the number of pools with an owner
+}
+
+func (ns *nodes) recordState() recordState {
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	return recordState{ns.announced.changes, len(ns.owners.Known())}
+}
+
+// recordNew calls record after a request to a node, unless nothing has changed since the last successful call. It only
+// logs an error, because the next request calls it again.
 func (ns *nodes) recordNew(ctx context.Context) {
+	state := ns.recordState()
+	ns.mu.RLock()
+	unchanged := ns.recorded == state
+	ns.mu.RUnlock()
+	if unchanged {
+		return
+	}
 	limited, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if err := ns.record(limited); err != nil && ctx.Err() == nil {
@@ -232,11 +251,13 @@ func (ns *nodes) unrecorded() map[string]string {
 	for _, name := range known {
 		count[name]++
 	}
-	unanswered, announced := ns.unanswered()
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	unanswered := ns.unanswered()
 	uncertain := map[string]bool{} // by pool name: an unanswered node may have the pool
 	missing := map[string]string{}
-	for key, announcing := range announced.open {
-		if len(announcing) > 1 || len(announced.expected[key]) > 0 || known[key.String()] != "" {
+	for key, announcing := range ns.announced.open {
+		if len(announcing) > 1 || len(ns.announced.expected[key]) > 0 || known[key.String()] != "" {
 			continue
 		}
 		if _, checked := uncertain[key.name]; !checked {

@@ -96,11 +96,10 @@ func (s *Server) checkPool(p volume.Parameters) error {
 // createAt creates a volume on the node with the given topology value. If another node may have created the
 // volume in an earlier call without a response, that node receives the call first.
 func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
-	if i < 0 {
+	n := s.nodes.withTopology(value)
+	if n == nil {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which does not exist; the volume can be created on another node", value)
 	}
-	n := all[i]
 	k, err := s.kinds.Named(spec.Parameters.Backend)
 	if err != nil {
 		return nil, err

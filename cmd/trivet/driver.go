@@ -62,9 +62,9 @@ func runDriver(o driver.Options) error {
 		return err
 	}
 	if slices.Equal(o.Services, []string{controllerService}) && os.Getenv("GOGC") == "" {
-		// Most of the memory is used by hundreds of connections. A lower percentage limits the garbage
-		// beside them.
-		debug.SetGCPercent(50)
+		// Most of the memory is used by up to thousands of connections. A lower percentage limits the
+		// garbage beside them.
+		debug.SetGCPercent(25)
 	}
 	defer klog.Flush()
 	ctx, stop := untilSignal()

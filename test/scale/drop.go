@@ -83,7 +83,7 @@ func (d *drop) run(ctx context.Context) {
 // stop sends a signal that ends or stops the drivers of a group.
 func (d *drop) stop(g *group, s syscall.Signal) {
 	d.probes[g].stopped()
-	measure.Must(g.Signal(s))
+	g.signal(s)
 }
 
 // allNoticed reports whether two calls to each node that is away have failed.
@@ -122,7 +122,7 @@ type outcome struct {
 // drivers of the ending group have ended.
 func (d *drop) callOthers(ctx context.Context) []outcome {
 	f := d.fleet
-	<-f.ending.Ended()
+	f.ending.awaitEnd()
 	onSilent := f.volumeOn(f.silent.nodes[0])
 	calls := []struct {
 		what string
@@ -183,7 +183,7 @@ func (d *drop) recover(ctx context.Context) {
 			})
 		}
 	}
-	measure.Must(f.silent.Signal(syscall.SIGCONT))
+	f.silent.signal(syscall.SIGCONT)
 	f.serve(ctx, f.ending)
 	d.listen = time.Since(begin)
 	measure.Must(reached.Wait())

@@ -8,11 +8,14 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -29,10 +32,12 @@ type fleet struct {
 	nodes      []*node
 	volumes    []*vol // the volumes that exist during all measurements, as many on each node
 	controller *measure.Process
-	web        string // host:port of the controller's metrics
-	routed     csi.ControllerClient
-	conns      []*grpc.ClientConn
-	// Each group of nodes is one process. drop ends the process of ending and stops that of silent.
+	// launchController starts the controller's driver, and sets controller.
+	launchController func()
+	web              string // host:port of the controller's metrics
+	routed           csi.ControllerClient
+	conns            []*grpc.ClientConn
+	// drop ends the processes of ending and stops those of silent.
 	healthy, ending, silent *group
 }
 
@@ -43,11 +48,28 @@ type node struct {
 	direct csi.ControllerClient
 }
 
-// group is a group of nodes whose drivers run in one process.
+// group is a group of nodes whose drivers run in processes of their own.
 type group struct {
-	name  string
-	nodes []*node
-	*measure.Process
+	name      string
+	nodes     []*node
+	processes []*measure.Process
+}
+
+// nodesPerProcess limits the nodes in a process, because of its limit of open files.
+const nodesPerProcess = 500
+
+// signal sends a signal to all processes of the group.
+func (g *group) signal(s syscall.Signal) {
+	for _, p := range g.processes {
+		measure.Must(p.Signal(s))
+	}
+}
+
+// awaitEnd returns when all processes of the group have ended.
+func (g *group) awaitEnd() {
+	for _, p := range g.processes {
+		<-p.Ended()
+	}
 }
 
 // newFleet starts all drivers and creates the volumes that exist during all measurements.
@@ -56,7 +78,7 @@ func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, vol
 	ports := freePorts(nodes + 1)
 	f.web = ports[nodes]
 	for i, address := range ports[:nodes] {
-		f.addNode(fmt.Sprintf("node-%03d.example", i), address)
+		f.addNode(fmt.Sprintf("node-%04d.example", i), address)
 	}
 	tenth := nodes / 10
 	f.healthy = &group{name: "healthy", nodes: f.nodes[:nodes-2*tenth]}
@@ -116,13 +138,17 @@ func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) {
 
 // serve starts the drivers of a group and returns when all of them listen.
 func (f *fleet) serve(ctx context.Context, group *group) {
-	args := []string{argNodes}
-	for _, n := range group.nodes {
-		args = append(args, n.dir)
+	group.processes = nil
+	for nodes := range slices.Chunk(group.nodes, nodesPerProcess) {
+		args := []string{argNodes}
+		for _, n := range nodes {
+			args = append(args, n.dir)
+		}
+		group.processes = append(group.processes, f.testbed.Launch(group.name, "/proc/self/exe", args...))
 	}
-	group.Process = f.testbed.Launch(group.name, "/proc/self/exe", args...)
-	for _, n := range group.nodes {
-		measure.Must(group.Await(ctx, n.name, poll, measure.WaitTimeout, func() bool { return listens(ctx, n.address) }))
+	for i, n := range group.nodes {
+		p := group.processes[i/nodesPerProcess]
+		measure.Must(p.Await(ctx, n.name, poll, measure.WaitTimeout, func() bool { return listens(ctx, n.address) }))
 	}
 }
 
@@ -146,8 +172,11 @@ func (f *fleet) startController(ctx context.Context, binary string) {
 	}
 	measure.Must(os.WriteFile(filepath.Join(dir, configFile), []byte(config.String()), 0o600))
 	endpoint := "unix://" + filepath.Join(dir, socketFile)
-	f.controller = f.testbed.Launch("controller", binary, "driver", "--services", "controller", "--endpoint", endpoint,
-		"--config", filepath.Join(dir, configFile), "--state-dir", dir, "--http-address", f.web)
+	f.launchController = func() {
+		f.controller = f.testbed.Launch("controller", binary, "driver", "--services", "controller", "--endpoint", endpoint,
+			"--config", filepath.Join(dir, configFile), "--state-dir", dir, "--http-address", f.web)
+	}
+	f.launchController()
 	f.connect(dir, endpoint)
 	f.awaitComplete(ctx, poll)
 }
@@ -168,7 +197,9 @@ func (f *fleet) connect(dir, endpoint string) {
 		f.conns = append(f.conns, conn)
 		return csi.NewControllerClient(conn)
 	}
-	f.routed = dial(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// A short delay, so that the fleet notices when the controller's driver has started again.
+	often := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: poll, Multiplier: 1, MaxDelay: poll}}
+	f.routed = dial(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(often))
 	controllerCertificates := certificates(dir)
 	for _, n := range f.nodes {
 		config := controllerCertificates.Client(pki.NodeURI(driver.DefaultName, n.name))
@@ -190,7 +221,7 @@ func (f *fleet) stop() {
 	for _, conn := range f.conns {
 		measure.Must(conn.Close())
 	}
-	for _, p := range []*measure.Process{f.controller, f.silent.Process, f.ending.Process, f.healthy.Process} {
+	for _, p := range slices.Concat([]*measure.Process{f.controller}, f.silent.processes, f.ending.processes, f.healthy.processes) {
 		measure.Must(p.Stop())
 	}
 	measure.Must(os.RemoveAll(f.dir))

@@ -68,14 +68,14 @@ func run(ctx context.Context, args []string) error {
 	return err
 }
 
-// allowFiles raises the limit of open files for this process and its children, because each node's
-// driver opens a dozen files, and more during calls.
+// allowFiles raises the limit of open files for this process and its children. Each node's driver opens a dozen files, and
+// more during calls. This process and the controller's driver have one connection to each node.
 func allowFiles(nodes int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return err
 	}
-	limit.Cur = max(limit.Cur, 1000+uint64(nodes)*20)
+	limit.Cur = max(limit.Cur, 1000+uint64(max(nodes, nodesPerProcess*20)))
 	limit.Max = max(limit.Cur, limit.Max)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return fmt.Errorf("raising the limit of open files to %d: %w: raise the hard limit with ulimit -Hn before the start, or use fewer --nodes", limit.Cur, err)
@@ -86,8 +86,8 @@ func allowFiles(nodes int) error {
 // diskSize is the size of the xfs in bytes.
 const diskSize = 64 << 30
 
-// measureAll measures the calls with a tenth, two fifths and all of the nodes. With all nodes it then measures an
-// outage (measureDrop): the drivers of some nodes stop answering, and recover.
+// measureAll measures the calls with a tenth, two fifths and all of the nodes. With all nodes it then measures a restart
+// of the controller's driver, and an outage (measureDrop): the drivers of some nodes stop answering, and recover.
 func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Writer) {
 	var sizes []*size
 	for _, nodes := range []int{o.nodes / 10, o.nodes * 2 / 5, o.nodes} {
@@ -100,13 +100,15 @@ func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Write
 	}
 }
 
-// report prints the measurements. It measures the outage after the other results are printed.
+// report prints the measurements. It measures the restart and the outage after the other results are printed.
 func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) {
 	last := sizes[len(sizes)-1]
 	fmt.Fprintln(out, last.calls())
 	fmt.Fprintln(out, last.lists())
 	fmt.Fprintln(out, growth(sizes))
+	r := measureRestart(ctx, f)
+	fmt.Fprintln(out, r)
 	d := measureDrop(ctx, f)
 	fmt.Fprintln(out, d)
-	fmt.Fprintln(out, goals(last, d))
+	fmt.Fprintln(out, goals(last, r, d))
 }

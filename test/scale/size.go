@@ -22,7 +22,7 @@ const (
 	// controller's driver and again directly, for each number of callers.
 	lives    = 1000
 	turn     = 50 // volumes after which the way changes
-	anywhere = 64 // volumes that are created without a topology
+	anywhere = 16 // volumes that are created without a topology
 )
 
 // anywhereCall is the name of the samples of createAnywhere.
