@@ -367,7 +367,7 @@ func TestTransferReported(t *testing.T) {
 	s := w.snapshot("s", v)
 	w.mustCreateOn("a", "local", raw, fromSnapshot(s))
 	ofClaim := func(req *csi.CreateVolumeRequest) {
-		req.Parameters[volume.ParamClaimNamespace], req.Parameters[volume.ParamClaimName] = "ns", "data"
+		req.Parameters = map[string]string{volume.ParamClaimNamespace: "ns", volume.ParamClaimName: "data"}
 	}
 	restore := []change{raw, fromSnapshot(s), preferring("b"), ofClaim, sized(64 * mib)}
 	next := func(wantRunning bool, wantCode codes.Code) {
