@@ -138,6 +138,8 @@ type Driver struct {
 	owners router.Owners
 	// nodeLoss is nil unless claims of lost nodes are released.
 	nodeLoss *kube.NodeLoss
+	// transferEvents is nil unless this is the controller's driver, and events are enabled.
+	transferEvents *kube.TransferEvents
 	// lists answers the lists of volumes and snapshots for the report, without those of other nodes.
 	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
@@ -237,12 +239,17 @@ func (d *Driver) makeServers(background context.Context) {
 	switch {
 	case o.forwards():
 		controller.Nodes = func(string) bool { return true } // the router checks that the node exists
-		d.router = router.New(background, router.Options{
+		routing := router.Options{
 			Shared: exports, SharedPools: PoolNames(o.sharedPools()), Kinds: o.Kinds, Owners: d.owners,
 			Client:    func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 			Transfers: d.transfers,
 			Sign:      func(t transfer.Ticket) ([]byte, error) { return t.Sign(d.certificates) },
-		})
+		}
+		if k := d.config.Kubernetes; k != nil && k.Events {
+			d.transferEvents = kube.NewTransferEvents(o.Name)
+			routing.OnTransfer = d.recordTransfer
+		}
+		d.router = router.New(background, routing)
 		started := time.Now()
 		identityServer.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodeListTimeout }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
@@ -341,6 +348,9 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		tasks.Go(func() { d.updateHosts(ctx) })
 		if owners, ok := d.owners.(*kube.PoolOwners); ok {
 			tasks.Go(func() { owners.Run(ctx, kube.InCluster) })
+		}
+		if d.transferEvents != nil {
+			tasks.Go(func() { d.transferEvents.Run(ctx, kube.InCluster) })
 		}
 		if d.nodeLoss != nil {
 			tasks.Go(func() { d.nodeLoss.Run(ctx, kube.InCluster) })

@@ -7,10 +7,14 @@ import (
 	"net"
 	"slices"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/cluster/transfer"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -91,4 +95,22 @@ func dispatch(sender *transfer.Server, conn net.Conn, info credentials.AuthInfo)
 	}
 	sender.Serve(conn, t.State)
 	return true
+}
+
+// recordTransfer records the events about a transfer on the claim of its volume.
+func (d *Driver) recordTransfer(ctx context.Context, t router.Transfer) {
+	event := kube.Transfer{Namespace: t.Namespace, Claim: t.Claim, Volume: t.Volume, Source: t.Source.String(), From: t.From, To: t.To, Size: t.Size}
+	switch code := status.Code(t.Err); {
+	case t.Running:
+		event.State = kube.TransferRuns
+	case code == codes.OK:
+		event.State = kube.TransferCompleted
+	case code == codes.Aborted, code == codes.Canceled, code == codes.DeadlineExceeded:
+		event.State, event.Detail = kube.TransferContinues, status.Convert(t.Err).Message()
+	case code == codes.ResourceExhausted: // another node gets the volume, or the provisioner reports it
+		return
+	default:
+		event.State, event.Detail = kube.TransferFailed, status.Convert(t.Err).Message()
+	}
+	d.transferEvents.Record(ctx, event)
 }

@@ -19,8 +19,8 @@ var reserved = []string{"volumes", "snapshots", "groups", "archived", "retained"
 // subDirVariables maps each variable that a subDir may contain to the parameter with its value
 // (external-provisioner, --extra-create-metadata).
 var subDirVariables = map[string]string{
-	"${pvc.metadata.name}": ProvisionerPrefix + "pvc/name",
-	variableNamespace:      ProvisionerPrefix + "pvc/namespace",
+	"${pvc.metadata.name}": ParamClaimName,
+	variableNamespace:      ParamClaimNamespace,
 	variablePV:             ProvisionerPrefix + "pv/name",
 }
 

@@ -45,6 +45,12 @@ const (
 // kubelet adds keys to a volume context, and replaces those that a pod gives.
 const ProvisionerPrefix = "csi.storage.k8s.io/"
 
+// The parameters of CreateVolume in which the provisioner names the claim.
+const (
+	ParamClaimName      = ProvisionerPrefix + "pvc/name"
+	ParamClaimNamespace = ProvisionerPrefix + "pvc/namespace"
+)
+
 // OnDelete determines what happens to a directory when its volume is deleted.
 type OnDelete string
 

@@ -291,12 +291,6 @@ func (c *Client) LastWarning(ctx context.Context, of Meta) (string, error) {
 	return message, nil
 }
 
-// event is core/v1 Event.
-type event struct {
-	Message       string `json:"message"`
-	LastTimestamp string `json:"lastTimestamp"`
-}
-
 // Right is a verb for a resource, in a namespace or, if Namespace is empty, in the cluster.
 type Right struct{ Verb, Group, Resource, Subresource, Namespace string }
 

@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -606,15 +605,11 @@ func (l *NodeLoss) reportStop(ctx context.Context, v PersistentVolume, claim Cla
 // record creates an event of the type Warning. Replicas create it once in a reportInterval, because its name is derived from
 // its content and that time. An error is only logged, because a namespace that is being deleted accepts no events.
 func (l *NodeLoss) record(ctx context.Context, kind string, of Meta, reason, message string) {
-	sum := sha256.Sum256([]byte(of.UID + reason + message + time.Now().Truncate(reportInterval).UTC().String()))
-	namespace, now := cmp.Or(of.Namespace, metav1.NamespaceDefault), metav1.Now().UTC().Format(time.RFC3339)
-	err := create(ctx, l.client.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
-		"metadata":       map[string]any{"name": fmt.Sprintf("trivet-node-loss-%x", sum[:10]), "namespace": namespace},
-		"involvedObject": map[string]any{"apiVersion": "v1", "kind": kind, "namespace": of.Namespace, "name": of.Name, "uid": of.UID},
-		"type":           "Warning", "reason": reason, "message": message,
-		"source": map[string]any{"component": l.Driver}, "firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
-	})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
+	n := notice{
+		name: eventName("trivet-node-loss", of.UID, reason, message, time.Now().Truncate(reportInterval).UTC().String()),
+		kind: kind, of: of, warning: true, reason: reason, message: message,
+	}
+	if err := l.client.createEvent(ctx, l.Driver, n); err != nil && !apierrors.IsAlreadyExists(err) {
 		klog.FromContext(ctx).Error(err, "Creating an event failed", "kind", kind, "namespace", of.Namespace, "name", of.Name, "reason", reason)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/url"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,6 +33,25 @@ func (l *errorLog) report(ctx context.Context, err error) {
 	case err.Error() != l.last:
 		l.last = err.Error()
 		l.log.Error(err, l.message)
+	}
+}
+
+// rareErrorInterval is the time for which rareErrors logs no further error.
+const rareErrorInterval = 10 * time.Minute
+
+// rareErrors logs one of the errors of an interval. Goroutines may use it concurrently.
+type rareErrors struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+// log logs an error, unless one was logged in the last rareErrorInterval.
+func (r *rareErrors) log(ctx context.Context, err error, message string, keysAndValues ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.last) >= rareErrorInterval {
+		r.last = time.Now()
+		klog.FromContext(ctx).Error(err, message, keysAndValues...)
 	}
 }
 

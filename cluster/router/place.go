@@ -123,10 +123,11 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	if err := s.nodes.checkServesNamed(ctx, n, spec.Parameters.Pool); err != nil {
 		return nil, retryable(err)
 	}
-	offered, err := s.offerSource(ctx, n, spec)
+	offered, from, err := s.offerSource(ctx, n, spec)
 	if err != nil {
 		return nil, retryable(err)
 	}
+	ended := s.reportTransfer(ctx, from, n, spec, req)
 	resp, err := n.controller.CreateVolume(offered, req)
 	if err != nil {
 		err = n.callError(ctx, err)
@@ -134,6 +135,7 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 		err = s.nodes.verifyCreated(ctx, n, spec, resp.GetVolume())
 	}
 	s.unconfirmed.record(spec.CoName, n, err)
+	ended(err)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,9 @@ type Options struct {
 	// for that. If Transfers is nil, each volume is created on the node of its source.
 	Transfers func(kind string) bool
 	Sign      func(transfer.Ticket) ([]byte, error)
+	// OnTransfer is called for each call that creates a volume from a source on another node, in a goroutine of its own. It may
+	// be nil.
+	OnTransfer func(context.Context, Transfer)
 }
 
 // Server is the relay.Service of the controller for all nodes.
@@ -40,6 +43,7 @@ type Server struct {
 	unconfirmed unconfirmed
 	transfers   func(kind string) bool
 	sign        func(transfer.Ticket) ([]byte, error)
+	onTransfer  func(context.Context, Transfer)
 }
 
 // New returns a router without nodes. It closes its connections when ctx ends.
@@ -47,7 +51,7 @@ func New(ctx context.Context, o Options) *Server {
 	return &Server{
 		shared: o.Shared, sharedPools: o.SharedPools, kinds: o.Kinds,
 		nodes: newNodes(ctx, o.Client, o.Owners), unconfirmed: unconfirmed{calls: map[string]call{}},
-		transfers: o.Transfers, sign: o.Sign,
+		transfers: o.Transfers, sign: o.Sign, onTransfer: o.OnTransfer,
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -89,27 +90,72 @@ func (s *Server) createAnywhereFrom(ctx context.Context, spec volume.Spec, req *
 	return s.createAnywhere(ctx, all, others, spec, req)
 }
 
-// offerSource returns the context of a call that creates a volume on node n. If the source of the volume is on another node, the
-// context has the permission to read it.
-func (s *Server) offerSource(ctx context.Context, n *node, spec volume.Spec) (context.Context, error) {
+// offerSource returns the context of a call that creates a volume on node n. If the source of the volume is on another node, from
+// is that node, and the context has the permission to read it.
+func (s *Server) offerSource(ctx context.Context, n *node, spec volume.Spec) (offered context.Context, from *node, err error) {
 	if spec.Source == nil || spec.Source.ID.Shared() || !s.transferable(spec) {
-		return ctx, nil
+		return ctx, nil, nil
 	}
-	from, err := s.nodes.forID(ctx, spec.Source.ID)
+	from, err = s.nodes.forID(ctx, spec.Source.ID)
 	switch {
 	case err != nil: // node n may have the volume already
-		return transfer.Offer{Problem: err.Error()}.Attach(ctx)
+		offered, err = transfer.Offer{Problem: err.Error()}.Attach(ctx)
+		return offered, nil, err
 	case from == n:
-		return ctx, nil
+		return ctx, nil, nil
 	case !from.connected():
 		err := from.explain(ctx, status.Error(codes.Unavailable, "it has the source of the volume"))
-		return transfer.Offer{Node: from.name, Problem: status.Convert(err).Message()}.Attach(ctx)
+		offered, err = transfer.Offer{Node: from.name, Problem: status.Convert(err).Message()}.Attach(ctx)
+		return offered, from, err
 	}
 	ticket, err := s.sign(transfer.NewTicket(*spec.Source, from.name, n.name, spec.Name()))
 	if err != nil {
-		return ctx, err
+		return ctx, from, err
 	}
-	return transfer.Offer{Node: from.name, Address: from.currentAddress(), Ticket: ticket}.Attach(ctx)
+	offered, err = transfer.Offer{Node: from.name, Address: from.currentAddress(), Ticket: ticket}.Attach(ctx)
+	return offered, from, err
+}
+
+// Transfer describes a call of CreateVolume whose source is on another node.
+type Transfer struct {
+	// Namespace and Claim are those of the claim, if the orchestrator passes them. Volume is its name of the volume.
+	Namespace, Claim, Volume string
+	Source                   volume.Source
+	From, To                 string // nodes
+	Size                     int64  // of the new volume; 0 if the call does not require one
+	// Running is true while the call runs. Otherwise Err is its result: ABORTED with the progress if the transfer continues.
+	Running bool
+	Err     error
+}
+
+// transferNotice is the time after which a running call is reported. Most calls that end earlier find an existing volume.
+const transferNotice = 2 * time.Second
+
+// reportTransfer reports a call that creates a volume from a source on another node: once while it runs, and when the returned
+// function is called with its result. It does not delay the call.
+func (s *Server) reportTransfer(ctx context.Context, from, to *node, spec volume.Spec, req *csi.CreateVolumeRequest) (ended func(error)) {
+	if from == nil || s.onTransfer == nil {
+		return func(error) {}
+	}
+	t := Transfer{
+		Namespace: req.GetParameters()[volume.ParamClaimNamespace], Claim: req.GetParameters()[volume.ParamClaimName],
+		Volume: spec.CoName, Source: *spec.Source, From: from.name, To: to.name, Size: spec.Capacity.Required,
+	}
+	ctx, result := context.WithoutCancel(ctx), make(chan error, 1)
+	go func() {
+		notice := time.NewTimer(transferNotice)
+		defer notice.Stop()
+		select {
+		case t.Err = <-result:
+		case <-notice.C:
+			running := t
+			running.Running = true
+			s.onTransfer(ctx, running)
+			t.Err = <-result
+		}
+		s.onTransfer(ctx, t)
+	}()
+	return func(err error) { result <- err }
 }
 
 // callCopying makes a call that copies volumes of a shared pool. If Options.Shared refuses the call because

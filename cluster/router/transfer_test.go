@@ -15,7 +15,9 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // raw requests a raw device.
@@ -348,4 +350,42 @@ func TestTransferOfOtherContent(t *testing.T) {
 	await(t, "the transfer", func() bool { return w.create("n", restore...) == nil })
 	wantSameContent(t, w.image("b", "n"), w.image("a", "v"))
 	w.wantNothingReceived()
+}
+
+// TestTransferReported: calls of a transfer are reported with the claim and both nodes, while they run and when they end. Calls without
+// a transfer are not.
+func TestTransferReported(t *testing.T) {
+	reported := make(chan router.Transfer, 100)
+	w := newEmptyCluster(t, func(o *router.Options) {
+		o.OnTransfer = func(_ context.Context, t router.Transfer) { reported <- t }
+	})
+	w.startSlowly("a")
+	w.start("b")
+	w.updateHostsAndWait()
+	v := w.mustCreateOn("a", "v", raw)
+	fill(t, w.image("a", "v"), 1<<20, 0, 8<<20, 16<<20, 24<<20)
+	s := w.snapshot("s", v)
+	w.mustCreateOn("a", "local", raw, fromSnapshot(s))
+	ofClaim := func(req *csi.CreateVolumeRequest) {
+		req.Parameters = map[string]string{volume.ParamClaimNamespace: "ns", volume.ParamClaimName: "data"}
+	}
+	restore := []change{raw, fromSnapshot(s), preferring("b"), ofClaim, sized(64 * mib)}
+	next := func(wantRunning bool, wantCode codes.Code) {
+		t.Helper()
+		got := <-reported
+		if got.Running != wantRunning || code(got.Err) != wantCode || got.Namespace != "ns" || got.Claim != "data" || got.Volume != "n" ||
+			got.From != "a" || got.To != "b" || got.Source.ID.String() != s || !got.Source.Snapshot || got.Size != 64*mib {
+			t.Errorf("got %+v, want running %v with the code %v", got, wantRunning, wantCode)
+		}
+	}
+	wantCode(t, w.createBriefly("n", restore...), codes.Aborted)
+	next(false, codes.Aborted)
+	w.mustCreate("n", restore...)
+	next(true, codes.OK)
+	next(false, codes.OK)
+	w.mustCreate("n", restore...)
+	next(false, codes.OK)
+	if len(reported) > 0 {
+		t.Errorf("got another report: %+v, want none", <-reported)
+	}
 }

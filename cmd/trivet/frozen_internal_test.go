@@ -75,6 +75,13 @@ func TestFrozenConfig(t *testing.T) {
 				KubeletDir: "/var/lib/kubelet", Authority: "trivet-ca", NodeService: "trivet-node", NodeServiceAccount: "trivet-node", PoolOwners: "trivet-pool-owners",
 			},
 		},
+		"events": {
+			MaxVolumesPerNode: 4096, Forwarding: &driver.Forwarding{},
+			Kubernetes: &driver.Kubernetes{
+				KubeletDir: "/var/lib/kubelet", Authority: "trivet-ca", NodeService: "trivet-node", NodeServiceAccount: "trivet-node", PoolOwners: "trivet-pool-owners",
+				Events: true,
+			},
+		},
 		"node-loss": {
 			MaxVolumesPerNode: 4096, Forwarding: &driver.Forwarding{},
 			Kubernetes: &driver.Kubernetes{

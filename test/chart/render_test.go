@@ -327,8 +327,8 @@ func TestConfiguration(t *testing.T) {
 		t.Errorf("node: got forwarding %+v and kubernetes %+v, want :2004 and authority trivet-ca", c.Forwarding, c.Kubernetes)
 	}
 	c := configuration(t, everything, "trivet-controller-config")
-	if k := c.Kubernetes; len(c.Pools) != 0 || c.Forwarding == nil || k.Authority != "trivet-ca" || k.NodeService != "trivet-node" || k.NodeServiceAccount != "storage-node" || k.NodeLossDelay != "" {
-		t.Errorf("controller: got configuration %+v, want forwarding to trivet-node, authority trivet-ca, no pools and no nodeLossDelay", c)
+	if k := c.Kubernetes; len(c.Pools) != 0 || c.Forwarding == nil || k.Authority != "trivet-ca" || k.NodeService != "trivet-node" || k.NodeServiceAccount != "storage-node" || k.NodeLossDelay != "" || !k.Events {
+		t.Errorf("controller: got configuration %+v, want forwarding to trivet-node, authority trivet-ca, events, no pools and no nodeLossDelay", c)
 	}
 	all := template(t, everything, externalAPIs, "--set", "controller.nodeLoss.enabled=true")
 	if k := parsed(t, all, "trivet-controller-config").Kubernetes; k.NodeLossDelay != "30m" {

@@ -171,6 +171,7 @@ kubernetes:
   nodeService: {{ include "trivet.node" . }}
   nodeServiceAccount: {{ include "trivet.nodeServiceAccount" . | toYaml }}
   poolOwners: {{ include "trivet.poolOwners" . }}
+  events: true
 {{- if .Values.controller.nodeLoss.enabled }}
   nodeLossDelay: {{ .Values.controller.nodeLoss.delay }}
 {{- end }}

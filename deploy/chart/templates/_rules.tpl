@@ -178,6 +178,17 @@ Kubernetes allows list and watch only in requests that select the name. */}}
   verbs: [approve, sign]
 {{- end -}}
 
+{{/* For events on claims. */}}
+{{- define "trivet.eventClusterRules" -}}
+# Driver: creates events on claims in all namespaces, and repeats them. Their state is only in the API.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, create, patch]
+{{- end -}}
+
 {{/* For the release of the claims of lost nodes. */}}
 {{- define "trivet.nodeLossClusterRules" -}}
 {{- if .Values.controller.nodeLoss.enabled }}

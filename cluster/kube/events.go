@@ -1,0 +1,91 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// maxMessage bounds the message of an event, in bytes, as the API server does for events.k8s.io.
+const maxMessage = 1024
+
+// event is core/v1 Event.
+type event struct {
+	Metadata      Meta   `json:"metadata"`
+	Message       string `json:"message"`
+	LastTimestamp string `json:"lastTimestamp"`
+	Count         int64  `json:"count"`
+}
+
+// age returns the time since the event was created or repeated.
+func (e event) age() time.Duration {
+	last, _ := time.Parse(time.RFC3339, e.LastTimestamp) // the zero time if another client has written the event
+	return time.Since(last)
+}
+
+// notice is the content of an event.
+type notice struct {
+	// name is the name of the Event object. Two notices with the same name are one event.
+	name string
+	kind string // of the object that the event concerns
+	of   Meta   // its metadata
+	// warning is true for the type Warning, and false for Normal.
+	warning         bool
+	reason, message string
+}
+
+// eventName returns the name of an event that is derived from some texts.
+func eventName(prefix string, of ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(of, "\x00")))
+	return fmt.Sprintf("%s-%x", prefix, sum[:10])
+}
+
+// createEvent creates an event of the driver.
+func (c *Client) createEvent(ctx context.Context, driver string, n notice) error {
+	namespace, now := cmp.Or(n.of.Namespace, metav1.NamespaceDefault), eventTime()
+	level := "Normal"
+	if n.warning {
+		level = "Warning"
+	}
+	return create(ctx, c.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
+		"metadata":       map[string]any{"name": n.name, "namespace": namespace},
+		"involvedObject": map[string]any{"apiVersion": "v1", "kind": n.kind, "namespace": n.of.Namespace, "name": n.of.Name, "uid": n.of.UID},
+		"type":           level, "reason": n.reason, "message": shortened(n.message),
+		"source": map[string]any{"component": driver}, "firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+	})
+}
+
+// recordEvent creates an event, or repeats the existing event of that name with the new message, unless that one is younger
+// than interval. The API server has the state, so that a restart of the driver and several replicas repeat nothing.
+func (c *Client) recordEvent(ctx context.Context, driver string, n notice, interval time.Duration) error {
+	err := c.createEvent(ctx, driver, n)
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	resource := c.api.Resource(events).Namespace(cmp.Or(n.of.Namespace, metav1.NamespaceDefault))
+	known, err := get[event](ctx, resource, n.name)
+	if err != nil || known.age() < interval {
+		return absent(err)
+	}
+	_, err = patch[event](ctx, resource, known.Metadata, map[string]any{"message": shortened(n.message), "lastTimestamp": eventTime(), "count": known.Count + 1})
+	if apierrors.IsConflict(err) { // another replica has repeated it
+		return nil
+	}
+	return absent(err)
+}
+
+func eventTime() string { return metav1.Now().UTC().Format(time.RFC3339) }
+
+// shortened returns a text of at most maxMessage bytes.
+func shortened(text string) string {
+	if len(text) <= maxMessage {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxMessage-len("…")], "") + "…"
+}
