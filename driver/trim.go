@@ -385,28 +385,27 @@ type TrimResult struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// demand trims the volumes of a request, and passes each result to report. The error means that the request is invalid, or
-// that a pool cannot be read.
-func (t *trims) demand(ctx context.Context, r TrimRequest, report func(TrimResult) error) error {
+// demand trims the volumes of a request. The error means that the request is invalid, or that a pool cannot be read.
+func (t *trims) demand(ctx context.Context, r TrimRequest) ([]TrimResult, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(t.ctx, func() { cancel(errTrimEnds) })()
-	if len(r.Volumes) > 0 {
-		for _, id := range r.Volumes {
-			if err := report(t.trimByID(ctx, id)); err != nil {
-				return err
-			}
-		}
-		return nil
+	if len(r.Volumes) == 0 {
+		return t.trimPools(ctx, r.Pool)
 	}
-	return t.trimPools(ctx, r.Pool, report)
+	results := []TrimResult{}
+	for _, id := range r.Volumes {
+		results = append(results, t.trimByID(ctx, id))
+	}
+	return results, nil
 }
 
 // trimPools trims all volumes of a pool, or of all pools if name is empty.
-func (t *trims) trimPools(ctx context.Context, name string, report func(TrimResult) error) error {
+func (t *trims) trimPools(ctx context.Context, name string) ([]TrimResult, error) {
 	if t.byPool[name] == nil && name != "" {
-		return volume.Errorf(volume.ErrInvalid, "pool %q: no pool of this node has that name", name)
+		return nil, volume.Errorf(volume.ErrInvalid, "pool %q: no pool of this node has that name", name)
 	}
+	results := []TrimResult{}
 	for _, s := range t.pools.States() {
 		if name != "" && s.Name != name {
 			continue
@@ -420,16 +419,14 @@ func (t *trims) trimPools(ctx context.Context, name string, report func(TrimResu
 			all, err = t.candidates(ctx, s.Pool)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, c := range all {
 			n, err := t.trim(ctx, c)
-			if err := report(trimResult(c.v, n, err)); err != nil {
-				return err
-			}
+			results = append(results, trimResult(c.v, n, err))
 		}
 	}
-	return nil
+	return results, nil
 }
 
 // trimByID trims the volume with an ID.

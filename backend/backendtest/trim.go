@@ -14,9 +14,10 @@ import (
 )
 
 // Trim requests the driver to trim volumes, and returns the results.
-func (d *Driver) Trim(tb testing.TB, r driver.TrimRequest) (results []driver.TrimResult) {
+func (d *Driver) Trim(tb testing.TB, r driver.TrimRequest) []driver.TrimResult {
 	tb.Helper()
-	if err := driver.Trim(tb.Context(), d.conn, r, func(result driver.TrimResult) { results = append(results, result) }); err != nil {
+	results, err := driver.Trim(tb.Context(), d.conn, r)
+	if err != nil {
 		tb.Fatal(err)
 	}
 	return results

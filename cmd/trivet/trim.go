@@ -55,24 +55,22 @@ The exit status is 1 if a volume was not trimmed.`,
 		}
 		r.Volumes = args
 		results, err := requestTrim(cmd.Context(), path, r)
-		if len(results) > 0 || err == nil {
-			err = cmp.Or(out.write(results, trimTable(results)), err)
+		if err != nil {
+			return err
 		}
-		return cmp.Or(err, trimProblem(results))
+		return cmp.Or(out.write(results, trimTable(results)), trimProblem(results))
 	}
 	return cmd
 }
 
-// requestTrim requests the driver at a socket to trim volumes. The results before an error are also returned.
+// requestTrim requests the driver at a socket to trim volumes.
 func requestTrim(ctx context.Context, socket string, r driver.TrimRequest) ([]driver.TrimResult, error) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	results := []driver.TrimResult{}
-	err = driver.Trim(ctx, conn, r, func(result driver.TrimResult) { results = append(results, result) })
-	return results, err
+	return driver.Trim(ctx, conn, r)
 }
 
 func trimProblem(results []driver.TrimResult) error {
