@@ -330,7 +330,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		defer closePools() // after the calls below, which use the pools
 		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
-			d.trims.start(d.config.Pools)
+			d.trims.start(d.config.Pools) //nolint:contextcheck // the trims have a context that Close ends
 			d.cleanUpInline(ctx)
 			d.node.Wait()
 		}

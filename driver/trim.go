@@ -121,8 +121,8 @@ func (t *trims) schedule(name string, trimming pool.Trimming) {
 // the end of the window.
 func (t *trims) trimDue(name string, trimming pool.Trimming) error {
 	p, err := t.pools.Named(name)
-	if err != nil || p.Check() != nil {
-		return nil //nolint:nilerr // metrics and health report pools that are not open
+	if err != nil || p.Check() != nil { // metrics and health report a pool that is not open
+		return nil
 	}
 	all, err := t.candidates(t.ctx, p)
 	if err != nil {
@@ -389,7 +389,7 @@ type TrimResult struct {
 func (t *trims) demand(ctx context.Context, r TrimRequest) ([]TrimResult, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(t.ctx, func() { cancel(errTrimEnds) })()
+	defer context.AfterFunc(t.ctx, func() { cancel(errTrimEnds) })() //nolint:contextcheck // the end of either context ends the trim
 	if len(r.Volumes) == 0 {
 		return t.trimPools(ctx, r.Pool)
 	}

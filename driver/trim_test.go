@@ -32,7 +32,7 @@ func TestScheduledTrim(t *testing.T) {
 	must(t, err)
 	name := v.GetVolumeId()[strings.LastIndex(v.GetVolumeId(), ":")+1:]
 	record := filepath.Join(d.Pool(), "volumes", name, "trimmed")
-	old := time.Now().Add(-25 * time.Hour).UTC().Format(time.RFC3339) + "\n"
+	old := time.Now().Add(-25*time.Hour).UTC().Format(time.RFC3339) + "\n"
 	must(t, os.WriteFile(record, []byte(old), 0o600))
 	recorded := func() string {
 		b, err := os.ReadFile(record)

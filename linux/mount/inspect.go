@@ -144,7 +144,7 @@ func openClone(dir *os.File) (*os.File, error) {
 		return nil, &Error{Op: "open_tree", Source: dir.Name(), Err: err}
 	}
 	clone := &Detached{fd: fd, source: dir.Name()}
-	defer clone.Close()
+	defer func() { _ = clone.Close() }()
 	return clone.OpenRoot()
 }
 
