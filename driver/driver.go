@@ -144,8 +144,9 @@ type Driver struct {
 	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
 	idle *idle
-	// node is nil if the Node service is not served.
-	node *nodeserver.Server
+	// node and trims are nil if the Node service is not served.
+	node  *nodeserver.Server
+	trims *trims
 }
 
 // Run serves until ctx ends, or until the driver is idle (IdleTime). It returns when the running calls have
@@ -275,15 +276,19 @@ func (d *Driver) makeServers(background context.Context) {
 	}
 	csi.RegisterIdentityServer(d.server, identityServer)
 	if o.serves("node") {
-		d.serveNode(controller)
+		d.serveNode(background, controller)
 	}
 }
 
 // serveNode registers the Node service. It also lets the Controller service unstage volumes on this node.
-func (d *Driver) serveNode(controller *controllerserver.Server) {
+func (d *Driver) serveNode(background context.Context, controller *controllerserver.Server) {
 	// Static volumes (without a record) are on NFS servers, so workers serve them.
 	node := nodeserver.New(d.backends.WithoutStatic(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	node.InlineMemory, _ = volume.ParseSize(d.config.EphemeralMemory) // 0 if it is empty
+	d.trims = newTrims(background, d.pools, d.backends, d.config.Pools)
+	d.trims.register(d.server)
+	d.metrics.registry.MustRegister(d.trims)
+	node.HoldTrim = d.trims.Hold
 	d.node = node
 	relay.Register(d.server, &export.Relay{Pools: d.workers, Local: relay.Node(node)}, &csi.Node_ServiceDesc)
 	if k := d.config.Kubernetes; k != nil {
@@ -332,10 +337,14 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		defer closePools() // after the calls below, which use the pools
 		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
+			d.trims.start(d.config.Pools) //nolint:contextcheck // the trims have a context that Close ends
 			d.cleanUpInline(ctx)
 			d.node.Wait()
 		}
 		<-ctx.Done()
+		if d.trims != nil {
+			d.trims.Close()
+		}
 	})
 	tasks.Go(func() { <-ctx.Done(); d.workers.Wait() })
 	if d.options.serves("controller") { // also without calls: the workers finish interrupted deletions
@@ -381,6 +390,9 @@ func (d *Driver) drain(log klog.Logger) {
 	waitFor(timeout, log, func() {
 		var servers sync.WaitGroup
 		servers.Go(d.server.GracefulStop)
+		if d.trims != nil { // they must not wait for the end of the calls
+			servers.Go(d.trims.Close)
+		}
 		if d.forwarded != nil {
 			servers.Go(d.forwarded.GracefulStop)
 			servers.Go(d.sender.Close) // the other nodes continue the transfers later

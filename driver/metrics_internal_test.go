@@ -33,6 +33,7 @@ func TestMetricsTable(t *testing.T) {
 		workerCollector{}.Describe(described)
 		nodeLossCollector{}.Describe(described)
 		transferredBytes("", nil).Describe(described)
+		(&trims{}).Describe(described)
 	}()
 	for d := range described {
 		all = append(all, d)

@@ -28,6 +28,9 @@ type Server struct {
 	// Abandon decides whether an NFS server that does not respond is abandoned. It returns
 	// ErrUnavailable if nothing may be unmounted now. If Abandon is nil, no server is abandoned.
 	Abandon mount.Abandon
+	// HoldTrim ends the trim of a volume after its current step, and prevents another one until release is called. It may
+	// be nil.
+	HoldTrim func(ctx context.Context, id volume.ID) (release func())
 	// InlineMemory is the maximum size of an inline volume in memory, in bytes; 0 allows none.
 	InlineMemory int64
 	// cleaned records the inline volumes that this process has cleaned up.

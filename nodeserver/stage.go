@@ -118,6 +118,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err != nil {
 		return nil, err
 	}
+	defer s.holdTrim(ctx, v.ID)()
 	if err := s.unstageAt(ctx, b, v, staging); err != nil {
 		return nil, err
 	}
@@ -127,6 +128,14 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	}
 	crashpoint.Here(crashpoint.UnstageGone)
 	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// holdTrim calls HoldTrim, because a trim keeps the device of a volume in use.
+func (s *Server) holdTrim(ctx context.Context, id volume.ID) (release func()) {
+	if s.HoldTrim == nil {
+		return func() {}
+	}
+	return s.HoldTrim(ctx, id)
 }
 
 // unstageAt unmounts the volume from its staging path, if it is mounted there.
@@ -164,6 +173,7 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 			return false, volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", id, m.Mountpoint)
 		}
 	}
+	defer s.holdTrim(ctx, v.ID)()
 	for range mounts { // several mounts may be stacked
 		if err := s.unstageAt(ctx, b, v, stagingPath); err != nil {
 			return false, err

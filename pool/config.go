@@ -43,6 +43,14 @@ type Config struct {
 	// snapshot (time.ParseDuration). 0s means that no filesystem is frozen, and empty means
 	// DefaultFreezeLimit.
 	FreezeLimit string `yaml:"freezeLimit"`
+	// Trim is how often the space of deleted files returns to the pool: TrimNever (the default), TrimDaily,
+	// TrimWeekly or TrimMonthly.
+	Trim string `yaml:"trim"`
+	// TrimWindow is the time of the day, in UTC, in which volumes are trimmed, such as 01:00-05:00. Empty means the
+	// whole day.
+	TrimWindow string `yaml:"trimWindow"`
+	// TrimBytesPerSecond is the average rate at which volumes are trimmed. Empty means DefaultTrimRate.
+	TrimBytesPerSecond string `yaml:"trimBytesPerSecond"`
 	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to use one.
 	Ephemeral bool `yaml:"ephemeral"`
 
@@ -176,6 +184,8 @@ func (c Config) validateMedium() (key string, err error) {
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: expected an absolute path", c.Directory.Path)
 	case c.Ephemeral && c.NFS != nil:
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for pools of a node: remove it, inline volumes are on the node of their pod")
+	case c.NFS != nil && c.Trims():
+		return "trim", volume.Errorf(volume.ErrInvalid, "trim is for pools of a node: remove it, and use mountOptions: [discard] in the StorageClass; the driver does not trim volumes whose server may stop to answer")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
 	}
@@ -204,7 +214,8 @@ func (c Config) validateLimits() (key string, err error) {
 	if _, err := parseReserve(c.Reserve); err != nil {
 		return "reserve", err
 	}
-	return "", nil
+	_, key, err = c.Trimming()
+	return key, err
 }
 
 func validFreezeLimit(s string) bool {

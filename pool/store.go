@@ -194,7 +194,12 @@ func (s *store) rewrite(v volume.Volume) error {
 	if err != nil {
 		return err
 	}
-	folder, err := beneath.OpenDir(s.volumes, v.ID.Name)
+	return s.inFolder(v.ID.Name, func(folder *os.Root) error { return atomicfile.Write(folder, recordFile, record) })
+}
+
+// inFolder calls do with a volume's folder.
+func (s *store) inFolder(name string, do func(folder *os.Root) error) error {
+	folder, err := beneath.OpenDir(s.volumes, name)
 	if err != nil {
 		return s.medium.Explain(err)
 	}
@@ -204,7 +209,7 @@ func (s *store) rewrite(v volume.Volume) error {
 		return s.medium.Explain(err)
 	}
 	defer root.Close()
-	return atomicfile.Write(root, recordFile, record)
+	return do(root)
 }
 
 // SyncVolume makes a volume's record and attachments durable. A call that failed or was killed may

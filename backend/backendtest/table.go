@@ -68,6 +68,8 @@ var table = []row{
 	{"DiskGrowth", WholeDisk | Growable | Expand, testDiskGrowth},
 	{"ExpansionRefused", Device | Divisible | Expand, testExpansionRefused},
 
+	{"Trim", Mounted | NodeLocal, testTrim},
+
 	// Snapshots and copies.
 	{"Clone", Clones, testClone},
 	{"CloneStates", Device | Snapshots, testCloneStates},

@@ -36,6 +36,9 @@ func (d *Disks) Validate(c pool.Config) (invalid string, err error) {
 	if c.Size != "" || c.Reserve != "" || c.Overcommit != 0 || c.RequireMount {
 		return key, volume.Errorf(volume.ErrInvalid, "a pool of disks does not support size, reserve, overcommit and requireMount: remove them; each volume is one whole disk")
 	}
+	if c.Trims() {
+		return "trim", volume.Errorf(volume.ErrInvalid, "trim is not supported by pools of disks: remove it; each volume is one whole disk, so there is no space to return")
+	}
 	if c.Ephemeral {
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is not supported by pools of disks: remove it, and give inline volumes a pool of a directory or of a volume group")
 	}

@@ -366,3 +366,11 @@ func isImage(backingFile string) bool {
 	base := filepath.Base(backingFile)
 	return base == pool.ImageFile || strings.HasPrefix(base, "loop") || backend.IsMapped(base)
 }
+
+// CheckTrim implements backend.Trimmer.
+func (b *Backend) CheckTrim(v volume.Volume) error {
+	if allocationOf(v) == thick {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is thick: its image stays allocated", v.ID)
+	}
+	return b.CheckTrimmable(v)
+}

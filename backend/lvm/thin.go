@@ -169,3 +169,15 @@ func thinCondition(p *pool.Pool, _ volume.Volume) *backend.Condition {
 	}
 	return &backend.Condition{Severity: o.severity, Reason: o.reason, Message: fmt.Sprintf("pool %q: %s: %s", p.Name(), o.state, o.remedy), Pool: p.Name()}
 }
+
+// CheckTrim implements backend.Trimmer.
+func (b *Backend) CheckTrim(v volume.Volume) error {
+	p, err := b.Set.ByID(v.ID)
+	if err == nil && storageOf(p).thin == "" {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is not in a thin pool: its logical volume keeps its extents", v.ID)
+	}
+	if err != nil {
+		return err
+	}
+	return b.CheckTrimmable(v)
+}

@@ -226,11 +226,11 @@ func (c *Cluster) podURL(verb string, pod kube.Pod, subresource string) *url.URL
 	return c.paths.Verb(verb).AbsPath("api/v1/namespaces", pod.Metadata.Namespace, "pods", pod.Metadata.Name, subresource).URL()
 }
 
-// Doctor runs `trivet doctor` in the driver's container of a pod, and returns its output as JSON. The exit status 1
-// means that doctor has found a failure.
-func (c *Cluster) Doctor(ctx context.Context, pod kube.Pod) ([]byte, error) {
+// Run runs a command of trivet in the driver's container of a pod, and returns its output. The exit status 1 is no error if
+// there is output, which contains the reason.
+func (c *Cluster) Run(ctx context.Context, pod kube.Pod, args ...string) ([]byte, error) {
 	where := c.podURL(http.MethodPost, pod, "exec")
-	query := url.Values{"container": {driverContainer}, "stdout": {"true"}, "stderr": {"true"}, "command": {"/usr/local/bin/trivet", "doctor", "--output=json"}}
+	query := url.Values{"container": {driverContainer}, "stdout": {"true"}, "stderr": {"true"}, "command": append([]string{"/usr/local/bin/trivet"}, args...)}
 	where.RawQuery = query.Encode()
 	websocket, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, where.String())
 	if err != nil {
@@ -250,7 +250,7 @@ func (c *Cluster) Doctor(ctx context.Context, pod kube.Pod) ([]byte, error) {
 		err = nil
 	}
 	if err != nil {
-		return nil, needs(fmt.Errorf("running trivet doctor in pod %s: %w: %s", pod.Metadata.Name, err, bytes.TrimSpace(stderr.Bytes())), "create pods/exec in the namespace "+c.Namespace)
+		return nil, needs(fmt.Errorf("running trivet %s in pod %s: %w: %s", args[0], pod.Metadata.Name, err, bytes.TrimSpace(stderr.Bytes())), "create pods/exec in the namespace "+c.Namespace)
 	}
 	return stdout.Bytes(), nil
 }

@@ -62,6 +62,9 @@ func TestFrozenConfig(t *testing.T) {
 		},
 		"group": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{Name: "group", Section: &lvm.Group{VolumeGroup: "vg0"}}}},
 		"thin":  {MaxVolumesPerNode: 4096, Pools: []pool.Config{{Name: "thin", Section: &lvm.Group{VolumeGroup: "vg0", ThinPool: "pool0"}}}},
+		"trim": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{
+			Name: "thin", Directory: pool.Directory{Path: "/var/lib/pools/thin"}, Trim: "weekly", TrimWindow: "01:00-05:00", TrimBytesPerSecond: "100Mi",
+		}}},
 		"transfer": {
 			MaxVolumesPerNode: 4096, TransferLimit: driver.TransferLimit{BytesPerSecond: "200Mi", Streams: 8},
 			Pools: []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/var/lib/pools/default"}}},

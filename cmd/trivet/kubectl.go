@@ -36,11 +36,11 @@ func newPluginCommand() root {
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl trivet"},
 		Short:       "Show the drivers, pools and volumes of Trivet in a cluster, and move, copy and recover volumes",
 		Long: `Shows the drivers, pools, volumes and snapshots of Trivet in a cluster, with the rights
-of your kubeconfig. Only move, drain, protect and recover change anything.
+of your kubeconfig. Only move, drain, protect, recover and trim change anything.
 
 Most commands fetch the report of the controller's driver through a forwarded port,
 which needs the right to create pods/portforward in the namespace of the drivers.
-The doctor needs the right to create pods/exec.`,
+doctor and trim need the right to create pods/exec.`,
 		Example: `  kubectl trivet status
   kubectl trivet volumes -o wide
   kubectl trivet ui`,
@@ -53,7 +53,7 @@ The doctor needs the right to create pods/exec.`,
 	cmd.AddCommand(
 		newClusterStatusCommand(access), newClusterVolumesCommand(access), newOrphansCommand(access), newTopCommand(access),
 		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newMoveCommand(access), newDrainCommand(access),
-		newProtectCommand(access), newRecoverCommand(access), newVersionCommand("kubectl trivet"),
+		newProtectCommand(access), newRecoverCommand(access), newClusterTrimCommand(access), newVersionCommand("kubectl trivet"),
 	)
 	cmd.SetHelpCommand(newHelpCommand("  kubectl trivet help volumes"))
 	cmd.InitDefaultHelpCmd()

@@ -96,7 +96,7 @@ func examinePods(ctx context.Context, c *kubectl.Cluster, pods []kube.Pod) ([]no
 
 // examinePod runs doctor in a pod. If the driver's container is not running, that is its only finding.
 func examinePod(ctx context.Context, c *kubectl.Cluster, pod kube.Pod) (checks []doctor.Check, err error) {
-	text, err := c.Doctor(ctx, pod)
+	text, err := c.Run(ctx, pod, "doctor", "--output=json")
 	if err == nil {
 		return checks, json.Unmarshal(text, &checks)
 	}

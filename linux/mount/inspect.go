@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -114,6 +115,37 @@ func OpenMounted(device string) (*os.File, error) {
 		}
 	}
 	return nil, nil
+}
+
+// OpenAside opens the root of the filesystem that is mounted writable from a block device, on a mount of its own without
+// a path, so that the open directory does not keep the filesystem's other mounts busy. The device stays in use until the
+// directory is closed. It returns nil if the filesystem is not mounted writable in this mount namespace.
+func OpenAside(device string) (*os.File, error) {
+	mounts, err := OfDevice(device)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range mounts {
+		if slices.Contains(strings.Split(e.VFSOptions, ","), "ro") {
+			continue
+		}
+		if root := OpenShown(e); root != nil {
+			defer root.Close()
+			return openClone(root)
+		}
+	}
+	return nil, nil
+}
+
+// openClone opens a directory on a new mount without a path.
+func openClone(dir *os.File) (*os.File, error) {
+	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, &Error{Op: "open_tree", Source: dir.Name(), Err: err}
+	}
+	clone := &Detached{fd: fd, source: dir.Name()}
+	defer func() { _ = clone.Close() }()
+	return clone.OpenRoot()
 }
 
 // OpenShown opens the root of a mount by its path. It returns nil if the path does not show the mount,

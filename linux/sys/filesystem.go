@@ -9,6 +9,7 @@ import (
 const (
 	fiFreeze           = 0xc0045877 // FIFREEZE, _IOWR('X', 119, int)
 	fiThaw             = 0xc0045878 // FITHAW, _IOWR('X', 120, int)
+	fiTrim             = 0xc0185879 // FITRIM, _IOWR('X', 121, struct fstrim_range)
 	ext4IocResizeFS    = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
 	xfsIocFSGeometryV1 = 0x80705864 // XFS_IOC_FSGEOMETRY_V1, _IOR('X', 100, struct xfs_fsop_geom_v1)
 	xfsIocGrowFSData   = 0x4010586e // XFS_IOC_FSGROWFSDATA, _IOW('X', 110, struct xfs_growfs_data)
@@ -20,6 +21,18 @@ func Freeze(root *os.File) error { return ioctl(root, "FIFREEZE", fiFreeze, nil)
 
 // Thaw ends a freeze (FITHAW). The error is EINVAL if the filesystem is not frozen.
 func Thaw(root *os.File) error { return ioctl(root, "FITHAW", fiThaw, nil) }
+
+// trimRange is struct fstrim_range.
+type trimRange struct{ start, length, minLength uint64 }
+
+// Trim discards the unused blocks in a range of the addresses of a filesystem (FITRIM), and returns the bytes that it has
+// discarded. Only a signal that kills the process interrupts it. The error is EOPNOTSUPP if the device does not support
+// discards, and EINVAL if the range begins after the last address of an ext4 or xfs.
+func Trim(root *os.File, start, length uint64) (discarded uint64, err error) {
+	arg := trimRange{start: start, length: length}
+	err = ioctl(root, "FITRIM", fiTrim, unsafe.Pointer(&arg))
+	return arg.length, err
+}
 
 // ResizeExt4 grows a mounted ext4 to a number of filesystem blocks (EXT4_IOC_RESIZE_FS). It needs
 // CAP_SYS_RESOURCE.
