@@ -25,13 +25,13 @@ const progressInterval = time.Minute
 type TransferState int
 
 const (
-	// TransferRuns: the transfer has begun.
+	// TransferRuns means that the transfer has begun.
 	TransferRuns TransferState = iota
-	// TransferContinues: the call has ended before the transfer, and Detail is the progress.
+	// TransferContinues means that the call has ended before the transfer. Detail is the progress.
 	TransferContinues
-	// TransferCompleted: the volume exists, possibly since an earlier call.
+	// TransferCompleted means that the volume exists, possibly since an earlier call.
 	TransferCompleted
-	// TransferFailed: Detail is the reason.
+	// TransferFailed means that Detail is the reason of a failure.
 	TransferFailed
 )
 
@@ -99,6 +99,7 @@ func (e *TransferEvents) record(ctx context.Context, c *Client, t Transfer) erro
 		failed := about(reasonTransferFailed, t.String()+" failed, and is retried: "+t.Detail)
 		failed.warning = true
 		return c.recordEvent(ctx, e.driver, failed, progressInterval)
+	case TransferCompleted:
 	}
 	if _, err := get[event](ctx, c.api.Resource(events).Namespace(t.Namespace), begun.name); err != nil {
 		return absent(err) // the volume existed before the call, or the transfer took less time than is reported
