@@ -100,6 +100,11 @@ var Copies = Parameter{
 	Doc: "Where a volume from a snapshot or another volume is created: `anywhere` on the node of the pod, to which the data is [sent](../snapshots.md#restore-on-another-node), `local` on the node of the source.",
 }
 
+// Transfer reports whether volumes of the kind with a name can be sent to another node.
+func (ks Kinds) Transfer(name string) bool {
+	return slices.Contains(ks.withParameter(volume.ParamCopies), name)
+}
+
 // Protect is a parameter of every kind that implements Transferrer, and Snapshotter for volumes in use.
 var Protect = Parameter{
 	Key: volume.ParamProtect, Values: volume.CopyPeriods,

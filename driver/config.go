@@ -108,6 +108,8 @@ type Kubernetes struct {
 	// NodeLossDelay is the time after which the controller's driver releases the claims of a node that does not exist,
 	// if their class has onNodeLoss: release. If it is empty, no claims are released.
 	NodeLossDelay string `yaml:"nodeLossDelay"`
+	// ProtectClaims lets the controller's driver protect the claims of classes with the parameter protect.
+	ProtectClaims bool `yaml:"protectClaims"`
 }
 
 // minNodeLossDelay leaves the Node object of a node that registers again the time to appear.

@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 )
 
 // The resources that kubectl trivet move reads and writes in addition.
@@ -289,6 +292,23 @@ func (c *Client) LastWarning(ctx context.Context, of Meta) (string, error) {
 		}
 	}
 	return message, nil
+}
+
+// warn creates an event of the type Warning of a driver. Replicas create it once in a reportInterval, because its name consists of
+// prefix and a hash of its content and that time. An error is only logged, because a namespace that is being deleted accepts no
+// events.
+func (c *Client) warn(ctx context.Context, driver, prefix, kind string, of Meta, reason, message string) {
+	sum := sha256.Sum256([]byte(of.UID + reason + message + time.Now().Truncate(reportInterval).UTC().String()))
+	namespace, now := cmp.Or(of.Namespace, metav1.NamespaceDefault), metav1.Now().UTC().Format(time.RFC3339)
+	err := create(ctx, c.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
+		"metadata":       map[string]any{"name": fmt.Sprintf("%s-%x", prefix, sum[:10]), "namespace": namespace},
+		"involvedObject": map[string]any{"apiVersion": "v1", "kind": kind, "namespace": of.Namespace, "name": of.Name, "uid": of.UID},
+		"type":           "Warning", "reason": reason, "message": message,
+		"source": map[string]any{"component": driver}, "firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+	})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		klog.FromContext(ctx).Error(err, "Creating an event failed", "kind", kind, "namespace", of.Namespace, "name", of.Name, "reason", reason)
+	}
 }
 
 // event is core/v1 Event.

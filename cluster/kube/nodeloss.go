@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -564,14 +562,14 @@ func (l *NodeLoss) remove(ctx context.Context, node string, v PersistentVolume, 
 		if err != nil {
 			return err
 		}
-		l.record(ctx, "PersistentVolume", v.Metadata, "NodeLost", message)
+		l.client.warn(ctx, l.Driver, "trivet-node-loss", "PersistentVolume", v.Metadata, "NodeLost", message)
 	}
 	if bound && claim.Metadata.DeletionTimestamp == "" {
 		err := l.client.api.Resource(claims).Namespace(claim.Metadata.Namespace).Delete(ctx, claim.Metadata.Name, unchanged(claim.Metadata))
 		if err := absent(err); err != nil {
 			return fmt.Errorf("deleting claim %s/%s: %w", claim.Metadata.Namespace, claim.Metadata.Name, err)
 		}
-		l.record(ctx, "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
+		l.client.warn(ctx, l.Driver, "trivet-node-loss", "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
 	}
 	err := l.client.api.Resource(persistentVolumes).Delete(ctx, v.Metadata.Name, unchanged(v.Metadata))
 	if err != nil {
@@ -600,21 +598,5 @@ func (l *NodeLoss) reportStop(ctx context.Context, v PersistentVolume, claim Cla
 	if bound {
 		kind, of = "PersistentVolumeClaim", claim.Metadata
 	}
-	l.record(ctx, kind, of, "NodeLossStopped", "The node of the volume does not exist, but the claim is not deleted: "+reason)
-}
-
-// record creates an event of the type Warning. Replicas create it once in a reportInterval, because its name is derived from
-// its content and that time. An error is only logged, because a namespace that is being deleted accepts no events.
-func (l *NodeLoss) record(ctx context.Context, kind string, of Meta, reason, message string) {
-	sum := sha256.Sum256([]byte(of.UID + reason + message + time.Now().Truncate(reportInterval).UTC().String()))
-	namespace, now := cmp.Or(of.Namespace, metav1.NamespaceDefault), metav1.Now().UTC().Format(time.RFC3339)
-	err := create(ctx, l.client.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
-		"metadata":       map[string]any{"name": fmt.Sprintf("trivet-node-loss-%x", sum[:10]), "namespace": namespace},
-		"involvedObject": map[string]any{"apiVersion": "v1", "kind": kind, "namespace": of.Namespace, "name": of.Name, "uid": of.UID},
-		"type":           "Warning", "reason": reason, "message": message,
-		"source": map[string]any{"component": l.Driver}, "firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
-	})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		klog.FromContext(ctx).Error(err, "Creating an event failed", "kind", kind, "namespace", of.Namespace, "name", of.Name, "reason", reason)
-	}
+	l.client.warn(ctx, l.Driver, "trivet-node-loss", kind, of, "NodeLossStopped", "The node of the volume does not exist, but the claim is not deleted: "+reason)
 }
