@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,6 +100,30 @@ var Copies = Parameter{
 	Doc: "Where a volume from a snapshot or another volume is created: `anywhere` on the node of the pod, to which the data is [sent](../snapshots.md#restore-on-another-node), `local` on the node of the source.",
 }
 
+// Transfer reports whether volumes of the kind with a name can be sent to another node.
+func (ks Kinds) Transfer(name string) bool {
+	return slices.Contains(ks.withParameter(volume.ParamCopies), name)
+}
+
+// Protect is a parameter of every kind that implements Transferrer, and Snapshotter for volumes in use.
+var Protect = Parameter{
+	Key: volume.ParamProtect, Values: volume.CopyPeriods,
+	Doc: "The time between two copies of the volume on another node, for each claim of the class: see [copies on another node](../operations/protection.md#protect-all-claims-of-a-class). Needs `protection.enabled` of the chart. Default: no copies.",
+}
+
+// checkProtect refuses a protection by parameters with which no copy could be made or used.
+func checkProtect(p volume.Parameters) error {
+	if p.Get(volume.ParamProtect) == "" {
+		return nil
+	}
+	for key, value := range map[string]string{volume.ParamCopies: volume.CopiesLocal, volume.ParamOnNodeLoss: volume.NodeLossRelease} {
+		if p.Get(key) == value {
+			return volume.Errorf(volume.ErrInvalid, "parameters %s=%q and %s=%q: copies on another node are impossible or of no use with both: remove one", volume.ParamProtect, p.Get(volume.ParamProtect), key, value)
+		}
+	}
+	return nil
+}
+
 // anything accepts every value. It is for parameters that are checked later, together with others.
 func anything(string) bool { return true }
 
@@ -129,7 +154,7 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 		}
 		out.Values[key] = value
 	}
-	if err := parseExport(&out, class); err != nil {
+	if err := cmp.Or(parseExport(&out, class), checkProtect(out)); err != nil {
 		return volume.Parameters{}, err
 	}
 	if k.Check != nil {

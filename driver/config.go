@@ -110,6 +110,8 @@ type Kubernetes struct {
 	NodeLossDelay string `yaml:"nodeLossDelay"`
 	// Events enables the events of the controller's driver on claims.
 	Events bool `yaml:"events"`
+	// ProtectClaims lets the controller's driver protect the claims of classes with the parameter protect.
+	ProtectClaims bool `yaml:"protectClaims"`
 }
 
 // minNodeLossDelay leaves the Node object of a node that registers again the time to appear.

@@ -364,6 +364,9 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		if d.nodeLoss != nil {
 			tasks.Go(func() { d.nodeLoss.Run(ctx, kube.InCluster) })
 		}
+		if k := d.config.Kubernetes; k != nil && k.ProtectClaims {
+			tasks.Go(func() { d.protectClaims(ctx) })
+		}
 		tasks.Go(func() { <-ctx.Done(); d.router.Wait() })
 	}
 	k := d.config.Kubernetes

@@ -57,3 +57,9 @@ const (
 	// CopiesLocal creates the volume on the node of its source.
 	CopiesLocal = "local"
 )
+
+// ParamProtect is the StorageClass parameter with the time between two copies of each claim of the class on another node.
+const ParamProtect = "protect"
+
+// CopyPeriods are the times between two copies that a CronJob can express.
+var CopyPeriods = []string{"1m", "2m", "3m", "4m", "5m", "6m", "10m", "12m", "15m", "20m", "30m", "1h", "2h", "3h", "4h", "6h", "8h", "12h", "24h"}

@@ -67,6 +67,7 @@ var Kind = backend.Kind{
 		backend.MkfsOptions,
 		backend.Encryption,
 		backend.Copies,
+		backend.Protect,
 	},
 	Examine: examine,
 	New:     New,

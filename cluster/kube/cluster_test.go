@@ -378,12 +378,13 @@ func representation(r *http.Request, o object) object {
 // selected reports whether an object is in the list of a request and matches its selectors.
 func selected(r *http.Request, t target, path string, o object) bool {
 	q := r.URL.Query()
-	if !strings.HasPrefix(path, t.list) {
+	everywhere := !strings.Contains(t.list, "/namespaces/") && parsePath(path).resource == t.resource // also the objects of namespaces
+	if !everywhere && !strings.HasPrefix(path, t.list) {
 		return false
 	}
 	metadata := o["metadata"].(object)
 	for _, selector := range []string{q.Get("fieldSelector"), q.Get("labelSelector")} {
-		key, want, _ := strings.Cut(selector, "=")
+		key, want, equal := strings.Cut(selector, "=")
 		var got any
 		switch key {
 		case "":
@@ -396,7 +397,7 @@ func selected(r *http.Request, t target, path string, o object) bool {
 			labels, _ := metadata["labels"].(object)
 			got = labels[key]
 		}
-		if got != want {
+		if equal && got != want || !equal && got == nil {
 			return false
 		}
 	}

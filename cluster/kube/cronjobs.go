@@ -29,7 +29,8 @@ type CronJob struct {
 			Spec struct {
 				Template struct {
 					Spec struct {
-						ServiceAccountName string `json:"serviceAccountName"`
+						ServiceAccountName string      `json:"serviceAccountName"`
+						Containers         []Container `json:"containers"`
 					} `json:"spec"`
 				} `json:"template"`
 			} `json:"spec"`

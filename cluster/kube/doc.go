@@ -3,7 +3,8 @@
 // directory, watches the addresses of the drivers on nodes (WatchHosts), records the owners of pools
 // (PoolOwners), and distributes the certificates with which controller and nodes identify themselves
 // to each other (MaintainAuthority runs in the controller, Enrol on each node). NodeLoss deletes the claims of nodes that do
-// not exist any more. TransferEvents creates events about transfers.
+// not exist any more. TransferEvents creates events about transfers. ClassProtection finds the claims of which copies on another node
+// must be kept.
 //
 // For kubectl trivet, it reads and writes claims, PersistentVolumes, snapshots and pods with the rights of a user.
 //

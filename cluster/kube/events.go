@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 )
 
 // maxMessage bounds the message of an event, in bytes, as the API server does for events.k8s.io.
@@ -88,4 +89,17 @@ func shortened(text string) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:maxMessage-len("…")], "") + "…"
+}
+
+// warn creates an event of the type Warning of a driver. Replicas create it once in a reportInterval, because its name consists of
+// prefix and a hash of its content and that time. An error is only logged, because a namespace that is being deleted accepts no
+// events.
+func (c *Client) warn(ctx context.Context, driver, prefix, kind string, of Meta, reason, message string) {
+	n := notice{
+		name: eventName(prefix, of.UID, reason, message, time.Now().Truncate(reportInterval).UTC().String()),
+		kind: kind, of: of, warning: true, reason: reason, message: message,
+	}
+	if err := c.createEvent(ctx, driver, n); err != nil && !apierrors.IsAlreadyExists(err) {
+		klog.FromContext(ctx).Error(err, "Creating an event failed", "kind", kind, "namespace", of.Namespace, "name", of.Name, "reason", reason)
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -563,14 +562,14 @@ func (l *NodeLoss) remove(ctx context.Context, node string, v PersistentVolume, 
 		if err != nil {
 			return err
 		}
-		l.record(ctx, "PersistentVolume", v.Metadata, "NodeLost", message)
+		l.client.warn(ctx, l.Driver, "trivet-node-loss", "PersistentVolume", v.Metadata, "NodeLost", message)
 	}
 	if bound && claim.Metadata.DeletionTimestamp == "" {
 		err := l.client.api.Resource(claims).Namespace(claim.Metadata.Namespace).Delete(ctx, claim.Metadata.Name, unchanged(claim.Metadata))
 		if err := absent(err); err != nil {
 			return fmt.Errorf("deleting claim %s/%s: %w", claim.Metadata.Namespace, claim.Metadata.Name, err)
 		}
-		l.record(ctx, "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
+		l.client.warn(ctx, l.Driver, "trivet-node-loss", "PersistentVolumeClaim", claim.Metadata, "NodeLost", message)
 	}
 	err := l.client.api.Resource(persistentVolumes).Delete(ctx, v.Metadata.Name, unchanged(v.Metadata))
 	if err != nil {
@@ -599,17 +598,5 @@ func (l *NodeLoss) reportStop(ctx context.Context, v PersistentVolume, claim Cla
 	if bound {
 		kind, of = "PersistentVolumeClaim", claim.Metadata
 	}
-	l.record(ctx, kind, of, "NodeLossStopped", "The node of the volume does not exist, but the claim is not deleted: "+reason)
-}
-
-// record creates an event of the type Warning. Replicas create it once in a reportInterval, because its name is derived from
-// its content and that time. An error is only logged, because a namespace that is being deleted accepts no events.
-func (l *NodeLoss) record(ctx context.Context, kind string, of Meta, reason, message string) {
-	n := notice{
-		name: eventName("trivet-node-loss", of.UID, reason, message, time.Now().Truncate(reportInterval).UTC().String()),
-		kind: kind, of: of, warning: true, reason: reason, message: message,
-	}
-	if err := l.client.createEvent(ctx, l.Driver, n); err != nil && !apierrors.IsAlreadyExists(err) {
-		klog.FromContext(ctx).Error(err, "Creating an event failed", "kind", kind, "namespace", of.Namespace, "name", of.Name, "reason", reason)
-	}
+	l.client.warn(ctx, l.Driver, "trivet-node-loss", kind, of, "NodeLossStopped", "The node of the volume does not exist, but the claim is not deleted: "+reason)
 }

@@ -64,6 +64,15 @@ func Connect(config *rest.Config, namespace string) (*Cluster, error) {
 	return &Cluster{Client: client, Namespace: namespace, config: own, paths: paths}, nil
 }
 
+// InCluster returns the installation to which this process's pod belongs.
+func InCluster(namespace string) (*Cluster, error) {
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, err
+	}
+	return Connect(config, namespace)
+}
+
 // DriverPods returns the pods of the drivers: first those of the controller, then those of the nodes by name of the
 // node.
 func (c *Cluster) DriverPods(ctx context.Context) ([]kube.Pod, error) {

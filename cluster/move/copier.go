@@ -35,6 +35,8 @@ type copier struct {
 	used bool
 	// labels and annotations mark the objects of a copy.
 	labels, annotations map[string]any
+	// owners are the objects without which Kubernetes deletes those of a copy.
+	owners []any
 	// status describes how far the copy of a claim is, or why it does not begin.
 	status func(ctx context.Context, claim kube.Meta) (string, error)
 	// progress prints a line.
@@ -45,7 +47,7 @@ type copier struct {
 func (c *copier) takeSnapshot(ctx context.Context, name string, check func() error) (taken kube.Snapshot, err error) {
 	namespace := c.claim.Metadata.Namespace
 	err = c.api.CreateSnapshot(ctx, namespace, kube.Object{
-		"metadata": map[string]any{"name": name, "labels": c.labels, "annotations": c.annotations},
+		"metadata": map[string]any{"name": name, "labels": c.labels, "annotations": c.annotations, "ownerReferences": c.owners},
 		"spec": map[string]any{
 			"volumeSnapshotClassName": c.snapshotClass,
 			"source":                  map[string]any{"persistentVolumeClaimName": c.claim.Metadata.Name},
@@ -137,7 +139,7 @@ func (c *copier) copyClaim(name, restoreSize string) kube.Object {
 		annotations[key] = value
 	}
 	return kube.Object{
-		"metadata": map[string]any{"name": name, "labels": c.labels, "annotations": annotations},
+		"metadata": map[string]any{"name": name, "labels": c.labels, "annotations": annotations, "ownerReferences": c.owners},
 		"spec":     spec,
 	}
 }

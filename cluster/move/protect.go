@@ -22,10 +22,10 @@ import (
 // The names with which a protection marks objects.
 const (
 	// protectLabel is the label of all objects of a protection. Its value is the UID of the claim.
-	protectLabel = "csi.trivet.dev/protect"
+	protectLabel = kube.ProtectKey
 	// claimAnnotation and nodeAnnotation are annotations of the CronJob: the claim as namespace/name, and the node of the copies.
 	claimAnnotation = "csi.trivet.dev/protected-claim"
-	nodeAnnotation  = "csi.trivet.dev/copies-on"
+	nodeAnnotation  = kube.CopiesNodeKey
 	// everyAnnotation, keepAnnotation and classAnnotation are annotations of the CronJob with the period, the number of copies that
 	// are kept, and the class of their snapshots.
 	everyAnnotation = "csi.trivet.dev/copies-every"
@@ -58,7 +58,10 @@ type Protection struct {
 	// for never.
 	LastRun, LastSuccess string
 
-	job, snapshotClass, account string
+	// Class is the StorageClass by which the claim is protected. It is empty for a protection that a user has created.
+	Class string
+
+	job, snapshotClass, account, image string
 }
 
 // ProtectOptions are the arguments of a protection.
@@ -68,6 +71,10 @@ type ProtectOptions struct {
 	Every time.Duration
 	// Kept is the number of complete copies that are kept; 0: that of the existing protection, or the default.
 	Kept int
+	// Class is the StorageClass by which the claim is protected. It is empty for a protection that a user creates.
+	Class string
+	// Owned is true for copies that Kubernetes deletes after the claim was deleted.
+	Owned bool
 }
 
 // jobName returns the name of the CronJob of a protection. A CronJob's name has at most 52 characters.
@@ -89,11 +96,16 @@ func protections(ctx context.Context, cluster *kubectl.Cluster) (own []Protectio
 	for _, job := range all {
 		a := job.Metadata.Annotations
 		keep, _ := strconv.Atoi(a[keepAnnotation])
-		own = append(own, Protection{
+		pod := job.Spec.JobTemplate.Spec.Template.Spec
+		p := Protection{
 			Claim: a[claimAnnotation], UID: job.Metadata.Labels[protectLabel], Node: a[nodeAnnotation], Every: a[everyAnnotation], Keep: keep,
-			LastRun: job.Status.LastScheduleTime, LastSuccess: job.Status.LastSuccessfulTime, job: job.Metadata.Name,
-			snapshotClass: a[classAnnotation], account: job.Spec.JobTemplate.Spec.Template.Spec.ServiceAccountName,
-		})
+			LastRun: job.Status.LastScheduleTime, LastSuccess: job.Status.LastSuccessfulTime, Class: a[kube.ByClassKey], job: job.Metadata.Name,
+			snapshotClass: a[classAnnotation], account: pod.ServiceAccountName,
+		}
+		if len(pod.Containers) > 0 {
+			p.image = pod.Containers[0].Image
+		}
+		own = append(own, p)
 	}
 	return own, err
 }
@@ -105,20 +117,43 @@ func Protect(ctx context.Context, cluster *kubectl.Cluster, report status.Report
 	if err != nil {
 		return err
 	}
-	all, err := protections(ctx, cluster)
+	existing, err := protectionOf(ctx, cluster, claim.Metadata.UID)
 	if err != nil {
 		return err
-	}
-	var existing Protection
-	if i := slices.IndexFunc(all, func(p Protection) bool { return p.UID == claim.Metadata.UID }); i >= 0 {
-		existing = all[i]
 	}
 	o.Kept, o.SnapshotClass = cmp.Or(o.Kept, existing.Keep, defaultKeep), cmp.Or(o.SnapshotClass, existing.snapshotClass)
 	m := &Mover{Options: o.Options, api: cluster, claim: claim}
 	if o.Kept < 1 || o.Kept > maxKeep {
 		return fmt.Errorf("--keep %d: the number of copies must be between 1 and %d", o.Kept, maxKeep)
 	}
-	when, err := schedule(o.Every, claim.Metadata.UID)
+	if _, err := schedule(o.Every, claim.Metadata.UID); err != nil {
+		return err
+	}
+	if _, err := protectionAccount(ctx, cluster); err != nil {
+		return err
+	}
+	if o.SnapshotClass, err = m.planProtection(ctx, report, o.Kept); err != nil {
+		return err
+	}
+	image, err := driverImage(ctx, cluster, "")
+	if err != nil {
+		return err
+	}
+	return writeProtection(ctx, cluster, o, claim.Metadata.UID, image)
+}
+
+// protectionOf returns the protection of the claim with a UID, or an empty one.
+func protectionOf(ctx context.Context, cluster *kubectl.Cluster, uid string) (Protection, error) {
+	all, err := protections(ctx, cluster)
+	if i := slices.IndexFunc(all, func(p Protection) bool { return p.UID == uid }); i >= 0 {
+		return all[i], err
+	}
+	return Protection{}, err
+}
+
+// writeProtection creates or changes the objects of the protection of the claim with a UID, and ends a Job that runs with the old ones.
+func writeProtection(ctx context.Context, cluster *kubectl.Cluster, o ProtectOptions, uid, image string) error {
+	when, err := schedule(o.Every, uid)
 	if err != nil {
 		return err
 	}
@@ -126,29 +161,22 @@ func Protect(ctx context.Context, cluster *kubectl.Cluster, report status.Report
 	if err != nil {
 		return err
 	}
-	if o.SnapshotClass, err = m.planProtection(ctx, report, o.Kept); err != nil {
-		return err
-	}
-	image, err := driverImage(ctx, cluster)
-	if err != nil {
-		return err
-	}
-	labels := map[string]any{protectLabel: claim.Metadata.UID}
-	err = cluster.PutCronJob(ctx, cluster.Namespace, jobName(claim.Metadata.UID), kube.Object{
-		"metadata": map[string]any{"name": jobName(claim.Metadata.UID), "labels": labels, "annotations": map[string]any{
-			claimAnnotation: o.Namespace + "/" + o.ClaimName, nodeAnnotation: o.To, everyAnnotation: Period(o.Every), keepAnnotation: strconv.Itoa(o.Kept), classAnnotation: o.SnapshotClass,
+	labels := map[string]any{protectLabel: uid}
+	err = cluster.PutCronJob(ctx, cluster.Namespace, jobName(uid), kube.Object{
+		"metadata": map[string]any{"name": jobName(uid), "labels": labels, "annotations": map[string]any{
+			claimAnnotation: o.Namespace + "/" + o.ClaimName, nodeAnnotation: o.To, everyAnnotation: Period(o.Every), keepAnnotation: strconv.Itoa(o.Kept), classAnnotation: o.SnapshotClass, kube.ByClassKey: o.Class,
 		}},
-		"spec": cronJob(when, o, claim.Metadata.UID, account.Name, image, labels),
+		"spec": cronJob(when, o, uid, account.Name, image, labels),
 	})
 	if err != nil {
-		return fmt.Errorf("writing CronJob %s/%s: %w", cluster.Namespace, jobName(claim.Metadata.UID), err)
+		return fmt.Errorf("writing CronJob %s/%s: %w", cluster.Namespace, jobName(uid), err)
 	}
 	// The CronJob is first, because --stop finds the RoleBinding by it.
 	role := roleName(account.Namespace, account.Name)
 	if err := cluster.Bind(ctx, o.Namespace, role, map[string]any{protectLabel: ""}, role, account); err != nil {
 		return fmt.Errorf("creating RoleBinding %s/%s: %w", o.Namespace, role, err)
 	}
-	return deleteJobs(ctx, cluster, claim.Metadata.UID, o.Options, func(j kube.Job) bool { return !j.Ended() })
+	return deleteJobs(ctx, cluster, uid, o.Options, func(j kube.Job) bool { return !j.Ended() })
 }
 
 // deleteJobs deletes the Jobs of a protection that which selects, and waits until they and their pods are deleted.
@@ -238,13 +266,16 @@ func protectionAccount(ctx context.Context, cluster *kubectl.Cluster) (kube.Meta
 	return accounts[0].Metadata, nil
 }
 
-// driverImage returns the image of the controller's driver, which also contains this program.
-func driverImage(ctx context.Context, cluster *kubectl.Cluster) (string, error) {
+// driverImage returns the image of the driver in the pod with a UID, or of the controller's driver if it is empty. It also contains
+// this program.
+func driverImage(ctx context.Context, cluster *kubectl.Cluster, podUID string) (string, error) {
 	pods, err := cluster.DriverPods(ctx)
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(pods, kubectl.IsController)
+	i := slices.IndexFunc(pods, func(p kube.Pod) bool {
+		return kubectl.IsController(p) && (podUID == "" || p.Metadata.UID == podUID)
+	})
 	if i < 0 {
 		return "", fmt.Errorf("namespace %s has no pod of the controller: a protection needs the shape cluster of the chart", cluster.Namespace)
 	}
@@ -253,6 +284,13 @@ func driverImage(ctx context.Context, cluster *kubectl.Cluster) (string, error) 
 
 // cronJob returns the specification of the CronJob of a protection.
 func cronJob(when string, o ProtectOptions, uid, account, image string, labels map[string]any) map[string]any {
+	command := []any{
+		"/usr/local/bin/kubectl-trivet", "protect", "--namespace", o.Namespace, o.ClaimName, "--once", uid,
+		"--on", o.To, "--keep", strconv.Itoa(o.Kept), "--snapshot-class", o.SnapshotClass,
+	}
+	if o.Class != "" {
+		command = append(command, "--owned")
+	}
 	return map[string]any{
 		"schedule": when, "concurrencyPolicy": "Forbid", "suspend": false, "startingDeadlineSeconds": int64(o.Every.Seconds()),
 		"successfulJobsHistoryLimit": int64(1), "failedJobsHistoryLimit": int64(1),
@@ -267,11 +305,7 @@ func cronJob(when string, o ProtectOptions, uid, account, image string, labels m
 						"serviceAccountName": account, "automountServiceAccountToken": true, "restartPolicy": "Never",
 						"securityContext": map[string]any{"runAsNonRoot": true, "runAsUser": int64(65532), "runAsGroup": int64(65532), "seccompProfile": map[string]any{"type": "RuntimeDefault"}},
 						"containers": []any{map[string]any{
-							"name": "protect", "image": image,
-							"command": []any{
-								"/usr/local/bin/kubectl-trivet", "protect", "--namespace", o.Namespace, o.ClaimName, "--once", uid,
-								"--on", o.To, "--keep", strconv.Itoa(o.Kept), "--snapshot-class", o.SnapshotClass,
-							},
+							"name": "protect", "image": image, "command": command,
 							"securityContext": map[string]any{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": map[string]any{"drop": []any{"ALL"}}},
 							"resources":       map[string]any{"requests": map[string]any{"cpu": "10m", "memory": "32Mi"}, "limits": map[string]any{"memory": "256Mi"}},
 						}},
@@ -330,6 +364,9 @@ func (m *Mover) notReady(ctx context.Context, from string) (reason, err error) {
 // the command can be repeated.
 func StopProtection(ctx context.Context, cluster *kubectl.Cluster, p Protection, o Options) error {
 	namespace, _, _ := strings.Cut(p.Claim, "/")
+	if err := checkStop(ctx, cluster, p); err != nil {
+		return err
+	}
 	_, err := cluster.ConfigMap(ctx, cluster.Namespace, recordName(p.UID))
 	if err == nil {
 		return fmt.Errorf("claim %s has a move or a recovery that is not complete (ConfigMap %s/%s): complete or undo it first, because it may use a copy", p.Claim, cluster.Namespace, recordName(p.UID))
@@ -352,6 +389,21 @@ func StopProtection(ctx context.Context, cluster *kubectl.Cluster, p Protection,
 			return err
 		}
 	}
+	if err := unbind(ctx, cluster, p); err != nil {
+		return err
+	}
+	if err := cluster.DeleteCronJob(ctx, cluster.Namespace, p.job); err != nil {
+		return fmt.Errorf("deleting CronJob %s/%s: %w", cluster.Namespace, p.job, err)
+	}
+	return until(ctx, o.Progress, o.Timeout, "CronJob "+p.job+" is deleted", func() (bool, error) {
+		all, err := protections(ctx, cluster)
+		return err == nil && !slices.ContainsFunc(all, func(other Protection) bool { return other.job == p.job && other.Class == p.Class }), err
+	})
+}
+
+// unbind deletes the RoleBinding of a protection, unless another claim of the namespace is protected.
+func unbind(ctx context.Context, cluster *kubectl.Cluster, p Protection) error {
+	namespace, _, _ := strings.Cut(p.Claim, "/")
 	all, err := protections(ctx, cluster)
 	if err != nil {
 		return err
@@ -364,13 +416,7 @@ func StopProtection(ctx context.Context, cluster *kubectl.Cluster, p Protection,
 			return fmt.Errorf("deleting RoleBinding %s/%s: %w", namespace, roleName(cluster.Namespace, p.account), err)
 		}
 	}
-	if err := cluster.DeleteCronJob(ctx, cluster.Namespace, p.job); err != nil {
-		return fmt.Errorf("deleting CronJob %s/%s: %w", cluster.Namespace, p.job, err)
-	}
-	return until(ctx, o.Progress, o.Timeout, "CronJob "+p.job+" is deleted", func() (bool, error) {
-		all, err := protections(ctx, cluster)
-		return err == nil && !slices.ContainsFunc(all, func(other Protection) bool { return other.job == p.job }), err
-	})
+	return nil
 }
 
 // CopyOnce makes one copy of the claim with a UID, or continues one that is not complete, and deletes those that are not kept.
@@ -399,7 +445,7 @@ func CopyOnce(ctx context.Context, cluster *kubectl.Cluster, o ProtectOptions, u
 	if _, err := m.checkCopyClass(ctx, p.Volume.Spec.CSI.Driver, p); err != nil {
 		return err
 	}
-	return m.makeCopy(ctx, p, cmp.Or(o.Kept, defaultKeep))
+	return m.makeCopy(ctx, p, cmp.Or(o.Kept, defaultKeep), o.Owned)
 }
 
 // protectedClaim reads the claim with a UID. It is an error if the claim was deleted, or is being moved or recovered.
@@ -450,7 +496,7 @@ func (m *Mover) stillUseful(ctx context.Context, p Plan, name string) func() err
 }
 
 // makeCopy makes a copy, and deletes those that are not kept.
-func (m *Mover) makeCopy(ctx context.Context, p Plan, keep int) error {
+func (m *Mover) makeCopy(ctx context.Context, p Plan, keep int, owned bool) error {
 	uid, handle := m.claim.Metadata.UID, p.Volume.Spec.CSI.VolumeHandle
 	all, err := listCopies(ctx, m.api, m.Namespace, uid)
 	if err != nil {
@@ -463,6 +509,9 @@ func (m *Mover) makeCopy(ctx context.Context, p Plan, keep int) error {
 	c := &copier{
 		api: m.api, claim: m.claim, capacity: p.Volume.Spec.Capacity.Storage, to: m.To, snapshotClass: m.SnapshotClass, used: true,
 		labels: map[string]any{protectLabel: uid}, annotations: map[string]any{volumeAnnotation: handle}, status: m.api.LastWarning, progress: m.Progress,
+	}
+	if owned {
+		c.owners = []any{map[string]any{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": m.ClaimName, "uid": uid}}
 	}
 	name := copyOf(uid, number)
 	check := m.stillUseful(ctx, p, name)

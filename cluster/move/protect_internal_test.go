@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/status"
 )
 
 // TestSchedule: each period that a CronJob can express has a schedule, which depends on the claim, and others are refused.
@@ -241,5 +242,137 @@ func TestBind(t *testing.T) {
 	account.Name = "other"
 	if err := bind(); err == nil || !strings.Contains(err.Error(), "it exists with the role") {
 		t.Errorf("got %v for another ServiceAccount, want an error", err)
+	}
+}
+
+// byClass is protected, with the PersistentVolume on node a, a class with the parameter protect, the nodes b and c, and the driver's
+// pod. The CronJob is deleted.
+func byClass(t *testing.T) (*apiServer, ClassProtector, status.Report) {
+	t.Helper()
+	s, m := protected(t)
+	const handle = "loop:fast.01234567:pvc-1"
+	delete(s.objects, cronJobPath)
+	delete(s.objects, keptPath)
+	delete(s.objects, bindingPath)
+	s.objects[claimPath]["spec"] = map[string]any{"volumeName": "pv", "storageClassName": "fast"}
+	pv := s.objects[pvPath]["spec"].(map[string]any)
+	driver := pv["csi"].(map[string]any)["driver"].(string)
+	pv["csi"].(map[string]any)["volumeHandle"] = handle
+	pv["nodeAffinity"] = object(t, `{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["a"]}]}]}}`)
+	s.objects["/apis/storage.k8s.io/v1/storageclasses/fast"] = object(t, `{"metadata":{"name":"fast"},"provisioner":"`+driver+`","parameters":{"protect":"15m"}}`)
+	for _, node := range []string{"b", "c"} {
+		s.objects["/api/v1/nodes/"+node] = object(t, `{"metadata":{"name":"`+node+`"},"spec":{},"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
+		s.objects["/apis/storage.k8s.io/v1/csinodes/"+node] = object(t, `{"metadata":{"name":"`+node+`"},"spec":{"drivers":[{"name":"`+driver+`","nodeID":"`+node+`"}]}}`)
+	}
+	for path, text := range map[string]string{
+		"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses/snap": `{"metadata":{"name":"snap"},"driver":"` + driver + `","deletionPolicy":"Delete"}`,
+		"/api/v1/namespaces/trivet-system/serviceaccounts/account":    `{"metadata":{"namespace":"trivet-system","name":"account"}}`,
+		"/api/v1/namespaces/trivet-system/pods/old":                   `{"metadata":{"name":"old","uid":"1","labels":{"app.kubernetes.io/component":"controller"}},"spec":{"nodeName":"a","containers":[{"name":"trivet","image":"image:1"}]}}`,
+		"/api/v1/namespaces/trivet-system/pods/own":                   `{"metadata":{"name":"own","uid":"2","labels":{"app.kubernetes.io/component":"controller"}},"spec":{"nodeName":"b","containers":[{"name":"trivet","image":"image:2"}]}}`,
+	} {
+		s.objects[path] = object(t, text)
+	}
+	for _, list := range []string{"/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses", "/api/v1/namespaces/trivet-system/serviceaccounts", "/api/v1/namespaces/trivet-system/pods"} {
+		s.objects[list] = object(t, `{"metadata":{},"items":[]}`)
+	}
+	delete(s.objects, jobPath)
+	report := status.Report{
+		Driver: driver, Volumes: []status.Volume{{ID: handle, Pool: "fast", Node: "a", SizeBytes: 1 << 30}},
+		Pools: []status.Pool{{Name: "fast", Node: "a", RoomBytes: 9 << 30}, {Name: "fast", Node: "b", RoomBytes: 3 << 30}, {Name: "fast", Node: "c", RoomBytes: 4 << 30}},
+	}
+	return s, ClassProtector{Cluster: m.api, PodUID: "2", Transfers: func(string) bool { return true }}, report
+}
+
+// TestProtectByClass: the node with the most room that is not the volume's gets the copies, until it is lost. The CronJob runs the
+// image of the driver, and its copies belong to the claim.
+func TestProtectByClass(t *testing.T) {
+	s, protector, report := byClass(t)
+	protect := func() error {
+		return protector.Protect(t.Context(), report, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]
+	}
+	want := func(node, image string) {
+		t.Helper()
+		all, err := Protections(t.Context(), protector.Cluster, "ns", "data")
+		if err != nil || len(all) != 1 || all[0].Node != node || all[0].image != image || all[0].Every != "15m" || all[0].Keep != 2 || all[0].Class != "fast" {
+			t.Fatalf("got %+v, %v, want one protection on node %s with %s", all, err, node, image)
+		}
+	}
+	if err := protect(); err != nil {
+		t.Fatal(err)
+	}
+	want("c", "image:2")
+	if _, bound := s.objects[bindingPath]; !bound {
+		t.Error("got no RoleBinding in the namespace of the claim")
+	}
+	written := s.version
+	if err := protect(); err != nil || s.version != written {
+		t.Errorf("got %v and %d writes for a protected claim, want none", err, s.version-written)
+	}
+	protector.PodUID = "1"
+	if err := protect(); err != nil {
+		t.Error(err)
+	}
+	want("c", "image:1")
+	s.objects["/api/v1/nodes/c"]["spec"] = map[string]any{"taints": []any{map[string]any{"key": kube.OutOfService}}}
+	report.Pools[2].Problem = "the node does not answer"
+	report.Pools[1].RoomBytes = 3 << 30
+	if err := protect(); err != nil {
+		t.Error(err)
+	}
+	want("b", "image:1")
+	report.Pools = report.Pools[:1]
+	s.objects["/api/v1/nodes/b"]["spec"] = s.objects["/api/v1/nodes/c"]["spec"]
+	if err := protect(); err == nil || !strings.Contains(err.Error(), "no other node has a pool") {
+		t.Errorf("got %v without another node, want an error", err)
+	}
+}
+
+// TestProtectByClassNotChanged: the protection of a user is not changed, nor is a claim protected that cannot be.
+func TestProtectByClassNotChanged(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(s *apiServer, report *status.Report)
+		want   string
+	}{
+		"by a user": {change: func(s *apiServer, _ *status.Report) {
+			s.objects[cronJobPath] = object(t, `{"metadata":{"name":"trivet-protect-u","labels":{"csi.trivet.dev/protect":"u"},"annotations":{"csi.trivet.dev/copies-on":"gone"}}}`)
+		}},
+		"deleted":       {change: func(s *apiServer, _ *status.Report) { delete(s.objects, claimPath) }},
+		"created again": {change: func(s *apiServer, _ *status.Report) { s.objects[claimPath]["metadata"].(map[string]any)["uid"] = "v" }},
+		"several nodes": {change: func(s *apiServer, _ *status.Report) {
+			s.objects[claimPath]["spec"].(map[string]any)["accessModes"] = []any{"ReadWriteMany"}
+		}, want: "ReadWriteMany"},
+		"no room": {change: func(_ *apiServer, r *status.Report) { r.Pools[1].RoomBytes, r.Pools[2].RoomBytes = 1, 2 }, want: `node "c" has room for 2`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, protector, report := byClass(t)
+			tc.change(s, &report)
+			err := protector.Protect(t.Context(), report, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]
+			if (tc.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.want) || s.version != 0 {
+				t.Errorf("got %v and %d writes, want the error %q and none", err, s.version, tc.want)
+			}
+		})
+	}
+}
+
+// TestEndByClass: a protection by a class ends with its claim, and not before, because the class would create it again.
+func TestEndByClass(t *testing.T) {
+	s, protector, report := byClass(t)
+	if err := protector.Protect(t.Context(), report, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]; err != nil {
+		t.Fatal(err)
+	}
+	all, err := Protections(t.Context(), protector.Cluster, "ns", "data")
+	if err != nil || len(all) != 1 {
+		t.Fatalf("got %+v, %v, want one protection", all, err)
+	}
+	if err := StopProtection(t.Context(), protector.Cluster, all[0], Options{}); err == nil || !strings.Contains(err.Error(), "which would protect it again") {
+		t.Errorf("got %v, want that the class protects the claim", err)
+	}
+	job := kube.CronJob{Metadata: kube.Meta{Name: "trivet-protect-u", Labels: map[string]string{protectLabel: "u"}}}
+	if err := protector.End(t.Context(), job); err != nil || s.objects[cronJobPath] == nil {
+		t.Errorf("got %v, want that the protection of an existing claim stays", err)
+	}
+	delete(s.objects, claimPath)
+	if err := protector.End(t.Context(), job); err != nil || s.objects[cronJobPath] != nil || s.objects[bindingPath] != nil {
+		t.Errorf("got %v, want that the CronJob and the RoleBinding are deleted", err)
 	}
 }

@@ -19,9 +19,6 @@ import (
 const (
 	// recoveredAnnotation is the annotation of a claim with the time of the data with which it was recovered. It is never read.
 	recoveredAnnotation = "csi.trivet.dev/recovered"
-	// outOfService is the taint with which an administrator declares that a node is off. Kubernetes then deletes its pods and
-	// detaches their volumes.
-	outOfService = "node.kubernetes.io/out-of-service"
 )
 
 // Copy is a complete copy of the claim's volume. A driver has reported that it is unchanged.
@@ -99,8 +96,8 @@ func (m *Mover) notLost(ctx context.Context, from string) (reason, err error) {
 		return nil, err
 	case node.Ready():
 		return fmt.Errorf("node %s of the volume %w", from, errReady), nil
-	case !node.HasTaint(outOfService):
-		return fmt.Errorf("node %s of the volume is not ready, but it may still run pods that write: make sure that the machine is off, and then run 'kubectl taint node %[1]s %s=nodeshutdown:NoExecute'", from, outOfService), nil
+	case !node.HasTaint(kube.OutOfService):
+		return fmt.Errorf("node %s of the volume is not ready, but it may still run pods that write: make sure that the machine is off, and then run 'kubectl taint node %[1]s %s=nodeshutdown:NoExecute'", from, kube.OutOfService), nil
 	}
 	pods, err := m.pods(ctx)
 	if err != nil {

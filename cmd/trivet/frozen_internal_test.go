@@ -92,6 +92,13 @@ func TestFrozenConfig(t *testing.T) {
 				NodeLossDelay: "10m",
 			},
 		},
+		"protect-claims": {
+			MaxVolumesPerNode: 4096, Forwarding: &driver.Forwarding{},
+			Kubernetes: &driver.Kubernetes{
+				KubeletDir: "/var/lib/kubelet", Authority: "trivet-ca", NodeService: "trivet-node", NodeServiceAccount: "trivet-node", PoolOwners: "trivet-pool-owners",
+				ProtectClaims: true,
+			},
+		},
 	} {
 		b, err := os.ReadFile(filepath.Join("testdata/frozen", name+".yaml"))
 		if err != nil {

@@ -49,7 +49,7 @@ func TestNoOrphans(t *testing.T) {
 // TestCanTransfer: images can be sent to another node, directories cannot.
 func TestCanTransfer(t *testing.T) {
 	for kind, want := range map[string]bool{"loop": true, "local": false, "none": false} {
-		if got := canTransfer(kind); got != want {
+		if got := kinds.Transfer(kind); got != want {
 			t.Errorf("%s: got %t, want %t", kind, got, want)
 		}
 	}

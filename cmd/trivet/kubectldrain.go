@@ -60,7 +60,7 @@ func drainNode(ctx context.Context, w io.Writer, access *clusterAccess, f drainF
 		return err
 	}
 	f.StayCordoned = true
-	f.Transfers, f.Progress = canTransfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, "  "+format+"\n", args...) }
+	f.Transfers, f.Progress = kinds.Transfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, "  "+format+"\n", args...) }
 	d, err := move.PlanDrain(ctx, c, report, node, f.Options)
 	if err != nil {
 		return err

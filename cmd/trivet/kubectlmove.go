@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
 	"github.com/trivet-csi/trivet/cluster/move"
 	"github.com/trivet-csi/trivet/volume"
@@ -70,7 +68,7 @@ func moveClaim(ctx context.Context, cmd *cobra.Command, access *clusterAccess, f
 		return err
 	}
 	w := cmd.OutOrStdout()
-	f.ClaimName, f.Transfers, f.Progress = claim, canTransfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+	f.ClaimName, f.Transfers, f.Progress = claim, kinds.Transfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 	if f.Namespace, err = access.claimNamespace(); err != nil {
 		return err
 	}
@@ -161,10 +159,4 @@ func planText(p move.Plan, f moveFlags) string {
 		line("Cordon", "node %s, during the stop", p.From)
 	}
 	return b.String()
-}
-
-// canTransfer reports whether volumes of a kind can be sent to another node.
-func canTransfer(kind string) bool {
-	k, err := kinds.Named(kind)
-	return err == nil && slices.ContainsFunc(k.Takes(), func(p backend.Parameter) bool { return p.Key == volume.ParamCopies })
 }

@@ -52,6 +52,7 @@ the protection, and what is not named stays as it is.`,
 	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask before --stop deletes copies that may be the only data")
 	flags.BoolVar(&f.stop, "stop", false, "end the protection, and delete its copies")
 	flags.StringVar(&f.once, "once", "", "make one copy of the claim with this `UID`; the CronJob runs this")
+	flags.BoolVar(&f.Owned, "owned", false, "with --once: Kubernetes deletes the copy after the claim was deleted")
 	flags.DurationVar(&f.Timeout, "timeout", 5*time.Minute, "`duration` of the wait for the end of a copy that is being made")
 	cmd.MarkFlagsMutuallyExclusive("every", "stop", "once")
 	cmd.MarkFlagsMutuallyExclusive("on", "stop")
@@ -69,7 +70,7 @@ func protectClaim(ctx context.Context, in io.Reader, w io.Writer, access *cluste
 	if err != nil {
 		return err
 	}
-	f.ClaimName, f.Transfers, f.Progress = claim, canTransfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+	f.ClaimName, f.Transfers, f.Progress = claim, kinds.Transfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 	if f.Namespace, err = access.claimNamespace(); err != nil {
 		return err
 	}

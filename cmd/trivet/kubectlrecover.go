@@ -69,7 +69,7 @@ func recoverClaim(ctx context.Context, cmd *cobra.Command, access *clusterAccess
 		return err
 	}
 	w := cmd.OutOrStdout()
-	f.Recover, f.ClaimName, f.Transfers, f.Progress = true, claim, canTransfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+	f.Recover, f.ClaimName, f.Transfers, f.Progress = true, claim, kinds.Transfer, func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 	if f.Namespace, err = access.claimNamespace(); err != nil {
 		return err
 	}

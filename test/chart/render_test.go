@@ -334,6 +334,9 @@ func TestConfiguration(t *testing.T) {
 	if k := parsed(t, all, "trivet-controller-config").Kubernetes; k.NodeLossDelay != "30m" {
 		t.Errorf("controller: got nodeLossDelay %q, want 30m", k.NodeLossDelay)
 	}
+	if enabled := parsed(t, template(t, everything, externalAPIs, "--set", "protection.enabled=true"), "trivet-controller-config").Kubernetes; c.Kubernetes.ProtectClaims || !enabled.ProtectClaims {
+		t.Errorf("controller: got protectClaims %t by default and %t with protection.enabled, want false and true", c.Kubernetes.ProtectClaims, enabled.ProtectClaims)
+	}
 }
 
 // configuration renders the chart and parses the configuration of a ConfigMap.

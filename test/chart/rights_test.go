@@ -41,6 +41,14 @@ var (
 		"persistentvolumeclaims": {"delete"},
 		"events":                 {"create"},
 	}
+	protectWrites = map[string][]string{
+		"cronjobs":     {"create", "patch", "delete"},
+		"jobs":         {"delete"},
+		"events":       {"create"},
+		"rolebindings": {"create"},
+		"rolebindings trivet-system:trivet-protection": {"delete"},
+		"clusterroles trivet-system:trivet-protection": {"bind"},
+	}
 	authorityWrites = map[string][]string{
 		"leases":                              {"create", "update"},
 		"configmaps":                          {"create"},
@@ -75,6 +83,9 @@ func TestRights(t *testing.T) {
 	}{
 		{"release of claims", everything, "controller.nodeLoss.enabled=true,certificates.certManager.enabled=false", map[string]map[string][]string{
 			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites, nodeLossWrites),
+		}},
+		{"protection", everything, "protection.enabled=true,certificates.certManager.enabled=false", map[string]map[string][]string{
+			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites, protectWrites),
 		}},
 		{"cluster", everything, "certificates.certManager.enabled=false", map[string]map[string][]string{
 			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites),
@@ -134,6 +145,11 @@ func TestProtection(t *testing.T) {
 	if c, v := policy.Spec.MatchConditions, policy.Spec.Validations; binding.Spec.PolicyName != policy.Name || len(c) != 1 || c[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:trivet-protection'" || len(v) != 1 || !strings.Contains(v[0].Expression, "'trivet-copy-'") {
 		t.Errorf("got the policy %+v with the binding %+v, want one that limits the names for the ServiceAccount", policy.Spec, binding.Spec)
 	}
+	bindings := named[*admissionregistrationv1.ValidatingAdmissionPolicy](t, all, namespace+"."+account+"-bindings")
+	if v := bindings.Spec.Validations; len(v) != 1 || !strings.Contains(v[0].Expression, "object.roleRef.name == 'trivet-system:trivet-protection'") {
+		t.Errorf("got the policy %+v, want one that limits the RoleBindings of the controller's driver", bindings.Spec)
+	}
+	named[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, all, bindings.Name)
 	a := named[*corev1.ServiceAccount](t, all, account)
 	if a.Labels["app.kubernetes.io/name"] != "trivet" || a.Labels["app.kubernetes.io/component"] != "protection" || len(a.ImagePullSecrets) != 1 {
 		t.Errorf("got %+v, want the labels and the Secret for images", a)

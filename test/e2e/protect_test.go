@@ -26,6 +26,7 @@ func TestProtect(t *testing.T) {
 	lost := nodeNamed(t, name)
 	pv := volumeOf(t, m.ns, movedClaim)
 	old := kubectl(t, "get", "pv", pv, "-o", "jsonpath={.spec.csi.volumeHandle}")
+	t.Run("by a class", m.testClass)
 	execIn(t, m.ns, "log-0", "dd if=/dev/urandom of=/data/large bs=1M count=24 2>/dev/null && sync /data/large")
 
 	t.Logf("%s", output(t, m.protect(t, "--on", other, "--every", "24h")))
@@ -128,6 +129,49 @@ func TestProtect(t *testing.T) {
 	})
 	kubectl(t, "patch", "pv", m.kept(t), "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	m.check(t, other)
+}
+
+// protecting is a StorageClass that protects its claims.
+const protecting = `
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: protecting}
+provisioner: csi.trivet.dev
+parameters: {backend: loop, pool: limited, csi.storage.k8s.io/fstype: ext4, protect: 1m}
+volumeBindingMode: WaitForFirstConsumer
+`
+
+// testClass creates a claim of a class that protects it without any command, and deletes the claim.
+func (m *moving) testClass(t *testing.T) {
+	const label = "csi.trivet.dev/protect"
+	kubectlInput(t, protecting, "apply", "-f", "-")
+	t.Cleanup(func() { kubectlLast(t, "delete", "storageclass", "protecting") })
+	startPod(t, m.ns, claimPod{name: "kept", class: "protecting"})
+	uid, node := kubectl(t, "-n", m.ns, "get", "pvc", "kept", "-o", "jsonpath={.metadata.uid}"), nodeOf(t, m.ns, "kept")
+	cronJob := func() string {
+		return kubectl(t, "-n", namespace, "get", "cronjob", "-l", label+"="+uid, "-o", `jsonpath={.items[*].metadata.annotations['csi\.trivet\.dev/copies-on']}`)
+	}
+	eventually(t, time.Minute, "the claim has a CronJob", func() (string, bool) { out := cronJob(); return out, out != "" })
+	eventually(t, 4*time.Minute, "the claim has a copy", func() (string, bool) {
+		jobs, _ := try(t.Context(), "kubectl", "-n", namespace, "logs", "-l", label+"="+uid)
+		out := kubectl(t, "-n", m.ns, "get", "pvc", "-l", label+"="+uid, "-o", `jsonpath={.items[?(@.status.phase=="Bound")].spec.volumeName}`)
+		return out + "\n" + jobs, out != ""
+	})
+	pv := volumeOf(t, m.ns, "trivet-copy-"+uid+"-1")
+	if at := nodeOfVolume(t, pv); at == node || at != cronJob() {
+		t.Errorf("got the copy on %s, want it on the node %s of the CronJob, and not on that of the claim, %s", at, cronJob(), node)
+	}
+	out, err := m.plugin(t.Context(), "protect", "-n", m.ns, "kept", "--stop").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "which would protect it again") {
+		t.Errorf("got %v and\n%s\nwant that the class protects the claim", err, out)
+	}
+	deletePod(t, m.ns, "kept")
+	eventually(t, 3*time.Minute, "nothing of the protection is left", func() (string, bool) {
+		out := kubectl(t, "-n", namespace, "get", "cronjob,job,pod", "-l", label, "-o", "name") +
+			kubectl(t, "-n", m.ns, "get", "rolebinding", "-l", label, "-o", "name") +
+			kubectl(t, "-n", m.ns, "get", "pvc,volumesnapshot,pv,volumesnapshotcontent", "-o", "name")
+		return out, len(strings.Fields(out)) == 2 // the claim of the StatefulSet, and its volume
+	})
 }
 
 // protect prepares a call of `kubectl trivet protect` for the claim.

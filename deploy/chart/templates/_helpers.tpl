@@ -175,6 +175,9 @@ kubernetes:
 {{- if .Values.controller.nodeLoss.enabled }}
   nodeLossDelay: {{ .Values.controller.nodeLoss.delay }}
 {{- end }}
+{{- if .Values.protection.enabled }}
+  protectClaims: true
+{{- end }}
 {{- end -}}
 
 {{/* The host directories to mount into the driver's container for the pools, as a JSON list. Each is the

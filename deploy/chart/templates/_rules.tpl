@@ -208,6 +208,62 @@ Kubernetes allows list and watch only in requests that select the name. */}}
 {{- end }}
 {{- end -}}
 
+{{/* For the protection of the claims of classes with the parameter protect. */}}
+{{- define "trivet.protectClusterRules" -}}
+{{- if .Values.protection.enabled }}
+# Driver: finds the claims and their classes, and the nodes of their copies.
+- apiGroups: [storage.k8s.io]
+  resources: [storageclasses]
+  verbs: [get, list, watch]
+- apiGroups: [storage.k8s.io]
+  resources: [csinodes]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [persistentvolumes]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+- apiGroups: [snapshot.storage.k8s.io]
+  resources: [volumesnapshotclasses]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+# Driver: gives the jobs their rights in the namespace of a claim, as `kubectl trivet protect`. A rule for create cannot have
+# resourceNames.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [create]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  resourceNames: ["{{ .Release.Namespace }}:{{ include "trivet.protection" . }}"]
+  verbs: [get, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  resourceNames: ["{{ .Release.Namespace }}:{{ include "trivet.protection" . }}"]
+  verbs: [bind]
+{{- end }}
+{{- end -}}
+
+{{- define "trivet.protectRules" -}}
+{{- if .Values.protection.enabled }}
+# Driver: the CronJobs that make copies, their jobs and ServiceAccount, and the image of its own pod.
+- apiGroups: [batch]
+  resources: [cronjobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, delete]
+- apiGroups: [""]
+  resources: [serviceaccounts, pods]
+  verbs: [list]
+{{- end }}
+{{- end -}}
+
 {{- define "trivet.authorityRules" -}}
 # Driver: verifies the pod that requests a certificate.
 - apiGroups: [""]
