@@ -68,7 +68,7 @@ var table = []row{
 	{"DiskGrowth", WholeDisk | Growable | Expand, testDiskGrowth},
 	{"ExpansionRefused", Device | Divisible | Expand, testExpansionRefused},
 
-	{"Trim", Mounted | NodeLocal, testTrim},
+	{"Trim", NodeLocal, testTrim},
 
 	// Snapshots and copies.
 	{"Clone", Clones, testClone},
