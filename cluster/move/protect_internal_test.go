@@ -383,3 +383,21 @@ func TestEndByClass(t *testing.T) {
 		t.Errorf("got %v, want that the CronJob and the RoleBinding are deleted", err)
 	}
 }
+
+// TestUnbindMeanwhile: the RoleBinding is created again if another claim of the namespace was protected while it was deleted.
+func TestUnbindMeanwhile(t *testing.T) {
+	s, protector, report := byClass(t)
+	if err := protector.Protect(t.Context(), func() status.Report { return report }, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]; err != nil {
+		t.Fatal(err)
+	}
+	ended := Protection{Claim: "ns/ended", UID: "v", job: "trivet-protect-v", account: "account"}
+	for _, tc := range []struct {
+		claim string // of the protection that exists
+		bound bool
+	}{{"ns/data", true}, {"other/data", false}} {
+		s.objects[cronJobPath]["metadata"].(map[string]any)["annotations"].(map[string]any)[claimAnnotation] = tc.claim
+		if err := unbind(t.Context(), protector.Cluster, []Protection{ended}, ended); err != nil || (s.objects[bindingPath] != nil) != tc.bound {
+			t.Errorf("%s: got %v and the RoleBinding %v, want one: %t", tc.claim, err, s.objects[bindingPath], tc.bound)
+		}
+	}
+}
