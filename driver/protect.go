@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
 	"github.com/trivet-csi/trivet/cluster/move"
+	"github.com/trivet-csi/trivet/cluster/status"
 )
 
 // protectClaims keeps copies of the claims of classes with the parameter protect, until ctx ends.
@@ -22,7 +23,7 @@ func (d *Driver) protectClaims(ctx context.Context) {
 	kube.NewClassProtection(kube.ClassProtectionOptions{
 		Driver: o.Name, Namespace: o.Namespace, End: protector.End,
 		Protect: func(ctx context.Context, all []kube.ProtectedClaim) []error {
-			return protector.Protect(ctx, d.report(ctx), all)
+			return protector.Protect(ctx, func() status.Report { return d.report(ctx) }, all)
 		},
 	}).Run(ctx, kube.InCluster)
 }

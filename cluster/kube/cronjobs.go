@@ -71,6 +71,11 @@ func (c *Client) CronJobs(ctx context.Context, namespace, selector string) ([]Cr
 	return list[CronJob](ctx, c.api.Resource(cronJobs).Namespace(namespace), selector)
 }
 
+// CronJob returns a CronJob.
+func (c *Client) CronJob(ctx context.Context, namespace, name string) (CronJob, error) {
+	return get[CronJob](ctx, c.api.Resource(cronJobs).Namespace(namespace), name)
+}
+
 // PutCronJob creates a CronJob, or gives an existing one the annotations and the specification of object.
 func (c *Client) PutCronJob(ctx context.Context, namespace, name string, object Object) error {
 	resource := c.api.Resource(cronJobs).Namespace(namespace)

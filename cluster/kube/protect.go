@@ -37,6 +37,8 @@ const (
 	// reportedFailure is the number of the failure of which an event is created. Earlier ones may be due to a volume that no report
 	// contains yet.
 	reportedFailure = 3
+	// maxDue limits the claims that are protected between two examinations. After the controller has started, all are due.
+	maxDue = 100
 )
 
 // ClassProtectionOptions configure a ClassProtection.
@@ -46,8 +48,8 @@ type ClassProtectionOptions struct {
 	Namespace string
 	// Protect creates or changes the protections of claims, unless they are as they must be, and returns an error for each claim.
 	Protect func(ctx context.Context, all []ProtectedClaim) []error
-	// End ends the protection with a CronJob whose claim does not exist any more. It verifies that first.
-	End func(ctx context.Context, job CronJob) error
+	// End ends the protections with some CronJobs whose claims do not exist any more. It verifies that first.
+	End func(ctx context.Context, all []CronJob) error
 }
 
 // ProtectedClaim is a claim whose class has the parameter protect.
@@ -108,7 +110,7 @@ func (p *ClassProtection) Run(ctx context.Context, connect func() (*Client, erro
 	}
 	p.client = c
 	p.classes = watchObjects(ctx, "storageclasses", c.watches.Resource(storageClasses), metav1.ListOptions{}, p.viewClass, p.changed)
-	p.jobs = watchObjects(ctx, "cronjobs", c.watches.Resource(cronJobs).Namespace(p.Namespace), metav1.ListOptions{LabelSelector: ProtectKey}, viewObject[CronJob], p.changed)
+	p.jobs = watchObjects(ctx, "cronjobs", c.watches.Resource(cronJobs).Namespace(p.Namespace), metav1.ListOptions{LabelSelector: ProtectKey}, viewObject[CronJob], newSignal()) // not received: each run of a CronJob changes it
 	reconcileLoop(ctx, p.changed, backoff, "Protecting the claims of classes failed; retrying", p.reconcile)
 }
 
@@ -157,25 +159,49 @@ func (p *ClassProtection) reconcile(ctx context.Context) (time.Duration, error) 
 	if !p.watch(ctx) {
 		return time.Second, nil
 	}
+	usable := map[string]bool{}
+	for _, n := range p.nodes.all() {
+		usable[n.name] = !n.off
+	}
 	exist := map[string]bool{}
-	var due []ProtectedClaim
+	var unprotected, due []ProtectedClaim
 	for _, c := range p.claims.all() {
 		exist[c.UID] = true
-		if job, found := jobs[c.UID]; periods[c.class] != "" && p.due(c, job, found) {
-			due = append(due, ProtectedClaim{c.Namespace, c.Name, c.UID, c.class, periods[c.class]})
+		job, found := jobs[c.UID]
+		if periods[c.class] == "" || !p.due(c, job, found, usable) {
+			continue
+		}
+		claim := ProtectedClaim{c.Namespace, c.Name, c.UID, c.class, periods[c.class]}
+		if _, tried := p.attempts[c.UID]; found || tried {
+			due = append(due, claim)
+		} else {
+			unprotected = append(unprotected, claim)
 		}
 	}
 	maps.DeleteFunc(p.attempts, func(uid string, _ attempt) bool { return !exist[uid] })
-	p.protect(ctx, due)
-	for uid, job := range jobs {
-		if exist[uid] || job.Metadata.Annotations[ByClassKey] == "" || job.Metadata.DeletionTimestamp != "" {
-			continue
-		}
-		if err := p.End(ctx, job); err != nil {
-			return 0, fmt.Errorf("ending the protection of CronJob %s/%s: %w", p.Namespace, job.Metadata.Name, err)
-		}
+	due = append(unprotected, due...)
+	p.protect(ctx, due[:min(len(due), maxDue)])
+	if err := p.end(ctx, jobs, exist); err != nil {
+		return 0, err
+	}
+	if len(due) > maxDue {
+		return 0, nil
 	}
 	return protectInterval, nil
+}
+
+// end ends the protections by classes of claims that do not exist.
+func (p *ClassProtection) end(ctx context.Context, jobs map[string]CronJob, exist map[string]bool) error {
+	var ended []CronJob
+	for uid, job := range jobs {
+		if !exist[uid] && job.Metadata.Annotations[ByClassKey] != "" && job.Metadata.DeletionTimestamp == "" {
+			ended = append(ended, job)
+		}
+	}
+	if len(ended) == 0 {
+		return nil
+	}
+	return p.End(ctx, ended)
 }
 
 // watch watches the claims and the nodes. It returns false until all are read.
@@ -189,8 +215,8 @@ func (p *ClassProtection) watch(ctx context.Context) bool {
 }
 
 // due reports whether a claim of a class with the parameter must be examined by Protect: it has no protection, the node of its copies
-// is lost, or this process has not examined it since it started or since the claim was moved.
-func (p *ClassProtection) due(c claimView, job CronJob, found bool) bool {
+// is not usable, because it does not exist or is declared to be off, or this process has not examined it since it started or since the claim was moved.
+func (p *ClassProtection) due(c claimView, job CronJob, found bool, usable map[string]bool) bool {
 	if c.copied || c.ending || !c.bound || found && job.Metadata.Annotations[ByClassKey] == "" {
 		return false
 	}
@@ -206,17 +232,7 @@ func (p *ClassProtection) due(c claimView, job CronJob, found bool) bool {
 		return time.Since(last.at) >= min(firstRetry<<min(last.failures-1, 16), lastRetry)
 	}
 	// The watch may not have reported the CronJob of a recent attempt yet.
-	return time.Since(last.at) >= protectInterval && (!found || p.lost(job.Metadata.Annotations[CopiesNodeKey]))
-}
-
-// lost reports whether a node does not exist, or is declared to be off.
-func (p *ClassProtection) lost(name string) bool {
-	for _, n := range p.nodes.all() {
-		if n.name == name {
-			return n.off
-		}
-	}
-	return true
+	return time.Since(last.at) >= protectInterval && (!found || !usable[job.Metadata.Annotations[CopiesNodeKey]])
 }
 
 // protect protects claims, and creates an event for one that cannot be protected.

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -50,11 +51,13 @@ func protectedCluster(t *testing.T, prepare func(p *protectTest), test func(t *t
 				}
 				return errs
 			},
-			End: func(_ context.Context, job kube.CronJob) error {
+			End: func(_ context.Context, all []kube.CronJob) error {
 				p.calling.Lock()
 				defer p.calling.Unlock()
-				p.ended = append(p.ended, job.Metadata.Name)
-				c.remove(jobsPath + job.Metadata.Name)
+				for _, job := range all {
+					p.ended = append(p.ended, job.Metadata.Name)
+					c.remove(jobsPath + job.Metadata.Name)
+				}
 				return nil
 			},
 		})
@@ -167,6 +170,25 @@ func TestClassProtectionNotNeeded(t *testing.T) {
 				t.Errorf("got %d reads of the claims, want none", n)
 			}
 		})
+	})
+}
+
+// TestClassProtectionMany: a claim without a protection is protected before others are examined, of which there may be many after the
+// controller has started.
+func TestClassProtectionMany(t *testing.T) {
+	const many = 250
+	protectedCluster(t, func(p *protectTest) {
+		for i := range many {
+			name := fmt.Sprintf("c%d", i)
+			p.claim(name, "kept", nil)
+			p.job(name, "kept", "b")
+		}
+	}, func(t *testing.T, p *protectTest) {
+		p.calling.Lock()
+		defer p.calling.Unlock()
+		if len(p.protected) != many+1 || p.protected[0] != protectedOnce[0] {
+			t.Errorf("got %d claims, the first %q, want %d, and first the one without a protection", len(p.protected), p.protected[0], many+1)
+		}
 	})
 }
 

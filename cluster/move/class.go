@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,11 +30,12 @@ type ClassProtector struct {
 	Transfers func(kind string) bool
 }
 
-// Protect protects claims, unless they are protected as their class requires, and returns an error for each claim. report is the
-// report of the drivers.
-func (c ClassProtector) Protect(ctx context.Context, report status.Report, all []kube.ProtectedClaim) []error {
+// Protect protects claims, unless they are protected as their class requires, and returns an error for each claim. report returns the
+// report of the drivers. It is called only if a node for copies must be chosen.
+func (c ClassProtector) Protect(ctx context.Context, report func() status.Report, all []kube.ProtectedClaim) []error {
 	errs := make([]error, len(all))
 	image, err := driverImage(ctx, c.Cluster, c.PodUID)
+	report = sync.OnceValue(report)
 	for i, claim := range all {
 		if errs[i] = err; err == nil {
 			errs[i] = c.protectOne(ctx, report, claim, image)
@@ -44,7 +46,7 @@ func (c ClassProtector) Protect(ctx context.Context, report status.Report, all [
 
 // protectOne protects a claim. A protection of a user is not changed. The node of an existing one stays the same unless it is lost, or
 // the volume is on it.
-func (c ClassProtector) protectOne(ctx context.Context, report status.Report, of kube.ProtectedClaim, image string) error {
+func (c ClassProtector) protectOne(ctx context.Context, report func() status.Report, of kube.ProtectedClaim, image string) error {
 	every, err := time.ParseDuration(of.Every)
 	if err != nil {
 		return fmt.Errorf("parameter %s=%q: %w", volume.ParamProtect, of.Every, err)
@@ -58,11 +60,13 @@ func (c ClassProtector) protectOne(ctx context.Context, report status.Report, of
 		return err
 	}
 	claim, err := c.Cluster.Claim(ctx, of.Namespace, of.Name)
-	if apierrors.IsNotFound(err) || err == nil && claim.Metadata.UID != of.UID {
+	switch running := claim.Metadata.Annotations[moveLabel]; {
+	case apierrors.IsNotFound(err), err == nil && claim.Metadata.UID != of.UID:
 		return nil // it was deleted
-	}
-	if err != nil {
+	case err != nil:
 		return err
+	case running != "":
+		return fmt.Errorf("the claim is being moved or recovered (%s): it is protected after that", running)
 	}
 	m, p := &Mover{Options: o.Options, api: c.Cluster, claim: claim}, Plan{}
 	if err := cmp.Or(m.checkClaim(), m.readVolume(ctx, &p)); err != nil {
@@ -73,16 +77,17 @@ func (c ClassProtector) protectOne(ctx context.Context, report status.Report, of
 	case err != nil:
 		return err
 	case usable && existing.Every == Period(every) && existing.Class == of.Class && existing.image == image:
-		return nil
+		return bind(ctx, c.Cluster, of.Namespace) // an earlier attempt may have failed before that
 	case usable:
 		o.To, o.Kept, o.SnapshotClass = existing.Node, existing.Keep, existing.snapshotClass
 	default:
-		if o.SnapshotClass, err = m.chooseNode(ctx, report, p.From, o.Kept); err != nil {
+		r := report()
+		if o.SnapshotClass, err = m.chooseNode(ctx, r, p.From, o.Kept); err != nil {
 			return err
 		}
 		o.To = m.To
-		i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == p.Volume.Spec.CSI.VolumeHandle }) // planned before
-		reserve(report, o.To, int64(o.Kept+1)*report.Volumes[i].SizeBytes)
+		i := slices.IndexFunc(r.Volumes, func(v status.Volume) bool { return v.ID == p.Volume.Spec.CSI.VolumeHandle }) // planned before
+		reserve(r, o.To, int64(o.Kept+1)*r.Volumes[i].SizeBytes)
 	}
 	return writeProtection(ctx, c.Cluster, o, of.UID, image)
 }
@@ -109,20 +114,41 @@ func (m *Mover) chooseNode(ctx context.Context, report status.Report, from strin
 	return "", cmp.Or(first, errors.New("no other node has a pool that is open"))
 }
 
-// End ends the protection with a CronJob if its claim does not exist any more. Kubernetes deletes the copies, whose owner was the claim.
-func (c ClassProtector) End(ctx context.Context, job kube.CronJob) error {
-	p, err := protectionOf(ctx, c.Cluster, job.Metadata.Labels[protectLabel])
-	if err != nil || p.Class == "" {
+// End ends the protections with some CronJobs, except those whose claims exist. Kubernetes deletes the copies, whose owner was the
+// claim. The order is the same in all replicas: the one that deletes the last CronJob of a namespace finds no other one.
+func (c ClassProtector) End(ctx context.Context, jobs []kube.CronJob) (err error) {
+	all, err := protections(ctx, c.Cluster)
+	if err != nil {
 		return err
 	}
+	slices.SortFunc(all, func(a, b Protection) int { return cmp.Compare(a.job, b.job) })
+	present := slices.Clone(all)
+	for _, p := range all {
+		if p.Class == "" || !slices.ContainsFunc(jobs, func(j kube.CronJob) bool { return j.Metadata.Name == p.job }) {
+			continue
+		}
+		ended, failed := c.endOne(ctx, present, p)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("ending the protection of claim %s: %w", p.Claim, failed))
+		}
+		if ended {
+			present = slices.DeleteFunc(present, func(other Protection) bool { return other.job == p.job })
+		}
+	}
+	return err
+}
+
+// endOne ends a protection unless its claim exists. present are all protections.
+func (c ClassProtector) endOne(ctx context.Context, present []Protection, p Protection) (ended bool, err error) {
 	exists, _, err := protectingClaim(ctx, c.Cluster, p)
 	if err != nil || exists {
-		return err
+		return false, err
 	}
-	if err := unbind(ctx, c.Cluster, p); err != nil {
-		return err
+	if err := unbind(ctx, c.Cluster, present, p); err != nil {
+		return false, err
 	}
-	return absent(c.Cluster.DeleteCronJob(ctx, c.Cluster.Namespace, p.job))
+	err = absent(c.Cluster.DeleteCronJob(ctx, c.Cluster.Namespace, p.job))
+	return err == nil, err
 }
 
 // protectingClaim reports whether the claim of a protection exists, and returns its StorageClass.

@@ -94,20 +94,25 @@ func Protections(ctx context.Context, cluster *kubectl.Cluster, namespace, claim
 func protections(ctx context.Context, cluster *kubectl.Cluster) (own []Protection, err error) {
 	all, err := cluster.CronJobs(ctx, cluster.Namespace, protectLabel)
 	for _, job := range all {
-		a := job.Metadata.Annotations
-		keep, _ := strconv.Atoi(a[keepAnnotation])
-		pod := job.Spec.JobTemplate.Spec.Template.Spec
-		p := Protection{
-			Claim: a[claimAnnotation], UID: job.Metadata.Labels[protectLabel], Node: a[nodeAnnotation], Every: a[everyAnnotation], Keep: keep,
-			LastRun: job.Status.LastScheduleTime, LastSuccess: job.Status.LastSuccessfulTime, Class: a[kube.ByClassKey], job: job.Metadata.Name,
-			snapshotClass: a[classAnnotation], account: pod.ServiceAccountName,
-		}
-		if len(pod.Containers) > 0 {
-			p.image = pod.Containers[0].Image
-		}
-		own = append(own, p)
+		own = append(own, asProtection(job))
 	}
 	return own, err
+}
+
+// asProtection returns the protection with a CronJob.
+func asProtection(job kube.CronJob) Protection {
+	a := job.Metadata.Annotations
+	keep, _ := strconv.Atoi(a[keepAnnotation])
+	pod := job.Spec.JobTemplate.Spec.Template.Spec
+	p := Protection{
+		Claim: a[claimAnnotation], UID: job.Metadata.Labels[protectLabel], Node: a[nodeAnnotation], Every: a[everyAnnotation], Keep: keep,
+		LastRun: job.Status.LastScheduleTime, LastSuccess: job.Status.LastSuccessfulTime, Class: a[kube.ByClassKey], job: job.Metadata.Name,
+		snapshotClass: a[classAnnotation], account: pod.ServiceAccountName,
+	}
+	if len(pod.Containers) > 0 {
+		p.image = pod.Containers[0].Image
+	}
+	return p
 }
 
 // Protect creates or changes the protection of a claim: a CronJob that makes copies on the node To. report is the report of the
@@ -144,11 +149,11 @@ func Protect(ctx context.Context, cluster *kubectl.Cluster, report status.Report
 
 // protectionOf returns the protection of the claim with a UID, or an empty one.
 func protectionOf(ctx context.Context, cluster *kubectl.Cluster, uid string) (Protection, error) {
-	all, err := protections(ctx, cluster)
-	if i := slices.IndexFunc(all, func(p Protection) bool { return p.UID == uid }); i >= 0 {
-		return all[i], err
+	job, err := cluster.CronJob(ctx, cluster.Namespace, jobName(uid))
+	if err != nil || job.Metadata.Labels[protectLabel] != uid {
+		return Protection{}, absent(err)
 	}
-	return Protection{}, err
+	return asProtection(job), nil
 }
 
 // writeProtection creates or changes the objects of the protection of the claim with a UID, and ends a Job that runs with the old ones.
@@ -172,11 +177,23 @@ func writeProtection(ctx context.Context, cluster *kubectl.Cluster, o ProtectOpt
 		return fmt.Errorf("writing CronJob %s/%s: %w", cluster.Namespace, jobName(uid), err)
 	}
 	// The CronJob is first, because --stop finds the RoleBinding by it.
-	role := roleName(account.Namespace, account.Name)
-	if err := cluster.Bind(ctx, o.Namespace, role, map[string]any{protectLabel: ""}, role, account); err != nil {
-		return fmt.Errorf("creating RoleBinding %s/%s: %w", o.Namespace, role, err)
+	if err := bind(ctx, cluster, o.Namespace); err != nil {
+		return err
 	}
 	return deleteJobs(ctx, cluster, uid, o.Options, func(j kube.Job) bool { return !j.Ended() })
+}
+
+// bind creates the RoleBinding of the protections in a namespace, unless it exists.
+func bind(ctx context.Context, cluster *kubectl.Cluster, namespace string) error {
+	account, err := protectionAccount(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	role := roleName(account.Namespace, account.Name)
+	if err := cluster.Bind(ctx, namespace, role, map[string]any{protectLabel: ""}, role, account); err != nil {
+		return fmt.Errorf("creating RoleBinding %s/%s: %w", namespace, role, err)
+	}
+	return nil
 }
 
 // deleteJobs deletes the Jobs of a protection that which selects, and waits until they and their pods are deleted.
@@ -389,7 +406,11 @@ func StopProtection(ctx context.Context, cluster *kubectl.Cluster, p Protection,
 			return err
 		}
 	}
-	if err := unbind(ctx, cluster, p); err != nil {
+	all, err := protections(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	if err := unbind(ctx, cluster, all, p); err != nil {
 		return err
 	}
 	if err := cluster.DeleteCronJob(ctx, cluster.Namespace, p.job); err != nil {
@@ -401,22 +422,25 @@ func StopProtection(ctx context.Context, cluster *kubectl.Cluster, p Protection,
 	})
 }
 
-// unbind deletes the RoleBinding of a protection, unless another claim of the namespace is protected.
-func unbind(ctx context.Context, cluster *kubectl.Cluster, p Protection) error {
+// unbind deletes the RoleBinding of a protection, unless another claim of the namespace has one of the protections that are present. If
+// one was created meanwhile, it creates the RoleBinding again.
+func unbind(ctx context.Context, cluster *kubectl.Cluster, present []Protection, p Protection) error {
 	namespace, _, _ := strings.Cut(p.Claim, "/")
+	other := func(q Protection) bool { return q.job != p.job && strings.HasPrefix(q.Claim, namespace+"/") }
+	if slices.ContainsFunc(present, other) || p.account == "" {
+		return nil
+	}
+	if err := cluster.Unbind(ctx, namespace, roleName(cluster.Namespace, p.account)); err != nil {
+		return fmt.Errorf("deleting RoleBinding %s/%s: %w", namespace, roleName(cluster.Namespace, p.account), err)
+	}
 	all, err := protections(ctx, cluster)
-	if err != nil {
+	created := func(q Protection) bool {
+		return other(q) && !slices.ContainsFunc(present, func(known Protection) bool { return known.job == q.job })
+	}
+	if err != nil || !slices.ContainsFunc(all, created) {
 		return err
 	}
-	others := slices.ContainsFunc(all, func(other Protection) bool {
-		return other.job != p.job && strings.HasPrefix(other.Claim, namespace+"/")
-	})
-	if !others && p.account != "" {
-		if err := cluster.Unbind(ctx, namespace, roleName(cluster.Namespace, p.account)); err != nil {
-			return fmt.Errorf("deleting RoleBinding %s/%s: %w", namespace, roleName(cluster.Namespace, p.account), err)
-		}
-	}
-	return nil
+	return bind(ctx, cluster, namespace)
 }
 
 // CopyOnce makes one copy of the claim with a UID, or continues one that is not complete, and deletes those that are not kept.

@@ -288,7 +288,7 @@ func byClass(t *testing.T) (*apiServer, ClassProtector, status.Report) {
 func TestProtectByClass(t *testing.T) {
 	s, protector, report := byClass(t)
 	protect := func() error {
-		return protector.Protect(t.Context(), report, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]
+		return protector.Protect(t.Context(), func() status.Report { return report }, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]
 	}
 	want := func(node, image string) {
 		t.Helper()
@@ -307,6 +307,10 @@ func TestProtectByClass(t *testing.T) {
 	written := s.version
 	if err := protect(); err != nil || s.version != written {
 		t.Errorf("got %v and %d writes for a protected claim, want none", err, s.version-written)
+	}
+	delete(s.objects, bindingPath)
+	if err := protect(); err != nil || s.objects[bindingPath] == nil {
+		t.Errorf("got %v, want that a missing RoleBinding is created again", err)
 	}
 	protector.PodUID = "1"
 	if err := protect(); err != nil {
@@ -338,6 +342,9 @@ func TestProtectByClassNotChanged(t *testing.T) {
 		}},
 		"deleted":       {change: func(s *apiServer, _ *status.Report) { delete(s.objects, claimPath) }},
 		"created again": {change: func(s *apiServer, _ *status.Report) { s.objects[claimPath]["metadata"].(map[string]any)["uid"] = "v" }},
+		"moved": {change: func(s *apiServer, _ *status.Report) {
+			merge(s.objects[claimPath]["metadata"].(map[string]any), kube.Object{"annotations": map[string]any{moveLabel: "1 swap"}})
+		}, want: "is being moved or recovered (1 swap)"},
 		"several nodes": {change: func(s *apiServer, _ *status.Report) {
 			s.objects[claimPath]["spec"].(map[string]any)["accessModes"] = []any{"ReadWriteMany"}
 		}, want: "ReadWriteMany"},
@@ -346,7 +353,7 @@ func TestProtectByClassNotChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, protector, report := byClass(t)
 			tc.change(s, &report)
-			err := protector.Protect(t.Context(), report, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]
+			err := protector.Protect(t.Context(), func() status.Report { return report }, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]
 			if (tc.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.want) || s.version != 0 {
 				t.Errorf("got %v and %d writes, want the error %q and none", err, s.version, tc.want)
 			}
@@ -357,7 +364,7 @@ func TestProtectByClassNotChanged(t *testing.T) {
 // TestEndByClass: a protection by a class ends with its claim, and not before, because the class would create it again.
 func TestEndByClass(t *testing.T) {
 	s, protector, report := byClass(t)
-	if err := protector.Protect(t.Context(), report, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]; err != nil {
+	if err := protector.Protect(t.Context(), func() status.Report { return report }, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]; err != nil {
 		t.Fatal(err)
 	}
 	all, err := Protections(t.Context(), protector.Cluster, "ns", "data")
@@ -368,11 +375,29 @@ func TestEndByClass(t *testing.T) {
 		t.Errorf("got %v, want that the class protects the claim", err)
 	}
 	job := kube.CronJob{Metadata: kube.Meta{Name: "trivet-protect-u", Labels: map[string]string{protectLabel: "u"}}}
-	if err := protector.End(t.Context(), job); err != nil || s.objects[cronJobPath] == nil {
+	if err := protector.End(t.Context(), []kube.CronJob{job}); err != nil || s.objects[cronJobPath] == nil {
 		t.Errorf("got %v, want that the protection of an existing claim stays", err)
 	}
 	delete(s.objects, claimPath)
-	if err := protector.End(t.Context(), job); err != nil || s.objects[cronJobPath] != nil || s.objects[bindingPath] != nil {
+	if err := protector.End(t.Context(), []kube.CronJob{job}); err != nil || s.objects[cronJobPath] != nil || s.objects[bindingPath] != nil {
 		t.Errorf("got %v, want that the CronJob and the RoleBinding are deleted", err)
+	}
+}
+
+// TestUnbindMeanwhile: the RoleBinding is created again if another claim of the namespace was protected while it was deleted.
+func TestUnbindMeanwhile(t *testing.T) {
+	s, protector, report := byClass(t)
+	if err := protector.Protect(t.Context(), func() status.Report { return report }, []kube.ProtectedClaim{{Namespace: "ns", Name: "data", UID: "u", Class: "fast", Every: "15m"}})[0]; err != nil {
+		t.Fatal(err)
+	}
+	ended := Protection{Claim: "ns/ended", UID: "v", job: "trivet-protect-v", account: "account"}
+	for _, tc := range []struct {
+		claim string // of the protection that exists
+		bound bool
+	}{{"ns/data", true}, {"other/data", false}} {
+		s.objects[cronJobPath]["metadata"].(map[string]any)["annotations"].(map[string]any)[claimAnnotation] = tc.claim
+		if err := unbind(t.Context(), protector.Cluster, []Protection{ended}, ended); err != nil || (s.objects[bindingPath] != nil) != tc.bound {
+			t.Errorf("%s: got %v and the RoleBinding %v, want one: %t", tc.claim, err, s.objects[bindingPath], tc.bound)
+		}
 	}
 }

@@ -150,6 +150,11 @@ func TestProtection(t *testing.T) {
 		t.Errorf("got the policy %+v, want one that limits the RoleBindings of the controller's driver", bindings.Spec)
 	}
 	named[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, all, bindings.Name)
+	cronJobs := named[*admissionregistrationv1.ValidatingAdmissionPolicy](t, all, namespace+"."+account+"-cronjobs")
+	if v := cronJobs.Spec.Validations; len(v) != 1 || !strings.Contains(v[0].Expression, "serviceAccountName == 'trivet-protection'") || !strings.Contains(v[0].Expression, "!has(variables.pod.volumes)") {
+		t.Errorf("got the policy %+v, want one that limits the CronJobs of the controller's driver", cronJobs.Spec)
+	}
+	named[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, all, cronJobs.Name)
 	a := named[*corev1.ServiceAccount](t, all, account)
 	if a.Labels["app.kubernetes.io/name"] != "trivet" || a.Labels["app.kubernetes.io/component"] != "protection" || len(a.ImagePullSecrets) != 1 {
 		t.Errorf("got %+v, want the labels and the Secret for images", a)
