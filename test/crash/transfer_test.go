@@ -103,10 +103,14 @@ func newMember(t *testing.T, c *backendtest.Cluster, who *url.URL, usage x509.Ex
 	must(t, err)
 	m.control = csi.NewControllerClient(conn)
 	t.Cleanup(func() {
+		_ = conn.Close()
+		if m.process == nil { // the test has ended before it started the driver
+			return
+		}
 		_ = m.process.cmd.Process.Kill()
 		<-m.process.dead
-		_ = conn.Close()
-		if err := clearLeftovers(m.dir, m.dir); err != nil { // the records of logical volumes are mounted
+		// The records of logical volumes are mounted, and a command that the driver was starting may use them until it ends, too.
+		if err := poll(func(context.Context) error { return clearLeftovers(m.dir, m.dir) }); err != nil {
 			t.Errorf("removing the leftovers: %v", err)
 		}
 	})
