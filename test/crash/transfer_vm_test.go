@@ -59,11 +59,10 @@ func TestThinKilledSender(t *testing.T) {
 		_, err := controller.create(t, "n", "b", from)
 		answered <- err
 	}()
-	volumes := func(selection string) []string {
-		return strings.Fields(testenv.Run(t, "lvm", "lvs", "--noheadings", "-o", "lv_name", "-S", selection, a.pool.group.VolumeGroup))
-	}
+	isSnapshot := func(lv []string) bool { return strings.Contains(lv[2], "trivet.snapshot") }
+	isActive := func(lv []string) bool { return lv[1] == "active" }
 	must(t, poll(func(context.Context) error {
-		if len(volumes("lv_tags=~^trivet.snapshot && lv_active=active")) == 0 {
+		if !slices.ContainsFunc(logicalVolumes(t, a.pool), func(lv []string) bool { return isSnapshot(lv) && isActive(lv) }) {
 			return errors.New("no snapshot is being sent")
 		}
 		return nil
@@ -74,11 +73,23 @@ func TestThinKilledSender(t *testing.T) {
 	must(t, <-answered)
 	tmp := filepath.Join(a.records(), ".trivet", "tmp")
 	must(t, poll(func(context.Context) error {
-		if got := volumes("lv_tags=~^trivet.snapshot || lv_tags=trivet.volume.v && lv_active=active"); len(got) > 0 {
-			return fmt.Errorf("got the snapshots or active logical volumes %q, want none", got)
+		for _, lv := range logicalVolumes(t, a.pool) {
+			if isSnapshot(lv) || slices.Contains(strings.Split(lv[2], ","), "trivet.volume.v") && isActive(lv) {
+				return fmt.Errorf("got the snapshot or active logical volume %q, want none", lv)
+			}
 		}
 		return emptyDir(tmp)
 	}))
+}
+
+// logicalVolumes returns the name, "active" or nothing, and the tags of each logical volume of a pool.
+func logicalVolumes(t *testing.T, p transferPool) (found [][]string) {
+	t.Helper()
+	out := testenv.Run(t, "lvm", "lvs", "--noheadings", "--separator", ";", "-o", "lv_name,lv_active,lv_tags", p.group.VolumeGroup)
+	for line := range strings.Lines(out) {
+		found = append(found, strings.Split(strings.TrimSpace(line), ";"))
+	}
+	return found
 }
 
 func newThinPool(t *testing.T) transferPool {
