@@ -213,6 +213,9 @@ func (x *Partial) openOnStorage(ctx context.Context, record []byte) error {
 	if err != nil {
 		return err
 	}
+	if kept < x.Verified {
+		x.Bytes = 0
+	}
 	x.Image, x.Verified = image, kept
 	return completeRecord(x.dir, x.v, record)
 }

@@ -277,7 +277,10 @@ func finishReceived(dir *os.Root, device *os.File, m volume.Manifest) error {
 			return err
 		}
 	}
-	return device.Sync()
+	if err := device.Sync(); err != nil {
+		return err
+	}
+	return pool.MarkReceived(dir, device, m)
 }
 
 // OpenReceived implements pool.ReceivingStorage, for a volume in a thin pool. Its logical volume has unusedTag, as that of a

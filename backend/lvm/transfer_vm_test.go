@@ -95,6 +95,12 @@ func (n *nodes) records(node int) string {
 	return filepath.Join(n.Nodes[node].Options.StateDir, "lvm", "default")
 }
 
+// isCopy reports whether a volume on the second node is marked as an unchanged copy of a volume of another node.
+func (n *nodes) isCopy(v *backendtest.NodeVolume) bool {
+	_, err := os.Stat(filepath.Join(n.records(1), "volumes", v.ID[strings.LastIndex(v.ID, ":")+1:], "received"))
+	return err == nil
+}
+
 // active returns the logical volumes of a node that are active, beside those of the records and the thin pool.
 func (n *nodes) active(t *testing.T, node int) (names []string) {
 	t.Helper()
@@ -126,9 +132,15 @@ func testTransfer(t *testing.T, n *nodes, tr *backendtest.Transfers, name string
 	source := tr.Create(t, 0, name, size, nil)
 	source.Publish(t)
 	source.Write(t, content, 0)
-	want := func(restored *backendtest.NodeVolume) {
+	want := func(restored *backendtest.NodeVolume, isCopy bool) {
 		t.Helper()
+		if got := n.isCopy(restored); got != isCopy {
+			t.Errorf("the restored volume is marked as a copy: %t, want %t", got, isCopy)
+		}
 		restored.Publish(t)
+		if n.isCopy(restored) {
+			t.Error("the staged volume is marked as a copy")
+		}
 		if got := restored.Read(t, len(content)); !bytes.Equal(got, content) {
 			t.Error("the restored volume differs from its source")
 		}
@@ -143,13 +155,13 @@ func testTransfer(t *testing.T, n *nodes, tr *backendtest.Transfers, name string
 		restored.Delete(t)
 	}
 	snapshot := tr.Snapshot(t, source, name)
-	want(tr.Create(t, 1, name+"-restored", larger, snapshot))
+	want(tr.Create(t, 1, name+"-restored", larger, snapshot), true)
 	tr.DeleteSnapshot(t, snapshot)
 	content[0]++
 	source.Write(t, content[:4096], 0)
-	want(tr.Create(t, 1, name+"-used", larger, source.Source()))
+	want(tr.Create(t, 1, name+"-used", larger, source.Source()), false)
 	source.Unpublish(t)
-	want(tr.Create(t, 1, name+"-unused", larger, source.Source()))
+	want(tr.Create(t, 1, name+"-unused", larger, source.Source()), false)
 	source.Delete(t)
 	for i := range n.groups { // the header of a deleted volume is erased before its logical volume is removed
 		eventually(t, func() error {
