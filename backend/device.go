@@ -124,6 +124,9 @@ func (h *holding) Close() error {
 }
 
 func (d *Devices) prepareMarked(ctx context.Context, m *Marked) (*blockdev.DeviceSource, error) {
+	if err := m.Pool.Images.BeginChange(m.Volume.ID.Name); err != nil {
+		return nil, err
+	}
 	if err := m.syncCapacity(ctx); err != nil {
 		return nil, err
 	}

@@ -90,7 +90,7 @@ func (b *building) abandon(ctx context.Context, entry, own string) error {
 
 // removeEntry removes an entry of tmp, or moves it to the trash; see abandon.
 func (b *building) removeEntry(ctx context.Context, entry string) error {
-	onStorage, err := b.abandonOnStorage(entry)
+	onStorage, err := b.abandonOnStorage(b.tmp, entry)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@
 //	<pool>/snapshots/<name>/0/image         the data of a snapshot; 0/data/ for a directory volume
 //	<pool>/snapshots/<name>.group/          a group of snapshots, with 0/, 1/, …
 //	<pool>/.trivet/tmp/                  incomplete volumes and snapshots
-//	<pool>/.trivet/received/             images that are being received from other nodes
+//	<pool>/.trivet/received/             volumes that are being received from other nodes
 //	<pool>/.trivet/trash/                deleted volumes and snapshots that are being removed
 //	<pool>/.trivet/lock                  locked by the driver that writes a node-local pool
 //

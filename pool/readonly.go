@@ -87,7 +87,7 @@ type Entry struct {
 	// storage; 0 for others.
 	Used  int64
 	State FormatState
-	// Receiving means that the image is being received from another node, so that the volume does not exist yet.
+	// Receiving means that the content is being received from another node, so that the volume does not exist yet.
 	Receiving bool
 	// CopyOf is the volume of another node whose snapshot of the time Snapshotted the volume still is. It is zero if the volume was
 	// not received, or was staged or changed since.
@@ -145,9 +145,15 @@ func (p *Pool) receivedEntries() (entries []Entry) {
 	}
 	names, _ := beneath.Names(p.dir, receivedDir) // without the folder, there are none
 	for _, name := range names {
-		if v, err := p.receivedVolume(name); err == nil {
-			entries = append(entries, Entry{Name: name, Volume: v, Receiving: true, Used: allocated(p.dir, receivedPath(name)+"/"+ImageFile)})
+		v, err := p.receivedVolume(name)
+		if err != nil {
+			continue
 		}
+		e := Entry{Name: name, Volume: v, Receiving: true, Used: allocated(p.dir, receivedPath(name)+"/"+ImageFile)}
+		if p.storage != nil {
+			e.Device, e.Used, _ = p.storage.Find(v) // the data may not be created yet
+		}
+		entries = append(entries, e)
 	}
 	return entries
 }

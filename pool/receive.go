@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -21,20 +22,20 @@ import (
 )
 
 const (
-	// receivedDir contains the images that are being received from other nodes, each in a folder with the name of the new
+	// receivedDir contains the volumes that are being received from other nodes, each in a folder with the name of the new
 	// volume. Unlike the entries of tmp, they stay when the driver restarts, so that the transfer continues.
 	receivedDir = ".trivet/received"
-	// progressFile records how much of an image was received.
+	// progressFile records how much of a volume was received.
 	progressFile = "progress.json"
 	// baseAlignment is a multiple of the block size of every filesystem.
 	baseAlignment = 1 << 20
-	// receivedLifetime is how long an image stays without a call that receives the rest of it.
+	// receivedLifetime is how long an incomplete volume stays without a call that receives the rest of it.
 	receivedLifetime = time.Hour
 )
 
 func receivedPath(name string) string { return receivedDir + "/" + name }
 
-// progress is the content of progressFile. What it says is durable in the image.
+// progress is the content of progressFile. What it says is durable in the image or on the storage.
 type progress struct {
 	// Identity is that of the content (volume.Manifest).
 	Identity string `json:"identity"`
@@ -71,9 +72,9 @@ func (r *receiving) end(name string) {
 	r.idle[name] = time.Now()
 }
 
-// ifExpired calls discard if an image has been idle for receivedLifetime, since the driver has started. Without an image, a
-// folder is expired at once: the image was committed. Meanwhile no call begins to receive an image.
-func (r *receiving) ifExpired(name string, now time.Time, hasImage bool, discard func() error) error {
+// ifExpired calls discard if an image has been idle for receivedLifetime, since the driver has started. Meanwhile no call
+// begins to receive an image.
+func (r *receiving) ifExpired(name string, now time.Time, discard func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.running[name] {
@@ -83,7 +84,7 @@ func (r *receiving) ifExpired(name string, now time.Time, hasImage bool, discard
 	if !known {
 		r.idle[name] = now
 	}
-	if hasImage && (!known || now.Sub(since) < receivedLifetime) {
+	if !known || now.Sub(since) < receivedLifetime {
 		return nil
 	}
 	delete(r.idle, name)
@@ -97,9 +98,10 @@ func (r *receiving) forget(name string) {
 	delete(r.idle, name)
 }
 
-// Partial is the image of a volume that is being received. Only one Partial of a name exists at a time.
+// Partial is the image of a volume that is being received, or its device on the storage of the pool. Only one Partial of a
+// name exists at a time.
 type Partial struct {
-	// Image is complete and durable before Verified. After Begin it has the size of the content.
+	// Image is complete and durable before Verified. After Begin it has at least the size of the content.
 	Image *os.File
 	progress
 	pool    *Pool
@@ -110,7 +112,7 @@ type Partial struct {
 
 // Receive begins or continues to receive the image of a volume, and reserves the volume's size. An image that was received from
 // other content is discarded.
-func (p *Pool) Receive(v volume.Volume, content volume.Manifest) (_ *Partial, err error) {
+func (p *Pool) Receive(ctx context.Context, v volume.Volume, content volume.Manifest) (_ *Partial, err error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
@@ -123,7 +125,7 @@ func (p *Pool) Receive(v volume.Volume, content volume.Manifest) (_ *Partial, er
 		}
 	}()
 	had, err := p.readProgress(name)
-	if err == nil && had.Identity != content.Identity {
+	if err == nil && !x.continues(had) {
 		err = p.DiscardReceived(name)
 		had = progress{}
 	}
@@ -137,10 +139,28 @@ func (p *Pool) Receive(v volume.Volume, content volume.Manifest) (_ *Partial, er
 	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(v)); err != nil {
 		return nil, err
 	}
-	if err := x.open(); err != nil {
-		return nil, errors.Join(p.medium.ExplainWrite(err), p.DiscardReceived(name))
+	if err := x.open(ctx); err != nil {
+		err = p.medium.ExplainWrite(err)
+		if p.storage != nil && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
+			return nil, err
+		}
+		return nil, errors.Join(err, p.DiscardReceived(name))
 	}
 	return x, nil
+}
+
+// continues reports whether the image was received from the same content. If so, data on storage has the identity in the
+// record of the earlier call.
+func (x *Partial) continues(had progress) bool {
+	if had.Identity != x.content.Identity || x.pool.storage == nil {
+		return had.Identity == x.content.Identity
+	}
+	before, err := x.pool.receivedVolume(x.v.ID.Name)
+	if err != nil || before.StorageSize() != x.v.StorageSize() {
+		return false
+	}
+	x.v.Section = before.Section
+	return true
 }
 
 // readProgress reads how much of an image was received. If that is not known, nothing was received.
@@ -156,7 +176,7 @@ func (p *Pool) readProgress(name string) (had progress, err error) {
 }
 
 // open opens the image, and removes from it what was not verified.
-func (x *Partial) open() error {
+func (x *Partial) open(ctx context.Context) error {
 	p, path := x.pool, receivedPath(x.v.ID.Name)
 	if err := p.root.MkdirAll(path, 0o700); err != nil {
 		return err
@@ -172,6 +192,37 @@ func (x *Partial) open() error {
 	if err := atomicfile.Write(x.dir, recordFile, record); err != nil {
 		return err
 	}
+	if p.storage == nil {
+		err = x.openImage()
+	} else {
+		err = x.openOnStorage(ctx, record)
+	}
+	if err != nil {
+		return err
+	}
+	return x.record()
+}
+
+// openOnStorage opens the data on the storage of the pool. After a power failure the record identifies the data.
+func (x *Partial) openOnStorage(ctx context.Context, record []byte) error {
+	p := x.pool
+	if err := errors.Join(atomicfile.Sync(p.root, receivedDir), atomicfile.Sync(p.root, filepath.Dir(receivedDir))); err != nil {
+		return err
+	}
+	image, kept, err := p.storage.(ReceivingStorage).OpenReceived(ctx, x.v, x.Verified)
+	if err != nil {
+		return err
+	}
+	if kept < x.Verified {
+		x.Bytes = 0
+	}
+	x.Image, x.Verified = image, kept
+	return completeRecord(x.dir, x.v, record)
+}
+
+// openImage opens the image.
+func (x *Partial) openImage() (err error) {
+	p := x.pool
 	x.Image, err = x.dir.OpenFile(ImageFile, p.OpenFlags(os.O_RDWR|unix.O_NOFOLLOW), 0)
 	if errors.Is(err, os.ErrNotExist) {
 		x.progress = progress{Identity: x.Identity}
@@ -180,19 +231,16 @@ func (x *Partial) open() error {
 	if err != nil {
 		return err
 	}
-	if err := x.Image.Truncate(x.Verified); err != nil {
-		return err
-	}
-	return x.record()
+	return x.Image.Truncate(x.Verified)
 }
 
 // Bases returns the identities of the contents with which the image can begin, by sharing blocks. An image that has begun keeps
-// its base.
+// its base. Data on storage has none.
 func (x *Partial) Bases() ([]string, error) {
 	switch {
 	case x.Base != "":
 		return []string{x.Base}, nil
-	case x.Verified > 0, x.Whole:
+	case x.Verified > 0, x.Whole, x.pool.storage != nil:
 		return nil, nil
 	}
 	bases, err := x.pool.Images.unchanged(x.content.Lineage)
@@ -228,7 +276,7 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 		return err
 	}
 	x.Base = base
-	if err := x.record(); err != nil {
+	if err := x.record(); err != nil || x.pool.storage != nil {
 		return err
 	}
 	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
@@ -278,7 +326,8 @@ func (x *Partial) SetVerified(upTo, bytes int64) error {
 	return nil
 }
 
-// Commit makes the volume of the complete image. finish completes the volume's folder, and gives the image its final size.
+// Commit makes the volume of the complete image. finish completes the volume's folder, and gives the image its final size. The
+// folder becomes that of the volume, so that data on storage always belongs to one record.
 func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *os.File) error) error {
 	p, v := x.pool, x.v
 	ctx = context.WithoutCancel(ctx)
@@ -292,32 +341,67 @@ func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *o
 	if err != nil {
 		return err
 	}
+	if err := p.moveReceived(v.ID.Name, entry); err != nil {
+		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
+	}
 	p.ledger.Rename(receivedPath(v.ID.Name), path)
-	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error {
-		if err := p.root.Rename(receivedPath(v.ID.Name)+"/"+ImageFile, tmpDir+"/"+entry+"/"+ImageFile); err != nil {
-			return err
-		}
-		crashpoint.Here(crashpoint.ReceiveMoved)
-		return finish(dir, x.Image)
-	}, func(string) error { return nil })
+	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error { return x.complete(dir, finish) }, func(string) error { return nil })
 	if err == nil {
 		err = p.SyncVolumes()
 	}
 	if err != nil {
 		p.recount(v.ID.Name)
 	}
-	return errors.Join(err, p.DiscardReceived(v.ID.Name))
+	return err
+}
+
+// moveReceived renames the folder of a volume that was received to an empty entry of tmp.
+func (p *Pool) moveReceived(name, entry string) error {
+	from, err := beneath.OpenDir(p.dir, receivedDir)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	return beneath.Rename(from, name, p.tmp, entry)
+}
+
+// complete completes the folder of the new volume in tmp. On storage, the record in it was already replaced.
+func (x *Partial) complete(dir *os.Root, finish func(dir *os.Root, image *os.File) error) error {
+	crashpoint.Here(crashpoint.ReceiveMoved)
+	err := dir.Remove(progressFile)
+	if err == nil && x.pool.storage == nil {
+		err = dir.Remove(recordFile)
+	}
+	if err == nil {
+		err = finish(dir, x.Image)
+	}
+	if err == nil && x.pool.storage != nil {
+		err = x.closeImage()
+	}
+	return err
 }
 
 // Close closes the image. What was verified stays for the next call.
 func (x *Partial) Close() {
-	x.pool.received.end(x.v.ID.Name)
-	if x.Image != nil {
-		_ = x.Image.Close()
+	defer x.pool.received.end(x.v.ID.Name)
+	if err := x.closeImage(); err != nil {
+		klog.ErrorS(err, "Closing the data of an interrupted transfer failed", "volume", x.v.ID)
 	}
 	if x.dir != nil {
 		_ = x.dir.Close()
 	}
+}
+
+func (x *Partial) closeImage() error {
+	image := x.Image
+	x.Image = nil
+	switch {
+	case image == nil:
+		return nil
+	case x.pool.storage == nil:
+		return image.Close()
+	}
+	return x.pool.storage.(ReceivingStorage).CloseReceived(x.v, image)
 }
 
 // DiscardReceived removes an image that was not received completely, if there is one. No call may receive it.
@@ -336,6 +420,14 @@ func (p *Pool) discardReceived(name string) error {
 		return beneath.IgnoreGone(err)
 	}
 	defer from.Close()
+	if err := p.forgetProgress(from, name); err != nil {
+		return err
+	}
+	onStorage, err := p.building.abandonOnStorage(from, name)
+	if err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.ReceiveAbandoned)
 	entry := name + "." + uuid.NewString()[:8]
 	err = beneath.MoveUnique(from, name, p.trash, entry)
 	if beneath.IsNotExist(err) {
@@ -345,9 +437,26 @@ func (p *Pool) discardReceived(name string) error {
 	if err != nil {
 		return err
 	}
-	p.ledger.Move(receivedPath(name), trashDir+"/"+entry, ledger.Reservation{Backend: ledger.UnknownBackend})
+	reservation := ledger.Reservation{Backend: ledger.UnknownBackend}
+	if onStorage { // the data takes space until it is reclaimed
+		reservation = p.Trash.entryReservation(entry)
+	}
+	p.ledger.Move(receivedPath(name), trashDir+"/"+entry, reservation)
 	p.Trash.reaper.add(entry)
 	return errors.Join(from.Sync(), p.trash.Sync())
+}
+
+// forgetProgress durably removes the progress of an image, so that no call continues it after abandonOnStorage.
+func (p *Pool) forgetProgress(from *os.File, name string) error {
+	dir, err := beneath.OpenRoot(from, name)
+	if err != nil {
+		return beneath.IgnoreGone(err)
+	}
+	defer dir.Close()
+	if err := dir.Remove(progressFile); err != nil {
+		return beneath.IgnoreGone(err)
+	}
+	return atomicfile.Sync(dir, ".")
 }
 
 // expireInterval is the time between two searches for images that no call receives any more.
@@ -369,7 +478,7 @@ func (p *Pool) expireReceived(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// discardExpired removes the images that no call has received for receivedLifetime, and the remains of those that were committed.
+// discardExpired removes the images that no call has received for receivedLifetime.
 func (p *Pool) discardExpired(now time.Time) error {
 	names, err := beneath.Names(p.dir, receivedDir)
 	if err != nil {
@@ -377,8 +486,7 @@ func (p *Pool) discardExpired(now time.Time) error {
 	}
 	var failed error
 	for _, name := range names {
-		_, noImage := beneath.Stat(p.dir, receivedPath(name)+"/"+ImageFile)
-		failed = errors.Join(failed, p.received.ifExpired(name, now, !beneath.IsNotExist(noImage), func() error { return p.discardReceived(name) }))
+		failed = errors.Join(failed, p.received.ifExpired(name, now, func() error { return p.discardReceived(name) }))
 	}
 	return failed
 }

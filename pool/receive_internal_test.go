@@ -40,7 +40,7 @@ func mustReceive(t *testing.T, p *Pool, name, identity string) *Partial {
 		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: contentSize, Block: true, SectorSize: 512,
 		Created: time.Now().UTC(), Source: &volume.Source{Snapshot: true, ID: p.ID("loop", "s")},
 	}
-	x, err := p.Receive(v, volume.Manifest{Identity: identity, Lineage: p.ID("loop", "lineage"), Created: snapshotted, Size: contentSize})
+	x, err := p.Receive(t.Context(), v, volume.Manifest{Identity: identity, Lineage: p.ID("loop", "lineage"), Created: snapshotted, Size: contentSize})
 	must(t, err)
 	return x
 }

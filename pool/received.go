@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// receivedFile, in the folder of a volume, says that the image still has the content that was received from another node. A
-// later snapshot of the same volume can then be received as differences from this content. The file is removed before the
-// volume is staged for the first time.
+// receivedFile, in the folder of a volume, says that the volume still has the content that was received from another node. A
+// later snapshot of the same volume can then be received as differences from this content, if it is an image. The file is
+// removed before the volume is staged for the first time.
 const receivedFile = "received"
 
 // received is the content of receivedFile.
@@ -27,12 +27,13 @@ type received struct {
 	// Created is the time at which the snapshot was taken. It is zero if the driver that received the content did not know it.
 	Created time.Time `json:"created,omitzero"`
 	// Modified is the modification time of the image, in nanoseconds since 1970. Another time means that the image was
-	// replaced or grown.
-	Modified int64 `json:"modifiedNanoseconds"`
+	// replaced or grown. It is not used for data on storage.
+	Modified int64 `json:"modifiedNanoseconds,omitzero"`
 }
 
 // MarkReceived records, in the folder of a volume in tmp, that the image has the content of a snapshot of another node, and that
-// it may share its blocks with other volumes. The image is durable, and does not change until BeginChange.
+// it may share its blocks with other volumes. The image, or the device of a volume on storage, is durable, and does not change until
+// BeginChange.
 func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
 	if content.Lineage == (volume.ID{}) {
 		return nil
@@ -41,14 +42,18 @@ func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(received{content.Identity, content.Lineage, content.Created, info.ModTime().UnixNano()})
+	r := received{Identity: content.Identity, Lineage: content.Lineage, Created: content.Created}
+	if info.Mode()&os.ModeDevice == 0 {
+		r.Modified = info.ModTime().UnixNano()
+	}
+	b, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	return atomicfile.Write(dir, receivedFile, b)
 }
 
-// BeginChange removes receivedFile durably, because the image of a volume is about to change. The caller has locked the volume.
+// BeginChange removes receivedFile durably, because the data of a volume is about to change. The caller has locked the volume.
 func (i *Images) BeginChange(name string) error {
 	if i.Shared() { // no image on an export was received
 		return nil
@@ -113,6 +118,9 @@ func (i *Images) receivedContent(name string) (r received) {
 	b, err := i.files.Read(i.volumes, name+"/"+receivedFile)
 	if err != nil || json.Unmarshal(b, &r) != nil {
 		return received{}
+	}
+	if i.storage != nil {
+		return r
 	}
 	st, err := beneath.Stat(i.volumes, name+"/"+ImageFile)
 	if err != nil || st.Mtim.Nano() != r.Modified {

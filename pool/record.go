@@ -176,6 +176,9 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	more := capacity - v.Capacity
 	v.Capacity = capacity
 	err := p.medium.Reserve(context.WithoutCancel(ctx), FolderPath(v.ID.Name), ledger.OfVolume(v), func() error { return p.medium.AnnounceGrowth(v.ID.Name, more) })
+	if err == nil && p.storage != nil { // an image that has grown has another modification time
+		err = p.Images.BeginChange(v.ID.Name)
+	}
 	if err == nil {
 		err = apply()
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -67,6 +68,37 @@ func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build 
 		sn.recountSet(set.ID.Name)
 	}
 	return sn.medium.Explain(err)
+}
+
+// Temporary makes a set as Create does, but does not commit it. release removes the set; if this process ends before, the next
+// one does. No other set may have the set's name.
+func (sn *Snapshots) Temporary(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) (release func() error, err error) {
+	if err := sn.Check(); err != nil {
+		return nil, err
+	}
+	ctx = context.WithoutCancel(ctx)
+	dir := snapshotDir(set.ID.Name)
+	end := sn.ledger.Begin(dir)
+	entry, err := sn.medium.Entry(set.ID.Name, set.Bytes(), snapshotSuffix)
+	if err == nil {
+		err = sn.medium.Reserve(ctx, dir, ledger.OfSet(*set), func() error { return sn.building.makeTmp(ctx, entry) })
+	}
+	if err != nil {
+		end()
+		return nil, sn.medium.Explain(err)
+	}
+	release = func() error {
+		defer end()
+		if err := sn.building.abandon(ctx, entry, ""); err != nil { // the space stays reserved until the entry is removed
+			return fmt.Errorf("removing %s/%s, which is tried again when the driver starts: %w", tmpDir, entry, err)
+		}
+		sn.ledger.Remove(dir)
+		return nil
+	}
+	if err := sn.buildEntry(ctx, entry, set, build); err != nil {
+		return nil, sn.medium.Explain(errors.Join(err, release()))
+	}
+	return release, nil
 }
 
 // recountSet updates the ledger from a set's record on the disk.

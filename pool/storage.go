@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -101,6 +102,20 @@ type HeaderEraser interface {
 	EraseHeader(ctx context.Context, folder *os.Root, v volume.Volume) error
 }
 
+// ErrNotErased means that what was received after the last verified part could not be erased. Then all of it is discarded.
+var ErrNotErased = errors.New("erasing the part that was not verified failed")
+
+// ReceivingStorage is implemented by a Storage whose volumes can be received from other nodes.
+type ReceivingStorage interface {
+	Storage
+	// OpenReceived opens the data of a volume that is being received, whose record is durable. If the data does not exist, it is
+	// created, and v.Section is completed. The content before the offset kept, which is at most verified, stays. All other
+	// bytes are zeros. After an error, the data is discarded if nothing of it was verified.
+	OpenReceived(ctx context.Context, v volume.Volume, verified int64) (device *os.File, kept int64, err error)
+	// CloseReceived closes the data. Afterwards nothing uses it.
+	CloseReceived(v volume.Volume, device *os.File) error
+}
+
 // ThinStorage is implemented by a Storage that allocates space when data is written, so that a pool can promise more than
 // it has. The keys size, reserve and overcommit of the pool apply to it.
 type ThinStorage interface {
@@ -170,7 +185,7 @@ func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *o
 
 // abandonOnStorage prepares the folder of an incomplete volume or set for the trash. ok is false if it has no data on
 // the storage.
-func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
+func (b *building) abandonOnStorage(parent *os.File, entry string) (ok bool, err error) {
 	if b.storage == nil {
 		return false, nil
 	}
@@ -178,13 +193,13 @@ func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 	if strings.HasSuffix(entry, snapshotSuffix) {
 		record = snapshotFile
 	}
-	if _, err := beneath.Stat(b.tmp, entry+"/"+record); err != nil {
+	if _, err := beneath.Stat(parent, entry+"/"+record); err != nil {
 		if beneath.IsNotExist(err) { // the record is written before the data
 			return false, nil
 		}
 		return false, err
 	}
-	dir, err := beneath.OpenRoot(b.tmp, entry)
+	dir, err := beneath.OpenRoot(parent, entry)
 	if err != nil {
 		return false, err
 	}
@@ -204,7 +219,7 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 	return v, err == nil, err
 }
 
-// Recorded is a record in a pool's directory. Its volume may exist, be in creation, or be deleted.
+// Recorded is a record in a pool's directory. Its volume may exist, be in creation or being received, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
 	// Folder is the path of the folder with the record. Trashed means that the folder is in the trash.
@@ -216,7 +231,7 @@ type Recorded struct {
 // folder that is moved during the call may be returned twice. unreadable has an error for each record
 // that cannot be read, and for each volume without a record.
 func RecordsIn(forms volume.Forms, directory string) (all []Recorded, unreadable []error) {
-	for _, dir := range []string{tmpDir, volumesDir, trashDir} { // in the order in which volumes move
+	for _, dir := range []string{receivedDir, tmpDir, volumesDir, trashDir} { // in the order in which volumes move
 		path := filepath.Join(directory, dir)
 		folders, err := os.ReadDir(path)
 		if err != nil && !beneath.IsNotExist(err) {

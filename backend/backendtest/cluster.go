@@ -43,10 +43,25 @@ func NewCluster(tb testing.TB) *Cluster {
 // until the controller has found all pools. All are stopped when the test ends.
 func StartCluster(tb testing.TB, pools []string, kinds ...backend.Kind) *Cluster {
 	tb.Helper()
+	var configs []pool.Config
+	for _, dir := range pools {
+		configs = append(configs, poolAt(dir)...)
+	}
+	return StartClusterOn(tb, configs, nil, kinds...)
+}
+
+// StartClusterOn is StartCluster for a configuration of the pool of each node. change, if not nil, changes the options of the
+// nodes.
+func StartClusterOn(tb testing.TB, pools []pool.Config, change func(*driver.Options), kinds ...backend.Kind) *Cluster {
+	tb.Helper()
 	c := NewCluster(tb)
 	var nodes []driver.ForwardingNode
-	for i, dir := range pools {
-		o := c.NodeOptions(tb, fmt.Sprintf("node-%d.example", i+1), dir, kinds...)
+	for i, config := range pools {
+		o := c.NodeOptions(tb, fmt.Sprintf("node-%d.example", i+1), "", kinds...)
+		o.Config.Pools = []pool.Config{config}
+		if change != nil {
+			change(&o)
+		}
 		c.Nodes = append(c.Nodes, StartWith(tb, o))
 		nodes = append(nodes, driver.ForwardingNode{Name: o.NodeID, Address: o.Config.Forwarding.Listen})
 	}

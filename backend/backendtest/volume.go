@@ -180,7 +180,7 @@ func (l *testVolume) data(target string) string {
 	return filepath.Join(target, "data")
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

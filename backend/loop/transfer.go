@@ -5,14 +5,9 @@ import (
 	"errors"
 	"iter"
 	"os"
-	"strings"
-	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/clone"
-	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -21,6 +16,7 @@ import (
 type outgoing struct {
 	*os.File
 	manifest volume.Manifest
+	pools    *backend.Pools
 	pool     *pool.Pool
 	// base is the open image of the earlier snapshot from which the differences are sent; nil for none.
 	base *os.File
@@ -35,15 +31,11 @@ func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
 
 // Since implements backend.Outgoing. The bases are the snapshots of the same volume.
 func (o *outgoing) Since(identity string) bool {
-	text, creation, _ := strings.Cut(strings.TrimPrefix(identity, snapshotIdentity), " ")
-	id, err := volume.ParseSnapshotID(text)
-	if err != nil || o.manifest.Lineage == (volume.ID{}) {
+	s, ok := o.pools.SnapshotWith(o.pool, o.manifest.Lineage, identity)
+	if !ok {
 		return false
 	}
-	s, set, err := getSnapshot(o.pool, id)
-	if err != nil || set.CreationID != creation || s.Source != o.manifest.Lineage {
-		return false
-	}
+	var err error
 	o.base, err = o.pool.Snapshots.OpenImage(s)
 	return err == nil
 }
@@ -80,7 +72,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if !source.Snapshot {
 		return b.sendVolume(ctx, p, source.ID)
 	}
-	s, set, err := getSnapshot(p, source.ID)
+	s, m, err := b.SnapshotManifest(p, source.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -88,23 +80,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if err != nil {
 		return nil, err
 	}
-	return &outgoing{File: image, pool: p, release: func() {}, manifest: volume.Manifest{
-		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source, Created: set.Created, Size: s.Size, Bytes: s.Bytes,
-		Formatted: s.Formatted, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
-	}}, nil
-}
-
-// snapshotIdentity begins the identity of a snapshot's content.
-const snapshotIdentity = "snapshot "
-
-// getSnapshot reads a snapshot and its set.
-func getSnapshot(p *pool.Pool, id volume.ID) (s volume.Snapshot, set volume.SnapshotSet, err error) {
-	if s, err = p.Snapshots.Get(id); err != nil {
-		return s, set, err
-	}
-	id.Name = volume.SetOf(id.Name)
-	set, err = p.Snapshots.Set(id)
-	return s, set, err
+	return &outgoing{File: image, pools: &b.Pools, pool: p, manifest: m, release: func() {}}, nil
 }
 
 // sendVolume is Send for a volume. A volume that is not staged is locked until its image is closed, as during a copy. Of a staged
@@ -119,10 +95,7 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 		return nil, err
 	}
 	s := all[0]
-	o := &outgoing{blank: s.blank(), manifest: volume.Manifest{
-		Identity: "volume " + s.v.ID.String() + " " + uuid.NewString(), Size: s.v.Capacity, Formatted: s.formatted(),
-		Block: s.v.Block, FSType: s.v.FSType, SectorSize: s.v.SectorSize, Encryption: s.v.Encryption,
-	}}
+	o := &outgoing{blank: s.blank()}
 	o.File, o.release = s.image, all.close
 	if s.staged && !o.blank {
 		o.File, err = copyUnnamed(ctx, p, all)
@@ -132,9 +105,11 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 	if err != nil {
 		return nil, err
 	}
-	if o.manifest.Bytes, err = allocatedBytes(o.File); err != nil {
+	bytes, err := allocatedBytes(o.File)
+	if err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
+	o.manifest = backend.VolumeManifest(s.v, bytes, s.formatted())
 	return o, nil
 }
 
@@ -156,21 +131,13 @@ func copyUnnamed(ctx context.Context, p *pool.Pool, all sources) (*os.File, erro
 	return to, nil
 }
 
-// unattendedTime is the time after which a transfer ends for whose end no call waits.
-const unattendedTime = 15 * time.Minute
-
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
 		if p.Shared() {
 			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is on another node, the requested volume is in pool %q, which is on an export: use a pool of the nodes", spec.Source, p.Name())
 		}
-		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
-			stream, err := from.Connect(ctx)
-			if err != nil {
-				return err
-			}
-			defer stream.Close()
+		return b.ReceiveAsJob(ctx, p, spec, from, func(ctx context.Context, stream backend.Stream, j *pool.Job) error {
 			return b.receive(ctx, p, spec, stream, j)
 		})
 	})
@@ -179,14 +146,11 @@ func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.In
 // receive creates a volume with the content of a stream.
 func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, stream backend.Stream, j *pool.Job) error {
 	m := stream.Manifest()
-	if err := m.Check(*spec.Source); err != nil {
-		return err
-	}
 	v, err := b.newCopy(p, spec, &backend.Origin{Volume: m.Volume()})
 	if err != nil {
 		return err
 	}
-	partial, err := p.Receive(v, m)
+	partial, err := p.Receive(ctx, v, m)
 	if err != nil {
 		return err
 	}
@@ -197,12 +161,9 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 			return err
 		}
 	}
-	t := &target{partial: partial, job: j, before: partial.Bytes, expected: m.Bytes}
-	err = stream.Copy(ctx, partial.Verified, bases, t)
-	if err = errors.Join(err, t.await()); err != nil {
+	if err := backend.ReceiveContent(ctx, stream, partial, bases, j); err != nil {
 		return err
 	}
-	_ = stream.Close() // ends the use of the source; everything was verified
 	return partial.Commit(ctx, func(dir *os.Root, image *os.File) error {
 		err := finishCopy(dir, image, v, m.Formatted)
 		if err == nil && allocationOf(v) == thin {
@@ -210,62 +171,4 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 		}
 		return err
 	})
-}
-
-// target writes the content of a stream to the image of a new volume. It implements backend.Target.
-type target struct {
-	partial *pool.Partial
-	job     *pool.Job
-	// expected is the size of the whole content without holes, in bytes.
-	expected int64
-	// before and written are the bytes that were received before the stream began, and since.
-	before, written int64
-	// syncing receives the result of SetVerified, which runs while the next part is received; nil if it was received.
-	syncing chan error
-}
-
-// Begin implements backend.Target. How many bytes differ from a base is not known before.
-func (t *target) Begin(ctx context.Context, base string) error {
-	if base == "" {
-		t.job.Expect(max(0, t.expected-t.before))
-	}
-	return t.partial.Begin(ctx, base)
-}
-
-// WriteZeros implements backend.Target.
-func (t *target) WriteZeros(r clone.Range) error { return t.partial.PunchHole(r) }
-
-// WriteAt implements io.WriterAt.
-func (t *target) WriteAt(content []byte, at int64) (int, error) {
-	n, err := t.partial.Image.WriteAt(content, at)
-	t.written += int64(n)
-	t.job.Progress(t.written)
-	return n, err
-}
-
-// Verified implements backend.Target.
-func (t *target) Verified(upTo int64) error {
-	if idle := t.job.Unattended(); idle > unattendedTime {
-		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
-	}
-	if err := t.await(); err != nil {
-		return err
-	}
-	syncing, bytes := make(chan error, 1), t.before+t.written
-	t.syncing = syncing
-	go func() {
-		sys.IdleIO()
-		syncing <- t.partial.SetVerified(upTo, bytes)
-	}()
-	return nil
-}
-
-// await waits until the last verified part is durable and recorded.
-func (t *target) await() error {
-	if t.syncing == nil {
-		return nil
-	}
-	err := <-t.syncing
-	t.syncing = nil
-	return err
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
@@ -24,33 +23,35 @@ func TestTransfer(t *testing.T) {
 	for _, encryption := range []string{"none", "luks2"} {
 		for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
 			name := encryption + "-" + cmp.Or(fsType, "block")
-			t.Run(name, func(t *testing.T) { testTransfer(t, &transfers{c, capabilityOf(fsType), encryption}, name) })
+			t.Run(name, func(t *testing.T) {
+				testTransfer(t, &backendtest.Transfers{Cluster: c, Capability: backendtest.CapabilityOf(fsType), Class: map[string]string{"encryption": encryption}}, name)
+			})
 		}
 	}
 }
 
-func testTransfer(t *testing.T, tr *transfers, name string) {
+func testTransfer(t *testing.T, tr *backendtest.Transfers, name string) {
 	const size, larger = 512 << 20, 640 << 20
 	content := make([]byte, 20<<20)
 	_, _ = rand.Read(content)
-	source := tr.create(t, 0, name, size, nil)
-	source.publish(t)
-	source.write(t, content, 0)
-	restored := tr.create(t, 1, name+"-restored", larger, tr.snapshot(t, source, name))
-	restored.publish(t)
-	if got := restored.read(t, len(content)); !bytes.Equal(got, content) {
+	source := tr.Create(t, 0, name, size, nil)
+	source.Publish(t)
+	source.Write(t, content, 0)
+	restored := tr.Create(t, 1, name+"-restored", larger, tr.Snapshot(t, source, name))
+	restored.Publish(t)
+	if got := restored.Read(t, len(content)); !bytes.Equal(got, content) {
 		t.Error("the restored volume differs from its source")
 	}
-	if got := restored.size(t); got <= larger*8/10 {
+	if got := restored.Size(t); got <= larger*8/10 {
 		t.Errorf("the restored volume has %d bytes, want that it has grown to %d", got, larger)
 	}
-	if plain := contains(t, filepath.Join(tr.Nodes[1].Pool(), "volumes", name+"-restored", "image"), content[:4096]); plain != (tr.encryption == "none") {
-		t.Errorf("the image contains the plain text: %t, want %t", plain, tr.encryption == "none")
+	if plain := contains(t, filepath.Join(tr.Nodes[1].Pool(), "volumes", name+"-restored", "image"), content[:4096]); plain != (tr.Class["encryption"] == "none") {
+		t.Errorf("the image contains the plain text: %t, want %t", plain, tr.Class["encryption"] == "none")
 	}
-	restored.unpublish(t)
-	source.unpublish(t)
-	restored.delete(t)
-	source.delete(t)
+	restored.Unpublish(t)
+	source.Unpublish(t)
+	restored.Delete(t)
+	source.Delete(t)
 }
 
 // contains reports whether a file contains a block of 4096 bytes.
@@ -68,29 +69,4 @@ func contains(t *testing.T, path string, block []byte) bool {
 			return false
 		}
 	}
-}
-
-func (m *mounted) read(t *testing.T, n int) []byte {
-	f, err := os.Open(m.path())
-	must(t, err)
-	defer f.Close()
-	b := make([]byte, n)
-	_, err = io.ReadFull(f, b)
-	must(t, err)
-	return b
-}
-
-// size returns the size of the filesystem or of the raw device.
-func (m *mounted) size(t *testing.T) int64 {
-	if m.capability.GetBlock() != nil {
-		f, err := os.Open(m.target)
-		must(t, err)
-		defer f.Close()
-		size, err := f.Seek(0, io.SeekEnd)
-		must(t, err)
-		return size
-	}
-	var st syscall.Statfs_t
-	must(t, syscall.Statfs(m.target, &st))
-	return int64(st.Blocks) * st.Bsize
 }

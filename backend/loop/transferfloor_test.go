@@ -41,12 +41,12 @@ func BenchmarkTransfer(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			dir := testenv.Filesystem(b, "xfs", "24G")
 			c := backendtest.StartCluster(b, []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}, loop.Kind)
-			tr := &transfers{c, capabilityOf(""), "none"}
-			source := tr.create(b, 0, "v", size, nil)
-			source.publish(b)
-			source.write(b, tc.content, 0)
-			from := tr.snapshot(b, source, "s")
-			source.unpublish(b)
+			tr := &backendtest.Transfers{Cluster: c, Capability: backendtest.CapabilityOf("")}
+			source := tr.Create(b, 0, "v", size, nil)
+			source.Publish(b)
+			source.Write(b, tc.content, 0)
+			from := tr.Snapshot(b, source, "s")
+			source.Unpublish(b)
 			image := filepath.Join(dir, "a/volumes/v/image") // shares its blocks with the snapshot
 			f := newFloor(b, c, tc.compressed)
 			var byDriver, byFloor []time.Duration
@@ -61,9 +61,9 @@ func BenchmarkTransfer(b *testing.B) {
 }
 
 // restoreOnce restores a snapshot on the second node, and deletes the new volume.
-func restoreOnce(b *testing.B, tr *transfers, size int64, from *csi.VolumeContentSource) {
+func restoreOnce(b *testing.B, tr *backendtest.Transfers, size int64, from *csi.VolumeContentSource) {
 	b.Helper()
-	tr.create(b, 1, "restored", size, from).delete(b)
+	tr.Create(b, 1, "restored", size, from).Delete(b)
 }
 
 func timeOf(f func()) time.Duration {

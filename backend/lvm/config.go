@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -75,5 +76,5 @@ func (g *Group) Open(c pool.Config) pool.Storage {
 }
 
 func (g *Group) open(c pool.Config) *storage {
-	return &storage{cfg: c, name: g.VolumeGroup, thin: g.ThinPool, maintained: func() bool { return g.mounted }, changing: semaphore.NewWeighted(1), growing: map[string]bool{}}
+	return &storage{cfg: c, name: g.VolumeGroup, thin: g.ThinPool, maintained: func() bool { return g.mounted }, changing: semaphore.NewWeighted(1), growing: map[string]bool{}, sent: map[dm.VolumeID]*sentCopy{}}
 }

@@ -42,6 +42,7 @@ var (
 	_ backend.HealthChecker = (*Backend)(nil)
 	_ backend.BlockProvider = (*Backend)(nil)
 	_ backend.Snapshotter   = (*Backend)(nil)
+	_ backend.Transferrer   = (*Backend)(nil)
 )
 
 // Kind describes volumes that are logical volumes of a node.
@@ -60,6 +61,7 @@ var Kind = backend.Kind{
 			Key: paramLogicalVolume, Valid: validName, Want: "the name of a logical volume (lvs)",
 			Doc: "The name of a logical volume that exists in the volume group. The volume [takes it over](../kinds/lvm.md#take-over-a-logical-volume) with its data. Default: a new logical volume.",
 		},
+		backend.Copies,
 	},
 	Check:   checkParameters,
 	Examine: examine,
@@ -142,11 +144,7 @@ func (s *storage) build(ctx context.Context, v volume.Volume, progress func(int6
 	if err != nil {
 		return err
 	}
-	err = s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error { return g.Deactivate(ctx, lv.Name, lv.ID) })
-	if errors.Is(err, volume.ErrInUse) { // a program of the node examines the new device
-		return nil
-	}
-	return err
+	return s.deactivateNew(ctx, v)
 }
 
 // newSection returns the section of the record of a new volume.

@@ -89,23 +89,24 @@ func missingTag(g dm.Group, lv dm.LogicalVolume, guid string) error {
 	return fmt.Errorf("%s/%s has the UUID of its record, but not the tag %s: if it is the volume's, add the tag (lvchange --addtag)", g.Name, lv.Name, guidTag+guid)
 }
 
-// EraseHeader implements pool.HeaderEraser. A logical volume that never had data of the volume needs no erasing.
+// EraseHeader implements pool.HeaderEraser. A thick logical volume that never had data of the volume needs no erasing. A thin one
+// may have the header of another volume, of which it is a copy.
 func (s *storage) EraseHeader(ctx context.Context, folder *os.Root, v volume.Volume) error {
-	if abandoned, err := backend.HasFlag(folder, unusedFile); err != nil || abandoned { // removeVolume verifies that it has no data
+	abandoned, err := backend.HasFlag(folder, unusedFile)
+	if err != nil {
 		return err
 	}
 	if t, err := s.thinPool(); s.thin != "" && (err != nil || t.Data.Free() < luks.DataOffset) {
 		return err // if a snapshot shares the header, writing to it needs free blocks
 	}
 	var device *os.File
-	err := s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) (err error) {
+	err = s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) (err error) {
 		lv, ok := r.Volume(sectionOf(v).id())
-		if !ok || lv.HasTag(unusedTag) || !lv.HasTag(guidTag+sectionOf(v).GUID) {
+		neverUsed := lv.HasTag(unusedTag)
+		if !ok || !lv.HasTag(guidTag+sectionOf(v).GUID) || neverUsed && lv.Pool == "" || abandoned && !neverUsed { // see removeVolume
 			return nil
 		}
-		if _, err = g.Activate(ctx, lv.Name, lv.ID, lv.Size); err == nil {
-			device, err = lv.ID.Open(dm.Exclusive)
-		}
+		device, err = open(ctx, g, lv, dm.Exclusive)
 		return err
 	})
 	if err != nil || device == nil {
@@ -135,10 +136,7 @@ func (s *storage) find(ctx context.Context, of identity) (g dm.Group, lv dm.Logi
 
 // wipe makes a logical volume read as zeros. It begins at the offset that an interrupted call has recorded.
 func (s *storage) wipe(ctx context.Context, g dm.Group, lv dm.LogicalVolume, v volume.Volume, folder *os.Root) error {
-	if _, err := g.Activate(ctx, lv.Name, lv.ID, lv.Size); err != nil {
-		return err
-	}
-	device, err := lv.ID.Open(dm.Exclusive)
+	device, err := open(ctx, g, lv, dm.Exclusive)
 	if err != nil {
 		return err
 	}

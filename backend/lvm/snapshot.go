@@ -139,11 +139,14 @@ func (o *origin) flushFilesystem() error {
 
 // Snapshot implements backend.Snapshotter, for volumes in a thin pool.
 func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	expected := func(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
-		n, err := storageOf(p).mapped(context.WithoutCancel(ctx), v)
-		return volume.Snapshot{Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize, Encryption: v.Encryption, Bytes: n, Shared: true}, err
-	}
+	expected := func(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) { return storageOf(p).expected(ctx, v) }
 	return b.Take(ctx, volumes, spec, expected, b.takeThin)
+}
+
+// expected returns the expected record of a snapshot of a volume.
+func (s *storage) expected(ctx context.Context, v volume.Volume) (volume.Snapshot, error) {
+	n, err := s.mapped(context.WithoutCancel(ctx), v)
+	return volume.Snapshot{Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize, Encryption: v.Encryption, Bytes: n, Shared: true}, err
 }
 
 // notThin is the error for a source without snapshots and clones.
@@ -427,30 +430,35 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	if from.Pool != p {
 		return v, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is in pool %q, the requested volume is in pool %q, and logical volumes are copied only within a thin pool: use a class of the source's pool", spec.Source, from.Pool.Name(), p.Name())
 	}
-	if err := from.CheckDevice(spec); err != nil {
-		return v, err
-	}
 	s := storageOf(p)
 	if s.thin == "" {
 		return v, notThin("volume_content_source: " + spec.Source.String())
 	}
+	if v, err = b.newCopy(p, spec, from); err != nil {
+		return v, err
+	}
+	o, err := b.openOrigin(ctx, from)
+	if err != nil {
+		return v, err
+	}
+	defer o.lock.Close()
+	return v, p.Create(ctx, v, func(dir *os.Root) error { return s.fill(ctx, dir, v, sectionOf(v), o) })
+}
+
+// newCopy returns the record of a new volume with the content of an origin.
+func (b *Backend) newCopy(p *pool.Pool, spec volume.Spec, from *backend.Origin) (v volume.Volume, err error) {
+	if err := from.CheckDevice(spec); err != nil {
+		return v, err
+	}
+	s := storageOf(p)
 	v = b.NewVolume(p, spec)
 	v.Block, v.FSType, v.SectorSize = from.Volume.Block, from.Volume.FSType, from.Volume.SectorSize
 	v.Encryption = from.Volume.Encryption
 	if v.Capacity, err = from.Choose(spec, s.bounds(v)); err != nil {
 		return v, err
 	}
-	if err := s.checkRoom(p); err != nil {
-		return v, err
-	}
-	sec := s.newSection(spec)
-	v.Section = sec
-	o, err := b.openOrigin(ctx, from)
-	if err != nil {
-		return v, err
-	}
-	defer o.lock.Close()
-	return v, p.Create(ctx, v, func(dir *os.Root) error { return s.fill(ctx, dir, v, sec, o) })
+	v.Section = s.newSection(spec)
+	return v, s.checkRoom(p)
 }
 
 // noLock is the lock of an origin that needs none.

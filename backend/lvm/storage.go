@@ -52,6 +52,9 @@ type storage struct {
 	report  dm.Report       // the last one, with the changes of this process since then
 	devices []pool.Device   // at the last Scan
 	growing map[string]bool // the GUIDs of the volumes that a running call expands
+
+	// sent are the open devices of snapshots that are sent to other nodes. A call that holds changing reads and changes it.
+	sent map[dm.VolumeID]*sentCopy
 }
 
 // storageOf returns the storage of a pool of a volume group.
@@ -129,6 +132,7 @@ func (s *storage) scan(ctx context.Context) error {
 	known := s.recorded()
 	if s.maintained() {
 		s.removeGrowths(ctx, g, &r, known)
+		s.deactivateCopies(ctx, g, r, known)
 	}
 	devices := s.inspect(r, known)
 	s.mu.Lock()
@@ -279,6 +283,24 @@ func (s *storage) allocate(ctx context.Context, lv dm.LogicalVolume, active bool
 	})
 }
 
+// open activates a logical volume, and opens its device.
+func open(ctx context.Context, g dm.Group, lv dm.LogicalVolume, access dm.Access) (*os.File, error) {
+	if _, err := g.Activate(ctx, lv.Name, lv.ID, lv.Size); err != nil {
+		return nil, err
+	}
+	return lv.ID.Open(access)
+}
+
+// deactivateNew deactivates the logical volume of a volume that does not exist yet. A program of the node may examine the new
+// device at that moment; then it stays active.
+func (s *storage) deactivateNew(ctx context.Context, v volume.Volume) error {
+	err := s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error { return g.Deactivate(ctx, lv.Name, lv.ID) })
+	if errors.Is(err, volume.ErrInUse) {
+		return nil
+	}
+	return err
+}
+
 // remove removes a logical volume, and removes it from the report.
 func remove(ctx context.Context, g dm.Group, r *dm.Report, lv dm.LogicalVolume) error {
 	if err := g.Remove(ctx, lv.Name, lv.ID); err != nil {
@@ -407,6 +429,11 @@ func (s *storage) recorded() inventory {
 	return known
 }
 
+// hasSnapshot reports whether a logical volume is that of a snapshot.
+func (i inventory) hasSnapshot(lv dm.LogicalVolume) bool {
+	return slices.ContainsFunc(lv.Tags, func(tag string) bool { _, ok := i.snapshots[guidOf(tag)]; return ok })
+}
+
 // inspect returns the physical volumes, and the logical volumes of this pool that belong to no existing volume.
 func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) {
 	for _, p := range r.Physical {
@@ -420,7 +447,7 @@ func (s *storage) inspect(r dm.Report, known inventory) (devices []pool.Device) 
 		if !lv.HasTag(poolTag+s.cfg.Name) || lv.HasTag(recordsTag) {
 			continue
 		}
-		if slices.ContainsFunc(lv.Tags, func(tag string) bool { _, ok := known.snapshots[guidOf(tag)]; return ok }) {
+		if known.hasSnapshot(lv) {
 			continue
 		}
 		i := slices.IndexFunc(lv.Tags, func(tag string) bool { return known.volumes[guidOf(tag)].Folder != "" })

@@ -23,6 +23,7 @@ const (
 	ReceiveSynced     Point = "receive-synced"     // a part of an image from another node durable, not recorded
 	ReceiveRecorded   Point = "receive-recorded"   // the part recorded, the image incomplete or not committed
 	ReceiveMoved      Point = "receive-moved"      // the complete image moved to its entry in tmp
+	ReceiveAbandoned  Point = "receive-abandoned"  // an incomplete image that is discarded, not moved to the trash
 	FreezeFrozen      Point = "freeze-frozen"      // filesystems frozen, not copied
 	SnapshotData      Point = "snapshot-data"      // data of a snapshot durable, no record
 	SnapshotBuilt     Point = "snapshot-built"     // snapshot complete and durable, not committed
@@ -97,7 +98,7 @@ var Move = []Point{
 // All contains all points of the driver. test/crash fails if one of them is never reached.
 var All = []Point{
 	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
-	ReceiveSynced, ReceiveRecorded, ReceiveMoved,
+	ReceiveSynced, ReceiveRecorded, ReceiveMoved, ReceiveAbandoned,
 	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,
 	AttachWritten, AttachLinked, DetachRemoved,
 	StageLocked, StageEncrypted, StageOpened, StageErased, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,

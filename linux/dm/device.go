@@ -76,9 +76,11 @@ type Access int
 
 const (
 	// Shared allows other programs to have the device open.
-	Shared Access = 0
+	Shared Access = unix.O_RDWR
 	// Exclusive fails with ErrInUse while another program has the device open exclusively, or it is mounted.
-	Exclusive Access = unix.O_EXCL
+	Exclusive Access = unix.O_RDWR | unix.O_EXCL
+	// ReadOnly is Exclusive for a device that is only read.
+	ReadOnly Access = unix.O_RDONLY | unix.O_EXCL
 )
 
 // Open opens the device of an active logical volume. The device node of the result is removed again.
@@ -91,7 +93,7 @@ func (v VolumeID) Open(access Access) (*os.File, error) {
 	if err := blockdev.MakeNode(node, d.Number); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(blockdev.NodePath(node), os.O_RDWR|int(access), 0)
+	f, err := os.OpenFile(blockdev.NodePath(node), int(access), 0)
 	if errors.Is(err, unix.EBUSY) {
 		err = fmt.Errorf("%w: %w", ErrInUse, err)
 	}

@@ -37,6 +37,12 @@ func ZeroOut(device *os.File, start, length int64) error {
 	return ioctl(device, "BLKZEROOUT", unix.BLKZEROOUT, unsafe.Pointer(&[2]uint64{uint64(start), uint64(length)}))
 }
 
+// Discard discards a range of a device. Start and length are in bytes. What the range then reads as depends on the device
+// (BLKDISCARD).
+func Discard(device *os.File, start, length int64) error {
+	return ioctl(device, "BLKDISCARD", unix.BLKDISCARD, unsafe.Pointer(&[2]uint64{uint64(start), uint64(length)}))
+}
+
 // SectorSize returns the logical block size of a device in bytes (BLKSSZGET).
 func SectorSize(device *os.File) (int, error) {
 	size, err := unix.IoctlGetInt(int(device.Fd()), unix.BLKSSZGET)

@@ -5,11 +5,13 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -32,9 +35,54 @@ var transferPoints = []crashpoint.Point{
 	crashpoint.CreateBuilt, crashpoint.CreateCommitted, crashpoint.CreateDone,
 }
 
+// transferPool is the pool of a node.
+type transferPool struct {
+	// dir is the directory with images.
+	dir string
+	// group is set instead of dir if the pool is in a thin pool.
+	group *lvm.Group
+}
+
+// config returns the pool in the configuration of a driver.
+func (p transferPool) config() string {
+	if p.group != nil {
+		return fmt.Sprintf("{name: default, lvm: {volumeGroup: %q, thinPool: %q}}", p.group.VolumeGroup, p.group.ThinPool)
+	}
+	return fmt.Sprintf("{name: default, directory: {path: %q}, size: 1Gi}", p.dir)
+}
+
+// class returns the parameters of the StorageClass.
+func (p transferPool) class() map[string]string {
+	if p.group != nil {
+		return map[string]string{"backend": lvm.Name}
+	}
+	return nil
+}
+
+// withContent calls f with the path of the image or device of a volume that is not staged.
+func (p transferPool) withContent(t *testing.T, name string, f func(path string)) {
+	t.Helper()
+	if p.group == nil {
+		f(filepath.Join(p.dir, "volumes", name, "image"))
+		return
+	}
+	lv := strings.TrimSpace(testenv.Run(t, "lvm", "lvs", "--noheadings", "-o", "lv_full_name", "-S", "lv_tags=trivet.volume."+name, p.group.VolumeGroup))
+	testenv.Run(t, "lvm", "lvchange", "-ay", "-K", lv)
+	f("/dev/" + lv)
+	testenv.Run(t, "lvm", "lvchange", "-an", lv)
+}
+
+// imagePools returns pools with images for two nodes.
+func imagePools(t *testing.T) (a, b transferPool) {
+	t.Helper()
+	dir := testenv.Filesystem(t, "xfs", poolFilesystem)
+	return transferPool{dir: filepath.Join(dir, "a")}, transferPool{dir: filepath.Join(dir, "b")}
+}
+
 // member is the driver of a node, or of the controller, in its own process.
 type member struct {
 	dir     string
+	pool    transferPool
 	args    []string
 	address string
 	process *process
@@ -55,9 +103,16 @@ func newMember(t *testing.T, c *backendtest.Cluster, who *url.URL, usage x509.Ex
 	must(t, err)
 	m.control = csi.NewControllerClient(conn)
 	t.Cleanup(func() {
+		_ = conn.Close()
+		if m.process == nil { // the test has ended before it started the driver
+			return
+		}
 		_ = m.process.cmd.Process.Kill()
 		<-m.process.dead
-		_ = conn.Close()
+		// The records of logical volumes are mounted, and a command that the driver was starting may use them until it ends, too.
+		if err := poll(func(context.Context) error { return clearLeftovers(m.dir, m.dir) }); err != nil {
+			t.Errorf("removing the leftovers: %v", err)
+		}
 	})
 	return m
 }
@@ -76,60 +131,77 @@ func (m *member) start(t *testing.T, armed crashpoint.Point) {
 	m.process = p
 }
 
-// newNode returns the driver of a node with a pool in a directory.
-func newNode(t *testing.T, c *backendtest.Cluster, name, pool string) *member {
+// newNode returns the driver of a node with a pool.
+func newNode(t *testing.T, c *backendtest.Cluster, name string, pool transferPool) *member {
 	t.Helper()
 	address := backendtest.FreeAddress(t)
-	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, size: 1Gi}]\nforwarding: {listen: %q}\n", pool, address)
+	config := fmt.Sprintf("pools: [%s]\nforwarding: {listen: %q}\n", pool.config(), address)
 	m := newMember(t, c, pki.NodeURI(backendtest.DriverName, name), x509.ExtKeyUsageServerAuth, config, "--services", "node", "--node-id", name)
-	m.address = address
+	m.address, m.pool = address, pool
 	return m
+}
+
+// records is the directory with the records of the node's pool.
+func (m *member) records() string {
+	if m.pool.group != nil {
+		return filepath.Join(m.dir, "state/lvm/default")
+	}
+	return m.pool.dir
+}
+
+// pointsTo returns the points at which a driver is killed one after the other to reach p in a transfer. An incomplete image
+// is abandoned if the content has changed since an earlier, interrupted call.
+func pointsTo(p crashpoint.Point) []crashpoint.Point {
+	if p == crashpoint.ReceiveAbandoned {
+		return []crashpoint.Point{crashpoint.ReceiveRecorded, p}
+	}
+	return []crashpoint.Point{p}
 }
 
 // TestKilledInTransfer kills the receiving driver at each point, while it receives the whole content of a volume or the
 // differences between two snapshots. Afterwards the volume is created, or the call is undone by DeleteVolume, and nothing is left.
 func TestKilledInTransfer(t *testing.T) {
 	t.Parallel()
-	for _, p := range transferPoints {
+	for _, p := range append(transferPoints, crashpoint.ReceiveAbandoned) {
 		for name, undone := range map[string]bool{"retry": false, "undo": true} {
 			for _, differences := range []bool{false, true} {
+				if differences && p == crashpoint.ReceiveAbandoned { // the content of a snapshot does not change
+					continue
+				}
 				t.Run(fmt.Sprintf("%s/%s/differences=%t", p, name, differences), func(t *testing.T) {
 					t.Parallel()
-					killInTransfer(t, p, undone, differences)
+					poolA, poolB := imagePools(t)
+					killInTransfer(t, p, undone, differences, poolA, poolB)
 				})
 			}
 		}
 	}
 }
 
-func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool) {
+func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, poolA, poolB transferPool) {
 	t.Helper()
-	dir := testenv.Filesystem(t, "xfs", poolFilesystem)
 	c := backendtest.NewCluster(t)
-	a, b := newNode(t, c, "a", filepath.Join(dir, "a")), newNode(t, c, "b", filepath.Join(dir, "b"))
+	a, b := newNode(t, c, "a", poolA), newNode(t, c, "b", poolB)
 	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
 	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
 	a.start(t, "")
-	b.start(t, map[bool]crashpoint.Point{false: p}[differences])
+	points := pointsTo(p)
+	b.start(t, map[bool]crashpoint.Point{false: points[0]}[differences])
+	controller.pool = poolB
 	controller.start(t, "")
 
 	id, err := controller.create(t, "v", "a", nil)
 	must(t, err)
 	content := make([]byte, 3<<20)
 	_, _ = rand.Read(content)
-	image, err := os.OpenFile(filepath.Join(dir, "a/volumes/v/image"), os.O_WRONLY, 0)
-	must(t, err)
-	defer image.Close()
-	_, err = image.WriteAt(content, 1<<20)
-	must(t, err)
+	poolA.write(t, "v", content)
 	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	if differences {
 		_, err := controller.create(t, "base", "b", controller.snapshot(t, "s1", id))
 		must(t, err)
 		clear(content[1<<20 : 2<<20])
 		content[0]++
-		_, err = image.WriteAt(content, 1<<20)
-		must(t, err)
+		poolA.write(t, "v", content)
 		from = controller.snapshot(t, "s2", id)
 		must(t, b.process.cmd.Process.Kill())
 		<-b.process.dead
@@ -141,10 +213,12 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool) 
 		_, err := controller.create(t, "n", "b", from)
 		answered <- err
 	}()
-	if !b.process.ended() {
-		t.Fatalf("the driver was not killed at %s", p)
+	for i, p := range points {
+		if !b.process.ended() {
+			t.Fatalf("the driver was not killed at %s", p)
+		}
+		b.start(t, append(points, "")[i+1])
 	}
-	b.start(t, "")
 	must(t, <-answered)
 	if undone {
 		must(t, poll(func(ctx context.Context) error {
@@ -154,17 +228,34 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool) 
 			}
 			return err
 		}))
-		must(t, emptyDir(filepath.Join(dir, "b/volumes")))
+		must(t, emptyDir(filepath.Join(b.records(), "volumes")))
 	} else {
-		got, err := os.ReadFile(filepath.Join(dir, "b/volumes/n/image"))
-		must(t, err)
-		if len(got) != 32<<20 || !bytes.Equal(got[1<<20:4<<20], content) || len(bytes.Trim(got[:1<<20], "\x00"))+len(bytes.Trim(got[4<<20:], "\x00")) > 0 {
-			t.Errorf("got another content of %d bytes than that of the source", len(got))
-		}
+		poolB.withContent(t, "n", func(path string) {
+			got, err := os.ReadFile(path)
+			must(t, err)
+			if len(got) != 32<<20 || !bytes.Equal(got[1<<20:4<<20], content) || len(bytes.Trim(got[:1<<20], "\x00"))+len(bytes.Trim(got[4<<20:], "\x00")) > 0 {
+				t.Errorf("got another content of %d bytes than that of the source", len(got))
+			}
+		})
 	}
 	for _, left := range []string{"received", "tmp", "trash"} {
-		must(t, poll(func(context.Context) error { return emptyDir(filepath.Join(dir, "b/.trivet", left)) }))
+		must(t, poll(func(context.Context) error { return emptyDir(filepath.Join(b.records(), ".trivet", left)) }))
 	}
+	if undone && poolB.group != nil {
+		must(t, backendtest.CheckOnlyRecords(poolB.group))
+	}
+}
+
+// write writes to a volume that is not staged, 1 MiB after its beginning.
+func (p transferPool) write(t *testing.T, name string, content []byte) {
+	t.Helper()
+	p.withContent(t, name, func(path string) {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		must(t, err)
+		defer f.Close()
+		_, err = f.WriteAt(content, 1<<20)
+		must(t, errors.Join(err, f.Sync()))
+	})
 }
 
 // snapshot takes a snapshot of a volume, and returns it as the source of others.
@@ -182,7 +273,7 @@ func (m *member) create(t *testing.T, name, node string, from *csi.VolumeContent
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		resp, err := m.control.CreateVolume(limited, &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from,
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from, Parameters: m.pool.class(),
 			AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
 			VolumeCapabilities: []*csi.VolumeCapability{{
 				AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},

@@ -197,6 +197,14 @@ var guests = []guest{
 		},
 	},
 	{
+		name: "thin-transfer", disks: groupDisks, prelude: onEncrypted, limit: 25 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestTransfer"}, passed("TestTransfer/none-ext4", "TestTransfer/luks2-block", "TestTransferInterrupted")}},
+	},
+	{
+		name: "thin-transfer-crash", disks: []string{"8G", "8G", "8G"}, prelude: onThinPools, crashing: true, long: true, limit: 30 * time.Minute,
+		programs: []program{{"./test/crash", []string{"-test.run", "^TestThinKilled(InTransfer|Sender)$"}, passed("TestThinKilledInTransfer/create-image/undone=true", "TestThinKilledInTransfer/receive-abandoned/undone=false", "TestThinKilledSender")}},
+	},
+	{
 		name: "thin-conformance", disks: groupDisks, prelude: onThinPools, long: true, limit: 90 * time.Minute,
 		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestThin$"}, passed("TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom")}},
 	},

@@ -1,0 +1,345 @@
+package lvm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/linux/dm"
+	"github.com/trivet-csi/trivet/linux/luks"
+	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// sentCopy is the open device of a snapshot that is sent to other nodes.
+type sentCopy struct {
+	*os.File
+	users int
+}
+
+// openCopy opens the logical volume of a snapshot, which closeCopy closes.
+func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, err error) {
+	return c, s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) error {
+		if c = s.sent[id]; c != nil {
+			c.users++
+			return nil
+		}
+		lv, ok := r.Volume(id)
+		if !ok {
+			return volume.Errorf(volume.ErrUnavailable, "volume group %s has no logical volume with the UUID %s: if the snapshot was not deleted meanwhile, restore the group's metadata (vgcfgrestore)", s.name, id.Volume)
+		}
+		device, err := openIdle(ctx, g, lv)
+		if err != nil {
+			return err
+		}
+		c = &sentCopy{device, 1}
+		s.sent[id] = c
+		return nil
+	})
+}
+
+// openIdle opens the logical volume of a snapshot. After an error, the logical volume is inactive unless it was active before.
+func openIdle(ctx context.Context, g dm.Group, lv dm.LogicalVolume) (*os.File, error) {
+	_, active, err := lv.ID.Device()
+	if err != nil {
+		return nil, err
+	}
+	device, err := open(ctx, g, lv, dm.ReadOnly)
+	if err == nil {
+		return device, nil
+	}
+	kind, remedy := volume.ErrUnavailable, "retry"
+	if errors.Is(err, dm.ErrInUse) {
+		kind, remedy = volume.ErrPrecondition, "stop the program that has it open (find it with fuser or lsblk)"
+	}
+	err = volume.Errorf(kind, "opening %s/%s, the logical volume of a snapshot: %w: %s", g.Name, lv.Name, err, remedy)
+	if !active {
+		err = errors.Join(err, g.Deactivate(ctx, lv.Name, lv.ID))
+	}
+	return nil, err
+}
+
+// closeCopy closes the logical volume of a snapshot, and deactivates it unless another transfer reads it. If that fails, a later
+// scan deactivates it.
+func (s *storage) closeCopy(id dm.VolumeID) {
+	ctx := context.Background()
+	err := s.change(ctx, func(g dm.Group, r *dm.Report) error {
+		c := s.sent[id]
+		if c.users--; c.users > 0 {
+			return nil
+		}
+		delete(s.sent, id)
+		err := c.Close()
+		if lv, ok := r.Volume(id); ok {
+			err = errors.Join(err, g.Deactivate(ctx, lv.Name, id))
+		}
+		return err
+	})
+	if err != nil {
+		klog.ErrorS(err, "Deactivating the logical volume of a snapshot failed", "pool", s.cfg.Name, "uuid", id.Volume)
+	}
+}
+
+// deactivateCopies deactivates the logical volumes that are active only during a transfer, and that no program has open. A killed
+// driver has left them active, or closing them has failed.
+func (s *storage) deactivateCopies(ctx context.Context, g dm.Group, r dm.Report, known inventory) {
+	for _, lv := range r.Volumes {
+		if !lv.HasTag(poolTag+s.cfg.Name) || lv.Pool == "" || !known.activeInTransfer(lv) {
+			continue
+		}
+		d, ok, err := lv.ID.Device()
+		if err == nil && ok && d.Opens == 0 {
+			err = g.Deactivate(ctx, lv.Name, lv.ID)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Deactivating a logical volume failed", "pool", s.cfg.Name, "volume", lv.Name)
+		}
+	}
+}
+
+// activeInTransfer reports whether a thin volume is active only during a transfer: that of a snapshot, or of a volume that is not
+// staged and was never staged.
+func (i inventory) activeInTransfer(lv dm.LogicalVolume) bool {
+	if !lv.HasTag(unusedTag) {
+		return i.hasSnapshot(lv)
+	}
+	tag := slices.IndexFunc(lv.Tags, func(tag string) bool { return i.volumes[guidOf(tag)].Folder != "" })
+	if tag < 0 {
+		return false
+	}
+	staged, err := showsVolume(i.volumes[guidOf(lv.Tags[tag])].Volume)
+	return err == nil && !staged
+}
+
+// outgoing is a snapshot that is sent to another node.
+type outgoing struct {
+	*sentCopy
+	manifest volume.Manifest
+	pool     *pool.Pool
+	id       dm.VolumeID
+	// blank means that the snapshot has no data to copy (origin.blank).
+	blank bool
+	// release removes the snapshot if it was created for the transfer.
+	release func() error
+}
+
+// Manifest implements backend.Outgoing.
+func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
+
+// Since implements backend.Outgoing: the whole content is sent.
+func (o *outgoing) Since(string) bool { return false }
+
+// Ranges implements backend.Outgoing. Which blocks of a thin volume were written is only in the metadata of the thin pool, so
+// all blocks are read.
+func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range, error] {
+	if o.blank {
+		return func(func(clone.Range, error) bool) {}
+	}
+	return clone.Allocated(ctx, o.File, from, o.manifest.StorageSize())
+}
+
+// Close implements io.Closer.
+func (o *outgoing) Close() error {
+	storageOf(o.pool).closeCopy(o.id)
+	err := o.release()
+	if err != nil {
+		klog.ErrorS(err, "Removing the snapshot of a transfer failed", "pool", o.pool.Name())
+	}
+	return err
+}
+
+// Send implements backend.Transferrer. A snapshot that is deleted meanwhile keeps its logical volume until it is closed.
+func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgoing, error) {
+	p, err := b.Set.ByID(source.ID)
+	if err != nil {
+		return nil, err
+	}
+	if !source.Snapshot {
+		return b.sendVolume(ctx, p, source.ID)
+	}
+	s, m, err := b.SnapshotManifest(p, source.ID)
+	if err != nil {
+		return nil, err
+	}
+	from, err := b.openOrigin(ctx, &backend.Origin{Pool: p, Snapshot: &s, Volume: m.Volume()})
+	if err != nil {
+		return nil, err
+	}
+	return openOutgoing(ctx, p, from, m, func() error { return nil })
+}
+
+// openOutgoing opens the logical volume of a snapshot to send it. If that fails, it calls release.
+func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Manifest, release func() error) (backend.Outgoing, error) {
+	c, err := storageOf(p).openCopy(ctx, from.id)
+	if err != nil {
+		return nil, errors.Join(err, release())
+	}
+	return &outgoing{sentCopy: c, manifest: m, pool: p, id: from.id, blank: from.blank(), release: release}, nil
+}
+
+// sendVolume is Send for a volume. It sends a snapshot that exists only for the transfer, so that the volume can be used and
+// changed meanwhile.
+func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (backend.Outgoing, error) {
+	v, err := p.ByID(id)
+	if err != nil {
+		return nil, err
+	}
+	one, err := storageOf(p).expected(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	name := "transfer-" + uuid.NewString()
+	one.ID, one.Source, one.Size = p.ID(Name, name), v.ID, v.Capacity
+	set := volume.SnapshotSet{Version: volume.RecordVersion, ID: one.ID, CoName: name, Created: time.Now().UTC(), Snapshots: []volume.Snapshot{one}}
+	var made snapshotCopy
+	release, err := p.Snapshots.Temporary(ctx, &set, func(folders []*os.Root) error {
+		c := &backend.SnapshotCopy{Pool: p, Volumes: []volume.Volume{v}, Record: &set, Folders: folders}
+		err := b.takeThin(ctx, c)
+		if err == nil {
+			made, _, err = readCopy(folders[0].FS(), ".")
+		}
+		return err
+	})
+	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, dm.ErrNoRoom) { // not in the pool of the new volume
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s: its transfer needs a snapshot, for which pool %q of its node has no room: %w", v.ID, p.Name(), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	one = set.Snapshots[0]
+	v.Capacity = one.Size
+	from := &origin{volume: v, id: made.id(), formatted: one.Formatted, encrypted: made.Encrypted}
+	return openOutgoing(ctx, p, from, backend.VolumeManifest(v, one.Bytes, one.Formatted), release)
+}
+
+// Receive implements backend.Transferrer.
+func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
+	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		if spec.Parameters.Get(paramLogicalVolume) != "" {
+			return b.takeOver(ctx, p, spec)
+		}
+		if storageOf(p).thin == "" {
+			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is on another node, the requested volume is in pool %q, which has no thin pool: use a pool with lvm.thinPool, or the parameter %s: %s, which creates the volume on the node of its source", spec.Source, p.Name(), volume.ParamCopies, volume.CopiesLocal)
+		}
+		return b.ReceiveAsJob(ctx, p, spec, from, func(ctx context.Context, stream backend.Stream, j *pool.Job) error {
+			return b.receive(ctx, p, spec, stream, j)
+		})
+	})
+}
+
+// receive creates a volume with the content of a stream.
+func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, stream backend.Stream, j *pool.Job) error {
+	m := stream.Manifest()
+	if size := storageOf(p).sectorSize(); m.SectorSize < size {
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v has sectors of %d bytes, and the volume group of pool %q has sectors of %d: use a pool on disks with sectors of %[2]d bytes", spec.Source, m.SectorSize, p.Name(), size)
+	}
+	v, err := b.newCopy(p, spec, &backend.Origin{Volume: m.Volume()})
+	if err != nil {
+		return err
+	}
+	partial, err := p.Receive(ctx, v, m)
+	if err != nil {
+		return err
+	}
+	defer partial.Close()
+	if err := backend.ReceiveContent(ctx, stream, partial, nil, j); err != nil {
+		return err
+	}
+	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return finishReceived(dir, device, m) })
+}
+
+// finishReceived completes the folder of a volume whose content was received.
+func finishReceived(dir *os.Root, device *os.File, m volume.Manifest) error {
+	if m.Formatted {
+		if err := pool.MarkCloned(dir); err != nil {
+			return err
+		}
+	}
+	if m.Encryption != nil {
+		encrypted, err := luks.HasHeader(device)
+		if err == nil && encrypted {
+			err = pool.MarkContainerCopied(dir)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := device.Sync(); err != nil {
+		return err
+	}
+	return pool.MarkReceived(dir, device, m)
+}
+
+// OpenReceived implements pool.ReceivingStorage, for a volume in a thin pool. Its logical volume has unusedTag, as that of a
+// clone.
+func (s *storage) OpenReceived(ctx context.Context, v volume.Volume, verified int64) (device *os.File, kept int64, err error) {
+	_, lv, exists, err := s.find(ctx, sectionOf(v).identity)
+	if err == nil && !exists {
+		lv.ID, err = s.create(ctx, v)
+		crashpoint.Here(crashpoint.CreateImage)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	sectionOf(v).Volume = lv.ID.Volume
+	if device, err = s.openNew(ctx, v); err != nil || !exists {
+		return device, 0, err
+	}
+	if err = eraseFrom(ctx, device, verified); err != nil {
+		err = volume.Errorf(volume.ErrUnavailable, "volume %s: %w: retry", v.ID, err)
+		return nil, 0, errors.Join(err, s.CloseReceived(v, device)) //nolint:contextcheck // the device is closed even if the call has ended
+	}
+	return device, verified, nil
+}
+
+// openNew opens the device of a volume that is being received.
+func (s *storage) openNew(ctx context.Context, v volume.Volume) (device *os.File, err error) {
+	return device, s.onVolume(ctx, v, func(g dm.Group, lv *dm.LogicalVolume) error {
+		device, err = open(ctx, g, *lv, dm.Exclusive)
+		return err
+	})
+}
+
+// eraseFrom makes the bytes of a thin volume from an offset on read as zeros. A discard releases only whole blocks, and none if
+// the thin pool ignores discards, so the result is read, and the remaining data overwritten. pool.ErrNotErased if that fails.
+func eraseFrom(ctx context.Context, device *os.File, from int64) error {
+	size, err := blockdev.Size(device)
+	if err != nil || from >= size {
+		return err
+	}
+	if err := sys.Discard(device, from, size-from); err != nil {
+		klog.FromContext(ctx).V(2).Info("Discarding failed; the data is overwritten", "device", device.Name(), "err", err)
+	}
+	zeros, data := make([]byte, 1<<20), make([]byte, 1<<20)
+	for at := from; at < size && err == nil; at += int64(len(zeros)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(int64(len(zeros)), size-at)
+		if _, err = device.ReadAt(data[:n], at); err == nil && !bytes.Equal(data[:n], zeros[:n]) {
+			_, err = device.WriteAt(zeros[:n], at)
+		}
+	}
+	if err = errors.Join(err, device.Sync()); err != nil {
+		err = fmt.Errorf("%w: %w", pool.ErrNotErased, err)
+	}
+	return err
+}
+
+// CloseReceived implements pool.ReceivingStorage.
+func (s *storage) CloseReceived(v volume.Volume, device *os.File) error {
+	return errors.Join(device.Close(), s.deactivateNew(context.Background(), v))
+}

@@ -1,0 +1,140 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// SnapshotManifest reads a snapshot, and describes its content for another node.
+func (ps *Pools) SnapshotManifest(p *pool.Pool, id volume.ID) (s volume.Snapshot, m volume.Manifest, err error) {
+	if s, err = p.Snapshots.Get(id); err != nil {
+		return s, m, err
+	}
+	id.Name = volume.SetOf(id.Name)
+	set, err := p.Snapshots.Set(id)
+	return s, volume.Manifest{
+		Identity: snapshotIdentity + s.ID.String() + " " + set.CreationID, Lineage: s.Source, Created: set.Created, Size: s.Size, Bytes: s.Bytes,
+		Formatted: s.Formatted, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize, Encryption: s.Encryption,
+	}, err
+}
+
+// snapshotIdentity begins the identity of a snapshot's content.
+const snapshotIdentity = "snapshot "
+
+// SnapshotWith reads the snapshot of a volume whose content has an identity. ok is false if there is none.
+func (ps *Pools) SnapshotWith(p *pool.Pool, lineage volume.ID, identity string) (s volume.Snapshot, ok bool) {
+	text, _, _ := strings.Cut(strings.TrimPrefix(identity, snapshotIdentity), " ")
+	id, err := volume.ParseSnapshotID(text)
+	if err != nil {
+		return s, false
+	}
+	s, m, err := ps.SnapshotManifest(p, id)
+	return s, err == nil && m.Identity == identity && m.Lineage == lineage
+}
+
+// VolumeManifest describes the content of a volume for another node. Each description has its own identity, because the
+// volume can change.
+func VolumeManifest(v volume.Volume, bytes int64, formatted bool) volume.Manifest {
+	return volume.Manifest{
+		Identity: "volume " + v.ID.String() + " " + uuid.NewString(), Size: v.Capacity, Bytes: bytes, Formatted: formatted,
+		Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize, Encryption: v.Encryption,
+	}
+}
+
+// ReceiveAsJob is CopyAsJob for a source on another node.
+func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec, from Incoming,
+	receive func(context.Context, Stream, *pool.Job) error,
+) (volume.Volume, error) {
+	return ps.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
+		stream, err := from.Connect(ctx)
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		if err := stream.Manifest().Check(*spec.Source); err != nil {
+			return err
+		}
+		return receive(ctx, stream, j)
+	})
+}
+
+// ReceiveContent receives the content of a stream, or the differences from one of the bases, and closes the stream.
+func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, bases []string, j *pool.Job) error {
+	t := &target{partial: partial, job: j, before: partial.Bytes, expected: stream.Manifest().Bytes}
+	err := stream.Copy(ctx, partial.Verified, bases, t)
+	if err = errors.Join(err, t.await()); err != nil {
+		return err
+	}
+	_ = stream.Close() // ends the use of the source; everything was verified
+	return nil
+}
+
+// unattendedTime is the time after which a transfer ends for whose end no call waits.
+const unattendedTime = 15 * time.Minute
+
+// target writes the content of a stream to a new volume. It implements Target.
+type target struct {
+	partial *pool.Partial
+	job     *pool.Job
+	// expected is the size of the whole content without holes, in bytes.
+	expected int64
+	// before and written are the bytes that were received before the stream began, and since.
+	before, written int64
+	// syncing receives the result of SetVerified, which runs while the next part is received; nil if it was received.
+	syncing chan error
+}
+
+// Begin implements Target. How many bytes differ from a base is not known before.
+func (t *target) Begin(ctx context.Context, base string) error {
+	if base == "" {
+		t.job.Expect(max(0, t.expected-t.before))
+	}
+	return t.partial.Begin(ctx, base)
+}
+
+// WriteZeros implements Target.
+func (t *target) WriteZeros(r clone.Range) error { return t.partial.PunchHole(r) }
+
+// WriteAt implements io.WriterAt.
+func (t *target) WriteAt(content []byte, at int64) (int, error) {
+	n, err := t.partial.Image.WriteAt(content, at)
+	t.written += int64(n)
+	t.job.Progress(t.written)
+	return n, err
+}
+
+// Verified implements Target.
+func (t *target) Verified(upTo int64) error {
+	if idle := t.job.Unattended(); idle > unattendedTime {
+		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
+	}
+	if err := t.await(); err != nil {
+		return err
+	}
+	syncing, bytes := make(chan error, 1), t.before+t.written
+	t.syncing = syncing
+	go func() {
+		sys.IdleIO()
+		syncing <- t.partial.SetVerified(upTo, bytes)
+	}()
+	return nil
+}
+
+// await waits until the last verified part is durable and recorded.
+func (t *target) await() error {
+	if t.syncing == nil {
+		return nil
+	}
+	err := <-t.syncing
+	t.syncing = nil
+	return err
+}
