@@ -215,8 +215,10 @@ func startWith(t *testing.T, path, config, state string) *process {
 func startProcess(t *testing.T, environment []string, config, state string, flags ...string) *process {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command(program, append([]string{"driver", "--endpoint", "unix://" + dir + "/csi.sock", "--config", config,
-		"--state-dir", state, "--http-address", ""}, flags...)...)
+	cmd := exec.Command(program, append([]string{
+		"driver", "--endpoint", "unix://" + dir + "/csi.sock", "--config", config,
+		"--state-dir", state, "--http-address", "",
+	}, flags...)...)
 	cmd.Env = append(os.Environ(), environment...)
 	log, err := os.Create(dir + "/log")
 	must(t, err)

@@ -2,11 +2,13 @@ package main_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,6 +24,7 @@ import (
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -152,19 +155,20 @@ func startPair(t *testing.T, environment ...string) (controller, node *process) 
 // steps. A job has a trace of its own, which is linked to the call. Secrets are in no span.
 func TestTraces(t *testing.T) {
 	const passphrase = "correct horse battery staple"
+	testenv.RequireRoot(t)
 	collected, endpoint := startCollector(t)
 	controller, node := startPair(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+endpoint, "OTEL_RESOURCE_ATTRIBUTES=service.namespace=storage")
 	secrets := map[string]string{"passphrase": passphrase}
 	c := mountCapability("xfs")
-	create := func(name string, source *csi.VolumeContentSource, parameters map[string]string) string {
+	create := func(name string, source *csi.VolumeContentSource) string {
 		v, err := controller.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 512 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
-			VolumeContentSource: source, Parameters: parameters, Secrets: secrets,
+			VolumeContentSource: source, Secrets: secrets,
 		})
 		must(t, err)
 		return v.GetVolume().GetVolumeId()
 	}
-	id := create("first", nil, nil)
+	id := create("first", nil)
 	stage := func(id, staging string) error {
 		_, err := node.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 			VolumeId: id, StagingTargetPath: staging, VolumeCapability: c, Secrets: secrets,
@@ -175,7 +179,7 @@ func TestTraces(t *testing.T) {
 	must(t, stage(id, staging))
 	_, err := node.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 	must(t, err)
-	create("copy", &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}, nil)
+	create("copy", &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}})
 	failed := status.Convert(stage(id, "relative"))
 	if failed.Code() != codes.InvalidArgument {
 		t.Errorf("got %v for a relative path, want INVALID_ARGUMENT", failed)
@@ -183,7 +187,7 @@ func TestTraces(t *testing.T) {
 	log, _ := controller.stop(t)
 	nodeLog, _ := node.stop(t)
 
-	created := checkCreate(t, collected, id)
+	created := checkCreate(t, collected)
 	if trace := "trace=\"" + hex.EncodeToString(created.GetTraceId()) + "\""; !strings.Contains(log, trace) || !strings.Contains(nodeLog, trace) {
 		t.Errorf("the logs lack %s:\n%s\n%s", trace, log, nodeLog)
 	}
@@ -198,7 +202,7 @@ func TestTraces(t *testing.T) {
 }
 
 // checkCreate checks the spans of the first CreateVolume, whose call went through both drivers. It returns the root.
-func checkCreate(t *testing.T, c *collected, id string) span {
+func checkCreate(t *testing.T, c *collected) span {
 	t.Helper()
 	root := c.below(nil, "CreateVolume")
 	i := slices.IndexFunc(root, func(s span) bool { return attributes(s.GetAttributes())["trivet.volume"] == "first" })
@@ -220,7 +224,7 @@ func checkCreate(t *testing.T, c *collected, id string) span {
 			t.Errorf("got %v, want a successful span of trace %x", s, root[i].GetTraceId())
 		}
 	}
-	if root[i].process["host.name"] != "" || !strings.Contains(id, "first") && id == "" {
+	if root[i].process["host.name"] != "" {
 		t.Errorf("got host %q of the controller's driver, want none", root[i].process["host.name"])
 	}
 	return root[i]
@@ -268,5 +272,96 @@ func checkJob(t *testing.T, c *collected) {
 	}
 	if a := attributes(job.GetAttributes()); a["trivet.pool"] != "fast" || a["trivet.name"] == "" {
 		t.Errorf("got attributes %v of the job, want its pool and name", a)
+	}
+}
+
+// useDriver starts a driver for one node, calls ListVolumes twice, and returns its log and how long its end took.
+func useDriver(t *testing.T, environment ...string) (log string, took time.Duration) {
+	t.Helper()
+	testenv.RequireRoot(t)
+	p := startProcess(t, environment, "", testenv.Filesystem(t, "xfs", "2G")+"/state", "--node-id", "n")
+	for range 2 {
+		_, err := p.ctrl.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		must(t, err)
+	}
+	return p.stop(t)
+}
+
+// TestTracesDropped: a collector that refuses connections, or does not answer, delays neither calls nor the end of the
+// driver for long. The driver logs one line about it.
+func TestTracesDropped(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and answers none
+	must(t, err)
+	defer silent.Close()
+	for name, variables := range map[string][]string{
+		"refused, HTTP": {"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + backendtest.FreeAddress(t)},
+		"refused, gRPC": {"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + backendtest.FreeAddress(t), "OTEL_EXPORTER_OTLP_PROTOCOL=grpc"},
+		"silent":        {"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + silent.Addr().String(), "OTEL_BSP_SCHEDULE_DELAY=1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, took := useDriver(t, variables...)
+			if n := strings.Count(log, "Traces cannot be sent"); n != 1 || strings.Contains(log, "OpenTelemetry reports") {
+				t.Errorf("got %d lines about dropped spans, want 1 and no other; log:\n%s", n, log)
+			}
+			if took > 5*time.Second { // 3 s for the spans, and the rest of the end on a slow machine
+				t.Errorf("the end took %v, want at most 3 s longer than without traces", took)
+			}
+		})
+	}
+}
+
+// TestTracesGRPC: spans are also sent with gRPC.
+func TestTracesGRPC(t *testing.T) {
+	c := &collected{}
+	server := grpc.NewServer()
+	collector.RegisterTraceServiceServer(server, grpcCollector{c: c})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	log, _ := useDriver(t, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+l.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL=grpc")
+	if n := len(c.below(nil, "ListVolumes")); n != 2 || strings.Contains(log, "cannot be sent") {
+		t.Errorf("got %d spans of ListVolumes, want 2; all spans:\n%s\nlog:\n%s", n, c, log)
+	}
+}
+
+// grpcCollector receives spans over gRPC.
+type grpcCollector struct {
+	collector.UnimplementedTraceServiceServer
+	c *collected
+}
+
+// Export implements collector.TraceServiceServer.
+func (g grpcCollector) Export(_ context.Context, request *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	g.c.add(nil, request)
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+// TestTracesOff: without an endpoint, or if the standard variables disable traces, the driver neither sends nor logs
+// anything about traces. A wrong setting is logged, and the driver runs without traces.
+func TestTracesOff(t *testing.T) {
+	collected, endpoint := startCollector(t)
+	on := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=" + endpoint + "/v1/traces"
+	for _, tc := range []struct {
+		name      string
+		variables []string
+		says      string
+	}{
+		{"no endpoint", nil, ""},
+		{"empty endpoint", []string{"OTEL_EXPORTER_OTLP_ENDPOINT="}, ""},
+		{"SDK disabled", []string{on, "OTEL_SDK_DISABLED=true"}, ""},
+		{"no exporter", []string{on, "OTEL_TRACES_EXPORTER=none"}, ""},
+		{"unknown exporter", []string{on, "OTEL_TRACES_EXPORTER=zipkin"}, `OTEL_TRACES_EXPORTER=\"zipkin\"`},
+		{"unknown protocol", []string{on, "OTEL_EXPORTER_OTLP_PROTOCOL=http/json"}, `OTEL_EXPORTER_OTLP_PROTOCOL=\"http/json\"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			log, _ := useDriver(t, tc.variables...)
+			if !strings.Contains(log, tc.says) || strings.Contains(log, "Traces are disabled") != (tc.says != "") || strings.Contains(log, " trace=") {
+				t.Errorf("got log %s, want %q and no trace IDs", log, tc.says)
+			}
+		})
+	}
+	if len(collected.raw) > 0 {
+		t.Errorf("got spans, want none:\n%s", collected)
 	}
 }
