@@ -54,8 +54,8 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 	return p, p.connect(child.Conn, job.Pool.Name)
 }
 
-// connect creates the clients of the worker of a pool, which all use one connection. After the connection has ended, the process cannot be
-// used.
+// connect creates the clients of the worker of a pool, which all use one connection. After the connection has ended, the
+// process cannot be used.
 func (p *process) connect(connection net.Conn, pool string) (err error) {
 	var dialed atomic.Bool
 	p.conn, err = grpc.NewClient("passthrough:///worker", append(grpcserver.TraceClient("pool", pool), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),

@@ -145,19 +145,20 @@ func startPair(t *testing.T, environment ...string) (controller, node *process) 
 	}
 	config, state := member("pools: [{name: fast, directory: {path: " + pool + "}}]\nforwarding: {listen: \"" + listen + "\"}\n")
 	cluster.Certify(t, filepath.Join(state, "certificates"), pki.NodeURI(backendtest.DriverName, name), x509.ExtKeyUsageServerAuth)
-	node = startProcess(t, environment, config, state, "--services", "node", "--node-id", name)
+	node = startProcess(t, environment, config, state, "--services", "node", "--node-id", name, "-v", "10")
 	config, state = member("forwarding: {nodes: [{name: " + name + ", address: \"" + listen + "\"}]}\n")
 	cluster.Certify(t, filepath.Join(state, "certificates"), pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth)
-	return startProcess(t, environment, config, state, "--services", "controller"), node
+	return startProcess(t, environment, config, state, "--services", "controller", "-v", "10"), node
 }
 
 // TestTraces: the spans of a call are those of the controller's driver, and below them those of the node's driver with its
 // steps. A job has a trace of its own, which is linked to the call. Secrets are in no span.
 func TestTraces(t *testing.T) {
-	const passphrase = "correct horse battery staple"
+	const passphrase, token = "correct horse battery staple", "collector-token"
 	testenv.RequireRoot(t)
 	collected, endpoint := startCollector(t)
-	controller, node := startPair(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+endpoint, "OTEL_RESOURCE_ATTRIBUTES=service.namespace=storage")
+	controller, node := startPair(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+endpoint, "OTEL_RESOURCE_ATTRIBUTES=service.namespace=storage",
+		"OTEL_EXPORTER_OTLP_HEADERS=authorization="+token)
 	secrets := map[string]string{"passphrase": passphrase}
 	c := mountCapability("xfs")
 	create := func(name string, source *csi.VolumeContentSource) string {
@@ -193,8 +194,10 @@ func TestTraces(t *testing.T) {
 	}
 	checkStage(t, collected, failed)
 	checkJob(t, collected)
-	if bytes.Contains(collected.raw, []byte(passphrase)) {
-		t.Error("the exported spans contain the passphrase")
+	for _, secret := range []string{passphrase, token} {
+		if bytes.Contains(collected.raw, []byte(secret)) || strings.Contains(log+nodeLog, secret) {
+			t.Errorf("the exported spans or the logs contain %q", secret)
+		}
 	}
 	if len(collected.below(nil, "Probe")) > 0 {
 		t.Error("got spans of the Identity service, want none")

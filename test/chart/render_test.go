@@ -459,7 +459,9 @@ func TestEnvironment(t *testing.T) {
 	for _, shape := range []string{"", oneNode} {
 		for name, pod := range pods(template(t, shape+values)) {
 			for _, c := range pod.Spec.Containers {
-				has := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == "OTEL_EXPORTER_OTLP_ENDPOINT" && v.Value == "http://collector:4318" }) &&
+				has := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool {
+					return v.Name == "OTEL_EXPORTER_OTLP_ENDPOINT" && v.Value == "http://collector:4318"
+				}) &&
 					slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == "TOKEN" && v.ValueFrom.SecretKeyRef.Key == "k" })
 				if has != (c.Name == "trivet") {
 					t.Errorf("%q: container %s of %s has the variables: %t, want %t", shape, c.Name, name, has, !has)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -45,6 +46,9 @@ func Start(ctx context.Context, p Process) (stop func(timeout time.Duration)) {
 	if err != nil {
 		log.Error(err, "Traces are disabled")
 		return func(time.Duration) {}
+	}
+	if u, err := url.Parse(endpoint); err == nil {
+		endpoint = u.Redacted() // it is logged
 	}
 	e := &exporter{SpanExporter: client, endpoint: endpoint, log: log}
 	provider := sdk.NewTracerProvider(sdk.WithBatcher(e), sdk.WithResource(p.resource(ctx)))
@@ -118,6 +122,9 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	e.setError(e.SpanExporter.ExportSpans(ctx, spans))
 	return nil
 }
+
+// MarshalLog implements logr.Marshaler. The log must not contain the headers of the client, which can be secret.
+func (e *exporter) MarshalLog() any { return e.endpoint }
 
 // setError logs a change between success and failure.
 func (e *exporter) setError(err error) {
