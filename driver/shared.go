@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/internal/trace/otlp"
 	"github.com/trivet-csi/trivet/linux/freeze"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -63,6 +65,9 @@ func Roles(kinds backend.Kinds) map[string]reexec.Role {
 	}
 }
 
+// workerFlushTime is how long a worker that ends sends its last spans. The driver kills a worker that does not end soon.
+const workerFlushTime = 500 * time.Millisecond
+
 // runWorker is the main function of a worker process (export.Role).
 func runWorker(in reexec.Input, kinds backend.Kinds) error {
 	// A terminal or a container runtime sends these signals to all processes. The driver drains
@@ -76,6 +81,8 @@ func runWorker(in reexec.Input, kinds backend.Kinds) error {
 	if err := job.Log.Apply(); err != nil {
 		return err
 	}
+	stop := otlp.Start(context.Background(), otlp.Process{Version: job.Version, Node: job.NodeID})
+	defer stop(workerFlushTime)
 	return export.Run(context.Background(), job, in.Conn, kinds, func(kubeletDir, driver, volumeID string) string {
 		return kube.Kubelet{Dir: kubeletDir}.StagingPath(driver, volumeID)
 	})

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -35,10 +36,8 @@ func (w *workerProcess) log(ctx context.Context, req any, info *grpc.UnaryServer
 // limit bounds the number of concurrent calls, and ends the process if a call still hangs long after
 // its cancellation. A call counts until it returns, even if it was cancelled.
 func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	select {
-	case w.calls <- struct{}{}:
-	case <-ctx.Done():
-		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %d calls are running: %w: retry", w.job.Pool.Name, maxCalls, ctx.Err())
+	if err := w.awaitSlot(ctx); err != nil {
+		return nil, err
 	}
 	defer func() { <-w.calls }()
 	returned := make(chan struct{})
@@ -49,6 +48,18 @@ func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServ
 		}
 	})()
 	return handler(ctx, req)
+}
+
+// awaitSlot waits until fewer than maxCalls calls are running.
+func (w *workerProcess) awaitSlot(ctx context.Context) (err error) {
+	ctx, span := trace.Start(ctx, "wait for call slot")
+	defer span.End(&err)
+	select {
+	case w.calls <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %d calls are running: %w: retry", w.job.Pool.Name, maxCalls, ctx.Err())
+	}
 }
 
 // hangs waits for a call and calls answers, a test of the mounts, at the interval every. It returns

@@ -51,21 +51,21 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 	}
 	p := &process{kill: child.Kill, ended: child.Done(), exit: child.Err, started: time.Now(), silent: !job.SilentSince.IsZero()}
 	p.ctx, p.fail = context.WithCancelCause(ctx)
-	return p, p.connect(child.Conn)
+	return p, p.connect(child.Conn, job.Pool.Name)
 }
 
-// connect creates the clients, which all use one connection. After the connection has ended, the process cannot be
-// used.
-func (p *process) connect(connection net.Conn) (err error) {
+// connect creates the clients of the worker of a pool, which all use one connection. After the connection has ended, the
+// process cannot be used.
+func (p *process) connect(connection net.Conn, pool string) (err error) {
 	var dialed atomic.Bool
-	p.conn, err = grpc.NewClient("passthrough:///worker", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+	p.conn, err = grpc.NewClient("passthrough:///worker", append(grpcserver.TraceClient("pool", pool), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithIdleTimeout(0), grpc.WithInitialWindowSize(grpcserver.WindowSize), grpc.WithInitialConnWindowSize(grpcserver.WindowSize),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if dialed.Swap(true) {
 				return nil, errors.New("the connection to the worker process has ended")
 			}
 			return connection, nil
-		}))
+		}))...)
 	if err != nil {
 		p.kill()
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/grpcserver"
 	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/nodeserver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -110,13 +111,15 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 // does not fail.
 func (w *workerProcess) awaitPool(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if !w.job.Static && !strings.HasPrefix(info.FullMethod, "/csi.v1.Identity/") {
-		patience, cancel := context.WithTimeout(ctx, openPatience)
+		waiting, span := trace.Start(ctx, "wait for pool")
+		patience, cancel := context.WithTimeout(waiting, openPatience)
 		_ = w.pools.AwaitReady(patience) // the handler returns the error of the pool, which is more specific
 		switch info.FullMethod {
 		case csi.Controller_CreateVolume_FullMethodName, csi.Controller_GetCapacity_FullMethodName:
 			w.pools.Initialise(patience)
 		}
 		cancel()
+		span.End(nil)
 	}
 	return handler(ctx, req)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -302,6 +303,8 @@ func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
 		return v, nil
 	default:
 	}
+	ctx, span := trace.Start(ctx, "wait for lock")
+	defer span.End(nil)
 	select {
 	case v.lock <- struct{}{}:
 		return v, nil

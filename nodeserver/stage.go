@@ -12,6 +12,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
@@ -34,7 +35,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	secrets := volume.NewSecrets(req.GetSecrets())
 	if v.Block {
 		var source mount.Source
-		if source, err = b.Attach(ctx, v, secrets); err == nil {
+		if source, err = attach(ctx, b, v, secrets); err == nil {
 			err = source.Close()
 		}
 	} else {
@@ -59,12 +60,26 @@ func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r 
 	if _, err := prepareDir(r.field, r.staging, at); err != nil {
 		return err
 	}
-	source, err := b.Attach(ctx, v, secrets)
+	source, err := attach(ctx, b, v, secrets)
 	if err != nil {
 		return err
 	}
-	err = explainMount(v, r, source.Mount(ctx, r.staging, r.options))
+	err = explainMount(v, r, mountAt(ctx, source, r))
 	return errors.Join(err, source.Close())
+}
+
+// attach attaches a volume and creates its filesystem if it has none.
+func attach(ctx context.Context, b backend.Backend, v volume.Volume, secrets volume.Secrets) (_ mount.Source, err error) {
+	ctx, span := trace.Start(ctx, "attach")
+	defer span.End(&err)
+	return b.Attach(ctx, v, secrets)
+}
+
+// mountAt mounts a source at the staging path.
+func mountAt(ctx context.Context, source mount.Source, r request) (err error) {
+	ctx, span := trace.Start(ctx, "mount")
+	defer span.End(&err)
+	return source.Mount(ctx, r.staging, r.options)
 }
 
 // explainMount wraps an error of mounting in the matching error of package volume.
@@ -123,7 +138,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.UnstageMount)
-	if err := b.Detach(ctx, v); err != nil {
+	if err := detach(ctx, b, v); err != nil {
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.UnstageGone)
@@ -138,13 +153,27 @@ func (s *Server) holdTrim(ctx context.Context, id volume.ID) (release func()) {
 	return s.HoldTrim(ctx, id)
 }
 
+// detach detaches a volume that is not mounted.
+func detach(ctx context.Context, b backend.Backend, v volume.Volume) (err error) {
+	ctx, span := trace.Start(ctx, "detach")
+	defer span.End(&err)
+	return b.Detach(ctx, v)
+}
+
 // unstageAt unmounts the volume from its staging path, if it is mounted there.
 func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volume, staging string) error {
 	source, err := mountedSource(ctx, b, v, stagingField, staging)
 	if err != nil || source == nil {
 		return err
 	}
-	return explainUnmount(stagingField, staging, source.UnmountLast(ctx, staging, s.Abandon))
+	return explainUnmount(stagingField, staging, s.unmount(ctx, source, staging))
+}
+
+// unmount unmounts a source from its staging path, and writes what is not on the disk yet.
+func (s *Server) unmount(ctx context.Context, source mount.Source, staging string) (err error) {
+	ctx, span := trace.Start(ctx, "unmount")
+	defer span.End(&err)
+	return source.UnmountLast(ctx, staging, s.Abandon)
 }
 
 // Release unstages a volume that is being deleted, if the kubelet did not unstage it. The volume has no
@@ -179,7 +208,7 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 			return false, err
 		}
 	}
-	if err := b.Detach(ctx, v); err != nil {
+	if err := detach(ctx, b, v); err != nil {
 		return false, fmt.Errorf("unstaging a volume that is being deleted and that the kubelet did not unstage: %w", err)
 	}
 	klog.FromContext(ctx).Info("Unstaged a volume that is being deleted and that the kubelet did not unstage", "source", source.String(), "mounts", len(mounts))

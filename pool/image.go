@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -69,7 +70,14 @@ func (i *Images) AwaitLock(ctx context.Context, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return i.locked(name, image, flockPatiently(ctx, image))
+	return i.locked(name, image, awaitLock(ctx, image))
+}
+
+// awaitLock locks an image. It waits up to a second for the lock.
+func awaitLock(ctx context.Context, image *os.File) (err error) {
+	ctx, span := trace.Start(ctx, "wait for lock")
+	defer span.End(&err)
+	return flockPatiently(ctx, image)
 }
 
 // locked returns the image of the volume name after an attempt to lock it, which returned err. If the

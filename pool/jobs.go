@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -49,8 +50,9 @@ type Job struct {
 	queued atomic.Bool
 	slot   bool
 
-	all *Jobs
-	log klog.Logger
+	all  *Jobs
+	log  klog.Logger
+	span trace.Span
 	// left is the time since which no call waits for the end of the job.
 	left time.Time
 	// copied and expected are bytes. expected is 0 if it is not known.
@@ -103,7 +105,7 @@ func (j *Job) AwaitSlot(ctx context.Context) error {
 	}
 	j.queued.Store(true)
 	defer j.queued.Store(false)
-	err := j.all.treeCopies.Acquire(ctx, 1)
+	err := trace.Acquire(ctx, j.all.treeCopies, "wait for copy slot")
 	j.slot = err == nil
 	return err
 }
@@ -113,12 +115,15 @@ const copyLogInterval = 30 * time.Second
 
 // Do starts the job of a name, or joins the running one, and waits for its end. If ctx ends first, or is about to end,
 // the job continues, and the error is ErrPending. do must stop when its context ends.
-func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) error {
+func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) (err error) {
 	j, err := s.job(ctx, name, do)
 	if err != nil {
 		return err
 	}
 	defer j.leave()
+	ctx, span := trace.Start(ctx, "wait for job")
+	span.Link(j.span)
+	defer span.End(&err)
 	waiting, cancel := beforeDeadline(ctx)
 	defer cancel()
 	select {
@@ -159,10 +164,14 @@ func (s *Jobs) job(ctx context.Context, name string, do func(ctx context.Context
 		log: klog.LoggerWithValues(klog.FromContext(ctx), "pool", s.pool, "name", name), began: time.Now(), logged: time.Now(),
 	}
 	ctx, j.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	ctx, j.span = trace.StartJob(ctx, "job")
+	j.span.Set("trivet.pool", s.pool)
+	j.span.Set("trivet.name", name)
 	s.running[name] = j
 	s.ended.Go(func() {
 		defer j.cancel()
 		j.err = j.run(ctx, do)
+		j.span.End(&j.err)
 		if j.slot {
 			s.treeCopies.Release(1)
 		}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/freeze"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -141,6 +142,8 @@ func AwaitAttempt(ctx context.Context, err error) bool {
 	if !errors.As(err, &opening) {
 		return false
 	}
+	ctx, span := trace.Start(ctx, "wait for pool")
+	defer span.End(nil)
 	select {
 	case <-opening.attempted:
 		return true

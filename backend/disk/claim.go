@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -76,7 +77,7 @@ func claimDisk(ctx context.Context, p *pool.Pool, r room) (*claim, error) {
 
 // claimAfter calls step, and then claims a free disk. Only one call at a time does this.
 func (s *storage) claimAfter(ctx context.Context, step func() error, r room) (*claim, error) {
-	if err := s.claiming.Acquire(ctx, 1); err != nil {
+	if err := trace.Acquire(ctx, s.claiming, "wait for claim of a disk"); err != nil {
 		return nil, err
 	}
 	err := step()

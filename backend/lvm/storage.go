@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/pool"
@@ -74,7 +75,7 @@ func (s *storage) state() (dm.Group, dm.Report) {
 
 // change calls f, which changes the group, and records the changes in the report.
 func (s *storage) change(ctx context.Context, f func(g dm.Group, r *dm.Report) error) error {
-	if err := s.changing.Acquire(ctx, 1); err != nil {
+	if err := trace.Acquire(ctx, s.changing, "wait for volume group"); err != nil {
 		return err
 	}
 	defer s.changing.Release(1)
@@ -121,7 +122,7 @@ func findGroup(name, uuid string) (dm.Group, error) {
 func (s *storage) Scan() error { return s.scan(context.Background()) }
 
 func (s *storage) scan(ctx context.Context) error {
-	if err := s.changing.Acquire(ctx, 1); err != nil {
+	if err := trace.Acquire(ctx, s.changing, "wait for volume group"); err != nil {
 		return err
 	}
 	defer s.changing.Release(1)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/pool"
@@ -57,7 +58,7 @@ func (b *Backend) takeOver(ctx context.Context, p *pool.Pool, spec volume.Spec) 
 	if spec.Source != nil {
 		return v, refuse(volume.ErrInvalid, name, "the volume gets the data of the logical volume, but volume_content_source is %v: use a class without the parameter", spec.Source)
 	}
-	if err := b.takingOver.Acquire(ctx, 1); err != nil {
+	if err := trace.Acquire(ctx, b.takingOver, "wait for takeover"); err != nil {
 		return v, err
 	}
 	defer b.takingOver.Release(1)

@@ -24,6 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/errtext"
+	"github.com/trivet-csi/trivet/internal/grpcserver"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -90,7 +91,7 @@ func newNode(name, address string, config *tls.Config, changed func(*node)) (*no
 	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, requesting: make(chan struct{}, 1)}
 	n.addresses.InitialState(resolverState(address))
 	var err error
-	n.conn, err = grpc.NewClient("node:///node",
+	n.conn, err = grpc.NewClient("node:///node", append(grpcserver.TraceClient("node", name),
 		grpc.WithResolvers(n.addresses),
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
@@ -104,7 +105,7 @@ func newNode(name, address string, config *tls.Config, changed func(*node)) (*no
 		// own read buffer.
 		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(4<<10),
 		grpc.WithDisableServiceConfig(),
-	)
+	)...)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -42,7 +43,10 @@ type permission struct {
 }
 
 // Connect implements backend.Incoming. The connection ends with ctx.
-func (p *permission) Connect(ctx context.Context) (backend.Stream, error) {
+func (p *permission) Connect(ctx context.Context) (_ backend.Stream, err error) {
+	_, span := trace.Start(ctx, "connect to source")
+	span.Set("trivet.node", p.offer.Node)
+	defer span.End(&err)
 	if p.offer.Problem != "" {
 		return nil, volume.Errorf(volume.ErrUnavailable, "%s", p.offer.Problem)
 	}
@@ -107,7 +111,10 @@ func (s *stream) request(ticket []byte) error {
 func (s *stream) Manifest() volume.Manifest { return s.manifest }
 
 // Copy implements backend.Stream.
-func (s *stream) Copy(ctx context.Context, from int64, bases []string, to backend.Target) error {
+func (s *stream) Copy(ctx context.Context, from int64, bases []string, to backend.Target) (err error) {
+	ctx, span := trace.Start(ctx, "transfer")
+	span.Set("trivet.node", s.node)
+	defer span.End(&err)
 	i := &incoming{from: s.conn, to: to, limit: s.limit, node: s.node, end: s.manifest.StorageSize(), at: from, bases: bases}
 	list, err := json.Marshal(bases)
 	if err == nil {

@@ -2,16 +2,19 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/internal/trace/otlp"
 )
 
 // The values of --services.
@@ -57,6 +60,9 @@ The flags describe the process. All other settings are in the configuration file
 	return cmd
 }
 
+// flushTime is how long a driver that ends sends its last spans.
+const flushTime = 3 * time.Second
+
 func runDriver(o driver.Options) error {
 	if err := o.Log.Apply(); err != nil {
 		return err
@@ -69,5 +75,7 @@ func runDriver(o driver.Options) error {
 	defer klog.Flush()
 	ctx, stop := untilSignal()
 	defer stop()
+	stopTraces := otlp.Start(context.WithoutCancel(ctx), otlp.Process{Version: o.Version, Node: o.NodeID})
+	defer stopTraces(flushTime)
 	return driver.Run(ctx, o)
 }

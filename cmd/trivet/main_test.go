@@ -182,6 +182,7 @@ type process struct {
 	cmd           *exec.Cmd
 	config, state string
 	endpoint      string
+	log           string // path of its standard error
 	node          csi.NodeClient
 	ctrl          csi.ControllerClient
 }
@@ -206,10 +207,23 @@ func start(t *testing.T, path string) *process {
 // startWith starts a driver with a configuration file and a state directory, and waits until it is ready.
 func startWith(t *testing.T, path, config, state string) *process {
 	t.Helper()
+	return startProcess(t, []string{"PATH=" + path}, config, state, "--node-id", "n")
+}
+
+// startProcess starts a driver with a configuration file, a state directory, variables and other flags, and waits until it
+// is ready.
+func startProcess(t *testing.T, environment []string, config, state string, flags ...string) *process {
+	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command(program, "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", config,
-		"--state-dir", state, "--http-address", "")
-	cmd.Env = append(os.Environ(), "PATH="+path)
+	cmd := exec.Command(program, append([]string{
+		"driver", "--endpoint", "unix://" + dir + "/csi.sock", "--config", config,
+		"--state-dir", state, "--http-address", "",
+	}, flags...)...)
+	cmd.Env = append(os.Environ(), environment...)
+	log, err := os.Create(dir + "/log")
+	must(t, err)
+	defer log.Close()
+	cmd.Stderr = log
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
@@ -222,7 +236,7 @@ func startWith(t *testing.T, path, config, state string) *process {
 		must(t, err)
 		ready = resp.GetReady().GetValue()
 	}
-	return &process{cmd, config, state, "unix://" + dir + "/csi.sock", csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
+	return &process{cmd, config, state, "unix://" + dir + "/csi.sock", log.Name(), csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
 }
 
 // TestSignal: a signal ends an idle driver with status 0.

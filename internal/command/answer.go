@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
+
+	"github.com/trivet-csi/trivet/internal/trace"
 )
 
 // ErrTooMuch means that a program printed more than the maximum.
@@ -19,7 +21,9 @@ var ErrTooMuch = errors.New("the program printed too much")
 //
 // When ctx ends, the whole group is killed. When this process ends, the kernel kills only the program.
 // Answer does not wait for other processes of the group.
-func (c Command) Answer(ctx context.Context, limit int) (string, error) {
+func (c Command) Answer(ctx context.Context, limit int) (_ string, err error) {
+	ctx, span := trace.Start(ctx, c.Name)
+	defer endSpan(span, &err)
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", c.Name, ErrMissing)

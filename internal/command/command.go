@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/trivet-csi/trivet/internal/trace"
 )
 
 // ErrMissing means that the program is not in PATH.
@@ -30,11 +32,15 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	how := fmt.Sprintf("exit status %d", e.Code)
+	return fmt.Sprintf("%s %s: %s: %s", e.Name, strings.Join(e.Args, " "), e.end(), e.Output)
+}
+
+// end says how the program ended.
+func (e *Error) end() string {
 	if e.Signal != 0 {
-		how = "signal: " + e.Signal.String()
+		return "signal: " + e.Signal.String()
 	}
-	return fmt.Sprintf("%s %s: %s: %s", e.Name, strings.Join(e.Args, " "), how, e.Output)
+	return fmt.Sprintf("exit status %d", e.Code)
 }
 
 // failure returns the Error of a program that failed.
@@ -68,7 +74,9 @@ func (c Command) Run(ctx context.Context) error {
 }
 
 // Output does the same as Run, and also returns the standard output and standard error of the program.
-func (c Command) Output(ctx context.Context) (string, error) {
+func (c Command) Output(ctx context.Context) (_ string, err error) {
+	ctx, span := trace.Start(ctx, c.Name)
+	defer endSpan(span, &err)
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w: install the package that contains it, or run the driver from its image", c.Name, ErrMissing)
@@ -84,6 +92,17 @@ func (c Command) Output(ctx context.Context) (string, error) {
 		return "", c.explain(ctx, err, out.String())
 	}
 	return out.String(), nil
+}
+
+// endSpan ends the span of a program. The arguments and the output of the program are not in the span, because they
+// can contain secrets.
+func endSpan(span trace.Span, err *error) {
+	var failed *Error
+	if errors.As(*err, &failed) {
+		how := errors.New(failed.end())
+		err = &how
+	}
+	span.End(err)
 }
 
 // run runs a program. The kernel kills the program when the thread that started it ends (PR_SET_PDEATHSIG,

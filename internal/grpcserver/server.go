@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/internal/trace"
 )
 
 const (
@@ -27,8 +28,12 @@ func New(options ...grpc.ServerOption) *grpc.Server {
 }
 
 // Chain returns the server options that pass all calls through interceptors, in order. A call with a stream
-// of responses passes through them once, with its request.
+// of responses passes through them once, with its request. If spans are recorded, an interceptor before the others
+// records one for each call.
 func Chain(interceptors ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
+	if trace.Enabled() {
+		interceptors = append([]grpc.UnaryServerInterceptor{traceCalls}, interceptors...)
+	}
 	streams := []grpc.StreamServerInterceptor{readRequest}
 	for _, intercept := range interceptors {
 		streams = append(streams, onStream(intercept))

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/trace"
 )
 
 const (
@@ -114,7 +115,10 @@ type FormatSpec struct {
 // Format creates a filesystem on an image, which must be blank, and which no other process may have open for
 // writing. The filesystem is not durable until the image is synced. A call that fails or is interrupted leaves
 // an incomplete filesystem, which the caller must wipe before the next call.
-func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
+func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) (err error) {
+	ctx, span := trace.Start(ctx, "format")
+	span.Set("trivet.filesystem", spec.FSType)
+	defer span.End(&err)
 	size, err := Size(image)
 	if err != nil {
 		return err

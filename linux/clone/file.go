@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
@@ -48,7 +49,9 @@ type Result struct {
 // btrfs shares no blocks between files that differ in it. After an error dst contains a part of the copy. The
 // error is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than src. File rejects a dst
 // that is not empty, and a dst or src that is neither a file nor a device.
-func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
+func File(ctx context.Context, dst, src *os.File, o Options) (_ Result, err error) {
+	ctx, span := trace.Start(ctx, "copy file")
+	defer span.End(&err)
 	c, err := newFileCopy(dst, src, o)
 	if err != nil {
 		return Result{}, err

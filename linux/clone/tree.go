@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/linux/tree"
 )
@@ -32,7 +33,9 @@ const maxDepth = 10000
 // NFS flushes it. After an error dst contains a part of the copy. The error is ctx.Err() if ctx ended, and
 // ErrUncopyable, with the path, if src contains a mount point, a btrfs subvolume, a directory that was moved
 // during the call, or more than 10000 levels.
-func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
+func Tree(ctx context.Context, dst, src *os.File, o Options) (_ Result, err error) {
+	ctx, span := trace.Start(ctx, "copy directory")
+	defer span.End(&err)
 	st, err := stat(src)
 	if err != nil {
 		return Result{}, err

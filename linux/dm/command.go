@@ -16,6 +16,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
@@ -64,7 +65,7 @@ var locks sync.Map
 // command was killed, run completes what that command has not.
 func (g Group) run(ctx context.Context, name string, args ...string) (string, error) {
 	lock, _ := locks.LoadOrStore(g.UUID, semaphore.NewWeighted(1))
-	if err := lock.(*semaphore.Weighted).Acquire(ctx, 1); err != nil {
+	if err := trace.Acquire(ctx, lock.(*semaphore.Weighted), "wait for volume group"); err != nil {
 		return "", err
 	}
 	defer lock.(*semaphore.Weighted).Release(1)

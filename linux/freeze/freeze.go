@@ -21,6 +21,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
@@ -67,7 +68,9 @@ type Frozen struct {
 // kernel is still freezing a filesystem, the guardian thaws it as soon as the kernel has frozen it.
 //
 // A filesystem cannot be unmounted until it is thawed (EBUSY).
-func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (*Frozen, error) {
+func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (_ *Frozen, err error) {
+	ctx, span := trace.Start(ctx, "freeze")
+	defer span.End(&err)
 	z, err := f.start(limit, targets)
 	if err != nil {
 		return nil, fmt.Errorf("freezing %s: %w", namesOf(targets), err)

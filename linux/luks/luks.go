@@ -17,6 +17,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/linux/sys"
@@ -73,7 +74,7 @@ func run(ctx context.Context, keys [][]byte, args ...string) error {
 		defer pipe.Close()
 		c.Hold = append(c.Hold, pipe)
 	}
-	if err := derivations.Acquire(ctx, 1); err != nil {
+	if err := trace.Acquire(ctx, derivations, "wait for cryptsetup"); err != nil {
 		return err
 	}
 	defer derivations.Release(1)

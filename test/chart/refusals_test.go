@@ -68,6 +68,8 @@ func TestRefusals(t *testing.T) {
 		{"relative export", "pools: {p: {nfs: {server: nas, export: e}}}", []string{"/pools/p/nfs/export"}},
 		{"export with ..", "pools: {p: {nfs: {server: nas, export: /e/../f}}}", []string{"/pools/p/nfs/export"}},
 		{"unknown log format", "logFormat: xml", []string{"/logFormat"}},
+		{"variable without a name", "env: [{value: x}]", []string{"/env/0"}},
+		{"unknown key of a variable", "env: [{name: X, vallue: x}]", []string{"env[0].vallue is not a key of this chart: did you mean value?"}},
 		{"unknown fencing", "pools: {p: {nfs: {server: nas, export: /e, fencing: maybe}}}", []string{"/pools/p/nfs/fencing"}},
 		{"outage without a unit", "pools: {p: {nfs: {server: nas, export: /e, outage: 600}}}", []string{"/pools/p/nfs/outage"}},
 		{"class without an export", "nfs: {storageClasses: [{name: a, server: nas}]}", []string{"storageClass a", "nfs.export"}},

@@ -456,6 +456,24 @@ func TestLogFormat(t *testing.T) {
 	}
 }
 
+// TestEnvironment checks that each driver gets the variables of env, and that the sidecars do not.
+func TestEnvironment(t *testing.T) {
+	const values = "env:\n- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: http://collector:4318}\n- {name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}\n"
+	for _, shape := range []string{"", oneNode} {
+		for name, pod := range pods(template(t, shape+values)) {
+			for _, c := range pod.Spec.Containers {
+				has := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool {
+					return v.Name == "OTEL_EXPORTER_OTLP_ENDPOINT" && v.Value == "http://collector:4318"
+				}) &&
+					slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == "TOKEN" && v.ValueFrom.SecretKeyRef.Key == "k" })
+				if has != (c.Name == "trivet") {
+					t.Errorf("%q: container %s of %s has the variables: %t, want %t", shape, c.Name, name, has, !has)
+				}
+			}
+		}
+	}
+}
+
 // TestConfigurationRestarts checks that a changed configuration restarts only the drivers that read it.
 func TestConfigurationRestarts(t *testing.T) {
 	sums := func(values string) (node, controller string) {

@@ -171,6 +171,9 @@ readinessProbe:
     # The driver's name that `trivet doctor` expects.
     - name: CSI_DRIVER_NAME
       value: {{ toYaml .Values.driverName }}
+    {{- with .Values.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   terminationMessagePolicy: FallbackToLogsOnError
   # The default path is in /dev, which is that of the node in this container: the file would remain
   # on the node.
@@ -236,6 +239,9 @@ readinessProbe:
     # The driver's name that `trivet doctor` expects.
     - name: CSI_DRIVER_NAME
       value: {{ toYaml .Values.driverName }}
+    {{- with .Values.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   terminationMessagePolicy: FallbackToLogsOnError
   securityContext:
     privileged: false
