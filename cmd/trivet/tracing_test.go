@@ -295,7 +295,7 @@ func useDriver(t *testing.T, environment ...string) (log string, took time.Durat
 func TestTracesDropped(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and answers none
 	must(t, err)
-	defer silent.Close()
+	t.Cleanup(func() { _ = silent.Close() })
 	for name, variables := range map[string][]string{
 		"refused, HTTP": {"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + backendtest.FreeAddress(t)},
 		"refused, gRPC": {"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + backendtest.FreeAddress(t), "OTEL_EXPORTER_OTLP_PROTOCOL=grpc"},
