@@ -62,7 +62,7 @@ func protectedCluster(t *testing.T, prepare func(p *protectTest), test func(t *t
 			},
 		})
 		start(t, func(ctx context.Context) { protection.Run(ctx, user{cluster: c}.connect) })
-		p.wait(time.Second)
+		p.wait(5 * time.Second) // several watches may begin one after the other
 		test(t, p)
 	})
 }
