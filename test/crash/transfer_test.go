@@ -66,7 +66,15 @@ func (p transferPool) withContent(t *testing.T, name string, f func(path string)
 		f(filepath.Join(p.dir, "volumes", name, "image"))
 		return
 	}
-	lv := strings.TrimSpace(testenv.Run(t, "lvm", "lvs", "--noheadings", "-o", "lv_full_name", "-S", "lv_tags=trivet.volume."+name, p.group.VolumeGroup))
+	var lv string
+	must(t, poll(func(context.Context) error { // one that was abandoned exists until the driver has removed it
+		found := strings.Fields(testenv.Run(t, "lvm", "lvs", "--noheadings", "-o", "lv_full_name", "-S", "lv_tags=trivet.volume."+name, p.group.VolumeGroup))
+		if len(found) != 1 {
+			return fmt.Errorf("got the logical volumes %q of volume %s, want one", found, name)
+		}
+		lv = found[0]
+		return nil
+	}))
 	testenv.Run(t, "lvm", "lvchange", "-ay", "-K", lv)
 	f("/dev/" + lv)
 	testenv.Run(t, "lvm", "lvchange", "-an", lv)
