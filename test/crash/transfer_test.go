@@ -29,9 +29,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/translate"
 )
 
-// transferPoints are the points that a node reaches while it receives a volume from another node.
-var transferPoints = []crashpoint.Point{
-	crashpoint.ReceiveSynced, crashpoint.ReceiveRecorded, crashpoint.ReceiveMoved,
+// receivePoints are the points that a node reaches while it receives a volume from another node, or abandons what it has received.
+var receivePoints = []crashpoint.Point{
+	crashpoint.ReceiveSynced, crashpoint.ReceiveRecorded, crashpoint.ReceiveMoved, crashpoint.ReceiveAbandoned,
 	crashpoint.CreateBuilt, crashpoint.CreateCommitted, crashpoint.CreateDone,
 }
 
@@ -170,7 +170,7 @@ func pointsTo(p crashpoint.Point) []crashpoint.Point {
 // differences between two snapshots. Afterwards the volume is created, or the call is undone by DeleteVolume, and nothing is left.
 func TestKilledInTransfer(t *testing.T) {
 	t.Parallel()
-	for _, p := range append(transferPoints, crashpoint.ReceiveAbandoned) {
+	for _, p := range receivePoints {
 		for name, undone := range map[string]bool{"retry": false, "undo": true} {
 			for _, differences := range []bool{false, true} {
 				if differences && p == crashpoint.ReceiveAbandoned { // the content of a snapshot does not change
