@@ -243,7 +243,7 @@ func (d *Driver) makeServers(background context.Context) {
 		routing := router.Options{
 			Shared: exports, SharedPools: PoolNames(o.sharedPools()), Kinds: o.Kinds, Owners: d.owners,
 			Client:    func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
-			Transfers: d.transfers,
+			Transfers: o.Kinds.Transfer,
 			Sign:      func(t transfer.Ticket) ([]byte, error) { return t.Sign(d.certificates) },
 		}
 		if k := d.config.Kubernetes; k != nil && k.Events {

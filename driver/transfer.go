@@ -67,13 +67,6 @@ func (d *Driver) newSender() *transfer.Server {
 	})
 }
 
-// transfers reports whether volumes of a kind can be created from a source on another node.
-func (d *Driver) transfers(kind string) bool {
-	return slices.ContainsFunc(backend.As[backend.Transferrer](d.backends), func(t backend.Transferrer) bool {
-		return t.(backend.Backend).Name() == kind
-	})
-}
-
 // forwardingTLS returns the TLS configuration of the forwarding port: the controller's driver makes calls, and other nodes request
 // transfers. A client that offers the protocol of transfers gets no other.
 func (d *Driver) forwardingTLS() *tls.Config {
