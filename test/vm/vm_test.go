@@ -190,14 +190,14 @@ var guests = []guest{
 		programs: []program{
 			{
 				"./backend/lvm",
-				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup|Trim)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$"},
-				passed("TestThin/thin/ext4/Trim", "TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
+				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup|Trim)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$|^TestTransfer$/^none-ext4$"},
+				passed("TestTransfer/none-ext4", "TestThin/thin/ext4/Trim", "TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
 			},
 			{"./linux/dm", []string{"-test.run", "^TestKilledCreate$"}, passed("TestKilledCreate/remove", "TestKilledCreate/copy")},
 		},
 	},
 	{
-		name: "thin-transfer", disks: groupDisks, prelude: onEncrypted, limit: 25 * time.Minute,
+		name: "thin-transfer", disks: groupDisks, prelude: onEncrypted, long: true, limit: 25 * time.Minute,
 		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestTransfer"}, passed("TestTransfer/none-ext4", "TestTransfer/luks2-block", "TestTransferInterrupted")}},
 	},
 	{
