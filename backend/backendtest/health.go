@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // reasons returns the reasons of the volume's conditions that the node and the controller report.
@@ -116,20 +117,34 @@ func (l *testVolume) breakFilesystem(t *testing.T) {
 func (l *testVolume) corrupt(t *testing.T, content []byte) {
 	t.Helper()
 	l.unpublishAndUnstage(t)
-	image, err := os.ReadFile(l.image())
+	f, err := os.OpenFile(l.image(), os.O_RDWR, 0)
 	must(t, err)
-	at := bytes.Index(image, content[:4096])
-	if at < 0 {
-		t.Fatal("the content of the file is not in the image")
-	}
-	f, err := os.OpenFile(l.image(), os.O_WRONLY, 0)
-	must(t, err)
-	_, err = f.WriteAt([]byte{^content[0]}, int64(at))
+	_, err = f.WriteAt([]byte{^content[0]}, offsetOf(t, f, content[:4096]))
 	must(t, errors.Join(err, f.Sync(), f.Close()))
 	l.stageAndPublish(t)
 	if _, err := os.ReadFile(l.data(l.target)); !errors.Is(err, syscall.EIO) {
 		t.Errorf("reading a file with a wrong checksum: got %v, want EIO", err)
 	}
+}
+
+// offsetOf returns the offset of a block in the data of a sparse file.
+func offsetOf(t *testing.T, f *os.File, block []byte) int64 {
+	t.Helper()
+	info, err := f.Stat()
+	must(t, err)
+	must(t, sys.WriteBack(f))
+	for start, stop := int64(0), int64(0); stop < info.Size(); {
+		start, stop, err = sys.NextData(f, stop, info.Size())
+		must(t, err)
+		data := make([]byte, stop-start)
+		_, err = f.ReadAt(data, start)
+		must(t, err)
+		if at := bytes.Index(data, block); at >= 0 {
+			return start + int64(at)
+		}
+	}
+	t.Fatalf("%s does not contain the block", f.Name())
+	return 0
 }
 
 // remountReadOnly makes ext4 remount itself read-only after an error. Stable kernels from late 2024 to Linux 6.14

@@ -58,11 +58,11 @@ func testTrim(t *testing.T, d *Driver, kind Kind) {
 		return
 	}
 	l.trim(t) // what mkfs has written and freed
-	const size = 200 << 20
+	const size = 64 << 20
 	kept, deleted := filepath.Join(l.target, "kept"), filepath.Join(l.target, "deleted")
 	write(t, kept, pattern(121))
 	write(t, deleted, pattern(122))
-	testenv.Run(t, "dd", "if=/dev/urandom", "of="+deleted, "bs=1M", "count=200", "conv=fsync", "status=none")
+	testenv.Run(t, "dd", "if=/dev/urandom", "of="+deleted, "bs=1M", "count=64", "conv=fsync", "status=none")
 	full := l.allocated(t)
 	must(t, os.Remove(deleted))
 	testenv.Run(t, "sync", "-f", l.target)

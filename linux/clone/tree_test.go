@@ -149,7 +149,7 @@ func TestTreeMounted(t *testing.T) {
 func TestTreeDeep(t *testing.T) {
 	for _, fsType := range []string{"xfs", "btrfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
-			const depth = 5000
+			const depth = 2000
 			dir := filesystem(t, fsType, "1G")
 			src := mkdir(t, dir, "src")
 			makeDeep(t, src, depth, "a", "file", "z")

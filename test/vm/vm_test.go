@@ -105,13 +105,9 @@ var guests = []guest{
 		name: "encryption", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", limit: 15 * time.Minute,
 		programs: []program{{
 			"./backend/loop",
-			[]string{"-test.run", "^TestEncrypted$/./^ext4$/^(OnlineGrowth|Rotation|Ciphertext|ContainerHeader|NothingLeft)$|^TestEncrypted$/./^block$/^(Passphrase|ContainerLeftOpen|EncryptedCopies|NothingLeft)$"},
-			passed("TestEncrypted/images-encrypted/ext4/ContainerHeader", "TestEncrypted/images-encrypted/block/EncryptedCopies"),
+			[]string{"-test.run", "^TestEncrypted$/./^ext4$/^(OnlineGrowth|Rotation|Ciphertext|ContainerHeader|NothingLeft)$|^TestEncrypted$/./^block$/^(Passphrase|ContainerLeftOpen|EncryptedCopies|NothingLeft)$|^TestTransfer$/^luks2-ext4$"},
+			passed("TestEncrypted/images-encrypted/ext4/ContainerHeader", "TestEncrypted/images-encrypted/block/EncryptedCopies", "TestTransfer/luks2-ext4"),
 		}},
-	},
-	{
-		name: "transfer", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", limit: 10 * time.Minute,
-		programs: []program{{"./backend/loop", []string{"-test.run", "^TestTransfer$/^(none-ext4|none-block|luks2-ext4)$"}, passed("TestTransfer/none-ext4", "TestTransfer/none-block", "TestTransfer/luks2-ext4")}},
 	},
 	{
 		name: "encryption-conformance", disks: []string{"32G"}, prelude: onDisk + " && modprobe dm_crypt", long: true, limit: 60 * time.Minute,
