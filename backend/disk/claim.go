@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
@@ -137,26 +136,14 @@ func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill f
 			return err
 		}
 		release() // the mark reserves the disk
-		return fillMarked(dir, fill)
+		if err := backend.CreateFlag(dir, copyingFile); err != nil {
+			return err
+		}
+		return fill(dir)
 	})
 	release()
 	if errors.Is(err, blockdev.ErrDiskRefuses) {
 		s.replaceState(diskState{disk: c.Disk, reason: blockdev.DiskUnreadable, detail: err.Error()})
 	}
 	return err
-}
-
-// fillMarked calls fill on a marked disk. While copyingFile exists, Abandon lets the disk be wiped if the
-// volume is not created.
-func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
-	if err := backend.CreateFlag(dir, copyingFile); err != nil {
-		return err
-	}
-	if err := fill(dir); err != nil {
-		return err
-	}
-	if err := dir.Remove(copyingFile); err != nil {
-		return err
-	}
-	return atomicfile.Sync(dir, ".")
 }
