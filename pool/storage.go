@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -105,15 +106,20 @@ type HeaderEraser interface {
 // ErrNotErased means that what was received after the last verified part could not be erased. Then all of it is discarded.
 var ErrNotErased = errors.New("erasing the part that was not verified failed")
 
-// ReceivingStorage is implemented by a Storage whose volumes can be received from other nodes.
-type ReceivingStorage interface {
-	Storage
-	// OpenReceived opens the data of a volume that is being received, whose record is durable. If the data does not exist, it is
-	// created, and v.Section is completed. The content before the offset kept, which is at most verified, stays. All other
-	// bytes are zeros. After an error, the data is discarded if nothing of it was verified.
-	OpenReceived(ctx context.Context, v volume.Volume, verified int64) (device *os.File, kept int64, err error)
-	// CloseReceived closes the data. Afterwards nothing uses it.
-	CloseReceived(v volume.Volume, device *os.File) error
+// ReceivedData is the data on the storage of a pool of a volume that is being received from another node.
+type ReceivedData interface {
+	// Continue returns the record of the volume if it can have the data of an earlier call, which has written the record before.
+	Continue(before volume.Volume) (v volume.Volume, ok bool)
+	// Begin returns the record of the volume, whose data does not exist yet.
+	Begin(ctx context.Context) (volume.Volume, error)
+	// Open opens the data of the volume, whose record is durable in a folder. If the data does not exist, it is created, and
+	// v.Section is completed. The content before the offset kept, which is at most verified, stays. After an error, the data is
+	// discarded if nothing of it was verified.
+	Open(ctx context.Context, folder *os.Root, v volume.Volume, verified int64) (device *os.File, kept int64, err error)
+	// Zero makes a range of the data, which was not written since Open, read as zeros. It need not be durable.
+	Zero(ctx context.Context, device *os.File, r clone.Range) error
+	// Close closes the data. Afterwards nothing uses it.
+	Close(v volume.Volume, device *os.File) error
 }
 
 // ThinStorage is implemented by a Storage that allocates space when data is written, so that a pool can promise more than
@@ -222,9 +228,10 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 // Recorded is a record in a pool's directory. Its volume may exist, be in creation or being received, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
-	// Folder is the path of the folder with the record. Trashed means that the folder is in the trash.
-	Folder  string
-	Trashed bool
+	// Folder is the path of the folder with the record. Exists means that the folder is that of an existing volume, Trashed that it
+	// is in the trash.
+	Folder          string
+	Exists, Trashed bool
 }
 
 // RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
@@ -238,7 +245,7 @@ func RecordsIn(forms volume.Forms, directory string) (all []Recorded, unreadable
 			unreadable = append(unreadable, err)
 		}
 		for _, f := range folders {
-			r := Recorded{Folder: filepath.Join(path, f.Name()), Trashed: dir == trashDir}
+			r := Recorded{Folder: filepath.Join(path, f.Name()), Exists: dir == volumesDir, Trashed: dir == trashDir}
 			b, err := os.ReadFile(filepath.Join(r.Folder, recordFile))
 			if err == nil {
 				r.Volume, err = forms.ParseVolume(b)

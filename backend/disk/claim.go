@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -38,6 +39,8 @@ type room struct {
 	min int64
 	// header is the size of the header of an encrypted volume in bytes, which is not a part of the capacity.
 	header int64
+	// sector is the size of the largest sectors in bytes that the content allows; 0 for any.
+	sector int
 }
 
 // fits reports whether a disk has the size, of whose bytes size are for a volume.
@@ -46,11 +49,19 @@ func (r room) fits(size int64) bool {
 	return capacity >= r.min && r.Holds(capacity)
 }
 
+// fitsDisk reports whether a disk has the size and the sectors.
+func (r room) fitsDisk(d blockdev.Disk) bool {
+	return r.fits(d.Room()) && (r.sector == 0 || d.SectorSize <= r.sector)
+}
+
 // String describes the size of the disk for errors.
 func (r room) String() string {
 	text := volume.ExactSize(max(r.Required, r.min) + r.header)
 	if r.Limit > 0 {
 		text += " and at most " + volume.ExactSize(r.Limit+r.header)
+	}
+	if r.sector > 0 {
+		text += fmt.Sprintf(", with sectors of at most %d bytes", r.sector)
 	}
 	return text
 }
@@ -105,7 +116,7 @@ func (s *storage) claimSmallest(ctx context.Context, r room) (*blockdev.Claim, e
 		default:
 			continue
 		}
-		if !r.fits(st.disk.Room()) {
+		if !r.fitsDisk(st.disk) {
 			continue
 		}
 		c, err := st.disk.Claim(ctx)
@@ -126,11 +137,7 @@ func (s *storage) claimSmallest(ctx context.Context, r room) (*blockdev.Claim, e
 // one. fill, if not nil, writes the content to the disk, and records the state of the filesystem in dir.
 func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill func(dir *os.Root) error) error {
 	s := storageOf(p)
-	release := sync.OnceFunc(func() {
-		_ = c.Claim.Close() // from now on other processes can open the disk
-		s.rescan(c.Disk.Path)
-		c.claiming.Release(1)
-	})
+	release := sync.OnceFunc(func() { s.release(c) })
 	err := p.Create(ctx, v, func(dir *os.Root) error {
 		if err := c.Mark(v.CoName); err != nil || fill == nil {
 			return err
@@ -142,8 +149,20 @@ func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill f
 		return fill(dir)
 	})
 	release()
+	s.noteRefusal(c, err)
+	return err
+}
+
+// release closes a claim, and inspects its disk again.
+func (s *storage) release(c *claim) {
+	_ = c.Claim.Close() // from now on other processes can open the disk
+	s.rescan(c.Disk.Path)
+	c.claiming.Release(1)
+}
+
+// noteRefusal records that a claimed disk cannot be written, if err says so. It is called after release.
+func (s *storage) noteRefusal(c *claim, err error) {
 	if errors.Is(err, blockdev.ErrDiskRefuses) {
 		s.replaceState(diskState{disk: c.Disk, reason: blockdev.DiskUnreadable, detail: err.Error()})
 	}
-	return err
 }

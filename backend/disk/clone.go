@@ -50,9 +50,7 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 		return err
 	}
 	defer from.Close()
-	size := spec.Capacity
-	size.Required = max(size.Required, o.Volume.Capacity)
-	free, err := claimDisk(ctx, p, room{size, o.Volume.Capacity, o.Volume.Overhead()})
+	free, err := claimDisk(ctx, p, roomFor(spec, o.Volume))
 	if err != nil {
 		return err
 	}
@@ -67,13 +65,27 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	})
 }
 
+// roomFor returns the size of a disk for a volume with the content of another one. A filesystem has blocks of at least 4096
+// bytes, so it allows all sectors.
+func roomFor(spec volume.Spec, of volume.Volume) room {
+	r := room{Range: spec.Capacity, min: of.Capacity, header: of.Overhead()}
+	r.Required = max(r.Required, of.Capacity)
+	switch {
+	case of.Encryption != nil:
+		r.sector = of.Encryption.SectorSize
+	case of.Block:
+		r.sector = of.SectorSize
+	}
+	return r
+}
+
 // openUnstaged opens the partition of a volume that is not staged. mayHaveData reports whether the partition may
 // contain data.
 func openUnstaged(ctx context.Context, o *backend.Origin) (from *os.File, mayHaveData bool, err error) {
 	v := o.Volume
 	staged, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
 	if err == nil && staged {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk can be copied only while it is not in use: unpublish and unstage it first", v.ID)
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk can be copied or sent only while it is not in use: unpublish and unstage it first", v.ID)
 	}
 	if err != nil {
 		return nil, false, err

@@ -117,17 +117,19 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 			return v, err
 		}
 		v.Section = s.newSection(spec)
-		build := func(ctx context.Context, progress func(int64)) error {
-			if err := s.awaitRoom(ctx, p, v.StorageSize()); err != nil {
-				return err
-			}
-			return p.Create(ctx, v, func(*os.Root) error { return s.build(ctx, v, progress) })
-		}
 		if !s.showsExtents(v) {
-			return v, build(ctx, nil)
+			return v, s.createNew(ctx, p, v, nil)
 		}
-		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error { return build(ctx, j.Progress) })
+		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error { return s.createNew(ctx, p, v, j.Progress) })
 	})
+}
+
+// createNew creates a volume without content, when there is room.
+func (s *storage) createNew(ctx context.Context, p *pool.Pool, v volume.Volume, progress func(int64)) error {
+	if err := s.awaitRoom(ctx, p, v.StorageSize()); err != nil {
+		return err
+	}
+	return p.Create(ctx, v, func(*os.Root) error { return s.build(ctx, v, progress) })
 }
 
 // build creates the logical volume of a new volume, and records its UUID in the volume's section. Extents that the volume

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -39,13 +40,19 @@ var receivePoints = []crashpoint.Point{
 type transferPool struct {
 	// dir is the directory with images.
 	dir string
-	// group is set instead of dir if the pool is in a thin pool.
+	// group is set instead of dir if the pool is in a volume group, disk if it is a whole disk.
 	group *lvm.Group
+	disk  string
 }
 
 // config returns the pool in the configuration of a driver.
 func (p transferPool) config() string {
-	if p.group != nil {
+	switch {
+	case p.disk != "":
+		return fmt.Sprintf("{name: default, disks: {match: [%q]}}", p.disk)
+	case p.group != nil && p.group.ThinPool == "":
+		return fmt.Sprintf("{name: default, lvm: {volumeGroup: %q}}", p.group.VolumeGroup)
+	case p.group != nil:
 		return fmt.Sprintf("{name: default, lvm: {volumeGroup: %q, thinPool: %q}}", p.group.VolumeGroup, p.group.ThinPool)
 	}
 	return fmt.Sprintf("{name: default, directory: {path: %q}, size: 1Gi}", p.dir)
@@ -53,7 +60,10 @@ func (p transferPool) config() string {
 
 // class returns the parameters of the StorageClass.
 func (p transferPool) class() map[string]string {
-	if p.group != nil {
+	switch {
+	case p.disk != "":
+		return map[string]string{"backend": disk.Name}
+	case p.group != nil:
 		return map[string]string{"backend": lvm.Name}
 	}
 	return nil
@@ -62,6 +72,12 @@ func (p transferPool) class() map[string]string {
 // withContent calls f with the path of the image or device of a volume that is not staged.
 func (p transferPool) withContent(t *testing.T, name string, f func(path string)) {
 	t.Helper()
+	if p.disk != "" {
+		partition := strings.TrimSpace(testenv.Run(t, "losetup", "--find", "--show", "--offset", "1MiB", "--sizelimit", "32MiB", p.disk))
+		f(partition)
+		testenv.Run(t, "losetup", "-d", partition)
+		return
+	}
 	if p.group == nil {
 		f(filepath.Join(p.dir, "volumes", name, "image"))
 		return
@@ -87,6 +103,16 @@ func imagePools(t *testing.T) (a, b transferPool) {
 	return transferPool{dir: filepath.Join(dir, "a")}, transferPool{dir: filepath.Join(dir, "b")}
 }
 
+// diskPools returns pools of one disk for two nodes. That of the second has old data.
+func diskPools(t *testing.T) (a, b transferPool) {
+	t.Helper()
+	const size = 34 << 20
+	a.disk, _, _ = testenv.Disk(t, size)
+	b.disk, _, _ = testenv.Disk(t, size)
+	backendtest.FillOld(t, b.disk, size)
+	return a, b
+}
+
 // member is the driver of a node, or of the controller, in its own process.
 type member struct {
 	dir     string
@@ -95,6 +121,7 @@ type member struct {
 	address string
 	process *process
 	control csi.ControllerClient
+	node    csi.NodeClient
 }
 
 // newMember starts a driver. who is the identity in its certificate.
@@ -109,7 +136,7 @@ func newMember(t *testing.T, c *backendtest.Cluster, who *url.URL, usage x509.Ex
 	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
 	conn, err := grpc.NewClient("unix://"+filepath.Join(m.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	must(t, err)
-	m.control = csi.NewControllerClient(conn)
+	m.control, m.node = csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		if m.process == nil { // the test has ended before it started the driver
@@ -151,7 +178,10 @@ func newNode(t *testing.T, c *backendtest.Cluster, name string, pool transferPoo
 
 // records is the directory with the records of the node's pool.
 func (m *member) records() string {
-	if m.pool.group != nil {
+	switch {
+	case m.pool.disk != "":
+		return filepath.Join(m.dir, "state/disks/default")
+	case m.pool.group != nil:
 		return filepath.Join(m.dir, "state/lvm/default")
 	}
 	return m.pool.dir
@@ -186,6 +216,18 @@ func TestKilledInTransfer(t *testing.T) {
 	}
 }
 
+// TestDiskKilledInTransfer is TestKilledInTransfer for whole disks, which have no differences.
+func TestDiskKilledInTransfer(t *testing.T) {
+	for _, p := range append([]crashpoint.Point{crashpoint.CreateImage}, receivePoints...) {
+		for _, undone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/undone=%t", p, undone), func(t *testing.T) {
+				poolA, poolB := diskPools(t)
+				killInTransfer(t, p, undone, false, poolA, poolB)
+			})
+		}
+	}
+}
+
 func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, poolA, poolB transferPool) {
 	t.Helper()
 	c := backendtest.NewCluster(t)
@@ -202,6 +244,7 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 	must(t, err)
 	content := make([]byte, 3<<20)
 	_, _ = rand.Read(content)
+	poolA.use(t, a, id)
 	poolA.write(t, "v", content)
 	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	if differences {
@@ -252,6 +295,23 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 	if undone && poolB.group != nil {
 		must(t, backendtest.CheckOnlyRecords(poolB.group))
 	}
+}
+
+// use stages a volume on a disk, which is copied only if it was used.
+func (p transferPool) use(t *testing.T, m *member, id string) {
+	t.Helper()
+	if p.disk == "" {
+		return
+	}
+	staging := newDir(t)
+	capability := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+	_, err := m.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability})
+	must(t, err)
+	_, err = m.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	must(t, err)
 }
 
 // write writes to a volume that is not staged, 1 MiB after its beginning.

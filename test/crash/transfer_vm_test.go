@@ -82,6 +82,17 @@ func TestThinKilledSender(t *testing.T) {
 	}))
 }
 
+// TestThickKilledInTransfer is TestThinKilledInTransfer for logical volumes without a thin pool.
+func TestThickKilledInTransfer(t *testing.T) {
+	for _, p := range append([]crashpoint.Point{crashpoint.CreateImage}, receivePoints...) {
+		for _, undone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/undone=%t", p, undone), func(t *testing.T) {
+				killInTransfer(t, p, undone, false, newThickPool(t), newThickPool(t))
+			})
+		}
+	}
+}
+
 // logicalVolumes returns the name, "active" or nothing, and the tags of each logical volume of a pool.
 func logicalVolumes(t *testing.T, p transferPool) (found [][]string) {
 	t.Helper()
@@ -90,6 +101,11 @@ func logicalVolumes(t *testing.T, p transferPool) (found [][]string) {
 		found = append(found, strings.Split(strings.TrimSpace(line), ";"))
 	}
 	return found
+}
+
+func newThickPool(t *testing.T) transferPool {
+	t.Helper()
+	return transferPool{group: backendtest.OnGroup(t, backendtest.Room{}).Config.Section.(*lvm.Group)}
 }
 
 func newThinPool(t *testing.T) transferPool {
