@@ -53,6 +53,15 @@ func VolumeManifest(v volume.Volume, bytes int64, formatted bool) volume.Manifes
 	}
 }
 
+// IdleManifest is VolumeManifest for a volume that is locked and not staged. The identity stays until the volume is staged or
+// expanded, so that an interrupted transfer continues.
+func IdleManifest(p *pool.Pool, v volume.Volume, bytes int64, formatted bool) (volume.Manifest, error) {
+	m := VolumeManifest(v, bytes, formatted)
+	id, err := p.Images.ContentID(v.ID.Name)
+	m.Identity = "volume " + v.ID.String() + " " + id
+	return m, err
+}
+
 // ReceiveAsJob is CopyAsJob for a source on another node.
 func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec, from Incoming,
 	receive func(context.Context, Stream, *pool.Job) error,
@@ -83,9 +92,6 @@ func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, b
 	_ = stream.Close() // ends the use of the source; everything was verified
 	return nil
 }
-
-// HasNoData reports whether a source was never used, so that a volume that is created from it is a new one.
-func HasNoData(m volume.Manifest) bool { return m.Bytes == 0 || !m.Block && !m.Formatted }
 
 // ReceiveNothing verifies that the source of a stream has no data, and closes the stream. p discards what was received for the
 // volume with a name before.

@@ -138,11 +138,13 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	}()
 	had, err := p.readProgress(name)
 	if err == nil && !x.continues(had) {
-		had = progress{}
 		err = x.begin(ctx)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if had.Identity != x.content.Identity {
+		had = progress{}
 	}
 	x.progress = progress{Identity: x.content.Identity, Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes}
 	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
@@ -156,29 +158,30 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 		if x.data != nil && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
 			return nil, err
 		}
-		return nil, errors.Join(err, p.DiscardReceived(name))
+		return nil, errors.Join(err, x.closeImage(), p.DiscardReceived(name))
 	}
 	return x, nil
 }
 
-// continues reports whether the image was received from the same content. If so, data on storage has the identity in the
-// record of the earlier call.
+// continues reports whether the image of an earlier call stays, because it was received from the same content. Data on storage
+// also stays if it is overwritten with other content: it need not be wiped, and has the identity in the record of the earlier call.
 func (x *Partial) continues(had progress) bool {
-	if had.Identity != x.content.Identity || x.data == nil {
-		return had.Identity == x.content.Identity
+	same := had.Identity == x.content.Identity
+	if x.data == nil || had.Identity == "" { // without progress, the data may be about to be discarded
+		return same
 	}
 	before, err := x.pool.receivedVolume(x.v.ID.Name)
 	if err != nil {
 		return false
 	}
-	v, ok := x.data.Continue(before)
+	v, ok := x.data.Continue(before, same)
 	if ok {
 		x.v = v
 	}
 	return ok
 }
 
-// begin discards what was received from other content.
+// begin discards what was received before.
 func (x *Partial) begin(ctx context.Context) error {
 	if err := x.pool.DiscardReceived(x.v.ID.Name); err != nil || x.data == nil {
 		return err

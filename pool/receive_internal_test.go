@@ -220,7 +220,7 @@ func TestCopiesOnStorage(t *testing.T) {
 // deviceData is a device without content. It implements ReceivedData.
 type deviceData struct{ v volume.Volume }
 
-func (d *deviceData) Continue(volume.Volume) (volume.Volume, bool) { return d.v, true }
+func (d *deviceData) Continue(volume.Volume, bool) (volume.Volume, bool) { return d.v, true }
 
 func (d *deviceData) Begin(context.Context) (volume.Volume, error)      { return d.v, nil }
 func (d *deviceData) Zero(context.Context, *os.File, clone.Range) error { return nil }

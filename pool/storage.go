@@ -109,7 +109,8 @@ var ErrNotErased = errors.New("erasing the part that was not verified failed")
 // ReceivedData is the data on the storage of a pool of a volume that is being received from another node.
 type ReceivedData interface {
 	// Continue returns the record of the volume if it can have the data of an earlier call, which has written the record before.
-	Continue(before volume.Volume) (v volume.Volume, ok bool)
+	// Unless same is set, the data is that of other content, and is overwritten or zeroed.
+	Continue(before volume.Volume, same bool) (v volume.Volume, ok bool)
 	// Begin returns the record of the volume, whose data does not exist yet.
 	Begin(ctx context.Context) (volume.Volume, error)
 	// Open opens the data of the volume, whose record is durable in a folder. If the data does not exist, it is created, and
@@ -228,10 +229,9 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 // Recorded is a record in a pool's directory. Its volume may exist, be in creation or being received, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
-	// Folder is the path of the folder with the record. Exists means that the folder is that of an existing volume, Trashed that it
-	// is in the trash.
-	Folder          string
-	Exists, Trashed bool
+	// Folder is the path of the folder with the record. Trashed means that the folder is in the trash.
+	Folder  string
+	Trashed bool
 }
 
 // RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
@@ -245,7 +245,7 @@ func RecordsIn(forms volume.Forms, directory string) (all []Recorded, unreadable
 			unreadable = append(unreadable, err)
 		}
 		for _, f := range folders {
-			r := Recorded{Folder: filepath.Join(path, f.Name()), Exists: dir == volumesDir, Trashed: dir == trashDir}
+			r := Recorded{Folder: filepath.Join(path, f.Name()), Trashed: dir == trashDir}
 			b, err := os.ReadFile(filepath.Join(r.Folder, recordFile))
 			if err == nil {
 				r.Volume, err = forms.ParseVolume(b)

@@ -43,15 +43,10 @@ type room struct {
 	sector int
 }
 
-// fits reports whether a disk has the size, of whose bytes size are for a volume.
-func (r room) fits(size int64) bool {
+// fits reports whether a disk has the size, of whose bytes size are for a volume, and the size of sectors.
+func (r room) fits(size int64, sector int) bool {
 	capacity := size - r.header
-	return capacity >= r.min && r.Holds(capacity)
-}
-
-// fitsDisk reports whether a disk has the size and the sectors.
-func (r room) fitsDisk(d blockdev.Disk) bool {
-	return r.fits(d.Room()) && (r.sector == 0 || d.SectorSize <= r.sector)
+	return capacity >= r.min && r.Holds(capacity) && (r.sector == 0 || sector <= r.sector)
 }
 
 // String describes the size of the disk for errors.
@@ -116,7 +111,7 @@ func (s *storage) claimSmallest(ctx context.Context, r room) (*blockdev.Claim, e
 		default:
 			continue
 		}
-		if !r.fitsDisk(st.disk) {
+		if !r.fits(st.disk.Room(), st.disk.SectorSize) {
 			continue
 		}
 		c, err := st.disk.Claim(ctx)

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -57,7 +58,7 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	v := b.newVolume(p, spec, free, o.Volume.Encryption)
 	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
 	if !mayHaveData {
-		return create(ctx, p, v, free, nil)
+		return createBlank(ctx, p, spec, v, free)
 	}
 	disk := free.Disk
 	return create(ctx, p, v, free, func(dir *os.Root) error {
@@ -79,8 +80,16 @@ func roomFor(spec volume.Spec, of volume.Volume) room {
 	return r
 }
 
+// createBlank creates a volume whose source has no data on a claimed disk, and closes the claim.
+func createBlank(ctx context.Context, p *pool.Pool, spec volume.Spec, v volume.Volume, c *claim) error {
+	if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
+		return errors.Join(err, c.Close())
+	}
+	return create(ctx, p, v, c, nil)
+}
+
 // openUnstaged opens the partition of a volume that is not staged. mayHaveData reports whether the partition may
-// contain data.
+// contain data. If so, its container and filesystem are complete: the mark says that it was used only after that.
 func openUnstaged(ctx context.Context, o *backend.Origin) (from *os.File, mayHaveData bool, err error) {
 	v := o.Volume
 	staged, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))

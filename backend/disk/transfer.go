@@ -17,8 +17,9 @@ import (
 // outgoing is the open partition of a volume that is sent to another node. The volume is locked.
 type outgoing struct {
 	*os.File
-	manifest volume.Manifest
-	lock     io.Closer
+	manifest    volume.Manifest
+	mayHaveData bool
+	lock        io.Closer
 }
 
 // Manifest implements backend.Outgoing.
@@ -29,7 +30,7 @@ func (o *outgoing) Since(string) bool { return false }
 
 // Ranges implements backend.Outgoing. A disk does not report which of its blocks were written, so all are read.
 func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range, error] {
-	if backend.HasNoData(o.manifest) {
+	if !o.mayHaveData {
 		return func(func(clone.Range, error) bool) {}
 	}
 	return clone.Allocated(ctx, o.File, from, o.manifest.StorageSize())
@@ -47,16 +48,32 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if err != nil {
 		return nil, err
 	}
-	from, mayHaveData, err := openUnstaged(ctx, &backend.Origin{Pool: p, Volume: v})
+	o, err := open(ctx, p, v)
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
+	o.lock = lock
+	return o, nil
+}
+
+// open opens a locked volume to send it.
+func open(ctx context.Context, p *pool.Pool, v volume.Volume) (o *outgoing, err error) {
+	o = new(outgoing)
+	if o.File, o.mayHaveData, err = openUnstaged(ctx, &backend.Origin{Pool: p, Volume: v}); err != nil {
+		return nil, err
+	}
 	var bytes int64
-	if mayHaveData {
+	if o.mayHaveData {
 		bytes = v.StorageSize()
 	}
-	return &outgoing{File: from, lock: lock, manifest: backend.VolumeManifest(v, bytes, mayHaveData && !v.Block)}, nil
+	if o.manifest, err = backend.IdleManifest(p, v, bytes, o.mayHaveData && !v.Block); err != nil {
+		return nil, errors.Join(err, o.File.Close())
+	}
+	return o, nil
 }
+
+// hasNoData reports whether a source was never used, so that a volume that is created from it is a new one.
+func hasNoData(m volume.Manifest) bool { return m.Bytes == 0 || !m.Block && !m.Formatted }
 
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
@@ -76,7 +93,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	}
 	r := &reception{Backend: b, pool: p, spec: spec, content: m, room: roomFor(spec, o.Volume)}
 	defer r.release()
-	if backend.HasNoData(m) {
+	if hasNoData(m) {
 		if err := backend.ReceiveNothing(ctx, stream, p, spec.Name()); err != nil {
 			return err
 		}
@@ -85,8 +102,8 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 			return err
 		}
 		c := r.claimed
-		r.claimed = nil // create closes it
-		return create(ctx, p, v, c, nil)
+		r.claimed = nil // createBlank closes it
+		return createBlank(ctx, p, spec, v, c)
 	}
 	partial, err := p.ReceiveOnStorage(ctx, spec.Name(), m, r)
 	if err != nil {
@@ -133,13 +150,17 @@ func (r *reception) release() {
 	}
 }
 
-// Continue implements pool.ReceivedData.
-func (r *reception) Continue(before volume.Volume) (v volume.Volume, ok bool) {
+// Continue implements pool.ReceivedData. The disk of an earlier call is overwritten with other content, so that the call need not
+// wait until it is wiped. All of the disk that is not received is zeroed, as for a free disk.
+func (r *reception) Continue(before volume.Volume, _ bool) (v volume.Volume, ok bool) {
 	v = r.NewVolume(r.pool, r.spec)
 	v.Block, v.FSType, v.Encryption = r.content.Block, r.content.FSType, r.content.Encryption
 	v.Capacity, v.SectorSize, v.Section = before.Capacity, before.SectorSize, before.Section
-	return v, before.Overhead() == v.Overhead() && r.room.fits(before.StorageSize())
+	return v, before.Overhead() == v.Overhead() && r.room.fits(before.StorageSize(), before.SectorSize) && sectionOf(before).Wipe == r.wipe()
 }
+
+// wipe is the parameter of the class.
+func (r *reception) wipe() wipeMode { return wipeMode(r.spec.Parameters.Get(paramWipe)) }
 
 // Begin implements pool.ReceivedData: it claims a disk.
 func (r *reception) Begin(ctx context.Context) (v volume.Volume, err error) {
@@ -177,7 +198,7 @@ func (r *reception) Open(ctx context.Context, folder *os.Root, v volume.Volume, 
 
 // Zero implements pool.ReceivedData. Only the places of signatures of the claimed disk were zeros.
 func (r *reception) Zero(ctx context.Context, device *os.File, gap clone.Range) error {
-	return backend.ZeroGap(ctx, device, gap, wipeMode(r.spec.Parameters.Get(paramWipe)) != wipeZero)
+	return backend.ZeroGap(ctx, device, gap, r.wipe() != wipeZero)
 }
 
 // Close implements pool.ReceivedData.

@@ -94,16 +94,15 @@ func explainPool(p *pool.Pool, err error) error {
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
-		takeOver := spec.Parameters.Get(paramLogicalVolume) != ""
-		if spec.Source != nil && !takeOver {
-			return b.createFrom(ctx, p, spec)
-		}
 		s := storageOf(p)
-		if s.thin != "" && spec.Parameters.Get(paramWipe) == string(wipeZero) {
-			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+		if err := s.checkWipe(spec.Parameters); err != nil {
+			return volume.Volume{}, err
 		}
-		if takeOver {
+		if spec.Parameters.Get(paramLogicalVolume) != "" {
 			return b.takeOver(ctx, p, spec)
+		}
+		if spec.Source != nil {
+			return b.createFrom(ctx, p, spec)
 		}
 		v := b.NewVolume(p, spec)
 		v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
@@ -122,6 +121,14 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		}
 		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error { return s.createNew(ctx, p, v, j.Progress) })
 	})
+}
+
+// checkWipe refuses the parameter wipe in a thin pool if it cannot be followed.
+func (s *storage) checkWipe(p volume.Parameters) error {
+	if s.thin == "" || p.Get(paramWipe) != string(wipeZero) {
+		return nil
+	}
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
 }
 
 // createNew creates a volume without content, when there is room.

@@ -445,6 +445,11 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 		return v, err
 	}
 	defer o.lock.Close()
+	if o.blank() {
+		if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
+			return v, err
+		}
+	}
 	return v, p.Create(ctx, v, func(dir *os.Root) error { return s.fill(ctx, dir, v, sectionOf(v), o) })
 }
 

@@ -110,7 +110,7 @@ func (s *storage) deactivateCopies(ctx context.Context, g dm.Group, r dm.Report,
 }
 
 // activeInTransfer reports whether a logical volume is active only during a transfer: that of a snapshot, of a thin volume that
-// was never staged, or of a thick one, and the volume is not staged.
+// was never staged, or of a thick one, and the volume is neither staged nor deleted.
 func (i inventory) activeInTransfer(lv dm.LogicalVolume) bool {
 	thick, unused := lv.Pool == "", lv.HasTag(unusedTag)
 	switch {
@@ -125,7 +125,7 @@ func (i inventory) activeInTransfer(lv dm.LogicalVolume) bool {
 	}
 	record := i.volumes[guidOf(lv.Tags[tag])]
 	staged, err := showsVolume(record.Volume)
-	return err == nil && !staged && (!thick || record.Exists)
+	return err == nil && !staged && !(thick && record.Trashed) // it is active while it is wiped
 }
 
 // outgoing is a logical volume that is sent to another node.
@@ -249,12 +249,19 @@ func (b *Backend) sendThick(ctx context.Context, p *pool.Pool, v volume.Volume) 
 	if o.blank() {
 		bytes = 0
 	}
-	return openOutgoing(ctx, p, o, backend.VolumeManifest(o.volume, bytes, o.formatted), o.lock.Close)
+	m, err := backend.IdleManifest(p, o.volume, bytes, o.formatted)
+	if err != nil {
+		return nil, errors.Join(err, o.lock.Close())
+	}
+	return openOutgoing(ctx, p, o, m, o.lock.Close)
 }
 
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		if err := storageOf(p).checkWipe(spec.Parameters); err != nil {
+			return volume.Volume{}, err
+		}
 		if spec.Parameters.Get(paramLogicalVolume) != "" {
 			return b.takeOver(ctx, p, spec)
 		}
@@ -274,11 +281,16 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	if err != nil {
 		return err
 	}
-	if s.thin == "" && backend.HasNoData(m) {
-		if err := backend.ReceiveNothing(ctx, stream, p, v.ID.Name); err != nil {
+	if !m.Block && !m.Formatted { // the new volume is formatted when it is first staged
+		if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
 			return err
 		}
-		return s.createNew(ctx, p, v, j.Progress)
+		if s.thin == "" {
+			if err := backend.ReceiveNothing(ctx, stream, p, v.ID.Name); err != nil {
+				return err
+			}
+			return s.createNew(ctx, p, v, j.Progress)
+		}
 	}
 	partial, err := p.ReceiveOnStorage(ctx, v.ID.Name, m, &reception{storage: s, pool: p, v: v})
 	if err != nil {
@@ -303,11 +315,13 @@ type reception struct {
 	v    volume.Volume
 }
 
-// Continue implements pool.ReceivedData.
-func (r *reception) Continue(before volume.Volume) (v volume.Volume, ok bool) {
+// Continue implements pool.ReceivedData. A thick logical volume is overwritten with other content, so that the call need not wait
+// until it is wiped. What is not received is zeroed, as for a new one.
+func (r *reception) Continue(before volume.Volume, same bool) (v volume.Volume, ok bool) {
 	v = r.v
+	wipe := sectionOf(v).Wipe
 	v.Section = before.Section
-	return v, before.StorageSize() == v.StorageSize()
+	return v, (same || r.thin == "") && before.StorageSize() == v.StorageSize() && sectionOf(before).Wipe == wipe
 }
 
 // Begin implements pool.ReceivedData.
