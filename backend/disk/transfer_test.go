@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,8 +86,8 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// TestTransferInterrupted: a transfer begins again after a restart of either driver, also if the pool has no other disk. The disk
-// is claimed meanwhile. DeleteVolume wipes what was received, and a disk that is too small is not used.
+// TestTransferInterrupted: a transfer continues after a restart of either driver, and begins again on the same disk if the source was
+// used meanwhile: the pool has no other disk. DeleteVolume wipes what was received, and a disk that is too small is not used.
 func TestTransferInterrupted(t *testing.T) {
 	const size = 202 * mib
 	n := startNodes(t, "64Mi", [2][]int64{{size}, {size - 10*mib, size}})
@@ -107,7 +109,7 @@ func TestTransferInterrupted(t *testing.T) {
 			answered <- err
 		}()
 		eventually(t, func() error {
-			b, err := os.ReadFile(filepath.Join(n.records(), "received", name, "progress.json"))
+			b, err := os.ReadFile(filepath.Join(n.records(), ".trivet/received", name, "progress.json"))
 			if err == nil && bytes.Contains(b, []byte(`"verifiedBytes":0`)) {
 				err = errors.New("nothing is verified yet")
 			}
@@ -118,18 +120,35 @@ func TestTransferInterrupted(t *testing.T) {
 			t.Errorf("the call for %s has created a volume before it was ended", name)
 		}
 	}
-	for restarted := range n.Nodes {
-		name := fmt.Sprintf("interrupted-%d", restarted)
-		begin(name)
-		n.Nodes[restarted].Restart(t)
+	for _, tc := range []struct {
+		name      string
+		restarted int
+		changed   bool
+	}{{"sender", 0, false}, {"receiver", 1, false}, {"changed", 0, true}} {
+		begin(tc.name)
+		claimed := n.guid(t, ".trivet/received/"+tc.name)
+		n.Nodes[tc.restarted].Restart(t)
+		if tc.changed {
+			content[0]++
+			source.Publish(t)
+			source.Write(t, content, 0)
+			source.Unpublish(t)
+		}
 		eventually(t, func() error {
-			_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, name, 200*mib, source.Source()))
+			_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, tc.name, 200*mib, source.Source()))
 			return err
 		})
-		v := tr.Create(t, 1, name, 200*mib, source.Source())
+		v := tr.Create(t, 1, tc.name, 200*mib, source.Source())
+		if got := n.guid(t, "volumes/"+tc.name); got != claimed {
+			t.Errorf("%s: the disk was claimed again: got GUID %s, want %s", tc.name, got, claimed)
+		}
+		continued := regexp.MustCompile(`"Sending to another node".* volume="` + tc.name + `" from=[1-9]`).MatchString(backendtest.Log())
+		if continued == tc.changed {
+			t.Errorf("%s: the transfer was continued: %t", tc.name, continued)
+		}
 		v.Publish(t)
 		if !bytes.Equal(v.Read(t, len(content)), content) {
-			t.Errorf("after the restart of node %d: the volume differs from its source", restarted)
+			t.Errorf("%s: the volume differs from its source", tc.name)
 		}
 		v.Unpublish(t)
 		v.Delete(t)
@@ -137,7 +156,7 @@ func TestTransferInterrupted(t *testing.T) {
 	}
 
 	begin("cancelled")
-	uuid, err := testenv.PoolUUID(filepath.Dir(n.records()))
+	uuid, err := testenv.PoolUUID(n.records())
 	must(t, err)
 	eventually(t, func() error { // the transfer runs until then
 		_, err := n.Nodes[1].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "disk:default." + uuid[:8] + ":cancelled"})
@@ -152,9 +171,37 @@ func TestTransferInterrupted(t *testing.T) {
 	source.Delete(t)
 }
 
-// records is the directory with the state of the pool of the second node.
+// TestUnusedSource: a volume from a source that was never used is formatted with the mkfs options of its class.
+func TestUnusedSource(t *testing.T) {
+	const size = 322 * mib
+	n := startNodes(t, "", [2][]int64{{size, size}, {size}})
+	tr := n.of("xfs", map[string]string{"mkfsOptions": "-i size=1024"})
+	source := tr.Create(t, 0, "v", 320*mib, nil)
+	for node, name := range []string{"cloned", "sent"} {
+		tr.Create(t, node, name, 320*mib, source.Source())
+		b, err := os.ReadFile(filepath.Join(n.Nodes[node].Options.StateDir, "disks/default/volumes", name, "volume.json"))
+		must(t, err)
+		if !strings.Contains(string(b), `"mkfsOptions":["-i","size=1024"]`) {
+			t.Errorf("%s: got the record %s, want the mkfs options", name, b)
+		}
+	}
+}
+
+// records is the directory with the records of the second node.
 func (n *nodes) records() string {
-	return filepath.Join(n.Nodes[1].Options.StateDir, "disks", "default", ".trivet")
+	return filepath.Join(n.Nodes[1].Options.StateDir, "disks", "default")
+}
+
+// guid returns the GUID in the mark of the disk of a volume of the second node, from the record in a folder.
+func (n *nodes) guid(t *testing.T, folder string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(n.records(), folder, "volume.json"))
+	must(t, err)
+	found := regexp.MustCompile(`"guid":"([^"]+)"`).FindSubmatch(b)
+	if found == nil {
+		t.Fatalf("got the record %s, want one with a GUID", b)
+	}
+	return string(found[1])
 }
 
 // eventually waits until f returns no error.

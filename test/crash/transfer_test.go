@@ -28,6 +28,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // receivePoints are the points that a node reaches while it receives a volume from another node, or abandons what it has received.
@@ -217,27 +218,103 @@ func TestKilledInTransfer(t *testing.T) {
 }
 
 // TestDiskKilledInTransfer is TestKilledInTransfer for whole disks, which have no differences.
-func TestDiskKilledInTransfer(t *testing.T) {
+func TestDiskKilledInTransfer(t *testing.T) { killInTransferTo(t, diskPools) }
+
+// killInTransferTo calls killInTransfer for new pools of two nodes, in which a retry never abandons what was received.
+func killInTransferTo(t *testing.T, pools func(t *testing.T) (a, b transferPool)) {
+	t.Helper()
 	for _, p := range append([]crashpoint.Point{crashpoint.CreateImage}, receivePoints...) {
+		if p == crashpoint.ReceiveAbandoned {
+			continue
+		}
 		for _, undone := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/undone=%t", p, undone), func(t *testing.T) {
-				poolA, poolB := diskPools(t)
+				poolA, poolB := pools(t)
 				killInTransfer(t, p, undone, false, poolA, poolB)
 			})
 		}
 	}
+	t.Run(string(crashpoint.ReceiveAbandoned), func(t *testing.T) {
+		poolA, poolB := pools(t)
+		killAbandoning(t, poolA, poolB)
+	})
+}
+
+// killAbandoning kills the receiving driver in a transfer, and then in DeleteVolume of the volume. Afterwards nothing is left.
+func killAbandoning(t *testing.T, poolA, poolB transferPool) {
+	t.Helper()
+	a, b, controller := newMembers(t, poolA, poolB)
+	a.start(t, "")
+	b.start(t, crashpoint.ReceiveRecorded)
+	controller.start(t, "")
+	id, err := controller.create(t, "v", "a", nil)
+	must(t, err)
+	poolA.use(t, a, id)
+	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	untilKilled := func(call func(ctx context.Context) error) {
+		t.Helper()
+		must(t, poll(func(ctx context.Context) error {
+			limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			err := call(limited)
+			select {
+			case <-b.process.dead:
+				return nil
+			default:
+				return fmt.Errorf("the driver was not killed; the call has returned %w", err)
+			}
+		}))
+	}
+	untilKilled(func(ctx context.Context) error {
+		_, err := controller.control.CreateVolume(ctx, controller.request("n", "b", from))
+		return err
+	})
+	remove := func(ctx context.Context) error {
+		_, err := controller.control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: b.idOf(t, id, "n")})
+		return err
+	}
+	b.start(t, crashpoint.ReceiveAbandoned)
+	untilKilled(remove)
+	b.start(t, "")
+	must(t, poll(remove))
+	for _, left := range []string{"received", "tmp", "trash"} {
+		must(t, poll(func(context.Context) error { return emptyDir(filepath.Join(b.records(), ".trivet", left)) }))
+	}
+	if poolB.group != nil {
+		must(t, backendtest.CheckOnlyRecords(poolB.group))
+	} else {
+		must(t, wantBlank(poolB.disk))
+	}
+}
+
+// idOf returns the ID of a volume on the node, which may not exist, from that of a volume on another node.
+func (m *member) idOf(t *testing.T, other, name string) string {
+	t.Helper()
+	uuid, err := testenv.PoolUUID(m.records())
+	must(t, err)
+	id, err := volume.ParseID(other)
+	must(t, err)
+	id.PoolUUID, id.Name = uuid[:8], name
+	return id.String()
+}
+
+// newMembers returns the drivers of two nodes and of the controller.
+func newMembers(t *testing.T, poolA, poolB transferPool) (a, b, controller *member) {
+	t.Helper()
+	c := backendtest.NewCluster(t)
+	a, b = newNode(t, c, "a", poolA), newNode(t, c, "b", poolB)
+	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
+	controller = newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	controller.pool = poolB
+	return a, b, controller
 }
 
 func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, poolA, poolB transferPool) {
 	t.Helper()
-	c := backendtest.NewCluster(t)
-	a, b := newNode(t, c, "a", poolA), newNode(t, c, "b", poolB)
-	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
-	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	a, b, controller := newMembers(t, poolA, poolB)
 	a.start(t, "")
 	points := pointsTo(p)
 	b.start(t, map[bool]crashpoint.Point{false: points[0]}[differences])
-	controller.pool = poolB
 	controller.start(t, "")
 
 	id, err := controller.create(t, "v", "a", nil)
@@ -304,10 +381,7 @@ func (p transferPool) use(t *testing.T, m *member, id string) {
 		return
 	}
 	staging := newDir(t)
-	capability := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-	}
+	capability := backendtest.CapabilityOf("")
 	_, err := m.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability})
 	must(t, err)
 	_, err = m.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
@@ -334,20 +408,22 @@ func (m *member) snapshot(t *testing.T, name, id string) *csi.VolumeContentSourc
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}}
 }
 
+// request is the request of a raw volume on a node.
+func (m *member) request(name, node string, from *csi.VolumeContentSource) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from, Parameters: m.pool.class(),
+		AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
+		VolumeCapabilities:        []*csi.VolumeCapability{backendtest.CapabilityOf("")},
+	}
+}
+
 // create creates a raw volume on a node, and repeats the call while a driver does not answer.
 func (m *member) create(t *testing.T, name, node string, from *csi.VolumeContentSource) (id string, err error) {
 	t.Helper()
 	err = poll(func(ctx context.Context) error {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		resp, err := m.control.CreateVolume(limited, &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from, Parameters: m.pool.class(),
-			AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
-			VolumeCapabilities: []*csi.VolumeCapability{{
-				AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			}},
-		})
+		resp, err := m.control.CreateVolume(limited, m.request(name, node, from))
 		id = resp.GetVolume().GetVolumeId()
 		switch status.Code(err) {
 		case codes.OK, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted: // while the nodes start

@@ -38,15 +38,11 @@ func TestThinKilledInTransfer(t *testing.T) {
 // TestThinKilledSender kills the driver that sends a volume, which has taken a snapshot for that. When it has started again, the
 // snapshot is removed, and no logical volume is active.
 func TestThinKilledSender(t *testing.T) {
-	c := backendtest.NewCluster(t)
-	a, b := newNode(t, c, "a", newThinPool(t)), newNode(t, c, "b", newThinPool(t))
-	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
-	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	a, b, controller := newMembers(t, newThinPool(t), newThinPool(t))
 	slow := fmt.Sprintf("pools: [%s]\nforwarding: {listen: %q}\ntransferLimit: {bytesPerSecond: 1Mi}\n", a.pool.config(), a.address)
 	must(t, os.WriteFile(filepath.Join(a.dir, "config.yaml"), []byte(slow), 0o600))
 	a.start(t, "")
 	b.start(t, "")
-	controller.pool = b.pool
 	controller.start(t, "")
 	id, err := controller.create(t, "v", "a", nil)
 	must(t, err)
@@ -84,13 +80,7 @@ func TestThinKilledSender(t *testing.T) {
 
 // TestThickKilledInTransfer is TestThinKilledInTransfer for logical volumes without a thin pool.
 func TestThickKilledInTransfer(t *testing.T) {
-	for _, p := range append([]crashpoint.Point{crashpoint.CreateImage}, receivePoints...) {
-		for _, undone := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/undone=%t", p, undone), func(t *testing.T) {
-				killInTransfer(t, p, undone, false, newThickPool(t), newThickPool(t))
-			})
-		}
-	}
+	killInTransferTo(t, func(t *testing.T) (a, b transferPool) { return newThickPool(t), newThickPool(t) })
 }
 
 // logicalVolumes returns the name, "active" or nothing, and the tags of each logical volume of a pool.
