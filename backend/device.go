@@ -304,6 +304,16 @@ func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.Form
 	return f, err
 }
 
+// SetMkfsOptions sets the mkfs options of the class in the record of a volume that is formatted when it is first staged, because its
+// source has no filesystem.
+func SetMkfsOptions(v *volume.Volume, p volume.Parameters) error {
+	if v.Block {
+		return nil
+	}
+	v.MkfsOptions = p.MkfsOptions()
+	return CheckMkfsOptions(p, v.FSType, v.Capacity)
+}
+
 // CheckMkfsOptions returns ErrInvalid if the mkfs options in p are not allowed for fsType, or do not fit
 // a filesystem of size bytes.
 func CheckMkfsOptions(p volume.Parameters, fsType string, size int64) error {

@@ -94,8 +94,6 @@ func TestParseParameters(t *testing.T) {
 				}
 				if tc.want.Backend == "loop" || tc.want.Backend == "disk" {
 					tc.want.Values["encryption"] = cmp.Or(tc.in["encryption"], "none")
-				}
-				if tc.want.Backend == "loop" {
 					tc.want.Values["copies"] = "anywhere"
 				}
 				if tc.want.Backend == "loop" && tc.in["allocation"] == "" {

@@ -3,12 +3,15 @@ package backend
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -50,6 +53,15 @@ func VolumeManifest(v volume.Volume, bytes int64, formatted bool) volume.Manifes
 	}
 }
 
+// IdleManifest is VolumeManifest for a volume that is locked and not staged. The identity stays until the volume is staged or
+// expanded, so that an interrupted transfer continues.
+func IdleManifest(p *pool.Pool, v volume.Volume, bytes int64, formatted bool) (volume.Manifest, error) {
+	m := VolumeManifest(v, bytes, formatted)
+	id, err := p.Images.ContentID(v.ID.Name)
+	m.Identity = "volume " + v.ID.String() + " " + id
+	return m, err
+}
+
 // ReceiveAsJob is CopyAsJob for a source on another node.
 func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec, from Incoming,
 	receive func(context.Context, Stream, *pool.Job) error,
@@ -69,12 +81,91 @@ func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spe
 
 // ReceiveContent receives the content of a stream, or the differences from one of the bases, and closes the stream.
 func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, bases []string, j *pool.Job) error {
-	t := &target{partial: partial, job: j, before: partial.Bytes, expected: stream.Manifest().Bytes}
+	t := &target{
+		partial: partial, job: j, before: partial.Bytes, expected: stream.Manifest().Bytes,
+		zeroUpTo: func(offset int64) error { return partial.ZeroUpTo(ctx, offset) },
+	}
 	err := stream.Copy(ctx, partial.Verified, bases, t)
 	if err = errors.Join(err, t.await()); err != nil {
 		return err
 	}
 	_ = stream.Close() // ends the use of the source; everything was verified
+	return nil
+}
+
+// ReceiveNothing verifies that the source of a stream has no data, and closes the stream. p discards what was received for the
+// volume with a name before.
+func ReceiveNothing(ctx context.Context, stream Stream, p *pool.Pool, name string) error {
+	if err := stream.Copy(ctx, 0, nil, noTarget{}); err != nil {
+		return err
+	}
+	_ = stream.Close() // ends the use of the source
+	return p.DiscardReceived(name)
+}
+
+// noTarget implements Target, and accepts no data.
+type noTarget struct{}
+
+// Begin implements Target.
+func (noTarget) Begin(context.Context, string) error { return nil }
+
+// WriteAt implements io.WriterAt.
+func (noTarget) WriteAt([]byte, int64) (int, error) {
+	return 0, volume.Errorf(volume.ErrDamaged, "the other node sends data of a source that it describes as never used: check which driver runs there")
+}
+
+// WriteZeros implements Target.
+func (noTarget) WriteZeros(clone.Range) error { return nil }
+
+// Verified implements Target.
+func (noTarget) Verified(int64) error { return nil }
+
+// ReceivedOnDevice makes what was received on the device of a volume durable, and records in the volume's folder what it is.
+func ReceivedOnDevice(dir *os.Root, device *os.File, m volume.Manifest) error {
+	if m.Formatted {
+		if err := pool.MarkCloned(dir); err != nil {
+			return err
+		}
+	}
+	if m.Encryption != nil {
+		encrypted, err := luks.HasHeader(device)
+		if err == nil && encrypted {
+			err = pool.MarkContainerCopied(dir)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := device.Sync(); err != nil {
+		return err
+	}
+	return pool.MarkReceived(dir, device, m)
+}
+
+// smallGap is the size in bytes below which zeros are written, because ZeroRange waits for the device several times.
+const smallGap = 8 << 20
+
+// ZeroGap makes a range of a device read as zeros, between data that is received. If release is set, the device may release its
+// storage (blockdev.ZeroRange).
+func ZeroGap(ctx context.Context, device *os.File, r clone.Range, release bool) error {
+	const aligned = 4096 // to sectors, as ZeroRange requires
+	if r.Length >= smallGap && r.Offset%aligned == 0 && r.Length%aligned == 0 {
+		if err := device.Sync(); err != nil { // ZeroRange syncs too, and would not return an error of the data before the gap
+			return err
+		}
+		return blockdev.ZeroRange(ctx, device, r.Offset, r.Offset+r.Length, release, func(int64) error { return nil })
+	}
+	zeros := make([]byte, min(r.Length, 1<<20))
+	for end := r.Offset + r.Length; r.Offset < end; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := device.WriteAt(zeros[:min(int64(len(zeros)), end-r.Offset)], r.Offset)
+		if err != nil {
+			return err
+		}
+		r.Offset += int64(n)
+	}
 	return nil
 }
 
@@ -85,6 +176,8 @@ const unattendedTime = 15 * time.Minute
 type target struct {
 	partial *pool.Partial
 	job     *pool.Job
+	// zeroUpTo is pool.Partial.ZeroUpTo.
+	zeroUpTo func(offset int64) error
 	// expected is the size of the whole content without holes, in bytes.
 	expected int64
 	// before and written are the bytes that were received before the stream began, and since.
@@ -106,7 +199,10 @@ func (t *target) WriteZeros(r clone.Range) error { return t.partial.PunchHole(r)
 
 // WriteAt implements io.WriterAt.
 func (t *target) WriteAt(content []byte, at int64) (int, error) {
-	n, err := t.partial.Image.WriteAt(content, at)
+	if err := t.zeroUpTo(at); err != nil {
+		return 0, err
+	}
+	n, err := t.partial.WriteAt(content, at)
 	t.written += int64(n)
 	t.job.Progress(t.written)
 	return n, err
@@ -118,6 +214,9 @@ func (t *target) Verified(upTo int64) error {
 		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
 	}
 	if err := t.await(); err != nil {
+		return err
+	}
+	if err := t.zeroUpTo(upTo); err != nil {
 		return err
 	}
 	syncing, bytes := make(chan error, 1), t.before+t.written

@@ -104,21 +104,33 @@ type Partial struct {
 	// Image is complete and durable before Verified. After Begin it has at least the size of the content.
 	Image *os.File
 	progress
-	pool    *Pool
+	pool *Pool
+	// v has only the name until the record is known.
 	v       volume.Volume
 	content volume.Manifest
 	dir     *os.Root
+	// data is nil for an image. Otherwise the bytes before the offset written are those of the content.
+	data    ReceivedData
+	written int64
 }
 
 // Receive begins or continues to receive the image of a volume, and reserves the volume's size. An image that was received from
 // other content is discarded.
-func (p *Pool) Receive(ctx context.Context, v volume.Volume, content volume.Manifest) (_ *Partial, err error) {
+func (p *Pool) Receive(ctx context.Context, v volume.Volume, content volume.Manifest) (*Partial, error) {
+	return p.receive(ctx, &Partial{pool: p, v: v, content: content})
+}
+
+// ReceiveOnStorage is Receive for a volume with a name whose data is on the storage of the pool.
+func (p *Pool) ReceiveOnStorage(ctx context.Context, name string, content volume.Manifest, data ReceivedData) (*Partial, error) {
+	return p.receive(ctx, &Partial{pool: p, v: volume.Volume{ID: volume.ID{Name: name}}, content: content, data: data})
+}
+
+func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	name := v.ID.Name
+	name := x.v.ID.Name
 	p.received.begin(name)
-	x := &Partial{pool: p, v: v, content: content}
 	defer func() {
 		if err != nil {
 			x.Close()
@@ -126,41 +138,59 @@ func (p *Pool) Receive(ctx context.Context, v volume.Volume, content volume.Mani
 	}()
 	had, err := p.readProgress(name)
 	if err == nil && !x.continues(had) {
-		err = p.DiscardReceived(name)
-		had = progress{}
+		err = x.begin(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	x.progress = progress{Identity: content.Identity, Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, content.StorageSize()), Bytes: had.Bytes}
+	if had.Identity != x.content.Identity {
+		had = progress{}
+	}
+	x.progress = progress{Identity: x.content.Identity, Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes}
 	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
 		x.Verified -= x.Verified % baseAlignment
 	}
-	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(v)); err != nil {
+	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(x.v)); err != nil {
 		return nil, err
 	}
 	if err := x.open(ctx); err != nil {
 		err = p.medium.ExplainWrite(err)
-		if p.storage != nil && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
+		if x.data != nil && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
 			return nil, err
 		}
-		return nil, errors.Join(err, p.DiscardReceived(name))
+		return nil, errors.Join(err, x.closeImage(), p.DiscardReceived(name))
 	}
 	return x, nil
 }
 
-// continues reports whether the image was received from the same content. If so, data on storage has the identity in the
-// record of the earlier call.
+// continues reports whether the image of an earlier call stays, because it was received from the same content. Data on storage
+// also stays if it is overwritten with other content: it need not be wiped, and has the identity in the record of the earlier call.
 func (x *Partial) continues(had progress) bool {
-	if had.Identity != x.content.Identity || x.pool.storage == nil {
-		return had.Identity == x.content.Identity
+	same := had.Identity == x.content.Identity
+	if x.data == nil || had.Identity == "" { // without progress, the data may be about to be discarded
+		return same
 	}
 	before, err := x.pool.receivedVolume(x.v.ID.Name)
-	if err != nil || before.StorageSize() != x.v.StorageSize() {
+	if err != nil {
 		return false
 	}
-	x.v.Section = before.Section
-	return true
+	v, ok := x.data.Continue(before, same)
+	if ok {
+		x.v = v
+	}
+	return ok
+}
+
+// begin discards what was received before.
+func (x *Partial) begin(ctx context.Context) error {
+	if err := x.pool.DiscardReceived(x.v.ID.Name); err != nil || x.data == nil {
+		return err
+	}
+	v, err := x.data.Begin(ctx)
+	if err == nil {
+		x.v = v
+	}
+	return err
 }
 
 // readProgress reads how much of an image was received. If that is not known, nothing was received.
@@ -192,7 +222,7 @@ func (x *Partial) open(ctx context.Context) error {
 	if err := atomicfile.Write(x.dir, recordFile, record); err != nil {
 		return err
 	}
-	if p.storage == nil {
+	if x.data == nil {
 		err = x.openImage()
 	} else {
 		err = x.openOnStorage(ctx, record)
@@ -209,14 +239,14 @@ func (x *Partial) openOnStorage(ctx context.Context, record []byte) error {
 	if err := errors.Join(atomicfile.Sync(p.root, receivedDir), atomicfile.Sync(p.root, filepath.Dir(receivedDir))); err != nil {
 		return err
 	}
-	image, kept, err := p.storage.(ReceivingStorage).OpenReceived(ctx, x.v, x.Verified)
+	image, kept, err := x.data.Open(ctx, x.dir, x.v, x.Verified)
 	if err != nil {
 		return err
 	}
 	if kept < x.Verified {
 		x.Bytes = 0
 	}
-	x.Image, x.Verified = image, kept
+	x.Image, x.Verified, x.written = image, kept, kept
 	return completeRecord(x.dir, x.v, record)
 }
 
@@ -240,7 +270,7 @@ func (x *Partial) Bases() ([]string, error) {
 	switch {
 	case x.Base != "":
 		return []string{x.Base}, nil
-	case x.Verified > 0, x.Whole, x.pool.storage != nil:
+	case x.Verified > 0, x.Whole, x.data != nil:
 		return nil, nil
 	}
 	bases, err := x.pool.Images.unchanged(x.content.Lineage)
@@ -276,7 +306,7 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 		return err
 	}
 	x.Base = base
-	if err := x.record(); err != nil || x.pool.storage != nil {
+	if err := x.record(); err != nil || x.data != nil {
 		return err
 	}
 	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
@@ -307,10 +337,36 @@ func (x *Partial) record() error {
 	return atomicfile.Write(x.dir, progressFile, b)
 }
 
-// PunchHole makes a range of the image read as zeros, and frees its blocks (fallocate(2)).
+// WriteAt implements io.WriterAt. Before data on storage is written behind the last write, ZeroUpTo is called.
+func (x *Partial) WriteAt(content []byte, at int64) (int, error) {
+	n, err := x.Image.WriteAt(content, at)
+	x.written = at + int64(n)
+	return n, err
+}
+
+// ZeroUpTo makes what was not written before an offset read as zeros. An image already does.
+func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
+	if x.data == nil || x.written >= offset {
+		return nil
+	}
+	err := x.data.Zero(ctx, x.Image, clone.Range{Offset: x.written, Length: offset - x.written})
+	if err == nil {
+		x.written = offset
+	}
+	return err
+}
+
+// PunchHole makes a range of the image read as zeros, and frees its blocks (fallocate(2)). For data on storage, ZeroUpTo does
+// that.
 func (x *Partial) PunchHole(r clone.Range) error {
+	if x.data != nil {
+		return nil
+	}
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 }
+
+// Volume is the record of the new volume.
+func (x *Partial) Volume() volume.Volume { return x.v }
 
 // SetVerified makes the image durable, and records that it is complete up to an offset. bytes is the size of the data before it.
 func (x *Partial) SetVerified(upTo, bytes int64) error {
@@ -369,13 +425,13 @@ func (p *Pool) moveReceived(name, entry string) error {
 func (x *Partial) complete(dir *os.Root, finish func(dir *os.Root, image *os.File) error) error {
 	crashpoint.Here(crashpoint.ReceiveMoved)
 	err := dir.Remove(progressFile)
-	if err == nil && x.pool.storage == nil {
+	if err == nil && x.data == nil {
 		err = dir.Remove(recordFile)
 	}
 	if err == nil {
 		err = finish(dir, x.Image)
 	}
-	if err == nil && x.pool.storage != nil {
+	if err == nil && x.data != nil {
 		err = x.closeImage()
 	}
 	return err
@@ -398,10 +454,10 @@ func (x *Partial) closeImage() error {
 	switch {
 	case image == nil:
 		return nil
-	case x.pool.storage == nil:
+	case x.data == nil:
 		return image.Close()
 	}
-	return x.pool.storage.(ReceivingStorage).CloseReceived(x.v, image)
+	return x.data.Close(x.v, image)
 }
 
 // DiscardReceived removes an image that was not received completely, if there is one. No call may receive it.

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"maps"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -185,25 +187,69 @@ func TestReceiveDifferences(t *testing.T) {
 // TestCopies: a received volume is a copy of the other node's volume, with the time of the snapshot, until it is changed.
 func TestCopies(t *testing.T) {
 	p, _ := openPlain(t)
-	x := mustReceive(t, p, "a", "S1")
+	commitReceived(t, mustReceive(t, p, "a", "S1"))
+	source := p.ID("loop", "lineage")
+	wantCopies(t, p, map[volume.ID]time.Time{source: snapshotted}, source)
+	must(t, p.Images.BeginChange("a"))
+	wantCopies(t, p, nil, volume.ID{})
+}
+
+// TestCopiesOnStorage is TestCopies for volumes whose data is on the storage of the pool. It also ends when they grow.
+func TestCopiesOnStorage(t *testing.T) {
+	forms := volume.Forms{{Name: "mounted", Section: func() volume.Section { return new(idSection) }}}
+	p, err := Open(t.Context(), forms, Config{Name: "p", Section: &mounted{at: t.TempDir()}}, stateRoot(t), nil)
+	must(t, err)
+	t.Cleanup(p.Close)
+	source := p.ID("mounted", "lineage")
+	for name, change := range map[string]func(v volume.Volume) error{
+		"staged":   func(v volume.Volume) error { return p.Images.BeginChange(v.ID.Name) },
+		"expanded": func(v volume.Volume) error { return p.Grow(t.Context(), v, 2*contentSize, func() error { return nil }) },
+	} {
+		v := volume.Volume{Version: volume.RecordVersion, ID: p.ID("mounted", name), CoName: name, Capacity: contentSize, Block: true, SectorSize: 512, Section: &idSection{ID: name}}
+		content := volume.Manifest{Identity: "S1", Lineage: source, Created: snapshotted, Size: contentSize}
+		x, err := p.ReceiveOnStorage(t.Context(), name, content, &deviceData{v})
+		must(t, err)
+		commitReceived(t, x)
+		wantCopies(t, p, map[volume.ID]time.Time{source: snapshotted}, source)
+		must(t, change(v))
+		wantCopies(t, p, nil, volume.ID{})
+		must(t, p.Remove(t.Context(), v))
+	}
+}
+
+// deviceData is a device without content. It implements ReceivedData.
+type deviceData struct{ v volume.Volume }
+
+func (d *deviceData) Continue(volume.Volume, bool) (volume.Volume, bool) { return d.v, true }
+
+func (d *deviceData) Begin(context.Context) (volume.Volume, error)      { return d.v, nil }
+func (d *deviceData) Zero(context.Context, *os.File, clone.Range) error { return nil }
+func (d *deviceData) Close(_ volume.Volume, device *os.File) error      { return device.Close() }
+
+func (d *deviceData) Open(context.Context, *os.Root, volume.Volume, int64) (*os.File, int64, error) {
+	device, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	return device, 0, err
+}
+
+// commitReceived makes the volume of a complete image.
+func commitReceived(t *testing.T, x *Partial) {
+	t.Helper()
 	must(t, x.Begin(t.Context(), ""))
 	must(t, x.Commit(t.Context(), func(dir *os.Root, image *os.File) error { return MarkReceived(dir, image, x.content) }))
 	x.Close()
-	check := func(want map[volume.ID]time.Time, of volume.ID) {
-		t.Helper()
-		copies, err := p.Images.Copies()
-		if err != nil || !maps.EqualFunc(copies, want, time.Time.Equal) {
-			t.Errorf("got the copies %v, %v, want %v", copies, err, want)
-		}
-		entries, err := p.Entries()
-		if err != nil || len(entries) != 1 || entries[0].CopyOf != of {
-			t.Errorf("got %+v, %v, want one volume that is a copy of %v", entries, err, of)
-		}
+}
+
+// wantCopies verifies which copies the pool reports, and that its only volume is a copy of another one.
+func wantCopies(t *testing.T, p *Pool, want map[volume.ID]time.Time, of volume.ID) {
+	t.Helper()
+	copies, err := p.Images.Copies()
+	if err != nil || !maps.EqualFunc(copies, want, time.Time.Equal) {
+		t.Errorf("got the copies %v, %v, want %v", copies, err, want)
 	}
-	source := p.ID("loop", "lineage")
-	check(map[volume.ID]time.Time{source: snapshotted}, source)
-	must(t, p.Images.BeginChange("a"))
-	check(nil, volume.ID{})
+	entries, err := p.Entries()
+	if err != nil || len(entries) != 1 || entries[0].CopyOf != of {
+		t.Errorf("got %+v, %v, want one volume that is a copy of %v", entries, err, of)
+	}
 }
 
 func wantReceived(t *testing.T, dir string, n int) {

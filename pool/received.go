@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
@@ -18,6 +20,10 @@ import (
 // later snapshot of the same volume can then be received as differences from this content, if it is an image. The file is
 // removed before the volume is staged for the first time.
 const receivedFile = "received"
+
+// contentFile, in the folder of a volume, has a random ID of the content that the volume has while it is neither staged nor
+// expanded. An interrupted transfer of the volume to another node continues with the same content.
+const contentFile = "content"
 
 // received is the content of receivedFile.
 type received struct {
@@ -53,17 +59,36 @@ func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
 	return atomicfile.Write(dir, receivedFile, b)
 }
 
-// BeginChange removes receivedFile durably, because the data of a volume is about to change. The caller has locked the volume.
+// ContentID returns an ID of the content that a volume has until BeginChange. The caller has locked the volume, which is not staged.
+func (i *Images) ContentID(name string) (string, error) {
+	path := volumePath(name, contentFile)
+	b, err := i.files.Read(i.dir, path)
+	if err == nil && len(b) > 0 {
+		return string(b), nil
+	}
+	if err != nil && !beneath.IsNotExist(err) {
+		return "", err
+	}
+	id := uuid.NewString()
+	return id, atomicfile.Write(i.root, path, []byte(id))
+}
+
+// BeginChange removes receivedFile and contentFile durably, because the data of a volume is about to change. The caller has locked
+// the volume.
 func (i *Images) BeginChange(name string) error {
-	if i.Shared() { // no image on an export was received
+	if i.Shared() { // no image on an export was received, or has a contentFile
 		return nil
 	}
-	err := i.root.Remove(volumePath(name, receivedFile))
-	if beneath.IsNotExist(err) {
-		return nil
+	removed := false
+	for _, file := range []string{receivedFile, contentFile} {
+		err := i.root.Remove(volumePath(name, file))
+		if err != nil && !beneath.IsNotExist(err) {
+			return err
+		}
+		removed = removed || err == nil
 	}
-	if err != nil {
-		return err
+	if !removed {
+		return nil
 	}
 	return atomicfile.Sync(i.root, volumesDir+"/"+name)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -105,15 +106,21 @@ type HeaderEraser interface {
 // ErrNotErased means that what was received after the last verified part could not be erased. Then all of it is discarded.
 var ErrNotErased = errors.New("erasing the part that was not verified failed")
 
-// ReceivingStorage is implemented by a Storage whose volumes can be received from other nodes.
-type ReceivingStorage interface {
-	Storage
-	// OpenReceived opens the data of a volume that is being received, whose record is durable. If the data does not exist, it is
-	// created, and v.Section is completed. The content before the offset kept, which is at most verified, stays. All other
-	// bytes are zeros. After an error, the data is discarded if nothing of it was verified.
-	OpenReceived(ctx context.Context, v volume.Volume, verified int64) (device *os.File, kept int64, err error)
-	// CloseReceived closes the data. Afterwards nothing uses it.
-	CloseReceived(v volume.Volume, device *os.File) error
+// ReceivedData is the data on the storage of a pool of a volume that is being received from another node.
+type ReceivedData interface {
+	// Continue returns the record of the volume if it can have the data of an earlier call, which has written the record before.
+	// Unless same is set, the data is that of other content, and is overwritten or zeroed.
+	Continue(before volume.Volume, same bool) (v volume.Volume, ok bool)
+	// Begin returns the record of the volume, whose data does not exist yet.
+	Begin(ctx context.Context) (volume.Volume, error)
+	// Open opens the data of the volume, whose record is durable in a folder. If the data does not exist, it is created, and
+	// v.Section is completed. The content before the offset kept, which is at most verified, stays. After an error, the data is
+	// discarded if nothing of it was verified.
+	Open(ctx context.Context, folder *os.Root, v volume.Volume, verified int64) (device *os.File, kept int64, err error)
+	// Zero makes a range of the data, which was not written since Open, read as zeros. It need not be durable.
+	Zero(ctx context.Context, device *os.File, r clone.Range) error
+	// Close closes the data. Afterwards nothing uses it.
+	Close(v volume.Volume, device *os.File) error
 }
 
 // ThinStorage is implemented by a Storage that allocates space when data is written, so that a pool can promise more than

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/internal/translate"
 )
@@ -153,4 +155,85 @@ func (m *NodeVolume) Size(t testing.TB) int64 {
 	var st syscall.Statfs_t
 	must(t, syscall.Statfs(m.target, &st))
 	return int64(st.Blocks) * st.Bsize
+}
+
+// CheckUnused creates a volume of a larger size on the second node, from a volume of the first one, which can be sent only while
+// it is not in use. A raw volume shows nothing that the storage of the second node had before. A volume from one that was never
+// used is a new one.
+func (tr *Transfers) CheckUnused(t testing.TB, name string, size, larger int64) {
+	t.Helper()
+	source := tr.Create(t, 0, name, size, nil)
+	tr.Create(t, 1, name+"-new", size, source.Source()).checkUse(t)
+	source.Publish(t)
+	first, second := pattern(1), pattern(2)
+	const offset = 40 * mib
+	source.Write(t, first, 0)
+	source.Write(t, second, offset)
+	_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, name+"-used", larger, source.Source()))
+	wantCode(t, err, codes.FailedPrecondition, "unpublish and unstage")
+	source.Unpublish(t)
+
+	received := tr.Create(t, 1, name+"-received", larger, source.Source())
+	received.Publish(t)
+	got := received.Size(t)
+	if least := larger * 8 / 10; got < least { // a filesystem shows less than its device
+		t.Errorf("the received volume has %d bytes, want at least %d", got, least)
+	}
+	if tr.Capability.GetBlock() == nil {
+		got = offset + int64(len(second))
+	}
+	received.wantParts(t, got, map[int64][]byte{0: first, offset: second})
+	received.Unpublish(t)
+	received.checkUse(t)
+	source.Delete(t)
+}
+
+// wantParts fails unless the first n bytes are the parts, which are whole MiB at their offsets, and zeros. What a container of a raw
+// volume never encrypted is random data.
+func (m *NodeVolume) wantParts(t testing.TB, n int64, parts map[int64][]byte) {
+	t.Helper()
+	f, err := os.Open(m.path())
+	must(t, err)
+	defer f.Close()
+	random := m.transfers.Capability.GetBlock() != nil && m.transfers.Class["encryption"] == "luks2"
+	zeros, b := make([]byte, mib), make([]byte, mib)
+	for at := int64(0); at < n; at += mib {
+		_, err := f.ReadAt(b, at)
+		must(t, err)
+		want := zeros
+		for offset, part := range parts {
+			if at >= offset && at < offset+int64(len(part)) {
+				want = part[at-offset:][:mib]
+			}
+		}
+		if !bytes.Equal(b, want) && (!random || &want[0] != &zeros[0]) {
+			t.Fatalf("at offset %d, the volume differs from its source; it has old data: %t", at, bytes.Contains(b, []byte("old data")))
+		}
+	}
+}
+
+// checkUse stages the volume, writes to it, and deletes it.
+func (m *NodeVolume) checkUse(t testing.TB) {
+	t.Helper()
+	m.Publish(t)
+	m.Write(t, pattern(3), 0)
+	if !bytes.Equal(m.Read(t, len(pattern(3))), pattern(3)) {
+		t.Errorf("volume %s has another content than what was written", m.ID)
+	}
+	m.Unpublish(t)
+	m.Delete(t)
+}
+
+// FillOld writes old data to a device, between the places of signatures, which are at the beginning of a MiB.
+func FillOld(t testing.TB, device string, size int64) {
+	t.Helper()
+	f, err := os.OpenFile(device, os.O_WRONLY, 0)
+	must(t, err)
+	defer f.Close()
+	old := bytes.Repeat([]byte("old data"), 64<<10)
+	for at := 2 * mib; at < size-2*mib; at += mib {
+		_, err := f.WriteAt(old, at+mib/4)
+		must(t, err)
+	}
+	must(t, f.Sync())
 }

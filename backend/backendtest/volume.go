@@ -188,7 +188,7 @@ func must(t testing.TB, err error) {
 }
 
 // wantCode fails the test unless err has the code, and its message contains all texts of says.
-func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
+func wantCode(t testing.TB, err error, code codes.Code, says ...string) {
 	t.Helper()
 	if status.Code(err) != code {
 		t.Errorf("got %v, want %v", err, code)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -12,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
@@ -39,12 +39,14 @@ type room struct {
 	min int64
 	// header is the size of the header of an encrypted volume in bytes, which is not a part of the capacity.
 	header int64
+	// sector is the size of the largest sectors in bytes that the content allows; 0 for any.
+	sector int
 }
 
-// fits reports whether a disk has the size, of whose bytes size are for a volume.
-func (r room) fits(size int64) bool {
+// fits reports whether a disk has the size, of whose bytes size are for a volume, and the size of sectors.
+func (r room) fits(size int64, sector int) bool {
 	capacity := size - r.header
-	return capacity >= r.min && r.Holds(capacity)
+	return capacity >= r.min && r.Holds(capacity) && (r.sector == 0 || sector <= r.sector)
 }
 
 // String describes the size of the disk for errors.
@@ -52,6 +54,9 @@ func (r room) String() string {
 	text := volume.ExactSize(max(r.Required, r.min) + r.header)
 	if r.Limit > 0 {
 		text += " and at most " + volume.ExactSize(r.Limit+r.header)
+	}
+	if r.sector > 0 {
+		text += fmt.Sprintf(", with sectors of at most %d bytes", r.sector)
 	}
 	return text
 }
@@ -106,7 +111,7 @@ func (s *storage) claimSmallest(ctx context.Context, r room) (*blockdev.Claim, e
 		default:
 			continue
 		}
-		if !r.fits(st.disk.Room()) {
+		if !r.fits(st.disk.Room(), st.disk.SectorSize) {
 			continue
 		}
 		c, err := st.disk.Claim(ctx)
@@ -127,36 +132,32 @@ func (s *storage) claimSmallest(ctx context.Context, r room) (*blockdev.Claim, e
 // one. fill, if not nil, writes the content to the disk, and records the state of the filesystem in dir.
 func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill func(dir *os.Root) error) error {
 	s := storageOf(p)
-	release := sync.OnceFunc(func() {
-		_ = c.Claim.Close() // from now on other processes can open the disk
-		s.rescan(c.Disk.Path)
-		c.claiming.Release(1)
-	})
+	release := sync.OnceFunc(func() { s.release(c) })
 	err := p.Create(ctx, v, func(dir *os.Root) error {
 		if err := c.Mark(v.CoName); err != nil || fill == nil {
 			return err
 		}
 		release() // the mark reserves the disk
-		return fillMarked(dir, fill)
+		if err := backend.CreateFlag(dir, copyingFile); err != nil {
+			return err
+		}
+		return fill(dir)
 	})
 	release()
-	if errors.Is(err, blockdev.ErrDiskRefuses) {
-		s.replaceState(diskState{disk: c.Disk, reason: blockdev.DiskUnreadable, detail: err.Error()})
-	}
+	s.noteRefusal(c, err)
 	return err
 }
 
-// fillMarked calls fill on a marked disk. While copyingFile exists, Abandon lets the disk be wiped if the
-// volume is not created.
-func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
-	if err := backend.CreateFlag(dir, copyingFile); err != nil {
-		return err
+// release closes a claim, and inspects its disk again.
+func (s *storage) release(c *claim) {
+	_ = c.Claim.Close() // from now on other processes can open the disk
+	s.rescan(c.Disk.Path)
+	c.claiming.Release(1)
+}
+
+// noteRefusal records that a claimed disk cannot be written, if err says so. It is called after release.
+func (s *storage) noteRefusal(c *claim, err error) {
+	if errors.Is(err, blockdev.ErrDiskRefuses) {
+		s.replaceState(diskState{disk: c.Disk, reason: blockdev.DiskUnreadable, detail: err.Error()})
 	}
-	if err := fill(dir); err != nil {
-		return err
-	}
-	if err := dir.Remove(copyingFile); err != nil {
-		return err
-	}
-	return atomicfile.Sync(dir, ".")
 }

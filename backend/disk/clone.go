@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -50,16 +51,14 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 		return err
 	}
 	defer from.Close()
-	size := spec.Capacity
-	size.Required = max(size.Required, o.Volume.Capacity)
-	free, err := claimDisk(ctx, p, room{size, o.Volume.Capacity, o.Volume.Overhead()})
+	free, err := claimDisk(ctx, p, roomFor(spec, o.Volume))
 	if err != nil {
 		return err
 	}
 	v := b.newVolume(p, spec, free, o.Volume.Encryption)
 	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
 	if !mayHaveData {
-		return create(ctx, p, v, free, nil)
+		return createBlank(ctx, p, spec, v, free)
 	}
 	disk := free.Disk
 	return create(ctx, p, v, free, func(dir *os.Root) error {
@@ -67,13 +66,35 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	})
 }
 
+// roomFor returns the size of a disk for a volume with the content of another one. A filesystem has blocks of at least 4096
+// bytes, so it allows all sectors.
+func roomFor(spec volume.Spec, of volume.Volume) room {
+	r := room{Range: spec.Capacity, min: of.Capacity, header: of.Overhead()}
+	r.Required = max(r.Required, of.Capacity)
+	switch {
+	case of.Encryption != nil:
+		r.sector = of.Encryption.SectorSize
+	case of.Block:
+		r.sector = of.SectorSize
+	}
+	return r
+}
+
+// createBlank creates a volume whose source has no data on a claimed disk, and closes the claim.
+func createBlank(ctx context.Context, p *pool.Pool, spec volume.Spec, v volume.Volume, c *claim) error {
+	if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
+		return errors.Join(err, c.Close())
+	}
+	return create(ctx, p, v, c, nil)
+}
+
 // openUnstaged opens the partition of a volume that is not staged. mayHaveData reports whether the partition may
-// contain data.
+// contain data. If so, its container and filesystem are complete: the mark says that it was used only after that.
 func openUnstaged(ctx context.Context, o *backend.Origin) (from *os.File, mayHaveData bool, err error) {
 	v := o.Volume
 	staged, _, err := blockdev.Present(sectionOf(v).GUID, deviceName(v.ID))
 	if err == nil && staged {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk can be copied only while it is not in use: unpublish and unstage it first", v.ID)
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk can be copied or sent only while it is not in use: unpublish and unstage it first", v.ID)
 	}
 	if err != nil {
 		return nil, false, err

@@ -34,6 +34,7 @@ var (
 	_ backend.BlockProvider     = (*Backend)(nil)
 	_ backend.OwnershipVerifier = (*Backend)(nil)
 	_ backend.Cloner            = (*Backend)(nil)
+	_ backend.Transferrer       = (*Backend)(nil)
 )
 
 // Kind describes volumes that are whole disks of a node.
@@ -48,6 +49,7 @@ var Kind = backend.Kind{
 			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero), string(wipeNone)}, Default: string(wipeDiscard),
 			Doc: "What happens to the data of a [deleted volume](../kinds/disks.md#delete). `discard` overwrites it if the disk does not guarantee zeros after a discard, `zero` always. With `none` the next user of the disk can read it.",
 		},
+		backend.Copies,
 	},
 	New: New,
 }
@@ -86,7 +88,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 
 // createEmpty creates a volume without content on a free disk.
 func (b *Backend) createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
-	c, err := claimDisk(ctx, p, room{spec.Capacity, b.Bounds(spec.FSType(), spec.Block()).Min, backend.HeaderSize(spec.Parameters)})
+	c, err := claimDisk(ctx, p, room{Range: spec.Capacity, min: b.Bounds(spec.FSType(), spec.Block()).Min, header: backend.HeaderSize(spec.Parameters)})
 	if err != nil {
 		return volume.Volume{}, err
 	}

@@ -19,7 +19,8 @@ const (
 	// unusedFile means that the disk was claimed for a volume that was not created. The disk may have a
 	// mark.
 	unusedFile = "unused"
-	// copyingFile means that another volume's data is being copied to the disk of a new volume.
+	// copyingFile means that another volume's data is or was copied to the disk of a new volume, so that Abandon lets it be wiped. It
+	// stays in the folder of the volume, because the driver may be killed until the volume is committed.
 	copyingFile = "copying"
 )
 

@@ -64,6 +64,6 @@ func TestFrozenCopies(t *testing.T) {
 
 // TestFrozenNames: the files in a volume's folder, and the names and tags of logical volumes, do not change.
 func TestFrozenNames(t *testing.T) {
-	frozen.List(t, "files", []string{wipedFile, unusedFile, backend.WipingFile, copyFile})
+	frozen.List(t, "files", []string{wipedFile, unusedFile, copyingFile, backend.WipingFile, copyFile})
 	frozen.List(t, "names", []string{volumeName("GUID"), recordsName("POOL"), poolTag, volumeTag, guidTag, unusedTag, recordsTag, volumeName("GUID") + growthSuffix, growthTag, snapshotTag})
 }

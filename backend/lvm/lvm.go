@@ -94,16 +94,15 @@ func explainPool(p *pool.Pool, err error) error {
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
-		takeOver := spec.Parameters.Get(paramLogicalVolume) != ""
-		if spec.Source != nil && !takeOver {
-			return b.createFrom(ctx, p, spec)
-		}
 		s := storageOf(p)
-		if s.thin != "" && spec.Parameters.Get(paramWipe) == string(wipeZero) {
-			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+		if err := s.checkWipe(spec.Parameters); err != nil {
+			return volume.Volume{}, err
 		}
-		if takeOver {
+		if spec.Parameters.Get(paramLogicalVolume) != "" {
 			return b.takeOver(ctx, p, spec)
+		}
+		if spec.Source != nil {
+			return b.createFrom(ctx, p, spec)
 		}
 		v := b.NewVolume(p, spec)
 		v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
@@ -117,17 +116,27 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 			return v, err
 		}
 		v.Section = s.newSection(spec)
-		build := func(ctx context.Context, progress func(int64)) error {
-			if err := s.awaitRoom(ctx, p, v.StorageSize()); err != nil {
-				return err
-			}
-			return p.Create(ctx, v, func(*os.Root) error { return s.build(ctx, v, progress) })
-		}
 		if !s.showsExtents(v) {
-			return v, build(ctx, nil)
+			return v, s.createNew(ctx, p, v, nil)
 		}
-		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error { return build(ctx, j.Progress) })
+		return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error { return s.createNew(ctx, p, v, j.Progress) })
 	})
+}
+
+// checkWipe refuses the parameter wipe in a thin pool if it cannot be followed.
+func (s *storage) checkWipe(p volume.Parameters) error {
+	if s.thin == "" || p.Get(paramWipe) != string(wipeZero) {
+		return nil
+	}
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+}
+
+// createNew creates a volume without content, when there is room.
+func (s *storage) createNew(ctx context.Context, p *pool.Pool, v volume.Volume, progress func(int64)) error {
+	if err := s.awaitRoom(ctx, p, v.StorageSize()); err != nil {
+		return err
+	}
+	return p.Create(ctx, v, func(*os.Root) error { return s.build(ctx, v, progress) })
 }
 
 // build creates the logical volume of a new volume, and records its UUID in the volume's section. Extents that the volume

@@ -22,10 +22,19 @@ const (
 	// unusedFile is an empty file: the volume was not created. The logical volume may exist. If it was taken over, it has
 	// data.
 	unusedFile = "unused"
+	// copyingFile is an empty file: the data of a volume on another node is or was received on a thick logical volume. It stays in the
+	// folder of the volume, because the driver may be killed until the volume is committed.
+	copyingFile = "copying"
 )
 
-// Abandon implements pool.Storage.
-func (s *storage) Abandon(folder *os.Root) error { return backend.CreateFlag(folder, unusedFile) }
+// Abandon implements pool.Storage. A logical volume on which data was received is wiped as that of a deleted volume.
+func (s *storage) Abandon(folder *os.Root) error {
+	copied, err := backend.HasFlag(folder, copyingFile)
+	if err == nil && !copied {
+		err = backend.CreateFlag(folder, unusedFile)
+	}
+	return err
+}
 
 // Reclaim implements pool.Storage: it wipes and removes the logical volume of a deleted volume, or removes those of
 // deleted snapshots.

@@ -26,7 +26,7 @@ import (
 // snapshotTag is a tag of the logical volume of a snapshot, with the name in the ID of the snapshot, for administrators.
 const snapshotTag = "trivet.snapshot."
 
-// origin is a thin volume that is copied. Its volume is locked.
+// origin is a volume or snapshot that is copied. Its volume is locked.
 type origin struct {
 	volume    volume.Volume
 	id        dm.VolumeID
@@ -149,9 +149,9 @@ func (s *storage) expected(ctx context.Context, v volume.Volume) (volume.Snapsho
 	return volume.Snapshot{Block: v.Block, FSType: v.FSType, SectorSize: v.SectorSize, Encryption: v.Encryption, Bytes: n, Shared: true}, err
 }
 
-// notThin is the error for a source without snapshots and clones.
+// notThin is the error for a source without snapshots and clones on its node.
 func notThin(source string) error {
-	return volume.Errorf(volume.ErrInvalid, "%s is not in a thin pool: only volumes in thin pools have snapshots and clones: use a pool with lvm.thinPool, or images", source)
+	return volume.Errorf(volume.ErrInvalid, "%s is not in a thin pool: only volumes in thin pools have snapshots, and clones on the same node: use a pool with lvm.thinPool, or images", source)
 }
 
 // mapped returns the size of the blocks of a thin volume that were written, in bytes. The kernel knows it only while the
@@ -434,6 +434,9 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	if s.thin == "" {
 		return v, notThin("volume_content_source: " + spec.Source.String())
 	}
+	if err := s.checkRoom(p); err != nil {
+		return v, err
+	}
 	if v, err = b.newCopy(p, spec, from); err != nil {
 		return v, err
 	}
@@ -442,6 +445,11 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 		return v, err
 	}
 	defer o.lock.Close()
+	if o.blank() {
+		if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
+			return v, err
+		}
+	}
 	return v, p.Create(ctx, v, func(dir *os.Root) error { return s.fill(ctx, dir, v, sectionOf(v), o) })
 }
 
@@ -458,7 +466,7 @@ func (b *Backend) newCopy(p *pool.Pool, spec volume.Spec, from *backend.Origin) 
 		return v, err
 	}
 	v.Section = s.newSection(spec)
-	return v, s.checkRoom(p)
+	return v, nil
 }
 
 // noLock is the lock of an origin that needs none.

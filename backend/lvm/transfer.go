@@ -18,19 +18,18 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/dm"
-	"github.com/trivet-csi/trivet/linux/luks"
 	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// sentCopy is the open device of a snapshot that is sent to other nodes.
+// sentCopy is the open device of a snapshot, or of a thick volume that is not staged, that is sent to other nodes.
 type sentCopy struct {
 	*os.File
 	users int
 }
 
-// openCopy opens the logical volume of a snapshot, which closeCopy closes.
+// openCopy opens a logical volume to send it. closeCopy closes it.
 func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, err error) {
 	return c, s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) error {
 		if c = s.sent[id]; c != nil {
@@ -39,7 +38,7 @@ func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, er
 		}
 		lv, ok := r.Volume(id)
 		if !ok {
-			return volume.Errorf(volume.ErrUnavailable, "volume group %s has no logical volume with the UUID %s: if the snapshot was not deleted meanwhile, restore the group's metadata (vgcfgrestore)", s.name, id.Volume)
+			return volume.Errorf(volume.ErrUnavailable, "volume group %s has no logical volume with the UUID %s: if it was not deleted meanwhile, restore the group's metadata (vgcfgrestore)", s.name, id.Volume)
 		}
 		device, err := openIdle(ctx, g, lv)
 		if err != nil {
@@ -51,7 +50,7 @@ func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, er
 	})
 }
 
-// openIdle opens the logical volume of a snapshot. After an error, the logical volume is inactive unless it was active before.
+// openIdle opens a logical volume that nothing uses. After an error, the logical volume is inactive unless it was active before.
 func openIdle(ctx context.Context, g dm.Group, lv dm.LogicalVolume) (*os.File, error) {
 	_, active, err := lv.ID.Device()
 	if err != nil {
@@ -65,14 +64,14 @@ func openIdle(ctx context.Context, g dm.Group, lv dm.LogicalVolume) (*os.File, e
 	if errors.Is(err, dm.ErrInUse) {
 		kind, remedy = volume.ErrPrecondition, "stop the program that has it open (find it with fuser or lsblk)"
 	}
-	err = volume.Errorf(kind, "opening %s/%s, the logical volume of a snapshot: %w: %s", g.Name, lv.Name, err, remedy)
+	err = volume.Errorf(kind, "opening %s/%s to send it: %w: %s", g.Name, lv.Name, err, remedy)
 	if !active {
 		err = errors.Join(err, g.Deactivate(ctx, lv.Name, lv.ID))
 	}
 	return nil, err
 }
 
-// closeCopy closes the logical volume of a snapshot, and deactivates it unless another transfer reads it. If that fails, a later
+// closeCopy closes a logical volume that was sent, and deactivates it unless another transfer reads it. If that fails, a later
 // scan deactivates it.
 func (s *storage) closeCopy(id dm.VolumeID) {
 	ctx := context.Background()
@@ -89,7 +88,7 @@ func (s *storage) closeCopy(id dm.VolumeID) {
 		return err
 	})
 	if err != nil {
-		klog.ErrorS(err, "Deactivating the logical volume of a snapshot failed", "pool", s.cfg.Name, "uuid", id.Volume)
+		klog.ErrorS(err, "Deactivating a logical volume that was sent failed", "pool", s.cfg.Name, "uuid", id.Volume)
 	}
 }
 
@@ -97,7 +96,7 @@ func (s *storage) closeCopy(id dm.VolumeID) {
 // driver has left them active, or closing them has failed.
 func (s *storage) deactivateCopies(ctx context.Context, g dm.Group, r dm.Report, known inventory) {
 	for _, lv := range r.Volumes {
-		if !lv.HasTag(poolTag+s.cfg.Name) || lv.Pool == "" || !known.activeInTransfer(lv) {
+		if !lv.HasTag(poolTag+s.cfg.Name) || !known.activeInTransfer(lv) {
 			continue
 		}
 		d, ok, err := lv.ID.Device()
@@ -110,29 +109,34 @@ func (s *storage) deactivateCopies(ctx context.Context, g dm.Group, r dm.Report,
 	}
 }
 
-// activeInTransfer reports whether a thin volume is active only during a transfer: that of a snapshot, or of a volume that is not
-// staged and was never staged.
+// activeInTransfer reports whether a logical volume is active only during a transfer: that of a snapshot, of a thin volume that
+// was never staged, or of a thick one, and the volume is neither staged nor deleted.
 func (i inventory) activeInTransfer(lv dm.LogicalVolume) bool {
-	if !lv.HasTag(unusedTag) {
+	thick, unused := lv.Pool == "", lv.HasTag(unusedTag)
+	switch {
+	case thick && unused: // it may be active because it is being zeroed
+		return false
+	case !thick && !unused:
 		return i.hasSnapshot(lv)
 	}
 	tag := slices.IndexFunc(lv.Tags, func(tag string) bool { return i.volumes[guidOf(tag)].Folder != "" })
 	if tag < 0 {
 		return false
 	}
-	staged, err := showsVolume(i.volumes[guidOf(lv.Tags[tag])].Volume)
-	return err == nil && !staged
+	record := i.volumes[guidOf(lv.Tags[tag])]
+	staged, err := showsVolume(record.Volume)
+	return err == nil && !staged && !(thick && record.Trashed) // it is active while it is wiped
 }
 
-// outgoing is a snapshot that is sent to another node.
+// outgoing is a logical volume that is sent to another node.
 type outgoing struct {
 	*sentCopy
 	manifest volume.Manifest
 	pool     *pool.Pool
 	id       dm.VolumeID
-	// blank means that the snapshot has no data to copy (origin.blank).
+	// blank means that there is no data to copy (origin.blank).
 	blank bool
-	// release removes the snapshot if it was created for the transfer.
+	// release removes a snapshot that was created for the transfer, or unlocks a thick volume.
 	release func() error
 }
 
@@ -156,7 +160,7 @@ func (o *outgoing) Close() error {
 	storageOf(o.pool).closeCopy(o.id)
 	err := o.release()
 	if err != nil {
-		klog.ErrorS(err, "Removing the snapshot of a transfer failed", "pool", o.pool.Name())
+		klog.ErrorS(err, "Removing the snapshot or the lock of a transfer failed", "pool", o.pool.Name())
 	}
 	return err
 }
@@ -181,7 +185,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	return openOutgoing(ctx, p, from, m, func() error { return nil })
 }
 
-// openOutgoing opens the logical volume of a snapshot to send it. If that fails, it calls release.
+// openOutgoing opens the logical volume of an origin to send it. If that fails, it calls release.
 func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Manifest, release func() error) (backend.Outgoing, error) {
 	c, err := storageOf(p).openCopy(ctx, from.id)
 	if err != nil {
@@ -190,12 +194,15 @@ func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Mani
 	return &outgoing{sentCopy: c, manifest: m, pool: p, id: from.id, blank: from.blank(), release: release}, nil
 }
 
-// sendVolume is Send for a volume. It sends a snapshot that exists only for the transfer, so that the volume can be used and
-// changed meanwhile.
+// sendVolume is Send for a volume. It sends a snapshot of a thin volume that exists only for the transfer, so that the volume
+// can be used and changed meanwhile.
 func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (backend.Outgoing, error) {
 	v, err := p.ByID(id)
 	if err != nil {
 		return nil, err
+	}
+	if storageOf(p).thin == "" {
+		return b.sendThick(ctx, p, v)
 	}
 	one, err := storageOf(p).expected(ctx, v)
 	if err != nil {
@@ -225,14 +232,38 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 	return openOutgoing(ctx, p, from, backend.VolumeManifest(v, one.Bytes, one.Formatted), release)
 }
 
+// sendThick is Send for a volume without a thin pool, which is locked meanwhile.
+func (b *Backend) sendThick(ctx context.Context, p *pool.Pool, v volume.Volume) (backend.Outgoing, error) {
+	o, err := b.lockOrigin(ctx, p, v)
+	if err != nil {
+		return nil, err
+	}
+	staged, err := showsVolume(o.volume)
+	if err == nil && staged {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a thick logical volume can be sent only while it is not in use: unpublish and unstage it first", v.ID)
+	}
+	if err != nil {
+		return nil, errors.Join(err, o.lock.Close())
+	}
+	bytes := o.volume.StorageSize()
+	if o.blank() {
+		bytes = 0
+	}
+	m, err := backend.IdleManifest(p, o.volume, bytes, o.formatted)
+	if err != nil {
+		return nil, errors.Join(err, o.lock.Close())
+	}
+	return openOutgoing(ctx, p, o, m, o.lock.Close)
+}
+
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		if err := storageOf(p).checkWipe(spec.Parameters); err != nil {
+			return volume.Volume{}, err
+		}
 		if spec.Parameters.Get(paramLogicalVolume) != "" {
 			return b.takeOver(ctx, p, spec)
-		}
-		if storageOf(p).thin == "" {
-			return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is on another node, the requested volume is in pool %q, which has no thin pool: use a pool with lvm.thinPool, or the parameter %s: %s, which creates the volume on the node of its source", spec.Source, p.Name(), volume.ParamCopies, volume.CopiesLocal)
 		}
 		return b.ReceiveAsJob(ctx, p, spec, from, func(ctx context.Context, stream backend.Stream, j *pool.Job) error {
 			return b.receive(ctx, p, spec, stream, j)
@@ -242,15 +273,26 @@ func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.In
 
 // receive creates a volume with the content of a stream.
 func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, stream backend.Stream, j *pool.Job) error {
-	m := stream.Manifest()
-	if size := storageOf(p).sectorSize(); m.SectorSize < size {
+	m, s := stream.Manifest(), storageOf(p)
+	if size := s.sectorSize(); m.SectorSize < size {
 		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v has sectors of %d bytes, and the volume group of pool %q has sectors of %d: use a pool on disks with sectors of %[2]d bytes", spec.Source, m.SectorSize, p.Name(), size)
 	}
 	v, err := b.newCopy(p, spec, &backend.Origin{Volume: m.Volume()})
 	if err != nil {
 		return err
 	}
-	partial, err := p.Receive(ctx, v, m)
+	if !m.Block && !m.Formatted { // the new volume is formatted when it is first staged
+		if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
+			return err
+		}
+		if s.thin == "" {
+			if err := backend.ReceiveNothing(ctx, stream, p, v.ID.Name); err != nil {
+				return err
+			}
+			return s.createNew(ctx, p, v, j.Progress)
+		}
+	}
+	partial, err := p.ReceiveOnStorage(ctx, v.ID.Name, m, &reception{storage: s, pool: p, v: v})
 	if err != nil {
 		return err
 	}
@@ -258,51 +300,79 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	if err := backend.ReceiveContent(ctx, stream, partial, nil, j); err != nil {
 		return err
 	}
-	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return finishReceived(dir, device, m) })
-}
-
-// finishReceived completes the folder of a volume whose content was received.
-func finishReceived(dir *os.Root, device *os.File, m volume.Manifest) error {
-	if m.Formatted {
-		if err := pool.MarkCloned(dir); err != nil {
+	if v.Encryption == nil { // the device in a container does not show what it never encrypted
+		if err := partial.ZeroUpTo(ctx, v.StorageSize()); err != nil {
 			return err
 		}
 	}
-	if m.Encryption != nil {
-		encrypted, err := luks.HasHeader(device)
-		if err == nil && encrypted {
-			err = pool.MarkContainerCopied(dir)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := device.Sync(); err != nil {
-		return err
-	}
-	return pool.MarkReceived(dir, device, m)
+	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return backend.ReceivedOnDevice(dir, device, m) })
 }
 
-// OpenReceived implements pool.ReceivingStorage, for a volume in a thin pool. Its logical volume has unusedTag, as that of a
-// clone.
-func (s *storage) OpenReceived(ctx context.Context, v volume.Volume, verified int64) (device *os.File, kept int64, err error) {
-	_, lv, exists, err := s.find(ctx, sectionOf(v).identity)
+// reception is the logical volume of a volume that is being received. It implements pool.ReceivedData.
+type reception struct {
+	*storage
+	pool *pool.Pool
+	v    volume.Volume
+}
+
+// Continue implements pool.ReceivedData. A thick logical volume is overwritten with other content, so that the call need not wait
+// until it is wiped. What is not received is zeroed, as for a new one.
+func (r *reception) Continue(before volume.Volume, same bool) (v volume.Volume, ok bool) {
+	v = r.v
+	wipe := sectionOf(v).Wipe
+	v.Section = before.Section
+	return v, (same || r.thin == "") && before.StorageSize() == v.StorageSize() && sectionOf(before).Wipe == wipe
+}
+
+// Begin implements pool.ReceivedData.
+func (r *reception) Begin(ctx context.Context) (volume.Volume, error) {
+	return r.v, r.awaitRoom(ctx, r.pool, r.v.StorageSize())
+}
+
+// Open implements pool.ReceivedData. The logical volume of a volume in a thin pool has unusedTag, as that of a clone. Of a thick
+// one, the data is wiped if the volume is not created.
+func (r *reception) Open(ctx context.Context, folder *os.Root, v volume.Volume, verified int64) (device *os.File, kept int64, err error) {
+	_, lv, exists, err := r.find(ctx, sectionOf(v).identity)
 	if err == nil && !exists {
-		lv.ID, err = s.create(ctx, v)
+		lv.ID, err = r.create(ctx, v)
 		crashpoint.Here(crashpoint.CreateImage)
 	}
 	if err != nil {
 		return nil, 0, err
 	}
 	sectionOf(v).Volume = lv.ID.Volume
-	if device, err = s.openNew(ctx, v); err != nil || !exists {
+	if r.thin == "" {
+		if err := backend.CreateFlag(folder, copyingFile); err != nil {
+			return nil, 0, err
+		}
+		if err := r.setUsed(ctx, v); err != nil {
+			return nil, 0, err
+		}
+	}
+	if device, err = r.openNew(ctx, v); err != nil || !exists {
 		return device, 0, err
+	}
+	if r.thin == "" {
+		return device, verified, nil
 	}
 	if err = eraseFrom(ctx, device, verified); err != nil {
 		err = volume.Errorf(volume.ErrUnavailable, "volume %s: %w: retry", v.ID, err)
-		return nil, 0, errors.Join(err, s.CloseReceived(v, device)) //nolint:contextcheck // the device is closed even if the call has ended
+		return nil, 0, errors.Join(err, r.Close(v, device)) //nolint:contextcheck // the device is closed even if the call has ended
 	}
 	return device, verified, nil
+}
+
+// Zero implements pool.ReceivedData. The blocks of a new thin volume, and those after eraseFrom, are zeros.
+func (r *reception) Zero(ctx context.Context, device *os.File, gap clone.Range) error {
+	if r.thin != "" {
+		return nil
+	}
+	return backend.ZeroGap(ctx, device, gap, sectionOf(r.v).Wipe == wipeDiscard)
+}
+
+// Close implements pool.ReceivedData.
+func (r *reception) Close(v volume.Volume, device *os.File) error {
+	return errors.Join(device.Close(), r.deactivateNew(context.Background(), v))
 }
 
 // openNew opens the device of a volume that is being received.
@@ -337,9 +407,4 @@ func eraseFrom(ctx context.Context, device *os.File, from int64) error {
 		err = fmt.Errorf("%w: %w", pool.ErrNotErased, err)
 	}
 	return err
-}
-
-// CloseReceived implements pool.ReceivingStorage.
-func (s *storage) CloseReceived(v volume.Volume, device *os.File) error {
-	return errors.Join(device.Close(), s.deactivateNew(context.Background(), v))
 }

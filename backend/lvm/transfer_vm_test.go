@@ -31,7 +31,10 @@ import (
 
 const mib = 1 << 20
 
-// nodes are two nodes, each with a thin pool.
+// interruptedSize is the size of the volumes whose transfers are interrupted, in bytes.
+const interruptedSize = 240 * mib
+
+// nodes are two nodes, each with a volume group.
 type nodes struct {
 	*backendtest.Cluster
 	groups []*lvm.Group
@@ -39,13 +42,19 @@ type nodes struct {
 	room []int64
 }
 
-// startNodes starts two nodes that send with a limited rate. At the end of the test nothing is left of the volumes.
+// startNodes starts two nodes with thin pools.
 func startNodes(t *testing.T, bytesPerSecond string) *nodes {
+	t.Helper()
+	return startNodesOn(t, bytesPerSecond, backendtest.OnThinPool, backendtest.OnThinPool)
+}
+
+// startNodesOn starts nodes on media, that send with a limited rate.
+func startNodesOn(t *testing.T, bytesPerSecond string, media ...func(testing.TB, backendtest.Room) backendtest.Medium) *nodes {
 	t.Helper()
 	n := new(nodes)
 	var configs []pool.Config
-	for range 2 {
-		m := backendtest.OnThinPool(t, backendtest.Room{})
+	for _, medium := range media {
+		m := medium(t, backendtest.Room{})
 		m.Config.Name = "default"
 		configs = append(configs, m.Config)
 		n.groups = append(n.groups, m.Config.Section.(*lvm.Group))
@@ -176,7 +185,7 @@ func testTransfer(t *testing.T, n *nodes, tr *backendtest.Transfers, name string
 // TestTransferInterrupted: a transfer of a snapshot continues after a restart of either driver, and erases what was not verified.
 // DeleteVolume removes what was received. A deleted snapshot is received completely.
 func TestTransferInterrupted(t *testing.T) {
-	const size = 240 * mib
+	const size = interruptedSize
 	n := startNodes(t, "48Mi")
 	tr := n.of("", "none")
 	source := tr.Create(t, 0, "v", size, nil)
@@ -188,7 +197,7 @@ func TestTransferInterrupted(t *testing.T) {
 	source.Unpublish(t)
 	snapshot := tr.Snapshot(t, source, "s")
 
-	n.beginUnattended(t, tr, "cancelled", size, snapshot)
+	n.beginUnattended(t, tr, "cancelled", snapshot)
 	eventually(t, func() error { // the transfer runs until then
 		_, err := n.Nodes[1].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: n.idOn(t, source.ID, "cancelled")})
 		return err
@@ -197,13 +206,13 @@ func TestTransferInterrupted(t *testing.T) {
 
 	for _, restarted := range []int{0, 1} {
 		name := fmt.Sprintf("interrupted-%d", restarted)
-		n.beginUnattended(t, tr, name, size, snapshot)
+		n.beginUnattended(t, tr, name, snapshot)
 		n.Nodes[restarted].Stop(t)
 		if restarted == 1 {
 			n.makeStale(t, name, 200*mib) // after the last checksum before the end, with a part that is not sent
 		}
 		n.Nodes[restarted].Restart(t)
-		v := n.complete(t, tr, name, size, snapshot)
+		v := n.complete(t, tr, name, snapshot)
 		if !regexp.MustCompile(`"Sending to another node".* volume="` + name + `" from=[1-9]`).MatchString(backendtest.Log()) {
 			t.Errorf("after the restart of node %d: the whole content was sent again", restarted)
 		}
@@ -215,11 +224,11 @@ func TestTransferInterrupted(t *testing.T) {
 		v.Delete(t)
 	}
 
-	deleted := n.begin(t.Context(), tr, "deleted", size, snapshot)
+	deleted := n.begin(t.Context(), tr, "deleted", snapshot)
 	n.awaitVerified(t, "deleted")
 	tr.DeleteSnapshot(t, snapshot)
 	must(t, <-deleted)
-	v := n.complete(t, tr, "deleted", size, snapshot)
+	v := n.complete(t, tr, "deleted", snapshot)
 	v.Publish(t)
 	if !bytes.Equal(v.Read(t, size), content) {
 		t.Error("the volume from a snapshot that was deleted differs from its source")
@@ -246,21 +255,21 @@ func (n *nodes) makeStale(t *testing.T, name string, from int64) {
 }
 
 // begin begins to create a volume on the second node.
-func (n *nodes) begin(ctx context.Context, tr *backendtest.Transfers, name string, size int64, from *csi.VolumeContentSource) <-chan error {
+func (n *nodes) begin(ctx context.Context, tr *backendtest.Transfers, name string, from *csi.VolumeContentSource) <-chan error {
 	answered := make(chan error, 1)
 	go func() {
-		_, err := tr.Router.Control.CreateVolume(ctx, tr.Request(1, name, size, from))
+		_, err := tr.Router.Control.CreateVolume(ctx, tr.Request(1, name, interruptedSize, from))
 		answered <- err
 	}()
 	return answered
 }
 
 // beginUnattended begins to create a volume on the second node, and ends the call when a part is verified. The transfer continues.
-func (n *nodes) beginUnattended(t *testing.T, tr *backendtest.Transfers, name string, size int64, from *csi.VolumeContentSource) {
+func (n *nodes) beginUnattended(t *testing.T, tr *backendtest.Transfers, name string, from *csi.VolumeContentSource) {
 	t.Helper()
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
-	answered := n.begin(ctx, tr, name, size, from)
+	answered := n.begin(ctx, tr, name, from)
 	n.awaitVerified(t, name)
 	end()
 	if err := <-answered; err == nil {
@@ -269,16 +278,16 @@ func (n *nodes) beginUnattended(t *testing.T, tr *backendtest.Transfers, name st
 }
 
 // complete creates a volume on the second node, and repeats the call while a driver does not answer.
-func (n *nodes) complete(t *testing.T, tr *backendtest.Transfers, name string, size int64, from *csi.VolumeContentSource) *backendtest.NodeVolume {
+func (n *nodes) complete(t *testing.T, tr *backendtest.Transfers, name string, from *csi.VolumeContentSource) *backendtest.NodeVolume {
 	t.Helper()
 	eventually(t, func() error {
-		_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, name, size, from))
+		_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, name, interruptedSize, from))
 		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted {
 			must(t, err)
 		}
 		return err
 	})
-	return tr.Create(t, 1, name, size, from)
+	return tr.Create(t, 1, name, interruptedSize, from)
 }
 
 // idOn returns the ID of a volume on the second node, which may not exist, from that of a volume on the first node.

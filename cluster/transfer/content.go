@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// checkedSize is how much content is sent between two checksums, in bytes. After each, the receiver makes it
-	// durable, and an interrupted transfer continues from there.
+	// checkedSize is how much content is read between two checksums, in bytes, also if it is zeros that are not sent: a receiver
+	// may have to write them. After each, the receiver makes the content durable, and an interrupted transfer continues from there.
 	checkedSize = 64 << 20
 	// waitInterval is the time after which a sender that has nothing to send shows that it is alive.
 	waitInterval = 10 * time.Second
@@ -51,7 +51,9 @@ type chunk struct {
 	offset int64
 	size   int
 	zeros  bool
-	err    error
+	// skipped means that the chunk is zeros that are not sent.
+	skipped bool
+	err     error
 }
 
 func (c chunk) content() []byte { return c.buf[headerSize:][:c.size] }
@@ -102,9 +104,11 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 				return err
 			}
 		}
-		sum.add(c.offset, c.content())
-		if err := o.write(ctx, c); err != nil {
-			return err
+		if !c.skipped {
+			sum.add(c.offset, c.content())
+			if err := o.write(ctx, c); err != nil {
+				return err
+			}
 		}
 		o.free <- c.buf
 	}
@@ -160,9 +164,8 @@ func (o *outgoing) read(ctx context.Context, from int64) {
 			}
 			at += int64(c.size)
 			c.zeros = zero(c.content())
-			if c.zeros && !o.differences {
-				o.free <- buf
-			} else if !o.pass(ctx, c) {
+			c.skipped = c.zeros && !o.differences
+			if !o.pass(ctx, c) {
 				return
 			}
 		}

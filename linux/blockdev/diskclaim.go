@@ -204,7 +204,13 @@ func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
 	node := "opening." + NewGUID().String()
 	f, err := d.Attach(ctx, guid, node)
-	return f, errors.Join(err, RemoveNode(node))
+	if err = errors.Join(err, RemoveNode(node)); err != nil {
+		if f != nil {
+			_ = f.Close()
+		}
+		return nil, err
+	}
+	return f, nil
 }
 
 // verify reads the mark. The error is ErrNoMark unless the mark is the complete mark of the claim.

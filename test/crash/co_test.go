@@ -60,6 +60,8 @@ type co struct {
 	partner *co
 	// source is the ID of the snapshot from which the volume is restored.
 	source string
+	// cloned is the ID of the volume of which the volume is a copy.
+	cloned string
 	// origin is the orchestrator of the source. It deletes the source after the volume. It is nil
 	// if the test deletes the source itself.
 	origin *co

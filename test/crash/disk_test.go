@@ -6,9 +6,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/luks"
@@ -17,8 +19,8 @@ import (
 // diskOverhead is a size in bytes that is larger than the partition tables of a disk.
 const diskOverhead = 4 << 20
 
-// newDiskHost starts a driver with a pool of one disk, which a volume of the kind fits.
-func newDiskHost(t *testing.T, k kind) *host {
+// newDiskHost starts a driver with a pool of a disk, which a volume of the kind fits, and of other disks.
+func newDiskHost(t *testing.T, k kind, others ...string) *host {
 	t.Helper()
 	h := &host{binary: crashing, dir: newDir(t), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	if k.Has(backendtest.Encrypted) {
@@ -27,8 +29,29 @@ func newDiskHost(t *testing.T, k kind) *host {
 	h.pool = h.path("state/disks/default")
 	h.disk, h.diskImage, _ = testenv.Disk(t, h.size+diskOverhead)
 	t.Cleanup(func() { _ = os.Remove(h.deviceNode("pvc-1")) })
-	h.begin(t, fmt.Sprintf("disks: {match: [%q]}", h.disk), "")
+	h.begin(t, fmt.Sprintf("disks: {match: [%s]}", strings.Join(append(others, h.disk), ", ")), "")
 	return h
+}
+
+// TestDiskKilledInClone kills the driver when it has copied a disk, but has not committed the new volume. The new disk is wiped.
+func TestDiskKilledInClone(t *testing.T) {
+	t.Parallel()
+	k := disks[0]
+	larger, _, _ := testenv.Disk(t, k.Size()+2*diskOverhead) // the source gets the smallest disk
+	h := newDiskHost(t, k, larger)
+	origin, err := newCO(h, "pvc-1", k)
+	must(t, err)
+	must(t, origin.do(create, controllerPublish, stage, publish, write))
+	must(t, origin.do(unpublishAll...))
+	must(t, h.stop())
+	must(t, h.start(crashpoint.CreateBuilt))
+	c, err := newCO(h, "pvc-2", k)
+	must(t, err)
+	c.cloned = origin.id
+	row{call: create, point: crashpoint.CreateBuilt}.reach(t, c)
+	must(t, h.start(""))
+	origin.finish(t)
+	must(t, wantBlank(larger))
 }
 
 // deviceNode returns the path of the device node that a volume has while it is attached. It is empty if
@@ -97,14 +120,14 @@ func (h *host) enlarge() error {
 	return nil
 }
 
-// wantBlankDisk fails if the disk has a mark or data.
-func (h *host) wantBlankDisk() error {
-	found, err := blockdev.FindDisks([]string{h.disk})
+// wantBlank fails if a disk has a mark or data.
+func wantBlank(disk string) error {
+	found, err := blockdev.FindDisks([]string{disk})
 	if err != nil {
 		return err
 	}
 	if f := found[0].Inspect(); f.Reason != blockdev.DiskFree {
-		return fmt.Errorf("got state %s of %s (%s), want %s", f.Reason, filepath.Base(h.disk), f.Detail, blockdev.DiskFree)
+		return fmt.Errorf("got state %s of %s (%s), want %s", f.Reason, filepath.Base(disk), f.Detail, blockdev.DiskFree)
 	}
 	return nil
 }

@@ -366,7 +366,7 @@ func (c *co) finish(t *testing.T) {
 		must(t, c.host.wantNoLimits())
 	}
 	if c.kind.Has(backendtest.WholeDisk) {
-		must(t, c.host.wantBlankDisk())
+		must(t, wantBlank(c.host.disk))
 	}
 	if c.kind.Has(backendtest.Logical) {
 		must(t, backendtest.CheckOnlyRecords(c.host.group))

@@ -139,8 +139,13 @@ func (c *co) checkSnapshots() error {
 	return nil
 }
 
-// contentSource returns the volume_content_source of the volume, or nil if it is not restored.
+// contentSource returns the volume_content_source of the volume, or nil if it has none.
 func (c *co) contentSource() *csi.VolumeContentSource {
+	if c.cloned != "" {
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: c.cloned},
+		}}
+	}
 	if c.source == "" {
 		return nil
 	}

@@ -22,11 +22,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // receivePoints are the points that a node reaches while it receives a volume from another node, or abandons what it has received.
@@ -39,13 +41,19 @@ var receivePoints = []crashpoint.Point{
 type transferPool struct {
 	// dir is the directory with images.
 	dir string
-	// group is set instead of dir if the pool is in a thin pool.
+	// group is set instead of dir if the pool is in a volume group, disk if it is a whole disk.
 	group *lvm.Group
+	disk  string
 }
 
 // config returns the pool in the configuration of a driver.
 func (p transferPool) config() string {
-	if p.group != nil {
+	switch {
+	case p.disk != "":
+		return fmt.Sprintf("{name: default, disks: {match: [%q]}}", p.disk)
+	case p.group != nil && p.group.ThinPool == "":
+		return fmt.Sprintf("{name: default, lvm: {volumeGroup: %q}}", p.group.VolumeGroup)
+	case p.group != nil:
 		return fmt.Sprintf("{name: default, lvm: {volumeGroup: %q, thinPool: %q}}", p.group.VolumeGroup, p.group.ThinPool)
 	}
 	return fmt.Sprintf("{name: default, directory: {path: %q}, size: 1Gi}", p.dir)
@@ -53,7 +61,10 @@ func (p transferPool) config() string {
 
 // class returns the parameters of the StorageClass.
 func (p transferPool) class() map[string]string {
-	if p.group != nil {
+	switch {
+	case p.disk != "":
+		return map[string]string{"backend": disk.Name}
+	case p.group != nil:
 		return map[string]string{"backend": lvm.Name}
 	}
 	return nil
@@ -62,6 +73,12 @@ func (p transferPool) class() map[string]string {
 // withContent calls f with the path of the image or device of a volume that is not staged.
 func (p transferPool) withContent(t *testing.T, name string, f func(path string)) {
 	t.Helper()
+	if p.disk != "" {
+		partition := strings.TrimSpace(testenv.Run(t, "losetup", "--find", "--show", "--offset", "1MiB", "--sizelimit", "32MiB", p.disk))
+		f(partition)
+		testenv.Run(t, "losetup", "-d", partition)
+		return
+	}
 	if p.group == nil {
 		f(filepath.Join(p.dir, "volumes", name, "image"))
 		return
@@ -87,6 +104,16 @@ func imagePools(t *testing.T) (a, b transferPool) {
 	return transferPool{dir: filepath.Join(dir, "a")}, transferPool{dir: filepath.Join(dir, "b")}
 }
 
+// diskPools returns pools of one disk for two nodes. That of the second has old data.
+func diskPools(t *testing.T) (a, b transferPool) {
+	t.Helper()
+	const size = 34 << 20
+	a.disk, _, _ = testenv.Disk(t, size)
+	b.disk, _, _ = testenv.Disk(t, size)
+	backendtest.FillOld(t, b.disk, size)
+	return a, b
+}
+
 // member is the driver of a node, or of the controller, in its own process.
 type member struct {
 	dir     string
@@ -95,6 +122,7 @@ type member struct {
 	address string
 	process *process
 	control csi.ControllerClient
+	node    csi.NodeClient
 }
 
 // newMember starts a driver. who is the identity in its certificate.
@@ -109,7 +137,7 @@ func newMember(t *testing.T, c *backendtest.Cluster, who *url.URL, usage x509.Ex
 	must(t, os.WriteFile(filepath.Join(m.dir, "config.yaml"), []byte(config), 0o600))
 	conn, err := grpc.NewClient("unix://"+filepath.Join(m.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	must(t, err)
-	m.control = csi.NewControllerClient(conn)
+	m.control, m.node = csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		if m.process == nil { // the test has ended before it started the driver
@@ -151,7 +179,10 @@ func newNode(t *testing.T, c *backendtest.Cluster, name string, pool transferPoo
 
 // records is the directory with the records of the node's pool.
 func (m *member) records() string {
-	if m.pool.group != nil {
+	switch {
+	case m.pool.disk != "":
+		return filepath.Join(m.dir, "state/disks/default")
+	case m.pool.group != nil:
 		return filepath.Join(m.dir, "state/lvm/default")
 	}
 	return m.pool.dir
@@ -186,22 +217,111 @@ func TestKilledInTransfer(t *testing.T) {
 	}
 }
 
-func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, poolA, poolB transferPool) {
+// TestDiskKilledInTransfer is TestKilledInTransfer for whole disks, which have no differences.
+func TestDiskKilledInTransfer(t *testing.T) { killInTransferTo(t, diskPools) }
+
+// killInTransferTo calls killInTransfer for new pools of two nodes, in which a retry never abandons what was received.
+func killInTransferTo(t *testing.T, pools func(t *testing.T) (a, b transferPool)) {
+	t.Helper()
+	for _, p := range append([]crashpoint.Point{crashpoint.CreateImage}, receivePoints...) {
+		if p == crashpoint.ReceiveAbandoned {
+			continue
+		}
+		for _, undone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/undone=%t", p, undone), func(t *testing.T) {
+				poolA, poolB := pools(t)
+				killInTransfer(t, p, undone, false, poolA, poolB)
+			})
+		}
+	}
+	t.Run(string(crashpoint.ReceiveAbandoned), func(t *testing.T) {
+		poolA, poolB := pools(t)
+		killAbandoning(t, poolA, poolB)
+	})
+}
+
+// killAbandoning kills the receiving driver in a transfer, and then in DeleteVolume of the volume. Afterwards nothing is left.
+func killAbandoning(t *testing.T, poolA, poolB transferPool) {
+	t.Helper()
+	a, b, controller := newMembers(t, poolA, poolB)
+	a.start(t, "")
+	b.start(t, crashpoint.ReceiveRecorded)
+	controller.start(t, "")
+	id, err := controller.create(t, "v", "a", nil)
+	must(t, err)
+	poolA.use(t, a, id)
+	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	untilKilled := func(call func(ctx context.Context) error) {
+		t.Helper()
+		must(t, poll(func(ctx context.Context) error {
+			limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			err := call(limited)
+			select {
+			case <-b.process.dead:
+				return nil
+			default:
+				return fmt.Errorf("the driver was not killed; the call has returned %w", err)
+			}
+		}))
+	}
+	untilKilled(func(ctx context.Context) error {
+		_, err := controller.control.CreateVolume(ctx, controller.request("n", "b", from))
+		return err
+	})
+	remove := func(ctx context.Context) error {
+		_, err := controller.control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: b.idOf(t, id, "n")})
+		return err
+	}
+	b.start(t, crashpoint.ReceiveAbandoned)
+	untilKilled(remove)
+	b.start(t, "")
+	must(t, poll(remove))
+	for _, left := range []string{"received", "tmp", "trash"} {
+		must(t, poll(func(context.Context) error { return emptyDir(filepath.Join(b.records(), ".trivet", left)) }))
+	}
+	if poolB.group != nil {
+		must(t, backendtest.CheckOnlyRecords(poolB.group))
+	} else {
+		must(t, wantBlank(poolB.disk))
+	}
+}
+
+// idOf returns the ID of a volume on the node, which may not exist, from that of a volume on another node.
+func (m *member) idOf(t *testing.T, other, name string) string {
+	t.Helper()
+	uuid, err := testenv.PoolUUID(m.records())
+	must(t, err)
+	id, err := volume.ParseID(other)
+	must(t, err)
+	id.PoolUUID, id.Name = uuid[:8], name
+	return id.String()
+}
+
+// newMembers returns the drivers of two nodes and of the controller.
+func newMembers(t *testing.T, poolA, poolB transferPool) (a, b, controller *member) {
 	t.Helper()
 	c := backendtest.NewCluster(t)
-	a, b := newNode(t, c, "a", poolA), newNode(t, c, "b", poolB)
+	a, b = newNode(t, c, "a", poolA), newNode(t, c, "b", poolB)
 	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
-	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	controller = newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	controller.pool = poolB
+	return a, b, controller
+}
+
+func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, poolA, poolB transferPool) {
+	t.Helper()
+	a, b, controller := newMembers(t, poolA, poolB)
 	a.start(t, "")
 	points := pointsTo(p)
 	b.start(t, map[bool]crashpoint.Point{false: points[0]}[differences])
-	controller.pool = poolB
 	controller.start(t, "")
 
 	id, err := controller.create(t, "v", "a", nil)
 	must(t, err)
 	content := make([]byte, 3<<20)
 	_, _ = rand.Read(content)
+	poolA.use(t, a, id)
 	poolA.write(t, "v", content)
 	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	if differences {
@@ -254,6 +374,20 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 	}
 }
 
+// use stages a volume on a disk, which is copied only if it was used.
+func (p transferPool) use(t *testing.T, m *member, id string) {
+	t.Helper()
+	if p.disk == "" {
+		return
+	}
+	staging := newDir(t)
+	capability := backendtest.CapabilityOf("")
+	_, err := m.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability})
+	must(t, err)
+	_, err = m.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	must(t, err)
+}
+
 // write writes to a volume that is not staged, 1 MiB after its beginning.
 func (p transferPool) write(t *testing.T, name string, content []byte) {
 	t.Helper()
@@ -274,20 +408,22 @@ func (m *member) snapshot(t *testing.T, name, id string) *csi.VolumeContentSourc
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}}
 }
 
+// request is the request of a raw volume on a node.
+func (m *member) request(name, node string, from *csi.VolumeContentSource) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from, Parameters: m.pool.class(),
+		AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
+		VolumeCapabilities:        []*csi.VolumeCapability{backendtest.CapabilityOf("")},
+	}
+}
+
 // create creates a raw volume on a node, and repeats the call while a driver does not answer.
 func (m *member) create(t *testing.T, name, node string, from *csi.VolumeContentSource) (id string, err error) {
 	t.Helper()
 	err = poll(func(ctx context.Context) error {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		resp, err := m.control.CreateVolume(limited, &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from, Parameters: m.pool.class(),
-			AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
-			VolumeCapabilities: []*csi.VolumeCapability{{
-				AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			}},
-		})
+		resp, err := m.control.CreateVolume(limited, m.request(name, node, from))
 		id = resp.GetVolume().GetVolumeId()
 		switch status.Code(err) {
 		case codes.OK, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted: // while the nodes start

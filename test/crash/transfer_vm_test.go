@@ -38,15 +38,11 @@ func TestThinKilledInTransfer(t *testing.T) {
 // TestThinKilledSender kills the driver that sends a volume, which has taken a snapshot for that. When it has started again, the
 // snapshot is removed, and no logical volume is active.
 func TestThinKilledSender(t *testing.T) {
-	c := backendtest.NewCluster(t)
-	a, b := newNode(t, c, "a", newThinPool(t)), newNode(t, c, "b", newThinPool(t))
-	config := fmt.Sprintf("forwarding: {nodes: [{name: a, address: %q}, {name: b, address: %q}]}\n", a.address, b.address)
-	controller := newMember(t, c, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth, config, "--services", "controller")
+	a, b, controller := newMembers(t, newThinPool(t), newThinPool(t))
 	slow := fmt.Sprintf("pools: [%s]\nforwarding: {listen: %q}\ntransferLimit: {bytesPerSecond: 1Mi}\n", a.pool.config(), a.address)
 	must(t, os.WriteFile(filepath.Join(a.dir, "config.yaml"), []byte(slow), 0o600))
 	a.start(t, "")
 	b.start(t, "")
-	controller.pool = b.pool
 	controller.start(t, "")
 	id, err := controller.create(t, "v", "a", nil)
 	must(t, err)
@@ -82,6 +78,11 @@ func TestThinKilledSender(t *testing.T) {
 	}))
 }
 
+// TestThickKilledInTransfer is TestThinKilledInTransfer for logical volumes without a thin pool.
+func TestThickKilledInTransfer(t *testing.T) {
+	killInTransferTo(t, func(t *testing.T) (a, b transferPool) { return newThickPool(t), newThickPool(t) })
+}
+
 // logicalVolumes returns the name, "active" or nothing, and the tags of each logical volume of a pool.
 func logicalVolumes(t *testing.T, p transferPool) (found [][]string) {
 	t.Helper()
@@ -90,6 +91,11 @@ func logicalVolumes(t *testing.T, p transferPool) (found [][]string) {
 		found = append(found, strings.Split(strings.TrimSpace(line), ";"))
 	}
 	return found
+}
+
+func newThickPool(t *testing.T) transferPool {
+	t.Helper()
+	return transferPool{group: backendtest.OnGroup(t, backendtest.Room{}).Config.Section.(*lvm.Group)}
 }
 
 func newThinPool(t *testing.T) transferPool {

@@ -201,6 +201,14 @@ var guests = []guest{
 		programs: []program{{"./test/crash", []string{"-test.run", "^TestThinKilled(InTransfer|Sender)$"}, passed("TestThinKilledInTransfer/create-image/undone=true", "TestThinKilledInTransfer/receive-abandoned/undone=false", "TestThinKilledSender")}},
 	},
 	{
+		name: "lvm-transfer", disks: groupDisks, prelude: onEncrypted, long: true, limit: 25 * time.Minute,
+		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestThickTransfer"}, passed("TestThickTransfer/none-ext4", "TestThickTransfer/luks2-block", "TestThickTransferInterrupted")}},
+	},
+	{
+		name: "lvm-transfer-crash", disks: []string{"8G", "8G", "8G"}, prelude: onGroups, crashing: true, long: true, limit: 30 * time.Minute,
+		programs: []program{{"./test/crash", []string{"-test.run", "^TestThickKilledInTransfer$"}, passed("TestThickKilledInTransfer/create-image/undone=true", "TestThickKilledInTransfer/receive-abandoned")}},
+	},
+	{
 		name: "thin-conformance", disks: groupDisks, prelude: onThinPools, long: true, limit: 90 * time.Minute,
 		programs: []program{{"./backend/lvm", []string{"-test.run", "^TestThin$"}, passed("TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom")}},
 	},
