@@ -207,7 +207,7 @@ func (t *target) Verified(upTo int64) error {
 	if idle := t.job.Unattended(); idle > unattendedTime {
 		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
 	}
-	if err := t.await(); err != nil {
+	if err := errors.Join(t.await(), t.partial.Complete(upTo)); err != nil {
 		return err
 	}
 	if err := t.zeroUpTo(upTo); err != nil {

@@ -104,7 +104,8 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}
-	if onStorage { // the volume's data takes space until it is reclaimed
+	snapshots := b.medium.SoleWriter() && strings.HasSuffix(entry, snapshotSuffix)
+	if onStorage || snapshots { // the data takes space until it is reclaimed
 		b.ledger.Set(trashDir+"/"+to, b.deleted.entryReservation(to))
 	}
 	b.ledger.Remove(tmpDir + "/" + entry)

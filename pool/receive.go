@@ -39,6 +39,8 @@ func receivedPath(name string) string { return receivedDir + "/" + name }
 type progress struct {
 	// Identity is that of the content (volume.Manifest).
 	Identity string `json:"identity"`
+	// Layout is that of a directory (volume.PackedTree).
+	Layout string `json:"layout,omitempty"`
 	// Base is the identity of the content of which the image has the bytes that are not sent; empty for zeros.
 	Base string `json:"base,omitempty"`
 	// Whole means that the whole content is received, because the blocks of the bases cannot be shared.
@@ -98,10 +100,11 @@ func (r *receiving) forget(name string) {
 	delete(r.idle, name)
 }
 
-// Partial is the image of a volume that is being received, or its device on the storage of the pool. Only one Partial of a
-// name exists at a time.
+// Partial is the image of a volume that is being received, its device on the storage of the pool, or its directory. Only one
+// Partial of a name exists at a time.
 type Partial struct {
-	// Image is complete and durable before Verified. After Begin it has at least the size of the content.
+	// Image is complete and durable before Verified. After Begin it has at least the size of the content. It is the index of a
+	// directory.
 	Image *os.File
 	progress
 	pool *Pool
@@ -109,9 +112,14 @@ type Partial struct {
 	v       volume.Volume
 	content volume.Manifest
 	dir     *os.Root
-	// data is nil for an image. Otherwise the bytes before the offset written are those of the content.
+	// data is nil for an image and a directory. Otherwise the bytes before the offset written are those of the content.
 	data    ReceivedData
 	written int64
+	// directory is the directory of a volume, and tree writes to it; nil until the index is complete, and for an image. ctx ends
+	// making it.
+	directory *os.File
+	tree      *clone.Unpacked
+	ctx       context.Context
 }
 
 // Receive begins or continues to receive the image of a volume, and reserves the volume's size. An image that was received from
@@ -129,6 +137,9 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
+	if (x.v.Directory == nil) != (x.content.Tree == nil) {
+		return nil, volume.Errorf(volume.ErrDamaged, "the description of the source of volume %q is not that of its kind", x.v.ID.Name)
+	}
 	name := x.v.ID.Name
 	p.received.begin(name)
 	defer func() {
@@ -144,7 +155,7 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	if err != nil {
 		return nil, err
 	}
-	x.progress = progress{Identity: x.content.Identity, Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes}
+	x.progress = progress{Identity: x.content.Identity, Layout: x.content.Layout(), Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes}
 	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
 		x.Verified -= x.Verified % baseAlignment
 	}
@@ -153,7 +164,7 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	}
 	if err := x.open(ctx); err != nil {
 		err = p.medium.ExplainWrite(err)
-		if x.data != nil && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
+		if (x.data != nil || ctx.Err() != nil) && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
 			return nil, err
 		}
 		return nil, errors.Join(err, p.DiscardReceived(name))
@@ -164,8 +175,12 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 // continues reports whether the image was received from the same content. If so, data on storage has the identity in the
 // record of the earlier call.
 func (x *Partial) continues(had progress) bool {
-	if had.Identity != x.content.Identity || x.data == nil {
-		return had.Identity == x.content.Identity
+	same := had.Identity == x.content.Identity && had.Layout == x.content.Layout()
+	if same && x.content.Tree != nil {
+		return x.continuesTree(had)
+	}
+	if !same || x.data == nil {
+		return same
 	}
 	before, err := x.pool.receivedVolume(x.v.ID.Name)
 	if err != nil {
@@ -219,9 +234,12 @@ func (x *Partial) open(ctx context.Context) error {
 	if err := atomicfile.Write(x.dir, recordFile, record); err != nil {
 		return err
 	}
-	if x.data == nil {
+	switch {
+	case x.content.Tree != nil:
+		err = x.openTree(ctx)
+	case x.data == nil:
 		err = x.openImage()
-	} else {
+	default:
 		err = x.openOnStorage(ctx, record)
 	}
 	if err != nil {
@@ -262,12 +280,12 @@ func (x *Partial) openImage() (err error) {
 }
 
 // Bases returns the identities of the contents with which the image can begin, by sharing blocks. An image that has begun keeps
-// its base. Data on storage has none.
+// its base. Data on storage and directories have none.
 func (x *Partial) Bases() ([]string, error) {
 	switch {
 	case x.Base != "":
 		return []string{x.Base}, nil
-	case x.Verified > 0, x.Whole, x.data != nil:
+	case x.Verified > 0, x.Whole, x.data != nil, x.content.Tree != nil:
 		return nil, nil
 	}
 	bases, err := x.pool.Images.unchanged(x.content.Lineage)
@@ -306,7 +324,11 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 	if err := x.record(); err != nil || x.data != nil {
 		return err
 	}
-	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
+	size := x.content.StorageSize()
+	if x.content.Tree != nil {
+		size = x.content.Tree.IndexSize
+	}
+	return x.pool.medium.ExplainWrite(x.Image.Truncate(size))
 }
 
 // share shares the blocks of the volume with the content base, which no call attaches meanwhile.
@@ -321,7 +343,7 @@ func (x *Partial) share(ctx context.Context, base string) error {
 
 // restart makes the next call begin again. If whole is set, that call uses no base.
 func (x *Partial) restart(whole bool) error {
-	x.progress = progress{Identity: x.Identity, Whole: whole}
+	x.progress = progress{Identity: x.Identity, Layout: x.Layout, Whole: whole}
 	return x.record()
 }
 
@@ -336,12 +358,15 @@ func (x *Partial) record() error {
 
 // WriteAt implements io.WriterAt. Before data on storage is written behind the last write, ZeroUpTo is called.
 func (x *Partial) WriteAt(content []byte, at int64) (int, error) {
+	if x.content.Tree != nil {
+		return x.writeTree(content, at)
+	}
 	n, err := x.Image.WriteAt(content, at)
 	x.written = at + int64(n)
 	return n, err
 }
 
-// ZeroUpTo makes what was not written before an offset read as zeros. An image already does.
+// ZeroUpTo makes what was not written before an offset read as zeros. An image and a directory already do.
 func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
 	if x.data == nil || x.written >= offset {
 		return nil
@@ -354,21 +379,35 @@ func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
 }
 
 // PunchHole makes a range of the image read as zeros, and frees its blocks (fallocate(2)). For data on storage, ZeroUpTo does
-// that.
+// that. In a directory, which has no base, it does already.
 func (x *Partial) PunchHole(r clone.Range) error {
-	if x.data != nil {
+	if x.data != nil || x.content.Tree != nil {
 		return nil
 	}
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
+}
+
+// Complete is called before SetVerified, and not concurrently with WriteAt: the image is complete up to an offset.
+func (x *Partial) Complete(upTo int64) error {
+	if x.content.Tree == nil || upTo < x.content.Tree.IndexSize {
+		return nil
+	}
+	return x.makeTree()
 }
 
 // Volume is the record of the new volume.
 func (x *Partial) Volume() volume.Volume { return x.v }
 
 // SetVerified makes the image durable, and records that it is complete up to an offset. bytes is the size of the data before it.
+// WriteAt may be called meanwhile.
 func (x *Partial) SetVerified(upTo, bytes int64) error {
 	if err := x.Image.Sync(); err != nil {
 		return err
+	}
+	if x.content.Tree != nil && upTo >= x.content.Tree.IndexSize {
+		if err := x.tree.Sync(); err != nil {
+			return err
+		}
 	}
 	crashpoint.Here(crashpoint.ReceiveSynced)
 	x.Verified, x.Bytes = upTo, bytes
@@ -382,6 +421,12 @@ func (x *Partial) SetVerified(upTo, bytes int64) error {
 // Commit makes the volume of the complete image. finish completes the volume's folder, and gives the image its final size. The
 // folder becomes that of the volume, so that data on storage always belongs to one record.
 func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *os.File) error) error {
+	complete := func(dir *os.Root) error { return finish(dir, x.Image) }
+	return x.commit(ctx, complete, func(string) error { return nil })
+}
+
+// commit is Commit with a function place, as in Pool.create.
+func (x *Partial) commit(ctx context.Context, finish func(dir *os.Root) error, place func(entry string) error) error {
 	p, v := x.pool, x.v
 	ctx = context.WithoutCancel(ctx)
 	path := FolderPath(v.ID.Name)
@@ -398,7 +443,7 @@ func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *o
 		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
 	}
 	p.ledger.Rename(receivedPath(v.ID.Name), path)
-	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error { return x.complete(dir, finish) }, func(string) error { return nil })
+	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error { return x.complete(dir, finish) }, place)
 	if err == nil {
 		err = p.SyncVolumes()
 	}
@@ -419,14 +464,14 @@ func (p *Pool) moveReceived(name, entry string) error {
 }
 
 // complete completes the folder of the new volume in tmp. On storage, the record in it was already replaced.
-func (x *Partial) complete(dir *os.Root, finish func(dir *os.Root, image *os.File) error) error {
+func (x *Partial) complete(dir *os.Root, finish func(dir *os.Root) error) error {
 	crashpoint.Here(crashpoint.ReceiveMoved)
 	err := dir.Remove(progressFile)
 	if err == nil && x.data == nil {
 		err = dir.Remove(recordFile)
 	}
 	if err == nil {
-		err = finish(dir, x.Image)
+		err = finish(dir)
 	}
 	if err == nil && x.data != nil {
 		err = x.closeImage()
@@ -446,8 +491,14 @@ func (x *Partial) Close() {
 }
 
 func (x *Partial) closeImage() error {
+	if x.tree != nil {
+		x.tree.Close()
+	}
+	if x.directory != nil {
+		_ = x.directory.Close()
+	}
 	image := x.Image
-	x.Image = nil
+	x.Image, x.tree, x.directory = nil, nil, nil
 	switch {
 	case image == nil:
 		return nil
@@ -491,7 +542,7 @@ func (p *Pool) discardReceived(name string) error {
 		return err
 	}
 	reservation := ledger.Reservation{Backend: ledger.UnknownBackend}
-	if onStorage { // the data takes space until it is reclaimed
+	if _, err := beneath.Stat(p.trash, entry+"/"+DataDir); onStorage || err == nil { // the data takes space until it is reclaimed
 		reservation = p.Trash.entryReservation(entry)
 	}
 	p.ledger.Move(receivedPath(name), trashDir+"/"+entry, reservation)

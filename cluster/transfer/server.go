@@ -18,11 +18,12 @@ import (
 )
 
 const (
-	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space. stallTimeout
-	// bounds one write: the receiver may sync 64 MiB to a slow disk meanwhile.
+	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space, and to remove
+	// what was not verified from the files of a directory. stallTimeout bounds one write: the receiver may make millions of files,
+	// or sync 64 MiB to a slow disk meanwhile.
 	requestTimeout = 10 * time.Second
-	startTimeout   = 2 * time.Minute
-	stallTimeout   = 5 * time.Minute
+	startTimeout   = 15 * time.Minute
+	stallTimeout   = 30 * time.Minute
 	// maxSessions bounds the connections of nodes, most of which wait for one of Limit's streams.
 	maxSessions = 256
 )
@@ -122,7 +123,9 @@ func (s *Server) session(conn *watched, node string) (err error) {
 		return err
 	}
 	defer release()
-	source, err := s.Open(s.ctx, volume.Source{Snapshot: t.Snapshot, ID: t.Source})
+	ctx, end := context.WithCancel(s.ctx) // of the source until it is closed
+	defer end()
+	source, err := s.open(ctx, end, conn, volume.Source{Snapshot: t.Snapshot, ID: t.Source})
 	if err != nil {
 		return err
 	}
@@ -143,6 +146,46 @@ func (s *Server) session(conn *watched, node string) (err error) {
 	}
 	log.Info("Sent to another node")
 	return awaitEnd(conn)
+}
+
+// open opens the source, and keeps the connection alive meanwhile, because all entries of a directory are read.
+// end ends ctx if the connection is lost.
+func (s *Server) open(ctx context.Context, end func(), conn *watched, from volume.Source) (backend.Outgoing, error) {
+	stop := keepAlive(conn, end)
+	source, err := s.Open(ctx, from)
+	if failed := stop(); failed != nil {
+		if err == nil {
+			_ = source.Close()
+		}
+		return nil, failed
+	}
+	return source, err
+}
+
+// keepAlive sends frames without content until stop is called. If that fails, it calls failed, and stop returns the error.
+func keepAlive(conn *watched, failed func()) (stop func() error) {
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		tick := time.NewTicker(waitInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-done:
+				ended <- nil
+				return
+			}
+			if err := writeFrame(conn, frame{kind: kindWait}); err != nil {
+				failed()
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(done)
+		return <-ended
+	}
 }
 
 // start sends the manifest. It returns the offset from which on the node requests the content, and the bases that the node has.
