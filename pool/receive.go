@@ -48,6 +48,8 @@ type progress struct {
 	// Verified is the offset up to which the image is complete, Bytes the size of the data before it, in bytes.
 	Verified int64 `json:"verifiedBytes"`
 	Bytes    int64 `json:"bytes"`
+	// Made means that all entries of a directory were made.
+	Made bool `json:"made,omitempty"`
 }
 
 // receiving are the images of a node-local pool that are being received.
@@ -115,11 +117,13 @@ type Partial struct {
 	// data is nil for an image and a directory. Otherwise the bytes before the offset written are those of the content.
 	data    ReceivedData
 	written int64
-	// directory is the directory of a volume, and tree writes to it; nil until the index is complete, and for an image. ctx ends
-	// making it.
+	// directory is the directory of a volume, and tree writes to it; nil until the index is complete, and for an image.
 	directory *os.File
 	tree      *clone.Unpacked
-	ctx       context.Context
+	// each is called for each entry of the directory that is made. It ends the call with its error.
+	each func() error
+	// stored is the size of the data in the files of the directory, in bytes.
+	stored int64
 }
 
 // Receive begins or continues to receive the image of a volume, and reserves the volume's size. An image that was received from
@@ -155,11 +159,14 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	if err != nil {
 		return nil, err
 	}
-	x.progress = progress{Identity: x.content.Identity, Layout: x.content.Layout(), Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes}
+	x.progress = progress{
+		Identity: x.content.Identity, Layout: x.content.Layout(), Base: had.Base, Whole: had.Whole,
+		Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes, Made: had.Made,
+	}
 	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
 		x.Verified -= x.Verified % baseAlignment
 	}
-	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(x.v)); err != nil {
+	if err := p.ledger.Reserve(receivedPath(name), x.reservation()); err != nil {
 		return nil, err
 	}
 	if err := x.open(ctx); err != nil {
@@ -236,7 +243,7 @@ func (x *Partial) open(ctx context.Context) error {
 	}
 	switch {
 	case x.content.Tree != nil:
-		err = x.openTree(ctx)
+		err = x.openTree()
 	case x.data == nil:
 		err = x.openImage()
 	default:
@@ -304,8 +311,13 @@ func (x *Partial) Bases() ([]string, error) {
 }
 
 // Begin gives the image the size of the content. All bytes that are not verified are those of base, or zeros if base is empty.
-// ErrUnavailable if base is lost, and ErrPending if another call has locked its volume.
-func (x *Partial) Begin(ctx context.Context, base string) error {
+// ErrUnavailable if base is lost, and ErrPending if another call has locked its volume. alive is called often while the entries of
+// a directory are made, here and in Complete.
+func (x *Partial) Begin(ctx context.Context, base string, alive func()) error {
+	x.each = func() error {
+		alive()
+		return ctx.Err()
+	}
 	var err error
 	switch {
 	case base != "":
@@ -324,11 +336,10 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 	if err := x.record(); err != nil || x.data != nil {
 		return err
 	}
-	size := x.content.StorageSize()
 	if x.content.Tree != nil {
-		size = x.content.Tree.IndexSize
+		return x.beginTree()
 	}
-	return x.pool.medium.ExplainWrite(x.Image.Truncate(size))
+	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
 }
 
 // share shares the blocks of the volume with the content base, which no call attaches meanwhile.
@@ -387,10 +398,13 @@ func (x *Partial) PunchHole(r clone.Range) error {
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 }
 
-// Complete is called before SetVerified, and not concurrently with WriteAt: the image is complete up to an offset.
-func (x *Partial) Complete(upTo int64) error {
-	if x.content.Tree == nil || upTo < x.content.Tree.IndexSize {
+// Complete is called before SetVerified with the same arguments, and not concurrently with WriteAt.
+func (x *Partial) Complete(upTo, bytes int64) error {
+	if x.content.Tree == nil || x.tree != nil || upTo < x.content.Tree.IndexSize {
 		return nil
+	}
+	if err := x.SetVerified(x.content.Tree.IndexSize, bytes); err != nil {
+		return err
 	}
 	return x.makeTree()
 }
@@ -404,7 +418,7 @@ func (x *Partial) SetVerified(upTo, bytes int64) error {
 	if err := x.Image.Sync(); err != nil {
 		return err
 	}
-	if x.content.Tree != nil && upTo >= x.content.Tree.IndexSize {
+	if x.tree != nil {
 		if err := x.tree.Sync(); err != nil {
 			return err
 		}
@@ -610,7 +624,11 @@ func (s *store) receivedReservation(name string) ledger.Reservation {
 	if err != nil {
 		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
-	return ledger.OfVolume(v)
+	r := ledger.OfVolume(v)
+	if st, err := beneath.Stat(s.dir, receivedPath(name)+"/"+indexFile); err == nil {
+		r.Bytes += st.Size
+	}
+	return r
 }
 
 // UnnamedFile makes an empty file in the pool that has no name, and is removed when it is closed.

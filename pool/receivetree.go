@@ -5,51 +5,61 @@ import (
 	"errors"
 	"os"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // indexFile is the index of a directory that is being received (clone.Packed), in the folder of the new volume. When the index is
-// complete, the directory is made, so that all other data is written to the files of the volume.
+// verified, all entries of the directory are made, so that the data is written to the files of the volume.
 const indexFile = "index"
 
-// continuesTree is continues for a directory. A directory that was not made completely begins again.
+// reservation is that of the volume while it is received.
+func (x *Partial) reservation() ledger.Reservation {
+	r := ledger.OfVolume(x.v)
+	if x.content.Tree != nil {
+		r.Bytes += x.content.Tree.IndexSize
+	}
+	return r
+}
+
+// continuesTree is continues for a directory.
 func (x *Partial) continuesTree(had progress) bool {
 	before, err := x.pool.receivedVolume(x.v.ID.Name)
 	if err != nil || before.Directory == nil || before.Directory.SubDir != x.v.Directory.SubDir || before.Capacity != x.v.Capacity {
 		return false
 	}
-	_, err = beneath.Stat(x.pool.dir, receivedPath(x.v.ID.Name)+"/"+DataDir)
-	if made := err == nil; made != (had.Verified >= x.content.Tree.IndexSize) {
-		return false
+	if !had.Made {
+		return had.Verified <= x.content.Tree.IndexSize
 	}
 	x.v.Directory.Quota = before.Directory.Quota
-	return true
+	_, err = beneath.Stat(x.pool.dir, receivedPath(x.v.ID.Name)+"/"+DataDir)
+	return err == nil && had.Verified >= x.content.Tree.IndexSize
 }
 
-// openTree opens the index, and the directory if it was made.
-func (x *Partial) openTree(ctx context.Context) (err error) {
+// openTree opens the index, and the directory if all its entries were made.
+func (x *Partial) openTree() (err error) {
 	if err := x.pool.refuseAdoption(x.v); err != nil {
 		return err
 	}
-	x.ctx = ctx
 	if x.Image, err = x.dir.OpenFile(indexFile, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600); err != nil {
 		return err
 	}
-	size := x.content.Tree.IndexSize
-	if x.Verified < size {
-		return x.Image.Truncate(x.Verified)
-	}
-	if x.directory, err = x.openData(); err != nil {
+	if x.Made {
+		x.directory, err = x.openData()
 		return err
 	}
-	x.tree, err = clone.OpenUnpacked(ctx, x.directory, x.Image, size, x.content.Tree.Size, x.Verified)
-	return err
+	if err := x.Image.Truncate(x.Verified); err != nil {
+		return err
+	}
+	return x.discardTree()
 }
 
 // openData opens the directory.
@@ -62,11 +72,55 @@ func (x *Partial) openData() (*os.File, error) {
 	return beneath.OpenDir(folder, DataDir)
 }
 
-// makeTree makes the directory of the complete index, unless it was made. The record gets the quota ID of the directory.
-func (x *Partial) makeTree() error {
-	if x.tree != nil {
-		return nil
+// discardTree moves a directory of which only some entries were made to the trash, which then releases its quota ID.
+func (x *Partial) discardTree() error {
+	p := x.pool
+	folder, err := x.dir.Open(".")
+	if err != nil {
+		return err
 	}
+	defer folder.Close()
+	if _, err := beneath.Stat(folder, DataDir); err != nil {
+		return beneath.IgnoreGone(err)
+	}
+	name := x.v.ID.Name + "." + uuid.NewString()[:8]
+	if err := unix.Mkdirat(int(p.trash.Fd()), name, 0o700); err != nil {
+		return &os.PathError{Op: "mkdirat", Path: trashDir + "/" + name, Err: err}
+	}
+	entry, err := beneath.OpenDir(p.trash, name)
+	if err != nil {
+		return err
+	}
+	defer entry.Close()
+	err = beneath.Rename(folder, DataDir, entry, DataDir)
+	p.ledger.Set(trashDir+"/"+name, ledger.Reservation{Backend: ledger.UnknownBackend})
+	p.Trash.reaper.add(name)
+	return err
+}
+
+// beginTree continues with the directory, or begins with its entries if the index is complete.
+func (x *Partial) beginTree() error {
+	size := x.content.Tree.IndexSize
+	switch {
+	case x.Made:
+		var err error
+		x.stored = x.Bytes - size
+		x.tree, err = clone.OpenUnpacked(x.target(), x.Verified)
+		return x.pool.medium.ExplainWrite(err)
+	case x.Verified == size:
+		return x.makeTree()
+	}
+	return x.pool.medium.ExplainWrite(x.Image.Truncate(size))
+}
+
+// target describes the directory.
+func (x *Partial) target() clone.Target {
+	t := x.content.Tree
+	return clone.Target{Root: x.directory, Index: x.Image, IndexSize: t.IndexSize, Size: t.Size, Each: x.each}
+}
+
+// makeTree makes the directory, and all its entries without data. The record gets the quota ID of the directory.
+func (x *Partial) makeTree() error {
 	p := x.pool
 	limits, err := p.Quotas.Limits()
 	if err != nil {
@@ -82,27 +136,62 @@ func (x *Partial) makeTree() error {
 	if err != nil {
 		return err
 	}
-	p.ledger.Set(receivedPath(x.v.ID.Name), ledger.OfVolume(x.v))
-	x.tree, err = clone.Unpack(x.ctx, x.directory, x.Image, x.content.Tree.IndexSize, x.content.Tree.Size)
-	if errors.Is(err, clone.ErrIndex) {
-		return volume.Errorf(volume.ErrDamaged, "the other node has sent a directory that cannot be created: %w", err)
+	p.ledger.Set(receivedPath(x.v.ID.Name), x.reservation())
+	t := x.target()
+	if kind := x.limited(); kind == quota.XFS || kind == quota.Ext4 {
+		t.MaxInodes = p.Quotas.limitOf(x.v, kind).Inodes
 	}
-	return p.medium.ExplainWrite(err)
+	x.tree, err = clone.Unpack(t)
+	switch {
+	case errors.Is(err, clone.ErrIndex):
+		return volume.Errorf(volume.ErrDamaged, "the other node has sent a directory that cannot be created: %w", err)
+	case errors.Is(err, clone.ErrTooMany):
+		return volume.Errorf(volume.ErrOutOfRange, "capacity_range: a volume with %s may have %d files and directories, and its content has more: request more capacity", volume.ExactSize(x.v.Capacity), t.MaxInodes)
+	case err != nil:
+		return x.explainWrite(err)
+	}
+	crashpoint.Here(crashpoint.ReceiveMade)
+	x.Made = true
+	return nil
 }
 
-// writeTree is WriteAt for a directory.
+// limited is the kind of the limit of the directory.
+func (x *Partial) limited() quota.Kind {
+	if x.v.Directory.Quota == nil {
+		return quota.None
+	}
+	return quota.Kind(x.v.Directory.Quota.Kind)
+}
+
+// writeTree is WriteAt for a directory. The driver itself limits the data to the capacity, because ext4 lets it exceed the limit of
+// the directory, and other filesystems may have none. On btrfs, which counts compressed data, the limit suffices.
 func (x *Partial) writeTree(b []byte, at int64) (n int, err error) {
-	if rest := x.content.Tree.IndexSize - at; rest > 0 {
-		n, err = x.Image.WriteAt(b[:min(int64(len(b)), rest)], at)
-		if err != nil || n == len(b) {
-			return n, err
+	switch size := x.content.Tree.IndexSize; {
+	case at+int64(len(b)) <= size:
+		n, err = x.Image.WriteAt(b, at)
+		return n, x.pool.medium.ExplainWrite(err)
+	case x.tree == nil:
+		return 0, volume.Errorf(volume.ErrDamaged, "the other node has sent no checksum of the index of a directory before the content of its files: check which driver runs there")
+	}
+	if x.stored += int64(len(b)); x.stored > x.v.Capacity && x.limited() != quota.Btrfs {
+		return 0, x.tooLarge()
+	}
+	n, err = x.tree.WriteAt(b, at)
+	return n, x.explainWrite(err)
+}
+
+func (x *Partial) tooLarge() error {
+	return volume.Errorf(volume.ErrOutOfRange, "capacity_range: the volume would have %s, and its content takes more: request more capacity", volume.ExactSize(x.v.Capacity))
+}
+
+// explainWrite explains an error of writing to the directory, whose own limit can be the reason.
+func (x *Partial) explainWrite(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		if u, ok, usageErr := x.pool.Quotas.Usage(x.v); ok && usageErr == nil && u.Bytes >= x.v.Capacity {
+			return x.tooLarge()
 		}
 	}
-	if err := x.makeTree(); err != nil {
-		return n, err
-	}
-	more, err := x.tree.WriteAt(b[n:], at+int64(n))
-	return n + more, x.pool.medium.ExplainWrite(err)
+	return x.pool.medium.ExplainWrite(CopyError(err))
 }
 
 // CommitDirectory is Commit for a directory. prepare sets its mode and owner. ErrOutOfRange if the content exceeds the limit of
@@ -110,7 +199,7 @@ func (x *Partial) writeTree(b []byte, at int64) (n int, err error) {
 func (x *Partial) CommitDirectory(ctx context.Context, prepare func(dir *os.File, empty bool) error) error {
 	p, v := x.pool, x.v
 	if err := x.tree.Finish(ctx); err != nil {
-		return p.medium.ExplainWrite(err)
+		return x.explainWrite(err)
 	}
 	complete := func(dir *os.Root) error {
 		err := dir.Remove(indexFile)

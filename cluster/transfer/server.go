@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -18,12 +17,12 @@ import (
 )
 
 const (
-	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space, and to remove
-	// what was not verified from the files of a directory. stallTimeout bounds one write: the receiver may make millions of files,
-	// or sync 64 MiB to a slow disk meanwhile.
+	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space. stallTimeout
+	// bounds the time in which no write ends and the receiver does not show that it is alive: it may sync 64 MiB to a slow disk
+	// meanwhile.
 	requestTimeout = 10 * time.Second
-	startTimeout   = 15 * time.Minute
-	stallTimeout   = 30 * time.Minute
+	startTimeout   = 2 * time.Minute
+	stallTimeout   = 5 * time.Minute
 	// maxSessions bounds the connections of nodes, most of which wait for one of Limit's streams.
 	maxSessions = 256
 )
@@ -135,17 +134,20 @@ func (s *Server) session(conn *watched, node string) (err error) {
 		return err
 	}
 	base := selectBase(source, bases)
-	if err := writeFrame(conn, frame{kind: kindBase, payload: []byte(base)}); err != nil {
+	to := newReceiver(conn.conn, stallTimeout)
+	defer to.timer.Stop()
+	s.sessions.Go(to.read)
+	if err := writeFrame(to, frame{kind: kindBase, payload: []byte(base)}); err != nil {
 		return err
 	}
 	log := klog.LoggerWithValues(klog.Background(), "source", t.Source, "node", node, "volume", t.Volume)
 	log.Info("Sending to another node", "from", from, "base", base)
-	o := &outgoing{source: source, to: conn, limit: s.Limit, differences: base != ""}
+	o := &outgoing{source: source, to: to, limit: s.Limit, differences: base != ""}
 	if err := o.send(s.ctx, from); err != nil {
 		return err
 	}
 	log.Info("Sent to another node")
-	return awaitEnd(conn)
+	return to.awaitEnd()
 }
 
 // open opens the source, and keeps the connection alive meanwhile, because all entries of a directory are read.
@@ -215,10 +217,4 @@ func selectBase(source backend.Outgoing, bases []string) string {
 		}
 	}
 	return ""
-}
-
-// awaitEnd waits until the node ends the connection. Otherwise the end of this side could discard what the node has not read.
-func awaitEnd(conn *watched) error {
-	_, err := io.Copy(io.Discard, conn)
-	return err
 }

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ func Pack(ctx context.Context, root *os.File, temporary func() (*os.File, error)
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	p.reading = newPackedFiles(root, p.index, p.IndexSize, p.Size, readFlags)
+	p.reading = newPackedFiles(root, p.index, p.IndexSize, p.Size, readFlags, ctx.Err)
 	return p, nil
 }
 
@@ -180,9 +181,17 @@ func (w *packing) add(name string, node, file *os.File, st *unix.Stat_t) error {
 	}
 	w.bytes += st.Blocks * blockUnit
 	return w.xattrs.each(sys.Path(node), func(name string, value []byte) error {
-		w.index.attribute(name, value)
+		if !label(name) {
+			w.index.attribute(name, value)
+		}
 		return nil
 	})
+}
+
+// label reports whether an extended attribute belongs to a security module, such as SELinux. The policy of each node determines
+// these attributes. Capabilities do not belong to one.
+func label(name string) bool {
+	return strings.HasPrefix(name, "security.") && name != "security.capability"
 }
 
 // readFlags reads the flags and the protection of an open file or directory.
@@ -250,14 +259,14 @@ func (p *Packed) Ranges(ctx context.Context, from int64) iter.Seq2[Range, error]
 // fileRanges yields the ranges of the data of each file from an offset on, in order.
 func (p *Packed) fileRanges(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
-		f := newPackedFiles(p.root, p.index, p.IndexSize, p.Size, readFlags)
+		f := newPackedFiles(p.root, p.index, p.IndexSize, p.Size, readFlags, ctx.Err)
 		defer f.close()
 		for {
 			err := f.next()
 			if errors.Is(err, io.EOF) {
 				return
 			}
-			if err = errors.Join(err, ctx.Err()); err != nil {
+			if err != nil {
 				yield(Range{}, err)
 				return
 			}
@@ -274,6 +283,8 @@ type packedFiles struct {
 	indexSize, size int64
 	// flags are those of open(2) for the files.
 	flags int
+	// each is called before each record is read. It ends the call with its error.
+	each func() error
 
 	records *indexReader
 	dirs    tree.Stack
@@ -283,8 +294,8 @@ type packedFiles struct {
 	file    *os.File
 }
 
-func newPackedFiles(root, index *os.File, indexSize, size int64, flags int) *packedFiles {
-	return &packedFiles{root: root, index: index, indexSize: indexSize, size: size, flags: flags}
+func newPackedFiles(root, index *os.File, indexSize, size int64, flags int, each func() error) *packedFiles {
+	return &packedFiles{root: root, index: index, indexSize: indexSize, size: size, flags: flags, each: each}
 }
 
 // end is the offset at which the data of the current file ends.
@@ -307,9 +318,6 @@ func (f *packedFiles) closeFile() {
 // next continues with the next regular file that has data. It returns io.EOF after the last one.
 func (f *packedFiles) next() error {
 	f.closeFile()
-	if f.records == nil {
-		f.records = newIndexReader(f.index, f.indexSize, f.size)
-	}
 	for {
 		r, err := f.step()
 		if err != nil {
@@ -324,18 +332,35 @@ func (f *packedFiles) next() error {
 
 // step reads the next record, and enters or leaves its directory.
 func (f *packedFiles) step() (packedRecord, error) {
-	r, err := f.records.next()
+	r, err := f.read()
 	switch {
 	case err != nil:
 	case r.entry != nil && r.entry.kind() == unix.S_IFDIR:
 		err = f.enter(r.entry)
 	case r.entry == nil && r.attribute == "":
-		var dir *os.File
-		if dir, err = f.dirs.Pop(); err == nil {
-			err = dir.Close()
-		}
+		err = f.leave()
 	}
 	return r, err
+}
+
+// read reads the next record.
+func (f *packedFiles) read() (packedRecord, error) {
+	if f.records == nil {
+		f.records = newIndexReader(f.index, f.indexSize, f.size)
+	}
+	if err := f.each(); err != nil {
+		return packedRecord{}, err
+	}
+	return f.records.next()
+}
+
+// leave closes the current directory.
+func (f *packedFiles) leave() error {
+	dir, err := f.dirs.Pop()
+	if err == nil {
+		err = dir.Close()
+	}
+	return err
 }
 
 // enter opens a directory of the tree.

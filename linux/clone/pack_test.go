@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -48,6 +49,12 @@ func copyIndex(tb testing.TB, p *clone.Packed) *os.File {
 	return index
 }
 
+// targetOf describes the copy of a packed tree in a directory.
+func targetOf(tb testing.TB, p *clone.Packed, dst string) clone.Target {
+	tb.Helper()
+	return clone.Target{Root: open(tb, dst), Index: copyIndex(tb, p), IndexSize: p.IndexSize, Size: p.Size, Each: tb.Context().Err}
+}
+
 // copyData copies the data between two offsets of a packed tree, and returns its size.
 func copyData(tb testing.TB, p *clone.Packed, to io.WriterAt, from, end int64) (bytes int64) {
 	tb.Helper()
@@ -75,8 +82,8 @@ func copyData(tb testing.TB, p *clone.Packed, to io.WriterAt, from, end int64) (
 func sendTree(tb testing.TB, src, dst string, interruptions int) {
 	tb.Helper()
 	p := pack(tb, src)
-	index, root := copyIndex(tb, p), open(tb, dst)
-	u, err := clone.Unpack(tb.Context(), root, index, p.IndexSize, p.Size)
+	target := targetOf(tb, p, dst)
+	u, err := clone.Unpack(target)
 	must(tb, err)
 	verified := p.IndexSize
 	for i := range interruptions {
@@ -86,7 +93,7 @@ func sendTree(tb testing.TB, src, dst string, interruptions int) {
 		must(tb, u.Sync())
 		u.Close()
 		verified = end
-		u, err = clone.OpenUnpacked(tb.Context(), root, index, p.IndexSize, p.Size, verified)
+		u, err = clone.OpenUnpacked(target, verified)
 		must(tb, err)
 	}
 	copyData(tb, p, u, verified, p.Size)
@@ -205,7 +212,7 @@ func TestPackDeep(t *testing.T) {
 	src, dst := mkdir(t, dir, "src"), mkdir(t, dir, "dst")
 	makeDeep(t, src, depth, "a", "z")
 	p := pack(t, src)
-	u, err := clone.Unpack(t.Context(), open(t, dst), copyIndex(t, p), p.IndexSize, p.Size)
+	u, err := clone.Unpack(targetOf(t, p, dst))
 	must(t, err)
 	maximum := 0
 	copyData(t, p, counting{u, func() {
@@ -261,7 +268,7 @@ func TestPackWide(t *testing.T) {
 	before := heapSize()
 	p := pack(t, src)
 	dst := mkdir(t, dir, "dst")
-	u, err := clone.Unpack(t.Context(), open(t, dst), copyIndex(t, p), p.IndexSize, p.Size)
+	u, err := clone.Unpack(targetOf(t, p, dst))
 	must(t, err)
 	must(t, u.Finish(t.Context()))
 	if grown := heapSize() - before; grown > 8*mib {
@@ -286,7 +293,56 @@ func TestPackCancel(t *testing.T) {
 	if _, err := clone.Pack(ctx, open(t, src), temporary(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("Pack: got %v, want %v", err, context.Canceled)
 	}
-	if _, err := clone.Unpack(ctx, open(t, mkdir(t, dir, "dst")), copyIndex(t, p), p.IndexSize, p.Size); !errors.Is(err, context.Canceled) {
+	target := targetOf(t, p, mkdir(t, dir, "dst"))
+	target.Each = ctx.Err
+	if _, err := clone.Unpack(target); !errors.Is(err, context.Canceled) {
 		t.Errorf("Unpack: got %v, want %v", err, context.Canceled)
+	}
+	if _, err := clone.OpenUnpacked(target, p.IndexSize); !errors.Is(err, context.Canceled) {
+		t.Errorf("OpenUnpacked: got %v, want %v", err, context.Canceled)
+	}
+}
+
+// TestUnpackTooMany: not more files and directories are made than the target may have. Another name of a file is not another file.
+func TestUnpackTooMany(t *testing.T) {
+	dir := filesystem(t, "ext4", "256M")
+	src := mkdir(t, dir, "src")
+	for _, name := range []string{"a", "b"} {
+		must(t, os.WriteFile(filepath.Join(src, name), nil, 0o600))
+		must(t, os.Link(filepath.Join(src, name), filepath.Join(src, name+"2")))
+	}
+	p := pack(t, src)
+	for most, want := range map[int64]error{3: nil, 2: clone.ErrTooMany} {
+		target := targetOf(t, p, mkdir(t, dir, fmt.Sprintf("at most %d", most)))
+		target.MaxInodes = most
+		if _, err := clone.Unpack(target); !errors.Is(err, want) {
+			t.Errorf("at most %d files and directories: got error %v, want %v", most, err, want)
+		}
+	}
+}
+
+// TestPackAttributes: the attributes of security modules are not copied, except for capabilities. One that is too large for the
+// filesystem is an error that says so.
+func TestPackAttributes(t *testing.T) {
+	src, dst := mkdir(t, filesystem(t, "xfs", "512M"), "src"), filesystem(t, "ext4", "256M")
+	path := filepath.Join(src, "file")
+	must(t, os.WriteFile(path, nil, 0o700))
+	capability := make([]byte, 20) // struct vfs_cap_data, revision 2
+	capability[3] = 2
+	for name, value := range map[string][]byte{"security.capability": capability, "security.selinux": []byte("label"), "user.a": []byte("value")} {
+		must(t, unix.Setxattr(path, name, value, 0))
+	}
+	sendTree(t, src, mkdir(t, dst, "small"), 0)
+	names := make([]byte, 1024)
+	n, err := unix.Listxattr(filepath.Join(dst, "small", "file"), names)
+	must(t, err)
+	if got := string(names[:n]); strings.Contains(got, "selinux") || !strings.Contains(got, "security.capability") || !strings.Contains(got, "user.a") {
+		t.Errorf("got extended attributes %q, want security.capability and user.a", got)
+	}
+	must(t, unix.Setxattr(path, "user.large", make([]byte, 20*kib), 0))
+	u, err := clone.Unpack(targetOf(t, pack(t, src), mkdir(t, dst, "large")))
+	must(t, err)
+	if err := u.Finish(t.Context()); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), "user.large") {
+		t.Errorf("an attribute that is too large: got %v, want %v with its name", err, clone.ErrUncopyable)
 	}
 }

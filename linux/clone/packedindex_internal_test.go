@@ -2,14 +2,18 @@ package clone
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/tree"
 )
 
 // indexOf returns an index with entries, each followed by an extended attribute, and the size of the packed tree. A nil entry
@@ -130,35 +134,62 @@ func TestHostileTree(t *testing.T) {
 		"more names":       {named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links = 7, 2 }), named("b", unix.S_IFREG|0o600, again), named("c", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }), named("d", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain })},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			for _, sub := range []string{"root", "outside"} {
-				if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
-					t.Fatal(err)
-				}
-			}
 			b, size := indexOf(t, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
-			if err := os.WriteFile(filepath.Join(dir, "index"), b, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			index, err := os.Open(filepath.Join(dir, "index"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer index.Close()
-			root, err := os.Open(filepath.Join(dir, "root"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer root.Close()
-			if u, err := Unpack(t.Context(), root, index, int64(len(b)), size); err == nil {
+			target, unchanged := targetOf(t, b, size)
+			if u, err := Unpack(target); err == nil {
 				u.Close()
 				t.Error("the index was accepted")
 			}
-			outside, err := os.ReadDir(filepath.Join(dir, "outside"))
-			if err != nil || len(outside) > 0 {
-				t.Errorf("got %v, %v outside of the root, want nothing", outside, err)
-			}
+			unchanged()
 		})
+	}
+}
+
+// targetOf describes the tree of an index in a new directory. unchanged verifies that nothing outside of the tree was changed.
+func targetOf(t *testing.T, index []byte, size int64) (target Target, unchanged func()) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := os.OpenRoot(t.TempDir())
+	must(err)
+	must(errors.Join(dir.Mkdir("root", 0o700), dir.Mkdir("outside", 0o700), dir.WriteFile("index", index, 0o600)))
+	state := func() string {
+		var text strings.Builder
+		must(fs.WalkDir(dir.FS(), ".", func(path string, e fs.DirEntry, err error) error {
+			if err != nil || path == "." {
+				return err
+			}
+			if path == "root" {
+				return fs.SkipDir
+			}
+			info, err := e.Info()
+			if err == nil {
+				fmt.Fprintf(&text, "%s %v %d %v\n", path, info.Mode(), info.Size(), info.ModTime())
+			}
+			return err
+		}))
+		return text.String()
+	}
+	target = Target{IndexSize: int64(len(index)), Size: size, Each: t.Context().Err}
+	target.Index, err = dir.Open("index")
+	must(err)
+	target.Root, err = dir.Open("root")
+	must(err)
+	t.Cleanup(func() {
+		if err := errors.Join(tree.Empty(context.Background(), target.Root), target.Root.Close(), target.Index.Close(), dir.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	before := state()
+	return target, func() {
+		t.Helper()
+		if after := state(); after != before {
+			t.Errorf("got outside of the root:\n%swant:\n%s", after, before)
+		}
 	}
 }
 
@@ -205,5 +236,32 @@ func FuzzIndex(f *testing.F) {
 				t.Fatal("left more directories than were entered")
 			}
 		}
+	})
+}
+
+// FuzzUnpack: whatever the index and the data contain, nothing outside of the root changes.
+func FuzzUnpack(f *testing.F) {
+	seed := func(entries ...*packedEntry) {
+		b, size := indexOf(f, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
+		f.Add(b, size, int64(len(b)), []byte("data"))
+	}
+	content := func(e *packedEntry) { e.Size = 10 }
+	seed(named("a", unix.S_IFREG|0o4755, content), named("d", unix.S_IFDIR|0o755), named("b", unix.S_IFREG|0o600, content), nil)
+	seed(named("a", unix.S_IFLNK|0o777, func(e *packedEntry) { e.target = "../outside" }), named("a", unix.S_IFDIR|0o700), named("file", unix.S_IFREG|0o600, content), nil)
+	seed(named("a", unix.S_IFREG|0o600, content, func(e *packedEntry) { e.Inode, e.Links = 7, 2 }), named("b", unix.S_IFREG|0o600, content, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }))
+	for _, entries := range hostile {
+		seed(entries...)
+	}
+	f.Fuzz(func(t *testing.T, index []byte, size, at int64, data []byte) {
+		target, unchanged := targetOf(t, index, size)
+		target.MaxInodes = 100
+		if u, err := Unpack(target); err == nil {
+			if at >= target.IndexSize {
+				_, _ = u.WriteAt(data, at)
+			}
+			_ = u.Finish(t.Context())
+			u.Close()
+		}
+		unchanged()
 	})
 }

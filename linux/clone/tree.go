@@ -194,7 +194,7 @@ func (c *treeCopy) enter(e *entry) (*os.File, error) {
 // Leave implements tree.Handler.
 func (c *treeCopy) Leave(e *tree.Entry, src *os.File) (again bool, err error) {
 	if e.Dir == nil { // the root
-		if err := c.links.end(c.ctx); err != nil {
+		if err := c.links.end(c.ctx.Err); err != nil {
 			return false, err
 		}
 	}

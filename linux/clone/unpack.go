@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -15,50 +16,62 @@ import (
 // earlyFlags are the flags that affect how data is written, so that they are set on an empty file.
 const earlyFlags = sys.FlagNoCOW | sys.FlagCompress | sys.FlagNoCompress
 
-// Unpacked is a tree that is made of a packed tree (Packed). Neither the index nor the order of the data is trusted: nothing is
-// written outside of the root, and not more than the size of the packed tree.
-type Unpacked struct {
-	root, index *os.File
-	indexSize   int64
-	size        int64
-	writing     *packedFiles
+// ErrTooMany means that a packed tree has more files and directories than Target.MaxInodes.
+var ErrTooMany = errors.New("the tree has too many files and directories")
+
+// Target describes the tree that is made of a packed tree (Packed).
+type Target struct {
+	// Root is a directory, and Index the complete index of the packed tree. Both are open until the tree is closed.
+	Root, Index *os.File
+	// IndexSize is the size of the index, and Size that of the packed tree, in bytes.
+	IndexSize, Size int64
+	// MaxInodes is the maximum number of files and directories; 0 for no maximum.
+	MaxInodes int64
+	// Each is called before each record of the index is read. It ends the call with its error.
+	Each func() error
 }
 
-// Unpack makes all entries of a packed tree in the empty directory root: files have their size and no data, and no entry has its
-// attributes. The index has a size, and size is that of the packed tree. The result uses root and index until it is closed. The
-// error is ErrIndex if the index is invalid. After an error, root contains a part of the tree.
-func Unpack(ctx context.Context, root, index *os.File, indexSize, size int64) (*Unpacked, error) {
-	b := &unpacking{packedFiles: newPackedFiles(root, index, indexSize, size, 0), links: links{root: root}}
+// files finds the files of the tree, and opens them with flags.
+func (t *Target) files(flags int, each func() error) *packedFiles {
+	return newPackedFiles(t.Root, t.Index, t.IndexSize, t.Size, flags, each)
+}
+
+// Unpacked is a tree that is made of a packed tree. Neither the index nor the order of the data is trusted: nothing is written
+// outside of the root, and not more than the size of the packed tree.
+type Unpacked struct {
+	Target
+	writing *packedFiles
+}
+
+// Unpack makes all entries of a packed tree in the empty directory t.Root: files have their size and no data, and no entry has its
+// attributes. The error is ErrIndex if the index is invalid. After an error, the root contains a part of the tree.
+func Unpack(t Target) (*Unpacked, error) {
+	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}, max: t.MaxInodes}
 	defer b.close()
 	defer b.links.close()
-	if err := removeDefaultACL(root); err != nil {
+	if err := removeDefaultACL(t.Root); err != nil {
 		return nil, err
 	}
-	if err := b.run(ctx); err != nil {
+	if err := b.run(); err != nil {
 		return nil, err
 	}
-	return newUnpacked(root, index, indexSize, size), nil
+	return newUnpacked(t), nil
 }
 
-func newUnpacked(root, index *os.File, indexSize, size int64) *Unpacked {
-	return &Unpacked{root, index, indexSize, size, newPackedFiles(root, index, indexSize, size, unix.O_RDWR)}
-}
+func newUnpacked(t Target) *Unpacked { return &Unpacked{t, t.files(unix.O_RDWR, t.Each)} }
 
 // unpacking makes the entries.
 type unpacking struct {
 	*packedFiles
-	links links
+	links     links
+	made, max int64
 }
 
-func (u *unpacking) run(ctx context.Context) error {
-	u.records = newIndexReader(u.index, u.indexSize, u.size)
+func (u *unpacking) run() error {
 	for {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		r, err := u.records.next()
+		r, err := u.read()
 		if errors.Is(err, io.EOF) {
-			return u.links.end(ctx)
+			return u.links.end(u.each)
 		}
 		if err == nil {
 			err = u.make(r)
@@ -72,15 +85,16 @@ func (u *unpacking) run(ctx context.Context) error {
 // make makes the entry of a record.
 func (u *unpacking) make(r packedRecord) error {
 	e := r.entry
+	if e != nil && e.Marks&markAgain == 0 {
+		if u.made++; u.max > 0 && u.made > u.max {
+			return ErrTooMany
+		}
+	}
 	switch {
 	case e == nil && r.attribute != "":
 		return nil
 	case e == nil:
-		dir, err := u.dirs.Pop()
-		if err == nil {
-			err = dir.Close()
-		}
-		return err
+		return u.leave()
 	case e.kind() == unix.S_IFDIR:
 		if e.name != "" {
 			if err := unix.Mkdirat(int(u.dirs.Top().Fd()), e.name, 0o700); err != nil {
@@ -147,15 +161,15 @@ func setFlags(f *os.File, flags, mask int) error {
 
 // OpenUnpacked continues with a tree that Unpack has made, and whose content is complete up to an offset. It removes all data
 // behind that.
-func OpenUnpacked(ctx context.Context, root, index *os.File, indexSize, size, upTo int64) (*Unpacked, error) {
-	u := newUnpacked(root, index, indexSize, size)
+func OpenUnpacked(t Target, upTo int64) (*Unpacked, error) {
+	u := newUnpacked(t)
 	for {
 		err := u.writing.next()
 		if errors.Is(err, io.EOF) {
 			u.writing.close()
 			return u, nil
 		}
-		if err = errors.Join(err, ctx.Err()); err == nil && u.writing.end() > upTo {
+		if err == nil && u.writing.end() > upTo {
 			err = u.clear(upTo)
 		}
 		if err != nil {
@@ -202,7 +216,7 @@ func (u *Unpacked) WriteAt(b []byte, at int64) (n int, err error) {
 }
 
 // Sync makes what was written durable (syncfs(2)).
-func (u *Unpacked) Sync() error { return fail("syncfs", u.root, unix.Syncfs(int(u.root.Fd()))) }
+func (u *Unpacked) Sync() error { return fail("syncfs", u.Root, unix.Syncfs(int(u.Root.Fd()))) }
 
 // Close closes the files that are open for writing.
 func (u *Unpacked) Close() { u.writing.close() }
@@ -212,14 +226,10 @@ func (u *Unpacked) Close() { u.writing.close() }
 // flags that the filesystem does not support are omitted.
 func (u *Unpacked) Finish(ctx context.Context) error {
 	u.writing.close()
-	f := &finishing{packedFiles: newPackedFiles(u.root, u.index, u.indexSize, u.size, 0)}
-	f.records = newIndexReader(u.index, u.indexSize, u.size)
+	f := &finishing{packedFiles: u.files(0, ctx.Err)}
 	defer f.close()
 	for {
-		if err := ctx.Err(); err != nil {
-			return errors.Join(err, f.abort())
-		}
-		r, err := f.records.next()
+		r, err := f.read()
 		if errors.Is(err, io.EOF) {
 			return u.Sync()
 		}
@@ -244,20 +254,16 @@ type finishing struct {
 // apply applies a record.
 func (f *finishing) apply(r packedRecord) error {
 	if r.attribute != "" {
-		return setXattr(sys.Path(f.node), r.attribute, r.value)
+		return f.attribute(r.attribute, r.value)
 	}
 	if err := f.complete(); err != nil {
 		return err
 	}
 	if r.entry == nil {
-		dir, err := f.dirs.Pop()
-		if err == nil {
-			err = dir.Close()
-		}
-		return err
+		return f.leave()
 	}
 	if r.entry.kind() == unix.S_IFDIR {
-		if err := f.packedFiles.enter(r.entry); err != nil {
+		if err := f.enter(r.entry); err != nil {
 			return err
 		}
 		return f.begin(f.dirs.Top(), ".", r.entry)
@@ -266,6 +272,29 @@ func (f *finishing) apply(r packedRecord) error {
 		return nil
 	}
 	return f.begin(f.dirs.Top(), r.entry.name, r.entry)
+}
+
+// attribute sets an extended attribute of the pending entry. It omits what describes only how the filesystem stores the data.
+func (f *finishing) attribute(name string, value []byte) error {
+	if label(name) {
+		return nil
+	}
+	err := setXattr(sys.Path(f.node), name, value)
+	switch {
+	case errors.Is(err, unix.EINVAL) && strings.HasPrefix(name, "btrfs."):
+		return nil
+	case errors.Is(err, unix.ENOSPC) && f.hasRoom():
+		return errUncopyable("%q: its extended attribute %q with %d bytes does not fit into this type of filesystem: remove the attribute, or use a pool with the type of filesystem of the source", f.pending.name, name, len(value))
+	}
+	return err
+}
+
+// hasRoom reports whether the filesystem has free space, so that ENOSPC means that an extended attribute is too large. XFS, which
+// returns it for a quota, too, has no attributes that are too large.
+func (f *finishing) hasRoom() bool {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(int(f.root.Fd()), &st)
+	return err == nil && st.Type != unix.XFS_SUPER_MAGIC && st.Bavail > 0
 }
 
 // begin begins with the attributes of an entry.
