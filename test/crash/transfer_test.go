@@ -37,6 +37,9 @@ var receivePoints = []crashpoint.Point{
 	crashpoint.CreateBuilt, crashpoint.CreateCommitted, crashpoint.CreateDone,
 }
 
+// directoryPoints are receivePoints for directories.
+var directoryPoints = append([]crashpoint.Point{crashpoint.ReceiveMade}, receivePoints...)
+
 // transferPool is the pool of a node.
 type transferPool struct {
 	// dir is the directory with images, or with volumes that are directories.
@@ -260,7 +263,7 @@ func TestDiskKilledInTransfer(t *testing.T) {
 func TestDirectoryKilledInTransfer(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"xfs", "btrfs"} {
-		for _, p := range append(slices.Clip(receivePoints), crashpoint.ReceiveMade) {
+		for _, p := range directoryPoints {
 			for _, undone := range []bool{false, true} {
 				for _, snapshot := range []bool{false, true} {
 					if snapshot && p == crashpoint.ReceiveAbandoned { // the content of a snapshot does not change
